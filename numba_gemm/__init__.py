@@ -1,0 +1,31 @@
+"""Matrix products for NVIDIA GPUs as Numba-CUDA kernels, from the naive one to those that match cuBLAS.
+
+Importing this package imports neither Numba nor CUDA: the public names load at their first use, so that a program may
+still choose Numba's simulator (NUMBA_ENABLE_CUDASIM=1) after ``import numba_gemm``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .api import stages, tiled_sgemm
+    from .ladder.cpu import cpu_sgemm
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "cpu_sgemm", "stages", "tiled_sgemm"]
+
+_HOMES = {"cpu_sgemm": ".ladder.cpu", "stages": ".api", "tiled_sgemm": ".api"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name], __name__), name)
+    globals()[name] = value  # the next use finds it without coming here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,82 @@
+"""Array libraries: what each one's arrays look like to a kernel, where its results go, and on which stream it works.
+
+One `ArrayKind` a library. A library is only looked at when the caller has imported it, and none is a dependency. Device
+memory is never copied: kernels take any byte strides.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..device.switch import SIMULATOR
+from .host import HostArrays, SimulatedHostArrays, SimulatedNumbaArrays
+from .libraries import CupyArrays, NumbaArrays, TorchTensors
+from .operand import ITEM, ArrayKind, Operand, Product
+from .protocols import CudaArrayInterface, Dlpack
+from .streams import Stream
+
+__all__ = ["ITEM", "KINDS", "ArrayKind", "Operand", "Product", "Stream", "describe", "kind_of"]
+
+ACCEPTED = (
+    "a 2-D float32 array of NumPy, Numba or CuPy, a CUDA tensor of PyTorch, "
+    "or an object with __cuda_array_interface__ or __dlpack__"
+)
+
+
+class OutOfReach(ArrayKind):
+    """Device memory, where there is only the simulator."""
+
+    def owns(self, array: Any) -> bool:
+        """Whether it is an array that only a GPU reaches."""
+        return any(kind.owns(array) for kind in (CupyArrays(), CudaArrayInterface(), Dlpack()))
+
+    def describe(self, name: str, array: Any, stream: Stream | None) -> Operand:
+        """Refuse it."""
+        raise TypeError(
+            f"{name} is a {type(array).__qualname__} in device memory, and this is Numba's CUDA simulator; expected a "
+            "NumPy or Numba array; pass a NumPy copy, or unset NUMBA_ENABLE_CUDASIM on a machine with a GPU"
+        )
+
+
+HOST: ArrayKind = SimulatedHostArrays() if SIMULATOR else HostArrays()
+# In the order in which they are asked: a library's own arrays before the protocols, which they speak as well.
+KINDS: tuple[ArrayKind, ...] = (
+    (SimulatedNumbaArrays(), HOST, TorchTensors(), OutOfReach())
+    if SIMULATOR
+    else (NumbaArrays(), HOST, CupyArrays(), TorchTensors(), CudaArrayInterface(), Dlpack())
+)
+
+
+def kind_of(name: str, array: Any) -> ArrayKind:
+    """Whose array an object is.
+
+    Raises
+    ------
+    TypeError
+        if it is none that is known.
+    """
+    for kind in KINDS:
+        if kind.owns(array):
+            return kind
+    raise TypeError(
+        f"{name} is a {type(array).__qualname__}; expected {ACCEPTED}; convert it, for instance with "
+        f"numpy.asarray({name}, dtype=numpy.float32)"
+    )
+
+
+def describe(name: str, array: Any, stream: Stream | None) -> Operand:
+    """Describe what was passed as parameter `name`, whatever its library.
+
+    DLPack objects in host memory count as NumPy's.
+
+    Raises
+    ------
+    TypeError, ValueError
+        if it is no array that kernels can read, saying why.
+    """
+    kind = kind_of(name, array)
+    if isinstance(kind, Dlpack | OutOfReach) and Dlpack().owns(array) and array.__dlpack_device__()[0] in Dlpack.HOST:
+        return HOST.describe(name, np.from_dlpack(array), stream)
+    return kind.describe(name, array, stream)

@@ -1,0 +1,151 @@
+"""Objects that are known by what they offer, ``__cuda_array_interface__`` or ``__dlpack__``, not by their library."""
+
+# ruff: noqa: D102 -- what the methods are for is said once, in ArrayKind
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from . import streams
+from .libraries import NumbaArrays, pointer_device
+from .operand import ArrayKind, Operand, name_of, row_major
+from .streams import DEFAULT, Stream
+
+
+class Foreign(ArrayKind):
+    """Memory known by an exchange protocol only. Results are Numba device arrays, since there is no library to ask."""
+
+    cast = "a float32 copy of {0}"
+
+    @property
+    def family(self) -> str:
+        return NumbaArrays.name
+
+    def streams(self, operands: list[Operand], device: int) -> list[Stream]:
+        return [operand.stream for operand in operands if operand.stream is not None] or [DEFAULT]
+
+    def empty(self, rows: int, cols: int, device: int, stream: Stream) -> Operand:
+        return NumbaArrays().empty(rows, cols, device, stream)
+
+    def keep(self, operands: list[Operand], device: int, stream: Stream, followed: list[Stream]) -> None:
+        # Whoever owns the memory may reuse it as soon as it is let go, in the order of a stream that we cannot know.
+        streams.hold(stream, device, [operand.array for operand in operands])
+
+
+class CudaArrayInterface(Foreign):
+    """Objects with ``__cuda_array_interface__``, versions 0 to 3."""
+
+    name = "object with __cuda_array_interface__"
+
+    def owns(self, array: Any) -> bool:
+        return hasattr(array, "__cuda_array_interface__")
+
+    def describe(self, name: str, array: Any, stream: Stream | None) -> Operand:
+        interface = array.__cuda_array_interface__
+        if interface.get("mask") is not None:
+            raise TypeError(f"{name} has a mask; expected an array without one; pass a copy with the mask filled in")
+        dtype, shape = np.dtype(interface["typestr"]), tuple(interface["shape"])
+        strides = interface.get("strides") or row_major(shape, dtype.itemsize)
+        pointer, readonly = interface["data"]
+        pointer = int(pointer or 0)
+        device = pointer_device(name, pointer) if pointer and 0 not in shape else None
+        producer = None if interface.get("stream") is None else Stream(int(interface["stream"]))
+        return Operand(
+            name, self, array, name_of(dtype), shape, tuple(strides), pointer, device, producer, bool(readonly)
+        )
+
+
+class _DlpackDevice(ctypes.Structure):
+    """DLPack's ``DLDevice``."""
+
+    _fields_ = [("kind", ctypes.c_int32), ("index", ctypes.c_int32)]
+
+
+class _DlpackTensor(ctypes.Structure):
+    """DLPack's ``DLTensor``."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device", _DlpackDevice),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+class _DlpackVersioned(ctypes.Structure):
+    """DLPack's ``DLManagedTensorVersioned``, of major version 1."""
+
+    _fields_ = [
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _DlpackTensor),
+    ]
+
+
+class Dlpack(Foreign):
+    """Objects with ``__dlpack__`` and ``__dlpack_device__`` in CUDA device or managed memory.
+
+    The capsule is read but not consumed: it is kept as long as its memory is in use, and then its own destructor calls
+    the deleter, as the protocol has it for a capsule that nobody took over.
+    """
+
+    name = "DLPack object"
+    DEVICES = (2, 13)  # kDLCUDA, kDLCUDAManaged
+    HOST = (1, 3)  # kDLCPU, kDLCUDAHost: NumPy reads both
+    READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
+    CODES = ("int", "uint", "float", "opaque", "bfloat", "complex", "bool")
+
+    def owns(self, array: Any) -> bool:
+        return hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__")
+
+    def describe(self, name: str, array: Any, stream: Stream | None) -> Operand:
+        place = int(array.__dlpack_device__()[0])
+        if place not in self.DEVICES:
+            raise TypeError(
+                f"{name} is a DLPack object on a device of DLPack type {place}; expected host memory (types 1 and 3) "
+                "or CUDA memory (2 and 13); copy it to one of these"
+            )
+        queue = DEFAULT if stream is None else stream
+        capsule = self._capsule(array, queue.handle or 1)  # DLPack calls 0 ambiguous, and the legacy default stream 1
+        tensor, readonly = self._tensor(capsule)
+        itemsize = tensor.bits * tensor.lanes // 8
+        shape = tuple(tensor.shape[: tensor.ndim])
+        if tensor.strides:
+            strides = tuple(step * itemsize for step in tensor.strides[: tensor.ndim])
+        else:
+            strides = row_major(shape, itemsize)
+        code = self.CODES[tensor.code] if tensor.code < len(self.CODES) else f"code{tensor.code}_"
+        dtype = f"{code}{tensor.bits}" + (f"x{tensor.lanes}" if tensor.lanes != 1 else "")
+        pointer = (tensor.data or 0) + tensor.byte_offset
+        return Operand(name, self, capsule, dtype, shape, strides, pointer, tensor.device.index, queue, readonly)
+
+    @staticmethod
+    def _capsule(array: Any, stream: int) -> Any:
+        try:
+            return array.__dlpack__(stream=stream, max_version=(1, 0))
+        except TypeError:  # from before DLPack 1.0
+            return array.__dlpack__(stream=stream)
+
+    @classmethod
+    def _tensor(cls, capsule: Any) -> tuple[_DlpackTensor, bool]:
+        get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+        get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+        is_valid = ctypes.pythonapi.PyCapsule_IsValid
+        is_valid.argtypes = (ctypes.py_object, ctypes.c_char_p)
+        if is_valid(capsule, b"dltensor_versioned"):
+            managed = _DlpackVersioned.from_address(get_pointer(capsule, b"dltensor_versioned"))
+            if managed.major != 1:
+                raise TypeError(f"a DLPack object of version {managed.major}.{managed.minor}; expected version 0 or 1")
+            return managed.tensor, bool(managed.flags & cls.READ_ONLY)
+        return _DlpackTensor.from_address(get_pointer(capsule, b"dltensor")), False

@@ -1,0 +1,156 @@
+"""Streams: the handle behind any library's stream, the order between two of them, and what one of them still needs.
+
+A stream's handle is the driver's own, an integer: 0 is the default stream, 1 the legacy default stream by name, 2 the
+calling thread's default stream. In the simulator only `Stream` means anything.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from cuda.bindings import driver
+
+from ..driver import call, device_scope
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A stream's handle, and the object that would destroy it when it is let go, if there is one."""
+
+    handle: int
+    owner: Any = None
+
+    @classmethod
+    def of(cls, stream: Any) -> Stream:
+        """Read a handle, an object with ``__cuda_stream__``, or a stream of Numba, CuPy or PyTorch.
+
+        Raises
+        ------
+        TypeError
+            for anything else.
+        """
+        is_handle = isinstance(stream, numbers.Integral | driver.CUstream) and not isinstance(stream, bool)
+        if is_handle and int(stream) >= 0:
+            return cls(int(stream))
+        if hasattr(stream, "__cuda_stream__"):
+            pair = stream.__cuda_stream__
+            return cls(int((pair() if callable(pair) else pair)[1]), stream)
+        for attribute in ("cuda_stream", "ptr", "handle"):  # PyTorch, CuPy, Numba
+            if hasattr(stream, attribute):
+                value = getattr(stream, attribute)
+                return cls(int(getattr(value, "value", value) or 0), stream)
+        if type(stream).__module__.startswith("numba.cuda.simulator"):
+            return cls(0, stream)  # the simulator's streams have no handle, and need none
+        raise TypeError(
+            f"stream is {stream!r}, a {type(stream).__qualname__}; expected a stream of Numba, CuPy or PyTorch, an "
+            "object with __cuda_stream__, or a handle (an int, not negative); pass None for the current stream"
+        )
+
+    @property
+    def is_default(self) -> bool:
+        """Whether it is the legacy default stream, under either of its handles."""
+        return self.handle in (0, 1)
+
+    def same(self, other: Stream) -> bool:
+        """Whether both are one stream."""
+        return self.handle == other.handle or (self.is_default and other.is_default)
+
+
+DEFAULT = Stream(0)
+THREAD_DEFAULT = Stream(2)
+
+
+def device_of(stream: Stream) -> int | None:
+    """The device that a stream belongs to; None for the default streams, which every device has."""
+    if stream.handle <= THREAD_DEFAULT.handle:
+        return None
+    call(driver.cuCtxPushCurrent, call(driver.cuStreamGetCtx, stream.handle))
+    try:
+        return int(call(driver.cuCtxGetDevice))
+    finally:
+        call(driver.cuCtxPopCurrent)
+
+
+def is_capturing(stream: Stream) -> bool:
+    """Whether work sent to the stream is being recorded into a graph instead of run."""
+    if stream.is_default:
+        return False  # it cannot be captured, and asking may break a capture elsewhere
+    status = call(driver.cuStreamIsCapturing, stream.handle)
+    return bool(status != driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
+
+
+def _follows_default(stream: Stream) -> bool:
+    if stream.handle == THREAD_DEFAULT.handle:
+        return True
+    return not int(call(driver.cuStreamGetFlags, stream.handle)) & int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+
+
+def wait_for(stream: Stream, producer: Stream, device: int) -> None:
+    """Make later work of a stream wait for the work already sent to another, without blocking the host.
+
+    Nothing is added where the order holds anyway: for one and the same stream, and between the legacy default stream
+    and every stream that follows it. A stream that is being captured takes no dependency on one that is not, since a
+    graph cannot hold it: whoever replays the graph orders it.
+    """
+    if stream.same(producer):
+        return
+    with device_scope(device):
+        if is_capturing(stream) and not is_capturing(producer):
+            return
+        if (producer.is_default and _follows_default(stream)) or (stream.is_default and _follows_default(producer)):
+            return
+        event = call(driver.cuEventCreate, int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING))
+        try:
+            call(driver.cuEventRecord, event, producer.handle)
+            call(driver.cuStreamWaitEvent, stream.handle, event, 0)
+        finally:
+            call(driver.cuEventDestroy, event)  # the driver keeps it until the wait is over
+
+
+_held: deque[tuple[int, Any, list[Any]]] = deque()
+
+
+def hold(stream: Stream, device: int, objects: Iterable[Any]) -> None:
+    """Keep objects alive until a stream has done the work sent to it so far.
+
+    They are let go by the first call of `hold` or `release_finished` after that. A driver callback would be prompter,
+    but may not free device memory, and may not wait for the interpreter's lock while the holder of that lock waits for
+    the stream. Nothing is held while the stream is captured: the graph may be replayed for as long as it exists, so its
+    operands are for its owner to keep.
+    """
+    release_finished()
+    with device_scope(device):
+        if is_capturing(stream):
+            return
+        event = call(driver.cuEventCreate, int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING))
+        call(driver.cuEventRecord, event, stream.handle)
+    _held.append((device, event, list(objects)))
+
+
+def release_finished() -> int:
+    """Let go of what `hold` keeps for streams that have come far enough; return how many holds remain."""
+    if not _held:
+        return 0
+    # Asking about an event would otherwise break a capture that another thread has begun.
+    mode = call(driver.cuThreadExchangeStreamCaptureMode, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+    try:
+        for _ in range(len(_held)):
+            try:
+                # One at a time, without a lock: a deleter may come back here, and other threads do.
+                device, event, objects = _held.popleft()
+            except IndexError:
+                break
+            with device_scope(device):
+                (status,) = driver.cuEventQuery(event)
+                if status == driver.CUresult.CUDA_ERROR_NOT_READY:
+                    _held.append((device, event, objects))
+                else:
+                    call(driver.cuEventDestroy, event)
+            del objects
+    finally:
+        call(driver.cuThreadExchangeStreamCaptureMode, mode)
+    return len(_held)

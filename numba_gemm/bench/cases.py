@@ -1,0 +1,91 @@
+"""Which shapes are measured."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Shape(NamedTuple):
+    """Extents of a product: A is (m, k), B is (k, n), C is (m, n)."""
+
+    m: int
+    n: int
+    k: int
+
+    def __str__(self) -> str:
+        return f"{self.m}x{self.n}x{self.k}"
+
+
+SEED_EXTENTS = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
+SQUARE_EXTENTS = (1024, 2048, 3072, 4096, 6144, 8192)
+
+# Named sets for a GPU. `odd` holds what tiles dislike: primes, a tile and one more or less, single rows and columns.
+ON_GPU: dict[str, tuple[Shape, ...]] = {
+    "seed": tuple(Shape(extent, extent, 1024) for extent in SEED_EXTENTS),
+    "square": tuple(Shape(extent, extent, extent) for extent in SQUARE_EXTENTS),
+    "odd": (
+        Shape(127, 129, 131),
+        Shape(1000, 1000, 1000),
+        Shape(1, 4096, 4096),
+        Shape(4096, 1, 4096),
+        Shape(4096, 4096, 1),
+        Shape(2047, 2049, 1025),
+        Shape(4093, 4099, 1021),
+        Shape(8191, 513, 2053),
+    ),
+    "quick": (Shape(512, 512, 1024), Shape(1001, 999, 517), Shape(2048, 2048, 2048)),
+}
+
+# The same names where Python plays the GPU: a product of 4096 cubed would take days there.
+SIMULATED: dict[str, tuple[Shape, ...]] = {
+    "seed": (Shape(8, 8, 16), Shape(16, 16, 16), Shape(24, 24, 16)),
+    "square": (Shape(8, 8, 8), Shape(16, 16, 16), Shape(24, 24, 24)),
+    "odd": (Shape(33, 17, 9), Shape(1, 21, 13), Shape(19, 1, 11)),
+    "quick": (Shape(16, 16, 16), Shape(33, 17, 9), Shape(65, 72, 20)),
+}
+
+SIMULATED_TERMS = 1 << 21  # multiply-adds; several minutes a stage
+
+
+def default_shapes(simulated: bool) -> tuple[Shape, ...]:
+    """What is measured when nothing is asked for."""
+    return SIMULATED["quick"] if simulated else named_shapes(("seed", "square"), simulated=False)
+
+
+def named_shapes(names: tuple[str, ...], simulated: bool) -> tuple[Shape, ...]:
+    """The shapes of some named sets, each shape once, in order."""
+    sets = SIMULATED if simulated else ON_GPU
+    return tuple(dict.fromkeys(shape for name in names for shape in sets[name]))
+
+
+def parse_shape(text: str) -> Shape:
+    """Read ``M,N,K``.
+
+    Raises
+    ------
+    ValueError
+        if ``text`` is not three positive integers.
+    """
+    try:
+        m, n, k = (int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"{text!r} is not M,N,K: give three integers, as in 4096,4096,1024") from None
+    if min(m, n, k) < 1:
+        raise ValueError(f"{text!r}: every extent must be at least 1")
+    return Shape(m, n, k)
+
+
+def check_simulated(shapes: tuple[Shape, ...]) -> None:
+    """Refuse shapes that the simulator would spend hours on.
+
+    Raises
+    ------
+    ValueError
+        naming the shapes that are too large.
+    """
+    large = [str(shape) for shape in shapes if shape.m * shape.n * shape.k > SIMULATED_TERMS]
+    if large:
+        raise ValueError(
+            f"too large for the simulator: {', '.join(large)}. Here M*N*K may be at most {SIMULATED_TERMS:,}; "
+            "larger products need an NVIDIA GPU"
+        )

@@ -1,0 +1,182 @@
+"""Who is measured: the rungs of the ladder, the public function, cuBLAS, and the triple loop on the CPU.
+
+Every contender is bound to the same buffers and enqueues one product ``C = A @ B`` on the same stream.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from numba_gemm import ladder
+from numba_gemm.api import tiled_sgemm
+from numba_gemm.bench.buffers import DeviceBuffers, optional
+from numba_gemm.bench.cases import Shape
+from numba_gemm.bench.results import AUTO, CPU, CUBLAS, NOT_RUNGS
+from numba_gemm.ladder.cpu import cpu_sgemm
+from numba_gemm.ladder.stage import Stage, TileConfig
+from numba_gemm.launch import aligned_operands, device_properties, launch, prepare
+from numba_gemm.select import choose
+
+CPU_TERMS = 256 * 256 * 1024  # multiply-adds; a tenth of a second
+
+Call = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A contender's call on one set of buffers; the argument of ``call`` is a stream handle."""
+
+    call: Call
+    config: str = ""
+    compile_s: float = math.nan
+    deliver: Callable[[], None] = lambda: None
+    """Copies a result that lies elsewhere into the buffers' C; not part of the product."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Something that multiplies matrices."""
+
+    stage: str
+    bind: Callable[[DeviceBuffers], Bound]
+    via: str = ""
+    config: str = ""
+    on_host: bool = False
+    min_cc: tuple[int, int] = (0, 0)
+    max_terms: float = math.inf
+
+    @property
+    def label(self) -> str:
+        """A name that no other contender has."""
+        return "/".join(part for part in (self.stage, self.config, self.via) if part)
+
+    def takes(self, shape: Shape) -> bool:
+        """Whether a shape is worth this contender's time."""
+        return shape.m * shape.n * shape.k <= self.max_terms
+
+
+def rung(stage: Stage, config: TileConfig) -> Contender:
+    """A stage of the ladder in one configuration."""
+
+    def bind(buffers: DeviceBuffers) -> Bound:
+        a, b, c = buffers.matrices
+        compiled = prepare(stage, config, aligned_operands(a, b, c), c.device)
+
+        def call(stream: int) -> None:
+            launch(stage, config, 1.0, a, b, 0.0, c, stream=stream)
+
+        return Bound(call, config.name, compiled.compile_s)
+
+    return Contender(stage.name, bind, config=config.name, min_cc=stage.min_cc)
+
+
+def public_function() -> Contender:
+    """``tiled_sgemm`` with its own choice of stage, on arrays of whichever library allocated them."""
+
+    def bind(buffers: DeviceBuffers) -> Bound:
+        a, b, c = buffers.a, buffers.b, buffers.c
+        stage, config = choice(buffers)
+        compiled = prepare(stage, config, aligned_operands(*buffers.matrices), buffers.matrices[2].device)
+        name = f"{stage.name} {config.name}"
+        # CuPy and PyTorch have a current stream, which the harness sets; Numba has none.
+        if buffers.library.name == "numba":
+            return Bound(lambda stream: _discard(tiled_sgemm(a, b, c, stream=stream)), name, compiled.compile_s)
+        return Bound(lambda _stream: _discard(tiled_sgemm(a, b, c)), name, compiled.compile_s)
+
+    return Contender(AUTO, bind)
+
+
+def choice(buffers: DeviceBuffers) -> tuple[Stage, TileConfig]:
+    """What ``stage="auto"`` means for these operands."""
+    gpu = device_properties(buffers.matrices[2].device)
+    return choose(*buffers.shape, aligned_operands(*buffers.matrices), gpu.cc, gpu.sm_count)
+
+
+def triple_loop() -> Contender:
+    """``cpu_sgemm`` on copies of the operands, for small products only."""
+
+    def bind(buffers: DeviceBuffers) -> Bound:
+        a, b = buffers.host_copies()
+        out = np.full((buffers.shape.m, buffers.shape.n), np.nan, np.float32)
+
+        def deliver() -> None:
+            buffers.library.copy_from_host(out, buffers.c)
+
+        return Bound(lambda _stream: _discard(cpu_sgemm(a, b, out)), "", cpu_compile_seconds(), deliver)
+
+    return Contender(CPU, bind, on_host=True, max_terms=CPU_TERMS)
+
+
+@functools.cache
+def cpu_compile_seconds() -> float:
+    """What the first call of ``cpu_sgemm`` costs more than the second."""
+    one = np.ones((1, 1), np.float32)
+    start = time.perf_counter()
+    cpu_sgemm(one, one, one.copy())
+    return time.perf_counter() - start
+
+
+def cublas() -> tuple[Contender, ...]:
+    """FP32 cuBLAS (TF32 off), through PyTorch and through CuPy where they are there."""
+    found = []
+    if (torch := optional("torch")) is not None:
+        torch.set_float32_matmul_precision("highest")
+        found.append(Contender(CUBLAS, functools.partial(_bind_torch, torch), via="torch"))
+    if (cupy := optional("cupy")) is not None:
+        found.append(Contender(CUBLAS, functools.partial(_bind_cupy, cupy), via="cupy"))
+    return tuple(found)
+
+
+def _bind_torch(torch: Any, buffers: DeviceBuffers) -> Bound:
+    a, b, c = buffers.torch_views(torch)
+    return Bound(lambda _stream: _discard(torch.matmul(a, b, out=c)))
+
+
+def _bind_cupy(cupy: Any, buffers: DeviceBuffers) -> Bound:
+    a, b, c = buffers.cupy_views(cupy)
+    return Bound(lambda _stream: _discard(cupy.matmul(a, b, out=c)))
+
+
+def _discard(_result: object) -> None:
+    """What a product returns is its output, which the buffers hold already."""
+
+
+def rotating(bound: Sequence[Bound]) -> Call:
+    """A call that goes to the next set of buffers each time."""
+    if len(bound) == 1:
+        return bound[0].call
+    calls = itertools.cycle([one.call for one in bound])
+    return lambda stream: next(calls)(stream)
+
+
+def known_stages() -> tuple[str, ...]:
+    """Every name that ``--stages`` takes: the ladder in climbing order, then the baselines."""
+    return (*ladder.STAGES, *NOT_RUNGS)
+
+
+def select_contenders(names: Iterable[str], *, simulated: bool, all_configs: bool = False) -> tuple[Contender, ...]:
+    """The contenders of some stages, in climbing order.
+
+    In the simulator a rung runs its test configuration, the only one small enough, and there is no cuBLAS.
+    """
+    wanted = set(names)
+    chosen: list[Contender] = []
+    for stage in ladder.STAGES.values():
+        if stage.name in wanted:
+            configs = (stage.test_config,) if simulated else stage.configs if all_configs else stage.configs[:1]
+            chosen += [rung(stage, config) for config in configs]
+    if AUTO in wanted:
+        chosen.append(public_function())
+    if CUBLAS in wanted and not simulated:
+        chosen += cublas()
+    if CPU in wanted:
+        chosen.append(triple_loop())
+    return tuple(chosen)

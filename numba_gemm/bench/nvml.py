@@ -1,0 +1,122 @@
+"""Clocks and throttle reasons of the GPU, where NVML can be reached; nothing here is required."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+SM_CLOCK = 1  # NVML_CLOCK_SM
+
+# nvmlClocksEventReasons bits that slow a busy GPU down; an idle GPU and a clock that someone set are none.
+THROTTLE_REASONS = {
+    0x004: "power cap",
+    0x008: "hardware slowdown",
+    0x010: "sync boost",
+    0x020: "thermal, software",
+    0x040: "thermal, hardware",
+    0x080: "power brake",
+    0x100: "display clock",
+    0x200: "board limit",
+    0x400: "reliability limit",
+}
+
+
+@dataclass(frozen=True)
+class Nvml:
+    """The few queries that the harness makes of one GPU."""
+
+    driver: str
+    max_sm_clock_mhz: int
+    sm_clock_mhz: Callable[[], int]
+    reasons: Callable[[], int]
+
+
+def open_nvml(uuid: str) -> Nvml | None:
+    """NVML for the GPU with a UUID (``GPU-...``), through pynvml or cuda.bindings, or None."""
+    for opener in (_through_pynvml, _through_cuda_bindings):
+        # Not installed, too old, not permitted in this container: all of them mean "no clocks", not "no results".
+        with contextlib.suppress(Exception):
+            return opener(uuid)
+    return None
+
+
+def _through_pynvml(uuid: str) -> Nvml:
+    import pynvml as nvml
+
+    nvml.nvmlInit()
+    gpu = nvml.nvmlDeviceGetHandleByUUID(uuid)
+    return _checked(
+        nvml.nvmlSystemGetDriverVersion(),
+        nvml.nvmlDeviceGetMaxClockInfo(gpu, SM_CLOCK),
+        lambda: nvml.nvmlDeviceGetClockInfo(gpu, SM_CLOCK),
+        lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu),
+    )
+
+
+def _through_cuda_bindings(uuid: str) -> Nvml:
+    from cuda.bindings import nvml
+
+    nvml.init_v2()
+    gpu = nvml.device_get_handle_by_uuid(uuid)
+    return _checked(
+        nvml.system_get_driver_version(),
+        nvml.device_get_max_clock_info(gpu, SM_CLOCK),
+        lambda: nvml.device_get_clock_info(gpu, SM_CLOCK),
+        lambda: nvml.device_get_current_clocks_event_reasons(gpu),
+    )
+
+
+def _checked(driver: Any, max_clock: Any, clock: Callable[[], Any], reasons: Callable[[], Any]) -> Nvml:
+    """The queries, each made once, so that one that fails does so here."""
+    text = driver.decode() if isinstance(driver, bytes) else str(driver)
+    clock()
+    reasons()
+    return Nvml(text, int(max_clock), lambda: int(clock()), lambda: int(reasons()))
+
+
+@dataclass
+class ClockSamples:
+    """SM clocks, and every throttle reason, seen while something ran."""
+
+    mhz: list[int] = field(default_factory=list)
+    reason_bits: int = 0
+
+    @property
+    def median_mhz(self) -> float:
+        """Median of the sampled clocks; NaN when there are none."""
+        return float(statistics.median(self.mhz)) if self.mhz else float("nan")
+
+    @property
+    def throttle(self) -> str:
+        """The throttle reasons, in words."""
+        return "; ".join(word for bit, word in THROTTLE_REASONS.items() if self.reason_bits & bit)
+
+
+@contextlib.contextmanager
+def sampled_clocks(nvml: Nvml | None, interval_s: float = 0.02) -> Iterator[ClockSamples]:
+    """Sample clocks in the background for as long as the context lasts."""
+    samples = ClockSamples()
+    if nvml is None:
+        yield samples
+        return
+    stop = threading.Event()
+
+    def sample() -> None:
+        while True:
+            with contextlib.suppress(Exception):  # a query that fails now and then loses one sample
+                samples.mhz.append(nvml.sm_clock_mhz())
+                samples.reason_bits |= nvml.reasons()
+            if stop.wait(interval_s):
+                return
+
+    thread = threading.Thread(target=sample, name="sm-clock", daemon=True)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        stop.set()
+        thread.join()

@@ -1,0 +1,100 @@
+"""The results: one row a measurement, in a CSV file, with the environment in a JSON file beside it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+# Names that stand in the column `stage` beside the rungs': the public function's own choice, the baselines.
+AUTO, CUBLAS, CPU = NOT_RUNGS = ("auto", "cublas", "cpu")
+
+RESULTS, ENVIRONMENT = "results.csv", "environment.json"
+
+KEY = ("stage", "precision", "m", "n", "k", "layout", "cache")
+MEASURES = (
+    "min_us",
+    "median_us",
+    "mean_us",
+    "max_us",
+    "p10_us",
+    "p90_us",
+    "gflops",
+    "percent_of_peak",
+    "ratio_to_cublas",
+    "error_in_bounds",
+    "host_us",
+    "compile_s",
+)
+TEXT_EXTRAS = ("status", "via", "config", "throttle", "note")
+NUMBER_EXTRAS = ("sm_clock_mhz", "rounds")
+COLUMNS = (*KEY, *MEASURES, *TEXT_EXTRAS, *NUMBER_EXTRAS)
+
+# What `status` may say. Only OK rows hold timings.
+OK, WRONG, ERROR, UNSUPPORTED = "ok", "wrong", "error", "unsupported"
+FAILURES = (WRONG, ERROR)
+
+
+def frame_of(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """A DataFrame of rows with every column, in order; numbers that a row lacks are NaN, texts are empty."""
+    blank: dict[str, Any] = dict.fromkeys(MEASURES + NUMBER_EXTRAS, math.nan) | dict.fromkeys(TEXT_EXTRAS, "")
+    return pd.DataFrame([blank | dict(row) for row in rows], columns=list(COLUMNS))
+
+
+def save(frame: pd.DataFrame, environment: Mapping[str, Any], folder: Path) -> None:
+    """Write ``results.csv`` and ``environment.json`` into a folder, which is made if need be."""
+    folder.mkdir(parents=True, exist_ok=True)
+    frame.to_csv(folder / RESULTS, index=False, float_format="%.6g", lineterminator="\n")
+    text = json.dumps(environment, indent=2, ensure_ascii=False)
+    (folder / ENVIRONMENT).write_text(text + "\n", encoding="utf-8")
+
+
+def load(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Read a results folder, or a results CSV with the environment beside it where there is one.
+
+    Raises
+    ------
+    FileNotFoundError
+        if there is no such file.
+    ValueError
+        if it is no results file.
+    """
+    csv = path / RESULTS if path.is_dir() else path
+    if not csv.is_file():
+        raise FileNotFoundError(f"no results at {path}: expected a folder with {RESULTS}, or such a file")
+    try:
+        frame = pd.read_csv(csv, dtype=dict.fromkeys(TEXT_EXTRAS, str))
+    except pd.errors.ParserError as error:
+        raise ValueError(f"{csv} is not a CSV file: {error}") from error
+    missing = [column for column in (*KEY, *MEASURES) if column not in frame.columns]
+    if missing:
+        raise ValueError(f"{csv} is no results file: it has no column {', '.join(missing)}")
+    for column in TEXT_EXTRAS:
+        frame[column] = frame[column].fillna("") if column in frame.columns else ""
+    beside = csv.with_name(ENVIRONMENT)
+    environment = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else {}
+    return frame, environment
+
+
+def fastest(frame: pd.DataFrame) -> pd.DataFrame:
+    """The timed rows, one a stage and shape: where several configurations were measured, the fastest."""
+    timed = frame[frame["median_us"].notna()]
+    best = timed.groupby(list(KEY), sort=False)["median_us"].idxmin()
+    return timed.loc[best].sort_index().reset_index(drop=True)
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows, each a dictionary, with ``shape`` among its entries: the name MxNxK."""
+    rows: list[dict[str, Any]] = [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+    for row in rows:
+        row["shape"] = f"{row['m']}x{row['n']}x{row['k']}"
+    return rows
+
+
+def names_in(rows: Iterable[Mapping[str, Any]], column: str) -> list[str]:
+    """The different entries of a column, in the order in which they appear; for stages, that of the climb."""
+    return list(dict.fromkeys(row[column] for row in rows))

@@ -1,0 +1,80 @@
+"""Whether a product is right: against float64, element by element, before anything is timed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from numba_gemm.bench.buffers import DeviceBuffers, HostLibrary
+from numba_gemm.models import accuracy
+
+PANEL_ELEMENTS = 1 << 25  # 256 MiB of float64 at a time
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Some rows of the reference: the product in float64 and the scale of its errors."""
+
+    rows: slice
+    expected: Any
+    scale: Any
+
+
+class Reference:
+    """The float64 product of a set of operands, kept for all the contenders of a shape.
+
+    It is computed where the operands lie (FP64 cuBLAS, through the library that allocated them), in panels of rows,
+    so that neither it nor a comparison needs much more memory than its result. The scale is kept in float32:
+    it is a sum of positive terms, and its last bits say nothing.
+    """
+
+    def __init__(self, buffers: DeviceBuffers) -> None:
+        self.library: HostLibrary = buffers.library
+        self.k = buffers.shape.k
+        self.panels = tuple(self._panels(buffers))
+
+    def _panels(self, buffers: DeviceBuffers) -> Iterator[Panel]:
+        library = self.library
+        m, n, k = buffers.shape
+        a = library.computable(buffers.a)
+        b = library.float64(library.computable(buffers.b))
+        abs_b = abs(b)
+        step = max(1, PANEL_ELEMENTS // max(n, k))
+        for start in range(0, m, step):
+            rows = slice(start, min(m, start + step))
+            wide = library.float64(a[rows])
+            yield Panel(rows, wide @ b, library.float32(abs(wide) @ abs_b))
+
+    def compare(self, c: Any) -> accuracy.Comparison:
+        """Judge a product by its worst element.
+
+        The device only finds which row holds the largest ratio of error to scale; `accuracy.compare` judges that row
+        on the host, so that the bound is stated once.
+        """
+        product = self.library.computable(c)
+        worst: accuracy.Comparison | None = None
+        for panel in self.panels:
+            found = self._worst_of(panel, product[panel.rows])
+            if worst is None or found.in_bounds > worst.in_bounds:
+                worst = found
+        assert worst is not None, "a product without rows has no worst element"
+        return worst
+
+    def _worst_of(self, panel: Panel, product: Any) -> accuracy.Comparison:
+        with np.errstate(invalid="ignore", divide="ignore"):
+            error = abs(self.library.float64(product) - panel.expected) / panel.scale
+        # The first NaN, or, where there is none, the largest error: argmax of all three libraries agrees on both.
+        row = int(error.argmax()) // int(error.shape[1])
+        one = slice(row, row + 1)
+        host = self.library.to_host
+        judged = accuracy.compare(
+            host(product[one]),
+            host(panel.expected[one]),
+            host(panel.scale[one]).astype(np.float64),
+            self.k,
+        )
+        return dataclasses.replace(judged, row=panel.rows.start + row)

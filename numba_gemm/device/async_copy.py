@@ -1,0 +1,127 @@
+"""Asynchronous copies from global to shared memory, past the registers (compute capability 8.0 and up).
+
+`cp_async4` and `cp_async16` start a copy of 4 or 16 bytes and return at once; outside of the matrix they write zeros
+and read nothing. `commit_group` closes the group of all copies that this thread has started since the last one, and
+``wait_group(n)`` waits until at most the newest n groups of this thread are in flight. A thread's wait says nothing
+of the copies of others: a barrier must follow before anyone else's bytes are read. PTX ISA: "cp.async",
+"cp.async.commit_group", "cp.async.wait_group".
+
+Simulator twins are as weak as the hardware may be: from its start on a copy's destination holds NaN, since the bytes may
+change at any time, and it reads its source and lands at the wait that guarantees it, no sooner.
+"""
+
+from __future__ import annotations
+
+from .switch import SIMULATOR
+
+if SIMULATOR:
+    import numpy as np
+
+    from .scheduler import current_thread
+
+    def _groups():
+        """Groups of this thread's copies in flight, oldest first; the last one is still open."""
+        return current_thread().state.setdefault("async_groups", [[]])
+
+    def _start(tile, tile_row, tile_col, inside, matrix, row, col, count):
+        address = tile.ctypes.data + int(tile_row) * tile.strides[0] + int(tile_col) * tile.strides[1]
+        if address % (4 * count):
+            raise ValueError(f"misaligned {4 * count}-byte copy to [{tile_row}, {tile_col}]: address {address:#x}")
+        if tile_col + count > tile.shape[1] or tile_row >= tile.shape[0]:
+            raise IndexError(f"copy to [{tile_row}, {tile_col}:{tile_col + count}] of a tile of shape {tile.shape}")
+        if inside and count > 1:
+            source = matrix.ctypes.data + int(row) * matrix.strides[0] + int(col) * matrix.strides[1]
+            if source % (4 * count) or matrix.strides[1] != 4:
+                raise ValueError(f"misaligned or strided {4 * count}-byte copy from [{row}, {col}]")
+
+        tile[tile_row, tile_col : tile_col + count] = np.float32(np.nan)
+
+        def land():
+            for i in range(count):
+                tile[tile_row, tile_col + i] = matrix[row, col + i] if inside else np.float32(0)
+
+        _groups()[-1].append(land)
+
+    def cp_async4(tile, tile_row, tile_col, inside, matrix, row, col):
+        """Start copying ``matrix[row, col]`` to ``tile[tile_row, tile_col]``, or a zero unless ``inside``."""
+        _start(tile, tile_row, tile_col, inside, matrix, row, col, 1)
+
+    def cp_async16(tile, tile_row, tile_col, inside, matrix, row, col):
+        """Start copying ``matrix[row, col:col+4]`` to ``tile[tile_row, tile_col:tile_col+4]``; zeros unless `inside`."""
+        _start(tile, tile_row, tile_col, inside, matrix, row, col, 4)
+
+    def commit_group():
+        """Close the group of copies started since the last call."""
+        _groups().append([])
+
+    def wait_group(newest):
+        """Wait until at most the ``newest`` groups of this thread are in flight."""
+        groups = _groups()
+        while len(groups) - 1 > newest:
+            for land in groups.pop(0):
+                land()
+
+else:
+    from llvmlite import ir
+    from numba.core.errors import TypingError
+    from numba.cuda import types
+    from numba.cuda.extending import intrinsic
+
+    from .matrix import BYTE_POINTER, element_address
+
+    WORD = ir.IntType(32)
+
+    def shared_address(context, builder, tile_type, tile, row, col):
+        """32-bit address in shared memory of ``tile[row, col]``."""
+        base = context.make_array(tile_type)(context, builder, tile)
+        offset = builder.mul(row, builder.extract_value(base.strides, 0))
+        offset = builder.add(offset, builder.shl(col, ir.Constant(ir.IntType(64), 2)))
+        generic = builder.gep(builder.bitcast(base.data, BYTE_POINTER), [offset])
+        return builder.ptrtoint(builder.addrspacecast(generic, ir.IntType(8).as_pointer(3)), WORD)
+
+    def copy(size, cache):
+        """An intrinsic that starts a copy of ``size`` bytes; a source size of 0 reads nothing and writes zeros."""
+        function = ir.FunctionType(ir.VoidType(), [WORD, BYTE_POINTER, WORD])
+        code = f"cp.async.{cache}.shared.global [$0], [$1], {size}, $2;"
+
+        def start(typingctx, tile, tile_row, tile_col, inside, matrix, row, col):
+            def codegen(context, builder, signature, args):
+                tile, tile_row, tile_col, inside, *place = args
+                to = shared_address(context, builder, signature.args[0], tile, tile_row, tile_col)
+                source = element_address(builder, signature.args[4], *place)
+                count = builder.select(inside, ir.Constant(WORD, size), ir.Constant(WORD, 0))
+                builder.asm(function, code, "r,l,r,~{memory}", [to, source, count], side_effect=True)
+                return context.get_dummy_value()
+
+            index = types.int64
+            return types.void(tile, index, index, types.boolean, matrix, index, index), codegen
+
+        return intrinsic(start)
+
+    cp_async4 = copy(4, "ca")
+    cp_async16 = copy(16, "cg")
+
+    def statement(builder, code):
+        builder.asm(ir.FunctionType(ir.VoidType(), []), code, "~{memory}", [], side_effect=True)
+
+    @intrinsic
+    def commit_group(typingctx):
+        """Close the group of copies started since the last call."""
+
+        def codegen(context, builder, signature, args):
+            statement(builder, "cp.async.commit_group;")
+            return context.get_dummy_value()
+
+        return types.void(), codegen
+
+    @intrinsic
+    def wait_group(typingctx, newest):
+        """Wait until at most the ``newest`` groups of this thread are in flight; a constant."""
+        if not isinstance(newest, types.IntegerLiteral):
+            raise TypingError("wait_group takes a constant number of groups")
+
+        def codegen(context, builder, signature, args):
+            statement(builder, f"cp.async.wait_group {newest.literal_value};")
+            return context.get_dummy_value()
+
+        return types.void(newest), codegen

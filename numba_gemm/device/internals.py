@@ -1,0 +1,418 @@
+"""Everything that this package needs of Numba-CUDA beyond its public interface, in one place.
+
+The compiler half turns a kernel into a cubin for any compute capability, with or without a GPU, and packs arguments
+as the compiled code expects them. The simulator half lends the pieces of Numba's simulator that the scheduler builds
+on. Only one half works in a process, as `switch.SIMULATOR` says.
+
+What it leans on, and what breaks if it moves:
+
+- `numba.cuda.dispatcher.get_current_device`, the name by which a nested device function learns its target. If it
+  moves, compiling a kernel that calls one fails without a GPU, and compiles for the wrong target with one.
+- `numba.cuda.core.compiler_lock.global_compiler_lock`. If it moves, the import below fails.
+- `Dispatcher.targetoptions`, a dict of the options given to `cuda.jit`.
+- The flattening of matrices and arrays to parameters, checked against the PTX at every compilation.
+- `numba.cuda.simulator.kernelapi` (`FakeCUDAModule`, `Dim3`, `swapped_cuda_module`) and `numba.cuda.simulator.kernel`
+  (`FakeCUDAKernel.fn`, `_push_kernel_context`). If they move, the scheduler fails at its import.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import re
+import struct
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import CellType, CodeType, FunctionType, ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from .switch import SIMULATOR
+
+# ---------------------------------------------------------------------------------------------------- compiling
+
+
+class CompilationError(RuntimeError):
+    """A kernel compiled to something that this module does not understand."""
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """A kernel compiled for one compute capability.
+
+    Attributes
+    ----------
+    name : str
+        Entry point, as the driver and profilers know it.
+    code : bytes
+        The cubin, for `cuModuleLoadData` or `cuLibraryLoadData`.
+    ptx, log : str
+        What it was made from, and what ptxas said.
+    registers : int
+        32-bit registers a thread.
+    shared : int
+        Bytes of static shared memory a block, without what the hardware reserves for itself.
+    local : int
+        Bytes of local memory a thread (stack frames, which include spills).
+    spill_stores, spill_loads : int
+        Bytes that ptxas spills and reloads.
+    cc : tuple of int
+        Compute capability, (major, minor).
+    """
+
+    name: str
+    code: bytes
+    ptx: str
+    log: str
+    registers: int
+    shared: int
+    local: int
+    spill_stores: int
+    spill_loads: int
+    cc: tuple[int, int]
+
+
+def target(cc: tuple[int, int]) -> str:
+    """Return the architecture compiled for: `sm_75`, ..., and from 9.0 on the specific one, such as `sm_90a`."""
+    major, minor = cc
+    return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
+
+
+# What follows `.param` in a parameter list: optionally how the parameter is aligned, then its type and width.
+_PTX_PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.[busf](\d+)\s")
+
+
+def _parameter_sizes(signature: Sequence[Any]) -> list[int] | None:
+    """Return the bytes of each parameter as `KernelArguments` packs them, None if it does not know some type."""
+    from numba.cuda import types
+
+    from .matrix import MatrixType
+
+    sizes: list[int] = []
+    for parameter in signature:
+        if parameter == types.float32:
+            sizes += [4]
+        elif isinstance(parameter, MatrixType):
+            sizes += [8] * 5
+        elif isinstance(parameter, types.Array):
+            sizes += [8] * (5 + 2 * parameter.ndim)
+        else:
+            return None
+    return sizes
+
+
+class _StandInDevice:
+    def __init__(self, cc: tuple[Any, ...]) -> None:
+        self.compute_capability = cc
+
+
+@contextlib.contextmanager
+def _compiling_for(cc: tuple[Any, ...]) -> Iterator[None]:
+    """Let this thread compile nested device functions for `cc`, whatever GPU there is, under Numba's compiler lock."""
+    from numba.cuda import dispatcher
+    from numba.cuda.core.compiler_lock import global_compiler_lock
+
+    with global_compiler_lock:
+        real, compiling_thread = dispatcher.get_current_device, threading.get_ident()
+
+        def get_current_device() -> Any:
+            # Another thread may ask without holding the lock, for a launch of its own: it gets the real answer.
+            return _StandInDevice(cc) if threading.get_ident() == compiling_thread else real()
+
+        dispatcher.get_current_device = get_current_device
+        try:
+            yield
+        finally:
+            dispatcher.get_current_device = real
+
+
+_ENTRY = re.compile(r"\.entry\s+([A-Za-z0-9_$]+)")
+_STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_REGISTERS = re.compile(r"Used (\d+) registers")
+
+
+def _rename_entry(ptx: str, name: str) -> str:
+    """Call the kernel of `ptx` `name`; its parameters follow. Numba mangles the argument types into its own name."""
+    entries = _ENTRY.findall(ptx)
+    if len(entries) != 1:
+        raise CompilationError(f"expected PTX with one kernel, got {len(entries)}: {entries}")
+    return re.sub(rf"(?<![A-Za-z0-9_$]){re.escape(entries[0])}(?=_param_|(?![A-Za-z0-9_$]))", name, ptx)
+
+
+def _section_size(cubin: bytes, name: str) -> int:
+    """Return the size in bytes of a section of a 64-bit ELF file, 0 if it has none of that name."""
+    (table,) = struct.unpack_from("<Q", cubin, 0x28)
+    entry_size, count, names_index = struct.unpack_from("<HHH", cubin, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQ", cubin, table + i * entry_size) for i in range(count)]
+    names = headers[names_index][4]
+    for header in headers:
+        start = names + header[0]
+        if cubin[start : cubin.index(b"\0", start)] == name.encode():
+            return int(header[5])
+    return 0
+
+
+def _static_shared(cubin: bytes, name: str, cc: tuple[int, int]) -> int:
+    # The linker's log leaves shared memory out, since it is laid out after ptxas has spoken; so ask the cubin. From
+    # compute capability 9.0 on the section begins with 1 KiB that belongs to the system.
+    reserved = 1024 if cc >= (9, 0) else 0
+    return max(_section_size(cubin, f".nv.shared.{name}") - reserved, 0)
+
+
+def _resources(name: str, log: str) -> tuple[int, int, int, int]:
+    """Return registers, and bytes of local memory, spill stores and spill loads, as ptxas's log tells them."""
+    # A function that was not inlined has a stack frame and spills of its own: all count.
+    frames = [tuple(map(int, frame)) for frame in _STACK.findall(log)]
+    registers = _REGISTERS.findall(log.partition("Compiling entry function")[2])
+    if not frames or not registers:
+        raise CompilationError(f"ptxas did not tell what {name} uses; it said:\n{log}")
+    local, spill_stores, spill_loads = (sum(column) for column in zip(*frames, strict=True))
+    return int(registers[0]), local, spill_stores, spill_loads
+
+
+def compile_cubin(
+    kernel: Any,
+    signature: Sequence[Any],
+    cc: tuple[int, int],
+    *,
+    name: str,
+    launch_bounds: int | tuple[int, ...] | None = None,
+    max_registers: int | None = None,
+    lineinfo: bool | None = None,
+) -> Cubin:
+    """Compile `kernel` for the compute capability `cc`. Needs no GPU; safe from several threads.
+
+    Parameters
+    ----------
+    kernel : dispatcher made by `cuda.jit`, or a plain function
+        Its `fastmath`, `opt`, `debug`, and, where not given here, its `launch_bounds`, `max_registers` and
+        `lineinfo` options apply. `lto` does not: the kernel goes through PTX, which is kept.
+    signature : sequence of Numba types
+        Of the parameters; `matrix.kernel_signature(aligned)` for the GEMM kernels.
+    cc : tuple of int
+        (major, minor).
+    name : str
+        Name of the entry point; what PTX does not allow in a name becomes an underscore.
+    launch_bounds : int or tuple of int, optional
+        Most threads a block, and then optionally the fewest blocks an SM and the most blocks a cluster.
+    max_registers : int, optional
+        Most registers a thread; `launch_bounds` takes precedence.
+    lineinfo : bool, optional
+        Keep the map from instructions to source lines.
+
+    Raises
+    ------
+    RuntimeError
+        Under the simulator.
+    CompilationError
+        If the PTX has not one kernel with the expected parameters, or ptxas does not tell what it uses.
+    """
+    if SIMULATOR:
+        raise RuntimeError("kernels cannot be compiled under Numba's simulator: unset NUMBA_ENABLE_CUDASIM")
+    from cuda.core import Linker, LinkerOptions, ObjectCode
+    from numba import cuda
+
+    options = getattr(kernel, "targetoptions", {})
+    launch_bounds = options.get("launch_bounds") if launch_bounds is None else launch_bounds
+    max_registers = options.get("max_registers") if max_registers is None else max_registers
+    lineinfo = bool(options.get("lineinfo") if lineinfo is None else lineinfo)
+    name = re.sub(r"[^A-Za-z0-9_$]", "_", name)
+    if not re.match(r"[A-Za-z]", name):
+        name = "kernel_" + name
+
+    full_cc: tuple[Any, ...] = (*cc, "a") if cc >= (9, 0) else cc
+    with _compiling_for(full_cc):
+        ptx, _ = cuda.compile_ptx(
+            getattr(kernel, "py_func", kernel),
+            tuple(signature),
+            cc=full_cc,
+            debug=options.get("debug"),
+            opt=options.get("opt"),
+            fastmath=options.get("fastmath", False),
+            lineinfo=lineinfo,
+            launch_bounds=launch_bounds,
+        )
+    ptx = _rename_entry(ptx, name)
+    header = ptx[ptx.index(".entry") :]
+    declared = [int(bits) // 8 for bits in _PTX_PARAMETER.findall(header[: header.index(")")])]
+    expected = _parameter_sizes(signature)
+    if expected is not None and declared != expected:
+        raise CompilationError(
+            f"{name} takes parameters of {declared} bytes where {expected} were expected: "
+            "this release of numba-cuda passes arrays in another way"
+        )
+
+    linker = Linker(
+        ObjectCode.from_ptx(ptx.encode()),
+        options=LinkerOptions(
+            arch=target(cc), ptxas_options=["-v"], max_register_count=max_registers, lineinfo=lineinfo or None
+        ),
+    )
+    code = bytes(linker.link("cubin").code)
+    log = linker.get_info_log().strip("\0\n") + linker.get_error_log().strip("\0\n")
+    registers, local, spill_stores, spill_loads = _resources(name, log)
+    return Cubin(
+        name=name,
+        code=code,
+        ptx=ptx,
+        log=log,
+        registers=registers,
+        shared=_static_shared(code, name, cc),
+        local=local,
+        spill_stores=spill_stores,
+        spill_loads=spill_loads,
+        cc=cc,
+    )
+
+
+# ------------------------------------------------------------------------------------------------ packing arguments
+
+
+def array_words(pointer: int, rows: int, cols: int, row_stride: int, col_stride: int) -> tuple[int, ...]:
+    """Return the nine words to which Numba flattens a 2-D float32 array; extents in elements, strides in bytes."""
+    # The first two would own the memory and name the Python object behind it; a kernel uses neither.
+    return (0, 0, rows * cols, 4, pointer, rows, cols, row_stride, col_stride)
+
+
+@functools.cache
+def _layout(kinds: tuple[int, ...]) -> tuple[struct.Struct, Any]:
+    """Return what packs floats (0 words) and 64-bit words, then the address of each, and the type of its buffer."""
+    layout = struct.Struct("=" + "".join(f"{words}q" if words else "f4x" for words in kinds))
+    count = layout.size // 8
+    return struct.Struct(f"{layout.format}{count}Q"), ctypes.c_uint64 * (2 * count)
+
+
+class KernelArguments:
+    """The `kernelParams` of `cuLaunchKernel`, kept alive as long as this object.
+
+    Parameters
+    ----------
+    values : sequence
+        In the kernel's order: a number for a float32; a tuple of integers for what is passed as 64-bit words. A
+        `matrix.MatrixType` is (address of element (0, 0), rows, cols, row stride, column stride), with extents in
+        elements and strides in bytes, which may be 0 or negative; `array_words` makes a Numba array's.
+
+    Attributes
+    ----------
+    address : int
+        Address of the array of pointers to the parameters, the `void**` that the driver takes.
+    """
+
+    def __init__(self, values: Sequence[float | tuple[int, ...]]) -> None:
+        # One buffer for all: an object for each parameter would take longer than the driver takes to launch.
+        kinds: list[int] = []
+        flat: list[float] = []
+        for value in values:
+            if isinstance(value, tuple):
+                kinds.append(len(value))
+                flat += value
+            else:
+                kinds.append(0)
+                flat.append(value)
+        layout, buffer_type = _layout(tuple(kinds))
+        self._buffer = buffer_type()
+        start, self._count = ctypes.addressof(self._buffer), len(flat)
+        self.address: int = start + 8 * self._count
+        layout.pack_into(self._buffer, 0, *flat, *range(start, self.address, 8))
+
+    def __len__(self) -> int:
+        return self._count
+
+
+# --------------------------------------------------------------------------------------------------- the simulator
+
+# Names that only exist in the simulator; on hardware the scheduler can be imported, not run.
+SimulatedModule: Any = object
+Dim3: Any = tuple
+
+if SIMULATOR:
+    from numba.cuda.simulator import kernelapi
+
+    SimulatedModule, Dim3 = kernelapi.FakeCUDAModule, kernelapi.Dim3
+
+
+def as_dtype(dtype: Any) -> np.dtype[Any]:
+    """Return the NumPy dtype of a Numba type, or of anything that NumPy takes for one."""
+    from numba.cuda import types
+    from numba.np import numpy_support
+
+    return np.dtype(numpy_support.as_dtype(dtype) if isinstance(dtype, types.Type) else dtype)
+
+
+def python_function(kernel: Any) -> Callable[..., Any]:
+    """Return the Python function of what `cuda.jit` made in the simulator, or a plain function itself."""
+    function = getattr(kernel, "py_func", kernel)
+    if not isinstance(function, FunctionType):
+        raise TypeError(f"expected a kernel made by cuda.jit or a Python function, got {kernel!r}")
+    return function
+
+
+# Functions of these never look up `cuda` in their own module on behalf of a kernel.
+_LEAVES = {"numpy", "numba", "llvmlite", "math", "builtins", "operator"}
+
+
+def _names(code: CodeType) -> set[str]:
+    nested = [_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    return set(code.co_names).union(*nested)
+
+
+def _reachable(kernel: Callable[..., Any]) -> tuple[list[dict[str, Any]], list[CellType]]:
+    """Return the module dictionaries, and the closure cells, in which `kernel` or what it calls may find `cuda`.
+
+    Follows names of globals, attributes of modules, and closures; not functions inside containers, of which only
+    those made by `cuda.jit(device=True)` and those in `numba_gemm.device` will work.
+    """
+    namespaces: dict[int, dict[str, Any]] = {}
+    cells: dict[int, CellType] = {}
+    seen: set[int] = set()
+    pending: list[Any] = [kernel]
+    while pending:
+        found = pending.pop()
+        function = getattr(found, "py_func", found)
+        if not isinstance(function, FunctionType) or id(function) in seen:
+            continue
+        if (function.__module__ or "").partition(".")[0] in _LEAVES:
+            continue
+        seen.add(id(function))
+        namespaces[id(function.__globals__)] = function.__globals__
+        names = _names(function.__code__)
+        values = [function.__globals__[name] for name in names if name in function.__globals__]
+        for cell in function.__closure__ or ():
+            with contextlib.suppress(ValueError):  # a cell that is still empty
+                values.append(cell.cell_contents)
+                cells[id(cell)] = cell
+        for value in values:
+            if isinstance(value, ModuleType) and value.__name__.partition(".")[0] not in _LEAVES:
+                pending += [vars(value)[name] for name in names if name in vars(value)]
+            else:
+                pending.append(value)
+    return list(namespaces.values()), list(cells.values())
+
+
+@contextlib.contextmanager
+def simulated_cuda(kernel: Callable[..., Any], module: Any) -> Iterator[None]:
+    """Give `kernel`, and all that it calls, `module` for `cuda` inside this context.
+
+    Not only by name: whatever global or closure variable holds `numba.cuda` holds `module` meanwhile. One such
+    context at a time a process, and host code in the same Python modules sees `module` too.
+    """
+    from numba import cuda
+    from numba.cuda.simulator.kernel import _push_kernel_context
+    from numba.cuda.simulator.kernelapi import swapped_cuda_module
+
+    namespaces, cells = _reachable(kernel)
+    namespaces += [vars(m) for name, m in list(sys.modules.items()) if name.startswith("numba_gemm.device.")]
+    held = [cell for cell in cells if cell.cell_contents is cuda]
+    with contextlib.ExitStack() as stack:
+        # This is what user functions made by cuda.jit(device=True) consult when they are called.
+        stack.enter_context(_push_kernel_context(module))
+        for namespace in {id(namespace): namespace for namespace in namespaces}.values():
+            stack.enter_context(swapped_cuda_module(SimpleNamespace(__globals__=namespace), module))
+        for cell in held:
+            cell.cell_contents = module
+            stack.callback(setattr, cell, "cell_contents", cuda)
+        yield

@@ -1,0 +1,149 @@
+"""How a kernel sees a matrix in global memory: an address, two extents and two strides.
+
+Kernels read and write ``x[row, col]`` and ask for ``x.shape``, as of any array. Behind that stands `MatrixType` on
+the hardware and a NumPy array in the simulator. A Numba array of layout 'A' would do as well, but its address
+arithmetic hides from the compiler that the memory is global (it emits generic LD and ST), and its signed indices may
+count from the end (two more instructions an index). A `MatrixType` index must not be negative, and nothing is
+checked.
+
+A matrix whose type is `aligned` promises unit column stride, rows and a first element at multiples of 16 bytes, and a
+multiple of four columns: `vector.load4` needs that, and every address costs a multiplication less.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .switch import SIMULATOR
+
+if SIMULATOR:
+
+    def read4_if(inside, matrix, row, col):
+        """``matrix[row, col:col+4]``, a zero for each float right of the matrix, and for all unless ``inside``."""
+        return tuple(matrix[row, col + i] if inside and col + i < matrix.shape[1] else np.float32(0) for i in range(4))
+
+    def write4_if(inside, matrix, row, col, values):
+        """Write those of four floats to ``matrix[row, col:col+4]`` that lie inside, if ``inside``."""
+        for i in range(4):
+            if inside and col + i < matrix.shape[1]:
+                matrix[row, col + i] = np.float32(values[i])
+
+else:
+    import operator
+
+    from llvmlite import ir
+    from numba.cuda import types
+    from numba.cuda.extending import core_models, intrinsic, overload, overload_attribute, register_model
+
+    BYTE_POINTER = ir.IntType(8).as_pointer()
+    FIELDS = ("data", "rows", "cols", "row_stride", "col_stride")  # in the order of the kernel's parameters
+
+    class MatrixType(types.Type):
+        """Numba type of a float32 matrix in global memory; extents in elements, strides in bytes."""
+
+        def __init__(self, aligned: bool):
+            self.aligned = aligned
+            super().__init__(name=f"Matrix(float32, {'aligned' if aligned else 'any strides'})")
+
+    @register_model(MatrixType)
+    class MatrixModel(core_models.StructModel):
+        def __init__(self, dmm, fe_type):
+            words = [(name, types.int64) for name in FIELDS[1:]]
+            super().__init__(dmm, fe_type, [("data", types.CPointer(types.float32)), *words])
+
+    def element_address(builder, matrix_type, matrix, row, col):
+        """Byte address of ``matrix[row, col]``."""
+        data = builder.bitcast(builder.extract_value(matrix, 0), BYTE_POINTER)
+        row_offset = builder.mul(row, builder.extract_value(matrix, 3))
+        if matrix_type.aligned:
+            col_offset = builder.shl(col, ir.Constant(ir.IntType(64), 2))
+        else:
+            col_offset = builder.mul(col, builder.extract_value(matrix, 4))
+        return builder.gep(builder.gep(data, [row_offset]), [col_offset])
+
+    @intrinsic
+    def read_element(typingctx, matrix, row, col):
+        def codegen(context, builder, signature, args):
+            address = element_address(builder, signature.args[0], *args)
+            return builder.load(builder.bitcast(address, ir.FloatType().as_pointer()), align=4)
+
+        return types.float32(matrix, types.int64, types.int64), codegen
+
+    @intrinsic
+    def write_element(typingctx, matrix, row, col, value):
+        def codegen(context, builder, signature, args):
+            *place, value = args
+            address = element_address(builder, signature.args[0], *place)
+            builder.store(value, builder.bitcast(address, ir.FloatType().as_pointer()), align=4)
+            return context.get_dummy_value()
+
+        return types.void(matrix, types.int64, types.int64, types.float32), codegen
+
+    def masked_neighbours(builder, matrix_type, inside, matrix, row, col):
+        """Of four neighbours of a row: whether each lies inside, as the i32 that inline PTX takes, and its address."""
+        start = element_address(builder, matrix_type, matrix, row, col)
+        for i in range(4):
+            step = ir.Constant(ir.IntType(64), i)
+            here = builder.icmp_signed("<", builder.add(col, step), builder.extract_value(matrix, 2))
+            address = builder.gep(start, [builder.mul(step, builder.extract_value(matrix, 4))])
+            yield builder.zext(builder.and_(inside, here), ir.IntType(32)), address
+
+    @intrinsic
+    def read4_if(typingctx, inside, matrix, row, col):
+        """``matrix[row, col:col+4]``, a zero for each float right of the matrix, and for all unless ``inside``.
+
+        Loads under a predicate: as branches, four of them would be too much for the compiler to unroll around.
+        """
+        function = ir.FunctionType(ir.FloatType(), [ir.IntType(32), BYTE_POINTER])
+        code = "{ .reg .pred p; setp.ne.b32 p, $1, 0; mov.f32 $0, 0f00000000; @p ld.global.f32 $0, [$2]; }"
+
+        def codegen(context, builder, signature, args):
+            values = [
+                builder.asm(function, code, "=f,r,l", [here, address], side_effect=True)
+                for here, address in masked_neighbours(builder, signature.args[1], *args)
+            ]
+            return context.make_tuple(builder, signature.return_type, values)
+
+        return types.UniTuple(types.float32, 4)(types.boolean, matrix, types.int64, types.int64), codegen
+
+    @intrinsic
+    def write4_if(typingctx, inside, matrix, row, col, values):
+        """Write those of four floats to ``matrix[row, col:col+4]`` that lie inside, if ``inside``."""
+        function = ir.FunctionType(ir.VoidType(), [ir.IntType(32), BYTE_POINTER, ir.FloatType()])
+        code = "{ .reg .pred p; setp.ne.b32 p, $0, 0; @p st.global.f32 [$1], $2; }"
+
+        def codegen(context, builder, signature, args):
+            *place, values = args
+            for i, (here, address) in enumerate(masked_neighbours(builder, signature.args[1], *place)):
+                value = builder.extract_value(values, i)
+                builder.asm(function, code, "r,l,f", [here, address, value], side_effect=True)
+            return context.get_dummy_value()
+
+        return types.void(types.boolean, matrix, types.int64, types.int64, types.UniTuple(types.float32, 4)), codegen
+
+    @intrinsic
+    def extents(typingctx, matrix):
+        def codegen(context, builder, signature, args):
+            shape = [builder.extract_value(args[0], i) for i in (1, 2)]
+            return context.make_tuple(builder, signature.return_type, shape)
+
+        return types.UniTuple(types.int64, 2)(matrix), codegen
+
+    @overload(operator.getitem)
+    def matrix_getitem(matrix, index):
+        if isinstance(matrix, MatrixType):
+            return lambda matrix, index: read_element(matrix, index[0], index[1])
+
+    @overload(operator.setitem)
+    def matrix_setitem(matrix, index, value):
+        if isinstance(matrix, MatrixType):
+            return lambda matrix, index, value: write_element(matrix, index[0], index[1], value)
+
+    @overload_attribute(MatrixType, "shape")
+    def matrix_shape(matrix):
+        return lambda matrix: extents(matrix)
+
+    def kernel_signature(aligned: bool) -> tuple[types.Type, ...]:
+        """Numba types of every GEMM kernel's parameters (alpha, a, b, beta, c)."""
+        matrix = MatrixType(aligned)
+        return (types.float32, matrix, matrix, types.float32, matrix)

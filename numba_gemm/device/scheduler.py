@@ -1,0 +1,599 @@
+"""A deterministic scheduler of simulated threads, for kernels written for Numba's CUDA simulator.
+
+Numba's own simulator starts an operating-system thread for every simulated one and lets them race. Here exactly one
+runs at a time, from one barrier to the next, in an order that is the thread index's or a permutation of it by a seed.
+So a run is repeatable to the bit; a missing barrier is a wrong result under some seed and not once in a thousand runs;
+and what hardware leaves undefined is visible:
+
+- shared and local memory begin as NaN (as an index far out of range, where they hold integers);
+- a barrier that only part of a block reaches, because the others have exited or wait at another one, is an error that
+  says who waits where;
+- an exception in a thread ends the launch and says which thread raised it.
+
+An operating-system thread is used for every simulated thread that has to wait; kernels without barriers use one in
+all. One launch runs at a time in a process, and others wait for it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from . import internals
+from .switch import SIMULATOR
+
+WARP_SIZE = 32
+MAX_BLOCK_THREADS = 1024
+_DYNAMIC_ALIGNMENT = 128
+
+# A quiet NaN read as float16, bfloat16 (either half), float32 or float64, and far from any array's end as an int32.
+_POISON = 0x7FFFFFFF
+
+Index = tuple[int, int, int]
+
+
+class DivergentBarrier(RuntimeError):
+    """Only part of a block's threads reached a barrier.
+
+    Attributes
+    ----------
+    block_index : tuple of int
+        (x, y, z) of the block.
+    waiting : dict from str to list of tuple of int
+        The place of each barrier that is waited at with the (x, y, z) of the threads that wait there. A place is
+        `file:line` of the kernel, followed by ` > file:line` for each device function that leads to the barrier.
+    exited : list of tuple of int
+        The threads that have returned from the kernel.
+    """
+
+    def __init__(self, block_index: Index, waiting: dict[str, list[Index]], exited: list[Index]) -> None:
+        groups = [f"{_list_threads(threads)} at {place}" for place, threads in waiting.items()]
+        text = f"divergent barrier in block {block_index}: waiting are " + "; ".join(groups)
+        if exited:
+            text += f"; exited have {_list_threads(exited)}"
+        super().__init__(text)
+        self.block_index, self.waiting, self.exited = block_index, waiting, exited
+
+
+def _list_threads(threads: list[Index], most: int = 4) -> str:
+    shown = ", ".join(map(str, threads[:most]))
+    more = f" and {len(threads) - most} more" if len(threads) > most else ""
+    return f"{'thread' if len(threads) == 1 else 'threads'} {shown}{more}"
+
+
+class _Abort(SystemExit):
+    """Unwinds a simulated thread whose launch has ended. A SystemExit ends an operating-system thread in silence."""
+
+
+class SimulatedThread:
+    """One thread of the block that is running.
+
+    Attributes
+    ----------
+    block_index, thread_index : tuple of int
+        (x, y, z).
+    linear_index, lane, warp : int
+        Position in the block with x fastest, in its warp, and which warp.
+    state : dict
+        Whatever device functions keep for each thread, such as copies under way; empty at the start.
+    """
+
+    __slots__ = (
+        "block_index",
+        "exited",
+        "frame",
+        "lane",
+        "linear_index",
+        "mask",
+        "position",
+        "site",
+        "state",
+        "thread_index",
+        "vote",
+        "warp",
+        "worker",
+    )
+
+    def __init__(self, block_index: Index, thread_index: Index, linear_index: int) -> None:
+        self.block_index, self.thread_index, self.linear_index = block_index, thread_index, linear_index
+        self.warp, self.lane = divmod(linear_index, WARP_SIZE)
+        self.position = internals.Dim3(*thread_index)  # what the kernel sees
+        self.state: dict[Any, Any] = {}
+        self.exited = False
+        self.worker: _Worker | None = None  # None until it starts
+        # Where it waits: the chain of calls that led to the barrier, and the frame that called it.
+        self.site: tuple[Any, ...] | None = None
+        self.frame: FrameType | None = None
+        self.mask: int | None = None  # lanes to wait for, None at a barrier of the block
+        self.vote = False
+
+    def __repr__(self) -> str:
+        return f"thread {self.thread_index} of block {self.block_index}"
+
+
+# ------------------------------------------------------------------------------------------------------- memory
+
+
+def _poisoned(shape: Any, dtype: Any, alignment: int | None) -> np.ndarray[Any, Any]:
+    """Return a new array full of NaN, really aligned: to 16 bytes, or to more if asked."""
+    dtype = internals.as_dtype(dtype)
+    shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+    if alignment is None:
+        alignment = 16
+    elif alignment <= 0 or alignment & (alignment - 1):
+        raise ValueError(f"alignment must be a power of two, got {alignment}")
+    alignment = max(alignment, 16)
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.full((size + alignment) // 4 + 1, _POISON, np.uint32).view(np.uint8)
+    start = -raw.__array_interface__["data"][0] % alignment
+    return raw[start : start + size].view(dtype).reshape(shape)
+
+
+def _call_chain(frame: FrameType | None) -> tuple[Any, ...]:
+    """Identify a call by the instructions of it and of all its callers, up to the kernel.
+
+    A device function that is called from two places is two pieces of code on hardware, where it is inlined.
+    """
+    chain = []
+    while frame is not None and frame.f_code is not _RUN_CODE:
+        chain += [id(frame.f_code), frame.f_lasti]
+        frame = frame.f_back
+    return tuple(chain)
+
+
+class _Shared:
+    """`cuda.shared`: an array belongs to the place in the code that makes it, and to the block."""
+
+    def __init__(self, dynamic_bytes: int) -> None:
+        self._dynamic_bytes = dynamic_bytes
+        self.begin_block()
+
+    def begin_block(self) -> None:
+        self._arrays: dict[tuple[Any, ...], np.ndarray[Any, Any]] = {}
+        self._dynamic = _poisoned(self._dynamic_bytes, np.uint8, _DYNAMIC_ALIGNMENT)
+
+    def array(self, shape: Any, dtype: Any, alignment: int | None = None) -> np.ndarray[Any, Any]:
+        if isinstance(shape, (int, np.integer)) and shape == 0:
+            if alignment is not None and alignment > _DYNAMIC_ALIGNMENT:
+                raise ValueError(f"dynamic shared memory is aligned to {_DYNAMIC_ALIGNMENT} bytes, not {alignment}")
+            dtype = internals.as_dtype(dtype)
+            whole = self._dynamic_bytes // dtype.itemsize * dtype.itemsize
+            return self._dynamic[:whole].view(dtype)
+        chain = _call_chain(sys._getframe(1))
+        array = self._arrays.get(chain)
+        if array is None:
+            array = self._arrays[chain] = _poisoned(shape, dtype, alignment)
+        return array
+
+
+class _Local:
+    """`cuda.local`: a new array at every call."""
+
+    def array(self, shape: Any, dtype: Any, alignment: int | None = None) -> np.ndarray[Any, Any]:
+        return _poisoned(shape, dtype, alignment)
+
+
+# --------------------------------------------------------------------------------------- what kernels see as `cuda`
+
+
+class _Cuda(internals.SimulatedModule):
+    """`numba.cuda` as a kernel sees it. What depends on the thread is set at every switch of threads."""
+
+    # These hide properties of the base class that ask the operating-system thread.
+    threadIdx: Any = None
+    blockIdx: Any = None
+    laneid: Any = None
+    shared: Any = None
+    local: Any = None
+
+    def __init__(self, launch: _Launch, grid: Index, block: Index, dynamic_bytes: int) -> None:
+        super().__init__(grid, block, dynamic_bytes)
+        self._launch = launch
+        self.shared = _Shared(dynamic_bytes)
+        self.local = _Local()
+
+    def syncthreads(self) -> None:
+        self._launch.wait(sys._getframe(1))
+
+    def syncthreads_count(self, predicate: Any) -> int:
+        return self._launch.wait(sys._getframe(1), vote=bool(predicate))
+
+    def syncthreads_and(self, predicate: Any) -> int:
+        return int(self._launch.wait(sys._getframe(1), vote=bool(predicate)) == len(self._launch.threads))
+
+    def syncthreads_or(self, predicate: Any) -> int:
+        return int(self._launch.wait(sys._getframe(1), vote=bool(predicate)) > 0)
+
+    def syncwarp(self, mask: int = 0xFFFFFFFF) -> None:
+        self._launch.wait(sys._getframe(1), mask=int(mask))
+
+
+# ------------------------------------------------------------------------------------------------------ scheduling
+
+
+class _Worker(threading.Thread):
+    """An operating-system thread that runs simulated threads. It sleeps on `wake` when it is not its turn."""
+
+    def __init__(self, launch: _Launch) -> None:
+        super().__init__(name="numba_gemm-simulated", daemon=True)
+        self.wake = threading.Lock()
+        self.wake.acquire()
+        self.thread: SimulatedThread | None = None  # what to run next; None is the end
+        self._launch = launch
+
+    def run(self) -> None:
+        try:
+            # NumPy's switch for overflow and invalid operations is the operating-system thread's own.
+            with np.errstate(all="ignore"):
+                while True:
+                    self.wake.acquire()
+                    if self.thread is None:
+                        return
+                    self._launch.work(self, self.thread)
+        except _Abort:
+            return
+
+
+class _Launch:
+    """One launch. Threads hand over to each other directly; the caller sleeps until a block is done."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        grid: Index,
+        block: Index,
+        args: Sequence[Any],
+        dynamic_bytes: int,
+        seed: int | None,
+        observer: Any,
+    ) -> None:
+        self.function, self.grid, self.block, self.args = function, grid, block, tuple(args)
+        self.seed = seed
+        self.cuda = _Cuda(self, grid, block, dynamic_bytes)
+        self.on_barrier = getattr(observer, "barrier", None)
+        self.on_start = getattr(observer, "thread_start", None)
+        self.on_end = getattr(observer, "thread_end", None)
+        self.threads: list[SimulatedThread] = []
+        self.current: SimulatedThread | None = None
+        self.tally = 0
+        self._barriers = 0
+        self._order: list[SimulatedThread] = []
+        self._queue: list[SimulatedThread] = []  # still to run before barriers are looked at; the next one is last
+        self._workers: list[_Worker] = []
+        self._idle: list[_Worker] = []
+        self._aborting = False
+        self._failure: tuple[SimulatedThread | None, BaseException] | None = None
+        # Guards what `close` must see whole when it interrupts a launch: who runs, who is idle, and `_aborting`.
+        self._mutex = threading.Lock()
+        self._caller = threading.Lock()
+        self._caller.acquire()
+        self._request: Callable[[], None] | None = None  # something to do on the caller's thread
+        self._asking: _Worker | None = None
+        self._reply = threading.Lock()
+        self._reply.acquire()
+
+    # ---- on the caller's thread
+
+    def run_block(self, block_index: Index) -> None:
+        self.cuda.shared.begin_block()
+        self.cuda.blockIdx = internals.Dim3(*block_index)
+        extents = (range(extent) for extent in reversed(self.block))
+        self.threads = [
+            SimulatedThread(block_index, (x, y, z), i) for i, (z, y, x) in enumerate(itertools.product(*extents))
+        ]
+        self._barriers = 0
+        self._begin_interval()
+        self._switch(self._queue.pop())
+        while True:
+            self._caller.acquire()
+            if self._request is None:
+                break
+            try:
+                self._request()
+            except BaseException as raised:
+                self._failure = (None, raised)
+            self._request = None
+            if self._failure is not None:
+                break  # whoever asked still waits for the reply, which `close` gives
+            self._reply.release()
+        if self._failure is not None:
+            thread, error = self._failure
+            if thread is None or isinstance(error, DivergentBarrier):
+                raise error
+            raise _locate(error, thread)
+
+    def close(self) -> None:
+        """End all workers: idle ones return, waiting ones unwind, and one that still runs is interrupted."""
+        with self._mutex:
+            self._aborting = True
+            running = self.current.worker if self.current is not None else None
+            for worker in self._workers:
+                if worker is self._asking:
+                    self._reply.release()
+                elif worker is not running:
+                    worker.thread = None
+                    worker.wake.release()
+                elif worker.ident is not None:
+                    # Only after an interrupt of the caller, such as Ctrl-C: the kernel may be in an endless loop.
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(worker.ident), ctypes.py_object(_Abort))
+        for worker in self._workers:
+            worker.join(timeout=5)
+
+    # ---- on the workers
+
+    def work(self, worker: _Worker, thread: SimulatedThread) -> None:
+        """Run `thread`, and then those that have not started yet, until one that has started is next."""
+        while True:
+            try:
+                self.run_thread(thread)
+                thread.exited = True
+                following = self._next()
+                if following is None:
+                    with self._mutex:
+                        self._idle.append(worker)
+                        self.current = None
+                    self._caller.release()
+                    return
+                if following.worker is not None:
+                    self._switch(following, idle=worker)
+                    return
+            except _Abort:
+                raise
+            except BaseException as error:
+                self._failure = (thread, error)
+                self.current = None
+                self._caller.release()
+                raise _Abort from None
+            following.worker = worker
+            self._activate(following)
+            thread = following
+
+    def run_thread(self, thread: SimulatedThread) -> None:
+        """Run the kernel for `thread`, from start to end."""
+        if self.on_start is not None:
+            self.on_start(thread)
+        self.function(*self.args)
+        if self.on_end is not None:
+            self.on_end(thread)
+
+    def wait(self, frame: FrameType, *, mask: int | None = None, vote: bool = False) -> int:
+        """Hold the current thread at the barrier that `frame` calls; return how many of the block voted yes."""
+        thread = self.current
+        if self._aborting or thread is None or thread.worker is None:
+            raise _Abort
+        thread.site, thread.frame, thread.mask, thread.vote = _call_chain(frame), frame, mask, vote
+        following = self._next()
+        if following is not thread:
+            assert following is not None  # this thread is alive
+            self._switch(following)
+            thread.worker.wake.acquire()
+            if self._aborting:
+                raise _Abort
+        thread.site = thread.frame = None
+        return self.tally
+
+    def _switch(self, thread: SimulatedThread, *, idle: _Worker | None = None) -> None:
+        """Let `thread` run. The caller must sleep next, or be `idle` and do so."""
+        with self._mutex:
+            if self._aborting:
+                raise _Abort
+            worker = thread.worker
+            if worker is None:
+                if self._idle:
+                    worker = self._idle.pop()
+                else:
+                    worker = _Worker(self)
+                    worker.start()
+                    self._workers.append(worker)
+                worker.thread, thread.worker = thread, worker
+            if idle is not None:
+                self._idle.append(idle)
+            self._activate(thread)
+            worker.wake.release()
+
+    def _activate(self, thread: SimulatedThread) -> None:
+        self.current = thread
+        self.cuda.threadIdx = thread.position
+        self.cuda.laneid = thread.lane
+
+    # ---- which thread is next
+
+    def _begin_interval(self) -> None:
+        if self.seed is None:
+            self._order = self.threads
+        else:
+            x, y, z = self.threads[0].block_index
+            linear_block = x + self.grid[0] * (y + self.grid[1] * z)
+            generator = np.random.default_rng((self.seed, linear_block, self._barriers))
+            self._order = [self.threads[i] for i in generator.permutation(len(self.threads))]
+        self._queue = self._order[::-1]
+
+    def _next(self) -> SimulatedThread | None:
+        """Return the thread to run next, None if all have exited. Opens barriers when no thread can run."""
+        while not self._queue:
+            alive = [thread for thread in self._order if not thread.exited]
+            if not alive:
+                return None
+            self._open_barrier(alive)
+        return self._queue.pop()
+
+    def _open_barrier(self, alive: list[SimulatedThread]) -> None:
+        if len(alive) == len(self.threads) and alive[0].mask is None and len({thread.site for thread in alive}) == 1:
+            self.tally = sum(thread.vote for thread in alive)
+            if self.on_barrier is not None:
+                self._ask_caller(self.on_barrier, alive[0].block_index, self._barriers)
+            self._barriers += 1
+            self._begin_interval()
+            return
+        # Lanes that have exited are not waited for. Different calls of syncwarp match, as on hardware since Volta.
+        living: dict[int, int] = defaultdict(int)
+        arrived: dict[int, int] = defaultdict(int)
+        for thread in alive:
+            living[thread.warp] |= 1 << thread.lane
+            arrived[thread.warp] |= (thread.mask is not None) << thread.lane
+        opened = [
+            thread
+            for thread in alive
+            if thread.mask is not None and not thread.mask & living[thread.warp] & ~arrived[thread.warp]
+        ]
+        if not opened:
+            raise self._divergence(alive)
+        self._queue = opened[::-1]
+
+    def _divergence(self, alive: list[SimulatedThread]) -> DivergentBarrier:
+        waiting: dict[str, list[Index]] = {}
+        for thread in sorted(alive, key=lambda thread: thread.linear_index):
+            waiting.setdefault(_place(thread.frame), []).append(thread.thread_index)
+        exited = [thread.thread_index for thread in self.threads if thread.exited]
+        return DivergentBarrier(alive[0].block_index, waiting, exited)
+
+    def _ask_caller(self, request: Callable[..., None], *args: Any) -> None:
+        """Have `request(*args)` run on the thread that called `run`, while all simulated threads wait."""
+        thread = self.current
+        assert thread is not None
+        with self._mutex:
+            if self._aborting:
+                raise _Abort
+            self._asking, self.current = thread.worker, None
+            self._request = lambda: request(*args)
+        self._caller.release()
+        self._reply.acquire()
+        if self._aborting:
+            raise _Abort
+        self._asking, self.current = None, thread
+
+
+# Below this in a call chain is the scheduler's own code.
+_RUN_CODE = _Launch.run_thread.__code__
+
+
+def _place(frame: FrameType | None) -> str:
+    """Name the line of the barrier, after those of the calls that lead to it from the kernel on."""
+    lines = []
+    while frame is not None and frame.f_code is not _RUN_CODE:
+        if not frame.f_globals.get("__name__", "").startswith("numba."):  # of Numba's wrapper of device functions
+            lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+        frame = frame.f_back
+    return " > ".join(reversed(lines))
+
+
+def _locate(error: BaseException, thread: SimulatedThread) -> BaseException:
+    """Return `error` with the thread in its message, of the same type where that type takes a message."""
+    message = f"{thread!r}: {error}" if str(error) else repr(thread)
+    try:
+        located = type(error)(message)
+        if repr(thread) not in str(located):
+            raise TypeError
+    except Exception:
+        located = RuntimeError(f"{thread!r}: {type(error).__name__}: {error}")
+    return located.with_traceback(error.__traceback__)
+
+
+# ------------------------------------------------------------------------------------------------------- launching
+
+_one_launch = threading.Lock()
+_active: _Launch | None = None
+_active_caller: int | None = None
+
+
+def current_thread() -> SimulatedThread:
+    """Return the simulated thread that is running; for device functions.
+
+    Raises
+    ------
+    RuntimeError
+        Outside a launch of this scheduler.
+    """
+    if _active is None or _active.current is None:
+        raise RuntimeError("no simulated thread is running: simulated kernels are launched by scheduler.run")
+    return _active.current
+
+
+def _extent(what: str, value: int | Sequence[int], fill: int, least: int) -> Index:
+    given = tuple(value) if isinstance(value, Iterable) else (value,)
+    if not 1 <= len(given) <= 3 or any(int(v) != v or v < least for v in given):
+        raise ValueError(f"{what} must be one to three integers of at least {least}, got {value!r}")
+    x, y, z = (*map(int, given), fill, fill)[:3]
+    return x, y, z
+
+
+def run(
+    kernel: Any,
+    grid: int | Sequence[int],
+    block: int | Sequence[int],
+    args: Sequence[Any],
+    *,
+    dynamic_shared: int = 0,
+    seed: int | None = None,
+    blocks: Iterable[Sequence[int]] | None = None,
+    observer: Any = None,
+) -> None:
+    """Run a kernel on simulated threads, one at a time, each to its next barrier.
+
+    Parameters
+    ----------
+    kernel : made by `cuda.jit` under the simulator, or a plain function
+        It and the functions it calls find the simulated `cuda` in whatever variable holds `numba.cuda`.
+    grid, block : int or sequence of one to three int
+        Blocks, and threads a block, in the order x, y, z.
+    args : sequence
+        Passed to every thread as they are: arrays are not copied, and kernels write into them.
+    dynamic_shared : int
+        Bytes of dynamic shared memory a block.
+    seed : int, optional
+        Threads run in another order, drawn from the seed, the block and the interval, between any two barriers;
+        without one, in the order of their indices. A right kernel gives the same result for all seeds.
+    blocks : iterable of (x, y, z), optional
+        Run only these, in this order; default all, x fastest.
+    observer : object, optional
+        May have any of these methods: `barrier(block_index, number)`, called on the caller's thread when all threads
+        of a block have reached their barrier `number` (0, 1, ...), and `thread_start(thread)` and
+        `thread_end(thread)`, called with a `SimulatedThread` on the operating-system thread that runs it.
+
+    Raises
+    ------
+    DivergentBarrier
+        If only part of a block's threads reach a barrier.
+    RuntimeError
+        Outside the simulator, or when called from a kernel or an observer.
+    ValueError
+        For a grid or block that no GPU takes.
+    Exception
+        What a thread raised, with its index in the message.
+    """
+    global _active, _active_caller
+    if not SIMULATOR:
+        raise RuntimeError("the scheduler needs Numba's simulator: set NUMBA_ENABLE_CUDASIM=1 before importing numba")
+    if isinstance(threading.current_thread(), _Worker) or _active_caller == threading.get_ident():
+        raise RuntimeError("a simulated kernel is running already, on this very thread")
+    function = internals.python_function(kernel)
+    grid, block = _extent("grid", grid, 1, 1), _extent("block", block, 1, 1)
+    if math.prod(block) > MAX_BLOCK_THREADS:
+        raise ValueError(f"a block has at most {MAX_BLOCK_THREADS} threads, got {block}")
+    if blocks is None:
+        indices = [(x, y, z) for z, y, x in itertools.product(*(range(extent) for extent in reversed(grid)))]
+    else:
+        indices = [_extent("block index", index, 0, 0) for index in blocks]
+        for index in indices:
+            if any(position >= extent for position, extent in zip(index, grid, strict=True)):
+                raise ValueError(f"block {index} is outside the grid {grid}")
+
+    with _one_launch:
+        launch = _Launch(function, grid, block, args, dynamic_shared, seed, observer)
+        with internals.simulated_cuda(function, launch.cuda):
+            _active, _active_caller = launch, threading.get_ident()
+            try:
+                for index in indices:
+                    launch.run_block(index)
+            finally:
+                launch.close()
+                _active = _active_caller = None

@@ -1,0 +1,50 @@
+"""Matrices within one flat piece of shared memory.
+
+``cuda.shared.array(0, float32)`` is all the dynamic shared memory of a launch, one dimension long; it may exceed the
+48 KB of static shared memory. `shared_view` lays a matrix over a part of it. Rows lie one behind the other.
+
+Simulator twin: the same part of the same array, reshaped.
+"""
+
+from __future__ import annotations
+
+from .switch import SIMULATOR
+
+if SIMULATOR:
+
+    def shared_view(flat, start, rows, cols):
+        """A (rows, cols) matrix that begins ``start`` floats into a flat array."""
+        if start < 0 or start + rows * cols > flat.shape[0]:
+            raise IndexError(f"a {rows} x {cols} matrix at {start} does not fit into {flat.shape[0]} floats")
+        return flat[start : start + rows * cols].reshape(rows, cols)
+
+else:
+    from llvmlite import ir
+    from numba.cuda import types
+    from numba.cuda.extending import intrinsic
+
+    @intrinsic
+    def shared_view(typingctx, flat, start, rows, cols):
+        """A (rows, cols) matrix that begins ``start`` floats into a flat array."""
+        matrix_type = types.Array(types.float32, 2, "C")
+
+        def codegen(context, builder, signature, args):
+            flat, start, rows, cols = args
+            base = context.make_array(signature.args[0])(context, builder, flat)
+            view = context.make_array(matrix_type)(context, builder)
+            row_stride = builder.mul(cols, base.itemsize)
+            word = base.itemsize.type
+            view.data = builder.gep(base.data, [start])
+            view.shape = builder.insert_value(
+                builder.insert_value(ir.Constant(ir.ArrayType(word, 2), ir.Undefined), rows, 0), cols, 1
+            )
+            view.strides = builder.insert_value(
+                builder.insert_value(ir.Constant(ir.ArrayType(word, 2), ir.Undefined), row_stride, 0), base.itemsize, 1
+            )
+            view.itemsize = base.itemsize
+            view.nitems = builder.mul(rows, cols)
+            view.meminfo = base.meminfo
+            view.parent = base.parent
+            return view._getvalue()
+
+        return matrix_type(flat, types.int64, types.int64, types.int64), codegen

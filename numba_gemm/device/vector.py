@@ -1,0 +1,121 @@
+"""128-bit accesses: four consecutive floats of a row in one instruction.
+
+Numba turns ``x[row, col]`` into one 32-bit access and never joins four of them in global memory. `load4` and `store4`
+say what is meant: LDG.E.128 and STG.E.128 on an array in global memory, LDS.128 and STS.128 on one in shared memory.
+The address must be a multiple of 16 bytes, and the four floats must be neighbours; neither is checked on the hardware
+(a misaligned address faults). PTX ISA: "ld" and "st", vector forms ``.v4.f32``.
+
+Simulator twin: the same four elements, after a check of alignment and of unit column stride.
+"""
+
+from __future__ import annotations
+
+from numba import float32
+
+from .matrix import read4_if
+from .switch import SIMULATOR, device_function
+
+VECTOR_BYTES = 16
+
+if SIMULATOR:
+    import numpy as np
+
+    def _check_vector(array, row, col):
+        """What the hardware demands of a 128-bit access."""
+        row_stride, col_stride = array.strides
+        address = array.ctypes.data + int(row) * row_stride + int(col) * col_stride
+        if col_stride != array.itemsize or array.itemsize != 4:
+            raise ValueError(f"128-bit access to floats {col_stride} bytes apart; they must be neighbours")
+        if address % VECTOR_BYTES:
+            raise ValueError(f"misaligned 128-bit access to [{row}, {col}]: address {address:#x} % 16 = {address % 16}")
+        if row < 0 or col < 0 or row >= array.shape[0] or col + 4 > array.shape[1]:
+            raise IndexError(f"128-bit access to [{row}, {col}:{col + 4}] of an array of shape {array.shape}")
+
+    def load4(array, row, col):
+        """Floats ``array[row, col:col+4]`` as a tuple, in one 128-bit access."""
+        _check_vector(array, row, col)
+        return array[row, col], array[row, col + 1], array[row, col + 2], array[row, col + 3]
+
+    def store4(array, row, col, values):
+        """Write a tuple of four floats to ``array[row, col:col+4]`` in one 128-bit access."""
+        _check_vector(array, row, col)
+        for i in range(4):
+            array[row, col + i] = np.float32(values[i])
+
+else:
+    from llvmlite import ir
+    from numba.cuda import types
+    from numba.cuda.extending import intrinsic
+
+    from .matrix import BYTE_POINTER, MatrixType, element_address
+
+    FLOAT4 = ir.VectorType(ir.FloatType(), 4)
+    LANES = tuple(ir.Constant(ir.IntType(32), i) for i in range(4))
+
+    def vector_address(context, builder, array_type, array, row, col):
+        """Address of ``array[row, col]`` as a ``<4 x float>*``."""
+        if isinstance(array_type, MatrixType):
+            address = element_address(builder, array_type, array, row, col)
+        else:
+            base = context.make_array(array_type)(context, builder, array)
+            offset = builder.mul(row, builder.extract_value(base.strides, 0))
+            offset = builder.add(offset, builder.shl(col, ir.Constant(ir.IntType(64), 2)))
+            address = builder.gep(builder.bitcast(base.data, BYTE_POINTER), [offset])
+        return builder.bitcast(address, FLOAT4.as_pointer())
+
+    @intrinsic
+    def load4(typingctx, array, row, col):
+        """Floats ``array[row, col:col+4]`` as a tuple, in one 128-bit access."""
+
+        def codegen(context, builder, signature, args):
+            vector = builder.load(vector_address(context, builder, signature.args[0], *args), align=VECTOR_BYTES)
+            return context.make_tuple(
+                builder, signature.return_type, [builder.extract_element(vector, i) for i in LANES]
+            )
+
+        return types.UniTuple(types.float32, 4)(array, types.int64, types.int64), codegen
+
+    @intrinsic
+    def store4(typingctx, array, row, col, values):
+        """Write a tuple of four floats to ``array[row, col:col+4]`` in one 128-bit access."""
+
+        def codegen(context, builder, signature, args):
+            *place, values = args
+            vector = ir.Constant(FLOAT4, ir.Undefined)
+            for i, lane in enumerate(LANES):
+                vector = builder.insert_element(vector, builder.extract_value(values, i), lane)
+            builder.store(vector, vector_address(context, builder, signature.args[0], *place), align=VECTOR_BYTES)
+            return context.get_dummy_value()
+
+        return types.void(array, types.int64, types.int64, types.UniTuple(types.float32, 4)), codegen
+
+
+@device_function
+def store4_down(array, row, col, values):
+    """Write a tuple of four floats to ``array[row:row+4, col]``, by four 32-bit accesses."""
+    array[row, col] = values[0]
+    array[row + 1, col] = values[1]
+    array[row + 2, col] = values[2]
+    array[row + 3, col] = values[3]
+
+
+@device_function
+def fetch4(array, row, col):
+    """``array[row, col:col+4]`` in one access, or four zeros outside; the extents are whole vectors."""
+    if row < array.shape[0] and col < array.shape[1]:
+        return load4(array, row, col)
+    return (float32(0), float32(0), float32(0), float32(0))
+
+
+@device_function
+def fetch1(array, row, col):
+    """``array[row, col]``, or zero outside."""
+    if row < array.shape[0] and col < array.shape[1]:
+        return array[row, col]
+    return float32(0)
+
+
+@device_function
+def fetch4_any(array, row, col):
+    """``array[row, col:col+4]`` with a zero for each float outside, by 32-bit accesses: any strides, any extents."""
+    return read4_if(row < array.shape[0], array, row, col)

@@ -1,0 +1,84 @@
+"""``python -m numba_gemm.inspect STAGE``: what the compiler makes of a stage, on a machine with or without a GPU."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from ..device.probe import simulator_requested
+
+
+def compute_capability(text: str) -> tuple[int, int]:
+    """(9, 0) of "9.0", for argparse."""
+    major, _, minor = text.partition(".")
+    if not (major.isdecimal() and minor.isdecimal()):
+        raise argparse.ArgumentTypeError(f"not a compute capability: {text!r}; write it as 9.0")
+    return int(major), int(minor)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(
+        prog="python -m numba_gemm.inspect",
+        description="Compile a stage without a GPU and print what each of its configurations uses.",
+        epilog="shared counts static and dynamic shared memory in bytes a block, local and spills bytes a thread.",
+    )
+    made.add_argument("stage", metavar="STAGE", help="a rung of the ladder, such as double_buffered")
+    made.add_argument(
+        "--cc", type=compute_capability, default=(9, 0), metavar="X.Y", help="compute capability (default: 9.0)"
+    )
+    made.add_argument("--config", metavar="NAME", help="only this configuration, such as 128x128x8-8x8")
+    made.add_argument("--ptx", action="store_true", help="print the PTX of each")
+    made.add_argument("--sass", action="store_true", help="print the SASS of each, and its main loop's instruction mix")
+    return made
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Print the report; raises ValueError for an unknown stage or configuration."""
+    from ..ladder import STAGES
+    from . import report
+
+    if arguments.stage not in STAGES:
+        raise ValueError(f"unknown stage {arguments.stage!r}; the stages are {', '.join(STAGES)}")
+    stage = STAGES[arguments.stage]
+    names = [config.name for config in stage.configs]
+    if arguments.config is not None and arguments.config not in names:
+        raise ValueError(f"{stage.name} has no configuration {arguments.config!r}; it has {', '.join(names)}")
+    for index, compiled in enumerate(report.variants(stage, arguments.cc, arguments.config)):
+        if index:
+            print()
+        print(f"config: {compiled.label}")
+        print(f"registers: {compiled.registers}")
+        print(f"shared: {compiled.shared}")
+        print(f"local: {compiled.local}")
+        print(f"spills: {compiled.spills}", flush=True)
+        if arguments.ptx:
+            print(compiled.cubin.ptx)
+        if arguments.sass:
+            print("main loop:", ", ".join(f"{count} {name}" for name, count in compiled.mix.most_common()) or "none")
+            print(compiled.sass)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status: 0, 1 if it cannot compile, 2 if the command line is wrong."""
+    arguments = parser().parse_args(argv)
+    if simulator_requested():
+        print(
+            "error: the simulator runs kernels as Python and compiles nothing: unset NUMBA_ENABLE_CUDASIM",
+            file=sys.stderr,
+        )
+        return 1
+    try:
+        run(arguments)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except RuntimeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""What the compiler makes of a stage: compiled for any compute capability, on a machine with or without a GPU."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..device.internals import Cubin
+from ..ladder.stage import Stage, TileConfig
+from ..launch import compile_stage
+from .sass import Instruction, Loop, disassemble, functions, instruction_mix, main_loop
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One configuration of a stage, compiled for one compute capability."""
+
+    stage: Stage
+    config: TileConfig
+    aligned: bool
+    cubin: Cubin
+
+    @property
+    def label(self) -> str:
+        """The configuration's name and the variant's."""
+        return f"{self.config.name} {'aligned' if self.aligned else 'unaligned'}"
+
+    @property
+    def registers(self) -> int:
+        """32-bit registers a thread."""
+        return self.cubin.registers
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory a block, static and dynamic."""
+        return self.cubin.shared + self.config.dynamic_shared
+
+    @property
+    def local(self) -> int:
+        """Bytes of local memory a thread: arrays and spilled registers that lie in global memory after all."""
+        return self.cubin.local
+
+    @property
+    def spills(self) -> int:
+        """Bytes a thread that registers spill, stores and loads together."""
+        return self.cubin.spill_stores + self.cubin.spill_loads
+
+    @cached_property
+    def sass(self) -> str:
+        """The disassembly; raises ToolMissing without nvdisasm."""
+        return disassemble(self.cubin.code)
+
+    @cached_property
+    def instructions(self) -> list[Instruction]:
+        """The kernel's instructions; raises RuntimeError if a device function was not inlined into it."""
+        found = functions(self.sass)
+        if len(found) != 1:
+            raise RuntimeError(f"{self.stage.name} {self.label}: not one function but {', '.join(found) or 'none'}")
+        return next(iter(found.values()))
+
+    @property
+    def loop(self) -> Loop | None:
+        """The loop in which the kernel spends its time."""
+        return main_loop(self.instructions)
+
+    @property
+    def mix(self) -> Counter[str]:
+        """Opcodes of that loop, modifiers aside."""
+        return instruction_mix(self.loop.instructions) if self.loop else Counter()
+
+
+def compiled(stage: Stage, config: TileConfig, cc: tuple[int, int], aligned: bool = True) -> Compiled:
+    """Compile one configuration of a stage as the launcher would on a GPU of this compute capability.
+
+    Parameters
+    ----------
+    stage : Stage
+        A rung, from ``numba_gemm.stages()``.
+    config : TileConfig
+        One of its configurations.
+    cc : (int, int)
+        Compute capability, (9, 0) for one.
+    aligned : bool
+        Whether to compile for operands that 128-bit accesses can reach; other stages save address arithmetic by it.
+
+    Raises
+    ------
+    ValueError
+        if the stage needs a higher compute capability.
+    RuntimeError
+        under the simulator, or if the compiler's packages are not installed.
+    """
+    if cc < stage.min_cc:
+        raise ValueError(
+            f"{stage.name} needs compute capability {dotted(stage.min_cc)} or higher, and {dotted(cc)} was asked for"
+        )
+    return Compiled(stage, config, aligned, compile_stage(stage, config, aligned, cc))
+
+
+def variants(stage: Stage, cc: tuple[int, int], config_name: str | None = None) -> Iterator[Compiled]:
+    """Compile a stage's configurations one by one, or the one of that name, each for aligned operands and for any."""
+    for config in stage.configs:
+        if config_name in (None, config.name):
+            for aligned in (True, False):
+                yield compiled(stage, config, cc, aligned)
+
+
+def dotted(cc: tuple[int, int]) -> str:
+    """A compute capability as people write it: 9.0."""
+    return f"{cc[0]}.{cc[1]}"

@@ -1,0 +1,38 @@
+"""The ladder: one optimisation a rung, from the definition of the product to asynchronously fed warp tiles.
+
+`STAGES` is the single list that drives the API, the tests, the benchmark and the inspector, in climbing order.
+"""
+
+from . import (
+    async_copy,
+    coalesced,
+    conflict_free,
+    double_buffered,
+    naive,
+    register_prefetch,
+    shared_tile,
+    thread_tile_1d,
+    thread_tile_2d,
+    vectorized,
+    warp_tiled,
+)
+from .stage import Stage, TileConfig
+
+STAGES: dict[str, Stage] = {
+    module.STAGE.name: module.STAGE
+    for module in (
+        naive,
+        coalesced,
+        shared_tile,
+        thread_tile_1d,
+        thread_tile_2d,
+        vectorized,
+        conflict_free,
+        double_buffered,
+        register_prefetch,
+        warp_tiled,
+        async_copy,
+    )
+}
+
+__all__ = ["STAGES", "Stage", "TileConfig"]

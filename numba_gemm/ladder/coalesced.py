@@ -1,0 +1,33 @@
+"""coalesced: one thread an element of C, neighbours in a warp along a row.
+
+Bottleneck before: each read of A by a warp touches 32 sectors, and so does each write of C. Idea: swap the axes.
+Thread .x now picks the column, so a warp reads 32 neighbours of a row of B (4 sectors of 32 bytes, all used) and one
+    element of A, which the hardware broadcasts.
+Traffic: the same 2*M*N*K floats are requested, in 5 sectors a warp and step instead of 33.
+Registers and shared memory: a handful; none.
+"""
+
+from numba import cuda
+
+from ..device.blend import blend
+from ..device.dot import dot
+from .stage import Stage, TileConfig
+
+
+@cuda.jit
+def coalesced(alpha, a, b, beta, c):
+    m, n = c.shape
+    row = cuda.blockIdx.y * cuda.blockDim.y + cuda.threadIdx.y
+    col = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if row < m and col < n:
+        c[row, col] = blend(alpha, dot(a, b, row, col), beta, c, row, col)
+
+
+STAGE = Stage(
+    name="coalesced",
+    summary="consecutive threads along a row: a warp reads and writes whole sectors",
+    build=lambda config, aligned: coalesced,
+    configs=(TileConfig(BM=2, BN=128, BK=1),),
+    test_config=TileConfig(BM=4, BN=8, BK=1),
+    block=lambda config: (config.BN, config.BM),
+)

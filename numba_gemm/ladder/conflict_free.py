@@ -1,0 +1,100 @@
+"""conflict_free: shared tiles laid out so that no access of a warp meets a bank twice.
+
+Bottleneck before: neighbouring threads read fragments TN floats apart, two threads to a bank, and rows of A's tile
+    TM*BK floats apart, again the same bank: most reads take twice the cycles they need.
+Idea: three changes of place, none of arithmetic. A is transposed on its way into shared memory, so that a fragment of
+    either operand is four neighbours of a row. A thread's TM x TN tile is split into quadrants of 4x4, BM/2 and BN/2
+    apart, so that neighbouring threads read neighbouring vectors. And the transposing stores, which would meet at two
+    banks' distance, XOR the column with a half-warp's width for every other group of four k.
+Traffic: the same bytes from shared memory, each in the fewest wavefronts its width allows.
+Registers and shared memory: TM*TN accumulators, TM + TN fragments; BK*(BM + BN) floats (8 KB at 128x128x8).
+"""
+
+from numba import cuda, float32, uint32
+
+from ..device.blend import row_store
+from ..device.vector import fetch4, fetch4_any, load4, store4, store4_down
+from .stage import Stage, TileConfig, flat_block, require
+
+HALF_WARP = 16
+
+
+def build(config, aligned):
+    BM, BN, BK, TM, TN = config.BM, config.BN, config.BK, config.TM, config.TN
+    THREADS = config.threads
+    A_ROWS = THREADS // (BK // 4)  # rows of A that the block copies at a time
+    B_ROWS = THREADS // (BN // 4)  # rows of B
+    require(
+        config,
+        {
+            "quadrants of 4x4: TM == TN == 8": TM == TN == 8,
+            "BK == 8: two groups of four k": BK == 8,
+            "quadrants keep the swizzle: BM % 64 == 0": BM % 64 == 0,
+            "BM % (threads/(BK/4)) == 0": A_ROWS > 0 and BM % A_ROWS == 0,
+            "BK % (threads/(BN/4)) == 0": B_ROWS > 0 and BK % B_ROWS == 0,
+        },
+    )
+    fetch = fetch4 if aligned else fetch4_any
+    store_row = row_store(TN, BN // 2, aligned)
+
+    @cuda.jit
+    def conflict_free(alpha, a, b, beta, c):
+        a_tile = cuda.shared.array((BK, BM), float32, alignment=16)
+        b_tile = cuda.shared.array((BK, BN), float32, alignment=16)
+        k = a.shape[1]
+        tid = uint32(cuda.threadIdx.x)
+        block_row = cuda.blockIdx.y * BM
+        block_col = cuda.blockIdx.x * BN
+        a_row, a_col = tid // (BK // 4), tid % (BK // 4) * 4
+        a_swizzle = (
+            a_col // 4 * HALF_WARP
+        )  # what k = 4..7 XORs into A's column, so that a store's two halves take different banks
+        b_row, b_col = tid // (BN // 4), tid % (BN // 4) * 4
+        row = tid // (BN // TN) * 4  # of this thread's first quadrant, within the block tile
+        col = tid % (BN // TN) * 4
+
+        a_frag = cuda.local.array(TM, float32)
+        b_frag = cuda.local.array(TN, float32)
+        acc = cuda.local.array((TM, TN), float32)
+        for i in range(TM):
+            for j in range(TN):
+                acc[i, j] = float32(0)
+
+        k0 = 0
+        while k0 < k:
+            for i in range(0, BM, A_ROWS):
+                values = fetch(a, block_row + a_row + i, k0 + a_col)
+                store4_down(a_tile, a_col, (a_row + i) ^ a_swizzle, values)
+            for i in range(0, BK, B_ROWS):
+                store4(b_tile, b_row + i, b_col, fetch(b, k0 + b_row + i, block_col + b_col))
+            cuda.syncthreads()  # the tiles are written by all before any thread reads them
+            p = 0
+            while p < BK:
+                place = row ^ (p // 4 * HALF_WARP)
+                a_frag[0], a_frag[1], a_frag[2], a_frag[3] = load4(a_tile, p, place)
+                a_frag[4], a_frag[5], a_frag[6], a_frag[7] = load4(a_tile, p, place + BM // 2)
+                b_frag[0], b_frag[1], b_frag[2], b_frag[3] = load4(b_tile, p, col)
+                b_frag[4], b_frag[5], b_frag[6], b_frag[7] = load4(b_tile, p, col + BN // 2)
+                for i in range(TM):
+                    for j in range(TN):
+                        acc[i, j] += a_frag[i] * b_frag[j]
+                p += 1
+            cuda.syncthreads()  # the tiles are read by all before any thread overwrites them
+            k0 += BK
+
+        for i in range(TM):
+            c_row = block_row + row + i // 4 * (BM // 2) + i % 4
+            store_row(c, c_row, block_col + col, alpha, acc, i, beta)
+
+    return conflict_free
+
+
+STAGE = Stage(
+    name="conflict_free",
+    summary="A transposed and swizzled, thread tiles in quadrants: no bank conflicts",
+    build=build,
+    configs=(TileConfig(BM=128, BN=128, BK=8, TM=8, TN=8),),
+    test_config=TileConfig(BM=64, BN=32, BK=8, TM=8, TN=8),
+    block=flat_block,
+    vectorized=True,
+)

@@ -1,0 +1,70 @@
+"""cpu_sgemm: the triple loop on one core of the CPU, where the climb is measured from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+
+@njit(nogil=True)
+def _triple_loop(alpha, a, b, beta, c):
+    m, n = c.shape
+    k = a.shape[1]
+    for row in range(m):
+        for col in range(n):
+            acc = np.float32(0)
+            for p in range(k):
+                acc += a[row, p] * b[p, col]
+            acc *= alpha
+            if beta != 0:  # beta == 0 must not read C
+                acc += beta * c[row, col]
+            c[row, col] = acc
+
+
+def cpu_sgemm(a: Any, b: Any, out: Any = None, *, alpha: float = 1.0, beta: float = 0.0) -> Any:
+    """``alpha * a @ b + beta * out`` by three nested loops, each sum a float32, on one core.
+
+    Parameters
+    ----------
+    a, b : float32 NumPy arrays of shapes (m, k) and (k, n)
+        Any strides.
+    out : float32 NumPy array of shape (m, n), optional
+        Where the result goes; a new array otherwise. Not read if beta is 0. It must not overlap a or b.
+    alpha, beta : float
+        Scalars, rounded to float32. As on the GPU, ``alpha == 0`` reads neither a nor b.
+
+    Returns
+    -------
+    float32 NumPy array of shape (m, n)
+        ``out`` if it was given.
+
+    Raises
+    ------
+    TypeError
+        for anything but 2-D float32 NumPy arrays.
+    ValueError
+        if shapes do not match, if out overlaps a or b or is read-only, or if beta is not 0 and there is no out.
+    """
+    for name, array in {"a": a, "b": b, **({} if out is None else {"out": out})}.items():
+        if not isinstance(array, np.ndarray) or array.ndim != 2 or array.dtype != np.float32:
+            kind = f"{array.ndim}-D {array.dtype} array" if isinstance(array, np.ndarray) else type(array).__name__
+            raise TypeError(f"{name} is a {kind}; cpu_sgemm takes 2-D float32 NumPy arrays; convert it first")
+    if a.shape[1] != b.shape[0]:
+        raise ValueError(f"a is {a.shape} and b is {b.shape}; a's columns must be as many as b's rows")
+    shape = (a.shape[0], b.shape[1])
+    if out is None:
+        if beta != 0:
+            raise ValueError(f"beta is {beta} but there is no out to add; pass out, or beta=0")
+        out = np.empty(shape, np.float32)
+    elif out.shape != shape:
+        raise ValueError(f"out is {out.shape}; the product of {a.shape} and {b.shape} is {shape}")
+    elif not out.flags.writeable:
+        raise ValueError("out is read-only; pass an array that can be written")
+    elif np.shares_memory(out, a) or np.shares_memory(out, b):
+        raise ValueError("out overlaps a or b; pass an array of its own")
+    if alpha == 0 or a.shape[1] == 0:
+        alpha, a, b = 0.0, a[:, :0], b[:0]
+    _triple_loop(np.float32(alpha), a, b, np.float32(beta), out)
+    return out

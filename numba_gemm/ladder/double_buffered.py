@@ -1,0 +1,125 @@
+"""double_buffered: the next tile travels while this one is multiplied.
+
+Bottleneck before: a block waits for global memory at the start of every tile, and at two barriers a tile. Idea: two
+buffers of each shared tile. The loads of tile t + 1 are issued into registers before the multiply-adds of tile t, and
+stored after
+    them into the buffer that nobody reads; then one barrier ends the tile. A prologue fills the first buffer, and the
+    last tile drains without a load.
+Traffic: the same. Registers and shared memory: TM*TN accumulators, TM + TN fragments, and the staged BK*(BM +
+BN)/threads floats; 2*BK*(BM + BN) floats (16 KB at
+    128x128x8).
+"""
+
+from numba import cuda, float32, uint32
+
+from ..device.blend import row_store
+from ..device.switch import hardware_only
+from ..device.vector import fetch4, fetch4_any, load4, store4, store4_down
+from .stage import Stage, TileConfig, flat_block, require
+
+HALF_WARP = 16
+
+
+def build(config, aligned):
+    BM, BN, BK, TM, TN = config.BM, config.BN, config.BK, config.TM, config.TN
+    THREADS = config.threads
+    A_ROWS = THREADS // (BK // 4)  # rows of A that the block copies at a time
+    B_ROWS = THREADS // (BN // 4)  # rows of B
+    A_SHAPE, B_SHAPE = (2 * BK, BM), (2 * BK, BN)  # the buffers of a tile lie one below the other
+    A_LOADS, B_LOADS = BM // max(A_ROWS, 1), BK // max(B_ROWS, 1)  # vectors that a thread stages
+    require(
+        config,
+        {
+            "quadrants of 4x4: TM == TN == 8": TM == TN == 8,
+            "BK == 8: two groups of four k": BK == 8,
+            "quadrants keep the swizzle: BM % 64 == 0": BM % 64 == 0,
+            "BM % (threads/(BK/4)) == 0": A_ROWS > 0 and BM % A_ROWS == 0,
+            "BK % (threads/(BN/4)) == 0": B_ROWS > 0 and BK % B_ROWS == 0,
+            "two buffers: slots == 2": config.slots == 2,
+        },
+    )
+    fetch = fetch4 if aligned else fetch4_any
+    store_row = row_store(TN, BN // 2, aligned)
+
+    @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
+    def double_buffered(alpha, a, b, beta, c):
+        a_tile = cuda.shared.array(A_SHAPE, float32, alignment=16)
+        b_tile = cuda.shared.array(B_SHAPE, float32, alignment=16)
+        k = a.shape[1]
+        tid = uint32(cuda.threadIdx.x)
+        block_row = cuda.blockIdx.y * BM
+        block_col = cuda.blockIdx.x * BN
+        a_row, a_col = tid // (BK // 4), tid % (BK // 4) * 4
+        a_swizzle = a_col // 4 * HALF_WARP
+        b_row, b_col = tid // (BN // 4), tid % (BN // 4) * 4
+        row = tid // (BN // TN) * 4  # of this thread's first quadrant, within the block tile
+        col = tid % (BN // TN) * 4
+
+        a_next = cuda.local.array((A_LOADS, 4), float32)
+        b_next = cuda.local.array((B_LOADS, 4), float32)
+        a_frag = cuda.local.array(TM, float32)
+        b_frag = cuda.local.array(TN, float32)
+        acc = cuda.local.array((TM, TN), float32)
+        for i in range(TM):
+            for j in range(TN):
+                acc[i, j] = float32(0)
+
+        for i in range(A_LOADS):
+            values = fetch(a, block_row + a_row + i * A_ROWS, a_col)
+            store4_down(a_tile, a_col, (a_row + i * A_ROWS) ^ a_swizzle, values)
+        for i in range(B_LOADS):
+            store4(b_tile, b_row + i * B_ROWS, b_col, fetch(b, b_row + i * B_ROWS, block_col + b_col))
+        buffer = 0
+        cuda.syncthreads()  # the first tiles are written by all before any thread reads them
+
+        k0 = 0
+        while k0 < k:
+            more = k0 + BK < k
+            if more:
+                for i in range(A_LOADS):
+                    values = fetch(a, block_row + a_row + i * A_ROWS, k0 + BK + a_col)
+                    a_next[i, 0], a_next[i, 1], a_next[i, 2], a_next[i, 3] = values
+                for i in range(B_LOADS):
+                    values = fetch(b, k0 + BK + b_row + i * B_ROWS, block_col + b_col)
+                    b_next[i, 0], b_next[i, 1], b_next[i, 2], b_next[i, 3] = values
+            p = 0
+            while p < BK:
+                place = row ^ (p // 4 * HALF_WARP)
+                a_frag[0], a_frag[1], a_frag[2], a_frag[3] = load4(a_tile, buffer + p, place)
+                a_frag[4], a_frag[5], a_frag[6], a_frag[7] = load4(a_tile, buffer + p, place + BM // 2)
+                b_frag[0], b_frag[1], b_frag[2], b_frag[3] = load4(b_tile, buffer + p, col)
+                b_frag[4], b_frag[5], b_frag[6], b_frag[7] = load4(b_tile, buffer + p, col + BN // 2)
+                for i in range(TM):
+                    for j in range(TN):
+                        acc[i, j] += a_frag[i] * b_frag[j]
+                p += 1
+            buffer ^= BK
+            if more:
+                for i in range(A_LOADS):
+                    values = (a_next[i, 0], a_next[i, 1], a_next[i, 2], a_next[i, 3])
+                    store4_down(a_tile, buffer + a_col, (a_row + i * A_ROWS) ^ a_swizzle, values)
+                for i in range(B_LOADS):
+                    values = (b_next[i, 0], b_next[i, 1], b_next[i, 2], b_next[i, 3])
+                    store4(b_tile, buffer + b_row + i * B_ROWS, b_col, values)
+                # the next tiles are written by all before any thread reads them, and this tile is read by all before
+                # the
+                # next iteration overwrites it
+                cuda.syncthreads()
+            k0 += BK
+
+        for i in range(TM):
+            c_row = block_row + row + i // 4 * (BM // 2) + i % 4
+            store_row(c, c_row, block_col + col, alpha, acc, i, beta)
+
+    return double_buffered
+
+
+STAGE = Stage(
+    name="double_buffered",
+    summary="two shared buffers: global loads staged through registers while computing, one barrier a tile",
+    build=build,
+    configs=(TileConfig(BM=128, BN=128, BK=8, TM=8, TN=8, slots=2, min_blocks=2),),
+    test_config=TileConfig(BM=64, BN=32, BK=8, TM=8, TN=8, slots=2),
+    block=flat_block,
+    vectorized=True,
+)

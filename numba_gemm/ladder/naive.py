@@ -1,0 +1,36 @@
+"""naive: one thread an element of C, neighbours in a warp down a column.
+
+Bottleneck before: none; this is where the climb starts. Idea: the definition of the product. Thread .x picks the row
+and .y the column, the reverse of every later stage, on purpose: the 32
+    threads of a warp then own 32 rows of one column of C.
+Traffic: 2*K reads an element, 2*M*N*K floats in all and M*N writes. The 32 reads of ``a[row, p]`` a warp makes at
+    once lie a whole row apart and cost 32 sectors of 32 bytes, of which 4 bytes each are used; 1 FLOP for 4 bytes
+    requested.
+Registers and shared memory: a handful; none.
+"""
+
+from numba import cuda
+
+from ..device.blend import blend
+from ..device.dot import dot
+from .stage import Stage, TileConfig
+
+
+@cuda.jit
+def naive(alpha, a, b, beta, c):
+    m, n = c.shape
+    row = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    col = cuda.blockIdx.y * cuda.blockDim.y + cuda.threadIdx.y
+    if row < m and col < n:
+        c[row, col] = blend(alpha, dot(a, b, row, col), beta, c, row, col)
+
+
+STAGE = Stage(
+    name="naive",
+    summary="one thread an element of C, consecutive threads down a column: uncoalesced on purpose",
+    build=lambda config, aligned: naive,
+    configs=(TileConfig(BM=32, BN=32, BK=1),),
+    test_config=TileConfig(BM=8, BN=4, BK=1),
+    block=lambda config: (config.BM, config.BN),
+    rows_along_x=True,
+)

@@ -1,0 +1,143 @@
+"""register_prefetch: the next k-step's fragments load while this one's are multiplied.
+
+Bottleneck before: each k-step starts with reads of shared memory and waits for them, some 30 cycles, before its first
+multiply-add. Idea: two sets of fragments. While one is multiplied, the next k-step's is read into the other. At the
+end of a tile the first fragments of
+    the next tile are read right behind the barrier, so the last k-step of this tile covers that wait as well.
+Traffic: the same. Registers and shared memory: TM*TN accumulators, 2*(TM + TN) fragments, the staged BK*(BM +
+BN)/threads floats; 2*BK*(BM + BN) floats (16 KB at
+    128x128x8).
+"""
+
+from numba import cuda, float32, uint32
+
+from ..device.blend import row_store
+from ..device.switch import device_function, hardware_only
+from ..device.vector import fetch4, fetch4_any, load4, store4, store4_down
+from .stage import Stage, TileConfig, flat_block, require
+
+HALF_WARP = 16
+
+
+def build(config, aligned):
+    BM, BN, BK, TM, TN = config.BM, config.BN, config.BK, config.TM, config.TN
+    THREADS = config.threads
+    A_ROWS = THREADS // (BK // 4)  # rows of A that the block copies at a time
+    B_ROWS = THREADS // (BN // 4)  # rows of B
+    A_SHAPE, B_SHAPE = (2 * BK, BM), (2 * BK, BN)  # the buffers of a tile lie one below the other
+    A_LOADS, B_LOADS = BM // max(A_ROWS, 1), BK // max(B_ROWS, 1)  # vectors that a thread stages
+    require(
+        config,
+        {
+            "quadrants of 4x4: TM == TN == 8": TM == TN == 8,
+            "BK == 8: two groups of four k": BK == 8,
+            "quadrants keep the swizzle: BM % 64 == 0": BM % 64 == 0,
+            "BM % (threads/(BK/4)) == 0": A_ROWS > 0 and BM % A_ROWS == 0,
+            "BK % (threads/(BN/4)) == 0": B_ROWS > 0 and BK % B_ROWS == 0,
+            "two buffers: slots == 2": config.slots == 2,
+        },
+    )
+    fetch = fetch4 if aligned else fetch4_any
+    store_row = row_store(TN, BN // 2, aligned)
+
+    @device_function
+    def read_fragments(a_tile, b_tile, buffer, p, row, col, a_frag, b_frag):
+        """Fragments of k-step p of the tiles at `buffer`."""
+        place = row ^ (p // 4 * HALF_WARP)
+        a_frag[0], a_frag[1], a_frag[2], a_frag[3] = load4(a_tile, buffer + p, place)
+        a_frag[4], a_frag[5], a_frag[6], a_frag[7] = load4(a_tile, buffer + p, place + BM // 2)
+        b_frag[0], b_frag[1], b_frag[2], b_frag[3] = load4(b_tile, buffer + p, col)
+        b_frag[4], b_frag[5], b_frag[6], b_frag[7] = load4(b_tile, buffer + p, col + BN // 2)
+
+    @device_function
+    def multiply(a_frag, b_frag, acc):
+        """One k-step: the outer product of two fragments."""
+        for j in range(TN):
+            for i in range(TM):
+                acc[i, j] += a_frag[i] * b_frag[j]
+
+    @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
+    def register_prefetch(alpha, a, b, beta, c):
+        a_tile = cuda.shared.array(A_SHAPE, float32, alignment=16)
+        b_tile = cuda.shared.array(B_SHAPE, float32, alignment=16)
+        k = a.shape[1]
+        tid = uint32(cuda.threadIdx.x)
+        block_row = cuda.blockIdx.y * BM
+        block_col = cuda.blockIdx.x * BN
+        a_row, a_col = tid // (BK // 4), tid % (BK // 4) * 4
+        a_swizzle = a_col // 4 * HALF_WARP
+        b_row, b_col = tid // (BN // 4), tid % (BN // 4) * 4
+        row = tid // (BN // TN) * 4  # of this thread's first quadrant, within the block tile
+        col = tid % (BN // TN) * 4
+
+        a_next = cuda.local.array((A_LOADS, 4), float32)
+        b_next = cuda.local.array((B_LOADS, 4), float32)
+        a_even = cuda.local.array(TM, float32)  # fragments of the even k-steps
+        b_even = cuda.local.array(TN, float32)
+        a_odd = cuda.local.array(TM, float32)  # fragments of the odd k-steps
+        b_odd = cuda.local.array(TN, float32)
+        acc = cuda.local.array((TM, TN), float32)
+        for i in range(TM):
+            for j in range(TN):
+                acc[i, j] = float32(0)
+
+        for i in range(A_LOADS):
+            values = fetch(a, block_row + a_row + i * A_ROWS, a_col)
+            store4_down(a_tile, a_col, (a_row + i * A_ROWS) ^ a_swizzle, values)
+        for i in range(B_LOADS):
+            store4(b_tile, b_row + i * B_ROWS, b_col, fetch(b, b_row + i * B_ROWS, block_col + b_col))
+        buffer = 0
+        cuda.syncthreads()  # the first tiles are written by all before any thread reads them
+        read_fragments(a_tile, b_tile, buffer, 0, row, col, a_even, b_even)
+
+        k0 = 0
+        while k0 < k:
+            more = k0 + BK < k
+            if more:
+                for i in range(A_LOADS):
+                    values = fetch(a, block_row + a_row + i * A_ROWS, k0 + BK + a_col)
+                    a_next[i, 0], a_next[i, 1], a_next[i, 2], a_next[i, 3] = values
+                for i in range(B_LOADS):
+                    values = fetch(b, k0 + BK + b_row + i * B_ROWS, block_col + b_col)
+                    b_next[i, 0], b_next[i, 1], b_next[i, 2], b_next[i, 3] = values
+            p = 0
+            while p < BK - 2:
+                read_fragments(a_tile, b_tile, buffer, p + 1, row, col, a_odd, b_odd)
+                multiply(a_even, b_even, acc)
+                read_fragments(a_tile, b_tile, buffer, p + 2, row, col, a_even, b_even)
+                multiply(a_odd, b_odd, acc)
+                p += 2
+            read_fragments(a_tile, b_tile, buffer, BK - 1, row, col, a_odd, b_odd)
+            multiply(a_even, b_even, acc)
+            buffer ^= BK
+            if more:
+                for i in range(A_LOADS):
+                    values = (a_next[i, 0], a_next[i, 1], a_next[i, 2], a_next[i, 3])
+                    store4_down(a_tile, buffer + a_col, (a_row + i * A_ROWS) ^ a_swizzle, values)
+                for i in range(B_LOADS):
+                    values = (b_next[i, 0], b_next[i, 1], b_next[i, 2], b_next[i, 3])
+                    store4(b_tile, buffer + b_row + i * B_ROWS, b_col, values)
+                # the next tiles are written by all before any thread reads them, and this tile's last fragments are
+                # read by all
+                # before the next iteration overwrites it
+                cuda.syncthreads()
+                read_fragments(a_tile, b_tile, buffer, 0, row, col, a_even, b_even)
+            multiply(a_odd, b_odd, acc)
+            k0 += BK
+
+        for i in range(TM):
+            c_row = block_row + row + i // 4 * (BM // 2) + i % 4
+            store_row(c, c_row, block_col + col, alpha, acc, i, beta)
+
+    return register_prefetch
+
+
+STAGE = Stage(
+    name="register_prefetch",
+    summary="the next k-step's fragments load while this one computes",
+    build=build,
+    configs=(TileConfig(BM=128, BN=128, BK=8, TM=8, TN=8, slots=2, min_blocks=2),),
+    test_config=TileConfig(BM=64, BN=32, BK=8, TM=8, TN=8, slots=2),
+    block=flat_block,
+    vectorized=True,
+)

@@ -1,0 +1,60 @@
+"""shared_tile: a block shares BLOCKSIZE x BLOCKSIZE tiles of A and B through shared memory.
+
+Bottleneck before: every element of A is requested N times and every element of B M times, all of it through the L1
+cache. Idea: the BM x BN threads of a block walk along K together, BK = BM = BN terms at a time. Each thread copies
+one element of A and one of B
+    into shared memory, and the whole block reads them from there.
+Traffic: BK*(BM + BN) floats from global memory for BM*BN*BK multiply-adds: M*N*K*(1/BM + 1/BN) in all, (1/BM +
+    1/BN)/2 of before. Shared memory now serves two reads a multiply-add.
+Registers and shared memory: few; 2*BM*BN floats (8 KB at 32).
+"""
+
+from numba import cuda, float32, uint32
+
+from ..device.blend import blend
+from ..device.vector import fetch1
+from .stage import Stage, TileConfig, require
+
+
+def build(config, aligned):
+    BM, BN, BK = config.BM, config.BN, config.BK
+    require(config, {"square tiles: BM == BN == BK": BM == BN == BK})
+
+    @cuda.jit
+    def shared_tile(alpha, a, b, beta, c):
+        a_tile = cuda.shared.array((BM, BK), float32, alignment=16)
+        b_tile = cuda.shared.array((BK, BN), float32, alignment=16)
+        m, n = c.shape
+        k = a.shape[1]
+        tx = uint32(cuda.threadIdx.x)
+        ty = uint32(cuda.threadIdx.y)
+        row = cuda.blockIdx.y * BM + ty
+        col = cuda.blockIdx.x * BN + tx
+
+        acc = float32(0)
+        k0 = 0
+        while k0 < k:
+            a_tile[ty, tx] = fetch1(a, row, k0 + tx)
+            b_tile[ty, tx] = fetch1(b, k0 + ty, col)
+            cuda.syncthreads()  # the tiles are written by all before any thread reads them
+            p = 0
+            while p < BK:
+                acc += a_tile[ty, p] * b_tile[p, tx]
+                p += 1
+            cuda.syncthreads()  # the tiles are read by all before any thread overwrites them
+            k0 += BK
+
+        if row < m and col < n:
+            c[row, col] = blend(alpha, acc, beta, c, row, col)
+
+    return shared_tile
+
+
+STAGE = Stage(
+    name="shared_tile",
+    summary="square tiles of A and B in shared memory, one element of C a thread",
+    build=build,
+    configs=(TileConfig(BM=32, BN=32, BK=32), TileConfig(BM=16, BN=16, BK=16)),
+    test_config=TileConfig(BM=8, BN=8, BK=8),
+    block=lambda config: (config.BN, config.BM),
+)

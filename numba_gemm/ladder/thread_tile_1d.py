@@ -1,0 +1,72 @@
+"""thread_tile_1d: each thread computes a column of TM elements of C in registers.
+
+Bottleneck before: two reads of shared memory for each multiply-add; shared memory's bandwidth, not arithmetic, sets
+the pace. Idea: a thread owns TM rows of one column. An element of B, once read into a register, serves TM
+multiply-adds. Traffic: BK*(BM + BN) floats a tile from global memory; from shared memory BM*BN*BK*(1 + 1/TM) reads a
+tile instead of 2*BM*BN*BK. Registers and shared memory: TM accumulators; BK*(BM + BN) floats (4 KB at 64x64x8).
+"""
+
+from numba import cuda, float32, uint32
+
+from ..device.blend import store_blend1
+from ..device.vector import fetch1
+from .stage import Stage, TileConfig, flat_block, require
+
+
+def build(config, aligned):
+    BM, BN, BK, TM = config.BM, config.BN, config.BK, config.TM
+    THREADS = config.threads
+    require(
+        config,
+        {
+            "TN == 1": config.TN == 1,
+            "one element of A a thread: BM*BK == threads": BM * BK == THREADS,
+            "one element of B a thread: BK*BN == threads": BK * BN == THREADS,
+        },
+    )
+
+    @cuda.jit
+    def thread_tile_1d(alpha, a, b, beta, c):
+        a_tile = cuda.shared.array((BM, BK), float32, alignment=16)
+        b_tile = cuda.shared.array((BK, BN), float32, alignment=16)
+        k = a.shape[1]
+        tid = uint32(cuda.threadIdx.x)
+        block_row = cuda.blockIdx.y * BM
+        block_col = cuda.blockIdx.x * BN
+        a_row, a_col = tid // BK, tid % BK
+        b_row, b_col = tid // BN, tid % BN
+        row = tid // BN * TM  # of this thread's first element, within the block tile
+        col = tid % BN
+
+        acc = cuda.local.array(TM, float32)
+        for i in range(TM):
+            acc[i] = float32(0)
+
+        k0 = 0
+        while k0 < k:
+            a_tile[a_row, a_col] = fetch1(a, block_row + a_row, k0 + a_col)
+            b_tile[b_row, b_col] = fetch1(b, k0 + b_row, block_col + b_col)
+            cuda.syncthreads()  # the tiles are written by all before any thread reads them
+            p = 0
+            while p < BK:
+                b_value = b_tile[p, col]
+                for i in range(TM):
+                    acc[i] += a_tile[row + i, p] * b_value
+                p += 1
+            cuda.syncthreads()  # the tiles are read by all before any thread overwrites them
+            k0 += BK
+
+        for i in range(TM):
+            store_blend1(c, block_row + row + i, block_col + col, alpha, acc[i], beta)
+
+    return thread_tile_1d
+
+
+STAGE = Stage(
+    name="thread_tile_1d",
+    summary="each thread a column of TM results in registers",
+    build=build,
+    configs=(TileConfig(BM=64, BN=64, BK=8, TM=8),),
+    test_config=TileConfig(BM=16, BN=16, BK=4, TM=4),
+    block=flat_block,
+)

@@ -1,0 +1,88 @@
+"""thread_tile_2d: each thread computes a TM x TN tile of C as outer products of register fragments.
+
+Bottleneck before: one read of A in shared memory for each multiply-add, since only B is reused from a register. Idea:
+a thread owns TM x TN neighbouring elements. A k-step reads TM elements of A and TN of B into register fragments and
+makes TM*TN
+    multiply-adds of them.
+Traffic: M*N*K*(1/BM + 1/BN) floats from global memory in all; from shared memory BM*BN*BK*(1/TM + 1/TN) reads a tile,
+    (1/TM + 1/TN)/2 of the 2*BM*BN*BK of one element a thread.
+Registers and shared memory: TM*TN accumulators and TM + TN fragments; BK*(BM + BN) floats (8 KB at 128x128x8).
+"""
+
+from numba import cuda, float32, uint32
+
+from ..device.blend import store_blend1
+from ..device.vector import fetch1
+from .stage import Stage, TileConfig, flat_block, require
+
+
+def build(config, aligned):
+    BM, BN, BK, TM, TN = config.BM, config.BN, config.BK, config.TM, config.TN
+    THREADS = config.threads
+    A_ROWS = THREADS // BK  # rows of the A tile that the block copies at a time
+    B_ROWS = THREADS // BN  # the same for B
+    require(
+        config,
+        {
+            "threads % BK == 0": THREADS % BK == 0,
+            "threads % BN == 0": THREADS % BN == 0,
+            "BM % (threads/BK) == 0": BM % max(A_ROWS, 1) == 0,
+            "BK % (threads/BN) == 0": BK % max(B_ROWS, 1) == 0,
+        },
+    )
+
+    @cuda.jit
+    def thread_tile_2d(alpha, a, b, beta, c):
+        a_tile = cuda.shared.array((BM, BK), float32, alignment=16)
+        b_tile = cuda.shared.array((BK, BN), float32, alignment=16)
+        k = a.shape[1]
+        tid = uint32(cuda.threadIdx.x)
+        block_row = cuda.blockIdx.y * BM
+        block_col = cuda.blockIdx.x * BN
+        a_row, a_col = tid // BK, tid % BK
+        b_row, b_col = tid // BN, tid % BN
+        row = tid // (BN // TN) * TM  # of this thread's first element, within the block tile
+        col = tid % (BN // TN) * TN
+
+        a_frag = cuda.local.array(TM, float32)
+        b_frag = cuda.local.array(TN, float32)
+        acc = cuda.local.array((TM, TN), float32)
+        for i in range(TM):
+            for j in range(TN):
+                acc[i, j] = float32(0)
+
+        k0 = 0
+        while k0 < k:
+            for i in range(0, BM, A_ROWS):
+                a_tile[a_row + i, a_col] = fetch1(a, block_row + a_row + i, k0 + a_col)
+            for i in range(0, BK, B_ROWS):
+                b_tile[b_row + i, b_col] = fetch1(b, k0 + b_row + i, block_col + b_col)
+            cuda.syncthreads()  # the tiles are written by all before any thread reads them
+            p = 0
+            while p < BK:
+                for i in range(TM):
+                    a_frag[i] = a_tile[row + i, p]
+                for j in range(TN):
+                    b_frag[j] = b_tile[p, col + j]
+                for i in range(TM):
+                    for j in range(TN):
+                        acc[i, j] += a_frag[i] * b_frag[j]
+                p += 1
+            cuda.syncthreads()  # the tiles are read by all before any thread overwrites them
+            k0 += BK
+
+        for i in range(TM):
+            for j in range(TN):
+                store_blend1(c, block_row + row + i, block_col + col + j, alpha, acc[i, j], beta)
+
+    return thread_tile_2d
+
+
+STAGE = Stage(
+    name="thread_tile_2d",
+    summary="each thread TM x TN results: an outer product of register fragments a k-step",
+    build=build,
+    configs=(TileConfig(BM=128, BN=128, BK=8, TM=8, TN=8),),
+    test_config=TileConfig(BM=16, BN=16, BK=4, TM=4, TN=2),
+    block=flat_block,
+)

@@ -1,0 +1,91 @@
+"""vectorized: 128-bit accesses to global and shared memory.
+
+Bottleneck before: every copy and every fragment read moves 4 bytes an instruction, and the instructions themselves
+fill the issue slots. Idea: four neighbours of a row travel in one instruction. A thread copies a vector of four, and
+reads its fragments four at a time: of B along a
+    row, of A along K, so that one visit to A's rows serves four k-steps.
+Traffic: the same bytes in a quarter of the instructions. Operands with odd extents, odd strides or unaligned rows are
+    copied by 32-bit accesses instead (``aligned`` is False); the shared tiles are vector-wide all the same.
+Registers and shared memory: TM*TN accumulators, 4*TM floats of A and TN of B; BK*(BM + BN) floats (8 KB at 128x128x8).
+"""
+
+from numba import cuda, float32, uint32
+
+from ..device.blend import row_store
+from ..device.vector import fetch4, fetch4_any, load4, store4
+from .stage import Stage, TileConfig, flat_block, require
+
+
+def build(config, aligned):
+    BM, BN, BK, TM, TN = config.BM, config.BN, config.BK, config.TM, config.TN
+    THREADS = config.threads
+    A_ROWS = THREADS // (BK // 4)  # rows of the A tile that the block copies at a time
+    B_ROWS = THREADS // (BN // 4)  # the same for B
+    require(
+        config,
+        {
+            "BK % 4 == 0": BK % 4 == 0,
+            "TN % 4 == 0": TN % 4 == 0,
+            "BM % (threads/(BK/4)) == 0": A_ROWS > 0 and BM % A_ROWS == 0,
+            "BK % (threads/(BN/4)) == 0": B_ROWS > 0 and BK % B_ROWS == 0,
+        },
+    )
+    fetch = fetch4 if aligned else fetch4_any
+    store_row = row_store(TN, 4, aligned)
+
+    @cuda.jit
+    def vectorized(alpha, a, b, beta, c):
+        a_tile = cuda.shared.array((BM, BK), float32, alignment=16)
+        b_tile = cuda.shared.array((BK, BN), float32, alignment=16)
+        k = a.shape[1]
+        tid = uint32(cuda.threadIdx.x)
+        block_row = cuda.blockIdx.y * BM
+        block_col = cuda.blockIdx.x * BN
+        a_row, a_col = tid // (BK // 4), tid % (BK // 4) * 4
+        b_row, b_col = tid // (BN // 4), tid % (BN // 4) * 4
+        row = tid // (BN // TN) * TM  # of this thread's first element, within the block tile
+        col = tid % (BN // TN) * TN
+
+        a_frag = cuda.local.array((TM, 4), float32)
+        b_frag = cuda.local.array(TN, float32)
+        acc = cuda.local.array((TM, TN), float32)
+        for i in range(TM):
+            for j in range(TN):
+                acc[i, j] = float32(0)
+
+        k0 = 0
+        while k0 < k:
+            for i in range(0, BM, A_ROWS):
+                store4(a_tile, a_row + i, a_col, fetch(a, block_row + a_row + i, k0 + a_col))
+            for i in range(0, BK, B_ROWS):
+                store4(b_tile, b_row + i, b_col, fetch(b, k0 + b_row + i, block_col + b_col))
+            cuda.syncthreads()  # the tiles are written by all before any thread reads them
+            p = 0
+            while p < BK:
+                for i in range(TM):
+                    a_frag[i, 0], a_frag[i, 1], a_frag[i, 2], a_frag[i, 3] = load4(a_tile, row + i, p)
+                for q in range(4):
+                    for j in range(0, TN, 4):
+                        b_frag[j], b_frag[j + 1], b_frag[j + 2], b_frag[j + 3] = load4(b_tile, p + q, col + j)
+                    for i in range(TM):
+                        for j in range(TN):
+                            acc[i, j] += a_frag[i, q] * b_frag[j]
+                p += 4
+            cuda.syncthreads()  # the tiles are read by all before any thread overwrites them
+            k0 += BK
+
+        for i in range(TM):
+            store_row(c, block_row + row + i, block_col + col, alpha, acc, i, beta)
+
+    return vectorized
+
+
+STAGE = Stage(
+    name="vectorized",
+    summary="128-bit global and shared accesses",
+    build=build,
+    configs=(TileConfig(BM=128, BN=128, BK=8, TM=8, TN=8),),
+    test_config=TileConfig(BM=32, BN=16, BK=8, TM=4, TN=4),
+    block=flat_block,
+    vectorized=True,
+)

@@ -1,0 +1,154 @@
+"""warp_tiled: block, warp and thread tiles, with a chosen place for each lane; bigger tiles in dynamic shared memory.
+
+Bottleneck before: an 8x8 thread tile reads 16 floats of shared memory for 64 multiply-adds, which just saturates
+    shared memory; and a warp that is 2 x 16 threads wide reads 16 + 128 distinct floats a k-step.
+Idea: a tile for each level. A warp owns WM x WN of C and arranges its lanes so that the tile is nearly square (8 x 4
+    lanes of 8x16 make 64x64: 128 distinct floats a k-step for twice the multiply-adds). Thread tiles grow to 8x16, in
+    4-wide groups a lane's width apart. The block tile grows with them, past the 48 KB of static shared memory.
+Traffic: M*N*K*(1/BM + 1/BN) floats from global memory; (1/TM + 1/TN) reads of shared memory a multiply-add: 0.19 at
+8x16, 0.25 at 8x8. Registers and shared memory: TM*TN accumulators (128), 2*(TM + TN) fragments, staged floats: close
+to the limit of 255; 2*BK*(BM + BN) floats (48 KB at
+    128x256x16).
+"""
+
+from numba import cuda, float32, uint32
+
+from ..device.blend import row_store
+from ..device.shared import shared_view
+from ..device.switch import device_function, hardware_only
+from ..device.vector import fetch4, fetch4_any, load4, store4, store4_down
+from .stage import WARP, Stage, TileConfig, flat_block, require
+
+
+def build(config, aligned):
+    BM, BN, BK, TM, TN, WM, WN = config.BM, config.BN, config.BK, config.TM, config.TN, config.WM, config.WN
+    THREADS = config.threads
+    A_ROWS = THREADS // (BK // 4)  # rows of A that the block copies at a time
+    B_ROWS = THREADS // (BN // 4)  # rows of B
+    A_LOADS, B_LOADS = BM // max(A_ROWS, 1), BK // max(B_ROWS, 1)  # vectors that a thread stages
+    LANES_M, LANES_N = WM // TM, WN // TN  # a warp's lanes along rows and columns
+    BM_PAD = BM + config.pad
+    B_START = 2 * BK * BM_PAD  # where B's tiles begin in shared memory
+    require(
+        config,
+        {
+            "TM % 4 == 0 and TN % 4 == 0": TM % 4 == 0 and TN % 4 == 0,
+            "BK is 8 or 16": BK in (8, 16),
+            "pad % 4 == 0": config.pad % 4 == 0,
+            "BM % (threads/(BK/4)) == 0": A_ROWS > 0 and BM % A_ROWS == 0,
+            "BK % (threads/(BN/4)) == 0": B_ROWS > 0 and BK % B_ROWS == 0,
+            "two buffers: slots == 2": config.slots == 2,
+            "dynamic shared memory": config.dynamic,
+        },
+    )
+    fetch = fetch4 if aligned else fetch4_any
+    store_row = row_store(TN, 4 * LANES_N, aligned)
+
+    @device_function
+    def read_fragments(a_tile, b_tile, buffer, p, row, col, a_frag, b_frag):
+        """Fragments of k-step p of the tiles at `buffer`."""
+        for i in range(0, TM, 4):
+            values = load4(a_tile, buffer + p, row + i * LANES_M)
+            a_frag[i], a_frag[i + 1], a_frag[i + 2], a_frag[i + 3] = values
+        for j in range(0, TN, 4):
+            values = load4(b_tile, buffer + p, col + j * LANES_N)
+            b_frag[j], b_frag[j + 1], b_frag[j + 2], b_frag[j + 3] = values
+
+    @device_function
+    def multiply(a_frag, b_frag, acc):
+        """One k-step: the outer product of two fragments."""
+        for j in range(TN):
+            for i in range(TM):
+                acc[i, j] += a_frag[i] * b_frag[j]
+
+    @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
+    def warp_tiled(alpha, a, b, beta, c):
+        tiles = cuda.shared.array(0, float32, alignment=16)
+        a_tile = shared_view(tiles, 0, 2 * BK, BM_PAD)
+        b_tile = shared_view(tiles, B_START, 2 * BK, BN)
+        k = a.shape[1]
+        tid = uint32(cuda.threadIdx.x)
+        warp, lane = tid // WARP, tid % WARP
+        block_row = cuda.blockIdx.y * BM
+        block_col = cuda.blockIdx.x * BN
+        a_row, a_col = tid // (BK // 4), tid % (BK // 4) * 4
+        b_row, b_col = tid // (BN // 4), tid % (BN // 4) * 4
+        row = warp // (BN // WN) * WM + lane // LANES_N * 4  # of this thread's first group, within the block tile
+        col = warp % (BN // WN) * WN + lane % LANES_N * 4
+
+        a_next = cuda.local.array((A_LOADS, 4), float32)
+        b_next = cuda.local.array((B_LOADS, 4), float32)
+        a_even = cuda.local.array(TM, float32)  # fragments of the even k-steps
+        b_even = cuda.local.array(TN, float32)
+        a_odd = cuda.local.array(TM, float32)  # fragments of the odd k-steps
+        b_odd = cuda.local.array(TN, float32)
+        acc = cuda.local.array((TM, TN), float32)
+        for i in range(TM):
+            for j in range(TN):
+                acc[i, j] = float32(0)
+
+        for i in range(A_LOADS):
+            values = fetch(a, block_row + a_row + i * A_ROWS, a_col)
+            store4_down(a_tile, a_col, a_row + i * A_ROWS, values)
+        for i in range(B_LOADS):
+            store4(b_tile, b_row + i * B_ROWS, b_col, fetch(b, b_row + i * B_ROWS, block_col + b_col))
+        buffer = 0
+        cuda.syncthreads()  # the first tiles are written by all before any thread reads them
+        read_fragments(a_tile, b_tile, buffer, 0, row, col, a_even, b_even)
+
+        k0 = 0
+        while k0 < k:
+            more = k0 + BK < k
+            if more:
+                for i in range(A_LOADS):
+                    values = fetch(a, block_row + a_row + i * A_ROWS, k0 + BK + a_col)
+                    a_next[i, 0], a_next[i, 1], a_next[i, 2], a_next[i, 3] = values
+                for i in range(B_LOADS):
+                    values = fetch(b, k0 + BK + b_row + i * B_ROWS, block_col + b_col)
+                    b_next[i, 0], b_next[i, 1], b_next[i, 2], b_next[i, 3] = values
+            p = 0
+            while p < BK - 2:
+                read_fragments(a_tile, b_tile, buffer, p + 1, row, col, a_odd, b_odd)
+                multiply(a_even, b_even, acc)
+                read_fragments(a_tile, b_tile, buffer, p + 2, row, col, a_even, b_even)
+                multiply(a_odd, b_odd, acc)
+                p += 2
+            read_fragments(a_tile, b_tile, buffer, BK - 1, row, col, a_odd, b_odd)
+            multiply(a_even, b_even, acc)
+            buffer ^= BK
+            if more:
+                for i in range(A_LOADS):
+                    values = (a_next[i, 0], a_next[i, 1], a_next[i, 2], a_next[i, 3])
+                    store4_down(a_tile, buffer + a_col, a_row + i * A_ROWS, values)
+                for i in range(B_LOADS):
+                    values = (b_next[i, 0], b_next[i, 1], b_next[i, 2], b_next[i, 3])
+                    store4(b_tile, buffer + b_row + i * B_ROWS, b_col, values)
+                # the next tiles are written by all before any thread reads them, and this tile's last fragments are
+                # read by all
+                # before the next iteration overwrites it
+                cuda.syncthreads()
+                read_fragments(a_tile, b_tile, buffer, 0, row, col, a_even, b_even)
+            multiply(a_odd, b_odd, acc)
+            k0 += BK
+
+        for i in range(TM):
+            c_row = block_row + row + i // 4 * (4 * LANES_M) + i % 4
+            store_row(c, c_row, block_col + col, alpha, acc, i, beta)
+
+    return warp_tiled
+
+
+STAGE = Stage(
+    name="warp_tiled",
+    summary="block, warp and thread tiles with a chosen lane layout, in dynamic shared memory",
+    build=build,
+    configs=(
+        TileConfig(BM=128, BN=256, BK=16, TM=8, TN=16, WM=64, WN=64, slots=2, pad=4, dynamic=True),
+        TileConfig(BM=128, BN=128, BK=16, TM=8, TN=16, WM=64, WN=64, slots=2, pad=4, dynamic=True, min_blocks=2),
+        TileConfig(BM=128, BN=128, BK=8, TM=8, TN=8, WM=32, WN=64, slots=2, pad=4, dynamic=True, min_blocks=2),
+        TileConfig(BM=64, BN=64, BK=16, TM=8, TN=4, WM=32, WN=32, slots=2, pad=4, dynamic=True),
+    ),
+    test_config=TileConfig(BM=32, BN=32, BK=8, TM=8, TN=4, WM=32, WN=32, slots=2, pad=4, dynamic=True),
+    block=flat_block,
+    vectorized=True,
+)

@@ -1,0 +1,1 @@
+"""Closed forms that need no GPU: error bounds, traffic and rooflines."""

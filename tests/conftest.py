@@ -1,0 +1,35 @@
+"""Hardware or simulator, decided before Numba is imported; and the markers that depend on it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from numba_gemm.device.probe import gpu_count, simulator_requested
+
+if "numba" in sys.modules:
+    raise RuntimeError("Numba was imported before the tests could choose between hardware and simulator")
+if gpu_count() == 0:
+    os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
+ON_GPU = not simulator_requested()
+
+
+@pytest.fixture(scope="session")
+def on_gpu() -> bool:
+    return ON_GPU
+
+
+def pytest_report_header() -> str:
+    return "running on " + (
+        "the GPU" if ON_GPU else "Numba's CUDA simulator: no GPU was found, or the simulator was asked for"
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if not ON_GPU and item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+        if ON_GPU and item.get_closest_marker("simulator"):
+            item.add_marker(pytest.mark.skip(reason="checks the simulator"))

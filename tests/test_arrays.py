@@ -1,0 +1,544 @@
+"""The adaptors from array libraries, without a GPU: what they read of an array, and what they ask of the driver."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import sys
+import types
+import weakref
+
+import numpy as np
+import pytest
+from cuda.bindings import driver
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from operands import LAYOUTS, REPEATING, Exported, check, filled, frozen
+
+from numba_gemm import api, arrays, launch, tiled_sgemm
+from numba_gemm.arrays import KINDS, ArrayKind, Operand, describe, host, libraries, protocols, streams
+from numba_gemm.arrays import operand as operand_module
+
+A, B = filled(3, 4), filled(4, 5)
+
+
+def operand(pointer=4096, shape=(2, 2), strides=(8, 4), device=0, name="a") -> Operand:
+    return Operand(name, KINDS[0], None, "float32", shape, strides, pointer, device)
+
+
+def test_operands_on_several_devices():
+    with pytest.raises(ValueError, match="a on device 0, b on device 1; expected one; copy them"):
+        api._common_device([operand(), operand(device=1, name="b")])
+    assert api._common_device([operand(device=None), operand(device=3)]) == 3
+
+
+@pytest.mark.parametrize(("pointer", "strides"), [(4098, (8, 4)), (4096, (10, 4)), (4096, (8, -2))])
+def test_unaligned_device_memory(pointer, strides):
+    with pytest.raises(ValueError, match=r"a has elements off the 4-byte boundaries .* pass a contiguous copy of a"):
+        api._check_matrix(operand(pointer, strides=strides))
+
+
+# ------------------------------------------------------------------------------------------------------- overlaps
+
+
+@st.composite
+def placed(draw) -> Operand:
+    shape = draw(st.tuples(st.integers(0, 4), st.integers(0, 4)))
+    strides = draw(st.tuples(st.integers(-24, 24), st.integers(-24, 24)))
+    return operand(4096 + draw(st.integers(0, 60)), shape, strides)
+
+
+def touched(x: Operand) -> list[int]:
+    """Every byte of every element."""
+    starts = [x.pointer + i * x.strides[0] + j * x.strides[1] for i in range(x.shape[0]) for j in range(x.shape[1])]
+    return [start + byte for start in starts for byte in range(4)]
+
+
+@settings(max_examples=1000, deadline=None)
+@given(placed(), placed())
+def test_overlap_is_exact(x, y):
+    assert x.overlaps(y) == bool(set(touched(x)) & set(touched(y)))
+    assert x.overlaps_itself() == (len(set(touched(x))) < len(touched(x)))
+
+
+# ------------------------------------------------------------------------- protocols, without a GPU to speak them to
+
+
+class Interfaced:
+    def __init__(self, **interface):
+        self.__cuda_array_interface__ = {
+            "shape": (2, 3),
+            "typestr": "<f4",
+            "data": (4096, False),
+            "version": 3,
+        } | interface
+
+
+@pytest.fixture
+def on_device_seven(monkeypatch):
+    monkeypatch.setattr(protocols, "pointer_device", lambda name, pointer: 7)
+
+
+@pytest.mark.parametrize(
+    ("interface", "expected"),
+    [
+        ({}, {"strides": (12, 4), "pointer": 4096, "device": 7, "stream": None, "readonly": False}),
+        ({"strides": None, "stream": None}, {"strides": (12, 4), "stream": None}),
+        ({"strides": (-4, 32)}, {"strides": (-4, 32)}),
+        ({"stream": 1}, {"stream": streams.Stream(1)}),
+        ({"data": (8192, True)}, {"pointer": 8192, "readonly": True}),
+        ({"typestr": "<f8"}, {"dtype": "float64", "strides": (24, 8)}),
+        ({"typestr": ">f4"}, {"dtype": ">f4"}),
+        ({"shape": (0, 3), "data": (0, False)}, {"device": None, "shape": (0, 3)}),
+        ({"shape": (5,)}, {"shape": (5,), "strides": (4,)}),
+    ],
+)
+@pytest.mark.usefixtures("on_device_seven")
+def test_cuda_array_interface(interface, expected):
+    described = protocols.CudaArrayInterface().describe("a", Interfaced(**interface), None)
+    assert {name: getattr(described, name) for name in expected} == expected
+
+
+@pytest.mark.usefixtures("on_device_seven")
+def test_masked_interface_is_refused():
+    with pytest.raises(TypeError, match=r"a has a mask; expected .* without one; pass"):
+        protocols.CudaArrayInterface().describe("a", Interfaced(mask=Interfaced()), None)
+
+
+@pytest.mark.parametrize("versioned", [True, False])
+@pytest.mark.parametrize("view", [np.asarray, np.transpose, lambda x: x[::-1, 1::2]])
+def test_dlpack_capsules(versioned, view):
+    array = view(filled(4, 6))
+    exported = Exported(array, (2, 0), versioned)
+    described = protocols.Dlpack().describe("a", exported, None)
+    assert (described.shape, described.strides) == (array.shape, array.strides)
+    assert described.pointer == array.ctypes.data
+    assert described.dtype == "float32"
+    assert not described.readonly
+    assert exported.streams == [1], "the legacy default stream is 1 in DLPack"
+    protocols.Dlpack().describe("a", exported, streams.Stream(77))
+    assert exported.streams == [1, 77]
+
+
+def test_dlpack_read_only_and_dtypes():
+    describe_dlpack = protocols.Dlpack().describe
+    assert describe_dlpack("a", Exported(frozen(filled(2, 2)), (2, 0)), None).readonly
+    assert describe_dlpack("a", Exported(np.zeros((2, 2), np.int16), (2, 0)), None).dtype == "int16"
+    assert describe_dlpack("a", Exported(np.zeros((2, 2), complex), (13, 0)), None).dtype == "complex128"
+
+
+def test_dlpack_memory_lives_as_long_as_the_operand():
+    array = filled(2, 2)
+    alive = weakref.ref(array)
+    described = protocols.Dlpack().describe("a", Exported(array, (2, 0)), None)
+    del array
+    gc.collect()
+    assert alive() is not None
+    del described
+    gc.collect()
+    assert alive() is None
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("array", [Interfaced(), Exported(A, (2, 0))])
+def test_device_memory_is_out_of_the_simulators_reach(array):
+    with pytest.raises(
+        TypeError, match=r"b is a .* in device memory, .* expected a NumPy or Numba array; pass a NumPy copy"
+    ):
+        tiled_sgemm(A, array)
+
+
+class FakeTensor:
+    """As much of a PyTorch tensor as is looked at before its memory."""
+
+    def __init__(self, device="cuda", layout="strided", requires_grad=False, neg=False):
+        self.device = types.SimpleNamespace(type=device, index=0)
+        self.layout, self.requires_grad, self.neg, self.dtype = layout, requires_grad, neg, "float32"
+        self.shape = (3, 4)
+
+    def is_neg(self):
+        return self.neg
+
+    def stride(self):
+        return (4, 1)
+
+    def element_size(self):
+        return 4
+
+    def data_ptr(self):
+        return 4096
+
+
+@pytest.fixture
+def fake_torch(monkeypatch):
+    torch = types.SimpleNamespace(Tensor=FakeTensor, strided="strided", float32="float32")
+    monkeypatch.setitem(sys.modules, "torch", torch)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "error", "words"),
+    [
+        ({"device": "cpu"}, TypeError, ["on the CPU", "expected one on a CUDA device", "a.cuda()", "a.numpy()"]),
+        ({"requires_grad": True}, ValueError, ["requires grad", "expected one that does not", "a.detach()"]),
+        ({"neg": True}, ValueError, ["negation", "expected", "a.resolve_neg()"]),
+        ({"layout": "sparse_coo"}, TypeError, ["layout sparse_coo", "expected layout torch.strided", "a.to_dense()"]),
+        ({"device": "meta"}, TypeError, ["device", "expected", "a.cuda()"]),
+    ],
+)
+@pytest.mark.usefixtures("fake_torch")
+def test_tensors_that_are_refused(tensor, error, words):
+    with pytest.raises(error) as caught:
+        tiled_sgemm(FakeTensor(**tensor), B)
+    assert all(word in str(caught.value) for word in words)
+
+
+@pytest.mark.usefixtures("fake_torch")
+def test_tensors_that_are_accepted():
+    described = describe("a", FakeTensor(), None)
+    assert isinstance(described.kind, libraries.TorchTensors)
+    assert (described.shape, described.strides, described.pointer, described.device) == ((3, 4), (16, 4), 4096, 0)
+
+
+# -------------------------------------------------------------------------------------------------------- streams
+
+
+@pytest.mark.parametrize(
+    ("stream", "handle"),
+    [
+        (0, 0),
+        (np.uint64(9), 9),
+        (types.SimpleNamespace(cuda_stream=5), 5),
+        (types.SimpleNamespace(ptr=6), 6),
+        (types.SimpleNamespace(handle=ctypes.c_void_p(7)), 7),
+        (types.SimpleNamespace(handle=ctypes.c_void_p(None)), 0),
+        (types.SimpleNamespace(__cuda_stream__=lambda: (0, 8)), 8),
+        (types.SimpleNamespace(__cuda_stream__=(0, 8), ptr=3), 8),
+    ],
+)
+def test_stream_handles(stream, handle):
+    read = streams.Stream.of(stream)
+    assert read.handle == handle
+    assert isinstance(stream, int | np.integer) or read.owner is stream, "nothing keeps the stream alive"
+
+
+def test_same_stream():
+    one = streams.Stream
+    assert one(0).same(one(1))
+    assert one(5).same(one(5, object()))
+    assert not one(2).same(one(0))
+    assert not one(5).same(one(6))
+
+
+# --------------------------------------------------------------------------------- the driver, with a stand-in for it
+
+
+class HostDriver:
+    """Does what the driver does to memory, on host memory; what else it is asked for, it records."""
+
+    def __init__(self, blocking=(), capturing=()):
+        self.asked: list[tuple] = []
+        self.allocations: dict[int, np.ndarray] = {}
+        self.blocking, self.capturing = blocking, capturing
+        self.finished: set[int] = set()
+
+    def __call__(self, function, *arguments):
+        """Stands in for `numba_gemm.driver.call`."""
+        return getattr(self, function.__name__)(*arguments)
+
+    @contextlib.contextmanager
+    def scope(self, device):
+        yield
+
+    def cuMemAlloc(self, size):
+        memory = np.full(size // 4, np.nan, np.float32)
+        self.allocations[memory.ctypes.data] = memory
+        return memory.ctypes.data
+
+    def cuMemFree(self, pointer):
+        del self.allocations[pointer]
+
+    def cuMemcpyHtoDAsync(self, target, source, size, stream):
+        self.asked.append(("upload", stream))
+        assert size == self.allocations[target].nbytes
+        ctypes.memmove(target, source, size)
+
+    def cuMemcpyDtoHAsync(self, target, source, size, stream):
+        self.asked.append(("download", stream))
+        assert size == self.allocations[source].nbytes
+        ctypes.memmove(target, source, size)
+
+    def cuStreamSynchronize(self, stream):
+        self.asked.append(("synchronize", stream))
+
+    def cuStreamIsCapturing(self, stream):
+        status = driver.CUstreamCaptureStatus
+        active, none = status.CU_STREAM_CAPTURE_STATUS_ACTIVE, status.CU_STREAM_CAPTURE_STATUS_NONE
+        return active if stream in self.capturing else none
+
+    def cuStreamGetFlags(self, stream):
+        return 0 if stream in self.blocking else 1
+
+    def cuEventCreate(self, flags):
+        return 1000 + sum(one[0] == "record" for one in self.asked)
+
+    def cuEventRecord(self, event, stream):
+        self.asked.append(("record", stream))
+
+    def cuStreamWaitEvent(self, stream, event, flags):
+        self.asked.append(("wait", stream))
+
+    def cuEventDestroy(self, event):
+        self.asked.append(("destroy", event))
+
+    def cuThreadExchangeStreamCaptureMode(self, mode):
+        return mode
+
+    def query(self, event):
+        results = driver.CUresult
+        return (results.CUDA_SUCCESS if event in self.finished else results.CUDA_ERROR_NOT_READY,)
+
+
+@pytest.fixture
+def host_driver(monkeypatch):
+    stand_in = HostDriver()
+    for module in (host, streams):
+        monkeypatch.setattr(module, "call", stand_in)
+        monkeypatch.setattr(module, "device_scope", stand_in.scope)
+    monkeypatch.setattr(driver, "cuEventQuery", stand_in.query)
+    return stand_in
+
+
+def as_numpy(matrix: launch.Matrix) -> np.ndarray:
+    place = operand(matrix.pointer, (matrix.rows, matrix.cols), (matrix.row_stride, matrix.col_stride))
+    return np.asarray(operand_module._Addresses(place))
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+@pytest.mark.parametrize("layout", [*LAYOUTS, *REPEATING])
+def test_host_arrays_travel_to_the_device_and_back(host_driver, layout, beta):
+    lay_out = (LAYOUTS | REPEATING)[layout]
+    a, b, c = lay_out(filled(5, 3)), lay_out(filled(3, 4)), filled(5, 4, seed=1)
+    out = LAYOUTS.get(layout, np.array)(c.copy())
+    kind = host.HostArrays()
+    left, right, target = (kind.describe(name, array, None) for name, array in {"a": a, "b": b, "out": out}.items())
+    with kind.product(left, right, target, reads_out=beta != 0, device=0, stream=None) as product:
+        x, y, z = map(as_numpy, (product.a, product.b, product.c))
+        assert np.isnan(z).all() or beta
+        z[...] = x @ y + (beta * z if beta else 0)
+        assert product.result is out
+    check(out, a, b, beta=beta, c=c)
+    assert not host_driver.allocations, "device memory was left behind"
+    assert host_driver.asked[-2:] == [("download", 2), ("synchronize", 2)]
+    assert ("upload", 2) in host_driver.asked
+
+
+def test_host_arrays_free_device_memory_after_an_error(host_driver):
+    kind = host.HostArrays()
+    left, right = (kind.describe("a", filled(3, 3), None) for _ in "ab")
+
+    def launch_and_fail():
+        with kind.product(left, right, None, reads_out=False, device=0, stream=streams.Stream(9)) as product:
+            assert len(host_driver.allocations) == 3
+            assert product.stream.handle == 9
+            raise KeyError("launch")
+
+    with pytest.raises(KeyError, match="launch"):
+        launch_and_fail()
+    assert not host_driver.allocations
+
+
+def test_operands_that_are_not_read_do_not_travel(host_driver):
+    kind = host.HostArrays()
+    left, right = (
+        kind.describe("a", filled(3, 4), None).resized(3, 0),
+        kind.describe("b", filled(4, 2), None).resized(0, 2),
+    )
+    with kind.product(left, right, None, reads_out=False, device=0, stream=None) as product:
+        assert (product.a.cols, product.b.rows) == (0, 0)
+        as_numpy(product.c)[...] = 0
+    assert [what for what, _ in host_driver.asked] == ["download", "synchronize"]
+
+
+# Handles 5 and 6 follow the default stream; 15 and 16 do not; 7 and 17 are being captured.
+@pytest.mark.parametrize(
+    ("stream", "producer", "waits"),
+    [
+        (15, 16, True),
+        (5, 6, True),
+        (5, 16, True),
+        (15, 15, False),
+        (0, 1, False),
+        (5, 0, False),
+        (0, 5, False),
+        (2, 0, False),
+        (15, 0, True),
+        (0, 15, True),
+        (15, 2, True),
+        (17, 16, False),
+        (7, 0, False),
+        (16, 17, True),
+    ],
+)
+def test_streams_wait_where_nothing_else_orders_them(host_driver, stream, producer, waits):
+    host_driver.blocking, host_driver.capturing = (5, 6, 7), (7, 17)
+    streams.wait_for(streams.Stream(stream), streams.Stream(producer), 0)
+    expected = [("record", producer), ("wait", stream), ("destroy", 1000)] if waits else []
+    assert host_driver.asked == expected
+
+
+def test_objects_are_held_until_their_stream_is_done(host_driver):
+    class Thing:
+        pass
+
+    def hold(handle: int) -> weakref.ref:
+        thing = Thing()
+        streams.hold(streams.Stream(handle), 0, [thing])
+        return weakref.ref(thing)
+
+    first, second, captured = hold(15), hold(16), None
+    host_driver.capturing = (17,)
+    captured = hold(17)
+    assert captured() is None, "held for a graph, which has no end"
+    assert streams.release_finished() == 2
+    assert first() is not None
+    assert second() is not None
+    host_driver.finished = {1001}
+    assert streams.release_finished() == 1
+    assert first() is not None
+    assert second() is None
+    host_driver.finished = {1000}
+    hold(15)
+    assert first() is None
+    host_driver.finished = {1000, 1001, 1002}
+    assert streams.release_finished() == 0
+
+
+@pytest.mark.parametrize(("stream", "told"), [(0, False), (1, False), (15, True)])
+def test_tensors_are_recorded_on_another_stream(fake_torch, stream, told):
+    recorded = []
+    sys.modules["torch"].cuda = types.SimpleNamespace(
+        ExternalStream=lambda handle, device: (handle, device), default_stream=lambda device: (0, device)
+    )
+    tensor = FakeTensor()
+    tensor.record_stream = recorded.append
+    kind = libraries.TorchTensors()
+    kind.keep([kind.describe("a", tensor, None)], 3, streams.Stream(stream), [streams.Stream(0)])
+    assert recorded == ([(15, 3)] if told else [])
+
+
+def test_numba_arrays_work_on_the_first_bound_stream():
+    def bound(handle):
+        described = operand()
+        described.stream = streams.Stream(handle)
+        return described
+
+    order = libraries.NumbaArrays().streams([bound(0), bound(7), bound(5)], 0)
+    assert [stream.handle for stream in order] == [7, 5, 0]
+    assert protocols.Dlpack().streams([operand(), operand()], 0) == [streams.DEFAULT]
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+def test_public_function_through_copies(host_driver, monkeypatch, beta):
+    """As on a GPU: C travels to the device only where it is read."""
+
+    def launched(stage, config, alpha, a, b, beta, c, *, stream):
+        x, y, z = map(as_numpy, (a, b, c))
+        assert np.isnan(z).all() == (beta == 0)
+        z[...] = alpha * (x @ y) + (beta * z if beta else 0)
+
+    monkeypatch.setattr(arrays, "KINDS", (host.HostArrays(),))
+    monkeypatch.setattr(launch, "launch", launched)
+    a, b, c = filled(5, 3), filled(3, 4), filled(5, 4, seed=1)
+    out = c.copy()
+    assert tiled_sgemm(a, b, out, alpha=2, beta=beta) is out
+    check(out, a, b, alpha=2, beta=beta, c=c)
+
+
+class DeviceArrays(ArrayKind):
+    """A library of which everything is known: what it is asked, and in which order."""
+
+    def __init__(self, log, *following):
+        self.log, self.following = log, [streams.Stream(handle) for handle in following]
+
+    def describe(self, name, array, stream):
+        return Operand(name, self, array, "float32", (2, 2), (8, 4), 4096, 0)
+
+    def streams(self, operands, device):
+        return self.following
+
+    def empty(self, rows, cols, device, stream):
+        self.log.append(("empty", stream.handle))
+        return self.describe("out", "result", stream)
+
+
+@pytest.mark.parametrize(
+    ("given", "out", "log"),
+    [
+        (None, None, [("empty", 5), ("wait", 5, 5), ("wait", 5, 6), ("product", 5)]),
+        (6, None, [("empty", 6), ("wait", 6, 5), ("wait", 6, 6), ("product", 6)]),
+        (9, "out", [("wait", 9, 5), ("wait", 9, 6), ("product", 9), ("hold", 9, ["a", "b", "out"])]),
+        (9, None, [("empty", 9), ("wait", 9, 5), ("wait", 9, 6), ("product", 9), ("hold", 9, ["a", "b", "result"])]),
+    ],
+)
+def test_device_products_are_ordered_and_kept(monkeypatch, given, out, log):
+    asked = []
+    monkeypatch.setattr(
+        streams, "wait_for", lambda stream, producer, device: asked.append(("wait", stream.handle, producer.handle))
+    )
+    monkeypatch.setattr(streams, "hold", lambda stream, device, objects: asked.append(("hold", stream.handle, objects)))
+    kind = DeviceArrays(asked, 5, 6)
+    a, b = kind.describe("a", "a", None), kind.describe("b", "b", None)
+    target = None if out is None else kind.describe("out", out, None)
+    stream = None if given is None else streams.Stream(given)
+    with kind.product(a, b, target, reads_out=False, device=0, stream=stream) as product:
+        asked.append(("product", product.stream.handle))
+        assert product.result == out or (out is None and product.result == "result")
+    assert asked == log
+
+
+def test_protocols_mix_with_numba_and_are_kept(monkeypatch):
+    held = []
+    monkeypatch.setattr(streams, "hold", lambda stream, device, objects: held.append(objects))
+    numba, interface, dlpack = libraries.NumbaArrays(), protocols.CudaArrayInterface(), protocols.Dlpack()
+    assert numba.family == interface.family == dlpack.family != libraries.CupyArrays().family
+    own, other = operand(), operand()
+    own.kind, own.array, other.kind, other.array = numba, "own", dlpack, "other"
+    numba.keep([own, own, own], 0, streams.DEFAULT, [streams.DEFAULT])
+    assert not held
+    numba.keep([own, other, own], 0, streams.DEFAULT, [streams.DEFAULT])
+    dlpack.keep([other, own], 0, streams.DEFAULT, [streams.DEFAULT])
+    assert held == [["own", "other", "own"], ["other", "own"]]
+
+
+def test_dlpack_by_the_letter():
+    """A capsule as other producers make it: strides left out, and the elements behind an offset."""
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    shape = (ctypes.c_int64 * 2)(3, 5)
+    place = protocols._DlpackDevice(kind=2, index=4)
+    tensor = protocols._DlpackTensor(
+        data=4096, device=place, ndim=2, code=2, bits=32, lanes=1, shape=shape, strides=None, byte_offset=256
+    )
+    capsule = new(ctypes.addressof(tensor), b"dltensor", None)
+
+    class Producer:
+        def __dlpack_device__(self):
+            return (2, 4)
+
+        def __dlpack__(self, *, stream):
+            return capsule
+
+    described = protocols.Dlpack().describe("a", Producer(), None)
+    assert (described.pointer, described.shape, described.strides) == (4352, (3, 5), (20, 4))
+    assert (described.device, described.dtype) == (4, "float32")
+    tensor.bits, tensor.code, tensor.lanes = 16, 4, 2
+    assert protocols.Dlpack().describe("a", Producer(), None).dtype == "bfloat16x2"
+
+
+def test_dlpack_of_another_major_version_is_refused():
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    managed = protocols._DlpackVersioned(major=2, minor=0)
+    with pytest.raises(TypeError, match=r"version 2\.0; expected version 0 or 1"):
+        protocols.Dlpack._tensor(new(ctypes.addressof(managed), b"dltensor_versioned", None))

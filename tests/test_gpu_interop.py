@@ -1,0 +1,661 @@
+"""Array libraries on a GPU: their arrays, their streams, their allocators, their devices and their threads.
+
+Many of these tests hold a stream up with a kernel that takes a fixed time, and then do on the host what would go wrong
+if the product did not wait for that stream, or ran on another one. Each asserts that the stream was still held up by
+then, since it would prove nothing otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from cuda.bindings import driver
+from numba import cuda, float32
+from operands import NAN, check, filled
+
+from numba_gemm import launch, stages, tiled_sgemm
+from numba_gemm.arrays import streams
+from numba_gemm.driver import call
+from numba_gemm.models.accuracy import compare, reference
+
+# One worker for the module: what holds a stream up takes longer on a GPU that other workers use.
+pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("gpu_interop")]
+
+HOLD_SECONDS = 0.4
+
+
+# ------------------------------------------------------------------------------------------------ holding streams up
+
+
+@cuda.jit
+def burn(steps, sink):
+    x = float32(1)
+    for _ in range(steps):
+        x = x * float32(0.999) + float32(0.001)  # each step waits for the one before
+    sink[0] = x
+
+
+@pytest.fixture(scope="module")
+def sink():
+    return cuda.device_array(1, np.float32)
+
+
+@pytest.fixture
+def hold_up(sink):
+    """Occupy a stream, given as its handle, for some tenths of a second."""
+
+    def occupy(handle: int, seconds: float = HOLD_SECONDS) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Numba finds one block few
+            burn[1, 1, cuda.external_stream(handle)](int(seconds * 4.5e8), sink)
+
+    occupy(2, 0.0)  # compiles
+    cuda.synchronize()
+    yield occupy
+    cuda.synchronize()
+    assert streams.release_finished() == 0, "something is still held for a stream that is done"
+
+
+def busy(handle: int) -> bool:
+    (status,) = driver.cuStreamQuery(handle)
+    return status == driver.CUresult.CUDA_ERROR_NOT_READY
+
+
+@contextlib.contextmanager
+def new_stream():
+    """The handle of a stream that does not wait for the default stream, nor it for this one.
+
+    It is never destroyed, since PyTorch's allocator asks about the streams that a tensor was used on when it dies.
+    """
+    handle = int(call(driver.cuStreamCreate, int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)))
+    try:
+        yield handle
+    finally:
+        call(driver.cuStreamSynchronize, handle)
+
+
+# --------------------------------------------------------------------------------------------------------- libraries
+
+
+def imported(name: str):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what other libraries warn of at their import is not ours to mend
+        return pytest.importorskip(name)
+
+
+class Cupy:
+    """CuPy, in the few words that the tests need of a library."""
+
+    def __init__(self):
+        self.module = imported("cupy")
+        self.array = self.module.ndarray
+
+    def put(self, x, device=0):
+        with self.module.cuda.Device(device):
+            return self.module.array(x, order="C")
+
+    def get(self, x):
+        cuda.synchronize()
+        return self.module.asnumpy(x)
+
+    def full(self, shape, value):
+        return self.module.full(shape, value, self.module.float32)
+
+    def repeat_rows(self, row, count):
+        return self.module.broadcast_to(row, (count, row.shape[1]))
+
+    @contextlib.contextmanager
+    def current(self, handle):
+        with self.module.cuda.ExternalStream(handle):
+            yield
+
+    def copy_into(self, target, source):
+        target[...] = source
+
+    def device_of(self, x):
+        return x.device.id
+
+    def current_device(self):
+        return self.module.cuda.runtime.getDevice()
+
+
+class Torch:
+    def __init__(self):
+        self.module = imported("torch")
+        if not self.module.cuda.is_available():
+            pytest.skip("this PyTorch has no CUDA")
+        self.array = self.module.Tensor
+
+    def put(self, x, device=0):
+        return self.module.from_numpy(np.array(x, order="C")).to(f"cuda:{device}")
+
+    def get(self, x):
+        self.module.cuda.synchronize()
+        return x.cpu().numpy()
+
+    def full(self, shape, value):
+        return self.module.full(shape, float(value), dtype=self.module.float32, device="cuda")
+
+    def repeat_rows(self, row, count):
+        return row.expand(count, -1)
+
+    @contextlib.contextmanager
+    def current(self, handle):
+        with self.module.cuda.stream(self.module.cuda.ExternalStream(handle)):
+            yield
+
+    def copy_into(self, target, source):
+        target.copy_(source)
+
+    def device_of(self, x):
+        return x.device.index
+
+    def current_device(self):
+        return self.module.cuda.current_device()
+
+
+LIBRARIES = {"cupy": Cupy, "torch": Torch}
+
+
+@pytest.fixture(params=LIBRARIES)
+def library(request):
+    return LIBRARIES[request.param]()
+
+
+class Interface:
+    """Only ``__cuda_array_interface__``; keeps `owner` alive."""
+
+    def __init__(self, owner, stream=None):
+        described = owner.__cuda_array_interface__
+        self.owner = owner
+        self.__cuda_array_interface__ = described | {"stream": stream, "version": 3}
+
+
+class Dlpack:
+    """Only DLPack."""
+
+    def __init__(self, owner):
+        self.owner = owner
+
+    def __dlpack_device__(self):
+        return self.owner.__dlpack_device__()
+
+    def __dlpack__(self, **options):
+        return self.owner.__dlpack__(**options)
+
+
+# Views of a library's array with the elements of x.
+LAYOUTS = {
+    "rows": lambda library, x: library.put(x),
+    "columns": lambda library, x: library.put(x.T).T,
+    "every other row": lambda library, x: library.put(np.repeat(x, 2, axis=0))[::2],
+    "every third column": lambda library, x: library.put(np.repeat(x, 3, axis=1))[:, ::3],
+    "off by one": lambda library, x: library.put(np.pad(x, ((1, 1), (1, 2)), constant_values=NAN))[1:-1, 1:-2],
+}
+
+
+@pytest.mark.parametrize("shape", [(64, 96, 32), (65, 97, 33)])
+@pytest.mark.parametrize("b_layout", LAYOUTS)
+@pytest.mark.parametrize("a_layout", LAYOUTS)
+def test_layouts(library, a_layout, b_layout, shape):
+    m, n, k = shape
+    a, b, c = filled(m, k), filled(k, n), filled(m, n, seed=1)
+    left, right = LAYOUTS[a_layout](library, a), LAYOUTS[b_layout](library, b)
+    result = tiled_sgemm(left, right)
+    assert isinstance(result, library.array)
+    check(library.get(result), a, b)
+    out = LAYOUTS[a_layout](library, c)
+    assert tiled_sgemm(left, right, out, alpha=-2, beta=0.5) is out
+    check(library.get(out), a, b, alpha=-2, beta=0.5, c=c)
+
+
+def test_repeated_and_reversed_operands(library):
+    a, b = filled(1, 40), filled(40, 50)
+    check(library.get(tiled_sgemm(library.repeat_rows(library.put(a), 30), library.put(b))), np.repeat(a, 30, 0), b)
+    if isinstance(library, Cupy):
+        check(library.get(tiled_sgemm(library.put(a)[:, ::-1], library.put(b)[::-1, ::-1])), a[:, ::-1], b[::-1, ::-1])
+
+
+def test_empty_operands(library):
+    for m, n, k in [(0, 3, 4), (3, 0, 4), (3, 4, 0)]:
+        result = tiled_sgemm(library.put(filled(m, k)), library.put(filled(k, n)))
+        assert isinstance(result, library.array)
+        got = library.get(result)
+        assert got.shape == (m, n)
+        assert not got.any()
+
+
+@pytest.mark.parametrize("wrap", [Interface, Dlpack])
+def test_protocols_give_numba_arrays(library, wrap):
+    a, b, c = filled(33, 17), filled(17, 20), filled(33, 20, seed=1)
+    left, right, target = library.put(a), library.put(b), library.put(c)
+    library.get(left)
+    result = tiled_sgemm(wrap(left), wrap(right))
+    assert isinstance(result, type(cuda.device_array((1, 1), np.float32)))
+    check(result.copy_to_host(), a, b)
+    out = wrap(target)
+    assert tiled_sgemm(wrap(left), wrap(right), out, beta=1) is out
+    check(library.get(target), a, b, beta=1, c=c)
+    # What one product returned can be the out of another.
+    assert tiled_sgemm(wrap(left), wrap(right), result, beta=1) is result
+    check(result.copy_to_host(), a, 2 * b)
+    check(tiled_sgemm(cuda.to_device(a), wrap(right)).copy_to_host(), a, b)
+
+
+def test_numba_and_host_memory_of_every_sort():
+    a, b = filled(20, 30), filled(30, 25)
+    pinned, mapped = cuda.pinned_array(a.shape, np.float32), cuda.mapped_array(b.shape, np.float32)
+    pinned[...], mapped[...] = a, b
+    check(tiled_sgemm(pinned, b), a, b)
+    check(tiled_sgemm(cuda.to_device(a), mapped).copy_to_host(), a, b)
+    check(tiled_sgemm(a[:, :10], mapped[:10]), a[:, :10], b[:10])  # a slice of a mapped array is NumPy's
+
+
+def test_host_address_is_no_device_memory():
+    a = filled(4, 4)
+
+    class Wrong:
+        __cuda_array_interface__ = a.__array_interface__ | {"stream": None}
+
+    with pytest.raises(ValueError, match=r"a points to address 0x\w+, which is not CUDA memory .* pass an array"):
+        tiled_sgemm(Wrong(), cuda.to_device(a))
+
+
+# ---------------------------------------------------------------------------------------------------------- refusals
+
+
+def test_mixed_libraries_are_refused(library):
+    a = library.put(filled(4, 4))
+    with pytest.raises(TypeError, match="expected both of one kind; convert one of them"):
+        tiled_sgemm(a, filled(4, 4))
+    with pytest.raises(TypeError, match="out is of kind NumPy array"):
+        tiled_sgemm(a, a, filled(4, 4))
+
+
+def test_out_that_overlaps_is_refused(library):
+    whole = library.put(filled(8, 12))
+    with pytest.raises(ValueError, match="out shares memory with a"):
+        tiled_sgemm(whole[:, :4], whole[:4, 4:8], whole[:, 3:7])
+    tiled_sgemm(whole[:, :4], whole[:4, 4:8], whole[:, 8:])  # beside each other in the same rows
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "remedy"),
+    [
+        (lambda x: x.requires_grad_(), ValueError, r"a\.detach\(\)"),
+        (lambda x: x.cpu(), TypeError, r"a\.cuda\(\) .* a\.numpy\(\)"),
+        (lambda x: x.double(), TypeError, r"a\.to\(torch\.float32\)"),
+        (lambda x: x.bfloat16(), TypeError, "a has dtype torch.bfloat16"),
+        (lambda x: x.to_sparse(), TypeError, r"a\.to_dense\(\)"),
+        (lambda x: (1j * x).conj().imag, ValueError, r"a\.resolve_neg\(\)"),
+        (lambda x: x.flatten(), ValueError, r"a\.reshape\("),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")  # PyTorch calls some of these kinds of tensor experimental
+def test_tensors_that_are_refused(change, error, remedy):
+    x = Torch().put(filled(4, 4))
+    with pytest.raises(error, match=remedy):
+        tiled_sgemm(change(x), x)
+
+
+def test_detached_parameter_is_taken():
+    torch = Torch()
+    x = filled(4, 4)
+    parameter = torch.module.nn.Parameter(torch.put(x))
+    check(torch.get(tiled_sgemm(parameter.detach(), parameter.detach())), x, x)
+
+
+# ----------------------------------------------------------------------------------------------------------- streams
+
+M, N, K = 256, 192, 128
+
+
+@pytest.fixture
+def operands(library):
+    """Two operands full of NaN, and what they are to hold, on the device; everything compiled that the tests use."""
+    a, b = filled(M, K), filled(K, N)
+    late_a, late_b, left, right = library.put(a), library.put(b), library.full((M, K), NAN), library.full((K, N), NAN)
+    library.copy_into(left, late_a)
+    check(library.get(tiled_sgemm(left, late_b)), a, b)
+    library.copy_into(left, library.full((M, K), NAN))
+    library.get(left)
+    return a, b, left, right, late_a, late_b
+
+
+def test_runs_on_the_librarys_current_stream(library, operands, hold_up):
+    a, b, left, right, late_a, late_b = operands
+    with new_stream() as handle, library.current(handle):
+        hold_up(handle)
+        library.copy_into(left, late_a)
+        library.copy_into(right, late_b)
+        result = tiled_sgemm(left, right)
+        assert busy(handle)
+        call(driver.cuStreamSynchronize, handle)  # and no other
+        check(library.get(result), a, b)
+
+
+@pytest.mark.parametrize("as_stream", ["handle", "cuda_stream", "cupy", "torch", "numba"])
+def test_runs_on_the_stream_given(library, operands, hold_up, as_stream):
+    a, b, left, right, late_a, late_b = operands
+    out = library.full((M, N), 7)
+    library.copy_into(left, late_a)
+    library.copy_into(right, late_b)
+    library.get(left)
+
+    class Protocol:
+        def __init__(self, handle):
+            self.handle_ = handle
+
+        def __cuda_stream__(self):
+            return (0, self.handle_)
+
+    wrap = {
+        "handle": int,
+        "cuda_stream": Protocol,
+        "cupy": lambda handle: Cupy().module.cuda.ExternalStream(handle),
+        "torch": lambda handle: Torch().module.cuda.ExternalStream(handle),
+        "numba": cuda.external_stream,
+    }[as_stream]
+    with new_stream() as handle:
+        hold_up(handle)
+        tiled_sgemm(left, right, out, stream=wrap(handle))
+        with new_stream() as other, library.current(other):
+            early = library.full((M, N), 0)
+            library.copy_into(early, out)
+            call(driver.cuStreamSynchronize, other)
+            assert busy(handle)
+        call(driver.cuStreamSynchronize, handle)
+        assert (library.get(early) == 7).all(), "the product did not wait for the work before it on its stream"
+        check(library.get(out), a, b)
+
+
+def test_given_stream_waits_for_the_librarys(library, operands, hold_up):
+    a, b, left, right, late_a, late_b = operands
+    with new_stream() as current, new_stream() as given:
+        with library.current(current):
+            hold_up(current)
+            library.copy_into(left, late_a)
+            library.copy_into(right, late_b)
+            result = tiled_sgemm(left, right, stream=given)
+            assert busy(current)
+        call(driver.cuStreamSynchronize, given)
+        assert not busy(current)
+        check(library.get(result), a, b)
+
+
+def test_default_stream_is_waited_for(library, operands, hold_up):
+    """The given stream does not follow the default stream of itself."""
+    a, b, left, right, late_a, late_b = operands
+    hold_up(0)
+    library.copy_into(left, late_a)
+    library.copy_into(right, late_b)
+    with new_stream() as given:
+        result = tiled_sgemm(left, right, stream=given)
+        assert busy(0)
+        call(driver.cuStreamSynchronize, given)
+        check(library.get(result), a, b)
+
+
+@pytest.mark.parametrize("wrap", [Interface, Dlpack])
+@pytest.mark.parametrize("given_another", [False, True])
+def test_protocols_bring_their_stream(library, operands, hold_up, wrap, given_another):
+    a, b, left, right, late_a, late_b = operands
+    with new_stream() as producer, new_stream() as another, library.current(producer):
+        hold_up(producer)
+        library.copy_into(left, late_a)
+        library.copy_into(right, late_b)
+        wrapped = (
+            [Interface(left, producer), Interface(right, producer)]
+            if wrap is Interface
+            else [Dlpack(left), Dlpack(right)]
+        )
+        result = tiled_sgemm(*wrapped, stream=another if given_another else None)
+        assert busy(producer)
+        check(result.copy_to_host(), a, b)
+
+
+def test_numba_arrays_bring_their_stream(hold_up):
+    a, b = filled(M, K), filled(K, N)
+    late_a, late_b = cuda.to_device(a), cuda.to_device(b)
+    tiled_sgemm(late_a, late_b).copy_to_host()
+    with new_stream() as handle:
+        stream = cuda.external_stream(handle)
+        left, right = (cuda.device_array(x.shape, np.float32, stream=stream) for x in (a, b))
+        hold_up(handle)
+        left.copy_to_device(late_a)
+        right.copy_to_device(late_b)
+        result = tiled_sgemm(left, right)
+        assert busy(handle)
+        assert int(result.stream) == handle
+        check(result.copy_to_host(), a, b)
+        with new_stream() as another:
+            hold_up(handle)
+            left.copy_to_device(late_a)
+            on_another = tiled_sgemm(left, late_b, stream=another)
+            assert busy(handle)
+            check(on_another.copy_to_host(), a, b)
+
+
+def test_numba_result_keeps_its_stream_alive():
+    a, b = filled(M, K), filled(K, N)
+    result = tiled_sgemm(cuda.to_device(a), cuda.to_device(b), stream=cuda.stream())
+    gc.collect()
+    check(result.copy_to_host(), a, b)
+
+
+def test_result_is_not_waited_for(library, operands, hold_up):
+    """The call returns while its stream is still busy with earlier work."""
+    _, _, left, right, *_ = operands
+    with new_stream() as handle, library.current(handle):
+        hold_up(handle)
+        tiled_sgemm(left, right)
+        assert busy(handle)
+
+
+# ---------------------------------------------------------------------------------------------------- allocator reuse
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, Interface, Dlpack], ids=["own", "interface", "dlpack"])
+def test_memory_let_go_is_not_reused_before_the_product_is_done(library, hold_up, wrap):
+    """The operands die as soon as the call returns, and their library hands the same memory out to be overwritten."""
+    a, b = filled(M, K), filled(K, N)
+    left, right, out = library.put(a), library.put(b), library.full((M, N), NAN)
+    tiled_sgemm(wrap(left), wrap(right), wrap(out))
+    library.full((M, K), NAN)
+    library.full((K, N), NAN)
+    library.get(left)
+    streams.release_finished()
+    with new_stream() as handle:
+        hold_up(handle)
+        tiled_sgemm(wrap(left), wrap(right), wrap(out), stream=handle)
+        del left, right
+        gc.collect()
+        overwriting = [library.full(shape, NAN) for shape in [(M, K), (K, N)] * 4]
+        call(driver.cuStreamSynchronize, 0)
+        assert busy(handle)
+        call(driver.cuStreamSynchronize, handle)
+        check(library.get(out), a, b)
+        assert len(overwriting) == 8
+
+
+def test_result_let_go_is_not_reused_before_the_product_is_done(library, hold_up):
+    left, right = library.put(filled(M, K)), library.put(filled(K, N))
+    tiled_sgemm(left, right)
+    library.full((M, N), 3)
+    library.get(left)
+    with new_stream() as handle:
+        hold_up(handle)
+        tiled_sgemm(left, right, stream=handle)  # its result dies here
+        gc.collect()
+        others = [library.full((M, N), 3) for _ in range(8)]
+        call(driver.cuStreamSynchronize, 0)
+        assert busy(handle)
+        call(driver.cuStreamSynchronize, handle)
+        assert all((library.get(other) == 3).all() for other in others), "the product wrote memory that was another's"
+
+
+# ------------------------------------------------------------------------------------------------------------- graphs
+
+
+def test_capture_into_a_graph():
+    torch = Torch()
+    a, b = filled(M, K), filled(K, N)
+    left, right, out = torch.full((M, K), 0), torch.put(b), torch.full((M, N), NAN)
+    tiled_sgemm(left, right, out)
+    torch.get(out)
+    graph = torch.module.cuda.CUDAGraph()
+    with torch.module.cuda.graph(graph):
+        tiled_sgemm(left, right, out)
+    torch.copy_into(left, torch.put(a))
+    graph.replay()
+    check(torch.get(out), a, b)
+
+
+# -------------------------------------------------------------------------------------------------------- guard bands
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 2), (64, 128, 32), (127, 129, 17), (130, 260, 40), (257, 131, 1)])
+@pytest.mark.parametrize("stage", [stage.name for stage in stages()])
+def test_nothing_outside_c_is_written(stage, shape, beta):
+    if next(one for one in stages() if one.name == stage).min_cc > launch.device_properties().cc:
+        pytest.skip("this GPU cannot run the stage")
+    m, n, k = shape
+    a, b, c = filled(m, k), filled(k, n), filled(m, n, seed=1)
+    rows, cols = 40, 36  # multiples of four: C's rows stay aligned where n allows
+    around = filled(m + 2 * rows, n + 2 * cols, seed=2)
+    around[rows : rows + m, cols : cols + n] = c if beta else NAN
+    buffer = cuda.to_device(around)
+    out = buffer[rows : rows + m, cols : cols + n]
+    tiled_sgemm(cuda.to_device(a), cuda.to_device(b), out, beta=beta, stage=stage)
+    after = buffer.copy_to_host()
+    check(after[rows : rows + m, cols : cols + n], a, b, beta=beta, c=c)
+    after[rows : rows + m, cols : cols + n] = around[rows : rows + m, cols : cols + n]
+    assert after.tobytes() == around.tobytes()
+
+
+# ---------------------------------------------------------------------------------------------------- host threads
+
+
+@pytest.mark.parametrize("kind", ["numpy", "numba", "cupy", "torch"])
+def test_host_threads(kind):
+    """Threads that start at once, each with its own operands; the first calls compile, and race to do so."""
+    count, rounds = 6, 12
+    together = threading.Barrier(count)
+    library = LIBRARIES[kind]() if kind in LIBRARIES else None
+
+    def work(index: int) -> list[str]:
+        m, n, k = 70 + index, 90 - index, 50 + 3 * index
+        wrong = []
+        together.wait()
+        for turn in range(rounds):
+            a, b = filled(m, k, seed=turn), filled(k, n, seed=index)
+            if kind == "numpy":
+                got = tiled_sgemm(a, b)
+            elif library is None:
+                with new_thread_stream() as stream:
+                    got = tiled_sgemm(cuda.to_device(a), cuda.to_device(b), stream=stream).copy_to_host()
+            else:
+                got = library.get(tiled_sgemm(library.put(a), library.put(b)))
+            expected, scale = reference(1.0, a, b)
+            comparison = compare(got, expected, scale, k)
+            if not comparison.ok:
+                wrong.append(f"thread {index}, turn {turn}: {comparison}")
+        return wrong
+
+    with ThreadPoolExecutor(count) as pool:
+        wrong = [message for messages in pool.map(work, range(count)) for message in messages]
+    assert not wrong, "\n".join(wrong)
+
+
+@contextlib.contextmanager
+def new_thread_stream():
+    cuda.current_context()  # a thread's first, if it has none yet
+    with new_stream() as handle:
+        yield handle
+
+
+@pytest.mark.parametrize("kind", ["numpy", "numba"])
+def test_current_context_is_as_it_was(kind):
+    """In this thread, which has a context, and in one that never had any."""
+    a, b = filled(30, 20), filled(20, 10)
+    operands = (a, b) if kind == "numpy" else (cuda.to_device(a), cuda.to_device(b))
+
+    def contexts() -> tuple[int, int]:
+        before = int(call(driver.cuCtxGetCurrent))
+        result = tiled_sgemm(*operands)
+        after = int(call(driver.cuCtxGetCurrent))
+        call(driver.cuCtxPushCurrent, call(driver.cuDevicePrimaryCtxRetain, call(driver.cuDeviceGet, 0)))
+        check(result if kind == "numpy" else result.copy_to_host(), a, b)
+        call(driver.cuCtxPopCurrent)
+        return before, after
+
+    with ThreadPoolExecutor(1) as pool:
+        before, after = pool.submit(contexts).result()
+    assert (before, after) == (0, 0)
+    before, after = contexts()
+    assert before == after
+
+
+# ----------------------------------------------------------------------------------------------------- several devices
+
+two_devices = pytest.mark.skipif("launch.device_count() < 2", reason="needs two GPUs")
+
+
+@two_devices
+def test_runs_where_the_operands_are(library):
+    a, b = filled(65, 33), filled(33, 40)
+    current = library.current_device()
+    result = tiled_sgemm(library.put(a, device=1), library.put(b, device=1))
+    assert library.device_of(result) == 1
+    assert library.current_device() == current
+    call(driver.cuCtxPushCurrent, call(driver.cuDevicePrimaryCtxRetain, call(driver.cuDeviceGet, 1)))
+    call(driver.cuCtxSynchronize)
+    call(driver.cuCtxPopCurrent)
+    check(library.get(result), a, b)
+
+
+@two_devices
+def test_operands_on_two_devices_are_refused(library):
+    with pytest.raises(ValueError, match="a on device 0, b on device 1; expected one; copy them"):
+        tiled_sgemm(library.put(filled(4, 4), device=0), library.put(filled(4, 4), device=1))
+
+
+@two_devices
+def test_stream_of_another_device_is_refused(library):
+    a = library.put(filled(4, 4), device=1)
+    with (
+        new_stream() as handle,
+        pytest.raises(ValueError, match=r"stream belongs to device 0 .* device 1; expected one"),
+    ):
+        tiled_sgemm(a, a, stream=handle)
+
+
+# --------------------------------------------------------------------------------------------------------- large arrays
+
+
+@pytest.mark.parametrize("stage", ["naive", "shared_tile", "auto"])
+def test_more_elements_than_an_int32_counts(library, stage):
+    """A has more than 2**31 elements, so the last of them lie beyond any 32-bit index."""
+    rows, k, n, tail = 2**25 + 5, 68, 8, 300
+    if free_bytes() < 16 << 30:
+        pytest.skip("needs 16 GiB of free device memory")
+    a, b = filled(tail, k), filled(k, n)
+    left = library.full((rows, k), 0)
+    assert rows * k > 2**31
+    library.copy_into(left[-tail:], library.put(a))
+    result = tiled_sgemm(left, library.put(b), stage=stage)
+    check(library.get(result[-tail:]), a, b)
+    assert not bool((result[:-tail] != 0).any())
+    transposed = tiled_sgemm(library.put(b).T, left.T, stage=stage)
+    check(library.get(transposed[:, -tail:]), b.T, a.T)
+
+
+def free_bytes() -> int:
+    return cuda.current_context().get_memory_info().free

@@ -1,0 +1,143 @@
+"""Every stage over one table: shapes around the tile edges, layouts, alpha and beta, against float64.
+
+In the simulator a stage's smallest configuration runs the table and every production configuration one ragged case;
+on a GPU every configuration runs the whole table."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ladder_cases import ALPHA_BETA, LAYOUTS, Case, cases, run
+from operands import filled
+
+from numba_gemm import launch
+from numba_gemm.device import scheduler
+from numba_gemm.device.switch import SIMULATOR
+from numba_gemm.ladder import STAGES
+from numba_gemm.models.accuracy import compare, reference
+
+ALIGNED_LAYOUTS = ("rows", "slices of wider rows")
+CONFIGS = [(stage, config) for stage in STAGES.values() for config in stage.configs]
+TABLED = [(stage, stage.test_config) for stage in STAGES.values()] + ([] if SIMULATOR else CONFIGS)
+
+
+def label(value):
+    return getattr(value, "name", str(value))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("stage", "config"), TABLED, ids=label)
+def test_table(stage, config, layout):
+    aligned = set()
+    for case in cases(config):
+        if case.layout == layout:
+            outcome = run(stage, config, case)
+            assert outcome.ok, f"{stage.name} {config.name}, {case}: {outcome}"
+            aligned.add(outcome.aligned)
+    # The table must reach the kernel for aligned operands as well as the one for any.
+    assert True in aligned or layout not in ALIGNED_LAYOUTS
+    assert False in aligned
+
+
+@pytest.mark.parametrize(("stage", "config"), CONFIGS, ids=label)
+def test_production_configuration_ragged(stage, config):
+    m, n, k = config.BM + 1, config.BN // 2 + 3, config.BK + 3
+    if config.BM > 64:
+        m = config.BM - 3
+    outcome = run(stage, config, Case((m, n, k), "rows", 0.5, -2.0))
+    assert outcome.ok, str(outcome)
+    assert not outcome.aligned
+    aligned = run(stage, config, Case((config.BM // 2 + 1, config.BN - 4, config.BK // 4 * 4 + 4), "rows", 1.0, 0.0))
+    assert aligned.ok, str(aligned)
+    assert aligned.aligned
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("layout", ["rows", "one float off"])
+@pytest.mark.parametrize("stage", STAGES.values(), ids=label)
+def test_any_thread_order_gives_the_same_bits(stage, layout, monkeypatch):
+    """A missing barrier shows as soon as threads take another turn: they then read what is not there yet, which is
+    NaN."""
+    config = stage.test_config
+    case = Case((config.BM + 4, config.BN + 4, 3 * max(config.BK, 4)), layout, 1.0, 1.0)
+    results = []
+    for seed in (None, 1, 2, 3):
+        with monkeypatch.context() as patch:
+            patch.setattr(launch.scheduler, "run", functools.partial(scheduler.run, seed=seed))
+            outcome = run(stage, config, case)
+        assert outcome.ok, f"seed {seed}: {outcome}"
+        results.append(outcome.result.tobytes())
+    assert len(set(results)) == 1
+
+
+@pytest.mark.parametrize("stage", STAGES.values(), ids=label)
+@settings(max_examples=12, deadline=None)
+@given(st.data())
+def test_any_shape(stage, data):
+    config = stage.test_config
+    shape = tuple(
+        data.draw(st.integers(0, 2 * extent + 1), name) for name, extent in zip("mnk", (config.BM, config.BN, 8))
+    )
+    layout = data.draw(st.sampled_from(sorted(LAYOUTS)), "layout")
+    alpha, beta = data.draw(st.sampled_from(ALPHA_BETA), "alpha, beta")
+    outcome = run(stage, config, Case(shape, layout, alpha, beta), seed=data.draw(st.integers(0, 9), "seed"))
+    assert outcome.ok, str(outcome)
+
+
+SPECIALS = [np.nan, np.inf, -np.inf, 3.4e38, 1e-45, -0.0]
+
+
+@pytest.mark.parametrize("where", ["a", "b", "both"])
+@pytest.mark.parametrize("stage", STAGES.values(), ids=label)
+def test_special_values_propagate_as_in_numpy(stage, where):
+    m, n, k = 9, 11, 6
+    a, b = filled(m, k), filled(k, n, seed=1)
+    for i, value in enumerate(SPECIALS):
+        if where != "b":
+            a[i, i % k] = value
+        if where != "a":
+            b[(i + 2) % k, i + 1] = value
+    c = np.full((m, n), np.nan, np.float32)
+    multiply(stage, stage.test_config, a, b, c)
+    expected, scale = reference(1.0, a, b)
+    comparison = compare(c, expected, scale, k)
+    assert comparison.ok, str(comparison)
+
+
+def multiply(stage, config, a, b, c, alpha=1.0, beta=0.0):
+    """C = A @ B into a NumPy array, wherever the kernels run."""
+    from ladder_cases import Operand
+
+    operands = [Operand.place(x, x) for x in (a, b, c)]
+    launch.launch(stage, config, alpha, operands[0].matrix, operands[1].matrix, beta, operands[2].matrix)
+    launch.synchronize()
+    operands[2].fetch()
+
+
+@pytest.mark.parametrize("stage", STAGES.values(), ids=label)
+def test_the_same_call_gives_the_same_bits(stage):
+    config = stage.test_config if SIMULATOR else stage.configs[0]
+    m, n, k = (config.BM + 3, config.BN + 1, 37) if SIMULATOR else (515, 517, 1033)
+    a, b = filled(m, k), filled(k, n, seed=1)
+    results = set()
+    for _ in range(2 if SIMULATOR else 5):
+        c = np.full((m, n), np.nan, np.float32)
+        multiply(stage, config, a, b, c)
+        results.add(c.tobytes())
+    assert len(results) == 1
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+@pytest.mark.parametrize("stage", STAGES.values(), ids=label)
+def test_extents_beyond_one_launch(stage, beta, monkeypatch):
+    """Grids end at 65,535 blocks along y and kernels count k in 32 bits; with smaller limits the same code cuts small
+    products."""
+    monkeypatch.setattr(launch, "MAX_GRID_Y", 2)
+    monkeypatch.setattr(launch, "MAX_K", 8)
+    config = stage.test_config
+    outcome = run(stage, config, Case((2 * config.BM + 5, 2 * config.BN + 7, 21), "slices of wider rows", 0.5, beta))
+    assert outcome.ok, str(outcome)

@@ -1,0 +1,93 @@
+"""Who may import what, and who may ask which questions: the rules that import-linter's contracts cannot say."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from compile_stages import compiler_environment
+
+import numba_gemm
+from numba_gemm.ladder import STAGES
+
+PACKAGE = Path(numba_gemm.__file__).parent
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+INTERNALS = PACKAGE / "device" / "internals.py"
+
+# Of Numba's modules, those that its documentation names.
+PUBLIC_NUMBA = {
+    "numba",
+    "numba.core",
+    "numba.core.config",
+    "numba.core.errors",
+    "numba.cuda",
+    "numba.cuda.extending",
+    "numba.cuda.types",
+    "numba.types",
+}
+
+every_source = pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+
+
+@pytest.fixture(scope="module")
+def contracts() -> dict[str, dict]:
+    config = tomllib.loads(PACKAGE.with_name("pyproject.toml").read_text(encoding="utf-8"))
+    return {contract["type"]: contract for contract in config["tool"]["importlinter"]["contracts"]}
+
+
+def test_every_module_has_a_layer(contracts):
+    """A new module cannot stay outside of the contract unseen."""
+    modules = {
+        f"numba_gemm.{path.stem}"
+        for path in PACKAGE.iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert modules - {"numba_gemm.__init__"} == set(contracts["layers"]["layers"])
+
+
+def test_every_stage_is_independent(contracts):
+    assert set(contracts["independence"]["modules"]) == {f"numba_gemm.ladder.{name}" for name in STAGES}
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Every absolute module, or name of one, that a file imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.module
+
+
+@every_source
+def test_private_numba_is_touched_in_one_module(path):
+    if path == INTERNALS:
+        return
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    private = {name for name in imported(tree) if name.partition(".")[0] == "numba"} - PUBLIC_NUMBA
+    assert not private, f"{private} belong in device/internals.py"
+
+
+@every_source
+def test_only_the_device_layer_reads_the_simulator_switch(path):
+    if path.parent == PACKAGE / "device":
+        return
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    asked = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "ENABLE_CUDASIM"]
+    read = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and node.value == "NUMBA_ENABLE_CUDASIM"]
+    assert not asked + read, f"line {(asked + read)[0].lineno}: ask device.switch or device.probe"
+
+
+@pytest.mark.parametrize("module", ["numba_gemm", "numba_gemm.device.probe", "numba_gemm.models.roofline"])
+def test_import_leaves_the_simulator_undecided(module):
+    """Whoever chooses between GPU and simulator must be able to import this first, since importing Numba decides."""
+    code = f"import os, sys, {module}; print('numba' in sys.modules, os.environ.get('NUMBA_ENABLE_CUDASIM'))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=compiler_environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "False None\n"
