@@ -16,6 +16,11 @@ if gpu_count() == 0:
 ON_GPU = not simulator_requested()
 
 
+def pytest_xdist_auto_num_workers() -> int | None:
+    # Workers share the one GPU and its memory; four keep it busy. Otherwise, as many as there are cores.
+    return min(4, os.cpu_count() or 1) if ON_GPU else None
+
+
 @pytest.fixture(scope="session")
 def on_gpu() -> bool:
     return ON_GPU

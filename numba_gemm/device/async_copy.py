@@ -6,8 +6,8 @@ and read nothing. `commit_group` closes the group of all copies that this thread
 of the copies of others: a barrier must follow before anyone else's bytes are read. PTX ISA: "cp.async",
 "cp.async.commit_group", "cp.async.wait_group".
 
-Simulator twins are as weak as the hardware may be: from its start on a copy's destination holds NaN, since the bytes may
-change at any time, and it reads its source and lands at the wait that guarantees it, no sooner.
+Simulator twins are as weak as the hardware may be: from its start on a copy's destination holds NaN, since the bytes
+may change at any time, and it reads its source and lands at the wait that guarantees it, no sooner.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if SIMULATOR:
         _start(tile, tile_row, tile_col, inside, matrix, row, col, 1)
 
     def cp_async16(tile, tile_row, tile_col, inside, matrix, row, col):
-        """Start copying ``matrix[row, col:col+4]`` to ``tile[tile_row, tile_col:tile_col+4]``; zeros unless `inside`."""
+        """Start copying ``matrix[row, col:col+4]`` to ``tile[tile_row, tile_col:]``, or zeros unless ``inside``."""
         _start(tile, tile_row, tile_col, inside, matrix, row, col, 4)
 
     def commit_group():
