@@ -19,8 +19,8 @@ class GpuUnavailable(RuntimeError):
     def __init__(self, reason: str):
         super().__init__(
             f"no GPU can be used: {reason} Expected an NVIDIA GPU and its driver. Install the driver, or set "
-            "NUMBA_ENABLE_CUDASIM=1 in the environment before Python starts, to run on Numba's CUDA simulator: without a "
-            "GPU, and slowly"
+            "NUMBA_ENABLE_CUDASIM=1 in the environment before Python starts, to run on Numba's CUDA simulator: without "
+            "a GPU, and slowly"
         )
 
 

@@ -21,6 +21,7 @@ from operands import NAN, check, filled
 
 from numba_gemm import launch, stages, tiled_sgemm
 from numba_gemm.arrays import streams
+from numba_gemm.arrays.libraries import cupy_stream
 from numba_gemm.driver import call
 from numba_gemm.models.accuracy import compare, reference
 
@@ -35,7 +36,7 @@ HOLD_SECONDS = 0.4
 
 @cuda.jit
 def burn(steps, sink):
-    x = float32(1)
+    x = float32(steps)  # not a constant: from 1 the compiler would see that x never changes
     for _ in range(steps):
         x = x * float32(0.999) + float32(0.001)  # each step waits for the one before
     sink[0] = x
@@ -112,7 +113,7 @@ class Cupy:
 
     @contextlib.contextmanager
     def current(self, handle):
-        with self.module.cuda.ExternalStream(handle):
+        with cupy_stream(self.module, handle):
             yield
 
     def copy_into(self, target, source):
@@ -358,7 +359,7 @@ def test_runs_on_the_stream_given(library, operands, hold_up, as_stream):
     wrap = {
         "handle": int,
         "cuda_stream": Protocol,
-        "cupy": lambda handle: Cupy().module.cuda.ExternalStream(handle),
+        "cupy": lambda handle: cupy_stream(Cupy().module, handle),
         "torch": lambda handle: Torch().module.cuda.ExternalStream(handle),
         "numba": cuda.external_stream,
     }[as_stream]

@@ -279,13 +279,22 @@ ptxas info    : Used 37 registers, used 1 barriers
 
 
 def test_functions_that_were_not_inlined_count():
-    assert internals._resources("k", LOG) == (37, 48, 4, 9)
+    assert internals._resources("k", LOG, {}) == (37, 48, 4, 9)
 
 
 @pytest.mark.parametrize("lost", ["stack frame", "Used 37 registers"])
-def test_a_log_that_is_not_understood_is_an_error(lost):
-    with pytest.raises(internals.CompilationError, match="did not tell what k uses"):
-        internals._resources("k", LOG.replace(lost, ""))
+def test_what_neither_log_nor_cubin_tells_is_an_error(lost):
+    with pytest.raises(internals.CompilationError, match="what k uses"):
+        internals._resources("k", LOG.replace(lost, ""), {})
+
+
+def test_the_cubin_tells_what_the_log_does_not():
+    def entry(attribute, symbol, value):
+        return bytes([4, attribute, 8, 0]) + symbol.to_bytes(4, "little") + value.to_bytes(4, "little")
+
+    other = bytes([3, 0x1B, 255, 0])  # of another format: its value stands where this one keeps its size
+    info = other + entry(0x2F, 7, 37) + entry(0x11, 7, 32) + other + entry(0x2F, 8, 24) + entry(0x11, 8, 16)
+    assert internals._resources("k", "", {".nv.info": info}) == (37, 48, 48, 48)
 
 
 @pytest.mark.simulator

@@ -47,6 +47,23 @@ class NumbaArrays(ArrayKind):
             return self.describe("out", cuda.device_array((rows, cols), np.float32, stream=bound), stream)
 
 
+def cupy_stream(cupy: Any, handle: int, device: int = -1) -> Any:
+    """CuPy's view of a stream that it did not make; CuPy 14 deprecates the class that older ones have for it."""
+    if adopt := getattr(cupy.cuda.Stream, "from_external", None):
+        return adopt(_Handle(handle))
+    return cupy.cuda.ExternalStream(handle, device)
+
+
+class _Handle:
+    """A stream's handle behind the CUDA stream protocol."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self.handle)
+
+
 class CupyArrays(ArrayKind):
     """CuPy arrays, on the stream that is current in CuPy."""
 
@@ -67,7 +84,7 @@ class CupyArrays(ArrayKind):
     def empty(self, rows: int, cols: int, device: int, stream: Stream) -> Operand:
         cupy: Any = sys.modules["cupy"]
         # CuPy's pool reuses memory in the order of the stream that it was allocated under.
-        with cupy.cuda.Device(device), cupy.cuda.ExternalStream(stream.handle, device):
+        with cupy.cuda.Device(device), cupy_stream(cupy, stream.handle, device):
             return self.describe("out", cupy.empty((rows, cols), cupy.float32), stream)
 
 

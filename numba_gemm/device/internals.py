@@ -143,35 +143,61 @@ def _rename_entry(ptx: str, name: str) -> str:
     return re.sub(rf"(?<![A-Za-z0-9_$]){re.escape(entries[0])}(?=_param_|(?![A-Za-z0-9_$]))", name, ptx)
 
 
-def _section_size(cubin: bytes, name: str) -> int:
-    """Return the size in bytes of a section of a 64-bit ELF file, 0 if it has none of that name."""
+def _sections(cubin: bytes) -> dict[str, bytes]:
+    """Return the contents of each section of a 64-bit ELF file, by name."""
     (table,) = struct.unpack_from("<Q", cubin, 0x28)
     entry_size, count, names_index = struct.unpack_from("<HHH", cubin, 0x3A)
     headers = [struct.unpack_from("<IIQQQQ", cubin, table + i * entry_size) for i in range(count)]
     names = headers[names_index][4]
-    for header in headers:
-        start = names + header[0]
-        if cubin[start : cubin.index(b"\0", start)] == name.encode():
-            return int(header[5])
-    return 0
+    sections = {}
+    for name, _, _, _, offset, size in headers:
+        start = names + name
+        text = cubin[start : cubin.index(b"\0", start)].decode()
+        # What takes no place in the file still has a size.
+        sections[text] = cubin[offset : offset + size].ljust(size, b"\0")
+    return sections
 
 
-def _static_shared(cubin: bytes, name: str, cc: tuple[int, int]) -> int:
+def _static_shared(sections: dict[str, bytes], name: str, cc: tuple[int, int]) -> int:
     # The linker's log leaves shared memory out, since it is laid out after ptxas has spoken; so ask the cubin. From
     # compute capability 9.0 on the section begins with 1 KiB that belongs to the system.
     reserved = 1024 if cc >= (9, 0) else 0
-    return max(_section_size(cubin, f".nv.shared.{name}") - reserved, 0)
+    return max(len(sections.get(f".nv.shared.{name}", b"")) - reserved, 0)
 
 
-def _resources(name: str, log: str) -> tuple[int, int, int, int]:
-    """Return registers, and bytes of local memory, spill stores and spill loads, as ptxas's log tells them."""
+# Attributes of `.nv.info`: a symbol's index and a number of bytes of stack, or of registers.
+_FRAME_SIZE, _REGISTER_COUNT = 0x11, 0x2F
+
+
+def _attribute(sections: dict[str, bytes], wanted: int) -> list[int]:
+    """Return what a cubin's `.nv.info` says under one of the attributes above, a number a function."""
+    info, at, values = sections.get(".nv.info", b""), 0, []
+    while at + 4 <= len(info):
+        form, attribute, size = struct.unpack_from("<BBH", info, at)
+        payload = size if form == 4 else 0  # other formats keep their value where this one keeps its size
+        if attribute == wanted and payload == 8:
+            values.append(int(struct.unpack_from("<II", info, at + 4)[1]))
+        at += 4 + payload
+    return values
+
+
+def _resources(name: str, log: str, sections: dict[str, bytes]) -> tuple[int, int, int, int]:
+    """Return registers, and bytes of local memory, spill stores and spill loads.
+
+    ptxas's log tells them. A linker that has the code cached says nothing; then the cubin tells registers and stack
+    frames, and all of a frame counts as spilled.
+    """
     # A function that was not inlined has a stack frame and spills of its own: all count.
     frames = [tuple(map(int, frame)) for frame in _STACK.findall(log)]
     registers = _REGISTERS.findall(log.partition("Compiling entry function")[2])
-    if not frames or not registers:
-        raise CompilationError(f"ptxas did not tell what {name} uses; it said:\n{log}")
-    local, spill_stores, spill_loads = (sum(column) for column in zip(*frames, strict=True))
-    return int(registers[0]), local, spill_stores, spill_loads
+    if frames and registers:
+        local, spill_stores, spill_loads = (sum(column) for column in zip(*frames, strict=True))
+        return int(registers[0]), local, spill_stores, spill_loads
+    counts = _attribute(sections, _REGISTER_COUNT)
+    if not counts:
+        raise CompilationError(f"neither ptxas nor the cubin tells what {name} uses; ptxas said:\n{log}")
+    frame = sum(_attribute(sections, _FRAME_SIZE))
+    return max(counts), frame, frame, frame
 
 
 def compile_cubin(
@@ -209,7 +235,7 @@ def compile_cubin(
     RuntimeError
         Under the simulator.
     CompilationError
-        If the PTX has not one kernel with the expected parameters, or ptxas does not tell what it uses.
+        If the PTX has not one kernel with the expected parameters.
     """
     if SIMULATOR:
         raise RuntimeError("kernels cannot be compiled under Numba's simulator: unset NUMBA_ENABLE_CUDASIM")
@@ -254,14 +280,15 @@ def compile_cubin(
     )
     code = bytes(linker.link("cubin").code)
     log = linker.get_info_log().strip("\0\n") + linker.get_error_log().strip("\0\n")
-    registers, local, spill_stores, spill_loads = _resources(name, log)
+    sections = _sections(code)
+    registers, local, spill_stores, spill_loads = _resources(name, log, sections)
     return Cubin(
         name=name,
         code=code,
         ptx=ptx,
         log=log,
         registers=registers,
-        shared=_static_shared(code, name, cc),
+        shared=_static_shared(sections, name, cc),
         local=local,
         spill_stores=spill_stores,
         spill_loads=spill_loads,
