@@ -37,7 +37,8 @@ def test_rates_are_possible(key):
     stage = STAGES[key[0]]
     threads = next(one.threads for one in stage.configs if key[1:] == (one.BM, one.BN, one.BK))
     assert 0 < rate.efficiency <= 1
-    assert 0 <= rate.overlap < 1
+    lanes = 128
+    assert rate.alone >= key[1] * key[2] * key[3] / lanes, "faster than the lanes allow"
     assert rate.resident * threads <= 2048, "more threads than an SM has"
 
 
@@ -127,7 +128,7 @@ def test_resolve_refuses_what_the_gpu_cannot_run(name):
 
 def test_stage_that_the_gpu_cannot_run_is_no_candidate(monkeypatch):
     config = STAGES["async_copy"].configs[0]
-    monkeypatch.setitem(RATES, ("async_copy", config.BM, config.BN, config.BK), Rate(1.0, resident=1, overlap=0.9))
+    monkeypatch.setitem(RATES, ("async_copy", config.BM, config.BN, config.BK), Rate(1.0, alone=4100, resident=1))
     fresh = choose.__wrapped__  # past what is remembered of earlier calls
     assert fresh(8192, 8192, 8192, True, (9, 0))[0].name == "async_copy"
     assert fresh(8192, 8192, 8192, True, (7, 5))[0].name != "async_copy"

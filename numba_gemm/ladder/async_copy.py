@@ -1,12 +1,16 @@
 """async_copy: tiles travel from global to shared memory without passing through registers.
 
-Bottleneck before: the next tile waits in registers while this one is multiplied. They are registers that a bigger
-    thread tile or a deeper pipeline could use, and a tile can be only one ahead.
+Bottleneck before: the next tile waits in registers while this one is multiplied, and every element of A is stored by
+    an instruction of its own. A tile can be only one ahead.
 Idea: ``cp.async``. Each thread starts its copies and goes on; three or more slots keep two or more tiles in flight. A
     is transposed by 4-byte copies: a warp copies 8 k of 4 rows, 32 bytes a row, and 4 floats of padding a row of the
-    tile put the 32 words into 32 banks. B's vectors travel whole.
-Traffic: the same; shared memory is written by the copies themselves. Registers and shared memory: TM*TN accumulators
-and 2*(TM + TN) fragments; slots*BK*(BM + pad + BN) floats (73 KB at 128x256x16 in three slots).
+    tile put the 32 words into 32 banks. B's vectors travel whole. Counters are kept in 32 bits, which saves an
+    instruction at every addition and comparison.
+Traffic: the same; the copies write shared memory themselves.
+Registers and shared memory: TM*TN accumulators and 2*(TM + TN) fragments; slots*BK*(BM + pad + BN) floats (73 KB at
+    128x256x16 in three slots).
+Limits: the FMA pipe's own: issue slots that copies, addresses and loop control take, and operands that meet in a
+    register bank.
 """
 
 from numba import cuda, float32, uint32
@@ -76,7 +80,7 @@ def build(config, aligned):
 
     @device_function
     def multiply(a_frag, b_frag, acc):
-        """One k-step: the outer product of two fragments."""
+        """One k-step: the outer product of two fragments, in the order in which the compiler reuses most operands."""
         for j in range(TN):
             for i in range(TM):
                 acc[i, j] += a_frag[i] * b_frag[j]

@@ -1,10 +1,12 @@
 """coalesced: one thread an element of C, neighbours in a warp along a row.
 
-Bottleneck before: each read of A by a warp touches 32 sectors, and so does each write of C. Idea: swap the axes.
-Thread .x now picks the column, so a warp reads 32 neighbours of a row of B (4 sectors of 32 bytes, all used) and one
-    element of A, which the hardware broadcasts.
+Bottleneck before: each read of A by a warp touches 32 sectors, and so does each write of C.
+Idea: swap the axes. Thread .x now picks the column, so a warp reads 32 neighbours of a row of B (4 sectors of 32
+    bytes, all used) and one element of A, which the hardware broadcasts.
 Traffic: the same 2*M*N*K floats are requested, in 5 sectors a warp and step instead of 33.
-Registers and shared memory: a handful; none.
+Registers and shared memory: one accumulator; none.
+Limits: two loads for every multiply-add: the load unit takes one request a clock, and loads and their addresses fill
+    most issue slots.
 """
 
 from numba import cuda

@@ -1,13 +1,15 @@
 """conflict_free: shared tiles laid out so that no access of a warp meets a bank twice.
 
-Bottleneck before: neighbouring threads read fragments TN floats apart, two threads to a bank, and rows of A's tile
-    TM*BK floats apart, again the same bank: most reads take twice the cycles they need.
+Bottleneck before: neighbouring threads read vectors of B that lie TN floats apart, two of every eight in the same
+    banks, so that each read takes twice the wavefronts it needs.
 Idea: three changes of place, none of arithmetic. A is transposed on its way into shared memory, so that a fragment of
-    either operand is four neighbours of a row. A thread's TM x TN tile is split into quadrants of 4x4, BM/2 and BN/2
-    apart, so that neighbouring threads read neighbouring vectors. And the transposing stores, which would meet at two
-    banks' distance, XOR the column with a half-warp's width for every other group of four k.
+    either operand is four neighbours of a row, read once a k-step. A thread's TM x TN tile is split into quadrants of
+    4x4, BM/2 and BN/2 apart, so that neighbouring threads read neighbouring vectors. And the transposing stores,
+    whose two halves of a warp would meet in the same 16 banks, XOR the column with 16 for every other group of four
+    k.
 Traffic: the same bytes from shared memory, each in the fewest wavefronts its width allows.
 Registers and shared memory: TM*TN accumulators, TM + TN fragments; BK*(BM + BN) floats (8 KB at 128x128x8).
+Limits: waiting: for global memory at the start of every tile, and at two barriers a tile.
 """
 
 from numba import cuda, float32, uint32

@@ -1,13 +1,13 @@
 """double_buffered: the next tile travels while this one is multiplied.
 
-Bottleneck before: a block waits for global memory at the start of every tile, and at two barriers a tile. Idea: two
-buffers of each shared tile. The loads of tile t + 1 are issued into registers before the multiply-adds of tile t, and
-stored after
-    them into the buffer that nobody reads; then one barrier ends the tile. A prologue fills the first buffer, and the
-    last tile drains without a load.
-Traffic: the same. Registers and shared memory: TM*TN accumulators, TM + TN fragments, and the staged BK*(BM +
-BN)/threads floats; 2*BK*(BM + BN) floats (16 KB at
-    128x128x8).
+Bottleneck before: a block waits for global memory at the start of every tile, and at two barriers a tile.
+Idea: two buffers of each shared tile. The loads of the next tile are issued into registers before the multiply-adds
+    of this one, and stored after them into the buffer that nobody reads; then one barrier ends the tile. A prologue
+    fills the first buffer, and the last tile drains without a load.
+Traffic: the same.
+Registers and shared memory: TM*TN accumulators, TM + TN fragments, and the staged BK*(BM + BN)/threads floats;
+    2*BK*(BM + BN) floats (16 KB at 128x128x8).
+Limits: each k-step begins with four reads of shared memory, and its multiply-adds wait for them.
 """
 
 from numba import cuda, float32, uint32

@@ -1,12 +1,12 @@
 """naive: one thread an element of C, neighbours in a warp down a column.
 
-Bottleneck before: none; this is where the climb starts. Idea: the definition of the product. Thread .x picks the row
-and .y the column, the reverse of every later stage, on purpose: the 32
-    threads of a warp then own 32 rows of one column of C.
-Traffic: 2*K reads an element, 2*M*N*K floats in all and M*N writes. The 32 reads of ``a[row, p]`` a warp makes at
-    once lie a whole row apart and cost 32 sectors of 32 bytes, of which 4 bytes each are used; 1 FLOP for 4 bytes
-    requested.
-Registers and shared memory: a handful; none.
+Bottleneck before: none; this is where the climb starts.
+Idea: the definition of the product. Thread .x picks the row and .y the column, the reverse of every later stage, on
+    purpose: the 32 threads of a warp then own 32 rows of one column of C.
+Traffic: 2*K reads an element, 2*M*N*K floats in all, and M*N writes; 1/4 FLOP a byte requested. The 32 elements of A
+    that a warp reads at once lie a row apart: 32 sectors of 32 bytes each, of which 4 bytes are used.
+Registers and shared memory: one accumulator; none.
+Limits: the L1 cache, which takes 33 sectors for every 32 multiply-adds; the FMA pipe is idle.
 """
 
 from numba import cuda

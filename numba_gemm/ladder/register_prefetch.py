@@ -1,12 +1,15 @@
 """register_prefetch: the next k-step's fragments load while this one's are multiplied.
 
-Bottleneck before: each k-step starts with reads of shared memory and waits for them, some 30 cycles, before its first
-multiply-add. Idea: two sets of fragments. While one is multiplied, the next k-step's is read into the other. At the
-end of a tile the first fragments of
-    the next tile are read right behind the barrier, so the last k-step of this tile covers that wait as well.
-Traffic: the same. Registers and shared memory: TM*TN accumulators, 2*(TM + TN) fragments, the staged BK*(BM +
-BN)/threads floats; 2*BK*(BM + BN) floats (16 KB at
-    128x128x8).
+Bottleneck before: each k-step starts with reads of shared memory and waits some 30 clocks for them before its first
+    multiply-add.
+Idea: two sets of fragments. While one is multiplied, the next k-step's is read into the other. At the end of a tile
+    the first fragments of the next tile are read right behind the barrier, so that the last k-step of this tile
+    covers that wait as well.
+Traffic: the same.
+Registers and shared memory: TM*TN accumulators, 2*(TM + TN) fragments, the staged BK*(BM + BN)/threads floats;
+    2*BK*(BM + BN) floats (16 KB at 128x128x8).
+Limits: shared memory: 16 floats a thread and k-step for 64 multiply-adds take as many clocks to deliver as the
+    multiply-adds take to issue.
 """
 
 from numba import cuda, float32, uint32
@@ -51,7 +54,7 @@ def build(config, aligned):
 
     @device_function
     def multiply(a_frag, b_frag, acc):
-        """One k-step: the outer product of two fragments."""
+        """One k-step: the outer product of two fragments, in the order in which the compiler reuses most operands."""
         for j in range(TN):
             for i in range(TM):
                 acc[i, j] += a_frag[i] * b_frag[j]

@@ -1,12 +1,15 @@
 """shared_tile: a block shares BLOCKSIZE x BLOCKSIZE tiles of A and B through shared memory.
 
 Bottleneck before: every element of A is requested N times and every element of B M times, all of it through the L1
-cache. Idea: the BM x BN threads of a block walk along K together, BK = BM = BN terms at a time. Each thread copies
-one element of A and one of B
-    into shared memory, and the whole block reads them from there.
+    cache.
+Idea: the BM x BN threads of a block walk along K together, BK = BM = BN terms at a time. Each thread copies one
+    element of A and one of B into shared memory, and the whole block reads them from there. Elements outside are
+    copied as zeros, which add nothing.
 Traffic: BK*(BM + BN) floats from global memory for BM*BN*BK multiply-adds: M*N*K*(1/BM + 1/BN) in all, (1/BM +
     1/BN)/2 of before. Shared memory now serves two reads a multiply-add.
-Registers and shared memory: few; 2*BM*BN floats (8 KB at 32).
+Registers and shared memory: one accumulator; 2*BM*BN floats (8 KB at 32).
+Limits: shared memory: one read of B a multiply-add, and of A one for every four, which the compiler joins into
+    128-bit reads along K.
 """
 
 from numba import cuda, float32, uint32

@@ -1,12 +1,13 @@
 """thread_tile_2d: each thread computes a TM x TN tile of C as outer products of register fragments.
 
-Bottleneck before: one read of A in shared memory for each multiply-add, since only B is reused from a register. Idea:
-a thread owns TM x TN neighbouring elements. A k-step reads TM elements of A and TN of B into register fragments and
-makes TM*TN
-    multiply-adds of them.
+Bottleneck before: one read of A in shared memory for each multiply-add, since only B is reused from a register.
+Idea: a thread owns TM x TN neighbouring elements. A k-step reads TM elements of A and TN of B into register fragments
+    and makes TM*TN multiply-adds of them.
 Traffic: M*N*K*(1/BM + 1/BN) floats from global memory in all; from shared memory BM*BN*BK*(1/TM + 1/TN) reads a tile,
     (1/TM + 1/TN)/2 of the 2*BM*BN*BK of one element a thread.
 Registers and shared memory: TM*TN accumulators and TM + TN fragments; BK*(BM + BN) floats (8 KB at 128x128x8).
+Limits: bank conflicts. Neighbouring threads read B TN floats apart, and A TM*BK floats apart; and every element of a
+    tile is copied by an instruction of its own.
 """
 
 from numba import cuda, float32, uint32

@@ -1,12 +1,13 @@
 """vectorized: 128-bit accesses to global and shared memory.
 
-Bottleneck before: every copy and every fragment read moves 4 bytes an instruction, and the instructions themselves
-fill the issue slots. Idea: four neighbours of a row travel in one instruction. A thread copies a vector of four, and
-reads its fragments four at a time: of B along a
-    row, of A along K, so that one visit to A's rows serves four k-steps.
+Bottleneck before: every copy and every read of A moves 4 bytes an instruction.
+Idea: four neighbours of a row travel in one instruction. A thread copies vectors of four, and reads its fragments
+    four at a time: of B along a row, of A along K, so that one visit to A's rows serves four k-steps.
 Traffic: the same bytes in a quarter of the instructions. Operands with odd extents, odd strides or unaligned rows are
     copied by 32-bit accesses instead (``aligned`` is False); the shared tiles are vector-wide all the same.
-Registers and shared memory: TM*TN accumulators, 4*TM floats of A and TN of B; BK*(BM + BN) floats (8 KB at 128x128x8).
+Registers and shared memory: TM*TN accumulators, 4*TM floats of A and TN of B; BK*(BM + BN) floats (8 KB at
+    128x128x8).
+Limits: bank conflicts: a vector of B lies TN floats from the next thread's, which doubles its wavefronts.
 """
 
 from numba import cuda, float32, uint32

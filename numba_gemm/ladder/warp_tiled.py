@@ -1,14 +1,17 @@
 """warp_tiled: block, warp and thread tiles, with a chosen place for each lane; bigger tiles in dynamic shared memory.
 
 Bottleneck before: an 8x8 thread tile reads 16 floats of shared memory for 64 multiply-adds, which just saturates
-    shared memory; and a warp that is 2 x 16 threads wide reads 16 + 128 distinct floats a k-step.
-Idea: a tile for each level. A warp owns WM x WN of C and arranges its lanes so that the tile is nearly square (8 x 4
-    lanes of 8x16 make 64x64: 128 distinct floats a k-step for twice the multiply-adds). Thread tiles grow to 8x16, in
-    4-wide groups a lane's width apart. The block tile grows with them, past the 48 KB of static shared memory.
+    shared memory.
+Idea: a tile for each level. A warp owns WM x WN of C and arranges its lanes so that the tile is nearly square: 8 x 4
+    lanes of 8x16 make 64x64. Thread tiles grow to 8x16, in groups of four columns and four rows a warp's lanes apart,
+    and the block tile grows with them, past the 48 KB of static shared memory. A's rows of the tile are padded by
+    four floats instead of swizzled: the transposing stores, few by now, then conflict two ways, but a read's address
+    is a plain sum.
 Traffic: M*N*K*(1/BM + 1/BN) floats from global memory; (1/TM + 1/TN) reads of shared memory a multiply-add: 0.19 at
-8x16, 0.25 at 8x8. Registers and shared memory: TM*TN accumulators (128), 2*(TM + TN) fragments, staged floats: close
-to the limit of 255; 2*BK*(BM + BN) floats (48 KB at
-    128x256x16).
+    8x16, 0.25 at 8x8.
+Registers and shared memory: TM*TN accumulators (128), 2*(TM + TN) fragments, staged floats: close to the limit of
+    255; 2*BK*(BM + pad + BN) floats (49 KB at 128x256x16).
+Limits: instructions that are no multiply-adds: a tile's trip through registers and its transposing stores.
 """
 
 from numba import cuda, float32, uint32
@@ -33,7 +36,7 @@ def build(config, aligned):
         config,
         {
             "TM % 4 == 0 and TN % 4 == 0": TM % 4 == 0 and TN % 4 == 0,
-            "BK is 8 or 16": BK in (8, 16),
+            "BK % 4 == 0": BK % 4 == 0,
             "pad % 4 == 0": config.pad % 4 == 0,
             "BM % (threads/(BK/4)) == 0": A_ROWS > 0 and BM % A_ROWS == 0,
             "BK % (threads/(BN/4)) == 0": B_ROWS > 0 and BK % B_ROWS == 0,
@@ -56,7 +59,7 @@ def build(config, aligned):
 
     @device_function
     def multiply(a_frag, b_frag, acc):
-        """One k-step: the outer product of two fragments."""
+        """One k-step: the outer product of two fragments, in the order in which the compiler reuses most operands."""
         for j in range(TN):
             for i in range(TM):
                 acc[i, j] += a_frag[i] * b_frag[j]
