@@ -80,7 +80,7 @@ class Matrix:
         return (
             (self.col_stride == FLOAT32_BYTES or self.cols == 0)
             and self.pointer % VECTOR_BYTES == 0
-            and (self.row_stride % VECTOR_BYTES == 0 or self.rows <= 1)
+            and self.row_stride % VECTOR_BYTES == 0  # also of one row or none: copies outside have addresses too
             and self.cols % 4 == 0
         )
 
@@ -226,8 +226,6 @@ _cubin = _Once(compile_stage)
 
 
 def _prepare(stage: Stage, config: TileConfig, aligned: bool, device: int) -> CompiledKernel:
-    if SIMULATOR:
-        return CompiledKernel(stage.build(config, aligned and stage.vectorized))
     properties = device_properties(device)
     if properties.cc < stage.min_cc:
         raise RuntimeError(
@@ -240,6 +238,8 @@ def _prepare(stage: Stage, config: TileConfig, aligned: bool, device: int) -> Co
             f"a block, but device {device} ({properties.name}) has {properties.max_shared_per_block}; choose a smaller "
             "configuration"
         )
+    if SIMULATOR:
+        return CompiledKernel(stage.build(config, aligned and stage.vectorized))
     begin = time.perf_counter()
     cubin = _cubin(stage, config, aligned, properties.cc)
     with device_scope(device):
@@ -282,8 +282,11 @@ def _slabs(
     The first piece of a sum over k takes beta, the others add to it.
     """
     tile = config.BN if stage.rows_along_x else config.BM
+    if a.cols <= MAX_K and (c.cols if stage.rows_along_x else c.rows) <= MAX_GRID_Y * tile:
+        yield a, b, beta, c
+        return
     for inner in _cuts(a.cols, MAX_K):
-        a_part, b_part = (a, b) if inner == (0, a.cols) else (a.take_cols(*inner), b.take_rows(*inner))
+        a_part, b_part = a.take_cols(*inner), b.take_rows(*inner)
         for outer in _cuts(c.cols if stage.rows_along_x else c.rows, MAX_GRID_Y * tile):
             if stage.rows_along_x:
                 yield a_part, b_part.take_cols(*outer), beta, c.take_cols(*outer)

@@ -6,6 +6,7 @@ on a GPU every configuration runs the whole table."""
 from __future__ import annotations
 
 import functools
+import re
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from operands import filled
 from numba_gemm import launch
 from numba_gemm.device import scheduler
 from numba_gemm.device.switch import SIMULATOR
-from numba_gemm.ladder import STAGES
+from numba_gemm.ladder import STAGES, TileConfig
 from numba_gemm.models.accuracy import compare, reference
 
 ALIGNED_LAYOUTS = ("rows", "slices of wider rows")
@@ -141,3 +142,60 @@ def test_extents_beyond_one_launch(stage, beta, monkeypatch):
     config = stage.test_config
     outcome = run(stage, config, Case((2 * config.BM + 5, 2 * config.BN + 7, 21), "slices of wider rows", 0.5, beta))
     assert outcome.ok, str(outcome)
+
+
+IMPOSSIBLE = [
+    ("shared_tile", {"BM": 32, "BN": 16, "BK": 16}, "square tiles"),
+    ("shared_tile", {"BM": 64, "BN": 64, "BK": 64, "TM": 2, "TN": 2}, "TM == TN == 1"),
+    ("thread_tile_1d", {"BM": 64, "BN": 64, "BK": 16, "TM": 8}, "one element of A a thread"),
+    ("thread_tile_2d", {"BM": 48, "BN": 48, "BK": 7, "TM": 4, "TN": 4}, "threads % BK == 0"),
+    ("vectorized", {"BM": 40, "BN": 16, "BK": 24, "TM": 5, "TN": 4}, "copies cover A's tile"),
+    ("vectorized", {"BM": 64, "BN": 96, "BK": 8, "TM": 8, "TN": 12}, "TN is 4, 8 or 16"),
+    ("vectorized", {"BM": 16, "BN": 16, "BK": 2, "TM": 4, "TN": 4}, "BK % 4 == 0"),
+    ("conflict_free", {"BM": 96, "BN": 64, "BK": 8, "TM": 8, "TN": 8}, "BM % 64 == 0"),
+    ("double_buffered", {"BM": 64, "BN": 64, "BK": 8, "TM": 8, "TN": 8}, "slots == 2"),
+    ("warp_tiled", {"BM": 32, "BN": 32, "BK": 8, "TM": 8, "TN": 4, "slots": 2, "dynamic": True}, "WM > 0"),
+    ("warp_tiled", {"BM": 48, "BN": 96, "BK": 8, "TM": 12, "TN": 4, "WM": 16, "WN": 96}, "WM % TM == 0"),
+    ("warp_tiled", {"BM": 256, "BN": 16, "BK": 16, "TM": 4, "TN": 16, "WM": 256, "WN": 8}, "WN % TN == 0"),
+    (
+        "warp_tiled",
+        {"BM": 48, "BN": 256, "BK": 8, "TM": 8, "TN": 16, "WM": 16, "WN": 256, "slots": 2, "dynamic": True},
+        "copies cover B's tile",
+    ),
+    ("warp_tiled", {"BM": 32, "BN": 32, "BK": 8, "TM": 8, "TN": 4, "WM": 32, "WN": 32, "pad": -4}, "pad not negative"),
+    (
+        "async_copy",
+        {"BM": 24, "BN": 256, "BK": 16, "TM": 4, "TN": 16, "WM": 8, "WN": 256, "slots": 5, "dynamic": True},
+        "copies cover B's tile",
+    ),
+    (
+        "async_copy",
+        {"BM": 32, "BN": 32, "BK": 8, "TM": 8, "TN": 4, "WM": 32, "WN": 32, "slots": 2, "dynamic": True},
+        "three or more slots",
+    ),
+    ("coalesced", {"BM": 64, "BN": 64, "BK": 1}, "threads <= 1024"),
+    ("coalesced", {"BM": 4, "BN": 0, "BK": 1}, "every extent positive"),
+]
+
+
+@pytest.mark.parametrize(("name", "extents", "constraint"), IMPOSSIBLE, ids=lambda value: str(value)[:40])
+def test_configurations_that_cannot_work_are_refused_by_name(name, extents, constraint):
+    for aligned in (True, False):
+        with pytest.raises(ValueError, match=re.escape(constraint)):
+            STAGES[name].build(TileConfig(**extents), aligned)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2])
+@pytest.mark.parametrize(("stride", "aligned"), [(32, True), (36, False), (0, True), (-48, True)])
+def test_alignment_does_not_depend_on_how_many_rows_there_are(rows, stride, aligned):
+    """Copies of rows outside read nothing, but their addresses must be aligned as well."""
+    assert launch.Matrix(1 << 20, rows, 8, stride, 4, 0, None).aligned is aligned
+
+
+@pytest.mark.parametrize("stage", STAGES.values(), ids=label)
+def test_no_terms_at_all_in_unaligned_views(stage):
+    wide = np.full((0, 9), np.nan, np.float32)
+    c = filled(8, 8)
+    before = c.copy()
+    multiply(stage, stage.test_config, np.empty((8, 0), np.float32), wide[:, :8], c, alpha=0.0, beta=0.5)
+    assert np.array_equal(c, np.float32(0.5) * before)

@@ -29,7 +29,9 @@ if SIMULATOR:
             raise ValueError(f"misaligned {4 * count}-byte copy to [{tile_row}, {tile_col}]: address {address:#x}")
         if tile_col + count > tile.shape[1] or tile_row >= tile.shape[0]:
             raise IndexError(f"copy to [{tile_row}, {tile_col}:{tile_col + count}] of a tile of shape {tile.shape}")
-        if inside and count > 1:
+        if row < 0 or col < 0:
+            raise IndexError(f"negative index [{row}, {col}] of a matrix in global memory")
+        if count > 1:  # also outside of the matrix, where the copy is of zeros but the instruction has its address
             source = matrix.ctypes.data + int(row) * matrix.strides[0] + int(col) * matrix.strides[1]
             if source % (4 * count) or matrix.strides[1] != 4:
                 raise ValueError(f"misaligned or strided {4 * count}-byte copy from [{row}, {col}]")

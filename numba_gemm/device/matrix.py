@@ -18,12 +18,19 @@ from .switch import SIMULATOR
 
 if SIMULATOR:
 
+    def _check_index(row, col):
+        """NumPy would count negative indices from the end; the hardware reads before the matrix."""
+        if row < 0 or col < 0:
+            raise IndexError(f"negative index [{row}, {col}] of a matrix in global memory")
+
     def read4_if(inside, matrix, row, col):
         """``matrix[row, col:col+4]``, a zero for each float right of the matrix, and for all unless ``inside``."""
+        _check_index(row, col)
         return tuple(matrix[row, col + i] if inside and col + i < matrix.shape[1] else np.float32(0) for i in range(4))
 
     def write4_if(inside, matrix, row, col, values):
         """Write those of four floats to ``matrix[row, col:col+4]`` that lie inside, if ``inside``."""
+        _check_index(row, col)
         for i in range(4):
             if inside and col + i < matrix.shape[1]:
                 matrix[row, col + i] = np.float32(values[i])

@@ -10,6 +10,9 @@ and what hardware leaves undefined is visible:
   says who waits where;
 - an exception in a thread ends the launch and says which thread raised it.
 
+What it does not show: a thread runs whole from barrier to barrier, so a hazard is found only if some order of whole
+intervals makes it a wrong result. On a GPU, racecheck looks at every pair of accesses.
+
 An operating-system thread is used for every simulated thread that has to wait; kernels without barriers use one in
 all. One launch runs at a time in a process, and others wait for it.
 """

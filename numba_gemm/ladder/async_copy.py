@@ -3,9 +3,10 @@
 Bottleneck before: the next tile waits in registers while this one is multiplied, and every element of A is stored by
     an instruction of its own. A tile can be only one ahead.
 Idea: ``cp.async``. Each thread starts its copies and goes on; three or more slots keep two or more tiles in flight. A
-    is transposed by 4-byte copies: a warp copies 8 k of 4 rows, 32 bytes a row, and 4 floats of padding a row of the
-    tile put the 32 words into 32 banks. B's vectors travel whole. Counters are kept in 32 bits, which saves an
-    instruction at every addition and comparison.
+    is transposed by 4-byte copies: a warp copies 8 k of 4 rows, 32 bytes a row (one sector where rows begin at one),
+    and 4 floats of padding a row of the tile put the 32 words into 32 banks. B's vectors travel whole. Counters are
+    kept in 32 bits, which saves an instruction at every addition and comparison; the launcher cuts K long before they
+    overflow.
 Traffic: the same; the copies write shared memory themselves.
 Registers and shared memory: TM*TN accumulators and 2*(TM + TN) fragments; slots*BK*(BM + pad + BN) floats (73 KB at
     128x256x16 in three slots).
@@ -39,10 +40,15 @@ def build(config, aligned):
     require(
         config,
         {
-            "TM % 4 == 0 and TN % 4 == 0": TM % 4 == 0 and TN % 4 == 0,
+            "TM % 4 == 0, TN is 4, 8 or 16": TM % 4 == 0 and TN in (4, 8, 16),
+            "warps have tiles: WM > 0": WM > 0,
             "BK % 8 == 0": BK % COPY_K == 0,
-            "BM % (threads/8) == 0": A_ROWS > 0 and BM % A_ROWS == 0,
-            "the copies cover B's tile: BN % columns == 0, BK % rows == 0": BN % B_COLS == 0 and BK % B_ROWS == 0,
+            "copies cover A's tile: threads % 8 == 0 and BM % (threads/8) == 0": (
+                A_ROWS > 0 and THREADS % COPY_K == 0 and BM % A_ROWS == 0
+            ),
+            "copies cover B's tile, a whole number of its rows at a time": (
+                BN % B_COLS == 0 and THREADS * B_WIDTH % B_COLS == 0 and BK % B_ROWS == 0
+            ),
             "three or more slots": SLOTS >= 3,
             "pad % 4 == 0": config.pad % 4 == 0,
             "dynamic shared memory": config.dynamic,
@@ -115,7 +121,7 @@ def build(config, aligned):
         write_slot = uint32((SLOTS - 1) * BK)
         read_fragments(a_tile, b_tile, read_slot, 0, row, col, a_even, b_even)
 
-        k0 = uint32(0)
+        k0 = uint32(0)  # 32 bits suffice: launch.MAX_K bounds k
         while k0 < k:
             start_copies(a, b, a_tile, b_tile, write_slot, k0 + (SLOTS - 1) * BK, block_row, block_col, tid)
             p = uint32(0)
@@ -131,8 +137,7 @@ def build(config, aligned):
             read_slot = uint32(read_slot + BK) if read_slot < (SLOTS - 1) * BK else uint32(0)
             wait_group(IN_FLIGHT)
             # the next tiles have landed, copied by all, before any thread reads them; and this tile's last fragments
-            # are read by all
-            # before the next iteration's copies overwrite it
+            # are read by all before the next iteration's copies overwrite it
             cuda.syncthreads()
             read_fragments(a_tile, b_tile, read_slot, 0, row, col, a_even, b_even)
             multiply(a_odd, b_odd, acc)

@@ -1,7 +1,7 @@
 """conflict_free: shared tiles laid out so that no access of a warp meets a bank twice.
 
-Bottleneck before: neighbouring threads read vectors of B that lie TN floats apart, two of every eight in the same
-    banks, so that each read takes twice the wavefronts it needs.
+Bottleneck before: neighbouring threads read vectors of B that lie TN floats apart, so that threads four apart meet in
+    the same banks and each read takes twice the wavefronts it needs.
 Idea: three changes of place, none of arithmetic. A is transposed on its way into shared memory, so that a fragment of
     either operand is four neighbours of a row, read once a k-step. A thread's TM x TN tile is split into quadrants of
     4x4, BM/2 and BN/2 apart, so that neighbouring threads read neighbouring vectors. And the transposing stores,
@@ -18,22 +18,27 @@ from ..device.blend import row_store
 from ..device.vector import fetch4, fetch4_any, load4, store4, store4_down
 from .stage import Stage, TileConfig, flat_block, require
 
-HALF_WARP = 16
+HALF_WARP = 16  # lanes that store k = 0..3 in one transposing store; the others store k = 4..7
 
 
 def build(config, aligned):
     BM, BN, BK, TM, TN = config.BM, config.BN, config.BK, config.TM, config.TN
     THREADS = config.threads
-    A_ROWS = THREADS // (BK // 4)  # rows of A that the block copies at a time
-    B_ROWS = THREADS // (BN // 4)  # rows of B
+    A_VECTORS, B_VECTORS = max(BK // 4, 1), max(BN // 4, 1)  # in a row of the tiles that are copied
+    A_ROWS = THREADS // A_VECTORS  # rows of A that the block copies at a time
+    B_ROWS = THREADS // B_VECTORS  # rows of B
     require(
         config,
         {
             "quadrants of 4x4: TM == TN == 8": TM == TN == 8,
             "BK == 8: two groups of four k": BK == 8,
             "quadrants keep the swizzle: BM % 64 == 0": BM % 64 == 0,
-            "BM % (threads/(BK/4)) == 0": A_ROWS > 0 and BM % A_ROWS == 0,
-            "BK % (threads/(BN/4)) == 0": B_ROWS > 0 and BK % B_ROWS == 0,
+            "copies cover A's tile: threads % (BK/4) == 0 and BM % (threads/(BK/4)) == 0": (
+                A_ROWS > 0 and THREADS % A_VECTORS == 0 and BM % A_ROWS == 0
+            ),
+            "copies cover B's tile: threads % (BN/4) == 0 and BK % (threads/(BN/4)) == 0": (
+                B_ROWS > 0 and THREADS % B_VECTORS == 0 and BK % B_ROWS == 0
+            ),
         },
     )
     fetch = fetch4 if aligned else fetch4_any
@@ -47,11 +52,10 @@ def build(config, aligned):
         tid = uint32(cuda.threadIdx.x)
         block_row = cuda.blockIdx.y * BM
         block_col = cuda.blockIdx.x * BN
-        a_row, a_col = tid // (BK // 4), tid % (BK // 4) * 4
-        a_swizzle = (
-            a_col // 4 * HALF_WARP
-        )  # what k = 4..7 XORs into A's column, so that a store's two halves take different banks
-        b_row, b_col = tid // (BN // 4), tid % (BN // 4) * 4
+        a_row, a_col = tid // A_VECTORS, tid % A_VECTORS * 4
+        # k = 4..7 XOR this into A's column, so that the halves of a warp's store take different banks
+        a_swizzle = a_col // 4 * HALF_WARP
+        b_row, b_col = tid // B_VECTORS, tid % B_VECTORS * 4
         row = tid // (BN // TN) * 4  # of this thread's first quadrant, within the block tile
         col = tid % (BN // TN) * 4
 

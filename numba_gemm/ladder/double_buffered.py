@@ -13,18 +13,18 @@ Limits: each k-step begins with four reads of shared memory, and its multiply-ad
 from numba import cuda, float32, uint32
 
 from ..device.blend import row_store
-from ..device.switch import hardware_only
 from ..device.vector import fetch4, fetch4_any, load4, store4, store4_down
 from .stage import Stage, TileConfig, flat_block, require
 
-HALF_WARP = 16
+HALF_WARP = 16  # lanes that store k = 0..3 in one transposing store; the others store k = 4..7
 
 
 def build(config, aligned):
     BM, BN, BK, TM, TN = config.BM, config.BN, config.BK, config.TM, config.TN
     THREADS = config.threads
-    A_ROWS = THREADS // (BK // 4)  # rows of A that the block copies at a time
-    B_ROWS = THREADS // (BN // 4)  # rows of B
+    A_VECTORS, B_VECTORS = max(BK // 4, 1), max(BN // 4, 1)  # in a row of the tiles that are copied
+    A_ROWS = THREADS // A_VECTORS  # rows of A that the block copies at a time
+    B_ROWS = THREADS // B_VECTORS  # rows of B
     A_SHAPE, B_SHAPE = (2 * BK, BM), (2 * BK, BN)  # the buffers of a tile lie one below the other
     A_LOADS, B_LOADS = BM // max(A_ROWS, 1), BK // max(B_ROWS, 1)  # vectors that a thread stages
     require(
@@ -33,15 +33,19 @@ def build(config, aligned):
             "quadrants of 4x4: TM == TN == 8": TM == TN == 8,
             "BK == 8: two groups of four k": BK == 8,
             "quadrants keep the swizzle: BM % 64 == 0": BM % 64 == 0,
-            "BM % (threads/(BK/4)) == 0": A_ROWS > 0 and BM % A_ROWS == 0,
-            "BK % (threads/(BN/4)) == 0": B_ROWS > 0 and BK % B_ROWS == 0,
+            "copies cover A's tile: threads % (BK/4) == 0 and BM % (threads/(BK/4)) == 0": (
+                A_ROWS > 0 and THREADS % A_VECTORS == 0 and BM % A_ROWS == 0
+            ),
+            "copies cover B's tile: threads % (BN/4) == 0 and BK % (threads/(BN/4)) == 0": (
+                B_ROWS > 0 and THREADS % B_VECTORS == 0 and BK % B_ROWS == 0
+            ),
             "two buffers: slots == 2": config.slots == 2,
         },
     )
     fetch = fetch4 if aligned else fetch4_any
     store_row = row_store(TN, BN // 2, aligned)
 
-    @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
+    @cuda.jit
     def double_buffered(alpha, a, b, beta, c):
         a_tile = cuda.shared.array(A_SHAPE, float32, alignment=16)
         b_tile = cuda.shared.array(B_SHAPE, float32, alignment=16)
@@ -49,9 +53,10 @@ def build(config, aligned):
         tid = uint32(cuda.threadIdx.x)
         block_row = cuda.blockIdx.y * BM
         block_col = cuda.blockIdx.x * BN
-        a_row, a_col = tid // (BK // 4), tid % (BK // 4) * 4
+        a_row, a_col = tid // A_VECTORS, tid % A_VECTORS * 4
+        # k = 4..7 XOR this into A's column, so that the halves of a warp's store take different banks
         a_swizzle = a_col // 4 * HALF_WARP
-        b_row, b_col = tid // (BN // 4), tid % (BN // 4) * 4
+        b_row, b_col = tid // B_VECTORS, tid % B_VECTORS * 4
         row = tid // (BN // TN) * 4  # of this thread's first quadrant, within the block tile
         col = tid % (BN // TN) * 4
 
@@ -101,9 +106,8 @@ def build(config, aligned):
                 for i in range(B_LOADS):
                     values = (b_next[i, 0], b_next[i, 1], b_next[i, 2], b_next[i, 3])
                     store4(b_tile, buffer + b_row + i * B_ROWS, b_col, values)
-                # the next tiles are written by all before any thread reads them, and this tile is read by all before
-                # the
-                # next iteration overwrites it
+                # the next tiles are written by all before any thread reads them, and this tile is read by all
+                # before the next iteration overwrites it
                 cuda.syncthreads()
             k0 += BK
 
@@ -118,7 +122,7 @@ STAGE = Stage(
     name="double_buffered",
     summary="two shared buffers: global loads staged through registers while computing, one barrier a tile",
     build=build,
-    configs=(TileConfig(BM=128, BN=128, BK=8, TM=8, TN=8, slots=2, min_blocks=2),),
+    configs=(TileConfig(BM=128, BN=128, BK=8, TM=8, TN=8, slots=2),),
     test_config=TileConfig(BM=64, BN=32, BK=8, TM=8, TN=8, slots=2),
     block=flat_block,
     vectorized=True,

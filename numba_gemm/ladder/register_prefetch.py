@@ -2,9 +2,9 @@
 
 Bottleneck before: each k-step starts with reads of shared memory and waits some 30 clocks for them before its first
     multiply-add.
-Idea: two sets of fragments. While one is multiplied, the next k-step's is read into the other. At the end of a tile
-    the first fragments of the next tile are read right behind the barrier, so that the last k-step of this tile
-    covers that wait as well.
+Idea: two sets of fragments, for which ``launch_bounds`` leaves just enough registers to keep two blocks on an SM.
+    While one is multiplied, the next k-step's is read into the other. At the end of a tile the first fragments of the
+    next tile are read right behind the barrier, so that the last k-step of this tile covers that wait as well.
 Traffic: the same.
 Registers and shared memory: TM*TN accumulators, 2*(TM + TN) fragments, the staged BK*(BM + BN)/threads floats;
     2*BK*(BM + BN) floats (16 KB at 128x128x8).
@@ -19,14 +19,15 @@ from ..device.switch import device_function, hardware_only
 from ..device.vector import fetch4, fetch4_any, load4, store4, store4_down
 from .stage import Stage, TileConfig, flat_block, require
 
-HALF_WARP = 16
+HALF_WARP = 16  # lanes that store k = 0..3 in one transposing store; the others store k = 4..7
 
 
 def build(config, aligned):
     BM, BN, BK, TM, TN = config.BM, config.BN, config.BK, config.TM, config.TN
     THREADS = config.threads
-    A_ROWS = THREADS // (BK // 4)  # rows of A that the block copies at a time
-    B_ROWS = THREADS // (BN // 4)  # rows of B
+    A_VECTORS, B_VECTORS = max(BK // 4, 1), max(BN // 4, 1)  # in a row of the tiles that are copied
+    A_ROWS = THREADS // A_VECTORS  # rows of A that the block copies at a time
+    B_ROWS = THREADS // B_VECTORS  # rows of B
     A_SHAPE, B_SHAPE = (2 * BK, BM), (2 * BK, BN)  # the buffers of a tile lie one below the other
     A_LOADS, B_LOADS = BM // max(A_ROWS, 1), BK // max(B_ROWS, 1)  # vectors that a thread stages
     require(
@@ -35,8 +36,12 @@ def build(config, aligned):
             "quadrants of 4x4: TM == TN == 8": TM == TN == 8,
             "BK == 8: two groups of four k": BK == 8,
             "quadrants keep the swizzle: BM % 64 == 0": BM % 64 == 0,
-            "BM % (threads/(BK/4)) == 0": A_ROWS > 0 and BM % A_ROWS == 0,
-            "BK % (threads/(BN/4)) == 0": B_ROWS > 0 and BK % B_ROWS == 0,
+            "copies cover A's tile: threads % (BK/4) == 0 and BM % (threads/(BK/4)) == 0": (
+                A_ROWS > 0 and THREADS % A_VECTORS == 0 and BM % A_ROWS == 0
+            ),
+            "copies cover B's tile: threads % (BN/4) == 0 and BK % (threads/(BN/4)) == 0": (
+                B_ROWS > 0 and THREADS % B_VECTORS == 0 and BK % B_ROWS == 0
+            ),
             "two buffers: slots == 2": config.slots == 2,
         },
     )
@@ -67,9 +72,10 @@ def build(config, aligned):
         tid = uint32(cuda.threadIdx.x)
         block_row = cuda.blockIdx.y * BM
         block_col = cuda.blockIdx.x * BN
-        a_row, a_col = tid // (BK // 4), tid % (BK // 4) * 4
+        a_row, a_col = tid // A_VECTORS, tid % A_VECTORS * 4
+        # k = 4..7 XOR this into A's column, so that the halves of a warp's store take different banks
         a_swizzle = a_col // 4 * HALF_WARP
-        b_row, b_col = tid // (BN // 4), tid % (BN // 4) * 4
+        b_row, b_col = tid // B_VECTORS, tid % B_VECTORS * 4
         row = tid // (BN // TN) * 4  # of this thread's first quadrant, within the block tile
         col = tid % (BN // TN) * 4
 
@@ -120,9 +126,8 @@ def build(config, aligned):
                 for i in range(B_LOADS):
                     values = (b_next[i, 0], b_next[i, 1], b_next[i, 2], b_next[i, 3])
                     store4(b_tile, buffer + b_row + i * B_ROWS, b_col, values)
-                # the next tiles are written by all before any thread reads them, and this tile's last fragments are
-                # read by all
-                # before the next iteration overwrites it
+                # the next tiles are written by all before any thread reads them, and this tile's last fragments
+                # are read by all before the next iteration overwrites it
                 cuda.syncthreads()
                 read_fragments(a_tile, b_tile, buffer, 0, row, col, a_even, b_even)
             multiply(a_odd, b_odd, acc)

@@ -55,6 +55,7 @@ class TileConfig:
             self,
             {
                 "every extent positive": min(self.BM, self.BN, self.BK, self.TM, self.TN, self.slots) > 0,
+                "pad not negative": self.pad >= 0,
                 "BM % TM == 0": self.BM % self.TM == 0,
                 "BN % TN == 0": self.BN % self.TN == 0,
                 "threads <= 1024": self.threads <= 1024,
@@ -66,6 +67,8 @@ class TileConfig:
                 {
                     "BM % WM == 0": self.WM > 0 and self.BM % self.WM == 0,
                     "BN % WN == 0": self.WN > 0 and self.BN % self.WN == 0,
+                    "WM % TM == 0": self.WM % self.TM == 0,
+                    "WN % TN == 0": self.WN % self.TN == 0,
                     "a warp tile is 32 thread tiles": self.WM * self.WN == WARP * self.TM * self.TN,
                 },
             )

@@ -1,13 +1,13 @@
 """thread_tile_1d: each thread computes a column of TM elements of C in registers.
 
-Bottleneck before: two reads of shared memory for each multiply-add; shared memory's bandwidth, not arithmetic, sets
-    the pace.
+Bottleneck before: two floats from shared memory for each multiply-add; shared memory's bandwidth, not arithmetic,
+    sets the pace.
 Idea: a thread owns TM rows of one column. An element of B, once read into a register, serves TM multiply-adds.
 Traffic: BK*(BM + BN) floats a tile from global memory; from shared memory BM*BN*BK*(1 + 1/TM) reads a tile instead of
     2*BM*BN*BK.
 Registers and shared memory: TM accumulators; BK*(BM + BN) floats (4 KB at 64x64x8).
-Limits: shared memory still: a read of A a multiply-add. The compiler joins four along K into one 128-bit read, which
-    occupies shared memory as long as four reads.
+Limits: shared memory still: a float of A for each multiply-add. The compiler reads four along K at once, which takes
+    as long as four reads.
 """
 
 from numba import cuda, float32, uint32

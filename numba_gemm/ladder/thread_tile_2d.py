@@ -1,6 +1,6 @@
 """thread_tile_2d: each thread computes a TM x TN tile of C as outer products of register fragments.
 
-Bottleneck before: one read of A in shared memory for each multiply-add, since only B is reused from a register.
+Bottleneck before: a float of A from shared memory for each multiply-add, since only B is reused from a register.
 Idea: a thread owns TM x TN neighbouring elements. A k-step reads TM elements of A and TN of B into register fragments
     and makes TM*TN multiply-adds of them.
 Traffic: M*N*K*(1/BM + 1/BN) floats from global memory in all; from shared memory BM*BN*BK*(1/TM + 1/TN) reads a tile,

@@ -3,8 +3,9 @@
 Bottleneck before: every copy and every read of A moves 4 bytes an instruction.
 Idea: four neighbours of a row travel in one instruction. A thread copies vectors of four, and reads its fragments
     four at a time: of B along a row, of A along K, so that one visit to A's rows serves four k-steps.
-Traffic: the same bytes in a quarter of the instructions. Operands with odd extents, odd strides or unaligned rows are
-    copied by 32-bit accesses instead (``aligned`` is False); the shared tiles are vector-wide all the same.
+Traffic: the same bytes, those of global memory and of A's fragments in a quarter of the instructions. Operands with
+    odd extents, odd strides or unaligned rows are copied by 32-bit accesses instead (``aligned`` is False); the
+    shared tiles are vector-wide all the same.
 Registers and shared memory: TM*TN accumulators, 4*TM floats of A and TN of B; BK*(BM + BN) floats (8 KB at
     128x128x8).
 Limits: bank conflicts: a vector of B lies TN floats from the next thread's, which doubles its wavefronts.
@@ -20,15 +21,20 @@ from .stage import Stage, TileConfig, flat_block, require
 def build(config, aligned):
     BM, BN, BK, TM, TN = config.BM, config.BN, config.BK, config.TM, config.TN
     THREADS = config.threads
-    A_ROWS = THREADS // (BK // 4)  # rows of the A tile that the block copies at a time
-    B_ROWS = THREADS // (BN // 4)  # the same for B
+    A_VECTORS, B_VECTORS = max(BK // 4, 1), max(BN // 4, 1)  # in a row of the tiles that are copied
+    A_ROWS = THREADS // A_VECTORS  # rows of the A tile that the block copies at a time
+    B_ROWS = THREADS // B_VECTORS  # the same for B
     require(
         config,
         {
             "BK % 4 == 0": BK % 4 == 0,
-            "TN % 4 == 0": TN % 4 == 0,
-            "BM % (threads/(BK/4)) == 0": A_ROWS > 0 and BM % A_ROWS == 0,
-            "BK % (threads/(BN/4)) == 0": B_ROWS > 0 and BK % B_ROWS == 0,
+            "TN is 4, 8 or 16": TN in (4, 8, 16),
+            "copies cover A's tile: threads % (BK/4) == 0 and BM % (threads/(BK/4)) == 0": (
+                A_ROWS > 0 and THREADS % A_VECTORS == 0 and BM % A_ROWS == 0
+            ),
+            "copies cover B's tile: threads % (BN/4) == 0 and BK % (threads/(BN/4)) == 0": (
+                B_ROWS > 0 and THREADS % B_VECTORS == 0 and BK % B_ROWS == 0
+            ),
         },
     )
     fetch = fetch4 if aligned else fetch4_any
@@ -42,8 +48,8 @@ def build(config, aligned):
         tid = uint32(cuda.threadIdx.x)
         block_row = cuda.blockIdx.y * BM
         block_col = cuda.blockIdx.x * BN
-        a_row, a_col = tid // (BK // 4), tid % (BK // 4) * 4
-        b_row, b_col = tid // (BN // 4), tid % (BN // 4) * 4
+        a_row, a_col = tid // A_VECTORS, tid % A_VECTORS * 4
+        b_row, b_col = tid // B_VECTORS, tid % B_VECTORS * 4
         row = tid // (BN // TN) * TM  # of this thread's first element, within the block tile
         col = tid % (BN // TN) * TN
 

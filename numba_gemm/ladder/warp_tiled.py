@@ -26,8 +26,9 @@ from .stage import WARP, Stage, TileConfig, flat_block, require
 def build(config, aligned):
     BM, BN, BK, TM, TN, WM, WN = config.BM, config.BN, config.BK, config.TM, config.TN, config.WM, config.WN
     THREADS = config.threads
-    A_ROWS = THREADS // (BK // 4)  # rows of A that the block copies at a time
-    B_ROWS = THREADS // (BN // 4)  # rows of B
+    A_VECTORS, B_VECTORS = max(BK // 4, 1), max(BN // 4, 1)  # in a row of the tiles that are copied
+    A_ROWS = THREADS // A_VECTORS  # rows of A that the block copies at a time
+    B_ROWS = THREADS // B_VECTORS  # rows of B
     A_LOADS, B_LOADS = BM // max(A_ROWS, 1), BK // max(B_ROWS, 1)  # vectors that a thread stages
     LANES_M, LANES_N = WM // TM, WN // TN  # a warp's lanes along rows and columns
     BM_PAD = BM + config.pad
@@ -35,11 +36,16 @@ def build(config, aligned):
     require(
         config,
         {
-            "TM % 4 == 0 and TN % 4 == 0": TM % 4 == 0 and TN % 4 == 0,
+            "TM % 4 == 0, TN is 4, 8 or 16": TM % 4 == 0 and TN in (4, 8, 16),
+            "warps have tiles: WM > 0": WM > 0,
             "BK % 4 == 0": BK % 4 == 0,
             "pad % 4 == 0": config.pad % 4 == 0,
-            "BM % (threads/(BK/4)) == 0": A_ROWS > 0 and BM % A_ROWS == 0,
-            "BK % (threads/(BN/4)) == 0": B_ROWS > 0 and BK % B_ROWS == 0,
+            "copies cover A's tile: threads % (BK/4) == 0 and BM % (threads/(BK/4)) == 0": (
+                A_ROWS > 0 and THREADS % A_VECTORS == 0 and BM % A_ROWS == 0
+            ),
+            "copies cover B's tile: threads % (BN/4) == 0 and BK % (threads/(BN/4)) == 0": (
+                B_ROWS > 0 and THREADS % B_VECTORS == 0 and BK % B_ROWS == 0
+            ),
             "two buffers: slots == 2": config.slots == 2,
             "dynamic shared memory": config.dynamic,
         },
@@ -74,8 +80,8 @@ def build(config, aligned):
         warp, lane = tid // WARP, tid % WARP
         block_row = cuda.blockIdx.y * BM
         block_col = cuda.blockIdx.x * BN
-        a_row, a_col = tid // (BK // 4), tid % (BK // 4) * 4
-        b_row, b_col = tid // (BN // 4), tid % (BN // 4) * 4
+        a_row, a_col = tid // A_VECTORS, tid % A_VECTORS * 4
+        b_row, b_col = tid // B_VECTORS, tid % B_VECTORS * 4
         row = warp // (BN // WN) * WM + lane // LANES_N * 4  # of this thread's first group, within the block tile
         col = warp % (BN // WN) * WN + lane % LANES_N * 4
 
@@ -126,9 +132,8 @@ def build(config, aligned):
                 for i in range(B_LOADS):
                     values = (b_next[i, 0], b_next[i, 1], b_next[i, 2], b_next[i, 3])
                     store4(b_tile, buffer + b_row + i * B_ROWS, b_col, values)
-                # the next tiles are written by all before any thread reads them, and this tile's last fragments are
-                # read by all
-                # before the next iteration overwrites it
+                # the next tiles are written by all before any thread reads them, and this tile's last fragments
+                # are read by all before the next iteration overwrites it
                 cuda.syncthreads()
                 read_fragments(a_tile, b_tile, buffer, 0, row, col, a_even, b_even)
             multiply(a_odd, b_odd, acc)
