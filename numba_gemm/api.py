@@ -13,6 +13,8 @@ from .arrays import Operand, streams
 from .ladder import STAGES
 from .ladder.stage import Stage
 
+ANY_GPU = (99, 0)  # a compute capability that no stage finds too low
+
 
 def stages() -> tuple[Stage, ...]:
     """Return the stages of the ladder, in climbing order; their names are what `tiled_sgemm` takes as `stage`."""
@@ -41,7 +43,8 @@ def tiled_sgemm(
     out : array of shape (M, N), float32, optional
         C, of the same library as `a` and `b`; overwritten. It may have any strides under which its elements are
         distinct, and may interleave with `a` and `b` in memory as long as it shares no element with them. A NumPy one
-        that is contiguous neither by rows nor by columns is filled through a host copy.
+        that is contiguous neither by rows nor by columns is filled through a host copy. For PyTorch's autograd it
+        counts as modified in place.
     alpha, beta : real number
         Rounded to float32. Where `beta` is 0, C is not read and may hold anything, NaN too; where `alpha` is 0, neither
         `a` nor `b` is read.
@@ -85,6 +88,8 @@ def tiled_sgemm(
         raise ValueError(f"beta is {beta:g} and out is None; expected an array C to scale; pass it as out, or beta=0")
     if not isinstance(stage, str):
         raise TypeError(f"stage is a {type(stage).__qualname__}; expected a str; pass 'auto' or the name of a stage")
+    if stage != "auto":
+        select.resolve(stage, ANY_GPU)  # whether it is known at all: that needs no GPU to say
     queue = None if stream is None else streams.Stream.of(stream)
 
     left, right = arrays.describe("a", a, queue), arrays.describe("b", b, queue)

@@ -1,11 +1,13 @@
 """How long a product takes: replays of CUDA graphs between events, contenders in turn.
 
-A graph of one call's repeats leaves out what launching costs the host, the same for every contender. Contenders take
+A graph of one call's repeats leaves out what launching costs the host, the same for every contender. A library that
+cannot be captured into one is launched repeatedly instead, which shows where its calls are short. Contenders take
 turns, one round each after the other, so that a clock that drifts slows all alike.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,12 +21,21 @@ from .driver import call
 
 Call = Callable[[int], None]
 
+PROBE_CALLS = 8
+SHORT_SPAN_US = 10_000.0  # below it, a graph's launch is more than a thousandth of what is timed
+
 
 @dataclass(frozen=True)
 class Samples:
-    """Microseconds a call, one sample a round."""
+    """Microseconds a call, one sample a round.
+
+    captured
+        whether a graph was replayed; if not, the time includes what launching costs wherever that takes longer than
+        the work itself.
+    """
 
     us: np.ndarray
+    captured: bool = False
 
     @property
     def min(self) -> float:
@@ -60,23 +71,63 @@ class Samples:
 class _Graph:
     """A number of calls, captured from a stream, to be replayed as one."""
 
+    captured = True
+
     def __init__(self, enqueue: Call, stream: int, repeats: int):
         mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         call(driver.cuStreamBeginCapture, stream, mode)
         try:
             for _ in range(repeats):
                 enqueue(stream)
-        finally:
-            # Also after an error: a stream left capturing refuses everything else.
-            graph = call(driver.cuStreamEndCapture, stream)
+        except BaseException:
+            # A stream left capturing refuses everything else. That the capture failed too says nothing new.
+            with contextlib.suppress(RuntimeError):
+                call(driver.cuGraphDestroy, call(driver.cuStreamEndCapture, stream))
+            raise
+        graph = call(driver.cuStreamEndCapture, stream)
         try:
             self.executable: Any = call(driver.cuGraphInstantiate, graph, 0)
         finally:
             call(driver.cuGraphDestroy, graph)
         self.repeats = repeats
 
+    def replay(self, stream: int) -> None:
+        call(driver.cuGraphLaunch, self.executable, stream)
+
     def close(self) -> None:
         call(driver.cuGraphExecDestroy, self.executable)
+
+
+class _Launches:
+    """A number of calls, each launched again at every replay."""
+
+    captured = False
+
+    def __init__(self, enqueue: Call, repeats: int):
+        self.enqueue = enqueue
+        self.repeats = repeats
+
+    def replay(self, stream: int) -> None:
+        for _ in range(self.repeats):
+            self.enqueue(stream)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _repeated(enqueue: Call, stream: int, repeats: int, graphs: bool) -> _Graph | _Launches:
+    """A graph of the calls, if one is wanted and can be had; else their launches."""
+    if not graphs:
+        return _Launches(enqueue, repeats)
+    try:
+        return _Graph(enqueue, stream, repeats)
+    except Exception as refused:
+        try:
+            enqueue(stream)
+            call(driver.cuStreamSynchronize, stream)
+        except Exception as failed:
+            raise refused from failed
+        return _Launches(enqueue, repeats)
 
 
 class _Stopwatch:
@@ -86,10 +137,13 @@ class _Stopwatch:
         self.stream = stream
         self.events = [call(driver.cuEventCreate, 0) for _ in range(2)]
 
-    def time_us(self, enqueue: Callable[[], None]) -> float:
+    def time_us(self, work: Call, lead: bool = False) -> float:
+        """The span of some work; a lead is the same work, untimed before it, behind which its launch hides."""
         begin, end = self.events
+        if lead:
+            work(self.stream)
         call(driver.cuEventRecord, begin, self.stream)
-        enqueue()
+        work(self.stream)
         call(driver.cuEventRecord, end, self.stream)
         call(driver.cuEventSynchronize, end)
         return float(call(driver.cuEventElapsedTime, begin, end)) * 1e3
@@ -107,6 +161,8 @@ def time_interleaved(
     min_span_us: float = 2000.0,
     max_repeats: int = 200,
     round_up_to: int = 1,
+    graphs: bool = True,
+    seed: int = 0,
     on_round: Callable[[int], None] | None = None,
 ) -> dict[str, Samples]:
     """Time calls that each enqueue one product on a stream.
@@ -119,13 +175,18 @@ def time_interleaved(
     stream : int
         Handle of a stream other than the default one, which cannot be captured; its device is current.
     rounds : int
-        Samples a contender. All contenders are timed once a round, in an order that rotates.
+        Samples a contender. All contenders are timed once a round, in an order that is shuffled for each.
     min_span_us : float
         A graph holds as many calls as fill this many microseconds, at least one.
     max_repeats : int
         Most calls a graph.
     round_up_to : int
         Calls a graph come in multiples of this, for calls that rotate over so many sets of buffers.
+    graphs : bool
+        Replay graphs, but for calls that cannot be captured. False launches every call of every contender, so that
+        launching counts for all alike.
+    seed : int
+        Of the shuffles.
     on_round : callable, optional
         Called with the number of each round after it, outside of any span.
 
@@ -133,6 +194,11 @@ def time_interleaved(
     -------
     dict of str to Samples
         In the simulator, which has no clock worth reading, host time of one call a round.
+
+    Raises
+    ------
+    Exception
+        what a call raises; where it was captured and is then launched, and both fail, what it raised at first.
     """
     if SIMULATOR:
         return {
@@ -140,42 +206,36 @@ def time_interleaved(
             for name, enqueue in calls.items()
         }
     stopwatch = _Stopwatch(stream)
-    graphs: dict[str, _Graph] = {}
-    samples: dict[str, list[float]] = {name: [] for name in calls}
+    works: dict[str, _Graph | _Launches] = {}
+    spans: dict[str, list[float]] = {name: [] for name in calls}
+    rng = np.random.default_rng(seed)
     try:
         for name, enqueue in calls.items():
             enqueue(stream)
             call(driver.cuStreamSynchronize, stream)
-            once = stopwatch.time_us(lambda enqueue=enqueue: enqueue(stream))  # type: ignore[misc]
-            # One call's span includes its launch; a graph of a few tells the time without it.
+            once, capture = stopwatch.time_us(enqueue), graphs
+            # One call's span includes its launch; several, replayed, tell the time without it.
             if once < min_span_us / 2:
-                probe = _Graph(enqueue, stream, 8)
-                once = min(stopwatch.time_us(lambda probe=probe: _replay(probe, stream)) for _ in range(3)) / 8  # type: ignore[misc]
-                probe.close()
+                with contextlib.closing(_repeated(enqueue, stream, PROBE_CALLS, graphs)) as probe:
+                    once = min(stopwatch.time_us(probe.replay) for _ in range(3)) / PROBE_CALLS
+                    capture = probe.captured
             repeats = max(1, min(max_repeats, round(min_span_us / max(once, 1e-3))))
             repeats = -(-repeats // round_up_to) * round_up_to
-            graphs[name] = _Graph(enqueue, stream, repeats)
-        names = list(graphs)
-        for name in names:  # a replay each to warm up: the first one uploads the graph
-            _replay(graphs[name], stream)
-        call(driver.cuStreamSynchronize, stream)
+            works[name] = _repeated(enqueue, stream, repeats, capture)
+        # A replay each to warm up: the first one uploads the graph. It also tells which spans are short.
+        leads = {name: stopwatch.time_us(work.replay) < SHORT_SPAN_US for name, work in works.items()}
+        names = list(works)
         for number in range(rounds):
-            shift = number % len(names) if names else 0
-            for name in names[shift:] + names[:shift]:
-                graph = graphs[name]
-                span = stopwatch.time_us(lambda graph=graph: _replay(graph, stream))  # type: ignore[misc]
-                samples[name].append(span / graph.repeats)
+            for index in rng.permutation(len(names)):
+                name = names[index]
+                spans[name].append(stopwatch.time_us(works[name].replay, leads[name]))
             if on_round is not None:
                 on_round(number)
     finally:
-        for graph in graphs.values():
-            graph.close()
+        for work in works.values():
+            work.close()
         stopwatch.close()
-    return {name: Samples(np.array(us)) for name, us in samples.items()}
-
-
-def _replay(graph: _Graph, stream: int) -> None:
-    call(driver.cuGraphLaunch, graph.executable, stream)
+    return {name: Samples(np.array(spans[name]) / work.repeats, work.captured) for name, work in works.items()}
 
 
 def _host_us(enqueue: Call, stream: int) -> float:

@@ -19,7 +19,8 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 REPORT = re.compile(
-    r"^========= (?P<text>(?:Error|Warning|Invalid|Program hit|Race|Barrier|Uninitialized|Out-of).*)", re.IGNORECASE
+    r"^========= (?!\w+ SUMMARY)(?P<text>(?:Error|Warning|Invalid|Program hit|Race|Barrier|Uninitialized|Out-of).*)",
+    re.IGNORECASE,
 )
 SUMMARY = re.compile(r"^========= (?:ERROR|RACECHECK) SUMMARY: (?P<count>\d+)")
 BEGIN, END = "@begin", "@end"

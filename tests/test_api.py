@@ -347,6 +347,39 @@ except GpuUnavailable as error:
     assert "driver" in done.stdout
 
 
+# Calls of `f` on `x`, of shape (2, 3), and what is said of them where nothing can be launched.
+WRONG_ANYWHERE = {
+    "f(x, x.T, stage='fastest')": "ValueError: stage is 'fastest'; expected 'auto' or one of naive, coalesced",
+    "f(x, x.T, stage=1)": "TypeError: stage is a int",
+    "f(x, x.T, alpha='1')": "TypeError: alpha is '1'",
+    "f(x, x.T, beta=2)": "ValueError: beta is 2 and out is None",
+    "f(x, x.T, stream='s')": "TypeError: stream is 's'",
+    "f(x, [[1.0]])": "TypeError: b is a list",
+    "f(x, x.T.astype(float))": "TypeError: b has dtype float64",
+    "f(x[0], x.T)": "ValueError: a has 1 dimensions",
+    "f(x, x)": "ValueError: a has shape (2, 3) and b has shape (2, 3)",
+    "f(x, x.T, x)": "ValueError: out has shape (2, 3); expected (2, 2)",
+    "f(x[:, :2], x[:, 1:], x[:, :2])": "ValueError: out shares memory with a",
+}
+
+
+def test_wrong_arguments_are_told_before_a_missing_gpu():
+    code = f"""
+import numpy as np
+from numba_gemm import tiled_sgemm as f
+x = np.ones((2, 3), np.float32)
+for call in {list(WRONG_ANYWHERE)}:
+    try:
+        eval(call)
+    except Exception as error:
+        print(type(error).__name__, error, sep=": ")
+"""
+    done = fresh_python(code, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 0, done.stderr
+    for said, expected in zip(done.stdout.splitlines(), WRONG_ANYWHERE.values(), strict=True):
+        assert said.startswith(expected)
+
+
 def test_import_is_lazy_and_complete():
     code = """
 import sys, numba_gemm

@@ -8,6 +8,7 @@ import gc
 import sys
 import types
 import weakref
+from collections import deque
 
 import numpy as np
 import pytest
@@ -31,6 +32,15 @@ def test_operands_on_several_devices():
     with pytest.raises(ValueError, match="a on device 0, b on device 1; expected one; copy them"):
         api._common_device([operand(), operand(device=1, name="b")])
     assert api._common_device([operand(device=None), operand(device=3)]) == 3
+
+
+def test_stream_of_another_device(monkeypatch):
+    monkeypatch.setattr(launch, "current_device", lambda: 0)
+    monkeypatch.setattr(launch, "device_count", lambda: 2)
+    monkeypatch.setattr(streams, "device_of", lambda stream: 1)
+    monkeypatch.setattr(launch, "launch", lambda *_, **__: pytest.fail("launched"))
+    with pytest.raises(ValueError, match=r"stream belongs to device 1 and the operands lie on device 0; .* pass a"):
+        tiled_sgemm(A, B, stream=99)
 
 
 @pytest.mark.parametrize(("pointer", "strides"), [(4098, (8, 4)), (4096, (10, 4)), (4096, (8, -2))])
@@ -149,16 +159,29 @@ def test_device_memory_is_out_of_the_simulators_reach(array):
         tiled_sgemm(A, array)
 
 
+@pytest.mark.simulator
+def test_cupy_is_out_of_the_simulators_reach(monkeypatch):
+    class FakeCupyArray:
+        __qualname__ = "ndarray"
+
+    monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(ndarray=FakeCupyArray))
+    with pytest.raises(TypeError, match=r"a is a ndarray in device memory, .*simulator; .* pass a NumPy copy"):
+        tiled_sgemm(FakeCupyArray(), B)
+
+
 class FakeTensor:
     """As much of a PyTorch tensor as is looked at before its memory."""
 
-    def __init__(self, device="cuda", layout="strided", requires_grad=False, neg=False):
+    def __init__(self, device="cuda", layout="strided", requires_grad=False, neg=False, inference=False):
         self.device = types.SimpleNamespace(type=device, index=0)
         self.layout, self.requires_grad, self.neg, self.dtype = layout, requires_grad, neg, "float32"
-        self.shape = (3, 4)
+        self.shape, self.inference = (3, 4), inference
 
     def is_neg(self):
         return self.neg
+
+    def is_inference(self):
+        return self.inference
 
     def stride(self):
         return (4, 1)
@@ -174,6 +197,18 @@ class FakeTensor:
 def fake_torch(monkeypatch):
     torch = types.SimpleNamespace(Tensor=FakeTensor, strided="strided", float32="float32")
     monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(arrays, "KINDS", (host.HostArrays(), libraries.TorchTensors()))  # as on a GPU
+    return torch
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_tensors_are_out_of_the_simulators_reach(monkeypatch, device):
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(Tensor=FakeTensor))
+    with pytest.raises(TypeError) as caught:
+        tiled_sgemm(A, FakeTensor(device))
+    for words in ("b is a PyTorch tensor on device", device, "simulator; expected a NumPy", "b.detach().cpu().numpy()"):
+        assert words in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -414,17 +449,57 @@ def test_objects_are_held_until_their_stream_is_done(host_driver):
     assert streams.release_finished() == 0
 
 
-@pytest.mark.parametrize(("stream", "told"), [(0, False), (1, False), (15, True)])
-def test_tensors_are_recorded_on_another_stream(fake_torch, stream, told):
+def test_every_product_lets_go_of_what_is_done(host_driver, monkeypatch):
+    """Those that hold nothing themselves, too."""
+    monkeypatch.setattr(streams, "wait_for", lambda *_: None)
+    monkeypatch.setattr(streams, "_held", deque())  # what a failure leaves behind is not for other tests
+    of_numpy, of_a_library = host.HostArrays(), DeviceArrays([], 5)
+    operands = {
+        of_numpy: [of_numpy.describe("a", filled(2, 2), None), of_numpy.describe("b", filled(2, 2), None)],
+        of_a_library: [of_a_library.describe("a", "a", None), of_a_library.describe("b", "b", None)],
+    }
+    for kind, (a, b) in operands.items():
+        streams.hold(streams.Stream(15), 0, [object()])
+        (event,) = (event for _, event, _ in streams._held)
+        host_driver.finished = {event}
+        with kind.product(a, b, None, reads_out=False, device=0, stream=None):
+            assert not streams._held
+
+
+@pytest.mark.parametrize(
+    ("stream", "followed", "told"),
+    [(0, [0], False), (1, [0], False), (15, [0], True), (15, [15], False), (15, [15, 0], True)],
+)
+def test_tensors_are_recorded_on_another_stream(fake_torch, stream, followed, told):
     recorded = []
-    sys.modules["torch"].cuda = types.SimpleNamespace(
+    fake_torch.cuda = types.SimpleNamespace(
         ExternalStream=lambda handle, device: (handle, device), default_stream=lambda device: (0, device)
     )
     tensor = FakeTensor()
     tensor.record_stream = recorded.append
     kind = libraries.TorchTensors()
-    kind.keep([kind.describe("a", tensor, None)], 3, streams.Stream(stream), [streams.Stream(0)])
+    kind.keep([kind.describe("a", tensor, None)], 3, streams.Stream(stream), [streams.Stream(one) for one in followed])
     assert recorded == ([(15, 3)] if told else [])
+
+
+@pytest.mark.parametrize(
+    ("old", "inference", "given", "raised"),
+    [(False, False, True, 1), (False, False, False, 0), (False, True, True, 0), (True, False, True, 0)],
+    ids=["out", "no out", "out made in inference mode", "old PyTorch"],
+)
+def test_version_of_a_tensor_that_was_given_is_raised(fake_torch, monkeypatch, old, inference, given, raised):
+    """Or autograd would take what it saved for backward for unchanged."""
+    seen = []
+    graph = types.SimpleNamespace() if old else types.SimpleNamespace(increment_version=seen.append)
+    fake_torch.autograd = types.SimpleNamespace(graph=graph)
+    fake_torch.empty = lambda shape, **_: FakeTensor()
+    fake_torch.cuda = types.SimpleNamespace(current_stream=lambda device: types.SimpleNamespace(cuda_stream=0))
+    kind, out = libraries.TorchTensors(), FakeTensor(inference=inference)
+    a, b = kind.describe("a", FakeTensor(), None), kind.describe("b", FakeTensor(), None)
+    target = kind.describe("out", out, None) if given else None
+    with kind.product(a, b, target, reads_out=False, device=0, stream=None):
+        assert not seen
+    assert seen == [out] * raised
 
 
 def test_numba_arrays_work_on_the_first_bound_stream():
@@ -472,22 +547,28 @@ class DeviceArrays(ArrayKind):
         return self.describe("out", "result", stream)
 
 
+WAITS = {stream: [("wait", stream, 5), ("wait", stream, 6)] for stream in (5, 6, 9)}
+
+
 @pytest.mark.parametrize(
-    ("given", "out", "log"),
+    ("following", "given", "out", "log"),
     [
-        (None, None, [("empty", 5), ("wait", 5, 5), ("wait", 5, 6), ("product", 5)]),
-        (6, None, [("empty", 6), ("wait", 6, 5), ("wait", 6, 6), ("product", 6)]),
-        (9, "out", [("wait", 9, 5), ("wait", 9, 6), ("product", 9), ("hold", 9, ["a", "b", "out"])]),
-        (9, None, [("empty", 9), ("wait", 9, 5), ("wait", 9, 6), ("product", 9), ("hold", 9, ["a", "b", "result"])]),
+        ((5, 5), None, None, [("empty", 5), ("wait", 5, 5), ("wait", 5, 5), ("product", 5)]),
+        ((0, 1), None, None, [("empty", 0), ("wait", 0, 0), ("wait", 0, 1), ("product", 0)]),
+        # What lives on one of two streams may be reused as soon as that one is done, whichever the product is on.
+        ((5, 6), None, None, [("empty", 5), *WAITS[5], ("product", 5), ("hold", 5, ["a", "b", "result"])]),
+        ((5, 6), 6, "out", [*WAITS[6], ("product", 6), ("hold", 6, ["a", "b", "out"])]),
+        ((5, 6), 9, "out", [*WAITS[9], ("product", 9), ("hold", 9, ["a", "b", "out"])]),
+        ((5, 6), 9, None, [("empty", 9), *WAITS[9], ("product", 9), ("hold", 9, ["a", "b", "result"])]),
     ],
 )
-def test_device_products_are_ordered_and_kept(monkeypatch, given, out, log):
+def test_device_products_are_ordered_and_kept(monkeypatch, following, given, out, log):
     asked = []
     monkeypatch.setattr(
         streams, "wait_for", lambda stream, producer, device: asked.append(("wait", stream.handle, producer.handle))
     )
     monkeypatch.setattr(streams, "hold", lambda stream, device, objects: asked.append(("hold", stream.handle, objects)))
-    kind = DeviceArrays(asked, 5, 6)
+    kind = DeviceArrays(asked, *following)
     a, b = kind.describe("a", "a", None), kind.describe("b", "b", None)
     target = None if out is None else kind.describe("out", out, None)
     stream = None if given is None else streams.Stream(given)
@@ -504,7 +585,7 @@ def test_protocols_mix_with_numba_and_are_kept(monkeypatch):
     assert numba.family == interface.family == dlpack.family != libraries.CupyArrays().family
     own, other = operand(), operand()
     own.kind, own.array, other.kind, other.array = numba, "own", dlpack, "other"
-    numba.keep([own, own, own], 0, streams.DEFAULT, [streams.DEFAULT])
+    numba.keep([own, own, own], 0, streams.DEFAULT, [streams.DEFAULT, streams.Stream(1)])
     assert not held
     numba.keep([own, other, own], 0, streams.DEFAULT, [streams.DEFAULT])
     dlpack.keep([other, own], 0, streams.DEFAULT, [streams.DEFAULT])

@@ -1,4 +1,4 @@
-"""bench.py: its command line, its verdicts, its comparisons, its pictures, and README's tables."""
+"""bench.py: its command line, its verdicts, its timing, its comparisons, its pictures, and README's tables."""
 
 import dataclasses
 import json
@@ -11,9 +11,25 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from cuda.bindings import driver
 from numba import cuda
 
-from numba_gemm.bench import cases, cli, compare, contenders, nvml, plots, readme, report, results, run, verify
+from numba_gemm import timing
+from numba_gemm.bench import (
+    cases,
+    cli,
+    compare,
+    contenders,
+    counters,
+    environment,
+    nvml,
+    plots,
+    readme,
+    report,
+    results,
+    run,
+    verify,
+)
 from numba_gemm.bench.buffers import DeviceBuffers, HostLibrary
 from numba_gemm.bench.cases import Shape
 from numba_gemm.ladder import STAGES
@@ -72,10 +88,11 @@ def gpu_row(stage, shape, median, **changes):
 
 def gpu_frame(**medians):
     """A run; a keyword scales the times of one stage."""
+    speeds = {stage: speed * medians.get(stage, 1.0) for stage, speed in SPEEDS.items()}
     return results.frame_of(
-        gpu_row(stage, shape, speed * math.prod(shape) / 1e9 * medians.get(stage, 1.0))
+        gpu_row(stage, shape, speed * math.prod(shape) / 1e9, ratio_to_cublas=speeds["cublas"] / speed)
         for shape in SHAPES
-        for stage, speed in SPEEDS.items()
+        for stage, speed in speeds.items()
     )
 
 
@@ -91,7 +108,7 @@ class TestCommandLine:
 
         header = (tmp_path / "results.csv").read_text().splitlines()[0].split(",")
         assert header[: len(REQUIRED_COLUMNS)] == REQUIRED_COLUMNS
-        frame, environment = results.load(tmp_path)
+        frame, described = results.load(tmp_path)
         assert list(frame["stage"]) == ["naive", "coalesced", "auto", "cpu"]
         assert set(frame["status"]) == {"ok"}
         assert set(zip(frame["m"], frame["n"], frame["k"])) == {shape}
@@ -103,11 +120,12 @@ class TestCommandLine:
         assert (np.diff(spread, axis=1) >= 0).all()
         np.testing.assert_allclose(frame["gflops"], 2e-3 * math.prod(shape) / frame["median_us"], rtol=1e-4)
 
-        assert environment["seed"] == 7
-        assert environment["simulator"] is not on_gpu
-        assert (environment["gpu"] is not None) is on_gpu
-        assert environment["versions"]["numpy"] == np.__version__
-        assert str(tmp_path) not in json.dumps(environment)
+        assert described["seed"] == 7
+        assert described["simulator"] is not on_gpu
+        assert (described["gpu"] is not None) is on_gpu
+        assert described["timing"] == ("graphs" if on_gpu else None)
+        assert described["versions"]["numpy"] == np.__version__
+        assert str(tmp_path) not in json.dumps(described)
         text = (tmp_path / "report.md").read_text()
         assert f"{shape[0]}x{shape[1]}x{shape[2]}" in text
         assert "| naive |" in text
@@ -131,6 +149,8 @@ class TestCommandLine:
             (["--stages", ","], "names no stage"),
             (["--seed", "-1"], "must not be negative"),
             (["--compare", "no/such/folder"], "no results at"),
+            (["--commit", "main"], "'main' is no commit"),
+            (["--shape", "16,16,16", "--ou", "here"], "unrecognized arguments: --ou"),
         ],
     )
     def test_errors(self, arguments, says, capsys):
@@ -149,6 +169,34 @@ class TestCommandLine:
     def test_recorded_command_names_no_folder(self):
         line = cli.command_line(["--out", "/a/b", "--seed", "3", "--compare=/c", "--plot", "--out=/d"])
         assert line == "python bench.py --seed 3 --plot"
+        assert cli.command_line(["--commit", "0123456", "--commit=0123456", "--cold"]) == "python bench.py --cold"
+
+    def test_few_rounds_are_refused_on_a_gpu(self, monkeypatch, capsys):
+        monkeypatch.setattr("numba_gemm.device.switch.SIMULATOR", False)
+        monkeypatch.setattr(cli, "make_plan", lambda *_: never("make_plan"))
+        with pytest.raises(SystemExit) as stopped:
+            cli.main(["--rounds", "4"])
+        assert stopped.value.code == 2
+        assert "argument --rounds: 4 is too few to tell a spread: give five or more" in capsys.readouterr().err
+        with pytest.raises(AssertionError):
+            cli.main(["--rounds", "5"])
+
+    def test_out_is_made_before_anything_is_measured(self, monkeypatch, tmp_path, capsys):
+        arguments = ["--stages=naive", "--shape=4,4,4"]
+        (tmp_path / "file").touch()
+        monkeypatch.setattr(cli, "measured", lambda *_: never("measured"))
+        for folder in ("file", "file/below"):
+            assert cli.main([*arguments, f"--out={tmp_path / folder}"]) == 2
+            assert "results cannot be written there: " in capsys.readouterr().err
+        with pytest.raises(AssertionError):
+            cli.main([*arguments, f"--out={tmp_path / 'new' / 'folder'}"])
+        assert list((tmp_path / "new" / "folder").iterdir()) == []
+
+    def test_no_folder_for_nothing(self, monkeypatch, tmp_path, capsys):
+        monkeypatch.setattr(contenders, "CPU_TERMS", 1)
+        assert cli.main(["--stages=cpu", "--shape=4,4,4", f"--out={tmp_path / 'new'}"]) == 2
+        assert "nothing to measure" in capsys.readouterr().err
+        assert not (tmp_path / "new").exists()
 
 
 class TestCases:
@@ -167,6 +215,42 @@ class TestCases:
         assert list(cases.SIMULATED) == list(cases.ON_GPU)
         for shapes in cases.SIMULATED.values():
             cases.check_simulated(shapes)
+
+
+class TestProvenance:
+    @pytest.mark.parametrize(("git", "recorded"), [(None, "0123456789ab"), ("fedcba987654", "fedcba987654")])
+    def test_commit_where_git_does_not_answer(self, git, recorded, monkeypatch, tmp_path):
+        monkeypatch.setattr(environment, "commit", lambda: git)
+        assert cli.main(["--stages=naive", "--shape=4,4,4", "--commit=0123456789ab", f"--out={tmp_path}"]) == 0
+        described = results.load(tmp_path)[1]
+        assert described["commit"] == recorded
+        assert described["command"] == "python bench.py --stages=naive --shape=4,4,4"
+
+    def test_digest_is_of_the_code_alone(self, monkeypatch, tmp_path):
+        def digest(text, name="module.py"):
+            (tmp_path / name).write_text(text, encoding="utf-8")
+            made = environment.source_digest()
+            (tmp_path / name).unlink()
+            return made
+
+        monkeypatch.setattr(environment, "PACKAGE", tmp_path)
+        code = (
+            '"""{0}"""\nclass A:\n    """{0}"""\n    x = "{1}"\n    def f():\n        """{0}"""\n        return 1{2}\n'
+        )
+        first = digest(code.format("Old.", "text", ""))
+        assert digest(code.format("Measured: 20.0.", "text", "  # why")) == first
+        assert digest(code.format("Old.", "text", " + 0")) != first
+        assert digest(code.format("Old.", "other", "")) != first
+        assert digest(code.format("Old.", "text", ""), "another.py") != first
+
+    @pytest.mark.parametrize(
+        ("how", "says"),
+        [("graphs", "timed by replays of CUDA graphs"), ("launches", "timed by plain launches"), (None, None)],
+    )
+    def test_footer_says_how_it_was_timed(self, how, says):
+        text = report.markdown(gpu_frame(), ENVIRONMENT | {"timing": how})
+        assert ("timed by" in text) is (says is not None)
+        assert says is None or says in text
 
 
 def never(_stage_or_name):
@@ -273,7 +357,7 @@ class TestVerdicts:
         assert frame["rounds"].iloc[0] == 5
 
     def test_one_that_cannot_be_timed_does_not_stop_the_rest(self, monkeypatch):
-        """As when one library refuses to be captured into a graph."""
+        """As when one library refuses to be called on this stream at all."""
 
         def interleaved(calls, *, stream, rounds, round_up_to, **_options):
             if any(name.startswith("refuses") for name in calls):
@@ -293,6 +377,68 @@ class TestVerdicts:
         assert frame.loc["last", "rounds"] == 6
         assert frame.loc["last", "host_us"] > 0
         assert frame.loc["last", "percent_of_peak"] == pytest.approx(100 * 2 * 16 * 12 * 9 / 50e-6 / 1e9)
+
+    @pytest.mark.parametrize("error", [MemoryError("no room"), RuntimeError("CUDA out of memory. Tried to allocate")])
+    @pytest.mark.parametrize("place", ["operands", "reference", "timing"])
+    def test_a_shape_without_memory_does_not_stop_the_rest(self, place, error, monkeypatch, tmp_path, capsys):
+        large, small = Shape(33, 12, 9), Shape(16, 12, 9)
+
+        def refuse(shape):
+            if shape == large:
+                raise error
+
+        class Library(HostLibrary):
+            def empty(self, rows, cols):
+                if place == "operands":
+                    refuse((rows, cols, 9))
+                return super().empty(rows, cols)
+
+            def float64(self, array):
+                if place == "reference":
+                    refuse((*array.shape[:1], 12, 9))
+                return super().float64(array)
+
+        def time_on_host(candidates, plan, stream):
+            if place == "timing":
+                refuse(candidates[0].bound[0].call.shape)
+            return timed(candidates, plan, stream)
+
+        def shaped(buffers):
+            def call(stream):
+                multiply(buffers)
+
+            call.shape = buffers.shape
+            return contenders.Bound(call)
+
+        timed = run.time_on_host
+        monkeypatch.setattr(run, "time_on_host", time_on_host)
+        right = contenders.Contender("right", shaped)
+        plan = dataclasses.replace(host_plan(right), shapes=[large, small], library=Library())
+        monkeypatch.setattr(cli, "make_plan", lambda *_: plan)
+        assert cli.main(["--seed=1", f"--out={tmp_path}"]) == 1
+        assert "33x12x9: 0 right, NOT RIGHT: right" in capsys.readouterr().out
+        frame = results.load(tmp_path)[0].set_index("m")
+        assert list(frame["status"]) == ["error", "ok"]
+        assert str(error) in frame.loc[33, "note"]
+        assert list(frame["median_us"].notna()) == [False, True]
+
+    def test_without_memory_what_is_unsupported_stays_so(self):
+        class Library(HostLibrary):
+            def empty(self, rows, cols):
+                raise MemoryError("no room")
+
+        new, old = contenders.Contender("new", bound, min_cc=(9, 0)), contenders.Contender("old", bound)
+        plan = dataclasses.replace(host_plan(new, old), simulated=False, cc=(8, 0), library=Library())
+        (frame,) = run.run(plan)
+        assert list(frame["status"]) == ["unsupported", "error"]
+
+    def test_other_errors_at_a_shape_are_raised(self):
+        class Library(HostLibrary):
+            def empty(self, rows, cols):
+                raise RuntimeError("an illegal memory access was encountered")
+
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            list(run.run(dataclasses.replace(host_plan(contenders.Contender("any", bound)), library=Library())))
 
     def test_same_seed_same_operands(self):
         def operands(seed, index=0):
@@ -340,6 +486,15 @@ class TestVerdicts:
         assert run.affordable_rounds([1e-5] * 12) == run.MOST_ROUNDS
         assert run.affordable_rounds([1.0, 1e-5]) == run.FEWEST_ROUNDS
         assert run.FEWEST_ROUNDS < run.affordable_rounds([0.1]) < run.MOST_ROUNDS
+        assert run.affordable_rounds([2e-6] * 50) == int(run.ROUNDS_BUDGET_S / (50 * 2e-6 * run.MIN_SPAN_US))
+
+    @pytest.mark.parametrize(("us", "calls"), [(5.0, 100), (400.0, 50), (3000.0, 10), (49_000.0, 10), (51_000.0, None)])
+    def test_host_time_takes_ten_calls_or_none(self, us, calls, monkeypatch):
+        monkeypatch.setattr(run, "host_time_us", lambda enqueue, *, batch, rounds, synchronize: float(batch))
+        candidate = run.Candidate(contenders.Contender("any", bound), [contenders.Bound(never)])
+        candidate.samples = Samples(np.full(5, us))
+        taken = run.host_time(candidate, 0)
+        assert math.isnan(taken) if calls is None else taken == calls
 
 
 def multiply(buffers):
@@ -353,6 +508,244 @@ def bound(buffers):
 def host_plan(*contending):
     """A plan for contenders that are plain NumPy."""
     return run.Plan([Shape(16, 12, 9)], contending, HostLibrary(), seed=1, simulated=True)
+
+
+def refused_by_cupy():
+    raise NotImplementedError("calling cuBLAS API during stream capture is currently unsupported")
+
+
+class Device:
+    """As much of the driver as timing needs: one stream, an idle host, and a launch that takes the host a while."""
+
+    CUstreamCaptureMode = driver.CUstreamCaptureMode
+    LAUNCH_US = 7.0
+
+    def __init__(self):
+        self.host_us = self.device_us = 0.0
+        self.captured = None  # what is captured, while something is
+        self.spoils = False
+        self.graphs, self.stamps, self.log = {}, {}, []
+
+    def product(self, name, us, in_capture=lambda: None, plainly=lambda: None):
+        def enqueue(stream):
+            if self.captured is None:
+                plainly()
+                self.work([(name, us)])
+            else:
+                in_capture()
+                self.captured.append((name, us))
+
+        return enqueue
+
+    def work(self, calls):
+        self.host_us += self.LAUNCH_US
+        self.device_us = max(self.device_us, self.host_us) + sum(us for _, us in calls)
+        self.log.append(calls)
+        return (driver.CUresult.CUDA_SUCCESS,)
+
+    def new(self, table, value):
+        key = len(table)
+        table[key] = value
+        return driver.CUresult.CUDA_SUCCESS, key
+
+    def cuStreamBeginCapture(self, stream, mode):
+        assert self.captured is None
+        self.captured = []
+        return (driver.CUresult.CUDA_SUCCESS,)
+
+    def cuStreamEndCapture(self, stream):
+        calls, self.captured = self.captured, None
+        if self.spoils:
+            return driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, None
+        return self.new(self.graphs, calls)
+
+    def cuGraphInstantiate(self, graph, flags):
+        return self.new(self.graphs, self.graphs[graph])
+
+    def cuGraphDestroy(self, graph):
+        self.graphs[graph] = None
+        return (driver.CUresult.CUDA_SUCCESS,)
+
+    cuGraphExecDestroy = cuGraphDestroy
+
+    def cuGraphLaunch(self, graph, stream):
+        return self.work(self.graphs[graph])
+
+    def cuEventCreate(self, flags):
+        return self.new(self.stamps, math.nan)
+
+    def cuEventRecord(self, event, stream):
+        self.device_us = self.stamps[event] = max(self.device_us, self.host_us)
+        return (driver.CUresult.CUDA_SUCCESS,)
+
+    def cuStreamSynchronize(self, stream):
+        self.host_us = max(self.host_us, self.device_us)
+        return (driver.CUresult.CUDA_SUCCESS,)
+
+    cuEventSynchronize = cuStreamSynchronize
+
+    def cuEventElapsedTime(self, begin, end):
+        return driver.CUresult.CUDA_SUCCESS, (self.stamps[end] - self.stamps[begin]) / 1e3
+
+    def cuEventDestroy(self, event):
+        self.stamps[event] = None
+        return (driver.CUresult.CUDA_SUCCESS,)
+
+    @property
+    def clean(self):
+        """Whether nothing is held and nothing captures."""
+        held = [*self.graphs.values(), *self.stamps.values()]
+        return self.captured is None and all(value is None for value in held)
+
+
+class TestTiming:
+    """Against a driver of a test: how long things take there is known."""
+
+    @pytest.fixture
+    def device(self, monkeypatch):
+        monkeypatch.setattr(timing, "SIMULATOR", False)
+        monkeypatch.setattr(timing, "driver", made := Device())
+        return made
+
+    def time(self, calls, **options):
+        return timing.time_interleaved(calls, stream=1, **{"rounds": 5} | options)
+
+    @pytest.mark.parametrize("us", [3.0, 40.0, 1500.0, 30_000.0])
+    def test_graphs_leave_launching_out(self, us, device):
+        timed = self.time({"any": device.product("any", us)})["any"]
+        assert timed.captured
+        assert len(timed.us) == 5
+        # Where ten milliseconds and more are timed, one launch is left in them.
+        assert timed.us == pytest.approx(np.full(5, us), rel=1e-9 if us < timing.SHORT_SPAN_US else 1e-3)
+        assert device.clean
+
+    @pytest.mark.parametrize(("us", "replays"), [(100.0, 2), (9_900.0, 2), (10_100.0, 1)])
+    def test_short_spans_have_a_lead(self, us, replays, device):
+        self.time({"any": device.product("any", us)}, rounds=0)
+        before = len(device.log)
+        self.time({"any": device.product("any", us)}, rounds=4)
+        assert len(device.log) - 2 * before == 4 * replays
+
+    @pytest.mark.parametrize("spoils", [False, True])
+    @pytest.mark.parametrize("us", [30.0, 1500.0])
+    def test_what_cannot_be_captured_is_launched(self, spoils, us, device):
+        """In company, and whether or not the refusal spoils the capture."""
+
+        def refuse():
+            device.spoils = spoils
+            refused_by_cupy()
+
+        def plainly():
+            device.spoils = False
+
+        calls = {"cupy": device.product("cupy", us, refuse, plainly), "torch": device.product("torch", us)}
+        timed = self.time(calls)
+        assert {name: samples.captured for name, samples in timed.items()} == {"cupy": False, "torch": True}
+        for samples in timed.values():
+            assert samples.us == pytest.approx(np.full(5, us))
+        assert device.clean
+
+    def test_a_capture_that_only_ends_badly(self, device):
+        def spoil():
+            device.spoils = True
+
+        timed = self.time({"any": device.product("any", 30.0, spoil)})["any"]
+        assert not timed.captured
+        assert device.clean
+
+    def test_launches_count_for_all_alike(self, device):
+        calls = {"short": device.product("short", 2.0), "long": device.product("long", 70.0)}
+        timed = self.time(calls, graphs=False)
+        assert not any(samples.captured for samples in timed.values())
+        assert timed["short"].median == pytest.approx(device.LAUNCH_US, rel=0.01)
+        assert timed["long"].median == pytest.approx(70.0)
+        assert not device.graphs
+
+    @pytest.mark.parametrize("spoils", [False, True])
+    def test_error_of_the_capture_is_kept_if_launching_fails_as_well(self, spoils, device):
+        def refuse():
+            device.refused, device.spoils = True, spoils
+            refused_by_cupy()
+
+        def plainly():
+            if hasattr(device, "refused"):
+                raise RuntimeError("the stream is broken")
+
+        with pytest.raises(NotImplementedError, match="during stream capture") as raised:
+            self.time({"first": device.product("first", 30.0), "any": device.product("any", 30.0, refuse, plainly)})
+        assert "the stream is broken" in str(raised.value.__cause__)
+        assert device.clean
+
+    def test_interruption_ends_the_capture(self, device):
+        def interrupt():
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            self.time({"any": device.product("any", 30.0, interrupt)})
+        assert device.clean
+
+    def test_order_is_shuffled(self, device):
+        def orders(seed):
+            start = len(device.log)
+            self.time({name: device.product(name, 20_000.0) for name in "abcd"}, rounds=20, seed=seed)
+            names = "".join(calls[0][0] for calls in device.log[start:])[-4 * 20 :]
+            return [names[at : at + 4] for at in range(0, len(names), 4)]
+
+        first = orders(1)
+        assert all(sorted(order) == list("abcd") for order in first)
+        assert len({order[order.index("a") :] + order[: order.index("a")] for order in first}) > 1, "only rotated"
+        assert orders(1) == first
+        assert orders(2) != first
+
+
+class TestTimingOfBaselines:
+    """cuBLAS through a library that can be captured, and through one that cannot."""
+
+    def baselines(self, *names):
+        return [contenders.Contender("cublas", bound, via=name, capturable=name != "cupy") for name in names]
+
+    def test_cupy_cannot_be_captured(self, monkeypatch):
+        class Library:
+            @staticmethod
+            def set_float32_matmul_precision(precision):
+                assert precision == "highest"
+
+        monkeypatch.setattr(contenders, "optional", lambda module: Library)
+        assert {found.via: found.capturable for found in contenders.cublas()} == {"torch": True, "cupy": False}
+
+    @pytest.mark.parametrize(
+        ("names", "how"),
+        [([], "graphs"), (["torch"], "graphs"), (["torch", "cupy"], "graphs"), (["cupy"], "launches")],
+    )
+    def test_launches_only_for_cupy_alone(self, names, how, monkeypatch):
+        asked = []
+
+        def interleaved(calls, *, rounds, graphs, seed, **_options):
+            asked.append((graphs, seed))
+            return {name: Samples(np.full(rounds, 50.0), graphs and "cupy" not in name) for name in calls}
+
+        monkeypatch.setattr(run, "time_interleaved", interleaved)
+        plan = host_plan(contenders.Contender("rung", bound), *self.baselines(*names))
+        plan = dataclasses.replace(plan, simulated=False)
+        (frame,) = run.run(plan)
+        assert asked == [(how == "graphs", plan.seed)], "contenders were not timed once, together"
+        assert plan.timing == how
+        assert set(frame["status"]) == {"ok"}
+        assert frame["note"].iloc[0] == ""
+
+    @pytest.mark.parametrize(
+        ("cupy", "note"), [(49.0, "{0}; through torch: 50 us"), (51.0, "through cupy: 51 us, {0}")]
+    )
+    def test_fastest_is_the_row_and_says_how(self, cupy, note, monkeypatch):
+        def interleaved(calls, *, rounds, **_options):
+            return {
+                name: Samples(np.full(rounds, cupy if "cupy" in name else 50.0), "cupy" not in name) for name in calls
+            }
+
+        monkeypatch.setattr(run, "time_interleaved", interleaved)
+        (frame,) = run.run(dataclasses.replace(host_plan(*self.baselines("torch", "cupy")), simulated=False))
+        assert list(frame["median_us"]) == [min(cupy, 50.0)]
+        assert frame["note"].iloc[0] == note.format(run.NOT_CAPTURED)
 
 
 class TestCompare:
@@ -373,6 +766,33 @@ class TestCompare:
         for frame in (old, new):
             frame["p10_us"] = frame["p90_us"] = frame["median_us"]
         assert compare.regressions(compare.compare(new, old)).empty
+
+    @pytest.mark.parametrize(
+        ("factor", "cublas", "verdict"),
+        [
+            (1.1, 1.1, "same"),
+            (1.1, 1.092, "same"),
+            (1.1, 1.08, "slower"),
+            (1.1, 1.2, "same"),
+            (1.1, math.nan, "slower"),
+            (0.9, 0.9, "same"),
+            (0.9, 0.92, "faster"),
+            (0.9, math.nan, "faster"),
+        ],
+    )
+    def test_a_change_that_cublas_shares_is_of_the_clocks(self, factor, cublas, verdict):
+        new = gpu_frame(warp_tiled=factor, cublas=cublas)
+        for other, expected in (
+            (gpu_frame(), verdict),
+            (gpu_frame().assign(ratio_to_cublas=math.nan), "slower" if factor > 1 else "faster"),
+        ):
+            changed = compare.compare(new, other).set_index("stage")["verdict"]
+            assert set(changed["warp_tiled"]) == {expected}
+
+    def test_timed_alike(self):
+        assert compare.timed_alike({"timing": "graphs"}, {})
+        assert compare.timed_alike({"timing": None}, {"timing": None})
+        assert not compare.timed_alike({"timing": "launches"}, {})
 
     def test_a_stage_that_broke_is_a_regression(self):
         new = gpu_frame()
@@ -398,8 +818,8 @@ class TestCompare:
 
     def test_through_a_file(self, tmp_path):
         results.save(gpu_frame(), ENVIRONMENT, tmp_path)
-        old, environment = results.load(tmp_path / "results.csv")
-        assert environment == ENVIRONMENT
+        old, described = results.load(tmp_path / "results.csv")
+        assert described == ENVIRONMENT
         assert set(compare.compare(gpu_frame(), old)["verdict"]) == {"same"}
         (tmp_path / "other.csv").write_text("a,b\n1,2\n")
         with pytest.raises(ValueError, match="no results file: it has no column stage"):
@@ -409,9 +829,9 @@ class TestCompare:
     def test_marked_by_the_program(self, tmp_path, capsys):
         arguments = ["--stages=coalesced", "--shape=4,4,4", "--seed=1"]
         assert cli.main([*arguments, f"--out={tmp_path / 'old'}"]) == 0
-        frame, environment = results.load(tmp_path / "old")
+        frame, described = results.load(tmp_path / "old")
         frame[TIMES] /= 1000
-        results.save(frame, environment, tmp_path / "old")
+        results.save(frame, described, tmp_path / "old")
         assert cli.main([*arguments, f"--out={tmp_path / 'new'}", f"--compare={tmp_path / 'old'}"]) == 0
         assert "slower" in capsys.readouterr().out
         assert "slower" in (tmp_path / "new" / "report.md").read_text()
@@ -484,27 +904,29 @@ class TestReadme:
     @pytest.fixture
     def folder(self, tmp_path):
         results.save(gpu_frame(), ENVIRONMENT, tmp_path / "latest")
+        (tmp_path / "ladder").mkdir()
         return tmp_path
 
     def run(self, folder, *arguments, text=None):
         path = folder / "README.md"
         if text is not None:
             path.write_text(text, encoding="utf-8")
-        return readme.main([f"--readme={path}", f"--results={folder / 'latest'}", *arguments])
+        places = [f"--readme={path}", f"--results={folder / 'latest'}", f"--ladder={folder / 'ladder'}"]
+        return readme.main([*places, *arguments])
 
-    @pytest.mark.parametrize("block", readme.GENERATORS)
-    def test_check_follows_the_results(self, block, folder, capsys):
+    @pytest.mark.parametrize(("block", "subject"), [("headline", "auto"), ("ladder", "warp_tiled")])
+    def test_check_follows_the_results(self, block, subject, folder, capsys):
         assert self.run(folder, "--check", text=self.TEXT.format(block, "")) == 1
-        assert "differs" in capsys.readouterr().err
+        assert "README.md; run python -m" in capsys.readouterr().err
         assert (folder / "README.md").read_text() == self.TEXT.format(block, "")
         assert self.run(folder) == 0
         assert self.run(folder, "--check") == 0
         made = (folder / "README.md").read_text(encoding="utf-8")
         assert made.startswith("# T\n\n<!--")
         assert made.endswith("\n\nafter\n")
-        for word in ("Test GPU", "580.1", "2026-11-21", "python bench.py", "`warp_tiled`", "0.25"):
+        for word in ("Test GPU", "580.1", "2026-11-21", "python bench.py", "`tiled_sgemm`"):
             assert word in made
-        results.save(gpu_frame(warp_tiled=0.9), ENVIRONMENT, folder / "latest")
+        results.save(gpu_frame(**{subject: 0.9}), ENVIRONMENT, folder / "latest")
         assert self.run(folder, "--check") == 1
 
     def test_ladder_gains(self, folder):
@@ -519,6 +941,22 @@ class TestReadme:
             (lambda folder: (folder / "latest" / "results.csv").unlink(), "no results at"),
             (lambda folder: (folder / "latest" / "environment.json").unlink(), "no environment.json"),
             (lambda folder: (folder / "README.md").unlink(), "there is no"),
+            (lambda folder: (folder / "ladder").rmdir(), "there is no"),
+            (
+                lambda folder: (folder / "ladder" / "async_copy.py").write_text('"""async_copy: x."""\nSTAGE = 1\n'),
+                "hold no async_copy at 4096x4096x4096",
+            ),
+            (
+                lambda folder: (folder / "ladder" / "naive.py").write_text("STAGE = 1\n"),
+                "naive.py: a stage begins with a docstring",
+            ),
+            (
+                lambda folder: (
+                    (folder / "latest" / counters.COUNTERS).write_text("a\n1\n")
+                    and (folder / "ladder" / "naive.py").write_text('"""naive: x."""\nSTAGE = 1\n')
+                ),
+                "counters.csv has no column stage",
+            ),
             (lambda folder: (folder / "README.md").write_text("no block"), "no block between"),
             (
                 lambda folder: (folder / "README.md").write_text("<!-- results:begin x -->\n<!-- results:end x -->"),
@@ -547,3 +985,105 @@ class TestReadme:
     def test_needs_no_numba(self):
         code = "import sys, numba_gemm.bench.readme; sys.exit('numba' in sys.modules or 'rich' in sys.modules)"
         assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+class TestDocstrings:
+    """The paragraph `Measured: ` of a stage's docstring."""
+
+    TEXT, run = TestReadme.TEXT, TestReadme.run
+    HEAD = '"""{0}: a stage of a test.\n\nIdea: something that goes on\n    below. Limits: of a line, no paragraph.\n'
+    LIMITS = "Limits: what a person\n    wrote.\n"
+    CODE = '"""\n\nfrom .stage import Stage\n\nTEXT = """Limits: none."""\n\nSTAGE = Stage()\n'
+    OLD = "Measured: long ago, in so many words\n    that they took a second line.\n"
+
+    @pytest.fixture
+    def folder(self, tmp_path):
+        results.save(gpu_frame().assign(config="tiles"), ENVIRONMENT, tmp_path / "latest")
+        (tmp_path / "ladder").mkdir()
+        for stage in ("naive", "warp_tiled"):
+            self.stage(tmp_path, stage).write_text(self.HEAD.format(stage) + self.LIMITS + self.CODE)
+        (tmp_path / "ladder" / "stage.py").write_text('"""No stage."""\n')
+        (tmp_path / "README.md").write_text(self.TEXT.format("ladder", ""))
+        return tmp_path
+
+    def stage(self, folder, name):
+        return folder / "ladder" / f"{name}.py"
+
+    def count(self, folder, config="tiles", **changes):
+        """Counters of warp_tiled, as the profiler's module writes them."""
+        row = dict(zip(counters.KEY, ("warp_tiled", config, 4096, 4096, 4096))) | changes
+        pd.DataFrame([row | {"registers": 215, "fma_pipe_percent": 74.68}]).to_csv(
+            folder / "latest" / counters.COUNTERS, index=False
+        )
+        kinds = [{"op": "LDS", "excess_percent": 50.0}, {"op": counters.TOTAL, "excess_percent": 0.04}]
+        pd.DataFrame([row | kind for kind in kinds]).to_csv(folder / "latest" / counters.WAVEFRONTS, index=False)
+
+    SLOWEST = "Measured: 0.50 TFLOP/s at 4096x4096x4096 on an NVIDIA Test GPU, 0.03 of cuBLAS SGEMM.\n"
+    FASTEST = (
+        "Measured: 20.0 TFLOP/s at 4096x4096x4096 on an NVIDIA Test GPU, 1.05 of cuBLAS SGEMM and 40.00 times naive"
+    )
+
+    @pytest.mark.parametrize(
+        ("before", "after"),
+        [("", LIMITS), (OLD, LIMITS), ("", ""), (OLD, ""), (LIMITS, OLD), (OLD + LIMITS, OLD)],
+        ids=["new", "old", "new, no limits", "old, no limits", "old after limits", "twice"],
+    )
+    def test_place(self, before, after, folder):
+        path = self.stage(folder, "naive")
+        path.write_text(self.HEAD.format("naive") + before + after + self.CODE)
+        assert self.run(folder) == 0
+        limits = self.LIMITS if self.LIMITS in before + after else ""
+        assert path.read_text() == self.HEAD.format("naive") + self.SLOWEST + limits + self.CODE
+        assert self.run(folder, "--check") == 0
+
+    def test_summary_alone(self, folder):
+        path = self.stage(folder, "naive")
+        path.write_text('"""naive: x."""\nSTAGE = 1\n')
+        assert self.run(folder) == 0
+        assert path.read_text() == f'"""naive: x.\n\n{self.SLOWEST}"""\nSTAGE = 1\n'
+        assert self.run(folder, "--check") == 0
+
+    def test_check_sees_a_docstring(self, folder, capsys):
+        assert self.run(folder) == 0
+        assert (folder / "ladder" / "stage.py").read_text() == '"""No stage."""\n'
+        path = self.stage(folder, "naive")
+        for spoilt in (path.read_text().replace("0.50", "0.51"), path.read_text().replace(self.SLOWEST, "")):
+            path.write_text(spoilt)
+            capsys.readouterr()
+            assert self.run(folder, "--check") == 1
+            assert "naive.py; run python -m" in capsys.readouterr().err
+            assert path.read_text() == spoilt
+            assert self.run(folder) == 0
+        self.count(folder)
+        assert self.run(folder, "--check") == 1
+
+    @pytest.mark.parametrize(
+        ("changes", "says"),
+        [
+            ({}, "; 215 registers a thread, 74.7 % of the FMA pipe, 0.0 % excess shared wavefronts."),
+            ({"config": "another"}, "."),
+            ({"k": 1024}, "."),
+            (None, "."),
+        ],
+        ids=["counters", "of another configuration", "of another shape", "none"],
+    )
+    def test_counters(self, changes, says, folder):
+        if changes is not None:
+            self.count(folder, **changes)
+        assert self.run(folder) == 0
+        text = self.stage(folder, "warp_tiled").read_text()
+        paragraph = text[text.index("Measured: ") : text.index("Limits: what")]
+        assert " ".join(paragraph.split()) == self.FASTEST + says
+        first, *rest = paragraph.splitlines()
+        assert max(map(len, (first, *rest))) <= 118
+        assert all(line.startswith("    ") for line in rest)
+        assert bool(rest) is (len(says) > 1)
+
+    def test_regression_and_no_cublas(self, folder):
+        frame = gpu_frame(warp_tiled=50.0).query("stage != 'cublas'").assign(ratio_to_cublas=math.nan)
+        results.save(frame, ENVIRONMENT, folder / "latest")
+        assert self.run(folder) == 0
+        assert "0.40 TFLOP/s at 4096x4096x4096 on an NVIDIA Test GPU, 0.80 times naive." in (
+            " ".join(self.stage(folder, "warp_tiled").read_text().split())
+        )
+        assert "on an NVIDIA Test GPU.\n" in self.stage(folder, "naive").read_text()

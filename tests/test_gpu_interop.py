@@ -11,6 +11,7 @@ import contextlib
 import gc
 import threading
 import warnings
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -312,6 +313,18 @@ def test_detached_parameter_is_taken():
     check(torch.get(tiled_sgemm(parameter.detach(), parameter.detach())), x, x)
 
 
+def test_backward_sees_that_a_saved_tensor_was_written():
+    torch = Torch()
+    x = torch.put(filled(4, 4))
+    weight = torch.put(filled(4, 4)).requires_grad_()
+    loss = (weight * x).sum()  # saves x
+    tiled_sgemm(torch.put(filled(4, 4)), torch.put(filled(4, 4)), x)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    with torch.module.inference_mode():
+        tiled_sgemm(x, x, torch.full((4, 4), 0))  # has no version to raise
+
+
 # ----------------------------------------------------------------------------------------------------------- streams
 
 M, N, K = 256, 192, 128
@@ -499,6 +512,32 @@ def test_result_let_go_is_not_reused_before_the_product_is_done(library, hold_up
         assert busy(handle)
         call(driver.cuStreamSynchronize, handle)
         assert all((library.get(other) == 3).all() for other in others), "the product wrote memory that was another's"
+
+
+def test_arrays_of_another_stream_are_held_until_the_product_is_done(hold_up):
+    """Under a pooling allocator the memory of `right` is free for others as soon as its own stream is done."""
+    a, b = filled(M, K), filled(K, N)
+    early_a, early_b = cuda.to_device(a), cuda.to_device(b)
+    tiled_sgemm(early_a, early_b).copy_to_host()
+    with new_stream() as handle, new_stream() as other:
+        left, right = (
+            cuda.device_array(x.shape, np.float32, stream=cuda.external_stream(one))
+            for x, one in ((a, handle), (b, other))
+        )
+        left.copy_to_device(early_a)
+        right.copy_to_device(early_b)
+        hold_up(handle)
+        result = tiled_sgemm(left, right)
+        alive = weakref.ref(right)
+        del right
+        gc.collect()
+        assert busy(handle)
+        assert alive() is not None
+        call(driver.cuStreamSynchronize, handle)
+        check(result.copy_to_host(), a, b)
+        tiled_sgemm(a[:1], b)  # any product lets go of what is done
+        gc.collect()
+        assert alive() is None
 
 
 # ------------------------------------------------------------------------------------------------------------- graphs

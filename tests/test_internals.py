@@ -17,7 +17,9 @@ import sys
 import threading
 from typing import Any
 
+import cuda.core as cuda_core
 import pytest
+from cuda.pathfinder import DynamicLibNotFoundError
 from numba import cuda, float32
 
 from numba_gemm.device import internals, matrix, probe
@@ -108,6 +110,23 @@ def _outcome(kernel: Any, signature: Any, cc: tuple[int, int], name: str = "k", 
     }
 
 
+def _without(module: Any, function: str, signature: Any) -> list[str]:
+    """What is said where `function` does not find its library."""
+
+    def not_found(*arguments: Any, **options: Any) -> Any:
+        raise DynamicLibNotFoundError("libmissing.so.13")
+
+    real = getattr(module, function)
+    setattr(module, function, not_found)
+    try:
+        internals.compile_cubin(divides, signature, (9, 0), name="k")
+    except RuntimeError as error:
+        return [type(error).__name__, str(error), str(error.__cause__)]
+    finally:
+        setattr(module, function, real)
+    return []
+
+
 def _compile_all() -> dict[str, Any]:
     from numba.cuda import dispatcher, types
 
@@ -151,6 +170,8 @@ def _compile_all() -> dict[str, Any]:
     dispatcher.get_current_device = real
     outcomes["bystander"] = answers
 
+    for module, function in ((cuda, "compile_ptx"), (cuda_core, "Linker")):
+        outcomes[f"without {function}"] = _without(module, function, matrices)
     try:
         internals.compile_cubin(shares, matrices[:2], cc, name="k")
     except TypeError as error:
@@ -256,6 +277,14 @@ def test_resource_usage_is_read_from_the_log():
 def test_the_compiler_is_left_as_it_was():
     assert compiled()["restored"]
     assert "2 argument types given" in compiled()["error"]  # also after a failure
+
+
+@pytest.mark.parametrize("function", ["compile_ptx", "Linker"])
+def test_missing_libraries_are_named_with_what_brings_them(function):
+    kind, said, cause = compiled()[f"without {function}"]
+    assert kind == "RuntimeError"
+    assert all(words in said for words in ("NVVM", "not found", "'numba-gemm[cu13]'", "'numba-gemm[cu12]'"))
+    assert cause == "libmissing.so.13"
 
 
 def test_only_the_thread_that_compiles_sees_another_device():

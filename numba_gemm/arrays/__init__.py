@@ -25,6 +25,13 @@ ACCEPTED = (
 )
 
 
+def _refusal(name: str, passed: str, remedy: str) -> TypeError:
+    return TypeError(
+        f"{name} is a {passed}, and this is Numba's CUDA simulator; expected a NumPy or Numba array; pass {remedy}, or "
+        "unset NUMBA_ENABLE_CUDASIM on a machine with a GPU"
+    )
+
+
 class OutOfReach(ArrayKind):
     """Device memory, where there is only the simulator."""
 
@@ -34,16 +41,21 @@ class OutOfReach(ArrayKind):
 
     def describe(self, name: str, array: Any, stream: Stream | None) -> Operand:
         """Refuse it."""
-        raise TypeError(
-            f"{name} is a {type(array).__qualname__} in device memory, and this is Numba's CUDA simulator; expected a "
-            "NumPy or Numba array; pass a NumPy copy, or unset NUMBA_ENABLE_CUDASIM on a machine with a GPU"
-        )
+        raise _refusal(name, f"{type(array).__qualname__} in device memory", "a NumPy copy")
+
+
+class TensorsOutOfReach(TorchTensors):
+    """PyTorch tensors where there is only the simulator: those on the CPU are not taken on a GPU either."""
+
+    def describe(self, name: str, array: Any, stream: Stream | None) -> Operand:
+        """Refuse it."""
+        raise _refusal(name, f"PyTorch tensor on device {array.device}", f"{name}.detach().cpu().numpy()")
 
 
 HOST: ArrayKind = SimulatedHostArrays() if SIMULATOR else HostArrays()
 # In the order in which they are asked: a library's own arrays before the protocols, which they speak as well.
 KINDS: tuple[ArrayKind, ...] = (
-    (SimulatedNumbaArrays(), HOST, TorchTensors(), OutOfReach())
+    (SimulatedNumbaArrays(), HOST, TensorsOutOfReach(), OutOfReach())
     if SIMULATOR
     else (NumbaArrays(), HOST, CupyArrays(), TorchTensors(), CudaArrayInterface(), Dlpack())
 )

@@ -15,6 +15,7 @@ from numba import cuda
 
 from ..driver import call, device_scope
 from ..launch import Matrix
+from . import streams
 from .libraries import NumbaArrays
 from .operand import ITEM, ArrayKind, Operand, Product, name_of
 from .streams import DEFAULT, THREAD_DEFAULT, Stream
@@ -39,6 +40,7 @@ class HostArrays(ArrayKind):
         self, a: Operand, b: Operand, out: Operand | None, *, reads_out: bool, device: int, stream: Stream | None
     ) -> Iterator[Product]:
         """As for device arrays, by way of copies."""
+        streams.release_finished()
         queue = THREAD_DEFAULT if stream is None else stream
         result = np.empty((a.shape[0], b.shape[1]), np.float32) if out is None else out.array
         with device_scope(device), ExitStack() as buffers:

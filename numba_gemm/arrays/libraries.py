@@ -135,7 +135,7 @@ class TorchTensors(ArrayKind):
 
     def keep(self, operands: list[Operand], device: int, stream: Stream, followed: list[Stream]) -> None:
         # PyTorch's allocator can be told, and then waits for that stream before it gives the memory to another.
-        if not any(map(stream.same, followed)):
+        if not all(map(stream.same, followed)):
             torch: Any = sys.modules["torch"]
             if stream.is_default:
                 user = torch.cuda.default_stream(device)
@@ -143,6 +143,14 @@ class TorchTensors(ArrayKind):
                 user = torch.cuda.ExternalStream(stream.handle, device=device)
             for operand in operands:
                 operand.array.record_stream(user)
+
+    def written(self, out: Operand) -> None:
+        # By its version autograd sees whether a tensor that it saved for backward has been written since. Old releases
+        # of PyTorch offer no way to raise it; a tensor made in inference mode has none.
+        torch: Any = sys.modules["torch"]
+        increment = getattr(torch.autograd.graph, "increment_version", None)
+        if increment is not None and not out.array.is_inference():
+            increment(out.array)
 
 
 def _imported(module: str, name: str) -> Any:

@@ -147,15 +147,20 @@ class ArrayKind:
 
     def keep(self, operands: list[Operand], device: int, stream: Stream, followed: list[Stream]) -> None:
         """See to it that memory the stream still uses is not reused before it is done."""
-        # On its own stream a library reuses memory in stream order. On any other it does not know about our work.
-        if not any(map(stream.same, followed)) or any(operand.kind is not self for operand in operands):
+        # On its own stream a library reuses memory in stream order. On any other it does not know about our work, and
+        # where the operands are on several, some are on another than ours.
+        if not all(map(stream.same, followed)) or any(operand.kind is not self for operand in operands):
             streams.hold(stream, device, [operand.array for operand in operands])
+
+    def written(self, out: Operand) -> None:
+        """Tell the library, if it wants to know, that the caller's `out` has been written."""
 
     @contextmanager
     def product(
         self, a: Operand, b: Operand, out: Operand | None, *, reads_out: bool, device: int, stream: Stream | None
     ) -> Iterator[Product]:
         """Bring a product's operands to where kernels reach them and, on leaving, its result to where it is wanted."""
+        streams.release_finished()
         given = [a, b] if out is None else [a, b, out]
         followed = self.streams(given, device)
         queue = followed[0] if stream is None else stream
@@ -165,6 +170,8 @@ class ArrayKind:
             streams.wait_for(queue, producer, device)
         yield Product(a.matrix(device), b.matrix(device), c.matrix(device), queue, c.array)
         self.keep([a, b, c], device, queue, followed)
+        if out is not None:
+            out.kind.written(out)
 
 
 def name_of(dtype: np.dtype) -> str:

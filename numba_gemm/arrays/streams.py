@@ -117,10 +117,10 @@ _held: deque[tuple[int, Any, list[Any]]] = deque()
 def hold(stream: Stream, device: int, objects: Iterable[Any]) -> None:
     """Keep objects alive until a stream has done the work sent to it so far.
 
-    They are let go by the first call of `hold` or `release_finished` after that. A driver callback would be prompter,
-    but may not free device memory, and may not wait for the interpreter's lock while the holder of that lock waits for
-    the stream. Nothing is held while the stream is captured: the graph may be replayed for as long as it exists, so its
-    operands are for its owner to keep.
+    They are let go by the first product after that, or call of `hold` or `release_finished`. A driver callback would be
+    prompter, but may not free device memory, and may not wait for the interpreter's lock while the holder of that lock
+    waits for the stream. Nothing is held while the stream is captured: the graph may be replayed for as long as it
+    exists, so its operands are for its owner to keep.
     """
     release_finished()
     with device_scope(device):

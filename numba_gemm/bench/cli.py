@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import secrets
 import shlex
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,10 +43,18 @@ def at_least_one(text: str) -> int:
     return value
 
 
+def commit_hash(text: str) -> str:
+    """The name of a commit, as git writes it."""
+    if not re.fullmatch(r"[0-9a-f]{7,64}(-dirty)?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no commit: give seven or more hexadecimal digits")
+    return text
+
+
 def parser() -> argparse.ArgumentParser:
     """Options; nothing here imports numba."""
     made = argparse.ArgumentParser(
         prog="bench.py",
+        allow_abbrev=False,  # the command that is recorded leaves options out by their names
         description="Verify, then time, every rung of the ladder and cuBLAS. Without a GPU, Numba's simulator runs "
         "small products: they are verified, and their timings mean nothing.",
         epilog="Exit status: 0 when every product is right and nothing got slower than in --compare's run beyond "
@@ -72,12 +82,19 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--configs", choices=("default", "all"), default="default", help="a stage's first configuration, or all"
     )
-    made.add_argument("--rounds", type=at_least_one, help="interleaved rounds (default: 5 to 25, by what they take)")
+    made.add_argument(
+        "--rounds",
+        type=at_least_one,
+        help="interleaved rounds, on a GPU five or more (default: 5 to 25, by what they take)",
+    )
     made.add_argument("--seed", type=int, help="seed of the random operands (default: a new one, which is printed)")
     made.add_argument(
         "--out", type=Path, default=DEFAULT_OUT, metavar="DIR", help=f"where results go (default: {DEFAULT_OUT})"
     )
     made.add_argument("--compare", type=Path, metavar="OLD", help="an older results folder or CSV; marks what changed")
+    made.add_argument(
+        "--commit", type=commit_hash, metavar="HASH", help="the commit to record where git cannot tell it"
+    )
     made.add_argument("--plot", action="store_true", help="also draw gflops_vs_size.png and roofline.png")
     return made
 
@@ -144,8 +161,11 @@ def benchmark(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     from rich.console import Console
 
     from numba_gemm.bench import compare, environment, plots, report, results
+    from numba_gemm.bench.run import FEWEST_ROUNDS
     from numba_gemm.device.switch import SIMULATOR
 
+    if not SIMULATOR and options.rounds is not None and options.rounds < FEWEST_ROUNDS:
+        parser().error(f"argument --rounds: {options.rounds} is too few to tell a spread: give five or more")
     if options.plot:
         try:
             plots.pyplot()
@@ -164,11 +184,16 @@ def benchmark(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     if seed < 0:
         raise UsageError(f"--seed must not be negative, not {seed}")
     plan = make_plan(options, seed, SIMULATOR)
+    if not plan.steps:
+        raise UsageError("nothing to measure: no chosen stage takes a chosen shape")
+    make_folder(options.out)
     described = environment.describe(
         simulated=SIMULATOR,
         seed=seed,
         cache="cold" if options.cold else "hot",
         command=command_line(arguments),
+        timing=plan.timing,
+        stated_commit=options.commit,
     )
     if SIMULATOR:
         console.print(report.SIMULATOR_NOTICE, style="bold yellow")
@@ -177,14 +202,14 @@ def benchmark(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     console.print(f"{environment.device_name(described)}, seed {seed}, operands in {plan.library.name}")
 
     frame = measured(plan, described, console, options.out)
-    if frame.empty:
-        raise UsageError("nothing to measure: no chosen stage takes a chosen shape")
     compared = None
     if old is not None:
         if environment.device_name(old_environment) != environment.device_name(described):
             console.print(
                 f"{options.compare} was measured on {environment.device_name(old_environment)}", style="bold yellow"
             )
+        if not compare.timed_alike(described, old_environment):
+            console.print(f"launching counts in only one of this run and {options.compare}", style="bold yellow")
         compared = compare.compare(frame, old)
         if compared.empty:
             console.print(f"{options.compare} has no measurement in common with this run", style="bold yellow")
@@ -201,10 +226,20 @@ def benchmark(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     return WRONG if slower else RIGHT
 
 
+def make_folder(path: Path) -> None:
+    """Make the folder of the results, and see that files can be written there, before hours are spent on them."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise UsageError(f"--out {path}: results cannot be written there: {error.strerror}") from None
+
+
 def command_line(arguments: Sequence[str]) -> str:
-    """The command to record: without the options that only say where files are."""
+    """The command to record: without the options that only say where files are, or what is recorded anyway."""
     kept = list(arguments)
-    for option in ("--out", "--compare"):
+    for option in ("--out", "--compare", "--commit"):
         while option in kept:
             at = kept.index(option)
             del kept[at : at + 2]

@@ -52,6 +52,8 @@ class Contender:
     on_host: bool = False
     min_cc: tuple[int, int] = (0, 0)
     max_terms: float = math.inf
+    capturable: bool = True
+    """Whether a stream can capture it into a graph, as far as is known."""
 
     @property
     def label(self) -> str:
@@ -131,7 +133,8 @@ def cublas() -> tuple[Contender, ...]:
         torch.set_float32_matmul_precision("highest")
         found.append(Contender(CUBLAS, functools.partial(_bind_torch, torch), via="torch"))
     if (cupy := optional("cupy")) is not None:
-        found.append(Contender(CUBLAS, functools.partial(_bind_cupy, cupy), via="cupy"))
+        # CuPy refuses to call cuBLAS on a stream that is being captured.
+        found.append(Contender(CUBLAS, functools.partial(_bind_cupy, cupy), via="cupy", capturable=False))
     return tuple(found)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import datetime
 import hashlib
 import importlib.metadata
@@ -13,11 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from numba_gemm.bench.nvml import Nvml, open_nvml
+from numba_gemm.bench.results import GRAPHS, LAUNCHES
 
 if TYPE_CHECKING:
     from numba_gemm.launch import DeviceProperties
 
 PACKAGE = Path(__file__).resolve().parent.parent
+TIMINGS = {GRAPHS: "timed by replays of CUDA graphs", LAUNCHES: "timed by plain launches, which count"}
 DISTRIBUTIONS = (
     "numba-cuda",
     "numba",
@@ -36,15 +39,28 @@ DISTRIBUTIONS = (
 )
 
 
-def describe(*, simulated: bool, seed: int, cache: str, command: str) -> dict[str, Any]:
-    """What is known before the run starts."""
+def describe(
+    *,
+    simulated: bool,
+    seed: int,
+    cache: str,
+    command: str,
+    timing: str | None = None,
+    stated_commit: str | None = None,
+) -> dict[str, Any]:
+    """What is known before the run starts.
+
+    ``timing`` is one of `TIMINGS`, or None where that is no question; ``stated_commit`` stands in where git does not
+    answer.
+    """
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": command,
         "seed": seed,
         "cache": cache,
+        "timing": timing,
         "simulator": simulated,
-        "commit": commit(),
+        "commit": commit() or stated_commit,
         "source_sha256": source_digest(),
         "gpu": None if simulated else describe_gpu(),
         "versions": versions(),
@@ -132,6 +148,8 @@ def caption(environment: Mapping[str, Any]) -> str:
         parts.append(f"driver {driver} (CUDA {gpu.get('cuda_driver_api')})")
     else:
         parts.append("CUDA simulator")
+    if environment.get("timing"):
+        parts.append(TIMINGS[environment["timing"]])
     parts.append(f"Python {environment.get('python', 'unknown')}")
     parts += [f"{name} {found[name]}" for name in named if name in found]
     if environment.get("commit"):
@@ -168,9 +186,22 @@ def commit() -> str | None:
 
 
 def source_digest() -> str:
-    """A digest of the package's Python files, which names the code even where there is no checkout."""
+    """A digest of the package's Python code, which names it even where there is no checkout.
+
+    It is taken of the syntax trees, so comments and layout do not count, nor docstrings, into which measurements are
+    written after the run. Releases of Python differ in their trees: compare digests of the same one.
+    """
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
+        tree = _WithoutDocstrings().visit(ast.parse(path.read_bytes()))
         digest.update(path.relative_to(PACKAGE).as_posix().encode())
-        digest.update(path.read_bytes())
+        digest.update(ast.dump(tree).encode())
     return digest.hexdigest()
+
+
+class _WithoutDocstrings(ast.NodeTransformer):
+    """Drops the strings that stand alone as statements."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        alone = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return None if alone else node

@@ -1,11 +1,17 @@
-"""``python -m numba_gemm.bench.readme`` writes README's tables from the committed results; ``--check`` only compares.
+"""``python -m numba_gemm.bench.readme`` writes what is generated from the committed results; ``--check`` only compares.
 
-A generated block stands between ``<!-- results:begin NAME -->`` and ``<!-- results:end NAME -->``. NAME is one of
+That is README's tables, and in each stage's docstring the paragraph that begins with ``Measured: ``.
+
+In README a generated block stands between ``<!-- results:begin NAME -->`` and ``<!-- results:end NAME -->``. NAME is
+one of
 
 headline
-    the best rung and the public function against cuBLAS, over a few sizes;
+    the public function against cuBLAS, over a few sizes;
 ladder
     a line a rung at 4096 x 4096 x 4096.
+
+A stage's paragraph says how fast it is there and, where `numba_gemm.bench.counters` has left its files beside the
+results, what the GPU counted. It stands before the paragraph ``Limits: ``, which people write.
 
 Neither numba nor a GPU is needed.
 """
@@ -16,24 +22,34 @@ import argparse
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from numba_gemm.bench.cases import Shape
-from numba_gemm.bench.environment import caption
+from numba_gemm.bench.counters import COUNTERS, KEY, TOTAL, WAVEFRONTS
+from numba_gemm.bench.environment import caption, device_name
 from numba_gemm.bench.results import AUTO, CUBLAS, FAILURES, NOT_RUNGS, fastest, load, records
 from numba_gemm.bench.tables import MISSING, Table, number, significant
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
+LADDER_FOLDER = ROOT / "numba_gemm" / "ladder"
 RESULTS_FOLDER = ROOT / "results" / "h200" / "latest"
 
 BLOCK = re.compile(
     r"(?P<begin><!-- results:begin (?P<name>\w+) -->\n)(?P<body>.*?)(?P<end><!-- results:end (?P=name) -->)", re.DOTALL
 )
+
+# A stage's file, and the parts of its module docstring: paragraphs begin at the margin, and go on indented.
+IS_STAGE = re.compile(r"^STAGE = ", re.MULTILINE)
+DOCSTRING = re.compile(r'\A"""(?P<text>.*?)"""', re.DOTALL)
+MEASURED = re.compile(r"^Measured: .*\n(?:[ \t]+\S.*\n)*", re.MULTILINE)
+LIMITS = re.compile(r"^Limits: ", re.MULTILINE)
+DOCSTRING_WIDTH = 118
 
 HEADLINE_SHAPES = (
     Shape(1024, 1024, 1024),
@@ -46,7 +62,7 @@ LADDER_SHAPE = Shape(4096, 4096, 4096)
 
 
 class ReadmeError(Exception):
-    """README cannot be generated; the text says what is missing."""
+    """What is generated cannot be; the text says what is missing."""
 
 
 Rows = dict[str, dict[str, Any]]
@@ -75,29 +91,28 @@ def spelled(shape: Shape) -> str:
 
 
 def headline(frame: pd.DataFrame, environment: Mapping[str, Any]) -> str:
-    """Best rung, public function and cuBLAS over a few sizes."""
+    """The public function against cuBLAS over a few sizes, and the stage and configuration that it chose."""
     timed = fastest(frame)
     lines = []
     for shape in HEADLINE_SHAPES:
         rows = at(timed, shape)
-        if not rows:
+        if AUTO not in rows:
             continue
-        best = min((rows[stage] for stage in rungs(rows)), key=lambda row: row["median_us"])
+        own = rows[AUTO]
         lines.append(
             [
                 spelled(shape),
                 number(tflops(rows, CUBLAS)),
                 number(tflops(rows, AUTO)),
-                number(best["gflops"] / 1000),
-                f"`{best['stage']}`",
-                number(best["ratio_to_cublas"], 3),
-                significant(best["error_in_bounds"], 2),
+                number(own["ratio_to_cublas"], 3),
+                f"`{own['config']}`",
+                significant(own["error_in_bounds"], 2),
             ]
         )
     if not lines:
         raise ReadmeError(f"the results hold none of the headline's shapes: {', '.join(map(str, HEADLINE_SHAPES))}")
-    headers = ["M x N x K", "cuBLAS SGEMM", "`tiled_sgemm`", "best rung", "which", "best / cuBLAS", "error / bound"]
-    table = Table("", headers, lines, left=["M x N x K", "which"]).markdown()
+    headers = ["M x N x K", "cuBLAS SGEMM", "`tiled_sgemm`", "ratio", "its choice", "error / bound"]
+    table = Table("", headers, lines, left=["M x N x K", "its choice"]).markdown()
     return f"TFLOP/s, FP32 arithmetic throughout (TF32 off):\n\n{table}\n\n{source(environment)}"
 
 
@@ -134,13 +149,107 @@ def source(environment: Mapping[str, Any]) -> str:
 GENERATORS: dict[str, Callable[[pd.DataFrame, Mapping[str, Any]], str]] = {"headline": headline, "ladder": ladder}
 
 
-def generate(text: str, results: Path) -> str:
-    """README's text with every block made anew.
+def counted(results: Path, file: str, row: Mapping[str, Any], **wanted: Any) -> dict[str, Any]:
+    """The row of a file of counters that belongs to a row of the results; empty without one.
+
+    It is of the same configuration: another's registers or bank conflicts would say nothing of this speed.
+    """
+    path = results / file
+    if not path.is_file():
+        return {}
+    wanted |= {name: row[name] for name in KEY}
+    frame = pd.read_csv(path, dtype={"stage": str, "config": str})
+    if missing := [name for name in wanted if name not in frame.columns]:
+        raise ReadmeError(f"{path} has no column {', '.join(missing)}")
+    for found in frame.to_dict("records"):
+        if all(found[name] == value for name, value in wanted.items()):
+            return {str(name): value for name, value in found.items()}
+    return {}
+
+
+def clauses(results: Path, row: Mapping[str, Any]) -> Iterator[str]:
+    """What the counters say of a stage."""
+    counters = counted(results, COUNTERS, row)
+    shared = counted(results, WAVEFRONTS, row, op=TOTAL)
+    for value, digits, words in (
+        (counters.get("registers", math.nan), 0, "registers a thread"),
+        (counters.get("fma_pipe_percent", math.nan), 1, "% of the FMA pipe"),
+        (shared.get("excess_percent", math.nan), 1, "% excess shared wavefronts"),
+    ):
+        if not math.isnan(value):
+            yield f"{number(value, digits)} {words}"
+
+
+def measured(rows: Rows, stage: str, environment: Mapping[str, Any], results: Path) -> str:
+    """The paragraph of a stage: its speed, its place between the rung before and cuBLAS, and its counters."""
+    row, speed = rows[stage], tflops(rows, stage)
+    ladder = rungs(rows)
+    gpu = device_name(environment).removeprefix("NVIDIA ")
+    text = f"Measured: {number(speed, 1 if speed >= 10 else 2)} TFLOP/s at {LADDER_SHAPE} on an NVIDIA {gpu}"
+    ratio, before = float(row["ratio_to_cublas"]), ladder.index(stage) - 1
+    comparisons = [] if math.isnan(ratio) else [f"{number(ratio, 2)} of cuBLAS SGEMM"]
+    if before >= 0:
+        comparisons.append(f"{number(speed / tflops(rows, ladder[before]), 2)} times {ladder[before]}")
+    if comparisons:
+        text += f", {' and '.join(comparisons)}"
+    if found := ", ".join(clauses(results, row)):
+        text += f"; {found}"
+    return textwrap.fill(
+        f"{text}.", DOCSTRING_WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )
+
+
+def with_paragraph(source: str, paragraph: str) -> str:
+    """A module's source with the paragraph in its docstring: before ``Limits: ``, or last where there is none."""
+    docstring = DOCSTRING.match(source)
+    if docstring is None:
+        raise ReadmeError('a stage begins with a docstring in """')
+    text = MEASURED.sub("", docstring["text"].rstrip() + "\n").rstrip()
+    text += "\n" if "\n" in text else "\n\n"  # a blank line below a summary that stands alone
+    limits = LIMITS.search(text)
+    at = limits.start() if limits else len(text)
+    return f'"""{text[:at]}{paragraph}\n{text[at:]}"""{source[docstring.end() :]}'
+
+
+def stage_files(folder: Path) -> list[Path]:
+    """The files in a folder that define a stage."""
+    if not folder.is_dir():
+        raise ReadmeError(f"there is no {folder}")
+    return [path for path in sorted(folder.glob("*.py")) if IS_STAGE.search(path.read_text(encoding="utf-8"))]
+
+
+def generate_docstrings(
+    folder: Path, frame: pd.DataFrame, environment: Mapping[str, Any], results: Path
+) -> dict[Path, str]:
+    """The source of every stage with its paragraph made anew.
 
     Raises
     ------
     ReadmeError
-        when the results are missing or incomplete, or the text has no block, or one of an unknown name.
+        when a stage was not measured, or has no docstring.
+    """
+    rows = at(fastest(frame), LADDER_SHAPE)
+    paths = stage_files(folder)
+    if unmeasured := [path.stem for path in paths if path.stem not in rows]:
+        raise ReadmeError(f"the results hold no {', '.join(unmeasured)} at {LADDER_SHAPE}: measure every stage there")
+    made = {}
+    for path in paths:
+        try:
+            made[path] = with_paragraph(
+                path.read_text(encoding="utf-8"), measured(rows, path.stem, environment, results)
+            )
+        except ReadmeError as error:
+            raise ReadmeError(f"{path.name}: {error}") from error
+    return made
+
+
+def read_results(results: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Results that may be shown, and their environment.
+
+    Raises
+    ------
+    ReadmeError
+        when they are missing, were not measured on a GPU, or are not all right.
     """
     try:
         frame, environment = load(results)
@@ -152,6 +261,17 @@ def generate(text: str, results: Path) -> str:
         raise ReadmeError(f"{results} was not measured on a GPU")
     if frame["status"].isin(FAILURES).any():
         raise ReadmeError(f"{results} holds rows that are wrong or failed; README shows verified results only")
+    return frame, environment
+
+
+def generate(text: str, frame: pd.DataFrame, environment: Mapping[str, Any]) -> str:
+    """README's text with every block made anew.
+
+    Raises
+    ------
+    ReadmeError
+        when the results are incomplete, or the text has no block, or one of an unknown name.
+    """
     names = [match["name"] for match in BLOCK.finditer(text)]
     if not names:
         raise ReadmeError("README has no block between <!-- results:begin NAME --> and <!-- results:end NAME -->")
@@ -165,12 +285,15 @@ def generate(text: str, results: Path) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; 0 when README is, or now is, up to date."""
+    """Run the command; 0 when everything generated is, or now is, up to date."""
     parser = argparse.ArgumentParser(
         prog="python -m numba_gemm.bench.readme", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when README would change")
-    parser.add_argument("--readme", type=Path, default=README, help="the file to write")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file would change")
+    parser.add_argument("--readme", type=Path, default=README, help="the file whose tables to write")
+    parser.add_argument(
+        "--ladder", type=Path, default=LADDER_FOLDER, help="folder with the stages whose docstrings to write"
+    )
     parser.add_argument(
         "--results", type=Path, default=RESULTS_FOLDER, help="folder with results.csv and environment.json"
     )
@@ -178,18 +301,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if not options.readme.is_file():
             raise ReadmeError(f"there is no {options.readme}")
-        old = options.readme.read_text(encoding="utf-8")
-        new = generate(old, options.results)
+        frame, environment = read_results(options.results)
+        made = {options.readme: generate(options.readme.read_text(encoding="utf-8"), frame, environment)}
+        made |= generate_docstrings(options.ladder, frame, environment, options.results)
     except ReadmeError as error:
-        print(f"cannot make README's tables: {error}", file=sys.stderr)
+        print(f"cannot make README's tables and the stages' docstrings: {error}", file=sys.stderr)
         return 1
-    if new == old:
-        return 0
-    if options.check:
-        print(f"{options.readme.name} differs from what {options.results} says: run {parser.prog}", file=sys.stderr)
+    changed = {path: text for path, text in made.items() if path.read_text(encoding="utf-8") != text}
+    if changed and options.check:
+        names = ", ".join(path.name for path in changed)
+        print(f"out of date with {options.results}: {names}; run {parser.prog}", file=sys.stderr)
         return 1
-    options.readme.write_text(new, encoding="utf-8")
-    print(f"wrote the tables of {options.readme.name}")
+    for path, text in changed.items():
+        path.write_text(text, encoding="utf-8")
+        print(f"wrote {path.name}")
     return 0
 
 

@@ -38,6 +38,9 @@ COLUMNS = (*KEY, *MEASURES, *TEXT_EXTRAS, *NUMBER_EXTRAS)
 OK, WRONG, ERROR, UNSUPPORTED = "ok", "wrong", "error", "unsupported"
 FAILURES = (WRONG, ERROR)
 
+# What the environment's `timing` may say of a run on a GPU: whether launches count.
+GRAPHS, LAUNCHES = "graphs", "launches"
+
 
 def frame_of(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     """A DataFrame of rows with every column, in order; numbers that a row lacks are NaN, texts are empty."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,11 @@ from numba_gemm.timing import Samples, host_time_us, time_interleaved
 MIN_SPAN_US = 2000.0
 FEWEST_ROUNDS, MOST_ROUNDS = 5, 25
 ROUNDS_BUDGET_S = 2.0  # what the rounds of one shape may take before they drop to the fewest
-HOST_BATCH_S = 0.02  # and a batch of calls whose host time is taken
+HOST_BATCH_S = 0.02  # and a batch of calls whose host time is taken, unless it were fewer calls than these
+FEWEST_CALLS, MOST_CALLS = 10, 100  # fewer would time what follows a synchronisation, and not a call
+LONGEST_BATCH_S = 0.5
+
+NOT_CAPTURED = "timed by plain launches, as it cannot be captured into a graph"
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,20 @@ class Plan:
     peak: float = math.nan
     l2_bytes: int = 0
     nvml: Nvml | None = None
+
+    @property
+    def graphs(self) -> bool:
+        """Whether graphs are replayed: not if the only cuBLAS there is cannot be captured.
+
+        Then every contender is launched as it is.
+        """
+        baselines = [contender.capturable for contender in self.contenders if contender.stage == results.CUBLAS]
+        return any(baselines) or not baselines
+
+    @property
+    def timing(self) -> str | None:
+        """How the device is timed, in a word; None in the simulator."""
+        return None if self.simulated else results.GRAPHS if self.graphs else results.LAUNCHES
 
     @property
     def steps(self) -> int:
@@ -102,12 +121,31 @@ def run(plan: Plan, observe: Observer = lambda _shape, _contender: None) -> Iter
 
 
 def measure(plan: Plan, shape: Shape, stream: int, observe: Observer) -> list[dict[str, Any]]:
-    """Verify and time every contender of one shape."""
+    """Verify and time every contender of one shape; those that memory does not suffice for are marked."""
+    candidates = [candidate_of(plan, contender) for contender in plan.at(shape)]
+    clocks = ClockSamples()
+    try:
+        clocks = verify_and_time(candidates, plan, shape, stream, observe)
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        for candidate in candidates:
+            if candidate.timeable and candidate.samples is None:
+                candidate.fail(error)
+    if any(candidate.status == results.ERROR for candidate in candidates):
+        gc.collect()  # what raised may hold operands in a cycle, which the next shape has no room for
+    return rows(plan, shape, best_of_cublas(candidates), clocks)
+
+
+def verify_and_time(
+    candidates: Sequence[Candidate], plan: Plan, shape: Shape, stream: int, observe: Observer
+) -> ClockSamples:
+    """Both, on operands that are made here; returns the clocks of the meantime."""
     sets = [DeviceBuffers.random(plan.library, shape, plan.seed, index) for index in range(plan.sets(shape))]
     reference = Reference(sets[0])
-    candidates = [Candidate(contender) for contender in plan.at(shape)]
     for candidate in candidates:
-        verify(candidate, sets, reference, plan, stream)
+        if candidate.timeable:
+            verify(candidate, sets, reference, plan, stream)
         observe(shape, candidate.contender)
     del reference  # gigabytes at the largest shapes; the timing needs only the operands
     plan.library.release()
@@ -117,7 +155,21 @@ def measure(plan: Plan, shape: Shape, stream: int, observe: Observer) -> list[di
     for candidate in candidates:
         if candidate.samples is not None and not on_host(plan, candidate):
             candidate.host_us = host_time(candidate, stream)
-    return rows(plan, shape, best_of_cublas(candidates), clocks)
+    return clocks
+
+
+def candidate_of(plan: Plan, contender: Contender) -> Candidate:
+    """A contender, ruled out at once where the GPU is too old for it."""
+    if contender.min_cc <= plan.cc or plan.simulated:
+        return Candidate(contender)
+    needed = ".".join(str(part) for part in contender.min_cc)
+    return Candidate(contender, status=results.UNSUPPORTED, note=f"needs compute capability {needed}")
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether an error, of whichever library, says that memory ran out."""
+    said = str(error).lower().replace("_", " ")
+    return isinstance(error, MemoryError) or "out of memory" in said or "cublas status alloc failed" in said
 
 
 def on_host(plan: Plan, candidate: Candidate) -> bool:
@@ -127,14 +179,9 @@ def on_host(plan: Plan, candidate: Candidate) -> bool:
 
 def verify(candidate: Candidate, sets: Sequence[DeviceBuffers], reference: Reference, plan: Plan, stream: int) -> None:
     """Run a contender once on NaN-filled output and judge the result; records the verdict."""
-    contender = candidate.contender
-    if contender.min_cc > plan.cc and not plan.simulated:
-        candidate.status = results.UNSUPPORTED
-        candidate.note = f"needs compute capability {contender.min_cc[0]}.{contender.min_cc[1]}"
-        return
     c = sets[0].c
     try:
-        candidate.bound = [contender.bind(buffers) for buffers in sets]
+        candidate.bound = [candidate.contender.bind(buffers) for buffers in sets]
         plan.library.fill_nan(c)
         synchronize(stream)
         start = time.perf_counter()
@@ -161,31 +208,44 @@ def time_on_device(candidates: Sequence[Candidate], plan: Plan, sets: int, strea
     calls = {c.contender.label: rotating(c.bound) for c in candidates}
     rounds = plan.rounds or affordable_rounds([c.first_s for c in candidates])
     try:
-        timed = interleave(calls, stream, rounds, sets)
+        timed = interleave(calls, stream, rounds, sets, plan)
     except Exception as joint:
         for candidate in candidates:
             label = candidate.contender.label
             try:
-                interleave({label: calls[label]}, stream, 1, sets)
+                interleave({label: calls[label]}, stream, 1, sets, plan)
             except Exception as error:
                 candidate.fail(error)
         survivors = [c for c in candidates if c.timeable]
         if len(survivors) == len(candidates):
+            if out_of_memory(joint):
+                raise
             raise RuntimeError("contenders can be timed alone but not together") from joint
         time_on_device(survivors, plan, sets, stream)
         return
     for candidate in candidates:
         candidate.samples = timed[candidate.contender.label]
+        if plan.graphs and not candidate.samples.captured:
+            candidate.note = NOT_CAPTURED
 
 
-def interleave(calls: dict[str, Call], stream: int, rounds: int, sets: int) -> dict[str, Samples]:
+def interleave(calls: dict[str, Call], stream: int, rounds: int, sets: int, plan: Plan) -> dict[str, Samples]:
     """`time_interleaved`, with repeats in a graph such that every set of buffers has its turn."""
-    return time_interleaved(calls, stream=stream, rounds=rounds, min_span_us=MIN_SPAN_US, round_up_to=sets)
+    return time_interleaved(
+        calls,
+        stream=stream,
+        rounds=rounds,
+        min_span_us=MIN_SPAN_US,
+        round_up_to=sets,
+        graphs=plan.graphs,
+        seed=plan.seed,
+    )
 
 
 def affordable_rounds(seconds: Sequence[float]) -> int:
     """Rounds that fit the budget, between the fewest and the most, given what one call of each contender takes."""
-    a_round = sum(max(MIN_SPAN_US * 1e-6, call) for call in seconds)
+    # Short spans are run twice, the first time untimed.
+    a_round = sum(max(2 * MIN_SPAN_US * 1e-6, call) for call in seconds)
     return max(FEWEST_ROUNDS, min(MOST_ROUNDS, int(ROUNDS_BUDGET_S / a_round)))
 
 
@@ -211,10 +271,15 @@ def time_on_host(candidates: Sequence[Candidate], plan: Plan, stream: int) -> No
 
 
 def host_time(candidate: Candidate, stream: int) -> float:
-    """Host time of a call in microseconds, in batches short enough that the launch queue never fills."""
+    """Host time of a call in microseconds, in batches short enough that the launch queue never fills.
+
+    NaN where the device would work too long on as many calls as it takes.
+    """
     assert candidate.samples is not None
     call_s = candidate.samples.median * 1e-6
-    batch = max(1, min(100, int(HOST_BATCH_S / call_s)))
+    if FEWEST_CALLS * call_s > LONGEST_BATCH_S:
+        return math.nan
+    batch = max(FEWEST_CALLS, min(MOST_CALLS, int(HOST_BATCH_S / call_s)))
     rounds = FEWEST_ROUNDS if call_s < HOST_BATCH_S else 1
     call = candidate.bound[0].call
     return host_time_us(
@@ -235,7 +300,8 @@ def best_of_cublas(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 def outcome(candidate: Candidate) -> str:
     """What became of a candidate, in a few words."""
-    return f"{candidate.samples.median:.6g} us" if candidate.samples else f"{candidate.status}, {candidate.note}"
+    result = f"{candidate.samples.median:.6g} us" if candidate.samples else candidate.status
+    return ", ".join(filter(None, [result, candidate.note]))
 
 
 def rows(plan: Plan, shape: Shape, candidates: Sequence[Candidate], clocks: ClockSamples) -> list[dict[str, Any]]:

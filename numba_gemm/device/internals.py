@@ -130,6 +130,21 @@ def _compiling_for(cc: tuple[Any, ...]) -> Iterator[None]:
             dispatcher.get_current_device = real
 
 
+@contextlib.contextmanager
+def _finding_libraries() -> Iterator[None]:
+    """Say what to install if NVVM, NVRTC or nvJitLink is missing. Each is looked for at its first use."""
+    from cuda.pathfinder import DynamicLibNotFoundError
+
+    try:
+        yield
+    except DynamicLibNotFoundError as error:
+        raise RuntimeError(
+            "the CUDA compiler's libraries (NVVM, NVRTC, nvJitLink) were not found; expected those of a CUDA toolkit "
+            "no newer than the driver; install them with: pip install 'numba-gemm[cu13]', or 'numba-gemm[cu12]' for a "
+            "driver of CUDA 12"
+        ) from error
+
+
 _ENTRY = re.compile(r"\.entry\s+([A-Za-z0-9_$]+)")
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _REGISTERS = re.compile(r"Used (\d+) registers")
@@ -233,7 +248,7 @@ def compile_cubin(
     Raises
     ------
     RuntimeError
-        Under the simulator.
+        Under the simulator; without the compiler's libraries.
     CompilationError
         If the PTX has not one kernel with the expected parameters.
     """
@@ -251,7 +266,7 @@ def compile_cubin(
         name = "kernel_" + name
 
     full_cc: tuple[Any, ...] = (*cc, "a") if cc >= (9, 0) else cc
-    with _compiling_for(full_cc):
+    with _compiling_for(full_cc), _finding_libraries():
         ptx, _ = cuda.compile_ptx(
             getattr(kernel, "py_func", kernel),
             tuple(signature),
@@ -272,13 +287,14 @@ def compile_cubin(
             "this release of numba-cuda passes arrays in another way"
         )
 
-    linker = Linker(
-        ObjectCode.from_ptx(ptx.encode()),
-        options=LinkerOptions(
-            arch=target(cc), ptxas_options=["-v"], max_register_count=max_registers, lineinfo=lineinfo or None
-        ),
-    )
-    code = bytes(linker.link("cubin").code)
+    with _finding_libraries():
+        linker = Linker(
+            ObjectCode.from_ptx(ptx.encode()),
+            options=LinkerOptions(
+                arch=target(cc), ptxas_options=["-v"], max_register_count=max_registers, lineinfo=lineinfo or None
+            ),
+        )
+        code = bytes(linker.link("cubin").code)
     log = linker.get_info_log().strip("\0\n") + linker.get_error_log().strip("\0\n")
     sections = _sections(code)
     registers, local, spill_stores, spill_loads = _resources(name, log, sections)

@@ -6,6 +6,8 @@ Idea: the definition of the product. Thread .x picks the row and .y the column, 
 Traffic: 2*K reads an element, 2*M*N*K floats in all, and M*N writes; 1/4 FLOP a byte requested. The 32 elements of A
     that a warp reads at once lie a row apart: 32 sectors of 32 bytes each, of which 4 bytes are used.
 Registers and shared memory: one accumulator; none.
+Measured: 0.50 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 0.01 of cuBLAS SGEMM; 32 registers a thread, 1.0 % of the
+    FMA pipe.
 Limits: the L1 cache, which takes 33 sectors for every 32 multiply-adds; the FMA pipe is idle.
 """
 
