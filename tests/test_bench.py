@@ -486,7 +486,7 @@ class TestVerdicts:
         assert run.affordable_rounds([1e-5] * 12) == run.MOST_ROUNDS
         assert run.affordable_rounds([1.0, 1e-5]) == run.FEWEST_ROUNDS
         assert run.FEWEST_ROUNDS < run.affordable_rounds([0.1]) < run.MOST_ROUNDS
-        assert run.affordable_rounds([2e-6] * 50) == int(run.ROUNDS_BUDGET_S / (50 * 2e-6 * run.MIN_SPAN_US))
+        assert run.affordable_rounds([2.1e-6] * 50) == int(run.ROUNDS_BUDGET_S / (50 * 2.1e-6 * run.MIN_SPAN_US))
 
     @pytest.mark.parametrize(("us", "calls"), [(5.0, 100), (400.0, 50), (3000.0, 10), (49_000.0, 10), (51_000.0, None)])
     def test_host_time_takes_ten_calls_or_none(self, us, calls, monkeypatch):

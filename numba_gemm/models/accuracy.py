@@ -37,7 +37,8 @@ def ieee_bound(k: int) -> float:
         The bound, dimensionless.
     """
     n = k + 2
-    certain = n * UNIT_ROUNDOFF / (1.0 - n * UNIT_ROUNDOFF)
+    share = n * UNIT_ROUNDOFF
+    certain = share / (1.0 - share) if share < 1.0 else math.inf
     likely = math.expm1(CONFIDENCE * math.sqrt(n) * UNIT_ROUNDOFF + n * UNIT_ROUNDOFF**2 / (1.0 - UNIT_ROUNDOFF))
     return min(certain, likely)
 
