@@ -169,9 +169,9 @@ def time_interleaved(
 
     Parameters
     ----------
-    calls : mapping of str to callable Contenders by name; each takes the stream's handle and only enqueues. It is
-        called twice outside of any graph first, so that compilation, handles and workspaces are there before anything
-        is captured or timed.
+    calls : mapping of str to callable
+        Contenders by name; each takes the stream's handle and only enqueues. It is called twice outside of any graph
+        first, so that compilation, handles and workspaces are there before anything is captured or timed.
     stream : int
         Handle of a stream other than the default one, which cannot be captured; its device is current.
     rounds : int
