@@ -276,10 +276,10 @@ def _cuts(extent: int, most: int) -> list[tuple[int, int]]:
 def _slabs(
     stage: Stage, config: TileConfig, a: Matrix, b: Matrix, beta: float, c: Matrix
 ) -> Iterator[tuple[Matrix, Matrix, float, Matrix]]:
-    """The product in pieces that one launch can do: a grid's y axis ends at 65,535 blocks, and kernels count k in 32
-    bits.
+    """The product in pieces that one launch can do.
 
-    The first piece of a sum over k takes beta, the others add to it.
+    A grid's y axis ends at 65,535 blocks, and kernels count k in 32 bits. The first piece of a sum over k takes beta,
+    the others add to it.
     """
     tile = config.BN if stage.rows_along_x else config.BM
     if a.cols <= MAX_K and (c.cols if stage.rows_along_x else c.rows) <= MAX_GRID_Y * tile:

@@ -28,8 +28,7 @@ class Place:
     step: int = 1  # floats from an element of a line to the next; negative runs both axes backwards
 
     def view(self, rows: int, cols: int, fill: np.float32) -> tuple[np.ndarray, np.ndarray]:
-        """A buffer full of `fill`, and the (rows, cols) view of it; 4 floats of guard around each line keep rows
-        aligned."""
+        """A buffer full of `fill`, and the (rows, cols) view of it, with a guard around each line."""
         lines, length = (cols, rows) if self.by_columns else (rows, cols)
         pitch = length * abs(self.step) + 8 + self.extra
         buffer = np.full(pitch * (lines + 2) + 8 + self.offset, fill, np.float32)

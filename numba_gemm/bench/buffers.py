@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from numba_gemm.arrays.libraries import cupy_stream
 from numba_gemm.bench.cases import Shape
 from numba_gemm.launch import Matrix, current_device
 
@@ -85,9 +86,7 @@ class DeviceLibrary(HostLibrary):
         handle = int(stream)
         with ExitStack() as current:
             if (cupy := optional("cupy")) is not None:
-                # CuPy 14 deprecates the class that older releases know alone.
-                adopt = getattr(cupy.cuda.Stream, "from_external", None)
-                current.enter_context(adopt(stream) if adopt else cupy.cuda.ExternalStream(handle))
+                current.enter_context(cupy_stream(cupy, handle))
             if (torch := optional("torch")) is not None:
                 current.enter_context(torch.cuda.stream(torch.cuda.ExternalStream(handle)))
             yield handle

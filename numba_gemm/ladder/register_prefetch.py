@@ -10,8 +10,8 @@ Registers and shared memory: TM*TN accumulators, 2*(TM + TN) fragments, the stag
     2*BK*(BM + BN) floats (16 KB at 128x128x8).
 Measured: 42.5 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 0.83 of cuBLAS SGEMM and 1.11 times double_buffered; 128
     registers a thread, 68.6 % of the FMA pipe, 0.0 % excess shared wavefronts.
-Limits: issue slots: one instruction in five is no multiply-add, since 64 of them share four fragment reads, and a
-    tile's copies, only. At full speed those reads would take 12 of every 16 clocks of shared memory.
+Limits: issue slots: one instruction in five is no multiply-add, but one of the four fragment reads for every 64, an
+    address, or part of a tile's copies. At full speed the reads would take 12 of every 16 clocks of shared memory.
 """
 
 from numba import cuda, float32, uint32
