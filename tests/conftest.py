@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import sys
+import tempfile
 
 import pytest
 
@@ -14,6 +17,11 @@ if "numba" in sys.modules:
 if gpu_count() == 0:
     os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
 ON_GPU = not simulator_requested()
+
+# The tests' own kernel cache, not the user's: made by the first process, inherited by its workers and children.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ["NUMBA_GEMM_CACHE_DIR"] = tempfile.mkdtemp(prefix="numba_gemm-")
+    atexit.register(shutil.rmtree, os.environ["NUMBA_GEMM_CACHE_DIR"], ignore_errors=True)
 
 
 def pytest_xdist_auto_num_workers() -> int | None:

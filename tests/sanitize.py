@@ -3,20 +3,26 @@
 
 memcheck watches every access to global and shared memory, racecheck every pair of accesses to a shared address that no
 barrier orders. One child process a tool runs every stage in every configuration over small ragged shapes, each operand
-in an allocation of its own, and compares each product with float64. Exits with 1 if any tool reports anything or any
-product is wrong, and with 2 if it cannot run.
+in an allocation of its own, and compares each product with float64. Stages that have a schedule run in each way of
+loading their operands, with tiles that several blocks share, a batch and an epilogue, three times each, for the same
+bits: counters and partial sums are the next launch's, too. Kernels are compiled beforehand, on all cores, unless the
+cache on disk is switched off. Exits with 1 if any tool reports anything or any product is wrong, and with 2 if it
+cannot run.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, fields
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 REPORT = re.compile(
     r"^========= (?!\w+ SUMMARY)(?P<text>(?:Error|Warning|Invalid|Program hit|Race|Barrier|Uninitialized|Out-of).*)",
@@ -48,46 +54,232 @@ class Row:
         return self.reports == 0 and self.in_bounds <= 1.0
 
 
-def shapes(config) -> Iterator[tuple[bool, int, int, int]]:
-    """(aligned, m, n, k): two block tiles a side and three along k, the last of each cut short."""
+@dataclass(frozen=True)
+class Layout:
+    """How a matrix lies in an allocation that ends with it: lines behind lines, `offset` floats from its start."""
+
+    by_columns: bool = False
+    offset: int = 0
+    step: int = 1  # floats from an element of a line to the next
+
+    def view(self, rows: int, cols: int, fill: Any) -> tuple[Any, Any]:
+        """The allocation, full of `fill`, and the (rows, cols) view of it."""
+        import numpy as np
+
+        lines, length = (cols, rows) if self.by_columns else (rows, cols)
+        flat = np.full(self.offset + lines * length * self.step, fill, np.float32)
+        view = flat[self.offset :: self.step].reshape(lines, length)
+        return flat, view.T if self.by_columns else view
+
+
+@dataclass(frozen=True)
+class Case:
+    """A product; of stages that have a schedule, how `blocks` share all tiles but the `whole` ones.
+
+    A batch is of 2 x 3 products, the same A for those of one row, and a B for each column.
+    """
+
+    stage: Any
+    config: Any
+    shape: tuple[int, int, int]
+    layouts: tuple[Layout, Layout, Layout]
+    blocks: int = 0
+    whole: int = 0
+    batch: bool = False
+    epilogue: bool = False
+
+
+ROWS, COLUMNS = Layout(), Layout(by_columns=True)
+OFF, COLUMNS_OFF = Layout(offset=1), Layout(by_columns=True, offset=1)
+SPACED = Layout(offset=1, step=2)
+BATCH = (1, 2, 3)
+LAUNCHES = 3  # of stages that have a schedule
+
+
+def cases_of(stage: Any, config: Any) -> Iterator[Case]:
+    """Two block tiles a side and three along k, the last of each cut short; more along k for tiles that are shared."""
     m, n, k = config.BM, config.BN, max(config.BK, 8)
-    yield True, m + 12, n + 20, 2 * k + 4
-    yield False, m + 13, n + 19, 2 * k + 3
-    yield False, 1, 3, 1
+    if stage.schedule is None:
+        yield Case(stage, config, (m + 12, n + 20, 2 * k + 4), (ROWS, ROWS, ROWS))
+        yield Case(stage, config, (m + 13, n + 19, 2 * k + 3), (ROWS, ROWS, ROWS))
+        yield Case(stage, config, (1, 3, 1), (ROWS, ROWS, ROWS))
+        return
+    even, odd = (n // 4 + 1) * 4, n + 1
+    yield Case(stage, config, (m + 12, even, 4 * k + 4), (ROWS, ROWS, ROWS), 7)
+    yield Case(stage, config, (m + 12, even, 4 * k + 4), (COLUMNS, COLUMNS, ROWS), 5, whole=1)
+    yield Case(stage, config, (m + 13, odd, 4 * k + 3), (OFF, OFF, OFF), 7)
+    yield Case(stage, config, (m + 13, odd, 4 * k + 3), (COLUMNS_OFF, COLUMNS_OFF, ROWS), 5, whole=1)
+    yield Case(stage, config, (m + 13, odd, 2 * k + 3), (SPACED, SPACED, SPACED), 8)
+    yield Case(stage, config, (m // 2, even, 2 * k), (ROWS, ROWS, ROWS), 5, whole=2, batch=True, epilogue=True)
+    yield Case(stage, config, (m + 13, odd, 4 * k + 3), (OFF, OFF, OFF), 3, epilogue=True)
+    yield Case(stage, config, (1, 3, 1), (ROWS, ROWS, ROWS), 1)
 
 
-def child() -> None:
-    """Run every case, and print where each begins and ends among the tool's reports; runs under compute-sanitizer."""
+def cases(names: list[str] | None, cc: tuple[int, int]) -> Iterator[Case]:
+    """All cases of the stages of these names, or of all, that a compute capability can run."""
+    from numba_gemm.ladder import STAGES
+
+    for stage in STAGES.values():
+        if cc >= stage.min_cc and (not names or stage.name in names):
+            for config in stage.configs:
+                yield from cases_of(stage, config)
+
+
+def bias(value: Any, row: Any, col: Any, across: Any, down: Any) -> Any:
+    """The epilogue."""
+    return value + across[col] - down[row]
+
+
+class Operands:
+    """What a case multiplies, on the host, and with `place` on the device."""
+
+    def __init__(self, case: Case) -> None:
+        import numpy as np
+
+        rng = np.random.default_rng(0)
+        m, n, k = case.shape
+        _, many, wide = BATCH if case.batch else (1, 1, 1)
+        copies = {"a": many, "b": wide, "c": many * wide}
+        self.case, self.flats, self.views = case, {}, {}
+        for name, layout, (rows, cols) in zip("abc", case.layouts, ((m, k), (k, n), (m, n))):
+            # A batch's matrices lie behind each other, by rows.
+            flat, view = layout.view(copies[name] * rows, cols, np.nan)
+            view[...] = rng.standard_normal(view.shape, dtype=np.float32)
+            self.flats[name], self.views[name] = flat, np.split(view, copies[name])
+        self.across, self.down = (rng.standard_normal(extent, dtype=np.float32) for extent in (n, m))
+        self.before = self.flats["c"].copy()
+
+    def matrices(self, bases: dict[str, int], owners: dict[str, Any]) -> list[Any]:
+        """A, B and C, or a batch's first ones, of allocations at these addresses."""
+        from numba_gemm.launch import Matrix
+
+        made = []
+        for name in "abc":
+            view = self.views[name][0]
+            offset = view.ctypes.data - self.flats[name].ctypes.data
+            made.append(Matrix(bases[name] + offset, *view.shape, *view.strides, device=0, owner=owners.get(name)))
+        return made
+
+    def extra(self, across: Any = None, down: Any = None) -> Any:
+        """The batch, and the epilogue with its vectors."""
+        from numba_gemm import epilogues
+        from numba_gemm.ladder.stage import ONE, Batch
+        from numba_gemm.launch import Extra, Vector
+
+        batch, epilogue, vectors = ONE, None, ()
+        if self.case.batch:
+            sizes = {name: views[0].nbytes for name, views in self.views.items()}
+            steps = (0, sizes["a"], 0), (0, 0, sizes["b"]), (0, BATCH[2] * sizes["c"], sizes["c"])
+            batch = Batch(BATCH, *steps)
+        if self.case.epilogue:
+            epilogue = epilogues.prepared(bias, 2)
+            vectors = tuple(
+                Vector(0 if array is None else address(array), values.size, 4, array)
+                for array, values in ((across, self.across), (down, self.down))
+            )
+        return Extra(batch, epilogue, vectors)
+
+    def judge(self, alpha: float, beta: float, result: Any) -> float:
+        """The worst error of a result, in bounds."""
+        from numba_gemm.models.accuracy import compare, reference
+
+        flat, start, errors = self.flats["c"], self.flats["c"].ctypes.data, []
+        pairs = product(self.views["a"], self.views["b"])
+        for (a, b), c in zip(pairs, self.views["c"]):
+            begin = (c.ctypes.data - start) // 4
+            old, new = (strided(values[begin:], c) for values in (self.before, result))
+            expected, scale = reference(alpha, a, b, beta, old)
+            if self.case.epilogue:
+                expected += self.across - self.down[:, None]
+                scale += abs(self.across) + abs(self.down[:, None])
+            errors.append(compare(new, expected, scale, a.shape[1]).in_bounds)
+        assert flat.size == result.size
+        return max(errors)
+
+
+def strided(values: Any, like: Any) -> Any:
+    """A view of values with the shape and strides of another array."""
     import numpy as np
+
+    return np.lib.stride_tricks.as_strided(values, like.shape, like.strides)
+
+
+def address(array: Any) -> int:
+    """Where a device array lies."""
+    return int(array.__cuda_array_interface__["data"][0])
+
+
+def variant_of(case: Case, matrices: list[Any], extra: Any) -> tuple[Any, str]:
+    """What a kernel is built for, and in one word all that sets a case apart but its shape."""
+    from numba_gemm import launch
+
+    form = launch.variant_of(case.stage, case.config, *matrices, extra)
+    if case.stage.schedule is None:
+        return form, "aligned" if form else "unaligned"
+    word = f"{form.name}-{case.blocks}blocks"
+    word += f"-{case.whole}whole" if case.whole else ""
+    return form, word + ("-batch" if case.batch else "")
+
+
+def child(names: list[str] | None) -> None:
+    """Run every case, and print where each begins and ends among the tool's reports; runs under compute-sanitizer."""
     from numba import cuda
 
-    from numba_gemm.ladder import STAGES
-    from numba_gemm.launch import Matrix, device_properties, launch, synchronize
-    from numba_gemm.models.accuracy import compare, reference
+    from numba_gemm.ladder.stage import Share
+    from numba_gemm.launch import device_properties, launch, synchronize
 
-    def matrix(array) -> Matrix:
-        address = array.__cuda_array_interface__["data"][0]
-        return Matrix(address, *array.shape, *array.strides, device=0, owner=array)
-
-    rng = np.random.default_rng(0)
     alpha, beta = 1.5, -0.5
-    for stage in STAGES.values():
-        if device_properties(0).cc < stage.min_cc:
-            continue
-        for config in stage.configs:
-            for aligned, m, n, k in shapes(config):
-                a, b, c = (rng.standard_normal(shape, dtype=np.float32) for shape in ((m, k), (k, n), (m, n)))
-                on_device = [cuda.to_device(array) for array in (a, b, c)]
-                operands = [matrix(array) for array in on_device]
-                if aligned and not all(operand.aligned for operand in operands):
-                    raise RuntimeError(f"{stage.name} {config.name}: the operands of {m}x{n}x{k} are not aligned")
-                variant = "aligned" if aligned else "unaligned"
-                print(BEGIN, stage.name, config.name, variant, m, n, k, flush=True)
-                launch(stage, config, alpha, operands[0], operands[1], beta, operands[2])
-                synchronize()
-                result = on_device[2].copy_to_host()
-                verdict = compare(result, *reference(alpha, a, b, beta, c), k)
-                print(END, verdict.in_bounds, flush=True)
+    for case in cases(names, device_properties(0).cc):
+        operands = Operands(case)
+        on_device = {name: cuda.to_device(flat) for name, flat in operands.flats.items()}
+        matrices = operands.matrices({name: address(array) for name, array in on_device.items()}, on_device)
+        extra = operands.extra(cuda.to_device(operands.across), cuda.to_device(operands.down))
+        _, variant = variant_of(case, matrices, extra)
+        print(BEGIN, case.stage.name, case.config.name, variant, *case.shape, flush=True)
+        share = Share(case.blocks, case.whole) if case.blocks else None
+        results = []
+        for _ in range(LAUNCHES if case.blocks else 1):
+            on_device["c"].copy_to_device(operands.before)
+            launch(case.stage, case.config, alpha, *matrices[:2], beta, matrices[2], share=share, extra=extra)
+            synchronize()
+            results.append(on_device["c"].copy_to_host())
+        error = operands.judge(alpha, beta, results[0])
+        same_bits = len({result.tobytes() for result in results}) == 1
+        print(END, error if same_bits else "inf", flush=True)
+
+
+def compile_part(names: list[str] | None, cc: tuple[int, int], part: int, parts: int) -> None:
+    """Compile every `parts`-th kernel of the cases into the cache on disk; needs no GPU."""
+    from functools import partial
+
+    from numba_gemm import kernel_cache, launch
+
+    kernels = {}  # a dict for a set that keeps its order
+    for case in cases(names, cc):
+        operands = Operands(case)
+        form, _ = variant_of(case, operands.matrices(dict.fromkeys("abc", 0), {}), operands.extra())
+        kernels[case.stage, case.config, form, cc] = None
+    for kernel in list(kernels)[part::parts]:
+        kernel_cache.fetch(partial(launch.compile_stage, *kernel), *kernel)
+
+
+def compile_all(names: list[str] | None) -> None:
+    """Compile all kernels beforehand, a process a core."""
+    from numba_gemm import kernel_cache, launch
+
+    if kernel_cache.directory() is None:
+        return
+    cc, parts = launch.device_properties(0).cc, os.cpu_count() or 1
+    command = [sys.executable, str(Path(__file__).resolve()), *stages_option(names), "--compile", *map(str, (*cc,))]
+    running = [subprocess.Popen([*command, str(part), str(parts)]) for part in range(parts)]
+    statuses = [process.wait() for process in running]
+    if any(statuses):
+        print("kernels could not all be compiled beforehand; the children say why when they need them", file=sys.stderr)
+
+
+def stages_option(names: list[str] | None) -> list[str]:
+    """``--stages`` for a process of this script."""
+    return ["--stages", *names] if names else []
 
 
 def parse(tool: str, output: str) -> tuple[list[Row], int]:
@@ -112,14 +304,14 @@ def parse(tool: str, output: str) -> tuple[list[Row], int]:
     return rows, stray
 
 
-def check(tool: str, sanitizer: str, log: Path | None) -> tuple[list[Row], bool]:
+def check(tool: str, sanitizer: str, names: list[str] | None, log: Path | None) -> tuple[list[Row], bool]:
     """Run one tool over every case; the rows, and whether tool and rows agree that all is clean."""
     command = [sanitizer, "--tool", tool, f"--error-exitcode={FOUND}", "--print-limit=1000"]
     if tool == "memcheck":
         # Padding between allocations, lest past the end of one be inside of the next. Errors of the driver's functions
         # raise in Python if they matter, and the libraries above it provoke some that do not.
         command += ["--padding=4096", "--report-api-errors=no"]
-    command += [sys.executable, str(Path(__file__).resolve()), "--child"]
+    command += [sys.executable, str(Path(__file__).resolve()), "--child", *stages_option(names)]
     done = subprocess.run(
         command,
         stdout=subprocess.PIPE,
@@ -142,13 +334,19 @@ def main() -> int:
     """Run the command; returns its exit status."""
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     arguments.add_argument("--tools", nargs="+", default=["memcheck", "racecheck"], help="default: memcheck racecheck")
+    arguments.add_argument("--stages", nargs="+", metavar="NAME", help="default: all")
     arguments.add_argument(
         "--out", type=Path, help="write the table to this CSV file, and the tools' own words beside it"
     )
     arguments.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    arguments.add_argument("--compile", nargs=4, type=int, help=argparse.SUPPRESS)
     options = arguments.parse_args()
     if options.child:
-        child()
+        child(options.stages)
+        return 0
+    if options.compile:
+        major, minor, part, parts = options.compile
+        compile_part(options.stages, (major, minor), part, parts)
         return 0
 
     from numba_gemm.device.probe import driver_error
@@ -162,19 +360,26 @@ def main() -> int:
         print("error: compute-sanitizer was not found; it comes with the CUDA toolkit", file=sys.stderr)
         return 2
 
+    from numba_gemm.ladder import STAGES
+
+    if unknown := [name for name in options.stages or [] if name not in STAGES]:
+        print(f"error: unknown stage {', '.join(unknown)}; known are {', '.join(STAGES)}", file=sys.stderr)
+        return 2
+
+    compile_all(options.stages)
     rows: list[Row] = []
     clean = True
     for tool in options.tools:
-        found, tool_clean = check(tool, sanitizer, options.out)
+        found, tool_clean = check(tool, sanitizer, options.stages, options.out)
         rows += found
         clean &= tool_clean
     print(
-        f"{'tool':10} {'stage':18} {'configuration':28} {'variant':10} {'m x n x k':16} {'reports':>7} {'in bounds':>9}"
+        f"{'tool':10} {'stage':18} {'configuration':32} {'variant':44} {'m x n x k':16} {'reports':>7} {'in bounds':>9}"
     )
     for row in rows:
         shape = f"{row.m}x{row.n}x{row.k}"
         print(
-            f"{row.tool:10} {row.stage:18} {row.config:28} {row.variant:10} {shape:16} {row.reports:7} "
+            f"{row.tool:10} {row.stage:18} {row.config:32} {row.variant:44} {shape:16} {row.reports:7} "
             f"{row.in_bounds:9.3f}  {row.first_report}"
         )
     if options.out is not None:

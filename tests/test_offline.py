@@ -30,8 +30,12 @@ K_STEPS = {
     "register_prefetch": lambda config: 2,
     "warp_tiled": lambda config: 2,
     "async_copy": lambda config: 2,
+    "lean_loop": lambda config: 2,
+    "stream_k": lambda config: 2,
+    "thin": lambda config: 4,
 }
 
+BY_ELEMENT = ("thin",)  # stages whose operands all travel by asynchronous copies, and whose C is too narrow for vectors
 
 Code = dict[str, Any]  # what compile_stages.py says of a case
 
@@ -94,19 +98,22 @@ def accesses_are_as_wide_as_claimed(case: Case, code: Code) -> str | None:
     widths: dict[str, set[int]] = {}
     for name, bits in code["widths"]:
         widths.setdefault(name, set()).add(bits)
-    narrow = {name: widths.get(name) for name in ("LDG", "STG", "LDS") if widths.get(name) != {128}}
+    claimed = ("LDS",) if case.stage.name in BY_ELEMENT else ("LDG", "STG", "LDS")
+    narrow = {name: widths.get(name) for name in claimed if widths.get(name) != {128}}
     writes = widths.get("STS", set()) | widths.get("LDGSTS", set())
     return f"not all 128 bits: {narrow or {'STS, LDGSTS': writes}}" if narrow or 128 not in writes else None
 
 
 def copies_asynchronously_if_claimed(case: Case, code: Code) -> str | None:
-    claimed, found = case.stage.name == "async_copy", "LDGSTS" in code["opcodes"]
+    copying = ("async_copy", "lean_loop", "stream_k", "thin")
+    claimed, found = case.stage.name in copying, "LDGSTS" in code["opcodes"]
     return None if claimed == found else f"LDGSTS: {found}, expected {claimed}"
 
 
 def shared_memory_holds_the_tiles_alone(case: Case, code: Code) -> str | None:
     config = case.config
-    tiles = 4 * config.slots * config.BK * (config.BM + config.pad + config.BN) if config.BK > 1 else 0
+    width = config.BM + config.pad + config.BN + config.pad_b
+    tiles = 4 * config.slots * config.BK * width if config.BK > 1 else 0
     return None if code["shared"] == tiles else f"{code['shared']} bytes of shared memory, expected {tiles}"
 
 

@@ -36,11 +36,17 @@ if SIMULATOR:
             if source % (4 * count) or matrix.strides[1] != 4:
                 raise ValueError(f"misaligned or strided {4 * count}-byte copy from [{row}, {col}]")
 
-        tile[tile_row, tile_col : tile_col + count] = np.float32(np.nan)
+        def land():
+            return [matrix[row, col + i] if inside else np.float32(0) for i in range(count)]
+
+        start_copy(tile[tile_row], int(tile_col), count, land)
+
+    def start_copy(line, at, count, read):
+        """Poison ``line[at : at + count]``, and have what ``read`` returns land there at the wait."""
+        line[at : at + count] = np.float32(np.nan)
 
         def land():
-            for i in range(count):
-                tile[tile_row, tile_col + i] = matrix[row, col + i] if inside else np.float32(0)
+            line[at : at + count] = read()
 
         _groups()[-1].append(land)
 
@@ -69,7 +75,7 @@ else:
     from numba.cuda import types
     from numba.cuda.extending import intrinsic
 
-    from .matrix import BYTE_POINTER, element_address
+    from .matrix import BYTE_POINTER, GLOBAL_BYTE_POINTER, element_address
 
     WORD = ir.IntType(32)
 
@@ -83,7 +89,7 @@ else:
 
     def copy(size, cache):
         """An intrinsic that starts a copy of ``size`` bytes; a source size of 0 reads nothing and writes zeros."""
-        function = ir.FunctionType(ir.VoidType(), [WORD, BYTE_POINTER, WORD])
+        function = ir.FunctionType(ir.VoidType(), [WORD, GLOBAL_BYTE_POINTER, WORD])
         code = f"cp.async.{cache}.shared.global [$0], [$1], {size}, $2;"
 
         def start(typingctx, tile, tile_row, tile_col, inside, matrix, row, col):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from numba import float32
+from numba import cuda, float32, int32, int64, uint32
 
+from .address import address_of, col_step, global_store1_if, row_step, shared_load1, shared_store4
 from .matrix import read4_if, write4_if
 from .switch import device_function
 from .vector import load4, store4
+
+WARP = 32
 
 
 @device_function
@@ -88,3 +91,97 @@ def row_store(columns, apart, aligned):
             store(c, row, col + 3 * apart, alpha, (acc[i, 12], acc[i, 13], acc[i, 14], acc[i, 15]), beta)
 
     return store_row
+
+
+def element_store(epilogue):
+    """A device function that writes one element of C, ``(c, row, col, alpha, acc, beta, vectors)``, if it lies inside.
+
+    `epilogue` is a last step of the caller's, ``epilogue(value, row, col, *vectors)``, or None.
+    """
+
+    @device_function
+    def store_plain(c, row, col, alpha, acc, beta, vectors):
+        store_blend1(c, row, col, alpha, acc, beta)
+
+    @device_function
+    def store_with(c, row, col, alpha, acc, beta, vectors):
+        # Epilogues may read vectors by row and col, so only elements of C have one.
+        if row < c.shape[0] and col < c.shape[1]:
+            c[row, col] = float32(epilogue(blend(alpha, acc, beta, c, row, col), row, col, *vectors))
+
+    return store_plain if epilogue is None else store_with
+
+
+def staged_store(TM, TN, LANES_M, LANES_N, epilogue):
+    """Store a warp's tile by rows of neighbours, through shared memory: for a C that takes no vectors, or an epilogue.
+
+    Straight from the registers, each lane would write four neighbours one by one, and a warp's store touch 32 places;
+    and an epilogue, compiled in for each of a thread's sums, would soon be too much for the compiler to unroll around.
+
+    Returns the floats that a warp needs, and a device function ``(tiles, at, lane, c, row, col, alpha, acc, beta,
+    vectors)``: `at` is the address of the warp's floats, `row` and `col` are the warp tile's first ones in C. A lane's
+    rows and columns lie in groups of four, between those of the others, as fragments are read.
+    """
+    WIDTH = TN * LANES_N
+    PITCH = WIDTH + 16  # so that two rows' vectors meet in no bank
+    COLS = min(WIDTH, WARP)  # columns that a warp stores at a time
+    ROWS = WARP // COLS
+    ROUNDS, ACROSS = LANES_M // ROWS, WIDTH // COLS  # turns in which it stores the rows that are staged together
+    PLAIN = epilogue is None
+    store1 = element_store(epilogue)
+
+    @device_function
+    def final(value, row, col, vectors):
+        return value if PLAIN else float32(epilogue(value, row, col, *vectors))
+
+    @device_function
+    def stage4(tiles, at, alpha, acc, i, j):
+        # Products, not sums, so that a vector's registers are not the sums' own, which would tie those together.
+        values = (alpha * acc[i, j], alpha * acc[i, j + 1], alpha * acc[i, j + 2], alpha * acc[i, j + 3])
+        shared_store4(tiles, uint32(at + 4 * (j * LANES_N)), values)
+
+    @device_function
+    def store_tile(tiles, at, lane, c, row, col, alpha, acc, beta, vectors):
+        mine = uint32(at + 4 * (lane // LANES_N * PITCH + lane % LANES_N * 4))
+        first_row, first_col = row + int64(lane // COLS * 4), col + int64(lane % COLS)
+        source = uint32(at + 4 * (lane // COLS * PITCH + lane % COLS))
+        start = address_of(c, first_row, first_col)
+        rows = int32(min(max(c.shape[0] - first_row, int64(0)), int64(4 * TM * LANES_M)))  # of C, from there on
+        cols = int32(min(max(c.shape[1] - first_col, int64(0)), int64(WIDTH)))
+        whole = row + 4 * TM * LANES_M <= c.shape[0] and col + WIDTH <= c.shape[1]
+        values = cuda.local.array((ROUNDS, ACROSS), float32)
+        i = uint32(0)
+        while i < uint32(TM):  # a loop that stays one; within it, sums are picked by constants
+            for x in range(TM):
+                if i == uint32(x):
+                    stage4(tiles, mine, alpha, acc, x, 0)
+                    if TN >= 8:
+                        stage4(tiles, mine, alpha, acc, x, 4)
+                    if TN == 16:
+                        stage4(tiles, mine, alpha, acc, x, 8)
+                        stage4(tiles, mine, alpha, acc, x, 12)
+            cuda.syncwarp()  # the warp's rows are staged before any lane reads them
+            down = int32(i // 4 * (4 * LANES_M) + i % 4)
+            if beta == float32(0) and (PLAIN or whole):
+                # All values first: the compiler would not move an epilogue's reads above the writes of others.
+                for r in range(ROUNDS):
+                    for j in range(0, WIDTH, COLS):
+                        value = shared_load1(tiles, uint32(source + 4 * (r * ROWS * PITCH + j)))
+                        c_row = first_row + int64(down + 4 * ROWS * r)
+                        values[r, j // COLS] = final(value, c_row, first_col + j, vectors)
+                to = start + int64(down) * row_step(c)
+                for r in range(ROUNDS):
+                    for j in range(0, WIDTH, COLS):
+                        inside = down + 4 * ROWS * r < rows and j < cols
+                        global_store1_if(c, to + j * col_step(c), values[r, j // COLS], inside)
+                    to += 4 * ROWS * row_step(c)
+            else:
+                for r in range(ROUNDS):
+                    for j in range(0, WIDTH, COLS):
+                        value = shared_load1(tiles, uint32(source + 4 * (r * ROWS * PITCH + j)))
+                        c_row = first_row + int64(down + 4 * ROWS * r)
+                        store1(c, c_row, first_col + j, float32(1), value, beta, vectors)
+            cuda.syncwarp()  # they are read before the next rows are staged
+            i = uint32(i + 1)
+
+    return LANES_M * PITCH, store_tile

@@ -91,6 +91,7 @@ def _parameter_sizes(signature: Sequence[Any]) -> list[int] | None:
     from numba.cuda import types
 
     from .matrix import MatrixType
+    from .work import FIELDS, WorkType
 
     sizes: list[int] = []
     for parameter in signature:
@@ -98,8 +99,12 @@ def _parameter_sizes(signature: Sequence[Any]) -> list[int] | None:
             sizes += [4]
         elif isinstance(parameter, MatrixType):
             sizes += [8] * 5
+        elif isinstance(parameter, WorkType):
+            sizes += [8] * len(FIELDS)
         elif isinstance(parameter, types.Array):
             sizes += [8] * (5 + 2 * parameter.ndim)
+        elif isinstance(parameter, types.UniTuple) and isinstance(parameter.dtype, types.Array):
+            sizes += [8] * (5 + 2 * parameter.dtype.ndim) * parameter.count
         else:
             return None
     return sizes
@@ -312,6 +317,16 @@ def compile_cubin(
     )
 
 
+def result_type(function: Any, signature: Sequence[Any], cc: tuple[int, int]) -> Any:
+    """Compile a device function for arguments of some Numba types; return the Numba type of its result."""
+    from numba import cuda
+
+    full_cc: tuple[Any, ...] = (*cc, "a") if cc >= (9, 0) else cc
+    with _compiling_for(full_cc), _finding_libraries():
+        _, result = cuda.compile_ptx(getattr(function, "py_func", function), tuple(signature), device=True, cc=full_cc)
+    return result
+
+
 # ------------------------------------------------------------------------------------------------ packing arguments
 
 
@@ -322,11 +337,16 @@ def array_words(pointer: int, rows: int, cols: int, row_stride: int, col_stride:
 
 
 @functools.cache
-def _layout(kinds: tuple[int, ...]) -> tuple[struct.Struct, Any]:
-    """Return what packs floats (0 words) and 64-bit words, then the address of each, and the type of its buffer."""
-    layout = struct.Struct("=" + "".join(f"{words}q" if words else "f4x" for words in kinds))
-    count = layout.size // 8
-    return struct.Struct(f"{layout.format}{count}Q"), ctypes.c_uint64 * (2 * count)
+def _layout(kinds: tuple[int, ...], moving: tuple[int, ...]) -> tuple[tuple[int, ...], struct.Struct, struct.Struct]:
+    """Lay parameters out: floats (0 words) and 64-bit words.
+
+    Returns the words in the order in which they lie in memory, those that move first; what packs them all and then the
+    address of each; and what packs those that move.
+    """
+    formats = [form for words in kinds for form in (["q"] * words if words else ["f4x"])]
+    order = (*moving, *(word for word in range(len(formats)) if word not in moving))
+    everything = struct.Struct("=" + "".join(formats[word] for word in order) + f"{len(order)}Q")
+    return order, everything, struct.Struct("=" + "".join(formats[word] for word in moving))
 
 
 class KernelArguments:
@@ -338,14 +358,18 @@ class KernelArguments:
         In the kernel's order: a number for a float32; a tuple of integers for what is passed as 64-bit words. A
         `matrix.MatrixType` is (address of element (0, 0), rows, cols, row stride, column stride), with extents in
         elements and strides in bytes, which may be 0 or negative; `array_words` makes a Numba array's.
+    moving : sequence of int, optional
+        Those numbers and words, counted through all values, that differ from launch to launch.
 
     Attributes
     ----------
     address : int
         Address of the array of pointers to the parameters, the `void**` that the driver takes.
+    move : callable
+        Takes new values for the words that move, in the order of `moving`.
     """
 
-    def __init__(self, values: Sequence[float | tuple[int, ...]]) -> None:
+    def __init__(self, values: Sequence[float | tuple[int, ...]], moving: Sequence[int] = ()) -> None:
         # One buffer for all: an object for each parameter would take longer than the driver takes to launch.
         kinds: list[int] = []
         flat: list[float] = []
@@ -356,11 +380,14 @@ class KernelArguments:
             else:
                 kinds.append(0)
                 flat.append(value)
-        layout, buffer_type = _layout(tuple(kinds))
-        self._buffer = buffer_type()
+        order, everything, movable = _layout(tuple(kinds), tuple(moving))
+        self._buffer = ctypes.create_string_buffer(everything.size)
         start, self._count = ctypes.addressof(self._buffer), len(flat)
         self.address: int = start + 8 * self._count
-        layout.pack_into(self._buffer, 0, *flat, *range(start, self.address, 8))
+        places = {word: start + 8 * place for place, word in enumerate(order)}
+        pointers = (places[word] for word in range(self._count))
+        everything.pack_into(self._buffer, 0, *(flat[word] for word in order), *pointers)
+        self.move: Callable[..., None] = functools.partial(movable.pack_into, self._buffer, 0)
 
     def __len__(self) -> int:
         return self._count

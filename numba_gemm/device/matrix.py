@@ -23,6 +23,23 @@ if SIMULATOR:
         if row < 0 or col < 0:
             raise IndexError(f"negative index [{row}, {col}] of a matrix in global memory")
 
+    class _Elsewhere:
+        """Memory at an address, for NumPy; keeps the memory's owner alive."""
+
+        def __init__(self, matrix, step):
+            self.owner = matrix
+            self.__array_interface__ = {
+                "data": (matrix.ctypes.data + int(step), False),
+                "shape": matrix.shape,
+                "strides": matrix.strides,
+                "typestr": "<f4",
+                "version": 3,
+            }
+
+    def shifted(matrix, step):
+        """The matrix of the same extents and strides that begins `step` bytes further on."""
+        return np.asarray(_Elsewhere(matrix, step)) if step else matrix
+
     def read4_if(inside, matrix, row, col):
         """``matrix[row, col:col+4]``, a zero for each float right of the matrix, and for all unless ``inside``."""
         _check_index(row, col)
@@ -43,6 +60,8 @@ else:
     from numba.cuda.extending import core_models, intrinsic, overload, overload_attribute, register_model
 
     BYTE_POINTER = ir.IntType(8).as_pointer()
+    GLOBAL = 1  # LLVM's address space of global memory; through a choice between pointers, it does not see it itself
+    GLOBAL_BYTE_POINTER = ir.IntType(8).as_pointer(GLOBAL)
     FIELDS = ("data", "rows", "cols", "row_stride", "col_stride")  # in the order of the kernel's parameters
 
     class MatrixType(types.Type):
@@ -60,7 +79,8 @@ else:
 
     def element_address(builder, matrix_type, matrix, row, col):
         """Byte address of ``matrix[row, col]``."""
-        data = builder.bitcast(builder.extract_value(matrix, 0), BYTE_POINTER)
+        generic = builder.bitcast(builder.extract_value(matrix, 0), BYTE_POINTER)
+        data = builder.addrspacecast(generic, GLOBAL_BYTE_POINTER)
         row_offset = builder.mul(row, builder.extract_value(matrix, 3))
         if matrix_type.aligned:
             col_offset = builder.shl(col, ir.Constant(ir.IntType(64), 2))
@@ -69,10 +89,22 @@ else:
         return builder.gep(builder.gep(data, [row_offset]), [col_offset])
 
     @intrinsic
+    def shifted(typingctx, matrix, step):
+        """The matrix of the same extents and strides that begins `step` bytes further on."""
+
+        def codegen(context, builder, signature, args):
+            matrix, step = args
+            data = builder.extract_value(matrix, 0)
+            moved = builder.gep(builder.bitcast(data, BYTE_POINTER), [step])
+            return builder.insert_value(matrix, builder.bitcast(moved, data.type), 0)
+
+        return matrix(matrix, types.int64), codegen
+
+    @intrinsic
     def read_element(typingctx, matrix, row, col):
         def codegen(context, builder, signature, args):
             address = element_address(builder, signature.args[0], *args)
-            return builder.load(builder.bitcast(address, ir.FloatType().as_pointer()), align=4)
+            return builder.load(builder.bitcast(address, ir.FloatType().as_pointer(GLOBAL)), align=4)
 
         return types.float32(matrix, types.int64, types.int64), codegen
 
@@ -81,7 +113,7 @@ else:
         def codegen(context, builder, signature, args):
             *place, value = args
             address = element_address(builder, signature.args[0], *place)
-            builder.store(value, builder.bitcast(address, ir.FloatType().as_pointer()), align=4)
+            builder.store(value, builder.bitcast(address, ir.FloatType().as_pointer(GLOBAL)), align=4)
             return context.get_dummy_value()
 
         return types.void(matrix, types.int64, types.int64, types.float32), codegen
@@ -101,7 +133,7 @@ else:
 
         Loads under a predicate: as branches, four of them would be too much for the compiler to unroll around.
         """
-        function = ir.FunctionType(ir.FloatType(), [ir.IntType(32), BYTE_POINTER])
+        function = ir.FunctionType(ir.FloatType(), [ir.IntType(32), GLOBAL_BYTE_POINTER])
         code = "{ .reg .pred p; setp.ne.b32 p, $1, 0; mov.f32 $0, 0f00000000; @p ld.global.f32 $0, [$2]; }"
 
         def codegen(context, builder, signature, args):
@@ -116,7 +148,7 @@ else:
     @intrinsic
     def write4_if(typingctx, inside, matrix, row, col, values):
         """Write those of four floats to ``matrix[row, col:col+4]`` that lie inside, if ``inside``."""
-        function = ir.FunctionType(ir.VoidType(), [ir.IntType(32), BYTE_POINTER, ir.FloatType()])
+        function = ir.FunctionType(ir.VoidType(), [ir.IntType(32), GLOBAL_BYTE_POINTER, ir.FloatType()])
         code = "{ .reg .pred p; setp.ne.b32 p, $0, 0; @p st.global.f32 [$1], $2; }"
 
         def codegen(context, builder, signature, args):
@@ -154,3 +186,11 @@ else:
         """Numba types of every GEMM kernel's parameters (alpha, a, b, beta, c)."""
         matrix = MatrixType(aligned)
         return (types.float32, matrix, matrix, types.float32, matrix)
+
+    def form_signature(form) -> tuple[types.Type, ...]:
+        """Numba types of the parameters of a kernel that is built for a `numba_gemm.ladder.stage.Form`."""
+        from .work import WORK
+
+        a, b, c = MatrixType(form.a == "along4"), MatrixType(False), MatrixType(form.c_aligned)
+        vectors = types.UniTuple(types.Array(types.float32, 1, "A"), form.vectors)
+        return (types.float32, a, b, types.float32, c, WORK, *((vectors,) if form.vectors else ()))

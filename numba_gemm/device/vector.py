@@ -47,7 +47,7 @@ else:
     from numba.cuda import types
     from numba.cuda.extending import intrinsic
 
-    from .matrix import BYTE_POINTER, MatrixType, element_address
+    from .matrix import BYTE_POINTER, GLOBAL, MatrixType, element_address
 
     FLOAT4 = ir.VectorType(ir.FloatType(), 4)
     LANES = tuple(ir.Constant(ir.IntType(32), i) for i in range(4))
@@ -56,11 +56,11 @@ else:
         """Address of ``array[row, col]`` as a ``<4 x float>*``."""
         if isinstance(array_type, MatrixType):
             address = element_address(builder, array_type, array, row, col)
-        else:
-            base = context.make_array(array_type)(context, builder, array)
-            offset = builder.mul(row, builder.extract_value(base.strides, 0))
-            offset = builder.add(offset, builder.shl(col, ir.Constant(ir.IntType(64), 2)))
-            address = builder.gep(builder.bitcast(base.data, BYTE_POINTER), [offset])
+            return builder.bitcast(address, FLOAT4.as_pointer(GLOBAL))
+        base = context.make_array(array_type)(context, builder, array)
+        offset = builder.mul(row, builder.extract_value(base.strides, 0))
+        offset = builder.add(offset, builder.shl(col, ir.Constant(ir.IntType(64), 2)))
+        address = builder.gep(builder.bitcast(base.data, BYTE_POINTER), [offset])
         return builder.bitcast(address, FLOAT4.as_pointer())
 
     @intrinsic

@@ -14,9 +14,12 @@ from . import (
     coalesced,
     conflict_free,
     double_buffered,
+    lean_loop,
     naive,
     register_prefetch,
     shared_tile,
+    stream_k,
+    thin,
     thread_tile_1d,
     thread_tile_2d,
     vectorized,
@@ -38,6 +41,9 @@ STAGES: dict[str, Stage] = {
         register_prefetch,
         warp_tiled,
         async_copy,
+        lean_loop,
+        stream_k,
+        thin,
     )
 }
 

@@ -20,6 +20,7 @@ from numba import cuda, float32, uint32
 
 from ..device.async_copy import commit_group, cp_async4, cp_async16, wait_group
 from ..device.blend import row_store
+from ..device.outer_product import outer_product
 from ..device.shared import shared_view
 from ..device.switch import device_function, hardware_only
 from ..device.vector import load4
@@ -57,6 +58,7 @@ def build(config, aligned):
         },
     )
     store_row = row_store(TN, 4 * LANES_N, aligned)
+    multiply = outer_product(TM, TN, config.order)  # one k-step; acc[i, j] += a_frag[i] * b_frag[j] for all i, j
     copy_b = cp_async16 if aligned else cp_async4
 
     @device_function
@@ -85,13 +87,6 @@ def build(config, aligned):
         for j in range(0, TN, 4):
             values = load4(b_tile, slot + p, col + j * LANES_N)
             b_frag[j], b_frag[j + 1], b_frag[j + 2], b_frag[j + 3] = values
-
-    @device_function
-    def multiply(a_frag, b_frag, acc):
-        """One k-step: the outer product of two fragments, in the order in which the compiler reuses most operands."""
-        for j in range(TN):
-            for i in range(TM):
-                acc[i, j] += a_frag[i] * b_frag[j]
 
     @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
     def async_copy(alpha, a, b, beta, c):
@@ -166,5 +161,6 @@ STAGE = Stage(
     test_config=TileConfig(BM=32, BN=32, BK=8, TM=8, TN=4, WM=32, WN=32, slots=3, pad=4, dynamic=True),
     block=flat_block,
     vectorized=True,
+    ordered=True,
     min_cc=(8, 0),
 )

@@ -17,6 +17,7 @@ Limits: issue slots: one instruction in five is no multiply-add, but one of the 
 from numba import cuda, float32, uint32
 
 from ..device.blend import row_store
+from ..device.outer_product import outer_product
 from ..device.switch import device_function, hardware_only
 from ..device.vector import fetch4, fetch4_any, load4, store4, store4_down
 from .stage import Stage, TileConfig, flat_block, require
@@ -49,6 +50,7 @@ def build(config, aligned):
     )
     fetch = fetch4 if aligned else fetch4_any
     store_row = row_store(TN, BN // 2, aligned)
+    multiply = outer_product(TM, TN, config.order)  # one k-step; acc[i, j] += a_frag[i] * b_frag[j] for all i, j
 
     @device_function
     def read_fragments(a_tile, b_tile, buffer, p, row, col, a_frag, b_frag):
@@ -58,13 +60,6 @@ def build(config, aligned):
         a_frag[4], a_frag[5], a_frag[6], a_frag[7] = load4(a_tile, buffer + p, place + BM // 2)
         b_frag[0], b_frag[1], b_frag[2], b_frag[3] = load4(b_tile, buffer + p, col)
         b_frag[4], b_frag[5], b_frag[6], b_frag[7] = load4(b_tile, buffer + p, col + BN // 2)
-
-    @device_function
-    def multiply(a_frag, b_frag, acc):
-        """One k-step: the outer product of two fragments, in the order in which the compiler reuses most operands."""
-        for j in range(TN):
-            for i in range(TM):
-                acc[i, j] += a_frag[i] * b_frag[j]
 
     @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
     def register_prefetch(alpha, a, b, beta, c):
@@ -150,4 +145,5 @@ STAGE = Stage(
     test_config=TileConfig(BM=64, BN=32, BK=8, TM=8, TN=8, slots=2),
     block=flat_block,
     vectorized=True,
+    ordered=True,
 )

@@ -20,6 +20,7 @@ Limits: issue slots still: one instruction in seven is no multiply-add, many of 
 from numba import cuda, float32, uint32
 
 from ..device.blend import row_store
+from ..device.outer_product import outer_product
 from ..device.shared import shared_view
 from ..device.switch import device_function, hardware_only
 from ..device.vector import fetch4, fetch4_any, load4, store4, store4_down
@@ -55,6 +56,7 @@ def build(config, aligned):
     )
     fetch = fetch4 if aligned else fetch4_any
     store_row = row_store(TN, 4 * LANES_N, aligned)
+    multiply = outer_product(TM, TN, config.order)  # one k-step; acc[i, j] += a_frag[i] * b_frag[j] for all i, j
 
     @device_function
     def read_fragments(a_tile, b_tile, buffer, p, row, col, a_frag, b_frag):
@@ -65,13 +67,6 @@ def build(config, aligned):
         for j in range(0, TN, 4):
             values = load4(b_tile, buffer + p, col + j * LANES_N)
             b_frag[j], b_frag[j + 1], b_frag[j + 2], b_frag[j + 3] = values
-
-    @device_function
-    def multiply(a_frag, b_frag, acc):
-        """One k-step: the outer product of two fragments, in the order in which the compiler reuses most operands."""
-        for j in range(TN):
-            for i in range(TM):
-                acc[i, j] += a_frag[i] * b_frag[j]
 
     @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
     def warp_tiled(alpha, a, b, beta, c):
@@ -162,4 +157,5 @@ STAGE = Stage(
     test_config=TileConfig(BM=32, BN=32, BK=8, TM=8, TN=4, WM=32, WN=32, slots=2, pad=4, dynamic=True),
     block=flat_block,
     vectorized=True,
+    ordered=True,
 )

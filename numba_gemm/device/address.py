@@ -1,0 +1,320 @@
+"""Addresses as plain integers, for loops that may hold nothing but multiplications.
+
+An index costs a multiplication by a stride, an array descriptor or both, at every access, unless the compiler proves
+that it grows by a constant. Here the kernel keeps the address itself: 32 bits in shared memory, 64 bits in global
+memory, both in bytes, and adds to it. What is added as a constant becomes part of the instruction.
+
+`pinned` hides from the compiler how a value was made. It would otherwise compute cheap values again in every turn of a
+loop, to save a register, which costs instructions where registers abound.
+
+Each access also takes the array or matrix that the address lies in. The hardware does not look at it. The simulator,
+where an address in shared memory is a number of bytes from the array's start, and one in global memory the host's own,
+finds the element by it, and raises where there is none.
+
+PTX ISA: "Addresses as Operands", "ld", "st", "cp.async", "shfl.sync".
+"""
+
+from __future__ import annotations
+
+from .switch import SIMULATOR
+
+if SIMULATOR:
+    import numpy as np
+
+    from .async_copy import start_copy
+
+    def shared_address(array):
+        """Address of the first float of a flat array in shared memory."""
+        return np.uint32(0)
+
+    def pinned(value):
+        """The 32-bit value itself, which the compiler must keep and cannot compute again."""
+        return value
+
+    def _shared_index(array, address, count):
+        address = int(address)
+        if address % (4 * count):
+            raise ValueError(f"misaligned {4 * count}-byte access to shared memory at {address:#x}")
+        if address < 0 or address // 4 + count > array.shape[0]:
+            raise IndexError(f"address {address:#x} in {array.shape[0]} floats of shared memory")
+        return address // 4
+
+    def shared_load4(array, address):
+        """Four neighbours in shared memory, in one 128-bit access."""
+        at = _shared_index(array, address, 4)
+        return array[at], array[at + 1], array[at + 2], array[at + 3]
+
+    def shared_load1(array, address):
+        """One float in shared memory."""
+        return array[_shared_index(array, address, 1)]
+
+    def shared_store1(array, address, value):
+        """Write one float to shared memory."""
+        array[_shared_index(array, address, 1)] = value
+
+    def shared_store4(array, address, values):
+        """Write four neighbours to shared memory, in one 128-bit access."""
+        at = _shared_index(array, address, 4)
+        array[at : at + 4] = values
+
+    def address_of(matrix, row, col):
+        """Address of ``matrix[row, col]``, which need not exist unless it is read."""
+        return np.int64(matrix.ctypes.data + int(row) * matrix.strides[0] + int(col) * matrix.strides[1])
+
+    def row_step(matrix):
+        """Bytes from an element to the one in the next row."""
+        return np.int64(matrix.strides[0])
+
+    def col_step(matrix):
+        """Bytes from an element to the one in the next column."""
+        return np.int64(matrix.strides[1])
+
+    def transposed(matrix):
+        """The same memory with rows and columns exchanged."""
+        return matrix.T
+
+    def _element(matrix, address):
+        """Row and column of an address."""
+        offset = int(address) - matrix.ctypes.data
+        (rows, cols), (down, across) = matrix.shape, matrix.strides
+        by_rows = _places(offset, down, across)
+        by_cols = ((row, col) for col, row in _places(offset, across, down))
+        for row, col in (*by_rows, *by_cols):
+            if 0 <= row < rows and 0 <= col < cols:
+                return row, col
+        raise IndexError(f"an address {offset} bytes from the start of a matrix of shape {matrix.shape} is not in it")
+
+    def _places(offset, step, rest_step):
+        """Pairs of indices whose address has this offset, if the first one's step is the larger."""
+        first = offset // step if step else 0
+        for candidate in (first, first + 1, 0):
+            rest = offset - candidate * step
+            if rest_step and rest % rest_step == 0:
+                yield candidate, rest // rest_step
+            elif rest == 0:
+                yield candidate, 0
+
+    def _run(matrix, address, count):
+        row, col = _element(matrix, address)
+        if count > 1 and int(address) % (4 * count):
+            raise ValueError(f"misaligned {4 * count}-byte access to [{row}, {col}]")
+        down = matrix.strides[1] != 4 and count > 1
+        if down and matrix.strides[0] != 4:
+            raise ValueError("a vector access to floats that are no neighbours")
+        places = [(row + i, col) if down else (row, col + i) for i in range(count)]
+        if places[-1][0] >= matrix.shape[0] or places[-1][1] >= matrix.shape[1]:
+            raise IndexError(f"{count} floats from [{row}, {col}] of a matrix of shape {matrix.shape}")
+        return places
+
+    def global_load4_or_zero(matrix, address, inside):
+        """Four neighbours in one 128-bit access, or zeros unless ``inside``."""
+        return tuple(matrix[at] for at in _run(matrix, address, 4)) if inside else (np.float32(0),) * 4
+
+    def global_load4_if(matrix, address, inside):
+        """Four neighbours in one 128-bit access; anything at all unless ``inside``."""
+        return tuple(matrix[at] for at in _run(matrix, address, 4)) if inside else (np.float32(np.nan),) * 4
+
+    def global_store1_if(matrix, address, value, inside):
+        """Write one float if ``inside``."""
+        if inside:
+            matrix[_element(matrix, address)] = value
+
+    def copy4_or_zero(array, to, matrix, address, inside):
+        """Start a copy of one float to shared memory, of a zero unless ``inside``."""
+        _begin_copy(array, to, matrix, address, 1 if inside else 0, 1)
+
+    def copy16_or_zero(array, to, matrix, address, inside):
+        """Start a copy of four neighbours to shared memory, of zeros unless ``inside``."""
+        _begin_copy(array, to, matrix, address, 4 if inside else 0, 4)
+
+    def copy4_if(array, to, matrix, address, inside):
+        """Start a copy of one float to shared memory if ``inside``."""
+        if inside:
+            _begin_copy(array, to, matrix, address, 1, 1)
+
+    def copy16_if(array, to, matrix, address, inside):
+        """Start a copy of four neighbours to shared memory if ``inside``."""
+        if inside:
+            _begin_copy(array, to, matrix, address, 4, 4)
+
+    def _begin_copy(array, to, matrix, address, read, count):
+        at = _shared_index(array, to, count)
+        places = _run(matrix, address, read) if read else []
+        start_copy(array, at, count, lambda: [matrix[place] for place in places] or [np.float32(0)] * count)
+
+else:
+    from llvmlite import ir
+    from numba.cuda import types
+    from numba.cuda.extending import intrinsic
+
+    from .matrix import BYTE_POINTER, MatrixType, element_address
+
+    BIT, WORD, LONG, FLOAT = ir.IntType(1), ir.IntType(32), ir.IntType(64), ir.FloatType()
+    FLOAT4 = ir.VectorType(FLOAT, 4)
+    LANES = tuple(ir.Constant(WORD, i) for i in range(4))
+    NOTHING = ir.VoidType()
+
+    def inline(builder, result, operands, code, constraints):
+        """Emit inline PTX that must stay where it is."""
+        function = ir.FunctionType(result, [operand.type for operand in operands])
+        return builder.asm(function, code, constraints, operands, side_effect=True)
+
+    @intrinsic
+    def shared_address(typingctx, array):
+        """Address of the first float of a flat array in shared memory."""
+
+        def codegen(context, builder, signature, args):
+            base = context.make_array(signature.args[0])(context, builder, args[0])
+            generic = builder.bitcast(base.data, BYTE_POINTER)
+            return builder.ptrtoint(builder.addrspacecast(generic, ir.IntType(8).as_pointer(3)), WORD)
+
+        return types.uint32(array), codegen
+
+    @intrinsic
+    def pinned(typingctx, value):
+        """The 32-bit value itself, which the compiler must keep and cannot compute again."""
+        code = "{ .reg .b32 lane; mov.u32 lane, %laneid; shfl.sync.idx.b32 $0, $1, lane, 31, 0xffffffff; }"
+
+        def codegen(context, builder, signature, args):
+            return inline(builder, WORD, args, code, "=r,r")
+
+        return types.uint32(types.uint32), codegen
+
+    @intrinsic
+    def shared_load4(typingctx, array, address):
+        """Four neighbours in shared memory, in one 128-bit access."""
+
+        def codegen(context, builder, signature, args):
+            vector = builder.load(builder.inttoptr(args[1], FLOAT4.as_pointer(3)), align=16)
+            values = [builder.extract_element(vector, lane) for lane in LANES]
+            return context.make_tuple(builder, signature.return_type, values)
+
+        return types.UniTuple(types.float32, 4)(array, types.uint32), codegen
+
+    @intrinsic
+    def shared_load1(typingctx, array, address):
+        """One float in shared memory."""
+
+        def codegen(context, builder, signature, args):
+            return builder.load(builder.inttoptr(args[1], FLOAT.as_pointer(3)), align=4)
+
+        return types.float32(array, types.uint32), codegen
+
+    @intrinsic
+    def shared_store4(typingctx, array, address, values):
+        """Write four neighbours to shared memory, in one 128-bit access."""
+
+        def codegen(context, builder, signature, args):
+            vector = ir.Constant(FLOAT4, ir.Undefined)
+            for i, lane in enumerate(LANES):
+                vector = builder.insert_element(vector, builder.extract_value(args[2], i), lane)
+            builder.store(vector, builder.inttoptr(args[1], FLOAT4.as_pointer(3)), align=16)
+            return context.get_dummy_value()
+
+        return types.void(array, types.uint32, types.UniTuple(types.float32, 4)), codegen
+
+    @intrinsic
+    def shared_store1(typingctx, array, address, value):
+        """Write one float to shared memory."""
+
+        def codegen(context, builder, signature, args):
+            builder.store(args[2], builder.inttoptr(args[1], FLOAT.as_pointer(3)), align=4)
+            return context.get_dummy_value()
+
+        return types.void(array, types.uint32, types.float32), codegen
+
+    @intrinsic
+    def address_of(typingctx, matrix, row, col):
+        """Address of ``matrix[row, col]``, which need not exist unless it is read."""
+
+        def codegen(context, builder, signature, args):
+            return builder.ptrtoint(element_address(builder, signature.args[0], *args), LONG)
+
+        return types.int64(matrix, types.int64, types.int64), codegen
+
+    ROW_STRIDE, COL_STRIDE = 3, 4  # fields of a MatrixType
+
+    def _field(index, summary):
+        def read(typingctx, matrix):
+            def codegen(context, builder, signature, args):
+                if index == COL_STRIDE and signature.args[0].aligned:
+                    return ir.Constant(LONG, 4)
+                return builder.extract_value(args[0], index)
+
+            return types.int64(matrix), codegen
+
+        read.__doc__ = summary
+        return intrinsic(read)
+
+    row_step = _field(ROW_STRIDE, "Bytes from an element to the one in the next row.")
+    col_step = _field(COL_STRIDE, "Bytes from an element to the one in the next column.")
+
+    @intrinsic
+    def transposed(typingctx, matrix):
+        """The same memory with rows and columns exchanged."""
+
+        def codegen(context, builder, signature, args):
+            fields = [builder.extract_value(args[0], i) for i in (0, 2, 1, 4, 3)]
+            result = args[0]
+            for i, field in enumerate(fields):
+                result = builder.insert_value(result, field, i)
+            return result
+
+        return MatrixType(False)(matrix), codegen
+
+    def _load4(code, constraints):
+        def load(typingctx, matrix, address, inside):
+            def codegen(context, builder, signature, args):
+                operands = [builder.zext(args[2], WORD), args[1]]
+                four = ir.LiteralStructType([FLOAT] * 4)
+                values = inline(builder, four, operands, code, constraints)
+                return context.make_tuple(
+                    builder, signature.return_type, [builder.extract_value(values, i) for i in range(4)]
+                )
+
+            return types.UniTuple(types.float32, 4)(matrix, types.int64, types.boolean), codegen
+
+        return load
+
+    _ZEROS = " ".join(f"@!p mov.f32 ${i}, 0f00000000;" for i in range(4))
+    _LOAD = "setp.ne.b32 p, $4, 0; @p ld.global.v4.f32 {$0, $1, $2, $3}, [$5];"
+    _FOUR = "=&f,=&f,=&f,=&f,r,l"
+    # Under a predicate rather than behind a branch, which would end the run of multiplications.
+    global_load4_or_zero = intrinsic(_load4("{ .reg .pred p; " + _LOAD + " " + _ZEROS + " }", _FOUR))
+    global_load4_if = intrinsic(_load4("{ .reg .pred p; " + _LOAD + " }", _FOUR))
+
+    @intrinsic
+    def global_store1_if(typingctx, matrix, address, value, inside):
+        """Write one float if ``inside``."""
+        code = "{ .reg .pred p; setp.ne.b32 p, $2, 0; @p st.global.f32 [$0], $1; }"
+
+        def codegen(context, builder, signature, args):
+            _, address, value, inside = args
+            inline(builder, NOTHING, [address, value, builder.zext(inside, WORD)], code, "l,f,r")
+            return context.get_dummy_value()
+
+        return types.void(matrix, types.int64, types.float32, types.boolean), codegen
+
+    def _copy(size, cache, zeros):
+        """An intrinsic that starts a copy of ``size`` bytes; unless ``inside``, of zeros, or none."""
+        copy = f"cp.async.{cache}.shared.global [$0], [$1], {size}"
+        code = f"{copy}, $2;" if zeros else "{ .reg .pred p; setp.ne.b32 p, $2, 0; @p " + copy + "; }"
+
+        def start(typingctx, array, to, matrix, address, inside):
+            def codegen(context, builder, signature, args):
+                _, to, _, address, inside = args
+                if zeros:  # a source size of 0 reads nothing and writes zeros
+                    how = builder.select(inside, ir.Constant(WORD, size), ir.Constant(WORD, 0))
+                else:
+                    how = builder.zext(inside, WORD)
+                inline(builder, NOTHING, [to, address, how], code, "r,l,r,~{memory}")
+                return context.get_dummy_value()
+
+            return types.void(array, types.uint32, matrix, types.int64, types.boolean), codegen
+
+        return intrinsic(start)
+
+    copy4_or_zero = _copy(4, "ca", zeros=True)
+    copy16_or_zero = _copy(16, "cg", zeros=True)
+    copy4_if = _copy(4, "ca", zeros=False)
+    copy16_if = _copy(16, "cg", zeros=False)

@@ -1,0 +1,282 @@
+"""How a block's threads bring a tile of an operand into shared memory, by the operand's layout.
+
+The operand is seen as (mn, k): A as it is, B transposed, so that one loader serves both. Its tile lies in shared memory
+k by k, `pitch` floats apart, which is how fragments are read. Modes, by what is contiguous in global memory and how
+much of it an instruction may take:
+
+========== ==================================== =================================================================
+mode       needs                                how a tile travels
+========== ==================================== =================================================================
+`along4`   k contiguous, 16-byte aligned        128-bit loads of 4 k into registers, then 4 stores, transposing
+`across4`  mn contiguous, 16-byte aligned       16-byte asynchronous copies
+`along1`   k contiguous                         4-byte asynchronous copies, 8 k of 4 rows a warp, transposing
+`across1`  mn contiguous                        4-byte asynchronous copies, 32 neighbours a warp
+`any`      nothing                              as `along1`, with a stride along k
+========== ==================================== =================================================================
+
+Each thread keeps the addresses of its copies and moves them from tile to tile: no index is computed in the loop. Edges
+cost nothing there either. Along k, only the first tile of a product is partial (`begin`, which fills with zeros); the
+others are whole (`fetch`). Rows beyond the operand are replaced by its last row, or left uncopied: what they contribute
+belongs to rows of C that do not exist.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from numba import int64, uint32
+
+from .address import (
+    address_of,
+    col_step,
+    copy4_if,
+    copy4_or_zero,
+    copy16_if,
+    copy16_or_zero,
+    global_load4_if,
+    global_load4_or_zero,
+    row_step,
+    shared_store1,
+)
+from .switch import device_function
+
+MODES = ("along4", "across4", "along1", "across1", "any")
+SECTOR = 8  # floats of k that neighbouring threads copy of a row: 32 bytes
+LINE = 32  # floats that a warp copies of a k
+
+
+@dataclass(frozen=True)
+class TileLoader:
+    """Device functions that load the tiles of one operand, and the registers that they keep between them.
+
+    Attributes
+    ----------
+    addresses, staged : int
+        Length of the local arrays of addresses (int64) and of values on their way (float32).
+    parts : int
+        Parts that a tile is fetched in, so that many small copies do not hold up the reads of fragments behind them.
+    origin : ``(tid) -> int``
+        Bytes from the start of a tile in shared memory to where the thread's first copy goes.
+    place : ``(x, first, k0, tid, addresses)``
+        Compute the addresses for the tile whose first row is `first` and whose first k is `k0`.
+    valid : ``(x, first, tid) -> uint32``
+        How many of the thread's copies of a k, or of a sector of k, lie inside, where that is what keeps them inside.
+    begin : ``(tiles, to, x, addresses, valid, width, tid, staged)``
+        Start loading a tile of which only the first `width` k exist.
+    fetch : ``(tiles, to, x, addresses, valid, more, staged, part)``
+        Start loading a part of a whole tile; nothing is read unless `more`.
+    settle : ``(tiles, to, staged)``
+        Store what is on its way in registers.
+    """
+
+    addresses: int
+    staged: int
+    parts: int
+    origin: Any
+    place: Any
+    valid: Any
+    begin: Any
+    fetch: Any
+    settle: Any
+
+    @property
+    def functions(self) -> tuple[Any, ...]:
+        """The device functions, in the order above: a kernel's closure needs each by a name of its own."""
+        return self.origin, self.place, self.valid, self.begin, self.fetch, self.settle
+
+
+def covers(mode: str, extent: int, bk: int, threads: int) -> bool:
+    """Whether the threads' copies cover a tile exactly."""
+    if mode == "along4":
+        return bk % 4 == 0 and threads % (bk // 4) == 0 and extent % (threads // (bk // 4)) == 0
+    if mode == "across4":
+        return threads % bk == 0 and extent % (4 * (threads // bk)) == 0
+    if mode == "across1":
+        return threads % LINE == 0 and extent % LINE == 0 and bk % (threads // LINE) == 0
+    rows = threads // SECTOR
+    return bk % SECTOR == 0 and threads % SECTOR == 0 and (extent % rows == 0 or rows % extent == 0)
+
+
+def tile_loader(mode: str, extent: int, bk: int, threads: int, pitch: int, parts: int = 1) -> TileLoader:
+    """Return the loader of tiles of `extent` rows and `bk` k by so many threads; ``covers`` must hold.
+
+    A tile comes in at most `parts` parts, and in one where it is not transposed on its way.
+    """
+    if mode not in MODES:
+        raise ValueError(f"mode is {mode!r}; expected one of {', '.join(MODES)}")
+    if not covers(mode, extent, bk, threads):
+        raise ValueError(f"{threads} threads cannot load a tile of {extent} x {bk} in mode {mode}")
+    if mode == "along4":
+        return _along4(extent, bk, threads, pitch)
+    if mode == "across4":
+        return _across4(extent, bk, threads, pitch)
+    if mode == "across1":
+        return _across1(extent, bk, threads, pitch)
+    return _along1(extent, bk, threads, pitch, parts, unit=mode == "along1")
+
+
+@device_function
+def _nothing_valid(x, first, tid):
+    return uint32(0)
+
+
+@device_function
+def _nothing_to_settle(tiles, to, staged):
+    pass
+
+
+def _along4(extent, bk, threads, pitch):
+    VECTORS = bk // 4  # of a row
+    ROWS = threads // VECTORS  # rows that the block loads at a time
+    LOADS = extent // ROWS
+
+    @device_function
+    def origin(tid):
+        return 4 * (tid % VECTORS * 4 * pitch + tid // VECTORS)
+
+    @device_function
+    def place(x, first, k0, tid, addresses):
+        for i in range(LOADS):
+            row = min(int64(first + tid // VECTORS + i * ROWS), x.shape[0] - 1)
+            addresses[i] = address_of(x, row, k0 + tid % VECTORS * 4)
+
+    @device_function
+    def begin(tiles, to, x, addresses, valid, width, tid, staged):
+        for i in range(LOADS):
+            values = global_load4_or_zero(x, addresses[i], int64(tid % VECTORS * 4) < width)
+            staged[4 * i], staged[4 * i + 1], staged[4 * i + 2], staged[4 * i + 3] = values
+
+    @device_function
+    def fetch(tiles, to, x, addresses, valid, more, staged, part):
+        for i in range(LOADS):
+            values = global_load4_if(x, addresses[i], more)
+            staged[4 * i], staged[4 * i + 1], staged[4 * i + 2], staged[4 * i + 3] = values
+
+    @device_function
+    def settle(tiles, to, staged):
+        for i in range(LOADS):
+            for q in range(4):
+                shared_store1(tiles, uint32(to + 4 * (q * pitch + i * ROWS)), staged[4 * i + q])
+
+    return TileLoader(LOADS, 4 * LOADS, 1, origin, place, _nothing_valid, begin, fetch, settle)
+
+
+def _across4(extent, bk, threads, pitch):
+    PER_K = threads // bk  # threads that share a k
+    STEP = 4 * PER_K  # floats from one copy of a thread to its next
+    COPIES = extent // STEP
+
+    @device_function
+    def origin(tid):
+        return 4 * (tid // PER_K * pitch + tid % PER_K * 4)
+
+    @device_function
+    def place(x, first, k0, tid, addresses):
+        addresses[0] = address_of(x, first + tid % PER_K * 4, k0 + tid // PER_K)
+
+    @device_function
+    def valid(x, first, tid):
+        rest = x.shape[0] - int64(first + tid % PER_K * 4)
+        return uint32(min(max(rest + (STEP - 1), int64(0)) // STEP, int64(COPIES)))
+
+    @device_function
+    def begin(tiles, to, x, addresses, valid, width, tid, staged):
+        here = int64(tid // PER_K) < width
+        for j in range(COPIES):
+            inside = here and uint32(j) < valid
+            copy16_or_zero(tiles, uint32(to + 4 * j * STEP), x, addresses[0] + 4 * j * STEP, inside)
+
+    @device_function
+    def fetch(tiles, to, x, addresses, valid, more, staged, part):
+        for j in range(COPIES):
+            inside = more and uint32(j) < valid
+            copy16_if(tiles, uint32(to + 4 * j * STEP), x, addresses[0] + 4 * j * STEP, inside)
+
+    return TileLoader(1, 1, 1, origin, place, valid, begin, fetch, _nothing_to_settle)
+
+
+def _across1(extent, bk, threads, pitch):
+    AT_ONCE = threads // LINE  # k that the block copies at a time
+    ROUNDS = bk // AT_ONCE
+    COPIES = extent // LINE
+
+    @device_function
+    def origin(tid):
+        return 4 * (tid // LINE * pitch + tid % LINE)
+
+    @device_function
+    def place(x, first, k0, tid, addresses):
+        for r in range(ROUNDS):
+            addresses[r] = address_of(x, first + tid % LINE, k0 + tid // LINE + r * AT_ONCE)
+
+    @device_function
+    def valid(x, first, tid):
+        rest = x.shape[0] - int64(first + tid % LINE)
+        return uint32(min(max(rest + (LINE - 1), int64(0)) // LINE, int64(COPIES)))
+
+    @device_function
+    def begin(tiles, to, x, addresses, valid, width, tid, staged):
+        for r in range(ROUNDS):
+            here = int64(tid // LINE + r * AT_ONCE) < width
+            for j in range(COPIES):
+                inside = here and uint32(j) < valid
+                place = uint32(to + 4 * (r * AT_ONCE * pitch + j * LINE))
+                copy4_or_zero(tiles, place, x, addresses[r] + 4 * j * LINE, inside)
+
+    @device_function
+    def fetch(tiles, to, x, addresses, valid, more, staged, part):
+        for r in range(ROUNDS):
+            for j in range(COPIES):
+                inside = more and uint32(j) < valid
+                place = uint32(to + 4 * (r * AT_ONCE * pitch + j * LINE))
+                copy4_if(tiles, place, x, addresses[r] + 4 * j * LINE, inside)
+
+    return TileLoader(ROUNDS, 1, 1, origin, place, valid, begin, fetch, _nothing_to_settle)
+
+
+def _along1(extent, bk, threads, pitch, parts, unit):
+    ROWS = min(threads // SECTOR, extent)  # rows that the block copies at a time
+    COPIES = extent // ROWS
+    AT_A_TIME = -(-COPIES // parts)
+
+    @device_function
+    def between(x):
+        """Bytes from one copy of a row to the same thread's next."""
+        return int64(4 * SECTOR) if unit else SECTOR * col_step(x)
+
+    @device_function
+    def origin(tid):
+        return 4 * (tid % SECTOR * pitch + tid // SECTOR)
+
+    @device_function
+    def place(x, first, k0, tid, addresses):
+        addresses[0] = address_of(x, first + tid // SECTOR, k0 + tid % SECTOR)
+
+    @device_function
+    def valid(x, first, tid):
+        rest = x.shape[0] - int64(first + tid // SECTOR)
+        copies = min(max(rest + (ROWS - 1), int64(0)) // ROWS, int64(COPIES))
+        return uint32(copies) if tid // SECTOR < uint32(ROWS) else uint32(0)
+
+    @device_function
+    def begin(tiles, to, x, addresses, valid, width, tid, staged):
+        for i in range(COPIES):
+            for r in range(bk // SECTOR):
+                inside = int64(tid % SECTOR + r * SECTOR) < width and uint32(i) < valid
+                place = uint32(to + 4 * (r * SECTOR * pitch + i * ROWS))
+                if tid // SECTOR < uint32(ROWS):
+                    copy4_or_zero(tiles, place, x, addresses[0] + i * ROWS * row_step(x) + r * between(x), inside)
+
+    @device_function
+    def fetch(tiles, to, x, addresses, valid, more, staged, part):
+        first = uint32(part * AT_A_TIME)
+        source = addresses[0] + int64(first) * (ROWS * row_step(x))
+        for q in range(AT_A_TIME):
+            inside = more and uint32(first + q) < valid
+            for r in range(bk // SECTOR):
+                place = uint32(to + 4 * ROWS * first + 4 * (r * SECTOR * pitch + q * ROWS))
+                copy4_if(tiles, place, x, source + r * between(x), inside)
+            source += ROWS * row_step(x)
+
+    return TileLoader(1, 1, -(-COPIES // AT_A_TIME), origin, place, valid, begin, fetch, _nothing_to_settle)

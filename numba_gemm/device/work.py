@@ -1,0 +1,275 @@
+"""Tiles shared between blocks: which block computes what, and how partial sums meet.
+
+The k-tiles of all tiles of C that are to be shared form one line, which is cut into as many equal pieces as there are
+blocks. A piece may end in the middle of a tile; the blocks that have a part of one tile write their partial sums to a
+workspace, and the last of them to arrive adds all parts, in the order of k whoever that is: the same bits every time.
+Nobody waits for anybody. Osama et al., "Stream-K: Work-Centric Parallel Decomposition for Dense Matrix-Matrix
+Multiplication on the GPU" (2023), arXiv:2301.03598, is the source of the line; there one of the blocks waits for the
+others.
+
+A kernel is given a `Work`:
+
+- `partials`, `counters`: addresses of the workspace, and of one 32-bit counter for each shared tile. Counters are zero
+  before a launch and zero again after it;
+- `whole`: how many tiles of C are not shared. Block g computes tiles g, g + blocks, ... of these;
+- `base`, `extra`: the line's piece of block g begins at ``g * base + min(g, extra)``;
+- `k_tiles`: k-tiles of a tile of C;
+- `rows`, `cols`: tiles of a matrix along its rows and columns; `group`: rows of tiles that are walked together, column
+  by column, so that blocks that run together share more of A and B in the L2 cache;
+- `matrices`: how many products there are; `inner`, `middle`: extents of the last two of three batch dimensions, and
+  `a_outer` to `c_inner`: bytes from a matrix to the next along each of the three, 0 where an operand is broadcast.
+
+PTX ISA: "atom", "ld.relaxed", "st.global.cg".
+"""
+
+from __future__ import annotations
+
+from numba import int64, uint32
+
+from .switch import SIMULATOR, device_function
+
+FIELDS = (
+    "partials",
+    "counters",
+    "whole",
+    "base",
+    "extra",
+    "k_tiles",
+    "rows",
+    "cols",
+    "group",
+    "matrices",
+    "inner",
+    "middle",
+    "a_outer",
+    "a_middle",
+    "a_inner",
+    "b_outer",
+    "b_middle",
+    "b_inner",
+    "c_outer",
+    "c_middle",
+    "c_inner",
+)
+
+if SIMULATOR:
+    from collections import namedtuple
+
+    Work = namedtuple("Work", FIELDS)  # type: ignore[misc]
+
+    def arrive(work, tile):
+        """Count this block at a shared tile; return how many came before."""
+        before = int(work.counters[tile])
+        work.counters[tile] = before + 1
+        return before
+
+    def reset(work, tile):
+        """Set a shared tile's counter to zero."""
+        work.counters[tile] = 0
+
+    def store_partial(work, index, value):
+        """Write a float of a partial sum, `index` floats from the start of the workspace."""
+        work.partials[index] = value
+
+    def load_partial(work, index):
+        """Read a float of a partial sum that another block may have written."""
+        return work.partials[index]
+
+else:
+    from llvmlite import ir
+    from numba.cuda import types
+    from numba.cuda.extending import core_models, intrinsic, overload_attribute, register_model
+
+    WORD, LONG, FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
+
+    class WorkType(types.Type):
+        """Numba type of what a block needs to know of its share, as 64-bit words."""
+
+        def __init__(self):
+            super().__init__(name="Work")
+
+    WORK = WorkType()
+
+    @register_model(WorkType)
+    class WorkModel(core_models.StructModel):
+        def __init__(self, dmm, fe_type):
+            super().__init__(dmm, fe_type, [(name, types.int64) for name in FIELDS])
+
+    def _attribute(index):
+        @intrinsic
+        def read(typingctx, work):
+            def codegen(context, builder, signature, args):
+                return builder.extract_value(args[0], index)
+
+            return types.int64(work), codegen
+
+        def get(work):
+            return lambda work: read(work)
+
+        overload_attribute(WorkType, FIELDS[index])(get)
+
+    for _index in range(len(FIELDS)):
+        _attribute(_index)
+
+    def _asm(builder, result, operands, code, constraints):
+        function = ir.FunctionType(result, [operand.type for operand in operands])
+        return builder.asm(function, code, constraints, operands, side_effect=True)
+
+    def _counter(builder, work, tile):
+        return builder.add(builder.extract_value(work, 1), builder.shl(tile, ir.Constant(LONG, 2)))
+
+    @intrinsic
+    def arrive(typingctx, work, tile):
+        """Count this block at a shared tile; return how many came before.
+
+        Behind a barrier, this shows all blocks what the block's threads wrote before it; and in front of one, it shows
+        the block's threads what the blocks that came before wrote. The barriers order the block's own accesses, and
+        release and acquire pass on what they order ("Causality order" in PTX ISA's memory consistency model).
+        """
+
+        def codegen(context, builder, signature, args):
+            code = "atom.acq_rel.gpu.global.add.u32 $0, [$1], 1;"
+            before = _asm(builder, WORD, [_counter(builder, *args)], code, "=r,l,~{memory}")
+            return builder.zext(before, LONG)
+
+        return types.int64(work, types.int64), codegen
+
+    @intrinsic
+    def reset(typingctx, work, tile):
+        """Set a shared tile's counter to zero."""
+
+        def codegen(context, builder, signature, args):
+            _asm(builder, ir.VoidType(), [_counter(builder, *args)], "st.relaxed.gpu.global.u32 [$0], 0;", "l,~{memory}")
+            return context.get_dummy_value()
+
+        return types.void(work, types.int64), codegen
+
+    def _place(builder, work, index):
+        return builder.add(builder.extract_value(work, 0), builder.shl(index, ir.Constant(LONG, 2)))
+
+    @intrinsic
+    def store_partial(typingctx, work, index, value):
+        """Write a float of a partial sum, `index` floats from the start of the workspace."""
+
+        def codegen(context, builder, signature, args):
+            work, index, value = args
+            _asm(
+                builder,
+                ir.VoidType(),
+                [_place(builder, work, index), value],
+                "st.global.cg.f32 [$0], $1;",
+                "l,f,~{memory}",
+            )
+            return context.get_dummy_value()
+
+        return types.void(work, types.int64, types.float32), codegen
+
+    @intrinsic
+    def load_partial(typingctx, work, index):
+        """Read a float of a partial sum that another block may have written."""
+
+        def codegen(context, builder, signature, args):
+            # past the L1 cache, which others do not write through
+            return _asm(builder, FLOAT, [_place(builder, *args)], "ld.global.cg.f32 $0, [$1];", "=f,l,~{memory}")
+
+        return types.float32(work, types.int64), codegen
+
+
+# Numba widens a product of 32-bit integers to 64 bits, and a division by one is then a call: hence every uint32 below.
+
+
+@device_function
+def piece(work, block):
+    """Where a block's piece of the line of shared k-tiles begins."""
+    return uint32(uint32(block * uint32(work.base)) + min(block, uint32(work.extra)))
+
+
+@device_function
+def owner(work, at):
+    """The block whose piece a place on the line belongs to."""
+    base, extra = uint32(work.base), uint32(work.extra)
+    long = uint32(extra * uint32(base + 1))
+    return uint32(at // uint32(base + 1)) if at < long else uint32(extra + uint32(uint32(at - long) // base))
+
+
+@device_function
+def part_slot(work, index, lead, q):
+    """Where in the workspace part q of shared tile `index` is, whose first part is block `lead`'s."""
+    second = q == 0 and piece(work, lead) < uint32(index * uint32(work.k_tiles))
+    return int64(2 * (lead + q) + (1 if second else 0))
+
+
+@device_function
+def member_of(work, tile):
+    """Which matrix of the batch a tile belongs to."""
+    return uint32(tile // uint32(uint32(work.rows) * uint32(work.cols)))
+
+
+@device_function
+def batch_place(work, member):
+    """Indices of a matrix along the three batch dimensions."""
+    inner, middle = uint32(work.inner), uint32(work.middle)
+    rest = uint32(member // inner)
+    outer = uint32(rest // middle)
+    return int64(outer), int64(uint32(rest - uint32(outer * middle))), int64(uint32(member - uint32(rest * inner)))
+
+
+@device_function
+def tile_place(work, tile):
+    """Row and column, in tiles, of a tile of its matrix: rows are walked in groups, column by column."""
+    top, height = uint32(0), uint32(work.rows)
+    if height > uint32(work.group):
+        band = uint32(uint32(work.group) * uint32(work.cols))
+        above = uint32(tile // band)
+        tile = uint32(tile - uint32(above * band))
+        top = uint32(above * uint32(work.group))
+        height = min(uint32(work.group), uint32(height - top))
+    across = uint32(tile // height)
+    return uint32(top + uint32(tile - uint32(across * height))), across
+
+
+def row_partial(columns, threads, sums):
+    """Two device functions that write, and that read, row i of a thread tile's part of a partial sum.
+
+    A part is `sums` floats, as its threads hold them: one float of every thread, side by side, then the next. (In
+    vectors it would take fewer instructions, but tie four sums to neighbouring registers throughout the kernel.) The
+    columns of a row are written out in fours, as in `blend.row_store`.
+    """
+    if columns not in (4, 8, 16):
+        raise ValueError(f"thread tiles of 4, 8 or 16 columns can be shared, got {columns}")
+
+    @device_function
+    def store4(work, at, acc, i, j):
+        store_partial(work, at + (i * columns + j) * threads, acc[i, j])
+        store_partial(work, at + (i * columns + j + 1) * threads, acc[i, j + 1])
+        store_partial(work, at + (i * columns + j + 2) * threads, acc[i, j + 2])
+        store_partial(work, at + (i * columns + j + 3) * threads, acc[i, j + 3])
+
+    @device_function
+    def store_row(work, slot, tid, acc, i):
+        at = slot * sums + int64(tid)
+        store4(work, at, acc, i, 0)
+        if columns >= 8:
+            store4(work, at, acc, i, 4)
+        if columns == 16:
+            store4(work, at, acc, i, 8)
+            store4(work, at, acc, i, 12)
+
+    @device_function
+    def load_row(work, slot, tid, values, i):
+        at = slot * sums + int64(tid)
+        load4(work, at, values, i, 0)
+        if columns >= 8:
+            load4(work, at, values, i, 4)
+        if columns == 16:
+            load4(work, at, values, i, 8)
+            load4(work, at, values, i, 12)
+
+    @device_function
+    def load4(work, at, values, i, j):
+        values[i, j] = load_partial(work, at + (i * columns + j) * threads)
+        values[i, j + 1] = load_partial(work, at + (i * columns + j + 1) * threads)
+        values[i, j + 2] = load_partial(work, at + (i * columns + j + 2) * threads)
+        values[i, j + 3] = load_partial(work, at + (i * columns + j + 3) * threads)
+
+    return store_row, load_row

@@ -1,0 +1,284 @@
+"""stream_k: every multiprocessor gets the same share, whatever the shape.
+
+Bottleneck before: blocks come in rounds. The last round is seldom full, and a small C, or a long K, has fewer tiles
+    than the GPU has multiprocessors.
+Idea: as many blocks as the GPU holds at once, each with the same number of k-tiles (Stream-K, see `device.work`).
+    Shares that end within a tile of C leave a partial sum in a workspace; the last block to arrive at such a tile adds
+    the parts in a fixed order. Where there are many tiles, only those of the last rounds are shared; where there are
+    few, this is split-K. Operands come in five modes by their layout, so that transposed ones are no slower; the
+    matrices of a batch are more tiles; an epilogue is applied to C's elements on their way out.
+Traffic: the same, and two partial tiles a block at the most, written and read.
+Registers and shared memory: those of lean_loop, and what the search for the next tile takes.
+Measured: not yet.
+Limits: small products: the launch, the first trip to memory and the meeting of partial sums take longer than the
+    multiplications, and small tiles read their fragments more often.
+"""
+
+from numba import cuda, float32, int32, int64, uint32
+
+from ..device.address import col_step, pinned, shared_address, shared_load4, transposed
+from ..device.async_copy import commit_group, wait_group
+from ..device.blend import row_store, staged_store
+from ..device.matrix import shifted
+from ..device.outer_product import outer_product
+from ..device.switch import device_function, hardware_only
+from ..device.tile_loader import covers, tile_loader
+from ..device.work import arrive, batch_place, member_of, owner, part_slot, piece, reset, row_partial, tile_place
+from .stage import FLOAT32_BYTES, WARP, Stage, TileConfig, flat_block, require, share_out
+
+SUMS_STAGED = 64  # of a thread, from which on it pays to write an unaligned C through shared memory
+
+
+def build(config, form):
+    BM, BN, BK, TM, TN, WM, WN = config.BM, config.BN, config.BK, config.TM, config.TN, config.WM, config.WN
+    THREADS = config.threads
+    A_PITCH = BM + (0 if form.a.startswith("across") else config.pad)
+    B_PITCH = BN + (0 if form.b.startswith("across") else config.pad_b)
+    LANES_M, LANES_N = WM // TM, WN // TN  # a warp's lanes along rows and columns
+    B_START = 4 * BK * A_PITCH  # bytes from the start of a slot to its tile of B
+    SLOT = B_START + 4 * BK * B_PITCH  # bytes of a slot
+    WARP_FLOATS, store_tile = staged_store(TM, TN, LANES_M, LANES_N, form.epilogue)
+    require(
+        config,
+        {
+            "TM % 4 == 0, TN is 4, 8 or 16": TM % 4 == 0 and TN in (4, 8, 16),
+            "warps have tiles: WM > 0": WM > 0,
+            "BK % 4 == 0": BK % 4 == 0,
+            "copies cover A's tile": covers(form.a, BM, BK, THREADS),
+            "copies cover B's tile": covers(form.b, BN, BK, THREADS),
+            "two slots": config.slots == 2,
+            "pads % 4 == 0": config.pad % 4 == 0 and config.pad_b % 4 == 0,
+            "dynamic shared memory": config.dynamic,
+            "a staged C fits into the tiles": FLOAT32_BYTES * (THREADS // WARP) * WARP_FLOATS <= 2 * SLOT,
+        },
+    )
+    # Where B is transposed on its way by floats, copies come in parts; for A alone it does not pay.
+    PARTS = 1 if form.b.startswith("across") else min(4, max(1, BK // 2 - 1))
+    a_loader = tile_loader(form.a, BM, BK, THREADS, A_PITCH, PARTS)
+    b_loader = tile_loader(form.b, BN, BK, THREADS, B_PITCH, PARTS)
+    A_ADDRESSES, A_STAGED, A_PARTS = a_loader.addresses, a_loader.staged, a_loader.parts
+    B_ADDRESSES, B_STAGED, B_PARTS = b_loader.addresses, b_loader.staged, b_loader.parts
+    origin_a, place_a, valid_a, begin_a, fetch_a, settle_a = a_loader.functions
+    origin_b, place_b, valid_b, begin_b, fetch_b, settle_b = b_loader.functions
+    multiply = outer_product(TM, TN, config.order)  # one k-step; acc[i, j] += a_frag[i] * b_frag[j] for all i, j
+    store_partial_row, load_partial_row = row_partial(TN, THREADS, BM * BN)
+    AT_ONCE = max(1, 64 // (TM * TN))  # parts of a sum that are read at once, as far as registers go
+    store_row = row_store(TN, 4 * LANES_N, form.c_aligned)
+    # Without an epilogue, small tiles end sooner without the detour.
+    STAGED = form.epilogue is not None or (not form.c_aligned and TM * TN >= SUMS_STAGED)
+
+    @device_function
+    def read_fragments(tiles, a_at, b_at, p, a_frag, b_frag):
+        """Fragments of the k-step that is p after the one at a_at and b_at; p is a constant."""
+        for i in range(0, TM, 4):
+            values = shared_load4(tiles, uint32(a_at + 4 * (p * A_PITCH + i * LANES_M)))
+            a_frag[i], a_frag[i + 1], a_frag[i + 2], a_frag[i + 3] = values
+        for j in range(0, TN, 4):
+            values = shared_load4(tiles, uint32(b_at + 4 * (p * B_PITCH + j * LANES_N)))
+            b_frag[j], b_frag[j + 1], b_frag[j + 2], b_frag[j + 3] = values
+
+    @device_function
+    def body(alpha, a_all, b_all, beta, c_all, work, vectors):
+        tiles = cuda.shared.array(0, float32, alignment=16)
+        start = shared_address(tiles)
+        tid = uint32(cuda.threadIdx.x)
+        block = uint32(cuda.blockIdx.x)
+        warp, lane = tid // WARP, tid % WARP
+        row = warp // (BN // WN) * WM + lane // LANES_N * 4  # of this thread's first group, within the block tile
+        col = warp % (BN // WN) * WN + lane % LANES_N * 4
+        k = a_all.shape[1]
+        k_tiles = uint32(work.k_tiles)
+        a_to, b_to = pinned(uint32(start + origin_a(tid))), pinned(uint32(start + B_START + origin_b(tid)))
+        a_from, b_from = pinned(uint32(start + 4 * row)), pinned(uint32(start + B_START + 4 * col))
+
+        a_addresses = cuda.local.array(A_ADDRESSES, int64)
+        b_addresses = cuda.local.array(B_ADDRESSES, int64)
+        a_staged = cuda.local.array(A_STAGED, float32)  # vectors on their way to shared memory
+        b_staged = cuda.local.array(B_STAGED, float32)
+        a_even = cuda.local.array(TM, float32)  # fragments of the even k-steps
+        b_even = cuda.local.array(TN, float32)
+        a_odd = cuda.local.array(TM, float32)  # fragments of the odd k-steps
+        b_odd = cuda.local.array(TN, float32)
+        acc = cuda.local.array((TM, TN), float32)
+        arrived = cuda.local.array((AT_ONCE, TM, TN), float32)  # other blocks' parts of a sum
+
+        at, end = piece(work, block), piece(work, uint32(block + 1))
+        whole, own = uint32(work.whole), block
+        while at < end or own < whole:
+            if at < end:  # first this block's piece of the shared tiles, so that others need not be waited for
+                index = uint32(at // k_tiles)
+                first = uint32(at - uint32(index * k_tiles))
+                last = min(k_tiles, uint32(first + uint32(end - at)))
+                at = uint32(at + uint32(last - first))
+                tile = uint32(whole + index)
+            else:
+                index, first, last, tile = uint32(0), uint32(0), k_tiles, own
+                own = uint32(own + uint32(cuda.gridDim.x))
+            x_all, y_all, c = a_all, b_all, c_all
+            if uint32(work.matrices) > uint32(1):
+                member = member_of(work, tile)
+                tile = uint32(tile - uint32(member * uint32(uint32(work.rows) * uint32(work.cols))))
+                i0, i1, i2 = batch_place(work, member)
+                x_all = shifted(a_all, i0 * work.a_outer + i1 * work.a_middle + i2 * work.a_inner)
+                y_all = shifted(b_all, i0 * work.b_outer + i1 * work.b_middle + i2 * work.b_inner)
+                c = shifted(c_all, i0 * work.c_outer + i1 * work.c_middle + i2 * work.c_inner)
+            x, y = x_all, transposed(y_all)  # both as (mn, k)
+            down, across = tile_place(work, tile)
+            block_row, block_col = int64(down) * BM, int64(across) * BN
+            a_valid, b_valid = pinned(valid_a(x, block_row, tid)), pinned(valid_b(y, block_col, tid))
+
+            for i in range(TM):
+                for j in range(TN):
+                    acc[i, j] = float32(0)
+            # Of all tiles along k the first one alone may be partial.
+            narrow = k - (int64(k_tiles) - 1) * BK
+            k0 = int64(0) if first == uint32(0) else narrow + (int64(first) - 1) * BK
+            width = narrow if first == uint32(0) else int64(BK)
+            left = uint32(last - first)
+            place_a(x, block_row, k0, tid, a_addresses)
+            place_b(y, block_col, k0, tid, b_addresses)
+            cuda.syncthreads()  # the last tile's fragments are read by all before these copies overwrite them
+            begin_b(tiles, b_to, y, b_addresses, b_valid, width, tid, b_staged)
+            begin_a(tiles, a_to, x, a_addresses, a_valid, width, tid, a_staged)
+            commit_group()
+            settle_a(tiles, a_to, a_staged)
+            settle_b(tiles, b_to, b_staged)
+            for i in range(A_ADDRESSES):
+                a_addresses[i] += width * col_step(x)
+            for i in range(B_ADDRESSES):
+                b_addresses[i] += width * col_step(y)
+            wait_group(0)
+            cuda.syncthreads()  # the first tiles are in shared memory, brought by all, before any thread reads them
+            slot = uint32(0)  # bytes from the first slot to the one that is read
+            read_fragments(tiles, a_from, b_from, 0, a_even, b_even)
+
+            while left > uint32(0):
+                left = uint32(left - 1)
+                more = left > uint32(0)
+                other = uint32(SLOT - slot)
+                if B_PARTS == 1:
+                    fetch_b(tiles, uint32(b_to + other), y, b_addresses, b_valid, more, b_staged, uint32(0))
+                    for i in range(B_ADDRESSES):
+                        b_addresses[i] += BK * col_step(y)
+                if A_PARTS == 1:
+                    fetch_a(tiles, uint32(a_to + other), x, a_addresses, a_valid, more, a_staged, uint32(0))
+                    for i in range(A_ADDRESSES):
+                        a_addresses[i] += BK * col_step(x)
+                if A_PARTS == 1 and B_PARTS == 1:
+                    commit_group()
+                a_at, b_at = uint32(a_from + slot), uint32(b_from + slot)
+                p = uint32(0)
+                while p < uint32(BK // 2 - 1):
+                    if B_PARTS > 1 and p < uint32(B_PARTS):
+                        fetch_b(tiles, uint32(b_to + other), y, b_addresses, b_valid, more, b_staged, p)
+                    if A_PARTS > 1 and p < uint32(A_PARTS):
+                        fetch_a(tiles, uint32(a_to + other), x, a_addresses, a_valid, more, a_staged, p)
+                    read_fragments(tiles, a_at, b_at, 1, a_odd, b_odd)
+                    multiply(a_even, b_even, acc)
+                    read_fragments(tiles, a_at, b_at, 2, a_even, b_even)
+                    multiply(a_odd, b_odd, acc)
+                    a_at, b_at = uint32(a_at + 8 * A_PITCH), uint32(b_at + 8 * B_PITCH)
+                    p = uint32(p + 1)
+                if A_PARTS > 1 or B_PARTS > 1:
+                    commit_group()
+                if B_PARTS > 1:
+                    for i in range(B_ADDRESSES):
+                        b_addresses[i] += BK * col_step(y)
+                if A_PARTS > 1:
+                    for i in range(A_ADDRESSES):
+                        a_addresses[i] += BK * col_step(x)
+                read_fragments(tiles, a_at, b_at, 1, a_odd, b_odd)
+                multiply(a_even, b_even, acc)
+                slot = other
+                settle_a(tiles, uint32(a_to + slot), a_staged)
+                settle_b(tiles, uint32(b_to + slot), b_staged)
+                wait_group(0)
+                # the next tiles are in shared memory, brought by all, before any thread reads them; and this tile's
+                # last fragments are read by all before the next turn overwrites it
+                cuda.syncthreads()
+                read_fragments(tiles, uint32(a_from + slot), uint32(b_from + slot), 0, a_even, b_even)
+                multiply(a_odd, b_odd, acc)
+
+            complete = True
+            if uint32(last - first) < k_tiles:
+                lead = owner(work, uint32(index * k_tiles))
+                parts = uint32(owner(work, uint32(uint32(uint32(index + 1) * k_tiles) - 1)) - lead + 1)
+                mine = part_slot(work, index, lead, uint32(block - lead))
+                for i in range(TM):
+                    store_partial_row(work, mine, tid, acc, i)
+                cuda.syncthreads()  # this part is written by all before the block is counted
+                final = int32(0)
+                if tid == uint32(0) and arrive(work, int64(index)) == int64(parts) - 1:
+                    final = int32(1)
+                complete = cuda.syncthreads_or(final) != 0  # and the count is known before any thread goes on
+                if complete:
+                    if tid == uint32(0):
+                        reset(work, int64(index))
+                    for i in range(TM):
+                        for j in range(TN):
+                            acc[i, j] = float32(0)
+                    q = uint32(0)
+                    while q < parts:
+                        for r in range(AT_ONCE):
+                            from_slot = part_slot(work, index, lead, min(uint32(q + r), uint32(parts - 1)))
+                            for i in range(TM):
+                                load_partial_row(work, from_slot, tid, arrived[r], i)
+                        for r in range(AT_ONCE):
+                            for i in range(TM):
+                                for j in range(TN):
+                                    if uint32(q + r) < parts:
+                                        acc[i, j] += arrived[r, i, j]
+                        q = uint32(q + AT_ONCE)
+            if complete:
+                if STAGED:
+                    at_warp = uint32(start + 4 * WARP_FLOATS * warp)
+                    block_row += warp // (BN // WN) * WM
+                    block_col += warp % (BN // WN) * WN
+                    cuda.syncthreads()  # the last fragments are read by all before C is staged over them
+                    store_tile(tiles, at_warp, lane, c, block_row, block_col, alpha, acc, beta, vectors)
+                else:
+                    for i in range(TM):
+                        c_row = block_row + row + i // 4 * (4 * LANES_M) + i % 4
+                        store_row(c, c_row, block_col + col, alpha, acc, i, beta)
+
+    if form.vectors:
+
+        @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
+        def stream_k(alpha, a, b, beta, c, work, vectors):
+            body(alpha, a, b, beta, c, work, vectors)
+
+    else:
+
+        @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
+        def stream_k(alpha, a, b, beta, c, work):
+            body(alpha, a, b, beta, c, work, ())
+
+    return stream_k
+
+
+def config(BM, BN, BK, TM, TN, WM, WN, min_blocks=0):
+    return TileConfig(BM, BN, BK, TM, TN, WM, WN, 2, pad=4, pad_b=4, dynamic=True, min_blocks=min_blocks, order="snake")
+
+
+STAGE = Stage(
+    name="stream_k",
+    summary="equal shares of the k-tiles for all blocks, any layout, batches, epilogues",
+    build=build,
+    configs=(
+        config(128, 256, 16, 8, 16, 64, 64),
+        config(256, 128, 16, 8, 16, 64, 64),
+        config(128, 128, 16, 8, 16, 64, 64, min_blocks=2),
+        config(64, 128, 16, 8, 8, 32, 64, min_blocks=3),
+        config(64, 64, 16, 8, 4, 32, 32, min_blocks=4),
+        config(32, 64, 32, 4, 4, 16, 32, min_blocks=4),
+        config(32, 64, 16, 8, 4, 32, 32, min_blocks=8),
+        config(32, 32, 16, 4, 4, 16, 32, min_blocks=8),
+        config(256, 16, 16, 8, 4, 64, 16, min_blocks=3),
+    ),
+    test_config=config(32, 32, 8, 8, 4, 32, 32),
+    block=flat_block,
+    schedule=share_out,
+    vectorized=True,
+    ordered=True,
+    min_cc=(8, 0),
+)

@@ -1,0 +1,301 @@
+"""thin: a C of few columns, at the speed of memory.
+
+Bottleneck before: tiles of C are square, or nearly. With one column, or sixteen, most of a tile lies outside of C, and
+    stream_k's way of bringing A's rows into shared memory, transposed through registers, keeps too little in flight.
+Idea: such a product reads A once and has little to multiply, so all that counts is how many bytes are under way. The
+    lanes of a warp lie along k, as A's memory does: a thread copies four k of each of its rows to shared memory, reads
+    them back itself, and adds to a whole row of C. Shared memory is no more than a long queue in front of the
+    registers, and A needs no barrier. B's chunk is shared by the block. Sums meet once a tile, through shared memory.
+    Pieces of tiles are shared between blocks as in stream_k.
+Traffic: A once; of B, BN/BM of A's bytes, from the L2 cache.
+Registers and shared memory: TM*BN accumulators and 4*TM floats of A; slots*(BM + BN)*BK floats (75 KB at 128x16x32).
+Measured: not yet.
+Limits: A's first load to its last sum is not overlapped with the next tile's within a block; the other blocks of the
+    multiprocessor cover it. A that is not 16-byte aligned, or whose k is not contiguous, travels in floats.
+"""
+
+from numba import cuda, float32, int32, int64, uint32
+
+from ..device.address import (
+    address_of,
+    col_step,
+    copy4_or_zero,
+    copy16_or_zero,
+    pinned,
+    row_step,
+    shared_address,
+    shared_load4,
+    shared_store1,
+    transposed,
+)
+from ..device.async_copy import commit_group, wait_group
+from ..device.blend import element_store
+from ..device.matrix import shifted
+from ..device.switch import device_function, hardware_only
+from ..device.work import (
+    arrive,
+    batch_place,
+    load_partial,
+    member_of,
+    owner,
+    part_slot,
+    piece,
+    reset,
+    store_partial,
+    tile_place,
+)
+from .stage import Stage, TileConfig, flat_block, require, share_out
+
+NEVER = 2**31 - 1  # a k that no chunk reaches
+
+
+def build(config, form):
+    BM, BN, BK, TM, LANES = config.BM, config.BN, config.BK, config.TM, config.lanes_k
+    THREADS, SLOTS = config.threads, config.slots
+    B_PITCH = BK + (4 if BN > 1 else 0)  # floats from a column to the next: eight columns of a k lie in eight banks
+    B_START = 4 * BM * BK  # bytes from the start of a slot to its chunk of B
+    SLOT = B_START + 4 * BN * B_PITCH  # bytes of a slot
+    SUMS = TM * BN  # of a thread
+    SUMS_PITCH = THREADS + 4  # floats from all threads' sum to their next: eight of them lie in different banks
+    RESULTS = -(-BM * BN // THREADS)  # of a thread, once the lanes' sums are added
+    B_COPIES = -(-BN * BK // THREADS)  # of a thread and chunk
+    VECTORS = form.a == "along4"  # whether four neighbours of a row of A are copied at once
+    K_FIRST = BN == 1 or form.b.startswith("along")  # whether neighbouring threads copy neighbours of a column of B
+    COLS = min(BN, 8)  # that neighbouring threads copy otherwise
+    NEWEST = SLOTS - 2  # groups of copies that may be under way when a chunk is read
+    AT_ONCE = max(1, 32 // RESULTS)  # parts of a sum that are read at once, as far as registers go
+    store = element_store(form.epilogue)
+    require(
+        config,
+        {
+            "a thread has whole rows: TN == BN": config.TN == BN,
+            "BN is a power of two": BN & (BN - 1) == 0,
+            "lanes along k are 4, 8, 16 or 32": LANES in (4, 8, 16, 32),
+            "a chunk is four k a lane": BK == 4 * LANES,
+            "two slots or more": SLOTS >= 2,
+            "dynamic shared memory": config.dynamic,
+            "pad_b holds B's padding": config.dynamic_shared >= SLOTS * SLOT,
+            "slots hold the sums": config.dynamic_shared >= 4 * SUMS * SUMS_PITCH,
+        },
+    )
+
+    @device_function
+    def b_place(f):
+        """Column and k, within a chunk, of its float f in the order in which threads copy them."""
+        if K_FIRST:
+            return uint32(f // BK), uint32(f % BK)
+        rest = uint32(f // (4 * COLS))
+        return uint32(rest // (BK // 4) * COLS + f % COLS), uint32(rest % (BK // 4) * 4 + f // COLS % 4)
+
+    @device_function
+    def turned(k):
+        """Where a k of a chunk lies in shared memory: four of a lane are neighbours, in A's memory or not."""
+        return k if VECTORS else uint32(k % LANES * 4 + k // LANES)
+
+    @device_function
+    def fetch(tiles, tid, a_to, b_to, slot, x, y, a_address, b_addresses, rows, first_k, b_k, rest):
+        """Start copying a chunk, of which `rest` k exist, or none if that is not positive."""
+        for i in range(B_COPIES):
+            if BN * BK % THREADS == 0 or tid + i * THREADS < uint32(BN * BK):
+                copy4_or_zero(tiles, uint32(b_to[i] + slot), y, b_addresses[i], b_k[i] < rest)
+        at = a_address
+        if VECTORS:
+            here = rows if first_k < rest else uint32(0)
+            for r in range(TM):
+                copy16_or_zero(tiles, uint32(a_to + slot + 16 * THREADS * r), x, at, uint32(r) < here)
+                at += row_step(x)
+        else:
+            for r in range(TM):
+                for q in range(4):
+                    inside = uint32(r) < rows and int32(first_k + q * LANES) < rest
+                    to = uint32(a_to + slot + (16 * THREADS * r + 4 * q))
+                    copy4_or_zero(tiles, to, x, at + q * LANES * col_step(x), inside)
+                at += row_step(x)
+
+    @device_function
+    def multiply(tiles, a_at, b_at, values, acc):
+        """Add a chunk's products; the four k of a column of B stay for all rows."""
+        for r in range(TM):
+            four = shared_load4(tiles, uint32(a_at + 16 * THREADS * r))
+            values[r, 0], values[r, 1], values[r, 2], values[r, 3] = four
+        for j in range(BN):
+            four = shared_load4(tiles, uint32(b_at + 4 * B_PITCH * j))
+            for r in range(TM):
+                acc[r, j] += values[r, 0] * four[0]
+            for r in range(TM):
+                acc[r, j] += values[r, 1] * four[1]
+            for r in range(TM):
+                acc[r, j] += values[r, 2] * four[2]
+            for r in range(TM):
+                acc[r, j] += values[r, 3] * four[3]
+
+    @device_function
+    def body(alpha, a_all, b_all, beta, c_all, work, vectors):
+        tiles = cuda.shared.array(0, float32, alignment=16)
+        start = shared_address(tiles)
+        tid = uint32(cuda.threadIdx.x)
+        block = uint32(cuda.blockIdx.x)
+        group, lane = tid // LANES, tid % LANES  # a group of lanes has TM rows
+        k = int32(a_all.shape[1])
+        k_tiles = uint32(work.k_tiles)
+        a_to, b_from = pinned(uint32(start + 16 * tid)), pinned(uint32(start + B_START + 16 * lane))
+        first_k = int32(lane * 4 if VECTORS else lane)  # of this thread, within a chunk
+
+        b_addresses = cuda.local.array(B_COPIES, int64)
+        b_to = cuda.local.array(B_COPIES, uint32)
+        b_k = cuda.local.array(B_COPIES, int32)
+        values = cuda.local.array((TM, 4), float32)
+        acc = cuda.local.array((TM, BN), float32)
+        results = cuda.local.array(RESULTS, float32)
+        arrived = cuda.local.array((AT_ONCE, RESULTS), float32)  # other blocks' parts of a sum
+
+        at, end = piece(work, block), piece(work, uint32(block + 1))
+        whole, own = uint32(work.whole), block
+        while at < end or own < whole:
+            if at < end:  # first this block's piece of the shared tiles, so that others need not be waited for
+                index = uint32(at // k_tiles)
+                first = uint32(at - uint32(index * k_tiles))
+                last = min(k_tiles, uint32(first + uint32(end - at)))
+                at = uint32(at + uint32(last - first))
+                tile = uint32(whole + index)
+            else:
+                index, first, last, tile = uint32(0), uint32(0), k_tiles, own
+                own = uint32(own + uint32(cuda.gridDim.x))
+            x, y_all, c = a_all, b_all, c_all
+            if uint32(work.matrices) > uint32(1):
+                member = member_of(work, tile)
+                tile = uint32(tile - uint32(member * uint32(uint32(work.rows) * uint32(work.cols))))
+                i0, i1, i2 = batch_place(work, member)
+                x = shifted(a_all, i0 * work.a_outer + i1 * work.a_middle + i2 * work.a_inner)
+                y_all = shifted(b_all, i0 * work.b_outer + i1 * work.b_middle + i2 * work.b_inner)
+                c = shifted(c_all, i0 * work.c_outer + i1 * work.c_middle + i2 * work.c_inner)
+            y = transposed(y_all)  # as (n, k)
+            down, across = tile_place(work, tile)
+            block_row, block_col = int64(down) * BM, int64(across) * BN
+
+            for r in range(TM):
+                for j in range(BN):
+                    acc[r, j] = float32(0)
+            k0 = int64(first) * BK
+            rest = int32(min(int64(last) * BK, int64(k)) - k0)  # k from the next chunk to be copied to the last
+            left = uint32(last - first)  # chunks
+            first_row = block_row + int64(group) * TM
+            rows = pinned(uint32(min(max(x.shape[0] - first_row, int64(0)), int64(TM))))
+            a_address = address_of(x, first_row, k0 + int64(first_k))
+            for i in range(B_COPIES):
+                f = uint32(tid + i * THREADS)
+                col, place = b_place(f)
+                b_to[i] = uint32(start + B_START + 4 * (col * B_PITCH + turned(place)))
+                b_addresses[i] = address_of(y, block_col + int64(col), k0 + int64(place))
+                b_k[i] = int32(place) if block_col + int64(col) < y.shape[0] else int32(NEVER)
+
+            cuda.syncthreads()  # the last tile's sums are read by all before these copies overwrite them
+            slot = uint32(0)
+            for _ in range(SLOTS - 1):
+                fetch(tiles, tid, a_to, b_to, slot, x, y, a_address, b_addresses, rows, first_k, b_k, rest)
+                commit_group()
+                a_address += BK * col_step(x)
+                for i in range(B_COPIES):
+                    b_addresses[i] += BK * col_step(y)
+                rest = int32(rest - BK)
+                slot = uint32(slot + SLOT)
+            other = uint32(0)  # the slot that is read; into `slot`, which was read before, chunks are copied
+
+            while left > uint32(0):
+                left = uint32(left - 1)
+                wait_group(NEWEST)
+                # this chunk of B is in shared memory, brought by all, before any thread reads it; and the one before
+                # is read by all before copies overwrite it
+                cuda.syncthreads()
+                fetch(tiles, tid, a_to, b_to, slot, x, y, a_address, b_addresses, rows, first_k, b_k, rest)
+                commit_group()
+                a_address += BK * col_step(x)
+                for i in range(B_COPIES):
+                    b_addresses[i] += BK * col_step(y)
+                rest = int32(rest - BK)
+                multiply(tiles, uint32(a_to + other), uint32(b_from + other), values, acc)
+                slot = other
+                other = uint32(0) if other == uint32((SLOTS - 1) * SLOT) else uint32(other + SLOT)
+
+            wait_group(0)
+            cuda.syncthreads()  # no copy is under way and no chunk being read before sums overwrite them
+            for r in range(TM):
+                for j in range(BN):
+                    shared_store1(tiles, uint32(start + 4 * (tid + (r * BN + j) * SUMS_PITCH)), acc[r, j])
+            cuda.syncthreads()  # all lanes' sums are in shared memory before any thread adds them
+            for i in range(RESULTS):
+                e = uint32(tid + i * THREADS)
+                results[i] = float32(0)
+                if BM * BN % THREADS == 0 or e < uint32(BM * BN):
+                    of_lane = uint32(start + 4 * (e % SUMS * SUMS_PITCH + e // SUMS * LANES))
+                    for part in range(0, LANES, 4):
+                        four = shared_load4(tiles, uint32(of_lane + 4 * part))
+                        results[i] += (four[0] + four[1]) + (four[2] + four[3])
+
+            complete = True
+            if uint32(last - first) < k_tiles:
+                lead = owner(work, uint32(index * k_tiles))
+                parts = uint32(owner(work, uint32(uint32(uint32(index + 1) * k_tiles) - 1)) - lead + 1)
+                mine = part_slot(work, index, lead, uint32(block - lead)) * (BM * BN) + int64(tid)
+                for i in range(RESULTS):
+                    if BM * BN % THREADS == 0 or tid + i * THREADS < uint32(BM * BN):
+                        store_partial(work, mine + i * THREADS, results[i])
+                cuda.syncthreads()  # this part is written by all before the block is counted
+                final = int32(0)
+                if tid == uint32(0) and arrive(work, int64(index)) == int64(parts) - 1:
+                    final = int32(1)
+                complete = cuda.syncthreads_or(final) != 0  # and the count is known before any thread goes on
+                if complete:
+                    if tid == uint32(0):
+                        reset(work, int64(index))
+                    for i in range(RESULTS):
+                        results[i] = float32(0)
+                    q = uint32(0)
+                    while q < parts:
+                        for p in range(AT_ONCE):
+                            part = part_slot(work, index, lead, min(uint32(q + p), uint32(parts - 1))) * (BM * BN)
+                            for i in range(RESULTS):
+                                e = min(uint32(tid + i * THREADS), uint32(BM * BN - 1))
+                                arrived[p, i] = load_partial(work, part + int64(e))
+                        for p in range(AT_ONCE):
+                            for i in range(RESULTS):
+                                if uint32(q + p) < parts:
+                                    results[i] += arrived[p, i]
+                        q = uint32(q + AT_ONCE)
+            if complete:
+                for i in range(RESULTS):
+                    e = uint32(tid + i * THREADS)
+                    if BM * BN % THREADS == 0 or e < uint32(BM * BN):
+                        row, col = block_row + int64(e // BN), block_col + int64(e % BN)
+                        store(c, row, col, alpha, results[i], beta, vectors)
+
+    if form.vectors:
+
+        @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
+        def thin(alpha, a, b, beta, c, work, vectors):
+            body(alpha, a, b, beta, c, work, vectors)
+
+    else:
+
+        @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
+        def thin(alpha, a, b, beta, c, work):
+            body(alpha, a, b, beta, c, work, ())
+
+    return thin
+
+
+STAGE = Stage(
+    name="thin",
+    summary="lanes along k, for a C of few columns",
+    build=build,
+    configs=(
+        TileConfig(BM=64, BN=1, BK=128, TM=8, TN=1, lanes_k=32, slots=3, dynamic=True, min_blocks=2),
+        TileConfig(BM=64, BN=4, BK=128, TM=8, TN=4, lanes_k=32, slots=3, pad_b=1, dynamic=True, min_blocks=2),
+        TileConfig(BM=128, BN=16, BK=32, TM=8, TN=16, lanes_k=8, slots=4, pad_b=2, dynamic=True, min_blocks=2),
+    ),
+    test_config=TileConfig(BM=16, BN=4, BK=32, TM=2, TN=4, lanes_k=8, slots=3, pad_b=1, dynamic=True),
+    block=flat_block,
+    schedule=share_out,
+    vectorized=True,
+    min_cc=(8, 0),
+)

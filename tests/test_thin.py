@@ -1,0 +1,208 @@
+"""thin on the simulator: shapes around its tiles' edges, layouts, splits along k, batches, epilogues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from numba_gemm.device.switch import SIMULATOR
+from numba_gemm.models import accuracy
+
+if not SIMULATOR:
+    pytest.skip("runs the kernel on the simulator", allow_module_level=True)
+
+from numba_gemm.device import scheduler
+from numba_gemm.device.work import Work
+from numba_gemm.ladder import thin
+from numba_gemm.ladder.stage import Form, TileConfig
+
+FOUR = thin.STAGE.test_config
+ONE = TileConfig(BM=4, BN=1, BK=128, TM=2, TN=1, lanes_k=32, slots=2, dynamic=True)
+SIXTEEN = TileConfig(BM=8, BN=16, BK=16, TM=1, TN=16, lanes_k=4, slots=5, pad_b=4, dynamic=True)
+UNEVEN = TileConfig(BM=6, BN=2, BK=32, TM=1, TN=2, lanes_k=8, slots=4, pad_b=1, dynamic=True)  # 12 sums, 48 threads
+CONFIGS = {config.BN: config for config in (FOUR, ONE, SIXTEEN, UNEVEN)}
+
+# Of a matrix seen as (mn, k): how it lies in memory, as a view of something larger that is full of NaN.
+LAYOUTS: dict[str, Callable[[int, int], np.ndarray]] = {
+    "along4": lambda mn, k: _nan(mn + 2, k + 8)[1 : mn + 1, 4 : k + 4],
+    "along1": lambda mn, k: _nan(mn + 2, k + 3)[1 : mn + 1, 1 : k + 1],
+    "across1": lambda mn, k: _nan(k + 2, mn + 3)[1 : k + 1, 1 : mn + 1].T,
+    "any": lambda mn, k: _nan(2 * mn + 1, 3 * k + 1)[1::2, 1::3][::-1],
+}
+
+
+def _nan(rows: int, cols: int) -> np.ndarray:
+    """A matrix of NaN whose rows and first element are 16-byte aligned."""
+    pitch = -(-cols // 4) * 4
+    flat = np.full(rows * pitch + 4, np.nan, np.float32)
+    return flat[-flat.ctypes.data % 16 // 4 :][: rows * pitch].reshape(rows, pitch)[:, :cols]
+
+
+def filled(generator: np.random.Generator, layout: str, mn: int, k: int) -> np.ndarray:
+    view = LAYOUTS[layout](mn, k)
+    view[...] = generator.standard_normal((mn, k), dtype=np.float32)
+    return view
+
+
+def work_of(config: TileConfig, m: int, n: int, k: int, blocks: int, whole: int, **batch: Any) -> tuple[Work, int]:
+    """What a launch of so many blocks is told, with `whole` tiles that are not shared."""
+    rows, cols, k_tiles = -(-m // config.BM), -(-n // config.BN), max(1, -(-k // config.BK))
+    fields: dict[str, Any] = dict.fromkeys(Work._fields, 0)
+    fields |= {"rows": rows, "cols": cols, "group": 2, "k_tiles": k_tiles}
+    fields |= {"matrices": 1, "inner": 1, "middle": 1} | batch
+    shared = rows * cols * fields["matrices"] - whole
+    assert shared >= 0
+    base, extra = divmod(shared * k_tiles, blocks)
+    partials = np.full(2 * blocks * config.BM * config.BN, np.nan, np.float32)
+    counters = np.zeros(max(shared, 1), np.int64)
+    fields |= {"partials": partials, "counters": counters, "whole": whole, "base": base, "extra": extra}
+    return Work(**fields), blocks
+
+
+def launch(config: TileConfig, form: Form, args: tuple[Any, ...], work: Work, blocks: int, seed: int | None) -> None:
+    kernel = thin.build(config, form)
+    scheduler.run(kernel, blocks, config.threads, args, dynamic_shared=config.dynamic_shared, seed=seed)
+    assert not work.counters.any(), "counters are not zero again"
+
+
+def check(
+    config: TileConfig,
+    m: int,
+    n: int,
+    k: int,
+    *,
+    a: str = "along4",
+    b: str = "across1",
+    blocks: int = 2,
+    whole: int = 0,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    seed: int | None = None,
+) -> None:
+    generator = np.random.default_rng((m, n, k, blocks))
+    left, right = filled(generator, a, m, k), filled(generator, b, n, k).T
+    around = np.full((m + 2, n + 2), 77, np.float32)
+    c = around[1:-1, 1:-1]
+    c[...] = np.nan if beta == 0 else generator.standard_normal((m, n))
+    expected, scale = accuracy.reference(alpha, left, right, beta, c)
+    work, blocks = work_of(config, m, n, k, blocks, whole)
+    form = Form(a, b, c_aligned=False)
+    launch(config, form, (np.float32(alpha), left, right, np.float32(beta), c, work), work, blocks, seed)
+    compared = accuracy.compare(c, expected, scale, k)
+    assert compared.ok, compared
+    c[...] = 77
+    assert (around == 77).all(), "something was written around C"
+
+
+@pytest.mark.parametrize("bn", CONFIGS)
+@pytest.mark.parametrize(("m", "n", "k", "blocks", "whole"), [(1, 1, 4, 1, 0), (5, 1, 132, 2, 0), (17, 2, 0, 1, 0)])
+def test_small(bn: int, m: int, n: int, k: int, blocks: int, whole: int) -> None:
+    check(CONFIGS[bn], m, n, k, blocks=blocks, whole=whole)
+
+
+@pytest.mark.parametrize("a", ["along4", "along1", "across1", "any"])
+@pytest.mark.parametrize("b", ["along1", "across1", "any"])
+def test_layouts(a: str, b: str) -> None:
+    check(FOUR, 19, 3, 100 if a == "along4" else 101, a=a, b=b, alpha=-0.5, beta=2.0)
+
+
+@pytest.mark.parametrize("bn", [1, 16])
+@pytest.mark.parametrize("a", ["along1", "any"])
+def test_other_widths_in_floats(bn: int, a: str) -> None:
+    check(CONFIGS[bn], 9, bn, 150, a=a, b="along1", beta=1.0)
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3, 5, 7])
+@pytest.mark.parametrize("bn", [4, 16])
+def test_splits(blocks: int, bn: int) -> None:
+    config = CONFIGS[bn]
+    check(config, 2 * config.BM + 1, bn + 1, 7 * config.BK - 4, blocks=blocks, alpha=1.5, beta=-1.0)
+
+
+def test_more_parts_than_are_read_at_once() -> None:
+    config = CONFIGS[16]
+    check(config, 8, 16, 19 * config.BK, blocks=19)
+
+
+@pytest.mark.parametrize("whole", [1, 4, 5])
+def test_whole_tiles(whole: int) -> None:
+    check(FOUR, 65, 3, 36, blocks=2, whole=whole)
+
+
+@pytest.mark.parametrize("bn", CONFIGS)
+def test_any_order_of_threads(bn: int) -> None:
+    for seed in range(3):
+        check(CONFIGS[bn], 18, bn, 6 * CONFIGS[bn].BK + 4, blocks=2, seed=seed)
+
+
+@pytest.mark.parametrize("k", [3, 31, 32, 33, 64, 65, 97])
+def test_ends_of_k(k: int) -> None:
+    check(FOUR, 16, 4, k, a="along1", blocks=1)
+
+
+def test_columns_beyond_the_tile() -> None:
+    check(FOUR, 40, 11, 40, blocks=3, whole=5)
+
+
+def test_alpha_zero() -> None:
+    check(FOUR, 16, 4, 0, blocks=1, alpha=0.0, beta=3.0)
+
+
+def test_batch() -> None:
+    generator = np.random.default_rng(1)
+    a = generator.standard_normal((2, 3, 17, 40), dtype=np.float32)
+    b = generator.standard_normal((3, 40, 5), dtype=np.float32)  # broadcast along the first
+    c = np.full((2, 3, 17, 5), np.nan, np.float32)
+    batch = {
+        "matrices": 6,
+        "inner": 3,
+        "a_middle": a.strides[0],
+        "a_inner": a.strides[1],
+        "b_inner": b.strides[0],
+        "c_middle": c.strides[0],
+        "c_inner": c.strides[1],
+        "middle": 2,
+    }
+    work, blocks = work_of(FOUR, 17, 5, 40, 5, 7, **batch)
+    form = Form("along4" if a.ctypes.data % 16 == 0 else "along1", "across1", c_aligned=False)
+    launch(FOUR, form, (np.float32(1), a[0, 0], b[0], np.float32(0), c[0, 0], work), work, blocks, None)
+    for i in range(2):
+        for j in range(3):
+            compared = accuracy.compare(c[i, j], *accuracy.reference(1, a[i, j], b[j]), 40)
+            assert compared.ok, compared
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_epilogue(blocks: int) -> None:
+    def shift(value: Any, row: Any, col: Any, bias: Any) -> Any:
+        return value + bias[row]
+
+    generator = np.random.default_rng(2)
+    a, b = filled(generator, "along4", 18, 100), filled(generator, "any", 3, 100).T
+    bias = np.arange(18, dtype=np.float32)
+    c = np.ones((18, 3), np.float32)
+    expected, scale = accuracy.reference(1, a, b, 2, c)
+    work, blocks = work_of(FOUR, 18, 3, 100, blocks, 0)
+    form = Form("along4", "any", c_aligned=False, epilogue=shift, vectors=1)
+    launch(FOUR, form, (np.float32(1), a, b, np.float32(2), c, work, (bias,)), work, blocks, None)
+    compared = accuracy.compare(c, expected + bias[:, None], scale + bias[:, None], 100)
+    assert compared.ok, compared
+
+
+def test_configurations_are_checked() -> None:
+    form = Form("along4", "any", c_aligned=False)
+    broken: dict[str, dict[str, Any]] = {
+        "a chunk is four k a lane": {"BK": 64},
+        "two slots or more": {"slots": 1},
+        "pad_b holds B's padding": {"pad_b": 0},
+        "dynamic shared memory": {"dynamic": False},
+        "BN is a power of two": {"BN": 3, "TN": 3},
+    }
+    for words, changes in broken.items():
+        with pytest.raises(ValueError, match=words):
+            thin.build(FOUR.replace(**changes), form)
+    with pytest.raises(ValueError, match="slots hold the sums"):
+        thin.build(SIXTEEN.replace(BM=32, TM=4, slots=2), form)
