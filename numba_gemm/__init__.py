@@ -11,12 +11,44 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .api import stages, tiled_sgemm
+    from .explanation import Explanation, explain
+    from .kernel_cache import clear_cache
     from .ladder.cpu import cpu_sgemm
+    from .plans import Plan, plan
+    from .precompilation import precompile
+    from .tuning import Autotuned, autotune, clear_autotuned
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "cpu_sgemm", "stages", "tiled_sgemm"]
+__all__ = [
+    "Autotuned",
+    "Explanation",
+    "Plan",
+    "__version__",
+    "autotune",
+    "clear_autotuned",
+    "clear_cache",
+    "cpu_sgemm",
+    "explain",
+    "plan",
+    "precompile",
+    "stages",
+    "tiled_sgemm",
+]
 
-_HOMES = {"cpu_sgemm": ".ladder.cpu", "stages": ".api", "tiled_sgemm": ".api"}
+_HOMES = {
+    "Autotuned": ".tuning",
+    "Explanation": ".explanation",
+    "Plan": ".plans",
+    "autotune": ".tuning",
+    "clear_autotuned": ".tuning",
+    "clear_cache": ".kernel_cache",
+    "cpu_sgemm": ".ladder.cpu",
+    "explain": ".explanation",
+    "plan": ".plans",  # not .plan: a module of the function's name would take its place here
+    "precompile": ".precompilation",
+    "stages": ".api",
+    "tiled_sgemm": ".api",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import ctypes
 import numbers
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from . import arrays, launch, select
-from .arrays import Operand, streams
+from . import arrays, choice_cache, epilogues, launch, select
+from .arrays import Known, Operand, Seen, batches, streams
 from .ladder import STAGES
 from .ladder.stage import Stage
+from .launch import Extra, Matrix
+from .select import Choice, Problem
+from .workspace import Workspace
 
 ANY_GPU = (99, 0)  # a compute capability that no stage finds too low
+
+Pick = Callable[[Problem], Choice]
+
+_seen: Seen = {}
+
+
+def forget() -> None:
+    """Let the next call of each kind be checked in full, and chosen for, again."""
+    _seen.clear()
 
 
 def stages() -> tuple[Stage, ...]:
@@ -30,35 +45,52 @@ def tiled_sgemm(
     beta: float = 0.0,
     stage: str = "auto",
     stream: Any = None,
+    epilogue: Callable[..., Any] | None = None,
+    epilogue_args: Sequence[Any] = (),
 ) -> Any:
-    """Compute ``C = alpha * A @ B + beta * C`` in float32 on the GPU.
+    """Compute ``C = alpha * A @ B + beta * C`` in float32 on the GPU, for matrices or batches of them.
 
     Parameters
     ----------
-    a, b : array of shape (M, K), array of shape (K, N); float32
+    a, b : array of shape (..., M, K), array of shape (..., K, N); float32
         Both of one library: NumPy, Numba, CuPy, PyTorch (on CUDA), or any object that offers
         ``__cuda_array_interface__`` or ``__dlpack__``. Any M, N, K from 0 on, and any strides: transposed, sliced,
-        reversed, broadcast. Arrays in device memory are read where they are, never copied. NumPy arrays are copied to
-        the GPU and the result back; one that is contiguous neither by rows nor by columns is first copied on the host.
-    out : array of shape (M, N), float32, optional
-        C, of the same library as `a` and `b`; overwritten. It may have any strides under which its elements are
-        distinct, and may interleave with `a` and `b` in memory as long as it shares no element with them. A NumPy one
-        that is contiguous neither by rows nor by columns is filled through a host copy. For PyTorch's autograd it
-        counts as modified in place.
+        reversed, broadcast. Dimensions before the last two are a batch's, of which each operand may have any number;
+        they are broadcast as in NumPy. Arrays in device memory are read where they are, never copied. NumPy arrays are
+        copied to the GPU and the result back; one that is not contiguous, with its matrices by rows or by columns, is
+        first copied on the host, and a broadcast one in full.
+    out : array of shape (..., M, N), float32, optional
+        C, of the same library as `a` and `b`, and of the batch dimensions that theirs are broadcast to; overwritten. It
+        may have any strides under which its elements are distinct, and may interleave with `a` and `b` in memory as
+        long as it shares no element with them. A NumPy one that is not contiguous is filled through a host copy. For
+        PyTorch's autograd it counts as modified in place.
     alpha, beta : real number
         Rounded to float32. Where `beta` is 0, C is not read and may hold anything, NaN too; where `alpha` is 0, neither
         `a` nor `b` is read.
     stage : str
-        A name in `stages()`, to run that stage in its first configuration; or "auto", to have stage and configuration
-        chosen by shape, alignment and device.
+        A name in `stages()`, to run that stage, in its first configuration unless it has a schedule; or "auto", to have
+        stage and configuration chosen by shape, layout and device, or as `autotune` measured them. `explain` tells what
+        is chosen.
     stream : optional
         Stream to run on: a stream of Numba, CuPy or PyTorch, an object with ``__cuda_stream__``, or a handle. By
         default the current stream of the arrays' library; for Numba arrays and ``__cuda_array_interface__`` the first
         stream that `a`, `b` or `out` is bound to; else the default stream.
+    epilogue : function, optional
+        Compiled into the kernel, and applied to each element on its way out: C's element becomes
+        ``epilogue(value, row, column, *epilogue_args)``, rounded to float32, where `value` is the element of
+        ``alpha * A @ B + beta * C`` and `row` and `column` say where in its matrix it is. A Python function that Numba
+        can compile, or one made by ``@cuda.jit(device=True)``. What it finds in globals, closures and modules is
+        compiled in as it is at the call, if it is numbers, strings, arrays of up to 64 KB, tuples of these, and
+        functions made by ``@cuda.jit`` without signatures that find no more than that. If there is anything else, all
+        of it is compiled in as it is at the first call with this very function, and once in every process. Stages
+        without a schedule take none.
+    epilogue_args : sequence of arrays of shape (elements,), float32
+        Vectors for it, of the same library as `a` and `b`, with any strides; not `out`'s memory. That the epilogue
+        stays within them is not checked.
 
     Returns
     -------
-    array of shape (M, N), float32
+    array of shape (..., M, N), float32
         `out` if given, else a new array of the library of `a` and `b`, in row order; a Numba device array if `a` and
         `b` are known by ``__cuda_array_interface__`` or ``__dlpack__`` only. (DLPack objects in host memory count as
         NumPy arrays.) A NumPy result is complete at the return; others are complete in the order of the stream.
@@ -67,11 +99,13 @@ def tiled_sgemm(
     ------
     TypeError
         For an operand that is no array, has another dtype than float32 (nothing is cast silently), or is not of the
-        same library as the others; for an `alpha`, `beta` or `stream` that is none.
+        same library as the others; for an `alpha`, `beta` or `stream` that is none; for an epilogue that is no
+        function, does not take these arguments, does not compile, or returns no real number; for `epilogue_args` that
+        are no sequence.
     ValueError
-        For shapes that do not fit; an `out` that is read-only, overlaps `a`, `b` or itself; ``beta != 0`` without
-        `out`; operands on several devices; a PyTorch tensor that requires grad; an unknown stage, or one that the GPU
-        cannot run.
+        For shapes that do not fit; an `out` that is read-only, overlaps `a`, `b`, a vector or itself; ``beta != 0``
+        without `out`; operands on several devices; a PyTorch tensor that requires grad; an unknown stage, or one that
+        the GPU cannot run, or that takes no epilogue; vectors without an epilogue; with one, a K beyond 2**30.
     GpuUnavailable
         Without a GPU, unless Numba's simulator is on (NUMBA_ENABLE_CUDASIM=1).
 
@@ -82,18 +116,188 @@ def tiled_sgemm(
     that they name. Operands on another stream than their library's, or known by a protocol only, are kept alive until
     the stream has passed the product, and let go by a later call. While the stream is captured into a CUDA graph,
     neither is done: the graph's owner orders and keeps them. Calls are safe from several host threads.
+
+    A call like an earlier one (the same library, shapes, strides, device and stage, no epilogue) skips what the earlier
+    one checked.
+
+    A batch is one launch of a stage that has a schedule if its dimensions come down to three: those of extent 1 do not
+    count, neighbours that lie behind each other in all operands count as one, and without an epilogue, matrices that
+    share B and lie behind each other in A and C count as one matrix; and likewise those that share A. Of more than
+    three, the outermost take a launch each. Stages without a schedule take a launch for each matrix that is left.
     """
-    alpha, beta = _real("alpha", alpha), _real("beta", beta)
+    if type(alpha) is not float:
+        alpha = real("alpha", alpha)
+    if type(beta) is not float:
+        beta = real("beta", beta)
+    # Other stages may not be hashable, and of other vectors it may not be told whether there are any.
+    if epilogue is None and type(stage) is str and type(epilogue_args) is tuple and not epilogue_args:
+        done = arrays.again(_seen, stage, a, b, out, alpha, beta, stream)
+        if done is not None:
+            return done
+    return checked_product(
+        a, b, out, alpha, beta, stream, stage=stage, seen=_seen, epilogue=epilogue, epilogue_args=epilogue_args
+    )
+
+
+def checked_product(
+    a: Any,
+    b: Any,
+    out: Any,
+    alpha: float,
+    beta: float,
+    stream: Any,
+    *,
+    stage: str,
+    seen: Seen,
+    epilogue: Callable[..., Any] | None = None,
+    epilogue_args: Sequence[Any] = (),
+    home: int | None = None,
+    picking: Callable[[Request], Pick] | None = None,
+    workspace: Workspace | None = None,
+) -> Any:
+    """Check everything, launch, and remember the call.
+
+    Parameters
+    ----------
+    a, b, out, alpha, beta, stream, stage, epilogue, epilogue_args
+        Those of `tiled_sgemm`.
+    seen : dict
+        Where to remember the call.
+    home : int, optional
+        The device for operands that lie on none. By default the current one.
+    picking : callable, optional
+        What chooses for a request, or raises. By default its stage.
+    workspace : Workspace, optional
+        As in `launch.bind`.
+    """
+    wanted = checked(a, b, out, alpha, beta, stream, stage, epilogue, epilogue_args, home)
+    pick, gpu = (wanted.pick if picking is None else picking(wanted)), launch.device_properties(wanted.device)
+    left, launches, known = wanted.a, 0, None
+    with left.kind.product(
+        left,
+        wanted.b,
+        wanted.out,
+        shape=wanted.shape,
+        vectors=wanted.vectors,
+        reads_out=wanted.beta != 0,
+        device=wanted.device,
+        stream=wanted.stream,
+    ) as product:
+        queue, place = product.stream.handle, product.c.pointer
+        for x, y, z, extra in wanted.pieces(product.a, product.b, product.c, product.vectors):
+            choice = pick(select.problem(x, y, z, extra, gpu))
+            x, y, z, extra = arranged(choice, x, y, z, extra)
+            run, share = (choice.stage, choice.config), choice.share
+            launch.launch(
+                *run, wanted.alpha, x, y, wanted.beta, z, stream=queue, workspace=workspace, share=share, extra=extra
+            )
+            launches += 1
+    glance = arrays.glance_of(left.kind, a) if launches == 1 and wanted.k and epilogue is None else None
+    if glance is not None and launch.takes_one_launch(*run, z.rows, z.cols, x.cols):
+        known = Known(launch.bind(*run, x, y, z, workspace, share, extra), wanted.shape, choice.swapped)
+        arrays.remember(seen, stage, glance, (a, b, out), place, known)
+    return product.result if out is None else out
+
+
+def arranged(choice: Choice, a: Matrix, b: Matrix, c: Matrix, extra: Extra) -> tuple[Matrix, Matrix, Matrix, Extra]:
+    """The operands as a choice wants them."""
+    return launch.exchanged(a, b, c, extra) if choice.swapped else (a, b, c, extra)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A product that has been checked.
+
+    Attributes
+    ----------
+    a, b : Operand
+        Where there are no terms to sum up, or alpha is 0, of K = 0: they are not read.
+    out : Operand or None
+        C, if the caller gave one.
+    vectors : list of Operand
+        The epilogue's.
+    epilogue : callable or None
+        What a kernel is built with.
+    given : tuple
+        Shapes of a and b as the caller gave them.
+    shape : tuple of int
+        Of C.
+    k : int
+        Terms of each sum.
+    alpha, beta : float
+        Rounded to float32.
+    stage : str
+        A name, or "auto".
+    device : int
+        Ordinal of the device to run on.
+    stream : Stream or None
+        The caller's.
+    """
+
+    a: Operand
+    b: Operand
+    out: Operand | None
+    vectors: list[Operand]
+    epilogue: Callable[..., Any] | None
+    given: tuple[tuple[int, ...], tuple[int, ...]]
+    shape: tuple[int, ...]
+    k: int
+    alpha: float
+    beta: float
+    stage: str
+    device: int
+    stream: streams.Stream | None
+
+    @property
+    def pick(self) -> Pick:
+        """What chooses by its stage."""
+        auto = self.stage == "auto"
+        return partial(choice_cache.choose, self.device) if auto else partial(select.named, self.stage)
+
+    def pieces(
+        self, a: Operand, b: Operand, c: Operand, vectors: list[Operand]
+    ) -> Iterator[tuple[Matrix, Matrix, Matrix, Extra]]:
+        """What to launch, for operands and vectors that lie where kernels find them."""
+        if 0 in self.shape:
+            return
+        able = _scheduled(launch.device_properties(self.device).cc)
+        at_once = batches.AT_ONCE if self.stage in able or (self.stage == "auto" and able) else 0
+        places = tuple(vector.vector() for vector in vectors)
+        for x, y, z, batch in batches.products(a, b, c, self.device, at_once=at_once, fold=self.epilogue is None):
+            yield x, y, z, Extra(batch, self.epilogue, places)
+
+
+def checked(
+    a: Any,
+    b: Any,
+    out: Any,
+    alpha: float,
+    beta: float,
+    stream: Any,
+    stage: str,
+    epilogue: Callable[..., Any] | None,
+    epilogue_args: Sequence[Any],
+    home: int | None = None,
+) -> Request:
+    """Check everything that can be checked without compiling; parameters are those of `checked_product`."""
+    alpha, beta = real("alpha", alpha), real("beta", beta)
     if beta != 0 and out is None:
         raise ValueError(f"beta is {beta:g} and out is None; expected an array C to scale; pass it as out, or beta=0")
-    if not isinstance(stage, str):
-        raise TypeError(f"stage is a {type(stage).__qualname__}; expected a str; pass 'auto' or the name of a stage")
-    if stage != "auto":
-        select.resolve(stage, ANY_GPU)  # whether it is known at all: that needs no GPU to say
+    _check_stage(stage, ANY_GPU, epilogue)  # whether it is known at all: that needs no GPU to say
+    if isinstance(epilogue_args, str) or not isinstance(epilogue_args, Sequence):
+        raise TypeError(
+            f"epilogue_args is a {type(epilogue_args).__qualname__}; expected a tuple or list of vectors; "
+            "pass (vector,) for one"
+        )
+    given = tuple(epilogue_args)
+    if epilogue is None and given:
+        raise ValueError(f"epilogue is None and epilogue_args has {len(given)}; expected none; pass an epilogue")
+    last_step = None if epilogue is None else epilogues.prepared(epilogue, len(given))
     queue = None if stream is None else streams.Stream.of(stream)
 
     left, right = arrays.describe("a", a, queue), arrays.describe("b", b, queue)
     target = None if out is None else arrays.describe("out", out, queue)
+    vectors = [arrays.describe(f"epilogue_args[{i}]", one, queue) for i, one in enumerate(given)]
     operands = [left, right] if target is None else [left, right, target]
     for operand in operands:
         _check_matrix(operand)
@@ -102,38 +306,69 @@ def tiled_sgemm(
             f"a is of kind {left.kind.name} and b of kind {right.kind.name}; expected both of one kind; "
             "convert one of them"
         )
-    (m, k), n = left.shape, right.shape[1]
-    if right.shape[0] != k:
+    (m, k), n = left.shape[-2:], right.shape[-1]
+    if right.shape[-2] != k:
         raise ValueError(
-            f"a has shape {left.shape} and b has shape {right.shape}: {k} columns of a against {right.shape[0]} rows "
+            f"a has shape {left.shape} and b has shape {right.shape}: {k} columns of a against {right.shape[-2]} rows "
             "of b; expected shapes (M, K) and (K, N); pass a transpose or slice that fits"
         )
+    batch = batches.broadcast(left.shape[:-2], right.shape[:-2])
+    if batch is None:
+        raise ValueError(
+            f"a has shape {left.shape} and b has shape {right.shape}: batch dimensions {left.shape[:-2]} and "
+            f"{right.shape[:-2]}; expected equal ones, or 1, counted from the last; pass arrays whose batches fit"
+        )
+    shape, shapes = (*batch, m, n), (tuple(left.shape), tuple(right.shape))
+    for vector in vectors:
+        _check_vector(vector, left)
     if target is not None:
-        _check_out(target, left, right)
-    device = _common_device(operands)
+        _check_out(target, shape, left, right, vectors)
+    device = _common_device([*operands, *vectors], home)
     if queue is not None and launch.device_count() > 1 and streams.device_of(queue) not in (None, device):
         raise ValueError(
             f"stream belongs to device {streams.device_of(queue)} and the operands lie on device {device}; expected "
             "one device; pass a stream of the operands' device"
         )
-    gpu = launch.device_properties(device)
-    named = None if stage == "auto" else select.resolve(stage, gpu.cc)
-
-    if alpha == 0 or 0 in (m, n, k):
+    _check_stage(stage, launch.device_properties(device).cc, epilogue)
+    if alpha == 0 or k == 0 or 0 in shape:
         # Sums without terms: a and b are not read, and alpha = 0 keeps an infinite or NaN alpha out of beta * C.
         alpha, k, left, right = 0.0, 0, left.resized(m, 0), right.resized(0, n)
-    with left.kind.product(left, right, target, reads_out=beta != 0, device=device, stream=queue) as product:
-        if m and n:
-            x, y, z = product.a, product.b, product.c
-            if named is not None:
-                chosen, config = named, named.configs[0]
-            else:
-                chosen, config = select.choose(m, n, k, launch.aligned_operands(x, y, z), gpu.cc, gpu.sm_count)
-            launch.launch(chosen, config, alpha, x, y, beta, z, stream=product.stream.handle)
-    return product.result if out is None else out
+    return Request(left, right, target, vectors, last_step, shapes, shape, k, alpha, beta, stage, device, queue)
 
 
-def _real(name: str, value: Any) -> float:
+def _scheduled(cc: tuple[int, int]) -> list[str]:
+    """Names of the stages that take batches and epilogues, on a GPU."""
+    return [stage.name for stage in STAGES.values() if stage.schedule is not None and cc >= stage.min_cc]
+
+
+def _check_stage(stage: Any, cc: tuple[int, int], epilogue: Any) -> None:
+    if not isinstance(stage, str):
+        raise TypeError(f"stage is a {type(stage).__qualname__}; expected a str; pass 'auto' or the name of a stage")
+    if stage != "auto":
+        select.resolve(stage, cc)
+    if epilogue is None:
+        return
+    able = _scheduled(cc)
+    if not able:
+        raise ValueError(
+            f"epilogue is given, and this GPU has compute capability {cc[0]}.{cc[1]}; expected a GPU that one of "
+            f"{', '.join(_scheduled(ANY_GPU))} runs on; apply it to the result"
+        )
+    if stage != "auto" and stage not in able:
+        raise ValueError(
+            f"stage is {stage!r}, which takes no epilogue; expected 'auto' or one of {', '.join(able)}; pass one of "
+            "these"
+        )
+
+
+def real(name: str, value: Any) -> float:
+    """A scalar, rounded to float32.
+
+    Raises
+    ------
+    TypeError, ValueError
+        if it is no real number.
+    """
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
     if not isinstance(value, numbers.Real):
@@ -149,11 +384,30 @@ def _real(name: str, value: Any) -> float:
 
 def _check_matrix(operand: Operand) -> None:
     name = operand.name
-    if len(operand.shape) != 2:
+    if len(operand.shape) < 2:
         raise ValueError(
-            f"{name} has {len(operand.shape)} dimensions, shape {operand.shape}; expected 2; "
+            f"{name} has {len(operand.shape)} dimensions, shape {operand.shape}; expected 2, or more for a batch; "
             f"pass {name}.reshape(rows, columns)"
         )
+    _check_elements(operand)
+
+
+def _check_vector(operand: Operand, left: Operand) -> None:
+    if operand.kind.family != left.kind.family:
+        raise TypeError(
+            f"{operand.name} is of kind {operand.kind.name} and a of kind {left.kind.name}; expected one kind; convert "
+            f"{operand.name}"
+        )
+    if len(operand.shape) != 1:
+        raise ValueError(
+            f"{operand.name} has {len(operand.shape)} dimensions, shape {operand.shape}; expected 1; "
+            f"pass {operand.name}.reshape(-1)"
+        )
+    _check_elements(operand)
+
+
+def _check_elements(operand: Operand) -> None:
+    name = operand.name
     if operand.dtype != "float32":
         raise TypeError(
             f"{name} has dtype {operand.dtype}; expected float32, and nothing is cast silently; "
@@ -166,13 +420,14 @@ def _check_matrix(operand: Operand) -> None:
         )
 
 
-def _check_out(target: Operand, left: Operand, right: Operand) -> None:
+def _check_out(
+    target: Operand, expected: tuple[int, ...], left: Operand, right: Operand, vectors: list[Operand]
+) -> None:
     if target.kind.family != left.kind.family:
         raise TypeError(
             f"out is of kind {target.kind.name} and a and b of kind {left.kind.name}; expected out of the same kind; "
             "pass such an array, or no out"
         )
-    expected = (left.shape[0], right.shape[1])
     if target.shape != expected:
         raise ValueError(
             f"out has shape {target.shape}; expected {expected}, for a of shape {left.shape} and b of shape "
@@ -180,10 +435,10 @@ def _check_out(target: Operand, left: Operand, right: Operand) -> None:
         )
     if target.readonly:
         raise ValueError("out is read-only; expected an array that can be written; pass a copy of it")
-    for other in (left, right):
+    for other in (left, right, *vectors):
         if target.overlaps(other):
             raise ValueError(
-                f"out shares memory with {other.name}; expected an array apart from both operands, which are read "
+                f"out shares memory with {other.name}; expected an array apart from all operands, which are read "
                 f"while it is written; pass another out, or a copy of {other.name}"
             )
     if target.overlaps_itself():
@@ -193,10 +448,10 @@ def _check_out(target: Operand, left: Operand, right: Operand) -> None:
         )
 
 
-def _common_device(operands: list[Operand]) -> int:
+def _common_device(operands: list[Operand], home: int | None = None) -> int:
     places = {operand.name: operand.device for operand in operands if operand.device is not None}
     if not places:
-        return launch.current_device()
+        return launch.current_device() if home is None else home
     if len(set(places.values())) > 1:
         described = ", ".join(f"{name} on device {device}" for name, device in places.items())
         raise ValueError(f"operands lie on several devices: {described}; expected one; copy them to one device")

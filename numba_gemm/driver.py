@@ -1,16 +1,25 @@
-"""The CUDA driver, called through cuda.bindings: errors as exceptions, and which device is current."""
+"""The CUDA driver, called through cuda.bindings: errors as exceptions, and which device is current.
+
+What is called at every launch is called through ctypes, with arguments that lie ready in memory: cuda.bindings converts
+and wraps each anew, which takes longer than the driver does.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cuda.bindings import driver
 
 from .device.probe import driver_error
+
+if TYPE_CHECKING:
+    from .device.internals import KernelArguments
 
 
 class GpuUnavailable(RuntimeError):
@@ -28,9 +37,15 @@ def call(function: Any, *arguments: Any) -> Any:
     """Call a function of the driver; return its one result, or None, or raise RuntimeError with the driver's words."""
     status, *results = function(*arguments)
     if status != driver.CUresult.CUDA_SUCCESS:
-        _, text = driver.cuGetErrorString(status)
-        raise RuntimeError(f"{function.__name__} failed: {(text or b'?').decode()} ({status.name})")
+        raise failure(function.__name__, status)
     return results[0] if results else None
+
+
+def failure(name: str, status: int) -> RuntimeError:
+    """The driver's words for what a function of it returned."""
+    result = driver.CUresult(status)
+    _, text = driver.cuGetErrorString(result)
+    return RuntimeError(f"{name} failed: {(text or b'?').decode()} ({result.name})")
 
 
 _lock = threading.Lock()
@@ -65,3 +80,106 @@ def device_scope(device: int) -> Iterator[None]:
         yield
     finally:
         call(driver.cuCtxPopCurrent)
+
+
+@contextmanager
+def relaxed_capture() -> Iterator[None]:
+    """Let this thread do what would otherwise break a capture that another thread, or itself, has begun."""
+    mode = call(driver.cuThreadExchangeStreamCaptureMode, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+    try:
+        yield
+    finally:
+        call(driver.cuThreadExchangeStreamCaptureMode, mode)
+
+
+# ---------------------------------------------------------------------------------- calls that lie ready in memory
+
+
+@functools.cache
+def zero_is_per_thread() -> bool:
+    """Which default stream the handle 0 means: the calling thread's, or the legacy one.
+
+    Told by the variable that tells cuda.bindings, so that both ways of calling mean the same one.
+    """
+    return bool(int(os.environ.get("CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM") or 0))
+
+
+@functools.cache
+def raw(name: str) -> Any:
+    """A function of the driver for ctypes: it takes ctypes objects, unchecked, and returns the status as an int."""
+    start()
+    flags = driver.CUdriverProcAddress_flags
+    if zero_is_per_thread():
+        flag = flags.CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM
+    else:
+        flag = flags.CU_GET_PROC_ADDRESS_LEGACY_STREAM
+    address = int(call(driver.cuGetProcAddress, name.encode(), 12000, int(flag)) or 0)
+    if not address:
+        raise RuntimeError(f"this driver has no {name}; expected a driver of CUDA 12 or later; install one")
+    # Not PYFUNCTYPE: a launch waits where too many are pending, and others must be able to run meanwhile.
+    return ctypes.CFUNCTYPE(ctypes.c_int)(address)
+
+
+class _LaunchConfig(ctypes.Structure):
+    """The driver's ``CUlaunchConfig``."""
+
+    _fields_ = [
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("attribute_count", ctypes.c_uint),
+    ]
+
+
+class Frame:
+    """A launch of a kernel on a device, laid out as the driver reads it; for one thread at a time.
+
+    The driver has copied the parameters when a launch returns, so the frame may serve the next one.
+    """
+
+    __slots__ = (
+        "_arguments",
+        "_config",
+        "_context",
+        "_current",
+        "_current_place",
+        "_enqueue",
+        "_get_current",
+        "_kernel",
+        "_move",
+        "_no_extra",
+        "_parameters",
+        "_place",
+        "_stream",
+    )
+
+    def __init__(
+        self,
+        device: int,
+        kernel: int,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared: int,
+        arguments: KernelArguments,
+    ) -> None:
+        self._arguments, self._move = arguments, arguments.move
+        self._config, self._stream = _LaunchConfig(grid, block, shared), 0
+        self._place, self._kernel = ctypes.c_void_p(ctypes.addressof(self._config)), ctypes.c_void_p(kernel)
+        self._parameters, self._no_extra = ctypes.c_void_p(arguments.address), ctypes.c_void_p(None)
+        self._context, self._current = int(primary_context(device)), ctypes.c_void_p(None)
+        self._current_place = ctypes.c_void_p(ctypes.addressof(self._current))
+        self._enqueue, self._get_current = raw("cuLaunchKernelEx"), raw("cuCtxGetCurrent")
+
+    def in_context(self) -> bool:
+        """Whether the device's context is current in this thread."""
+        return not self._get_current(self._current_place) and self._current.value == self._context
+
+    def launch(self, stream: int, *values: float) -> None:
+        """Enqueue the kernel on a stream, in the device's context, with new values for the parameters that move."""
+        self._move(*values)
+        if stream != self._stream:
+            self._config.stream = self._stream = stream
+        if status := self._enqueue(self._place, self._kernel, self._parameters, self._no_extra):
+            raise failure("cuLaunchKernelEx", status)

@@ -1,24 +1,38 @@
-"""Which stage, in which configuration, for a shape on a device: the policy behind ``stage="auto"``.
+"""Which stage, in which configuration and shares, for a product on a device: the policy behind ``stage="auto"``.
 
-The model. A multiprocessor (SM) takes the blocks of C that fall to it in rounds of as many as it can hold. In a round
-a k-tile costs what its multiply-adds cost at the configuration's measured efficiency, but no less than it costs a
-block that has the SM to itself and cannot hide its waits; and each round begins with a trip to memory. The candidate
-that ends first wins.
+The model, in clocks of a multiprocessor (SM). A k-tile costs a block that has the SM to itself its latency, and an SM
+that is full its multiply-adds at the configuration's efficiency; between the two, blocks hide each other's waits in
+part. The SM with the most k-tiles decides. Blocks that divide a tile of C pay for it: each writes its part, and the
+last one reads them all. No product is faster than its bytes. The candidate that ends first wins.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import ceil, prod, sqrt
 
 from .ladder import STAGES
-from .ladder.stage import Stage, TileConfig
+from .ladder.stage import FLOAT32_BYTES, Share, Stage, TileConfig
+from .launch import DeviceProperties, Extra, Matrix, exchanged
 from .models.roofline import FP32_LANES_PER_SM
 
-# Clocks from a round's start to its first multiply-add: a launch's or a block's own start and a trip to device memory.
-START = 2000
-# What a 128-bit stage keeps of its speed when operands are too ragged for 128-bit copies.
-UNALIGNED = 0.87
+# The constants below and RATES are fitted to 6,500 products of 125 shapes on an H200 (132 SMs at 1.98 GHz, graph
+# replays; docs/experiments.md). Clocks of a launch, of a tile of C's first trip to memory, and of a piece of a tile's.
+LAUNCH, TILE, PIECE = 1310, 1470, 365
+# Waits and multiply-adds overlap as in a norm of this order: 1 would be not at all, infinity completely.
+OVERLAP = 2.5
+# Bytes of C a clock that an SM writes: in vectors, float by float through shared memory, and from where the sums are,
+# as small thread tiles do.
+STORE, STORE_STAGED, STORE_FLOATS, SUMS_STAGED = 132, 17.7, 8.5, 64
+# Clocks until the other blocks' parts of a sum are known to be there, and a trip to the L2 cache.
+MEET, TRIP = 4230, 737
+# Bytes of partial sums a clock between an SM and the L2 cache: all SMs at once, and one at best.
+SHARED_RATE, LONE_RATE = 17.1, 69.7
+# What is left of device memory's theoretical bandwidth.
+MEMORY_EFFICIENCY = 0.85
+SPLITS = (2, 3, 4, 6, 8, 12, 16)
 
 
 @dataclass(frozen=True)
@@ -28,9 +42,9 @@ class Rate:
     Attributes
     ----------
     efficiency : float
-        Fraction of FP32 peak when every SM is full.
+        Fraction of FP32 peak when every SM is full and nothing waits.
     alone : int
-        Clocks a k-tile of a block that has an SM to itself.
+        Clocks a k-tile of a block that has an SM to itself, beside its multiply-adds.
     resident : int
         Blocks that an SM holds at once.
     """
@@ -40,21 +54,125 @@ class Rate:
     resident: int
 
 
-# By stage and block tile; configurations that win nowhere are left out. Measured on an H200 (132 SMs at 1.98 GHz,
-# graph replays): `alone` at M = N = 128, 192, 256 with K = 1024, `efficiency` at 1536 to 8192 with K = 1024 and at
-# 8192 cubed. `resident` follows from registers, threads and shared memory.
+# By stage and block tile; configurations that win nowhere are left out. `resident` follows from registers, threads and
+# shared memory.
 RATES: dict[tuple[str, int, int, int], Rate] = {
-    ("shared_tile", 16, 16, 16): Rate(0.12, alone=700, resident=8),
-    ("shared_tile", 32, 32, 32): Rate(0.136, alone=2250, resident=2),
-    ("register_prefetch", 128, 128, 8): Rate(0.64, alone=1680, resident=2),
-    ("warp_tiled", 64, 64, 16): Rate(0.53, alone=1320, resident=4),
-    ("warp_tiled", 128, 128, 16): Rate(0.69, alone=3470, resident=2),
-    ("warp_tiled", 128, 256, 16): Rate(0.72, alone=5630, resident=1),
-    ("async_copy", 64, 64, 16): Rate(0.59, alone=1225, resident=5),
-    ("async_copy", 64, 128, 16): Rate(0.66, alone=1920, resident=3),
-    ("async_copy", 128, 128, 16): Rate(0.685, alone=3460, resident=2),
-    ("async_copy", 128, 256, 16): Rate(0.76, alone=5380, resident=1),
+    ("register_prefetch", 128, 128, 8): Rate(0.64, alone=710, resident=2),
+    ("shared_tile", 16, 16, 16): Rate(0.12, alone=670, resident=8),
+    ("shared_tile", 32, 32, 32): Rate(0.136, alone=1500, resident=2),
+    ("warp_tiled", 64, 64, 16): Rate(0.53, alone=1030, resident=4),
+    ("warp_tiled", 128, 128, 16): Rate(0.69, alone=2210, resident=2),
+    ("warp_tiled", 128, 256, 16): Rate(0.72, alone=680, resident=1),
+    ("stream_k", 128, 256, 16): Rate(0.932, alone=3560, resident=1),
+    ("stream_k", 256, 128, 16): Rate(0.912, alone=3560, resident=1),
+    ("stream_k", 128, 128, 16): Rate(0.84, alone=3030, resident=2),
+    ("stream_k", 64, 128, 16): Rate(0.76, alone=1490, resident=3),
+    ("stream_k", 64, 64, 16): Rate(0.626, alone=895, resident=4),
+    ("stream_k", 32, 64, 32): Rate(0.52, alone=1570, resident=4),
+    ("stream_k", 32, 64, 16): Rate(0.589, alone=1050, resident=8),
+    ("stream_k", 32, 32, 16): Rate(0.403, alone=630, resident=8),
+    ("stream_k", 256, 16, 16): Rate(0.55, alone=1300, resident=3),
+    # What brings A in at 24 bytes a clock: these are as fast as memory, if k is A's contiguous axis.
+    ("thin", 64, 1, 128): Rate(0.047, alone=1000, resident=2),
+    ("thin", 64, 4, 128): Rate(0.19, alone=1000, resident=2),
+    ("thin", 128, 16, 32): Rate(0.65, alone=700, resident=2),
 }
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What the choice depends on.
+
+    Attributes
+    ----------
+    m, n, k : int
+        Extents in elements.
+    matrices : int
+        Products of a batch.
+    aligned : bool
+        Whether all operands allow 128-bit accesses by rows.
+    vectors : bool
+        Whether A and B allow them along whichever axis is contiguous.
+    a_along, b_along : bool
+        Whether k is the contiguous axis of A, and of B.
+    by_columns : bool
+        Whether C lies column by column.
+    epilogue : bool
+        Whether C's elements have one.
+    cc, sm_count, clock_hz, memory_bandwidth
+        Of the device, see `launch.DeviceProperties`.
+    """
+
+    m: int
+    n: int
+    k: int
+    matrices: int = 1
+    aligned: bool = True
+    vectors: bool = True
+    a_along: bool = True
+    b_along: bool = False
+    by_columns: bool = False
+    epilogue: bool = False
+    cc: tuple[int, int] = (9, 0)
+    sm_count: int = 132
+    clock_hz: float = 1.98e9
+    memory_bandwidth: float = 4.8e12
+
+    @property
+    def swapped(self) -> Problem:
+        """The same product as its transpose."""
+        return replace(
+            self, m=self.n, n=self.m, a_along=self.b_along, b_along=self.a_along, by_columns=not self.by_columns
+        )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is to run.
+
+    Attributes
+    ----------
+    stage, config
+        The kernel.
+    share : Share or None
+        How blocks divide the work, for a stage with a schedule; None leaves it to the launcher.
+    swapped : bool
+        Whether to compute the transpose, B's rows against A's columns: `launch.exchanged`.
+    clocks : float
+        What the model expects, 0 if nothing was compared.
+    reason : str
+        Why, in words.
+    """
+
+    stage: Stage
+    config: TileConfig
+    share: Share | None = None
+    swapped: bool = False
+    clocks: float = 0.0
+    reason: str = ""
+
+
+def problem(a: Matrix, b: Matrix, c: Matrix, extra: Extra, gpu: DeviceProperties) -> Problem:
+    """Describe a product of these operands on a device."""
+    steps = (*extra.batch.a, *extra.batch.b, *extra.batch.c)
+    whole = all(step % 16 == 0 for step in steps)
+    by_rows = a.aligned and b.aligned
+    return Problem(
+        c.rows,
+        c.cols,
+        a.cols,
+        prod(extra.batch.extents),
+        aligned=by_rows and c.aligned and whole,
+        vectors=whole and (a.aligned or a.transposed.aligned) and (b.aligned or b.transposed.aligned),
+        a_along=a.col_stride == FLOAT32_BYTES,
+        b_along=b.row_stride == FLOAT32_BYTES and b.col_stride != FLOAT32_BYTES,
+        by_columns=c.row_stride == FLOAT32_BYTES and c.col_stride != FLOAT32_BYTES,
+        epilogue=extra.epilogue is not None,
+        cc=gpu.cc,
+        sm_count=gpu.sm_count,
+        clock_hz=gpu.clock_hz,
+        memory_bandwidth=gpu.memory_bandwidth,
+    )
 
 
 def resolve(name: str, cc: tuple[int, int]) -> Stage:
@@ -81,48 +199,162 @@ def _dotted(cc: tuple[int, int]) -> str:
     return f"{cc[0]}.{cc[1]}"
 
 
-def predicted_clocks(
-    rate: Rate, config: TileConfig, m: int, n: int, k: int, *, lanes: int = 128, sm_count: int = 132
-) -> float:
-    """Clocks that an (m, k) by (k, n) product takes, by the model above, on SMs of `lanes` multiply-adds a clock."""
-    k_tiles = max(1, -(-k // config.BK))
-    blocks = -(-m // config.BM) * -(-n // config.BN)
-    rounds, rest = divmod(-(-blocks // sm_count), rate.resident)  # on the SM with the most blocks
-    full_tile = config.BM * config.BN * config.BK / (lanes * rate.efficiency)
+def candidates(cc: tuple[int, int]) -> Iterator[tuple[Stage, TileConfig]]:
+    """Stages and configurations that `choose` may return on a compute capability.
 
-    def round_clocks(resident: int) -> float:
-        return START + k_tiles * max(rate.alone, resident * full_tile) if resident else 0.0
+    A stage with a schedule serves every shape and layout better than the rungs before it; where it runs, they are left
+    out.
+    """
+    able = [stage for stage in STAGES.values() if cc >= stage.min_cc]
+    scheduled = [stage for stage in able if stage.schedule is not None]
+    for stage in scheduled or able:
+        for config in stage.configs:
+            if rate_of(stage, config) is not None:
+                yield stage, config
 
-    return rounds * round_clocks(rate.resident) + round_clocks(rest)
+
+def rate_of(stage: Stage, config: TileConfig) -> Rate | None:
+    """The measured rate of a configuration, if it has one."""
+    return RATES.get((stage.name, config.BM, config.BN, config.BK))
+
+
+def shares(config: TileConfig, rate: Rate, wanted: Problem) -> Iterator[Share]:
+    """Ways to divide a product: a block a tile; whole rounds and the rest in equal shares; so many blocks a tile."""
+    tiles, k_tiles = _tiles(config, wanted)
+    yield Share(tiles, tiles)
+    if tiles * k_tiles >= 1 << 31:
+        return
+    for resident in range(1, rate.resident + 1):
+        blocks = wanted.sm_count * resident
+        if tiles > blocks:
+            if tiles % blocks:
+                yield Share(blocks, (tiles // blocks - 1) * blocks)
+        elif tiles < blocks < tiles * k_tiles:
+            yield Share(blocks, 0)
+    for split in SPLITS:
+        if split <= k_tiles and tiles * split <= wanted.sm_count * rate.resident:
+            yield Share(tiles * split, 0)
+
+
+def _tiles(config: TileConfig, wanted: Problem) -> tuple[int, int]:
+    tiles = -(-wanted.m // config.BM) * -(-wanted.n // config.BN) * wanted.matrices
+    return tiles, max(1, -(-wanted.k // config.BK))
+
+
+def predicted_clocks(rate: Rate, config: TileConfig, share: Share, wanted: Problem) -> float:
+    """Clocks that a product takes, by the model above."""
+    lanes, sms = FP32_LANES_PER_SM.get(wanted.cc, 128), wanted.sm_count
+    tiles, k_tiles = _tiles(config, wanted)
+    full = config.BM * config.BN * config.BK / (lanes * rate.efficiency)
+    size = FLOAT32_BYTES * config.BM * config.BN
+    by_floats = STORE_STAGED if config.TM * config.TN >= SUMS_STAGED else STORE_FLOATS
+    store = size / (STORE if wanted.aligned else by_floats)
+
+    def k_tile(resident: int) -> float:
+        return (rate.alone**OVERLAP + (resident * full) ** OVERLAP) ** (1 / OVERLAP)
+
+    def a_round(resident: int) -> float:
+        return TILE + resident * store + k_tiles * k_tile(resident) if resident else 0.0
+
+    if share.blocks > sms * rate.resident:  # a block a tile, in rounds
+        rounds, rest = divmod(-(-share.blocks // sms), rate.resident)
+        clocks = rounds * a_round(rate.resident) + a_round(rest)
+    else:
+        resident = -(-share.blocks // sms)
+        clocks = -(-share.whole // share.blocks) * a_round(resident)
+        if tiles > share.whole:
+            divided = (tiles - share.whole) * k_tiles / share.blocks  # k-tiles of divided tiles, a block
+            parts = k_tiles / divided  # of a tile
+            even = abs(parts - round(parts)) < 1e-9
+            pieces = 1 if even else ceil(divided / k_tiles) + 1  # of tiles, a block
+            clocks += divided * k_tile(resident) + pieces * PIECE + resident * store * max(1.0, divided / k_tiles)
+            if not even or round(parts) > 1:
+                parts = max(parts if even else parts + 1, 1)
+                reading = min(LONE_RATE, SHARED_RATE * sms / min(tiles - share.whole, sms))
+                at_once = max(1, 64 // (config.TM * config.TN))
+                clocks += MEET + pieces * size * sqrt(resident) / SHARED_RATE + parts * size / reading
+                clocks += TRIP * -(-parts // at_once)
+    elements = wanted.matrices * (wanted.m * wanted.k + wanted.k * wanted.n + wanted.m * wanted.n)
+    if wanted.memory_bandwidth:
+        clocks = max(clocks, FLOAT32_BYTES * elements / (MEMORY_EFFICIENCY * wanted.memory_bandwidth) * wanted.clock_hz)
+    return LAUNCH + clocks
+
+
+def ranked(wanted: Problem, only: Stage | None = None) -> list[Choice]:
+    """All candidates, the one that is expected to be fastest first."""
+    turns = [False, True] if not wanted.epilogue and (min(wanted.m, wanted.n) <= 32 or wanted.by_columns) else [False]
+    found = []
+    for stage, config in candidates(wanted.cc) if only is None else ((only, config) for config in only.configs):
+        rate = rate_of(stage, config)
+        if rate is None:
+            continue
+        for swapped in turns if stage.schedule is not None else [False]:
+            turned = wanted.swapped if swapped else wanted
+            if only is None and not _fits(stage, config, turned):
+                continue
+            if stage.schedule is None:
+                tiles, _ = _tiles(config, wanted)
+                clocks = predicted_clocks(rate, config, Share(tiles, tiles), wanted) / (1 if wanted.aligned else 0.93)
+                found.append(Choice(stage, config, None, False, clocks))
+                continue
+            for share in shares(config, rate, turned):
+                clocks = predicted_clocks(rate, config, share, turned)
+                found.append(Choice(stage, config, share, swapped, clocks))
+    # Of those that wait for memory alone, more blocks have more bytes under way.
+    return sorted(found, key=lambda choice: (choice.clocks, -choice.share.blocks if choice.share else 0))
+
+
+def _fits(stage: Stage, config: TileConfig, wanted: Problem) -> bool:
+    """Whether a configuration for a C of few columns is worth considering; others always are."""
+    if stage.name == "thin":
+        return wanted.a_along and wanted.n <= config.BN
+    return config.BN > 16 or (wanted.n <= 2 * config.BN and not wanted.a_along)
 
 
 @lru_cache(maxsize=4096)
-def choose(m: int, n: int, k: int, aligned: bool, cc: tuple[int, int], sm_count: int = 132) -> tuple[Stage, TileConfig]:
-    """Return the stage and configuration expected to be fastest for C = A @ B of shapes (m, k) and (k, n).
+def choose(wanted: Problem) -> Choice:
+    """Return what is expected to be fastest."""
+    found = ranked(wanted)
+    if not found:
+        raise RuntimeError(f"no stage in select.RATES runs on compute capability {_dotted(wanted.cc)}")
+    return replace(found[0], reason=_reason(found[0], wanted, len(found)))
 
-    Parameters
-    ----------
-    m, n, k : int
-        Extents in elements.
-    aligned : bool
-        Whether all operands allow 128-bit accesses.
-    cc : tuple of int
-        Compute capability; a stage that needs a higher one is no candidate.
-    sm_count : int
-        Multiprocessors of the device.
+
+@lru_cache(maxsize=4096)
+def named(name: str, wanted: Problem) -> Choice:
+    """Return how a stage of the caller's choice is run: in its first configuration, unless it has a schedule.
+
+    Raises
+    ------
+    ValueError
+        As `resolve`.
     """
-    lanes = FP32_LANES_PER_SM.get(cc, 128)
-    best: tuple[float, Stage, TileConfig] | None = None
-    for stage in STAGES.values():
-        for config in stage.configs if cc >= stage.min_cc else ():
-            rate = RATES.get((stage.name, config.BM, config.BN, config.BK))
-            if rate is None:
-                continue
-            clocks = predicted_clocks(rate, config, m, n, k, lanes=lanes, sm_count=sm_count)
-            if stage.vectorized and not aligned:
-                clocks /= UNALIGNED
-            if best is None or clocks < best[0]:
-                best = (clocks, stage, config)
-    if best is None:
-        raise RuntimeError(f"no stage in select.RATES runs on compute capability {_dotted(cc)}")
-    return best[1:]
+    stage = resolve(name, wanted.cc)
+    if stage.schedule is None:
+        return Choice(stage, stage.configs[0], reason=f"stage {name} was asked for")
+    found = ranked(wanted, stage)
+    return replace(found[0], reason=f"stage {name} was asked for; {_reason(found[0], wanted, len(found))}")
+
+
+def _reason(choice: Choice, wanted: Problem, count: int) -> str:
+    turned = wanted.swapped if choice.swapped else wanted
+    tiles, k_tiles = _tiles(choice.config, turned)
+    text = f"{tiles} tiles of {choice.config.BM}x{choice.config.BN} on {wanted.sm_count} SMs"
+    if choice.share is not None:
+        if choice.share.whole == tiles:
+            text += f", one block each ({choice.share.blocks})"
+        else:
+            each = (tiles - choice.share.whole) * k_tiles / choice.share.blocks
+            text += (
+                f", the last {tiles - choice.share.whole} divided among {choice.share.blocks} blocks, {each:.1f} of "
+                f"{k_tiles} k-tiles each"
+            )
+    if choice.swapped:
+        text += ", computed as the transpose"
+    micros = choice.clocks / wanted.clock_hz * 1e6
+    return f"{text}; expected to take {micros:.1f} us, the least of {count} candidates"
+
+
+def exchange(choice: Choice, a: Matrix, b: Matrix, c: Matrix, extra: Extra) -> tuple[Matrix, Matrix, Matrix, Extra]:
+    """The operands as a choice wants them."""
+    return exchanged(a, b, c, extra) if choice.swapped else (a, b, c, extra)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import subprocess
 import sys
 import tomllib
+from collections import namedtuple
 from fractions import Fraction
 from pathlib import Path
 
@@ -18,9 +20,20 @@ from numba import cuda
 from operands import LAYOUTS, NAN, REPEATING, Exported, check, filled, frozen, spaced
 
 import numba_gemm
-from numba_gemm import launch, stages, tiled_sgemm
+from numba_gemm import epilogues, launch, stages, tiled_sgemm
+from numba_gemm.fingerprint import fingerprint
 
 ROOT = Path(__file__).parents[1]
+
+
+def relu(value, row, col):
+    return max(value, np.float32(0))
+
+
+def shifted(value, row, col, bias):
+    return value + bias[col]
+
+
 # ----------------------------------------------------------------------------------------------------- layouts
 
 
@@ -129,6 +142,309 @@ def test_specials_spread_as_in_numpy():
     check(tiled_sgemm(a, b, alpha=-np.inf, stage="naive"), a, b, alpha=-np.inf)
 
 
+# -------------------------------------------------------------------------------------------------------- batches
+
+
+def several(*shape, seed=0):
+    return np.random.default_rng([seed, *shape]).uniform(-1, 1, shape).astype(np.float32)
+
+
+def check_batch(got, a, b, **scalars):
+    assert got.shape == (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+    x, y = (np.broadcast_to(one, (*got.shape[:-2], *one.shape[-2:])) for one in (a, b))
+    c = scalars.pop("c", None)
+    for index in np.ndindex(got.shape[:-2]):
+        check(got[index], x[index], y[index], **scalars, **({} if c is None else {"c": c[index]}))
+
+
+# A and B, and how many launches their product is.
+BATCHES = {
+    "none": (several(5, 7), several(7, 6), 1),
+    "both": (several(3, 5, 7), several(3, 7, 6), 1),
+    "A alone": (several(3, 5, 7), several(7, 6), 1),
+    "B alone": (several(5, 7), several(3, 7, 6), 1),
+    "broadcast": (several(2, 1, 5, 7), several(3, 7, 6), 1),
+    "extents of one": (several(1, 2, 1, 5, 7), several(2, 1, 7, 6), 1),
+    "stride zero": (np.broadcast_to(several(5, 7), (3, 5, 7)), several(3, 7, 6), 1),
+    "all strides zero": (np.broadcast_to(several(5, 7), (2, 3, 5, 7)), np.broadcast_to(several(7, 6), (3, 7, 6)), 1),
+    "backwards": (several(3, 5, 7)[::-1, :, ::-1], several(3, 7, 6)[::-1, ::-1, ::2], 1),
+    "every other": (several(6, 5, 7)[1::2], several(6, 7, 6)[::-2], 1),
+    "transposed": (several(3, 7, 5).transpose(0, 2, 1), several(7, 3, 6).transpose(1, 0, 2), 1),
+    "three kinds": (several(2, 1, 2, 3, 4), several(1, 3, 2, 4, 5), 1),
+    "four kinds": (several(2, 1, 2, 1, 3, 4), several(2, 1, 2, 4, 5), 2),
+    "five kinds": (several(2, 1, 2, 1, 2, 3), several(3, 1, 2, 1, 2, 3, 4), 6),
+    "rows": (several(4, 1, 7), several(7, 6), 1),
+    "columns": (several(5, 7), several(4, 7, 1), 1),
+    "sums": (several(4, 1, 7), several(4, 7, 1), 1),
+}
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """The stage, the extents of C and the batch of each launch."""
+    found, launched = [], launch.launch
+
+    def count(stage, config, alpha, a, b, beta, c, **options):
+        found.append((stage.name, (c.rows, c.cols), options["extra"].batch.extents))
+        launched(stage, config, alpha, a, b, beta, c, **options)
+
+    monkeypatch.setattr(launch, "launch", count)
+    return found
+
+
+@pytest.mark.parametrize("stage", ["stream_k", "naive"])
+@pytest.mark.parametrize("case", BATCHES)
+def test_batches(case, stage, launches):
+    a, b, count = BATCHES[case]
+    check_batch(tiled_sgemm(a, b, stage=stage), a, b)
+    assert stage == "naive" or len(launches) == count
+
+
+def test_auto_takes_a_batch_in_one_launch(launches):
+    a, b = several(3, 1, 9, 10), several(4, 10, 11)
+    check_batch(tiled_sgemm(a, b), a, b)
+    (((_, extents, batch)),) = launches
+    assert extents in ((9, 11), (11, 9))
+    assert batch == (1, 3, 4)
+
+
+def test_more_than_three_dimensions_take_a_launch_each(launches):
+    a, b = several(2, 1, 2, 1, 2, 3), several(1, 2, 1, 2, 3, 4)
+    check_batch(tiled_sgemm(a, b, stage="stream_k"), a, b)
+    assert launches == [("stream_k", (2, 4), (2, 2, 2))] * 2
+
+
+@pytest.mark.parametrize(("epilogue", "extents", "batch"), [(None, (12, 6), (1, 1, 1)), (relu, (4, 6), (1, 1, 3))])
+def test_matrices_that_share_b_count_as_one(launches, epilogue, extents, batch):
+    """Unless an epilogue is told the rows of each."""
+    tiled_sgemm(several(3, 4, 5), several(5, 6), stage="stream_k", epilogue=epilogue)
+    assert launches == [("stream_k", extents, batch)]
+
+
+# Places for C of a batch of (2, 3) matrices: an array, and the view of it to write.
+OUTS = {
+    "dense": (lambda: np.full((2, 3, 4, 6), NAN), lambda x: x),
+    "by columns": (lambda: np.full((2, 3, 6, 4), NAN), lambda x: x.swapaxes(2, 3)),
+    "batch innermost": (lambda: np.full((4, 6, 3, 2), NAN), lambda x: x.transpose(3, 2, 0, 1)),
+    "batch between": (lambda: np.full((4, 2, 3, 6), NAN), lambda x: x.transpose(1, 2, 0, 3)),
+    "every other matrix": (lambda: np.full((2, 6, 4, 6), NAN), lambda x: x[:, ::2]),
+    "backwards": (lambda: np.full((2, 3, 4, 6), NAN), lambda x: x[::-1, ::-1, ::-1]),
+    "inside": (lambda: np.full((3, 4, 6, 8), NAN), lambda x: x[1:, 1:, 1:-1, 1:-1]),
+}
+
+
+@pytest.mark.parametrize("beta", [0.0, -0.5])
+@pytest.mark.parametrize("stage", ["stream_k", "naive"])
+@pytest.mark.parametrize("place", OUTS)
+def test_batches_into_out(place, stage, beta, launches):
+    a, b, c = several(2, 1, 4, 5), several(3, 5, 6), several(2, 3, 4, 6, seed=1)
+    make, view = OUTS[place]
+    buffer = make()
+    out = view(buffer)
+    if beta:
+        out[...] = c
+    assert tiled_sgemm(a, b, out, alpha=2.0, beta=beta, stage=stage) is out
+    check_batch(out, a, b, alpha=2.0, beta=beta, c=c)
+    assert stage == "naive" or len(launches) == 1
+    out[...] = NAN
+    assert np.isnan(buffer).all(), "something around C was written"
+
+
+def test_interleaved_operands_of_a_batch():
+    """Matrices of A, B and C that lie element beside element."""
+    shared = np.full((4, 4, 3, 2), NAN)
+    a, b, out = (shared[..., which, :].transpose(2, 0, 1) for which in range(3))
+    a[...], b[...] = several(2, 4, 4), several(2, 4, 4, seed=1)
+    check_batch(tiled_sgemm(a, b, out, stage="stream_k"), a.copy(), b.copy())
+
+
+@pytest.mark.parametrize("shapes", [((0, 3, 4), (4, 5)), ((2, 3, 4), (0, 1, 4, 5)), ((3, 0, 4), (4, 5))])
+def test_empty_batches(shapes, monkeypatch):
+    monkeypatch.setattr(launch, "launch", lambda *_, **__: pytest.fail("launched"))
+    a, b = (several(*shape) for shape in shapes)
+    assert tiled_sgemm(a, b).shape == (a @ b).shape
+    assert tiled_sgemm(a, b, epilogue=relu).shape == (a @ b).shape
+
+
+@pytest.mark.parametrize("stage", ["stream_k", "naive"])
+@pytest.mark.parametrize(("alpha", "k"), [(1.0, 0), (0.0, 4)])
+def test_batches_without_terms(stage, alpha, k):
+    c = several(2, 3, 5)
+    out = c.copy()
+    a, b = np.full((2, 3, k), NAN), np.full((k, 5), NAN)
+    tiled_sgemm(a, b, out, alpha=alpha, beta=-0.5, stage=stage)
+    np.testing.assert_array_equal(out, np.float32(-0.5) * c)
+    np.testing.assert_array_equal(tiled_sgemm(a, b, alpha=alpha, stage=stage), 0 * c)
+
+
+def test_batches_of_numba_arrays():
+    a, b = several(2, 3, 4), several(4, 5)
+    result = tiled_sgemm(cuda.to_device(a), cuda.to_device(b), stage="stream_k")
+    check_batch(result.copy_to_host(), a, b)
+
+
+# ------------------------------------------------------------------------------------------------------- epilogues
+
+
+def scaled_by(factor):
+    return lambda value, row, col: value * factor
+
+
+def biased_relu(value, row, col, bias):
+    return max(value + bias[col], np.float32(0))
+
+
+def weighted(value, row, col, weights):
+    return value * weights[row]
+
+
+def placed_in(value, row, col, rows, cols):
+    return value * rows[row] - cols[col]
+
+
+def position(value, row, col):
+    return 1000 * row + col
+
+
+SCALE = np.float32(2)
+Factors = namedtuple("Factors", "first")  # which the compiler knows, and lists it does not
+
+
+def scaled_by_global(value, row, col):
+    return value * SCALE
+
+
+# An epilogue, of which extents of C it takes vectors, and the same with NumPy.
+EPILOGUES = {
+    "none": (relu, "", lambda x: np.maximum(x, 0)),
+    "columns": (biased_relu, "n", lambda x, bias: np.maximum(x + bias, 0)),
+    "rows": (weighted, "m", lambda x, weights: x * weights[:, None]),
+    "both": (placed_in, "mn", lambda x, rows, cols: x * rows[:, None] - cols),
+    "defaults": (lambda value, row, col, slope=0.5: value * slope, "", lambda x: x * np.float32(0.5)),
+    "vectors and defaults": (
+        *(lambda value, row, col, bias, slope=0.5: (value + bias[col]) * slope, "n"),
+        lambda x, bias: (x + bias) * np.float32(0.5),
+    ),
+    "any vectors": (lambda value, *rest: value * rest[2][rest[0]], "m", lambda x, weights: x * weights[:, None]),
+    "global": (scaled_by_global, "", lambda x: x * SCALE),
+}
+VECTORS = {
+    "dense": lambda size: several(size),
+    "backwards": lambda size: several(2 * size)[::-2],
+    "one element": lambda size: np.broadcast_to(several(1), size),
+    "longer": lambda size: several(size + 3),
+}
+
+
+@pytest.mark.parametrize("layout", ["rows", "columns", "every third column"])
+@pytest.mark.parametrize("vectors", VECTORS)
+@pytest.mark.parametrize("case", EPILOGUES)
+def test_epilogues(case, vectors, layout):
+    epilogue, extents, expected = EPILOGUES[case]
+    m, n = 8, 12
+    a, b, c = filled(m, 9), filled(9, n), filled(m, n, seed=1)
+    given = [VECTORS[vectors]({"m": m, "n": n}[extent]) for extent in extents]
+    used = [vector[: {"m": m, "n": n}[extent]] for vector, extent in zip(given, extents)]
+    for beta in (0.0, 0.5):
+        out = LAYOUTS[layout](c.copy() if beta else np.full_like(c, NAN))
+        options = {"alpha": -2.0, "beta": beta, "stage": "stream_k", "epilogue": epilogue, "epilogue_args": given}
+        assert tiled_sgemm(a, b, out, **options) is out
+        plain = -2 * (a.astype(np.float64) @ b) + beta * c
+        np.testing.assert_allclose(out, expected(plain, *used), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [lambda f: f, cuda.jit(device=True)], ids=["Python function", "device function"])
+def test_epilogue_in_place_of_relu(make):
+    a, b = filled(5, 7), filled(7, 6)
+    plain = tiled_sgemm(a, b, stage="stream_k")
+    assert (plain < 0).any()
+    np.testing.assert_array_equal(tiled_sgemm(a, b, stage="stream_k", epilogue=make(relu)), np.maximum(plain, 0))
+
+
+@pytest.mark.parametrize("stage", ["stream_k", "auto"])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 40), (40, 1), (33, 35)])
+def test_epilogue_is_told_rows_and_columns(stage, shape):
+    """Of C, whichever way round it is computed."""
+    m, n = shape
+    got = tiled_sgemm(filled(m, 5), filled(5, n), stage=stage, epilogue=position)
+    np.testing.assert_array_equal(got, 1000 * np.arange(m)[:, None] + np.arange(n))
+
+
+@pytest.mark.simulator  # what is compiled cannot keep notes
+@pytest.mark.parametrize("stage", ["stream_k", "auto"])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 40), (40, 1), (33, 35)])
+def test_epilogue_is_told_of_no_element_outside(stage, shape):
+    """Which need not have an element of its vectors."""
+    m, n = shape
+    told = set()
+
+    def note(value, row, col):
+        told.add((int(row), int(col)))
+        return value
+
+    tiled_sgemm(filled(m, 5), filled(5, n), stage=stage, epilogue=note)
+    assert told == set(np.ndindex(shape))
+
+
+@pytest.mark.parametrize("case", BATCHES)
+def test_epilogue_of_a_batch_counts_rows_of_a_matrix(case, launches):
+    a, b, count = BATCHES[case]
+    got = tiled_sgemm(a, b, stage="stream_k", epilogue=position)
+    (m, n), rows = got.shape[-2:], np.arange(got.shape[-2])[:, None]
+    np.testing.assert_array_equal(got, np.broadcast_to(1000 * rows + np.arange(n), got.shape))
+    vectors = several(m), several(n, seed=1)
+    got = tiled_sgemm(a, b, stage="stream_k", epilogue=placed_in, epilogue_args=vectors)
+    np.testing.assert_allclose(got, (a @ b) * vectors[0][:, None] - vectors[1], rtol=1e-5, atol=1e-5)
+    assert len(launches) == 2 * count
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0])
+@pytest.mark.parametrize("beta", [0.0, 2.0])
+def test_epilogue_without_terms(alpha, beta):
+    bias, c, k = several(6), filled(5, 6), 0 if alpha else 3
+    out = c.copy() if beta else np.full_like(c, NAN)
+    a, b = np.full((5, k), NAN), np.full((k, 6), NAN)
+    options = {"stage": "stream_k", "epilogue": shifted, "epilogue_args": [bias]}
+    tiled_sgemm(a, b, out, alpha=alpha, beta=beta, **options)
+    np.testing.assert_array_equal(out, np.float32(beta) * c + bias)
+
+
+def test_epilogue_may_read_what_the_product_reads():
+    a, b = filled(5, 5), filled(5, 5)
+    got = tiled_sgemm(a, b, stage="stream_k", epilogue=placed_in, epilogue_args=(a[:, 1], b[2]))
+    np.testing.assert_allclose(got, (a @ b) * a[:, 1:2] - b[2], rtol=1e-5, atol=1e-6)
+
+
+def test_epilogue_finds_globals_and_closures_as_they_are_at_the_call(monkeypatch):
+    def of_a_record(value, row, col):
+        return value * factors.first
+
+    factors = Factors(np.float32(2))
+    assert fingerprint(of_a_record) is None, "its content cannot be told, and it is compiled all the same"
+    product = functools.partial(tiled_sgemm, A, B, stage="stream_k")
+    plain = product()
+    for number in (2.0, 3.0, 2.0):
+        monkeypatch.setitem(globals(), "SCALE", np.float32(number))
+        for epilogue in (scaled_by_global, scaled_by(number)):
+            np.testing.assert_array_equal(product(epilogue=epilogue), plain * np.float32(number))
+    np.testing.assert_array_equal(product(epilogue=of_a_record), plain * np.float32(2))
+
+
+def test_epilogues_of_the_same_expression_are_one(monkeypatch):
+    built = []
+    monkeypatch.setattr(launch, "launch", lambda *_, extra, **__: built.append(extra.epilogue))
+    for factor in (2.0, 2.0, 3.0):
+        tiled_sgemm(A, B, epilogue=scaled_by(factor))
+    assert built[0] is built[1] is not built[2]
+
+
+def test_epilogue_is_chosen_for(monkeypatch):
+    seen = []
+    monkeypatch.setattr(launch, "launch", lambda stage, *_, **__: seen.append(stage))
+    tiled_sgemm(A, B, epilogue=relu)
+    assert seen[0].schedule is not None
+
+
 # --------------------------------------------------------------------------------------------------- array kinds
 
 
@@ -202,15 +518,127 @@ def test_results_are_repeatable():
 
 
 A, B, C = filled(3, 4), filled(4, 5), filled(3, 5)
-SHARED = filled(3, 12)
+SHARED, BATCH = filled(3, 12), several(4, 4, 4)
+
+
+class Unhashable:
+    __hash__ = None
+
+    def __call__(self, value, row, col):
+        return value
+
 
 # What is passed; the error; a word for what was passed, for what was expected, and for what to do.
 ERRORS = {
-    "a list": (([[1.0]], B), {}, TypeError, "a is a list", "expected a 2-D float32 array", "numpy.asarray(a"),
+    "a list": (([[1.0]], B), {}, TypeError, "a is a list", "expected a float32 array", "numpy.asarray(a"),
     "None": ((A, None), {}, TypeError, "b is a NoneType", "expected", "convert"),
     "a scalar": ((A, np.float32(1)), {}, TypeError, "b is a float32", "expected", "convert"),
     "vector": ((A[0], B), {}, ValueError, "a has 1 dimensions, shape (4,)", "expected 2", "a.reshape("),
-    "stack": ((A, B[None]), {}, ValueError, "b has 3 dimensions", "expected 2", "b.reshape("),
+    "batches": (
+        (np.stack([A] * 2), np.stack([B] * 3)),
+        *({}, ValueError, "batch dimensions (2,) and (3,)", "expected equal ones, or 1", "pass arrays"),
+    ),
+    "batch of out": ((A, np.stack([B] * 2), C), {}, ValueError, "out has shape (3, 5)", "expected (2, 3, 5)", "pass"),
+    "out broadcast": (
+        (A, np.stack([B] * 2), np.lib.stride_tricks.as_strided(C.copy(), (2, 3, 5), (0, 20, 4))),
+        *({}, ValueError, "strides (0, 20, 4)", "expected distinct", "pass a copy"),
+    ),
+    "epilogue text": (
+        (A, B),
+        {"epilogue": "relu"},
+        TypeError,
+        "epilogue is 'relu', a str",
+        "(value, row, column",
+        "pass",
+    ),
+    "epilogue built in": (
+        (A, B),
+        {"epilogue": max},
+        TypeError,
+        "a builtin_function",
+        "expected a Python function",
+        "pass",
+    ),
+    "epilogue object": (
+        (A, B),
+        {"epilogue": Unhashable()},
+        *(TypeError, "a Unhashable", "expected a Python function", "pass"),
+    ),
+    "epilogue partial": (
+        (A, B),
+        {"epilogue": functools.partial(relu)},
+        *(TypeError, "a partial", "expected a Python function", "pass"),
+    ),
+    "epilogue of two": (
+        (A, B),
+        {"epilogue": lambda value, row: value},
+        *(TypeError, "<lambda>(value, row) cannot be called", "expected", "pass as many"),
+    ),
+    "epilogue with a keyword": (
+        (A, B),
+        {"epilogue": lambda value, row, col, *, slope=0.5: value * slope},
+        *(TypeError, "col, *, slope=0.5) takes slope by name", "expected a Python function", "by position"),
+    ),
+    "epilogue with keywords": (
+        (A, B),
+        {"epilogue": cuda.jit(device=True)(lambda value, row, col, *, slope, **others: value)},
+        *(TypeError, "takes slope, others by name", "expected a Python function", "by position"),
+    ),
+    "too few vectors": (
+        (A, B),
+        {"epilogue": shifted, "epilogue_args": ()},
+        *(TypeError, "0 epilogue_args", "missing a required argument: 'bias'", "pass as many"),
+    ),
+    "too many vectors": (
+        (A, B),
+        {"epilogue": relu, "epilogue_args": (B[0],)},
+        *(TypeError, "1 epilogue_args", "too many positional", "pass as many"),
+    ),
+    "vector without a tuple": (
+        (A, B),
+        {"epilogue": shifted, "epilogue_args": B[0]},
+        *(TypeError, "epilogue_args is a ndarray", "expected a tuple or list", "pass (vector,)"),
+    ),
+    "vectors of an iterator": (
+        (A, B),
+        {"epilogue_args": iter([B[0]])},
+        *(TypeError, "epilogue_args is a list_iterator", "expected a tuple or list", "pass (vector,)"),
+    ),
+    "vector of one number": (
+        (A, B),
+        {"epilogue": shifted, "epilogue_args": (1.0,)},
+        *(TypeError, "epilogue_args[0] is a float", "expected a float32 array", "numpy.asarray(epilogue_args[0]"),
+    ),
+    "out in a batch of a": (
+        (BATCH[::2], filled(4, 4), BATCH[1:3]),
+        *({}, ValueError, "shares memory with a", "apart", "copy of a"),
+    ),
+    "vectors alone": ((A, B), {"epilogue_args": (A[0],)}, ValueError, "epilogue is None", "expected none", "pass an"),
+    "vector of two": (
+        (A, B),
+        {"epilogue": shifted, "epilogue_args": (A,)},
+        *(ValueError, "epilogue_args[0] has 2 dimensions", "expected 1", "reshape(-1)"),
+    ),
+    "vector of float64": (
+        (A, B),
+        {"epilogue": shifted, "epilogue_args": (np.ones(5),)},
+        *(TypeError, "epilogue_args[0] has dtype float64", "expected float32", "astype("),
+    ),
+    "vector elsewhere": (
+        (A, B),
+        {"epilogue": shifted, "epilogue_args": (cuda.to_device(B[0]),)},
+        *(TypeError, "epilogue_args[0] is of kind Numba", "expected one kind", "convert"),
+    ),
+    "vector in out": (
+        (A, B, SHARED[:, :5]),
+        {"epilogue": shifted, "epilogue_args": (SHARED[0, 4:9],)},
+        *(ValueError, "out shares memory with epilogue_args[0]", "apart", "copy of epilogue_args[0]"),
+    ),
+    "stage without epilogues": (
+        (A, B),
+        {"epilogue": relu, "stage": "naive"},
+        *(ValueError, "stage is 'naive', which takes no epilogue", "one of stream_k", "pass"),
+    ),
     "0-d": ((A, B, np.array(1, np.float32)), {}, ValueError, "out has 0 dimensions", "expected 2", "reshape"),
     "float64": ((A.astype(float), B), {}, TypeError, "a has dtype float64", "expected float32", "a.astype("),
     "integers": ((A, B.astype(int)), {}, TypeError, "b has dtype int64", "expected float32", "b.astype("),
@@ -302,6 +730,90 @@ def test_stage_that_the_gpu_cannot_run(monkeypatch):
         tiled_sgemm(A, B, stage="async_copy")
 
 
+def test_epilogue_needs_a_gpu_that_can(monkeypatch):
+    old = launch.DeviceProperties("old", (7, 5), 40, 1.5e9, 4 << 20, 64 << 10, 3e11)
+    monkeypatch.setattr(launch, "device_properties", lambda device=0: old)
+    with pytest.raises(ValueError, match=r"epilogue is given, and this GPU has .* 7\.5; expected .* stream_k.*; apply"):
+        tiled_sgemm(A, B, epilogue=relu)
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("result", [None, 1j, "1", (1.0,)])
+def test_epilogue_that_returns_no_number(result):
+    with pytest.raises(TypeError, match=r"epilogue <lambda> returned .*; expected a Python function.*; return a float"):
+        tiled_sgemm(A, B, stage="stream_k", epilogue=lambda value, row, col: result)
+
+
+# Epilogues that do not compile, or not to a number; what is said of them.
+UNCOMPILABLE = {
+    "lambda value, row, col: undefined(value)": "'undefined' is not defined",
+    "lambda value, row, col: value.undefined": "Unknown attribute 'undefined' of type float32",
+    "lambda value, row, col: helper(value)": "'helper': Cannot determine Numba type of <class 'function'>",
+    "lambda value, row, col: table[0]": "List(float64",
+    "lambda value, row, col: [value]": "NRT required",
+    "opening": "construct is not supported",
+    "lambda value, row, col: 'text'": "returns a value of type",
+    "lambda value, row, col: None": "returns a value of type none",
+    "lambda value, row, col: value * 1j": "returns a value of type complex128",
+    "lambda value, row, col: (value, value)": "returns a value of type UniTuple(float32 x 2)",
+    "cuda.jit(device=True)(lambda value, row, col: value.undefined)": "Unknown attribute 'undefined'",
+}
+
+
+def test_epilogues_that_do_not_compile():
+    """A readable error, where there is a compiler."""
+    code = f"""
+from numba import cuda
+from numba_gemm import epilogues
+table = [1.0]
+def helper(value):
+    return value
+def opening(value, row, col):
+    with open("file") as file:
+        return value
+for text in {list(UNCOMPILABLE)}:
+    try:
+        epilogues.check_result(epilogues.prepared(eval(text), 0), 0, (9, 0))
+    except Exception as error:
+        print(type(error).__name__, *str(error).splitlines())
+def vectors(value, row, col, x, y):
+    return value * x[row] + y[col]
+epilogues.check_result(epilogues.prepared(vectors, 2), 2, (8, 0))
+epilogues.check_result(epilogues.prepared(lambda value, row, col: value > row, 0), 0, (9, 0))
+"""
+    done = fresh_python(code)
+    assert done.returncode == 0, done.stderr
+    for said, expected in zip(done.stdout.splitlines(), UNCOMPILABLE.values(), strict=True):
+        assert said.startswith("TypeError epilogue ")
+        assert "expected a Python function" in said
+        assert expected in said
+        assert len(said) < 1500
+        assert "\x1b" not in said
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (
+            "\x1b[1m\x1b[1mUntyped global name 'f':\x1b[0m \x1b[1m\x1b[31mCannot type f\x1b[0m\n\x1b[0m\x1b[1m\n"
+            "\x1b[0m\x1b[1mDuring: Pass one\x1b[0m\n\x1b[0m\x1b[1mDuring: resolving callee type: f\x1b[0m",
+            "Untyped global name 'f': Cannot type f",
+        ),
+        ("", "ValueError"),
+    ],
+    ids=["colours", "nothing"],
+)
+def test_what_the_compiler_said_is_readable(said, expected, monkeypatch):
+    """In colours, where colorama is installed; or no word."""
+
+    def compiled(*_):
+        raise ValueError(said)
+
+    monkeypatch.setattr(epilogues.internals, "result_type", compiled)
+    with pytest.raises(TypeError, match=f"; the compiler said:\n{expected}$"):
+        epilogues.check_result(relu, 0, (9, 0))
+
+
 def test_errors_leave_out_alone():
     out = C.copy()
     with pytest.raises(TypeError):
@@ -386,7 +898,9 @@ import sys, numba_gemm
 assert set(numba_gemm.__all__) <= set(dir(numba_gemm))
 heavy = {"numba", "cuda", "cupy", "torch", "pandas"}
 print(sorted(heavy & set(sys.modules)))
-numba_gemm.tiled_sgemm, numba_gemm.stages, numba_gemm.cpu_sgemm
+[getattr(numba_gemm, name) for name in numba_gemm.__all__]
+import numba_gemm.plans, numba_gemm.explanation
+assert callable(numba_gemm.plan) and callable(numba_gemm.explain)
 print(sorted((heavy - {"numba", "cuda"}) & set(sys.modules)))
 """
     done = fresh_python(code, NUMBA_ENABLE_CUDASIM="1")
@@ -413,6 +927,6 @@ def test_stages_lists_the_ladder():
 
 def test_signature():
     parameters = inspect.signature(tiled_sgemm).parameters
-    assert list(parameters) == ["a", "b", "out", "alpha", "beta", "stage", "stream"]
     keyword_only = [name for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY]
-    assert keyword_only == ["alpha", "beta", "stage", "stream"]
+    assert keyword_only == ["alpha", "beta", "stage", "stream", "epilogue", "epilogue_args"]
+    assert list(parameters) == ["a", "b", "out", *keyword_only]

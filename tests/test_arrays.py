@@ -9,6 +9,7 @@ import sys
 import types
 import weakref
 from collections import deque
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,14 +19,21 @@ from hypothesis import strategies as st
 from operands import LAYOUTS, REPEATING, Exported, check, filled, frozen
 
 from numba_gemm import api, arrays, launch, tiled_sgemm
-from numba_gemm.arrays import KINDS, ArrayKind, Operand, describe, host, libraries, protocols, streams
+from numba_gemm import driver as driver_module
+from numba_gemm.arrays import KINDS, ArrayKind, Operand, batches, describe, host, libraries, protocols, streams
 from numba_gemm.arrays import operand as operand_module
+from numba_gemm.ladder.stage import Batch
 
 A, B = filled(3, 4), filled(4, 5)
 
 
 def operand(pointer=4096, shape=(2, 2), strides=(8, 4), device=0, name="a") -> Operand:
     return Operand(name, KINDS[0], None, "float32", shape, strides, pointer, device)
+
+
+def product(kind, a, b, out=None, *, reads_out=False, stream=None, vectors=()):
+    shape = (a.shape[0], b.shape[1])
+    return kind.product(a, b, out, shape=shape, vectors=list(vectors), reads_out=reads_out, device=0, stream=stream)
 
 
 def test_operands_on_several_devices():
@@ -54,14 +62,15 @@ def test_unaligned_device_memory(pointer, strides):
 
 @st.composite
 def placed(draw) -> Operand:
-    shape = draw(st.tuples(st.integers(0, 4), st.integers(0, 4)))
-    strides = draw(st.tuples(st.integers(-24, 24), st.integers(-24, 24)))
+    dimensions = draw(st.integers(2, 4))
+    shape = tuple(draw(st.lists(st.integers(0, 4), min_size=dimensions, max_size=dimensions)))
+    strides = tuple(draw(st.lists(st.integers(-40, 40), min_size=dimensions, max_size=dimensions)))
     return operand(4096 + draw(st.integers(0, 60)), shape, strides)
 
 
 def touched(x: Operand) -> list[int]:
     """Every byte of every element."""
-    starts = [x.pointer + i * x.strides[0] + j * x.strides[1] for i in range(x.shape[0]) for j in range(x.shape[1])]
+    starts = [x.pointer + sum(i * step for i, step in zip(index, x.strides)) for index in np.ndindex(x.shape)]
     return [start + byte for start in starts for byte in range(4)]
 
 
@@ -70,6 +79,85 @@ def touched(x: Operand) -> list[int]:
 def test_overlap_is_exact(x, y):
     assert x.overlaps(y) == bool(set(touched(x)) & set(touched(y)))
     assert x.overlaps_itself() == (len(set(touched(x))) < len(touched(x)))
+
+
+# -------------------------------------------------------------------------------------------------------- batches
+
+
+def laid_out(draw, shape) -> np.ndarray:
+    """Small integers in an array of any strides."""
+    order = draw(st.permutations(range(len(shape))))
+    steps = [draw(st.sampled_from([1, 1, 1, 2, -1])) for _ in shape]
+    larger = np.zeros([shape[axis] * abs(steps[axis]) for axis in order], np.float32)
+    array = larger.transpose(np.argsort(order))[tuple(slice(None, None, step) for step in steps)]
+    array[...] = np.random.default_rng(len(shape)).integers(-4, 5, shape)
+    return array
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data(), st.integers(0, 3), st.booleans(), st.sampled_from([2, 4, 13, 1 << 31]))
+def test_pieces_of_a_batch_are_the_batch(data, at_once, fold, most):
+    batch = data.draw(st.lists(st.integers(1, 3), max_size=5), "batch")
+    m, n, k = (data.draw(st.integers(1, 3), extent) for extent in "mnk")
+
+    def operand(rows, cols):
+        kept = batch[len(batch) - data.draw(st.integers(0, len(batch))) :]
+        return laid_out(data.draw, (*(extent if data.draw(st.booleans()) else 1 for extent in kept), rows, cols))
+
+    a, b = operand(m, k), operand(k, n)
+    expected = a @ b
+    c = laid_out(data.draw, expected.shape)
+    kind = host.HostArrays()
+    places = [kind.describe(name, array, None) for name, array in {"a": a, "b": b, "c": c}.items()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batches, "MAX_TILES", most)
+        patch.setattr(batches, "ROWS", 1)  # so that a tile may be one element
+        pieces = list(batches.products(*places, 0, at_once=at_once, fold=fold))
+    for x, y, z, some in pieces:
+        assert at_once or some == Batch()
+        matrices = np.prod(some.extents)
+        assert z.rows * z.cols * matrices < most or matrices == 1
+        for index in np.ndindex(some.extents):
+            one, other, result = (
+                as_numpy(replace(matrix, pointer=matrix.pointer + int(np.dot(index, steps))))
+                for matrix, steps in ((x, some.a), (y, some.b), (z, some.c))
+            )
+            result[...] = one @ other
+    np.testing.assert_array_equal(c, expected)
+
+
+F32 = np.float32
+
+# Shapes or arrays of A and B; extents of the batch of the one launch, and of its matrices.
+COLLAPSES = {
+    "stack": ((6, 2, 3), (6, 3, 4), (1, 1, 6), (2, 4)),
+    "stacks of stacks": ((2, 3, 2, 3), (2, 3, 3, 4), (1, 1, 6), (2, 4)),
+    "extents of one": ((2, 1, 3, 1, 2, 3), (2, 1, 3, 1, 3, 4), (1, 1, 6), (2, 4)),
+    "outer and inner": ((2, 1, 2, 3), (1, 5, 3, 4), (1, 2, 5), (2, 4)),
+    "shared B": ((6, 2, 3), (3, 4), (1, 1, 1), (12, 4)),
+    "shared B, in turn": ((2, 3, 2, 3), (2, 1, 3, 4), (1, 1, 2), (6, 4)),
+    "rows": ((6, 1, 3), (3, 4), (1, 1, 1), (6, 4)),
+    "columns": ((2, 3), (6, 3, 1), (1, 1, 1), (2, 6)),
+    "shared A": ((2, 3), (6, 3, 4), (1, 1, 6), (2, 4)),
+    "three": ((2, 1, 2, 1, 2, 3), (2, 5, 1, 2, 3, 4), (4, 5, 2), (2, 4)),
+}
+
+
+@pytest.mark.parametrize("case", COLLAPSES)
+def test_batches_collapse(case):
+    a_shape, b_shape, extents, (m, n) = COLLAPSES[case]
+    kind = host.HostArrays()
+    a, b = np.zeros(a_shape, F32), np.zeros(b_shape, F32)
+    if case == "three":
+        a = np.broadcast_to(a, (2, 5, 2, 2, 2, 3))
+        extents = (5, 2, 2)
+    c = np.zeros((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a_shape[-2], b_shape[-1]), F32)
+    places = [kind.describe("x", array, None) for array in (a, b, c)]
+    pieces = list(batches.products(*places, 0, at_once=3, fold=True))
+    assert len(pieces) == (2 if case == "three" else 1), "what is beyond three dimensions takes a launch each"
+    for x, y, z, batch in pieces:
+        assert batch.extents == extents
+        assert (z.rows, z.cols) == (x.rows, y.cols) == (m, n)
 
 
 # ------------------------------------------------------------------------- protocols, without a GPU to speak them to
@@ -337,6 +425,7 @@ class HostDriver:
 @pytest.fixture
 def host_driver(monkeypatch):
     stand_in = HostDriver()
+    monkeypatch.setattr(driver_module, "call", stand_in)
     for module in (host, streams):
         monkeypatch.setattr(module, "call", stand_in)
         monkeypatch.setattr(module, "device_scope", stand_in.scope)
@@ -344,9 +433,10 @@ def host_driver(monkeypatch):
     return stand_in
 
 
-def as_numpy(matrix: launch.Matrix) -> np.ndarray:
-    place = operand(matrix.pointer, (matrix.rows, matrix.cols), (matrix.row_stride, matrix.col_stride))
-    return np.asarray(operand_module._Addresses(place))
+def as_numpy(place: Operand | launch.Matrix) -> np.ndarray:
+    if isinstance(place, launch.Matrix):
+        place = operand(place.pointer, (place.rows, place.cols), (place.row_stride, place.col_stride))
+    return operand_module.addresses(place)
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5])
@@ -357,11 +447,13 @@ def test_host_arrays_travel_to_the_device_and_back(host_driver, layout, beta):
     out = LAYOUTS.get(layout, np.array)(c.copy())
     kind = host.HostArrays()
     left, right, target = (kind.describe(name, array, None) for name, array in {"a": a, "b": b, "out": out}.items())
-    with kind.product(left, right, target, reads_out=beta != 0, device=0, stream=None) as product:
-        x, y, z = map(as_numpy, (product.a, product.b, product.c))
+    vector = filled(4, 2)[::-1, 1]
+    with product(kind, left, right, target, reads_out=beta != 0, vectors=[kind.describe("v", vector, None)]) as done:
+        x, y, z, v = map(as_numpy, (done.a, done.b, done.c, *done.vectors))
         assert np.isnan(z).all() or beta
+        assert np.array_equal(v, vector)
         z[...] = x @ y + (beta * z if beta else 0)
-        assert product.result is out
+        assert done.result is out
     check(out, a, b, beta=beta, c=c)
     assert not host_driver.allocations, "device memory was left behind"
     assert host_driver.asked[-2:] == [("download", 2), ("synchronize", 2)]
@@ -373,9 +465,9 @@ def test_host_arrays_free_device_memory_after_an_error(host_driver):
     left, right = (kind.describe("a", filled(3, 3), None) for _ in "ab")
 
     def launch_and_fail():
-        with kind.product(left, right, None, reads_out=False, device=0, stream=streams.Stream(9)) as product:
+        with product(kind, left, right, stream=streams.Stream(9)) as done:
             assert len(host_driver.allocations) == 3
-            assert product.stream.handle == 9
+            assert done.stream.handle == 9
             raise KeyError("launch")
 
     with pytest.raises(KeyError, match="launch"):
@@ -389,9 +481,9 @@ def test_operands_that_are_not_read_do_not_travel(host_driver):
         kind.describe("a", filled(3, 4), None).resized(3, 0),
         kind.describe("b", filled(4, 2), None).resized(0, 2),
     )
-    with kind.product(left, right, None, reads_out=False, device=0, stream=None) as product:
-        assert (product.a.cols, product.b.rows) == (0, 0)
-        as_numpy(product.c)[...] = 0
+    with product(kind, left, right) as done:
+        assert (done.a.shape, done.b.shape) == ((3, 0), (0, 2))
+        as_numpy(done.c)[...] = 0
     assert [what for what, _ in host_driver.asked] == ["download", "synchronize"]
 
 
@@ -462,7 +554,7 @@ def test_every_product_lets_go_of_what_is_done(host_driver, monkeypatch):
         streams.hold(streams.Stream(15), 0, [object()])
         (event,) = (event for _, event, _ in streams._held)
         host_driver.finished = {event}
-        with kind.product(a, b, None, reads_out=False, device=0, stream=None):
+        with product(kind, a, b):
             assert not streams._held
 
 
@@ -497,7 +589,7 @@ def test_version_of_a_tensor_that_was_given_is_raised(fake_torch, monkeypatch, o
     kind, out = libraries.TorchTensors(), FakeTensor(inference=inference)
     a, b = kind.describe("a", FakeTensor(), None), kind.describe("b", FakeTensor(), None)
     target = kind.describe("out", out, None) if given else None
-    with kind.product(a, b, target, reads_out=False, device=0, stream=None):
+    with product(kind, a, b, target):
         assert not seen
     assert seen == [out] * raised
 
@@ -517,7 +609,7 @@ def test_numba_arrays_work_on_the_first_bound_stream():
 def test_public_function_through_copies(host_driver, monkeypatch, beta):
     """As on a GPU: C travels to the device only where it is read."""
 
-    def launched(stage, config, alpha, a, b, beta, c, *, stream):
+    def launched(stage, config, alpha, a, b, beta, c, **_):
         x, y, z = map(as_numpy, (a, b, c))
         assert np.isnan(z).all() == (beta == 0)
         z[...] = alpha * (x @ y) + (beta * z if beta else 0)
@@ -542,7 +634,7 @@ class DeviceArrays(ArrayKind):
     def streams(self, operands, device):
         return self.following
 
-    def empty(self, rows, cols, device, stream):
+    def empty(self, shape, device, stream):
         self.log.append(("empty", stream.handle))
         return self.describe("out", "result", stream)
 
@@ -572,9 +664,9 @@ def test_device_products_are_ordered_and_kept(monkeypatch, following, given, out
     a, b = kind.describe("a", "a", None), kind.describe("b", "b", None)
     target = None if out is None else kind.describe("out", out, None)
     stream = None if given is None else streams.Stream(given)
-    with kind.product(a, b, target, reads_out=False, device=0, stream=stream) as product:
-        asked.append(("product", product.stream.handle))
-        assert product.result == out or (out is None and product.result == "result")
+    with product(kind, a, b, target, stream=stream) as done:
+        asked.append(("product", done.stream.handle))
+        assert done.result == out or (out is None and done.result == "result")
     assert asked == log
 
 

@@ -2,28 +2,57 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from numba_gemm.device.switch import SIMULATOR
 from numba_gemm.ladder import STAGES
+from numba_gemm.ladder.stage import ONE, Batch, Share, share_out
+from numba_gemm.launch import PLAIN, Extra, Matrix, device_properties
 from numba_gemm.models.roofline import FP32_LANES_PER_SM
-from numba_gemm.select import RATES, Rate, choose, predicted_clocks, resolve
+from numba_gemm.select import (
+    RATES,
+    Problem,
+    Rate,
+    candidates,
+    choose,
+    named,
+    predicted_clocks,
+    problem,
+    ranked,
+    rate_of,
+    resolve,
+    shares,
+)
 
-H200 = {"cc": (9, 0), "sm_count": 132}
 extents = st.one_of(st.integers(1, 300), st.integers(1, 20_000))
+ccs = st.sampled_from(sorted(cc for cc in FP32_LANES_PER_SM if cc >= (7, 5)))
+problems = st.builds(
+    Problem,
+    m=extents,
+    n=extents,
+    k=extents,
+    matrices=st.sampled_from([1, 1, 7, 300]),
+    aligned=st.booleans(),
+    a_along=st.booleans(),
+    b_along=st.booleans(),
+    by_columns=st.booleans(),
+    epilogue=st.booleans(),
+    cc=ccs,
+    sm_count=st.integers(1, 200),
+)
 
 
-def candidates(cc):
-    for stage in STAGES.values():
-        for config in stage.configs if cc >= stage.min_cc else ():
-            rate = RATES.get((stage.name, config.BM, config.BN, config.BK))
-            if rate is not None:
-                yield stage, config, rate
+def tiles_of(config, wanted):
+    return -(-wanted.m // config.BM) * -(-wanted.n // config.BN) * wanted.matrices
 
 
-def blocks(config, m, n):
-    return -(-m // config.BM) * -(-n // config.BN)
+def config_of(key):
+    return next(one for one in STAGES[key[0]].configs if key[1:] == (one.BM, one.BN, one.BK))
 
 
 def test_every_rate_is_of_a_configuration():
@@ -34,71 +63,156 @@ def test_every_rate_is_of_a_configuration():
 @pytest.mark.parametrize("key", RATES)
 def test_rates_are_possible(key):
     rate = RATES[key]
-    stage = STAGES[key[0]]
-    threads = next(one.threads for one in stage.configs if key[1:] == (one.BM, one.BN, one.BK))
     assert 0 < rate.efficiency <= 1
-    lanes = 128
-    assert rate.alone >= key[1] * key[2] * key[3] / lanes, "faster than the lanes allow"
-    assert rate.resident * threads <= 2048, "more threads than an SM has"
+    assert rate.alone > 0
+    assert rate.resident * config_of(key).threads <= 2048, "more threads than an SM has"
 
 
-@given(extents, extents, extents, st.booleans(), st.sampled_from(sorted(FP32_LANES_PER_SM)), st.integers(1, 200))
-def test_choice_runs_on_the_device(m, n, k, aligned, cc, sm_count):
-    if cc < (7, 5):
-        return
-    stage, config = choose(m, n, k, aligned, cc, sm_count)
-    assert STAGES[stage.name] is stage
-    assert config in stage.configs
-    assert cc >= stage.min_cc
-    assert choose(m, n, k, aligned, cc, sm_count) == (stage, config)
+@given(problems)
+def test_choice_runs_on_the_device(wanted):
+    choice = choose(wanted)
+    assert STAGES[choice.stage.name] is choice.stage
+    assert choice.config in choice.stage.configs
+    assert wanted.cc >= choice.stage.min_cc
+    assert choose(wanted) == choice
+    assert not (choice.swapped and wanted.epilogue), "an epilogue's rows and columns would change places"
+    assert (choice.share is None) == (choice.stage.schedule is None)
+    if choice.share is not None:
+        turned = wanted.swapped if choice.swapped else wanted
+        batch = Batch((wanted.matrices, 1, 1))
+        made = share_out(choice.config, turned.m, turned.n, turned.k, batch, choice.share)
+        assert made.grid[0] >= 1
+        assert made.counters <= tiles_of(choice.config, turned)
 
 
-@given(extents, extents, extents)
-def test_choice_is_the_fastest_predicted(m, n, k):
-    def clocks(config, rate):
-        return predicted_clocks(rate, config, m, n, k, lanes=128, sm_count=132)
+@given(problems)
+def test_choice_is_the_fastest_predicted(wanted):
+    found = ranked(wanted)
+    assert choose(wanted).clocks == min(one.clocks for one in found)
+    assert {(one.stage.name, one.config) for one in found} <= {
+        (stage.name, config) for stage, config in candidates(wanted.cc)
+    }
 
-    stage, config = choose(m, n, k, True, **H200)
-    chosen = clocks(config, RATES[stage.name, config.BM, config.BN, config.BK])
-    assert chosen == min(clocks(config, rate) for _, config, rate in candidates((9, 0)))
+
+@given(problems, st.sampled_from(sorted(RATES)))
+def test_more_work_is_never_predicted_faster(wanted, key):
+    """For a block a tile: other shares depend on the number of tiles."""
+    config = config_of(key)
+
+    def clocks(of):
+        tiles = tiles_of(config, of)
+        return predicted_clocks(RATES[key], config, Share(tiles, tiles), of)
+
+    larger = (replace(wanted, m=2 * wanted.m), replace(wanted, n=2 * wanted.n), replace(wanted, k=2 * wanted.k))
+    assert clocks(wanted) <= min(map(clocks, larger))
 
 
-@given(extents, extents, extents, st.sampled_from(sorted(RATES)))
-def test_more_work_is_never_predicted_faster(m, n, k, key):
-    stage = STAGES[key[0]]
-    config = next(one for one in stage.configs if key[1:] == (one.BM, one.BN, one.BK))
+@given(problems)
+def test_shares_divide_every_k_tile_once(wanted):
+    """The line of shared k-tiles, cut at g * base + min(g, extra), has no gap and no overlap."""
+    for stage, config in candidates(wanted.cc):
+        if stage.schedule is None:
+            continue
+        for share in shares(config, rate_of(stage, config), wanted):
+            made = share_out(config, wanted.m, wanted.n, wanted.k, Batch((wanted.matrices, 1, 1)), share)
+            whole, base, extra, k_tiles = made.words[:4]
+            divided = (tiles_of(config, wanted) - whole) * k_tiles
+            assert share.blocks * base + extra == divided
+            assert 0 <= extra < share.blocks
+            assert made.workspace_bytes == 0 or base > 0, "a block without work would leave its part unwritten"
+            assert (made.workspace_bytes == 0) == (made.counters == 0)
 
-    def clocks(*shape):
-        return predicted_clocks(RATES[key], config, *shape)
 
-    assert clocks(m, n, k) <= min(clocks(2 * m, n, k), clocks(m, 2 * n, k), clocks(m, n, 2 * k))
-    assert predicted_clocks(RATES[key], config, m, n, k, sm_count=100) >= clocks(m, n, k)
+def test_a_share_of_other_tiles_is_refused():
+    config = STAGES["stream_k"].configs[0]
+    with pytest.raises(ValueError, match="does not divide 4 tiles"):
+        share_out(config, 256, 512, 64, ONE, Share(2, 5))
 
 
 @pytest.mark.parametrize("k", [64, 1024, 8192])
 def test_large_products_run_near_the_best_rate(k):
-    stage, config = choose(16384, 16384, k, True, **H200)
-    best = max(rate.efficiency for _, _, rate in candidates((9, 0)))
-    assert RATES[stage.name, config.BM, config.BN, config.BK].efficiency >= 0.95 * best
+    choice = choose(Problem(16384, 16384, k))
+    best = max(rate_of(stage, config).efficiency for stage, config in candidates((9, 0)))
+    assert rate_of(choice.stage, choice.config).efficiency >= 0.95 * best
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (5, 7, 3), (16, 16, 64), (40, 3, 100)])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (5, 7, 3), (16, 16, 64), (40, 30, 100)])
 def test_tiny_products_take_small_tiles(shape):
     """They end sooner, and in the simulator a small block is a quick one."""
-    _, config = choose(*shape, True, **H200)
-    assert config.BM * config.BN <= 16 * 16
+    config = choose(Problem(*shape)).config
+    assert config.BM * config.BN <= 32 * 64
 
 
-@pytest.mark.parametrize("size", [512, 768, 1024])
-def test_middle_sizes_fill_the_device_better_than_the_largest_tile(size):
-    _, config = choose(size, size, 1024, True, **H200)
-    largest = max((one for _, one, _ in candidates((9, 0))), key=lambda one: one.BM * one.BN)
-    assert blocks(config, size, size) > blocks(largest, size, size)
+@pytest.mark.parametrize("size", [128, 256, 512])
+def test_small_products_occupy_most_multiprocessors(size):
+    choice = choose(Problem(size, size, 4096))
+    assert choice.share.blocks >= 0.8 * 132
+    assert choice.share.whole == 0, "few tiles have to be divided"
+
+
+@pytest.mark.parametrize("size", [2048, 4096, 8192, 16384])
+def test_large_products_are_not_divided_where_it_does_not_pay(size):
+    choice = choose(Problem(size, size, 1024))
+    tiles = tiles_of(choice.config, Problem(size, size, 1024))
+    assert choice.share.whole >= tiles - 3 * 132
+    assert tiles % 132 == 0 or choice.share.whole < tiles or size == 2048
+
+
+@pytest.mark.parametrize("columns", [1, 4, 16])
+def test_thin_products_take_thin_tiles(columns):
+    along = choose(Problem(16384, columns, 16384))
+    assert along.config.BN <= 16
+    assert not along.swapped
+    turned = choose(Problem(columns, 16384, 16384))
+    assert turned.swapped
+    assert turned.stage.name == "stream_k", "thin wants an A whose k is contiguous"
+    assert turned.config.BN <= 16
 
 
 def test_fewer_multiprocessors_allow_larger_tiles():
-    tiles = [choose(1024, 1024, 1024, True, (9, 0), sm_count)[1] for sm_count in (132, 8)]
-    assert tiles[0].BM * tiles[0].BN < tiles[1].BM * tiles[1].BN
+    sizes = [choose(Problem(512, 512, 1024, sm_count=count)).config for count in (132, 4)]
+    assert sizes[0].BM * sizes[0].BN < sizes[1].BM * sizes[1].BN
+
+
+def test_a_column_major_c_is_computed_as_its_transpose():
+    assert choose(Problem(4096, 4096, 4096, aligned=False, by_columns=True)).swapped in (True, False)
+    found = ranked(Problem(4096, 4096, 4096, aligned=False, by_columns=True))
+    assert {one.swapped for one in found} == {False, True}
+
+
+def test_a_problem_is_read_from_its_operands():
+    gpu = device_properties(0) if SIMULATOR else None
+
+    def matrix(rows, cols, row_stride, col_stride):
+        return Matrix(0, rows, cols, row_stride, col_stride, 0, np.empty((rows, cols), np.float32))
+
+    if gpu is None:
+        pytest.skip("the simulated device's properties are known")
+    a, b, c = matrix(8, 12, 48, 4), matrix(12, 16, 4, 48), matrix(8, 16, 4, 32)
+    wanted = problem(a, b, c, Extra(Batch((5, 1, 1), (384, 0, 0), (0, 0, 0), (512, 0, 0))), gpu)
+    assert (wanted.m, wanted.n, wanted.k, wanted.matrices) == (8, 16, 12, 5)
+    assert (wanted.a_along, wanted.b_along, wanted.by_columns) == (True, True, True)
+    assert not wanted.aligned
+    assert wanted.vectors
+    assert not problem(a, b, c, Extra(Batch((5, 1, 1), (388, 0, 0))), gpu).vectors
+    assert wanted.swapped.swapped == wanted
+    assert problem(matrix(8, 12, 48, 4), matrix(12, 16, 64, 4), matrix(8, 16, 64, 4), PLAIN, gpu).aligned
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_named_stage_is_run(name):
+    choice = named(name, Problem(300, 200, 100))
+    assert choice.stage is STAGES[name]
+    assert choice.config in choice.stage.configs
+    assert name in choice.reason
+    if choice.stage.schedule is None:
+        assert choice.config is choice.stage.configs[0]
+
+
+def test_reasons_are_readable():
+    assert "divided among" in choose(Problem(128, 128, 1024)).reason
+    assert "one block each" in choose(Problem(2048, 2048, 1024)).reason
+    assert "transpose" in choose(Problem(1, 16384, 16384)).reason
 
 
 @pytest.mark.parametrize("name", STAGES)
@@ -127,8 +241,8 @@ def test_resolve_refuses_what_the_gpu_cannot_run(name):
 
 
 def test_stage_that_the_gpu_cannot_run_is_no_candidate(monkeypatch):
-    config = STAGES["async_copy"].configs[0]
-    monkeypatch.setitem(RATES, ("async_copy", config.BM, config.BN, config.BK), Rate(1.0, alone=4100, resident=1))
+    config = STAGES["stream_k"].configs[0]
+    monkeypatch.setitem(RATES, ("stream_k", config.BM, config.BN, config.BK), Rate(1.0, alone=4100, resident=1))
     fresh = choose.__wrapped__  # past what is remembered of earlier calls
-    assert fresh(8192, 8192, 8192, True, (9, 0))[0].name == "async_copy"
-    assert fresh(8192, 8192, 8192, True, (7, 5))[0].name != "async_copy"
+    assert fresh(Problem(8192, 8192, 8192)).stage.name == "stream_k"
+    assert fresh(Problem(8192, 8192, 8192, cc=(7, 5))).stage.name in ("warp_tiled", "register_prefetch")

@@ -13,14 +13,31 @@ import numpy as np
 from ..device.switch import SIMULATOR
 from .host import HostArrays, SimulatedHostArrays, SimulatedNumbaArrays
 from .libraries import CupyArrays, NumbaArrays, TorchTensors
-from .operand import ITEM, ArrayKind, Operand, Product
+from .operand import ITEM, ArrayKind, Copies, Operand, Product, row_major
 from .protocols import CudaArrayInterface, Dlpack
+from .short_way import Known, Seen, again, glance_of, remember
 from .streams import Stream
 
-__all__ = ["ITEM", "KINDS", "ArrayKind", "Operand", "Product", "Stream", "describe", "kind_of"]
+__all__ = [
+    "ITEM",
+    "KINDS",
+    "ArrayKind",
+    "Copies",
+    "Known",
+    "Operand",
+    "Product",
+    "Seen",
+    "Stream",
+    "again",
+    "describe",
+    "glance_of",
+    "kind_of",
+    "remember",
+    "row_major",
+]
 
 ACCEPTED = (
-    "a 2-D float32 array of NumPy, Numba or CuPy, a CUDA tensor of PyTorch, "
+    "a float32 array of NumPy, Numba or CuPy, a CUDA tensor of PyTorch, "
     "or an object with __cuda_array_interface__ or __dlpack__"
 )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,9 @@ from cuda.bindings import driver
 from numba import cuda
 
 from ..driver import call, device_scope
-from ..launch import Matrix
 from . import streams
 from .libraries import NumbaArrays
-from .operand import ITEM, ArrayKind, Operand, Product, name_of
+from .operand import ITEM, ArrayKind, Copies, Operand, Product, at_address, name_of, row_major
 from .streams import DEFAULT, THREAD_DEFAULT, Stream
 
 
@@ -35,20 +35,63 @@ class HostArrays(ArrayKind):
         dtype, (pointer, readonly) = name_of(array.dtype), array.__array_interface__["data"]
         return Operand(name, self, array, dtype, array.shape, array.strides, pointer, readonly=readonly)
 
+    def placed(self, operand: Operand) -> Operand:
+        """Dense, at no address yet: by columns if each matrix is dense by columns, else by rows."""
+        shape = operand.shape
+        if _by_columns(operand.array):
+            *batch, cols_stride, row_stride = row_major((*shape[:-2], shape[-1], shape[-2]), ITEM)
+            strides = (*batch, row_stride, cols_stride)
+        else:
+            strides = row_major(shape, ITEM)
+        return replace(operand, strides=strides, pointer=0)
+
+    def copies(self, given: list[Operand], result: Operand, *, reads_out: bool) -> Copies:
+        def size(x: Operand) -> int:
+            return ITEM * prod(x.shape)
+
+        there = [*given, result] if reads_out else given
+        on_host = sum(size(x) for x in (*there, result) if x.array is not None and not _is_dense(x.array))
+        return Copies(sum(map(size, there)), size(result), on_host)
+
     @contextmanager
     def product(
-        self, a: Operand, b: Operand, out: Operand | None, *, reads_out: bool, device: int, stream: Stream | None
+        self,
+        a: Operand,
+        b: Operand,
+        out: Operand | None,
+        *,
+        shape: tuple[int, ...],
+        vectors: list[Operand],
+        reads_out: bool,
+        device: int,
+        stream: Stream | None,
     ) -> Iterator[Product]:
         """As for device arrays, by way of copies."""
         streams.release_finished()
         queue = THREAD_DEFAULT if stream is None else stream
-        result = np.empty((a.shape[0], b.shape[1]), np.float32) if out is None else out.array
+        c = self.describe("out", np.empty(shape, np.float32), None) if out is None else out
         with device_scope(device), ExitStack() as buffers:
-            a_matrix = buffers.enter_context(_on_device(a.array, a.shape, device, queue, copy=True))
-            b_matrix = buffers.enter_context(_on_device(b.array, b.shape, device, queue, copy=True))
-            c_matrix = buffers.enter_context(_on_device(result, result.shape, device, queue, copy=reads_out))
-            yield Product(a_matrix, b_matrix, c_matrix, queue, result)
-            _download(c_matrix, result, queue)
+            x, y, *others = (buffers.enter_context(self._on_device(one, queue)) for one in (a, b, *vectors))
+            z = buffers.enter_context(self._on_device(c, queue, copy=reads_out))
+            yield Product(x, y, z, others, queue, c.array)
+            _download(z, c.array, queue)
+
+    @contextmanager
+    def _on_device(self, operand: Operand, stream: Stream, *, copy: bool = True) -> Iterator[Operand]:
+        """A buffer on the current device for a host array."""
+        placed, size = self.placed(operand), ITEM * prod(operand.shape)
+        if not size:
+            yield placed
+            return
+        pointer = int(call(driver.cuMemAlloc, size))
+        try:
+            if copy:
+                array = operand.array.swapaxes(-1, -2) if _by_columns(operand.array) else operand.array
+                dense = np.ascontiguousarray(array)  # the array itself if it is dense
+                call(driver.cuMemcpyHtoDAsync, pointer, dense.ctypes.data, size, stream.handle)
+            yield replace(placed, pointer=pointer)
+        finally:
+            call(driver.cuMemFree, pointer)  # waits for work that still uses it
 
 
 class SimulatedHostArrays(HostArrays):
@@ -56,14 +99,32 @@ class SimulatedHostArrays(HostArrays):
 
     @contextmanager
     def product(
-        self, a: Operand, b: Operand, out: Operand | None, *, reads_out: bool, device: int, stream: Stream | None
+        self,
+        a: Operand,
+        b: Operand,
+        out: Operand | None,
+        *,
+        shape: tuple[int, ...],
+        vectors: list[Operand],
+        reads_out: bool,
+        device: int,
+        stream: Stream | None,
     ) -> Iterator[Product]:
         """The arrays themselves."""
-        c = self.empty(a.shape[0], b.shape[1], device, DEFAULT) if out is None else out
-        yield Product(_simulated(a), _simulated(b), _simulated(c), DEFAULT, c.array)
+        c = self.empty(shape, device, DEFAULT) if out is None else out
+        yield Product(a, b, c, vectors, DEFAULT, c.array)
 
-    def empty(self, rows: int, cols: int, device: int, stream: Stream) -> Operand:
-        return self.describe("out", np.empty((rows, cols), np.float32), stream)
+    def view(self, operand: Operand, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+        return at_address(operand.array, pointer, shape, strides)
+
+    def empty(self, shape: tuple[int, ...], device: int, stream: Stream) -> Operand:
+        return self.describe("out", np.empty(shape, np.float32), stream)
+
+    def placed(self, operand: Operand) -> Operand:
+        return operand
+
+    def copies(self, given: list[Operand], result: Operand, *, reads_out: bool) -> Copies:
+        return Copies()
 
 
 class SimulatedNumbaArrays(SimulatedHostArrays):
@@ -78,43 +139,23 @@ class SimulatedNumbaArrays(SimulatedHostArrays):
     def describe(self, name: str, array: Any, stream: Stream | None) -> Operand:
         return replace(super().describe(name, np.asarray(array), stream), array=array)
 
-    def empty(self, rows: int, cols: int, device: int, stream: Stream) -> Operand:
-        return self.describe("out", cuda.device_array((rows, cols), np.float32), stream)
+    def empty(self, shape: tuple[int, ...], device: int, stream: Stream) -> Operand:
+        return self.describe("out", cuda.device_array(shape, np.float32), stream)
 
 
-def _simulated(operand: Operand) -> Matrix:
-    """A matrix whose owner is the NumPy view that the simulated kernel indexes."""
-    view = np.asarray(operand.array)[: operand.shape[0], : operand.shape[1]]
-    return replace(operand, array=view).matrix(0)
+def _by_columns(array: np.ndarray) -> bool:
+    return array.ndim > 1 and not array.flags.c_contiguous and array.swapaxes(-1, -2).flags.c_contiguous
 
 
-@contextmanager
-def _on_device(
-    array: np.ndarray, shape: tuple[int, ...], device: int, stream: Stream, *, copy: bool
-) -> Iterator[Matrix]:
-    """A device buffer for `shape` elements of a host array, laid out as the array is if that is dense, else by rows."""
-    rows, cols = shape
-    size = ITEM * rows * cols
-    by_columns = array.flags.f_contiguous and not array.flags.c_contiguous
-    strides = (ITEM, ITEM * rows) if by_columns else (ITEM * cols, ITEM)
-    if not size:
-        yield Matrix(0, rows, cols, *strides, device, None)
-        return
-    pointer = int(call(driver.cuMemAlloc, size))
-    try:
-        if copy:
-            dense = np.asarray(array, order="F" if by_columns else "C")  # the array itself if it is dense
-            call(driver.cuMemcpyHtoDAsync, pointer, dense.ctypes.data, size, stream.handle)
-        yield Matrix(pointer, rows, cols, *strides, device, None)
-    finally:
-        call(driver.cuMemFree, pointer)  # waits for work that still uses it
+def _is_dense(array: np.ndarray) -> bool:
+    return bool(array.flags.c_contiguous) or _by_columns(array)
 
 
-def _download(matrix: Matrix, array: np.ndarray, stream: Stream) -> None:
+def _download(place: Operand, array: np.ndarray, stream: Stream) -> None:
     """Copy a device buffer to the host array that it was made for, and wait for it."""
-    dense = array if array.flags.c_contiguous or array.flags.f_contiguous else np.empty(array.shape, np.float32)
+    dense = array if _is_dense(array) else np.empty(array.shape, np.float32)
     if dense.size:
-        call(driver.cuMemcpyDtoHAsync, dense.ctypes.data, matrix.pointer, dense.nbytes, stream.handle)
+        call(driver.cuMemcpyDtoHAsync, dense.ctypes.data, place.pointer, dense.nbytes, stream.handle)
     call(driver.cuStreamSynchronize, stream.handle)
     if dense is not array:
         array[...] = dense

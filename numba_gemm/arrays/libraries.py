@@ -12,8 +12,12 @@ from cuda.bindings import driver
 from numba import cuda
 
 from ..driver import device_scope, start
+from ..launch import device_count
 from .operand import ArrayKind, Operand, name_of
+from .short_way import Glance, Sight
 from .streams import DEFAULT, Stream
+
+FLOAT32 = np.dtype(np.float32)  # one object, in native byte order, which arrays of that type share
 
 
 class NumbaArrays(ArrayKind):
@@ -37,14 +41,68 @@ class NumbaArrays(ArrayKind):
         bound = [operand.stream or DEFAULT for operand in operands]
         return sorted(bound, key=lambda stream: stream.is_default)  # stable: the first one that is bound leads
 
-    def empty(self, rows: int, cols: int, device: int, stream: Stream) -> Operand:
+    def empty(self, shape: tuple[int, ...], device: int, stream: Stream) -> Operand:
         # Bound to its stream, so that reading it back, or handing it on, waits for the product.
         bound: Any = 0
         if not stream.is_default:
             bound = cuda.external_stream(stream.handle)
             bound.owner = stream.owner  # the stream must outlive the binding
         with cuda.gpus[device]:
-            return self.describe("out", cuda.device_array((rows, cols), np.float32, stream=bound), stream)
+            return self.describe("out", cuda.device_array(shape, np.float32, stream=bound), stream)
+
+    def glance(self, array: Any) -> Glance | None:
+        own = type(array)
+        if issubclass(own, np.ndarray):  # mapped and managed memory, whose slices are NumPy's
+            return None
+
+        def place(x: Any) -> int:
+            return x.gpu_data.device_ctypes_pointer.value or 0
+
+        def read(tag: Any, a: Any, b: Any, out: Any) -> Sight | None:
+            if type(b) is not own or a.dtype is not FLOAT32 or b.dtype is not FLOAT32:
+                return None
+            p, q = place(a), place(b)
+            if out is None:
+                r, result = 0, None
+            elif type(out) is own and out.dtype is FLOAT32:
+                r, result = place(out), (out.shape, out.strides)
+            else:
+                return None
+            device = 0
+            if several:
+                device = pointer_device("a", p)
+                if any(pointer_device(*one) != device for one in (("b", q), ("out", r)) if one[1]):
+                    return None
+            return (
+                (
+                    tag,
+                    own,
+                    device,
+                    (p & 15) << 8 | (q & 15) << 4 | r & 15,
+                    a.shape,
+                    a.strides,
+                    b.shape,
+                    b.strides,
+                    result,
+                ),
+                p,
+                q,
+                r,
+            )
+
+        def stream(a: Any, b: Any, out: Any, device: int) -> int | None:
+            bound = a.stream
+            if bound is not b.stream or (out is not None and out.stream is not bound):
+                return None
+            return bound if type(bound) is int else Stream.of(bound).handle
+
+        def empty(a: Any, shape: tuple[int, ...], device: int) -> tuple[Any, int] | None:
+            with cuda.gpus[device]:
+                made = cuda.device_array(shape, np.float32, stream=a.stream)
+            return made, place(made)
+
+        several = device_count() > 1
+        return Glance(read, stream, empty)
 
 
 def cupy_stream(cupy: Any, handle: int, device: int = -1) -> Any:
@@ -81,11 +139,61 @@ class CupyArrays(ArrayKind):
     def streams(self, operands: list[Operand], device: int) -> list[Stream]:
         return [Stream.of(sys.modules["cupy"].cuda.get_current_stream(device))]
 
-    def empty(self, rows: int, cols: int, device: int, stream: Stream) -> Operand:
+    def empty(self, shape: tuple[int, ...], device: int, stream: Stream) -> Operand:
         cupy: Any = sys.modules["cupy"]
         # CuPy's pool reuses memory in the order of the stream that it was allocated under.
         with cupy.cuda.Device(device), cupy_stream(cupy, stream.handle, device):
-            return self.describe("out", cupy.empty((rows, cols), cupy.float32), stream)
+            return self.describe("out", cupy.empty(shape, cupy.float32), stream)
+
+    def glance(self, array: Any) -> Glance | None:
+        cupy: Any = sys.modules["cupy"]
+        own, current_stream, current_device = cupy.ndarray, cupy.cuda.get_current_stream, cupy.cuda.runtime.getDevice
+        if type(array) is not own or not hasattr(array.data, "device_id"):
+            return None
+
+        def read(tag: Any, a: Any, b: Any, out: Any) -> Sight | None:
+            if type(b) is not own or a.dtype is not FLOAT32 or b.dtype is not FLOAT32:
+                return None
+            x, y = a.data, b.data
+            p, q, device = x.ptr, y.ptr, x.device_id
+            if out is None:
+                r, result = 0, None
+            elif type(out) is own and out.dtype is FLOAT32:
+                z = out.data
+                r, result = z.ptr, (out.shape, out.strides)
+                if z.device_id != device:
+                    return None
+            else:
+                return None
+            if y.device_id != device:
+                return None
+            return (
+                (
+                    tag,
+                    own,
+                    device,
+                    (p & 15) << 8 | (q & 15) << 4 | r & 15,
+                    a.shape,
+                    a.strides,
+                    b.shape,
+                    b.strides,
+                    result,
+                ),
+                p,
+                q,
+                r,
+            )
+
+        def stream(a: Any, b: Any, out: Any, device: int) -> int | None:
+            return current_stream(device).ptr
+
+        def empty(a: Any, shape: tuple[int, ...], device: int) -> tuple[Any, int] | None:
+            if current_device() != device:
+                return None
+            made = own(shape, FLOAT32)
+            return made, made.data.ptr
+
+        return Glance(read, stream, empty)
 
 
 class TorchTensors(ArrayKind):
@@ -128,9 +236,9 @@ class TorchTensors(ArrayKind):
     def streams(self, operands: list[Operand], device: int) -> list[Stream]:
         return [Stream.of(sys.modules["torch"].cuda.current_stream(device))]
 
-    def empty(self, rows: int, cols: int, device: int, stream: Stream) -> Operand:
+    def empty(self, shape: tuple[int, ...], device: int, stream: Stream) -> Operand:
         torch: Any = sys.modules["torch"]
-        result = torch.empty((rows, cols), dtype=torch.float32, device=f"cuda:{device}")
+        result = torch.empty(shape, dtype=torch.float32, device=f"cuda:{device}")
         return self.describe("out", result, stream)
 
     def keep(self, operands: list[Operand], device: int, stream: Stream, followed: list[Stream]) -> None:
@@ -143,6 +251,67 @@ class TorchTensors(ArrayKind):
                 user = torch.cuda.ExternalStream(stream.handle, device=device)
             for operand in operands:
                 operand.array.record_stream(user)
+
+    def glance(self, array: Any) -> Glance | None:
+        torch: Any = sys.modules["torch"]
+        own, float32, strided = torch.Tensor, torch.float32, torch.strided
+        # Not published, but what PyTorch's own compiled code calls: it leaves out making a stream's Python object.
+        raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # noqa: SLF001
+        if type(array) is not own or raw_stream is None:
+            return None
+        increment: Any = getattr(torch.autograd.graph, "increment_version", None)
+
+        def usual(x: Any) -> bool:
+            return (
+                type(x) is own
+                and x.dtype is float32
+                and x.is_cuda
+                and x.layout is strided
+                and not x.requires_grad
+                and not x.is_neg()
+            )
+
+        def read(tag: Any, a: Any, b: Any, out: Any) -> Sight | None:
+            if not (usual(a) and usual(b)):
+                return None
+            p, q, device = a.data_ptr(), b.data_ptr(), a.get_device()
+            if out is None:
+                r, result = 0, None
+            elif usual(out) and out.get_device() == device:
+                r, result = out.data_ptr(), (out.shape, out.stride())
+            else:
+                return None
+            if b.get_device() != device:
+                return None
+            return (
+                (
+                    tag,
+                    own,
+                    device,
+                    (p & 15) << 8 | (q & 15) << 4 | r & 15,
+                    a.shape,
+                    a.stride(),
+                    b.shape,
+                    b.stride(),
+                    result,
+                ),
+                p,
+                q,
+                r,
+            )
+
+        def stream(a: Any, b: Any, out: Any, device: int) -> int | None:
+            return raw_stream(device)
+
+        def empty(a: Any, shape: tuple[int, ...], device: int) -> tuple[Any, int] | None:
+            made = a.new_empty(shape)
+            return made, made.data_ptr()
+
+        def written(out: Any) -> None:
+            if not out.is_inference():
+                increment(out)
+
+        return Glance(read, stream, empty, None if increment is None else written)
 
     def written(self, out: Operand) -> None:
         # By its version autograd sees whether a tensor that it saved for backward has been written since. Old releases

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ..launch import Matrix
+from ..launch import Matrix, Vector
 from . import streams
+from .short_way import Glance
 from .streams import Stream
 
 ITEM = 4  # bytes of a float32
@@ -33,7 +34,7 @@ class Operand:
     shape, strides : tuple of int
         Extents in elements and strides in bytes.
     pointer : int
-        Address of element (0, 0).
+        Address of the first element, whose indices are 0.
     device : int or None
         None for memory that no device owns, such as an empty array's.
     stream : Stream or None
@@ -54,66 +55,109 @@ class Operand:
     readonly: bool = False
 
     def resized(self, rows: int, cols: int) -> Operand:
-        """Its first rows and columns."""
-        return replace(self, shape=(rows, cols))
+        """The first rows and columns of each of its matrices."""
+        return replace(self, shape=(*self.shape[:-2], rows, cols))
 
-    def matrix(self, device: int) -> Matrix:
-        """The same, as the launcher wants it."""
-        (rows, cols), (row_stride, col_stride) = self.shape, self.strides
-        return Matrix(self.pointer, rows, cols, row_stride, col_stride, device, self.array)
+    def matrix(self, device: int, pointer: int, shape: tuple[int, int], strides: tuple[int, int]) -> Matrix:
+        """A matrix within it, as the launcher wants it."""
+        return Matrix(pointer, *shape, *strides, device, self.kind.view(self, pointer, shape, strides))
+
+    def vector(self) -> Vector:
+        """The same, of one dimension, as the launcher wants it."""
+        owner = self.kind.view(self, self.pointer, self.shape, self.strides)
+        return Vector(self.pointer, self.shape[0], self.strides[0], owner)
 
     def overlaps(self, other: Operand) -> bool:
-        """Whether the two share an element, or part of one: exact, however their rows and columns interleave."""
+        """Whether the two share an element, or part of one: exact, however they interleave."""
         if 0 in self.shape or 0 in other.shape:
             return False
         (low, high), (other_low, other_high) = self._extent(), other._extent()
         if high <= other_low or other_high <= low:
             return False
-        return bool(np.shares_memory(np.asarray(_Addresses(self)), np.asarray(_Addresses(other))))
+        return bool(np.shares_memory(addresses(self), addresses(other)))
 
     def _extent(self) -> tuple[int, int]:
         """First byte, and the one after the last."""
-        down, across = (self.shape[0] - 1) * self.strides[0], (self.shape[1] - 1) * self.strides[1]
-        first = self.pointer + min(down, 0) + min(across, 0)
-        return first, first + abs(down) + abs(across) + ITEM
+        far = [(extent - 1) * step for extent, step in zip(self.shape, self.strides)]
+        return self.pointer + sum(min(step, 0) for step in far), self.pointer + sum(max(step, 0) for step in far) + ITEM
 
     def overlaps_itself(self) -> bool:
         """Whether two elements share memory."""
-        (rows, cols), (row_step, col_step) = self.shape, map(abs, self.strides)
         if 0 in self.shape:
             return False
-        if (rows > 1 and row_step < ITEM) or (cols > 1 and col_step < ITEM):
+        axes = sorted((abs(step), extent) for step, extent in zip(self.strides, self.shape) if extent > 1)
+        if any(step < ITEM for step, _ in axes):
             return True
-        # Row after row, or column after column, as in nearly every array.
-        if 1 in self.shape or row_step >= (cols - 1) * col_step + ITEM or col_step >= (rows - 1) * row_step + ITEM:
+        # Each axis reaches over all before it, as in nearly every array.
+        reach, nested = ITEM, True
+        for step, extent in axes:
+            nested = nested and step >= reach
+            reach += (extent - 1) * step
+        if nested:
             return False
+        if len(axes) > 2:
+            return self._overlaps_itself_anyhow()
+        (col_step, cols), (row_step, rows) = axes
         # Elements i rows and j columns apart, whichever way, can come as near as i * row_step - j * col_step bytes.
         down = np.arange(1, rows, dtype=np.int64) * row_step
         before = np.minimum(down // col_step, cols - 1)
         after = np.minimum(before + 1, cols - 1)
         return bool((np.abs(down - np.stack([before, after]) * col_step) < ITEM).any())
 
+    def _overlaps_itself_anyhow(self) -> bool:
+        """`overlaps_itself` for any number of axes."""
+        # Two elements differ first along some axis: say that the one before is at 0 there.
+        part = addresses(self)
+        for axis in range(part.ndim):
+            before = (slice(None),) * axis
+            first, others = part[*before, :1], part[*before, 1:]
+            if others.size and np.shares_memory(first, others):
+                return True
+            part = first
+        return False
 
-class _Addresses:
-    """Gives NumPy an array of an operand's addresses, to compare them: the elements must not be read."""
 
-    def __init__(self, operand: Operand) -> None:
+class _Memory:
+    """Gives NumPy an array at an address; keeps its owner alive."""
+
+    def __init__(self, owner: Any, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+        self.owner = owner
         self.__array_interface__ = {
-            "data": (operand.pointer, False),
-            "shape": operand.shape,
-            "strides": operand.strides,
+            "data": (pointer, False),
+            "shape": shape,
+            "strides": strides,
             "typestr": "<f4",
             "version": 3,
         }
 
 
+def at_address(owner: Any, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
+    """An array of float32 at an address."""
+    return np.asarray(_Memory(owner, pointer, shape, strides))
+
+
+def addresses(operand: Operand) -> np.ndarray:
+    """An array of an operand's addresses, to compare them: where they are not the host's, no element may be read."""
+    return at_address(operand.array, operand.pointer, operand.shape, operand.strides)
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Bytes that a product copies to the device, back from it, and from place to place in host memory."""
+
+    to_device: int = 0
+    to_host: int = 0
+    on_host: int = 0
+
+
 @dataclass(slots=True)
 class Product:
-    """Where a product's operands are and where its result goes."""
+    """Where kernels find a product's operands, where its result goes, and where an epilogue's vectors are."""
 
-    a: Matrix
-    b: Matrix
-    c: Matrix
+    a: Operand
+    b: Operand
+    c: Operand
+    vectors: list[Operand]
     stream: Stream
     result: Any
 
@@ -141,9 +185,21 @@ class ArrayKind:
         """Streams whose work the product must follow; the first is the one to run on unless the caller names one."""
         raise NotImplementedError
 
-    def empty(self, rows: int, cols: int, device: int, stream: Stream) -> Operand:
+    def empty(self, shape: tuple[int, ...], device: int, stream: Stream) -> Operand:
         """Allocate a result that work on a stream will fill."""
         raise NotImplementedError
+
+    def view(self, operand: Operand, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+        """What the launcher keeps of an operand for a part of it; in the simulator, that part's array."""
+        return operand.array
+
+    def placed(self, operand: Operand) -> Operand:
+        """How an operand will lie where kernels find it."""
+        return operand
+
+    def copies(self, given: list[Operand], result: Operand, *, reads_out: bool) -> Copies:
+        """What a product of these operands, and vectors, will copy."""
+        return Copies()
 
     def keep(self, operands: list[Operand], device: int, stream: Stream, followed: list[Stream]) -> None:
         """See to it that memory the stream still uses is not reused before it is done."""
@@ -152,24 +208,40 @@ class ArrayKind:
         if not all(map(stream.same, followed)) or any(operand.kind is not self for operand in operands):
             streams.hold(stream, device, [operand.array for operand in operands])
 
+    def glance(self, array: Any) -> Glance | None:
+        """How to look at arrays of exactly this type in a call like one before; None if they are looked at in full."""
+        return None
+
     def written(self, out: Operand) -> None:
         """Tell the library, if it wants to know, that the caller's `out` has been written."""
 
     @contextmanager
     def product(
-        self, a: Operand, b: Operand, out: Operand | None, *, reads_out: bool, device: int, stream: Stream | None
+        self,
+        a: Operand,
+        b: Operand,
+        out: Operand | None,
+        *,
+        shape: tuple[int, ...],
+        vectors: list[Operand],
+        reads_out: bool,
+        device: int,
+        stream: Stream | None,
     ) -> Iterator[Product]:
-        """Bring a product's operands to where kernels reach them and, on leaving, its result to where it is wanted."""
+        """Bring a product's operands to where kernels reach them and, on leaving, its result to where it is wanted.
+
+        `shape` is that of the result.
+        """
         streams.release_finished()
-        given = [a, b] if out is None else [a, b, out]
+        given = [a, b, *vectors] if out is None else [a, b, out, *vectors]
         followed = self.streams(given, device)
         queue = followed[0] if stream is None else stream
-        c = self.empty(a.shape[0], b.shape[1], device, queue) if out is None else out
+        c = self.empty(shape, device, queue) if out is None else out
         # After the allocation, whose memory may have served earlier work of the library's stream.
         for producer in followed:
             streams.wait_for(queue, producer, device)
-        yield Product(a.matrix(device), b.matrix(device), c.matrix(device), queue, c.array)
-        self.keep([a, b, c], device, queue, followed)
+        yield Product(a, b, c, vectors, queue, c.array)
+        self.keep([a, b, c, *vectors], device, queue, followed)
         if out is not None:
             out.kind.written(out)
 

@@ -27,8 +27,8 @@ class Foreign(ArrayKind):
     def streams(self, operands: list[Operand], device: int) -> list[Stream]:
         return [operand.stream for operand in operands if operand.stream is not None] or [DEFAULT]
 
-    def empty(self, rows: int, cols: int, device: int, stream: Stream) -> Operand:
-        return NumbaArrays().empty(rows, cols, device, stream)
+    def empty(self, shape: tuple[int, ...], device: int, stream: Stream) -> Operand:
+        return NumbaArrays().empty(shape, device, stream)
 
     def keep(self, operands: list[Operand], device: int, stream: Stream, followed: list[Stream]) -> None:
         # Whoever owns the memory may reuse it as soon as it is let go, in the order of a stream that we cannot know.

@@ -14,7 +14,7 @@ from typing import Any
 
 from cuda.bindings import driver
 
-from ..driver import call, device_scope
+from ..driver import call, device_scope, relaxed_capture
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +135,7 @@ def release_finished() -> int:
     """Let go of what `hold` keeps for streams that have come far enough; return how many holds remain."""
     if not _held:
         return 0
-    # Asking about an event would otherwise break a capture that another thread has begun.
-    mode = call(driver.cuThreadExchangeStreamCaptureMode, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
-    try:
+    with relaxed_capture():  # asking about an event would otherwise break one
         for _ in range(len(_held)):
             try:
                 # One at a time, without a lock: a deleter may come back here, and other threads do.
@@ -151,6 +149,4 @@ def release_finished() -> int:
                 else:
                     call(driver.cuEventDestroy, event)
             del objects
-    finally:
-        call(driver.cuThreadExchangeStreamCaptureMode, mode)
     return len(_held)

@@ -1,0 +1,224 @@
+"""Choices that `autotune` measured, kept on disk from one process to the next, and asked before the model.
+
+They lie beside the compiled kernels (see `kernel_cache`), in one JSON file a kind of device (name, compute capability,
+number of SMs) and version of the kernels' sources: what was measured of others says nothing. Files are replaced whole;
+a process adds its choices to those that others have written meanwhile. Each file is read once a process. Whatever goes
+wrong with it is a `CacheWarning`, and the model chooses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import fields, replace
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+from . import kernel_cache, launch, select
+from .kernel_cache import CacheWarning
+from .ladder.stage import Share
+from .launch import DeviceProperties
+from .select import Choice, Problem
+
+__all__ = ["choose", "clear", "forget", "keep"]
+
+FORMAT = 1  # of a file; another one gives every file another name
+SUFFIX = ".choices.json"
+OF_DEVICE = {"cc", "sm_count", "clock_hz", "memory_bandwidth"}  # fields of a problem that the file's name stands for
+
+Entries = dict[str, Any]  # what the file says of each problem, by `key`
+
+_lock = threading.Lock()
+_known: dict[str, Entries] = {}  # by file name
+
+
+def key(wanted: Problem) -> str:
+    """A problem in words, without its device."""
+    named = ((field.name, getattr(wanted, field.name)) for field in fields(wanted) if field.name not in OF_DEVICE)
+    return " ".join(f"{name}={value}" for name, value in named)
+
+
+def choose(device: int, wanted: Problem) -> Choice:
+    """Return the choice that was measured for a problem on a device; without one, the model's."""
+    entries = _entries(device)
+    if entries and (entry := entries.get(key(wanted))) is not None:
+        found = _restored(device, wanted, json.dumps(entry))
+        if found is not None:
+            return found
+    return select.choose(wanted)
+
+
+def keep(device: int, wanted: Problem, choice: Choice, microseconds: float, candidates: int) -> Path | None:
+    """Use a choice from now on, and keep it on disk.
+
+    Parameters
+    ----------
+    device, wanted, choice
+        What was chosen, for what.
+    microseconds : float
+        How long it takes.
+    candidates : int
+        Of how many it is the fastest.
+
+    Returns
+    -------
+    Path or None
+        The file that it is in; None if it is known to this process only.
+    """
+    share = None if choice.share is None else [choice.share.blocks, choice.share.whole]
+    entry = {
+        "stage": choice.stage.name,
+        "config": choice.config.name,
+        "share": share,
+        "swapped": choice.swapped,
+        "microseconds": microseconds,
+        "candidates": candidates,
+        "date": time.strftime("%Y-%m-%d"),
+    }
+    name, place, made = _name(launch.device_properties(device)), _directory(), {key(wanted): entry}
+    with _lock:
+        _known[name] = _known.get(name, {}) | made
+        if place is None:
+            return None
+        try:
+            others = _read(place / name)
+        except (OSError, ValueError):
+            others = {}  # the file is replaced
+        _known[name] = _known[name] | others | made
+        try:
+            _write(place / name, others | made)
+        except OSError as error:
+            _warn(f"{place} cannot be written ({error}); what autotune chose is known to this process only")
+            return None
+    return place / name
+
+
+def clear(device: int | None = None) -> int:
+    """Delete the choices for a device, or for all, and return how many there were on disk.
+
+    Raises
+    ------
+    OSError
+        if the directory cannot be written.
+    """
+    prefix = "" if device is None else _prefix(launch.device_properties(device))
+    count = 0
+    with _lock:
+        for name in [name for name in _known if name.startswith(prefix)]:
+            _known[name] = {}
+        for path in _files(_directory()):
+            if path.name.startswith(prefix):
+                with suppress(OSError, ValueError):  # a broken one goes too
+                    count += len(_read(path))
+                path.unlink(missing_ok=True)
+    return count
+
+
+def forget() -> None:
+    """Read the files again when they are next needed: another process may have written them."""
+    with _lock:
+        _known.clear()
+        _restored.cache_clear()
+        _name.cache_clear()
+
+
+# ------------------------------------------------------------------------------------------------------------ the file
+
+
+def _warn(problem: str) -> None:
+    warnings.warn(problem, CacheWarning, stacklevel=2)
+
+
+def _directory() -> Path | None:
+    try:
+        return kernel_cache.directory()
+    except RuntimeError:  # of which the kernel cache warns
+        return None
+
+
+def _prefix(gpu: DeviceProperties) -> str:
+    words = re.sub(r"\W+", "-", gpu.name, flags=re.ASCII)
+    return f"{words}-cc{gpu.cc[0]}.{gpu.cc[1]}-sm{gpu.sm_count}-"
+
+
+@cache
+def _name(gpu: DeviceProperties) -> str:
+    version = hashlib.sha256(repr((FORMAT, kernel_cache.SOURCES)).encode()).hexdigest()
+    return f"{_prefix(gpu)}{version[:16]}{SUFFIX}"
+
+
+def _files(place: Path | None) -> Iterator[Path]:
+    if place is not None and place.is_dir():
+        yield from [path for path in place.iterdir() if path.name.endswith(SUFFIX)]
+
+
+def _entries(device: int) -> Entries:
+    name = _name(launch.device_properties(device))
+    known = _known.get(name)
+    if known is not None:
+        return known
+    found: Entries = {}
+    if (place := _directory()) is not None:
+        try:
+            found = _read(place / name)
+        except OSError as error:
+            _warn(f"{place / name} cannot be read ({error}); the choices in it are not used")
+        except ValueError as error:
+            _warn(f"{place / name} is broken ({error}); the choices in it are not used; autotune again replaces it")
+    with _lock:
+        return _known.setdefault(name, found)
+
+
+def _read(path: Path) -> Entries:
+    """The entries of a file; ValueError if it has another form."""
+    try:
+        contents = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    choices = contents.get("choices") if isinstance(contents, dict) else None
+    if not isinstance(choices, dict):
+        raise ValueError("it has no choices")
+    return choices
+
+
+def _write(path: Path, entries: Entries) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # A name that the kernel cache removes an hour later, should this process die.
+    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
+    try:
+        temporary.write_text(json.dumps({"choices": entries}, indent=1) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@lru_cache(maxsize=4096)
+def _restored(device: int, wanted: Problem, entry: str) -> Choice | None:
+    """The choice of an entry; None, and a warning, if it is not, or no longer, one that the model would consider."""
+    try:
+        kept = json.loads(entry)
+        said = kept["stage"], kept["config"], kept["share"] and Share(*kept["share"]), kept["swapped"]
+        microseconds, gpu = float(kept["microseconds"]), launch.device_properties(device)
+        for choice in select.ranked(wanted):
+            if (choice.stage.name, choice.config.name, choice.share, choice.swapped) == said:
+                return replace(
+                    choice,
+                    clocks=microseconds * 1e-6 * gpu.clock_hz,
+                    reason=f"measured by autotune on {gpu.name}, {kept['date']}: {microseconds:.1f} us, the least of "
+                    f"{kept['candidates']} candidates",
+                )
+        raise ValueError("no candidate is like it")
+    except (KeyError, TypeError, ValueError) as error:
+        _warn(
+            f"what autotune chose for {key(wanted)} is no longer valid ({error!r}); the model chooses; autotune again"
+        )
+        return None

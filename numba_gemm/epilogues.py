@@ -1,0 +1,132 @@
+"""Epilogues: functions of the caller's that are compiled into a kernel, applied to each element of C on its way out."""
+
+from __future__ import annotations
+
+import inspect
+import numbers
+import re
+import threading
+from collections.abc import Callable
+from functools import wraps
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from .device import internals
+from .device.switch import SIMULATOR, device_function
+from .fingerprint import fingerprint, frozen
+
+__all__ = ["check_result", "prepared"]
+
+EXPECTED = (
+    "expected a Python function, or one made by @cuda.jit(device=True), that takes (value, row, column, "
+    "*epilogue_args) and returns the real number to store"
+)
+REMEDY = "pass such a function, for instance lambda value, row, column: max(value, 0)"
+VECTOR = types.Array(types.float32, 1, "A")
+LINES = 12  # of what the compiler says, which begins with the cause
+NOISE = re.compile("<source elided>|Failed in cuda mode pipeline|During: Pass")
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # which Numba writes where colorama is installed
+
+_lock = threading.Lock()
+_made: dict[Any, Callable[..., Any]] = {}
+MAX_MADE = 1024
+
+
+def prepared(epilogue: Any, vectors: int) -> Callable[..., Any]:
+    """What a kernel is built with for an epilogue of the caller's that takes so many vectors.
+
+    The same object for the same content, so that its kernels are found again: of a lambda expression that is evaluated
+    again and again, too, and another one once a global has changed. Where the content cannot be told, it is the same
+    object for the same function, as it was found first.
+
+    Raises
+    ------
+    TypeError
+        if it is no function, takes another number of arguments, or takes some by name alone.
+    """
+    function = getattr(epilogue, "py_func", epilogue)
+    if not isinstance(function, FunctionType):
+        raise TypeError(f"epilogue is {epilogue!r}, a {type(epilogue).__qualname__}; {EXPECTED}; {REMEDY}")
+    signature = inspect.signature(function)
+    named = [one for one in signature.parameters.values() if one.kind in (one.KEYWORD_ONLY, one.VAR_KEYWORD)]
+    if named:  # even with defaults: Numba-CUDA does not bind them, the simulator would
+        raise TypeError(
+            f"epilogue {function.__name__}{signature} takes {', '.join(one.name for one in named)} by name, and Numba "
+            f"compiles no such parameter; {EXPECTED}; pass a function that takes all by position, with defaults or a "
+            "closure for constants"
+        )
+    try:
+        signature.bind(*range(3 + vectors))
+    except TypeError as error:
+        raise TypeError(
+            f"epilogue {function.__name__}{signature} cannot be called with (value, row, column) and "
+            f"{vectors} epilogue_args ({error}); {EXPECTED}; pass as many epilogue_args as it takes"
+        ) from None
+    jitted = "device" in getattr(epilogue, "targetoptions", ())  # then with the options that cuda.jit was given
+    given: Any = epilogue if jitted else function
+    contents = fingerprint(given)
+    known: Any = given if contents is None else contents
+    with _lock:
+        if known not in _made:
+            if len(_made) >= MAX_MADE:
+                _made.clear()
+            copy = frozen(given)
+            _made[known] = _checking(copy) if SIMULATOR else copy if jitted else device_function(copy)
+        return _made[known]
+
+
+def _checking(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with a check of what it returns, for the simulator."""
+
+    @wraps(function)
+    def epilogue(*arguments: Any) -> Any:
+        result = function(*arguments)
+        if not isinstance(result, numbers.Real | np.bool_):
+            raise TypeError(
+                f"epilogue {function.__name__} returned {result!r}, a {type(result).__qualname__}; {EXPECTED}; "
+                "return a float"
+            )
+        return result
+
+    return epilogue
+
+
+def check_result(epilogue: Any, vectors: int, cc: tuple[int, int]) -> None:
+    """Compile an epilogue by itself.
+
+    Raises
+    ------
+    TypeError
+        if it does not compile, or returns no real number.
+    """
+    name, others = getattr(epilogue, "__name__", "epilogue"), (types.UniTuple(VECTOR, vectors),) if vectors else ()
+    try:
+        # Called as a kernel calls it: one that was made for certain types returns what it was made to.
+        result = internals.result_type(
+            _caller(epilogue, bool(vectors)), (types.float32, types.int64, types.int64, *others), cc
+        )
+    except RuntimeError:  # of the compiler's libraries
+        raise
+    except Exception as error:  # Numba's have no base in common, nor all one of Numba's
+        text = COLOURS.sub("", str(error)).partition("During: resolving callee")[0]  # what follows is the caller
+        lines = [line for line in text.splitlines() if line.strip() and not NOISE.search(line)][:LINES]
+        lines = lines or [type(error).__name__]
+        raise TypeError(
+            f"epilogue {name} does not compile for a float32 value, int64 row and column, and {vectors} float32 "
+            f"vectors; {EXPECTED}; the compiler said:\n" + "\n".join(lines)
+        ) from error
+    if not isinstance(result, types.Integer | types.Float | types.Boolean):
+        raise TypeError(f"epilogue {name} returns a value of type {result}; {EXPECTED}; return a float")
+
+
+def _caller(epilogue: Any, has_vectors: bool) -> Callable[..., Any]:
+    def with_vectors(value: Any, row: Any, column: Any, vectors: Any) -> Any:
+        return epilogue(value, row, column, *vectors)
+
+    def alone(value: Any, row: Any, column: Any) -> Any:
+        return epilogue(value, row, column)
+
+    return with_vectors if has_vectors else alone

@@ -1,0 +1,355 @@
+"""Compiled kernels, kept on disk from one process to the next.
+
+A kernel lies in one file, named by a hash of all that shapes its code: this package's sources, the stage, its
+configuration and variant, an epilogue that is compiled into it, the compute capability, the compiler and its settings.
+So a file is right or not found; none is ever out of date. Files are replaced whole and checked when they are read.
+
+The directory is the one that the environment variable NUMBA_GEMM_CACHE_DIR names; "off", or nothing, keeps no kernels.
+Unset, it is ``numba_gemm`` in XDG_CACHE_HOME or ~/.cache. Whatever goes wrong with it is told once, as a
+`CacheWarning`, and the kernel is compiled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import sys
+import threading
+import time
+import warnings
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, replace
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from cuda.bindings import driver
+from cuda.pathfinder import load_nvidia_dynamic_lib
+from numba.core import config as numba_config
+
+from .device.internals import Cubin
+from .fingerprint import Part, fingerprint
+from .ladder import STAGES
+from .ladder.stage import Form, Stage, TileConfig
+
+__all__ = ["CacheWarning", "clear_cache", "directory", "fetch", "key"]
+
+FORMAT = 1  # of a file; another one gives every kernel another name
+MAX_FILES = 512  # kept, the latest used; a kernel takes 10 to 50 KB
+HOUR, DAY = 3600.0, 86400.0
+
+MAGIC = b"numba_gemm kernel\n"
+FILE_NAME = re.compile(r"[0-9a-f]{64}\.kernel|\.[0-9a-f]{16}\.tmp")
+
+# Files of this package that can change what a kernel compiles to.
+SOURCE_PATTERNS = ("device/*.py", "ladder/*.py", "epilogues.py", "fingerprint.py", "launch.py")
+PACKAGES = ("numba", "numba-cuda", "llvmlite", "numpy", "cuda-bindings", "cuda-core")
+# Libraries of the compiler, and the packages that they come in, if they do not come with a toolkit.
+LIBRARIES = {
+    "nvvm": ("nvidia-nvvm", "nvidia-cuda-nvcc-cu12"),
+    "nvJitLink": ("nvidia-nvjitlink", "nvidia-nvjitlink-cu12"),
+}
+# Settings of Numba's, from NUMBA_... or its configuration file, that change code.
+SETTINGS = ("OPT", "BOUNDSCHECK", "CUDA_DEBUGINFO_DEFAULT", "CUDA_ENABLE_NRT", "DEBUG_ARRAY_OPT")
+
+
+class CacheWarning(RuntimeWarning):
+    """The kernel cache cannot be used as it should; kernels are compiled instead."""
+
+
+_warned = threading.Lock()  # taken by the first warning, and never released
+
+
+def _warn(problem: str) -> None:
+    if _warned.acquire(blocking=False):
+        warnings.warn(
+            f"{problem}; kernels are compiled where the cache does not help, and this is said once. Set "
+            'NUMBA_GEMM_CACHE_DIR to a directory that can be written, or to "off"',
+            CacheWarning,
+            stacklevel=2,
+        )
+
+
+def directory() -> Path | None:
+    """Where kernels are kept, None if they are not; the directory need not exist.
+
+    Raises
+    ------
+    RuntimeError
+        if it depends on a home directory and there is none.
+    """
+    named = os.environ.get("NUMBA_GEMM_CACHE_DIR")
+    if named is not None:
+        return None if named in ("", "off") else Path(named).expanduser()
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not base.is_absolute():  # then the specification has it ignored
+        base = Path.home() / ".cache"
+    if not base.is_absolute():
+        raise RuntimeError("HOME is no absolute path")
+    return base / "numba_gemm"
+
+
+# ------------------------------------------------------------------------------------------------------------- the key
+
+
+def _hash_of_sources(package: Path) -> str | None:
+    """Names and contents of the package's files that matter; None if it was installed without them."""
+    digest, count = hashlib.sha256(), 0
+    for pattern in SOURCE_PATTERNS:
+        for path in sorted(package.glob(pattern)):
+            contents = path.read_bytes()
+            digest.update(f"{path.relative_to(package).as_posix()} {len(contents)}\n".encode() + contents)
+            count += 1
+    return digest.hexdigest() if count else None
+
+
+# Read at the import, like the sources themselves: they may be edited before the first kernel is compiled.
+try:
+    SOURCES = _hash_of_sources(Path(__file__).parent)
+except OSError:
+    SOURCES = None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _library(name: str, packages: tuple[str, ...]) -> Part:
+    """What tells one release of a compiler library from another: the version of its package, else its ends."""
+    versions = tuple(_version(package) for package in packages)
+    if any(versions):
+        return versions
+    try:
+        path = load_nvidia_dynamic_lib(name).abs_path
+        with open(path, "rb") as file:
+            begin = file.read(1 << 16)
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - (1 << 16), 0))
+            return size, hashlib.sha256(begin + file.read()).hexdigest()
+    except (OSError, RuntimeError):
+        pass
+    try:
+        return driver.cuDriverGetVersion()[1]  # without nvJitLink the driver links
+    except RuntimeError:
+        return None
+
+
+@cache
+def _toolchain() -> Part:
+    machine = os.uname().machine if hasattr(os, "uname") else sys.platform
+    return (
+        (sys.implementation.cache_tag, machine),
+        tuple((package, _version(package)) for package in PACKAGES),
+        tuple((name, _library(name, packages)) for name, packages in LIBRARIES.items()),
+    )
+
+
+def _checked(part: Any) -> Part:
+    """A part of a key as it is, if its repr tells it from all others, in this process and the next."""
+    if isinstance(part, tuple):
+        return tuple(map(_checked, part))
+    if part is None or type(part) in (bool, int, float, str, bytes):
+        return part
+    raise TypeError(
+        f"a kernel's key has {part!r}, a {type(part).__qualname__}; expected numbers, strings, bytes and tuples of them"
+    )
+
+
+def _is_packaged(stage: Stage) -> bool:
+    """Whether the sources that are hashed say what a stage is: it is one of the ladder, in whatever configurations."""
+    known = STAGES.get(stage.name)
+    if known is None:
+        return False
+    return known == replace(stage, summary=known.summary, configs=known.configs, test_config=known.test_config)
+
+
+def _form(form: bool | Form) -> Part:
+    """A form in values; None if an epilogue cannot be told from another."""
+    if not isinstance(form, Form):
+        return bool(form)
+    epilogue = None if form.epilogue is None else fingerprint(form.epilogue)
+    if form.epilogue is not None and epilogue is None:
+        return None
+    return form.a, form.b, form.c_aligned, form.vectors, epilogue
+
+
+def key(
+    stage: Stage, config: TileConfig, form: bool | Form, cc: tuple[int, int], extra: tuple[Any, ...] = ()
+) -> str | None:
+    """Return the name of a kernel: a hash of all that shapes its code, None if that cannot be told.
+
+    Parameters
+    ----------
+    stage, config, form, cc
+        What is compiled, as for `launch.compile_stage`.
+    extra : tuple
+        What else shapes the code: numbers, strings, bytes, None, and tuples of them.
+
+    Raises
+    ------
+    TypeError
+        if `extra` has anything else in it.
+    """
+    extra = tuple(map(_checked, extra))
+    described = _form(form)
+    if SOURCES is None or described is None or not _is_packaged(stage):
+        return None
+    parts = (
+        FORMAT,
+        SOURCES,
+        _toolchain(),
+        tuple((name, repr(getattr(numba_config, name, None))) for name in SETTINGS),
+        stage.name,
+        tuple(sorted(asdict(config).items())),
+        described,
+        tuple(cc),
+        extra,
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+# ------------------------------------------------------------------------------------------------------------ the file
+
+
+def _pack(name: str, cubin: Cubin) -> bytes:
+    """The contents of a kernel's file: magic, checksum of name and body, body."""
+    described = asdict(cubin)
+    code = described.pop("code")
+    body = zlib.compress(json.dumps(described).encode() + b"\n" + code, 6)
+    return MAGIC + hashlib.sha256(name.encode() + body).digest() + body
+
+
+def _unpack(name: str, contents: bytes) -> Cubin:
+    """The kernel of a file; raises ValueError if that is not what `_pack` made of it."""
+    start = len(MAGIC) + hashlib.sha256().digest_size
+    magic, checksum, body = contents[: len(MAGIC)], contents[len(MAGIC) : start], contents[start:]
+    if magic != MAGIC or hashlib.sha256(name.encode() + body).digest() != checksum:
+        raise ValueError("its checksum is wrong")
+    described, _, code = zlib.decompress(body).partition(b"\n")
+    fields = json.loads(described)
+    return Cubin(code=code, **fields | {"cc": tuple(fields["cc"])})
+
+
+def _read(place: Path, name: str) -> Cubin | None:
+    path = place / f"{name}.kernel"
+    try:
+        contents = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    cubin = _unpack(name, contents)
+    with suppress(OSError):  # a cache that can only be read is as good
+        now = time.time()
+        if now - path.stat().st_mtime > DAY:
+            os.utime(path, (now, now))
+    return cubin
+
+
+def _write(place: Path, name: str, cubin: Cubin) -> None:
+    contents = _pack(name, cubin)
+    if _unpack(name, contents) != cubin:
+        raise ValueError("it would not be read as it was written")
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = place / f".{secrets.token_hex(8)}.tmp"
+    try:
+        with open(temporary, "xb") as file:
+            file.write(contents)
+        os.replace(temporary, place / f"{name}.kernel")
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _files(place: Path) -> tuple[list[Path], list[Path]]:
+    """The kept kernels, the latest used first, and what writers left who died; whatever else lies there is not ours."""
+    kept, left = [], []
+    for path in place.iterdir() if place.is_dir() else ():
+        if FILE_NAME.fullmatch(path.name):
+            with suppress(FileNotFoundError):  # another process prunes, too
+                written = path.stat().st_mtime
+                if path.suffix == ".kernel":
+                    kept.append((written, path))
+                elif time.time() - written > HOUR:
+                    left.append(path)
+    return [path for _, path in sorted(kept, reverse=True)], left
+
+
+def _prune(place: Path) -> None:
+    kept, left = _files(place)
+    for path in kept[MAX_FILES:] + left:
+        path.unlink(missing_ok=True)
+
+
+def fetch(
+    compile_kernel: Callable[[], Cubin],
+    stage: Stage,
+    config: TileConfig,
+    form: bool | Form,
+    cc: tuple[int, int],
+    extra: tuple[Any, ...] = (),
+) -> tuple[Cubin, bool]:
+    """Return a kernel, and whether it came from the cache; if it did not, it is compiled and kept.
+
+    Safe from several threads and processes, which at worst compile the same kernel. A stage that is not of this
+    package's ladder is compiled each time, and so is one with an epilogue that finds more than `fingerprint` can name,
+    since nothing tells whether it is still the same.
+
+    Parameters
+    ----------
+    compile_kernel : callable
+        Compiles it. What it raises, this raises.
+    stage, config, form, cc, extra
+        What it compiles, as for `key`.
+    """
+    name = key(stage, config, form, cc, extra)
+    try:
+        place = directory() if name else None
+    except RuntimeError as error:
+        _warn(f"there is no place for a kernel cache ({error})")
+        place = None
+    if name is None or place is None:
+        return compile_kernel(), False
+
+    try:
+        found = _read(place, name)
+    except OSError as error:
+        _warn(f"the kernel cache in {place} cannot be read ({error})")
+        found = None
+    except (ValueError, KeyError, TypeError, zlib.error) as error:
+        _warn(f"the kernel cache in {place} has a broken file, {name}.kernel ({error})")
+        found = None
+    if found is not None:
+        return found, True
+
+    cubin = compile_kernel()
+    try:
+        _write(place, name, cubin)
+        _prune(place)
+    except (OSError, ValueError, TypeError) as error:
+        _warn(f"the kernel cache in {place} cannot be written ({error})")
+    return cubin, False
+
+
+def clear_cache() -> int:
+    """Delete all kernels that are kept on disk, and return how many; those in use stay in their processes.
+
+    Raises
+    ------
+    OSError
+        if the directory cannot be written.
+    """
+    try:
+        place = directory()
+    except RuntimeError:
+        return 0
+    kept, left = _files(place) if place else ([], [])
+    for path in kept + left:
+        path.unlink(missing_ok=True)
+    return len(kept)

@@ -1,0 +1,397 @@
+"""Which stage and configuration is fastest for a product, measured on the user's own GPU: `autotune`."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cuda.bindings import driver
+
+from . import api, arrays, choice_cache, launch, select
+from . import workspace as workspaces
+from .arrays import ITEM, ArrayKind, Operand
+from .arrays.operand import at_address
+from .device.switch import SIMULATOR
+from .driver import call, device_scope
+from .ladder.stage import Share
+from .select import Choice, Problem
+from .timing import time_interleaved
+from .workspace import Workspace
+
+__all__ = ["Autotuned", "Candidate", "autotune", "clear_autotuned"]
+
+MOST_SHARES = 3  # of one kernel that are tried before all other kernels have been
+FEWEST_CANDIDATES = 2  # checked, and rounds timed, whatever the time that is left
+FEWEST_ROUNDS, MOST_ROUNDS = 3, 15
+SPAN_US = 2000.0  # that calls are repeated for
+EXTRA_CALLS = 4  # that timing makes of each candidate beside its rounds
+BOUNDARY = 256  # bytes up to which scratch memory lies as the operands do
+COMPARED_BYTES, PIECES = 1 << 26, 64  # of a C that are compared, and in how many pieces if it is larger
+PERIOD = 1_048_583  # elements after which scratch contents repeat: a prime, so that rows do not look alike
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to compute a product, measured.
+
+    Attributes
+    ----------
+    stage, config : str
+        Names of the kernel.
+    share : Share or None
+        Blocks that share out the product, and tiles of C that are one block's each; None in stages without a schedule.
+    swapped : bool
+        Whether the transpose is computed.
+    microseconds : float
+        Median time of a product on the GPU, without what launching costs the host.
+    expected : float
+        What the model expects, in microseconds.
+    """
+
+    stage: str
+    config: str
+    share: Share | None
+    swapped: bool
+    microseconds: float
+    expected: float
+
+    def __str__(self) -> str:
+        words = [f"{self.microseconds:12.2f} {self.expected:12.2f}  {self.stage} {self.config}"]
+        if self.share is not None:
+            words.append(f"{self.share.blocks} blocks, {self.share.whole} whole tiles")
+        return ", ".join([*words, "as the transpose"] if self.swapped else words)
+
+
+@dataclass(frozen=True)
+class Autotuned:
+    """What `autotune` measured; its text is a table.
+
+    Attributes
+    ----------
+    problem : Problem
+        Extents, layouts and device that the choice is for.
+    device : str
+        Name of the GPU.
+    candidates : tuple of Candidate
+        What was measured, the fastest first.
+    model : Candidate or None
+        What would have run without measuring; None if it cannot run, or was wrong.
+    stored : Path or None
+        The file that the choice is kept in; None if it lasts as long as this process.
+    """
+
+    problem: Problem
+    device: str
+    candidates: tuple[Candidate, ...]
+    model: Candidate | None
+    stored: Path | None
+
+    @property
+    def best(self) -> Candidate:
+        """The fastest, which is used from now on."""
+        return self.candidates[0]
+
+    @property
+    def speedup(self) -> float:
+        """The time of what the model had chosen over the best one's; NaN if that was not measured."""
+        return math.nan if self.model is None else self.model.microseconds / self.best.microseconds
+
+    def __str__(self) -> str:
+        wanted = self.problem
+        batch = "" if wanted.matrices == 1 else f"{wanted.matrices} products of "
+        lines = [
+            f"{batch}M={wanted.m}, N={wanted.n}, K={wanted.k} on {self.device}: the fastest of {len(self.candidates)} "
+            f"candidates is {self.speedup:.3f} times as fast as the model's choice (*)",
+            f"  {'measured us':>12} {'expected us':>12}  what",
+            *(f"{'* ' if one is self.model else '  '}{one}" for one in self.candidates),
+            f"kept in {self.stored}" if self.stored else "kept for this process only",
+        ]
+        return "\n".join(lines)
+
+
+def autotune(
+    a: Any,
+    b: Any,
+    out: Any = None,
+    *,
+    epilogue: Callable[..., Any] | None = None,
+    epilogue_args: Sequence[Any] = (),
+    candidates: int = 12,
+    seconds: float = 30.0,
+) -> Autotuned:
+    """Measure on this GPU how `tiled_sgemm` is fastest for such operands, and do it so from now on.
+
+    The choice is kept on disk, beside the compiled kernels, for this kind of GPU and version of numba_gemm. From then
+    on, in this process and later ones, `tiled_sgemm` and `plan` with ``stage="auto"`` follow it, and `explain` tells
+    so, for products of the same extents, number of matrices, layouts and alignment, with an epilogue or without.
+    `clear_autotuned` undoes it. Plans that exist already keep what they chose.
+
+    Of the arrays only shapes, strides and addresses matter: they are neither read nor written. The products are
+    computed on memory that is allocated for the purpose, laid out alike and filled with random numbers. So NumPy arrays
+    that were never filled do as well, and cost nothing: ``autotune(numpy.empty((m, k), numpy.float32),
+    numpy.empty((k, n), numpy.float32))`` is for what lies by rows on the current device, as `plan` assumes it.
+
+    Parameters
+    ----------
+    a, b, out, epilogue, epilogue_args
+        Those of `tiled_sgemm`. If that takes several launches, the first one's operands are measured.
+    candidates : int
+        Most ways to compute the product that are measured: those that the model expects most of, but of several kernels
+        rather than all of one.
+    seconds : float
+        About how long to take. The first time, most of it goes to compiling; when half is spent, no further candidates
+        are begun, but two are measured however long they take.
+
+    Returns
+    -------
+    Autotuned
+        All that was measured.
+
+    Raises
+    ------
+    TypeError, ValueError, GpuUnavailable
+        As `tiled_sgemm`; a ValueError also for a product without elements or terms, and for `candidates` or `seconds`
+        that are not positive.
+    RuntimeError
+        Without memory on the device for another A, B and C; if no candidate can be run.
+
+    Warns
+    -----
+    RuntimeWarning
+        For a candidate that cannot run on this GPU, or whose result differs from the first one's: it is left out. As
+        `CacheWarning`, if the choice cannot be kept on disk.
+
+    Notes
+    -----
+    All candidates are timed in turn, with replays of CUDA graphs between events, on operands that stay in the L2 cache
+    where they fit. Nothing else should run on the GPU meanwhile. Before that, each one's C is compared with the first
+    one's on integers from -2 to 2, whose sums are exact in any order: up to K = 2**22 the results must be equal. Under
+    Numba's simulator all this works, for small products; the times mean nothing.
+    """
+    check_positive("candidates", candidates, numbers.Integral)
+    check_positive("seconds", seconds, numbers.Real)
+    begin = time.perf_counter()
+    request = api.checked(a, b, out, 1.0, 0.0, None, "auto", epilogue, epilogue_args)
+    if 0 in request.shape or request.k == 0:
+        raise ValueError(
+            f"a has shape {request.given[0]} and b has shape {request.given[1]}: there is nothing to multiply; "
+            "expected extents from 1 on; pass such arrays"
+        )
+    device, gpu = request.device, launch.device_properties(request.device)
+    right: list[Choice] = []
+    calls: list[float] = []
+    with nullcontext() if SIMULATOR else device_scope(device), ExitStack() as memory:
+        bench = _Bench(request, memory)
+        wanted = select.problem(*bench.operands, gpu)
+        ranked = select.ranked(wanted)
+        chosen = diverse(ranked, candidates)
+        bench.make_room(chosen)
+        for choice in chosen:
+            if len(right) >= FEWEST_CANDIDATES and time.perf_counter() > begin + seconds / 2:
+                break
+            took = bench.checked(choice)
+            if took is not None:
+                right.append(choice)
+                calls.append(took)
+        if not right:
+            raise RuntimeError(f"no candidate for {wanted} can be run on {gpu.name}; the warnings say why")
+        medians = bench.timed(right, affordable_rounds(calls, begin + float(seconds) - time.perf_counter()))
+    measured = [
+        Candidate(one.stage.name, one.config.name, one.share, one.swapped, us, one.clocks / gpu.clock_hz * 1e6)
+        for one, us in zip(right, medians)
+    ]
+    order = sorted(range(len(right)), key=medians.__getitem__)
+    stored = choice_cache.keep(device, wanted, right[order[0]], medians[order[0]], len(right))
+    api.forget()
+    model = measured[0] if right[0] is ranked[0] else None
+    return Autotuned(wanted, gpu.name, tuple(measured[i] for i in order), model, stored)
+
+
+def clear_autotuned(device: int | None = None) -> int:
+    """Forget what `autotune` chose, on disk too: the model chooses again.
+
+    Parameters
+    ----------
+    device : int, optional
+        Ordinal of the GPU whose kind of GPU is meant. By default all that were ever measured.
+
+    Returns
+    -------
+    int
+        How many choices were on disk.
+
+    Raises
+    ------
+    OSError
+        if the directory cannot be written.
+    """
+    count = choice_cache.clear(device)
+    api.forget()
+    return count
+
+
+def check_positive(name: str, value: Any, kind: Any) -> None:
+    """Raise ValueError unless an option is a positive number of a kind."""
+    if not isinstance(value, kind) or not value > 0:
+        raise ValueError(f"{name} is {value!r}; expected a positive {kind.__name__.lower()} number; pass one")
+
+
+def diverse(ranked: Sequence[Choice], count: int) -> list[Choice]:
+    """The first ones of a ranking, but no more than `MOST_SHARES` of a kernel while there are others."""
+    seen: Counter[tuple[str, str, bool]] = Counter()
+    rounds: list[tuple[int, Choice]] = []
+    for choice in dict.fromkeys(ranked):
+        kernel = choice.stage.name, choice.config.name, choice.swapped
+        rounds.append((seen[kernel] // MOST_SHARES, choice))
+        seen[kernel] += 1
+    return [choice for _, choice in sorted(rounds, key=lambda one: one[0])[:count]]  # stable: else as they were ranked
+
+
+def affordable_rounds(calls: Sequence[float], seconds: float) -> int:
+    """Rounds that fit into so many seconds, for candidates whose calls take so long."""
+    if SIMULATOR:
+        return 1
+    spans = [max(call, SPAN_US * 1e-6) for call in calls]
+    left = seconds - EXTRA_CALLS * sum(calls) - sum(spans)
+    return max(FEWEST_ROUNDS, int(min(MOST_ROUNDS, left / (2 * sum(spans)))))  # short spans are run twice
+
+
+# ---------------------------------------------------------------------------------------------------------- measuring
+
+
+class _Scratch(ArrayKind):
+    """Memory of an operand's layout on the current device, in the simulator on the host; contents are undefined."""
+
+    name = "scratch memory"
+
+    def __init__(self, like: Operand, stream: int, memory: ExitStack) -> None:
+        far = [(extent - 1) * step for extent, step in zip(like.shape, like.strides)]
+        low, high = sum(min(step, 0) for step in far), sum(max(step, 0) for step in far) + ITEM
+        self.stream, self.size = stream, -(-(high - low + BOUNDARY) // ITEM) * ITEM
+        self.host = np.empty(self.size // ITEM if SIMULATOR else 0, np.float32)
+        self.base = self.host.ctypes.data if SIMULATOR else allocated(self.size, memory)
+        first = self.base - low
+        self.operand = replace(like, kind=self, array=self, pointer=first + (like.pointer - first) % BOUNDARY)
+
+    def view(self, operand: Operand, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+        """What the launcher keeps of it."""
+        return at_address(self, pointer, shape, strides) if SIMULATOR else self
+
+    def fill(self, values: np.ndarray) -> None:
+        """Overwrite all of it with float32 values, over and over."""
+        if SIMULATOR:
+            self.host[:] = np.resize(values, self.host.shape)
+            return
+        filled = min(values.nbytes, self.size)
+        call(driver.cuMemcpyHtoDAsync, self.base, values.ctypes.data, filled, self.stream)
+        while filled < self.size:
+            more = min(filled, self.size - filled)
+            call(driver.cuMemcpyDtoDAsync, self.base + filled, self.base, more, self.stream)
+            filled += more
+        call(driver.cuStreamSynchronize, self.stream)  # the values may go
+
+    def read(self) -> np.ndarray:
+        """Its contents or, where that is much, pieces of them, from the first to the last."""
+        if SIMULATOR:
+            return self.host.copy()
+        count = 1 if self.size <= COMPARED_BYTES else PIECES
+        pieces = np.empty((count, min(self.size, COMPARED_BYTES) // count // ITEM), np.float32)
+        starts = np.linspace(0, self.size // ITEM - pieces.shape[1], count, dtype=np.int64)
+        for piece, start in zip(pieces, starts.tolist()):
+            call(driver.cuMemcpyDtoHAsync, piece.ctypes.data, self.base + ITEM * start, piece.nbytes, self.stream)
+        call(driver.cuStreamSynchronize, self.stream)
+        return pieces
+
+
+class _Bench:
+    """Operands like those of a request, and a workspace, on the current device, for as long as `memory` is open."""
+
+    def __init__(self, request: api.Request, memory: ExitStack) -> None:
+        self.device, self.stream, self.memory = request.device, 0, memory
+        if not SIMULATOR:
+            self.stream = int(call(driver.cuStreamCreate, int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)))
+            memory.callback(call, driver.cuStreamDestroy, self.stream)
+        kind, strides = request.a.kind, arrays.row_major(request.shape, ITEM)
+        result = request.out or Operand("out", kind, None, "float32", request.shape, strides, 0, self.device)
+        given = [request.a, request.b, *request.vectors, result]
+        *self.inputs, self.c = (
+            _Scratch(kind.placed(one) if one.array is not None else one, self.stream, memory) for one in given
+        )
+        a, b, *vectors = (one.operand for one in self.inputs)
+        self.operands = next(request.pieces(a, b, self.c.operand, vectors))
+        self.workspace: Workspace | None = None
+        self.expected: np.ndarray | None = None
+
+    def fill(self, draw: Callable[[np.random.Generator, int], np.ndarray]) -> None:
+        """Other contents for all operands but C."""
+        for seed, one in enumerate(self.inputs):
+            one.fill(draw(np.random.default_rng(seed), PERIOD).astype(np.float32))
+
+    def run(self, choice: Choice, stream: int) -> None:
+        """Enqueue the product."""
+        x, y, z, extra = api.arranged(choice, *self.operands)
+        how: dict[str, Any] = {"stream": stream, "workspace": self.workspace, "share": choice.share, "extra": extra}
+        launch.launch(choice.stage, choice.config, 1.0, x, y, 0.0, z, **how)
+
+    def checked(self, choice: Choice) -> float | None:
+        """Seconds that a product takes, about; None, and a warning, if it cannot run or is wrong."""
+        stage, config, operands = choice.stage, choice.config, api.arranged(choice, *self.operands)
+        named = f"configuration {config.name} of stage {stage.name}, {choice.share}, is not measured"
+        try:
+            launch.prepare(stage, config, launch.variant_of(stage, config, *operands), self.device)
+        except RuntimeError as error:
+            warnings.warn(f"{named}: {error}", RuntimeWarning, stacklevel=3)
+            return None
+        if self.expected is None:
+            self.fill(lambda rng, count: rng.integers(-2, 3, count))
+        self.c.fill(np.full(PERIOD, np.nan, np.float32))
+        self.run(choice, self.stream)
+        got = self.c.read()
+        if self.expected is None:
+            self.expected = got
+        if not np.array_equal(got, self.expected, equal_nan=True):
+            warnings.warn(f"{named}: its result differs from the first candidate's", RuntimeWarning, stacklevel=3)
+            return None
+        begin = time.perf_counter()
+        if not SIMULATOR:
+            self.run(choice, self.stream)
+            call(driver.cuStreamSynchronize, self.stream)
+        return time.perf_counter() - begin
+
+    def make_room(self, choices: Sequence[Choice]) -> None:
+        """Allocate a workspace for all of them, so that none uses the stream's, which is never freed."""
+        schedules = []
+        for choice in choices:
+            x, y, z, extra = api.arranged(choice, *self.operands)
+            _, schedule = launch.schedule(choice.stage, choice.config, x, y, z, choice.share, extra)
+            schedules += [] if schedule is None else [schedule]
+        if SIMULATOR or not schedules:
+            return
+        size, counters = max(one.workspace_bytes for one in schedules), max(one.counters for one in schedules)
+        place = allocated(max(workspaces.total_bytes(size, counters), 1), self.memory)
+        self.workspace = Workspace(place, size, counters)
+        workspaces.clear(self.workspace.words[1], counters, self.stream)
+
+    def timed(self, choices: Sequence[Choice], rounds: int) -> list[float]:
+        """Median microseconds of a product by each."""
+        self.fill(lambda rng, count: rng.uniform(-1, 1, count))
+        runs = {str(i): partial(self.run, choice) for i, choice in enumerate(choices)}
+        samples = time_interleaved(runs, stream=self.stream, rounds=rounds, min_span_us=SPAN_US)
+        return [samples[name].median for name in runs]
+
+
+def allocated(size: int, memory: ExitStack) -> int:
+    """The address of so many bytes on the current device, freed with `memory`."""
+    pointer = int(call(driver.cuMemAlloc, size))
+    memory.callback(call, driver.cuMemFree, pointer)
+    return pointer
