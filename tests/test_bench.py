@@ -28,6 +28,7 @@ from numba_gemm.bench import (
     report,
     results,
     run,
+    targets,
     verify,
 )
 from numba_gemm.bench.buffers import DeviceBuffers, HostLibrary, NumbaLibrary
@@ -910,6 +911,24 @@ class TestPlots:
         assert len({(str(look["color"]), look["marker"]) for look in looks.values()}) == len(STAGES) + 3
 
 
+def save_targets(folder, environment=ENVIRONMENT, **changes):
+    """What the targets' module leaves of a run: products with few columns, and one that failed its case."""
+    shapes = [Shape(64, few, 64) for few in (1, 4)] + [Shape(1, 64, 64)]
+    rows = [
+        {"group": "vector", "case": str(shape), **shape._asdict(), "us": 2.0, "baseline": baseline, "status": "ok"}
+        | {"ratio": ratio + shape.n / 1000, "target": target}
+        for shape in shapes
+        for baseline, ratio, target in ((targets.COPY, 0.85, 0.85), (targets.CUBLAS, 1.1, targets.INFORMATION))
+    ]
+    for way, status in (("torch", "ok"), ("cupy", "error")):
+        rows.append(
+            {"group": "host", "case": targets.host_name(way), **Shape(64, 64, 64)._asdict(), "target": 1.0}
+            | {"baseline": targets.CUBLAS, "status": status, "us": 9.0, "ratio": 0.9 if status == "ok" else math.nan}
+        )
+    frame = targets.frame_of([row | changes for row in rows])
+    targets.save(frame, targets.summary(frame, ("vector", "host"), 2048), environment, folder)
+
+
 class TestReadme:
     TEXT = "# T\n\n<!-- results:begin {0} -->\n{1}<!-- results:end {0} -->\n\nafter\n"
 
@@ -946,6 +965,52 @@ class TestReadme:
         lines = (folder / "README.md").read_text(encoding="utf-8").splitlines()
         (line,) = (line for line in lines if line.startswith("| `warp_tiled` |"))
         assert [cell.strip() for cell in line.split("|")[2:6]] == ["20.0", "29.9 %", "1.050", "40.00x"]
+
+    def test_targets(self, folder):
+        save_targets(folder / "latest")
+        assert self.run(folder, text=self.TEXT.format("targets", "")) == 0
+        text = (folder / "README.md").read_text(encoding="utf-8")
+        table = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in text.splitlines() if line[:1] == "|"}
+        cells = {what: [cell.strip() for cell in row] for what, row in table.items()}
+        assert cells["matrix times vector, cold: share of a copy's bandwidth"] == (
+            ["3", "least", "≥ 0.85", "0.851", "`64x1x64`"]
+        )
+        assert cells["host, torch arrays: torch.matmul's time over ours"] == (
+            ["1", "least", "≥ 1", "**0.9**, missed", ""]
+        )
+        assert cells["host, cupy arrays: torch.matmul's time over ours"] == (
+            ["0 of 1", "least", "≥ 1", "**–**, missed", ""]
+        )
+        assert cells["host, plan: microseconds a call"][2] == "≤ 7"
+        assert "Measured on Test GPU" in text
+        assert self.run(folder, "--check") == 0
+        save_targets(folder / "latest", ratio=0.99)
+        assert self.run(folder, "--check") == 1
+
+    def test_targets_are_called_what_they_call_themselves(self):
+        assert (readme.TARGETS, readme.TARGETS_SUMMARY, readme.TARGETS_HOW) == (
+            targets.ROWS,
+            targets.SUMMARY,
+            targets.HOW,
+        )
+        assert readme.VECTOR_GROUP in targets.GROUPS
+        assert readme.COPY == targets.COPY
+        assert set(readme.STATISTICS) == set(targets.STATISTICS)
+        assert readme.ASIDE in STAGES
+
+    def test_targets_that_cannot_be_shown(self, folder, capsys):
+        assert self.run(folder, text=self.TEXT.format("targets", "")) == 1
+        assert "targets_summary.csv: run python -m numba_gemm.bench.targets --out" in capsys.readouterr().err
+        save_targets(folder / "latest", environment={"simulator": True})
+        assert self.run(folder) == 1
+        assert "targets_summary.csv was not measured on a GPU" in capsys.readouterr().err
+
+    def test_what_is_no_rung_stays_out_of_the_ladder(self, folder):
+        frame = gpu_frame()
+        thin = frame[frame["stage"] == "naive"].assign(stage="thin")
+        results.save(pd.concat([frame, thin]), ENVIRONMENT, folder / "latest")
+        assert self.run(folder, text=self.TEXT.format("ladder", "")) == 0
+        assert "thin" not in (folder / "README.md").read_text(encoding="utf-8")
 
     @pytest.mark.parametrize(
         ("spoil", "says"),
@@ -1090,6 +1155,23 @@ class TestDocstrings:
         assert max(map(len, (first, *rest))) <= 118
         assert all(line.startswith("    ") for line in rest)
         assert bool(rest) is (len(says) > 1)
+
+    def test_stage_for_few_columns(self, folder, capsys):
+        path = self.stage(folder, "thin")
+        path.write_text(self.HEAD.format("thin") + self.OLD + self.LIMITS + self.CODE)
+        assert self.run(folder) == 1
+        assert "targets.csv: run python -m numba_gemm.bench.targets --out" in capsys.readouterr().err
+        save_targets(folder / "latest")
+        assert self.run(folder) == 0
+        text = path.read_text()
+        assert " ".join(text[text.index("Measured: ") : text.index("Limits: what")].split()) == (
+            "Measured: 64x64 times 1 and 4 columns on an NVIDIA Test GPU, by tiled_sgemm, A not in the cache: 0.85 and "
+            "0.85 of a copy's bandwidth, 1.10 and 1.10 of cuBLAS SGEMM."
+        )
+        assert self.run(folder, "--check") == 0
+        save_targets(folder / "latest", status="wrong")
+        assert self.run(folder) == 1
+        assert "holds no product of the group vector" in capsys.readouterr().err
 
     def test_regression_and_no_cublas(self, folder):
         frame = gpu_frame(warp_tiled=50.0).query("stage != 'cublas'").assign(ratio_to_cublas=math.nan)

@@ -6,6 +6,7 @@
 import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,9 @@ import pytest
 
 from numba_gemm.bench import counters, environment
 from numba_gemm.bench.cases import Shape
+from numba_gemm.device.tile_loader import MODES
 from numba_gemm.ladder import STAGES, TileConfig
+from numba_gemm.ladder.stage import Form
 
 ROOT = Path(__file__).resolve().parents[1]
 CUBE = Shape(1024, 1024, 1024)
@@ -130,6 +133,34 @@ class TestSourcePage:
     def test_unaligned_variant_is_the_stage_too(self):
         text = SOURCE.replace(NAME["conflict_free"], NAME["conflict_free"] + "_any(float, float)")
         assert list(wavefronts(text)["stage"]) == 4 * ["conflict_free"]
+
+    @pytest.mark.parametrize(
+        ("suffix", "counts"),
+        [
+            ("_along4_across4_aligned", True),
+            ("_any_along1_any(float, float)", True),
+            ("_any", True),
+            ("", True),
+            ("_rows", False),
+            ("_along4_across4_aligned_relu", False),
+        ],
+    )
+    @pytest.mark.parametrize("stage", ["stream_k", "thin"])
+    def test_kernels_are_named_for_how_they_load(self, stage, suffix, counts):
+        text = SOURCE.replace(NAME["conflict_free"], counters.kernel_name(STAGES[stage]) + suffix)
+        if counts:
+            assert set(wavefronts(text, [STAGES[stage]])["stage"]) == {stage}
+        else:
+            with pytest.raises(counters.CountersError, match="reports 0"):
+                wavefronts(text, [STAGES[stage]])
+
+    def test_a_stage_for_few_columns_gets_few(self):
+        config = STAGES["thin"].configs[0]
+        frame = wavefronts(
+            SOURCE.replace(NAME["conflict_free"], counters.kernel_name(STAGES["thin"])), [STAGES["thin"]]
+        )
+        assert set(zip(*(frame[name] for name in counters.KEY))) == {("thin", config.name, 1024, config.BN, 1024)}
+        assert counters.shape_of(STAGES["stream_k"], CUBE) == CUBE
 
     @pytest.mark.parametrize(
         ("text", "stages", "kept"),
@@ -308,6 +339,10 @@ class TestCommand:
         config = TileConfig(BM=128, BN=256, BK=16, TM=8, TN=16, WM=64, WN=64, slots=3, dynamic=True)
         stage = dataclasses.replace(STAGES["async_copy"], configs=(config,))
         assert counters.kernel_name(stage) == RECORDED["async_copy"]
+        stream_k = STAGES["stream_k"]
+        for form in (Form(a, b, c) for a in MODES for b in MODES for c in (True, False)):
+            kernel = re.sub(r"\W", "_", f"stream_k_{stream_k.configs[0].name}_{form.name}")  # as the compiler does
+            assert counters.is_kernel_of(stream_k, kernel)
         assert counters.kernel_filter(RAW_STAGES[:2]) == "regex:^(naive|coalesced)_[0-9]"
 
     @pytest.mark.gpu
@@ -330,11 +365,18 @@ class TestCommand:
         assert pd.read_csv(tmp_path / counters.COUNTERS)["stage"].tolist() == ["naive", "conflict_free"]
 
     def test_child_launches_every_stage_once(self, monkeypatch):
-        launched = []
-        monkeypatch.setattr("numba_gemm.launch.launch", lambda stage, config, *operands: launched.append(stage.name))
+        launched, columns = [], {}
+
+        def launch(stage, config, alpha, a, b, beta, c):
+            launched.append(stage.name)
+            columns[stage.name] = b.cols, c.cols
+
+        monkeypatch.setattr("numba_gemm.launch.launch", launch)
         monkeypatch.setattr("numba_gemm.bench.buffers.choose_library", lambda simulated: counters_library(simulated))
-        assert counters.main(["--child", "--stages=naive,async_copy", "--shape=8,8,8"]) == 0
-        assert launched == ["naive", "async_copy"]
+        assert counters.main(["--child", "--stages=naive,thin,stream_k", "--shape=8,8,8"]) == 0
+        assert launched == ["naive", "thin", "stream_k"]
+        few = STAGES["thin"].configs[0].BN
+        assert columns == {"naive": (8, 8), "thin": (few, few), "stream_k": (8, 8)}
 
 
 def counters_library(simulated):

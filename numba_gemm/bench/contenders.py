@@ -21,9 +21,9 @@ from numba_gemm.bench.buffers import DeviceBuffers, optional
 from numba_gemm.bench.cases import Shape
 from numba_gemm.bench.results import AUTO, CPU, CUBLAS, NOT_RUNGS
 from numba_gemm.ladder.cpu import cpu_sgemm
-from numba_gemm.ladder.stage import Stage, TileConfig
-from numba_gemm.launch import aligned_operands, device_properties, launch, prepare
-from numba_gemm.select import choose
+from numba_gemm.ladder.stage import Form, Stage, TileConfig
+from numba_gemm.launch import PLAIN, Matrix, aligned_operands, device_properties, exchanged, form_of, launch, prepare
+from numba_gemm.select import Choice, choose, problem
 
 CPU_TERMS = 256 * 256 * 1024  # multiply-adds; a tenth of a second
 
@@ -52,6 +52,7 @@ class Contender:
     on_host: bool = False
     min_cc: tuple[int, int] = (0, 0)
     max_terms: float = math.inf
+    max_columns: float = math.inf
     capturable: bool = True
     """Whether a stream can capture it into a graph, as far as is known."""
 
@@ -62,7 +63,7 @@ class Contender:
 
     def takes(self, shape: Shape) -> bool:
         """Whether a shape is worth this contender's time."""
-        return shape.m * shape.n * shape.k <= self.max_terms
+        return shape.m * shape.n * shape.k <= self.max_terms and shape.n <= self.max_columns
 
 
 def rung(stage: Stage, config: TileConfig) -> Contender:
@@ -70,14 +71,16 @@ def rung(stage: Stage, config: TileConfig) -> Contender:
 
     def bind(buffers: DeviceBuffers) -> Bound:
         a, b, c = buffers.matrices
-        compiled = prepare(stage, config, aligned_operands(a, b, c), c.device)
+        compiled = prepare(stage, config, form_for(stage, config, a, b, c), c.device)
 
         def call(stream: int) -> None:
             launch(stage, config, 1.0, a, b, 0.0, c, stream=stream)
 
         return Bound(call, config.name, compiled.compile_s)
 
-    return Contender(stage.name, bind, config=config.name, min_cc=stage.min_cc)
+    # Lanes along k are for a C that is no wider than a tile; of another they read A once for every tile's columns.
+    columns = config.BN if config.lanes_k > 1 else math.inf
+    return Contender(stage.name, bind, config=config.name, min_cc=stage.min_cc, max_columns=columns)
 
 
 def public_function() -> Contender:
@@ -85,9 +88,13 @@ def public_function() -> Contender:
 
     def bind(buffers: DeviceBuffers) -> Bound:
         a, b, c = buffers.a, buffers.b, buffers.c
-        stage, config = choice(buffers)
-        compiled = prepare(stage, config, aligned_operands(*buffers.matrices), buffers.matrices[2].device)
-        name = f"{stage.name} {config.name}"
+        matrices, chosen = buffers.matrices, choice(buffers)
+        if chosen.swapped:
+            matrices = exchanged(*matrices, PLAIN)[:3]
+        compiled = prepare(
+            chosen.stage, chosen.config, form_for(chosen.stage, chosen.config, *matrices), matrices[2].device
+        )
+        name = f"{chosen.stage.name} {chosen.config.name}"
         # CuPy and PyTorch have a current stream, which the harness sets; Numba has none.
         if buffers.library.name == "numba":
             return Bound(lambda stream: _discard(tiled_sgemm(a, b, c, stream=stream)), name, compiled.compile_s)
@@ -96,10 +103,15 @@ def public_function() -> Contender:
     return Contender(AUTO, bind)
 
 
-def choice(buffers: DeviceBuffers) -> tuple[Stage, TileConfig]:
+def form_for(stage: Stage, config: TileConfig, a: Matrix, b: Matrix, c: Matrix) -> bool | Form:
+    """What a stage is compiled for, to run on these operands."""
+    return aligned_operands(a, b, c) if stage.schedule is None else form_of(config, a, b, c, PLAIN)
+
+
+def choice(buffers: DeviceBuffers) -> Choice:
     """What ``stage="auto"`` means for these operands."""
-    gpu = device_properties(buffers.matrices[2].device)
-    return choose(*buffers.shape, aligned_operands(*buffers.matrices), gpu.cc, gpu.sm_count)
+    a, b, c = buffers.matrices
+    return choose(problem(a, b, c, PLAIN, device_properties(c.device)))
 
 
 def triple_loop() -> Contender:

@@ -9,8 +9,9 @@ counters.csv
 counters.json
     where and how they were measured.
 
-A child process, this module again, launches each stage once; ``ncu`` runs it twice, once a page of its report. Exits
-with 1 when `conflict_free` wastes more wavefronts than it may, and with 2 when nothing can be measured.
+A child process, this module again, launches each stage once, `thin` with as few columns as its tile has; ``ncu`` runs
+it twice, once a page of its report. Exits with 1 when `conflict_free` wastes more wavefronts than it may, and with 2
+when nothing can be measured.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ DEFAULT_OUT = Path("results") / "local"
 SEED = 1  # counters do not depend on the operands' values
 TIMEOUT_S = 1800
 
+NARROW_STAGE = "thin"
 BOUNDED_STAGE, MOST_EXCESS_PERCENT = "conflict_free", 1.0
 
 # Columns of counters.csv, and the metrics that they hold. `ncu` gives times and bytes in units of its own choice.
@@ -79,14 +81,28 @@ RAW_PAGE = (*COMMON, "--page", "raw", "--metrics", ",".join(METRICS.values()))
 
 KEY = ("stage", "config", "m", "n", "k")
 
+# What the launcher adds to a kernel's name: alignment or, for stages that have a schedule, modes of loading.
+FORMS = re.compile(r"(_any|_(along[14]|across[14]|any)_(along[14]|across[14]|any)_(aligned|any))?")
+
 
 class CountersError(Exception):
     """The counters cannot be read; the text says what is in the way."""
 
 
 def kernel_name(stage: Stage) -> str:
-    """What the launcher calls the kernel of a stage's default configuration, for aligned operands."""
+    """What the launcher calls the kernel of a stage's default configuration, but for what it is built for."""
     return re.sub(r"[^A-Za-z0-9_$]", "_", f"{stage.name}_{stage.configs[0].name}")
+
+
+def is_kernel_of(stage: Stage, kernel: str) -> bool:
+    """Whether a kernel of this name, with or without its parameters, is of a stage's default configuration."""
+    own, name = kernel_name(stage), kernel.partition("(")[0]
+    return name.startswith(own) and FORMS.fullmatch(name, len(own)) is not None
+
+
+def shape_of(stage: Stage, shape: Shape) -> Shape:
+    """What a stage multiplies: a shape, or its part that has as many columns as the tile of a stage for few of them."""
+    return shape._replace(n=min(shape.n, stage.configs[0].BN)) if stage.name == NARROW_STAGE else shape
 
 
 def kernel_filter(stages: Iterable[Stage]) -> str:
@@ -105,7 +121,7 @@ def matched(found: Sequence[tuple[str, Any]], stages: Sequence[Stage]) -> list[t
     pairs = []
     for stage in stages:
         name = kernel_name(stage)
-        of_stage = [value for kernel, value in found if kernel.partition("(")[0] in (name, f"{name}_any")]
+        of_stage = [value for kernel, value in found if is_kernel_of(stage, kernel)]
         if len(of_stage) != 1:
             kernels = ", ".join(kernel for kernel, _ in found) or "nothing"
             raise CountersError(
@@ -133,7 +149,7 @@ def numbers(texts: pd.Series) -> pd.Series:
 
 def key(stage: Stage, shape: Shape) -> dict[str, Any]:
     """The columns that say what a row is about."""
-    return dict(zip(KEY, (stage.name, stage.configs[0].name, *shape)))
+    return dict(zip(KEY, (stage.name, stage.configs[0].name, *shape_of(stage, shape))))
 
 
 def read_source_page(text: str) -> list[tuple[str, pd.DataFrame]]:
@@ -247,9 +263,13 @@ def launch_each(stages: Iterable[Stage], shape: Shape) -> None:
     from numba_gemm.bench.buffers import DeviceBuffers, choose_library
     from numba_gemm.launch import launch, synchronize
 
-    buffers = DeviceBuffers.random(choose_library(simulated=False), shape, SEED)
-    a, b, c = buffers.matrices
+    library = choose_library(simulated=False)
+    made: dict[Shape, DeviceBuffers] = {}
     for stage in stages:
+        own = shape_of(stage, shape)
+        if own not in made:
+            made[own] = DeviceBuffers.random(library, own, SEED)
+        a, b, c = made[own].matrices
         launch(stage, stage.configs[0], 1.0, a, b, 0.0, c)
         synchronize()
 

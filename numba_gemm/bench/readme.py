@@ -8,10 +8,13 @@ one of
 headline
     the public function against cuBLAS, over a few sizes;
 ladder
-    a line a rung at 4096 x 4096 x 4096.
+    a line a rung at 4096 x 4096 x 4096;
+targets
+    what `numba_gemm.bench.targets` measured, against what it should be.
 
 A stage's paragraph says how fast it is there and, where `numba_gemm.bench.counters` has left its files beside the
-results, what the GPU counted. It stands before the paragraph ``Limits: ``, which people write.
+results, what the GPU counted; that of `thin`, which is for a C of few columns, what `numba_gemm.bench.targets` measured
+there. It stands before the paragraph ``Limits: ``, which people write.
 
 Neither numba nor a GPU is needed.
 """
@@ -19,6 +22,7 @@ Neither numba nor a GPU is needed.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import re
 import sys
@@ -32,7 +36,7 @@ import pandas as pd
 from numba_gemm.bench.cases import Shape
 from numba_gemm.bench.counters import COUNTERS, KEY, TOTAL, WAVEFRONTS
 from numba_gemm.bench.environment import caption, device_name
-from numba_gemm.bench.results import AUTO, CUBLAS, FAILURES, NOT_RUNGS, fastest, load, records
+from numba_gemm.bench.results import AUTO, CUBLAS, FAILURES, NOT_RUNGS, OK, fastest, load, records
 from numba_gemm.bench.tables import MISSING, Table, number, significant
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,6 +63,12 @@ HEADLINE_SHAPES = (
     Shape(16384, 16384, 1024),
 )
 LADDER_SHAPE = Shape(4096, 4096, 4096)
+ASIDE = "thin"  # the stage that is not for the ladder's shape
+
+# What `numba_gemm.bench.targets` calls its files and what is in them; it needs Numba, this does not.
+TARGETS, TARGETS_SUMMARY, TARGETS_HOW = "targets.csv", "targets_summary.csv", "targets.json"
+VECTOR_GROUP, COPY = "vector", "device copy"
+STATISTICS = {"geomean": "geometric mean", "min": "least", "max": "most"}
 
 
 class ReadmeError(Exception):
@@ -77,7 +87,7 @@ def at(frame: pd.DataFrame, shape: Shape) -> Rows:
 
 def rungs(rows: Rows) -> list[str]:
     """The stages of the ladder among some rows."""
-    return [stage for stage in rows if stage not in NOT_RUNGS]
+    return [stage for stage in rows if stage not in (*NOT_RUNGS, ASIDE)]
 
 
 def tflops(rows: Rows, stage: str) -> float:
@@ -90,7 +100,7 @@ def spelled(shape: Shape) -> str:
     return " x ".join(str(extent) for extent in shape)
 
 
-def headline(frame: pd.DataFrame, environment: Mapping[str, Any]) -> str:
+def headline(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
     """The public function against cuBLAS over a few sizes, and the stage and configuration that it chose."""
     timed = fastest(frame)
     lines = []
@@ -116,7 +126,7 @@ def headline(frame: pd.DataFrame, environment: Mapping[str, Any]) -> str:
     return f"TFLOP/s, FP32 arithmetic throughout (TF32 off):\n\n{table}\n\n{source(environment)}"
 
 
-def ladder(frame: pd.DataFrame, environment: Mapping[str, Any]) -> str:
+def ladder(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
     """A line a rung, with what it gained over the rung before."""
     rows = at(fastest(frame), LADDER_SHAPE)
     if not rows:
@@ -146,7 +156,43 @@ def source(environment: Mapping[str, Any]) -> str:
     return f"Measured on {caption(environment)}."
 
 
-GENERATORS: dict[str, Callable[[pd.DataFrame, Mapping[str, Any]], str]] = {"headline": headline, "ladder": ladder}
+def targets(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
+    """What the public function should reach, and what it does."""
+    judged, how = read_targets(results, TARGETS_SUMMARY)
+    lines = []
+    for row in judged:
+        least = not math.isnan(row["at_least"])
+        bound, sign = (row["at_least"], "≥") if least else (row["at_most"], "≤")
+        reached = significant(row["value"]) if row["met"] else f"**{significant(row['value'])}**, missed"
+        lines.append(
+            [
+                str(row["what"]),
+                f"{row['cases'] - row['failed']} of {row['cases']}" if row["failed"] else str(row["cases"]),
+                STATISTICS[row["statistic"]],
+                f"{sign} {bound:g}",
+                reached,
+                f"`{row['worst']}`" if row["cases"] > 1 and isinstance(row["worst"], str) else "",
+            ]
+        )
+    headers = ["target", "cases", "statistic", "required", "reached", "worst case"]
+    return f"{Table('', headers, lines, left=['target', 'statistic', 'worst case']).markdown()}\n\n{source(how)}"
+
+
+def read_targets(results: Path, file: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The rows of one of the files that `numba_gemm.bench.targets` leaves, and where they were measured."""
+    found = []
+    for path in (results / file, results / TARGETS_HOW):
+        if not path.is_file():
+            raise ReadmeError(f"there is no {path}: run python -m numba_gemm.bench.targets --out {results}")
+        found.append(path)
+    how = json.loads(found[1].read_text(encoding="utf-8"))
+    if how.get("simulator") or not how.get("gpu"):
+        raise ReadmeError(f"{found[0]} was not measured on a GPU")
+    return [{str(name): value for name, value in row.items()} for row in pd.read_csv(found[0]).to_dict("records")], how
+
+
+Generator = Callable[[pd.DataFrame, Mapping[str, Any], Path], str]
+GENERATORS: dict[str, Generator] = {"headline": headline, "ladder": ladder, "targets": targets}
 
 
 def counted(results: Path, file: str, row: Mapping[str, Any], **wanted: Any) -> dict[str, Any]:
@@ -182,6 +228,8 @@ def clauses(results: Path, row: Mapping[str, Any]) -> Iterator[str]:
 
 def measured(rows: Rows, stage: str, environment: Mapping[str, Any], results: Path) -> str:
     """The paragraph of a stage: its speed, its place between the rung before and cuBLAS, and its counters."""
+    if stage == ASIDE:
+        return filled(measured_aside(results))
     row, speed = rows[stage], tflops(rows, stage)
     ladder = rungs(rows)
     gpu = device_name(environment).removeprefix("NVIDIA ")
@@ -194,8 +242,34 @@ def measured(rows: Rows, stage: str, environment: Mapping[str, Any], results: Pa
         text += f", {' and '.join(comparisons)}"
     if found := ", ".join(clauses(results, row)):
         text += f"; {found}"
+    return filled(f"{text}.")
+
+
+def measured_aside(results: Path) -> str:
+    """The paragraph of the stage for a C of few columns, from the rows of the targets in which B has few."""
+    rows, how = read_targets(results, TARGETS)
+    ours = [row for row in rows if row["group"] == VECTOR_GROUP and row["m"] > row["n"] and row["status"] == OK]
+    if not ours:
+        raise ReadmeError(f"{results / TARGETS} holds no product of the group {VECTOR_GROUP}")
+    ratios = [[row for row in ours if row["baseline"] == baseline] for baseline in (COPY, CUBLAS)]
+    shares, over_cublas = (listed([number(float(row["ratio"]), 2) for row in found]) for found in ratios)
+    columns = listed([str(row["n"]) for row in ratios[0]])
+    gpu = device_name(how).removeprefix("NVIDIA ")
+    return (
+        f"Measured: {ours[0]['m']}x{ours[0]['k']} times {columns} columns on an NVIDIA {gpu}, by tiled_sgemm, A not in "
+        f"the cache: {shares} of a copy's bandwidth, {over_cublas} of cuBLAS SGEMM."
+    )
+
+
+def listed(words: Sequence[str]) -> str:
+    """Words with commas, and an "and"."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+
+
+def filled(paragraph: str) -> str:
+    """A paragraph of a docstring, its lines broken."""
     return textwrap.fill(
-        f"{text}.", DOCSTRING_WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+        paragraph, DOCSTRING_WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
     )
 
 
@@ -230,7 +304,7 @@ def generate_docstrings(
     """
     rows = at(fastest(frame), LADDER_SHAPE)
     paths = stage_files(folder)
-    if unmeasured := [path.stem for path in paths if path.stem not in rows]:
+    if unmeasured := [path.stem for path in paths if path.stem not in rows and path.stem != ASIDE]:
         raise ReadmeError(f"the results hold no {', '.join(unmeasured)} at {LADDER_SHAPE}: measure every stage there")
     made = {}
     for path in paths:
@@ -264,7 +338,7 @@ def read_results(results: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     return frame, environment
 
 
-def generate(text: str, frame: pd.DataFrame, environment: Mapping[str, Any]) -> str:
+def generate(text: str, frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
     """README's text with every block made anew.
 
     Raises
@@ -279,7 +353,7 @@ def generate(text: str, frame: pd.DataFrame, environment: Mapping[str, Any]) -> 
         raise ReadmeError(f"unknown block {', '.join(unknown)}: known are {', '.join(GENERATORS)}")
 
     def replaced(match: re.Match[str]) -> str:
-        return f"{match['begin']}{GENERATORS[match['name']](frame, environment)}\n{match['end']}"
+        return f"{match['begin']}{GENERATORS[match['name']](frame, environment, results)}\n{match['end']}"
 
     return BLOCK.sub(replaced, text)
 
@@ -302,7 +376,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not options.readme.is_file():
             raise ReadmeError(f"there is no {options.readme}")
         frame, environment = read_results(options.results)
-        made = {options.readme: generate(options.readme.read_text(encoding="utf-8"), frame, environment)}
+        made = {
+            options.readme: generate(options.readme.read_text(encoding="utf-8"), frame, environment, options.results)
+        }
         made |= generate_docstrings(options.ladder, frame, environment, options.results)
     except ReadmeError as error:
         print(f"cannot make README's tables and the stages' docstrings: {error}", file=sys.stderr)

@@ -31,13 +31,18 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--config", metavar="NAME", help="only this configuration, such as 128x128x8-8x8")
     made.add_argument("--ptx", action="store_true", help="print the PTX of each")
     made.add_argument("--sass", action="store_true", help="print the SASS of each, and its main loop's instruction mix")
+    made.add_argument(
+        "--ffma",
+        action="store_true",
+        help="print a table of multiply-adds, register banks and loads instead, a row for each order of the products",
+    )
     return made
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Print the report; raises ValueError for an unknown stage or configuration."""
     from ..ladder import STAGES
-    from . import report
+    from . import ffma, report
 
     if arguments.stage not in STAGES:
         raise ValueError(f"unknown stage {arguments.stage!r}; the stages are {', '.join(STAGES)}")
@@ -45,6 +50,12 @@ def run(arguments: argparse.Namespace) -> None:
     names = [config.name for config in stage.configs]
     if arguments.config is not None and arguments.config not in names:
         raise ValueError(f"{stage.name} has no configuration {arguments.config!r}; it has {', '.join(names)}")
+    if arguments.ffma:
+        table = list(ffma.rows(stage, arguments.cc, arguments.config))
+        print(f"{stage.name} for compute capability {report.dotted(arguments.cc)}, aligned operands")
+        print(ffma.as_text(table))
+        print(ffma.LEGEND)
+        return
     for index, compiled in enumerate(report.variants(stage, arguments.cc, arguments.config)):
         if index:
             print()

@@ -12,6 +12,9 @@ from ..ladder.stage import Stage, TileConfig
 from ..launch import compile_stage
 from .sass import Instruction, Loop, disassemble, functions, instruction_mix, main_loop
 
+# Before compute capability 9.0 a shuffle is a call where the compiler cannot see that the whole warp takes part.
+COMPILERS_OWN = ("__cuda_sm70_shflsync",)
+
 
 @dataclass(frozen=True)
 class Compiled:
@@ -54,11 +57,18 @@ class Compiled:
 
     @cached_property
     def instructions(self) -> list[Instruction]:
-        """The kernel's instructions; raises RuntimeError if a device function was not inlined into it."""
+        """The kernel's instructions, without those of the compiler's own functions that it calls.
+
+        Raises
+        ------
+        RuntimeError
+            if a device function was not inlined into the kernel, or a division became a call.
+        """
         found = functions(self.sass)
-        if len(found) != 1:
+        own = [name for name in found if not any(word in name for word in COMPILERS_OWN)]
+        if len(own) != 1:
             raise RuntimeError(f"{self.stage.name} {self.label}: not one function but {', '.join(found) or 'none'}")
-        return next(iter(found.values()))
+        return found[own[0]]
 
     @property
     def loop(self) -> Loop | None:

@@ -1,0 +1,366 @@
+"""The targets' command: its shapes, its verdicts, its command line, and a run of every group on small shapes."""
+
+import functools
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import numba_gemm
+from numba_gemm.bench import targets
+from numba_gemm.bench.cases import Shape
+from numba_gemm.bench.results import CUBLAS, ERROR, OK, WRONG
+from numba_gemm.bench.targets import COPY, FULL, GROUPS, OURS, TINY, Case, Contender, Turn
+
+
+def target_row(group="seed", case="x", m=4096, ratio=1.05, target=1.0, **changes):
+    row = dict.fromkeys(targets.COLUMNS, math.nan)
+    row |= {"group": group, "case": case, "m": m, "n": m, "k": m, "us": 5.0, "baseline": CUBLAS}
+    return row | {"ratio": ratio, "target": target, "status": OK, "note": ""} | changes
+
+
+def judged(rows, *groups):
+    frame = targets.summary(targets.frame_of(rows), groups, FULL.large)
+    return frame.set_index(["what", "statistic"])
+
+
+class TestShapes:
+    def test_random_shapes_repeat_by_seed(self):
+        first = targets.random_shapes(200, 7, 64, 8192)
+        assert first == targets.random_shapes(200, 7, 64, 8192)
+        assert first[:20] == targets.random_shapes(20, 7, 64, 8192)
+        assert first != targets.random_shapes(200, 8, 64, 8192)
+        assert len(set(first)) == 200
+
+    def test_random_extents_are_log_uniform(self):
+        extents = np.array(targets.random_shapes(20_000, 1, 64, 8192))
+        assert extents.min() == 64
+        assert extents.max() == 8192
+        octaves = np.histogram(np.log2(extents), bins=np.arange(6, 14))[0] / extents.size
+        np.testing.assert_allclose(octaves, 1 / 7, atol=0.01)
+        assert (abs(np.corrcoef(np.log(extents.T)) - np.eye(3)) < 0.03).all()
+
+    def test_random_extents_stay_within_narrow_limits(self):
+        assert set(targets.random_shapes(50, 1, 3, 3)) == {Shape(3, 3, 3)}
+        assert {shape.m for shape in targets.random_shapes(200, 1, 1, 2)} == {1, 2}
+
+    @pytest.mark.parametrize("m", [1, 2, 255, 256, 257, 300, 8192, 16384])
+    def test_checked_rows_reach_everywhere(self, m):
+        rows = targets.checked_rows(m, 3)
+        assert rows == sorted(set(rows))
+        assert rows == targets.checked_rows(m, 3)
+        assert (rows[0], rows[-1]) == (0, m - 1)
+        assert len(rows) <= targets.CHECKED_ROWS + 2
+        assert max(np.diff(rows), default=1) < 2 * math.ceil(m / targets.CHECKED_ROWS)
+        if m <= targets.CHECKED_ROWS:
+            assert rows == list(range(m))
+
+    @pytest.mark.parametrize("sizes", [FULL, TINY], ids=["full", "tiny"])
+    def test_cases(self, sizes):
+        cases = [case for group in GROUPS for case in targets.cases_of(group, sizes, 5, 1)]
+        names = [(case.group, case.name) for case in cases if case.group != "random"]
+        assert len(set(names)) == len(names)
+        for case in cases:
+            m, n, k = case.shape
+            assert case.batch * max(m * n, m * k, k * n) <= sizes.elements
+            assert sum(not math.isnan(target) for target in case.against.values()) == 1
+        assert max(math.prod(case.shape) for case in targets.cases_of("cubes", TINY, 0, 0)) <= 1 << 21
+
+    def test_full_cases_are_those_of_the_targets(self):
+        counts = {group: len(targets.cases_of(group, FULL, 200, 1)) for group in GROUPS}
+        assert list(counts.values()) == [15, 7, 200, 17, 3, 6, 1, 1, 6]
+        assert 4 * FULL.vector**2 >= 1 << 30
+        for _, aligned, _ in FULL.odd:
+            assert all(extent % 4 == 0 for extent in aligned)
+        seeds = targets.cases_of("seed", FULL, 0, 0)
+        assert [case.against[CUBLAS] for case in seeds] == [0.9] * 8 + [1.0] * 7
+
+    @pytest.mark.parametrize("stored", ["N", "T"])
+    def test_matrix(self, stored):
+        made = targets.matrix(np.arange(20.0), 3, 5, stored)
+        assert made.shape == (3, 5)
+        assert made.flags.c_contiguous is (stored == "N")
+        assert sorted(made.ravel()) == list(range(15))
+
+
+class TestVerdicts:
+    def test_statistics(self):
+        assert targets.geomean([0.5, 2.0]) == pytest.approx(1.0)
+        assert targets.geomean([1.1]) == pytest.approx(1.1)
+        assert set(targets.STATISTICS) == {"geomean", "min", "max"}
+
+    def test_every_group_has_a_line_and_every_line_a_limit(self):
+        lines = targets.lines(2048)
+        assert {group for line in lines for group in line.groups} == set(GROUPS)
+        for line in lines:
+            assert math.isnan(line.at_least) is not math.isnan(line.at_most)
+        assert len({(line.what, line.statistic) for line in lines}) == len(lines)
+
+    def test_seed_lines(self):
+        rows = [target_row(m=128, case="small", ratio=0.95, target=0.9), target_row(m=2048, ratio=1.0)]
+        frame = judged(rows, "seed")
+        assert list(frame["met"]) == [False, True, True]
+        assert list(frame["cases"]) == [2, 1, 1]
+        assert frame["value"].iloc[0] == pytest.approx(math.sqrt(0.95))
+        assert list(frame["worst"]) == ["small", "x", "small"]
+        rows[0]["ratio"] = 0.8999
+        assert list(judged(rows, "seed")["met"]) == [False, True, False]
+
+    def test_line_of_two_groups(self):
+        rows = [target_row(m=128, ratio=0.5), target_row(ratio=1.02), target_row("cubes", ratio=1.05)]
+        line = "seed shapes from 2048 on, and cubes"
+        assert line not in judged(rows, "seed").index.get_level_values(0)
+        both = judged(rows, "seed", "cubes").loc[(line, "geomean")]
+        assert both["value"] == pytest.approx(math.sqrt(1.02 * 1.05))
+        assert both["cases"] == 2
+        assert both["met"]
+
+    @pytest.mark.parametrize(
+        "change", [{"status": WRONG}, {"status": ERROR, "ratio": math.nan}, {"ratio": math.nan}], ids=str
+    )
+    def test_failed_row_fails_its_target(self, change):
+        rows = [target_row("random", case="a"), target_row("random", case="b", **change)]
+        frame = judged(rows, "random")
+        assert list(frame["value"]) == pytest.approx([1.05, 1.05])
+        assert list(frame["failed"]) == [1, 1]
+        assert not frame["met"].any()
+        assert not judged(rows[1:], "random")["met"].any()
+
+    def test_measured_group_without_rows_is_not_met(self):
+        frame = judged([], *GROUPS)
+        assert len(frame) == len(targets.lines(2048))
+        assert not frame["met"].any()
+        assert frame["value"].isna().all()
+
+    def test_rows_for_information_do_not_count(self):
+        rows = [target_row("odd", ratio=0.96, target=0.95), target_row("odd", ratio=0.1, target=math.nan)]
+        assert list(judged(rows, "odd")["met"]) == [True]
+
+    @pytest.mark.parametrize(("us", "met"), [(6.9, True), (7.0, True), (7.1, False)])
+    def test_plan_has_a_limit_in_microseconds(self, us, met):
+        rows = [target_row("host", case="plan, torch arrays", us=us), target_row("host", case="torch arrays", us=20.0)]
+        frame = judged(rows, "host")
+        limit = frame.loc[("host, plan: microseconds a call", "max")]
+        assert (limit["value"], limit["at_most"], limit["met"]) == (us, 7.0, met)
+        assert frame.loc[("host, torch arrays: torch.matmul's time over ours", "min"), "met"]
+        assert not frame.loc[("host, cupy arrays: torch.matmul's time over ours", "min"), "met"]
+
+    def test_row_compares_work_a_microsecond(self):
+        case = Case("vector", "x", Shape(2, 3, 4), lambda rig: {}, {COPY: 0.85, CUBLAS: targets.INFORMATION})
+        contenders = {name: Contender([], work) for name, work in [(OURS, 10.0), (COPY, 40.0), (CUBLAS, 10.0)]}
+        outcomes = {OURS: targets.Outcome(us=2.0), COPY: targets.Outcome(us=4.0)}
+        outcomes[CUBLAS] = targets.Outcome(status=WRONG, note="half of it")
+        clocks = targets.ClockSamples()
+        copy, cublas = (targets.row(case, contenders, outcomes, name, clocks) for name in (COPY, CUBLAS))
+        assert list(copy) == list(targets.COLUMNS)
+        assert copy["ratio"] == 0.5
+        assert copy["tflops"] == pytest.approx(48 / 2.0 * 1e-6)
+        assert (copy["status"], copy["note"]) == (OK, "")
+        assert math.isnan(cublas["ratio"])
+        assert (cublas["status"], cublas["note"]) == (WRONG, "cublas: half of it")
+
+
+@pytest.fixture
+def rig(on_gpu):
+    if on_gpu:
+        pytest.importorskip("torch")
+    made = targets.Rig(1, TINY.elements)
+    with made.library.stream() as made.stream:
+        yield made
+
+
+def spoiling(case, name, spoil):
+    """The case, with a contender whose first call does as `spoil` says with its own call."""
+
+    def make(rig):
+        made = dict(case.make(rig))
+        turn, *others = made[name].turns
+        wrong = functools.partial(spoil, turn.call, turn.out)
+        made[name] = Contender([Turn(wrong, turn.out, turn.judge), *others], made[name].work)
+        return made
+
+    return Case(case.group, case.name, case.shape, make, case.against, case.layout, case.batch)
+
+
+def changes_last(call, out):
+    call()
+    out[-1, -1] += 0.01
+
+
+def leaves_rows(call, out):
+    pass
+
+
+def raises(call, out):
+    raise TypeError("no such\nargument")
+
+
+class TestMeasurement:
+    @pytest.mark.parametrize(
+        ("spoil", "status", "says"),
+        [
+            (changes_last, WRONG, "WRONG: worst element [7, 7]"),
+            (leaves_rows, WRONG, "not written"),
+            (raises, ERROR, "TypeError: no such argument"),
+        ],
+    )
+    def test_what_is_not_right_is_not_timed(self, rig, spoil, status, says):
+        case = targets.plain_case("seed", Shape(8, 8, 5), 1.0)
+        (row,) = targets.measure(rig, spoiling(case, OURS, spoil))
+        assert row["status"] == status
+        assert says in row["note"]
+        assert math.isnan(row["us"])
+        assert math.isnan(row["ratio"])
+        (row,) = targets.measure(rig, spoiling(case, CUBLAS, spoil))
+        assert row["status"] == status
+        assert row["note"].startswith("cublas: ")
+        assert math.isnan(row["ratio"])
+
+    def test_case_that_cannot_be_made_fails_all_its_rows(self, rig):
+        def make(rig):
+            raise AttributeError("no plans")
+
+        rows = targets.measure(rig, Case("host", "x", Shape(2, 2, 2), make, {CUBLAS: 1.0, COPY: 1.0}))
+        assert [row["status"] for row in rows] == [ERROR, ERROR]
+        assert {row["note"] for row in rows} == {"AttributeError: no plans"}
+
+    def test_every_operand_has_its_turn(self):
+        seen = []
+        turns = [Turn(functools.partial(seen.append, index), None, None) for index in range(3)]
+        call = Contender(turns, 1.0).rotating()
+        for _ in range(5):
+            call(0)
+        assert seen == [0, 1, 2, 0, 1]
+
+    def test_sampled_rows_are_named_as_they_are(self, rig, monkeypatch):
+        monkeypatch.setattr(targets, "CHECKED_ROWS", 4)
+        a, b = targets.matrix(rig.flat_a, 64, 4, "T"), targets.matrix(rig.flat_b, 4, 3)
+        truth, c = targets.Truth(rig, a, b), targets.matrix(rig.flat_c, 64, 3)
+        rig.multiply(a, b, out=c)
+        assert len(truth.rows) < 8
+        assert truth.judge(c)[1] == ""
+        wrong = truth.rows[2]
+        c[wrong, 1] += 1.0
+        error, note = truth.judge(c)
+        assert error > 1
+        assert f"[{wrong}, 1]" in note
+        rig.library.fill_nan(c[2:3])
+        assert truth.judge(c)[0] == math.inf
+
+    def test_bias_and_relu_in_the_reference(self, rig):
+        a, b = targets.matrix(rig.flat_a, 9, 5), targets.matrix(rig.flat_b, 5, 6)
+        bias = rig.random(6)
+        c = rig.multiply(a, b)
+        right = (c + bias).clip(0)
+        assert 0 < float((right == 0).sum()) < 54
+        assert targets.Truth(rig, a, b, bias).judge(right)[1] == ""
+        for wrong in (c.clip(0), c + bias, c.clip(0) + bias):
+            assert targets.Truth(rig, a, b, bias).judge(wrong)[0] > 1
+
+    def test_batch_is_judged_product_by_product(self, rig):
+        (case,) = targets.batched_cases(TINY)
+        own = case.make(rig)[CUBLAS].turns[0]
+        own.call()
+        assert own.judge(own.out) == (pytest.approx(0, abs=1), "")
+        own.out[1, 2, 3] += 1.0
+        assert own.judge(own.out)[1].startswith("product 1: WRONG: worst element [2, 3]")
+
+    @pytest.mark.parametrize("group", GROUPS)
+    def test_tiny_group(self, rig, group):
+        """Every group runs; where the public function refuses, or a library is not there, the row says why."""
+        for case in targets.cases_of(group, TINY, 1, 1):
+            rows = targets.measure(rig, case)
+            assert [row["baseline"] for row in rows] == list(case.against)
+            for row in rows:
+                assert list(row) == list(targets.COLUMNS)
+                if row["status"] == OK:
+                    assert row["us"] > 0
+                    assert row["ratio"] > 0
+                    assert row["error_in_bounds"] <= 1
+                else:
+                    assert row["status"] == ERROR
+                    assert row["note"]
+                    assert group in ("batched", "epilogue") or case.name.endswith("cupy arrays")
+
+
+class TestCommandLine:
+    def test_tiny_run(self, tmp_path, capsys, on_gpu):
+        if on_gpu:
+            pytest.importorskip("torch")
+        arguments = ["--tiny", "--only", "random", "seed", "--shapes=2", "--seed=5", f"--out={tmp_path / 'new'}"]
+        status = targets.main([*arguments, "--commit=0123456"])
+        frame = pd.read_csv(tmp_path / "new" / targets.ROWS)
+        assert list(frame.columns) == list(targets.COLUMNS)
+        assert list(frame["group"]) == ["seed", "seed", "random", "random"]
+        assert set(frame["status"]) == {OK}
+        shapes = [Shape(*row) for row in frame[frame["group"] == "random"][["m", "n", "k"]].to_numpy().tolist()]
+        assert shapes == targets.random_shapes(2, 5, TINY.low, TINY.high)
+
+        judged = pd.read_csv(tmp_path / "new" / targets.SUMMARY)
+        assert list(judged.columns)[:5] == ["what", "statistic", "value", "at_least", "at_most"]
+        assert len(judged) == 5
+        assert status == (targets.ALL_MET if judged["met"].all() else targets.NOT_MET)
+
+        how = json.loads((tmp_path / "new" / targets.HOW).read_text())
+        assert how["seed"] == 5
+        assert how["simulator"] is not on_gpu
+        assert how["command"] == "python -m numba_gemm.bench.targets --only seed random --seed 5 --shapes 2"
+        printed = capsys.readouterr().out
+        assert "seed 5" in printed
+        assert printed.index("random shapes") > printed.index("random: ")
+
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            (["--only", "fast"], "invalid choice: 'fast'"),
+            (["--only"], "expected at least one argument"),
+            (["--shapes", "0"], "is not at least 1"),
+            (["--seed", "-1"], "is not from 0 to 4294967295"),
+            (["--seed", "4294967296"], "is not from 0 to 4294967295"),
+            (["--commit", "main"], "'main' is no commit"),
+            (["--ou", "here"], "unrecognized arguments: --ou"),
+        ],
+    )
+    def test_errors(self, arguments, says, capsys):
+        with pytest.raises(SystemExit) as stopped:
+            targets.main(arguments)
+        assert stopped.value.code == targets.UNUSABLE
+        assert says in capsys.readouterr().err
+
+    @pytest.mark.simulator
+    def test_simulator_is_refused(self, capsys):
+        assert targets.main([]) == targets.UNUSABLE
+        assert "the simulator tells no speed" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(("lacking", "says"), [("no driver.", "no driver."), (None, "PyTorch is not here")])
+    def test_what_is_lacking(self, lacking, says, monkeypatch, capsys, tmp_path):
+        monkeypatch.setattr(targets, "SIMULATOR", False)
+        monkeypatch.setattr(targets, "driver_error", lambda: lacking)
+        monkeypatch.setattr(targets, "optional", lambda module: None)
+        assert targets.main([f"--out={tmp_path}"]) == targets.UNUSABLE
+        assert says in capsys.readouterr().err
+
+    def test_folder_that_cannot_be_written(self, tmp_path, capsys):
+        (tmp_path / "file").touch()
+        assert targets.main(["--tiny", f"--out={tmp_path / 'file'}"]) == targets.UNUSABLE
+        assert "results cannot be written there" in capsys.readouterr().err
+
+    def test_recorded_command(self):
+        assert targets.command_line(GROUPS, 200, 3) == "python -m numba_gemm.bench.targets --seed 3 --shapes 200"
+
+    def test_full_options(self):
+        options = targets.parser().parse_args(["--only", "host", "cubes"])
+        assert options.only == ["host", "cubes"]
+        assert options.shapes == 200
+        assert options.seed is None
+        assert not options.tiny
+
+
+def test_ours_is_the_public_function(rig, monkeypatch):
+    called = []
+    monkeypatch.setattr(numba_gemm, "tiled_sgemm", lambda *arguments, **options: called.append(options))
+    own, _ = targets.both(rig, Shape(4, 4, 4))
+    own.turns[0].call()
+    assert list(called[0]) == ["out"]
