@@ -139,7 +139,9 @@ else:
         """Set a shared tile's counter to zero."""
 
         def codegen(context, builder, signature, args):
-            _asm(builder, ir.VoidType(), [_counter(builder, *args)], "st.relaxed.gpu.global.u32 [$0], 0;", "l,~{memory}")
+            _asm(
+                builder, ir.VoidType(), [_counter(builder, *args)], "st.relaxed.gpu.global.u32 [$0], 0;", "l,~{memory}"
+            )
             return context.get_dummy_value()
 
         return types.void(work, types.int64), codegen
