@@ -18,18 +18,18 @@ from .ladder.stage import FLOAT32_BYTES, Share, Stage, TileConfig
 from .launch import DeviceProperties, Extra, Matrix, exchanged
 from .models.roofline import FP32_LANES_PER_SM
 
-# The constants below and RATES are fitted to 6,500 products of 125 shapes on an H200 (132 SMs at 1.98 GHz, graph
+# The constants below and RATES are fitted to 6,600 products of 125 shapes on an H200 (132 SMs at 1.98 GHz, graph
 # replays; docs/experiments.md). Clocks of a launch, of a tile of C's first trip to memory, and of a piece of a tile's.
-LAUNCH, TILE, PIECE = 1310, 1470, 365
+LAUNCH, TILE, PIECE = 1305, 1880, 390
 # Waits and multiply-adds overlap as in a norm of this order: 1 would be not at all, infinity completely.
 OVERLAP = 2.5
 # Bytes of C a clock that an SM writes: in vectors, float by float through shared memory, and from where the sums are,
 # as small thread tiles do.
-STORE, STORE_STAGED, STORE_FLOATS, SUMS_STAGED = 132, 17.7, 8.5, 64
+STORE, STORE_STAGED, STORE_FLOATS, SUMS_STAGED = 194, 16.6, 7.5, 32
 # Clocks until the other blocks' parts of a sum are known to be there, and a trip to the L2 cache.
-MEET, TRIP = 4230, 737
+MEET, TRIP = 4740, 737
 # Bytes of partial sums a clock between an SM and the L2 cache: all SMs at once, and one at best.
-SHARED_RATE, LONE_RATE = 17.1, 69.7
+SHARED_RATE, LONE_RATE = 15.9, 59.5
 # What is left of device memory's theoretical bandwidth.
 MEMORY_EFFICIENCY = 0.85
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
@@ -68,9 +68,9 @@ RATES: dict[tuple[str, int, int, int], Rate] = {
     ("stream_k", 128, 128, 16): Rate(0.84, alone=3030, resident=2),
     ("stream_k", 64, 128, 16): Rate(0.76, alone=1490, resident=3),
     ("stream_k", 64, 64, 16): Rate(0.626, alone=895, resident=4),
-    ("stream_k", 32, 64, 32): Rate(0.52, alone=1570, resident=4),
+    ("stream_k", 32, 64, 32): Rate(0.555, alone=1570, resident=4),
     ("stream_k", 32, 64, 16): Rate(0.589, alone=1050, resident=8),
-    ("stream_k", 32, 32, 16): Rate(0.403, alone=630, resident=8),
+    ("stream_k", 32, 32, 16): Rate(0.451, alone=630, resident=8),
     ("stream_k", 256, 16, 16): Rate(0.55, alone=1300, resident=3),
     # What brings A in at 24 bytes a clock: these are as fast as memory, if k is A's contiguous axis.
     ("thin", 64, 1, 128): Rate(0.047, alone=1000, resident=2),

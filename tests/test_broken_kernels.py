@@ -242,8 +242,8 @@ MUTATIONS = [
     (
         "stream_k",
         "tile_loader",
-        "min(int64(first + tid // SECTOR + i * ROWS), x.shape[0] - 1)",
-        "int64(first + tid // SECTOR + i * ROWS)",
+        "copies = min(max(rest + (ROWS - 1), int64(0)) // ROWS, int64(COPIES))",
+        "copies = int64(COPIES)",
         0,
     ),
     ("stream_k", "tile_loader", "int64(tid % VECTORS * 4) < width", "int64(tid % VECTORS * 4) <= width", 0),
@@ -317,8 +317,9 @@ MUTATIONS = [
         0,
     ),
     # C on its way out
-    ("stream_k", "blend", "row, col + 2, vectors)", "row, col, vectors)", 0),
-    ("stream_k", "blend", "if inside and col < c.shape[1]:\n            return", "if inside:\n            return", 0),
+    ("stream_k", "blend", "c_row, first_col + j, vectors)", "c_row, first_col + 1, vectors)", 0),
+    ("stream_k", "blend", "c_row < rows and j < cols", "c_row < rows", 0),
+    ("stream_k", "blend", "c_row < rows and j < cols", "j < cols", 0),
     (
         "stream_k",
         "blend",
@@ -328,10 +329,17 @@ MUTATIONS = [
     ),
     ("stream_k", "blend", "cuda.syncwarp()", "pass", 0),
     ("stream_k", "blend", "cuda.syncwarp()", "pass", 1),
-    ("stream_k", "blend", "r * 4 + i % 4", "r * 4", 0),
+    ("stream_k", "blend", "staged // DEPTH * 4 + staged % DEPTH", "staged // DEPTH * 4", 0),
+    ("stream_k", "blend", "i // 4 * (4 * LANES_M) + i % 4", "i // 4 * (4 * LANES_M)", 0),
     ("stream_k", "stage", "block_row += warp // (BN // WN) * WM", "block_row += 0", 0),
     ("stream_k", "stage", "block_row += warp // (BN // WN) * WM", "block_row += warp % (BN // WN) * WM", 0),
-    ("thin", "stage", "if row < c.shape[0] and col < c.shape[1]", "if row < c.shape[0]", 0),
+    (
+        "thin",
+        "blend",
+        "if row < c.shape[0] and col < c.shape[1]:\n            c[row, col] = float32(",
+        "if row < c.shape[0]:\n            c[row, col] = float32(",
+        0,
+    ),
 ]
 
 

@@ -10,6 +10,7 @@ from .switch import device_function
 from .vector import load4, store4
 
 WARP = 32
+VALUES = 16  # that a lane stores in a row
 
 
 @device_function
@@ -124,9 +125,10 @@ def staged_store(TM, TN, LANES_M, LANES_N, epilogue):
     """
     WIDTH = TN * LANES_N
     PITCH = WIDTH + 16  # so that two rows' vectors meet in no bank
+    DEPTH = max(1, min(4, VALUES * WARP // (LANES_M * WIDTH)))  # of a lane's rows, that are staged together
     COLS = min(WIDTH, WARP)  # columns that a warp stores at a time
     ROWS = WARP // COLS
-    ROUNDS, ACROSS = LANES_M // ROWS, WIDTH // COLS  # turns in which it stores the rows that are staged together
+    ROUNDS, ACROSS = LANES_M * DEPTH // ROWS, WIDTH // COLS  # turns in which it stores what is staged
     PLAIN = epilogue is None
     store1 = element_store(epilogue)
 
@@ -138,22 +140,28 @@ def staged_store(TM, TN, LANES_M, LANES_N, epilogue):
     def stage4(tiles, at, alpha, acc, i, j):
         # Products, not sums, so that a vector's registers are not the sums' own, which would tie those together.
         values = (alpha * acc[i, j], alpha * acc[i, j + 1], alpha * acc[i, j + 2], alpha * acc[i, j + 3])
-        shared_store4(tiles, uint32(at + 4 * (j * LANES_N)), values)
+        shared_store4(tiles, uint32(at + 4 * (i % DEPTH * PITCH + j * LANES_N)), values)
+
+    @device_function
+    def below(r, lane):
+        """How far below the first row of C that is staged the one lies that a lane stores in turn r."""
+        staged = uint32(r * ROWS + lane // COLS)
+        return int32(staged // DEPTH * 4 + staged % DEPTH)
 
     @device_function
     def store_tile(tiles, at, lane, c, row, col, alpha, acc, beta, vectors):
-        mine = uint32(at + 4 * (lane // LANES_N * PITCH + lane % LANES_N * 4))
-        first_row, first_col = row + int64(lane // COLS * 4), col + int64(lane % COLS)
+        mine = uint32(at + 4 * (lane // LANES_N * (DEPTH * PITCH) + lane % LANES_N * 4))
         source = uint32(at + 4 * (lane // COLS * PITCH + lane % COLS))
-        start = address_of(c, first_row, first_col)
-        rows = int32(min(max(c.shape[0] - first_row, int64(0)), int64(4 * TM * LANES_M)))  # of C, from there on
+        first_col = col + int64(lane % COLS)
+        start = address_of(c, row, first_col)
+        rows = int32(min(max(c.shape[0] - row, int64(0)), int64(TM * LANES_M)))  # of C, from the tile's first on
         cols = int32(min(max(c.shape[1] - first_col, int64(0)), int64(WIDTH)))
-        whole = row + 4 * TM * LANES_M <= c.shape[0] and col + WIDTH <= c.shape[1]
+        whole = row + TM * LANES_M <= c.shape[0] and col + WIDTH <= c.shape[1]
         values = cuda.local.array((ROUNDS, ACROSS), float32)
         i = uint32(0)
         while i < uint32(TM):  # a loop that stays one; within it, sums are picked by constants
             for x in range(TM):
-                if i == uint32(x):
+                if i == uint32(x // DEPTH * DEPTH):
                     stage4(tiles, mine, alpha, acc, x, 0)
                     if TN >= 8:
                         stage4(tiles, mine, alpha, acc, x, 4)
@@ -167,21 +175,20 @@ def staged_store(TM, TN, LANES_M, LANES_N, epilogue):
                 for r in range(ROUNDS):
                     for j in range(0, WIDTH, COLS):
                         value = shared_load1(tiles, uint32(source + 4 * (r * ROWS * PITCH + j)))
-                        c_row = first_row + int64(down + 4 * ROWS * r)
+                        c_row = row + int64(down + below(r, lane))
                         values[r, j // COLS] = final(value, c_row, first_col + j, vectors)
-                to = start + int64(down) * row_step(c)
                 for r in range(ROUNDS):
+                    c_row = int32(down + below(r, lane))
+                    to = start + int64(c_row) * row_step(c)
                     for j in range(0, WIDTH, COLS):
-                        inside = down + 4 * ROWS * r < rows and j < cols
-                        global_store1_if(c, to + j * col_step(c), values[r, j // COLS], inside)
-                    to += 4 * ROWS * row_step(c)
+                        global_store1_if(c, to + j * col_step(c), values[r, j // COLS], c_row < rows and j < cols)
             else:
                 for r in range(ROUNDS):
                     for j in range(0, WIDTH, COLS):
                         value = shared_load1(tiles, uint32(source + 4 * (r * ROWS * PITCH + j)))
-                        c_row = first_row + int64(down + 4 * ROWS * r)
+                        c_row = row + int64(down + below(r, lane))
                         store1(c, c_row, first_col + j, float32(1), value, beta, vectors)
             cuda.syncwarp()  # they are read before the next rows are staged
-            i = uint32(i + 1)
+            i = uint32(i + DEPTH)
 
-    return LANES_M * PITCH, store_tile
+    return LANES_M * DEPTH * PITCH, store_tile

@@ -26,7 +26,7 @@ from ..device.tile_loader import covers, tile_loader
 from ..device.work import arrive, batch_place, member_of, owner, part_slot, piece, reset, row_partial, tile_place
 from .stage import FLOAT32_BYTES, WARP, Stage, TileConfig, flat_block, require, share_out
 
-SUMS_STAGED = 64  # of a thread, from which on it pays to write an unaligned C through shared memory
+SUMS_STAGED = 32  # of a thread, from which on it pays to write an unaligned C through shared memory
 
 
 def build(config, form):
