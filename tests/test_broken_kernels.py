@@ -123,7 +123,7 @@ def table(stage: Stage) -> Iterator[Callable[[], Outcome]]:
         shared = [(config, case) for case in shared_cases(config)]
         if stage.name == "stream_k":
             shared += [
-                (STAGED, Shared("along1 across1", (67, 61, 23), 3, whole=1, epilogue=True)),
+                (STAGED, Shared("along1 across1", (67, 69, 23), 3, whole=1, epilogue=True)),
                 (STAGED, Shared("any any", (61, 67, 9), 1, beta=1.0)),
             ]
         for own, one in shared:
