@@ -486,15 +486,17 @@ def _slabs(
 ) -> Iterator[tuple[Matrix, Matrix, float, Matrix]]:
     """The product in pieces that one launch can do.
 
-    The first piece of a sum over k takes beta, the others add to it.
+    The first piece of a sum over k takes beta, the others add to it. A stage that has a schedule has no y axis to end:
+    its pieces have all of C, whose tiles are shared out as for the whole product.
     """
     if takes_one_launch(stage, config, c.rows, c.cols, a.cols):
         yield a, b, beta, c
         return
-    tile = config.BN if stage.rows_along_x else config.BM
+    extent, tile = (c.cols, config.BN) if stage.rows_along_x else (c.rows, config.BM)
+    most = MAX_GRID_Y * tile if stage.schedule is None else max(extent, 1)
     for inner in _cuts(a.cols, MAX_K):
         a_part, b_part = a.take_cols(*inner), b.take_rows(*inner)
-        for outer in _cuts(c.cols if stage.rows_along_x else c.rows, MAX_GRID_Y * tile):
+        for outer in _cuts(extent, most):
             if stage.rows_along_x:
                 yield a_part, b_part.take_cols(*outer), beta, c.take_cols(*outer)
             else:

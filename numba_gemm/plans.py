@@ -9,6 +9,7 @@ from typing import Any
 from . import api, arrays, choice_cache, launch, select
 from . import workspace as workspaces
 from .arrays import ITEM, Seen
+from .driver import device_scope
 from .ladder.stage import TileConfig
 from .launch import Matrix
 from .workspace import ALIGNMENT, Workspace
@@ -166,7 +167,8 @@ class Plan:
             )
         made = Workspace(described.pointer, max(size, (room - ITEM * counters) // ALIGNMENT * ALIGNMENT), counters)
         if counters and described.device is not None:
-            workspaces.clear(made.words[1], counters, described.kind.streams([described], self.device)[0].handle)
+            with device_scope(self.device):
+                workspaces.clear(made.words[1], counters, described.kind.streams([described], self.device)[0].handle)
         return made
 
     def __repr__(self) -> str:

@@ -3,7 +3,9 @@
 Launches of one stream follow each other, so they may use the same memory. A graph may be replayed at any time, beside
 the stream that it was captured from, so what is captured uses memory that nothing else does. (Several executable graphs
 made of one captured graph share it: they must not run at once.) A workspace grows, by doubling at the least, and is
-never freed: launches that are still pending may use the smaller ones, which together are no larger than the last.
+never freed: launches that are still pending may use the smaller ones, which together are no larger than the last. So
+memory grows with the streams that were ever used, the default streams of threads that multiply NumPy arrays included: a
+program that makes many is better off with few that it keeps.
 
 Behind the workspace lie counters, 32-bit words that are 0 before the first launch and that every kernel leaves at 0.
 """

@@ -19,6 +19,7 @@ from numba_gemm import launch
 from numba_gemm.device import scheduler
 from numba_gemm.device.switch import SIMULATOR
 from numba_gemm.ladder import STAGES, TileConfig
+from numba_gemm.ladder.stage import Share
 from numba_gemm.models.accuracy import compare, reference
 
 ALIGNED_LAYOUTS = ("rows", "slices of wider rows")
@@ -143,6 +144,25 @@ def test_extents_beyond_one_launch(stage, beta, monkeypatch):
     config = stage.test_config
     outcome = run(stage, config, Case((2 * config.BM + 5, 2 * config.BN + 7, 21), "slices of wider rows", 0.5, beta))
     assert outcome.ok, str(outcome)
+
+
+@pytest.mark.parametrize("stage", [one for one in STAGES.values() if one.schedule is not None], ids=label)
+def test_extents_beyond_one_launch_share_their_tiles_as_they_were_told(stage, monkeypatch):
+    """A share is of all of C, which only k is cut for."""
+    monkeypatch.setattr(launch, "MAX_GRID_Y", 2)
+    monkeypatch.setattr(launch, "MAX_K", 8)
+    from ladder_cases import Operand
+
+    config = stage.test_config if SIMULATOR else stage.configs[0]
+    m, n, k = 2 * config.BM + 5, config.BN, 21
+    a, b, c = filled(m, k), filled(k, n, seed=1), np.full((m, n), np.nan, np.float32)
+    placed = [Operand.place(x, x) for x in (a, b, c)]
+    x, y, z = (operand.matrix for operand in placed)
+    launch.launch(stage, config, 1.0, x, y, 0.0, z, share=Share(2, 2))
+    launch.synchronize()
+    placed[2].fetch()
+    comparison = compare(c, *reference(1.0, a, b), k)
+    assert comparison.ok, str(comparison)
 
 
 IMPOSSIBLE = [

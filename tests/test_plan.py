@@ -309,6 +309,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(launch, "SIMULATOR", False)
     monkeypatch.setattr(launch, "_bound", {})
     monkeypatch.setattr(launch, "device_scope", gpu.scope)
+    monkeypatch.setattr(plans, "device_scope", gpu.scope)
     monkeypatch.setattr(launch, "device_properties", lambda device=0: properties)
     monkeypatch.setattr(launch, "device_count", lambda: 1)
     monkeypatch.setattr(launch, "current_device", lambda: 0)
