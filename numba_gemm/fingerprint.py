@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numba import cuda, types
 
+from .device import internals
+
 __all__ = ["Part", "fingerprint", "frozen"]
 
 Part = None | bool | int | float | str | bytes | tuple["Part", ...]
@@ -107,9 +109,8 @@ def _options(value: Any) -> dict[str, Any] | None:
     """What `cuda.jit` was told of a function, if it made this of one, for whatever types come."""
     if not isinstance(getattr(value, "py_func", None), FunctionType) or not hasattr(value, "targetoptions"):
         return None
-    # Not published: whether more types may come. One that is made for certain types has been compiled, of what it found
-    # then. If the name moves, such a function is compiled anew, for the types that come.
-    if "device" not in value.targetoptions or not getattr(value, "_can_compile", True):
+    # One that is made for certain types has been compiled, of what it found then.
+    if "device" not in value.targetoptions or not internals.takes_more_types(value):
         return None
     return dict(value.targetoptions)
 

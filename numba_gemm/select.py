@@ -15,7 +15,8 @@ from math import ceil, prod, sqrt
 
 from .ladder import STAGES
 from .ladder.stage import FLOAT32_BYTES, Share, Stage, TileConfig
-from .launch import DeviceProperties, Extra, Matrix, exchanged
+from .ladder.stream_k import SUMS_STAGED
+from .launch import DeviceProperties, Extra, Matrix
 from .models.roofline import FP32_LANES_PER_SM
 
 # The constants below and RATES are fitted to 6,600 products of 125 shapes on an H200 (132 SMs at 1.98 GHz, graph
@@ -25,7 +26,7 @@ LAUNCH, TILE, PIECE = 1305, 1880, 390
 OVERLAP = 2.5
 # Bytes of C a clock that an SM writes: in vectors, float by float through shared memory, and from where the sums are,
 # as small thread tiles do.
-STORE, STORE_STAGED, STORE_FLOATS, SUMS_STAGED = 194, 16.6, 7.5, 32
+STORE, STORE_STAGED, STORE_FLOATS = 194, 16.6, 7.5
 # Clocks until the other blocks' parts of a sum are known to be there, and a trip to the L2 cache.
 MEET, TRIP = 4740, 737
 # Bytes of partial sums a clock between an SM and the L2 cache: all SMs at once, and one at best.
@@ -353,8 +354,3 @@ def _reason(choice: Choice, wanted: Problem, count: int) -> str:
         text += ", computed as the transpose"
     micros = choice.clocks / wanted.clock_hz * 1e6
     return f"{text}; expected to take {micros:.1f} us, the least of {count} candidates"
-
-
-def exchange(choice: Choice, a: Matrix, b: Matrix, c: Matrix, extra: Extra) -> tuple[Matrix, Matrix, Matrix, Extra]:
-    """The operands as a choice wants them."""
-    return exchanged(a, b, c, extra) if choice.swapped else (a, b, c, extra)

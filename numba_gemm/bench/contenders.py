@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from numba_gemm import ladder
+from numba_gemm import choice_cache, ladder
 from numba_gemm.api import tiled_sgemm
 from numba_gemm.bench.buffers import DeviceBuffers, optional
 from numba_gemm.bench.cases import Shape
@@ -23,7 +23,7 @@ from numba_gemm.bench.results import AUTO, CPU, CUBLAS, NOT_RUNGS
 from numba_gemm.ladder.cpu import cpu_sgemm
 from numba_gemm.ladder.stage import Form, Stage, TileConfig
 from numba_gemm.launch import PLAIN, Matrix, aligned_operands, device_properties, exchanged, form_of, launch, prepare
-from numba_gemm.select import Choice, choose, problem
+from numba_gemm.select import Choice, problem
 
 CPU_TERMS = 256 * 256 * 1024  # multiply-adds; a tenth of a second
 
@@ -111,7 +111,7 @@ def form_for(stage: Stage, config: TileConfig, a: Matrix, b: Matrix, c: Matrix) 
 def choice(buffers: DeviceBuffers) -> Choice:
     """What ``stage="auto"`` means for these operands."""
     a, b, c = buffers.matrices
-    return choose(problem(a, b, c, PLAIN, device_properties(c.device)))
+    return choice_cache.choose(c.device, problem(a, b, c, PLAIN, device_properties(c.device)))
 
 
 def triple_loop() -> Contender:

@@ -10,6 +10,8 @@ targets_summary.csv
 targets.json
     where and how it was measured.
 
+What `numba_gemm.autotune` has kept on this machine counts, as in any call; NUMBA_GEMM_CACHE_DIR=off leaves it out.
+
 Every product is checked before it is timed, against float64 at rows spread over all of C, and for elements that were
 not written. What is wrong, or fails, fails its target. All contenders of a case are timed together, on the same memory.
 """

@@ -317,6 +317,14 @@ def compile_cubin(
     )
 
 
+def takes_more_types(function: Any) -> bool:
+    """Whether what `cuda.jit` made is compiled for whatever types come, not for those alone that it was made for.
+
+    Numba's ``Dispatcher._can_compile``; where it has no such name, yes: it is then compiled anew.
+    """
+    return bool(getattr(function, "_can_compile", True))
+
+
 def result_type(function: Any, signature: Sequence[Any], cc: tuple[int, int]) -> Any:
     """Compile a device function for arguments of some Numba types; return the Numba type of its result."""
     from numba import cuda

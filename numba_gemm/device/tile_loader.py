@@ -14,10 +14,10 @@ mode       needs                                how a tile travels
 `any`      nothing                              as `along1`, with a stride along k
 ========== ==================================== =================================================================
 
-Each thread keeps the addresses of its copies and moves them from tile to tile: no index is computed in the loop. Edges
-cost nothing there either. Along k, only the first tile of a product is partial (`begin`, which fills with zeros); the
-others are whole (`fetch`). Rows beyond the operand are replaced by its last row, or left uncopied: what they contribute
-belongs to rows of C that do not exist.
+Each thread keeps addresses and moves them from tile to tile: all that the loop computes is steps from one copy to the
+next. Edges cost little there either. Along k, only the first tile of a product is partial (`begin`, which fills with
+zeros); the others are whole (`fetch`). Rows beyond the operand are replaced by its last row, or left uncopied: what
+they contribute belongs to rows of C that do not exist.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ A kernel is given a `Work`:
 - `matrices`: how many products there are; `inner`, `middle`: extents of the last two of three batch dimensions, and
   `a_outer` to `c_inner`: bytes from a matrix to the next along each of the three, 0 where an operand is broadcast.
 
-PTX ISA: "atom", "ld.relaxed", "st.global.cg".
+PTX ISA: "atom", "ld", "st", "Memory Consistency Model".
 """
 
 from __future__ import annotations

@@ -5,13 +5,14 @@ Bottleneck before: blocks come in rounds. The last round is seldom full, and a s
 Idea: as many blocks as the GPU holds at once, each with the same number of k-tiles (Stream-K, see `device.work`).
     Shares that end within a tile of C leave a partial sum in a workspace; the last block to arrive at such a tile adds
     the parts in a fixed order. Where there are many tiles, only those of the last rounds are shared; where there are
-    few, this is split-K. Operands come in five modes by their layout, so that transposed ones are no slower; the
+    few, this is split-K. Operands come in five modes by their layout, so that transposed ones are hardly slower; the
     matrices of a batch are more tiles; an epilogue is applied to C's elements on their way out.
 Traffic: the same, and two partial tiles a block at the most, written and read.
 Registers and shared memory: those of lean_loop, and what the search for the next tile takes.
 Measured: 56.7 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 1.10 of cuBLAS SGEMM and 1.03 times lean_loop.
 Limits: small products: the launch, the first trip to memory and the meeting of partial sums take longer than the
-    multiplications, and small tiles read their fragments more often.
+    multiplications, and small tiles read their fragments more often. Odd extents: rows that are not 16-byte aligned
+    travel in copies of 4 bytes, four times as many, and the last tiles lie half outside of C.
 """
 
 from numba import cuda, float32, int32, int64, uint32
