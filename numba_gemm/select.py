@@ -19,7 +19,7 @@ from .ladder.stream_k import SUMS_STAGED
 from .launch import DeviceProperties, Extra, Matrix
 from .models.roofline import FP32_LANES_PER_SM
 
-# The constants below and RATES are fitted to 6,600 products of 125 shapes on an H200 (132 SMs at 1.98 GHz, graph
+# The constants below and RATES are fitted to 7,000 products of 130 shapes on an H200 (132 SMs at 1.98 GHz, graph
 # replays; docs/experiments.md). Clocks of a launch, of a tile of C's first trip to memory, and of a piece of a tile's.
 LAUNCH, TILE, PIECE = 1305, 1880, 390
 # Waits and multiply-adds overlap as in a norm of this order: 1 would be not at all, infinity completely.
@@ -48,11 +48,14 @@ class Rate:
         Clocks a k-tile of a block that has an SM to itself, beside its multiply-adds.
     resident : int
         Blocks that an SM holds at once.
+    floats : float
+        How much longer the multiply-adds take beside copies of an A or B that allows no vectors.
     """
 
     efficiency: float
     alone: int
     resident: int
+    floats: float = 1.0
 
 
 # By stage and block tile; configurations that win nowhere are left out. `resident` follows from registers, threads and
@@ -64,14 +67,14 @@ RATES: dict[tuple[str, int, int, int], Rate] = {
     ("warp_tiled", 64, 64, 16): Rate(0.53, alone=1030, resident=4),
     ("warp_tiled", 128, 128, 16): Rate(0.69, alone=2210, resident=2),
     ("warp_tiled", 128, 256, 16): Rate(0.72, alone=680, resident=1),
-    ("stream_k", 128, 256, 16): Rate(0.932, alone=3560, resident=1),
-    ("stream_k", 256, 128, 16): Rate(0.912, alone=3560, resident=1),
-    ("stream_k", 128, 128, 16): Rate(0.84, alone=3030, resident=2),
-    ("stream_k", 64, 128, 16): Rate(0.76, alone=1490, resident=3),
-    ("stream_k", 64, 64, 16): Rate(0.626, alone=895, resident=4),
-    ("stream_k", 32, 64, 32): Rate(0.555, alone=1570, resident=4),
-    ("stream_k", 32, 64, 16): Rate(0.589, alone=1050, resident=8),
-    ("stream_k", 32, 32, 16): Rate(0.451, alone=630, resident=8),
+    ("stream_k", 128, 256, 16): Rate(0.932, alone=3560, resident=1, floats=1.07),
+    ("stream_k", 256, 128, 16): Rate(0.912, alone=3560, resident=1, floats=1.03),
+    ("stream_k", 128, 128, 16): Rate(0.84, alone=3030, resident=2, floats=1.03),
+    ("stream_k", 64, 128, 16): Rate(0.76, alone=1490, resident=3, floats=1.07),
+    ("stream_k", 64, 64, 16): Rate(0.626, alone=895, resident=4, floats=1.09),
+    ("stream_k", 32, 64, 32): Rate(0.555, alone=1570, resident=4, floats=1.08),
+    ("stream_k", 32, 64, 16): Rate(0.589, alone=1050, resident=8, floats=1.07),
+    ("stream_k", 32, 32, 16): Rate(0.451, alone=630, resident=8, floats=1.05),
     ("stream_k", 256, 16, 16): Rate(0.55, alone=1300, resident=3),
     # What brings A in at 24 bytes a clock: these are as fast as memory, if k is A's contiguous axis.
     ("thin", 64, 1, 128): Rate(0.047, alone=1000, resident=2),
@@ -246,10 +249,10 @@ def predicted_clocks(rate: Rate, config: TileConfig, share: Share, wanted: Probl
     """Clocks that a product takes, by the model above."""
     lanes, sms = FP32_LANES_PER_SM.get(wanted.cc, 128), wanted.sm_count
     tiles, k_tiles = _tiles(config, wanted)
-    full = config.BM * config.BN * config.BK / (lanes * rate.efficiency)
+    full = config.BM * config.BN * config.BK / (lanes * rate.efficiency) * (1 if wanted.vectors else rate.floats)
     size = FLOAT32_BYTES * config.BM * config.BN
     by_floats = STORE_STAGED if config.TM * config.TN >= SUMS_STAGED else STORE_FLOATS
-    store = size / (STORE if wanted.aligned else by_floats)
+    store = size / (STORE if wanted.aligned and not wanted.epilogue else by_floats)
 
     def k_tile(resident: int) -> float:
         return (rate.alone**OVERLAP + (resident * full) ** OVERLAP) ** (1 / OVERLAP)

@@ -31,6 +31,10 @@ if SIMULATOR:
         """The 32-bit value itself, which the compiler must keep and cannot compute again."""
         return value
 
+    def product(x, y):
+        """``x * y``, which the compiler must compute where it stands."""
+        return x * y
+
     def _shared_index(array, address, count):
         address = int(address)
         if address % (4 * count):
@@ -179,6 +183,15 @@ else:
             return inline(builder, WORD, args, code, "=r,r")
 
         return types.uint32(types.uint32), codegen
+
+    @intrinsic
+    def product(typingctx, x, y):
+        """``x * y``, which the compiler must compute where it stands."""
+
+        def codegen(context, builder, signature, args):
+            return inline(builder, FLOAT, args, "mul.rn.f32 $0, $1, $2;", "=f,f,f")
+
+        return types.float32(types.float32, types.float32), codegen
 
     @intrinsic
     def shared_load4(typingctx, array, address):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from numba import cuda, float32, int32, int64, uint32
 
-from .address import address_of, col_step, global_store1_if, row_step, shared_load1, shared_store4
+from .address import address_of, col_step, global_store1_if, product, row_step, shared_load1, shared_store4
 from .matrix import read4_if, write4_if
 from .switch import device_function
 from .vector import load4, store4
@@ -129,6 +131,8 @@ def staged_store(TM, TN, LANES_M, LANES_N, epilogue):
     COLS = min(WIDTH, WARP)  # columns that a warp stores at a time
     ROWS = WARP // COLS
     ROUNDS, ACROSS = LANES_M * DEPTH // ROWS, WIDTH // COLS  # turns in which it stores what is staged
+    FIRST_ROWS = tuple(r * ROWS // DEPTH * 4 + r * ROWS % DEPTH for r in range(ROUNDS + 1))
+    TO_NEXT = tuple(below - above for above, below in pairwise(FIRST_ROWS))  # rows of C, from one turn's to the next's
     PLAIN = epilogue is None
     store1 = element_store(epilogue)
 
@@ -138,8 +142,14 @@ def staged_store(TM, TN, LANES_M, LANES_N, epilogue):
 
     @device_function
     def stage4(tiles, at, alpha, acc, i, j):
-        # Products, not sums, so that a vector's registers are not the sums' own, which would tie those together.
-        values = (alpha * acc[i, j], alpha * acc[i, j + 1], alpha * acc[i, j + 2], alpha * acc[i, j + 3])
+        # Here and not before: made all at once, the vectors' registers would tie those of the sums together, and the
+        # main loop would have to live with it.
+        values = (
+            product(alpha, acc[i, j]),
+            product(alpha, acc[i, j + 1]),
+            product(alpha, acc[i, j + 2]),
+            product(alpha, acc[i, j + 3]),
+        )
         shared_store4(tiles, uint32(at + 4 * (i % DEPTH * PITCH + j * LANES_N)), values)
 
     @device_function
@@ -177,11 +187,18 @@ def staged_store(TM, TN, LANES_M, LANES_N, epilogue):
                         value = shared_load1(tiles, uint32(source + 4 * (r * ROWS * PITCH + j)))
                         c_row = row + int64(down + below(r, lane))
                         values[r, j // COLS] = final(value, c_row, first_col + j, vectors)
-                for r in range(ROUNDS):
-                    c_row = int32(down + below(r, lane))
-                    to = start + int64(c_row) * row_step(c)
-                    for j in range(0, WIDTH, COLS):
-                        global_store1_if(c, to + j * col_step(c), values[r, j // COLS], c_row < rows and j < cols)
+                to = start + int64(down + below(0, lane)) * row_step(c)
+                if whole:
+                    for r in range(ROUNDS):
+                        for j in range(0, WIDTH, COLS):
+                            global_store1_if(c, to + j * col_step(c), values[r, j // COLS], True)
+                        to += TO_NEXT[r] * row_step(c)
+                else:
+                    for r in range(ROUNDS):
+                        c_row = int32(down + below(r, lane))
+                        for j in range(0, WIDTH, COLS):
+                            global_store1_if(c, to + j * col_step(c), values[r, j // COLS], c_row < rows and j < cols)
+                        to += TO_NEXT[r] * row_step(c)
             else:
                 for r in range(ROUNDS):
                     for j in range(0, WIDTH, COLS):

@@ -55,7 +55,7 @@ class TileLoader:
     addresses, staged : int
         Length of the local arrays of addresses (int64) and of values on their way (float32).
     parts : int
-        Parts that a tile is fetched in, so that many small copies do not hold up the reads of fragments behind them.
+        Parts that a tile is fetched in, so that many small copies need not be started at once.
     origin : ``(tid) -> int``
         Bytes from the start of a tile in shared memory to where the thread's first copy goes.
     place : ``(x, first, k0, tid, addresses)``
@@ -65,7 +65,7 @@ class TileLoader:
     begin : ``(tiles, to, x, addresses, valid, width, tid, staged)``
         Start loading a tile of which only the first `width` k exist.
     fetch : ``(tiles, to, x, addresses, valid, more, staged, part)``
-        Start loading a part of a whole tile; nothing is read unless `more`.
+        Start loading a part of a whole tile, a constant; nothing is read unless `more`.
     settle : ``(tiles, to, staged)``
         Store what is on its way in registers.
     """
@@ -101,7 +101,7 @@ def covers(mode: str, extent: int, bk: int, threads: int) -> bool:
 def tile_loader(mode: str, extent: int, bk: int, threads: int, pitch: int, parts: int = 1) -> TileLoader:
     """Return the loader of tiles of `extent` rows and `bk` k by so many threads; ``covers`` must hold.
 
-    A tile comes in at most `parts` parts, and in one where it is not transposed on its way.
+    A tile comes in at most `parts` parts, and in one where vectors bring it.
     """
     if mode not in MODES:
         raise ValueError(f"mode is {mode!r}; expected one of {', '.join(MODES)}")
@@ -112,7 +112,7 @@ def tile_loader(mode: str, extent: int, bk: int, threads: int, pitch: int, parts
     if mode == "across4":
         return _across4(extent, bk, threads, pitch)
     if mode == "across1":
-        return _across1(extent, bk, threads, pitch)
+        return _across1(extent, bk, threads, pitch, parts)
     return _along1(extent, bk, threads, pitch, parts, unit=mode == "along1")
 
 
@@ -196,10 +196,11 @@ def _across4(extent, bk, threads, pitch):
     return TileLoader(1, 1, 1, origin, place, valid, begin, fetch, _nothing_to_settle)
 
 
-def _across1(extent, bk, threads, pitch):
+def _across1(extent, bk, threads, pitch, parts):
     AT_ONCE = threads // LINE  # k that the block copies at a time
     ROUNDS = bk // AT_ONCE
-    COPIES = extent // LINE
+    COPIES = extent // LINE  # of a k, by a thread
+    AT_A_TIME = -(-ROUNDS * COPIES // parts)
 
     @device_function
     def origin(tid):
@@ -226,13 +227,17 @@ def _across1(extent, bk, threads, pitch):
 
     @device_function
     def fetch(tiles, to, x, addresses, valid, more, staged, part):
-        for r in range(ROUNDS):
-            for j in range(COPIES):
+        for q in range(AT_A_TIME):
+            i = part * AT_A_TIME + q
+            if i < ROUNDS * COPIES:
+                r, j = i // COPIES, i % COPIES
                 inside = more and uint32(j) < valid
                 place = uint32(to + 4 * (r * AT_ONCE * pitch + j * LINE))
                 copy4_if(tiles, place, x, addresses[r] + 4 * j * LINE, inside)
 
-    return TileLoader(ROUNDS, 1, 1, origin, place, valid, begin, fetch, _nothing_to_settle)
+    return TileLoader(
+        ROUNDS, 1, -(-ROUNDS * COPIES // AT_A_TIME), origin, place, valid, begin, fetch, _nothing_to_settle
+    )
 
 
 def _along1(extent, bk, threads, pitch, parts, unit):

@@ -28,6 +28,7 @@ from ..device.work import arrive, batch_place, member_of, owner, part_slot, piec
 from .stage import FLOAT32_BYTES, WARP, Stage, TileConfig, flat_block, require, share_out
 
 SUMS_STAGED = 32  # of a thread, from which on it pays to write an unaligned C through shared memory
+SUMS_SPREAD = 64  # of a thread, from which on it pays to spread copies of floats over k-steps
 
 
 def build(config, form):
@@ -53,8 +54,12 @@ def build(config, form):
             "a staged C fits into the tiles": FLOAT32_BYTES * (THREADS // WARP) * WARP_FLOATS <= 2 * SLOT,
         },
     )
-    # Where B is transposed on its way by floats, copies come in parts; for A alone it does not pay.
-    PARTS = 1 if form.b.startswith("across") else min(4, max(1, BK // 2 - 1))
+    # Copies float by float are so many that all warps would wait behind them: between the first k-steps they do not.
+    # Small thread tiles have several blocks' warps to wait with, and leave B's copies alone, unless they transpose.
+    FLOATS = not (form.a.endswith("4") and form.b.endswith("4"))
+    SPREADS = FLOATS and (TM * TN >= SUMS_SPREAD or not form.b.startswith("across"))
+    SPREAD = min(2, BK // 2 - 1) if SPREADS else 0  # pairs of k-steps
+    PARTS = max(1, 2 * SPREAD)
     a_loader = tile_loader(form.a, BM, BK, THREADS, A_PITCH, PARTS)
     b_loader = tile_loader(form.b, BN, BK, THREADS, B_PITCH, PARTS)
     A_ADDRESSES, A_STAGED, A_PARTS = a_loader.addresses, a_loader.staged, a_loader.parts
@@ -77,6 +82,20 @@ def build(config, form):
         for j in range(0, TN, 4):
             values = shared_load4(tiles, uint32(b_at + 4 * (p * B_PITCH + j * LANES_N)))
             b_frag[j], b_frag[j + 1], b_frag[j + 2], b_frag[j + 3] = values
+
+    @device_function
+    def step(tiles, a_at, b_at, p, a_now, b_now, a_next, b_next, acc):
+        """A k-step, whose fragments are there, and the reads of the next one's."""
+        read_fragments(tiles, a_at, b_at, p, a_next, b_next)
+        multiply(a_now, b_now, acc)
+
+    @device_function
+    def fetch(to_a, to_b, part):
+        """Start loading a part of both tiles; `part` is a constant."""
+        if part < B_PARTS:
+            fetch_b(*to_b, part)
+        if part < A_PARTS:
+            fetch_a(*to_a, part)
 
     @device_function
     def body(alpha, a_all, b_all, beta, c_all, work, vectors):
@@ -157,39 +176,33 @@ def build(config, form):
                 left = uint32(left - 1)
                 more = left > uint32(0)
                 other = uint32(SLOT - slot)
-                if B_PARTS == 1:
-                    fetch_b(tiles, uint32(b_to + other), y, b_addresses, b_valid, more, b_staged, uint32(0))
-                    for i in range(B_ADDRESSES):
-                        b_addresses[i] += BK * col_step(y)
-                if A_PARTS == 1:
-                    fetch_a(tiles, uint32(a_to + other), x, a_addresses, a_valid, more, a_staged, uint32(0))
-                    for i in range(A_ADDRESSES):
-                        a_addresses[i] += BK * col_step(x)
-                if A_PARTS == 1 and B_PARTS == 1:
-                    commit_group()
                 a_at, b_at = uint32(a_from + slot), uint32(b_from + slot)
-                p = uint32(0)
+                to_a = (tiles, uint32(a_to + other), x, a_addresses, a_valid, more, a_staged)
+                to_b = (tiles, uint32(b_to + other), y, b_addresses, b_valid, more, b_staged)
+                fetch(to_a, to_b, 0)
+                if SPREAD > 0:
+                    step(tiles, a_at, b_at, 1, a_even, b_even, a_odd, b_odd, acc)
+                    fetch(to_a, to_b, 1)
+                    step(tiles, a_at, b_at, 2, a_odd, b_odd, a_even, b_even, acc)
+                    a_at, b_at = uint32(a_at + 8 * A_PITCH), uint32(b_at + 8 * B_PITCH)
+                if SPREAD > 1:
+                    fetch(to_a, to_b, 2)
+                    step(tiles, a_at, b_at, 1, a_even, b_even, a_odd, b_odd, acc)
+                    fetch(to_a, to_b, 3)
+                    step(tiles, a_at, b_at, 2, a_odd, b_odd, a_even, b_even, acc)
+                    a_at, b_at = uint32(a_at + 8 * A_PITCH), uint32(b_at + 8 * B_PITCH)
+                commit_group()
+                p = uint32(SPREAD)
                 while p < uint32(BK // 2 - 1):
-                    if B_PARTS > 1 and p < uint32(B_PARTS):
-                        fetch_b(tiles, uint32(b_to + other), y, b_addresses, b_valid, more, b_staged, p)
-                    if A_PARTS > 1 and p < uint32(A_PARTS):
-                        fetch_a(tiles, uint32(a_to + other), x, a_addresses, a_valid, more, a_staged, p)
-                    read_fragments(tiles, a_at, b_at, 1, a_odd, b_odd)
-                    multiply(a_even, b_even, acc)
-                    read_fragments(tiles, a_at, b_at, 2, a_even, b_even)
-                    multiply(a_odd, b_odd, acc)
+                    step(tiles, a_at, b_at, 1, a_even, b_even, a_odd, b_odd, acc)
+                    step(tiles, a_at, b_at, 2, a_odd, b_odd, a_even, b_even, acc)
                     a_at, b_at = uint32(a_at + 8 * A_PITCH), uint32(b_at + 8 * B_PITCH)
                     p = uint32(p + 1)
-                if A_PARTS > 1 or B_PARTS > 1:
-                    commit_group()
-                if B_PARTS > 1:
-                    for i in range(B_ADDRESSES):
-                        b_addresses[i] += BK * col_step(y)
-                if A_PARTS > 1:
-                    for i in range(A_ADDRESSES):
-                        a_addresses[i] += BK * col_step(x)
-                read_fragments(tiles, a_at, b_at, 1, a_odd, b_odd)
-                multiply(a_even, b_even, acc)
+                for i in range(A_ADDRESSES):
+                    a_addresses[i] += BK * col_step(x)
+                for i in range(B_ADDRESSES):
+                    b_addresses[i] += BK * col_step(y)
+                step(tiles, a_at, b_at, 1, a_even, b_even, a_odd, b_odd, acc)
                 slot = other
                 settle_a(tiles, uint32(a_to + slot), a_staged)
                 settle_b(tiles, uint32(b_to + slot), b_staged)
