@@ -28,7 +28,7 @@ OVERLAP = 2.5
 # as small thread tiles do.
 STORE, STORE_STAGED, STORE_FLOATS = 194, 16.6, 7.5
 # Clocks until the other blocks' parts of a sum are known to be there, and a trip to the L2 cache.
-MEET, TRIP = 4740, 737
+MEET, TRIP = 5700, 737
 # Bytes of partial sums a clock between an SM and the L2 cache: all SMs at once, and one at best.
 SHARED_RATE, LONE_RATE = 15.9, 59.5
 # What is left of device memory's theoretical bandwidth.
