@@ -21,16 +21,16 @@ from .models.roofline import FP32_LANES_PER_SM
 
 # The constants below and RATES are fitted to 7,000 products of 130 shapes on an H200 (132 SMs at 1.98 GHz, graph
 # replays; docs/experiments.md). Clocks of a launch, of a tile of C's first trip to memory, and of a piece of a tile's.
-LAUNCH, TILE, PIECE = 1305, 1880, 390
+LAUNCH, TILE, PIECE = 1626, 1934, 683
 # Waits and multiply-adds overlap as in a norm of this order: 1 would be not at all, infinity completely.
-OVERLAP = 2.5
+OVERLAP = 2.49
 # Bytes of C a clock that an SM writes: in vectors, float by float through shared memory, and from where the sums are,
 # as small thread tiles do.
-STORE, STORE_STAGED, STORE_FLOATS = 194, 16.6, 7.5
+STORE, STORE_STAGED, STORE_FLOATS = 93, 26, 7.8
 # Clocks until the other blocks' parts of a sum are known to be there, and a trip to the L2 cache.
-MEET, TRIP = 5700, 737
+MEET, TRIP = 3550, 825
 # Bytes of partial sums a clock between an SM and the L2 cache: all SMs at once, and one at best.
-SHARED_RATE, LONE_RATE = 15.9, 59.5
+SHARED_RATE, LONE_RATE = 21.1, 138
 # What is left of device memory's theoretical bandwidth.
 MEMORY_EFFICIENCY = 0.85
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
@@ -67,14 +67,14 @@ RATES: dict[tuple[str, int, int, int], Rate] = {
     ("warp_tiled", 64, 64, 16): Rate(0.53, alone=1030, resident=4),
     ("warp_tiled", 128, 128, 16): Rate(0.69, alone=2210, resident=2),
     ("warp_tiled", 128, 256, 16): Rate(0.72, alone=680, resident=1),
-    ("stream_k", 128, 256, 16): Rate(0.932, alone=3560, resident=1, floats=1.07),
-    ("stream_k", 256, 128, 16): Rate(0.912, alone=3560, resident=1, floats=1.03),
-    ("stream_k", 128, 128, 16): Rate(0.84, alone=3030, resident=2, floats=1.03),
-    ("stream_k", 64, 128, 16): Rate(0.76, alone=1490, resident=3, floats=1.07),
-    ("stream_k", 64, 64, 16): Rate(0.626, alone=895, resident=4, floats=1.09),
-    ("stream_k", 32, 64, 32): Rate(0.555, alone=1570, resident=4, floats=1.08),
+    ("stream_k", 128, 256, 16): Rate(0.994, alone=3430, resident=1, floats=1.09),
+    ("stream_k", 256, 128, 16): Rate(0.957, alone=3435, resident=1, floats=1.03),
+    ("stream_k", 128, 128, 16): Rate(0.85, alone=2945, resident=2),
+    ("stream_k", 64, 128, 16): Rate(0.789, alone=1035, resident=3, floats=1.11),
+    ("stream_k", 64, 64, 16): Rate(0.626, alone=780, resident=4, floats=1.09),
+    ("stream_k", 32, 64, 32): Rate(0.555, alone=1525, resident=4, floats=1.08),
     ("stream_k", 32, 64, 16): Rate(0.589, alone=1050, resident=8, floats=1.07),
-    ("stream_k", 32, 32, 16): Rate(0.451, alone=630, resident=8, floats=1.05),
+    ("stream_k", 32, 32, 16): Rate(0.451, alone=676, resident=8, floats=1.02),
     ("stream_k", 256, 16, 16): Rate(0.55, alone=1300, resident=3),
     # What brings A in at 24 bytes a clock: these are as fast as memory, if k is A's contiguous axis.
     ("thin", 64, 1, 128): Rate(0.047, alone=1000, resident=2),
@@ -267,12 +267,13 @@ def predicted_clocks(rate: Rate, config: TileConfig, share: Share, wanted: Probl
         resident = -(-share.blocks // sms)
         clocks = -(-share.whole // share.blocks) * a_round(resident)
         if tiles > share.whole:
-            divided = (tiles - share.whole) * k_tiles / share.blocks  # k-tiles of divided tiles, a block
+            shared = (tiles - share.whole) * k_tiles
+            divided = -(-shared // share.blocks)  # k-tiles of divided tiles, of the block that has most
             parts = k_tiles / divided  # of a tile
-            even = abs(parts - round(parts)) < 1e-9
+            even = shared % share.blocks == 0 and k_tiles % divided == 0  # else pieces straddle tiles
             pieces = 1 if even else ceil(divided / k_tiles) + 1  # of tiles, a block
             clocks += divided * k_tile(resident) + pieces * PIECE + resident * store * max(1.0, divided / k_tiles)
-            if not even or round(parts) > 1:
+            if not even or parts > 1:
                 parts = max(parts if even else parts + 1, 1)
                 reading = min(LONE_RATE, SHARED_RATE * sms / min(tiles - share.whole, sms))
                 at_once = max(1, 64 // (config.TM * config.TN))

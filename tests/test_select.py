@@ -123,6 +123,15 @@ def test_shares_divide_every_k_tile_once(wanted):
             assert (made.workspace_bytes == 0) == (made.counters == 0)
 
 
+def test_pieces_that_straddle_tiles_are_dearer():
+    """Three blocks for each of 40 tiles: 12 k-tiles are four for each block, 11 leave pieces of two tiles."""
+    key = ("stream_k", 32, 32, 16)
+    config = config_of(key)
+    straddling, even = (Problem(5 * 32, 8 * 32, 16 * k_tiles) for k_tiles in (11, 12))
+    share = Share(120, 0)
+    assert predicted_clocks(RATES[key], config, share, straddling) > predicted_clocks(RATES[key], config, share, even)
+
+
 def test_a_share_of_other_tiles_is_refused():
     config = STAGES["stream_k"].configs[0]
     with pytest.raises(ValueError, match="does not divide 4 tiles"):
