@@ -11,7 +11,7 @@ Traffic: M*N*K*(1/BM + 1/BN) floats from global memory; (1/TM + 1/TN) reads of s
     8x16, 0.25 at 8x8.
 Registers and shared memory: TM*TN accumulators (128), 2*(TM + TN) fragments, staged floats: close to the limit of
     255; 2*BK*(BM + pad + BN) floats (49 KB at 128x256x16).
-Measured: 47.5 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 0.92 of cuBLAS SGEMM and 1.12 times register_prefetch; 224
+Measured: 47.5 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 0.93 of cuBLAS SGEMM and 1.12 times register_prefetch; 224
     registers a thread, 75.6 % of the FMA pipe, 2.3 % excess shared wavefronts.
 Limits: issue slots still: one instruction in seven is no multiply-add, many of them for a tile's trip through
     registers and its transposing stores.
