@@ -1,0 +1,29 @@
+"""Asynchronous copies of whole runs of bytes from global to shared memory, by one thread (compute capability 9.0).
+
+`bulk_load` starts a copy of a multiple of 16 bytes between addresses that are multiples of 16, and returns. The bytes
+count as landed at an mbarrier, at which they must have been announced (`mbarrier.expect`).
+
+PTX ISA: "cp.async.bulk". No simulator twin.
+"""
+
+from __future__ import annotations
+
+from .switch import SIMULATOR
+
+if not SIMULATOR:
+    from llvmlite import ir
+    from numba.cuda import types
+    from numba.cuda.extending import intrinsic
+
+    from .address import inline
+
+    @intrinsic
+    def bulk_load(typingctx, to, source, count, barrier):
+        """Start copying `count` bytes from an address in global memory to one in shared memory."""
+        code = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"
+
+        def codegen(context, builder, signature, args):
+            inline(builder, ir.VoidType(), args, code, "r,l,r,r,~{memory}")
+            return context.get_dummy_value()
+
+        return types.void(types.uint32, types.int64, types.uint32, types.uint32), codegen

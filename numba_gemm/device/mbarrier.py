@@ -1,0 +1,75 @@
+"""Barriers in shared memory that count arrivals and bytes (compute capability 9.0).
+
+A barrier is eight bytes, at an address that is a multiple of 8. It counts phases: a phase ends when as many threads
+have arrived as `initialise` was told, and all bytes have landed that `expect` announced. `wait` returns once the phase
+of a parity has ended: parity 0 for the first, third, ... phase. A fresh barrier counts as one whose phase of parity 1
+has just ended, so a producer that waits for parity 1 first finds its slots free.
+
+PTX ISA: "mbarrier.init", "mbarrier.arrive", "mbarrier.try_wait", "fence.mbarrier_init". No simulator twin.
+"""
+
+from __future__ import annotations
+
+from .switch import SIMULATOR
+
+if not SIMULATOR:
+    from llvmlite import ir
+    from numba.cuda import types
+    from numba.cuda.extending import intrinsic
+
+    from .address import inline
+
+    NOTHING = ir.VoidType()
+
+    @intrinsic
+    def initialise(typingctx, barrier, arrivals):
+        """Set up the barrier at an address in shared memory, whose phases end after so many arrivals."""
+
+        def codegen(context, builder, signature, args):
+            inline(builder, NOTHING, args, "mbarrier.init.shared::cta.b64 [$0], $1;", "r,r,~{memory}")
+            return context.get_dummy_value()
+
+        return types.void(types.uint32, types.uint32), codegen
+
+    @intrinsic
+    def initialised(typingctx):
+        """Let copies see the barriers that this thread has set up; a barrier of all threads must follow."""
+
+        def codegen(context, builder, signature, args):
+            inline(builder, NOTHING, [], "fence.mbarrier_init.release.cluster;", "~{memory}")
+            return context.get_dummy_value()
+
+        return types.void(), codegen
+
+    @intrinsic
+    def expect(typingctx, barrier, count):
+        """Arrive, and let the phase wait for so many more bytes."""
+        code = "{ .reg .b64 state; mbarrier.arrive.expect_tx.shared::cta.b64 state, [$0], $1; }"
+
+        def codegen(context, builder, signature, args):
+            inline(builder, NOTHING, args, code, "r,r,~{memory}")
+            return context.get_dummy_value()
+
+        return types.void(types.uint32, types.uint32), codegen
+
+    @intrinsic
+    def arrive(typingctx, barrier):
+        """Arrive: what this thread has read or written before is done for those who wait."""
+        code = "{ .reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [$0]; }"
+
+        def codegen(context, builder, signature, args):
+            inline(builder, NOTHING, args, code, "r,~{memory}")
+            return context.get_dummy_value()
+
+        return types.void(types.uint32), codegen
+
+    @intrinsic
+    def ended(typingctx, barrier, parity):
+        """Whether the phase of this parity has ended; the thread may sleep for a while before it is told no."""
+        code = "{ .reg .pred done; mbarrier.try_wait.parity.shared::cta.b64 done, [$1], $2; selp.u32 $0, 1, 0, done; }"
+
+        def codegen(context, builder, signature, args):
+            found = inline(builder, ir.IntType(32), args, code, "=r,r,r,~{memory}")
+            return builder.icmp_unsigned("!=", found, ir.Constant(ir.IntType(32), 0))
+
+        return types.boolean(types.uint32, types.uint32), codegen

@@ -1,0 +1,123 @@
+"""Products of small matrices by a warpgroup: four consecutive warps, 64 rows (compute capability 9.0a).
+
+``multiply(kind, columns)`` makes a device function ``(acc, a, b, keep)`` that starts ``acc = A @ B + (acc if keep else
+0)``. A is 64 rows, B `columns`, each along k in shared memory; `a` and `b` are what `descriptor` makes of their
+addresses. `acc` is a local array of ``columns // 2`` floats. Products run asynchronously, one after the other:
+
+- `fence` before the first, so that registers and shared memory are seen as they are;
+- `commit` closes the group of those started since the last;
+- ``wait(acc, newest)`` until at most the `newest` groups are in flight. It takes the accumulators that are waited for,
+  or the compiler would move their uses above it.
+
+Lane l of warp w holds rows ``16 * w + l // 4`` and eight below, and of every eight columns ``l % 4 * 2`` and the next:
+``acc[4 * j + 2 * down + right]``.
+
+Kinds: `tf32`, 8 k of 32-bit words of which the lower 13 bits are ignored; `bf16` and `f16`, 16 k of 16-bit words.
+
+PTX ISA: "wgmma.mma_async", "wgmma.fence", "wgmma.commit_group", "wgmma.wait_group", "Matrix Descriptor Format". No
+simulator twin.
+"""
+
+from __future__ import annotations
+
+from .switch import SIMULATOR
+
+ROW_BYTES = 128  # of a row of a tile, along k; rows in groups of eight, 16-byte chunks exchanged within each by XOR
+GROUP_BYTES = 8 * ROW_BYTES
+STEP_BYTES = 32  # of k that one product takes
+INSTRUCTIONS = {"tf32": "k8.f32.tf32.tf32", "bf16": "k16.f32.bf16.bf16", "f16": "k16.f32.f16.f16"}
+
+if SIMULATOR:
+
+    def multiply(kind, columns):
+        """Raise: the simulator has no matrix instructions."""
+        raise NotImplementedError("the simulator has no matrix instructions; compile for 9.0, or run on such a GPU")
+
+else:
+    from llvmlite import ir
+    from numba.cuda import types
+    from numba.cuda.extending import intrinsic
+
+    from .address import inline
+
+    WORD, LONG, FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
+    # 128-byte swizzle; groups of eight rows 1024 bytes apart; the leading distance does not matter with it.
+    FORMAT = 1 << 62 | GROUP_BYTES // 16 << 32 | 1 << 16
+
+    @intrinsic
+    def descriptor(typingctx, address):
+        """Descriptor of rows of 128 bytes at a multiple of 1024 bytes of shared memory, or of k-steps into them."""
+
+        def codegen(context, builder, signature, args):
+            place = builder.and_(builder.lshr(args[0], ir.Constant(WORD, 4)), ir.Constant(WORD, 0x3FFF))
+            return builder.or_(builder.zext(place, LONG), ir.Constant(LONG, FORMAT))
+
+        return types.uint64(types.uint32), codegen
+
+    def _statement(code):
+        def declare(typingctx):
+            def codegen(context, builder, signature, args):
+                inline(builder, ir.VoidType(), [], code, "~{memory}")
+                return context.get_dummy_value()
+
+            return types.void(), codegen
+
+        return intrinsic(declare)
+
+    fence = _statement("wgmma.fence.sync.aligned;")
+    commit = _statement("wgmma.commit_group.sync.aligned;")
+
+    def _places(context, builder, kind, array, count):
+        """Pointers to the elements of a local array."""
+        data = context.make_array(kind)(context, builder, array).data
+        return [builder.gep(data, [ir.Constant(WORD, i)]) for i in range(count)]
+
+    def _through(builder, places, code, operands, constraints):
+        """Emit PTX that reads and writes all accumulators."""
+        count = len(places)
+        values = [builder.load(place) for place in places]
+        tied = ",".join(["=f"] * count + constraints + [str(i) for i in range(count)])
+        result = inline(builder, ir.LiteralStructType([FLOAT] * count), [*operands, *values], code, tied + ",~{memory}")
+        for i, place in enumerate(places):
+            builder.store(builder.extract_value(result, i), place)
+
+    def waiting(columns):
+        """Make `wait` for accumulators of so many columns."""
+        count = columns // 2
+
+        @intrinsic
+        def wait(typingctx, acc, newest):
+            """Wait until at most the `newest` groups of products are in flight; a constant."""
+            if not isinstance(newest, types.IntegerLiteral):
+                return None
+            code = f"wgmma.wait_group.sync.aligned {newest.literal_value};"
+
+            def codegen(context, builder, signature, args):
+                _through(builder, _places(context, builder, signature.args[0], args[0], count), code, [], [])
+                return context.get_dummy_value()
+
+            return types.void(acc, newest), codegen
+
+        return wait
+
+    def multiply(kind, columns):
+        """Make the product of 64 rows and so many columns: ``(acc, a, b, keep)``."""
+        count = columns // 2
+        registers = ", ".join(f"${i}" for i in range(count))
+        transposed = "" if kind == "tf32" else ", 0, 0"  # 16-bit operands might lie across k: these do not
+        code = (
+            f"{{ .reg .pred keep; setp.ne.b32 keep, ${count + 2}, 0; wgmma.mma_async.sync.aligned.m64n{columns}"
+            f"{INSTRUCTIONS[kind]} {{{registers}}}, ${count}, ${count + 1}, keep, 1, 1{transposed}; }}"
+        )
+
+        @intrinsic
+        def product(typingctx, acc, a, b, keep):
+            def codegen(context, builder, signature, args):
+                operands = [args[1], args[2], builder.zext(args[3], WORD)]
+                places = _places(context, builder, signature.args[0], args[0], count)
+                _through(builder, places, code, operands, ["l", "l", "r"])
+                return context.get_dummy_value()
+
+            return types.void(acc, types.uint64, types.uint64, types.boolean), codegen
+
+        return product

@@ -1,0 +1,67 @@
+"""How a float32 product becomes products of narrower numbers that tensor cores multiply.
+
+An operand is split into parts: the first is the element rounded to the narrow kind, each further one the rest, rounded.
+A mode says which parts of A meet which of B; products of the smallest come first. All products are exact, and summed
+in float32 by the tensor cores, which cut off where they should round: a sum is therefore kept there for one slot of k
+only, and added to the sum of all slots with rounding (Ootomo and Yokota, 2022, doi:10.1177/10943420221090256).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A precision.
+
+    Attributes
+    ----------
+    name : str
+        What the field calls it.
+    kind : str
+        Of the narrow numbers: `tf32` or `bf16`.
+    parts : int
+        Of an element.
+    products : tuple of (int, int)
+        Part of A, part of B; in this order.
+    """
+
+    name: str
+    kind: str
+    parts: int
+    products: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        if len(set(self.products)) != len(self.products) or {max(pair) for pair in self.products} - set(
+            range(self.parts)
+        ):
+            raise ValueError(f"{self.name}: products {self.products} are not different ones of {self.parts} parts")
+
+    @property
+    def per_word(self) -> int:
+        """Narrow numbers in 32 bits."""
+        return 1 if self.kind == "tf32" else 2
+
+    @property
+    def slot_k(self) -> int:
+        """Terms of a sum that 128 bytes of a row hold."""
+        return 32 * self.per_word
+
+
+def _smallest_first(parts: int, most: int) -> tuple[tuple[int, int], ...]:
+    """All pairs of parts whose indices sum to at most `most`, the largest sums first."""
+    pairs = [(i, j) for i in range(parts) for j in range(parts) if i + j <= most]
+    return tuple(sorted(pairs, key=lambda pair: (-sum(pair), pair)))
+
+
+MODES: dict[str, Mode] = {
+    mode.name: mode
+    for mode in (
+        Mode("tf32", "tf32", 1, _smallest_first(1, 0)),
+        Mode("tf32x3", "tf32", 2, _smallest_first(2, 1)),
+        Mode("bf16", "bf16", 1, _smallest_first(1, 0)),
+        Mode("bf16x6", "bf16", 3, _smallest_first(3, 2)),
+        Mode("bf16x9", "bf16", 3, _smallest_first(3, 4)),
+    )
+}

@@ -1,0 +1,83 @@
+"""one_warpgroup: tensor cores multiply, from shared memory.
+
+Bottleneck before: FP32 multiply-adds: 128 a clock and multiprocessor, whatever feeds them.
+Idea: split each element into narrow parts (`mode`), whose products tensor cores sum, 64 rows at a time, for the four
+    warps of a warpgroup together. One thread asks for a slot of tiles, all wait for it, multiply it, and begin anew.
+Traffic: a block reads 128 bytes for each part, row and slot of k; 4 bytes an element and part of TF32, 2 of BF16.
+Registers and shared memory: the slot's sums and those of all slots, BN / 2 registers each; one slot.
+Limits: nothing is copied while the tensor cores work, and nothing multiplied while bytes are on their way.
+"""
+
+from numba import cuda, float32, int64, uint32
+
+from ..device import bulk_copy, mbarrier, wgmma
+from ..device.address import address_of, shared_address
+from ..device.blend import store_blend1
+from ..device.switch import hardware_only
+from .slot import slot_products
+from .stage import ALIGNMENT, ROW_BYTES, ROW_WORDS, TensorStage, WarpgroupConfig
+
+
+def build(config, mode):
+    BM, BN, PARTS = config.BM, config.BN, mode.parts
+    A_BYTES, B_BYTES = ROW_BYTES * BM, ROW_BYTES * BN  # of one part of a tile
+    B_START = PARTS * A_BYTES
+    SLOT = config.slot_bytes(mode)
+    COLUMN_GROUPS = BN // 8
+    products, wait = slot_products(config, mode), wgmma.waiting(BN)
+
+    @cuda.jit(**hardware_only(launch_bounds=(config.threads, 1)))
+    def one_warpgroup(alpha, a, b, beta, c):
+        memory = cuda.shared.array(0, float32, alignment=128)
+        start = uint32(uint32(shared_address(memory) + (ALIGNMENT - 1)) & uint32(0xFFFFFFFF - (ALIGNMENT - 1)))
+        full = uint32(start + SLOT)
+        tid = uint32(cuda.threadIdx.x)
+        slots = uint32(a.shape[0] // PARTS)
+        block_row, block_col = int64(cuda.blockIdx.y) * BM, int64(cuda.blockIdx.x) * BN
+        if tid == uint32(0):
+            mbarrier.initialise(full, uint32(1))
+            mbarrier.initialised()
+
+        acc = cuda.local.array((COLUMN_GROUPS, 4), float32)
+        total = cuda.local.array((COLUMN_GROUPS, 4), float32)
+        for j in range(COLUMN_GROUPS):
+            for q in range(4):
+                acc[j, q] = float32(0)
+                total[j, q] = float32(0)
+        tile = wgmma.descriptor(start)
+        s, parity = uint32(0), uint32(0)
+        while s < slots:
+            cuda.syncthreads()  # the barrier is set up, and the last slot's products are done, before copies begin
+            if tid == uint32(0):
+                mbarrier.expect(full, uint32(SLOT))
+                for p in range(PARTS):
+                    row = int64(p * slots + s)
+                    a_to, b_to = uint32(start + p * A_BYTES), uint32(start + B_START + p * B_BYTES)
+                    bulk_copy.bulk_load(a_to, address_of(a, row, block_row * ROW_WORDS), uint32(A_BYTES), full)
+                    bulk_copy.bulk_load(b_to, address_of(b, row, block_col * ROW_WORDS), uint32(B_BYTES), full)
+            while not mbarrier.ended(full, parity):
+                pass
+            products(acc, tile, tile)
+            wait(acc, 0)
+            for j in range(COLUMN_GROUPS):
+                for q in range(4):
+                    total[j, q] += acc[j, q]
+            s = uint32(s + 1)
+            parity = uint32(parity ^ 1)
+
+        lane, warp = tid % 32, tid // 32
+        row = block_row + int64(warp * 16 + lane // 4)
+        col = block_col + int64(lane % 4 * 2)
+        for j in range(COLUMN_GROUPS):
+            for q in range(4):
+                store_blend1(c, row + q // 2 * 8, col + 8 * j + q % 2, alpha, total[j, q], beta)
+
+    return one_warpgroup
+
+
+STAGE = TensorStage(
+    name="one_warpgroup",
+    summary="one warpgroup fetches and multiplies split operands in turn",
+    build=build,
+    configs=(WarpgroupConfig(64, 128, max_slots=1),),
+)

@@ -1,0 +1,117 @@
+"""producer_consumer: a warpgroup that fetches, and others that multiply.
+
+Bottleneck before: copies and products take turns.
+Idea: several slots of tiles. One thread of a warpgroup of its own asks for the next slot as soon as it is empty, and
+    counts its bytes in at a barrier; the others multiply what is full, and count themselves out at another. Two
+    warpgroups share each tile of B, and while one adds a slot's sums to the total, the other's keep the tensor cores
+    busy.
+Traffic: as `one_warpgroup`, but B's bytes serve 128 rows of A.
+Registers and shared memory: the same registers; as many slots as shared memory holds.
+Limits: the operands' parts have to be written and read once before.
+"""
+
+from numba import cuda, float32, int64, uint32
+
+from ..device import bulk_copy, mbarrier, wgmma
+from ..device.address import address_of, shared_address
+from ..device.blend import store_blend1
+from ..device.switch import hardware_only
+from .slot import slot_products
+from .stage import (
+    ALIGNMENT,
+    BARRIER_BYTES,
+    GROUP_ROWS,
+    ROW_BYTES,
+    ROW_WORDS,
+    WARPGROUP,
+    TensorStage,
+    WarpgroupConfig,
+)
+
+
+def build(config, mode):
+    BM, BN, PARTS = config.BM, config.BN, mode.parts
+    SLOTS, CONSUMERS = config.slots(mode), config.consumers
+    A_BYTES, B_BYTES = ROW_BYTES * BM, ROW_BYTES * BN  # of one part of a tile
+    B_START = PARTS * A_BYTES
+    SLOT = config.slot_bytes(mode)
+    COLUMN_GROUPS = BN // 8
+    products, wait = slot_products(config, mode), wgmma.waiting(BN)
+
+    @cuda.jit(**hardware_only(launch_bounds=(config.threads, 1)))
+    def producer_consumer(alpha, a, b, beta, c):
+        memory = cuda.shared.array(0, float32, alignment=128)
+        start = uint32(uint32(shared_address(memory) + (ALIGNMENT - 1)) & uint32(0xFFFFFFFF - (ALIGNMENT - 1)))
+        full = uint32(start + SLOTS * SLOT)
+        empty = uint32(full + SLOTS * BARRIER_BYTES)
+        tid = uint32(cuda.threadIdx.x)
+        slots = uint32(a.shape[0] // PARTS)
+        block_row, block_col = int64(cuda.blockIdx.y) * BM, int64(cuda.blockIdx.x) * BN
+        if tid == uint32(0):
+            for i in range(SLOTS):
+                mbarrier.initialise(uint32(full + i * BARRIER_BYTES), uint32(1))
+                mbarrier.initialise(uint32(empty + i * BARRIER_BYTES), uint32(WARPGROUP * CONSUMERS))
+            mbarrier.initialised()
+        cuda.syncthreads()  # the barriers are set up before any thread waits at them
+
+        s, i = uint32(0), uint32(0)
+        if tid < uint32(WARPGROUP):
+            parity = uint32(1)  # of the phase before the first: all slots are empty
+            while tid == uint32(0) and s < slots:
+                at, filled = uint32(start + i * SLOT), uint32(full + i * BARRIER_BYTES)
+                while not mbarrier.ended(uint32(empty + i * BARRIER_BYTES), parity):
+                    pass
+                mbarrier.expect(filled, uint32(SLOT))
+                for p in range(PARTS):
+                    row = int64(p * slots + s)
+                    a_to, b_to = uint32(at + p * A_BYTES), uint32(at + B_START + p * B_BYTES)
+                    bulk_copy.bulk_load(a_to, address_of(a, row, block_row * ROW_WORDS), uint32(A_BYTES), filled)
+                    bulk_copy.bulk_load(b_to, address_of(b, row, block_col * ROW_WORDS), uint32(B_BYTES), filled)
+                s = uint32(s + 1)
+                i = uint32(i + 1)
+                if i == uint32(SLOTS):
+                    i = uint32(0)
+                    parity = uint32(parity ^ 1)
+        else:
+            group = uint32(tid // WARPGROUP - 1)
+            acc = cuda.local.array((COLUMN_GROUPS, 4), float32)
+            total = cuda.local.array((COLUMN_GROUPS, 4), float32)
+            for j in range(COLUMN_GROUPS):
+                for q in range(4):
+                    acc[j, q] = float32(0)
+                    total[j, q] = float32(0)
+            parity = uint32(0)
+            while s < slots:
+                at = uint32(start + i * SLOT)
+                while not mbarrier.ended(uint32(full + i * BARRIER_BYTES), parity):
+                    pass
+                a_tile = wgmma.descriptor(uint32(at + group * uint32(GROUP_ROWS * ROW_BYTES)))
+                b_tile = wgmma.descriptor(at)
+                products(acc, a_tile, b_tile)
+                wait(acc, 0)
+                mbarrier.arrive(uint32(empty + i * BARRIER_BYTES))  # this thread's products have read the slot
+                for j in range(COLUMN_GROUPS):
+                    for q in range(4):
+                        total[j, q] += acc[j, q]
+                s = uint32(s + 1)
+                i = uint32(i + 1)
+                if i == uint32(SLOTS):
+                    i = uint32(0)
+                    parity = uint32(parity ^ 1)
+
+            lane, warp = tid % 32, tid // 32 % 4
+            row = block_row + int64(group * GROUP_ROWS + warp * 16 + lane // 4)
+            col = block_col + int64(lane % 4 * 2)
+            for j in range(COLUMN_GROUPS):
+                for q in range(4):
+                    store_blend1(c, row + q // 2 * 8, col + 8 * j + q % 2, alpha, total[j, q], beta)
+
+    return producer_consumer
+
+
+STAGE = TensorStage(
+    name="producer_consumer",
+    summary="one warpgroup fetches, two multiply",
+    build=build,
+    configs=(WarpgroupConfig(128, 128, consumers=2, producers=1),),
+)

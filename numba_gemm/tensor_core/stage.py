@@ -1,0 +1,109 @@
+"""What describes a stage of the tensor cores: its tiles, its kernel, and how its operands lie in memory.
+
+Operands come split (`split`), in two matrices of 32-bit words, A's and B's alike: a row for each part and slot of k,
+the parts one after the other; in it 32 words, 128 bytes, for each row of A, or column of B. That is how a slot of
+shared memory holds them, so any number of rows of a slot is one run of bytes, which one copy brings. Within 128 bytes
+the eight 16-byte chunks are exchanged by XOR with the row modulo eight, as the matrix instruction reads them (the
+"128-byte swizzle").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .mode import Mode
+
+WARPGROUP = 128  # threads
+ROW_BYTES = 128  # of a slot's row
+ROW_WORDS = ROW_BYTES // 4
+GROUP_ROWS = 64  # of A, that a warpgroup multiplies at a time
+SHARED_BYTES = 227 << 10  # that a block may have, on 9.0
+ALIGNMENT = 1024  # of a tile in shared memory
+BARRIER_BYTES = 8
+MAX_SLOTS = 8
+PADDED = 256  # split operands have a multiple of so many rows, so that copies of whole tiles stay inside
+
+
+@dataclass(frozen=True)
+class WarpgroupConfig:
+    """Tile extents in elements, and warpgroups.
+
+    BM, BN
+        block tile.
+    consumers
+        warpgroups that multiply, each 64 rows of the block tile.
+    producers
+        warpgroups that fetch.
+    max_slots
+        buffers of the tiles, at most; as many as shared memory holds.
+    """
+
+    BM: int
+    BN: int
+    consumers: int = 1
+    producers: int = 0
+    max_slots: int = MAX_SLOTS
+
+    def __post_init__(self) -> None:
+        broken = [
+            name
+            for name, holds in {
+                "BM == 64 * consumers": GROUP_ROWS * self.consumers == self.BM,
+                "BN % 8 == 0, BN <= 256": 0 < self.BN <= 256 and self.BN % 8 == 0,
+                "BM and BN divide the padding of operands": PADDED % self.BM == 0 and PADDED % self.BN == 0,
+                "slots": 0 < self.max_slots <= MAX_SLOTS,
+                "threads <= 1024": self.threads <= 1024,
+            }.items()
+            if not holds
+        ]
+        if broken:
+            raise ValueError(f"configuration {self.name} breaks: {'; '.join(broken)}")
+
+    @property
+    def threads(self) -> int:
+        """Threads a block."""
+        return WARPGROUP * (self.consumers + self.producers)
+
+    @property
+    def name(self) -> str:
+        """The extents in one word."""
+        return f"{self.BM}x{self.BN}-c{self.consumers}p{self.producers}"
+
+    def slot_bytes(self, mode: Mode) -> int:
+        """Bytes of a slot: all parts of a tile of A, then of B."""
+        return ROW_BYTES * mode.parts * (self.BM + self.BN)
+
+    def slots(self, mode: Mode) -> int:
+        """Slots that shared memory holds."""
+        room = SHARED_BYTES - ALIGNMENT - 2 * MAX_SLOTS * BARRIER_BYTES
+        found = min(self.max_slots, room // self.slot_bytes(mode))
+        if found == 0:
+            raise ValueError(f"configuration {self.name} has no room for a slot of {mode.name}")
+        return found
+
+    def dynamic_shared(self, mode: Mode) -> int:
+        """Bytes of dynamic shared memory that a launch must ask for."""
+        slots = self.slots(mode)
+        return ALIGNMENT + slots * (self.slot_bytes(mode) + 2 * BARRIER_BYTES)
+
+
+@dataclass(frozen=True)
+class TensorStage:
+    """A stage: ``build(config, mode)`` makes a kernel ``(alpha, a, b, beta, c)`` of split A and B and any float32 C.
+
+    Its grid has a block for each block tile, columns along x.
+    """
+
+    name: str
+    summary: str
+    build: Callable[[WarpgroupConfig, Mode], Any]
+    configs: tuple[WarpgroupConfig, ...]
+    min_cc: tuple[int, int] = (9, 0)
+
+
+def split_shape(mode: Mode, mn: int, k: int) -> tuple[int, int]:
+    """Rows and words a row of a split operand of so many rows and k: see above."""
+    slots = max(1, -(-k // mode.slot_k))
+    return mode.parts * slots, ROW_WORDS * -(-mn // PADDED) * PADDED
