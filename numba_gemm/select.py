@@ -19,13 +19,13 @@ from .ladder.stream_k import SUMS_STAGED
 from .launch import DeviceProperties, Extra, Matrix
 from .models.roofline import FP32_LANES_PER_SM
 
-# The constants below and RATES are fitted to 7,000 products of 130 shapes on an H200 (132 SMs at 1.98 GHz, graph
+# The constants below and RATES are fitted to 7,086 products of 132 shapes on an H200 (132 SMs at 1.98 GHz, graph
 # replays; docs/experiments.md). Clocks of a launch, of a tile of C's first trip to memory, and of a piece of a tile's.
 LAUNCH, TILE, PIECE = 1626, 1934, 683
 # Waits and multiply-adds overlap as in a norm of this order: 1 would be not at all, infinity completely.
 OVERLAP = 2.49
 # Bytes of C a clock that an SM writes: in vectors, float by float through shared memory, and from where the sums are,
-# as small thread tiles do.
+# as small thread tiles do without an epilogue.
 STORE, STORE_STAGED, STORE_FLOATS = 93, 26, 7.8
 # Clocks until the other blocks' parts of a sum are known to be there, and a trip to the L2 cache.
 MEET, TRIP = 3550, 825

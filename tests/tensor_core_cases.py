@@ -89,11 +89,13 @@ def product(a: Any, b: Any, c: Any, mode: str, stage: str, *, index: int = 0, al
     config = TENSOR_STAGES[stage].configs[index]
     (m, k), n = a.shape, b.shape[1]
     split_operands = []
-    for x in (a, b.T):
-        shape = split_shape(MODES[mode], x.shape[0], k)
+    pointer, *_, b_down, b_across = words(b)
+    # Both as (mn, k): B by its strides, since Numba's `.T` copies.
+    for x in (words(a), (pointer, n, k, b_across, b_down)):
+        shape = split_shape(MODES[mode], x[1], k)
         parts = cuda.to_device(np.full(shape, np.nan, np.float32))
         grid = (shape[1] // (32 * split.ROWS), shape[0] // MODES[mode].parts)
-        loaded_split(mode, x.strides[1] == 4)(grid, words(x), words(parts))
+        loaded_split(mode, x[4] == 4)(grid, x, words(parts))
         split_operands.append(parts)
     grid = (-(-n // config.BN), -(-m // config.BM))
     loaded_stage(stage, index, mode)(grid, alpha, *(words(parts) for parts in split_operands), beta, words(c))

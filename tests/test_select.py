@@ -38,6 +38,7 @@ problems = st.builds(
     k=extents,
     matrices=st.sampled_from([1, 1, 7, 300]),
     aligned=st.booleans(),
+    vectors=st.booleans(),
     a_along=st.booleans(),
     b_along=st.booleans(),
     by_columns=st.booleans(),
@@ -130,6 +131,21 @@ def test_pieces_that_straddle_tiles_are_dearer():
     straddling, even = (Problem(5 * 32, 8 * 32, 16 * k_tiles) for k_tiles in (11, 12))
     share = Share(120, 0)
     assert predicted_clocks(RATES[key], config, share, straddling) > predicted_clocks(RATES[key], config, share, even)
+    # 125 blocks have four k-tiles at most, too, but not all of them, so they begin within tiles.
+    assert predicted_clocks(RATES[key], config, Share(125, 0), even) > predicted_clocks(RATES[key], config, share, even)
+
+
+def test_what_takes_longer_is_predicted_to():
+    """Copies of floats beside the multiply-adds, and a C that goes through shared memory, as with any epilogue."""
+    key = ("stream_k", 64, 64, 16)
+    plain = Problem(4096, 4096, 1024)
+
+    def clocks(of):
+        return predicted_clocks(RATES[key], config_of(key), Share(4096, 4096), of)
+
+    assert clocks(replace(plain, vectors=False)) > clocks(plain)
+    assert clocks(replace(plain, epilogue=True)) > clocks(plain)
+    assert clocks(replace(plain, aligned=False)) == clocks(replace(plain, epilogue=True))
 
 
 def test_a_share_of_other_tiles_is_refused():
@@ -184,7 +200,6 @@ def test_fewer_multiprocessors_allow_larger_tiles():
 
 
 def test_a_column_major_c_is_computed_as_its_transpose():
-    assert choose(Problem(4096, 4096, 4096, aligned=False, by_columns=True)).swapped in (True, False)
     found = ranked(Problem(4096, 4096, 4096, aligned=False, by_columns=True))
     assert {one.swapped for one in found} == {False, True}
 

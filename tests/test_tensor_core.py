@@ -24,6 +24,16 @@ FLOATS = st.floats(width=32, allow_nan=False)
 # 2^-11 and 2^-8 of the element are left after one part; each further part leaves as much of the rest.
 UNITS = {"tf32": 2.0**-11, "bf16": 2.0**-8}
 
+
+@pytest.fixture
+def hopper():
+    """A GPU of the one compute capability that has these instructions."""
+    from numba_gemm import launch
+
+    if launch.device_properties(launch.current_device()).cc != (9, 0):
+        pytest.skip("needs compute capability 9.0")
+
+
 simulated = pytest.mark.skipif(not SIMULATOR, reason="runs on the simulator")
 
 
@@ -136,15 +146,6 @@ def test_parts_sum_up_to_the_operand(mode, layout, along):
         assert (np.abs(next_part) <= UNITS[mode.kind] * np.abs(part)).all()
 
 
-@simulated
-def test_the_second_split_knows_nothing_of_the_first():
-    mode = MODES["tf32x3"]
-    x = np.ones((8, 8), np.float32)
-    simulated_split(mode, x, True)
-    x[...] = 3.0
-    assert (unsplit(mode, simulated_split(mode, x, True), 8, 8).sum(axis=0) == 3.0).all()
-
-
 # -------------------------------------------------------------------------------------------- modes, configurations
 
 
@@ -160,8 +161,11 @@ def test_products_come_smallest_first(mode):
 def test_products_of_unknown_parts_are_refused():
     with pytest.raises(ValueError, match="different ones of 1 parts"):
         Mode("odd", "tf32", 1, ((0, 0), (1, 0)))
-    with pytest.raises(ValueError, match="different ones"):
-        Mode("twice", "tf32", 1, ((0, 0), (0, 0)))
+    for products in ((), ((0, 0), (0, 0)), ((0, -1),)):
+        with pytest.raises(ValueError, match="different ones"):
+            Mode("odd", "tf32", 1, products)
+    with pytest.raises(ValueError, match="expected one of tf32, bf16"):
+        Mode("half", "f16", 1, ((0, 0),))
 
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=lambda mode: mode.name)
@@ -180,11 +184,27 @@ def test_slots_fit_into_shared_memory(stage, mode):
         ({"BM": 64, "BN": 12}, "BN % 8"),
         ({"BM": 192, "BN": 128, "consumers": 3}, "padding"),
         ({"BM": 64, "BN": 128, "max_slots": 0}, "slots"),
+        ({"BM": 64, "BN": 0}, "positive"),
+        ({"BM": 64, "BN": 128, "producers": -1}, "positive"),
     ],
 )
 def test_a_configuration_names_what_it_breaks(extents, broken):
     with pytest.raises(ValueError, match=broken):
         WarpgroupConfig(**extents)
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("one_warpgroup", WarpgroupConfig(128, 128, consumers=2)),
+        ("one_warpgroup", WarpgroupConfig(64, 128, producers=1)),
+        ("producer_consumer", WarpgroupConfig(64, 128)),
+        ("producer_consumer", WarpgroupConfig(64, 128, producers=2)),
+    ],
+)
+def test_a_stage_refuses_warpgroups_that_it_has_no_part_for(name, config):
+    with pytest.raises(ValueError, match=r"one warpgroup|one producer"):
+        TENSOR_STAGES[name].build(config, MODES["tf32"])
 
 
 def test_a_slot_that_does_not_fit_is_refused():
@@ -220,6 +240,7 @@ def test_compiled_kernels_are_what_they_claim():
         name, opcodes = row["name"], row["opcodes"]
         assert row["local"] == 0, name
         assert row["spills"] == 0, name
+        assert "Compiling entry" in row["log"], f"{name}: ptxas says nothing"
         assert "C75" not in row["log"], f"{name}: ptxas puts products one after the other: {row['log']}"
         mode = MODES[row["mode"]]
         if row["split"]:
@@ -238,6 +259,7 @@ BOUNDS = {"tf32": 2.0**-9, "bf16": 2.0**-6.5, "tf32x3": 2.0**-20, "bf16x6": 2.0*
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("shape", [(1, 1, 1), (64, 128, 32), (100, 70, 90), (129, 257, 65), (300, 200, 1030)])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("stage", TENSOR_STAGES)
@@ -263,6 +285,22 @@ def test_product(stage, mode, shape):
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("bits", [0x7F800001, 0x7FC00000, 0xFF801000])
+def test_a_nan_stays_one(mode, bits):
+    from numba import cuda
+    from tensor_core_cases import product
+
+    a, b = np.ones((3, 5), np.float32), np.ones((5, 4), np.float32)
+    a[1, 2] = np.uint32(bits).view(np.float32)
+    c = cuda.to_device(np.zeros((3, 4), np.float32))
+    product(cuda.to_device(a), cuda.to_device(b), c, mode, "producer_consumer")
+    assert (np.isnan(c.copy_to_host()) == [[False], [True], [False]]).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("stage", TENSOR_STAGES)
 def test_alpha_and_beta(stage):
     from numba import cuda
@@ -276,6 +314,7 @@ def test_alpha_and_beta(stage):
 
 
 @pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("mode", ["tf32x3", "bf16x6", "bf16x9"])
 @pytest.mark.parametrize("k", [256, 4096])
 def test_no_less_accurate_than_float32(mode, k):

@@ -1,8 +1,8 @@
 """Barriers in shared memory that count arrivals and bytes (compute capability 9.0).
 
 A barrier is eight bytes, at an address that is a multiple of 8. It counts phases: a phase ends when as many threads
-have arrived as `initialise` was told, and all bytes have landed that `expect` announced. `wait` returns once the phase
-of a parity has ended: parity 0 for the first, third, ... phase. A fresh barrier counts as one whose phase of parity 1
+have arrived as `initialise` was told, and all bytes have landed that `expect` announced. `ended` tells whether the
+phase of a parity has: parity 0 for the first, third, ... phase. A fresh barrier counts as one whose phase of parity 1
 has just ended, so a producer that waits for parity 1 first finds its slots free.
 
 PTX ISA: "mbarrier.init", "mbarrier.arrive", "mbarrier.try_wait", "fence.mbarrier_init". No simulator twin.

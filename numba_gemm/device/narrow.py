@@ -2,7 +2,8 @@
 
 `tf32` keeps 10 bits of fraction, rounds halves away from zero, and leaves the lower 13 bits zero. `bf16` keeps 7,
 rounds halves to even, and leaves the lower 16 bits zero; ``pair(low, high)`` puts two such into one 32-bit word. Both
-have the exponents of float32: what is larger than the largest rounds to infinity, and a NaN stays one.
+have the exponents of float32: what is nearer to the next power of two than to the largest rounds to infinity. A NaN
+stays one; the instruction alone would round away the fraction of some.
 
 PTX ISA: "cvt.rna.tf32.f32", "cvt.rn.bf16.f32" (compute capability 8.0 and up), "prmt".
 """
@@ -22,7 +23,7 @@ if SIMULATOR:
 
     def tf32(value):
         """The nearest TF32."""
-        return np.float32(value) if np.isnan(value) else _float(_bits(value) + 0x1000 & 0xFFFFE000)
+        return _float(0x7FFFE000) if np.isnan(value) else _float(_bits(value) + 0x1000 & 0xFFFFE000)
 
     def bf16(value):
         """The nearest BF16."""
@@ -49,7 +50,10 @@ else:
 
         return intrinsic(declare)
 
-    tf32 = _rounding("{ .reg .b32 bits; cvt.rna.tf32.f32 bits, $1; mov.b32 $0, bits; }")
+    tf32 = _rounding(
+        "{ .reg .b32 bits; .reg .pred none; cvt.rna.tf32.f32 bits, $1; setp.nan.f32 none, $1, $1; "
+        "@none mov.b32 bits, 0x7fffe000; mov.b32 $0, bits; }"
+    )
     bf16 = _rounding(
         "{ .reg .b16 half; .reg .b16 none; cvt.rn.bf16.f32 half, $1; mov.b16 none, 0; mov.b32 $0, {none, half}; }"
     )

@@ -4,7 +4,8 @@
 0)``. A is 64 rows, B `columns`, each along k in shared memory; `a` and `b` are what `descriptor` makes of their
 addresses. `acc` is a local array of ``columns // 2`` floats. Products run asynchronously, one after the other:
 
-- `fence` before the first, so that registers and shared memory are seen as they are;
+- `fence` before the first, so that registers are seen as they are (what ordinary stores have put into shared memory
+  would need a fence of the asynchronous proxy, too);
 - `commit` closes the group of those started since the last;
 - ``wait(acc, newest)`` until at most the `newest` groups are in flight. It takes the accumulators that are waited for,
   or the compiler would move their uses above it.
@@ -54,10 +55,15 @@ else:
 
         return types.uint64(types.uint32), codegen
 
+    def together(call):
+        """Forbid that the compiler moves a call to where only some of the threads come by."""
+        call.attributes.add("convergent")
+        return call
+
     def _statement(code):
         def declare(typingctx):
             def codegen(context, builder, signature, args):
-                inline(builder, ir.VoidType(), [], code, "~{memory}")
+                together(inline(builder, ir.VoidType(), [], code, "~{memory}"))
                 return context.get_dummy_value()
 
             return types.void(), codegen
@@ -77,7 +83,8 @@ else:
         count = len(places)
         values = [builder.load(place) for place in places]
         tied = ",".join(["=f"] * count + constraints + [str(i) for i in range(count)])
-        result = inline(builder, ir.LiteralStructType([FLOAT] * count), [*operands, *values], code, tied + ",~{memory}")
+        struct = ir.LiteralStructType([FLOAT] * count)
+        result = together(inline(builder, struct, [*operands, *values], code, tied + ",~{memory}"))
         for i, place in enumerate(places):
             builder.store(builder.extract_value(result, i), place)
 

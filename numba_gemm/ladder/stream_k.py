@@ -13,8 +13,8 @@ Measured: 56.8 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 1.11 of cuBLAS SGEMM
     registers a thread, 85.5 % of the FMA pipe, 2.3 % excess shared wavefronts.
 Limits: small products: the launch, the first trip to memory and the meeting of partial sums take longer than the
     multiplications, and small tiles read their fragments more often. Odd extents: rows that are not 16-byte aligned
-    travel in copies of 4 bytes, four times as many, spread over a tile's first k-steps; and the last tiles lie half
-    outside of C.
+    travel in copies of 4 bytes, four times as many, which large tiles spread over the first k-steps; and the last
+    tiles lie half outside of C.
 """
 
 from numba import cuda, float32, int32, int64, uint32
@@ -30,7 +30,7 @@ from ..device.work import arrive, batch_place, member_of, owner, part_slot, piec
 from .stage import FLOAT32_BYTES, WARP, Stage, TileConfig, flat_block, require, share_out
 
 SUMS_STAGED = 32  # of a thread, from which on it pays to write an unaligned C through shared memory
-SUMS_SPREAD = 64  # of a thread, from which on it pays to spread copies of floats over k-steps
+SUMS_SPREAD = 64  # of a thread, from which on it always pays to spread copies of floats over k-steps
 
 
 def build(config, form):
@@ -57,7 +57,7 @@ def build(config, form):
         },
     )
     # Copies float by float are so many that all warps would wait behind them: between the first k-steps they do not.
-    # Small thread tiles have several blocks' warps to wait with, and leave B's copies alone, unless they transpose.
+    # Small thread tiles, with several blocks' warps to wait with, gain by it only where B is transposed on its way.
     FLOATS = not (form.a.endswith("4") and form.b.endswith("4"))
     SPREADS = FLOATS and (TM * TN >= SUMS_SPREAD or not form.b.startswith("across"))
     SPREAD = min(2, BK // 2 - 1) if SPREADS else 0  # pairs of k-steps

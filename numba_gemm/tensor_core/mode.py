@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+KINDS = ("tf32", "bf16")
+
 
 @dataclass(frozen=True)
 class Mode:
@@ -33,9 +35,10 @@ class Mode:
     products: tuple[tuple[int, int], ...]
 
     def __post_init__(self) -> None:
-        if len(set(self.products)) != len(self.products) or {max(pair) for pair in self.products} - set(
-            range(self.parts)
-        ):
+        if self.kind not in KINDS:
+            raise ValueError(f"{self.name}: kind is {self.kind!r}; expected one of {', '.join(KINDS)}")
+        known = {part for pair in self.products for part in pair} <= set(range(self.parts))
+        if not self.products or not known or len(set(self.products)) != len(self.products):
             raise ValueError(f"{self.name}: products {self.products} are not different ones of {self.parts} parts")
 
     @property

@@ -20,6 +20,7 @@ from .stage import ALIGNMENT, ROW_BYTES, ROW_WORDS, TensorStage, WarpgroupConfig
 
 def build(config, mode):
     BM, BN, PARTS = config.BM, config.BN, mode.parts
+    config.require({"one warpgroup": config.consumers == 1 and config.producers == 0})
     A_BYTES, B_BYTES = ROW_BYTES * BM, ROW_BYTES * BN  # of one part of a tile
     B_START = PARTS * A_BYTES
     SLOT = config.slot_bytes(mode)

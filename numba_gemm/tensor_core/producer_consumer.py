@@ -31,6 +31,7 @@ from .stage import (
 
 def build(config, mode):
     BM, BN, PARTS = config.BM, config.BN, mode.parts
+    config.require({"one producer": config.producers == 1})
     SLOTS, CONSUMERS = config.slots(mode), config.consumers
     A_BYTES, B_BYTES = ROW_BYTES * BM, ROW_BYTES * BN  # of one part of a tile
     B_START = PARTS * A_BYTES

@@ -5,7 +5,8 @@ way. Beyond the operand's edges the parts are zero. Each element is read once, e
 in, 8 out for two parts of TF32, 6 for three of BF16.
 
 An infinity, and what rounds to one, has a rest of NaN or infinity: a mode of several parts gives NaN where a product of
-float32 would give infinity, and so for elements next to the largest float32.
+float32 would give infinity, and so for elements next to the largest float32. Parts end where float32 does: of an
+element below 2^-102 or so the last ones lose bits, or vanish.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ THREADS = ROWS * CHUNKS
 def build(mode: Mode, along: bool):
     """Make the kernel ``(x, parts)``; `along` says that neighbouring threads shall read along k, not along mn.
 
-    Its grid has a block for each 32 rows of `parts` along x, and for each slot along y.
+    Its grid has a block for each 32 rows of the padded operand along x, and for each slot of k along y: 65,535 at most.
     """
     PARTS, PER_WORD, SLOT_K = mode.parts, mode.per_word, mode.slot_k
     narrow = tf32 if mode.kind == "tf32" else bf16

@@ -9,7 +9,7 @@ the eight 16-byte chunks are exchanged by XOR with the row modulo eight, as the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,17 +47,21 @@ class WarpgroupConfig:
     max_slots: int = MAX_SLOTS
 
     def __post_init__(self) -> None:
-        broken = [
-            name
-            for name, holds in {
+        positive = min(self.BM, self.BN, self.consumers) > 0 and self.producers >= 0
+        self.require({"extents and consumers positive": positive})
+        self.require(
+            {
                 "BM == 64 * consumers": GROUP_ROWS * self.consumers == self.BM,
-                "BN % 8 == 0, BN <= 256": 0 < self.BN <= 256 and self.BN % 8 == 0,
+                "BN % 8 == 0, BN <= 256": self.BN <= 256 and self.BN % 8 == 0,
                 "BM and BN divide the padding of operands": PADDED % self.BM == 0 and PADDED % self.BN == 0,
                 "slots": 0 < self.max_slots <= MAX_SLOTS,
                 "threads <= 1024": self.threads <= 1024,
-            }.items()
-            if not holds
-        ]
+            }
+        )
+
+    def require(self, constraints: Mapping[str, bool]) -> None:
+        """Raise one ValueError that names every constraint which the configuration breaks."""
+        broken = [name for name, holds in constraints.items() if not holds]
         if broken:
             raise ValueError(f"configuration {self.name} breaks: {'; '.join(broken)}")
 
@@ -93,14 +97,15 @@ class WarpgroupConfig:
 class TensorStage:
     """A stage: ``build(config, mode)`` makes a kernel ``(alpha, a, b, beta, c)`` of split A and B and any float32 C.
 
-    Its grid has a block for each block tile, columns along x.
+    Its grid has a block for each block tile, columns along x; a grid ends at 65,535 blocks along y. `cc` is the one
+    compute capability that has its instructions.
     """
 
     name: str
     summary: str
     build: Callable[[WarpgroupConfig, Mode], Any]
     configs: tuple[WarpgroupConfig, ...]
-    min_cc: tuple[int, int] = (9, 0)
+    cc: tuple[int, int] = (9, 0)
 
 
 def split_shape(mode: Mode, mn: int, k: int) -> tuple[int, int]:
