@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from numba_gemm.tensor_core import MODES, TENSOR_STAGES, split
-from numba_gemm.tensor_core.stage import split_shape
+from numba_gemm.tensor_core.stage import ROW_WORDS, split_shape
 
 CC = (9, 0)
 
@@ -94,7 +94,7 @@ def product(a: Any, b: Any, c: Any, mode: str, stage: str, *, index: int = 0, al
     for x in (words(a), (pointer, n, k, b_across, b_down)):
         shape = split_shape(MODES[mode], x[1], k)
         parts = cuda.to_device(np.full(shape, np.nan, np.float32))
-        grid = (shape[1] // (32 * split.ROWS), shape[0] // MODES[mode].parts)
+        grid = (shape[1] // (ROW_WORDS * split.ROWS), shape[0] // MODES[mode].parts)
         loaded_split(mode, x[4] == 4)(grid, x, words(parts))
         split_operands.append(parts)
     grid = (-(-n // config.BN), -(-m // config.BM))

@@ -7,8 +7,8 @@ addresses. `acc` is a local array of ``columns // 2`` floats. Products run async
 - `fence` before the first, so that registers are seen as they are (what ordinary stores have put into shared memory
   would need a fence of the asynchronous proxy, too);
 - `commit` closes the group of those started since the last;
-- ``wait(acc, newest)`` until at most the `newest` groups are in flight. It takes the accumulators that are waited for,
-  or the compiler would move their uses above it.
+- ``wait(acc, newest)``, which `waiting` makes, until at most the `newest` groups are in flight. It takes the
+  accumulators that are waited for, or the compiler would move their uses above it.
 
 Lane l of warp w holds rows ``16 * w + l // 4`` and eight below, and of every eight columns ``l % 4 * 2`` and the next:
 ``acc[4 * j + 2 * down + right]``.

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 FLOAT32_BYTES = 4
 WARP = 32
@@ -15,7 +15,15 @@ MAX_LINE = 1 << 31  # k-tiles that are counted in 32 bits
 DEFAULT_ORDER = "columns"  # the fastest that was measured for thread tiles of 8x16
 
 
-def require(config: TileConfig, constraints: Mapping[str, bool]) -> None:
+class Named(Protocol):
+    """A configuration, of whatever kind."""
+
+    @property
+    def name(self) -> str:
+        """Its extents in one word."""
+
+
+def require(config: Named, constraints: Mapping[str, bool]) -> None:
     """Raise one ValueError that names every constraint a configuration breaks."""
     broken = [name for name, holds in constraints.items() if not holds]
     if broken:

@@ -10,22 +10,21 @@ Limits: nothing is copied while the tensor cores work, and nothing multiplied wh
 
 from numba import cuda, float32, int64, uint32
 
-from ..device import bulk_copy, mbarrier, wgmma
-from ..device.address import address_of, shared_address
-from ..device.blend import store_blend1
+from ..device import mbarrier, wgmma
+from ..device.address import shared_address
 from ..device.switch import hardware_only
-from .slot import slot_products
-from .stage import ALIGNMENT, ROW_BYTES, ROW_WORDS, TensorStage, WarpgroupConfig
+from ..ladder.stage import require
+from .slot import group_store, slot_copies, slot_products
+from .stage import ALIGNMENT, TensorStage, WarpgroupConfig
 
 
 def build(config, mode):
     BM, BN, PARTS = config.BM, config.BN, mode.parts
-    config.require({"one warpgroup": config.consumers == 1 and config.producers == 0})
-    A_BYTES, B_BYTES = ROW_BYTES * BM, ROW_BYTES * BN  # of one part of a tile
-    B_START = PARTS * A_BYTES
+    require(config, {"one warpgroup": config.consumers == 1 and config.producers == 0})
     SLOT = config.slot_bytes(mode)
     COLUMN_GROUPS = BN // 8
-    products, wait = slot_products(config, mode), wgmma.waiting(BN)
+    fetch, products, wait = slot_copies(config, mode), slot_products(config, mode), wgmma.waiting(BN)
+    store = group_store(BN)
 
     @cuda.jit(**hardware_only(launch_bounds=(config.threads, 1)))
     def one_warpgroup(alpha, a, b, beta, c):
@@ -33,7 +32,7 @@ def build(config, mode):
         start = uint32(uint32(shared_address(memory) + (ALIGNMENT - 1)) & uint32(0xFFFFFFFF - (ALIGNMENT - 1)))
         full = uint32(start + SLOT)
         tid = uint32(cuda.threadIdx.x)
-        slots = uint32(a.shape[0] // PARTS)
+        k_slots = uint32(a.shape[0] // PARTS)
         block_row, block_col = int64(cuda.blockIdx.y) * BM, int64(cuda.blockIdx.x) * BN
         if tid == uint32(0):
             mbarrier.initialise(full, uint32(1))
@@ -47,15 +46,10 @@ def build(config, mode):
                 total[j, q] = float32(0)
         tile = wgmma.descriptor(start)
         s, parity = uint32(0), uint32(0)
-        while s < slots:
+        while s < k_slots:
             cuda.syncthreads()  # the barrier is set up, and the last slot's products are done, before copies begin
             if tid == uint32(0):
-                mbarrier.expect(full, uint32(SLOT))
-                for p in range(PARTS):
-                    row = int64(p * slots + s)
-                    a_to, b_to = uint32(start + p * A_BYTES), uint32(start + B_START + p * B_BYTES)
-                    bulk_copy.bulk_load(a_to, address_of(a, row, block_row * ROW_WORDS), uint32(A_BYTES), full)
-                    bulk_copy.bulk_load(b_to, address_of(b, row, block_col * ROW_WORDS), uint32(B_BYTES), full)
+                fetch(start, a, b, s, k_slots, block_row, block_col, full)
             while not mbarrier.ended(full, parity):
                 pass
             products(acc, tile, tile)
@@ -66,12 +60,7 @@ def build(config, mode):
             s = uint32(s + 1)
             parity = uint32(parity ^ 1)
 
-        lane, warp = tid % 32, tid // 32
-        row = block_row + int64(warp * 16 + lane // 4)
-        col = block_col + int64(lane % 4 * 2)
-        for j in range(COLUMN_GROUPS):
-            for q in range(4):
-                store_blend1(c, row + q // 2 * 8, col + 8 * j + q % 2, alpha, total[j, q], beta)
+        store(c, block_row, block_col, alpha, total, beta)
 
     return one_warpgroup
 

@@ -12,17 +12,16 @@ Limits: the operands' parts have to be written and read once before.
 
 from numba import cuda, float32, int64, uint32
 
-from ..device import bulk_copy, mbarrier, wgmma
-from ..device.address import address_of, shared_address
-from ..device.blend import store_blend1
+from ..device import mbarrier, wgmma
+from ..device.address import shared_address
 from ..device.switch import hardware_only
-from .slot import slot_products
+from ..ladder.stage import require
+from .slot import group_store, slot_copies, slot_products
 from .stage import (
     ALIGNMENT,
     BARRIER_BYTES,
     GROUP_ROWS,
     ROW_BYTES,
-    ROW_WORDS,
     WARPGROUP,
     TensorStage,
     WarpgroupConfig,
@@ -31,13 +30,12 @@ from .stage import (
 
 def build(config, mode):
     BM, BN, PARTS = config.BM, config.BN, mode.parts
-    config.require({"one producer": config.producers == 1})
+    require(config, {"one producer": config.producers == 1})
     SLOTS, CONSUMERS = config.slots(mode), config.consumers
-    A_BYTES, B_BYTES = ROW_BYTES * BM, ROW_BYTES * BN  # of one part of a tile
-    B_START = PARTS * A_BYTES
     SLOT = config.slot_bytes(mode)
     COLUMN_GROUPS = BN // 8
-    products, wait = slot_products(config, mode), wgmma.waiting(BN)
+    fetch, products, wait = slot_copies(config, mode), slot_products(config, mode), wgmma.waiting(BN)
+    store = group_store(BN)
 
     @cuda.jit(**hardware_only(launch_bounds=(config.threads, 1)))
     def producer_consumer(alpha, a, b, beta, c):
@@ -46,7 +44,7 @@ def build(config, mode):
         full = uint32(start + SLOTS * SLOT)
         empty = uint32(full + SLOTS * BARRIER_BYTES)
         tid = uint32(cuda.threadIdx.x)
-        slots = uint32(a.shape[0] // PARTS)
+        k_slots = uint32(a.shape[0] // PARTS)
         block_row, block_col = int64(cuda.blockIdx.y) * BM, int64(cuda.blockIdx.x) * BN
         if tid == uint32(0):
             for i in range(SLOTS):
@@ -58,16 +56,11 @@ def build(config, mode):
         s, i = uint32(0), uint32(0)
         if tid < uint32(WARPGROUP):
             parity = uint32(1)  # of the phase before the first: all slots are empty
-            while tid == uint32(0) and s < slots:
+            while tid == uint32(0) and s < k_slots:
                 at, filled = uint32(start + i * SLOT), uint32(full + i * BARRIER_BYTES)
                 while not mbarrier.ended(uint32(empty + i * BARRIER_BYTES), parity):
                     pass
-                mbarrier.expect(filled, uint32(SLOT))
-                for p in range(PARTS):
-                    row = int64(p * slots + s)
-                    a_to, b_to = uint32(at + p * A_BYTES), uint32(at + B_START + p * B_BYTES)
-                    bulk_copy.bulk_load(a_to, address_of(a, row, block_row * ROW_WORDS), uint32(A_BYTES), filled)
-                    bulk_copy.bulk_load(b_to, address_of(b, row, block_col * ROW_WORDS), uint32(B_BYTES), filled)
+                fetch(at, a, b, s, k_slots, block_row, block_col, filled)
                 s = uint32(s + 1)
                 i = uint32(i + 1)
                 if i == uint32(SLOTS):
@@ -82,7 +75,7 @@ def build(config, mode):
                     acc[j, q] = float32(0)
                     total[j, q] = float32(0)
             parity = uint32(0)
-            while s < slots:
+            while s < k_slots:
                 at = uint32(start + i * SLOT)
                 while not mbarrier.ended(uint32(full + i * BARRIER_BYTES), parity):
                     pass
@@ -100,12 +93,7 @@ def build(config, mode):
                     i = uint32(0)
                     parity = uint32(parity ^ 1)
 
-            lane, warp = tid % 32, tid // 32 % 4
-            row = block_row + int64(group * GROUP_ROWS + warp * 16 + lane // 4)
-            col = block_col + int64(lane % 4 * 2)
-            for j in range(COLUMN_GROUPS):
-                for q in range(4):
-                    store_blend1(c, row + q // 2 * 8, col + 8 * j + q % 2, alpha, total[j, q], beta)
+            store(c, block_row + int64(group * GROUP_ROWS), block_col, alpha, total, beta)
 
     return producer_consumer
 

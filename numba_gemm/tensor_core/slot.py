@@ -1,11 +1,57 @@
-"""The products of one slot of k, as every stage of the tensor cores makes them."""
+"""What every stage of the tensor cores does with a slot of k: fetch and multiply it; and how it stores its sums."""
 
 from __future__ import annotations
 
-from ..device import wgmma
+from numba import cuda, int64, uint32
+
+from ..device import bulk_copy, mbarrier, wgmma
+from ..device.address import address_of
+from ..device.blend import store_blend1
 from ..device.switch import device_function
+from ..ladder.stage import WARP
 from .mode import Mode
-from .stage import ROW_BYTES, WarpgroupConfig
+from .stage import ROW_BYTES, ROW_WORDS, WARPGROUP, WarpgroupConfig
+
+
+def slot_copies(config: WarpgroupConfig, mode: Mode):
+    """Make a device function ``(at, a, b, s, k_slots, block_row, block_col, full)``, for one thread.
+
+    It starts copying slot s of `k_slots` of the block's rows of split A and B to the address `at` in shared memory, the
+    parts of A first, and announces the bytes at the mbarrier `full`.
+    """
+    PARTS, SLOT = mode.parts, config.slot_bytes(mode)
+    A_BYTES, B_BYTES = ROW_BYTES * config.BM, ROW_BYTES * config.BN  # of one part of a tile
+    B_START = PARTS * A_BYTES
+
+    @device_function
+    def fetch(at, a, b, s, k_slots, block_row, block_col, full):
+        mbarrier.expect(full, uint32(SLOT))
+        for p in range(PARTS):
+            row = int64(p * k_slots + s)
+            a_to, b_to = uint32(at + p * A_BYTES), uint32(at + B_START + p * B_BYTES)
+            bulk_copy.bulk_load(a_to, address_of(a, row, block_row * ROW_WORDS), uint32(A_BYTES), full)
+            bulk_copy.bulk_load(b_to, address_of(b, row, block_col * ROW_WORDS), uint32(B_BYTES), full)
+
+    return fetch
+
+
+def group_store(columns: int):
+    """Make a device function ``(c, row, col, alpha, sums, beta)``: a warpgroup writes ``alpha * sums + beta * C``.
+
+    Its 64 rows begin with `row`, its `columns` with `col`; `sums` lie in registers as `wgmma` says.
+    """
+    COLUMN_GROUPS = columns // 8
+
+    @device_function
+    def store(c, row, col, alpha, sums, beta):
+        tid = uint32(cuda.threadIdx.x)
+        lane, warp = tid % WARP, tid // WARP % (WARPGROUP // WARP)
+        first_row, first_col = row + int64(warp * 16 + lane // 4), col + int64(lane % 4 * 2)
+        for j in range(COLUMN_GROUPS):
+            for q in range(4):
+                store_blend1(c, first_row + q // 2 * 8, first_col + 8 * j + q % 2, alpha, sums[j, q], beta)
+
+    return store
 
 
 def slot_products(config: WarpgroupConfig, mode: Mode):

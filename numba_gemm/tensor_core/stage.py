@@ -9,18 +9,19 @@ the eight 16-byte chunks are exchanged by XOR with the row modulo eight, as the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ..device.wgmma import GROUP_BYTES, ROW_BYTES
+from ..ladder.stage import require
 from .mode import Mode
 
 WARPGROUP = 128  # threads
-ROW_BYTES = 128  # of a slot's row
 ROW_WORDS = ROW_BYTES // 4
 GROUP_ROWS = 64  # of A, that a warpgroup multiplies at a time
 SHARED_BYTES = 227 << 10  # that a block may have, on 9.0
-ALIGNMENT = 1024  # of a tile in shared memory
+ALIGNMENT = GROUP_BYTES  # of a tile in shared memory
 BARRIER_BYTES = 8
 MAX_SLOTS = 8
 PADDED = 256  # split operands have a multiple of so many rows, so that copies of whole tiles stay inside
@@ -48,22 +49,17 @@ class WarpgroupConfig:
 
     def __post_init__(self) -> None:
         positive = min(self.BM, self.BN, self.consumers) > 0 and self.producers >= 0
-        self.require({"extents and consumers positive": positive})
-        self.require(
+        require(self, {"extents and consumers positive": positive})
+        require(
+            self,
             {
                 "BM == 64 * consumers": GROUP_ROWS * self.consumers == self.BM,
                 "BN % 8 == 0, BN <= 256": self.BN <= 256 and self.BN % 8 == 0,
                 "BM and BN divide the padding of operands": PADDED % self.BM == 0 and PADDED % self.BN == 0,
                 "slots": 0 < self.max_slots <= MAX_SLOTS,
                 "threads <= 1024": self.threads <= 1024,
-            }
+            },
         )
-
-    def require(self, constraints: Mapping[str, bool]) -> None:
-        """Raise one ValueError that names every constraint which the configuration breaks."""
-        broken = [name for name, holds in constraints.items() if not holds]
-        if broken:
-            raise ValueError(f"configuration {self.name} breaks: {'; '.join(broken)}")
 
     @property
     def threads(self) -> int:
