@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from . import arrays, choice_cache, epilogues, launch, select
+from . import arrays, choice_cache, epilogues, launch, select, split_products
 from .arrays import Known, Operand, Seen, batches, streams
 from .ladder import STAGES
 from .ladder.stage import Stage
 from .launch import Extra, Matrix
 from .select import Choice, Problem
+from .split_products import IEEE
+from .tensor_core import MODES, Mode
 from .workspace import Workspace
 
 ANY_GPU = (99, 0)  # a compute capability that no stage finds too low
@@ -44,6 +46,7 @@ def tiled_sgemm(
     alpha: float = 1.0,
     beta: float = 0.0,
     stage: str = "auto",
+    precision: str = IEEE,
     stream: Any = None,
     epilogue: Callable[..., Any] | None = None,
     epilogue_args: Sequence[Any] = (),
@@ -71,6 +74,15 @@ def tiled_sgemm(
         A name in `stages()`, to run that stage, in its first configuration unless it has a schedule; or "auto", to have
         stage and configuration chosen by shape, layout and device, or as `autotune` measured them. `explain` tells what
         is chosen.
+    precision : str
+        "ieee", float32's multiply-adds, on any GPU; or, on one of compute capability 9.0, how tensor cores are to make
+        do with narrower numbers. "bf16x6" and "bf16x9" split each element into three BF16, and have errors smaller than
+        float32's own sums, in float32's range; "tf32x3" splits it into two TF32, and "fp16x3" into two F16 of which
+        each row of A and column of B has a scale: both are less accurate for sums of one sign. "tf32" and "bf16" round
+        elements. docs/precision.md says what each guarantees. They read the operands once more and need memory for the
+        parts, which each stream keeps. "fp32_auto" is the fastest whose stated error and range are no worse than those
+        of "ieee": "bf16x6" where the GPU runs it, from K = 256 on and for products large enough that it pays, else
+        "ieee".
     stream : optional
         Stream to run on: a stream of Numba, CuPy or PyTorch, an object with ``__cuda_stream__``, or a handle. By
         default the current stream of the arrays' library; for Numba arrays and ``__cuda_array_interface__`` the first
@@ -105,7 +117,9 @@ def tiled_sgemm(
     ValueError
         For shapes that do not fit; an `out` that is read-only, overlaps `a`, `b`, a vector or itself; ``beta != 0``
         without `out`; operands on several devices; a PyTorch tensor that requires grad; an unknown stage, or one that
-        the GPU cannot run, or that takes no epilogue; vectors without an epilogue; with one, a K beyond 2**30.
+        the GPU cannot run, or that takes no epilogue; vectors without an epilogue; with one, a K beyond 2**30; an
+        unknown precision, one that the GPU cannot run, or another than "ieee" together with a stage or a K beyond
+        2**30.
     GpuUnavailable
         Without a GPU, unless Numba's simulator is on (NUMBA_ENABLE_CUDASIM=1).
 
@@ -123,19 +137,31 @@ def tiled_sgemm(
     A batch is one launch of a stage that has a schedule if its dimensions come down to three: those of extent 1 do not
     count, neighbours that lie behind each other in all operands count as one, and without an epilogue, matrices that
     share B and lie behind each other in A and C count as one matrix; and likewise those that share A. Of more than
-    three, the outermost take a launch each. Stages without a schedule take a launch for each matrix that is left.
+    three, the outermost take a launch each. Stages without a schedule, and precisions other than "ieee", take a launch
+    for each matrix that is left.
     """
     if type(alpha) is not float:
         alpha = real("alpha", alpha)
     if type(beta) is not float:
         beta = real("beta", beta)
     # Other stages may not be hashable, and of other vectors it may not be told whether there are any.
-    if epilogue is None and type(stage) is str and type(epilogue_args) is tuple and not epilogue_args:
+    plain = epilogue is None and type(epilogue_args) is tuple and not epilogue_args
+    if plain and type(stage) is str and precision is IEEE:
         done = arrays.again(_seen, stage, a, b, out, alpha, beta, stream)
         if done is not None:
             return done
     return checked_product(
-        a, b, out, alpha, beta, stream, stage=stage, seen=_seen, epilogue=epilogue, epilogue_args=epilogue_args
+        a,
+        b,
+        out,
+        alpha,
+        beta,
+        stream,
+        stage=stage,
+        precision=precision,
+        seen=_seen,
+        epilogue=epilogue,
+        epilogue_args=epilogue_args,
     )
 
 
@@ -149,6 +175,7 @@ def checked_product(
     *,
     stage: str,
     seen: Seen,
+    precision: str = IEEE,
     epilogue: Callable[..., Any] | None = None,
     epilogue_args: Sequence[Any] = (),
     home: int | None = None,
@@ -159,7 +186,7 @@ def checked_product(
 
     Parameters
     ----------
-    a, b, out, alpha, beta, stream, stage, epilogue, epilogue_args
+    a, b, out, alpha, beta, stream, stage, precision, epilogue, epilogue_args
         Those of `tiled_sgemm`.
     seen : dict
         Where to remember the call.
@@ -170,7 +197,7 @@ def checked_product(
     workspace : Workspace, optional
         As in `launch.bind`.
     """
-    wanted = checked(a, b, out, alpha, beta, stream, stage, epilogue, epilogue_args, home)
+    wanted = checked(a, b, out, alpha, beta, stream, stage, epilogue, epilogue_args, home, precision)
     pick, gpu = (wanted.pick if picking is None else picking(wanted)), launch.device_properties(wanted.device)
     left, launches, known = wanted.a, 0, None
     with left.kind.product(
@@ -185,11 +212,17 @@ def checked_product(
     ) as product:
         queue, place = product.stream.handle, product.c.pointer
         for x, y, z, extra in wanted.pieces(product.a, product.b, product.c, product.vectors):
+            if wanted.mode is not None:
+                split_products.launch(
+                    wanted.mode, wanted.alpha, x, y, wanted.beta, z, stream=queue, workspace=workspace, extra=extra
+                )
+                continue
             choice = pick(select.problem(x, y, z, extra, gpu))
             x, y, z, extra = arranged(choice, x, y, z, extra)
             run, share = (choice.stage, choice.config), choice.share
+            memory = workspace if precision == IEEE else None  # which is for a mode's parts, and may be too small
             launch.launch(
-                *run, wanted.alpha, x, y, wanted.beta, z, stream=queue, workspace=workspace, share=share, extra=extra
+                *run, wanted.alpha, x, y, wanted.beta, z, stream=queue, workspace=memory, share=share, extra=extra
             )
             launches += 1
     glance = arrays.glance_of(left.kind, a) if launches == 1 and wanted.k and epilogue is None else None
@@ -228,6 +261,8 @@ class Request:
         Rounded to float32.
     stage : str
         A name, or "auto".
+    mode : Mode or None
+        Of the tensor cores; None for float32's own arithmetic, and for sums without terms.
     device : int
         Ordinal of the device to run on.
     stream : Stream or None
@@ -245,6 +280,7 @@ class Request:
     alpha: float
     beta: float
     stage: str
+    mode: Mode | None
     device: int
     stream: streams.Stream | None
 
@@ -261,7 +297,8 @@ class Request:
         if 0 in self.shape:
             return
         able = _scheduled(launch.device_properties(self.device).cc)
-        at_once = batches.AT_ONCE if self.stage in able or (self.stage == "auto" and able) else 0
+        scheduled = self.mode is None and (self.stage in able or (self.stage == "auto" and bool(able)))
+        at_once = batches.AT_ONCE if scheduled else 0
         places = tuple(vector.vector() for vector in vectors)
         for x, y, z, batch in batches.products(a, b, c, self.device, at_once=at_once, fold=self.epilogue is None):
             yield x, y, z, Extra(batch, self.epilogue, places)
@@ -278,12 +315,19 @@ def checked(
     epilogue: Callable[..., Any] | None,
     epilogue_args: Sequence[Any],
     home: int | None = None,
+    precision: str = IEEE,
 ) -> Request:
     """Check everything that can be checked without compiling; parameters are those of `checked_product`."""
     alpha, beta = real("alpha", alpha), real("beta", beta)
     if beta != 0 and out is None:
         raise ValueError(f"beta is {beta:g} and out is None; expected an array C to scale; pass it as out, or beta=0")
     _check_stage(stage, ANY_GPU, epilogue)  # whether it is known at all: that needs no GPU to say
+    split_products.check_precision(precision)
+    if precision != IEEE and stage != "auto":
+        raise ValueError(
+            f"precision is {precision!r} and stage is {stage!r}, whose arithmetic is float32's; expected one of the "
+            "two; leave out the other"
+        )
     if isinstance(epilogue_args, str) or not isinstance(epilogue_args, Sequence):
         raise TypeError(
             f"epilogue_args is a {type(epilogue_args).__qualname__}; expected a tuple or list of vectors; "
@@ -329,11 +373,17 @@ def checked(
             f"stream belongs to device {streams.device_of(queue)} and the operands lie on device {device}; expected "
             "one device; pass a stream of the operands' device"
         )
-    _check_stage(stage, launch.device_properties(device).cc, epilogue)
+    cc = launch.device_properties(device).cc
+    _check_stage(stage, cc, epilogue)
+    split_products.check_precision(precision, cc)
+    precision = split_products.resolved(precision, m, n, k, cc)
+    if precision != IEEE and k > launch.MAX_K:
+        raise ValueError(f"K is {k} and precision is {precision!r}, which takes up to {launch.MAX_K}; expected less")
     if alpha == 0 or k == 0 or 0 in shape:
         # Sums without terms: a and b are not read, and alpha = 0 keeps an infinite or NaN alpha out of beta * C.
         alpha, k, left, right = 0.0, 0, left.resized(m, 0), right.resized(0, n)
-    return Request(left, right, target, vectors, last_step, shapes, shape, k, alpha, beta, stage, device, queue)
+    mode = None if k == 0 else MODES.get(precision)
+    return Request(left, right, target, vectors, last_step, shapes, shape, k, alpha, beta, stage, mode, device, queue)
 
 
 def _scheduled(cc: tuple[int, int]) -> list[str]:

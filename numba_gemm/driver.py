@@ -133,14 +133,22 @@ class _LaunchConfig(ctypes.Structure):
     ]
 
 
+class _LaunchAttribute(ctypes.Structure):
+    """The driver's ``CUlaunchAttribute``, of a value that is an int."""
+
+    _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_int * 16)]
+
+
 class Frame:
     """A launch of a kernel on a device, laid out as the driver reads it; for one thread at a time.
 
-    The driver has copied the parameters when a launch returns, so the frame may serve the next one.
+    The driver has copied the parameters when a launch returns, so the frame may serve the next one. An `overlapping`
+    kernel may start before the one before it on the stream has ended (`device.grid_order`).
     """
 
     __slots__ = (
         "_arguments",
+        "_attribute",
         "_config",
         "_context",
         "_current",
@@ -163,9 +171,15 @@ class Frame:
         block: tuple[int, int, int],
         shared: int,
         arguments: KernelArguments,
+        overlapping: bool = False,
     ) -> None:
         self._arguments, self._move = arguments, arguments.move
         self._config, self._stream = _LaunchConfig(grid, block, shared), 0
+        if overlapping:
+            serialization = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            self._attribute = _LaunchAttribute(int(serialization), b"", (1,))
+            self._config.attributes = ctypes.addressof(self._attribute)
+            self._config.attribute_count = 1
         self._place, self._kernel = ctypes.c_void_p(ctypes.addressof(self._config)), ctypes.c_void_p(kernel)
         self._parameters, self._no_extra = ctypes.c_void_p(arguments.address), ctypes.c_void_p(None)
         self._context, self._current = int(primary_context(device)), ctypes.c_void_p(None)

@@ -38,7 +38,7 @@ from .fingerprint import Part, fingerprint
 from .ladder import STAGES
 from .ladder.stage import Form, Stage, TileConfig
 
-__all__ = ["CacheWarning", "clear_cache", "directory", "fetch", "key"]
+__all__ = ["CacheWarning", "clear_cache", "directory", "fetch", "fetch_named", "key", "name_of"]
 
 FORMAT = 1  # of a file; another one gives every kernel another name
 MAX_FILES = 512  # kept, the latest used; a kernel takes 10 to 50 KB
@@ -48,7 +48,15 @@ MAGIC = b"numba_gemm kernel\n"
 FILE_NAME = re.compile(r"[0-9a-f]{64}\.kernel|\.[0-9a-f]{16}\.tmp")
 
 # Files of this package that can change what a kernel compiles to.
-SOURCE_PATTERNS = ("device/*.py", "ladder/*.py", "epilogues.py", "fingerprint.py", "launch.py")
+SOURCE_PATTERNS = (
+    "device/*.py",
+    "ladder/*.py",
+    "tensor_core/*.py",
+    "epilogues.py",
+    "fingerprint.py",
+    "launch.py",
+    "split_products.py",
+)
 PACKAGES = ("numba", "numba-cuda", "llvmlite", "numpy", "cuda-bindings", "cuda-core")
 # Libraries of the compiler, and the packages that they come in, if they do not come with a toolkit.
 LIBRARIES = {
@@ -201,20 +209,17 @@ def key(
     """
     extra = tuple(map(_checked, extra))
     described = _form(form)
-    if SOURCES is None or described is None or not _is_packaged(stage):
+    if described is None or not _is_packaged(stage):
         return None
-    parts = (
-        FORMAT,
-        SOURCES,
-        _toolchain(),
-        tuple((name, repr(getattr(numba_config, name, None))) for name in SETTINGS),
-        stage.name,
-        tuple(sorted(asdict(config).items())),
-        described,
-        tuple(cc),
-        extra,
-    )
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
+    return name_of(stage.name, tuple(sorted(asdict(config).items())), described, tuple(cc), extra)
+
+
+def name_of(*parts: Part) -> str | None:
+    """Return the name of a kernel that this package's sources and these parts describe; None without sources."""
+    if SOURCES is None:
+        return None
+    settings = tuple((name, repr(getattr(numba_config, name, None))) for name in SETTINGS)
+    return hashlib.sha256(repr((FORMAT, SOURCES, _toolchain(), settings, *parts)).encode()).hexdigest()
 
 
 # ------------------------------------------------------------------------------------------------------------ the file
@@ -308,7 +313,11 @@ def fetch(
     stage, config, form, cc, extra
         What it compiles, as for `key`.
     """
-    name = key(stage, config, form, cc, extra)
+    return fetch_named(compile_kernel, key(stage, config, form, cc, extra))
+
+
+def fetch_named(compile_kernel: Callable[[], Cubin], name: str | None) -> tuple[Cubin, bool]:
+    """`fetch` for a kernel of this name (`name_of`), or of none."""
     try:
         place = directory() if name else None
     except RuntimeError as error:

@@ -6,12 +6,16 @@ import operator
 from dataclasses import replace
 from typing import Any
 
-from . import api, arrays, choice_cache, launch, select
+from . import api, arrays, choice_cache, launch, select, split_products
 from . import workspace as workspaces
 from .arrays import ITEM, Seen
 from .driver import device_scope
 from .ladder.stage import TileConfig
 from .launch import Matrix
+from .select import Choice
+from .split_products import IEEE
+from .tensor_core import MODES, WarpgroupConfig
+from .tensor_core.persistent import STAGE as TENSOR_STAGE
 from .workspace import ALIGNMENT, Workspace
 
 LAYOUTS = ("NN", "NT", "TN", "TT")
@@ -26,6 +30,7 @@ def plan(
     device: int | None = None,
     stage: str = "auto",
     layout: str = "NN",
+    precision: str = IEEE,
     workspace: Any = None,
 ) -> Plan:
     """Decide how to compute ``C = alpha * A @ B + beta * C`` for one triple of extents; compile and load the kernel.
@@ -46,6 +51,8 @@ def plan(
         How A and B will mostly lie in memory: a letter each, "N" by rows, "T" by columns (a transpose of what lies by
         rows). It says for which operands the stage is chosen and the kernel compiled. Others are computed rightly too,
         by the same stage: its kernel for them is compiled at the first call that passes such.
+    precision : str
+        As for `tiled_sgemm`.
     workspace : array of shape (elements,), float32, optional
         Contiguous device memory of at least `Plan.workspace_bytes` bytes, which the plan keeps and writes: then its
         calls must follow each other, on one stream. By default every stream has one, made when it is first needed.
@@ -69,7 +76,13 @@ def plan(
         raise TypeError(f"stage is a {type(stage).__qualname__}; expected a str; pass 'auto' or the name of a stage")
     if stage != "auto":
         select.resolve(stage, api.ANY_GPU)
-    return Plan(m, n, k, _place(like, device), stage, layout, workspace)
+    split_products.check_precision(precision)
+    if precision != IEEE and stage != "auto":
+        raise ValueError(
+            f"precision is {precision!r} and stage is {stage!r}, whose arithmetic is float32's; expected one of the "
+            "two; leave out the other"
+        )
+    return Plan(m, n, k, _place(like, device), stage, layout, workspace, precision)
 
 
 def _extent(name: str, value: Any) -> int:
@@ -109,8 +122,10 @@ class Plan:
         Ordinal of the device.
     stage : str
         Name of the stage that runs.
-    config : TileConfig
+    config : TileConfig or WarpgroupConfig
         Its configuration.
+    precision : str
+        Of the arithmetic; not "fp32_auto", but what it stands for.
     layout : str
         What the plan was made for.
     grid, block : tuple of int
@@ -119,28 +134,52 @@ class Plan:
         Device memory that a launch needs beside the operands.
     """
 
-    def __init__(self, m: int, n: int, k: int, device: int, stage: str, layout: str, memory: Any) -> None:
+    def __init__(
+        self, m: int, n: int, k: int, device: int, stage: str, layout: str, memory: Any, precision: str = IEEE
+    ) -> None:
         self.m, self.n, self.k, self.device, self.layout = m, n, k, device, layout
-        self.config: TileConfig
+        self.precision = split_products.resolved(precision, m, n, k, launch.device_properties(device).cc)
+        self.config: TileConfig | WarpgroupConfig
+        self._choice: Choice | None  # None: the mode's kernel, and for sums without terms what is best for them
+        self._memory = memory  # keeps it alive
+        self._seen: Seen = {}
+        if self.precision == IEEE:
+            needed = self._plan_stage(stage)
+        else:
+            needed = self._plan_mode()
+        self.workspace_bytes = workspaces.total_bytes(*needed)
+        self._workspace = None if memory is None else self._given(memory, *needed)
+
+    def _plan_mode(self) -> tuple[int, int]:
+        """Decide, compile and load for a mode of the tensor cores; bytes and counters that are needed."""
+        gpu = launch.device_properties(self.device)
+        split_products.check_precision(self.precision, gpu.cc)
+        self._stage, self._choice = "auto", None
+        m, n = max(self.m, 1), max(self.n, 1)
+        division = split_products.divide(MODES[self.precision], m, n, self.k, gpu.sm_count)
+        split_products.prepare(division, self.device)
+        self.stage, self.config = TENSOR_STAGE.name, division.config
+        self.grid, self.block = (division.blocks, 1, 1), (division.config.threads, 1, 1)
+        return division.workspace_bytes, 0
+
+    def _plan_stage(self, stage: str) -> tuple[int, int]:
+        """Decide, compile and load for float32's arithmetic; bytes and counters that are needed."""
+        m, n, k, device, layout = self.m, self.n, self.k, self.device, self.layout
         rows, cols = max(m, 1), max(n, 1)  # for a C without elements a kernel is chosen too, and never launched
         a, b, c = self._dense(layout[0], rows, k), self._dense(layout[1], k, cols), self._dense("N", rows, cols)
         wanted = select.problem(a, b, c, launch.PLAIN, launch.device_properties(device))
         choice = choice_cache.choose(device, wanted) if stage == "auto" else select.named(stage, wanted)
-        chosen, self.config = choice.stage, choice.config
-        self.stage = chosen.name
+        chosen, config = choice.stage, choice.config
+        self.stage, self._stage, self.config = chosen.name, chosen.name, config
         a, b, c, extra = api.arranged(choice, a, b, c, launch.PLAIN)
-        launch.prepare(chosen, self.config, launch.variant_of(chosen, self.config, a, b, c, extra), device)
+        launch.prepare(chosen, config, launch.variant_of(chosen, config, a, b, c, extra), device)
         if chosen.schedule is not None and choice.share is None:
             # Once for all layouts: their kernels may differ in how many blocks the device holds.
-            choice = replace(choice, share=launch.share_of(chosen, self.config, a, b, c))
+            choice = replace(choice, share=launch.share_of(chosen, config, a, b, c))
         self._choice = choice
-        self.grid, schedule = launch.schedule(chosen, self.config, a, b, c, choice.share)
-        self.block = (*chosen.block(self.config), 1)
-        needed = (0, 0) if schedule is None else (schedule.workspace_bytes, schedule.counters)
-        self.workspace_bytes = workspaces.total_bytes(*needed)
-        self._memory = memory  # keeps it alive
-        self._workspace = None if memory is None else self._given(memory, *needed)
-        self._seen: Seen = {}
+        self.grid, schedule = launch.schedule(chosen, config, a, b, c, choice.share)
+        self.block = (*chosen.block(config), 1)
+        return (0, 0) if schedule is None else (schedule.workspace_bytes, schedule.counters)
 
     def _dense(self, layout: str, rows: int, cols: int) -> Matrix:
         strides = (ITEM * cols, ITEM) if layout == "N" else (ITEM, ITEM * rows)
@@ -173,7 +212,8 @@ class Plan:
 
     def __repr__(self) -> str:
         return (
-            f"<Plan m={self.m} n={self.n} k={self.k} device={self.device} layout={self.layout} stage={self.stage} "
+            f"<Plan m={self.m} n={self.n} k={self.k} device={self.device} layout={self.layout} "
+            f"precision={self.precision} stage={self.stage} "
             f"config={self.config.name} grid={self.grid} block={self.block} workspace_bytes={self.workspace_bytes}>"
         )
 
@@ -199,7 +239,8 @@ class Plan:
             alpha,
             beta,
             stream,
-            stage=self.stage,
+            stage=self._stage,
+            precision=self.precision,
             seen=self._seen,
             home=self.device,
             picking=self._picking,
@@ -218,4 +259,5 @@ class Plan:
                 f"operands lie on device {wanted.device} and this plan is for device {self.device}; expected one "
                 "device; pass arrays of the plan's device, or make another plan"
             )
-        return lambda problem: self._choice
+        chosen = self._choice
+        return wanted.pick if chosen is None else lambda problem: chosen

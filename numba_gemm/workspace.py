@@ -8,6 +8,9 @@ memory grows with the streams that were ever used, the default streams of thread
 program that makes many is better off with few that it keeps.
 
 Behind the workspace lie counters, 32-bit words that are 0 before the first launch and that every kernel leaves at 0.
+
+What takes several launches borrows a `Loan` instead: memory that no other call gets until all of its launches are
+enqueued, from whichever threads they come. After that the stream's order keeps them apart, and the next may have it.
 """
 
 from __future__ import annotations
@@ -53,7 +56,17 @@ class Workspace:
         return self.size >= size and self.counters >= counters
 
 
+@dataclass(frozen=True)
+class Loan:
+    """Memory of `size` bytes that belongs to one call, until it is given back."""
+
+    pointer: int
+    size: int
+    key: tuple[int, int, int]
+
+
 _lock = threading.Lock()
+_free: dict[tuple[int, int, int], list[Loan]] = {}
 _workspaces: dict[tuple[int, int, int], Workspace] = {}
 
 
@@ -71,6 +84,47 @@ def reserve(device: int, stream: int, size: int, counters: int) -> tuple[int, in
             if found is None or not found.holds(size, counters):
                 found = _workspaces[key] = _allocate(size, counters, found)
     return found.words
+
+
+def borrow(device: int, stream: int, size: int) -> Loan:
+    """Memory of at least so many bytes, for launches on a stream of the current device; `give_back` it after them.
+
+    It comes of what the stream has kept, else it is allocated. What is too small is freed first, when the stream has
+    done with it; what a graph uses is kept for ever.
+
+    Raises
+    ------
+    MemoryError
+        if the device has not so much left.
+    """
+    identity, capture = _identity(stream)
+    kept = _free.setdefault((device, identity, capture), [])
+    small = []
+    while kept:
+        try:
+            loan = kept.pop()  # in one step: another thread, or a finaliser, may come here too
+        except IndexError:
+            break
+        if loan.size >= size:
+            kept += small
+            return loan
+        small.append(loan)
+    with relaxed_capture():
+        if small and not capture:
+            call(driver.cuStreamSynchronize, stream)
+            for loan in small:
+                call(driver.cuMemFree, loan.pointer)
+        status, pointer = driver.cuMemAlloc(max(size, 1))
+    if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+        raise MemoryError(f"the device has no {size:,} bytes left for the parts of the operands; free some memory")
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise failure("cuMemAlloc", status)
+    return Loan(int(pointer), size, (device, identity, capture))
+
+
+def give_back(loan: Loan) -> None:
+    """Let the next call on the stream have it: all launches that use it are enqueued."""
+    _free.setdefault(loan.key, []).append(loan)
 
 
 def _identity(stream: int) -> tuple[int, int]:

@@ -5,7 +5,7 @@ memcheck watches every access to global and shared memory, racecheck every pair 
 barrier orders. One child process a tool runs every stage in every configuration over small ragged shapes, each operand
 in an allocation of its own, and compares each product with float64. Stages that have a schedule run in each way of
 loading their operands, with tiles that several blocks share, a batch and an epilogue, three times each, for the same
-bits: counters and partial sums are the next launch's, too. Kernels are compiled beforehand, on all cores, unless the
+bits: counters and partial sums are the next launch's, too. The tensor cores' precisions count as stages by their names. Kernels are compiled beforehand, on all cores, unless the
 cache on disk is switched off. Exits with 1 if any tool reports anything or any product is wrong, and with 2 if it
 cannot run.
 """
@@ -87,6 +87,14 @@ class Case:
     whole: int = 0
     batch: bool = False
     epilogue: bool = False
+    launches: int = 1
+
+    @property
+    def precision(self) -> str:
+        """Of its arithmetic."""
+        from numba_gemm.tensor_core import Mode
+
+        return self.stage.name if isinstance(self.stage, Mode) else "ieee"
 
 
 ROWS, COLUMNS = Layout(), Layout(by_columns=True)
@@ -94,6 +102,7 @@ OFF, COLUMNS_OFF = Layout(offset=1), Layout(by_columns=True, offset=1)
 SPACED = Layout(offset=1, step=2)
 BATCH = (1, 2, 3)
 LAUNCHES = 3  # of stages that have a schedule
+TENSOR_CC = (9, 0)  # of the tensor cores' precisions
 
 
 def cases_of(stage: Any, config: Any) -> Iterator[Case]:
@@ -115,14 +124,30 @@ def cases_of(stage: Any, config: Any) -> Iterator[Case]:
     yield Case(stage, config, (1, 3, 1), (ROWS, ROWS, ROWS), 1)
 
 
+def cases_of_precision(mode: Any) -> Iterator[Case]:
+    """All tiles of a mode: two a side, three slots along k, the last of each cut short, in two layouts."""
+    from numba_gemm.split_products import configs_of
+
+    for config in configs_of(mode):
+        shape = (config.BM + 13, config.BN + 19, 2 * mode.slot_k + 3)
+        yield Case(mode, config, shape, (ROWS, ROWS, OFF), launches=LAUNCHES)
+        even = (config.BM + 16, config.BN + 32, 2 * mode.slot_k + 4)
+        yield Case(mode, config, even, (COLUMNS, COLUMNS, ROWS), epilogue=True)
+        yield Case(mode, config, even, (ROWS, ROWS, ROWS))
+
+
 def cases(names: list[str] | None, cc: tuple[int, int]) -> Iterator[Case]:
     """All cases of the stages of these names, or of all, that a compute capability can run."""
     from numba_gemm.ladder import STAGES
+    from numba_gemm.tensor_core import MODES
 
     for stage in STAGES.values():
         if cc >= stage.min_cc and (not names or stage.name in names):
             for config in stage.configs:
                 yield from cases_of(stage, config)
+    for mode in MODES.values():
+        if cc == TENSOR_CC and (not names or mode.name in names):
+            yield from cases_of_precision(mode)
 
 
 def bias(value: Any, row: Any, col: Any, across: Any, down: Any) -> Any:
@@ -192,7 +217,7 @@ class Operands:
             if self.case.epilogue:
                 expected += self.across - self.down[:, None]
                 scale += abs(self.across) + abs(self.down[:, None])
-            errors.append(compare(new, expected, scale, a.shape[1]).in_bounds)
+            errors.append(compare(new, expected, scale, a.shape[1], self.case.precision).in_bounds)
         assert flat.size == result.size
         return max(errors)
 
@@ -213,6 +238,8 @@ def variant_of(case: Case, matrices: list[Any], extra: Any) -> tuple[Any, str]:
     """What a kernel is built for, and in one word all that sets a case apart but its shape."""
     from numba_gemm import launch
 
+    if case.precision != "ieee":
+        return None, "epilogue" if case.epilogue else "plain"
     form = launch.variant_of(case.stage, case.config, *matrices, extra)
     if case.stage.schedule is None:
         return form, "aligned" if form else "unaligned"
@@ -225,6 +252,7 @@ def child(names: list[str] | None) -> None:
     """Run every case, and print where each begins and ends among the tool's reports; runs under compute-sanitizer."""
     from numba import cuda
 
+    from numba_gemm import split_products
     from numba_gemm.ladder.stage import Share
     from numba_gemm.launch import device_properties, launch, synchronize
 
@@ -238,9 +266,13 @@ def child(names: list[str] | None) -> None:
         print(BEGIN, case.stage.name, case.config.name, variant, *case.shape, flush=True)
         share = Share(case.blocks, case.whole) if case.blocks else None
         results = []
-        for _ in range(LAUNCHES if case.blocks else 1):
+        for _ in range(LAUNCHES if case.blocks else case.launches):
             on_device["c"].copy_to_device(operands.before)
-            launch(case.stage, case.config, alpha, *matrices[:2], beta, matrices[2], share=share, extra=extra)
+            if case.precision == "ieee":
+                launch(case.stage, case.config, alpha, *matrices[:2], beta, matrices[2], share=share, extra=extra)
+            else:
+                a, b, c = matrices
+                split_products.launch(case.stage, alpha, a, b, beta, c, extra=extra, config=case.config)
             synchronize()
             results.append(on_device["c"].copy_to_host())
         error = operands.judge(alpha, beta, results[0])
@@ -252,15 +284,23 @@ def compile_part(names: list[str] | None, cc: tuple[int, int], part: int, parts:
     """Compile every `parts`-th kernel of the cases into the cache on disk; needs no GPU."""
     from functools import partial
 
-    from numba_gemm import kernel_cache, launch
+    from numba_gemm import kernel_cache, launch, split_products
+    from numba_gemm.tensor_core import TensorForm
 
-    kernels = {}  # a dict for a set that keeps its order
+    kernels: dict[Any, Any] = {}
     for case in cases(names, cc):
         operands = Operands(case)
-        form, _ = variant_of(case, operands.matrices(dict.fromkeys("abc", 0), {}), operands.extra())
-        kernels[case.stage, case.config, form, cc] = None
-    for kernel in list(kernels)[part::parts]:
-        kernel_cache.fetch(partial(launch.compile_stage, *kernel), *kernel)
+        extra = operands.extra()
+        form, _ = variant_of(case, operands.matrices(dict.fromkeys("abc", 0), {}), extra)
+        if case.precision == "ieee":
+            kernel = (case.stage, case.config, form, cc)
+            kernels[kernel] = partial(kernel_cache.fetch, partial(launch.compile_stage, *kernel), *kernel)
+        else:
+            made = TensorForm(case.stage, extra.epilogue, len(extra.vectors))
+            kernels[case.config, made] = partial(split_products.product_cubin, case.config, made, cc)
+            kernels[case.stage] = partial(split_products.split_cubin, case.stage, cc)
+    for make in list(kernels.values())[part::parts]:
+        make()
 
 
 def compile_all(names: list[str] | None) -> None:
@@ -361,9 +401,11 @@ def main() -> int:
         return 2
 
     from numba_gemm.ladder import STAGES
+    from numba_gemm.tensor_core import MODES
 
-    if unknown := [name for name in options.stages or [] if name not in STAGES]:
-        print(f"error: unknown stage {', '.join(unknown)}; known are {', '.join(STAGES)}", file=sys.stderr)
+    known = (*STAGES, *MODES)
+    if unknown := [name for name in options.stages or [] if name not in known]:
+        print(f"error: unknown stage {', '.join(unknown)}; known are {', '.join(known)}", file=sys.stderr)
         return 2
 
     compile_all(options.stages)

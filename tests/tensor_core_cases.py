@@ -9,34 +9,36 @@ import functools
 import json
 from typing import Any
 
-from numba_gemm.tensor_core import MODES, TENSOR_STAGES, split
-from numba_gemm.tensor_core.stage import ROW_WORDS, split_shape
+from numba_gemm import split_products
+from numba_gemm.tensor_core import MODES, TENSOR_STAGES, TensorForm, split
 
 CC = (9, 0)
+
+
+def runs(stage: str, index: int, mode: str) -> bool:
+    """Whether a configuration is one for a mode."""
+    config = TENSOR_STAGES[stage].configs[index]
+    fits = config.BN <= 128 or len(MODES[mode].products) == 1
+    return fits and (TENSOR_STAGES[stage].complete or not MODES[mode].scaled)
 
 
 @functools.cache
 def compiled_stage(name: str, index: int, mode: str) -> Any:
     """The cubin of a stage's configuration."""
-    from numba.cuda import types
-
-    from numba_gemm.device.internals import compile_cubin
-    from numba_gemm.device.matrix import MatrixType
-
-    operand, result, scalar = MatrixType(True), MatrixType(False), types.float32
     stage = TENSOR_STAGES[name]
-    kernel = stage.build(stage.configs[index], MODES[mode])
-    return compile_cubin(kernel, (scalar, operand, operand, scalar, result), CC, name=f"{name}_{mode}")
+    return split_products.compile_product(stage, stage.configs[index], TensorForm(MODES[mode]), CC)
 
 
 @functools.cache
-def compiled_split(mode: str, along: bool) -> Any:
+def compiled_split(mode: str) -> Any:
     """The cubin of a mode's splitting kernel."""
-    from numba_gemm.device.internals import compile_cubin
-    from numba_gemm.device.matrix import MatrixType
+    return split_products.compile_split(MODES[mode], CC)
 
-    kernel = split.build(MODES[mode], along)
-    return compile_cubin(kernel, (MatrixType(False), MatrixType(True)), CC, name=f"split_{mode}_{int(along)}")
+
+@functools.cache
+def compiled_extremes() -> Any:
+    """The cubin of the kernel that finds the largest elements."""
+    return split_products.compile_extremes(CC)
 
 
 class Loaded:
@@ -71,8 +73,13 @@ def words(array: Any) -> tuple[int, ...]:
 
 
 @functools.cache
-def loaded_split(mode: str, along: bool) -> Loaded:
-    return Loaded(compiled_split(mode, along), split.THREADS)
+def loaded_split(mode: str) -> Loaded:
+    return Loaded(compiled_split(mode), split.THREADS)
+
+
+@functools.cache
+def loaded_extremes() -> Loaded:
+    return Loaded(compiled_extremes(), split.THREADS)
 
 
 @functools.cache
@@ -88,18 +95,24 @@ def product(a: Any, b: Any, c: Any, mode: str, stage: str, *, index: int = 0, al
 
     config = TENSOR_STAGES[stage].configs[index]
     (m, k), n = a.shape, b.shape[1]
-    split_operands = []
     pointer, *_, b_down, b_across = words(b)
     # Both as (mn, k): B by its strides, since Numba's `.T` copies.
-    for x in (words(a), (pointer, n, k, b_across, b_down)):
-        shape = split_shape(MODES[mode], x[1], k)
-        parts = cuda.to_device(np.full(shape, np.nan, np.float32))
-        grid = (shape[1] // (ROW_WORDS * split.ROWS), shape[0] // MODES[mode].parts)
-        loaded_split(mode, x[4] == 4)(grid, x, words(parts))
-        split_operands.append(parts)
-    grid = (-(-n // config.BN), -(-m // config.BM))
-    loaded_stage(stage, index, mode)(grid, alpha, *(words(parts) for parts in split_operands), beta, words(c))
+    x, y = words(a), (pointer, n, k, b_across, b_down)
+    division = split_products.divide(MODES[mode], m, n, k, 132, config)
+    made = [words(memory := cuda.to_device(np.full(shape, np.nan, np.float32))) + (memory,) for shape in division.parts]
+    memories, parts = [one[5] for one in made], [one[:5] for one in made]
+    if MODES[mode].scaled:
+        loaded_extremes()((division.extreme_blocks, 1), x, parts[2], y, parts[3])
+        loaded_split(mode)((division.split_blocks, 1), x, parts[0], parts[2], y, parts[1], parts[3])
+    else:
+        loaded_split(mode)((division.split_blocks, 1), x, parts[0], y, parts[1])
+    run = loaded_stage(stage, index, mode)
+    if TENSOR_STAGES[stage].complete:
+        run((division.blocks, 1), alpha, *parts[:2], beta, words(c), words(a), words(b))
+    else:
+        run((-(-n // config.BN), -(-m // config.BM)), alpha, *parts[:2], beta, words(c))
     cuda.synchronize()
+    del memories
 
 
 def main() -> None:
@@ -116,12 +129,14 @@ def main() -> None:
             "opcodes": sass.instruction_mix(instructions),
         }
 
+    print(json.dumps({"stage": "extremes"} | row(compiled_extremes())), flush=True)
     for mode in MODES:
-        for along in (True, False):
-            print(json.dumps({"mode": mode, "split": True} | row(compiled_split(mode, along))), flush=True)
+        print(json.dumps({"mode": mode, "stage": "split"} | row(compiled_split(mode))), flush=True)
         for name, stage in TENSOR_STAGES.items():
-            for index in range(len(stage.configs)):
-                print(json.dumps({"mode": mode, "split": False} | row(compiled_stage(name, index, mode))), flush=True)
+            for index, config in enumerate(stage.configs):
+                if runs(name, index, mode):
+                    described = {"mode": mode, "stage": name, "claim": config.claim}
+                    print(json.dumps(described | row(compiled_stage(name, index, mode))), flush=True)
 
 
 if __name__ == "__main__":

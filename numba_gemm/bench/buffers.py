@@ -63,6 +63,10 @@ class HostLibrary:
     def float32(self, array: Any) -> Any:
         return array.astype(np.float32)
 
+    def median(self, array: Any) -> float:
+        """The median of what `computable` and arithmetic gave."""
+        return float(np.median(array))
+
     @contextmanager
     def stream(self) -> Iterator[int]:
         """A stream that is current in every library at hand; its handle."""
@@ -110,6 +114,9 @@ class CupyLibrary(DeviceLibrary):
     def empty(self, rows: int, cols: int) -> Any:
         return self.cupy.empty((rows, cols), self.cupy.float32)
 
+    def median(self, array: Any) -> float:
+        return float(self.cupy.median(array))
+
     def release(self) -> None:
         self.cupy.get_default_memory_pool().free_all_blocks()
 
@@ -140,6 +147,9 @@ class TorchLibrary(DeviceLibrary):
 
     def float32(self, array: Any) -> Any:
         return array.float()
+
+    def median(self, array: Any) -> float:
+        return float(array.median())
 
     def release(self) -> None:
         self.torch.cuda.empty_cache()

@@ -64,6 +64,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--stages", metavar="A,B,...", help="stages to run; auto, cublas and cpu are names too (default: all)"
     )
+    made.add_argument(
+        "--precisions",
+        metavar="A,B,...",
+        help="also the public function in these precisions of the tensor cores, or in all, and cuBLAS's own",
+    )
     made.add_argument("--shape", type=shape, action="append", metavar="M,N,K", help="a shape to run; repeatable")
     made.add_argument(
         "--sizes",
@@ -141,6 +146,19 @@ def stage_names(text: str | None) -> list[str]:
         raise UsageError(f"unknown stage {', '.join(unknown)}; known are {', '.join(known)}")
     if not names:
         raise UsageError("--stages names no stage")
+    return names
+
+
+def precision_names(text: str | None) -> list[str]:
+    """The precisions that ``--precisions`` names, but for float32's own."""
+    from numba_gemm.split_products import IEEE, PRECISIONS
+
+    known = [name for name in PRECISIONS if name != IEEE]
+    if text is None:
+        return []
+    names = known if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
+    if unknown := [name for name in names if name not in known]:
+        raise UsageError(f"unknown precision {', '.join(unknown)}; known are {', '.join(known)}, and all")
     return names
 
 
@@ -268,7 +286,12 @@ def make_plan(options: argparse.Namespace, seed: int, simulated: bool) -> Plan:
         }
     return Plan(
         shapes=shapes,
-        contenders=select_contenders(names, simulated=simulated, all_configs=options.configs == "all"),
+        contenders=select_contenders(
+            names,
+            simulated=simulated,
+            all_configs=options.configs == "all",
+            precisions=precision_names(options.precisions),
+        ),
         library=choose_library(simulated),
         seed=seed,
         simulated=simulated,

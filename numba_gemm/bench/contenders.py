@@ -19,11 +19,13 @@ from numba_gemm import choice_cache, ladder
 from numba_gemm.api import tiled_sgemm
 from numba_gemm.bench.buffers import DeviceBuffers, optional
 from numba_gemm.bench.cases import Shape
-from numba_gemm.bench.results import AUTO, CPU, CUBLAS, NOT_RUNGS
+from numba_gemm.bench.results import AUTO, CPU, CUBLAS, GIVEN_BF16, NOT_RUNGS
 from numba_gemm.ladder.cpu import cpu_sgemm
 from numba_gemm.ladder.stage import Form, Stage, TileConfig
 from numba_gemm.launch import PLAIN, Matrix, aligned_operands, device_properties, exchanged, form_of, launch, prepare
 from numba_gemm.select import Choice, problem
+from numba_gemm.split_products import IEEE, divide
+from numba_gemm.tensor_core import MODES
 
 CPU_TERMS = 256 * 256 * 1024  # multiply-adds; a tenth of a second
 
@@ -49,6 +51,7 @@ class Contender:
     bind: Callable[[DeviceBuffers], Bound]
     via: str = ""
     config: str = ""
+    precision: str = IEEE
     on_host: bool = False
     min_cc: tuple[int, int] = (0, 0)
     max_terms: float = math.inf
@@ -59,7 +62,8 @@ class Contender:
     @property
     def label(self) -> str:
         """A name that no other contender has."""
-        return "/".join(part for part in (self.stage, self.config, self.via) if part)
+        precision = "" if self.precision == IEEE else self.precision
+        return "/".join(part for part in (self.stage, precision, self.config, self.via) if part)
 
     def takes(self, shape: Shape) -> bool:
         """Whether a shape is worth this contender's time."""
@@ -101,6 +105,20 @@ def public_function() -> Contender:
         return Bound(lambda _stream: _discard(tiled_sgemm(a, b, c)), name, compiled.compile_s)
 
     return Contender(AUTO, bind)
+
+
+def precise(precision: str) -> Contender:
+    """``tiled_sgemm`` in a precision of the tensor cores; operands are split in every call."""
+
+    def bind(buffers: DeviceBuffers) -> Bound:
+        a, b, c = buffers.a, buffers.b, buffers.c
+        sm_count = device_properties(buffers.matrices[2].device).sm_count
+        name = divide(MODES[precision], *buffers.shape, sm_count).config.name
+        if buffers.library.name == "numba":
+            return Bound(lambda stream: _discard(tiled_sgemm(a, b, c, precision=precision, stream=stream)), name)
+        return Bound(lambda _stream: _discard(tiled_sgemm(a, b, c, precision=precision)), name)
+
+    return Contender(AUTO, bind, precision=precision)
 
 
 def form_for(stage: Stage, config: TileConfig, a: Matrix, b: Matrix, c: Matrix) -> bool | Form:
@@ -150,6 +168,53 @@ def cublas() -> tuple[Contender, ...]:
     return tuple(found)
 
 
+def narrow_cublas() -> tuple[Contender, ...]:
+    """CuBLAS TF32 and BF16 through PyTorch: the latter of copies that are rounded to BF16, and of such that already are.
+
+    That one has another result and reads half the bytes: no fair comparison, but the fastest there is.
+    """
+    torch = optional("torch")
+    if torch is None:
+        return ()
+
+    def tf32(buffers: DeviceBuffers) -> Bound:
+        a, b, c = buffers.torch_views(torch)
+
+        def call(_stream: int) -> None:
+            torch.backends.cuda.matmul.allow_tf32 = True
+            try:
+                torch.matmul(a, b, out=c)
+            finally:
+                torch.backends.cuda.matmul.allow_tf32 = False
+
+        return Bound(call)
+
+    def bf16(buffers: DeviceBuffers) -> Bound:
+        a, b, c = buffers.torch_views(torch)
+        half_a, half_b, half_c = (torch.empty_like(x, dtype=torch.bfloat16) for x in (a, b, c))
+
+        def call(_stream: int) -> None:
+            half_a.copy_(a)
+            half_b.copy_(b)
+            torch.matmul(half_a, half_b, out=half_c)
+            c.copy_(half_c)
+
+        return Bound(call)
+
+    def given_bf16(buffers: DeviceBuffers) -> Bound:
+        a, b, c = buffers.torch_views(torch)
+        half_a, half_b, half_c = a.bfloat16(), b.bfloat16(), torch.empty_like(c, dtype=torch.bfloat16)
+        return Bound(
+            lambda _stream: _discard(torch.matmul(half_a, half_b, out=half_c)), deliver=lambda: c.copy_(half_c)
+        )
+
+    return (
+        Contender(CUBLAS, tf32, via="torch", precision="tf32"),
+        Contender(CUBLAS, bf16, via="torch", precision="bf16"),
+        Contender(GIVEN_BF16, given_bf16, via="torch", precision="bf16"),
+    )
+
+
 def _bind_torch(torch: Any, buffers: DeviceBuffers) -> Bound:
     a, b, c = buffers.torch_views(torch)
     return Bound(lambda _stream: _discard(torch.matmul(a, b, out=c)))
@@ -177,10 +242,13 @@ def known_stages() -> tuple[str, ...]:
     return (*ladder.STAGES, *NOT_RUNGS)
 
 
-def select_contenders(names: Iterable[str], *, simulated: bool, all_configs: bool = False) -> tuple[Contender, ...]:
-    """The contenders of some stages, in climbing order.
+def select_contenders(
+    names: Iterable[str], *, simulated: bool, all_configs: bool = False, precisions: Sequence[str] = ()
+) -> tuple[Contender, ...]:
+    """The contenders of some stages, in climbing order, and the public function in some precisions.
 
-    In the simulator a rung runs its test configuration, the only one small enough, and there is no cuBLAS.
+    In the simulator a rung runs its test configuration, the only one small enough, and there is no cuBLAS. cuBLAS's own
+    narrow precisions come with the precisions.
     """
     wanted = set(names)
     chosen: list[Contender] = []
@@ -194,4 +262,7 @@ def select_contenders(names: Iterable[str], *, simulated: bool, all_configs: boo
         chosen += cublas()
     if CPU in wanted:
         chosen.append(triple_loop())
+    chosen += [precise(name) for name in precisions]
+    if precisions and CUBLAS in wanted and not simulated:
+        chosen += [contender for contender in narrow_cublas() if contender.precision in precisions]
     return tuple(chosen)

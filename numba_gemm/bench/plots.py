@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from numba_gemm.bench.results import AUTO, CPU, CUBLAS, fastest, names_in, records
+from numba_gemm.bench.results import AUTO, CPU, CUBLAS, fastest, names_in, of_float32, records
 from numba_gemm.models.roofline import arithmetic_intensity, roofline
 
 SPEED_PNG, ROOFLINE_PNG = "gflops_vs_size.png", "roofline.png"
@@ -157,6 +157,7 @@ def finish(plt: Any, figure: Any, environment: Mapping[str, Any], path: Path) ->
 
 def draw(frame: pd.DataFrame, environment: Mapping[str, Any], folder: Path) -> list[Path]:
     """Write both pictures; nothing when nothing was timed, the CPU apart."""
+    frame = of_float32(frame)
     if fastest(frame[frame["stage"] != CPU]).empty:
         return []
     speed_against_size(frame, environment, folder / SPEED_PNG)

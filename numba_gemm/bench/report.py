@@ -14,7 +14,7 @@ from rich.table import Table as RichTable
 
 from numba_gemm.bench.compare import FASTER, REGRESSIONS, SAME
 from numba_gemm.bench.environment import caption
-from numba_gemm.bench.results import FAILURES, fastest, names_in, records
+from numba_gemm.bench.results import AUTO, CUBLAS, FAILURES, fastest, names_in, of_float32, records
 from numba_gemm.bench.tables import MISSING, Table, number, significant
 
 SIMULATOR_NOTICE = (
@@ -87,6 +87,27 @@ def summary_table(frame: pd.DataFrame) -> Table:
     )
 
 
+def precision_table(frame: pd.DataFrame) -> Table:
+    """Speed and error of every precision, a line a shape and precision; FP32 for comparison."""
+    chosen = frame[(frame["precision"] != "ieee") | frame["stage"].isin((AUTO, CUBLAS))]
+    lines = [
+        [
+            row["shape"],
+            row["precision"],
+            row["stage"],
+            speed(row["gflops"]),
+            number(row["ratio_to_cublas"], 3),
+            number(row["ratio_to_same_precision"], 3),
+            significant(row["error_median"], 2),
+            significant(row["error_max"], 2),
+        ]
+        for row in records(fastest(chosen))
+    ]
+    headers = ["M x N x K", "precision", "by", "GFLOP/s", "ratio", "to its own", "median error", "largest"]
+    title = "Precisions (ratios to cuBLAS FP32, and to cuBLAS in the same precision; errors over abs(A) @ abs(B))"
+    return Table(title, headers, lines, left=["M x N x K", "precision", "by"])
+
+
 def speed(gflops: float) -> str:
     """GFLOP/s to the unit, or to three digits where that says more."""
     return number(gflops, 0) if gflops >= 100 else significant(gflops)
@@ -132,12 +153,15 @@ def markdown(frame: pd.DataFrame, environment: Mapping[str, Any], compared: pd.D
         parts.append(SIMULATOR_NOTICE)
     if problems := problem_lines(frame):
         parts += ["## Wrong or failed", "\n".join(f"- {problem}" for problem in problems)]
-    tables: list[Table] = [speed_table(frame)]
-    if frame["ratio_to_cublas"].notna().any():
-        tables.append(ratio_table(frame))
+    plain = of_float32(frame)
+    tables: list[Table] = [speed_table(plain)]
+    if plain["ratio_to_cublas"].notna().any():
+        tables.append(ratio_table(plain))
+    if len(plain) < len(frame):
+        tables.append(precision_table(frame))
     if compared is not None:
         tables.append(changes_table(compared))
-    tables.append(summary_table(frame))
+    tables.append(summary_table(plain))
     for table in tables:
         parts += [f"## {table.title}", table.markdown()]
     parts.append(EARLIER_NOTE)
@@ -153,11 +177,14 @@ def show(
     console: Console, frame: pd.DataFrame, environment: Mapping[str, Any], compared: pd.DataFrame | None = None
 ) -> None:
     """The report on a terminal."""
-    for part in folded(speed_table(frame), console.width):
+    plain = of_float32(frame)
+    for part in folded(speed_table(plain), console.width):
         console.print(draw(part))
+    if len(plain) < len(frame):
+        console.print(draw(precision_table(frame)))
     if compared is not None:
         console.print(draw(changes_table(compared), bad=REGRESSIONS, good=(FASTER,)))
-    console.print(draw(summary_table(frame)))
+    console.print(draw(summary_table(plain)))
     console.print(EARLIER_NOTE, style="dim")
     for problem in problem_lines(frame):
         console.print(problem, style="bold red")

@@ -13,6 +13,8 @@ import pandas as pd
 # Names that stand in the column `stage` beside the rungs': the public function's own choice, the baselines.
 AUTO, CUBLAS, CPU = NOT_RUNGS = ("auto", "cublas", "cpu")
 
+GIVEN_BF16 = "cublas_given_bf16"  # of operands that are BF16 before the call, and a result that is
+
 RESULTS, ENVIRONMENT = "results.csv", "environment.json"
 
 KEY = ("stage", "precision", "m", "n", "k", "layout", "cache")
@@ -31,7 +33,7 @@ MEASURES = (
     "compile_s",
 )
 TEXT_EXTRAS = ("status", "via", "config", "throttle", "note")
-NUMBER_EXTRAS = ("sm_clock_mhz", "rounds")
+NUMBER_EXTRAS = ("sm_clock_mhz", "rounds", "error_median", "error_max", "ratio_to_same_precision")
 COLUMNS = (*KEY, *MEASURES, *TEXT_EXTRAS, *NUMBER_EXTRAS)
 
 # What `status` may say. Only OK rows hold timings.
@@ -91,7 +93,7 @@ def fastest(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows, each a dictionary, with ``shape`` among its entries: the name MxNxK."""
+    """The rows, each a dictionary, with ``shape`` among its entries: the name MxNxK; optional columns may be missing."""
     rows: list[dict[str, Any]] = [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
     for row in rows:
         row["shape"] = f"{row['m']}x{row['n']}x{row['k']}"
@@ -101,3 +103,8 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 def names_in(rows: Iterable[Mapping[str, Any]], column: str) -> list[str]:
     """The different entries of a column, in the order in which they appear; for stages, that of the climb."""
     return list(dict.fromkeys(row[column] for row in rows))
+
+
+def of_float32(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of float32's own arithmetic."""
+    return frame[frame["precision"] == "ieee"]

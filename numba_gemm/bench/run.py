@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from numba_gemm.bench.nvml import ClockSamples, Nvml, sampled_clocks
 from numba_gemm.bench.verify import Reference
 from numba_gemm.launch import synchronize
 from numba_gemm.models.roofline import gemm_flops
+from numba_gemm.split_products import IEEE, runnable
 from numba_gemm.timing import Samples, host_time_us, time_interleaved
 
 MIN_SPAN_US = 2000.0
@@ -93,6 +94,8 @@ class Candidate:
     status: str = results.OK
     note: str = ""
     error_in_bounds: float = math.nan
+    error_median: float = math.nan
+    error_max: float = math.nan
     first_s: float = math.inf
     samples: Samples | None = None
     host_us: float = math.nan
@@ -159,7 +162,9 @@ def verify_and_time(
 
 
 def candidate_of(plan: Plan, contender: Contender) -> Candidate:
-    """A contender, ruled out at once where the GPU is too old for it."""
+    """A contender, ruled out at once where the GPU cannot run it."""
+    if contender.stage == results.AUTO and contender.precision not in runnable(plan.cc):
+        return Candidate(contender, status=results.UNSUPPORTED, note=f"{contender.precision} needs tensor cores of 9.0")
     if contender.min_cc <= plan.cc or plan.simulated:
         return Candidate(contender)
     needed = ".".join(str(part) for part in contender.min_cc)
@@ -189,7 +194,8 @@ def verify(candidate: Candidate, sets: Sequence[DeviceBuffers], reference: Refer
         synchronize(stream)
         candidate.first_s = time.perf_counter() - start
         candidate.bound[0].deliver()
-        verdict = reference.compare(c)
+        verdict = reference.compare(c, candidate.contender.precision)
+        candidate.error_median, candidate.error_max = reference.errors(c)
     except Exception as error:  # whatever a contender raises, the others go on
         candidate.fail(error)
         return
@@ -288,14 +294,14 @@ def host_time(candidate: Candidate, stream: int) -> float:
 
 
 def best_of_cublas(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates with one cuBLAS row: the fastest, or, when none could be timed, the first; it names the others."""
-    baselines = [c for c in candidates if c.contender.stage == results.CUBLAS]
+    """The candidates with one FP32 cuBLAS row: the fastest, or, when none could be timed, the first; it names the others."""
+    baselines = [c for c in candidates if c.contender.stage == results.CUBLAS and c.contender.precision == IEEE]
     if len(baselines) < 2:
         return list(candidates)
     best = min(baselines, key=lambda c: c.samples.median if c.samples else math.inf)
     others = [f"through {c.contender.via}: {outcome(c)}" for c in baselines if c is not best]
     best.note = "; ".join(filter(None, [best.note, *others]))
-    return [c for c in candidates if c.contender.stage != results.CUBLAS or c is best]
+    return [c for c in candidates if c not in baselines or c is best]
 
 
 def outcome(candidate: Candidate) -> str:
@@ -306,24 +312,30 @@ def outcome(candidate: Candidate) -> str:
 
 def rows(plan: Plan, shape: Shape, candidates: Sequence[Candidate], clocks: ClockSamples) -> list[dict[str, Any]]:
     """The rows of one shape."""
-    baseline = next(
-        (c.samples.median for c in candidates if c.contender.stage == results.CUBLAS and c.samples), math.nan
-    )
-    return [row(plan, shape, candidate, clocks, baseline) for candidate in candidates]
+    baselines = {
+        c.contender.precision: c.samples.median
+        for c in reversed(candidates)
+        if c.contender.stage == results.CUBLAS and c.samples
+    }
+    return [row(plan, shape, candidate, clocks, baselines) for candidate in candidates]
 
 
-def row(plan: Plan, shape: Shape, candidate: Candidate, clocks: ClockSamples, baseline_us: float) -> dict[str, Any]:
-    """One row; timings only where a contender was right."""
+def row(
+    plan: Plan, shape: Shape, candidate: Candidate, clocks: ClockSamples, baselines: Mapping[str, float]
+) -> dict[str, Any]:
+    """One row; timings only where a contender was right. `baselines` are cuBLAS's, in microseconds, by precision."""
     contender, first = candidate.contender, candidate.bound[0] if candidate.bound else None
     values: dict[str, Any] = {
         "stage": contender.stage,
-        "precision": "ieee",
+        "precision": contender.precision,
         "m": shape.m,
         "n": shape.n,
         "k": shape.k,
         "layout": "nn",  # neither operand transposed, all row-major
         "cache": "cold" if plan.cold else "hot",
         "error_in_bounds": candidate.error_in_bounds,
+        "error_median": candidate.error_median,
+        "error_max": candidate.error_max,
         "host_us": candidate.host_us,
         "compile_s": first.compile_s if first else math.nan,
         "status": candidate.status,
@@ -344,7 +356,8 @@ def row(plan: Plan, shape: Shape, candidate: Candidate, clocks: ClockSamples, ba
         "p90_us": samples.p90,
         "rounds": len(samples.us),
         "gflops": gflops,
-        "ratio_to_cublas": baseline_us / samples.median,
+        "ratio_to_cublas": baselines.get(IEEE, math.nan) / samples.median,
+        "ratio_to_same_precision": baselines.get(contender.precision, math.nan) / samples.median,
     }
     if not on_host(plan, candidate):
         values |= {

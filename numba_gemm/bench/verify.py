@@ -49,8 +49,8 @@ class Reference:
             wide = library.float64(a[rows])
             yield Panel(rows, wide @ b, library.float32(abs(wide) @ abs_b))
 
-    def compare(self, c: Any) -> accuracy.Comparison:
-        """Judge a product by its worst element.
+    def compare(self, c: Any, precision: str = "ieee") -> accuracy.Comparison:
+        """Judge a product of a precision by its worst element.
 
         The device only finds which row holds the largest ratio of error to scale; `accuracy.compare` judges that row
         on the host, so that the bound is stated once.
@@ -58,15 +58,32 @@ class Reference:
         product = self.library.computable(c)
         worst: accuracy.Comparison | None = None
         for panel in self.panels:
-            found = self._worst_of(panel, product[panel.rows])
+            found = self._worst_of(panel, product[panel.rows], precision)
             if worst is None or found.in_bounds > worst.in_bounds:
                 worst = found
         assert worst is not None, "a product without rows has no worst element"
         return worst
 
-    def _worst_of(self, panel: Panel, product: Any) -> accuracy.Comparison:
+    def _quotients(self, panel: Panel, product: Any) -> Any:
+        """Errors in units of the scale."""
         with np.errstate(invalid="ignore", divide="ignore"):
-            error = abs(self.library.float64(product) - panel.expected) / panel.scale
+            return abs(self.library.float64(product) - panel.expected) / panel.scale
+
+    def errors(self, c: Any) -> tuple[float, float]:
+        """Median and maximum of a product's errors in units of the scale; the median of panels' if there are several.
+
+        A panel has 2^25 elements of a row of C, or of B.
+        """
+        product = self.library.computable(c)
+        medians, largest = [], 0.0
+        for panel in self.panels:
+            error = self._quotients(panel, product[panel.rows])
+            medians.append(self.library.median(error))
+            largest = max(largest, float(error.max()))
+        return float(np.median(medians)), largest
+
+    def _worst_of(self, panel: Panel, product: Any, precision: str) -> accuracy.Comparison:
+        error = self._quotients(panel, product)
         # The first NaN, or, where there is none, the largest error: argmax of all three libraries agrees on both.
         row = int(error.argmax()) // int(error.shape[1])
         one = slice(row, row + 1)
@@ -76,5 +93,6 @@ class Reference:
             host(panel.expected[one]),
             host(panel.scale[one]).astype(np.float64),
             self.k,
+            precision,
         )
         return dataclasses.replace(judged, row=panel.rows.start + row)

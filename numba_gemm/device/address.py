@@ -123,6 +123,15 @@ if SIMULATOR:
         if inside:
             matrix[_element(matrix, address)] = value
 
+    def global_store2(matrix, address, first, second):
+        """Write two neighbours in one 64-bit access."""
+        if int(address) % 8:
+            raise ValueError(f"misaligned 8-byte access to {int(address):#x}")
+        row, col = _element(matrix, address)
+        if matrix.strides[1] != 4:
+            raise ValueError("a vector access to floats that are no neighbours")
+        matrix[row, col : col + 2] = first, second
+
     def copy4_or_zero(array, to, matrix, address, inside):
         """Start a copy of one float to shared memory, of a zero unless ``inside``."""
         _begin_copy(array, to, matrix, address, 1 if inside else 0, 1)
@@ -307,6 +316,16 @@ else:
             return context.get_dummy_value()
 
         return types.void(matrix, types.int64, types.float32, types.boolean), codegen
+
+    @intrinsic
+    def global_store2(typingctx, matrix, address, first, second):
+        """Write two neighbours in one 64-bit access."""
+
+        def codegen(context, builder, signature, args):
+            inline(builder, NOTHING, args[1:], "st.global.v2.f32 [$0], {$1, $2};", "l,f,f")
+            return context.get_dummy_value()
+
+        return types.void(matrix, types.int64, types.float32, types.float32), codegen
 
     def _copy(size, cache, zeros):
         """An intrinsic that starts a copy of ``size`` bytes; unless ``inside``, of zeros, or none."""

@@ -229,6 +229,7 @@ def compile_cubin(
     launch_bounds: int | tuple[int, ...] | None = None,
     max_registers: int | None = None,
     lineinfo: bool | None = None,
+    whole_program: bool = False,
 ) -> Cubin:
     """Compile `kernel` for the compute capability `cc`. Needs no GPU; safe from several threads.
 
@@ -249,6 +250,10 @@ def compile_cubin(
         Most registers a thread; `launch_bounds` takes precedence.
     lineinfo : bool, optional
         Keep the map from instructions to source lines.
+    whole_program : bool
+        Let the assembler see that nothing else will be linked to the kernel, which it must know to hand registers from
+        warpgroup to warpgroup ("setmaxnreg"). It does only if it makes the PTX itself, by link-time optimization: the
+        PTX that is kept is then another one of the same kernel, and the name the one that Numba gives it.
 
     Raises
     ------
@@ -271,17 +276,19 @@ def compile_cubin(
         name = "kernel_" + name
 
     full_cc: tuple[Any, ...] = (*cc, "a") if cc >= (9, 0) else cc
+    function, settings = (
+        getattr(kernel, "py_func", kernel),
+        {
+            "cc": full_cc,
+            "debug": options.get("debug"),
+            "opt": options.get("opt"),
+            "fastmath": options.get("fastmath", False),
+            "lineinfo": lineinfo,
+            "launch_bounds": launch_bounds,
+        },
+    )
     with _compiling_for(full_cc), _finding_libraries():
-        ptx, _ = cuda.compile_ptx(
-            getattr(kernel, "py_func", kernel),
-            tuple(signature),
-            cc=full_cc,
-            debug=options.get("debug"),
-            opt=options.get("opt"),
-            fastmath=options.get("fastmath", False),
-            lineinfo=lineinfo,
-            launch_bounds=launch_bounds,
-        )
+        ptx, _ = cuda.compile_ptx(function, tuple(signature), **settings)
     ptx = _rename_entry(ptx, name)
     header = ptx[ptx.index(".entry") :]
     declared = [int(bits) // 8 for bits in _PTX_PARAMETER.findall(header[: header.index(")")])]
@@ -293,14 +300,28 @@ def compile_cubin(
         )
 
     with _finding_libraries():
+        if whole_program:
+            with _compiling_for(full_cc):
+                intermediate, _ = cuda.compile(
+                    function, tuple(signature), device=False, abi="numba", output="ltoir", **settings
+                )
+            source = ObjectCode.from_ltoir(intermediate)
+        else:
+            source = ObjectCode.from_ptx(ptx.encode())
         linker = Linker(
-            ObjectCode.from_ptx(ptx.encode()),
+            source,
             options=LinkerOptions(
-                arch=target(cc), ptxas_options=["-v"], max_register_count=max_registers, lineinfo=lineinfo or None
+                arch=target(cc),
+                ptxas_options=["-v"],
+                max_register_count=max_registers,
+                lineinfo=lineinfo or None,
+                link_time_optimization=whole_program or None,
             ),
         )
         code = bytes(linker.link("cubin").code)
     log = linker.get_info_log().strip("\0\n") + linker.get_error_log().strip("\0\n")
+    if whole_program:
+        name = _entry_name(log)
     sections = _sections(code)
     registers, local, spill_stores, spill_loads = _resources(name, log, sections)
     return Cubin(
@@ -315,6 +336,14 @@ def compile_cubin(
         spill_loads=spill_loads,
         cc=cc,
     )
+
+
+def _entry_name(log: str) -> str:
+    """The kernel's name in what the assembler says of it."""
+    found = re.search(r"Compiling entry function '(\S+)'", log)
+    if found is None:
+        raise CompilationError(f"the assembler names no kernel: {log!r}")
+    return found[1]
 
 
 def takes_more_types(function: Any) -> bool:

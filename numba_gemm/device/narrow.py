@@ -1,11 +1,15 @@
 """Float32 rounded to what tensor cores multiply, and kept as float32.
 
 `tf32` keeps 10 bits of fraction, rounds halves away from zero, and leaves the lower 13 bits zero. `bf16` keeps 7,
-rounds halves to even, and leaves the lower 16 bits zero; ``pair(low, high)`` puts two such into one 32-bit word. Both
-have the exponents of float32: what is nearer to the next power of two than to the largest rounds to infinity. A NaN
-stays one; the instruction alone would round away the fraction of some.
+rounds halves to even, and leaves the lower 16 bits zero; `short_bf16` keeps 6 of them, and rounds halves away from
+zero. They have the exponents of float32: what is nearer to the next power of two than to the largest rounds to
+infinity. A NaN stays one; the instruction alone would round away the fraction of some. `f16` keeps 10 bits of fraction
+and rounds halves to even; what is 65,520 or more becomes infinity, what is below 2^-14 keeps fewer bits.
 
-PTX ISA: "cvt.rna.tf32.f32", "cvt.rn.bf16.f32" (compute capability 8.0 and up), "prmt".
+``pair(low, high)`` puts two BF16 into one 32-bit word, `pair_f16` two F16. `exponent` and `power` take a float's
+binary logarithm, rounded down, and make a float of one.
+
+PTX ISA: "cvt.rna.tf32.f32", "cvt.rn.bf16.f32" (compute capability 8.0 and up), "cvt.rn.f16.f32", "prmt".
 """
 
 from __future__ import annotations
@@ -29,6 +33,27 @@ if SIMULATOR:
         """The nearest BF16."""
         bits = _bits(value)
         return _float(0x7FFF0000) if np.isnan(value) else _float(bits + 0x7FFF + (bits >> 16 & 1) & 0xFFFF0000)
+
+    def short_bf16(value):
+        """The nearest number of seven significant bits."""
+        return _float(0x7FFE0000) if np.isnan(value) else _float(_bits(value) + 0x10000 & 0xFFFE0000)
+
+    def f16(value):
+        """The nearest F16."""
+        with np.errstate(over="ignore"):
+            return np.float32(np.float16(value))
+
+    def exponent(value):
+        """The binary logarithm of a positive float, rounded down; -127 of 0 and subnormals, 128 of infinity."""
+        return np.int32((_bits(value) >> 23 & 0xFF) - 127)
+
+    def power(logarithm):
+        """2 to the power of an integer from -126 to 127."""
+        return _float(int(logarithm) + 127 << 23)
+
+    def pair_f16(low, high):
+        """The word of two F16, the first in its lower half."""
+        return np.array([low, high], np.float16).view(np.float32)[0]
 
     def pair(low, high):
         """The word of two BF16, the first in its lower half."""
@@ -58,15 +83,47 @@ else:
         "{ .reg .b16 half; .reg .b16 none; cvt.rn.bf16.f32 half, $1; mov.b16 none, 0; mov.b32 $0, {none, half}; }"
     )
 
+    short_bf16 = _rounding(
+        "{ .reg .b32 bits; .reg .pred none; mov.b32 bits, $1; add.u32 bits, bits, 0x10000; "
+        "and.b32 bits, bits, 0xfffe0000; setp.nan.f32 none, $1, $1; @none mov.b32 bits, 0x7ffe0000; mov.b32 $0, bits; }"
+    )
+    f16 = _rounding("{ .reg .b16 half; cvt.rn.f16.f32 half, $1; cvt.f32.f16 $0, half; }")
+
+    WORD = ir.IntType(32)
+
     @intrinsic
-    def pair(typingctx, low, high):
-        """The word of two BF16, the first in its lower half."""
-        code = (
-            "{ .reg .b32 first, second; mov.b32 first, $1; mov.b32 second, $2; prmt.b32 first, first, second, 0x7632; "
-            "mov.b32 $0, first; }"
-        )
+    def exponent(typingctx, value):
+        """The binary logarithm of a positive float, rounded down; -127 of 0 and subnormals, 128 of infinity."""
 
         def codegen(context, builder, signature, args):
-            return inline(builder, ir.FloatType(), args, code, "=f,f,f")
+            bits = builder.lshr(builder.bitcast(args[0], WORD), ir.Constant(WORD, 23))
+            return builder.sub(builder.and_(bits, ir.Constant(WORD, 0xFF)), ir.Constant(WORD, 127))
 
-        return types.float32(types.float32, types.float32), codegen
+        return types.int32(types.float32), codegen
+
+    @intrinsic
+    def power(typingctx, logarithm):
+        """2 to the power of an integer from -126 to 127."""
+
+        def codegen(context, builder, signature, args):
+            bits = builder.shl(builder.add(args[0], ir.Constant(WORD, 127)), ir.Constant(WORD, 23))
+            return builder.bitcast(bits, ir.FloatType())
+
+        return types.float32(types.int32), codegen
+
+    def _pairing(code):
+        def declare(typingctx, low, high):
+            def codegen(context, builder, signature, args):
+                return inline(builder, ir.FloatType(), args, code, "=f,f,f")
+
+            return types.float32(types.float32, types.float32), codegen
+
+        return intrinsic(declare)
+
+    pair = _pairing(
+        "{ .reg .b32 first, second; mov.b32 first, $1; mov.b32 second, $2; prmt.b32 first, first, second, 0x7632; "
+        "mov.b32 $0, first; }"
+    )
+    pair_f16 = _pairing(
+        "{ .reg .b16 first, second; cvt.rn.f16.f32 first, $1; cvt.rn.f16.f32 second, $2; mov.b32 $0, {first, second}; }"
+    )

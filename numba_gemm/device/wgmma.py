@@ -30,7 +30,7 @@ INSTRUCTIONS = {"tf32": "k8.f32.tf32.tf32", "bf16": "k16.f32.bf16.bf16", "f16": 
 
 if SIMULATOR:
 
-    def multiply(kind, columns):
+    def waiting(columns):
         """Raise: the simulator has no matrix instructions."""
         raise NotImplementedError("the simulator has no matrix instructions; compile for 9.0, or run on such a GPU")
 
@@ -78,11 +78,11 @@ else:
         data = context.make_array(kind)(context, builder, array).data
         return [builder.gep(data, [ir.Constant(WORD, i)]) for i in range(count)]
 
-    def _through(builder, places, code, operands, constraints):
-        """Emit PTX that reads and writes all accumulators."""
+    def _through(builder, places, code, operands, constraints, fresh=False):
+        """Emit PTX that reads and writes all accumulators; or writes them only, if they are `fresh`."""
         count = len(places)
-        values = [builder.load(place) for place in places]
-        tied = ",".join(["=f"] * count + constraints + [str(i) for i in range(count)])
+        values = [] if fresh else [builder.load(place) for place in places]
+        tied = ",".join(["=f"] * count + constraints + [str(i) for i in range(len(values))])
         struct = ir.LiteralStructType([FLOAT] * count)
         result = together(inline(builder, struct, [*operands, *values], code, tied + ",~{memory}"))
         for i, place in enumerate(places):
@@ -107,22 +107,23 @@ else:
 
         return wait
 
-    def multiply(kind, columns):
-        """Make the product of 64 rows and so many columns: ``(acc, a, b, keep)``."""
+    def multiply(kind, columns, fresh=False):
+        """Make the product of 64 rows and so many columns: ``(acc, a, b, keep)``; or, `fresh`, one that never keeps."""
         count = columns // 2
         registers = ", ".join(f"${i}" for i in range(count))
         transposed = "" if kind == "tf32" else ", 0, 0"  # 16-bit operands might lie across k: these do not
         code = (
-            f"{{ .reg .pred keep; setp.ne.b32 keep, ${count + 2}, 0; wgmma.mma_async.sync.aligned.m64n{columns}"
-            f"{INSTRUCTIONS[kind]} {{{registers}}}, ${count}, ${count + 1}, keep, 1, 1{transposed}; }}"
+            f"{{ .reg .pred keep; setp.ne.b32 keep, {0 if fresh else f'${count + 2}'}, 0; "
+            f"wgmma.mma_async.sync.aligned.m64n{columns}{INSTRUCTIONS[kind]} "
+            f"{{{registers}}}, ${count}, ${count + 1}, keep, 1, 1{transposed}; }}"
         )
 
         @intrinsic
         def product(typingctx, acc, a, b, keep):
             def codegen(context, builder, signature, args):
-                operands = [args[1], args[2], builder.zext(args[3], WORD)]
+                operands = [args[1], args[2]] + ([] if fresh else [builder.zext(args[3], WORD)])
                 places = _places(context, builder, signature.args[0], args[0], count)
-                _through(builder, places, code, operands, ["l", "l", "r"])
+                _through(builder, places, code, operands, ["l", "l", "r"][: len(operands)], fresh)
                 return context.get_dummy_value()
 
             return types.void(acc, types.uint64, types.uint64, types.boolean), codegen

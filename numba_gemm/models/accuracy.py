@@ -43,6 +43,36 @@ def ieee_bound(k: int) -> float:
     return min(certain, likely)
 
 
+# Largest errors of the tensor cores' precisions, in the same units, as docs/precision.md states them: of sums whose
+# rounding does not count (`growing` says for which k it does). fp16x3's is of the largest element of a row and of a
+# column instead of each, and holds in these units for elements of similar size.
+MODE_BOUNDS = {
+    "tf32": 2.0**-9,
+    "bf16": 2.0**-6.5,
+    "tf32x3": 2.0**-20,
+    "bf16x6": 2.0**-21,
+    "bf16x9": 2.0**-21,
+    "fp16x3": 2.0**-20,
+}
+GROWING = ("tf32x3", "fp16x3")
+GROWING_FROM = 4096
+
+
+def bound(precision: str, k: int) -> float:
+    """Largest error that arithmetic of a precision may leave in an element of C, in units of its scale.
+
+    Raises
+    ------
+    KeyError
+        for a precision that is none.
+    """
+    if precision == "ieee":
+        return ieee_bound(k)
+    growth = max(1.0, math.sqrt(k / GROWING_FROM)) if precision in GROWING else 1.0
+    # Where sums are few, what alpha and beta round counts beside.
+    return MODE_BOUNDS[precision] * growth + 2 * UNIT_ROUNDOFF
+
+
 # What an underflowing product may lose: a few of the smallest subnormals a term (denormals are kept, not flushed).
 SMALLEST_SUBNORMAL = 2.0**-149
 
@@ -102,10 +132,10 @@ class Comparison:
         )
 
 
-def compare(actual: np.ndarray, expected: np.ndarray, scale: np.ndarray, k: int) -> Comparison:
+def compare(actual: np.ndarray, expected: np.ndarray, scale: np.ndarray, k: int, precision: str = "ieee") -> Comparison:
     """Compare a float32 product with `reference`'s float64 one, element by element.
 
-    Where the expected value is finite, an element's error counts in units of ``ieee_bound(k) * scale``; elements
+    Where the expected value is finite, an element's error counts in units of ``bound(precision, k) * scale``; elements
     of scale 0 must be exactly 0. Where it is NaN or infinite, the element must be NaN or the same infinity, else
     its error is infinite. A NaN in place of a finite value is an infinite error. A finite expected value beyond
     float32's range must be an infinity of its sign.
@@ -121,7 +151,7 @@ def compare(actual: np.ndarray, expected: np.ndarray, scale: np.ndarray, k: int)
         return Comparison(0.0, -1, -1, math.nan, math.nan)
     got = actual.astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        allowed = ieee_bound(k) * scale + (k + 2) * SMALLEST_SUBNORMAL
+        allowed = bound(precision, k) * scale + (k + 2) * SMALLEST_SUBNORMAL
         error = np.abs(got - expected) / allowed
         narrowed = expected.astype(np.float32).astype(np.float64)
     special = ~np.isfinite(narrowed)

@@ -18,12 +18,14 @@ from .slot import group_store, slot_copies, slot_products
 from .stage import ALIGNMENT, TensorStage, WarpgroupConfig
 
 
-def build(config, mode):
+def build(config, form):
+    mode = form.mode
     BM, BN, PARTS = config.BM, config.BN, mode.parts
-    require(config, {"one warpgroup": config.consumers == 1 and config.producers == 0})
+    require(config, {"one warpgroup": config.consumers == 1 and config.producers == 0, "no scales": not mode.scaled})
     SLOT = config.slot_bytes(mode)
     COLUMN_GROUPS = BN // 8
-    fetch, products, wait = slot_copies(config, mode), slot_products(config, mode), wgmma.waiting(BN)
+    fetch, wait = slot_copies(config, mode), wgmma.waiting(BN)
+    products = slot_products(config, mode, mode.products, fresh=True)
     store = group_store(BN)
 
     @cuda.jit(**hardware_only(launch_bounds=(config.threads, 1)))
@@ -52,7 +54,7 @@ def build(config, mode):
                 fetch(start, a, b, s, k_slots, block_row, block_col, full)
             while not mbarrier.ended(full, parity):
                 pass
-            products(acc, tile, tile)
+            products(acc, tile, tile, False)
             wait(acc, 0)
             for j in range(COLUMN_GROUPS):
                 for q in range(4):

@@ -28,13 +28,15 @@ from .stage import (
 )
 
 
-def build(config, mode):
+def build(config, form):
+    mode = form.mode
     BM, BN, PARTS = config.BM, config.BN, mode.parts
-    require(config, {"one producer": config.producers == 1})
+    require(config, {"one producer": config.producers == 1, "no scales": not mode.scaled})
     SLOTS, CONSUMERS = config.slots(mode), config.consumers
     SLOT = config.slot_bytes(mode)
     COLUMN_GROUPS = BN // 8
-    fetch, products, wait = slot_copies(config, mode), slot_products(config, mode), wgmma.waiting(BN)
+    fetch, wait = slot_copies(config, mode), wgmma.waiting(BN)
+    products = slot_products(config, mode, mode.products, fresh=True)
     store = group_store(BN)
 
     @cuda.jit(**hardware_only(launch_bounds=(config.threads, 1)))
@@ -81,7 +83,7 @@ def build(config, mode):
                     pass
                 a_tile = wgmma.descriptor(uint32(at + group * uint32(GROUP_ROWS * ROW_BYTES)))
                 b_tile = wgmma.descriptor(at)
-                products(acc, a_tile, b_tile)
+                products(acc, a_tile, b_tile, False)
                 wait(acc, 0)
                 mbarrier.arrive(uint32(empty + i * BARRIER_BYTES))  # this thread's products have read the slot
                 for j in range(COLUMN_GROUPS):

@@ -1,67 +1,207 @@
-"""Split an operand into narrow parts, in the order in which the tensor cores' copies bring them (see `stage`).
+"""Split two operands into narrow parts, in the order in which the tensor cores' copies bring them (see `stage`).
 
-The operand is seen as (mn, k): A as it is, B transposed; so this transposes what is not contiguous along k, on its
-way. Beyond the operand's edges the parts are zero. Each element is read once, each part of it written once: 4 bytes
-in, 8 out for two parts of TF32, 6 for three of BF16.
+An operand is seen as (mn, k): A as it is, B transposed; what is not contiguous along k is transposed on its way. Beyond
+the operand's edges the parts are zero. Each element is read once, each part of it written once: 4 bytes in, 8 out for
+two parts of TF32, 6 for three of BF16, 4 for two of F16. A scaled mode reads all once more before, for the largest
+element of each row (`build_extremes`): its rows are scaled so that this one lies between 2^14 and 2^15.
 
-An infinity, and what rounds to one, has a rest of NaN or infinity: a mode of several parts gives NaN where a product of
-float32 would give infinity, and so for elements next to the largest float32. Parts end where float32 does: of an
-element below 2^-102 or so the last ones lose bits, or vanish.
+An infinity, and what rounds to one, has a rest of NaN or infinity. Parts end where the narrow kind does: of an element
+below 2^-102 or so BF16's and TF32's last ones lose bits, or vanish; of one below 2^-17 of the largest of its row F16's,
+and so of all of a row whose largest is below 2^-106, which no scale brings to that size.
 """
 
 from __future__ import annotations
 
-from numba import cuda, float32, int64, uint32
+from numba import cuda, float32, int32, int64, uint32
 
-from ..device.narrow import bf16, pair, tf32
+from ..device.address import (
+    address_of,
+    col_step,
+    global_load4_or_zero,
+    shared_address,
+    shared_load4,
+    shared_store4,
+)
+from ..device.grid_order import let_next_start, wait_for_last
+from ..device.narrow import bf16, exponent, f16, pair, pair_f16, power, short_bf16, tf32
 from ..device.switch import device_function, hardware_only
 from ..device.vector import store4
 from .mode import Mode
-from .stage import ROW_WORDS
+from .stage import ROW_BYTES, ROW_WORDS, SPLIT_ROWS
 
-CHUNKS = 8  # of four words, of a slot's row
-ROWS = 32  # that a block splits, of one slot
-THREADS = ROWS * CHUNKS
+CHUNK_BYTES = 16
+CHUNKS = ROW_BYTES // CHUNK_BYTES  # of a slot's row
+THREADS = SPLIT_ROWS * CHUNKS
+SPAN = 512  # terms of k whose largest elements one block finds, or a multiple: there are no more spans than
+SPANS = 256
+AT_ONCE = 16  # elements that a thread has on their way at a time
+TOP = 14  # logarithm of what the largest element of a scaled row is made to reach
+FARTHEST = 120  # logarithm of a scale, at the most and at the least: so that two together are still a float
 
 
-def build(mode: Mode, along: bool):
-    """Make the kernel ``(x, parts)``; `along` says that neighbouring threads shall read along k, not along mn.
+def build(mode: Mode):
+    """Make the kernel ``(x, x_parts, y, y_parts)``; of a scaled mode, ``(x, x_parts, x_large, y, y_parts, y_large)``.
 
-    Its grid has a block for each 32 rows of the padded operand along x, and for each slot of k along y: 65,535 at most.
+    `x_large` and `y_large` are what `build_extremes` found. Its grid has a block for each 32 rows of the padded
+    operands and each slot of k, along x.
     """
-    PARTS, PER_WORD, SLOT_K = mode.parts, mode.per_word, mode.slot_k
-    narrow = tf32 if mode.kind == "tf32" else bf16
+    PARTS, PER_WORD, SLOT_K, SCALED = mode.parts, mode.per_word, mode.slot_k, mode.scaled
+    PART_WORDS = SPLIT_ROWS * ROW_WORDS
+    narrow = {"tf32": tf32, "bf16": bf16, "f16": f16}[mode.kind]
+    first = short_bf16 if mode.short else narrow
+    join = pair_f16 if mode.kind == "f16" else pair
+    EACH = 4 * PER_WORD  # elements of a chunk
+    TILE_WORDS = PARTS * PART_WORDS
 
     @device_function
-    def word(pieces, p):
-        return pieces[p, 0] if PER_WORD == 1 else pair(pieces[p, 0], pieces[p, PER_WORD - 1])
+    def blocks(parts):
+        return uint32(parts.shape[0] // PARTS * (parts.shape[1] // PART_WORDS))
+
+    @device_function
+    def of_all_chunks(tile, largest, r, chunk):
+        """The largest of what the threads of a row have found."""
+        tile[chunk * SPLIT_ROWS + r] = largest
+        cuda.syncthreads()  # all have written before any reads another's
+        for i in range(CHUNKS):
+            largest = max(largest, tile[i * SPLIT_ROWS + r])
+        cuda.syncthreads()  # all have read before the parts are written there
+        return largest
+
+    @device_function
+    def split_block(x, parts, large, block, tile):
+        tid = uint32(cuda.threadIdx.x)
+        slots = uint32(parts.shape[0] // PARTS)
+        row_blocks = uint32(parts.shape[1] // PART_WORDS)
+        slot, row_block = uint32(block // row_blocks), uint32(block % row_blocks)
+        along = col_step(x) == 4
+        # Neighbouring threads read neighbours in memory.
+        r = uint32(tid // CHUNKS) if along else uint32(tid % SPLIT_ROWS)
+        chunk = uint32(tid % CHUNKS) if along else uint32(tid // SPLIT_ROWS)
+        row = int64(row_block) * SPLIT_ROWS + int64(r)
+        k = int64(slot) * SLOT_K + int64(chunk) * EACH
+        inside = row < x.shape[0]
+        values = cuda.local.array(EACH, float32)
+        start = address_of(x, row, k)
+        if along and start % 16 == 0 and (not inside or k + EACH <= x.shape[1]):
+            for i in range(0, EACH, 4):
+                four = global_load4_or_zero(x, start + 4 * i, inside)
+                values[i], values[i + 1], values[i + 2], values[i + 3] = four[0], four[1], four[2], four[3]
+        else:
+            for i in range(EACH):
+                values[i] = float32(0)
+                if inside and k + i < x.shape[1]:
+                    values[i] = x[row, k + i]
+        if SCALED:
+            largest, span = float32(0), int64(chunk)
+            while inside and span < large.shape[0]:
+                largest = max(largest, large[span, row])
+                span += CHUNKS
+            largest = of_all_chunks(tile, largest, r, chunk)
+            scale = int32(TOP - exponent(largest))
+            scale = int32(max(int32(-FARTHEST), min(int32(FARTHEST), scale)))
+            factor = power(scale)
+            for i in range(EACH):
+                values[i] *= factor
+            if slot == uint32(0) and chunk == uint32(0):
+                parts[int64(slots) * PARTS, row] = float32(scale)
+        at = uint32(shared_address(tile) + ROW_BYTES * r + CHUNK_BYTES * (chunk ^ (r % CHUNKS)))
+        words = cuda.local.array(4, float32)
+        for p in range(PARTS):
+            for w in range(4):
+                if PER_WORD == 1:
+                    piece = first(values[w]) if p == 0 else narrow(values[w])
+                    values[w] -= piece
+                    words[w] = piece
+                else:
+                    low = first(values[2 * w]) if p == 0 else narrow(values[2 * w])
+                    high = first(values[2 * w + 1]) if p == 0 else narrow(values[2 * w + 1])
+                    values[2 * w] -= low
+                    values[2 * w + 1] -= high
+                    words[w] = join(low, high)
+            shared_store4(tile, uint32(at + 4 * PART_WORDS * p), (words[0], words[1], words[2], words[3]))
+        cuda.syncthreads()  # all parts are in shared memory before any thread reads another's
+        col = int64(row_block) * PART_WORDS + int64(tid) * 4
+        for p in range(PARTS):
+            four = shared_load4(tile, uint32(shared_address(tile) + 4 * PART_WORDS * p + CHUNK_BYTES * tid))
+            store4(parts, int64(p * slots + slot), col, four)
 
     @cuda.jit(**hardware_only(launch_bounds=THREADS))
-    def split(x, parts):
-        tid = uint32(cuda.threadIdx.x)
-        if along:
-            r, chunk = tid // CHUNKS, tid % CHUNKS
+    def split(x, x_parts, y, y_parts):
+        let_next_start()
+        tile = cuda.shared.array(TILE_WORDS, float32, alignment=16)
+        block, x_blocks = uint32(cuda.blockIdx.x), blocks(x_parts)
+        if block < x_blocks:
+            split_block(x, x_parts, x_parts, block, tile)
         else:
-            r, chunk = tid % ROWS, tid // ROWS
-        row = int64(cuda.blockIdx.x) * ROWS + int64(r)
-        slot = int64(cuda.blockIdx.y)
-        slots = parts.shape[0] // PARTS
-        first_k = slot * SLOT_K + int64(chunk) * (4 * PER_WORD)
-        pieces = cuda.local.array((PARTS, 2), float32)  # of the elements of a word
-        words = cuda.local.array((PARTS, 4), float32)
-        for w in range(4):
-            for i in range(PER_WORD):
-                k = first_k + (w * PER_WORD + i)
-                rest = float32(0)
-                if row < x.shape[0] and k < x.shape[1]:
-                    rest = x[row, k]
-                for p in range(PARTS):
-                    pieces[p, i] = narrow(rest)
-                    rest -= pieces[p, i]
-            for p in range(PARTS):
-                words[p, w] = word(pieces, p)
-        col = row * ROW_WORDS + int64((chunk ^ (r % 8)) * 4)
-        for p in range(PARTS):
-            store4(parts, p * slots + slot, col, (words[p, 0], words[p, 1], words[p, 2], words[p, 3]))
+            split_block(y, y_parts, y_parts, uint32(block - x_blocks), tile)
 
-    return split
+    @cuda.jit(**hardware_only(launch_bounds=THREADS))
+    def split_scaled(x, x_parts, x_large, y, y_parts, y_large):
+        let_next_start()
+        wait_for_last()  # the largest elements are found
+        tile = cuda.shared.array(TILE_WORDS, float32, alignment=16)
+        block, x_blocks = uint32(cuda.blockIdx.x), blocks(x_parts)
+        if block < x_blocks:
+            split_block(x, x_parts, x_large, block, tile)
+        else:
+            split_block(y, y_parts, y_large, uint32(block - x_blocks), tile)
+
+    return split_scaled if SCALED else split
+
+
+def build_extremes():
+    """Make the kernel ``(x, x_large, y, y_large)``: the largest magnitude in each row, of each span of k.
+
+    ``x_large`` has a row for each span, equal multiples of 512 terms, and a float for each row of x, up to a multiple
+    of 32. Its grid has a block for 32 of each, along x. What is no number does not count.
+    """
+
+    @device_function
+    def extremes_block(x, large, block, found):
+        tid = uint32(cuda.threadIdx.x)
+        row_blocks = uint32(large.shape[1] // SPLIT_ROWS)
+        span, row_block = uint32(block // row_blocks), uint32(block % row_blocks)
+        along = col_step(x) == 4
+        r = uint32(tid // CHUNKS) if along else uint32(tid % SPLIT_ROWS)
+        chunk = uint32(tid % CHUNKS) if along else uint32(tid // SPLIT_ROWS)
+        row = int64(row_block) * SPLIT_ROWS + int64(r)
+        pieces = (x.shape[1] + SPAN - 1) // SPAN
+        each = (pieces + large.shape[0] - 1) // large.shape[0] * SPAN
+        k, largest = int64(span) * each, float32(0)
+        end = min(k + each, x.shape[1])
+        if row < x.shape[0]:
+            vectors = along and address_of(x, row, k) % 16 == 0
+            while k + SPAN <= end:
+                if vectors:
+                    start = address_of(x, row, k + int64(chunk) * 4)
+                    for i in range(SPAN // CHUNKS // 4):
+                        four = global_load4_or_zero(x, start + 16 * CHUNKS * i, True)
+                        largest = max(largest, max(max(abs(four[0]), abs(four[1])), max(abs(four[2]), abs(four[3]))))
+                else:
+                    for i in range(0, SPAN, CHUNKS * AT_ONCE):
+                        for j in range(AT_ONCE):
+                            largest = max(largest, abs(x[row, k + (i + CHUNKS * j) + int64(chunk)]))
+                k += SPAN
+            k += int64(chunk)
+            while k < end:
+                largest = max(largest, abs(x[row, k]))
+                k += CHUNKS
+        found[chunk, r] = largest
+        cuda.syncthreads()  # all are found before any thread reads another's
+        if tid < uint32(SPLIT_ROWS):
+            largest = float32(0)
+            for i in range(CHUNKS):
+                largest = max(largest, found[i, tid])
+            large[int64(span), int64(row_block) * SPLIT_ROWS + int64(tid)] = largest
+
+    @cuda.jit(**hardware_only(launch_bounds=THREADS))
+    def extremes(x, x_large, y, y_large):
+        let_next_start()
+        found = cuda.shared.array((CHUNKS, SPLIT_ROWS), float32)
+        block, x_blocks = uint32(cuda.blockIdx.x), uint32(x_large.shape[0] * (x_large.shape[1] // SPLIT_ROWS))
+        if block < x_blocks:
+            extremes_block(x, x_large, block, found)
+        else:
+            extremes_block(y, y_large, uint32(block - x_blocks), found)
+
+    return extremes

@@ -4,7 +4,8 @@ Operands come split (`split`), in two matrices of 32-bit words, A's and B's alik
 the parts one after the other; in it 32 words, 128 bytes, for each row of A, or column of B. That is how a slot of
 shared memory holds them, so any number of rows of a slot is one run of bytes, which one copy brings. Within 128 bytes
 the eight 16-byte chunks are exchanged by XOR with the row modulo eight, as the matrix instruction reads them (the
-"128-byte swizzle").
+"128-byte swizzle"). Of a scaled mode there is one row more: the logarithm of the scale of each row of A, or column of
+B, a float each.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ SHARED_BYTES = 227 << 10  # that a block may have, on 9.0
 ALIGNMENT = GROUP_BYTES  # of a tile in shared memory
 BARRIER_BYTES = 8
 MAX_SLOTS = 8
-PADDED = 256  # split operands have a multiple of so many rows, so that copies of whole tiles stay inside
+REGISTERS = 1 << 16  # of a multiprocessor, and of a block at the most
+LEFT = 24  # registers that a thread of a warpgroup that fetches needs, if the others claim what it can do without
+SPLIT_ROWS = 32  # that are split at a time, of one slot
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,8 @@ class WarpgroupConfig:
         warpgroups that fetch.
     max_slots
         buffers of the tiles, at most; as many as shared memory holds.
+    claim
+        registers that a thread of a warpgroup that multiplies claims from the others; 0 leaves them as they are.
     """
 
     BM: int
@@ -46,6 +51,7 @@ class WarpgroupConfig:
     consumers: int = 1
     producers: int = 0
     max_slots: int = MAX_SLOTS
+    claim: int = 0
 
     def __post_init__(self) -> None:
         positive = min(self.BM, self.BN, self.consumers) > 0 and self.producers >= 0
@@ -55,11 +61,23 @@ class WarpgroupConfig:
             {
                 "BM == 64 * consumers": GROUP_ROWS * self.consumers == self.BM,
                 "BN % 8 == 0, BN <= 256": self.BN <= 256 and self.BN % 8 == 0,
-                "BM and BN divide the padding of operands": PADDED % self.BM == 0 and PADDED % self.BN == 0,
+                "BM % 32 == 0, BN % 32 == 0": self.BM % SPLIT_ROWS == 0 and self.BN % SPLIT_ROWS == 0,
                 "slots": 0 < self.max_slots <= MAX_SLOTS,
                 "threads <= 1024": self.threads <= 1024,
             },
         )
+        if self.claim:
+            # What a block starts with: a hang, not an error, would follow if it were less than what it ends with.
+            start = REGISTERS // self.threads // 8 * 8
+            held = WARPGROUP * (self.consumers * self.claim + self.producers * LEFT)
+            require(
+                self,
+                {
+                    "claim % 8 == 0, claim <= 256": self.claim % 8 == 0 and self.claim <= 256,
+                    "claim >= start >= what is left": self.claim >= start >= LEFT,
+                    "registers of all warpgroups": held <= start * self.threads and self.producers > 0,
+                },
+            )
 
     @property
     def threads(self) -> int:
@@ -90,21 +108,43 @@ class WarpgroupConfig:
 
 
 @dataclass(frozen=True)
-class TensorStage:
-    """A stage: ``build(config, mode)`` makes a kernel ``(alpha, a, b, beta, c)`` of split A and B and any float32 C.
+class TensorForm:
+    """What a kernel is built for.
 
-    Its grid has a block for each block tile, columns along x; a grid ends at 65,535 blocks along y. `cc` is the one
-    compute capability that has its instructions.
+    Attributes
+    ----------
+    mode : Mode
+        The precision.
+    epilogue : callable or None
+        Device function ``(value, row, col, *vectors)`` of an element of C on its way out.
+    vectors : int
+        How many more arguments it has.
+    """
+
+    mode: Mode
+    epilogue: Callable[..., Any] | None = None
+    vectors: int = 0
+
+
+@dataclass(frozen=True)
+class TensorStage:
+    """A stage: ``build(config, form)`` makes a kernel of split A and B and any float32 C.
+
+    It takes ``(alpha, a, b, beta, c)`` or, if it is `complete`, ``(alpha, a, b, beta, c, x, y, vectors)`` with the
+    operands as they were before they were split, and the epilogue's vectors if it has any. A complete stage's grid has
+    any number of blocks along x, others' one for each block tile, columns along x, 65,535 along y at most. `cc` is the
+    one compute capability that has its instructions.
     """
 
     name: str
     summary: str
-    build: Callable[[WarpgroupConfig, Mode], Any]
+    build: Callable[[WarpgroupConfig, TensorForm], Any]
     configs: tuple[WarpgroupConfig, ...]
+    complete: bool = False
     cc: tuple[int, int] = (9, 0)
 
 
-def split_shape(mode: Mode, mn: int, k: int) -> tuple[int, int]:
-    """Rows and words a row of a split operand of so many rows and k: see above."""
+def split_shape(mode: Mode, mn: int, k: int, tile: int) -> tuple[int, int]:
+    """Rows and words a row of a split operand of so many rows and k, for block tiles of so many rows: see above."""
     slots = max(1, -(-k // mode.slot_k))
-    return mode.parts * slots, ROW_WORDS * -(-mn // PADDED) * PADDED
+    return mode.parts * slots + mode.scaled, ROW_WORDS * -(-mn // tile) * tile

@@ -1,0 +1,417 @@
+"""Products on tensor cores: operands are split into narrow parts, and these multiplied, on one stream.
+
+Beside `launch`, it decides which tiles a product is divided into, and what memory its parts need; it knows no array
+library. Kernels are compiled, kept and loaded as the ladder's are. The parts are made anew in every launch, in memory
+that is borrowed for it (`numba_gemm.workspace`): a caller may write operands between any two.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+from cuda.bindings import driver
+
+from . import epilogues, kernel_cache
+from . import workspace as workspaces
+from .device import internals
+from .device.switch import SIMULATOR
+from .driver import Frame, call, device_scope
+from .fingerprint import fingerprint
+from .launch import MAX_K, PLAIN, Extra, Matrix, device_properties
+from .models.roofline import FLOAT32_BYTES
+from .tensor_core import MODES, Mode, TensorForm, TensorStage, WarpgroupConfig, split
+from .tensor_core.persistent import STAGE
+from .tensor_core.stage import ROW_WORDS, SPLIT_ROWS, split_shape
+from .workspace import ALIGNMENT, Workspace
+
+__all__ = [
+    "FP32_AUTO",
+    "IEEE",
+    "PRECISIONS",
+    "Division",
+    "check_precision",
+    "choose",
+    "configs_of",
+    "divide",
+    "extremes_cubin",
+    "launch",
+    "prepare",
+    "product_cubin",
+    "resolved",
+    "runnable",
+    "split_cubin",
+]
+
+IEEE, FP32_AUTO = "ieee", "fp32_auto"
+PRECISIONS = (IEEE, *MODES)
+KNOWN = (*PRECISIONS, FP32_AUTO)
+
+# What `FP32_AUTO` stands for, and from where on: its error is stated to be no larger than float32's from this K on, and
+# it was measured to be faster from this many multiply-adds on, of a C that is no thinner.
+AUTO_MODE = "bf16x6"
+AUTO_K, AUTO_TERMS, AUTO_EXTENT = 256, 1 << 28, 256
+
+# TFLOP/s of an H200 that has tiles of one size for all its multiprocessors, by the products of a mode: one, several, or
+# several with a compensated sum. Ratios alone matter.
+RATES: dict[str, dict[tuple[int, int], float]] = {
+    "one": {(128, 256): 600.0, (128, 128): 480.0, (64, 128): 330.0, (64, 96): 270.0, (64, 64): 220.0},
+    "several": {(128, 128): 230.0, (64, 128): 168.0, (64, 96): 140.0, (64, 64): 115.0},
+    "compensated": {(128, 128): 116.0, (64, 128): 89.0, (64, 96): 80.0, (64, 64): 73.0},
+}
+TILE_END = 1.5e-6  # seconds that a tile takes beside its sums
+
+
+def runnable(cc: tuple[int, int]) -> tuple[str, ...]:
+    """Precisions that a GPU of this compute capability can run."""
+    return PRECISIONS if cc == STAGE.cc and not SIMULATOR else (IEEE,)
+
+
+def resolved(precision: str, m: int, n: int, k: int, cc: tuple[int, int]) -> str:
+    """The precision itself; of `FP32_AUTO` the fastest whose errors and range are no worse than float32's."""
+    if precision != FP32_AUTO:
+        return precision
+    pays = k >= AUTO_K and min(m, n) >= AUTO_EXTENT and m * n * k >= AUTO_TERMS
+    return AUTO_MODE if pays and AUTO_MODE in runnable(cc) else IEEE
+
+
+def check_precision(precision: Any, cc: tuple[int, int] | None = None) -> None:
+    """Raise TypeError or ValueError unless this is a precision, and one for this compute capability if given."""
+    if not isinstance(precision, str):
+        raise TypeError(
+            f"precision is a {type(precision).__qualname__}; expected a str; pass one of {', '.join(KNOWN)}"
+        )
+    if precision not in KNOWN:
+        raise ValueError(f"precision is {precision!r}; expected one of {', '.join(KNOWN)}; pass one of these")
+    if cc is not None and precision != FP32_AUTO and precision not in (able := runnable(cc)):
+        where = (
+            "the simulator, which has no matrix instructions" if SIMULATOR else f"compute capability {cc[0]}.{cc[1]}"
+        )
+        raise ValueError(
+            f"precision is {precision!r}, and this is {where}; expected one of {', '.join(able)}; pass one of these"
+        )
+
+
+def tile_rates(mode: Mode) -> dict[tuple[int, int], float]:
+    """Throughput in TFLOP/s by the tiles' extents."""
+    return RATES["one" if len(mode.products) == 1 else "compensated" if mode.compensated else "several"]
+
+
+def configs_of(mode: Mode) -> list[WarpgroupConfig]:
+    """The tiles that there are for a mode."""
+    return [config for config in STAGE.configs if (config.BM, config.BN) in tile_rates(mode)]
+
+
+def choose(mode: Mode, m: int, n: int, k: int, sm_count: int) -> WarpgroupConfig:
+    """The tiles that take the least time, as if all blocks took one tile after the other at the same pace."""
+    rates = tile_rates(mode)
+
+    def seconds(config: WarpgroupConfig) -> float:
+        rounds = -(-(-(-m // config.BM) * -(-n // config.BN)) // sm_count)
+        flops = 2.0 * config.BM * config.BN * max(k, mode.slot_k)
+        return rounds * (TILE_END + flops * sm_count / (rates[config.BM, config.BN] * 1e12))
+
+    return min(configs_of(mode), key=seconds)
+
+
+@dataclass(frozen=True)
+class Division:
+    """How a product is divided.
+
+    Attributes
+    ----------
+    mode : Mode
+        Precision.
+    config : WarpgroupConfig
+        Tiles.
+    blocks : int
+        Blocks of the product's launch.
+    split_blocks, extreme_blocks : int
+        Blocks of the launch that splits both operands, and of the one before that looks for their largest elements; 0
+        if there is none.
+    parts : tuple of (int, int)
+        Rows and columns of the words of A's parts and B's, and of their largest elements if the mode is scaled.
+    offsets : tuple of int
+        Where each of them begins in the workspace, in bytes.
+    workspace_bytes : int
+        What all of them take.
+    """
+
+    mode: Mode
+    config: WarpgroupConfig
+    blocks: int
+    split_blocks: int
+    extreme_blocks: int
+    parts: tuple[tuple[int, int], ...]
+    offsets: tuple[int, ...]
+    workspace_bytes: int
+
+
+def divide(mode: Mode, m: int, n: int, k: int, sm_count: int, config: WarpgroupConfig | None = None) -> Division:
+    """Divide a product of these extents, into tiles of a configuration or of the one that `choose` finds."""
+    config = choose(mode, m, n, k, sm_count) if config is None else config
+    shapes = [split_shape(mode, m, k, config.BM), split_shape(mode, n, k, config.BN)]
+    split_blocks = sum(rows // mode.parts * (words // (ROW_WORDS * SPLIT_ROWS)) for rows, words in shapes)
+    extreme_blocks = 0
+    if mode.scaled:
+        spans = max(1, min(split.SPANS, -(-k // split.SPAN)))
+        shapes += [(spans, words // ROW_WORDS) for _, words in shapes]
+        extreme_blocks = sum(rows * (cols // SPLIT_ROWS) for rows, cols in shapes[2:])
+    offsets, end = [], 0
+    for rows, cols in shapes:
+        offsets.append(end)
+        end += -(-FLOAT32_BYTES * rows * cols // ALIGNMENT) * ALIGNMENT
+    tiles = -(-m // config.BM) * -(-n // config.BN)
+    blocks = min(tiles, sm_count)
+    return Division(mode, config, blocks, split_blocks, extreme_blocks, tuple(shapes), tuple(offsets), end)
+
+
+# ------------------------------------------------------------------------------------------------------------- kernels
+
+
+def _matrix_types() -> tuple[Any, Any]:
+    from .device.matrix import MatrixType
+
+    return MatrixType(True), MatrixType(False)
+
+
+def compile_product(
+    stage: TensorStage, config: WarpgroupConfig, form: TensorForm, cc: tuple[int, int]
+) -> internals.Cubin:
+    """Compile a stage of the tensor cores; needs no GPU."""
+    from numba.cuda import types
+
+    words, matrix = _matrix_types()
+    signature = [types.float32, words, words, types.float32, matrix]
+    if stage.complete:
+        signature += [matrix, matrix]
+    if form.vectors:
+        signature.append(types.UniTuple(types.Array(types.float32, 1, "A"), form.vectors))
+    if form.epilogue is not None:
+        epilogues.check_result(form.epilogue, form.vectors, cc)
+    name = f"{stage.name}_{form.mode.name}_{config.name}"
+    whole = config.claim > 0
+    return internals.compile_cubin(stage.build(config, form), signature, cc, name=name, whole_program=whole)
+
+
+def compile_split(mode: Mode, cc: tuple[int, int]) -> internals.Cubin:
+    """Compile what splits the operands of a mode; needs no GPU."""
+    words, matrix = _matrix_types()
+    operand = (matrix, words, words) if mode.scaled else (matrix, words)
+    return internals.compile_cubin(split.build(mode), (*operand, *operand), cc, name=f"split_{mode.name}")
+
+
+def compile_extremes(cc: tuple[int, int]) -> internals.Cubin:
+    """Compile what finds the largest elements of rows; needs no GPU."""
+    words, matrix = _matrix_types()
+    return internals.compile_cubin(split.build_extremes(), (matrix, words, matrix, words), cc, name="extremes")
+
+
+def _kept(name: tuple[Any, ...] | None, make: Callable[[], internals.Cubin]) -> internals.Cubin:
+    return kernel_cache.fetch_named(make, None if name is None else kernel_cache.name_of(*name))[0]
+
+
+def product_cubin(config: WarpgroupConfig, form: TensorForm, cc: tuple[int, int]) -> internals.Cubin:
+    """The kernel of a product, compiled or from the cache on disk; needs no GPU."""
+    described = None if form.epilogue is None else fingerprint(form.epilogue)
+    name = None
+    if form.epilogue is None or described is not None:
+        name = (STAGE.name, repr(config), repr(form.mode), described, form.vectors, cc)
+    return _kept(name, partial(compile_product, STAGE, config, form, cc))
+
+
+def split_cubin(mode: Mode, cc: tuple[int, int]) -> internals.Cubin:
+    """The kernel that splits, likewise."""
+    return _kept(("split", repr(mode), cc), partial(compile_split, mode, cc))
+
+
+def extremes_cubin(cc: tuple[int, int]) -> internals.Cubin:
+    """The kernel that finds the largest elements, likewise."""
+    return _kept(("extremes", cc), partial(compile_extremes, cc))
+
+
+def _load(cubin: internals.Cubin, dynamic_shared: int, device: int) -> int:
+    with device_scope(device):
+        library = call(driver.cuLibraryLoadData, cubin.code, [], [], 0, [], [], 0)
+        handle = call(driver.cuLibraryGetKernel, library, cubin.name.encode())
+        if dynamic_shared:
+            limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            call(driver.cuKernelSetAttribute, limit, dynamic_shared, handle, call(driver.cuDeviceGet, device))
+    return int(handle)
+
+
+_lock = threading.RLock()
+
+
+@cache
+def _product_kernel(config: WarpgroupConfig, form: TensorForm, device: int) -> int:
+    cubin = product_cubin(config, form, device_properties(device).cc)
+    return _load(cubin, config.dynamic_shared(form.mode), device)
+
+
+@cache
+def _split_kernel(mode: Mode, device: int) -> int:
+    return _load(split_cubin(mode, device_properties(device).cc), 0, device)
+
+
+@cache
+def _extremes_kernel(device: int) -> int:
+    return _load(extremes_cubin(device_properties(device).cc), 0, device)
+
+
+# -------------------------------------------------------------------------------------------------------------- launch
+
+
+def prepare(division: Division, device: int) -> None:
+    """Compile and load what a product without an epilogue needs, if that has not been done."""
+    with _lock:
+        _product_kernel(division.config, TensorForm(division.mode), device)
+        _split_kernel(division.mode, device)
+        if division.mode.scaled:
+            _extremes_kernel(device)
+
+
+class _Launch:
+    """The launches of a product of operands of fixed extents and strides; safe from several threads."""
+
+    def __init__(self, division: Division, a: Matrix, b: Matrix, c: Matrix, extra: Extra) -> None:
+        self.device, self.division = c.device, division
+        mode, config = division.mode, division.config
+        form = TensorForm(mode, extra.epilogue, len(extra.vectors))
+        with _lock:
+            self._product = _product_kernel(config, form, c.device)
+            self._split = _split_kernel(mode, c.device)
+            self._extremes = _extremes_kernel(c.device) if mode.scaled else 0
+        self._a, self._b, self._c = a.packed[1:], b.packed[1:], c.packed[1:]
+        self._across = b.transposed.packed[1:]
+        self._words = tuple((rows, cols, FLOAT32_BYTES * cols, FLOAT32_BYTES) for rows, cols in division.parts)
+        self._vectors = tuple(vector.words for vector in extra.vectors)
+        self._frames: list[list[Frame]] = []
+
+    def _make(self) -> list[Frame]:
+        """Frames with zeros for all addresses and scalars, which move."""
+        division, config = self.division, self.division.config
+        x, y = (0, *self._a), (0, *self._across)
+        parts = [(0, *words) for words in self._words]
+        frames: list[Frame] = []
+        values: list[Any]
+
+        def add(kernel: int, blocks: int, threads: int, shared: int, values: list[Any], moving: list[int]) -> None:
+            arguments = internals.KernelArguments(values, moving)
+            grid, block = (blocks, 1, 1), (threads, 1, 1)
+            frames.append(Frame(self.device, kernel, grid, block, shared, arguments, overlapping=bool(frames)))
+
+        if division.mode.scaled:
+            values = [x, parts[2], y, parts[3]]
+            add(self._extremes, division.extreme_blocks, split.THREADS, 0, values, [0, 5, 10, 15])
+            values = [x, parts[0], parts[2], y, parts[1], parts[3]]
+            add(self._split, division.split_blocks, split.THREADS, 0, values, [0, 5, 10, 15, 20, 25])
+        else:
+            add(self._split, division.split_blocks, split.THREADS, 0, [x, parts[0], y, parts[1]], [0, 5, 10, 15])
+        values = [0.0, parts[0], parts[1], 0.0, (0, *self._c), (0, *self._a), (0, *self._b), *self._vectors]
+        vectors = [27 + 7 * i + 4 for i in range(len(self._vectors))]
+        moving = [0, 1, 6, 11, 12, 17, 22, *vectors]
+        shared = config.dynamic_shared(division.mode)
+        add(self._product, division.blocks, config.threads, shared, values, moving)
+        return frames
+
+    def __call__(
+        self, alpha: float, a: int, b: int, beta: float, c: int, stream: int, memory: int | None, vectors: list[int]
+    ) -> None:
+        """Enqueue the product of operands, and vectors, at these addresses; parts at `memory`, or in borrowed one."""
+        with device_scope(self.device):
+            if memory is not None:
+                self._enqueue(alpha, a, b, beta, c, stream, memory, vectors)
+                return
+            loan = workspaces.borrow(self.device, stream, self.division.workspace_bytes)
+            try:
+                self._enqueue(alpha, a, b, beta, c, stream, loan.pointer, vectors)
+            finally:
+                workspaces.give_back(loan)
+
+    def _enqueue(
+        self, alpha: float, a: int, b: int, beta: float, c: int, stream: int, memory: int, vectors: list[int]
+    ) -> None:
+        # Frames are one call's alone, and taken and put back in one step each.
+        try:
+            frames = self._frames.pop()
+        except IndexError:
+            frames = self._make()
+        places = [memory + offset for offset in self.division.offsets]
+        if self.division.mode.scaled:
+            a_parts, b_parts, a_large, b_large = places
+            frames[0].launch(stream, a, a_large, b, b_large)
+            frames[1].launch(stream, a, a_parts, a_large, b, b_parts, b_large)
+        else:
+            a_parts, b_parts = places
+            frames[0].launch(stream, a, a_parts, b, b_parts)
+        frames[-1].launch(stream, alpha, a_parts, b_parts, beta, c, a, b, *vectors)
+        self._frames.append(frames)
+
+
+MAX_KEPT = 1024
+_kept_launches: dict[tuple[Any, ...], _Launch] = {}
+
+
+def launch(
+    mode: Mode,
+    alpha: float,
+    a: Matrix,
+    b: Matrix,
+    beta: float,
+    c: Matrix,
+    *,
+    stream: int = 0,
+    workspace: Workspace | None = None,
+    extra: Extra = PLAIN,
+    config: WarpgroupConfig | None = None,
+) -> None:
+    """Enqueue ``C = alpha * A @ B + beta * C`` in a mode's precision on a stream of the device that holds C.
+
+    Parameters
+    ----------
+    mode : Mode
+        One that the device can run (`runnable`).
+    alpha, beta : float
+        Scalars, rounded to float32. C is not read if beta is 0.
+    a, b, c : Matrix
+        Operands of shapes (m, k), (k, n), (m, n).
+    stream : int
+        Handle of a stream of C's device; 0 is the default stream.
+    workspace : Workspace, optional
+        Memory of the `Division.workspace_bytes` of this product, whose calls must follow each other. By default it is
+        borrowed.
+    extra : Extra
+        Epilogue and vectors; a batch of one.
+    config : WarpgroupConfig, optional
+        Tiles. By default the ones that `choose` finds.
+
+    Raises
+    ------
+    ValueError
+        for a K beyond what kernels count; for a workspace that is too small.
+    """
+    if c.rows == 0 or c.cols == 0:
+        return
+    if a.cols > MAX_K:
+        raise ValueError(f"K is {a.cols}, beyond the {MAX_K} that this precision takes; expected less")
+    beside = (extra.epilogue, *((vector.size, vector.stride) for vector in extra.vectors))
+    key = (mode, id(config), c.device, beside, *a.packed[1:], *b.packed[1:], *c.packed[1:])
+    found = _kept_launches.get(key)
+    if found is None or (config is not None and found.division.config != config):
+        division = divide(mode, c.rows, c.cols, a.cols, device_properties(c.device).sm_count, config)
+        found = _Launch(division, a, b, c, extra)
+        if len(_kept_launches) >= MAX_KEPT:
+            _kept_launches.clear()
+        _kept_launches[key] = found
+    needed = found.division.workspace_bytes
+    if workspace is not None and not workspace.holds(needed, 0):
+        raise ValueError(
+            f"workspace holds {workspace.size} bytes; expected {needed}; pass an array of that size, or none"
+        )
+    memory = None if workspace is None else workspace.pointer
+    vectors = [vector.pointer for vector in extra.vectors]
+    found(alpha, a.pointer, b.pointer, beta, c.pointer, stream, memory, vectors)

@@ -1,0 +1,205 @@
+"""persistent: blocks that stay, and sums that keep their last bits.
+
+Bottleneck before: each block sets up barriers, waits for its first slots, and stores its tile while its tensor cores
+    rest; and the sums of one-signed terms lose up to one bit in eight of what FP32 would keep.
+Idea: as many blocks as the GPU has multiprocessors, each of which takes one tile after the other, in groups of rows so
+    that those of a time share operands in the L2 cache; the next tile's slots are fetched while this one is stored. The
+    sums' leading part is apart from the rests (`sums`), in registers that the warpgroup that fetches has no need of.
+    What comes out as NaN or infinity is computed again as FP32 does, from the operands as they were: it may be one that
+    the parts made.
+Traffic: as before, from the L2 cache for the most part.
+Registers and shared memory: up to three sums of a warpgroup's tile, 240 registers a thread; as many slots as fit.
+Limits: power: at 2 GHz the tensor cores would need more than the 700 W that the card may draw.
+"""
+
+from numba import cuda, float32, int32, int64, uint32, uint64
+
+from ..device import mbarrier, registers
+from ..device.address import address_of, col_step, global_store2, row_step, shared_address
+from ..device.blend import element_store
+from ..device.grid_order import wait_for_last
+from ..device.narrow import power
+from ..device.switch import device_function, hardware_only
+from ..ladder.stage import GROUP, WARP, require
+from .slot import slot_copies
+from .stage import ALIGNMENT, BARRIER_BYTES, GROUP_ROWS, LEFT, WARPGROUP, TensorStage, WarpgroupConfig
+from .sums import tile_sums
+
+LARGEST = 3.4028234663852886e38  # of a float32
+
+
+def build(config, form):
+    mode, BM, BN, PARTS = form.mode, config.BM, config.BN, form.mode.parts
+    require(config, {"one producer": config.producers == 1, "BN <= 128, or one product": BN <= 128 or PARTS == 1})
+    SLOTS, CONSUMERS, SLOT = config.slots(mode), config.consumers, config.slot_bytes(mode)
+    COLUMN_GROUPS, SCALED, CLAIM, PLAIN = BN // 8, mode.scaled, config.claim, form.epilogue is None
+    fetch, sum_tile, store1 = slot_copies(config, mode), tile_sums(config, mode), element_store(form.epilogue)
+
+    @device_function
+    def place(tile, rows, cols):
+        """Row and column of a tile: down eight rows, then one column on."""
+        group = uint32(tile // uint32(GROUP * cols))
+        height = min(uint32(GROUP), uint32(rows - group * GROUP))
+        within = uint32(tile % uint32(GROUP * cols))
+        return uint32(group * GROUP + within % height), uint32(within // height)
+
+    @device_function
+    def unscale(total, a, b, row, col):
+        """Divide by the scales of rows and columns."""
+        last_row, last_col = a.shape[0] - 1, b.shape[0] - 1
+        for j in range(COLUMN_GROUPS):
+            for q in range(4):
+                scale = int32(a[last_row, row + q // 2 * 8] + b[last_col, col + 8 * j + q % 2])
+                half = int32(scale // 2)
+                total[j, q] = total[j, q] * power(int32(-half)) * power(int32(half - scale))
+
+    @device_function
+    def in_pairs(c, row, col, beta):
+        """Whether a warp's tile lies within a C that takes 64-bit stores there, and is not read."""
+        start = address_of(c, row, col)
+        pairs = start % 8 == 0 and row_step(c) % 8 == 0 and col_step(c) == 4
+        # The same for all threads of a warp, whose first row is a multiple of 16, and column of 8.
+        inside = row // 16 * 16 + 16 <= c.shape[0] and col // 8 * 8 + BN <= c.shape[1]
+        return PLAIN and pairs and inside and beta == float32(0)
+
+    @device_function
+    def store_pairs(c, row, col, alpha, total):
+        upper = address_of(c, row, col)
+        lower = upper + 8 * row_step(c)
+        for j in range(COLUMN_GROUPS // 2):
+            global_store2(c, upper + 32 * j, alpha * total[j, 0], alpha * total[j, 1])
+            global_store2(c, lower + 32 * j, alpha * total[j, 2], alpha * total[j, 3])
+        for j in range(COLUMN_GROUPS // 2, COLUMN_GROUPS):
+            global_store2(c, upper + 32 * j, alpha * total[j, 0], alpha * total[j, 1])
+            global_store2(c, lower + 32 * j, alpha * total[j, 2], alpha * total[j, 3])
+
+    @device_function
+    def all_finite(total):
+        none = float32(0)
+        for j in range(COLUMN_GROUPS):
+            for q in range(4):
+                none += float32(0) * total[j, q]  # NaN of what is not finite
+        return none == float32(0)
+
+    @device_function
+    def store_as_is(c, row, col, alpha, total, beta, x, y, vectors):
+        # In two loops, of which the compiler unrolls each: of twice as many turns it would not.
+        for j in range(COLUMN_GROUPS // 2):
+            for q in range(4):
+                store1(c, row + q // 2 * 8, col + 8 * j + q % 2, alpha, total[j, q], beta, vectors)
+        for j in range(COLUMN_GROUPS // 2, COLUMN_GROUPS):
+            for q in range(4):
+                store1(c, row + q // 2 * 8, col + 8 * j + q % 2, alpha, total[j, q], beta, vectors)
+
+    @device_function
+    def store_finite(c, row, col, alpha, total, beta, x, y, vectors):
+        again = uint64(0)
+        for j in range(COLUMN_GROUPS):
+            for q in range(4):
+                if abs(total[j, q]) <= float32(LARGEST):
+                    store1(c, row + q // 2 * 8, col + 8 * j + q % 2, alpha, total[j, q], beta, vectors)
+                else:
+                    again |= uint64(1) << uint64(4 * j + q)
+        i = uint32(0)
+        while again != uint64(0):
+            if again & uint64(1):
+                c_row, c_col = row + int64(i % 4 // 2 * 8), col + int64(i // 4 * 8 + i % 2)
+                if c_row < c.shape[0] and c_col < c.shape[1]:
+                    acc = float32(0)
+                    for k in range(x.shape[1]):
+                        acc += x[c_row, k] * y[k, c_col]
+                    store1(c, c_row, c_col, alpha, acc, beta, vectors)
+            again >>= uint64(1)
+            i = uint32(i + 1)
+
+    store = store_as_is if PARTS == 1 else store_finite
+
+    @device_function
+    def run(alpha, a, b, beta, c, x, y, vectors):
+        memory = cuda.shared.array(0, float32, alignment=128)
+        start = uint32(uint32(shared_address(memory) + (ALIGNMENT - 1)) & uint32(0xFFFFFFFF - (ALIGNMENT - 1)))
+        full = uint32(start + SLOTS * SLOT)
+        empty = uint32(full + SLOTS * BARRIER_BYTES)
+        tid = uint32(cuda.threadIdx.x)
+        k_slots = uint32(a.shape[0] // PARTS)
+        rows, cols = uint32((c.shape[0] + (BM - 1)) // BM), uint32((c.shape[1] + (BN - 1)) // BN)
+        if tid == uint32(0):
+            for i in range(SLOTS):
+                mbarrier.initialise(uint32(full + i * BARRIER_BYTES), uint32(1))
+                mbarrier.initialise(uint32(empty + i * BARRIER_BYTES), uint32(WARPGROUP // WARP * CONSUMERS))
+            mbarrier.initialised()
+        cuda.syncthreads()  # the barriers are set up before any thread waits at them
+        wait_for_last()  # the operands are split
+
+        i, tile = uint32(0), uint32(cuda.blockIdx.x)
+        if tid >= uint32(WARPGROUP * CONSUMERS):
+            if CLAIM > 0:
+                registers.release(LEFT)
+            parity = uint32(1)  # of the phase before the first: all slots are empty
+            while tid == uint32(WARPGROUP * CONSUMERS) and tile < uint32(rows * cols):
+                tile_row, tile_col = place(tile, rows, cols)
+                s = uint32(0)
+                while s < k_slots:
+                    at, filled = uint32(start + i * SLOT), uint32(full + i * BARRIER_BYTES)
+                    while not mbarrier.ended(uint32(empty + i * BARRIER_BYTES), parity):
+                        pass
+                    fetch(at, a, b, s, k_slots, int64(tile_row) * BM, int64(tile_col) * BN, filled)
+                    s = uint32(s + 1)
+                    i = uint32(i + 1)
+                    if i == uint32(SLOTS):
+                        i = uint32(0)
+                        parity = uint32(parity ^ 1)
+                tile = uint32(tile + cuda.gridDim.x)
+        else:
+            if CLAIM > 0:
+                registers.claim(CLAIM)
+            group, lane, warp = uint32(tid // WARPGROUP), uint32(tid % WARP), uint32(tid // WARP % 4)
+            total = cuda.local.array((COLUMN_GROUPS, 4), float32)
+            apart = cuda.local.array((COLUMN_GROUPS, 4), float32)
+            parity = uint32(0)
+            while tile < uint32(rows * cols):
+                tile_row, tile_col = place(tile, rows, cols)
+                i, parity = sum_tile(total, start, full, empty, i, parity, k_slots, group)
+                if not PLAIN:
+                    # An epilogue may keep the loop that stores from being unrolled, and what is indexed at run time
+                    # lies in local memory: accumulators must not.
+                    for j in range(COLUMN_GROUPS):
+                        for q in range(4):
+                            apart[j, q] = total[j, q]
+                row = int64(tile_row) * BM + int64(group * GROUP_ROWS + warp * 16 + lane // 4)
+                col = int64(tile_col) * BN + int64(lane % 4 * 2)
+                sums = total if PLAIN else apart
+                if SCALED:
+                    unscale(sums, a, b, row, col)
+                if in_pairs(c, row, col, beta) and (PARTS == 1 or all_finite(sums)):
+                    store_pairs(c, row, col, alpha, sums)
+                else:
+                    store(c, row, col, alpha, sums, beta, x, y, vectors)
+                tile = uint32(tile + cuda.gridDim.x)
+
+    bounds = hardware_only(launch_bounds=(config.threads, 1))
+
+    @cuda.jit(**bounds)
+    def persistent(alpha, a, b, beta, c, x, y):
+        run(alpha, a, b, beta, c, x, y, ())
+
+    @cuda.jit(**bounds)
+    def persistent_with(alpha, a, b, beta, c, x, y, vectors):
+        run(alpha, a, b, beta, c, x, y, vectors)
+
+    return persistent_with if form.vectors else persistent
+
+
+STAGE = TensorStage(
+    name="persistent",
+    summary="blocks stay, leading sums are kept apart and compensated",
+    build=build,
+    configs=(
+        WarpgroupConfig(128, 128, consumers=2, producers=1, claim=240),
+        WarpgroupConfig(64, 128, producers=1),
+        WarpgroupConfig(64, 96, producers=1),
+        WarpgroupConfig(64, 64, producers=1),
+        WarpgroupConfig(128, 256, consumers=2, producers=1, claim=240),
+    ),
+    complete=True,
+)

@@ -1,0 +1,179 @@
+"""How a warpgroup sums up a tile of C, slot after slot: three ways, for what a mode asks of its sums.
+
+Tensor cores cut off what does not fit into a float of their running sum, so a long one drifts towards zero. The first
+parts' products, the leading ones, make almost all of a sum; the rests' products are smaller by 2^-7 or more, and so is
+what is cut off of them. Hence:
+
+- `running`, of one product: all of it stays in the tensor cores. Its parts are coarser than what is cut off.
+- `folded`: the leading products of each slot are summed afresh, and added to the total outside, where sums are rounded.
+  The rests' stay in the tensor cores for eight slots.
+- `compensated`: beside that, what each addition to the total rounds off, which two more additions find (Dekker, 1971,
+  doi:10.1007/BF01397083), is added to the sum of the rests. So the error does not grow with k.
+
+Both end with adding to the total the rests, and the part of it that its slots have had cut off on average, as measured.
+It is less than half a unit of the last place, so a sum that is a float is not changed.
+"""
+
+from __future__ import annotations
+
+from numba import cuda, float32, uint32
+
+from ..device import mbarrier, wgmma
+from ..device.switch import device_function
+from ..ladder.stage import WARP
+from .mode import Mode
+from .slot import slot_products
+from .stage import BARRIER_BYTES, GROUP_ROWS, ROW_BYTES, WarpgroupConfig
+
+FOLD = 8  # slots whose rests are summed in the tensor cores
+CUT_OFF = 0.875 * 2.0**-25  # of a sum; below 2^-25, or exact sums would not stay as they are
+
+
+def steps(columns: int):
+    """Make the device functions that follow the products, for the sums of a warpgroup's columns.
+
+    ``clear(sums)``; ``add(total, sums)``; ``add_exactly(total, sums)``, after which `sums` are what was rounded off;
+    and ``finish(total, rests)``.
+    """
+    COLUMN_GROUPS = columns // 8
+
+    @device_function
+    def clear(sums):
+        for j in range(COLUMN_GROUPS):
+            for q in range(4):
+                sums[j, q] = float32(0)
+
+    @device_function
+    def add(total, sums):
+        for j in range(COLUMN_GROUPS):
+            for q in range(4):
+                total[j, q] += sums[j, q]
+
+    @device_function
+    def add_exactly(total, sums):
+        """Add to the total; what is rounded off becomes the sums."""
+        for j in range(COLUMN_GROUPS):
+            for q in range(4):
+                larger = total[j, q] + sums[j, q]
+                sums[j, q] -= larger - total[j, q]
+                total[j, q] = larger
+
+    @device_function
+    def finish(total, rests):
+        for j in range(COLUMN_GROUPS):
+            for q in range(4):
+                whole = total[j, q] + rests[j, q]
+                kept = whole - rests[j, q]
+                left = (total[j, q] - kept) + (rests[j, q] - (whole - kept))  # what that sum has rounded off
+                total[j, q] = whole + (left + float32(CUT_OFF) * whole)
+
+    return clear, add, add_exactly, finish
+
+
+def tile_sums(config: WarpgroupConfig, mode: Mode):
+    """Make a device function ``(total, start, full, empty, i, parity, k_slots, group)``, for a warpgroup.
+
+    It makes ``total`` the sums over all slots of warpgroup `group`'s rows of A with the block's columns of B. Slots lie
+    in a ring at `start`, with mbarriers at `full` and `empty`, where every warp arrives when it is done with one. The
+    next slot is the one of index `i`, full when the phase of this `parity` has ended; the function returns both as they
+    are behind the tile.
+    """
+    BN, SLOTS, SLOT = config.BN, config.slots(mode), config.slot_bytes(mode)
+    COLUMN_GROUPS = BN // 8
+    wait = wgmma.waiting(BN)
+    leading, others = mode.products[-1:], mode.products[:-1]
+    clear, add, add_exactly, finish = steps(BN)
+
+    @device_function
+    def tiles(start, i, group):
+        at = uint32(start + i * SLOT)
+        return wgmma.descriptor(uint32(at + group * uint32(GROUP_ROWS * ROW_BYTES))), wgmma.descriptor(at)
+
+    @device_function
+    def await_slot(full, i, parity):
+        while not mbarrier.ended(uint32(full + i * BARRIER_BYTES), parity):
+            pass
+
+    @device_function
+    def give_back(empty, i):
+        if cuda.threadIdx.x % WARP == 0:
+            mbarrier.arrive(uint32(empty + i * BARRIER_BYTES))  # this warp's products have read the slot
+
+    @device_function
+    def following(i, parity):
+        last = i == uint32(SLOTS - 1)
+        return uint32(0) if last else uint32(i + 1), uint32(parity ^ 1) if last else parity
+
+    if not others:
+        products = slot_products(config, mode, leading, fresh=False)
+
+        @device_function
+        def running(total, start, full, empty, i, parity, k_slots, group):
+            clear(total)
+            s, last = uint32(0), uint32(0)
+            while s < k_slots:
+                await_slot(full, i, parity)
+                a_tile, b_tile = tiles(start, i, group)
+                products(total, a_tile, b_tile, s > uint32(0))
+                wait(total, 1)
+                if s > uint32(0):
+                    give_back(empty, last)
+                last = i
+                s = uint32(s + 1)
+                i, parity = following(i, parity)
+            wait(total, 0)
+            give_back(empty, last)
+            return i, parity
+
+        return running
+
+    lead = slot_products(config, mode, leading, fresh=True)
+    rest = slot_products(config, mode, others, fresh=False)
+
+    @device_function
+    def folded(total, start, full, empty, i, parity, k_slots, group):
+        sums, rests = cuda.local.array((COLUMN_GROUPS, 4), float32), cuda.local.array((COLUMN_GROUPS, 4), float32)
+        clear(total)
+        clear(rests)
+        s = uint32(0)
+        while s < k_slots:
+            new = s % uint32(FOLD) == uint32(0)
+            if new:
+                add(total, rests)
+            await_slot(full, i, parity)
+            a_tile, b_tile = tiles(start, i, group)
+            lead(sums, a_tile, b_tile, False)
+            rest(rests, a_tile, b_tile, not new)
+            wait(sums, 1)
+            add(total, sums)
+            wait(rests, 0)
+            give_back(empty, i)
+            s = uint32(s + 1)
+            i, parity = following(i, parity)
+        finish(total, rests)
+        return i, parity
+
+    @device_function
+    def compensated(total, start, full, empty, i, parity, k_slots, group):
+        sums, rests = cuda.local.array((COLUMN_GROUPS, 4), float32), cuda.local.array((COLUMN_GROUPS, 4), float32)
+        clear(total)
+        clear(rests)
+        s = uint32(0)
+        while s < k_slots:
+            await_slot(full, i, parity)
+            a_tile, b_tile = tiles(start, i, group)
+            lead(sums, a_tile, b_tile, False)
+            rest(rests, a_tile, b_tile, True)
+            wait(sums, 1)
+            add_exactly(total, sums)
+            wait(rests, 0)
+            give_back(empty, i)
+            add(rests, sums)
+            if s % uint32(FOLD) == uint32(FOLD - 1):
+                add_exactly(total, rests)
+            s = uint32(s + 1)
+            i, parity = following(i, parity)
+        finish(total, rests)
+        return i, parity
+
+    return compensated if mode.compensated else folded
