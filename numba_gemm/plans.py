@@ -143,10 +143,7 @@ class Plan:
         self._choice: Choice | None  # None: the mode's kernel, and for sums without terms what is best for them
         self._memory = memory  # keeps it alive
         self._seen: Seen = {}
-        if self.precision == IEEE:
-            needed = self._plan_stage(stage)
-        else:
-            needed = self._plan_mode()
+        needed = self._plan_stage(stage) if self.precision == IEEE else self._plan_mode()
         self.workspace_bytes = workspaces.total_bytes(*needed)
         self._workspace = None if memory is None else self._given(memory, *needed)
 

@@ -99,7 +99,7 @@ def borrow(device: int, stream: int, size: int) -> Loan:
     """
     identity, capture = _identity(stream)
     kept = _free.setdefault((device, identity, capture), [])
-    small = []
+    small: list[Loan] = []
     while kept:
         try:
             loan = kept.pop()  # in one step: another thread, or a finaliser, may come here too

@@ -5,9 +5,9 @@ memcheck watches every access to global and shared memory, racecheck every pair 
 barrier orders. One child process a tool runs every stage in every configuration over small ragged shapes, each operand
 in an allocation of its own, and compares each product with float64. Stages that have a schedule run in each way of
 loading their operands, with tiles that several blocks share, a batch and an epilogue, three times each, for the same
-bits: counters and partial sums are the next launch's, too. The tensor cores' precisions count as stages by their names. Kernels are compiled beforehand, on all cores, unless the
-cache on disk is switched off. Exits with 1 if any tool reports anything or any product is wrong, and with 2 if it
-cannot run.
+bits: counters and partial sums are the next launch's, too. The tensor cores' precisions count as stages by their names.
+Kernels are compiled beforehand, on all cores, unless the cache on disk is switched off. Exits with 1 if any tool
+reports anything or any product is wrong, and with 2 if it cannot run.
 """
 
 from __future__ import annotations

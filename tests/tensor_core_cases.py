@@ -99,8 +99,8 @@ def product(a: Any, b: Any, c: Any, mode: str, stage: str, *, index: int = 0, al
     # Both as (mn, k): B by its strides, since Numba's `.T` copies.
     x, y = words(a), (pointer, n, k, b_across, b_down)
     division = split_products.divide(MODES[mode], m, n, k, 132, config)
-    made = [words(memory := cuda.to_device(np.full(shape, np.nan, np.float32))) + (memory,) for shape in division.parts]
-    memories, parts = [one[5] for one in made], [one[:5] for one in made]
+    memories = [cuda.to_device(np.full(shape, np.nan, np.float32)) for shape in division.parts]
+    parts = [words(memory) for memory in memories]
     if MODES[mode].scaled:
         loaded_extremes()((division.extreme_blocks, 1), x, parts[2], y, parts[3])
         loaded_split(mode)((division.split_blocks, 1), x, parts[0], parts[2], y, parts[1], parts[3])
@@ -112,7 +112,6 @@ def product(a: Any, b: Any, c: Any, mode: str, stage: str, *, index: int = 0, al
     else:
         run((-(-n // config.BN), -(-m // config.BM)), alpha, *parts[:2], beta, words(c))
     cuda.synchronize()
-    del memories
 
 
 def main() -> None:

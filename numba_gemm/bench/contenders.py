@@ -169,9 +169,9 @@ def cublas() -> tuple[Contender, ...]:
 
 
 def narrow_cublas() -> tuple[Contender, ...]:
-    """CuBLAS TF32 and BF16 through PyTorch: the latter of copies that are rounded to BF16, and of such that already are.
+    """TF32 and BF16 of cuBLAS, through PyTorch; BF16 of copies that are rounded to it, and of operands that are it.
 
-    That one has another result and reads half the bytes: no fair comparison, but the fastest there is.
+    The last one has another result and reads half the bytes: no fair comparison, but the fastest there is.
     """
     torch = optional("torch")
     if torch is None:
@@ -204,9 +204,11 @@ def narrow_cublas() -> tuple[Contender, ...]:
     def given_bf16(buffers: DeviceBuffers) -> Bound:
         a, b, c = buffers.torch_views(torch)
         half_a, half_b, half_c = a.bfloat16(), b.bfloat16(), torch.empty_like(c, dtype=torch.bfloat16)
-        return Bound(
-            lambda _stream: _discard(torch.matmul(half_a, half_b, out=half_c)), deliver=lambda: c.copy_(half_c)
-        )
+
+        def call(_stream: int) -> None:
+            torch.matmul(half_a, half_b, out=half_c)
+
+        return Bound(call, deliver=lambda: _discard(c.copy_(half_c)))
 
     return (
         Contender(CUBLAS, tf32, via="torch", precision="tf32"),

@@ -10,7 +10,10 @@ headline
 ladder
     a line a rung at 4096 x 4096 x 4096;
 targets
-    what `numba_gemm.bench.targets` measured, against what it should be.
+    what `numba_gemm.bench.targets` measured, against what it should be;
+precisions, precision_targets
+    what ``bench.py --precisions`` and `numba_gemm.bench.accuracy` measured, in the folder `precisions` of the results,
+    by shape, and against what it should be.
 
 A stage's paragraph says how fast it is there and, where `numba_gemm.bench.counters` has left its files beside the
 results, what the GPU counted; that of `thin`, which is for a C of few columns, what `numba_gemm.bench.targets` measured
@@ -63,10 +66,21 @@ HEADLINE_SHAPES = (
     Shape(16384, 16384, 1024),
 )
 LADDER_SHAPE = Shape(4096, 4096, 4096)
+PRECISION_SHAPES = (
+    Shape(1024, 1024, 1024),
+    Shape(2048, 2048, 1024),
+    Shape(4096, 4096, 1024),
+    Shape(4096, 4096, 4096),
+    Shape(8192, 8192, 8192),
+)
 ASIDE = "thin"  # the stage that is not for the ladder's shape
 
 # What `numba_gemm.bench.targets` calls its files and what is in them; it needs Numba, this does not.
 TARGETS, TARGETS_SUMMARY, TARGETS_HOW = "targets.csv", "targets_summary.csv", "targets.json"
+PRECISIONS_FOLDER, ACCURACY_CSV = (
+    "precisions",
+    "accuracy.csv",
+)  # of `bench.py --precisions`, `numba_gemm.bench.accuracy`
 VECTOR_GROUP, COPY = "vector", "device copy"
 STATISTICS = {"geomean": "geometric mean", "min": "least", "max": "most"}
 
@@ -191,8 +205,94 @@ def read_targets(results: Path, file: str) -> tuple[list[dict[str, Any]], dict[s
     return [{str(name): value for name, value in row.items()} for row in pd.read_csv(found[0]).to_dict("records")], how
 
 
+def precisions(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
+    """Speed and error of the public function in every precision, over a few sizes, beside cuBLAS."""
+    found, how = read_results(results / PRECISIONS_FOLDER)
+    rows = {(row["shape"], row["stage"], row["precision"]): row for row in records(fastest(found))}
+    shown = [
+        ("cuBLAS SGEMM", CUBLAS, "ieee"),
+        *((f"`{name}`", AUTO, name) for name in dict.fromkeys(found.loc[found["stage"] == AUTO, "precision"])),
+    ]
+    shapes = [shape for shape in PRECISION_SHAPES if (str(shape), CUBLAS, "ieee") in rows]
+    if not shapes:
+        raise ReadmeError(f"{results / PRECISIONS_FOLDER} holds none of {', '.join(map(str, PRECISION_SHAPES))}")
+    lines = []
+    for label, stage, precision in shown:
+        chosen = [rows[str(shape), stage, precision] for shape in shapes]
+        speeds = [f"{row['gflops'] / 1000:.3g} ({row['ratio_to_cublas']:.2f})" for row in chosen]
+        errors = chosen[-1]
+        lines.append([label, *speeds, significant(errors["error_median"], 2), significant(errors["error_max"], 2)])
+    headers = ["precision", *map(spelled, shapes), "median error", "largest"]
+    table = Table("", headers, lines, left=["precision"]).markdown()
+    return (
+        "TFLOP/s, and in multiples of cuBLAS SGEMM; splitting and every other pass included. Errors over |A| @ |B|, at "
+        f"{spelled(shapes[-1])}:\n\n{table}\n\n{source(how)}"
+    )
+
+
+def precision_targets(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
+    """What the precisions should reach, and what they do."""
+    found, how = read_results(results / PRECISIONS_FOLDER)
+    timed = [row for row in records(fastest(found)) if row["stage"] == AUTO]
+    lines = []
+
+    def line(what: str, required: float, values: Mapping[str, float]) -> None:
+        if not values:
+            raise ReadmeError(f"{results / PRECISIONS_FOLDER} holds no shapes for: {what}")
+        reached = math.exp(sum(map(math.log, values.values())) / len(values))
+        worst = min(values, key=lambda shape: values[shape])
+        said = significant(reached) if reached >= required else f"**{significant(reached)}**, missed"
+        lines.append([what, str(len(values)), f"≥ {required:g}", said, f"`{worst}`: {values[worst]:.3g}"])
+
+    def ratios(precision: str, column: str, takes: Callable[[dict[str, Any]], bool]) -> dict[str, float]:
+        return {row["shape"]: row[column] for row in timed if row["precision"] == precision and takes(row)}
+
+    def cube(row: dict[str, Any]) -> bool:
+        return bool(row["m"] == row["n"] == row["k"])
+
+    def large(row: dict[str, Any]) -> bool:
+        return row["m"] >= 2048 and (cube(row) or row["k"] == 1024)
+
+    def small(row: dict[str, Any]) -> bool:
+        return 512 <= row["m"] <= 1536 and row["m"] == row["n"] and row["k"] == 1024
+
+    for name, required in (("bf16x6", 2.3), ("fp16x3", 3.6)):
+        line(f"`{name}` against cuBLAS SGEMM, from 2048 on", required, ratios(name, "ratio_to_cublas", large))
+    for name in ("bf16x6", "fp16x3"):
+        line(f"`{name}`, M = N from 512 to 1536, K = 1024", 1.3, ratios(name, "ratio_to_cublas", small))
+    for name in ("tf32", "bf16"):
+        chosen = ratios(name, "ratio_to_same_precision", lambda row: cube(row) and row["m"] >= 4096)
+        line(f"`{name}` against cuBLAS {name.upper()}, cubes from 4096 on", 0.95, chosen)
+    headers = ["target", "shapes", "required", "geometric mean", "least"]
+    table = Table("", headers, lines, left=["target", "least"]).markdown()
+    return f"{table}\n\n{accuracy_line(results / PRECISIONS_FOLDER / ACCURACY_CSV)}\n\n{source(how)}"
+
+
+def accuracy_line(path: Path) -> str:
+    """How the full-range precision's errors compare with cuBLAS's, in a sentence."""
+    if not path.is_file():
+        raise ReadmeError(f"there is no {path}: run python -m numba_gemm.bench.accuracy --out {path.parent}")
+    frame = pd.read_csv(path)
+    errors = frame.pivot_table(index=["distribution", "k"], columns="precision", values=["median", "max"])
+    from_256 = errors[errors.index.get_level_values("k") >= 256]
+    ours, theirs = (from_256.xs(name, axis=1, level="precision") for name in ("bf16x6", "cublas"))
+    better = (ours <= theirs).all(axis=1)
+    share = (ours / theirs)["median"]
+    return (
+        f"Errors of `bf16x6` over |A| @ |B|, from K = 256 to {frame['k'].max():,}, M = N = {frame['m'].max()}, "
+        f"{frame['distribution'].nunique()} distributions: median and maximum are no larger than cuBLAS SGEMM's in "
+        f"{int(better.sum())} of {len(better)} cases; the median is {share.min():.2g} to {share.max():.2g} of it."
+    )
+
+
 Generator = Callable[[pd.DataFrame, Mapping[str, Any], Path], str]
-GENERATORS: dict[str, Generator] = {"headline": headline, "ladder": ladder, "targets": targets}
+GENERATORS: dict[str, Generator] = {
+    "headline": headline,
+    "ladder": ladder,
+    "targets": targets,
+    "precisions": precisions,
+    "precision_targets": precision_targets,
+}
 
 
 def counted(results: Path, file: str, row: Mapping[str, Any], **wanted: Any) -> dict[str, Any]:

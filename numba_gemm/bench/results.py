@@ -93,7 +93,7 @@ def fastest(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows, each a dictionary, with ``shape`` among its entries: the name MxNxK; optional columns may be missing."""
+    """The rows, each a dictionary, with ``shape`` among its entries: the name MxNxK."""
     rows: list[dict[str, Any]] = [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
     for row in rows:
         row["shape"] = f"{row['m']}x{row['n']}x{row['k']}"

@@ -294,7 +294,7 @@ def host_time(candidate: Candidate, stream: int) -> float:
 
 
 def best_of_cublas(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates with one FP32 cuBLAS row: the fastest, or, when none could be timed, the first; it names the others."""
+    """The candidates with one FP32 cuBLAS row: the fastest, or, when none was timed, the first; it names the others."""
     baselines = [c for c in candidates if c.contender.stage == results.CUBLAS and c.contender.precision == IEEE]
     if len(baselines) < 2:
         return list(candidates)
