@@ -51,9 +51,9 @@ PRECISIONS = (IEEE, *MODES)
 KNOWN = (*PRECISIONS, FP32_AUTO)
 
 # What `FP32_AUTO` stands for, and from where on: its error is stated to be no larger than float32's from this K on, and
-# it was measured to be faster from this many multiply-adds on, of a C that is no thinner.
+# it was measured to be faster from so many multiply-adds on, of a C that has so many elements and is no thinner.
 AUTO_MODE = "bf16x6"
-AUTO_K, AUTO_TERMS, AUTO_EXTENT = 256, 1 << 28, 256
+AUTO_K, AUTO_TERMS, AUTO_ELEMENTS, AUTO_EXTENT = 256, 1 << 27, 1 << 18, 256
 
 # TFLOP/s of an H200 that has tiles of one size for all its multiprocessors, by the products of a mode: one, several, or
 # several with a compensated sum. Ratios alone matter.
@@ -74,7 +74,7 @@ def resolved(precision: str, m: int, n: int, k: int, cc: tuple[int, int]) -> str
     """The precision itself; of `FP32_AUTO` the fastest whose errors and range are no worse than float32's."""
     if precision != FP32_AUTO:
         return precision
-    pays = k >= AUTO_K and min(m, n) >= AUTO_EXTENT and m * n * k >= AUTO_TERMS
+    pays = k >= AUTO_K and min(m, n) >= AUTO_EXTENT and m * n >= AUTO_ELEMENTS and m * n * k >= AUTO_TERMS
     return AUTO_MODE if pays and AUTO_MODE in runnable(cc) else IEEE
 
 

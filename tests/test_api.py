@@ -928,5 +928,5 @@ def test_stages_lists_the_ladder():
 def test_signature():
     parameters = inspect.signature(tiled_sgemm).parameters
     keyword_only = [name for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY]
-    assert keyword_only == ["alpha", "beta", "stage", "stream", "epilogue", "epilogue_args"]
+    assert keyword_only == ["alpha", "beta", "stage", "precision", "stream", "epilogue", "epilogue_args"]
     assert list(parameters) == ["a", "b", "out", *keyword_only]

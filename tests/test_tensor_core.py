@@ -413,7 +413,7 @@ def test_fp32_auto_is_float32_where_nothing_better_is_stated():
     assert split_products.resolved("tf32", *large, (9, 0)) == "tf32"
     expected = "ieee" if SIMULATOR else "bf16x6"
     assert split_products.resolved("fp32_auto", *large, (9, 0)) == expected
-    for m, n, k in ((4096, 4096, 255), (1 << 20, 64, 4096), (256, 256, 256)):
+    for m, n, k in ((4096, 4096, 255), (1 << 20, 64, 4096), (384, 384, 4096), (512, 512, 256)):
         assert split_products.resolved("fp32_auto", m, n, k, (9, 0)) == "ieee"
     split_products.check_precision("fp32_auto", (8, 0))
 

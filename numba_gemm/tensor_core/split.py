@@ -165,8 +165,8 @@ def build_extremes():
         r = uint32(tid // CHUNKS) if along else uint32(tid % SPLIT_ROWS)
         chunk = uint32(tid % CHUNKS) if along else uint32(tid // SPLIT_ROWS)
         row = int64(row_block) * SPLIT_ROWS + int64(r)
-        pieces = (x.shape[1] + SPAN - 1) // SPAN
-        each = (pieces + large.shape[0] - 1) // large.shape[0] * SPAN
+        pieces, spans = uint32((x.shape[1] + SPAN - 1) // SPAN), uint32(large.shape[0])
+        each = int64(uint32(pieces + spans - 1) // spans) * SPAN
         k, largest = int64(span) * each, float32(0)
         end = min(k + each, x.shape[1])
         if row < x.shape[0]:
