@@ -276,12 +276,12 @@ def accuracy_line(path: Path) -> str:
     errors = frame.pivot_table(index=["distribution", "k"], columns="precision", values=["median", "max"])
     from_256 = errors[errors.index.get_level_values("k") >= 256]
     ours, theirs = (from_256.xs(name, axis=1, level="precision") for name in ("bf16x6", "cublas"))
-    better = (ours.to_numpy() <= theirs.to_numpy()).all(axis=1)
+    better = [bool(row.all()) for row in ours.to_numpy() <= theirs.to_numpy()]
     share = (ours / theirs)["median"]
     return (
         f"Errors of `bf16x6` over |A| @ |B|, from K = 256 to {frame['k'].max():,}, M = N = {frame['m'].max()}, "
         f"{frame['distribution'].nunique()} distributions: median and maximum are no larger than cuBLAS SGEMM's in "
-        f"{int(better.sum())} of {len(better)} cases; the median is {share.min():.2g} to {share.max():.2g} of it."
+        f"{sum(better)} of {len(better)} cases; the median is {share.min():.2g} to {share.max():.2g} of it."
     )
 
 
