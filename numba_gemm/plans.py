@@ -14,8 +14,8 @@ from .ladder.stage import TileConfig
 from .launch import Matrix
 from .select import Choice
 from .split_products import IEEE
-from .tensor_core import MODES, WarpgroupConfig
-from .tensor_core.persistent import STAGE as TENSOR_STAGE
+from .tensor_core import MODES
+from .tensor_core.stage import TensorConfig
 from .workspace import ALIGNMENT, Workspace
 
 LAYOUTS = ("NN", "NT", "TN", "TT")
@@ -122,7 +122,7 @@ class Plan:
         Ordinal of the device.
     stage : str
         Name of the stage that runs.
-    config : TileConfig or WarpgroupConfig
+    config : TileConfig, WarpgroupConfig or WarpConfig
         Its configuration.
     precision : str
         Of the arithmetic; not "fp32_auto", but what it stands for.
@@ -139,7 +139,7 @@ class Plan:
     ) -> None:
         self.m, self.n, self.k, self.device, self.layout = m, n, k, device, layout
         self.precision = split_products.resolved(precision, m, n, k, launch.device_properties(device).cc)
-        self.config: TileConfig | WarpgroupConfig
+        self.config: TileConfig | TensorConfig
         self._choice: Choice | None  # None: the mode's kernel, and for sums without terms what is best for them
         self._memory = memory  # keeps it alive
         self._seen: Seen = {}
@@ -153,9 +153,10 @@ class Plan:
         split_products.check_precision(self.precision, gpu.cc)
         self._stage, self._choice = "auto", None
         m, n = max(self.m, 1), max(self.n, 1)
-        division = split_products.divide(MODES[self.precision], m, n, self.k, gpu.sm_count)
+        stage = split_products.stage_on(self.device)
+        division = split_products.divide(MODES[self.precision], m, n, self.k, gpu.sm_count, stage=stage)
         split_products.prepare(division, self.device)
-        self.stage, self.config = TENSOR_STAGE.name, division.config
+        self.stage, self.config = stage.name, division.config
         self.grid, self.block = (division.blocks, 1, 1), (division.config.threads, 1, 1)
         return division.workspace_bytes, 0
 

@@ -23,9 +23,8 @@ from .driver import Frame, call, device_scope
 from .fingerprint import fingerprint
 from .launch import MAX_K, PLAIN, Extra, Matrix, device_properties
 from .models.roofline import FLOAT32_BYTES
-from .tensor_core import MODES, Mode, TensorForm, TensorStage, WarpgroupConfig, split
-from .tensor_core.persistent import STAGE
-from .tensor_core.stage import ROW_WORDS, SPLIT_ROWS, split_shape
+from .tensor_core import MODES, Mode, TensorForm, TensorStage, persistent, split, warp_mma
+from .tensor_core.stage import ROW_WORDS, SPLIT_ROWS, TensorConfig, split_shape
 from .workspace import ALIGNMENT, Workspace
 
 __all__ = [
@@ -50,10 +49,14 @@ IEEE, FP32_AUTO = "ieee", "fp32_auto"
 PRECISIONS = (IEEE, *MODES)
 KNOWN = (*PRECISIONS, FP32_AUTO)
 
-# What `FP32_AUTO` stands for, and from where on: its error is stated to be no larger than float32's from this K on, and
-# it was measured to be faster from so many multiply-adds on, of a C that has so many elements and is no thinner.
+# What `FP32_AUTO` stands for, on compute capability 9.0, and from where on: its error is stated to be no larger than
+# float32's from this K on, and it was measured to be faster from so many multiply-adds on, of a C that has so many
+# elements and is no thinner.
 AUTO_MODE = "bf16x6"
 AUTO_K, AUTO_TERMS, AUTO_ELEMENTS, AUTO_EXTENT = 256, 1 << 27, 1 << 18, 256
+
+STAGES = (persistent.STAGE, warp_mma.STAGE)  # the first that a GPU can run is run
+OVERLAPPING = (9, 0)  # kernels may start before the one before has ended, from this compute capability on
 
 # TFLOP/s of an H200 that has tiles of one size for all its multiprocessors, by the products of a mode: one, several, or
 # several with a compensated sum. Ratios alone matter.
@@ -62,12 +65,18 @@ RATES: dict[str, dict[tuple[int, int], float]] = {
     "several": {(128, 128): 230.0, (64, 128): 168.0, (64, 96): 140.0, (64, 64): 115.0},
     "compensated": {(128, 128): 116.0, (64, 128): 89.0, (64, 96): 80.0, (64, 64): 73.0},
 }
+MAX_BLOCKS = (1 << 31) - 1  # along x
 TILE_END = 1.5e-6  # seconds that a tile takes beside its sums
+
+
+def stage_for(cc: tuple[int, int]) -> TensorStage | None:
+    """What runs the modes on a GPU of this compute capability, None if nothing does."""
+    return None if SIMULATOR else next((stage for stage in STAGES if stage.runs_on(cc)), None)
 
 
 def runnable(cc: tuple[int, int]) -> tuple[str, ...]:
     """Precisions that a GPU of this compute capability can run."""
-    return PRECISIONS if cc == STAGE.cc and not SIMULATOR else (IEEE,)
+    return (IEEE,) if stage_for(cc) is None else PRECISIONS
 
 
 def resolved(precision: str, m: int, n: int, k: int, cc: tuple[int, int]) -> str:
@@ -75,7 +84,7 @@ def resolved(precision: str, m: int, n: int, k: int, cc: tuple[int, int]) -> str
     if precision != FP32_AUTO:
         return precision
     pays = k >= AUTO_K and min(m, n) >= AUTO_EXTENT and m * n >= AUTO_ELEMENTS and m * n * k >= AUTO_TERMS
-    return AUTO_MODE if pays and AUTO_MODE in runnable(cc) else IEEE
+    return AUTO_MODE if pays and stage_for(cc) is persistent.STAGE else IEEE
 
 
 def check_precision(precision: Any, cc: tuple[int, int] | None = None) -> None:
@@ -100,21 +109,21 @@ def tile_rates(mode: Mode) -> dict[tuple[int, int], float]:
     return RATES["one" if len(mode.products) == 1 else "compensated" if mode.compensated else "several"]
 
 
-def configs_of(mode: Mode) -> list[WarpgroupConfig]:
-    """The tiles that there are for a mode."""
-    return [config for config in STAGE.configs if (config.BM, config.BN) in tile_rates(mode)]
+def configs_of(mode: Mode, stage: TensorStage = persistent.STAGE) -> list[TensorConfig]:
+    """The tiles that a stage has for a mode."""
+    return [config for config in stage.configs if (config.BM, config.BN) in tile_rates(mode)]
 
 
-def choose(mode: Mode, m: int, n: int, k: int, sm_count: int) -> WarpgroupConfig:
+def choose(mode: Mode, m: int, n: int, k: int, sm_count: int, stage: TensorStage = persistent.STAGE) -> TensorConfig:
     """The tiles that take the least time, as if all blocks took one tile after the other at the same pace."""
     rates = tile_rates(mode)
 
-    def seconds(config: WarpgroupConfig) -> float:
+    def seconds(config: TensorConfig) -> float:
         rounds = -(-(-(-m // config.BM) * -(-n // config.BN)) // sm_count)
         flops = 2.0 * config.BM * config.BN * max(k, mode.slot_k)
         return rounds * (TILE_END + flops * sm_count / (rates[config.BM, config.BN] * 1e12))
 
-    return min(configs_of(mode), key=seconds)
+    return min(configs_of(mode, stage), key=seconds)
 
 
 @dataclass(frozen=True)
@@ -141,7 +150,7 @@ class Division:
     """
 
     mode: Mode
-    config: WarpgroupConfig
+    config: TensorConfig
     blocks: int
     split_blocks: int
     extreme_blocks: int
@@ -150,9 +159,17 @@ class Division:
     workspace_bytes: int
 
 
-def divide(mode: Mode, m: int, n: int, k: int, sm_count: int, config: WarpgroupConfig | None = None) -> Division:
+def divide(
+    mode: Mode,
+    m: int,
+    n: int,
+    k: int,
+    sm_count: int,
+    config: TensorConfig | None = None,
+    stage: TensorStage = persistent.STAGE,
+) -> Division:
     """Divide a product of these extents, into tiles of a configuration or of the one that `choose` finds."""
-    config = choose(mode, m, n, k, sm_count) if config is None else config
+    config = choose(mode, m, n, k, sm_count, stage) if config is None else config
     shapes = [split_shape(mode, m, k, config.BM), split_shape(mode, n, k, config.BN)]
     split_blocks = sum(rows // mode.parts * (words // (ROW_WORDS * SPLIT_ROWS)) for rows, words in shapes)
     extreme_blocks = 0
@@ -165,7 +182,8 @@ def divide(mode: Mode, m: int, n: int, k: int, sm_count: int, config: WarpgroupC
         offsets.append(end)
         end += -(-FLOAT32_BYTES * rows * cols // ALIGNMENT) * ALIGNMENT
     tiles = -(-m // config.BM) * -(-n // config.BN)
-    blocks = min(tiles, sm_count)
+    # Blocks that fill a multiprocessor stay; of smaller ones it holds several, and there is one for each tile.
+    blocks = min(tiles, sm_count) if config in persistent.STAGE.configs else min(tiles, MAX_BLOCKS)
     return Division(mode, config, blocks, split_blocks, extreme_blocks, tuple(shapes), tuple(offsets), end)
 
 
@@ -178,9 +196,7 @@ def _matrix_types() -> tuple[Any, Any]:
     return MatrixType(True), MatrixType(False)
 
 
-def compile_product(
-    stage: TensorStage, config: WarpgroupConfig, form: TensorForm, cc: tuple[int, int]
-) -> internals.Cubin:
+def compile_product(stage: TensorStage, config: TensorConfig, form: TensorForm, cc: tuple[int, int]) -> internals.Cubin:
     """Compile a stage of the tensor cores; needs no GPU."""
     from numba.cuda import types
 
@@ -201,26 +217,30 @@ def compile_split(mode: Mode, cc: tuple[int, int]) -> internals.Cubin:
     """Compile what splits the operands of a mode; needs no GPU."""
     words, matrix = _matrix_types()
     operand = (matrix, words, words) if mode.scaled else (matrix, words)
-    return internals.compile_cubin(split.build(mode), (*operand, *operand), cc, name=f"split_{mode.name}")
+    kernel = split.build(mode, cc >= OVERLAPPING)
+    return internals.compile_cubin(kernel, (*operand, *operand), cc, name=f"split_{mode.name}")
 
 
 def compile_extremes(cc: tuple[int, int]) -> internals.Cubin:
     """Compile what finds the largest elements of rows; needs no GPU."""
     words, matrix = _matrix_types()
-    return internals.compile_cubin(split.build_extremes(), (matrix, words, matrix, words), cc, name="extremes")
+    kernel = split.build_extremes(cc >= OVERLAPPING)
+    return internals.compile_cubin(kernel, (matrix, words, matrix, words), cc, name="extremes")
 
 
 def _kept(name: tuple[Any, ...] | None, make: Callable[[], internals.Cubin]) -> internals.Cubin:
     return kernel_cache.fetch_named(make, None if name is None else kernel_cache.name_of(*name))[0]
 
 
-def product_cubin(config: WarpgroupConfig, form: TensorForm, cc: tuple[int, int]) -> internals.Cubin:
+def product_cubin(
+    config: TensorConfig, form: TensorForm, cc: tuple[int, int], stage: TensorStage = persistent.STAGE
+) -> internals.Cubin:
     """The kernel of a product, compiled or from the cache on disk; needs no GPU."""
     described = None if form.epilogue is None else fingerprint(form.epilogue)
     name = None
     if form.epilogue is None or described is not None:
-        name = (STAGE.name, repr(config), repr(form.mode), described, form.vectors, cc)
-    return _kept(name, partial(compile_product, STAGE, config, form, cc))
+        name = (stage.name, repr(config), repr(form.mode), described, form.vectors, cc)
+    return _kept(name, partial(compile_product, stage, config, form, cc))
 
 
 def split_cubin(mode: Mode, cc: tuple[int, int]) -> internals.Cubin:
@@ -246,9 +266,16 @@ def _load(cubin: internals.Cubin, dynamic_shared: int, device: int) -> int:
 _lock = threading.RLock()
 
 
+def stage_on(device: int) -> TensorStage:
+    """What runs the modes on a device; one that can run them."""
+    stage = stage_for(device_properties(device).cc)
+    assert stage is not None, "the precision was checked"
+    return stage
+
+
 @cache
-def _product_kernel(config: WarpgroupConfig, form: TensorForm, device: int) -> int:
-    cubin = product_cubin(config, form, device_properties(device).cc)
+def _product_kernel(config: TensorConfig, form: TensorForm, device: int) -> int:
+    cubin = product_cubin(config, form, device_properties(device).cc, stage_on(device))
     return _load(cubin, config.dynamic_shared(form.mode), device)
 
 
@@ -302,7 +329,8 @@ class _Launch:
         def add(kernel: int, blocks: int, threads: int, shared: int, values: list[Any], moving: list[int]) -> None:
             arguments = internals.KernelArguments(values, moving)
             grid, block = (blocks, 1, 1), (threads, 1, 1)
-            frames.append(Frame(self.device, kernel, grid, block, shared, arguments, overlapping=bool(frames)))
+            overlapping = bool(frames) and device_properties(self.device).cc >= OVERLAPPING
+            frames.append(Frame(self.device, kernel, grid, block, shared, arguments, overlapping))
 
         if division.mode.scaled:
             values = [x, parts[2], y, parts[3]]
@@ -367,7 +395,7 @@ def launch(
     stream: int = 0,
     workspace: Workspace | None = None,
     extra: Extra = PLAIN,
-    config: WarpgroupConfig | None = None,
+    config: TensorConfig | None = None,
 ) -> None:
     """Enqueue ``C = alpha * A @ B + beta * C`` in a mode's precision on a stream of the device that holds C.
 
@@ -402,7 +430,8 @@ def launch(
     key = (mode, id(config), c.device, beside, *a.packed[1:], *b.packed[1:], *c.packed[1:])
     found = _kept_launches.get(key)
     if found is None or (config is not None and found.division.config != config):
-        division = divide(mode, c.rows, c.cols, a.cols, device_properties(c.device).sm_count, config)
+        sm_count, stage = device_properties(c.device).sm_count, stage_on(c.device)
+        division = divide(mode, c.rows, c.cols, a.cols, sm_count, config, stage)
         found = _Launch(division, a, b, c, extra)
         if len(_kept_launches) >= MAX_KEPT:
             _kept_launches.clear()

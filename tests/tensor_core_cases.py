@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from typing import Any
 
-from numba_gemm import split_products
-from numba_gemm.tensor_core import MODES, TENSOR_STAGES, TensorForm, split
+from numba_gemm import epilogues, split_products
+from numba_gemm.tensor_core import MODES, TENSOR_STAGES, TensorForm, persistent, split
 
 CC = (9, 0)
 
@@ -23,10 +24,10 @@ def runs(stage: str, index: int, mode: str) -> bool:
 
 
 @functools.cache
-def compiled_stage(name: str, index: int, mode: str) -> Any:
+def compiled_stage(name: str, index: int, mode: str, cc: tuple[int, int] = CC) -> Any:
     """The cubin of a stage's configuration."""
     stage = TENSOR_STAGES[name]
-    return split_products.compile_product(stage, stage.configs[index], TensorForm(MODES[mode]), CC)
+    return split_products.compile_product(stage, stage.configs[index], TensorForm(MODES[mode]), cc)
 
 
 @functools.cache
@@ -39,6 +40,17 @@ def compiled_split(mode: str) -> Any:
 def compiled_extremes() -> Any:
     """The cubin of the kernel that finds the largest elements."""
     return split_products.compile_extremes(CC)
+
+
+def gelu(value: Any, row: Any, column: Any, bias: Any) -> Any:
+    """An epilogue that keeps loops around it from being unrolled."""
+    return 0.5 * value * (1 + math.erf(value * 0.7071067811865476)) + bias[column]
+
+
+def compiled_epilogue() -> Any:
+    """The cubin of a mode whose sums stay in the tensor cores, with that epilogue."""
+    form = TensorForm(MODES["bf16"], epilogues.prepared(gelu, 1), 1)
+    return split_products.compile_product(persistent.STAGE, persistent.STAGE.configs[0], form, CC)
 
 
 class Loaded:
@@ -129,13 +141,15 @@ def main() -> None:
         }
 
     print(json.dumps({"stage": "extremes"} | row(compiled_extremes())), flush=True)
+    print(json.dumps({"stage": "epilogue"} | row(compiled_epilogue())), flush=True)
     for mode in MODES:
         print(json.dumps({"mode": mode, "stage": "split"} | row(compiled_split(mode))), flush=True)
         for name, stage in TENSOR_STAGES.items():
             for index, config in enumerate(stage.configs):
                 if runs(name, index, mode):
                     described = {"mode": mode, "stage": name, "claim": config.claim}
-                    print(json.dumps(described | row(compiled_stage(name, index, mode))), flush=True)
+                    cc = stage.min_cc  # the oldest that has its instructions
+                    print(json.dumps(described | row(compiled_stage(name, index, mode, cc))), flush=True)
 
 
 if __name__ == "__main__":

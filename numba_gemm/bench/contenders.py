@@ -24,7 +24,7 @@ from numba_gemm.ladder.cpu import cpu_sgemm
 from numba_gemm.ladder.stage import Form, Stage, TileConfig
 from numba_gemm.launch import PLAIN, Matrix, aligned_operands, device_properties, exchanged, form_of, launch, prepare
 from numba_gemm.select import Choice, problem
-from numba_gemm.split_products import IEEE, divide
+from numba_gemm.split_products import IEEE, divide, stage_on
 from numba_gemm.tensor_core import MODES
 
 CPU_TERMS = 256 * 256 * 1024  # multiply-adds; a tenth of a second
@@ -112,8 +112,9 @@ def precise(precision: str) -> Contender:
 
     def bind(buffers: DeviceBuffers) -> Bound:
         a, b, c = buffers.a, buffers.b, buffers.c
-        sm_count = device_properties(buffers.matrices[2].device).sm_count
-        name = divide(MODES[precision], *buffers.shape, sm_count).config.name
+        device = buffers.matrices[2].device
+        division = divide(MODES[precision], *buffers.shape, device_properties(device).sm_count, stage=stage_on(device))
+        name = division.config.name
         if buffers.library.name == "numba":
             return Bound(lambda stream: _discard(tiled_sgemm(a, b, c, precision=precision, stream=stream)), name)
         return Bound(lambda _stream: _discard(tiled_sgemm(a, b, c, precision=precision)), name)

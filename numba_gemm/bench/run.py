@@ -164,7 +164,9 @@ def verify_and_time(
 def candidate_of(plan: Plan, contender: Contender) -> Candidate:
     """A contender, ruled out at once where the GPU cannot run it."""
     if contender.stage == results.AUTO and contender.precision not in runnable(plan.cc):
-        return Candidate(contender, status=results.UNSUPPORTED, note=f"{contender.precision} needs tensor cores of 9.0")
+        return Candidate(
+            contender, status=results.UNSUPPORTED, note=f"{contender.precision} needs compute capability 8.0"
+        )
     if contender.min_cc <= plan.cc or plan.simulated:
         return Candidate(contender)
     needed = ".".join(str(part) for part in contender.min_cc)

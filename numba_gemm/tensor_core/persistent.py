@@ -12,107 +12,25 @@ Registers and shared memory: up to three sums of a warpgroup's tile, 240 registe
 Limits: power: at 2 GHz the tensor cores would need more than the 700 W that the card may draw.
 """
 
-from numba import cuda, float32, int32, int64, uint32, uint64
+from numba import cuda, float32, int64, uint32
 
 from ..device import mbarrier, registers
-from ..device.address import address_of, col_step, global_store2, row_step, shared_address
-from ..device.blend import element_store
+from ..device.address import shared_address
 from ..device.grid_order import wait_for_last
-from ..device.narrow import power
 from ..device.switch import device_function, hardware_only
-from ..ladder.stage import GROUP, WARP, require
+from ..ladder.stage import WARP, require
+from .finish import place, sums_store
 from .slot import slot_copies
 from .stage import ALIGNMENT, BARRIER_BYTES, GROUP_ROWS, LEFT, WARPGROUP, TensorStage, WarpgroupConfig
 from .sums import tile_sums
-
-LARGEST = 3.4028234663852886e38  # of a float32
 
 
 def build(config, form):
     mode, BM, BN, PARTS = form.mode, config.BM, config.BN, form.mode.parts
     require(config, {"one producer": config.producers == 1, "BN <= 128, or one product": BN <= 128 or PARTS == 1})
     SLOTS, CONSUMERS, SLOT = config.slots(mode), config.consumers, config.slot_bytes(mode)
-    COLUMN_GROUPS, SCALED, CLAIM, PLAIN = BN // 8, mode.scaled, config.claim, form.epilogue is None
-    fetch, sum_tile, store1 = slot_copies(config, mode), tile_sums(config, mode), element_store(form.epilogue)
-
-    @device_function
-    def place(tile, rows, cols):
-        """Row and column of a tile: down eight rows, then one column on."""
-        group = uint32(tile // uint32(GROUP * cols))
-        height = min(uint32(GROUP), uint32(rows - group * GROUP))
-        within = uint32(tile % uint32(GROUP * cols))
-        return uint32(group * GROUP + within % height), uint32(within // height)
-
-    @device_function
-    def unscale(total, a, b, row, col):
-        """Divide by the scales of rows and columns."""
-        last_row, last_col = a.shape[0] - 1, b.shape[0] - 1
-        for j in range(COLUMN_GROUPS):
-            for q in range(4):
-                scale = int32(a[last_row, row + q // 2 * 8] + b[last_col, col + 8 * j + q % 2])
-                half = int32(scale // 2)
-                total[j, q] = total[j, q] * power(int32(-half)) * power(int32(half - scale))
-
-    @device_function
-    def in_pairs(c, row, col, beta):
-        """Whether a warp's tile lies within a C that takes 64-bit stores there, and is not read."""
-        start = address_of(c, row, col)
-        pairs = start % 8 == 0 and row_step(c) % 8 == 0 and col_step(c) == 4
-        # The same for all threads of a warp, whose first row is a multiple of 16, and column of 8.
-        inside = row // 16 * 16 + 16 <= c.shape[0] and col // 8 * 8 + BN <= c.shape[1]
-        return PLAIN and pairs and inside and beta == float32(0)
-
-    @device_function
-    def store_pairs(c, row, col, alpha, total):
-        upper = address_of(c, row, col)
-        lower = upper + 8 * row_step(c)
-        for j in range(COLUMN_GROUPS // 2):
-            global_store2(c, upper + 32 * j, alpha * total[j, 0], alpha * total[j, 1])
-            global_store2(c, lower + 32 * j, alpha * total[j, 2], alpha * total[j, 3])
-        for j in range(COLUMN_GROUPS // 2, COLUMN_GROUPS):
-            global_store2(c, upper + 32 * j, alpha * total[j, 0], alpha * total[j, 1])
-            global_store2(c, lower + 32 * j, alpha * total[j, 2], alpha * total[j, 3])
-
-    @device_function
-    def all_finite(total):
-        none = float32(0)
-        for j in range(COLUMN_GROUPS):
-            for q in range(4):
-                none += float32(0) * total[j, q]  # NaN of what is not finite
-        return none == float32(0)
-
-    @device_function
-    def store_as_is(c, row, col, alpha, total, beta, x, y, vectors):
-        # In two loops, of which the compiler unrolls each: of twice as many turns it would not.
-        for j in range(COLUMN_GROUPS // 2):
-            for q in range(4):
-                store1(c, row + q // 2 * 8, col + 8 * j + q % 2, alpha, total[j, q], beta, vectors)
-        for j in range(COLUMN_GROUPS // 2, COLUMN_GROUPS):
-            for q in range(4):
-                store1(c, row + q // 2 * 8, col + 8 * j + q % 2, alpha, total[j, q], beta, vectors)
-
-    @device_function
-    def store_finite(c, row, col, alpha, total, beta, x, y, vectors):
-        again = uint64(0)
-        for j in range(COLUMN_GROUPS):
-            for q in range(4):
-                if abs(total[j, q]) <= float32(LARGEST):
-                    store1(c, row + q // 2 * 8, col + 8 * j + q % 2, alpha, total[j, q], beta, vectors)
-                else:
-                    again |= uint64(1) << uint64(4 * j + q)
-        i = uint32(0)
-        while again != uint64(0):
-            if again & uint64(1):
-                c_row, c_col = row + int64(i % 4 // 2 * 8), col + int64(i // 4 * 8 + i % 2)
-                if c_row < c.shape[0] and c_col < c.shape[1]:
-                    acc = float32(0)
-                    for k in range(x.shape[1]):
-                        acc += x[c_row, k] * y[k, c_col]
-                    store1(c, c_row, c_col, alpha, acc, beta, vectors)
-            again >>= uint64(1)
-            i = uint32(i + 1)
-
-    store = store_as_is if PARTS == 1 else store_finite
+    COLUMN_GROUPS, CLAIM = BN // 8, config.claim
+    fetch, sum_tile, store = slot_copies(config, mode), tile_sums(config, mode), sums_store(form, COLUMN_GROUPS)
 
     @device_function
     def run(alpha, a, b, beta, c, x, y, vectors):
@@ -155,26 +73,13 @@ def build(config, form):
                 registers.claim(CLAIM)
             group, lane, warp = uint32(tid // WARPGROUP), uint32(tid % WARP), uint32(tid // WARP % 4)
             total = cuda.local.array((COLUMN_GROUPS, 4), float32)
-            apart = cuda.local.array((COLUMN_GROUPS, 4), float32)
             parity = uint32(0)
             while tile < uint32(rows * cols):
                 tile_row, tile_col = place(tile, rows, cols)
                 i, parity = sum_tile(total, start, full, empty, i, parity, k_slots, group)
-                if not PLAIN:
-                    # An epilogue may keep the loop that stores from being unrolled, and what is indexed at run time
-                    # lies in local memory: accumulators must not.
-                    for j in range(COLUMN_GROUPS):
-                        for q in range(4):
-                            apart[j, q] = total[j, q]
                 row = int64(tile_row) * BM + int64(group * GROUP_ROWS + warp * 16 + lane // 4)
                 col = int64(tile_col) * BN + int64(lane % 4 * 2)
-                sums = total if PLAIN else apart
-                if SCALED:
-                    unscale(sums, a, b, row, col)
-                if in_pairs(c, row, col, beta) and (PARTS == 1 or all_finite(sums)):
-                    store_pairs(c, row, col, alpha, sums)
-                else:
-                    store(c, row, col, alpha, sums, beta, x, y, vectors)
+                store(c, row, col, alpha, total, beta, a, b, x, y, vectors)
                 tile = uint32(tile + cuda.gridDim.x)
 
     bounds = hardware_only(launch_bounds=(config.threads, 1))

@@ -39,12 +39,18 @@ TOP = 14  # logarithm of what the largest element of a scaled row is made to rea
 FARTHEST = 120  # logarithm of a scale, at the most and at the least: so that two together are still a float
 
 
-def build(mode: Mode):
+@device_function
+def nothing():
+    """Stand in for what older GPUs do not have."""
+
+
+def build(mode: Mode, overlapping: bool = True):
     """Make the kernel ``(x, x_parts, y, y_parts)``; of a scaled mode, ``(x, x_parts, x_large, y, y_parts, y_large)``.
 
     `x_large` and `y_large` are what `build_extremes` found. Its grid has a block for each 32 rows of the padded
-    operands and each slot of k, along x.
+    operands and each slot of k, along x. An `overlapping` one, of 9.0 and up, lets the next kernel start while it runs.
     """
+    let_next, wait_last = (let_next_start, wait_for_last) if overlapping else (nothing, nothing)
     PARTS, PER_WORD, SLOT_K, SCALED = mode.parts, mode.per_word, mode.slot_k, mode.scaled
     PART_WORDS = SPLIT_ROWS * ROW_WORDS
     narrow = {"tf32": tf32, "bf16": bf16, "f16": f16}[mode.kind]
@@ -127,7 +133,7 @@ def build(mode: Mode):
 
     @cuda.jit(**hardware_only(launch_bounds=THREADS))
     def split(x, x_parts, y, y_parts):
-        let_next_start()
+        let_next()
         tile = cuda.shared.array(TILE_WORDS, float32, alignment=16)
         block, x_blocks = uint32(cuda.blockIdx.x), blocks(x_parts)
         if block < x_blocks:
@@ -137,8 +143,8 @@ def build(mode: Mode):
 
     @cuda.jit(**hardware_only(launch_bounds=THREADS))
     def split_scaled(x, x_parts, x_large, y, y_parts, y_large):
-        let_next_start()
-        wait_for_last()  # the largest elements are found
+        let_next()
+        wait_last()  # the largest elements are found
         tile = cuda.shared.array(TILE_WORDS, float32, alignment=16)
         block, x_blocks = uint32(cuda.blockIdx.x), blocks(x_parts)
         if block < x_blocks:
@@ -149,12 +155,13 @@ def build(mode: Mode):
     return split_scaled if SCALED else split
 
 
-def build_extremes():
+def build_extremes(overlapping: bool = True):
     """Make the kernel ``(x, x_large, y, y_large)``: the largest magnitude in each row, of each span of k.
 
     ``x_large`` has a row for each span, equal multiples of 512 terms, and a float for each row of x, up to a multiple
-    of 32. Its grid has a block for 32 of each, along x. What is no number does not count.
+    of 32. Its grid has a block for 32 of each, along x. What is no number does not count. `overlapping` as in `build`.
     """
+    let_next = let_next_start if overlapping else nothing
 
     @device_function
     def extremes_block(x, large, block, found):
@@ -196,7 +203,7 @@ def build_extremes():
 
     @cuda.jit(**hardware_only(launch_bounds=THREADS))
     def extremes(x, x_large, y, y_large):
-        let_next_start()
+        let_next()
         found = cuda.shared.array((CHUNKS, SPLIT_ROWS), float32)
         block, x_blocks = uint32(cuda.blockIdx.x), uint32(x_large.shape[0] * (x_large.shape[1] // SPLIT_ROWS))
         if block < x_blocks:

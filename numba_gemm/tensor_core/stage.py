@@ -22,6 +22,7 @@ WARPGROUP = 128  # threads
 ROW_WORDS = ROW_BYTES // 4
 GROUP_ROWS = 64  # of A, that a warpgroup multiplies at a time
 SHARED_BYTES = 227 << 10  # that a block may have, on 9.0
+SMALLEST_SHARED_BYTES = 99 << 10  # on 8.6, 8.9 and 12.0
 ALIGNMENT = GROUP_BYTES  # of a tile in shared memory
 BARRIER_BYTES = 8
 MAX_SLOTS = 8
@@ -108,6 +109,61 @@ class WarpgroupConfig:
 
 
 @dataclass(frozen=True)
+class WarpConfig:
+    """Tile extents in elements of a stage whose warps multiply 32 x 32 each.
+
+    BM, BN
+        block tile.
+    max_slots
+        buffers of the tiles, at most; as many as 96 KB of shared memory hold, which all GPUs have on which it runs.
+    """
+
+    BM: int
+    BN: int
+    max_slots: int = 3
+    claim: int = 0
+
+    def __post_init__(self) -> None:
+        require(
+            self,
+            {
+                "BM % 32 == 0, BN % 32 == 0": min(self.BM, self.BN) > 0 and self.BM % 32 == 0 and self.BN % 32 == 0,
+                "slots": 2 <= self.max_slots <= MAX_SLOTS,
+                "threads <= 1024": self.threads <= 1024,
+                "no claim": self.claim == 0,
+            },
+        )
+
+    @property
+    def threads(self) -> int:
+        """Threads a block."""
+        return self.BM // 32 * (self.BN // 32) * 32
+
+    @property
+    def name(self) -> str:
+        """The extents in one word."""
+        return f"{self.BM}x{self.BN}-w32x32"
+
+    def slot_bytes(self, mode: Mode) -> int:
+        """Bytes of a slot: all parts of a tile of A, then of B."""
+        return ROW_BYTES * mode.parts * (self.BM + self.BN)
+
+    def slots(self, mode: Mode) -> int:
+        """Slots that shared memory holds."""
+        found = min(self.max_slots, (SMALLEST_SHARED_BYTES - ALIGNMENT) // self.slot_bytes(mode))
+        if found < 2:
+            raise ValueError(f"configuration {self.name} has no room for two slots of {mode.name}")
+        return found
+
+    def dynamic_shared(self, mode: Mode) -> int:
+        """Bytes of dynamic shared memory that a launch must ask for."""
+        return ALIGNMENT + self.slots(mode) * self.slot_bytes(mode)
+
+
+TensorConfig = WarpgroupConfig | WarpConfig
+
+
+@dataclass(frozen=True)
 class TensorForm:
     """What a kernel is built for.
 
@@ -132,16 +188,21 @@ class TensorStage:
 
     It takes ``(alpha, a, b, beta, c)`` or, if it is `complete`, ``(alpha, a, b, beta, c, x, y, vectors)`` with the
     operands as they were before they were split, and the epilogue's vectors if it has any. A complete stage's grid has
-    any number of blocks along x, others' one for each block tile, columns along x, 65,535 along y at most. `cc` is the
-    one compute capability that has its instructions.
+    any number of blocks along x, others' one for each block tile, columns along x, 65,535 along y at most. It runs from
+    compute capability `min_cc` on or, if there is one, on `only_cc` alone.
     """
 
     name: str
     summary: str
-    build: Callable[[WarpgroupConfig, TensorForm], Any]
-    configs: tuple[WarpgroupConfig, ...]
+    build: Callable[[Any, TensorForm], Any]
+    configs: tuple[TensorConfig, ...]
     complete: bool = False
-    cc: tuple[int, int] = (9, 0)
+    min_cc: tuple[int, int] = (9, 0)
+    only_cc: tuple[int, int] | None = (9, 0)
+
+    def runs_on(self, cc: tuple[int, int]) -> bool:
+        """Whether a GPU of this compute capability has its instructions."""
+        return cc >= self.min_cc if self.only_cc is None else cc == self.only_cc
 
 
 def split_shape(mode: Mode, mn: int, k: int, tile: int) -> tuple[int, int]:

@@ -1,0 +1,72 @@
+"""Products of small matrices by a warp, from registers (compute capability 8.0 and up).
+
+``multiply(kind)`` makes a device function ``(c, a, b)``: tuples of four, four and two 32-bit words, of which it returns
+``a @ b + c`` as four. A is 16 rows, B eight columns, each along k: 8 k of 32-bit words for `tf32`, 16 of 16-bit words
+for `bf16` and `f16`. Lane l holds rows l // 4 and eight below of C, and columns l % 4 * 2 and the next. Of A and B it
+holds what `load4` gives: four blocks of eight rows of 16 bytes from shared memory, of each the word l % 4 of row
+l // 4, where lane l names the address of row l % 8 of block l // 8.
+
+PTX ISA: "mma.sync", "ldmatrix". No simulator twin.
+"""
+
+from __future__ import annotations
+
+from .switch import SIMULATOR
+
+INSTRUCTIONS = {"tf32": "m16n8k8.row.col.f32.tf32.tf32", "bf16": "m16n8k16.row.col.f32.bf16.bf16"}
+INSTRUCTIONS["f16"] = "m16n8k16.row.col.f32.f16.f16"
+
+if SIMULATOR:
+
+    def multiply(kind):
+        """Raise: the simulator has no matrix instructions."""
+        raise NotImplementedError("the simulator has no matrix instructions; compile for 8.0 or later, or run on a GPU")
+
+else:
+    from llvmlite import ir
+    from numba.cuda import types
+    from numba.cuda.extending import intrinsic
+
+    from .address import inline
+
+    WORD, FLOAT = ir.IntType(32), ir.FloatType()
+
+    @intrinsic
+    def load4(typingctx, address):
+        """Four blocks of eight rows of 16 bytes, a word of each; `address` is this lane's row."""
+        code = "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];"
+
+        def codegen(context, builder, signature, args):
+            found = inline(builder, ir.LiteralStructType([WORD] * 4), args, code, "=r,=r,=r,=r,r,~{memory}")
+            found_words = [builder.extract_value(found, i) for i in range(4)]
+            return context.make_tuple(builder, signature.return_type, found_words)
+
+        return types.UniTuple(types.uint32, 4)(types.uint32), codegen
+
+    def multiply(kind):
+        """Make the product ``(c, a, b)``."""
+        code = (
+            f"mma.sync.aligned.{INSTRUCTIONS[kind]}.f32 {{$0, $1, $2, $3}}, {{$4, $5, $6, $7}}, {{$8, $9}}, "
+            "{$10, $11, $12, $13};"
+        )
+
+        @intrinsic
+        def product(typingctx, c, a, b):
+            def codegen(context, builder, signature, args):
+                c, a, b = args
+                operands = [builder.extract_value(a, i) for i in range(4)]
+                operands += [builder.extract_value(b, i) for i in range(2)]
+                operands += [builder.extract_value(c, i) for i in range(4)]
+                struct = ir.LiteralStructType([FLOAT] * 4)
+                function = ir.FunctionType(struct, [operand.type for operand in operands])
+                constraints = "=f,=f,=f,=f,r,r,r,r,r,r,0,1,2,3"
+                found = builder.asm(function, code, constraints, operands, side_effect=False)
+                return context.make_tuple(
+                    builder, signature.return_type, [builder.extract_value(found, i) for i in range(4)]
+                )
+
+            floats = types.UniTuple(types.float32, 4)
+            words = types.UniTuple(types.uint32, 4), types.UniTuple(types.uint32, 2)
+            return floats(floats, *words), codegen
+
+        return product

@@ -1,0 +1,137 @@
+"""What follows a tile's sums: their scales are taken out, what is not finite is computed again, C is written."""
+
+from __future__ import annotations
+
+from numba import cuda, float32, int32, int64, uint32, uint64
+
+from ..device.address import address_of, col_step, global_store2, row_step
+from ..device.blend import element_store
+from ..device.narrow import power
+from ..device.switch import device_function
+from ..ladder.stage import GROUP
+from .stage import TensorForm
+
+LARGEST = 3.4028234663852886e38  # of a float32
+
+
+@device_function
+def place(tile, rows, cols):
+    """Row and column of a tile of so many: down eight rows, then one column on."""
+    group = uint32(tile // uint32(GROUP * cols))
+    height = min(uint32(GROUP), uint32(rows - group * GROUP))
+    within = uint32(tile % uint32(GROUP * cols))
+    return uint32(group * GROUP + within % height), uint32(within // height)
+
+
+def sums_store(form: TensorForm, across: int, deep: int = 1):
+    """Make a device function ``(c, row, col, alpha, total, beta, a, b, x, y, vectors)`` that writes a warp's sums to C.
+
+    The warp has `deep` times 16 rows and `across` times 8 columns. Its lane l holds, of each 16 rows and 8 columns,
+    those at l // 4 and eight below, l % 4 * 2 and the next; `row` and `col` are its first ones. `total` is a local
+    array of (deep * across, 4), of which those of a row of blocks lie behind each other; it may be changed. `a` and
+    `b` are the parts, `x` and `y` the operands.
+    """
+    PARTS, SCALED, PLAIN = form.mode.parts, form.mode.scaled, form.epilogue is None
+    ACROSS, DEEP, GROUPS = across, deep, across * deep
+    store1 = element_store(form.epilogue)
+
+    @device_function
+    def down(row, j, q):
+        return row + q // 2 * 8 if DEEP == 1 else row + j // ACROSS * 16 + q // 2 * 8
+
+    @device_function
+    def right(col, j, q):
+        return col + 8 * j + q % 2 if DEEP == 1 else col + j % ACROSS * 8 + q % 2
+
+    @device_function
+    def unscale(total, a, b, row, col):
+        """Divide by the scales of rows and columns."""
+        last_row, last_col = a.shape[0] - 1, b.shape[0] - 1
+        for j in range(GROUPS):
+            for q in range(4):
+                scale = int32(a[last_row, down(row, j, q)] + b[last_col, right(col, j, q)])
+                half = int32(scale // 2)
+                total[j, q] = total[j, q] * power(int32(-half)) * power(int32(half - scale))
+
+    @device_function
+    def in_pairs(c, row, col, beta):
+        """Whether a warp's tile lies within a C that takes 64-bit stores there, and is not read."""
+        start = address_of(c, row, col)
+        pairs = start % 8 == 0 and row_step(c) % 8 == 0 and col_step(c) == 4
+        # The same for all threads of a warp, whose first row is a multiple of 16, and column of 8.
+        inside = row // 16 * 16 + 16 * DEEP <= c.shape[0] and col // 8 * 8 + 8 * ACROSS <= c.shape[1]
+        return PLAIN and pairs and inside and beta == float32(0)
+
+    @device_function
+    def store_pairs(c, row, col, alpha, total):
+        start = address_of(c, row, col)
+        for j in range(GROUPS // 2):
+            upper = start + j // ACROSS * 16 * row_step(c) + 32 * (j % ACROSS)
+            global_store2(c, upper, alpha * total[j, 0], alpha * total[j, 1])
+            global_store2(c, upper + 8 * row_step(c), alpha * total[j, 2], alpha * total[j, 3])
+        for j in range(GROUPS // 2, GROUPS):
+            upper = start + j // ACROSS * 16 * row_step(c) + 32 * (j % ACROSS)
+            global_store2(c, upper, alpha * total[j, 0], alpha * total[j, 1])
+            global_store2(c, upper + 8 * row_step(c), alpha * total[j, 2], alpha * total[j, 3])
+
+    @device_function
+    def all_finite(total):
+        none = float32(0)
+        for j in range(GROUPS):
+            for q in range(4):
+                none += float32(0) * total[j, q]  # NaN of what is not finite
+        return none == float32(0)
+
+    @device_function
+    def write_as_is(c, row, col, alpha, total, beta, x, y, vectors):
+        # In two loops, of which the compiler unrolls each: of twice as many turns it would not.
+        for j in range(GROUPS // 2):
+            for q in range(4):
+                store1(c, down(row, j, q), right(col, j, q), alpha, total[j, q], beta, vectors)
+        for j in range(GROUPS // 2, GROUPS):
+            for q in range(4):
+                store1(c, down(row, j, q), right(col, j, q), alpha, total[j, q], beta, vectors)
+
+    @device_function
+    def write_finite(c, row, col, alpha, total, beta, x, y, vectors):
+        again = uint64(0)
+        for j in range(GROUPS):
+            for q in range(4):
+                if abs(total[j, q]) <= float32(LARGEST):
+                    store1(c, down(row, j, q), right(col, j, q), alpha, total[j, q], beta, vectors)
+                else:
+                    again |= uint64(1) << uint64(4 * j + q)
+        i = uint32(0)
+        while again != uint64(0):
+            if again & uint64(1):
+                c_row, c_col = down(row, int64(i // 4), int64(i % 4)), right(col, int64(i // 4), int64(i % 4))
+                if c_row < c.shape[0] and c_col < c.shape[1]:
+                    acc = float32(0)
+                    for k in range(x.shape[1]):
+                        acc += x[c_row, k] * y[k, c_col]
+                    store1(c, c_row, c_col, alpha, acc, beta, vectors)
+            again >>= uint64(1)
+            i = uint32(i + 1)
+
+    write = write_as_is if PARTS == 1 else write_finite
+
+    @device_function
+    def finish(c, row, col, alpha, total, beta, a, b, x, y, vectors):
+        if SCALED:
+            unscale(total, a, b, row, col)
+        if in_pairs(c, row, col, beta) and (PARTS == 1 or all_finite(total)):
+            store_pairs(c, row, col, alpha, total)
+        else:
+            write(c, row, col, alpha, total, beta, x, y, vectors)
+
+    @device_function
+    def finish_apart(c, row, col, alpha, total, beta, a, b, x, y, vectors):
+        # An epilogue may keep the loop that writes from being unrolled, and what is indexed at run time lies in local
+        # memory: accumulators must not.
+        apart = cuda.local.array((GROUPS, 4), float32)
+        for j in range(GROUPS):
+            for q in range(4):
+                apart[j, q] = total[j, q]
+        finish(c, row, col, alpha, apart, beta, a, b, x, y, vectors)
+
+    return finish if PLAIN else finish_apart

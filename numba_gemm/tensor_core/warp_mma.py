@@ -1,0 +1,185 @@
+"""warp_mma: matrix instructions of a warp, for GPUs without those of a warpgroup.
+
+Bottleneck before: none; this is the way from compute capability 8.0 on, where `persistent` cannot run.
+Idea: the same parts, in the same slots, which `cp.async` brings. Each warp loads fragments of its 32 rows of A and 32
+    columns of B by `ldmatrix`, and multiplies them by `mma.sync`; its sums are kept as `persistent` keeps them.
+Traffic: a block reads 128 bytes for each part, row and slot of k from the L2 cache, and each of its four warps half of
+    that from shared memory.
+Registers and shared memory: three sums of 32 registers each, and the fragments of all parts; as many slots as fit, two
+    of three parts in 96 KB.
+Limits: fragments are loaded anew in every k-step, and `mma.sync` reaches about 60 % of a warpgroup's rate on 9.0.
+"""
+
+from numba import cuda, float32, int64, uint32
+
+from ..device import mma
+from ..device.address import address_of, copy16_if, shared_address
+from ..device.async_copy import commit_group, wait_group
+from ..device.switch import device_function, hardware_only
+from ..ladder.stage import WARP
+from .finish import place, sums_store
+from .stage import ALIGNMENT, ROW_BYTES, ROW_WORDS, TensorStage, WarpConfig
+from .sums import FOLD, steps
+
+CHUNK = 16  # bytes of a copy, and of a row of a fragment
+M, N = 32, 32  # of a warp
+GROUPS = M // 16 * (N // 8)
+
+
+def build(config, form):
+    mode, BM, BN, PARTS = form.mode, config.BM, config.BN, form.mode.parts
+    SLOTS, SLOT, THREADS = config.slots(mode), config.slot_bytes(mode), config.threads
+    A_BYTES, B_BYTES = ROW_BYTES * BM, ROW_BYTES * BN
+    ACROSS = BN // N  # warps
+    LEADING, OTHERS = mode.products[-1:], mode.products[:-1]
+    APART, COMPENSATED = len(OTHERS) > 0, mode.compensated
+    IN_FLIGHT = SLOTS - 2
+    A_FRAGMENTS, B_FRAGMENTS = PARTS * (M // 16), PARTS * (N // 16)
+    A_TURNS, B_TURNS = A_BYTES // CHUNK // THREADS, B_BYTES // CHUNK // THREADS
+    multiply, store = mma.multiply(mode.kind), sums_store(form, N // 8, M // 16)
+    clear, add, add_exactly, finish = steps(8 * GROUPS)
+
+    @device_function
+    def copy(memory, at, a, b, s, k_slots, block_row, block_col):
+        """Start copying slot s; each thread every so many chunks of it."""
+        tid = uint32(cuda.threadIdx.x)
+        for p in range(PARTS):
+            a_from = address_of(a, int64(p * k_slots + s), block_row * ROW_WORDS) + int64(tid) * CHUNK
+            b_from = address_of(b, int64(p * k_slots + s), block_col * ROW_WORDS) + int64(tid) * CHUNK
+            a_to = uint32(at + p * A_BYTES + tid * CHUNK)
+            b_to = uint32(at + PARTS * A_BYTES + p * B_BYTES + tid * CHUNK)
+            for i in range(A_TURNS):
+                copy16_if(memory, uint32(a_to + i * (THREADS * CHUNK)), a, a_from + i * (THREADS * CHUNK), True)
+            for i in range(B_TURNS):
+                copy16_if(memory, uint32(b_to + i * (THREADS * CHUNK)), b, b_from + i * (THREADS * CHUNK), True)
+
+    @device_function
+    def nothing(sums, a_frag, b_frag):
+        pass
+
+    def products_of(chosen, q=0):
+        """Products of parts from the one of index q on, written out: fragments are picked by constants."""
+        if q == len(chosen):
+            return nothing
+        a, b = chosen[q]
+        A_FIRST, B_FIRST = a * (M // 16), b * (N // 16)
+        following = products_of(chosen, q + 1)
+
+        @device_function
+        def products(sums, a_frag, b_frag):
+            for i in range(M // 16):
+                for j in range(N // 8):
+                    g = i * (N // 8) + j
+                    c = (sums[g, 0], sums[g, 1], sums[g, 2], sums[g, 3])
+                    x = A_FIRST + i
+                    y, half = B_FIRST + j // 2, j % 2 * 2
+                    left = (a_frag[x, 0], a_frag[x, 1], a_frag[x, 2], a_frag[x, 3])
+                    c = multiply(c, left, (b_frag[y, half], b_frag[y, half + 1]))
+                    sums[g, 0], sums[g, 1], sums[g, 2], sums[g, 3] = c[0], c[1], c[2], c[3]
+            following(sums, a_frag, b_frag)
+
+        return products
+
+    leading, others = products_of(LEADING), products_of(OTHERS)
+
+    @device_function
+    def run(alpha, a, b, beta, c, x, y, vectors):
+        memory = cuda.shared.array(0, float32, alignment=128)
+        start = uint32(uint32(shared_address(memory) + (ALIGNMENT - 1)) & uint32(0xFFFFFFFF - (ALIGNMENT - 1)))
+        tid = uint32(cuda.threadIdx.x)
+        lane, warp = uint32(tid % WARP), uint32(tid // WARP)
+        warp_row, warp_col = uint32(warp // ACROSS * M), uint32(warp % ACROSS * N)
+        k_slots = uint32(a.shape[0] // PARTS)
+        rows, cols = uint32((c.shape[0] + (BM - 1)) // BM), uint32((c.shape[1] + (BN - 1)) // BN)
+        # A block of rows of a fragment is eight rows of 16 bytes; of A the second is eight rows below the first, of B
+        # 16 bytes further along k.
+        a_row, a_chunk = uint32(warp_row + lane % 16), uint32(lane // 16)
+        b_row, b_chunk = uint32(warp_col + lane // 16 * 8 + lane % 8), uint32(lane // 8 % 2)
+        total = cuda.local.array((GROUPS, 4), float32)
+        sums = cuda.local.array((GROUPS, 4), float32)
+        rests = cuda.local.array((GROUPS, 4), float32)
+        a_frag = cuda.local.array((A_FRAGMENTS, 4), uint32)
+        b_frag = cuda.local.array((B_FRAGMENTS, 4), uint32)
+        tile = uint32(cuda.blockIdx.x)
+        while tile < uint32(rows * cols):
+            tile_row, tile_col = place(tile, rows, cols)
+            block_row, block_col = int64(tile_row) * BM, int64(tile_col) * BN
+            clear(total)
+            clear(rests)
+            cuda.syncthreads()  # the last tile's slots are read before they are filled anew
+            for i in range(SLOTS - 1):
+                if uint32(i) < k_slots:
+                    copy(memory, uint32(start + i * SLOT), a, b, uint32(i), k_slots, block_row, block_col)
+                commit_group()
+            s, i = uint32(0), uint32(0)
+            while s < k_slots:
+                wait_group(IN_FLIGHT)
+                cuda.syncthreads()  # all copies of this slot have landed, and all warps have read the one before
+                ahead = uint32(s + (SLOTS - 1))
+                free = uint32(SLOTS - 1) if i == uint32(0) else uint32(i - 1)
+                if ahead < k_slots:
+                    copy(memory, uint32(start + free * SLOT), a, b, ahead, k_slots, block_row, block_col)
+                commit_group()
+                if APART:
+                    clear(sums)
+                at = uint32(start + i * SLOT)
+                step = uint32(0)
+                while step < uint32(4):
+                    a_at = uint32(at + a_row * ROW_BYTES + ((2 * step + a_chunk) ^ (a_row % 8)) * CHUNK)
+                    b_at = uint32(at + b_row * ROW_BYTES + ((2 * step + b_chunk) ^ (b_row % 8)) * CHUNK)
+                    for p in range(PARTS):
+                        for j in range(M // 16):
+                            found = mma.load4(uint32(a_at + (p * A_BYTES + j * 16 * ROW_BYTES)))
+                            for q in range(4):
+                                a_frag[p * (M // 16) + j, q] = found[q]
+                        for j in range(N // 16):
+                            found = mma.load4(uint32(b_at + (PARTS * A_BYTES + p * B_BYTES + j * 16 * ROW_BYTES)))
+                            for q in range(4):
+                                b_frag[p * (N // 16) + j, q] = found[q]
+                    if APART:
+                        others(rests, a_frag, b_frag)
+                        leading(sums, a_frag, b_frag)
+                    else:
+                        leading(total, a_frag, b_frag)
+                    step = uint32(step + 1)
+                if COMPENSATED:
+                    add_exactly(total, sums)
+                    add(rests, sums)
+                    if s % uint32(FOLD) == uint32(FOLD - 1):
+                        add_exactly(total, rests)
+                elif APART:
+                    add(total, sums)
+                    if s % uint32(FOLD) == uint32(FOLD - 1):
+                        add(total, rests)
+                        clear(rests)
+                s = uint32(s + 1)
+                i = uint32(0) if i == uint32(SLOTS - 1) else uint32(i + 1)
+            if APART:
+                finish(total, rests)
+            row = block_row + int64(warp_row + lane // 4)
+            col = block_col + int64(warp_col + lane % 4 * 2)
+            store(c, row, col, alpha, total, beta, a, b, x, y, vectors)
+            tile = uint32(tile + cuda.gridDim.x)
+
+    bounds = hardware_only(launch_bounds=(config.threads, 1))
+
+    @cuda.jit(**bounds)
+    def warp_mma(alpha, a, b, beta, c, x, y):
+        run(alpha, a, b, beta, c, x, y, ())
+
+    @cuda.jit(**bounds)
+    def warp_mma_with(alpha, a, b, beta, c, x, y, vectors):
+        run(alpha, a, b, beta, c, x, y, vectors)
+
+    return warp_mma_with if form.vectors else warp_mma
+
+
+STAGE = TensorStage(
+    name="warp_mma",
+    summary="warps multiply from registers, on compute capability 8.0 and up",
+    build=build,
+    configs=(WarpConfig(64, 64),),
+    complete=True,
+    min_cc=(8, 0),
+    only_cc=None,
+)
