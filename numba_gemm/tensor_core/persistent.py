@@ -1,7 +1,7 @@
 """persistent: blocks that stay, and sums that keep their last bits.
 
 Bottleneck before: each block sets up barriers, waits for its first slots, and stores its tile while its tensor cores
-    rest; and the sums of one-signed terms lose up to one bit in eight of what FP32 would keep.
+    rest; and what is cut off of sums of one sign adds up, to 7e-8 of them.
 Idea: as many blocks as the GPU has multiprocessors, each of which takes one tile after the other, in groups of rows so
     that those of a time share operands in the L2 cache; the next tile's slots are fetched while this one is stored. The
     sums' leading part is apart from the rests (`sums`), in registers that the warpgroup that fetches has no need of.
@@ -9,7 +9,7 @@ Idea: as many blocks as the GPU has multiprocessors, each of which takes one til
     the parts made.
 Traffic: as before, from the L2 cache for the most part.
 Registers and shared memory: up to three sums of a warpgroup's tile, 240 registers a thread; as many slots as fit.
-Limits: power: at 2 GHz the tensor cores would need more than the 700 W that the card may draw.
+Limits: the card's power, under which clocks fall to 1.7 GHz, and bytes from the L2 cache: see docs/experiments.md.
 """
 
 from numba import cuda, float32, int64, uint32
