@@ -56,7 +56,7 @@ AUTO_MODE = "bf16x6"
 AUTO_K, AUTO_TERMS, AUTO_ELEMENTS, AUTO_EXTENT = 256, 1 << 27, 1 << 18, 256
 
 STAGES = (persistent.STAGE, warp_mma.STAGE)  # the first that a GPU can run is run
-OVERLAPPING = (9, 0)  # kernels may start before the one before has ended, from this compute capability on
+OVERLAPPING = (9, 0)  # the compute capability from which on a kernel can let the next one start before it has ended
 
 # TFLOP/s of an H200 that has tiles of one size for all its multiprocessors, by the products of a mode: one, several, or
 # several with a compensated sum. Ratios alone matter.
@@ -329,7 +329,8 @@ class _Launch:
         def add(kernel: int, blocks: int, threads: int, shared: int, values: list[Any], moving: list[int]) -> None:
             arguments = internals.KernelArguments(values, moving)
             grid, block = (blocks, 1, 1), (threads, 1, 1)
-            overlapping = bool(frames) and device_properties(self.device).cc >= OVERLAPPING
+            # Only what waits for the kernel before it may start while that runs.
+            overlapping = bool(frames) and stage_on(self.device) is persistent.STAGE
             frames.append(Frame(self.device, kernel, grid, block, shared, arguments, overlapping))
 
         if division.mode.scaled:

@@ -38,6 +38,7 @@ else:
 
         def codegen(context, builder, signature, args):
             found = inline(builder, ir.LiteralStructType([WORD] * 4), args, code, "=r,=r,=r,=r,r,~{memory}")
+            found.attributes.add("convergent")  # not to be moved to where only some of the lanes come by
             found_words = [builder.extract_value(found, i) for i in range(4)]
             return context.make_tuple(builder, signature.return_type, found_words)
 
@@ -61,6 +62,7 @@ else:
                 function = ir.FunctionType(struct, [operand.type for operand in operands])
                 constraints = "=f,=f,=f,=f,r,r,r,r,r,r,0,1,2,3"
                 found = builder.asm(function, code, constraints, operands, side_effect=False)
+                found.attributes.add("convergent")
                 return context.make_tuple(
                     builder, signature.return_type, [builder.extract_value(found, i) for i in range(4)]
                 )
