@@ -76,13 +76,13 @@ def tiled_sgemm(
         is chosen.
     precision : str
         "ieee", float32's multiply-adds, on any GPU; or, from compute capability 8.0 on, how tensor cores are to make do
-        with narrower numbers. "bf16x6" and "bf16x9" split each element into three BF16, and have errors smaller than
-        float32's own sums, in float32's range; "tf32x3" splits it into two TF32, and "fp16x3" into two F16 of which
-        each row of A and column of B has a scale: both are less accurate for sums of one sign. "tf32" and "bf16" round
-        elements. docs/precision.md says what each guarantees. They read the operands once more and need memory for the
-        parts, which each stream keeps. "fp32_auto" is the fastest whose stated error and range are no worse than those
-        of "ieee": "bf16x6" on compute capability 9.0, from K = 256 on and for products large enough that it pays, else
-        "ieee".
+        with narrower numbers. "bf16x6" and "bf16x9" split each element into three BF16, and from K = 256 on have
+        smaller errors than float32's own sums, in float32's range. "tf32x3" splits it into two TF32, and "fp16x3" into
+        two F16 of which each row of A and column of B has a scale: both are less accurate for sums of one sign. "tf32"
+        and "bf16" round elements. docs/precision.md says what each guarantees. They read the operands once more and
+        need memory for the parts, which each stream keeps. "fp32_auto" is the fastest whose stated error and range are
+        no worse than those of "ieee": "bf16x6" on compute capability 9.0, from K = 256 on and for products large enough
+        that it pays, else "ieee".
     stream : optional
         Stream to run on: a stream of Numba, CuPy or PyTorch, an object with ``__cuda_stream__``, or a handle. By
         default the current stream of the arrays' library; for Numba arrays and ``__cuda_array_interface__`` the first
@@ -146,7 +146,7 @@ def tiled_sgemm(
         beta = real("beta", beta)
     # Other stages may not be hashable, and of other vectors it may not be told whether there are any.
     plain = epilogue is None and type(epilogue_args) is tuple and not epilogue_args
-    if plain and type(stage) is str and precision is IEEE:
+    if plain and type(stage) is str and type(precision) is str and precision == IEEE:
         done = arrays.again(_seen, stage, a, b, out, alpha, beta, stream)
         if done is not None:
             return done
@@ -322,12 +322,7 @@ def checked(
     if beta != 0 and out is None:
         raise ValueError(f"beta is {beta:g} and out is None; expected an array C to scale; pass it as out, or beta=0")
     _check_stage(stage, ANY_GPU, epilogue)  # whether it is known at all: that needs no GPU to say
-    split_products.check_precision(precision)
-    if precision != IEEE and stage != "auto":
-        raise ValueError(
-            f"precision is {precision!r} and stage is {stage!r}, whose arithmetic is float32's; expected one of the "
-            "two; leave out the other"
-        )
+    check_precision(precision, stage)
     if isinstance(epilogue_args, str) or not isinstance(epilogue_args, Sequence):
         raise TypeError(
             f"epilogue_args is a {type(epilogue_args).__qualname__}; expected a tuple or list of vectors; "
@@ -384,6 +379,16 @@ def checked(
         alpha, k, left, right = 0.0, 0, left.resized(m, 0), right.resized(0, n)
     mode = None if k == 0 else MODES.get(precision)
     return Request(left, right, target, vectors, last_step, shapes, shape, k, alpha, beta, stage, mode, device, queue)
+
+
+def check_precision(precision: Any, stage: str) -> None:
+    """Raise TypeError or ValueError unless this is a precision, and the stage leaves it a choice."""
+    split_products.check_precision(precision)
+    if precision != IEEE and stage != "auto":
+        raise ValueError(
+            f"precision is {precision!r} and stage is {stage!r}, whose arithmetic is float32's; expected one of the "
+            "two; leave out the other"
+        )
 
 
 def _scheduled(cc: tuple[int, int]) -> list[str]:

@@ -76,12 +76,7 @@ def plan(
         raise TypeError(f"stage is a {type(stage).__qualname__}; expected a str; pass 'auto' or the name of a stage")
     if stage != "auto":
         select.resolve(stage, api.ANY_GPU)
-    split_products.check_precision(precision)
-    if precision != IEEE and stage != "auto":
-        raise ValueError(
-            f"precision is {precision!r} and stage is {stage!r}, whose arithmetic is float32's; expected one of the "
-            "two; leave out the other"
-        )
+    api.check_precision(precision, stage)
     return Plan(m, n, k, _place(like, device), stage, layout, workspace, precision)
 
 

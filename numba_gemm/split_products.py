@@ -23,7 +23,7 @@ from .driver import Frame, call, device_scope
 from .fingerprint import fingerprint
 from .launch import MAX_K, PLAIN, Extra, Matrix, device_properties
 from .models.roofline import FLOAT32_BYTES
-from .tensor_core import MODES, Mode, TensorForm, TensorStage, persistent, split, warp_mma
+from .tensor_core import MODES, Mode, TensorForm, TensorStage, WarpgroupConfig, persistent, split, warp_mma
 from .tensor_core.stage import ROW_WORDS, SPLIT_ROWS, TensorConfig, split_shape
 from .workspace import ALIGNMENT, Workspace
 
@@ -43,6 +43,8 @@ __all__ = [
     "resolved",
     "runnable",
     "split_cubin",
+    "stage_for",
+    "stage_on",
 ]
 
 IEEE, FP32_AUTO = "ieee", "fp32_auto"
@@ -134,7 +136,7 @@ class Division:
     ----------
     mode : Mode
         Precision.
-    config : WarpgroupConfig
+    config : WarpgroupConfig or WarpConfig
         Tiles.
     blocks : int
         Blocks of the product's launch.
@@ -182,8 +184,8 @@ def divide(
         offsets.append(end)
         end += -(-FLOAT32_BYTES * rows * cols // ALIGNMENT) * ALIGNMENT
     tiles = -(-m // config.BM) * -(-n // config.BN)
-    # Blocks that fill a multiprocessor stay; of smaller ones it holds several, and there is one for each tile.
-    blocks = min(tiles, sm_count) if config in persistent.STAGE.configs else min(tiles, MAX_BLOCKS)
+    # Blocks of warpgroups fill a multiprocessor, and stay; of others it holds several, and there is one for each tile.
+    blocks = min(tiles, sm_count if isinstance(config, WarpgroupConfig) else MAX_BLOCKS)
     return Division(mode, config, blocks, split_blocks, extreme_blocks, tuple(shapes), tuple(offsets), end)
 
 
@@ -415,7 +417,7 @@ def launch(
         borrowed.
     extra : Extra
         Epilogue and vectors; a batch of one.
-    config : WarpgroupConfig, optional
+    config : WarpgroupConfig or WarpConfig, optional
         Tiles. By default the ones that `choose` finds.
 
     Raises

@@ -196,8 +196,7 @@ def verify(candidate: Candidate, sets: Sequence[DeviceBuffers], reference: Refer
         synchronize(stream)
         candidate.first_s = time.perf_counter() - start
         candidate.bound[0].deliver()
-        verdict = reference.compare(c, candidate.contender.precision)
-        candidate.error_median, candidate.error_max = reference.errors(c)
+        verdict, candidate.error_median, candidate.error_max = reference.judge(c, candidate.contender.precision)
     except Exception as error:  # whatever a contender raises, the others go on
         candidate.fail(error)
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,35 +55,29 @@ class Reference:
         The device only finds which row holds the largest ratio of error to scale; `accuracy.compare` judges that row
         on the host, so that the bound is stated once.
         """
-        product = self.library.computable(c)
-        worst: accuracy.Comparison | None = None
-        for panel in self.panels:
-            found = self._worst_of(panel, product[panel.rows], precision)
-            if worst is None or found.in_bounds > worst.in_bounds:
-                worst = found
-        assert worst is not None, "a product without rows has no worst element"
-        return worst
+        return worst(self._worst_of(*found, precision) for found in self._errors(c))
 
-    def _quotients(self, panel: Panel, product: Any) -> Any:
-        """Errors in units of the scale."""
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return abs(self.library.float64(product) - panel.expected) / panel.scale
+    def judge(self, c: Any, precision: str) -> tuple[accuracy.Comparison, float, float]:
+        """`compare`, and the median and maximum of the errors in units of the scale.
 
-    def errors(self, c: Any) -> tuple[float, float]:
-        """Median and maximum of a product's errors in units of the scale; the median of panels' if there are several.
-
-        A panel has 2^25 elements of a row of C, or of B.
+        The median is that of panels' medians if there are several; one has 2^25 elements of rows of C, or of A.
         """
-        product = self.library.computable(c)
-        medians, largest = [], 0.0
-        for panel in self.panels:
-            error = self._quotients(panel, product[panel.rows])
+        verdicts, medians, largest = [], [], []
+        for panel, product, error in self._errors(c):
+            verdicts.append(self._worst_of(panel, product, error, precision))
             medians.append(self.library.median(error))
-            largest = max(largest, float(error.max()))
-        return float(np.median(medians)), largest
+            largest.append(float(error.max()))
+        return worst(verdicts), float(np.median(medians)), max(largest)
 
-    def _worst_of(self, panel: Panel, product: Any, precision: str) -> accuracy.Comparison:
-        error = self._quotients(panel, product)
+    def _errors(self, c: Any) -> Iterator[tuple[Panel, Any, Any]]:
+        """Each panel with the product's rows, and their errors in units of the scale."""
+        product = self.library.computable(c)
+        for panel in self.panels:
+            rows = product[panel.rows]
+            with np.errstate(invalid="ignore", divide="ignore"):
+                yield panel, rows, abs(self.library.float64(rows) - panel.expected) / panel.scale
+
+    def _worst_of(self, panel: Panel, product: Any, error: Any, precision: str) -> accuracy.Comparison:
         # The first NaN, or, where there is none, the largest error: argmax of all three libraries agrees on both.
         row = int(error.argmax()) // int(error.shape[1])
         one = slice(row, row + 1)
@@ -96,3 +90,8 @@ class Reference:
             precision,
         )
         return dataclasses.replace(judged, row=panel.rows.start + row)
+
+
+def worst(verdicts: Iterable[accuracy.Comparison]) -> accuracy.Comparison:
+    """The verdict of the largest error; of a product that has rows."""
+    return max(verdicts, key=lambda verdict: verdict.in_bounds)

@@ -58,19 +58,23 @@ GROWING = ("tf32x3", "fp16x3")
 GROWING_FROM = 4096
 
 
-def bound(precision: str, k: int) -> float:
-    """Largest error that arithmetic of a precision may leave in an element of C, in units of its scale.
+def mode_bound(precision: str, k: int) -> float:
+    """Largest error that the tensor cores may leave in an element of ``A @ B`` in a precision, in units of its scale.
 
     Raises
     ------
     KeyError
-        for a precision that is none.
+        for a precision that is none of theirs.
     """
+    growth = max(1.0, math.sqrt(k / GROWING_FROM)) if precision in GROWING else 1.0
+    return MODE_BOUNDS[precision] * growth
+
+
+def bound(precision: str, k: int) -> float:
+    """Largest error that arithmetic of any precision may leave in an element of C, in units of its scale."""
     if precision == "ieee":
         return ieee_bound(k)
-    growth = max(1.0, math.sqrt(k / GROWING_FROM)) if precision in GROWING else 1.0
-    # Where sums are few, what alpha and beta round counts beside.
-    return MODE_BOUNDS[precision] * growth + 2 * UNIT_ROUNDOFF
+    return mode_bound(precision, k) + 2 * UNIT_ROUNDOFF  # alpha and beta round, too
 
 
 # What an underflowing product may lose: a few of the smallest subnormals a term (denormals are kept, not flushed).

@@ -1,6 +1,7 @@
 """Products on tensor cores, of operands split into narrow parts.
 
-`MODES` are the precisions, `TENSOR_STAGES` the kernels, in climbing order. No public function runs them yet.
+`MODES` are the precisions, `TENSOR_STAGES` the kernels: three in climbing order, and `warp_mma` beside them for GPUs
+other than those of compute capability 9.0. `numba_gemm.split_products` runs `persistent` or `warp_mma`.
 """
 
 from . import one_warpgroup, persistent, producer_consumer, warp_mma

@@ -1,4 +1,9 @@
-"""What follows a tile's sums: their scales are taken out, what is not finite is computed again, C is written."""
+"""What follows a tile's sums: their scales are taken out, what is not finite is computed again, C is written.
+
+Parts of finite elements may be infinite, or their products, where float32's own sum would be finite, or an infinity of
+one sign. So what comes out as NaN or infinity is computed again, by float32's multiply-adds, from the operands as they
+were; and what comes near infinity, too, since nothing says whether tensor cores that cut off reach it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,7 @@ from ..device.switch import device_function
 from ..ladder.stage import GROUP
 from .stage import TensorForm
 
-LARGEST = 3.4028234663852886e38  # of a float32
+HUGE = 2.0**126  # times 4 it is infinite
 
 
 @device_function
@@ -75,11 +80,11 @@ def sums_store(form: TensorForm, across: int, deep: int = 1):
             global_store2(c, upper + 8 * row_step(c), alpha * total[j, 2], alpha * total[j, 3])
 
     @device_function
-    def all_finite(total):
+    def none_huge(total):
         none = float32(0)
         for j in range(GROUPS):
             for q in range(4):
-                none += float32(0) * total[j, q]  # NaN of what is not finite
+                none += float32(0) * (float32(4) * total[j, q])  # NaN of what is infinite, or becomes so
         return none == float32(0)
 
     @device_function
@@ -93,11 +98,11 @@ def sums_store(form: TensorForm, across: int, deep: int = 1):
                 store1(c, down(row, j, q), right(col, j, q), alpha, total[j, q], beta, vectors)
 
     @device_function
-    def write_finite(c, row, col, alpha, total, beta, x, y, vectors):
+    def write_checked(c, row, col, alpha, total, beta, x, y, vectors):
         again = uint64(0)
         for j in range(GROUPS):
             for q in range(4):
-                if abs(total[j, q]) <= float32(LARGEST):
+                if abs(total[j, q]) < float32(HUGE):
                     store1(c, down(row, j, q), right(col, j, q), alpha, total[j, q], beta, vectors)
                 else:
                     again |= uint64(1) << uint64(4 * j + q)
@@ -113,13 +118,13 @@ def sums_store(form: TensorForm, across: int, deep: int = 1):
             again >>= uint64(1)
             i = uint32(i + 1)
 
-    write = write_as_is if PARTS == 1 else write_finite
+    write = write_as_is if PARTS == 1 else write_checked
 
     @device_function
     def finish(c, row, col, alpha, total, beta, a, b, x, y, vectors):
         if SCALED:
             unscale(total, a, b, row, col)
-        if in_pairs(c, row, col, beta) and (PARTS == 1 or all_finite(total)):
+        if in_pairs(c, row, col, beta) and (PARTS == 1 or none_huge(total)):
             store_pairs(c, row, col, alpha, total)
         else:
             write(c, row, col, alpha, total, beta, x, y, vectors)

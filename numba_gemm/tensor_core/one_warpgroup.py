@@ -21,7 +21,14 @@ from .stage import ALIGNMENT, TensorStage, WarpgroupConfig
 def build(config, form):
     mode = form.mode
     BM, BN, PARTS = config.BM, config.BN, mode.parts
-    require(config, {"one warpgroup": config.consumers == 1 and config.producers == 0, "no scales": not mode.scaled})
+    require(
+        config,
+        {
+            "one warpgroup": config.consumers == 1 and config.producers == 0,
+            "no scales": not mode.scaled,
+            "no epilogue": form.epilogue is None,
+        },
+    )
     SLOT = config.slot_bytes(mode)
     COLUMN_GROUPS = BN // 8
     fetch, wait = slot_copies(config, mode), wgmma.waiting(BN)

@@ -31,7 +31,10 @@ from .stage import (
 def build(config, form):
     mode = form.mode
     BM, BN, PARTS = config.BM, config.BN, mode.parts
-    require(config, {"one producer": config.producers == 1, "no scales": not mode.scaled})
+    require(
+        config,
+        {"one producer": config.producers == 1, "no scales": not mode.scaled, "no epilogue": form.epilogue is None},
+    )
     SLOTS, CONSUMERS = config.slots(mode), config.consumers
     SLOT = config.slot_bytes(mode)
     COLUMN_GROUPS = BN // 8

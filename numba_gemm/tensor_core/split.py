@@ -5,9 +5,9 @@ the operand's edges the parts are zero. Each element is read once, each part of 
 two parts of TF32, 6 for three of BF16, 4 for two of F16. A scaled mode reads all once more before, for the largest
 element of each row (`build_extremes`): its rows are scaled so that this one lies between 2^14 and 2^15.
 
-An infinity, and what rounds to one, has a rest of NaN or infinity. Parts end where the narrow kind does: of an element
-below 2^-102 or so BF16's and TF32's last ones lose bits, or vanish; of one below 2^-17 of the largest of its row F16's,
-and so of all of a row whose largest is below 2^-106, which no scale brings to that size.
+An infinity, and what rounds to one, has a rest of NaN or infinity. Parts end where the narrow kind does: the last ones
+lose bits, or vanish, of elements below 2^-109 (BF16) or 2^-114 (TF32); F16's, of elements below 2^-16 of the largest of
+their row, and of all in a row whose largest is below 2^-106, which no scale brings to that size.
 """
 
 from __future__ import annotations
@@ -44,6 +44,17 @@ def nothing():
     """Stand in for what older GPUs do not have."""
 
 
+@device_function
+def place_in_block(x, block, row_blocks):
+    """Where a thread works: along k, which of the blocks' lengths; row of x and of the block; chunk of the row."""
+    tid = uint32(cuda.threadIdx.x)
+    along = col_step(x) == 4  # neighbouring threads read neighbours in memory
+    r = uint32(tid // CHUNKS) if along else uint32(tid % SPLIT_ROWS)
+    chunk = uint32(tid % CHUNKS) if along else uint32(tid // SPLIT_ROWS)
+    row = int64(uint32(block % row_blocks)) * SPLIT_ROWS + int64(r)
+    return uint32(block // row_blocks), row, r, chunk
+
+
 def build(mode: Mode, overlapping: bool = True):
     """Make the kernel ``(x, x_parts, y, y_parts)``; of a scaled mode, ``(x, x_parts, x_large, y, y_parts, y_large)``.
 
@@ -76,19 +87,13 @@ def build(mode: Mode, overlapping: bool = True):
     @device_function
     def split_block(x, parts, large, block, tile):
         tid = uint32(cuda.threadIdx.x)
-        slots = uint32(parts.shape[0] // PARTS)
-        row_blocks = uint32(parts.shape[1] // PART_WORDS)
-        slot, row_block = uint32(block // row_blocks), uint32(block % row_blocks)
-        along = col_step(x) == 4
-        # Neighbouring threads read neighbours in memory.
-        r = uint32(tid // CHUNKS) if along else uint32(tid % SPLIT_ROWS)
-        chunk = uint32(tid % CHUNKS) if along else uint32(tid // SPLIT_ROWS)
-        row = int64(row_block) * SPLIT_ROWS + int64(r)
+        slots, row_blocks = uint32(parts.shape[0] // PARTS), uint32(parts.shape[1] // PART_WORDS)
+        slot, row, r, chunk = place_in_block(x, block, row_blocks)
         k = int64(slot) * SLOT_K + int64(chunk) * EACH
         inside = row < x.shape[0]
         values = cuda.local.array(EACH, float32)
         start = address_of(x, row, k)
-        if along and start % 16 == 0 and (not inside or k + EACH <= x.shape[1]):
+        if col_step(x) == 4 and start % 16 == 0 and (not inside or k + EACH <= x.shape[1]):
             for i in range(0, EACH, 4):
                 four = global_load4_or_zero(x, start + 4 * i, inside)
                 values[i], values[i + 1], values[i + 2], values[i + 3] = four[0], four[1], four[2], four[3]
@@ -126,7 +131,7 @@ def build(mode: Mode, overlapping: bool = True):
                     words[w] = join(low, high)
             shared_store4(tile, uint32(at + 4 * PART_WORDS * p), (words[0], words[1], words[2], words[3]))
         cuda.syncthreads()  # all parts are in shared memory before any thread reads another's
-        col = int64(row_block) * PART_WORDS + int64(tid) * 4
+        col = int64(uint32(block % row_blocks)) * PART_WORDS + int64(tid) * 4
         for p in range(PARTS):
             four = shared_load4(tile, uint32(shared_address(tile) + 4 * PART_WORDS * p + CHUNK_BYTES * tid))
             store4(parts, int64(p * slots + slot), col, four)
@@ -165,19 +170,14 @@ def build_extremes(overlapping: bool = True):
 
     @device_function
     def extremes_block(x, large, block, found):
-        tid = uint32(cuda.threadIdx.x)
-        row_blocks = uint32(large.shape[1] // SPLIT_ROWS)
-        span, row_block = uint32(block // row_blocks), uint32(block % row_blocks)
-        along = col_step(x) == 4
-        r = uint32(tid // CHUNKS) if along else uint32(tid % SPLIT_ROWS)
-        chunk = uint32(tid % CHUNKS) if along else uint32(tid // SPLIT_ROWS)
-        row = int64(row_block) * SPLIT_ROWS + int64(r)
+        tid, row_blocks = uint32(cuda.threadIdx.x), uint32(large.shape[1] // SPLIT_ROWS)
+        span, row, r, chunk = place_in_block(x, block, row_blocks)
         pieces, spans = uint32((x.shape[1] + SPAN - 1) // SPAN), uint32(large.shape[0])
         each = int64(uint32(pieces + spans - 1) // spans) * SPAN
         k, largest = int64(span) * each, float32(0)
         end = min(k + each, x.shape[1])
         if row < x.shape[0]:
-            vectors = along and address_of(x, row, k) % 16 == 0
+            vectors = col_step(x) == 4 and address_of(x, row, k) % 16 == 0
             while k + SPAN <= end:
                 if vectors:
                     start = address_of(x, row, k + int64(chunk) * 4)
@@ -199,7 +199,7 @@ def build_extremes(overlapping: bool = True):
             largest = float32(0)
             for i in range(CHUNKS):
                 largest = max(largest, found[i, tid])
-            large[int64(span), int64(row_block) * SPLIT_ROWS + int64(tid)] = largest
+            large[int64(span), int64(uint32(block % row_blocks)) * SPLIT_ROWS + int64(tid)] = largest
 
     @cuda.jit(**hardware_only(launch_bounds=THREADS))
     def extremes(x, x_large, y, y_large):

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ..device.wgmma import GROUP_BYTES, ROW_BYTES
-from ..ladder.stage import require
+from ..ladder.stage import WARP, require
 from .mode import Mode
 
 WARPGROUP = 128  # threads
@@ -28,11 +28,24 @@ BARRIER_BYTES = 8
 MAX_SLOTS = 8
 REGISTERS = 1 << 16  # of a multiprocessor, and of a block at the most
 LEFT = 24  # registers that a thread of a warpgroup that fetches needs, if the others claim what it can do without
+WARP_EXTENT = 32  # rows, and columns, that a warp multiplies where warps do
 SPLIT_ROWS = 32  # that are split at a time, of one slot
 
 
 @dataclass(frozen=True)
-class WarpgroupConfig:
+class Tiles:
+    """Extents of a block tile, in elements."""
+
+    BM: int
+    BN: int
+
+    def slot_bytes(self, mode: Mode) -> int:
+        """Bytes of a slot: all parts of a tile of A, then of B."""
+        return ROW_BYTES * mode.parts * (self.BM + self.BN)
+
+
+@dataclass(frozen=True)
+class WarpgroupConfig(Tiles):
     """Tile extents in elements, and warpgroups.
 
     BM, BN
@@ -47,8 +60,6 @@ class WarpgroupConfig:
         registers that a thread of a warpgroup that multiplies claims from the others; 0 leaves them as they are.
     """
 
-    BM: int
-    BN: int
     consumers: int = 1
     producers: int = 0
     max_slots: int = MAX_SLOTS
@@ -90,10 +101,6 @@ class WarpgroupConfig:
         """The extents in one word."""
         return f"{self.BM}x{self.BN}-c{self.consumers}p{self.producers}"
 
-    def slot_bytes(self, mode: Mode) -> int:
-        """Bytes of a slot: all parts of a tile of A, then of B."""
-        return ROW_BYTES * mode.parts * (self.BM + self.BN)
-
     def slots(self, mode: Mode) -> int:
         """Slots that shared memory holds."""
         room = SHARED_BYTES - ALIGNMENT - 2 * MAX_SLOTS * BARRIER_BYTES
@@ -109,44 +116,38 @@ class WarpgroupConfig:
 
 
 @dataclass(frozen=True)
-class WarpConfig:
+class WarpConfig(Tiles):
     """Tile extents in elements of a stage whose warps multiply 32 x 32 each.
 
     BM, BN
         block tile.
     max_slots
-        buffers of the tiles, at most; as many as 96 KB of shared memory hold, which all GPUs have on which it runs.
+        buffers of the tiles, at most; as many as 99 KB of shared memory hold, which all GPUs have on which it runs.
     """
 
-    BM: int
-    BN: int
     max_slots: int = 3
-    claim: int = 0
+    claim: ClassVar[int] = 0  # of registers: each thread keeps what it starts with
 
     def __post_init__(self) -> None:
+        whole = self.BM % WARP_EXTENT == 0 and self.BN % WARP_EXTENT == 0
         require(
             self,
             {
-                "BM % 32 == 0, BN % 32 == 0": min(self.BM, self.BN) > 0 and self.BM % 32 == 0 and self.BN % 32 == 0,
+                "BM % 32 == 0, BN % 32 == 0": min(self.BM, self.BN) > 0 and whole,
                 "slots": 2 <= self.max_slots <= MAX_SLOTS,
                 "threads <= 1024": self.threads <= 1024,
-                "no claim": self.claim == 0,
             },
         )
 
     @property
     def threads(self) -> int:
         """Threads a block."""
-        return self.BM // 32 * (self.BN // 32) * 32
+        return self.BM // WARP_EXTENT * (self.BN // WARP_EXTENT) * WARP
 
     @property
     def name(self) -> str:
         """The extents in one word."""
-        return f"{self.BM}x{self.BN}-w32x32"
-
-    def slot_bytes(self, mode: Mode) -> int:
-        """Bytes of a slot: all parts of a tile of A, then of B."""
-        return ROW_BYTES * mode.parts * (self.BM + self.BN)
+        return f"{self.BM}x{self.BN}-w{WARP_EXTENT}x{WARP_EXTENT}"
 
     def slots(self, mode: Mode) -> int:
         """Slots that shared memory holds."""

@@ -6,8 +6,8 @@ Idea: the same parts, in the same slots, which `cp.async` brings. Each warp load
 Traffic: a block reads 128 bytes for each part, row and slot of k from the L2 cache, and each of its four warps half of
     that from shared memory.
 Registers and shared memory: three sums of 32 registers each, and the fragments of all parts; as many slots as fit, two
-    of three parts in 96 KB.
-Limits: fragments are loaded anew in every k-step, and `mma.sync` reaches about 60 % of a warpgroup's rate on 9.0.
+    of three parts in 99 KB.
+Limits: fragments are loaded in every k-step before they are multiplied. It is not tuned, nor timed on any GPU.
 """
 
 from numba import cuda, float32, int64, uint32
@@ -18,11 +18,11 @@ from ..device.async_copy import commit_group, wait_group
 from ..device.switch import device_function, hardware_only
 from ..ladder.stage import WARP
 from .finish import place, sums_store
-from .stage import ALIGNMENT, ROW_BYTES, ROW_WORDS, TensorStage, WarpConfig
+from .stage import ALIGNMENT, ROW_BYTES, ROW_WORDS, WARP_EXTENT, TensorStage, WarpConfig
 from .sums import FOLD, steps
 
 CHUNK = 16  # bytes of a copy, and of a row of a fragment
-M, N = 32, 32  # of a warp
+M = N = WARP_EXTENT
 GROUPS = M // 16 * (N // 8)
 
 
