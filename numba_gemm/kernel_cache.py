@@ -316,6 +316,11 @@ def fetch(
     return fetch_named(compile_kernel, key(stage, config, form, cc, extra))
 
 
+def kept(name: tuple[Part, ...] | None, compile_kernel: Callable[[], Cubin]) -> Cubin:
+    """The kernel that these parts describe, compiled or from its file; of None it is compiled."""
+    return fetch_named(compile_kernel, None if name is None else name_of(*name))[0]
+
+
 def fetch_named(compile_kernel: Callable[[], Cubin], name: str | None) -> tuple[Cubin, bool]:
     """`fetch` for a kernel of this name (`name_of`), or of none."""
     try:

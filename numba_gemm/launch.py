@@ -26,7 +26,7 @@ from .device import internals, scheduler, work
 from .device.probe import gpu_count
 from .device.switch import SIMULATOR
 from .device.tile_loader import covers
-from .driver import Frame, GpuUnavailable, call, device_scope, start
+from .driver import Frame, GpuUnavailable, call, device_scope, load_kernel, start
 from .ladder.stage import ONE, Batch, Form, Schedule, Share, Stage, TileConfig
 from .models.roofline import FLOAT32_BYTES
 from .workspace import Workspace
@@ -60,7 +60,6 @@ __all__ = [
 
 MAX_GRID_Y = 65535
 MAX_K = 1 << 30
-STATIC_SHARED_LIMIT = 48 * 1024
 VECTOR_BYTES = 16
 MAX_BOUND = 1024  # launches kept; with more layouts than that in use, some are worked out again
 
@@ -401,14 +400,9 @@ def _prepare(stage: Stage, config: TileConfig, form: bool | Form, device: int) -
         return CompiledKernel(_build(stage, config, form))
     begin = time.perf_counter()
     cubin = _cubin(stage, config, form, properties.cc)
-    with device_scope(device):
-        library = call(driver.cuLibraryLoadData, cubin.code, [], [], 0, [], [], 0)
-        handle = call(driver.cuLibraryGetKernel, library, cubin.name.encode())
-        if config.dynamic_shared > STATIC_SHARED_LIMIT:
-            limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            call(driver.cuKernelSetAttribute, limit, config.dynamic_shared, handle, call(driver.cuDeviceGet, device))
-        kernel, resident = driver.CUfunction(int(handle)), 1
-        if stage.schedule is not None:
+    kernel, resident = driver.CUfunction(load_kernel(cubin, device, config.dynamic_shared)), 1
+    if stage.schedule is not None:
+        with device_scope(device):
             threads, occupancy = prod(stage.block(config)), driver.cuOccupancyMaxActiveBlocksPerMultiprocessor
             resident = max(int(call(occupancy, kernel, threads, config.dynamic_shared)), 1)
     shared = cubin.shared + config.dynamic_shared

@@ -6,7 +6,7 @@ import operator
 from dataclasses import replace
 from typing import Any
 
-from . import api, arrays, choice_cache, launch, select, split_products
+from . import api, arrays, choice_cache, direct_products, launch, select, split_products
 from . import workspace as workspaces
 from .arrays import ITEM, Seen
 from .driver import device_scope
@@ -14,7 +14,7 @@ from .ladder.stage import TileConfig
 from .launch import Matrix
 from .select import Choice
 from .split_products import IEEE
-from .tensor_core import MODES
+from .tensor_core import MODES, direct
 from .tensor_core.stage import TensorConfig
 from .workspace import ALIGNMENT, Workspace
 
@@ -126,7 +126,7 @@ class Plan:
     grid, block : tuple of int
         Blocks of a launch, and threads of a block, along x, y and z.
     workspace_bytes : int
-        Device memory that a launch needs beside the operands.
+        Device memory that a launch needs beside the operands, at the most.
     """
 
     def __init__(
@@ -151,9 +151,15 @@ class Plan:
         stage = split_products.stage_on(self.device)
         division = split_products.divide(MODES[self.precision], m, n, self.k, gpu.sm_count, stage=stage)
         split_products.prepare(division, self.device)
-        self.stage, self.config = stage.name, division.config
-        self.grid, self.block = (division.blocks, 1, 1), (division.config.threads, 1, 1)
-        return division.workspace_bytes, 0
+        self.stage, self.config, blocks = stage.name, division.config, division.blocks
+        a, b = self._dense(self.layout[0], m, max(self.k, 1)), self._dense(self.layout[1], max(self.k, 1), n)
+        found = direct_products.arrange(a, b, gpu.cc) if self.precision == direct.MODE.name else None
+        if found is not None:
+            config = direct_products.choose(found, gpu.sm_count)
+            direct_products.prepare(config, found.letters, self.device)
+            self.stage, self.config, blocks = "direct", config, direct_products.blocks(found, config, gpu.sm_count)
+        self.grid, self.block = (blocks, 1, 1), (self.config.threads, 1, 1)
+        return division.workspace_bytes, 0  # which other operands than those that were planned for may need
 
     def _plan_stage(self, stage: str) -> tuple[int, int]:
         """Decide, compile and load for float32's arithmetic; bytes and counters that are needed."""

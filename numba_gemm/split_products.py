@@ -2,29 +2,27 @@
 
 Beside `launch`, it decides which tiles a product is divided into, and what memory its parts need; it knows no array
 library. Kernels are compiled, kept and loaded as the ladder's are. The parts are made anew in every launch, in memory
-that is borrowed for it (`numba_gemm.workspace`): a caller may write operands between any two.
+that is borrowed for it (`numba_gemm.workspace`): a caller may write operands between any two. TF32 needs no parts of
+most operands (`numba_gemm.direct_products`).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
-from cuda.bindings import driver
-
-from . import epilogues, kernel_cache
+from . import direct_products, epilogues, kernel_cache
 from . import workspace as workspaces
 from .device import internals
 from .device.switch import SIMULATOR
-from .driver import Frame, call, device_scope
+from .driver import Frame, device_scope, load_kernel
 from .fingerprint import fingerprint
 from .launch import MAX_K, PLAIN, Extra, Matrix, device_properties
 from .models.roofline import FLOAT32_BYTES
-from .tensor_core import MODES, Mode, TensorForm, TensorStage, WarpgroupConfig, persistent, split, warp_mma
-from .tensor_core.stage import ROW_WORDS, SPLIT_ROWS, TensorConfig, split_shape
+from .tensor_core import MODES, Mode, TensorForm, TensorStage, WarpgroupConfig, direct, persistent, split, warp_mma
+from .tensor_core.stage import ROW_WORDS, SPLIT_ROWS, TensorConfig, fastest, split_shape
 from .workspace import ALIGNMENT, Workspace
 
 __all__ = [
@@ -45,6 +43,7 @@ __all__ = [
     "split_cubin",
     "stage_for",
     "stage_on",
+    "tiles_for",
 ]
 
 IEEE, FP32_AUTO = "ieee", "fp32_auto"
@@ -68,7 +67,6 @@ RATES: dict[str, dict[tuple[int, int], float]] = {
     "compensated": {(128, 128): 116.0, (64, 128): 89.0, (64, 96): 80.0, (64, 64): 73.0},
 }
 MAX_BLOCKS = (1 << 31) - 1  # along x
-TILE_END = 1.5e-6  # seconds that a tile takes beside its sums
 
 
 def stage_for(cc: tuple[int, int]) -> TensorStage | None:
@@ -117,15 +115,16 @@ def configs_of(mode: Mode, stage: TensorStage = persistent.STAGE) -> list[Tensor
 
 
 def choose(mode: Mode, m: int, n: int, k: int, sm_count: int, stage: TensorStage = persistent.STAGE) -> TensorConfig:
-    """The tiles that take the least time, as if all blocks took one tile after the other at the same pace."""
-    rates = tile_rates(mode)
+    """The tiles that take the least time."""
+    return fastest(configs_of(mode, stage), tile_rates(mode), m, n, max(k, mode.slot_k), sm_count)
 
-    def seconds(config: TensorConfig) -> float:
-        rounds = -(-(-(-m // config.BM) * -(-n // config.BN)) // sm_count)
-        flops = 2.0 * config.BM * config.BN * max(k, mode.slot_k)
-        return rounds * (TILE_END + flops * sm_count / (rates[config.BM, config.BN] * 1e12))
 
-    return min(configs_of(mode, stage), key=seconds)
+def tiles_for(mode: Mode, a: Matrix, b: Matrix, sm_count: int) -> TensorConfig:
+    """The tiles of a product of A and B, on their device."""
+    found = direct_products.arrange(a, b, device_properties(a.device).cc) if mode == direct.MODE else None
+    if found is not None:
+        return direct_products.choose(found, sm_count)
+    return choose(mode, a.rows, b.cols, a.cols, sm_count, stage_on(a.device))
 
 
 @dataclass(frozen=True)
@@ -230,10 +229,6 @@ def compile_extremes(cc: tuple[int, int]) -> internals.Cubin:
     return internals.compile_cubin(kernel, (matrix, words, matrix, words), cc, name="extremes")
 
 
-def _kept(name: tuple[Any, ...] | None, make: Callable[[], internals.Cubin]) -> internals.Cubin:
-    return kernel_cache.fetch_named(make, None if name is None else kernel_cache.name_of(*name))[0]
-
-
 def product_cubin(
     config: TensorConfig, form: TensorForm, cc: tuple[int, int], stage: TensorStage = persistent.STAGE
 ) -> internals.Cubin:
@@ -242,27 +237,17 @@ def product_cubin(
     name = None
     if form.epilogue is None or described is not None:
         name = (stage.name, repr(config), repr(form.mode), described, form.vectors, cc)
-    return _kept(name, partial(compile_product, stage, config, form, cc))
+    return kernel_cache.kept(name, partial(compile_product, stage, config, form, cc))
 
 
 def split_cubin(mode: Mode, cc: tuple[int, int]) -> internals.Cubin:
     """The kernel that splits, likewise."""
-    return _kept(("split", repr(mode), cc), partial(compile_split, mode, cc))
+    return kernel_cache.kept(("split", repr(mode), cc), partial(compile_split, mode, cc))
 
 
 def extremes_cubin(cc: tuple[int, int]) -> internals.Cubin:
     """The kernel that finds the largest elements, likewise."""
-    return _kept(("extremes", cc), partial(compile_extremes, cc))
-
-
-def _load(cubin: internals.Cubin, dynamic_shared: int, device: int) -> int:
-    with device_scope(device):
-        library = call(driver.cuLibraryLoadData, cubin.code, [], [], 0, [], [], 0)
-        handle = call(driver.cuLibraryGetKernel, library, cubin.name.encode())
-        if dynamic_shared:
-            limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            call(driver.cuKernelSetAttribute, limit, dynamic_shared, handle, call(driver.cuDeviceGet, device))
-    return int(handle)
+    return kernel_cache.kept(("extremes", cc), partial(compile_extremes, cc))
 
 
 _lock = threading.RLock()
@@ -278,17 +263,17 @@ def stage_on(device: int) -> TensorStage:
 @cache
 def _product_kernel(config: TensorConfig, form: TensorForm, device: int) -> int:
     cubin = product_cubin(config, form, device_properties(device).cc, stage_on(device))
-    return _load(cubin, config.dynamic_shared(form.mode), device)
+    return load_kernel(cubin, device, config.dynamic_shared(form.mode))
 
 
 @cache
 def _split_kernel(mode: Mode, device: int) -> int:
-    return _load(split_cubin(mode, device_properties(device).cc), 0, device)
+    return load_kernel(split_cubin(mode, device_properties(device).cc), device)
 
 
 @cache
 def _extremes_kernel(device: int) -> int:
-    return _load(extremes_cubin(device_properties(device).cc), 0, device)
+    return load_kernel(extremes_cubin(device_properties(device).cc), device)
 
 
 # -------------------------------------------------------------------------------------------------------------- launch
@@ -418,7 +403,8 @@ def launch(
     extra : Extra
         Epilogue and vectors; a batch of one.
     config : WarpgroupConfig or WarpConfig, optional
-        Tiles. By default the ones that `choose` finds.
+        Tiles for split operands. By default the ones that `choose` finds, unless they need not be split
+        (`direct_products`).
 
     Raises
     ------
@@ -429,6 +415,8 @@ def launch(
         return
     if a.cols > MAX_K:
         raise ValueError(f"K is {a.cols}, beyond the {MAX_K} that this precision takes; expected less")
+    if mode == direct.MODE and config is None and direct_products.launch(alpha, a, b, beta, c, stream, extra):
+        return
     beside = (extra.epilogue, *((vector.size, vector.stride) for vector in extra.vectors))
     key = (mode, id(config), c.device, beside, *a.packed[1:], *b.packed[1:], *c.packed[1:])
     found = _kept_launches.get(key)

@@ -46,3 +46,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
         if ON_GPU and item.get_closest_marker("simulator"):
             item.add_marker(pytest.mark.skip(reason="checks the simulator"))
+
+
+@pytest.fixture
+def hopper():
+    """A GPU of the one compute capability that has these instructions."""
+    from numba_gemm import launch
+
+    if launch.device_properties(launch.current_device()).cc != (9, 0):
+        pytest.skip("needs compute capability 9.0")

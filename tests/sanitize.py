@@ -76,7 +76,8 @@ class Layout:
 class Case:
     """A product; of stages that have a schedule, how `blocks` share all tiles but the `whole` ones.
 
-    A batch is of 2 x 3 products, the same A for those of one row, and a B for each column.
+    A batch is of 2 x 3 products, the same A for those of one row, and a B for each column. `letters` are those of
+    operands that are not split (`tensor_core.direct`).
     """
 
     stage: Any
@@ -88,6 +89,7 @@ class Case:
     batch: bool = False
     epilogue: bool = False
     launches: int = 1
+    letters: str = ""
 
     @property
     def precision(self) -> str:
@@ -127,6 +129,7 @@ def cases_of(stage: Any, config: Any) -> Iterator[Case]:
 def cases_of_precision(mode: Any) -> Iterator[Case]:
     """All tiles of a mode: two a side, three slots along k, the last of each cut short, in two layouts."""
     from numba_gemm.split_products import configs_of
+    from numba_gemm.tensor_core import direct
 
     for config in configs_of(mode):
         shape = (config.BM + 13, config.BN + 19, 2 * mode.slot_k + 3)
@@ -134,6 +137,13 @@ def cases_of_precision(mode: Any) -> Iterator[Case]:
         even = (config.BM + 16, config.BN + 32, 2 * mode.slot_k + 4)
         yield Case(mode, config, even, (COLUMNS, COLUMNS, ROWS), epilogue=True)
         yield Case(mode, config, even, (ROWS, ROWS, ROWS))
+    if mode != direct.MODE:
+        return
+    for config, letters in product(direct.CONFIGS, direct.LAYOUTS):
+        layouts = tuple(ROWS if letter == "N" else COLUMNS for letter in letters)
+        shape = (config.BN + 20, config.BN + 36, 2 * mode.slot_k + 4)
+        for epilogue in (False, True):
+            yield Case(mode, config, shape, (*layouts, ROWS), epilogue=epilogue, launches=LAUNCHES, letters=letters)
 
 
 def cases(names: list[str] | None, cc: tuple[int, int]) -> Iterator[Case]:
@@ -239,7 +249,7 @@ def variant_of(case: Case, matrices: list[Any], extra: Any) -> tuple[Any, str]:
     from numba_gemm import launch
 
     if case.precision != "ieee":
-        return None, "epilogue" if case.epilogue else "plain"
+        return None, case.letters + ("epilogue" if case.epilogue else "plain")
     form = launch.variant_of(case.stage, case.config, *matrices, extra)
     if case.stage.schedule is None:
         return form, "aligned" if form else "unaligned"
@@ -252,7 +262,7 @@ def child(names: list[str] | None) -> None:
     """Run every case, and print where each begins and ends among the tool's reports; runs under compute-sanitizer."""
     from numba import cuda
 
-    from numba_gemm import split_products
+    from numba_gemm import direct_products, split_products
     from numba_gemm.ladder.stage import Share
     from numba_gemm.launch import device_properties, launch, synchronize
 
@@ -270,6 +280,9 @@ def child(names: list[str] | None) -> None:
             on_device["c"].copy_to_device(operands.before)
             if case.precision == "ieee":
                 launch(case.stage, case.config, alpha, *matrices[:2], beta, matrices[2], share=share, extra=extra)
+            elif case.letters:
+                a, b, c = matrices
+                assert direct_products.launch(alpha, a, b, beta, c, 0, extra, case.config)
             else:
                 a, b, c = matrices
                 split_products.launch(case.stage, alpha, a, b, beta, c, extra=extra, config=case.config)
@@ -284,7 +297,7 @@ def compile_part(names: list[str] | None, cc: tuple[int, int], part: int, parts:
     """Compile every `parts`-th kernel of the cases into the cache on disk; needs no GPU."""
     from functools import partial
 
-    from numba_gemm import kernel_cache, launch, split_products
+    from numba_gemm import direct_products, kernel_cache, launch, split_products
     from numba_gemm.tensor_core import TensorForm
 
     kernels: dict[Any, Any] = {}
@@ -297,6 +310,10 @@ def compile_part(names: list[str] | None, cc: tuple[int, int], part: int, parts:
             kernels[kernel] = partial(kernel_cache.fetch, partial(launch.compile_stage, *kernel), *kernel)
         else:
             made = TensorForm(case.stage, extra.epilogue, len(extra.vectors))
+            if case.letters:
+                kernel = (case.config, made, case.letters)
+                kernels[kernel] = partial(direct_products.kernel_cubin, *kernel)
+                continue
             kernels[case.config, made] = partial(split_products.product_cubin, case.config, made, cc)
             kernels[case.stage] = partial(split_products.split_cubin, case.stage, cc)
     for make in list(kernels.values())[part::parts]:

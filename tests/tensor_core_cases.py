@@ -10,8 +10,8 @@ import json
 import math
 from typing import Any
 
-from numba_gemm import epilogues, split_products
-from numba_gemm.tensor_core import MODES, TENSOR_STAGES, TensorForm, persistent, split
+from numba_gemm import direct_products, epilogues, split_products
+from numba_gemm.tensor_core import MODES, TENSOR_STAGES, TensorForm, direct, persistent, split
 
 CC = (9, 0)
 
@@ -51,6 +51,16 @@ def compiled_epilogue() -> Any:
     """The cubin of a mode whose sums stay in the tensor cores, with that epilogue."""
     form = TensorForm(MODES["bf16"], epilogues.prepared(gelu, 1), 1)
     return split_products.compile_product(persistent.STAGE, persistent.STAGE.configs[0], form, CC)
+
+
+# Configurations and layouts of operands that are not split: all of the ones, each of the others.
+DIRECT = [(index, "NN") for index in range(len(direct.CONFIGS))] + [(0, "NT"), (0, "TT")]
+
+
+@functools.cache
+def compiled_direct(index: int, letters: str) -> Any:
+    """The cubin of such a kernel."""
+    return direct_products.compile_kernel(direct.CONFIGS[index], TensorForm(direct.MODE), letters)
 
 
 class Loaded:
@@ -141,6 +151,10 @@ def main() -> None:
         }
 
     print(json.dumps({"stage": "extremes"} | row(compiled_extremes())), flush=True)
+    for index, letters in DIRECT:
+        config = direct.CONFIGS[index]
+        described = {"stage": "direct", "mode": letters, "BM": config.BM, "claim": config.claim}
+        print(json.dumps(described | row(compiled_direct(index, letters))), flush=True)
     print(json.dumps({"stage": "epilogue"} | row(compiled_epilogue())), flush=True)
     for mode in MODES:
         print(json.dumps({"mode": mode, "stage": "split"} | row(compiled_split(mode))), flush=True)

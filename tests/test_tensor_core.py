@@ -29,15 +29,6 @@ UNITS = {"tf32": 2.0**-11, "bf16": 2.0**-8, "f16": 2.0**-11}
 PAIRS = [(stage, index) for stage in TENSOR_STAGES for index in range(len(TENSOR_STAGES[stage].configs))]
 
 
-@pytest.fixture
-def hopper():
-    """A GPU of the one compute capability that has these instructions."""
-    from numba_gemm import launch
-
-    if launch.device_properties(launch.current_device()).cc != (9, 0):
-        pytest.skip("needs compute capability 9.0")
-
-
 simulated = pytest.mark.skipif(not SIMULATOR, reason="runs on the simulator")
 
 
@@ -589,10 +580,10 @@ def test_compiled_kernels_are_what_they_claim():
     )
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
-    from tensor_core_cases import runs
+    from tensor_core_cases import DIRECT, runs
 
     expected = sum(runs(stage, index, mode) for stage, index in PAIRS for mode in MODES)
-    assert len(rows) == 2 + len(MODES) + expected
+    assert len(rows) == 2 + len(MODES) + len(DIRECT) + expected
     for row in rows:
         name, opcodes = f"{row['name']}, {row.get('mode')}", row["opcodes"]
         if row["stage"] == "epilogue":  # which may index the sums at run time, but not the accumulators
@@ -612,6 +603,13 @@ def test_compiled_kernels_are_what_they_claim():
             continue
         if row["stage"] in ("split", "extremes"):
             assert "HGMMA" not in opcodes, name
+            continue
+        if row["stage"] == "direct":  # two slots a turn
+            across = row["mode"] != "NT"
+            assert opcodes["HGMMA"] == 2 * 4, name
+            assert opcodes["LDS"] == 2 * (8 if across else 16), name
+            assert opcodes["UTMALDG"] == 1 + (int(row["BM"]) // 32 if across else 1), name
+            assert opcodes.get("USETMAXREG", 0) == (2 if row["claim"] else 0), name
             continue
         mode = MODES[row["mode"]]
         assert opcodes["HGMMA"] == 4 * len(mode.products), name
@@ -811,7 +809,7 @@ def test_operands_may_change_between_calls(mode):
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize("mode", ["bf16x6", "fp16x3"])
+@pytest.mark.parametrize("mode", ["tf32", "bf16x6", "fp16x3"])
 def test_products_follow_each_other_on_a_stream_and_in_a_graph(mode):
     """One workspace, many products in a row of other extents: each must wait for the one before."""
     import torch

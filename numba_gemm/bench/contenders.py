@@ -24,7 +24,7 @@ from numba_gemm.ladder.cpu import cpu_sgemm
 from numba_gemm.ladder.stage import Form, Stage, TileConfig
 from numba_gemm.launch import PLAIN, Matrix, aligned_operands, device_properties, exchanged, form_of, launch, prepare
 from numba_gemm.select import Choice, problem
-from numba_gemm.split_products import IEEE, divide, stage_on
+from numba_gemm.split_products import IEEE, tiles_for
 from numba_gemm.tensor_core import MODES
 
 CPU_TERMS = 256 * 256 * 1024  # multiply-adds; a tenth of a second
@@ -108,13 +108,12 @@ def public_function() -> Contender:
 
 
 def precise(precision: str) -> Contender:
-    """``tiled_sgemm`` in a precision of the tensor cores; operands are split in every call."""
+    """``tiled_sgemm`` in a precision of the tensor cores; what lays the operands out anew does in every call."""
 
     def bind(buffers: DeviceBuffers) -> Bound:
         a, b, c = buffers.a, buffers.b, buffers.c
-        device = buffers.matrices[2].device
-        division = divide(MODES[precision], *buffers.shape, device_properties(device).sm_count, stage=stage_on(device))
-        name = division.config.name
+        x, y, _ = buffers.matrices
+        name = tiles_for(MODES[precision], x, y, device_properties(x.device).sm_count).name
         if buffers.library.name == "numba":
             return Bound(lambda stream: _discard(tiled_sgemm(a, b, c, precision=precision, stream=stream)), name)
         return Bound(lambda _stream: _discard(tiled_sgemm(a, b, c, precision=precision)), name)

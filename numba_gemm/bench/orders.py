@@ -138,20 +138,12 @@ class Loaded:
         from cuda.bindings import driver
 
         from numba_gemm.device.internals import KernelArguments
-        from numba_gemm.driver import call
-        from numba_gemm.launch import STATIC_SHARED_LIMIT
+        from numba_gemm.driver import load_kernel
 
         a, b, c = buffers.matrices
         stage, config, cubin = variant.stage, variant.config, variant.cubin
-        self.library = call(driver.cuLibraryLoadData, cubin.code, [], [], 0, [], [], 0)
-        kernel = call(driver.cuLibraryGetKernel, self.library, cubin.name.encode())
-        device = call(driver.cuDeviceGet, c.device)
-        attribute = driver.CUfunction_attribute
-        if config.dynamic_shared > STATIC_SHARED_LIMIT:
-            limit = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            call(driver.cuKernelSetAttribute, limit, config.dynamic_shared, kernel, device)
-        self.registers = int(call(driver.cuKernelGetAttribute, attribute.CU_FUNC_ATTRIBUTE_NUM_REGS, kernel, device))
-        self.function = driver.CUfunction(int(kernel))
+        self.registers = cubin.registers
+        self.function = driver.CUfunction(load_kernel(cubin, c.device, config.dynamic_shared))
         self.arguments = KernelArguments((1.0, a.packed, b.packed, 0.0, c.packed))
         self.shape = (*stage.grid(config, c.rows, c.cols), 1, *stage.block(config), 1)
         self.shared = config.dynamic_shared

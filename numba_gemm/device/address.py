@@ -48,6 +48,11 @@ if SIMULATOR:
         at = _shared_index(array, address, 4)
         return array[at], array[at + 1], array[at + 2], array[at + 3]
 
+    def shared_load2(array, address):
+        """Two neighbours in shared memory, in one 64-bit access."""
+        at = _shared_index(array, address, 2)
+        return array[at], array[at + 1]
+
     def shared_load1(array, address):
         """One float in shared memory."""
         return array[_shared_index(array, address, 1)]
@@ -212,6 +217,18 @@ else:
             return context.make_tuple(builder, signature.return_type, values)
 
         return types.UniTuple(types.float32, 4)(array, types.uint32), codegen
+
+    @intrinsic
+    def shared_load2(typingctx, array, address):
+        """Two neighbours in shared memory, in one 64-bit access."""
+
+        def codegen(context, builder, signature, args):
+            pointer = builder.inttoptr(args[1], ir.VectorType(FLOAT, 2).as_pointer(3))
+            vector = builder.load(pointer, align=8)
+            values = [builder.extract_element(vector, lane) for lane in LANES[:2]]
+            return context.make_tuple(builder, signature.return_type, values)
+
+        return types.UniTuple(types.float32, 2)(array, types.uint32), codegen
 
     @intrinsic
     def shared_load1(typingctx, array, address):

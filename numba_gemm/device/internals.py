@@ -316,6 +316,7 @@ def compile_cubin(
                 max_register_count=max_registers,
                 lineinfo=lineinfo or None,
                 link_time_optimization=whole_program or None,
+                no_cache=True,  # of what it finds there it says nothing
             ),
         )
         code = bytes(linker.link("cubin").code)

@@ -10,6 +10,9 @@ addresses. `acc` is a local array of ``columns // 2`` floats. Products run async
 - ``wait(acc, newest)``, which `waiting` makes, until at most the `newest` groups are in flight. It takes the
   accumulators that are waited for, or the compiler would move their uses above it.
 
+`multiply_rows` takes rows of A from registers: of each 8 k, l % 4 of the upper row and the lower one of those below,
+then both four further on. They must stay as they are until the products have been waited for (`waiting_for_rows`).
+
 Lane l of warp w holds rows ``16 * w + l // 4`` and eight below, and of every eight columns ``l % 4 * 2`` and the next:
 ``acc[4 * j + 2 * down + right]``.
 
@@ -106,6 +109,53 @@ else:
             return types.void(acc, newest), codegen
 
         return wait
+
+    def waiting_for_rows(columns, held):
+        """Make `wait` of accumulators of so many columns and of the floats that the products waited for have read."""
+        count = columns // 2
+
+        @intrinsic
+        def wait(typingctx, acc, rows, newest):
+            """Wait until at most the `newest` groups of products are in flight; a constant."""
+            if not isinstance(newest, types.IntegerLiteral):
+                return None
+            code = f"wgmma.wait_group.sync.aligned {newest.literal_value};"
+
+            def codegen(context, builder, signature, args):
+                # As operands, which the registers stay until here.
+                rows = [builder.load(place) for place in _places(context, builder, signature.args[1], args[1], held)]
+                places = _places(context, builder, signature.args[0], args[0], count)
+                _through(builder, places, code, rows, ["f"] * held)
+                return context.get_dummy_value()
+
+            return types.void(acc, rows, newest), codegen
+
+        return wait
+
+    def multiply_rows(columns, first):
+        """Make the product of TF32 rows in registers: ``(acc, rows, b, keep)``, of four floats from the `first` on."""
+        count = columns // 2
+        registers = ", ".join(f"${i}" for i in range(count))
+        row_registers = ", ".join(f"${count + i}" for i in range(4))
+        code = (
+            f"{{ .reg .pred keep; setp.ne.b32 keep, ${count + 5}, 0; "
+            f"wgmma.mma_async.sync.aligned.m64n{columns}{INSTRUCTIONS['tf32']} "
+            f"{{{registers}}}, {{{row_registers}}}, ${count + 4}, keep, 1, 1; }}"
+        )
+
+        @intrinsic
+        def product(typingctx, acc, rows, b, keep):
+            def codegen(context, builder, signature, args):
+                places = _places(context, builder, signature.args[1], args[1], first + 4)[first:]
+                words = [builder.bitcast(builder.load(place), WORD) for place in places]
+                operands = [*words, args[2], builder.zext(args[3], WORD)]
+                places = _places(context, builder, signature.args[0], args[0], count)
+                _through(builder, places, code, operands, ["r"] * 4 + ["l", "r"])
+                return context.get_dummy_value()
+
+            return types.void(acc, rows, types.uint64, types.boolean), codegen
+
+        return product
 
     def multiply(kind, columns, fresh=False):
         """Make the product of 64 rows and so many columns: ``(acc, a, b, keep)``; or, `fresh`, one that never keeps."""

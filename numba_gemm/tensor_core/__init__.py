@@ -1,7 +1,8 @@
 """Products on tensor cores, of operands split into narrow parts.
 
 `MODES` are the precisions, `TENSOR_STAGES` the kernels: three in climbing order, and `warp_mma` beside them for GPUs
-other than those of compute capability 9.0. `numba_gemm.split_products` runs `persistent` or `warp_mma`.
+other than those of compute capability 9.0. `numba_gemm.split_products` runs `persistent` or `warp_mma`. `direct`, which
+takes operands that are not split, is apart: `numba_gemm.direct_products` runs it.
 """
 
 from . import one_warpgroup, persistent, producer_consumer, warp_mma

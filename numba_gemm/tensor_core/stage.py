@@ -10,7 +10,7 @@ B, a float each.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -30,6 +30,7 @@ REGISTERS = 1 << 16  # of a multiprocessor, and of a block at the most
 LEFT = 24  # registers that a thread of a warpgroup that fetches needs, if the others claim what it can do without
 WARP_EXTENT = 32  # rows, and columns, that a warp multiplies where warps do
 SPLIT_ROWS = 32  # that are split at a time, of one slot
+TILE_END = 1.5e-6  # seconds that a tile takes beside its sums
 
 
 @dataclass(frozen=True)
@@ -204,6 +205,22 @@ class TensorStage:
     def runs_on(self, cc: tuple[int, int]) -> bool:
         """Whether a GPU of this compute capability has its instructions."""
         return cc >= self.min_cc if self.only_cc is None else cc == self.only_cc
+
+
+def fastest(
+    configs: Iterable[TensorConfig], rates: Mapping[tuple[int, int], float], m: int, n: int, k: int, sm_count: int
+) -> TensorConfig:
+    """The tiles that take the least time, as if all blocks took one tile after the other at the same pace.
+
+    `rates` are throughputs in TFLOP/s by the tiles' extents, of a GPU whose multiprocessors all have one of that size.
+    """
+
+    def seconds(config: TensorConfig) -> float:
+        rounds = -(-(-(-m // config.BM) * -(-n // config.BN)) // sm_count)
+        flops = 2.0 * config.BM * config.BN * k
+        return rounds * (TILE_END + flops * sm_count / (rates[config.BM, config.BN] * 1e12))
+
+    return min(configs, key=seconds)
 
 
 def split_shape(mode: Mode, mn: int, k: int, tile: int) -> tuple[int, int]:

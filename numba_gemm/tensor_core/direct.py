@@ -1,0 +1,313 @@
+"""direct: operands as they lie in memory.
+
+Bottleneck before: to lay out the operands anew takes up to a fifth of the time of a product of one part each.
+Idea: tensor maps. A copy brings a box of the matrix itself, rounds it to TF32, and puts its rows where the matrix
+    instruction looks for them. What that one reads from shared memory must be contiguous along k; but rows of its first
+    operand it takes from registers, too, which threads load as they like. So only one of the operands need be.
+Traffic: as before, less what splitting read and wrote.
+Registers and shared memory: a sum, and two slots' rows of the first operand, 32 registers: while products read the
+    ones, the others are loaded. As many slots as fit.
+Limits: the card's power; a tile is stored while its warpgroup's tensor cores rest. An operand that tensor maps cannot
+    describe, or two that are both contiguous across k, have to be laid out anew.
+"""
+
+from dataclasses import dataclass
+
+from numba import cuda, float32, int32, int64, uint32
+
+from ..device import mbarrier, registers, tensor_map, wgmma
+from ..device.address import (
+    address_of,
+    col_step,
+    global_store2,
+    row_step,
+    shared_address,
+    shared_load1,
+    shared_load2,
+    transposed,
+)
+from ..device.blend import element_store
+from ..device.switch import device_function, hardware_only
+from ..ladder.stage import WARP, require
+from .finish import place
+from .mode import MODES
+from .stage import ALIGNMENT, BARRIER_BYTES, GROUP_ROWS, LEFT, ROW_BYTES, ROW_WORDS, WARPGROUP, WarpgroupConfig
+
+MODE = MODES["tf32"]
+STEPS = 4  # of k, 8 each, that a slot has
+HELD = 4 * STEPS  # floats of a slot's rows that a thread holds
+PANEL = ROW_WORDS  # rows whose floats of one k are 128 bytes
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a product ``U @ V.T`` stands for C. V is contiguous along k.
+
+    Attributes
+    ----------
+    along : bool
+        Whether U is contiguous along k; else it is along its rows.
+    swapped : bool
+        Whether it is the transpose of C, else C itself.
+    """
+
+    along: bool
+    swapped: bool
+
+
+# By how A and B lie, "N" by rows, "T" by columns. Of A by columns and B by rows, none is contiguous along k.
+LAYOUTS = {"NN": Layout(False, True), "NT": Layout(True, False), "TT": Layout(False, False)}
+
+CONFIGS = (
+    WarpgroupConfig(128, 256, consumers=2, producers=1, claim=240),
+    WarpgroupConfig(128, 192, consumers=2, producers=1, claim=240),
+    WarpgroupConfig(128, 128, consumers=2, producers=1, claim=240),
+    WarpgroupConfig(64, 128, producers=1),
+    WarpgroupConfig(64, 64, producers=1),
+)
+
+
+def boxes(config, layout):
+    """Rows and columns of the boxes that copies bring, of U as it lies in memory and of V."""
+    return (config.BM, ROW_WORDS) if layout.along else (ROW_WORDS, PANEL), (config.BN, ROW_WORDS)
+
+
+def row_loads(along):
+    """Make device functions ``(group, warp, lane)`` and ``(held, memory, at, first)``, for U's rows.
+
+    The one returns where a thread's two rows are among the block's: which the upper is, and where its floats begin, in
+    bytes. The other loads those of both of the slot at `at`, as the matrix instruction wants them: of each 8 k, l % 4
+    of the upper row and the lower, then four further on.
+    """
+
+    @device_function
+    def start_along(group, warp, lane):
+        row = uint32(group * uint32(GROUP_ROWS) + warp * uint32(16) + lane // uint32(4))
+        return row, uint32(row * uint32(ROW_BYTES) + (row % uint32(8) << uint32(4)) + lane % uint32(4) * uint32(4))
+
+    @device_function
+    def load_along(held, memory, at, first):
+        for chunk in range(2 * STEPS):
+            upper = uint32(uint32(at + first) ^ uint32(chunk << 4))
+            held[2 * chunk] = shared_load1(memory, upper)
+            held[2 * chunk + 1] = shared_load1(memory, uint32(upper + uint32(8 * ROW_BYTES)))
+
+    @device_function
+    def start_across(group, warp, lane):
+        # Rows next to each other, in one load. Which, is free: such that the lanes of a half warp meet in no bank.
+        pair, t = uint32(lane // uint32(4)), uint32(lane % uint32(4))
+        chunk = uint32(pair // uint32(2) % uint32(2) * uint32(4) + warp % uint32(2) * uint32(2) + pair // uint32(4))
+        panel = uint32(group * uint32(GROUP_ROWS // PANEL) + warp // uint32(2))
+        row = uint32(panel * uint32(PANEL) + chunk * uint32(4) + pair % uint32(2) * uint32(2))
+        start = uint32(panel * uint32(PANEL * ROW_BYTES) + t * uint32(ROW_BYTES))
+        return row, uint32(start + ((chunk ^ t) << uint32(4)) + pair % uint32(2) * uint32(8))
+
+    @device_function
+    def load_across(held, memory, at, first):
+        upper = uint32(at + first)
+        lower = uint32((upper ^ uint32(4 << 4)) + uint32(4 * ROW_BYTES))
+        for step in range(STEPS):
+            two = shared_load2(memory, uint32(upper + uint32(8 * ROW_BYTES * step)))
+            held[4 * step], held[4 * step + 1] = two[0], two[1]
+            two = shared_load2(memory, uint32(lower + uint32(8 * ROW_BYTES * step)))
+            held[4 * step + 2], held[4 * step + 3] = two[0], two[1]
+
+    return (start_along, load_along) if along else (start_across, load_across)
+
+
+def sums_store(config, form, layout):
+    """Make a device function ``(c, row, col, alpha, acc, beta, vectors, inside)`` that writes a thread's sums to C.
+
+    Of each 8 columns of ``U @ V.T`` it has two next to each other, of two rows; `row` and `col` are the first ones.
+    `inside`: all of the block's tile lies in C.
+    """
+    COLUMN_GROUPS, DOWN, PLAIN = config.BN // 8, 8 if layout.along else 1, form.epilogue is None
+    SWAPPED = layout.swapped
+    store1 = element_store(form.epilogue)
+
+    @device_function
+    def put(c, row, col, alpha, value, beta, vectors):
+        if SWAPPED:
+            store1(c, col, row, alpha, value, beta, vectors)
+        else:
+            store1(c, row, col, alpha, value, beta, vectors)
+
+    @device_function
+    def write_as_is(c, row, col, alpha, acc, beta, vectors):
+        # In two loops, of which the compiler unrolls each: of twice as many turns it would not.
+        for j in range(COLUMN_GROUPS // 2):
+            for q in range(4):
+                put(c, row + q // 2 * DOWN, col + 8 * j + q % 2, alpha, acc[j, q], beta, vectors)
+        for j in range(COLUMN_GROUPS // 2, COLUMN_GROUPS):
+            for q in range(4):
+                put(c, row + q // 2 * DOWN, col + 8 * j + q % 2, alpha, acc[j, q], beta, vectors)
+
+    @device_function
+    def write_apart(c, row, col, alpha, acc, beta, vectors):
+        # An epilogue may keep the loops from being unrolled, and what is indexed at run time lies in local memory:
+        # accumulators must not.
+        apart = cuda.local.array((COLUMN_GROUPS, 4), float32)
+        for j in range(COLUMN_GROUPS):
+            for q in range(4):
+                apart[j, q] = acc[j, q]
+        write_as_is(c, row, col, alpha, apart, beta, vectors)
+
+    write = write_as_is if PLAIN else write_apart
+
+    @device_function
+    def store(c, row, col, alpha, acc, beta, vectors, inside):
+        d = transposed(c) if SWAPPED else c
+        start, down, right = address_of(d, row, col), row_step(d), col_step(d)
+        pairs = PLAIN and inside and beta == float32(0) and start % 8 == 0
+        if pairs and right == 4 and down % 8 == 0:
+            for j in range(COLUMN_GROUPS):
+                upper = start + 32 * j
+                global_store2(c, upper, alpha * acc[j, 0], alpha * acc[j, 1])
+                global_store2(c, upper + DOWN * down, alpha * acc[j, 2], alpha * acc[j, 3])
+        elif pairs and DOWN == 1 and down == 4 and right % 8 == 0:
+            for j in range(COLUMN_GROUPS):
+                left = start + 8 * j * right
+                global_store2(c, left, alpha * acc[j, 0], alpha * acc[j, 2])
+                global_store2(c, left + right, alpha * acc[j, 1], alpha * acc[j, 3])
+        else:
+            write(c, row, col, alpha, acc, beta, vectors)
+
+    return store
+
+
+def build(config, form, layout):
+    """Make the kernel ``(alpha, u, v, beta, c, k)``, with `vectors` behind if the form has an epilogue's.
+
+    `u` and `v` are addresses of tensor maps of U as it lies in memory and of V, for the `boxes`. The grid has any
+    number of blocks along x.
+    """
+    require(config, {"one producer": config.producers == 1, "one part": form.mode == MODE})
+    BM, BN, SWAPPED, ALONG = config.BM, config.BN, layout.swapped, layout.along
+    SLOTS, CONSUMERS, SLOT, CLAIM = config.slots(MODE), config.consumers, config.slot_bytes(MODE), config.claim
+    U_BYTES, COLUMN_GROUPS, UNIT = ROW_BYTES * BM, BN // 8, 16  # bytes, in descriptors
+    STEP = wgmma.STEP_BYTES // UNIT
+    start_of, load_rows = row_loads(ALONG)
+    store, wait = sums_store(config, form, layout), wgmma.waiting_for_rows(BN, HELD)
+    multiply0, multiply1, multiply2, multiply3 = (wgmma.multiply_rows(BN, 4 * step) for step in range(STEPS))
+
+    @device_function
+    def fetch(at, u, v, k, row, col, full):
+        mbarrier.expect(full, uint32(SLOT))
+        if ALONG:
+            tensor_map.load(at, u, k, row, full)
+        else:
+            for panel in range(BM // PANEL):
+                to = uint32(at + uint32(panel * PANEL * ROW_BYTES))
+                tensor_map.load(to, u, int32(row + int32(panel * PANEL)), k, full)
+        tensor_map.load(uint32(at + uint32(U_BYTES)), v, k, col, full)
+
+    @device_function
+    def give_back(empty, i):
+        if cuda.threadIdx.x % WARP == 0:
+            mbarrier.arrive(uint32(empty + i * BARRIER_BYTES))  # this warp's products have read the slot
+
+    @device_function
+    def following(i, parity):
+        last = i == uint32(SLOTS - 1)
+        return uint32(0) if last else uint32(i + 1), uint32(parity ^ 1) if last else parity
+
+    @device_function
+    def turn(acc, held, held_before, memory, start, full, i, parity, first, keep):
+        """Start the products of a slot, and wait for those of the slot before."""
+        while not mbarrier.ended(uint32(full + i * BARRIER_BYTES), parity):
+            pass
+        at = uint32(start + i * uint32(SLOT))
+        load_rows(held, memory, at, first)
+        v = wgmma.descriptor(uint32(at + uint32(U_BYTES)))
+        wgmma.fence()
+        multiply0(acc, held, v, keep)
+        multiply1(acc, held, v + STEP, True)
+        multiply2(acc, held, v + 2 * STEP, True)
+        multiply3(acc, held, v + 3 * STEP, True)
+        wgmma.commit()
+        wait(acc, held_before, 1)
+
+    @device_function
+    def run(alpha, u, v, beta, c, k, vectors):
+        memory = cuda.shared.array(0, float32, alignment=128)
+        start = uint32(uint32(shared_address(memory) + (ALIGNMENT - 1)) & uint32(0xFFFFFFFF - (ALIGNMENT - 1)))
+        full = uint32(start + SLOTS * SLOT)
+        empty = uint32(full + SLOTS * BARRIER_BYTES)
+        tid = uint32(cuda.threadIdx.x)
+        k_slots = uint32((k + (2 * ROW_WORDS - 1)) // (2 * ROW_WORDS) * 2)  # an even number: the last may be of zeros
+        d = transposed(c) if SWAPPED else c
+        rows, cols = uint32((d.shape[0] + (BM - 1)) // BM), uint32((d.shape[1] + (BN - 1)) // BN)
+        if tid == uint32(0):
+            for i in range(SLOTS):
+                mbarrier.initialise(uint32(full + i * BARRIER_BYTES), uint32(1))
+                mbarrier.initialise(uint32(empty + i * BARRIER_BYTES), uint32(WARPGROUP // WARP * CONSUMERS))
+            mbarrier.initialised()
+        cuda.syncthreads()  # the barriers are set up before any thread waits at them
+
+        i, tile = uint32(0), uint32(cuda.blockIdx.x)
+        if tid >= uint32(WARPGROUP * CONSUMERS):
+            if CLAIM > 0:
+                registers.release(LEFT)
+            parity = uint32(1)  # of the phase before the first: all slots are empty
+            fetches = tid == uint32(WARPGROUP * CONSUMERS)
+            if fetches:
+                tensor_map.acquire(u)
+                tensor_map.acquire(v)
+            while fetches and tile < uint32(rows * cols):
+                tile_row, tile_col = place(tile, rows, cols)
+                s = uint32(0)
+                while s < k_slots:
+                    at, filled = uint32(start + i * uint32(SLOT)), uint32(full + i * BARRIER_BYTES)
+                    while not mbarrier.ended(uint32(empty + i * BARRIER_BYTES), parity):
+                        pass
+                    row, col = int32(tile_row * uint32(BM)), int32(tile_col * uint32(BN))
+                    fetch(at, u, v, int32(s * uint32(ROW_WORDS)), row, col, filled)
+                    s = uint32(s + 1)
+                    i, parity = following(i, parity)
+                tile = uint32(tile + cuda.gridDim.x)
+        else:
+            if CLAIM > 0:
+                registers.claim(CLAIM)
+            group, lane, warp = uint32(tid // WARPGROUP), uint32(tid % WARP), uint32(tid // WARP % 4)
+            own_row, first = start_of(group, warp, lane)
+            acc = cuda.local.array((COLUMN_GROUPS, 4), float32)
+            even, odd = cuda.local.array(HELD, float32), cuda.local.array(HELD, float32)
+            parity = uint32(0)
+            while tile < uint32(rows * cols):
+                for j in range(HELD):
+                    odd[j] = float32(0)
+                for j in range(COLUMN_GROUPS):
+                    for q in range(4):
+                        acc[j, q] = float32(0)
+                s, last = uint32(0), uint32(0)
+                while s < k_slots:
+                    turn(acc, even, odd, memory, start, full, i, parity, first, s > uint32(0))
+                    if s > uint32(0):
+                        give_back(empty, last)
+                    last = i
+                    i, parity = following(i, parity)
+                    turn(acc, odd, even, memory, start, full, i, parity, first, True)
+                    give_back(empty, last)
+                    last = i
+                    i, parity = following(i, parity)
+                    s = uint32(s + 2)
+                wait(acc, odd, 0)
+                give_back(empty, last)
+                tile_row, tile_col = place(tile, rows, cols)
+                block_row, block_col = int64(tile_row) * BM, int64(tile_col) * BN
+                inside = block_row + BM <= d.shape[0] and block_col + BN <= d.shape[1]
+                col = block_col + int64(lane % 4 * 2)
+                store(c, block_row + int64(own_row), col, alpha, acc, beta, vectors, inside)
+                tile = uint32(tile + cuda.gridDim.x)
+
+    bounds = hardware_only(launch_bounds=(config.threads, 1))
+
+    @cuda.jit(**bounds)
+    def direct(alpha, u, v, beta, c, k):
+        run(alpha, u, v, beta, c, k, ())
+
+    @cuda.jit(**bounds)
+    def direct_with(alpha, u, v, beta, c, k, vectors):
+        run(alpha, u, v, beta, c, k, vectors)
+
+    return direct_with if form.vectors else direct

@@ -1,0 +1,106 @@
+"""Tensor maps: what the hardware that copies boxes of a matrix is told of it (`device.tensor_map`).
+
+A map is 128 bytes in the device's memory, made by the driver from an address, extents, strides and the box that a copy
+brings. It depends on nothing else, so one that was made once serves whenever the same matrix comes again, and is never
+written anew: launches, and graphs, may refer to it at any time. So that memory does not grow without end, so many are
+kept, and no more are made.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from cuda.bindings import driver
+
+from .driver import call, relaxed_capture
+from .launch import Matrix
+from .models.roofline import FLOAT32_BYTES
+
+MAP_BYTES = 128
+PAGE = 512  # maps that memory is allocated for at a time
+MOST = 1 << 16  # of a device: 8 MiB
+UNIT = 16  # bytes, of which addresses and strides are multiples
+STRIDE_END = 1 << 40
+
+_lock = threading.Lock()
+_places: dict[tuple[int, ...], int] = {}
+_free: dict[int, list[int]] = {}
+_made: dict[int, int] = {}
+_streams: dict[int, Any] = {}
+
+
+def describable(matrix: Matrix) -> bool:
+    """Whether a tensor map can describe a matrix whose rows are contiguous."""
+    return (
+        matrix.col_stride == FLOAT32_BYTES
+        and min(matrix.rows, matrix.cols) > 0
+        and matrix.pointer % UNIT == 0
+        and (matrix.rows == 1 or _regular(matrix))
+    )
+
+
+def _regular(matrix: Matrix) -> bool:
+    """Whether rows are so far apart as a map can say, and do not overlap."""
+    return matrix.row_stride % UNIT == 0 and FLOAT32_BYTES * matrix.cols <= matrix.row_stride < STRIDE_END
+
+
+def place(matrix: Matrix, box_rows: int, box_cols: int) -> int | None:
+    """Address of the map of a `describable` matrix; None if so many were made that there is no place for it.
+
+    The device's context is current. A copy brings a box of so many rows and columns, 32 at the most, of which it rounds
+    the elements to TF32, to nearest; 16-byte chunks of a row of 128 bytes are exchanged by XOR with the row modulo 8.
+    """
+    key = (matrix.device, matrix.pointer, matrix.rows, matrix.cols, matrix.row_stride, box_rows, box_cols)
+    found = _places.get(key)
+    if found is not None:
+        return found
+    with _lock:
+        found = _places.get(key)
+        if found is None and (found := _next_place(matrix.device)) is not None:
+            _write(matrix.device, found, _encode(matrix, box_rows, box_cols))
+            _places[key] = found
+    return found
+
+
+def _next_place(device: int) -> int | None:
+    free = _free.setdefault(device, [])
+    if not free:
+        made = _made.get(device, 0)
+        if made >= MOST:
+            return None
+        with relaxed_capture():
+            page = int(call(driver.cuMemAlloc, PAGE * MAP_BYTES))
+        _made[device] = made + PAGE
+        free += range(page, page + PAGE * MAP_BYTES, MAP_BYTES)
+    return free.pop()
+
+
+def _encode(matrix: Matrix, box_rows: int, box_cols: int) -> bytes:
+    row_bytes = matrix.row_stride if matrix.rows > 1 else -(-FLOAT32_BYTES * matrix.cols // UNIT) * UNIT
+    made = call(
+        driver.cuTensorMapEncodeTiled,
+        driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_TFLOAT32,
+        2,
+        matrix.pointer,
+        [driver.cuuint64_t(matrix.cols), driver.cuuint64_t(matrix.rows)],
+        [driver.cuuint64_t(row_bytes)],
+        [driver.cuuint32_t(box_cols), driver.cuuint32_t(box_rows)],
+        [driver.cuuint32_t(1), driver.cuuint32_t(1)],
+        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    return b"".join(int(word).to_bytes(8, "little") for word in made.opaque)
+
+
+def _write(device: int, place: int, data: bytes) -> None:
+    with relaxed_capture():
+        own = _streams.get(device)
+        if own is None:
+            # Which no other waits for and which is never captured.
+            own = call(driver.cuStreamCreate, int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
+            _streams[device] = own
+        call(driver.cuMemcpyHtoDAsync, place, data, len(data), own)
+        call(driver.cuStreamSynchronize, own)

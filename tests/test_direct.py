@@ -1,0 +1,326 @@
+"""TF32 products of operands as they lie in memory: where rows lie on the simulator, products on a GPU."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from test_tensor_core import simulated
+
+from numba_gemm import direct_products, tensor_maps
+from numba_gemm.launch import PLAIN, Matrix
+from numba_gemm.models.accuracy import MODE_BOUNDS
+from numba_gemm.tensor_core import TensorForm, WarpgroupConfig, direct, persistent
+from numba_gemm.tensor_core.stage import ROW_BYTES
+
+HOPPER = (9, 0)
+LETTERS = [*direct.LAYOUTS]
+
+
+def matrix(rows, cols, *, by_columns=False, pointer=1 << 20, pad=0):
+    """A matrix that lies by rows or by columns, lines so many floats longer than they need be."""
+    strides = (4, 4 * (rows + pad)) if by_columns else (4 * (cols + pad), 4)
+    return Matrix(pointer, rows, cols, *strides, 0, None)
+
+
+# ----------------------------------------------------------------------------------------------------- arrangement
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (matrix(8, 16), True),
+        (matrix(8, 17), False),
+        (matrix(8, 17, pad=3), True),
+        (matrix(8, 17, pad=1), False),
+        (matrix(1, 17), True),
+        (matrix(8, 16, pointer=(1 << 20) + 4), False),
+        (matrix(8, 16, by_columns=True), False),
+        (matrix(8, 1, by_columns=True), False),
+        (matrix(0, 16), False),
+        (Matrix(1 << 20, 8, 16, 0, 4, 0, None), False),
+        (Matrix(1 << 20, 8, 16, 32, 4, 0, None), False),
+        (Matrix(1 << 20, 8, 16, -64, 4, 0, None), False),
+        (Matrix(1 << 20, 8, 16, 64, -4, 0, None), False),
+        (Matrix(1 << 20, 8, 16, 1 << 40, 4, 0, None), False),
+    ],
+)
+def test_what_a_tensor_map_can_describe(found, expected):
+    assert tensor_maps.describable(found) is expected
+
+
+@pytest.mark.parametrize("letters", ["NN", "NT", "TN", "TT"])
+def test_operands_are_arranged(letters):
+    a, b = (
+        matrix(*extents, by_columns=letter == "T")
+        for extents, letter in zip([(12, 20), (20, 28)], letters, strict=True)
+    )
+    found = direct_products.arrange(a, b, HOPPER)
+    assert direct_products.arrange(a, b, (8, 9)) is None
+    assert direct_products.arrange(a, b, (10, 0)) is None
+    if letters == "TN":
+        assert found is None
+        return
+    layout = direct.LAYOUTS[letters]
+    assert found.letters == letters
+    assert (found.rows, found.cols, found.k) == ((28, 12, 20) if layout.swapped else (12, 28, 20))
+    assert (found.u.rows, found.u.cols) == ((found.rows, 20) if layout.along else (20, found.rows))
+    assert (found.v.rows, found.v.cols) == (found.cols, 20)
+    assert tensor_maps.describable(found.u)
+    assert tensor_maps.describable(found.v)
+
+
+@pytest.mark.parametrize("odd", ["a", "b"])
+def test_operands_that_maps_cannot_describe_are_not_arranged(odd):
+    a, b = matrix(12, 20, pad=odd == "a"), matrix(20, 28, pad=odd == "b")
+    assert direct_products.arrange(a, b, HOPPER) is None
+
+
+def test_extents_beyond_coordinates_are_not_arranged():
+    assert direct_products.arrange(matrix(1 << 30, 4), matrix(4, 4), HOPPER) is None
+    assert direct_products.arrange(matrix((1 << 30) - 4, 4), matrix(4, 4), HOPPER) is not None
+
+
+@pytest.mark.parametrize("config", direct.CONFIGS, ids=lambda config: config.name)
+@pytest.mark.parametrize("letters", LETTERS)
+def test_boxes_are_what_a_copy_can_bring(config, letters):
+    for rows, cols in direct.boxes(config, direct.LAYOUTS[letters]):
+        assert rows <= 256
+        assert 4 * cols == ROW_BYTES
+    assert (config.BM, config.BN) in direct_products.RATES
+
+
+def test_small_products_get_small_tiles():
+    def tiles(m, n, k):
+        config = direct_products.choose(direct_products.arrange(matrix(m, k), matrix(k, n), HOPPER), 132)
+        return config.BM, config.BN
+
+    assert tiles(512, 512, 1024) == (64, 64)
+    assert tiles(1024, 1024, 1024) == (64, 128)
+    assert tiles(3072, 3072, 3072) == (128, 192)
+    assert tiles(4096, 4096, 4096) == (128, 256)
+
+
+def test_more_than_one_part_is_refused():
+    from numba_gemm.tensor_core import MODES
+
+    with pytest.raises(ValueError, match="one part"):
+        direct.build(direct.CONFIGS[0], TensorForm(MODES["tf32x3"]), direct.LAYOUTS["NN"])
+
+
+def test_maps_end_where_their_places_do(monkeypatch):
+    monkeypatch.setattr(tensor_maps, "_made", {0: tensor_maps.MOST})
+    monkeypatch.setattr(tensor_maps, "_free", {})
+    monkeypatch.setattr(tensor_maps, "_places", {})
+    assert tensor_maps.place(matrix(8, 16), 8, 16) is None
+
+
+# ------------------------------------------------------------------------------------------------ rows in registers
+
+
+def copied(rows, along):
+    """A slot's rows of U as copies leave them: floats whose value says which row and k they are."""
+    values = 100 * np.arange(rows, dtype=np.float32)[:, None] + np.arange(32, dtype=np.float32)
+    boxes = [values] if along else [values[first : first + 32].T for first in range(0, rows, 32)]
+    memory = []
+    for box in boxes:
+        chunks = box.reshape(-1, 8, 4)
+        memory += [chunks[line, [chunk ^ line % 8 for chunk in range(8)]] for line in range(len(chunks))]
+    return np.concatenate(memory).ravel()
+
+
+@simulated
+@pytest.mark.parametrize("letters", LETTERS)
+def test_threads_load_the_rows_that_the_instruction_wants(letters):
+    along = direct.LAYOUTS[letters].along
+    start_of, load_rows = direct.row_loads(along)
+    memory, down, seen = copied(128, along), 8 if along else 1, []
+    for group, warp, lane in itertools.product(range(2), range(4), range(32)):
+        row, first = start_of(np.uint32(group), np.uint32(warp), np.uint32(lane))
+        held = np.full(direct.HELD, np.nan, np.float32)
+        load_rows(held, memory, np.uint32(0), first)
+        for step, half, lower in itertools.product(range(4), range(2), range(2)):
+            k = 8 * step + lane % 4 + 4 * half
+            assert held[4 * step + 2 * half + lower] == 100 * (int(row) + down * lower) + k
+        seen += [int(row), int(row) + down] if lane % 4 == 0 else []
+    assert sorted(seen) == list(range(128)), "each row is one thread's of four"
+
+
+class Addresses:
+    """What stands for shared memory, to learn where loads go."""
+
+    def __init__(self):
+        self.asked = []
+
+    def load1(self, memory, address):
+        self.asked.append([int(address) // 4])
+        return np.float32(0)
+
+    def load2(self, memory, address):
+        self.asked.append([int(address) // 4, int(address) // 4 + 1])
+        return np.float32(0), np.float32(0)
+
+
+@simulated
+@pytest.mark.parametrize("along", [False, True])
+def test_no_two_lanes_meet_in_a_bank(along, monkeypatch):
+    asked = []
+    for lane in range(32):
+        addresses = Addresses()
+        monkeypatch.setattr(direct, "shared_load1", addresses.load1)
+        monkeypatch.setattr(direct, "shared_load2", addresses.load2)
+        start_of, load_rows = direct.row_loads(along)
+        _, first = start_of(np.uint32(1), np.uint32(2), np.uint32(lane))
+        load_rows(np.zeros(direct.HELD, np.float32), None, np.uint32(0), first)
+        asked.append(addresses.asked)
+    at_once = 32 if along else 16  # lanes whose loads are one access: 128 bytes
+    assert len(asked[0]) == (16 if along else 8)
+    for access, begin in itertools.product(range(len(asked[0])), range(0, 32, at_once)):
+        banks = [place % 32 for lane in range(begin, begin + at_once) for place in asked[lane][access]]
+        assert sorted(banks) == list(range(32))
+
+
+# --------------------------------------------------------------------------------------------------------- products
+
+
+def random(letter, rows, cols, pad=0):
+    """A CUDA tensor of these extents, by rows or columns, that are so many floats apart."""
+    import torch
+
+    lines, length = (rows, cols) if letter == "N" else (cols, rows)
+    found = torch.randn(lines, length + pad, device="cuda")[:, :length]
+    return found if letter == "N" else found.T
+
+
+def as_matrix(tensor):
+    return Matrix(tensor.data_ptr(), *tensor.shape, 4 * tensor.stride(0), 4 * tensor.stride(1), 0, tensor)
+
+
+def within(found, a, b, alpha=1.0, beta=0.0, before=None):
+    """Whether a product of TF32 is as near as it is stated to be."""
+    exact, size = alpha * (a.double() @ b.double()), abs(alpha) * (a.double().abs() @ b.double().abs())
+    if beta:
+        exact, size = exact + beta * before.double(), size + abs(beta) * before.double().abs()
+    return bool(((found - exact).abs() <= (MODE_BOUNDS["tf32"] + 2.0**-22) * size).all())
+
+
+SHAPES = [(4, 4, 4), (64, 128, 32), (100, 72, 92), (132, 260, 68), (300, 200, 1032), (1000, 2052, 36)]
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("letters", LETTERS)
+@pytest.mark.parametrize("config", direct.CONFIGS, ids=lambda config: config.name)
+def test_product(config, letters, shape):
+    import torch
+
+    m, n, k = shape
+    a, b = random(letters[0], m, k, pad=8), random(letters[1], k, n)
+    for beta, left, by_columns in itertools.product((0.0, -0.5), (1, 2), (False, True)):
+        rows, cols = (n, m) if by_columns else (m, n)
+        guarded = torch.full((rows + 2, cols + 4), float("nan"), device="cuda")
+        inner = guarded[1 : rows + 1, left : cols + left]
+        c = inner.T if by_columns else inner
+        before = torch.randn(m, n, device="cuda")
+        if beta:
+            c.copy_(before)
+        assert direct_products.launch(1.5, as_matrix(a), as_matrix(b), beta, as_matrix(c), 0, PLAIN, config)
+        assert within(c, a, b, 1.5, beta, before)
+        inner.fill_(float("nan"))
+        assert torch.isnan(guarded).all(), "nothing beside C is written"
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("letters", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize("offset", [0, 1])
+def test_all_layouts_and_addresses_have_a_product(letters, offset):
+    """Those that are not arranged are split."""
+    import torch
+
+    from numba_gemm import tiled_sgemm
+
+    flat = torch.randn(400 * 304 + 1, device="cuda")[offset:]
+    a, b = flat[: 300 * 400].view(300, 400), flat[: 400 * 200].view(400, 200)
+    a = a if letters[0] == "N" else a.T.contiguous().T
+    b = b if letters[1] == "N" else b.T.contiguous().T
+    assert within(tiled_sgemm(a, b, precision="tf32"), a, b)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+def test_integers_and_what_is_not_finite():
+    import torch
+
+    from numba_gemm import tiled_sgemm
+
+    a, b = (
+        torch.randint(-9, 9, (64, 128), device="cuda").float(),
+        torch.randint(-9, 9, (128, 96), device="cuda").float(),
+    )
+    assert torch.equal(tiled_sgemm(a, b, precision="tf32"), (a.double() @ b.double()).float())
+    a[3, 5], a[7, 9] = float("inf"), float("nan")
+    a[9, 1] = torch.tensor(0x7F800001, dtype=torch.int32).view(torch.float32)
+    expected = a @ b
+    found = tiled_sgemm(a, b, precision="tf32")
+    assert torch.equal(torch.isnan(found), torch.isnan(expected))
+    assert torch.equal(found[torch.isinf(expected)], expected[torch.isinf(expected)])
+    assert torch.isnan(found[9]).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("letters", LETTERS)
+def test_an_epilogue_is_told_rows_and_columns_of_c(letters):
+    import torch
+
+    from numba_gemm import tiled_sgemm
+
+    def places(value, row, column, across, down):
+        return value + across[column] - down[row]
+
+    a, b = random(letters[0], 200, 64), random(letters[1], 64, 300)
+    across, down = 1000 * torch.randn(300, device="cuda"), 1000 * torch.randn(200, device="cuda")
+    found = tiled_sgemm(a, b, precision="tf32", epilogue=places, epilogue_args=(across, down))
+    assert torch.allclose(found, a @ b + across - down[:, None], rtol=1e-6, atol=0.3)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+def test_a_graph_has_maps_that_stay():
+    """Of operands that no map was made of before the capture; others are made after it."""
+    import torch
+
+    from numba_gemm import tiled_sgemm
+
+    a, b, c = torch.randn(256, 512, device="cuda"), torch.randn(512, 384, device="cuda"), torch.empty(256, 384).cuda()
+    tiled_sgemm(a.clone(), b.clone(), c, precision="tf32")  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        tiled_sgemm(a, b, c, precision="tf32")
+    for _ in range(50):
+        x = torch.randn(256, 512, device="cuda")
+        assert within(tiled_sgemm(x, b, precision="tf32"), x, b)
+        a.copy_(x)
+        graph.replay()
+        assert within(c, a, b)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+def test_a_plan_says_that_nothing_is_split():
+    import torch
+
+    import numba_gemm
+
+    plan = numba_gemm.plan(512, 256, 128, precision="tf32")
+    assert plan.stage == "direct"
+    assert isinstance(plan.config, WarpgroupConfig)
+    a, b = torch.randn(512, 128, device="cuda"), torch.randn(128, 256, device="cuda")
+    assert torch.equal(plan(a, b), numba_gemm.tiled_sgemm(a, b, precision="tf32"))
+    turned = random("T", 512, 128)
+    assert within(plan(turned, b), turned, b)
+    assert numba_gemm.plan(512, 256, 128, precision="tf32", layout="TN").stage == persistent.STAGE.name
+    assert numba_gemm.plan(511, 255, 127, precision="tf32").stage == persistent.STAGE.name
