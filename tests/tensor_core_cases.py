@@ -1,6 +1,7 @@
 """Kernels of the tensor cores, compiled for 9.0; as a program, what the compiler makes of all, as lines of JSON.
 
-As a program it runs without the simulator, which has no compiler (see `compile_stages`).
+As a program it runs without the simulator, which has no compiler (see `compile_stages`). On a GPU of compute capability
+9.0 it can be a program for compute-sanitizer, too: with ``--run`` it runs every stage once.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import sys
 from typing import Any
 
 from numba_gemm import direct_products, epilogues, split_products
@@ -20,7 +22,18 @@ def runs(stage: str, index: int, mode: str) -> bool:
     """Whether a configuration is one for a mode."""
     config = TENSOR_STAGES[stage].configs[index]
     fits = config.BN <= 128 or len(MODES[mode].products) == 1
-    return fits and (TENSOR_STAGES[stage].complete or not MODES[mode].scaled)
+    return fits and (TENSOR_STAGES[stage].complete or mode in ("tf32x3", "bf16x6"))
+
+
+KEPT = ("one_warpgroup", "bulk_copies", "producer_consumer", "wide_tiles")  # stages whose sums stay in tensor cores
+
+
+def bound(stage: str, mode: str, k: int) -> float:
+    """Of a stage's errors over abs(A) @ abs(B): a mode's own, and what each addition cuts off sums that are kept."""
+    from numba_gemm.models.accuracy import MODE_BOUNDS
+
+    additions = len(MODES[mode].products) * 4 * -(-k // MODES[mode].slot_k) if stage in KEPT else 0
+    return MODE_BOUNDS[mode] + additions * 2.0**-23
 
 
 @functools.cache
@@ -136,6 +149,24 @@ def product(a: Any, b: Any, c: Any, mode: str, stage: str, *, index: int = 0, al
     cuda.synchronize()
 
 
+def run_all() -> None:
+    """Run every stage in every configuration, two block tiles a side, three slots along k, the last cut short."""
+    import numpy as np
+    from numba import cuda
+
+    for name, stage in TENSOR_STAGES.items():
+        for index, config in enumerate(stage.configs):
+            for mode in MODES:
+                if not runs(name, index, mode):
+                    continue
+                m, n, k = config.BM + 13, config.BN + 19, 2 * MODES[mode].slot_k + 3
+                a, b = (np.random.default_rng(m).standard_normal(size).astype(np.float32) for size in ((m, k), (k, n)))
+                c = cuda.to_device(np.full((m, n), np.nan, np.float32))
+                product(cuda.to_device(a), cuda.to_device(b), c, mode, name, index=index)
+                error = np.abs(c.copy_to_host() - a.astype(np.float64) @ b) / (np.abs(a.astype(np.float64)) @ np.abs(b))
+                print(name, config.name, mode, "right" if error.max() <= bound(name, mode, k) else "WRONG", flush=True)
+
+
 def main() -> None:
     from numba_gemm.inspect import sass
 
@@ -167,4 +198,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_all() if sys.argv[1:] == ["--run"] else main()

@@ -13,7 +13,9 @@ targets
     what `numba_gemm.bench.targets` measured, against what it should be;
 precisions, precision_targets
     what ``bench.py --precisions`` and `numba_gemm.bench.accuracy` measured, in the folder `precisions` of the results,
-    by shape, and against what it should be.
+    by shape, and against what it should be;
+tensor_ladder, special_values
+    what `numba_gemm.bench.tensor_ladder` measured, there too.
 
 A stage's paragraph says how fast it is there and, where `numba_gemm.bench.counters` has left its files beside the
 results, what the GPU counted; that of `thin`, which is for a C of few columns, what `numba_gemm.bench.targets` measured
@@ -45,6 +47,7 @@ from numba_gemm.bench.tables import MISSING, Table, number, significant
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 LADDER_FOLDER = ROOT / "numba_gemm" / "ladder"
+TENSOR_FOLDER = ROOT / "numba_gemm" / "tensor_core"
 RESULTS_FOLDER = ROOT / "results" / "h200" / "latest"
 
 BLOCK = re.compile(
@@ -77,10 +80,10 @@ ASIDE = "thin"  # the stage that is not for the ladder's shape
 
 # What `numba_gemm.bench.targets` calls its files and what is in them; it needs Numba, this does not.
 TARGETS, TARGETS_SUMMARY, TARGETS_HOW = "targets.csv", "targets_summary.csv", "targets.json"
-PRECISIONS_FOLDER, ACCURACY_CSV = (
-    "precisions",
-    "accuracy.csv",
-)  # of `bench.py --precisions`, `numba_gemm.bench.accuracy`
+# Of `bench.py --precisions`, `numba_gemm.bench.accuracy` and `numba_gemm.bench.tensor_ladder`.
+PRECISIONS_FOLDER, ACCURACY_CSV = "precisions", "accuracy.csv"
+TENSOR_LADDER_CSV, SPECIAL_CSV, SPLIT = "tensor_ladder.csv", "special_values.csv", "split"
+DIRECT, DIRECT_PRECISION = "direct", "tf32"  # the stage of operands that are not split
 VECTOR_GROUP, COPY = "vector", "device copy"
 STATISTICS = {"geomean": "geometric mean", "min": "least", "max": "most"}
 
@@ -302,6 +305,105 @@ def accuracy_line(path: Path) -> str:
     )
 
 
+def tensor_ladder(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
+    """A line a stage of the tensor cores: its speed, what it gained, its errors."""
+    rows = tensor_rows(results)
+    stages = [name for name in rows if name not in NOT_RUNGS and name != SPLIT]
+    lines, before = [], math.nan
+    for name in [*stages, CUBLAS]:
+        row, speed = rows[name], float(rows[name]["tflops"])
+        lines.append(
+            [
+                "cuBLAS SGEMM" if name == CUBLAS else f"`{name}`",
+                number(speed),
+                number(row["ratio_to_cublas"], 2),
+                MISSING if name == CUBLAS else number(speed / before, 2, "x"),
+                significant(row["error_median"], 2),
+                significant(row["error_max"], 2),
+            ]
+        )
+        before = speed
+    headers = ["stage", "TFLOP/s", "/ cuBLAS", "gain", "median error", "largest"]
+    table = Table("", headers, lines, left=["stage"]).markdown()
+    some, split = rows[stages[0]], rows[SPLIT]["median_us"]
+    shape = spelled(Shape(some["m"], some["n"], some["k"]))
+    whole = rows[stages[-1]]["median_us"] + split
+    return (
+        f"`{some['precision']}` at {shape}, the product alone: splitting takes {number(split, 0)} us more, "
+        f"{number(100 * split / whole, 0)} % of `{stages[-1]}`'s time. Errors over |A| @ |B|, of positive "
+        f"operands:\n\n{table}\n\nMeasured behind the tables above, by `python -m numba_gemm.bench.tensor_ladder`."
+    )
+
+
+def special_values(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
+    """What elements that are no numbers cost, in a sentence."""
+    path = results / PRECISIONS_FOLDER / SPECIAL_CSV
+    if not path.is_file():
+        raise ReadmeError(f"there is no {path}: run python -m numba_gemm.bench.tensor_ladder --out {path.parent}")
+    rows = pd.read_csv(path).to_dict("records")
+    some = next(row for row in rows if row["nan_rows"])
+    shape = spelled(Shape(some["m"], some["n"], some["k"]))
+    times = [
+        f"{number(row['times_as_long'], 2)} with {row['nan_rows']}"
+        for row in rows
+        if row["nan_rows"] and row["precision"] == some["precision"]
+    ]
+    ieee = next(row["times_as_long"] for row in rows if row["precision"] == "ieee")
+    return (
+        f"Times as long as without, of `{some['precision']}` at {shape}, by how many rows of A have an element that is "
+        f"NaN: {', '.join(times)}. `ieee` takes {number(ieee, 2)} times as long, with or without."
+    )
+
+
+def tensor_rows(results: Path) -> Rows:
+    """What `numba_gemm.bench.tensor_ladder` measured, by stage, in climbing order."""
+    path = results / PRECISIONS_FOLDER / TENSOR_LADDER_CSV
+    if not path.is_file():
+        raise ReadmeError(f"there is no {path}: run python -m numba_gemm.bench.tensor_ladder --out {path.parent}")
+    found = pd.read_csv(path).to_dict("records")
+    return {str(row["stage"]): {str(name): value for name, value in row.items()} for row in found}
+
+
+def tensor_measured(name: str, rows: Rows, results: Path) -> str:
+    """The paragraph of a stage of the tensor cores."""
+    found, how = read_results(results / PRECISIONS_FOLDER)
+    gpu = device_name(how).removeprefix("NVIDIA ")
+    if name == DIRECT:
+        timed = [row for row in records(fastest(found)) if (row["stage"], row["precision"]) == (AUTO, DIRECT_PRECISION)]
+        shapes = {str(row["shape"]): row for row in timed}
+        if (row := shapes.get(str(LADDER_SHAPE))) is None:
+            raise ReadmeError(f"the results hold no {DIRECT_PRECISION} at {LADDER_SHAPE}")
+        return filled(
+            f"Measured: {number(row['gflops'] / 1000)} TFLOP/s of {DIRECT_PRECISION} at {LADDER_SHAPE} on an NVIDIA "
+            f"{gpu}, {number(row['ratio_to_same_precision'], 2)} of cuBLAS TF32."
+        )
+    row, stages = rows[name], [stage for stage in rows if stage not in NOT_RUNGS and stage != SPLIT]
+    shape = Shape(row["m"], row["n"], row["k"])
+    text = (
+        f"Measured: {number(row['tflops'])} TFLOP/s of {row['precision']} at {shape} on an NVIDIA {gpu}, "
+        f"{number(row['ratio_to_cublas'], 2)} of cuBLAS SGEMM"
+    )
+    if (before := stages.index(name) - 1) >= 0:
+        text += f" and {number(row['tflops'] / rows[stages[before]]['tflops'], 2)} times {stages[before]}"
+    return filled(
+        f"{text}, splitting not counted; {row['registers']:.0f} registers a thread; of positive operands the median "
+        f"error over |A| @ |B| is {significant(row['error_median'], 2)}."
+    )
+
+
+def generate_tensor_docstrings(folder: Path, results: Path) -> dict[Path, str]:
+    """The source of every stage of the tensor cores that was measured, with its paragraph made anew."""
+    if not (results / PRECISIONS_FOLDER / TENSOR_LADDER_CSV).is_file():
+        return {}  # README's table says that it is missing
+    rows = tensor_rows(results)
+    paths = [path for path in sorted(folder.glob("*.py")) if path.stem in rows or path.stem == DIRECT]
+    return {
+        path: with_paragraph(path.read_text(encoding="utf-8"), tensor_measured(path.stem, rows, results))
+        for path in paths
+        if path.stem != SPLIT
+    }
+
+
 Generator = Callable[[pd.DataFrame, Mapping[str, Any], Path], str]
 GENERATORS: dict[str, Generator] = {
     "headline": headline,
@@ -309,6 +411,8 @@ GENERATORS: dict[str, Generator] = {
     "targets": targets,
     "precisions": precisions,
     "precision_targets": precision_targets,
+    "tensor_ladder": tensor_ladder,
+    "special_values": special_values,
 }
 
 
@@ -485,6 +589,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--ladder", type=Path, default=LADDER_FOLDER, help="folder with the stages whose docstrings to write"
     )
+    parser.add_argument("--tensor-core", type=Path, default=TENSOR_FOLDER, help="the same, of the tensor cores' stages")
     parser.add_argument(
         "--results", type=Path, default=RESULTS_FOLDER, help="folder with results.csv and environment.json"
     )
@@ -497,6 +602,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.readme: generate(options.readme.read_text(encoding="utf-8"), frame, environment, options.results)
         }
         made |= generate_docstrings(options.ladder, frame, environment, options.results)
+        made |= generate_tensor_docstrings(options.tensor_core, options.results)
     except ReadmeError as error:
         print(f"cannot make README's tables and the stages' docstrings: {error}", file=sys.stderr)
         return 1

@@ -4,8 +4,8 @@
 0)``. A is 64 rows, B `columns`, each along k in shared memory; `a` and `b` are what `descriptor` makes of their
 addresses. `acc` is a local array of ``columns // 2`` floats. Products run asynchronously, one after the other:
 
-- `fence` before the first, so that registers are seen as they are (what ordinary stores have put into shared memory
-  would need a fence of the asynchronous proxy, too);
+- `fence` before the first, so that registers are seen as they are;
+- `show_stores` before that, by each thread that has put something into shared memory by ordinary stores, and a barrier;
 - `commit` closes the group of those started since the last;
 - ``wait(acc, newest)``, which `waiting` makes, until at most the `newest` groups are in flight. It takes the
   accumulators that are waited for, or the compiler would move their uses above it.
@@ -18,8 +18,8 @@ Lane l of warp w holds rows ``16 * w + l // 4`` and eight below, and of every ei
 
 Kinds: `tf32`, 8 k of 32-bit words of which the lower 13 bits are ignored; `bf16` and `f16`, 16 k of 16-bit words.
 
-PTX ISA: "wgmma.mma_async", "wgmma.fence", "wgmma.commit_group", "wgmma.wait_group", "Matrix Descriptor Format". No
-simulator twin.
+PTX ISA: "wgmma.mma_async", "fence.proxy.async", "wgmma.fence", "wgmma.commit_group", "wgmma.wait_group", "Matrix
+Descriptor Format". No simulator twin.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ else:
 
     fence = _statement("wgmma.fence.sync.aligned;")
     commit = _statement("wgmma.commit_group.sync.aligned;")
+    show_stores = _statement("fence.proxy.async.shared::cta;")
 
     def _places(context, builder, kind, array, count):
         """Pointers to the elements of a local array."""

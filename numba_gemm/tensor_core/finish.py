@@ -7,6 +7,8 @@ were; and what comes near infinity, too, since nothing says whether tensor cores
 
 from __future__ import annotations
 
+from math import isnan
+
 from numba import cuda, float32, int32, int64, uint32, uint64
 
 from ..device.address import address_of, col_step, global_store2, row_step
@@ -17,6 +19,7 @@ from ..ladder.stage import GROUP
 from .stage import TensorForm
 
 HUGE = 2.0**126  # times 4 it is infinite
+AHEAD = 16  # terms of a sum that is computed again whose factors are on their way at a time
 
 
 @device_function
@@ -26,6 +29,20 @@ def place(tile, rows, cols):
     height = min(uint32(GROUP), uint32(rows - group * GROUP))
     within = uint32(tile % uint32(GROUP * cols))
     return uint32(group * GROUP + within % height), uint32(within // height)
+
+
+@device_function
+def term_by_term(x, y, row, col):
+    """An element of ``x @ y`` by float32's multiply-adds; what is NaN stays so, whatever follows."""
+    acc, k = float32(0), int64(0)
+    while k + AHEAD <= x.shape[1] and not isnan(acc):
+        for i in range(AHEAD):
+            acc += x[row, k + i] * y[k + i, col]
+        k += AHEAD
+    while k < x.shape[1] and not isnan(acc):
+        acc += x[row, k] * y[k, col]
+        k += 1
+    return acc
 
 
 def sums_store(form: TensorForm, across: int, deep: int = 1):
@@ -111,10 +128,7 @@ def sums_store(form: TensorForm, across: int, deep: int = 1):
             if again & uint64(1):
                 c_row, c_col = down(row, int64(i // 4), int64(i % 4)), right(col, int64(i // 4), int64(i % 4))
                 if c_row < c.shape[0] and c_col < c.shape[1]:
-                    acc = float32(0)
-                    for k in range(x.shape[1]):
-                        acc += x[c_row, k] * y[k, c_col]
-                    store1(c, c_row, c_col, alpha, acc, beta, vectors)
+                    store1(c, c_row, c_col, alpha, term_by_term(x, y, c_row, c_col), beta, vectors)
             again >>= uint64(1)
             i = uint32(i + 1)
 

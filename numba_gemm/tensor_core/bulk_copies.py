@@ -1,0 +1,80 @@
+"""bulk_copies: one thread asks for a slot, and the hardware brings it.
+
+Bottleneck before: to fetch a slot takes 128 threads some hundred instructions, and registers on the way.
+Idea: the parts lie in memory as a slot holds them, so one instruction for each part and operand copies a run of bytes.
+    One thread gives it, and says at a barrier how many bytes will come; all wait there until they have.
+Traffic: as before.
+Registers and shared memory: as before, and a barrier of eight bytes.
+Measured: 109.0 TFLOP/s of bf16x6 at 4096x4096x4096 on an NVIDIA H200, 2.47 of cuBLAS SGEMM and 1.51 times
+    one_warpgroup, splitting not counted; 90 registers a thread; of positive operands the median error over |A| @ |B|
+    is 1.5e-05.
+Limits: nothing is copied while the tensor cores work, and nothing multiplied while bytes are on their way.
+"""
+
+from numba import cuda, float32, int64, uint32
+
+from ..device import mbarrier, wgmma
+from ..device.address import shared_address
+from ..device.switch import hardware_only
+from ..ladder.stage import require
+from .slot import group_store, slot_copies, slot_products
+from .stage import ALIGNMENT, TensorStage, WarpgroupConfig
+
+
+def build(config, form):
+    mode = form.mode
+    BM, BN, PARTS = config.BM, config.BN, mode.parts
+    require(
+        config,
+        {
+            "one warpgroup": config.consumers == 1 and config.producers == 0,
+            "no scales": not mode.scaled,
+            "no epilogue": form.epilogue is None,
+        },
+    )
+    SLOT = config.slot_bytes(mode)
+    COLUMN_GROUPS = BN // 8
+    fetch, wait = slot_copies(config, mode), wgmma.waiting(BN)
+    products = slot_products(config, mode, mode.products, fresh=False)
+    store = group_store(BN)
+
+    @cuda.jit(**hardware_only(launch_bounds=(config.threads, 1)))
+    def bulk_copies(alpha, a, b, beta, c):
+        memory = cuda.shared.array(0, float32, alignment=128)
+        start = uint32(uint32(shared_address(memory) + (ALIGNMENT - 1)) & uint32(0xFFFFFFFF - (ALIGNMENT - 1)))
+        full = uint32(start + SLOT)
+        tid = uint32(cuda.threadIdx.x)
+        k_slots = uint32(a.shape[0] // PARTS)
+        block_row, block_col = int64(cuda.blockIdx.y) * BM, int64(cuda.blockIdx.x) * BN
+        if tid == uint32(0):
+            mbarrier.initialise(full, uint32(1))
+            mbarrier.initialised()
+
+        acc = cuda.local.array((COLUMN_GROUPS, 4), float32)
+        for j in range(COLUMN_GROUPS):
+            for q in range(4):
+                acc[j, q] = float32(0)
+        tile = wgmma.descriptor(start)
+        s, parity = uint32(0), uint32(0)
+        while s < k_slots:
+            cuda.syncthreads()  # the barrier is set up, and the last slot's products are done, before copies begin
+            if tid == uint32(0):
+                fetch(start, a, b, s, k_slots, block_row, block_col, full)
+            while not mbarrier.ended(full, parity):
+                pass
+            products(acc, tile, tile, s > uint32(0))
+            wait(acc, 0)
+            s = uint32(s + 1)
+            parity = uint32(parity ^ 1)
+
+        store(c, block_row, block_col, alpha, acc, beta)
+
+    return bulk_copies
+
+
+STAGE = TensorStage(
+    name="bulk_copies",
+    summary="one thread asks for a slot of split operands, then all multiply it",
+    build=build,
+    configs=(WarpgroupConfig(64, 128, max_slots=1),),
+)
