@@ -137,8 +137,8 @@ def tiled_sgemm(
     A batch is one launch of a stage that has a schedule if its dimensions come down to three: those of extent 1 do not
     count, neighbours that lie behind each other in all operands count as one, and without an epilogue, matrices that
     share B and lie behind each other in A and C count as one matrix; and likewise those that share A. Of more than
-    three, the outermost take a launch each. Stages without a schedule, and precisions other than "ieee", take a launch
-    for each matrix that is left.
+    three, the outermost take a launch each; precisions other than "ieee" take one dimension of the three at a time.
+    Stages without a schedule take a launch for each matrix that is left.
     """
     if type(alpha) is not float:
         alpha = real("alpha", alpha)
@@ -298,7 +298,7 @@ class Request:
             return
         able = _scheduled(launch.device_properties(self.device).cc)
         scheduled = self.mode is None and (self.stage in able or (self.stage == "auto" and bool(able)))
-        at_once = batches.AT_ONCE if scheduled else 0
+        at_once = batches.AT_ONCE if scheduled else 0 if self.mode is None else 1
         places = tuple(vector.vector() for vector in vectors)
         for x, y, z, batch in batches.products(a, b, c, self.device, at_once=at_once, fold=self.epilogue is None):
             yield x, y, z, Extra(batch, self.epilogue, places)

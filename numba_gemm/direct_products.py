@@ -14,6 +14,7 @@ from . import epilogues, kernel_cache, tensor_maps
 from .device import internals
 from .driver import Frame, device_scope, load_kernel
 from .fingerprint import fingerprint
+from .ladder.stage import ONE, Batch
 from .launch import Extra, Matrix, device_properties
 from .tensor_core import TensorForm, WarpgroupConfig, direct
 from .tensor_core.stage import fastest
@@ -24,6 +25,7 @@ CC = (9, 0)
 # TFLOP/s of an H200 that has tiles of one size for all its multiprocessors. Ratios alone matter.
 RATES = {(128, 256): 415.0, (128, 192): 420.0, (128, 128): 345.0, (64, 128): 275.0, (64, 64): 165.0}
 EXTENT_END = 1 << 30  # coordinates, up to a tile beyond the edge, are 32-bit integers
+MAX_MATRICES = (1 << 16) - 1  # along a grid's y
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,10 @@ class Arrangement:
         Extents of ``U @ V.T``.
     k : int
         Terms of a sum.
+    matrices : int
+        Of a batch.
+    u_step, v_step : int
+        Bytes to the next one's; 0 if all share it.
     """
 
     letters: str
@@ -48,26 +54,35 @@ class Arrangement:
     rows: int
     cols: int
     k: int
+    matrices: int
+    u_step: int
+    v_step: int
 
 
-def arrange(a: Matrix, b: Matrix, cc: tuple[int, int]) -> Arrangement | None:
-    """Arrange A (m, k) and B (k, n) for a GPU of this compute capability; None if they must be laid out anew."""
+def arrange(a: Matrix, b: Matrix, cc: tuple[int, int], batch: Batch = ONE) -> Arrangement | None:
+    """Arrange A (m, k) and B (k, n) for a GPU of this compute capability; None if they must be laid out anew.
+
+    Of the batch only the last dimension counts.
+    """
     m, n, k = a.rows, b.cols, a.cols
-    if cc != CC or max(m, n, k) >= EXTENT_END:
+    count, a_step, b_step = batch.extents[-1], batch.a[-1], batch.b[-1]
+    if cc != CC or max(m, n, k) >= EXTENT_END or count > MAX_MATRICES:
         return None
-    across = b.transposed
-    if tensor_maps.describable(a):
-        if tensor_maps.describable(b):
-            return Arrangement("NN", b, a, n, m, k)
-        return Arrangement("NT", a, across, m, n, k) if tensor_maps.describable(across) else None
-    down = a.transposed
-    both = tensor_maps.describable(down) and tensor_maps.describable(across)
-    return Arrangement("TT", down, across, m, n, k) if both else None
+    down, across = a.transposed, b.transposed
+    if tensor_maps.describable(a, a_step) and tensor_maps.describable(b, b_step):
+        return Arrangement("NN", b, a, n, m, k, count, b_step, a_step)
+    if not tensor_maps.describable(across, b_step):
+        return None
+    if tensor_maps.describable(a, a_step):
+        return Arrangement("NT", a, across, m, n, k, count, a_step, b_step)
+    if tensor_maps.describable(down, a_step):
+        return Arrangement("TT", down, across, m, n, k, count, a_step, b_step)
+    return None
 
 
 def choose(found: Arrangement, sm_count: int) -> WarpgroupConfig:
     """The tiles that take the least time."""
-    config = fastest(direct.CONFIGS, RATES, found.rows, found.cols, found.k, sm_count)
+    config = fastest(direct.CONFIGS, RATES, found.rows, found.cols, found.k, sm_count, found.matrices)
     assert isinstance(config, WarpgroupConfig)
     return config
 
@@ -85,7 +100,8 @@ def compile_kernel(config: WarpgroupConfig, form: TensorForm, letters: str) -> i
 
     if form.epilogue is not None:
         epilogues.check_result(form.epilogue, form.vectors, CC)
-    signature = [types.float32, types.int64, types.int64, types.float32, MatrixType(False), types.int64]
+    maps, steps = (types.int64, types.int64), types.UniTuple(types.int64, 3)
+    signature = [types.float32, *maps, types.float32, MatrixType(False), types.int64, steps]
     if form.vectors:
         signature.append(types.UniTuple(types.Array(types.float32, 1, "A"), form.vectors))
     kernel = direct.build(config, form, direct.LAYOUTS[letters])
@@ -126,25 +142,34 @@ class _Launch:
         self._config, self._device, self._k, self._c = config, c.device, found.k, c.packed[1:]
         self._blocks = blocks(found, config, device_properties(c.device).sm_count)
         self._boxes = direct.boxes(config, direct.LAYOUTS[found.letters])
+        self._matrices, self._steps = found.matrices, (int(found.u_step > 0), int(found.v_step > 0), extra.batch.c[-1])
         self._vectors = tuple(vector.words for vector in extra.vectors)
         self._frames: list[Frame] = []
 
     def _make(self) -> Frame:
         """A frame with zeros for all addresses and scalars, which move."""
-        values: list[float | tuple[int, ...]] = [0.0, (0,), (0,), 0.0, (0, *self._c), (self._k,), *self._vectors]
-        moving = [0, 1, 2, 3, 4, *(10 + 7 * i + 4 for i in range(len(self._vectors)))]
-        grid, block = (self._blocks, 1, 1), (self._config.threads, 1, 1)
+        values: list[float | tuple[int, ...]] = [
+            0.0,
+            (0,),
+            (0,),
+            0.0,
+            (0, *self._c),
+            (self._k,),
+            self._steps,
+            *self._vectors,
+        ]
+        moving = [0, 1, 2, 3, 4, *(13 + 7 * i + 4 for i in range(len(self._vectors)))]
+        grid, block = (self._blocks, self._matrices, 1), (self._config.threads, 1, 1)
         arguments = internals.KernelArguments(values, moving)
         shared = self._config.dynamic_shared(direct.MODE)
         return Frame(self._device, self._kernel, grid, block, shared, arguments)
 
-    def __call__(
-        self, alpha: float, u: Matrix, v: Matrix, beta: float, c: int, stream: int, vectors: list[int]
-    ) -> bool:
+    def __call__(self, alpha: float, found: Arrangement, beta: float, c: int, stream: int, vectors: list[int]) -> bool:
         """Enqueue the product; return False if there is no place for tensor maps."""
         with device_scope(self._device):
             (u_rows, u_cols), (v_rows, v_cols) = self._boxes
-            u_map, v_map = tensor_maps.place(u, u_rows, u_cols), tensor_maps.place(v, v_rows, v_cols)
+            u_map = tensor_maps.place(found.u, u_rows, u_cols, found.matrices, found.u_step)
+            v_map = tensor_maps.place(found.v, v_rows, v_cols, found.matrices, found.v_step)
             if u_map is None or v_map is None:
                 return False
             try:
@@ -175,10 +200,11 @@ def launch(
     Parameters are those of `split_products.launch`; tiles are by default the ones that `choose` finds.
     """
     gpu = device_properties(c.device)
-    found = arrange(a, b, gpu.cc)
+    found = arrange(a, b, gpu.cc, extra.batch)
     if found is None:
         return False
-    beside = (extra.epilogue, *((vector.size, vector.stride) for vector in extra.vectors))
+    batch = (found.matrices, found.u_step, found.v_step, extra.batch.c[-1])
+    beside = (extra.epilogue, *batch, *((vector.size, vector.stride) for vector in extra.vectors))
     key = (config, c.device, beside, found.letters, *found.u.packed[1:], *found.v.packed[1:], *c.packed[1:])
     kept = _kept_launches.get(key)
     if kept is None:
@@ -187,4 +213,4 @@ def launch(
             _kept_launches.clear()
         _kept_launches[key] = kept
     vectors = [vector.pointer for vector in extra.vectors]
-    return kept(alpha, found.u, found.v, beta, c.pointer, stream, vectors)
+    return kept(alpha, found, beta, c.pointer, stream, vectors)

@@ -9,7 +9,7 @@ most operands (`numba_gemm.direct_products`).
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -19,10 +19,11 @@ from .device import internals
 from .device.switch import SIMULATOR
 from .driver import Frame, device_scope, load_kernel
 from .fingerprint import fingerprint
+from .ladder.stage import ONE, Batch
 from .launch import MAX_K, PLAIN, Extra, Matrix, device_properties
 from .models.roofline import FLOAT32_BYTES
 from .tensor_core import MODES, Mode, TensorForm, TensorStage, WarpgroupConfig, direct, persistent, split, warp_mma
-from .tensor_core.stage import ROW_WORDS, SPLIT_ROWS, TensorConfig, fastest, split_shape
+from .tensor_core.stage import BATCH_STEPS, ROW_WORDS, SPLIT_ROWS, TensorConfig, fastest, split_shape
 from .workspace import ALIGNMENT, Workspace
 
 __all__ = [
@@ -67,6 +68,8 @@ RATES: dict[str, dict[tuple[int, int], float]] = {
     "compensated": {(128, 128): 116.0, (64, 128): 89.0, (64, 96): 80.0, (64, 64): 73.0},
 }
 MAX_BLOCKS = (1 << 31) - 1  # along x
+MAX_MATRICES = (1 << 16) - 1  # along y
+MOST_PARTS_BYTES = 1 << 30  # of several matrices of a batch, about; the others are the next launch's
 
 
 def stage_for(cc: tuple[int, int]) -> TensorStage | None:
@@ -114,9 +117,11 @@ def configs_of(mode: Mode, stage: TensorStage = persistent.STAGE) -> list[Tensor
     return [config for config in stage.configs if (config.BM, config.BN) in tile_rates(mode)]
 
 
-def choose(mode: Mode, m: int, n: int, k: int, sm_count: int, stage: TensorStage = persistent.STAGE) -> TensorConfig:
+def choose(
+    mode: Mode, m: int, n: int, k: int, sm_count: int, stage: TensorStage = persistent.STAGE, matrices: int = 1
+) -> TensorConfig:
     """The tiles that take the least time."""
-    return fastest(configs_of(mode, stage), tile_rates(mode), m, n, max(k, mode.slot_k), sm_count)
+    return fastest(configs_of(mode, stage), tile_rates(mode), m, n, max(k, mode.slot_k), sm_count, matrices)
 
 
 def tiles_for(mode: Mode, a: Matrix, b: Matrix, sm_count: int) -> TensorConfig:
@@ -146,6 +151,10 @@ class Division:
         Rows and columns of the words of A's parts and B's, and of their largest elements if the mode is scaled.
     offsets : tuple of int
         Where each of them begins in the workspace, in bytes.
+    steps : tuple of int
+        Bytes to where the next matrix of a batch has its own; 0 of what all share.
+    matrices : int
+        Matrices of the batch.
     workspace_bytes : int
         What all of them take.
     """
@@ -157,6 +166,8 @@ class Division:
     extreme_blocks: int
     parts: tuple[tuple[int, int], ...]
     offsets: tuple[int, ...]
+    steps: tuple[int, ...]
+    matrices: int
     workspace_bytes: int
 
 
@@ -168,9 +179,14 @@ def divide(
     sm_count: int,
     config: TensorConfig | None = None,
     stage: TensorStage = persistent.STAGE,
+    batch: Batch = ONE,
 ) -> Division:
-    """Divide a product of these extents, into tiles of a configuration or of the one that `choose` finds."""
-    config = choose(mode, m, n, k, sm_count, stage) if config is None else config
+    """Divide products of these extents, into tiles of a configuration or of the one that `choose` finds.
+
+    Of the batch only the last dimension counts.
+    """
+    matrices = batch.extents[-1]
+    config = choose(mode, m, n, k, sm_count, stage, matrices) if config is None else config
     shapes = [split_shape(mode, m, k, config.BM), split_shape(mode, n, k, config.BN)]
     split_blocks = sum(rows // mode.parts * (words // (ROW_WORDS * SPLIT_ROWS)) for rows, words in shapes)
     extreme_blocks = 0
@@ -178,14 +194,18 @@ def divide(
         spans = max(1, min(split.SPANS, -(-k // split.SPAN)))
         shapes += [(spans, words // ROW_WORDS) for _, words in shapes]
         extreme_blocks = sum(rows * (cols // SPLIT_ROWS) for rows, cols in shapes[2:])
-    offsets, end = [], 0
-    for rows, cols in shapes:
+    offsets, steps, end = [], [], 0
+    for (rows, cols), own in zip(shapes, (batch.a[-1], batch.b[-1]) * 2, strict=False):
+        size = -(-FLOAT32_BYTES * rows * cols // ALIGNMENT) * ALIGNMENT
         offsets.append(end)
-        end += -(-FLOAT32_BYTES * rows * cols // ALIGNMENT) * ALIGNMENT
+        steps.append(size if own else 0)
+        end += size * (matrices if own else 1)
     tiles = -(-m // config.BM) * -(-n // config.BN)
     # Blocks of warpgroups fill a multiprocessor, and stay; of others it holds several, and there is one for each tile.
     blocks = min(tiles, sm_count if isinstance(config, WarpgroupConfig) else MAX_BLOCKS)
-    return Division(mode, config, blocks, split_blocks, extreme_blocks, tuple(shapes), tuple(offsets), end)
+    return Division(
+        mode, config, blocks, split_blocks, extreme_blocks, tuple(shapes), tuple(offsets), tuple(steps), matrices, end
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------- kernels
@@ -197,6 +217,12 @@ def _matrix_types() -> tuple[Any, Any]:
     return MatrixType(True), MatrixType(False)
 
 
+def _steps_type(count: int) -> Any:
+    from numba.cuda import types
+
+    return types.UniTuple(types.int64, count)
+
+
 def compile_product(stage: TensorStage, config: TensorConfig, form: TensorForm, cc: tuple[int, int]) -> internals.Cubin:
     """Compile a stage of the tensor cores; needs no GPU."""
     from numba.cuda import types
@@ -204,7 +230,7 @@ def compile_product(stage: TensorStage, config: TensorConfig, form: TensorForm, 
     words, matrix = _matrix_types()
     signature = [types.float32, words, words, types.float32, matrix]
     if stage.complete:
-        signature += [matrix, matrix]
+        signature += [matrix, matrix, _steps_type(BATCH_STEPS)]
     if form.vectors:
         signature.append(types.UniTuple(types.Array(types.float32, 1, "A"), form.vectors))
     if form.epilogue is not None:
@@ -219,14 +245,15 @@ def compile_split(mode: Mode, cc: tuple[int, int]) -> internals.Cubin:
     words, matrix = _matrix_types()
     operand = (matrix, words, words) if mode.scaled else (matrix, words)
     kernel = split.build(mode, cc >= OVERLAPPING)
-    return internals.compile_cubin(kernel, (*operand, *operand), cc, name=f"split_{mode.name}")
+    steps = _steps_type(2 * len(operand))
+    return internals.compile_cubin(kernel, (*operand, *operand, steps), cc, name=f"split_{mode.name}")
 
 
 def compile_extremes(cc: tuple[int, int]) -> internals.Cubin:
     """Compile what finds the largest elements of rows; needs no GPU."""
     words, matrix = _matrix_types()
     kernel = split.build_extremes(cc >= OVERLAPPING)
-    return internals.compile_cubin(kernel, (matrix, words, matrix, words), cc, name="extremes")
+    return internals.compile_cubin(kernel, (matrix, words, matrix, words, _steps_type(4)), cc, name="extremes")
 
 
 def product_cubin(
@@ -303,6 +330,7 @@ class _Launch:
         self._across = b.transposed.packed[1:]
         self._words = tuple((rows, cols, FLOAT32_BYTES * cols, FLOAT32_BYTES) for rows, cols in division.parts)
         self._vectors = tuple(vector.words for vector in extra.vectors)
+        self._batch = (extra.batch.a[-1], extra.batch.b[-1], extra.batch.c[-1])
         self._frames: list[list[Frame]] = []
 
     def _make(self) -> list[Frame]:
@@ -310,25 +338,31 @@ class _Launch:
         division, config = self.division, self.division.config
         x, y = (0, *self._a), (0, *self._across)
         parts = [(0, *words) for words in self._words]
+        (a_step, b_step, c_step), own = self._batch, division.steps
+        steps: tuple[int, ...]
         frames: list[Frame] = []
         values: list[Any]
 
         def add(kernel: int, blocks: int, threads: int, shared: int, values: list[Any], moving: list[int]) -> None:
             arguments = internals.KernelArguments(values, moving)
-            grid, block = (blocks, 1, 1), (threads, 1, 1)
+            grid, block = (blocks, division.matrices, 1), (threads, 1, 1)
             # Only what waits for the kernel before it may start while that runs.
             overlapping = bool(frames) and stage_on(self.device) is persistent.STAGE
             frames.append(Frame(self.device, kernel, grid, block, shared, arguments, overlapping))
 
         if division.mode.scaled:
-            values = [x, parts[2], y, parts[3]]
+            values = [x, parts[2], y, parts[3], (a_step, own[2], b_step, own[3])]
             add(self._extremes, division.extreme_blocks, split.THREADS, 0, values, [0, 5, 10, 15])
-            values = [x, parts[0], parts[2], y, parts[1], parts[3]]
+            steps = (a_step, own[0], own[2], b_step, own[1], own[3])
+            values = [x, parts[0], parts[2], y, parts[1], parts[3], steps]
             add(self._split, division.split_blocks, split.THREADS, 0, values, [0, 5, 10, 15, 20, 25])
         else:
-            add(self._split, division.split_blocks, split.THREADS, 0, [x, parts[0], y, parts[1]], [0, 5, 10, 15])
-        values = [0.0, parts[0], parts[1], 0.0, (0, *self._c), (0, *self._a), (0, *self._b), *self._vectors]
-        vectors = [27 + 7 * i + 4 for i in range(len(self._vectors))]
+            values = [x, parts[0], y, parts[1], (a_step, own[0], b_step, own[1])]
+            add(self._split, division.split_blocks, split.THREADS, 0, values, [0, 5, 10, 15])
+        operands = [(0, *self._c), (0, *self._a), (0, *self._b)]
+        steps = (own[0], own[1], c_step, a_step, b_step)
+        values = [0.0, parts[0], parts[1], 0.0, *operands, steps, *self._vectors]
+        vectors = [27 + BATCH_STEPS + 7 * i + 4 for i in range(len(self._vectors))]
         moving = [0, 1, 6, 11, 12, 17, 22, *vectors]
         shared = config.dynamic_shared(division.mode)
         add(self._product, division.blocks, config.threads, shared, values, moving)
@@ -368,6 +402,18 @@ class _Launch:
         self._frames.append(frames)
 
 
+def _last_dimension(batch: Batch) -> tuple[int, tuple[int, int, int]]:
+    """How many matrices there are, and the bytes from one of A, B and C to the next."""
+    return batch.extents[-1], (batch.a[-1], batch.b[-1], batch.c[-1])
+
+
+def _at_once(mode: Mode, m: int, n: int, k: int, batch: Batch) -> int:
+    """Matrices of a batch that a launch takes: as many as the grid's y counts, and whose parts are not too large."""
+    elements = (m if batch.a[-1] else 0) * k + (n if batch.b[-1] else 0) * k
+    parts_bytes = elements * mode.parts * FLOAT32_BYTES // mode.per_word
+    return max(1, min(MAX_MATRICES, MOST_PARTS_BYTES // max(parts_bytes, 1)))
+
+
 MAX_KEPT = 1024
 _kept_launches: dict[tuple[Any, ...], _Launch] = {}
 
@@ -401,7 +447,7 @@ def launch(
         Memory of the `Division.workspace_bytes` of this product, whose calls must follow each other. By default it is
         borrowed.
     extra : Extra
-        Epilogue and vectors; a batch of one.
+        Epilogue, vectors, and a batch of one dimension, the last.
     config : WarpgroupConfig or WarpConfig, optional
         Tiles for split operands. By default the ones that `choose` finds, unless they need not be split
         (`direct_products`).
@@ -417,12 +463,25 @@ def launch(
         raise ValueError(f"K is {a.cols}, beyond the {MAX_K} that this precision takes; expected less")
     if mode == direct.MODE and config is None and direct_products.launch(alpha, a, b, beta, c, stream, extra):
         return
-    beside = (extra.epilogue, *((vector.size, vector.stride) for vector in extra.vectors))
+    batch, (count, steps) = extra.batch, _last_dimension(extra.batch)
+    assert batch.extents[:-1] == (1, 1), "one launch takes one dimension"
+    most = _at_once(mode, c.rows, c.cols, a.cols, batch)
+    if count > most:
+        for begin in range(0, count, most):
+            x, y, z = (
+                replace(matrix, pointer=matrix.pointer + begin * step)
+                for matrix, step in zip((a, b, c), steps, strict=True)
+            )
+            some = replace(batch, extents=(1, 1, min(most, count - begin)))
+            piece = replace(extra, batch=some)
+            launch(mode, alpha, x, y, beta, z, stream=stream, workspace=workspace, extra=piece, config=config)
+        return
+    beside = (extra.epilogue, count, *steps, *((vector.size, vector.stride) for vector in extra.vectors))
     key = (mode, id(config), c.device, beside, *a.packed[1:], *b.packed[1:], *c.packed[1:])
     found = _kept_launches.get(key)
     if found is None or (config is not None and found.division.config != config):
         sm_count, stage = device_properties(c.device).sm_count, stage_on(c.device)
-        division = divide(mode, c.rows, c.cols, a.cols, sm_count, config, stage)
+        division = divide(mode, c.rows, c.cols, a.cols, sm_count, config, stage, batch)
         found = _Launch(division, a, b, c, extra)
         if len(_kept_launches) >= MAX_KEPT:
             _kept_launches.clear()

@@ -30,10 +30,12 @@ _made: dict[int, int] = {}
 _streams: dict[int, Any] = {}
 
 
-def describable(matrix: Matrix) -> bool:
-    """Whether a tensor map can describe a matrix whose rows are contiguous."""
+def describable(matrix: Matrix, step: int = 0) -> bool:
+    """Whether a tensor map can describe a matrix whose rows are contiguous, and others that many bytes further on."""
     return (
-        matrix.col_stride == FLOAT32_BYTES
+        step % UNIT == 0
+        and 0 <= step < STRIDE_END
+        and matrix.col_stride == FLOAT32_BYTES
         and min(matrix.rows, matrix.cols) > 0
         and matrix.pointer % UNIT == 0
         and (matrix.rows == 1 or _regular(matrix))
@@ -45,20 +47,22 @@ def _regular(matrix: Matrix) -> bool:
     return matrix.row_stride % UNIT == 0 and FLOAT32_BYTES * matrix.cols <= matrix.row_stride < STRIDE_END
 
 
-def place(matrix: Matrix, box_rows: int, box_cols: int) -> int | None:
-    """Address of the map of a `describable` matrix; None if so many were made that there is no place for it.
+def place(matrix: Matrix, box_rows: int, box_cols: int, matrices: int = 1, step: int = 0) -> int | None:
+    """Address of the map of a `describable` matrix, or of several; None if so many were made that there is no place.
 
     The device's context is current. A copy brings a box of so many rows and columns, 32 at the most, of which it rounds
     the elements to TF32, to nearest; 16-byte chunks of a row of 128 bytes are exchanged by XOR with the row modulo 8.
     """
-    key = (matrix.device, matrix.pointer, matrix.rows, matrix.cols, matrix.row_stride, box_rows, box_cols)
+    if step == 0:
+        matrices = 1  # all are this one
+    key = (matrix.device, *matrix.packed[:4], box_rows, box_cols, matrices, step)
     found = _places.get(key)
     if found is not None:
         return found
     with _lock:
         found = _places.get(key)
         if found is None and (found := _next_place(matrix.device)) is not None:
-            _write(matrix.device, found, _encode(matrix, box_rows, box_cols))
+            _write(matrix.device, found, _encode(matrix, box_rows, box_cols, matrices, step))
             _places[key] = found
     return found
 
@@ -76,17 +80,17 @@ def _next_place(device: int) -> int | None:
     return free.pop()
 
 
-def _encode(matrix: Matrix, box_rows: int, box_cols: int) -> bytes:
+def _encode(matrix: Matrix, box_rows: int, box_cols: int, matrices: int, step: int) -> bytes:
     row_bytes = matrix.row_stride if matrix.rows > 1 else -(-FLOAT32_BYTES * matrix.cols // UNIT) * UNIT
     made = call(
         driver.cuTensorMapEncodeTiled,
         driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_TFLOAT32,
-        2,
+        3,
         matrix.pointer,
-        [driver.cuuint64_t(matrix.cols), driver.cuuint64_t(matrix.rows)],
-        [driver.cuuint64_t(row_bytes)],
-        [driver.cuuint32_t(box_cols), driver.cuuint32_t(box_rows)],
-        [driver.cuuint32_t(1), driver.cuuint32_t(1)],
+        [driver.cuuint64_t(extent) for extent in (matrix.cols, matrix.rows, matrices)],
+        [driver.cuuint64_t(stride) for stride in (row_bytes, step or row_bytes)],
+        [driver.cuuint32_t(extent) for extent in (box_cols, box_rows, 1)],
+        [driver.cuuint32_t(1)] * 3,
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
         driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,

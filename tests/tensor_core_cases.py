@@ -14,6 +14,7 @@ from typing import Any
 
 from numba_gemm import direct_products, epilogues, split_products
 from numba_gemm.tensor_core import MODES, TENSOR_STAGES, TensorForm, direct, persistent, split
+from numba_gemm.tensor_core.stage import BATCH_STEPS
 
 CC = (9, 0)
 
@@ -137,13 +138,13 @@ def product(a: Any, b: Any, c: Any, mode: str, stage: str, *, index: int = 0, al
     memories = [cuda.to_device(np.full(shape, np.nan, np.float32)) for shape in division.parts]
     parts = [words(memory) for memory in memories]
     if MODES[mode].scaled:
-        loaded_extremes()((division.extreme_blocks, 1), x, parts[2], y, parts[3])
-        loaded_split(mode)((division.split_blocks, 1), x, parts[0], parts[2], y, parts[1], parts[3])
+        loaded_extremes()((division.extreme_blocks, 1), x, parts[2], y, parts[3], (0,) * 4)
+        loaded_split(mode)((division.split_blocks, 1), x, parts[0], parts[2], y, parts[1], parts[3], (0,) * 6)
     else:
-        loaded_split(mode)((division.split_blocks, 1), x, parts[0], y, parts[1])
+        loaded_split(mode)((division.split_blocks, 1), x, parts[0], y, parts[1], (0,) * 4)
     run = loaded_stage(stage, index, mode)
     if TENSOR_STAGES[stage].complete:
-        run((division.blocks, 1), alpha, *parts[:2], beta, words(c), words(a), words(b))
+        run((division.blocks, 1), alpha, *parts[:2], beta, words(c), words(a), words(b), (0,) * BATCH_STEPS)
     else:
         run((-(-n // config.BN), -(-m // config.BM)), alpha, *parts[:2], beta, words(c))
     cuda.synchronize()

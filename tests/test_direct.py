@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from test_tensor_core import simulated
 
 from numba_gemm import direct_products, tensor_maps
+from numba_gemm.ladder.stage import Batch
 from numba_gemm.launch import PLAIN, Matrix
 from numba_gemm.models.accuracy import MODE_BOUNDS
 from numba_gemm.tensor_core import TensorForm, WarpgroupConfig, direct, persistent
@@ -59,10 +61,16 @@ def test_operands_are_arranged(letters):
     found = direct_products.arrange(a, b, HOPPER)
     assert direct_products.arrange(a, b, (8, 9)) is None
     assert direct_products.arrange(a, b, (10, 0)) is None
+    batch = Batch((1, 1, 5), (0, 0, 1600), (0, 0, 0), (0, 0, 1600))
+    several = direct_products.arrange(a, b, HOPPER, batch)
     if letters == "TN":
         assert found is None
         return
     layout = direct.LAYOUTS[letters]
+    assert (several.u_step, several.v_step) == ((0, 1600) if layout.swapped else (1600, 0))
+    assert (several.matrices, found.matrices) == (5, 1)
+    assert direct_products.arrange(a, b, HOPPER, replace(batch, a=(0, 0, 1604))) is None
+    assert direct_products.arrange(a, b, HOPPER, replace(batch, b=(0, 0, -1600))) is None
     assert found.letters == letters
     assert (found.rows, found.cols, found.k) == ((28, 12, 20) if layout.swapped else (12, 28, 20))
     assert (found.u.rows, found.u.cols) == ((found.rows, 20) if layout.along else (20, found.rows))

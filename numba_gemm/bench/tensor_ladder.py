@@ -24,7 +24,7 @@ from numba_gemm.driver import Frame, load_kernel
 from numba_gemm.launch import Matrix, current_device, device_properties
 from numba_gemm.models.roofline import FLOAT32_BYTES, gemm_flops
 from numba_gemm.tensor_core import MODES, TENSOR_STAGES, Mode, TensorForm, TensorStage, split
-from numba_gemm.tensor_core.stage import WarpgroupConfig
+from numba_gemm.tensor_core.stage import BATCH_STEPS, WarpgroupConfig
 from numba_gemm.timing import time_interleaved
 
 __all__ = ["CSV", "MODE", "SHAPE", "SPECIAL_CSV", "SPLIT", "main", "measured", "rungs", "special_values"]
@@ -61,13 +61,13 @@ class Rung:
         ]
         grid = (division.blocks, 1, 1) if stage.complete else (-(-c.cols // config.BN), -(-c.rows // config.BM), 1)
         values: list[float | tuple[int, ...]]
-        values = [1.0, *parts[:2], 0.0, c.packed, *([a.packed, b.packed] if stage.complete else [])]
+        values = [1.0, *parts[:2], 0.0, c.packed, *([a.packed, b.packed, (0,) * BATCH_STEPS] if stage.complete else [])]
         cubin = split_products.product_cubin(config, TensorForm(mode), gpu.cc, stage)
         self.registers, shared = cubin.registers, config.dynamic_shared(mode)
         kernel, block = load_kernel(cubin, c.device, shared), (config.threads, 1, 1)
         self._product = Frame(c.device, kernel, grid, block, shared, KernelArguments(values))
         kernel, grid = load_kernel(split_products.split_cubin(mode, gpu.cc), c.device), (division.split_blocks, 1, 1)
-        values = [a.packed, parts[0], b.transposed.packed, parts[1]]
+        values = [a.packed, parts[0], b.transposed.packed, parts[1], (0,) * 4]
         self._split = Frame(c.device, kernel, grid, (split.THREADS, 1, 1), 0, KernelArguments(values))
 
     def split(self, stream: int) -> None:

@@ -28,6 +28,7 @@ from ..device.address import (
     transposed,
 )
 from ..device.blend import element_store
+from ..device.matrix import shifted
 from ..device.switch import device_function, hardware_only
 from ..ladder.stage import WARP, require
 from .finish import place
@@ -177,10 +178,11 @@ def sums_store(config, form, layout):
 
 
 def build(config, form, layout):
-    """Make the kernel ``(alpha, u, v, beta, c, k)``, with `vectors` behind if the form has an epilogue's.
+    """Make the kernel ``(alpha, u, v, beta, c, k, steps)``, with `vectors` behind if the form has an epilogue's.
 
     `u` and `v` are addresses of tensor maps of U as it lies in memory and of V, for the `boxes`. The grid has any
-    number of blocks along x.
+    number of blocks along x, and the matrices of a batch along y; `steps` are how far the next of them is in u and v,
+    0 or 1, and in c, in bytes.
     """
     require(config, {"one producer": config.producers == 1, "one part": form.mode == MODE})
     BM, BN, SWAPPED, ALONG = config.BM, config.BN, layout.swapped, layout.along
@@ -192,15 +194,15 @@ def build(config, form, layout):
     multiply0, multiply1, multiply2, multiply3 = (wgmma.multiply_rows(BN, 4 * step) for step in range(STEPS))
 
     @device_function
-    def fetch(at, u, v, k, row, col, full):
+    def fetch(at, u, v, k, row, col, u_place, v_place, full):
         mbarrier.expect(full, uint32(SLOT))
         if ALONG:
-            tensor_map.load(at, u, k, row, full)
+            tensor_map.load(at, u, k, row, u_place, full)
         else:
             for panel in range(BM // PANEL):
                 to = uint32(at + uint32(panel * PANEL * ROW_BYTES))
-                tensor_map.load(to, u, int32(row + int32(panel * PANEL)), k, full)
-        tensor_map.load(uint32(at + uint32(U_BYTES)), v, k, col, full)
+                tensor_map.load(to, u, int32(row + int32(panel * PANEL)), k, u_place, full)
+        tensor_map.load(uint32(at + uint32(U_BYTES)), v, k, col, v_place, full)
 
     @device_function
     def give_back(empty, i):
@@ -229,7 +231,9 @@ def build(config, form, layout):
         wait(acc, held_before, 1)
 
     @device_function
-    def run(alpha, u, v, beta, c, k, vectors):
+    def run(alpha, u, v, beta, c, k, steps, vectors):
+        member = int64(cuda.blockIdx.y)
+        c = shifted(c, member * steps[2])
         memory = cuda.shared.array(0, float32, alignment=128)
         start = uint32(uint32(shared_address(memory) + (ALIGNMENT - 1)) & uint32(0xFFFFFFFF - (ALIGNMENT - 1)))
         full = uint32(start + SLOTS * SLOT)
@@ -251,6 +255,7 @@ def build(config, form, layout):
                 registers.release(LEFT)
             parity = uint32(1)  # of the phase before the first: all slots are empty
             fetches = tid == uint32(WARPGROUP * CONSUMERS)
+            u_place, v_place = int32(member * steps[0]), int32(member * steps[1])
             if fetches:
                 tensor_map.acquire(u)
                 tensor_map.acquire(v)
@@ -262,7 +267,7 @@ def build(config, form, layout):
                     while not mbarrier.ended(uint32(empty + i * BARRIER_BYTES), parity):
                         pass
                     row, col = int32(tile_row * uint32(BM)), int32(tile_col * uint32(BN))
-                    fetch(at, u, v, int32(s * uint32(ROW_WORDS)), row, col, filled)
+                    fetch(at, u, v, int32(s * uint32(ROW_WORDS)), row, col, u_place, v_place, filled)
                     s = uint32(s + 1)
                     i, parity = following(i, parity)
                 tile = uint32(tile + cuda.gridDim.x)
@@ -304,11 +309,11 @@ def build(config, form, layout):
     bounds = hardware_only(launch_bounds=(config.threads, 1))
 
     @cuda.jit(**bounds)
-    def direct(alpha, u, v, beta, c, k):
-        run(alpha, u, v, beta, c, k, ())
+    def direct(alpha, u, v, beta, c, k, steps):
+        run(alpha, u, v, beta, c, k, steps, ())
 
     @cuda.jit(**bounds)
-    def direct_with(alpha, u, v, beta, c, k, vectors):
-        run(alpha, u, v, beta, c, k, vectors)
+    def direct_with(alpha, u, v, beta, c, k, steps, vectors):
+        run(alpha, u, v, beta, c, k, steps, vectors)
 
     return direct_with if form.vectors else direct

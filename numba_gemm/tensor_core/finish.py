@@ -13,6 +13,7 @@ from numba import cuda, float32, int32, int64, uint32, uint64
 
 from ..device.address import address_of, col_step, global_store2, row_step
 from ..device.blend import element_store
+from ..device.matrix import shifted
 from ..device.narrow import power
 from ..device.switch import device_function
 from ..ladder.stage import GROUP
@@ -29,6 +30,19 @@ def place(tile, rows, cols):
     height = min(uint32(GROUP), uint32(rows - group * GROUP))
     within = uint32(tile % uint32(GROUP * cols))
     return uint32(group * GROUP + within % height), uint32(within // height)
+
+
+@device_function
+def of_batch(a, b, c, x, y, steps):
+    """Parts, C and operands of the matrix of a batch that this block's place along the grid's y says."""
+    member = int64(cuda.blockIdx.y)
+    return (
+        shifted(a, member * steps[0]),
+        shifted(b, member * steps[1]),
+        shifted(c, member * steps[2]),
+        shifted(x, member * steps[3]),
+        shifted(y, member * steps[4]),
+    )
 
 
 @device_function

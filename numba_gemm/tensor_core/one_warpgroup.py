@@ -34,7 +34,8 @@ def build(config, form):
     )
     COLUMN_GROUPS = BN // 8
     A_BYTES, B_BYTES = ROW_BYTES * BM, ROW_BYTES * BN  # of one part of a tile
-    products, wait = slot_products(config, mode, mode.products, fresh=False), wgmma.waiting(BN)
+    wait = wgmma.waiting(BN)
+    products = slot_products(config, mode, mode.products, fresh=False)
     store = group_store(BN)
 
     def copies(count):

@@ -21,7 +21,7 @@ from ..device.address import shared_address
 from ..device.grid_order import wait_for_last
 from ..device.switch import device_function, hardware_only
 from ..ladder.stage import WARP, require
-from .finish import place, sums_store
+from .finish import of_batch, place, sums_store
 from .slot import slot_copies
 from .stage import ALIGNMENT, BARRIER_BYTES, GROUP_ROWS, LEFT, WARPGROUP, TensorStage, WarpgroupConfig
 from .sums import tile_sums
@@ -35,7 +35,8 @@ def build(config, form):
     fetch, sum_tile, store = slot_copies(config, mode), tile_sums(config, mode), sums_store(form, COLUMN_GROUPS)
 
     @device_function
-    def run(alpha, a, b, beta, c, x, y, vectors):
+    def run(alpha, a, b, beta, c, x, y, steps, vectors):
+        a, b, c, x, y = of_batch(a, b, c, x, y, steps)
         memory = cuda.shared.array(0, float32, alignment=128)
         start = uint32(uint32(shared_address(memory) + (ALIGNMENT - 1)) & uint32(0xFFFFFFFF - (ALIGNMENT - 1)))
         full = uint32(start + SLOTS * SLOT)
@@ -87,12 +88,12 @@ def build(config, form):
     bounds = hardware_only(launch_bounds=(config.threads, 1))
 
     @cuda.jit(**bounds)
-    def persistent(alpha, a, b, beta, c, x, y):
-        run(alpha, a, b, beta, c, x, y, ())
+    def persistent(alpha, a, b, beta, c, x, y, steps):
+        run(alpha, a, b, beta, c, x, y, steps, ())
 
     @cuda.jit(**bounds)
-    def persistent_with(alpha, a, b, beta, c, x, y, vectors):
-        run(alpha, a, b, beta, c, x, y, vectors)
+    def persistent_with(alpha, a, b, beta, c, x, y, steps, vectors):
+        run(alpha, a, b, beta, c, x, y, steps, vectors)
 
     return persistent_with if form.vectors else persistent
 

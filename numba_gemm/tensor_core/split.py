@@ -23,6 +23,7 @@ from ..device.address import (
     shared_store4,
 )
 from ..device.grid_order import let_next_start, wait_for_last
+from ..device.matrix import shifted
 from ..device.narrow import bf16, exponent, f16, pair, pair_f16, power, short_bf16, tf32
 from ..device.switch import device_function, hardware_only
 from ..device.vector import store4
@@ -55,11 +56,25 @@ def place_in_block(x, block, row_blocks):
     return uint32(block // row_blocks), row, r, chunk
 
 
-def build(mode: Mode, overlapping: bool = True):
-    """Make the kernel ``(x, x_parts, y, y_parts)``; of a scaled mode, ``(x, x_parts, x_large, y, y_parts, y_large)``.
+@device_function
+def this_one(matrix, step):
+    """The matrix of a batch that this block's place along the grid's y says."""
+    return shifted(matrix, int64(cuda.blockIdx.y) * step)
 
-    `x_large` and `y_large` are what `build_extremes` found. Its grid has a block for each 32 rows of the padded
-    operands and each slot of k, along x. An `overlapping` one, of 9.0 and up, lets the next kernel start while it runs.
+
+@device_function
+def done_already(step):
+    """Whether all of the batch share what the first one's blocks write."""
+    return cuda.blockIdx.y > 0 and step == 0
+
+
+def build(mode: Mode, overlapping: bool = True):
+    """Make the kernel ``(x, x_parts, y, y_parts, steps)``.
+
+    Of a scaled mode it is ``(x, x_parts, x_large, y, y_parts, y_large, steps)``, with what `build_extremes` found. Its
+    grid has a block for each 32 rows of the padded operands and each slot of k, along x, and the matrices of a batch
+    along y: `steps` are bytes from one to the next, 0 of an operand and its parts if all share it. An `overlapping`
+    one, of 9.0 and up, lets the next kernel start while it runs.
     """
     let_next, wait_last = (let_next_start, wait_for_last) if overlapping else (nothing, nothing)
     PARTS, PER_WORD, SLOT_K, SCALED = mode.parts, mode.per_word, mode.slot_k, mode.scaled
@@ -136,35 +151,42 @@ def build(mode: Mode, overlapping: bool = True):
             four = shared_load4(tile, uint32(shared_address(tile) + 4 * PART_WORDS * p + CHUNK_BYTES * tid))
             store4(parts, int64(p * slots + slot), col, four)
 
+    @device_function
+    def split_one(x, parts, large, block, tile, x_step, parts_step, large_step):
+        if done_already(parts_step):
+            return
+        split_block(this_one(x, x_step), this_one(parts, parts_step), this_one(large, large_step), block, tile)
+
     @cuda.jit(**hardware_only(launch_bounds=THREADS))
-    def split(x, x_parts, y, y_parts):
+    def split(x, x_parts, y, y_parts, steps):
         let_next()
         tile = cuda.shared.array(TILE_WORDS, float32, alignment=16)
         block, x_blocks = uint32(cuda.blockIdx.x), blocks(x_parts)
         if block < x_blocks:
-            split_block(x, x_parts, x_parts, block, tile)
+            split_one(x, x_parts, x_parts, block, tile, steps[0], steps[1], steps[1])
         else:
-            split_block(y, y_parts, y_parts, uint32(block - x_blocks), tile)
+            split_one(y, y_parts, y_parts, uint32(block - x_blocks), tile, steps[2], steps[3], steps[3])
 
     @cuda.jit(**hardware_only(launch_bounds=THREADS))
-    def split_scaled(x, x_parts, x_large, y, y_parts, y_large):
+    def split_scaled(x, x_parts, x_large, y, y_parts, y_large, steps):
         let_next()
         wait_last()  # the largest elements are found
         tile = cuda.shared.array(TILE_WORDS, float32, alignment=16)
         block, x_blocks = uint32(cuda.blockIdx.x), blocks(x_parts)
         if block < x_blocks:
-            split_block(x, x_parts, x_large, block, tile)
+            split_one(x, x_parts, x_large, block, tile, steps[0], steps[1], steps[2])
         else:
-            split_block(y, y_parts, y_large, uint32(block - x_blocks), tile)
+            split_one(y, y_parts, y_large, uint32(block - x_blocks), tile, steps[3], steps[4], steps[5])
 
     return split_scaled if SCALED else split
 
 
 def build_extremes(overlapping: bool = True):
-    """Make the kernel ``(x, x_large, y, y_large)``: the largest magnitude in each row, of each span of k.
+    """Make the kernel ``(x, x_large, y, y_large, steps)``: the largest magnitude in each row, of each span of k.
 
     ``x_large`` has a row for each span, equal multiples of 512 terms, and a float for each row of x, up to a multiple
-    of 32. Its grid has a block for 32 of each, along x. What is no number does not count. `overlapping` as in `build`.
+    of 32. Its grid has a block for 32 of each, along x; y, `steps` and `overlapping` as in `build`. What is no number
+    does not count.
     """
     let_next = let_next_start if overlapping else nothing
 
@@ -201,14 +223,20 @@ def build_extremes(overlapping: bool = True):
                 largest = max(largest, found[i, tid])
             large[int64(span), int64(uint32(block % row_blocks)) * SPLIT_ROWS + int64(tid)] = largest
 
+    @device_function
+    def extremes_one(x, large, block, found, x_step, large_step):
+        if done_already(large_step):
+            return
+        extremes_block(this_one(x, x_step), this_one(large, large_step), block, found)
+
     @cuda.jit(**hardware_only(launch_bounds=THREADS))
-    def extremes(x, x_large, y, y_large):
+    def extremes(x, x_large, y, y_large, steps):
         let_next()
         found = cuda.shared.array((CHUNKS, SPLIT_ROWS), float32)
         block, x_blocks = uint32(cuda.blockIdx.x), uint32(x_large.shape[0] * (x_large.shape[1] // SPLIT_ROWS))
         if block < x_blocks:
-            extremes_block(x, x_large, block, found)
+            extremes_one(x, x_large, block, found, steps[0], steps[1])
         else:
-            extremes_block(y, y_large, uint32(block - x_blocks), found)
+            extremes_one(y, y_large, uint32(block - x_blocks), found, steps[2], steps[3])
 
     return extremes

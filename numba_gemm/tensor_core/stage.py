@@ -30,6 +30,7 @@ REGISTERS = 1 << 16  # of a multiprocessor, and of a block at the most
 LEFT = 24  # registers that a thread of a warpgroup that fetches needs, if the others claim what it can do without
 WARP_EXTENT = 32  # rows, and columns, that a warp multiplies where warps do
 SPLIT_ROWS = 32  # that are split at a time, of one slot
+BATCH_STEPS = 5
 TILE_END = 1.5e-6  # seconds that a tile takes beside its sums
 
 
@@ -188,10 +189,11 @@ class TensorForm:
 class TensorStage:
     """A stage: ``build(config, form)`` makes a kernel of split A and B and any float32 C.
 
-    It takes ``(alpha, a, b, beta, c)`` or, if it is `complete`, ``(alpha, a, b, beta, c, x, y, vectors)`` with the
-    operands as they were before they were split, and the epilogue's vectors if it has any. A complete stage's grid has
-    any number of blocks along x, others' one for each block tile, columns along x, 65,535 along y at most. It runs from
-    compute capability `min_cc` on or, if there is one, on `only_cc` alone.
+    It takes ``(alpha, a, b, beta, c)`` or, if it is `complete`, ``(alpha, a, b, beta, c, x, y, steps, vectors)`` with
+    the operands as they were before they were split; `BATCH_STEPS` steps, the bytes from a matrix of a batch to the
+    next of a, b, c, x and y; and the epilogue's vectors if it has any. A complete stage's grid has any number of blocks
+    along x, and the matrices of a batch along y; others' a block for each block tile, columns along x, rows along y. It
+    runs from compute capability `min_cc` on or, if there is one, on `only_cc` alone.
     """
 
     name: str
@@ -208,7 +210,13 @@ class TensorStage:
 
 
 def fastest(
-    configs: Iterable[TensorConfig], rates: Mapping[tuple[int, int], float], m: int, n: int, k: int, sm_count: int
+    configs: Iterable[TensorConfig],
+    rates: Mapping[tuple[int, int], float],
+    m: int,
+    n: int,
+    k: int,
+    sm_count: int,
+    matrices: int = 1,
 ) -> TensorConfig:
     """The tiles that take the least time, as if all blocks took one tile after the other at the same pace.
 
@@ -216,7 +224,7 @@ def fastest(
     """
 
     def seconds(config: TensorConfig) -> float:
-        rounds = -(-(-(-m // config.BM) * -(-n // config.BN)) // sm_count)
+        rounds = -(-(matrices * -(-m // config.BM) * -(-n // config.BN)) // sm_count)
         flops = 2.0 * config.BM * config.BN * k
         return rounds * (TILE_END + flops * sm_count / (rates[config.BM, config.BN] * 1e12))
 

@@ -17,7 +17,7 @@ from ..device.address import address_of, copy16_if, shared_address
 from ..device.async_copy import commit_group, wait_group
 from ..device.switch import device_function, hardware_only
 from ..ladder.stage import WARP
-from .finish import place, sums_store
+from .finish import of_batch, place, sums_store
 from .stage import ALIGNMENT, ROW_BYTES, ROW_WORDS, WARP_EXTENT, TensorStage, WarpConfig
 from .sums import FOLD, steps
 
@@ -83,7 +83,8 @@ def build(config, form):
     leading, others = products_of(LEADING), products_of(OTHERS)
 
     @device_function
-    def run(alpha, a, b, beta, c, x, y, vectors):
+    def run(alpha, a, b, beta, c, x, y, steps, vectors):
+        a, b, c, x, y = of_batch(a, b, c, x, y, steps)
         memory = cuda.shared.array(0, float32, alignment=128)
         start = uint32(uint32(shared_address(memory) + (ALIGNMENT - 1)) & uint32(0xFFFFFFFF - (ALIGNMENT - 1)))
         tid = uint32(cuda.threadIdx.x)
@@ -164,12 +165,12 @@ def build(config, form):
     bounds = hardware_only(launch_bounds=(config.threads, 1))
 
     @cuda.jit(**bounds)
-    def warp_mma(alpha, a, b, beta, c, x, y):
-        run(alpha, a, b, beta, c, x, y, ())
+    def warp_mma(alpha, a, b, beta, c, x, y, steps):
+        run(alpha, a, b, beta, c, x, y, steps, ())
 
     @cuda.jit(**bounds)
-    def warp_mma_with(alpha, a, b, beta, c, x, y, vectors):
-        run(alpha, a, b, beta, c, x, y, vectors)
+    def warp_mma_with(alpha, a, b, beta, c, x, y, steps, vectors):
+        run(alpha, a, b, beta, c, x, y, steps, vectors)
 
     return warp_mma_with if form.vectors else warp_mma
 
