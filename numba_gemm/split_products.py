@@ -240,19 +240,19 @@ def compile_product(stage: TensorStage, config: TensorConfig, form: TensorForm, 
     return internals.compile_cubin(stage.build(config, form), signature, cc, name=name, whole_program=whole)
 
 
-def compile_split(mode: Mode, cc: tuple[int, int]) -> internals.Cubin:
+def compile_split(mode: Mode, cc: tuple[int, int], batched: bool = False) -> internals.Cubin:
     """Compile what splits the operands of a mode; needs no GPU."""
     words, matrix = _matrix_types()
     operand = (matrix, words, words) if mode.scaled else (matrix, words)
-    kernel = split.build(mode, cc >= OVERLAPPING)
+    kernel = split.build(mode, cc >= OVERLAPPING, batched)
     steps = _steps_type(2 * len(operand))
     return internals.compile_cubin(kernel, (*operand, *operand, steps), cc, name=f"split_{mode.name}")
 
 
-def compile_extremes(cc: tuple[int, int]) -> internals.Cubin:
+def compile_extremes(cc: tuple[int, int], batched: bool = False) -> internals.Cubin:
     """Compile what finds the largest elements of rows; needs no GPU."""
     words, matrix = _matrix_types()
-    kernel = split.build_extremes(cc >= OVERLAPPING)
+    kernel = split.build_extremes(cc >= OVERLAPPING, batched)
     return internals.compile_cubin(kernel, (matrix, words, matrix, words, _steps_type(4)), cc, name="extremes")
 
 
@@ -263,18 +263,18 @@ def product_cubin(
     described = None if form.epilogue is None else fingerprint(form.epilogue)
     name = None
     if form.epilogue is None or described is not None:
-        name = (stage.name, repr(config), repr(form.mode), described, form.vectors, cc)
+        name = (stage.name, repr(config), repr(form.mode), described, form.vectors, form.batched, cc)
     return kernel_cache.kept(name, partial(compile_product, stage, config, form, cc))
 
 
-def split_cubin(mode: Mode, cc: tuple[int, int]) -> internals.Cubin:
+def split_cubin(mode: Mode, cc: tuple[int, int], batched: bool = False) -> internals.Cubin:
     """The kernel that splits, likewise."""
-    return kernel_cache.kept(("split", repr(mode), cc), partial(compile_split, mode, cc))
+    return kernel_cache.kept(("split", repr(mode), batched, cc), partial(compile_split, mode, cc, batched))
 
 
-def extremes_cubin(cc: tuple[int, int]) -> internals.Cubin:
+def extremes_cubin(cc: tuple[int, int], batched: bool = False) -> internals.Cubin:
     """The kernel that finds the largest elements, likewise."""
-    return kernel_cache.kept(("extremes", cc), partial(compile_extremes, cc))
+    return kernel_cache.kept(("extremes", batched, cc), partial(compile_extremes, cc, batched))
 
 
 _lock = threading.RLock()
@@ -294,25 +294,25 @@ def _product_kernel(config: TensorConfig, form: TensorForm, device: int) -> int:
 
 
 @cache
-def _split_kernel(mode: Mode, device: int) -> int:
-    return load_kernel(split_cubin(mode, device_properties(device).cc), device)
+def _split_kernel(mode: Mode, batched: bool, device: int) -> int:
+    return load_kernel(split_cubin(mode, device_properties(device).cc, batched), device)
 
 
 @cache
-def _extremes_kernel(device: int) -> int:
-    return load_kernel(extremes_cubin(device_properties(device).cc), device)
+def _extremes_kernel(batched: bool, device: int) -> int:
+    return load_kernel(extremes_cubin(device_properties(device).cc, batched), device)
 
 
 # -------------------------------------------------------------------------------------------------------------- launch
 
 
 def prepare(division: Division, device: int) -> None:
-    """Compile and load what a product without an epilogue needs, if that has not been done."""
+    """Compile and load what one product without an epilogue needs, if that has not been done."""
     with _lock:
         _product_kernel(division.config, TensorForm(division.mode), device)
-        _split_kernel(division.mode, device)
+        _split_kernel(division.mode, False, device)
         if division.mode.scaled:
-            _extremes_kernel(device)
+            _extremes_kernel(False, device)
 
 
 class _Launch:
@@ -321,11 +321,12 @@ class _Launch:
     def __init__(self, division: Division, a: Matrix, b: Matrix, c: Matrix, extra: Extra) -> None:
         self.device, self.division = c.device, division
         mode, config = division.mode, division.config
-        form = TensorForm(mode, extra.epilogue, len(extra.vectors))
+        batched = division.matrices > 1
+        form = TensorForm(mode, extra.epilogue, len(extra.vectors), batched)
         with _lock:
             self._product = _product_kernel(config, form, c.device)
-            self._split = _split_kernel(mode, c.device)
-            self._extremes = _extremes_kernel(c.device) if mode.scaled else 0
+            self._split = _split_kernel(mode, batched, c.device)
+            self._extremes = _extremes_kernel(batched, c.device) if mode.scaled else 0
         self._a, self._b, self._c = a.packed[1:], b.packed[1:], c.packed[1:]
         self._across = b.transposed.packed[1:]
         self._words = tuple((rows, cols, FLOAT32_BYTES * cols, FLOAT32_BYTES) for rows, cols in division.parts)

@@ -10,6 +10,7 @@ import functools
 import json
 import math
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from numba_gemm import direct_products, epilogues, split_products
@@ -75,6 +76,14 @@ DIRECT = [(index, "NN") for index in range(len(direct.CONFIGS))] + [(0, "NT"), (
 def compiled_direct(index: int, letters: str) -> Any:
     """The cubin of such a kernel."""
     return direct_products.compile_kernel(direct.CONFIGS[index], TensorForm(direct.MODE), letters)
+
+
+def compiled_batched() -> Iterator[Any]:
+    """The cubins of a scaled mode for a batch."""
+    form = TensorForm(MODES["fp16x3"], batched=True)
+    yield split_products.compile_product(persistent.STAGE, persistent.STAGE.configs[0], form, CC)
+    yield split_products.compile_split(form.mode, CC, batched=True)
+    yield split_products.compile_extremes(CC, batched=True)
 
 
 class Loaded:
@@ -187,6 +196,8 @@ def main() -> None:
         config = direct.CONFIGS[index]
         described = {"stage": "direct", "mode": letters, "BM": config.BM, "claim": config.claim}
         print(json.dumps(described | row(compiled_direct(index, letters))), flush=True)
+    for cubin in compiled_batched():
+        print(json.dumps({"stage": "batched", "mode": "fp16x3"} | row(cubin)), flush=True)
     print(json.dumps({"stage": "epilogue"} | row(compiled_epilogue())), flush=True)
     for mode in MODES:
         print(json.dumps({"mode": mode, "stage": "split"} | row(compiled_split(mode))), flush=True)

@@ -32,17 +32,25 @@ def place(tile, rows, cols):
     return uint32(group * GROUP + within % height), uint32(within // height)
 
 
-@device_function
-def of_batch(a, b, c, x, y, steps):
-    """Parts, C and operands of the matrix of a batch that this block's place along the grid's y says."""
-    member = int64(cuda.blockIdx.y)
-    return (
-        shifted(a, member * steps[0]),
-        shifted(b, member * steps[1]),
-        shifted(c, member * steps[2]),
-        shifted(x, member * steps[3]),
-        shifted(y, member * steps[4]),
-    )
+def of_batch(form: TensorForm):
+    """Make a device function ``(a, b, c, x, y, steps)``: those of the matrix that the block's place along y says."""
+
+    @device_function
+    def member(a, b, c, x, y, steps):
+        i = int64(cuda.blockIdx.y)
+        return (
+            shifted(a, i * steps[0]),
+            shifted(b, i * steps[1]),
+            shifted(c, i * steps[2]),
+            shifted(x, i * steps[3]),
+            shifted(y, i * steps[4]),
+        )
+
+    @device_function
+    def alone(a, b, c, x, y, steps):
+        return a, b, c, x, y
+
+    return member if form.batched else alone
 
 
 @device_function

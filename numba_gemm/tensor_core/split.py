@@ -56,26 +56,33 @@ def place_in_block(x, block, row_blocks):
     return uint32(block // row_blocks), row, r, chunk
 
 
-@device_function
-def this_one(matrix, step):
-    """The matrix of a batch that this block's place along the grid's y says."""
-    return shifted(matrix, int64(cuda.blockIdx.y) * step)
+def places(batched: bool):
+    """Make device functions ``(matrix, step)`` and ``(step,)``, of bytes from a matrix of a batch to the next.
+
+    The one returns the matrix that this block's place along the grid's y says; the other, whether all share it and the
+    first one's blocks see to it. Without a batch there is nothing to compute.
+    """
+
+    @device_function
+    def this_one(matrix, step):
+        return shifted(matrix, int64(cuda.blockIdx.y) * step) if batched else matrix
+
+    @device_function
+    def done_already(step):
+        return batched and cuda.blockIdx.y > 0 and step == 0
+
+    return this_one, done_already
 
 
-@device_function
-def done_already(step):
-    """Whether all of the batch share what the first one's blocks write."""
-    return cuda.blockIdx.y > 0 and step == 0
-
-
-def build(mode: Mode, overlapping: bool = True):
+def build(mode: Mode, overlapping: bool = True, batched: bool = False):
     """Make the kernel ``(x, x_parts, y, y_parts, steps)``.
 
     Of a scaled mode it is ``(x, x_parts, x_large, y, y_parts, y_large, steps)``, with what `build_extremes` found. Its
-    grid has a block for each 32 rows of the padded operands and each slot of k, along x, and the matrices of a batch
-    along y: `steps` are bytes from one to the next, 0 of an operand and its parts if all share it. An `overlapping`
-    one, of 9.0 and up, lets the next kernel start while it runs.
+    grid has a block for each 32 rows of the padded operands and each slot of k, along x; of a `batched` one, the
+    matrices along y: `steps` are bytes from one to the next, 0 of an operand and its parts if all share it. An
+    `overlapping` one, of 9.0 and up, lets the next kernel start while it runs.
     """
+    this_one, done_already = places(batched)
     let_next, wait_last = (let_next_start, wait_for_last) if overlapping else (nothing, nothing)
     PARTS, PER_WORD, SLOT_K, SCALED = mode.parts, mode.per_word, mode.slot_k, mode.scaled
     PART_WORDS = SPLIT_ROWS * ROW_WORDS
@@ -181,13 +188,14 @@ def build(mode: Mode, overlapping: bool = True):
     return split_scaled if SCALED else split
 
 
-def build_extremes(overlapping: bool = True):
+def build_extremes(overlapping: bool = True, batched: bool = False):
     """Make the kernel ``(x, x_large, y, y_large, steps)``: the largest magnitude in each row, of each span of k.
 
     ``x_large`` has a row for each span, equal multiples of 512 terms, and a float for each row of x, up to a multiple
-    of 32. Its grid has a block for 32 of each, along x; y, `steps` and `overlapping` as in `build`. What is no number
-    does not count.
+    of 32. Its grid has a block for 32 of each, along x; what else there is is as in `build`. What is no number does not
+    count.
     """
+    this_one, done_already = places(batched)
     let_next = let_next_start if overlapping else nothing
 
     @device_function

@@ -178,11 +178,14 @@ class TensorForm:
         Device function ``(value, row, col, *vectors)`` of an element of C on its way out.
     vectors : int
         How many more arguments it has.
+    batched : bool
+        Whether there are several matrices, along the grid's y.
     """
 
     mode: Mode
     epilogue: Callable[..., Any] | None = None
     vectors: int = 0
+    batched: bool = False
 
 
 @dataclass(frozen=True)
@@ -192,8 +195,8 @@ class TensorStage:
     It takes ``(alpha, a, b, beta, c)`` or, if it is `complete`, ``(alpha, a, b, beta, c, x, y, steps, vectors)`` with
     the operands as they were before they were split; `BATCH_STEPS` steps, the bytes from a matrix of a batch to the
     next of a, b, c, x and y; and the epilogue's vectors if it has any. A complete stage's grid has any number of blocks
-    along x, and the matrices of a batch along y; others' a block for each block tile, columns along x, rows along y. It
-    runs from compute capability `min_cc` on or, if there is one, on `only_cc` alone.
+    along x, and of a batched form the matrices along y; others' a block for each block tile, columns along x, rows
+    along y. It runs from compute capability `min_cc` on or, if there is one, on `only_cc` alone.
     """
 
     name: str

@@ -84,7 +84,7 @@ def build(config, form):
 
     @device_function
     def run(alpha, a, b, beta, c, x, y, steps, vectors):
-        a, b, c, x, y = of_batch(a, b, c, x, y, steps)
+        a, b, c, x, y = member(a, b, c, x, y, steps)
         memory = cuda.shared.array(0, float32, alignment=128)
         start = uint32(uint32(shared_address(memory) + (ALIGNMENT - 1)) & uint32(0xFFFFFFFF - (ALIGNMENT - 1)))
         tid = uint32(cuda.threadIdx.x)
@@ -162,6 +162,7 @@ def build(config, form):
             store(c, row, col, alpha, total, beta, a, b, x, y, vectors)
             tile = uint32(tile + cuda.gridDim.x)
 
+    member = of_batch(form)
     bounds = hardware_only(launch_bounds=(config.threads, 1))
 
     @cuda.jit(**bounds)
