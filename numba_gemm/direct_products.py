@@ -19,7 +19,7 @@ from .launch import Extra, Matrix, device_properties
 from .tensor_core import TensorForm, WarpgroupConfig, direct
 from .tensor_core.stage import fastest
 
-__all__ = ["Arrangement", "arrange", "choose", "kernel_cubin", "launch", "prepare"]
+__all__ = ["Arrangement", "arrange", "blocks", "choose", "compile_kernel", "kernel_cubin", "launch", "prepare"]
 
 CC = (9, 0)
 # TFLOP/s of an H200 that has tiles of one size for all its multiprocessors. Ratios alone matter.

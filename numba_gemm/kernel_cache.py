@@ -52,6 +52,7 @@ SOURCE_PATTERNS = (
     "device/*.py",
     "ladder/*.py",
     "tensor_core/*.py",
+    "direct_products.py",
     "epilogues.py",
     "fingerprint.py",
     "launch.py",

@@ -408,11 +408,13 @@ def _last_dimension(batch: Batch) -> tuple[int, tuple[int, int, int]]:
     return batch.extents[-1], (batch.a[-1], batch.b[-1], batch.c[-1])
 
 
-def _at_once(mode: Mode, m: int, n: int, k: int, batch: Batch) -> int:
+def _at_once(mode: Mode, a: Matrix, b: Matrix, batch: Batch, config: TensorConfig | None, device: int) -> int:
     """Matrices of a batch that a launch takes: as many as the grid's y counts, and whose parts are not too large."""
-    elements = (m if batch.a[-1] else 0) * k + (n if batch.b[-1] else 0) * k
-    parts_bytes = elements * mode.parts * FLOAT32_BYTES // mode.per_word
-    return max(1, min(MAX_MATRICES, MOST_PARTS_BYTES // max(parts_bytes, 1)))
+    count = min(batch.extents[-1], MAX_MATRICES)
+    sm_count, stage = device_properties(device).sm_count, stage_on(device)
+    some = replace(batch, extents=(1, 1, count))
+    each = sum(divide(mode, a.rows, b.cols, a.cols, sm_count, config, stage, some).steps)
+    return max(1, min(count, MOST_PARTS_BYTES // max(each, 1)))
 
 
 MAX_KEPT = 1024
@@ -466,7 +468,7 @@ def launch(
         return
     batch, (count, steps) = extra.batch, _last_dimension(extra.batch)
     assert batch.extents[:-1] == (1, 1), "one launch takes one dimension"
-    most = _at_once(mode, c.rows, c.cols, a.cols, batch)
+    most = count if count == 1 else _at_once(mode, a, b, batch, config, c.device)
     if count > most:
         for begin in range(0, count, most):
             x, y, z = (

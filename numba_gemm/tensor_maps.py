@@ -8,12 +8,11 @@ kept, and no more are made.
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 from cuda.bindings import driver
 
-from .driver import call, relaxed_capture
+from .driver import call, failure, relaxed_capture
 from .launch import Matrix
 from .models.roofline import FLOAT32_BYTES
 
@@ -23,7 +22,6 @@ MOST = 1 << 16  # of a device: 8 MiB
 UNIT = 16  # bytes, of which addresses and strides are multiples
 STRIDE_END = 1 << 40
 
-_lock = threading.Lock()
 _places: dict[tuple[int, ...], int] = {}
 _free: dict[int, list[int]] = {}
 _made: dict[int, int] = {}
@@ -48,42 +46,55 @@ def _regular(matrix: Matrix) -> bool:
 
 
 def place(matrix: Matrix, box_rows: int, box_cols: int, matrices: int = 1, step: int = 0) -> int | None:
-    """Address of the map of a `describable` matrix, or of several; None if so many were made that there is no place.
+    """Address of the map of a `describable` matrix, or of several; None if there is no place for it, or no such map.
 
-    The device's context is current. A copy brings a box of so many rows and columns, 32 at the most, of which it rounds
-    the elements to TF32, to nearest; 16-byte chunks of a row of 128 bytes are exchanged by XOR with the row modulo 8.
+    The device's context is current. A copy brings a box of so many rows, up to 256, and columns, up to 32, of which it
+    rounds the elements to TF32, to nearest; 16-byte chunks of a row of 128 bytes are exchanged by XOR with the row
+    modulo 8.
     """
     if step == 0:
         matrices = 1  # all are this one
     key = (matrix.device, *matrix.packed[:4], box_rows, box_cols, matrices, step)
     found = _places.get(key)
-    if found is not None:
-        return found
-    with _lock:
-        found = _places.get(key)
-        if found is None and (found := _next_place(matrix.device)) is not None:
-            _write(matrix.device, found, _encode(matrix, box_rows, box_cols, matrices, step))
-            _places[key] = found
+    if found is None:
+        # In steps that are one each, without a lock: another thread, or a finaliser, may come here too.
+        own = _next_place(matrix.device)
+        if own is None:
+            return None
+        try:
+            encoded = _encode(matrix, box_rows, box_cols, matrices, step)
+            if encoded is not None:
+                _write(matrix.device, own, encoded)
+                found = _places.setdefault(key, own)
+        finally:
+            if found != own:
+                _free[matrix.device].append(own)
     return found
 
 
 def _next_place(device: int) -> int | None:
     free = _free.setdefault(device, [])
-    if not free:
-        made = _made.get(device, 0)
-        if made >= MOST:
-            return None
-        with relaxed_capture():
-            page = int(call(driver.cuMemAlloc, PAGE * MAP_BYTES))
-        _made[device] = made + PAGE
-        free += range(page, page + PAGE * MAP_BYTES, MAP_BYTES)
-    return free.pop()
+    try:
+        return free.pop()
+    except IndexError:
+        pass
+    if _made.get(device, 0) >= MOST:
+        return None
+    with relaxed_capture():
+        status, page = driver.cuMemAlloc(PAGE * MAP_BYTES)
+    if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+        return None
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise failure("cuMemAlloc", status)
+    _made[device] = _made.get(device, 0) + PAGE
+    free += range(int(page) + MAP_BYTES, int(page) + PAGE * MAP_BYTES, MAP_BYTES)
+    return int(page)
 
 
-def _encode(matrix: Matrix, box_rows: int, box_cols: int, matrices: int, step: int) -> bytes:
+def _encode(matrix: Matrix, box_rows: int, box_cols: int, matrices: int, step: int) -> bytes | None:
+    """The map; None if the driver refuses to make it."""
     row_bytes = matrix.row_stride if matrix.rows > 1 else -(-FLOAT32_BYTES * matrix.cols // UNIT) * UNIT
-    made = call(
-        driver.cuTensorMapEncodeTiled,
+    status, made = driver.cuTensorMapEncodeTiled(
         driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_TFLOAT32,
         3,
         matrix.pointer,
@@ -96,6 +107,10 @@ def _encode(matrix: Matrix, box_rows: int, box_cols: int, matrices: int, step: i
         driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
+    if status == driver.CUresult.CUDA_ERROR_INVALID_VALUE:
+        return None
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise failure("cuTensorMapEncodeTiled", status)
     return b"".join(int(word).to_bytes(8, "little") for word in made.opaque)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -110,6 +112,12 @@ def test_small_products_get_small_tiles():
     assert tiles(4096, 4096, 4096) == (128, 256)
 
 
+@simulated
+def test_the_simulator_says_that_it_has_no_matrix_instructions():
+    with pytest.raises(NotImplementedError, match="no matrix instructions"):
+        direct.build(direct.CONFIGS[0], TensorForm(direct.MODE), direct.LAYOUTS["NN"])
+
+
 def test_more_than_one_part_is_refused():
     from numba_gemm.tensor_core import MODES
 
@@ -117,11 +125,74 @@ def test_more_than_one_part_is_refused():
         direct.build(direct.CONFIGS[0], TensorForm(MODES["tf32x3"]), direct.LAYOUTS["NN"])
 
 
+class Driver:
+    """What stands for the driver: memory from 1 MiB on, maps that are numbered, and what was copied where."""
+
+    CUresult = tensor_maps.driver.CUresult
+
+    def __init__(self, monkeypatch):
+        self.allocated, self.encoded, self.written = 0, 0, {}
+        self.status = self.refusal = self.CUresult.CUDA_SUCCESS
+        for name in ("_made", "_free", "_places", "_streams"):
+            monkeypatch.setattr(tensor_maps, name, {})
+        for name in (
+            "cuMemAlloc",
+            "cuTensorMapEncodeTiled",
+            "cuStreamCreate",
+            "cuMemcpyHtoDAsync",
+            "cuStreamSynchronize",
+        ):
+            monkeypatch.setattr(tensor_maps.driver, name, getattr(self, name))
+        monkeypatch.setattr(tensor_maps, "relaxed_capture", contextlib.nullcontext)
+        monkeypatch.setattr(tensor_maps, "call", lambda function, *arguments: function(*arguments))
+
+    def cuMemAlloc(self, size):
+        self.allocated += 1
+        return self.status, self.allocated << 20
+
+    def cuTensorMapEncodeTiled(self, kind, rank, pointer, extents, *rest):
+        self.encoded += 1
+        return self.refusal, SimpleNamespace(opaque=[self.encoded] * 16)
+
+    def cuStreamCreate(self, flags):
+        return 7
+
+    def cuMemcpyHtoDAsync(self, place, data, size, stream):
+        assert (len(data), size, stream) == (128, 128, 7)
+        assert place not in self.written, "none is written anew"
+        self.written[place] = data
+
+    def cuStreamSynchronize(self, stream):
+        assert stream == 7
+
+
+def test_a_map_is_made_once_and_stays(monkeypatch):
+    driver = Driver(monkeypatch)
+    first = tensor_maps.place(matrix(8, 16), 8, 16)
+    assert tensor_maps.place(matrix(8, 16), 8, 16, 5) == first, "all five are one"
+    others = {tensor_maps.place(matrix(8, 16, pointer=(1 << 20) + 64 * i), 8, 16) for i in range(1, 600)}
+    others |= {tensor_maps.place(matrix(8, 16), 16, 16), tensor_maps.place(matrix(8, 16), 8, 16, 5, 64)}
+    assert (len(others), driver.encoded, driver.allocated) == (601, 602, 2)
+    assert set(driver.written) == others | {first}
+
+
 def test_maps_end_where_their_places_do(monkeypatch):
-    monkeypatch.setattr(tensor_maps, "_made", {0: tensor_maps.MOST})
-    monkeypatch.setattr(tensor_maps, "_free", {})
-    monkeypatch.setattr(tensor_maps, "_places", {})
+    driver = Driver(monkeypatch)
+    driver.status = driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY
     assert tensor_maps.place(matrix(8, 16), 8, 16) is None
+    driver.status = driver.CUresult.CUDA_SUCCESS
+    monkeypatch.setattr(tensor_maps, "_made", {0: tensor_maps.MOST})
+    assert tensor_maps.place(matrix(8, 16), 8, 16) is None
+    assert not driver.written
+
+
+def test_a_map_that_the_driver_refuses_takes_no_place(monkeypatch):
+    driver = Driver(monkeypatch)
+    driver.refusal = driver.CUresult.CUDA_ERROR_INVALID_VALUE
+    assert tensor_maps.place(matrix(8, 16), 8, 16) is None
+    driver.refusal = driver.CUresult.CUDA_SUCCESS
+    assert tensor_maps.place(matrix(8, 16), 8, 16) is not None
+    assert (driver.allocated, len(driver.written), len(tensor_maps._free[0])) == (1, 1, tensor_maps.PAGE - 1)
 
 
 # ------------------------------------------------------------------------------------------------ rows in registers
@@ -189,6 +260,57 @@ def test_no_two_lanes_meet_in_a_bank(along, monkeypatch):
         assert sorted(banks) == list(range(32))
 
 
+@simulated
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(("m", "n"), [(64, 64), (65, 66), (50, 33)])
+@pytest.mark.parametrize("with_epilogue", [False, True])
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+@pytest.mark.parametrize("letters", LETTERS)
+def test_sums_are_stored(letters, beta, with_epilogue, m, n, turned):
+    from numba import cuda, float32, int64
+
+    from numba_gemm.device import scheduler
+
+    def epilogue(value, row, col, across):
+        return value + across[col] - row
+
+    layout, config = direct.LAYOUTS[letters], WarpgroupConfig(64, 64, producers=1)
+    form = TensorForm(direct.MODE, epilogue, 1) if with_epilogue else TensorForm(direct.MODE)
+    start_of, _ = direct.row_loads(layout.along)
+    store, groups, down = direct.sums_store(config, form, layout), config.BN // 8, 8 if layout.along else 1
+    inside = m >= 64 and n >= 64
+
+    @cuda.jit
+    def kernel(sums, c, vectors):
+        tid = np.uint32(cuda.threadIdx.x)
+        lane, warp = np.uint32(tid % 32), np.uint32(tid // 32)
+        row, _ = start_of(np.uint32(0), warp, lane)
+        acc = cuda.local.array((groups, 4), float32)
+        for j in range(groups):
+            for q in range(4):
+                acc[j, q] = sums[row + q // 2 * down, 8 * j + lane % 4 * 2 + q % 2]
+        store(c, int64(row), int64(lane % 4 * 2), float32(1.5), acc, float32(beta), vectors, inside)
+
+    generator = np.random.default_rng(m)
+    sums, old = (generator.standard_normal(extents).astype(np.float32) for extents in ((64, 64), (m, n)))
+    across = generator.standard_normal(n).astype(np.float32)
+    around = np.full((n + 2, m + 4) if turned else (m + 2, n + 4), np.nan, np.float32)
+    c = around[1:-1, 2:-2].T if turned else around[1:-1, 2:-2]
+    c[...] = old if beta else np.nan
+    scheduler.run(kernel, (1, 1), 128, (sums, c, (across,) if with_epilogue else ()))
+    rows, cols = min(m, 64), min(n, 64)
+    expected = (
+        np.float32(1.5) * (sums.T if layout.swapped else sums)[:rows, :cols] + np.float32(beta) * old[:rows, :cols]
+    )
+    if with_epilogue:
+        expected += across[:cols] - np.arange(rows, dtype=np.float32)[:, None]
+    np.testing.assert_allclose(c[:rows, :cols], expected, rtol=1e-5, atol=1e-5)
+    c[:rows, :cols] = np.nan
+    np.testing.assert_array_equal(c, np.where(np.isnan(c), c, old) if beta else np.nan)
+    c[...] = np.nan
+    assert np.isnan(around).all(), "nothing beside C is written"
+
+
 # --------------------------------------------------------------------------------------------------------- products
 
 
@@ -203,6 +325,14 @@ def random(letter, rows, cols, pad=0):
 
 def as_matrix(tensor):
     return Matrix(tensor.data_ptr(), *tensor.shape, 4 * tensor.stride(0), 4 * tensor.stride(1), 0, tensor)
+
+
+def rounded(tensor):
+    """To TF32, to nearest, ties to even; as float64."""
+    import torch
+
+    bits = tensor.contiguous().view(torch.int32)
+    return ((bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF).view(torch.float32).double()
 
 
 def within(found, a, b, alpha=1.0, beta=0.0, before=None):
@@ -236,6 +366,9 @@ def test_product(config, letters, shape):
             c.copy_(before)
         assert direct_products.launch(1.5, as_matrix(a), as_matrix(b), beta, as_matrix(c), 0, PLAIN, config)
         assert within(c, a, b, 1.5, beta, before)
+        size = 1.5 * (a.double().abs() @ b.double().abs()) + abs(beta) * before.double().abs()
+        exact = 1.5 * (rounded(a) @ rounded(b)) + beta * before.double()
+        assert ((c - exact).abs() <= 2.0**-17 * size).all(), "elements are rounded to nearest"
         inner.fill_(float("nan"))
         assert torch.isnan(guarded).all(), "nothing beside C is written"
 
@@ -251,9 +384,12 @@ def test_all_layouts_and_addresses_have_a_product(letters, offset):
     from numba_gemm import tiled_sgemm
 
     flat = torch.randn(400 * 304 + 1, device="cuda")[offset:]
-    a, b = flat[: 300 * 400].view(300, 400), flat[: 400 * 200].view(400, 200)
-    a = a if letters[0] == "N" else a.T.contiguous().T
-    b = b if letters[1] == "N" else b.T.contiguous().T
+    a, b = (
+        flat[: rows * cols].view(rows, cols) if letter == "N" else flat[: rows * cols].view(cols, rows).T
+        for letter, (rows, cols) in zip(letters, [(300, 400), (400, 200)], strict=True)
+    )
+    arranged = direct_products.arrange(as_matrix(a), as_matrix(b), HOPPER)
+    assert (arranged is None) == (offset == 1 or letters == "TN")
     assert within(tiled_sgemm(a, b, precision="tf32"), a, b)
 
 
@@ -308,8 +444,8 @@ def test_a_graph_has_maps_that_stay():
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         tiled_sgemm(a, b, c, precision="tf32")
-    for _ in range(50):
-        x = torch.randn(256, 512, device="cuda")
+    others = [torch.randn(256, 512, device="cuda") for _ in range(50)]  # each at an address of its own
+    for x in others:
         assert within(tiled_sgemm(x, b, precision="tf32"), x, b)
         a.copy_(x)
         graph.replay()
@@ -325,7 +461,6 @@ def test_a_plan_says_that_nothing_is_split():
 
     plan = numba_gemm.plan(512, 256, 128, precision="tf32")
     assert plan.stage == "direct"
-    assert isinstance(plan.config, WarpgroupConfig)
     a, b = torch.randn(512, 128, device="cuda"), torch.randn(128, 256, device="cuda")
     assert torch.equal(plan(a, b), numba_gemm.tiled_sgemm(a, b, precision="tf32"))
     turned = random("T", 512, 128)

@@ -207,7 +207,10 @@ def test_sources_that_count(tmp_path):
 def test_every_source_of_the_device_code_counts():
     package = Path(numba_gemm.__file__).parent
     counted = {path for pattern in kernel_cache.SOURCE_PATTERNS for path in package.glob(pattern)}
-    others = {package / name for name in ("epilogues.py", "fingerprint.py", "launch.py", "split_products.py")}
+    others = {
+        package / name
+        for name in ("epilogues.py", "fingerprint.py", "launch.py", "direct_products.py", "split_products.py")
+    }
     folders = (path for name in ("device", "ladder", "tensor_core") for path in package.glob(f"{name}/**/*.py"))
     assert {*folders, *others} == counted
     assert kernel_cache._hash_of_sources(package) is not None

@@ -331,7 +331,7 @@ def tensor_ladder(frame: pd.DataFrame, environment: Mapping[str, Any], results: 
     return (
         f"`{some['precision']}` at {shape}, the product alone: splitting takes {number(split, 0)} us more, "
         f"{number(100 * split / whole, 0)} % of `{stages[-1]}`'s time. Errors over |A| @ |B|, of positive "
-        f"operands:\n\n{table}\n\nMeasured behind the tables above, by `python -m numba_gemm.bench.tensor_ladder`."
+        f"operands:\n\n{table}\n\nMeasured right after the tables above: `python -m numba_gemm.bench.tensor_ladder`."
     )
 
 
@@ -351,7 +351,7 @@ def special_values(frame: pd.DataFrame, environment: Mapping[str, Any], results:
     ieee = next(row["times_as_long"] for row in rows if row["precision"] == "ieee")
     return (
         f"Times as long as without, of `{some['precision']}` at {shape}, by how many rows of A have an element that is "
-        f"NaN: {', '.join(times)}. `ieee` takes {number(ieee, 2)} times as long, with or without."
+        f"NaN, in the middle of K: {', '.join(times)}. `ieee` takes {number(ieee, 2)} times as long without."
     )
 
 

@@ -1,4 +1,4 @@
-"""The tensor cores' ladder, stage by stage, beside cuBLAS SGEMM; and what infinities and NaN cost.
+"""The tensor cores' ladder, stage by stage, beside cuBLAS SGEMM; and what NaN costs.
 
 ``python -m numba_gemm.bench.tensor_ladder --out DIR`` writes `tensor_ladder.csv`: all stages multiply the same split
 operands, in one precision; how long they take to split is a row of its own. Errors are those of positive operands, of

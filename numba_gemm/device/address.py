@@ -130,12 +130,8 @@ if SIMULATOR:
 
     def global_store2(matrix, address, first, second):
         """Write two neighbours in one 64-bit access."""
-        if int(address) % 8:
-            raise ValueError(f"misaligned 8-byte access to {int(address):#x}")
-        row, col = _element(matrix, address)
-        if matrix.strides[1] != 4:
-            raise ValueError("a vector access to floats that are no neighbours")
-        matrix[row, col : col + 2] = first, second
+        for place, value in zip(_run(matrix, address, 2), (first, second), strict=True):
+            matrix[place] = value
 
     def copy4_or_zero(array, to, matrix, address, inside):
         """Start a copy of one float to shared memory, of a zero unless ``inside``."""

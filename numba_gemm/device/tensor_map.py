@@ -26,7 +26,7 @@ if not SIMULATOR:
         """See the map at an address in global memory as it was before the kernel began."""
 
         def codegen(context, builder, signature, args):
-            inline(builder, ir.VoidType(), args, "fence.proxy.tensormap::generic.acquire.gpu [$0], 128;", "l,~{memory}")
+            inline(builder, ir.VoidType(), args, "fence.proxy.tensormap::generic.acquire.sys [$0], 128;", "l,~{memory}")
             return context.get_dummy_value()
 
         return types.void(types.int64), codegen

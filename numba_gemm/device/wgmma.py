@@ -37,6 +37,10 @@ if SIMULATOR:
         """Raise: the simulator has no matrix instructions."""
         raise NotImplementedError("the simulator has no matrix instructions; compile for 9.0, or run on such a GPU")
 
+    def waiting_for_rows(columns, held):
+        """Raise likewise."""
+        return waiting(columns)
+
 else:
     from llvmlite import ir
     from numba.cuda import types

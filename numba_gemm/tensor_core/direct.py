@@ -135,26 +135,38 @@ def sums_store(config, form, layout):
             store1(c, row, col, alpha, value, beta, vectors)
 
     @device_function
-    def write_as_is(c, row, col, alpha, acc, beta, vectors):
-        # In two loops, of which the compiler unrolls each: of twice as many turns it would not.
-        for j in range(COLUMN_GROUPS // 2):
-            for q in range(4):
-                put(c, row + q // 2 * DOWN, col + 8 * j + q % 2, alpha, acc[j, q], beta, vectors)
-        for j in range(COLUMN_GROUPS // 2, COLUMN_GROUPS):
-            for q in range(4):
-                put(c, row + q // 2 * DOWN, col + 8 * j + q % 2, alpha, acc[j, q], beta, vectors)
+    def write_none(c, row, col, alpha, acc, beta, vectors):
+        pass
+
+    def writing(first):
+        """Write the sums of groups of columns from the first on, by two: loops of few turns the compiler unrolls."""
+        if first == COLUMN_GROUPS:
+            return write_none
+        END = min(first + 2, COLUMN_GROUPS)
+        following = writing(END)
+
+        @device_function
+        def write_some(c, row, col, alpha, acc, beta, vectors):
+            for j in range(first, END):
+                for q in range(4):
+                    put(c, row + q // 2 * DOWN, col + 8 * j + q % 2, alpha, acc[j, q], beta, vectors)
+            following(c, row, col, alpha, acc, beta, vectors)
+
+        return write_some
+
+    write_all = writing(0)
 
     @device_function
     def write_apart(c, row, col, alpha, acc, beta, vectors):
-        # An epilogue may keep the loops from being unrolled, and what is indexed at run time lies in local memory:
+        # An epilogue may keep even those from being unrolled, and what is indexed at run time lies in local memory:
         # accumulators must not.
         apart = cuda.local.array((COLUMN_GROUPS, 4), float32)
         for j in range(COLUMN_GROUPS):
             for q in range(4):
                 apart[j, q] = acc[j, q]
-        write_as_is(c, row, col, alpha, apart, beta, vectors)
+        write_all(c, row, col, alpha, apart, beta, vectors)
 
-    write = write_as_is if PLAIN else write_apart
+    write = write_all if PLAIN else write_apart
 
     @device_function
     def store(c, row, col, alpha, acc, beta, vectors, inside):

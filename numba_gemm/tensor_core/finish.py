@@ -127,24 +127,37 @@ def sums_store(form: TensorForm, across: int, deep: int = 1):
         return none == float32(0)
 
     @device_function
-    def write_as_is(c, row, col, alpha, total, beta, x, y, vectors):
-        # In two loops, of which the compiler unrolls each: of twice as many turns it would not.
-        for j in range(GROUPS // 2):
-            for q in range(4):
-                store1(c, down(row, j, q), right(col, j, q), alpha, total[j, q], beta, vectors)
-        for j in range(GROUPS // 2, GROUPS):
-            for q in range(4):
-                store1(c, down(row, j, q), right(col, j, q), alpha, total[j, q], beta, vectors)
+    def write_none(c, row, col, alpha, total, beta, vectors):
+        return uint64(0)
+
+    def writing(first):
+        """Write the sums of groups from the first on, but what is to be computed again: that is returned, a bit each.
+
+        By two groups: a loop of few turns the compiler unrolls, whatever an epilogue makes of each.
+        """
+        if first == GROUPS:
+            return write_none
+        END = min(first + 2, GROUPS)
+        following = writing(END)
+
+        @device_function
+        def write_some(c, row, col, alpha, total, beta, vectors):
+            again = uint64(0)
+            for j in range(first, END):
+                for q in range(4):
+                    if PARTS == 1 or abs(total[j, q]) < float32(HUGE):
+                        store1(c, down(row, j, q), right(col, j, q), alpha, total[j, q], beta, vectors)
+                    else:
+                        again |= uint64(1) << uint64(4 * j + q)
+            return again | following(c, row, col, alpha, total, beta, vectors)
+
+        return write_some
+
+    write_all = writing(0)
 
     @device_function
-    def write_checked(c, row, col, alpha, total, beta, x, y, vectors):
-        again = uint64(0)
-        for j in range(GROUPS):
-            for q in range(4):
-                if abs(total[j, q]) < float32(HUGE):
-                    store1(c, down(row, j, q), right(col, j, q), alpha, total[j, q], beta, vectors)
-                else:
-                    again |= uint64(1) << uint64(4 * j + q)
+    def write(c, row, col, alpha, total, beta, x, y, vectors):
+        again = write_all(c, row, col, alpha, total, beta, vectors)
         i = uint32(0)
         while again != uint64(0):
             if again & uint64(1):
@@ -153,8 +166,6 @@ def sums_store(form: TensorForm, across: int, deep: int = 1):
                     store1(c, c_row, c_col, alpha, term_by_term(x, y, c_row, c_col), beta, vectors)
             again >>= uint64(1)
             i = uint32(i + 1)
-
-    write = write_as_is if PARTS == 1 else write_checked
 
     @device_function
     def finish(c, row, col, alpha, total, beta, a, b, x, y, vectors):
@@ -167,8 +178,8 @@ def sums_store(form: TensorForm, across: int, deep: int = 1):
 
     @device_function
     def finish_apart(c, row, col, alpha, total, beta, a, b, x, y, vectors):
-        # An epilogue may keep the loop that writes from being unrolled, and what is indexed at run time lies in local
-        # memory: accumulators must not.
+        # An epilogue may keep even loops of few turns from being unrolled, and what is indexed at run time lies in
+        # local memory: accumulators must not.
         apart = cuda.local.array((GROUPS, 4), float32)
         for j in range(GROUPS):
             for q in range(4):

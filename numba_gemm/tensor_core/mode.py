@@ -2,8 +2,9 @@
 
 An operand is split into parts: the first is the element rounded to the narrow kind, each further one the rest, rounded.
 A mode says which parts of A meet which of B; products of the smallest come first. All products are exact, and summed
-in float32 by the tensor cores, which cut off where they should round: a sum is therefore kept there for one slot of k
-only, and added to the sum of all slots with rounding (Ootomo and Yokota, 2022, doi:10.1177/10943420221090256).
+in float32 by the tensor cores, which cut off where they should round. What runs therefore keeps the sum of the leading
+products there for one slot of k only, if there are several parts, and adds it to the sum of all slots with rounding
+(Ootomo and Yokota, 2022, doi:10.1177/10943420221090256); see `sums`.
 
 Elements of F16 would leave its range: a mode of that kind scales each row of A, and each column of B, by a power of
 two.

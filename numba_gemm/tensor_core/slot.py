@@ -1,4 +1,4 @@
-"""What every stage of the tensor cores does with a slot of k: fetch and multiply it; and how it stores its sums."""
+"""What warpgroups do with a slot of split operands: fetch and multiply it; and how they store their sums."""
 
 from __future__ import annotations
 
