@@ -1059,6 +1059,51 @@ class TestReadme:
         assert self.run(folder, "--check") == 1
         assert says in capsys.readouterr().err
 
+    @pytest.fixture
+    def tensor_folder(self, folder):
+        """What `bench.tensor_ladder` leaves of three stages, and two of their files."""
+        place = folder / "latest" / readme.PRECISIONS_FOLDER
+        results.save(gpu_frame(), ENVIRONMENT, place)
+        where = {"m": 64, "n": 64, "k": 64}
+        rows = [{"stage": readme.CUBLAS, "precision": "ieee", "tflops": 40.0, "ratio_to_cublas": 1.0}]
+        rows += [{"stage": readme.SPLIT, "precision": "bf16x6", "ratio_to_cublas": 9.0}]
+        for i, name in enumerate(("one_warpgroup", "bulk_copies", "persistent")):
+            speed = 80.0 * 1.25**i
+            rows.append({"stage": name, "precision": "bf16x6", "tflops": speed, "ratio_to_cublas": speed / 40})
+        errors = {"error_median": 1e-8, "error_max": 1e-7, "median_us": 100.0, "registers": 90.0}
+        pd.DataFrame([where | errors | row for row in rows]).to_csv(place / readme.TENSOR_LADDER_CSV, index=False)
+        nan = [("ieee", 0, 2.0), ("bf16x6", 0, 1.0), ("bf16x6", 1, 3.0), ("bf16x6", 64, 40.0)]
+        frame = pd.DataFrame(nan, columns=["precision", "nan_rows", "times_as_long"]).assign(**where)
+        frame.to_csv(place / readme.SPECIAL_CSV, index=False)
+        (folder / "tensor_core").mkdir()
+        for name in ("bulk_copies", "split", "sums"):
+            (folder / "tensor_core" / f"{name}.py").write_text(f'"""{name}: some.\n\nLimits: many.\n"""\n')
+        return folder
+
+    def test_tensor_ladder(self, tensor_folder):
+        place = f"--tensor-core={tensor_folder / 'tensor_core'}"
+        text = self.TEXT.format("tensor_ladder", "") + self.TEXT.format("special_values", "")
+        assert self.run(tensor_folder, place, "--check", text=text) == 1
+        assert self.run(tensor_folder, place) == 0
+        assert self.run(tensor_folder, place, "--check") == 0
+        made = (tensor_folder / "README.md").read_text(encoding="utf-8")
+        (line,) = (line for line in made.splitlines() if line.startswith("| `bulk_copies` |"))
+        assert [cell.strip() for cell in line.split("|")[2:-1]] == ["100.0", "2.50", "1.25x", "1e-08", "1e-07"]
+        assert "100 us more, 50 % of `persistent`'s time" in made
+        assert "3.00 with 1, 40.00 with 64. `ieee` takes 2.00 times as long" in made
+        stage = (tensor_folder / "tensor_core" / "bulk_copies.py").read_text()
+        assert "100.0 TFLOP/s of bf16x6 at 64x64x64" in stage
+        assert "1.25 times\n    one_warpgroup" in stage or "1.25 times one_warpgroup" in stage
+        for other in ("split", "sums"):
+            assert "Measured" not in (tensor_folder / "tensor_core" / f"{other}.py").read_text()
+
+    @pytest.mark.parametrize(
+        ("block", "file"), [("tensor_ladder", "TENSOR_LADDER_CSV"), ("special_values", "SPECIAL_CSV")]
+    )
+    def test_what_was_not_measured_is_named(self, block, file, folder, capsys):
+        assert self.run(folder, text=self.TEXT.format(block, "")) == 1
+        assert f"{getattr(readme, file)}: run python -m numba_gemm.bench.tensor_ladder" in capsys.readouterr().err
+
     def test_needs_no_numba(self):
         code = "import sys, numba_gemm.bench.readme; sys.exit('numba' in sys.modules or 'rich' in sys.modules)"
         assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

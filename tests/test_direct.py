@@ -395,6 +395,20 @@ def test_all_layouts_and_addresses_have_a_product(letters, offset):
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("batch", [3, 5])
+def test_matrices_may_lie_between_each_other(batch):
+    """Their distance is less than that of their rows, which it need not divide."""
+    import torch
+
+    from numba_gemm import tiled_sgemm
+
+    a = torch.randn(70, batch, 64, device="cuda").transpose(0, 1)
+    b = torch.randn(64, batch, 36, device="cuda").transpose(0, 1)
+    assert within(tiled_sgemm(a, b, precision="tf32"), a, b)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
 def test_integers_and_what_is_not_finite():
     import torch
 
