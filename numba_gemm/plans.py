@@ -150,11 +150,12 @@ class Plan:
         m, n = max(self.m, 1), max(self.n, 1)
         stage = split_products.stage_on(self.device)
         division = split_products.divide(MODES[self.precision], m, n, self.k, gpu.sm_count, stage=stage)
-        split_products.prepare(division, self.device)
-        self.stage, self.config, blocks = stage.name, division.config, division.blocks
         a, b = self._dense(self.layout[0], m, max(self.k, 1)), self._dense(self.layout[1], max(self.k, 1), n)
         found = direct_products.arrange(a, b, gpu.cc) if self.precision == direct.MODE.name else None
-        if found is not None:
+        if found is None:
+            split_products.prepare(division, self.device)
+            self.stage, self.config, blocks = stage.name, division.config, division.blocks
+        else:
             config = direct_products.choose(found, gpu.sm_count)
             direct_products.prepare(config, found.letters, self.device)
             self.stage, self.config, blocks = "direct", config, direct_products.blocks(found, config, gpu.sm_count)

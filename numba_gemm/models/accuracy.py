@@ -44,7 +44,7 @@ def ieee_bound(k: int) -> float:
 
 
 # Largest errors of the tensor cores' precisions, in the same units, as docs/precision.md states them: of sums whose
-# rounding does not count (`growing` says for which k it does). fp16x3's is of the largest element of a row and of a
+# rounding does not count (`mode_bound` adds what grows with k). fp16x3's is of the largest element of a row and of a
 # column instead of each, and holds in these units for elements of similar size.
 MODE_BOUNDS = {
     "tf32": 2.0**-9,

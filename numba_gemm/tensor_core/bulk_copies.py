@@ -14,11 +14,10 @@ Limits: nothing is copied while the tensor cores work, and nothing multiplied wh
 from numba import cuda, float32, int64, uint32
 
 from ..device import mbarrier, wgmma
-from ..device.address import shared_address
 from ..device.switch import hardware_only
 from ..ladder.stage import require
-from .slot import group_store, slot_copies, slot_products
-from .stage import ALIGNMENT, TensorStage, WarpgroupConfig
+from .slot import first_slot, group_store, slot_copies, slot_products
+from .stage import TensorStage, WarpgroupConfig
 
 
 def build(config, form):
@@ -41,7 +40,7 @@ def build(config, form):
     @cuda.jit(**hardware_only(launch_bounds=(config.threads, 1)))
     def bulk_copies(alpha, a, b, beta, c):
         memory = cuda.shared.array(0, float32, alignment=128)
-        start = uint32(uint32(shared_address(memory) + (ALIGNMENT - 1)) & uint32(0xFFFFFFFF - (ALIGNMENT - 1)))
+        start = first_slot(memory)
         full = uint32(start + SLOT)
         tid = uint32(cuda.threadIdx.x)
         k_slots = uint32(a.shape[0] // PARTS)

@@ -22,7 +22,6 @@ from ..device.address import (
     col_step,
     global_store2,
     row_step,
-    shared_address,
     shared_load1,
     shared_load2,
     transposed,
@@ -33,7 +32,8 @@ from ..device.switch import device_function, hardware_only
 from ..ladder.stage import WARP, require
 from .finish import place
 from .mode import MODES
-from .stage import ALIGNMENT, BARRIER_BYTES, GROUP_ROWS, LEFT, ROW_BYTES, ROW_WORDS, WARPGROUP, WarpgroupConfig
+from .slot import first_slot, ring
+from .stage import BARRIER_BYTES, GROUP_ROWS, LEFT, ROW_BYTES, ROW_WORDS, WARPGROUP, WarpgroupConfig
 
 MODE = MODES["tf32"]
 STEPS = 4  # of k, 8 each, that a slot has
@@ -202,6 +202,7 @@ def build(config, form, layout):
     U_BYTES, COLUMN_GROUPS, UNIT = ROW_BYTES * BM, BN // 8, 16  # bytes, in descriptors
     STEP = wgmma.STEP_BYTES // UNIT
     start_of, load_rows = row_loads(ALONG)
+    await_slot, give_back, following = ring(SLOTS)
     store, wait = sums_store(config, form, layout), wgmma.waiting_for_rows(BN, HELD)
     multiply0, multiply1, multiply2, multiply3 = (wgmma.multiply_rows(BN, 4 * step) for step in range(STEPS))
 
@@ -217,20 +218,9 @@ def build(config, form, layout):
         tensor_map.load(uint32(at + uint32(U_BYTES)), v, k, col, v_place, full)
 
     @device_function
-    def give_back(empty, i):
-        if cuda.threadIdx.x % WARP == 0:
-            mbarrier.arrive(uint32(empty + i * BARRIER_BYTES))  # this warp's products have read the slot
-
-    @device_function
-    def following(i, parity):
-        last = i == uint32(SLOTS - 1)
-        return uint32(0) if last else uint32(i + 1), uint32(parity ^ 1) if last else parity
-
-    @device_function
     def turn(acc, held, held_before, memory, start, full, i, parity, first, keep):
         """Start the products of a slot, and wait for those of the slot before."""
-        while not mbarrier.ended(uint32(full + i * BARRIER_BYTES), parity):
-            pass
+        await_slot(full, i, parity)
         at = uint32(start + i * uint32(SLOT))
         load_rows(held, memory, at, first)
         v = wgmma.descriptor(uint32(at + uint32(U_BYTES)))
@@ -247,7 +237,7 @@ def build(config, form, layout):
         member = int64(cuda.blockIdx.y)
         c = shifted(c, member * steps[2])
         memory = cuda.shared.array(0, float32, alignment=128)
-        start = uint32(uint32(shared_address(memory) + (ALIGNMENT - 1)) & uint32(0xFFFFFFFF - (ALIGNMENT - 1)))
+        start = first_slot(memory)
         full = uint32(start + SLOTS * SLOT)
         empty = uint32(full + SLOTS * BARRIER_BYTES)
         tid = uint32(cuda.threadIdx.x)

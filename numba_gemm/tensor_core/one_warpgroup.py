@@ -13,12 +13,12 @@ Limits: all threads fetch, then all multiply.
 from numba import cuda, float32, int64, uint32
 
 from ..device import wgmma
-from ..device.address import shared_address, shared_store4
+from ..device.address import shared_store4
 from ..device.switch import device_function, hardware_only
 from ..device.vector import load4
 from ..ladder.stage import require
-from .slot import group_store, slot_products
-from .stage import ALIGNMENT, ROW_BYTES, ROW_WORDS, WARPGROUP, TensorStage, WarpgroupConfig
+from .slot import first_slot, group_store, slot_products
+from .stage import ROW_BYTES, ROW_WORDS, WARPGROUP, TensorStage, WarpgroupConfig
 
 
 def build(config, form):
@@ -56,7 +56,7 @@ def build(config, form):
     @cuda.jit(**hardware_only(launch_bounds=(config.threads, 1)))
     def one_warpgroup(alpha, a, b, beta, c):
         memory = cuda.shared.array(0, float32, alignment=128)
-        start = uint32(uint32(shared_address(memory) + (ALIGNMENT - 1)) & uint32(0xFFFFFFFF - (ALIGNMENT - 1)))
+        start = first_slot(memory)
         k_slots = uint32(a.shape[0] // PARTS)
         block_row, block_col = int64(cuda.blockIdx.y) * BM, int64(cuda.blockIdx.x) * BN
         acc = cuda.local.array((COLUMN_GROUPS, 4), float32)

@@ -17,13 +17,12 @@ Limits: the card's power, under which clocks fall to 1.7 GHz, and bytes from the
 from numba import cuda, float32, int64, uint32
 
 from ..device import mbarrier, registers
-from ..device.address import shared_address
 from ..device.grid_order import wait_for_last
 from ..device.switch import device_function, hardware_only
 from ..ladder.stage import WARP, require
 from .finish import of_batch, place, sums_store
-from .slot import slot_copies
-from .stage import ALIGNMENT, BARRIER_BYTES, GROUP_ROWS, LEFT, WARPGROUP, TensorStage, WarpgroupConfig
+from .slot import first_slot, slot_copies
+from .stage import BARRIER_BYTES, GROUP_ROWS, LEFT, WARPGROUP, TensorStage, WarpgroupConfig
 from .sums import tile_sums
 
 
@@ -38,7 +37,7 @@ def build(config, form):
     def run(alpha, a, b, beta, c, x, y, steps, vectors):
         a, b, c, x, y = member(a, b, c, x, y, steps)
         memory = cuda.shared.array(0, float32, alignment=128)
-        start = uint32(uint32(shared_address(memory) + (ALIGNMENT - 1)) & uint32(0xFFFFFFFF - (ALIGNMENT - 1)))
+        start = first_slot(memory)
         full = uint32(start + SLOTS * SLOT)
         empty = uint32(full + SLOTS * BARRIER_BYTES)
         tid = uint32(cuda.threadIdx.x)

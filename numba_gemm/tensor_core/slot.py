@@ -5,12 +5,18 @@ from __future__ import annotations
 from numba import cuda, int64, uint32
 
 from ..device import bulk_copy, mbarrier, wgmma
-from ..device.address import address_of
+from ..device.address import address_of, shared_address
 from ..device.blend import store_blend1
 from ..device.switch import device_function
 from ..ladder.stage import WARP
 from .mode import Mode
-from .stage import ROW_BYTES, ROW_WORDS, WARPGROUP, WarpgroupConfig
+from .stage import ALIGNMENT, BARRIER_BYTES, ROW_BYTES, ROW_WORDS, WARPGROUP, WarpgroupConfig
+
+
+@device_function
+def first_slot(memory):
+    """Address of the first slot: where shared memory begins, rounded up to where a tile may."""
+    return uint32(uint32(shared_address(memory) + (ALIGNMENT - 1)) & uint32(0xFFFFFFFF - (ALIGNMENT - 1)))
 
 
 def slot_copies(config: WarpgroupConfig, mode: Mode):
@@ -33,6 +39,31 @@ def slot_copies(config: WarpgroupConfig, mode: Mode):
             bulk_copy.bulk_load(b_to, address_of(b, row, block_col * ROW_WORDS), uint32(B_BYTES), full)
 
     return fetch
+
+
+def ring(slots: int):
+    """Make device functions of a ring of so many slots, that a warpgroup takes one after the other.
+
+    ``await_slot(full, i, parity)`` waits until slot i is full, the phase of this parity of its mbarrier ended;
+    ``give_back(empty, i)`` arrives there for this warp; ``following(i, parity)`` is the slot after it.
+    """
+
+    @device_function
+    def await_slot(full, i, parity):
+        while not mbarrier.ended(uint32(full + i * BARRIER_BYTES), parity):
+            pass
+
+    @device_function
+    def give_back(empty, i):
+        if cuda.threadIdx.x % WARP == 0:
+            mbarrier.arrive(uint32(empty + i * BARRIER_BYTES))  # this warp's products have read the slot
+
+    @device_function
+    def following(i, parity):
+        last = i == uint32(slots - 1)
+        return uint32(0) if last else uint32(i + 1), uint32(parity ^ 1) if last else parity
+
+    return await_slot, give_back, following
 
 
 def group_store(columns: int):

@@ -179,7 +179,7 @@ class TensorForm:
     vectors : int
         How many more arguments it has.
     batched : bool
-        Whether there are several matrices, along the grid's y.
+        Whether there are several matrices, along the grid's y. (`direct` always counts them.)
     """
 
     mode: Mode

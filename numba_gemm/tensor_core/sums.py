@@ -18,12 +18,11 @@ from __future__ import annotations
 
 from numba import cuda, float32, uint32
 
-from ..device import mbarrier, wgmma
+from ..device import wgmma
 from ..device.switch import device_function
-from ..ladder.stage import WARP
 from .mode import Mode
-from .slot import slot_products
-from .stage import BARRIER_BYTES, GROUP_ROWS, ROW_BYTES, WarpgroupConfig
+from .slot import ring, slot_products
+from .stage import GROUP_ROWS, ROW_BYTES, WarpgroupConfig
 
 FOLD = 8  # slots whose rests are summed in the tensor cores
 CUT_OFF = 0.875 * 2.0**-25  # of a sum; below 2^-25, or exact sums would not stay as they are
@@ -78,31 +77,17 @@ def tile_sums(config: WarpgroupConfig, mode: Mode):
     next slot is the one of index `i`, full when the phase of this `parity` has ended; the function returns both as they
     are behind the tile.
     """
-    BN, SLOTS, SLOT = config.BN, config.slots(mode), config.slot_bytes(mode)
+    BN, SLOT = config.BN, config.slot_bytes(mode)
     COLUMN_GROUPS = BN // 8
     wait = wgmma.waiting(BN)
     leading, others = mode.products[-1:], mode.products[:-1]
     clear, add, add_exactly, finish = steps(BN)
+    await_slot, give_back, following = ring(config.slots(mode))
 
     @device_function
     def tiles(start, i, group):
         at = uint32(start + i * SLOT)
         return wgmma.descriptor(uint32(at + group * uint32(GROUP_ROWS * ROW_BYTES))), wgmma.descriptor(at)
-
-    @device_function
-    def await_slot(full, i, parity):
-        while not mbarrier.ended(uint32(full + i * BARRIER_BYTES), parity):
-            pass
-
-    @device_function
-    def give_back(empty, i):
-        if cuda.threadIdx.x % WARP == 0:
-            mbarrier.arrive(uint32(empty + i * BARRIER_BYTES))  # this warp's products have read the slot
-
-    @device_function
-    def following(i, parity):
-        last = i == uint32(SLOTS - 1)
-        return uint32(0) if last else uint32(i + 1), uint32(parity ^ 1) if last else parity
 
     if not others:
         products = slot_products(config, mode, leading, fresh=False)

@@ -13,12 +13,13 @@ Limits: fragments are loaded in every k-step before they are multiplied. It is n
 from numba import cuda, float32, int64, uint32
 
 from ..device import mma
-from ..device.address import address_of, copy16_if, shared_address
+from ..device.address import address_of, copy16_if
 from ..device.async_copy import commit_group, wait_group
 from ..device.switch import device_function, hardware_only
 from ..ladder.stage import WARP
 from .finish import of_batch, place, sums_store
-from .stage import ALIGNMENT, ROW_BYTES, ROW_WORDS, WARP_EXTENT, TensorStage, WarpConfig
+from .slot import first_slot
+from .stage import ROW_BYTES, ROW_WORDS, WARP_EXTENT, TensorStage, WarpConfig
 from .sums import FOLD, steps
 
 CHUNK = 16  # bytes of a copy, and of a row of a fragment
@@ -86,7 +87,7 @@ def build(config, form):
     def run(alpha, a, b, beta, c, x, y, steps, vectors):
         a, b, c, x, y = member(a, b, c, x, y, steps)
         memory = cuda.shared.array(0, float32, alignment=128)
-        start = uint32(uint32(shared_address(memory) + (ALIGNMENT - 1)) & uint32(0xFFFFFFFF - (ALIGNMENT - 1)))
+        start = first_slot(memory)
         tid = uint32(cuda.threadIdx.x)
         lane, warp = uint32(tid % WARP), uint32(tid // WARP)
         warp_row, warp_col = uint32(warp // ACROSS * M), uint32(warp % ACROSS * N)

@@ -15,12 +15,10 @@ Limits: what the tensor cores cut off of long sums.
 from numba import cuda, float32, int64, uint32
 
 from ..device import mbarrier, wgmma
-from ..device.address import shared_address
 from ..device.switch import hardware_only
 from ..ladder.stage import require
-from .slot import group_store, slot_copies, slot_products
+from .slot import first_slot, group_store, slot_copies, slot_products
 from .stage import (
-    ALIGNMENT,
     BARRIER_BYTES,
     GROUP_ROWS,
     ROW_BYTES,
@@ -47,7 +45,7 @@ def build(config, form):
     @cuda.jit(**hardware_only(launch_bounds=(config.threads, 1)))
     def wide_tiles(alpha, a, b, beta, c):
         memory = cuda.shared.array(0, float32, alignment=128)
-        start = uint32(uint32(shared_address(memory) + (ALIGNMENT - 1)) & uint32(0xFFFFFFFF - (ALIGNMENT - 1)))
+        start = first_slot(memory)
         full = uint32(start + SLOTS * SLOT)
         empty = uint32(full + SLOTS * BARRIER_BYTES)
         tid = uint32(cuda.threadIdx.x)
