@@ -76,7 +76,7 @@ class Layout:
 class Case:
     """A product; of stages that have a schedule, how `blocks` share all tiles but the `whole` ones.
 
-    A batch is of 2 x 3 products, the same A for those of one row, and a B for each column. `letters` are those of
+    `batch` counts products: those of one row have the same A, those of one column the same B. `letters` are those of
     operands that are not split (`tensor_core.direct`).
     """
 
@@ -86,7 +86,7 @@ class Case:
     layouts: tuple[Layout, Layout, Layout]
     blocks: int = 0
     whole: int = 0
-    batch: bool = False
+    batch: tuple[int, int] = (1, 1)
     epilogue: bool = False
     launches: int = 1
     letters: str = ""
@@ -102,7 +102,8 @@ class Case:
 ROWS, COLUMNS = Layout(), Layout(by_columns=True)
 OFF, COLUMNS_OFF = Layout(offset=1), Layout(by_columns=True, offset=1)
 SPACED = Layout(offset=1, step=2)
-BATCH = (1, 2, 3)
+BATCH = (2, 3)  # of stages that have a schedule
+ROW = (1, 3)  # of precisions, whose launches take one dimension
 LAUNCHES = 3  # of stages that have a schedule
 TENSOR_CC = (9, 0)  # of the tensor cores' precisions
 
@@ -121,7 +122,7 @@ def cases_of(stage: Any, config: Any) -> Iterator[Case]:
     yield Case(stage, config, (m + 13, odd, 4 * k + 3), (OFF, OFF, OFF), 7)
     yield Case(stage, config, (m + 13, odd, 4 * k + 3), (COLUMNS_OFF, COLUMNS_OFF, ROWS), 5, whole=1)
     yield Case(stage, config, (m + 13, odd, 2 * k + 3), (SPACED, SPACED, SPACED), 8)
-    yield Case(stage, config, (m // 2, even, 2 * k), (ROWS, ROWS, ROWS), 5, whole=2, batch=True, epilogue=True)
+    yield Case(stage, config, (m // 2, even, 2 * k), (ROWS, ROWS, ROWS), 5, whole=2, batch=BATCH, epilogue=True)
     yield Case(stage, config, (m + 13, odd, 4 * k + 3), (OFF, OFF, OFF), 3, epilogue=True)
     yield Case(stage, config, (1, 3, 1), (ROWS, ROWS, ROWS), 1)
 
@@ -137,6 +138,7 @@ def cases_of_precision(mode: Any) -> Iterator[Case]:
         even = (config.BM + 16, config.BN + 32, 2 * mode.slot_k + 4)
         yield Case(mode, config, even, (COLUMNS, COLUMNS, ROWS), epilogue=True)
         yield Case(mode, config, even, (ROWS, ROWS, ROWS))
+        yield Case(mode, config, shape, (COLUMNS, ROWS, ROWS), batch=ROW, epilogue=True, launches=LAUNCHES)
     if mode != direct.MODE:
         return
     for config, letters in product(direct.CONFIGS, direct.LAYOUTS):
@@ -144,6 +146,7 @@ def cases_of_precision(mode: Any) -> Iterator[Case]:
         shape = (config.BN + 20, config.BN + 36, 2 * mode.slot_k + 4)
         for epilogue in (False, True):
             yield Case(mode, config, shape, (*layouts, ROWS), epilogue=epilogue, launches=LAUNCHES, letters=letters)
+        yield Case(mode, config, shape, (*layouts, ROWS), batch=ROW, launches=LAUNCHES, letters=letters)
 
 
 def cases(names: list[str] | None, cc: tuple[int, int]) -> Iterator[Case]:
@@ -173,7 +176,7 @@ class Operands:
 
         rng = np.random.default_rng(0)
         m, n, k = case.shape
-        _, many, wide = BATCH if case.batch else (1, 1, 1)
+        many, wide = case.batch
         copies = {"a": many, "b": wide, "c": many * wide}
         self.case, self.flats, self.views = case, {}, {}
         for name, layout, (rows, cols) in zip("abc", case.layouts, ((m, k), (k, n), (m, n))):
@@ -202,10 +205,11 @@ class Operands:
         from numba_gemm.launch import Extra, Vector
 
         batch, epilogue, vectors = ONE, None, ()
-        if self.case.batch:
-            sizes = {name: views[0].nbytes for name, views in self.views.items()}
-            steps = (0, sizes["a"], 0), (0, 0, sizes["b"]), (0, BATCH[2] * sizes["c"], sizes["c"])
-            batch = Batch(BATCH, *steps)
+        if self.case.batch != (1, 1):
+            many, wide = self.case.batch
+            a, b, c = (views[-1].ctypes.data - views[0].ctypes.data for views in self.views.values())
+            a, b, c = a // max(1, many - 1), b // (wide - 1), c // (many * wide - 1)
+            batch = Batch((1, many, wide), (0, a, 0), (0, 0, b), (0, wide * c, c))
         if self.case.epilogue:
             epilogue = epilogues.prepared(bias, 2)
             vectors = tuple(
@@ -248,14 +252,15 @@ def variant_of(case: Case, matrices: list[Any], extra: Any) -> tuple[Any, str]:
     """What a kernel is built for, and in one word all that sets a case apart but its shape."""
     from numba_gemm import launch
 
+    batch = "-batch" if case.batch != (1, 1) else ""
     if case.precision != "ieee":
-        return None, case.letters + ("epilogue" if case.epilogue else "plain")
+        return None, case.letters + ("epilogue" if case.epilogue else "plain") + batch
     form = launch.variant_of(case.stage, case.config, *matrices, extra)
     if case.stage.schedule is None:
         return form, "aligned" if form else "unaligned"
     word = f"{form.name}-{case.blocks}blocks"
     word += f"-{case.whole}whole" if case.whole else ""
-    return form, word + ("-batch" if case.batch else "")
+    return form, word + batch
 
 
 def child(names: list[str] | None) -> None:
@@ -309,13 +314,16 @@ def compile_part(names: list[str] | None, cc: tuple[int, int], part: int, parts:
             kernel = (case.stage, case.config, form, cc)
             kernels[kernel] = partial(kernel_cache.fetch, partial(launch.compile_stage, *kernel), *kernel)
         else:
-            made = TensorForm(case.stage, extra.epilogue, len(extra.vectors))
+            batched = case.batch != (1, 1)
+            made = TensorForm(case.stage, extra.epilogue, len(extra.vectors), batched and not case.letters)
             if case.letters:
                 kernel = (case.config, made, case.letters)
                 kernels[kernel] = partial(direct_products.kernel_cubin, *kernel)
                 continue
             kernels[case.config, made] = partial(split_products.product_cubin, case.config, made, cc)
-            kernels[case.stage] = partial(split_products.split_cubin, case.stage, cc)
+            kernels[case.stage, batched] = partial(split_products.split_cubin, case.stage, cc, batched)
+            if case.stage.scaled:
+                kernels["extremes", batched] = partial(split_products.extremes_cubin, cc, batched)
     for make in list(kernels.values())[part::parts]:
         make()
 

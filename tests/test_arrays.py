@@ -373,6 +373,9 @@ class HostDriver:
     def scope(self, device):
         yield
 
+    def cuInit(self, flags):
+        """It is the driver that runs; nothing is to be started."""
+
     def cuMemAlloc(self, size):
         memory = np.full(size // 4, np.nan, np.float32)
         self.allocations[memory.ctypes.data] = memory

@@ -1072,8 +1072,9 @@ class TestReadme:
             rows.append({"stage": name, "precision": "bf16x6", "tflops": speed, "ratio_to_cublas": speed / 40})
         errors = {"error_median": 1e-8, "error_max": 1e-7, "median_us": 100.0, "registers": 90.0}
         pd.DataFrame([where | errors | row for row in rows]).to_csv(place / readme.TENSOR_LADDER_CSV, index=False)
-        nan = [("ieee", 0, 2.0), ("bf16x6", 0, 1.0), ("bf16x6", 1, 3.0), ("bf16x6", 64, 40.0)]
-        frame = pd.DataFrame(nan, columns=["precision", "nan_rows", "times_as_long"]).assign(**where)
+        special = [("ieee", "none", 0, 2.0), ("bf16x6", "none", 0, 1.0)]
+        special += [("bf16x6", "nan", 1, 3.0), ("bf16x6", "nan", 64, 40.0), ("bf16x6", "inf", 64, 80.0)]
+        frame = pd.DataFrame(special, columns=["precision", "value", "rows", "times_as_long"]).assign(**where)
         frame.to_csv(place / readme.SPECIAL_CSV, index=False)
         (folder / "tensor_core").mkdir()
         for name in ("bulk_copies", "split", "sums"):
@@ -1090,7 +1091,7 @@ class TestReadme:
         (line,) = (line for line in made.splitlines() if line.startswith("| `bulk_copies` |"))
         assert [cell.strip() for cell in line.split("|")[2:-1]] == ["100.0", "2.50", "1.25x", "1e-08", "1e-07"]
         assert "100 us more, 50 % of `persistent`'s time" in made
-        assert "3.00 with 1, 40.00 with 64. `ieee` takes 2.00 times as long" in made
+        assert "3.00 with 1, 40.00 with 64; that is infinite: 80.00 with 64. `ieee` takes 2.00 times as long" in made
         stage = (tensor_folder / "tensor_core" / "bulk_copies.py").read_text()
         assert "100.0 TFLOP/s of bf16x6 at 64x64x64" in stage
         assert "1.25 times\n    one_warpgroup" in stage or "1.25 times one_warpgroup" in stage

@@ -835,6 +835,41 @@ def test_what_is_not_finite_comes_out_as_in_numpy(mode, beta):
     assert (np.abs(found[~special] - expected[~special]) <= 2.0**-18 * size[~special]).all()
 
 
+def lost_to_underflow(mode, rows):
+    """What the parts of A's rows, or B's columns, lose of each element at most: half of where the narrow kind ends."""
+    size = np.abs(rows.astype(np.float64))
+    if mode == "fp16x3":
+        largest = size.max(axis=1, keepdims=True)
+        scale = np.clip(14 - np.floor(np.log2(largest)), -120, 120)
+        return np.where(size * 2.0**scale > 2.0**-2, 0, 2.0 ** (-25 - scale))
+    end, from_ = (2.0**-137, 2.0**-114) if mode.startswith("tf32") else (2.0**-134, 2.0**-109)
+    return np.where(size < from_, end, 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(
+    ("a_size", "b_size"),
+    [(-130, 100), (-149, 100), (-112, 20), (-66, -70), (-70, -75), (0, -126), (0, -135), (0, -145), (-20, -110)],
+)
+@pytest.mark.parametrize("k", [1, 64, 512])
+@pytest.mark.parametrize("mode", MODES)
+def test_subnormal_operands_and_sums(mode, k, a_size, b_size):
+    from numba_gemm import tiled_sgemm
+
+    generator = np.random.default_rng(k)
+    a, b = (
+        (generator.uniform(1, 2, shape) * generator.choice([-1, 1], shape) * 2.0**size).astype(np.float32)
+        for shape, size in (((70, k), a_size), ((k, 50), b_size))
+    )
+    found = tiled_sgemm(*on_gpu(a, b), precision=mode).cpu().numpy()
+    wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
+    size = np.abs(wide_a) @ np.abs(wide_b)
+    lost = lost_to_underflow(mode, a) @ np.abs(wide_b) + np.abs(wide_a) @ lost_to_underflow(mode, b.T).T
+    cut_off = 2.0**-149 * (k + len(MODES[mode].products))  # of sums near there
+    assert (np.abs(found - wide_a @ wide_b) <= mode_bound(mode, k) * size + lost + cut_off).all()
+
+
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("mode", FULL_RANGE)

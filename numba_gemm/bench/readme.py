@@ -340,18 +340,19 @@ def special_values(frame: pd.DataFrame, environment: Mapping[str, Any], results:
     path = results / PRECISIONS_FOLDER / SPECIAL_CSV
     if not path.is_file():
         raise ReadmeError(f"there is no {path}: run python -m numba_gemm.bench.tensor_ladder --out {path.parent}")
-    rows = pd.read_csv(path).to_dict("records")
-    some = next(row for row in rows if row["nan_rows"])
+    rows = pd.read_csv(path, keep_default_na=False).to_dict("records")
+    some = next(row for row in rows if row["rows"])
     shape = spelled(Shape(some["m"], some["n"], some["k"]))
-    times = [
-        f"{number(row['times_as_long'], 2)} with {row['nan_rows']}"
-        for row in rows
-        if row["nan_rows"] and row["precision"] == some["precision"]
-    ]
+
+    def times(value: str) -> str:
+        found = [row for row in rows if row["value"] == value and row["precision"] == some["precision"]]
+        return ", ".join(f"{number(row['times_as_long'], 2)} with {row['rows']}" for row in found)
+
     ieee = next(row["times_as_long"] for row in rows if row["precision"] == "ieee")
     return (
         f"Times as long as without, of `{some['precision']}` at {shape}, by how many rows of A have an element that is "
-        f"NaN, in the middle of K: {', '.join(times)}. `ieee` takes {number(ieee, 2)} times as long without."
+        f"NaN, in the middle of K: {times('nan')}; that is infinite: {times('inf')}. `ieee` takes {number(ieee, 2)} "
+        f"times as long without."
     )
 
 

@@ -1,9 +1,9 @@
-"""The tensor cores' ladder, stage by stage, beside cuBLAS SGEMM; and what NaN costs.
+"""The tensor cores' ladder, stage by stage, beside cuBLAS SGEMM; and what NaN and infinities cost.
 
 ``python -m numba_gemm.bench.tensor_ladder --out DIR`` writes `tensor_ladder.csv`: all stages multiply the same split
 operands, in one precision; how long they take to split is a row of its own. Errors are those of positive operands, of
 whose sums tensor cores cut off most. And `special_values.csv`: the public function in that precision, with operands of
-which some elements are NaN. It needs a GPU of compute capability 9.0, and PyTorch for cuBLAS.
+which some elements are NaN, or infinite. It needs a GPU of compute capability 9.0, and PyTorch for cuBLAS.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def measured(shape: tuple[int, int, int], mode: Mode, rounds: int) -> list[dict[
 
 
 def special_values(shape: tuple[int, int, int], mode: Mode, rounds: int) -> list[dict[str, Any]]:
-    """A row for each number of A's rows in which an element is NaN: all of C's are computed again there."""
+    """A row for each number of A's rows in which an element is NaN or infinite: all of C's are computed again there."""
     import torch
 
     from numba_gemm.api import tiled_sgemm
@@ -140,19 +140,21 @@ def special_values(shape: tuple[int, int, int], mode: Mode, rounds: int) -> list
 
     rows: dict[str, dict[str, Any]] = {}
     calls: dict[str, Callable[[int], None]] = {}
-    for precision, count in ((split_products.IEEE, 0), *((mode.name, count) for count in (0, 1, 16, m // 16, m))):
+    none, some = [(split_products.IEEE, "none", 0), (mode.name, "none", 0)], (1, 16, m // 16, m)
+    for precision, value, count in [*none, *((mode.name, value, count) for value in ("nan", "inf") for count in some)]:
         a = torch.randn(m, k, device="cuda")
         if count:
-            a[:: m // count, k // 2] = float("nan")
-        name = f"{precision} {count}"
+            a[:: m // count, k // 2] = float(value)
+        name = f"{precision} {value} {count}"
         calls[name] = call_with(a, precision)
         calls[name](0)
         torch.cuda.synchronize()
-        if int(torch.isnan(c).sum()) != count * n:
-            raise RuntimeError(f"{int(torch.isnan(c).sum())} elements of C are NaN; expected {count} rows of {n}")
-        rows[name] = {"m": m, "n": n, "k": k, "precision": precision, "nan_rows": count}
+        found = int((torch.isinf(c) if value == "inf" else torch.isnan(c)).sum())
+        if found != count * n:
+            raise RuntimeError(f"{found} elements of C are {value}; expected {count} rows of {n}")
+        rows[name] = {"m": m, "n": n, "k": k, "precision": precision, "value": value, "rows": count}
     samples = time_interleaved(calls, stream=torch.cuda.Stream().cuda_stream, rounds=rounds)
-    finite = samples[f"{mode.name} 0"].median
+    finite = samples[f"{mode.name} none 0"].median
     for name, sample in samples.items():
         rows[name] |= {"median_us": sample.median, "times_as_long": sample.median / finite}
     return list(rows.values())
