@@ -42,6 +42,7 @@ __all__ = [
     "GpuUnavailable",
     "Launch",
     "Matrix",
+    "Simulated",
     "Vector",
     "aligned_operands",
     "bind",
@@ -53,6 +54,7 @@ __all__ = [
     "launch",
     "prepare",
     "share_of",
+    "simulated",
     "synchronize",
     "takes_one_launch",
     "variant_of",
@@ -697,14 +699,41 @@ def launch(
         raise ValueError(f"K is {a.cols}, beyond the {MAX_K} that a product with an epilogue may have; expected less")
     for a_slab, b_slab, beta_slab, c_slab in _slabs(stage, config, a, b, beta, c):
         if SIMULATOR:
-            _simulate(stage, config, alpha, a_slab, b_slab, beta_slab, c_slab, share, extra)
+            simulated(stage, config, alpha, a_slab, b_slab, beta_slab, c_slab, share, extra).run()
         else:
             bound = bind(stage, config, a_slab, b_slab, c_slab, workspace, share, extra)
             vectors = (vector.pointer for vector in extra.vectors)
             bound(alpha, a_slab.pointer, b_slab.pointer, beta_slab, c_slab.pointer, stream, *vectors)
 
 
-def _simulate(
+@dataclass(frozen=True)
+class Simulated:
+    """A launch as the scheduler of simulated threads takes it (`numba_gemm.device.scheduler.run`).
+
+    Attributes
+    ----------
+    kernel : object
+        Made by ``cuda.jit``, or a plain function.
+    grid, block : tuple of int
+        Blocks along x, y and z, and threads.
+    arguments : tuple
+        Of the kernel; matrices are NumPy arrays.
+    dynamic_shared : int
+        Bytes a block.
+    """
+
+    kernel: Any
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    dynamic_shared: int = 0
+
+    def run(self, **options: Any) -> None:
+        """Run it; options are the scheduler's."""
+        scheduler.run(self.kernel, self.grid, self.block, self.arguments, dynamic_shared=self.dynamic_shared, **options)
+
+
+def simulated(
     stage: Stage,
     config: TileConfig,
     alpha: float,
@@ -712,9 +741,10 @@ def _simulate(
     b: Matrix,
     beta: float,
     c: Matrix,
-    share: Share | None,
-    extra: Extra,
-) -> None:
+    share: Share | None = None,
+    extra: Extra = PLAIN,
+) -> Simulated:
+    """A stage's launch in the simulator, of operands that one launch can do; parameters are those of `launch`."""
     grid, scheduled = schedule(stage, config, a, b, c, share, extra)
     operands: tuple[Any, ...] = (np.float32(alpha), a.owner, b.owner, np.float32(beta), c.owner)
     if scheduled is not None:
@@ -724,4 +754,4 @@ def _simulate(
         if extra.vectors:
             operands += (tuple(vector.owner for vector in extra.vectors),)
     kernel = prepare(stage, config, variant_of(stage, config, a, b, c, extra), c.device).kernel
-    scheduler.run(kernel, grid, stage.block(config), operands, dynamic_shared=config.dynamic_shared)
+    return Simulated(kernel, grid, stage.block(config), operands, config.dynamic_shared)

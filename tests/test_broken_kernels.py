@@ -18,8 +18,7 @@ from ladder_cases import Case, Outcome, run
 from schedule_cases import Shared, run_shared, shared_cases
 
 from numba_gemm import launch
-from numba_gemm.device import scheduler
-from numba_gemm.device.work import Work
+from numba_gemm.device import scheduler, work
 from numba_gemm.ladder import STAGES, Stage, TileConfig
 
 pytestmark = pytest.mark.simulator
@@ -99,12 +98,12 @@ def permuted(seed: int) -> Callable[..., None]:
     def run_permuted(kernel: Any, grid: Any, block: Any, args: Any, **options: Any) -> None:
         extents = (*grid, 1)[:3]
         blocks = np.random.default_rng(seed).permutation(list(product(*map(range, extents)))).tolist()
-        work = next((arg for arg in args if isinstance(arg, Work)), None)
-        if work is not None:
-            watched = work._replace(counters=Counters(work, math.prod(extents)))
-            args = [watched if arg is work else arg for arg in args]
+        share = next((arg for arg in args if isinstance(arg, work.Work)), None)
+        if share is not None:
+            watched = share._replace(counters=Counters(share, math.prod(extents)))
+            args = [watched if arg is share else arg for arg in args]
         original(kernel, grid, block, args, seed=seed, blocks=blocks, **options)
-        assert work is None or not work.counters.any(), "counters are not 0 again"
+        assert share is None or not share.counters.any(), "counters are not 0 again"
 
     return run_permuted
 

@@ -22,6 +22,8 @@ if SIMULATOR:
     import numpy as np
 
     from .async_copy import start_copy
+    from .watch import address as start_of
+    from .watch import read_run, write_run
 
     def shared_address(array):
         """Address of the first float of a flat array in shared memory."""
@@ -46,12 +48,12 @@ if SIMULATOR:
     def shared_load4(array, address):
         """Four neighbours in shared memory, in one 128-bit access."""
         at = _shared_index(array, address, 4)
-        return array[at], array[at + 1], array[at + 2], array[at + 3]
+        return read_run(array, range(at, at + 4))
 
     def shared_load2(array, address):
         """Two neighbours in shared memory, in one 64-bit access."""
         at = _shared_index(array, address, 2)
-        return array[at], array[at + 1]
+        return read_run(array, range(at, at + 2))
 
     def shared_load1(array, address):
         """One float in shared memory."""
@@ -64,11 +66,11 @@ if SIMULATOR:
     def shared_store4(array, address, values):
         """Write four neighbours to shared memory, in one 128-bit access."""
         at = _shared_index(array, address, 4)
-        array[at : at + 4] = values
+        write_run(array, range(at, at + 4), values)
 
     def address_of(matrix, row, col):
         """Address of ``matrix[row, col]``, which need not exist unless it is read."""
-        return np.int64(matrix.ctypes.data + int(row) * matrix.strides[0] + int(col) * matrix.strides[1])
+        return np.int64(start_of(matrix) + int(row) * matrix.strides[0] + int(col) * matrix.strides[1])
 
     def row_step(matrix):
         """Bytes from an element to the one in the next row."""
@@ -84,7 +86,7 @@ if SIMULATOR:
 
     def _element(matrix, address):
         """Row and column of an address."""
-        offset = int(address) - matrix.ctypes.data
+        offset = int(address) - start_of(matrix)
         (rows, cols), (down, across) = matrix.shape, matrix.strides
         by_rows = _places(offset, down, across)
         by_cols = ((row, col) for col, row in _places(offset, across, down))
@@ -117,11 +119,11 @@ if SIMULATOR:
 
     def global_load4_or_zero(matrix, address, inside):
         """Four neighbours in one 128-bit access, or zeros unless ``inside``."""
-        return tuple(matrix[at] for at in _run(matrix, address, 4)) if inside else (np.float32(0),) * 4
+        return read_run(matrix, _run(matrix, address, 4)) if inside else (np.float32(0),) * 4
 
     def global_load4_if(matrix, address, inside):
         """Four neighbours in one 128-bit access; anything at all unless ``inside``."""
-        return tuple(matrix[at] for at in _run(matrix, address, 4)) if inside else (np.float32(np.nan),) * 4
+        return read_run(matrix, _run(matrix, address, 4)) if inside else (np.float32(np.nan),) * 4
 
     def global_store1_if(matrix, address, value, inside):
         """Write one float if ``inside``."""
@@ -130,8 +132,7 @@ if SIMULATOR:
 
     def global_store2(matrix, address, first, second):
         """Write two neighbours in one 64-bit access."""
-        for place, value in zip(_run(matrix, address, 2), (first, second), strict=True):
-            matrix[place] = value
+        write_run(matrix, _run(matrix, address, 2), (first, second))
 
     def copy4_or_zero(array, to, matrix, address, inside):
         """Start a copy of one float to shared memory, of a zero unless ``inside``."""
@@ -153,8 +154,7 @@ if SIMULATOR:
 
     def _begin_copy(array, to, matrix, address, read, count):
         at = _shared_index(array, to, count)
-        places = _run(matrix, address, read) if read else []
-        start_copy(array, at, count, lambda: [matrix[place] for place in places] or [np.float32(0)] * count)
+        start_copy(array, range(at, at + count), matrix, _run(matrix, address, read) if read else [])
 
 else:
     from llvmlite import ir

@@ -15,40 +15,31 @@ from __future__ import annotations
 from .switch import SIMULATOR
 
 if SIMULATOR:
-    import numpy as np
-
     from .scheduler import current_thread
+    from .watch import Copy, address
 
     def _groups():
         """Groups of this thread's copies in flight, oldest first; the last one is still open."""
         return current_thread().state.setdefault("async_groups", [[]])
 
     def _start(tile, tile_row, tile_col, inside, matrix, row, col, count):
-        address = tile.ctypes.data + int(tile_row) * tile.strides[0] + int(tile_col) * tile.strides[1]
-        if address % (4 * count):
-            raise ValueError(f"misaligned {4 * count}-byte copy to [{tile_row}, {tile_col}]: address {address:#x}")
+        to = address(tile) + int(tile_row) * tile.strides[0] + int(tile_col) * tile.strides[1]
+        if to % (4 * count):
+            raise ValueError(f"misaligned {4 * count}-byte copy to [{tile_row}, {tile_col}]: address {to:#x}")
         if tile_col + count > tile.shape[1] or tile_row >= tile.shape[0]:
             raise IndexError(f"copy to [{tile_row}, {tile_col}:{tile_col + count}] of a tile of shape {tile.shape}")
         if row < 0 or col < 0:
             raise IndexError(f"negative index [{row}, {col}] of a matrix in global memory")
         if count > 1:  # also outside of the matrix, where the copy is of zeros but the instruction has its address
-            source = matrix.ctypes.data + int(row) * matrix.strides[0] + int(col) * matrix.strides[1]
+            source = address(matrix) + int(row) * matrix.strides[0] + int(col) * matrix.strides[1]
             if source % (4 * count) or matrix.strides[1] != 4:
                 raise ValueError(f"misaligned or strided {4 * count}-byte copy from [{row}, {col}]")
+        sources = [(row, col + i) for i in range(count)] if inside else []
+        start_copy(tile, [(tile_row, tile_col + i) for i in range(count)], matrix, sources)
 
-        def land():
-            return [matrix[row, col + i] if inside else np.float32(0) for i in range(count)]
-
-        start_copy(tile[tile_row], int(tile_col), count, land)
-
-    def start_copy(line, at, count, read):
-        """Poison ``line[at : at + count]``, and have what ``read`` returns land there at the wait."""
-        line[at : at + count] = np.float32(np.nan)
-
-        def land():
-            line[at : at + count] = read()
-
-        _groups()[-1].append(land)
+    def start_copy(target, targets, source, sources):
+        """Start a copy of neighbours, of zeros where there are no sources; it lands at the wait."""
+        _groups()[-1].append(Copy(target, targets, source, sources))
 
     def cp_async4(tile, tile_row, tile_col, inside, matrix, row, col):
         """Start copying ``matrix[row, col]`` to ``tile[tile_row, tile_col]``, or a zero unless ``inside``."""
@@ -66,8 +57,8 @@ if SIMULATOR:
         """Wait until at most the ``newest`` groups of this thread are in flight."""
         groups = _groups()
         while len(groups) - 1 > newest:
-            for land in groups.pop(0):
-                land()
+            for copy in groups.pop(0):
+                copy.land()
 
 else:
     from llvmlite import ir

@@ -26,7 +26,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import CellType, CodeType, FunctionType, ModuleType, SimpleNamespace
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -510,7 +510,6 @@ def simulated_cuda(kernel: Callable[..., Any], module: Any) -> Iterator[None]:
     """
     from numba import cuda
     from numba.cuda.simulator.kernel import _push_kernel_context
-    from numba.cuda.simulator.kernelapi import swapped_cuda_module
 
     namespaces, cells = _reachable(kernel)
     namespaces += [vars(m) for name, m in list(sys.modules.items()) if name.startswith("numba_gemm.device.")]
@@ -519,7 +518,10 @@ def simulated_cuda(kernel: Callable[..., Any], module: Any) -> Iterator[None]:
         # This is what user functions made by cuda.jit(device=True) consult when they are called.
         stack.enter_context(_push_kernel_context(module))
         for namespace in {id(namespace): namespace for namespace in namespaces}.values():
-            stack.enter_context(swapped_cuda_module(SimpleNamespace(__globals__=namespace), module))
+            # Not by Numba's own `swapped_cuda_module`, which leaves it in while a device function is under way.
+            names = [name for name, value in namespace.items() if value is cuda]
+            namespace.update(dict.fromkeys(names, module))
+            stack.callback(namespace.update, dict.fromkeys(names, cuda))
         for cell in held:
             cell.cell_contents = module
             stack.callback(setattr, cell, "cell_contents", cuda)

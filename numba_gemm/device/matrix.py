@@ -17,6 +17,7 @@ import numpy as np
 from .switch import SIMULATOR
 
 if SIMULATOR:
+    from .watch import address, like
 
     def _check_index(row, col):
         """NumPy would count negative indices from the end; the hardware reads before the matrix."""
@@ -29,7 +30,7 @@ if SIMULATOR:
         def __init__(self, matrix, step):
             self.owner = matrix
             self.__array_interface__ = {
-                "data": (matrix.ctypes.data + int(step), False),
+                "data": (address(matrix) + int(step), False),
                 "shape": matrix.shape,
                 "strides": matrix.strides,
                 "typestr": "<f4",
@@ -38,12 +39,16 @@ if SIMULATOR:
 
     def shifted(matrix, step):
         """The matrix of the same extents and strides that begins `step` bytes further on."""
-        return np.asarray(_Elsewhere(matrix, step)) if step else matrix
+        return like(np.asarray(_Elsewhere(matrix, step)), matrix) if step else matrix
 
     def read4_if(inside, matrix, row, col):
         """``matrix[row, col:col+4]``, a zero for each float right of the matrix, and for all unless ``inside``."""
         _check_index(row, col)
-        return tuple(matrix[row, col + i] if inside and col + i < matrix.shape[1] else np.float32(0) for i in range(4))
+        values = [np.float32(0)] * 4
+        for i in range(4):
+            if inside and col + i < matrix.shape[1]:
+                values[i] = matrix[row, col + i]
+        return tuple(values)
 
     def write4_if(inside, matrix, row, col, values):
         """Write those of four floats to ``matrix[row, col:col+4]`` that lie inside, if ``inside``."""

@@ -20,13 +20,15 @@ all. One launch runs at a time in a process, and others wait for it.
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import math
+import operator
 import sys
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from types import FrameType
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
@@ -86,6 +88,8 @@ class SimulatedThread:
         (x, y, z).
     linear_index, lane, warp : int
         Position in the block with x fastest, in its warp, and which warp.
+    syncs : int
+        Barriers of its warp that it has passed.
     state : dict
         Whatever device functions keep for each thread, such as copies under way; empty at the start.
     """
@@ -100,6 +104,7 @@ class SimulatedThread:
         "position",
         "site",
         "state",
+        "syncs",
         "thread_index",
         "vote",
         "warp",
@@ -111,6 +116,7 @@ class SimulatedThread:
         self.warp, self.lane = divmod(linear_index, WARP_SIZE)
         self.position = internals.Dim3(*thread_index)  # what the kernel sees
         self.state: dict[Any, Any] = {}
+        self.syncs = 0
         self.exited = False
         self.worker: _Worker | None = None  # None until it starts
         # Where it waits: the chain of calls that led to the barrier, and the frame that called it.
@@ -141,14 +147,30 @@ def _poisoned(shape: Any, dtype: Any, alignment: int | None) -> np.ndarray[Any, 
     return raw[start : start + size].view(dtype).reshape(shape)
 
 
-def _call_chain(frame: FrameType | None) -> tuple[Any, ...]:
-    """Identify a call by the instructions of it and of all its callers, up to the kernel.
+_positions: dict[CodeType, list[Any]] = {}
+
+
+def _position(frame: FrameType) -> Any:
+    """The expression in the source that a frame is at.
+
+    Not its instruction's offset: once the interpreter has specialised an instruction, `f_lasti` may lie in the caches
+    behind it, and the compiler writes what follows a condition twice, if it is short.
+    """
+    positions = _positions.get(frame.f_code)
+    if positions is None:
+        found = enumerate(frame.f_code.co_positions())
+        positions = _positions[frame.f_code] = [offset if None in place else place for offset, place in found]
+    return positions[frame.f_lasti // 2]
+
+
+def call_chain(frame: FrameType | None) -> tuple[Any, ...]:
+    """Identify a call by the expressions of it and of all its callers, up to the kernel.
 
     A device function that is called from two places is two pieces of code on hardware, where it is inlined.
     """
-    chain = []
+    chain: list[Any] = []
     while frame is not None and frame.f_code is not _RUN_CODE:
-        chain += [id(frame.f_code), frame.f_lasti]
+        chain += [frame.f_code, _position(frame)]
         frame = frame.f_back
     return tuple(chain)
 
@@ -156,25 +178,32 @@ def _call_chain(frame: FrameType | None) -> tuple[Any, ...]:
 class _Shared:
     """`cuda.shared`: an array belongs to the place in the code that makes it, and to the block."""
 
-    def __init__(self, dynamic_bytes: int) -> None:
+    def __init__(self, dynamic_bytes: int, see: Callable[..., Any] | None) -> None:
         self._dynamic_bytes = dynamic_bytes
+        self._see = see
         self.begin_block()
 
     def begin_block(self) -> None:
         self._arrays: dict[tuple[Any, ...], np.ndarray[Any, Any]] = {}
-        self._dynamic = _poisoned(self._dynamic_bytes, np.uint8, _DYNAMIC_ALIGNMENT)
+        self._dynamic: np.ndarray[Any, Any] | None = None
+
+    def _made(self, *how: Any) -> np.ndarray[Any, Any]:
+        array = _poisoned(*how)
+        return array if self._see is None else self._see(array)
 
     def array(self, shape: Any, dtype: Any, alignment: int | None = None) -> np.ndarray[Any, Any]:
         if isinstance(shape, (int, np.integer)) and shape == 0:
             if alignment is not None and alignment > _DYNAMIC_ALIGNMENT:
                 raise ValueError(f"dynamic shared memory is aligned to {_DYNAMIC_ALIGNMENT} bytes, not {alignment}")
             dtype = internals.as_dtype(dtype)
+            if self._dynamic is None:
+                self._dynamic = self._made(self._dynamic_bytes, np.uint8, _DYNAMIC_ALIGNMENT)
             whole = self._dynamic_bytes // dtype.itemsize * dtype.itemsize
             return self._dynamic[:whole].view(dtype)
-        chain = _call_chain(sys._getframe(1))
+        chain = call_chain(sys._getframe(1))
         array = self._arrays.get(chain)
         if array is None:
-            array = self._arrays[chain] = _poisoned(shape, dtype, alignment)
+            array = self._arrays[chain] = self._made(shape, dtype, alignment)
         return array
 
 
@@ -198,10 +227,10 @@ class _Cuda(internals.SimulatedModule):
     shared: Any = None
     local: Any = None
 
-    def __init__(self, launch: _Launch, grid: Index, block: Index, dynamic_bytes: int) -> None:
+    def __init__(self, launch: _Launch, grid: Index, block: Index, dynamic_bytes: int, observer: Any) -> None:
         super().__init__(grid, block, dynamic_bytes)
         self._launch = launch
-        self.shared = _Shared(dynamic_bytes)
+        self.shared = _Shared(dynamic_bytes, getattr(observer, "shared", None))
         self.local = _Local()
 
     def syncthreads(self) -> None:
@@ -261,10 +290,11 @@ class _Launch:
     ) -> None:
         self.function, self.grid, self.block, self.args = function, grid, block, tuple(args)
         self.seed = seed
-        self.cuda = _Cuda(self, grid, block, dynamic_bytes)
+        self.cuda = _Cuda(self, grid, block, dynamic_bytes, observer)
         self.on_barrier = getattr(observer, "barrier", None)
         self.on_start = getattr(observer, "thread_start", None)
         self.on_end = getattr(observer, "thread_end", None)
+        self.on_resume = getattr(observer, "thread_resume", None)
         self.threads: list[SimulatedThread] = []
         self.current: SimulatedThread | None = None
         self.tally = 0
@@ -279,14 +309,15 @@ class _Launch:
         self._mutex = threading.Lock()
         self._caller = threading.Lock()
         self._caller.acquire()
-        self._request: Callable[[], None] | None = None  # something to do on the caller's thread
+        self._request: Callable[[], Any] | None = None  # something to do on the caller's thread
         self._asking: _Worker | None = None
         self._reply = threading.Lock()
         self._reply.acquire()
 
     # ---- on the caller's thread
 
-    def run_block(self, block_index: Index) -> None:
+    def run_block(self, block_index: Index) -> Iterator[Any]:
+        """Run a block; yield what requests return that is not None, and go on when the next one is asked for."""
         self.cuda.shared.begin_block()
         self.cuda.blockIdx = internals.Dim3(*block_index)
         extents = (range(extent) for extent in reversed(self.block))
@@ -300,13 +331,16 @@ class _Launch:
             self._caller.acquire()
             if self._request is None:
                 break
+            made = None
             try:
-                self._request()
+                made = self._request()
             except BaseException as raised:
                 self._failure = (None, raised)
             self._request = None
             if self._failure is not None:
                 break  # whoever asked still waits for the reply, which `close` gives
+            if made is not None:
+                yield made
             self._reply.release()
         if self._failure is not None:
             thread, error = self._failure
@@ -362,9 +396,13 @@ class _Launch:
 
     def run_thread(self, thread: SimulatedThread) -> None:
         """Run the kernel for `thread`, from start to end."""
-        if self.on_start is not None:
+        if self.on_start is None:
+            self.function(*self.args)
+        else:
+            restore = functools.partial(sys.settrace, sys.gettrace())
             self.on_start(thread)
-        self.function(*self.args)
+            # C calls both, so that a debugger that was started in the kernel does not follow it out of there.
+            deque(map(operator.call, (functools.partial(self.function, *self.args), restore)), maxlen=0)
         if self.on_end is not None:
             self.on_end(thread)
 
@@ -373,7 +411,7 @@ class _Launch:
         thread = self.current
         if self._aborting or thread is None or thread.worker is None:
             raise _Abort
-        thread.site, thread.frame, thread.mask, thread.vote = _call_chain(frame), frame, mask, vote
+        thread.site, thread.frame, thread.mask, thread.vote = call_chain(frame), frame, mask, vote
         following = self._next()
         if following is not thread:
             assert following is not None  # this thread is alive
@@ -382,6 +420,7 @@ class _Launch:
             if self._aborting:
                 raise _Abort
         thread.site = thread.frame = None
+        thread.syncs += mask is not None
         return self.tally
 
     def _switch(self, thread: SimulatedThread, *, idle: _Worker | None = None) -> None:
@@ -407,6 +446,8 @@ class _Launch:
         self.current = thread
         self.cuda.threadIdx = thread.position
         self.cuda.laneid = thread.lane
+        if self.on_resume is not None:
+            self.on_resume(thread)
 
     # ---- which thread is next
 
@@ -433,7 +474,7 @@ class _Launch:
         if len(alive) == len(self.threads) and alive[0].mask is None and len({thread.site for thread in alive}) == 1:
             self.tally = sum(thread.vote for thread in alive)
             if self.on_barrier is not None:
-                self._ask_caller(self.on_barrier, alive[0].block_index, self._barriers)
+                self.ask_caller(self.on_barrier, alive[0].block_index, self._barriers)
             self._barriers += 1
             self._begin_interval()
             return
@@ -459,13 +500,13 @@ class _Launch:
         exited = [thread.thread_index for thread in self.threads if thread.exited]
         return DivergentBarrier(alive[0].block_index, waiting, exited)
 
-    def _ask_caller(self, request: Callable[..., None], *args: Any) -> None:
+    def ask_caller(self, request: Callable[..., Any], *args: Any) -> None:
         """Have `request(*args)` run on the thread that called `run`, while all simulated threads wait."""
-        thread = self.current
-        assert thread is not None
         with self._mutex:
             if self._aborting:
                 raise _Abort
+            thread = self.current
+            assert thread is not None
             self._asking, self.current = thread.worker, None
             self._request = lambda: request(*args)
         self._caller.release()
@@ -479,13 +520,20 @@ class _Launch:
 _RUN_CODE = _Launch.run_thread.__code__
 
 
+def callers(frame: FrameType | None) -> Iterator[FrameType]:
+    """A frame and those of its callers, up to the kernel."""
+    while frame is not None and frame.f_code is not _RUN_CODE:
+        yield frame
+        frame = frame.f_back
+
+
 def _place(frame: FrameType | None) -> str:
     """Name the line of the barrier, after those of the calls that lead to it from the kernel on."""
-    lines = []
-    while frame is not None and frame.f_code is not _RUN_CODE:
-        if not frame.f_globals.get("__name__", "").startswith("numba."):  # of Numba's wrapper of device functions
-            lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
-        frame = frame.f_back
+    lines = [
+        f"{caller.f_code.co_filename}:{caller.f_lineno}"
+        for caller in callers(frame)
+        if not caller.f_globals.get("__name__", "").startswith("numba.")  # of Numba's wrapper of device functions
+    ]
     return " > ".join(reversed(lines))
 
 
@@ -519,6 +567,16 @@ def current_thread() -> SimulatedThread:
     if _active is None or _active.current is None:
         raise RuntimeError("no simulated thread is running: simulated kernels are launched by scheduler.run")
     return _active.current
+
+
+def pause(value: Any) -> None:
+    """Hand a value that is not None to whoever iterates `pauses`, until the next one is asked for.
+
+    For what an observer has run on the operating-system thread of the simulated thread that is running.
+    """
+    if _active is None:
+        raise RuntimeError("no simulated kernel is running")
+    _active.ask_caller(lambda: value)
 
 
 def _extent(what: str, value: int | Sequence[int], fill: int, least: int) -> Index:
@@ -559,8 +617,10 @@ def run(
         Run only these, in this order; default all, x fastest.
     observer : object, optional
         May have any of these methods: `barrier(block_index, number)`, called on the caller's thread when all threads
-        of a block have reached their barrier `number` (0, 1, ...), and `thread_start(thread)` and
-        `thread_end(thread)`, called with a `SimulatedThread` on the operating-system thread that runs it.
+        of a block have reached their barrier `number` (0, 1, ...); `thread_start(thread)` and `thread_end(thread)`,
+        called with a `SimulatedThread` on the operating-system thread that runs it; `thread_resume(thread)`, called on
+        any when it is the next to run; and `shared(array)`, called there with each new array of shared memory, which
+        returns what the kernel is given. What `thread_start` does to `sys.settrace` lasts as long as the kernel.
 
     Raises
     ------
@@ -573,11 +633,29 @@ def run(
     Exception
         What a thread raised, with its index in the message.
     """
-    global _active, _active_caller
+    options: dict[str, Any] = {"dynamic_shared": dynamic_shared, "seed": seed, "blocks": blocks, "observer": observer}
+    for _ in pauses(kernel, grid, block, args, **options):
+        pass
+
+
+def pauses(
+    kernel: Any,
+    grid: int | Sequence[int],
+    block: int | Sequence[int],
+    args: Sequence[Any],
+    *,
+    dynamic_shared: int = 0,
+    seed: int | None = None,
+    blocks: Iterable[Sequence[int]] | None = None,
+    observer: Any = None,
+) -> Iterator[Any]:
+    """Run a kernel as `run` does, pausing at every `pause` and every `barrier` of the observer that returns something.
+
+    Yields what they hand over. All simulated threads wait meanwhile, and all modules have their own `cuda`. Closing the
+    iterator ends the launch. Parameters and exceptions are those of `run`; nothing runs until the first is asked for.
+    """
     if not SIMULATOR:
         raise RuntimeError("the scheduler needs Numba's simulator: set NUMBA_ENABLE_CUDASIM=1 before importing numba")
-    if isinstance(threading.current_thread(), _Worker) or _active_caller == threading.get_ident():
-        raise RuntimeError("a simulated kernel is running already, on this very thread")
     function = internals.python_function(kernel)
     grid, block = _extent("grid", grid, 1, 1), _extent("block", block, 1, 1)
     if math.prod(block) > MAX_BLOCK_THREADS:
@@ -590,13 +668,27 @@ def run(
             if any(position >= extent for position, extent in zip(index, grid, strict=True)):
                 raise ValueError(f"block {index} is outside the grid {grid}")
 
+    return _pauses(function, indices, grid, block, args, dynamic_shared, seed, observer)
+
+
+def _pauses(function: Callable[..., Any], indices: Iterable[Index], *launch_args: Any) -> Iterator[Any]:
+    global _active, _active_caller
+    if isinstance(threading.current_thread(), _Worker) or _active_caller == threading.get_ident():
+        raise RuntimeError(
+            "a simulated kernel is running already, on this very thread; one that is stepped through runs until its "
+            "iterator ends or is closed"
+        )
     with _one_launch:
-        launch = _Launch(function, grid, block, args, dynamic_shared, seed, observer)
-        with internals.simulated_cuda(function, launch.cuda):
-            _active, _active_caller = launch, threading.get_ident()
-            try:
-                for index in indices:
-                    launch.run_block(index)
-            finally:
-                launch.close()
-                _active = _active_caller = None
+        launch = _Launch(function, *launch_args)
+        handed = itertools.chain.from_iterable(map(launch.run_block, indices))
+        try:
+            while True:
+                _active, _active_caller = launch, threading.get_ident()
+                with internals.simulated_cuda(function, launch.cuda):
+                    value = next(handed, None)
+                if value is None:
+                    return
+                yield value
+        finally:
+            launch.close()
+            _active = _active_caller = None

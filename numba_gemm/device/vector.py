@@ -20,27 +20,28 @@ VECTOR_BYTES = 16
 if SIMULATOR:
     import numpy as np
 
+    from .watch import address, read_run, write_run
+
     def _check_vector(array, row, col):
         """What the hardware demands of a 128-bit access."""
         row_stride, col_stride = array.strides
-        address = array.ctypes.data + int(row) * row_stride + int(col) * col_stride
+        place = address(array) + int(row) * row_stride + int(col) * col_stride
         if col_stride != array.itemsize or array.itemsize != 4:
             raise ValueError(f"128-bit access to floats {col_stride} bytes apart; they must be neighbours")
-        if address % VECTOR_BYTES:
-            raise ValueError(f"misaligned 128-bit access to [{row}, {col}]: address {address:#x} % 16 = {address % 16}")
+        if place % VECTOR_BYTES:
+            raise ValueError(f"misaligned 128-bit access to [{row}, {col}]: address {place:#x} % 16 = {place % 16}")
         if row < 0 or col < 0 or row >= array.shape[0] or col + 4 > array.shape[1]:
             raise IndexError(f"128-bit access to [{row}, {col}:{col + 4}] of an array of shape {array.shape}")
 
     def load4(array, row, col):
         """Floats ``array[row, col:col+4]`` as a tuple, in one 128-bit access."""
         _check_vector(array, row, col)
-        return array[row, col], array[row, col + 1], array[row, col + 2], array[row, col + 3]
+        return read_run(array, [(row, col + i) for i in range(4)])
 
     def store4(array, row, col, values):
         """Write a tuple of four floats to ``array[row, col:col+4]`` in one 128-bit access."""
         _check_vector(array, row, col)
-        for i in range(4):
-            array[row, col + i] = np.float32(values[i])
+        write_run(array, [(row, col + i) for i in range(4)], map(np.float32, values))
 
 else:
     from llvmlite import ir

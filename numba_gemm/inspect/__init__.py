@@ -1,5 +1,25 @@
-"""Seeing what the compiler made of a stage: registers, memory, spills, PTX and SASS, without a GPU.
+"""Seeing what a kernel does: what the compiler makes of it, each access to memory, each step of a thread.
 
 On the command line: ``python -m numba_gemm.inspect STAGE --cc 9.0``. `report` compiles and needs CUDA's compiler (the
 extra cu12 or cu13); `sass` reads the GPU's instructions as text, and `ffma` what the multiply-adds among them wait for.
+`trace`, `step` and `debug` run kernels on Numba's simulator.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .stepping import debug, step
+    from .tracing import Trace, trace
+
+__all__ = ["Trace", "debug", "step", "trace"]
+
+_HOMES = {"Trace": ".tracing", "debug": ".stepping", "step": ".stepping", "trace": ".tracing"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name], __name__), name)

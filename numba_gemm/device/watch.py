@@ -1,0 +1,115 @@
+"""Memory whose accesses are seen one by one, in the simulator: what tracing is made of.
+
+A `Watched` array tells its recorder of every element that is read or written, and hands the recorder on to its views.
+What the hardware does in one instruction, the twins of vector accesses and copies do by `read_run`, `write_run` and
+`Copy`, so that it counts as one access of so many bytes; with other arrays these do the same, unseen.
+
+A recorder has ``access(array, address, size, kind)``, which returns what ``paired(read, write)`` is given for the two
+of an asynchronous copy, and ``landed(write)`` when it is known to be in shared memory.
+"""
+
+from __future__ import annotations
+
+from .switch import SIMULATOR
+
+READ, WRITE, COPY_READ, COPY_WRITE = range(4)
+
+if SIMULATOR:
+    import numpy as np
+
+    class Watched(np.ndarray):
+        """An array with a `recorder`, None until it has one, and the recorder's own name of it."""
+
+        recorder = None
+        name = None
+
+        def __array_finalize__(self, parent):
+            if isinstance(parent, Watched):
+                self.recorder, self.name = parent.recorder, parent.name
+
+        def __getitem__(self, index):
+            value = super().__getitem__(index)
+            if self.recorder is not None and not isinstance(value, np.ndarray):
+                self.recorder.access(self, place_of(self, index), self.itemsize, READ)
+            return value
+
+        def __setitem__(self, index, value):
+            super().__setitem__(index, value)
+            if self.recorder is None:
+                return
+            target = super().__getitem__(index)
+            if not isinstance(target, np.ndarray):
+                self.recorder.access(self, place_of(self, index), self.itemsize, WRITE)
+                return
+            for place in np.ndindex(target.shape):  # a slice: each element for itself
+                self.recorder.access(target, place_of(target, place), self.itemsize, WRITE)
+
+    def watched(array, recorder, name):
+        """The same memory, watched."""
+        made = array.view(Watched)
+        made.recorder, made.name = recorder, name
+        return made
+
+    def like(array, other):
+        """An array that is watched as another one is, or not."""
+        return watched(array, other.recorder, other.name) if isinstance(other, Watched) else array
+
+    def address(array):
+        """Where an array begins."""
+        return array.__array_interface__["data"][0]
+
+    def place_of(array, index):
+        """Address of an element; negative indices count from the end."""
+        index = index if isinstance(index, tuple) else (index,)
+        place = address(array)
+        for i, extent, step in zip(index, array.shape, array.strides, strict=True):
+            place += (int(i) + extent if i < 0 else int(i)) * step
+        return place
+
+    def unwatched(array):
+        """The same array, unseen."""
+        return array.view(np.ndarray) if isinstance(array, Watched) else array
+
+    def _see(array, places, kind):
+        if isinstance(array, Watched) and array.recorder is not None and places:
+            return array.recorder.access(array, place_of(array, places[0]), len(places) * array.itemsize, kind)
+        return None
+
+    def read_run(array, places):
+        """Neighbouring elements, in one access."""
+        _see(array, places, READ)
+        plain = unwatched(array)
+        return tuple([plain[place] for place in places])
+
+    def write_run(array, places, values):
+        """Write neighbouring elements, in one access."""
+        _see(array, places, WRITE)
+        plain = unwatched(array)
+        for place, value in zip(places, values, strict=True):
+            plain[place] = value
+
+    class Copy:
+        """An asynchronous copy of neighbours, or of zeros where there are no sources, from its start on.
+
+        Until it lands the target holds NaN, since the bytes may change at any time.
+        """
+
+        __slots__ = ("_seen", "_source", "_sources", "_target", "_targets")
+
+        def __init__(self, target, targets, source, sources):
+            read, seen = _see(source, sources, COPY_READ), _see(target, targets, COPY_WRITE)
+            if read is not None and seen is not None:
+                target.recorder.paired(read, seen)
+            self._seen = None if seen is None else (target.recorder, seen)
+            self._target, self._targets = unwatched(target), targets
+            self._source, self._sources = unwatched(source), sources
+            for place in targets:
+                self._target[place] = np.float32(np.nan)
+
+        def land(self):
+            """Read the source, as it is now, and write it."""
+            for i, place in enumerate(self._targets):
+                self._target[place] = self._source[self._sources[i]] if self._sources else np.float32(0)
+            if self._seen is not None:
+                recorder, access = self._seen
+                recorder.landed(access)

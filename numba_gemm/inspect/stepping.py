@@ -1,0 +1,573 @@
+"""Stepping through one thread of a kernel, line by line, in the simulator; and a debugger in one thread.
+
+`step` hands over each line that one thread is about to run, with the thread's locals as they are then, and each barrier
+of its block, with the shared arrays as all threads have left them. `debug` runs a launch in which ``breakpoint()``
+stops in one thread alone. Both run the kernel itself, not a model of it: the other threads of the block run as ever
+between the barriers.
+
+While a launch is stepped through it is the only one of its process: others in the same thread are refused, others
+elsewhere wait, until its iterator has ended or has been closed.
+"""
+
+from __future__ import annotations
+
+import bdb
+import linecache
+import numbers
+import os
+import reprlib
+import sys
+import textwrap
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FrameType, MappingProxyType, ModuleType, TracebackType
+from typing import Any
+
+import numpy as np
+
+from ..device import internals, scheduler
+from ..ladder import TileConfig
+from ..launch import Simulated
+from ..tensor_core import TENSOR_STAGES
+from ..tensor_core.stage import TensorStage
+from .target import arrays_of, prepare
+
+__all__ = ["Step", "Stepping", "debug", "step"]
+
+Index = tuple[int, int, int]
+Array = np.ndarray[Any, Any]
+
+LADDER = "numba_gemm.ladder"
+INDENT = "    "
+MOST_ELEMENTS = 4  # of an array, whose changes are told one by one
+SMALL = 8  # elements of an array that is shown whole
+WIDTH = 100
+
+# Python 3.11 runs these in frames of their own, later ones in their function's.
+_COMPREHENSIONS = {"<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>"}
+# From here on pdb stops where it is called, before it stopped at the line after that.
+_STOPS_AT_ONCE = sys.version_info >= (3, 13)
+
+
+# ------------------------------------------------------------------------------------------------- values of a moment
+
+
+def _same(new: Any, old: Any) -> bool:
+    """Whether two snapshots tell the same; NaN is the same as NaN."""
+    if new is old:
+        return True
+    if type(new) is not type(old):
+        return False
+    if isinstance(new, (tuple, list)):
+        return len(new) == len(old) and all(map(_same, new, old))
+    if isinstance(new, (numbers.Number, np.generic)):
+        return bool(new == old or (new != new and old != old))
+    return isinstance(new, str) and new == old
+
+
+def _snapshot(value: Any, old: Any, elsewhere: Sequence[Array]) -> Any:
+    """A value that stays as it is: a copy of an array, or a view of one that lies `elsewhere`.
+
+    If nothing has changed it is the `old` snapshot, so that those of many steps take little memory.
+    """
+    if isinstance(value, np.ndarray):
+        plain = value.view(np.ndarray)
+        shaped = isinstance(old, np.ndarray) and (old.shape, old.dtype) == (plain.shape, plain.dtype)
+        if any(np.may_share_memory(plain, array) for array in elsewhere):
+            plain.flags.writeable = False
+            same = shaped and plain.__array_interface__ == old.__array_interface__
+        else:
+            same = shaped and old.base is None and plain.tobytes() == old.tobytes()
+            if not same:
+                plain = np.array(plain, order="C")
+                plain.flags.writeable = False
+        return old if same else plain
+    if isinstance(value, (tuple, list)):
+        olds = old if type(old) is type(value) and len(old) == len(value) else [None] * len(value)
+        items = [_snapshot(item, before, elsewhere) for item, before in zip(value, olds, strict=True)]
+        if isinstance(value, list):
+            return items
+        return value._make(items) if hasattr(value, "_make") else tuple(items)
+    return value
+
+
+def _show(value: Any) -> str:
+    """A value in a few words."""
+    if isinstance(value, np.ndarray):
+        if value.base is None and value.ndim == 1 and value.size <= SMALL:
+            return f"[{', '.join(map(str, value))}]"
+        shape = " x ".join(map(str, value.shape)) or "0-d"
+        return f"{shape} {value.dtype}" + ("" if value.base is None else " in global memory")
+    if isinstance(value, (numbers.Number, np.generic)):
+        return str(value)
+    if isinstance(value, tuple):
+        text = f"({', '.join(map(_show, value))})"
+        return text if len(text) <= WIDTH else f"{type(value).__name__} of {len(value)}"
+    return reprlib.repr(value)
+
+
+def _show_change(name: str, new: Any, old: Any) -> str:
+    """A local that has changed: of an array, the elements, unless they are many."""
+    comparable = isinstance(new, np.ndarray) and isinstance(old, np.ndarray)
+    if not comparable or new.shape != old.shape or new.dtype != old.dtype or new.base is not None:
+        return f"{name} = {_show(new)}"
+    bits = f"V{new.itemsize}"
+    places = np.argwhere(np.ascontiguousarray(new).view(bits) != np.ascontiguousarray(old).view(bits))
+    if len(places) <= MOST_ELEMENTS:
+        return ", ".join(f"{name}[{', '.join(map(str, place))}] = {new[tuple(place)]}" for place in places)
+    return f"{name}: {len(places)} of {new.size} elements"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Step:
+    """A moment of one thread.
+
+    Attributes
+    ----------
+    kind : str
+        "line", before the thread runs it; "barrier", when all threads of the block are there, before any goes on; or
+        "end", when the block is done, with the thread's locals as it left them.
+    file, line, source, function : str, int, str, str
+        Where the thread is: the line, its text, which is empty where there is no source, and the function's name.
+    depth : int
+        0 in the kernel, 1 in a function that it calls, and so on; functions that are not followed do not count.
+    locals : mapping of str to value
+        The parameters and local variables of that function. Arrays among them are read-only copies, which later steps
+        leave as they are, except those in global memory: these are read-only views, which show what is there whenever
+        they are read.
+    changed : tuple of str
+        Names of the locals that are new or other than at the previous step of the same call. Arrays in global memory
+        are not compared.
+    thread, block : tuple of int
+        (x, y, z).
+    interval : int
+        Barriers of the block that the thread has passed.
+    barrier : int or None
+        Which barrier of the block this is, from 0, if it is one.
+    shared : mapping of str to array
+        At a barrier, the shared arrays by the names under which the thread knows them; read-only copies.
+    """
+
+    kind: str
+    file: str
+    line: int
+    source: str
+    function: str
+    depth: int
+    locals: Mapping[str, Any]
+    changed: tuple[str, ...]
+    thread: Index
+    block: Index
+    interval: int
+    barrier: int | None = None
+    shared: Mapping[str, Array] = field(default_factory=dict)
+    _before: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """What has changed since the previous step of the same call and then, on a line of its own, where it is now."""
+        margin = INDENT * self.depth
+        changes = ", ".join(_show_change(name, self.locals[name], self._before.get(name)) for name in self.changed)
+        what = self.source
+        if self.kind == "barrier":
+            arrays = ", ".join(f"{name} {_show(array)}" for name, array in self.shared.items())
+            what = f"-- barrier {self.barrier}, all threads of block {self.block} --"
+            what += f" shared: {arrays}" if arrays else ""
+        elif self.kind == "end":
+            what = f"-- end of block {self.block} --"
+        indent = margin + INDENT
+        told = textwrap.wrap(changes, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False)
+        return "\n".join([*told, f"{os.path.basename(self.file)}:{self.line}  {margin}{what}"])
+
+    __repr__ = __str__
+
+
+# ---------------------------------------------------------------------------------------------------------- following
+
+
+class _Calls:
+    """Which functions are followed."""
+
+    def __init__(self, kernel: Callable[..., Any], into: Any) -> None:
+        self._file = kernel.__code__.co_filename if into is None else None
+        self.kernel = kernel.__code__
+        self._codes = {self.kernel}
+        self._modules: list[str] = [LADDER] if into is None else []
+        chosen = into if isinstance(into, Iterable) and not isinstance(into, str) else [into]
+        for item in chosen if into is not None else ():
+            if isinstance(item, (str, ModuleType)):
+                self._modules.append(item if isinstance(item, str) else item.__name__)
+            else:
+                try:
+                    self._codes.add(internals.python_function(item).__code__)
+                except TypeError:
+                    raise TypeError(
+                        f"into is {item!r}; expected functions, modules or names of modules, one or several"
+                    ) from None
+
+    def __contains__(self, frame: FrameType) -> bool:
+        code = frame.f_code
+        if code in self._codes:
+            return True
+        if code.co_name in _COMPREHENSIONS:
+            return False
+        module = frame.f_globals.get("__name__", "")
+        return code.co_filename == self._file or any(f"{module}.".startswith(f"{name}.") for name in self._modules)
+
+
+@dataclass
+class _Call:
+    """A call that is under way, and its locals at its last step."""
+
+    frame: FrameType
+    locals: Mapping[str, Any] = field(default_factory=dict)
+
+
+class _Follower:
+    """The observer of a launch that makes the steps of one thread.
+
+    `thread_start`, `shared` and the trace functions run on the operating-system thread of a simulated one, `barrier` on
+    that of whoever asks for the next step; but never two at a time.
+    """
+
+    def __init__(self, made: Simulated, block: Index, thread: Index, into: Any) -> None:
+        self._block, self._thread = block, thread
+        self._global = [array.view(np.ndarray) for _, array in arrays_of(made.kernel, made.arguments)]
+        self._shared: list[Array] = []
+        self._calls = _Calls(internals.python_function(made.kernel), into)
+        self._stack: list[_Call] = []
+        self._interval = 0
+        self.end: Step | None = None
+
+    def thread_start(self, thread: scheduler.SimulatedThread) -> None:
+        if thread.thread_index == self._thread:
+            sys.settrace(self._call)
+
+    def shared(self, array: Array) -> Array:
+        self._shared.append(array)
+        return array
+
+    def barrier(self, block_index: Index, number: int) -> Step:
+        shared: dict[str, Array] = {}
+        for call in reversed(self._stack):  # the kernel's own names come last, and win
+            for name, value in _local_values(call.frame).items():
+                shared |= {found: array for found, array in _arrays_in(name, value) if self._is_shared(array)}
+        copies = {name: _snapshot(array, None, ()) for name, array in shared.items()}
+        reached = self._step("barrier", barrier=number, shared=MappingProxyType(copies))
+        self._interval = number + 1
+        return reached
+
+    def forget(self) -> None:
+        """Let go of the frames, which hold this in turn."""
+        self._stack.clear()
+
+    def _is_shared(self, array: Array) -> bool:
+        return any(np.may_share_memory(array, memory) for memory in self._shared)
+
+    def _call(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if not (self._is_below_kernel(frame) if self._stack else frame.f_code is self._calls.kernel):
+            return None
+        self._stack.append(_Call(frame))
+        return self._trace
+
+    def _is_below_kernel(self, frame: FrameType) -> bool:
+        """Whether to follow it: nothing that the scheduler calls, which would wait for itself."""
+        if frame not in self._calls:
+            return False
+        caller: FrameType | None = frame
+        while caller is not None and caller is not self._stack[0].frame:
+            if caller.f_globals is vars(scheduler):
+                return False
+            caller = caller.f_back
+        return True
+
+    def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "line":
+            scheduler.pause(self._step("line"))
+        elif event == "return":
+            if len(self._stack) == 1:
+                self.end = self._step("end")
+            self._stack.pop()
+        return self._trace
+
+    def _step(self, kind: str, **more: Any) -> Step:
+        call = self._stack[-1]
+        frame, before = call.frame, call.locals
+        values = {
+            name: _snapshot(value, before.get(name), self._global) for name, value in _local_values(frame).items()
+        }
+        code = frame.f_code
+        call.locals = MappingProxyType(values)
+        return Step(
+            kind=kind,
+            file=code.co_filename,
+            line=frame.f_lineno,
+            source=linecache.getline(code.co_filename, frame.f_lineno, frame.f_globals).strip(),
+            function=code.co_name,
+            depth=len(self._stack) - 1,
+            locals=call.locals,
+            changed=tuple(name for name in values if name not in before or not _same(values[name], before[name])),
+            thread=self._thread,
+            block=self._block,
+            interval=self._interval,
+            _before=before,
+            **more,
+        )
+
+
+def _local_values(frame: FrameType) -> dict[str, Any]:
+    """Parameters and local variables that have a value; not what the function takes from those around it."""
+    values, code = frame.f_locals, frame.f_code
+    return {name: values[name] for name in dict.fromkeys(code.co_varnames + code.co_cellvars) if name in values}
+
+
+def _arrays_in(name: str, value: Any) -> Iterator[tuple[str, Array]]:
+    if isinstance(value, np.ndarray):
+        yield name, value
+    elif isinstance(value, (tuple, list)):
+        for i, item in enumerate(value):
+            yield from _arrays_in(f"{name}[{i}]", item)
+
+
+class Stepping(Iterator[Step]):
+    """The steps of one thread, each made when it is asked for; use it in a ``for`` loop, or in a ``with`` statement.
+
+    The launch begins with the first step. It ends with the last one, with `close`, at the end of the ``with`` statement
+    or when nobody holds the iterator any more.
+    """
+
+    def __init__(self, pauses: Any, follower: _Follower) -> None:
+        # The launch's threads know the follower, not this, which therefore dies with its last user.
+        self._pauses, self._follower = pauses, follower
+        self._close = weakref.finalize(self, _end, pauses, follower)  # at the end of Python, too
+
+    def __next__(self) -> Step:
+        try:
+            found: Step = next(self._pauses)
+        except StopIteration:
+            end, self._follower.end = self._follower.end, None
+            self.close()
+            if end is None:
+                raise
+            return end
+        except BaseException:
+            self.close()
+            raise
+        return found
+
+    def close(self) -> None:
+        """End the launch; what the kernel has written stays. There are no more steps."""
+        self._close()
+        self._follower.end = None  # which an end in between may have made
+
+    def __enter__(self) -> Stepping:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _end(pauses: Any, follower: _Follower) -> None:
+    pauses.close()
+    follower.forget()
+
+
+# ------------------------------------------------------------------------------------------------------------ checking
+
+
+def _index(what: str, given: int | Sequence[int], where: str, extents: Sequence[int]) -> Index:
+    values: tuple[Any, ...] = tuple(given) if isinstance(given, Iterable) else (given,)
+    if not 1 <= len(values) <= 3 or not all(isinstance(value, (int, np.integer)) for value in values):
+        raise TypeError(f"{what} is {given!r}; expected one to three integers, in the order x, y, z")
+    x, y, z = (*map(int, values), 0, 0)[:3]
+    limits = (*map(int, extents), 1, 1)[:3]
+    if not all(0 <= position < extent for position, extent in zip((x, y, z), limits, strict=True)):
+        raise ValueError(f"{what} {(x, y, z)} is outside of the {where}, whose extents are {limits}")
+    return x, y, z
+
+
+def _prepare(
+    stage_or_kernel: Any,
+    grid: int | Sequence[int] | None,
+    block: int | Sequence[int] | None,
+    args: Sequence[Any],
+    config: TileConfig | str | None,
+    dynamic_shared: int | None,
+) -> Simulated:
+    name = stage_or_kernel.name if isinstance(stage_or_kernel, TensorStage) else stage_or_kernel
+    if isinstance(stage_or_kernel, TensorStage) or (isinstance(name, str) and name in TENSOR_STAGES):
+        raise NotImplementedError(
+            f"{name} multiplies on tensor cores, and the simulator has no matrix instructions; step through a stage of "
+            "the ladder"
+        )
+    return prepare(stage_or_kernel, grid, block, args, config=config, dynamic_shared=dynamic_shared)
+
+
+# ----------------------------------------------------------------------------------------------------------- the users
+
+
+def step(
+    stage_or_kernel: Any,
+    grid: int | Sequence[int] | None,
+    block: int | Sequence[int] | None,
+    *args: Any,
+    block_index: int | Sequence[int] = (0, 0, 0),
+    thread: int | Sequence[int] = (0, 0, 0),
+    config: TileConfig | str | None = None,
+    dynamic_shared: int | None = None,
+    seed: int | None = None,
+    into: Any = None,
+) -> Stepping:
+    """Step through one thread of a kernel in the simulator.
+
+    Parameters
+    ----------
+    stage_or_kernel : str, Stage or kernel
+        The name of a stage, a `Stage`, a kernel made by ``cuda.jit`` in the simulator, or a Python function.
+    grid, block : int or sequence of one to three int, or None
+        Blocks, and threads a block, in the order x, y, z. None is a stage's own.
+    *args
+        The kernel's arguments, with NumPy arrays for what is in global memory, which it writes into. Of a stage: alpha,
+        a, b, beta, c.
+    block_index, thread : int or sequence of one to three int
+        Which thread of which block. No other block runs.
+    config : TileConfig or str, optional
+        Of a stage: its tiles, or their name; ``"test"`` is the small configuration of its tests. By default its first.
+    dynamic_shared : int, optional
+        Bytes of dynamic shared memory a block. By default a stage's own, of other kernels none.
+    seed : int, optional
+        The block's threads run in another order between any two barriers. By default in that of their indices.
+    into : function, module or name of a module, or several, optional
+        Functions that are stepped into when the thread calls them. By default those in the kernel's own file, and the
+        ladder's; not those of `numba_gemm.device`. An empty list follows the kernel alone.
+
+    Returns
+    -------
+    Stepping
+        An iterator over `Step`. What a thread of the block raises comes out of it, with the thread's index.
+
+    Raises
+    ------
+    NotImplementedError
+        for a stage of the tensor cores, whose instructions the simulator lacks.
+    RuntimeError
+        outside of the simulator.
+    TypeError, ValueError
+        for what is no stage and no kernel, for arguments that it does not take, and for a thread or block that is not
+        in the launch.
+    """
+    made = _prepare(stage_or_kernel, grid, block, args, config, dynamic_shared)
+    chosen_block = _index("block_index", block_index, "grid", made.grid)
+    follower = _Follower(made, chosen_block, _index("thread", thread, "block", made.block), into)
+    pauses = scheduler.pauses(
+        made.kernel,
+        made.grid,
+        made.block,
+        made.arguments,
+        dynamic_shared=made.dynamic_shared,
+        seed=seed,
+        blocks=[chosen_block],
+        observer=follower,
+    )
+    return Stepping(pauses, follower)
+
+
+class _Stopper:
+    """The observer of a launch in which one thread alone stops."""
+
+    def __init__(self, file: str, block: Index, thread: Index, line: int | None) -> None:
+        self._file, self._chosen, self._line = file, (block, thread), line
+        self.previous = sys.breakpointhook
+        self.reached = False
+
+    def _is_chosen(self, thread: scheduler.SimulatedThread) -> bool:
+        return (thread.block_index, thread.thread_index) == self._chosen
+
+    def thread_start(self, thread: scheduler.SimulatedThread) -> None:
+        if self._line is not None and self._is_chosen(thread):
+            sys.settrace(self._call)
+
+    def thread_resume(self, thread: scheduler.SimulatedThread) -> None:
+        # In the chosen thread it is the hook itself, not a function that calls it: debuggers show whoever called them.
+        sys.breakpointhook = self.previous if self._is_chosen(thread) else self._pass_by
+
+    def _pass_by(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            simulated = scheduler.current_thread().worker is threading.current_thread()
+        except RuntimeError:  # none runs
+            simulated = False
+        return None if simulated else self.previous(*args, **kwargs)
+
+    def _call(self, frame: FrameType, event: str, arg: Any) -> Any:
+        lines = (line for _, _, line in frame.f_code.co_lines())
+        return self._at if frame.f_code.co_filename == self._file and self._line in lines else None
+
+    def _at(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event != "line" or frame.f_lineno != self._line:
+            return self._at
+        self.reached = True
+        sys.settrace(None)
+        sys.breakpointhook()
+        installed = frame.f_trace  # by a debugger, in all callers of the one that called it
+        if installed is not None and installed != self._at and not _STOPS_AT_ONCE:
+            installed(frame, "line", None)  # it would miss this line, of which it has not been told
+        return None  # leaves what is installed in place
+
+
+def debug(
+    stage_or_kernel: Any,
+    grid: int | Sequence[int] | None,
+    block: int | Sequence[int] | None,
+    *args: Any,
+    block_index: int | Sequence[int] = (0, 0, 0),
+    thread: int | Sequence[int] = (0, 0, 0),
+    config: TileConfig | str | None = None,
+    dynamic_shared: int | None = None,
+    seed: int | None = None,
+    line: int | None = None,
+) -> None:
+    """Run a launch in the simulator in which ``breakpoint()`` in the kernel stops in one thread, and in no other.
+
+    It calls what it would call elsewhere: ``sys.breakpointhook``, so pdb unless PYTHONBREAKPOINT or a framework says
+    otherwise. The debugger runs on the operating-system thread of the simulated one; stepping on leads from barrier to
+    barrier of that thread alone, and no further than to the kernel's end. Quitting it ends the launch, in silence.
+
+    Parameters
+    ----------
+    line : int, optional
+        Stop also when the thread is about to run this line of the kernel's file, the first time. With it the kernel
+        need not be edited.
+
+    The others are those of `step`; all blocks run.
+
+    Raises
+    ------
+    NotImplementedError, RuntimeError, TypeError, ValueError
+        as `step` does.
+
+    Warns
+    -----
+    RuntimeWarning
+        if the thread has not come to `line`.
+    """
+    made = _prepare(stage_or_kernel, grid, block, args, config, dynamic_shared)
+    chosen_block = _index("block_index", block_index, "grid", made.grid)
+    chosen = _index("thread", thread, "block", made.block)
+    file = internals.python_function(made.kernel).__code__.co_filename
+    stopper = _Stopper(file, chosen_block, chosen, line)
+    try:
+        made.run(seed=seed, observer=stopper)
+    except bdb.BdbQuit:
+        return
+    finally:
+        sys.breakpointhook = stopper.previous
+    if line is not None and not stopper.reached:
+        warnings.warn(
+            f"thread {chosen} of block {chosen_block} has not come to line {line} of {file}",
+            RuntimeWarning,
+            stacklevel=2,
+        )

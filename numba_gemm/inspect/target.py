@@ -1,0 +1,129 @@
+"""What is stepped through or traced: a stage of the ladder or anyone's kernel, with its launch, on the simulator."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..device import internals
+from ..device.switch import SIMULATOR
+from ..ladder import STAGES, Stage, TileConfig
+from ..launch import Matrix, Simulated, simulated
+
+__all__ = ["arrays_of", "prepare"]
+
+TEST_CONFIG = "test"
+
+
+def _config_of(stage: Stage, config: TileConfig | str | None) -> TileConfig:
+    if config is None:
+        return stage.configs[0]
+    if isinstance(config, TileConfig):
+        return config
+    named = {made.name: made for made in stage.configs} | {TEST_CONFIG: stage.test_config}
+    if config not in named:
+        raise ValueError(f"{stage.name} has no configuration {config!r}; it has {', '.join(named)}")
+    return named[config]
+
+
+def _matrix(name: str, array: Any) -> Matrix:
+    if not isinstance(array, np.ndarray) or array.dtype != np.float32 or array.ndim != 2:
+        what = f"{array.dtype} array of shape {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
+        raise TypeError(f"{name} is a {what}; a stage takes 2-D float32 NumPy arrays")
+    (rows, cols), (down, across) = array.shape, array.strides
+    return Matrix(array.ctypes.data, rows, cols, down, across, 0, array)
+
+
+def _of_stage(stage: Stage, args: Sequence[Any], config: TileConfig | str | None) -> Simulated:
+    if len(args) != 5:
+        raise TypeError(f"a stage takes five arguments (alpha, a, b, beta, c), got {len(args)}")
+    alpha, a, b, beta, c = args
+    x, y, z = (_matrix(name, array) for name, array in (("a", a), ("b", b), ("c", c)))
+    if (x.rows, y.cols) != (z.rows, z.cols) or x.cols != y.rows:
+        raise ValueError(f"shapes do not match: a {a.shape}, b {b.shape}, c {c.shape}; expected (m, k), (k, n), (m, n)")
+    if not c.size:
+        raise ValueError(f"c has shape {c.shape}: no block would run")
+    return simulated(stage, _config_of(stage, config), float(alpha), x, y, float(beta), z)
+
+
+def prepare(
+    stage_or_kernel: Any,
+    grid: int | Sequence[int] | None,
+    block: int | Sequence[int] | None,
+    args: Sequence[Any],
+    *,
+    config: TileConfig | str | None = None,
+    dynamic_shared: int | None = None,
+) -> Simulated:
+    """Check what is to run on the simulator, and bring it into one form.
+
+    Parameters
+    ----------
+    stage_or_kernel : str, Stage or kernel
+        The name of a stage, a `Stage`, a kernel made by ``cuda.jit`` in the simulator, or a Python function.
+    grid, block : int or sequence of one to three int, or None
+        Blocks, and threads a block, in the order x, y, z. None is a stage's own.
+    args : sequence
+        The kernel's arguments, with NumPy arrays for what is in global memory. Of a stage: alpha, a, b, beta, c.
+    config : TileConfig or str, optional
+        Of a stage: its tiles, or their name; ``"test"`` is the small configuration of its tests. By default its first.
+    dynamic_shared : int, optional
+        Bytes of dynamic shared memory a block. By default a stage's own, of other kernels none.
+
+    Raises
+    ------
+    RuntimeError
+        outside of the simulator.
+    TypeError, ValueError
+        for what is no stage and no kernel, and for arguments that it does not take.
+    """
+    if not SIMULATOR:
+        raise RuntimeError(
+            "stepping and tracing run kernels as Python, on Numba's simulator: set NUMBA_ENABLE_CUDASIM=1 before "
+            "anything imports numba"
+        )
+    if isinstance(stage_or_kernel, str):
+        if stage_or_kernel not in STAGES:
+            raise ValueError(f"unknown stage {stage_or_kernel!r}; the stages are {', '.join(STAGES)}")
+        stage_or_kernel = STAGES[stage_or_kernel]
+    if isinstance(stage_or_kernel, Stage):
+        made = _of_stage(stage_or_kernel, args, config)
+        shared = made.dynamic_shared if dynamic_shared is None else dynamic_shared
+        blocks, threads = (made.grid if grid is None else grid), (made.block if block is None else block)
+        return Simulated(made.kernel, _extents(blocks), _extents(threads), made.arguments, shared)
+    if config is not None:
+        raise TypeError("config is for stages; a kernel is built already")
+    function = internals.python_function(stage_or_kernel)
+    if grid is None or block is None:
+        raise TypeError(f"{function.__name__} is no stage, so grid and block must be given")
+    try:
+        inspect.signature(function).bind(*args)
+    except TypeError as error:
+        raise TypeError(f"{function.__name__} does not take these arguments: {error}") from None
+    for name, array in arrays_of(function, args):
+        if not isinstance(array, np.ndarray):
+            raise TypeError(f"{name} is a {type(array).__name__} in device memory; pass a NumPy array")
+    return Simulated(stage_or_kernel, _extents(grid), _extents(block), tuple(args), dynamic_shared or 0)
+
+
+def _extents(given: int | Sequence[int]) -> tuple[int, ...]:
+    return (given,) if isinstance(given, (int, np.integer)) else tuple(given)
+
+
+def arrays_of(kernel: Any, args: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """Arrays among a kernel's arguments, and in tuples among them, by the names of its parameters."""
+    names = list(inspect.signature(internals.python_function(kernel)).parameters)
+    for name, value in zip(names, args, strict=False):
+        yield from _arrays_in(name, value)
+
+
+def _arrays_in(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if hasattr(value, "shape") and hasattr(value, "strides") and not np.isscalar(value):
+        yield name, value
+    elif isinstance(value, tuple):
+        for i, field in enumerate(value):
+            own = value._fields[i] if hasattr(value, "_fields") else i
+            yield from _arrays_in(f"{name}.{own}" if isinstance(own, str) else f"{name}[{own}]", field)
