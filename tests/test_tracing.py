@@ -1,0 +1,492 @@
+"""The tracer: requests, sectors, wavefronts and races of kernels whose answers are known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numba import cuda, float32, float64
+from test_broken_kernels import BARRIER, STAGED, barriers, mutant
+
+from numba_gemm.device.address import shared_address, shared_load2
+from numba_gemm.device.switch import SIMULATOR
+from numba_gemm.device.vector import load4, store4
+from numba_gemm.inspect import trace
+from numba_gemm.inspect.tracing import TracedArray
+from numba_gemm.ladder import STAGES
+from numba_gemm.ladder.stage import Share
+from numba_gemm.launch import Matrix, simulated
+from numba_gemm.models import requests
+
+simulator = pytest.mark.simulator
+LANES = np.arange(32)
+DATA = Path(__file__).with_name("data")
+
+
+def lanes(addresses, active=None):
+    return [(lane, int(at)) for lane, at in enumerate(addresses) if active is None or active[lane]]
+
+
+# ------------------------------------------------------------------------------------------------------------- rules
+
+
+@pytest.mark.parametrize(
+    ("addresses", "active", "expected"),
+    [
+        (4 * LANES, None, 4),
+        (4 * (LANES ^ 5), None, 4),  # permuted within segments
+        (4 * LANES, LANES % 8 == 3, 4),  # one lane in each
+        (4 * LANES, LANES < 8, 1),
+        (4 * (LANES + 1), None, 5),
+        (8 * LANES, None, 8),
+        (16 * LANES, None, 16),
+        (32 * LANES, None, 32),
+        (400 * LANES, None, 32),
+        (0 * LANES, None, 1),
+        (4 * LANES, LANES < 0, 0),
+    ],
+)
+def test_sectors(addresses, active, expected):
+    assert requests.sectors(lanes(addresses, active), 4) == expected
+
+
+@pytest.mark.parametrize(("size", "expected"), [(1, 1), (2, 2), (4, 4), (8, 8), (16, 16)])
+def test_sectors_by_width(size, expected):
+    assert requests.sectors(lanes(size * LANES), size) == requests.fewest_sectors(lanes(size * LANES), size) == expected
+
+
+@pytest.mark.parametrize(
+    ("addresses", "expected"),
+    [
+        (4 * LANES, 1),
+        (0 * LANES, 1),  # the same word
+        (4 * (LANES // 4), 1),  # several broadcasts
+        (4 * (LANES // 4 * 33), 1),
+        (8 * LANES, 2),
+        (12 * LANES, 1),  # odd strides meet no bank twice
+        (16 * LANES, 4),
+        (128 * LANES, 32),
+        (128 * (LANES // 2), 16),
+        (132 * LANES, 1),
+    ],
+)
+def test_wavefronts_of_words(addresses, expected):
+    assert requests.wavefronts(lanes(addresses), 4) == requests.wavefronts(lanes(addresses), 4, write=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("size", "addresses", "load", "store"),
+    [
+        (8, 8 * LANES, 2, 2),
+        (8, 0 * LANES, 1, 2),
+        (8, 8 * (LANES // 2), 1, 2),
+        (8, 8 * (LANES % 2), 1, 2),
+        (8, 8 * (LANES % 4), 2, 2),
+        (16, 16 * LANES, 4, 4),
+        (16, 0 * LANES, 2, 4),
+        (16, 16 * (LANES // 4), 2, 4),
+        (16, 128 * LANES, 32, 32),
+    ],
+)
+def test_wavefronts_of_vectors(size, addresses, load, store):
+    assert requests.wavefronts(lanes(addresses), size) == load
+    assert requests.wavefronts(lanes(addresses), size, write=True) == store
+
+
+def test_an_h200_counts_the_same_wavefronts():
+    """305 requests, of which Nsight Compute counted `l1tex__data_pipe_lsu_wavefronts_mem_shared`."""
+    counted = json.loads((DATA / "shared_wavefronts_h200.json").read_text())
+    assert len(counted) == 305
+    for name, size, write, addresses, wavefronts in counted:
+        active = [(lane, at) for lane, at in enumerate(addresses) if at >= 0]
+        assert requests.wavefronts(active, size, write=write) == wavefronts, name
+
+
+def test_words_of_each_bank():
+    (words,) = requests.bank_map([(0, 0), (1, 4), (2, 128), (3, 128)], 4)
+    assert words == {0: {0, 32}, 1: {1}}
+
+
+@pytest.mark.parametrize(
+    ("request_lanes", "size", "complaint"),
+    [
+        ([(0, 0)], 3, "size is 3"),
+        ([(0, 2)], 4, "no multiple of 4"),
+        ([(0, 0), (0, 4)], 4, "different numbers"),
+        ([(32, 0)], 4, "from 0 to 31"),
+    ],
+)
+def test_requests_that_are_none(request_lanes, size, complaint):
+    for cost in (requests.sectors, requests.wavefronts):
+        with pytest.raises(ValueError, match=complaint):
+            cost(request_lanes, size)
+
+
+# ----------------------------------------------------------------------------------------------------------- requests
+
+
+@cuda.jit
+def copy_by(x, y, offset, stride):
+    i = cuda.grid(1)
+    y[i] = x[i * stride + offset]
+
+
+@cuda.jit
+def grid_stride(x, y):
+    i = cuda.grid(1)
+    while i < x.size:
+        if i % 3:
+            y[i] = x[i]
+        i += cuda.gridsize(1)
+
+
+@cuda.jit
+def skipping(x, y):
+    t = cuda.threadIdx.x
+    for turn in range(4):
+        if (t + turn) % 2:
+            y[turn, t] = x[turn, t]
+
+
+@cuda.jit
+def one_line(x, y):
+    t = cuda.threadIdx.x
+    for turn in range(3): y[turn, t] = x[turn, t]  # fmt: skip  # noqa: E701
+
+
+def floats(*shape):
+    return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+
+
+@simulator
+@pytest.mark.parametrize(
+    ("offset", "stride", "expected"), [(0, 1, 4), (1, 1, 5), (8, 1, 4), (0, 2, 8), (0, 8, 32), (3, 20, 32)]
+)
+def test_sectors_of_a_copy(offset, stride, expected):
+    x, y = floats(2048), floats(64)
+    found = trace(copy_by, 2, 32, x, y, offset, stride)
+    loads = found.requests[found.requests["array"] == "x"]
+    assert list(loads["lanes"]) == [32, 32]
+    assert list(loads["sectors"]) == [expected, expected]
+    np.testing.assert_array_equal(y, x[offset::stride][:64])
+
+
+@simulator
+def test_a_view_begins_where_its_allocation_says():
+    found = trace(copy_by, 1, 32, floats(64)[1:], floats(64), 0, 1)
+    assert list(found.requests.set_index("array")["sectors"]) == [5, 4]
+
+
+@simulator
+def test_a_block_that_is_no_whole_number_of_warps():
+    found = trace(copy_by, 2, 40, floats(80), floats(80), 0, 1)
+    loads = found.requests[found.requests["op"] == "load"]
+    assert list(loads["lanes"]) == [32, 8, 32, 8]
+    assert list(loads["sectors"]) == [4, 1, 4, 1]
+
+
+@simulator
+@pytest.mark.parametrize("kernel", [skipping, one_line])
+def test_lanes_that_skip_a_turn_are_not_in_it(kernel):
+    found = trace(kernel, 1, 32, floats(4, 32), floats(4, 32))
+    loads = found.requests[found.requests["op"] == "load"]
+    if kernel is skipping:
+        assert list(loads["lanes"]) == [16] * 4
+        assert list(loads["sectors"]) == [4] * 4
+    else:
+        assert list(loads["lanes"]) == [32] * 3
+
+
+@simulator
+def test_turns_are_counted_where_counters_differ():
+    found = trace(grid_stride, 2, 32, floats(256), floats(256))
+    loads = found.requests[found.requests["op"] == "load"]
+    assert len(loads) == 8
+    assert loads["lanes"].sum() == sum(1 for i in range(256) if i % 3)
+    assert set(loads["sectors"]) == {4}
+
+
+@cuda.jit
+def vectors(x, y):
+    t = cuda.threadIdx.x
+    tile = cuda.shared.array((32, 4), float32, alignment=16)
+    store4(tile, t, 0, load4(x, 0, 4 * t))
+    cuda.syncthreads()
+    store4(y, 0, 4 * t, load4(tile, 31 - t, 0))
+    pair = shared_load2(tile.reshape(128), shared_address(tile) + 8 * t)
+    y[1, t] = pair[0] + pair[1]
+
+
+@simulator
+def test_vectors_are_one_access():
+    x, y = floats(1, 128), floats(2, 128)
+    found = trace(vectors, 1, 32, x, y)
+    table = found.requests[["array", "op", "bits", "lanes", "sectors", "wavefronts"]]
+    assert [tuple(row) for row in table.to_numpy().tolist()] == [
+        ("x", "load", 128, 32, 16, 0),
+        ("tile", "store", 128, 32, 0, 4),
+        ("tile", "load", 128, 32, 0, 4),
+        ("y", "store", 128, 32, 16, 0),
+        ("tile", "load", 64, 32, 0, 2),
+        ("y", "store", 32, 32, 4, 0),
+    ]
+    assert list(found.accesses["element"][:3]) == [(0, 0), (0, 0), (0, 4)]
+    assert found.traffic.set_index("array").loc["tile", ["read", "written", "moved", "different"]].tolist() == [
+        512 + 256,
+        512,
+        0,
+        512,
+    ]
+    assert found.lanes(0) == [(lane, 16 * lane) for lane in range(32)]
+
+
+@cuda.jit
+def doubles(x, y):
+    y[cuda.grid(1)] = x[cuda.grid(1)]
+
+
+@simulator
+def test_other_elements():
+    found = trace(doubles, 1, 32, floats(32).astype(np.float64), np.zeros(32, np.int16))
+    assert found.requests.set_index("array")[["bits", "sectors"]].to_numpy().tolist() == [[64, 8], [16, 2]]
+
+
+# -------------------------------------------------------------------------------------------------------------- stages
+
+
+def matrix(array):
+    return Matrix(array.ctypes.data, *array.shape, *array.strides, 0, array)
+
+
+def traced(stage, shape=(40, 36, 20), **options):
+    m, n, k = shape
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((m, k), np.float32), rng.standard_normal((k, n), np.float32)
+    c = np.full((m, n), np.nan, np.float32)
+    found = trace(stage, None, None, 1.0, a, b, 0.0, c, config="test", **options)
+    if "blocks" not in options:
+        np.testing.assert_allclose(c, a @ b, atol=1e-4)
+    return found
+
+
+@simulator
+@pytest.mark.parametrize("name", STAGES)
+def test_a_stage_has_no_races(name):
+    found = traced(name)
+    assert found.races == []
+    assert not found.requests.empty
+
+
+PARTIAL = {("stream_k", 3), ("thin", 4)}  # barriers that order partial sums in global memory
+REMOVABLE = [
+    (name, i)
+    for name in STAGES
+    if name not in ("naive", "coalesced")
+    for i in range(barriers(name))
+    if (name, i) not in PARTIAL
+]
+
+
+@simulator
+@pytest.mark.parametrize(("name", "which"), REMOVABLE)
+def test_a_stage_without_one_of_its_barriers_races(name, which):
+    """One block: of stages that have a schedule, with two tiles."""
+    stage = mutant(name, "stage", BARRIER, "pass", which)
+    config = STAGED if name == "stream_k" else stage.test_config
+    m, n, k = config.BM + 1, config.BN, (1 if name == "stream_k" else 2) * config.BK + 3
+    rng = np.random.default_rng(0)
+    a, b, c = (rng.standard_normal(extents, np.float32) for extents in ((m, k), (k, n), (n, m)))
+    share = None if stage.schedule is None else Share(1, 2)
+    made = simulated(stage, config, 1.0, matrix(a), matrix(b), 0.0, matrix(c.T), share)
+    found = trace(
+        made.kernel, made.grid, made.block, *made.arguments, dynamic_shared=made.dynamic_shared, blocks=[(0, 0, 0)]
+    )
+    assert found.races
+    for race in found.races:
+        assert race.first_line[0] == race.second_line[0]
+        assert race.threads[0] != race.threads[1]
+
+
+@simulator
+def test_naive_reads_as_the_closed_form_says():
+    m, n, k = 16, 8, 10
+    found = traced("naive", (m, n, k))
+    traffic = found.traffic.set_index("array")
+    assert traffic.loc["a", "read"] + traffic.loc["b", "read"] == 4 * 2 * m * n * k
+    assert traffic.loc["c", "written"] == 4 * m * n
+    assert found.intensity(2 * m * n * k)["requested"] == 2 * m * n * k / (4 * (2 * m * n * k + m * n))
+
+
+@simulator
+def test_only_the_blocks_that_were_asked_for():
+    found = traced("shared_tile", blocks=[(1, 0, 0)])
+    assert found.blocks == [(1, 0, 0)]
+    assert set(found.accesses["block"]) == {(1, 0, 0)}
+    with pytest.raises(ValueError, match="outside the grid"):
+        traced("shared_tile", blocks=[(99, 0, 0)])
+
+
+@simulator
+def test_source_is_annotated():
+    text = str(traced("coalesced", (8, 32, 4)))
+    assert "c[row, col] = blend(" in text
+    assert "load b" in text
+    assert "4.00 sectors each" in text
+
+
+@simulator
+def test_any_order_of_threads_makes_the_same_requests():
+    one, other = traced("warp_tiled"), traced("warp_tiled", seed=3)
+    columns = ["line", "array", "op", "bits", "requests", "bytes", "sectors", "wavefronts"]
+    assert one.lines[columns].equals(other.lines[columns])
+
+
+# --------------------------------------------------------------------------------------------------------------- races
+
+
+@cuda.jit
+def reversed_with(y, barrier):
+    tile = cuda.shared.array(64, float32)
+    t = cuda.threadIdx.x
+    tile[t] = t
+    if barrier == 1:
+        cuda.syncthreads()
+    if barrier == 2:
+        cuda.syncwarp()
+    y[t] = tile[63 - t] if barrier < 2 else tile[t ^ 1]
+
+
+@cuda.jit
+def counting(y):
+    total = cuda.shared.array(1, float64)
+    if cuda.threadIdx.x == 0:
+        total[0] = 0
+    cuda.syncthreads()
+    cuda.atomic.add(total, 0, 1.0)
+    cuda.syncthreads()
+    y[cuda.threadIdx.x] = total[0]
+
+
+@cuda.jit
+def all_write(y):
+    tile = cuda.shared.array(1, float32)
+    tile[0] = cuda.threadIdx.x
+    cuda.syncthreads()
+    y[cuda.threadIdx.x] = tile[0]
+
+
+@simulator
+def test_a_race_names_both_lines():
+    (race,) = trace(reversed_with, 1, 64, floats(64), 0).races
+    lines = inspect_lines(reversed_with)
+    assert {race.first_line[1], race.second_line[1]} == {lines["tile[t] = t"], lines["y[t] ="]}
+    assert race.count == 64
+    assert {race.first.split()[0], race.second.split()[0]} == {"read", "write"}
+    assert "after 0 barriers" in str(race)
+
+
+def inspect_lines(kernel):
+    import inspect
+
+    function = getattr(kernel, "py_func", kernel) if not hasattr(kernel, "fn") else kernel.fn
+    source, first = inspect.getsourcelines(function)
+    starts = ("tile[t] = t", "y[t] =")
+    return {start: first + i for i, line in enumerate(source) for start in starts if line.strip().startswith(start)}
+
+
+@simulator
+@pytest.mark.parametrize("barrier", [1, 2])
+def test_barriers_order(barrier):
+    assert trace(reversed_with, 1, 64, floats(64), barrier).races == []
+
+
+@simulator
+def test_a_warps_barrier_orders_a_warp_only():
+    @cuda.jit
+    def across(y):
+        tile = cuda.shared.array(64, float32)
+        t = cuda.threadIdx.x
+        tile[t] = t
+        cuda.syncwarp()
+        y[t] = tile[63 - t]
+
+    assert trace(across, 1, 64, floats(64)).races
+
+
+@simulator
+def test_atomics_do_not_race():
+    y = floats(64)
+    found = trace(counting, 1, 64, y)
+    assert (y == 64).all()
+    assert found.races == []
+    assert set(found.requests[found.requests["array"] == "total"]["op"]) == {"store", "atomic", "load"}
+
+
+@simulator
+def test_writes_race_with_each_other():
+    (race,) = trace(all_write, 1, 32, floats(32)).races
+    assert race.first == race.second
+
+
+# -------------------------------------------------------------------------------------------------------------- errors
+
+
+@simulator
+@pytest.mark.parametrize(
+    ("arguments", "error", "complaint"),
+    [
+        (("no_such", None, None), ValueError, "unknown stage 'no_such'"),
+        (("naive", None, None, 1.0), TypeError, "five arguments"),
+        (("naive", None, None, 1.0, [[1.0]], floats(2, 2), 0.0, floats(2, 2)), TypeError, "a is a list"),
+        (("naive", None, None, 1.0, floats(2, 3), floats(2, 2), 0.0, floats(2, 2)), ValueError, "shapes do not match"),
+        ((copy_by, None, None, floats(2)), TypeError, "grid and block must be given"),
+        ((copy_by, 1, 1, floats(2)), TypeError, "does not take these arguments"),
+        ((3, 1, 1), TypeError, "expected a kernel"),
+    ],
+)
+def test_what_cannot_be_traced(arguments, error, complaint):
+    with pytest.raises(error, match=complaint):
+        trace(*arguments)
+
+
+@simulator
+def test_an_unknown_configuration_is_refused_with_the_known_ones():
+    with pytest.raises(ValueError, match="has no configuration '1x1'; it has 128x128x8"):
+        trace("vectorized", None, None, 1.0, floats(2, 2), floats(2, 2), 0.0, floats(2, 2), config="1x1")
+
+
+@simulator
+def test_arrays_by_name():
+    found = trace(copy_by, 1, 32, floats(64), floats(64), 0, 1)
+    assert found.array("x").shape == (64,)
+    with pytest.raises(ValueError, match="has no array 'z'; it has x, y"):
+        found.array("z")
+    untouched = trace(copy_by, 1, 32, floats(64), floats(64), 0, 1, blocks=[])
+    with pytest.raises(ValueError, match="never touches x"):
+        untouched.array("x")
+
+
+@simulator
+def test_a_kernel_without_source_is_refused():
+    names = {"cuda": cuda}
+    exec("def hidden(x):\n    for i in range(2):\n        x[i] = 1\n", names)
+    with pytest.raises(ValueError, match="source of hidden"):
+        trace(names["hidden"], 1, 1, floats(4))
+
+
+@pytest.mark.skipif(SIMULATOR, reason="the simulator can")
+def test_tracing_needs_the_simulator():
+    with pytest.raises(RuntimeError, match="NUMBA_ENABLE_CUDASIM=1"):
+        trace("naive", None, None, 1.0, floats(2, 2), floats(2, 2), 0.0, floats(2, 2))
+
+
+@pytest.mark.parametrize("view", [np.s_[:, :], np.s_[::-1, :], np.s_[1:, ::-2], np.s_[:, 1:2]])
+def test_indices_of_offsets(view):
+    whole = np.zeros((5, 8), np.float32)
+    x = whole[view]
+    array = TracedArray("x", "global", x.shape, x.strides, 4, 0)
+    places = list(np.ndindex(x.shape))
+    offsets = np.array([i * x.strides[0] + j * x.strides[1] for i, j in places])
+    assert [tuple(place) for place in array.indices(offsets).tolist()] == places
