@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from .ladder.cpu import cpu_sgemm
     from .plans import Plan, plan
     from .precompilation import precompile
+    from .residency import Occupancy, occupancy
     from .tuning import Autotuned, autotune, clear_autotuned
 
 __version__ = "0.1.0"
 __all__ = [
     "Autotuned",
     "Explanation",
+    "Occupancy",
     "Plan",
     "__version__",
     "autotune",
@@ -29,6 +31,7 @@ __all__ = [
     "clear_cache",
     "cpu_sgemm",
     "explain",
+    "occupancy",
     "plan",
     "precompile",
     "stages",
@@ -38,12 +41,14 @@ __all__ = [
 _HOMES = {
     "Autotuned": ".tuning",
     "Explanation": ".explanation",
+    "Occupancy": ".residency",
     "Plan": ".plans",
     "autotune": ".tuning",
     "clear_autotuned": ".tuning",
     "clear_cache": ".kernel_cache",
     "cpu_sgemm": ".ladder.cpu",
     "explain": ".explanation",
+    "occupancy": ".residency",
     "plan": ".plans",  # not .plan: a module of the function's name would take its place here
     "precompile": ".precompilation",
     "stages": ".api",

@@ -14,14 +14,16 @@ import pytest
 from cuda.bindings import driver
 from numba import cuda
 
-from numba_gemm import timing
+from numba_gemm import launch, timing
 from numba_gemm.bench import (
     cases,
+    ceilings,
     cli,
     compare,
     contenders,
     counters,
     environment,
+    model,
     nvml,
     plots,
     readme,
@@ -151,6 +153,8 @@ class TestCommandLine:
             (["--seed", "-1"], "must not be negative"),
             (["--compare", "no/such/folder"], "no results at"),
             (["--commit", "main"], "'main' is no commit"),
+            (["--ceilings", "no.json"], "--ceilings says what --model predicts by: give both"),
+            (["--model", "--ceilings", "no.json"], "no ceilings at no.json; write them with: python -m"),
             (["--shape", "16,16,16", "--ou", "here"], "unrecognized arguments: --ou"),
         ],
     )
@@ -171,6 +175,7 @@ class TestCommandLine:
         line = cli.command_line(["--out", "/a/b", "--seed", "3", "--compare=/c", "--plot", "--out=/d"])
         assert line == "python bench.py --seed 3 --plot"
         assert cli.command_line(["--commit", "0123456", "--commit=0123456", "--cold"]) == "python bench.py --cold"
+        assert cli.command_line(["--model", "--ceilings", "/a.json"]) == "python bench.py --model"
 
     def test_few_rounds_are_refused_on_a_gpu(self, monkeypatch, capsys):
         monkeypatch.setattr("numba_gemm.device.switch.SIMULATOR", False)
@@ -1227,3 +1232,169 @@ class TestDocstrings:
             " ".join(self.stage(folder, "warp_tiled").read_text().split())
         )
         assert "on an NVIDIA Test GPU.\n" in self.stage(folder, "naive").read_text()
+
+
+LIMITS = {"fp32": 60e12, "dram": 4e12, "l2": 8e12, "shared": 30e12}
+COMPILE_CEILINGS = """
+import json
+from numba_gemm.bench import ceilings
+from numba_gemm.inspect import sass
+for name in ("fp32", "dram", "shared"):
+    cubin = ceilings.compiled(name, (9, 0))
+    (instructions,) = sass.functions(sass.disassemble(cubin.code)).values()
+    loop = min((l for l in sass.loops(instructions) if len(l.instructions) > 50), key=lambda l: len(l.instructions))
+    widths = [[opcode, bits] for opcode, bits in sass.access_widths(loop.instructions)]
+    print(json.dumps([name, cubin.local, len(loop.instructions), sass.instruction_mix(loop.instructions), widths]))
+"""
+
+
+def written(folder, name="Test GPU", **changes):
+    path = folder / ceilings.FILE
+    path.write_text(json.dumps({"ceilings": LIMITS | changes, "gpu": {"name": name}}))
+    return path
+
+
+class TestCeilings:
+    @pytest.mark.simulator
+    @pytest.mark.parametrize(("name", "rows"), [("dram", 4), ("l2", 8), ("shared", 0), ("fp32", 0)])
+    def test_kernels_do_what_is_counted(self, name, rows):
+        """Every thread stores the number of floats that it read, or of multiply-adds, from memory that holds ones."""
+        from numba_gemm.device import scheduler
+
+        probe = ceilings.Probe(name, threads=3 * 32, turns=5, rows=rows)
+        one, turns, out = np.float32(1), np.float32(probe.turns), np.full((1, probe.threads), np.nan, np.float32)
+        memory = np.ones((rows, 4 * probe.threads), np.float32)
+        arguments = {"fp32": (turns, one, one, out), "shared": (turns, one, out)}.get(name, (turns, memory, out))
+        scheduler.run(ceilings.KERNELS[name], (3, 1, 1), (32, 1, 1), arguments)
+        assert set(out[0]) == {probe.expected}
+        each = probe.expected - 120 if name == "fp32" else probe.expected  # its chains begin at 0 to 15
+        assert probe.work == probe.threads * each * (2 if name == "fp32" else 4)
+
+    @pytest.mark.simulator
+    def test_a_block_reads_on_where_another_began(self):
+        from numba_gemm.device import scheduler
+
+        memory = np.repeat(np.arange(3, dtype=np.float32), 4 * 32)[None] * np.ones((4, 1), np.float32)
+        out = np.zeros((1, 3 * 32), np.float32)
+        scheduler.run(ceilings.read_global, (3, 1, 1), (32, 1, 1), (np.float32(2), memory, out))
+        assert list(out[0, ::32]) == [16 * (0 + 1), 16 * (1 + 2), 16 * (2 + 0)]
+
+    def test_loops_hold_what_is_measured(self):
+        """What is compiled reads 128 bits at a time, or multiplies and adds, and does little else."""
+        variables = {name: value for name, value in os.environ.items() if name != "NUMBA_ENABLE_CUDASIM"}
+        done = subprocess.run(
+            [sys.executable, "-c", COMPILE_CEILINGS], env=variables, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        found = {name: rest for name, *rest in map(json.loads, done.stdout.splitlines())}
+        assert {ceilings.KERNELS[name] for name in found} == set(ceilings.KERNELS.values())
+        for name, (local, length, mix, widths) in found.items():
+            assert local == 0
+            if name == "fp32":
+                assert (mix["FFMA"], widths) == (ceilings.CHAINS * ceilings.LINKS, [])
+                assert length <= mix["FFMA"] + 4
+            else:
+                load = "LDS" if name == "shared" else "LDG"
+                assert widths == [[load, 128]]
+                assert mix["FADD"] == 4 * mix[load]
+                assert length <= 8 * mix[load]  # which an SM issues in half the time that the load takes
+
+    def test_probes_of_an_h200(self):
+        found = {probe.name: probe for probe in ceilings.probes(132, 60 << 20)}
+        assert {probe.threads for probe in found.values()} == {132 * 1024}
+        assert found["dram"].work > 30 * (60 << 20)
+        assert 16 * found["l2"].rows * found["l2"].threads <= 30 << 20
+        assert all(probe.expected < 1 << 24 for probe in found.values())
+        assert all(probe.rows % ceilings.ROWS_AT_ONCE == 0 for probe in found.values())
+
+    def test_record_is_read_back(self, tmp_path):
+        probe = ceilings.Probe("fp32", 1000, 10)
+        timed = {name: (probe, Samples(np.array([1.0, 2.0, 4.0]))) for name in ceilings.KERNELS}
+        content = ceilings.record(timed, ENVIRONMENT, ceilings.Ceilings(**LIMITS))
+        (tmp_path / ceilings.FILE).write_text(json.dumps(content))
+        found, name = ceilings.load(tmp_path / ceilings.FILE)
+        assert name == "Test GPU"
+        assert found.fp32 == probe.work * 1e6
+        assert content["medians"]["dram"] == probe.work * 1e6 / 2
+        assert "| fp32 | TFLOP/s |" in ceilings.table(content).markdown()
+
+    @pytest.mark.parametrize(
+        ("text", "says"),
+        [("{", "JSONDecodeError"), ("{}", "KeyError"), ('{"ceilings": 3}', "TypeError"), (None, "expected positive")],
+    )
+    def test_what_is_no_ceilings(self, text, says, tmp_path):
+        path = written(tmp_path, dram=-1)
+        if text is not None:
+            path.write_text(text)
+        with pytest.raises(ValueError, match=f"holds no ceilings .*{says}.*write it anew"):
+            ceilings.load(path)
+
+    @pytest.mark.simulator
+    def test_the_simulator_has_none(self, tmp_path, capsys):
+        assert ceilings.main(["--out", str(tmp_path)]) == 2
+        assert "the simulator has no ceilings" in capsys.readouterr().err
+        assert not list(tmp_path.iterdir())
+
+    @pytest.mark.gpu
+    def test_measured_on_a_gpu(self, tmp_path):
+        assert ceilings.main(["--rounds=5", "--out", str(tmp_path)]) == 0
+        content = json.loads((tmp_path / ceilings.FILE).read_text())
+        for name, most in (("fp32", 1.02), ("dram", 1.02), ("l2", 1.5), ("shared", 1.02)):
+            assert 0 < content["medians"][name] <= content["ceilings"][name] <= most * content["theoretical"][name]
+
+
+class TestModel:
+    def test_in_the_whole_program(self, tmp_path, capsys, on_gpu):
+        path = written(tmp_path)
+        arguments = ["--stages=naive,shared_tile,auto", "--shape=16,12,9", "--model", f"--ceilings={path}"]
+        assert cli.main([*arguments, f"--out={tmp_path}"]) == 0
+        printed, text = " ".join(capsys.readouterr().out.split()), (tmp_path / "report.md").read_text()
+        for said in (printed, text):
+            assert "Model: microseconds by ceilings measured on Test GPU, which is not this device" in said
+            assert ("the measured ones are the simulator's and mean nothing" in said) is not on_gpu
+            assert "predicted is the longest" in said
+        assert [line.split(" | ")[0] for line in text.partition("Model:")[2].splitlines()[4:6]] == [
+            "| naive",
+            "| shared_tile",
+        ]
+
+    def test_no_model_unless_asked(self, tmp_path):
+        assert cli.main(["--stages=naive", "--shape=4,4,4", f"--out={tmp_path}"]) == 0
+        assert "Model" not in (tmp_path / "report.md").read_text()
+
+    def test_ceilings_of_this_device_else_theory(self, tmp_path, monkeypatch):
+        device = dataclasses.replace(launch.SIMULATED_DEVICE, name="Test GPU")
+        monkeypatch.setattr(model, "DEFAULT", tmp_path / ceilings.FILE)
+        theory, source = model.choose_ceilings(None, device)
+        assert source == "theoretical ceilings of Test GPU"
+        assert theory.shared == 128 * 132 * 1.98e9
+        path = written(tmp_path)
+        assert model.choose_ceilings(None, device) == (ceilings.Ceilings(**LIMITS), "ceilings measured on Test GPU")
+        assert model.choose_ceilings(path, device)[1] == "ceilings measured on Test GPU"
+        assert model.choose_ceilings(None, dataclasses.replace(device, name="Other GPU"))[0] == theory
+
+    def test_rungs_have_predictions(self):
+        frame = gpu_frame().assign(config=lambda frame: frame["stage"].map(lambda name: default_config(name)))
+        device = dataclasses.replace(launch.SIMULATED_DEVICE, name="Test GPU")
+        table = model.model_table(frame, ceilings.Ceilings(**LIMITS), "theory", device, simulated=False)
+        assert table.title == "Model: microseconds by theory"
+        assert {row[0] for row in table.rows} == {"naive", "warp_tiled"}
+        rows = {tuple(row[:2]): dict(zip(table.headers, row)) for row in table.rows}
+        row = rows["warp_tiled", "4096x4096x4096"]
+        flop_us = 2 * 4096**3 / 60e6 * (4 * 132 / 512)  # four rounds of 512 tiles
+        assert row["bound by"] == "FP32"
+        assert float(row["predicted"].replace(",", "")) == pytest.approx(flop_us, abs=0.1)
+        assert float(row["DRAM"].replace(",", "")) == pytest.approx(3 * 4 * 4096**2 / 4e6, rel=0.01)
+        measured = 100 * 4096**3 / 1e9
+        assert float(row["measured"].replace(",", "")) == pytest.approx(measured, abs=0.1)
+        assert float(row["ratio"]) == pytest.approx(measured / flop_us, rel=0.01)
+        assert rows["naive", "2048x2048x2048"]["DRAM"] == "0"  # 48 MB stay in the L2 cache
+
+    def test_what_the_l2_cache_keeps(self):
+        assert model.keeps(60 << 20, Shape(2048, 2048, 2048), cold=False)
+        assert not model.keeps(60 << 20, Shape(2048, 2048, 2048), cold=True)
+        assert not model.keeps(60 << 20, Shape(4096, 4096, 4096), cold=False)
+
+
+def default_config(name):
+    return STAGES[name].configs[0].name if name in STAGES else ""

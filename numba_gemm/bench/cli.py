@@ -100,6 +100,15 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--commit", type=commit_hash, metavar="HASH", help="the commit to record where git cannot tell it"
     )
+    made.add_argument(
+        "--model", action="store_true", help="also predict times from bytes and the device's ceilings, and compare"
+    )
+    made.add_argument(
+        "--ceilings",
+        type=Path,
+        metavar="FILE",
+        help="ceilings.json to predict by (default: that of the committed results for the same GPU, else theory)",
+    )
     made.add_argument("--plot", action="store_true", help="also draw gflops_vs_size.png and roofline.png")
     return made
 
@@ -178,9 +187,10 @@ def benchmark(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Everything that needs numba."""
     from rich.console import Console
 
-    from numba_gemm.bench import compare, environment, plots, report, results
+    from numba_gemm.bench import compare, environment, model, plots, report, results
     from numba_gemm.bench.run import FEWEST_ROUNDS
     from numba_gemm.device.switch import SIMULATOR
+    from numba_gemm.launch import current_device, device_properties
 
     if not SIMULATOR and options.rounds is not None and options.rounds < FEWEST_ROUNDS:
         parser().error(f"argument --rounds: {options.rounds} is too few to tell a spread: give five or more")
@@ -193,6 +203,15 @@ def benchmark(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     if options.compare:
         try:
             old, old_environment = results.load(options.compare)
+        except (FileNotFoundError, ValueError) as error:
+            raise UsageError(str(error)) from None
+
+    if options.ceilings and not options.model:
+        raise UsageError("--ceilings says what --model predicts by: give both")
+    if options.model:
+        try:
+            device = device_properties(current_device())
+            ceilings, source = model.choose_ceilings(options.ceilings, device)
         except (FileNotFoundError, ValueError) as error:
             raise UsageError(str(error)) from None
 
@@ -231,8 +250,9 @@ def benchmark(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         compared = compare.compare(frame, old)
         if compared.empty:
             console.print(f"{options.compare} has no measurement in common with this run", style="bold yellow")
-    report.show(console, frame, described, compared)
-    report.write(options.out / "report.md", report.markdown(frame, described, compared))
+    modelled = model.model_table(frame, ceilings, source, device, SIMULATOR) if options.model else None
+    report.show(console, frame, described, compared, modelled)
+    report.write(options.out / "report.md", report.markdown(frame, described, compared, modelled))
     if options.plot:
         plots.draw(frame, described, options.out)
     console.print(f"results in {options.out}")
@@ -257,7 +277,7 @@ def make_folder(path: Path) -> None:
 def command_line(arguments: Sequence[str]) -> str:
     """The command to record: without the options that only say where files are, or what is recorded anyway."""
     kept = list(arguments)
-    for option in ("--out", "--compare", "--commit"):
+    for option in ("--out", "--compare", "--commit", "--ceilings"):
         while option in kept:
             at = kept.index(option)
             del kept[at : at + 2]

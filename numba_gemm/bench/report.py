@@ -32,6 +32,13 @@ EARLIER_NOTE = (
     "the two climbs go, not their speeds."
 )
 
+MODEL_NOTE = (
+    "Model: how long each resource is busy at least with what a stage computes and moves, at its ceiling; predicted is "
+    "the longest, and ratio measured over that. shared is shared memory and the L1 cache, which have one data path; it "
+    "and FP32 are those of the multiprocessor with most blocks. Latencies, and all instructions but multiply-adds, "
+    "come on top."
+)
+
 
 def speed_table(frame: pd.DataFrame) -> Table:
     """GFLOP/s, a line a shape, a column a stage."""
@@ -146,7 +153,12 @@ def changes_table(compared: pd.DataFrame) -> Table:
     return Table(title, headers, lines, left=["stage", "M x N x K", "verdict"])
 
 
-def markdown(frame: pd.DataFrame, environment: Mapping[str, Any], compared: pd.DataFrame | None = None) -> str:
+def markdown(
+    frame: pd.DataFrame,
+    environment: Mapping[str, Any],
+    compared: pd.DataFrame | None = None,
+    model: Table | None = None,
+) -> str:
     """The whole report."""
     parts = ["# Results", caption(environment) + f", seed {environment.get('seed')}."]
     if environment.get("simulator"):
@@ -161,10 +173,12 @@ def markdown(frame: pd.DataFrame, environment: Mapping[str, Any], compared: pd.D
         tables.append(precision_table(frame))
     if compared is not None:
         tables.append(changes_table(compared))
+    if model is not None:
+        tables.append(model)
     tables.append(summary_table(plain))
     for table in tables:
         parts += [f"## {table.title}", table.markdown()]
-    parts.append(EARLIER_NOTE)
+    parts += [EARLIER_NOTE] if model is None else [EARLIER_NOTE, MODEL_NOTE]
     return "\n\n".join(parts) + "\n"
 
 
@@ -174,7 +188,11 @@ def write(path: Path, text: str) -> None:
 
 
 def show(
-    console: Console, frame: pd.DataFrame, environment: Mapping[str, Any], compared: pd.DataFrame | None = None
+    console: Console,
+    frame: pd.DataFrame,
+    environment: Mapping[str, Any],
+    compared: pd.DataFrame | None = None,
+    model: Table | None = None,
 ) -> None:
     """The report on a terminal."""
     plain = of_float32(frame)
@@ -184,8 +202,11 @@ def show(
         console.print(draw(precision_table(frame)))
     if compared is not None:
         console.print(draw(changes_table(compared), bad=REGRESSIONS, good=(FASTER,)))
+    if model is not None:
+        console.print(draw(model))
     console.print(draw(summary_table(plain)))
-    console.print(EARLIER_NOTE, style="dim")
+    for note in (EARLIER_NOTE,) if model is None else (EARLIER_NOTE, MODEL_NOTE):
+        console.print(note, style="dim")
     for problem in problem_lines(frame):
         console.print(problem, style="bold red")
     console.print(caption(environment), style="dim")

@@ -1,0 +1,169 @@
+"""How many blocks of a kernel a multiprocessor holds at once, and what keeps it from holding more; needs no GPU.
+
+A block moves in once its warps, registers and shared memory fit beside those of the blocks that are there. Sources:
+CUDA C++ Programming Guide, "Compute Capabilities", table "Technical Specifications per Compute Capability", for what a
+multiprocessor has; NVIDIA's ``cuda_occupancy.h``, which comes with the CUDA toolkit, for how it is handed out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["LIMITS", "Occupancy", "SmLimits", "occupancy"]
+
+WARP = 32
+MAX_THREADS = 1024  # a block
+MAX_REGISTERS = 255  # a thread
+REGISTERS = 65_536  # an SM
+PARTITIONS = 4  # of an SM, each with a quarter of its registers
+REGISTER_UNIT = 256  # registers that a warp is given at a time
+KB = 1024
+
+
+@dataclass(frozen=True)
+class SmLimits:
+    """What a multiprocessor of one compute capability holds at once, and how it hands out shared memory.
+
+    Attributes
+    ----------
+    blocks, warps : int
+        Most blocks and warps.
+    shared : int
+        Bytes of shared memory for all blocks.
+    shared_per_block : int
+        Most bytes of shared memory that one block may ask for.
+    shared_reserved : int
+        Bytes that the system takes for itself in every block.
+    shared_unit : int
+        Bytes that a block is given at a time.
+    """
+
+    blocks: int
+    warps: int
+    shared: int
+    shared_per_block: int
+    shared_reserved: int = KB
+    shared_unit: int = 128
+
+
+LIMITS: dict[tuple[int, int], SmLimits] = {
+    (7, 5): SmLimits(16, 32, 64 * KB, 64 * KB, shared_reserved=0, shared_unit=256),
+    (8, 0): SmLimits(32, 64, 164 * KB, 163 * KB),
+    (8, 6): SmLimits(16, 48, 100 * KB, 99 * KB),
+    (8, 7): SmLimits(16, 48, 164 * KB, 163 * KB),
+    (8, 9): SmLimits(24, 48, 100 * KB, 99 * KB),
+    (9, 0): SmLimits(32, 64, 228 * KB, 227 * KB),
+    (10, 0): SmLimits(32, 64, 228 * KB, 227 * KB),
+    (10, 3): SmLimits(32, 64, 228 * KB, 227 * KB),
+    (12, 0): SmLimits(24, 48, 100 * KB, 99 * KB),
+    (12, 1): SmLimits(24, 48, 100 * KB, 99 * KB),
+}
+"""By compute capability."""
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """How many blocks of a kernel a multiprocessor holds at once, and why not more.
+
+    Attributes
+    ----------
+    blocks, warps : int
+        At once, on one multiprocessor. No block fits where this is 0.
+    fraction : float
+        Of the warps that there is room for.
+    limits : mapping of str to int
+        How many blocks each resource alone would allow: "blocks", "warps", "registers", "shared memory".
+    limiters : tuple of str
+        The resources that allow the fewest.
+    threads, registers, shared : int
+        Of the kernel: threads a block, registers a thread, and bytes of shared memory a block, static and dynamic.
+    cc : tuple of int
+        Compute capability.
+    """
+
+    blocks: int
+    warps: int
+    fraction: float
+    limits: Mapping[str, int] = field(hash=False)
+    limiters: tuple[str, ...]
+    threads: int
+    registers: int
+    shared: int
+    cc: tuple[int, int]
+
+    def __str__(self) -> str:
+        allowed = ", ".join(f"{name} {count}" for name, count in self.limits.items())
+        return (
+            f"{self.blocks} blocks ({self.warps} warps, {100 * self.fraction:.1f} %) on a multiprocessor of compute "
+            f"capability {self.cc[0]}.{self.cc[1]}, limited by {' and '.join(self.limiters)}; each alone would allow: "
+            f"{allowed}. Threads a block: {self.threads}, registers a thread: {self.registers}, bytes of shared memory "
+            f"a block: {self.shared:,}"
+        )
+
+
+def occupancy(threads: int, registers: int, shared: int, cc: tuple[int, int]) -> Occupancy:
+    """Compute how many blocks a multiprocessor holds at once.
+
+    A warp's registers come from one of the multiprocessor's four partitions, in units of 256. A block's shared memory,
+    with the kilobyte that the system reserves from compute capability 8.0 on, is rounded up to whole units.
+
+    Parameters
+    ----------
+    threads : int
+        Threads a block, 1 to 1024.
+    registers : int
+        32-bit registers a thread, 1 to 255.
+    shared : int
+        Bytes of shared memory a block, static and dynamic.
+    cc : tuple of int
+        Compute capability, (major, minor).
+
+    Raises
+    ------
+    ValueError
+        for a compute capability that is not in `LIMITS`, and for what no block can have.
+    """
+    if cc not in LIMITS:
+        known = ", ".join(f"{major}.{minor}" for major, minor in LIMITS)
+        raise ValueError(f"cc is {cc!r}; expected one of {known}, as (major, minor); pass (9, 0) for an H200")
+    has = LIMITS[cc]
+    for name, value, least, most in (
+        ("threads", threads, 1, MAX_THREADS),
+        ("registers", registers, 1, MAX_REGISTERS),
+        ("shared", shared, 0, has.shared_per_block),
+    ):
+        if not least <= value <= most:
+            raise ValueError(
+                f"{name} is {value}; expected {least} to {most} on compute capability {cc[0]}.{cc[1]}; make the tiles "
+                "smaller, or spread them over other threads"
+            )
+    warps = -(-threads // WARP)
+    warp_registers = _rounded(registers * WARP, REGISTER_UNIT)
+    # A launch is refused unless all partitions could take the block's registers alike.
+    fits = warp_registers * _rounded(warps, PARTITIONS) <= REGISTERS
+    register_warps = PARTITIONS * (REGISTERS // PARTITIONS // warp_registers) if fits else 0
+    block_shared = _rounded(shared + has.shared_reserved, has.shared_unit)
+    limits = {
+        "blocks": has.blocks,
+        "warps": has.warps // warps,
+        "registers": register_warps // warps,
+        "shared memory": has.shared // block_shared if block_shared else has.blocks,
+    }
+    blocks = min(limits.values())
+    return Occupancy(
+        blocks=blocks,
+        warps=blocks * warps,
+        fraction=blocks * warps / has.warps,
+        limits=limits,
+        limiters=tuple(name for name, count in limits.items() if count == blocks),
+        threads=threads,
+        registers=registers,
+        shared=shared,
+        cc=cc,
+    )
+
+
+def _rounded(amount: int, unit: int) -> int:
+    """An amount in whole units."""
+    return -(-amount // unit) * unit

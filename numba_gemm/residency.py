@@ -1,0 +1,110 @@
+"""How many blocks of a stage a multiprocessor holds, as the stage is compiled."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import prod
+
+from . import kernel_cache, launch
+from .device.switch import SIMULATOR
+from .ladder import STAGES
+from .ladder.stage import Stage, TileConfig
+from .models import occupancy as counting
+from .models.occupancy import Occupancy
+
+__all__ = ["Occupancy", "occupancy"]
+
+
+def occupancy(
+    stage: str | Stage, config: str | TileConfig | None = None, device: int | tuple[int, int] | None = None
+) -> Occupancy:
+    """Compute how many blocks of a stage a multiprocessor holds at once, and what keeps it from holding more.
+
+    The stage is compiled, or found in the kernel cache, for aligned operands by rows; others may need more registers.
+
+    Parameters
+    ----------
+    stage : str or Stage
+        A stage of `stages`, or its name.
+    config : str or TileConfig, optional
+        A configuration, or the name of one of the stage's. By default its first.
+    device : int or tuple of int, optional
+        A device's ordinal, or a compute capability, (9, 0) for one, for which no GPU is needed. By default the current
+        device.
+
+    Returns
+    -------
+    Occupancy
+        Its text is a paragraph to read.
+
+    Raises
+    ------
+    TypeError
+        For arguments of other types.
+    ValueError
+        For an unknown stage, configuration or compute capability, or one that the stage cannot run on.
+    GpuUnavailable
+        Without a GPU, unless a compute capability is given.
+    RuntimeError
+        Under Numba's simulator, which compiles nothing; without the compiler's libraries.
+    """
+    if SIMULATOR:
+        raise RuntimeError(
+            "a kernel's registers are known once it is compiled, and Numba's simulator compiles nothing; expected the "
+            "compiler; unset NUMBA_ENABLE_CUDASIM, and without a GPU pass a compute capability, device=(9, 0)"
+        )
+    found = _stage(stage)
+    chosen = _config(found, config)
+    cc = _compute_capability(device)
+    if cc not in counting.LIMITS or cc < found.min_cc:
+        known = ", ".join(f"{major}.{minor}" for major, minor in counting.LIMITS if (major, minor) >= found.min_cc)
+        raise ValueError(
+            f"device is {device!r}, of compute capability {cc[0]}.{cc[1]}; expected one of {known} for stage "
+            f"{found.name!r}; pass one, (9, 0) for an H200, or another stage"
+        )
+    form = launch.usual_form(found, chosen, True)
+    cubin, _ = kernel_cache.fetch(partial(launch.compile_stage, found, chosen, form, cc), found, chosen, form, cc)
+    shared = cubin.shared + chosen.dynamic_shared
+    return counting.occupancy(prod(found.block(chosen)), cubin.registers, shared, cc)
+
+
+def _stage(stage: str | Stage) -> Stage:
+    if isinstance(stage, Stage):
+        return stage
+    if not isinstance(stage, str):
+        raise TypeError(f"stage is {stage!r}; expected a Stage or its name; numba_gemm.stages() has them")
+    if stage not in STAGES:
+        raise ValueError(f"stage is {stage!r}; expected one of {', '.join(STAGES)}; pass one of these")
+    return STAGES[stage]
+
+
+def _config(stage: Stage, config: str | TileConfig | None) -> TileConfig:
+    if config is None:
+        return stage.configs[0]
+    if isinstance(config, TileConfig):
+        return config
+    if not isinstance(config, str):
+        raise TypeError(f"config is {config!r}; expected a TileConfig, or the name of one; leave it out for the first")
+    named = {one.name: one for one in stage.configs}
+    if config not in named:
+        raise ValueError(
+            f"config is {config!r}; expected one of {', '.join(named)} for stage {stage.name!r}; pass one of these, or "
+            "a TileConfig of your own"
+        )
+    return named[config]
+
+
+def _compute_capability(device: int | tuple[int, int] | None) -> tuple[int, int]:
+    if isinstance(device, tuple) and [type(part) for part in device] == [int, int]:
+        return device
+    if device is None:
+        return launch.device_properties(launch.current_device()).cc
+    if type(device) is not int:
+        raise TypeError(
+            f"device is {device!r}; expected a device's ordinal or a compute capability; pass 0, or (9, 0) for an H200"
+        )
+    launch.current_device()  # raises GpuUnavailable with the reason
+    count = launch.device_count()
+    if not 0 <= device < count:
+        raise ValueError(f"device is {device}; expected 0 to {count - 1}; pass one of these, or a compute capability")
+    return launch.device_properties(device).cc
