@@ -5,8 +5,9 @@ On a GPU, with Nsight Compute, it writes `tracer_counted.csv` and `tracer_counte
 `tracer.csv`: a row a stage and quantity, with both numbers. It exits with 1 if one is off by more than 2 %.
 
 Requests and sectors of global memory are `l1tex__t_requests` and `l1tex__t_sectors`; requests and wavefronts of shared
-memory are counted by instruction (section SourceCounters), if any lane is active. Three stages read shared memory
-element by element, and the compiler joins neighbours into vectors: of which operand, its SASS says (`JOINED`).
+memory are counted by instruction (section SourceCounters), those of copies by lane, since many are executed with none
+active. Three stages read shared memory element by element, and the compiler joins neighbours into vectors: of which
+operand, its SASS says (`JOINED`).
 """
 
 from __future__ import annotations
@@ -39,9 +40,6 @@ LATEST = Path("results") / "h200" / "latest"
 
 # Of stages that read shared memory element by element, the tiles of which the compiler reads four neighbours at once.
 JOINED = {"shared_tile": ("a_tile",), "thread_tile_1d": ("a_tile",), "thread_tile_2d": ("b_tile",)}
-# What differs, and is not explained: where half of the lanes of such a request zero their bytes, Nsight Compute counts
-# six wavefronts for three requests of four, and four for the same request in a kernel of its own.
-UNEXPLAINED = [("thin", "shared copies", "wavefronts")]
 # Blocks that stand for all: those of a product that tiles divide evenly do the same at other addresses.
 ONE_BLOCK = ("naive", "coalesced", "shared_tile", "thread_tile_1d", "thread_tile_2d")
 
@@ -53,7 +51,11 @@ SECTORS = {
     "global loads": "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
     "global stores": "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
 }
-INSTRUCTIONS = {"shared loads": "LDS", "shared stores": "STS", "shared copies": "LDGSTS"}
+COPIES = "shared copies"
+INSTRUCTIONS = {"shared loads": "LDS", "shared stores": "STS", COPIES: "LDGSTS"}
+# What differs, and is not explained: where half of the lanes of such a request zero their bytes, Nsight Compute counts
+# six wavefronts for three requests of four, and four for the same request in a kernel of its own.
+UNEXPLAINED = [("thin", COPIES, "wavefronts")]
 KEY = ["stage", "config", "m", "n", "k", "accesses", "quantity"]
 
 
@@ -87,7 +89,11 @@ def counted(ncu: str, child: Sequence[str]) -> pd.DataFrame:
             own = lines[active & (opcodes == name)]
             if own.empty:
                 continue
-            rows.append(_row(stage, accesses, "requests", counters.numbers(own["Instructions Executed"]).sum()))
+            if accesses == COPIES:
+                lanes = counters.numbers(own["Predicated-On Thread Instructions Executed"]).sum()
+                rows.append(_row(stage, accesses, "lanes", lanes))
+            else:
+                rows.append(_row(stage, accesses, "requests", counters.numbers(own["Instructions Executed"]).sum()))
             rows.append(_row(stage, accesses, "wavefronts", counters.numbers(own["L1 Wavefronts Shared"]).sum()))
     return pd.DataFrame(rows)
 
@@ -112,7 +118,7 @@ def traced(name: str) -> list[dict[str, Any]]:
         ("global stores", "global", ("store",)),
         ("shared loads", "shared", ("load",)),
         ("shared stores", "shared", ("store",)),
-        ("shared copies", "shared", ("copy",)),
+        (COPIES, "shared", ("copy",)),
     ):
         own = requests[(requests["space"] == space) & requests["op"].isin(ops)]
         if own.empty:
@@ -122,7 +128,10 @@ def traced(name: str) -> list[dict[str, Any]]:
             apart = own[~own["array"].isin(JOINED[name])]
             count, cost = found.joined(JOINED[name])
             count, cost = count + len(apart), cost + int(apart["wavefronts"].sum())
-        rows.append(_row(stage, accesses, "requests", count * times))
+        if accesses == COPIES:
+            rows.append(_row(stage, accesses, "lanes", int(own["lanes"].sum()) * times))
+        else:
+            rows.append(_row(stage, accesses, "requests", count * times))
         rows.append(_row(stage, accesses, "sectors" if space == "global" else "wavefronts", cost * times))
     return rows
 
