@@ -63,6 +63,13 @@ def _row(stage: Any, accesses: str, quantity: str, value: float) -> dict[str, An
     return counters.key(stage, SHAPE) | {"accesses": accesses, "quantity": quantity, "value": int(value)}
 
 
+def _order() -> dict[str, list[str]]:
+    from numba_gemm.ladder import STAGES
+
+    kinds = [*REQUESTS, *INSTRUCTIONS]
+    return {"stage": list(STAGES), "accesses": kinds, "quantity": ["requests", "lanes", "sectors", "wavefronts"]}
+
+
 def counted(ncu: str, child: Sequence[str]) -> pd.DataFrame:
     """What the GPU counts of a child process that launches each stage once.
 
@@ -141,7 +148,9 @@ def compare(traces: pd.DataFrame, counts: pd.DataFrame) -> pd.DataFrame:
     both = counts.merge(traces, on=KEY, how="outer", suffixes=("_counted", "_traced"), sort=False).fillna(0)
     both = both.rename(columns={"value_counted": "counted", "value_traced": "traced"})
     both[["counted", "traced"]] = both[["counted", "traced"]].astype("int64")
-    both = both[(both["counted"] > 0) | (both["traced"] > 0)].reset_index(drop=True)
+    both = both[(both["counted"] > 0) | (both["traced"] > 0)]
+    places = [[names.index(value) for value in both[column]] for column, names in _order().items()]
+    both = both.iloc[np.lexsort(places[::-1])].reset_index(drop=True)
     both["ratio"] = both["traced"] / both["counted"]
     both["within"] = (both["ratio"] - 1).abs() <= TOLERANCE
     return both
