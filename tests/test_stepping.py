@@ -28,7 +28,6 @@ from numba_gemm.tensor_core import TENSOR_STAGES
 
 pytestmark = pytest.mark.simulator
 
-DOCS = Path(__file__).parents[1] / "docs" / "stepping.md"
 
 
 @pytest.fixture(autouse=True)
@@ -718,32 +717,3 @@ def test_a_line_of_a_function_that_the_kernel_calls(monkeypatch):
 def test_a_line_that_is_not_reached_is_told():
     with pytest.warns(RuntimeWarning, match=r"thread \(1, 0, 0\) of block \(0, 0, 0\) has not come to line 1 of "):
         debug(small, 1, 4, np.zeros(4, np.float32), np.zeros(4, np.float32), thread=1, line=1)
-
-
-# -------------------------------------------------------------------------------------------------------------- docs
-
-
-def blocks():
-    """The code blocks of the page, each with what follows as its output."""
-    text = DOCS.read_text(encoding="utf-8")
-    return re.findall(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", text, re.DOTALL | re.MULTILINE)
-
-
-def test_the_page_says_what_happens(monkeypatch, capsys):
-    namespace: dict = {}
-    found = blocks()
-    assert len(found) > 3
-    for number, (code, output) in enumerate(found):
-        commands = re.findall(r"^\(Pdb\) (.*)$", output, re.MULTILINE)
-        hook, said = scripted(*commands)
-        monkeypatch.setattr(sys, "breakpointhook", hook)
-        name = f"<docs/stepping.md {number}>"
-        monkeypatch.setitem(linecache.cache, name, (len(code), None, code.splitlines(keepends=True), name))
-        exec(compile(code, name, "exec"), namespace)
-        printed = capsys.readouterr().out
-        if commands:
-            answers = [line for line in output.splitlines() if not line.startswith("(Pdb)")]
-            assert answers
-            assert set(answers) <= set(said.getvalue().replace("(Pdb) ", "").splitlines())
-        else:  # lines of the stages move
-            assert re.sub(r"\.py:\d+", ".py:", printed) == re.sub(r"\.py:\d+", ".py:", output), code

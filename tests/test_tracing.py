@@ -104,6 +104,26 @@ def test_an_h200_counts_the_same_wavefronts():
         assert requests.wavefronts(active, size, write=write) == wavefronts, name
 
 
+def test_an_h200_counts_the_same_of_copies():
+    """150 asynchronous copies: sectors, and wavefronts, of which those from seven or more cache lines may have one more.
+
+    Those of 4 bytes are Nsight Compute's count of all wavefronts, less the kernel's other six; those of 16 its count of
+    the instruction's.
+    """
+    counted = json.loads((DATA / "copy_wavefronts_h200.json").read_text())
+    assert len(counted) == 150
+    more = 0
+    for name, size, sources, targets, wavefronts, sectors in counted:
+        reads = {lane: at for lane, at in enumerate(sources) if at >= 0}
+        assert requests.copy_sectors(reads.items(), size, dict(enumerate(targets))) == sectors, name
+        found = requests.copy_wavefronts(lanes(targets), size, reads)
+        if found != wavefronts:
+            assert found + 1 == wavefronts, name
+            assert len({at // 128 for at in reads.values()}) >= 7, name
+            more += 1
+    assert more == 7
+
+
 def test_words_of_each_bank():
     (words,) = requests.bank_map([(0, 0), (1, 4), (2, 128), (3, 128)], 4)
     assert words == {0: {0, 32}, 1: {1}}
