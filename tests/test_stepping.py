@@ -6,15 +6,12 @@ import contextlib
 import gc
 import io
 import itertools
-import linecache
 import os
 import pdb
-import re
 import subprocess
 import sys
 import threading
 import types
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,7 +24,6 @@ from numba_gemm.ladder import STAGES
 from numba_gemm.tensor_core import TENSOR_STAGES
 
 pytestmark = pytest.mark.simulator
-
 
 
 @pytest.fixture(autouse=True)

@@ -105,7 +105,7 @@ def test_an_h200_counts_the_same_wavefronts():
 
 
 def test_an_h200_counts_the_same_of_copies():
-    """150 asynchronous copies: sectors, and wavefronts, of which those from seven or more cache lines may have one more.
+    """150 asynchronous copies: sectors, and wavefronts, of which there may be one more from seven or more cache lines.
 
     Those of 4 bytes are Nsight Compute's count of all wavefronts, less the kernel's other six; those of 16 its count of
     the instruction's.
@@ -464,6 +464,7 @@ def test_writes_race_with_each_other():
         ((copy_by, None, None, floats(2)), TypeError, "grid and block must be given"),
         ((copy_by, 1, 1, floats(2)), TypeError, "does not take these arguments"),
         ((3, 1, 1), TypeError, "expected a kernel"),
+        (("persistent", None, None), NotImplementedError, "the simulator has no matrix instructions"),
     ],
 )
 def test_what_cannot_be_traced(arguments, error, complaint):

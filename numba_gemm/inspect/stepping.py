@@ -31,8 +31,6 @@ import numpy as np
 from ..device import internals, scheduler
 from ..ladder import TileConfig
 from ..launch import Simulated
-from ..tensor_core import TENSOR_STAGES
-from ..tensor_core.stage import TensorStage
 from .target import arrays_of, prepare
 
 __all__ = ["Step", "Stepping", "debug", "step"]
@@ -390,23 +388,6 @@ def _index(what: str, given: int | Sequence[int], where: str, extents: Sequence[
     return x, y, z
 
 
-def _prepare(
-    stage_or_kernel: Any,
-    grid: int | Sequence[int] | None,
-    block: int | Sequence[int] | None,
-    args: Sequence[Any],
-    config: TileConfig | str | None,
-    dynamic_shared: int | None,
-) -> Simulated:
-    name = stage_or_kernel.name if isinstance(stage_or_kernel, TensorStage) else stage_or_kernel
-    if isinstance(stage_or_kernel, TensorStage) or (isinstance(name, str) and name in TENSOR_STAGES):
-        raise NotImplementedError(
-            f"{name} multiplies on tensor cores, and the simulator has no matrix instructions; step through a stage of "
-            "the ladder"
-        )
-    return prepare(stage_or_kernel, grid, block, args, config=config, dynamic_shared=dynamic_shared)
-
-
 # ----------------------------------------------------------------------------------------------------------- the users
 
 
@@ -460,7 +441,7 @@ def step(
         for what is no stage and no kernel, for arguments that it does not take, and for a thread or block that is not
         in the launch.
     """
-    made = _prepare(stage_or_kernel, grid, block, args, config, dynamic_shared)
+    made = prepare(stage_or_kernel, grid, block, args, config=config, dynamic_shared=dynamic_shared)
     chosen_block = _index("block_index", block_index, "grid", made.grid)
     follower = _Follower(made, chosen_block, _index("thread", thread, "block", made.block), into)
     pauses = scheduler.pauses(
@@ -554,7 +535,7 @@ def debug(
     RuntimeWarning
         if the thread has not come to `line`.
     """
-    made = _prepare(stage_or_kernel, grid, block, args, config, dynamic_shared)
+    made = prepare(stage_or_kernel, grid, block, args, config=config, dynamic_shared=dynamic_shared)
     chosen_block = _index("block_index", block_index, "grid", made.grid)
     chosen = _index("thread", thread, "block", made.block)
     file = internals.python_function(made.kernel).__code__.co_filename

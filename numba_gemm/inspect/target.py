@@ -12,6 +12,7 @@ from ..device import internals
 from ..device.switch import SIMULATOR
 from ..ladder import STAGES, Stage, TileConfig
 from ..launch import Matrix, Simulated, simulated
+from ..tensor_core import TENSOR_STAGES, TensorStage
 
 __all__ = ["arrays_of", "prepare"]
 
@@ -77,6 +78,8 @@ def prepare(
     ------
     RuntimeError
         outside of the simulator.
+    NotImplementedError
+        for a stage of the tensor cores, whose instructions the simulator lacks.
     TypeError, ValueError
         for what is no stage and no kernel, and for arguments that it does not take.
     """
@@ -84,6 +87,11 @@ def prepare(
         raise RuntimeError(
             "stepping and tracing run kernels as Python, on Numba's simulator: set NUMBA_ENABLE_CUDASIM=1 before "
             "anything imports numba"
+        )
+    name = getattr(stage_or_kernel, "name", stage_or_kernel)
+    if isinstance(stage_or_kernel, TensorStage) or (isinstance(stage_or_kernel, str) and name in TENSOR_STAGES):
+        raise NotImplementedError(
+            f"{name} multiplies on tensor cores, and the simulator has no matrix instructions; take one of the ladder's"
         )
     if isinstance(stage_or_kernel, str):
         if stage_or_kernel not in STAGES:

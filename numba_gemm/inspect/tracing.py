@@ -759,6 +759,8 @@ def trace(
     ------
     RuntimeError
         outside of the simulator.
+    NotImplementedError
+        for a stage of the tensor cores, whose instructions the simulator lacks.
     TypeError, ValueError
         for what is no stage and no kernel, arguments that it does not take, blocks that are not in the grid, a kernel
         whose source cannot be found.
