@@ -26,7 +26,7 @@ def untouched(*shape):
 @pytest.fixture(autouse=True)
 def nothing_runs(monkeypatch):
     monkeypatch.setattr(launch.Launch, "__call__", lambda *_: pytest.fail("launched"))
-    monkeypatch.setattr(launch, "_simulate", lambda *_: pytest.fail("simulated"))
+    monkeypatch.setattr(launch, "simulated", lambda *_: pytest.fail("simulated"))
 
 
 CASES = {

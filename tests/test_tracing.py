@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,12 @@ import pytest
 from numba import cuda, float32, float64
 from test_broken_kernels import BARRIER, STAGED, barriers, mutant
 
+from numba_gemm.device import async_copy
 from numba_gemm.device.address import shared_address, shared_load2
 from numba_gemm.device.switch import SIMULATOR
 from numba_gemm.device.vector import load4, store4
 from numba_gemm.inspect import trace
-from numba_gemm.inspect.tracing import TracedArray
+from numba_gemm.inspect.recording import TracedArray
 from numba_gemm.ladder import STAGES
 from numba_gemm.ladder.stage import Share
 from numba_gemm.launch import Matrix, simulated
@@ -219,6 +221,53 @@ def test_lanes_that_skip_a_turn_are_not_in_it(kernel):
         assert list(loads["lanes"]) == [32] * 3
 
 
+@cuda.jit
+def endless(x, n):
+    t, turn = cuda.threadIdx.x, 0
+    while True:
+        if (turn + t) % 2:
+            x[turn, t] = 1
+        turn += 1
+        if turn == 4:
+            break
+
+
+@cuda.jit
+def endless_around(x, n):
+    t, turn = cuda.threadIdx.x, 0
+    while True:
+        for j in range(n[t]):
+            x[j, t] += 1
+        x[3, t] = turn
+        turn += 1
+        if turn == 2:
+            break
+
+
+@cuda.jit
+def nested(x, n):
+    t = cuda.threadIdx.x
+    for i in range(2):
+        j = 0
+        while j < n[t]:
+            j += 1
+            if j == 1:
+                continue
+            x[j, t] = i
+        x[3, t] = i
+
+
+@simulator
+@pytest.mark.parametrize(
+    ("kernel", "stores"),
+    [(endless, [16] * 4), (endless_around, [32, 16, 32, 32, 16, 32]), (nested, [16, 32, 16, 32])],
+)
+def test_turns_of_other_loops(kernel, stores):
+    n = np.where(LANES % 2, 2, 1).astype(np.int32)
+    found = trace(kernel, 1, 32, floats(4, 32), n).requests
+    assert sorted(found[(found["array"] == "x") & (found["op"] == "store")]["lanes"]) == sorted(stores)
+
+
 @simulator
 def test_turns_are_counted_where_counters_differ():
     found = trace(grid_stride, 2, 32, floats(256), floats(256))
@@ -265,6 +314,114 @@ def test_vectors_are_one_access():
 @cuda.jit
 def doubles(x, y):
     y[cuda.grid(1)] = x[cuda.grid(1)]
+
+
+@cuda.jit
+def rows_of_three(y):
+    y[cuda.threadIdx.x, :] = 0
+
+
+@cuda.jit
+def by_flat(x, y):
+    y.flat[cuda.threadIdx.x] = x.flat[cuda.threadIdx.x]
+
+
+@cuda.jit
+def nothing_at_all(x):
+    tile = cuda.shared.array(4, float32)  # noqa: F841
+
+
+@cuda.jit(device=True)
+def through(value):
+    tile = cuda.shared.array(64, float32)
+    tile[cuda.threadIdx.x] = value
+    cuda.syncthreads()
+    return tile[63 - cuda.threadIdx.x]
+
+
+@cuda.jit
+def twice(y):
+    y[0, cuda.threadIdx.x] = through(1.0)
+    y[1, cuda.threadIdx.x] = through(2.0)
+
+
+@cuda.jit
+def two_on_a_line(y):
+    t = cuda.threadIdx.x
+    a, b = cuda.shared.array(32, float32), cuda.shared.array(64, float32)
+    c = cuda.shared.array(8, float32); d = cuda.shared.array(16, float32)  # fmt: skip  # noqa: E702
+    a[t] = b[t] = c[t % 8] = d[t % 16] = 0
+
+
+@simulator
+def test_lanes_of_each_request():
+    found = trace(rows_of_three, 1, 32, floats(32, 3))
+    assert len(found.requests) == 3
+    for request in range(3):
+        assert found.lanes(request) == [(lane, 4 * (3 * lane + request)) for lane in range(32)]
+    with pytest.raises(ValueError, match="from 0 to 2"):
+        found.lanes(3)
+
+
+@simulator
+def test_flat_is_seen():
+    found = trace(by_flat, 1, 32, floats(4, 8), floats(4, 8))
+    assert found.requests[["array", "op", "lanes"]].to_numpy().tolist() == [["x", "load", 32], ["y", "store", 32]]
+
+
+@simulator
+def test_a_copy_of_an_array_is_told():
+    def kernel(x, y):
+        y[cuda.threadIdx.x] = x.ravel()[cuda.threadIdx.x]
+
+    with pytest.raises(IndexError, match="x that are not in its memory"):
+        trace(kernel, 1, 32, floats(8, 16)[:, ::2], floats(32))
+
+
+@simulator
+def test_no_access_at_all():
+    found = trace(nothing_at_all, 1, 32, floats(4))
+    assert found.requests.empty
+    assert found.lines.empty
+    assert found.races == []
+    assert str(found) == "nothing_at_all: no access"
+    assert set(found.traffic["read"]) == {0}
+
+
+@simulator
+def test_a_function_has_one_shared_array_however_often_it_is_called():
+    found = trace(twice, 1, 64, floats(2, 64))
+    assert [array.name for array in found.arrays] == ["y", "tile"]
+    (race,) = found.races  # the second call's store, and the first one's load
+    assert race.count == 64
+
+
+@simulator
+def test_arrays_of_one_name_are_numbered():
+    found = trace(two_on_a_line, 1, 32, floats(4))
+    line = found.accesses["line"].min() - 2
+    assert {array.name: array.shape for array in found.arrays} == {
+        "y": (4,),
+        f"shared_{line}": (32,),
+        f"shared_{line}_2": (64,),
+        "c": (8,),
+        "d": (16,),
+    }
+
+
+@simulator
+def test_a_file_that_has_changed(tmp_path, monkeypatch):
+    import importlib
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    place, source = tmp_path / "changing.py", "def kernel(x):\n    for i in range(2):\n        x[i] = 1\n"
+    place.write_text(source)
+    module = importlib.import_module("changing")
+    assert len(trace(module.kernel, 1, 1, floats(4)).requests) == 2
+    place.write_text("# moved\n\n" + source.replace("2", "3"))
+    importlib.reload(module)
+    assert len(trace(module.kernel, 1, 1, floats(4)).requests) == 3
 
 
 @simulator
@@ -344,6 +501,8 @@ def test_only_the_blocks_that_were_asked_for():
     found = traced("shared_tile", blocks=[(1, 0, 0)])
     assert found.blocks == [(1, 0, 0)]
     assert set(found.accesses["block"]) == {(1, 0, 0)}
+    with pytest.raises(ValueError, match="expected each once"):
+        traced("shared_tile", blocks=[(0, 0, 0), (0, 0, 0)])
     with pytest.raises(ValueError, match="outside the grid"):
         traced("shared_tile", blocks=[(99, 0, 0)])
 
@@ -445,6 +604,81 @@ def test_atomics_do_not_race():
 
 
 @simulator
+@pytest.mark.parametrize("name", ["add", "max", "exch", "cas"])
+def test_an_atomic_is_one_access(name):
+    def kernel(x):
+        if name == "cas":
+            cuda.atomic.cas(x, cuda.threadIdx.x % 4, 0, 1)
+        elif name == "add":
+            cuda.atomic.add(x, cuda.threadIdx.x % 4, 1)
+        elif name == "max":
+            cuda.atomic.max(x, cuda.threadIdx.x % 4, 1)
+        else:
+            cuda.atomic.exch(x, cuda.threadIdx.x % 4, 1)
+
+    (request,) = trace(kernel, 1, 32, np.zeros(8, np.int32)).requests.to_dict("records")
+    assert (request["op"], request["lanes"], request["sectors"]) == ("atomic", 32, 1)
+
+
+@simulator
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "float64"])
+def test_races_of_other_elements(dtype):
+    def kernel(y):
+        tile = cuda.shared.array(64, dtype)
+        tile[cuda.threadIdx.x] = 1
+        y[cuda.threadIdx.x] = tile[63 - cuda.threadIdx.x]
+
+    def neighbours(y):
+        tile = cuda.shared.array(64, dtype)
+        tile[cuda.threadIdx.x] = 1
+        y[cuda.threadIdx.x] = tile[cuda.threadIdx.x]
+
+    (race,) = trace(kernel, 1, 64, floats(64)).races
+    assert race.count == 64
+    assert trace(neighbours, 1, 64, floats(64)).races == []
+
+
+@simulator
+def test_many_that_race_are_found_soon():
+    def kernel(y):
+        total = cuda.shared.array(1, float32)
+        total[0] = 1
+        cuda.atomic.add(total, 0, 1)
+
+    begin = time.perf_counter()
+    found = trace(kernel, 1, 1024, floats(1))
+    assert {race.count for race in found.races} == {1}
+    assert time.perf_counter() - begin < 20
+
+
+def copies(wait_before_barrier, barrier):
+    def kernel(x, y):
+        tile = cuda.shared.array((1, 64), float32, alignment=16)
+        t = cuda.threadIdx.x
+        async_copy.cp_async4(tile, 0, t, True, x, 0, t)
+        async_copy.commit_group()
+        if wait_before_barrier:
+            async_copy.wait_group(0)
+        if barrier == "block":
+            cuda.syncthreads()
+        elif barrier == "warp":
+            cuda.syncwarp()
+        y[0, t] = tile[0, t ^ 1]
+        if wait_before_barrier is False:
+            async_copy.wait_group(0)
+
+    return kernel
+
+
+@simulator
+@pytest.mark.parametrize("barrier", ["block", "warp", None])
+@pytest.mark.parametrize("waits", [True, False, None])
+def test_a_copy_writes_until_it_has_landed(waits, barrier):
+    found = trace(copies(waits, barrier), 1, 64, floats(1, 64), floats(1, 64))
+    assert bool(found.races) == (not waits or barrier is None)
+
+
+@simulator
 def test_writes_race_with_each_other():
     (race,) = trace(all_write, 1, 32, floats(32)).races
     assert race.first == race.second
@@ -464,6 +698,8 @@ def test_writes_race_with_each_other():
         ((copy_by, None, None, floats(2)), TypeError, "grid and block must be given"),
         ((copy_by, 1, 1, floats(2)), TypeError, "does not take these arguments"),
         ((3, 1, 1), TypeError, "expected a kernel"),
+        ((copy_by, 1, 1, floats(2).astype(np.complex64), floats(2), 0, 1), TypeError, "x holds complex64"),
+        ((lambda *xs: None, 1, 1, floats(2)), TypeError, "any number of arguments"),
         (("persistent", None, None), NotImplementedError, "the simulator has no matrix instructions"),
     ],
 )

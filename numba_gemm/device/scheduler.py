@@ -150,7 +150,7 @@ def _poisoned(shape: Any, dtype: Any, alignment: int | None) -> np.ndarray[Any, 
 _positions: dict[CodeType, list[Any]] = {}
 
 
-def _position(frame: FrameType) -> Any:
+def position_of(frame: FrameType) -> Any:
     """The expression in the source that a frame is at.
 
     Not its instruction's offset: once the interpreter has specialised an instruction, `f_lasti` may lie in the caches
@@ -170,7 +170,7 @@ def call_chain(frame: FrameType | None) -> tuple[Any, ...]:
     """
     chain: list[Any] = []
     while frame is not None and frame.f_code is not _RUN_CODE:
-        chain += [frame.f_code, _position(frame)]
+        chain += [frame.f_code, position_of(frame)]
         frame = frame.f_back
     return tuple(chain)
 
@@ -187,9 +187,9 @@ class _Shared:
         self._arrays: dict[tuple[Any, ...], np.ndarray[Any, Any]] = {}
         self._dynamic: np.ndarray[Any, Any] | None = None
 
-    def _made(self, *how: Any) -> np.ndarray[Any, Any]:
+    def _made(self, dynamic: bool, *how: Any) -> np.ndarray[Any, Any]:
         array = _poisoned(*how)
-        return array if self._see is None else self._see(array)
+        return array if self._see is None else self._see(array, dynamic)
 
     def array(self, shape: Any, dtype: Any, alignment: int | None = None) -> np.ndarray[Any, Any]:
         if isinstance(shape, (int, np.integer)) and shape == 0:
@@ -197,13 +197,14 @@ class _Shared:
                 raise ValueError(f"dynamic shared memory is aligned to {_DYNAMIC_ALIGNMENT} bytes, not {alignment}")
             dtype = internals.as_dtype(dtype)
             if self._dynamic is None:
-                self._dynamic = self._made(self._dynamic_bytes, np.uint8, _DYNAMIC_ALIGNMENT)
+                self._dynamic = self._made(True, self._dynamic_bytes, np.uint8, _DYNAMIC_ALIGNMENT)
             whole = self._dynamic_bytes // dtype.itemsize * dtype.itemsize
             return self._dynamic[:whole].view(dtype)
-        chain = call_chain(sys._getframe(1))
-        array = self._arrays.get(chain)
+        frame = sys._getframe(1)
+        place = (frame.f_code, position_of(frame))
+        array = self._arrays.get(place)
         if array is None:
-            array = self._arrays[chain] = self._made(shape, dtype, alignment)
+            array = self._arrays[place] = self._made(False, shape, dtype, alignment)
         return array
 
 
@@ -619,8 +620,9 @@ def run(
         May have any of these methods: `barrier(block_index, number)`, called on the caller's thread when all threads
         of a block have reached their barrier `number` (0, 1, ...); `thread_start(thread)` and `thread_end(thread)`,
         called with a `SimulatedThread` on the operating-system thread that runs it; `thread_resume(thread)`, called on
-        any when it is the next to run; and `shared(array)`, called there with each new array of shared memory, which
-        returns what the kernel is given. What `thread_start` does to `sys.settrace` lasts as long as the kernel.
+        any when it is the next to run; and `shared(array, dynamic)`, called there with each new array of shared memory,
+        or with all of the dynamic one as bytes, which returns what the kernel is given. What `thread_start` does to
+        `sys.settrace` lasts as long as the kernel.
 
     Raises
     ------

@@ -44,6 +44,29 @@ if SIMULATOR:
             for place in np.ndindex(target.shape):  # a slice: each element for itself
                 self.recorder.access(target, place_of(target, place), self.itemsize, WRITE)
 
+        @property
+        def flat(self):
+            """Elements in the order of rows."""
+            return _Flat(self)
+
+    class _Flat:
+        """`Watched.flat`."""
+
+        def __init__(self, array):
+            self._array = array
+
+        def __len__(self):
+            return self._array.size
+
+        def __getitem__(self, index):
+            return self._array[np.unravel_index(index, self._array.shape)]
+
+        def __setitem__(self, index, value):
+            self._array[np.unravel_index(index, self._array.shape)] = value
+
+        def __iter__(self):
+            return (self[i] for i in range(len(self)))
+
     def watched(array, recorder, name):
         """The same memory, watched."""
         made = array.view(Watched)

@@ -12,23 +12,40 @@ import inspect
 import linecache
 import sysconfig
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
 __all__ = ["Turns", "loops_of"]
 
-Loop = tuple[int, int]  # the line on which a turn begins, and the last one
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop of a function.
+
+    Attributes
+    ----------
+    first : int
+        The line on which a turn begins.
+    end : int
+        The loop's last line.
+    endless : bool
+        Whether nothing is tested there: of ``while True`` that is the body's first line, on which another loop may
+        begin, so that a turn is one at the instruction that was come to first.
+    """
+
+    first: int
+    end: int
+    endless: bool = False
+
+    def holds(self, line: int) -> bool:
+        """Whether a line is one of the loop's."""
+        return self.first <= line <= self.end
+
 
 # Functions of these are the simulator's, not the kernel's: their loops are no loops on the hardware.
 STDLIB = sysconfig.get_path("stdlib")
 NOT_KERNELS = ("numba.", "numpy.", "numba_gemm.device.watch", "numba_gemm.device.scheduler", "numba_gemm.inspect.")
-
-
-def _header(node: ast.For | ast.While) -> int:
-    """The line that is come to at the start of each turn."""
-    if isinstance(node, ast.While):
-        return node.body[0].lineno if isinstance(node.test, ast.Constant) else node.test.lineno
-    return node.lineno
 
 
 def _own_loops(function: ast.AST) -> Iterator[Loop]:
@@ -36,25 +53,32 @@ def _own_loops(function: ast.AST) -> Iterator[Loop]:
     for node in ast.iter_child_nodes(function):
         if isinstance(node, (ast.FunctionDef, ast.Lambda, ast.ClassDef)):
             continue
-        if isinstance(node, (ast.For, ast.While)):
-            yield _header(node), node.end_lineno or node.lineno
+        end = getattr(node, "end_lineno", None) or 0
+        if isinstance(node, ast.For):
+            yield Loop(node.lineno, end)
+        elif isinstance(node, ast.While):
+            endless = isinstance(node.test, ast.Constant)
+            yield Loop(node.body[0].lineno if endless else node.test.lineno, end, endless)
         yield from _own_loops(node)
 
 
-_trees: dict[str, dict[tuple[int, str], tuple[Loop, ...]]] = {}
+Functions = dict[tuple[int, str], tuple[Loop, ...]]
+_files: dict[str, tuple[str, Functions]] = {}
 
 
-def _functions(filename: str, names: dict[str, Any]) -> dict[tuple[int, str], tuple[Loop, ...]]:
+def _functions(filename: str, names: dict[str, Any]) -> Functions:
     """Loops of all functions of a file, by the functions' first lines, decorators included, and names."""
-    if filename not in _trees:
-        tree = ast.parse("".join(linecache.getlines(filename, names)))
-        found = {}
-        for node in ast.walk(tree):
+    linecache.checkcache(filename)  # it may have been edited
+    source = "".join(linecache.getlines(filename, names))
+    known = _files.get(filename)
+    if known is None or known[0] != source:
+        found: Functions = {}
+        for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.FunctionDef):
                 first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
                 found[first, node.name] = tuple(dict.fromkeys(_own_loops(node)))
-        _trees[filename] = found
-    return _trees[filename]
+        known = _files[filename] = (source, found)
+    return known[1]
 
 
 def loops_of(code: CodeType, names: dict[str, Any]) -> tuple[Loop, ...]:
@@ -73,7 +97,7 @@ def loops_of(code: CodeType, names: dict[str, Any]) -> tuple[Loop, ...]:
     if found is None and not code.co_name.startswith("<"):  # a comprehension's turns are not told apart
         raise ValueError(
             f"the source of {code.co_name} is not at {code.co_filename}:{code.co_firstlineno}; loops are told apart by "
-            "it: put the kernel into a file or a notebook"
+            "it: put the kernel into a file or a notebook, and load it anew once that has changed"
         )
     return found or ()
 
@@ -88,30 +112,37 @@ def _foreign(frame: FrameType) -> bool:
 class _Frame:
     """The trace function of one call: counts turns."""
 
-    __slots__ = ("_headers", "_last", "_loops", "_stack", "_turns")
+    __slots__ = ("_came", "_headers", "_last", "_loops", "_stack", "_turns")
 
     def __init__(self, loops: tuple[Loop, ...], stack: list[_Frame]) -> None:
         self._loops, self._stack = loops, stack
         self._turns = [0] * len(loops)
-        self._headers = {first for first, _ in loops}
+        self._headers = {loop.first for loop in loops}
+        self._came: dict[int, int] = {}  # to which instruction of a line first
         self._last = -1
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> _Frame:
         if event == "line":
             line = frame.f_lineno
             if line in self._headers:
-                for i, (first, end) in enumerate(self._loops):
-                    if first == line:
-                        self._turns[i] = self._turns[i] + 1 if first <= self._last <= end else 0
+                self._turn(line, frame.f_lasti)
             self._last = line
         elif event == "return":
             del self._stack[self._stack.index(self) :]
         return self
 
+    def _turn(self, line: int, instruction: int) -> None:
+        again = self._came.setdefault(line, instruction) == instruction
+        for i, loop in enumerate(self._loops):
+            if loop.first == line and (again or not loop.endless):
+                self._turns[i] += 1
+                for j in range(i + 1, len(self._loops)):
+                    if loop.holds(self._loops[j].first) and self._loops[j].end <= loop.end:
+                        self._turns[j] = 0  # a loop within begins anew
+
     def now(self) -> list[int]:
         """The turn of each loop around the current line, from the outermost on."""
-        last = self._last
-        return [turn for turn, (first, end) in zip(self._turns, self._loops, strict=True) if first <= last <= end]
+        return [turn for turn, loop in zip(self._turns, self._loops, strict=True) if loop.holds(self._last)]
 
 
 class Turns:

@@ -107,6 +107,8 @@ def prepare(
     function = internals.python_function(stage_or_kernel)
     if grid is None or block is None:
         raise TypeError(f"{function.__name__} is no stage, so grid and block must be given")
+    if any(given.kind is given.VAR_POSITIONAL for given in inspect.signature(function).parameters.values()):
+        raise TypeError(f"{function.__name__} takes any number of arguments, which no compiled kernel does; name them")
     try:
         inspect.signature(function).bind(*args)
     except TypeError as error:

@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import inspect
 import linecache
-import re
-import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from functools import cached_property, lru_cache
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,256 +22,17 @@ from ..device import internals, scheduler, watch
 from ..ladder import TileConfig
 from ..models import requests as rules
 from . import target
-from .loops import Turns
+from .races import Race, races
+from .recording import COLUMNS, GLOBAL, SHARED, Recorder, TracedArray
 
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["Race", "Trace", "TracedArray", "trace"]
 
-GLOBAL, SHARED = "global", "shared"
 ALLOCATION = 256  # bytes of which a device's allocations begin at a multiple
-OPS = {watch.READ: "load", watch.WRITE: "store", watch.COPY_READ: "copy", watch.COPY_WRITE: "copy"}
-ATOMIC = "atomic"
-WRITES = ("store", ATOMIC)
-SHARED_NAME = re.compile(r"(\w+)\s*=\s*[\w.]*shared\s*\.\s*array")
-
-# Frames of these stand between an access and the kernel's code.
-HIDDEN = (watch.__file__, __file__, scheduler.__file__)
-
-
-@dataclass(frozen=True)
-class TracedArray:
-    """An array that a kernel was given, or made in shared memory.
-
-    Attributes
-    ----------
-    name : str
-        Of the kernel's parameter, or of the variable that was assigned first.
-    space : str
-        "global" or "shared".
-    shape : tuple of int
-        Extents.
-    strides : tuple of int
-        In bytes.
-    itemsize : int
-        Bytes of an element.
-    begin : int
-        Bytes from the start of its allocation to the first element.
-    """
-
-    name: str
-    space: str
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    itemsize: int
-    begin: int
-
-    def indices(self, offsets: np.ndarray) -> np.ndarray:
-        """Indices of the elements so many bytes from the first one, one row each."""
-        found = np.zeros((len(offsets), len(self.shape)), np.int64)
-        rest = offsets.astype(np.int64)
-        for axis in sorted(range(len(self.shape)), key=lambda axis: -abs(self.strides[axis])):
-            step, extent = self.strides[axis], self.shape[axis]
-            if step < 0:  # counted from the lowest address on
-                rest = rest - (extent - 1) * step
-        for axis in sorted(range(len(self.shape)), key=lambda axis: -abs(self.strides[axis])):
-            step, extent = self.strides[axis], self.shape[axis]
-            if step == 0 or extent == 1:
-                continue
-            steps = rest // abs(step)
-            rest = rest - steps * abs(step)
-            found[:, axis] = steps if step > 0 else extent - 1 - steps
-        return found
-
-
-@dataclass(frozen=True)
-class _Site:
-    """An instruction, by all calls that lead to it: places from the kernel on, and the place in the kernel's file."""
-
-    places: tuple[tuple[str, int, str], ...]
-    file: str
-    line: int
-    atomic: bool
-
-    @property
-    def text(self) -> str:
-        return " > ".join(f"{function}:{line}" for _, line, function in self.places)
-
-
-@dataclass(frozen=True)
-class Race:
-    """Two accesses to one element of shared memory that no barrier orders, at least one of them a write.
-
-    Attributes
-    ----------
-    array : str
-        Whose element.
-    element : tuple of int
-        Its index.
-    first, second : str
-        What the threads do, and where: ``store at kernel:17``.
-    first_line, second_line : tuple of (str, int)
-        Files and lines.
-    threads : tuple of (int, int)
-        Two threads of a block, by their position in it, that do so.
-    block : tuple of int
-        The block.
-    interval : int
-        Barriers of the block that both have passed.
-    count : int
-        Elements for which the same two lines race, in all blocks and intervals.
-    """
-
-    array: str
-    element: tuple[int, ...]
-    first: str
-    second: str
-    first_line: tuple[str, int]
-    second_line: tuple[str, int]
-    threads: tuple[int, int]
-    block: tuple[int, ...]
-    interval: int
-    count: int
-
-    def __str__(self) -> str:
-        element = ", ".join(map(str, self.element))
-        return (
-            f"{self.array}[{element}] in block {self.block}, after {self.interval} barriers: {self.first} by thread "
-            f"{self.threads[0]}, {self.second} by thread {self.threads[1]}; {self.count} such elements"
-        )
-
-
-class _Recorder:
-    """The scheduler's observer, and what watched arrays tell of their accesses."""
-
-    def __init__(self, kernel_file: str) -> None:
-        self.rows: list[tuple[Any, ...]] = []
-        self.landings: list[tuple[int, int]] = []
-        self.pairs: list[tuple[int, int]] = []
-        self.arrays: list[TracedArray] = []
-        self.sites: list[_Site] = []
-        self.blocks: list[tuple[int, ...]] = []
-        self.turns = Turns()
-        self.file = kernel_file
-        self._site_of: dict[tuple[Any, ...], int] = {}
-        self._path_of: dict[tuple[int, ...], int] = {}
-        self._starts: list[int] = []
-        self._block: tuple[int, ...] = ()
-        self._interval = 0
-        self._shared_of: dict[tuple[Any, ...], int] = {}
-
-    # ---- arrays
-
-    def watched(self, array: np.ndarray[Any, Any], name: str) -> Any:
-        """An argument, watched."""
-        owner: Any = array
-        while isinstance(owner.base, np.ndarray):
-            owner = owner.base
-        low, _ = np.lib.array_utils.byte_bounds(owner)
-        return self._add(array, name, GLOBAL, watch.address(array) - low)
-
-    def _add(self, array: np.ndarray[Any, Any], name: str, space: str, begin: int) -> Any:
-        self.arrays.append(TracedArray(name, space, array.shape, array.strides, array.itemsize, begin))
-        self._starts.append(watch.address(array))
-        return watch.watched(array, self, len(self.arrays) - 1)
-
-    def shared(self, array: np.ndarray[Any, Any]) -> Any:
-        """For the scheduler: a new array of shared memory."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename in HIDDEN:
-            frame = frame.f_back
-        assert frame is not None
-        place = (frame.f_code, frame.f_lasti)
-        if place in self._shared_of:  # another block's
-            number = self._shared_of[place]
-            self._starts[number] = watch.address(array)
-            return watch.watched(array, self, number)
-        self._shared_of[place] = len(self.arrays)
-        text = linecache.getline(frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
-        named = SHARED_NAME.search(text)
-        name = named[1] if named else f"shared_{frame.f_lineno}"
-        if array.dtype == np.uint8 and array.ndim == 1:  # dynamic shared memory, which holds floats in our kernels
-            made = self._add(array, name, SHARED, 0)
-            whole = self.arrays[-1]
-            self.arrays[-1] = TracedArray(name, SHARED, (whole.shape[0] // 4,), (4,), 4, 0)
-            return made
-        return self._add(array, name, SHARED, 0)
-
-    # ---- threads
-
-    def thread_start(self, thread: scheduler.SimulatedThread) -> None:
-        """For the scheduler: a thread begins."""
-        if thread.block_index != self._block:
-            self._block, self._interval = thread.block_index, 0
-            self.blocks.append(thread.block_index)
-        stack: list[Any] = []
-        thread.state["loops"] = stack
-        sys.settrace(self.turns.tracer(stack))
-
-    def thread_end(self, thread: scheduler.SimulatedThread) -> None:
-        """For the scheduler: a thread has returned from the kernel."""
-        sys.settrace(None)
-
-    def barrier(self, block_index: tuple[int, ...], number: int) -> None:
-        """For the scheduler: all threads of a block have come to a barrier."""
-        self._interval = number + 1
-
-    # ---- accesses
-
-    def _site(self) -> int:
-        key = scheduler.call_chain(sys._getframe(3))
-        site = self._site_of.get(key)
-        if site is None:
-            site = self._site_of[key] = len(self.sites)
-            self.sites.append(self._describe(sys._getframe(3)))
-        return site
-
-    def _describe(self, frame: FrameType | None) -> _Site:
-        places, atomic = [], False
-        for caller in scheduler.callers(frame):
-            code = caller.f_code
-            if caller.f_globals.get("__name__", "").startswith("numba."):
-                atomic |= "atomic" in code.co_qualname.lower()
-            elif code.co_filename not in HIDDEN:
-                places.append((code.co_filename, caller.f_lineno, code.co_name))
-        places.reverse()
-        own = [place for place in places if place[0] == self.file] or places
-        return _Site(tuple(places), own[-1][0], own[-1][1], atomic)
-
-    def access(self, array: Any, address: int, size: int, kind: int) -> int:
-        """For watched arrays: the thread that runs accesses so many bytes; returns the access's number."""
-        thread = scheduler.current_thread()
-        path = Turns.path(thread.state["loops"])
-        path_number = self._path_of.setdefault(path, len(self._path_of))
-        number = array.name
-        self.rows.append(
-            (
-                len(self.blocks) - 1,
-                thread.linear_index,
-                self._site(),
-                path_number,
-                self._interval,
-                thread.syncs,
-                number,
-                address - self._starts[number],
-                size,
-                kind,
-            )
-        )
-        return len(self.rows) - 1
-
-    def paired(self, read: int, write: int) -> None:
-        """For watched arrays: two accesses are one asynchronous copy."""
-        self.pairs.append((read, write))
-
-    def landed(self, access: int) -> None:
-        """For watched arrays: an asynchronous copy is in shared memory now."""
-        self.landings.append((access, self._interval))
-
-
-COLUMNS = ("block", "thread", "site", "path", "interval", "syncs", "array", "offset", "size", "kind")
-
+OPS = np.array(["load", "store", "copy", "copy", "atomic"], object)  # by kind of access
+WRITES = ("store", "atomic")
 
 Pattern = tuple[tuple[int, int], ...]
 
@@ -312,10 +70,10 @@ class Trace:
         What was accessed, and what the kernel was given but never touched.
     """
 
-    def __init__(self, kernel: str, grid: tuple[int, ...], block: tuple[int, ...], recorder: _Recorder) -> None:
+    def __init__(self, kernel: str, grid: tuple[int, ...], block: tuple[int, ...], recorder: Recorder) -> None:
         self.kernel, self.grid, self.block = kernel, grid, block
         self.blocks, self.arrays = recorder.blocks, recorder.arrays
-        self._sites, self._landings = recorder.sites, recorder.landings
+        self._recorder, self._sites = recorder, recorder.sites
         self._table = np.array(recorder.rows, np.int64).reshape(-1, len(COLUMNS))
         self._file = recorder.file
         self._other = np.full(len(self._table), -1, np.int64)  # of a copy's two accesses
@@ -329,9 +87,8 @@ class Trace:
         return found
 
     def _ops(self) -> np.ndarray[Any, Any]:
-        kinds = np.array([OPS[kind] for kind in range(len(OPS))], object)[self._column("kind")]
-        atomic = np.array([site.atomic for site in self._sites], bool)
-        return np.where(atomic[self._column("site")], ATOMIC, kinds) if len(kinds) else kinds
+        found: np.ndarray[Any, Any] = OPS[self._column("kind")]
+        return found
 
     def _of_sites(self, what: str) -> np.ndarray[Any, Any]:
         values = np.array([getattr(site, what) for site in self._sites], object)
@@ -390,8 +147,6 @@ class Trace:
         warps, lanes = np.divmod(self._column("thread"), scheduler.WARP_SIZE)
         names = ("site", "path", "interval", "array", "size", "kind")
         key = np.stack([self._column("block"), warps, *map(self._column, names)], axis=1)
-        if not len(table):
-            return pd.DataFrame(columns=["block", "warp", "line", "site", "array", "space", "op", "bits", "lanes"])
         _, request = np.unique(key, axis=0, return_inverse=True)
         request = request.reshape(-1)
         # The same lane again, with the same key: another request.
@@ -405,13 +160,14 @@ class Trace:
         _, request = np.unique(np.stack([request, again], axis=1), axis=0, return_inverse=True)
         order = np.lexsort((lanes, request.reshape(-1)))
         request = request.reshape(-1)[order]
-        bounds = np.flatnonzero(np.r_[True, request[1:] != request[:-1], True])
+        bounds = np.flatnonzero(np.r_[True, request[1:] != request[:-1], True]) if len(table) else np.zeros(1, int)
         ops, lines, texts = self._ops(), self._of_sites("line"), self._of_sites("text")
-        rows = []
+        rows, groups = [], []
         sizes = self._column("size")
         places = self._column("offset") + self._of_arrays("begin").astype(np.int64)
         for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
             members = order[begin:end]
+            groups.append(members)
             first = int(members.min())
             array, size = self.arrays[int(self._column("array")[first])], int(sizes[first])
             others = self._other[members]
@@ -443,7 +199,9 @@ class Trace:
             )
         columns = ["block", "warp", "line", "site", "array", "space", "op", "bits", "lanes", "bytes"]
         frame = pd.DataFrame(rows, columns=[*columns, "sectors", "wavefronts", "ideal", "first"])
-        return frame.sort_values("first", ignore_index=True)
+        order = np.argsort(frame["first"].to_numpy(np.int64), kind="stable")
+        self._members = [groups[i] for i in order]
+        return frame.iloc[order].reset_index(drop=True)
 
     @cached_property
     def lines(self) -> pd.DataFrame:
@@ -506,19 +264,19 @@ class Trace:
         return {level: flops / moved if moved else float("inf") for level, moved in levels.items()}
 
     def lanes(self, request: int) -> list[tuple[int, int]]:
-        """Lane and byte address within its allocation, of each lane of a row of `requests`."""
-        row = self.requests.iloc[request]
-        first = self._table[int(row["first"])]
-        same = [COLUMNS.index(name) for name in ("block", "site", "path", "interval", "array", "size", "kind")]
-        chosen = (self._table[:, same] == first[same]).all(axis=1)
-        thread = self._column("thread")
-        chosen &= thread // scheduler.WARP_SIZE == row["warp"]
-        array = self.arrays[int(first[COLUMNS.index("array")])]
-        found: dict[int, int] = {}
-        for i in np.flatnonzero(chosen):
-            if i >= row["first"]:
-                found.setdefault(int(thread[i]) % scheduler.WARP_SIZE, int(self._column("offset")[i]) + array.begin)
-        return sorted(found.items())
+        """Lane and byte address within its allocation, of each lane of a row of `requests`.
+
+        Raises
+        ------
+        ValueError
+            if there is no such row.
+        """
+        if not 0 <= request < len(self.requests):
+            raise ValueError(f"request is {request}; expected a row of requests, from 0 to {len(self.requests) - 1}")
+        members = self._members[request]
+        lanes = self._column("thread")[members] % scheduler.WARP_SIZE
+        places = self._column("offset")[members] + self.arrays[int(self._column("array")[members[0]])].begin
+        return sorted(zip(lanes.tolist(), places.tolist(), strict=True))
 
     def touched(self, name: str, op: str = "load") -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Which elements of an array are accessed by which threads, in the order in which they ran.
@@ -547,7 +305,7 @@ class Trace:
         if not chosen.any():
             made = ", ".join(sorted(set(self._ops()[self._of_arrays("name") == name])))
             raise ValueError(f"{self.kernel} does not {op} {name}; what it does is {made}")
-        counts = self._column("size")[chosen] // array.itemsize
+        counts = np.maximum(self._column("size")[chosen] // array.itemsize, 1)
         order = np.repeat(np.arange(len(counts)), counts)
         within = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
         offsets = self._column("offset")[chosen][order] + within * array.itemsize
@@ -576,8 +334,11 @@ class Trace:
         requests = cost = 0
         for lanes in groups.values():
             vectors = {lane: sorted({offset // 16 for offset in offsets}) for lane, offsets in lanes.items()}
-            if any(len(offsets) != 4 * len(vectors[lane]) for lane, offsets in lanes.items()):
-                raise ValueError(f"{self.kernel} does not read {', '.join(arrays)} by whole vectors of 128 bits")
+            counts = {len(own) for own in vectors.values()}
+            if len(counts) > 1 or any(len(offsets) != 4 * len(vectors[lane]) for lane, offsets in lanes.items()):
+                raise ValueError(
+                    f"{self.kernel} does not read {', '.join(arrays)} by whole vectors, as many in each lane"
+                )
             for vector in zip(*vectors.values(), strict=True):
                 requests += 1
                 cost += rules.wavefronts([(lane, 16 * at) for lane, at in zip(vectors, vector, strict=True)], 16)
@@ -600,101 +361,10 @@ class Trace:
                 return array
         raise ValueError(f"{self.kernel} has no array {name!r}; it has {', '.join(a.name for a in self.arrays)}")
 
-    # ---- races
-
     @cached_property
     def races(self) -> list[Race]:
-        """Each pair of lines that race for shared memory, with an example."""
-        return list(self._races())
-
-    def _events(self) -> Iterator[np.ndarray[Any, Any]]:
-        """Accesses to shared elements as (block, array, element, interval, thread, syncs, site, write, atomic)."""
-        shared = np.array([array.space == SHARED for array in self.arrays], bool)
-        if not len(self._table) or not shared.any():
-            return
-        ends = self._column("interval").copy()
-        for access, interval in self._landings:
-            ends[access] = interval
-        atomic = np.array([site.atomic for site in self._sites], bool)[self._column("site")]
-        kinds = self._column("kind")
-        writes = (kinds == watch.WRITE) | (kinds == watch.COPY_WRITE)
-        itemsizes = np.array([array.itemsize for array in self.arrays])[self._column("array")]
-        chosen = shared[self._column("array")]
-        # Wide accesses are of several elements, and a copy is under way until it has landed.
-        for element in range(int((self._column("size") // itemsizes)[chosen].max())):
-            wide = chosen & (element < self._column("size") // itemsizes)
-            for later in range(int((ends - self._column("interval"))[wide].max(initial=0)) + 1):
-                own = wide & (self._column("interval") + later <= ends)
-                yield np.stack(
-                    [
-                        self._column("block")[own],
-                        self._column("array")[own],
-                        self._column("offset")[own] // itemsizes[own] + element,
-                        self._column("interval")[own] + later,
-                        self._column("thread")[own],
-                        self._column("syncs")[own],
-                        self._column("site")[own],
-                        writes[own],
-                        atomic[own],
-                    ],
-                    axis=1,
-                )
-
-    def _races(self) -> Iterator[Race]:
-        parts = list(self._events())
-        if not parts:
-            return
-        events = np.unique(np.concatenate(parts), axis=0)
-        bounds = np.flatnonzero(np.r_[True, (events[1:, :4] != events[:-1, :4]).any(axis=1), True])
-        found: dict[tuple[int, ...], list[Any]] = {}
-        starts, ends = bounds[:-1], bounds[1:]
-        many = (np.maximum.reduceat(events[:, 4], starts) > np.minimum.reduceat(events[:, 4], starts)) & (
-            np.maximum.reduceat(events[:, 7], starts) > 0
-        )
-        for begin, end in zip(starts[many].tolist(), ends[many].tolist(), strict=True):
-            group = events[begin:end]
-            pairs: dict[tuple[int, ...], tuple[Any, Any]] = {}
-            for write in group[group[:, 7] > 0]:
-                for other in group:
-                    if self._ordered(write, other):
-                        continue
-                    key = (int(write[1]), *sorted((int(write[6]), int(other[6]))), int(write[7] and other[7]))
-                    pairs.setdefault(key, (write, other))
-            for key, pair in pairs.items():
-                if key in found:
-                    found[key][1] += 1
-                else:
-                    found[key] = [pair, 1]
-        for (number, *_), ((write, other), count) in sorted(found.items(), key=lambda item: item[0]):
-            yield self._race(self.arrays[number], write, other, count)
-
-    @staticmethod
-    def _ordered(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
-        """Whether two events of one element and interval cannot race."""
-        (a, a_syncs, a_atomic), (b, b_syncs, b_atomic) = one[[4, 5, 8]], other[[4, 5, 8]]
-        same_warp = a // scheduler.WARP_SIZE == b // scheduler.WARP_SIZE
-        return bool(a == b or (a_atomic and b_atomic) or (same_warp and a_syncs != b_syncs))
-
-    def _race(self, array: TracedArray, write: Any, other: Any, count: int) -> Race:
-        def does(event: Any) -> tuple[str, tuple[str, int]]:
-            site = self._sites[int(event[6])]
-            what = "atomic" if event[8] else "write" if event[7] else "read"
-            return f"{what} at {site.text}", (site.file, site.line)
-
-        (first, first_line), (second, second_line) = does(write), does(other)
-        element = array.indices(np.array([int(write[2]) * array.itemsize]))[0]
-        return Race(
-            array.name,
-            tuple(element.tolist()),
-            first,
-            second,
-            first_line,
-            second_line,
-            (int(write[4]), int(other[4])),
-            self.blocks[int(write[0])],
-            int(write[3]),
-            count,
-        )
+        """Each pair of places that race for shared memory, with an example."""
+        return list(races(self._recorder, self._table))
 
     # ---- text
 
@@ -762,14 +432,17 @@ def trace(
     NotImplementedError
         for a stage of the tensor cores, whose instructions the simulator lacks.
     TypeError, ValueError
-        for what is no stage and no kernel, arguments that it does not take, blocks that are not in the grid, a kernel
-        whose source cannot be found.
+        for what is no stage and no kernel, arguments that it does not take, elements that no single instruction loads,
+        blocks that are not in the grid or come twice, a kernel whose source cannot be found.
     Exception
         what a thread raised, with its index in the message.
     """
     made = target.prepare(stage_or_kernel, grid, block, args, config=config, dynamic_shared=dynamic_shared)
+    chosen = None if blocks is None else [tuple(index) for index in blocks]
+    if chosen and max(Counter(chosen).values()) > 1:
+        raise ValueError(f"blocks are {chosen}; expected each once")
     function = internals.python_function(made.kernel)
-    recorder = _Recorder(inspect.unwrap(function).__code__.co_filename)
+    recorder = Recorder(inspect.unwrap(function).__code__.co_filename)
     names = list(inspect.signature(function).parameters)
     arguments = tuple(_watched(recorder, name, value) for name, value in zip(names, made.arguments, strict=False))
     scheduler.run(
@@ -779,13 +452,13 @@ def trace(
         arguments,
         dynamic_shared=made.dynamic_shared,
         seed=seed,
-        blocks=blocks,
+        blocks=chosen,
         observer=recorder,
     )
     return Trace(function.__name__, made.grid, made.block, recorder)
 
 
-def _watched(recorder: _Recorder, name: str, value: Any) -> Any:
+def _watched(recorder: Recorder, name: str, value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return recorder.watched(value, name)
     if isinstance(value, tuple):

@@ -1,0 +1,171 @@
+"""Races for shared memory: pairs of accesses that no barrier orders, of different threads, at least one a write.
+
+Barriers of the block order all of its threads; barriers of a warp, those of a warp, where all of its lanes take part:
+a lane's accesses are ordered by how many it has passed. An asynchronous copy writes from its start until it has landed,
+or, if nothing waits for it, until its block ends. Atomics do not race with one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..device import watch
+from ..device.scheduler import WARP_SIZE
+from .recording import ATOMIC, COLUMNS, SHARED, Recorder, TracedArray
+
+__all__ = ["Race", "races"]
+
+
+@dataclass(frozen=True)
+class Race:
+    """Two accesses to one element of shared memory that no barrier orders, at least one of them a write.
+
+    Attributes
+    ----------
+    array : str
+        Whose element.
+    element : tuple of int
+        Its index.
+    first, second : str
+        What the threads do, and where: ``store at kernel:17``.
+    first_line, second_line : tuple of (str, int)
+        Files and lines.
+    threads : tuple of (int, int)
+        Two threads of a block, by their position in it, that do so.
+    block : tuple of int
+        The block.
+    interval : int
+        Barriers of the block that both have passed.
+    count : int
+        Elements for which the same two lines race, in all blocks and intervals.
+    """
+
+    array: str
+    element: tuple[int, ...]
+    first: str
+    second: str
+    first_line: tuple[str, int]
+    second_line: tuple[str, int]
+    threads: tuple[int, int]
+    block: tuple[int, ...]
+    interval: int
+    count: int
+
+    def __str__(self) -> str:
+        element = ", ".join(map(str, self.element))
+        return (
+            f"{self.array}[{element}] in block {self.block}, after {self.interval} barriers: {self.first} by thread "
+            f"{self.threads[0]}, {self.second} by thread {self.threads[1]}; {self.count} such elements"
+        )
+
+
+# Columns of events: accesses to a unit of shared memory within one interval, by one site's threads of one warp.
+BLOCK, ARRAY, UNIT, INTERVAL, SITE, WRITE, IS_ATOMIC, WARP, SYNCS, SYNCS_END, THREAD = range(11)
+GROUP = INTERVAL + 1  # columns that must agree for accesses to meet
+FOREVER = 1 << 40
+
+
+def _units(table: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
+    """Bytes that each array is looked at by: the smallest access, so that neighbours in a word do not meet."""
+    units = np.full(count, FOREVER, np.int64)
+    np.minimum.at(units, table[:, COLUMNS.index("array")], table[:, COLUMNS.index("size")])
+    return units
+
+
+def _events(recorder: Recorder, table: np.ndarray[Any, Any], units: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    shared = np.array([array.space == SHARED for array in recorder.arrays], bool)
+    rows = np.flatnonzero(shared[table[:, COLUMNS.index("array")]])
+    own = {name: table[rows, i] for i, name in enumerate(COLUMNS)}
+    ends, syncs_end = own["interval"].copy(), own["syncs"].copy()
+    last = {block: int(own["interval"][own["block"] == block].max()) for block in np.unique(own["block"])}
+    for i in np.flatnonzero(own["kind"] == watch.COPY_WRITE):
+        landing = recorder.landings.get(int(rows[i]), (last[own["block"][i]], FOREVER))
+        ends[i], syncs_end[i] = landing
+    unit = units[own["array"]]
+    first, count = own["offset"] // unit, -(-own["size"] // unit)
+    writes = np.isin(own["kind"], (watch.WRITE, watch.COPY_WRITE, ATOMIC))
+    parts = [np.empty((0, 11), np.int64)]
+    for piece in range(int(count.max(initial=0))):
+        for later in range(int((ends - own["interval"])[count > piece].max(initial=0)) + 1):
+            chosen = (count > piece) & (own["interval"] + later <= ends)
+            columns = [
+                own["block"],
+                own["array"],
+                first + piece,
+                own["interval"] + later,
+                own["site"],
+                writes,
+                own["kind"] == ATOMIC,
+                own["thread"] // WARP_SIZE,
+                own["syncs"],
+                syncs_end,
+                own["thread"],
+            ]
+            parts.append(np.stack([column[chosen] for column in columns], axis=1).astype(np.int64))
+    return np.unique(np.concatenate(parts), axis=0)
+
+
+def _race_of(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> tuple[int, int] | None:
+    """Two threads of two sets of events that race; rows are events with their first and last threads behind."""
+    if one[IS_ATOMIC] and other[IS_ATOMIC]:
+        return None
+    if one[WARP] == other[WARP] and (one[SYNCS_END] < other[SYNCS] or other[SYNCS_END] < one[SYNCS]):
+        return None
+    for a in (int(one[THREAD]), int(one[THREAD + 1])):
+        for b in (int(other[THREAD]), int(other[THREAD + 1])):
+            if a != b:
+                return a, b
+    return None
+
+
+def races(recorder: Recorder, table: np.ndarray[Any, Any]) -> Iterator[Race]:
+    """Each pair of sites that race, with an example; `table` has the recorder's rows."""
+    if not len(table):
+        return
+    units = _units(table, len(recorder.arrays))
+    events = _events(recorder, table, units)
+    if not len(events):
+        return
+    # Of threads that do the same, the first and the last one suffice to find two that are different.
+    starts = np.flatnonzero(np.r_[True, (events[1:, :THREAD] != events[:-1, :THREAD]).any(axis=1)])
+    ends = np.r_[starts[1:], len(events)] - 1
+    events = np.column_stack([events[starts], events[ends, THREAD]])
+    bounds = np.flatnonzero(np.r_[True, (events[1:, :GROUP] != events[:-1, :GROUP]).any(axis=1), True])
+    starts = bounds[:-1]
+    several = np.maximum.reduceat(events[:, THREAD + 1], starts) > np.minimum.reduceat(events[:, THREAD], starts)
+    written = np.maximum.reduceat(events[:, WRITE], starts) > 0
+    plain = np.minimum.reduceat(events[:, IS_ATOMIC], starts) == 0
+    found: dict[tuple[int, ...], list[Any]] = {}
+    for i in np.flatnonzero(several & written & plain):
+        group = events[bounds[i] : bounds[i + 1]]
+        seen = set()
+        for write in group[group[:, WRITE] > 0]:
+            for other in group:
+                sites = sorted([(int(write[SITE]), int(write[WRITE])), (int(other[SITE]), int(other[WRITE]))])
+                key = (int(write[ARRAY]), *sites[0], *sites[1])
+                if key in seen or (threads := _race_of(write, other)) is None:
+                    continue
+                seen.add(key)
+                found.setdefault(key, [write, other, threads, 0])[3] += 1
+    for (number, *_), (write, other, threads, count) in sorted(found.items(), key=lambda item: item[0]):
+        offset = int(write[UNIT]) * int(units[number])
+        yield _described(recorder, recorder.arrays[number], write, other, threads, offset, count)
+
+
+def _described(
+    recorder: Recorder, array: TracedArray, write: Any, other: Any, threads: tuple[int, int], offset: int, count: int
+) -> Race:
+    def does(event: Any) -> tuple[str, tuple[str, int]]:
+        site = recorder.sites[int(event[SITE])]
+        what = "atomic" if event[IS_ATOMIC] else "write" if event[WRITE] else "read"
+        return f"{what} at {site.text}", (site.file, site.line)
+
+    (first, first_line), (second, second_line) = does(write), does(other)
+    element = tuple(array.indices(np.array([offset]))[0].tolist())
+    block = recorder.blocks[int(write[BLOCK])]
+    interval = int(write[INTERVAL])
+    return Race(array.name, element, first, second, first_line, second_line, threads, block, interval, count)

@@ -1,0 +1,279 @@
+"""Recording accesses: what an observer of the scheduler and the recorder of watched arrays write down.
+
+Rows are plain numbers (`COLUMNS`); what they number, arrays and sites, stands beside. `tracing` makes tables of them.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sys
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from ..device import scheduler, watch
+from .loops import Turns
+
+__all__ = ["ATOMIC", "COLUMNS", "GLOBAL", "SHARED", "Recorder", "Site", "TracedArray"]
+
+GLOBAL, SHARED = "global", "shared"
+ATOMIC = watch.COPY_WRITE + 1  # a kind of access, beside those of `watch`
+COLUMNS = ("block", "thread", "site", "path", "interval", "syncs", "array", "offset", "size", "kind")
+
+KINDS, SIZES = "biuf", (1, 2, 4, 8)  # of elements: what one instruction loads
+SHARED_NAME = re.compile(r"(\w+)\s*=\s*([\w.]*shared\s*\.\s*array)")
+WORD_BYTES = 4  # of an element of dynamic shared memory, whatever it is viewed as
+
+# Frames of these stand between an access and the kernel's code.
+HIDDEN = (watch.__file__, __file__, scheduler.__file__)
+
+
+@dataclass(frozen=True)
+class TracedArray:
+    """An array that a kernel was given, or made in shared memory.
+
+    Attributes
+    ----------
+    name : str
+        Of the kernel's parameter, or of the variable that was assigned first.
+    space : str
+        "global" or "shared".
+    shape : tuple of int
+        Extents.
+    strides : tuple of int
+        In bytes.
+    itemsize : int
+        Bytes of an element.
+    begin : int
+        Bytes from the start of its allocation to the first element.
+    """
+
+    name: str
+    space: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+    begin: int
+
+    def indices(self, offsets: np.ndarray) -> np.ndarray:
+        """Indices of the elements so many bytes from the first one, one row each."""
+        found = np.zeros((len(offsets), len(self.shape)), np.int64)
+        rest = offsets.astype(np.int64)
+        for axis in sorted(range(len(self.shape)), key=lambda axis: -abs(self.strides[axis])):
+            step, extent = self.strides[axis], self.shape[axis]
+            if step < 0:  # counted from the lowest address on
+                rest = rest - (extent - 1) * step
+        for axis in sorted(range(len(self.shape)), key=lambda axis: -abs(self.strides[axis])):
+            step, extent = self.strides[axis], self.shape[axis]
+            if step == 0 or extent == 1:
+                continue
+            steps = rest // abs(step)
+            rest = rest - steps * abs(step)
+            found[:, axis] = steps if step > 0 else extent - 1 - steps
+        return found
+
+
+@dataclass(frozen=True)
+class Site:
+    """An instruction, by all calls that lead to it.
+
+    Attributes
+    ----------
+    places : tuple of (str, int, str)
+        File, line and function of each call, from the kernel on.
+    file, line : str, int
+        Of the innermost one in the kernel's file.
+    """
+
+    places: tuple[tuple[str, int, str], ...]
+    file: str
+    line: int
+
+    @property
+    def text(self) -> str:
+        """All calls, from the kernel on."""
+        return " > ".join(f"{function}:{line}" for _, line, function in self.places)
+
+
+def check_elements(name: str, array: np.ndarray[Any, Any]) -> None:
+    """Raise TypeError unless one instruction can load an element."""
+    if array.dtype.kind not in KINDS or array.itemsize not in SIZES:
+        raise TypeError(
+            f"{name} holds {array.dtype}; a trace is of numbers of 1, 2, 4 or 8 bytes, each loaded by one instruction: "
+            "pass an array of those, or a view of one field"
+        )
+
+
+class Recorder:
+    """The scheduler's observer, and what watched arrays tell of their accesses."""
+
+    def __init__(self, kernel_file: str) -> None:
+        self.rows: list[tuple[int, ...]] = []
+        self.landings: dict[int, tuple[int, int]] = {}  # of copies' writes: barriers of block and warp until then
+        self.pairs: list[tuple[int, int]] = []
+        self.arrays: list[TracedArray] = []
+        self.sites: list[Site] = []
+        self.blocks: list[tuple[int, ...]] = []
+        self.file = kernel_file
+        self._turns = Turns()
+        self._site_of: dict[tuple[Any, ...], int] = {}
+        self._path_of: dict[tuple[int, ...], int] = {}
+        self._begin: list[int] = []  # where each array begins
+        self._memory: list[tuple[int, int]] = []  # first byte and end of what it may reach
+        self._block: tuple[int, ...] = ()
+        self._interval = 0
+        self._shared_of: dict[tuple[Any, ...], int] = {}
+        self._atomic: FrameType | None = None
+
+    # ---- arrays
+
+    def watched(self, array: np.ndarray[Any, Any], name: str) -> Any:
+        """An argument, watched."""
+        check_elements(name, array)
+        owner: Any = array
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
+        low, high = np.lib.array_utils.byte_bounds(owner)
+        begin = watch.address(array) - low
+        return self._add(
+            array, TracedArray(name, GLOBAL, array.shape, array.strides, array.itemsize, begin), (low, high)
+        )
+
+    def _add(self, array: np.ndarray[Any, Any], described: TracedArray, memory: tuple[int, int]) -> Any:
+        self.arrays.append(described)
+        self._begin.append(watch.address(array))
+        self._memory.append(memory)
+        return watch.watched(array, self, len(self.arrays) - 1)
+
+    def shared(self, array: np.ndarray[Any, Any], dynamic: bool) -> Any:
+        """For the scheduler: a new array of shared memory."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename in HIDDEN:
+            frame = frame.f_back
+        assert frame is not None
+        place = (frame.f_code, scheduler.position_of(frame))
+        memory = np.lib.array_utils.byte_bounds(array)
+        if place in self._shared_of:  # another block's
+            number = self._shared_of[place]
+            self._begin[number], self._memory[number] = watch.address(array), memory
+            return watch.watched(array, self, number)
+        self._shared_of[place] = len(self.arrays)
+        name = self._shared_name(frame)
+        shape, strides, itemsize = array.shape, array.strides, array.itemsize
+        if dynamic:
+            shape, strides, itemsize = (array.size // WORD_BYTES,), (WORD_BYTES,), WORD_BYTES
+        else:
+            check_elements(name, array)
+        return self._add(array, TracedArray(name, SHARED, shape, strides, itemsize, 0), memory)
+
+    def _shared_name(self, frame: FrameType) -> str:
+        """The variable that the array is assigned to; numbered where another array has that name."""
+        text = linecache.getline(frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
+        position = scheduler.position_of(frame)
+        column = position[2] if isinstance(position, tuple) else None
+        found = [
+            match
+            for match in SHARED_NAME.finditer(text)
+            if column in (None, match.start(2)) and not text[: match.start(1)].rstrip().endswith(",")  # a, b = ...
+        ]
+        name = found[0][1] if found else f"shared_{frame.f_lineno}"
+        taken = {array.name for array in self.arrays}
+        unique, count = name, 1
+        while unique in taken:
+            count += 1
+            unique = f"{name}_{count}"
+        return unique
+
+    # ---- threads
+
+    def thread_start(self, thread: scheduler.SimulatedThread) -> None:
+        """For the scheduler: a thread begins."""
+        if thread.block_index != self._block:
+            self._block, self._interval = thread.block_index, 0
+            self.blocks.append(thread.block_index)
+        stack: list[Any] = []
+        thread.state["loops"] = stack
+        sys.settrace(self._turns.tracer(stack))
+
+    def thread_end(self, thread: scheduler.SimulatedThread) -> None:
+        """For the scheduler: a thread has returned from the kernel."""
+        sys.settrace(None)
+
+    def barrier(self, block_index: tuple[int, ...], number: int) -> None:
+        """For the scheduler: all threads of a block have come to a barrier."""
+        self._interval = number + 1
+
+    # ---- accesses
+
+    def _site(self, frame: FrameType) -> int:
+        key = scheduler.call_chain(frame)
+        site = self._site_of.get(key)
+        if site is None:
+            site = self._site_of[key] = len(self.sites)
+            self.sites.append(self._describe(frame))
+        return site
+
+    def _describe(self, frame: FrameType) -> Site:
+        callers = [
+            (caller.f_code.co_filename, caller.f_lineno, caller.f_code.co_name)
+            for caller in scheduler.callers(frame)
+            if caller.f_code.co_filename not in HIDDEN and not _numbas(caller)
+        ]
+        callers.reverse()
+        own = [place for place in callers if place[0] == self.file] or callers
+        return Site(tuple(callers), own[-1][0], own[-1][1])
+
+    def access(self, array: Any, address: int, size: int, kind: int) -> int:
+        """For watched arrays: the thread that runs accesses so many bytes; returns the access's number."""
+        frame: FrameType | None = sys._getframe(2)
+        assert frame is not None
+        if _numbas(frame) and "atomic" in frame.f_code.co_qualname.lower():
+            # What an atomic reads and writes is one access, by whoever calls it.
+            while _numbas(frame.f_back):
+                frame = frame.f_back
+                assert frame is not None
+            if frame is self._atomic:
+                return len(self.rows) - 1
+            self._atomic, kind = frame, ATOMIC
+            assert frame.f_back is not None
+            frame = frame.f_back
+        else:
+            self._atomic = None
+        thread = scheduler.current_thread()
+        number = array.name
+        low, high = self._memory[number]
+        if not low <= address <= high - size:
+            raise IndexError(
+                f"{size} bytes of {self.arrays[number].name} that are not in its memory: of a copy, as ravel makes one?"
+            )
+        path = Turns.path(thread.state["loops"])
+        self.rows.append(
+            (
+                len(self.blocks) - 1,
+                thread.linear_index,
+                self._site(frame),
+                self._path_of.setdefault(path, len(self._path_of)),
+                self._interval,
+                thread.syncs,
+                number,
+                address - self._begin[number],
+                size,
+                kind,
+            )
+        )
+        return len(self.rows) - 1
+
+    def paired(self, read: int, write: int) -> None:
+        """For watched arrays: two accesses are one asynchronous copy."""
+        self.pairs.append((read, write))
+
+    def landed(self, access: int) -> None:
+        """For watched arrays: an asynchronous copy is in shared memory now."""
+        self.landings[access] = (self._interval, scheduler.current_thread().syncs)
+
+
+def _numbas(frame: FrameType | None) -> bool:
+    return frame is not None and frame.f_globals.get("__name__", "").startswith("numba.")
