@@ -12,7 +12,7 @@ from .ladder.stage import Stage, TileConfig
 from .models import occupancy as counting
 from .models.occupancy import Occupancy
 
-__all__ = ["Occupancy", "occupancy"]
+__all__ = ["Occupancy", "config_of", "occupancy", "stage_of"]
 
 
 def occupancy(
@@ -53,8 +53,8 @@ def occupancy(
             "a kernel's registers are known once it is compiled, and Numba's simulator compiles nothing; expected the "
             "compiler; unset NUMBA_ENABLE_CUDASIM, and without a GPU pass a compute capability, device=(9, 0)"
         )
-    found = _stage(stage)
-    chosen = _config(found, config)
+    found = stage_of(stage)
+    chosen = config_of(found, config)
     cc = _compute_capability(device)
     if cc not in counting.LIMITS or cc < found.min_cc:
         known = ", ".join(f"{major}.{minor}" for major, minor in counting.LIMITS if (major, minor) >= found.min_cc)
@@ -68,7 +68,8 @@ def occupancy(
     return counting.occupancy(prod(found.block(chosen)), cubin.registers, shared, cc)
 
 
-def _stage(stage: str | Stage) -> Stage:
+def stage_of(stage: str | Stage) -> Stage:
+    """A stage, or the one of a name; raises TypeError or ValueError for what is neither."""
     if isinstance(stage, Stage):
         return stage
     if not isinstance(stage, str):
@@ -78,7 +79,8 @@ def _stage(stage: str | Stage) -> Stage:
     return STAGES[stage]
 
 
-def _config(stage: Stage, config: str | TileConfig | None) -> TileConfig:
+def config_of(stage: Stage, config: str | TileConfig | None) -> TileConfig:
+    """A configuration, the one of a stage's that has a name, or its first; raises TypeError or ValueError if none."""
     if config is None:
         return stage.configs[0]
     if isinstance(config, TileConfig):

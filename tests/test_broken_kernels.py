@@ -153,9 +153,9 @@ def test_the_cases_pass_unbroken(name, monkeypatch):
     assert survives(mutant(name, "stage", "STAGE = Stage(", "STAGE = Stage("), monkeypatch) is None
 
 
-# Barriers of stream_k that only compute-sanitizer's racecheck (`sanitize.py`) sees missing: the first one keeps a warp
-# that is ahead from copying over a C that another stages, but simulated warps go in step; the last one keeps it from
-# staging over fragments that are read ahead, and never used.
+# Barriers of stream_k that only `inspect.trace` (`test_tracing.py`) and compute-sanitizer's racecheck (`sanitize.py`)
+# see missing: the first one keeps a warp that is ahead from copying over a C that another stages, but simulated warps
+# go in step; the last one keeps it from staging over fragments that are read ahead, and never used.
 ONLY_RACES = [("stream_k", 0), ("stream_k", 4)]
 BARRIERS = [(name, i) for name in TILED for i in range(barriers(name)) if (name, i) not in ONLY_RACES]
 

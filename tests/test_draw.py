@@ -69,7 +69,7 @@ def test_what_cannot_be_drawn(found):
         draw.thread_map(found, "b", "store")
     with pytest.raises(ValueError, match="has no array 'z'"):
         draw.reuse_map(found, "z")
-    with pytest.raises(ValueError, match="expected a row of trace"):
+    with pytest.raises(ValueError, match="expected a row of requests, from 0 to"):
         draw.bank_map(found, -1)
     with pytest.raises(ValueError, match="in global memory, which has no banks"):
         draw.bank_map(found, 0)

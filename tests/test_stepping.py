@@ -552,11 +552,15 @@ REFUSED = [
     ({"grid": 0}, ValueError, "outside of the grid"),
     ({"block": 2048}, ValueError, "at most 1024 threads"),
     ({"kernel": 7}, TypeError, "a kernel made by"),
-    ({"kernel": "fastest"}, ValueError, "unknown stage 'fastest'"),
+    ({"kernel": "fastest"}, ValueError, "stage is 'fastest'; expected one of naive"),
     ({"args": ()}, TypeError, "does not take these arguments"),
     ({"kernel": "wide_tiles"}, NotImplementedError, "wide_tiles multiplies on tensor cores, and the simulator has no"),
     ({"kernel": TENSOR_STAGES["warp_mma"]}, NotImplementedError, "warp_mma multiplies on tensor cores"),
-    ({"kernel": STAGES["naive"], "args": (1, A, B, 0, C), "config": "huge"}, ValueError, "no configuration 'huge'"),
+    (
+        {"kernel": STAGES["naive"], "args": (1, A, B, 0, C), "config": "huge"},
+        ValueError,
+        "config is 'huge'; expected one of 32x32x1-1x1",
+    ),
 ]
 
 

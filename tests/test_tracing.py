@@ -396,6 +396,57 @@ def test_a_function_has_one_shared_array_however_often_it_is_called():
     assert race.count == 64
 
 
+def factory(size):
+    def made(value):
+        tile = cuda.shared.array(size, float32)
+        tile[cuda.threadIdx.x] = value
+        cuda.syncthreads()
+        return tile[31 - cuda.threadIdx.x]
+
+    return made
+
+
+small, large = factory(32), factory(64)
+
+
+def of_a_factory(y):
+    y[0, cuda.threadIdx.x] = small(1.0)
+    y[1, cuda.threadIdx.x] = large(2.0)
+
+
+@simulator
+def test_functions_of_a_factory_have_arrays_of_their_own():
+    found = trace(of_a_factory, 1, 32, floats(2, 32))
+    assert {array.name: array.shape for array in found.arrays} == {"y": (2, 32), "tile": (32,), "tile_2": (64,)}
+    assert found.races == []
+
+
+@cuda.jit
+def through_a_copy(x, y):
+    tile = cuda.shared.array((1, 32), float32, alignment=16)
+    async_copy.cp_async4(tile, 0, cuda.threadIdx.x, True, x, 0, cuda.threadIdx.x)
+    async_copy.commit_group()
+    async_copy.wait_group(0)
+    y[0, cuda.threadIdx.x] = tile[0, cuda.threadIdx.x]
+
+
+@simulator
+def test_a_copy_reads_global_memory_and_writes_shared_memory():
+    traffic = trace(through_a_copy, 1, 32, floats(1, 32), floats(1, 32)).traffic.set_index("array")
+    assert traffic[["read", "written"]].to_dict("index") == {
+        "x": {"read": 128, "written": 0},
+        "y": {"read": 0, "written": 128},
+        "tile": {"read": 128, "written": 128},
+    }
+
+
+@simulator
+def test_blocks_may_be_numbers():
+    assert trace(copy_by, 2, 32, floats(64), floats(64), 0, 1, blocks=[1]).blocks == [(1, 0, 0)]
+    with pytest.raises(ValueError, match="expected each once"):
+        trace(copy_by, 2, 32, floats(64), floats(64), 0, 1, blocks=[1, (1, 0)])
+
+
 @simulator
 def test_arrays_of_one_name_are_numbered():
     found = trace(two_on_a_line, 1, 32, floats(4))
@@ -691,7 +742,7 @@ def test_writes_race_with_each_other():
 @pytest.mark.parametrize(
     ("arguments", "error", "complaint"),
     [
-        (("no_such", None, None), ValueError, "unknown stage 'no_such'"),
+        (("no_such", None, None), ValueError, "stage is 'no_such'; expected one of naive"),
         (("naive", None, None, 1.0), TypeError, "five arguments"),
         (("naive", None, None, 1.0, [[1.0]], floats(2, 2), 0.0, floats(2, 2)), TypeError, "a is a list"),
         (("naive", None, None, 1.0, floats(2, 3), floats(2, 2), 0.0, floats(2, 2)), ValueError, "shapes do not match"),
@@ -710,7 +761,7 @@ def test_what_cannot_be_traced(arguments, error, complaint):
 
 @simulator
 def test_an_unknown_configuration_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="has no configuration '1x1'; it has 128x128x8"):
+    with pytest.raises(ValueError, match="config is '1x1'; expected one of 128x128x8"):
         trace("vectorized", None, None, 1.0, floats(2, 2), floats(2, 2), 0.0, floats(2, 2), config="1x1")
 
 

@@ -11,7 +11,7 @@ and what hardware leaves undefined is visible:
 - an exception in a thread ends the launch and says which thread raised it.
 
 What it does not show: a thread runs whole from barrier to barrier, so a hazard is found only if some order of whole
-intervals makes it a wrong result. On a GPU, racecheck looks at every pair of accesses.
+intervals makes it a wrong result. `numba_gemm.inspect.trace` and, on a GPU, racecheck look at every pair of accesses.
 
 An operating-system thread is used for every simulated thread that has to wait; kernels without barriers use one in
 all. One launch runs at a time in a process, and others wait for it.
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import itertools
 import math
 import operator
@@ -28,7 +29,7 @@ import sys
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -176,20 +177,33 @@ def call_chain(frame: FrameType | None) -> tuple[Any, ...]:
 
 
 class _Shared:
-    """`cuda.shared`: an array belongs to the place in the code that makes it, and to the block."""
+    """`cuda.shared`: an array belongs to the function and the place in it that makes it, and to the block."""
 
     def __init__(self, dynamic_bytes: int, see: Callable[..., Any] | None) -> None:
         self._dynamic_bytes = dynamic_bytes
         self._see = see
+        self._alone: dict[CodeType, bool] = {}
         self.begin_block()
 
     def begin_block(self) -> None:
         self._arrays: dict[tuple[Any, ...], np.ndarray[Any, Any]] = {}
         self._dynamic: np.ndarray[Any, Any] | None = None
 
-    def _made(self, dynamic: bool, *how: Any) -> np.ndarray[Any, Any]:
+    def _made(self, place: Any, *how: Any) -> np.ndarray[Any, Any]:
         array = _poisoned(*how)
-        return array if self._see is None else self._see(array, dynamic)
+        return array if self._see is None else self._see(array, place)
+
+    def _place(self, frame: FrameType) -> Any:
+        """Which array of the hardware's it is: each function has its own, however often it is called.
+
+        Of several functions with one code, as a factory makes them, nothing tells which one runs; they are told apart
+        by who calls them.
+        """
+        code = frame.f_code
+        if code not in self._alone:
+            functions = [one for one in gc.get_referrers(code) if isinstance(one, FunctionType)]
+            self._alone[code] = len(functions) == 1
+        return (code, position_of(frame)) if self._alone[code] else call_chain(frame)
 
     def array(self, shape: Any, dtype: Any, alignment: int | None = None) -> np.ndarray[Any, Any]:
         if isinstance(shape, (int, np.integer)) and shape == 0:
@@ -197,14 +211,13 @@ class _Shared:
                 raise ValueError(f"dynamic shared memory is aligned to {_DYNAMIC_ALIGNMENT} bytes, not {alignment}")
             dtype = internals.as_dtype(dtype)
             if self._dynamic is None:
-                self._dynamic = self._made(True, self._dynamic_bytes, np.uint8, _DYNAMIC_ALIGNMENT)
+                self._dynamic = self._made(None, self._dynamic_bytes, np.uint8, _DYNAMIC_ALIGNMENT)
             whole = self._dynamic_bytes // dtype.itemsize * dtype.itemsize
             return self._dynamic[:whole].view(dtype)
-        frame = sys._getframe(1)
-        place = (frame.f_code, position_of(frame))
+        place = self._place(sys._getframe(1))
         array = self._arrays.get(place)
         if array is None:
-            array = self._arrays[place] = self._made(False, shape, dtype, alignment)
+            array = self._arrays[place] = self._made(place, shape, dtype, alignment)
         return array
 
 
@@ -620,9 +633,9 @@ def run(
         May have any of these methods: `barrier(block_index, number)`, called on the caller's thread when all threads
         of a block have reached their barrier `number` (0, 1, ...); `thread_start(thread)` and `thread_end(thread)`,
         called with a `SimulatedThread` on the operating-system thread that runs it; `thread_resume(thread)`, called on
-        any when it is the next to run; and `shared(array, dynamic)`, called there with each new array of shared memory,
-        or with all of the dynamic one as bytes, which returns what the kernel is given. What `thread_start` does to
-        `sys.settrace` lasts as long as the kernel.
+        any when it is the next to run; and `shared(array, place)`, called there with each new array of shared memory,
+        which returns what the kernel is given; the place is the same in all blocks, and None of the dynamic memory,
+        which comes as bytes. What `thread_start` does to `sys.settrace` lasts as long as the kernel.
 
     Raises
     ------

@@ -134,13 +134,10 @@ def bank_map(trace: Trace, request: int) -> Figure:
     ValueError
         if there is none such, or it is one to global memory.
     """
-    table = trace.requests
-    if not 0 <= request < len(table):
-        raise ValueError(f"request is {request}; expected a row of trace.requests, from 0 to {len(table) - 1}")
-    row = table.iloc[request]
+    lanes, row = trace.lanes(request), trace.requests.iloc[request]
     if row["space"] != "shared":
         raise ValueError(f"request {request} is a {row['op']} of {row['array']}, in global memory, which has no banks")
-    lanes, size = trace.lanes(request), int(row["bits"]) // 8
+    size = int(row["bits"]) // 8
     fronts: list[dict[int, list[int]]] = []  # the lanes that each bank's word goes to
     write = row["op"] != "load"
     for group, words in zip(rules.passes(lanes, size, write), rules.bank_map(lanes, size, write), strict=True):

@@ -125,7 +125,7 @@ class Recorder:
         self._memory: list[tuple[int, int]] = []  # first byte and end of what it may reach
         self._block: tuple[int, ...] = ()
         self._interval = 0
-        self._shared_of: dict[tuple[Any, ...], int] = {}
+        self._shared_of: dict[Any, int] = {}
         self._atomic: FrameType | None = None
 
     # ---- arrays
@@ -148,29 +148,28 @@ class Recorder:
         self._memory.append(memory)
         return watch.watched(array, self, len(self.arrays) - 1)
 
-    def shared(self, array: np.ndarray[Any, Any], dynamic: bool) -> Any:
+    def shared(self, array: np.ndarray[Any, Any], place: Any) -> Any:
         """For the scheduler: a new array of shared memory."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename in HIDDEN:
-            frame = frame.f_back
-        assert frame is not None
-        place = (frame.f_code, scheduler.position_of(frame))
         memory = np.lib.array_utils.byte_bounds(array)
         if place in self._shared_of:  # another block's
             number = self._shared_of[place]
             self._begin[number], self._memory[number] = watch.address(array), memory
             return watch.watched(array, self, number)
         self._shared_of[place] = len(self.arrays)
-        name = self._shared_name(frame)
+        name = self._shared_name()
         shape, strides, itemsize = array.shape, array.strides, array.itemsize
-        if dynamic:
+        if place is None:
             shape, strides, itemsize = (array.size // WORD_BYTES,), (WORD_BYTES,), WORD_BYTES
         else:
             check_elements(name, array)
         return self._add(array, TracedArray(name, SHARED, shape, strides, itemsize, 0), memory)
 
-    def _shared_name(self, frame: FrameType) -> str:
+    def _shared_name(self) -> str:
         """The variable that the array is assigned to; numbered where another array has that name."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename in HIDDEN:
+            frame = frame.f_back
+        assert frame is not None
         text = linecache.getline(frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
         position = scheduler.position_of(frame)
         column = position[2] if isinstance(position, tuple) else None

@@ -243,7 +243,7 @@ class _Follower:
         if thread.thread_index == self._thread:
             sys.settrace(self._call)
 
-    def shared(self, array: Array, dynamic: bool) -> Array:
+    def shared(self, array: Array, place: Any) -> Array:
         self._shared.append(array)
         return array
 

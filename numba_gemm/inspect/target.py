@@ -10,24 +10,14 @@ import numpy as np
 
 from ..device import internals
 from ..device.switch import SIMULATOR
-from ..ladder import STAGES, Stage, TileConfig
+from ..ladder import Stage, TileConfig
 from ..launch import Matrix, Simulated, simulated
+from ..residency import config_of, stage_of
 from ..tensor_core import TENSOR_STAGES, TensorStage
 
 __all__ = ["arrays_of", "prepare"]
 
 TEST_CONFIG = "test"
-
-
-def _config_of(stage: Stage, config: TileConfig | str | None) -> TileConfig:
-    if config is None:
-        return stage.configs[0]
-    if isinstance(config, TileConfig):
-        return config
-    named = {made.name: made for made in stage.configs} | {TEST_CONFIG: stage.test_config}
-    if config not in named:
-        raise ValueError(f"{stage.name} has no configuration {config!r}; it has {', '.join(named)}")
-    return named[config]
 
 
 def _matrix(name: str, array: Any) -> Matrix:
@@ -47,7 +37,8 @@ def _of_stage(stage: Stage, args: Sequence[Any], config: TileConfig | str | None
         raise ValueError(f"shapes do not match: a {a.shape}, b {b.shape}, c {c.shape}; expected (m, k), (k, n), (m, n)")
     if not c.size:
         raise ValueError(f"c has shape {c.shape}: no block would run")
-    return simulated(stage, _config_of(stage, config), float(alpha), x, y, float(beta), z)
+    chosen = stage.test_config if config == TEST_CONFIG else config_of(stage, config)
+    return simulated(stage, chosen, float(alpha), x, y, float(beta), z)
 
 
 def prepare(
@@ -94,9 +85,7 @@ def prepare(
             f"{name} multiplies on tensor cores, and the simulator has no matrix instructions; take one of the ladder's"
         )
     if isinstance(stage_or_kernel, str):
-        if stage_or_kernel not in STAGES:
-            raise ValueError(f"unknown stage {stage_or_kernel!r}; the stages are {', '.join(STAGES)}")
-        stage_or_kernel = STAGES[stage_or_kernel]
+        stage_or_kernel = stage_of(stage_or_kernel)
     if isinstance(stage_or_kernel, Stage):
         made = _of_stage(stage_or_kernel, args, config)
         shared = made.dynamic_shared if dynamic_shared is None else dynamic_shared

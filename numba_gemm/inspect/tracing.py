@@ -51,7 +51,7 @@ def _cost(space: str, op: str, size: int, lanes: Pattern, others: Pattern) -> tu
 
 def _pattern(lanes: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) -> Pattern:
     """Lanes and addresses, wherever they lie."""
-    base = int(places.min(initial=0)) // ALLOCATION * ALLOCATION if len(places) else 0
+    base = int(places.min()) // ALLOCATION * ALLOCATION if len(places) else 0
     return tuple(zip(lanes.tolist(), (places - base).tolist(), strict=True))
 
 
@@ -207,8 +207,8 @@ class Trace:
     def lines(self) -> pd.DataFrame:
         """A row for each line, array, operation and width, in the order of the source: sums over requests.
 
-        ``per_request`` is sectors, or wavefronts, a request; ``efficiency`` the part of the sectors' bytes that a lane
-        asked for, of global memory, or of the wavefronts that no conflict caused.
+        ``per_request`` is sectors, or wavefronts, a request; ``efficiency`` the fewest that would do, over those: the
+        sectors that would hold the same bytes, or the wavefronts without a bank conflict.
         """
         keys = ["line", "array", "space", "op", "bits"]
         sums = self.requests.groupby(keys, as_index=False).agg(
@@ -225,7 +225,10 @@ class Trace:
 
     @cached_property
     def traffic(self) -> pd.DataFrame:
-        """Bytes by array: asked for by lanes, moved in sectors, and different ones, which must move at least."""
+        """Bytes by array: asked for by lanes, moved in sectors, and different ones, which must move at least.
+
+        Atomics count as written, and copies as read of global memory and written of shared memory.
+        """
         import pandas as pd
 
         rows = []
@@ -236,11 +239,12 @@ class Trace:
             pieces = [offsets[sizes > part] + part for part in range(0, int(sizes.max(initial=0)), array.itemsize)]
             different = np.unique(np.concatenate([np.array([], np.int64), *pieces]))
             touched = len(np.unique(different // rules.SECTOR_BYTES))
+            writes = own["op"].isin(WRITES if array.space == GLOBAL else (*WRITES, "copy"))
             row = {
                 "array": array.name,
                 "space": array.space,
-                "read": int(own[~own["op"].isin(WRITES)]["bytes"].sum()),
-                "written": int(own[own["op"].isin(WRITES)]["bytes"].sum()),
+                "read": int(own[~writes]["bytes"].sum()),
+                "written": int(own[writes]["bytes"].sum()),
                 "moved": rules.SECTOR_BYTES * int(own["sectors"].sum()),
                 "different": rules.SECTOR_BYTES * touched if array.space == GLOBAL else array.itemsize * len(different),
             }
@@ -376,10 +380,7 @@ class Trace:
         if not chosen:
             return f"{self.kernel}: no access"
         first, last = min(chosen), max(chosen)
-        text = [
-            f"{self.kernel}, {len(self.blocks)} block(s) of grid {self.grid}, {self._file}",
-            f"{'':>5} {'array':<12} {'requests':>9} {'per request':>18} {'efficiency':>10}",
-        ]
+        text = [f"{self.kernel}, {len(self.blocks)} block(s) of grid {self.grid}, {self._file}"]
         for number in range(first, last + 1):
             text.append(f"{number:>5} {source[number - 1].rstrip()}")
             for row in lines[lines["line"] == number].to_dict("records"):
@@ -438,8 +439,8 @@ def trace(
         what a thread raised, with its index in the message.
     """
     made = target.prepare(stage_or_kernel, grid, block, args, config=config, dynamic_shared=dynamic_shared)
-    chosen = None if blocks is None else [tuple(index) for index in blocks]
-    if chosen and max(Counter(chosen).values()) > 1:
+    chosen = None if blocks is None else list(blocks)
+    if chosen and max(Counter((*np.atleast_1d(index), 0, 0)[:3] for index in chosen).values()) > 1:
         raise ValueError(f"blocks are {chosen}; expected each once")
     function = internals.python_function(made.kernel)
     recorder = Recorder(inspect.unwrap(function).__code__.co_filename)
