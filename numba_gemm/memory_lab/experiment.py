@@ -1,0 +1,94 @@
+"""What an experiment is, and the list of them."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["NAMES", "Experiment", "Unavailable", "load"]
+
+NAMES = (
+    "transfers",
+    "overlap",
+    "zero_copy",
+    "unified_addressing",
+    "memory_spaces",
+    "carve_out",
+    "misaligned_copy",
+    "strided_copy",
+    "l2_persistence",
+    "bank_conflicts",
+    "narrow_product",
+    "product_with_transpose",
+    "barriers",
+)
+"""Modules of the experiments, in the order of the guide's sections."""
+
+PREDICTED = "predicted"
+
+
+class Unavailable(RuntimeError):
+    """An experiment cannot run on this machine; the message says what it lacks."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment: how to run it, to draw it, and to read its result.
+
+    Attributes
+    ----------
+    name : str
+        Its module, and its function.
+    section : str
+        Of the guide's memory chapter, as "9.2.1.3".
+    run : callable
+        Returns a DataFrame, a row a measurement; columns have units in their names, and those that begin with
+        ``predicted`` hold what was to be expected. All parameters have defaults, those of the recorded run.
+    plot : callable
+        Draws such a DataFrame, fresh or read back from CSV, into an empty figure.
+    claims : callable
+        The lesson, in sentences that numbers decide: each sentence, and whether such a DataFrame bears it out.
+    small : mapping
+        Parameters with which the simulator is done in seconds. Times mean nothing there.
+    unavailable : str
+        Why the simulator cannot run it; empty if it can.
+    kernels : mapping
+        For compiling without a GPU: each kernel by name, with its parameters' types, as "float32[::1], int64".
+    """
+
+    name: str
+    section: str
+    run: Callable[..., pd.DataFrame]
+    plot: Callable[[pd.DataFrame, Figure], None]
+    claims: Callable[[pd.DataFrame], dict[str, bool]]
+    small: Mapping[str, Any] = field(default_factory=dict)
+    unavailable: str = ""
+    kernels: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
+
+    @property
+    def lesson(self) -> str:
+        """The first line of the module's docstring."""
+        return (inspect.getdoc(inspect.getmodule(self.run)) or "").partition("\n")[0]
+
+
+def load(name: str) -> Experiment:
+    """An experiment by its name.
+
+    Raises
+    ------
+    ValueError
+        if there is none of that name.
+    """
+    if name not in NAMES:
+        raise ValueError(f"there is no experiment {name!r}; expected one of: {', '.join(NAMES)}")
+    experiment = importlib.import_module(f".{name}", __package__).EXPERIMENT
+    assert isinstance(experiment, Experiment)
+    return experiment

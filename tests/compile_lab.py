@@ -1,0 +1,32 @@
+"""A child process of test_memory_lab.py: compiles the laboratory's kernels, and prints each as a line of JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+
+from numba.cuda import types
+
+from numba_gemm.device.internals import compile_cubin
+from numba_gemm.memory_lab import experiment as lab
+
+CCS = ((8, 0), (9, 0))
+
+
+def main() -> None:
+    for name in sys.argv[1:] or lab.NAMES:
+        for kernel, (function, signature) in lab.load(name).kernels.items():
+            for cc in CCS:
+                line = {"experiment": name, "kernel": kernel, "cc": cc}
+                try:
+                    parameters = eval(f"({signature},)", vars(types).copy())
+                    made = compile_cubin(function, parameters, cc, name=kernel)
+                    line |= {"registers": made.registers, "local": made.local, "spills": made.spill_stores}
+                except Exception:
+                    line |= {"error": traceback.format_exc()}
+                print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()
