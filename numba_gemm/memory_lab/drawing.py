@@ -17,9 +17,7 @@ MEASURED: dict[str, Any] = {"linestyle": "-", "linewidth": 1.6, "markersize": 4}
 PREDICTED: dict[str, Any] = {"linestyle": "--", "linewidth": 1.2}
 
 
-def curve(
-    axes: Axes, x: Sequence[float], measured: Sequence[float], predicted: Sequence[float] | None, label: str, index: int
-) -> None:
+def curve(axes: Axes, x: Any, measured: Any, predicted: Any | None, label: str, index: int) -> None:
     """One measured curve, and the predicted one beside it, in the index-th colour."""
     colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
     axes.plot(x, measured, label=label, color=colour, marker=marker, **MEASURED)
@@ -27,7 +25,7 @@ def curve(
         axes.plot(x, predicted, label=f"{label}, predicted", color=colour, **PREDICTED)
 
 
-def bars(axes: Axes, names: Sequence[str], measured: Sequence[float], predicted: Sequence[float] | None) -> None:
+def bars(axes: Axes, names: Sequence[str], measured: Any, predicted: Any | None) -> None:
     """Horizontal bars of what was measured, the first at the top, with a mark where each was predicted."""
     places = list(range(len(names)))
     axes.barh(places, measured, height=0.6, color=COLOURS[0], label="measured")

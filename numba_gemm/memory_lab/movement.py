@@ -1,0 +1,95 @@
+"""Copies by the driver, buffers for them, and the time that work on several streams takes. Not for the simulator."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from cuda.bindings import driver
+
+from numba_gemm.driver import call
+
+__all__ = ["Events", "address", "copy", "device_array", "median_ms", "span_ms"]
+
+
+def address(place: Any) -> int:
+    """Of the first byte: of a NumPy array, of a device array, or an address itself."""
+    if isinstance(place, int):
+        return place
+    if isinstance(place, np.ndarray):
+        return int(place.ctypes.data)
+    return int(place.__cuda_array_interface__["data"][0])
+
+
+def copy(target: Any, source: Any, size: int, stream: int) -> None:
+    """Enqueue a copy of so many bytes; from where to where, the driver tells by the addresses."""
+    call(driver.cuMemcpyAsync, address(target), address(source), size, stream)
+
+
+@contextmanager
+def device_array(elements: int, dtype: Any = np.float32) -> Iterator[Any]:
+    """An uninitialised Numba device array of one dimension, freed at the end and not at the collector's leisure."""
+    from numba import cuda
+
+    size = max(elements * np.dtype(dtype).itemsize, 1)
+    pointer = int(call(driver.cuMemAlloc, size))
+    try:
+        described = {"shape": (elements,), "typestr": np.dtype(dtype).str, "data": (pointer, False), "version": 3}
+        holder = type("Memory", (), {"__cuda_array_interface__": described})()
+        yield cuda.as_cuda_array(holder, sync=False)
+    finally:
+        call(driver.cuMemFree, pointer)
+
+
+class Events:
+    """Events that record times, as many as are asked for by name; freed by `close`."""
+
+    def __init__(self) -> None:
+        self._events: dict[Any, Any] = {}
+
+    def record(self, name: Any, stream: int) -> None:
+        """Note under a name when the stream gets here."""
+        if name not in self._events:
+            self._events[name] = call(driver.cuEventCreate, 0)
+        call(driver.cuEventRecord, self._events[name], stream)
+
+    def wait(self, name: Any, stream: int) -> None:
+        """Let a stream wait until the event of that name has happened."""
+        call(driver.cuStreamWaitEvent, stream, self._events[name], 0)
+
+    def ms(self, begin: Any, end: Any) -> float:
+        """Milliseconds from one event to another; waits for the second."""
+        call(driver.cuEventSynchronize, self._events[end])
+        return float(call(driver.cuEventElapsedTime, self._events[begin], self._events[end]))
+
+    def close(self) -> None:
+        """Free them."""
+        for event in self._events.values():
+            call(driver.cuEventDestroy, event)
+        self._events.clear()
+
+
+def span_ms(streams: Sequence[int], work: Callable[[], object]) -> float:
+    """Milliseconds from when all streams may begin until the last is done with what the work enqueues on them."""
+    events = Events()
+    try:
+        events.record("begin", streams[0])
+        for stream in streams[1:]:
+            events.wait("begin", stream)
+        work()
+        for number, stream in enumerate(streams[1:]):
+            events.record(number, stream)
+            events.wait(number, streams[0])
+        events.record("end", streams[0])
+        return events.ms("begin", "end")
+    finally:
+        events.close()
+
+
+def median_ms(streams: Sequence[int], work: Callable[[], object], rounds: int) -> float:
+    """Median of some spans, after one that does not count."""
+    span_ms(streams, work)
+    return statistics.median(span_ms(streams, work) for _ in range(rounds))
