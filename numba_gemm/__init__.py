@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .plans import Plan, plan
     from .precompilation import precompile
     from .residency import Occupancy, occupancy
+    from .streaming import streamed_sgemm
     from .tuning import Autotuned, autotune, clear_autotuned
 
 __version__ = "0.1.0"
@@ -35,6 +36,7 @@ __all__ = [
     "plan",
     "precompile",
     "stages",
+    "streamed_sgemm",
     "tiled_sgemm",
 ]
 
@@ -52,6 +54,7 @@ _HOMES = {
     "plan": ".plans",  # not .plan: a module of the function's name would take its place here
     "precompile": ".precompilation",
     "stages": ".api",
+    "streamed_sgemm": ".streaming",
     "tiled_sgemm": ".api",
 }
 

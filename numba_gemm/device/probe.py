@@ -72,3 +72,8 @@ def simulator_requested() -> bool:
         return int(os.environ.get("NUMBA_ENABLE_CUDASIM", "0")) != 0
     except ValueError:
         return False
+
+
+def simulator_environment() -> dict[str, str]:
+    """Return the environment of a child process that shall use Numba's simulator, whatever this one uses."""
+    return {**os.environ, "NUMBA_ENABLE_CUDASIM": "1"}

@@ -12,7 +12,7 @@ from cuda.bindings import driver
 
 from numba_gemm.driver import call
 
-__all__ = ["Events", "address", "copy", "device_array", "median_ms", "span_ms"]
+__all__ = ["Events", "address", "clear", "copy", "device_array", "finish", "median_ms", "span_ms"]
 
 
 def address(place: Any) -> int:
@@ -27,6 +27,17 @@ def address(place: Any) -> int:
 def copy(target: Any, source: Any, size: int, stream: int) -> None:
     """Enqueue a copy of so many bytes; from where to where, the driver tells by the addresses."""
     call(driver.cuMemcpyAsync, address(target), address(source), size, stream)
+
+
+def clear(target: Any, size: int, stream: int) -> None:
+    """Enqueue the setting of all bits of so many bytes on the device; as float32 they are NaN, like no result."""
+    call(driver.cuMemsetD8Async, address(target), 0xFF, size, stream)
+
+
+def finish(*streams: int) -> None:
+    """Wait until streams have done all that is enqueued on them."""
+    for stream in streams:
+        call(driver.cuStreamSynchronize, stream)
 
 
 @contextmanager

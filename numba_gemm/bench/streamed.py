@@ -1,0 +1,201 @@
+"""Streamed products beside the same product in the GPU's memory: ``python -m numba_gemm.bench.streamed --out DIR``.
+
+It times `tiled_sgemm` on operands that lie on the device, then `streamed_sgemm` on the same operands in page-locked
+memory, in ordinary memory, and in files that are mapped, with and without a limit of device memory, each beside what
+`numba_gemm.streaming.expected_time` makes of copies timed alone. Results are compared with the product on the
+device, element by element. It writes `streamed.csv` and `streamed.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from cuda.bindings import driver
+
+from numba_gemm.bench import environment
+from numba_gemm.bench.cli import commit_hash
+from numba_gemm.bench.nvml import sampled_clocks
+from numba_gemm.bench.results import LAUNCHES
+from numba_gemm.device.switch import SIMULATOR
+from numba_gemm.driver import device_scope
+from numba_gemm.host_memory import pinned
+from numba_gemm.launch import current_device, synchronize
+from numba_gemm.streaming import blocking_of, expected_time, streamed_sgemm
+
+__all__ = ["FILE", "main"]
+
+FILE, HOW = "streamed.csv", "streamed.json"
+DEFAULT_OUT = Path("results") / "local"
+RIGHT, WRONG, UNUSABLE = 0, 1, 2
+
+
+class MemoryWatch:
+    """The most device memory that is taken while it watches, beside what was taken before."""
+
+    def __init__(self, device: int, interval_s: float = 0.002) -> None:
+        self._device, self._interval, self._stop = device, interval_s, threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self.before = self.most = self.after = 0
+
+    def taken(self) -> int:
+        """Bytes of the device that anyone has."""
+        with device_scope(self._device):
+            _, free, total = driver.cuMemGetInfo()
+        return int(total) - int(free)
+
+    def _watch(self) -> None:
+        while not self._stop.wait(self._interval):
+            self.most = max(self.most, self.taken() - self.before)
+
+    def __enter__(self) -> MemoryWatch:
+        self.before = self.taken()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self.after = self.taken() - self.before
+
+
+@contextmanager
+def operands(kind: str, size: int, source: Sequence[np.ndarray]) -> Iterator[list[np.ndarray]]:
+    """A, B and an empty C in memory of a kind, A and B with the values of others."""
+    with ExitStack() as scopes:
+        if kind == "page-locked":
+            made = [scopes.enter_context(pinned(size * size)).reshape(size, size) for _ in range(3)]
+        elif kind == "memory map":
+            folder = Path(scopes.enter_context(tempfile.TemporaryDirectory()))
+            made = [np.memmap(folder / name, np.float32, "w+", shape=(size, size)) for name in "abc"]
+        else:
+            made = [np.empty((size, size), np.float32) for _ in range(3)]
+        for target, values in zip(made, source):
+            target[...] = values
+        yield made
+
+
+def in_memory(size: int, precision: str, source: Sequence[np.ndarray], repeats: int) -> tuple[float, np.ndarray]:
+    """Seconds of the product on the device, the median, and its result on the host."""
+    from numba import cuda
+
+    from numba_gemm import tiled_sgemm
+
+    a, b = (cuda.to_device(values) for values in source)
+    c = cuda.device_array((size, size), np.float32)
+    spans = []
+    for _ in range(repeats + 1):
+        synchronize(0)
+        begin = time.perf_counter()
+        tiled_sgemm(a, b, out=c, precision=precision)
+        synchronize(0)
+        spans.append(time.perf_counter() - begin)
+    return float(np.median(spans[1:])), c.copy_to_host()
+
+
+def measure(
+    size: int, precisions: Sequence[str], kinds: Sequence[str], limits: Sequence[int | None], repeats: int
+) -> Any:
+    """A row a streamed product, the median of some; and one a product in the device's memory."""
+    rng, device, rows = np.random.default_rng(0), current_device(), []
+    source = [rng.random((size, size), np.float32) - np.float32(0.5) for _ in range(2)]
+    flops = 2.0 * size**3
+    for precision in precisions:
+        inside, expected = in_memory(size, precision, source, repeats)
+        rows.append({"precision": precision, "operands": "on the device", "seconds": inside})
+        for kind in kinds:
+            with operands(kind, size, source) as (a, b, c):
+                streamed_sgemm(a[:512], b[:, :512], precision=precision)  # kernels are loaded
+                for limit in limits:
+                    blocking = blocking_of(a, b, memory_limit=limit, precision=precision)
+                    prediction = expected_time(a, b, c, memory_limit=limit, precision=precision)
+                    print(f"{kind}, {precision}, limit {limit}: {prediction}", flush=True)
+                    spans = []
+                    for _ in range(repeats):
+                        c.fill(np.nan)
+                        begin = time.perf_counter()
+                        streamed_sgemm(a, b, c, memory_limit=limit, precision=precision)
+                        spans.append(time.perf_counter() - begin)
+                    with MemoryWatch(device) as watch:
+                        streamed_sgemm(a, b, c, memory_limit=limit, precision=precision)
+                    rows.append(
+                        {
+                            "precision": precision,
+                            "operands": kind,
+                            "memory_limit": limit,
+                            "seconds": float(np.median(spans)),
+                            "predicted_s": prediction.seconds,
+                            "bound_by": prediction.bound_by,
+                            "blocks": blocking.count,
+                            "panels": len(blocking.depths),
+                            "device_bytes": blocking.device_bytes,
+                            "peak_bytes": watch.most,
+                            "left_bytes": watch.after,
+                            "largest_difference": float(np.abs(c - expected).max()),
+                        }
+                    )
+                    print(rows[-1], flush=True)
+    frame = pd.DataFrame(rows)
+    frame.insert(0, "size", size)
+    frame.insert(5, "tflops", flops / frame["seconds"] / 1e12)
+    on_device = frame[frame["operands"] == "on the device"].set_index("precision")["seconds"]
+    frame.insert(6, "of_in_memory", frame["precision"].map(on_device) / frame["seconds"])
+    return frame
+
+
+def parser() -> argparse.ArgumentParser:
+    """Options."""
+    made = argparse.ArgumentParser(prog="python -m numba_gemm.bench.streamed", description=__doc__)
+    made.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="DIR", help=f"default: {DEFAULT_OUT}")
+    made.add_argument("--size", type=int, default=32768, metavar="N", help="M = N = K (default: 32768)")
+    made.add_argument("--precisions", default="ieee,bf16x6", help="default: ieee,bf16x6")
+    made.add_argument("--operands", default="page-locked,pageable,memory map", help="kinds of memory (default: all)")
+    made.add_argument(
+        "--limits", default="0,4,1", metavar="GB", help="limits of device memory, 0 for none (default: 0,4,1)"
+    )
+    made.add_argument("--repeats", type=int, default=3, metavar="N", help="default: 3")
+    made.add_argument(
+        "--commit", type=commit_hash, metavar="HASH", help="the commit to record where git cannot tell it"
+    )
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, write, print; returns the exit status."""
+    options = parser().parse_args(arguments)
+    if SIMULATOR:
+        print("error: the simulator has no times: unset NUMBA_ENABLE_CUDASIM, on a GPU", file=sys.stderr)
+        return UNUSABLE
+    limits = [int(float(text) * 1e9) or None for text in options.limits.split(",")]
+    described = environment.describe(
+        simulated=False,
+        seed=0,
+        cache="cold",
+        command=f"python -m numba_gemm.bench.streamed --size {options.size} --limits {options.limits}",
+        timing=LAUNCHES,
+        stated_commit=options.commit,
+    )
+    kinds, precisions = options.operands.split(","), options.precisions.split(",")
+    with sampled_clocks(environment.current_nvml()) as clocks:
+        frame = measure(options.size, precisions, kinds, limits, options.repeats)
+    environment.conclude(described, [clocks.median_mhz], [clocks.throttle])
+    options.out.mkdir(parents=True, exist_ok=True)
+    frame.to_csv(options.out / FILE, index=False, float_format="%.5g", lineterminator="\n")
+    (options.out / HOW).write_text(json.dumps(described, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    print(frame.to_string(index=False))
+    over = frame[frame["peak_bytes"] > frame["device_bytes"] + (2 << 20)]
+    return WRONG if len(over) else RIGHT
+
+
+if __name__ == "__main__":
+    sys.exit(main())

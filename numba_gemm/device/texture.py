@@ -1,0 +1,77 @@
+"""Reads through the texture unit, and the clocks that time such reads: what Numba has no functions for.
+
+`texel` reads a texture object of one dimension over linear memory, which the host makes (``cuTexObjectCreate``) and
+hands to the kernel as a number of 64 bits: up to four channels of 32 bits of the texel at an index, as integers, in one
+TEX instruction. Nothing filters, scales or normalizes. The texture unit's cache is L1; it is not told of what the same
+kernel writes.
+
+`cycles` reads the multiprocessor's clock, which runs as fast as the multiprocessor does, and `nanoseconds` the GPU's
+own, which moves in steps of up to a microsecond. Memory accesses stay on their side of both.
+
+PTX ISA: "tex", "Indirect Texture Access", "%clock64", "%globaltimer".
+
+Simulator twin: a texture is an array of texels by channels, and an index outside of it raises; channels that it has not
+are 0, but the fourth, 1, as the hardware fills them in. Both clocks are the host's nanoseconds.
+"""
+
+from __future__ import annotations
+
+from .switch import SIMULATOR
+
+if SIMULATOR:
+    import time
+
+    import numpy as np
+
+    from .watch import read_run
+
+    def texel(texture, x):
+        """The four channels of the texel at an index, as unsigned integers."""
+        count, channels = texture.shape
+        if not 0 <= x < count:
+            raise IndexError(f"texel {x} of a texture of {count}")
+        found = read_run(texture, [(int(x), channel) for channel in range(channels)])
+        return (*found, *map(np.uint32, (0, 0, 0, 1)[channels:]))
+
+    def cycles():
+        """The multiprocessor's clock."""
+        return np.uint64(time.perf_counter_ns())
+
+    def nanoseconds():
+        """The GPU's clock."""
+        return np.uint64(time.perf_counter_ns())
+
+else:
+    from llvmlite import ir
+    from numba.cuda import types
+    from numba.cuda.extending import intrinsic
+
+    from .address import inline
+
+    WORD, LONG = ir.IntType(32), ir.IntType(64)
+
+    @intrinsic
+    def texel(typingctx, texture, x):
+        """The four channels of the texel at an index, as unsigned integers."""
+        code = "tex.1d.v4.u32.s32 {$0, $1, $2, $3}, [$4, {$5}];"
+
+        def codegen(context, builder, signature, args):
+            values = inline(builder, ir.LiteralStructType([WORD] * 4), args, code, "=r,=r,=r,=r,l,r,~{memory}")
+            return context.make_tuple(
+                builder, signature.return_type, [builder.extract_value(values, i) for i in range(4)]
+            )
+
+        return types.UniTuple(types.uint32, 4)(types.uint64, types.uint32), codegen
+
+    def _clock(register, summary):
+        def read(typingctx):
+            def codegen(context, builder, signature, args):
+                return inline(builder, LONG, [], f"mov.u64 $0, %{register};", "=l,~{memory}")
+
+            return types.uint64(), codegen
+
+        read.__doc__ = summary
+        return intrinsic(read)
+
+    cycles = _clock("clock64", "The multiprocessor's clock.")
+    nanoseconds = _clock("globaltimer", "The GPU's clock.")

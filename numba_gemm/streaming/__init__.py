@@ -1,0 +1,13 @@
+"""Products of matrices in host memory that need not fit on the device.
+
+`streamed_sgemm` divides C into blocks and k into panels (`blocking`), brings panels to the device and takes finished
+strips of C from it while products go on (`pipeline`), on queues of the device (`queues`), to and from ordinary,
+page-locked or file-backed memory (`host`); `prediction` says how long that takes.
+"""
+
+from .blocking import Blocking
+from .pipeline import Done
+from .prediction import Prediction
+from .streamed import blocking_of, expected_time, streamed_sgemm
+
+__all__ = ["Blocking", "Done", "Prediction", "blocking_of", "expected_time", "streamed_sgemm"]

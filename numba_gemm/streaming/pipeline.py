@@ -1,0 +1,319 @@
+"""A streamed product under way: one thread brings panels in, one launches products, one takes strips of C out.
+
+What depends on each other's work is a mark in a queue, which exists only when the work is enqueued. So threads pass
+marks through gates: one thread puts a mark in, others wait until it is there, then let their queue wait for it.
+
+What waits for what:
+
+- the copy of a panel, for the products of the panel that had its place (`used`);
+- a product, for its panel (`loaded`), and what was copied before it;
+- the first product of a strip, or the strip's copy to the device if C is read, for the one of the block before to leave
+  (`gone`);
+- the copy of a strip to the host, for the product that completes it (`finished`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from .blocking import Blocking, Part, Piece
+from .host import HostMatrix, Ring
+from .products import Products
+from .queues import Device, Mark, Queue
+
+__all__ = ["AHEAD", "Done", "Run", "Stopped", "bring_in", "made_ring", "take_out"]
+
+ITEM = 4
+AHEAD = 2  # panels whose products are enqueued and not done: what an interrupt has to wait for
+BUFFER_ELEMENTS = 1 << 19  # of a page-locked buffer: 2 MiB, whose allocation takes a millisecond
+BUFFERS_COPIED = 8
+
+
+@dataclass(frozen=True)
+class Done:
+    """A part of `out` that is complete.
+
+    Attributes
+    ----------
+    rows, cols : slice
+        Which part.
+    number, count : int
+        How many parts are complete with this one, and how many there are.
+    elements, of : int
+        The same in elements.
+    """
+
+    rows: slice
+    cols: slice
+    number: int
+    count: int
+    elements: int
+    of: int
+
+
+def made_ring(device: Device, pool: ThreadPoolExecutor, threads: int) -> Ring:
+    """Buffers for so many threads: each has one, and some are copied to or from the device meanwhile."""
+    return Ring(device, pool, threads + BUFFERS_COPIED, BUFFER_ELEMENTS)
+
+
+def bring_in(queue: Queue, ring: Ring, target: Any, source: np.ndarray, direct: bool) -> list[Future[Any]]:
+    """Enqueue the copy of a matrix to the device; nothing is left to wait for but the queue."""
+    if direct:
+        queue.to_device(target, source)
+    else:
+        ring.to_device(queue, target, source)
+    return []
+
+
+def take_out(queue: Queue, ring: Ring, target: np.ndarray, source: Any, direct: bool) -> list[Future[Any]]:
+    """Enqueue the copy of a matrix to the host; it is there when the queue and what is returned are done."""
+    if direct:
+        queue.to_host(target, source)
+        return []
+    return ring.to_host(queue, target, source)
+
+
+class Stopped(Exception):
+    """Another thread has failed, or the caller was interrupted."""
+
+
+class Gates:
+    """Marks by name, which a thread that asks too early waits for."""
+
+    def __init__(self) -> None:
+        self._gates: dict[Any, Future[Any]] = defaultdict(Future)
+        self._lock = threading.Lock()
+        self._shut = False
+
+    def _gate(self, name: Any) -> Future[Any]:
+        with self._lock:
+            if self._shut:
+                raise Stopped
+            return self._gates[name]
+
+    def put(self, name: Any, mark: Any) -> None:
+        """Let others have a mark."""
+        self._gate(name).set_result(mark)
+
+    def get(self, name: Any) -> Any:
+        """A mark, as soon as it is there."""
+        return self._gate(name).result()
+
+    def shut(self) -> None:
+        """Make all that wait, and will ask, raise `Stopped`."""
+        with self._lock:
+            self._shut = True
+            for gate in self._gates.values():
+                if not gate.done():
+                    gate.set_exception(Stopped())
+
+
+class Run:
+    """A streamed product.
+
+    Parameters
+    ----------
+    device : Device
+        Where it runs.
+    memory : object
+        Of the device, of `Blocking.device_bytes`.
+    blocking : Blocking
+        How it is divided.
+    products : Products
+        What multiplies.
+    operands : tuple of HostMatrix
+        A, B and C, which does not lie by columns.
+    alpha, beta : float
+        Scalars.
+    report : callable, optional
+        Told of each part of C that is complete, on a thread of the run's.
+    threads : int
+        Host threads that copy to the device, and as many that copy from it, where operands are not page-locked.
+
+    Attributes
+    ----------
+    done : list of Done
+        What is complete.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        memory: Any,
+        blocking: Blocking,
+        products: Products,
+        operands: tuple[HostMatrix, HostMatrix, HostMatrix],
+        alpha: float,
+        beta: float,
+        report: Callable[[Done], object] | None,
+        threads: int,
+    ) -> None:
+        self._device, self._blocking, self._products = device, blocking, products
+        (self._a, self._b, self._c), self._alpha, self._beta = operands, alpha, beta
+        self._report = report
+        self.done: list[Done] = []
+        self._strips = sum(len(blocking.strips(block)) for block in range(blocking.count))
+        self._gates, self._leaving = Gates(), SimpleQueue[tuple[int, int, Any] | None]()
+        self._error: BaseException | None = None
+        self._up, self._compute, self._down = (device.queue() for _ in range(3))
+        block, a_panel, b_panel, _ = blocking.parts
+        self._memory = memory
+        self._offsets = [block + slot * (a_panel + b_panel) for slot in range(blocking.slots)]
+        self._b_offset, end = a_panel, block + blocking.slots * (a_panel + b_panel)
+        self._workspace = products.workspace(device.address(self._memory) + end, blocking.shapes())
+        device.clear(self._workspace)
+        self._threads = threads
+
+    # ------------------------------------------------------------------------------------------------------- places
+
+    def _rows_on_device(self, block: int, rows: Part) -> Any:
+        """Some of a block's rows of C."""
+        (top, _), cols = self._blocking.block(block)
+        widest = self._device.matrix(self._memory, 0, self._blocking.rows, self._blocking.cols)
+        return self._device.part(widest, Part(rows.begin - top, rows.end - top), Part(0, cols.extent))
+
+    def _panels_on_device(self, turn: int, rows: int, cols: int, inner: int) -> tuple[Any, Any]:
+        offset = self._offsets[turn % self._blocking.slots]
+        a = self._a.place(self._device, self._memory, offset, rows, inner)
+        return a, self._b.place(self._device, self._memory, offset + self._b_offset, inner, cols)
+
+    # ------------------------------------------------------------------------------------------------------ threads
+
+    def _bring(self) -> None:
+        """Bring in panels, and C where it is read."""
+        panels = self._blocking.panels
+        with ThreadPoolExecutor(self._threads, "to-device") as pool:
+            ring = made_ring(self._device, pool, self._threads)
+            for turn in range(self._blocking.count * len(panels)):
+                block, panel = divmod(turn, len(panels))
+                (rows, cols), inner = self._blocking.block(block), panels[panel]
+                if turn >= self._blocking.slots:
+                    self._up.follow(self._gates.get(("used", turn - self._blocking.slots)))
+                if self._beta != 0 and panel == 0:
+                    for number, strip in enumerate(self._blocking.strips(block)):
+                        if self._in_the_way(block, number):
+                            self._up.follow(self._gates.get(("gone", block - 1, number)))
+                        self._load(ring, self._rows_on_device(block, strip), self._c, strip, cols)
+                a, b = self._panels_on_device(turn, rows.extent, cols.extent, inner.extent)
+                self._load(ring, a, self._a, rows, inner)
+                self._load(ring, b, self._b, inner, cols)
+                self._gates.put(("loaded", turn), self._up.record())
+
+    def _load(self, ring: Ring, target: Any, matrix: HostMatrix, rows: Part, cols: Part) -> None:
+        bring_in(self._up, ring, target, matrix.part(rows, cols), matrix.direct)
+
+    def _take(self) -> None:
+        """Take out strips of C that are complete, and report those that have arrived."""
+        under_way: deque[tuple[Part, Part, Mark, list[Future[Any]]]] = deque()
+        with ThreadPoolExecutor(self._threads, "to-host") as pool:
+            ring = made_ring(self._device, pool, self._threads)
+            while (item := self._leaving.get()) is not None:
+                block, number, mark = item
+                cols, strip = self._blocking.block(block)[1], self._blocking.strips(block)[number]
+                self._down.follow(mark)
+                target, source = self._c.part(strip, cols), self._rows_on_device(block, strip)
+                copies = take_out(self._down, ring, target, source, self._c.direct)
+                left = self._down.record()
+                self._gates.put(("gone", block, number), left)
+                under_way.append((strip, cols, left, copies))
+                while under_way and (len(under_way) > 1 or self._leaving.empty()):
+                    self._arrive(*under_way.popleft())
+            while under_way:
+                self._arrive(*under_way.popleft())
+
+    def _arrive(self, rows: Part, cols: Part, left: Mark, copies: list[Future[Any]]) -> None:
+        left.wait()
+        for copy in copies:
+            copy.result()
+        before = self.done[-1].elements if self.done else 0
+        elements, of = before + rows.extent * cols.extent, self._blocking.m * self._blocking.n
+        self.done.append(Done(rows.slice, cols.slice, len(self.done) + 1, self._strips, elements, of))
+        if self._report is not None:
+            self._report(self.done[-1])
+
+    def _multiply(self) -> None:
+        """Launch the products."""
+        count = len(self._blocking.panels)
+        for turn in range(self._blocking.count * count):
+            if turn >= AHEAD:
+                self._gates.get(("used", turn - AHEAD)).wait()
+            self._compute.follow(self._gates.get(("loaded", turn)))
+            for piece in self._blocking.pieces(*divmod(turn, count)):
+                if piece.first:
+                    self._make_room(piece)
+                self._launch(turn, piece)
+                if piece.last:
+                    mark = self._compute.record()
+                    for number in piece.strips:
+                        self._leaving.put((piece.block, number, mark))
+            self._gates.put(("used", turn), self._compute.record())
+
+    def _in_the_way(self, block: int, strip: int) -> bool:
+        """Whether the block before has such a strip, which lies in the same place."""
+        return block > 0 and strip < len(self._blocking.strips(block - 1))
+
+    def _make_room(self, piece: Piece) -> None:
+        """Wait for the strips of the block before; where C is read, its copy to the device has waited for them."""
+        for number in piece.strips:
+            if self._beta == 0 and self._in_the_way(piece.block, number):
+                self._compute.follow(self._gates.get(("gone", piece.block - 1, number)))
+
+    def _launch(self, turn: int, piece: Piece) -> None:
+        rows, cols = self._blocking.block(piece.block)
+        a, b = self._panels_on_device(turn, rows.extent, cols.extent, piece.inner.extent)
+        own, everything = Part(piece.rows.begin - rows.begin, piece.rows.end - rows.begin), Part(0, piece.inner.extent)
+        a = self._device.part(a, *((everything, own) if self._a.by_columns else (own, everything)))
+        c = self._rows_on_device(piece.block, piece.rows)
+        lying = ((a, self._a.by_columns), (b, self._b.by_columns), (c, False))
+        places = [self._device.place(matrix, turned) for matrix, turned in lying]
+        x, y, z = self._products.operands(self._blocking.shape(piece), places)
+        beta = self._beta if piece.first else 1.0
+        self._compute.run(lambda stream: self._products.enqueue(self._alpha, x, y, beta, z, stream, self._workspace))
+
+    # --------------------------------------------------------------------------------------------------------- whole
+
+    def _on_thread(self, work: Callable[[], None]) -> None:
+        try:
+            with self._device.scope():
+                work()
+        except Stopped:
+            pass
+        except BaseException as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if self._error is None:
+            self._error = error
+        self._gates.shut()
+
+    def __call__(self) -> None:
+        """Do it all; raises what any thread raised, or what interrupted this one, when no thread is left."""
+        works = {"bring": self._bring, "take": self._take}
+        threads = [threading.Thread(target=self._on_thread, args=(works[name],), name=name) for name in works]
+        with self._device.scope():
+            try:
+                for thread in threads:
+                    thread.start()
+                self._multiply()
+                self._leaving.put(None)
+                for thread in threads:
+                    thread.join()
+            except Stopped:
+                pass
+            except BaseException as error:
+                self._fail(error)
+            finally:
+                self._gates.shut()
+                self._leaving.put(None)
+                for thread in threads:
+                    thread.join()
+        if self._error is not None:
+            raise self._error

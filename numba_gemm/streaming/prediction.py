@@ -1,0 +1,90 @@
+"""How long a streamed product takes, by how fast copies and products are: every copy and product, one after another.
+
+Copies to the device, products, and copies to the host each go on in order, beside those of the other two; what must
+wait for what is what the run itself waits for. Nothing is fitted: the rates are those of single copies and products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .blocking import ITEM, Blocking, Shape
+
+__all__ = ["Prediction", "Rates", "predict"]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """How fast a machine is.
+
+    Attributes
+    ----------
+    seconds : callable
+        Seconds of a product.
+    a_bytes, b_bytes : float
+        Bytes a second of A and of B that get from host memory to the device.
+    c_bytes : float
+        Bytes a second of C that get from the device to host memory.
+    """
+
+    seconds: Callable[[Shape], float]
+    a_bytes: float
+    b_bytes: float
+    c_bytes: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Seconds that a streamed product takes, and those that each of its parts takes by itself."""
+
+    seconds: float
+    to_device: float
+    products: float
+    to_host: float
+
+    @property
+    def bound_by(self) -> str:
+        """Which part takes longest."""
+        parts = {"copies to the device": self.to_device, "products": self.products, "copies to the host": self.to_host}
+        return max(parts, key=lambda name: parts[name])
+
+    def __str__(self) -> str:
+        return (
+            f"{self.seconds:.3g} s predicted: products {self.products:.3g} s, copies to the device "
+            f"{self.to_device:.3g} s, to the host {self.to_host:.3g} s; bound by {self.bound_by}"
+        )
+
+
+def predict(blocking: Blocking, rates: Rates, reads_out: bool = False) -> Prediction:
+    """Follow a streamed product through its copies and products."""
+    up = now = down = 0.0  # when each of the three is free
+    busy_up = busy = busy_down = 0.0
+    used: list[float] = []  # when the products of each panel are done
+    gone: dict[int, float] = {}  # when each strip of the block before has left the device
+    for block in range(blocking.count):
+        rows, cols = blocking.block(block)
+        strips = blocking.strips(block)
+        for panel, inner in enumerate(blocking.panels):
+            if len(used) >= blocking.slots:
+                up = max(up, used[-blocking.slots])
+            if panel == 0 and reads_out:
+                for number, strip in enumerate(strips):
+                    took = ITEM * strip.extent * cols.extent / rates.c_bytes
+                    up = max(up, gone.get(number, 0.0)) + took
+                    busy_up += took
+            took = ITEM * inner.extent * (rows.extent / rates.a_bytes + cols.extent / rates.b_bytes)
+            up, busy_up = up + took, busy_up + took
+            now = max(now, up)
+            for piece in blocking.pieces(block, panel):
+                if piece.first:
+                    now = max([now, *(gone.get(number, 0.0) for number in piece.strips)])
+                took = rates.seconds(blocking.shape(piece))
+                now, busy = now + took, busy + took
+                if piece.last:
+                    took = ITEM * piece.rows.extent * piece.cols.extent / rates.c_bytes
+                    down = max(down, now) + took
+                    busy_down += took
+                    gone[piece.strips[0]] = down
+            used.append(now)
+    return Prediction(max(now, down), busy_up, busy, busy_down)

@@ -1,0 +1,377 @@
+"""What a streamed product runs on: queues of a device that go on side by side, marks in them, and device memory.
+
+On the hardware a queue is a stream, and a mark an event. In the simulator a queue is a thread that does one thing after
+another whenever it gets to it, beside the others: what does not wait for a mark where it should finds unfinished data.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from cuda.bindings import driver
+
+from .. import host_memory
+from .. import workspace as workspaces
+from ..device.switch import SIMULATOR
+from ..driver import call, device_scope, failure
+from ..workspace import Workspace
+from .blocking import Part
+
+__all__ = ["Device", "Mark", "Queue", "open_device"]
+
+ITEM = 4
+POLL_S = 0.0005
+
+
+class Mark(Protocol):
+    """A place in a queue."""
+
+    def done(self) -> bool:
+        """Whether the queue has got there."""
+
+    def wait(self) -> None:
+        """Keep the calling thread until the queue has got there, or its device has failed."""
+
+
+class Queue(Protocol):
+    """Work of a device in order. `stream` is a handle for kernels."""
+
+    stream: int
+
+    def record(self) -> Mark:
+        """Mark the place behind all work so far."""
+
+    def follow(self, mark: Mark) -> None:
+        """Let the queue wait for a mark of another one."""
+
+    def to_device(self, target: Any, source: np.ndarray) -> None:
+        """Copy a matrix whose rows are contiguous, from page-locked memory, to a dense one on the device."""
+
+    def to_host(self, target: np.ndarray, source: Any) -> None:
+        """Copy a dense matrix on the device to page-locked memory; the rows of the target are contiguous."""
+
+    def run(self, work: Callable[[int], None]) -> None:
+        """Do what enqueues kernels on the stream that it is given."""
+
+
+class Device(Protocol):
+    """A device, its memory, and queues; everything is given back at the end of `open_device`."""
+
+    ordinal: int
+
+    def queue(self) -> Queue:
+        """A new queue."""
+
+    def allocate(self, size: int) -> Any:
+        """The device memory, of so many bytes, all that is ever taken, uninitialised."""
+
+    def matrix(self, memory: Any, offset: int, rows: int, cols: int) -> Any:
+        """A dense float32 matrix within it, as copies take it."""
+
+    def part(self, matrix: Any, down: Part, across: Part) -> Any:
+        """Some of its rows and columns."""
+
+    def place(self, matrix: Any, turned: bool) -> tuple[int, Any]:
+        """Address of a matrix, and the array that the simulator reads, turned if asked for."""
+
+    def address(self, memory: Any) -> int:
+        """Of its first byte."""
+
+    def clear(self, workspace: Workspace) -> None:
+        """Set a workspace's counters to 0."""
+
+    def pinned(self, elements: int) -> np.ndarray:
+        """Page-locked host memory."""
+
+    def is_direct(self, first: int, last: int) -> bool:
+        """Whether copies reach host memory between two addresses by themselves."""
+
+    def scope(self) -> Any:
+        """What a thread that uses the device does so within."""
+
+
+@contextmanager
+def open_device(ordinal: int) -> Iterator[Device]:
+    """A device for one streamed product; at the end its queues are waited for, and all memory is freed."""
+    made: Any = SimulatedDevice(ordinal) if SIMULATOR else CudaDevice(ordinal)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+# ---------------------------------------------------------------------------------------------------------- hardware
+
+
+class Placed(NamedTuple):
+    """A matrix on the device whose rows are contiguous, and `pitch` bytes apart."""
+
+    pointer: int
+    rows: int
+    cols: int
+    pitch: int
+
+
+class CudaMark:
+    """An event."""
+
+    def __init__(self, event: Any, device: int) -> None:
+        self.event, self._device = event, device
+
+    def done(self) -> bool:
+        """Whether it has happened."""
+        with device_scope(self._device):
+            (status,) = driver.cuEventQuery(self.event)
+        if status == driver.CUresult.CUDA_ERROR_NOT_READY:
+            return False
+        if status != driver.CUresult.CUDA_SUCCESS:
+            raise failure("cuEventQuery", status)
+        return True
+
+    def wait(self) -> None:
+        """Ask again and again: an interrupt comes through between."""
+        while not self.done():
+            time.sleep(POLL_S)
+
+
+class CudaQueue:
+    """A stream."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        self._device = device
+        self.stream = int(call(driver.cuStreamCreate, int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)))
+
+    def record(self) -> CudaMark:
+        mark = self._device.mark()
+        call(driver.cuEventRecord, mark.event, self.stream)
+        return mark
+
+    def follow(self, mark: Any) -> None:
+        call(driver.cuStreamWaitEvent, self.stream, mark.event, 0)
+
+    def to_device(self, target: Placed, source: np.ndarray) -> None:
+        self._copy(source, target, up=True)
+
+    def to_host(self, target: np.ndarray, source: Placed) -> None:
+        self._copy(target, source, up=False)
+
+    def _copy(self, host: np.ndarray, place: Placed, *, up: bool) -> None:
+        assert host.shape == (place.rows, place.cols)
+        rows, width, address, device = place.rows, ITEM * place.cols, int(host.ctypes.data), place.pointer
+        pitch = width if rows == 1 else host.strides[0]
+        if rows == 1 or pitch == place.pitch == width:
+            copy = driver.cuMemcpyHtoDAsync if up else driver.cuMemcpyDtoHAsync
+            call(copy, *((device, address) if up else (address, device)), rows * width, self.stream)
+            return
+        both = driver.CUDA_MEMCPY2D()
+        both.WidthInBytes, both.Height = width, rows
+        on_host, on_device = driver.CUmemorytype.CU_MEMORYTYPE_HOST, driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        if up:
+            both.srcMemoryType, both.srcHost, both.srcPitch = on_host, address, pitch
+            both.dstMemoryType, both.dstDevice, both.dstPitch = on_device, device, place.pitch
+        else:
+            both.srcMemoryType, both.srcDevice, both.srcPitch = on_device, device, place.pitch
+            both.dstMemoryType, both.dstHost, both.dstPitch = on_host, address, pitch
+        call(driver.cuMemcpy2DAsync, both, self.stream)
+
+    def run(self, work: Callable[[int], None]) -> None:
+        work(self.stream)
+
+
+class CudaDevice:
+    """A GPU."""
+
+    def __init__(self, ordinal: int) -> None:
+        self.ordinal = ordinal
+        self._queues: list[CudaQueue] = []
+        self._events: list[Any] = []
+        self._memory = 0
+        self._host = ExitStack()
+        self._lock = threading.Lock()
+
+    def scope(self) -> Any:
+        return device_scope(self.ordinal)
+
+    def queue(self) -> CudaQueue:
+        with self.scope():
+            self._queues.append(CudaQueue(self))
+        return self._queues[-1]
+
+    def mark(self) -> CudaMark:
+        event = call(driver.cuEventCreate, int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING))
+        with self._lock:
+            self._events.append(event)
+        return CudaMark(event, self.ordinal)
+
+    def allocate(self, size: int) -> int:
+        with self.scope():
+            status, pointer = driver.cuMemAlloc(max(size, 1))
+            if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+                raise MemoryError(
+                    f"the device has no {size:,} bytes left; free some of its memory, or lower memory_limit"
+                )
+            if status != driver.CUresult.CUDA_SUCCESS:
+                raise failure("cuMemAlloc", status)
+            self._memory = int(pointer)
+        return self._memory
+
+    def matrix(self, memory: int, offset: int, rows: int, cols: int) -> Placed:
+        return Placed(memory + offset, rows, cols, ITEM * cols)
+
+    def part(self, matrix: Placed, down: Part, across: Part) -> Placed:
+        pointer = matrix.pointer + down.begin * matrix.pitch + ITEM * across.begin
+        return Placed(pointer, down.extent, across.extent, matrix.pitch)
+
+    def place(self, matrix: Placed, turned: bool) -> tuple[int, Any]:
+        return matrix.pointer, None
+
+    def address(self, memory: int) -> int:
+        return memory
+
+    def clear(self, workspace: Workspace) -> None:
+        with self.scope():
+            workspaces.clear(workspace.words[1], workspace.counters)
+
+    def pinned(self, elements: int) -> np.ndarray:
+        with self.scope(), self._lock:  # of two threads one comes after the other
+            return self._host.enter_context(host_memory.pinned(elements))
+
+    def is_direct(self, first: int, last: int) -> bool:
+        with self.scope():
+            return host_memory.is_page_locked(first, last)
+
+    def close(self) -> None:
+        """Wait for all work, and free everything."""
+        with self.scope(), ExitStack() as after:
+            # Whatever fails, the others are freed, too.
+            if self._memory:
+                after.callback(call, driver.cuMemFree, self._memory)
+            after.callback(self._host.close)
+            for event in self._events:
+                after.callback(call, driver.cuEventDestroy, event)
+            for made in self._queues:
+                after.callback(call, driver.cuStreamDestroy, made.stream)
+            for made in self._queues:
+                call(driver.cuStreamSynchronize, made.stream)
+
+
+# --------------------------------------------------------------------------------------------------------- simulator
+
+
+class SimulatedMark:
+    """An event of a queue's thread."""
+
+    def __init__(self, queue_of_it: SimulatedQueue) -> None:
+        self._queue, self.event = queue_of_it, threading.Event()
+
+    def done(self) -> bool:
+        """Whether it has happened; raises what the queue's work raised."""
+        self._queue.check()
+        return self.event.is_set()
+
+    def wait(self) -> None:
+        """Wait, unless the queue has failed."""
+        while not self.event.wait(0.01):
+            self._queue.check()
+        self._queue.check()
+
+
+class SimulatedQueue:
+    """A thread that works through what is enqueued."""
+
+    stream = 0
+    delay_s = 0.0  # before each piece of work; tests draw it
+
+    def __init__(self) -> None:
+        self._work: queue.Queue[Callable[[], object] | None] = queue.Queue()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._loop, name="queue", daemon=True)
+        self._thread.start()
+
+    def _loop(self) -> None:
+        while (work := self._work.get()) is not None:
+            if self._error is None:
+                try:
+                    time.sleep(self.delay_s)
+                    work()
+                except BaseException as error:
+                    self._error = error
+
+    def check(self) -> None:
+        """Raise what work raised."""
+        if self._error is not None:
+            raise self._error
+
+    def record(self) -> SimulatedMark:
+        self.check()
+        mark = SimulatedMark(self)
+        self._work.put(mark.event.set)
+        return mark
+
+    def follow(self, mark: Any) -> None:
+        self._work.put(mark.wait)
+
+    def to_device(self, target: Any, source: np.ndarray) -> None:
+        self._work.put(partial(np.copyto, target, source))
+
+    def to_host(self, target: np.ndarray, source: Any) -> None:
+        self._work.put(partial(np.copyto, target, source))
+
+    def run(self, work: Callable[[int], None]) -> None:
+        self._work.put(partial(work, self.stream))
+
+    def close(self) -> None:
+        """End the thread, after what it has to do."""
+        self._work.put(None)
+        self._thread.join()
+
+
+class SimulatedDevice:
+    """Host memory behind queues."""
+
+    def __init__(self, ordinal: int) -> None:
+        self.ordinal = ordinal
+        self._queues: list[SimulatedQueue] = []
+
+    def scope(self) -> Any:
+        return ExitStack()
+
+    def queue(self) -> SimulatedQueue:
+        self._queues.append(SimulatedQueue())
+        return self._queues[-1]
+
+    def allocate(self, size: int) -> np.ndarray:
+        return np.full(-(-size // ITEM), np.nan, np.float32)
+
+    def matrix(self, memory: np.ndarray, offset: int, rows: int, cols: int) -> np.ndarray:
+        return memory[offset // ITEM :][: rows * cols].reshape(rows, cols)
+
+    def part(self, matrix: np.ndarray, down: Part, across: Part) -> np.ndarray:
+        return matrix[down.slice, across.slice]
+
+    def place(self, matrix: np.ndarray, turned: bool) -> tuple[int, Any]:
+        return int(matrix.ctypes.data), matrix.T if turned else matrix
+
+    def address(self, memory: np.ndarray) -> int:
+        return int(memory.ctypes.data)
+
+    def clear(self, workspace: Workspace) -> None:
+        """Kernels in the simulator are given memory of their own."""
+
+    def pinned(self, elements: int) -> np.ndarray:
+        return np.full(elements, np.nan, np.float32)
+
+    def is_direct(self, first: int, last: int) -> bool:
+        return False
+
+    def close(self) -> None:
+        """End all queues."""
+        for made in self._queues:
+            made.close()

@@ -1,0 +1,98 @@
+"""How fast this machine copies and multiplies, measured in milliseconds: what a prediction is made from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from .blocking import Part, divided
+from .host import HostMatrix
+from .pipeline import bring_in, made_ring, take_out
+from .prediction import Rates
+from .products import Products
+from .queues import Device, Queue
+
+__all__ = ["measured_rates"]
+
+ITEM = 4
+SAMPLE = 64 << 20  # elements, 256 MB, of each matrix; of C, of another array of its kind
+WIDTH = 8192  # elements of a row that are copied together, as of a panel of A
+
+
+def measured_rates(
+    device: Device,
+    memory: Any,
+    room: int,
+    a: HostMatrix,
+    b: HostMatrix,
+    c: HostMatrix,
+    products: Products,
+    threads: int,
+) -> Rates:
+    """Copy some of A and B to the device, and some of it back.
+
+    Parameters
+    ----------
+    device, memory, room
+        What is copied to, and how many bytes there are.
+    a, b, c : HostMatrix
+        Operands; C is not touched.
+    products : Products
+        What knows how long products take.
+    threads : int
+        As of `Run`.
+    """
+    queue = device.queue()
+    with device.scope(), ThreadPoolExecutor(threads) as pool:
+        up, down = (made_ring(device, pool, threads) for _ in range(2))
+
+        def to_device(matrix: HostMatrix) -> float:
+            parts = samples(matrix.lying.shape, room // ITEM)
+            return _rate(
+                queue,
+                parts,
+                lambda rows, cols: bring_in(
+                    queue, up, place(rows, cols), matrix.lying[rows.slice, cols.slice], matrix.direct
+                ),
+            )
+
+        def to_host(matrix: HostMatrix) -> float:
+            parts = samples(matrix.lying.shape, room // ITEM)
+            shape = parts[0][0].extent, parts[0][1].extent
+            target = device.pinned(shape[0] * shape[1]).reshape(shape) if matrix.direct else np.empty(shape, np.float32)
+            return _rate(
+                queue,
+                parts,
+                lambda rows, cols: take_out(
+                    queue, down, target[: rows.extent, : cols.extent], place(rows, cols), matrix.direct
+                ),
+            )
+
+        def place(rows: Part, cols: Part) -> Any:
+            return device.matrix(memory, 0, rows.extent, cols.extent)
+
+        return Rates(products.seconds, to_device(a), to_device(b), to_host(c))
+
+
+def samples(shape: tuple[int, ...], most: int) -> list[tuple[Part, Part]]:
+    """Rows and columns of parts of a matrix, of at most so many elements each and about `SAMPLE` together."""
+    cols = min(shape[1], WIDTH, most)
+    rows = min(shape[0], max(1, min(SAMPLE, most) // cols))
+    across = divided(shape[1], cols)
+    found = [(down, part) for down in divided(shape[0], rows) for part in across[: max(1, SAMPLE // cols)]]
+    return found[: max(1, SAMPLE // (rows * cols))]
+
+
+def _rate(queue: Queue, parts: list[tuple[Part, Part]], copy: Callable[[Part, Part], list[Any]]) -> float:
+    """Bytes a second: of the second time, when buffers are there."""
+    for _ in range(2):
+        begin = time.perf_counter()
+        for job in [job for part in parts for job in copy(*part)]:
+            job.result()
+        queue.record().wait()
+        took = time.perf_counter() - begin
+    return ITEM * sum(rows.extent * cols.extent for rows, cols in parts) / took

@@ -1,0 +1,327 @@
+"""The public function for matrices that do not lie on the device."""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from cuda.bindings import driver
+
+from .. import api, launch
+from ..device.switch import SIMULATOR
+from ..driver import device_scope, failure
+from ..split_products import IEEE
+from . import blocking as dividing
+from .blocking import Blocking
+from .host import HostMatrix, reserve_file
+from .pipeline import Done, Run
+from .prediction import Prediction, predict
+from .products import Products
+from .queues import Device, open_device
+from .rates import measured_rates
+
+__all__ = ["blocking_of", "expected_time", "streamed_sgemm"]
+
+ITEM = 4
+SHARE_OF_MEMORY = 0.75  # of the device's, that a product takes at most unless told
+SHARE_OF_FREE = 0.9
+MOST_THREADS = 16
+SIMULATED_MEMORY = 1 << 30
+
+
+def streamed_sgemm(
+    a: np.ndarray,
+    b: np.ndarray,
+    out: np.ndarray | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    memory_limit: int | None = None,
+    precision: str = IEEE,
+    progress: bool | Callable[[Done], object] = False,
+    device: int | None = None,
+) -> np.ndarray:
+    """Compute ``C = alpha * A @ B + beta * C`` in float32 for matrices in host memory that need not fit on the GPU.
+
+    Blocks of C stay on the device while panels of A and B pass by; copies in both directions go on beside the
+    products. Page-locked operands (``numba.cuda.pinned_array``, ``cupyx.empty_pinned``, PyTorch's ``pin_memory``) are
+    copied from and to where they are. All others go through page-locked buffers, which host threads fill and empty.
+
+    Parameters
+    ----------
+    a, b : ndarray of shape (M, K), ndarray of shape (K, N); float32
+        NumPy arrays or memory maps, with any strides. Not to be written before the call returns.
+    out : ndarray of shape (M, N), float32, optional
+        C; shares no element with `a` or `b`. A memory map's file gets its space on the disk before anything else. By
+        default a new array.
+    alpha, beta : real number
+        As for `tiled_sgemm`.
+    memory_limit : int, optional
+        Bytes of device memory to take at most, for all operands, results and workspaces, in one allocation. (Kernels'
+        code, a few MB once a process, is apart.) By default three quarters of the device's memory, or what is free if
+        that is less.
+    precision : str
+        As for `tiled_sgemm`.
+    progress : bool or callable
+        True prints the predicted time, and then how far it has got, to stderr. A callable is given a `Done` for each
+        part of `out` that is complete, on another thread; what it raises ends the product.
+    device : int, optional
+        Ordinal of the GPU. By default the current one.
+
+    Returns
+    -------
+    ndarray of shape (M, N), float32
+        `out` if given.
+
+    Raises
+    ------
+    TypeError
+        For operands that are no NumPy arrays of float32; for a `memory_limit` that is no int.
+    ValueError
+        For shapes that do not fit, an `out` that is read-only or overlaps an operand, a `memory_limit` that is too
+        small (the message says what is enough), an unknown precision, or one that the GPU cannot run.
+    OSError
+        If the disk has no room for the file behind `out`. Nothing was computed then.
+    MemoryError
+        If the device has less memory left than the product takes.
+    GpuUnavailable
+        Without a GPU, unless Numba's simulator is on.
+
+    Notes
+    -----
+    The result has the same bits as the products of `blocking_of`, each of them one `tiled_sgemm` on the device. They
+    depend on `memory_limit`, which is thus to be given where the same bits are wanted whatever else the device holds.
+
+    An error, or an interrupt, on the way waits for the products that are under way (two panels at most), frees all
+    device memory, and is raised with a note that says which rows and columns of `out` are complete; they are in its
+    attribute ``done``, too, a list of pairs of slices. `a` and `b` are only read.
+    """
+    wanted = _checked(a, b, out, alpha, beta, precision, device)
+    _check_limit(memory_limit)
+    if not callable(progress) and not isinstance(progress, bool):
+        raise TypeError(
+            f"progress is a {type(progress).__qualname__}; expected a bool or a callable; pass one of these"
+        )
+    m, n = wanted.shape
+    if out is not None:
+        reserve_file(out)
+    result = np.empty((m, n), np.float32) if out is None else out
+    if m == 0 or n == 0:
+        return result
+    if wanted.k == 0:
+        _scale(result, wanted.beta)
+        return result
+    done: list[Done] = []
+    try:
+        with _prepared(wanted, a, b, result, memory_limit) as ready:
+            report = progress if callable(progress) else _Printer(ready.expected()) if progress else None
+            run = ready.run(report)
+            done = run.done
+            run()
+    except BaseException as error:
+        _describe(error, done, turned=_by_columns(result), shape=(m, n))
+        raise
+    return result
+
+
+def expected_time(
+    a: np.ndarray,
+    b: np.ndarray,
+    out: np.ndarray,
+    *,
+    beta: float = 0.0,
+    memory_limit: int | None = None,
+    precision: str = IEEE,
+    device: int | None = None,
+) -> Prediction:
+    """Predict how long `streamed_sgemm` takes: by copies of some of the operands, and the models of the products.
+
+    Parameters and errors are those of `streamed_sgemm`; no matrix has an extent of 0. Takes some tenths of a second,
+    and as much device memory as the product itself. `out` is not written.
+    """
+    wanted = _checked(a, b, out, 1.0, beta, precision, device)
+    _check_limit(memory_limit)
+    _check_extents(wanted)
+    with _prepared(wanted, a, b, out, memory_limit) as ready:
+        return ready.expected()
+
+
+@dataclass
+class _Ready:
+    """A product whose device memory is there."""
+
+    gpu: Device
+    memory: Any
+    blocking: Blocking
+    products: Products
+    operands: tuple[HostMatrix, HostMatrix, HostMatrix]
+    wanted: api.Request
+
+    def expected(self) -> Prediction:
+        room = self.blocking.device_bytes
+        rates = measured_rates(self.gpu, self.memory, room, *self.operands, self.products, host_threads())
+        return predict(self.blocking, rates, self.wanted.beta != 0)
+
+    def run(self, report: Callable[[Done], object] | None) -> Run:
+        scalars = (self.wanted.alpha, self.wanted.beta)
+        return Run(self.gpu, self.memory, self.blocking, self.products, self.operands, *scalars, report, host_threads())
+
+
+@contextmanager
+def _prepared(
+    wanted: api.Request, a: np.ndarray, b: np.ndarray, c: np.ndarray, memory_limit: int | None
+) -> Iterator[_Ready]:
+    """Divide a product and take its memory, until the context ends."""
+    # C by columns is its transpose by rows.
+    x, y, z = (b.T, a.T, c.T) if _by_columns(c) else (a, b, c)
+    with open_device(wanted.device) as gpu:
+        operands = (HostMatrix(x, gpu), HostMatrix(y, gpu), HostMatrix(z, gpu))
+        products = Products(wanted.device, wanted.mode, operands[0].by_columns, operands[1].by_columns)
+        m, n = z.shape
+        blocking = _divided(products, (m, n, wanted.k), memory_limit, wanted.device)
+        memory = gpu.allocate(blocking.device_bytes)
+        yield _Ready(gpu, memory, blocking, products, operands, wanted)
+
+
+def blocking_of(
+    a: np.ndarray,
+    b: np.ndarray,
+    *,
+    memory_limit: int | None = None,
+    precision: str = IEEE,
+    device: int | None = None,
+) -> Blocking:
+    """How `streamed_sgemm` divides a product, if `out` lies by rows: what it launches, and what memory that takes.
+
+    Parameters and errors are those of `streamed_sgemm`; no matrix has an extent of 0.
+
+    Returns
+    -------
+    Blocking
+        Its ``all_pieces()`` are the products, its ``device_bytes`` the memory.
+    """
+    wanted = _checked(a, b, None, 1.0, 0.0, precision, device)
+    _check_limit(memory_limit)
+    _check_extents(wanted)
+    products = Products(wanted.device, wanted.mode, _by_columns(a), _by_columns(b))
+    m, n = wanted.shape
+    return _divided(products, (m, n, wanted.k), memory_limit, wanted.device)
+
+
+def _checked(a: Any, b: Any, out: Any, alpha: Any, beta: Any, precision: Any, device: int | None) -> api.Request:
+    for name, array in (("a", a), ("b", b), ("out", out)):
+        if array is None and name == "out":
+            continue
+        if not isinstance(array, np.ndarray):
+            raise TypeError(
+                f"{name} is a {type(array).__qualname__}; expected a NumPy array or memory map; for arrays on the GPU "
+                "call tiled_sgemm"
+            )
+        if array.ndim != 2:
+            raise ValueError(
+                f"{name} has {array.ndim} dimensions, shape {array.shape}; expected 2; pass one matrix at a time"
+            )
+    if device is not None:
+        device = operator.index(device)
+        if not 0 <= device < launch.device_count():
+            raise ValueError(f"device is {device}; expected 0 to {launch.device_count() - 1}; pass one of these")
+    return api.checked(a, b, out, alpha, beta, None, "auto", None, (), device, precision)
+
+
+def _check_extents(wanted: api.Request) -> None:
+    if 0 in (*wanted.shape, wanted.k):
+        raise ValueError(f"a and b have shapes {wanted.given[0]} and {wanted.given[1]}; expected no extent of 0")
+
+
+def _check_limit(memory_limit: Any) -> None:
+    if memory_limit is None:
+        return
+    if isinstance(memory_limit, bool) or not hasattr(memory_limit, "__index__"):
+        raise TypeError(
+            f"memory_limit is a {type(memory_limit).__qualname__}; expected a number of bytes; pass an int, as 8 << 30"
+        )
+    if operator.index(memory_limit) < 1:
+        raise ValueError(f"memory_limit is {memory_limit}; expected a number of bytes above 0; pass a larger one")
+
+
+def _divided(products: Products, extents: tuple[int, int, int], memory_limit: int | None, device: int) -> Blocking:
+    """The division for a limit, or for the memory that there is."""
+    m, n, k = extents
+    limit, free = memory_limit, None
+    if limit is None:
+        free, total = _memory(device)
+        limit = int(SHARE_OF_MEMORY * total)
+    found = dividing.choose(m, n, k, limit, products.workspace_bytes)
+    if found is not None and free is not None and found.device_bytes > SHARE_OF_FREE * free:
+        found = dividing.choose(m, n, k, int(SHARE_OF_FREE * free), products.workspace_bytes)
+    if found is not None:
+        return found
+    least = dividing.smallest(m, n, k, products.workspace_bytes)
+    if memory_limit is None:
+        raise MemoryError(f"the device has {free:,} bytes left; expected {least:,} at least; free some of its memory")
+    raise ValueError(
+        f"memory_limit is {memory_limit:,} bytes; expected at least {least:,} for M={m}, N={n} and K={k}; pass that, "
+        "or more"
+    )
+
+
+def _memory(device: int) -> tuple[int, int]:
+    """Bytes of a device's memory: free, and in all."""
+    if SIMULATOR:
+        return SIMULATED_MEMORY, SIMULATED_MEMORY
+    with device_scope(device):
+        status, free, total = driver.cuMemGetInfo()
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise failure("cuMemGetInfo", status)
+    return int(free), int(total)
+
+
+def _by_columns(array: np.ndarray) -> bool:
+    return HostMatrix.lies_by_columns(array)
+
+
+def _scale(out: np.ndarray, beta: float) -> None:
+    """``beta * C``, where there are no terms to add."""
+    if beta == 0:
+        out[...] = 0
+    else:
+        np.multiply(out, np.float32(beta), out=out)
+
+
+def _describe(error: BaseException, done: list[Done], turned: bool, shape: tuple[int, int]) -> None:
+    """Say what of `out` is complete."""
+    places = [(part.cols, part.rows) if turned else (part.rows, part.cols) for part in done]
+    error.done = places  # type: ignore[attr-defined]
+    most = 20
+    named = [f"[{rows.start}:{rows.stop}, {cols.start}:{cols.stop}]" for rows, cols in places]
+    listed = ", ".join(named[:most]) + (f" and {len(named) - most} more (attribute done)" if len(named) > most else "")
+    error.add_note(f"streamed_sgemm: complete of out, which has shape {shape}: {listed or 'nothing'}")
+
+
+def host_threads() -> int:
+    """Host threads that copy at once."""
+    able = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(MOST_THREADS, able)
+
+
+class _Printer:
+    """Tells how far it has got, once a second at most."""
+
+    def __init__(self, prediction: Prediction) -> None:
+        self._begin = self._last = time.perf_counter()
+        print(f"streamed_sgemm: {prediction}", file=sys.stderr, flush=True)
+
+    def __call__(self, part: Done) -> None:
+        now = time.perf_counter()
+        if part.number < part.count and now - self._last < 1:
+            return
+        self._last = now
+        text = f"streamed_sgemm: {part.elements / part.of:4.0%} of out after {now - self._begin:.1f} s"
+        print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,619 @@
+"""Streamed products: how they are divided, that nothing is read too early, what errors leave behind."""
+
+from __future__ import annotations
+
+import _thread
+import errno
+import os
+import random
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+from compile_stages import compiler_environment
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import numba_gemm
+from numba_gemm import streamed_sgemm, streaming
+from numba_gemm.streaming import blocking as dividing
+from numba_gemm.streaming import host, pipeline, products, queues, rates
+from numba_gemm.streaming.blocking import Blocking
+from numba_gemm.streaming.prediction import Rates, predict
+
+rng = np.random.default_rng(5)
+
+
+def integers(*shape):
+    return rng.integers(-4, 5, shape).astype(np.float32)  # sums of their products are exact in float32
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """Blocks, panels, strips and buffers of a few elements, so that small products have many of each."""
+    for name, value in {"EDGE": 8, "SMALLEST_EDGE": 8, "THINNEST": 4, "THIN_START": 4, "DEEPEST": 16}.items():
+        monkeypatch.setattr(dividing, name, value)
+    monkeypatch.setattr(dividing, "WHOLE_ROWS", 16)
+    monkeypatch.setattr(pipeline, "BUFFER_ELEMENTS", 100)
+    monkeypatch.setattr(pipeline, "BUFFERS_COPIED", 1)
+    monkeypatch.setattr(streaming.streamed, "host_threads", lambda: 2)
+
+
+class Slow:
+    """Before each piece of a queue's work, a delay that nothing may depend on."""
+
+    def __init__(self, seed: int, scale: float = 0.004) -> None:
+        self._random, self._scale = random.Random(seed), scale
+
+    def __get__(self, instance, owner):
+        return self._scale * self._random.random()
+
+
+def multiplied(x, y, beta, z, alpha):
+    """The products by NumPy, exact for integers: for tests of what is copied where, and when."""
+    np.copyto(z, np.float32(alpha) * (x @ y) + (np.float32(beta) * z if beta else np.float32(0)))
+
+
+@pytest.fixture
+def by_numpy(monkeypatch):
+    def enqueue(self, alpha, a, b, beta, c, stream, workspace):
+        multiplied(a.owner, b.owner, beta, c.owner, alpha)
+
+    monkeypatch.setattr(products.Products, "enqueue", enqueue)
+
+
+def limit_for(a, b, least, fraction):
+    """A limit of device memory between the smallest that works and what has all on the device at once."""
+    m, k, n = *a.shape, b.shape[1]
+    return int(least + fraction * (4 * (m * n + 2 * k * (m + n)) + 4096 - least))
+
+
+def least_for(a, b):
+    with pytest.raises(ValueError, match=r"expected at least ([\d,]+)") as caught:
+        streaming.blocking_of(a, b, memory_limit=1)
+    return int(str(caught.value).partition("at least ")[2].partition(" ")[0].replace(",", ""))
+
+
+# ------------------------------------------------------------------------------------------------------------ dividing
+
+extents = st.integers(1, 5000)
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@given(extents, extents, st.integers(1, 40000), st.integers(0, 30), st.integers(0, 1000))
+def test_blocks_and_panels_cover_each_term_once(m, n, k, size, workspace):
+    limit = 200_000 * 2**size // 4
+    found = dividing.choose(m, n, k, limit, lambda shapes: workspace)
+    if found is None:
+        assert dividing.smallest(m, n, k, lambda shapes: workspace) > limit
+        return
+    assert found.device_bytes <= limit
+    assert found.workspace == workspace
+    assert sum(found.depths) == k
+    assert min(found.depths) > 0
+    area, summed, before = 0, {}, (-1, -1)
+    for piece in found.all_pieces() if found.count * len(found.depths) < 3000 else ():
+        rows, cols = found.block(piece.block)
+        assert rows.begin <= piece.rows.begin < piece.rows.end <= rows.end
+        assert piece.cols == cols
+        assert (piece.block, piece.panel) >= before
+        before = (piece.block, piece.panel)
+        strips = found.strips(piece.block)
+        assert piece.rows == (strips[piece.strips[0]].begin, strips[piece.strips[-1]].end)
+        for strip in piece.strips:
+            done = summed.setdefault((piece.block, strip), [])
+            assert piece.first == (not done)
+            done.append(piece.inner)
+        area += piece.rows.extent * piece.cols.extent * piece.inner.extent
+        assert found.shape(piece) in found.shapes()
+    if area:
+        assert area == m * n * k
+        for inner in summed.values():
+            assert [part.begin for part in inner] == [0, *(part.end for part in inner[:-1])]
+            assert inner[-1].end == k
+
+
+def test_more_memory_copies_less():
+    def copied(limit):
+        return dividing.choose(32768, 32768, 32768, limit, lambda shapes: 0).bytes_to_device
+
+    found = [copied(limit) for limit in (100 << 20, 500 << 20, 2 << 30, 20 << 30)]
+    assert found == sorted(found, reverse=True)
+    assert found[-1] == 2 * 4 * 32768**2, "each element of A and B once"
+    assert found[0] > 5 * found[-1]
+
+
+def test_the_smallest_limit_is_the_smallest():
+    def needs(shapes):
+        return 1000
+
+    for extents_ in ((1, 1, 1), (300, 420, 200), (5000, 10, 3000)):
+        least = dividing.smallest(*extents_, needs)
+        assert dividing.choose(*extents_, least, needs) is not None
+        assert dividing.choose(*extents_, least - 1, needs) is None
+
+
+def test_first_panels_are_thin_and_last_ones_deep():
+    depths = dividing.depths(32768, 8192)
+    assert depths[0] == 512
+    assert depths[-1] > 5000
+    assert sum(depths) == 32768
+    assert max(depths) <= 8192
+    assert dividing.depths(100, 8192) == (100,)
+
+
+# ---------------------------------------------------------------------------------------------------------- prediction
+
+
+def test_a_product_that_outlasts_its_copies():
+    """Only the first panel and the last strip are not hidden."""
+    found = Blocking(1024, 1024, 1024, 1024, 1024, (256, 256, 512), 256)
+    made = predict(found, Rates(lambda shape: shape.rows * shape.inner * 1e-5, 1e9, 1e9, 1e9))
+    first, last = 2 * 4 * 1024 * 256 / 1e9, 4 * 1024 * 256 / 1e9
+    assert made.products == pytest.approx(1024 * 1024 * 1e-5)
+    assert made.seconds == pytest.approx(first + made.products + last)
+    assert made.bound_by == "products"
+    assert "bound by products" in str(made)
+
+
+def test_copies_that_outlast_the_product():
+    """All copies to the device in a row, then the last panel's products by strips, and the last strip's way back."""
+    found = Blocking(1024, 1024, 1024, 1024, 1024, (256, 256, 512), 256)
+    made = predict(found, Rates(lambda shape: shape.rows * 1e-6, 1e6, 2e6, 1e15))
+    copies = 4 * 1024 * 1024 / 1e6 + 4 * 1024 * 1024 / 2e6
+    assert made.to_device == pytest.approx(copies)
+    assert made.seconds == pytest.approx(copies + 1024e-6)
+    assert made.bound_by == "copies to the device"
+
+
+def test_a_slow_way_back_keeps_the_next_block_waiting():
+    """C has one place on the device: strips of the second block wait for those of the first to leave."""
+    found = Blocking(512, 1024, 64, 512, 512, (64,), 256)
+    made = predict(found, Rates(lambda shape: 1e-9, 1e15, 1e15, 1e6))
+    assert made.seconds == pytest.approx(4 * 512 * 1024 / 1e6, rel=1e-4)
+    assert made.bound_by == "copies to the host"
+    read = predict(found, Rates(lambda shape: 1e-9, 1e15, 1e15, 1e6), reads_out=True)
+    assert read.seconds > 1.4 * made.seconds
+
+
+@pytest.mark.simulator
+def test_expected_time(tiny):
+    a, b = integers(40, 50), integers(50, 30)
+    out = np.full((40, 30), 7, np.float32)
+    found = streaming.expected_time(a, b, out, beta=1.0)
+    assert found.seconds > 0
+    assert (out == 7).all()
+    with pytest.raises(ValueError, match="extent of 0"):
+        streaming.expected_time(a[:0], b, out[:0])
+
+
+def test_samples_stay_within_memory_and_matrix():
+    for shape, most in (((10, 10), 10**9), ((10**5, 10**5), 10**9), ((7, 10**6), 1000), ((10**6, 3), 50)):
+        parts = rates.samples(shape, most)
+        assert parts
+        for rows, cols in parts:
+            assert rows.extent * cols.extent <= max(most, cols.extent)
+            assert 0 <= rows.begin < rows.end <= shape[0]
+            assert 0 <= cols.begin < cols.end <= shape[1]
+        assert len(set(parts)) == len(parts)
+
+
+# ------------------------------------------------------------------------------------------------------------- results
+
+LAYOUTS = {
+    "by rows": lambda x: x,
+    "by columns": lambda x: np.asfortranarray(x),
+    "every second column": lambda x: np.repeat(x, 2, axis=1)[:, ::2],
+    "rows reversed": lambda x: np.ascontiguousarray(x[::-1])[::-1],
+    "broadcast": lambda x: np.broadcast_to(x[:1], x.shape),
+    "a slice": lambda x: np.pad(x, 3)[3:-3, 3:-3],
+}
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("fraction", [0.0, 0.3, 1.0])
+def test_products_of_any_layout(tiny, by_numpy, layout, fraction):
+    a, b = LAYOUTS[layout](integers(37, 45)), LAYOUTS[layout](integers(45, 52))
+    limit = limit_for(a, b, least_for(a, b), fraction)
+    np.testing.assert_array_equal(streamed_sgemm(a, b, memory_limit=limit), a @ b)
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "broadcast"])
+@pytest.mark.parametrize("beta", [0.0, 2.0])
+def test_out_of_any_layout(tiny, by_numpy, layout, beta):
+    a, b, before = integers(37, 45), integers(45, 52), integers(37, 52)
+    out = LAYOUTS[layout](before.copy())
+    if beta == 0:
+        out[...] = np.nan
+    assert streamed_sgemm(a, b, out, alpha=-3.0, beta=beta, memory_limit=least_for(a, b) + 2000) is out
+    np.testing.assert_array_equal(out, -3 * (a @ b) + (beta * before if beta else 0))
+
+
+@pytest.mark.simulator
+def test_real_kernels(tiny):
+    a, b, c = integers(17, 20), integers(20, 12), integers(17, 12)
+    expected = 2 * (a @ b) - c
+    streamed_sgemm(a, b, c, alpha=2.0, beta=-1.0, memory_limit=least_for(a, b))
+    np.testing.assert_array_equal(c, expected)
+
+
+@pytest.mark.simulator
+def test_no_terms(tiny):
+    c = integers(4, 5)
+    assert streamed_sgemm(integers(0, 3), integers(3, 5)).shape == (0, 5)
+    np.testing.assert_array_equal(streamed_sgemm(integers(4, 0), integers(0, 5)), np.zeros((4, 5)))
+    np.testing.assert_array_equal(streamed_sgemm(integers(4, 3), integers(3, 5), c.copy(), alpha=0, beta=2), 2 * c)
+
+
+@pytest.mark.simulator
+def test_page_locked_operands_are_copied_from_where_they_are(tiny, by_numpy, monkeypatch):
+    a, b, c = integers(37, 45), integers(45, 52), np.empty((37, 52), np.float32)
+    monkeypatch.setattr(queues.SimulatedDevice, "is_direct", lambda self, first, last: True)
+    monkeypatch.setattr(host.Ring, "_take", lambda self, shape: pytest.fail("a buffer was used"))
+    np.testing.assert_array_equal(streamed_sgemm(a, b, c, memory_limit=least_for(a, b) + 2000), a @ b)
+
+
+@pytest.mark.simulator
+def test_only_dense_rows_are_copied_without_a_buffer(monkeypatch):
+    device = queues.SimulatedDevice(0)
+    monkeypatch.setattr(queues.SimulatedDevice, "is_direct", lambda self, first, last: True)
+    x = integers(6, 8)
+    direct = {"rows": x, "columns": x.T, "slice": x[1:4, 2:5]}
+    assert all(host.HostMatrix(array, device).direct for array in direct.values())
+    for array in (x[:, ::2], x[::-1], np.broadcast_to(x[:1], x.shape), x[:, ::-1]):
+        assert not host.HostMatrix(array, device).direct
+
+
+# ------------------------------------------------------------------------------------------------------------- hazards
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("beta", [0.0, 1.0])
+def test_nothing_depends_on_how_fast_a_queue_is(tiny, by_numpy, monkeypatch, seed, beta):
+    monkeypatch.setattr(queues.SimulatedQueue, "delay_s", Slow(seed))
+    a, b, c = integers(29, 23), integers(23, 37), integers(29, 37)
+    expected = a @ b + beta * c
+    streamed_sgemm(a, b, c, beta=beta, memory_limit=least_for(a, b) + 600 * seed)
+    np.testing.assert_array_equal(c, expected)
+
+
+class AlreadyThere:
+    def wait(self):
+        pass
+
+    def done(self):
+        return True
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize(
+    ("gate", "slow", "beta"),
+    [("loaded", 0, 0.0), ("loaded", 0, 1.0), ("used", 1, 0.0), ("gone", 2, 0.0), ("gone", 2, 1.0)],
+)
+def test_every_wait_is_needed(tiny, by_numpy, monkeypatch, gate, slow, beta):
+    """Without any one of the waits, and with that queue slow whose work it is for, results are wrong."""
+    monkeypatch.setattr(pipeline, "AHEAD", 10**6)
+    original = pipeline.Gates.get
+
+    def get(self, name):
+        found = original(self, name)
+        return AlreadyThere() if name[0] == gate else found
+
+    made = []
+
+    class Queue(queues.SimulatedQueue):
+        def __init__(self):
+            super().__init__()
+            self.delay_s = 0.004 if len(made) == slow else 0.0
+            made.append(self)
+
+    monkeypatch.setattr(queues, "SimulatedQueue", Queue)
+    a, b, c = integers(29, 40), integers(40, 37), integers(29, 37)
+    expected = a @ b + beta * c
+    limit = least_for(a, b)
+    streamed_sgemm(a, b, right := c.copy(), beta=beta, memory_limit=limit)
+    np.testing.assert_array_equal(right, expected)
+    made.clear()
+    monkeypatch.setattr(pipeline.Gates, "get", get)
+    streamed_sgemm(a, b, c, beta=beta, memory_limit=limit)
+    assert not np.array_equal(c, expected)
+
+
+@pytest.mark.simulator
+def test_strips_have_one_place_in_all_blocks(tiny, by_numpy, monkeypatch):
+    """A narrow block's strips do not lie where the strips of a wide one after it begin."""
+    monkeypatch.setattr(queues.SimulatedQueue, "delay_s", 0.0)
+
+    class Queue(queues.SimulatedQueue):
+        def __init__(self):
+            super().__init__()
+            self.delay_s = 0.02 if len(made) == 2 else 0.0
+            made.append(self)
+
+    made = []
+    monkeypatch.setattr(queues, "SimulatedQueue", Queue)
+    a, b = integers(64, 4), integers(4, 72)
+    monkeypatch.setattr(dividing, "choose", lambda m, n, k, limit, needs: Blocking(64, 72, 4, 32, 64, (4,), 8))
+    np.testing.assert_array_equal(streamed_sgemm(a, b), a @ b)
+
+
+# ----------------------------------------------------------------------------------------------- interrupts, errors
+
+
+def threads_of_runs():
+    names = ("bring", "take", "to-device", "to-host", "queue")
+    return [thread for thread in threading.enumerate() if thread.name.startswith(names)]
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("out_layout", ["by rows", "by columns"])
+def test_what_progress_raises_ends_it_and_says_what_is_done(tiny, by_numpy, out_layout):
+    a, b = integers(29, 40), integers(40, 37)
+    out = LAYOUTS[out_layout](np.full((29, 37), np.nan, np.float32))
+
+    def progress(part):
+        if part.number == 3:
+            raise ZeroDivisionError("enough")
+
+    with pytest.raises(ZeroDivisionError, match="enough") as caught:
+        streamed_sgemm(a, b, out, memory_limit=least_for(a, b), progress=progress)
+    done = caught.value.done
+    assert len(done) == 3
+    for rows, cols in done:
+        np.testing.assert_array_equal(out[rows, cols], (a @ b)[rows, cols])
+    assert np.isnan(out).any(), "it ended early"
+    (note,) = caught.value.__notes__
+    rows, cols = done[0]
+    assert f"[{rows.start}:{rows.stop}, {cols.start}:{cols.stop}]" in note
+    assert not threads_of_runs()
+
+
+@pytest.mark.simulator
+def test_an_interrupt(tiny, by_numpy, monkeypatch):
+    monkeypatch.setattr(queues.SimulatedQueue, "delay_s", 0.002)
+    a, b, out = integers(29, 40), integers(40, 37), np.full((29, 37), np.nan, np.float32)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        streamed_sgemm(
+            a, b, out, memory_limit=least_for(a, b), progress=lambda part: part.number == 2 and _thread.interrupt_main()
+        )
+    for rows, cols in caught.value.done:
+        np.testing.assert_array_equal(out[rows, cols], (a @ b)[rows, cols])
+    assert len(caught.value.done) >= 2
+    assert "complete of out" in caught.value.__notes__[0]
+    assert not threads_of_runs()
+
+
+@pytest.mark.simulator
+def test_a_kernel_that_fails_ends_it(tiny, monkeypatch):
+    def enqueue(self, *arguments):
+        raise RuntimeError("launch failed")
+
+    monkeypatch.setattr(products.Products, "enqueue", enqueue)
+    a, b = integers(29, 40), integers(40, 37)
+    with pytest.raises(RuntimeError, match="launch failed") as caught:
+        streamed_sgemm(a, b, memory_limit=least_for(a, b))
+    assert caught.value.done == []
+    assert "nothing" in caught.value.__notes__[0]
+    assert not threads_of_runs()
+
+
+@pytest.mark.simulator
+def test_progress_is_told_of_every_part(tiny, by_numpy, capsys):
+    a, b, parts = integers(29, 40), integers(40, 37), []
+    limit = least_for(a, b)
+    streamed_sgemm(a, b, memory_limit=limit, progress=parts.append)
+    covered = np.zeros((29, 37), int)
+    for part in parts:
+        covered[part.rows, part.cols] += 1
+    assert (covered == 1).all()
+    assert [part.number for part in parts] == list(range(1, len(parts) + 1))
+    assert parts[-1].count == len(parts)
+    assert parts[-1].elements == parts[-1].of == 29 * 37
+    streamed_sgemm(a, b, memory_limit=limit, progress=True)
+    said = capsys.readouterr().err
+    assert "predicted: products" in said
+    assert "100% of out" in said
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "words"),
+    [
+        (([[1.0]], integers(1, 1)), {}, TypeError, "a is a list; expected a NumPy array"),
+        ((integers(2, 3, 4), integers(4, 2)), {}, ValueError, "a has 3 dimensions"),
+        ((integers(2, 3), integers(4, 2)), {}, ValueError, "3 columns of a against 4 rows"),
+        ((integers(2, 3).astype(float), integers(3, 2)), {}, TypeError, "a has dtype float64"),
+        ((integers(2, 3), integers(3, 2)), {"memory_limit": 1.5}, TypeError, "memory_limit is a float"),
+        ((integers(2, 3), integers(3, 2)), {"memory_limit": True}, TypeError, "memory_limit is a bool"),
+        ((integers(2, 3), integers(3, 2)), {"memory_limit": 0}, ValueError, "above 0"),
+        ((integers(2, 3), integers(3, 2)), {"memory_limit": 100}, ValueError, "memory_limit is 100 bytes; expected"),
+        ((integers(2, 3), integers(3, 2)), {"progress": 3}, TypeError, "progress is a int"),
+        ((integers(2, 3), integers(3, 2)), {"beta": 1.0}, ValueError, "out is None"),
+        ((integers(2, 3), integers(3, 2)), {"precision": "fp64"}, ValueError, "precision is 'fp64'"),
+        ((integers(2, 3), integers(3, 2)), {"device": 7}, ValueError, "device is 7"),
+    ],
+)
+def test_errors(arguments, options, error, words):
+    with pytest.raises(error, match=words):
+        streamed_sgemm(*arguments, **options)
+
+
+@pytest.mark.simulator
+def test_out_is_checked():
+    a, b = integers(3, 3), integers(3, 3)
+    out = np.zeros((3, 3), np.float32)
+    out.flags.writeable = False
+    with pytest.raises(ValueError, match="out is read-only"):
+        streamed_sgemm(a, b, out)
+    with pytest.raises(ValueError, match="shares memory with a"):
+        streamed_sgemm(a, b, a)
+    with pytest.raises(ValueError, match=r"expected \(3, 3\)"):
+        streamed_sgemm(a, b, np.zeros((3, 4), np.float32))
+
+
+def test_it_is_public():
+    assert numba_gemm.streamed_sgemm is streamed_sgemm
+    assert "streamed_sgemm" in numba_gemm.__all__
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+
+
+@pytest.mark.simulator
+def test_memory_maps(tiny, by_numpy, tmp_path):
+    a, b = integers(29, 40), integers(40, 37)
+    for name, values in (("a", a), ("b", b)):
+        values.tofile(tmp_path / name)
+    x = np.memmap(tmp_path / "a", np.float32, "r", shape=a.shape)
+    y = np.memmap(tmp_path / "b", np.float32, "r", shape=b.shape)
+    z = np.memmap(tmp_path / "c", np.float32, "w+", shape=(29, 37))
+    streamed_sgemm(x, y, z, memory_limit=least_for(a, b))
+    z.flush()
+    np.testing.assert_array_equal(np.fromfile(tmp_path / "c", np.float32).reshape(29, 37), a @ b)
+    with pytest.raises(ValueError, match="read-only"):
+        streamed_sgemm(x, y, np.memmap(tmp_path / "c", np.float32, "r", shape=(29, 37)))
+
+
+@pytest.mark.simulator
+def test_a_file_gets_its_space_first(tmp_path):
+    """A map's file is sparse until its pages are written; then it has them all."""
+    out = np.memmap(tmp_path / "c", np.float32, "w+", shape=(512, 1024))
+    assert os.stat(tmp_path / "c").st_blocks * 512 < out.nbytes
+    host.reserve_file(out[10:, :5])
+    assert os.stat(tmp_path / "c").st_blocks * 512 >= out.nbytes
+
+
+@pytest.mark.simulator
+def test_a_disk_that_is_full(monkeypatch, tmp_path):
+    def fails(descriptor, begin, size):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    a, b = integers(3, 4), integers(4, 5)
+    kept = a.copy(), b.copy()
+    out = np.memmap(tmp_path / "c", np.float32, "w+", shape=(3, 5))
+    monkeypatch.setattr(os, "posix_fallocate", fails)
+    with pytest.raises(OSError, match="the disk has no room for the 60 bytes of out's file") as caught:
+        streamed_sgemm(a, b, out)
+    assert caught.value.errno == errno.ENOSPC
+    assert not out.any()
+    assert all(np.array_equal(x, y) for x, y in zip((a, b), kept))
+
+
+FULL_DISK = """
+import numpy as np
+from numba_gemm import streamed_sgemm
+out = np.memmap("{folder}/c", np.float32, "w+", shape=(1024, 1024))
+try:
+    streamed_sgemm(np.ones((1024, 8), np.float32), np.ones((8, 1024), np.float32), out)
+except OSError as error:
+    print("refused", error.errno)
+"""
+
+
+def test_a_disk_that_really_is_full(tmp_path):
+    """On a file system of 1 MB, where a page too many would kill the process."""
+    script = FULL_DISK.format(folder=tmp_path)
+    mounted = f"mount -t tmpfs -o size=1m none {tmp_path} && exec {sys.executable} -c '{script}'"
+    environment = compiler_environment()
+    if not queues.SIMULATOR:
+        environment = dict(os.environ)
+    else:
+        environment["NUMBA_ENABLE_CUDASIM"] = "1"
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", mounted], env=environment, capture_output=True, text=True, check=False
+    )
+    if "refused" not in done.stdout and ("unshare" in done.stderr or "mount" in done.stderr):
+        pytest.skip("no file system can be mounted here")
+    assert done.stdout.strip() == f"refused {errno.ENOSPC}", done.stderr
+
+
+# ----------------------------------------------------------------------------------------------------------- on a GPU
+
+
+def free_bytes():
+    from cuda.bindings import driver
+
+    from numba_gemm.driver import device_scope
+
+    with device_scope(0):
+        return int(driver.cuMemGetInfo()[1])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["ieee", "bf16x6", "fp16x3", "tf32"])
+@pytest.mark.parametrize("layout", ["by rows", "by columns"])
+@pytest.mark.parametrize("kind", ["ordinary", "page-locked"])
+def test_the_bits_of_the_same_products_on_the_device(precision, layout, kind):
+    from numba import cuda
+
+    if precision not in numba_gemm.split_products.runnable(numba_gemm.launch.device_properties(0).cc):
+        pytest.skip(f"this GPU cannot run {precision}")
+    a, b = (rng.standard_normal(shape, np.float32) for shape in ((1000, 900), (900, 1300)))
+    a, b = LAYOUTS[layout](a), LAYOUTS[layout](b)
+    out = np.full((1000, 1300), np.nan, np.float32)
+    if kind == "page-locked":
+        locked = []
+        for array in (a, b, out):
+            by_columns = array.flags.f_contiguous and not array.flags.c_contiguous
+            memory = cuda.pinned_array(array.shape[::-1] if by_columns else array.shape, np.float32)
+            memory = memory.T if by_columns else memory
+            memory[...] = array
+            locked.append(memory)
+        a, b, out = locked
+    limit = 6_000_000
+    division = streaming.blocking_of(a, b, memory_limit=limit, precision=precision)
+    assert division.count > 1
+    assert len(division.depths) > 1
+    expected = np.empty((1000, 1300), np.float32)
+    for block in range(division.count):
+        rows, cols = division.block(block)
+        whole = cuda.device_array((division.rows, division.cols), np.float32)
+        c = whole[: rows.extent, : cols.extent]
+        for piece in division.all_pieces():
+            if piece.block != block:
+                continue
+            x = a[rows.slice, piece.inner.slice]
+            x = cuda.to_device(np.copy(x, order="F" if layout == "by columns" else "C"))
+            y = cuda.to_device(np.copy(b[piece.inner.slice, cols.slice], order="F" if layout == "by columns" else "C"))
+            own = slice(piece.rows.begin - rows.begin, piece.rows.end - rows.begin)
+            numba_gemm.tiled_sgemm(x[own], y, out=c[own], beta=0.0 if piece.first else 1.0, precision=precision)
+        expected[rows.slice, cols.slice] = whole.copy_to_host()[: rows.extent, : cols.extent]
+    for _ in range(5):
+        out[...] = np.nan
+        streamed_sgemm(a, b, out, memory_limit=limit, precision=precision)
+        np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["ieee", "bf16x6"])
+def test_memory_stays_below_the_limit(precision):
+    from numba_gemm.bench.streamed import MemoryWatch
+
+    limit, a, b = 64 << 20, rng.random((4096, 4096), np.float32), rng.random((4096, 4096), np.float32)
+    streamed_sgemm(a, b, memory_limit=limit, precision=precision)  # kernels are loaded
+    with MemoryWatch(0, 0.0005) as watch:
+        streamed_sgemm(a, b, memory_limit=limit, precision=precision)
+    assert 0 < watch.most <= limit
+    assert watch.after <= 0
+
+
+@pytest.mark.gpu
+def test_an_interrupted_product_leaves_no_memory_behind():
+    a, b = rng.random((4096, 4096), np.float32), rng.random((4096, 4096), np.float32)
+    streamed_sgemm(a, b, memory_limit=64 << 20)
+    before = free_bytes()
+    with pytest.raises(KeyboardInterrupt) as caught:
+        streamed_sgemm(a, b, memory_limit=64 << 20, progress=lambda part: part.number == 2 and _thread.interrupt_main())
+    assert free_bytes() >= before
+    assert len(caught.value.done) >= 2
+
+
+@pytest.mark.gpu
+def test_a_limit_beyond_what_is_free():
+    with pytest.raises(MemoryError, match="bytes left"), queues.open_device(0) as device:
+        device.allocate(1 << 50)
