@@ -15,8 +15,9 @@ is the L1 cache. Here the preference is an attribute of a graph's kernel nodes; 
 - Stages of the ladder multiply matrices. Blocks that do not find room in shared memory beside one another leave the
   multiprocessor with fewer warps to turn to: predicted is the speed without a preference, times the blocks that fit
   over those that could. It is a lower bound, since a multiprocessor that is busy with fewer warps loses nothing. Of
-  `coalesced`, which has no shared memory, all blocks fit everywhere (the system takes 1 KB a block), and what its
-  blocks share of B needs little of the L1 cache; of `warp_tiled`, registers allow only one block, and one always fits.
+  `coalesced`, which has no shared memory, all blocks fit everywhere (the system takes 1 KB a block), and no loss is
+  predicted; but its blocks find rows of B in the L1 cache again, and it loses a quarter of its speed with the last of
+  it. Of `warp_tiled`, registers allow only one block, and one always fits.
 
 Source: CUDA C++ Programming Guide, "Compute Capabilities", sections "Shared Memory"; NVIDIA Hopper Tuning Guide,
 "Unified Shared Memory/L1/Texture Cache"; CUDA C++ Best Practices Guide, "Device Memory Spaces".
@@ -39,7 +40,6 @@ from numba_gemm.driver import call
 from numba_gemm.memory_lab import machine, movement
 from numba_gemm.memory_lab.drawing import curve
 from numba_gemm.memory_lab.experiment import Experiment, Unavailable
-from numba_gemm.memory_lab.l2_persistence import kernel_graph
 from numba_gemm.models.occupancy import LIMITS, occupancy
 from numba_gemm.models.roofline import gemm_flops
 from numba_gemm.residency import Occupancy
@@ -308,7 +308,7 @@ def measured(case: Case, percent: int, stream: int, rounds: int) -> float:
     if percent != NO_PREFERENCE:
         value = driver.CUkernelNodeAttrValue()
         value.sharedMemCarveout = percent
-    with kernel_graph(case.enqueue, 1, stream, None if value is None else CARVE_OUT, value) as graph:
+    with movement.kernel_graph(case.enqueue, 1, stream, None if value is None else CARVE_OUT, value) as graph:
         ms = movement.median_ms([stream], lambda: call(driver.cuGraphLaunch, graph, stream), rounds)
     case.check()
     return ms
@@ -339,7 +339,11 @@ def claims(frame: pd.DataFrame) -> dict[str, bool]:
     copied = frame[frame["kernel"] == "copy"]["ms"]
     tiles = chosen[chosen["tile_kib"].notna()]
     room = tiles["predicted_l1_kib"] - tiles["tile_kib"]
-    inside, outside = tiles[room >= 0], tiles[room < 0]
+    inside, outside, far = (
+        tiles[room >= 0],
+        tiles[room < 0],
+        tiles[tiles["tile_kib"] >= 1.5 * tiles["predicted_l1_kib"]],
+    )
     slowest_inside, fastest_outside = inside.groupby("kernel")["ms"].max(), outside.groupby("kernel")["ms"].min()
     products = chosen[chosen["tflop_s"].notna()]
     best = products.groupby("kernel")[["predicted_blocks", "ms"]].agg({"predicted_blocks": "max", "ms": "min"})
@@ -349,8 +353,8 @@ def claims(frame: pd.DataFrame) -> dict[str, bool]:
         "a tile that fits into what is left for L1 is read faster than where it does not": bool(
             (slowest_inside < fastest_outside)[fastest_outside.index].all()
         ),
-        "tiles that do not fit are read at the L2 cache's pace or below": bool(
-            (outside["ms"] > 0.9 * outside["predicted_ms"]).all()
+        "tiles of one and a half times what is left and more are read at the L2 cache's pace or below": bool(
+            (far["ms"] > 0.9 * far["predicted_ms"]).all() and len(far)
         ),
         "a stage is slower where fewer of its blocks fit side by side": bool(
             (fewer["ms"] > 1.03 * fewer["kernel"].map(best["ms"])).all()

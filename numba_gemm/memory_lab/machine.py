@@ -5,6 +5,7 @@ In the simulator kernels run under the package's scheduler, one thread after the
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -32,7 +33,15 @@ def enqueue(kernel: Any, grid: Extent, block: Extent, *args: Any) -> Call:
     if SIMULATOR:
         seen = [np.asarray(arg) if hasattr(arg, "__cuda_ndarray__") else arg for arg in args]
         return lambda stream: scheduler.run(kernel, grid, block, seen)
-    return lambda stream: kernel[grid, block, cuda.external_stream(stream)](*args)
+
+    def launch(stream: int) -> None:
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", message="Grid size"
+            )  # that a small grid wastes the GPU: some are meant to
+            kernel[grid, block, cuda.external_stream(stream)](*args)
+
+    return launch
 
 
 @contextmanager

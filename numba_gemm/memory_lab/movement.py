@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,9 +11,10 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver
 
-from numba_gemm.driver import call
+from numba_gemm.driver import call, failure
+from numba_gemm.timing import Call
 
-__all__ = ["Events", "address", "clear", "copy", "device_array", "finish", "median_ms", "span_ms"]
+__all__ = ["Events", "address", "clear", "copy", "device_array", "finish", "kernel_graph", "median_ms", "span_ms"]
 
 
 def address(place: Any) -> int:
@@ -104,3 +106,32 @@ def median_ms(streams: Sequence[int], work: Callable[[], object], rounds: int) -
     """Median of some spans, after one that does not count."""
     span_ms(streams, work)
     return statistics.median(span_ms(streams, work) for _ in range(rounds))
+
+
+@contextmanager
+def kernel_graph(enqueue: Call, launches: int, stream: int, attribute: Any = None, value: Any = None) -> Iterator[Any]:
+    """An executable graph of so many launches of a kernel, each node of which has an attribute, if one is given."""
+    call(driver.cuStreamBeginCapture, stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
+    try:
+        for _ in range(launches):
+            enqueue(stream)
+    except BaseException:
+        with contextlib.suppress(RuntimeError):  # a stream left capturing refuses everything else
+            call(driver.cuGraphDestroy, call(driver.cuStreamEndCapture, stream))
+        raise
+    graph = call(driver.cuStreamEndCapture, stream)
+    try:
+        status, nodes, count = driver.cuGraphGetNodes(graph, launches + 1)
+        if int(status):
+            raise failure("cuGraphGetNodes", status)
+        if count != launches:
+            raise RuntimeError(f"captured {launches} launches as {count} nodes; expected one node each")
+        for node in nodes[:count] if attribute is not None else ():
+            call(driver.cuGraphKernelNodeSetAttribute, node, attribute, value)
+        executable = call(driver.cuGraphInstantiate, graph, 0)
+    finally:
+        call(driver.cuGraphDestroy, graph)
+    try:
+        yield executable
+    finally:
+        call(driver.cuGraphExecDestroy, executable)
