@@ -1064,6 +1064,32 @@ class TestReadme:
         assert self.run(folder, "--check") == 1
         assert says in capsys.readouterr().err
 
+    def test_streamed(self, folder, capsys):
+        text = self.TEXT.format("streamed", "")
+        assert self.run(folder, text=text) == 1
+        assert "streamed.csv: run python -m numba_gemm.bench.streamed --out" in capsys.readouterr().err
+        row = {"size": 512, "precision": "ieee", "operands": readme.ON_DEVICE, "seconds": 1.5, "tflops": 60.0}
+        other = row | {"operands": "pageable", "memory_limit": 4e9, "seconds": 2.0, "predicted_s": 1.9}
+        other |= {"bound_by": "products", "peak_bytes": 3.5e9, "of_in_memory": 0.75}
+        frame = pd.DataFrame([row | {"of_in_memory": 1.0}, other])
+        frame.to_csv(folder / "latest" / readme.STREAMED, index=False)
+        (folder / "latest" / readme.STREAMED_HOW).write_text(json.dumps(ENVIRONMENT), encoding="utf-8")
+        assert self.run(folder, text=text) == 0
+        made = (folder / "README.md").read_text(encoding="utf-8")
+        assert "At 512 x 512 x 512:" in made
+        lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in made.splitlines() if "| `ieee`" in line]
+        assert lines[0] == ["`ieee`", readme.ON_DEVICE, "–", "–", "1.50", "–", "–", "60.0", "1.00"]
+        assert lines[1] == ["`ieee`", "pageable", "4 GB", "3.50 GB", "2.00", "1.90", "products", "60.0", "0.75"]
+
+    def test_names_of_streamed_products(self):
+        from numba_gemm.bench import streamed
+
+        assert (readme.STREAMED, readme.STREAMED_HOW, readme.ON_DEVICE) == (
+            streamed.FILE,
+            streamed.HOW,
+            streamed.ON_DEVICE,
+        )
+
     @pytest.fixture
     def tensor_folder(self, folder):
         """What `bench.tensor_ladder` leaves of three stages, and two of their files."""

@@ -304,7 +304,7 @@ def test_blocks_that_fit():
 
 @pytest.mark.simulator
 def test_rereading_sums_up_a_blocks_own_tile_and_coalesces():
-    tile, blocks, turns = 2048, 2, 3
+    tile, blocks, turns = 4096, 2, 3
     x, out = np.arange(blocks * tile, dtype=np.float32) % 8, np.zeros(blocks * 1024, np.float32)
     requests = traced(carve_out.reread, blocks, carve_out.REREAD_BLOCK, turns, tile, x, out)
     loads = requests[requests["array"] == "x"]

@@ -108,9 +108,21 @@ def test_kernels_compile_without_a_gpu(name, compiled):
     assert not [line for line in found if "error" in line]
 
 
+def test_the_page_is_what_was_recorded(monkeypatch, tmp_path, capsys):
+    from numba_gemm.memory_lab import report
+
+    monkeypatch.chdir(RECORDED.parents[2])
+    assert report.main(["--check"]) == 0, "run python -m numba_gemm.memory_lab.report"
+    monkeypatch.setattr(report, "PAGE", tmp_path / "page.md")
+    assert report.main(["--check"]) == 1
+    assert report.main([]) == 0
+    assert report.main(["--check"]) == 0
+    assert report.main(["--chek"]) == 2
+
+
 def test_every_module_is_listed():
     here = Path(lab.__file__).parent
-    others = {"__init__", "__main__", "drawing", "experiment", "machine", "movement"}
+    others = {"__init__", "__main__", "drawing", "experiment", "machine", "movement", "report"}
     assert {path.stem for path in here.glob("*.py")} - others == set(lab.NAMES)
 
 

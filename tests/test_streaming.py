@@ -617,3 +617,27 @@ def test_an_interrupted_product_leaves_no_memory_behind():
 def test_a_limit_beyond_what_is_free():
     with pytest.raises(MemoryError, match="bytes left"), queues.open_device(0) as device:
         device.allocate(1 << 50)
+
+
+# ------------------------------------------------------------------------------------------------------- the benchmark
+
+
+@pytest.mark.simulator
+def test_the_benchmark_needs_a_gpu(capsys):
+    from numba_gemm.bench import streamed
+
+    assert streamed.main([]) == streamed.UNUSABLE
+    assert "the simulator has no times" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+def test_the_benchmark(tmp_path):
+    import pandas as pd
+
+    from numba_gemm.bench import streamed
+
+    options = ["--size", "1024", "--precisions", "ieee", "--limits", "0,0.02", "--repeats", "1", "--out", str(tmp_path)]
+    assert streamed.main(options) == streamed.RIGHT
+    frame = pd.read_csv(tmp_path / streamed.FILE)
+    assert list(frame["operands"]) == [streamed.ON_DEVICE, *(kind for kind in streamed.KINDS for _ in range(2))]
+    assert (frame["largest_difference"].dropna() < 1e-3).all()

@@ -84,6 +84,7 @@ TARGETS, TARGETS_SUMMARY, TARGETS_HOW = "targets.csv", "targets_summary.csv", "t
 PRECISIONS_FOLDER, ACCURACY_CSV = "precisions", "accuracy.csv"
 TENSOR_LADDER_CSV, SPECIAL_CSV, SPLIT = "tensor_ladder.csv", "special_values.csv", "split"
 DIRECT, DIRECT_PRECISION = "direct", "tf32"  # the stage of operands that are not split
+STREAMED, STREAMED_HOW, ON_DEVICE = "streamed.csv", "streamed.json", "on the device"  # of numba_gemm.bench.streamed
 VECTOR_GROUP, COPY = "vector", "device copy"
 STATISTICS = {"geomean": "geometric mean", "min": "least", "max": "most"}
 
@@ -195,12 +196,14 @@ def targets(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) 
     return f"{Table('', headers, lines, left=['target', 'statistic', 'worst case']).markdown()}\n\n{source(how)}"
 
 
-def read_targets(results: Path, file: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The rows of one of the files that `numba_gemm.bench.targets` leaves, and where they were measured."""
+def read_targets(
+    results: Path, file: str, described: str | None = None, module: str = "targets"
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The rows of one of the files that a module of `numba_gemm.bench` leaves, and where they were measured."""
     found = []
-    for path in (results / file, results / TARGETS_HOW):
+    for path in (results / file, results / (described or TARGETS_HOW)):
         if not path.is_file():
-            raise ReadmeError(f"there is no {path}: run python -m numba_gemm.bench.targets --out {results}")
+            raise ReadmeError(f"there is no {path}: run python -m numba_gemm.bench.{module} --out {results}")
         found.append(path)
     how = json.loads(found[1].read_text(encoding="utf-8"))
     if how.get("simulator") or not how.get("gpu"):
@@ -231,6 +234,31 @@ def precisions(frame: pd.DataFrame, environment: Mapping[str, Any], results: Pat
         "TFLOP/s, and in multiples of cuBLAS SGEMM; splitting and every other pass included. Errors over |A| @ |B|, at "
         f"{spelled(shapes[-1])}:\n\n{table}\n\n{source(how)}"
     )
+
+
+def streamed(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
+    """What products of operands in host memory reach of those in the device's."""
+    found, how = read_targets(results, STREAMED, STREAMED_HOW, "streamed")
+    lines = []
+    for row in found:
+        on_device = row["operands"] == ON_DEVICE
+        lines.append(
+            [
+                f"`{row['precision']}`",
+                str(row["operands"]),
+                MISSING if math.isnan(row["memory_limit"]) else f"{row['memory_limit'] / 1e9:g} GB",
+                MISSING if on_device else f"{row['peak_bytes'] / 1e9:.2f} GB",
+                f"{row['seconds']:.2f}",
+                MISSING if on_device else f"{row['predicted_s']:.2f}",
+                MISSING if on_device else str(row["bound_by"]),
+                f"{row['tflops']:.1f}",
+                f"{row['of_in_memory']:.2f}",
+            ]
+        )
+    headers = ["precision", "operands", "limit", "taken", "seconds", "predicted", "bound by", "TFLOP/s", "of in-memory"]
+    size = int(found[0]["size"])
+    table = Table("", headers, lines, left=["precision", "operands", "bound by"]).markdown()
+    return f"At {spelled(Shape(size, size, size))}:\n\n{table}\n\n{source(how)}"
 
 
 def precision_targets(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
@@ -414,6 +442,7 @@ GENERATORS: dict[str, Generator] = {
     "precision_targets": precision_targets,
     "tensor_ladder": tensor_ladder,
     "special_values": special_values,
+    "streamed": streamed,
 }
 
 

@@ -33,10 +33,12 @@ from numba_gemm.host_memory import pinned
 from numba_gemm.launch import current_device, synchronize
 from numba_gemm.streaming import blocking_of, expected_time, streamed_sgemm
 
-__all__ = ["FILE", "main"]
+__all__ = ["FILE", "HOW", "ON_DEVICE", "MemoryWatch", "main"]
 
 FILE, HOW = "streamed.csv", "streamed.json"
 DEFAULT_OUT = Path("results") / "local"
+ON_DEVICE = "on the device"
+KINDS = ("page-locked", "pageable", "memory map")
 RIGHT, WRONG, UNUSABLE = 0, 1, 2
 
 
@@ -112,7 +114,7 @@ def measure(
     flops = 2.0 * size**3
     for precision in precisions:
         inside, expected = in_memory(size, precision, source, repeats)
-        rows.append({"precision": precision, "operands": "on the device", "seconds": inside})
+        rows.append({"precision": precision, "operands": ON_DEVICE, "seconds": inside})
         for kind in kinds:
             with operands(kind, size, source) as (a, b, c):
                 streamed_sgemm(a[:512], b[:, :512], precision=precision)  # kernels are loaded
@@ -148,7 +150,7 @@ def measure(
     frame = pd.DataFrame(rows)
     frame.insert(0, "size", size)
     frame.insert(5, "tflops", flops / frame["seconds"] / 1e12)
-    on_device = frame[frame["operands"] == "on the device"].set_index("precision")["seconds"]
+    on_device = frame[frame["operands"] == ON_DEVICE].set_index("precision")["seconds"]
     frame.insert(6, "of_in_memory", frame["precision"].map(on_device) / frame["seconds"])
     return frame
 
@@ -159,7 +161,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="DIR", help=f"default: {DEFAULT_OUT}")
     made.add_argument("--size", type=int, default=32768, metavar="N", help="M = N = K (default: 32768)")
     made.add_argument("--precisions", default="ieee,bf16x6", help="default: ieee,bf16x6")
-    made.add_argument("--operands", default="page-locked,pageable,memory map", help="kinds of memory (default: all)")
+    made.add_argument("--operands", default=",".join(KINDS), help="kinds of memory (default: all)")
     made.add_argument(
         "--limits", default="0,4,1", metavar="GB", help="limits of device memory, 0 for none (default: 0,4,1)"
     )
@@ -186,6 +188,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stated_commit=options.commit,
     )
     kinds, precisions = options.operands.split(","), options.precisions.split(",")
+    if unknown := set(kinds) - set(KINDS):
+        print(f"error: unknown kinds of memory {sorted(unknown)}; expected some of {', '.join(KINDS)}", file=sys.stderr)
+        return UNUSABLE
     with sampled_clocks(environment.current_nvml()) as clocks:
         frame = measure(options.size, precisions, kinds, limits, options.repeats)
     environment.conclude(described, [clocks.median_mhz], [clocks.throttle])

@@ -325,7 +325,7 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
         cut = ", some cut to the largest" if frame["clamped"].any() else ""
         axes.set(xlabel="region in MiB", ylim=(0, None), title=f"window on the {way}{cut}")
     figure.axes[0].set_ylabel("ms a launch")
-    figure.axes[0].legend()
+    figure.axes[0].legend(loc="lower right", fontsize=8)
 
 
 def claims(frame: pd.DataFrame) -> dict[str, bool]:
