@@ -3,10 +3,10 @@
 A warp that copies 32 neighbouring floats from a 32-byte boundary on needs four sectors of 32 bytes; from any other
 place it touches five. By the guide that costs a fifth of the bandwidth, as it does where every sector comes from device
 memory. But the fifth sector is also the neighbouring warp's: whoever asks second finds it in L1 or L2, device memory
-moves as many bytes as before, and a copy that waits for device memory hardly slows down. Both predictions are drawn, from
-the copy at offset 0: on an H200, where that reaches little more than half of what device memory gives (a thread has one
-load under way), misaligned copies lose 4 % and not 20 %. Offsets of 8, 16 and 24 lose 3 %, though they need four
-sectors: only multiples of 32 (128 bytes) keep each warp within one line of the cache.
+moves as many bytes as before, and a copy that waits for device memory hardly slows down. Both predictions are drawn,
+from the copy at offset 0: on an H200, where that reaches little more than half of what device memory gives (a thread
+has one load under way), misaligned copies lose 4 % and not 20 %. Offsets of 8, 16 and 24 lose 3 %, though they need
+four sectors: only multiples of 32 (128 bytes) keep each warp within one line of the cache.
 
 Blocks of a size that is no multiple of 32 misalign the warps of all blocks behind them, and leave lanes of each block's
 last warp idle. What small blocks lose beside is not counted in sectors: of blocks of 33 threads a multiprocessor holds
