@@ -5,20 +5,28 @@ Four measurements, told apart by the column `measurement`:
 "loop"
     A loop of one multiply-add and one barrier, by one block on each multiprocessor. A multiply-add waits four clocks
     for the one before; a multiprocessor issues four instructions a clock, each of another quarter of its warps; and
-    syncthreads takes 16 threads a clock. These are floors: nothing is faster. Without a barrier and with `syncwarp`
-    the loop should be there: where the compiler sees that a warp is converged, it makes of the barrier an instruction
-    that does nothing, and keeps only the order of what is before and after. `syncthreads` is above its floor in small
-    blocks, whose few warps do not hide how long it takes until all are told that all are there.
+    syncthreads takes 16 threads a clock. These are floors: nothing is faster. On an H200 the loop is there, 7 % above,
+    without a barrier and with `syncwarp` up to 128 threads: where the compiler sees that a warp is converged, it makes
+    of the barrier an instruction that does nothing, and keeps only the order of what is before and after. The wait is
+    none; the instruction still has to be issued, which in blocks of 512 threads and more, whose warps fill all issue
+    slots, nearly doubles the time, as predicted. From 256 threads on these loops are 8 to 22 % above their floors,
+    which is not explained. `syncthreads` takes 6.3 to 6.4 ns more than its floor, 13 clocks, in blocks of 64 to 1024
+    threads, and 5.4 ns in a block of one warp. So 16 threads a clock are what it takes, and to that comes, as if it
+    were a latency that nothing hides, the time until all are told that all are there: a small block takes four times
+    its floor, the largest a fifth more.
 "even rounds" and "uneven rounds"
     Rounds of multiply-adds, with a barrier after each, by four warps, one to each scheduler, so that no warp slows
-    another. In even rounds all warps do the same. In uneven rounds each in turn does 16 times as much as the others.
-    With `syncwarp` warps never meet: the kernel lasts as long as the warp whose rounds add up to the most, as predicted
-    by the greatest of the sums. With `syncthreads` each round lasts as long as its slowest warp: the sum of the
-    greatest. Four clocks a multiply-add.
+    another. In even rounds all warps do the same, and neither barrier shows. In uneven rounds each in turn does 16
+    times as much as the others. With `syncwarp` warps never meet: the kernel lasts as long as the warp whose rounds add
+    up to the most, as predicted by the greatest of the sums. With `syncthreads` each round lasts as long as its slowest
+    warp: the sum of the greatest, 3.2 times as long. Predicted are four clocks a multiply-add. Measured are 6 % more,
+    as in the chain of multiply-adds of `memory_spaces`, and 12 % in uneven rounds with `syncwarp`, most of which are
+    short.
 "tile of A"
     `shared_a` of `narrow_product`, a warp of which reads only what it has written, beside the same kernel with
-    `syncthreads`. Both are predicted by the same bound, L1 always hitting. The barrier is one among 65 loads, yet it
-    makes the first warp's multiply-adds wait for the last warp's load.
+    `syncthreads`. Both are predicted by the same bound, L1 always hitting, 545 µs, and take 717 µs, as in
+    `narrow_product`, and 785. The barrier is one among 65 loads, yet it makes the first warp's multiply-adds wait for
+    the last warp's load, and the kernel nearly a tenth slower.
 "divergent"
     Barriers that not all threads reach. On hardware `syncthreads` in a branch that threads take differently is
     undefined: it may hang, or pair with another barrier and let tiles be read half written. So these kernels run in the
@@ -443,6 +451,8 @@ def claims(frame: pd.DataFrame) -> dict[str, bool]:
     summed = frame[frame["measurement"].isin(["even rounds", "uneven rounds"])]
     rounds = summed["ns_a_turn"] / summed["predicted_ns_a_turn"]
     none, warp, block = (timed["loop", barrier] for barrier in LOOPS)
+    floor = least[least["barrier"] == "syncthreads"].set_index("block")["predicted_ns_a_turn"].sort_index()
+    beyond = block - floor
     uneven_warp, uneven_block = (timed["uneven rounds", barrier, UNEVEN_BLOCK] for barrier in ROUNDS)
     even_warp, even_block = (timed["even rounds", barrier, UNEVEN_BLOCK] for barrier in ROUNDS)
     tile_warp, tile_block = (timed["tile of A", barrier, W * W] for barrier in TILES)
@@ -455,13 +465,18 @@ def claims(frame: pd.DataFrame) -> dict[str, bool]:
         ),
         "syncthreads costs more than syncwarp in blocks of all sizes": bool((block > 1.2 * warp).all()),
         "and in the largest block half as much again as in the smallest": bool(block.iloc[-1] > 1.5 * block.iloc[0]),
+        "beyond its floor, syncthreads takes as long in blocks of all sizes, to a half": bool(
+            0 < beyond.max() < 1.5 * beyond.min()
+        ),
         "in even rounds neither barrier costs a tenth": bool(even_block < 1.1 * even_warp),
         "in uneven rounds syncthreads makes all wait for the slowest: more than twice the time": bool(
             uneven_block > 2 * uneven_warp
         ),
         "that is the time of even rounds, to a tenth": bool(abs(uneven_block / even_block - 1) < 0.1),
         "all rounds take what their sums predict, to a fifth": bool((abs(rounds - 1) < 0.2).all()),
-        "for the tile of A, syncthreads is less than a quarter slower": bool(tile_block < 1.25 * tile_warp),
+        "for the tile of A, syncthreads is slower, by less than a quarter": bool(
+            1.03 * tile_warp < tile_block < 1.25 * tile_warp
+        ),
         "the scheduler finds every barrier of a block that not all reach": bool(
             [outcome.partition(":")[0] for outcome in said["outcome"]] == list(said["predicted_outcome"])
         ),

@@ -4,32 +4,42 @@ Staged. Data are cut into as many pieces as there are streams, and each stream c
 Nothing of the shorter of both, tT of the copies and tE of the kernels, is left over but one piece's: predicted are
 max(tE, tT) + min(tE, tT) / nStreams, which for one stream is the sequence tE + tT. Both are measured alone, on all the
 data. The kernels' time is set by the number of fused multiply-adds an element, so that copies take longer in one case
-and kernels in another. A little is lost where pieces are small: every copy and launch has a latency, the host must
-enqueue them fast enough, and a small kernel does not fill the device to its end.
+and kernels in two. On an H200 the formula is right to 4 %. Up to 8 streams nothing is slower than predicted, and
+sequences are faster by up to 2 %: as if each of the times alone had a beginning and an end that a sequence has once.
+Where copies take longer, 16 and 32 streams take 4 % more than predicted, and hardly less than 8; where kernels do, they
+do not. As if many small copies left the link idle between them; that is not measured.
 
 The numbers of the guide's listing must be divisible by threads and streams; otherwise it leaves elements out. Here
-pieces are rounded up to whole blocks, the last one is shorter, and the kernel checks its bounds.
+pieces are rounded up to whole blocks, the last one is shorter, and the kernel checks its bounds: 3 and 7 streams, which
+do not divide the data, take what the formula says, to 1 %.
 
 Timeline. When each stage of one run began and ended, by events, beside what a pipeline of equal stages predicts. An
 event before a copy happens as soon as the stream gets there, even if the copy has to wait for another stream's; so here
 each copy first waits for the copy before it, and each kernel for the kernel before it, as they otherwise do for the
-copy engine and the multiprocessors.
+copy engine and the multiprocessors. Copies keep to the prediction. So does the first kernel; but the second, whose data
+have long been there, begins not when the first ends, at 3.20 ms, but when the third stream's copy ends, at 3.70, and
+the others follow it without a gap. It is as if its event had stood in a queue behind that copy. Nothing of this is seen
+in the staged runs, which have no such events: 4 streams take 9.05 ms there, and 9.59 here.
 
-Host. Calls return at once, and what the host does until it waits for the stream costs no time of its own: predicted is
-the longer of both, and the sum if the host works after it has waited. From pageable memory the call returns only when
-the host has copied the data, and only the kernel is left to overlap with.
+Host. Calls return at once, after 0.12 ms here, and what the host does until it waits for the stream costs no time of
+its own: predicted is the longer of both, and the sum if the host works after it has waited. Both are right to 2 %. From
+pageable memory the call returns only when the host has copied the data, and only the kernel is left to overlap with:
+predicted are the copy and the longer of kernel and host. In fact nothing is gained, 50 ms for 40 predicted and 48 in
+sequence. The call returns after 38 ms, where the copy alone takes 30, and from there on it takes 11, where the host's
+work alone takes 10. Why the copy is slower than alone is not explained.
 
 Independent. A copy in one stream and a kernel on other data in another take as long as the longer one, and in one
-stream as long as both.
+stream as long as both, to 1 %.
 
 Default stream. A copy in the legacy default stream, followed by a wait, is what a blocking copy is. It begins after
 what was enqueued before in any blocking stream: predicted is the sum. Streams that were created as non-blocking, which
 all others here are, do not wait for the default stream, and a kernel there overlaps with it; of these the guide does
-not speak.
+not speak. Both are as predicted, to 1 %.
 
 Directions. A copy each way, in two streams, and a kernel in a third all overlap on a device that has two copy engines;
-with one engine the copies take turns. Predicted is the longest. Copies in both directions share what the host's memory
-reaches and what the link needs for acknowledgements, and take somewhat longer than the longer one alone.
+with one engine the copies take turns. Predicted is the longest. An H200 has three engines. There two copies take 8 %
+longer than the longer one alone, so that the two directions are not quite independent; copies beside a kernel that
+takes longer than they do slow it down by 1 to 3 %, both together by 2 %.
 
 Source: CUDA C++ Best Practices Guide, "Asynchronous and Overlapping Transfers with Computation"; CUDA Driver API,
 "Stream synchronization behavior" and "API synchronization behavior".
@@ -570,6 +580,7 @@ def claims(frame: pd.DataFrame) -> dict[str, bool]:
     alone = {row["turns"]: row["ms"] for row in staged if row["streams"] == 1}
     best = {turns: min(row["ms"] for row in staged if row["turns"] == turns) for turns in alone}
     busy = meanwhile["transfer_ms"] + meanwhile["kernel_ms"]
+    whole = max(row["predicted_end_ms"] for row in rows["timeline"])
     return {
         "some kernels take longer than the copies, some shorter": (
             {bool(row["kernel_ms"] > row["transfer_ms"]) for row in staged} == {False, True}
@@ -577,20 +588,27 @@ def claims(frame: pd.DataFrame) -> dict[str, bool]:
         "staging is faster than the sequence by a tenth and more, whichever takes longer": all(
             best[turns] < 0.9 * alone[turns] for turns in alone
         ),
-        "up to eight streams it takes what is predicted, to a fifth": all(
-            0.8 < row["ms"] / row["predicted_ms"] < 1.2 for row in staged if row["streams"] <= 8
+        "on any number of streams it takes what is predicted, to a tenth": all(
+            0.9 < row["ms"] / row["predicted_ms"] < 1.1 for row in staged
         ),
         "so do numbers that streams do not divide, of which the guide's listing would leave some out": all(
-            0.8 < row["ms"] / row["predicted_ms"] < 1.2 and row["left_out"] > 0 for row in remainder
+            0.9 < row["ms"] / row["predicted_ms"] < 1.1 and row["left_out"] > 0 for row in remainder
         ),
         "in the timeline, all is done a tenth sooner than copies and kernels would be after one another": all(
             last["end_ms"] < 0.9 * (last["transfer_ms"] + last["kernel_ms"]) for last in rows["timeline"]
+        ),
+        "its copies begin when predicted, to a fiftieth of the whole, and its kernels to a tenth": all(
+            abs(row["begin_ms"] - row["predicted_begin_ms"]) < (0.02 if row["what"] == "copy" else 0.1) * whole
+            for row in rows["timeline"]
         ),
         "asynchronous calls return before a tenth of what they enqueue is done": bool(
             meanwhile["returned_ms"] < busy / 10
         ),
         "a copy of pageable memory returns only when half of it is done, and later": bool(
             pageable["returned_ms"] > pageable["transfer_ms"] / 2
+        ),
+        "with it, all takes more than twice as long as with page-locked memory": bool(
+            pageable["ms"] > 2 * meanwhile["ms"]
         ),
         "three quarters of the shorter of host's and device's work are hidden behind the other": bool(
             after["ms"] - meanwhile["ms"] > 0.75 * min(meanwhile["host_ms"], busy)
