@@ -37,7 +37,15 @@ def pinned(elements: int, dtype: Any = np.float32, *, write_combined: bool = Fal
 
 @contextmanager
 def registered(array: np.ndarray) -> Iterator[None]:
-    """Page-lock the memory of a contiguous array that is there already, for as long as the context lasts."""
+    """Page-lock the memory of a contiguous array that is there already, for as long as the context lasts.
+
+    Raises
+    ------
+    ValueError
+        if its elements do not lie one behind the other.
+    """
+    if not (array.flags.c_contiguous or array.flags.f_contiguous):
+        raise ValueError("expected an array whose elements lie one behind the other; pass a contiguous one")
     flags = driver.CU_MEMHOSTREGISTER_PORTABLE | driver.CU_MEMHOSTREGISTER_DEVICEMAP
     call(driver.cuMemHostRegister, array.ctypes.data, array.nbytes, flags)
     try:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import _thread
 import errno
+import gc
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
+import time
+import weakref
 
 import numpy as np
 import pytest
@@ -33,12 +37,19 @@ def integers(*shape):
 @pytest.fixture
 def tiny(monkeypatch):
     """Blocks, panels, strips and buffers of a few elements, so that small products have many of each."""
-    for name, value in {"EDGE": 8, "SMALLEST_EDGE": 8, "THINNEST": 4, "THIN_START": 4, "DEEPEST": 16}.items():
+    for name, value in {
+        "EDGE": 8,
+        "SMALLEST_EDGE": 8,
+        "THINNEST": 4,
+        "THIN_START": 4,
+        "DEEPEST": 16,
+        "GRANULARITY": 256,
+    }.items():
         monkeypatch.setattr(dividing, name, value)
     monkeypatch.setattr(dividing, "WHOLE_ROWS", 16)
     monkeypatch.setattr(pipeline, "BUFFER_ELEMENTS", 100)
     monkeypatch.setattr(pipeline, "BUFFERS_COPIED", 1)
-    monkeypatch.setattr(streaming.streamed, "host_threads", lambda: 2)
+    monkeypatch.setattr(streaming.streamed, "host_threads", lambda: (2, 2))
 
 
 class Slow:
@@ -113,6 +124,12 @@ def test_blocks_and_panels_cover_each_term_once(m, n, k, size, workspace):
         for inner in summed.values():
             assert [part.begin for part in inner] == [0, *(part.end for part in inner[:-1])]
             assert inner[-1].end == k
+
+
+def test_many_panels_take_no_time():
+    begin = time.perf_counter()
+    assert dividing.smallest(1000, 1000, 10**7, lambda shapes: 0) < 8 << 20
+    assert time.perf_counter() - begin < 20
 
 
 def test_more_memory_copies_less():
@@ -262,7 +279,7 @@ def test_only_dense_rows_are_copied_without_a_buffer(monkeypatch):
     device = queues.SimulatedDevice(0)
     monkeypatch.setattr(queues.SimulatedDevice, "is_direct", lambda self, first, last: True)
     x = integers(6, 8)
-    direct = {"rows": x, "columns": x.T, "slice": x[1:4, 2:5]}
+    direct = {"rows": x, "columns": x.T, "slice": x[1:4, 2:5], "column": x[:, :1], "vector": x[0][:, None]}
     assert all(host.HostMatrix(array, device).direct for array in direct.values())
     for array in (x[:, ::2], x[::-1], np.broadcast_to(x[:1], x.shape), x[:, ::-1]):
         assert not host.HostMatrix(array, device).direct
@@ -285,9 +302,6 @@ def test_nothing_depends_on_how_fast_a_queue_is(tiny, by_numpy, monkeypatch, see
 class AlreadyThere:
     def wait(self):
         pass
-
-    def done(self):
-        return True
 
 
 @pytest.mark.simulator
@@ -346,7 +360,7 @@ def test_strips_have_one_place_in_all_blocks(tiny, by_numpy, monkeypatch):
 
 
 def threads_of_runs():
-    names = ("bring", "take", "to-device", "to-host", "queue")
+    names = ("bring", "take", "to-device", "to-host", "queue", "streamed_sgemm")
     return [thread for thread in threading.enumerate() if thread.name.startswith(names)]
 
 
@@ -374,18 +388,110 @@ def test_what_progress_raises_ends_it_and_says_what_is_done(tiny, by_numpy, out_
 
 
 @pytest.mark.simulator
-def test_an_interrupt(tiny, by_numpy, monkeypatch):
-    monkeypatch.setattr(queues.SimulatedQueue, "delay_s", 0.002)
+@pytest.mark.parametrize("times", [1, 3])
+def test_an_interrupt(tiny, by_numpy, monkeypatch, times):
+    """One from the keyboard, or several by an impatient user: nothing goes on when the call has ended."""
+    monkeypatch.setattr(queues.SimulatedQueue, "delay_s", 0.004)
     a, b, out = integers(29, 40), integers(40, 37), np.full((29, 37), np.nan, np.float32)
+
+    def interrupts():
+        for _ in range(times):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.02)
+
+    def progress(part):
+        if part.number == 2:
+            threading.Thread(target=interrupts).start()
+
     with pytest.raises(KeyboardInterrupt) as caught:
-        streamed_sgemm(
-            a, b, out, memory_limit=least_for(a, b), progress=lambda part: part.number == 2 and _thread.interrupt_main()
-        )
+        streamed_sgemm(a, b, out, memory_limit=least_for(a, b), progress=progress)
     for rows, cols in caught.value.done:
         np.testing.assert_array_equal(out[rows, cols], (a @ b)[rows, cols])
-    assert len(caught.value.done) >= 2
+    assert 2 <= len(caught.value.done) < 12
     assert "complete of out" in caught.value.__notes__[0]
     assert not threads_of_runs()
+
+
+@pytest.mark.simulator
+def test_an_interrupt_does_not_wait_for_a_panel(by_numpy, monkeypatch):
+    """Copies through buffers end with the one that is under way."""
+    monkeypatch.setattr(pipeline, "BUFFER_ELEMENTS", 64)
+    original, filled = host.Ring._fill, []
+
+    def fill(self, *arguments):
+        filled.append(1)
+        time.sleep(0.02)
+        original(self, *arguments)
+
+    monkeypatch.setattr(host.Ring, "_fill", fill)
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        streamed_sgemm(integers(512, 256), integers(256, 512))  # 4096 buffers, 20 ms each
+    assert len(filled) < 200
+    assert not threads_of_runs()
+
+
+@pytest.mark.simulator
+def test_a_failed_product_is_not_kept(tiny, by_numpy):
+    """What was raised does not keep the operands alive once it is forgotten."""
+    a, b = integers(29, 40), integers(40, 37)
+    gone = weakref.ref(b)
+    gc.disable()
+    try:
+        with pytest.raises(ZeroDivisionError):
+            streamed_sgemm(a, b, progress=lambda part: 1 / 0)
+        del b
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.simulator
+def test_gates_that_are_shut_let_nobody_wait():
+    gates, stopped = pipeline.Gates(), []
+
+    def wait():
+        try:
+            gates.get("a")
+        except host.Stopped:
+            stopped.append(1)
+
+    waiting = [threading.Thread(target=wait) for _ in range(3)]
+    for thread in waiting:
+        thread.start()
+    gates.put("b", 1)
+    gates.shut()
+    for thread in waiting:
+        thread.join(5)
+    assert len(stopped) == 3
+    with pytest.raises(host.Stopped):
+        gates.get("b")
+    with pytest.raises(host.Stopped):
+        gates.put("c", 1)
+
+
+@pytest.mark.simulator
+def test_rows_too_far_apart_for_one_copy_are_copied_one_by_one(monkeypatch):
+    """What the driver takes as a pitch ends at 2 GB."""
+    calls = []
+    monkeypatch.setattr(queues, "call", lambda function, *arguments: calls.append((function.__name__, *arguments)) or 7)
+    queue = queues.CudaQueue(None)
+    calls.clear()
+    place = queues.Placed(1 << 40, 3, 2, 8)
+    array = integers(3, 5)[:, :2]
+    queue.to_device(place, array)
+    assert [name for name, *_ in calls] == ["cuMemcpy2DAsync"]
+    calls.clear()
+    monkeypatch.setattr(queues, "MAX_PITCH", 19)
+    queue.to_device(place, array)
+    begin = array.ctypes.data
+    expected = [("cuMemcpyHtoDAsync", (1 << 40) + 8 * row, begin + 20 * row, 8, 7) for row in range(3)]
+    assert calls == expected
+    calls.clear()
+    queue.to_host(array, place)
+    assert calls == [
+        ("cuMemcpyDtoHAsync", host_place, device_place, 8, 7) for _, device_place, host_place, *_ in expected
+    ]
 
 
 @pytest.mark.simulator
@@ -403,10 +509,18 @@ def test_a_kernel_that_fails_ends_it(tiny, monkeypatch):
 
 
 @pytest.mark.simulator
-def test_progress_is_told_of_every_part(tiny, by_numpy, capsys):
+@pytest.mark.parametrize("layout", ["by rows", "by columns"])
+def test_progress_is_told_of_every_part(tiny, by_numpy, capsys, layout):
     a, b, parts = integers(29, 40), integers(40, 37), []
-    limit = least_for(a, b)
-    streamed_sgemm(a, b, memory_limit=limit, progress=parts.append)
+    limit, out = least_for(a, b), LAYOUTS[layout](np.full((29, 37), np.nan, np.float32))
+    right = []
+
+    def progress(part):
+        parts.append(part)
+        right.append(np.array_equal(out[part.rows, part.cols], (a @ b)[part.rows, part.cols]))
+
+    streamed_sgemm(a, b, out, memory_limit=limit, progress=progress)
+    assert all(right)
     covered = np.zeros((29, 37), int)
     for part in parts:
         covered[part.rows, part.cols] += 1
@@ -431,6 +545,7 @@ def test_progress_is_told_of_every_part(tiny, by_numpy, capsys):
         ((integers(2, 3), integers(3, 2)), {"memory_limit": 1.5}, TypeError, "memory_limit is a float"),
         ((integers(2, 3), integers(3, 2)), {"memory_limit": True}, TypeError, "memory_limit is a bool"),
         ((integers(2, 3), integers(3, 2)), {"memory_limit": 0}, ValueError, "above 0"),
+        ((integers(2, 3), integers(3, 2)), {"memory_limit": np.int8(3)}, ValueError, "memory_limit is 3 bytes"),
         ((integers(2, 3), integers(3, 2)), {"memory_limit": 100}, ValueError, "memory_limit is 100 bytes; expected"),
         ((integers(2, 3), integers(3, 2)), {"progress": 3}, TypeError, "progress is a int"),
         ((integers(2, 3), integers(3, 2)), {"beta": 1.0}, ValueError, "out is None"),
@@ -479,13 +594,40 @@ def test_memory_maps(tiny, by_numpy, tmp_path):
         streamed_sgemm(x, y, np.memmap(tmp_path / "c", np.float32, "r", shape=(29, 37)))
 
 
+def space_of(path):
+    return os.stat(path).st_blocks * 512
+
+
 @pytest.mark.simulator
 def test_a_file_gets_its_space_first(tmp_path):
-    """A map's file is sparse until its pages are written; then it has them all."""
+    """A map's file is sparse until its pages are written; then it has what is written."""
     out = np.memmap(tmp_path / "c", np.float32, "w+", shape=(512, 1024))
-    assert os.stat(tmp_path / "c").st_blocks * 512 < out.nbytes
-    host.reserve_file(out[10:, :5])
-    assert os.stat(tmp_path / "c").st_blocks * 512 >= out.nbytes
+    assert space_of(tmp_path / "c") < 100_000
+    host.reserve_file(np.asarray(out)[100:200])  # not a map by its type any more
+    assert 400_000 <= space_of(tmp_path / "c") < 500_000
+    host.reserve_file(out[::-1].T)
+    assert space_of(tmp_path / "c") >= out.nbytes
+
+
+@pytest.mark.simulator
+def test_which_bytes_of_a_file_an_array_is(tmp_path):
+    whole = np.memmap(tmp_path / "c", np.float32, "w+", shape=(100, 50))
+    part = np.memmap(tmp_path / "c", np.float32, "r+", offset=4000, shape=(90, 50))
+    assert host.mapped_file(whole) == (tmp_path / "c", 0, 20000)
+    assert host.mapped_file(part[1:3, 5:10]) == (tmp_path / "c", 4000 + 200 + 20, 200 + 20)
+    assert host.mapped_file(part[::-1]) == (tmp_path / "c", 4000, 18000)
+    for other in (np.zeros((3, 3)), np.memmap(tmp_path / "c", np.float32, "c", shape=(9,)), whole[:0]):
+        assert host.mapped_file(other) is None
+    (tmp_path / "c").unlink()
+    host.reserve_file(whole)  # there is no file of that name to ask
+
+
+@pytest.mark.simulator
+def test_a_limit_that_is_refused_leaves_the_file_alone(tmp_path):
+    out = np.memmap(tmp_path / "c", np.float32, "w+", shape=(512, 1024))
+    with pytest.raises(ValueError, match="memory_limit is 10 bytes"):
+        streamed_sgemm(np.ones((512, 3), np.float32), np.ones((3, 1024), np.float32), out, memory_limit=10)
+    assert space_of(tmp_path / "c") < 100_000
 
 
 @pytest.mark.simulator
@@ -497,7 +639,7 @@ def test_a_disk_that_is_full(monkeypatch, tmp_path):
     kept = a.copy(), b.copy()
     out = np.memmap(tmp_path / "c", np.float32, "w+", shape=(3, 5))
     monkeypatch.setattr(os, "posix_fallocate", fails)
-    with pytest.raises(OSError, match="the disk has no room for the 60 bytes of out's file") as caught:
+    with pytest.raises(OSError, match="the disk has no room for 60 bytes of out") as caught:
         streamed_sgemm(a, b, out)
     assert caught.value.errno == errno.ENOSPC
     assert not out.any()

@@ -13,9 +13,11 @@ same place in all blocks: rows of C are as far apart as in the widest one.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from math import ceil
 from typing import NamedTuple
 
@@ -23,6 +25,7 @@ __all__ = ["Blocking", "Part", "Piece", "Shape", "choose", "divided", "smallest"
 
 ITEM = 4
 ALIGNMENT = 256
+GRANULARITY = 2 << 20  # what the driver rounds an allocation up to
 SLOTS = 2  # panels of A, and of B, that are on the device at once
 DEEPEST, THINNEST = 8192, 64  # elements along k of a panel
 THIN_START = 512  # of the first one, if there are many
@@ -124,7 +127,8 @@ def depths(k: int, deepest: int) -> tuple[int, ...]:
         left -= next_one
         next_one *= 2
     if left:
-        found += [part.extent for part in divided(left, _even(left, deepest, THINNEST))]
+        each = _even(left, deepest, THINNEST)
+        found += [each] * (left // each) + [left % each] * (left % each > 0)
     return tuple(found)
 
 
@@ -174,8 +178,7 @@ class Blocking:
     @cached_property
     def panels(self) -> list[Part]:
         """Ranges of k."""
-        ends = [sum(self.depths[: number + 1]) for number in range(len(self.depths))]
-        return [Part(end - depth, end) for end, depth in zip(ends, self.depths)]
+        return [Part(end - depth, end) for end, depth in zip(accumulate(self.depths), self.depths)]
 
     def strips(self, block: int) -> list[Part]:
         """Rows of C of each strip of a block."""
@@ -212,9 +215,9 @@ class Blocking:
 
     @property
     def device_bytes(self) -> int:
-        """Device memory that the product takes."""
+        """Device memory that the product takes, in whole pages of the driver's."""
         block, a, b, workspace = self.parts
-        return block + self.slots * (a + b) + workspace
+        return _rounded(block + self.slots * (a + b) + workspace, GRANULARITY)
 
     @property
     def bytes_to_device(self) -> int:
@@ -290,5 +293,5 @@ def choose(m: int, n: int, k: int, limit: int, needs: Needs) -> Blocking | None:
 
 def smallest(m: int, n: int, k: int, needs: Needs) -> int:
     """Bytes of the division that takes least."""
-    last = list(_candidates(m, n, k))[-8:]
+    last = deque(_candidates(m, n, k), maxlen=8)
     return min(_with_workspace(found, needs).device_bytes for found in last)

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +20,10 @@ import numpy as np
 from .blocking import Part, divided
 from .queues import Device, Mark, Queue
 
-__all__ = ["HostMatrix", "Ring", "reserve_file"]
+__all__ = ["HostMatrix", "Ring", "Stopped", "copying_threads", "mapped_file", "reserve_file"]
 
 ITEM = 4
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class HostMatrix:
@@ -41,7 +45,8 @@ class HostMatrix:
         # Of the array as it lies: its second axis is contiguous, if any is.
         self.lying = array.T if self.by_columns else array
         rows, cols = self.lying.shape
-        dense = self.lying.strides[1] == ITEM and (self.lying.strides[0] >= ITEM * cols or rows == 1)
+        down, across = self.lying.strides
+        dense = (across == ITEM or cols == 1) and (down >= ITEM * cols or rows == 1)
         self.direct = bool(dense and array.size and device.is_direct(*self._ends()))
 
     @staticmethod
@@ -70,16 +75,55 @@ class HostMatrix:
         return (ITEM, ITEM * rows) if self.by_columns else (ITEM * cols, ITEM)
 
 
+class Stopped(Exception):
+    """Another thread has failed, or the caller was interrupted."""
+
+
+@contextmanager
+def copying_threads(device: Device, count: int, name: str) -> Iterator[ThreadPoolExecutor]:
+    """Threads that may use a device; at the end, what they have not begun is dropped."""
+    pool = ThreadPoolExecutor(count, name, initializer=device.enter)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+class Buffer:
+    """A page-locked buffer of a ring: who has it, and the mark behind the copy that uses it."""
+
+    def __init__(self, memory: np.ndarray) -> None:
+        self.memory = memory
+        self.user: Future[Any] | None = None
+        self.mark: Mark | None = None
+
+    def matrix(self, shape: tuple[int, ...]) -> np.ndarray:
+        """A dense matrix in it."""
+        return self.memory[: shape[0] * shape[1]].reshape(shape)
+
+
 class Ring:
     """Page-locked buffers in turn, for copies in one direction, and the threads that fill or empty them.
 
     A buffer's next user waits for the one before, which the threads were given earlier: so none waits for ever.
+
+    Parameters
+    ----------
+    device : Device
+        Whose memory is copied to or from.
+    pool : ThreadPoolExecutor
+        The threads.
+    count, elements : int
+        Buffers, and how large each is.
+    stop : threading.Event
+        Ends copies: they raise `Stopped`.
     """
 
-    def __init__(self, device: Device, pool: ThreadPoolExecutor, count: int, elements: int) -> None:
-        self._device, self._pool, self._count, self._elements = device, pool, count, elements
-        self._buffers: list[np.ndarray] = []
-        self._users: list[Future[Any] | None] = []
+    def __init__(
+        self, device: Device, pool: ThreadPoolExecutor, count: int, elements: int, stop: threading.Event
+    ) -> None:
+        self._device, self._pool, self._count, self._elements, self._stop = device, pool, count, elements, stop
+        self._buffers: list[Buffer] = []
         self._next = 0
 
     def _pieces(self, array: np.ndarray) -> Iterator[tuple[Part, Part]]:
@@ -87,37 +131,41 @@ class Ring:
         rows, cols = array.shape
         for across in divided(cols, self._elements):
             for down in divided(rows, max(1, self._elements // across.extent)):
+                self._check()
                 yield down, across
 
-    def _take(self, shape: tuple[int, ...]) -> tuple[int, np.ndarray]:
-        """The next buffer, made when it is first needed: its number, and a dense matrix in it."""
+    def _check(self) -> None:
+        if self._stop.is_set():
+            raise Stopped
+
+    def _take(self) -> Buffer:
+        """The next buffer, made when it is first needed."""
         number, self._next = self._next, (self._next + 1) % self._count
         if number == len(self._buffers):
-            self._buffers.append(self._device.pinned(self._elements))
-            self._users.append(None)
-        return number, self._buffers[number][: shape[0] * shape[1]].reshape(shape)
+            self._buffers.append(Buffer(self._device.pinned(self._elements)))
+        return self._buffers[number]
 
     def to_device(self, queue: Queue, target: Any, source: np.ndarray) -> None:
         """Copy a matrix from ordinary memory to one on the device; returns when all of it is enqueued."""
         jobs = []
         for down, across in self._pieces(source):
             part, place = source[down.slice, across.slice], self._device.part(target, down, across)
-            number, buffer = self._take(part.shape)
-            job = self._pool.submit(self._fill, self._users[number], queue, place, buffer, part)
-            self._users[number] = job
-            jobs.append(job)
+            buffer = self._take()
+            buffer.user = self._pool.submit(self._fill, buffer.user, buffer, queue, place, part)
+            jobs.append(buffer.user)
         for job in jobs:
             job.result()
 
-    def _fill(
-        self, before: Future[Mark] | None, queue: Queue, target: Any, buffer: np.ndarray, source: np.ndarray
-    ) -> Mark:
+    def _fill(self, before: Future[Any] | None, buffer: Buffer, queue: Queue, target: Any, source: np.ndarray) -> None:
         if before is not None:
-            before.result().wait()
-        np.copyto(buffer, source)
-        with self._device.scope():
-            queue.to_device(target, buffer)
-            return queue.record()
+            before.result()
+        self._check()
+        if buffer.mark is not None:
+            buffer.mark.wait()
+        matrix = buffer.matrix(source.shape)
+        np.copyto(matrix, source)
+        queue.to_device(target, matrix)
+        buffer.mark = queue.record(buffer.mark)
 
     def to_host(self, queue: Queue, target: np.ndarray, source: Any) -> list[Future[Any]]:
         """Copy a matrix on the device to ordinary memory; returns when all copies off the device are enqueued.
@@ -127,46 +175,65 @@ class Ring:
         jobs = []
         for down, across in self._pieces(target):
             part, place = target[down.slice, across.slice], self._device.part(source, down, across)
-            number, buffer = self._take(part.shape)
-            if (before := self._users[number]) is not None:
-                before.result()  # the buffer is empty
-            queue.to_host(buffer, place)
-            job = self._pool.submit(self._empty, queue.record(), part, buffer)
-            self._users[number] = job
-            jobs.append(job)
+            buffer = self._take()
+            if buffer.user is not None:
+                buffer.user.result()  # it is empty
+            matrix = buffer.matrix(part.shape)
+            queue.to_host(matrix, place)
+            buffer.mark = queue.record(buffer.mark)
+            buffer.user = self._pool.submit(self._empty, buffer.mark, part, matrix)
+            jobs.append(buffer.user)
         return jobs
 
     @staticmethod
-    def _empty(mark: Mark, target: np.ndarray, buffer: np.ndarray) -> None:
+    def _empty(mark: Mark, target: np.ndarray, matrix: np.ndarray) -> None:
         mark.wait()
-        np.copyto(target, buffer)
+        np.copyto(target, matrix)
+
+
+def mapped_file(array: np.ndarray) -> tuple[Path, int, int] | None:
+    """The file behind an array that is, or is part of, a NumPy memory map that writes to it: its name, and which bytes.
+
+    None of an array in memory, and of a map whose file has no name any more.
+    """
+    root: Any = None
+    place: Any = array
+    while place is not None:
+        if isinstance(place, np.memmap):
+            root = place
+        place = getattr(place, "base", None)
+    if root is None or root.mode not in ("r+", "w+") or root.filename is None or not array.size:
+        return None
+    reach = [(extent - 1) * step for extent, step in zip(array.shape, array.strides)]
+    low = int(array.ctypes.data) + sum(min(step, 0) for step in reach)
+    size = sum(map(abs, reach)) + array.itemsize
+    return Path(root.filename), root.offset + low - int(root.ctypes.data), size
 
 
 def reserve_file(array: np.ndarray) -> None:
-    """See to it that the file behind a memory map has its space on the disk, before anything is computed.
+    """See to it that the bytes behind a memory map have their space on the disk, before anything is computed.
 
-    A page that is written to a file for which the disk has no space kills the process.
+    To write a page for which the disk has no space kills the process. Where the system cannot reserve space, or the
+    file has no name any more, nothing is done.
 
     Raises
     ------
     OSError
         if the disk has not so much left.
     """
-    if not isinstance(array, np.memmap) or array.mode not in ("r+", "w+") or not hasattr(os, "posix_fallocate"):
+    found = mapped_file(array)
+    if found is None or not hasattr(os, "posix_fallocate"):
         return
-    name = array.filename
-    if name is None or not array.size:
-        return
-    with open(name, "r+b") as file:
-        size = os.fstat(file.fileno()).st_size
-        try:
-            os.posix_fallocate(file.fileno(), 0, size)
-        except OSError as error:
-            if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):
-                return  # a file system that cannot be asked
-            raise OSError(
-                error.errno,
-                f"the disk has no room for the {size:,} bytes of out's file ({error.strerror}); nothing was computed, "
-                "a and b are as they were; free some space, or put out elsewhere",
-                str(name),
-            ) from error
+    path, begin, size = found
+    try:
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), begin, size)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            return
+        raise OSError(
+            error.errno,
+            f"the disk has no room for {size:,} bytes of out ({error.strerror}); nothing was computed, a and b are as "
+            "they were; free some space, or put out elsewhere",
+            str(path),
+        ) from error

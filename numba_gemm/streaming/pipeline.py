@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
@@ -25,16 +26,16 @@ from typing import Any
 import numpy as np
 
 from .blocking import Blocking, Part, Piece
-from .host import HostMatrix, Ring
+from .host import HostMatrix, Ring, Stopped, copying_threads
 from .products import Products
 from .queues import Device, Mark, Queue
 
-__all__ = ["AHEAD", "Done", "Run", "Stopped", "bring_in", "made_ring", "take_out"]
+__all__ = ["AHEAD", "Done", "Run", "Stop", "bring_in", "ring_of", "take_out"]
 
 ITEM = 4
 AHEAD = 2  # panels whose products are enqueued and not done: what an interrupt has to wait for
-BUFFER_ELEMENTS = 1 << 19  # of a page-locked buffer: 2 MiB, whose allocation takes a millisecond
-BUFFERS_COPIED = 8
+BUFFER_ELEMENTS = 1 << 20  # of a page-locked buffer: 4 MiB, whose allocation takes two milliseconds
+BUFFERS_COPIED = 4
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,11 @@ class Done:
     of: int
 
 
-def made_ring(device: Device, pool: ThreadPoolExecutor, threads: int) -> Ring:
-    """Buffers for so many threads: each has one, and some are copied to or from the device meanwhile."""
-    return Ring(device, pool, threads + BUFFERS_COPIED, BUFFER_ELEMENTS)
+@contextmanager
+def ring_of(device: Device, threads: int, name: str, stop: threading.Event) -> Iterator[Ring]:
+    """Threads, and buffers for them: each has one, and some are copied to or from the device meanwhile."""
+    with copying_threads(device, threads, name) as pool:
+        yield Ring(device, pool, threads + BUFFERS_COPIED, BUFFER_ELEMENTS, stop)
 
 
 def bring_in(queue: Queue, ring: Ring, target: Any, source: np.ndarray, direct: bool) -> list[Future[Any]]:
@@ -81,8 +84,41 @@ def take_out(queue: Queue, ring: Ring, target: np.ndarray, source: Any, direct: 
     return ring.to_host(queue, target, source)
 
 
-class Stopped(Exception):
-    """Another thread has failed, or the caller was interrupted."""
+class Stop:
+    """What ends a run before its time: the first error, or interrupt, of any thread."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self._lock = threading.Lock()
+        self._error: BaseException | None = None
+        self._then: Callable[[], object] | None = None
+
+    def __call__(self, error: BaseException) -> None:
+        """End it."""
+        with self._lock:
+            if self._error is None:
+                self._error = error
+            self.event.set()
+            then = self._then
+        if then is not None:
+            then()
+
+    def follow(self, then: Callable[[], object] | None) -> None:
+        """What to do when it comes; at once, if it has come. None, when there is nothing to end any more."""
+        with self._lock:
+            self._then = then
+        if then is not None and self.event.is_set():
+            then()
+
+    def check(self) -> None:
+        """Raise the error, if there is one; it is then forgotten, and what it refers to may be freed."""
+        with self._lock:
+            error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error
 
 
 class Gates:
@@ -93,19 +129,20 @@ class Gates:
         self._lock = threading.Lock()
         self._shut = False
 
-    def _gate(self, name: Any) -> Future[Any]:
+    def put(self, name: Any, mark: Any) -> None:
+        """Let others have a mark."""
         with self._lock:
             if self._shut:
                 raise Stopped
-            return self._gates[name]
-
-    def put(self, name: Any, mark: Any) -> None:
-        """Let others have a mark."""
-        self._gate(name).set_result(mark)
+            self._gates[name].set_result(mark)
 
     def get(self, name: Any) -> Any:
         """A mark, as soon as it is there."""
-        return self._gate(name).result()
+        with self._lock:
+            if self._shut:
+                raise Stopped
+            gate = self._gates[name]
+        return gate.result()
 
     def shut(self) -> None:
         """Make all that wait, and will ask, raise `Stopped`."""
@@ -133,15 +170,12 @@ class Run:
         A, B and C, which does not lie by columns.
     alpha, beta : float
         Scalars.
-    report : callable, optional
+    report : callable
         Told of each part of C that is complete, on a thread of the run's.
-    threads : int
-        Host threads that copy to the device, and as many that copy from it, where operands are not page-locked.
-
-    Attributes
-    ----------
-    done : list of Done
-        What is complete.
+    threads : tuple of int
+        Host threads that copy to the device, and such that copy from it, where operands are not page-locked.
+    stop : Stop
+        Ends the run, from any thread.
     """
 
     def __init__(
@@ -153,16 +187,17 @@ class Run:
         operands: tuple[HostMatrix, HostMatrix, HostMatrix],
         alpha: float,
         beta: float,
-        report: Callable[[Done], object] | None,
-        threads: int,
+        report: Callable[[Done], object],
+        threads: tuple[int, int],
+        stop: Stop,
     ) -> None:
         self._device, self._blocking, self._products = device, blocking, products
         (self._a, self._b, self._c), self._alpha, self._beta = operands, alpha, beta
         self._report = report
-        self.done: list[Done] = []
         self._strips = sum(len(blocking.strips(block)) for block in range(blocking.count))
+        self._arrived = Done(slice(0, 0), slice(0, 0), 0, self._strips, 0, blocking.m * blocking.n)
         self._gates, self._leaving = Gates(), SimpleQueue[tuple[int, int, Any] | None]()
-        self._error: BaseException | None = None
+        self._stop = stop
         self._up, self._compute, self._down = (device.queue() for _ in range(3))
         block, a_panel, b_panel, _ = blocking.parts
         self._memory = memory
@@ -190,8 +225,7 @@ class Run:
     def _bring(self) -> None:
         """Bring in panels, and C where it is read."""
         panels = self._blocking.panels
-        with ThreadPoolExecutor(self._threads, "to-device") as pool:
-            ring = made_ring(self._device, pool, self._threads)
+        with ring_of(self._device, self._threads[0], "to-device", self._stop.event) as ring:
             for turn in range(self._blocking.count * len(panels)):
                 block, panel = divmod(turn, len(panels))
                 (rows, cols), inner = self._blocking.block(block), panels[panel]
@@ -213,8 +247,7 @@ class Run:
     def _take(self) -> None:
         """Take out strips of C that are complete, and report those that have arrived."""
         under_way: deque[tuple[Part, Part, Mark, list[Future[Any]]]] = deque()
-        with ThreadPoolExecutor(self._threads, "to-host") as pool:
-            ring = made_ring(self._device, pool, self._threads)
+        with ring_of(self._device, self._threads[1], "to-host", self._stop.event) as ring:
             while (item := self._leaving.get()) is not None:
                 block, number, mark = item
                 cols, strip = self._blocking.block(block)[1], self._blocking.strips(block)[number]
@@ -233,11 +266,10 @@ class Run:
         left.wait()
         for copy in copies:
             copy.result()
-        before = self.done[-1].elements if self.done else 0
-        elements, of = before + rows.extent * cols.extent, self._blocking.m * self._blocking.n
-        self.done.append(Done(rows.slice, cols.slice, len(self.done) + 1, self._strips, elements, of))
-        if self._report is not None:
-            self._report(self.done[-1])
+        before, of = self._arrived, self._blocking.m * self._blocking.n
+        elements = before.elements + rows.extent * cols.extent
+        self._arrived = Done(rows.slice, cols.slice, before.number + 1, self._strips, elements, of)
+        self._report(self._arrived)
 
     def _multiply(self) -> None:
         """Launch the products."""
@@ -282,38 +314,36 @@ class Run:
 
     def _on_thread(self, work: Callable[[], None]) -> None:
         try:
-            with self._device.scope():
-                work()
+            self._device.enter()
+            work()
         except Stopped:
             pass
         except BaseException as error:
-            self._fail(error)
-
-    def _fail(self, error: BaseException) -> None:
-        if self._error is None:
-            self._error = error
-        self._gates.shut()
+            self._stop(error)
 
     def __call__(self) -> None:
-        """Do it all; raises what any thread raised, or what interrupted this one, when no thread is left."""
+        """Do it all; raises what any thread raised, or what stopped it, when no thread of the run's is left."""
         works = {"bring": self._bring, "take": self._take}
         threads = [threading.Thread(target=self._on_thread, args=(works[name],), name=name) for name in works]
+        self._stop.follow(self._end)
         with self._device.scope():
             try:
                 for thread in threads:
                     thread.start()
                 self._multiply()
-                self._leaving.put(None)
-                for thread in threads:
-                    thread.join()
             except Stopped:
                 pass
             except BaseException as error:
-                self._fail(error)
+                self._stop(error)
             finally:
-                self._gates.shut()
                 self._leaving.put(None)
                 for thread in threads:
-                    thread.join()
-        if self._error is not None:
-            raise self._error
+                    if thread.ident is not None:
+                        thread.join()
+                self._stop.follow(None)  # which would keep the operands
+        self._stop.check()
+
+    def _end(self) -> None:
+        """Let all threads find out that it is over."""
+        self._gates.shut()
+        self._leaving.put(None)

@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -20,21 +20,18 @@ from cuda.bindings import driver
 from .. import host_memory
 from .. import workspace as workspaces
 from ..device.switch import SIMULATOR
-from ..driver import call, device_scope, failure
+from ..driver import call, device_scope, failure, primary_context, relaxed_capture
 from ..workspace import Workspace
 from .blocking import Part
 
 __all__ = ["Device", "Mark", "Queue", "open_device"]
 
 ITEM = 4
-POLL_S = 0.0005
+MAX_PITCH = (1 << 31) - 1  # bytes between rows that a copy of a matrix takes
 
 
 class Mark(Protocol):
     """A place in a queue."""
-
-    def done(self) -> bool:
-        """Whether the queue has got there."""
 
     def wait(self) -> None:
         """Keep the calling thread until the queue has got there, or its device has failed."""
@@ -45,8 +42,8 @@ class Queue(Protocol):
 
     stream: int
 
-    def record(self) -> Mark:
-        """Mark the place behind all work so far."""
+    def record(self, again: Mark | None = None) -> Mark:
+        """Mark the place behind all work so far; by a mark that nobody waits for any more, if one is given."""
 
     def follow(self, mark: Mark) -> None:
         """Let the queue wait for a mark of another one."""
@@ -96,6 +93,9 @@ class Device(Protocol):
     def scope(self) -> Any:
         """What a thread that uses the device does so within."""
 
+    def enter(self) -> None:
+        """The same for a thread of our own, until it ends."""
+
 
 @contextmanager
 def open_device(ordinal: int) -> Iterator[Device]:
@@ -103,8 +103,11 @@ def open_device(ordinal: int) -> Iterator[Device]:
     made: Any = SimulatedDevice(ordinal) if SIMULATOR else CudaDevice(ordinal)
     try:
         yield made
-    finally:
-        made.close()
+    except BaseException:
+        with suppress(RuntimeError):  # of a device that has failed, all else fails too, and says nothing new
+            made.close()
+        raise
+    made.close()
 
 
 # ---------------------------------------------------------------------------------------------------------- hardware
@@ -122,23 +125,11 @@ class Placed(NamedTuple):
 class CudaMark:
     """An event."""
 
-    def __init__(self, event: Any, device: int) -> None:
-        self.event, self._device = event, device
-
-    def done(self) -> bool:
-        """Whether it has happened."""
-        with device_scope(self._device):
-            (status,) = driver.cuEventQuery(self.event)
-        if status == driver.CUresult.CUDA_ERROR_NOT_READY:
-            return False
-        if status != driver.CUresult.CUDA_SUCCESS:
-            raise failure("cuEventQuery", status)
-        return True
+    def __init__(self, event: Any) -> None:
+        self.event = event
 
     def wait(self) -> None:
-        """Ask again and again: an interrupt comes through between."""
-        while not self.done():
-            time.sleep(POLL_S)
+        call(driver.cuEventSynchronize, self.event)
 
 
 class CudaQueue:
@@ -148,8 +139,8 @@ class CudaQueue:
         self._device = device
         self.stream = int(call(driver.cuStreamCreate, int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)))
 
-    def record(self) -> CudaMark:
-        mark = self._device.mark()
+    def record(self, again: Any = None) -> CudaMark:
+        mark: CudaMark = self._device.mark() if again is None else again
         call(driver.cuEventRecord, mark.event, self.stream)
         return mark
 
@@ -167,8 +158,11 @@ class CudaQueue:
         rows, width, address, device = place.rows, ITEM * place.cols, int(host.ctypes.data), place.pointer
         pitch = width if rows == 1 else host.strides[0]
         if rows == 1 or pitch == place.pitch == width:
-            copy = driver.cuMemcpyHtoDAsync if up else driver.cuMemcpyDtoHAsync
-            call(copy, *((device, address) if up else (address, device)), rows * width, self.stream)
+            self._copy_bytes(address, device, rows * width, up=up)
+            return
+        if max(pitch, place.pitch) > MAX_PITCH:
+            for row in range(rows):
+                self._copy_bytes(address + row * pitch, device + row * place.pitch, width, up=up)
             return
         both = driver.CUDA_MEMCPY2D()
         both.WidthInBytes, both.Height = width, rows
@@ -180,6 +174,12 @@ class CudaQueue:
             both.srcMemoryType, both.srcDevice, both.srcPitch = on_device, device, place.pitch
             both.dstMemoryType, both.dstHost, both.dstPitch = on_host, address, pitch
         call(driver.cuMemcpy2DAsync, both, self.stream)
+
+    def _copy_bytes(self, host: int, device: int, size: int, *, up: bool) -> None:
+        if up:
+            call(driver.cuMemcpyHtoDAsync, device, host, size, self.stream)
+        else:
+            call(driver.cuMemcpyDtoHAsync, host, device, size, self.stream)
 
     def run(self, work: Callable[[int], None]) -> None:
         work(self.stream)
@@ -196,8 +196,15 @@ class CudaDevice:
         self._host = ExitStack()
         self._lock = threading.Lock()
 
-    def scope(self) -> Any:
-        return device_scope(self.ordinal)
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        with device_scope(self.ordinal), relaxed_capture():
+            yield
+
+    def enter(self) -> None:
+        call(driver.cuCtxSetCurrent, primary_context(self.ordinal))
+        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        call(driver.cuThreadExchangeStreamCaptureMode, mode)
 
     def queue(self) -> CudaQueue:
         with self.scope():
@@ -205,10 +212,11 @@ class CudaDevice:
         return self._queues[-1]
 
     def mark(self) -> CudaMark:
-        event = call(driver.cuEventCreate, int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING))
+        flags = driver.CUevent_flags
+        event = call(driver.cuEventCreate, int(flags.CU_EVENT_DISABLE_TIMING) | int(flags.CU_EVENT_BLOCKING_SYNC))
         with self._lock:
             self._events.append(event)
-        return CudaMark(event, self.ordinal)
+        return CudaMark(event)
 
     def allocate(self, size: int) -> int:
         with self.scope():
@@ -248,18 +256,23 @@ class CudaDevice:
             return host_memory.is_page_locked(first, last)
 
     def close(self) -> None:
-        """Wait for all work, and free everything."""
-        with self.scope(), ExitStack() as after:
-            # Whatever fails, the others are freed, too.
+        """Wait for all work, and free everything; whatever fails, the rest is freed, and the first failure raised."""
+        with self.scope():
+            steps: list[Callable[[], object]] = []
+            steps += [partial(call, driver.cuStreamSynchronize, made.stream) for made in self._queues]
+            steps += [partial(call, driver.cuStreamDestroy, made.stream) for made in self._queues]
+            steps += [partial(call, driver.cuEventDestroy, event) for event in self._events]
+            steps += [self._host.close]
             if self._memory:
-                after.callback(call, driver.cuMemFree, self._memory)
-            after.callback(self._host.close)
-            for event in self._events:
-                after.callback(call, driver.cuEventDestroy, event)
-            for made in self._queues:
-                after.callback(call, driver.cuStreamDestroy, made.stream)
-            for made in self._queues:
-                call(driver.cuStreamSynchronize, made.stream)
+                steps.append(partial(call, driver.cuMemFree, self._memory))
+            failures = []
+            for step in steps:
+                try:
+                    step()
+                except RuntimeError as error:
+                    failures.append(error)
+        if failures:
+            raise failures[0]
 
 
 # --------------------------------------------------------------------------------------------------------- simulator
@@ -270,11 +283,6 @@ class SimulatedMark:
 
     def __init__(self, queue_of_it: SimulatedQueue) -> None:
         self._queue, self.event = queue_of_it, threading.Event()
-
-    def done(self) -> bool:
-        """Whether it has happened; raises what the queue's work raised."""
-        self._queue.check()
-        return self.event.is_set()
 
     def wait(self) -> None:
         """Wait, unless the queue has failed."""
@@ -309,7 +317,7 @@ class SimulatedQueue:
         if self._error is not None:
             raise self._error
 
-    def record(self) -> SimulatedMark:
+    def record(self, again: Any = None) -> SimulatedMark:
         self.check()
         mark = SimulatedMark(self)
         self._work.put(mark.event.set)
@@ -342,6 +350,9 @@ class SimulatedDevice:
 
     def scope(self) -> Any:
         return ExitStack()
+
+    def enter(self) -> None:
+        """Nothing to do."""
 
     def queue(self) -> SimulatedQueue:
         self._queues.append(SimulatedQueue())

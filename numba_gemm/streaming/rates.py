@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from .blocking import Part, divided
 from .host import HostMatrix
-from .pipeline import bring_in, made_ring, take_out
+from .pipeline import bring_in, ring_of, take_out
 from .prediction import Rates
 from .products import Products
 from .queues import Device, Queue
@@ -31,7 +31,8 @@ def measured_rates(
     b: HostMatrix,
     c: HostMatrix,
     products: Products,
-    threads: int,
+    threads: tuple[int, int],
+    stop: threading.Event,
 ) -> Rates:
     """Copy some of A and B to the device, and some of it back.
 
@@ -43,12 +44,15 @@ def measured_rates(
         Operands; C is not touched.
     products : Products
         What knows how long products take.
-    threads : int
-        As of `Run`.
+    threads, stop
+        As of `pipeline.ring_of`, for copies in either direction.
     """
     queue = device.queue()
-    with device.scope(), ThreadPoolExecutor(threads) as pool:
-        up, down = (made_ring(device, pool, threads) for _ in range(2))
+    with (
+        device.scope(),
+        ring_of(device, threads[0], "to-device", stop) as up,
+        ring_of(device, threads[1], "to-host", stop) as down,
+    ):
 
         def to_device(matrix: HostMatrix) -> float:
             parts = samples(matrix.lying.shape, room // ITEM)

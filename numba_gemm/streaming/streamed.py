@@ -5,10 +5,11 @@ from __future__ import annotations
 import operator
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from ..split_products import IEEE
 from . import blocking as dividing
 from .blocking import Blocking
 from .host import HostMatrix, reserve_file
-from .pipeline import Done, Run
+from .pipeline import Done, Run, Stop
 from .prediction import Prediction, predict
 from .products import Products
 from .queues import Device, open_device
@@ -33,6 +34,7 @@ ITEM = 4
 SHARE_OF_MEMORY = 0.75  # of the device's, that a product takes at most unless told
 SHARE_OF_FREE = 0.9
 MOST_THREADS = 16
+WAIT_S = 0.1
 SIMULATED_MEMORY = 1 << 30
 
 
@@ -51,27 +53,30 @@ def streamed_sgemm(
     """Compute ``C = alpha * A @ B + beta * C`` in float32 for matrices in host memory that need not fit on the GPU.
 
     Blocks of C stay on the device while panels of A and B pass by; copies in both directions go on beside the
-    products. Page-locked operands (``numba.cuda.pinned_array``, ``cupyx.empty_pinned``, PyTorch's ``pin_memory``) are
-    copied from and to where they are. All others go through page-locked buffers, which host threads fill and empty.
+    products. Page-locked operands (``numba.cuda.pinned_array``, ``cupyx.empty_pinned``, PyTorch's ``pin_memory``) whose
+    rows or columns are contiguous are copied from and to where they are. All others go through page-locked buffers,
+    which host threads fill and empty.
 
     Parameters
     ----------
     a, b : ndarray of shape (M, K), ndarray of shape (K, N); float32
         NumPy arrays or memory maps, with any strides. Not to be written before the call returns.
     out : ndarray of shape (M, N), float32, optional
-        C; shares no element with `a` or `b`. A memory map's file gets its space on the disk before anything else. By
-        default a new array.
+        C; shares no element with `a` or `b`, which is not seen of two maps of one file. What it is of a memory map gets
+        its space on the disk before anything is computed, where the file still has its name, and the system can do so.
+        By default a new array.
     alpha, beta : real number
         As for `tiled_sgemm`.
     memory_limit : int, optional
         Bytes of device memory to take at most, for all operands, results and workspaces, in one allocation. (Kernels'
-        code, a few MB once a process, is apart.) By default three quarters of the device's memory, or what is free if
-        that is less.
+        code, a few MB once a process, is apart.) By default three quarters of the device's memory, or nine tenths of
+        what is free if that is less.
     precision : str
         As for `tiled_sgemm`.
     progress : bool or callable
         True prints the predicted time, and then how far it has got, to stderr. A callable is given a `Done` for each
-        part of `out` that is complete, on another thread; what it raises ends the product.
+        part of `out` that is complete, on another thread; what it raises ends the product. Sums without terms (K = 0,
+        or `alpha` 0) are not told of.
     device : int, optional
         Ordinal of the GPU. By default the current one.
 
@@ -96,22 +101,21 @@ def streamed_sgemm(
 
     Notes
     -----
-    The result has the same bits as the products of `blocking_of`, each of them one `tiled_sgemm` on the device. They
-    depend on `memory_limit`, which is thus to be given where the same bits are wanted whatever else the device holds.
+    The result has the same bits as the products of `blocking_of`, each of them one `tiled_sgemm` on the device; for
+    "fp32_auto", of the precision that it stands for with all of M, N and K. They depend on `memory_limit`, which is
+    thus to be given where the same bits are wanted whatever else the device holds.
 
-    An error, or an interrupt, on the way waits for the products that are under way (two panels at most), frees all
-    device memory, and is raised with a note that says which rows and columns of `out` are complete; they are in its
-    attribute ``done``, too, a list of pairs of slices. `a` and `b` are only read.
+    An error, or an interrupt, on the way waits for the copies and products that are enqueued (those of two panels at
+    most), frees all device memory, and is raised with a note that says which rows and columns of `out` are complete;
+    they are in its attribute ``done``, too, a list of pairs of slices. `a` and `b` are only read.
     """
     wanted = _checked(a, b, out, alpha, beta, precision, device)
-    _check_limit(memory_limit)
+    memory_limit = _checked_limit(memory_limit)
     if not callable(progress) and not isinstance(progress, bool):
         raise TypeError(
             f"progress is a {type(progress).__qualname__}; expected a bool or a callable; pass one of these"
         )
     m, n = wanted.shape
-    if out is not None:
-        reserve_file(out)
     result = np.empty((m, n), np.float32) if out is None else out
     if m == 0 or n == 0:
         return result
@@ -119,22 +123,68 @@ def streamed_sgemm(
         _scale(result, wanted.beta)
         return result
     done: list[Done] = []
-    try:
+    turned = _by_columns(result)
+
+    def multiply(stop: Stop) -> None:
         with _prepared(wanted, a, b, result, memory_limit) as ready:
-            report = progress if callable(progress) else _Printer(ready.expected()) if progress else None
-            run = ready.run(report)
-            done = run.done
-            run()
+            reserve_file(result)
+            told = progress if callable(progress) else _Printer(ready.expected(stop)) if progress else None
+
+            def report(part: Done) -> None:
+                part = replace(part, rows=part.cols, cols=part.rows) if turned else part
+                done.append(part)
+                if told is not None:
+                    told(part)
+
+            ready.run(report, stop)()
+
+    try:
+        _supervised(multiply)
     except BaseException as error:
-        _describe(error, done, turned=_by_columns(result), shape=(m, n))
+        _describe(error, done, (m, n))
         raise
     return result
+
+
+def _supervised(work: Callable[[Stop], None]) -> None:
+    """Do work on a thread of its own, which an interrupt of this one does not reach: it ends it in an orderly way.
+
+    An interrupt may come between any two steps of Python, such as an allocation and the note of it, and is raised in
+    the main thread alone.
+    """
+    stop, ended, failures = Stop(), threading.Event(), list[BaseException]()
+
+    def guarded() -> None:
+        try:
+            work(stop)
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            ended.set()
+
+    threading.Thread(target=guarded, name="streamed_sgemm").start()
+    while True:
+        try:
+            # Not Thread.join: before Python 3.13, one that is interrupted says that the thread has ended. And not for
+            # ever: that could not be interrupted on all systems.
+            while not ended.wait(WAIT_S):
+                pass
+            break
+        except BaseException as interrupt:
+            stop(interrupt)
+    if failures:
+        error = failures.pop()
+        try:
+            raise error
+        finally:
+            del error  # it refers to this frame
+    stop.check()  # an interrupt that came too late to end anything
 
 
 def expected_time(
     a: np.ndarray,
     b: np.ndarray,
-    out: np.ndarray,
+    out: np.ndarray | None = None,
     *,
     beta: float = 0.0,
     memory_limit: int | None = None,
@@ -147,10 +197,17 @@ def expected_time(
     and as much device memory as the product itself. `out` is not written.
     """
     wanted = _checked(a, b, out, 1.0, beta, precision, device)
-    _check_limit(memory_limit)
+    memory_limit = _checked_limit(memory_limit)
     _check_extents(wanted)
-    with _prepared(wanted, a, b, out, memory_limit) as ready:
-        return ready.expected()
+    found: list[Prediction] = []
+
+    def predicted(stop: Stop) -> None:
+        result = np.empty(wanted.shape, np.float32) if out is None else out
+        with _prepared(wanted, a, b, result, memory_limit) as ready:
+            found.append(ready.expected(stop))
+
+    _supervised(predicted)
+    return found[0]
 
 
 @dataclass
@@ -164,14 +221,16 @@ class _Ready:
     operands: tuple[HostMatrix, HostMatrix, HostMatrix]
     wanted: api.Request
 
-    def expected(self) -> Prediction:
+    def expected(self, stop: Stop) -> Prediction:
         room = self.blocking.device_bytes
-        rates = measured_rates(self.gpu, self.memory, room, *self.operands, self.products, host_threads())
+        found = (self.gpu, self.memory, room, *self.operands, self.products)
+        rates = measured_rates(*found, host_threads(), stop.event)
         return predict(self.blocking, rates, self.wanted.beta != 0)
 
-    def run(self, report: Callable[[Done], object] | None) -> Run:
+    def run(self, report: Callable[[Done], object], stop: Stop) -> Run:
         scalars = (self.wanted.alpha, self.wanted.beta)
-        return Run(self.gpu, self.memory, self.blocking, self.products, self.operands, *scalars, report, host_threads())
+        found = (self.gpu, self.memory, self.blocking, self.products, self.operands)
+        return Run(*found, *scalars, report, host_threads(), stop)
 
 
 @contextmanager
@@ -208,7 +267,7 @@ def blocking_of(
         Its ``all_pieces()`` are the products, its ``device_bytes`` the memory.
     """
     wanted = _checked(a, b, None, 1.0, 0.0, precision, device)
-    _check_limit(memory_limit)
+    memory_limit = _checked_limit(memory_limit)
     _check_extents(wanted)
     products = Products(wanted.device, wanted.mode, _by_columns(a), _by_columns(b))
     m, n = wanted.shape
@@ -240,15 +299,17 @@ def _check_extents(wanted: api.Request) -> None:
         raise ValueError(f"a and b have shapes {wanted.given[0]} and {wanted.given[1]}; expected no extent of 0")
 
 
-def _check_limit(memory_limit: Any) -> None:
+def _checked_limit(memory_limit: Any) -> int | None:
     if memory_limit is None:
-        return
+        return None
     if isinstance(memory_limit, bool) or not hasattr(memory_limit, "__index__"):
         raise TypeError(
             f"memory_limit is a {type(memory_limit).__qualname__}; expected a number of bytes; pass an int, as 8 << 30"
         )
-    if operator.index(memory_limit) < 1:
-        raise ValueError(f"memory_limit is {memory_limit}; expected a number of bytes above 0; pass a larger one")
+    limit = operator.index(memory_limit)
+    if limit < 1:
+        raise ValueError(f"memory_limit is {limit}; expected a number of bytes above 0; pass a larger one")
+    return limit
 
 
 def _divided(products: Products, extents: tuple[int, int, int], memory_limit: int | None, device: int) -> Blocking:
@@ -295,9 +356,9 @@ def _scale(out: np.ndarray, beta: float) -> None:
         np.multiply(out, np.float32(beta), out=out)
 
 
-def _describe(error: BaseException, done: list[Done], turned: bool, shape: tuple[int, int]) -> None:
+def _describe(error: BaseException, done: list[Done], shape: tuple[int, int]) -> None:
     """Say what of `out` is complete."""
-    places = [(part.cols, part.rows) if turned else (part.rows, part.cols) for part in done]
+    places = [(part.rows, part.cols) for part in done]
     error.done = places  # type: ignore[attr-defined]
     most = 20
     named = [f"[{rows.start}:{rows.stop}, {cols.start}:{cols.stop}]" for rows, cols in places]
@@ -305,10 +366,11 @@ def _describe(error: BaseException, done: list[Done], turned: bool, shape: tuple
     error.add_note(f"streamed_sgemm: complete of out, which has shape {shape}: {listed or 'nothing'}")
 
 
-def host_threads() -> int:
-    """Host threads that copy at once."""
+def host_threads() -> tuple[int, int]:
+    """Host threads that copy to the device, and such that copy from it: most bytes go there."""
     able = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(MOST_THREADS, able)
+    able = min(MOST_THREADS, able)
+    return max(1, able * 3 // 4), max(1, able // 4)
 
 
 class _Printer:
