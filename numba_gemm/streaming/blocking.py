@@ -236,12 +236,9 @@ class Blocking:
         corners = {
             row * across + col for row in (0, down - 1) for col in (0, across - 1)
         }  # the others are as the first
-        return {
-            self.shape(piece)
-            for block in corners
-            for panel in range(len(self.depths))
-            for piece in self.pieces(block, panel)
-        }
+        between = {depth: panel for panel, depth in enumerate(self.depths[1:-1], 1)}  # one for all of equal depth
+        panels = {0, len(self.depths) - 1, *between.values()}
+        return {self.shape(piece) for block in corners for panel in panels for piece in self.pieces(block, panel)}
 
 
 def made(m: int, n: int, k: int, rows: int, cols: int, deepest: int) -> Blocking:

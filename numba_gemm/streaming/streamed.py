@@ -33,7 +33,7 @@ __all__ = ["blocking_of", "expected_time", "streamed_sgemm"]
 ITEM = 4
 SHARE_OF_MEMORY = 0.75  # of the device's, that a product takes at most unless told
 SHARE_OF_FREE = 0.9
-MOST_THREADS = 16
+MOST_THREADS = 8  # in either direction: more do not copy faster
 WAIT_S = 0.1
 SIMULATED_MEMORY = 1 << 30
 
@@ -367,10 +367,10 @@ def _describe(error: BaseException, done: list[Done], shape: tuple[int, int]) ->
 
 
 def host_threads() -> tuple[int, int]:
-    """Host threads that copy to the device, and such that copy from it: most bytes go there."""
+    """Host threads that copy to the device, and such that copy from it."""
     able = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    able = min(MOST_THREADS, able)
-    return max(1, able * 3 // 4), max(1, able // 4)
+    each = max(1, min(MOST_THREADS, able // 2))
+    return each, each
 
 
 class _Printer:
