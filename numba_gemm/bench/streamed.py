@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import tempfile
 import threading
@@ -39,6 +40,7 @@ __all__ = ["FILE", "HOW", "ON_DEVICE", "MemoryWatch", "main"]
 FILE, HOW = "streamed.csv", "streamed.json"
 DEFAULT_OUT = Path("results") / "local"
 ON_DEVICE = "on the device"
+ROWS = 1024  # of a result that are compared at once
 LARGEST = 0.5  # elements of A and B lie within [-LARGEST, LARGEST)
 KINDS = ("page-locked", "pageable", "memory map")
 RIGHT, WRONG, UNUSABLE = 0, 1, 2
@@ -89,55 +91,77 @@ def operands(kind: str, size: int, source: Sequence[np.ndarray]) -> Iterator[lis
         yield made
 
 
-def in_memory(size: int, precision: str, source: Sequence[np.ndarray], repeats: int) -> tuple[float, np.ndarray]:
-    """Seconds of the product on the device, the median, and its result on the host."""
-    from numba import cuda
+class InMemory:
+    """The same product of operands that lie on the device."""
 
-    from numba_gemm import tiled_sgemm
+    def __init__(self, source: Sequence[np.ndarray]) -> None:
+        from numba import cuda
 
-    a, b = (cuda.to_device(values) for values in source)
-    c = cuda.device_array((size, size), np.float32)
-    spans = []
-    for _ in range(repeats + 1):
+        self._a, self._b = (cuda.to_device(values) for values in source)
+        self._c = cuda.device_array((source[0].shape[0], source[1].shape[1]), np.float32)
+
+    def seconds(self, precision: str) -> float:
+        """How long it takes."""
+        from numba_gemm import tiled_sgemm
+
         synchronize(0)
         begin = time.perf_counter()
-        tiled_sgemm(a, b, out=c, precision=precision)
+        tiled_sgemm(self._a, self._b, out=self._c, precision=precision)
         synchronize(0)
-        spans.append(time.perf_counter() - begin)
-    return float(np.median(spans[1:])), c.copy_to_host()
+        return time.perf_counter() - begin
+
+    def largest_difference(self, other: np.ndarray) -> float:
+        """Of another result from the one of the last call; NaN if that has one."""
+        most = 0.0
+        for begin in range(0, len(other), ROWS):  # the whole of it would take as much memory again
+            mine = self._c[begin : begin + ROWS].copy_to_host()
+            most = max(most, float(np.abs(mine - other[begin : begin + ROWS]).max(initial=0.0)), key=nan_last)
+        return most
+
+
+def nan_last(value: float) -> tuple[bool, float]:
+    """What orders numbers so that NaN is the largest."""
+    return math.isnan(value), value
 
 
 def measure(
     size: int, precisions: Sequence[str], kinds: Sequence[str], limits: Sequence[int | None], repeats: int
-) -> Any:
-    """A row a streamed product, the median of some; and one a product in the device's memory."""
-    rng, device, rows = np.random.default_rng(0), current_device(), []
+) -> pd.DataFrame:
+    """A row a streamed product, the median of some; and one a product in the device's memory.
+
+    Each round times both, one after the other, so that the device is as warm for either.
+    """
+    rng, device = np.random.default_rng(0), current_device()
+    rows: list[dict[str, Any]] = []
     source = [rng.random((size, size), np.float32) - np.float32(LARGEST) for _ in range(2)]
-    flops = 2.0 * size**3
+    inside, spans_inside = InMemory(source), {precision: list[float]() for precision in precisions}
     for precision in precisions:
-        inside, expected = in_memory(size, precision, source, repeats)
-        rows.append({"precision": precision, "operands": ON_DEVICE, "seconds": inside})
-        for kind in kinds:
-            with operands(kind, size, source) as (a, b, c):
-                streamed_sgemm(a[:512], b[:, :512], precision=precision)  # kernels are loaded
+        inside.seconds(precision)  # kernels are loaded, the workspace is there
+    for kind in kinds:
+        with operands(kind, size, source) as (a, b, c):
+            for precision in precisions:
+                streamed_sgemm(a[:512], b[:, :512], precision=precision)
                 for limit in limits:
-                    blocking = blocking_of(a, b, memory_limit=limit, precision=precision)
-                    prediction = expected_time(a, b, c, memory_limit=limit, precision=precision)
+                    how: dict[str, Any] = {"memory_limit": limit, "precision": precision}
+                    blocking, prediction = blocking_of(a, b, **how), expected_time(a, b, c, **how)
                     print(f"{kind}, {precision}, limit {limit}: {prediction}", flush=True)
-                    spans = []
-                    for _ in range(repeats):
-                        c.fill(np.nan)
-                        begin = time.perf_counter()
-                        streamed_sgemm(a, b, c, memory_limit=limit, precision=precision)
-                        spans.append(time.perf_counter() - begin)
+                    c.fill(np.nan)
                     with MemoryWatch(device) as watch:
-                        streamed_sgemm(a, b, c, memory_limit=limit, precision=precision)
+                        streamed_sgemm(a, b, c, **how)
+                    pairs = []
+                    for _ in range(repeats):
+                        own = inside.seconds(precision)
+                        begin = time.perf_counter()
+                        streamed_sgemm(a, b, c, **how)
+                        pairs.append((own, time.perf_counter() - begin))
+                    spans_inside[precision] += [own for own, _ in pairs]
                     rows.append(
                         {
                             "precision": precision,
                             "operands": kind,
                             "memory_limit": limit,
-                            "seconds": float(np.median(spans)),
+                            "seconds": float(np.median([span for _, span in pairs])),
+                            "of_in_memory": float(np.median([own / span for own, span in pairs])),
                             "predicted_s": prediction.seconds,
                             "bound_by": prediction.bound_by,
                             "blocks": blocking.count,
@@ -145,16 +169,25 @@ def measure(
                             "device_bytes": blocking.device_bytes,
                             "peak_bytes": watch.most,
                             "left_bytes": watch.after,
-                            "largest_difference": float(np.abs(c - expected).max()),
+                            "largest_difference": inside.largest_difference(c),
                         }
                     )
                     print(rows[-1], flush=True)
-    frame = pd.DataFrame(rows)
+    first: list[dict[str, Any]] = [
+        {"precision": name, "operands": ON_DEVICE, "seconds": float(np.median(spans)), "of_in_memory": 1.0}
+        for name, spans in spans_inside.items()
+    ]
+    frame = pd.DataFrame(first + rows).sort_values(
+        "precision", kind="stable", key=lambda names: names.map(order_of(precisions))
+    )
     frame.insert(0, "size", size)
-    frame.insert(5, "tflops", flops / frame["seconds"] / 1e12)
-    on_device = frame[frame["operands"] == ON_DEVICE].set_index("precision")["seconds"]
-    frame.insert(6, "of_in_memory", frame["precision"].map(on_device) / frame["seconds"])
+    frame.insert(4, "tflops", 2.0 * size**3 / frame["seconds"] / 1e12)
     return frame
+
+
+def order_of(names: Sequence[str]) -> dict[str, int]:
+    """Their places."""
+    return {name: place for place, name in enumerate(names)}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -165,7 +198,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--precisions", default="ieee,bf16x6", help="default: ieee,bf16x6")
     made.add_argument("--operands", default=",".join(KINDS), help="kinds of memory (default: all)")
     made.add_argument(
-        "--limits", default="0,4,1", metavar="GB", help="limits of device memory, 0 for none (default: 0,4,1)"
+        "--limits", default="0,4", metavar="GB", help="limits of device memory, 0 for none (default: 0,4)"
     )
     made.add_argument("--repeats", type=int, default=3, metavar="N", help="default: 3")
     made.add_argument(
