@@ -8,6 +8,7 @@ import linecache
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -18,7 +19,14 @@ from numba import cuda
 from numba_gemm.device import internals, probe
 from numba_gemm.inspect import sass
 from numba_gemm.inspect import trace as tracing
-from numba_gemm.memory_lab import barriers, machine, narrow_product, product_with_transpose, strided_copy
+from numba_gemm.memory_lab import (
+    barriers,
+    machine,
+    misaligned_copy,
+    narrow_product,
+    product_with_transpose,
+    strided_copy,
+)
 from numba_gemm.memory_lab import experiment as lab
 from numba_gemm.models.traffic import Ceilings
 
@@ -28,11 +36,47 @@ V100 = {"strided": 12.8, "coalesced": 140.2, "padded": 199.4}  # the guide's tab
 H200 = Ceilings(fp32=65.1e12, dram=4.62e12, l2=9.35e12, shared=33.0e12)
 
 
+def machine_results(name):
+    """What was recorded of an experiment."""
+    return Path(__file__).parent.parent / "results" / "h200" / "memory_lab" / f"{name}.csv"
+
+
 def fails_on(claims, frame, sentence_part):
     """Whether just the claims with this in their sentence are refused."""
     return {sentence for sentence, holds in claims(frame).items() if not holds} == {
         sentence for sentence in claims(frame) if sentence_part in sentence
     }
+
+
+# --------------------------------------------------------------------------------------------------- misaligned copies
+
+
+@simulator
+@pytest.mark.parametrize(("block", "offset"), [(64, 0), (64, 1), (64, 8), (64, 31), (33, 0), (50, 3), (100, 0)])
+def test_sectors_of_small_blocks_and_offsets_are_those_of_the_kernel(block, offset):
+    idata = np.arange(8 * block + offset, dtype=np.float32)
+    found = tracing(misaligned_copy.offset_copy, 8, block, np.zeros_like(idata), idata, offset)
+    loads = found.requests[found.requests["op"] == "load"]
+    assert loads["sectors"].sum() / (8 * block) == misaligned_copy.sectors_a_float(block, offset)
+
+
+def test_sectors_of_a_misaligned_warp():
+    assert misaligned_copy.sectors_a_float(256, 0) == 1 / 8
+    assert misaligned_copy.sectors_a_float(256, 3) == 5 / 32
+    assert misaligned_copy.sectors_a_float(256, 16) == 1 / 8
+
+
+def test_claims_of_misaligned_copies_can_fail():
+    frame = pd.read_csv(machine_results("misaligned_copy"))
+    slow, fast = frame.copy(), frame.copy()
+    slow.loc[slow["offset"] == 5, "gb_s"] *= 0.7
+    assert fails_on(misaligned_copy.claims, slow, "every misaligned copy")
+    fast.loc[fast["offset"] == 5, "gb_s"] *= 1.2
+    assert fails_on(misaligned_copy.claims, fast, "no copy is faster")
+    wide = frame.copy()
+    wide.loc[wide["block"] == 33, "gb_s"] *= 4
+    assert fails_on(misaligned_copy.claims, wide, "blocks of 33")
+    assert fails_on(misaligned_copy.claims, frame.assign(sectors=4.0), "asks for five")
 
 
 # ------------------------------------------------------------------------------------------------------ strided copies

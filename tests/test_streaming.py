@@ -195,6 +195,13 @@ def test_a_slow_way_back_keeps_the_next_block_waiting():
     assert read.seconds > 1.4 * made.seconds
 
 
+def test_a_product_waits_for_the_strip_in_its_place():
+    """Product, copy, and only then the next block's product and copy."""
+    found = Blocking(512, 1024, 64, 512, 512, (64,), 512)
+    strip = 4 * 512 * 512
+    assert predict(found, Rates(lambda shape: 1.0, 1e15, 1e15, strip)).seconds == pytest.approx(4.0)
+
+
 @pytest.mark.simulator
 def test_expected_time(tiny):
     a, b = integers(40, 50), integers(50, 30)

@@ -8,15 +8,15 @@ and 33, which is one element of padding, has none again.
 
 Wider reads are served in passes, of half a warp for 64 bits and of a quarter for 128, so that without a conflict they
 take 2 and 4 wavefronts; each pass takes as many as its fullest bank has words (`numba_gemm.models.requests`, which also
-says when passes join). ``predicted_wavefronts`` counts them, a cycle each; ``predicted_us`` is the time of the same
-width at stride 1, in proportion. A block of 32 warps a multiprocessor keeps the banks busy, so that ``cycles`` a
-request, by the multiprocessor's clock, are those of the banks and not of waiting.
+says when passes join). `predicted_wavefronts` counts them, a cycle each; `predicted_us` is the time of the same width
+at stride 1, in proportion. A block of 32 warps a multiprocessor keeps the banks busy, so that `cycles` a request, by
+the multiprocessor's clock, are those of the banks and not of waiting.
 
 On an H200 every stride takes its wavefronts to 1 %, 1 to 32 cycles at any width, and so does every pattern of 32-bit
 reads. Where several lanes share a wide word, passes join, and fewer wavefronts are less time: two lanes or more to each
-word of 128 bits take 2.19 cycles and not 4, of 64 bits 1.07 and not 2. That is 10 and 7 % more than the 2 and 1
-wavefronts predicted, whether 2, 4 or all 32 lanes share; why is not explained. A word that lanes share which are not
-neighbours, every eighth, joins nothing, and saves nothing.
+word of 128 bits take about 2.2 cycles and not 4, of 64 bits about 1.07 and not 2. That is about 10 and 7 % more than
+the 2 and 1 wavefronts predicted, whether 2, 4 or all 32 lanes share; why is not explained. A word that lanes share
+which are not neighbours, every eighth, joins nothing, and saves nothing.
 
 Source: CUDA C++ Best Practices Guide, "Shared Memory and Memory Banks"; CUDA C++ Programming Guide, "Shared Memory".
 """

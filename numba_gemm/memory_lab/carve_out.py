@@ -10,14 +10,14 @@ is the L1 cache. Here the preference is an attribute of a graph's kernel nodes; 
 - "reread" has one block a multiprocessor, which reads a tile of its own over and over. Predicted is the measured
   ceiling of L1 (which has the data path of shared memory) where the tile fits into what is left for it, and that of the
   L2 cache where it does not: an L1 cache that lets go of what was read longest ago has lost each line when its turn
-  comes again. Measured, the edge is soft: of a tile that is a little too large, part stays. What fits is read at 58 to
-  80 % of the ceiling on an H200, the larger the tile, the faster: after each turn through it a warp waits once.
+  comes again. Measured, the edge is soft: of a tile that is a little too large, part stays. What fits is read at about
+  60 to 85 % of the ceiling on an H200, the larger the tile, the faster: after each turn through it a warp waits once.
 - Stages of the ladder multiply matrices. Blocks that do not find room in shared memory beside one another leave the
   multiprocessor with fewer warps to turn to: predicted is the speed without a preference, times the blocks that fit
   over those that could. It is a lower bound, since a multiprocessor that is busy with fewer warps loses nothing. Of
   `coalesced`, which has no shared memory, all blocks fit everywhere (the system takes 1 KB a block), and no loss is
-  predicted; but its blocks find rows of B in the L1 cache again, and it loses a quarter of its speed with the last of
-  it. Of `warp_tiled`, registers allow only one block, and one always fits.
+  predicted; but its blocks find rows of B in the L1 cache again, and it loses about a quarter of its speed with the
+  last of it. Of `warp_tiled`, registers allow only one block, and one always fits.
 
 Source: CUDA C++ Programming Guide, "Compute Capabilities", sections "Shared Memory"; NVIDIA Hopper Tuning Guide,
 "Unified Shared Memory/L1/Texture Cache"; CUDA C++ Best Practices Guide, "Device Memory Spaces".

@@ -23,8 +23,8 @@ only half of it counts there, and without a window a region of a quarter of the 
 
 Measured, launches under a window take up to a tenth longer than predicted, and those without one up to a fifth: the
 cache does not let go strictly by age, and a region loses some of itself before it has to. What the window is worth is
-as the guide says: where the region is nearly as large as what was set aside, the launch without it takes half as long
-again.
+as the guide says: where the region is nearly as large as what was set aside, the launch without it takes 1.4 to 1.5
+times as long.
 
 A window is at most as large as the device allows; where a region is larger, `clamped` says that it was cut.
 

@@ -1,15 +1,17 @@
 """Where data is found decides how long a read takes, more than the memory space that a kernel names.
 
 The guide orders the spaces by their latency: global, local and texture memory the greatest, then constant memory,
-shared memory, registers (column ``predicted_latency_order``, 1 the least). That is the order of the places that they
-were given: the first three lie in device memory, off the chip. On an H200, in cycles a read:
+shared memory, registers (column `predicted_latency_order`, 1 the least). That is the order of the places that they were
+given: the first three lie in device memory, off the chip. On an H200, in cycles a read, which other runs repeat to
+about 1 %:
 
 - What holds: registers, 4; shared memory, 29; a constant that the first cache has, 34. Nothing waits as long as what
-  device memory itself has to give: 696 for global memory, 734 by a texture.
+  device memory itself has to give: about 700 for global memory, 730 by a texture.
 - What does not: local and global memory that L1 holds, 35 and 39, are as near as that constant, and nearer than one
-  that the first cache does not have, 104. L1 is the same store as shared memory. What L2 holds is 279 away as local
-  memory, 287 as global memory and 326 by a texture. So three spaces that are one in the guide's order are 35 to 734
-  cycles away, and a texture is farther than global memory in each place: by 49 cycles in L1, by 38 beyond.
+  that the first cache does not have, 104. L1 is the same store as shared memory. What L2 holds is about 280 away as
+  local memory, 290 as global memory and 325 by a texture. So three spaces that are one in the guide's order are 35 to
+  more than 700 cycles away, and a texture is farther than global memory in each place: by about 50 cycles in L1, by 40
+  beyond.
 
 Latency is that of a chain of reads, each of which gives the index of the next, walked by one thread between two
 readings of the multiprocessor's clock; nanoseconds are those of the GPU's clock. The chains go once through lines of
@@ -23,9 +25,9 @@ Bandwidth is that of all multiprocessors, by bytes that lanes receive, at four b
 give three operands a multiply-add. Predicted are theoretical rates: of device memory by its clock and width; of shared
 memory and L1 128 bytes a clock and multiprocessor, of L2 64; of registers as many operands as multiply-adds take; of
 textures a texel of 16 bytes a clock for each of a multiprocessor's four texture units. All of these are reached to 6 %,
-textures to less than 1 %, but for L2: 9.4 of 16.7 TB/s, which is not explained here. A constant is one word for all
-lanes of a warp, and the cost of a request grows with the different addresses: 32 of them are predicted to take 32 times
-as long as one, and do.
+textures to less than 1 %, but for L2: about 9.4 of 16.7 TB/s, which is not explained here. A constant is one word for
+all lanes of a warp, and the cost of a request grows with the different addresses: 32 of them are predicted to take 32
+times as long as one, and do.
 
 Numba has no textures. A texture object is a number, which the driver makes and a kernel may be given, and one PTX
 instruction reads it (`numba_gemm.device.texture`).

@@ -5,8 +5,8 @@ place it touches five. By the guide that costs a fifth of the bandwidth, as it d
 memory. But the fifth sector is also the neighbouring warp's: whoever asks second finds it in L1 or L2, device memory
 moves as many bytes as before, and a copy that waits for device memory hardly slows down. Both predictions are drawn,
 from the copy at offset 0: on an H200, where that reaches little more than half of what device memory gives (a thread
-has one load under way), misaligned copies lose 4 % and not 20 %. Offsets of 8, 16 and 24 lose 3 %, though they need
-four sectors: only multiples of 32 (128 bytes) keep each warp within one line of the cache.
+has one load under way), misaligned copies lose about 4 % and not 20 %. Offsets of 8, 16 and 24 lose about 3 %, though
+they need four sectors: only multiples of 32 (128 bytes) keep each warp within one line of the cache.
 
 Blocks of a size that is no multiple of 32 misalign the warps of all blocks behind them, and leave lanes of each block's
 last warp idle. What small blocks lose beside is not counted in sectors: of blocks of 33 threads a multiprocessor holds

@@ -19,8 +19,8 @@ So the three should be as 1 to 10.6 to 15.3; on the guide's V100 they were as 1 
 
 Measured bandwidth of `strided` and `padded` stays below the prediction by what passes do not hide: the way from a
 block's loads over its barrier to its stores, in blocks of which a multiprocessor holds two. That is least of `strided`,
-which passes most. `coalesced` is faster than predicted, by 7 % on an H200, as if a store with conflicts took 24
-wavefronts and not 32; its machine code has the 64 loads and 2 stores that are counted. That is not explained.
+which passes most. `coalesced` is faster than predicted, by about 7 % on an H200, as if a store with conflicts took
+about 25 wavefronts and not 32; its machine code has the 64 loads and 2 stores that are counted. That is not explained.
 
 Source: CUDA C++ Best Practices Guide, "Shared Memory in Matrix Multiplication (C=AA^T)"; CUDA C++ Programming Guide,
 "Shared Memory", compute capability 5.x.

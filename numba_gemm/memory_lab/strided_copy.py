@@ -14,20 +14,21 @@ of these sectors.
 
 On an H200 the measured curve has three parts:
 
-- From stride 2 to 8 it is a hyperbola, 12 % above the prediction by sectors. At each of these strides 2.96 TB/s of
-  sectors pass, read and written; the prediction begins at stride 1, where only 2.63 do. That is little more than half
-  of what device memory gives in theory: a float a thread is less work than it could serve, and larger strides ask for
-  more bytes with as many instructions.
-- It goes on falling where the prediction by sectors is flat, crosses it between strides 10 and 11, and is below it by a
-  fifth at stride 16 and by nearly half at 32. That is not explained. Fetches of 64 bytes would end it at stride 16;
-  each page of device memory that is opened, and each translation of an address, serves fewer floats the farther apart
-  they are, but neither is measured here.
-- At no stride above 1 is it as low as the prediction by fetches, but 1.3 to 2 times as high. From stride 11 to 20 the
-  bytes that this counts would be more than the 4.8 TB/s that device memory gives in theory: not all of them move.
+- From stride 2 to 8 it is a hyperbola, about an eighth above the prediction by sectors. At each of these strides nearly
+  3 TB/s of sectors pass, read and written; the prediction begins at stride 1, where only about 2.6 do. That is little
+  more than half of what device memory gives in theory: a float a thread is less work than it could serve, and larger
+  strides ask for more bytes with as many instructions.
+- It goes on falling where the prediction by sectors is flat, crosses it near stride 10, and is below it by a fifth at
+  stride 16 and by nearly half at 32. That is not explained. Fetches of 64 bytes would end it at stride 16; each page of
+  device memory that is opened, and each translation of an address, serves fewer floats the farther apart they are, but
+  neither is measured here.
+- At no stride above 1 is it as low as the prediction by fetches, but about 1.3 to 2 times as high. From about stride 11
+  to 20 the bytes that this counts would be more than the 4.8 TB/s that device memory gives in theory: not all of them
+  move.
 
 No cache can help, as it does with a misaligned copy: nobody asks for the rest of a sector, before it has to leave.
 
-Source: CUDA C++ Best Practices Guide, "Strided Accesses"; CUDA Driver API, CU_LIMIT_MAX_L2_FETCH_GRANULARITY.
+Source: CUDA C++ Best Practices Guide, "Strided Accesses"; CUDA Driver API, `CU_LIMIT_MAX_L2_FETCH_GRANULARITY`.
 """
 
 from __future__ import annotations

@@ -3,49 +3,52 @@
 Copies. A copy is predicted to take as long as its smallest kind, of 4 KB here, and in addition its bytes divided by the
 bandwidth of what they move through. Between page-locked memory and the device that is the link: transfers per second
 and lane, times lanes, times the part of the bits that its encoding leaves for data (16 lanes of PCIe 5.0: 63 GB/s). The
-headers of packets are not in it. On an H200 copies of 4 MB and more take 6 to 15 % longer than predicted, and the
-largest move 54 to 55 GB/s, either way. One of 64 KB takes no longer than one of 4 KB; below 1 MB measured and predicted
-part by up to a quarter, in either sense. Memory that was registered is copied as fast as memory that was allocated
-page-locked. So is write-combined memory to the device; the other way is not measured.
+headers of packets are not in it. On an H200 copies of 4 MB and more take about 9 to 15 % longer than predicted, and the
+largest move about 55 GB/s, either way. One of 64 KB takes hardly longer than one of 4 KB; below 1 MB copies take from a
+fifth less than predicted to two fifths more. Memory that was registered is copied as fast as memory that was allocated
+page-locked. So is write-combined memory to the device, from 1 MB on; the other way is not measured.
 
 Pageable memory the driver cannot hand to the copy engine: it copies through page-locked memory of its own, and is
 predicted to move as fast as one thread of this host copies as many bytes, or as the link, whichever is slower. That is
-right to a factor of two only. Of 1 MB, which NumPy copies at 33 GB/s as if in the host's cache, the driver moves 9 to
-12 GB/s and takes twice the predicted time. Of 64 MB to the host it moves 14.5 GB/s and takes half, since the host
-copied just these at no more than 7. Of 256 MB it takes a quarter longer than predicted to the device, and a fifth less
-to the host. Why the two directions differ is not explained.
+right to a factor of little more than two only. Of 1 MB, which NumPy copies at about 35 GB/s as if in the host's cache,
+the driver moves about 11 GB/s and takes twice the predicted time. Of 64 MB to the host it moves about 16 GB/s and takes
+two fifths to half of it, since the host copied just these at no more than 7. Of 256 MB it takes about a fifth longer
+than predicted to the device, and a fifth to two fifths less to the host. Why the two directions differ is not
+explained.
 
 On the device a copy reads and writes, and both count: 3.9 TB/s of 4.8 in theory at 256 MB, 10 % longer than predicted.
-Copies of 4 and 16 MB, which fit the L2 cache, take a seventh less than predicted.
+Copies of 4 and 16 MB, which fit the L2 cache, take a seventh to a fifth less than predicted.
 
-Page-locking. It is predicted to cost time by the byte, as for the largest size here: of 256 MB registering takes 6 ms
-and unregistering 4, allocating page-locked memory 99 and freeing it 24. At 64 MB that is right to an eighth. Less costs
-more a byte, as if each call had a price of its own: of 1 MB, registering and unregistering take 6 times what is
-predicted, allocating and freeing 2.5 to 3 times. The first touch of new memory takes 43 ms for 256 MB, but up to 16 MB
-a seventh to a half of what that predicts. It is as if few of the rounds touched new pages; the C library may hand out
-again what it was given back.
+Page-locking. It is predicted to cost time by the byte, as for the largest size here: of 256 MB registering takes about
+7 ms and unregistering 5, allocating page-locked memory about 110 and freeing it 35. At 64 MB that is right to a fifth,
+for freeing to two fifths. Registering less costs more a byte, as if each call had a price of its own: of 1 MB,
+registering and unregistering take 4 to 6 times what is predicted, of 4 MB 1.5 to 2 times. Allocating and freeing do not
+follow that: they take nearly twice what is predicted of 1 MB, but only two thirds of 4 MB. The first touch of new
+memory takes about 60 ms for 256 MB, but up to 16 MB a tenth to a third of what that predicts. It is as if few of the
+rounds touched new pages; the C library may hand out again what it was given back.
 
 Registering pays after as many copies as it, and unregistering, takes times what each copy gains, predicted from the
-predicted times. From 64 MB on it pays with the first copy or the second, at 1 MB after 3 or 4. Memory that is
-allocated page-locked has its first touch included, which other memory needs too; so only what goes beyond that counts
-against it: it pays after 2 to 11 copies of 4 MB and more, and after 14 to 20 of 1 MB. What pinning takes away from the
-rest of the system does not show here.
+predicted times. From 4 MB on it pays with the first copy or the second, at 1 MB after about 4. Memory that is allocated
+page-locked has its first touch included, which other memory needs too; so only what goes beyond that counts against it:
+it pays after 2 to 11 copies of 4 MB and more, and after about 15 of 1 MB. What pinning takes away from the rest of the
+system does not show here.
 
-Packing. Many small copies are predicted to take a latency each. From page-locked memory they take a quarter to a third
-of that, 3 to 4 µs each where one alone takes 10 to 12: latency is not throughput, and calls overlap. So they do from
-pageable memory up to 16 KB; at 64 KB they take 0.7 of what is predicted. Packed into one page-locked buffer they are
-predicted to take the host's copy, one latency and the link's time, and reading and writing device memory for unpacking.
-That leaves out the launch, and the call of NumPy's: 1000 pieces of 1 KB take 140 µs longer than predicted. At 64 KB
-they take half as long again, of which most is the host's copy: by its measured rate for 64 MB, 7 GB/s, and not that for
-256 MB, 10.2 of the measured 11.3 ms would be predicted. Packing gains a factor of 11 at 1 KB, of 5 at 4 KB, and 1.7 at
-16 KB. At 64 KB it loses: one by one from page-locked memory the pieces take a third of the time, since the link is
-faster than the host can pack. Only pieces in pageable memory are still better packed, by a quarter.
+Packing. Many small copies are predicted to take a latency each. From page-locked memory they take a third to a half of
+that, about 3 to 4 µs each where one alone takes 9 to 11: latency is not throughput, and calls overlap. From pageable
+memory they take a fifth to a quarter up to 16 KB; at 64 KB they take about four fifths of what is predicted. Packed
+into one page-locked buffer they are predicted to take the host's copy, one latency and the link's time, and reading and
+writing device memory for unpacking. That leaves out the launch, and the call of NumPy's: 1000 pieces of 1 KB take about
+0.4 ms where 0.12 are predicted. At 64 KB they take nearly twice as long as predicted, of which half is the host's copy:
+by its measured rate for 64 MB, 7 GB/s, and not that for 256 MB, 10.6 of the measured 13.6 ms would be predicted.
+Packing gains a factor of about 11 at 1 KB, of 5 at 4 KB, and of nearly 2 at 16 KB. At 64 KB it loses: one by one from
+page-locked memory the pieces take less than a third of the time, since the link is faster than the host can pack. Only
+pieces in pageable memory are still better packed, by a quarter.
 
 Chains. What is kept on the device is copied once each way, however many kernels work on it; with a round trip after
-each step both copies count for every step: 16 steps on 64 MB take 40 ms and not 3.4. Kernels are predicted by device
-memory's theoretical bandwidth, 28 µs a step. They take 50 to 60: a kernel that moves one float a thread reaches little
-more than half of that bandwidth (as in `strided_copy`, at stride 1). Round trips take 15 % longer than predicted, as
-large copies do.
+each step both copies count for every step: 16 steps on 64 MB take about 40 ms and not 3.3. Kernels are predicted by
+device memory's theoretical bandwidth, 28 µs a step. They take about 50: a kernel that moves one float a thread reaches
+little more than half of that bandwidth (as in `strided_copy`, at stride 1). Round trips take about 15 % longer than
+predicted, as large copies do.
 
 Source: CUDA C++ Best Practices Guide, "Data Transfer Between Host and Device" and "Pinned Memory"; CUDA Driver API,
 "API synchronization behavior"; for the link's rates and encodings, the PCI Express Base Specifications 1.0 to 6.0; for

@@ -3,7 +3,7 @@
 Every kind of memory is asked for what the driver knows of its address: its type, its device, the pointers by which host
 and device reach it, its extent. Of host memory, the device pointer is compared with the host's. By the guide they are
 equal for page-locked memory that was allocated as such, and differ for memory that was registered later; that is
-`predicted_equal_by_guide`. The device attribute CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM says for the device at hand
+`predicted_equal_by_guide`. The device attribute `CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM` says for the device at hand
 whether registered memory may be used by its host pointer; that is `predicted_equal`. On an H200 the attribute is 1, and
 the two pointers of registered memory are equal: there the guide's sentence is out of date. (Of pageable memory the
 driver knows nothing, and there is no device pointer.) A kernel then writes through each device pointer, and the host
@@ -17,13 +17,13 @@ the second:
 - "staged": to page-locked host memory, and from there on, in series.
 
 Predicted for "staged" is the time of the two copies over PCIe, which are measured alone, "to host" and "from host":
-whatever a direct way reaches beyond half a link's bandwidth, host memory cannot give. Between two H200s it is 27.6
-GB/s, as predicted. For "peer" the prediction is what the NVLinks of a device carry in one direction, as many as are
-active, by NVIDIA's figures for their version; there is none without such links, or where NVML does not tell. Measured
-are 391 GB/s of 450, 14 times what staging gives; what packets need beside their data is not predicted. For "not
-enabled" there is no prediction: the driver is free to stage, or to go the direct way itself. It reaches 38 GB/s: more
-than copies in series, and less than either of them alone. It is as if the driver staged in pieces, one of which is on
-its way in while another is on its way out.
+whatever a direct way reaches beyond half a link's bandwidth, host memory cannot give. Between two H200s it is about
+27.6 GB/s, as predicted. For "peer" the prediction is what the NVLinks of a device carry in one direction, as many as
+are active, by NVIDIA's figures for their version; there is none without such links, or where NVML does not tell.
+Measured are about 390 GB/s of 450, 14 times what staging gives; what packets need beside their data is not predicted.
+For "not enabled" there is no prediction: the driver is free to stage, or to go the direct way itself. It reaches about
+38 GB/s: more than copies in series, and less than either of them alone. It is as if the driver staged in pieces, one of
+which is on its way in while another is on its way out.
 
 With one device, a row says that there is none to copy to.
 

@@ -17,16 +17,16 @@ sector for each that a warp touches, since the other floats of a sector are read
 more: up to eight times the array. What passes move in device memory is added, at its measured ceiling, except where it
 goes on while the bus is the slower one.
 
-On an H200 a copy engine moves 54.8 GB/s, and passes over mapped memory 48 to 50: one takes 14 % longer than the copy
-alone, and 8 % longer than copying first and computing then. So mapping gains nothing here even if all is read but once,
-and eight passes take more than six times as long as on a copy. A cache by hand takes 4 to 5 % longer than a copy
-beforehand; its first pass, which also writes, takes 4 % less than that of "mapped", and why is not explained. Passes in
-device memory take 0.115 ms on average and not the predicted 0.087: a float a thread does not reach the ceiling.
+On an H200 a copy engine moves about 55 GB/s, and passes over mapped memory about 50: one takes more than a tenth longer
+than the copy alone, and 5 to 8 % longer than copying first and computing then. So mapping gains nothing here even if
+all is read but once, and eight passes take about six times as long as on a copy. A cache by hand takes about 4 to 5 %
+longer than a copy beforehand; its first pass, which also writes, takes no longer than that of "mapped". Passes in
+device memory take about 0.12 ms on average and not the predicted 0.087: a float a thread does not reach the ceiling.
 
-Strides of 2, 4 and 8 take as many transfers, as predicted, and 7 to 9 % more, like all that is mapped. With them a warp
-asks for all four sectors of each line of 128 bytes that it touches. A stride of 32 asks for as many sectors as one of
-8, but for one of each line, and takes 52 ms where 19.6 are predicted: 21 GB/s of sectors cross the bus. It is as if
-there were a request for each line, and their number were what limits; that is not measured.
+Strides of 2, 4 and 8 take as many transfers, as predicted, and about 9 % more, like all that is mapped. With them a
+warp asks for all four sectors of each line of 128 bytes that it touches. A stride of 32 asks for as many sectors as one
+of 8, but for one of each line, and takes about 51 ms where 19.5 are predicted: 21 GB/s of sectors cross the bus. It is
+as if there were a request for each line, and their number were what limits; that is not measured.
 
 On a device with memory in common with the host (`integrated`), nothing crosses a bus; an H200 is none.
 
