@@ -2,8 +2,7 @@
 
 The guide orders the spaces by their latency: global, local and texture memory the greatest, then constant memory,
 shared memory, registers (column `predicted_latency_order`, 1 the least). That is the order of the places that they were
-given: the first three lie in device memory, off the chip. On an H200, in cycles a read, which other runs repeat to
-about 1 %:
+given: the first three lie in device memory, off the chip. On an H200, in cycles a read:
 
 - What holds: registers, 4; shared memory, 29; a constant that the first cache has, 34. Nothing waits as long as what
   device memory itself has to give: about 700 for global memory, 730 by a texture.

@@ -4,11 +4,11 @@ C = A B, where A has 32 columns and B 32 rows. A block of 32 x 32 threads owns a
 kernels: each thread reads its row of A and its column of B from global memory; the tile of A goes through shared
 memory; both tiles do. Of global memory a warp asks
 
-| kernel    | sectors of 32 bytes                                       | requests |
-|-----------|-----------------------------------------------------------|----------|
-| simple    | 32 x (1 of A, of which one float is used, and 4 of B)     | 64 loads |
-| shared_a  | 4 of A, 32 x 4 of B                                       | 33 loads |
-| shared_ab | 4 of A, 4 of B                                            | 2 loads  |
+| kernel      | sectors of 32 bytes                                       | requests |
+|-------------|-----------------------------------------------------------|----------|
+| `simple`    | 32 x (1 of A, of which one float is used, and 4 of B)     | 64 loads |
+| `shared_a`  | 4 of A, 32 x 4 of B                                       | 33 loads |
+| `shared_ab` | 4 of A, 4 of B                                            | 2 loads  |
 
 and each stores 4 sectors of C.
 
@@ -28,18 +28,18 @@ a warp: shared memory takes no fewer passes than an L1 cache that hits. With `pr
 and every sector comes from L2. Both count C's way to device memory and the multiply-adds; the slowest decides.
 
 So what both tiles gain in shared memory is not fewer bytes, but that it cannot miss. On an H200 all kernels lie between
-their bounds, or below the one bound by 4 %:
+their bounds, or below the one bound by about 4 %:
 
-| kernel    | effective GB/s | by misses, by hits | of hits |
-|-----------|----------------|--------------------|---------|
-| simple    | 410            | 230, 511           | 80 %    |
-| shared_a  | 377            | 277, 496           | 76 %    |
-| shared_ab | 463            | 482, 482           | 96 %    |
+| kernel      | effective GB/s | by misses, by hits | of hits |
+|-------------|----------------|--------------------|---------|
+| `simple`    | 410            | 230, 511           | 80 %    |
+| `shared_a`  | 377            | 277, 496           | 76 %    |
+| `shared_ab` | 463            | 482, 482           | 96 %    |
 
-The order is not the guide's. The tile of A alone is 8 % slower than none, where the guide gains 20 %; both tiles gain
-13 %, and not 63. Passes foresee a part of the first: the tile saves none, since each load of A becomes one of shared
-memory, and costs two more, 3 %. The two kernels that read B through L1 all along are 20 and 24 % below their hits, and
-`shared_ab` is not. Misses would do that; how many there are is not measured.
+The order is not the guide's. The tile of A alone is about 8 % slower than none, where the guide gains 20 %; both tiles
+gain about 13 %, and not 63. Passes foresee a part of the first: the tile saves none, since each load of A becomes one
+of shared memory, and costs two more, 3 %. The two kernels that read B through L1 all along are about 20 and 24 % below
+their hits, and `shared_ab` is not. Misses would do that; how many there are is not measured.
 
 Source: CUDA C++ Best Practices Guide, "Shared Memory in Matrix Multiplication (C=AB)" and "Effective Bandwidth
 Calculation"; CUDA C++ Programming Guide, "Thread Hierarchy".

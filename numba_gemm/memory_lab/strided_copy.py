@@ -7,10 +7,10 @@ bandwidth is that of stride 1 times the sectors that stride 1 takes over those t
 is flat from stride 8 on.
 
 A second prediction supposes that device memory moves more than the sectors that are asked for. L2 may fetch more than a
-sector at once (`fetch_bytes`, the driver's limit, a hint): with 64 bytes, neighbours share fetches until stride 16, not
-8. And a stride above 1 writes parts of sectors, the rest of which might have to be read before they can be written
-back. It counts the bytes of the fetches that the loads touch, of those that complete the sectors written in part, and
-of these sectors.
+sector at once (`fetch_bytes`, the driver's limit, a hint): with 64 bytes, neighbours share fetches until stride 16, and
+not only until 8. And a stride above 1 writes parts of sectors, the rest of which might have to be read before they can
+be written back. It counts the bytes of the fetches that the loads touch, of those that complete the sectors written in
+part, and of these sectors.
 
 On an H200 the measured curve has three parts:
 

@@ -38,11 +38,11 @@ that, about 3 to 4 µs each where one alone takes 9 to 11: latency is not throug
 memory they take a fifth to a quarter up to 16 KB; at 64 KB they take about four fifths of what is predicted. Packed
 into one page-locked buffer they are predicted to take the host's copy, one latency and the link's time, and reading and
 writing device memory for unpacking. That leaves out the launch, and the call of NumPy's: 1000 pieces of 1 KB take about
-0.4 ms where 0.12 are predicted. At 64 KB they take nearly twice as long as predicted, of which half is the host's copy:
-by its measured rate for 64 MB, 7 GB/s, and not that for 256 MB, 10.6 of the measured 13.6 ms would be predicted.
-Packing gains a factor of about 11 at 1 KB, of 5 at 4 KB, and of nearly 2 at 16 KB. At 64 KB it loses: one by one from
-page-locked memory the pieces take less than a third of the time, since the link is faster than the host can pack. Only
-pieces in pageable memory are still better packed, by a quarter.
+0.4 ms where 0.12 are predicted. At 64 KB they take nearly twice as long as predicted, and half of the excess is the
+host's copy: by its measured rate for 64 MB, 7 GB/s, and not that for 256 MB, 10.6 of the measured 13.6 ms would be
+predicted. Packing gains a factor of about 11 at 1 KB, of 5 at 4 KB, and of nearly 2 at 16 KB. At 64 KB it loses: one by
+one from page-locked memory the pieces take less than a third of the time, since the link is faster than the host can
+pack. Only pieces in pageable memory are still better packed, by a quarter.
 
 Chains. What is kept on the device is copied once each way, however many kernels work on it; with a round trip after
 each step both copies count for every step: 16 steps on 64 MB take about 40 ms and not 3.3. Kernels are predicted by

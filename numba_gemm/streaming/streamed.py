@@ -163,21 +163,24 @@ def _supervised(work: Callable[[Stop], None]) -> None:
             ended.set()
 
     threading.Thread(target=guarded, name="streamed_sgemm").start()
+    interrupt: BaseException | None = None
     while True:
         try:
+            if interrupt is not None:
+                stop(interrupt)  # again, if that was interrupted too
+                interrupt = None
             # Not Thread.join: before Python 3.13, one that is interrupted says that the thread has ended. And not for
             # ever: that could not be interrupted on all systems.
-            while not ended.wait(WAIT_S):
-                pass
-            break
-        except BaseException as interrupt:
-            stop(interrupt)
+            if ended.wait(WAIT_S):
+                break
+        except BaseException as raised:
+            interrupt = raised
     if failures:
-        error = failures.pop()
+        failure = failures.pop()
         try:
-            raise error
+            raise failure
         finally:
-            del error  # it refers to this frame
+            del failure  # it refers to this frame
     stop.check()  # an interrupt that came too late to end anything
 
 
