@@ -439,6 +439,67 @@ def test_an_interrupt_does_not_wait_for_a_panel(by_numpy, monkeypatch):
 
 
 @pytest.mark.simulator
+@pytest.mark.parametrize("call", ["expected_time", "progress"])
+def test_an_interrupt_while_rates_are_measured(tiny, by_numpy, monkeypatch, call):
+    original = rates.bring_in
+
+    def bring_in(*arguments):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.3)
+        return original(*arguments)
+
+    monkeypatch.setattr(rates, "bring_in", bring_in)
+    a, b = integers(29, 40), integers(40, 37)
+    calls = {
+        "progress": lambda: streamed_sgemm(a, b, progress=True),
+        "expected_time": lambda: streaming.expected_time(a, b),
+    }
+    with pytest.raises(KeyboardInterrupt):
+        calls[call]()
+    assert not threads_of_runs()
+
+
+@pytest.mark.simulator
+def test_an_interrupt_as_soon_as_work_begins():
+    """Whether the thread has begun or not: nothing goes on when the call has ended."""
+    from numba_gemm.streaming.streamed import _supervised
+
+    under_way = []
+
+    def work(stop):
+        under_way.append(1)
+        os.kill(os.getpid(), signal.SIGINT)
+        while not stop.event.is_set():
+            time.sleep(0.001)
+        under_way.clear()
+        raise host.Stopped
+
+    for _ in range(50):
+        with pytest.raises(KeyboardInterrupt):
+            _supervised(work)
+        assert not under_way
+
+
+@pytest.mark.simulator
+def test_a_thread_that_cannot_be_started(monkeypatch):
+    def fails(*arguments):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(_thread, "start_new_thread", fails)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        streamed_sgemm(integers(3, 4), integers(4, 5))
+
+
+@pytest.mark.simulator
+def test_another_file_of_the_same_name_is_left_alone(tmp_path):
+    out = np.memmap(tmp_path / "c", np.float32, "w+", shape=(512, 1024))
+    (tmp_path / "other").write_bytes(b"other")
+    os.replace(tmp_path / "other", tmp_path / "c")
+    host.reserve_file(out)
+    assert (tmp_path / "c").read_bytes() == b"other"
+
+
+@pytest.mark.simulator
 def test_a_failed_product_is_not_kept(tiny, by_numpy):
     """What was raised does not keep the operands alive once it is forgotten."""
     a, b = integers(29, 40), integers(40, 37)

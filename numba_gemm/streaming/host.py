@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ import numpy as np
 from .blocking import Part, divided
 from .queues import Device, Mark, Queue
 
-__all__ = ["HostMatrix", "Ring", "Stopped", "copying_threads", "mapped_file", "reserve_file"]
+__all__ = ["Flag", "HostMatrix", "Ring", "Stopped", "copying_threads", "mapped_file", "reserve_file"]
 
 ITEM = 4
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -79,6 +78,21 @@ class Stopped(Exception):
     """Another thread has failed, or the caller was interrupted."""
 
 
+class Flag:
+    """Set once, by any thread; without a lock, which an interrupted thread might leave locked."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        """Whether it is."""
+        return self._is_set
+
+    def set(self) -> None:
+        """Set it."""
+        self._is_set = True
+
+
 @contextmanager
 def copying_threads(device: Device, count: int, name: str) -> Iterator[ThreadPoolExecutor]:
     """Threads that may use a device; at the end, what they have not begun is dropped."""
@@ -115,13 +129,11 @@ class Ring:
         The threads.
     count, elements : int
         Buffers, and how large each is.
-    stop : threading.Event
+    stop : Flag
         Ends copies: they raise `Stopped`.
     """
 
-    def __init__(
-        self, device: Device, pool: ThreadPoolExecutor, count: int, elements: int, stop: threading.Event
-    ) -> None:
+    def __init__(self, device: Device, pool: ThreadPoolExecutor, count: int, elements: int, stop: Flag) -> None:
         self._device, self._pool, self._count, self._elements, self._stop = device, pool, count, elements, stop
         self._buffers: list[Buffer] = []
         self._next = 0
@@ -227,6 +239,8 @@ def reserve_file(array: np.ndarray) -> None:
     path, begin, size = found
     try:
         with path.open("r+b") as file:
+            if os.fstat(file.fileno()).st_size < begin + size:
+                return  # another file that has the name now
             os.posix_fallocate(file.fileno(), begin, size)
     except OSError as error:
         if error.errno not in NO_ROOM:

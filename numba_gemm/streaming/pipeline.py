@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from .blocking import Blocking, Part, Piece
-from .host import HostMatrix, Ring, Stopped, copying_threads
+from .host import Flag, HostMatrix, Ring, Stopped, copying_threads
 from .products import Products
 from .queues import Device, Mark, Queue
 
@@ -61,7 +61,7 @@ class Done:
 
 
 @contextmanager
-def ring_of(device: Device, threads: int, name: str, stop: threading.Event) -> Iterator[Ring]:
+def ring_of(device: Device, threads: int, name: str, stop: Flag) -> Iterator[Ring]:
     """Threads, and buffers for them: each has one, and some are copied to or from the device meanwhile."""
     with copying_threads(device, threads, name) as pool:
         yield Ring(device, pool, threads + BUFFERS_COPIED, BUFFER_ELEMENTS, stop)
@@ -88,7 +88,7 @@ class Stop:
     """What ends a run before its time: the first error, or interrupt, of any thread."""
 
     def __init__(self) -> None:
-        self.event = threading.Event()
+        self.event = Flag()
         self._lock = threading.Lock()
         self._error: BaseException | None = None
         self._then: Callable[[], object] | None = None

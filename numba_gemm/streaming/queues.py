@@ -318,6 +318,7 @@ class SimulatedQueue:
             raise self._error
 
     def record(self, again: Any = None) -> SimulatedMark:
+        assert again is None or again.event.is_set(), "a mark is used again while somebody may wait for it"
         self.check()
         mark = SimulatedMark(self)
         self._work.put(mark.event.set)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .blocking import Part, divided
-from .host import HostMatrix
+from .host import Flag, HostMatrix
 from .pipeline import bring_in, ring_of, take_out
 from .prediction import Rates
 from .products import Products
@@ -32,7 +31,7 @@ def measured_rates(
     c: HostMatrix,
     products: Products,
     threads: tuple[int, int],
-    stop: threading.Event,
+    stop: Flag,
 ) -> Rates:
     """Copy some of A and B to the device, and some of it back.
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import _thread
 import operator
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from ..driver import device_scope, failure
 from ..split_products import IEEE
 from . import blocking as dividing
 from .blocking import Blocking
-from .host import HostMatrix, reserve_file
+from .host import HostMatrix, Stopped, reserve_file
 from .pipeline import Done, Run, Stop
 from .prediction import Prediction, predict
 from .products import Products
@@ -106,8 +107,9 @@ def streamed_sgemm(
     thus to be given where the same bits are wanted whatever else the device holds.
 
     An error, or an interrupt, on the way waits for the copies and products that are enqueued (those of two panels at
-    most), frees all device memory, and is raised with a note that says which rows and columns of `out` are complete;
-    they are in its attribute ``done``, too, a list of pairs of slices. `a` and `b` are only read.
+    most), and for a kernel that is being compiled or a `progress` that is being told. It frees all device memory, and
+    is raised with a note that says which rows and columns of `out` are complete; they are in its attribute ``done``,
+    too, a list of pairs of slices. `a` and `b` are only read.
     """
     wanted = _checked(a, b, out, alpha, beta, precision, device)
     memory_limit = _checked_limit(memory_limit)
@@ -149,39 +151,53 @@ def streamed_sgemm(
 def _supervised(work: Callable[[Stop], None]) -> None:
     """Do work on a thread of its own, which an interrupt of this one does not reach: it ends it in an orderly way.
 
-    An interrupt may come between any two steps of Python, such as an allocation and the note of it, and is raised in
-    the main thread alone.
+    An interrupt may come between any two steps of Python, such as an allocation and the note of it, or a lock and its
+    release, and is raised in the main thread alone. So this thread takes no lock of Python's: what it waits on, and
+    starts threads by, is written in C.
     """
-    stop, ended, failures = Stop(), threading.Event(), list[BaseException]()
+    stop, over = Stop(), SimpleQueue[None]()
+    begun, ended, failures = list[bool](), list[bool](), list[BaseException]()
 
     def guarded() -> None:
+        begun.append(True)
         try:
-            work(stop)
+            if not stop.event.is_set():
+                work(stop)
+        except Stopped:
+            pass  # by what has come
         except BaseException as error:
             failures.append(error)
         finally:
-            ended.set()
+            ended.append(True)
+            over.put(None)
 
-    threading.Thread(target=guarded, name="streamed_sgemm").start()
-    interrupt: BaseException | None = None
-    while True:
+    def is_over() -> bool:
+        return bool(ended) or (stop.event.is_set() and not begun)
+
+    came: BaseException | None = None
+    started = told = False
+    while not is_over():
         try:
-            if interrupt is not None:
-                stop(interrupt)  # again, if that was interrupted too
-                interrupt = None
-            # Not Thread.join: before Python 3.13, one that is interrupted says that the thread has ended. And not for
-            # ever: that could not be interrupted on all systems.
-            if ended.wait(WAIT_S):
-                break
+            if not started:
+                started = True
+                _thread.start_new_thread(guarded, ())
+            while not is_over():
+                if came is not None and not told:
+                    try:
+                        _thread.start_new_thread(stop, (came,))
+                    except RuntimeError:  # there are too many threads
+                        stop(came)
+                    told = True
+                with suppress(Empty):
+                    over.get(timeout=WAIT_S)  # not for ever: that could not be interrupted on all systems
         except BaseException as raised:
-            interrupt = raised
-    if failures:
-        failure = failures.pop()
+            came = raised if came is None else came
+    failure = failures.pop() if failures else came
+    if failure is not None:
         try:
             raise failure
         finally:
-            del failure  # it refers to this frame
-    stop.check()  # an interrupt that came too late to end anything
+            del failure, came  # they refer to this frame
 
 
 def expected_time(
