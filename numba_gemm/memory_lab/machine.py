@@ -36,9 +36,8 @@ def enqueue(kernel: Any, grid: Extent, block: Extent, *args: Any) -> Call:
 
     def launch(stream: int) -> None:
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", message="Grid size"
-            )  # that a small grid wastes the GPU: some are meant to
+            # That a small grid wastes the GPU, which some are meant to.
+            warnings.filterwarnings("ignore", message="Grid size")
             kernel[grid, block, cuda.external_stream(stream)](*args)
 
     return launch

@@ -21,10 +21,11 @@ from itertools import accumulate
 from math import ceil
 from typing import NamedTuple
 
+from ..models.roofline import FLOAT32_BYTES as ITEM
+from ..workspace import ALIGNMENT
+
 __all__ = ["Blocking", "Part", "Piece", "Shape", "choose", "divided", "smallest"]
 
-ITEM = 4
-ALIGNMENT = 256
 GRANULARITY = 2 << 20  # what the driver rounds an allocation up to
 SLOTS = 2  # panels of A, and of B, that are on the device at once
 DEEPEST, THINNEST = 8192, 64  # elements along k of a panel

@@ -16,12 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from .blocking import Part, divided
+from .blocking import ITEM, Part, divided
 from .queues import Device, Mark, Queue
 
 __all__ = ["Flag", "HostMatrix", "Ring", "Stopped", "copying_threads", "mapped_file", "reserve_file"]
 
-ITEM = 4
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -30,8 +29,8 @@ class HostMatrix:
 
     Attributes
     ----------
-    array : ndarray
-        As the caller knows it.
+    lying : ndarray
+        The array, or its transpose if it lies by columns: the second axis is contiguous, if any is.
     by_columns : bool
         Whether its columns are contiguous and its rows are not; the device then has it by columns.
     direct : bool
@@ -39,9 +38,7 @@ class HostMatrix:
     """
 
     def __init__(self, array: np.ndarray, device: Device) -> None:
-        self.array = array
         self.by_columns = self.lies_by_columns(array)
-        # Of the array as it lies: its second axis is contiguous, if any is.
         self.lying = array.T if self.by_columns else array
         rows, cols = self.lying.shape
         down, across = self.lying.strides

@@ -32,7 +32,6 @@ from .queues import Device, Mark, Queue
 
 __all__ = ["AHEAD", "Done", "Run", "Stop", "bring_in", "ring_of", "take_out"]
 
-ITEM = 4
 AHEAD = 2  # panels whose products are enqueued and not done: what an interrupt has to wait for
 BUFFER_ELEMENTS = 1 << 20  # of a page-locked buffer: 4 MiB, whose allocation takes two milliseconds
 BUFFERS_COPIED = 4

@@ -13,11 +13,9 @@ from ..launch import Matrix
 from ..select import Choice, Problem
 from ..tensor_core import Mode
 from ..workspace import Workspace
-from .blocking import Shape
+from .blocking import ITEM, Shape
 
 __all__ = ["Products"]
-
-ITEM = 4
 
 
 class Products:

@@ -22,11 +22,10 @@ from .. import workspace as workspaces
 from ..device.switch import SIMULATOR
 from ..driver import call, device_scope, failure, primary_context, relaxed_capture
 from ..workspace import Workspace
-from .blocking import Part
+from .blocking import ITEM, Part
 
 __all__ = ["Device", "Mark", "Queue", "open_device"]
 
-ITEM = 4
 MAX_PITCH = (1 << 31) - 1  # bytes between rows that a copy of a matrix takes
 
 
@@ -49,10 +48,10 @@ class Queue(Protocol):
         """Let the queue wait for a mark of another one."""
 
     def to_device(self, target: Any, source: np.ndarray) -> None:
-        """Copy a matrix whose rows are contiguous, from page-locked memory, to a dense one on the device."""
+        """Copy a matrix whose rows are contiguous, from page-locked memory, to one on the device."""
 
     def to_host(self, target: np.ndarray, source: Any) -> None:
-        """Copy a dense matrix on the device to page-locked memory; the rows of the target are contiguous."""
+        """Copy a matrix on the device to page-locked memory; the rows of the target are contiguous."""
 
     def run(self, work: Callable[[int], None]) -> None:
         """Do what enqueues kernels on the stream that it is given."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .blocking import Part, divided
+from .blocking import ITEM, Part, divided
 from .host import Flag, HostMatrix
 from .pipeline import bring_in, ring_of, take_out
 from .prediction import Rates
@@ -17,7 +17,6 @@ from .queues import Device, Queue
 
 __all__ = ["measured_rates"]
 
-ITEM = 4
 SAMPLE = 64 << 20  # elements, 256 MB, of each matrix; of C, of another array of its kind
 WIDTH = 8192  # elements of a row that are copied together, as of a panel of A
 

@@ -31,7 +31,6 @@ from .rates import measured_rates
 
 __all__ = ["blocking_of", "expected_time", "streamed_sgemm"]
 
-ITEM = 4
 SHARE_OF_MEMORY = 0.75  # of the device's, that a product takes at most unless told
 SHARE_OF_FREE = 0.9
 MOST_THREADS = 8  # in either direction: more do not copy faster
