@@ -22,7 +22,18 @@ from .fingerprint import fingerprint
 from .ladder.stage import ONE, Batch
 from .launch import MAX_K, PLAIN, Extra, Matrix, device_properties
 from .models.roofline import FLOAT32_BYTES
-from .tensor_core import MODES, Mode, TensorForm, TensorStage, WarpgroupConfig, direct, persistent, split, warp_mma
+from .tensor_core import (
+    MODES,
+    SHORT_SUMS,
+    Mode,
+    TensorForm,
+    TensorStage,
+    WarpgroupConfig,
+    direct,
+    persistent,
+    split,
+    warp_mma,
+)
 from .tensor_core.stage import BATCH_STEPS, ROW_WORDS, SPLIT_ROWS, TensorConfig, fastest, split_shape
 from .workspace import ALIGNMENT, Workspace
 
@@ -56,6 +67,7 @@ KNOWN = (*PRECISIONS, FP32_AUTO)
 # elements and is no thinner.
 AUTO_MODE = "bf16x6"
 AUTO_K, AUTO_TERMS, AUTO_ELEMENTS, AUTO_EXTENT = 256, 1 << 27, 1 << 18, 256
+AUTO_SHORT_TERMS = 1 << 29  # where sums are short
 
 STAGES = (persistent.STAGE, warp_mma.STAGE)  # the first that a GPU can run is run
 OVERLAPPING = (9, 0)  # the compute capability from which on a kernel can let the next one start before it has ended
@@ -70,6 +82,7 @@ RATES: dict[str, dict[tuple[int, int], float]] = {
 # TFLOP/s of an H200 at 16384 cubed, splitting included.
 SPEEDS = {"tf32x3": 107.0, "bf16x6": 108.0, "bf16x9": 80.0, "fp16x3": 212.0, "tf32": 351.0, "bf16": 669.0}
 H200_MULTIPROCESSORS = 132
+LONG_SUM = 1024  # terms from which on a mode makes its products itself, not by `SHORT_SUMS`
 MAX_BLOCKS = (1 << 31) - 1  # along x
 MAX_MATRICES = (1 << 16) - 1  # along y
 MOST_PARTS_BYTES = 1 << 30  # of several matrices of a batch, about; the others are the next launch's
@@ -89,7 +102,8 @@ def resolved(precision: str, m: int, n: int, k: int, cc: tuple[int, int]) -> str
     """The precision itself; of `FP32_AUTO` the fastest whose errors and range are no worse than float32's."""
     if precision != FP32_AUTO:
         return precision
-    pays = k >= AUTO_K and min(m, n) >= AUTO_EXTENT and m * n >= AUTO_ELEMENTS and m * n * k >= AUTO_TERMS
+    terms = AUTO_SHORT_TERMS if k < LONG_SUM else AUTO_TERMS
+    pays = k >= AUTO_K and min(m, n) >= AUTO_EXTENT and m * n >= AUTO_ELEMENTS and m * n * k >= terms
     return AUTO_MODE if pays and stage_for(cc) is persistent.STAGE else IEEE
 
 
@@ -108,6 +122,11 @@ def check_precision(precision: Any, cc: tuple[int, int] | None = None) -> None:
         raise ValueError(
             f"precision is {precision!r}, and this is {where}; expected one of {', '.join(able)}; pass one of these"
         )
+
+
+def made_as(mode: Mode, k: int) -> Mode:
+    """What makes a mode's products of sums of `k` terms: itself, but for short sums in `bf16x6`."""
+    return SHORT_SUMS.get(mode.name, mode) if k < LONG_SUM else mode
 
 
 def tile_rates(mode: Mode) -> dict[tuple[int, int], float]:
@@ -189,6 +208,7 @@ def divide(
     Of the batch only the last dimension counts.
     """
     matrices = batch.extents[-1]
+    mode = made_as(mode, k)
     config = choose(mode, m, n, k, sm_count, stage, matrices) if config is None else config
     shapes = [split_shape(mode, m, k, config.BM), split_shape(mode, n, k, config.BN)]
     split_blocks = sum(rows // mode.parts * (words // (ROW_WORDS * SPLIT_ROWS)) for rows, words in shapes)

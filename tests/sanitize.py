@@ -128,9 +128,9 @@ def cases_of(stage: Any, config: Any) -> Iterator[Case]:
 
 
 def cases_of_precision(mode: Any) -> Iterator[Case]:
-    """All tiles of a mode: two a side, three slots along k, the last of each cut short, in two layouts."""
-    from numba_gemm.split_products import configs_of
-    from numba_gemm.tensor_core import direct
+    """All tiles of a mode: two a side, three slots along k, the last of each cut short, in two layouts; and long sums."""
+    from numba_gemm.split_products import LONG_SUM, configs_of
+    from numba_gemm.tensor_core import SHORT_SUMS, direct
 
     for config in configs_of(mode):
         shape = (config.BM + 13, config.BN + 19, 2 * mode.slot_k + 3)
@@ -139,6 +139,8 @@ def cases_of_precision(mode: Any) -> Iterator[Case]:
         yield Case(mode, config, even, (COLUMNS, COLUMNS, ROWS), epilogue=True)
         yield Case(mode, config, even, (ROWS, ROWS, ROWS))
         yield Case(mode, config, shape, (COLUMNS, ROWS, ROWS), batch=ROW, epilogue=True, launches=LAUNCHES)
+        if mode.name in SHORT_SUMS:  # whose other kernel this is
+            yield Case(mode, config, (*shape[:2], LONG_SUM + 3), (ROWS, ROWS, OFF), launches=LAUNCHES)
     if mode != direct.MODE:
         return
     for config, letters in product(direct.CONFIGS, direct.LAYOUTS):

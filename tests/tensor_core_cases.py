@@ -1,4 +1,4 @@
-"""Kernels of the tensor cores, compiled for 9.0; as a program, what the compiler makes of all, as lines of JSON.
+"""Kernels of the tensor cores, compiled for 9.0; as a program, what the compiler makes of some, as lines of JSON.
 
 As a program it runs without the simulator, which has no compiler (see `compile_stages`). On a GPU of compute capability
 9.0 it can be a program for compute-sanitizer, too: with ``--run`` it runs every stage once.
@@ -14,16 +14,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from numba_gemm import direct_products, epilogues, split_products
-from numba_gemm.tensor_core import MODES, TENSOR_STAGES, TensorForm, direct, persistent, split
+from numba_gemm.tensor_core import MODES, SHORT_SUMS, TENSOR_STAGES, TensorForm, direct, persistent, split
 from numba_gemm.tensor_core.stage import BATCH_STEPS
 
 CC = (9, 0)
+ALL_MODES = MODES | {short.name: short for short in SHORT_SUMS.values()}
+NAMES = {short.name: name for name, short in SHORT_SUMS.items()}  # the precisions that modes are for, if not their own
 
 
 def runs(stage: str, index: int, mode: str) -> bool:
     """Whether a configuration is one for a mode."""
     config = TENSOR_STAGES[stage].configs[index]
-    fits = config.BN <= 128 or len(MODES[mode].products) == 1
+    fits = config.BN <= 128 or len(ALL_MODES[mode].products) == 1
     return fits and (TENSOR_STAGES[stage].complete or mode in ("tf32x3", "bf16x6"))
 
 
@@ -34,21 +36,21 @@ def bound(stage: str, mode: str, k: int) -> float:
     """Of a stage's errors over abs(A) @ abs(B): a mode's own, and what each addition cuts off sums that are kept."""
     from numba_gemm.models.accuracy import MODE_BOUNDS
 
-    additions = len(MODES[mode].products) * 4 * -(-k // MODES[mode].slot_k) if stage in KEPT else 0
-    return MODE_BOUNDS[mode] + additions * 2.0**-23
+    additions = len(ALL_MODES[mode].products) * 4 * -(-k // ALL_MODES[mode].slot_k) if stage in KEPT else 0
+    return MODE_BOUNDS[NAMES.get(mode, mode)] + additions * 2.0**-23
 
 
 @functools.cache
 def compiled_stage(name: str, index: int, mode: str, cc: tuple[int, int] = CC) -> Any:
     """The cubin of a stage's configuration."""
     stage = TENSOR_STAGES[name]
-    return split_products.compile_product(stage, stage.configs[index], TensorForm(MODES[mode]), cc)
+    return split_products.compile_product(stage, stage.configs[index], TensorForm(ALL_MODES[mode]), cc)
 
 
 @functools.cache
 def compiled_split(mode: str) -> Any:
     """The cubin of a mode's splitting kernel."""
-    return split_products.compile_split(MODES[mode], CC)
+    return split_products.compile_split(ALL_MODES[mode], CC)
 
 
 @functools.cache
@@ -130,7 +132,7 @@ def loaded_extremes() -> Loaded:
 @functools.cache
 def loaded_stage(name: str, index: int, mode: str) -> Loaded:
     config = TENSOR_STAGES[name].configs[index]
-    return Loaded(compiled_stage(name, index, mode), config.threads, config.dynamic_shared(MODES[mode]))
+    return Loaded(compiled_stage(name, index, mode), config.threads, config.dynamic_shared(ALL_MODES[mode]))
 
 
 def product(a: Any, b: Any, c: Any, mode: str, stage: str, *, index: int = 0, alpha: float = 1.0, beta: float = 0.0):
@@ -143,10 +145,10 @@ def product(a: Any, b: Any, c: Any, mode: str, stage: str, *, index: int = 0, al
     pointer, *_, b_down, b_across = words(b)
     # Both as (mn, k): B by its strides, since Numba's `.T` copies.
     x, y = words(a), (pointer, n, k, b_across, b_down)
-    division = split_products.divide(MODES[mode], m, n, k, 132, config)
+    division = split_products.divide(ALL_MODES[mode], m, n, k, 132, config)
     memories = [cuda.to_device(np.full(shape, np.nan, np.float32)) for shape in division.parts]
     parts = [words(memory) for memory in memories]
-    if MODES[mode].scaled:
+    if ALL_MODES[mode].scaled:
         loaded_extremes()((division.extreme_blocks, 1), x, parts[2], y, parts[3], (0,) * 4)
         loaded_split(mode)((division.split_blocks, 1), x, parts[0], parts[2], y, parts[1], parts[3], (0,) * 6)
     else:
@@ -166,10 +168,10 @@ def run_all() -> None:
 
     for name, stage in TENSOR_STAGES.items():
         for index, config in enumerate(stage.configs):
-            for mode in MODES:
+            for mode in ALL_MODES:
                 if not runs(name, index, mode):
                     continue
-                m, n, k = config.BM + 13, config.BN + 19, 2 * MODES[mode].slot_k + 3
+                m, n, k = config.BM + 13, config.BN + 19, 2 * ALL_MODES[mode].slot_k + 3
                 a, b = (np.random.default_rng(m).standard_normal(size).astype(np.float32) for size in ((m, k), (k, n)))
                 c = cuda.to_device(np.full((m, n), np.nan, np.float32))
                 product(cuda.to_device(a), cuda.to_device(b), c, mode, name, index=index)
@@ -177,12 +179,13 @@ def run_all() -> None:
                 print(name, config.name, mode, "right" if error.max() <= bound(name, mode, k) else "WRONG", flush=True)
 
 
-def main() -> None:
+def main(part: str) -> None:
+    """Compile a stage in all its configurations and modes; or, as part "others", all else."""
     from numba_gemm.inspect import sass
 
-    def row(cubin: Any) -> dict[str, Any]:
+    def show(cubin: Any, **described: Any) -> None:
         (instructions,) = sass.functions(sass.disassemble(cubin.code)).values()
-        return {
+        row = {
             "name": cubin.name,
             "registers": cubin.registers,
             "local": cubin.local,
@@ -190,24 +193,25 @@ def main() -> None:
             "log": cubin.log,
             "opcodes": sass.instruction_mix(instructions),
         }
+        print(json.dumps(described | row), flush=True)
 
-    print(json.dumps({"stage": "extremes"} | row(compiled_extremes())), flush=True)
-    for index, letters in DIRECT:
-        config = direct.CONFIGS[index]
-        described = {"stage": "direct", "mode": letters, "BM": config.BM, "claim": config.claim}
-        print(json.dumps(described | row(compiled_direct(index, letters))), flush=True)
-    for cubin in compiled_batched():
-        print(json.dumps({"stage": "batched", "mode": "fp16x3"} | row(cubin)), flush=True)
-    print(json.dumps({"stage": "epilogue"} | row(compiled_epilogue())), flush=True)
-    for mode in MODES:
-        print(json.dumps({"mode": mode, "stage": "split"} | row(compiled_split(mode))), flush=True)
-        for name, stage in TENSOR_STAGES.items():
-            for index, config in enumerate(stage.configs):
-                if runs(name, index, mode):
-                    described = {"mode": mode, "stage": name, "claim": config.claim}
-                    cc = stage.min_cc  # the oldest that has its instructions
-                    print(json.dumps(described | row(compiled_stage(name, index, mode, cc))), flush=True)
+    if part == "others":
+        show(compiled_extremes(), stage="extremes")
+        for index, letters in DIRECT:
+            config = direct.CONFIGS[index]
+            show(compiled_direct(index, letters), stage="direct", mode=letters, BM=config.BM, claim=config.claim)
+        for cubin in compiled_batched():
+            show(cubin, stage="batched", mode="fp16x3")
+        show(compiled_epilogue(), stage="epilogue")
+        for mode in ALL_MODES:
+            show(compiled_split(mode), mode=mode, stage="split")
+        return
+    stage = TENSOR_STAGES[part]
+    for mode in ALL_MODES:
+        for index, config in enumerate(stage.configs):
+            if runs(part, index, mode):  # for the oldest that has its instructions
+                show(compiled_stage(part, index, mode, stage.min_cc), mode=mode, stage=part, claim=config.claim)
 
 
 if __name__ == "__main__":
-    run_all() if sys.argv[1:] == ["--run"] else main()
+    run_all() if sys.argv[1:] == ["--run"] else main(sys.argv[1])

@@ -6,7 +6,7 @@ takes operands that are not split, is apart: `numba_gemm.direct_products` runs i
 """
 
 from . import bulk_copies, fresh_sums, one_warpgroup, persistent, producer_consumer, warp_mma, wide_tiles
-from .mode import MODES, Mode
+from .mode import MODES, SHORT_SUMS, Mode
 from .stage import TensorForm, TensorStage, WarpgroupConfig
 
 TENSOR_STAGES: dict[str, TensorStage] = {
@@ -14,4 +14,4 @@ TENSOR_STAGES: dict[str, TensorStage] = {
     for module in (one_warpgroup, bulk_copies, producer_consumer, wide_tiles, fresh_sums, persistent, warp_mma)
 }
 
-__all__ = ["MODES", "TENSOR_STAGES", "Mode", "TensorForm", "TensorStage", "WarpgroupConfig"]
+__all__ = ["MODES", "SHORT_SUMS", "TENSOR_STAGES", "Mode", "TensorForm", "TensorStage", "WarpgroupConfig"]

@@ -12,7 +12,7 @@ two.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 KINDS = ("tf32", "bf16", "f16")
 
@@ -36,6 +36,9 @@ class Mode:
         cut off, and the bit goes to the second parts. It takes a mode whose parts have bits to spare.
     compensated : bool
         Whether what is rounded off the sum of all slots is added to the sum of the rests.
+    stepwise : bool
+        Whether each instruction's leading products are summed afresh, not each slot's: a quarter of the terms, of which
+        the largest cuts off bits of the others. It takes a compensated mode.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Mode:
     products: tuple[tuple[int, int], ...]
     short: bool = False
     compensated: bool = False
+    stepwise: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -51,6 +55,8 @@ class Mode:
         known = {part for pair in self.products for part in pair} <= set(range(self.parts))
         if not self.products or not known or len(set(self.products)) != len(self.products):
             raise ValueError(f"{self.name}: products {self.products} are not different ones of {self.parts} parts")
+        if self.stepwise and not self.compensated:
+            raise ValueError(f"{self.name}: stepwise sums are compensated ones")
         if self.products[-1] != (0, 0):
             raise ValueError(f"{self.name}: products {self.products} do not end with that of the first parts")
 
@@ -87,3 +93,6 @@ MODES: dict[str, Mode] = {
         Mode("fp16x3", "f16", 2, _smallest_first(2, 1)),
     )
 }
+
+SHORT_SUMS = {"bf16x6": replace(MODES["bf16x6"], name="bf16x6_stepwise", stepwise=True)}
+"""What makes a mode's products where K is small: one term may make such a sum, so errors do not average out."""

@@ -131,3 +131,21 @@ def slot_products(config: WarpgroupConfig, mode: Mode, chosen: tuple[tuple[int, 
         wgmma.commit()
 
     return slot
+
+
+def step_product(config: WarpgroupConfig, mode: Mode):
+    """Make a device function ``(acc, a_tile, b_tile, step)`` that starts ``acc = A @ B`` of first parts, of one step.
+
+    It is a group of its own; parameters are those of `slot_products`.
+    """
+    UNIT = 16  # bytes, in descriptors
+    B_PART, STEP = mode.parts * ROW_BYTES * config.BM // UNIT, wgmma.STEP_BYTES // UNIT
+    multiply = wgmma.multiply(mode.kind, config.BN, True)
+
+    @device_function
+    def product(acc, a_tile, b_tile, step):
+        wgmma.fence()
+        multiply(acc, a_tile + step * STEP, b_tile + (B_PART + step * STEP), False)
+        wgmma.commit()
+
+    return product

@@ -1,4 +1,4 @@
-"""How a warpgroup sums up a tile of C, slot after slot: three ways, for what a mode asks of its sums.
+"""How a warpgroup sums up a tile of C, slot after slot: four ways, for what a mode asks of its sums.
 
 Tensor cores cut off what does not fit into a float of their running sum, so a long one drifts towards zero. The first
 parts' products, the leading ones, make almost all of a sum; the rests' products are smaller by 2^-7 or more, and so is
@@ -9,6 +9,7 @@ what is cut off of them. Hence:
   The rests' stay in the tensor cores for eight slots.
 - `compensated`: beside that, what each addition to the total rounds off, which two more additions find (Dekker, 1971,
   doi:10.1007/BF01397083), is added to the sum of the rests. So the error does not grow with k.
+- `stepwise`: so are the leading products of each instruction, sixteen terms. It is slower, and for short sums.
 
 Both end with adding to the total the rests, and the part of it that its slots have had cut off on average, as measured.
 It is less than half a unit of the last place, so a sum that is a float is not changed.
@@ -21,9 +22,10 @@ from numba import cuda, float32, uint32
 from ..device import wgmma
 from ..device.switch import device_function
 from .mode import Mode
-from .slot import ring, slot_products
+from .slot import ring, slot_products, step_product
 from .stage import GROUP_ROWS, ROW_BYTES, WarpgroupConfig
 
+STEPS = 4  # of a slot, each an instruction's terms
 FOLD = 8  # slots whose rests are summed in the tensor cores
 CUT_OFF = 0.875 * 2.0**-25  # of a sum; below 2^-25, or exact sums would not stay as they are
 
@@ -161,4 +163,30 @@ def tile_sums(config: WarpgroupConfig, mode: Mode):
         finish(total, rests)
         return i, parity
 
-    return compensated if mode.compensated else folded
+    step_lead = step_product(config, mode)
+
+    @device_function
+    def stepwise(total, start, full, empty, i, parity, k_slots, group):
+        sums, rests = cuda.local.array((COLUMN_GROUPS, 4), float32), cuda.local.array((COLUMN_GROUPS, 4), float32)
+        clear(total)
+        clear(rests)
+        s = uint32(0)
+        while s < k_slots:
+            await_slot(full, i, parity)
+            a_tile, b_tile = tiles(start, i, group)
+            rest(rests, a_tile, b_tile, True)
+            wait(rests, 0)
+            step = uint32(0)
+            while step < uint32(STEPS):
+                step_lead(sums, a_tile, b_tile, step)
+                wait(sums, 0)
+                add_exactly(total, sums)
+                add(rests, sums)
+                step = uint32(step + 1)
+            give_back(empty, i)
+            s = uint32(s + 1)
+            i, parity = following(i, parity)
+        finish(total, rests)
+        return i, parity
+
+    return stepwise if mode.stepwise else compensated if mode.compensated else folded

@@ -33,7 +33,7 @@ def build(config, form):
     A_BYTES, B_BYTES = ROW_BYTES * BM, ROW_BYTES * BN
     ACROSS = BN // N  # warps
     LEADING, OTHERS = mode.products[-1:], mode.products[:-1]
-    APART, COMPENSATED = len(OTHERS) > 0, mode.compensated
+    APART, COMPENSATED, STEPWISE = len(OTHERS) > 0, mode.compensated, mode.stepwise
     IN_FLIGHT = SLOTS - 2
     A_FRAGMENTS, B_FRAGMENTS = PARTS * (M // 16), PARTS * (N // 16)
     A_TURNS, B_TURNS = A_BYTES // CHUNK // THREADS, B_BYTES // CHUNK // THREADS
@@ -141,11 +141,15 @@ def build(config, form):
                     if APART:
                         others(rests, a_frag, b_frag)
                         leading(sums, a_frag, b_frag)
+                        if STEPWISE:
+                            add_exactly(total, sums)
+                            add(rests, sums)
+                            clear(sums)
                     else:
                         leading(total, a_frag, b_frag)
                     step = uint32(step + 1)
                 if COMPENSATED:
-                    add_exactly(total, sums)
+                    add_exactly(total, sums)  # nothing, if it was done step by step
                     add(rests, sums)
                     if s % uint32(FOLD) == uint32(FOLD - 1):
                         add_exactly(total, rests)
