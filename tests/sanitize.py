@@ -128,7 +128,7 @@ def cases_of(stage: Any, config: Any) -> Iterator[Case]:
 
 
 def cases_of_precision(mode: Any) -> Iterator[Case]:
-    """All tiles of a mode: two a side, three slots along k, the last of each cut short, in two layouts; and long sums."""
+    """All tiles of a mode: two a side, three slots along k, the last of each cut short, in two layouts; long sums."""
     from numba_gemm.split_products import LONG_SUM, configs_of
     from numba_gemm.tensor_core import SHORT_SUMS, direct
 

@@ -12,7 +12,6 @@ from numba_gemm.ladder import STAGES
 
 pytestmark = pytest.mark.simulator
 LATEST = Path(__file__).parent.parent / tracer.LATEST
-WHAT = ["stage", "accesses", "quantity"]
 
 
 @pytest.fixture(scope="module")
@@ -33,17 +32,14 @@ def test_the_committed_comparison_is_of_these_counts(counts):
     assert again[[*tracer.KEY, "counted", "traced", "within"]].equals(
         compared[[*tracer.KEY, "counted", "traced", "within"]]
     )
-    off = compared[~compared["within"]]
-    assert [tuple(row) for row in off[WHAT].to_numpy().tolist()] == tracer.UNEXPLAINED
+    assert len(compared) > 100
+    assert compared["within"].all()
 
 
 @pytest.mark.parametrize("name", ["naive", "coalesced", "shared_tile", "warp_tiled", "thin"])
 def test_a_stage_is_traced_as_it_was_counted(name, counts):
     found = tracer.compare(pd.DataFrame(tracer.traced(name)), counts[counts["stage"] == name])
-    off = found[found["ratio"] != 1]
-    assert [tuple(row) for row in off[WHAT].to_numpy().tolist()] == [
-        row for row in tracer.UNEXPLAINED if row[0] == name
-    ]
+    assert (found["ratio"] == 1).all()
 
 
 def test_what_one_side_lacks_is_off():

@@ -126,6 +126,23 @@ def test_an_h200_counts_the_same_of_copies():
     assert more == 7
 
 
+def test_the_count_by_instruction_of_copies_that_zero_depends_on_a_register():
+    """Copies of 16 bytes a lane to 512 neighbouring ones, of which some lanes write zeros: three counts of an H200.
+
+    Each row has the lanes that read; the wavefronts that Nsight Compute counts of the instruction where the other lanes
+    are named by the predicate register P0, and where by another one; and how many more than with all lanes reading the
+    hardware's own counter, `l1tex__data_pipe_lsu_wavefronts_mem_shared`, has in both cases.
+    """
+    counted = json.loads((DATA / "zeroed_copies_h200.json").read_text())
+    assert len(counted) == 19
+    for name, reads, by_p0, by_another, hardware in counted:
+        targets = [(lane, 16 * lane) for lane in range(32)]
+        sources = {lane: 16 * lane for lane in range(32) if reads[lane]}
+        assert requests.copy_wavefronts(targets, 16, sources) == by_p0, name
+        assert (by_another > by_p0) == (0 < sum(reads) < 32), name
+        assert len(requests.passes([at for at in targets if not reads[at[0]]], 16, write=True)) == hardware, name
+
+
 def test_words_of_each_bank():
     (words,) = requests.bank_map([(0, 0), (1, 4), (2, 128), (3, 128)], 4)
     assert words == {0: {0, 32}, 1: {1}}

@@ -6,8 +6,9 @@ On a GPU, with Nsight Compute, it writes `tracer_counted.csv` and `tracer_counte
 
 Requests and sectors of global memory are `l1tex__t_requests` and `l1tex__t_sectors`; requests and wavefronts of shared
 memory are counted by instruction (section SourceCounters), those of copies by lane, since many are executed with none
-active. Three stages read shared memory element by element, and the compiler joins neighbours into vectors: of which
-operand, its SASS says (`JOINED`).
+active. The shape is one of whole k-tiles for every stage: of copies of which some lanes write zeros, Nsight Compute's
+count by instruction is not the hardware's (docs/tracing.md). Three stages read shared memory element by element, and
+the compiler joins neighbours into vectors: of which operand, its SASS says (`JOINED`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from numba_gemm.device.probe import simulator_requested
 __all__ = ["COUNTED", "SHAPE", "TRACED", "compare", "counted", "main", "traced"]
 
 COUNTED, COUNTED_HOW, TRACED = "tracer_counted.csv", "tracer_counted.json", "tracer.csv"
-SHAPE = Shape(128, 256, 64)
+SHAPE = Shape(128, 256, 128)
 TOLERANCE = 0.02
 COMMAND = "python -m numba_gemm.bench.tracer"
 LATEST = Path("results") / "h200" / "latest"
@@ -53,9 +54,6 @@ SECTORS = {
 }
 COPIES = "shared copies"
 INSTRUCTIONS = {"shared loads": "LDS", "shared stores": "STS", COPIES: "LDGSTS"}
-# What differs, and is not explained: where half of the lanes of such a request zero their bytes, Nsight Compute counts
-# six wavefronts for three requests of four, and four for the same request in a kernel of its own.
-UNEXPLAINED = [("thin", COPIES, "wavefronts")]
 KEY = ["stage", "config", "m", "n", "k", "accesses", "quantity"]
 
 
@@ -195,9 +193,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     frame.to_csv(options.out / TRACED, index=False, float_format="%.4g", lineterminator="\n")
     print(frame.to_string(index=False))
     off = frame[~frame["within"]]
-    known = [tuple(row) in UNEXPLAINED for row in off[["stage", "accesses", "quantity"]].to_numpy().tolist()]
-    print(f"{len(frame)} numbers, {len(off)} of them off by more than {TOLERANCE:.0%}, {sum(known)} of these known")
-    return 1 if len(off) > sum(known) else 0
+    print(f"{len(frame)} numbers, {len(off)} of them off by more than {TOLERANCE:.0%}")
+    return 1 if len(off) else 0
 
 
 if __name__ == "__main__":
