@@ -7,7 +7,7 @@ Idea: tensor maps. A copy brings a box of the matrix itself, rounds it to TF32, 
 Traffic: as before, less what splitting read and wrote.
 Registers and shared memory: a sum, and two slots' rows of the first operand, 32 registers: while products read the
     ones, the others are loaded. As many slots as fit.
-Measured: 387.7 TFLOP/s of tf32 at 4096x4096x4096 on an NVIDIA H200, 1.03 of cuBLAS TF32.
+Measured: 380.5 TFLOP/s of tf32 at 4096x4096x4096 on an NVIDIA H200, 1.06 of cuBLAS TF32.
 Limits: the card's power; a tile is stored while its warpgroup's tensor cores rest. An operand that tensor maps cannot
     describe, or two that are both contiguous across k, have to be laid out anew.
 """
