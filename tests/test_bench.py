@@ -902,7 +902,7 @@ class TestPlots:
     def test_pictures_show_something(self, frame, environment, tmp_path):
         image = pytest.importorskip("matplotlib.image")
         paths = plots.draw(frame, environment, tmp_path)
-        assert [path.name for path in paths] == ["gflops_vs_size.png", "roofline.png"]
+        assert [path.name for path in paths] == ["gflops_vs_size.png", "roofline.png", "ladder.png"]
         for path in paths:
             pixels = image.imread(path)
             assert pixels.shape[0] > 300

@@ -109,7 +109,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="ceilings.json to predict by (default: that of the committed results for the same GPU, else theory)",
     )
-    made.add_argument("--plot", action="store_true", help="also draw gflops_vs_size.png and roofline.png")
+    made.add_argument("--plot", action="store_true", help="also draw gflops_vs_size.png, roofline.png and ladder.png")
     return made
 
 

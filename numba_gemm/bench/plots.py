@@ -1,26 +1,25 @@
-"""Two pictures of a run: speed against size, and the roofline."""
+"""Three pictures of a run: speed against size, the roofline, the climb.
+
+``python -m numba_gemm.bench.plots DIR`` draws them again from the results in a folder; nothing is measured.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from numba_gemm.bench.results import AUTO, CPU, CUBLAS, fastest, names_in, of_float32, records
-from numba_gemm.models.roofline import arithmetic_intensity, roofline
+from numba_gemm.bench.results import CPU, NOT_RUNGS, fastest, load, names_in, of_float32, records
+from numba_gemm.inspect.draw import BASELINES, ladder_chart, roofline_chart
+from numba_gemm.inspect.draw import stage_styles as styles
 
-SPEED_PNG, ROOFLINE_PNG = "gflops_vs_size.png", "roofline.png"
-
-# The rungs climb through viridis, whose order survives colour blindness and grey printing; markers tell neighbours
-# apart. Baselines take colours of Okabe and Ito's palette that are not in it.
-MARKERS = "ov^<>sDpPX*"
-BASELINE_STYLES: dict[str, dict[str, Any]] = {
-    CUBLAS: {"color": "black", "linestyle": "--", "marker": "x"},
-    AUTO: {"color": "#D55E00", "linestyle": "-", "marker": "*"},
-    CPU: {"color": "#CC79A7", "linestyle": ":", "marker": "."},
-}
+SPEED_PNG, ROOFLINE_PNG, LADDER_PNG = "gflops_vs_size.png", "roofline.png", "ladder.png"
+DPI = 130
+SIMULATED = "CUDA simulator: these timings mean nothing"
 
 
 def pyplot() -> Any:
@@ -39,23 +38,6 @@ def pyplot() -> Any:
     from matplotlib import pyplot as plt
 
     return plt
-
-
-def styles(stages: list[str]) -> dict[str, dict[str, Any]]:
-    """Colour, line and marker of every stage."""
-    from matplotlib import colormaps
-
-    rungs = [stage for stage in stages if stage not in BASELINE_STYLES]
-    ramp = colormaps["viridis"]
-    climbing = {
-        stage: {
-            "color": ramp(0.95 * index / max(1, len(rungs) - 1)),
-            "linestyle": "-",
-            "marker": MARKERS[index % len(MARKERS)],
-        }
-        for index, stage in enumerate(rungs)
-    }
-    return climbing | BASELINE_STYLES
 
 
 def families(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
@@ -109,38 +91,6 @@ def speed_against_size(frame: pd.DataFrame, environment: Mapping[str, Any], path
     finish(plt, figure, environment, path)
 
 
-def roofline_chart(frame: pd.DataFrame, environment: Mapping[str, Any], path: Path) -> None:
-    """GFLOP/s of every stage against arithmetic intensity, under the two roofs; the CPU stands under others."""
-    plt = pyplot()
-    best = fastest(frame[frame["stage"] != CPU])
-    stages = names_in(records(best), "stage")
-    intensity = pd.Series(
-        [arithmetic_intensity(row["m"], row["n"], row["k"]) for row in records(best)], index=best.index, dtype=float
-    )
-    figure, axis = plt.subplots(figsize=(9, 6))
-    looks = styles(stages)
-    for stage in stages:
-        chosen = best["stage"] == stage
-        look = {**looks[stage], "linestyle": "none"}
-        axis.plot(intensity[chosen], best.loc[chosen, "gflops"], label=stage, markersize=6, alpha=0.85, **look)
-    peak, bandwidth = gpu_number(environment, "fp32_peak_gflops"), gpu_number(environment, "bandwidth_gb_s")
-    if peak and bandwidth:
-        low, high = min(intensity.min() / 2, peak / bandwidth / 4), intensity.max() * 2
-        corners = [low, peak / bandwidth, max(high, 2 * peak / bandwidth)]
-        axis.plot(corners, [roofline(x, peak, bandwidth) for x in corners], color="grey", linewidth=1)
-        axis.annotate(f"{peak:,.0f} GFLOP/s", (corners[-1], peak), ha="right", va="bottom", color="grey")
-        axis.annotate(f"{bandwidth:,.0f} GB/s", (low, low * bandwidth), ha="left", va="top", color="grey")
-    axis.set_xscale("log", base=2)
-    axis.xaxis.set_major_formatter("{x:g}")
-    axis.set_yscale("log")
-    axis.set_xlabel("arithmetic intensity: FLOP a byte of A, B and C, each moved once")
-    axis.set_ylabel("GFLOP/s")
-    axis.set_title("Roofline")
-    axis.grid(True, which="both", alpha=0.2)
-    axis.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize="small")
-    finish(plt, figure, environment, path)
-
-
 def gpu_number(environment: Mapping[str, Any], name: str) -> float:
     """A number of the GPU's description, or 0 where there is no GPU."""
     return float((environment.get("gpu") or {}).get(name) or 0)
@@ -148,18 +98,49 @@ def gpu_number(environment: Mapping[str, Any], name: str) -> float:
 
 def finish(plt: Any, figure: Any, environment: Mapping[str, Any], path: Path) -> None:
     """Name the device, save, close."""
-    gpu = environment.get("gpu") or {"name": "CUDA simulator: these timings mean nothing"}
+    gpu = environment.get("gpu") or {"name": SIMULATED}
     figure.suptitle(gpu["name"])
     figure.tight_layout()
-    figure.savefig(path, dpi=130, bbox_inches="tight")
+    figure.savefig(path, dpi=DPI, bbox_inches="tight")
     plt.close(figure)
 
 
 def draw(frame: pd.DataFrame, environment: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write both pictures; nothing when nothing was timed, the CPU apart."""
+    """Write the pictures; nothing when nothing was timed, the CPU apart, and no climb where no rung was."""
     frame = of_float32(frame)
-    if fastest(frame[frame["stage"] != CPU]).empty:
+    timed = fastest(frame[frame["stage"] != CPU])
+    if timed.empty:
         return []
     speed_against_size(frame, environment, folder / SPEED_PNG)
-    roofline_chart(frame, environment, folder / ROOFLINE_PNG)
-    return [folder / SPEED_PNG, folder / ROOFLINE_PNG]
+    roofline_chart(frame, environment).savefig(folder / ROOFLINE_PNG, dpi=DPI)
+    written = [folder / SPEED_PNG, folder / ROOFLINE_PNG]
+    if not set(timed["stage"]) <= {*NOT_RUNGS, *BASELINES}:
+        ladder_chart(frame, environment).savefig(folder / LADDER_PNG, dpi=DPI)
+        written.append(folder / LADDER_PNG)
+    return written
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Draw a folder's results again; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m numba_gemm.bench.plots",
+        description="Draw the results in a folder again; nothing is measured.",
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR", help="with results.csv and environment.json")
+    options = parser.parse_args(arguments)
+    try:
+        if not options.folder.is_dir():
+            raise FileNotFoundError(f"{options.folder} is no folder: expected one with results.csv")
+        written = draw(*load(options.folder), options.folder)
+    except (FileNotFoundError, ModuleNotFoundError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    for path in written:
+        print(f"wrote {path}")
+    if not written:
+        print(f"nothing was timed in {options.folder}, so nothing is drawn", file=sys.stderr)
+    return 0 if written else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
