@@ -33,6 +33,7 @@ from cuda.bindings import driver
 from cuda.pathfinder import load_nvidia_dynamic_lib
 from numba.core import config as numba_config
 
+from . import ladder
 from .device.internals import Cubin
 from .fingerprint import Part, fingerprint
 from .ladder import STAGES
@@ -176,7 +177,7 @@ def _checked(part: Any) -> Part:
 def _is_packaged(stage: Stage) -> bool:
     """Whether the sources that are hashed say what a stage is: it is one of the ladder, in whatever configurations."""
     known = STAGES.get(stage.name)
-    if known is None:
+    if known is None or not stage.build.__module__.startswith(f"{ladder.__name__}."):
         return False
     return known == replace(stage, summary=known.summary, configs=known.configs, test_config=known.test_config)
 

@@ -230,6 +230,14 @@ def test_what_cannot_be_told_is_not_kept(place, monkeypatch, changes):
     assert not place.exists()
 
 
+def test_a_stage_that_was_added_is_not_kept(place, monkeypatch):
+    """Nothing that is hashed would change with its source."""
+    stage = dataclasses.replace(NAIVE, name="mine", build=build_elsewhere)
+    monkeypatch.setitem(STAGES, "mine", stage)
+    assert kernel_cache.fetch(lambda: CUBIN, stage, *KERNEL[1:]) == (CUBIN, False)
+    assert not place.exists()
+
+
 # --------------------------------------------------------------------------------------------- forms and epilogues
 
 STREAM_K = STAGES["stream_k"]

@@ -77,3 +77,13 @@ def simulator_requested() -> bool:
 def simulator_environment() -> dict[str, str]:
     """Return the environment of a child process that shall use Numba's simulator, whatever this one uses."""
     return {**os.environ, "NUMBA_ENABLE_CUDASIM": "1"}
+
+
+def gpu_environment() -> dict[str, str]:
+    """Return the environment of a child process that shall use a GPU, whatever this one uses."""
+    return {name: value for name, value in os.environ.items() if name != "NUMBA_ENABLE_CUDASIM"}
+
+
+def choose(simulator: bool) -> None:
+    """Have this process and its children use Numba's simulator, or a GPU; only before Numba is imported."""
+    os.environ["NUMBA_ENABLE_CUDASIM"] = "1" if simulator else "0"

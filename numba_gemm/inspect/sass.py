@@ -75,7 +75,7 @@ class Loop:
 
     def encloses(self, other: Loop) -> bool:
         """Whether another loop lies within this one."""
-        return self is not other and self.start <= other.start and other.end <= self.end
+        return self != other and self.start <= other.start and other.end <= self.end
 
 
 def disassemble(cubin: bytes) -> str:
