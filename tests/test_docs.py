@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import linecache
 import re
+import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from test_stepping import scripted
+
+from numba_gemm.device.probe import simulator_environment
 
 pytestmark = pytest.mark.simulator
 DOCS = Path(__file__).parents[1] / "docs"
@@ -40,3 +44,16 @@ def test_a_page_says_what_happens(page, monkeypatch, capsys, tmp_path):
             assert set(answers) <= set(said.getvalue().replace("(Pdb) ", "").splitlines())
         else:  # lines of the stages move
             assert re.sub(r"\.py:\d+", ".py:", printed) == re.sub(r"\.py:\d+", ".py:", output), code
+
+
+def test_readmes_first_picture(tmp_path):
+    """The command that README has for it, but for the installation."""
+    text = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"<!-- picture:begin -->\n```bash\n(.*?)```\n<!-- picture:end -->", text, re.DOTALL)
+    code = re.search(r' -c "\n(.*?)"\n', command, re.DOTALL).group(1)
+    assert "NUMBA_ENABLE_CUDASIM=1" in command
+    subprocess.run([sys.executable, "-c", code], env=simulator_environment(), cwd=tmp_path, check=True)
+    (path,) = tmp_path.iterdir()
+    pixels = pytest.importorskip("matplotlib.image").imread(path)
+    assert min(pixels.shape[:2]) > 300
+    assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 32, "not blank"

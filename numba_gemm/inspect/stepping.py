@@ -517,13 +517,13 @@ def debug(
     otherwise. The debugger runs on the operating-system thread of the simulated one; stepping on leads from barrier to
     barrier of that thread alone, and no further than to the kernel's end. Quitting it ends the launch, in silence.
 
+    All blocks run. Parameters that are not listed are those of `step`.
+
     Parameters
     ----------
     line : int, optional
         Stop also when the thread is about to run this line of the kernel's file, the first time. With it the kernel
         need not be edited.
-
-    The others are those of `step`; all blocks run.
 
     Raises
     ------
