@@ -1,0 +1,518 @@
+# %% [markdown]
+# # 7. Nothing but multiply-adds: `async_copy` and `lean_loop`
+#
+# **The question.** `warp_tiled` computes from registers, in tiles for each level, and still one of its instructions in
+# seven multiplies nothing. Many of these carry the next tile: from global memory into registers, and from there, one
+# element of A at a time, into shared memory. Must data pass through registers to get there? And of what is left, how
+# much can go?
+#
+# Two rungs answer. The first is about copies that nobody carries, and about a mistake that is easily made with them;
+# the second is about reading what the compiler made of a loop.
+#
+# Run the cells from top to bottom. The outputs that are stored here are of a run on a machine with an NVIDIA H200;
+# the next cell says where yours happens.
+
+# %%
+import importlib.util
+import subprocess
+import sys
+
+if importlib.util.find_spec("numba_gemm") is None:  # a fresh machine, such as Colab's
+    subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", "numba-gemm[cu12,plot]"])
+
+from numba_gemm import lessons
+
+lessons.begin()
+
+# %%
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from numba import cuda, float32
+
+from numba_gemm.device.async_copy import commit_group, cp_async16, wait_group
+from numba_gemm.inspect import draw, step, trace
+from numba_gemm.inspect.target import prepare
+from numba_gemm.ladder import STAGES
+
+# %% [markdown]
+# ## A copy that is only ordered
+#
+# An ordinary load brings a value into a register, and the first instruction that uses it waits for it. From compute
+# capability 8.0 on there is another way, **`cp.async`**: an instruction that says "copy these 4, 8 or 16 bytes from
+# global to shared memory", and is done. The copy itself happens later, past the registers. Three device functions of
+# `numba_gemm.device.async_copy` are all there is to it:
+#
+# - `cp_async4` and `cp_async16` order a copy;
+# - `commit_group()` closes a **group**: all copies that this thread has ordered since the last one;
+# - `wait_group(n)` waits until at most the newest `n` groups of this thread are still under way. `wait_group(0)`
+#   waits for all.
+#
+# Between order and wait, what lies in shared memory is anyone's guess: the old bytes, the new ones, or some of both.
+# That is a hard thing to test, because a kernel that reads too early is often lucky. So the simulator's twins of these
+# functions are as weak as the hardware may be. The destination holds NaN from the order on, and the copy lands at the
+# wait that guarantees it, and no sooner. One thread, four floats:
+
+
+# %%
+@cuda.jit
+def one_copy(x, before, after):
+    tile = cuda.shared.array((1, 4), float32, alignment=16)
+    cp_async16(tile, 0, 0, True, x, 0, 0)
+    commit_group()
+    for i in range(4):
+        before[i] = tile[0, i]  # too early
+    wait_group(0)
+    for i in range(4):
+        after[i] = tile[0, i]
+
+
+x, before, after = np.array([[1, 2, 3, 4]], np.float32), np.zeros(4, np.float32), np.zeros(4, np.float32)
+prepare(one_copy, 1, 1, (x, before, after)).run()
+print("before the wait:", before)
+print("after the wait: ", after)
+
+# %% [markdown]
+# ## The kernel
+#
+# With such copies a tile needs no registers on its way, so more than one can be on its way. `async_copy` has three or
+# more **slots**, buffers of each shared tile, and uses them in turn: while one is read, the others are being filled.
+
+# %%
+lessons.source("async_copy")
+
+# %% [markdown]
+# And what that changed in `warp_tiled`: gone are the fetches into `a_next` and `b_next` and the stores from there.
+
+# %%
+lessons.difference("warp_tiled", "async_copy")
+
+# %% [markdown]
+# ## Who copies what
+#
+# A's tile is stored transposed, k by k, because that is how fragments are read. 16-byte copies cannot transpose: what
+# lies side by side in memory comes to lie side by side. So A travels in copies of 4 bytes. A warp takes 8 k of 4 rows
+# at a time, and so fills whole sectors. B's vectors travel whole, four floats in a copy.
+
+# %%
+a, b = np.ones((64, 16), np.float32), np.ones((16, 64), np.float32)
+c = np.zeros((64, 64), np.float32)
+
+small = "64x64x16-8x4-w32x32-s4"  # a smaller tile of the stage's, in four slots
+copies = trace("async_copy", None, None, 1, a, b, 0, c, blocks=[(0, 0, 0)], config=small)
+draw.who_reads_what(copies, warp=0)
+
+# %%
+orders = copies.requests
+first = int(orders.index[(orders["array"] == "a") & (orders["op"] == "copy")][0])
+draw.sector_map(copies, first)
+
+# %% [markdown]
+# ## How many tiles are on their way
+#
+# Now the smallest configuration, which has three slots and tiles of 8 k, and four tiles to go through. What one warp
+# does between barriers:
+
+# %%
+config = STAGES["async_copy"].test_config
+K = 4 * config.BK
+a = np.tile(np.arange(K, dtype=np.float32), (config.BM, 1))  # a[i, p] is p: each element says which k it is
+b, c = np.ones((K, config.BN), np.float32), np.zeros((config.BM, config.BN), np.float32)
+
+ring = trace("async_copy", None, None, 1, a, b, 0, c, config="test")
+draw.timeline(ring, warp=0)
+
+# %% [markdown]
+# Before the first barrier two tiles are ordered; from then on, one in each interval, while one is read. The last two
+# orders are of tiles that do not exist: such copies write zeros and read nothing, which costs less than a branch
+# around them. The trace also knows to which slot each copy goes, and from which slot each fragment comes. A row is a
+# slot of A's tile, a column an interval between barriers:
+
+# %%
+PITCH = config.BM + config.pad  # floats from one k of A's tile to the next
+
+
+def slots_of(trace):
+    """What happens to each slot of A's tile in each interval."""
+    seen = trace.accesses[trace.accesses["array"] == "tiles"]
+    at = seen["element"].str[0]
+    seen = seen.assign(slot=at // (config.BK * PITCH))[at < config.slots * config.BK * PITCH]
+    table = pd.DataFrame("", index=range(config.slots), columns=range(seen["interval"].max() + 1))
+    for slot in table.index:
+        under_way = False
+        for interval in table.columns:
+            here = set(seen[(seen["slot"] == slot) & (seen["interval"] == interval)]["op"])
+            under_way = "copy" in here or (under_way and "load" not in here)
+            words = ["read"] * ("load" in here) + ["ordered"] * ("copy" in here)
+            table.loc[slot, interval] = ", ".join(words) or ("under way" if under_way else "")
+    return table.rename_axis(index="slot", columns="interval")
+
+
+slots_of(ring)
+
+# %% [markdown]
+# Follow a row: a tile is ordered in one interval, travels through the next, and is read in the third. (Only the very
+# first is read right after the barrier that all wait at; and the last "read" is of zeros, the first fragments of a tile
+# that does not exist.) So a copy has two intervals to arrive in, where `warp_tiled`'s loads had one. And a slot is
+# ordered anew only after the barrier behind the interval in which all threads read it. More slots would give more time
+# still, at the price of shared memory.
+#
+# ## Step to the barriers
+#
+# The same with the data itself. A's elements say which k they are, so at each barrier we can read which k are in each
+# slot. NaN is a slot that was never filled, or one whose copy is under way.
+
+# %%
+c[:] = 0
+with step("async_copy", None, None, 1, a, b, 0, c, config="test", into=[]) as steps:
+    for s in steps:
+        if s.kind != "barrier":
+            continue
+        tile = s.shared["a_tile"][:, 0].reshape(config.slots, config.BK)  # row 0 of A, in each slot
+        shown = ["   NaN  " if np.isnan(own).any() else f"k {own[0]:2.0f}..{own[-1]:2.0f}" for own in tile]
+        shown = ["  zeros " if (own == 0).all() else text for own, text in zip(tile, shown, strict=True)]
+        print(f"barrier {s.barrier}:  ", "   ".join(shown))
+
+# %% [markdown]
+# At each barrier the tile is there that is read next. The one that was read last may still be there; the third is under
+# way. That is what the wait in front of the barrier says: `wait_group(IN_FLIGHT)`, with `IN_FLIGHT = SLOTS - 2`.
+#
+# ## Two mistakes
+#
+# Let us break it. `variant` makes a stage from the real file with one thing changed.
+
+
+# %%
+def variant(name, before, after):
+    """A stage from its own file, in which `after` stands in place of `before`."""
+    text = str(lessons.source(name))
+    assert text.count(before) == 1, f"{before!r} is there {text.count(before)} times"
+    text = text.replace(before, after)
+    text = text.replace("from ..device", "from numba_gemm.device").replace(
+        "from .stage", "from numba_gemm.ladder.stage"
+    )
+    path = Path(tempfile.mkdtemp()) / f"{name}.py"
+    path.write_text(text, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(f"variant_of_{name}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.STAGE
+
+
+def tried(stage, config="test"):
+    """How a stage's product comes out, and what it races for."""
+    c = np.zeros((a.shape[0], b.shape[1]), np.float32)
+    found = trace(stage, None, None, 1, a, b, 0, c, config=config)
+    right = np.isclose(c, a @ b)
+    print(f"{right.sum()} of {c.size} elements are right, {np.isnan(c).sum()} are NaN")
+    print(f"{len(found.races)} pairs of lines race", *found.races[:1], sep="\n")
+
+
+tried("async_copy")
+
+# %% [markdown]
+# **A wait that allows one group too many.** The tile that is read next may still be under way. On hardware it has
+# mostly landed, and the result is mostly right, until the memory is busier than on the day of the test. Then the kernel
+# multiplies what lay in the slot before, an older tile.
+
+# %%
+tried(variant("async_copy", "IN_FLIGHT = SLOTS - 2", "IN_FLIGHT = SLOTS - 1"))
+
+# %% [markdown]
+# The NaN show it, whatever the operands. `races` shows it, too: an asynchronous copy counts as a write from its order
+# to the wait that guarantees it, so what was read meanwhile, was read too early. (A place is given by the calls that
+# lead to it: here the copy that `start_copies` orders, and the load in `read_fragments`.)
+#
+# **A wait without a barrier.** `wait_group` waits for the copies of the thread that calls it. The others' may be
+# under way for as long as they please, and it takes a barrier after the wait to know that theirs have landed, too. Here
+# the barrier in the loop is gone:
+
+# %%
+tried(
+    variant(
+        "async_copy",
+        "            cuda.syncthreads()\n            read_fragments",
+        "            read_fragments",
+    )
+)
+
+# %% [markdown]
+# ## Your turn
+#
+# With `slots` slots, `slots - 1` tiles are ordered before the loop. At the top of each turn one more is; then comes the
+# wait for the tile that the next turn reads. How many groups may be under way behind it, and the kernel still be right?
+# Replace `None`. The right answers are found by trying: the greatest number with which the simulated kernel's
+# product has no NaN.
+
+
+# %%
+def may_travel(slots):
+    return None  # your answer
+
+
+# %%
+def is_right(slots, groups):
+    """Whether the product is right in a kernel of so many slots that lets so many groups travel."""
+    stage, c = variant("async_copy", "IN_FLIGHT = SLOTS - 2", f"IN_FLIGHT = {groups}"), np.zeros((32, 32), np.float32)
+    prepare(stage, None, None, (1, a[:, :16], b[:16], 0, c), config=config.replace(slots=slots)).run()
+    return np.allclose(c, a[:, :16] @ b[:16])
+
+
+right = [((s,), max(groups for groups in range(s) if is_right(s, groups))) for s in (3, 4, 5)]
+answered = lessons.check(may_travel, *right)
+
+# %% [markdown]
+# A solution, if you want to see one:
+
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+def may_travel(slots):
+    # At the wait, slots - 1 tiles are ordered and not yet read. The oldest of them is read next, the others may travel.
+    return slots - 2
+
+
+assert lessons.check(may_travel, *right)
+
+# %% [markdown]
+# ## What the loop is made of
+#
+# The copies are carried by nobody now. What are the instructions that are left? A profiler counted what an H200
+# executed, and a product of 4096 cubed takes a known number of multiply-adds: M * N * K of them, 32 to an instruction,
+# because an instruction is one of a whole warp. (**FFMA** is the instruction's name.) The rest is the price:
+
+# %%
+counters = lessons.recorded("latest/counters.csv").set_index("stage")
+print(counters.attrs["source"])
+rungs = ["register_prefetch", "warp_tiled", "async_copy", "lean_loop"]
+counted = counters.loc[rungs]
+ffma = counted["m"] * counted["n"] * counted["k"] / 32
+pd.DataFrame(
+    {
+        "instructions for an FFMA": (counted["instructions"] / ffma).round(3),
+        "one in so many is no FFMA": (counted["instructions"] / (counted["instructions"] - ffma)).round(1),
+        "issue slots used, %": counted["issue_slots_percent"],
+        "FMA pipe used, %": counted["fma_pipe_percent"],
+    }
+)
+
+# %% [markdown]
+# A multiprocessor has four schedulers, and each starts at most one warp's instruction a clock: an **issue slot**. The
+# **FMA pipe**, which multiplies and adds, could take one each clock. So whatever is no FFMA takes a slot from it.
+# Once memory is fast enough and latencies are covered, this is what is left: the loop must be *lean*.
+#
+# Which instructions are they? The compiler needs no GPU. It turns a kernel into **SASS**, the GPU's own instructions;
+# `numba_gemm.inspect` finds the innermost loop that has multiply-adds, and the loop around that, which goes
+# from one k-tile to the next. Numba is on the simulator in this notebook, so the compiler runs in processes of its own.
+
+# %%
+CHILD = """
+import json, sys
+from numba_gemm.inspect.report import compiled
+from numba_gemm.inspect.sass import instruction_mix, loops, main_loop
+from numba_gemm.ladder import STAGES
+
+stage = STAGES[sys.argv[1]]
+config = stage.configs[0]
+found = compiled(stage, config, (9, 0))
+inner = main_loop(found.instructions)  # two k-steps
+around = [loop for loop in loops(found.instructions) if loop.encloses(inner) and loop != inner]
+mix = instruction_mix(min(around, key=lambda loop: len(loop.instructions)).instructions)
+for name, count in instruction_mix(inner.instructions).items():
+    mix[name] += (config.BK // 2 - 2) * count  # all turns of the inner loop; the one around it has the last two k-steps
+print(json.dumps({"products": config.BK * config.TM * config.TN, "registers": found.registers, "mix": mix}))
+"""
+
+
+def k_tile_of(*names):
+    """What a warp issues for a k-tile in stages' main loops, by the compiler's listing; {} if there is no compiler."""
+    hardware = {key: value for key, value in os.environ.items() if key != "NUMBA_ENABLE_CUDASIM"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": hardware}
+    children = {name: subprocess.Popen([sys.executable, "-c", CHILD, name], **pipes) for name in names}
+    said = {name: child.communicate() for name, child in children.items()}
+    for name, child in children.items():
+        if child.returncode:
+            print(f"no listing of {name}: {said[name][1].strip()[-500:]}")
+            return {}
+    return {name: json.loads(out) for name, (out, _) in said.items()}
+
+
+listed = k_tile_of("async_copy", "lean_loop")
+for name, loop in listed.items():
+    assert loop["mix"]["FFMA"] == loop["products"]  # each product of the thread tile, once a k
+    others = sorted(((count, word) for word, count in loop["mix"].items() if word != "FFMA"), reverse=True)
+    print(f"{name}: {loop['mix']['FFMA']} FFMA,", ", ".join(f"{count} {word}" for count, word in others))
+
+# %% [markdown]
+# What these words do: `LDS` reads fragments from shared memory. `LDG` loads from global memory, `STS` stores into
+# shared memory, and `LDGSTS` is `cp.async`, past the registers; `LDGDEPBAR` and `DEPBAR` are its commit and its wait.
+# Nearly all others compute addresses (`IMAD`, `IADD3`, `LEA`), or compare and choose (`ISETP`, `SEL`).
+
+# %%
+KINDS = {
+    "fragments": ({"LDS"}, draw.ramp("a")(0.75)),
+    "copies": ({"LDG", "LDGSTS", "STS", "LDGDEPBAR", "DEPBAR"}, draw.ramp("b")(0.9)),
+    "all else": (None, "0.6"),
+}
+
+
+def mix_chart(listed):
+    """Instructions beside the multiply-adds, for 100 multiply-adds, by what they are for."""
+    figure = Figure(figsize=(7.2, 2.6), layout="constrained")
+    axes = figure.add_subplot()
+    known = set().union(*(words for words, _ in KINDS.values() if words))
+    for place, loop in enumerate(listed.values()):
+        left, mix = 0, loop["mix"]
+        for label, (words, colour) in KINDS.items():
+            own = sum(
+                n for word, n in mix.items() if word != "FFMA" and (word in words if words else word not in known)
+            )
+            share = 100 * own / mix["FFMA"]
+            axes.barh(place, share, left=left, color=colour, edgecolor="black", label=label if place == 0 else None)
+            left += share
+        axes.text(left + 0.2, place, f"{100 * mix['FFMA'] / sum(mix.values()):.0f} % FFMA", va="center")
+    axes.set_yticks(range(len(listed)), labels=list(listed))
+    axes.invert_yaxis()
+    axes.set_xlim(right=axes.get_xlim()[1] * 1.15)
+    axes.set_xlabel("instructions in the loop beside 100 multiply-adds")
+    axes.legend(loc="lower right")
+    return figure
+
+
+mix_chart(listed) if listed else None
+
+# %% [markdown]
+# In `async_copy` most of what multiplies nothing is grey. Each copy has an address to read from, an address to write to
+# and an edge to check, and all three are computed from indices, for every copy of every tile, again. The second bar is
+# the next rung.
+#
+# ## The second idea: do it once, outside of the loop
+#
+# `lean_loop` computes the same, and keeps only what must be in the loop:
+#
+# - **addresses, not indices.** Each thread computes the address of its first copy once, and then adds a constant, tile
+#   after tile;
+# - **edges are outside.** Only the *first* tile may be partial along k, so no later one has to ask. Rows that lie
+#   outside of A are replaced by its last row: what they contribute belongs to rows of C that do not exist, and is never
+#   stored;
+# - **one loop for all tiles.** The last turn loads nothing, under a predicate (an instruction that is switched off)
+#   and not a branch;
+# - **A goes through registers again**, four k in one load, and four stores from there. That is no fewer instructions
+#   than four copies of 4 bytes, but only one address in global memory, and it takes shared memory less time. The last
+#   rung's idea stays where it pays, for B;
+# - **products in snake order.** More of that below.
+
+# %%
+lessons.source("lean_loop")
+
+# %% [markdown]
+# The functions that bring tiles are in `device/tile_loader.py`. This is the one that loads A where k is contiguous, and
+# all of what a turn of the loop does for it, `fetch` and `settle`:
+
+# %%
+lessons.source("tile_loader", function="_along4")
+
+# %% [markdown]
+# What changed from rung to rung:
+
+# %%
+lessons.difference("async_copy", "lean_loop", context=0)
+
+# %% [markdown]
+# Who reads what, then? The same elements, by other threads: of A a warp now takes 16 k of 8 rows at a time, four k a
+# thread.
+
+# %%
+a, b = np.ones((64, 16), np.float32), np.ones((16, 64), np.float32)
+c = np.zeros((64, 64), np.float32)
+
+lean = trace("lean_loop", None, None, 1, a, b, 0, c, blocks=[(0, 0, 0)], config="64x64x16-8x4-w32x32-s2-snake")
+draw.who_reads_what(lean, warp=0)
+
+# %% [markdown]
+# The requests for A's tile, before and after: fewer and wider, of as many sectors.
+
+# %%
+columns = ["array", "op", "bits", "requests", "sectors", "efficiency"]
+pd.concat(
+    {
+        found.kernel: found.lines[(found.lines["array"] == "a") & (found.lines["op"] != "store")][columns]
+        for found in (copies, lean)
+    }
+)
+
+# %% [markdown]
+# ## Step through the loop
+#
+# K is 20 here, and a tile has 8. So the first one gets what does not fit, 4, and the others are whole. Only those lines
+# are shown that change what the loop steers by:
+
+# %%
+WATCHED = ("left", "width", "more", "other", "slot")
+a, b, c = np.ones((32, 20), np.float32), np.ones((20, 32), np.float32), np.zeros((32, 32), np.float32)
+
+with step("lean_loop", None, None, 1, a, b, 0, c, config="test", into=[]) as steps:
+    before = ""
+    for s in steps:
+        changed = [f"{name} = {int(s.locals[name])}" for name in WATCHED if name in s.changed]
+        if s.kind == "barrier":
+            print(f"-- barrier {s.barrier}")
+        elif changed:
+            print(f"{', '.join(changed):<14} by  {before.strip()}")
+        before = s.source
+print("all are right:", bool((c == 20).all()))
+
+# %% [markdown]
+# `left` counts tiles down, and `slot` goes to and fro between the bytes of the two slots. There are no edges to see.
+#
+# ## Where operands meet
+#
+# One of the five ideas left no trace in the counts: the order of the products. Registers lie in two **register
+# banks**, even numbers and odd, as far as is published. An FFMA reads three registers, and where those fall into one
+# bank, it may have to wait. An operand that the FFMA just before has read can be kept instead of read again. In *snake*
+# order, row after row of the thread tile, to and fro, one operand always stays. The compiler decides which registers it
+# takes, and this is what came of it, of 256 FFMA in the inner loop: operands that are kept (`reuse_flags`), and FFMA
+# that read a bank twice or more (`collisions`):
+
+# %%
+orders = lessons.recorded("latest/orders.csv")
+print(orders.attrs["source"])
+orders = orders[(orders["stage"] == "lean_loop") & (orders["loads_by"] == "ordinary")].set_index("order")
+orders[["loop_ffma", "reuse_flags", "collisions", "tflops"]].astype({"reuse_flags": int, "collisions": int})
+
+# %% [markdown]
+# ## Predict, then measure
+#
+# The model counts bytes and multiply-adds, and these are the same for all three. By the model nothing can be gained
+# here: what was lost, was lost to instructions that it does not know. Hence "predicted" differs by rounding at most,
+# and "measured" does not.
+
+# %%
+results = lessons.measure("warp_tiled", "async_copy", "lean_loop")
+lessons.compare(results)
+
+# %%
+draw.ladder_chart(results)
+
+# %% [markdown]
+# `async_copy` gains little by itself; its worth is in what it no longer needs, registers above all. The lean loop gains
+# more, and on the H200 whose times are in the repository it is here that the climb passes cuBLAS. Neither does
+# anything but to take away.
+#
+# ## The question it leaves open
+#
+# The prediction says where the rest may be. Its tiles of 128 x 256 are, at 4096 cubed:
+
+# %%
+lean_config = STAGES["lean_loop"].configs[0]
+across, down = STAGES["lean_loop"].grid(lean_config, 4096, 4096)
+multiprocessors = results.attrs["environment"]["gpu"]["multiprocessors"]
+print(f"{across * down} tiles on {multiprocessors} multiprocessors: {across * down / multiprocessors:.2f} each")
+
+# %% [markdown]
+# A tile is made by one block, whole. While some multiprocessors make their last one, what do the others do? That is
+# [notebook 8](08_equal_shares.ipynb).

@@ -1,0 +1,628 @@
+# %% [markdown]
+# # 9. Float32 from narrow numbers: tensor cores
+#
+# **The question.** After notebook 8 every multiprocessor is busy to the end, and the loop is nearly nothing but
+# multiply-adds. What limits now is the number of FP32 multiply-adds that the GPU can do. Beside the units that do
+# them lie others, **tensor cores**, which do many times as many; but they multiply numbers of 8 or 11 bits. Can a
+# float32 product be made of these, and be as right?
+#
+# It can. This notebook takes float32 apart into narrow parts, finds which products of parts are needed, and sees why
+# adding them up is the hard half: tensor cores do not round. On an H200 what comes out of it is a product that is
+# more than twice as fast as cuBLAS's float32, and more accurate.
+#
+# Run the cells from top to bottom. The outputs that are stored here are of a run on a machine with an NVIDIA H200;
+# the next cell says where yours happens.
+
+# %%
+import importlib.util
+import subprocess
+import sys
+
+if importlib.util.find_spec("numba_gemm") is None:  # a fresh machine, such as Colab's
+    subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", "numba-gemm[cu12,plot]"])
+
+from numba_gemm import lessons
+
+lessons.begin()
+
+# %%
+import io
+import os
+import textwrap
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from numba import cuda, float32, int64
+
+from numba_gemm.device import narrow, scheduler
+from numba_gemm.inspect import draw, step, trace
+from numba_gemm.models.accuracy import MODE_BOUNDS, bound
+from numba_gemm.tensor_core import MODES, TENSOR_STAGES, split, sums
+from numba_gemm.tensor_core.slot import group_store
+from numba_gemm.tensor_core.stage import ROW_WORDS, split_shape
+
+# %% [markdown]
+# ## What a tensor core multiplies
+#
+# A tensor core takes a small matrix of A, another of B, and adds their product to a small matrix of float32 sums: one
+# instruction, thousands of multiply-adds. On Hopper it is given for four warps at a time, a **warpgroup** of 128
+# threads, and takes 64 rows of A from shared memory. The sums lie in registers, spread over all 128 threads, 16 rows to
+# each warp. Here is which thread of the first two warps holds which of 32 x 16 of them, found by tracing the project's
+# own store. Each has eight, in pairs of neighbours:
+
+# %%
+store = group_store(16)
+
+
+@cuda.jit
+def holds(c):
+    own = cuda.local.array((2, 4), float32)  # eight sums a thread
+    store(c, int64(0), int64(0), float32(1), own, float32(0))
+
+
+found = trace(holds, 1, 128, np.zeros((32, 16), np.float32))
+draw.thread_map(found, "c", "store")
+
+# %% [markdown]
+# The elements of A and B are narrow. A float is a sign, an exponent, and a fraction behind a leading 1 that is not
+# stored; the narrow kinds differ in how much of that they have. These are the project's functions of
+# `numba_gemm.device.narrow`, and what is left of a third:
+
+
+# %%
+def bits(value):
+    """Sign, exponent and fraction of a float32."""
+    word = f"{np.float32(value).view(np.uint32):032b}"
+    return f"{word[0]} {word[1:9]} {word[9:]}"
+
+
+third = np.float32(1 / 3)
+print(f"{'float32':8} {bits(third)}  {third:.9f}")
+for name, nearest in {"tf32": narrow.tf32, "f16": narrow.f16, "bf16": narrow.bf16}.items():
+    kept = nearest(third)
+    print(f"{name:8} {bits(kept)}  {kept:.9f}, left over {third - kept:+.2e}")
+
+# %% [markdown]
+# TF32 and F16 keep 11 significant bits (the leading 1 counts), BF16 keeps 8. TF32 and BF16 have the exponents of
+# float32; F16 has shorter ones, and ends at 65,504 and near $2^{-24}$, so its rows have to be scaled first.
+#
+# ## The one idea: the rest is a number, too
+#
+# What rounding has left over is a float32 itself, and smaller. Round it, and something still smaller is left. Three
+# parts of 8 bits make 24: as many as a float32 has. Nothing is lost, since each subtraction is exact.
+#
+# The kernel that does it reads A and B once and writes their parts. Here is one of its threads at work on a third and
+# on -e, in the mode `bf16x6`. Its `first` rounds the first part, `narrow` all further ones; two BF16 share a 32-bit
+# word.
+
+# %%
+six = MODES["bf16x6"]
+x = np.zeros((32, six.slot_k), np.float32)
+x[0, :2] = third, -np.e
+x_parts, y_parts = (np.zeros(split_shape(six, 32, six.slot_k, 32), np.float32) for _ in range(2))
+launch = (split.build(six), (2, 1), split.THREADS, x, x_parts, x, y_parts, (0,) * 4)
+
+begun = None
+with step(*launch, thread=0, into="numba_gemm.tensor_core.split") as steps:
+    for s in steps:
+        if s.function != "split_block" or s.locals.get("w") != 0 or "p" not in s.locals:
+            continue
+        p, values = int(s.locals["p"]), s.locals["values"]
+        if s.source.startswith("low =") and p != begun:  # and not again, when a function that it calls returns
+            print(f"part {p}:  values[0] = {values[0]:+.6e}, values[1] = {values[1]:+.6e}")
+            begun = p
+        elif s.source.startswith("words[w] ="):
+            print(f"         low = {s.locals['low']:+.6e},      high = {s.locals['high']:+.6e}: left are", values[:2])
+            if p == six.parts - 1:
+                break
+
+# %% [markdown]
+# Each line's rest is the next line's value, and after the third part nothing is left. The lines of the kernel:
+
+# %%
+text = str(lessons.source("split", function="split_block"))
+start = text.rindex("\n", 0, text.index("for p in range(PARTS)")) + 1
+end = text.rindex("\n", 0, text.index("cuda.syncthreads()", start))
+lessons.Listing(textwrap.dedent(text[start:end]), "python")
+
+# %% [markdown]
+# Who reads what: a thread takes eight neighbours of a row, 32 bytes, by two loads of 16. So each request of a warp
+# touches twice as many sectors as its bytes fill, but the second load can find in L1 what the first has brought. All
+# that is written goes through shared memory, and leaves in whole lines.
+
+# %%
+splitting = trace(*launch, blocks=[(0, 0, 0)])
+splitting.lines[["array", "op", "bits", "requests", "per_request", "efficiency"]]
+
+# %%
+draw.thread_map(splitting, "x", "load")
+
+# %% [markdown]
+# ## Your turn: split a number
+#
+# Return the three parts of `x` as a tuple: the first rounded by `narrow.short_bf16`, which keeps seven bits instead of
+# eight (why, we shall see), the two others by `narrow.bf16`. The next cell compares with what the kernel writes.
+
+
+# %%
+def split_in_three(x):
+    return None  # your answer: a tuple of three
+
+
+# %%
+def kernels_parts(values):
+    """What the kernel writes for numbers in row 0: a row a part."""
+    x = np.zeros((32, six.slot_k), np.float32)
+    x[0, : len(values)] = values
+    parts = [np.zeros(split_shape(six, 32, six.slot_k, 32), np.float32) for _ in range(2)]
+    scheduler.run(split.build(six), (2, 1), split.THREADS, (x, parts[0], x, parts[1], (0,) * 4))
+    halves = np.ascontiguousarray(parts[0][:, :ROW_WORDS]).view(np.uint16)  # row 0, in its order
+    return (halves.astype(np.uint32) << 16).view(np.float32)[:, : len(values)]
+
+
+numbers = np.array([third, -np.e, np.pi, 1 + 2**-7, 1e30, 123456.789], np.float32)
+right = [((x,), tuple(parts)) for x, parts in zip(numbers, kernels_parts(numbers).T, strict=True)]
+answered = lessons.check(split_in_three, *right)
+
+# %% [markdown]
+# A solution, if you want to see one:
+
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+def split_in_three(x):
+    first = narrow.short_bf16(x)
+    second = narrow.bf16(x - first)
+    return first, second, narrow.bf16(x - first - second)
+
+
+assert lessons.check(split_in_three, *right)
+
+# %% [markdown]
+# ## Which products
+#
+# With $a = a_0 + a_1 + a_2$ and $b$ alike, $ab$ is nine products of parts. Each is exact in float32: 8 bits times 8
+# bits are 16. But they are not equally large. Here is how large they are beside all of the product:
+
+# %%
+KINDS = {"tf32": narrow.tf32, "bf16": narrow.bf16, "f16": narrow.f16}
+
+
+def parts_of(x, mode):
+    """The parts of a matrix in float64, by the same functions as the kernel's (for F16 without scales)."""
+    first = narrow.short_bf16 if mode.short else KINDS[mode.kind]
+    first, further = (np.vectorize(rounding, otypes=[np.float32]) for rounding in (first, KINDS[mode.kind]))
+    rest, parts = x, []
+    for p in range(mode.parts):
+        parts.append((first if p == 0 else further)(rest))
+        rest = rest - parts[-1]
+    return [part.astype(np.float64) for part in parts]
+
+
+def table(rows, index, **formats):
+    """A table with numbers written as `formats` says, by column; what is missing stays empty."""
+    shown = rows if isinstance(rows, pd.DataFrame) else pd.DataFrame(rows).set_index(index)
+    shown = shown.astype(object)
+    for column, how in formats.items():
+        column = column.replace("_", " ") if column not in shown else column
+        shown[column] = [format(value, how) if pd.notna(value) else "" for value in shown[column]]
+    return shown.fillna("")
+
+
+rng = np.random.default_rng(9)
+a, b = rng.uniform(-1, 1, (64, 64)).astype(np.float32), rng.uniform(-1, 1, (64, 64)).astype(np.float32)
+size = np.abs(a.astype(np.float64)) @ np.abs(b.astype(np.float64))
+a_parts, b_parts = parts_of(a, MODES["bf16x9"]), parts_of(b, MODES["bf16x9"])
+share = np.array([[np.median(np.abs(i) @ np.abs(j) / size) for j in b_parts] for i in a_parts])
+
+figure = Figure(figsize=(4.6, 3.6), layout="constrained")
+axes = figure.add_subplot()
+shown = axes.imshow(np.log2(share), cmap="Greens", vmin=-34, vmax=6)
+for (i, j), value in np.ndenumerate(share):
+    taken = " *" if (i, j) in MODES["bf16x6"].products else ""
+    axes.text(j, i, f"2^{int(np.rint(np.log2(value)))}{taken}", ha="center", va="center")
+axes.set(xlabel="part of B", ylabel="part of A", xticks=range(3), yticks=range(3))
+axes.set_title("products of parts over |A| @ |B|; * are in bf16x6", fontsize=10)
+figure
+
+# %% [markdown]
+# A float32 sum is rounded at $2^{-24}$ of its size. The three products without a star are below that:
+# `bf16x6` leaves them out, `bf16x9` does not. Two parts of 11 bits make 22, and three of their four products count:
+# `tf32x3` and `fp16x3`.
+#
+# So a **mode** is a kind, a number of parts, and a list of products. What does each lose, if sums were exact?
+
+# %%
+normal = rng.standard_normal((32, 128)).astype(np.float32), rng.standard_normal((128, 32)).astype(np.float32)
+exact = normal[0].astype(np.float64) @ normal[1].astype(np.float64)
+size = np.abs(normal[0]).astype(np.float64) @ np.abs(normal[1])
+rows = []
+for name, mode in MODES.items():
+    x, y = (parts_of(operand, mode) for operand in normal)
+    made = sum(x[i] @ y[j] for i, j in mode.products)
+    error = np.abs(made - exact) / size
+    row = {"mode": name, "parts": mode.parts, "products": len(mode.products)}
+    rows.append(row | {"median error": np.median(error), "largest": error.max()})
+in_float32 = np.abs((normal[0] @ normal[1]) - exact) / size
+rows.append({"mode": "NumPy float32", "median error": np.median(in_float32), "largest": in_float32.max()})
+table(rows, "mode", parts=".0f", products=".0f", median_error=".1e", largest=".1e")
+
+# %% [markdown]
+# Splitting is not what limits: `bf16x6` with exact sums beats float32's own arithmetic.
+#
+# ## Why the sum must live outside
+#
+# Sums are not exact. Float32 multiply-adds round each sum to the nearest float, up as often as down, and errors
+# largely cancel. Tensor cores **cut off** what does not fit, always towards zero. Of numbers of one sign each step then
+# takes a little away, and nothing gives it back: the sum drifts.
+#
+# NVIDIA does not say how the adder is made, and the simulator has none. So here is a *model* of it, in NumPy. An
+# instruction adds the products of 8 terms of TF32 (16 of BF16) to the running sum: all are written with the exponent
+# of the largest, cut off a few bits behind the 24 of a float, added exactly, and the sum is cut to 24 bits. How many
+# bits more, `extra`, is the model's one free number. Adders of this kind were found in older tensor cores by Fasi,
+# Higham, Mikaitis and Pranesh (2021, doi:10.7717/peerj-cs.330).
+
+
+# %%
+def cut(x, largest, bits):
+    """Cut numbers off, towards zero, so many bits below the leading one of the largest."""
+    unit = np.ldexp(1.0, np.frexp(largest)[1] - bits)
+    return np.trunc(x / unit) * unit
+
+
+def instruction(acc, products, extra):
+    """A model, not the hardware: sums `acc` of shape (m, n), and products of shape (m, n, terms), added and cut."""
+    terms = np.concatenate([acc[..., None], products], axis=-1)
+    largest = np.abs(terms).max(axis=-1, keepdims=True)
+    total = cut(terms, largest, 24 + extra).sum(axis=-1)
+    return cut(total, total, 24)
+
+
+# %% [markdown]
+# Now a long sum of positive numbers in TF32, all inside: the model with 0 to 3 bits more, and what the H200 did
+# (`tf32` of positive operands in the recorded table).
+
+# %%
+accuracy = lessons.recorded("latest/precisions/accuracy.csv")
+ks = sorted(k for k in set(accuracy["k"]) if 256 <= k <= 16384)
+positive = accuracy[accuracy["distribution"] == "positive"].pivot(index="k", columns="precision", values="median")
+
+a, b = rng.random((12, ks[-1])).astype(np.float32), rng.random((12, ks[-1])).astype(np.float32)
+(x,), (y,) = parts_of(a, MODES["tf32"]), parts_of(b, MODES["tf32"])
+wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
+drift = pd.DataFrame(index=pd.Index(ks, name="k"))
+for extra in range(4):
+    acc, errors = np.zeros((12, 12)), {}
+    for k in range(0, ks[-1], 8):
+        acc = instruction(acc, x[:, None, k : k + 8] * y[None, :, k : k + 8], extra)
+        if k + 8 in ks:
+            exact = wide_a[:, : k + 8] @ wide_b[:, : k + 8].T
+            errors[k + 8] = np.median(np.abs(acc - exact) / exact)
+    drift[f"model, {extra} more bits"] = pd.Series(errors)
+drift["recorded"] = positive["tf32"]
+
+figure = Figure(figsize=(7, 3.6), layout="constrained")
+axes = figure.add_subplot()
+for column, colour in zip(drift.columns, ("#E69F00", "#CC79A7", "#0072B2", "#56B4E9", "black"), strict=True):
+    look = {"linestyle": "none", "marker": "o", "zorder": 3} if column == "recorded" else {"linewidth": 1.6}
+    axes.plot(drift.index, drift[column], color=colour, label=column, **look)
+axes.set_xscale("log", base=2)
+axes.set_yscale("log")
+axes.set(xlabel="K", ylabel="median error over |A| @ |B|")
+axes.set_title(f"tf32, positive operands; {accuracy.attrs['source']}", fontsize=10)
+axes.legend(fontsize=8)
+figure
+
+# %% [markdown]
+# First the error falls: roundings of A and B cancel in longer sums. Then the drift takes over, and grows in proportion
+# to K. From K = 4096 on the recorded points lie by the model's line with two more bits, and by no other. That is a good
+# reason to trust the model for what follows, and no proof that the adder is built so.
+#
+# **Predict:** `bf16x6` makes six products of parts, so the sum inside is cut six times as often. At K = 4096, with all
+# of its bits in the parts, is it more accurate than cuBLAS's FP32, about the same, or less? By what factor?
+#
+# Three ways to sum, as three stages do it. *All inside*. *Afresh*: the tensor cores sum one slot of 64 terms from zero,
+# and the slot's sum is added outside, in FP32, which rounds. *Compensated*: the products of first parts afresh, the
+# small ones apart; and what each addition outside rounds off is found by two more additions, and kept. The steps
+# outside are the project's own device functions (`numba_gemm/tensor_core/sums.py`), which the simulator runs:
+
+# %%
+lessons.source("sums", function="add_exactly")
+
+# %%
+terms, m, n = 4096, 8, 8
+a, b = rng.random((m, terms)).astype(np.float32), rng.random((n, terms)).astype(np.float32)
+a_parts, b_parts = parts_of(a, six), parts_of(b, six)
+exact = a.astype(np.float64) @ b.astype(np.float64).T
+columns = m * n // 4 * 8  # the steps take sums in groups of four, as a thread holds them
+clear, add, add_exactly, finish = sums.steps(columns)
+
+
+def slot(acc, s, products):
+    """The model on slot s: the chosen products of parts, those of the smallest first."""
+    acc = np.asarray(acc, np.float64).reshape(m, n)
+    for i, j in products:
+        for k in range(six.slot_k * s, six.slot_k * (s + 1), 16):
+            acc = instruction(acc, a_parts[i][:, None, k : k + 16] * b_parts[j][None, :, k : k + 16], extra=2)
+    return acc.astype(np.float32).reshape(-1, 4)
+
+
+inside, afresh, total, rests = (np.zeros((m * n // 4, 4), np.float32) for _ in range(4))
+zero = np.zeros_like(total)
+for s in range(terms // six.slot_k):
+    inside = slot(inside, s, six.products)
+    add(afresh, slot(zero, s, six.products))
+    lead, rests = slot(zero, s, six.products[-1:]), slot(rests, s, six.products[:-1])
+    add_exactly(total, lead)  # what is rounded off becomes `lead`
+    add(rests, lead)
+    if s % sums.FOLD == sums.FOLD - 1:
+        add_exactly(total, rests)
+finish(total, rests)
+
+ladder = lessons.recorded("latest/precisions/tensor_ladder.csv").set_index("stage")
+ways = {"wide_tiles": ("all inside", inside), "fresh_sums": ("afresh", afresh), "persistent": ("compensated", total)}
+rows = [
+    {"sum": how, "model": np.median(np.abs(c.reshape(m, n) - exact) / exact), "stage": stage}
+    | {"recorded": ladder.loc[stage, "error_median"]}
+    for stage, (how, c) in ways.items()
+]
+rows.append({"sum": "FP32, cuBLAS", "stage": "cublas", "recorded": ladder.loc["cublas", "error_median"]})
+print(ladder.attrs["source"])
+table(rows, "sum", model=".2e", recorded=".2e")
+
+# %% [markdown]
+# All inside is worse than FP32, although its parts hold every bit. Afresh it is far better, and compensated the error
+# is about that of rounding the result once: it no longer grows with K. This is also why first parts have seven bits
+# and not eight: their products are shorter, so a slot's sum of them has fewer bits to be cut off. (Sums below K =
+# 1024 have few terms, errors average out less, and `bf16x6` begins afresh every 16 terms, not every 64, at some cost
+# in time: see [docs/precision.md](../docs/precision.md).)
+#
+# The loop as it runs for long sums, with these steps in it:
+
+# %%
+lessons.source("sums", function="compensated")
+
+# %% [markdown]
+# ## Error against K
+#
+# For each K a product of 512 x 512, of operands that sums find hard (`numba_gemm.bench.accuracy`); the median over C,
+# and dashed the largest. If this machine has a GPU that can, a few K are computed on it now; else what is shown is
+# the recorded run.
+
+# %%
+ABLE = """
+from numba_gemm.launch import current_device, device_properties
+from numba_gemm.split_products import runnable
+print(*runnable(device_properties(current_device()).cc))
+"""
+ERRORS = """
+import sys
+import pandas as pd
+from numba_gemm.bench.accuracy import EXTENT, measured
+found = measured([16, 64, 256, 1024, 4096, 16384], EXTENT, 1, ["ieee", "tf32", "tf32x3", "bf16x6"])
+pd.DataFrame(found).to_csv(sys.stdout, index=False)
+"""
+
+
+def on_gpu(code):
+    """What Python prints in a process of its own, which uses the GPU."""
+    environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "0"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    return done.stdout
+
+
+able = on_gpu(ABLE).split() if lessons.has_gpu() else ["ieee", *MODES]
+errors, where = accuracy, accuracy.attrs["source"]
+if lessons.has_gpu() and "bf16x6" in able and importlib.util.find_spec("torch"):
+    errors, where = pd.read_csv(io.StringIO(on_gpu(ERRORS))), "measured now"
+
+looks = {"cublas": "black", "ieee": "#56B4E9", "tf32": "#E69F00", "tf32x3": "#0072B2", "bf16x6": "#D55E00"}
+figure = Figure(figsize=(10, 4), layout="constrained")
+for axes, kind in zip(figure.subplots(1, 3, sharey=True), ("positive", "uniform", "just_above_one"), strict=True):
+    for precision, colour in looks.items():
+        own = errors[(errors["distribution"] == kind) & (errors["precision"] == precision)].sort_values("k")
+        axes.plot(own["k"], own["median"], color=colour, label=precision)
+        axes.plot(own["k"], own["max"], color=colour, linestyle="--", linewidth=1)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_title(kind.replace("_", " "), fontsize=10)
+    axes.set_xlabel("K")
+figure.axes[0].set_ylabel("error over |A| @ |B|")
+figure.axes[0].legend(fontsize=8)
+figure.suptitle(where, fontsize=10)
+figure
+
+# %% [markdown]
+# `tf32` alone is three or four digits short. `tf32x3`, whose sums are folded but not compensated, is near FP32, and
+# loses to it where all that is cut off has one sign. `bf16x6` does not grow with K at all, and where signs are mixed it
+# falls. (cuBLAS's error at K = 4096 is far smaller here than in the table above, where C is 4096 x 4096. Presumably it
+# divides the long sums of a small C among blocks, as notebook 8 does, and shorter sums round less.)
+#
+# ## What is promised
+#
+# [docs/precision.md](../docs/precision.md) states bounds, as `numba_gemm.models.accuracy` has them. The largest errors
+# ever seen in the recorded run, over all operands and K, beside them (`fp16x3` promises less, in other units: of the
+# largest element of a row and of a column):
+
+# %%
+rows = []
+for name in ("ieee", *MODE_BOUNDS):
+    own = accuracy[accuracy["precision"] == name]
+    if name == "fp16x3":  # operands of similar size
+        own = own[own["distribution"].isin(["uniform", "normal", "positive", "just_above_one"])]
+    used = own["max"] / [bound(name, k) for k in own["k"]]
+    rows.append(
+        {
+            "precision": name,
+            "largest error": own["max"].max(),
+            "of its bound": used.max(),
+            "at K": own["k"][used.idxmax()],
+        }
+    )
+assert all(row["of its bound"] <= 1 for row in rows)
+table(rows, "precision", largest_error=".1e", of_its_bound=".0%")
+
+# %% [markdown]
+# Bounds are not all. Infinities, NaN and overflow come out of the modes of several parts as NumPy has them: an
+# element of C that comes out as NaN, infinite or nearly so is computed again, by FP32 multiply-adds. And nobody gets
+# fewer bits unasked: the default is `precision="ieee"`; all else must be named.
+#
+# ## Predict, then measure
+#
+# A product of n products of parts should take n times as long as one of them, and splitting as long as its bytes take
+# to move: each float is read, once more for F16's scales, and its parts are written. `bf16` is one product, and so is
+# `tf32`, which on Hopper reads A and B as they lie. So two times predict four others. Write your guess for `bf16x6`
+# down before you run the cell.
+
+# %%
+precisions = [name for name in able if name in MODES]
+if precisions:
+    results = lessons.measure("auto", precisions=precisions)
+else:
+    print("This GPU has no tensor cores for these precisions; see the table recorded on another:")
+    precisions, results = list(MODES), lessons.recorded("latest/precisions/results.csv")
+    chosen = (results[["m", "n", "k"]] == 4096).all(axis=1) & results["stage"].isin(["auto", "cublas"])
+    results = results[chosen & (results["layout"] == "nn")]
+
+gpu = results.attrs["environment"]["gpu"]
+shape = tuple(map(int, results[["m", "n", "k"]].iloc[0]))
+
+
+def splitting_us(mode):
+    """Microseconds for the bytes of splitting, at the memory's theoretical bandwidth."""
+    each = 4 * (1 + mode.scaled) + mode.parts * 4 // mode.per_word
+    elements = shape[0] * shape[2] + shape[2] * shape[1]
+    return elements * each / gpu["bandwidth_gb_s"] / 1e3
+
+
+ours = results[results["stage"] == "auto"].set_index("precision")
+theirs = results[results["stage"] == "cublas"].set_index("precision")
+one = {"bf16": ours.loc["bf16", "median_us"] - splitting_us(MODES["bf16"]), "tf32": ours.loc["tf32", "median_us"]}
+one["f16"] = one["bf16"]  # as many a clock
+rows = []
+for name in ("ieee", *precisions):
+    mode, us = MODES.get(name), ours.loc[name, "median_us"]
+    several = mode is not None and len(mode.products) > 1
+    rows.append(
+        {
+            "precision": name,
+            "predicted ms": (len(mode.products) * one[mode.kind] + splitting_us(mode)) / 1e3 if several else np.nan,
+            "measured ms": us / 1e3,
+            "TFLOP/s": ours.loc[name, "gflops"] / 1e3,
+            "of cuBLAS FP32": theirs.loc["ieee", "median_us"] / us,
+            "of cuBLAS so": theirs.loc[name, "median_us"] / us if name in theirs.index else np.nan,
+        }
+    )
+speeds = pd.DataFrame(rows).set_index("precision")
+columns = {"predicted ms": ".2f", "measured ms": ".2f", "of cuBLAS FP32": ".2f", "of cuBLAS so": ".2f"}
+table(speeds, "", **columns, **{"TFLOP/s": ".0f"})
+
+# %%
+at = accuracy[(accuracy["distribution"] == "uniform") & (accuracy["k"] == 4096)].set_index("precision")["median"]
+figure = Figure(figsize=(7, 4), layout="constrained")
+axes = figure.add_subplot()
+for name in speeds.index:
+    axes.plot(at[name], speeds.loc[name, "TFLOP/s"], "o", color="#D55E00")
+    axes.annotate(name, (at[name], speeds.loc[name, "TFLOP/s"]), (6, 4), textcoords="offset points", fontsize=9)
+axes.plot(at["cublas"], theirs.loc["ieee", "gflops"] / 1e3, "x", color="black")
+axes.annotate("cuBLAS FP32", (at["cublas"], theirs.loc["ieee", "gflops"] / 1e3), (6, -12), textcoords="offset points")
+axes.axhline(gpu["fp32_peak_gflops"] / 1e3, color="0.5", linestyle=":", label="peak of FP32 multiply-adds")
+axes.set(xscale="log", yscale="log", xlabel="median error, K = 4096 (smaller is better)", ylabel="TFLOP/s")
+axes.set_title(f"{shape[0]} x {shape[1]} x {shape[2]}: {results.attrs['source']}", fontsize=10)
+axes.margins(x=0.15, y=0.12)
+axes.legend(loc="lower right", fontsize=9)
+figure
+
+# %% [markdown]
+# On an H200 float32's own arithmetic wins in neither: `bf16x6` lies above `ieee`, and left of it. It is beyond what
+# FP32 multiply-adds could reach at their peak. What is to the right of FP32 is faster still, and less right: that is a
+# choice which only you can make.
+#
+# (`ieee` and cuBLAS are slower here than in notebook 8. All precisions are timed in turns, tensor cores bring the card
+# to its limit of power, and clocks fall for all: so compare within a table, and not across two.)
+#
+# ## The climb
+#
+# The kernels are a ladder of their own, one idea a file. Recorded at 4096 cubed, in `bf16x6`, splitting apart:
+
+# %%
+print(ladder.attrs["source"])
+climb = ladder.assign(ms=ladder["median_us"] / 1e3)[["ms", "tflops", "ratio_to_cublas", "error_median", "registers"]]
+climb.loc["split", "ratio_to_cublas"] = np.nan  # it is no product
+table(climb, "", ms=".2f", tflops=".0f", ratio_to_cublas=".2f", error_median=".1e", registers=".0f")
+
+# %%
+rungs = ladder.drop(index=["cublas", "split"])
+figure = Figure(figsize=(7, 3.2), layout="constrained")
+speed, error = figure.subplots(1, 2, sharey=True)
+speed.barh(rungs.index, rungs["tflops"], color="#0072B2")
+speed.axvline(ladder.loc["cublas", "tflops"], color="black", linestyle="--", label="cuBLAS FP32")
+speed.set(xlabel="TFLOP/s")
+figure.legend(loc="outside upper left", fontsize=8)
+error.barh(rungs.index, rungs["error_median"], color="#D55E00")
+error.axvline(ladder.loc["cublas", "error_median"], color="black", linestyle="--")
+error.set(xscale="log", xlabel="median error, positive operands", xlim=(1e-9, None))
+speed.invert_yaxis()
+figure
+
+# %% [markdown]
+# The first rung: all 128 threads copy a **slot**, 64 terms of k of every part, into shared memory; a barrier; then the
+# tensor cores multiply it. `descriptor` tells them where the slot lies, `wait` until they are done.
+
+# %%
+lessons.source("one_warpgroup", function="one_warpgroup")
+
+# %% [markdown]
+# **Bulk copies.** The parts lie in memory just as a slot holds them; that is why `split` writes them so. So one thread
+# asks for a run of bytes, and the hardware brings it. An **mbarrier**, a barrier that lies in shared memory, counts the
+# bytes in.
+
+# %%
+lessons.difference("one_warpgroup", "bulk_copies", context=1)
+
+# %% [markdown]
+# **Producer and consumer.** Copying and multiplying took turns. Now a warpgroup of its own fetches slot after slot
+# into a ring, as in notebook 7 but without the consumers' help; `full` and `empty` barriers hand slots over. Alone this
+# gains next to nothing, as the table says: the tensor cores still rest whenever their one warpgroup waits.
+
+# %%
+lessons.difference("bulk_copies", "producer_consumer", context=1)
+
+# %% [markdown]
+# **Wide tiles.** The kernel stays; its configuration has two warpgroups that multiply. While one waits, the other's
+# products run.
+
+# %%
+lessons.difference("producer_consumer", "wide_tiles", context=0)
+
+# %% [markdown]
+# **Fresh sums.** `fresh=True` starts each slot at zero, and its sums are added outside. In the table: no slower, and
+# more than a hundred times as accurate. This is where the ladder overtakes FP32 in both.
+
+# %%
+lessons.difference("wide_tiles", "fresh_sums", context=1)
+
+# %% [markdown]
+# **Persistent.** As many blocks as multiprocessors, which take one tile after the other; `sum_tile` is `compensated`,
+# which you know; and operands come along, for elements that have to be computed again.
+
+# %%
+lessons.difference("fresh_sums", "persistent", context=1)
+
+# %% [markdown]
+# ## What limits now, and the question it leaves open
+#
+# Each stage says at its head what limits it. Of the last one:
+
+# %%
+head = str(lessons.source("persistent", doc=True)).partition('"""\n')[0]
+print(head[head.index("Limits:") :])
+print("stages:", ", ".join(TENSOR_STAGES))
+
+# %% [markdown]
+# Power, and bytes on their way. Since notebook 1 nearly every step has been about moving data: coalesced, shared,
+# vectorised, without bank conflicts, ahead of time, in bulk. Each time we trusted a rule about what memory does. How
+# good are these rules? [Notebook 10](10_memory_laboratory.ipynb) goes to the laboratory and measures them, one at a
+# time.

@@ -1,0 +1,441 @@
+# %% [markdown]
+# # 10. The memory laboratory
+#
+# **The question.** Nearly every step of the climb followed a rule about memory: neighbours should read neighbours,
+# banks should not be shared, copies should run while something else does. We believed these rules and counted by them.
+# Are they right, and what exactly does it cost to break one?
+#
+# The memory laboratory (`numba_gemm.memory_lab`) asks the GPU. Each of its experiments follows a section of the CUDA
+# C++ Best Practices Guide, predicts, measures, draws both, and has **claims**: sentences that the numbers decide. This
+# notebook runs seven of them, on the way of the data from the host's memory to a warp. Guess before each; some of the
+# rules turn out to be wrong.
+#
+# Unlike those before it this notebook runs its kernels on the GPU, if there is one, for about a minute in all. Without
+# one they run on the simulator, small: what is counted then means something, times do not.
+#
+# Run the cells from top to bottom. The outputs that are stored here are of a run on a machine with an NVIDIA H200;
+# the next cell says where yours happens.
+
+# %%
+import importlib.util
+import subprocess
+import sys
+
+if importlib.util.find_spec("numba_gemm") is None:  # a fresh machine, such as Colab's
+    subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", "numba-gemm[cu12,plot]"])
+
+from numba_gemm import lessons
+
+lessons.begin(on_gpu=True)
+
+# %%
+import json
+
+import numpy as np
+import pandas as pd
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from numba import cuda
+
+from numba_gemm.memory_lab import barriers, l2_persistence, machine, overlap, strided_copy
+from numba_gemm.memory_lab.experiment import NAMES, Unavailable, load
+from numba_gemm.models import requests
+
+pd.set_option("display.max_colwidth", None)
+
+# %% [markdown]
+# Three helpers: one runs an experiment, one draws it with the experiment's own `plot`, one evaluates its claims; the
+# run that was recorded on an H200 always stands beside.
+
+
+# %%
+def recorded(name):
+    """What was recorded of an experiment, and of what."""
+    frame = lessons.recorded(f"memory_lab/{name}.csv")
+    said = json.loads((lessons.RECORDED / "h200" / "memory_lab" / f"{name}.json").read_text(encoding="utf-8"))
+    return frame, f"recorded on {said['gpu']['name']}, {said['date'][:10]}"
+
+
+def run(name, **parameters):
+    """Run an experiment with these parameters on a GPU, small on the simulator; None where it cannot run."""
+    experiment = load(name)
+    if machine.SIMULATOR and experiment.unavailable:
+        print(f"Not run here: {experiment.unavailable}.")
+        return None
+    try:
+        frame = experiment.run(**(experiment.small if machine.SIMULATOR else parameters))
+    except Unavailable as reason:
+        print(f"Not run here: {reason}.")
+        return None
+    print("Run here, and all results were right.")
+    return frame
+
+
+def picture(name, here, height=4.4):
+    """The recorded run, and below it the one of this machine's GPU."""
+    frame, source = recorded(name)
+    shown = [(frame, source)]
+    if here is not None and not machine.SIMULATOR:
+        shown.append((here, f"measured now on {lessons.gpu_name()}"))
+    figure = Figure(figsize=(9.5, height * len(shown)), layout="constrained")
+    for part, (frame, title) in zip(np.atleast_1d(figure.subfigures(len(shown), 1)), shown, strict=True):
+        load(name).plot(frame, part)
+        part.suptitle(title, fontsize=10)
+    return figure
+
+
+def claims(name, here):
+    """Each sentence, and whether numbers bear it out."""
+    columns = {"recorded": load(name).claims(recorded(name)[0])}
+    if here is not None and not machine.SIMULATOR:
+        columns["here"] = load(name).claims(here)
+    found = pd.DataFrame(columns).replace({True: "holds", False: "DOES NOT HOLD"})
+    return found.rename_axis("claim")
+
+
+pd.DataFrame([{"experiment": name, "section": load(name).section, "lesson": load(name).lesson} for name in NAMES])
+
+# %% [markdown]
+# ## A map
+#
+# Before we walk it: how far away the places are in which data can lie, and how much they give, as recorded. Latency
+# is what one thread waits for one read; bandwidth is what all threads get together.
+
+# %%
+spaces, source = recorded("memory_spaces")
+print(source)
+spaces[["space", "level", "latency_cycles", "tb_s", "predicted_tb_s"]].round(1)
+
+# %% [markdown]
+# From registers to device memory, each place is farther and gives less. A GPU's answer to the distance is to do
+# something else meanwhile; the rest of this notebook is about the amounts.
+#
+# ## From the host to the device
+#
+# The CPU's memory, the **host's**, is at the other end of a link, PCI Express on most machines. Host memory is
+# **pageable** by default: the operating system may move it, so the driver copies it through a buffer of its own first.
+# **Page-locked** (pinned) memory stays where it is, and the GPU's copy engine fetches it directly.
+#
+# (Ordinary memory that is page-locked afterwards is called *registered*; *write-combined* memory is page-locked, and
+# the CPU does not cache it. In the pictures H2D is from host to device, D2H back, and what is dashed is predicted.)
+#
+# **Predict:** of a large copy, how much slower is pageable memory? Of a copy of 4 KB, how much of the link's bandwidth
+# is reached?
+
+# %%
+here = run("transfers")
+picture("transfers", here, height=6)
+
+# %%
+claims("transfers", here)
+
+# %% [markdown]
+# Copy rarely, copy much at once, from page-locked memory, and leave on the device what is used again. A small copy
+# takes hardly less than its latency. A thousand in a row overlap, and take less than a thousand latencies, but still
+# several times as long as all of them packed into one, up to 4 KB each. And not everything follows a simple rule:
+# pageable copies are predicted to a factor of about two only, as [the laboratory's page](../docs/memory_lab.md) says.
+#
+# ## Overlap: copies beside kernels
+#
+# Work is given to the GPU in **streams**: what is in one stream happens in order; what is in two may happen at once.
+# Copies and kernels use different parts of the GPU. So cut the data into pieces, give each a stream, and a piece can be
+# computed while the next is on its way. This is the double buffering of notebook 5, one level up.
+#
+# The laboratory predicts for copies of time T, kernels of time E and n streams: $\max(T, E) + \min(T, E) / n$.
+# Drawn from its own model of a pipeline, with the times that were recorded:
+
+# %%
+staged = recorded("overlap")[0].query("part == 'staged'")
+row = staged[staged["turns"] == sorted(set(staged["turns"]))[1]].iloc[0]
+copies, kernels = float(row["transfer_ms"]), float(row["kernel_ms"])
+
+figure = Figure(figsize=(9, 3.4), layout="constrained")
+for axes, count in zip(figure.subplots(1, 2, sharex=True), (1, 4), strict=True):
+    for number, (begin, copied, started, done) in enumerate(overlap.pipeline(copies, kernels, count)):
+        axes.barh(number, copied - begin, left=begin, height=0.7, color="#0072B2", label="copy" if not number else None)
+        axes.barh(
+            number, done - started, left=started, height=0.7, color="#D55E00", label="kernel" if not number else None
+        )
+    axes.set(yticks=range(count), xlabel="ms, predicted", ylabel="stream", title=f"{count} stream{'s' * (count > 1)}")
+    axes.invert_yaxis()
+figure.axes[0].legend()
+figure
+
+# %% [markdown]
+# ### Your turn: how long?
+#
+# Return the predicted milliseconds for copies and kernels that alone take `transfer` and `kernel` ms, in so many
+# streams.
+
+
+# %%
+def staged_time(transfer, kernel, streams):
+    return None  # your answer
+
+
+# %%
+cases = [(copies, kernels, 1), (copies, kernels, 4), (8.0, 2.0, 4), (3.0, 3.0, 100), (5.0, 0.0, 7)]
+right = [(case, float(overlap.staged_ms(*case))) for case in cases]
+answered = lessons.check(staged_time, *right)
+
+# %% [markdown]
+# A solution, if you want to see one:
+
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+def staged_time(transfer, kernel, streams):
+    # The longer one never stops; of the shorter, only the first piece (or the last) has nothing to hide behind.
+    return max(transfer, kernel) + min(transfer, kernel) / streams
+
+
+assert lessons.check(staged_time, *right)
+
+# %% [markdown]
+# **Predict:** what changes if the copy is from pageable memory? If it is put into the default stream?
+
+# %%
+here = run("overlap")
+picture("overlap", here)
+
+# %%
+claims("overlap", here)
+
+# %% [markdown]
+# The formula holds. What breaks the overlap is what makes the host wait: pageable memory, and the default stream beside
+# ordinary ("blocking") streams.
+#
+# ## Coalescing, with a stride
+#
+# On the device now. Notebook 1 counted sectors of 32 bytes. Here each thread copies one float, `stride` floats from its
+# neighbour's:
+
+# %%
+lessons.source("memory_lab/strided_copy", function="stride_copy")
+
+# %% [markdown]
+# What a warp asks for: floats that it needs are dark, those that come along in the same sectors are light.
+
+# %%
+FLOATS = requests.SECTOR_BYTES // 4  # of a sector
+strides = (1, 2, 4, 8)
+cells = np.zeros((len(strides), 32 * strides[-1]))
+for line, stride in enumerate(strides):
+    for lane in range(32):
+        sector = lane * stride // FLOATS
+        cells[line, sector * FLOATS : (sector + 1) * FLOATS] = 1
+    cells[line, np.arange(32) * stride] = 2
+figure = Figure(figsize=(9.5, 2.2), layout="constrained")
+axes = figure.add_subplot()
+axes.imshow(cells, aspect="auto", interpolation="nearest", cmap=ListedColormap(["0.95", "#A6D0EA", "#0072B2"]))
+sectors = [requests.sectors([(lane, 4 * lane * stride) for lane in range(32)], 4) for stride in strides]
+axes.set_yticks(range(len(strides)), [f"stride {s}: {n} sectors" for s, n in zip(strides, sectors, strict=True)])
+axes.set_xticks(range(0, 257, 32))
+axes.set_xlabel("float in memory")
+figure
+
+# %% [markdown]
+# **Predict:** at stride 2 half of what moves is needed. Does half of the bandwidth remain? And at stride 8, 16, 32?
+
+# %%
+# The largest stride takes 8.6 GB at full size; where that is not free, copy less.
+roomy = machine.SIMULATOR or cuda.current_context().get_memory_info().free > 10e9
+here = run("strided_copy", elements=1 << 25 if roomy else 1 << 22)
+here[["stride", "sectors", "efficiency"]]
+
+# %%
+picture("strided_copy", here)
+
+# %%
+claims("strided_copy", here)
+
+# %% [markdown]
+# Up to stride 8 sectors explain what happens. Beyond, the rule says that nothing more is lost, and it is wrong: the
+# curve goes on falling. The experiment does not know why, and says so. A rule is good where it was measured.
+#
+# ## Coalescing, off a boundary
+#
+# A warp that copies 32 neighbours needs four sectors, if it begins at a multiple of 32 bytes. From anywhere else it
+# touches five.
+#
+# **Predict:** a copy that begins one float later asks for a fifth more. How much bandwidth does it lose? (The guide's
+# answer is a fifth.)
+
+# %%
+here = run("misaligned_copy", offsets=(0, 1, 2, 4, 7, 8, 12, 16, 20, 24, 28, 31, 32))
+here[["offset", "block", "sectors"]]
+
+# %%
+picture("misaligned_copy", here)
+
+# %%
+claims("misaligned_copy", here)
+
+# %% [markdown]
+# On an H200 it loses a few percent, and hardly less from offsets of 8, 16 or 24 floats, where four sectors do. The
+# fifth sector is also the neighbouring warp's; who asks second finds it in a cache. So count sectors to learn what
+# warps ask for, and think about who else asks before you call it a cost. What does hurt is blocks of 33 threads,
+# whose second warp copies a single float.
+#
+# ## Keeping a region in L2
+#
+# All of this passes through the L2 cache, which lets go of what was used longest ago. A **window** can mark a range of
+# addresses as worth keeping, in a part of L2 that was set aside, while a long stream of other data passes. A share of
+# the window, its *hit ratio*, is marked.
+#
+# **Predict:** the region is a little larger than what was set aside. Is it better to mark all of it, or only as many of
+# its lines as fit?
+#
+# The experiment's own model, for what was recorded: which share of a region stays, without a window ("none"), or under
+# one over all of it that marks all ("whole"), or only as much as surely fits ("spread": two thirds of what was set
+# aside, which is 30 MiB). The picture has a fourth, "guide": a smaller window, as the guide's own listing has it.
+
+# %%
+windows, source = recorded("l2_persistence")
+set_aside = round(windows["set_aside_mib"].iloc[0] * l2_persistence.MIB)
+l2 = int(lessons.recorded("latest/results.csv").attrs["environment"]["gpu"]["l2_bytes"])
+rows = []
+for region in sorted(set(windows["region_mib"])):
+    size = round(region * l2_persistence.MIB)
+    row = {"region MiB": region}
+    for kind in ("none", "whole", "spread"):
+        window, _ = l2_persistence.window_of(kind, size, set_aside, size)
+        row[kind] = f"{l2_persistence.staying(window, size, set_aside, l2):.0%}"
+    rows.append(row)
+pd.DataFrame(rows).set_index("region MiB")
+
+# %%
+here = run("l2_persistence")
+picture("l2_persistence", here)
+
+# %%
+claims("l2_persistence", here)
+
+# %% [markdown]
+# If more is marked than fits, its lines drive one another out; if less is, that stays. Up to what was set aside it is
+# best to mark all; just beyond it, to mark what fits. For much larger regions the model is too hopeful: there both
+# are alike. The simulator has no caches and no windows; there only the kernel's results were checked.
+#
+# (The ladder's way to find data in L2 is simpler: blocks that share rows of A and columns of B run at the same time.)
+#
+# ## Banks
+#
+# Notebook 4's rule: shared memory has 32 banks, each gives one 32-bit word a cycle, and words of one bank wait for each
+# other, unless they are the same word.
+#
+# ### Your turn: how many cycles?
+#
+# A warp reads float `lane * stride` of shared memory. How many wavefronts (cycles) does it take? The right answers come
+# from the rule that `trace` uses.
+
+
+# %%
+def cycles(stride):
+    return None  # your answer
+
+
+# %%
+right = [
+    ((stride,), requests.wavefronts([(lane, 4 * lane * stride) for lane in range(32)], 4))
+    for stride in (1, 2, 3, 4, 12, 31, 32, 33)
+]
+answered = lessons.check(cycles, *right)
+
+# %% [markdown]
+# A solution, if you want to see one:
+
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+def cycles(stride):
+    # 32 lanes are spread over 32 / gcd(stride, 32) banks.
+    return int(np.gcd(stride, 32))
+
+
+assert lessons.check(cycles, *right)
+
+# %% [markdown]
+# **Predict:** and with vectors of 128 bits? With padding, a stride of 33? When all lanes read one word?
+
+# %%
+here = run("bank_conflicts")
+here[["pattern", "width_bits", "stride", "ways", "predicted_wavefronts"]].head(6)
+
+# %%
+picture("bank_conflicts", here)
+
+# %%
+claims("bank_conflicts", here)
+
+# %% [markdown]
+# Of all rules this is the most exact: dashed and solid lines lie on each other. That is why `trace` can count
+# wavefronts without a GPU. Where the rule surprises, it is in your favour: neighbours that share a wide word join their
+# passes.
+#
+# ## Barriers
+#
+# A barrier keeps threads until all have come. `syncthreads` is one of the block, `syncwarp` one of the warp.
+#
+# **Predict:** what does it cost to have one after every single multiply-add? And in rounds in which one warp in four
+# has sixteen times as much to do, each in turn: how much longer do they take with a barrier of the block after each
+# round?
+
+# %%
+lessons.source("memory_lab/barriers", function="block_rounds")
+
+# %%
+here = run("barriers")
+picture("barriers", here)
+
+# %%
+claims("barriers", here)
+
+# %% [markdown]
+# Where all warps do the same, a barrier after enough work is free. It costs the wait for the slowest. Every k-tile of
+# the ladder ends at one, which is why its stages give each warp the same to do.
+#
+# And a barrier that not all threads reach? On hardware that is undefined: it may hang, or let half-written tiles be
+# read. The package's own scheduler, under which the simulator's kernels run, always finds it. Here are kernels that are
+# wrong on purpose, and some that only look so, and what the scheduler says of each:
+
+# %%
+lessons.source("memory_lab/barriers", function="block_barrier_in_branch")
+
+# %%
+pd.DataFrame([{"kernel": name, "the scheduler says": said} for name, said in barriers.ask_scheduler().items()])
+
+# %% [markdown]
+# **Question:** two calls of `syncthreads`, one in either branch of an `if`: every thread reaches one. Why is it wrong
+# all the same? (Look for it in the table. A barrier is a place in the program where all meet; these are two places.)
+#
+# ## How good are the rules?
+#
+# All experiments, as recorded: sentences, and how many the numbers bear out.
+
+# %%
+rows = []
+for name in NAMES:
+    held = load(name).claims(recorded(name)[0])
+    rows.append({"experiment": name, "claims": len(held), "hold": sum(held.values())})
+summary = pd.DataFrame(rows).set_index("experiment")
+print(summary.sum().to_string())
+summary
+
+# %% [markdown]
+# They hold because they were written after measuring: several say that the guide's rule does *not* hold here. The rest
+# of the laboratory, and what it cannot explain, is in [docs/memory_lab.md](../docs/memory_lab.md);
+# `python -m numba_gemm.memory_lab --list` runs it on your own GPU.
+#
+# ### Your turn: an experiment
+#
+# Is a stride of -1, a warp that reads backwards, as good as a stride of 1? Count by the rule first, and predict; on a
+# GPU write the copy and time it with `machine.timed`, as `strided_copy` does. A start:
+
+# %%
+backwards = [(lane, 4 * (31 - lane)) for lane in range(32)]
+print(requests.sectors(backwards, 4), "sectors;", strided_copy.sectors_a_warp(1), "at stride 1")
+
+# %% [markdown]
+# ## The question it leaves open
+#
+# Kernels, precisions, streams, caches: all of it is for one line in somebody's program. What does that line look like,
+# what arrays does it take, how does it choose among all these kernels, and what does it add on top?
+# [Notebook 11](11_in_use.ipynb) uses it.

@@ -1,0 +1,367 @@
+# %% [markdown]
+# # 12. Write your own
+#
+# **The question.** So far you have looked at kernels of others. What does it take to add one of your own: to see what
+# it does, to know that it is right, to time it beside cuBLAS, and to put it on the ladder?
+#
+# Here is a template that works, and everything that the project does with its own stages, done with it. Change the
+# template and run the notebook again.
+#
+# Run the cells from top to bottom. The outputs that are stored here are of a run on a machine with an NVIDIA H200;
+# the next cell says where yours happens.
+
+# %%
+import importlib.util
+import subprocess
+import sys
+
+if importlib.util.find_spec("numba_gemm") is None:  # a fresh machine, such as Colab's
+    subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", "numba-gemm[cu12,plot]"])
+
+from numba_gemm import lessons
+
+lessons.begin()
+
+# %%
+import json
+import linecache
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+import numba_gemm
+from numba_gemm.inspect import draw, step, trace
+from numba_gemm.ladder import STAGES
+from numba_gemm.models import accuracy
+from numba_gemm.models.occupancy import occupancy
+
+folder = Path(tempfile.mkdtemp())  # where your stage is saved
+
+# %% [markdown]
+# ## The template
+#
+# A stage is a file, and the next cell is one: later on it is saved just as it stands, so it has its own imports. It
+# holds
+#
+# - `build(config, aligned)`, which returns a kernel with the parameters `(alpha, a, b, beta, c)`. The extents in
+#   `config` are constants to the compiler. `aligned` is for stages with 128-bit accesses, as in notebook 4.
+# - a `Stage`, the record by which everything else knows it: its name, configurations and block.
+#
+# The idea of `column_strip` is to do without shared memory: a thread computes TM elements of a column of C, one below
+# the other, in registers. An element of B is loaded once for all of them.
+
+# %%
+from numba import cuda, float32, uint32
+
+from numba_gemm.device.blend import blend
+from numba_gemm.ladder.stage import Stage, TileConfig, require
+
+
+def build(config, aligned):
+    BM, BN, TM = config.BM, config.BN, config.TM
+    require(config, {"one column a thread: TN == 1": config.TN == 1})
+
+    @cuda.jit
+    def column_strip(alpha, a, b, beta, c):
+        acc = cuda.local.array(TM, float32)
+        m, n = c.shape
+        k = a.shape[1]
+        row = cuda.blockIdx.y * BM + uint32(cuda.threadIdx.y) * TM
+        col = cuda.blockIdx.x * BN + uint32(cuda.threadIdx.x)
+        own_col = min(col, n - 1)  # beyond C's edges the last row or column is read again, and nothing is written
+        for i in range(TM):
+            acc[i] = float32(0)
+
+        p = 0
+        while p < k:
+            b_own = b[p, own_col]
+            for i in range(TM):
+                acc[i] += a[min(row + i, m - 1), p] * b_own
+            p += 1
+
+        for i in range(TM):
+            if row + i < m and col < n:
+                c[row + i, col] = blend(alpha, acc[i], beta, c, row + i, col)
+
+    return column_strip
+
+
+STAGE = Stage(
+    name="column_strip",
+    summary="TM elements of a column of C a thread, without shared memory",
+    build=build,
+    configs=(TileConfig(BM=8, BN=128, BK=1, TM=4),),
+    test_config=TileConfig(BM=8, BN=8, BK=1, TM=4),
+    block=lambda config: (config.BN, config.BM // config.TM),
+)
+
+# %% [markdown]
+# ## Step it
+#
+# Thread (1, 0) of the small `test_config`. A has two columns, so there are two turns of the loop. Only the steps that
+# change a sum are shown: what has changed, and below it the line that comes next, in a "file" that is the template's
+# cell. (`cuda.local.array` holds nothing yet when it is made; the simulator shows that as NaN.)
+
+# %%
+a = np.arange(1, 17, dtype=np.float32).reshape(8, 2)
+b = np.array([[1, 10, 100], [1, 10, 100]], np.float32)
+c = np.zeros((8, 3), np.float32)
+
+for s in step(STAGE, None, None, 1, a, b, 0, c, thread=(1, 0), config="test"):
+    if "acc" in s.changed:
+        print(s)
+print(c)
+
+# %% [markdown]
+# ## Trace it
+#
+# One thread, in the small configuration: four rows of A, one column of B, four elements of C. Each element of B is
+# loaded once.
+
+# %%
+a, b, c = np.ones((16, 12), np.float32), np.ones((12, 16), np.float32), np.zeros((16, 16), np.float32)
+draw.who_reads_what(trace(STAGE, None, None, 1, a, b, 0, c, config="test", blocks=[(0, 0, 0)]), thread=3)
+
+# %% [markdown]
+# And a block of the real configuration, with what each line's requests cost:
+
+# %%
+a, b, c = np.ones((8, 8), np.float32), np.ones((8, 128), np.float32), np.zeros((8, 128), np.float32)
+found = trace(STAGE, None, None, 1, a, b, 0, c)
+found.lines[["line", "array", "op", "requests", "per_request", "efficiency"]]
+
+# %% [markdown]
+# ### Your turn: what TM is worth
+#
+# A multiply-add of a warp needs an element of A, the same for all lanes, and 32 of B, which are neighbours. How many
+# sectors does a warp load for each of its multiply-adds, if a thread computes `tm` elements? Replace `None`; the next
+# cell compares your answer with traces of the kernel.
+
+
+# %%
+def sectors_each(tm):
+    return None  # your answer
+
+
+# %%
+def traced(tm):
+    """Sectors that one warp loads in four turns of the loop, over its multiply-adds."""
+    a, b, c = np.ones((tm, 4), np.float32), np.ones((4, 32), np.float32), np.zeros((tm, 32), np.float32)
+    lines = trace(STAGE, None, None, 1, a, b, 0, c, config=TileConfig(BM=tm, BN=32, BK=1, TM=tm)).lines
+    return float(lines.loc[lines["op"] == "load", "sectors"].sum() / (4 * tm))
+
+
+right = [((tm,), traced(tm)) for tm in (1, 2, 4, 8)]
+answered = lessons.check(sectors_each, *right)
+
+# %% [markdown]
+# A solution:
+
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+def sectors_each(tm):
+    return 1 + 4 / tm  # one of A for each, and four of B for every tm
+
+
+assert lessons.check(sectors_each, *right)
+
+# %% [markdown]
+# With `tm` = 1 that is `coalesced`. A larger one brings it close to 1. So make it as large as you can? The compiler
+# answers that further down.
+#
+# ## Is it right?
+#
+# Against float64, element by element, by the bound that all kernels of the project are held to (notebook 0). Extents
+# around the tiles' edges are where mistakes live. C holds NaN where `beta` is 0, since such a product must not read it.
+
+
+# %%
+def judge(stage, m, n, k, alpha=1.0, beta=0.0):
+    rng = np.random.default_rng([m, n, k])
+    a, b, before = (rng.uniform(-1, 1, shape).astype(np.float32) for shape in ((m, k), (k, n), (m, n)))
+    c = before.copy() if beta else np.full((m, n), np.nan, np.float32)
+    found = trace(stage, None, None, alpha, a, b, beta, c, config="test")
+    verdict = accuracy.compare(c, *accuracy.reference(alpha, a, b, beta, before), k)
+    return f"{f'{m} x {n} x {k}':<12} races: {len(found.races)}, {verdict}"
+
+
+print(judge(STAGE, 8, 8, 8))
+print(judge(STAGE, 1, 1, 1))
+print(judge(STAGE, 9, 7, 5, alpha=0.5, beta=-2.0))
+print(judge(STAGE, 17, 9, 12))
+
+# %% [markdown]
+# A check that cannot fail says nothing. So save the stage as a file, break a copy of the file, and look whether it is
+# found. The mistake: a loop that leaves out the last term.
+
+# %%
+text = "".join(linecache.getlines(build.__code__.co_filename))  # the template's cell, as it stands
+(folder / "my_stage.py").write_text(text)
+
+
+def stage_of(path):
+    """The stage in a file."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.STAGE
+
+
+(folder / "broken_stage.py").write_text(text.replace("while p < k:", "while p < k - 1:"))
+print(judge(stage_of(folder / "broken_stage.py"), 9, 7, 5))
+
+# %% [markdown]
+# ## Add it to the ladder
+#
+# `STAGES` is the one list from which the public function, the tests, the benchmark and the inspector work. Here the
+# stage is registered for this process only:
+
+# %%
+STAGES[STAGE.name] = STAGE
+
+rng = np.random.default_rng(0)
+a, b = (rng.uniform(-1, 1, shape).astype(np.float32) for shape in ((20, 6), (6, 30)))
+c = numba_gemm.tiled_sgemm(a[::2], b, stage="column_strip")  # every other row: any strides
+print(accuracy.compare(c, *accuracy.reference(1.0, a[::2], b), k=6))
+
+# %% [markdown]
+# The table that every stage must pass is `tests/ladder_cases.py`: shapes around the edges, seven layouts of the
+# operands, several `alpha` and `beta`, and a guard around C that shows writes outside of it. It is in the repository,
+# not in the installed package.
+
+# %%
+tests = Path(numba_gemm.__file__).parents[1] / "tests"
+if (tests / "ladder_cases.py").is_file():
+    sys.path.append(str(tests))
+    from ladder_cases import cases, run
+
+    outcomes = {case: run(STAGE, STAGE.test_config, case) for case in cases(STAGE.test_config)}
+    wrong = {case: outcome for case, outcome in outcomes.items() if not outcome.ok}
+    print(f"{len(outcomes) - len(wrong)} of {len(outcomes)} cases are right")
+    for case, outcome in list(wrong.items())[:5]:
+        print(f"{case}: {outcome}")
+else:
+    print("This is not a checkout of the repository; in one, the table would run here.")
+
+# %% [markdown]
+# ## What the compiler makes of it
+#
+# The simulator compiles nothing, and a process is one or the other. So this is a process of its own, without the
+# simulator. It needs the compiler, but no GPU.
+
+# %%
+REGISTER = """
+from my_stage import STAGE
+from numba_gemm.ladder import STAGES, TileConfig
+STAGES[STAGE.name] = STAGE
+"""
+
+
+def in_a_process(code, *arguments, simulated=False):
+    """Run Python that knows the stage, and return what it prints."""
+    places = [str(folder), str(Path(numba_gemm.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {
+        "NUMBA_ENABLE_CUDASIM": "1" if simulated else "0",
+        "PYTHONPATH": os.pathsep.join(places),
+    }
+    environment["NUMBA_GEMM_CACHE_DIR"] = "off"  # which keeps kernels by the package's files, and this is none of them
+    command = [sys.executable, "-c", REGISTER + code, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{done.stdout}\n{done.stderr}")
+    return done.stdout
+
+
+INSPECT = "import sys; from numba_gemm.inspect.__main__ import main; sys.exit(main(sys.argv[1:]))"
+print(in_a_process(INSPECT, "column_strip", "--cc", "9.0"))
+
+# %% [markdown]
+# That is `python -m numba_gemm.inspect`, as for any stage, for an H200's compute capability, 9.0. **Spills** are
+# registers that the compiler had no room for and moved to memory; `local` counts these, and arrays that it did not
+# take apart into registers. Both should be 0.
+#
+# Now the question from above: how large a TM? For each, what a thread needs, and what the main loop consists of: FFMA
+# are multiply-adds, LDG loads from global memory. (The program nvdisasm reads that from what was compiled. Without it
+# these columns are missing.)
+
+# %%
+COMPILE = """
+import json, sys
+from numba_gemm.inspect import report
+from numba_gemm.inspect.sass import ToolMissing
+for tm in map(int, sys.argv[1:]):
+    made = report.compiled(STAGE, TileConfig(BM=2 * tm, BN=128, BK=1, TM=tm), (9, 0))
+    row = {"TM": tm, "registers": made.registers, "local": made.local, "spills": made.spills}
+    try:
+        row |= {"FFMA": made.mix["FFMA"], "LDG": made.mix["LDG"], "in the loop": sum(made.mix.values())}
+    except ToolMissing:  # nvdisasm, which reads what was compiled: pip install nvidia-cuda-nvdisasm
+        pass
+    print(json.dumps(row))
+"""
+compiled = pd.DataFrame(map(json.loads, in_a_process(COMPILE, "1", "4", "16", "128").splitlines()))
+compiled["warps an SM"] = [occupancy(256, registers, 0, (9, 0)).warps for registers in compiled["registers"]]
+if "FFMA" in compiled:
+    compiled["for each FFMA"] = (compiled["in the loop"] / compiled["FFMA"]).round(1)
+compiled.set_index("TM")
+
+# %% [markdown]
+# A larger TM needs fewer loads for each multiply-add, as predicted. But every sum takes a register, and so does the
+# address of every row of A, with instructions to move it. Soon these are most of the loop, and with more registers a
+# thread fewer warps find room on a multiprocessor. At 128 the sums do not fit into registers at all: they lie in local
+# memory, which is global memory by another name. The template's 4 is a compromise.
+#
+# ## Time it
+#
+# `bench.py` checks each stage against float64, and then times all in turn, cuBLAS among them, so that a clock that
+# drifts slows all alike. It takes your stage as any other. Where there is no GPU it runs a small product on the
+# simulator: that is checked all the same, but its time would mean nothing.
+
+# %%
+BENCH = "import sys; from numba_gemm.bench.cli import main; sys.exit(main(sys.argv[1:]))"
+names = ["coalesced", "shared_tile", STAGE.name]
+
+
+def bench():
+    options = ["--stages", ",".join([*names, "cublas"]), "--shape", "4096,4096,4096"]
+    if not lessons.has_gpu():
+        options = ["--stages", ",".join(names), "--shape", "33,17,9"]
+    out = folder / "results"
+    in_a_process(BENCH, *options, "--out", str(out), simulated=not lessons.has_gpu())
+    return pd.read_csv(out / "results.csv")
+
+
+results = bench()
+columns = ["stage", "m", "n", "k", "status", "error_in_bounds"]
+if lessons.has_gpu():
+    columns += ["median_us", "gflops", "percent_of_peak", "ratio_to_cublas"]
+results[columns].round(3)
+
+# %% [markdown]
+# With a GPU, this is the picture. Without one, it is that of the two rungs beside it, as they were recorded; yours
+# would be a third bar. (In the outputs stored here it comes close to `shared_tile`, without any shared memory: reuse in
+# registers can be worth as much.)
+
+# %%
+if lessons.has_gpu():
+    chart = draw.ladder_chart(results, gpu=lessons.gpu_name())
+else:
+    chart = draw.ladder_chart(lessons.measure("coalesced", "shared_tile"))
+chart
+
+# %% [markdown]
+# ## Make it yours
+#
+# Change the template and run all cells again. Some ideas, from small to large; each is a prediction to make first, with
+# the trace and the compiler's table, before the time tells:
+#
+# - Another TM in `configs`, or blocks of another shape.
+# - Load a row of A in steps of four along K, so that its addresses move once for four terms.
+# - Give a thread two columns, 64 apart, so that an element of A serves two of its sums. Why apart?
+# - Put the tile of A into shared memory, as `shared_tile` does. Which barriers does it need? `races` tells.
+#
+# A stage that teaches something belongs in the repository. "Add a stage" in its `CONTRIBUTING.md` says what that takes:
+# a file in `numba_gemm/ladder`, whose docstring says which bottleneck it removes and what limits it then, and a line in
+# `STAGES`. Tests, benchmark and inspector follow from the record, as they did here.

@@ -1,0 +1,139 @@
+"""Run the notebooks from top to bottom, each in a process of its own.
+
+    python notebooks/run.py                     # all, and say how long each took
+    python notebooks/run.py 01_naive_and_coalesced --write   # and store the outputs in its .ipynb
+
+A notebook's text is its .py file (jupytext's percent format); the .ipynb beside it has the same cells, and outputs.
+``--write`` is for outputs that readers shall see: run it on a GPU. ``--sync`` brings the .ipynb's cells up to the .py
+file's, keeps the outputs of those that have not changed, and runs nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+
+try:
+    import jupytext
+    import nbformat
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError
+except ModuleNotFoundError as missing:
+    sys.exit(f"{missing}: pip install -e '.[cu13,notebooks]' brings it")
+
+HERE = Path(__file__).parent
+SECONDS = 1200  # that a cell may take, at real sizes on a GPU
+KEPT = {"jupyter", "tags"}  # of a cell's metadata
+VOLATILE = {"execution", "language_info", "widgets"}
+
+
+def names() -> list[str]:
+    """All notebooks, in their order."""
+    return sorted(path.stem for path in HERE.glob("[0-9][0-9]_*.py"))
+
+
+def read(name: str) -> nbformat.NotebookNode:
+    """A notebook as its .py file has it: no outputs, cells numbered."""
+    made = jupytext.read(HERE / f"{name}.py")
+    made.metadata = nbformat.from_dict(
+        {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    )
+    made.nbformat, made.nbformat_minor = 4, 5
+    for number, cell in enumerate(made.cells):
+        cell.id = f"cell-{number}"
+        cell.metadata = nbformat.from_dict({key: value for key, value in cell.metadata.items() if key in KEPT})
+    return made
+
+
+def stored(name: str) -> nbformat.NotebookNode:
+    """A notebook as its .ipynb file has it."""
+    return nbformat.read(HERE / f"{name}.ipynb", as_version=4)
+
+
+def execute(name: str, seconds: int = SECONDS) -> nbformat.NotebookNode:
+    """Run a notebook, and return it with its outputs.
+
+    Raises
+    ------
+    CellExecutionError
+        if a cell raises.
+    """
+    made = read(name)
+    folder = {"metadata": {"path": str(HERE)}}
+    NotebookClient(made, timeout=seconds, kernel_name="python3", resources=folder, record_timing=False).execute()
+    made.metadata = nbformat.from_dict({key: value for key, value in made.metadata.items() if key not in VOLATILE})
+    for cell in made.cells:
+        if cell.cell_type == "code":
+            cell.outputs = joined(cell.outputs)
+    return made
+
+
+def joined(outputs: Iterable[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
+    """Outputs of which neighbours of one stream are one: where a stream is cut is chance."""
+    found: list[nbformat.NotebookNode] = []
+    for output in outputs:
+        last = found[-1] if found else None
+        if last and output.output_type == last.output_type == "stream" and output.name == last.name:
+            last.text += output.text
+        else:
+            found.append(output)
+    return found
+
+
+def synchronised(name: str) -> nbformat.NotebookNode:
+    """A notebook's cells, with the outputs of the stored ones that read the same."""
+    made, old = read(name), {}
+    if (HERE / f"{name}.ipynb").is_file():
+        old = {cell.source: cell for cell in stored(name).cells if cell.cell_type == "code"}
+    for cell in made.cells:
+        if cell.cell_type == "code" and cell.source in old:
+            cell.outputs, cell.execution_count = old[cell.source].outputs, old[cell.source].execution_count
+    return made
+
+
+def write(name: str, notebook: nbformat.NotebookNode) -> None:
+    """Store a notebook as .ipynb."""
+    nbformat.validate(notebook)
+    (HERE / f"{name}.ipynb").write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
+
+
+def attempt(name: str, store: bool) -> str:
+    """Run a notebook, store it if asked to, and say what came of it; what failed begins with a star."""
+    start = time.perf_counter()
+    try:
+        notebook = execute(name)
+    except CellExecutionError as error:
+        return f"* {name} failed:\n{error}"
+    if store:
+        write(name, notebook)
+    return f"{name}: {time.perf_counter() - start:.0f} s"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what the command line names; returns how many notebooks failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="notebooks; by default all")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="so many at once (default: 1)")
+    parser.add_argument("--write", action="store_true", help="store the outputs")
+    parser.add_argument("--sync", action="store_true", help="run nothing; bring the .ipynb files up to date")
+    options = parser.parse_args(arguments)
+    chosen = [Path(given).stem for given in options.names] or names()
+    if options.sync:
+        for name in chosen:
+            write(name, synchronised(name))
+        return 0
+    failed = 0
+    with ProcessPoolExecutor(options.jobs) as pool:
+        for said in pool.map(partial(attempt, store=options.write), chosen):
+            print(said, flush=True)
+            failed += said.startswith("*")
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

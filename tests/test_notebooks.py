@@ -1,0 +1,172 @@
+"""The notebooks run from top to bottom, in processes of their own; and what they are made of, `lessons`."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from compile_stages import compiler_environment
+
+from numba_gemm import lessons
+from numba_gemm.ladder import STAGES
+
+FOLDER = Path(__file__).parents[1] / "notebooks"
+_spec = importlib.util.spec_from_file_location("run_notebooks", FOLDER / "run.py")
+run = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(run)
+NAMES = run.names()
+
+
+def outputs(notebook, kind):
+    """All outputs of a MIME type."""
+    found = [out for cell in notebook.cells if cell.cell_type == "code" for out in cell.outputs]
+    return [out["data"][kind] for out in found if kind in out.get("data", {})]
+
+
+def printed(notebook):
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    return "".join(out["text"] for cell in cells for out in cell.outputs if out["output_type"] == "stream")
+
+
+def test_there_is_one_for_each_part_of_the_climb():
+    assert [name[:2] for name in NAMES] == [f"{number:02}" for number in range(13)]
+    text = "".join((FOLDER / f"{name}.py").read_text(encoding="utf-8") for name in NAMES)
+    for stage in STAGES:
+        assert re.search(rf'(source\(|difference\("\w+", )"{stage}"', text), f"no notebook shows {stage}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_runs(name):
+    """In the environment that a reader's Jupyter has: without the simulator's switch, which the notebook chooses."""
+    command = [sys.executable, str(FOLDER / "run.py"), name]
+    done = subprocess.run(command, env=compiler_environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(rf"^{name}: \d+ s$", done.stdout, re.MULTILINE), done.stdout
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_both_files_have_the_same_cells(name):
+    """The outputs that are shown are of the code that is shown."""
+    made, stored = run.read(name), run.stored(name)
+    assert [(cell.cell_type, cell.source) for cell in made.cells] == [
+        (cell.cell_type, cell.source) for cell in stored.cells
+    ]
+    for cell in stored.cells:
+        if cell.cell_type == "code":
+            assert cell.execution_count, f"a cell of {name} has never run: {cell.source}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stored_outputs_are_of_a_gpu(name):
+    stored = run.stored(name)
+    text = printed(stored)
+    assert re.search(r"(Times are measured on|Kernels run on) this machine's GPU: NVIDIA H200", text)
+    assert "NVIDIA H200" in stored.cells[0].source, "the first cell says whose outputs these are"
+    assert outputs(stored, "image/png"), "a notebook without a picture"
+    assert not [out for cell in stored.cells for out in cell.get("outputs", []) if out["output_type"] == "error"]
+
+
+def test_a_listing_is_the_file():
+    text = Path(lessons.__file__).with_name("ladder") / "naive.py"
+    assert str(lessons.source("naive", doc=True)) == text.read_text(encoding="utf-8")
+    code = lessons.source("naive")
+    assert code.text.startswith("from numba import cuda")
+    assert code._repr_markdown_().startswith("```python\nfrom numba")
+    assert str(lessons.source("dot", function="dot")).startswith("@device_function\ndef dot(")
+    assert "class Prediction" in str(lessons.source("models/traffic", function="Prediction"))
+    with pytest.raises(ValueError, match="neither a stage nor a module"):
+        lessons.source("no such")
+    with pytest.raises(ValueError, match=r"naive\.py has no function or class 'dot'"):
+        lessons.source("naive", function="dot")
+
+
+def test_a_difference_is_of_code_alone():
+    lines = str(lessons.difference("naive", "coalesced")).splitlines()
+    assert lines[:2] == ["--- naive.py", "+++ coalesced.py"]
+    assert any(line.startswith("-    row = cuda.blockIdx.x") for line in lines)
+    assert not any("Bottleneck" in line for line in lines)
+
+
+def test_an_answer_is_checked(capsys):
+    cases = [((1,), 2), ((2,), 4)]
+    assert lessons.check(lambda x: 2 * x, *cases)
+    assert not lessons.check(lambda x: None, *cases)
+    assert not lessons.check(lambda x: x + 1, *cases)
+    assert lessons.check(lambda x: np.float32(x) / 3, ((1,), 1 / 3))
+    assert not lessons.check(lambda x: np.ones(2), ((1,), np.ones(3)))
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "Right, in all 2 cases."
+    assert said[1] == "Not answered yet: <lambda>(1) is None."
+    assert said[2] == "Not yet: <lambda>(2) is 3, and should be 4."
+    with pytest.raises(ValueError, match="needs a case"):
+        lessons.check(abs)
+
+
+def test_what_was_recorded_says_where(monkeypatch, capsys):
+    monkeypatch.setattr(lessons, "has_gpu", lambda: False)
+    found = lessons.measure("naive", "coalesced")
+    assert list(found["stage"]) == ["naive", "coalesced", "cublas"]
+    assert re.fullmatch(r"recorded on NVIDIA H200, 20\d\d-\d\d-\d\d, commit \w{7}", found.attrs["source"])
+    assert not lessons.measured_here(found)
+    table = lessons.compare(found)
+    assert table.loc["coalesced", "gain"] == pytest.approx(
+        table.loc["naive", "measured ms"] / table.loc["coalesced", "measured ms"], abs=0.01
+    )
+    assert table.loc["coalesced", "predicted ms"] < table.loc["coalesced", "measured ms"]
+    assert "recorded on NVIDIA H200" in lessons.recorded("memory_lab/transfers.csv").attrs["source"]
+    with pytest.raises(ValueError, match="nothing was recorded of cublas, naive at"):
+        lessons.measure("naive", shape=(5, 6, 7))
+    with pytest.raises(FileNotFoundError, match="no recorded table"):
+        lessons.recorded("latest/none.csv")
+    with pytest.raises(ValueError, match="expected results of one shape, got 0"):
+        lessons.compare(found[:0])
+
+
+def test_a_measurement_that_fails_says_why(monkeypatch):
+    monkeypatch.setattr(lessons, "has_gpu", lambda: True)
+    monkeypatch.setattr(lessons, "MEASURE", "print('half'); raise SystemExit('no such GPU')")
+    with pytest.raises(RuntimeError, match=r"(?s)ended with status 1.*half.*no such GPU"):
+        lessons.measure("naive")
+
+
+def test_a_measurement_is_read(monkeypatch, capsys):
+    """The benchmark's own command line, as far as it can run here; its numbers are another's."""
+    frame = lessons.recorded("latest/results.csv")
+    environment = frame.attrs["environment"]
+    code = (
+        "import json, pathlib, sys\n"
+        "options = dict(zip(sys.argv[1::2], sys.argv[2::2]))\n"
+        "assert options['--stages'] == 'naive,cublas' and options['--shape'] == '4096,4096,4096', options\n"
+        "out = pathlib.Path(options['--out'])\n"
+        f"out.joinpath('results.csv').write_text({frame[:2].to_csv(index=False)!r})\n"
+        f"out.joinpath('environment.json').write_text({json.dumps(environment)!r})\n"
+    )
+    monkeypatch.setattr(lessons, "has_gpu", lambda: True)
+    monkeypatch.setattr(lessons, "MEASURE", code)
+    found = lessons.measure("naive")
+    assert lessons.measured_here(found)
+    assert found["median_us"].tolist() == frame["median_us"][:2].tolist()
+    assert "measured now on NVIDIA H200" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_the_choice_is_made_before_numba(wanted):
+    code = (
+        "from numba_gemm import lessons\n"
+        f"lessons.begin(on_gpu={wanted})\n"
+        "from numba_gemm.device.switch import SIMULATOR\n"
+        "print('simulated', SIMULATOR)\n"
+        "lessons.begin()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=compiler_environment(), capture_output=True, text=True, check=False
+    )
+    on_gpu = wanted and lessons.has_gpu()
+    assert f"simulated {not on_gpu}" in done.stdout, done.stderr
+    assert ("restart the notebook's kernel" in done.stderr) == on_gpu
