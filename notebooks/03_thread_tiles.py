@@ -24,7 +24,6 @@ lessons.begin()
 # %%
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from numba_gemm.inspect import draw, step, trace
 from numba_gemm.ladder import STAGES
@@ -145,36 +144,11 @@ thread_tile_1d = traced("thread_tile_1d")
 draw.who_reads_what(thread_tile_1d, thread=70)
 
 # %% [markdown]
-# What is new happens in shared memory. So here is a picture of our own: of the shared tiles of A (left) and B (above),
-# the elements that the same thread reads, and of C those that it keeps in registers.
-
-
-# %% jupyter={"source_hidden": true} tags=["hide-input"]
-def from_shared(trace, stage, thread):
-    """Draw what a thread reads of the shared tiles, and which elements of the block's tile of C it computes."""
-    tile = TILES[stage]
-    own = trace.accesses[trace.accesses["thread"] == thread]
-    panels = {"b_tile": (0, 1, "load"), "a_tile": (1, 0, "load"), "c": (1, 1, "store")}
-    figure = Figure(figsize=(6.4, 6.0), dpi=100, layout="constrained")
-    axes = figure.subplots(2, 2, gridspec_kw={"width_ratios": [0.25, 1], "height_ratios": [0.25, 1]})
-    figure.delaxes(axes[0, 0])
-    extents = {"a_tile": (tile.BM, tile.BK), "b_tile": (tile.BK, tile.BN), "c": (tile.BM, tile.BN)}
-    for name, (down, across, op) in panels.items():
-        elements = own.loc[(own["array"] == name) & (own["op"] == op), "element"]
-        counts = np.full(extents[name], np.nan)
-        for place in elements:
-            counts[place] = np.nan_to_num(counts[place]) + 1
-        panel = axes[down, across]
-        panel.imshow(counts, cmap=draw.ramp(name), vmin=0, vmax=1, aspect="auto", interpolation="nearest")
-        what = {"load": "reads", "store": "results"}[op]
-        panel.set_title(f"{name}: {len(elements)} {what}", fontsize=9)
-        panel.tick_params(labelsize=7)
-    figure.suptitle(f"{stage}, a tile of K: thread {thread}", fontsize=11)
-    return figure
-
+# What is new happens in shared memory. So here is the same picture of the shared tiles of A and B: what the same thread
+# reads of them, and which elements of C it writes.
 
 # %%
-from_shared(thread_tile_1d, "thread_tile_1d", thread=70)
+draw.who_reads_what(thread_tile_1d, thread=70, shared=True)
 
 # %% [markdown]
 # The thread computes eight elements of C, and for that reads eight rows of A and one column of B: a float of B serves
@@ -218,7 +192,7 @@ assert np.array_equal(c[4:8, 2:4], expected)
 
 # %%
 thread_tile_2d = traced("thread_tile_2d")
-from_shared(thread_tile_2d, "thread_tile_2d", thread=70)
+draw.who_reads_what(thread_tile_2d, thread=70, shared=True)
 
 # %% [markdown]
 # 64 reads of A, 64 of B, for eight k-steps of 64 multiply-adds each:

@@ -287,37 +287,30 @@ print(" ".join(tapes["register_prefetch"]))
 # read to what needs it, and the numbers are k-steps. The longer an arrow, the more latency it hides.
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-from matplotlib.figure import Figure
-
 WORK = {"L": 6, "S": 18, "r": 4, "m": 64, "|": 2}  # instructions of a thread in this configuration
-ROWS = {
-    "L": (0, "load a tile", "#56B4E9"),
-    "S": (1, "store it", draw.colour("a")),
-    "r": (2, "read fragments", draw.colour("a")),
-    "m": (3, "multiply-add", draw.colour("c")),
-}
+KINDS = {"L": "load a tile", "S": "store it", "r": "read fragments", "m": "multiply-add", "|": "barrier"}
 
-picture = Figure(figsize=(9, 6.6), layout="constrained")
-for axes, (stage, done) in zip(picture.subplots(3, 1, sharex=True), tapes.items(), strict=True):
-    at, begun = 0, {}
-    for event in done:
+
+def boxed(done):
+    """A tape's events; what each needs is the last load, or the read of its k-step."""
+    found, made = [], {}
+    for place, event in enumerate(done):
         kind, k = event[0], event[1:]
-        if kind == "|":
-            axes.axvline(at + 1, color="black", linewidth=2)
-        else:
-            row, _, colour = ROWS[kind]
-            axes.broken_barh([(at, WORK[kind])], (row - 0.35, 0.7), facecolor=colour)
-            axes.text(at + WORK[kind] / 2, row, k, ha="center", va="center", fontsize=8) if kind == "m" else None
-        if kind in "Sm" and (start := begun.get("L" if kind == "S" else f"r{k}")) is not None:
-            ends = {"xytext": (start, 0 if kind == "S" else 2), "xy": (at, row)}
-            axes.annotate("", **ends, arrowprops={"arrowstyle": "->", "color": "0.25"})
-        at += WORK[kind]
-        begun[event] = at
-    axes.set_yticks(range(4), labels=[label for _, label, _ in ROWS.values()])
-    axes.set_ylim(3.6, -0.6)
-    axes.set_title(f"{stage}: thread 5, barriers black", fontsize=10)
-axes.set_xlabel("instructions of the thread that access memory or multiply")
-picture
+        needed = {"S": "L", "m": f"r{k}"}.get(kind)
+        found.append(draw.Event(KINDS[kind], WORK[kind], k if kind == "m" else "", made.get(needed)))
+        made[event] = place
+    return found
+
+
+draw.sequence(
+    {f"{stage}: thread 5, barriers black": boxed(done) for stage, done in tapes.items()},
+    {
+        "load a tile": draw.ACCENT,
+        "store it": draw.colour("a"),
+        "read fragments": draw.colour("a"),
+        "multiply-add": draw.colour("c"),
+    },
+)
 
 # %% [markdown]
 # Here are the fragments themselves, at each multiplication. Remember that every element of A is its own k:

@@ -49,40 +49,8 @@ SMS = 132  # multiprocessors of an H200
 config = STAGES["lean_loop"].configs[0]
 rows, cols, k_tiles = 4096 // config.BM, 4096 // config.BN, 4096 // config.BK
 tiles = rows * cols
-
-
-def schedule_chart(pieces, blocks, title):
-    """What each block does, and when; pieces are (block, tile, k-tiles of it, whether it is the whole tile)."""
-    figure = Figure(figsize=(7.2, 1.4 + 2.6 * min(1, max(blocks / 40, 0.4))), layout="constrained")
-    axes = figure.add_subplot()
-    until, made, parts = [0] * blocks, [0] * blocks, 0
-    for block, tile, length, whole in pieces:
-        look = draw.ramp("c")(0.45 + 0.4 * (made[block] % 2)) if whole else (draw.OTHER, draw.ACCENT)[tile % 2]
-        edge = {"edgecolor": "black", "linewidth": 0.6} if blocks < 20 else {"linewidth": 0}
-        axes.barh(block, length, left=until[block], height=1, color=look, **edge)
-        if blocks < 20:
-            axes.text(until[block] + length / 2, block, f"tile {tile}", ha="center", va="center", fontsize=8)
-        until[block], made[block], parts = until[block] + length, made[block] + 1, parts + (not whole)
-    axes.bar(0, 0, color=draw.ramp("c")(0.85), label="whole tile")
-    if parts and blocks >= 20:
-        axes.bar(0, 0, color=draw.OTHER, label="part of a tile")
-        axes.bar(0, 0, color=draw.ACCENT, label="part of the next")
-    used = sum(until) / (blocks * max(until))
-    axes.set_title(f"{title}: {max(until):,} k-tiles long, {used:.1%} of the time used", fontsize=10)
-    axes.set_xlim(0, max(until) * 1.01)
-    axes.set_ylim(blocks - 0.5, -0.5)
-    axes.set_xlabel("time, in k-tiles")
-    axes.set_ylabel("multiprocessor")
-    if blocks < 20:
-        axes.set_xticks(range(max(until) + 1))
-        axes.set_yticks(range(blocks))
-    else:
-        figure.legend(loc="outside lower right", ncols=3, fontsize=8)
-    return figure
-
-
 in_rounds = [(tile % SMS, tile, k_tiles, True) for tile in range(tiles)]
-schedule_chart(in_rounds, SMS, f"lean_loop, {tiles} tiles")
+draw.schedule(in_rounds, SMS, f"lean_loop, {tiles} tiles")
 
 # %% [markdown]
 # The white corner is the waste: SMs that have nothing left while others make a whole tile more. It is small here. How
@@ -187,7 +155,7 @@ three = Share(blocks=3, whole=0)
 list(pieces_of(work_of(tiny, M, N, K, three), three.blocks))
 
 # %%
-schedule_chart(pieces_of(work_of(tiny, M, N, K, three), three.blocks), three.blocks, "two tiles on three blocks")
+draw.schedule(pieces_of(work_of(tiny, M, N, K, three), three.blocks), three.blocks, "two tiles on three blocks")
 
 # %% [markdown]
 # In rounds the two tiles would take four k-tiles, and the third SM would have nothing to do. Now it takes three. At
@@ -198,7 +166,7 @@ schedule_chart(pieces_of(work_of(tiny, M, N, K, three), three.blocks), three.blo
 big = STAGES["stream_k"].configs[0]
 share = natural_share(big, 4096, 4096, 4096, 1, SMS)
 print(share)
-schedule_chart(pieces_of(work_of(big, 4096, 4096, 4096, share), SMS), SMS, f"stream_k, {tiles} tiles")
+draw.schedule(pieces_of(work_of(big, 4096, 4096, 4096, share), SMS), SMS, f"stream_k, {tiles} tiles")
 
 # %% [markdown]
 # No corner is left. Each bar is a block's time: whole tiles are green, in two shades by turns, and parts of tiles pink

@@ -5,7 +5,9 @@
 
 A notebook's text is its .py file (jupytext's percent format); the .ipynb beside it has the same cells, and outputs.
 ``--write`` is for outputs that readers shall see: run it on a GPU. ``--sync`` brings the .ipynb's cells up to the .py
-file's, keeps the outputs of those that have not changed, and runs nothing.
+file's, keeps the outputs of those that have not changed, and runs nothing. ``--refresh`` does the same, runs the
+notebook, and stores the outputs of cells that have changed: for cells that trace and draw, which is the same anywhere,
+and measure nothing.
 """
 
 from __future__ import annotations
@@ -96,6 +98,17 @@ def synchronised(name: str) -> nbformat.NotebookNode:
     return made
 
 
+def refreshed(name: str) -> nbformat.NotebookNode:
+    """A notebook's cells with the outputs of the stored ones that read the same, and new outputs of the others."""
+    made, new = synchronised(name), execute(name)
+    for cell, run in zip(made.cells, new.cells, strict=True):
+        if cell.cell_type == "code" and not cell.execution_count:
+            if "measure(" in cell.source or "begin(" in cell.source:
+                raise ValueError(f"a cell of {name} that has changed measures: --write it on a GPU\n{cell.source}")
+            cell.outputs, cell.execution_count = run.outputs, run.execution_count
+    return made
+
+
 def write(name: str, notebook: nbformat.NotebookNode) -> None:
     """Store a notebook as .ipynb."""
     nbformat.validate(notebook)
@@ -121,11 +134,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="so many at once (default: 1)")
     parser.add_argument("--write", action="store_true", help="store the outputs")
     parser.add_argument("--sync", action="store_true", help="run nothing; bring the .ipynb files up to date")
+    parser.add_argument("--refresh", action="store_true", help="store the outputs of cells that have changed")
     options = parser.parse_args(arguments)
     chosen = [Path(given).stem for given in options.names] or names()
-    if options.sync:
+    if options.sync or options.refresh:
         for name in chosen:
-            write(name, synchronised(name))
+            write(name, refreshed(name) if options.refresh else synchronised(name))
         return 0
     failed = 0
     with ProcessPoolExecutor(options.jobs) as pool:

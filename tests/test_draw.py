@@ -519,3 +519,70 @@ class TestCommand:
         assert "no results at" in capsys.readouterr().err
         assert plots.main([str(tmp_path / "missing")]) == 1
         assert "is no folder" in capsys.readouterr().err
+
+
+class TestWhatAThreadDoes:
+    KINDS = {"load": draw.ACCENT, "use": draw.COLOURS["c"]}  # noqa: RUF012
+
+    def test_boxes_and_arrows(self):
+        events = [draw.Event("load", 3), draw.Event("barrier", 2), draw.Event("use", 5, "7", needs=0)]
+        figure = draw.sequence({"one": events, "other": events[:1]}, self.KINDS)
+        first, second = figure.axes
+        (arrow,) = [text for text in first.texts if hasattr(text, "arrow_patch") and text.arrow_patch is not None]
+        assert (arrow.xyann, arrow.xy) == ((3, 0), (5, 1))
+        boxes = [tuple(box.get_paths()[0].get_extents().bounds) for box in first.collections]
+        assert [(box[0], box[2]) for box in boxes] == [(0, 3), (5, 5)]
+        assert [line.get_xdata()[0] for line in first.lines] == [4]
+        assert "7" in [text.get_text() for text in first.texts]
+        assert len(second.collections) == 1
+        assert len(np.unique(pixels(figure).reshape(-1, 4), axis=0)) > 8, "not blank"
+
+    def test_what_cannot_be_drawn(self):
+        with pytest.raises(ValueError, match="of kinds store; colours has load, use"):
+            draw.sequence({"one": [draw.Event("store", 1)]}, self.KINDS)
+        with pytest.raises(ValueError, match="event 0 of one needs event 0, which is not before it"):
+            draw.sequence({"one": [draw.Event("use", 1, needs=0)]}, self.KINDS)
+
+
+class TestSchedule:
+    def test_bars_are_pieces(self):
+        figure = draw.schedule([(0, 0, 3, True), (1, 1, 1, False), (1, 2, 1, False)], 2, "three")
+        (axes,) = figure.axes
+        assert [(bar.get_x(), bar.get_width(), bar.get_y() + 0.5) for bar in axes.patches] == [
+            (0, 3, 0),
+            (0, 1, 1),
+            (1, 1, 1),
+        ]
+        assert "3 k-tiles long, 83.3% of the time used" in axes.get_title()
+        assert to_hex(axes.patches[1].get_facecolor()) == draw.ACCENT.lower()
+        assert len(np.unique(pixels(figure).reshape(-1, 4), axis=0)) > 8, "not blank"
+
+    def test_many_blocks_have_a_legend(self):
+        figure = draw.schedule([(block, block, 4, block % 2 == 0) for block in range(132)], 132, "many")
+        (legend,) = figure.legends
+        assert [text.get_text() for text in legend.get_texts()] == ["whole tile", "part of a tile", "part of the next"]
+
+    def test_what_cannot_be_drawn(self):
+        with pytest.raises(ValueError, match="0 pieces"):
+            draw.schedule([], 3, "none")
+        with pytest.raises(ValueError, match="blocks 0 to 2"):
+            draw.schedule([(3, 0, 1, True)], 3, "beyond")
+
+
+@simulator
+class TestSharedTiles:
+    def test_what_a_thread_reads_of_them(self):
+        found = traced("shared_tile", 8, 8, 8, config="test")
+        figure = draw.who_reads_what(found, thread=9, shared=True)  # row 1, column 1 of 8 x 8
+        b, a, c = (np.ma.filled(axes.images[0].get_array(), np.nan) for axes in figure.axes[1:])
+        assert np.argwhere(~np.isnan(a)).tolist() == [[1, k] for k in range(8)]
+        assert np.argwhere(~np.isnan(b)).tolist() == [[k, 1] for k in range(8)]
+        assert np.argwhere(~np.isnan(c)).tolist() == [[1, 1]]
+        assert "A_TILE" in figure.axes[2].get_title()
+
+    def test_what_cannot_be_drawn(self):
+        with pytest.raises(ValueError, match="no tile of two dimensions that begins with 'a' in shared memory"):
+            draw.who_reads_what(traced("coalesced", 8, 8, 8, config="test"), shared=True)
+        found = traced("conflict_free", 64, 64, 16, config="test")
+        with pytest.raises(ValueError, match="not rows of A and columns of B as they lie"):  # A's tile is turned
+            draw.who_reads_what(found, shared=True)

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ..models import requests as rules
 from ..models.roofline import arithmetic_intensity, roofline
-from .recording import GLOBAL, TracedArray
+from .recording import GLOBAL, SHARED, TracedArray
 from .tracing import Trace
 
 if TYPE_CHECKING:
@@ -35,13 +35,17 @@ __all__ = [
     "CUBLAS",
     "OTHER",
     "OUTLINE",
+    "Event",
+    "Piece",
     "bank_map",
     "colour",
     "ladder_chart",
     "ramp",
     "reuse_map",
     "roofline_chart",
+    "schedule",
     "sector_map",
+    "sequence",
     "shades",
     "stage_styles",
     "thread_map",
@@ -500,6 +504,16 @@ def _chosen(
     return index, where if warp is None else f"warp {warp} of {where}"
 
 
+def _shared_tile(trace: Trace, letter: str) -> TracedArray:
+    tiles = [array for array in trace.arrays if array.space == SHARED and array.name.lower().startswith(letter)]
+    if not tiles or len(tiles[0].shape) != 2:
+        names = ", ".join(array.name for array in trace.arrays if array.space == SHARED) or "none"
+        raise ValueError(
+            f"{trace.kernel} has no tile of two dimensions that begins with {letter!r} in shared memory ({names})"
+        )
+    return tiles[0]
+
+
 def _operand(trace: Trace, letter: str) -> TracedArray:
     for array in trace.arrays:
         if array.space == GLOBAL and array.name.lower() == letter:
@@ -570,7 +584,11 @@ def _panel(axes: Axes, name: str, counts: np.ndarray[Any, Any], verb: str, step:
 
 
 def who_reads_what(
-    trace: Trace, thread: int | None = None, warp: int | None = None, block: Sequence[int] | None = None
+    trace: Trace,
+    thread: int | None = None,
+    warp: int | None = None,
+    block: Sequence[int] | None = None,
+    shared: bool = False,
 ) -> Figure:
     """Draw a product, B above and A left of C, and in it what a thread, a warp or a block accesses in global memory.
 
@@ -585,6 +603,8 @@ def who_reads_what(
         One thread by its position in the block, or one warp; by default the whole block.
     block : sequence of int, optional
         Which one; by default the first that was traced.
+    shared : bool
+        Draw the tiles of A and B in shared memory instead, and what is read of them.
 
     Returns
     -------
@@ -595,10 +615,13 @@ def who_reads_what(
     Raises
     ------
     ValueError
-        for a thread, warp or block that was not traced, or a kernel without such matrices.
+        for a thread, warp or block that was not traced, or a kernel without such matrices or tiles.
     """
     index, who = _chosen(trace, thread, warp, block)
-    a, b, c = (_operand(trace, letter) for letter in "abc")
+    a, b = (_shared_tile(trace, letter) if shared else _operand(trace, letter) for letter in "ab")
+    c = _operand(trace, "c")
+    if a.shape[1] != b.shape[0]:
+        raise ValueError(f"{a.name} is {a.shape} and {b.name} {b.shape}: not rows of A and columns of B as they lie")
     accesses = trace.accesses
     accesses = accesses[accesses["block"] == index]
     if thread is not None:
@@ -610,7 +633,8 @@ def who_reads_what(
     side = (WIDTH - 1.2) / (1 + deep)  # of C
     height = min(side * (tall + min(max(k / n, 0.3), 1.2)), 7.5) + 1.6
     figure = _figure(WIDTH, height)
-    figure.suptitle(f"{trace.kernel}: what {who} reads and writes", fontsize=FONT + 2)
+    of_tiles = " of shared tiles" if shared else ""
+    figure.suptitle(f"{trace.kernel}: what {who} reads{of_tiles} and writes", fontsize=FONT + 2)
     ratios: dict[str, Any] = {"width_ratios": [deep, 1], "height_ratios": [min(max(k / n, 0.3), 1.2), tall]}
     panels = figure.subplots(2, 2, gridspec_kw=ratios)
     panels[0, 0].set_axis_off()
@@ -700,6 +724,140 @@ def timeline(
     axes.set_yticks(range(len(rows)), labels=[f"{op} {array} ({space})" for op, array, space in rows])
     title = f"{trace.kernel}: {unit} of {who}"
     _dressed(axes, title, "barriers passed: a column lies between two cuda.syncthreads()", "")
+    return figure
+
+
+class Event(NamedTuple):
+    """Something that a thread does, in a picture of `sequence`.
+
+    Attributes
+    ----------
+    kind : str
+        The row that it stands in; "barrier" is a line across all rows.
+    work : int
+        Its length, in instructions.
+    text : str
+        What is written into it.
+    needs : int or None
+        The place in the sequence of an earlier event whose result it needs.
+    """
+
+    kind: str
+    work: int
+    text: str = ""
+    needs: int | None = None
+
+
+def sequence(events: Mapping[str, Sequence[Event]], colours: Mapping[str, str]) -> Figure:
+    """Draw what a thread does, one thing after the other, and with arrows what waits for what.
+
+    Parameters
+    ----------
+    events : mapping from str to sequence of Event
+        By title; each has axes of its own, below each other.
+    colours : mapping from str to str
+        Of each kind of event, in the order of the rows.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        A box for each event but barriers, an arrow from where what it needs ends to where it begins.
+
+    Raises
+    ------
+    ValueError
+        for a kind without a colour, or an event that needs none before it.
+    """
+    if unknown := {event.kind for each in events.values() for event in each} - {*colours, "barrier"}:
+        raise ValueError(f"events are of kinds {', '.join(sorted(unknown))}; colours has {', '.join(colours)}")
+    kinds = list(colours)
+    figure = _figure(WIDTH, 0.5 + 1.9 * len(events))
+    panels = figure.subplots(len(events), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, (title, each) in zip(panels, events.items(), strict=True):
+        at = 0
+        ends: list[int] = []
+        for place, event in enumerate(each):
+            if event.needs is not None and not 0 <= event.needs < place:
+                raise ValueError(f"event {place} of {title} needs event {event.needs}, which is not before it")
+            if event.kind == "barrier":
+                axes.axvline(at + event.work / 2, color=OUTLINE, linewidth=2)
+            else:
+                row = kinds.index(event.kind)
+                axes.broken_barh([(at, event.work)], (row - 0.35, 0.7), facecolor=colours[event.kind])
+                axes.text(at + event.work / 2, row, event.text, ha="center", va="center", fontsize=FONT - 1)
+                if event.needs is not None:
+                    tail = (ends[event.needs], kinds.index(each[event.needs].kind))
+                    axes.annotate("", xy=(at, row), xytext=tail, arrowprops={"arrowstyle": "->", "color": "0.25"})
+            at += event.work
+            ends.append(at)
+        axes.set_yticks(range(len(kinds)), labels=kinds)
+        axes.set_ylim(len(kinds) - 0.4, -0.6)
+        axes.tick_params(labelsize=FONT)
+        axes.set_title(title, fontsize=FONT + 1)
+    panels[-1].set_xlabel("instructions of the thread that access memory or multiply", fontsize=FONT)
+    return figure
+
+
+class Piece(NamedTuple):
+    """A block's share of a tile of C in a picture of `schedule`: its length in k-tiles, and whether it is all."""
+
+    block: int
+    tile: int
+    length: int
+    whole: bool
+
+
+def schedule(pieces: Iterable[Piece | tuple[int, int, int, bool]], blocks: int, title: str) -> Figure:
+    """Draw which block works on which tile of C when, if each k-tile takes one unit of time.
+
+    Parameters
+    ----------
+    pieces : iterable of Piece
+        In the order in which each block takes them.
+    blocks : int
+        How many blocks there are; each is a row.
+    title : str
+        To which the length and the share of the time that is used are added.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        A bar for each piece: whole tiles green, in two shades by turns, parts of tiles in two other colours by turns.
+
+    Raises
+    ------
+    ValueError
+        for a piece of a block that there is not, or no piece at all.
+    """
+    taken = [Piece(*piece) for piece in pieces]
+    if not taken or not all(0 <= piece.block < blocks for piece in taken):
+        raise ValueError(f"{len(taken)} pieces of blocks 0 to {blocks - 1}: expected one or more, of these blocks")
+    few = blocks < 20  # enough room for words
+    figure = _figure(WIDTH, 1.4 + 2.6 * min(1, max(blocks / 40, 0.4)))
+    axes = figure.add_subplot()
+    until, made = [0] * blocks, [0] * blocks
+    for block, tile, length, whole in taken:
+        look = ramp("c")(0.45 + 0.4 * (made[block] % 2)) if whole else (OTHER, ACCENT)[tile % 2]
+        edge: dict[str, Any] = {"edgecolor": OUTLINE, "linewidth": 0.6} if few else {"linewidth": 0}
+        axes.barh(block, length, left=until[block], height=1, color=look, **edge)
+        if few:
+            axes.text(until[block] + length / 2, block, f"tile {tile}", ha="center", va="center", fontsize=FONT - 1)
+        until[block], made[block] = until[block] + length, made[block] + 1
+    used = sum(until) / (blocks * max(until))
+    axes.set_title(f"{title}: {max(until):,} k-tiles long, {used:.1%} of the time used", fontsize=FONT + 1)
+    axes.set_xlim(0, max(until) * 1.01)
+    axes.set_ylim(blocks - 0.5, -0.5)
+    axes.set_xlabel("time, in k-tiles", fontsize=FONT)
+    axes.set_ylabel("multiprocessor", fontsize=FONT)
+    if few:
+        axes.set_xticks(range(max(until) + 1))
+        axes.set_yticks(range(blocks))
+        return figure
+    axes.bar(0, 0, color=ramp("c")(0.85), label="whole tile")
+    if not all(piece.whole for piece in taken):
+        axes.bar(0, 0, color=OTHER, label="part of a tile")
+        axes.bar(0, 0, color=ACCENT, label="part of the next")
+    figure.legend(loc="outside lower right", ncols=3, fontsize=FONT - 1)
     return figure
 
 
