@@ -76,13 +76,14 @@ def tiled_sgemm(
         is chosen.
     precision : str
         "ieee", float32's multiply-adds, on any GPU; or, from compute capability 8.0 on, how tensor cores are to make do
-        with narrower numbers. "bf16x6" and "bf16x9" split each element into three BF16, and from K = 256 on have
-        smaller errors than float32's own sums, in float32's range. "tf32x3" splits it into two TF32, and "fp16x3" into
-        two F16 of which each row of A and column of B has a scale: both are less accurate for sums of one sign. "tf32"
-        and "bf16" round elements. docs/precision.md says what each guarantees. All but "tf32", of most operands, read
-        them once more and need memory for the parts, which each stream keeps. "fp32_auto" is the fastest whose stated
-        error and range are no worse than those of "ieee", if no element but 0 is below 2^-109: "bf16x6" on compute
-        capability 9.0, from K = 256 on and for products large enough that it pays, else "ieee".
+        with narrower numbers. "bf16x6" and "bf16x9" split each element into three BF16, and have smaller errors than
+        float32's own sums, in float32's range: the former from K = 256 on, the latter from 1024 on. "tf32x3" splits it
+        into two TF32, and "fp16x3" into two F16 of which each row of A and column of B has a scale: both are less
+        accurate for sums of one sign. "tf32" and "bf16" round elements. docs/precision.md says what each guarantees.
+        All but "tf32", of most operands, read them once more and need memory for the parts, which each stream keeps.
+        "fp32_auto" is the fastest whose stated error and range are no worse than those of "ieee", if no element but 0
+        is below 2^-109: "bf16x6" on compute capability 9.0, from K = 256 on and for products large enough that it pays,
+        else "ieee".
     stream : optional
         Stream to run on: a stream of Numba, CuPy or PyTorch, an object with ``__cuda_stream__``, or a handle. By
         default the current stream of the arrays' library; for Numba arrays and ``__cuda_array_interface__`` the first

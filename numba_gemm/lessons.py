@@ -66,9 +66,10 @@ def gpu_name() -> str:
     """The name of the first GPU."""
     from cuda.bindings import driver
 
-    driver.cuInit(0)
-    _, device = driver.cuDeviceGet(0)
-    _, name = driver.cuDeviceGetName(100, device)
+    from .driver import call
+
+    call(driver.cuInit, 0)
+    name = call(driver.cuDeviceGetName, 100, call(driver.cuDeviceGet, 0))
     return str(name.split(b"\0")[0].decode())
 
 
@@ -380,6 +381,8 @@ def _ceilings(gpu: str) -> Ceilings:
 def compare(results: pd.DataFrame) -> pd.DataFrame:
     """Predicted and measured times of the stages in a table of `measure`, and what each gains.
 
+    Stages that could not be timed, for want of a compute capability say, are left out, and printed with the reason.
+
     Parameters
     ----------
     results : DataFrame
@@ -399,24 +402,30 @@ def compare(results: pd.DataFrame) -> pd.DataFrame:
     """
     import pandas as pd
 
+    from .bench.cases import Shape
+    from .bench.model import keeps, rung_of
+    from .bench.results import OK, records
     from .ladder import STAGES
     from .models.traffic import WAYS, predict
 
     shapes = results[["m", "n", "k"]].drop_duplicates()
     if len(shapes) != 1:
         raise ValueError(f"expected results of one shape, got {len(shapes)}")
-    m, n, k = map(int, shapes.iloc[0])
+    shape = Shape(*map(int, shapes.iloc[0]))
     gpu = results.attrs["environment"]["gpu"]
     ceilings = _ceilings(gpu["name"])
     lines: list[dict[str, Any]] = []
     before = None
-    for row in results[results["precision"] == "ieee"].to_dict("records"):
-        stage = STAGES.get(row["stage"])
+    for row in records(results[results["precision"] == "ieee"]):
+        if row["status"] != OK:
+            print(f"{row['stage']} was not timed: {row['status']}, {row['note']}")
+            continue
+        rung = rung_of(row) if row["stage"] in WAYS else None
+        stage = row["stage"] in STAGES
         made = None
-        if stage is not None and stage.name in WAYS:
-            named = {config.name: config for config in (*stage.configs, stage.test_config)}
-            in_l2 = 4 * (m * k + k * n + m * n) <= gpu["l2_bytes"]
-            made = predict(stage, named[row["config"]], m, n, k, ceilings, in_l2=in_l2, sm_count=gpu["multiprocessors"])
+        if rung is not None:
+            in_l2 = keeps(gpu["l2_bytes"], shape, cold=False)
+            made = predict(*rung, *shape, ceilings, in_l2=in_l2, sm_count=gpu["multiprocessors"])
         lines.append(
             {
                 "stage": row["stage"],

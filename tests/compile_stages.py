@@ -8,15 +8,16 @@ switch it off.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import traceback
 from typing import Any
 
+from numba_gemm.device.probe import gpu_environment
+
 
 def compiler_environment() -> dict[str, str]:
     """The environment of a process that compiles: this one's, without the simulator's switch."""
-    return {name: value for name, value in os.environ.items() if name != "NUMBA_ENABLE_CUDASIM"}
+    return gpu_environment()
 
 
 def outcome(job: dict[str, Any]) -> dict[str, Any]:

@@ -128,6 +128,16 @@ def test_what_was_recorded_says_where(monkeypatch, capsys):
         lessons.compare(found[:0])
 
 
+def test_a_stage_that_a_gpu_cannot_run_is_left_out(monkeypatch, capsys):
+    monkeypatch.setattr(lessons, "has_gpu", lambda: False)
+    found = lessons.measure("naive", "coalesced")
+    lacking = found["stage"] == "coalesced"
+    found.loc[lacking, ["median_us", "gflops", "ratio_to_cublas"]] = np.nan
+    found.loc[lacking, ["config", "status", "note"]] = [np.nan, "unsupported", "needs compute capability 8.0"]
+    assert list(lessons.compare(found).index) == ["naive", "cublas"]
+    assert "coalesced was not timed: unsupported, needs compute capability 8.0" in capsys.readouterr().out
+
+
 def test_a_measurement_that_fails_says_why(monkeypatch):
     monkeypatch.setattr(lessons, "has_gpu", lambda: True)
     monkeypatch.setattr(lessons, "MEASURE", "print('half'); raise SystemExit('no such GPU')")

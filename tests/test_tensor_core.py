@@ -607,6 +607,8 @@ def test_short_sums_are_summed_afresh_step_by_step():
     assert (short.stepwise, long.stepwise) == (True, False)
     assert short.products == long.products
     assert split_products.divide(MODES["bf16x9"], 512, 512, 256, 132).mode == MODES["bf16x9"]
+    times = [split_products.expected_seconds(MODES["bf16x6"], 4096, 4096, k, 132) for k in (1023, 1024)]
+    assert times[0] > 1.5 * times[1]
     with pytest.raises(ValueError, match="stepwise sums are compensated"):
         dataclasses.replace(MODES["fp16x3"], stepwise=True)
 

@@ -17,7 +17,7 @@ from numba_gemm.ladder.stage import Stage, TileConfig
 from numba_gemm.launch import DeviceProperties
 from numba_gemm.models.traffic import Ceilings, predict
 
-__all__ = ["DEFAULT", "choose_ceilings", "keeps", "model_table"]
+__all__ = ["DEFAULT", "choose_ceilings", "keeps", "model_table", "rung_of"]
 
 DEFAULT = Path("results") / "h200" / "latest" / measuring.FILE
 HEADERS = ("stage", "M x N x K", "FP32", "DRAM", "L2", "shared", "bound by", "predicted", "measured", "ratio")
@@ -69,7 +69,7 @@ def model_table(
     """
     lines = []
     for row in records(fastest(of_float32(frame))):
-        rung = _rung(row)
+        rung = rung_of(row)
         if rung is None:
             continue
         shape = Shape(int(row["m"]), int(row["n"]), int(row["k"]))
@@ -97,7 +97,7 @@ def microseconds(value: float) -> str:
     return number(value) if value >= 100 else significant(value)
 
 
-def _rung(row: dict[str, Any]) -> tuple[Stage, TileConfig] | None:
+def rung_of(row: dict[str, Any]) -> tuple[Stage, TileConfig] | None:
     """Stage and configuration of a result, None for what is no rung of the ladder."""
     stage = STAGES.get(row["stage"])
     if stage is None:

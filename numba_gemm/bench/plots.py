@@ -14,12 +14,11 @@ from typing import Any
 import pandas as pd
 
 from numba_gemm.bench.results import CPU, NOT_RUNGS, fastest, load, names_in, of_float32, records
-from numba_gemm.inspect.draw import BASELINES, ladder_chart, roofline_chart
+from numba_gemm.inspect.draw import BASELINES, SIMULATED, ladder_chart, roofline_chart
 from numba_gemm.inspect.draw import stage_styles as styles
 
 SPEED_PNG, ROOFLINE_PNG, LADDER_PNG = "gflops_vs_size.png", "roofline.png", "ladder.png"
 DPI = 130
-SIMULATED = "CUDA simulator: these timings mean nothing"
 
 
 def pyplot() -> Any:

@@ -9,7 +9,8 @@ what is cut off of them. Hence:
   The rests' stay in the tensor cores for eight slots.
 - `compensated`: beside that, what each addition to the total rounds off, which two more additions find (Dekker, 1971,
   doi:10.1007/BF01397083), is added to the sum of the rests. So the error does not grow with k.
-- `stepwise`: so are the leading products of each instruction, sixteen terms. It is slower, and for short sums.
+- `stepwise`: as `compensated`, but with leading products of one instruction, sixteen terms, summed afresh. It takes
+  longer, and is for short sums: the rests' stay in the tensor cores to the end.
 
 Both end with adding to the total the rests, and the part of it that its slots have had cut off on average, as measured.
 It is less than half a unit of the last place, so a sum that is a float is not changed.
@@ -175,7 +176,7 @@ def tile_sums(config: WarpgroupConfig, mode: Mode):
             await_slot(full, i, parity)
             a_tile, b_tile = tiles(start, i, group)
             rest(rests, a_tile, b_tile, True)
-            wait(rests, 0)
+            wait(rests, 0)  # before the steps add to them
             step = uint32(0)
             while step < uint32(STEPS):
                 step_lead(sums, a_tile, b_tile, step)
