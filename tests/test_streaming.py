@@ -19,6 +19,7 @@ import pytest
 from compile_stages import compiler_environment
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from streaming_cases import least_memory, tiny_blocks
 
 import numba_gemm
 from numba_gemm import streamed_sgemm, streaming
@@ -35,21 +36,9 @@ def integers(*shape):
 
 
 @pytest.fixture
-def tiny(monkeypatch):
-    """Blocks, panels, strips and buffers of a few elements, so that small products have many of each."""
-    for name, value in {
-        "EDGE": 8,
-        "SMALLEST_EDGE": 8,
-        "THINNEST": 4,
-        "THIN_START": 4,
-        "DEEPEST": 16,
-        "GRANULARITY": 256,
-    }.items():
-        monkeypatch.setattr(dividing, name, value)
-    monkeypatch.setattr(dividing, "WHOLE_ROWS", 16)
-    monkeypatch.setattr(pipeline, "BUFFER_ELEMENTS", 100)
-    monkeypatch.setattr(pipeline, "BUFFERS_COPIED", 1)
-    monkeypatch.setattr(streaming.streamed, "host_threads", lambda: (2, 2))
+def tiny():
+    with tiny_blocks():
+        yield
 
 
 class Slow:
@@ -79,12 +68,6 @@ def limit_for(a, b, least, fraction):
     """A limit of device memory between the smallest that works and what has all on the device at once."""
     m, k, n = *a.shape, b.shape[1]
     return int(least + fraction * (4 * (m * n + 2 * k * (m + n)) + 4096 - least))
-
-
-def least_for(a, b):
-    with pytest.raises(ValueError, match=r"expected at least ([\d,]+)") as caught:
-        streaming.blocking_of(a, b, memory_limit=1)
-    return int(str(caught.value).partition("at least ")[2].partition(" ")[0].replace(",", ""))
 
 
 # ------------------------------------------------------------------------------------------------------------ dividing
@@ -241,7 +224,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("fraction", [0.0, 0.3, 1.0])
 def test_products_of_any_layout(tiny, by_numpy, layout, fraction):
     a, b = LAYOUTS[layout](integers(37, 45)), LAYOUTS[layout](integers(45, 52))
-    limit = limit_for(a, b, least_for(a, b), fraction)
+    limit = limit_for(a, b, least_memory(a, b), fraction)
     np.testing.assert_array_equal(streamed_sgemm(a, b, memory_limit=limit), a @ b)
 
 
@@ -253,7 +236,7 @@ def test_out_of_any_layout(tiny, by_numpy, layout, beta):
     out = LAYOUTS[layout](before.copy())
     if beta == 0:
         out[...] = np.nan
-    assert streamed_sgemm(a, b, out, alpha=-3.0, beta=beta, memory_limit=least_for(a, b) + 2000) is out
+    assert streamed_sgemm(a, b, out, alpha=-3.0, beta=beta, memory_limit=least_memory(a, b) + 2000) is out
     np.testing.assert_array_equal(out, -3 * (a @ b) + (beta * before if beta else 0))
 
 
@@ -261,7 +244,7 @@ def test_out_of_any_layout(tiny, by_numpy, layout, beta):
 def test_real_kernels(tiny):
     a, b, c = integers(17, 20), integers(20, 12), integers(17, 12)
     expected = 2 * (a @ b) - c
-    streamed_sgemm(a, b, c, alpha=2.0, beta=-1.0, memory_limit=least_for(a, b))
+    streamed_sgemm(a, b, c, alpha=2.0, beta=-1.0, memory_limit=least_memory(a, b))
     np.testing.assert_array_equal(c, expected)
 
 
@@ -278,7 +261,7 @@ def test_page_locked_operands_are_copied_from_where_they_are(tiny, by_numpy, mon
     a, b, c = integers(37, 45), integers(45, 52), np.empty((37, 52), np.float32)
     monkeypatch.setattr(queues.SimulatedDevice, "is_direct", lambda self, first, last: True)
     monkeypatch.setattr(host.Ring, "_take", lambda self, shape: pytest.fail("a buffer was used"))
-    np.testing.assert_array_equal(streamed_sgemm(a, b, c, memory_limit=least_for(a, b) + 2000), a @ b)
+    np.testing.assert_array_equal(streamed_sgemm(a, b, c, memory_limit=least_memory(a, b) + 2000), a @ b)
 
 
 @pytest.mark.simulator
@@ -302,7 +285,7 @@ def test_nothing_depends_on_how_fast_a_queue_is(tiny, by_numpy, monkeypatch, see
     monkeypatch.setattr(queues.SimulatedQueue, "delay_s", Slow(seed))
     a, b, c = integers(29, 23), integers(23, 37), integers(29, 37)
     expected = a @ b + beta * c
-    streamed_sgemm(a, b, c, beta=beta, memory_limit=least_for(a, b) + 600 * seed)
+    streamed_sgemm(a, b, c, beta=beta, memory_limit=least_memory(a, b) + 600 * seed)
     np.testing.assert_array_equal(c, expected)
 
 
@@ -336,7 +319,7 @@ def test_every_wait_is_needed(tiny, by_numpy, monkeypatch, gate, slow, beta):
     monkeypatch.setattr(queues, "SimulatedQueue", Queue)
     a, b, c = integers(29, 40), integers(40, 37), integers(29, 37)
     expected = a @ b + beta * c
-    limit = least_for(a, b)
+    limit = least_memory(a, b)
     streamed_sgemm(a, b, right := c.copy(), beta=beta, memory_limit=limit)
     np.testing.assert_array_equal(right, expected)
     made.clear()
@@ -382,7 +365,7 @@ def test_what_progress_raises_ends_it_and_says_what_is_done(tiny, by_numpy, out_
             raise ZeroDivisionError("enough")
 
     with pytest.raises(ZeroDivisionError, match="enough") as caught:
-        streamed_sgemm(a, b, out, memory_limit=least_for(a, b), progress=progress)
+        streamed_sgemm(a, b, out, memory_limit=least_memory(a, b), progress=progress)
     done = caught.value.done
     assert len(done) == 3
     for rows, cols in done:
@@ -411,7 +394,7 @@ def test_an_interrupt(tiny, by_numpy, monkeypatch, times):
             threading.Thread(target=interrupts).start()
 
     with pytest.raises(KeyboardInterrupt) as caught:
-        streamed_sgemm(a, b, out, memory_limit=least_for(a, b), progress=progress)
+        streamed_sgemm(a, b, out, memory_limit=least_memory(a, b), progress=progress)
     for rows, cols in caught.value.done:
         np.testing.assert_array_equal(out[rows, cols], (a @ b)[rows, cols])
     assert 2 <= len(caught.value.done) < 12
@@ -570,7 +553,7 @@ def test_a_kernel_that_fails_ends_it(tiny, monkeypatch):
     monkeypatch.setattr(products.Products, "enqueue", enqueue)
     a, b = integers(29, 40), integers(40, 37)
     with pytest.raises(RuntimeError, match="launch failed") as caught:
-        streamed_sgemm(a, b, memory_limit=least_for(a, b))
+        streamed_sgemm(a, b, memory_limit=least_memory(a, b))
     assert caught.value.done == []
     assert "nothing" in caught.value.__notes__[0]
     assert not threads_of_runs()
@@ -580,7 +563,7 @@ def test_a_kernel_that_fails_ends_it(tiny, monkeypatch):
 @pytest.mark.parametrize("layout", ["by rows", "by columns"])
 def test_progress_is_told_of_every_part(tiny, by_numpy, capsys, layout):
     a, b, parts = integers(29, 40), integers(40, 37), []
-    limit, out = least_for(a, b), LAYOUTS[layout](np.full((29, 37), np.nan, np.float32))
+    limit, out = least_memory(a, b), LAYOUTS[layout](np.full((29, 37), np.nan, np.float32))
     right = []
 
     def progress(part):
@@ -655,7 +638,7 @@ def test_memory_maps(tiny, by_numpy, tmp_path):
     x = np.memmap(tmp_path / "a", np.float32, "r", shape=a.shape)
     y = np.memmap(tmp_path / "b", np.float32, "r", shape=b.shape)
     z = np.memmap(tmp_path / "c", np.float32, "w+", shape=(29, 37))
-    streamed_sgemm(x, y, z, memory_limit=least_for(a, b))
+    streamed_sgemm(x, y, z, memory_limit=least_memory(a, b))
     z.flush()
     np.testing.assert_array_equal(np.fromfile(tmp_path / "c", np.float32).reshape(29, 37), a @ b)
     with pytest.raises(ValueError, match="read-only"):
