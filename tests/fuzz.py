@@ -7,10 +7,10 @@ calls that differ in one argument, and calls that must be refused. Each result i
 within the bound of its precision, or exactly where the sums are exact. Memory around the operands holds NaN, and
 memory around C must not change.
 
-A case follows from the seed and its number alone: ``--replay SEED:NUMBER`` repeats one. Runs are repeatable with
-``--cases``; with ``--seconds`` the number of cases depends on the machine. ``--digests FILE`` writes a SHA-256 of each
-result; ``--compare FILE`` computes the same cases again and reports those whose bits differ. Exits with 1 if anything
-is wrong. Without a GPU, the simulator runs the cases, with smaller shapes.
+A case follows from the seed, its number, and the stages, precisions and libraries that it is drawn from:
+``--replay SEED:NUMBER`` repeats one. ``--digests FILE`` writes a SHA-256 of each result, and what the cases were drawn
+from; ``--compare FILE`` runs the same cases again and reports results with other bits. Exits with 1 if anything is
+wrong. Without a GPU, the simulator runs the cases, with smaller shapes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, fields, replace
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -181,12 +182,22 @@ def _described(record: Any) -> str:
     return ", ".join(f"{name}={value}" for name, value, default in values if value != default)
 
 
+@dataclass(frozen=True)
+class Space:
+    """Names that cases are drawn from."""
+
+    libraries: tuple[str, ...]
+    precisions: tuple[str, ...]
+    stages: tuple[str, ...]
+
+
 class Draw:
     """Random choices of one case."""
 
-    def __init__(self, seed: int, number: int) -> None:
+    def __init__(self, seed: int, number: int, space: Space) -> None:
         self.random = Random(f"{seed}:{number}")
         self.seed = seed << 32 | number
+        self.space = space
 
     def weighted(self, table: dict[Any, float]) -> Any:
         return self.random.choices(list(table), list(table.values()))[0]
@@ -240,8 +251,8 @@ class Draw:
             return alpha, beta, "integers"
         return alpha, beta, self.random.choice(INEXACT.get(precision, TENSOR_INEXACT))
 
-    def call(self, kind: str, libraries: Sequence[str], stage: str | None, precision: str) -> Call:
-        library = "numpy" if kind == "streamed" else self.random.choice(libraries)
+    def call(self, kind: str, stage: str, precision: str) -> Call:
+        library = "numpy" if kind == "streamed" else self.random.choice(self.space.libraries)
         shape, ranks = self.shape(kind), ((), ())
         if kind == "batch" or (kind in ("epilogue", "sequence", "refused") and self.chance(0.3)):
             ranks = self.batches()
@@ -249,7 +260,7 @@ class Draw:
         alpha, beta, values = self.scalars(precision)
         layouts = [self.layout(len(rank), library, True) for rank in ranks]
         out = self.layout(len(np.broadcast_shapes(*ranks)), library, False) if beta or self.chance(0.7) else None
-        call = Call(self.seed, library, shape, *layouts, out, *ranks, stage or "auto", precision, alpha, beta, values)
+        call = Call(self.seed, library, shape, *layouts, out, *ranks, stage, precision, alpha, beta, values)
         if kind == "epilogue" or (kind == "sequence" and self.chance(0.2)):
             call = self.with_epilogue(call)
         return call
@@ -277,7 +288,7 @@ class Draw:
             made.append(tuple(own[self.random.randint(0, len(own)) if self.chance(0.3) else 0 :]))
         return made[0], made[1]
 
-    def changed(self, call: Call, libraries: Sequence[str], precisions: Sequence[str]) -> Call:
+    def changed(self, call: Call) -> Call:
         """A call that differs from another in one argument."""
         what = self.random.choice(
             ("alpha", "beta", "out", "a", "b", "offset", "extent", "values", "precision", "library")
@@ -306,9 +317,9 @@ class Draw:
         if what == "values":
             return replace(call, seed=call.seed + (1 << 80))
         if what == "precision" and call.stage == "auto" and call.values in ("integers", "uniform", "wide"):
-            return replace(call, precision=self.random.choice(precisions))
+            return replace(call, precision=self.random.choice(self.space.precisions))
         if what == "library" and call.library != "torch":
-            return replace(call, library=self.random.choice([name for name in libraries if name != "torch"]))
+            return replace(call, library=self.random.choice([name for name in self.space.libraries if name != "torch"]))
         return call
 
 
@@ -326,19 +337,17 @@ SPOILED: dict[str, Callable[[dict[str, Any]], None]] = {
 }
 
 
-def drawn(seed: int, number: int, libraries: Sequence[str], precisions: Sequence[str]) -> Case:
+def drawn(seed: int, number: int, space: Space) -> Case:
     """The case of a number."""
-    draw = Draw(seed, number)
+    draw = Draw(seed, number, space)
     kind = draw.weighted(KINDS)
-    precision = "ieee" if draw.chance(0.4) else draw.random.choice(precisions)
-    stage = None
-    if precision == "ieee" and kind not in ("streamed",) and draw.chance(0.55):
-        stage = draw.random.choice([stage.name for stage in stages()])
-    call = draw.call(kind, libraries, stage, precision)
+    precision = "ieee" if draw.chance(0.4) else draw.random.choice(space.precisions)
+    by_name = precision == "ieee" and kind != "streamed" and draw.chance(0.55)
+    call = draw.call(kind, draw.random.choice(space.stages) if by_name else "auto", precision)
     if kind == "sequence":
         calls = [call]
         for _ in range(draw.random.randint(1, 4)):
-            calls.append(draw.changed(calls[-1], libraries, precisions if stage is None else ("ieee",)))
+            calls.append(draw.changed(calls[-1]))
         return Case(kind, (*calls, call))
     if kind == "plan":
         calls = [call]
@@ -687,7 +696,7 @@ class Options:
     cases: int
     seconds: float
     jobs: int
-    precisions: tuple[str, ...]
+    space: Space
     progress: str = ""  # directory where each worker notes the case that it runs
 
 
@@ -708,12 +717,11 @@ def work(options: Options, worker: int, libraries: dict[str, Library] | None = N
     """Run one worker's share of the cases."""
     libraries = found_libraries() if libraries is None else libraries
     report, end = Report(), time.monotonic() + options.seconds
-    names = sorted(libraries)
     numbers: Iterator[int] = itertools.count(options.first)
     if options.cases:
         numbers = iter(range(options.first, options.first + options.cases))
     for number in numbers:
-        case = drawn(options.seed, number, names, options.precisions)
+        case = drawn(options.seed, number, options.space)
         if zlib.crc32(case.family.encode()) % options.jobs != worker:
             continue
         if time.monotonic() > end or len(report.failures) >= MOST_FAILURES:
@@ -760,8 +768,34 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
         writer.writerows(rows)
 
 
-def all_precisions() -> tuple[str, ...]:
-    return ("ieee",) if SIMULATOR else (*PRECISIONS, FP32_AUTO)
+def whole_space() -> Space:
+    """Names of all that this machine has."""
+    precisions = ("ieee",) if SIMULATOR else (*PRECISIONS, FP32_AUTO)
+    return Space(tuple(sorted(found_libraries())), precisions, tuple(stage.name for stage in stages()))
+
+
+def read_digests(path: Path) -> tuple[dict[str, Any], Space, dict[str, str]]:
+    """Seed and numbers of the cases that a file of digests is of, what they were drawn from, and the digests."""
+    read = json.loads(path.read_text())
+    space = Space(*(tuple(read["space"][one.name]) for one in fields(Space)))
+    return {name: read[name] for name in ("seed", "first", "cases")}, space, read["digests"]
+
+
+def run_all(options: Options) -> Report | None:
+    """Run every worker in a process of its own; None if one ended, after saying which cases ran."""
+    with tempfile.TemporaryDirectory() as progress:
+        told = replace(options, progress=progress)
+        with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
+            futures = [pool.submit(work, told, worker) for worker in range(options.jobs)]
+            try:
+                return merged([future.result(timeout=options.seconds + 120) for future in futures])
+            except (BrokenProcessPool, TimeoutError) as error:
+                print(f"a worker ended or hangs: {error!r}; the workers' last cases were")
+                for file in sorted(Path(progress).iterdir()):
+                    print(f"worker {file.name}:", file.read_text())
+                for process in multiprocessing.active_children():
+                    process.kill()
+                return None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -771,70 +805,56 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cases", type=int, default=0, help="how many; by default, as many as the time allows")
     parser.add_argument("--seconds", type=float, default=60.0, help="time limit")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
-    parser.add_argument("--precisions", type=lambda text: tuple(text.split(",")), default=all_precisions())
+    parser.add_argument("--precisions", type=lambda text: tuple(text.split(",")), help="by default, all")
     parser.add_argument("--replay", metavar="SEED:NUMBER", help="run one case in this process, and show it")
-    parser.add_argument(
-        "--out", type=Path, help="directory for fuzz.csv and fuzz.json: the counts, and how they were made"
-    )
-    parser.add_argument("--digests", type=Path, help="file for the digests of all results")
-    parser.add_argument("--compare", type=Path, help="file of digests that results must equal")
+    parser.add_argument("--out", type=Path, help="directory for fuzz.csv and fuzz.json: counts, and their command")
+    parser.add_argument("--digests", type=Path, help="file for the digests of all results; goes with --cases")
+    parser.add_argument("--compare", type=Path, help="file of digests: run its cases, which must give the same bits")
     options = parser.parse_args(argv)
+    if options.digests and not options.cases:
+        parser.error("--digests needs --cases: which cases a time limit allows depends on the machine")
+    space = whole_space()
+    if options.precisions:
+        space = replace(space, precisions=options.precisions)
     if options.replay:
         seed, number = map(int, options.replay.split(":"))
-        libraries = found_libraries()
-        case = drawn(seed, number, sorted(libraries), options.precisions)
+        case = drawn(seed, number, space)
         print(case)
-        outcome = run(case, libraries)
+        outcome = run(case, found_libraries())
         print(*(outcome.wrong or ["correct"]), sep="\n")
         return bool(outcome.wrong)
+    told, known = {"seed": options.seed, "first": options.first, "cases": options.cases}, dict[str, str]()
+    if options.compare:
+        told, space, known = read_digests(options.compare)
 
     begin = time.monotonic()
-    with tempfile.TemporaryDirectory() as progress:
-        told = Options(
-            options.seed, options.first, options.cases, options.seconds, options.jobs, options.precisions, progress
-        )
-        pool = ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn"))
-        with pool:
-            futures = [pool.submit(work, told, worker) for worker in range(options.jobs)]
-            try:
-                report = merged([future.result(timeout=options.seconds + 120) for future in futures])
-            except BaseException as error:
-                print(f"a worker ended or hung: {error!r}; the workers' last cases were")
-                for file in sorted(Path(progress).iterdir()):
-                    print(file.name, file.read_text())
-                for process in list(getattr(pool, "_processes", {}).values()):
-                    process.kill()
-                return 1
+    report = run_all(Options(**told, seconds=options.seconds, jobs=options.jobs, space=space))
+    if report is None:
+        return 1
     seconds = time.monotonic() - begin
     for number, wrong in report.failures:
-        print(f"{options.seed}:{number}: {wrong}")
-    differing = 0
-    if options.digests:
-        rows = [{"number": number, "call": i, "sha256": digest} for number, i, digest in report.digests]
-        write_rows(options.digests, rows)
+        print(f"{told['seed']}:{number}: {wrong}")
+    digests = {f"{number}:{i}": digest for number, i, digest in report.digests}
+    other = [place for place in known if digests.get(place) != known[place]]
     if options.compare:
-        with options.compare.open() as file:
-            known = {(int(row["number"]), int(row["call"])): row["sha256"] for row in csv.DictReader(file)}
-        mine = {(number, i): digest for number, i, digest in report.digests}
-        others = [key for key in mine if key in known and mine[key] != known[key]]
-        differing = len(others) + len(known.keys() - mine.keys())
-        print(f"{len(mine.keys() & known.keys())} results compared, {len(others)} with other bits: {others[:20]}")
-        print(f"{len(known.keys() - mine.keys())} results were not computed")
+        print(f"{len(known)} digests compared, {len(other)} differ or were not computed: {other[:20]}")
     cases, calls = sum(report.cases.values()), sum(report.calls.values())
+    if options.digests:
+        made = {**told, "space": asdict(space), "digests": digests}
+        options.digests.write_text(json.dumps(made, indent=0) + "\n")
     if options.out and cases:
         options.out.mkdir(parents=True, exist_ok=True)
         write_rows(options.out / "fuzz.csv", table(report))
-        told_json = {"cases": cases, "calls": calls, "wrong": len(report.failures), "seconds": round(seconds, 1)}
-        (options.out / "fuzz.json").write_text(
-            json.dumps(told_json | {"command": " ".join(["python", *sys.argv])}, indent=2) + "\n"
-        )
-    for name, position in (("kind", 0), ("precision", 1), ("library", 2)):
+        summary = {"command": " ".join(["python", *sys.argv]), **told, "cases": cases, "calls": calls}
+        summary |= {"wrong": len(report.failures), "seconds": round(seconds, 1)}
+        (options.out / "fuzz.json").write_text(json.dumps(summary, indent=2) + "\n")
+    for position, name in enumerate(("kind", "precision", "library")):
         totals: Counter[str] = Counter()
         for key, count in report.cases.items():
             totals[key[position]] += count
         print(f"{name}:", ", ".join(f"{value} {count}" for value, count in totals.most_common()))
     print(f"{cases} cases, {calls} calls, {len(report.failures)} wrong, in {seconds:.0f} s")
-    return bool(report.failures or differing or not cases)
+    return bool(report.failures or other or not cases)
 
 
 if __name__ == "__main__":

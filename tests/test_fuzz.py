@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 WORKERS = 4
-OPTIONS = fuzz.Options(seed=1, first=0, cases=0, seconds=20.0, jobs=WORKERS, precisions=fuzz.all_precisions())
+OPTIONS = fuzz.Options(seed=1, first=0, cases=0, seconds=20.0, jobs=WORKERS, space=fuzz.whole_space())
 
 
 @pytest.mark.parametrize("worker", range(WORKERS))
@@ -23,11 +23,11 @@ def test_random_calls(worker):
 
 
 def test_a_case_follows_from_its_number():
-    names = ("numpy", "torch")
-    cases = [fuzz.drawn(3, number, names, ("ieee", "tf32")) for number in range(200)]
-    assert cases == [fuzz.drawn(3, number, names, ("ieee", "tf32")) for number in range(200)]
+    space = fuzz.Space(("numpy", "torch"), ("ieee", "tf32"), ("naive", "stream_k"))
+    cases = [fuzz.drawn(3, number, space) for number in range(200)]
+    assert cases == [fuzz.drawn(3, number, space) for number in range(200)]
     assert {case.kind for case in cases} == set(fuzz.KINDS)
-    assert cases != [fuzz.drawn(4, number, names, ("ieee", "tf32")) for number in range(200)]
+    assert cases != [fuzz.drawn(4, number, space) for number in range(200)]
 
 
 def cpu_product(a, b, out, alpha=1.0, beta=0.0, **ignored):
