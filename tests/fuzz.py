@@ -63,7 +63,8 @@ BETAS = (0.0, 0.0, 0.0, 1.0, -2.0, 0.5)
 SPECIAL_SCALARS = (float("inf"), float("-inf"), float("nan"), 1e30, 1e-30, -1e38)
 INEXACT = {"ieee": ("uniform", "wide", "special", "huge", "tiny")}
 TENSOR_INEXACT = ("uniform", "wide", "special")  # docs/precision.md has the ranges of the others
-EDGES = (1, 1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 15, 16, 17, 20, 24, 31, 32, 33, 36, 40)
+SMALL_EDGES = (1, 1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 15, 16, 17)
+EDGES = (*SMALL_EDGES, 20, 24, 31, 32, 33, 36, 40)
 LARGER_EDGES = (48, 60, 63, 64, 65, 68, 96, 100, 127, 128, 129, 130, 132, 160, 192, 200, 255, 256, 257, 260, 300)
 
 
@@ -209,7 +210,7 @@ class Draw:
         if self.chance(0.015):
             return 0
         if SIMULATOR:
-            return self.random.choice(EDGES)
+            return self.random.choice(EDGES if self.chance(0.2) else SMALL_EDGES)
         size = self.random.random()
         if size < 0.3:
             return self.random.choice(EDGES)
