@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,10 @@ try:
     import jupytext
     import nbformat
     from nbclient import NotebookClient
-    from nbclient.exceptions import CellExecutionError
+    from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+
+    from numba_gemm.bench.cli import at_least_one
+    from numba_gemm.bench.command import command, write_files
 except ModuleNotFoundError as missing:
     sys.exit(f"{missing}: pip install -e '.[cu13,notebooks]' brings it")
 
@@ -62,8 +65,8 @@ def execute(name: str, seconds: int = SECONDS) -> nbformat.NotebookNode:
 
     Raises
     ------
-    CellExecutionError
-        if a cell raises.
+    CellExecutionError, CellTimeoutError, DeadKernelError
+        if a cell raises, takes too long, or ends the kernel.
     """
     made = read(name)
     folder = {"metadata": {"path": str(HERE)}}
@@ -98,9 +101,9 @@ def synchronised(name: str) -> nbformat.NotebookNode:
     return made
 
 
-def refreshed(name: str) -> nbformat.NotebookNode:
+def refreshed(name: str, seconds: int = SECONDS) -> nbformat.NotebookNode:
     """A notebook's cells with the outputs of the stored ones that read the same, and new outputs of the others."""
-    made, new = synchronised(name), execute(name)
+    made, new = synchronised(name), execute(name, seconds)
     for cell, run in zip(made.cells, new.cells, strict=True):
         if cell.cell_type == "code" and not cell.execution_count:
             if "measure(" in cell.source or "begin(" in cell.source:
@@ -112,41 +115,50 @@ def refreshed(name: str) -> nbformat.NotebookNode:
 def write(name: str, notebook: nbformat.NotebookNode) -> None:
     """Store a notebook as .ipynb."""
     nbformat.validate(notebook)
-    (HERE / f"{name}.ipynb").write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
+    write_files(HERE, {f"{name}.ipynb": nbformat.writes(notebook) + "\n"})
 
 
-def attempt(name: str, store: bool) -> str:
-    """Run a notebook, store it if asked to, and say what came of it; what failed begins with a star."""
+def attempt(name: str, make: Callable[[str], nbformat.NotebookNode], store: bool) -> str:
+    """Make a notebook, store it if asked to, and return a line about it; that of a failure begins with a star."""
     start = time.perf_counter()
     try:
-        notebook = execute(name)
-    except CellExecutionError as error:
+        notebook = make(name)
+    except (CellExecutionError, CellTimeoutError, DeadKernelError, ValueError) as error:
         return f"* {name} failed:\n{error}"
     if store:
         write(name, notebook)
     return f"{name}: {time.perf_counter() - start:.0f} s"
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the command line names; returns how many notebooks failed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Run what the command line names; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="Exit status: 0, or 1 when a notebook failed, or 2 for a wrong command line.",
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help="notebooks; by default all")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="so many at once (default: 1)")
-    parser.add_argument("--write", action="store_true", help="store the outputs")
-    parser.add_argument("--sync", action="store_true", help="run nothing; bring the .ipynb files up to date")
-    parser.add_argument("--refresh", action="store_true", help="store the outputs of cells that have changed")
+    parser.add_argument("--jobs", type=at_least_one, default=1, metavar="N", help="so many at once (default: 1)")
+    parser.add_argument(
+        "--seconds", type=at_least_one, default=SECONDS, metavar="S", help=f"that a cell may take (default: {SECONDS})"
+    )
+    results = parser.add_mutually_exclusive_group()
+    results.add_argument("--write", action="store_true", help="store the outputs")
+    results.add_argument("--sync", action="store_true", help="run nothing; bring the .ipynb files up to date")
+    results.add_argument("--refresh", action="store_true", help="store the outputs of cells that have changed")
     options = parser.parse_args(arguments)
     chosen = [Path(given).stem for given in options.names] or names()
-    if options.sync or options.refresh:
-        for name in chosen:
-            write(name, refreshed(name) if options.refresh else synchronised(name))
-        return 0
-    failed = 0
+    if unknown := [name for name in chosen if name not in names()]:
+        parser.error(f"unknown notebook {', '.join(unknown)}; known are {', '.join(names())}")
+    make = synchronised if options.sync else partial(refreshed if options.refresh else execute, seconds=options.seconds)
+    task = partial(attempt, make=make, store=options.write or options.sync or options.refresh)
+    failed = False
     with ProcessPoolExecutor(options.jobs) as pool:
-        for said in pool.map(partial(attempt, store=options.write), chosen):
+        for said in pool.map(task, chosen):
             print(said, flush=True)
-            failed += said.startswith("*")
-    return failed
+            failed |= said.startswith("*")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import signal
 import sys
 import tempfile
 
@@ -17,6 +18,10 @@ if "numba" in sys.modules:
 if gpu_count() == 0:
     os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
 ON_GPU = not simulator_requested()
+
+# A shell starts a background job with SIGINT ignored, and child processes inherit that. Tests of interrupts send it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The tests' own kernel cache, not the user's: made by the first process, inherited by its workers and children.
 if "PYTEST_XDIST_WORKER" not in os.environ:

@@ -163,4 +163,4 @@ def run(stage: Stage, config: TileConfig, case: Case, seed: int = 0) -> Outcome:
     operands[2].fetch()
     expected, scale = reference(case.alpha, a, b, case.beta, before)
     guard_kept = bool(np.all(c_buffer[~mine] == GUARD))
-    return Outcome(compare(c, expected, scale, k), guard_kept, aligned_operands(*matrices), c.copy())
+    return Outcome(compare(c, expected, scale, k, alpha=case.alpha), guard_kept, aligned_operands(*matrices), c.copy())

@@ -15,7 +15,7 @@ def filled(rows: int, cols: int, seed: int = 0) -> np.ndarray:
 
 def check(got, a, b, *, alpha=1.0, beta=0.0, c=None) -> None:
     expected, scale = reference(alpha, a, b, beta, c)
-    comparison = compare(np.asarray(got), expected, scale, a.shape[1])
+    comparison = compare(np.asarray(got), expected, scale, a.shape[1], alpha=alpha)
     assert comparison.ok, str(comparison)
 
 

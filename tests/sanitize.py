@@ -233,7 +233,7 @@ class Operands:
             if self.case.epilogue:
                 expected += self.across - self.down[:, None]
                 scale += abs(self.across) + abs(self.down[:, None])
-            errors.append(compare(new, expected, scale, a.shape[1], self.case.precision).in_bounds)
+            errors.append(compare(new, expected, scale, a.shape[1], self.case.precision, alpha).in_bounds)
         assert flat.size == result.size
         return max(errors)
 

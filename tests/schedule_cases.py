@@ -149,7 +149,7 @@ def run_shared(stage: Stage, config: TileConfig, case: Shared, seed: int = 0) ->
         if case.epilogue:
             expected += across - down[:, None]
             scale += abs(across) + abs(down[:, None])
-        compared.append(compare(c.views[number], expected, scale, k))
+        compared.append(compare(c.views[number], expected, scale, k, alpha=alpha))
     worst = next((one for one in compared if not one.ok), max(compared, key=lambda one: one.in_bounds))
     guard_kept = bool(np.all(c.buffer[~mine] == GUARD))
     return Outcome(worst, guard_kept, launch.aligned_operands(*matrices), np.stack(c.views))

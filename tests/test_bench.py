@@ -1,11 +1,14 @@
 """bench.py: its command line, its verdicts, its timing, its comparisons, its pictures, and README's tables."""
 
 import dataclasses
+import importlib
 import json
 import math
 import os
+import resource
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +22,7 @@ from numba_gemm.bench import (
     cases,
     ceilings,
     cli,
+    command,
     compare,
     contenders,
     counters,
@@ -97,6 +101,10 @@ def gpu_frame(**medians):
         for shape in SHAPES
         for stage, speed in speeds.items()
     )
+
+
+def never(*_, **__):
+    raise AssertionError("this must not be reached")
 
 
 class TestCommandLine:
@@ -198,11 +206,171 @@ class TestCommandLine:
             cli.main([*arguments, f"--out={tmp_path / 'new' / 'folder'}"])
         assert list((tmp_path / "new" / "folder").iterdir()) == []
 
+    @pytest.mark.parametrize(
+        ("file", "content", "says"),
+        [
+            ("results.csv", b"", "No columns"),
+            ("results.csv", b"\xff\xfe", "can't decode"),
+            ("results.csv", {"median_us": "fast"}, "could not convert string to float: 'fast'"),
+            ("results.csv", {"m": "many"}, "invalid literal for int"),
+            ("results.csv", {"n": math.nan}, "non-finite values"),
+            ("environment.json", b"{", "JSONDecodeError"),
+            ("environment.json", b"[" * 100_000, "RecursionError"),
+            ("environment.json", b"\xff", "UnicodeDecodeError"),
+            ("environment.json", b"[]", "expected an object"),
+            ("environment.json", b'{"gpu": ["H200"]}', "TypeError"),
+        ],
+    )
+    def test_what_cannot_be_compared_is_refused_at_once(self, file, content, says, monkeypatch, tmp_path, capsys):
+        results.save(gpu_frame(), ENVIRONMENT, tmp_path)
+        if isinstance(content, bytes):
+            (tmp_path / file).write_bytes(content)
+        else:
+            gpu_frame().assign(**content).to_csv(tmp_path / file, index=False)
+        monkeypatch.setattr(cli, "measured", lambda *_: never("measured"))
+        assert cli.main(["--stages=naive", "--shape=4,4,4", f"--out={tmp_path / 'out'}", f"--compare={tmp_path}"]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"error: {tmp_path / file} ")
+        assert says in said
+        assert said.count("\n") == 1
+
+    def test_an_interrupt_keeps_what_was_measured(self, monkeypatch, tmp_path, capsys):
+        def interrupted(*_):
+            yield gpu_frame()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(run, "run", interrupted)
+        assert cli.main(["--stages=naive", "--shape=4,4,4", f"--out={tmp_path}"]) == command.INTERRUPTED == 130
+        assert capsys.readouterr().err == "interrupted\n"
+        assert len(results.load(tmp_path)[0]) == len(gpu_frame())
+
+    @pytest.mark.parametrize(
+        "variables", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}]
+    )
+    def test_any_encoding(self, variables, tmp_path):
+        done = bench("--stages=naive", "--shape=16,12,9", "--out", tmp_path, **variables)
+        assert done.returncode == 0, done.stderr
+        assert "results in" in done.stdout
+        assert "–" in (tmp_path / "report.md").read_text(encoding="utf-8")
+
     def test_no_folder_for_nothing(self, monkeypatch, tmp_path, capsys):
         monkeypatch.setattr(contenders, "CPU_TERMS", 1)
         assert cli.main(["--stages=cpu", "--shape=4,4,4", f"--out={tmp_path / 'new'}"]) == 2
         assert "nothing to measure" in capsys.readouterr().err
         assert not (tmp_path / "new").exists()
+
+
+def nothing(*_, **__):
+    return None
+
+
+# Every command with --out, and what to replace so that it comes as far as that without a GPU, and no further.
+WITH_OUT = {
+    "bench.cli": (["--stages=naive", "--shape=4,4,4"], {"measured": never}),
+    "bench.targets": (["--tiny"], {"Rig": never}),
+    "bench.counters": ([], {"ncu_path": nothing, "supported": list, "profile": never}),
+    "bench.tracer": ([], {"simulator_requested": nothing, "counters.ncu_path": nothing, "counted": never}),
+    "bench.orders": (["--static"], {"simulator_requested": nothing, "chosen": never}),
+    "bench.ceilings": ([], {"SIMULATOR": False, "measured": never}),
+    "bench.tensor_ladder": (
+        [],
+        {"require_gpu": nothing, "device_properties": lambda _: launch.SIMULATED_DEVICE, "measured": never},
+    ),
+    "bench.accuracy": ([], {"require_gpu": nothing, "measured": never}),
+    "bench.streamed": ([], {"require_gpu": nothing, "environment.describe": nothing, "measure": never}),
+    "memory_lab.__main__": (["misaligned_copy"], {"record": never}),
+}
+
+
+class TestCommand:
+    @pytest.mark.parametrize("name", WITH_OUT)
+    def test_out_is_looked_at_before_anything_runs(self, name, monkeypatch, tmp_path, capsys):
+        arguments, replaced = WITH_OUT[name]
+        module = importlib.import_module(f"numba_gemm.{name}")
+        for attribute, value in replaced.items():
+            monkeypatch.setattr(f"{module.__name__}.{attribute}", value)
+        monkeypatch.setattr("numba_gemm.split_products.runnable", lambda cc: ("ieee", "tf32"))
+        (tmp_path / "file").touch()
+        assert module.main([*arguments, f"--out={tmp_path / 'file'}"]) == 2
+        assert "results cannot be written there" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("name", ["tensor_ladder", "accuracy", "streamed"])
+    @pytest.mark.parametrize(("simulated", "says"), [(True, "unset NUMBA_ENABLE_CUDASIM"), (False, "no driver.")])
+    def test_no_gpu(self, name, simulated, says, monkeypatch, tmp_path, capsys):
+        monkeypatch.setattr(command, "simulator_requested", lambda: simulated)
+        monkeypatch.setattr(command, "driver_error", lambda: "no driver.")
+        module = importlib.import_module(f"numba_gemm.bench.{name}")
+        assert module.main([f"--out={tmp_path / 'new'}"]) == 2
+        said = capsys.readouterr().err
+        assert says in said
+        assert said.count("\n") == 1
+        assert not (tmp_path / "new").exists()
+
+    def test_a_full_disk_leaves_the_previous_files(self, tmp_path):
+        """A limit of a file's size stands for the disk."""
+        results.save(gpu_frame()[:1], ENVIRONMENT, tmp_path)
+        before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (max(map(len, before.values())), hard))
+        try:
+            with pytest.raises(command.UsageError, match=r"results\.csv, environment\.json cannot be written"):
+                results.save(gpu_frame(), {"seed": 2}, tmp_path)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+    def test_files_of_two_writers_do_not_mix(self, monkeypatch, tmp_path):
+        """A second writer waits until the first has written all of its files."""
+        second = threading.Thread(target=command.write_files, args=(tmp_path, {"a": "second", "b": "second"}))
+        replace, waited = os.replace, []
+
+        def replaced(source, target):
+            if not waited:
+                second.start()
+                second.join(0.3)
+                waited.append(second.is_alive())
+            replace(source, target)
+
+        monkeypatch.setattr(os, "replace", replaced)
+        command.write_files(tmp_path, {"a": "first", "b": "first"})
+        second.join()
+        assert waited == [True]
+        assert [(tmp_path / name).read_text() for name in "ab"] == ["second", "second"]
+
+    @pytest.mark.parametrize(
+        ("where", "status", "says"),
+        [
+            ("> /dev/full", 2, "error: standard output cannot be written: No space left on device\n"),
+            (">&-", 0, ""),
+            ("| true", 0, ""),
+            ("> out", 0, ""),
+        ],
+    )
+    def test_output_that_fails_does_not_end_a_command(self, where, status, says, tmp_path):
+        line = f"set -o pipefail; {sys.executable} -c '{PRINTS}' {where}"
+        done = subprocess.run(
+            ["bash", "-c", line],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (status, "", says)
+        assert (tmp_path / "done").read_bytes() == "–".encode()
+
+
+PRINTS = """
+import sys
+from pathlib import Path
+from numba_gemm.bench.command import command, write_files
+@command
+def main():
+    for _ in range(5000):
+        print("a line of output")
+    write_files(Path(), {"done": "–"})
+    return 0
+sys.exit(main())
+"""
 
 
 class TestCases:
@@ -257,10 +425,6 @@ class TestProvenance:
         text = report.markdown(gpu_frame(), ENVIRONMENT | {"timing": how})
         assert ("timed by" in text) is (says is not None)
         assert says is None or says in text
-
-
-def never(_stage_or_name):
-    raise AssertionError("a product that is wrong was timed")
 
 
 @cuda.jit

@@ -9,7 +9,7 @@ import pytest
 from operands import filled
 
 from numba_gemm.models import roofline
-from numba_gemm.models.accuracy import UNIT_ROUNDOFF, compare, ieee_bound, reference
+from numba_gemm.models.accuracy import UNIT_ROUNDOFF, compare, ieee_bound, reference, underflow_bound
 
 NAN, INF = np.nan, np.inf
 
@@ -72,6 +72,26 @@ def test_comparison_of_one_element(got, expected, ok):
     comparison = compare(np.full((1, 1), got, np.float32), np.full((1, 1), expected), scale, 1)
     assert comparison.ok is ok
     assert ("right" in str(comparison)) is ok
+
+
+@pytest.mark.parametrize("alpha", [1.0, -7.0, 0.3, 1e-30, -1e38])
+@pytest.mark.parametrize("k", [0, 1, 5, 40])
+def test_underflow_keeps_the_bound(alpha, k):
+    """Products near and below the smallest subnormal, which alpha may scale up again."""
+    a, b, c = (1e-22 * filled(m, n, seed) for seed, (m, n) in enumerate([(40, k), (k, 40), (40, 40)]))
+    acc = np.zeros((40, 40), np.float32)
+    for p in range(k):
+        acc += a[:, p : p + 1] * b[p : p + 1]
+    got = np.float32(alpha) * acc + np.float32(1e-23) * c
+    comparison = compare(got, *reference(alpha, a, b, 1e-23, c), k, alpha=alpha)
+    assert comparison.ok, comparison
+    lost = np.full((1, 1), 4 * underflow_bound(k, alpha), np.float32)
+    assert not compare(lost, np.zeros((1, 1)), np.zeros((1, 1)), k, alpha=alpha).ok
+    assert compare(lost[:, :0], lost[:, :0], lost[:, :0], k, alpha=alpha).ok
+
+
+def test_underflow_without_terms():
+    assert underflow_bound(0, np.inf) == underflow_bound(0) == 2.0**-148
 
 
 def test_comparison_names_the_worst_element():

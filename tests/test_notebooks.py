@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,35 @@ def test_a_notebook_runs(name):
     done = subprocess.run(command, env=compiler_environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(rf"^{name}: \d+ s$", done.stdout, re.MULTILINE), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nope"], "unknown notebook nope; known are 00_start_here, 01_"),
+        (["--jobs=0"], "0 is not at least 1"),
+        (["--write", "--sync"], "not allowed with argument"),
+        (["--sync", "--refresh"], "not allowed with argument"),
+    ],
+)
+def test_a_wrong_command_line(arguments, says, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        run.main(arguments)
+    assert stopped.value.code == 2
+    assert says in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_failure_leaves_the_others_to_run(tmp_path):
+    shutil.copy(FOLDER / "run.py", tmp_path)
+    cells = {"00_dies": "import os; os._exit(1)", "01_sleeps": "import time; time.sleep(600)", "02_raises": "1 / 0"}
+    for name, cell in (cells | {"03_works": "1 + 1"}).items():
+        (tmp_path / f"{name}.py").write_text(cell + "\n")
+    command = [sys.executable, str(tmp_path / "run.py"), "--seconds=5", "--write", "--jobs=2"]
+    environment = compiler_environment() | {"PYTHONPATH": str(FOLDER.parent)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert re.findall(r"^\* (\w+) failed:$", done.stdout, re.MULTILINE) == list(cells)
+    assert [path.stem for path in tmp_path.glob("*.ipynb")] == ["03_works"]
 
 
 @pytest.mark.parametrize("name", NAMES)

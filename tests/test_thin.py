@@ -91,7 +91,7 @@ def check(
     work, blocks = work_of(config, m, n, k, blocks, whole)
     form = Form(a, b, c_aligned=False)
     launch(config, form, (np.float32(alpha), left, right, np.float32(beta), c, work), work, blocks, seed)
-    compared = accuracy.compare(c, expected, scale, k)
+    compared = accuracy.compare(c, expected, scale, k, alpha=alpha)
     assert compared.ok, compared
     c[...] = 77
     assert (around == 77).all(), "something was written around C"

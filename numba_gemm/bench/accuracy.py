@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from numba_gemm.bench.command import USAGE, command, csv_text, make_folder, require_gpu, write_files
+
 __all__ = ["DISTRIBUTIONS", "main", "measured", "operands", "quotients"]
 
 Matrices = tuple[np.ndarray, np.ndarray]
@@ -110,9 +112,9 @@ def measured(ks: Sequence[int], extent: int, seed: int, modes: Sequence[str]) ->
                 yield where | {"median": median, "max": worst}
 
 
-def draw(frame: pd.DataFrame, path: Path, title: str) -> None:
-    """Median (lines) and maximum (dashes) of the errors against K, a panel a distribution."""
-    from numba_gemm.bench.plots import pyplot
+def draw(frame: pd.DataFrame, title: str) -> bytes:
+    """A PNG of the median (lines) and maximum (dashes) of the errors against K, one panel per distribution."""
+    from numba_gemm.bench.plots import png, pyplot
 
     plt = pyplot()
     names = list(dict.fromkeys(frame["distribution"]))
@@ -139,10 +141,12 @@ def draw(frame: pd.DataFrame, path: Path, title: str) -> None:
     figure.legend(handles, labels, loc="lower right", bbox_to_anchor=(0.97, 0.12))
     figure.suptitle(title)
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    drawn = png(figure, dpi=110)
     plt.close(figure)
+    return drawn
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, write, draw."""
     from numba_gemm.launch import current_device, device_properties
@@ -153,15 +157,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made.add_argument("--extent", type=int, default=EXTENT, help=f"M and N (default: {EXTENT})")
     made.add_argument("--seed", type=int, default=1)
     options = made.parse_args(arguments)
+    require_gpu()
     gpu = device_properties(current_device())
     modes = [name for name in runnable(gpu.cc) if name != IEEE]
     if not modes:
         print("this needs a GPU of compute capability 9.0", file=sys.stderr)
-        return 2
+        return USAGE
+    make_folder(options.out)
     frame = pd.DataFrame(measured(KS, options.extent, options.seed, (IEEE, *modes)))
-    options.out.mkdir(parents=True, exist_ok=True)
-    frame.to_csv(options.out / CSV, index=False, float_format="%.4g", lineterminator="\n")
-    draw(frame, options.out / PNG, f"{gpu.name}: M = N = {options.extent}")
+    write_files(options.out, {CSV: csv_text(frame, 4)})
+    write_files(options.out, {PNG: draw(frame, f"{gpu.name}: M = N = {options.extent}")})
     print(frame.pivot_table(index=["distribution", "k"], columns="precision", values="median").to_string())
     return 0
 

@@ -23,6 +23,7 @@ from numba import cuda, float32, uint32
 
 from numba_gemm.bench import environment
 from numba_gemm.bench.cli import commit_hash
+from numba_gemm.bench.command import command, json_text, make_folder, write_files
 from numba_gemm.bench.nvml import sampled_clocks
 from numba_gemm.bench.results import GRAPHS
 from numba_gemm.bench.tables import Table, number
@@ -351,6 +352,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, write, print; returns the exit status."""
     options = parser().parse_args(arguments)
@@ -364,13 +366,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (RuntimeError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return UNUSABLE
+    make_folder(options.out)
     try:
-        options.out.mkdir(parents=True, exist_ok=True)
         content = record(*measured(options.rounds, options.commit), theory)
     except (RuntimeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return WRONG
-    (options.out / FILE).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_files(options.out, {FILE: json_text(content)})
     print(table(content).markdown())
     print(environment.caption(content))
     print(f"ceilings in {options.out / FILE}")

@@ -8,12 +8,12 @@ import re
 import secrets
 import shlex
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from numba_gemm.bench import cases
+from numba_gemm.bench.command import UsageError, command, make_folder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numba_gemm.bench.run import Plan
 
 DEFAULT_OUT = Path("results") / "local"
-RIGHT, WRONG, USAGE = 0, 1, 2
+RIGHT, WRONG = 0, 1
 PIPE_WIDTH = 160
 COMPARED_ROUNDS = 5  # in the simulator, which otherwise calls once and measures no spread
 
@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
         description="Verify, then time, every rung of the ladder and cuBLAS. Without a GPU, Numba's simulator runs "
         "small products: they are verified, and their timings mean nothing.",
         epilog="Exit status: 0 when every product is right and nothing got slower than in --compare's run beyond "
-        "the spread, 1 when not, 2 for a wrong command line.",
+        "the spread, 1 when not, 2 for a wrong command line or an output that cannot be written, 130 when interrupted.",
     )
     made.add_argument("--list", action="store_true", help="list the stages, one a line, and stop")
     made.add_argument(
@@ -113,6 +113,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns the exit status.
 
@@ -120,17 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     options = parser().parse_args(arguments)
-    if options.list:
-        return list_stages()
-    try:
-        return benchmark(options, arguments)
-    except UsageError as error:
-        print(f"bench.py: {error}", file=sys.stderr)
-        return USAGE
-
-
-class UsageError(Exception):
-    """The command line asks for something that there is not."""
+    return list_stages() if options.list else benchmark(options, arguments)
 
 
 def list_stages() -> int:
@@ -195,10 +186,7 @@ def benchmark(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     if not SIMULATOR and options.rounds is not None and options.rounds < FEWEST_ROUNDS:
         parser().error(f"argument --rounds: {options.rounds} is too few to tell a spread: give five or more")
     if options.plot:
-        try:
-            plots.pyplot()
-        except ModuleNotFoundError as error:
-            raise UsageError(str(error)) from None
+        plots.pyplot()
     old = None
     if options.compare:
         try:
@@ -212,7 +200,7 @@ def benchmark(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         try:
             device = device_properties(current_device())
             ceilings, source = model.choose_ceilings(options.ceilings, device)
-        except (FileNotFoundError, ValueError) as error:
+        except (OSError, ValueError) as error:
             raise UsageError(str(error)) from None
 
     # Rich takes a pipe or a file to be 80 columns wide, and would fold the tables.
@@ -251,8 +239,9 @@ def benchmark(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         if compared.empty:
             console.print(f"{options.compare} has no measurement in common with this run", style="bold yellow")
     modelled = model.model_table(frame, ceilings, source, device, SIMULATOR) if options.model else None
+    text = report.markdown(frame, described, compared, modelled)
+    results.save(frame, described, options.out, {"report.md": text})
     report.show(console, frame, described, compared, modelled)
-    report.write(options.out / "report.md", report.markdown(frame, described, compared, modelled))
     if options.plot:
         plots.draw(frame, described, options.out)
     console.print(f"results in {options.out}")
@@ -262,16 +251,6 @@ def benchmark(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     # In the simulator a change is marked, as anywhere, but it is a change of nothing.
     slower = compared is not None and not SIMULATOR and not compare.regressions(compared).empty
     return WRONG if slower else RIGHT
-
-
-def make_folder(path: Path) -> None:
-    """Make the folder of the results, and see that files can be written there, before hours are spent on them."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
-            pass
-    except OSError as error:
-        raise UsageError(f"--out {path}: results cannot be written there: {error.strerror}") from None
 
 
 def command_line(arguments: Sequence[str]) -> str:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-import json
 import math
 import re
 import shlex
@@ -33,6 +32,7 @@ import pandas as pd
 
 from numba_gemm.bench import environment
 from numba_gemm.bench.cases import Shape, parse_shape
+from numba_gemm.bench.command import command, csv_text, json_text, make_folder, write_files
 from numba_gemm.device.probe import driver_error, simulator_requested
 
 if TYPE_CHECKING:
@@ -333,7 +333,7 @@ def measure(stages: Sequence[Stage], shape: Shape, out: Path, ncu: str) -> tuple
     """
     module = ["-m", "numba_gemm.bench.counters", "--child"]
     module += ["--stages", ",".join(stage.name for stage in stages), "--shape", ",".join(map(str, shape))]
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     frames, commands = [], []
     for name, page, read in ((WAVEFRONTS, SOURCE_PAGE, shared_wavefronts), (COUNTERS, RAW_PAGE, counters)):
         options = [*page, "-k", kernel_filter(stages)]
@@ -342,14 +342,13 @@ def measure(stages: Sequence[Stage], shape: Shape, out: Path, ncu: str) -> tuple
             frame = read(text, stages, shape)
         except (CountersError, ValueError) as error:  # pandas' own errors are ValueErrors
             kept = out / f"{Path(name).stem}.ncu.txt"
-            kept.write_text(text, encoding="utf-8")
+            write_files(out, {kept.name: text})
             raise CountersError(f"{error}\nncu's output is in {kept}") from error
-        frame.to_csv(out / name, index=False, float_format="%.6g", lineterminator="\n")
         frames.append(frame)
         commands.append(shlex.join(["ncu", *options, "python", *module]))
     how = environment.describe(simulated=False, seed=SEED, cache="cold", command=command_line(stages, shape))
     how["ncu"] = {"version": ncu_version(ncu), "commands": commands}
-    (out / HOW).write_text(json.dumps(how, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_files(out, {WAVEFRONTS: csv_text(frames[0]), COUNTERS: csv_text(frames[1]), HOW: json_text(how)})
     return frames[0], frames[1]
 
 
@@ -399,6 +398,7 @@ def shape_option(text: str) -> Shape:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     options = parser().parse_args(arguments)

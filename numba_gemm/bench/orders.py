@@ -15,7 +15,6 @@ or with ``--static``, only the compiler's part is done.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import re
 import sys
@@ -29,6 +28,7 @@ import pandas as pd
 
 from numba_gemm.bench import environment
 from numba_gemm.bench.cases import Shape
+from numba_gemm.bench.command import command, csv_text, json_text, make_folder, write_files
 from numba_gemm.bench.counters import shape_option
 from numba_gemm.bench.results import CUBLAS, GRAPHS
 from numba_gemm.device.probe import driver_error, simulator_requested
@@ -245,6 +245,7 @@ def measure(options: argparse.Namespace) -> pd.DataFrame:
     """Compile, check and time what the options say; writes both files."""
     from numba_gemm.launch import current_device, device_properties
 
+    make_folder(options.out)
     static = options.static or driver_error() is not None
     cc = DEFAULT_CC if static else device_properties(current_device()).cc
     found = [
@@ -259,17 +260,18 @@ def measure(options: argparse.Namespace) -> pd.DataFrame:
     else:
         frame = measured(found, options.shape, options.rounds)
     frame = compared(frame)
-    options.out.mkdir(parents=True, exist_ok=True)
-    frame.to_csv(options.out / TABLE, index=False, float_format="%.6g", lineterminator="\n")
+    files = {TABLE: csv_text(frame)}
     if not static:
         stages = ",".join(dict.fromkeys(variant.stage.name for variant in found))
         command = f"python -m numba_gemm.bench.orders --stages {stages} --shape {','.join(map(str, options.shape))}"
         command += " --all-configs" if options.all_configs else ""
         how = environment.describe(simulated=False, seed=SEED, cache="hot", command=command, timing=GRAPHS)
-        (options.out / HOW).write_text(json.dumps(how, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        files[HOW] = json_text(how)
+    write_files(options.out, files)
     return frame
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     options = parser().parse_args(arguments)

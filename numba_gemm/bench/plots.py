@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 
+from numba_gemm.bench.command import command, write_files
 from numba_gemm.bench.results import CPU, NOT_RUNGS, fastest, load, names_in, of_float32, records
 from numba_gemm.inspect.draw import BASELINES, SIMULATED, ladder_chart, roofline_chart
 from numba_gemm.inspect.draw import stage_styles as styles
@@ -48,8 +50,8 @@ def families(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     return found or [("every shape, by the cube root of M*N*K", frame)]
 
 
-def speed_against_size(frame: pd.DataFrame, environment: Mapping[str, Any], path: Path) -> None:
-    """GFLOP/s of every stage against M, a panel a family of shapes."""
+def speed_against_size(frame: pd.DataFrame, environment: Mapping[str, Any]) -> bytes:
+    """A picture of GFLOP/s of every stage against M, one panel per family of shapes."""
     plt = pyplot()
     best = fastest(frame)
     panels = families(best)
@@ -87,7 +89,7 @@ def speed_against_size(frame: pd.DataFrame, environment: Mapping[str, Any], path
     axes[0][0].set_ylabel("GFLOP/s")
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize="small")
-    finish(plt, figure, environment, path)
+    return finish(plt, figure, environment)
 
 
 def gpu_number(environment: Mapping[str, Any], name: str) -> float:
@@ -95,13 +97,21 @@ def gpu_number(environment: Mapping[str, Any], name: str) -> float:
     return float((environment.get("gpu") or {}).get(name) or 0)
 
 
-def finish(plt: Any, figure: Any, environment: Mapping[str, Any], path: Path) -> None:
-    """Name the device, save, close."""
+def png(figure: Any, **options: Any) -> bytes:
+    """A figure as PNG; ``options`` are those of ``savefig``."""
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", **options)
+    return drawn.getvalue()
+
+
+def finish(plt: Any, figure: Any, environment: Mapping[str, Any]) -> bytes:
+    """Name the device, draw, close."""
     gpu = environment.get("gpu") or {"name": SIMULATED}
     figure.suptitle(gpu["name"])
     figure.tight_layout()
-    figure.savefig(path, dpi=DPI, bbox_inches="tight")
+    drawn = png(figure, dpi=DPI, bbox_inches="tight")
     plt.close(figure)
+    return drawn
 
 
 def draw(frame: pd.DataFrame, environment: Mapping[str, Any], folder: Path) -> list[Path]:
@@ -110,15 +120,17 @@ def draw(frame: pd.DataFrame, environment: Mapping[str, Any], folder: Path) -> l
     timed = fastest(frame[frame["stage"] != CPU])
     if timed.empty:
         return []
-    speed_against_size(frame, environment, folder / SPEED_PNG)
-    roofline_chart(frame, environment).savefig(folder / ROOFLINE_PNG, dpi=DPI)
-    written = [folder / SPEED_PNG, folder / ROOFLINE_PNG]
+    pictures = {
+        SPEED_PNG: speed_against_size(frame, environment),
+        ROOFLINE_PNG: png(roofline_chart(frame, environment), dpi=DPI),
+    }
     if not set(timed["stage"]) <= {*NOT_RUNGS, *BASELINES}:
-        ladder_chart(frame, environment).savefig(folder / LADDER_PNG, dpi=DPI)
-        written.append(folder / LADDER_PNG)
-    return written
+        pictures[LADDER_PNG] = png(ladder_chart(frame, environment), dpi=DPI)
+    write_files(folder, pictures)
+    return [folder / name for name in pictures]
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Draw a folder's results again; returns the exit status."""
     parser = argparse.ArgumentParser(

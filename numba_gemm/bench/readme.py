@@ -39,6 +39,7 @@ from typing import Any
 import pandas as pd
 
 from numba_gemm.bench.cases import Shape
+from numba_gemm.bench.command import command, write_files
 from numba_gemm.bench.counters import COUNTERS, KEY, TOTAL, WAVEFRONTS
 from numba_gemm.bench.environment import caption, device_name
 from numba_gemm.bench.results import AUTO, CUBLAS, FAILURES, GIVEN_BF16, NOT_RUNGS, OK, fastest, load, records
@@ -609,6 +610,7 @@ def generate(text: str, frame: pd.DataFrame, environment: Mapping[str, Any], res
     return BLOCK.sub(replaced, text)
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; 0 when everything generated is, or now is, up to date."""
     parser = argparse.ArgumentParser(
@@ -642,7 +644,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"out of date with {options.results}: {names}; run {parser.prog}", file=sys.stderr)
         return 1
     for path, text in changed.items():
-        path.write_text(text, encoding="utf-8")
+        write_files(path.parent, {path.name: text})
         print(f"wrote {path.name}")
     return 0
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -180,11 +179,6 @@ def markdown(
         parts += [f"## {table.title}", table.markdown()]
     parts += [EARLIER_NOTE] if model is None else [EARLIER_NOTE, MODEL_NOTE]
     return "\n\n".join(parts) + "\n"
-
-
-def write(path: Path, text: str) -> None:
-    """Write the report."""
-    path.write_text(text, encoding="utf-8")
 
 
 def show(

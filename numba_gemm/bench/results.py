@@ -10,6 +10,8 @@ from typing import Any
 
 import pandas as pd
 
+from numba_gemm.bench.command import csv_text, json_text, write_files
+
 # Names that stand in the column `stage` beside the rungs': the public function's own choice, the baselines.
 AUTO, CUBLAS, CPU = NOT_RUNGS = ("auto", "cublas", "cpu")
 
@@ -17,6 +19,8 @@ GIVEN_BF16 = "cublas_given_bf16"  # of operands that are BF16 before the call, a
 
 RESULTS, ENVIRONMENT = "results.csv", "environment.json"
 
+EXTENTS = ("m", "n", "k")
+TEXT_KEYS = ("stage", "precision", "layout", "cache")
 KEY = ("stage", "precision", "m", "n", "k", "layout", "cache")
 MEASURES = (
     "min_us",
@@ -50,12 +54,11 @@ def frame_of(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame([blank | dict(row) for row in rows], columns=list(COLUMNS))
 
 
-def save(frame: pd.DataFrame, environment: Mapping[str, Any], folder: Path) -> None:
-    """Write ``results.csv`` and ``environment.json`` into a folder, which is made if need be."""
-    folder.mkdir(parents=True, exist_ok=True)
-    frame.to_csv(folder / RESULTS, index=False, float_format="%.6g", lineterminator="\n")
-    text = json.dumps(environment, indent=2, ensure_ascii=False)
-    (folder / ENVIRONMENT).write_text(text + "\n", encoding="utf-8")
+def save(
+    frame: pd.DataFrame, environment: Mapping[str, Any], folder: Path, others: Mapping[str, str] | None = None
+) -> None:
+    """Write ``results.csv``, ``environment.json`` and ``others`` into a folder, as `write_files` does."""
+    write_files(folder, {RESULTS: csv_text(frame), ENVIRONMENT: json_text(environment), **(others or {})})
 
 
 def load(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
@@ -66,23 +69,33 @@ def load(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     FileNotFoundError
         if there is no such file.
     ValueError
-        if it is no results file.
+        if it is no results file, or the environment beside it is none; the message names the file.
     """
     csv = path / RESULTS if path.is_dir() else path
     if not csv.is_file():
         raise FileNotFoundError(f"no results at {path}: expected a folder with {RESULTS}, or such a file")
     try:
-        frame = pd.read_csv(csv, dtype=dict.fromkeys(TEXT_EXTRAS, str))
-    except pd.errors.ParserError as error:
-        raise ValueError(f"{csv} is not a CSV file: {error}") from error
-    missing = [column for column in (*KEY, *MEASURES) if column not in frame.columns]
-    if missing:
-        raise ValueError(f"{csv} is no results file: it has no column {', '.join(missing)}")
+        frame = pd.read_csv(csv, dtype=dict.fromkeys((*TEXT_KEYS, *TEXT_EXTRAS), str))
+        missing = [column for column in (*KEY, *MEASURES) if column not in frame.columns]
+        if missing:
+            raise ValueError(f"it has no column {', '.join(missing)}")
+        frame = frame.astype(dict.fromkeys(EXTENTS, "int64") | dict.fromkeys(MEASURES, "float64"))
+    except (OSError, ValueError, OverflowError) as error:  # pandas' own errors are ValueErrors
+        raise ValueError(f"{csv} is no results file: {' '.join(str(error).split())}") from error
     for column in TEXT_EXTRAS:
         frame[column] = frame[column].fillna("") if column in frame.columns else ""
     beside = csv.with_name(ENVIRONMENT)
-    environment = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else {}
-    return frame, environment
+    return frame, _environment(beside) if beside.is_file() else {}
+
+
+def _environment(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict) or not isinstance((found.get("gpu") or {"name": ""})["name"], str):
+            raise TypeError("expected an object whose gpu is null or has a name")
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError(f"{path} describes no environment: {type(error).__name__}: {error}") from error
+    return found
 
 
 def fastest(frame: pd.DataFrame) -> pd.DataFrame:

@@ -9,7 +9,6 @@ device, element by element. It writes `streamed.csv` and `streamed.json`.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 import tempfile
@@ -26,9 +25,9 @@ from cuda.bindings import driver
 
 from numba_gemm.bench import environment
 from numba_gemm.bench.cli import commit_hash
+from numba_gemm.bench.command import USAGE, command, csv_text, json_text, make_folder, require_gpu, write_files
 from numba_gemm.bench.nvml import sampled_clocks
 from numba_gemm.bench.results import LAUNCHES
-from numba_gemm.device.switch import SIMULATOR
 from numba_gemm.driver import device_scope
 from numba_gemm.host_memory import pinned
 from numba_gemm.launch import current_device, synchronize
@@ -43,7 +42,7 @@ ON_DEVICE = "on the device"
 ROWS = 1024  # of a result that are compared at once
 LARGEST = 0.5  # elements of A and B lie within [-LARGEST, LARGEST)
 KINDS = ("page-locked", "pageable", "memory map")
-RIGHT, WRONG, UNUSABLE = 0, 1, 2
+RIGHT, WRONG = 0, 1
 
 
 class MemoryWatch:
@@ -207,12 +206,11 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, write, print; returns the exit status."""
     options = parser().parse_args(arguments)
-    if SIMULATOR:
-        print("error: the simulator has no times: unset NUMBA_ENABLE_CUDASIM, on a GPU", file=sys.stderr)
-        return UNUSABLE
+    require_gpu()
     limits = [int(float(text) * 1e9) or None for text in options.limits.split(",")]
     described = environment.describe(
         simulated=False,
@@ -225,13 +223,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kinds, precisions = options.operands.split(","), options.precisions.split(",")
     if unknown := set(kinds) - set(KINDS):
         print(f"error: unknown kinds of memory {sorted(unknown)}; expected some of {', '.join(KINDS)}", file=sys.stderr)
-        return UNUSABLE
+        return USAGE
+    make_folder(options.out)
     with sampled_clocks(environment.current_nvml()) as clocks:
         frame = measure(options.size, precisions, kinds, limits, options.repeats)
     environment.conclude(described, [clocks.median_mhz], [clocks.throttle])
-    options.out.mkdir(parents=True, exist_ok=True)
-    frame.to_csv(options.out / FILE, index=False, float_format="%.5g", lineterminator="\n")
-    (options.out / HOW).write_text(json.dumps(described, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_files(options.out, {FILE: csv_text(frame, 5), HOW: json_text(described)})
     print(frame.to_string(index=False))
     streamed = frame[frame["operands"] != ON_DEVICE]
     # Both sums have errors, each within the bound.

@@ -22,7 +22,6 @@ import argparse
 import contextlib
 import functools
 import itertools
-import json
 import math
 import secrets
 import sys
@@ -47,7 +46,8 @@ from numba_gemm.bench.buffers import (
     uniform,
 )
 from numba_gemm.bench.cases import SEED_EXTENTS, Shape
-from numba_gemm.bench.cli import UsageError, at_least_one, commit_hash, make_folder
+from numba_gemm.bench.cli import at_least_one, commit_hash
+from numba_gemm.bench.command import command, csv_text, json_text, make_folder, write_files
 from numba_gemm.bench.nvml import ClockSamples, sampled_clocks
 from numba_gemm.bench.results import CUBLAS, ERROR, GRAPHS, OK, WRONG
 from numba_gemm.bench.run import MIN_SPAN_US, NOT_CAPTURED, affordable_rounds
@@ -850,11 +850,10 @@ def progress_line(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def save(frame: pd.DataFrame, judged: pd.DataFrame, how: Mapping[str, Any], folder: Path) -> None:
     """Write the three files."""
-    for table, name in ((frame, ROWS), (judged, SUMMARY)):
-        table.to_csv(folder / name, index=False, float_format="%.6g", lineterminator="\n")
-    (folder / HOW).write_text(json.dumps(how, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_files(folder, {ROWS: csv_text(frame), SUMMARY: csv_text(judged), HOW: json_text(how)})
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     options = parser().parse_args(arguments)
@@ -867,10 +866,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seed = secrets.randbits(SEED_BITS) if options.seed is None else options.seed
     sizes = TINY if options.tiny else FULL
     groups = [group for group in GROUPS if not options.only or group in options.only]
+    make_folder(options.out)
     try:
-        make_folder(options.out)
         rig = Rig(seed, sizes.elements)
-    except (RuntimeError, UsageError) as error:
+    except RuntimeError as error:
         print(f"error: {error}", file=sys.stderr)
         return UNUSABLE
     how = environment.describe(

@@ -19,6 +19,7 @@ import pandas as pd
 
 from numba_gemm import split_products
 from numba_gemm.bench.accuracy import quotients
+from numba_gemm.bench.command import USAGE, command, csv_text, make_folder, require_gpu, write_files
 from numba_gemm.device.internals import KernelArguments
 from numba_gemm.driver import Frame, load_kernel
 from numba_gemm.launch import Matrix, current_device, device_properties
@@ -160,19 +161,21 @@ def special_values(shape: tuple[int, int, int], mode: Mode, rounds: int) -> list
     return list(rows.values())
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, write, print."""
     made = argparse.ArgumentParser(prog="python -m numba_gemm.bench.tensor_ladder", description=__doc__)
     made.add_argument("--out", type=Path, default=Path("results") / "local", help="folder of the results")
     made.add_argument("--rounds", type=int, default=9)
     options = made.parse_args(arguments)
+    require_gpu()
     if device_properties(current_device()).cc != (9, 0):
         print("this needs a GPU of compute capability 9.0", file=sys.stderr)
-        return 2
-    options.out.mkdir(parents=True, exist_ok=True)
+        return USAGE
+    make_folder(options.out)
     for name, made_by in ((CSV, measured), (SPECIAL_CSV, special_values)):
         frame = pd.DataFrame(made_by(SHAPE, MODES[MODE], options.rounds))
-        frame.to_csv(options.out / name, index=False, float_format="%.5g", lineterminator="\n")
+        write_files(options.out, {name: csv_text(frame, 5)})
         print(frame.to_string(index=False))
     return 0
 

@@ -14,7 +14,6 @@ the compiler joins neighbours into vectors: of which operand, its SASS says (`JO
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -29,6 +28,7 @@ import pandas as pd
 from numba_gemm.bench import counters, environment
 from numba_gemm.bench.cases import Shape
 from numba_gemm.bench.cli import commit_hash
+from numba_gemm.bench.command import command, csv_text, json_text, make_folder, write_files
 from numba_gemm.device.probe import simulator_requested
 
 __all__ = ["COUNTED", "SHAPE", "TRACED", "compare", "counted", "main", "traced"]
@@ -154,6 +154,7 @@ def compare(traces: pd.DataFrame, counts: pd.DataFrame) -> pd.DataFrame:
     return both
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Count, or trace and compare; returns the exit status."""
     made = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
@@ -169,28 +170,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not simulator_requested():
         try:
             ncu = counters.ncu_path()
+            make_folder(options.out)
             frame = counted(ncu, [sys.executable, "-m", "numba_gemm.bench.tracer", "--child"])
         except counters.CountersError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
-        options.out.mkdir(parents=True, exist_ok=True)
-        frame.to_csv(options.out / COUNTED, index=False, lineterminator="\n")
         how = environment.describe(
             simulated=False, seed=counters.SEED, cache="cold", command=COMMAND, stated_commit=options.commit
         )
         how["ncu"] = {"version": counters.ncu_version(ncu)}
-        (options.out / COUNTED_HOW).write_text(json.dumps(how, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_files(options.out, {COUNTED: csv_text(frame, 15), COUNTED_HOW: json_text(how)})
         print(frame.to_string(index=False))
         return 0
     if not (options.out / COUNTED).is_file():
         print(f"error: there is no {options.out / COUNTED}: run this on a GPU first", file=sys.stderr)
         return 2
+    make_folder(options.out)
     from numba_gemm.ladder import STAGES
 
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
         rows = [row for found in pool.map(traced, STAGES) for row in found]
     frame = compare(pd.DataFrame(rows), pd.read_csv(options.out / COUNTED))
-    frame.to_csv(options.out / TRACED, index=False, float_format="%.4g", lineterminator="\n")
+    write_files(options.out, {TRACED: csv_text(frame, 4)})
     print(frame.to_string(index=False))
     off = frame[~frame["within"]]
     print(f"{len(frame)} numbers, {len(off)} of them off by more than {TOLERANCE:.0%}")

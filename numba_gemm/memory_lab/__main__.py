@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from numba_gemm.bench.cli import commit_hash
+from numba_gemm.bench.command import UsageError, command, csv_text, json_text, make_folder, write_files
 from numba_gemm.driver import GpuUnavailable
 from numba_gemm.memory_lab.experiment import NAMES, Experiment, Unavailable, load
 
@@ -39,16 +39,16 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def draw(experiment: Experiment, frame: Any, where: str, path: Path) -> None:
-    """Write an experiment's picture, under the name of the device."""
-    from numba_gemm.bench.plots import pyplot
+def draw(experiment: Experiment, frame: Any, where: str) -> bytes:
+    """An experiment's picture as PNG, under the name of the device."""
+    from numba_gemm.bench.plots import png, pyplot
 
     plt = pyplot()
     figure = plt.figure(figsize=FIGURE, layout="constrained")
     try:
         experiment.plot(frame, figure)
         figure.suptitle(f"{experiment.name} ({experiment.section}): {where}")
-        figure.savefig(path, dpi=120)
+        return png(figure, dpi=120)
     finally:
         plt.close(figure)
 
@@ -77,14 +77,12 @@ def record(experiment: Experiment, options: argparse.Namespace) -> bool:
     if clocks is not None:
         environment.conclude(described, [clocks.median_mhz], [clocks.throttle])
     described["seconds"] = round(time.perf_counter() - begin, 1)
+    name = experiment.name
+    write_files(options.out, {f"{name}.csv": csv_text(frame), f"{name}.json": json_text(described)})
     print(frame.to_string(index=False, float_format=lambda value: f"{value:.4g}", max_rows=80))
-    options.out.mkdir(parents=True, exist_ok=True)
-    stem = options.out / experiment.name
-    frame.to_csv(stem.with_suffix(".csv"), index=False, float_format="%.6g", lineterminator="\n")
-    text = json.dumps(described, indent=2, ensure_ascii=False)
-    stem.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
     if not options.no_plot:
-        draw(experiment, frame, environment.device_name(described), stem.with_suffix(".png"))
+        picture = draw(experiment, frame, environment.device_name(described))
+        write_files(options.out, {f"{name}.png": picture})
     if machine.SIMULATOR:
         print("times are the simulator's and mean nothing; claims are left alone")
         return True
@@ -94,6 +92,7 @@ def record(experiment: Experiment, options: argparse.Namespace) -> bool:
     return all(claims.values())
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is asked for; returns the exit status."""
     options = parser().parse_args(arguments)
@@ -107,6 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for experiment in experiments:
             print(f"{experiment.name:{width}}  {experiment.section:8}  {experiment.lesson}")
         return RIGHT
+    make_folder(options.out)
     status = RIGHT
     for experiment in experiments:
         print(f"\n== {experiment.name} ({experiment.section}): {experiment.lesson}")
@@ -118,6 +118,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except GpuUnavailable as error:
             print(f"error: {error}", file=sys.stderr)
             return UNUSABLE
+        except UsageError:
+            raise
         except Exception as error:  # one that fails leaves the others to run
             print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
             status = WRONG

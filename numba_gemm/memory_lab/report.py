@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from numba_gemm.bench.command import command, write_files
 from numba_gemm.memory_lab.experiment import NAMES, Experiment, load
 
 PAGE, RECORDED = Path("docs") / "memory_lab.md", Path("results") / "h200" / "memory_lab"
@@ -70,6 +71,7 @@ def page() -> str:
     return "\n\n".join([words.rstrip(), *sections]) + "\n"
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the page, or check it; returns the exit status."""
     given = sys.argv[1:] if arguments is None else list(arguments)
@@ -82,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given:
         print(f"unknown arguments {given}; expected none, or --check", file=sys.stderr)
         return 2
-    PAGE.write_text(made, encoding="utf-8")
+    write_files(PAGE.parent, {PAGE.name: made})
     return 0
 
 

@@ -79,8 +79,32 @@ def bound(precision: str, k: int) -> float:
     return mode_bound(precision, k) + 2 * UNIT_ROUNDOFF  # alpha and beta round, too
 
 
-# What an underflowing product may lose: a few of the smallest subnormals a term (denormals are kept, not flushed).
-SMALLEST_SUBNORMAL = 2.0**-149
+SMALLEST_SUBNORMAL = 2.0**-149  # of float32; kernels keep subnormals, and do not flush them to zero
+
+
+def underflow_bound(k: int, alpha: float = 1.0) -> float:
+    """Largest absolute error that gradual underflow may add to an element of C.
+
+    With rounding to nearest and gradual underflow, ``fl(x*y + z) == (x*y + z) * (1 + d) + e`` with
+    ``abs(e) <= 2**-150``, half the smallest subnormal. An addition alone has ``e == 0``. The terms ``d`` are those of
+    `ieee_bound`. The terms ``e`` are:
+
+    - at most ``k * 2**-150`` in the sum of k products, which alpha multiplies;
+    - ``2**-150`` for each multiplication by alpha: one, or one per part where the sum is computed in p <= k parts;
+    - ``2**-150`` for the multiplication of beta and C.
+
+    Their sum, ``(k * abs(alpha) + p + 1) * 2**-150``, is below ``(k * max(1, abs(alpha)) + 2) * 2**-149``. What is left
+    over covers the growth of each ``e`` by the roundings that follow it, a factor ``1 + ieee_bound(k)``.
+
+    Parameters
+    ----------
+    k : int
+        Terms in each sum.
+    alpha : float
+        Factor of the sum.
+    """
+    # No sum of zero terms is scaled: without the condition, k == 0 and an infinite alpha would give NaN.
+    return ((k * max(1.0, abs(float(np.float32(alpha)))) if k else 0.0) + 2) * SMALLEST_SUBNORMAL
 
 
 def reference(
@@ -138,13 +162,20 @@ class Comparison:
         )
 
 
-def compare(actual: np.ndarray, expected: np.ndarray, scale: np.ndarray, k: int, precision: str = "ieee") -> Comparison:
+def compare(
+    actual: np.ndarray,
+    expected: np.ndarray,
+    scale: np.ndarray,
+    k: int,
+    precision: str = "ieee",
+    alpha: float = 1.0,
+) -> Comparison:
     """Compare a float32 product with `reference`'s float64 one, element by element.
 
-    Where the expected value is finite, an element's error counts in units of ``bound(precision, k) * scale``; elements
-    of scale 0 must be exactly 0. Where it is NaN or infinite, the element must be NaN or the same infinity, else
-    its error is infinite. A NaN in place of a finite value is an infinite error. A finite expected value beyond
-    float32's range must be an infinity of its sign.
+    Where the expected value is finite, an element's error counts in units of
+    ``bound(precision, k) * scale + underflow_bound(k, alpha)``. Where it is NaN or infinite, the element must be NaN or
+    the same infinity, else its error is infinite. A NaN in place of a finite value is an infinite error. A finite
+    expected value beyond float32's range must be an infinity of its sign. ``alpha`` is the one given to `reference`.
 
     Raises
     ------
@@ -157,7 +188,7 @@ def compare(actual: np.ndarray, expected: np.ndarray, scale: np.ndarray, k: int,
         return Comparison(0.0, -1, -1, math.nan, math.nan)
     got = actual.astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        allowed = bound(precision, k) * scale + (k + 2) * SMALLEST_SUBNORMAL
+        allowed = bound(precision, k) * scale + underflow_bound(k, alpha)
         error = np.abs(got - expected) / allowed
         narrowed = expected.astype(np.float32).astype(np.float64)
     special = ~np.isfinite(narrowed)

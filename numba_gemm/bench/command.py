@@ -1,0 +1,165 @@
+"""Shared parts of the harness' commands: one-line errors, robust standard output, atomic files."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import io
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TextIO, cast
+
+from numba_gemm.device.probe import driver_error, simulator_requested
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+USAGE = 2  # exit status of a command that cannot do what it is asked for
+INTERRUPTED = 130  # exit status that shells give to a program that SIGINT ended
+
+Arguments = ParamSpec("Arguments")
+
+
+class UsageError(Exception):
+    """A command cannot do what it is asked for; the message says why, in one line."""
+
+
+class _Output:
+    """Standard output that discards text once it has failed: its disk is full, or nobody reads the pipe."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.error: OSError | None = None
+
+    def write(self, text: str) -> int:
+        self._attempt(self._stream.write, text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._attempt(self._stream.flush)
+
+    def _attempt(self, function: Callable[..., Any], *arguments: str) -> None:
+        try:
+            function(*arguments)
+        except OSError as error:
+            self.error = error
+            # Python flushes what is left in the buffer when it exits, and would fail again.
+            with contextlib.suppress(OSError), open(os.devnull, "wb") as null:
+                os.dup2(null.fileno(), self._stream.fileno())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def _output() -> Iterator[_Output]:
+    """Have `print` write to an `_Output`, with "?" for characters that the encoding lacks."""
+    with contextlib.ExitStack() as scopes:
+        # Python has no standard output where the descriptor is closed.
+        stream = sys.stdout or scopes.enter_context(open(os.devnull, "w"))
+        if isinstance(stream, io.TextIOWrapper):
+            scopes.callback(stream.reconfigure, errors=stream.errors)
+            stream.reconfigure(errors="replace")
+        output = _Output(stream)
+        scopes.enter_context(contextlib.redirect_stdout(cast("TextIO", output)))
+        scopes.callback(output.flush)
+        yield output
+
+
+def command(main: Callable[Arguments, int]) -> Callable[Arguments, int]:
+    """Wrap a command's function, which returns the exit status.
+
+    A `UsageError` or a missing package ends it with one line and status 2, Ctrl-C with one line and status 130. Where
+    standard output fails, the command goes on to its end, since it writes files as well; its status is 2 then instead
+    of 0, unless the output is a pipe that was closed.
+    """
+
+    @functools.wraps(main)
+    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> int:
+        with _output() as output:
+            try:
+                status = main(*args, **kwargs)
+            except (UsageError, ModuleNotFoundError) as error:
+                print(f"error: {error}", file=sys.stderr)
+                status = USAGE
+            except KeyboardInterrupt:
+                print("interrupted", file=sys.stderr)
+                status = INTERRUPTED
+        if output.error is not None and not isinstance(output.error, BrokenPipeError):
+            print(f"error: standard output cannot be written: {output.error.strerror}", file=sys.stderr)
+            status = status or USAGE
+        return status
+
+    return run
+
+
+def require_gpu() -> None:
+    """Raise `UsageError` where there is no GPU to measure."""
+    if simulator_requested():
+        raise UsageError("the simulator has no times: unset NUMBA_ENABLE_CUDASIM, on a GPU")
+    if (reason := driver_error()) is not None:
+        raise UsageError(f"this needs a GPU, and {reason}")
+
+
+def make_folder(path: Path) -> None:
+    """Make the folder of ``--out``, and raise `UsageError` if files cannot be written there.
+
+    To be called before anything is measured.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise UsageError(f"--out {path}: results cannot be written there: {error.strerror}") from None
+
+
+def write_files(folder: Path, contents: Mapping[str, str | bytes]) -> None:
+    """Write files that belong together into a folder, text as UTF-8.
+
+    They are written beside the previous ones and then renamed, so that a full disk leaves the previous files as they
+    are. The folder is locked meanwhile: of two processes that write the same files, one's are there, and no mixture.
+
+    Raises
+    ------
+    UsageError
+        if they cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder), tempfile.TemporaryDirectory(prefix=".", dir=folder) as made:
+            for name, content in contents.items():
+                with open(Path(made, name), "wb") as file:
+                    file.write(content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace"))
+                    file.flush()
+                    os.fsync(file.fileno())  # some file systems report a full disk no earlier
+            for name in contents:
+                os.replace(Path(made, name), folder / name)
+    except OSError as error:
+        raise UsageError(f"{folder}: {', '.join(contents)} cannot be written: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some network file systems cannot lock folders
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def csv_text(frame: pd.DataFrame, digits: int = 6) -> str:
+    """A table as CSV, its floats with so many significant digits."""
+    return frame.to_csv(index=False, float_format=f"%.{digits}g", lineterminator="\n")
+
+
+def json_text(value: Mapping[str, Any]) -> str:
+    """A description as JSON, for people to read as well."""
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
