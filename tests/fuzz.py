@@ -574,7 +574,7 @@ def verdict(call: Call, made: Made, got: np.ndarray, streamed: bool) -> str:
             scale = scale * (1 + ieee_bound(2 * k) / bound(precision, k))
         if call.repeats_terms:  # their roundings are equal, not independent as `ieee_bound` assumes
             scale = scale * max(1.0, (k + 2) * UNIT_ROUNDOFF / ieee_bound(k))
-        compared = compare(got[at], expected, scale, k, precision)
+        compared = compare(got[at], expected, scale, k, precision, call.alpha)
         if not compared.ok:
             return f"{at}: {compared}"
     return ""
