@@ -70,12 +70,11 @@ LIBRARIES = {
 SETTINGS = ("OPT", "BOUNDSCHECK", "CUDA_DEBUGINFO_DEFAULT", "CUDA_ENABLE_NRT", "DEBUG_ARRAY_OPT")
 
 
-def _warn(path: Path, problem: str) -> None:
-    warn_once(
-        path,
-        f"{problem}; kernels are compiled where the cache does not help, and this is said once. Set "
-        'NUMBA_GEMM_CACHE_DIR to a directory that only you can write to, or to "off"',
-    )
+def _warn(path: Path, problem: str, error: Exception) -> None:
+    advice = '. Set NUMBA_GEMM_CACHE_DIR to a directory that only you can write to, or to "off"'
+    if isinstance(error, Refused):  # it says what to do
+        path, advice = error.path, ""
+    warn_once(path, f"{problem} ({error}); kernels are compiled instead, and this is said once{advice}")
 
 
 def directory() -> Path | None:
@@ -329,7 +328,7 @@ def fetch_named(compile_kernel: Callable[[], Cubin], name: str | None) -> tuple[
     try:
         place = directory() if name else None
     except RuntimeError as error:
-        _warn(Path("~"), f"there is no place for a kernel cache ({error})")
+        _warn(Path("~"), "there is no place for a kernel cache", error)
         place = None
     if name is None or place is None:
         return compile_kernel(), False
@@ -337,10 +336,10 @@ def fetch_named(compile_kernel: Callable[[], Cubin], name: str | None) -> tuple[
     try:
         found = _read(place, name)
     except OSError as error:
-        _warn(_cause(error, place), f"the kernel cache in {place} cannot be read ({error})")
+        _warn(place, f"the kernel cache in {place} cannot be read", error)
         found = None
     except Exception as error:  # whatever a parser says of contents that may be anything
-        _warn(place / f"{name}.kernel", f"the kernel cache in {place} has a broken file, {name}.kernel ({error})")
+        _warn(place / f"{name}.kernel", f"the kernel cache in {place} has a broken file, {name}.kernel", error)
         found = None
     if found is not None:
         return found, True
@@ -350,12 +349,8 @@ def fetch_named(compile_kernel: Callable[[], Cubin], name: str | None) -> tuple[
         _write(place, name, cubin)
         _prune(place)
     except (OSError, ValueError, TypeError) as error:
-        _warn(_cause(error, place), f"the kernel cache in {place} cannot be written ({error})")
+        _warn(place, f"the kernel cache in {place} cannot be written", error)
     return cubin, False
-
-
-def _cause(error: Exception, place: Path) -> Path:
-    return error.path if isinstance(error, Refused) else place
 
 
 def clear_cache() -> int:

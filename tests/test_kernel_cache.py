@@ -555,7 +555,7 @@ DAMAGE = {
     "checked but no compute capability": lambda contents: with_field("cc", []),
     "checked but cut off": lambda contents: checked(contents[HEADER + 32 : -9]),
     "checked but expands without end": lambda contents: with_field("registers", 1, b"\0" * (64 << 20)),
-    "larger than any kernel": lambda contents: contents + bytes(16 << 20),
+    "larger than any kernel": lambda contents: with_field("registers", 1, os.urandom(16 << 20)),
 }
 
 
