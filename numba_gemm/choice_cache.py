@@ -113,7 +113,7 @@ def clear(device: int | None = None) -> int:
     Raises
     ------
     OSError
-        if the directory cannot be written.
+        if the directory cannot be written, or others can change it.
     """
     prefix = "" if device is None else _prefix(launch.device_properties(device))
     count = 0

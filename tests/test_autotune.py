@@ -320,7 +320,7 @@ BROKEN = {
     "no choices": '{"choices": 5}',
     "nested too deep": "[" * 100_000,
     "a number of too many digits": '{"choices": ' + "1" * 10_000 + "}",
-    "too large": " " * (17 << 20),
+    "too large": '{"choices": {}}' + " " * (17 << 20),
 }
 
 
@@ -389,6 +389,19 @@ def test_entry_of_another_kind(place):
     choice_cache.forget()
     with pytest.warns(CacheWarning, match="no longer valid"):
         reason()
+
+
+@pytest.mark.usefixtures("clock")
+def test_entry_that_is_nested_too_deep():
+    """Deeper than the encoder goes; the parser may have gone deeper, from a shallower stack."""
+    autotune(A, B)
+    (entries,) = choice_cache._known.values()
+    nested = []
+    for _ in range(100_000):
+        nested = [nested]
+    entries.update(dict.fromkeys(entries, nested))
+    with pytest.warns(CacheWarning, match="no longer valid"):
+        assert "autotune" not in reason()
 
 
 @pytest.mark.usefixtures("clock")
