@@ -549,6 +549,7 @@ DAMAGE = {
     "checked but nested too deep": lambda contents: checked(kernel_cache.zlib.compress(b"[" * 100_000)),
     "checked but a huge number": lambda contents: with_field("registers", 10**400),
     "checked but no number": lambda contents: with_field("shared", float("nan")),
+    "checked but a fraction": lambda contents: with_field("shared", 0.5),
     "checked but a negative number": lambda contents: with_field("local", -1),
     "checked but a number for a name": lambda contents: with_field("name", 5),
     "checked but a name that is no text": lambda contents: with_field("name", "\ud800"),
@@ -765,7 +766,7 @@ def clutter(place: Path) -> None:
 
 def test_latest_files_stay(place, monkeypatch):
     monkeypatch.setattr(kernel_cache, "MAX_FILES", 3)
-    place.mkdir()
+    place.mkdir(mode=0o700)
     clutter(place)
     extras = [(i,) for i in range(5)]
     for i, extra in enumerate(extras):
