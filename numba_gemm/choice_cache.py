@@ -2,37 +2,37 @@
 
 They lie beside the compiled kernels (see `kernel_cache`), in one JSON file a kind of device (name, compute capability,
 number of SMs) and version of the kernels' sources: what was measured of others says nothing. Files are replaced whole;
-a process adds its choices to those that others have written meanwhile. Each file is read once a process. Whatever goes
-wrong with it is a `CacheWarning`, and the model chooses.
+a process adds its choices to those that others have written meanwhile, under a lock. Each file is read once per
+process. A directory or file that others can change is refused (see `private_files`). Every problem is a `CacheWarning`,
+and the model chooses.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import secrets
 import threading
 import time
 import warnings
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields, replace
+from datetime import date
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 from . import kernel_cache, launch, select
-from .kernel_cache import CacheWarning
 from .ladder.stage import Share
 from .launch import DeviceProperties
+from .private_files import CacheWarning, PrivateDirectory, Refused, warn_once
 from .select import Choice, Problem
 
 __all__ = ["choose", "clear", "forget", "keep"]
 
 FORMAT = 1  # of a file; another one gives every file another name
-SUFFIX = ".choices.json"
+FILE_NAME = re.compile(r"[\w-]+-cc\d+\.\d+-sm\d+-[0-9a-f]{16}\.choices\.json", re.ASCII)  # that `_name` gives
+LOCK = "choices.lock"
 OF_DEVICE = {"cc", "sm_count", "clock_hz", "memory_bandwidth"}  # fields of a problem that the file's name stands for
 
 Entries = dict[str, Any]  # what the file says of each problem, by `key`
@@ -51,8 +51,11 @@ def choose(device: int, wanted: Problem) -> Choice:
     """Return the choice that was measured for a problem on a device; without one, the model's."""
     entries = _entries(device)
     if entries and (entry := entries.get(key(wanted))) is not None:
-        found = _restored(device, wanted, json.dumps(entry))
-        if found is not None:
+        try:
+            text = json.dumps(entry)
+        except RecursionError:
+            text = "[]"  # no choice
+        if (found := _restored(device, wanted, text)) is not None:
             return found
     return select.choose(wanted)
 
@@ -90,14 +93,16 @@ def keep(device: int, wanted: Problem, choice: Choice, microseconds: float, cand
         if place is None:
             return None
         try:
-            others = _read(place / name)
-        except (OSError, ValueError):
-            others = {}  # the file is replaced
-        _known[name] = _known[name] | others | made
-        try:
-            _write(place / name, others | made)
-        except OSError as error:
-            _warn(f"{place} cannot be written ({error}); what autotune chose is known to this process only")
+            with PrivateDirectory(place, create=True) as opened, opened.locked(LOCK):
+                try:
+                    others = _read(opened, name)
+                    contents = _packed(others | made)
+                except Exception:  # the file may hold anything, and is replaced
+                    others, contents = {}, _packed(made)
+                opened.write(name, contents)
+                _known[name] = _known[name] | others | made
+        except (OSError, ValueError) as error:
+            _warn(f"{place} cannot be written ({error}); what autotune chose is known to this process only", error)
             return None
     return place / name
 
@@ -108,18 +113,22 @@ def clear(device: int | None = None) -> int:
     Raises
     ------
     OSError
-        if the directory cannot be written.
+        if the directory cannot be written, or others can change it.
     """
     prefix = "" if device is None else _prefix(launch.device_properties(device))
     count = 0
     with _lock:
         for name in [name for name in _known if name.startswith(prefix)]:
             _known[name] = {}
-        for path in _files(_directory()):
-            if path.name.startswith(prefix):
-                with suppress(OSError, ValueError):  # a broken one goes too
-                    count += len(_read(path))
-                path.unlink(missing_ok=True)
+        place = _directory()
+        names = [name for name in _files(place) if name.startswith(prefix)]
+        if place is None or not names:
+            return 0
+        with PrivateDirectory(place) as opened, opened.locked(LOCK):
+            for name in names:
+                with suppress(Exception):  # a broken one is deleted, too
+                    count += len(_read(opened, name))
+                opened.delete(name)
     return count
 
 
@@ -134,8 +143,11 @@ def forget() -> None:
 # ------------------------------------------------------------------------------------------------------------ the file
 
 
-def _warn(problem: str) -> None:
-    warnings.warn(problem, CacheWarning, stacklevel=2)
+def _warn(problem: str, error: Exception | None = None) -> None:
+    if isinstance(error, Refused):
+        warn_once(error.path, problem)
+    else:
+        warnings.warn(problem, CacheWarning, stacklevel=2)
 
 
 def _directory() -> Path | None:
@@ -153,12 +165,13 @@ def _prefix(gpu: DeviceProperties) -> str:
 @cache
 def _name(gpu: DeviceProperties) -> str:
     version = hashlib.sha256(repr((FORMAT, kernel_cache.SOURCES)).encode()).hexdigest()
-    return f"{_prefix(gpu)}{version[:16]}{SUFFIX}"
+    return f"{_prefix(gpu)}{version[:16]}.choices.json"
 
 
-def _files(place: Path | None) -> Iterator[Path]:
-    if place is not None and place.is_dir():
-        yield from [path for path in place.iterdir() if path.name.endswith(SUFFIX)]
+def _files(place: Path | None) -> list[str]:
+    if place is None or not place.is_dir():
+        return []
+    return [path.name for path in place.iterdir() if FILE_NAME.fullmatch(path.name)]
 
 
 def _entries(device: int) -> Entries:
@@ -169,20 +182,23 @@ def _entries(device: int) -> Entries:
     found: Entries = {}
     if (place := _directory()) is not None:
         try:
-            found = _read(place / name)
+            with PrivateDirectory(place) as opened:
+                found = _read(opened, name)
+        except (FileNotFoundError, NotADirectoryError):
+            pass
         except OSError as error:
-            _warn(f"{place / name} cannot be read ({error}); the choices in it are not used")
-        except ValueError as error:
+            _warn(f"{place / name} cannot be read ({error}); the choices in it are not used", error)
+        except Exception as error:  # whatever a parser says of contents that may be anything
             _warn(f"{place / name} is broken ({error}); the choices in it are not used; autotune again replaces it")
     with _lock:
         return _known.setdefault(name, found)
 
 
-def _read(path: Path) -> Entries:
-    """The entries of a file; ValueError if it has another form."""
+def _read(place: PrivateDirectory, name: str) -> Entries:
+    """The entries of a file; raises an exception of any kind if it has another form."""
     try:
-        contents = json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
+        contents = json.loads(place.read(name))
+    except FileNotFoundError:
         return {}
     choices = contents.get("choices") if isinstance(contents, dict) else None
     if not isinstance(choices, dict):
@@ -190,15 +206,8 @@ def _read(path: Path) -> Entries:
     return choices
 
 
-def _write(path: Path, entries: Entries) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # A name that the kernel cache removes an hour later, should this process die.
-    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
-    try:
-        temporary.write_text(json.dumps({"choices": entries}, indent=1) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+def _packed(entries: Entries) -> bytes:
+    return (json.dumps({"choices": entries}, indent=1) + "\n").encode()
 
 
 @lru_cache(maxsize=4096)
@@ -208,16 +217,19 @@ def _restored(device: int, wanted: Problem, entry: str) -> Choice | None:
         kept = json.loads(entry)
         said = kept["stage"], kept["config"], kept["share"] and Share(*kept["share"]), kept["swapped"]
         microseconds, gpu = float(kept["microseconds"]), launch.device_properties(device)
+        if not 0 < microseconds < 1e15:  # nor NaN
+            raise ValueError(f"it takes {microseconds} us")
         for choice in select.ranked(wanted):
             if (choice.stage.name, choice.config.name, choice.share, choice.swapped) == said:
+                when, candidates = date.fromisoformat(kept["date"]), int(kept["candidates"])
                 return replace(
                     choice,
                     clocks=microseconds * 1e-6 * gpu.clock_hz,
-                    reason=f"measured by autotune on {gpu.name}, {kept['date']}: {microseconds:.1f} us, the least of "
-                    f"{kept['candidates']} candidates",
+                    reason=f"measured by autotune on {gpu.name}, {when}: {microseconds:.1f} us, the least of "
+                    f"{candidates} candidates",
                 )
         raise ValueError("no candidate is like it")
-    except (KeyError, TypeError, ValueError) as error:
+    except Exception as error:  # the entry may hold anything
         _warn(
             f"what autotune chose for {key(wanted)} is no longer valid ({error!r}); the model chooses; autotune again"
         )

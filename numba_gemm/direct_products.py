@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import lru_cache, partial
 
 from . import epilogues, kernel_cache, tensor_maps
 from .device import internals
 from .driver import Frame, device_scope, load_kernel
 from .fingerprint import fingerprint
 from .ladder.stage import ONE, Batch
-from .launch import Extra, Matrix, device_properties
+from .launch import MAX_EPILOGUES, Extra, Matrix, device_properties
 from .tensor_core import TensorForm, WarpgroupConfig, direct
 from .tensor_core.stage import fastest
 
@@ -118,7 +118,7 @@ def kernel_cubin(config: WarpgroupConfig, form: TensorForm, letters: str) -> int
     return kernel_cache.kept(name, partial(compile_kernel, config, form, letters))
 
 
-@cache
+@lru_cache(maxsize=MAX_EPILOGUES)
 def _kernel(config: WarpgroupConfig, form: TensorForm, letters: str, device: int) -> int:
     return load_kernel(kernel_cubin(config, form, letters), device, config.dynamic_shared(direct.MODE))
 

@@ -300,8 +300,12 @@ def _import_facts() -> dict[str, Any]:
 
 
 def cannot_write(path: Path) -> str | None:
-    """Say why no file can be written to a directory, made if need be; None if one can. It is not made here."""
+    """Say why the cache cannot keep files in a directory, made if need be; None if it can. It is not made here."""
+    from numba_gemm.private_files import refusal
+
     try:
+        if path.is_dir() and (problem := refusal(path, path.stat())) is not None:
+            return problem
         existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
         if not existing.is_dir():
             return f"{existing} is no directory"

@@ -54,8 +54,8 @@ def _value(value: Any, names: frozenset[str], within: tuple[Any, ...]) -> Part:
         return "frozenset", tuple(sorted(map(repr, (_value(part, names, within) for part in value))))
     if isinstance(value, CodeType):
         return _code(value, names, within)
-    if isinstance(value, np.generic):
-        return "NumPy", value.dtype.str, value.tobytes()
+    if isinstance(value, np.generic) and not value.dtype.hasobject:
+        return "NumPy", repr(value.dtype), value.tobytes()  # dtype.str tells nothing of a structure but its size
     if kind is np.ndarray and value.dtype.kind in "biufc" and value.nbytes <= MAX_ARRAY:
         order = bool(value.flags.c_contiguous), bool(value.flags.f_contiguous)
         return "array", value.dtype.str, value.shape, order, value.tobytes()
@@ -181,6 +181,8 @@ def _copy(value: Any, names: frozenset[str], made: dict[Any, Any]) -> Any:
         return tuple(_copy(part, names, made) for part in value)
     if type(value) is np.ndarray:
         return value.copy(order="K")
+    if isinstance(value, np.void):  # a structured scalar is a view of its array
+        return value.copy()
     if isinstance(value, ModuleType) and not _is_known(value.__name__) and "__getattr__" not in vars(value):
         twin, copied = made.setdefault(id(value), (ModuleType(value.__name__), set[str]()))
         for name, member in _found(value, names - copied):

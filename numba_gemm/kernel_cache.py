@@ -4,9 +4,10 @@ A kernel lies in one file, named by a hash of all that shapes its code: this pac
 configuration and variant, an epilogue that is compiled into it, the compute capability, the compiler and its settings.
 So a file is right or not found; none is ever out of date. Files are replaced whole and checked when they are read.
 
-The directory is the one that the environment variable NUMBA_GEMM_CACHE_DIR names; "off", or nothing, keeps no kernels.
-Unset, it is ``numba_gemm`` in XDG_CACHE_HOME or ~/.cache. Whatever goes wrong with it is told once, as a
-`CacheWarning`, and the kernel is compiled.
+The environment variable NUMBA_GEMM_CACHE_DIR names the directory; "off" (or "0", "no", "none", "false", or nothing, in
+upper or lower case) keeps no kernels. Unset, it is ``numba_gemm`` in XDG_CACHE_HOME or ~/.cache. A directory or file
+that others can change is refused (see `private_files`). Every problem is a `CacheWarning`, one per directory or file,
+and the kernel is compiled.
 """
 
 from __future__ import annotations
@@ -15,11 +16,8 @@ import hashlib
 import json
 import os
 import re
-import secrets
 import sys
-import threading
 import time
-import warnings
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
@@ -38,11 +36,14 @@ from .device.internals import Cubin
 from .fingerprint import Part, fingerprint
 from .ladder import STAGES
 from .ladder.stage import Form, Stage, TileConfig
+from .private_files import CacheWarning, PrivateDirectory, Refused, warn_once
 
 __all__ = ["CacheWarning", "clear_cache", "directory", "fetch", "fetch_named", "key", "name_of"]
 
 FORMAT = 1  # of a file; another one gives every kernel another name
+OFF = {"", "0", "false", "no", "none", "off"}  # values of NUMBA_GEMM_CACHE_DIR, in lower case
 MAX_FILES = 512  # kept, the latest used; a kernel takes 10 to 50 KB
+MAX_EXPANDED = 64 << 20  # bytes of a file's contents, decompressed
 HOUR, DAY = 3600.0, 86400.0
 
 MAGIC = b"numba_gemm kernel\n"
@@ -69,25 +70,15 @@ LIBRARIES = {
 SETTINGS = ("OPT", "BOUNDSCHECK", "CUDA_DEBUGINFO_DEFAULT", "CUDA_ENABLE_NRT", "DEBUG_ARRAY_OPT")
 
 
-class CacheWarning(RuntimeWarning):
-    """The kernel cache cannot be used as it should; kernels are compiled instead."""
-
-
-_warned = threading.Lock()  # taken by the first warning, and never released
-
-
-def _warn(problem: str) -> None:
-    if _warned.acquire(blocking=False):
-        warnings.warn(
-            f"{problem}; kernels are compiled where the cache does not help, and this is said once. Set "
-            'NUMBA_GEMM_CACHE_DIR to a directory that can be written, or to "off"',
-            CacheWarning,
-            stacklevel=2,
-        )
+def _warn(path: Path, problem: str, error: Exception) -> None:
+    advice = '. Set NUMBA_GEMM_CACHE_DIR to a directory that only you can write to, or to "off"'
+    if isinstance(error, Refused):  # it says what to do
+        path, advice = error.path, ""
+    warn_once(path, f"{problem} ({error}); kernels are compiled instead, and this is said once{advice}")
 
 
 def directory() -> Path | None:
-    """Where kernels are kept, None if they are not; the directory need not exist.
+    """Return the directory of the cache, which need not exist; None if the cache is switched off.
 
     Raises
     ------
@@ -96,7 +87,15 @@ def directory() -> Path | None:
     """
     named = os.environ.get("NUMBA_GEMM_CACHE_DIR")
     if named is not None:
-        return None if named in ("", "off") else Path(named).expanduser()
+        if named.lower() in OFF:
+            return None
+        try:
+            return Path(named).expanduser()
+        except RuntimeError:
+            raise RuntimeError(
+                f"NUMBA_GEMM_CACHE_DIR is {named}, and there is no such home directory; expected a directory, or "
+                '"off"; name one by its full path'
+            ) from None
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not base.is_absolute():  # then the specification has it ignored
         base = Path.home() / ".cache"
@@ -236,42 +235,43 @@ def _pack(name: str, cubin: Cubin) -> bytes:
 
 
 def _unpack(name: str, contents: bytes) -> Cubin:
-    """The kernel of a file; raises ValueError if that is not what `_pack` made of it."""
+    """The kernel of a file; raises an exception of any kind if `_pack` did not make the file."""
     start = len(MAGIC) + hashlib.sha256().digest_size
     magic, checksum, body = contents[: len(MAGIC)], contents[len(MAGIC) : start], contents[start:]
     if magic != MAGIC or hashlib.sha256(name.encode() + body).digest() != checksum:
         raise ValueError("its checksum is wrong")
-    described, _, code = zlib.decompress(body).partition(b"\n")
+    expander = zlib.decompressobj()
+    described, _, code = expander.decompress(body, MAX_EXPANDED).partition(b"\n")
+    if not expander.eof:
+        raise ValueError(f"it is cut off, or expands to more than {MAX_EXPANDED:,} bytes")
     fields = json.loads(described)
-    return Cubin(code=code, **fields | {"cc": tuple(fields["cc"])})
+    cubin = Cubin(code=code, **fields | {"cc": tuple(fields["cc"])})
+    for field in ("name", "ptx", "log"):
+        getattr(cubin, field).encode()  # text, and no half of a surrogate pair
+    numbers = (cubin.registers, cubin.shared, cubin.local, cubin.spill_stores, cubin.spill_loads, *cubin.cc)
+    if len(cubin.cc) != 2 or not all(type(number) is int and 0 <= number < 1 << 31 for number in numbers):
+        raise ValueError("a number in it is wrong")
+    return cubin
 
 
 def _read(place: Path, name: str) -> Cubin | None:
-    path = place / f"{name}.kernel"
+    file = f"{name}.kernel"
     try:
-        contents = path.read_bytes()
+        with PrivateDirectory(place) as opened:
+            cubin = _unpack(name, opened.read(file))
+            with suppress(OSError):  # a cache that can only be read is as good
+                opened.touch(file, DAY)
+            return cubin
     except (FileNotFoundError, NotADirectoryError):
         return None
-    cubin = _unpack(name, contents)
-    with suppress(OSError):  # a cache that can only be read is as good
-        now = time.time()
-        if now - path.stat().st_mtime > DAY:
-            os.utime(path, (now, now))
-    return cubin
 
 
 def _write(place: Path, name: str, cubin: Cubin) -> None:
     contents = _pack(name, cubin)
     if _unpack(name, contents) != cubin:
         raise ValueError("it would not be read as it was written")
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = place / f".{secrets.token_hex(8)}.tmp"
-    try:
-        with open(temporary, "xb") as file:
-            file.write(contents)
-        os.replace(temporary, place / f"{name}.kernel")
-    finally:
-        temporary.unlink(missing_ok=True)
+    with PrivateDirectory(place, create=True) as opened:
+        opened.write(f"{name}.kernel", contents)
 
 
 def _files(place: Path) -> tuple[list[Path], list[Path]]:
@@ -280,7 +280,7 @@ def _files(place: Path) -> tuple[list[Path], list[Path]]:
     for path in place.iterdir() if place.is_dir() else ():
         if FILE_NAME.fullmatch(path.name):
             with suppress(FileNotFoundError):  # another process prunes, too
-                written = path.stat().st_mtime
+                written = path.lstat().st_mtime
                 if path.suffix == ".kernel":
                     kept.append((written, path))
                 elif time.time() - written > HOUR:
@@ -328,7 +328,7 @@ def fetch_named(compile_kernel: Callable[[], Cubin], name: str | None) -> tuple[
     try:
         place = directory() if name else None
     except RuntimeError as error:
-        _warn(f"there is no place for a kernel cache ({error})")
+        _warn(Path("~"), "there is no place for a kernel cache", error)
         place = None
     if name is None or place is None:
         return compile_kernel(), False
@@ -336,10 +336,10 @@ def fetch_named(compile_kernel: Callable[[], Cubin], name: str | None) -> tuple[
     try:
         found = _read(place, name)
     except OSError as error:
-        _warn(f"the kernel cache in {place} cannot be read ({error})")
+        _warn(place, f"the kernel cache in {place} cannot be read", error)
         found = None
-    except (ValueError, KeyError, TypeError, zlib.error) as error:
-        _warn(f"the kernel cache in {place} has a broken file, {name}.kernel ({error})")
+    except Exception as error:  # whatever a parser says of contents that may be anything
+        _warn(place / f"{name}.kernel", f"the kernel cache in {place} has a broken file, {name}.kernel", error)
         found = None
     if found is not None:
         return found, True
@@ -349,7 +349,7 @@ def fetch_named(compile_kernel: Callable[[], Cubin], name: str | None) -> tuple[
         _write(place, name, cubin)
         _prune(place)
     except (OSError, ValueError, TypeError) as error:
-        _warn(f"the kernel cache in {place} cannot be written ({error})")
+        _warn(place, f"the kernel cache in {place} cannot be written", error)
     return cubin, False
 
 

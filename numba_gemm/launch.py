@@ -64,6 +64,7 @@ MAX_GRID_Y = 65535
 MAX_K = 1 << 30
 VECTOR_BYTES = 16
 MAX_BOUND = 1024  # launches kept; with more layouts than that in use, some are worked out again
+MAX_EPILOGUES = 256  # kernels with an epilogue that are kept; others are read from disk, or compiled, again
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,10 +312,13 @@ class CompiledKernel:
 
 
 class _Once:
-    """Values made once a key, by whichever thread comes first; threads with other keys do not wait.
+    """Values made once per key, by whichever thread comes first; threads with other keys do not wait.
 
     Keys hold stages and configurations, which take microseconds to hash. So the very objects are looked up first, by
     their identities, which last as long as the objects that stand beside the value.
+
+    A program may make epilogues without end, from closures over numbers that change. Of keys with an epilogue, the
+    `MAX_EPILOGUES` made last are kept.
     """
 
     def __init__(self, make: Any) -> None:
@@ -335,14 +339,26 @@ class _Once:
         return value
 
     def _value(self, key: tuple[Any, ...]) -> Any:
-        if key in self._values:
-            return self._values[key]
+        if (value := self._values.get(key)) is not None:  # in one step: another thread may forget it
+            return value
         with self._lock:
             lock = self._locks.setdefault(key, threading.Lock())
         with lock:
-            if key not in self._values:
-                self._values[key] = self._make(*key)
-            return self._values[key]
+            if (value := self._values.get(key)) is not None:
+                return value
+            value = self._make(*key)
+            with self._lock:
+                self._values[key] = value
+                self._locks.pop(key, None)
+                passing = [other for other in self._values if _has_epilogue(other)]
+                for other in passing[:-MAX_EPILOGUES]:
+                    del self._values[other]
+                    self._known.clear()
+            return value
+
+
+def _has_epilogue(key: tuple[Any, ...]) -> bool:
+    return any(isinstance(part, Form) and part.epilogue is not None for part in key)
 
 
 def usual_form(stage: Stage, config: TileConfig, aligned: bool) -> bool | Form:

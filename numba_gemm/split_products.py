@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 from . import direct_products, epilogues, kernel_cache
@@ -20,7 +20,7 @@ from .device.switch import SIMULATOR
 from .driver import Frame, device_scope, load_kernel
 from .fingerprint import fingerprint
 from .ladder.stage import ONE, Batch
-from .launch import MAX_K, PLAIN, Extra, Matrix, device_properties
+from .launch import MAX_EPILOGUES, MAX_K, PLAIN, Extra, Matrix, device_properties
 from .models.roofline import FLOAT32_BYTES
 from .tensor_core import (
     MODES,
@@ -318,7 +318,7 @@ def stage_on(device: int) -> TensorStage:
     return stage
 
 
-@cache
+@lru_cache(maxsize=MAX_EPILOGUES)
 def _product_kernel(config: TensorConfig, form: TensorForm, device: int) -> int:
     cubin = product_cubin(config, form, device_properties(device).cc, stage_on(device))
     return load_kernel(cubin, device, config.dynamic_shared(form.mode))

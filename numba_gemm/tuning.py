@@ -233,7 +233,7 @@ def clear_autotuned(device: int | None = None) -> int:
     Raises
     ------
     OSError
-        if the directory cannot be written.
+        if the directory cannot be written, or others can change it.
     """
     count = choice_cache.clear(device)
     api.forget()

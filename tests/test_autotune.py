@@ -6,16 +6,31 @@ import ctypes
 import dataclasses
 import json
 import os
+import subprocess
+import sys
 from contextlib import ExitStack, nullcontext
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from operands import check, filled
+from test_kernel_cache import REFUSED_DIRECTORIES, REFUSED_FILES
 
 import numba_gemm
-from numba_gemm import api, autotune, choice_cache, clear_autotuned, explain, launch, plan, select, tiled_sgemm, tuning
-from numba_gemm.kernel_cache import CacheWarning
+from numba_gemm import (
+    api,
+    autotune,
+    choice_cache,
+    clear_autotuned,
+    explain,
+    launch,
+    plan,
+    private_files,
+    select,
+    tiled_sgemm,
+    tuning,
+)
+from numba_gemm.private_files import CacheWarning
 
 M, N, K = 96, 200, 300
 A, B = np.zeros((M, K), np.float32), np.zeros((K, N), np.float32)
@@ -51,9 +66,13 @@ def reason(a=A, b=B, **options):
     return explain(a, b, **options).reason
 
 
+def files_of(place):
+    # No temporary files either. What a GPU runs is compiled, and kept there, too.
+    return [path for path in place.iterdir() if path.suffix != ".kernel" and path.name != choice_cache.LOCK]
+
+
 def file_of(place):
-    # And no temporary file beside it; what a GPU runs is compiled, and kept there too.
-    (path,) = (path for path in place.iterdir() if path.suffix != ".kernel")
+    (path,) = files_of(place)
     return path
 
 
@@ -299,6 +318,9 @@ BROKEN = {
     "no text": b"\xff\xfe\x00",
     "a list": "[]",
     "no choices": '{"choices": 5}',
+    "nested too deep": "[" * 100_000,
+    "a number of too many digits": '{"choices": ' + "1" * 10_000 + "}",
+    "too large": '{"choices": {}}' + " " * (17 << 20),
 }
 
 
@@ -329,6 +351,14 @@ STALE = {
     "swapped": {"swapped": True},
     "microseconds": {"microseconds": "few"},
     "no date": {"date": ...},
+    "date of another kind": {"date": 5},
+    "date that is no text": {"date": "\ud800"},
+    "number of candidates": {"candidates": [[]]},
+    "infinite time": {"microseconds": float("inf")},
+    "no time": {"microseconds": float("nan")},
+    "negative time": {"microseconds": -1},
+    "time beyond a float": {"microseconds": 10**400},
+    "shares beyond a float": {"share": [10**400, 10**400]},
 }
 
 
@@ -359,6 +389,102 @@ def test_entry_of_another_kind(place):
     choice_cache.forget()
     with pytest.warns(CacheWarning, match="no longer valid"):
         reason()
+
+
+@pytest.mark.usefixtures("clock")
+def test_entry_that_is_nested_too_deep():
+    """Deeper than the encoder goes; the parser may have gone deeper, from a shallower stack."""
+    autotune(A, B)
+    (entries,) = choice_cache._known.values()
+    nested = []
+    for _ in range(100_000):
+        nested = [nested]
+    entries.update(dict.fromkeys(entries, nested))
+    with pytest.warns(CacheWarning, match="no longer valid"):
+        assert "autotune" not in reason()
+
+
+@pytest.mark.usefixtures("clock")
+def test_entry_that_cannot_be_written_again_is_dropped(place):
+    """Nested deeper than the indenting encoder goes, though not deeper than the parser."""
+    autotune(A, B)
+    depth = 2 * sys.getrecursionlimit()
+    file_of(place).write_text('{"choices": {"other": ' + "[" * depth + "]" * depth + "}}")
+    choice_cache.forget()
+    autotune(A[:8], B)
+    choice_cache.forget()
+    assert "autotune" in reason(A[:8], B)
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize("case", REFUSED_DIRECTORIES)
+def test_directory_that_others_can_change(place, monkeypatch, case):
+    monkeypatch.setattr(private_files, "_warned", set())
+    path, (spoil, words) = autotune(A, B).stored, REFUSED_DIRECTORIES[case]
+    before = path.read_bytes()
+    spoil(place)
+    choice_cache.forget()
+    with pytest.warns(CacheWarning, match=words) as caught:
+        told = reason(), autotune(A[:8], B).stored
+    assert "autotune" not in told[0]
+    assert told[1] is None
+    assert len(caught) == 1
+    assert "autotune" in reason(A[:8], B), "this process knows it"
+    with pytest.raises(PermissionError, match=words):
+        clear_autotuned()
+    assert path.read_bytes() == before
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize("case", REFUSED_FILES)
+def test_file_that_others_can_change(place, monkeypatch, case):
+    monkeypatch.setattr(private_files, "_warned", set())
+    path, (spoil, words) = autotune(A, B).stored, REFUSED_FILES[case]
+    (place / "elsewhere").write_bytes(path.read_bytes())
+    spoil(path)
+    choice_cache.forget()
+    with pytest.warns(CacheWarning, match=words) as caught:
+        assert "autotune" not in reason()
+    assert len(caught) == 1
+    autotune(A[:8], B)
+    choice_cache.forget()
+    assert "autotune" in reason(A[:8], B), "the file is replaced"
+    assert "autotune" not in reason(), "and holds nothing of what was refused"
+
+
+KEEPER = """
+import sys
+from numba_gemm import choice_cache, select
+process = int(sys.argv[1])
+choice = select.ranked(select.Problem(64, 64, 64))[0]
+print("ready", flush=True)
+sys.stdin.readline()
+for i in range(40):
+    choice_cache.keep(0, select.Problem(64 + process, 64 + i, 64), choice, 5.0, 12)
+"""
+
+
+def test_processes_that_keep_choices_at_once_lose_none(place):
+    count = 4
+    keepers = [
+        subprocess.Popen(
+            [sys.executable, "-c", KEEPER, str(process)],
+            env=os.environ | {"NUMBA_ENABLE_CUDASIM": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for process in range(count)
+    ]
+    assert [keeper.stdout.readline() for keeper in keepers] == ["ready\n"] * count
+    for keeper in keepers:
+        keeper.stdin.write("\n")
+        keeper.stdin.flush()
+    assert [keeper.wait() for keeper in keepers] == [0] * count
+    for keeper in keepers:
+        keeper.stdin.close()
+        keeper.stdout.close()
+    assert len(json.loads(file_of(place).read_text())["choices"]) == 40 * count
 
 
 @pytest.mark.usefixtures("clock")
@@ -428,7 +554,7 @@ def test_devices_of_a_kind_share_choices(devices, place):
     keep(0, devices[0])
     assert [is_kept(device, wanted) for device, wanted in enumerate(devices)] == [True, False, True]
     keep(1, devices[1])
-    assert len(list(place.iterdir())) == 2
+    assert len(files_of(place)) == 2
     choice_cache.forget()
     assert [is_kept(device, wanted) for device, wanted in enumerate(devices)] == [True, True, True]
     assert "NVIDIA Other/8 GB" in choice_cache.choose(1, devices[1]).reason
@@ -437,14 +563,16 @@ def test_devices_of_a_kind_share_choices(devices, place):
 def test_clear_one_kind_of_device(devices, place):
     keep(0, devices[0])
     keep(1, devices[1])
-    (place / "something.json").write_text("of somebody else")
+    foreign = {"something.json", "restaurant.choices.json", "a-cc9.0-sm132-0123456789abcdeF.choices.json"}
+    for name in foreign:
+        (place / name).write_text('{"choices": {"dinner": {}}}')
     assert clear_autotuned(2) == 1
     for _ in range(2):
         assert [is_kept(device, wanted) for device, wanted in enumerate(devices)] == [False, True, False]
         choice_cache.forget()
     assert clear_autotuned() == 1
     assert not is_kept(1, devices[1])
-    assert [path.name for path in place.iterdir()] == ["something.json"]
+    assert {path.name for path in files_of(place)} == foreign
     assert clear_autotuned() == 0
 
 
@@ -452,7 +580,7 @@ def test_broken_file_is_cleared(devices, place):
     keep(0, devices[0])
     file_of(place).write_text("broken")
     assert clear_autotuned() == 0
-    assert not list(place.iterdir())
+    assert not files_of(place)
 
 
 def test_other_versions_have_their_own(devices, place, monkeypatch):
@@ -461,7 +589,7 @@ def test_other_versions_have_their_own(devices, place, monkeypatch):
     choice_cache.forget()
     assert not is_kept(0, devices[0])
     keep(0, devices[0])
-    assert len(list(place.iterdir())) == 2
+    assert len(files_of(place)) == 2
     assert clear_autotuned(0) == 2
 
 

@@ -512,6 +512,9 @@ def test_a_directory_that_cannot_be_written(tmp_path):
     assert doctor.cannot_write(tmp_path) is None
     assert doctor.cannot_write(tmp_path / "a" / "b") is None
     assert not list(tmp_path.iterdir())
+    tmp_path.chmod(0o777)
+    assert "can be written by other users" in doctor.cannot_write(tmp_path)
+    tmp_path.chmod(0o700)
     (tmp_path / "file").touch()
     assert "is no directory" in doctor.cannot_write(tmp_path / "file" / "b")
     if sys.platform == "linux":  # where nobody can write, whoever they are

@@ -8,9 +8,9 @@ import itertools
 import json
 import math
 import os
+import stat
 import subprocess
 import sys
-import threading
 import time
 import types
 import warnings
@@ -23,7 +23,7 @@ import pytest
 from compile_stages import compiler_environment
 
 import numba_gemm
-from numba_gemm import api, kernel_cache, launch, precompilation, select
+from numba_gemm import api, kernel_cache, launch, precompilation, private_files, select
 from numba_gemm.device.internals import Cubin
 from numba_gemm.device.probe import gpu_count
 from numba_gemm.fingerprint import fingerprint, frozen
@@ -49,7 +49,7 @@ def never():
 def place(tmp_path, monkeypatch):
     """An empty cache, and a process that has not warned yet."""
     monkeypatch.setenv("NUMBA_GEMM_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(kernel_cache, "_warned", threading.Lock())
+    monkeypatch.setattr(private_files, "_warned", set())
     return tmp_path / "cache"
 
 
@@ -72,7 +72,7 @@ def test_compiler_errors_pass_and_leave_nothing(place):
     assert not place.exists()
 
 
-@pytest.mark.parametrize("value", ["", "off"])
+@pytest.mark.parametrize("value", ["", "off", "OFF", "0", "no", "None", "false"])
 def test_switched_off(place, monkeypatch, value):
     monkeypatch.setenv("NUMBA_GEMM_CACHE_DIR", value)
     monkeypatch.setenv("XDG_CACHE_HOME", str(place))
@@ -100,6 +100,12 @@ def test_directory(monkeypatch, variables, expected):
     for name, value in (variables | {"HOME": "/home/someone"}).items():
         monkeypatch.setenv(name, value)
     assert kernel_cache.directory() == Path(expected)
+
+
+def test_directory_of_a_user_who_is_not_there(monkeypatch):
+    monkeypatch.setenv("NUMBA_GEMM_CACHE_DIR", "~no-such-user/kernels")
+    with pytest.raises(RuntimeError, match="NUMBA_GEMM_CACHE_DIR is ~no-such-user/kernels, and there is no such home"):
+        kernel_cache.directory()
 
 
 # ---------------------------------------------------------------------------------------------------- the key
@@ -171,6 +177,15 @@ def test_another_compiler_or_setting_has_another_key(monkeypatch):
         changed(*change)
     assert len(keys) == 1 + len(changes)
     assert kernel_cache.key(*KERNEL) in keys
+
+
+@pytest.mark.parametrize(
+    "setting", ["OPT", "BOUNDSCHECK", "CUDA_DEBUGINFO_DEFAULT", "CUDA_ENABLE_NRT", "DEBUG_ARRAY_OPT"]
+)
+def test_a_setting_that_changes_code_changes_the_key(monkeypatch, setting):
+    before = kernel_cache.key(*KERNEL)
+    monkeypatch.setattr(kernel_cache.numba_config, setting, -1)
+    assert kernel_cache.key(*KERNEL) != before
 
 
 def test_a_toolkit_s_library_is_told_by_its_contents(tmp_path, monkeypatch):
@@ -250,6 +265,13 @@ def with_global(value, row, col):
     return value * SLOPE
 
 
+def with_global_of_an_inner_function(value, row, col):
+    def times(value):
+        return value * SLOPE
+
+    return times(value)
+
+
 def with_list(value, row, col):
     return value * TABLE[0]
 
@@ -284,6 +306,11 @@ def scaled(slope):
     return lambda value, row, col: value * slope
 
 
+def record(*names, kind="f4", second=2.0):
+    """A structured scalar; those of the same size have the same dtype.str, and may have the same bytes."""
+    return np.array([(0.0, second)], [(name, kind) for name in names])[0]
+
+
 def form_key(epilogue=None, vectors=0, a="along4", b="across4", c_aligned=True):
     form = Form(a, b, c_aligned, epilogue, vectors)
     return kernel_cache.key(STREAM_K, STREAM_K.configs[0], form, (9, 0))
@@ -309,6 +336,10 @@ def test_every_field_of_a_form_counts():
         form_key(scaled(np.arange(4.0).reshape(2, 2))),
         form_key(scaled(np.arange(4.0).reshape(2, 2, order="F"))),
         form_key(scaled(np.ones(4))),
+        form_key(scaled(record("gain", "bias"))),
+        form_key(scaled(record("bias", "gain"))),
+        form_key(scaled(record("bias", "gain", second=3.0))),
+        form_key(scaled(record("bias", "gain", kind="i4"))),
         form_key(with_module),
         form_key(scaled(under_another_name)),
         form_key(scaled(under_the_same_name)),
@@ -321,7 +352,7 @@ def test_every_field_of_a_form_counts():
         form_key(lambda value, row, col: scaled(value)),
         form_key(calling_itself),
     }
-    assert len(keys) == 29
+    assert len(keys) == 33
     assert None not in keys
     assert form_key() != kernel_cache.key(STREAM_K, STREAM_K.configs[0], True, (9, 0))
 
@@ -329,18 +360,21 @@ def test_every_field_of_a_form_counts():
 def test_functions_of_the_same_content_are_the_same(monkeypatch):
     for make in (lambda: scaled(0.5), lambda: calling_itself, lambda: scaled(np.ones(3)), lambda: with_module):
         assert form_key(make()) == form_key(make()) is not None
-    before = form_key(with_global), form_key(with_module)
+    before = form_key(with_global), form_key(with_module), form_key(with_global_of_an_inner_function)
     monkeypatch.setitem(globals(), "SLOPE", 0.75)
     monkeypatch.setattr(SETTINGS, "unused", 1)
     assert form_key(with_global) != before[0], "the global is another now"
     assert form_key(with_module) == before[1]
+    assert form_key(with_global_of_an_inner_function) not in (before[2], None)
     monkeypatch.setattr(SETTINGS, "FACTOR", 0.75)
     assert form_key(with_module) != before[1]
 
 
 def test_a_copy_stays_as_it_is(monkeypatch):
     array = np.ones(2)
-    for function in (with_global, with_module, scaled(array), scaled((array,)), calling_itself):
+    factors = np.ones(1, [("gain", "f4")])
+    of_records = scaled(factors[0]), scaled((factors[0],))  # which are views of the array
+    for function in (with_global, with_module, scaled(array), scaled((array,)), calling_itself, *of_records):
         copy, told = frozen(function), fingerprint(function)
         assert fingerprint(copy) == told is not None
         with monkeypatch.context() as patch:
@@ -348,6 +382,7 @@ def test_a_copy_stays_as_it_is(monkeypatch):
             patch.setitem(globals(), "calling_itself", with_global)
             patch.setattr(SETTINGS, "FACTOR", 0.75)
             array += 1
+            factors["gain"] += 1
             assert fingerprint(copy) == told != fingerprint(function)
     assert frozen(with_global)(3.0, 0, 0) == 1.5
     assert frozen(scaled((1, [2]))).__closure__[0].cell_contents[1] == [2]
@@ -366,10 +401,11 @@ class Scale:
         scaled(Scale()),
         scaled(np.ones(10_000)),
         scaled(np.array([None])),
+        scaled(np.array([(None,)], [("x", "O")])[0]),
         scaled((1, [2])),
         scaled(np.frompyfunc(max, 2, 1)),
     ],
-    ids=["global list", "lazy module", "list", "object", "large array", "objects", "nested list", "ufunc"],
+    ids=["global list", "lazy module", "list", "object", "large array", "objects", "record", "nested list", "ufunc"],
 )
 def test_epilogues_of_which_not_all_can_be_told_are_not_kept(place, epilogue):
     assert form_key(epilogue) is None
@@ -510,12 +546,30 @@ DAMAGE = {
     "checked but not compressed": lambda contents: checked(b"no zlib"),
     "checked but not JSON": lambda contents: checked(kernel_cache.zlib.compress(b"{\nELF")),
     "checked but not all fields": lambda contents: checked(kernel_cache.zlib.compress(b'{"cc": [9, 0]}\nELF')),
+    "checked but nested too deep": lambda contents: checked(kernel_cache.zlib.compress(b"[" * 100_000)),
+    "checked but a huge number": lambda contents: with_field("registers", 10**400),
+    "checked but no number": lambda contents: with_field("shared", float("nan")),
+    "checked but a fraction": lambda contents: with_field("shared", 0.5),
+    "checked but a negative number": lambda contents: with_field("local", -1),
+    "checked but a number for a name": lambda contents: with_field("name", 5),
+    "checked but a name that is no text": lambda contents: with_field("name", "\ud800"),
+    "checked but no compute capability": lambda contents: with_field("cc", []),
+    "checked but cut off": lambda contents: checked(contents[HEADER + 32 : -9]),
+    "checked but expands without end": lambda contents: with_field("registers", 1, b"\0" * (64 << 20)),
+    "larger than any kernel": lambda contents: with_field("registers", 1, os.urandom(16 << 20)),
 }
 
 
 def checked(body: bytes) -> bytes:
     digest = kernel_cache.hashlib.sha256(kernel_cache.key(*KERNEL).encode() + body).digest()
     return kernel_cache.MAGIC + digest + body
+
+
+def with_field(name: str, value: object, code: bytes = CUBIN.code) -> bytes:
+    """A kernel's file whose checksum is correct, with one field replaced."""
+    described = dataclasses.asdict(CUBIN) | {name: value}
+    del described["code"]
+    return checked(kernel_cache.zlib.compress(json.dumps(described).encode() + b"\n" + code, 1))
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
@@ -550,10 +604,10 @@ def read_only(place, monkeypatch):
 
 
 def full(place, monkeypatch):
-    def replace(source, target):
+    def replace(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(kernel_cache.os, "replace", replace)
+    monkeypatch.setattr(os, "replace", replace)
 
 
 def relative_home(place, monkeypatch):
@@ -600,12 +654,98 @@ def test_unusable_cache_warns_once(place, monkeypatch, spoil):
     assert not list(place.glob("*.tmp") if place.is_dir() else ())
 
 
+def opened_to(mode):
+    return lambda path: path.chmod(mode)
+
+
+def fifo(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def link_to(target):
+    def make(path):
+        path.unlink()
+        path.symlink_to(target or path.with_name("elsewhere"))
+
+    return make
+
+
+def given_away(path):
+    if os.geteuid() != 0:
+        pytest.skip("needs a user who may give files away")
+    os.chown(path, 65534, 65534)
+
+
+REFUSED_DIRECTORIES = {
+    "group": (opened_to(0o770), "can be written by other users .*run `chmod go-w "),
+    "others": (opened_to(0o707), "can be written by other users .*, or set NUMBA_GEMM_CACHE_DIR"),
+    "sticky": (opened_to(0o1777), "can be written by other users"),
+    "owner": (given_away, "belongs to another user .uid 65534.*set NUMBA_GEMM_CACHE_DIR"),
+}
+REFUSED_FILES = {
+    "group": (opened_to(0o620), "can be written by other users .*run `chmod go-w "),
+    "others": (opened_to(0o602), "can be written by other users"),
+    "owner": (given_away, "belongs to another user"),
+    "FIFO": (fifo, "is not a regular file"),
+    "link": (link_to("elsewhere"), "is a symbolic link"),
+    "endless": (link_to("/dev/zero"), "is a symbolic link"),
+}
+
+
+@pytest.mark.parametrize("link", [False, True], ids=["", "link"])
+@pytest.mark.parametrize("case", REFUSED_DIRECTORIES)
+def test_directory_that_others_can_change_is_refused(place, tmp_path, monkeypatch, case, link):
+    spoil, words = REFUSED_DIRECTORIES[case]
+    if link:
+        (tmp_path / "link").symlink_to(place)
+        monkeypatch.setenv("NUMBA_GEMM_CACHE_DIR", str(tmp_path / "link"))
+    kernel_cache.fetch(lambda: CUBIN, *KERNEL) if not link else place.mkdir(mode=0o700)
+    kernel_cache.fetch(lambda: CUBIN, *KERNEL)
+    assert kernel_cache.fetch(never, *KERNEL) == (CUBIN, True)
+    spoil(place)
+    with pytest.warns(kernel_cache.CacheWarning, match=words) as caught:
+        fetched = [kernel_cache.fetch(lambda: OTHER, *KERNEL, extra) for extra in ((), (), (1,))]
+    assert fetched == [(OTHER, False)] * 3
+    assert len(caught) == 1
+    assert list(place.iterdir()) == [path_of(place)], "nothing is kept there"
+
+
+@pytest.mark.parametrize("case", REFUSED_FILES)
+def test_file_that_others_can_change_is_refused_and_replaced(place, case):
+    spoil, words = REFUSED_FILES[case]
+    kernel_cache.fetch(lambda: CUBIN, *KERNEL)
+    (place / "elsewhere").write_bytes(path_of(place).read_bytes())
+    spoil(path_of(place))
+    with pytest.warns(kernel_cache.CacheWarning, match=words) as caught:
+        assert kernel_cache.fetch(lambda: OTHER, *KERNEL) == (OTHER, False)
+    assert len(caught) == 1
+    assert kernel_cache.fetch(never, *KERNEL) == (OTHER, True)
+
+
+@pytest.mark.parametrize(("uid", "trusted"), [(1000, True), (0, True), (1001, False), (65534, False)])
+@pytest.mark.parametrize("kind", [stat.S_IFDIR | 0o755, stat.S_IFREG | 0o644])
+def test_owners_who_are_trusted(monkeypatch, kind, uid, trusted):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    problem = private_files.refusal(Path("x"), os.stat_result((kind, 0, 0, 1, uid, 0, 0, 0, 0, 0)))
+    assert (problem is None) == trusted
+
+
+def test_what_is_made_is_private(place):
+    before = os.umask(0)
+    try:
+        kernel_cache.fetch(lambda: CUBIN, *KERNEL)
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (place, path_of(place))] == [0o700, 0o600]
+
+
 def test_kernels_are_found_where_nothing_can_be_written(place, monkeypatch):
     kernel_cache.fetch(lambda: CUBIN, *KERNEL)
     old = time.time() - 3 * kernel_cache.DAY
     os.utime(path_of(place), (old, old))
     place.chmod(0o500)
-    monkeypatch.setattr(kernel_cache.os, "utime", lambda *_: (_ for _ in ()).throw(PermissionError(13, "no")))
+    monkeypatch.setattr(os, "utime", lambda *_, **__: (_ for _ in ()).throw(PermissionError(13, "no")))
     assert kernel_cache.fetch(never, *KERNEL) == (CUBIN, True)
     place.chmod(0o700)
 
@@ -626,7 +766,7 @@ def clutter(place: Path) -> None:
 
 def test_latest_files_stay(place, monkeypatch):
     monkeypatch.setattr(kernel_cache, "MAX_FILES", 3)
-    place.mkdir()
+    place.mkdir(mode=0o700)
     clutter(place)
     extras = [(i,) for i in range(5)]
     for i, extra in enumerate(extras):

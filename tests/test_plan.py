@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import gc
 import sys
 import threading
 import types
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import pytest
@@ -22,9 +23,10 @@ from numba_gemm import api, arrays, launch, plan, plans, tiled_sgemm, workspace
 from numba_gemm import driver as driver_module
 from numba_gemm.arrays import host, libraries, short_way
 from numba_gemm.device import internals
+from numba_gemm.device.internals import Cubin
 from numba_gemm.device.work import FIELDS
 from numba_gemm.ladder import STAGES
-from numba_gemm.ladder.stage import Batch, Share
+from numba_gemm.ladder.stage import Batch, Form, Share
 from numba_gemm.launch import Extra, Launch, Matrix, Schedule, Vector
 from numba_gemm.select import Choice
 
@@ -799,6 +801,50 @@ def test_number_of_remembered_calls_is_bounded(torch, monkeypatch):
             check(tiled_sgemm(tensor(a), tensor(b)).x, a, b)
     assert len(api._seen) <= 3
     assert len(launch._bound) <= 3
+
+
+def test_number_of_kept_epilogues_is_bounded(monkeypatch):
+    """Kernels without an epilogue stay, and so do the epilogues made last."""
+    made = []
+    once = launch._Once(lambda *key: made.append(key) or key)
+    monkeypatch.setattr(launch, "MAX_EPILOGUES", 3)
+    plain = (NAIVE, CONFIG, True, 0), (NAIVE, CONFIG, Form("any", "any", False), 0)
+    forms = [(NAIVE, CONFIG, Form("any", "any", False, epilogue), 0) for epilogue in (abs, min, max, sum, pow)]
+    for key in (*plain, *forms):
+        assert once(*key) == once(*key) == key
+    assert made == [*plain, *forms]
+    assert list(once._values) == [*plain, *forms[2:]]
+    assert len(once._known) <= 3
+    assert not once._locks
+    for key in (*plain, *forms[2:]):
+        once(*key)
+    assert len(made) == 7
+    assert once(*forms[0]) == forms[0]
+    assert len(made) == 8
+
+
+def test_no_kernel_is_loaded_twice(monkeypatch):
+    """Nothing unloads it, so one that was forgotten must not be loaded again."""
+    loaded = []
+
+    def call(function, *arguments):
+        if function is driver.cuLibraryLoadData:
+            loaded.append(arguments[0])
+        return len(loaded)
+
+    monkeypatch.setattr(driver_module, "call", call)
+    monkeypatch.setattr(driver_module, "device_scope", lambda device: nullcontext())
+    monkeypatch.setattr(driver_module, "_loaded", {})
+    one = Cubin("k", b"code", "", "", 0, 0, 0, 0, 0, (9, 0))
+    others = (
+        (dataclasses.replace(one, code=b"other"), 0),
+        (dataclasses.replace(one, name="other"), 0),
+        (one, 1),
+        (one, 0, 100 << 10),
+    )
+    handles = [driver_module.load_kernel(*arguments) for arguments in ((one, 0), *others, *others, (one, 0))]
+    assert handles == [1, 2, 3, 4, 5, 2, 3, 4, 5, 1]
+    assert len(loaded) == 5
 
 
 class CupyArray:
