@@ -11,8 +11,8 @@ What it leans on, and what breaks if it moves:
 - `numba.cuda.core.compiler_lock.global_compiler_lock`. If it moves, the import below fails.
 - `Dispatcher.targetoptions`, a dict of the options given to `cuda.jit`.
 - The flattening of matrices and arrays to parameters, checked against the PTX at every compilation.
-- `numba.cuda.simulator.kernelapi` (`FakeCUDAModule`, `Dim3`, `swapped_cuda_module`) and `numba.cuda.simulator.kernel`
-  (`FakeCUDAKernel.fn`, `_push_kernel_context`). If they move, the scheduler fails at its import.
+- `numba.cuda.simulator.kernelapi` (`FakeCUDAModule`, `Dim3`) and `numba.cuda.simulator.kernel` (`FakeCUDAKernel.fn`,
+  `_kernel_context`). If they move, simulated launches fail.
 """
 
 from __future__ import annotations
@@ -501,28 +501,40 @@ def _reachable(kernel: Callable[..., Any]) -> tuple[list[dict[str, Any]], list[C
     return list(namespaces.values()), list(cells.values())
 
 
-@contextlib.contextmanager
-def simulated_cuda(kernel: Callable[..., Any], module: Any) -> Iterator[None]:
-    """Give `kernel`, and all that it calls, `module` for `cuda` inside this context.
+class SimulatedCuda:
+    """Replacement of `numba.cuda` in a kernel and in all that it calls; one is installed at a time per process.
 
-    Not only by name: whatever global or closure variable holds `numba.cuda` holds `module` meanwhile. One such
-    context at a time a process, and host code in the same Python modules sees `module` too.
+    Not only the name `cuda` is replaced: every global or closure variable that holds `numba.cuda` holds the simulated
+    module, also for host code in the same Python modules.
     """
-    from numba import cuda
-    from numba.cuda.simulator.kernel import _push_kernel_context
 
-    namespaces, cells = _reachable(kernel)
-    namespaces += [vars(m) for name, m in list(sys.modules.items()) if name.startswith("numba_gemm.device.")]
-    held = [cell for cell in cells if cell.cell_contents is cuda]
-    with contextlib.ExitStack() as stack:
-        # This is what user functions made by cuda.jit(device=True) consult when they are called.
-        stack.enter_context(_push_kernel_context(module))
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], Any]] = []
+
+    def install(self, kernel: Callable[..., Any], module: Any) -> None:
+        """Put `module` in the place of `numba.cuda`, until `restore`."""
+        from numba import cuda
+        from numba.cuda.simulator import kernel as simulator
+
+        namespaces, cells = _reachable(kernel)
+        namespaces += [vars(m) for name, m in list(sys.modules.items()) if name.startswith("numba_gemm.device.")]
+        held = [cell for cell in cells if cell.cell_contents is cuda]
+        if simulator._kernel_context is not None:
+            raise RuntimeError("a kernel is running on Numba's own simulator, which runs one at a time")
+        # Each undo is noted before its change: a KeyboardInterrupt may come between any two calls.
+        self._undo.append(functools.partial(setattr, simulator, "_kernel_context", None))
+        simulator._kernel_context = module  # for user functions made by cuda.jit(device=True)
         for namespace in {id(namespace): namespace for namespace in namespaces}.values():
             # Not by Numba's own `swapped_cuda_module`, which leaves it in while a device function is under way.
             names = [name for name, value in namespace.items() if value is cuda]
+            self._undo.append(functools.partial(namespace.update, dict.fromkeys(names, cuda)))
             namespace.update(dict.fromkeys(names, module))
-            stack.callback(namespace.update, dict.fromkeys(names, cuda))
         for cell in held:
+            self._undo.append(functools.partial(setattr, cell, "cell_contents", cuda))
             cell.cell_contents = module
-            stack.callback(setattr, cell, "cell_contents", cuda)
-        yield
+
+    def restore(self) -> None:
+        """Put `numba.cuda` back. May be called again after an interrupt, or without `install`."""
+        while self._undo:
+            self._undo[-1]()
+            self._undo.pop()
