@@ -10,6 +10,8 @@ What it leans on, and what breaks if it moves:
   moves, compiling a kernel that calls one fails without a GPU, and compiles for the wrong target with one.
 - `numba.cuda.core.compiler_lock.global_compiler_lock`. If it moves, the import below fails.
 - `Dispatcher.targetoptions`, a dict of the options given to `cuda.jit`.
+- `config.CUDA_ENABLE_NRT` and `config.CUDA_DEBUGINFO_DEFAULT`, read whenever code is generated. If they move, kernels
+  do not compile where these settings are on.
 - The flattening of matrices and arrays to parameters, checked against the PTX at every compilation.
 - `numba.cuda.simulator.kernelapi` (`FakeCUDAModule`, `Dim3`) and `numba.cuda.simulator.kernel` (`FakeCUDAKernel.fn`,
   `_kernel_context`). If they move, simulated launches fail.
@@ -117,7 +119,12 @@ class _StandInDevice:
 
 @contextlib.contextmanager
 def _compiling_for(cc: tuple[Any, ...]) -> Iterator[None]:
-    """Let this thread compile nested device functions for `cc`, whatever GPU there is, under Numba's compiler lock."""
+    """Let this thread compile nested device functions for `cc`, whatever GPU there is, under Numba's compiler lock.
+
+    Numba's reference counting and debug information are off meanwhile, whatever NUMBA_CUDA_ENABLE_NRT and
+    NUMBA_CUDA_DEBUGINFO say: the first needs a library that is not linked here, the second excludes optimisation.
+    """
+    from numba.core import config
     from numba.cuda import dispatcher
     from numba.cuda.core.compiler_lock import global_compiler_lock
 
@@ -128,11 +135,14 @@ def _compiling_for(cc: tuple[Any, ...]) -> Iterator[None]:
             # Another thread may ask without holding the lock, for a launch of its own: it gets the real answer.
             return _StandInDevice(cc) if threading.get_ident() == compiling_thread else real()
 
+        settings = {name: getattr(config, name, 0) for name in ("CUDA_ENABLE_NRT", "CUDA_DEBUGINFO_DEFAULT")}
         dispatcher.get_current_device = get_current_device
+        vars(config).update(dict.fromkeys(settings, 0))
         try:
             yield
         finally:
             dispatcher.get_current_device = real
+            vars(config).update(settings)
 
 
 @contextlib.contextmanager
@@ -236,8 +246,9 @@ def compile_cubin(
     Parameters
     ----------
     kernel : dispatcher made by `cuda.jit`, or a plain function
-        Its `fastmath`, `opt`, `debug`, and, where not given here, its `launch_bounds`, `max_registers` and
-        `lineinfo` options apply. `lto` does not: the kernel goes through PTX, which is kept.
+        Its `fastmath`, `opt`, and, where not given here, its `launch_bounds`, `max_registers` and `lineinfo` options
+        apply. `lto` does not: the kernel goes through PTX, which is kept. Nor does `debug`, or NUMBA_CUDA_DEBUGINFO:
+        with debug information Numba makes several PTX files.
     signature : sequence of Numba types
         Of the parameters; `matrix.kernel_signature(aligned)` for the GEMM kernels.
     cc : tuple of int
@@ -280,7 +291,7 @@ def compile_cubin(
         getattr(kernel, "py_func", kernel),
         {
             "cc": full_cc,
-            "debug": options.get("debug"),
+            "debug": False,
             "opt": options.get("opt"),
             "fastmath": options.get("fastmath", False),
             "lineinfo": lineinfo,
@@ -361,7 +372,8 @@ def result_type(function: Any, signature: Sequence[Any], cc: tuple[int, int]) ->
 
     full_cc: tuple[Any, ...] = (*cc, "a") if cc >= (9, 0) else cc
     with _compiling_for(full_cc), _finding_libraries():
-        _, result = cuda.compile_ptx(getattr(function, "py_func", function), tuple(signature), device=True, cc=full_cc)
+        function = getattr(function, "py_func", function)
+        _, result = cuda.compile_ptx(function, tuple(signature), device=True, cc=full_cc, debug=False)
     return result
 
 
