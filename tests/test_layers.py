@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import builtins
+import importlib
+import pickle
 import subprocess
 import sys
 import tomllib
@@ -94,3 +97,28 @@ def test_import_leaves_the_simulator_undecided(module):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "False None\n"
+
+
+def exceptions() -> Iterator[str]:
+    """Names of all exception classes of the package."""
+    for path in SOURCES:
+        module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                bases = [getattr(builtins, base.id, None) for base in node.bases if isinstance(base, ast.Name)]
+                if any(isinstance(base, type) and issubclass(base, BaseException) for base in bases):
+                    yield f"{module}.{node.name}"
+
+
+ARGUMENTS = {  # of exceptions that take another number of them than one
+    "numba_gemm.device.scheduler.DivergentBarrier": ((0, 1, 0), {"a.py:3": [(1, 0, 0)]}, [(0, 0, 0), (2, 0, 0)]),
+}
+
+
+@pytest.mark.parametrize("name", list(exceptions()))
+def test_exceptions_survive_pickling(name):
+    """As between processes of a pool, which stops for ever at one that does not."""
+    module, _, kind = name.rpartition(".")
+    error = getattr(importlib.import_module(module), kind)(*ARGUMENTS.get(name, ("words",)))
+    found = pickle.loads(pickle.dumps(error))
+    assert (type(found), found.args, str(found), vars(found)) == (type(error), error.args, str(error), vars(error))

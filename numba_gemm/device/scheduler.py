@@ -63,12 +63,15 @@ class DivergentBarrier(RuntimeError):
     """
 
     def __init__(self, block_index: Index, waiting: dict[str, list[Index]], exited: list[Index]) -> None:
-        groups = [f"{_list_threads(threads)} at {place}" for place, threads in waiting.items()]
-        text = f"divergent barrier in block {block_index}: waiting are " + "; ".join(groups)
-        if exited:
-            text += f"; exited have {_list_threads(exited)}"
-        super().__init__(text)
+        super().__init__(block_index, waiting, exited)  # what it is pickled by
         self.block_index, self.waiting, self.exited = block_index, waiting, exited
+
+    def __str__(self) -> str:
+        groups = [f"{_list_threads(threads)} at {place}" for place, threads in self.waiting.items()]
+        text = f"divergent barrier in block {self.block_index}: waiting are " + "; ".join(groups)
+        if self.exited:
+            text += f"; exited have {_list_threads(self.exited)}"
+        return text
 
 
 def _list_threads(threads: list[Index], most: int = 4) -> str:
