@@ -84,6 +84,15 @@ def target(cc: tuple[int, int]) -> str:
     return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
 
 
+def supported_ccs() -> list[tuple[int, int]]:
+    """Return the compute capabilities that the installed compiler knows, in ascending order."""
+    from cuda.bindings import nvrtc
+
+    with _finding_libraries():
+        _, architectures = nvrtc.nvrtcGetSupportedArchs()
+    return sorted(divmod(architecture, 10) for architecture in architectures)
+
+
 # What follows `.param` in a parameter list: optionally how the parameter is aligned, then its type and width.
 _PTX_PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.[busf](\d+)\s")
 
