@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .api import stages, tiled_sgemm
+    from .driver import GpuUnavailable
     from .explanation import Explanation, explain
     from .kernel_cache import clear_cache
     from .ladder.cpu import cpu_sgemm
@@ -24,6 +25,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Autotuned",
     "Explanation",
+    "GpuUnavailable",
     "Occupancy",
     "Plan",
     "__version__",
@@ -43,6 +45,7 @@ __all__ = [
 _HOMES = {
     "Autotuned": ".tuning",
     "Explanation": ".explanation",
+    "GpuUnavailable": ".driver",
     "Occupancy": ".residency",
     "Plan": ".plans",
     "autotune": ".tuning",

@@ -95,12 +95,14 @@ def tiled_sgemm(
         can compile, or one made by ``@cuda.jit(device=True)``. What it finds in globals, closures and modules is
         compiled in as it is at the call, if it is numbers, strings, arrays of up to 64 KB, tuples of these, and
         functions made by ``@cuda.jit`` without signatures that find no more than that. If there is anything else, all
-        of it is compiled in as it is at the first call with this very function, and once in every process. Each content
-        is a kernel of its own that stays loaded until the process ends: pass numbers that change as `epilogue_args`.
-        Stages without a schedule take none.
+        of it is compiled in as it is at the first call with this very function, and once in every process; Numba's
+        simulator, which compiles nothing, sees such contents as they are at each call. Each content is a kernel of its
+        own that stays loaded until the process ends: pass numbers that change as `epilogue_args`. Stages without a
+        schedule take none.
     epilogue_args : sequence of arrays of shape (elements,), float32
-        Vectors for it, of the same library as `a` and `b`, with any strides; not `out`'s memory. That the epilogue
-        stays within them is not checked.
+        Vectors for it, of the same library as `a` and `b`, with any strides; not `out`'s memory. It may only read
+        them, within their bounds; a GPU checks neither. On Numba's simulator, writing to a read-only array raises
+        ValueError.
 
     Returns
     -------

@@ -27,8 +27,11 @@ class GpuUnavailable(RuntimeError):
     """There is no GPU to run on, and the simulator is not asked for."""
 
     def __init__(self, reason: str):
-        super().__init__(
-            f"no GPU can be used: {reason} Expected an NVIDIA GPU and its driver. Install the driver, or set "
+        super().__init__(reason)
+
+    def __str__(self) -> str:
+        return (
+            f"no GPU can be used: {self.args[0]} Expected an NVIDIA GPU and its driver. Install the driver, or set "
             "NUMBA_ENABLE_CUDASIM=1 in the environment before Python starts, to run on Numba's CUDA simulator: without "
             "a GPU, and slowly"
         )

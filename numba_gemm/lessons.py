@@ -12,13 +12,15 @@ import ast
 import datetime
 import difflib
 import fcntl
-import getpass
 import io
 import json
+import os
 import platform
+import stat
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -356,13 +358,36 @@ def _run(code: str, *arguments: str) -> str:
     return done.stdout
 
 
+def _lock() -> int:
+    """Open the lock file of this user's measurements on this machine; raises OSError where that is not safe."""
+    # Not in /tmp, where another user could put a link, or a file whose lock they hold.
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not base.is_absolute():
+        base = Path.home() / ".cache"
+    path = base / "numba_gemm" / f"measure-{platform.node()}.lock"
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    found = os.fstat(lock)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        os.close(lock)
+        raise OSError(f"{path} is not a file that only this user can open; remove it")
+    return lock
+
+
 @contextmanager
 def _alone() -> Iterator[None]:
     """Wait until no other notebook of this user measures, and keep others waiting."""
-    path = Path(tempfile.gettempdir()) / f"numba_gemm-{getpass.getuser()}.lock"
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        lock = _lock()
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home directory
+        warnings.warn(f"measuring without waiting for other notebooks to finish: {error}", RuntimeWarning, stacklevel=2)
         yield
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 @cache

@@ -415,6 +415,37 @@ def test_epilogue_may_read_what_the_product_reads():
     np.testing.assert_allclose(got, (a @ b) * a[:, 1:2] - b[2], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.simulator  # what is compiled is not protected
+@pytest.mark.parametrize("mapped", [False, True], ids=["frozen", "mapped"])
+def test_epilogue_cannot_write_a_read_only_vector(mapped, tmp_path):
+    def writes(value, row, col, vector):
+        vector[col] = 7
+        return value
+
+    vector = several(6)
+    if mapped:
+        vector.tofile(tmp_path / "vector")
+        given = np.memmap(tmp_path / "vector", np.float32, mode="r")
+    else:
+        given = frozen(vector.copy())
+    with pytest.raises(ValueError, match=r"thread .* read-only"):
+        tiled_sgemm(filled(5, 4), filled(4, 6), stage="stream_k", epilogue=writes, epilogue_args=[given])
+    np.testing.assert_array_equal(given, vector)
+
+
+@pytest.mark.simulator  # where the contents are compiled in, they stay as they were at the first call
+def test_simulated_epilogue_finds_other_objects_as_they_are_at_the_call():
+    factors, (a, b) = [2.0], (filled(5, 4), filled(4, 6))
+
+    def scaled(value, row, col):
+        return value * factors[0]
+
+    for factor in (2.0, 5.0):
+        factors[0] = factor
+        got = tiled_sgemm(a, b, stage="stream_k", epilogue=scaled)
+        np.testing.assert_allclose(got, factor * (a @ b), rtol=1e-5, atol=1e-6)
+
+
 def test_epilogue_finds_globals_and_closures_as_they_are_at_the_call(monkeypatch):
     def of_a_record(value, row, col):
         return value * factors.first
@@ -846,8 +877,7 @@ def fresh_python(code: str, **environment: str) -> subprocess.CompletedProcess[s
 def test_without_gpu_or_simulator():
     code = """
 import numpy as np
-from numba_gemm import tiled_sgemm
-from numba_gemm.launch import GpuUnavailable
+from numba_gemm import GpuUnavailable, tiled_sgemm
 try:
     tiled_sgemm(np.ones((2, 2), np.float32), np.ones((2, 2), np.float32))
 except GpuUnavailable as error:

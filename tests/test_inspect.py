@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 
@@ -153,9 +154,11 @@ def test_code_is_printed_on_request():
         (["naive", "--config", "1x1"], {}, 2, ["no configuration '1x1'", "32x32x1-1x1"]),
         (["naive", "--cc", "90"], {}, 2, ["not a compute capability: '90'", "9.0"]),
         (["async_copy", "--cc", "7.5"], {}, 2, ["async_copy needs compute capability 8.0", "7.5"]),
+        (["naive", "--cc", "8.5"], {}, 2, ["compiler does not know compute capability 8.5", "8.0, 8.6"]),
+        (["naive", "--cc", "99.0", "--ffma"], {}, 2, ["compiler does not know compute capability 99.0", "12.0"]),
         (["naive"], {"NUMBA_ENABLE_CUDASIM": "1"}, 1, ["simulator", "unset NUMBA_ENABLE_CUDASIM"]),
     ],
-    ids=["stage", "config", "cc", "min_cc", "simulator"],
+    ids=["stage", "config", "cc", "min_cc", "unknown_cc", "unknown_cc_ffma", "simulator"],
 )
 def test_errors_say_what_to_do(arguments, variables, status, words):
     done = inspect(*arguments, **variables)
@@ -164,6 +167,17 @@ def test_errors_say_what_to_do(arguments, variables, status, words):
     assert "Traceback" not in done.stderr
     for word in words:
         assert word in done.stderr
+
+
+def test_a_closed_pipe_ends_the_command():
+    """As in a pipe to head."""
+    command = [sys.executable, "-m", "numba_gemm.inspect", "shared_tile", "--ptx"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=compiler_environment(), stdout=pipe, stderr=pipe, text=True) as running:
+        assert running.stdout.readline().startswith("config: ")
+        running.stdout.close()
+        assert running.stderr.read() == ""
+    assert running.returncode == -signal.SIGPIPE
 
 
 def ffmas(*operands: str) -> list[sass.Instruction]:

@@ -365,7 +365,7 @@ def test_probing_needs_no_numba():
 
 
 def test_the_switch_gives_options_to_the_hardware_only():
-    assert hardware_only(launch_bounds=4) == ({} if SIMULATOR else {"launch_bounds": 4})
+    assert hardware_only(launch_bounds=4) == ({} if SIMULATOR else {"debug": False, "launch_bounds": 4})
 
 
 if __name__ == "__main__":

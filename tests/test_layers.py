@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import ast
+import builtins
+import importlib
+import pickle
+import re
 import subprocess
 import sys
 import tomllib
@@ -13,6 +17,7 @@ import pytest
 from compile_stages import compiler_environment
 
 import numba_gemm
+from numba_gemm import doctor
 from numba_gemm.ladder import STAGES
 from numba_gemm.tensor_core import TENSOR_STAGES
 
@@ -66,6 +71,35 @@ def imported(tree: ast.AST) -> Iterator[str]:
             yield node.module
 
 
+# Of modules, the packages that bring them; and modules that are used where they are installed.
+DISTRIBUTIONS = {"numba.cuda": "numba-cuda", "cuda.bindings": "cuda-bindings", "cuda.core": "cuda-core"}
+DISTRIBUTIONS |= {"cuda.pathfinder": "cuda-pathfinder"}
+OPTIONAL = {"cupy", "pynvml", "torch"}
+
+
+@pytest.fixture(scope="module")
+def bounds() -> dict[str, str]:
+    """Lower bounds of the packages that are declared as dependencies, and of the extra for plots."""
+    project = tomllib.loads(PACKAGE.with_name("pyproject.toml").read_text(encoding="utf-8"))["project"]
+    required = [*project["dependencies"], *project["optional-dependencies"]["plot"]]
+    found = [re.match(r"([\w-]+)(?:.*>=([\d.]+))?", requirement) for requirement in required]
+    return {match[1]: match[2] for match in found}
+
+
+@every_source
+def test_what_is_imported_is_required_from_a_release_on(path, bounds):
+    modules = {".".join(name.split(".")[:2]) for name in imported(ast.parse(path.read_text(encoding="utf-8")))}
+    packages = {DISTRIBUTIONS.get(name, name.partition(".")[0]) for name in modules} - OPTIONAL
+    packages -= {"cuda", "numba_gemm", *sys.stdlib_module_names}  # "cuda" alone: `import cuda` names no package
+    assert {name for name in packages if not bounds.get(name)} == set()
+
+
+def test_the_doctor_knows_the_bounds(bounds):
+    assert {name: doctor.dotted(bound) for name, bound in doctor.LOWEST.items()} | {
+        "matplotlib": bounds["matplotlib"]
+    } == bounds
+
+
 @every_source
 def test_private_numba_is_touched_in_one_module(path):
     if path == INTERNALS:
@@ -94,3 +128,28 @@ def test_import_leaves_the_simulator_undecided(module):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "False None\n"
+
+
+def exceptions() -> Iterator[str]:
+    """Names of all exception classes of the package."""
+    for path in SOURCES:
+        module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                bases = [getattr(builtins, base.id, None) for base in node.bases if isinstance(base, ast.Name)]
+                if any(isinstance(base, type) and issubclass(base, BaseException) for base in bases):
+                    yield f"{module}.{node.name}"
+
+
+ARGUMENTS = {  # of exceptions that take another number of them than one
+    "numba_gemm.device.scheduler.DivergentBarrier": ((0, 1, 0), {"a.py:3": [(1, 0, 0)]}, [(0, 0, 0), (2, 0, 0)]),
+}
+
+
+@pytest.mark.parametrize("name", list(exceptions()))
+def test_exceptions_survive_pickling(name):
+    """As between processes of a pool, which stops for ever at one that does not."""
+    module, _, kind = name.rpartition(".")
+    error = getattr(importlib.import_module(module), kind)(*ARGUMENTS.get(name, ("words",)))
+    found = pickle.loads(pickle.dumps(error))
+    assert (type(found), found.args, str(found), vars(found)) == (type(error), error.args, str(error), vars(error))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import json
+import os
+import platform
 import re
 import shutil
 import subprocess
@@ -210,3 +213,58 @@ def test_the_choice_is_made_before_numba(wanted):
     on_gpu = wanted and lessons.has_gpu()
     assert f"simulated {not on_gpu}" in done.stdout, done.stderr
     assert ("restart the notebook's kernel" in done.stderr) == on_gpu
+
+
+@pytest.fixture
+def lock(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "numba_gemm" / f"measure-{platform.node()}.lock"
+
+
+def test_measurements_of_one_user_exclude_each_other(lock):
+    def is_held():
+        with lock.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
+    with lessons._alone():
+        assert is_held()
+        assert lock.stat().st_mode & 0o777 == 0o600
+        assert lock.parent.stat().st_mode & 0o777 == 0o700
+    assert not is_held()
+
+
+def link(path, victim):
+    path.symlink_to(victim)
+
+
+def writable_by_others(path, victim):
+    path.write_text("mine")
+    path.chmod(0o666)
+
+
+def pipe(path, victim):
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("put", [link, writable_by_others, pipe], ids=lambda put: put.__name__)
+def test_a_lock_file_of_someone_else_is_left_alone(put, lock, tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("important")
+    lock.parent.mkdir()
+    put(lock, victim)
+    with pytest.warns(RuntimeWarning, match=lock.name), lessons._alone():
+        pass
+    assert victim.read_text() == "important"
+
+
+def test_the_lock_of_measurements_is_not_in_a_shared_directory(lock, tmp_path, monkeypatch):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(shared))
+    with lessons._alone():
+        pass
+    assert not list(shared.iterdir())

@@ -6,6 +6,7 @@ a loop was not unrolled, four accesses did not become one. None of that shows in
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -128,12 +129,12 @@ CLAIMS = (
 )
 
 
-def compile_cases(batch: list[Case]) -> Iterator[tuple[Case, Code]]:
+def compile_cases(batch: list[Case], **variables: str) -> Iterator[tuple[Case, Code]]:
     """Compile cases in one child process, since starting one costs more than compiling."""
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("compile_stages.py"))],
         input="".join(json.dumps(case.job) + "\n" for case in batch),
-        env=compiler_environment(),
+        env=compiler_environment() | variables,
         capture_output=True,
         text=True,
         check=False,
@@ -162,3 +163,21 @@ def test_compiled_stage_is_what_it_claims(name, ccs):
     assert {case.cc for case in batch} == {cc for cc in ccs if cc >= STAGES[name].min_cc}
     if found := list(problems(batch)):
         pytest.fail("\n".join(found), pytrace=False)
+
+
+# Settings of Numba that users make for their own kernels.
+SETTINGS = ("NUMBA_BOUNDSCHECK", "NUMBA_CUDA_DEBUGINFO", "NUMBA_CUDA_ENABLE_NRT", "NUMBA_DEBUG_ARRAY_OPT")
+
+
+@functools.cache
+def compiled_with(**variables: str) -> Code:
+    stage = STAGES["shared_tile"]
+    ((_, code),) = compile_cases([Case(stage, stage.configs[-1], MAIN_CC, True)], **variables)
+    return code
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_settings_of_numba_change_no_stage(setting):
+    found = compiled_with(**{setting: "1"})
+    assert "error" not in found, found["error"]
+    assert found == compiled_with()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
+import signal
 import subprocess
 import sys
 import threading
+import warnings
 
 import numba.cuda as renamed_cuda
 import numpy as np
@@ -601,6 +605,79 @@ def test_an_endless_kernel_can_be_interrupted(waits):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["interrupted", "1"], done.stderr
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("ends", ["interrupted", "finished"])
+def test_an_interrupt_at_any_point_of_the_clean_up_leaves_the_simulator_usable(ends):
+    """A profiler raises KeyboardInterrupt where CPython handles signals: at the start of functions and after calls."""
+    waiting = reversing_kernel(plain_helper)
+    array = np.ones(4, np.float32)
+
+    class Ends:
+        def __init__(self, point):
+            self.point, self.seen, self.raised, self.began = point, 0, False, False
+
+        def barrier(self, block_index, number):
+            sys.setprofile(self.profile)
+            if ends == "interrupted":
+                raise KeyboardInterrupt
+
+        def profile(self, frame, event, arg):
+            # Clean-up begins when `run_block`, which the first interrupt goes through, has returned.
+            self.began |= event == "return" and frame.f_code is scheduler._Launch.run_block.__code__
+            if self.began and event in ("call", "c_return") and not self.raised:
+                self.seen += 1
+                if self.seen == self.point:
+                    self.raised = True
+                    raise KeyboardInterrupt
+
+    for point in itertools.count(1):
+        observer = Ends(point)
+        workers = set(threading.enumerate())
+        try:
+            scheduler.run(waiting, 1, 4, (array, np.empty_like(array)), observer=observer)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+        for worker in set(threading.enumerate()) - workers:
+            worker.join(10)
+        assert cuda is sys.modules["numba.cuda"], f"after an interrupt at call {point}"
+        target = np.empty_like(array)
+        scheduler.run(waiting, 1, 4, (array, target))
+        np.testing.assert_array_equal(target, array, err_msg=f"after an interrupt at call {point}")
+        if not observer.raised:
+            break
+    assert point > 20
+
+
+def test_a_forked_child_can_launch_while_another_thread_of_the_parent_does():
+    running, end = threading.Event(), threading.Event()
+
+    def waits():
+        if cuda.threadIdx.x == 0:
+            running.set()
+            end.wait()
+
+    def launches(seen):
+        seen[cuda.threadIdx.x] = cuda.blockDim.x
+
+    host = threading.Thread(target=scheduler.run, args=(waits, 1, 1, ()))
+    host.start()
+    assert running.wait(10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
+        child = os.fork()
+    if not child:
+        signal.alarm(20)  # which ends a child that waits for ever
+        seen = np.zeros(2)
+        with contextlib.suppress(BaseException):
+            scheduler.run(launches, 1, 2, (seen,))
+        os._exit(0 if seen.tolist() == [2, 2] else 1)
+    status = os.waitpid(child, 0)[1]
+    end.set()
+    host.join()
+    assert os.waitstatus_to_exitcode(status) == 0
 
 
 # -------------------------------------------------------------------------------------------------------- observers

@@ -115,7 +115,7 @@ class SimulatedHostArrays(HostArrays):
         yield Product(a, b, c, vectors, DEFAULT, c.array)
 
     def view(self, operand: Operand, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
-        return at_address(operand.array, pointer, shape, strides)
+        return at_address(operand.array, pointer, shape, strides, operand.readonly)
 
     def empty(self, shape: tuple[int, ...], device: int, stream: Stream) -> Operand:
         return self.describe("out", np.empty(shape, np.float32), stream)

@@ -120,10 +120,12 @@ class Operand:
 class _Memory:
     """Gives NumPy an array at an address; keeps its owner alive."""
 
-    def __init__(self, owner: Any, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+    def __init__(
+        self, owner: Any, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], readonly: bool
+    ) -> None:
         self.owner = owner
         self.__array_interface__ = {
-            "data": (pointer, False),
+            "data": (pointer, readonly),
             "shape": shape,
             "strides": strides,
             "typestr": "<f4",
@@ -131,9 +133,11 @@ class _Memory:
         }
 
 
-def at_address(owner: Any, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
+def at_address(
+    owner: Any, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], readonly: bool = False
+) -> np.ndarray:
     """An array of float32 at an address."""
-    return np.asarray(_Memory(owner, pointer, shape, strides))
+    return np.asarray(_Memory(owner, pointer, shape, strides, readonly))
 
 
 def addresses(operand: Operand) -> np.ndarray:

@@ -10,9 +10,11 @@ What it leans on, and what breaks if it moves:
   moves, compiling a kernel that calls one fails without a GPU, and compiles for the wrong target with one.
 - `numba.cuda.core.compiler_lock.global_compiler_lock`. If it moves, the import below fails.
 - `Dispatcher.targetoptions`, a dict of the options given to `cuda.jit`.
+- `config.CUDA_ENABLE_NRT` and `config.CUDA_DEBUGINFO_DEFAULT`, read whenever code is generated. If they move, kernels
+  do not compile where these settings are on.
 - The flattening of matrices and arrays to parameters, checked against the PTX at every compilation.
-- `numba.cuda.simulator.kernelapi` (`FakeCUDAModule`, `Dim3`, `swapped_cuda_module`) and `numba.cuda.simulator.kernel`
-  (`FakeCUDAKernel.fn`, `_push_kernel_context`). If they move, the scheduler fails at its import.
+- `numba.cuda.simulator.kernelapi` (`FakeCUDAModule`, `Dim3`) and `numba.cuda.simulator.kernel` (`FakeCUDAKernel.fn`,
+  `_kernel_context`). If they move, simulated launches fail.
 """
 
 from __future__ import annotations
@@ -82,6 +84,15 @@ def target(cc: tuple[int, int]) -> str:
     return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
 
 
+def supported_ccs() -> list[tuple[int, int]]:
+    """Return the compute capabilities that the installed compiler knows, in ascending order."""
+    from cuda.bindings import nvrtc
+
+    with _finding_libraries():
+        _, architectures = nvrtc.nvrtcGetSupportedArchs()
+    return sorted(divmod(architecture, 10) for architecture in architectures)
+
+
 # What follows `.param` in a parameter list: optionally how the parameter is aligned, then its type and width.
 _PTX_PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.[busf](\d+)\s")
 
@@ -117,7 +128,12 @@ class _StandInDevice:
 
 @contextlib.contextmanager
 def _compiling_for(cc: tuple[Any, ...]) -> Iterator[None]:
-    """Let this thread compile nested device functions for `cc`, whatever GPU there is, under Numba's compiler lock."""
+    """Let this thread compile nested device functions for `cc`, whatever GPU there is, under Numba's compiler lock.
+
+    Numba's reference counting and debug information are off meanwhile, whatever NUMBA_CUDA_ENABLE_NRT and
+    NUMBA_CUDA_DEBUGINFO say: the first needs a library that is not linked here, the second excludes optimisation.
+    """
+    from numba.core import config
     from numba.cuda import dispatcher
     from numba.cuda.core.compiler_lock import global_compiler_lock
 
@@ -128,11 +144,14 @@ def _compiling_for(cc: tuple[Any, ...]) -> Iterator[None]:
             # Another thread may ask without holding the lock, for a launch of its own: it gets the real answer.
             return _StandInDevice(cc) if threading.get_ident() == compiling_thread else real()
 
+        settings = {name: getattr(config, name, 0) for name in ("CUDA_ENABLE_NRT", "CUDA_DEBUGINFO_DEFAULT")}
         dispatcher.get_current_device = get_current_device
+        vars(config).update(dict.fromkeys(settings, 0))
         try:
             yield
         finally:
             dispatcher.get_current_device = real
+            vars(config).update(settings)
 
 
 @contextlib.contextmanager
@@ -236,8 +255,9 @@ def compile_cubin(
     Parameters
     ----------
     kernel : dispatcher made by `cuda.jit`, or a plain function
-        Its `fastmath`, `opt`, `debug`, and, where not given here, its `launch_bounds`, `max_registers` and
-        `lineinfo` options apply. `lto` does not: the kernel goes through PTX, which is kept.
+        Its `fastmath`, `opt`, and, where not given here, its `launch_bounds`, `max_registers` and `lineinfo` options
+        apply. `lto` does not: the kernel goes through PTX, which is kept. Nor does `debug`, or NUMBA_CUDA_DEBUGINFO:
+        with debug information Numba makes several PTX files.
     signature : sequence of Numba types
         Of the parameters; `matrix.kernel_signature(aligned)` for the GEMM kernels.
     cc : tuple of int
@@ -280,7 +300,7 @@ def compile_cubin(
         getattr(kernel, "py_func", kernel),
         {
             "cc": full_cc,
-            "debug": options.get("debug"),
+            "debug": False,
             "opt": options.get("opt"),
             "fastmath": options.get("fastmath", False),
             "lineinfo": lineinfo,
@@ -361,7 +381,8 @@ def result_type(function: Any, signature: Sequence[Any], cc: tuple[int, int]) ->
 
     full_cc: tuple[Any, ...] = (*cc, "a") if cc >= (9, 0) else cc
     with _compiling_for(full_cc), _finding_libraries():
-        _, result = cuda.compile_ptx(getattr(function, "py_func", function), tuple(signature), device=True, cc=full_cc)
+        function = getattr(function, "py_func", function)
+        _, result = cuda.compile_ptx(function, tuple(signature), device=True, cc=full_cc, debug=False)
     return result
 
 
@@ -501,28 +522,40 @@ def _reachable(kernel: Callable[..., Any]) -> tuple[list[dict[str, Any]], list[C
     return list(namespaces.values()), list(cells.values())
 
 
-@contextlib.contextmanager
-def simulated_cuda(kernel: Callable[..., Any], module: Any) -> Iterator[None]:
-    """Give `kernel`, and all that it calls, `module` for `cuda` inside this context.
+class SimulatedCuda:
+    """Replacement of `numba.cuda` in a kernel and in all that it calls; one is installed at a time per process.
 
-    Not only by name: whatever global or closure variable holds `numba.cuda` holds `module` meanwhile. One such
-    context at a time a process, and host code in the same Python modules sees `module` too.
+    Not only the name `cuda` is replaced: every global or closure variable that holds `numba.cuda` holds the simulated
+    module, also for host code in the same Python modules.
     """
-    from numba import cuda
-    from numba.cuda.simulator.kernel import _push_kernel_context
 
-    namespaces, cells = _reachable(kernel)
-    namespaces += [vars(m) for name, m in list(sys.modules.items()) if name.startswith("numba_gemm.device.")]
-    held = [cell for cell in cells if cell.cell_contents is cuda]
-    with contextlib.ExitStack() as stack:
-        # This is what user functions made by cuda.jit(device=True) consult when they are called.
-        stack.enter_context(_push_kernel_context(module))
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], Any]] = []
+
+    def install(self, kernel: Callable[..., Any], module: Any) -> None:
+        """Put `module` in the place of `numba.cuda`, until `restore`."""
+        from numba import cuda
+        from numba.cuda.simulator import kernel as simulator
+
+        namespaces, cells = _reachable(kernel)
+        namespaces += [vars(m) for name, m in list(sys.modules.items()) if name.startswith("numba_gemm.device.")]
+        held = [cell for cell in cells if cell.cell_contents is cuda]
+        if simulator._kernel_context is not None:
+            raise RuntimeError("a kernel is running on Numba's own simulator, which runs one at a time")
+        # Each undo is noted before its change: a KeyboardInterrupt may come between any two calls.
+        self._undo.append(functools.partial(setattr, simulator, "_kernel_context", None))
+        simulator._kernel_context = module  # for user functions made by cuda.jit(device=True)
         for namespace in {id(namespace): namespace for namespace in namespaces}.values():
             # Not by Numba's own `swapped_cuda_module`, which leaves it in while a device function is under way.
             names = [name for name, value in namespace.items() if value is cuda]
+            self._undo.append(functools.partial(namespace.update, dict.fromkeys(names, cuda)))
             namespace.update(dict.fromkeys(names, module))
-            stack.callback(namespace.update, dict.fromkeys(names, cuda))
         for cell in held:
+            self._undo.append(functools.partial(setattr, cell, "cell_contents", cuda))
             cell.cell_contents = module
-            stack.callback(setattr, cell, "cell_contents", cuda)
-        yield
+
+    def restore(self) -> None:
+        """Put `numba.cuda` back. May be called again after an interrupt, or without `install`."""
+        while self._undo:
+            self._undo[-1]()
+            self._undo.pop()

@@ -25,6 +25,7 @@ import gc
 import itertools
 import math
 import operator
+import os
 import sys
 import threading
 from collections import defaultdict, deque
@@ -62,12 +63,15 @@ class DivergentBarrier(RuntimeError):
     """
 
     def __init__(self, block_index: Index, waiting: dict[str, list[Index]], exited: list[Index]) -> None:
-        groups = [f"{_list_threads(threads)} at {place}" for place, threads in waiting.items()]
-        text = f"divergent barrier in block {block_index}: waiting are " + "; ".join(groups)
-        if exited:
-            text += f"; exited have {_list_threads(exited)}"
-        super().__init__(text)
+        super().__init__(block_index, waiting, exited)  # what it is pickled by
         self.block_index, self.waiting, self.exited = block_index, waiting, exited
+
+    def __str__(self) -> str:
+        groups = [f"{_list_threads(threads)} at {place}" for place, threads in self.waiting.items()]
+        text = f"divergent barrier in block {self.block_index}: waiting are " + "; ".join(groups)
+        if self.exited:
+            text += f"; exited have {_list_threads(self.exited)}"
+        return text
 
 
 def _list_threads(threads: list[Index], most: int = 4) -> str:
@@ -305,6 +309,7 @@ class _Launch:
         self.function, self.grid, self.block, self.args = function, grid, block, tuple(args)
         self.seed = seed
         self.cuda = _Cuda(self, grid, block, dynamic_bytes, observer)
+        self.replacement = internals.SimulatedCuda()
         self.on_barrier = getattr(observer, "barrier", None)
         self.on_start = getattr(observer, "thread_start", None)
         self.on_end = getattr(observer, "thread_end", None)
@@ -319,7 +324,7 @@ class _Launch:
         self._idle: list[_Worker] = []
         self._aborting = False
         self._failure: tuple[SimulatedThread | None, BaseException] | None = None
-        # Guards what `close` must see whole when it interrupts a launch: who runs, who is idle, and `_aborting`.
+        # Guards what `stop` must see whole when it interrupts a launch: who runs, who is idle, and `_aborting`.
         self._mutex = threading.Lock()
         self._caller = threading.Lock()
         self._caller.acquire()
@@ -352,7 +357,7 @@ class _Launch:
                 self._failure = (None, raised)
             self._request = None
             if self._failure is not None:
-                break  # whoever asked still waits for the reply, which `close` gives
+                break  # whoever asked still waits for the reply, which `stop` gives
             if made is not None:
                 yield made
             self._reply.release()
@@ -362,22 +367,29 @@ class _Launch:
                 raise error
             raise _locate(error, thread)
 
-    def close(self) -> None:
-        """End all workers: idle ones return, waiting ones unwind, and one that still runs is interrupted."""
+    def stop(self) -> None:
+        """Restore `numba.cuda` and tell all workers to end. May be repeated after an interrupt of the caller.
+
+        Idle workers return, waiting ones unwind, and one that still runs is interrupted.
+        """
+        self.replacement.restore()
         with self._mutex:
             self._aborting = True
             running = self.current.worker if self.current is not None else None
             for worker in self._workers:
-                if worker is self._asking:
-                    self._reply.release()
-                elif worker is not running:
-                    worker.thread = None
-                    worker.wake.release()
-                elif worker.ident is not None:
+                worker.thread = None
+                for lock in (worker.wake, self._reply) if worker is self._asking else (worker.wake,):
+                    if lock.locked():
+                        lock.release()
+                if worker is running and worker.ident is not None:
                     # Only after an interrupt of the caller, such as Ctrl-C: the kernel may be in an endless loop.
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(worker.ident), ctypes.py_object(_Abort))
+
+    def join(self) -> None:
+        """Wait until all workers have ended; up to 5 s for one that is in a long call, such as `time.sleep`."""
         for worker in self._workers:
-            worker.join(timeout=5)
+            if worker.is_alive():
+                worker.join(timeout=5)
 
     # ---- on the workers
 
@@ -448,8 +460,8 @@ class _Launch:
                     worker = self._idle.pop()
                 else:
                     worker = _Worker(self)
+                    self._workers.append(worker)  # before it starts: an interrupt in between must not lose it
                     worker.start()
-                    self._workers.append(worker)
                 worker.thread, thread.worker = thread, worker
             if idle is not None:
                 self._idle.append(idle)
@@ -525,9 +537,10 @@ class _Launch:
             self._request = lambda: request(*args)
         self._caller.release()
         self._reply.acquire()
-        if self._aborting:
-            raise _Abort
-        self._asking, self.current = None, thread
+        with self._mutex:
+            if self._aborting:
+                raise _Abort
+            self._asking, self.current = None, thread
 
 
 # Below this in a call chain is the scheduler's own code.
@@ -649,8 +662,8 @@ def run(
         What a thread raised, with its index in the message.
     """
     options: dict[str, Any] = {"dynamic_shared": dynamic_shared, "seed": seed, "blocks": blocks, "observer": observer}
-    for _ in pauses(kernel, grid, block, args, **options):
-        pass
+    # Not a loop, in which Ctrl-C would leave the launch open for as long as the traceback is kept.
+    deque(pauses(kernel, grid, block, args, **options), maxlen=0)
 
 
 def pauses(
@@ -699,11 +712,35 @@ def _pauses(function: Callable[..., Any], indices: Iterable[Index], *launch_args
         try:
             while True:
                 _active, _active_caller = launch, threading.get_ident()
-                with internals.simulated_cuda(function, launch.cuda):
-                    value = next(handed, None)
+                launch.replacement.install(function, launch.cuda)
+                value = next(handed, None)
+                launch.replacement.restore()
                 if value is None:
                     return
                 yield value
         finally:
-            launch.close()
+            # First, because a second Ctrl-C may interrupt the clean-up at any call; assignments are not interrupted.
             _active = _active_caller = None
+            interrupt: KeyboardInterrupt | None = None
+            stopped = False
+            while not stopped:
+                try:
+                    launch.stop()
+                    stopped = True
+                except KeyboardInterrupt as again:
+                    interrupt = again
+            if interrupt is not None:
+                raise interrupt
+            launch.join()
+
+
+def _after_fork() -> None:
+    """Forget the launch of another thread, which does not exist in a forked child."""
+    global _one_launch, _active, _active_caller
+    if _active is not None:
+        _active.replacement.restore()
+    _one_launch, _active, _active_caller = threading.Lock(), None, None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -18,9 +18,11 @@ SIMULATOR: bool = bool(config.ENABLE_CUDASIM)
 def hardware_only(**jit_options: Any) -> dict[str, Any]:
     """Return `jit_options` on hardware and nothing in the simulator, which refuses options that it does not know.
 
+    Without debug information, whatever NUMBA_CUDA_DEBUGINFO says: kernels are optimised, which excludes it.
+
     For `@cuda.jit(**hardware_only(launch_bounds=256))`.
     """
-    return {} if SIMULATOR else jit_options
+    return {} if SIMULATOR else {"debug": False, **jit_options}
 
 
 def device_function(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -31,4 +33,4 @@ def device_function(fn: Callable[..., Any]) -> Callable[..., Any]:
     """
     if SIMULATOR:
         return fn
-    return cuda.jit(device=True, forceinline=True)(fn)
+    return cuda.jit(device=True, forceinline=True, debug=False)(fn)

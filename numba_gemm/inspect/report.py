@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..device.internals import Cubin
+from ..device.internals import Cubin, supported_ccs
+from ..device.switch import SIMULATOR
 from ..ladder.stage import Stage, TileConfig
 from ..launch import compile_stage
 from .sass import Instruction, Loop, disassemble, functions, instruction_mix, main_loop
@@ -98,13 +99,18 @@ def compiled(stage: Stage, config: TileConfig, cc: tuple[int, int], aligned: boo
     Raises
     ------
     ValueError
-        if the stage needs a higher compute capability.
+        if the stage needs a higher compute capability, or the compiler does not know this one.
     RuntimeError
         under the simulator, or if the compiler's packages are not installed.
     """
     if cc < stage.min_cc:
         raise ValueError(
             f"{stage.name} needs compute capability {dotted(stage.min_cc)} or higher, and {dotted(cc)} was asked for"
+        )
+    if not SIMULATOR and cc not in (known := supported_ccs()):
+        raise ValueError(
+            f"the installed compiler does not know compute capability {dotted(cc)}; it knows "
+            f"{', '.join(map(dotted, known))}"
         )
     return Compiled(stage, config, aligned, compile_stage(stage, config, aligned, cc))
 
