@@ -797,12 +797,21 @@ def test_fp32_auto_is_float32_where_nothing_better_is_stated():
     split_products.check_precision("fp32_auto", (8, 0))
 
 
+def test_fp32_auto_begins_where_it_is_stated_to(monkeypatch):
+    monkeypatch.setattr(split_products, "SIMULATOR", False)
+    chosen = {k: split_products.resolved("fp32_auto", 4096, 4096, k, (9, 0)) for k in (255, 256, 1023, 1024)}
+    assert chosen == {255: "ieee", 256: "bf16x6", 1023: "bf16x6", 1024: "bf16x6"}
+    assert split_products.resolved("fp32_auto", 4096, 4096, 256, (8, 0)) == "ieee"
+
+
 def test_short_sums_are_summed_afresh_step_by_step():
     short, long = (split_products.divide(MODES["bf16x6"], 512, 512, k, 132).mode for k in (1023, 1024))
     assert (short.stepwise, long.stepwise) == (True, False)
     assert short.products == long.products
     assert split_products.divide(MODES["bf16x9"], 512, 512, 256, 132).mode == MODES["bf16x9"]
-    assert split_products.made_as(MODES["bf16x6"], 1024) == MODES["bf16x6"] != split_products.made_as(MODES["bf16x6"], 1)
+    assert (
+        split_products.made_as(MODES["bf16x6"], 1024) == MODES["bf16x6"] != split_products.made_as(MODES["bf16x6"], 1)
+    )
     times = [split_products.expected_seconds(MODES["bf16x6"], 4096, 4096, k, 132) for k in (1023, 1024)]
     assert times[0] > 1.5 * times[1]
     with pytest.raises(ValueError, match="stepwise sums are compensated"):
