@@ -212,8 +212,8 @@ def test_auto_takes_a_batch_in_one_launch(launches):
 
 
 @pytest.mark.parametrize(("name", "columns"), [("stream_k", 6), ("stream_k", 9), ("vectorized", 6)])
-def test_what_lies_behind_the_last_term_is_not_read(name, columns):
-    """Rows of A and columns of B begin on 16-byte boundaries, and end before the next one, where NaN lies."""
+def test_memory_beyond_k_is_not_read(name, columns):
+    """Rows of A and columns of B start on 16-byte boundaries and are followed by NaN."""
     pitch = -(-columns // 4) * 4 + 4
     buffers = [np.full(9 * pitch + 4, NAN) for _ in "ab"]
     a, b = (one[-one.ctypes.data % 16 // 4 :][: 9 * pitch].reshape(9, pitch)[1:8, :columns] for one in buffers)
@@ -224,8 +224,8 @@ def test_what_lies_behind_the_last_term_is_not_read(name, columns):
 
 
 @pytest.mark.parametrize("layout", ["A by rows", "A by columns"])
-def test_a_batch_that_is_computed_as_its_transpose(layout, monkeypatch):
-    """A's matrices are as far from each other as those of neither B nor C."""
+def test_transposed_batch(layout, monkeypatch):
+    """A, B and C have different batch strides."""
     stage = STAGES["stream_k"]
     choice = Choice(stage, stage.test_config, Share(3, 3), swapped=True)
     monkeypatch.setattr(select, "choose", lambda problem: choice)
@@ -467,8 +467,8 @@ def test_epilogues_of_the_same_expression_are_one(monkeypatch):
     assert built[0] is built[1] is not built[2]
 
 
-def test_an_epilogue_stays_what_it_was_when_it_was_passed(monkeypatch):
-    """Of two functions that are the same now, the first may be another one later."""
+def test_later_change_of_an_equal_epilogue_has_no_effect(monkeypatch):
+    """Two equal functions share one compiled epilogue, also after one of them changes."""
 
     def scaled_from(cell):
         return lambda value, row, col: value * cell
@@ -481,7 +481,7 @@ def test_an_epilogue_stays_what_it_was_when_it_was_passed(monkeypatch):
     np.testing.assert_array_equal(tiled_sgemm(A, B, stage="stream_k", epilogue=first), plain * np.float32(3))
 
 
-def test_number_of_epilogues_kept_is_bounded(monkeypatch):
+def test_number_of_cached_epilogues_is_bounded(monkeypatch):
     monkeypatch.setattr(epilogues, "MAX_MADE", 3)
     monkeypatch.setattr(epilogues, "_made", {})
     for factor in range(9):

@@ -166,12 +166,12 @@ def test_batches_collapse(case):
 
 
 def beside(count, rows, cols):
-    """Matrices side by side."""
+    """Return matrices that lie side by side."""
     return np.zeros((rows, count, cols), F32).transpose(1, 0, 2)
 
 
 def gaps(count, rows, cols):
-    """Matrices with a row between them that is none of theirs."""
+    """Return matrices with an unused row after each."""
     return np.zeros((count, rows + 1, cols), F32)[:, :rows]
 
 
@@ -179,7 +179,7 @@ def zeros(*shape):
     return np.zeros(shape, F32)
 
 
-# A, B and C; extents of the batch of the one launch, and of its matrices.
+# A, B and C; batch extents of the launch, and the extents of its matrices.
 APART = {
     "rows behind each other": (zeros(3, 2, 5), zeros(5, 4), zeros(3, 2, 4), (1, 1, 1), (6, 4)),
     "rows of A with gaps": (gaps(3, 2, 5), zeros(5, 4), zeros(3, 2, 4), (1, 1, 3), (2, 4)),
@@ -196,7 +196,7 @@ APART = {
 
 
 @pytest.mark.parametrize("case", APART)
-def test_matrices_count_as_one_where_all_operands_allow_it(case):
+def test_batch_is_folded_only_if_all_operands_allow_it(case):
     a, b, c, extents, (m, n) = APART[case]
     rng = np.random.default_rng(0)
     for x in (a, b):

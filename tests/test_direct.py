@@ -200,7 +200,7 @@ def test_a_map_that_the_driver_refuses_takes_no_place(monkeypatch):
 
 @pytest.fixture
 def launched(monkeypatch):
-    """The launches that are made, and the calls of each; nothing is compiled."""
+    """Record launch objects and their calls instead of compiling."""
     made = []
 
     class Recorded:
@@ -253,7 +253,7 @@ def multiply(a=SQUARE, b=SQUARE, c=SQUARE, device=0, extra=EXTRA, config=None):
 
 
 @pytest.mark.parametrize("case", DIRECT_KEYS)
-def test_launches_are_told_apart_by(launched, case):
+def test_launch_key_has_every_property(launched, case):
     assert multiply()
     assert multiply(a=matrix(16, 16, pointer=1 << 21))  # another address
     assert [len(one.calls) for one in launched] == [2]
@@ -262,7 +262,7 @@ def test_launches_are_told_apart_by(launched, case):
     assert [len(one.calls) for one in launched] == [3, 1]
 
 
-def test_operands_are_those_of_the_call(launched):
+def test_repeated_launch_uses_the_operands_of_the_call(launched):
     places = [1 << 20, 1 << 21, 3 << 20]
     for pointer in places:
         assert multiply(a=matrix(16, 16, pointer=pointer))
@@ -270,20 +270,20 @@ def test_operands_are_those_of_the_call(launched):
     assert [found.v.pointer for found, _ in one.calls] == places
 
 
-def test_what_maps_cannot_describe_is_not_launched(launched):
+def test_operands_that_maps_cannot_describe_are_not_launched(launched):
     assert not multiply(a=matrix(16, 16, pad=1))
     assert not launched
 
 
-def test_batches_end_where_a_grid_does():
+def test_largest_batch():
     limit = direct_products.MAX_MATRICES
     for count, arranged in ((limit, True), (limit + 1, False)):
         found = direct_products.arrange(matrix(16, 16), matrix(16, 16), HOPPER, replace(BATCH, extents=(1, 1, count)))
         assert (found is not None) == arranged
 
 
-def test_kernels_have_names_of_their_own(monkeypatch):
-    """On disk, by everything that shapes their code; none if that cannot be told."""
+def test_cached_kernel_names_are_distinct(monkeypatch):
+    """Everything that affects the code is in the name; an epilogue without a fingerprint has no name."""
     names = []
     monkeypatch.setattr(direct_products.kernel_cache, "kept", lambda name, make: names.append(name))
 

@@ -851,7 +851,7 @@ def test_views_of_batches(library):
 
 
 class Spaced:
-    """A batch of matrices in device memory, `pitch` floats from one to the next; NaN lies between them."""
+    """Batch in device memory whose matrices are `pitch` floats apart, with NaN between them."""
 
     def __init__(self, x, pitch):
         memory = np.full(len(x) * pitch, NAN)
@@ -865,7 +865,7 @@ class Spaced:
         return np.lib.stride_tricks.as_strided(memory, self._shape, self._strides)
 
     def get(self):
-        """The matrices, and the number of floats in the memory that are not NaN."""
+        """Return the matrices, and the number of floats of the whole memory that are not NaN."""
         cuda.synchronize()
         memory = self.owner.copy_to_host()
         return self._view(memory).copy(), np.count_nonzero(~np.isnan(memory))

@@ -43,7 +43,7 @@ def test_two_calls_at_a_time_have_memory_of_their_own(device):
     assert device.allocated == [100, 100]
 
 
-def test_what_is_too_small_for_one_call_is_kept_for_the_next(device):
+def test_small_loan_is_kept_when_a_larger_one_is_taken(device):
     small, large = workspace.borrow(0, 1, 100), workspace.borrow(0, 1, 200)
     workspace.give_back(large)
     workspace.give_back(small)

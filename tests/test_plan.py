@@ -141,7 +141,7 @@ def test_plan_of_another_device(monkeypatch):
 
 @pytest.mark.simulator  # there may be no second GPU
 def test_plan_of_a_device_that_is_not_current(monkeypatch):
-    """NumPy arrays are computed on the plan's device; a `like` names that device as well."""
+    """A plan computes NumPy arrays on its own device, given by `device` or `like`."""
     properties = launch.device_properties()
     monkeypatch.setattr(launch, "device_properties", lambda device=0: properties)
     monkeypatch.setattr(launch, "device_count", lambda: 2)
@@ -377,7 +377,7 @@ def test_launch_tells_the_driver_everything(gpu, layout):
 
 
 @pytest.mark.parametrize("layout", [*LAYOUTS, *REPEATING])
-def test_parts_of_a_matrix_lie_where_numpy_has_them(layout):
+def test_parts_of_a_matrix_have_numpys_addresses(layout):
     x = (LAYOUTS | REPEATING)[layout](filled(6, 8))
     whole = matrix(x)
     parts = {
@@ -424,7 +424,7 @@ def vector(size=8, stride=4):
 STREAM_K = STAGES["stream_k"]
 LYING = {"a": (4096, 8, 12, 48, 4), "b": (8192, 12, 8, 32, 4), "c": (16384, 8, 8, 32, 4)}
 BATCH = Batch((1, 1, 2), (0, 0, 384), (0, 0, 384), (0, 0, 256))
-# What a launch is made for, and what makes it another one.
+# One row per property of the operands or options that needs a launch of its own.
 LAUNCH_KEYS = {
     "stage": {"stage": scheduled(STREAM_K, STREAM_K.schedule)},
     "configuration": {"config": STREAM_K.configs[2]},
@@ -456,7 +456,7 @@ LAUNCH_KEYS = {
 
 
 @pytest.mark.parametrize("case", LAUNCH_KEYS)
-def test_everything_that_a_launch_is_made_for_counts(gpu, case):
+def test_launch_key_has_every_property(gpu, case):
     def bound(stage=STREAM_K, config=CONFIG, device=0, workspace=None, share=None, extra=BASE, **lying):
         a, b, c = (Matrix(*(LYING | lying)[name], device, None) for name in "abc")
         return launch.bind(stage, config, a, b, c, workspace, share, extra)
@@ -467,8 +467,8 @@ def test_everything_that_a_launch_is_made_for_counts(gpu, case):
     assert bound() is first
 
 
-def test_what_is_kept_for_an_object_is_not_found_for_the_next_one_in_its_place(gpu):
-    """Objects that are known by their identities must stay: another one may get the identity of one that is gone."""
+def test_caches_keyed_by_identity_keep_the_object_alive(gpu):
+    """Otherwise a new object may have the id of a freed one, and find its entry."""
     a, b, c = filled(4, 4), filled(4, 4), filled(4, 4)
     for slots in range(2, 40):
         launch.launch(NAIVE, CONFIG.replace(slots=slots), 1.0, matrix(a), matrix(b), 0.0, matrix(c))
@@ -479,7 +479,7 @@ def test_what_is_kept_for_an_object_is_not_found_for_the_next_one_in_its_place(g
             assert once(CONFIG.replace(slots=slots)) == slots
 
 
-def test_kernels_are_made_once_by_threads_that_ask_together():
+def test_kernel_is_built_once_by_concurrent_threads():
     made, begun = [], threading.Event()
 
     def make(key):
@@ -493,7 +493,21 @@ def test_kernels_are_made_once_by_threads_that_ask_together():
     assert made == ["kernel"]
 
 
-def test_epilogues_end_where_kernels_count_to(gpu, monkeypatch):
+def test_empty_results_are_not_launched(gpu):
+    for rows, cols in ((0, 8), (8, 0)):
+        a, b, c = matrix(filled(rows, 4)), matrix(filled(4, cols)), matrix(filled(rows, cols))
+        launch.launch(NAIVE, CONFIG, 1.0, a, b, 0.0, c)
+    assert not gpu.launches
+
+
+def test_default_share_is_that_of_the_whole_batch(gpu):
+    a, b, c = (Matrix(*LYING[name], 0, None) for name in "abc")
+    extra = Extra(Batch((5, 7, 9)))
+    share = launch.natural_share(CONFIG, 8, 8, 12, 5 * 7 * 9, launch.device_properties().sm_count)
+    assert launch.share_of(STREAM_K, CONFIG, a, b, c, extra) == share != launch.share_of(STREAM_K, CONFIG, a, b, c)
+
+
+def test_largest_k_with_an_epilogue(gpu, monkeypatch):
     monkeypatch.setattr(launch, "MAX_K", 12)
     a, b, c = (Matrix(*LYING[name], 0, None) for name in "abc")
     assert launch.takes_one_launch(STREAM_K, CONFIG, 8, 8, 12)
@@ -505,8 +519,8 @@ def test_epilogues_end_where_kernels_count_to(gpu, monkeypatch):
 
 
 @pytest.mark.parametrize("name", "ab")
-def test_apart_counts_all_matrices_of_a_batch(gpu, name):
-    """Two matrices, 4096 bytes from each other; C is one."""
+def test_apart_includes_all_matrices_of_a_batch(gpu, name):
+    """Two matrices, 4096 bytes apart; C is shared."""
     steps = {x: (0, 0, 4096 if x == name else 0) for x in "abc"}
     a, b, c = (Matrix(0, 4, 4, 16, 4, 0, None) for _ in "abc")
     bound = Launch(STREAM_K, CONFIG, a, b, c, share=Share(2, 2), extra=Extra(Batch((1, 1, 2), **steps)))
@@ -845,8 +859,8 @@ def test_batches_take_the_short_way(torch, gpu, checked, given):
         plan(4, 8, 12)(tensor(a), tensor(b))
 
 
-def test_transposed_batches_take_the_short_way(torch, gpu, checked, monkeypatch):
-    """A's matrices are 256 bytes from each other, B's 2048."""
+def test_repeated_call_of_a_transposed_batch(torch, gpu, checked, monkeypatch):
+    """Matrices of A are 256 bytes apart, those of B 2048 bytes."""
     choice = Choice(STAGES["stream_k"], CONFIG, swapped=True)
     monkeypatch.setattr(api.select, "choose", lambda problem: choice)
     for turn in range(2):
@@ -861,7 +875,7 @@ def test_transposed_batches_take_the_short_way(torch, gpu, checked, monkeypatch)
     assert len(checked) == 1
 
 
-def test_matrices_that_take_a_launch_each_take_the_long_way(torch, gpu, checked):
+def test_batch_of_several_launches_is_not_remembered(torch, gpu, checked):
     for turn in range(2):
         a, b = (np.stack([filled(*shape, turn + i) for i in range(3)]) for shape in ((4, 12), (12, 8)))
         result = tiled_sgemm(tensor(a), tensor(b), stage="naive")
@@ -870,7 +884,7 @@ def test_matrices_that_take_a_launch_each_take_the_long_way(torch, gpu, checked)
     assert (len(gpu.launches), len(checked)) == (6, 2)
 
 
-def test_pieces_of_a_matrix_take_the_long_way(torch, gpu, checked, monkeypatch):
+def test_product_of_several_slabs_is_not_remembered(torch, gpu, checked, monkeypatch):
     monkeypatch.setattr(launch, "MAX_GRID_Y", 1)
     a, b = filled(70, 12), filled(12, 70)
     for _ in range(2):
@@ -881,7 +895,7 @@ def test_pieces_of_a_matrix_take_the_long_way(torch, gpu, checked, monkeypatch):
 
 @pytest.mark.parametrize("given", [True, False])
 def test_products_without_terms_are_not_remembered(torch, checked, product, given):
-    """Their launch reads neither A nor B."""
+    """The launch of such a product reads neither A nor B."""
     a, b, c = operands()
     for alpha in (0.0, 1.0, 1.0):
         result = product(tensor(a), tensor(b), tensor(c) if given else None, alpha=alpha)
@@ -889,7 +903,7 @@ def test_products_without_terms_are_not_remembered(torch, checked, product, give
     assert len(checked) == 2
 
 
-def test_beta_without_out_is_refused_by_the_short_way_too(torch, gpu, checked, product):
+def test_beta_without_out_is_refused_in_a_repeated_call(torch, gpu, checked, product):
     a, b, _ = operands()
     product(tensor(a), tensor(b))
     with pytest.raises(ValueError, match=r"beta is 0\.5 and out is None"):
@@ -897,7 +911,7 @@ def test_beta_without_out_is_refused_by_the_short_way_too(torch, gpu, checked, p
     assert (len(gpu.launches), len(checked)) == (1, 2)
 
 
-def test_plans_and_the_function_do_not_share_what_they_remember(torch, checked):
+def test_plans_and_tiled_sgemm_remember_calls_separately(torch, checked):
     a, b, c = operands()
     made = plan(8, 4, 12)
     for multiply in (tiled_sgemm, plan(4, 8, 12)):
@@ -907,7 +921,7 @@ def test_plans_and_the_function_do_not_share_what_they_remember(torch, checked):
     assert len(checked) == 4
 
 
-def test_share_and_workspace_are_the_same_by_the_short_way(torch, gpu, checked, monkeypatch):
+def test_repeated_call_keeps_share_and_workspace(torch, gpu, checked, monkeypatch):
     choice = Choice(scheduled(NAIVE, schedule_of(512, 4)), CONFIG, Share(3, 1))
     monkeypatch.setattr(plans.select, "choose", lambda problem: choice)
     memory = np.full(400, 7, np.float32)
@@ -1040,8 +1054,8 @@ def test_new_memory_off_its_boundary_takes_the_long_way(torch, checked, monkeypa
     assert len(checked) == 2
 
 
-def test_a_first_result_off_its_boundary_is_not_remembered(torch, checked, monkeypatch):
-    """Its kernel stores float by float; results on their boundary have a faster one."""
+def test_unaligned_new_result_is_not_remembered(torch, checked, monkeypatch):
+    """Its kernel stores single floats; aligned results have a faster kernel."""
     a, b, _ = operands()
     monkeypatch.setattr(torch, "empty", lambda shape, **_: Tensor(aligned_empty((1, 36))[:, 1:33].reshape(4, 8)))
     tiled_sgemm(tensor(a), tensor(b))
@@ -1144,14 +1158,14 @@ def test_numba_arrays_on_two_streams_take_the_long_way(gpu, checked, monkeypatch
 
 
 def on_boundary(x, offset=0):
-    """The elements of x by rows, so many floats after a 16-byte boundary."""
+    """Copy x, by rows, to `offset` floats after a 16-byte boundary."""
     memory = aligned_empty((1, x.size + offset))[0, offset:].reshape(x.shape)
     memory[...] = x
     return memory
 
 
 LIBRARIES = {"Numba": NumbaArray, "CuPy": CupyArray, "PyTorch": Tensor}
-# What may change of one array; how it is made anew, of the elements of the one before.
+# Changes of one array: functions of a constructor and the elements.
 ARRAY_CHANGES = {
     "by columns": lambda make, x: make(on_boundary(x.T).T),
     "boundary": lambda make, x: make(on_boundary(x, 1)),
@@ -1180,7 +1194,7 @@ ON_DEVICE_ONE = set()
 @pytest.mark.parametrize("which", ["a", "b", "out", "all"])
 @pytest.mark.parametrize("change", ARRAY_CHANGES)
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_calls_with_another_array_take_the_long_way(torch, others, gpu, checked, monkeypatch, library, change, which):
+def test_call_with_a_changed_array_is_checked_in_full(torch, others, gpu, checked, monkeypatch, library, change, which):
     make = LIBRARIES[library]
     kinds = {"Numba": libraries.NumbaArrays, "CuPy": libraries.CupyArrays, "PyTorch": libraries.TorchTensors}
     monkeypatch.setattr(arrays, "KINDS", tuple(kind() for kind in kinds.values()))
@@ -1214,10 +1228,12 @@ def test_calls_with_another_array_take_the_long_way(torch, others, gpu, checked,
     assert (len(checked), len(gpu.launches)) == (2, 2 + possible)
     call()
     assert len(checked) == 2
+    tiled_sgemm(*(make(on_boundary(x)) for x in values.values()), stage="coalesced")
+    assert len(checked) == 3, "the stage counts as well"
 
 
 @pytest.mark.usefixtures("others")
-def test_a_cupy_result_on_another_device_than_the_current_takes_the_long_way(monkeypatch):
+def test_cupy_result_is_not_allocated_on_another_device(monkeypatch):
     a = CupyArray(aligned_empty((4, 12)))
     glance = libraries.CupyArrays().glance(a)
     assert glance.empty(a, (4, 8), 0) is not None

@@ -45,8 +45,27 @@ def test_cases_reach_every_mode():
 
 
 STREAM_K = STAGES["stream_k"]
+# Tiles, k-tiles and blocks; the share.
+NATURAL_SHARES = [
+    (12, 10, 4, Share(4, 12)),
+    (14, 10, 4, Share(4, 8)),
+    (5, 10, 4, Share(4, 0)),
+    (3, 10, 4, Share(4, 0)),
+    (1, 3, 4, Share(3, 0)),
+    (1, 1, 1, Share(1, 1)),
+]
+
+
+@pytest.mark.parametrize(("tiles", "k_tiles", "blocks", "share"), NATURAL_SHARES)
+def test_natural_share(tiles, k_tiles, blocks, share):
+    config = STREAM_K.configs[0]
+    for rows, cols, matrices in ((tiles, 1, 1), (1, tiles, 1), (1, 1, tiles)):
+        extents = (rows * config.BM, cols * config.BN, k_tiles * config.BK)
+        assert launch.natural_share(config, *extents, matrices, blocks) == share
+
+
 COVERED = STREAM_K.configs[1]  # the loaders of all modes cover its tiles
-# Address, rows, columns, strides and batch steps in bytes of an operand as (mn, k); the mode that loads it.
+# Address, rows, columns, strides in bytes of an operand of shape (mn, k); its batch steps in bytes; the load mode.
 MODE_OF = {
     "rows": ((0, 8, 8, 32, 4), (0, 0, 0), "along4"),
     "rows backwards": ((0, 8, 8, -32, 4), (0, 0, 0), "along4"),
@@ -67,7 +86,7 @@ MODE_OF = {
     "spaced": ((0, 8, 8, 64, 8), (0, 0, 0), "any"),
     "columns backwards": ((0, 8, 8, 32, -4), (0, 0, 0), "any"),
 }
-# The same of C; whether its elements are stored four at a time.
+# The same for C; True if its elements are stored four at a time.
 ALIGNED = {
     "rows": ((0, 8, 8, 32, 4), (0, 0, 0), True),
     "rows backwards": ((0, 8, 8, -32, 4), (0, 0, 0), True),
@@ -89,7 +108,7 @@ def placed(pointer, rows, cols, row_stride, col_stride):
 
 
 def form_of(a, b, c, *steps):
-    """The form for A as (m, k), B as (n, k) and C, and their steps."""
+    """Return the form for A of shape (m, k), B of shape (n, k), C, and their batch steps."""
     extra = launch.Extra(Batch((2, 2, 2), *steps))
     matrices = (placed(*a), placed(*b).transposed, placed(*c))
     form = launch.form_of(COVERED, *matrices, extra)
@@ -98,8 +117,8 @@ def form_of(a, b, c, *steps):
 
 
 @pytest.mark.parametrize("case", MODE_OF)
-def test_operands_are_loaded_as_they_lie(case):
-    """A mode that reads vectors must not read across the end of a row, nor off a 16-byte boundary in any matrix."""
+def test_load_mode(case):
+    """Vector modes need whole vectors per row, and 16-byte boundaries in every matrix of the batch."""
     place, steps, mode = MODE_OF[case]
     of_a, of_b = form_of(place, ROWS, ROWS, steps, STILL, STILL), form_of(ROWS, place, ROWS, STILL, steps, STILL)
     assert (of_a.a, of_a.b, of_a.c_aligned) == (mode, "along4", True)
@@ -107,14 +126,14 @@ def test_operands_are_loaded_as_they_lie(case):
 
 
 @pytest.mark.parametrize("case", ALIGNED)
-def test_results_are_stored_as_they_lie(case):
+def test_vector_stores(case):
     place, steps, aligned = ALIGNED[case]
     form = form_of(ROWS, ROWS, place, STILL, STILL, steps)
     assert (form.a, form.b, form.c_aligned) == ("along4", "along4", aligned)
 
 
 @pytest.mark.parametrize("case", {case for case in ALIGNED if "step" not in case})
-def test_stages_without_a_schedule_are_told_whether_all_is_aligned(case):
+def test_aligned_variant_of_unscheduled_stages(case):
     place, _, aligned = ALIGNED[case]
     for which in range(3):
         matrices = [placed(*(place if i == which else ROWS)) for i in range(3)]

@@ -153,8 +153,8 @@ def test_the_smallest_limit_is_the_smallest():
 
 
 @pytest.mark.parametrize("workspace", [0, 3 << 20, 40 << 20])
-def test_the_workspace_counts(workspace):
-    """It is known when a division is found, and may be what is too much."""
+def test_division_with_workspace_fits_the_limit(workspace):
+    """The workspace is computed after the division, and counts towards the limit."""
 
     def needs(shapes):
         return workspace
@@ -173,13 +173,12 @@ def test_the_workspace_counts(workspace):
 
 
 @pytest.mark.parametrize("extents_", [(5000, 10, 3000), (10, 5000, 3000), (700, 900, 5000), (300, 420, 200)])
-def test_least_memory_is_the_least_of_all_divisions(extents_):
+def test_smallest_is_the_minimum_of_all_divisions(extents_):
     every = [found.device_bytes for found in dividing._candidates(*extents_)]
     assert dividing.smallest(*extents_, lambda shapes: 0) == min(every)
 
 
-def test_one_panel_in_all_has_one_place():
-    """Nothing arrives while it is multiplied."""
+def test_panel_slots():
     assert Blocking(128, 128, 64, 128, 128, (64,), 128).slots == 1
     assert Blocking(128, 256, 64, 128, 128, (64,), 128).slots == 2
     assert Blocking(128, 128, 64, 128, 128, (32, 32), 128).slots == 2
@@ -187,8 +186,8 @@ def test_one_panel_in_all_has_one_place():
 
 @pytest.mark.simulator
 @pytest.mark.parametrize(("free", "share"), [(1.0, 0.75), (0.5, 0.45), (0.1, 0.09)])
-def test_memory_is_taken_of_what_is_free(monkeypatch, free, share):
-    """Three quarters of all of it, or nine tenths of what is free if that is less."""
+def test_default_limit_depends_on_free_memory(monkeypatch, free, share):
+    """Three quarters of the total, or nine tenths of the free memory if that is less."""
     total = 64 << 20
     monkeypatch.setattr(streaming.streamed, "_memory", lambda device: (int(free * total), total))
     a, b = (np.broadcast_to(np.float32(1), (8192, 8192)) for _ in "ab")
@@ -535,7 +534,7 @@ def test_an_interrupt_as_soon_as_work_begins():
 @pytest.mark.simulator
 @pytest.mark.parametrize("begins", [True, False])
 def test_interrupt_before_the_thread_begins(monkeypatch, begins):
-    """An interrupt during the start of the thread: no work is done, even if the thread begins after the stop."""
+    """No work is done if the interrupt comes during the start of the thread, even if the thread begins later."""
     from numba_gemm.streaming.streamed import _supervised
 
     pending, worked = [], []

@@ -587,7 +587,7 @@ def place(pointer, rows, cols, row_stride, col_stride, device=0):
 
 @pytest.fixture
 def launched(monkeypatch):
-    """The launches that are made, and the calls of each; nothing is compiled."""
+    """Record launch objects and their calls instead of compiling."""
     made = []
 
     class Recorded:
@@ -636,7 +636,7 @@ def multiply_split(mode=MODES["bf16x6"], device=0, config=CONFIGS[0], extra=EXTR
 
 
 @pytest.mark.parametrize("case", SPLIT_KEYS)
-def test_launches_are_told_apart_by(launched, case):
+def test_launch_key_has_every_property(launched, case):
     multiply_split()
     multiply_split(a=(1 << 23, 8, 12, 48, 4))  # another address
     assert [len(one.calls) for one in launched] == [2]
@@ -645,8 +645,8 @@ def test_launches_are_told_apart_by(launched, case):
     assert [len(one.calls) for one in launched] == [3, 1]
 
 
-def test_configurations_in_one_place_of_memory_are_told_apart(launched):
-    """Each is gone when the next one is made."""
+def test_config_at_a_reused_address(launched):
+    """Each configuration is freed before the next one is created."""
     for config in CONFIGS * 3:
         multiply_split(config=dataclasses.replace(config))
         (called,) = (one for one in launched if one.calls)
@@ -655,7 +655,7 @@ def test_configurations_in_one_place_of_memory_are_told_apart(launched):
 
 
 def test_a_batch_is_launched_in_pieces(launched, monkeypatch):
-    """As many matrices at a time as there is memory for the parts of."""
+    """One launch takes as many matrices as fit in the memory limit of the parts."""
     batch = Batch((1, 1, 7), (0, 0, 4096), (0, 0, 0), (0, 0, 512))
     each = split_products.divide(MODES["bf16x6"], 8, 8, 12, 132, CONFIGS[0], batch=batch)
     assert each.steps[0] > 0
@@ -697,8 +697,8 @@ def test_extents_of_a_precision(launched):
 
 
 @simulated
-def test_sums_without_terms_do_not_take_a_precisions_workspace(launched, monkeypatch):
-    """It is as large as the parts need; what float32's kernel needs may be more."""
+def test_workspace_of_a_precision_is_not_used_for_empty_sums(launched, monkeypatch):
+    """It is sized for the parts; the float32 kernel may need more."""
     given = []
     monkeypatch.setattr(api.launch, "launch", lambda *_, workspace, **__: given.append(workspace))
     a, workspace = np.ones((4, 5), np.float32), Workspace(1 << 24, 256, 0)
@@ -737,8 +737,8 @@ def untold(value, row, col):
 UNTOLD = [1.0]
 
 
-def test_kernels_have_names_of_their_own(monkeypatch):
-    """On disk, by everything that shapes their code; none if that cannot be told."""
+def test_cached_kernel_names_are_distinct(monkeypatch):
+    """Everything that affects the code is in the name; an epilogue without a fingerprint has no name."""
     names = []
     monkeypatch.setattr(split_products.kernel_cache, "kept", lambda name, make: names.append(name))
     mode, config = MODES["bf16x6"], CONFIGS[0]
@@ -797,7 +797,7 @@ def test_fp32_auto_is_float32_where_nothing_better_is_stated():
     split_products.check_precision("fp32_auto", (8, 0))
 
 
-def test_fp32_auto_begins_where_it_is_stated_to(monkeypatch):
+def test_smallest_k_of_fp32_auto(monkeypatch):
     monkeypatch.setattr(split_products, "SIMULATOR", False)
     chosen = {k: split_products.resolved("fp32_auto", 4096, 4096, k, (9, 0)) for k in (255, 256, 1023, 1024)}
     assert chosen == {255: "ieee", 256: "bf16x6", 1023: "bf16x6", 1024: "bf16x6"}
