@@ -190,6 +190,10 @@ APART = {
     "columns of B apart": (zeros(2, 5), zeros(3, 5, 4), beside(3, 2, 4), (1, 1, 3), (2, 4)),
     "columns of C apart": (zeros(2, 5), beside(3, 5, 4), zeros(3, 2, 4), (1, 1, 3), (2, 4)),
     "A of each": (zeros(3, 2, 5), beside(3, 5, 4), beside(3, 2, 4), (1, 1, 3), (2, 4)),
+    "two dimensions as one": (zeros(2, 3, 2, 5), zeros(2, 3, 5, 4), zeros(2, 3, 2, 4), (1, 1, 6), (2, 4)),
+    "gaps of A": (zeros(2, 4, 2, 5)[:, :3], zeros(2, 3, 5, 4), zeros(2, 3, 2, 4), (1, 2, 3), (2, 4)),
+    "gaps of B": (zeros(2, 3, 2, 5), zeros(2, 4, 5, 4)[:, :3], zeros(2, 3, 2, 4), (1, 2, 3), (2, 4)),
+    "gaps of C": (zeros(2, 3, 2, 5), zeros(2, 3, 5, 4), zeros(2, 4, 2, 4)[:, :3], (1, 2, 3), (2, 4)),
     "a row each": (gaps(3, 1, 5), zeros(5, 4), gaps(3, 1, 4), (1, 1, 1), (3, 4)),
     "a column each": (zeros(2, 5), zeros(3, 5, 2)[:, :, :1], zeros(3, 2, 4)[:, :, :1], (1, 1, 1), (2, 3)),
 }
