@@ -684,7 +684,17 @@ def test_workspaces_grow_and_captures_have_their_own(gpu):
     assert workspace.reserve(0, 40, 2000, 4) == grown, "grew by less than double"
     assert workspace.reserve(0, 40, 10, 5) != grown
     assert workspace.reserve(0, 40, 2000, 8) == workspace.reserve(0, 40, 10, 5)
+    assert workspace.reserve(0, 40, 9000, 1) == workspace.reserve(0, 40, 10, 8), "counters were lost"
     assert workspace.reserve(0, 0, 10, 5) != workspace.reserve(1, 0, 10, 5)
+
+
+def test_thread_default_streams_of_one_capture_have_their_own_workspaces(gpu):
+    """Handle 2 is another stream in every thread; an event may bring both into one capture."""
+    gpu.capturing = {2: 7}
+    first = workspace.reserve(0, 2, 1000, 4)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(workspace.reserve, 0, 2, 1000, 4).result() != first
+    assert workspace.reserve(0, 2, 1000, 4) == first
 
 
 def test_plan_keeps_a_given_workspace(gpu, monkeypatch):
@@ -827,6 +837,15 @@ def test_second_call_takes_the_short_way(torch, gpu, checked, product, given):
         assert len(checked) == 1
     product(tensor(a), tensor(b), None if given else tensor(c))
     assert len(checked) == 2, "with out or without is not the same call"
+
+
+def test_repeated_call_releases_finished_holds(torch, product, monkeypatch):
+    released = []
+    monkeypatch.setattr(short_way, "release_finished", lambda: released.append(True))
+    a, b, _ = operands()
+    for calls in range(3):
+        product(tensor(a), tensor(b))
+        assert len(released) == calls
 
 
 def test_transposes_take_the_short_way_too(torch, gpu, checked, monkeypatch):
