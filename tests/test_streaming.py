@@ -160,7 +160,7 @@ def test_division_with_workspace_fits_the_limit(workspace):
         return workspace
 
     for limit in range(10 << 20, 200 << 20, 7 << 20):
-        found = dividing.choose(4096, 4096, 4096, limit, needs)
+        found = dividing.choose(16384, 1024, 4096, limit, needs)
         if found is not None:
             assert found.device_bytes <= limit
             block, a, b, beside = found.parts

@@ -17,6 +17,7 @@ from compile_stages import compiler_environment
 from hypothesis import given
 from hypothesis import strategies as st
 
+import numba_gemm
 from numba_gemm import api, split_products
 from numba_gemm.bench import accuracy
 from numba_gemm.device.switch import SIMULATOR
@@ -709,6 +710,17 @@ def test_workspace_of_a_precision_is_not_used_for_empty_sums(launched, monkeypat
     assert not launched
 
 
+@simulated
+def test_plan_calls_use_its_precision(launched, monkeypatch):
+    monkeypatch.setattr(split_products, "prepare", lambda *_: None)
+    a = np.ones((4, 5), np.float32)
+    made = numba_gemm.plan(4, 4, 5, precision="bf16x9")
+    made(a, a.T)
+    made(a, a.T)
+    assert made.precision == "bf16x9"
+    assert [(one.division.mode.name, len(one.calls)) for one in launched] == [("bf16x9", 2)]
+
+
 def test_memory_is_given_back_after_an_error(monkeypatch):
     made, loans = object.__new__(split_products._Launch), []
 
@@ -820,8 +832,6 @@ def test_short_sums_are_summed_afresh_step_by_step():
 
 @simulated
 def test_the_simulator_runs_float32_alone():
-    import numba_gemm
-
     a = np.ones((4, 5), np.float32)
     with pytest.raises(ValueError, match="simulator"):
         numba_gemm.tiled_sgemm(a, a.T, precision="bf16x6")
@@ -833,8 +843,6 @@ def test_the_simulator_runs_float32_alone():
 
 
 def test_a_stage_has_float32s_precision():
-    import numba_gemm
-
     a = np.ones((4, 5), np.float32)
     with pytest.raises(ValueError, match="leave out the other"):
         numba_gemm.tiled_sgemm(a, a.T, precision="bf16x6", stage="naive")
@@ -1237,8 +1245,6 @@ def test_fp32_auto_has_the_bits_of_what_it_stands_for(extents, precision):
 @pytest.mark.usefixtures("hopper")
 def test_a_plan_of_a_precision():
     import torch
-
-    import numba_gemm
 
     plan = numba_gemm.plan(200, 300, 400, precision="bf16x6")
     assert plan.precision == "bf16x6"
