@@ -305,6 +305,27 @@ def test_out_of_any_layout(tiny, by_numpy, layout, beta):
 
 
 @pytest.mark.simulator
+@pytest.mark.parametrize("a_layout", ["by rows", "by columns"])
+@pytest.mark.parametrize("b_layout", ["by rows", "by columns"])
+def test_strides_of_panels_and_blocks(tiny, monkeypatch, a_layout, b_layout):
+    """A GPU kernel is given addresses and strides, the simulator's the arrays; both describe the same memory."""
+    seen = set()
+
+    def enqueue(self, alpha, a, b, beta, c, stream, workspace):
+        for name, x in {"a": a, "b": b, "c": c}.items():
+            assert x.owner.shape == (x.rows, x.cols)
+            given = zip(x.owner.shape, (x.row_stride, x.col_stride), x.owner.strides)
+            assert all(step == expected for extent, step, expected in given if extent > 1)
+            seen.add((name, x.rows))
+        multiplied(a.owner, b.owner, beta, c.owner, alpha)
+
+    monkeypatch.setattr(products.Products, "enqueue", enqueue)
+    a, b = LAYOUTS[a_layout](integers(37, 45)), LAYOUTS[b_layout](integers(45, 52))
+    np.testing.assert_array_equal(streamed_sgemm(a, b, memory_limit=least_for(a, b)), a @ b)
+    assert len(seen) > 3, "pieces of several extents"
+
+
+@pytest.mark.simulator
 def test_real_kernels(tiny):
     a, b, c = integers(17, 20), integers(20, 12), integers(17, 12)
     expected = 2 * (a @ b) - c
