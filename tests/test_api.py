@@ -20,8 +20,11 @@ from numba import cuda
 from operands import LAYOUTS, NAN, REPEATING, Exported, check, filled, frozen, spaced
 
 import numba_gemm
-from numba_gemm import epilogues, launch, stages, tiled_sgemm
+from numba_gemm import epilogues, launch, select, stages, tiled_sgemm
 from numba_gemm.fingerprint import fingerprint
+from numba_gemm.ladder import STAGES
+from numba_gemm.ladder.stage import Share
+from numba_gemm.select import Choice
 
 ROOT = Path(__file__).parents[1]
 
@@ -206,6 +209,32 @@ def test_auto_takes_a_batch_in_one_launch(launches):
     (((_, extents, batch)),) = launches
     assert extents in ((9, 11), (11, 9))
     assert batch == (1, 3, 4)
+
+
+@pytest.mark.parametrize(("name", "columns"), [("stream_k", 6), ("stream_k", 9), ("vectorized", 6)])
+def test_memory_beyond_k_is_not_read(name, columns):
+    """Rows of A and columns of B start on 16-byte boundaries and are followed by NaN."""
+    pitch = -(-columns // 4) * 4 + 4
+    buffers = [np.full(9 * pitch + 4, NAN) for _ in "ab"]
+    a, b = (one[-one.ctypes.data % 16 // 4 :][: 9 * pitch].reshape(9, pitch)[1:8, :columns] for one in buffers)
+    a[...], b[...] = filled(7, columns), filled(7, columns, seed=1)
+    check(tiled_sgemm(a, b.T, stage=name), a, b.T)
+    check(tiled_sgemm(b, a.T, stage=name), b, a.T)
+    check(tiled_sgemm(a, np.ascontiguousarray(b.T), stage=name), a, b.T)
+
+
+@pytest.mark.parametrize("layout", ["A by rows", "A by columns"])
+def test_transposed_batch(layout, monkeypatch):
+    """A, B and C have different batch strides."""
+    stage = STAGES["stream_k"]
+    choice = Choice(stage, stage.test_config, Share(3, 3), swapped=True)
+    monkeypatch.setattr(select, "choose", lambda problem: choice)
+    a, b = several(3, 1, 64), several(3, 8, 64).transpose(0, 2, 1)
+    if layout == "A by columns":
+        a = np.ascontiguousarray(several(3, 2, 64).transpose(0, 2, 1)).transpose(0, 2, 1)[:, :1]
+    check_batch(tiled_sgemm(a, b), a, b)
+    out, c = several(3, 2, 8, seed=1)[:, :1], several(3, 2, 8, seed=1)[:, :1]
+    check_batch(tiled_sgemm(a, b, out, beta=0.5), a, b, beta=0.5, c=c)
 
 
 def test_more_than_three_dimensions_take_a_launch_each(launches):
@@ -467,6 +496,28 @@ def test_epilogues_of_the_same_expression_are_one(monkeypatch):
     for factor in (2.0, 2.0, 3.0):
         tiled_sgemm(A, B, epilogue=scaled_by(factor))
     assert built[0] is built[1] is not built[2]
+
+
+def test_later_change_of_an_equal_epilogue_has_no_effect(monkeypatch):
+    """Two equal functions share one compiled epilogue, also after one of them changes."""
+
+    def scaled_from(cell):
+        return lambda value, row, col: value * cell
+
+    first, second = scaled_from(np.float32(2)), scaled_from(np.float32(2))
+    plain = tiled_sgemm(A, B, stage="stream_k")
+    np.testing.assert_array_equal(tiled_sgemm(A, B, stage="stream_k", epilogue=first), plain * np.float32(2))
+    first.__closure__[0].cell_contents = np.float32(3)
+    np.testing.assert_array_equal(tiled_sgemm(A, B, stage="stream_k", epilogue=second), plain * np.float32(2))
+    np.testing.assert_array_equal(tiled_sgemm(A, B, stage="stream_k", epilogue=first), plain * np.float32(3))
+
+
+def test_number_of_cached_epilogues_is_bounded(monkeypatch):
+    monkeypatch.setattr(epilogues, "MAX_MADE", 3)
+    monkeypatch.setattr(epilogues, "_made", {})
+    for factor in range(9):
+        assert epilogues.prepared(scaled_by(factor), 0)(2.0, 0, 0) == 2.0 * factor
+    assert len(epilogues._made) <= 3
 
 
 def test_epilogue_is_chosen_for(monkeypatch):

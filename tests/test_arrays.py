@@ -49,6 +49,11 @@ def test_stream_of_another_device(monkeypatch):
     monkeypatch.setattr(launch, "launch", lambda *_, **__: pytest.fail("launched"))
     with pytest.raises(ValueError, match=r"stream belongs to device 1 and the operands lie on device 0; .* pass a"):
         tiled_sgemm(A, B, stream=99)
+    monkeypatch.undo()
+    monkeypatch.setattr(launch, "device_count", lambda: 2)
+    for device in (None, 0):  # None: a default stream, which every device has
+        monkeypatch.setattr(streams, "device_of", lambda stream, found=device: found)
+        assert api.checked(A, B, None, 1.0, 0.0, 99, "auto", None, ()).stream == streams.Stream(99)
 
 
 @pytest.mark.parametrize(("pointer", "strides"), [(4098, (8, 4)), (4096, (10, 4)), (4096, (8, -2))])
@@ -158,6 +163,60 @@ def test_batches_collapse(case):
     for x, y, z, batch in pieces:
         assert batch.extents == extents
         assert (z.rows, z.cols) == (x.rows, y.cols) == (m, n)
+
+
+def beside(count, rows, cols):
+    """Return matrices that lie side by side."""
+    return np.zeros((rows, count, cols), F32).transpose(1, 0, 2)
+
+
+def gaps(count, rows, cols):
+    """Return matrices with an unused row after each."""
+    return np.zeros((count, rows + 1, cols), F32)[:, :rows]
+
+
+def zeros(*shape):
+    return np.zeros(shape, F32)
+
+
+# A, B and C; batch extents of the launch, and the extents of its matrices.
+APART = {
+    "rows behind each other": (zeros(3, 2, 5), zeros(5, 4), zeros(3, 2, 4), (1, 1, 1), (6, 4)),
+    "rows of A with gaps": (gaps(3, 2, 5), zeros(5, 4), zeros(3, 2, 4), (1, 1, 3), (2, 4)),
+    "rows of C with gaps": (zeros(3, 2, 5), zeros(5, 4), gaps(3, 2, 4), (1, 1, 3), (2, 4)),
+    "columns of C": (zeros(3, 2, 5), zeros(5, 4), beside(3, 2, 4), (1, 1, 3), (2, 4)),
+    "B of each": (zeros(3, 2, 5), zeros(3, 5, 4), zeros(3, 2, 4), (1, 1, 3), (2, 4)),
+    "columns side by side": (zeros(2, 5), beside(3, 5, 4), beside(3, 2, 4), (1, 1, 1), (2, 12)),
+    "columns of B apart": (zeros(2, 5), zeros(3, 5, 4), beside(3, 2, 4), (1, 1, 3), (2, 4)),
+    "columns of C apart": (zeros(2, 5), beside(3, 5, 4), zeros(3, 2, 4), (1, 1, 3), (2, 4)),
+    "A of each": (zeros(3, 2, 5), beside(3, 5, 4), beside(3, 2, 4), (1, 1, 3), (2, 4)),
+    "two dimensions as one": (zeros(2, 3, 2, 5), zeros(2, 3, 5, 4), zeros(2, 3, 2, 4), (1, 1, 6), (2, 4)),
+    "gaps of A": (zeros(2, 4, 2, 5)[:, :3], zeros(2, 3, 5, 4), zeros(2, 3, 2, 4), (1, 2, 3), (2, 4)),
+    "gaps of B": (zeros(2, 3, 2, 5), zeros(2, 4, 5, 4)[:, :3], zeros(2, 3, 2, 4), (1, 2, 3), (2, 4)),
+    "gaps of C": (zeros(2, 3, 2, 5), zeros(2, 3, 5, 4), zeros(2, 4, 2, 4)[:, :3], (1, 2, 3), (2, 4)),
+    "a row each": (gaps(3, 1, 5), zeros(5, 4), gaps(3, 1, 4), (1, 1, 1), (3, 4)),
+    "a column each": (zeros(2, 5), zeros(3, 5, 2)[:, :, :1], zeros(3, 2, 4)[:, :, :1], (1, 1, 1), (2, 3)),
+}
+
+
+@pytest.mark.parametrize("case", APART)
+def test_batch_is_folded_only_if_all_operands_allow_it(case):
+    a, b, c, extents, (m, n) = APART[case]
+    rng = np.random.default_rng(0)
+    for x in (a, b):
+        x[...] = rng.integers(-4, 5, x.shape)
+    kind = host.HostArrays()
+    places = [kind.describe("x", array, None) for array in (a, b, c)]
+    ((x, y, z, batch),) = batches.products(*places, 0, at_once=3, fold=True)
+    assert batch.extents == extents
+    assert (z.rows, z.cols) == (x.rows, y.cols) == (m, n)
+    for index in np.ndindex(batch.extents):
+        one, other, result = (
+            as_numpy(replace(matrix, pointer=matrix.pointer + int(np.dot(index, steps))))
+            for matrix, steps in ((x, batch.a), (y, batch.b), (z, batch.c))
+        )
+        result[...] = one @ other
+    np.testing.assert_array_equal(c, a @ b)
 
 
 # ------------------------------------------------------------------------- protocols, without a GPU to speak them to

@@ -13,7 +13,7 @@ from test_tensor_core import simulated
 
 from numba_gemm import direct_products, tensor_maps
 from numba_gemm.ladder.stage import Batch
-from numba_gemm.launch import PLAIN, Matrix
+from numba_gemm.launch import PLAIN, Extra, Matrix, Vector
 from numba_gemm.models.accuracy import MODE_BOUNDS
 from numba_gemm.tensor_core import TensorForm, WarpgroupConfig, direct, persistent
 from numba_gemm.tensor_core.stage import ROW_BYTES
@@ -193,6 +193,112 @@ def test_a_map_that_the_driver_refuses_takes_no_place(monkeypatch):
     driver.refusal = driver.CUresult.CUDA_SUCCESS
     assert tensor_maps.place(matrix(8, 16), 8, 16) is not None
     assert (driver.allocated, len(driver.written), len(tensor_maps._free[0])) == (1, 1, tensor_maps.PAGE - 1)
+
+
+# -------------------------------------------------------------------------------------------- launches, without a GPU
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Record launch objects and their calls instead of compiling."""
+    made = []
+
+    class Recorded:
+        def __init__(self, found, config, c, extra):
+            self.found, self.config, self.calls = found, config, []
+            made.append(self)
+
+        def __call__(self, alpha, found, *arguments):
+            self.calls.append((found, arguments))
+            return True
+
+    monkeypatch.setattr(direct_products, "_Launch", Recorded)
+    monkeypatch.setattr(direct_products, "_kept_launches", {})
+    properties = replace(direct_products.device_properties(0), cc=HOPPER)
+    monkeypatch.setattr(direct_products, "device_properties", lambda device: properties)
+    return made
+
+
+BATCH = Batch((1, 1, 2), (0, 0, 4096), (0, 0, 4096), (0, 0, 4096))
+VECTOR = Vector(4096, 8, 4, None)
+EXTRA = Extra(BATCH, abs, (VECTOR,))
+DIRECT_KEYS = {
+    "configuration": {"config": direct.CONFIGS[1]},
+    "device": {"device": 1},
+    "layout of B": {"b": matrix(16, 16, by_columns=True)},
+    "layout of both": {"a": matrix(16, 16, by_columns=True), "b": matrix(16, 16, by_columns=True)},
+    "A's strides": {"a": matrix(16, 16, pad=4)},
+    "B's strides": {"b": matrix(16, 16, pad=4)},
+    "C's strides": {"c": matrix(16, 16, pad=1)},
+    "C by columns": {"c": matrix(16, 16, by_columns=True)},
+    "rows": {"a": matrix(8, 16), "c": matrix(8, 16)},
+    "k": {"a": matrix(16, 8, pad=8), "b": matrix(8, 16)},
+    "matrices": {"extra": replace(EXTRA, batch=replace(BATCH, extents=(1, 1, 3)))},
+    "A's step": {"extra": replace(EXTRA, batch=replace(BATCH, a=(0, 0, 0)))},
+    "B's step": {"extra": replace(EXTRA, batch=replace(BATCH, b=(0, 0, 0)))},
+    "C's step": {"extra": replace(EXTRA, batch=replace(BATCH, c=(0, 0, 8192)))},
+    "epilogue": {"extra": replace(EXTRA, epilogue=max)},
+    "vectors": {"extra": replace(EXTRA, vectors=(VECTOR, VECTOR))},
+    "a vector's stride": {"extra": replace(EXTRA, vectors=(replace(VECTOR, stride=8),))},
+    "a vector's size": {"extra": replace(EXTRA, vectors=(replace(VECTOR, size=9),))},
+}
+
+
+SQUARE = matrix(16, 16)
+
+
+def multiply(a=SQUARE, b=SQUARE, c=SQUARE, device=0, extra=EXTRA, config=None):
+    on_device = (replace(one, device=device) for one in (a, b))
+    return direct_products.launch(1.0, *on_device, 0.0, replace(c, device=device), 0, extra, config)
+
+
+@pytest.mark.parametrize("case", DIRECT_KEYS)
+def test_launch_key_has_every_property(launched, case):
+    assert multiply()
+    assert multiply(a=matrix(16, 16, pointer=1 << 21))  # another address
+    assert [len(one.calls) for one in launched] == [2]
+    assert multiply(**DIRECT_KEYS[case])
+    assert multiply()
+    assert [len(one.calls) for one in launched] == [3, 1]
+
+
+def test_repeated_launch_uses_the_operands_of_the_call(launched):
+    places = [1 << 20, 1 << 21, 3 << 20]
+    for pointer in places:
+        assert multiply(a=matrix(16, 16, pointer=pointer))
+    (one,) = launched
+    assert [found.v.pointer for found, _ in one.calls] == places
+
+
+def test_operands_that_maps_cannot_describe_are_not_launched(launched):
+    assert not multiply(a=matrix(16, 16, pad=1))
+    assert not launched
+
+
+def test_largest_batch():
+    limit = direct_products.MAX_MATRICES
+    for count, arranged in ((limit, True), (limit + 1, False)):
+        found = direct_products.arrange(matrix(16, 16), matrix(16, 16), HOPPER, replace(BATCH, extents=(1, 1, count)))
+        assert (found is not None) == arranged
+
+
+def test_cached_kernel_names_are_distinct(monkeypatch):
+    """Everything that affects the code is in the name; an epilogue without a fingerprint has no name."""
+    names = []
+    monkeypatch.setattr(direct_products.kernel_cache, "kept", lambda name, make: names.append(name))
+
+    def epilogue_of(bias):
+        return lambda value, row, col: value + bias
+
+    forms = [TensorForm(direct.MODE, *more) for more in ((), (epilogue_of(1.0),), (epilogue_of(2.0),))]
+    forms += [TensorForm(direct.MODE, epilogue_of(1.0), count) for count in (1, 2)]
+    for form, letters, config in itertools.product(forms, LETTERS, direct.CONFIGS):
+        direct_products.kernel_cubin(config, form, letters)
+    assert len(set(names)) == len(names) == len(forms) * len(LETTERS) * len(direct.CONFIGS)
+    factors = [1.0]
+    untold = TensorForm(direct.MODE, lambda value, row, col: value * factors[0])
+    direct_products.kernel_cubin(direct.CONFIGS[0], untold, "NN")
+    assert names[-1] is None
 
 
 # ------------------------------------------------------------------------------------------------ rows in registers

@@ -850,6 +850,39 @@ def test_views_of_batches(library):
         assert not library.get(result).any()
 
 
+class Spaced:
+    """Batch in device memory whose matrices are `pitch` floats apart, with NaN between them."""
+
+    def __init__(self, x, pitch):
+        memory = np.full(len(x) * pitch, NAN)
+        self._shape, self._strides = x.shape, (4 * pitch, 4 * x.shape[2], 4)
+        self._view(memory)[...] = x
+        self.owner = cuda.to_device(memory)
+        described = self.owner.__cuda_array_interface__ | {"stream": None, "version": 3}
+        self.__cuda_array_interface__ = described | {"shape": self._shape, "strides": self._strides}
+
+    def _view(self, memory):
+        return np.lib.stride_tricks.as_strided(memory, self._shape, self._strides)
+
+    def get(self):
+        """Return the matrices, and the number of floats of the whole memory that are not NaN."""
+        cuda.synchronize()
+        memory = self.owner.copy_to_host()
+        return self._view(memory).copy(), np.count_nonzero(~np.isnan(memory))
+
+
+@pytest.mark.parametrize("stage", ["stream_k", "auto"])
+@pytest.mark.parametrize("which", ["a", "b", "out", "all"])
+def test_only_the_first_matrix_of_a_batch_is_aligned(which, stage):
+    """Later matrices are 260 bytes apart, so 16-byte accesses would be misaligned."""
+    values = {"a": several(3, 8, 8), "b": several(3, 8, 8, seed=1), "out": several(3, 8, 8, seed=2)}
+    placed = {name: Spaced(x, 65 if which in (name, "all") else 64) for name, x in values.items()}
+    tiled_sgemm(*placed.values(), beta=0.5, stage=stage)
+    got, written = placed["out"].get()
+    check_batch(got, values["a"], values["b"], beta=0.5, c=values["out"])
+    assert written == got.size, "floats between the matrices were written"
+
+
 def test_batch_that_overlaps_its_out_is_refused(library):
     for _ in range(2):  # also as a call that is remembered
         x = library.put(several(5, 32, 32))

@@ -146,6 +146,14 @@ def test_extents_beyond_one_launch(stage, beta, monkeypatch):
     assert outcome.ok, str(outcome)
 
 
+@pytest.mark.parametrize("stage", [one for one in STAGES.values() if one.schedule is None], ids=label)
+def test_one_launch_has_at_most_65535_blocks_along_y(stage):
+    config = stage.configs[0]
+    for rows, cols in ((1, 1), (65535, 1), (1, 65535), (65536, 1), (1, 65536)):
+        m, n = rows * config.BM, cols * config.BN
+        assert launch.takes_one_launch(stage, config, m, n, 8) == (stage.grid(config, m, n)[1] <= 65535)
+
+
 @pytest.mark.parametrize("stage", [one for one in STAGES.values() if one.schedule is not None], ids=label)
 def test_extents_beyond_one_launch_share_their_tiles_as_they_were_told(stage, monkeypatch):
     """A share is of all of C, which only k is cut for."""

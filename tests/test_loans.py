@@ -43,6 +43,15 @@ def test_two_calls_at_a_time_have_memory_of_their_own(device):
     assert device.allocated == [100, 100]
 
 
+def test_small_loan_is_kept_when_a_larger_one_is_taken(device):
+    small, large = workspace.borrow(0, 1, 100), workspace.borrow(0, 1, 200)
+    workspace.give_back(large)
+    workspace.give_back(small)
+    assert workspace.borrow(0, 1, 200) is large
+    assert workspace.borrow(0, 1, 100) is small
+    assert (device.allocated, device.freed) == ([100, 200], [])
+
+
 def test_streams_and_devices_keep_their_own(device):
     workspace.give_back(workspace.borrow(0, 1, 100))
     assert workspace.borrow(0, 2, 100).pointer != workspace.borrow(1, 1, 100).pointer
@@ -61,7 +70,10 @@ def test_what_is_too_small_is_freed_when_the_stream_is_done_with_it(device):
 
 
 def test_what_a_graph_uses_is_never_freed(device):
-    workspace.give_back(workspace.borrow(0, 9, 100))
+    captured = workspace.borrow(0, 9, 100)
+    workspace.give_back(captured)
+    assert workspace.borrow(0, 9, 100) is captured, "its calls follow each other in the graph"
+    workspace.give_back(captured)
     workspace.borrow(0, 9, 200)
     assert device.freed == device.waited == []
 

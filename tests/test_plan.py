@@ -11,6 +11,7 @@ import types
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from numba_gemm import driver as driver_module
 from numba_gemm.arrays import host, libraries, short_way
 from numba_gemm.device import internals
 from numba_gemm.device.internals import Cubin
+from numba_gemm.device.switch import SIMULATOR
 from numba_gemm.device.work import FIELDS
 from numba_gemm.ladder import STAGES
 from numba_gemm.ladder.stage import Batch, Form, Share
@@ -42,6 +44,19 @@ def test_plan_computes(stage, layout):
     out = c.copy()
     assert made(a, b, out, 2, -0.5) is out
     check(out, a, b, alpha=2, beta=-0.5, c=c)
+
+
+@pytest.mark.parametrize(
+    ("layout", "along"), [("NN", (True, False)), ("NT", (True, True)), ("TN", (False, False)), ("TT", (False, True))]
+)
+def test_plan_chooses_for_its_layout(layout, along, monkeypatch):
+    asked, choose = [], plans.choice_cache.choose
+    monkeypatch.setattr(
+        plans.choice_cache, "choose", lambda device, wanted: asked.append(wanted) or choose(device, wanted)
+    )
+    plan(4, 8, 12, layout=layout)
+    (wanted,) = asked
+    assert (wanted.a_along, wanted.b_along) == along
 
 
 @pytest.mark.parametrize("layout", [*LAYOUTS, *REPEATING])
@@ -108,6 +123,8 @@ def test_wrong_plans(case):
 A, B, C = filled(3, 4), filled(4, 5), filled(3, 5)
 WRONG_CALLS = {
     "shapes": ((B.T, A.T), {}, ValueError, ["shape (5, 4)", "plan is for shapes (3, 4) and (4, 5)", "another plan"]),
+    "rows of A": ((A[:2], B), {}, ValueError, ["shape (2, 4)", "plan is for shapes (3, 4) and (4, 5)", "another plan"]),
+    "columns of B": ((A, B[:, :3]), {}, ValueError, ["b has shape (4, 3)", "plan is for shapes (3, 4) and (4, 5)"]),
     "K": ((A, A), {}, ValueError, ["a has shape (3, 4) and b has shape (3, 4)", "expected shapes"]),
     "dtype": ((A.astype(float), B), {}, TypeError, ["a has dtype float64", "expected float32"]),
     "kinds": ((A, cuda.to_device(B)), {}, TypeError, ["expected both of one kind"]),
@@ -135,6 +152,32 @@ def test_plan_of_another_device(monkeypatch):
     monkeypatch.setattr(launch, "device_properties", lambda device=0: properties)  # there may be no other
     with pytest.raises(ValueError, match=r"operands lie on device 1 .* for device 0; expected one device; .* another"):
         made(A, B)
+
+
+@pytest.mark.simulator  # there may be no second GPU
+def test_plan_of_a_device_that_is_not_current(monkeypatch):
+    """A plan computes NumPy arrays on its own device, given by `device` or `like`."""
+    properties = launch.device_properties()
+    monkeypatch.setattr(launch, "device_properties", lambda device=0: properties)
+    monkeypatch.setattr(launch, "device_count", lambda: 2)
+    monkeypatch.setattr(launch, "current_device", lambda: 0)
+    used, launched = [], launch.launch
+
+    def run(stage, config, alpha, a, b, beta, c, **options):
+        used.append((a.device, b.device, c.device))
+        launched(stage, config, alpha, a, b, beta, c, **options)
+
+    monkeypatch.setattr(launch, "launch", run)
+    made = plan(3, 5, 4, device=1, stage="naive")
+    check(made(A, B), A, B)
+    assert (made.device, used) == (1, [(1, 1, 1)])
+    described = arrays.describe("like", A, None)
+    described.device = 1
+    monkeypatch.setattr(arrays, "describe", lambda *_: described)
+    assert plan(3, 5, 4, like=A, stage="naive").device == 1
+    assert plan(3, 5, 4, like=A, device=1, stage="naive").device == 1
+    with pytest.raises(ValueError, match="like lies on device 1 and device is 0; expected one device; pass"):
+        plan(3, 5, 4, like=A, device=0, stage="naive")
 
 
 # ---------------------------------------------------------------------------------------------------------- schedules
@@ -348,6 +391,24 @@ def test_launch_tells_the_driver_everything(gpu, layout):
     assert gpu.launches[-1].stream == 0
 
 
+@pytest.mark.parametrize("layout", [*LAYOUTS, *REPEATING])
+def test_parts_of_a_matrix_have_numpys_addresses(layout):
+    x = (LAYOUTS | REPEATING)[layout](filled(6, 8))
+    whole = matrix(x)
+    parts = {
+        "rows": (whole.take_rows(2, 5), x[2:5]),
+        "columns": (whole.take_cols(3, 7), x[:, 3:7]),
+        "both": (whole.take_cols(1, 8).take_rows(1, 6).take_rows(2, 4), x[3:5, 1:]),
+        "transposed": (whole.transposed, x.T),
+        "rows of the transpose": (whole.transposed.take_rows(3, 7), x.T[3:7]),
+        "transpose of rows and columns": (whole.take_rows(2, 5).take_cols(3, 7).transposed, x[2:5, 3:7].T),
+    }
+    for name, (part, expected) in parts.items():
+        assert part.packed == matrix(expected).packed, name
+        if SIMULATOR:
+            assert matrix(part.owner).packed == part.packed, name
+
+
 def test_launches_are_kept_by_layout(gpu):
     a, b, c = filled(8, 4), filled(4, 8), filled(8, 8)
     assert bind(a, b, c) is bind(a.copy(), b.copy(), c.copy()) is not bind(a, b, c.T)
@@ -369,6 +430,119 @@ def test_each_operand_s_boundary_counts(gpu):
         a, b, c = matrix(wide[:8, i : i + 8]), matrix(wide[:8, j : j + 8]), matrix(wide[:8, k : k + 8])
         forms.add(id(launch.bind(stage, config, a, b, c)))
     assert len(forms) == 8
+
+
+def vector(size=8, stride=4):
+    return Vector(4096, size, stride, None)
+
+
+STREAM_K = STAGES["stream_k"]
+LYING = {"a": (4096, 8, 12, 48, 4), "b": (8192, 12, 8, 32, 4), "c": (16384, 8, 8, 32, 4)}
+BATCH = Batch((1, 1, 2), (0, 0, 384), (0, 0, 384), (0, 0, 256))
+# One row per property of the operands or options that needs a launch of its own.
+LAUNCH_KEYS = {
+    "stage": {"stage": scheduled(STREAM_K, STREAM_K.schedule)},
+    "configuration": {"config": STREAM_K.configs[2]},
+    "device": {"device": 1},
+    "rows": {"a": (4096, 4, 12, 48, 4), "c": (16384, 4, 8, 32, 4)},
+    "columns": {"b": (8192, 12, 4, 32, 4), "c": (16384, 8, 4, 32, 4)},
+    "k": {"a": (4096, 8, 8, 48, 4), "b": (8192, 8, 8, 32, 4)},
+    "A's row stride": {"a": (4096, 8, 12, 64, 4)},
+    "A's column stride": {"a": (4096, 8, 12, 48, 8)},
+    "B's row stride": {"b": (8192, 12, 8, 64, 4)},
+    "B's column stride": {"b": (8192, 12, 8, 32, 8)},
+    "C's row stride": {"c": (16384, 8, 8, 64, 4)},
+    "C's column stride": {"c": (16384, 8, 8, 32, 8)},
+    "A's boundary": {"a": (4100, 8, 12, 48, 4)},
+    "B's boundary": {"b": (8196, 12, 8, 32, 4)},
+    "C's boundary": {"c": (16388, 8, 8, 32, 4)},
+    "workspace": {"workspace": workspace.Workspace(1 << 20, 1 << 20, 100)},
+    "share": {"share": Share(2, 0)},
+    "extents of the batch": {"extra": replace(BASE := Extra(BATCH, abs, (vector(),)), batch=Batch((1, 2, 1)))},
+    "A's step": {"extra": replace(BASE, batch=replace(BATCH, a=(0, 0, 768)))},
+    "B's step": {"extra": replace(BASE, batch=replace(BATCH, b=(0, 0, 0)))},
+    "C's step": {"extra": replace(BASE, batch=replace(BATCH, c=(0, 0, 512)))},
+    "epilogue": {"extra": replace(BASE, epilogue=max)},
+    "no epilogue": {"extra": Extra(BATCH)},
+    "vectors": {"extra": replace(BASE, vectors=(vector(), vector()))},
+    "a vector's size": {"extra": replace(BASE, vectors=(vector(size=12),))},
+    "a vector's stride": {"extra": replace(BASE, vectors=(vector(stride=8),))},
+}
+
+
+@pytest.mark.parametrize("case", LAUNCH_KEYS)
+def test_launch_key_has_every_property(gpu, case):
+    def bound(stage=STREAM_K, config=CONFIG, device=0, workspace=None, share=None, extra=BASE, **lying):
+        a, b, c = (Matrix(*(LYING | lying)[name], device, None) for name in "abc")
+        return launch.bind(stage, config, a, b, c, workspace, share, extra)
+
+    first = bound()
+    assert bound() is first
+    assert bound(**LAUNCH_KEYS[case]) is not first
+    assert bound() is first
+
+
+def test_caches_keyed_by_identity_keep_the_object_alive(gpu):
+    """Otherwise a new object may have the id of a freed one, and find its entry."""
+    a, b, c = filled(4, 4), filled(4, 4), filled(4, 4)
+    for slots in range(2, 40):
+        launch.launch(NAIVE, CONFIG.replace(slots=slots), 1.0, matrix(a), matrix(b), 0.0, matrix(c))
+        assert gpu.launches[-1].shared == CONFIG.replace(slots=slots).dynamic_shared
+    once = launch._Once(lambda config: config.slots)
+    for _ in range(3):
+        for slots in range(2, 40):
+            assert once(CONFIG.replace(slots=slots)) == slots
+
+
+def test_kernel_is_built_once_by_concurrent_threads():
+    made, begun = [], threading.Event()
+
+    def make(key):
+        made.append(key)
+        begun.wait(0.2)  # others ask meanwhile
+        return object()
+
+    once = launch._Once(make)
+    with ThreadPoolExecutor(4) as pool:
+        assert len(set(pool.map(lambda _: once("kernel"), range(4)))) == 1
+    assert made == ["kernel"]
+
+
+def test_empty_results_are_not_launched(gpu):
+    for rows, cols in ((0, 8), (8, 0)):
+        a, b, c = matrix(filled(rows, 4)), matrix(filled(4, cols)), matrix(filled(rows, cols))
+        launch.launch(NAIVE, CONFIG, 1.0, a, b, 0.0, c)
+    assert not gpu.launches
+
+
+def test_default_share_is_that_of_the_whole_batch(gpu):
+    a, b, c = (Matrix(*LYING[name], 0, None) for name in "abc")
+    extra = Extra(Batch((5, 7, 9)))
+    share = launch.natural_share(CONFIG, 8, 8, 12, 5 * 7 * 9, launch.device_properties().sm_count)
+    assert launch.share_of(STREAM_K, CONFIG, a, b, c, extra) == share != launch.share_of(STREAM_K, CONFIG, a, b, c)
+
+
+def test_largest_k_with_an_epilogue(gpu, monkeypatch):
+    monkeypatch.setattr(launch, "MAX_K", 12)
+    a, b, c = (Matrix(*LYING[name], 0, None) for name in "abc")
+    assert launch.takes_one_launch(STREAM_K, CONFIG, 8, 8, 12)
+    assert not launch.takes_one_launch(STREAM_K, CONFIG, 8, 8, 13)
+    monkeypatch.setattr(launch, "MAX_K", 11)
+    with pytest.raises(ValueError, match="K is 12, beyond the 11 that a product with an epilogue may have"):
+        launch.launch(STREAM_K, CONFIG, 1.0, a, b, 0.0, c, extra=BASE)
+    assert not gpu.launches
+
+
+@pytest.mark.parametrize("name", "ab")
+def test_apart_includes_all_matrices_of_a_batch(gpu, name):
+    """Two matrices, 4096 bytes apart; C is shared."""
+    steps = {x: (0, 0, 4096 if x == name else 0) for x in "abc"}
+    a, b, c = (Matrix(0, 4, 4, 16, 4, 0, None) for _ in "abc")
+    bound = Launch(STREAM_K, CONFIG, a, b, c, share=Share(2, 2), extra=Extra(Batch((1, 1, 2), **steps)))
+    far = 1 << 30
+    for distance, apart in ((-4096 - 64, True), (-4096 - 63, False), (-4096, False), (63, False), (64, True)):
+        places = {"a": far, "b": far, "c": 1 << 20} | {name: (1 << 20) + distance}
+        assert bound.apart(*places.values()) == apart
 
 
 def test_batches_and_vectors_are_told_to_the_driver(gpu):
@@ -525,16 +699,31 @@ def test_workspaces_grow_and_captures_have_their_own(gpu):
     assert workspace.reserve(0, 40, 2000, 4) == grown, "grew by less than double"
     assert workspace.reserve(0, 40, 10, 5) != grown
     assert workspace.reserve(0, 40, 2000, 8) == workspace.reserve(0, 40, 10, 5)
+    assert workspace.reserve(0, 40, 9000, 1) == workspace.reserve(0, 40, 10, 8), "counters were lost"
     assert workspace.reserve(0, 0, 10, 5) != workspace.reserve(1, 0, 10, 5)
+
+
+def test_thread_default_streams_of_one_capture_have_their_own_workspaces(gpu):
+    """Handle 2 is another stream in every thread; an event may bring both into one capture."""
+    gpu.capturing = {2: 7}
+    first = workspace.reserve(0, 2, 1000, 4)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(workspace.reserve, 0, 2, 1000, 4).result() != first
+    assert workspace.reserve(0, 2, 1000, 4) == first
 
 
 def test_plan_keeps_a_given_workspace(gpu, monkeypatch):
     choice = Choice(scheduled(NAIVE, schedule_of(512, 4)), CONFIG)
     monkeypatch.setattr(plans.select, "choose", lambda problem: choice)
     memory = np.full(400, 7, np.float32)
-    memory = memory[-(memory.ctypes.data // 4) % 64 :]
+    memory = memory[-(memory.ctypes.data // 4) % 64 :][:256]  # no room for counters behind whole multiples of 256 bytes
     assert plan(4, 4, 4).workspace_bytes == 528
-    for wrong, words in ((memory[:131], "has 524 bytes"), (memory[1:], "at a multiple of 256")):
+    for wrong, words in (
+        (memory[:131], "has 524 bytes"),
+        (memory[1:], "at a multiple of 256"),
+        (frozen(memory[:]), "bytes that are read-only"),
+        (memory[:264:2], r"strides \(8,\); expected contiguous"),
+    ):
         with pytest.raises(ValueError, match=rf"{words}.*; pass an array of 132 elements"):
             plan(4, 4, 4, workspace=wrong)
     monkeypatch.setattr(arrays, "KINDS", (host.HostArrays(),))
@@ -548,6 +737,9 @@ def test_plan_keeps_a_given_workspace(gpu, monkeypatch):
     assert memory[counters : counters + 4].tolist() == [0.0] * 4
     assert (memory[:counters] == 7).all()
     assert counters + 4 <= memory.size
+    described.device = 1
+    with pytest.raises(ValueError, match="workspace lies on device 1 and the plan is for device 0; expected one"):
+        plans.Plan(4, 4, 4, 0, "auto", "NN", memory)
 
 
 # ------------------------------------------------------------------------------------------------------- the short way
@@ -662,6 +854,15 @@ def test_second_call_takes_the_short_way(torch, gpu, checked, product, given):
     assert len(checked) == 2, "with out or without is not the same call"
 
 
+def test_repeated_call_releases_finished_holds(torch, product, monkeypatch):
+    released = []
+    monkeypatch.setattr(short_way, "release_finished", lambda: released.append(True))
+    a, b, _ = operands()
+    for calls in range(3):
+        product(tensor(a), tensor(b))
+        assert len(released) == calls
+
+
 def test_transposes_take_the_short_way_too(torch, gpu, checked, monkeypatch):
     choice = Choice(STAGES["stream_k"], CONFIG, swapped=True)
     monkeypatch.setattr(api.select, "choose", lambda problem: choice)
@@ -692,6 +893,91 @@ def test_batches_take_the_short_way(torch, gpu, checked, given):
         plan(4, 8, 12)(tensor(a), tensor(b))
 
 
+def test_repeated_call_of_a_transposed_batch(torch, gpu, checked, monkeypatch):
+    """Matrices of A are 256 bytes apart, those of B 2048 bytes."""
+    choice = Choice(STAGES["stream_k"], CONFIG, swapped=True)
+    monkeypatch.setattr(api.select, "choose", lambda problem: choice)
+    for turn in range(2):
+        a, b = (np.stack([filled(*shape, turn + i) for i in range(3)]) for shape in ((1, 64), (8, 64)))
+        across = tensor(b)
+        across.x = across.x.transpose(0, 2, 1)
+        result = tiled_sgemm(tensor(a), across, tensor(np.zeros((3, 1, 8), np.float32)))
+        for got, one, other in zip(result.x, a, b, strict=True):
+            check(got, one, other.T)
+        did = gpu.launches[-1]
+        assert (did.a[1:3], did.work.a_inner, did.work.b_inner, did.work.c_inner) == ([8, 64], 2048, 256, 32)
+    assert len(checked) == 1
+
+
+def test_batch_of_several_launches_is_not_remembered(torch, gpu, checked):
+    for turn in range(2):
+        a, b = (np.stack([filled(*shape, turn + i) for i in range(3)]) for shape in ((4, 12), (12, 8)))
+        result = tiled_sgemm(tensor(a), tensor(b), stage="naive")
+        for got, one, other in zip(result.x, a, b, strict=True):
+            check(got, one, other)
+    assert (len(gpu.launches), len(checked)) == (6, 2)
+
+
+def test_product_of_several_slabs_is_not_remembered(torch, gpu, checked, monkeypatch):
+    monkeypatch.setattr(launch, "MAX_GRID_Y", 1)
+    a, b = filled(70, 12), filled(12, 70)
+    for _ in range(2):
+        check(tiled_sgemm(tensor(a), tensor(b), stage="naive").x, a, b)
+    assert len(checked) == 2
+    assert len(gpu.launches) > 2
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_products_without_terms_are_not_remembered(torch, checked, product, given):
+    """The launch of such a product reads neither A nor B."""
+    a, b, c = operands()
+    for alpha in (0.0, 1.0, 1.0):
+        result = product(tensor(a), tensor(b), tensor(c) if given else None, alpha=alpha)
+        check(result.x, a, b, alpha=alpha)
+    assert len(checked) == 2
+
+
+def test_beta_without_out_is_refused_in_a_repeated_call(torch, gpu, checked, product):
+    a, b, _ = operands()
+    product(tensor(a), tensor(b))
+    with pytest.raises(ValueError, match=r"beta is 0\.5 and out is None"):
+        product(tensor(a), tensor(b), beta=0.5)
+    assert (len(gpu.launches), len(checked)) == (1, 2)
+
+
+def test_plans_and_tiled_sgemm_remember_calls_separately(torch, checked):
+    a, b, c = operands()
+    made = plan(8, 4, 12)
+    for multiply in (tiled_sgemm, plan(4, 8, 12)):
+        multiply(tensor(a), tensor(b), tensor(c))
+        with pytest.raises(ValueError, match=r"this plan is for shapes \(8, 12\) and \(12, 4\)"):
+            made(tensor(a), tensor(b), tensor(c))
+    assert len(checked) == 4
+
+
+def test_repeated_call_keeps_share_and_workspace(torch, gpu, checked, monkeypatch):
+    choice = Choice(scheduled(NAIVE, schedule_of(512, 4)), CONFIG, Share(3, 1))
+    monkeypatch.setattr(plans.select, "choose", lambda problem: choice)
+    memory = np.full(400, 7, np.float32)
+    memory = Tensor(memory[-(memory.ctypes.data // 4) % 64 :])
+    torch.current.cuda_stream = 9  # the only one on which the stand-in sets memory
+    given, alive = plan(4, 8, 12, workspace=memory), weakref.ref(memory)
+    place = memory.data_ptr()
+    del memory
+    gc.collect()
+    assert alive() is not None, "nothing keeps the workspace"
+    a, b, _ = operands()
+    for multiply in (given, plan(4, 8, 12), tiled_sgemm):
+        for _ in range(2):
+            check(multiply(tensor(a), tensor(b)).x, a, b)
+            did = gpu.launches[-1]
+            assert did.work.whole == 3, "blocks of the share"
+            assert (did.work.partials == place) == (multiply is given)
+            assert did.work.counters > did.work.partials > 0
+        assert len(checked) == 1
+        checked.clear()
+
+
 def test_epilogues_take_the_long_way(torch, gpu, checked):
     a, b, _ = operands()
     gpu.vectors = 1
@@ -705,6 +991,14 @@ def test_epilogues_take_the_long_way(torch, gpu, checked):
         assert gpu.launches[-1].vectors[0][4] == vectors[turn].data_ptr()
     assert len(checked) == 2
     assert len({did.kernel for did in gpu.launches}) == 1
+    gpu.vectors = 0
+    tiled_sgemm(tensor(a), tensor(b), epilogue=lambda value, row, col: value)
+    for _ in range(2):
+        tiled_sgemm(tensor(a), tensor(b))
+    assert len(checked) == 4, "a call without an epilogue is none of these, and remembered"
+    elsewhere = tensor(filled(1, 8)[0], device=1)
+    with pytest.raises(ValueError, match=r"several devices: .*epilogue_args\[0\] on device 1; expected one"):
+        tiled_sgemm(tensor(a), tensor(b), epilogue=shift, epilogue_args=[elsewhere])
 
 
 CHANGES = {
@@ -720,6 +1014,7 @@ CHANGES = {
     "beta is NaN": lambda a, b, out: ((a, b, out), {"beta": float("nan")}, None),
     "epilogue": lambda a, b, out: ((a, b, out), {"epilogue": "relu"}, TypeError),
     "vectors": lambda a, b, out: ((a, b, out), {"epilogue_args": a.x}, TypeError),
+    "precision": lambda a, b, out: ((a, b, out), {"precision": "bf16x6"}, (ValueError, TypeError)),
     "alpha text": lambda a, b, out: ((a, b, out), {"alpha": "1"}, TypeError),
     "beta text": lambda a, b, out: ((a, b, out), {"beta": "1"}, TypeError),
     "stream text": lambda a, b, out: ((a, b, out), {"stream": "s"}, TypeError),
@@ -734,6 +1029,7 @@ CHANGES = {
         TypeError,
     ),
     "other device": lambda a, b, out: ((a, tensor(b.x, device=1), out), {}, ValueError),
+    "out on another device": lambda a, b, out: ((a, b, tensor(out.x, device=1)), {}, ValueError),
     "out is a list": lambda a, b, out: ((a, b, [out]), {}, TypeError),
     "b is NumPy's": lambda a, b, out: ((a, b.x, out), {}, TypeError),
     "out overlaps a": lambda a, b, out: ((a, b, Tensor(a.x.ravel()[16:].reshape(4, 8))), {}, ValueError),
@@ -789,6 +1085,15 @@ def test_new_memory_off_its_boundary_takes_the_long_way(torch, checked, monkeypa
     tiled_sgemm(tensor(a), tensor(b))
     monkeypatch.setattr(Tensor, "new_empty", lambda self, shape: Tensor(aligned_empty((4, 9))[:, 1:]))
     check(tiled_sgemm(tensor(a), tensor(b)).x, a, b)
+    assert len(checked) == 2
+
+
+def test_unaligned_new_result_is_not_remembered(torch, checked, monkeypatch):
+    """Its kernel stores single floats; aligned results have a faster kernel."""
+    a, b, _ = operands()
+    monkeypatch.setattr(torch, "empty", lambda shape, **_: Tensor(aligned_empty((1, 36))[:, 1:33].reshape(4, 8)))
+    tiled_sgemm(tensor(a), tensor(b))
+    tiled_sgemm(tensor(a), tensor(b))
     assert len(checked) == 2
 
 
@@ -922,8 +1227,92 @@ def test_numba_arrays_on_two_streams_take_the_long_way(gpu, checked, monkeypatch
         ((one,) * 3, 1),
         ((one, other, one), 2),
         ((0, one, one), 3),
-        ((other,) * 3, 3),
+        ((one, one, other), 4),
+        ((other,) * 3, 4),
     ]:
         multiply(*(NumbaArray(x, stream) for x, stream in zip((a, b, c), bound, strict=True)))
         assert len(checked) == ways
-    assert [did.stream for did in gpu.launches] == [50, 50, 50, 50, 60]
+    assert [did.stream for did in gpu.launches] == [50, 50, 50, 50, 50, 60]
+
+
+def on_boundary(x, offset=0):
+    """Copy x, by rows, to `offset` floats after a 16-byte boundary."""
+    memory = aligned_empty((1, x.size + offset))[0, offset:].reshape(x.shape)
+    memory[...] = x
+    return memory
+
+
+LIBRARIES = {"Numba": NumbaArray, "CuPy": CupyArray, "PyTorch": Tensor}
+# Changes of one array: functions of a constructor and the elements.
+ARRAY_CHANGES = {
+    "by columns": lambda make, x: make(on_boundary(x.T).T),
+    "boundary": lambda make, x: make(on_boundary(x, 1)),
+    "fewer rows": lambda make, x: make(on_boundary(x)[:-1]),
+    "fewer columns": lambda make, x: make(on_boundary(x)[:, :-1]),
+    "dtype": lambda make, x: changed(make(on_boundary(x)), dtype=np.dtype(np.int32)),
+    "type": lambda make, x: on_boundary(x),
+    "device": lambda make, x: on_device_one(make(on_boundary(x))),
+}
+REFUSED = {"fewer rows", "fewer columns", "dtype", "type", "device"}
+
+
+def on_device_one(x):
+    if isinstance(x, NumbaArray):
+        ON_DEVICE_ONE.add(x.x.ctypes.data)
+        return x
+    if isinstance(x, Tensor):
+        return changed(x, index=1, device=types.SimpleNamespace(type="cuda", index=1))
+    x.data.device_id, x.device.id = 1, 1
+    return x
+
+
+ON_DEVICE_ONE = set()
+
+
+@pytest.mark.parametrize("which", ["a", "b", "out", "all"])
+@pytest.mark.parametrize("change", ARRAY_CHANGES)
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_call_with_a_changed_array_is_checked_in_full(torch, others, gpu, checked, monkeypatch, library, change, which):
+    make = LIBRARIES[library]
+    kinds = {"Numba": libraries.NumbaArrays, "CuPy": libraries.CupyArrays, "PyTorch": libraries.TorchTensors}
+    monkeypatch.setattr(arrays, "KINDS", tuple(kind() for kind in kinds.values()))
+    monkeypatch.setattr(libraries, "device_count", lambda: 2)
+    monkeypatch.setattr(launch, "device_count", lambda: 2)
+    monkeypatch.setattr(libraries, "pointer_device", lambda name, pointer: int(pointer in ON_DEVICE_ONE))
+    ON_DEVICE_ONE.clear()
+    values = dict(zip(("a", "b", "out"), operands(), strict=True))
+    kept = []  # so that no address comes back
+
+    def call(changed_ones=()):
+        given = {
+            name: ARRAY_CHANGES[change](make, x) if name in changed_ones else make(on_boundary(x))
+            for name, x in values.items()
+        }
+        kept.append(given)
+        tiled_sgemm(*given.values(), stage="naive")
+        check(given["out"].x, given["a"].x, given["b"].x)
+
+    call()
+    call()
+    assert (len(checked), len(gpu.launches)) == (1, 2)
+    ones = tuple(values) if which == "all" else (which,)
+    possible = change not in REFUSED or (change == "device" and which == "all")
+    if possible:
+        call(ones)
+        assert [bound.device for bound in launch._bound.values()][-1] == (change == "device")
+    else:
+        with pytest.raises((TypeError, ValueError)):
+            call(ones)
+    assert (len(checked), len(gpu.launches)) == (2, 2 + possible)
+    call()
+    assert len(checked) == 2
+    tiled_sgemm(*(make(on_boundary(x)) for x in values.values()), stage="coalesced")
+    assert len(checked) == 3, "the stage counts as well"
+
+
+@pytest.mark.usefixtures("others")
+def test_cupy_result_is_not_allocated_on_another_device(monkeypatch):
+    a = CupyArray(aligned_empty((4, 12)))
+    glance = libraries.CupyArrays().glance(a)
+    assert glance.empty(a, (4, 8), 0) is not None
+    assert glance.empty(a, (4, 8), 1) is None

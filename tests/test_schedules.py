@@ -13,7 +13,7 @@ from schedule_cases import modes_of, run_shared, scheduled, shared_cases
 from numba_gemm import launch
 from numba_gemm.device.tile_loader import MODES
 from numba_gemm.ladder import STAGES
-from numba_gemm.ladder.stage import Share
+from numba_gemm.ladder.stage import Batch, Share
 
 ALL = [(stage, config) for stage in scheduled(STAGES) for config in (stage.test_config, *stage.configs)]
 LAUNCHES = 3  # on one workspace, the counters of which each must leave at 0
@@ -42,6 +42,102 @@ def test_cases_reach_every_mode():
     assert all(modes == name for name, modes in reached.items())
     for side in (0, 1):
         assert {modes.split()[side] for modes in reached.values()} == set(MODES)
+
+
+STREAM_K = STAGES["stream_k"]
+# Tiles, k-tiles and blocks; the share.
+NATURAL_SHARES = [
+    (12, 10, 4, Share(4, 12)),
+    (14, 10, 4, Share(4, 8)),
+    (5, 10, 4, Share(4, 0)),
+    (3, 10, 4, Share(4, 0)),
+    (1, 3, 4, Share(3, 0)),
+    (1, 1, 1, Share(1, 1)),
+]
+
+
+@pytest.mark.parametrize(("tiles", "k_tiles", "blocks", "share"), NATURAL_SHARES)
+def test_natural_share(tiles, k_tiles, blocks, share):
+    config = STREAM_K.configs[0]
+    for rows, cols, matrices in ((tiles, 1, 1), (1, tiles, 1), (1, 1, tiles)):
+        extents = (rows * config.BM, cols * config.BN, k_tiles * config.BK)
+        assert launch.natural_share(config, *extents, matrices, blocks) == share
+
+
+COVERED = STREAM_K.configs[1]  # the loaders of all modes cover its tiles
+# Address, rows, columns, strides in bytes of an operand of shape (mn, k); its batch steps in bytes; the load mode.
+MODE_OF = {
+    "rows": ((0, 8, 8, 32, 4), (0, 0, 0), "along4"),
+    "rows backwards": ((0, 8, 8, -32, 4), (0, 0, 0), "along4"),
+    "one row repeated": ((0, 8, 8, 0, 4), (0, 0, 0), "along4"),
+    "rows of 6": ((0, 8, 6, 32, 4), (0, 0, 0), "along1"),
+    "9 floats from row to row": ((0, 8, 8, 36, 4), (0, 0, 0), "along1"),
+    "address of rows": ((8, 8, 8, 32, 4), (0, 0, 0), "along1"),
+    "steps of rows": ((0, 8, 8, 32, 4), (1024, 512, -256), "along4"),
+    "outer step of rows": ((0, 8, 8, 32, 4), (1028, 512, 256), "along1"),
+    "middle step of rows": ((0, 8, 8, 32, 4), (1024, 516, 256), "along1"),
+    "inner step of rows": ((0, 8, 8, 32, 4), (1024, 512, 260), "along1"),
+    "columns": ((0, 8, 8, 4, 32), (0, 0, 0), "across4"),
+    "6 columns": ((0, 8, 6, 4, 32), (0, 0, 0), "across4"),
+    "columns of 6": ((0, 6, 8, 4, 32), (0, 0, 0), "across1"),
+    "9 floats from column to column": ((0, 8, 8, 4, 36), (0, 0, 0), "across1"),
+    "address of columns": ((4, 8, 8, 4, 32), (0, 0, 0), "across1"),
+    "step of columns": ((0, 8, 8, 4, 32), (0, 0, 8), "across1"),
+    "spaced": ((0, 8, 8, 64, 8), (0, 0, 0), "any"),
+    "columns backwards": ((0, 8, 8, 32, -4), (0, 0, 0), "any"),
+}
+# The same for C; True if its elements are stored four at a time.
+ALIGNED = {
+    "rows": ((0, 8, 8, 32, 4), (0, 0, 0), True),
+    "rows backwards": ((0, 8, 8, -32, 4), (0, 0, 0), True),
+    "rows of 6": ((0, 8, 6, 32, 4), (0, 0, 0), False),
+    "9 floats from row to row": ((0, 8, 8, 36, 4), (0, 0, 0), False),
+    "address": ((8, 8, 8, 32, 4), (0, 0, 0), False),
+    "columns": ((0, 8, 8, 4, 32), (0, 0, 0), False),
+    "spaced": ((0, 8, 8, 64, 8), (0, 0, 0), False),
+    "steps": ((0, 8, 8, 32, 4), (1024, 512, -256), True),
+    "outer step": ((0, 8, 8, 32, 4), (1028, 512, 256), False),
+    "middle step": ((0, 8, 8, 32, 4), (1024, 516, 256), False),
+    "inner step": ((0, 8, 8, 32, 4), (1024, 512, 260), False),
+}
+ROWS, STILL = (0, 8, 8, 32, 4), (0, 0, 0)
+
+
+def placed(pointer, rows, cols, row_stride, col_stride):
+    return launch.Matrix((1 << 20) + pointer, rows, cols, row_stride, col_stride, 0, None)
+
+
+def form_of(a, b, c, *steps):
+    """Return the form for A of shape (m, k), B of shape (n, k), C, and their batch steps."""
+    extra = launch.Extra(Batch((2, 2, 2), *steps))
+    matrices = (placed(*a), placed(*b).transposed, placed(*c))
+    form = launch.form_of(COVERED, *matrices, extra)
+    assert launch.variant_of(STREAM_K, COVERED, *matrices, extra) == form
+    return form
+
+
+@pytest.mark.parametrize("case", MODE_OF)
+def test_load_mode(case):
+    """Vector modes need whole vectors per row, and 16-byte boundaries in every matrix of the batch."""
+    place, steps, mode = MODE_OF[case]
+    of_a, of_b = form_of(place, ROWS, ROWS, steps, STILL, STILL), form_of(ROWS, place, ROWS, STILL, steps, STILL)
+    assert (of_a.a, of_a.b, of_a.c_aligned) == (mode, "along4", True)
+    assert (of_b.a, of_b.b, of_b.c_aligned) == ("along4", mode, True)
+
+
+@pytest.mark.parametrize("case", ALIGNED)
+def test_vector_stores(case):
+    place, steps, aligned = ALIGNED[case]
+    form = form_of(ROWS, ROWS, place, STILL, STILL, steps)
+    assert (form.a, form.b, form.c_aligned) == ("along4", "along4", aligned)
+
+
+@pytest.mark.parametrize("case", {case for case in ALIGNED if "step" not in case})
+def test_aligned_variant_of_unscheduled_stages(case):
+    place, _, aligned = ALIGNED[case]
+    for which in range(3):
+        matrices = [placed(*(place if i == which else ROWS)) for i in range(3)]
+        assert launch.variant_of(STAGES["vectorized"], COVERED, *matrices) is aligned
 
 
 class TestSanitize:

@@ -219,6 +219,12 @@ def test_a_problem_is_read_from_its_operands():
     assert not wanted.aligned
     assert wanted.vectors
     assert not problem(a, b, c, Extra(Batch((5, 1, 1), (388, 0, 0))), gpu).vectors
+    assert (wanted.swapped.m, wanted.swapped.n, wanted.swapped.a_along, wanted.swapped.b_along) == (16, 8, True, True)
+    by_rows = problem(a, matrix(12, 16, 64, 4), c, PLAIN, gpu)
+    assert (by_rows.swapped.a_along, by_rows.swapped.b_along) == (False, True)
+    assert wanted.by_columns != wanted.swapped.by_columns
+    assert problem(a, b, c, Extra(epilogue=abs), gpu).epilogue
+    assert not wanted.epilogue
     assert wanted.swapped.swapped == wanted
     assert problem(matrix(8, 12, 48, 4), matrix(12, 16, 64, 4), matrix(8, 16, 64, 4), PLAIN, gpu).aligned
 

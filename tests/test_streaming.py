@@ -135,6 +135,53 @@ def test_the_smallest_limit_is_the_smallest():
         assert dividing.choose(*extents_, least - 1, needs) is None
 
 
+@pytest.mark.parametrize("workspace", [0, 3 << 20, 40 << 20])
+def test_division_with_workspace_fits_the_limit(workspace):
+    """The workspace is computed after the division, and counts towards the limit."""
+
+    def needs(shapes):
+        return workspace
+
+    for limit in range(10 << 20, 200 << 20, 7 << 20):
+        found = dividing.choose(16384, 1024, 4096, limit, needs)
+        if found is not None:
+            assert found.device_bytes <= limit
+            block, a, b, beside = found.parts
+            assert block >= 4 * found.rows * found.cols
+            assert a >= 4 * found.rows * max(found.depths)
+            assert b >= 4 * found.cols * max(found.depths)
+            assert beside >= workspace
+            assert all(part % 256 == 0 for part in found.parts)
+            assert found.device_bytes >= block + found.slots * (a + b) + beside
+
+
+@pytest.mark.parametrize("extents_", [(5000, 10, 3000), (10, 5000, 3000), (700, 900, 5000), (300, 420, 200)])
+def test_smallest_is_the_minimum_of_all_divisions(extents_):
+    every = [found.device_bytes for found in dividing._candidates(*extents_)]
+    assert dividing.smallest(*extents_, lambda shapes: 0) == min(every)
+
+
+def test_panel_slots():
+    assert Blocking(128, 128, 64, 128, 128, (64,), 128).slots == 1
+    assert Blocking(128, 256, 64, 128, 128, (64,), 128).slots == 2
+    assert Blocking(128, 128, 64, 128, 128, (32, 32), 128).slots == 2
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize(("free", "share"), [(1.0, 0.75), (0.5, 0.45), (0.1, 0.09)])
+def test_default_limit_depends_on_free_memory(monkeypatch, free, share):
+    """Three quarters of the total, or nine tenths of the free memory if that is less."""
+    total = 64 << 20
+    monkeypatch.setattr(streaming.streamed, "_memory", lambda device: (int(free * total), total))
+    a, b = (np.broadcast_to(np.float32(1), (8192, 8192)) for _ in "ab")
+    found = streaming.blocking_of(a, b)
+    assert found.device_bytes <= share * total
+    assert found == streaming.blocking_of(a, b, memory_limit=int(share * total))
+    monkeypatch.setattr(streaming.streamed, "_memory", lambda device: (100, total))
+    with pytest.raises(MemoryError, match="the device has 100 bytes left"):
+        streaming.blocking_of(a, b)
+
+
 def test_first_panels_are_thin_and_last_ones_deep():
     depths = dividing.depths(32768, 8192)
     assert depths[0] == 512
@@ -241,6 +288,27 @@ def test_out_of_any_layout(tiny, by_numpy, layout, beta):
 
 
 @pytest.mark.simulator
+@pytest.mark.parametrize("a_layout", ["by rows", "by columns"])
+@pytest.mark.parametrize("b_layout", ["by rows", "by columns"])
+def test_strides_of_panels_and_blocks(tiny, monkeypatch, a_layout, b_layout):
+    """A GPU kernel is given addresses and strides, the simulator's the arrays; both describe the same memory."""
+    seen = set()
+
+    def enqueue(self, alpha, a, b, beta, c, stream, workspace):
+        for name, x in {"a": a, "b": b, "c": c}.items():
+            assert x.owner.shape == (x.rows, x.cols)
+            given = zip(x.owner.shape, (x.row_stride, x.col_stride), x.owner.strides)
+            assert all(step == expected for extent, step, expected in given if extent > 1)
+            seen.add((name, x.rows))
+        multiplied(a.owner, b.owner, beta, c.owner, alpha)
+
+    monkeypatch.setattr(products.Products, "enqueue", enqueue)
+    a, b = LAYOUTS[a_layout](integers(37, 45)), LAYOUTS[b_layout](integers(45, 52))
+    np.testing.assert_array_equal(streamed_sgemm(a, b, memory_limit=least_for(a, b)), a @ b)
+    assert len(seen) > 3, "pieces of several extents"
+
+
+@pytest.mark.simulator
 def test_real_kernels(tiny):
     a, b, c = integers(17, 20), integers(20, 12), integers(17, 12)
     expected = 2 * (a @ b) - c
@@ -253,6 +321,10 @@ def test_no_terms(tiny):
     c = integers(4, 5)
     assert streamed_sgemm(integers(0, 3), integers(3, 5)).shape == (0, 5)
     np.testing.assert_array_equal(streamed_sgemm(integers(4, 0), integers(0, 5)), np.zeros((4, 5)))
+    for a, b, alpha in ((integers(4, 0), integers(0, 5), 1.0), (integers(4, 3), integers(3, 5), 0.0)):
+        out = np.full((4, 5), np.nan, np.float32)
+        assert streamed_sgemm(a, b, out, alpha=alpha) is out
+        np.testing.assert_array_equal(out, np.zeros((4, 5)))
     np.testing.assert_array_equal(streamed_sgemm(integers(4, 3), integers(3, 5), c.copy(), alpha=0, beta=2), 2 * c)
 
 
@@ -461,6 +533,58 @@ def test_an_interrupt_as_soon_as_work_begins():
         with pytest.raises(KeyboardInterrupt):
             _supervised(work)
         assert not under_way
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("begins", [True, False])
+def test_interrupt_before_the_thread_begins(monkeypatch, begins):
+    """No work is done if the interrupt comes during the start of the thread, even if the thread begins later."""
+    from numba_gemm.streaming.streamed import _supervised
+
+    pending, worked = [], []
+
+    def start(function, arguments):
+        if not pending:
+            pending.append(function)
+            raise KeyboardInterrupt
+        function(*arguments)  # the stop
+        if begins:
+            pending[0]()
+
+    monkeypatch.setattr(_thread, "start_new_thread", start)
+    with pytest.raises(KeyboardInterrupt):
+        _supervised(worked.append)
+    assert not worked
+
+
+@pytest.mark.simulator
+def test_repeated_interrupts_stop_once_and_raise_the_first(monkeypatch):
+    from numba_gemm.streaming import streamed
+
+    interrupts, stops, start = [], [], _thread.start_new_thread
+
+    class Interrupted(streamed.SimpleQueue):
+        def get(self, timeout):
+            if len(interrupts) < 3:
+                interrupts.append(KeyboardInterrupt(len(interrupts)))
+                raise interrupts[-1]
+            return super().get(timeout=timeout)
+
+    def counted(function, arguments):
+        stops.extend(arguments)
+        return start(function, arguments)
+
+    def work(stop):
+        while not stop.event.is_set() or len(interrupts) < 3:
+            time.sleep(0.001)
+        raise host.Stopped
+
+    monkeypatch.setattr(streamed, "SimpleQueue", Interrupted)
+    monkeypatch.setattr(_thread, "start_new_thread", counted)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        streamed._supervised(work)
+    assert caught.value is interrupts[0]
+    assert stops == [interrupts[0]]
 
 
 @pytest.mark.simulator

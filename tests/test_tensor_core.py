@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -16,13 +17,17 @@ from compile_stages import compiler_environment
 from hypothesis import given
 from hypothesis import strategies as st
 
-from numba_gemm import split_products
+import numba_gemm
+from numba_gemm import api, split_products
 from numba_gemm.bench import accuracy
 from numba_gemm.device.switch import SIMULATOR
+from numba_gemm.ladder.stage import Batch
+from numba_gemm.launch import PLAIN, Extra, Matrix, Vector
 from numba_gemm.models.accuracy import MODE_BOUNDS, mode_bound
 from numba_gemm.tensor_core import MODES, TENSOR_STAGES, TensorForm, WarpgroupConfig, split, sums
 from numba_gemm.tensor_core.mode import Mode
 from numba_gemm.tensor_core.stage import LEFT, REGISTERS, ROW_WORDS, SHARED_BYTES, WARPGROUP, split_shape
+from numba_gemm.workspace import Loan, Workspace
 
 FLOATS = st.floats(width=32, allow_nan=False)
 # 2^-11 and 2^-8 of the element are left after one part; each further part leaves as much of the rest.
@@ -574,6 +579,208 @@ def test_small_products_get_small_tiles():
     assert areas[0] < areas[-1]
 
 
+# -------------------------------------------------------------------------------------------- launches, without a GPU
+
+
+def place(pointer, rows, cols, row_stride, col_stride, device=0):
+    return Matrix(pointer, rows, cols, row_stride, col_stride, device, None)
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Record launch objects and their calls instead of compiling."""
+    made = []
+
+    class Recorded:
+        def __init__(self, division, a, b, c, extra):
+            self.division, self.extra, self.calls = division, extra, []
+            made.append(self)
+
+        def __call__(self, *arguments):
+            self.calls.append(arguments)
+
+    monkeypatch.setattr(split_products, "SIMULATOR", False)
+    monkeypatch.setattr(split_products, "_Launch", Recorded)
+    monkeypatch.setattr(split_products, "_kept_launches", {})
+    properties = split_products.device_properties(0)
+    monkeypatch.setattr(split_products, "device_properties", lambda device: properties)
+    return made
+
+
+VECTOR = Vector(4096, 8, 4, None)
+EXTRA = Extra(Batch((1, 1, 2), (0, 0, 4096), (0, 0, 4096), (0, 0, 4096)), abs, (VECTOR,))
+CONFIGS = split_products.configs_of(MODES["bf16x6"])
+SPLIT_KEYS = {
+    "mode": {"mode": MODES["bf16x9"]},
+    "configuration": {"config": CONFIGS[1]},
+    "device": {"device": 1},
+    "A's strides": {"a": (1 << 20, 8, 12, 64, 4)},
+    "B's strides": {"b": (1 << 21, 12, 8, 4, 48)},
+    "C's strides": {"c": (1 << 22, 8, 8, 4, 32)},
+    "rows": {"a": (1 << 20, 4, 12, 48, 4), "c": (1 << 22, 4, 8, 32, 4)},
+    "k": {"a": (1 << 20, 8, 8, 48, 4), "b": (1 << 21, 8, 8, 32, 4)},
+    "matrices": {"extra": dataclasses.replace(EXTRA, batch=dataclasses.replace(EXTRA.batch, extents=(1, 1, 3)))},
+    "A's step": {"extra": dataclasses.replace(EXTRA, batch=dataclasses.replace(EXTRA.batch, a=(0, 0, 0)))},
+    "B's step": {"extra": dataclasses.replace(EXTRA, batch=dataclasses.replace(EXTRA.batch, b=(0, 0, 0)))},
+    "C's step": {"extra": dataclasses.replace(EXTRA, batch=dataclasses.replace(EXTRA.batch, c=(0, 0, 8192)))},
+    "epilogue": {"extra": dataclasses.replace(EXTRA, epilogue=max)},
+    "vectors": {"extra": dataclasses.replace(EXTRA, vectors=(VECTOR, VECTOR))},
+    "a vector's stride": {"extra": dataclasses.replace(EXTRA, vectors=(dataclasses.replace(VECTOR, stride=8),))},
+    "a vector's size": {"extra": dataclasses.replace(EXTRA, vectors=(dataclasses.replace(VECTOR, size=9),))},
+}
+
+
+def multiply_split(mode=MODES["bf16x6"], device=0, config=CONFIGS[0], extra=EXTRA, workspace=None, **places):
+    found = {"a": (1 << 20, 8, 12, 48, 4), "b": (1 << 21, 12, 8, 32, 4), "c": (1 << 22, 8, 8, 32, 4)} | places
+    a, b, c = (place(*found[name], device) for name in "abc")
+    split_products.launch(mode, 1.0, a, b, 0.0, c, extra=extra, config=config, workspace=workspace)
+
+
+@pytest.mark.parametrize("case", SPLIT_KEYS)
+def test_launch_key_has_every_property(launched, case):
+    multiply_split()
+    multiply_split(a=(1 << 23, 8, 12, 48, 4))  # another address
+    assert [len(one.calls) for one in launched] == [2]
+    multiply_split(**SPLIT_KEYS[case])
+    multiply_split()
+    assert [len(one.calls) for one in launched] == [3, 1]
+
+
+def test_config_at_a_reused_address(launched):
+    """Each configuration is freed before the next one is created."""
+    for config in CONFIGS * 3:
+        multiply_split(config=dataclasses.replace(config))
+        (called,) = (one for one in launched if one.calls)
+        assert called.division.config == config
+        called.calls.clear()
+
+
+def test_a_batch_is_launched_in_pieces(launched, monkeypatch):
+    """One launch takes as many matrices as fit in the memory limit of the parts."""
+    batch = Batch((1, 1, 7), (0, 0, 4096), (0, 0, 0), (0, 0, 512))
+    each = split_products.divide(MODES["bf16x6"], 8, 8, 12, 132, CONFIGS[0], batch=batch)
+    assert each.steps[0] > 0
+    assert each.steps[1] == 0, "B's parts are there once"
+    assert each.workspace_bytes >= 7 * each.steps[0] + 4 * np.prod(each.parts[1])
+    monkeypatch.setattr(split_products, "MOST_PARTS_BYTES", 3 * each.steps[0])
+    multiply_split(extra=Extra(batch))
+    calls = [(one.division.matrices, arguments[1:5]) for one in launched for arguments in one.calls]
+    a, b, c = 1 << 20, 1 << 21, 1 << 22
+    expected = [(3, (a, b, 0.0, c)), (3, (a + 3 * 4096, b, 0.0, c + 3 * 512)), (1, (a + 6 * 4096, b, 0.0, c + 6 * 512))]
+    assert calls == expected
+    monkeypatch.setattr(split_products, "MOST_PARTS_BYTES", 1)
+    assert split_products._at_once(MODES["bf16x6"], place(a, 8, 12, 48, 4), place(b, 12, 8, 32, 4), batch, None, 0) == 1
+    monkeypatch.setattr(split_products, "MOST_PARTS_BYTES", 1 << 60)
+    monkeypatch.setattr(split_products, "MAX_MATRICES", 5)
+    assert split_products._at_once(MODES["bf16x6"], place(a, 8, 12, 48, 4), place(b, 12, 8, 32, 4), batch, None, 0) == 5
+
+
+def test_workspace_of_a_precision(launched):
+    needed = split_products.divide(MODES["bf16x6"], 8, 8, 12, 132, CONFIGS[0]).workspace_bytes
+    multiply_split(extra=PLAIN, workspace=Workspace(1 << 24, needed, 0))
+    assert launched[-1].calls[-1][6] == 1 << 24
+    with pytest.raises(ValueError, match=rf"workspace holds {needed - 1} bytes; expected {needed}; pass an array"):
+        multiply_split(extra=PLAIN, workspace=Workspace(1 << 24, needed - 1, 0))
+    assert [len(one.calls) for one in launched] == [1]
+
+
+def test_extents_of_a_precision(launched):
+    multiply_split(extra=PLAIN, a=(1 << 20, 0, 12, 48, 4), c=(1 << 22, 0, 8, 32, 4))
+    multiply_split(extra=PLAIN, b=(1 << 21, 12, 0, 32, 4), c=(1 << 22, 8, 0, 32, 4))
+    assert not launched
+    long = split_products.MAX_K + 1
+    with pytest.raises(ValueError, match=f"K is {long}, beyond the {long - 1} that this precision takes"):
+        multiply_split(extra=PLAIN, a=(1 << 20, 8, long, 0, 0), b=(1 << 21, long, 8, 0, 0))
+    a, b = np.broadcast_to(np.float32(1), (2, long)), np.broadcast_to(np.float32(1), (long, 2))
+    with pytest.raises(ValueError, match=rf"K is {long} and precision is 'bf16x6', which takes up to {long - 1}"):
+        api.checked(a, b, None, 1.0, 0.0, None, "auto", None, (), None, "bf16x6")
+    assert api.checked(a, b, None, 1.0, 0.0, None, "auto", None, ()).k == long
+
+
+@simulated
+def test_workspace_of_a_precision_is_not_used_for_empty_sums(launched, monkeypatch):
+    """It is sized for the parts; the float32 kernel may need more."""
+    given = []
+    monkeypatch.setattr(api.launch, "launch", lambda *_, workspace, **__: given.append(workspace))
+    a, workspace = np.ones((4, 5), np.float32), Workspace(1 << 24, 256, 0)
+    options = {"stage": "auto", "seen": {}, "workspace": workspace}
+    api.checked_product(a, a.T, None, 0.0, 0.0, None, **options, precision="bf16x6")
+    api.checked_product(a, a.T, None, 1.0, 0.0, None, **options)
+    assert given == [None, workspace]
+    assert not launched
+
+
+@simulated
+def test_plan_calls_use_its_precision(launched, monkeypatch):
+    monkeypatch.setattr(split_products, "prepare", lambda *_: None)
+    a = np.ones((4, 5), np.float32)
+    made = numba_gemm.plan(4, 4, 5, precision="bf16x9")
+    made(a, a.T)
+    made(a, a.T)
+    assert made.precision == "bf16x9"
+    assert [(one.division.mode.name, len(one.calls)) for one in launched] == [("bf16x9", 2)]
+
+
+def test_memory_is_given_back_after_an_error(monkeypatch):
+    made, loans = object.__new__(split_products._Launch), []
+
+    def fails(*arguments):
+        raise RuntimeError("launch failed")
+
+    made.device, made.division = 0, split_products.divide(MODES["bf16x6"], 8, 8, 12, 132)
+    monkeypatch.setattr(made, "_enqueue", fails, raising=False)
+    monkeypatch.setattr(split_products, "device_scope", contextlib.nullcontext)
+    loan = Loan(1 << 20, 256, (0, 0, 0))
+    monkeypatch.setattr(split_products.workspaces, "borrow", lambda *_: loan)
+    monkeypatch.setattr(split_products.workspaces, "give_back", loans.append)
+    with pytest.raises(RuntimeError, match="launch failed"):
+        made(1.0, 0, 0, 0.0, 0, 0, None, [])
+    assert loans == [loan]
+
+
+def epilogue_of(bias):
+    return lambda value, row, col: value + bias
+
+
+def untold(value, row, col):
+    return value * UNTOLD[0]
+
+
+UNTOLD = [1.0]
+
+
+def test_cached_kernel_names_are_distinct(monkeypatch):
+    """Everything that affects the code is in the name; an epilogue without a fingerprint has no name."""
+    names = []
+    monkeypatch.setattr(split_products.kernel_cache, "kept", lambda name, make: names.append(name))
+    mode, config = MODES["bf16x6"], CONFIGS[0]
+    forms = [
+        TensorForm(mode),
+        TensorForm(mode, batched=True),
+        TensorForm(MODES["bf16x9"]),
+        TensorForm(mode, epilogue_of(1.0)),
+        TensorForm(mode, epilogue_of(2.0)),
+        TensorForm(mode, epilogue_of(1.0), 1),
+        TensorForm(mode, epilogue_of(1.0), 2),
+        TensorForm(mode, epilogue_of(1.0), batched=True),
+    ]
+    for form in forms:
+        split_products.product_cubin(config, form, (9, 0))
+    split_products.product_cubin(CONFIGS[1], forms[0], (9, 0))
+    split_products.product_cubin(config, forms[0], (9, 0), TENSOR_STAGES["wide_tiles"])
+    split_products.product_cubin(config, forms[0], (8, 0))
+    for cc in ((8, 0), (9, 0)):
+        for batched in (False, True):
+            split_products.split_cubin(mode, cc, batched)
+            split_products.split_cubin(MODES["fp16x3"], cc, batched)
+            split_products.extremes_cubin(cc, batched)
+    assert len(names) == len(set(names)) == len(forms) + 3 + 12
+    split_products.product_cubin(config, TensorForm(mode, epilogue_of(1.0)), (9, 0))
+    assert names[-1] in names[:-1]
+    split_products.product_cubin(config, TensorForm(mode, untold), (9, 0))
+    assert names[-1] is None
+
+
 # ------------------------------------------------------------------------------------------------------ precisions
 
 
@@ -602,11 +809,21 @@ def test_fp32_auto_is_float32_where_nothing_better_is_stated():
     split_products.check_precision("fp32_auto", (8, 0))
 
 
+def test_smallest_k_of_fp32_auto(monkeypatch):
+    monkeypatch.setattr(split_products, "SIMULATOR", False)
+    chosen = {k: split_products.resolved("fp32_auto", 4096, 4096, k, (9, 0)) for k in (255, 256, 1023, 1024)}
+    assert chosen == {255: "ieee", 256: "bf16x6", 1023: "bf16x6", 1024: "bf16x6"}
+    assert split_products.resolved("fp32_auto", 4096, 4096, 256, (8, 0)) == "ieee"
+
+
 def test_short_sums_are_summed_afresh_step_by_step():
     short, long = (split_products.divide(MODES["bf16x6"], 512, 512, k, 132).mode for k in (1023, 1024))
     assert (short.stepwise, long.stepwise) == (True, False)
     assert short.products == long.products
     assert split_products.divide(MODES["bf16x9"], 512, 512, 256, 132).mode == MODES["bf16x9"]
+    assert (
+        split_products.made_as(MODES["bf16x6"], 1024) == MODES["bf16x6"] != split_products.made_as(MODES["bf16x6"], 1)
+    )
     times = [split_products.expected_seconds(MODES["bf16x6"], 4096, 4096, k, 132) for k in (1023, 1024)]
     assert times[0] > 1.5 * times[1]
     with pytest.raises(ValueError, match="stepwise sums are compensated"):
@@ -615,8 +832,6 @@ def test_short_sums_are_summed_afresh_step_by_step():
 
 @simulated
 def test_the_simulator_runs_float32_alone():
-    import numba_gemm
-
     a = np.ones((4, 5), np.float32)
     with pytest.raises(ValueError, match="simulator"):
         numba_gemm.tiled_sgemm(a, a.T, precision="bf16x6")
@@ -628,8 +843,6 @@ def test_the_simulator_runs_float32_alone():
 
 
 def test_a_stage_has_float32s_precision():
-    import numba_gemm
-
     a = np.ones((4, 5), np.float32)
     with pytest.raises(ValueError, match="leave out the other"):
         numba_gemm.tiled_sgemm(a, a.T, precision="bf16x6", stage="naive")
@@ -1032,8 +1245,6 @@ def test_fp32_auto_has_the_bits_of_what_it_stands_for(extents, precision):
 @pytest.mark.usefixtures("hopper")
 def test_a_plan_of_a_precision():
     import torch
-
-    import numba_gemm
 
     plan = numba_gemm.plan(200, 300, 400, precision="bf16x6")
     assert plan.precision == "bf16x6"
