@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import numbers
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -361,6 +363,7 @@ def checked(
     shape, shapes = (*batch, m, n), (tuple(left.shape), tuple(right.shape))
     for vector in vectors:
         _check_vector(vector, left)
+    check_size("out", shape)
     if target is not None:
         _check_out(target, shape, left, right, vectors)
     device = _common_device([*operands, *vectors], home)
@@ -380,6 +383,15 @@ def checked(
         alpha, k, left, right = 0.0, 0, left.resized(m, 0), right.resized(0, n)
     mode = None if k == 0 else MODES.get(precision)
     return Request(left, right, target, vectors, last_step, shapes, shape, k, alpha, beta, stage, mode, device, queue)
+
+
+def check_size(name: str, shape: tuple[int, ...]) -> None:
+    """Raise ValueError if a float32 array of this shape has more bytes than can be addressed."""
+    if arrays.ITEM * prod(extent or 1 for extent in shape) > sys.maxsize:
+        raise ValueError(
+            f"{name} has shape {shape}, which is more than {sys.maxsize} bytes; expected a size that can be addressed; "
+            "use smaller extents"
+        )
 
 
 def check_precision(precision: Any, stage: str) -> None:
@@ -427,7 +439,7 @@ def real(name: str, value: Any) -> float:
     """
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
-    if not isinstance(value, numbers.Real):
+    if isinstance(value, np.timedelta64) or not isinstance(value, numbers.Real):  # a timedelta64 is an Integral
         raise TypeError(
             f"{name} is {value!r}, a {type(value).__qualname__}; expected a real number; pass float({name}) if it is "
             "one"

@@ -84,6 +84,8 @@ WRONG_PLANS = {
     "m text": (("4", 4, 4), {}, TypeError, ["m is a str", "expected an int", "int(m)"]),
     "n negative": ((4, -1, 4), {}, ValueError, ["n is -1", "expected 0 or more", "pass"]),
     "k fraction": ((4, 4, 4.5), {}, TypeError, ["k is a float", "expected an int"]),
+    "m huge": ((2**70, 1, 1), {}, ValueError, ["a has shape (1180591620717411303424, 1)", "addressed", "smaller"]),
+    "C huge": ((2**40, 2**40, 0), {}, ValueError, ["out has shape", "more than", "addressed", "smaller"]),
     "layout": ((4, 4, 4), {"layout": "NC"}, ValueError, ["layout is 'NC'", "expected one of NN", "pass"]),
     "stage": ((4, 4, 4), {"stage": "best"}, ValueError, ["stage is 'best'", "'auto' or one of naive", "pass"]),
     "stage number": ((4, 4, 4), {"stage": 1}, TypeError, ["stage is a int", "expected a str", "pass"]),
@@ -532,8 +534,12 @@ def test_plan_keeps_a_given_workspace(gpu, monkeypatch):
     memory = np.full(400, 7, np.float32)
     memory = memory[-(memory.ctypes.data // 4) % 64 :]
     assert plan(4, 4, 4).workspace_bytes == 528
-    for wrong, words in ((memory[:131], "has 524 bytes"), (memory[1:], "at a multiple of 256")):
-        with pytest.raises(ValueError, match=rf"{words}.*; pass an array of 132 elements"):
+    for wrong, words in (
+        (memory[:131], r"has 524 bytes; expected at least 528; pass an array of 132 elements"),
+        (memory[1:], r"starts at address 0x\w+; expected alignment to 256 bytes; pass a newly allocated"),
+        (frozen(memory[:]), "workspace is read-only; expected memory that can be written; pass another"),
+    ):
+        with pytest.raises(ValueError, match=words):
             plan(4, 4, 4, workspace=wrong)
     monkeypatch.setattr(arrays, "KINDS", (host.HostArrays(),))
     described = host.HostArrays().describe("workspace", memory, None)

@@ -274,6 +274,14 @@ def test_no_terms(tiny):
 
 
 @pytest.mark.simulator
+def test_no_terms_overflow_silently():
+    out = np.array([[3e38, 1e-38, np.inf]], np.float32)
+    with np.errstate(all="raise"):
+        streamed_sgemm(np.zeros((1, 0), np.float32), np.zeros((0, 3), np.float32), out, beta=-10)
+    np.testing.assert_array_equal(out, np.array([[-np.inf, -1e-37, -np.inf]], np.float32))
+
+
+@pytest.mark.simulator
 def test_page_locked_operands_are_copied_from_where_they_are(tiny, by_numpy, monkeypatch):
     a, b, c = integers(37, 45), integers(45, 52), np.empty((37, 52), np.float32)
     monkeypatch.setattr(queues.SimulatedDevice, "is_direct", lambda self, first, last: True)
@@ -596,7 +604,7 @@ def test_progress_is_told_of_every_part(tiny, by_numpy, capsys, layout):
     assert [part.number for part in parts] == list(range(1, len(parts) + 1))
     assert parts[-1].count == len(parts)
     assert parts[-1].elements == parts[-1].of == 29 * 37
-    streamed_sgemm(a, b, memory_limit=limit, progress=True)
+    streamed_sgemm(a, b, memory_limit=limit, progress=np.True_)
     said = capsys.readouterr().err
     assert "predicted: products" in said
     assert "100% of out" in said

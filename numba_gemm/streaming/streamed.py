@@ -112,7 +112,7 @@ def streamed_sgemm(
     """
     wanted = _checked(a, b, out, alpha, beta, precision, device)
     memory_limit = _checked_limit(memory_limit)
-    if not callable(progress) and not isinstance(progress, bool):
+    if not callable(progress) and not isinstance(progress, bool | np.bool_):
         raise TypeError(
             f"progress is a {type(progress).__qualname__}; expected a bool or a callable; pass one of these"
         )
@@ -371,7 +371,8 @@ def _scale(out: np.ndarray, beta: float) -> None:
     if beta == 0:
         out[...] = 0
     else:
-        np.multiply(out, np.float32(beta), out=out)
+        with np.errstate(all="ignore"):  # overflow and NaN are results, as on the GPU
+            np.multiply(out, np.float32(beta), out=out)
 
 
 def _describe(error: BaseException, done: list[Done], shape: tuple[int, int]) -> None:
