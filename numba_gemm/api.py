@@ -113,16 +113,16 @@ def tiled_sgemm(
     Raises
     ------
     TypeError
-        For an operand that is no array, has another dtype than float32 (nothing is cast silently), or is not of the
-        same library as the others; for an `alpha`, `beta` or `stream` that is none; for an epilogue that is no
-        function, does not take these arguments, does not compile, or returns no real number; for `epilogue_args` that
-        are no sequence.
+        For an operand that is no array, has another dtype than float32 (nothing is cast silently), is not of the same
+        library as the others, or has no memory of its own (PyTorch's fake and meta tensors, for example); for an
+        `alpha`, `beta` or `stream` that is none; for an epilogue that is no function, does not take these arguments,
+        does not compile, or returns no real number; for `epilogue_args` that are no sequence.
     ValueError
         For shapes that do not fit; an `out` that is read-only, overlaps `a`, `b`, a vector or itself; ``beta != 0``
-        without `out`; operands on several devices; a PyTorch tensor that requires grad; an unknown stage, or one that
-        the GPU cannot run, or that takes no epilogue; vectors without an epilogue; with one, a K beyond 2**30; an
-        unknown precision, one that the GPU cannot run, or another than "ieee" together with a stage or a K beyond
-        2**30.
+        without `out`; operands on several devices; a PyTorch tensor that requires grad while grad mode is enabled, or
+        has a forward-mode tangent; an unknown stage, or one that the GPU cannot run, or that takes no epilogue; vectors
+        without an epilogue; with one, a K beyond 2**30; an unknown precision, one that the GPU cannot run, or another
+        than "ieee" together with a stage or a K beyond 2**30.
     GpuUnavailable
         Without a GPU, unless Numba's simulator is on (NUMBA_ENABLE_CUDASIM=1).
 
