@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import numbers
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -114,16 +116,16 @@ def tiled_sgemm(
     Raises
     ------
     TypeError
-        For an operand that is no array, has another dtype than float32 (nothing is cast silently), or is not of the
-        same library as the others; for an `alpha`, `beta` or `stream` that is none; for an epilogue that is no
-        function, does not take these arguments, does not compile, or returns no real number; for `epilogue_args` that
-        are no sequence.
+        For an operand that is no array, has another dtype than float32 (nothing is cast silently), is not of the same
+        library as the others, or has no memory of its own (PyTorch's fake and meta tensors, for example); for an
+        `alpha`, `beta` or `stream` that is none; for an epilogue that is no function, does not take these arguments,
+        does not compile, or returns no real number; for `epilogue_args` that are no sequence.
     ValueError
         For shapes that do not fit; an `out` that is read-only, overlaps `a`, `b`, a vector or itself; ``beta != 0``
-        without `out`; operands on several devices; a PyTorch tensor that requires grad; an unknown stage, or one that
-        the GPU cannot run, or that takes no epilogue; vectors without an epilogue; with one, a K beyond 2**30; an
-        unknown precision, one that the GPU cannot run, or another than "ieee" together with a stage or a K beyond
-        2**30.
+        without `out`; operands on several devices; a PyTorch tensor that requires grad while grad mode is enabled, or
+        has a forward-mode tangent; an unknown stage, or one that the GPU cannot run, or that takes no epilogue; vectors
+        without an epilogue; with one, a K beyond 2**30; an unknown precision, one that the GPU cannot run, or another
+        than "ieee" together with a stage or a K beyond 2**30.
     GpuUnavailable
         Without a GPU, unless Numba's simulator is on (NUMBA_ENABLE_CUDASIM=1).
 
@@ -364,6 +366,7 @@ def checked(
     shape, shapes = (*batch, m, n), (tuple(left.shape), tuple(right.shape))
     for vector in vectors:
         _check_vector(vector, left)
+    check_size("out", shape)
     if target is not None:
         _check_out(target, shape, left, right, vectors)
     device = _common_device([*operands, *vectors], home)
@@ -383,6 +386,15 @@ def checked(
         alpha, k, left, right = 0.0, 0, left.resized(m, 0), right.resized(0, n)
     mode = None if k == 0 else MODES.get(precision)
     return Request(left, right, target, vectors, last_step, shapes, shape, k, alpha, beta, stage, mode, device, queue)
+
+
+def check_size(name: str, shape: tuple[int, ...]) -> None:
+    """Raise ValueError if a float32 array of this shape has more bytes than can be addressed."""
+    if arrays.ITEM * prod(extent or 1 for extent in shape) > sys.maxsize:
+        raise ValueError(
+            f"{name} has shape {shape}, which is more than {sys.maxsize} bytes; expected a size that can be addressed; "
+            "use smaller extents"
+        )
 
 
 def check_precision(precision: Any, stage: str) -> None:
@@ -430,7 +442,7 @@ def real(name: str, value: Any) -> float:
     """
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
-    if not isinstance(value, numbers.Real):
+    if isinstance(value, np.timedelta64) or not isinstance(value, numbers.Real):  # a timedelta64 is an Integral
         raise TypeError(
             f"{name} is {value!r}, a {type(value).__qualname__}; expected a real number; pass float({name}) if it is "
             "one"

@@ -50,7 +50,7 @@ def prepared(epilogue: Any, vectors: int) -> Callable[..., Any]:
     function = getattr(epilogue, "py_func", epilogue)
     if not isinstance(function, FunctionType):
         raise TypeError(f"epilogue is {epilogue!r}, a {type(epilogue).__qualname__}; {EXPECTED}; {REMEDY}")
-    signature = inspect.signature(function)
+    signature = inspect.signature(function, follow_wrapped=False)  # functools.wraps would show the wrapped one's
     named = [one for one in signature.parameters.values() if one.kind in (one.KEYWORD_ONLY, one.VAR_KEYWORD)]
     if named:  # even with defaults: Numba-CUDA does not bind them, the simulator would
         raise TypeError(

@@ -70,6 +70,8 @@ def plan(
         As for `tiled_sgemm`.
     """
     m, n, k = _extent("m", m), _extent("n", n), _extent("k", k)
+    for name, shape in {"a": (m, k), "b": (k, n), "out": (m, n)}.items():
+        api.check_size(name, shape)
     if layout not in LAYOUTS:
         raise ValueError(f"layout is {layout!r}; expected one of {', '.join(LAYOUTS)}; pass one of these")
     if not isinstance(stage, str):
@@ -198,11 +200,17 @@ class Plan:
                 "device; pass memory of the plan's device"
             )
         room = ITEM * described.shape[0]
-        if room < self.workspace_bytes or described.readonly or described.pointer % ALIGNMENT:
+        if room < self.workspace_bytes:
             raise ValueError(
-                f"workspace has {room} bytes{' that are read-only' if described.readonly else ''} at address "
-                f"{described.pointer:#x}; expected at least {self.workspace_bytes} that can be written, at a multiple "
-                f"of {ALIGNMENT}; pass an array of {elements} elements"
+                f"workspace has {room} bytes; expected at least {self.workspace_bytes}; "
+                f"pass an array of {elements} elements"
+            )
+        if described.readonly:
+            raise ValueError("workspace is read-only; expected memory that can be written; pass another array")
+        if described.pointer % ALIGNMENT:
+            raise ValueError(
+                f"workspace is large enough but starts at address {described.pointer:#x}; expected alignment to "
+                f"{ALIGNMENT} bytes; pass a newly allocated device array, not a slice of one"
             )
         made = Workspace(described.pointer, max(size, (room - ITEM * counters) // ALIGNMENT * ALIGNMENT), counters)
         if counters and described.device is not None:

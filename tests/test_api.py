@@ -306,6 +306,16 @@ def test_batches_without_terms(stage, alpha, k):
     np.testing.assert_array_equal(tiled_sgemm(a, b, alpha=alpha, stage=stage), 0 * c)
 
 
+@pytest.mark.parametrize("given", [True, False])
+def test_batches_of_more_than_32_dimensions(given):
+    a, b = several(2, 3, 4, 5), several(3, 5, 6)
+    shape = (2, *[1] * 58, 3, 4, 6)
+    out = np.full(shape, NAN) if given else None
+    got = tiled_sgemm(a.reshape(2, *[1] * 58, 3, 4, 5), b.reshape(*[1] * 40, 3, 5, 6), out)
+    assert got.shape == shape
+    check_batch(got.reshape(2, 3, 4, 6), a, b)
+
+
 def test_batches_of_numba_arrays():
     a, b = several(2, 3, 4), several(4, 5)
     result = tiled_sgemm(cuda.to_device(a), cuda.to_device(b), stage="stream_k")
@@ -343,6 +353,11 @@ def scaled_by_global(value, row, col):
     return value * SCALE
 
 
+@functools.wraps(relu)
+def wrapping(value, row, col, bias):
+    return max(value, np.float32(0)) + bias[col]
+
+
 # An epilogue, of which extents of C it takes vectors, and the same with NumPy.
 EPILOGUES = {
     "none": (relu, "", lambda x: np.maximum(x, 0)),
@@ -356,6 +371,7 @@ EPILOGUES = {
     ),
     "any vectors": (lambda value, *rest: value * rest[2][rest[0]], "m", lambda x, weights: x * weights[:, None]),
     "global": (scaled_by_global, "", lambda x: x * SCALE),
+    "wrapping": (wrapping, "n", lambda x, bias: np.maximum(x, 0) + bias),
 }
 VECTORS = {
     "dense": lambda size: several(size),
@@ -620,6 +636,14 @@ ERRORS = {
         (np.stack([A] * 2), np.stack([B] * 3)),
         *({}, ValueError, "batch dimensions (2,) and (3,)", "expected equal ones, or 1", "pass arrays"),
     ),
+    "batches of many dimensions": (
+        (np.ones((1,) * 39 + (2, 3, 4), np.float32), np.stack([B] * 3)),
+        *({}, ValueError, "1, 2) and (3,)", "expected equal ones, or 1", "pass arrays"),
+    ),
+    "batch too large": (
+        (np.broadcast_to(A, (2**29, 3, 4)), np.broadcast_to(B, (2**31, 1, 4, 5))),
+        *({}, ValueError, "out has shape (2147483648, 536870912, 3, 5)", "expected a size", "smaller extents"),
+    ),
     "batch of out": ((A, np.stack([B] * 2), C), {}, ValueError, "out has shape (3, 5)", "expected (2, 3, 5)", "pass"),
     "out broadcast": (
         (A, np.stack([B] * 2), np.lib.stride_tricks.as_strided(C.copy(), (2, 3, 5), (0, 20, 4))),
@@ -762,6 +786,8 @@ ERRORS = {
     "beta text": ((A, B, C), {"beta": "1"}, TypeError, "beta is '1', a str", "real number", "float(beta)"),
     "alpha array": ((A, B), {"alpha": np.ones(1)}, TypeError, "a ndarray", "real number", "float(alpha)"),
     "alpha None": ((A, B), {"alpha": None}, TypeError, "alpha is None", "real number", "float(alpha)"),
+    "alpha timedelta": ((A, B), {"alpha": np.timedelta64(3)}, TypeError, "a timedelta64", "real number", "float("),
+    "beta timedelta": ((A, B, C), {"beta": np.array(np.timedelta64(3))}, TypeError, "beta is", "real number", "float("),
     "alpha huge": ((A, B), {"alpha": 10**400}, ValueError, "alpha is an integer", "expected", "pass a float"),
     "stage": (
         (A, B),

@@ -317,12 +317,17 @@ def test_cupy_is_out_of_the_simulators_reach(monkeypatch):
 
 
 class FakeTensor:
-    """As much of a PyTorch tensor as is looked at before its memory."""
+    """As much of a PyTorch tensor as is looked at before its memory.
 
-    def __init__(self, device="cuda", layout="strided", requires_grad=False, neg=False, inference=False):
+    `address` is an exception where PyTorch raises it; `tangent` is what `unpack_dual` returns.
+    """
+
+    is_nested = is_quantized = requires_grad = neg = inference = False
+    layout, dtype, shape, address, tangent = "strided", "float32", (3, 4), 4096, None
+
+    def __init__(self, device="cuda", **attributes):
         self.device = types.SimpleNamespace(type=device, index=0)
-        self.layout, self.requires_grad, self.neg, self.dtype = layout, requires_grad, neg, "float32"
-        self.shape, self.inference = (3, 4), inference
+        vars(self).update(attributes)
 
     def is_neg(self):
         return self.neg
@@ -337,13 +342,31 @@ class FakeTensor:
         return 4
 
     def data_ptr(self):
-        return 4096
+        if isinstance(self.address, Exception):
+            raise self.address
+        return self.address
+
+
+class AbstractTensor(FakeTensor):
+    """A tensor made under PyTorch's FakeTensorMode."""
+
+    address = AssertionError("the address of a tensor without data was read")
 
 
 @pytest.fixture
 def fake_torch(monkeypatch):
-    torch = types.SimpleNamespace(Tensor=FakeTensor, strided="strided", float32="float32")
+    forward_ad = types.SimpleNamespace(unpack_dual=lambda x: types.SimpleNamespace(tangent=x.tangent))
+    torch = types.SimpleNamespace(
+        Tensor=FakeTensor,
+        strided="strided",
+        float32="float32",
+        is_grad_enabled=lambda: torch.grad_mode,
+        grad_mode=True,
+        autograd=types.SimpleNamespace(forward_ad=forward_ad),
+    )
     monkeypatch.setitem(sys.modules, "torch", torch)
+    fake_tensor = types.SimpleNamespace(FakeTensor=AbstractTensor)
+    monkeypatch.setitem(sys.modules, "torch._subclasses.fake_tensor", fake_tensor)
     monkeypatch.setattr(arrays, "KINDS", (host.HostArrays(), libraries.TorchTensors()))  # as on a GPU
     return torch
 
@@ -361,11 +384,29 @@ def test_tensors_are_out_of_the_simulators_reach(monkeypatch, device):
 @pytest.mark.parametrize(
     ("tensor", "error", "words"),
     [
-        ({"device": "cpu"}, TypeError, ["on the CPU", "expected one on a CUDA device", "a.cuda()", "a.numpy()"]),
-        ({"requires_grad": True}, ValueError, ["requires grad", "expected one that does not", "a.detach()"]),
+        (
+            {"device": "cpu"},
+            TypeError,
+            ["on the CPU", "expected one on a CUDA device", "a.cuda()", "a.detach().numpy()"],
+        ),
+        ({"requires_grad": True}, ValueError, ["requires grad", "grad mode", "torch.no_grad()", "a.detach()"]),
+        ({"tangent": "a tensor"}, ValueError, ["forward-mode tangent", "no derivative", "a.detach()"]),
         ({"neg": True}, ValueError, ["negation", "expected", "a.resolve_neg()"]),
         ({"layout": "sparse_coo"}, TypeError, ["layout sparse_coo", "expected layout torch.strided", "a.to_dense()"]),
-        ({"device": "meta"}, TypeError, ["device", "expected", "a.cuda()"]),
+        ({"device": "xpu"}, TypeError, ["device", "expected", "a.cuda()"]),
+        (
+            {"device": "meta", "address": KeyError()},
+            TypeError,
+            ["a is a meta tensor, which has no data", "a real tensor"],
+        ),
+        ({"is_nested": True}, TypeError, ["a is a nested tensor", "expected", "to_padded_tensor(a, 0.0)"]),
+        ({"is_quantized": True}, TypeError, ["a is a quantized tensor", "expected dtype", "a.dequantize()"]),
+        (
+            {"address": 0},
+            TypeError,
+            ["without memory of its own, of type FakeTensor", "expected a plain tensor", "pass"],
+        ),
+        ({"address": RuntimeError()}, TypeError, ["without memory of its own", "expected a plain tensor", "pass"]),
     ],
 )
 @pytest.mark.usefixtures("fake_torch")
@@ -375,8 +416,22 @@ def test_tensors_that_are_refused(tensor, error, words):
     assert all(word in str(caught.value) for word in words)
 
 
+@pytest.mark.parametrize("kind", [libraries.TorchTensors(), arrays.TensorsOutOfReach()])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.usefixtures("fake_torch")
+def test_fake_tensors_are_refused_by_name(kind, device):
+    with pytest.raises(TypeError, match=r"out is a fake tensor, which has no data; expected .*; pass a real tensor"):
+        kind.describe("out", AbstractTensor(device), None)
+
+
+def test_tensors_that_require_grad_are_accepted_without_grad_mode(fake_torch):
+    fake_torch.grad_mode = False
+    assert describe("a", FakeTensor(requires_grad=True), None).pointer == 4096
+
+
 @pytest.mark.usefixtures("fake_torch")
 def test_tensors_that_are_accepted():
+    assert describe("a", FakeTensor(shape=(0, 4), address=0), None).pointer == 0
     described = describe("a", FakeTensor(), None)
     assert isinstance(described.kind, libraries.TorchTensors)
     assert (described.shape, described.strides, described.pointer, described.device) == ((3, 4), (16, 4), 4096, 0)
@@ -645,7 +700,7 @@ def test_version_of_a_tensor_that_was_given_is_raised(fake_torch, monkeypatch, o
     """Or autograd would take what it saved for backward for unchanged."""
     seen = []
     graph = types.SimpleNamespace() if old else types.SimpleNamespace(increment_version=seen.append)
-    fake_torch.autograd = types.SimpleNamespace(graph=graph)
+    fake_torch.autograd.graph = graph
     fake_torch.empty = lambda shape, **_: FakeTensor()
     fake_torch.cuda = types.SimpleNamespace(current_stream=lambda device: types.SimpleNamespace(cuda_stream=0))
     kind, out = libraries.TorchTensors(), FakeTensor(inference=inference)

@@ -28,6 +28,13 @@ def test_alpha_zero_reads_neither_operand():
     assert np.array_equal(cpu_sgemm(bad, bad, alpha=0.0), np.zeros((3, 3)))
 
 
+def test_scalars_beyond_float32_round_silently():
+    ones = np.ones((1, 1), np.float32)
+    with np.errstate(all="raise"):
+        assert cpu_sgemm(ones, ones, alpha=1e300)[0, 0] == np.inf
+        assert cpu_sgemm(ones, ones, ones.copy(), alpha=1e-300, beta=-1e300)[0, 0] == -np.inf
+
+
 X = filled(3, 3)
 
 

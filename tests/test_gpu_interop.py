@@ -289,11 +289,43 @@ def test_out_that_overlaps_is_refused(library):
     tiled_sgemm(whole[:, :4], whole[:4, 4:8], whole[:, 8:])  # beside each other in the same rows
 
 
+def fake(x):
+    from torch._subclasses import FakeTensorMode
+
+    return FakeTensorMode().from_tensor(x)
+
+
+def functional(x):
+    return sys.modules["torch"]._to_functional_tensor(x)
+
+
+def freed(x):
+    x = x.clone()
+    x.untyped_storage().resize_(0)
+    return x
+
+
+def nested(x):
+    return sys.modules["torch"].nested.nested_tensor([x, x])
+
+
+def quantized(x):
+    torch = sys.modules["torch"]
+    return torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)
+
+
 @pytest.mark.parametrize(
     ("change", "error", "remedy"),
     [
-        (lambda x: x.requires_grad_(), ValueError, r"a\.detach\(\)"),
-        (lambda x: x.cpu(), TypeError, r"a\.cuda\(\) .* a\.numpy\(\)"),
+        (lambda x: x.requires_grad_(), ValueError, r"torch\.no_grad\(\) .* a\.detach\(\)"),
+        (lambda x: x.requires_grad_().T, ValueError, r"torch\.no_grad\(\) .* a\.detach\(\)"),
+        (lambda x: x.cpu(), TypeError, r"a\.cuda\(\) .* a\.detach\(\)\.numpy\(\)"),
+        (lambda x: x.to("meta"), TypeError, "a is a meta tensor, which has no data"),
+        (fake, TypeError, "a is a fake tensor, which has no data"),
+        (functional, TypeError, "a is a PyTorch tensor without memory of its own, of type Tensor"),
+        (freed, TypeError, "a is a PyTorch tensor without memory of its own, of type Tensor"),
+        (nested, TypeError, r"to_padded_tensor\(a, 0\.0\)"),
+        (quantized, TypeError, r"a\.dequantize\(\)"),
         (lambda x: x.double(), TypeError, r"a\.to\(torch\.float32\)"),
         (lambda x: x.bfloat16(), TypeError, "a has dtype torch.bfloat16"),
         (lambda x: x.to_sparse(), TypeError, r"a\.to_dense\(\)"),
@@ -313,6 +345,65 @@ def test_detached_parameter_is_taken():
     x = filled(4, 4)
     parameter = torch.module.nn.Parameter(torch.put(x))
     check(torch.get(tiled_sgemm(parameter.detach(), parameter.detach())), x, x)
+
+
+@pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
+def test_weights_are_taken_without_grad_mode(checked, mode):
+    torch = Torch()
+    x, weight = filled(20, 40), filled(24, 40)
+    layer = torch.module.nn.Linear(40, 24, bias=False, device="cuda")
+    with torch.module.no_grad():
+        layer.weight.copy_(torch.put(weight))
+    left, out = torch.put(x), torch.full((20, 24), NAN)
+    view = layer.weight.T  # which requires grad, wherever it is used
+    assert view.requires_grad
+    for given in (None, out):
+        before = len(checked)
+        for _ in range(2):
+            with getattr(torch.module, mode)():
+                result = tiled_sgemm(left, layer.weight.T, given)
+                check(torch.get(tiled_sgemm(left, view, given)), x, weight.T)
+            check(torch.get(result), x, weight.T)
+        assert len(checked) == before + 1
+        with pytest.raises(ValueError, match=r"b is .* requires grad, and grad mode is enabled"):
+            tiled_sgemm(left, view, given)
+    with pytest.raises(ValueError, match=r"out is .* requires grad, and grad mode is enabled"):
+        tiled_sgemm(left, view.detach(), out.requires_grad_())
+    with getattr(torch.module, mode)():
+        assert tiled_sgemm(left, view, out) is out
+    with torch.module.inference_mode():
+        inference = torch.full((20, 24), NAN)
+    for _ in range(2):
+        check(torch.get(tiled_sgemm(left, view.detach(), inference)), x, weight.T)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.filterwarnings("ignore")  # torch.func's internals warn
+def test_transformed_tensors_are_refused(cached):
+    torch = Torch()
+    x = torch.put(filled(12, 12))
+    if cached:
+        for _ in range(2):
+            tiled_sgemm(x, x)
+
+    def product(y):
+        return tiled_sgemm(y, x).sum()
+
+    func = torch.module.func
+    for transformed in (
+        lambda: func.vmap(product)(x.expand(2, 12, 12)),
+        lambda: func.grad(product)(x),
+        lambda: func.jvp(product, (x,), (x,)),
+        lambda: func.functionalize(product)(x),
+    ):
+        with pytest.raises(TypeError, match="a is a PyTorch tensor without memory of its own"):
+            transformed()
+    forward_ad = torch.module.autograd.forward_ad
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, x)
+        with pytest.raises(ValueError, match="a is a PyTorch tensor with a forward-mode tangent"):
+            tiled_sgemm(dual, x)
+        check(torch.get(tiled_sgemm(dual.detach(), x)), torch.get(x), torch.get(x))
 
 
 def test_backward_sees_that_a_saved_tensor_was_written():

@@ -101,6 +101,8 @@ WRONG_PLANS = {
     "m text": (("4", 4, 4), {}, TypeError, ["m is a str", "expected an int", "int(m)"]),
     "n negative": ((4, -1, 4), {}, ValueError, ["n is -1", "expected 0 or more", "pass"]),
     "k fraction": ((4, 4, 4.5), {}, TypeError, ["k is a float", "expected an int"]),
+    "m huge": ((2**70, 1, 1), {}, ValueError, ["a has shape (1180591620717411303424, 1)", "addressed", "smaller"]),
+    "C huge": ((2**40, 2**40, 0), {}, ValueError, ["out has shape", "more than", "addressed", "smaller"]),
     "layout": ((4, 4, 4), {"layout": "NC"}, ValueError, ["layout is 'NC'", "expected one of NN", "pass"]),
     "stage": ((4, 4, 4), {"stage": "best"}, ValueError, ["stage is 'best'", "'auto' or one of naive", "pass"]),
     "stage number": ((4, 4, 4), {"stage": 1}, TypeError, ["stage is a int", "expected a str", "pass"]),
@@ -719,12 +721,12 @@ def test_plan_keeps_a_given_workspace(gpu, monkeypatch):
     memory = memory[-(memory.ctypes.data // 4) % 64 :][:256]  # no room for counters behind whole multiples of 256 bytes
     assert plan(4, 4, 4).workspace_bytes == 528
     for wrong, words in (
-        (memory[:131], "has 524 bytes"),
-        (memory[1:], "at a multiple of 256"),
-        (frozen(memory[:]), "bytes that are read-only"),
+        (memory[:131], r"has 524 bytes; expected at least 528; pass an array of 132 elements"),
+        (memory[1:], r"starts at address 0x\w+; expected alignment to 256 bytes; pass a newly allocated"),
+        (frozen(memory[:]), "workspace is read-only; expected memory that can be written; pass another"),
         (memory[:264:2], r"strides \(8,\); expected contiguous"),
     ):
-        with pytest.raises(ValueError, match=rf"{words}.*; pass an array of 132 elements"):
+        with pytest.raises(ValueError, match=words):
             plan(4, 4, 4, workspace=wrong)
     monkeypatch.setattr(arrays, "KINDS", (host.HostArrays(),))
     described = host.HostArrays().describe("workspace", memory, None)
@@ -752,15 +754,19 @@ class Tensor:
         self.x, self.index = x, device
         self.device = types.SimpleNamespace(type="cuda", index=device)
         self.dtype, self.layout, self.is_cuda, self.requires_grad, self.neg = "float32", "strided", True, False, False
-        self.version = 0
+        self.version, self.tangent = 0, None
+        self.address = self.x.ctypes.data  # or the exception that PyTorch raises
 
+    is_nested = is_quantized = False
     shape = property(lambda self: self.x.shape)
 
     def stride(self):
         return tuple(step // 4 for step in self.x.strides)
 
     def data_ptr(self):
-        return self.x.ctypes.data
+        if isinstance(self.address, Exception):
+            raise self.address
+        return self.address
 
     def get_device(self):
         return self.index
@@ -798,14 +804,22 @@ def torch(gpu, monkeypatch):
     def increment_version(x):
         x.version += 1
 
+    def unpack_dual(x):
+        return types.SimpleNamespace(tangent=x.tangent if torch.autograd.forward_ad._current_level >= 0 else None)
+
     torch = types.SimpleNamespace(
         Tensor=Tensor,
+        is_grad_enabled=lambda: torch.grad_mode,
+        grad_mode=True,
         float32="float32",
         strided="strided",
         current=current,
         _C=types.SimpleNamespace(_cuda_getCurrentRawStream=lambda device: current.cuda_stream),
         cuda=types.SimpleNamespace(current_stream=lambda device: current),
-        autograd=types.SimpleNamespace(graph=types.SimpleNamespace(increment_version=increment_version)),
+        autograd=types.SimpleNamespace(
+            graph=types.SimpleNamespace(increment_version=increment_version),
+            forward_ad=types.SimpleNamespace(_current_level=-1, unpack_dual=unpack_dual),
+        ),
         empty=lambda shape, **_: Tensor(aligned_empty(shape)),
     )
     monkeypatch.setitem(sys.modules, "torch", torch)
@@ -1020,6 +1034,9 @@ CHANGES = {
     "stream text": lambda a, b, out: ((a, b, out), {"stream": "s"}, TypeError),
     "requires grad": lambda a, b, out: ((changed(a, requires_grad=True), b, out), {}, ValueError),
     "out requires grad": lambda a, b, out: ((a, b, changed(out, requires_grad=True)), {}, ValueError),
+    "a without storage": lambda a, b, out: ((changed(a, address=RuntimeError()), b, out), {}, TypeError),
+    "b without memory": lambda a, b, out: ((a, changed(b, address=0), out), {}, TypeError),
+    "out without memory": lambda a, b, out: ((a, b, changed(out, address=0)), {}, TypeError),
     "negative": lambda a, b, out: ((a, changed(b, neg=True), out), {}, ValueError),
     "dtype": lambda a, b, out: ((a, changed(b, dtype="float16"), out), {}, TypeError),
     "layout": lambda a, b, out: ((changed(a, layout="sparse"), b, out), {}, TypeError),
@@ -1062,6 +1079,33 @@ def test_what_is_out_of_the_ordinary_takes_the_long_way(torch, gpu, checked, pro
         assert len(gpu.launches) == launched
 
 
+@pytest.mark.parametrize("name", ["a", "b", "out"])
+def test_cached_calls_look_at_grad_mode(torch, gpu, checked, product, name):
+    given = dict(zip(("a", "b", "out"), map(tensor, operands())))
+    given[name].requires_grad = True
+    for mode, full in ((False, 1), (False, 1), (True, 2), (False, 2), (True, 3)):
+        torch.grad_mode, launched = mode, len(gpu.launches)
+        if mode:
+            with pytest.raises(ValueError, match=rf"{name} is .* requires grad, and grad mode is enabled"):
+                product(**given)
+        else:
+            product(**given)
+        assert len(gpu.launches) == launched + (not mode)
+        assert len(checked) == full
+
+
+@pytest.mark.parametrize("name", ["a", "b", "out"])
+def test_cached_calls_look_at_tangents(torch, gpu, checked, product, name):
+    given = dict(zip(("a", "b", "out"), map(tensor, operands())))
+    given[name].tangent = "a tensor"  # of a level that has been left
+    product(**given)
+    product(**given)
+    assert len(checked) == 1
+    torch.autograd.forward_ad._current_level = 0
+    with pytest.raises(ValueError, match=rf"{name} is .* forward-mode tangent"):
+        product(**given)
+
+
 @pytest.mark.parametrize("stream", [40, types.SimpleNamespace(cuda_stream=40)])
 def test_current_stream_by_name_is_the_current_stream(torch, gpu, checked, product, stream):
     a, b, c = operands()
@@ -1080,10 +1124,15 @@ def test_stage_counts(torch, checked):
         tiled_sgemm(tensor(a), tensor(b), stage=["naive"])
 
 
-def test_new_memory_off_its_boundary_takes_the_long_way(torch, checked, monkeypatch):
+@pytest.mark.parametrize(
+    "new",
+    [Tensor(aligned_empty((4, 9))[:, 1:]), changed(Tensor(aligned_empty((4, 8))), address=0)],
+    ids=["off its boundary", "of a fake tensor"],
+)
+def test_new_memory_out_of_the_ordinary_takes_the_long_way(torch, checked, monkeypatch, new):
     a, b, _ = operands()
     tiled_sgemm(tensor(a), tensor(b))
-    monkeypatch.setattr(Tensor, "new_empty", lambda self, shape: Tensor(aligned_empty((4, 9))[:, 1:]))
+    monkeypatch.setattr(Tensor, "new_empty", lambda self, shape: new)
     check(tiled_sgemm(tensor(a), tensor(b)).x, a, b)
     assert len(checked) == 2
 

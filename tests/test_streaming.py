@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import errno
 import gc
+import mmap
 import os
 import random
 import signal
@@ -304,7 +305,7 @@ def test_strides_of_panels_and_blocks(tiny, monkeypatch, a_layout, b_layout):
 
     monkeypatch.setattr(products.Products, "enqueue", enqueue)
     a, b = LAYOUTS[a_layout](integers(37, 45)), LAYOUTS[b_layout](integers(45, 52))
-    np.testing.assert_array_equal(streamed_sgemm(a, b, memory_limit=least_for(a, b)), a @ b)
+    np.testing.assert_array_equal(streamed_sgemm(a, b, memory_limit=least_memory(a, b)), a @ b)
     assert len(seen) > 3, "pieces of several extents"
 
 
@@ -326,6 +327,14 @@ def test_no_terms(tiny):
         assert streamed_sgemm(a, b, out, alpha=alpha) is out
         np.testing.assert_array_equal(out, np.zeros((4, 5)))
     np.testing.assert_array_equal(streamed_sgemm(integers(4, 3), integers(3, 5), c.copy(), alpha=0, beta=2), 2 * c)
+
+
+@pytest.mark.simulator
+def test_no_terms_overflow_silently():
+    out = np.array([[3e38, 1e-38, np.inf]], np.float32)
+    with np.errstate(all="raise"):
+        streamed_sgemm(np.zeros((1, 0), np.float32), np.zeros((0, 3), np.float32), out, beta=-10)
+    np.testing.assert_array_equal(out, np.array([[-np.inf, -1e-37, -np.inf]], np.float32))
 
 
 @pytest.mark.simulator
@@ -703,7 +712,7 @@ def test_progress_is_told_of_every_part(tiny, by_numpy, capsys, layout):
     assert [part.number for part in parts] == list(range(1, len(parts) + 1))
     assert parts[-1].count == len(parts)
     assert parts[-1].elements == parts[-1].of == 29 * 37
-    streamed_sgemm(a, b, memory_limit=limit, progress=True)
+    streamed_sgemm(a, b, memory_limit=limit, progress=np.True_)
     said = capsys.readouterr().err
     assert "predicted: products" in said
     assert "100% of out" in said
@@ -785,14 +794,47 @@ def test_a_file_gets_its_space_first(tmp_path):
 
 
 @pytest.mark.simulator
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda mapped: np.frombuffer(mapped, np.float32),
+        lambda mapped: np.frombuffer(memoryview(mapped)[4096:], np.float32),
+        lambda mapped: np.ndarray((512, 1024), np.float32, mapped),
+        lambda mapped: np.asarray(memoryview(mapped).cast("f", (512, 1024))),
+    ],
+)
+def test_a_file_mapped_without_numpy_gets_its_space_too(tmp_path, make):
+    path = tmp_path / "a name\nin two lines"
+    with path.open("w+b") as file:
+        file.truncate(512 * 1024 * 4)
+        out = make(mmap.mmap(file.fileno(), 0))
+    host.reserve_file(out)
+    assert space_of(path) >= out.nbytes
+    assert [place[0] for place in host.mapped_files(out)] == [path]
+
+
+@pytest.mark.simulator
+def test_other_mappings_are_left_alone(tmp_path):
+    """Anonymous memory, private mappings of a file, and such that are not written."""
+    path = tmp_path / "c"
+    path.write_bytes(bytes(8192))
+    with path.open("r+b") as file:
+        private = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        read = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    for mapped in (private, read):
+        assert host.mapped_files(np.frombuffer(mapped, np.float32)) == []
+    host.reserve_file(np.frombuffer(mmap.mmap(-1, 8192), np.float32))
+
+
+@pytest.mark.simulator
 def test_which_bytes_of_a_file_an_array_is(tmp_path):
     whole = np.memmap(tmp_path / "c", np.float32, "w+", shape=(100, 50))
     part = np.memmap(tmp_path / "c", np.float32, "r+", offset=4000, shape=(90, 50))
-    assert host.mapped_file(whole) == (tmp_path / "c", 0, 20000)
-    assert host.mapped_file(part[1:3, 5:10]) == (tmp_path / "c", 4000 + 200 + 20, 200 + 20)
-    assert host.mapped_file(part[::-1]) == (tmp_path / "c", 4000, 18000)
+    assert host.mapped_files(whole) == [(tmp_path / "c", 0, 20000)]
+    assert host.mapped_files(part[1:3, 5:10]) == [(tmp_path / "c", 4000 + 200 + 20, 200 + 20)]
+    assert host.mapped_files(part[::-1]) == [(tmp_path / "c", 4000, 18000)]
     for other in (np.zeros((3, 3)), np.memmap(tmp_path / "c", np.float32, "c", shape=(9,)), whole[:0]):
-        assert host.mapped_file(other) is None
+        assert host.mapped_files(other) == []
     (tmp_path / "c").unlink()
     host.reserve_file(whole)  # there is no file of that name to ask
 
@@ -822,19 +864,28 @@ def test_a_disk_that_is_full(monkeypatch, tmp_path):
 
 
 FULL_DISK = """
+import mmap
 import numpy as np
 from numba_gemm import streamed_sgemm
-out = np.memmap("{folder}/c", np.float32, "w+", shape=(1024, 1024))
+out = {out}
 try:
     streamed_sgemm(np.ones((1024, 8), np.float32), np.ones((8, 1024), np.float32), out)
 except OSError as error:
     print("refused", error.errno)
 """
+OUT_ON_DISK = {
+    "memmap": 'np.memmap("{path}", np.float32, "w+", shape=(1024, 1024))',
+    "mmap": """(
+    (file := open("{path}", "w+b")).truncate(4 << 20),
+    np.frombuffer(mmap.mmap(file.fileno(), 0), np.float32).reshape(1024, 1024),
+)[1]""",
+}
 
 
-def test_a_disk_that_really_is_full(tmp_path):
+@pytest.mark.parametrize("out", OUT_ON_DISK)
+def test_a_disk_that_really_is_full(tmp_path, out):
     """On a file system of 1 MB, where a page too many would kill the process."""
-    script = FULL_DISK.format(folder=tmp_path)
+    script = FULL_DISK.format(out=OUT_ON_DISK[out].format(path=f"{tmp_path}/c"))
     mounted = f"mount -t tmpfs -o size=1m none {tmp_path} && exec {sys.executable} -c '{script}'"
     environment = compiler_environment()
     if not queues.SIMULATOR:

@@ -66,6 +66,7 @@ class TensorsOutOfReach(TorchTensors):
 
     def describe(self, name: str, array: Any, stream: Stream | None) -> Operand:
         """Refuse it."""
+        self.check_has_data(name, array)
         raise _refusal(name, f"PyTorch tensor on device {array.device}", f"{name}.detach().cpu().numpy()")
 
 

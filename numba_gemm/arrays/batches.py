@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product, zip_longest
 from math import prod
-
-import numpy as np
 
 from ..ladder.stage import Batch
 from ..launch import Matrix
@@ -22,11 +21,14 @@ Steps = tuple[int, int, int]  # bytes from a matrix of A, of B and of C to the n
 
 
 def broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Batch dimensions of a product, by NumPy's rules; None if those of A and B do not fit."""
-    try:
-        return np.broadcast_shapes(a, b)
-    except ValueError:
+    """Return the batch dimensions of a product, by NumPy's rules; None if those of A and B do not fit.
+
+    `np.broadcast_shapes` raises for more than 32 dimensions, and for results too large to address.
+    """
+    pairs = list(zip_longest(reversed(a), reversed(b), fillvalue=1))
+    if any(x != y and 1 not in (x, y) for x, y in pairs):
         return None
+    return tuple(y if x == 1 else x for x, y in reversed(pairs))
 
 
 def products(
@@ -59,7 +61,7 @@ def products(
     whole, most = 1, 1
     if inner:
         whole, most = inner[0][0], max((MAX_TILES - 1) // (tiles * prod(extent for extent, _ in inner[1:])), 1)
-    for index in np.ndindex(*(extent for extent, _ in outer)):
+    for index in product(*(range(extent) for extent, _ in outer)):
         for begin in range(0, whole, most):
             starts = [sum(i * steps[x] for i, (_, steps) in zip((*index, begin), dims)) for x in range(3)]
             yield (*view.matrices(a, b, c, starts, device), _batch(inner, min(most, whole - begin)))

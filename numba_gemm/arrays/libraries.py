@@ -207,21 +207,35 @@ class TorchTensors(ArrayKind):
 
     def describe(self, name: str, array: Any, stream: Stream | None) -> Operand:
         torch: Any = sys.modules["torch"]
+        self.check_has_data(name, array)
         kind, layout = array.device.type, array.layout
         if kind == "cpu":
             raise TypeError(
                 f"{name} is a PyTorch tensor on the CPU; expected one on a CUDA device; pass {name}.cuda() to compute "
-                f"there, or {name}.numpy() to have it copied there and a NumPy array returned"
+                f"there, or {name}.detach().numpy() to have it copied there and a NumPy array returned"
+            )
+        if array.is_nested:
+            raise TypeError(
+                f"{name} is a nested tensor; expected one whose matrices all have the same shape; pass "
+                f"torch.nested.to_padded_tensor({name}, 0.0), or one matrix at a time"
             )
         if kind != "cuda" or layout != torch.strided:
             raise TypeError(
                 f"{name} is a PyTorch tensor of layout {layout} on device {array.device}; expected layout "
                 f"torch.strided on a CUDA device; pass {name}.{'to_dense()' if kind == 'cuda' else 'cuda()'}"
             )
-        if array.requires_grad:
+        if array.is_quantized:
+            raise TypeError(f"{name} is a quantized tensor; expected dtype torch.float32; pass {name}.dequantize()")
+        pointer = self._address(name, array)
+        if array.requires_grad and torch.is_grad_enabled():
             raise ValueError(
-                f"{name} is a PyTorch tensor that requires grad; expected one that does not, since no gradient is "
-                f"recorded here; pass {name}.detach()"
+                f"{name} is a PyTorch tensor that requires grad, and grad mode is enabled; no gradient is recorded "
+                f"here; call under torch.no_grad() or torch.inference_mode(), or pass {name}.detach()"
+            )
+        if torch.autograd.forward_ad.unpack_dual(array).tangent is not None:
+            raise ValueError(
+                f"{name} is a PyTorch tensor with a forward-mode tangent; no derivative is computed here; "
+                f"pass {name}.detach()"
             )
         if array.is_neg():
             raise ValueError(
@@ -231,7 +245,31 @@ class TorchTensors(ArrayKind):
         strides = tuple(step * array.element_size() for step in array.stride())
         shape, device = tuple(array.shape), int(array.device.index)
         dtype = "float32" if array.dtype is torch.float32 else str(array.dtype)
-        return Operand(name, self, array, dtype, shape, strides, int(array.data_ptr()), device)
+        return Operand(name, self, array, dtype, shape, strides, pointer, device)
+
+    @staticmethod
+    def check_has_data(name: str, array: Any) -> None:
+        """Raise TypeError for a fake or meta tensor, before its address is read."""
+        is_fake = isinstance(array, _imported("torch._subclasses.fake_tensor", "FakeTensor"))
+        if is_fake or array.device.type == "meta":
+            raise TypeError(
+                f"{name} is a {'fake' if is_fake else 'meta'} tensor, which has no data; expected a tensor on a CUDA "
+                "device; pass a real tensor, outside FakeTensorMode"
+            )
+
+    @staticmethod
+    def _address(name: str, array: Any) -> int:
+        try:
+            pointer = int(array.data_ptr())
+        except RuntimeError:  # inside torch.func's transforms, tensors have no storage
+            pointer = 0
+        if not pointer and 0 not in array.shape:
+            raise TypeError(
+                f"{name} is a PyTorch tensor without memory of its own, of type {type(array).__qualname__}, such as a "
+                "wrapper subclass, or one inside a torch.func transform; expected a plain tensor; pass the tensor that "
+                "it wraps, outside such transforms"
+            )
+        return pointer
 
     def streams(self, operands: list[Operand], device: int) -> list[Stream]:
         return [Stream.of(sys.modules["torch"].cuda.current_stream(device))]
@@ -257,7 +295,8 @@ class TorchTensors(ArrayKind):
         own, float32, strided = torch.Tensor, torch.float32, torch.strided
         # Not published, but what PyTorch's own compiled code calls: it leaves out making a stream's Python object.
         raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # noqa: SLF001
-        if type(array) is not own or raw_stream is None:
+        grad_enabled, forward_ad = torch.is_grad_enabled, torch.autograd.forward_ad
+        if type(array) is not own or raw_stream is None or not hasattr(forward_ad, "_current_level"):
             return None
         increment: Any = getattr(torch.autograd.graph, "increment_version", None)
 
@@ -267,45 +306,51 @@ class TorchTensors(ArrayKind):
                 and x.dtype is float32
                 and x.is_cuda
                 and x.layout is strided
-                and not x.requires_grad
+                and not (x.requires_grad and grad_enabled())
                 and not x.is_neg()
             )
 
         def read(tag: Any, a: Any, b: Any, out: Any) -> Sight | None:
-            if not (usual(a) and usual(b)):
+            if not (usual(a) and usual(b)) or forward_ad._current_level >= 0:  # noqa: SLF001
                 return None
-            p, q, device = a.data_ptr(), b.data_ptr(), a.get_device()
-            if out is None:
-                r, result = 0, None
-            elif usual(out) and out.get_device() == device:
-                r, result = out.data_ptr(), (out.shape, out.stride())
-            else:
+            try:
+                p, q, device = a.data_ptr(), b.data_ptr(), a.get_device()
+                if out is None:
+                    r, result = 0, None
+                elif usual(out) and out.get_device() == device:
+                    r, result = out.data_ptr(), (out.shape, out.stride())
+                    if not r:
+                        return None
+                else:
+                    return None
+                if not (p and q) or b.get_device() != device:
+                    return None
+                return (
+                    (
+                        tag,
+                        own,
+                        device,
+                        (p & 15) << 8 | (q & 15) << 4 | r & 15,
+                        a.shape,
+                        a.stride(),
+                        b.shape,
+                        b.stride(),
+                        result,
+                    ),
+                    p,
+                    q,
+                    r,
+                )
+            except RuntimeError:  # no storage, or no strides
                 return None
-            if b.get_device() != device:
-                return None
-            return (
-                (
-                    tag,
-                    own,
-                    device,
-                    (p & 15) << 8 | (q & 15) << 4 | r & 15,
-                    a.shape,
-                    a.stride(),
-                    b.shape,
-                    b.stride(),
-                    result,
-                ),
-                p,
-                q,
-                r,
-            )
 
         def stream(a: Any, b: Any, out: Any, device: int) -> int | None:
             return raw_stream(device)
 
         def empty(a: Any, shape: tuple[int, ...], device: int) -> tuple[Any, int] | None:
             made = a.new_empty(shape)
-            return made, made.data_ptr()
+            pointer = made.data_ptr()
+            return (made, pointer) if pointer else None
 
         def written(out: Any) -> None:
             if not out.is_inference():

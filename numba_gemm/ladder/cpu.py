@@ -66,5 +66,7 @@ def cpu_sgemm(a: Any, b: Any, out: Any = None, *, alpha: float = 1.0, beta: floa
         raise ValueError("out overlaps a or b; pass an array of its own")
     if alpha == 0 or a.shape[1] == 0:
         alpha, a, b = 0.0, a[:, :0], b[:0]
-    _triple_loop(np.float32(alpha), a, b, np.float32(beta), out)
+    with np.errstate(over="ignore", under="ignore"):  # rounded to infinity or 0, as on the GPU
+        scalars = np.float32(alpha), np.float32(beta)
+    _triple_loop(scalars[0], a, b, scalars[1], out)
     return out

@@ -19,7 +19,7 @@ import numpy as np
 from .blocking import ITEM, Part, divided
 from .queues import Device, Mark, Queue
 
-__all__ = ["Flag", "HostMatrix", "Ring", "Stopped", "copying_threads", "mapped_file", "reserve_file"]
+__all__ = ["Flag", "HostMatrix", "Ring", "Stopped", "copying_threads", "mapped_files", "reserve_file"]
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -200,51 +200,62 @@ class Ring:
         np.copyto(target, matrix)
 
 
-def mapped_file(array: np.ndarray) -> tuple[Path, int, int] | None:
-    """The file behind an array that is, or is part of, a NumPy memory map that writes to it: its name, and which bytes.
+def mapped_files(array: np.ndarray) -> list[tuple[Path, int, int]]:
+    """Return the parts of files that writing to an array changes: path, first byte, and bytes.
 
-    None of an array in memory, and of a map whose file has no name any more.
+    Read from Linux's list of the process's mappings, so that it does not matter what mapped the file: `numpy.memmap`,
+    `mmap.mmap`, or shared memory. Empty for an array in memory, and on other systems. A file without a name any more
+    has a path that does not exist.
     """
-    root: Any = None
-    place: Any = array
-    while place is not None:
-        if isinstance(place, np.memmap):
-            root = place
-        place = getattr(place, "base", None)
-    if root is None or root.mode not in ("r+", "w+") or root.filename is None or not array.size:
-        return None
+    if not array.size:
+        return []
     reach = [(extent - 1) * step for extent, step in zip(array.shape, array.strides)]
     low = int(array.ctypes.data) + sum(min(step, 0) for step in reach)
-    size = sum(map(abs, reach)) + array.itemsize
-    return Path(root.filename), root.offset + low - int(root.ctypes.data), size
+    high = low + sum(map(abs, reach)) + array.itemsize
+    try:
+        lines = Path("/proc/self/maps").read_bytes().split(b"\n")
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        fields = line.split(None, 5)  # addresses, permissions, offset in the file, device, inode, path
+        if len(fields) < 6 or not fields[1].startswith(b"rw") or not fields[1].endswith(b"s"):
+            continue
+        begin, end = (int(address, 16) for address in fields[0].split(b"-"))
+        first, last = max(low, begin), min(high, end)
+        if first < last:
+            path = Path(os.fsdecode(fields[5].replace(rb"\012", b"\n")))
+            found.append((path, int(fields[2], 16) + first - begin, last - first))
+    return found
 
 
 def reserve_file(array: np.ndarray) -> None:
-    """See to it that the bytes behind a memory map have their space on the disk, before anything is computed.
+    """Reserve the disk space of the mapped files that an array lies in, before anything is computed.
 
-    To write a page for which the disk has no space kills the process. Where the system cannot reserve space, or the
-    file has no name any more, nothing is done.
+    Writing to a page of a mapped file for which the disk has no space ends the process (SIGBUS). Where the system
+    cannot reserve space, or the file has no name any more, nothing is done.
 
     Raises
     ------
     OSError
-        if the disk has not so much left.
+        if the disk has too little space left.
     """
-    found = mapped_file(array)
-    if found is None or not hasattr(os, "posix_fallocate"):
+    if not hasattr(os, "posix_fallocate"):
         return
-    path, begin, size = found
-    try:
-        with path.open("r+b") as file:
-            if os.fstat(file.fileno()).st_size < begin + size:
-                return  # another file that has the name now
-            os.posix_fallocate(file.fileno(), begin, size)
-    except OSError as error:
-        if error.errno not in NO_ROOM:
-            return
-        raise OSError(
-            error.errno,
-            f"the disk has no room for {size:,} bytes of out ({error.strerror}); nothing was computed, a and b are as "
-            "they were; free some space, or put out elsewhere",
-            str(path),
-        ) from error
+    for path, begin, size in mapped_files(array):
+        try:
+            if not path.is_file():  # deleted, or a device
+                continue
+            with path.open("r+b") as file:
+                if os.fstat(file.fileno()).st_size < begin + size:
+                    continue  # another file, mounted over it
+                os.posix_fallocate(file.fileno(), begin, size)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                continue
+            raise OSError(
+                error.errno,
+                f"the disk has no room for {size:,} bytes of out ({error.strerror}); nothing was computed, a and b are "
+                "as they were; free some space, or put out elsewhere",
+                str(path),
+            ) from error

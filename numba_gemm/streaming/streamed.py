@@ -62,9 +62,10 @@ def streamed_sgemm(
     a, b : ndarray of shape (M, K), ndarray of shape (K, N); float32
         NumPy arrays or memory maps, with any strides. Not to be written before the call returns.
     out : ndarray of shape (M, N), float32, optional
-        C; shares no element with `a` or `b`, which is not seen of two maps of one file. What it is of a memory map gets
-        its space on the disk before anything is computed, where the file still has its name, and the system can do so.
-        By default a new array.
+        C; shares no element with `a` or `b`, which is not seen of two maps of one file. If it lies in a mapped file
+        (`numpy.memmap`, `mmap.mmap`, shared memory), the file's disk space is reserved before anything is computed, on
+        Linux, and only while the file has a name; otherwise a full disk ends the process (SIGBUS). By default a new
+        array.
     alpha, beta : real number
         As for `tiled_sgemm`.
     memory_limit : int, optional
@@ -112,7 +113,7 @@ def streamed_sgemm(
     """
     wanted = _checked(a, b, out, alpha, beta, precision, device)
     memory_limit = _checked_limit(memory_limit)
-    if not callable(progress) and not isinstance(progress, bool):
+    if not callable(progress) and not isinstance(progress, bool | np.bool_):
         raise TypeError(
             f"progress is a {type(progress).__qualname__}; expected a bool or a callable; pass one of these"
         )
@@ -371,7 +372,8 @@ def _scale(out: np.ndarray, beta: float) -> None:
     if beta == 0:
         out[...] = 0
     else:
-        np.multiply(out, np.float32(beta), out=out)
+        with np.errstate(all="ignore"):  # overflow and NaN are results, as on the GPU
+            np.multiply(out, np.float32(beta), out=out)
 
 
 def _describe(error: BaseException, done: list[Done], shape: tuple[int, int]) -> None:
