@@ -36,7 +36,18 @@ LOWEST_PYTHON, HIGHEST_PYTHON = (3, 11), (3, 13)
 LOWEST_CC, TENSOR_CC, BULK_CC = (7, 5), (8, 0), (9, 0)
 LOWEST_DRIVER = (12, 0)  # CUDA release
 LOWEST_LINKER = (12, 3)  # older releases of nvJitLink do not export the functions that cuda-core calls
-LOWEST_NUMBA_CUDA = (0, 30)
+# Lower bounds of what is required, as in pyproject.toml.
+LOWEST = {
+    "numba-cuda": (0, 30, 4),
+    "cuda-bindings": (12, 9, 3),
+    "cuda-core": (0, 7),
+    "cuda-pathfinder": (1, 4, 2),
+    "llvmlite": (0, 43),
+    "numba": (0, 60),
+    "numpy": (2, 0),
+    "pandas": (2, 2, 2),
+    "rich": (12, 0),
+}
 # numba-cuda calls numpy.row_stack when it compiles for the first time, and this release removed it.
 BROKEN_NUMPY = (2, 5)
 PRODUCT = 64  # extent of the product that is tried
@@ -695,13 +706,15 @@ def _numpy(facts: Facts) -> Iterator[Finding]:
             f"{facts.versions.get('numba-cuda', '')} calls it when it compiles for the first time".replace("  ", " "),
             "python -m pip install 'numpy<2.5'",
         )
-    numba_cuda = parsed(facts.versions.get("numba-cuda"))
-    if numba_cuda and numba_cuda < LOWEST_NUMBA_CUDA:
-        yield Finding(
-            MEND,
-            f"numba-cuda is {facts.versions['numba-cuda']}; {dotted(LOWEST_NUMBA_CUDA)} or later is needed",
-            f"python -m pip install --upgrade 'numba-cuda[{_extra(facts)}]>={dotted(LOWEST_NUMBA_CUDA)}'",
-        )
+    for name, lowest in LOWEST.items():
+        found = parsed(facts.versions.get(name))
+        if found and found < lowest:
+            extra = f"[{_extra(facts)}]" if name == "numba-cuda" else ""
+            yield Finding(
+                MEND if name == "numba-cuda" else LIMIT,
+                f"{name} is {facts.versions[name]}; {dotted(lowest)} or later is needed",
+                f"python -m pip install --upgrade '{name}{extra}>={dotted(lowest)}{',<2.5' * (name == 'numpy')}'",
+            )
 
 
 def _driver(facts: Facts) -> Iterator[Finding]:

@@ -102,7 +102,10 @@ ON_GPU = {
     "new Python": ({"python": (3, 14, 0)}, NOTE, "Python is 3.14.0", "python3.13 -m venv"),
     "NumPy without row_stack": (versions(numpy="2.5.0"), MEND, "2.5.0, which removed row_stack", "'numpy<2.5'"),
     "NumPy later still": (versions(numpy="3.0.0rc1"), MEND, "removed row_stack; numba-cuda 0.30.4", "'numpy<2.5'"),
-    "old numba-cuda": (versions(numba_cuda="0.20.1"), MEND, "0.20.1; 0.30 or later", "--upgrade 'numba-cuda[cu13]"),
+    "old numba-cuda": (versions(numba_cuda="0.20.1"), MEND, "0.20.1; 0.30.4 or later", "--upgrade 'numba-cuda[cu13]"),
+    "old NumPy": (versions(numpy="1.26.4"), LIMIT, "numpy is 1.26.4; 2.0 or later", "--upgrade 'numpy>=2.0,<2.5'"),
+    "old cuda-core": (versions(cuda_core="0.5.1"), LIMIT, "cuda-core is 0.5.1; 0.7 or", "--upgrade 'cuda-core>=0.7'"),
+    "old rich": (versions(rich="10.0.0"), LIMIT, "rich is 10.0.0; 12.0 or later", "--upgrade 'rich>=12.0'"),
     "no numba-cuda": (
         {"imports": {"numba_cuda": absent("numba_cuda")}},
         MEND,
@@ -181,7 +184,7 @@ ON_GPU = {
     ),
     "no nvJitLink": ({"libraries": {**compiler(), "nvJitLink": MISSING}}, MEND, "nvJitLink not found", "[cu13]"),
     "old nvJitLink": (
-        {"libraries": compiler((12, 2), (12, 2), (12, 2)), "driver_cuda": (12, 2), **versions(cuda_bindings="12.9.1")},
+        {"libraries": compiler((12, 2), (12, 2), (12, 2)), "driver_cuda": (12, 2), **versions(cuda_bindings="12.9.3")},
         MEND,
         "nvJitLink is 12.2; 12.3",
         "'nvidia-nvjitlink-cu12==12.3.*'",
@@ -205,9 +208,9 @@ ON_GPU = {
         "'cuda-toolkit==13.0.*' 'nvidia-nvjitlink==13.0.*'",
     ),
     "bindings of another major release": (
-        versions(cuda_bindings="12.9.1"),
+        versions(cuda_bindings="12.9.3"),
         MEND,
-        "cuda-bindings is 12.9.1 and the compiler of CUDA 13.0",
+        "cuda-bindings is 12.9.3 and the compiler of CUDA 13.0",
         "'numba-cuda[cu13]'",
     ),
     "driver of CUDA 11": (
@@ -407,7 +410,7 @@ def test_without_a_gpu_the_simulator_is_offered(case):
     [
         versions(numpy="2.5.0"),
         {"libraries": dict.fromkeys(doctor.LIBRARIES, MISSING)},
-        versions(cuda_bindings="12.9.1"),
+        versions(cuda_bindings="12.9.3"),
     ],
 )
 @pytest.mark.parametrize("bare", [BARE, WANTED])

@@ -6,6 +6,7 @@ import ast
 import builtins
 import importlib
 import pickle
+import re
 import subprocess
 import sys
 import tomllib
@@ -16,6 +17,7 @@ import pytest
 from compile_stages import compiler_environment
 
 import numba_gemm
+from numba_gemm import doctor
 from numba_gemm.ladder import STAGES
 from numba_gemm.tensor_core import TENSOR_STAGES
 
@@ -67,6 +69,35 @@ def imported(tree: ast.AST) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             yield node.module
+
+
+# Of modules, the packages that bring them; and modules that are used where they are installed.
+DISTRIBUTIONS = {"numba.cuda": "numba-cuda", "cuda.bindings": "cuda-bindings", "cuda.core": "cuda-core"}
+DISTRIBUTIONS |= {"cuda.pathfinder": "cuda-pathfinder"}
+OPTIONAL = {"cupy", "pynvml", "torch"}
+
+
+@pytest.fixture(scope="module")
+def bounds() -> dict[str, str]:
+    """Lower bounds of the packages that are declared as dependencies, and of the extra for plots."""
+    project = tomllib.loads(PACKAGE.with_name("pyproject.toml").read_text(encoding="utf-8"))["project"]
+    required = [*project["dependencies"], *project["optional-dependencies"]["plot"]]
+    found = [re.match(r"([\w-]+)(?:.*>=([\d.]+))?", requirement) for requirement in required]
+    return {match[1]: match[2] for match in found}
+
+
+@every_source
+def test_what_is_imported_is_required_from_a_release_on(path, bounds):
+    modules = {".".join(name.split(".")[:2]) for name in imported(ast.parse(path.read_text(encoding="utf-8")))}
+    packages = {DISTRIBUTIONS.get(name, name.partition(".")[0]) for name in modules} - OPTIONAL
+    packages -= {"cuda", "numba_gemm", *sys.stdlib_module_names}  # "cuda" alone: `import cuda` names no package
+    assert {name for name in packages if not bounds.get(name)} == set()
+
+
+def test_the_doctor_knows_the_bounds(bounds):
+    assert {name: doctor.dotted(bound) for name, bound in doctor.LOWEST.items()} | {
+        "matplotlib": bounds["matplotlib"]
+    } == bounds
 
 
 @every_source
