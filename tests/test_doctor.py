@@ -210,7 +210,7 @@ ON_GPU = {
     "bindings of another major release": (
         versions(cuda_bindings="12.9.3"),
         MEND,
-        "cuda-bindings is 12.9.1 and the compiler of CUDA 13.0",
+        "cuda-bindings is 12.9.3 and the compiler of CUDA 13.0",
         "'numba-cuda[cu13]'",
     ),
     "driver of CUDA 11": (
