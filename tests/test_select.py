@@ -114,6 +114,8 @@ def test_shares_divide_every_k_tile_once(wanted):
     for stage, config in candidates(wanted.cc):
         if stage.schedule is None:
             continue
+        tiles = tiles_of(config, wanted)
+        assert next(shares(config, rate_of(stage, config), wanted)) == Share(tiles, tiles), "a block per tile"
         for share in shares(config, rate_of(stage, config), wanted):
             made = share_out(config, wanted.m, wanted.n, wanted.k, Batch((wanted.matrices, 1, 1)), share)
             whole, base, extra, k_tiles = made.words[:4]
