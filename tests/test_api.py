@@ -887,6 +887,8 @@ for text in {list(UNCOMPILABLE)}:
 def vectors(value, row, col, x, y):
     return value * x[row] + y[col]
 epilogues.check_result(epilogues.prepared(vectors, 2), 2, (8, 0))
+fast, plain = (epilogues.prepared(cuda.jit(device=True, fastmath=fast)(vectors), 2) for fast in (True, False))
+assert [bool(one.targetoptions.get("fastmath")) for one in (fast, plain)] == [True, False]
 epilogues.check_result(epilogues.prepared(lambda value, row, col: value > row, 0), 0, (9, 0))
 """
     done = fresh_python(code)

@@ -53,6 +53,7 @@ NATURAL_SHARES = [
     (3, 10, 4, Share(4, 0)),
     (1, 3, 4, Share(3, 0)),
     (1, 1, 1, Share(1, 1)),
+    (64, 1 << 26, 132, Share(64, 64)),  # more k-tiles than 32 bits count
 ]
 
 

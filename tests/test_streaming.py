@@ -158,8 +158,19 @@ def test_division_with_workspace_fits_the_limit(workspace):
 
 @pytest.mark.parametrize("extents_", [(5000, 10, 3000), (10, 5000, 3000), (700, 900, 5000), (300, 420, 200)])
 def test_smallest_is_the_minimum_of_all_divisions(extents_):
-    every = [found.device_bytes for found in dividing._candidates(*extents_)]
-    assert dividing.smallest(*extents_, lambda shapes: 0) == min(every)
+    def needs(shapes):
+        """More for shallow panels, so that the last division is not the smallest."""
+        return (1 << 30) // max(shape.inner for shape in shapes)
+
+    every = [*dividing._candidates(*extents_)]
+    assert dividing.smallest(*extents_, lambda shapes: 0) == min(found.device_bytes for found in every)
+    with_workspace = [dividing.replace(found, workspace=needs(found.shapes())).device_bytes for found in every]
+    assert dividing.smallest(*extents_, needs) == min(with_workspace)
+
+
+def test_parts_of_memory_are_aligned():
+    assert Blocking(3, 5, 7, 3, 5, (7,), 3, workspace=1000).parts == (256, 256, 256, 1024)
+    assert Blocking(30, 50, 7, 30, 50, (4, 3), 30, workspace=1000).parts == (6144, 512, 1024, 1024)
 
 
 def test_panel_slots():
@@ -305,7 +316,8 @@ def test_strides_of_panels_and_blocks(tiny, monkeypatch, a_layout, b_layout):
 
     monkeypatch.setattr(products.Products, "enqueue", enqueue)
     a, b = LAYOUTS[a_layout](integers(37, 45)), LAYOUTS[b_layout](integers(45, 52))
-    np.testing.assert_array_equal(streamed_sgemm(a, b, memory_limit=least_memory(a, b)), a @ b)
+    for limit in (least_memory(a, b), 1 << 20):  # a strip per block; several
+        np.testing.assert_array_equal(streamed_sgemm(a, b, memory_limit=limit), a @ b)
     assert len(seen) > 3, "pieces of several extents"
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from compile_stages import compiler_environment
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import numba_gemm
@@ -49,6 +49,7 @@ def narrow_of(kind):
 
 @simulated
 @pytest.mark.parametrize(("kind", "bits"), [("tf32", 13), ("bf16", 16), ("short", 17)])
+@settings(deadline=None)
 @given(value=FLOATS)
 def test_rounding_is_to_the_nearest(kind, bits, value):
     rounded = narrow_of(kind)(np.float32(value))
@@ -253,6 +254,7 @@ def test_scales_bring_the_largest_of_a_row_to_one_size(turned):
 
 
 @simulated
+@settings(deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=40))
 def test_nothing_is_lost_between_a_total_and_its_rests(values):
     """Sums of integers in float32: what the total rounds off goes to the rests, so both together stay exact."""
@@ -268,6 +270,7 @@ def test_nothing_is_lost_between_a_total_and_its_rests(values):
 
 
 @simulated
+@settings(deadline=None)
 @given(st.integers(-(2**23), 2**23), st.integers(-(2**16), 2**16))
 def test_a_sum_that_is_a_float_stays_as_it_is(total, rest):
     _, _, _, finish = sums.steps(8)
@@ -554,6 +557,7 @@ def test_split_operands_are_padded(mode):
 
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=lambda mode: mode.name)
+@settings(deadline=None)
 @given(m=st.integers(1, 20000), n=st.integers(1, 20000), k=st.integers(1, 20000))
 def test_a_division_covers_the_product(mode, m, n, k):
     division = split_products.divide(mode, m, n, k, 132)
