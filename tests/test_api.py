@@ -528,6 +528,7 @@ def test_later_change_of_an_equal_epilogue_has_no_effect(monkeypatch):
     np.testing.assert_array_equal(tiled_sgemm(A, B, stage="stream_k", epilogue=first), plain * np.float32(3))
 
 
+@pytest.mark.simulator  # which calls epilogues on the host
 def test_number_of_cached_epilogues_is_bounded(monkeypatch):
     monkeypatch.setattr(epilogues, "MAX_MADE", 3)
     monkeypatch.setattr(epilogues, "_made", {})

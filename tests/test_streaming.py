@@ -245,7 +245,7 @@ def test_a_product_waits_for_the_strip_in_its_place():
 
 
 @pytest.mark.simulator
-def test_expected_time(tiny):
+def test_expected_time(tiny, monkeypatch):
     a, b = integers(40, 50), integers(50, 30)
     out = np.full((40, 30), 7, np.float32)
     found = streaming.expected_time(a, b, out, beta=1.0)
@@ -253,6 +253,11 @@ def test_expected_time(tiny):
     assert (out == 7).all()
     with pytest.raises(ValueError, match="extent of 0"):
         streaming.expected_time(a[:0], b, out[:0])
+    reads = []
+    monkeypatch.setattr(streaming.streamed, "predict", lambda blocking, rates, reads_out: reads.append(reads_out))
+    for beta in (0.0, 1.0):
+        streaming.expected_time(a, b, out, beta=beta)
+    assert reads == [False, True]
 
 
 def test_samples_stay_within_memory_and_matrix():
