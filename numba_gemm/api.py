@@ -442,7 +442,8 @@ def real(name: str, value: Any) -> float:
     """
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
-    if isinstance(value, np.timedelta64) or not isinstance(value, numbers.Real):  # a timedelta64 is an Integral
+    # NumPy registers timedelta64 as an Integral.
+    if isinstance(value, np.timedelta64) or not isinstance(value, numbers.Real | np.bool_):
         raise TypeError(
             f"{name} is {value!r}, a {type(value).__qualname__}; expected a real number; pass float({name}) if it is "
             "one"

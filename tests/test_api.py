@@ -88,7 +88,9 @@ def test_any_shape_and_strides(data):
 
 
 @pytest.mark.parametrize("beta", [0, 1, -2.5, np.float16(0.5), 1e-50])
-@pytest.mark.parametrize("alpha", [1, 0, -0.75, True, np.float64(3), np.int8(2), Fraction(1, 4), np.array(1.5)])
+@pytest.mark.parametrize(
+    "alpha", [1, 0, -0.75, True, np.True_, np.float64(3), np.int8(2), Fraction(1, 4), np.array(1.5)]
+)
 def test_scalars(alpha, beta):
     a, b, c = filled(4, 5), filled(5, 3), filled(4, 3, seed=2)
     out = c.copy()
