@@ -546,8 +546,9 @@ def verdict(call: Call, made: Made, got: np.ndarray, streamed: bool) -> str:
     m, n, k = call.shape
     precision = resolved(call.precision, m, n, k, (9, 0)) if call.precision == FP32_AUTO else call.precision
     # A streamed product multiplies the sum of each panel by alpha, and rounds after each.
-    simple = call.alpha in ALPHAS and call.beta in BETAS
-    exact = call.values == "integers" and (simple or not streamed)
+    simple = call.alpha in ALPHAS and (call.beta in BETAS or not np.isfinite(call.beta))
+    infinite = not np.isfinite(call.alpha) and call.beta in BETAS
+    exact = call.values == "integers" and (simple or infinite)
     if streamed and not np.isfinite(call.alpha):
         return ""
     batch = call.batch

@@ -663,7 +663,8 @@ def test_capture_into_a_graph(kind, called_before):
 
 @pytest.fixture
 def checked(monkeypatch):
-    """The calls that were checked in full."""
+    """The calls that were checked in full; none was made before."""
+    api.forget()
     calls, check_in_full = [], api.checked_product
 
     def count(*arguments, **options):
