@@ -850,6 +850,8 @@ def test_which_bytes_of_a_file_an_array_is(tmp_path):
     assert host.mapped_files(whole) == [(tmp_path / "c", 0, 20000)]
     assert host.mapped_files(part[1:3, 5:10]) == [(tmp_path / "c", 4000 + 200 + 20, 200 + 20)]
     assert host.mapped_files(part[::-1]) == [(tmp_path / "c", 4000, 18000)]
+    later = np.memmap(tmp_path / "d", np.float32, "w+", offset=3 * mmap.ALLOCATIONGRANULARITY + 40, shape=(10, 10))
+    assert host.mapped_files(later[2:]) == [(tmp_path / "d", 3 * mmap.ALLOCATIONGRANULARITY + 120, 320)]
     for other in (np.zeros((3, 3)), np.memmap(tmp_path / "c", np.float32, "c", shape=(9,)), whole[:0]):
         assert host.mapped_files(other) == []
     (tmp_path / "c").unlink()

@@ -104,7 +104,8 @@ def streamed_sgemm(
     -----
     The result has the same bits as the products of `blocking_of`, each of them one `tiled_sgemm` on the device; for
     "fp32_auto", of the precision that it stands for with all of M, N and K. They depend on `memory_limit`, which is
-    thus to be given where the same bits are wanted whatever else the device holds.
+    thus to be given where the same bits are wanted whatever else the device holds. Each panel's sum is multiplied by
+    `alpha` before it is added: with an infinite `alpha`, panels whose sums have opposite signs give NaN.
 
     An error, or an interrupt, on the way waits for the copies and products that are enqueued (those of two panels at
     most), and for a kernel that is being compiled or a `progress` that is being told. It frees all device memory, and
