@@ -133,7 +133,7 @@ def test_vector_stores(case):
     assert (form.a, form.b, form.c_aligned) == ("along4", "along4", aligned)
 
 
-@pytest.mark.parametrize("case", {case for case in ALIGNED if "step" not in case})
+@pytest.mark.parametrize("case", [case for case in ALIGNED if "step" not in case])
 def test_aligned_variant_of_unscheduled_stages(case):
     place, _, aligned = ALIGNED[case]
     for which in range(3):
