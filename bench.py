@@ -7,7 +7,7 @@ set here, before anything imports numba.
 import os
 import sys
 
-from numba_gemm.device.probe import driver_error
+from numba_gemm.simulator.probe import driver_error
 
 if driver_error() is not None:
     os.environ["NUMBA_ENABLE_CUDASIM"] = "1"

@@ -35,9 +35,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 from numba import cuda, float32, int64
 
-from numba_gemm.device import narrow, scheduler
+from numba_gemm.device import narrow
 from numba_gemm.inspect import draw, step, trace
 from numba_gemm.models.accuracy import MODE_BOUNDS, bound
+from numba_gemm.simulator import scheduler
 from numba_gemm.tensor_core import MODES, TENSOR_STAGES, split, sums
 from numba_gemm.tensor_core.slot import group_store
 from numba_gemm.tensor_core.stage import ROW_WORDS, split_shape

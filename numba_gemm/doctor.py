@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from numba_gemm.device.probe import driver_error, gpu_count, simulator_environment, simulator_requested
+from numba_gemm.simulator.probe import driver_error, gpu_count, simulator_environment, simulator_requested
 
 READY, NOT_READY = 0, 1
 MEND, LIMIT, NOTE = "mend", "limit", "note"  # no kernel runs; something does not work; worth knowing
@@ -296,8 +296,8 @@ def _import_facts() -> dict[str, Any]:
             failed[module] = _one_line(error)
     facts: dict[str, Any] = {"imports": failed}
     if not failed.keys() & NEEDED.keys():
-        from numba_gemm.device.switch import SIMULATOR as simulated
         from numba_gemm.kernel_cache import directory
+        from numba_gemm.simulator.switch import SIMULATOR as simulated
 
         facts["simulated"] = simulated
         try:
@@ -370,9 +370,9 @@ def _trial_facts() -> dict[str, Any]:
     import numpy as np
 
     from numba_gemm import tiled_sgemm
-    from numba_gemm.device.switch import SIMULATOR as simulated
     from numba_gemm.launch import current_device, device_properties
     from numba_gemm.models.accuracy import compare, reference
+    from numba_gemm.simulator.switch import SIMULATOR as simulated
 
     where = "Numba's simulator" if simulated else device_properties(current_device()).name
     rng = np.random.default_rng(0)

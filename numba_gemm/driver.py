@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuda.bindings import driver
 
-from .device.probe import driver_error
+from .simulator.probe import driver_error
 
 if TYPE_CHECKING:
     from .device.internals import Cubin, KernelArguments

@@ -15,8 +15,8 @@ import numpy as np
 from numba import types
 
 from .device import internals
-from .device.switch import SIMULATOR, device_function
 from .fingerprint import fingerprint, frozen
+from .simulator.switch import SIMULATOR, device_function
 
 __all__ = ["check_result", "prepared"]
 

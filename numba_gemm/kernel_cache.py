@@ -52,6 +52,7 @@ FILE_NAME = re.compile(r"[0-9a-f]{64}\.kernel|\.[0-9a-f]{16}\.tmp")
 # Files of this package that can change what a kernel compiles to.
 SOURCE_PATTERNS = (
     "device/*.py",
+    "simulator/switch.py",
     "ladder/*.py",
     "tensor_core/*.py",
     "direct_products.py",

@@ -22,13 +22,14 @@ from cuda.bindings import driver
 
 from . import epilogues, kernel_cache
 from . import workspace as workspaces
-from .device import internals, scheduler, work
-from .device.probe import gpu_count
-from .device.switch import SIMULATOR
+from .device import internals, work
 from .device.tile_loader import covers
 from .driver import Frame, GpuUnavailable, call, device_scope, load_kernel, start
 from .ladder.stage import ONE, Batch, Form, Schedule, Share, Stage, TileConfig
 from .models.roofline import FLOAT32_BYTES
+from .simulator import scheduler
+from .simulator.probe import gpu_count
+from .simulator.switch import SIMULATOR
 from .workspace import Workspace
 
 if not SIMULATOR:
@@ -724,7 +725,7 @@ def launch(
 
 @dataclass(frozen=True)
 class Simulated:
-    """A launch as the scheduler of simulated threads takes it (`numba_gemm.device.scheduler.run`).
+    """A launch as the scheduler of simulated threads takes it (`numba_gemm.simulator.scheduler.run`).
 
     Attributes
     ----------

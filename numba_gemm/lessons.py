@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import __version__
-from .device.probe import choose, gpu_count, gpu_environment, simulator_requested
+from .simulator.probe import choose, gpu_count, gpu_environment, simulator_requested
 
 if TYPE_CHECKING:
     import pandas as pd

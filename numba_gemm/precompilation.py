@@ -8,9 +8,9 @@ from functools import partial
 from typing import NamedTuple
 
 from . import kernel_cache, launch, select
-from .device.switch import SIMULATOR
 from .ladder.stage import FLOAT32_BYTES, Form, Stage, TileConfig
 from .launch import Matrix
+from .simulator.switch import SIMULATOR
 
 __all__ = ["Precompiled", "precompile"]
 

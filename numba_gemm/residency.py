@@ -6,11 +6,11 @@ from functools import partial
 from math import prod
 
 from . import kernel_cache, launch
-from .device.switch import SIMULATOR
 from .ladder import STAGES
 from .ladder.stage import Stage, TileConfig
 from .models import occupancy as counting
 from .models.occupancy import Occupancy
+from .simulator.switch import SIMULATOR
 
 __all__ = ["Occupancy", "config_of", "occupancy", "stage_of"]
 

@@ -16,12 +16,12 @@ from typing import Any
 from . import direct_products, epilogues, kernel_cache
 from . import workspace as workspaces
 from .device import internals
-from .device.switch import SIMULATOR
 from .driver import Frame, device_scope, load_kernel
 from .fingerprint import fingerprint
 from .ladder.stage import ONE, Batch
 from .launch import MAX_EPILOGUES, MAX_K, PLAIN, Extra, Matrix, device_properties
 from .models.roofline import FLOAT32_BYTES
+from .simulator.switch import SIMULATOR
 from .tensor_core import (
     MODES,
     SHORT_SUMS,

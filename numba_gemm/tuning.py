@@ -21,10 +21,10 @@ from . import api, arrays, choice_cache, launch, select
 from . import workspace as workspaces
 from .arrays import ITEM, ArrayKind, Operand
 from .arrays.operand import at_address
-from .device.switch import SIMULATOR
 from .driver import call, device_scope
 from .ladder.stage import Share
 from .select import Choice, Problem
+from .simulator.switch import SIMULATOR
 from .timing import time_interleaved
 from .workspace import Workspace
 

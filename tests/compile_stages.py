@@ -12,7 +12,7 @@ import sys
 import traceback
 from typing import Any
 
-from numba_gemm.device.probe import gpu_environment
+from numba_gemm.simulator.probe import gpu_environment
 
 
 def compiler_environment() -> dict[str, str]:

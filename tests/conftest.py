@@ -11,7 +11,7 @@ import tempfile
 
 import pytest
 
-from numba_gemm.device.probe import gpu_count, simulator_requested
+from numba_gemm.simulator.probe import gpu_count, simulator_requested
 
 if "numba" in sys.modules:
     raise RuntimeError("Numba was imported before the tests could choose between hardware and simulator")

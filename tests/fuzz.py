@@ -39,7 +39,7 @@ from typing import Any
 if __name__ == "__main__":
     # As in conftest.py: hardware or simulator, decided before Numba is imported, here and in every worker.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    from numba_gemm.device.probe import gpu_count
+    from numba_gemm.simulator.probe import gpu_count
 
     if gpu_count() == 0:
         os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
@@ -48,8 +48,8 @@ import numpy as np
 from streaming_cases import least_memory, tiny_blocks
 
 from numba_gemm import plan, stages, streamed_sgemm, tiled_sgemm
-from numba_gemm.device.switch import SIMULATOR
 from numba_gemm.models.accuracy import UNIT_ROUNDOFF, bound, compare, ieee_bound, reference
+from numba_gemm.simulator.switch import SIMULATOR
 from numba_gemm.split_products import FP32_AUTO, PRECISIONS, resolved
 
 GUARD = np.float32(-77.25)  # around C

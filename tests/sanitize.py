@@ -416,8 +416,8 @@ def main() -> int:
         compile_part(options.stages, (major, minor), part, parts)
         return 0
 
-    from numba_gemm.device.probe import driver_error
     from numba_gemm.inspect.sass import find_tool
+    from numba_gemm.simulator.probe import driver_error
 
     if (reason := driver_error()) is not None:
         print(f"error: this needs a GPU, and {reason}", file=sys.stderr)

@@ -13,10 +13,10 @@ from ladder_cases import GUARD, LAYOUTS, Operand, Outcome, Place
 from operands import NAN, filled
 
 from numba_gemm import epilogues, launch
-from numba_gemm.device.switch import SIMULATOR
 from numba_gemm.ladder.stage import ONE, Batch, Share, Stage, TileConfig
 from numba_gemm.launch import Extra, Vector
 from numba_gemm.models.accuracy import compare, reference
+from numba_gemm.simulator.switch import SIMULATOR
 
 COLUMNS = Place(by_columns=True)
 # Layouts of A, B and C by the tile loaders' modes for A and for B.

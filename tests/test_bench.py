@@ -186,7 +186,7 @@ class TestCommandLine:
         assert cli.command_line(["--model", "--ceilings", "/a.json"]) == "python bench.py --model"
 
     def test_few_rounds_are_refused_on_a_gpu(self, monkeypatch, capsys):
-        monkeypatch.setattr("numba_gemm.device.switch.SIMULATOR", False)
+        monkeypatch.setattr("numba_gemm.simulator.switch.SIMULATOR", False)
         monkeypatch.setattr(cli, "make_plan", lambda *_: never("make_plan"))
         with pytest.raises(SystemExit) as stopped:
             cli.main(["--rounds", "4"])
@@ -1449,7 +1449,7 @@ class TestCeilings:
     @pytest.mark.parametrize(("name", "rows"), [("dram", 4), ("l2", 8), ("shared", 0), ("fp32", 0)])
     def test_kernels_do_what_is_counted(self, name, rows):
         """Every thread stores the number of floats that it read, or of multiply-adds, from memory that holds ones."""
-        from numba_gemm.device import scheduler
+        from numba_gemm.simulator import scheduler
 
         probe = ceilings.Probe(name, threads=3 * 32, turns=5, rows=rows)
         one, turns, out = np.float32(1), np.float32(probe.turns), np.full((1, probe.threads), np.nan, np.float32)
@@ -1462,7 +1462,7 @@ class TestCeilings:
 
     @pytest.mark.simulator
     def test_a_block_reads_on_where_another_began(self):
-        from numba_gemm.device import scheduler
+        from numba_gemm.simulator import scheduler
 
         memory = np.repeat(np.arange(3, dtype=np.float32), 4 * 32)[None] * np.ones((4, 1), np.float32)
         out = np.zeros((1, 3 * 32), np.float32)

@@ -18,8 +18,9 @@ from ladder_cases import Case, Outcome, run
 from schedule_cases import Shared, run_shared, shared_cases
 
 from numba_gemm import launch
-from numba_gemm.device import scheduler, work
+from numba_gemm.device import work
 from numba_gemm.ladder import STAGES, Stage, TileConfig
+from numba_gemm.simulator import scheduler
 
 pytestmark = pytest.mark.simulator
 

@@ -375,7 +375,7 @@ def test_no_two_lanes_meet_in_a_bank(along, monkeypatch):
 def test_sums_are_stored(letters, beta, with_epilogue, m, n, turned):
     from numba import cuda, float32, int64
 
-    from numba_gemm.device import scheduler
+    from numba_gemm.simulator import scheduler
 
     def epilogue(value, row, col, across):
         return value + across[col] - row

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from test_stepping import scripted
 
-from numba_gemm.device.probe import simulator_environment
+from numba_gemm.simulator.probe import simulator_environment
 
 pytestmark = pytest.mark.simulator
 DOCS = Path(__file__).parents[1] / "docs"

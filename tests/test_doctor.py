@@ -16,8 +16,8 @@ import pytest
 from compile_stages import compiler_environment
 
 from numba_gemm import doctor
-from numba_gemm.device.probe import simulator_environment
 from numba_gemm.doctor import BROKEN_DRIVER, LIMIT, MEND, NO_GPU, NOTE, Facts, Finding, Gpu, Library, Trial
+from numba_gemm.simulator.probe import simulator_environment
 
 ROOT = Path(doctor.__file__).parent.parent
 H200 = Gpu("NVIDIA H200", (9, 0), 150_000_000_000)

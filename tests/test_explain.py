@@ -13,10 +13,10 @@ from operands import filled
 import numba_gemm
 from numba_gemm import api, arrays, explain, launch, tiled_sgemm
 from numba_gemm.arrays import Copies, host
-from numba_gemm.device.switch import SIMULATOR
 from numba_gemm.ladder import STAGES
 from numba_gemm.ladder.stage import Share
 from numba_gemm.select import Choice
+from numba_gemm.simulator.switch import SIMULATOR
 
 
 def untouched(*shape):

@@ -14,9 +14,9 @@ from compile_stages import compiler_environment
 from ladder_cases import Case, run
 
 from numba_gemm.device.outer_product import ORDERS, outer_product
-from numba_gemm.device.switch import SIMULATOR
 from numba_gemm.inspect import ffma, sass
 from numba_gemm.ladder import STAGES, TileConfig
+from numba_gemm.simulator.switch import SIMULATOR
 
 # Two nested loops, as nvdisasm prints them: a tile loop that copies, a k loop that multiplies. The jump to itself that
 # ends every function is a loop of no interest.

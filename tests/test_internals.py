@@ -22,8 +22,9 @@ import pytest
 from cuda.pathfinder import DynamicLibNotFoundError
 from numba import cuda, float32
 
-from numba_gemm.device import internals, matrix, probe
-from numba_gemm.device.switch import SIMULATOR, device_function, hardware_only
+from numba_gemm.device import internals, matrix
+from numba_gemm.simulator import probe
+from numba_gemm.simulator.switch import SIMULATOR, device_function, hardware_only
 
 CAPABILITIES = {
     (7, 5): "sm_75",

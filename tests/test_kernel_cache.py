@@ -25,10 +25,10 @@ from compile_stages import compiler_environment
 import numba_gemm
 from numba_gemm import api, kernel_cache, launch, precompilation, private_files, select
 from numba_gemm.device.internals import Cubin
-from numba_gemm.device.probe import gpu_count
 from numba_gemm.fingerprint import fingerprint, frozen
 from numba_gemm.ladder import STAGES
 from numba_gemm.ladder.stage import Form, TileConfig
+from numba_gemm.simulator.probe import gpu_count
 
 NAIVE = STAGES["naive"]
 CONFIG = NAIVE.configs[0]

@@ -16,7 +16,6 @@ import pytest
 from compile_stages import compiler_environment
 from numba import cuda
 
-from numba_gemm.device import internals, probe
 from numba_gemm.inspect import sass
 from numba_gemm.inspect import trace as tracing
 from numba_gemm.memory_lab import (
@@ -29,6 +28,7 @@ from numba_gemm.memory_lab import (
 )
 from numba_gemm.memory_lab import experiment as lab
 from numba_gemm.models.traffic import Ceilings
+from numba_gemm.simulator import patches, probe
 
 simulator = pytest.mark.simulator
 W, LINE = 32, 128
@@ -151,7 +151,7 @@ def test_claims_of_strides_can_fail():
 
 def changed(kernel, old, new, module, **names):
     """A kernel with a piece of its source replaced."""
-    function = internals.python_function(kernel)
+    function = patches.python_function(kernel)
     source = textwrap.dedent(inspect.getsource(function))
     assert old in source
     source, place = source.replace(old, new), f"<{function.__name__} with {new}>"

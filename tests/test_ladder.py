@@ -16,11 +16,11 @@ from ladder_cases import ALPHA_BETA, LAYOUTS, Case, cases, run
 from operands import filled
 
 from numba_gemm import launch
-from numba_gemm.device import scheduler
-from numba_gemm.device.switch import SIMULATOR
 from numba_gemm.ladder import STAGES, TileConfig
 from numba_gemm.ladder.stage import Share
 from numba_gemm.models.accuracy import compare, reference
+from numba_gemm.simulator import scheduler
+from numba_gemm.simulator.switch import SIMULATOR
 
 ALIGNED_LAYOUTS = ("rows", "slices of wider rows")
 CONFIGS = [(stage, config) for stage in STAGES.values() for config in stage.configs]

@@ -203,7 +203,7 @@ def test_the_choice_is_made_before_numba(wanted):
     code = (
         "from numba_gemm import lessons\n"
         f"lessons.begin(on_gpu={wanted})\n"
-        "from numba_gemm.device.switch import SIMULATOR\n"
+        "from numba_gemm.simulator.switch import SIMULATOR\n"
         "print('simulated', SIMULATOR)\n"
         "lessons.begin()\n"
     )

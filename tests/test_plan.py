@@ -25,12 +25,12 @@ from numba_gemm import driver as driver_module
 from numba_gemm.arrays import host, libraries, short_way
 from numba_gemm.device import internals
 from numba_gemm.device.internals import Cubin
-from numba_gemm.device.switch import SIMULATOR
 from numba_gemm.device.work import FIELDS
 from numba_gemm.ladder import STAGES
 from numba_gemm.ladder.stage import Batch, Form, Share
 from numba_gemm.launch import Extra, Launch, Matrix, Schedule, Vector
 from numba_gemm.select import Choice
+from numba_gemm.simulator.switch import SIMULATOR
 
 # -------------------------------------------------------------------------------------------------------------- plans
 

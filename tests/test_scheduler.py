@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from numba import cuda, float32, float64, int32
 
-from numba_gemm.device import scheduler
-from numba_gemm.device.switch import device_function
+from numba_gemm.simulator import scheduler
+from numba_gemm.simulator.switch import device_function
 
 pytestmark = pytest.mark.simulator
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from numba_gemm.device.switch import SIMULATOR
 from numba_gemm.ladder import STAGES
 from numba_gemm.ladder.stage import ONE, Batch, Share, share_out
 from numba_gemm.launch import PLAIN, Extra, Matrix, device_properties
@@ -28,6 +27,7 @@ from numba_gemm.select import (
     resolve,
     shares,
 )
+from numba_gemm.simulator.switch import SIMULATOR
 
 extents = st.one_of(st.integers(1, 300), st.integers(1, 20_000))
 ccs = st.sampled_from(sorted(cc for cc in FP32_LANES_PER_SM if cc >= (7, 5)))

@@ -18,9 +18,9 @@ import pytest
 from numba import cuda, float32
 
 from numba_gemm.device import dot as dot_module
-from numba_gemm.device import scheduler
 from numba_gemm.inspect.stepping import Step, debug, step
 from numba_gemm.ladder import STAGES
+from numba_gemm.simulator import scheduler
 from numba_gemm.tensor_core import TENSOR_STAGES
 
 pytestmark = pytest.mark.simulator

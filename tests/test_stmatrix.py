@@ -45,7 +45,7 @@ def held(numbers):
 
 def test_the_simulator_says_that_it_has_none():
     from numba_gemm.device import stmatrix
-    from numba_gemm.device.switch import SIMULATOR
+    from numba_gemm.simulator.switch import SIMULATOR
 
     if not SIMULATOR:
         pytest.skip("on a GPU there is one")

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 import numba_gemm
 from numba_gemm import api, split_products
 from numba_gemm.bench import accuracy
-from numba_gemm.device.switch import SIMULATOR
 from numba_gemm.ladder.stage import Batch
 from numba_gemm.launch import PLAIN, Extra, Matrix, Vector
 from numba_gemm.models.accuracy import MODE_BOUNDS, mode_bound
+from numba_gemm.simulator.switch import SIMULATOR
 from numba_gemm.tensor_core import MODES, TENSOR_STAGES, TensorForm, WarpgroupConfig, split, sums
 from numba_gemm.tensor_core.mode import Mode
 from numba_gemm.tensor_core.stage import LEFT, REGISTERS, ROW_WORDS, SHARED_BYTES, WARPGROUP, split_shape
@@ -152,7 +152,7 @@ def aligned_empty(rows: int, cols: int) -> np.ndarray:
 
 def simulated_split(mode: Mode, x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
     """Parts of both, as (mn, k), for tiles of 32 rows."""
-    from numba_gemm.device import scheduler
+    from numba_gemm.simulator import scheduler
 
     k = x.shape[1]
     parts = [aligned_empty(*split_shape(mode, mn, k, 32)) for mn in (x.shape[0], y.shape[0])]
@@ -205,7 +205,7 @@ def test_parts_sum_up_to_the_operands(mode, layout):
 @simulated
 @pytest.mark.parametrize("mode", ["bf16x6", "fp16x3"])
 def test_a_batch_is_split_matrix_by_matrix_and_what_it_shares_once(mode):
-    from numba_gemm.device import scheduler
+    from numba_gemm.simulator import scheduler
 
     generator, mode = np.random.default_rng(3), MODES[mode]
     # Of y there are three, too, which differ: if all share the first one's parts, others must not be split into them.
@@ -319,7 +319,7 @@ class Warp:
         """C after all lanes have stored; it lies among NaNs, which stay."""
         from numba import cuda, float32, int64
 
-        from numba_gemm.device import scheduler
+        from numba_gemm.simulator import scheduler
         from numba_gemm.tensor_core.finish import sums_store
 
         write = sums_store(TensorForm(self.mode, epilogue, len(vectors)), self.across, self.deep)

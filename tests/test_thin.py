@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from numba_gemm.device.switch import SIMULATOR
 from numba_gemm.models import accuracy
+from numba_gemm.simulator.switch import SIMULATOR
 
 if not SIMULATOR:
     pytest.skip("runs the kernel on the simulator", allow_module_level=True)
 
-from numba_gemm.device import scheduler
 from numba_gemm.device.work import Work
 from numba_gemm.ladder import thin
 from numba_gemm.ladder.stage import Form, TileConfig
+from numba_gemm.simulator import scheduler
 
 FOUR = thin.STAGE.test_config
 ONE = TileConfig(BM=4, BN=1, BK=128, TM=2, TN=1, lanes_k=32, slots=2, dynamic=True)

@@ -13,7 +13,6 @@ from test_broken_kernels import BARRIER, STAGED, barriers, mutant
 
 from numba_gemm.device import async_copy
 from numba_gemm.device.address import shared_address, shared_load2
-from numba_gemm.device.switch import SIMULATOR
 from numba_gemm.device.vector import load4, store4
 from numba_gemm.inspect import trace
 from numba_gemm.inspect.recording import TracedArray
@@ -21,6 +20,7 @@ from numba_gemm.ladder import STAGES
 from numba_gemm.ladder.stage import Share
 from numba_gemm.launch import Matrix, simulated
 from numba_gemm.models import requests
+from numba_gemm.simulator.switch import SIMULATOR
 
 simulator = pytest.mark.simulator
 LANES = np.arange(32)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..device.switch import SIMULATOR
+from ..simulator.switch import SIMULATOR
 from .host import HostArrays, SimulatedHostArrays, SimulatedNumbaArrays
 from .libraries import CupyArrays, NumbaArrays, TorchTensors
 from .operand import ITEM, ArrayKind, Copies, Operand, Product, row_major

@@ -180,8 +180,8 @@ def benchmark(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
     from numba_gemm.bench import compare, environment, model, plots, report, results
     from numba_gemm.bench.run import FEWEST_ROUNDS
-    from numba_gemm.device.switch import SIMULATOR
     from numba_gemm.launch import current_device, device_properties
+    from numba_gemm.simulator.switch import SIMULATOR
 
     if not SIMULATOR and options.rounds is not None and options.rounds < FEWEST_ROUNDS:
         parser().error(f"argument --rounds: {options.rounds} is too few to tell a spread: give five or more")

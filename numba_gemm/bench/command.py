@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TextIO, cast
 
-from numba_gemm.device.probe import driver_error, simulator_requested
+from numba_gemm.simulator.probe import driver_error, simulator_requested
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -33,7 +33,7 @@ import pandas as pd
 from numba_gemm.bench import environment
 from numba_gemm.bench.cases import Shape, parse_shape
 from numba_gemm.bench.command import command, csv_text, json_text, make_folder, write_files
-from numba_gemm.device.probe import driver_error, simulator_requested
+from numba_gemm.simulator.probe import driver_error, simulator_requested
 
 if TYPE_CHECKING:
     from numba_gemm.ladder.stage import Stage

@@ -31,7 +31,7 @@ from numba_gemm.bench.cases import Shape
 from numba_gemm.bench.command import command, csv_text, json_text, make_folder, write_files
 from numba_gemm.bench.counters import shape_option
 from numba_gemm.bench.results import CUBLAS, GRAPHS
-from numba_gemm.device.probe import driver_error, simulator_requested
+from numba_gemm.simulator.probe import driver_error, simulator_requested
 
 if TYPE_CHECKING:
     from numba_gemm.bench.buffers import DeviceBuffers

@@ -29,7 +29,7 @@ from numba_gemm.bench import counters, environment
 from numba_gemm.bench.cases import Shape
 from numba_gemm.bench.cli import commit_hash
 from numba_gemm.bench.command import command, csv_text, json_text, make_folder, write_files
-from numba_gemm.device.probe import simulator_requested
+from numba_gemm.simulator.probe import simulator_requested
 
 __all__ = ["COUNTED", "SHAPE", "TRACED", "compare", "counted", "main", "traced"]
 

@@ -16,7 +16,7 @@ PTX ISA: "Addresses as Operands", "ld", "st", "cp.async", "shfl.sync".
 
 from __future__ import annotations
 
-from .switch import SIMULATOR
+from ..simulator.switch import SIMULATOR
 
 if SIMULATOR:
     import numpy as np

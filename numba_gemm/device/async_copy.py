@@ -12,10 +12,10 @@ may change at any time, and it reads its source and lands at the wait that guara
 
 from __future__ import annotations
 
-from .switch import SIMULATOR
+from ..simulator.switch import SIMULATOR
 
 if SIMULATOR:
-    from .scheduler import current_thread
+    from ..simulator.scheduler import current_thread
     from .watch import Copy, address
 
     def _groups():

@@ -8,7 +8,7 @@ PTX ISA: "cp.async.bulk". No simulator twin.
 
 from __future__ import annotations
 
-from .switch import SIMULATOR
+from ..simulator.switch import SIMULATOR
 
 if not SIMULATOR:
     from llvmlite import ir

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from numba import float32
 
-from .switch import device_function
+from ..simulator.switch import device_function
 
 TERMS = 8
 

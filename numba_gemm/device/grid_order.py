@@ -8,7 +8,7 @@ PTX ISA: "griddepcontrol". Simulator twin: nothing, since kernels run one after 
 
 from __future__ import annotations
 
-from .switch import SIMULATOR
+from ..simulator.switch import SIMULATOR
 
 if SIMULATOR:
 

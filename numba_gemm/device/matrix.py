@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .switch import SIMULATOR
+from ..simulator.switch import SIMULATOR
 
 if SIMULATOR:
     from .watch import address, like

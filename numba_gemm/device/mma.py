@@ -11,7 +11,7 @@ PTX ISA: "mma.sync", "ldmatrix". No simulator twin.
 
 from __future__ import annotations
 
-from .switch import SIMULATOR
+from ..simulator.switch import SIMULATOR
 
 INSTRUCTIONS = {"tf32": "m16n8k8.row.col.f32.tf32.tf32", "bf16": "m16n8k16.row.col.f32.bf16.bf16"}
 INSTRUCTIONS["f16"] = "m16n8k16.row.col.f32.f16.f16"

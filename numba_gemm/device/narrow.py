@@ -14,7 +14,7 @@ PTX ISA: "cvt.rna.tf32.f32", "cvt.rn.bf16.f32" (compute capability 8.0 and up), 
 
 from __future__ import annotations
 
-from .switch import SIMULATOR
+from ..simulator.switch import SIMULATOR
 
 if SIMULATOR:
     import numpy as np

@@ -10,7 +10,7 @@ The functions are plain Python over indexable fragments and serve the simulator 
 
 from __future__ import annotations
 
-from .switch import device_function
+from ..simulator.switch import device_function
 
 ORDERS = ("columns", "rows", "snake", "4x4", "4x4-columns")
 """What `outer_product` takes, the default of ``TileConfig.order`` first."""

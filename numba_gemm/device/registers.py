@@ -10,7 +10,7 @@ PTX ISA: "setmaxnreg". No simulator twin.
 
 from __future__ import annotations
 
-from .switch import SIMULATOR
+from ..simulator.switch import SIMULATOR
 
 if not SIMULATOR:
     from llvmlite import ir

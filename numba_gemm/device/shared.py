@@ -8,7 +8,7 @@ Simulator twin: the same part of the same array, reshaped.
 
 from __future__ import annotations
 
-from .switch import SIMULATOR
+from ..simulator.switch import SIMULATOR
 
 if SIMULATOR:
 

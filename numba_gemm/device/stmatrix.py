@@ -11,7 +11,7 @@ PTX ISA: "stmatrix". No simulator twin.
 
 from __future__ import annotations
 
-from .switch import SIMULATOR
+from ..simulator.switch import SIMULATOR
 
 if SIMULATOR:
 

@@ -12,7 +12,7 @@ PTX ISA: "cp.async.bulk.tensor", "fence.proxy.tensormap". No simulator twin.
 
 from __future__ import annotations
 
-from .switch import SIMULATOR
+from ..simulator.switch import SIMULATOR
 
 if not SIMULATOR:
     from llvmlite import ir

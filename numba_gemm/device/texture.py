@@ -16,7 +16,7 @@ are 0, but the fourth, 1, as the hardware fills them in. Both clocks are the hos
 
 from __future__ import annotations
 
-from .switch import SIMULATOR
+from ..simulator.switch import SIMULATOR
 
 if SIMULATOR:
     import time

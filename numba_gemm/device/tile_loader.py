@@ -27,6 +27,7 @@ from typing import Any
 
 from numba import int64, uint32
 
+from ..simulator.switch import device_function
 from .address import (
     address_of,
     col_step,
@@ -39,7 +40,6 @@ from .address import (
     row_step,
     shared_store1,
 )
-from .switch import device_function
 
 MODES = ("along4", "across4", "along1", "across1", "any")
 SECTOR = 8  # floats of k that neighbouring threads copy of a row: 32 bytes

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from numba import float32
 
+from ..simulator.switch import SIMULATOR, device_function
 from .matrix import read4_if
-from .switch import SIMULATOR, device_function
 
 VECTOR_BYTES = 16
 

@@ -10,7 +10,7 @@ of an asynchronous copy, and ``landed(write)`` when it is known to be in shared 
 
 from __future__ import annotations
 
-from .switch import SIMULATOR
+from ..simulator.switch import SIMULATOR
 
 READ, WRITE, COPY_READ, COPY_WRITE = range(4)
 

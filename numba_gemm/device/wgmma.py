@@ -24,7 +24,7 @@ Descriptor Format". No simulator twin.
 
 from __future__ import annotations
 
-from .switch import SIMULATOR
+from ..simulator.switch import SIMULATOR
 
 ROW_BYTES = 128  # of a row of a tile, along k; rows in groups of eight, 16-byte chunks exchanged within each by XOR
 GROUP_BYTES = 8 * ROW_BYTES

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from numba import int64, uint32
 
-from .switch import SIMULATOR, device_function
+from ..simulator.switch import SIMULATOR, device_function
 
 FIELDS = (
     "partials",

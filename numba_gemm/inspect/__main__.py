@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from ..device.probe import simulator_requested
+from ..simulator.probe import simulator_requested
 
 
 def compute_capability(text: str) -> tuple[int, int]:

@@ -45,7 +45,7 @@ class Loop:
 
 # Functions of these are the simulator's, not the kernel's: their loops are no loops on the hardware.
 STDLIB = sysconfig.get_path("stdlib")
-NOT_KERNELS = ("numba.", "numpy.", "numba_gemm.device.watch", "numba_gemm.device.scheduler", "numba_gemm.inspect.")
+NOT_KERNELS = ("numba.", "numpy.", "numba_gemm.device.watch", "numba_gemm.simulator.scheduler", "numba_gemm.inspect.")
 
 
 def _own_loops(function: ast.AST) -> Iterator[Loop]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..device import watch
-from ..device.scheduler import WARP_SIZE
+from ..simulator.scheduler import WARP_SIZE
 from .recording import ATOMIC, COLUMNS, SHARED, Recorder, TracedArray
 
 __all__ = ["Race", "races"]

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ..device import scheduler, watch
+from ..device import watch
+from ..simulator import scheduler
 from .loops import Turns
 
 __all__ = ["ATOMIC", "COLUMNS", "GLOBAL", "SHARED", "Recorder", "Site", "TracedArray"]

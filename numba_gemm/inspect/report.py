@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..device.internals import Cubin, supported_ccs
-from ..device.switch import SIMULATOR
 from ..ladder.stage import Stage, TileConfig
 from ..launch import compile_stage
+from ..simulator.switch import SIMULATOR
 from .sass import Instruction, Loop, disassemble, functions, instruction_mix, main_loop
 
 # Before compute capability 9.0 a shuffle is a call where the compiler cannot see that the whole warp takes part.

@@ -28,9 +28,9 @@ from typing import Any
 
 import numpy as np
 
-from ..device import internals, scheduler
 from ..ladder import TileConfig
 from ..launch import Simulated
+from ..simulator import patches, scheduler
 from .target import arrays_of, prepare
 
 __all__ = ["Step", "Stepping", "debug", "step"]
@@ -199,7 +199,7 @@ class _Calls:
                 self._modules.append(item if isinstance(item, str) else item.__name__)
             else:
                 try:
-                    self._codes.add(internals.python_function(item).__code__)
+                    self._codes.add(patches.python_function(item).__code__)
                 except TypeError:
                     raise TypeError(
                         f"into is {item!r}; expected functions, modules or names of modules, one or several"
@@ -234,7 +234,7 @@ class _Follower:
         self._block, self._thread = block, thread
         self._global = [array.view(np.ndarray) for _, array in arrays_of(made.kernel, made.arguments)]
         self._shared: list[Array] = []
-        self._calls = _Calls(internals.python_function(made.kernel), into)
+        self._calls = _Calls(patches.python_function(made.kernel), into)
         self._stack: list[_Call] = []
         self._interval = 0
         self.end: Step | None = None
@@ -538,7 +538,7 @@ def debug(
     made = prepare(stage_or_kernel, grid, block, args, config=config, dynamic_shared=dynamic_shared)
     chosen_block = _index("block_index", block_index, "grid", made.grid)
     chosen = _index("thread", thread, "block", made.block)
-    file = internals.python_function(made.kernel).__code__.co_filename
+    file = patches.python_function(made.kernel).__code__.co_filename
     stopper = _Stopper(file, chosen_block, chosen, line)
     try:
         made.run(seed=seed, observer=stopper)

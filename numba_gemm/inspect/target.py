@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ..device import internals
-from ..device.switch import SIMULATOR
 from ..ladder import Stage, TileConfig
 from ..launch import Matrix, Simulated, simulated
 from ..residency import config_of, stage_of
+from ..simulator import patches
+from ..simulator.switch import SIMULATOR
 from ..tensor_core import TENSOR_STAGES, TensorStage
 
 __all__ = ["arrays_of", "prepare"]
@@ -93,7 +93,7 @@ def prepare(
         return Simulated(made.kernel, _extents(blocks), _extents(threads), made.arguments, shared)
     if config is not None:
         raise TypeError("config is for stages; a kernel is built already")
-    function = internals.python_function(stage_or_kernel)
+    function = patches.python_function(stage_or_kernel)
     if grid is None or block is None:
         raise TypeError(f"{function.__name__} is no stage, so grid and block must be given")
     if any(given.kind is given.VAR_POSITIONAL for given in inspect.signature(function).parameters.values()):
@@ -114,7 +114,7 @@ def _extents(given: int | Sequence[int]) -> tuple[int, ...]:
 
 def arrays_of(kernel: Any, args: Sequence[Any]) -> Iterator[tuple[str, Any]]:
     """Arrays among a kernel's arguments, and in tuples among them, by the names of its parameters."""
-    names = list(inspect.signature(internals.python_function(kernel)).parameters)
+    names = list(inspect.signature(patches.python_function(kernel)).parameters)
     for name, value in zip(names, args, strict=False):
         yield from _arrays_in(name, value)
 

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..device import internals, scheduler, watch
+from ..device import watch
 from ..ladder import TileConfig
 from ..models import requests as rules
+from ..simulator import patches, scheduler
 from . import target
 from .races import Race, races
 from .recording import COLUMNS, GLOBAL, SHARED, Recorder, TracedArray
@@ -442,7 +443,7 @@ def trace(
     chosen = None if blocks is None else list(blocks)
     if chosen and max(Counter((*np.atleast_1d(index), 0, 0)[:3] for index in chosen).values()) > 1:
         raise ValueError(f"blocks are {chosen}; expected each once")
-    function = internals.python_function(made.kernel)
+    function = patches.python_function(made.kernel)
     recorder = Recorder(inspect.unwrap(function).__code__.co_filename)
     names = list(inspect.signature(function).parameters)
     arguments = tuple(_watched(recorder, name, value) for name, value in zip(names, made.arguments, strict=False))

@@ -23,8 +23,8 @@ from ..device.address import col_step, pinned, shared_address, shared_load4, tra
 from ..device.async_copy import commit_group, wait_group
 from ..device.blend import row_store
 from ..device.outer_product import outer_product
-from ..device.switch import device_function, hardware_only
 from ..device.tile_loader import covers, tile_loader
+from ..simulator.switch import device_function, hardware_only
 from .stage import WARP, Stage, TileConfig, flat_block, require
 
 

@@ -32,7 +32,6 @@ from ..device.address import (
 from ..device.async_copy import commit_group, wait_group
 from ..device.blend import element_store
 from ..device.matrix import shifted
-from ..device.switch import device_function, hardware_only
 from ..device.work import (
     arrive,
     batch_place,
@@ -45,6 +44,7 @@ from ..device.work import (
     store_partial,
     tile_place,
 )
+from ..simulator.switch import device_function, hardware_only
 from .stage import Stage, TileConfig, flat_block, require, share_out
 
 NEVER = 2**31 - 1  # a k that no chunk reaches

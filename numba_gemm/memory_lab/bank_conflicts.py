@@ -32,12 +32,12 @@ import pandas as pd
 from numba import cuda, float32, uint32
 
 from numba_gemm.device.address import shared_address, shared_load1, shared_load2, shared_load4
-from numba_gemm.device.switch import device_function
 from numba_gemm.device.texture import cycles
 from numba_gemm.memory_lab import machine
 from numba_gemm.memory_lab.drawing import COLOURS, curve
 from numba_gemm.memory_lab.experiment import Experiment
 from numba_gemm.models import requests
+from numba_gemm.simulator.switch import device_function
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

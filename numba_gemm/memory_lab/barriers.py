@@ -48,11 +48,11 @@ import numpy as np
 import pandas as pd
 from numba import cuda, float32, int32, uint32
 
-from numba_gemm.device import probe, scheduler
 from numba_gemm.memory_lab import machine, narrow_product
 from numba_gemm.memory_lab.drawing import COLOURS, bars, curve
 from numba_gemm.memory_lab.experiment import Experiment
 from numba_gemm.memory_lab.narrow_product import ITEM, W
+from numba_gemm.simulator import probe, scheduler
 from numba_gemm.timing import Call
 
 if TYPE_CHECKING:

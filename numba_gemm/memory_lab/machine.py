@@ -15,11 +15,11 @@ from cuda.bindings import driver
 from numba import cuda
 
 from numba_gemm.bench.model import choose_ceilings
-from numba_gemm.device import scheduler
-from numba_gemm.device.switch import SIMULATOR
 from numba_gemm.driver import call, device_scope
 from numba_gemm.launch import DeviceProperties, current_device, device_properties
 from numba_gemm.models.traffic import Ceilings
+from numba_gemm.simulator import scheduler
+from numba_gemm.simulator.switch import SIMULATOR
 from numba_gemm.timing import Call, Samples, time_interleaved
 
 __all__ = ["SIMULATOR", "attribute", "ceilings", "enqueue", "in_context", "properties", "streams", "timed"]

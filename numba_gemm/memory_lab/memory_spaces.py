@@ -50,12 +50,12 @@ from cuda.bindings import driver
 from numba import cuda, float32, uint32, uint64
 
 from numba_gemm.bench import ceilings
-from numba_gemm.device.switch import device_function
 from numba_gemm.device.texture import cycles, nanoseconds, texel
 from numba_gemm.driver import call
 from numba_gemm.memory_lab import machine
 from numba_gemm.memory_lab.drawing import bars
 from numba_gemm.memory_lab.experiment import Experiment
+from numba_gemm.simulator.switch import device_function
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

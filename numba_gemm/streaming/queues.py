@@ -19,8 +19,8 @@ from cuda.bindings import driver
 
 from .. import host_memory
 from .. import workspace as workspaces
-from ..device.switch import SIMULATOR
 from ..driver import call, device_scope, failure, primary_context, relaxed_capture
+from ..simulator.switch import SIMULATOR
 from ..workspace import Workspace
 from .blocking import ITEM, Part
 

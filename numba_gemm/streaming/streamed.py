@@ -17,8 +17,8 @@ import numpy as np
 from cuda.bindings import driver
 
 from .. import api, launch
-from ..device.switch import SIMULATOR
 from ..driver import device_scope, failure
+from ..simulator.switch import SIMULATOR
 from ..split_products import IEEE
 from . import blocking as dividing
 from .blocking import Blocking

@@ -15,17 +15,10 @@ Limits: each block sets up barriers, waits for its first slots, and stores its t
 from numba import cuda, float32, int64, uint32
 
 from ..device import mbarrier, wgmma
-from ..device.switch import hardware_only
 from ..ladder.stage import require
+from ..simulator.switch import hardware_only
 from .slot import first_slot, group_store, slot_copies, slot_products
-from .stage import (
-    BARRIER_BYTES,
-    GROUP_ROWS,
-    ROW_BYTES,
-    WARPGROUP,
-    TensorStage,
-    WarpgroupConfig,
-)
+from .stage import BARRIER_BYTES, GROUP_ROWS, ROW_BYTES, WARPGROUP, TensorStage, WarpgroupConfig
 
 
 def build(config, form):

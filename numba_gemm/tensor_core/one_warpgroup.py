@@ -14,9 +14,9 @@ from numba import cuda, float32, int64, uint32
 
 from ..device import wgmma
 from ..device.address import shared_store4
-from ..device.switch import device_function, hardware_only
 from ..device.vector import load4
 from ..ladder.stage import require
+from ..simulator.switch import device_function, hardware_only
 from .slot import first_slot, group_store, slot_products
 from .stage import ROW_BYTES, ROW_WORDS, WARPGROUP, TensorStage, WarpgroupConfig
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 from numba import cuda, float32, uint32
 
 from ..device import wgmma
-from ..device.switch import device_function
+from ..simulator.switch import device_function
 from .mode import Mode
 from .slot import ring, slot_products, step_product
 from .stage import GROUP_ROWS, ROW_BYTES, WarpgroupConfig

@@ -35,7 +35,7 @@ from typing import Any
 
 import numpy as np
 
-from . import internals
+from . import patches
 from .switch import SIMULATOR
 
 WARP_SIZE = 32
@@ -119,7 +119,7 @@ class SimulatedThread:
     def __init__(self, block_index: Index, thread_index: Index, linear_index: int) -> None:
         self.block_index, self.thread_index, self.linear_index = block_index, thread_index, linear_index
         self.warp, self.lane = divmod(linear_index, WARP_SIZE)
-        self.position = internals.Dim3(*thread_index)  # what the kernel sees
+        self.position = patches.Dim3(*thread_index)  # what the kernel sees
         self.state: dict[Any, Any] = {}
         self.syncs = 0
         self.exited = False
@@ -139,7 +139,7 @@ class SimulatedThread:
 
 def _poisoned(shape: Any, dtype: Any, alignment: int | None) -> np.ndarray[Any, Any]:
     """Return a new array full of NaN, really aligned: to 16 bytes, or to more if asked."""
-    dtype = internals.as_dtype(dtype)
+    dtype = patches.as_dtype(dtype)
     shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     if alignment is None:
         alignment = 16
@@ -213,7 +213,7 @@ class _Shared:
         if isinstance(shape, (int, np.integer)) and shape == 0:
             if alignment is not None and alignment > _DYNAMIC_ALIGNMENT:
                 raise ValueError(f"dynamic shared memory is aligned to {_DYNAMIC_ALIGNMENT} bytes, not {alignment}")
-            dtype = internals.as_dtype(dtype)
+            dtype = patches.as_dtype(dtype)
             if self._dynamic is None:
                 self._dynamic = self._made(None, self._dynamic_bytes, np.uint8, _DYNAMIC_ALIGNMENT)
             whole = self._dynamic_bytes // dtype.itemsize * dtype.itemsize
@@ -235,7 +235,7 @@ class _Local:
 # --------------------------------------------------------------------------------------- what kernels see as `cuda`
 
 
-class _Cuda(internals.SimulatedModule):
+class _Cuda(patches.SimulatedModule):
     """`numba.cuda` as a kernel sees it. What depends on the thread is set at every switch of threads."""
 
     # These hide properties of the base class that ask the operating-system thread.
@@ -309,7 +309,7 @@ class _Launch:
         self.function, self.grid, self.block, self.args = function, grid, block, tuple(args)
         self.seed = seed
         self.cuda = _Cuda(self, grid, block, dynamic_bytes, observer)
-        self.replacement = internals.SimulatedCuda()
+        self.replacement = patches.SimulatedCuda()
         self.on_barrier = getattr(observer, "barrier", None)
         self.on_start = getattr(observer, "thread_start", None)
         self.on_end = getattr(observer, "thread_end", None)
@@ -338,7 +338,7 @@ class _Launch:
     def run_block(self, block_index: Index) -> Iterator[Any]:
         """Run a block; yield what requests return that is not None, and go on when the next one is asked for."""
         self.cuda.shared.begin_block()
-        self.cuda.blockIdx = internals.Dim3(*block_index)
+        self.cuda.blockIdx = patches.Dim3(*block_index)
         extents = (range(extent) for extent in reversed(self.block))
         self.threads = [
             SimulatedThread(block_index, (x, y, z), i) for i, (z, y, x) in enumerate(itertools.product(*extents))
@@ -684,7 +684,7 @@ def pauses(
     """
     if not SIMULATOR:
         raise RuntimeError("the scheduler needs Numba's simulator: set NUMBA_ENABLE_CUDASIM=1 before importing numba")
-    function = internals.python_function(kernel)
+    function = patches.python_function(kernel)
     grid, block = _extent("grid", grid, 1, 1), _extent("block", block, 1, 1)
     if math.prod(block) > MAX_BLOCK_THREADS:
         raise ValueError(f"a block has at most {MAX_BLOCK_THREADS} threads, got {block}")

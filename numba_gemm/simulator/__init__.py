@@ -1,0 +1,1 @@
+"""Run kernels as Python threads, without a GPU."""

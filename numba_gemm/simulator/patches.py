@@ -1,0 +1,124 @@
+"""Parts of Numba's simulator, by its private interfaces, that the scheduler is built on.
+
+Private interfaces that are used: `numba.cuda.simulator.kernelapi` (`FakeCUDAModule`, `Dim3`) and
+`numba.cuda.simulator.kernel` (`FakeCUDAKernel.fn`, `_kernel_context`). If they change, simulated launches fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable
+from types import CellType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+
+from .switch import SIMULATOR
+
+# Names that only exist in the simulator; on hardware the scheduler can be imported, not run.
+SimulatedModule: Any = object
+Dim3: Any = tuple
+
+if SIMULATOR:
+    from numba.cuda.simulator import kernelapi
+
+    SimulatedModule, Dim3 = kernelapi.FakeCUDAModule, kernelapi.Dim3
+
+
+def as_dtype(dtype: Any) -> np.dtype[Any]:
+    """Return the NumPy dtype of a Numba type, or of anything that NumPy takes for one."""
+    from numba.cuda import types
+    from numba.np import numpy_support
+
+    return np.dtype(numpy_support.as_dtype(dtype) if isinstance(dtype, types.Type) else dtype)
+
+
+def python_function(kernel: Any) -> Callable[..., Any]:
+    """Return the Python function of what `cuda.jit` made in the simulator, or a plain function itself."""
+    function = getattr(kernel, "py_func", kernel)
+    if not isinstance(function, FunctionType):
+        raise TypeError(f"expected a kernel made by cuda.jit or a Python function, got {kernel!r}")
+    return function
+
+
+# Functions of these never look up `cuda` in their own module on behalf of a kernel.
+_LEAVES = {"numpy", "numba", "llvmlite", "math", "builtins", "operator"}
+
+
+def _names(code: CodeType) -> set[str]:
+    nested = [_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    return set(code.co_names).union(*nested)
+
+
+def _reachable(kernel: Callable[..., Any]) -> tuple[list[dict[str, Any]], list[CellType]]:
+    """Return the module dictionaries, and the closure cells, in which `kernel` or what it calls may find `cuda`.
+
+    Follows names of globals, attributes of modules, and closures; not functions inside containers, of which only
+    those made by `cuda.jit(device=True)` and those in `numba_gemm.device` will work.
+    """
+    namespaces: dict[int, dict[str, Any]] = {}
+    cells: dict[int, CellType] = {}
+    seen: set[int] = set()
+    pending: list[Any] = [kernel]
+    while pending:
+        found = pending.pop()
+        function = getattr(found, "py_func", found)
+        if not isinstance(function, FunctionType) or id(function) in seen:
+            continue
+        if (function.__module__ or "").partition(".")[0] in _LEAVES:
+            continue
+        seen.add(id(function))
+        namespaces[id(function.__globals__)] = function.__globals__
+        names = _names(function.__code__)
+        values = [function.__globals__[name] for name in names if name in function.__globals__]
+        for cell in function.__closure__ or ():
+            with contextlib.suppress(ValueError):  # a cell that is still empty
+                values.append(cell.cell_contents)
+                cells[id(cell)] = cell
+        for value in values:
+            if isinstance(value, ModuleType) and value.__name__.partition(".")[0] not in _LEAVES:
+                pending += [vars(value)[name] for name in names if name in vars(value)]
+            else:
+                pending.append(value)
+    return list(namespaces.values()), list(cells.values())
+
+
+class SimulatedCuda:
+    """Replacement of `numba.cuda` in a kernel and in all that it calls; one is installed at a time per process.
+
+    Not only the name `cuda` is replaced: every global or closure variable that holds `numba.cuda` holds the simulated
+    module, also for host code in the same Python modules.
+    """
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], Any]] = []
+
+    def install(self, kernel: Callable[..., Any], module: Any) -> None:
+        """Put `module` in the place of `numba.cuda`, until `restore`."""
+        from numba import cuda
+        from numba.cuda.simulator import kernel as simulator
+
+        namespaces, cells = _reachable(kernel)
+        namespaces += [vars(m) for name, m in list(sys.modules.items()) if name.startswith("numba_gemm.device.")]
+        held = [cell for cell in cells if cell.cell_contents is cuda]
+        if simulator._kernel_context is not None:
+            raise RuntimeError("a kernel is running on Numba's own simulator, which runs one at a time")
+        # Each undo is noted before its change: a KeyboardInterrupt may come between any two calls.
+        self._undo.append(functools.partial(setattr, simulator, "_kernel_context", None))
+        simulator._kernel_context = module  # for user functions made by cuda.jit(device=True)
+        for namespace in {id(namespace): namespace for namespace in namespaces}.values():
+            # Not by Numba's own `swapped_cuda_module`, which leaves it in while a device function is under way.
+            names = [name for name, value in namespace.items() if value is cuda]
+            self._undo.append(functools.partial(namespace.update, dict.fromkeys(names, cuda)))
+            namespace.update(dict.fromkeys(names, module))
+        for cell in held:
+            self._undo.append(functools.partial(setattr, cell, "cell_contents", cuda))
+            cell.cell_contents = module
+
+    def restore(self) -> None:
+        """Put `numba.cuda` back. May be called again after an interrupt, or without `install`."""
+        while self._undo:
+            self._undo[-1]()
+            self._undo.pop()
