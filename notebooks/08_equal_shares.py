@@ -32,8 +32,8 @@ from numba_gemm.device.work import Work, piece
 from numba_gemm.inspect import draw, step, trace
 from numba_gemm.ladder import STAGES
 from numba_gemm.ladder.stage import ONE, Share, share_out
-from numba_gemm.launch import Matrix, natural_share, simulated
 from numba_gemm.models.traffic import Ceilings, predict
+from numba_gemm.runtime.launch import Matrix, natural_share, simulated
 
 SMS = 132  # multiprocessors of an H200
 

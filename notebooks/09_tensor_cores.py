@@ -392,7 +392,7 @@ lessons.source("sums", function="compensated")
 
 # %%
 ABLE = """
-from numba_gemm.launch import current_device, device_properties
+from numba_gemm.runtime.launch import current_device, device_properties
 from numba_gemm.split_products import runnable
 print(*runnable(device_properties(current_device()).cc))
 """

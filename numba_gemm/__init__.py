@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .api import stages, tiled_sgemm
-    from .driver import GpuUnavailable
     from .explanation import Explanation, explain
-    from .kernel_cache import clear_cache
     from .ladder.cpu import cpu_sgemm
     from .plans import Plan, plan
     from .precompilation import precompile
     from .residency import Occupancy, occupancy
+    from .runtime.driver import GpuUnavailable
+    from .runtime.kernel_cache import clear_cache
     from .streaming import streamed_sgemm
     from .tuning import Autotuned, autotune, clear_autotuned
 
@@ -45,12 +45,12 @@ __all__ = [
 _HOMES = {
     "Autotuned": ".tuning",
     "Explanation": ".explanation",
-    "GpuUnavailable": ".driver",
+    "GpuUnavailable": ".runtime.driver",
     "Occupancy": ".residency",
     "Plan": ".plans",
     "autotune": ".tuning",
     "clear_autotuned": ".tuning",
-    "clear_cache": ".kernel_cache",
+    "clear_cache": ".runtime.kernel_cache",
     "cpu_sgemm": ".ladder.cpu",
     "explain": ".explanation",
     "occupancy": ".residency",

@@ -22,10 +22,11 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from . import kernel_cache, launch, select
+from . import select
 from .ladder.stage import Share
-from .launch import DeviceProperties
-from .private_files import CacheWarning, PrivateDirectory, Refused, warn_once
+from .runtime import kernel_cache, launch
+from .runtime.launch import DeviceProperties
+from .runtime.private_files import CacheWarning, PrivateDirectory, Refused, warn_once
 from .select import Choice, Problem
 
 __all__ = ["choose", "clear", "forget", "keep"]

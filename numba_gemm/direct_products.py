@@ -10,12 +10,11 @@ import threading
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
-from . import epilogues, kernel_cache, tensor_maps
-from .device import internals
-from .driver import Frame, device_scope, load_kernel
-from .fingerprint import fingerprint
 from .ladder.stage import ONE, Batch
-from .launch import MAX_EPILOGUES, Extra, Matrix, device_properties
+from .runtime import compiler, epilogue, kernel_cache, tensor_maps
+from .runtime.driver import Frame, device_scope, load_kernel
+from .runtime.fingerprint import fingerprint
+from .runtime.launch import MAX_EPILOGUES, Extra, Matrix, device_properties
 from .tensor_core import TensorForm, WarpgroupConfig, direct
 from .tensor_core.stage import fastest
 
@@ -92,24 +91,24 @@ def blocks(found: Arrangement, config: WarpgroupConfig, sm_count: int) -> int:
     return min(-(-found.rows // config.BM) * -(-found.cols // config.BN), sm_count)
 
 
-def compile_kernel(config: WarpgroupConfig, form: TensorForm, letters: str) -> internals.Cubin:
+def compile_kernel(config: WarpgroupConfig, form: TensorForm, letters: str) -> compiler.Cubin:
     """Compile a kernel; needs no GPU."""
     from numba.cuda import types
 
     from .device.matrix import MatrixType
 
     if form.epilogue is not None:
-        epilogues.check_result(form.epilogue, form.vectors, CC)
+        epilogue.check_result(form.epilogue, form.vectors, CC)
     maps, steps = (types.int64, types.int64), types.UniTuple(types.int64, 3)
     signature = [types.float32, *maps, types.float32, MatrixType(False), types.int64, steps]
     if form.vectors:
         signature.append(types.UniTuple(types.Array(types.float32, 1, "A"), form.vectors))
     kernel = direct.build(config, form, direct.LAYOUTS[letters])
     name = f"direct_{config.name}_{letters}"
-    return internals.compile_cubin(kernel, signature, CC, name=name, whole_program=config.claim > 0)
+    return compiler.compile_cubin(kernel, signature, CC, name=name, whole_program=config.claim > 0)
 
 
-def kernel_cubin(config: WarpgroupConfig, form: TensorForm, letters: str) -> internals.Cubin:
+def kernel_cubin(config: WarpgroupConfig, form: TensorForm, letters: str) -> compiler.Cubin:
     """The kernel, compiled or from the cache on disk; needs no GPU."""
     described = None if form.epilogue is None else fingerprint(form.epilogue)
     name = None
@@ -160,7 +159,7 @@ class _Launch:
         ]
         moving = [0, 1, 2, 3, 4, *(13 + 7 * i + 4 for i in range(len(self._vectors)))]
         grid, block = (self._blocks, self._matrices, 1), (self._config.threads, 1, 1)
-        arguments = internals.KernelArguments(values, moving)
+        arguments = compiler.KernelArguments(values, moving)
         shared = self._config.dynamic_shared(direct.MODE)
         return Frame(self._device, self._kernel, grid, block, shared, arguments)
 

@@ -296,7 +296,7 @@ def _import_facts() -> dict[str, Any]:
             failed[module] = _one_line(error)
     facts: dict[str, Any] = {"imports": failed}
     if not failed.keys() & NEEDED.keys():
-        from numba_gemm.kernel_cache import directory
+        from numba_gemm.runtime.kernel_cache import directory
         from numba_gemm.simulator.switch import SIMULATOR as simulated
 
         facts["simulated"] = simulated
@@ -312,7 +312,7 @@ def _import_facts() -> dict[str, Any]:
 
 def cannot_write(path: Path) -> str | None:
     """Say why the cache cannot keep files in a directory, made if need be; None if it can. It is not made here."""
-    from numba_gemm.private_files import refusal
+    from numba_gemm.runtime.private_files import refusal
 
     try:
         if path.is_dir() and (problem := refusal(path, path.stat())) is not None:
@@ -370,8 +370,8 @@ def _trial_facts() -> dict[str, Any]:
     import numpy as np
 
     from numba_gemm import tiled_sgemm
-    from numba_gemm.launch import current_device, device_properties
     from numba_gemm.models.accuracy import compare, reference
+    from numba_gemm.runtime.launch import current_device, device_properties
     from numba_gemm.simulator.switch import SIMULATOR as simulated
 
     where = "Numba's simulator" if simulated else device_properties(current_device()).name

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from . import api, arrays, launch, select
-from . import workspace as workspaces
+from . import api, arrays, select
 from .arrays import ITEM, ArrayKind, Copies, Operand
 from .device.work import FIELDS
 from .ladder.stage import Form, Schedule
+from .runtime import launch
+from .runtime import workspace as workspaces
 
 __all__ = ["Explanation", "explain"]
 

@@ -68,7 +68,7 @@ def gpu_name() -> str:
     """The name of the first GPU."""
     from cuda.bindings import driver
 
-    from .driver import call
+    from .runtime.driver import call
 
     call(driver.cuInit, 0)
     name = call(driver.cuDeviceGetName, 100, call(driver.cuDeviceGet, 0))

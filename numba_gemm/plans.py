@@ -6,17 +6,18 @@ import operator
 from dataclasses import replace
 from typing import Any
 
-from . import api, arrays, choice_cache, direct_products, launch, select, split_products
-from . import workspace as workspaces
+from . import api, arrays, choice_cache, direct_products, select, split_products
 from .arrays import ITEM, Seen
-from .driver import device_scope
 from .ladder.stage import TileConfig
-from .launch import Matrix
+from .runtime import launch
+from .runtime import workspace as workspaces
+from .runtime.driver import device_scope
+from .runtime.launch import Matrix
+from .runtime.workspace import ALIGNMENT, Workspace
 from .select import Choice
 from .split_products import IEEE
 from .tensor_core import MODES, direct
 from .tensor_core.stage import TensorConfig
-from .workspace import ALIGNMENT, Workspace
 
 LAYOUTS = ("NN", "NT", "TN", "TT")
 

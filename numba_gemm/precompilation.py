@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import NamedTuple
 
-from . import kernel_cache, launch, select
+from . import select
 from .ladder.stage import FLOAT32_BYTES, Form, Stage, TileConfig
-from .launch import Matrix
+from .runtime import kernel_cache, launch
+from .runtime.launch import Matrix
 from .simulator.switch import SIMULATOR
 
 __all__ = ["Precompiled", "precompile"]

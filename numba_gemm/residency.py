@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 from math import prod
 
-from . import kernel_cache, launch
 from .ladder import STAGES
 from .ladder.stage import Stage, TileConfig
 from .models import occupancy as counting
 from .models.occupancy import Occupancy
+from .runtime import kernel_cache, launch
 from .simulator.switch import SIMULATOR
 
 __all__ = ["Occupancy", "config_of", "occupancy", "stage_of"]

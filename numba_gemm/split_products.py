@@ -1,9 +1,9 @@
 """Products on tensor cores: operands are split into narrow parts, and these multiplied, on one stream.
 
 Beside `launch`, it decides which tiles a product is divided into, and what memory its parts need; it knows no array
-library. Kernels are compiled, kept and loaded as the ladder's are. The parts are made anew in every launch, in memory
-that is borrowed for it (`numba_gemm.workspace`): a caller may write operands between any two. TF32 needs no parts of
-most operands (`numba_gemm.direct_products`).
+library. Kernels are compiled, cached and loaded as the ladder's are. Every launch decomposes its operands anew, into
+memory borrowed from `numba_gemm.runtime.workspace`, so a caller may write operands between any two. TF32 needs no parts
+of most operands (`numba_gemm.direct_products`).
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from typing import Any
 
-from . import direct_products, epilogues, kernel_cache
-from . import workspace as workspaces
-from .device import internals
-from .driver import Frame, device_scope, load_kernel
-from .fingerprint import fingerprint
+from . import direct_products
 from .ladder.stage import ONE, Batch
-from .launch import MAX_EPILOGUES, MAX_K, PLAIN, Extra, Matrix, device_properties
 from .models.roofline import FLOAT32_BYTES
+from .runtime import compiler, epilogue, kernel_cache
+from .runtime import workspace as workspaces
+from .runtime.driver import Frame, device_scope, load_kernel
+from .runtime.fingerprint import fingerprint
+from .runtime.launch import MAX_EPILOGUES, MAX_K, PLAIN, Extra, Matrix, device_properties
+from .runtime.workspace import ALIGNMENT, Workspace
 from .simulator.switch import SIMULATOR
 from .tensor_core import (
     MODES,
@@ -35,7 +36,6 @@ from .tensor_core import (
     warp_mma,
 )
 from .tensor_core.stage import BATCH_STEPS, ROW_WORDS, SPLIT_ROWS, TensorConfig, fastest, split_shape
-from .workspace import ALIGNMENT, Workspace
 
 __all__ = [
     "FP32_AUTO",
@@ -254,7 +254,7 @@ def _steps_type(count: int) -> Any:
     return types.UniTuple(types.int64, count)
 
 
-def compile_product(stage: TensorStage, config: TensorConfig, form: TensorForm, cc: tuple[int, int]) -> internals.Cubin:
+def compile_product(stage: TensorStage, config: TensorConfig, form: TensorForm, cc: tuple[int, int]) -> compiler.Cubin:
     """Compile a stage of the tensor cores; needs no GPU."""
     from numba.cuda import types
 
@@ -265,31 +265,31 @@ def compile_product(stage: TensorStage, config: TensorConfig, form: TensorForm, 
     if form.vectors:
         signature.append(types.UniTuple(types.Array(types.float32, 1, "A"), form.vectors))
     if form.epilogue is not None:
-        epilogues.check_result(form.epilogue, form.vectors, cc)
+        epilogue.check_result(form.epilogue, form.vectors, cc)
     name = f"{stage.name}_{form.mode.name}_{config.name}"
     whole = config.claim > 0
-    return internals.compile_cubin(stage.build(config, form), signature, cc, name=name, whole_program=whole)
+    return compiler.compile_cubin(stage.build(config, form), signature, cc, name=name, whole_program=whole)
 
 
-def compile_split(mode: Mode, cc: tuple[int, int], batched: bool = False) -> internals.Cubin:
+def compile_split(mode: Mode, cc: tuple[int, int], batched: bool = False) -> compiler.Cubin:
     """Compile what splits the operands of a mode; needs no GPU."""
     words, matrix = _matrix_types()
     operand = (matrix, words, words) if mode.scaled else (matrix, words)
     kernel = split.build(mode, cc >= OVERLAPPING, batched)
     steps = _steps_type(2 * len(operand))
-    return internals.compile_cubin(kernel, (*operand, *operand, steps), cc, name=f"split_{mode.name}")
+    return compiler.compile_cubin(kernel, (*operand, *operand, steps), cc, name=f"split_{mode.name}")
 
 
-def compile_extremes(cc: tuple[int, int], batched: bool = False) -> internals.Cubin:
+def compile_extremes(cc: tuple[int, int], batched: bool = False) -> compiler.Cubin:
     """Compile what finds the largest elements of rows; needs no GPU."""
     words, matrix = _matrix_types()
     kernel = split.build_extremes(cc >= OVERLAPPING, batched)
-    return internals.compile_cubin(kernel, (matrix, words, matrix, words, _steps_type(4)), cc, name="extremes")
+    return compiler.compile_cubin(kernel, (matrix, words, matrix, words, _steps_type(4)), cc, name="extremes")
 
 
 def product_cubin(
     config: TensorConfig, form: TensorForm, cc: tuple[int, int], stage: TensorStage = persistent.STAGE
-) -> internals.Cubin:
+) -> compiler.Cubin:
     """The kernel of a product, compiled or from the cache on disk; needs no GPU."""
     described = None if form.epilogue is None else fingerprint(form.epilogue)
     name = None
@@ -298,12 +298,12 @@ def product_cubin(
     return kernel_cache.kept(name, partial(compile_product, stage, config, form, cc))
 
 
-def split_cubin(mode: Mode, cc: tuple[int, int], batched: bool = False) -> internals.Cubin:
+def split_cubin(mode: Mode, cc: tuple[int, int], batched: bool = False) -> compiler.Cubin:
     """The kernel that splits, likewise."""
     return kernel_cache.kept(("split", repr(mode), batched, cc), partial(compile_split, mode, cc, batched))
 
 
-def extremes_cubin(cc: tuple[int, int], batched: bool = False) -> internals.Cubin:
+def extremes_cubin(cc: tuple[int, int], batched: bool = False) -> compiler.Cubin:
     """The kernel that finds the largest elements, likewise."""
     return kernel_cache.kept(("extremes", batched, cc), partial(compile_extremes, cc, batched))
 
@@ -381,7 +381,7 @@ class _Launch:
         values: list[Any]
 
         def add(kernel: int, blocks: int, threads: int, shared: int, values: list[Any], moving: list[int]) -> None:
-            arguments = internals.KernelArguments(values, moving)
+            arguments = compiler.KernelArguments(values, moving)
             grid, block = (blocks, division.matrices, 1), (threads, 1, 1)
             # Only what waits for the kernel before it may start while that runs.
             overlapping = bool(frames) and stage_on(self.device) is persistent.STAGE

@@ -17,16 +17,17 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver
 
-from . import api, arrays, choice_cache, launch, select
-from . import workspace as workspaces
+from . import api, arrays, choice_cache, select
 from .arrays import ITEM, ArrayKind, Operand
 from .arrays.operand import at_address
-from .driver import call, device_scope
 from .ladder.stage import Share
+from .runtime import launch
+from .runtime import workspace as workspaces
+from .runtime.driver import call, device_scope
+from .runtime.timing import time_interleaved
+from .runtime.workspace import Workspace
 from .select import Choice, Problem
 from .simulator.switch import SIMULATOR
-from .timing import time_interleaved
-from .workspace import Workspace
 
 __all__ = ["Autotuned", "Candidate", "autotune", "clear_autotuned"]
 

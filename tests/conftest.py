@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def hopper():
     """A GPU of the one compute capability that has these instructions."""
-    from numba_gemm import launch
+    from numba_gemm.runtime import launch
 
     if launch.device_properties(launch.current_device()).cc != (9, 0):
         pytest.skip("needs compute capability 9.0")

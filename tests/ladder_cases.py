@@ -10,8 +10,8 @@ import numpy as np
 from operands import NAN, filled
 
 from numba_gemm.ladder import STAGES, Stage, TileConfig
-from numba_gemm.launch import Matrix, aligned_operands, launch, synchronize
 from numba_gemm.models.accuracy import Comparison, compare, reference
+from numba_gemm.runtime.launch import Matrix, aligned_operands, launch, synchronize
 from numba_gemm.simulator.switch import SIMULATOR
 
 STAGES_AND_DEFAULTS = [(stage, stage.configs[0]) for stage in STAGES.values()]

@@ -191,7 +191,7 @@ class Operands:
 
     def matrices(self, bases: dict[str, int], owners: dict[str, Any]) -> list[Any]:
         """A, B and C, or a batch's first ones, of allocations at these addresses."""
-        from numba_gemm.launch import Matrix
+        from numba_gemm.runtime.launch import Matrix
 
         made = []
         for name in "abc":
@@ -202,9 +202,9 @@ class Operands:
 
     def extra(self, across: Any = None, down: Any = None) -> Any:
         """The batch, and the epilogue with its vectors."""
-        from numba_gemm import epilogues
         from numba_gemm.ladder.stage import ONE, Batch
-        from numba_gemm.launch import Extra, Vector
+        from numba_gemm.runtime import epilogue as epilogues
+        from numba_gemm.runtime.launch import Extra, Vector
 
         batch, epilogue, vectors = ONE, None, ()
         if self.case.batch != (1, 1):
@@ -252,7 +252,7 @@ def address(array: Any) -> int:
 
 def variant_of(case: Case, matrices: list[Any], extra: Any) -> tuple[Any, str]:
     """What a kernel is built for, and in one word all that sets a case apart but its shape."""
-    from numba_gemm import launch
+    from numba_gemm.runtime import launch
 
     batch = "-batch" if case.batch != (1, 1) else ""
     if case.precision != "ieee":
@@ -271,7 +271,7 @@ def child(names: list[str] | None) -> None:
 
     from numba_gemm import direct_products, split_products
     from numba_gemm.ladder.stage import Share
-    from numba_gemm.launch import device_properties, launch, synchronize
+    from numba_gemm.runtime.launch import device_properties, launch, synchronize
 
     alpha, beta = 1.5, -0.5
     for case in cases(names, device_properties(0).cc):
@@ -304,7 +304,8 @@ def compile_part(names: list[str] | None, cc: tuple[int, int], part: int, parts:
     """Compile every `parts`-th kernel of the cases into the cache on disk; needs no GPU."""
     from functools import partial
 
-    from numba_gemm import direct_products, kernel_cache, launch, split_products
+    from numba_gemm import direct_products, split_products
+    from numba_gemm.runtime import kernel_cache, launch
     from numba_gemm.tensor_core import TensorForm
 
     kernels: dict[Any, Any] = {}
@@ -332,7 +333,7 @@ def compile_part(names: list[str] | None, cc: tuple[int, int], part: int, parts:
 
 def compile_all(names: list[str] | None) -> None:
     """Compile all kernels beforehand, a process a core."""
-    from numba_gemm import kernel_cache, launch
+    from numba_gemm.runtime import kernel_cache, launch
 
     if kernel_cache.directory() is None:
         return

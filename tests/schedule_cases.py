@@ -12,10 +12,11 @@ import numpy as np
 from ladder_cases import GUARD, LAYOUTS, Operand, Outcome, Place
 from operands import NAN, filled
 
-from numba_gemm import epilogues, launch
 from numba_gemm.ladder.stage import ONE, Batch, Share, Stage, TileConfig
-from numba_gemm.launch import Extra, Vector
 from numba_gemm.models.accuracy import compare, reference
+from numba_gemm.runtime import epilogue as epilogues
+from numba_gemm.runtime import launch
+from numba_gemm.runtime.launch import Extra, Vector
 from numba_gemm.simulator.switch import SIMULATOR
 
 COLUMNS = Place(by_columns=True)

@@ -13,7 +13,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from numba_gemm import direct_products, epilogues, split_products
+from numba_gemm import direct_products, split_products
+from numba_gemm.runtime import epilogue
 from numba_gemm.tensor_core import MODES, SHORT_SUMS, TENSOR_STAGES, TensorForm, direct, persistent, split
 from numba_gemm.tensor_core.stage import BATCH_STEPS
 
@@ -66,7 +67,7 @@ def gelu(value: Any, row: Any, column: Any, bias: Any) -> Any:
 
 def compiled_epilogue() -> Any:
     """The cubin of the mode that has the most registers in use, with that epilogue."""
-    form = TensorForm(MODES["bf16x6"], epilogues.prepared(gelu, 1), 1)
+    form = TensorForm(MODES["bf16x6"], epilogue.prepared(gelu, 1), 1)
     return split_products.compile_product(persistent.STAGE, persistent.STAGE.configs[0], form, CC)
 
 
@@ -94,7 +95,7 @@ class Loaded:
     def __init__(self, cubin: Any, block: int, shared: int = 0) -> None:
         from cuda.bindings import driver
 
-        from numba_gemm.driver import call
+        from numba_gemm.runtime.driver import call
 
         self._library = call(driver.cuLibraryLoadData, cubin.code, [], [], 0, [], [], 0)
         kernel = call(driver.cuLibraryGetKernel, self._library, cubin.name.encode())
@@ -106,8 +107,8 @@ class Loaded:
     def __call__(self, grid: tuple[int, int], *values: Any) -> None:
         from cuda.bindings import driver
 
-        from numba_gemm.device.internals import KernelArguments
-        from numba_gemm.driver import call
+        from numba_gemm.runtime.compiler import KernelArguments
+        from numba_gemm.runtime.driver import call
 
         arguments = KernelArguments(values)
         shape = (*grid, 1, self._block, 1, 1)

@@ -20,10 +20,12 @@ from numba import cuda
 from operands import LAYOUTS, NAN, REPEATING, Exported, check, filled, frozen, spaced
 
 import numba_gemm
-from numba_gemm import epilogues, launch, select, stages, tiled_sgemm
-from numba_gemm.fingerprint import fingerprint
+from numba_gemm import select, stages, tiled_sgemm
 from numba_gemm.ladder import STAGES
 from numba_gemm.ladder.stage import Share
+from numba_gemm.runtime import epilogue as epilogues
+from numba_gemm.runtime import launch
+from numba_gemm.runtime.fingerprint import fingerprint
 from numba_gemm.select import Choice
 
 ROOT = Path(__file__).parents[1]
@@ -875,7 +877,7 @@ def test_epilogues_that_do_not_compile():
     """A readable error, where there is a compiler."""
     code = f"""
 from numba import cuda
-from numba_gemm import epilogues
+from numba_gemm.runtime import epilogue as epilogues
 table = [1.0]
 def helper(value):
     return value

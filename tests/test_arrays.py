@@ -18,11 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operands import LAYOUTS, REPEATING, Exported, check, filled, frozen
 
-from numba_gemm import api, arrays, launch, tiled_sgemm
-from numba_gemm import driver as driver_module
+from numba_gemm import api, arrays, tiled_sgemm
 from numba_gemm.arrays import KINDS, ArrayKind, Operand, batches, describe, host, libraries, protocols, streams
 from numba_gemm.arrays import operand as operand_module
 from numba_gemm.ladder.stage import Batch
+from numba_gemm.runtime import driver as driver_module
+from numba_gemm.runtime import launch
 
 A, B = filled(3, 4), filled(4, 5)
 
@@ -480,7 +481,7 @@ class HostDriver:
         self.finished: set[int] = set()
 
     def __call__(self, function, *arguments):
-        """Stands in for `numba_gemm.driver.call`."""
+        """Stands in for `numba_gemm.runtime.driver.call`."""
         return getattr(self, function.__name__)(*arguments)
 
     @contextlib.contextmanager

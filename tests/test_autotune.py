@@ -17,20 +17,9 @@ from operands import check, filled
 from test_kernel_cache import REFUSED_DIRECTORIES, REFUSED_FILES
 
 import numba_gemm
-from numba_gemm import (
-    api,
-    autotune,
-    choice_cache,
-    clear_autotuned,
-    explain,
-    launch,
-    plan,
-    private_files,
-    select,
-    tiled_sgemm,
-    tuning,
-)
-from numba_gemm.private_files import CacheWarning
+from numba_gemm import api, autotune, choice_cache, clear_autotuned, explain, plan, select, tiled_sgemm, tuning
+from numba_gemm.runtime import launch, private_files
+from numba_gemm.runtime.private_files import CacheWarning
 
 M, N, K = 96, 200, 300
 A, B = np.zeros((M, K), np.float32), np.zeros((K, N), np.float32)

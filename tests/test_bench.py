@@ -17,7 +17,6 @@ import pytest
 from cuda.bindings import driver
 from numba import cuda
 
-from numba_gemm import launch, timing
 from numba_gemm.bench import (
     cases,
     ceilings,
@@ -41,7 +40,8 @@ from numba_gemm.bench.buffers import DeviceBuffers, HostLibrary, NumbaLibrary
 from numba_gemm.bench.cases import Shape
 from numba_gemm.ladder import STAGES
 from numba_gemm.models import accuracy
-from numba_gemm.timing import Samples
+from numba_gemm.runtime import launch, timing
+from numba_gemm.runtime.timing import Samples
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -17,9 +17,9 @@ import pytest
 from ladder_cases import Case, Outcome, run
 from schedule_cases import Shared, run_shared, shared_cases
 
-from numba_gemm import launch
 from numba_gemm.device import work
 from numba_gemm.ladder import STAGES, Stage, TileConfig
+from numba_gemm.runtime import launch
 from numba_gemm.simulator import scheduler
 
 pytestmark = pytest.mark.simulator

@@ -371,7 +371,7 @@ class TestCommand:
             launched.append(stage.name)
             columns[stage.name] = b.cols, c.cols
 
-        monkeypatch.setattr("numba_gemm.launch.launch", launch)
+        monkeypatch.setattr("numba_gemm.runtime.launch.launch", launch)
         monkeypatch.setattr("numba_gemm.bench.buffers.choose_library", lambda simulated: counters_library(simulated))
         assert counters.main(["--child", "--stages=naive,thin,stream_k", "--shape=8,8,8"]) == 0
         assert launched == ["naive", "thin", "stream_k"]

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from test_tensor_core import simulated
 
-from numba_gemm import direct_products, tensor_maps
+from numba_gemm import direct_products
 from numba_gemm.ladder.stage import Batch
-from numba_gemm.launch import PLAIN, Extra, Matrix, Vector
 from numba_gemm.models.accuracy import MODE_BOUNDS
+from numba_gemm.runtime import tensor_maps
+from numba_gemm.runtime.launch import PLAIN, Extra, Matrix, Vector
 from numba_gemm.tensor_core import TensorForm, WarpgroupConfig, direct, persistent
 from numba_gemm.tensor_core.stage import ROW_BYTES
 

@@ -11,10 +11,11 @@ from numba import cuda
 from operands import filled
 
 import numba_gemm
-from numba_gemm import api, arrays, explain, launch, tiled_sgemm
+from numba_gemm import api, arrays, explain, tiled_sgemm
 from numba_gemm.arrays import Copies, host
 from numba_gemm.ladder import STAGES
 from numba_gemm.ladder.stage import Share
+from numba_gemm.runtime import launch
 from numba_gemm.select import Choice
 from numba_gemm.simulator.switch import SIMULATOR
 

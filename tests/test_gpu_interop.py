@@ -22,11 +22,12 @@ from cuda.bindings import driver
 from numba import cuda, float32
 from operands import NAN, check, filled
 
-from numba_gemm import api, explain, launch, plan, stages, tiled_sgemm, workspace
+from numba_gemm import api, explain, plan, stages, tiled_sgemm
 from numba_gemm.arrays import Copies, streams
 from numba_gemm.arrays.libraries import cupy_stream
-from numba_gemm.driver import call, device_scope
 from numba_gemm.models.accuracy import compare, reference
+from numba_gemm.runtime import launch, workspace
+from numba_gemm.runtime.driver import call, device_scope
 
 # One worker for the module: what holds a stream up takes longer on a GPU that other workers use.
 pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("gpu_interop")]
@@ -1105,7 +1106,7 @@ from numba import cuda
 from numba_gemm import tiled_sgemm
 unable = {unable}
 if unable:
-    from numba_gemm.device import internals
+    from numba_gemm.runtime import compiler as internals
     internals.compile_cubin = internals.result_type = None
 x, bias, slope = cuda.to_device(np.ones((256, 256), np.float32)), cuda.to_device(np.ones(256, np.float32)), 0.5
 options = {options}

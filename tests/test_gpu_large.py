@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from ladder_cases import STAGES_AND_DEFAULTS
 
-from numba_gemm.launch import Matrix, aligned_operands, launch, synchronize
 from numba_gemm.models.accuracy import compare, reference
+from numba_gemm.runtime.launch import Matrix, aligned_operands, launch, synchronize
 
 pytestmark = pytest.mark.gpu
 

@@ -22,7 +22,8 @@ import pytest
 from cuda.pathfinder import DynamicLibNotFoundError
 from numba import cuda, float32
 
-from numba_gemm.device import internals, matrix
+from numba_gemm.device import matrix
+from numba_gemm.runtime import compiler
 from numba_gemm.simulator import probe
 from numba_gemm.simulator.switch import SIMULATOR, device_function, hardware_only
 
@@ -98,7 +99,7 @@ def indexes_local_memory(alpha, a, b, beta, c):
 
 
 def _outcome(kernel: Any, signature: Any, cc: tuple[int, int], name: str = "k", **options: Any) -> dict[str, Any]:
-    cubin = internals.compile_cubin(kernel, signature, cc, name=name, **options)
+    cubin = compiler.compile_cubin(kernel, signature, cc, name=name, **options)
     size = struct.unpack_from("<H", cubin.code, 0x3A)  # the cubin is a 64-bit ELF file
     fields = {f: getattr(cubin, f) for f in ("name", "registers", "shared", "local", "spill_stores", "spill_loads")}
     return fields | {
@@ -120,7 +121,7 @@ def _without(module: Any, function: str, signature: Any) -> list[str]:
     real = getattr(module, function)
     setattr(module, function, not_found)
     try:
-        internals.compile_cubin(divides, signature, (9, 0), name="k")
+        compiler.compile_cubin(divides, signature, (9, 0), name="k")
     except RuntimeError as error:
         return [type(error).__name__, str(error), str(error.__cause__)]
     finally:
@@ -163,7 +164,7 @@ def _compile_all() -> dict[str, Any]:
     # One that launches meanwhile asks for its device without holding the compiler lock.
     answers: list[Any] = []
     dispatcher.get_current_device = lambda: "its own"
-    with internals._compiling_for((7, 5)):
+    with compiler._compiling_for((7, 5)):
         bystander = threading.Thread(target=lambda: answers.append(dispatcher.get_current_device()))
         bystander.start()
         bystander.join()
@@ -174,7 +175,7 @@ def _compile_all() -> dict[str, Any]:
     for module, function in ((cuda, "compile_ptx"), (cuda_core, "Linker")):
         outcomes[f"without {function}"] = _without(module, function, matrices)
     try:
-        internals.compile_cubin(shares, matrices[:2], cc, name="k")
+        compiler.compile_cubin(shares, matrices[:2], cc, name="k")
     except TypeError as error:
         outcomes["error"] = str(error)
     outcomes["restored"] = dispatcher.get_current_device is real
@@ -208,7 +209,7 @@ def test_every_target_compiles_for_itself(cc, how):
     assert re.search(r"^\.target (\w+)", outcome["ptx"], re.MULTILINE).group(1) == target
     assert outcome["cc"] == list(cc)
     assert outcome["elf"]
-    assert internals.target(cc) == target
+    assert compiler.target(cc) == target
     assert f"for '{target}'" in outcome["log"]
     assert 8 <= outcome["registers"] <= 40
     assert (outcome["local"], outcome["spill_stores"], outcome["spill_loads"]) == (0, 0, 0)
@@ -294,8 +295,8 @@ def test_only_the_thread_that_compiles_sees_another_device():
 
 @pytest.mark.parametrize("ptx", ["", ".entry k() .entry l()"])
 def test_one_kernel_is_expected(ptx):
-    with pytest.raises(internals.CompilationError, match="one kernel"):
-        internals._rename_entry(ptx, "k")
+    with pytest.raises(compiler.CompilationError, match="one kernel"):
+        compiler._rename_entry(ptx, "k")
 
 
 LOG = """\
@@ -309,13 +310,13 @@ ptxas info    : Used 37 registers, used 1 barriers
 
 
 def test_functions_that_were_not_inlined_count():
-    assert internals._resources("k", LOG, {}) == (37, 48, 4, 9)
+    assert compiler._resources("k", LOG, {}) == (37, 48, 4, 9)
 
 
 @pytest.mark.parametrize("lost", ["stack frame", "Used 37 registers"])
 def test_what_neither_log_nor_cubin_tells_is_an_error(lost):
-    with pytest.raises(internals.CompilationError, match="what k uses"):
-        internals._resources("k", LOG.replace(lost, ""), {})
+    with pytest.raises(compiler.CompilationError, match="what k uses"):
+        compiler._resources("k", LOG.replace(lost, ""), {})
 
 
 def test_the_cubin_tells_what_the_log_does_not():
@@ -324,17 +325,17 @@ def test_the_cubin_tells_what_the_log_does_not():
 
     other = bytes([3, 0x1B, 255, 0])  # of another format: its value stands where this one keeps its size
     info = other + entry(0x2F, 7, 37) + entry(0x11, 7, 32) + other + entry(0x2F, 8, 24) + entry(0x11, 8, 16)
-    assert internals._resources("k", "", {".nv.info": info}) == (37, 48, 48, 48)
+    assert compiler._resources("k", "", {".nv.info": info}) == (37, 48, 48, 48)
 
 
 @pytest.mark.simulator
 def test_the_simulator_has_no_compiler():
     with pytest.raises(RuntimeError, match="NUMBA_ENABLE_CUDASIM"):
-        internals.compile_cubin(shares, (), (9, 0), name="k")
+        compiler.compile_cubin(shares, (), (9, 0), name="k")
 
 
 def test_arguments_lie_where_the_driver_looks():
-    arguments = internals.KernelArguments([1.5, (4096, 3, 5, 20, -4), internals.array_words(8192, 2, 7, 28, 4)])
+    arguments = compiler.KernelArguments([1.5, (4096, 3, 5, 20, -4), compiler.array_words(8192, 2, 7, 28, 4)])
     assert len(arguments) == 1 + 5 + 9
     pointers = (ctypes.c_void_p * len(arguments)).from_address(arguments.address)
     assert ctypes.c_float.from_address(pointers[0]).value == 1.5

@@ -23,11 +23,12 @@ import pytest
 from compile_stages import compiler_environment
 
 import numba_gemm
-from numba_gemm import api, kernel_cache, launch, precompilation, private_files, select
-from numba_gemm.device.internals import Cubin
-from numba_gemm.fingerprint import fingerprint, frozen
+from numba_gemm import api, precompilation, select
 from numba_gemm.ladder import STAGES
 from numba_gemm.ladder.stage import Form, TileConfig
+from numba_gemm.runtime import kernel_cache, launch, private_files
+from numba_gemm.runtime.compiler import Cubin
+from numba_gemm.runtime.fingerprint import fingerprint, frozen
 from numba_gemm.simulator.probe import gpu_count
 
 NAIVE = STAGES["naive"]
@@ -441,8 +442,8 @@ COMPILE_EPILOGUES = """
 import types
 import numpy as np
 from numba import cuda, float32, int64
-from numba_gemm import epilogues
-from numba_gemm.device import internals
+from numba_gemm.runtime import epilogue as epilogues
+from numba_gemm.runtime import compiler as internals
 
 SLOPE, TABLE = np.float32(3), np.full(2, 3, np.float32)
 module = types.ModuleType("module")
@@ -804,7 +805,7 @@ def test_threads_share_it(place):
 
 WRITER = """
 import sys, warnings
-from numba_gemm import kernel_cache
+from numba_gemm.runtime import kernel_cache
 from test_kernel_cache import CUBIN, KERNEL
 warnings.simplefilter("error")
 kernel_cache.MAX_FILES = 2  # so that they delete one another's files, too
@@ -858,7 +859,9 @@ for cubin in cubins:
 print(json.dumps([report, cubins]))
 """
 # In a process that cannot compile.
-UNABLE = "from numba_gemm.device import internals\ninternals.compile_cubin = internals.result_type = None\n"
+UNABLE = (
+    "from numba_gemm.runtime import compiler as internals\ninternals.compile_cubin = internals.result_type = None\n"
+)
 
 
 def in_a_compiling_process(code: str) -> str:

@@ -19,7 +19,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from numba_gemm import host_memory
 from numba_gemm.inspect import trace
 from numba_gemm.memory_lab import machine, movement, overlap, transfers
 from numba_gemm.memory_lab.overlap import BLOCK, KERNEL, LEGACY, concurrent_ms, left_out, pieces, pipeline, staged_ms
@@ -38,6 +37,7 @@ from numba_gemm.memory_lab.transfers import (
     link_gb_s,
     packed_us,
 )
+from numba_gemm.runtime import pinned_memory
 
 simulator = pytest.mark.simulator
 
@@ -407,7 +407,7 @@ class HostCopies:
 def pretend(monkeypatch):
     def make(**properties) -> Pretended:
         device = Pretended(**properties)
-        for module in (movement, host_memory, overlap):
+        for module in (movement, pinned_memory, overlap):
             monkeypatch.setattr(module, "call", device.call)
         monkeypatch.setattr(movement, "device_array", device.device_array)
         monkeypatch.setattr(machine, "streams", device.streams)

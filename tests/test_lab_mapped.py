@@ -127,8 +127,8 @@ def test_claims_of_persistence_can_fail(wrong):
 def persisting_limit():
     from cuda.bindings import driver
 
-    from numba_gemm.driver import call
     from numba_gemm.memory_lab import machine
+    from numba_gemm.runtime.driver import call
 
     with machine.in_context():
         return int(call(driver.cuCtxGetLimit, driver.CUlimit.CU_LIMIT_PERSISTING_L2_CACHE_SIZE))
@@ -160,8 +160,8 @@ def test_attributes_are_set_on_every_node_of_a_graph(monkeypatch):
     from cuda.bindings import driver
     from numba import cuda
 
-    from numba_gemm.driver import call
     from numba_gemm.memory_lab import machine, movement
+    from numba_gemm.runtime.driver import call
 
     x = cuda.to_device(np.ones(1024, np.float32))
     enqueue = machine.enqueue(unified_addressing.double, 4, 256, x)

@@ -307,7 +307,7 @@ LISTED = {
 LISTING = """
 import json
 from numba.cuda import types
-from numba_gemm.device.internals import compile_cubin
+from numba_gemm.runtime.compiler import compile_cubin
 from numba_gemm.inspect import sass
 from numba_gemm.memory_lab import experiment as lab
 

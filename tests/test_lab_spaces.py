@@ -145,7 +145,7 @@ def test_clocks_go_forward():
 def test_textures_and_clocks_are_one_instruction_each():
     from numba.cuda import types
 
-    from numba_gemm.device.internals import compile_cubin
+    from numba_gemm.runtime.compiler import compile_cubin
 
     kernel, signature = spaces.EXPERIMENT.kernels["chase_texture"]
     made = compile_cubin(kernel, eval(f"({signature},)", vars(types).copy()), (9, 0), name="chase_texture")

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import pytest
 from cuda.bindings import driver
 
-from numba_gemm import workspace
+from numba_gemm.runtime import workspace
 
 
 class Device:

@@ -135,8 +135,8 @@ def test_stages_as_they_are_compiled():
 def test_the_driver_counts_the_same(name):
     from cuda.bindings import driver
 
-    from numba_gemm import launch
-    from numba_gemm.driver import call, device_scope
+    from numba_gemm.runtime import launch
+    from numba_gemm.runtime.driver import call, device_scope
 
     stage, device = STAGES[name], launch.current_device()
     if launch.device_properties(device).cc < stage.min_cc:

@@ -20,15 +20,15 @@ from numba import cuda
 from operands import LAYOUTS, NAN, REPEATING, check, filled, frozen
 
 import numba_gemm
-from numba_gemm import api, arrays, launch, plan, plans, tiled_sgemm, workspace
-from numba_gemm import driver as driver_module
+from numba_gemm import api, arrays, plan, plans, tiled_sgemm
 from numba_gemm.arrays import host, libraries, short_way
-from numba_gemm.device import internals
-from numba_gemm.device.internals import Cubin
 from numba_gemm.device.work import FIELDS
 from numba_gemm.ladder import STAGES
 from numba_gemm.ladder.stage import Batch, Form, Share
-from numba_gemm.launch import Extra, Launch, Matrix, Schedule, Vector
+from numba_gemm.runtime import compiler, launch, workspace
+from numba_gemm.runtime import driver as driver_module
+from numba_gemm.runtime.compiler import Cubin
+from numba_gemm.runtime.launch import Extra, Launch, Matrix, Schedule, Vector
 from numba_gemm.select import Choice
 from numba_gemm.simulator.switch import SIMULATOR
 
@@ -643,7 +643,7 @@ def test_apart_is_by_bytes(gpu):
 
 
 def test_arguments_that_move():
-    arguments = internals.KernelArguments([1.5, (1, 2, 3), 2.5, (4,)], moving=(0, 4, 2))
+    arguments = compiler.KernelArguments([1.5, (1, 2, 3), 2.5, (4,)], moving=(0, 4, 2))
     pointers = (ctypes.c_void_p * len(arguments)).from_address(arguments.address)
 
     def read():

@@ -10,10 +10,10 @@ import pytest
 import sanitize
 from schedule_cases import modes_of, run_shared, scheduled, shared_cases
 
-from numba_gemm import launch
 from numba_gemm.device.tile_loader import MODES
 from numba_gemm.ladder import STAGES
 from numba_gemm.ladder.stage import Batch, Share
+from numba_gemm.runtime import launch
 
 ALL = [(stage, config) for stage in scheduled(STAGES) for config in (stage.test_config, *stage.configs)]
 LAUNCHES = 3  # on one workspace, the counters of which each must leave at 0

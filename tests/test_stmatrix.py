@@ -87,8 +87,8 @@ def test_blocks_lie_in_shared_memory(store):
 def main():
     from numba.cuda import types
 
-    from numba_gemm.device.internals import compile_cubin
     from numba_gemm.inspect import sass
+    from numba_gemm.runtime.compiler import compile_cubin
 
     signature = (types.uint32[:, ::1], types.float32[:, ::1], types.uint32[:, ::1])
     found = {}

@@ -925,7 +925,7 @@ def test_a_disk_that_really_is_full(tmp_path, out):
 def free_bytes():
     from cuda.bindings import driver
 
-    from numba_gemm.driver import device_scope
+    from numba_gemm.runtime.driver import device_scope
 
     with device_scope(0):
         return int(driver.cuMemGetInfo()[1])
@@ -938,7 +938,7 @@ def free_bytes():
 def test_the_bits_of_the_same_products_on_the_device(precision, layout, kind):
     from numba import cuda
 
-    if precision not in numba_gemm.split_products.runnable(numba_gemm.launch.device_properties(0).cc):
+    if precision not in numba_gemm.split_products.runnable(numba_gemm.runtime.launch.device_properties(0).cc):
         pytest.skip(f"this GPU cannot run {precision}")
     a, b = (rng.standard_normal(shape, np.float32) for shape in ((1000, 900), (900, 1300)))
     a, b = LAYOUTS[layout](a), LAYOUTS[layout](b)

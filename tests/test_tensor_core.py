@@ -21,13 +21,13 @@ import numba_gemm
 from numba_gemm import api, split_products
 from numba_gemm.bench import accuracy
 from numba_gemm.ladder.stage import Batch
-from numba_gemm.launch import PLAIN, Extra, Matrix, Vector
 from numba_gemm.models.accuracy import MODE_BOUNDS, mode_bound
+from numba_gemm.runtime.launch import PLAIN, Extra, Matrix, Vector
+from numba_gemm.runtime.workspace import Loan, Workspace
 from numba_gemm.simulator.switch import SIMULATOR
 from numba_gemm.tensor_core import MODES, TENSOR_STAGES, TensorForm, WarpgroupConfig, split, sums
 from numba_gemm.tensor_core.mode import Mode
 from numba_gemm.tensor_core.stage import LEFT, REGISTERS, ROW_WORDS, SHARED_BYTES, WARPGROUP, split_shape
-from numba_gemm.workspace import Loan, Workspace
 
 FLOATS = st.floats(width=32, allow_nan=False)
 # 2^-11 and 2^-8 of the element are left after one part; each further part leaves as much of the rest.
@@ -1205,7 +1205,7 @@ def test_a_batch_has_the_bits_of_its_matrices(mode, a_batch, b_batch, k, monkeyp
     import torch
 
     from numba_gemm import tiled_sgemm
-    from numba_gemm.driver import Frame
+    from numba_gemm.runtime.driver import Frame
 
     a, b = torch.randn(*a_batch, 40, k, device="cuda"), torch.randn(*b_batch, k, 36, device="cuda")
     x, y = torch.broadcast_tensors(a[..., 0, 0], b[..., 0, 0])[0].shape, MODES[mode]

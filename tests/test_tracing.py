@@ -18,8 +18,8 @@ from numba_gemm.inspect import trace
 from numba_gemm.inspect.recording import TracedArray
 from numba_gemm.ladder import STAGES
 from numba_gemm.ladder.stage import Share
-from numba_gemm.launch import Matrix, simulated
 from numba_gemm.models import requests
+from numba_gemm.runtime.launch import Matrix, simulated
 from numba_gemm.simulator.switch import SIMULATOR
 
 simulator = pytest.mark.simulator

@@ -8,7 +8,7 @@ from itertools import product, zip_longest
 from math import prod
 
 from ..ladder.stage import Batch
-from ..launch import Matrix
+from ..runtime.launch import Matrix
 from .operand import Operand
 
 __all__ = ["AT_ONCE", "broadcast", "products"]

@@ -14,7 +14,7 @@ import numpy as np
 from cuda.bindings import driver
 from numba import cuda
 
-from ..driver import call, device_scope
+from ..runtime.driver import call, device_scope
 from . import streams
 from .libraries import NumbaArrays
 from .operand import ITEM, ArrayKind, Copies, Operand, Product, at_address, name_of, row_major

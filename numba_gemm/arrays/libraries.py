@@ -11,8 +11,8 @@ import numpy as np
 from cuda.bindings import driver
 from numba import cuda
 
-from ..driver import device_scope, start
-from ..launch import device_count
+from ..runtime.driver import device_scope, start
+from ..runtime.launch import device_count
 from .operand import ArrayKind, Operand, name_of
 from .short_way import Glance, Sight
 from .streams import DEFAULT, Stream

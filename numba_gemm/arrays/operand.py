@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..launch import Matrix, Vector
+from ..runtime.launch import Matrix, Vector
 from . import streams
 from .short_way import Glance
 from .streams import Stream

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..launch import VECTOR_BYTES, Launch
+from ..runtime.launch import VECTOR_BYTES, Launch
 from .streams import Stream, release_finished
 
 Sight = tuple[tuple[Any, ...], int, int, int]  # what a launch is known by; the addresses of a, b and out, 0 for none

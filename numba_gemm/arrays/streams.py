@@ -14,7 +14,7 @@ from typing import Any
 
 from cuda.bindings import driver
 
-from ..driver import call, device_scope, relaxed_capture
+from ..runtime.driver import call, device_scope, relaxed_capture
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,7 +149,7 @@ def draw(frame: pd.DataFrame, title: str) -> bytes:
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, write, draw."""
-    from numba_gemm.launch import current_device, device_properties
+    from numba_gemm.runtime.launch import current_device, device_properties
     from numba_gemm.split_products import IEEE, runnable
 
     made = argparse.ArgumentParser(prog="python -m numba_gemm.bench.accuracy", description=__doc__)

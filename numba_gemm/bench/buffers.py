@@ -19,7 +19,7 @@ import numpy as np
 
 from numba_gemm.arrays.libraries import cupy_stream
 from numba_gemm.bench.cases import Shape
-from numba_gemm.launch import Matrix, current_device
+from numba_gemm.runtime.launch import Matrix, current_device
 
 FLOAT32_BYTES = 4
 

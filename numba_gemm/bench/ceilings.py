@@ -27,13 +27,13 @@ from numba_gemm.bench.command import command, json_text, make_folder, write_file
 from numba_gemm.bench.nvml import sampled_clocks
 from numba_gemm.bench.results import GRAPHS
 from numba_gemm.bench.tables import Table, number
-from numba_gemm.device.internals import Cubin, KernelArguments, compile_cubin
 from numba_gemm.device.vector import load4, store4
-from numba_gemm.driver import Frame, device_scope, load_kernel
-from numba_gemm.launch import DeviceProperties, current_device, device_properties, synchronize
 from numba_gemm.models.traffic import Ceilings, theoretical_ceilings
+from numba_gemm.runtime.compiler import Cubin, KernelArguments, compile_cubin
+from numba_gemm.runtime.driver import Frame, device_scope, load_kernel
+from numba_gemm.runtime.launch import DeviceProperties, current_device, device_properties, synchronize
+from numba_gemm.runtime.timing import Samples, time_interleaved
 from numba_gemm.simulator.switch import SIMULATOR, device_function
-from numba_gemm.timing import Samples, time_interleaved
 
 __all__ = ["FILE", "KERNELS", "ceilings_of", "load", "main", "multiply_add", "read_global", "read_shared"]
 

@@ -180,7 +180,7 @@ def benchmark(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
     from numba_gemm.bench import compare, environment, model, plots, report, results
     from numba_gemm.bench.run import FEWEST_ROUNDS
-    from numba_gemm.launch import current_device, device_properties
+    from numba_gemm.runtime.launch import current_device, device_properties
     from numba_gemm.simulator.switch import SIMULATOR
 
     if not SIMULATOR and options.rounds is not None and options.rounds < FEWEST_ROUNDS:
@@ -270,7 +270,7 @@ def make_plan(options: argparse.Namespace, seed: int, simulated: bool) -> Plan:
     from numba_gemm.bench.buffers import choose_library
     from numba_gemm.bench.contenders import select_contenders
     from numba_gemm.bench.run import Plan
-    from numba_gemm.launch import current_device, device_properties
+    from numba_gemm.runtime.launch import current_device, device_properties
 
     shapes = chosen_shapes(options, simulated)
     names = stage_names(options.stages)

@@ -22,7 +22,16 @@ from numba_gemm.bench.cases import Shape
 from numba_gemm.bench.results import AUTO, CPU, CUBLAS, GIVEN_BF16, NOT_RUNGS
 from numba_gemm.ladder.cpu import cpu_sgemm
 from numba_gemm.ladder.stage import Form, Stage, TileConfig
-from numba_gemm.launch import PLAIN, Matrix, aligned_operands, device_properties, exchanged, form_of, launch, prepare
+from numba_gemm.runtime.launch import (
+    PLAIN,
+    Matrix,
+    aligned_operands,
+    device_properties,
+    exchanged,
+    form_of,
+    launch,
+    prepare,
+)
 from numba_gemm.select import Choice, problem
 from numba_gemm.split_products import IEEE, tiles_for
 from numba_gemm.tensor_core import MODES

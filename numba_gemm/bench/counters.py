@@ -261,7 +261,7 @@ def profile(ncu: str, options: Sequence[str], child: Sequence[str]) -> str:
 def launch_each(stages: Iterable[Stage], shape: Shape) -> None:
     """Launch every stage once; runs under ncu."""
     from numba_gemm.bench.buffers import DeviceBuffers, choose_library
-    from numba_gemm.launch import launch, synchronize
+    from numba_gemm.runtime.launch import launch, synchronize
 
     library = choose_library(simulated=False)
     made: dict[Shape, DeviceBuffers] = {}
@@ -290,7 +290,7 @@ def chosen_stages(text: str | None) -> list[Stage]:
 
 def supported(stages: Sequence[Stage]) -> list[Stage]:
     """The stages that the current GPU can run; says which it cannot."""
-    from numba_gemm.launch import current_device, device_properties
+    from numba_gemm.runtime.launch import current_device, device_properties
 
     cc = device_properties(current_device()).cc
     for stage in stages:

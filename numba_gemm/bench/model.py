@@ -14,8 +14,8 @@ from numba_gemm.bench.results import fastest, of_float32, records
 from numba_gemm.bench.tables import Table, number, significant
 from numba_gemm.ladder import STAGES
 from numba_gemm.ladder.stage import Stage, TileConfig
-from numba_gemm.launch import DeviceProperties
 from numba_gemm.models.traffic import Ceilings, predict
+from numba_gemm.runtime.launch import DeviceProperties
 
 __all__ = ["DEFAULT", "choose_ceilings", "keeps", "model_table", "rung_of"]
 

@@ -35,9 +35,9 @@ from numba_gemm.simulator.probe import driver_error, simulator_requested
 
 if TYPE_CHECKING:
     from numba_gemm.bench.buffers import DeviceBuffers
-    from numba_gemm.device.internals import Cubin
     from numba_gemm.ladder.stage import Stage, TileConfig
-    from numba_gemm.timing import Call
+    from numba_gemm.runtime.compiler import Cubin
+    from numba_gemm.runtime.timing import Call
 
 TABLE, HOW = "orders.csv", "orders.json"
 RIGHT, WRONG, UNUSABLE = 0, 1, 2
@@ -87,7 +87,7 @@ def on_read_only_path(cubin: Cubin) -> Cubin:
     """The same kernel, linked again from `read_only` PTX; 0 registers if the linker has it cached and says none."""
     from cuda.core import Linker, LinkerOptions, ObjectCode
 
-    from numba_gemm.device.internals import target
+    from numba_gemm.runtime.compiler import target
 
     ptx = read_only(cubin.ptx)
     options = LinkerOptions(arch=target(cubin.cc), ptxas_options=["-v"])
@@ -137,8 +137,8 @@ class Loaded:
     def __init__(self, variant: Variant, buffers: DeviceBuffers) -> None:
         from cuda.bindings import driver
 
-        from numba_gemm.device.internals import KernelArguments
-        from numba_gemm.driver import load_kernel
+        from numba_gemm.runtime.compiler import KernelArguments
+        from numba_gemm.runtime.driver import load_kernel
 
         a, b, c = buffers.matrices
         stage, config, cubin = variant.stage, variant.config, variant.cubin
@@ -152,7 +152,7 @@ class Loaded:
         """Enqueue the product."""
         from cuda.bindings import driver
 
-        from numba_gemm.driver import call
+        from numba_gemm.runtime.driver import call
 
         call(driver.cuLaunchKernel, self.function, *self.shape, self.shared, stream, self.arguments.address, 0)
 
@@ -162,10 +162,10 @@ def measured(found: Sequence[Variant], shape: Shape, rounds: int) -> pd.DataFram
     from numba_gemm.bench.buffers import DeviceBuffers, choose_library
     from numba_gemm.bench.contenders import cublas
     from numba_gemm.bench.verify import Reference
-    from numba_gemm.driver import device_scope
-    from numba_gemm.launch import aligned_operands, current_device, synchronize
     from numba_gemm.models.roofline import gemm_flops
-    from numba_gemm.timing import time_interleaved
+    from numba_gemm.runtime.driver import device_scope
+    from numba_gemm.runtime.launch import aligned_operands, current_device, synchronize
+    from numba_gemm.runtime.timing import time_interleaved
 
     library = choose_library(simulated=False)
     with ExitStack() as scopes:
@@ -243,7 +243,7 @@ def chosen(names: str | None) -> list[Stage]:
 
 def measure(options: argparse.Namespace) -> pd.DataFrame:
     """Compile, check and time what the options say; writes both files."""
-    from numba_gemm.launch import current_device, device_properties
+    from numba_gemm.runtime.launch import current_device, device_properties
 
     make_folder(options.out)
     static = options.static or driver_error() is not None

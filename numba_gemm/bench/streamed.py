@@ -28,10 +28,10 @@ from numba_gemm.bench.cli import commit_hash
 from numba_gemm.bench.command import USAGE, command, csv_text, json_text, make_folder, require_gpu, write_files
 from numba_gemm.bench.nvml import sampled_clocks
 from numba_gemm.bench.results import LAUNCHES
-from numba_gemm.driver import device_scope
-from numba_gemm.host_memory import pinned
-from numba_gemm.launch import current_device, synchronize
 from numba_gemm.models.accuracy import ieee_bound
+from numba_gemm.runtime.driver import device_scope
+from numba_gemm.runtime.launch import current_device, synchronize
+from numba_gemm.runtime.pinned_memory import pinned
 from numba_gemm.streaming import blocking_of, expected_time, streamed_sgemm
 
 __all__ = ["FILE", "HOW", "ON_DEVICE", "MemoryWatch", "main"]

@@ -53,9 +53,9 @@ from numba_gemm.bench.results import CUBLAS, ERROR, GRAPHS, OK, WRONG
 from numba_gemm.bench.run import MIN_SPAN_US, NOT_CAPTURED, affordable_rounds
 from numba_gemm.bench.verify import Reference
 from numba_gemm.models.roofline import gemm_flops
+from numba_gemm.runtime.timing import Call, Samples, host_time_us, time_interleaved
 from numba_gemm.simulator.probe import driver_error
 from numba_gemm.simulator.switch import SIMULATOR
-from numba_gemm.timing import Call, Samples, host_time_us, time_interleaved
 
 ROWS, SUMMARY, HOW = "targets.csv", "targets_summary.csv", "targets.json"
 ALL_MET, NOT_MET, UNUSABLE = 0, 1, 2

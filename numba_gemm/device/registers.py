@@ -3,7 +3,7 @@
 A block starts with the same number for every thread. `release` gives up what is above a count, `claim` waits until its
 warpgroup can have so many: both are for all threads of a warpgroup, and take a constant, a multiple of 8 from 24 to
 256. What a block's warpgroups hold must never exceed what it started with, or a claim waits for ever. The compiler
-ignores both unless it sees the whole program (`internals.compile_cubin`).
+ignores both unless it sees the whole program (`compiler.compile_cubin`).
 
 PTX ISA: "setmaxnreg". No simulator twin.
 """

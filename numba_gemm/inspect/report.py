@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..device.internals import Cubin, supported_ccs
 from ..ladder.stage import Stage, TileConfig
-from ..launch import compile_stage
+from ..runtime.compiler import Cubin, supported_ccs
+from ..runtime.launch import compile_stage
 from ..simulator.switch import SIMULATOR
 from .sass import Instruction, Loop, disassemble, functions, instruction_mix, main_loop
 

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from ..ladder import TileConfig
-from ..launch import Simulated
+from ..runtime.launch import Simulated
 from ..simulator import patches, scheduler
 from .target import arrays_of, prepare
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ..ladder import Stage, TileConfig
-from ..launch import Matrix, Simulated, simulated
 from ..residency import config_of, stage_of
+from ..runtime.launch import Matrix, Simulated, simulated
 from ..simulator import patches
 from ..simulator.switch import SIMULATOR
 from ..tensor_core import TENSOR_STAGES, TensorStage

@@ -12,8 +12,8 @@ from typing import Any
 
 from numba_gemm.bench.cli import commit_hash
 from numba_gemm.bench.command import UsageError, command, csv_text, json_text, make_folder, write_files
-from numba_gemm.driver import GpuUnavailable
 from numba_gemm.memory_lab.experiment import NAMES, Experiment, Unavailable, load
+from numba_gemm.runtime.driver import GpuUnavailable
 
 DEFAULT_OUT = Path("results") / "local" / "memory_lab"
 RIGHT, WRONG, UNUSABLE = 0, 1, 2

@@ -52,8 +52,8 @@ from numba_gemm.memory_lab import machine, narrow_product
 from numba_gemm.memory_lab.drawing import COLOURS, bars, curve
 from numba_gemm.memory_lab.experiment import Experiment
 from numba_gemm.memory_lab.narrow_product import ITEM, W
+from numba_gemm.runtime.timing import Call
 from numba_gemm.simulator import probe, scheduler
-from numba_gemm.timing import Call
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -45,11 +45,11 @@ import pandas as pd
 from cuda.bindings import driver
 from numba import cuda, uint32
 
-from numba_gemm.driver import call
 from numba_gemm.memory_lab import machine, movement
 from numba_gemm.memory_lab.drawing import COLOURS, curve
 from numba_gemm.memory_lab.experiment import Experiment, Unavailable
-from numba_gemm.timing import Call
+from numba_gemm.runtime.driver import call
+from numba_gemm.runtime.timing import Call
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,12 +15,12 @@ from cuda.bindings import driver
 from numba import cuda
 
 from numba_gemm.bench.model import choose_ceilings
-from numba_gemm.driver import call, device_scope
-from numba_gemm.launch import DeviceProperties, current_device, device_properties
 from numba_gemm.models.traffic import Ceilings
+from numba_gemm.runtime.driver import call, device_scope
+from numba_gemm.runtime.launch import DeviceProperties, current_device, device_properties
+from numba_gemm.runtime.timing import Call, Samples, time_interleaved
 from numba_gemm.simulator import scheduler
 from numba_gemm.simulator.switch import SIMULATOR
-from numba_gemm.timing import Call, Samples, time_interleaved
 
 __all__ = ["SIMULATOR", "attribute", "ceilings", "enqueue", "in_context", "properties", "streams", "timed"]
 
@@ -68,7 +68,7 @@ def streams(count: int = 1) -> Iterator[list[int]]:
 
 
 def timed(calls: Mapping[Any, Call], *, rounds: int = ROUNDS) -> dict[Any, Samples]:
-    """Time calls in turn, as `numba_gemm.timing.time_interleaved` does; by what they are named by."""
+    """Time calls in turn, as `numba_gemm.runtime.timing.time_interleaved` does; by what they are named by."""
     with streams() as (stream,):
         found = time_interleaved(
             {repr(name): enqueued for name, enqueued in calls.items()}, stream=stream, rounds=rounds

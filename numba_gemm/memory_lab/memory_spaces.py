@@ -51,10 +51,10 @@ from numba import cuda, float32, uint32, uint64
 
 from numba_gemm.bench import ceilings
 from numba_gemm.device.texture import cycles, nanoseconds, texel
-from numba_gemm.driver import call
 from numba_gemm.memory_lab import machine
 from numba_gemm.memory_lab.drawing import bars
 from numba_gemm.memory_lab.experiment import Experiment
+from numba_gemm.runtime.driver import call
 from numba_gemm.simulator.switch import device_function
 
 if TYPE_CHECKING:

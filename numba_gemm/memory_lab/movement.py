@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver
 
-from numba_gemm.driver import call, failure
-from numba_gemm.timing import Call
+from numba_gemm.runtime.driver import call, failure
+from numba_gemm.runtime.timing import Call
 
 __all__ = ["Events", "address", "clear", "copy", "device_array", "finish", "kernel_graph", "median_ms", "span_ms"]
 

@@ -62,12 +62,12 @@ import pandas as pd
 from cuda.bindings import driver
 from numba import cuda
 
-from numba_gemm import host_memory
-from numba_gemm.driver import call
 from numba_gemm.memory_lab import machine, movement
 from numba_gemm.memory_lab.drawing import COLOURS, bars, curve
 from numba_gemm.memory_lab.experiment import Experiment
-from numba_gemm.timing import Call
+from numba_gemm.runtime import pinned_memory
+from numba_gemm.runtime.driver import call
+from numba_gemm.runtime.timing import Call
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -504,7 +504,7 @@ def overlap(
         engines = machine.attribute("ASYNC_ENGINE_COUNT")
         most = max(3, timeline_streams, *streams, *remainder_streams)
         handles = scopes.enter_context(machine.streams(most))
-        source, result = (scopes.enter_context(host_memory.pinned(elements)) for _ in range(2))
+        source, result = (scopes.enter_context(pinned_memory.pinned(elements)) for _ in range(2))
         data, other = (scopes.enter_context(movement.device_array(elements)) for _ in range(2))
         source[:] = np.resize(np.arange(PERIOD, dtype=np.float32), elements)
         bench = Bench(source, result, data, other, handles, rounds)

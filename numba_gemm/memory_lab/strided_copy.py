@@ -41,12 +41,12 @@ import pandas as pd
 from cuda.bindings import driver
 from numba import cuda
 
-from numba_gemm.driver import call
 from numba_gemm.memory_lab import machine
 from numba_gemm.memory_lab.drawing import curve
 from numba_gemm.memory_lab.experiment import Experiment
 from numba_gemm.models import requests
-from numba_gemm.timing import Call
+from numba_gemm.runtime.driver import call
+from numba_gemm.runtime.timing import Call
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

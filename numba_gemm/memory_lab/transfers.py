@@ -70,10 +70,10 @@ import numpy as np
 import pandas as pd
 from numba import cuda
 
-from numba_gemm import host_memory
 from numba_gemm.memory_lab import machine, movement
 from numba_gemm.memory_lab.drawing import COLOURS, MARKERS, MEASURED, PREDICTED
 from numba_gemm.memory_lab.experiment import Experiment
+from numba_gemm.runtime import pinned_memory
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -231,18 +231,18 @@ def measure_copies(sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
 
     with ExitStack() as scopes:
         (stream,) = scopes.enter_context(machine.streams())
-        values, back = (scopes.enter_context(host_memory.pinned(room, np.uint32)) for _ in range(2))
+        values, back = (scopes.enter_context(pinned_memory.pinned(room, np.uint32)) for _ in range(2))
         near, far = (scopes.enter_context(movement.device_array(room, np.uint32)) for _ in range(2))
         values[:] = np.arange(1, room + 1, dtype=np.uint32)
         hosts = {
             PAGEABLE: np.empty(room, np.uint32),
-            PINNED: scopes.enter_context(host_memory.pinned(room, np.uint32)),
+            PINNED: scopes.enter_context(pinned_memory.pinned(room, np.uint32)),
             REGISTERED: np.empty(room, np.uint32),
-            WRITE_COMBINED: scopes.enter_context(host_memory.pinned(room, np.uint32, write_combined=True)),
+            WRITE_COMBINED: scopes.enter_context(pinned_memory.pinned(room, np.uint32, write_combined=True)),
         }
         for salt, host in enumerate(hosts.values()):
             np.add(values, salt, out=host)
-        scopes.enter_context(host_memory.registered(hosts[REGISTERED]))
+        scopes.enter_context(pinned_memory.registered(hosts[REGISTERED]))
 
         def on_device(place: Any, size: int) -> np.ndarray:
             """What the device has there, and a little more."""
@@ -313,8 +313,8 @@ def predict_copies(rows: Sequence[dict[str, Any]], link_bandwidth: float, device
 def pinning_costs(size: int, rounds: int) -> dict[str, float]:
     """Microseconds of everything that page-locks so many bytes, or undoes that; and of touching as many first."""
     touched = np.ones(size, np.uint8)
-    register, unregister = both_ends_us(lambda: host_memory.registered(touched), rounds)
-    allocate, free = both_ends_us(lambda: host_memory.pinned(size, np.uint8), rounds)
+    register, unregister = both_ends_us(lambda: pinned_memory.registered(touched), rounds)
+    allocate, free = both_ends_us(lambda: pinned_memory.pinned(size, np.uint8), rounds)
     touch = host_us(lambda: np.empty(size, np.uint8).fill(1), rounds)
     return {
         "register": register,
@@ -362,8 +362,8 @@ def measure_packing(pieces: int, size: int, copies: Sequence[Mapping[str, Any]],
     with ExitStack() as scopes:
         (stream,) = scopes.enter_context(machine.streams())
         pageable = np.arange(2 * pieces * length, dtype=np.uint32)
-        pinned, back = (scopes.enter_context(host_memory.pinned(len(pageable), np.uint32)) for _ in range(2))
-        buffer = scopes.enter_context(host_memory.pinned(pieces * length, np.uint32))
+        pinned, back = (scopes.enter_context(pinned_memory.pinned(len(pageable), np.uint32)) for _ in range(2))
+        buffer = scopes.enter_context(pinned_memory.pinned(pieces * length, np.uint32))
         target = scopes.enter_context(movement.device_array(len(pageable), np.uint32))
         packed = scopes.enter_context(movement.device_array(pieces * length, np.uint32))
         index = scopes.enter_context(movement.device_array(pieces, np.int64))
@@ -420,7 +420,7 @@ def measure_chain(
     rows: list[dict[str, Any]] = []
     with ExitStack() as scopes:
         (stream,) = scopes.enter_context(machine.streams())
-        start, result = (scopes.enter_context(host_memory.pinned(words)) for _ in range(2))
+        start, result = (scopes.enter_context(pinned_memory.pinned(words)) for _ in range(2))
         data = scopes.enter_context(movement.device_array(words))
         start[:] = np.arange(words, dtype=np.uint32) % 4096
         advance = machine.enqueue(step, -(-words // BLOCK), BLOCK, data)

@@ -45,12 +45,12 @@ import pandas as pd
 from cuda.bindings import driver
 from numba import cuda
 
-from numba_gemm import host_memory
-from numba_gemm.driver import call, device_scope, failure, primary_context
-from numba_gemm.launch import current_device, device_count
 from numba_gemm.memory_lab import machine, movement
 from numba_gemm.memory_lab.drawing import bars
 from numba_gemm.memory_lab.experiment import Experiment, Unavailable
+from numba_gemm.runtime import pinned_memory
+from numba_gemm.runtime.driver import call, device_scope, failure, primary_context
+from numba_gemm.runtime.launch import current_device, device_count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -141,11 +141,11 @@ def allocated(memory: str, elements: int) -> Iterator[int]:
         elif memory == "managed":
             yield scopes.enter_context(managed_memory(ITEM * elements))
         elif memory == "mapped":
-            yield movement.address(scopes.enter_context(host_memory.pinned(elements)))
+            yield movement.address(scopes.enter_context(pinned_memory.pinned(elements)))
         else:
             array = cuda.pinned_array(elements, np.float32) if memory == "pinned" else np.zeros(elements, np.float32)
             if memory == "registered":
-                scopes.enter_context(host_memory.registered(array))
+                scopes.enter_context(pinned_memory.registered(array))
             yield movement.address(array)
 
 
@@ -257,7 +257,7 @@ def between_devices(first: int, second: int, size: int, rounds: int) -> list[dic
     gb_s: dict[str, float] = {}
     with ExitStack() as scopes:
         (stream,) = scopes.enter_context(machine.streams())
-        host = scopes.enter_context(host_memory.pinned(size, np.uint8))
+        host = scopes.enter_context(pinned_memory.pinned(size, np.uint8))
         source = scopes.enter_context(device_memory(size))
         with device_scope(second):
             target = int(call(driver.cuMemAlloc, size))

@@ -44,12 +44,12 @@ import pandas as pd
 from cuda.bindings import driver
 from numba import cuda, uint32
 
-from numba_gemm import host_memory
-from numba_gemm.driver import call
 from numba_gemm.memory_lab import machine, movement
 from numba_gemm.memory_lab.drawing import bars, curve
 from numba_gemm.memory_lab.experiment import Experiment, Unavailable
 from numba_gemm.models import requests
+from numba_gemm.runtime import pinned_memory
+from numba_gemm.runtime.driver import call
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -152,7 +152,7 @@ def zero_copy(
         if not machine.attribute("CAN_MAP_HOST_MEMORY"):
             raise Unavailable("this device cannot map host memory")
         (stream,) = scopes.enter_context(machine.streams())
-        host = scopes.enter_context(host_memory.pinned(elements))
+        host = scopes.enter_context(pinned_memory.pinned(elements))
         host[:] = np.arange(elements) % 1000
         mapped = device_view(host)
         x, out = (scopes.enter_context(movement.device_array(elements)) for _ in range(2))

@@ -22,7 +22,7 @@ from math import ceil
 from typing import NamedTuple
 
 from ..models.roofline import FLOAT32_BYTES as ITEM
-from ..workspace import ALIGNMENT
+from ..runtime.workspace import ALIGNMENT
 
 __all__ = ["Blocking", "Part", "Piece", "Shape", "choose", "divided", "smallest"]
 

@@ -7,12 +7,13 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from .. import api, choice_cache, launch, select, split_products
-from .. import workspace as workspaces
-from ..launch import Matrix
+from .. import api, choice_cache, select, split_products
+from ..runtime import launch
+from ..runtime import workspace as workspaces
+from ..runtime.launch import Matrix
+from ..runtime.workspace import Workspace
 from ..select import Choice, Problem
 from ..tensor_core import Mode
-from ..workspace import Workspace
 from .blocking import ITEM, Shape
 
 __all__ = ["Products"]

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from cuda.bindings import driver
 
-from .. import host_memory
-from .. import workspace as workspaces
-from ..driver import call, device_scope, failure, primary_context, relaxed_capture
+from ..runtime import pinned_memory
+from ..runtime import workspace as workspaces
+from ..runtime.driver import call, device_scope, failure, primary_context, relaxed_capture
+from ..runtime.workspace import Workspace
 from ..simulator.switch import SIMULATOR
-from ..workspace import Workspace
 from .blocking import ITEM, Part
 
 __all__ = ["Device", "Mark", "Queue", "open_device"]
@@ -248,11 +248,11 @@ class CudaDevice:
 
     def pinned(self, elements: int) -> np.ndarray:
         with self.scope(), self._lock:  # of two threads one comes after the other
-            return self._host.enter_context(host_memory.pinned(elements))
+            return self._host.enter_context(pinned_memory.pinned(elements))
 
     def is_direct(self, first: int, last: int) -> bool:
         with self.scope():
-            return host_memory.is_page_locked(first, last)
+            return pinned_memory.is_page_locked(first, last)
 
     def close(self) -> None:
         """Wait for all work, and free everything; whatever fails, the rest is freed, and the first failure raised."""

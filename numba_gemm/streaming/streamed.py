@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver
 
-from .. import api, launch
-from ..driver import device_scope, failure
+from .. import api
+from ..runtime import launch
+from ..runtime.driver import device_scope, failure
 from ..simulator.switch import SIMULATOR
 from ..split_products import IEEE
 from . import blocking as dividing

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from cuda.bindings import driver
 
-from .simulator.probe import driver_error
+from ..simulator.probe import driver_error
 
 if TYPE_CHECKING:
-    from .device.internals import Cubin, KernelArguments
+    from .compiler import Cubin, KernelArguments
 
 
 class GpuUnavailable(RuntimeError):

@@ -12,9 +12,9 @@ from typing import Any
 
 from cuda.bindings import driver
 
+from ..models.roofline import FLOAT32_BYTES
 from .driver import call, failure, relaxed_capture
 from .launch import Matrix
-from .models.roofline import FLOAT32_BYTES
 
 MAP_BYTES = 128
 PAGE = 512  # maps that memory is allocated for at a time

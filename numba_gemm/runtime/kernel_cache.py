@@ -31,11 +31,11 @@ from cuda.bindings import driver
 from cuda.pathfinder import load_nvidia_dynamic_lib
 from numba.core import config as numba_config
 
-from . import ladder
-from .device.internals import Cubin
+from .. import ladder
+from ..ladder import STAGES
+from ..ladder.stage import Form, Stage, TileConfig
+from .compiler import Cubin
 from .fingerprint import Part, fingerprint
-from .ladder import STAGES
-from .ladder.stage import Form, Stage, TileConfig
 from .private_files import CacheWarning, PrivateDirectory, Refused, warn_once
 
 __all__ = ["CacheWarning", "clear_cache", "directory", "fetch", "fetch_named", "key", "name_of"]
@@ -56,9 +56,7 @@ SOURCE_PATTERNS = (
     "ladder/*.py",
     "tensor_core/*.py",
     "direct_products.py",
-    "epilogues.py",
-    "fingerprint.py",
-    "launch.py",
+    "runtime/*.py",
     "split_products.py",
 )
 PACKAGES = ("numba", "numba-cuda", "llvmlite", "numpy", "cuda-bindings", "cuda-core")
@@ -121,7 +119,7 @@ def _hash_of_sources(package: Path) -> str | None:
 
 # Read at the import, like the sources themselves: they may be edited before the first kernel is compiled.
 try:
-    SOURCES = _hash_of_sources(Path(__file__).parent)
+    SOURCES = _hash_of_sources(Path(__file__).parents[1])
 except OSError:
     SOURCES = None
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver
 
+from ..simulator.switch import SIMULATOR
 from .driver import call
-from .simulator.switch import SIMULATOR
 
 Call = Callable[[int], None]
 

@@ -1,7 +1,7 @@
 """The launcher: the one place that computes grids and blocks, compiles and keeps kernels, and launches them.
 
 It knows addresses, streams and devices, but no array library, and does not choose stages. On the hardware a kernel is
-compiled to a cubin by `device.internals` (the same way as without a GPU), loaded once a device, and launched through
+compiled to a cubin by `runtime.compiler` (the same way as without a GPU), loaded once a device, and launched through
 the driver with its arguments packed here. In the simulator the scheduler runs the same kernel over NumPy arrays.
 
 What a launch needs beside addresses and scalars is worked out once for operands of one layout, and kept: a `Launch`.
@@ -20,20 +20,21 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver
 
-from . import epilogues, kernel_cache
+from ..device import work
+from ..device.tile_loader import covers
+from ..ladder.stage import ONE, Batch, Form, Schedule, Share, Stage, TileConfig
+from ..models.roofline import FLOAT32_BYTES
+from ..simulator import scheduler
+from ..simulator.probe import gpu_count
+from ..simulator.switch import SIMULATOR
+from . import compiler, kernel_cache
+from . import epilogue as epilogues
 from . import workspace as workspaces
-from .device import internals, work
-from .device.tile_loader import covers
 from .driver import Frame, GpuUnavailable, call, device_scope, load_kernel, start
-from .ladder.stage import ONE, Batch, Form, Schedule, Share, Stage, TileConfig
-from .models.roofline import FLOAT32_BYTES
-from .simulator import scheduler
-from .simulator.probe import gpu_count
-from .simulator.switch import SIMULATOR
 from .workspace import Workspace
 
 if not SIMULATOR:
-    from .device.matrix import form_signature, kernel_signature
+    from ..device.matrix import form_signature, kernel_signature
 
 __all__ = [
     "PLAIN",
@@ -373,7 +374,7 @@ def usual_form(stage: Stage, config: TileConfig, aligned: bool) -> bool | Form:
     return form_of(config, matrix, matrix, matrix, PLAIN)
 
 
-def compile_stage(stage: Stage, config: TileConfig, form: bool | Form, cc: tuple[int, int]) -> internals.Cubin:
+def compile_stage(stage: Stage, config: TileConfig, form: bool | Form, cc: tuple[int, int]) -> compiler.Cubin:
     """Compile a stage for a compute capability; needs no GPU.
 
     `form` says for which operands: whether they are aligned or, for a stage with a schedule, in full.
@@ -391,7 +392,7 @@ def compile_stage(stage: Stage, config: TileConfig, form: bool | Form, cc: tuple
     else:
         signature, suffix = kernel_signature(form), "" if form else "_any"
     kernel = _build(stage, config, form)
-    return internals.compile_cubin(kernel, signature, cc, name=f"{stage.name}_{config.name}{suffix}")
+    return compiler.compile_cubin(kernel, signature, cc, name=f"{stage.name}_{config.name}{suffix}")
 
 
 def _build(stage: Stage, config: TileConfig, form: bool | Form) -> Any:
@@ -589,7 +590,7 @@ class Launch:
             for i, words in enumerate(self._vectors):
                 values.append(words)
                 moving += (self.FIRST_VECTOR + len(words) * i + 4,)
-        arguments = internals.KernelArguments(values, moving)
+        arguments = compiler.KernelArguments(values, moving)
         return Frame(self.device, kernel, self._grid, self._block, shared, arguments)
 
     def apart(self, a: int, b: int, c: int) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numba import cuda, types
 
-from .device import internals
+from . import compiler
 
 __all__ = ["Part", "fingerprint", "frozen"]
 
@@ -110,7 +110,7 @@ def _options(value: Any) -> dict[str, Any] | None:
     if not isinstance(getattr(value, "py_func", None), FunctionType) or not hasattr(value, "targetoptions"):
         return None
     # One that is made for certain types has been compiled, of what it found then.
-    if "device" not in value.targetoptions or not internals.takes_more_types(value):
+    if "device" not in value.targetoptions or not compiler.takes_more_types(value):
         return None
     return dict(value.targetoptions)
 

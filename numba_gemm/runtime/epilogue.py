@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from .device import internals
+from ..simulator.switch import SIMULATOR, device_function
+from . import compiler
 from .fingerprint import fingerprint, frozen
-from .simulator.switch import SIMULATOR, device_function
 
 __all__ = ["check_result", "prepared"]
 
@@ -105,7 +105,7 @@ def check_result(epilogue: Any, vectors: int, cc: tuple[int, int]) -> None:
     name, others = getattr(epilogue, "__name__", "epilogue"), (types.UniTuple(VECTOR, vectors),) if vectors else ()
     try:
         # Called as a kernel calls it: one that was made for certain types returns what it was made to.
-        result = internals.result_type(
+        result = compiler.result_type(
             _caller(epilogue, bool(vectors)), (types.float32, types.int64, types.int64, *others), cc
         )
     except RuntimeError:  # of the compiler's libraries

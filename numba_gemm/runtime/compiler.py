@@ -94,8 +94,8 @@ def _parameter_sizes(signature: Sequence[Any]) -> list[int] | None:
     """Return the bytes of each parameter as `KernelArguments` packs them, None if it does not know some type."""
     from numba.cuda import types
 
-    from .matrix import MatrixType
-    from .work import FIELDS, WorkType
+    from ..device.matrix import MatrixType
+    from ..device.work import FIELDS, WorkType
 
     sizes: list[int] = []
     for parameter in signature:

@@ -1,0 +1,1 @@
+"""Compile, cache and launch kernels; no policy, no array library."""
