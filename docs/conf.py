@@ -34,8 +34,8 @@ ROOT = DOCS.parent
 sys.path.insert(0, str(ROOT))
 
 import numba_gemm  # noqa: E402
-from numba_gemm.ladder import STAGES  # noqa: E402
-from numba_gemm.tensor_core import TENSOR_STAGES  # noqa: E402
+from numba_gemm.kernels.ladder import STAGES  # noqa: E402
+from numba_gemm.kernels.tensor_core import TENSOR_STAGES  # noqa: E402
 
 project = "numba_gemm"
 author = "The numba_gemm authors"

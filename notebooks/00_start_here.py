@@ -29,7 +29,7 @@ import numpy as np
 from numba import cuda, float32
 
 from numba_gemm.inspect import draw, step, trace
-from numba_gemm.ladder import STAGES
+from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.models import accuracy
 
 # %% [markdown]

@@ -31,7 +31,7 @@ import numpy as np
 from numba import cuda, float32
 
 from numba_gemm.inspect import draw, step, trace
-from numba_gemm.ladder import TileConfig, shared_tile
+from numba_gemm.kernels.ladder import TileConfig, shared_tile
 from numba_gemm.models import accuracy
 
 # %% [markdown]

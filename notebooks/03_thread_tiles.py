@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 
 from numba_gemm.inspect import draw, step, trace
-from numba_gemm.ladder import STAGES
+from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.models import traffic
 from numba_gemm.models.roofline import FLOAT32_BYTES, FP32_LANES_PER_SM
 

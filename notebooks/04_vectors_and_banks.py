@@ -27,7 +27,7 @@ from matplotlib.figure import Figure
 from numba import cuda, float32
 
 from numba_gemm.inspect import draw, step, trace
-from numba_gemm.ladder import STAGES
+from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.models import requests
 
 # %% [markdown]

@@ -147,7 +147,7 @@ for stage, done in tapes.items():
 # configuration the multiply-adds of a block's k-tile take at least this many clocks:
 
 # %%
-from numba_gemm.ladder import STAGES
+from numba_gemm.kernels.ladder import STAGES
 
 config = STAGES["double_buffered"].configs[0]
 warps = config.threads // 32
@@ -193,7 +193,7 @@ def altered(name, old, new):
     assert text.count(old) == 1
     path = Path(tempfile.mkdtemp()) / "one_buffer.py"
     path.write_text(text.replace(old, new))
-    spec = importlib.util.spec_from_file_location("numba_gemm.ladder.one_buffer", path)
+    spec = importlib.util.spec_from_file_location("numba_gemm.kernels.ladder.one_buffer", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.STAGE

@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 
 from numba_gemm.inspect import draw, step, trace
-from numba_gemm.ladder import STAGES
+from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.models import traffic
 from numba_gemm.models.occupancy import occupancy
 

@@ -38,7 +38,7 @@ from numba import cuda, float32
 from numba_gemm.device.async_copy import commit_group, cp_async16, wait_group
 from numba_gemm.inspect import draw, step, trace
 from numba_gemm.inspect.target import prepare
-from numba_gemm.ladder import STAGES
+from numba_gemm.kernels.ladder import STAGES
 
 # %% [markdown]
 # ## A copy that is only ordered
@@ -194,7 +194,7 @@ def variant(name, before, after):
     assert text.count(before) == 1, f"{before!r} is there {text.count(before)} times"
     text = text.replace(before, after)
     text = text.replace("from ..device", "from numba_gemm.device").replace(
-        "from .stage", "from numba_gemm.ladder.stage"
+        "from .stage", "from numba_gemm.kernels.ladder.stage"
     )
     path = Path(tempfile.mkdtemp()) / f"{name}.py"
     path.write_text(text, encoding="utf-8")
@@ -314,7 +314,7 @@ CHILD = """
 import json, sys
 from numba_gemm.inspect.report import compiled
 from numba_gemm.inspect.sass import instruction_mix, loops, main_loop
-from numba_gemm.ladder import STAGES
+from numba_gemm.kernels.ladder import STAGES
 
 stage = STAGES[sys.argv[1]]
 config = stage.configs[0]

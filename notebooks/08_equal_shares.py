@@ -30,8 +30,8 @@ from matplotlib.figure import Figure
 from numba_gemm import explain
 from numba_gemm.device.work import Work, piece
 from numba_gemm.inspect import draw, step, trace
-from numba_gemm.ladder import STAGES
-from numba_gemm.ladder.stage import ONE, Share, share_out
+from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.kernels.ladder.stage import ONE, Share, share_out
 from numba_gemm.models.traffic import Ceilings, predict
 from numba_gemm.runtime.launch import Matrix, natural_share, simulated
 

@@ -37,11 +37,11 @@ from numba import cuda, float32, int64
 
 from numba_gemm.device import narrow
 from numba_gemm.inspect import draw, step, trace
+from numba_gemm.kernels.tensor_core import MODES, TENSOR_STAGES, split, sums
+from numba_gemm.kernels.tensor_core.slot import group_store
+from numba_gemm.kernels.tensor_core.stage import ROW_WORDS, split_shape
 from numba_gemm.models.accuracy import MODE_BOUNDS, bound
 from numba_gemm.simulator import scheduler
-from numba_gemm.tensor_core import MODES, TENSOR_STAGES, split, sums
-from numba_gemm.tensor_core.slot import group_store
-from numba_gemm.tensor_core.stage import ROW_WORDS, split_shape
 
 # %% [markdown]
 # ## What a tensor core multiplies
@@ -105,7 +105,7 @@ x_parts, y_parts = (np.zeros(split_shape(six, 32, six.slot_k, 32), np.float32) f
 launch = (split.build(six), (2, 1), split.THREADS, x, x_parts, x, y_parts, (0,) * 4)
 
 begun = None
-with step(*launch, thread=0, into="numba_gemm.tensor_core.split") as steps:
+with step(*launch, thread=0, into="numba_gemm.kernels.tensor_core.split") as steps:
     for s in steps:
         if s.function != "split_block" or s.locals.get("w") != 0 or "p" not in s.locals:
             continue
@@ -325,7 +325,7 @@ figure
 # Three ways to sum, as three stages do it. *All inside*. *Afresh*: the tensor cores sum one slot of 64 terms from zero,
 # and the slot's sum is added outside, in FP32, which rounds. *Compensated*: the products of first parts afresh, the
 # small ones apart; and what each addition outside rounds off is found by two more additions, and kept. The steps
-# outside are the project's own device functions (`numba_gemm/tensor_core/sums.py`), which the simulator runs:
+# outside are the project's own device functions (`numba_gemm/kernels/tensor_core/sums.py`), which the simulator runs:
 
 # %%
 lessons.source("sums", function="add_exactly")

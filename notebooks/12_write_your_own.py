@@ -34,7 +34,7 @@ import pandas as pd
 
 import numba_gemm
 from numba_gemm.inspect import draw, step, trace
-from numba_gemm.ladder import STAGES
+from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.models import accuracy
 from numba_gemm.models.occupancy import occupancy
 
@@ -57,7 +57,7 @@ folder = Path(tempfile.mkdtemp())  # where your stage is saved
 from numba import cuda, float32, uint32
 
 from numba_gemm.device.blend import blend
-from numba_gemm.ladder.stage import Stage, TileConfig, require
+from numba_gemm.kernels.ladder.stage import Stage, TileConfig, require
 
 
 def build(config, aligned):
@@ -255,7 +255,7 @@ else:
 # %%
 REGISTER = """
 from my_stage import STAGE
-from numba_gemm.ladder import STAGES, TileConfig
+from numba_gemm.kernels.ladder import STAGES, TileConfig
 STAGES[STAGE.name] = STAGE
 """
 
@@ -363,5 +363,5 @@ chart
 # - Put the tile of A into shared memory, as `shared_tile` does. Which barriers does it need? `races` tells.
 #
 # A stage that teaches something belongs in the repository. "Add a stage" in its `CONTRIBUTING.md` says what that takes:
-# a file in `numba_gemm/ladder`, whose docstring says which bottleneck it removes and what limits it then, and a line in
-# `STAGES`. Tests, benchmark and inspector follow from the record, as they did here.
+# a file in `numba_gemm/kernels/ladder`, whose docstring says which bottleneck it removes and what limits it then, and a
+# line in `STAGES`. Tests, benchmark and inspector follow from the record, as they did here.

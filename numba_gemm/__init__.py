@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .api import stages, tiled_sgemm
     from .explanation import Explanation, explain
-    from .ladder.cpu import cpu_sgemm
+    from .kernels.ladder.cpu import cpu_sgemm
     from .plans import Plan, plan
     from .precompilation import precompile
     from .residency import Occupancy, occupancy
@@ -51,7 +51,7 @@ _HOMES = {
     "autotune": ".tuning",
     "clear_autotuned": ".tuning",
     "clear_cache": ".runtime.kernel_cache",
-    "cpu_sgemm": ".ladder.cpu",
+    "cpu_sgemm": ".kernels.ladder.cpu",
     "explain": ".explanation",
     "occupancy": ".residency",
     "plan": ".plans",  # not .plan: a module of the function's name would take its place here

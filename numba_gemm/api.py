@@ -15,15 +15,15 @@ import numpy as np
 
 from . import arrays, choice_cache, select, split_products
 from .arrays import Known, Operand, Seen, batches, streams
-from .ladder import STAGES
-from .ladder.stage import Stage
+from .kernels.ladder import STAGES
+from .kernels.ladder.stage import Stage
+from .kernels.tensor_core import MODES, Mode
 from .runtime import epilogue as epilogues
 from .runtime import launch
 from .runtime.launch import Extra, Matrix
 from .runtime.workspace import Workspace
 from .select import Choice, Problem
 from .split_products import IEEE
-from .tensor_core import MODES, Mode
 
 ANY_GPU = (99, 0)  # a compute capability that no stage finds too low
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from . import select
-from .ladder.stage import Share
+from .kernels.ladder.stage import Share
 from .runtime import kernel_cache, launch
 from .runtime.launch import DeviceProperties
 from .runtime.private_files import CacheWarning, PrivateDirectory, Refused, warn_once

@@ -10,13 +10,13 @@ import threading
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
-from .ladder.stage import ONE, Batch
+from .kernels.ladder.stage import ONE, Batch
+from .kernels.tensor_core import TensorForm, WarpgroupConfig, direct
+from .kernels.tensor_core.stage import fastest
 from .runtime import compiler, epilogue, kernel_cache, tensor_maps
 from .runtime.driver import Frame, device_scope, load_kernel
 from .runtime.fingerprint import fingerprint
 from .runtime.launch import MAX_EPILOGUES, Extra, Matrix, device_properties
-from .tensor_core import TensorForm, WarpgroupConfig, direct
-from .tensor_core.stage import fastest
 
 __all__ = ["Arrangement", "arrange", "blocks", "choose", "compile_kernel", "kernel_cubin", "launch", "prepare"]
 

@@ -12,7 +12,7 @@ import numpy as np
 from . import api, arrays, select
 from .arrays import ITEM, ArrayKind, Copies, Operand
 from .device.work import FIELDS
-from .ladder.stage import Form, Schedule
+from .kernels.ladder.stage import Form, Schedule
 from .runtime import launch
 from .runtime import workspace as workspaces
 

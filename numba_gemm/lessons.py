@@ -146,7 +146,7 @@ class Listing:
 
 
 def _file(name: str) -> Path:
-    places = [PACKAGE / folder / f"{name}.py" for folder in ("ladder", "tensor_core", "device", ".")]
+    places = [PACKAGE / folder / f"{name}.py" for folder in ("kernels/ladder", "kernels/tensor_core", "device", ".")]
     found = next((path for path in places if path.is_file()), None)
     if found is None:
         raise ValueError(f"{name!r} is neither a stage nor a module; stages are listed by numba_gemm.stages()")
@@ -430,7 +430,7 @@ def compare(results: pd.DataFrame) -> pd.DataFrame:
     from .bench.cases import Shape
     from .bench.model import keeps, rung_of
     from .bench.results import OK, records
-    from .ladder import STAGES
+    from .kernels.ladder import STAGES
     from .models.traffic import WAYS, predict
 
     shapes = results[["m", "n", "k"]].drop_duplicates()

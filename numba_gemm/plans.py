@@ -8,7 +8,9 @@ from typing import Any
 
 from . import api, arrays, choice_cache, direct_products, select, split_products
 from .arrays import ITEM, Seen
-from .ladder.stage import TileConfig
+from .kernels.ladder.stage import TileConfig
+from .kernels.tensor_core import MODES, direct
+from .kernels.tensor_core.stage import TensorConfig
 from .runtime import launch
 from .runtime import workspace as workspaces
 from .runtime.driver import device_scope
@@ -16,8 +18,6 @@ from .runtime.launch import Matrix
 from .runtime.workspace import ALIGNMENT, Workspace
 from .select import Choice
 from .split_products import IEEE
-from .tensor_core import MODES, direct
-from .tensor_core.stage import TensorConfig
 
 LAYOUTS = ("NN", "NT", "TN", "TT")
 

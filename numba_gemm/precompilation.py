@@ -8,7 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from . import select
-from .ladder.stage import FLOAT32_BYTES, Form, Stage, TileConfig
+from .kernels.ladder.stage import FLOAT32_BYTES, Form, Stage, TileConfig
 from .runtime import kernel_cache, launch
 from .runtime.launch import Matrix
 from .simulator.switch import SIMULATOR
@@ -27,7 +27,7 @@ class Precompiled(NamedTuple):
         Names of the stage and its configuration.
     variant : str
         "aligned" for operands that 128-bit accesses reach, or "any"; of a stage that has a schedule, how the tiles of A
-        and of B are loaded, and whether C is aligned, see `numba_gemm.ladder.stage.Form`.
+        and of B are loaded, and whether C is aligned, see `numba_gemm.kernels.ladder.stage.Form`.
     cc : tuple of int
         Compute capability, (major, minor).
     seconds : float

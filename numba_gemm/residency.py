@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from math import prod
 
-from .ladder import STAGES
-from .ladder.stage import Stage, TileConfig
+from .kernels.ladder import STAGES
+from .kernels.ladder.stage import Stage, TileConfig
 from .models import occupancy as counting
 from .models.occupancy import Occupancy
 from .runtime import kernel_cache, launch

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, prod, sqrt
 
-from .ladder import STAGES
-from .ladder.stage import FLOAT32_BYTES, Share, Stage, TileConfig
-from .ladder.stream_k import SUMS_STAGED
+from .kernels.ladder import STAGES
+from .kernels.ladder.stage import FLOAT32_BYTES, Share, Stage, TileConfig
+from .kernels.ladder.stream_k import SUMS_STAGED
 from .models.roofline import FP32_LANES_PER_SM
 from .runtime.launch import DeviceProperties, Extra, Matrix
 

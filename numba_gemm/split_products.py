@@ -14,16 +14,8 @@ from functools import cache, lru_cache, partial
 from typing import Any
 
 from . import direct_products
-from .ladder.stage import ONE, Batch
-from .models.roofline import FLOAT32_BYTES
-from .runtime import compiler, epilogue, kernel_cache
-from .runtime import workspace as workspaces
-from .runtime.driver import Frame, device_scope, load_kernel
-from .runtime.fingerprint import fingerprint
-from .runtime.launch import MAX_EPILOGUES, MAX_K, PLAIN, Extra, Matrix, device_properties
-from .runtime.workspace import ALIGNMENT, Workspace
-from .simulator.switch import SIMULATOR
-from .tensor_core import (
+from .kernels.ladder.stage import ONE, Batch
+from .kernels.tensor_core import (
     MODES,
     SHORT_SUMS,
     Mode,
@@ -35,7 +27,15 @@ from .tensor_core import (
     split,
     warp_mma,
 )
-from .tensor_core.stage import BATCH_STEPS, ROW_WORDS, SPLIT_ROWS, TensorConfig, fastest, split_shape
+from .kernels.tensor_core.stage import BATCH_STEPS, ROW_WORDS, SPLIT_ROWS, TensorConfig, fastest, split_shape
+from .models.roofline import FLOAT32_BYTES
+from .runtime import compiler, epilogue, kernel_cache
+from .runtime import workspace as workspaces
+from .runtime.driver import Frame, device_scope, load_kernel
+from .runtime.fingerprint import fingerprint
+from .runtime.launch import MAX_EPILOGUES, MAX_K, PLAIN, Extra, Matrix, device_properties
+from .runtime.workspace import ALIGNMENT, Workspace
+from .simulator.switch import SIMULATOR
 
 __all__ = [
     "FP32_AUTO",

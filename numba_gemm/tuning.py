@@ -20,7 +20,7 @@ from cuda.bindings import driver
 from . import api, arrays, choice_cache, select
 from .arrays import ITEM, ArrayKind, Operand
 from .arrays.operand import at_address
-from .ladder.stage import Share
+from .kernels.ladder.stage import Share
 from .runtime import launch
 from .runtime import workspace as workspaces
 from .runtime.driver import call, device_scope

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from operands import NAN, filled
 
-from numba_gemm.ladder import STAGES, Stage, TileConfig
+from numba_gemm.kernels.ladder import STAGES, Stage, TileConfig
 from numba_gemm.models.accuracy import Comparison, compare, reference
 from numba_gemm.runtime.launch import Matrix, aligned_operands, launch, synchronize
 from numba_gemm.simulator.switch import SIMULATOR

@@ -94,7 +94,7 @@ class Case:
     @property
     def precision(self) -> str:
         """Of its arithmetic."""
-        from numba_gemm.tensor_core import Mode
+        from numba_gemm.kernels.tensor_core import Mode
 
         return self.stage.name if isinstance(self.stage, Mode) else "ieee"
 
@@ -129,8 +129,8 @@ def cases_of(stage: Any, config: Any) -> Iterator[Case]:
 
 def cases_of_precision(mode: Any) -> Iterator[Case]:
     """All tiles of a mode: two a side, three slots along k, the last of each cut short, in two layouts; long sums."""
+    from numba_gemm.kernels.tensor_core import SHORT_SUMS, direct
     from numba_gemm.split_products import LONG_SUM, configs_of
-    from numba_gemm.tensor_core import SHORT_SUMS, direct
 
     for config in configs_of(mode):
         shape = (config.BM + 13, config.BN + 19, 2 * mode.slot_k + 3)
@@ -153,8 +153,8 @@ def cases_of_precision(mode: Any) -> Iterator[Case]:
 
 def cases(names: list[str] | None, cc: tuple[int, int]) -> Iterator[Case]:
     """All cases of the stages of these names, or of all, that a compute capability can run."""
-    from numba_gemm.ladder import STAGES
-    from numba_gemm.tensor_core import MODES
+    from numba_gemm.kernels.ladder import STAGES
+    from numba_gemm.kernels.tensor_core import MODES
 
     for stage in STAGES.values():
         if cc >= stage.min_cc and (not names or stage.name in names):
@@ -202,7 +202,7 @@ class Operands:
 
     def extra(self, across: Any = None, down: Any = None) -> Any:
         """The batch, and the epilogue with its vectors."""
-        from numba_gemm.ladder.stage import ONE, Batch
+        from numba_gemm.kernels.ladder.stage import ONE, Batch
         from numba_gemm.runtime import epilogue as epilogues
         from numba_gemm.runtime.launch import Extra, Vector
 
@@ -270,7 +270,7 @@ def child(names: list[str] | None) -> None:
     from numba import cuda
 
     from numba_gemm import direct_products, split_products
-    from numba_gemm.ladder.stage import Share
+    from numba_gemm.kernels.ladder.stage import Share
     from numba_gemm.runtime.launch import device_properties, launch, synchronize
 
     alpha, beta = 1.5, -0.5
@@ -305,8 +305,8 @@ def compile_part(names: list[str] | None, cc: tuple[int, int], part: int, parts:
     from functools import partial
 
     from numba_gemm import direct_products, split_products
+    from numba_gemm.kernels.tensor_core import TensorForm
     from numba_gemm.runtime import kernel_cache, launch
-    from numba_gemm.tensor_core import TensorForm
 
     kernels: dict[Any, Any] = {}
     for case in cases(names, cc):
@@ -428,8 +428,8 @@ def main() -> int:
         print("error: compute-sanitizer was not found; it comes with the CUDA toolkit", file=sys.stderr)
         return 2
 
-    from numba_gemm.ladder import STAGES
-    from numba_gemm.tensor_core import MODES
+    from numba_gemm.kernels.ladder import STAGES
+    from numba_gemm.kernels.tensor_core import MODES
 
     known = (*STAGES, *MODES)
     if unknown := [name for name in options.stages or [] if name not in known]:

@@ -12,7 +12,7 @@ import numpy as np
 from ladder_cases import GUARD, LAYOUTS, Operand, Outcome, Place
 from operands import NAN, filled
 
-from numba_gemm.ladder.stage import ONE, Batch, Share, Stage, TileConfig
+from numba_gemm.kernels.ladder.stage import ONE, Batch, Share, Stage, TileConfig
 from numba_gemm.models.accuracy import compare, reference
 from numba_gemm.runtime import epilogue as epilogues
 from numba_gemm.runtime import launch

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from numba_gemm import direct_products, split_products
+from numba_gemm.kernels.tensor_core import MODES, SHORT_SUMS, TENSOR_STAGES, TensorForm, direct, persistent, split
+from numba_gemm.kernels.tensor_core.stage import BATCH_STEPS
 from numba_gemm.runtime import epilogue
-from numba_gemm.tensor_core import MODES, SHORT_SUMS, TENSOR_STAGES, TensorForm, direct, persistent, split
-from numba_gemm.tensor_core.stage import BATCH_STEPS
 
 CC = (9, 0)
 ALL_MODES = MODES | {short.name: short for short in SHORT_SUMS.values()}

@@ -21,8 +21,8 @@ from operands import LAYOUTS, NAN, REPEATING, Exported, check, filled, frozen, s
 
 import numba_gemm
 from numba_gemm import select, stages, tiled_sgemm
-from numba_gemm.ladder import STAGES
-from numba_gemm.ladder.stage import Share
+from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.kernels.ladder.stage import Share
 from numba_gemm.runtime import epilogue as epilogues
 from numba_gemm.runtime import launch
 from numba_gemm.runtime.fingerprint import fingerprint

@@ -38,7 +38,7 @@ from numba_gemm.bench import (
 )
 from numba_gemm.bench.buffers import DeviceBuffers, HostLibrary, NumbaLibrary
 from numba_gemm.bench.cases import Shape
-from numba_gemm.ladder import STAGES
+from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.models import accuracy
 from numba_gemm.runtime import launch, timing
 from numba_gemm.runtime.timing import Samples

@@ -18,7 +18,7 @@ from ladder_cases import Case, Outcome, run
 from schedule_cases import Shared, run_shared, shared_cases
 
 from numba_gemm.device import work
-from numba_gemm.ladder import STAGES, Stage, TileConfig
+from numba_gemm.kernels.ladder import STAGES, Stage, TileConfig
 from numba_gemm.runtime import launch
 from numba_gemm.simulator import scheduler
 
@@ -41,7 +41,7 @@ STAGED = TileConfig(64, 64, 16, 8, 8, 32, 64, 2, pad=4, pad_b=4, dynamic=True, o
 
 
 def barriers(name: str) -> int:
-    return inspect.getsource(sys.modules[f"numba_gemm.ladder.{name}"]).count(BARRIER)
+    return inspect.getsource(sys.modules[f"numba_gemm.kernels.ladder.{name}"]).count(BARRIER)
 
 
 def nth(text: str, old: str, new: str, which: int) -> str:
@@ -52,7 +52,7 @@ def nth(text: str, old: str, new: str, which: int) -> str:
 
 def mutant(name: str, module: str, old: str, new: str, which: int = 0):
     """The stage of a name, built from sources in one of which the occurrence `which` of `old` is replaced by `new`."""
-    stage_module = f"numba_gemm.ladder.{name}"
+    stage_module = f"numba_gemm.kernels.ladder.{name}"
     target = stage_module if module == "stage" else f"numba_gemm.device.{module}"
     originals = {fullname: sys.modules[fullname] for fullname in DEVICE_MODULES}
     try:
@@ -135,7 +135,7 @@ def table(stage: Stage) -> Iterator[Callable[[], Outcome]]:
 
 def survives(stage: Stage, monkeypatch) -> str | None:
     """Run the table under several orders of threads; the first failure in words, or None."""
-    monkeypatch.setattr("numba_gemm.ladder.stage.GROUP", 2)
+    monkeypatch.setattr("numba_gemm.kernels.ladder.stage.GROUP", 2)
     for seed in (1, 2, 3) if stage.schedule is None else (1, 2):
         for case in table(stage):
             with monkeypatch.context() as patch:

@@ -18,8 +18,8 @@ import pytest
 from numba_gemm.bench import counters, environment
 from numba_gemm.bench.cases import Shape
 from numba_gemm.device.tile_loader import MODES
-from numba_gemm.ladder import STAGES, TileConfig
-from numba_gemm.ladder.stage import Form
+from numba_gemm.kernels.ladder import STAGES, TileConfig
+from numba_gemm.kernels.ladder.stage import Form
 
 ROOT = Path(__file__).resolve().parents[1]
 CUBE = Shape(1024, 1024, 1024)

@@ -12,12 +12,12 @@ import pytest
 from test_tensor_core import simulated
 
 from numba_gemm import direct_products
-from numba_gemm.ladder.stage import Batch
+from numba_gemm.kernels.ladder.stage import Batch
+from numba_gemm.kernels.tensor_core import TensorForm, WarpgroupConfig, direct, persistent
+from numba_gemm.kernels.tensor_core.stage import ROW_BYTES
 from numba_gemm.models.accuracy import MODE_BOUNDS
 from numba_gemm.runtime import tensor_maps
 from numba_gemm.runtime.launch import PLAIN, Extra, Matrix, Vector
-from numba_gemm.tensor_core import TensorForm, WarpgroupConfig, direct, persistent
-from numba_gemm.tensor_core.stage import ROW_BYTES
 
 HOPPER = (9, 0)
 LETTERS = [*direct.LAYOUTS]
@@ -120,7 +120,7 @@ def test_the_simulator_says_that_it_has_no_matrix_instructions():
 
 
 def test_more_than_one_part_is_refused():
-    from numba_gemm.tensor_core import MODES
+    from numba_gemm.kernels.tensor_core import MODES
 
     with pytest.raises(ValueError, match="one part"):
         direct.build(direct.CONFIGS[0], TensorForm(MODES["tf32x3"]), direct.LAYOUTS["NN"])

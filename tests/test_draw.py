@@ -397,7 +397,7 @@ def said(figure):
 
 class TestLadder:
     def test_bars_are_the_recorded_speeds_in_climbing_order(self, recorded):
-        from numba_gemm.ladder import STAGES
+        from numba_gemm.kernels.ladder import STAGES
 
         frame, environment = recorded
         figure = draw.ladder_chart(frame, environment)

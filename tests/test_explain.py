@@ -13,8 +13,8 @@ from operands import filled
 import numba_gemm
 from numba_gemm import api, arrays, explain, tiled_sgemm
 from numba_gemm.arrays import Copies, host
-from numba_gemm.ladder import STAGES
-from numba_gemm.ladder.stage import Share
+from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.kernels.ladder.stage import Share
 from numba_gemm.runtime import launch
 from numba_gemm.select import Choice
 from numba_gemm.simulator.switch import SIMULATOR

@@ -15,7 +15,7 @@ from ladder_cases import Case, run
 
 from numba_gemm.device.outer_product import ORDERS, outer_product
 from numba_gemm.inspect import ffma, sass
-from numba_gemm.ladder import STAGES, TileConfig
+from numba_gemm.kernels.ladder import STAGES, TileConfig
 from numba_gemm.simulator.switch import SIMULATOR
 
 # Two nested loops, as nvdisasm prints them: a tile loop that copies, a k loop that multiplies. The jump to itself that

@@ -24,8 +24,8 @@ from compile_stages import compiler_environment
 
 import numba_gemm
 from numba_gemm import api, precompilation, select
-from numba_gemm.ladder import STAGES
-from numba_gemm.ladder.stage import Form, TileConfig
+from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.kernels.ladder.stage import Form, TileConfig
 from numba_gemm.runtime import kernel_cache, launch, private_files
 from numba_gemm.runtime.compiler import Cubin
 from numba_gemm.runtime.fingerprint import fingerprint, frozen
@@ -504,8 +504,8 @@ def test_what_is_compiled_is_what_was_found_at_the_call():
 FETCH_WITH_EPILOGUE = """
 import json
 from numba_gemm import epilogues, kernel_cache, launch
-from numba_gemm.ladder import STAGES
-from numba_gemm.ladder.stage import Form
+from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.kernels.ladder.stage import Form
 
 def fetch(slope):
     epilogue = epilogues.prepared(lambda value, row, col, bias: value * slope + bias[col], 1)
@@ -850,7 +850,7 @@ COMPILE = """
 import dataclasses, json
 import numba_gemm
 from numba_gemm import kernel_cache, launch
-from numba_gemm.ladder import STAGES
+from numba_gemm.kernels.ladder import STAGES
 stage = STAGES["naive"]
 report = numba_gemm.precompile(["naive"], (9, 0))
 cubins = [dataclasses.asdict(launch._cubin(stage, stage.configs[0], aligned, (9, 0))) for aligned in (True, False)]

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from ladder_cases import ALPHA_BETA, LAYOUTS, Case, cases, run
 from operands import filled
 
-from numba_gemm.ladder import STAGES, TileConfig
-from numba_gemm.ladder.stage import Share
+from numba_gemm.kernels.ladder import STAGES, TileConfig
+from numba_gemm.kernels.ladder.stage import Share
 from numba_gemm.models.accuracy import compare, reference
 from numba_gemm.runtime import launch
 from numba_gemm.simulator import scheduler

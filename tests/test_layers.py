@@ -18,8 +18,8 @@ from compile_stages import compiler_environment
 
 import numba_gemm
 from numba_gemm import doctor
-from numba_gemm.ladder import STAGES
-from numba_gemm.tensor_core import TENSOR_STAGES
+from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.kernels.tensor_core import TENSOR_STAGES
 
 PACKAGE = Path(numba_gemm.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
@@ -57,8 +57,8 @@ def test_every_module_has_a_layer(contracts):
 
 
 def test_every_stage_is_independent(contracts):
-    stages = {f"numba_gemm.ladder.{name}" for name in STAGES}
-    stages |= {f"numba_gemm.tensor_core.{name}" for name in [*TENSOR_STAGES, "direct"]}
+    stages = {f"numba_gemm.kernels.ladder.{name}" for name in STAGES}
+    stages |= {f"numba_gemm.kernels.tensor_core.{name}" for name in [*TENSOR_STAGES, "direct"]}
     assert set(contracts["independence"]["modules"]) == stages
 
 

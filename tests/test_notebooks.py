@@ -18,7 +18,7 @@ import pytest
 from compile_stages import compiler_environment
 
 from numba_gemm import lessons
-from numba_gemm.ladder import STAGES
+from numba_gemm.kernels.ladder import STAGES
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
 _spec = importlib.util.spec_from_file_location("run_notebooks", FOLDER / "run.py")

@@ -11,7 +11,7 @@ import pytest
 from compile_stages import compiler_environment
 
 import numba_gemm
-from numba_gemm.ladder import STAGES
+from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.models.occupancy import LIMITS, occupancy
 from numba_gemm.residency import _compute_capability
 

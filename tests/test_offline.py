@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from compile_stages import compiler_environment
 
-from numba_gemm.ladder import STAGES
-from numba_gemm.ladder.stage import Stage, TileConfig
+from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.kernels.ladder.stage import Stage, TileConfig
 
 MAIN_CC = (9, 0)  # compiled for in every configuration, aligned and not; for the others in the default one, aligned
 BATCHES = (((7, 5), (8, 0), (8, 6)), (MAIN_CC,), ((8, 9), (10, 0), (12, 0)))

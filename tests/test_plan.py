@@ -23,8 +23,8 @@ import numba_gemm
 from numba_gemm import api, arrays, plan, plans, tiled_sgemm
 from numba_gemm.arrays import host, libraries, short_way
 from numba_gemm.device.work import FIELDS
-from numba_gemm.ladder import STAGES
-from numba_gemm.ladder.stage import Batch, Form, Share
+from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.kernels.ladder.stage import Batch, Form, Share
 from numba_gemm.runtime import compiler, launch, workspace
 from numba_gemm.runtime import driver as driver_module
 from numba_gemm.runtime.compiler import Cubin

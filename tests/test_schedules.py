@@ -11,8 +11,8 @@ import sanitize
 from schedule_cases import modes_of, run_shared, scheduled, shared_cases
 
 from numba_gemm.device.tile_loader import MODES
-from numba_gemm.ladder import STAGES
-from numba_gemm.ladder.stage import Batch, Share
+from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.kernels.ladder.stage import Batch, Share
 from numba_gemm.runtime import launch
 
 ALL = [(stage, config) for stage in scheduled(STAGES) for config in (stage.test_config, *stage.configs)]
@@ -27,7 +27,7 @@ def label(value):
 @pytest.mark.parametrize(("stage", "config"), ALL, ids=label)
 def test_table(stage, config, monkeypatch):
     for group in (2, 8):
-        monkeypatch.setattr("numba_gemm.ladder.stage.GROUP", group)
+        monkeypatch.setattr("numba_gemm.kernels.ladder.stage.GROUP", group)
         monkeypatch.setattr(launch, "_bound", {})  # launches made for another group
         for case in shared_cases(config):
             outcomes = [run_shared(stage, config, case) for _ in range(LAUNCHES)]

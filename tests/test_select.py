@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from numba_gemm.ladder import STAGES
-from numba_gemm.ladder.stage import ONE, Batch, Share, share_out
+from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.kernels.ladder.stage import ONE, Batch, Share, share_out
 from numba_gemm.models.roofline import FP32_LANES_PER_SM
 from numba_gemm.runtime.launch import PLAIN, Extra, Matrix, device_properties
 from numba_gemm.select import (

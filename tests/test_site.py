@@ -45,7 +45,7 @@ def modules() -> list[str]:
 
 def sample() -> str:
     """A notebook with an output, a formula, and links as from where notebooks lie."""
-    text = "# A sample\n\nSee [naive](../numba_gemm/ladder/naive.py), [tracing](../docs/tracing.md), $K^2$."
+    text = "# A sample\n\nSee [naive](../numba_gemm/kernels/ladder/naive.py), [tracing](../docs/tracing.md), $K^2$."
     output = {"name": "stdout", "output_type": "stream", "text": ["printed by the sample\n"]}
     cells = [
         {"cell_type": "markdown", "id": "a", "metadata": {}, "source": [text]},
@@ -128,7 +128,10 @@ def test_site(tmp_path):
     page = (site / "notebooks" / "99_sample.html").read_text(encoding="utf-8")
     assert (
         missing(
-            page, "printed by the sample", 'href="../source/numba_gemm/ladder/naive.py.html#', 'href="../tracing.html'
+            page,
+            "printed by the sample",
+            'href="../source/numba_gemm/kernels/ladder/naive.py.html#',
+            'href="../tracing.html',
         )
         == []
     )

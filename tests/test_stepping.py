@@ -19,9 +19,9 @@ from numba import cuda, float32
 
 from numba_gemm.device import dot as dot_module
 from numba_gemm.inspect.stepping import Step, debug, step
-from numba_gemm.ladder import STAGES
+from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.kernels.tensor_core import TENSOR_STAGES
 from numba_gemm.simulator import scheduler
-from numba_gemm.tensor_core import TENSOR_STAGES
 
 pytestmark = pytest.mark.simulator
 
@@ -189,7 +189,7 @@ def test_shared_tile_sums_from_the_tiles(thread):
 
 def test_warp_tiled_accumulates_a_thread_tile():
     a, b, c = product(m=32, n=32, k=16)
-    steps = list(stage_steps("warp_tiled", a, b, c, into="numba_gemm.ladder"))
+    steps = list(stage_steps("warp_tiled", a, b, c, into="numba_gemm.kernels.ladder"))
     sums = [s.locals["acc"] for s in at(steps, "k0 += BK")]
     parts = [a[:, :k] @ b[:k] for k in (8, 16)]
     rows = [i // 4 * 16 + i % 4 for i in range(8)]

@@ -20,14 +20,14 @@ from hypothesis import strategies as st
 import numba_gemm
 from numba_gemm import api, split_products
 from numba_gemm.bench import accuracy
-from numba_gemm.ladder.stage import Batch
+from numba_gemm.kernels.ladder.stage import Batch
+from numba_gemm.kernels.tensor_core import MODES, TENSOR_STAGES, TensorForm, WarpgroupConfig, split, sums
+from numba_gemm.kernels.tensor_core.mode import Mode
+from numba_gemm.kernels.tensor_core.stage import LEFT, REGISTERS, ROW_WORDS, SHARED_BYTES, WARPGROUP, split_shape
 from numba_gemm.models.accuracy import MODE_BOUNDS, mode_bound
 from numba_gemm.runtime.launch import PLAIN, Extra, Matrix, Vector
 from numba_gemm.runtime.workspace import Loan, Workspace
 from numba_gemm.simulator.switch import SIMULATOR
-from numba_gemm.tensor_core import MODES, TENSOR_STAGES, TensorForm, WarpgroupConfig, split, sums
-from numba_gemm.tensor_core.mode import Mode
-from numba_gemm.tensor_core.stage import LEFT, REGISTERS, ROW_WORDS, SHARED_BYTES, WARPGROUP, split_shape
 
 FLOATS = st.floats(width=32, allow_nan=False)
 # 2^-11 and 2^-8 of the element are left after one part; each further part leaves as much of the rest.
@@ -297,7 +297,7 @@ def test_what_is_cut_off_is_given_back_on_average():
 @pytest.mark.parametrize(("rows", "cols"), [(1, 1), (8, 3), (9, 40), (20, 7)])
 @simulated
 def test_every_tile_has_its_turn(rows, cols):
-    from numba_gemm.tensor_core.finish import place
+    from numba_gemm.kernels.tensor_core.finish import place
 
     places = {tuple(map(int, place(np.uint32(t), np.uint32(rows), np.uint32(cols)))) for t in range(rows * cols)}
     assert places == {(row, col) for row in range(rows) for col in range(cols)}
@@ -319,8 +319,8 @@ class Warp:
         """C after all lanes have stored; it lies among NaNs, which stay."""
         from numba import cuda, float32, int64
 
+        from numba_gemm.kernels.tensor_core.finish import sums_store
         from numba_gemm.simulator import scheduler
-        from numba_gemm.tensor_core.finish import sums_store
 
         write = sums_store(TensorForm(self.mode, epilogue, len(vectors)), self.across, self.deep)
         across, shape = self.across, (self.deep * self.across, 4)
@@ -358,7 +358,7 @@ class Warp:
 @pytest.mark.parametrize("k", [0, 1, 15, 16, 17, 40])
 @pytest.mark.parametrize("nan", [None, 0, 15, 39])
 def test_an_element_is_computed_again_term_by_term(k, nan):
-    from numba_gemm.tensor_core.finish import term_by_term
+    from numba_gemm.kernels.tensor_core.finish import term_by_term
 
     generator = np.random.default_rng(k)
     x, y = (generator.integers(-9, 9, extents).astype(np.float32) for extents in ((3, k), (k, 4)))
@@ -370,7 +370,7 @@ def test_an_element_is_computed_again_term_by_term(k, nan):
 
 @simulated
 def test_what_has_come_to_nan_is_not_computed_on():
-    from numba_gemm.tensor_core import finish
+    from numba_gemm.kernels.tensor_core import finish
 
     class Read(np.ndarray):
         def __getitem__(self, place):

@@ -15,8 +15,8 @@ if not SIMULATOR:
     pytest.skip("runs the kernel on the simulator", allow_module_level=True)
 
 from numba_gemm.device.work import Work
-from numba_gemm.ladder import thin
-from numba_gemm.ladder.stage import Form, TileConfig
+from numba_gemm.kernels.ladder import thin
+from numba_gemm.kernels.ladder.stage import Form, TileConfig
 from numba_gemm.simulator import scheduler
 
 FOUR = thin.STAGE.test_config

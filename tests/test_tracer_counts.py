@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from numba_gemm.bench import tracer
-from numba_gemm.ladder import STAGES
+from numba_gemm.kernels.ladder import STAGES
 
 pytestmark = pytest.mark.simulator
 LATEST = Path(__file__).parent.parent / tracer.LATEST

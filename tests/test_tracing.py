@@ -16,8 +16,8 @@ from numba_gemm.device.address import shared_address, shared_load2
 from numba_gemm.device.vector import load4, store4
 from numba_gemm.inspect import trace
 from numba_gemm.inspect.recording import TracedArray
-from numba_gemm.ladder import STAGES
-from numba_gemm.ladder.stage import Share
+from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.kernels.ladder.stage import Share
 from numba_gemm.models import requests
 from numba_gemm.runtime.launch import Matrix, simulated
 from numba_gemm.simulator.switch import SIMULATOR

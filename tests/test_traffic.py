@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from numba_gemm.ladder import STAGES
+from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.models import traffic as model
 from numba_gemm.models.roofline import gemm_bytes
 from numba_gemm.models.traffic import Ceilings, predict, theoretical_ceilings, traffic

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product, zip_longest
 from math import prod
 
-from ..ladder.stage import Batch
+from ..kernels.ladder.stage import Batch
 from ..runtime.launch import Matrix
 from .operand import Operand
 

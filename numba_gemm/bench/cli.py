@@ -126,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def list_stages() -> int:
     """Print every rung: its name, then what it adds."""
-    from numba_gemm.ladder import STAGES
+    from numba_gemm.kernels.ladder import STAGES
 
     width = max(map(len, STAGES))
     for stage in STAGES.values():

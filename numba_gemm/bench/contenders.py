@@ -15,13 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from numba_gemm import choice_cache, ladder
+from numba_gemm import choice_cache
 from numba_gemm.api import tiled_sgemm
 from numba_gemm.bench.buffers import DeviceBuffers, optional
 from numba_gemm.bench.cases import Shape
 from numba_gemm.bench.results import AUTO, CPU, CUBLAS, GIVEN_BF16, NOT_RUNGS
-from numba_gemm.ladder.cpu import cpu_sgemm
-from numba_gemm.ladder.stage import Form, Stage, TileConfig
+from numba_gemm.kernels import ladder
+from numba_gemm.kernels.ladder.cpu import cpu_sgemm
+from numba_gemm.kernels.ladder.stage import Form, Stage, TileConfig
+from numba_gemm.kernels.tensor_core import MODES
 from numba_gemm.runtime.launch import (
     PLAIN,
     Matrix,
@@ -34,7 +36,6 @@ from numba_gemm.runtime.launch import (
 )
 from numba_gemm.select import Choice, problem
 from numba_gemm.split_products import IEEE, tiles_for
-from numba_gemm.tensor_core import MODES
 
 CPU_TERMS = 256 * 256 * 1024  # multiply-adds; a tenth of a second
 

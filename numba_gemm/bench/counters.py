@@ -36,7 +36,7 @@ from numba_gemm.bench.command import command, csv_text, json_text, make_folder, 
 from numba_gemm.simulator.probe import driver_error, simulator_requested
 
 if TYPE_CHECKING:
-    from numba_gemm.ladder.stage import Stage
+    from numba_gemm.kernels.ladder.stage import Stage
 
 COUNTERS, WAVEFRONTS, HOW = "counters.csv", "shared_wavefronts.csv", "counters.json"
 TOTAL = "total"  # stands in the column `op` of a stage's sum
@@ -276,7 +276,7 @@ def launch_each(stages: Iterable[Stage], shape: Shape) -> None:
 
 def chosen_stages(text: str | None) -> list[Stage]:
     """The rungs that ``--stages`` names; all when it is not given."""
-    from numba_gemm.ladder import STAGES
+    from numba_gemm.kernels.ladder import STAGES
 
     if text is None:
         return list(STAGES.values())

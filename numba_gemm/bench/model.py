@@ -12,8 +12,8 @@ from numba_gemm.bench.buffers import operand_bytes
 from numba_gemm.bench.cases import Shape
 from numba_gemm.bench.results import fastest, of_float32, records
 from numba_gemm.bench.tables import Table, number, significant
-from numba_gemm.ladder import STAGES
-from numba_gemm.ladder.stage import Stage, TileConfig
+from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.kernels.ladder.stage import Stage, TileConfig
 from numba_gemm.models.traffic import Ceilings, predict
 from numba_gemm.runtime.launch import DeviceProperties
 

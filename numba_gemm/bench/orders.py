@@ -35,7 +35,7 @@ from numba_gemm.simulator.probe import driver_error, simulator_requested
 
 if TYPE_CHECKING:
     from numba_gemm.bench.buffers import DeviceBuffers
-    from numba_gemm.ladder.stage import Stage, TileConfig
+    from numba_gemm.kernels.ladder.stage import Stage, TileConfig
     from numba_gemm.runtime.compiler import Cubin
     from numba_gemm.runtime.timing import Call
 
@@ -232,7 +232,7 @@ def chosen(names: str | None) -> list[Stage]:
     ValueError
         for a name that is none of them.
     """
-    from numba_gemm.ladder import STAGES
+    from numba_gemm.kernels.ladder import STAGES
 
     known = {stage.name: stage for stage in STAGES.values() if stage.ordered}
     wanted = list(known) if names is None else names.split(",")

@@ -47,8 +47,8 @@ from numba_gemm.bench.tables import MISSING, Table, number, significant
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
-LADDER_FOLDER = ROOT / "numba_gemm" / "ladder"
-TENSOR_FOLDER = ROOT / "numba_gemm" / "tensor_core"
+LADDER_FOLDER = ROOT / "numba_gemm" / "kernels" / "ladder"
+TENSOR_FOLDER = ROOT / "numba_gemm" / "kernels" / "tensor_core"
 RESULTS_FOLDER = ROOT / "results" / "h200" / "latest"
 
 BLOCK = re.compile(

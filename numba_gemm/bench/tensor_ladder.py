@@ -20,13 +20,13 @@ import pandas as pd
 from numba_gemm import split_products
 from numba_gemm.bench.accuracy import quotients
 from numba_gemm.bench.command import USAGE, command, csv_text, make_folder, require_gpu, write_files
+from numba_gemm.kernels.tensor_core import MODES, TENSOR_STAGES, Mode, TensorForm, TensorStage, split
+from numba_gemm.kernels.tensor_core.stage import BATCH_STEPS, WarpgroupConfig
 from numba_gemm.models.roofline import FLOAT32_BYTES, gemm_flops
 from numba_gemm.runtime.compiler import KernelArguments
 from numba_gemm.runtime.driver import Frame, load_kernel
 from numba_gemm.runtime.launch import Matrix, current_device, device_properties
 from numba_gemm.runtime.timing import time_interleaved
-from numba_gemm.tensor_core import MODES, TENSOR_STAGES, Mode, TensorForm, TensorStage, split
-from numba_gemm.tensor_core.stage import BATCH_STEPS, WarpgroupConfig
 
 __all__ = ["CSV", "MODE", "SHAPE", "SPECIAL_CSV", "SPLIT", "main", "measured", "rungs", "special_values"]
 

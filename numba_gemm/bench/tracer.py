@@ -62,7 +62,7 @@ def _row(stage: Any, accesses: str, quantity: str, value: float) -> dict[str, An
 
 
 def _order() -> dict[str, list[str]]:
-    from numba_gemm.ladder import STAGES
+    from numba_gemm.kernels.ladder import STAGES
 
     kinds = [*REQUESTS, *INSTRUCTIONS]
     return {"stage": list(STAGES), "accesses": kinds, "quantity": ["requests", "lanes", "sectors", "wavefronts"]}
@@ -106,7 +106,7 @@ def counted(ncu: str, child: Sequence[str]) -> pd.DataFrame:
 def traced(name: str) -> list[dict[str, Any]]:
     """What the tracer says of a stage."""
     from numba_gemm.inspect import trace
-    from numba_gemm.ladder import STAGES
+    from numba_gemm.kernels.ladder import STAGES
 
     stage = STAGES[name]
     shape = counters.shape_of(stage, SHAPE)
@@ -186,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: there is no {options.out / COUNTED}: run this on a GPU first", file=sys.stderr)
         return 2
     make_folder(options.out)
-    from numba_gemm.ladder import STAGES
+    from numba_gemm.kernels.ladder import STAGES
 
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
         rows = [row for found in pool.map(traced, STAGES) for row in found]

@@ -193,7 +193,7 @@ else:
         return (types.float32, matrix, matrix, types.float32, matrix)
 
     def form_signature(form) -> tuple[types.Type, ...]:
-        """Numba types of the parameters of a kernel that is built for a `numba_gemm.ladder.stage.Form`."""
+        """Numba types of the parameters of a kernel that is built for a `numba_gemm.kernels.ladder.stage.Form`."""
         from .work import WORK
 
         a, b, c = MatrixType(form.a == "along4"), MatrixType(False), MatrixType(form.c_aligned)

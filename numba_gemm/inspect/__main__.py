@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> None:
     """Print the report; raises ValueError for an unknown stage or configuration."""
-    from ..ladder import STAGES
+    from ..kernels.ladder import STAGES
     from . import ffma, report
 
     if arguments.stage not in STAGES:

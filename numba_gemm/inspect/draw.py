@@ -134,7 +134,7 @@ def stage_styles(stages: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 def _climbing(stages: Sequence[str], whole: bool = False) -> list[str]:
     """The rungs among some stages, or all rungs, in the order of the ladder; those that it lacks come last."""
-    from ..ladder import STAGES
+    from ..kernels.ladder import STAGES
 
     ladder = [name for name in STAGES if name not in BASELINES and (whole or name in stages)]
     return ladder + [name for name in dict.fromkeys(stages) if name not in STAGES and name not in BASELINES]

@@ -32,7 +32,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..device.outer_product import ORDERS
-from ..ladder.stage import Stage, TileConfig
+from ..kernels.ladder.stage import Stage, TileConfig
 from .report import compiled
 from .sass import Instruction, loops, main_loop
 

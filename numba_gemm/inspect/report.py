@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..ladder.stage import Stage, TileConfig
+from ..kernels.ladder.stage import Stage, TileConfig
 from ..runtime.compiler import Cubin, supported_ccs
 from ..runtime.launch import compile_stage
 from ..simulator.switch import SIMULATOR

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ladder import TileConfig
+from ..kernels.ladder import TileConfig
 from ..runtime.launch import Simulated
 from ..simulator import patches, scheduler
 from .target import arrays_of, prepare
@@ -38,7 +38,7 @@ __all__ = ["Step", "Stepping", "debug", "step"]
 Index = tuple[int, int, int]
 Array = np.ndarray[Any, Any]
 
-LADDER = "numba_gemm.ladder"
+LADDER = "numba_gemm.kernels.ladder"
 INDENT = "    "
 MOST_ELEMENTS = 4  # of an array, whose changes are told one by one
 SMALL = 8  # elements of an array that is shown whole

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ..ladder import Stage, TileConfig
+from ..kernels.ladder import Stage, TileConfig
+from ..kernels.tensor_core import TENSOR_STAGES, TensorStage
 from ..residency import config_of, stage_of
 from ..runtime.launch import Matrix, Simulated, simulated
 from ..simulator import patches
 from ..simulator.switch import SIMULATOR
-from ..tensor_core import TENSOR_STAGES, TensorStage
 
 __all__ = ["arrays_of", "prepare"]
 

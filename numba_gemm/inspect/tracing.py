@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..device import watch
-from ..ladder import TileConfig
+from ..kernels.ladder import TileConfig
 from ..models import requests as rules
 from ..simulator import patches, scheduler
 from . import target

@@ -27,7 +27,7 @@ from . import requests
 from .roofline import FLOAT32_BYTES, gemm_bytes, gemm_flops
 
 if TYPE_CHECKING:
-    from ..ladder.stage import Stage, TileConfig
+    from ..kernels.ladder.stage import Stage, TileConfig
 
 __all__ = [
     "Ceilings",

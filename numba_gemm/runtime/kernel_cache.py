@@ -31,9 +31,9 @@ from cuda.bindings import driver
 from cuda.pathfinder import load_nvidia_dynamic_lib
 from numba.core import config as numba_config
 
-from .. import ladder
-from ..ladder import STAGES
-from ..ladder.stage import Form, Stage, TileConfig
+from ..kernels import ladder
+from ..kernels.ladder import STAGES
+from ..kernels.ladder.stage import Form, Stage, TileConfig
 from .compiler import Cubin
 from .fingerprint import Part, fingerprint
 from .private_files import CacheWarning, PrivateDirectory, Refused, warn_once
@@ -53,8 +53,7 @@ FILE_NAME = re.compile(r"[0-9a-f]{64}\.kernel|\.[0-9a-f]{16}\.tmp")
 SOURCE_PATTERNS = (
     "device/*.py",
     "simulator/switch.py",
-    "ladder/*.py",
-    "tensor_core/*.py",
+    "kernels/**/*.py",
     "direct_products.py",
     "runtime/*.py",
     "split_products.py",

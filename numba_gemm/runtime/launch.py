@@ -22,7 +22,7 @@ from cuda.bindings import driver
 
 from ..device import work
 from ..device.tile_loader import covers
-from ..ladder.stage import ONE, Batch, Form, Schedule, Share, Stage, TileConfig
+from ..kernels.ladder.stage import ONE, Batch, Form, Schedule, Share, Stage, TileConfig
 from ..models.roofline import FLOAT32_BYTES
 from ..simulator import scheduler
 from ..simulator.probe import gpu_count

@@ -8,12 +8,12 @@ from functools import cached_property
 from typing import Any
 
 from .. import api, choice_cache, select, split_products
+from ..kernels.tensor_core import Mode
 from ..runtime import launch
 from ..runtime import workspace as workspaces
 from ..runtime.launch import Matrix
 from ..runtime.workspace import Workspace
 from ..select import Choice, Problem
-from ..tensor_core import Mode
 from .blocking import ITEM, Shape
 
 __all__ = ["Products"]

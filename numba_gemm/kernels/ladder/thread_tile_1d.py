@@ -14,8 +14,8 @@ Limits: shared memory still, though not alone: a float of A for each multiply-ad
 
 from numba import cuda, float32, uint32
 
-from ..device.blend import store_blend1
-from ..device.vector import fetch1
+from ...device.blend import store_blend1
+from ...device.vector import fetch1
 from .stage import Stage, TileConfig, flat_block, require
 
 

@@ -17,7 +17,7 @@ Limits: A's first load to its last sum is not overlapped with the next tile's wi
 
 from numba import cuda, float32, int32, int64, uint32
 
-from ..device.address import (
+from ...device.address import (
     address_of,
     col_step,
     copy4_or_zero,
@@ -29,10 +29,10 @@ from ..device.address import (
     shared_store1,
     transposed,
 )
-from ..device.async_copy import commit_group, wait_group
-from ..device.blend import element_store
-from ..device.matrix import shifted
-from ..device.work import (
+from ...device.async_copy import commit_group, wait_group
+from ...device.blend import element_store
+from ...device.matrix import shifted
+from ...device.work import (
     arrive,
     batch_place,
     load_partial,
@@ -44,7 +44,7 @@ from ..device.work import (
     store_partial,
     tile_place,
 )
-from ..simulator.switch import device_function, hardware_only
+from ...simulator.switch import device_function, hardware_only
 from .stage import Stage, TileConfig, flat_block, require, share_out
 
 NEVER = 2**31 - 1  # a k that no chunk reaches

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..device.wgmma import GROUP_BYTES, ROW_BYTES
+from ...device.wgmma import GROUP_BYTES, ROW_BYTES
 from ..ladder.stage import WARP, require
 from .mode import Mode
 

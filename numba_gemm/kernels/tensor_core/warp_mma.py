@@ -12,11 +12,11 @@ Limits: fragments are loaded in every k-step before they are multiplied. It is n
 
 from numba import cuda, float32, int64, uint32
 
-from ..device import mma
-from ..device.address import address_of, copy16_if
-from ..device.async_copy import commit_group, wait_group
+from ...device import mma
+from ...device.address import address_of, copy16_if
+from ...device.async_copy import commit_group, wait_group
+from ...simulator.switch import device_function, hardware_only
 from ..ladder.stage import WARP
-from ..simulator.switch import device_function, hardware_only
 from .finish import of_batch, place, sums_store
 from .slot import first_slot
 from .stage import ROW_BYTES, ROW_WORDS, WARP_EXTENT, TensorStage, WarpConfig

@@ -15,8 +15,8 @@ Limits: each k-step begins with four reads of shared memory, and its multiply-ad
 
 from numba import cuda, float32, uint32
 
-from ..device.blend import row_store
-from ..device.vector import fetch4, fetch4_any, load4, store4, store4_down
+from ...device.blend import row_store
+from ...device.vector import fetch4, fetch4_any, load4, store4, store4_down
 from .stage import Stage, TileConfig, flat_block, require
 
 HALF_WARP = 16  # lanes that store k = 0..3 in one transposing store; the others store k = 4..7

@@ -12,11 +12,11 @@ Limits: all threads fetch, then all multiply.
 
 from numba import cuda, float32, int64, uint32
 
-from ..device import wgmma
-from ..device.address import shared_store4
-from ..device.vector import load4
+from ...device import wgmma
+from ...device.address import shared_store4
+from ...device.vector import load4
+from ...simulator.switch import device_function, hardware_only
 from ..ladder.stage import require
-from ..simulator.switch import device_function, hardware_only
 from .slot import first_slot, group_store, slot_products
 from .stage import ROW_BYTES, ROW_WORDS, WARPGROUP, TensorStage, WarpgroupConfig
 

@@ -13,8 +13,8 @@ Limits: the L1 cache, which takes 33 sectors for every 32 multiply-adds; the FMA
 
 from numba import cuda
 
-from ..device.blend import blend
-from ..device.dot import dot
+from ...device.blend import blend
+from ...device.dot import dot
 from .stage import Stage, TileConfig
 
 

@@ -19,12 +19,12 @@ Limits: waves: 4096x4096 is 512 tiles on 132 SMs, four rounds where 3.88 would d
 
 from numba import cuda, float32, int64, uint32
 
-from ..device.address import col_step, pinned, shared_address, shared_load4, transposed
-from ..device.async_copy import commit_group, wait_group
-from ..device.blend import row_store
-from ..device.outer_product import outer_product
-from ..device.tile_loader import covers, tile_loader
-from ..simulator.switch import device_function, hardware_only
+from ...device.address import col_step, pinned, shared_address, shared_load4, transposed
+from ...device.async_copy import commit_group, wait_group
+from ...device.blend import row_store
+from ...device.outer_product import outer_product
+from ...device.tile_loader import covers, tile_loader
+from ...simulator.switch import device_function, hardware_only
 from .stage import WARP, Stage, TileConfig, flat_block, require
 
 

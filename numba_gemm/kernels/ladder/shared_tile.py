@@ -16,8 +16,8 @@ Limits: shared memory: two floats a multiply-add. Those of A, four along K in on
 
 from numba import cuda, float32, uint32
 
-from ..device.blend import blend
-from ..device.vector import fetch1
+from ...device.blend import blend
+from ...device.vector import fetch1
 from .stage import Stage, TileConfig, require
 
 

@@ -13,8 +13,8 @@ Limits: two loads for every multiply-add: the load unit takes one request a cloc
 
 from numba import cuda
 
-from ..device.blend import blend
-from ..device.dot import dot
+from ...device.blend import blend
+from ...device.dot import dot
 from .stage import Stage, TileConfig
 
 

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from numba import cuda, float32, int32, int64, uint32
 
-from ..device.address import address_of, col_step, global_load4_or_zero, shared_address, shared_load4, shared_store4
-from ..device.grid_order import let_next_start, wait_for_last
-from ..device.matrix import shifted
-from ..device.narrow import bf16, exponent, f16, pair, pair_f16, power, short_bf16, tf32
-from ..device.vector import store4
-from ..simulator.switch import device_function, hardware_only
+from ...device.address import address_of, col_step, global_load4_or_zero, shared_address, shared_load4, shared_store4
+from ...device.grid_order import let_next_start, wait_for_last
+from ...device.matrix import shifted
+from ...device.narrow import bf16, exponent, f16, pair, pair_f16, power, short_bf16, tf32
+from ...device.vector import store4
+from ...simulator.switch import device_function, hardware_only
 from .mode import Mode
 from .stage import ROW_BYTES, ROW_WORDS, SPLIT_ROWS
 

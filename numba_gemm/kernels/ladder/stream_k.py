@@ -19,14 +19,14 @@ Limits: small products: the launch, the first trip to memory and the meeting of 
 
 from numba import cuda, float32, int32, int64, uint32
 
-from ..device.address import col_step, pinned, shared_address, shared_load4, transposed
-from ..device.async_copy import commit_group, wait_group
-from ..device.blend import row_store, staged_store
-from ..device.matrix import shifted
-from ..device.outer_product import outer_product
-from ..device.tile_loader import covers, tile_loader
-from ..device.work import arrive, batch_place, member_of, owner, part_slot, piece, reset, row_partial, tile_place
-from ..simulator.switch import device_function, hardware_only
+from ...device.address import col_step, pinned, shared_address, shared_load4, transposed
+from ...device.async_copy import commit_group, wait_group
+from ...device.blend import row_store, staged_store
+from ...device.matrix import shifted
+from ...device.outer_product import outer_product
+from ...device.tile_loader import covers, tile_loader
+from ...device.work import arrive, batch_place, member_of, owner, part_slot, piece, reset, row_partial, tile_place
+from ...simulator.switch import device_function, hardware_only
 from .stage import FLOAT32_BYTES, WARP, Stage, TileConfig, flat_block, require, share_out
 
 SUMS_STAGED = 32  # of a thread, from which on it pays to write an unaligned C through shared memory

@@ -16,10 +16,10 @@ Limits: the card's power, under which clocks fall to 1.7 GHz, and bytes from the
 
 from numba import cuda, float32, int64, uint32
 
-from ..device import mbarrier, registers
-from ..device.grid_order import wait_for_last
+from ...device import mbarrier, registers
+from ...device.grid_order import wait_for_last
+from ...simulator.switch import device_function, hardware_only
 from ..ladder.stage import WARP, require
-from ..simulator.switch import device_function, hardware_only
 from .finish import of_batch, place, sums_store
 from .slot import first_slot, slot_copies
 from .stage import BARRIER_BYTES, GROUP_ROWS, LEFT, WARPGROUP, TensorStage, WarpgroupConfig

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 from numba import cuda, float32, int32, int64, uint32
 
-from ..device import mbarrier, registers, tensor_map, wgmma
-from ..device.address import address_of, col_step, global_store2, row_step, shared_load1, shared_load2, transposed
-from ..device.blend import element_store
-from ..device.matrix import shifted
+from ...device import mbarrier, registers, tensor_map, wgmma
+from ...device.address import address_of, col_step, global_store2, row_step, shared_load1, shared_load2, transposed
+from ...device.blend import element_store
+from ...device.matrix import shifted
+from ...simulator.switch import device_function, hardware_only
 from ..ladder.stage import WARP, require
-from ..simulator.switch import device_function, hardware_only
 from .finish import place
 from .mode import MODES
 from .slot import first_slot, ring

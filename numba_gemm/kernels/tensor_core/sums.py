@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from numba import cuda, float32, uint32
 
-from ..device import wgmma
-from ..simulator.switch import device_function
+from ...device import wgmma
+from ...simulator.switch import device_function
 from .mode import Mode
 from .slot import ring, slot_products, step_product
 from .stage import GROUP_ROWS, ROW_BYTES, WarpgroupConfig

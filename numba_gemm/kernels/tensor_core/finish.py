@@ -11,12 +11,12 @@ from math import isnan
 
 from numba import cuda, float32, int32, int64, uint32, uint64
 
-from ..device.address import address_of, col_step, global_store2, row_step
-from ..device.blend import element_store
-from ..device.matrix import shifted
-from ..device.narrow import power
+from ...device.address import address_of, col_step, global_store2, row_step
+from ...device.blend import element_store
+from ...device.matrix import shifted
+from ...device.narrow import power
+from ...simulator.switch import device_function
 from ..ladder.stage import GROUP
-from ..simulator.switch import device_function
 from .stage import TensorForm
 
 HUGE = 2.0**126  # times 4 it is infinite

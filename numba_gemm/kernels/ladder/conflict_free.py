@@ -16,8 +16,8 @@ Limits: waiting: for global memory at the start of every tile, and at two barrie
 
 from numba import cuda, float32, uint32
 
-from ..device.blend import row_store
-from ..device.vector import fetch4, fetch4_any, load4, store4, store4_down
+from ...device.blend import row_store
+from ...device.vector import fetch4, fetch4_any, load4, store4, store4_down
 from .stage import Stage, TileConfig, flat_block, require
 
 HALF_WARP = 16  # lanes that store k = 0..3 in one transposing store; the others store k = 4..7

@@ -13,9 +13,9 @@ Limits: nothing is copied while the tensor cores work, and nothing multiplied wh
 
 from numba import cuda, float32, int64, uint32
 
-from ..device import mbarrier, wgmma
+from ...device import mbarrier, wgmma
+from ...simulator.switch import hardware_only
 from ..ladder.stage import require
-from ..simulator.switch import hardware_only
 from .slot import first_slot, group_store, slot_copies, slot_products
 from .stage import TensorStage, WarpgroupConfig
 

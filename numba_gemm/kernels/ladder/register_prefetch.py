@@ -16,10 +16,10 @@ Limits: issue slots: one instruction in five is no multiply-add, but one of the 
 
 from numba import cuda, float32, uint32
 
-from ..device.blend import row_store
-from ..device.outer_product import outer_product
-from ..device.vector import fetch4, fetch4_any, load4, store4, store4_down
-from ..simulator.switch import device_function, hardware_only
+from ...device.blend import row_store
+from ...device.outer_product import outer_product
+from ...device.vector import fetch4, fetch4_any, load4, store4, store4_down
+from ...simulator.switch import device_function, hardware_only
 from .stage import Stage, TileConfig, flat_block, require
 
 HALF_WARP = 16  # lanes that store k = 0..3 in one transposing store; the others store k = 4..7
