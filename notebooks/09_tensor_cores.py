@@ -393,7 +393,7 @@ lessons.source("sums", function="compensated")
 # %%
 ABLE = """
 from numba_gemm.runtime.launch import current_device, device_properties
-from numba_gemm.split_products import runnable
+from numba_gemm.gemm.split_products import runnable
 print(*runnable(device_properties(current_device()).cc))
 """
 ERRORS = """

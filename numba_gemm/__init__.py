@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .api import stages, tiled_sgemm
-    from .explanation import Explanation, explain
+    from .gemm.autotune import Autotuned, autotune, clear_autotuned
+    from .gemm.explain import Explanation, explain
+    from .gemm.occupancy import Occupancy, occupancy
+    from .gemm.plan import Plan, plan
+    from .gemm.precompile import precompile
     from .kernels.ladder.cpu import cpu_sgemm
-    from .plans import Plan, plan
-    from .precompilation import precompile
-    from .residency import Occupancy, occupancy
     from .runtime.driver import GpuUnavailable
     from .runtime.kernel_cache import clear_cache
     from .streaming import streamed_sgemm
-    from .tuning import Autotuned, autotune, clear_autotuned
 
 __version__ = "0.1.0"
 __all__ = [
@@ -43,19 +43,19 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Autotuned": ".tuning",
-    "Explanation": ".explanation",
+    "Autotuned": ".gemm.autotune",
+    "Explanation": ".gemm.explain",
     "GpuUnavailable": ".runtime.driver",
-    "Occupancy": ".residency",
-    "Plan": ".plans",
-    "autotune": ".tuning",
-    "clear_autotuned": ".tuning",
+    "Occupancy": ".gemm.occupancy",
+    "Plan": ".gemm.plan",
+    "autotune": ".gemm.autotune",
+    "clear_autotuned": ".gemm.autotune",
     "clear_cache": ".runtime.kernel_cache",
     "cpu_sgemm": ".kernels.ladder.cpu",
-    "explain": ".explanation",
-    "occupancy": ".residency",
-    "plan": ".plans",  # not .plan: a module of the function's name would take its place here
-    "precompile": ".precompilation",
+    "explain": ".gemm.explain",
+    "occupancy": ".gemm.occupancy",
+    "plan": ".gemm.plan",
+    "precompile": ".gemm.precompile",
     "stages": ".api",
     "streamed_sgemm": ".streaming",
     "tiled_sgemm": ".api",

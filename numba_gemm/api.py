@@ -13,8 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from . import arrays, choice_cache, select, split_products
-from .arrays import Known, Operand, Seen, batches, streams
+from . import arrays
+from .arrays import Known, Operand, Seen, streams
+from .gemm import autotune_cache, batches, heuristics, split_products
+from .gemm.heuristics import Choice, Problem
+from .gemm.split_products import IEEE
 from .kernels.ladder import STAGES
 from .kernels.ladder.stage import Stage
 from .kernels.tensor_core import MODES, Mode
@@ -22,8 +25,6 @@ from .runtime import epilogue as epilogues
 from .runtime import launch
 from .runtime.launch import Extra, Matrix
 from .runtime.workspace import Workspace
-from .select import Choice, Problem
-from .split_products import IEEE
 
 ANY_GPU = (99, 0)  # a compute capability that no stage finds too low
 
@@ -225,7 +226,7 @@ def checked_product(
                     wanted.mode, wanted.alpha, x, y, wanted.beta, z, stream=queue, workspace=workspace, extra=extra
                 )
                 continue
-            choice = pick(select.problem(x, y, z, extra, gpu))
+            choice = pick(heuristics.problem(x, y, z, extra, gpu))
             x, y, z, extra = arranged(choice, x, y, z, extra)
             run, share = (choice.stage, choice.config), choice.share
             memory = workspace if precision == IEEE else None  # which is for a mode's parts, and may be too small
@@ -296,7 +297,7 @@ class Request:
     def pick(self) -> Pick:
         """What chooses by its stage."""
         auto = self.stage == "auto"
-        return partial(choice_cache.choose, self.device) if auto else partial(select.named, self.stage)
+        return partial(autotune_cache.choose, self.device) if auto else partial(heuristics.named, self.stage)
 
     def pieces(
         self, a: Operand, b: Operand, c: Operand, vectors: list[Operand]
@@ -418,7 +419,7 @@ def _check_stage(stage: Any, cc: tuple[int, int], epilogue: Any) -> None:
     if not isinstance(stage, str):
         raise TypeError(f"stage is a {type(stage).__qualname__}; expected a str; pass 'auto' or the name of a stage")
     if stage != "auto":
-        select.resolve(stage, cc)
+        heuristics.resolve(stage, cc)
     if epilogue is None:
         return
     able = _scheduled(cc)

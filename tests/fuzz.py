@@ -48,9 +48,9 @@ import numpy as np
 from streaming_cases import least_memory, tiny_blocks
 
 from numba_gemm import plan, stages, streamed_sgemm, tiled_sgemm
+from numba_gemm.gemm.split_products import FP32_AUTO, PRECISIONS, resolved
 from numba_gemm.models.accuracy import UNIT_ROUNDOFF, bound, compare, ieee_bound, reference
 from numba_gemm.simulator.switch import SIMULATOR
-from numba_gemm.split_products import FP32_AUTO, PRECISIONS, resolved
 
 GUARD = np.float32(-77.25)  # around C
 NAN = np.float32(np.nan)  # around A and B

@@ -129,8 +129,8 @@ def cases_of(stage: Any, config: Any) -> Iterator[Case]:
 
 def cases_of_precision(mode: Any) -> Iterator[Case]:
     """All tiles of a mode: two a side, three slots along k, the last of each cut short, in two layouts; long sums."""
+    from numba_gemm.gemm.split_products import LONG_SUM, configs_of
     from numba_gemm.kernels.tensor_core import SHORT_SUMS, direct
-    from numba_gemm.split_products import LONG_SUM, configs_of
 
     for config in configs_of(mode):
         shape = (config.BM + 13, config.BN + 19, 2 * mode.slot_k + 3)
@@ -269,7 +269,7 @@ def child(names: list[str] | None) -> None:
     """Run every case, and print where each begins and ends among the tool's reports; runs under compute-sanitizer."""
     from numba import cuda
 
-    from numba_gemm import direct_products, split_products
+    from numba_gemm.gemm import direct_products, split_products
     from numba_gemm.kernels.ladder.stage import Share
     from numba_gemm.runtime.launch import device_properties, launch, synchronize
 
@@ -304,7 +304,7 @@ def compile_part(names: list[str] | None, cc: tuple[int, int], part: int, parts:
     """Compile every `parts`-th kernel of the cases into the cache on disk; needs no GPU."""
     from functools import partial
 
-    from numba_gemm import direct_products, split_products
+    from numba_gemm.gemm import direct_products, split_products
     from numba_gemm.kernels.tensor_core import TensorForm
     from numba_gemm.runtime import kernel_cache, launch
 

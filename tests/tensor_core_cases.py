@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from numba_gemm import direct_products, split_products
+from numba_gemm.gemm import direct_products, split_products
 from numba_gemm.kernels.tensor_core import MODES, SHORT_SUMS, TENSOR_STAGES, TensorForm, direct, persistent, split
 from numba_gemm.kernels.tensor_core.stage import BATCH_STEPS
 from numba_gemm.runtime import epilogue

@@ -20,13 +20,14 @@ from numba import cuda
 from operands import LAYOUTS, NAN, REPEATING, Exported, check, filled, frozen, spaced
 
 import numba_gemm
-from numba_gemm import select, stages, tiled_sgemm
+from numba_gemm import stages, tiled_sgemm
+from numba_gemm.gemm import heuristics
+from numba_gemm.gemm.heuristics import Choice
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder.stage import Share
 from numba_gemm.runtime import epilogue as epilogues
 from numba_gemm.runtime import launch
 from numba_gemm.runtime.fingerprint import fingerprint
-from numba_gemm.select import Choice
 
 ROOT = Path(__file__).parents[1]
 
@@ -232,7 +233,7 @@ def test_transposed_batch(layout, monkeypatch):
     """A, B and C have different batch strides."""
     stage = STAGES["stream_k"]
     choice = Choice(stage, stage.test_config, Share(3, 3), swapped=True)
-    monkeypatch.setattr(select, "choose", lambda problem: choice)
+    monkeypatch.setattr(heuristics, "choose", lambda problem: choice)
     a, b = several(3, 1, 64), several(3, 8, 64).transpose(0, 2, 1)
     if layout == "A by columns":
         a = np.ascontiguousarray(several(3, 2, 64).transpose(0, 2, 1)).transpose(0, 2, 1)[:, :1]
@@ -924,7 +925,7 @@ def test_what_the_compiler_said_is_readable(said, expected, monkeypatch):
     def compiled(*_):
         raise ValueError(said)
 
-    monkeypatch.setattr(epilogues.internals, "result_type", compiled)
+    monkeypatch.setattr(epilogues.compiler, "result_type", compiled)
     with pytest.raises(TypeError, match=f"; the compiler said:\n{expected}$"):
         epilogues.check_result(relu, 0, (9, 0))
 
@@ -1013,7 +1014,7 @@ assert set(numba_gemm.__all__) <= set(dir(numba_gemm))
 heavy = {"numba", "cuda", "cupy", "torch", "pandas"}
 print(sorted(heavy & set(sys.modules)))
 [getattr(numba_gemm, name) for name in numba_gemm.__all__]
-import numba_gemm.plans, numba_gemm.explanation
+import numba_gemm.gemm.plan, numba_gemm.gemm.explain
 assert callable(numba_gemm.plan) and callable(numba_gemm.explain)
 print(sorted((heavy - {"numba", "cuda"}) & set(sys.modules)))
 """

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from operands import LAYOUTS, REPEATING, Exported, check, filled, frozen
 
 from numba_gemm import api, arrays, tiled_sgemm
-from numba_gemm.arrays import KINDS, ArrayKind, Operand, batches, describe, host, libraries, protocols, streams
+from numba_gemm.arrays import KINDS, ArrayKind, Operand, describe, host, libraries, protocols, streams
 from numba_gemm.arrays import operand as operand_module
+from numba_gemm.gemm import batches
 from numba_gemm.kernels.ladder.stage import Batch
 from numba_gemm.runtime import driver as driver_module
 from numba_gemm.runtime import launch

@@ -17,7 +17,9 @@ from operands import check, filled
 from test_kernel_cache import REFUSED_DIRECTORIES, REFUSED_FILES
 
 import numba_gemm
-from numba_gemm import api, autotune, choice_cache, clear_autotuned, explain, plan, select, tiled_sgemm, tuning
+from numba_gemm import api, autotune, clear_autotuned, explain, plan, tiled_sgemm
+from numba_gemm.gemm import autotune as tuning
+from numba_gemm.gemm import autotune_cache, heuristics
 from numba_gemm.runtime import launch, private_files
 from numba_gemm.runtime.private_files import CacheWarning
 
@@ -29,9 +31,9 @@ A, B = np.zeros((M, K), np.float32), np.zeros((K, N), np.float32)
 def place(tmp_path, monkeypatch):
     """An empty cache, and a process that knows none of its own."""
     monkeypatch.setenv("NUMBA_GEMM_CACHE_DIR", str(tmp_path / "cache"))
-    choice_cache.forget()
+    autotune_cache.forget()
     yield tmp_path / "cache"
-    choice_cache.forget()
+    autotune_cache.forget()
     api.forget()
 
 
@@ -57,7 +59,7 @@ def reason(a=A, b=B, **options):
 
 def files_of(place):
     # No temporary files either. What a GPU runs is compiled, and kept there, too.
-    return [path for path in place.iterdir() if path.suffix != ".kernel" and path.name != choice_cache.LOCK]
+    return [path for path in place.iterdir() if path.suffix != ".kernel" and path.name != autotune_cache.LOCK]
 
 
 def file_of(place):
@@ -162,9 +164,9 @@ def test_operands_are_checked_as_ever():
 @pytest.mark.parametrize("count", [1, 5, 12, 1000])
 @pytest.mark.parametrize("extents", [(4096, 4096, 4096), (64, 64, 4096), (16384, 1, 16384)])
 def test_candidates_are_diverse(extents, count):
-    ranked = select.ranked(select.Problem(*extents))
+    ranked = heuristics.ranked(heuristics.Problem(*extents))
     chosen = tuning.diverse(ranked, count)
-    assert chosen[0] == ranked[0] == dataclasses.replace(select.choose(select.Problem(*extents)), reason="")
+    assert chosen[0] == ranked[0] == dataclasses.replace(heuristics.choose(heuristics.Problem(*extents)), reason="")
     assert len(chosen) == len(set(chosen)) == min(count, len(set(ranked)))
     if count == 12:
         kernels = [(one.stage.name, one.config.name, one.swapped) for one in chosen]
@@ -216,7 +218,7 @@ def test_choice_outlives_the_process():
         assert "2.5 us, the least of 12 candidates" in now.reason
         made = plan(M, N, K)
         assert (made.stage, made.config.name, made.grid) == (now.stage, now.config, (now.blocks, 1, 1))
-        choice_cache.forget()  # as the next process
+        autotune_cache.forget()  # as the next process
 
 
 @pytest.mark.usefixtures("clock")
@@ -262,7 +264,7 @@ def test_plans_keep_what_they_chose():
 
 def test_without_choices_the_model_is_asked_at_once(monkeypatch):
     explain(A, B)  # reads the store
-    monkeypatch.setattr(choice_cache, "key", lambda wanted: pytest.fail("looked for a choice"))
+    monkeypatch.setattr(autotune_cache, "key", lambda wanted: pytest.fail("looked for a choice"))
     explain(A, B)
 
 
@@ -274,7 +276,7 @@ def test_file_is_readable_and_complete(place):
     autotune(A, B)
     (entry,) = json.loads(file_of(place).read_text())["choices"].items()
     assert entry[0].startswith("m=96 n=200 k=300 matrices=1 ")
-    assert not any(field in entry[0] for field in choice_cache.OF_DEVICE)
+    assert not any(field in entry[0] for field in autotune_cache.OF_DEVICE)
     assert entry[1].keys() == {"stage", "config", "share", "swapped", "microseconds", "candidates", "date"}
 
 
@@ -297,7 +299,7 @@ def test_later_choice_replaces_the_earlier(clock):
     autotune(A, B)
     clock["fastest"] = 0
     autotune(A, B)
-    choice_cache.forget()
+    autotune_cache.forget()
     assert explain(A, B).config == clock["choices"][0].config.name
 
 
@@ -319,13 +321,13 @@ def test_broken_file_warns_and_is_replaced(place, case):
     autotune(A, B)
     path, contents = file_of(place), BROKEN[case]
     path.write_bytes(contents if isinstance(contents, bytes) else contents.encode())
-    choice_cache.forget()
+    autotune_cache.forget()
     with pytest.warns(CacheWarning, match="is broken") as caught:
         assert "autotune" not in reason()
     assert len(caught) == 1
     assert "autotune" not in reason(), "said once"
     autotune(A, B)
-    choice_cache.forget()
+    autotune_cache.forget()
     assert "autotune" in reason()
 
 
@@ -360,7 +362,7 @@ def test_stale_choice_warns_and_is_not_used(place, case):
     (entry,) = contents["choices"].values()
     entry |= STALE[case]
     path.write_text(json.dumps({"choices": {key: _without(entry) for key in contents["choices"]}}))
-    choice_cache.forget()
+    autotune_cache.forget()
     with pytest.warns(CacheWarning, match=r"what autotune chose for m=96 .* is no longer valid .*; the model chooses"):
         assert "autotune" not in reason()
     assert "autotune" not in reason(), "said once"
@@ -375,7 +377,7 @@ def test_entry_of_another_kind(place):
     autotune(A, B)
     path = file_of(place)
     path.write_text(json.dumps({"choices": {key: [1] for key in json.loads(path.read_text())["choices"]}}))
-    choice_cache.forget()
+    autotune_cache.forget()
     with pytest.warns(CacheWarning, match="no longer valid"):
         reason()
 
@@ -384,7 +386,7 @@ def test_entry_of_another_kind(place):
 def test_entry_that_is_nested_too_deep():
     """Deeper than the encoder goes; the parser may have gone deeper, from a shallower stack."""
     autotune(A, B)
-    (entries,) = choice_cache._known.values()
+    (entries,) = autotune_cache._known.values()
     nested = []
     for _ in range(100_000):
         nested = [nested]
@@ -399,9 +401,9 @@ def test_entry_that_cannot_be_written_again_is_dropped(place):
     autotune(A, B)
     depth = 2 * sys.getrecursionlimit()
     file_of(place).write_text('{"choices": {"other": ' + "[" * depth + "]" * depth + "}}")
-    choice_cache.forget()
+    autotune_cache.forget()
     autotune(A[:8], B)
-    choice_cache.forget()
+    autotune_cache.forget()
     assert "autotune" in reason(A[:8], B)
 
 
@@ -412,7 +414,7 @@ def test_directory_that_others_can_change(place, monkeypatch, case):
     path, (spoil, words) = autotune(A, B).stored, REFUSED_DIRECTORIES[case]
     before = path.read_bytes()
     spoil(place)
-    choice_cache.forget()
+    autotune_cache.forget()
     with pytest.warns(CacheWarning, match=words) as caught:
         told = reason(), autotune(A[:8], B).stored
     assert "autotune" not in told[0]
@@ -431,12 +433,12 @@ def test_file_that_others_can_change(place, monkeypatch, case):
     path, (spoil, words) = autotune(A, B).stored, REFUSED_FILES[case]
     (place / "elsewhere").write_bytes(path.read_bytes())
     spoil(path)
-    choice_cache.forget()
+    autotune_cache.forget()
     with pytest.warns(CacheWarning, match=words) as caught:
         assert "autotune" not in reason()
     assert len(caught) == 1
     autotune(A[:8], B)
-    choice_cache.forget()
+    autotune_cache.forget()
     assert "autotune" in reason(A[:8], B), "the file is replaced"
     assert "autotune" not in reason(), "and holds nothing of what was refused"
 
@@ -496,7 +498,7 @@ def test_file_that_cannot_be_read(place):
     path = autotune(A, B).stored
     path.unlink()
     path.mkdir()
-    choice_cache.forget()
+    autotune_cache.forget()
     with pytest.warns(CacheWarning, match="cannot be read"):
         assert "autotune" not in reason()
 
@@ -523,20 +525,20 @@ def devices(monkeypatch):
     others = [own, dataclasses.replace(own, name="NVIDIA Other/8 GB", sm_count=78), own]
     monkeypatch.setattr(launch, "device_properties", lambda device=0: others[device])
     return [
-        select.Problem(M, N, K),
-        select.Problem(M, N, K, sm_count=78),
-        select.Problem(M, N, K),
+        heuristics.Problem(M, N, K),
+        heuristics.Problem(M, N, K, sm_count=78),
+        heuristics.Problem(M, N, K),
     ]
 
 
 def keep(device, wanted):
-    choice = select.ranked(wanted)[3]
-    choice_cache.keep(device, wanted, choice, 5.0, 12)
+    choice = heuristics.ranked(wanted)[3]
+    autotune_cache.keep(device, wanted, choice, 5.0, 12)
     return choice.share
 
 
 def is_kept(device, wanted):
-    return "autotune" in choice_cache.choose(device, wanted).reason
+    return "autotune" in autotune_cache.choose(device, wanted).reason
 
 
 def test_devices_of_a_kind_share_choices(devices, place):
@@ -544,9 +546,9 @@ def test_devices_of_a_kind_share_choices(devices, place):
     assert [is_kept(device, wanted) for device, wanted in enumerate(devices)] == [True, False, True]
     keep(1, devices[1])
     assert len(files_of(place)) == 2
-    choice_cache.forget()
+    autotune_cache.forget()
     assert [is_kept(device, wanted) for device, wanted in enumerate(devices)] == [True, True, True]
-    assert "NVIDIA Other/8 GB" in choice_cache.choose(1, devices[1]).reason
+    assert "NVIDIA Other/8 GB" in autotune_cache.choose(1, devices[1]).reason
 
 
 def test_clear_one_kind_of_device(devices, place):
@@ -558,7 +560,7 @@ def test_clear_one_kind_of_device(devices, place):
     assert clear_autotuned(2) == 1
     for _ in range(2):
         assert [is_kept(device, wanted) for device, wanted in enumerate(devices)] == [False, True, False]
-        choice_cache.forget()
+        autotune_cache.forget()
     assert clear_autotuned() == 1
     assert not is_kept(1, devices[1])
     assert {path.name for path in files_of(place)} == foreign
@@ -574,8 +576,8 @@ def test_broken_file_is_cleared(devices, place):
 
 def test_other_versions_have_their_own(devices, place, monkeypatch):
     keep(0, devices[0])
-    monkeypatch.setattr(choice_cache.kernel_cache, "SOURCES", "others")
-    choice_cache.forget()
+    monkeypatch.setattr(autotune_cache.kernel_cache, "SOURCES", "others")
+    autotune_cache.forget()
     assert not is_kept(0, devices[0])
     keep(0, devices[0])
     assert len(files_of(place)) == 2
@@ -585,7 +587,7 @@ def test_other_versions_have_their_own(devices, place, monkeypatch):
 def test_clear_cache_leaves_choices(devices):
     keep(0, devices[0])
     numba_gemm.clear_cache()
-    choice_cache.forget()
+    autotune_cache.forget()
     assert is_kept(0, devices[0])
 
 
@@ -755,8 +757,8 @@ def test_remembered_launches_follow_on_the_gpu(monkeypatch):
     told = autotune(x, y, candidates=4, seconds=5)
     assert not api._seen
     asked = []
-    choose = choice_cache.choose
-    monkeypatch.setattr(choice_cache, "choose", lambda *problem: asked.append(choose(*problem)) or asked[-1])
+    choose = autotune_cache.choose
+    monkeypatch.setattr(autotune_cache, "choose", lambda *problem: asked.append(choose(*problem)) or asked[-1])
     after = tiled_sgemm(x, y).copy_to_host()
     assert asked[0].config.name == told.best.config
     assert np.allclose(before, after, rtol=1e-4, atol=1e-4)

@@ -289,7 +289,7 @@ class TestCommand:
         module = importlib.import_module(f"numba_gemm.{name}")
         for attribute, value in replaced.items():
             monkeypatch.setattr(f"{module.__name__}.{attribute}", value)
-        monkeypatch.setattr("numba_gemm.split_products.runnable", lambda cc: ("ieee", "tf32"))
+        monkeypatch.setattr("numba_gemm.gemm.split_products.runnable", lambda cc: ("ieee", "tf32"))
         (tmp_path / "file").touch()
         assert module.main([*arguments, f"--out={tmp_path / 'file'}"]) == 2
         assert "results cannot be written there" in capsys.readouterr().err

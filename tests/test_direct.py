@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from test_tensor_core import simulated
 
-from numba_gemm import direct_products
+from numba_gemm.gemm import direct_products
 from numba_gemm.kernels.ladder.stage import Batch
 from numba_gemm.kernels.tensor_core import TensorForm, WarpgroupConfig, direct, persistent
 from numba_gemm.kernels.tensor_core.stage import ROW_BYTES

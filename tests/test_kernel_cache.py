@@ -23,7 +23,8 @@ import pytest
 from compile_stages import compiler_environment
 
 import numba_gemm
-from numba_gemm import api, precompilation, select
+from numba_gemm import api
+from numba_gemm.gemm import heuristics, precompile
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder.stage import Form, TileConfig
 from numba_gemm.runtime import kernel_cache, launch, private_files
@@ -82,7 +83,7 @@ def test_switched_off(place, monkeypatch, value):
     assert not place.exists()
     assert kernel_cache.clear_cache() == 0
     with pytest.raises(RuntimeError, match="NUMBA_GEMM_CACHE_DIR switches the kernel cache off"):
-        precompilation.precompile("naive", (9, 0))
+        precompile.precompile("naive", (9, 0))
 
 
 @pytest.mark.parametrize(
@@ -898,13 +899,13 @@ def test_precompile_asks_for_the_gpu_unless_told(place):
 @pytest.fixture
 def pretend(place, monkeypatch):
     """Compiling takes no time, and works in the simulator."""
-    monkeypatch.setattr(precompilation, "SIMULATOR", False)
+    monkeypatch.setattr(precompile, "SIMULATOR", False)
     monkeypatch.setattr(launch, "compile_stage", lambda *kernel: CUBIN)
 
 
 @pytest.mark.parametrize("cc", [(7, 5), (8, 0), (9, 0)])
 def test_precompile_covers_what_auto_chooses(pretend, cc):
-    done = {row[:3] for row in precompilation.precompile(cc=cc)}
+    done = {row[:3] for row in precompile.precompile(cc=cc)}
     gpu = dataclasses.replace(launch.SIMULATED_DEVICE, cc=cc)
     extents = (1, 16, 33, 64, 100, 101, 1000, 1001, 4096, 20000)
     for m, n, k in itertools.product(extents, extents, (64, 1023, 1024, 20000)):
@@ -912,7 +913,7 @@ def test_precompile_covers_what_auto_chooses(pretend, cc):
             continue  # nothing that a process would wait for
         shapes = ((m, k), (k, n), (m, n))
         operands = [launch.Matrix(0, rows, cols, 4 * cols, 4, 0, None) for rows, cols in shapes]
-        choice = select.choose(select.problem(*operands, launch.PLAIN, gpu))
+        choice = heuristics.choose(heuristics.problem(*operands, launch.PLAIN, gpu))
         variant = launch.variant_of(choice.stage, choice.config, *api.arranged(choice, *operands, launch.PLAIN))
         name = variant.name if isinstance(variant, Form) else "aligned" if variant else "any"
         assert (choice.stage.name, choice.config.name, name) in done, (m, n, k, choice.swapped)
@@ -920,12 +921,12 @@ def test_precompile_covers_what_auto_chooses(pretend, cc):
 
 
 def test_precompile_does_each_kernel_once(pretend):
-    rows = precompilation.precompile(["naive", "auto", "naive", "async_copy"], [(8, 0), (9, 0), (8, 0)])
+    rows = precompile.precompile(["naive", "auto", "naive", "async_copy"], [(8, 0), (9, 0), (8, 0)])
     assert len({row[:4] for row in rows}) == len(rows)
     assert {row.cc for row in rows} == {(8, 0), (9, 0)}
     assert not any(row.from_cache for row in rows)
     assert rows[0][:4] == ("naive", CONFIG.name, "aligned", (8, 0))
-    assert all(row.from_cache for row in precompilation.precompile("naive", (9, 0)))
+    assert all(row.from_cache for row in precompile.precompile("naive", (9, 0)))
 
 
 @pytest.mark.parametrize(
@@ -940,10 +941,10 @@ def test_precompile_does_each_kernel_once(pretend):
 )
 def test_precompile_refuses(pretend, stages, cc, error, match):
     with pytest.raises(error, match=match):
-        precompilation.precompile(stages, cc)
+        precompile.precompile(stages, cc)
 
 
 @pytest.mark.simulator
 def test_precompile_needs_the_compiler(place):
     with pytest.raises(RuntimeError, match="NUMBA_ENABLE_CUDASIM"):
-        precompilation.precompile("naive", (9, 0))
+        precompile.precompile("naive", (9, 0))

@@ -11,9 +11,9 @@ import pytest
 from compile_stages import compiler_environment
 
 import numba_gemm
+from numba_gemm.gemm.occupancy import _compute_capability
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.models.occupancy import LIMITS, occupancy
-from numba_gemm.residency import _compute_capability
 
 ALL = ("blocks", "warps", "registers", "shared memory")
 

@@ -20,16 +20,17 @@ from numba import cuda
 from operands import LAYOUTS, NAN, REPEATING, check, filled, frozen
 
 import numba_gemm
-from numba_gemm import api, arrays, plan, plans, tiled_sgemm
+from numba_gemm import api, arrays, plan, tiled_sgemm
 from numba_gemm.arrays import host, libraries, short_way
 from numba_gemm.device.work import FIELDS
+from numba_gemm.gemm import plan as plans
+from numba_gemm.gemm.heuristics import Choice
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder.stage import Batch, Form, Share
 from numba_gemm.runtime import compiler, launch, workspace
 from numba_gemm.runtime import driver as driver_module
 from numba_gemm.runtime.compiler import Cubin
 from numba_gemm.runtime.launch import Extra, Launch, Matrix, Schedule, Vector
-from numba_gemm.select import Choice
 from numba_gemm.simulator.switch import SIMULATOR
 
 # -------------------------------------------------------------------------------------------------------------- plans
@@ -50,9 +51,9 @@ def test_plan_computes(stage, layout):
     ("layout", "along"), [("NN", (True, False)), ("NT", (True, True)), ("TN", (False, False)), ("TT", (False, True))]
 )
 def test_plan_chooses_for_its_layout(layout, along, monkeypatch):
-    asked, choose = [], plans.choice_cache.choose
+    asked, choose = [], plans.autotune_cache.choose
     monkeypatch.setattr(
-        plans.choice_cache, "choose", lambda device, wanted: asked.append(wanted) or choose(device, wanted)
+        plans.autotune_cache, "choose", lambda device, wanted: asked.append(wanted) or choose(device, wanted)
     )
     plan(4, 8, 12, layout=layout)
     (wanted,) = asked
@@ -716,7 +717,7 @@ def test_thread_default_streams_of_one_capture_have_their_own_workspaces(gpu):
 
 def test_plan_keeps_a_given_workspace(gpu, monkeypatch):
     choice = Choice(scheduled(NAIVE, schedule_of(512, 4)), CONFIG)
-    monkeypatch.setattr(plans.select, "choose", lambda problem: choice)
+    monkeypatch.setattr(plans.heuristics, "choose", lambda problem: choice)
     memory = np.full(400, 7, np.float32)
     memory = memory[-(memory.ctypes.data // 4) % 64 :][:256]  # no room for counters behind whole multiples of 256 bytes
     assert plan(4, 4, 4).workspace_bytes == 528
@@ -879,7 +880,7 @@ def test_repeated_call_releases_finished_holds(torch, product, monkeypatch):
 
 def test_transposes_take_the_short_way_too(torch, gpu, checked, monkeypatch):
     choice = Choice(STAGES["stream_k"], CONFIG, swapped=True)
-    monkeypatch.setattr(api.select, "choose", lambda problem: choice)
+    monkeypatch.setattr(api.heuristics, "choose", lambda problem: choice)
     for turn in range(3):
         a, b, c = operands(turn)
         out = tensor(c)
@@ -910,7 +911,7 @@ def test_batches_take_the_short_way(torch, gpu, checked, given):
 def test_repeated_call_of_a_transposed_batch(torch, gpu, checked, monkeypatch):
     """Matrices of A are 256 bytes apart, those of B 2048 bytes."""
     choice = Choice(STAGES["stream_k"], CONFIG, swapped=True)
-    monkeypatch.setattr(api.select, "choose", lambda problem: choice)
+    monkeypatch.setattr(api.heuristics, "choose", lambda problem: choice)
     for turn in range(2):
         a, b = (np.stack([filled(*shape, turn + i) for i in range(3)]) for shape in ((1, 64), (8, 64)))
         across = tensor(b)
@@ -971,7 +972,7 @@ def test_plans_and_tiled_sgemm_remember_calls_separately(torch, checked):
 
 def test_repeated_call_keeps_share_and_workspace(torch, gpu, checked, monkeypatch):
     choice = Choice(scheduled(NAIVE, schedule_of(512, 4)), CONFIG, Share(3, 1))
-    monkeypatch.setattr(plans.select, "choose", lambda problem: choice)
+    monkeypatch.setattr(plans.heuristics, "choose", lambda problem: choice)
     memory = np.full(400, 7, np.float32)
     memory = Tensor(memory[-(memory.ctypes.data // 4) % 64 :])
     torch.current.cuda_stream = 9  # the only one on which the stand-in sets memory

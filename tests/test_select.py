@@ -9,11 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from numba_gemm.kernels.ladder import STAGES
-from numba_gemm.kernels.ladder.stage import ONE, Batch, Share, share_out
-from numba_gemm.models.roofline import FP32_LANES_PER_SM
-from numba_gemm.runtime.launch import PLAIN, Extra, Matrix, device_properties
-from numba_gemm.select import (
+from numba_gemm.gemm.heuristics import (
     RATES,
     Problem,
     Rate,
@@ -27,6 +23,10 @@ from numba_gemm.select import (
     resolve,
     shares,
 )
+from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.kernels.ladder.stage import ONE, Batch, Share, share_out
+from numba_gemm.models.roofline import FP32_LANES_PER_SM
+from numba_gemm.runtime.launch import PLAIN, Extra, Matrix, device_properties
 from numba_gemm.simulator.switch import SIMULATOR
 
 extents = st.one_of(st.integers(1, 300), st.integers(1, 20_000))

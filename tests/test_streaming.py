@@ -938,7 +938,7 @@ def free_bytes():
 def test_the_bits_of_the_same_products_on_the_device(precision, layout, kind):
     from numba import cuda
 
-    if precision not in numba_gemm.split_products.runnable(numba_gemm.runtime.launch.device_properties(0).cc):
+    if precision not in numba_gemm.gemm.split_products.runnable(numba_gemm.runtime.launch.device_properties(0).cc):
         pytest.skip(f"this GPU cannot run {precision}")
     a, b = (rng.standard_normal(shape, np.float32) for shape in ((1000, 900), (900, 1300)))
     a, b = LAYOUTS[layout](a), LAYOUTS[layout](b)

@@ -18,8 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import numba_gemm
-from numba_gemm import api, split_products
+from numba_gemm import api
 from numba_gemm.bench import accuracy
+from numba_gemm.gemm import split_products
 from numba_gemm.kernels.ladder.stage import Batch
 from numba_gemm.kernels.tensor_core import MODES, TENSOR_STAGES, TensorForm, WarpgroupConfig, split, sums
 from numba_gemm.kernels.tensor_core.mode import Mode

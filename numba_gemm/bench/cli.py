@@ -151,7 +151,7 @@ def stage_names(text: str | None) -> list[str]:
 
 def precision_names(text: str | None) -> list[str]:
     """The precisions that ``--precisions`` names, but for float32's own."""
-    from numba_gemm.split_products import IEEE, PRECISIONS
+    from numba_gemm.gemm.split_products import IEEE, PRECISIONS
 
     known = [name for name in PRECISIONS if name != IEEE]
     if text is None:

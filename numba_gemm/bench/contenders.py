@@ -15,11 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from numba_gemm import choice_cache
 from numba_gemm.api import tiled_sgemm
 from numba_gemm.bench.buffers import DeviceBuffers, optional
 from numba_gemm.bench.cases import Shape
 from numba_gemm.bench.results import AUTO, CPU, CUBLAS, GIVEN_BF16, NOT_RUNGS
+from numba_gemm.gemm import autotune_cache
+from numba_gemm.gemm.heuristics import Choice, problem
+from numba_gemm.gemm.split_products import IEEE, tiles_for
 from numba_gemm.kernels import ladder
 from numba_gemm.kernels.ladder.cpu import cpu_sgemm
 from numba_gemm.kernels.ladder.stage import Form, Stage, TileConfig
@@ -34,8 +36,6 @@ from numba_gemm.runtime.launch import (
     launch,
     prepare,
 )
-from numba_gemm.select import Choice, problem
-from numba_gemm.split_products import IEEE, tiles_for
 
 CPU_TERMS = 256 * 256 * 1024  # multiply-adds; a tenth of a second
 
@@ -139,7 +139,7 @@ def form_for(stage: Stage, config: TileConfig, a: Matrix, b: Matrix, c: Matrix) 
 def choice(buffers: DeviceBuffers) -> Choice:
     """What ``stage="auto"`` means for these operands."""
     a, b, c = buffers.matrices
-    return choice_cache.choose(c.device, problem(a, b, c, PLAIN, device_properties(c.device)))
+    return autotune_cache.choose(c.device, problem(a, b, c, PLAIN, device_properties(c.device)))
 
 
 def triple_loop() -> Contender:

@@ -18,10 +18,10 @@ from numba_gemm.bench.cases import Shape
 from numba_gemm.bench.contenders import Bound, Call, Contender, rotating
 from numba_gemm.bench.nvml import ClockSamples, Nvml, sampled_clocks
 from numba_gemm.bench.verify import Reference
+from numba_gemm.gemm.split_products import IEEE, runnable
 from numba_gemm.models.roofline import gemm_flops
 from numba_gemm.runtime.launch import synchronize
 from numba_gemm.runtime.timing import Samples, host_time_us, time_interleaved
-from numba_gemm.split_products import IEEE, runnable
 
 MIN_SPAN_US = 2000.0
 FEWEST_ROUNDS, MOST_ROUNDS = 5, 25

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from numba_gemm import split_products
 from numba_gemm.bench.accuracy import quotients
 from numba_gemm.bench.command import USAGE, command, csv_text, make_folder, require_gpu, write_files
+from numba_gemm.gemm import split_products
 from numba_gemm.kernels.tensor_core import MODES, TENSOR_STAGES, Mode, TensorForm, TensorStage, split
 from numba_gemm.kernels.tensor_core.stage import BATCH_STEPS, WarpgroupConfig
 from numba_gemm.models.roofline import FLOAT32_BYTES, gemm_flops

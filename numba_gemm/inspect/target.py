@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from ..gemm.occupancy import config_of, stage_of
 from ..kernels.ladder import Stage, TileConfig
 from ..kernels.tensor_core import TENSOR_STAGES, TensorStage
-from ..residency import config_of, stage_of
 from ..runtime.launch import Matrix, Simulated, simulated
 from ..simulator import patches
 from ..simulator.switch import SIMULATOR

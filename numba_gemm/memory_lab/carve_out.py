@@ -36,13 +36,13 @@ from cuda.bindings import driver
 from numba import cuda, float32, uint32
 
 from numba_gemm import tiled_sgemm
+from numba_gemm.gemm.occupancy import Occupancy
+from numba_gemm.gemm.occupancy import occupancy as occupancy_of
 from numba_gemm.memory_lab import machine, movement
 from numba_gemm.memory_lab.drawing import curve
 from numba_gemm.memory_lab.experiment import Experiment, Unavailable
 from numba_gemm.models.occupancy import LIMITS, occupancy
 from numba_gemm.models.roofline import gemm_flops
-from numba_gemm.residency import Occupancy
-from numba_gemm.residency import occupancy as occupancy_of
 from numba_gemm.runtime.driver import call
 from numba_gemm.runtime.timing import Call
 

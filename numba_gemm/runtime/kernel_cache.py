@@ -54,9 +54,8 @@ SOURCE_PATTERNS = (
     "device/*.py",
     "simulator/switch.py",
     "kernels/**/*.py",
-    "direct_products.py",
     "runtime/*.py",
-    "split_products.py",
+    "gemm/*_products.py",
 )
 PACKAGES = ("numba", "numba-cuda", "llvmlite", "numpy", "cuda-bindings", "cuda-core")
 # Libraries of the compiler, and the packages that they come in, if they do not come with a toolkit.

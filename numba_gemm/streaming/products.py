@@ -7,13 +7,14 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from .. import api, choice_cache, select, split_products
+from .. import api
+from ..gemm import autotune_cache, heuristics, split_products
+from ..gemm.heuristics import Choice, Problem
 from ..kernels.tensor_core import Mode
 from ..runtime import launch
 from ..runtime import workspace as workspaces
 from ..runtime.launch import Matrix
 from ..runtime.workspace import Workspace
-from ..select import Choice, Problem
 from .blocking import ITEM, Shape
 
 __all__ = ["Products"]
@@ -80,10 +81,10 @@ class Products:
 
     def _choice(self, a: Matrix, b: Matrix, c: Matrix) -> Choice:
         """Stage, configuration and share for operands like these, decided once."""
-        wanted = select.problem(a, b, c, launch.PLAIN, self._gpu)
+        wanted = heuristics.problem(a, b, c, launch.PLAIN, self._gpu)
         found = self._chosen.get(wanted)
         if found is None:
-            found = choice_cache.choose(self.device, wanted)
+            found = autotune_cache.choose(self.device, wanted)
             if found.share is None and found.stage.schedule is not None:
                 x, y, z, _ = api.arranged(found, a, b, c, launch.PLAIN)
                 found = replace(found, share=launch.share_of(found.stage, found.config, x, y, z))
@@ -99,8 +100,8 @@ class Products:
         """How long a product takes, by the models that choose its kernel."""
         a, b, c = self.operands(shape)
         if self.mode is None:
-            wanted = select.problem(a, b, c, launch.PLAIN, self._gpu)
-            return select.choose(wanted).clocks / self._gpu.clock_hz
+            wanted = heuristics.problem(a, b, c, launch.PLAIN, self._gpu)
+            return heuristics.choose(wanted).clocks / self._gpu.clock_hz
         return split_products.expected_seconds(self.mode, *shape[:3], self._gpu.sm_count)
 
     def enqueue(

@@ -17,10 +17,10 @@ import numpy as np
 from cuda.bindings import driver
 
 from .. import api
+from ..gemm.split_products import IEEE
 from ..runtime import launch
 from ..runtime.driver import device_scope, failure
 from ..simulator.switch import SIMULATOR
-from ..split_products import IEEE
 from . import blocking as dividing
 from .blocking import Blocking
 from .host import HostMatrix, Stopped, reserve_file

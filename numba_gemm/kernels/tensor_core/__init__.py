@@ -1,8 +1,8 @@
 """Products on tensor cores, of operands split into narrow parts.
 
 `MODES` are the precisions, `TENSOR_STAGES` the kernels: six in climbing order, and `warp_mma` beside them for GPUs
-other than those of compute capability 9.0. `numba_gemm.split_products` runs `persistent` or `warp_mma`. `direct`, which
-takes operands that are not split, is apart: `numba_gemm.direct_products` runs it.
+other than those of compute capability 9.0. `numba_gemm.gemm.split_products` runs `persistent` or `warp_mma`.
+`numba_gemm.gemm.direct_products` runs `direct`, which takes operands that are not split.
 """
 
 from . import bulk_copies, fresh_sums, one_warpgroup, persistent, producer_consumer, warp_mma, wide_tiles

@@ -6,17 +6,18 @@ import operator
 from dataclasses import replace
 from typing import Any
 
-from . import api, arrays, choice_cache, direct_products, select, split_products
-from .arrays import ITEM, Seen
-from .kernels.ladder.stage import TileConfig
-from .kernels.tensor_core import MODES, direct
-from .kernels.tensor_core.stage import TensorConfig
-from .runtime import launch
-from .runtime import workspace as workspaces
-from .runtime.driver import device_scope
-from .runtime.launch import Matrix
-from .runtime.workspace import ALIGNMENT, Workspace
-from .select import Choice
+from .. import api, arrays
+from ..arrays import ITEM, Seen
+from ..kernels.ladder.stage import TileConfig
+from ..kernels.tensor_core import MODES, direct
+from ..kernels.tensor_core.stage import TensorConfig
+from ..runtime import launch
+from ..runtime import workspace as workspaces
+from ..runtime.driver import device_scope
+from ..runtime.launch import Matrix
+from ..runtime.workspace import ALIGNMENT, Workspace
+from . import autotune_cache, direct_products, heuristics, split_products
+from .heuristics import Choice
 from .split_products import IEEE
 
 LAYOUTS = ("NN", "NT", "TN", "TT")
@@ -78,7 +79,7 @@ def plan(
     if not isinstance(stage, str):
         raise TypeError(f"stage is a {type(stage).__qualname__}; expected a str; pass 'auto' or the name of a stage")
     if stage != "auto":
-        select.resolve(stage, api.ANY_GPU)
+        heuristics.resolve(stage, api.ANY_GPU)
     api.check_precision(precision, stage)
     return Plan(m, n, k, _place(like, device), stage, layout, workspace, precision)
 
@@ -170,8 +171,8 @@ class Plan:
         m, n, k, device, layout = self.m, self.n, self.k, self.device, self.layout
         rows, cols = max(m, 1), max(n, 1)  # for a C without elements a kernel is chosen too, and never launched
         a, b, c = self._dense(layout[0], rows, k), self._dense(layout[1], k, cols), self._dense("N", rows, cols)
-        wanted = select.problem(a, b, c, launch.PLAIN, launch.device_properties(device))
-        choice = choice_cache.choose(device, wanted) if stage == "auto" else select.named(stage, wanted)
+        wanted = heuristics.problem(a, b, c, launch.PLAIN, launch.device_properties(device))
+        choice = autotune_cache.choose(device, wanted) if stage == "auto" else heuristics.named(stage, wanted)
         chosen, config = choice.stage, choice.config
         self.stage, self._stage, self.config = chosen.name, chosen.name, config
         a, b, c, extra = api.arranged(choice, a, b, c, launch.PLAIN)

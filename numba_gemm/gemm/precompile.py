@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import NamedTuple
 
-from . import select
-from .kernels.ladder.stage import FLOAT32_BYTES, Form, Stage, TileConfig
-from .runtime import kernel_cache, launch
-from .runtime.launch import Matrix
-from .simulator.switch import SIMULATOR
+from ..kernels.ladder.stage import FLOAT32_BYTES, Form, Stage, TileConfig
+from ..runtime import kernel_cache, launch
+from ..runtime.launch import Matrix
+from ..simulator.switch import SIMULATOR
+from . import heuristics
 
 __all__ = ["Precompiled", "precompile"]
 
@@ -113,11 +113,11 @@ def _pairs(cc: tuple[int, int] | Iterable[tuple[int, int]]) -> list[tuple[int, i
 
 
 def _kernels(name: str, cc: tuple[int, int]) -> Iterator[tuple[Stage, TileConfig]]:
-    stage = None if name == "auto" else select.resolve(name, cc)
+    stage = None if name == "auto" else heuristics.resolve(name, cc)
     if stage is not None and stage.schedule is None:
         yield stage, stage.configs[0]
         return
-    for found, config in select.candidates(cc):
+    for found, config in heuristics.candidates(cc):
         if stage in (None, found):
             yield found, config
 

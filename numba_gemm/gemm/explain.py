@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from . import api, arrays, select
-from .arrays import ITEM, ArrayKind, Copies, Operand
-from .device.work import FIELDS
-from .kernels.ladder.stage import Form, Schedule
-from .runtime import launch
-from .runtime import workspace as workspaces
+from .. import api, arrays
+from ..arrays import ITEM, ArrayKind, Copies, Operand
+from ..device.work import FIELDS
+from ..kernels.ladder.stage import Form, Schedule
+from ..runtime import launch
+from ..runtime import workspace as workspaces
+from . import heuristics
 
 __all__ = ["Explanation", "explain"]
 
@@ -130,7 +131,7 @@ def explain(
         reason = f"the result, of shape {wanted.shape}, has no elements"
         return Explanation("", "", (0, 0, 0), 0, 0, 1, "", "", False, False, copies, 0, 0, 0.0, reason)
 
-    choices = [wanted.pick(select.problem(*piece, gpu)) for piece in pieces]
+    choices = [wanted.pick(heuristics.problem(*piece, gpu)) for piece in pieces]
     choice, config = choices[0], choices[0].config
     operands = api.arranged(choice, *pieces[0])
     grid, schedule = launch.schedule(choice.stage, config, *operands[:3], choice.share, operands[3])

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, prod, sqrt
 
-from .kernels.ladder import STAGES
-from .kernels.ladder.stage import FLOAT32_BYTES, Share, Stage, TileConfig
-from .kernels.ladder.stream_k import SUMS_STAGED
-from .models.roofline import FP32_LANES_PER_SM
-from .runtime.launch import DeviceProperties, Extra, Matrix
+from ..kernels.ladder import STAGES
+from ..kernels.ladder.stage import FLOAT32_BYTES, Share, Stage, TileConfig
+from ..kernels.ladder.stream_k import SUMS_STAGED
+from ..models.roofline import FP32_LANES_PER_SM
+from ..runtime.launch import DeviceProperties, Extra, Matrix
 
 # The constants below and RATES are fitted to 7,086 products of 132 shapes on an H200 (132 SMs at 1.98 GHz, graph
 # replays; docs/experiments.md). Clocks of a launch, of a tile of C's first trip to memory, and of a piece of a tile's.

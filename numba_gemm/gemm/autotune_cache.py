@@ -22,12 +22,12 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from . import select
-from .kernels.ladder.stage import Share
-from .runtime import kernel_cache, launch
-from .runtime.launch import DeviceProperties
-from .runtime.private_files import CacheWarning, PrivateDirectory, Refused, warn_once
-from .select import Choice, Problem
+from ..kernels.ladder.stage import Share
+from ..runtime import kernel_cache, launch
+from ..runtime.launch import DeviceProperties
+from ..runtime.private_files import CacheWarning, PrivateDirectory, Refused, warn_once
+from . import heuristics
+from .heuristics import Choice, Problem
 
 __all__ = ["choose", "clear", "forget", "keep"]
 
@@ -58,7 +58,7 @@ def choose(device: int, wanted: Problem) -> Choice:
             text = "[]"  # no choice
         if (found := _restored(device, wanted, text)) is not None:
             return found
-    return select.choose(wanted)
+    return heuristics.choose(wanted)
 
 
 def keep(device: int, wanted: Problem, choice: Choice, microseconds: float, candidates: int) -> Path | None:
@@ -220,7 +220,7 @@ def _restored(device: int, wanted: Problem, entry: str) -> Choice | None:
         microseconds, gpu = float(kept["microseconds"]), launch.device_properties(device)
         if not 0 < microseconds < 1e15:  # nor NaN
             raise ValueError(f"it takes {microseconds} us")
-        for choice in select.ranked(wanted):
+        for choice in heuristics.ranked(wanted):
             if (choice.stage.name, choice.config.name, choice.share, choice.swapped) == said:
                 when, candidates = date.fromisoformat(kept["date"]), int(kept["candidates"])
                 return replace(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from math import prod
 
-from .kernels.ladder import STAGES
-from .kernels.ladder.stage import Stage, TileConfig
-from .models import occupancy as counting
-from .models.occupancy import Occupancy
-from .runtime import kernel_cache, launch
-from .simulator.switch import SIMULATOR
+from ..kernels.ladder import STAGES
+from ..kernels.ladder.stage import Stage, TileConfig
+from ..models import occupancy as counting
+from ..models.occupancy import Occupancy
+from ..runtime import kernel_cache, launch
+from ..simulator.switch import SIMULATOR
 
 __all__ = ["Occupancy", "config_of", "occupancy", "stage_of"]
 

@@ -3,7 +3,7 @@
 Beside `launch`, it decides which tiles a product is divided into, and what memory its parts need; it knows no array
 library. Kernels are compiled, cached and loaded as the ladder's are. Every launch decomposes its operands anew, into
 memory borrowed from `numba_gemm.runtime.workspace`, so a caller may write operands between any two. TF32 needs no parts
-of most operands (`numba_gemm.direct_products`).
+of most operands (`numba_gemm.gemm.direct_products`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from typing import Any
 
-from . import direct_products
-from .kernels.ladder.stage import ONE, Batch
-from .kernels.tensor_core import (
+from ..kernels.ladder.stage import ONE, Batch
+from ..kernels.tensor_core import (
     MODES,
     SHORT_SUMS,
     Mode,
@@ -27,15 +26,16 @@ from .kernels.tensor_core import (
     split,
     warp_mma,
 )
-from .kernels.tensor_core.stage import BATCH_STEPS, ROW_WORDS, SPLIT_ROWS, TensorConfig, fastest, split_shape
-from .models.roofline import FLOAT32_BYTES
-from .runtime import compiler, epilogue, kernel_cache
-from .runtime import workspace as workspaces
-from .runtime.driver import Frame, device_scope, load_kernel
-from .runtime.fingerprint import fingerprint
-from .runtime.launch import MAX_EPILOGUES, MAX_K, PLAIN, Extra, Matrix, device_properties
-from .runtime.workspace import ALIGNMENT, Workspace
-from .simulator.switch import SIMULATOR
+from ..kernels.tensor_core.stage import BATCH_STEPS, ROW_WORDS, SPLIT_ROWS, TensorConfig, fastest, split_shape
+from ..models.roofline import FLOAT32_BYTES
+from ..runtime import compiler, epilogue, kernel_cache
+from ..runtime import workspace as workspaces
+from ..runtime.driver import Frame, device_scope, load_kernel
+from ..runtime.fingerprint import fingerprint
+from ..runtime.launch import MAX_EPILOGUES, MAX_K, PLAIN, Extra, Matrix, device_properties
+from ..runtime.workspace import ALIGNMENT, Workspace
+from ..simulator.switch import SIMULATOR
+from . import direct_products
 
 __all__ = [
     "FP32_AUTO",
@@ -243,7 +243,7 @@ def divide(
 
 
 def _matrix_types() -> tuple[Any, Any]:
-    from .device.matrix import MatrixType
+    from ..device.matrix import MatrixType
 
     return MatrixType(True), MatrixType(False)
 

@@ -10,13 +10,13 @@ import threading
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
-from .kernels.ladder.stage import ONE, Batch
-from .kernels.tensor_core import TensorForm, WarpgroupConfig, direct
-from .kernels.tensor_core.stage import fastest
-from .runtime import compiler, epilogue, kernel_cache, tensor_maps
-from .runtime.driver import Frame, device_scope, load_kernel
-from .runtime.fingerprint import fingerprint
-from .runtime.launch import MAX_EPILOGUES, Extra, Matrix, device_properties
+from ..kernels.ladder.stage import ONE, Batch
+from ..kernels.tensor_core import TensorForm, WarpgroupConfig, direct
+from ..kernels.tensor_core.stage import fastest
+from ..runtime import compiler, epilogue, kernel_cache, tensor_maps
+from ..runtime.driver import Frame, device_scope, load_kernel
+from ..runtime.fingerprint import fingerprint
+from ..runtime.launch import MAX_EPILOGUES, Extra, Matrix, device_properties
 
 __all__ = ["Arrangement", "arrange", "blocks", "choose", "compile_kernel", "kernel_cubin", "launch", "prepare"]
 
@@ -95,7 +95,7 @@ def compile_kernel(config: WarpgroupConfig, form: TensorForm, letters: str) -> c
     """Compile a kernel; needs no GPU."""
     from numba.cuda import types
 
-    from .device.matrix import MatrixType
+    from ..device.matrix import MatrixType
 
     if form.epilogue is not None:
         epilogue.check_result(form.epilogue, form.vectors, CC)

@@ -17,17 +17,18 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver
 
-from . import api, arrays, choice_cache, select
-from .arrays import ITEM, ArrayKind, Operand
-from .arrays.operand import at_address
-from .kernels.ladder.stage import Share
-from .runtime import launch
-from .runtime import workspace as workspaces
-from .runtime.driver import call, device_scope
-from .runtime.timing import time_interleaved
-from .runtime.workspace import Workspace
-from .select import Choice, Problem
-from .simulator.switch import SIMULATOR
+from .. import api, arrays
+from ..arrays import ITEM, ArrayKind, Operand
+from ..arrays.operand import at_address
+from ..kernels.ladder.stage import Share
+from ..runtime import launch
+from ..runtime import workspace as workspaces
+from ..runtime.driver import call, device_scope
+from ..runtime.timing import time_interleaved
+from ..runtime.workspace import Workspace
+from ..simulator.switch import SIMULATOR
+from . import autotune_cache, heuristics
+from .heuristics import Choice, Problem
 
 __all__ = ["Autotuned", "Candidate", "autotune", "clear_autotuned"]
 
@@ -193,8 +194,8 @@ def autotune(
     calls: list[float] = []
     with nullcontext() if SIMULATOR else device_scope(device), ExitStack() as memory:
         bench = _Bench(request, memory)
-        wanted = select.problem(*bench.operands, gpu)
-        ranked = select.ranked(wanted)
+        wanted = heuristics.problem(*bench.operands, gpu)
+        ranked = heuristics.ranked(wanted)
         chosen = diverse(ranked, candidates)
         bench.make_room(chosen)
         for choice in chosen:
@@ -212,7 +213,7 @@ def autotune(
         for one, us in zip(right, medians)
     ]
     order = sorted(range(len(right)), key=medians.__getitem__)
-    stored = choice_cache.keep(device, wanted, right[order[0]], medians[order[0]], len(right))
+    stored = autotune_cache.keep(device, wanted, right[order[0]], medians[order[0]], len(right))
     api.forget()
     model = measured[0] if right[0] is ranked[0] else None
     return Autotuned(wanted, gpu.name, tuple(measured[i] for i in order), model, stored)
@@ -236,7 +237,7 @@ def clear_autotuned(device: int | None = None) -> int:
     OSError
         if the directory cannot be written, or others can change it.
     """
-    count = choice_cache.clear(device)
+    count = autotune_cache.clear(device)
     api.forget()
     return count
 

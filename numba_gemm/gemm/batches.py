@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import product, zip_longest
 from math import prod
 
+from ..arrays.operand import Operand
 from ..kernels.ladder.stage import Batch
 from ..runtime.launch import Matrix
-from .operand import Operand
 
 __all__ = ["AT_ONCE", "broadcast", "products"]
 

@@ -1,0 +1,1 @@
+"""One product, from checked operands to a launch."""
