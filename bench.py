@@ -12,7 +12,7 @@ from numba_gemm.simulator.probe import driver_error
 if driver_error() is not None:
     os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
 
-from numba_gemm.bench.cli import main
+from numba_gemm.lab.bench.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

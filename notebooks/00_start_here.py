@@ -18,9 +18,9 @@ import sys
 if importlib.util.find_spec("numba_gemm") is None:  # a fresh machine, such as Colab's
     subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", "numba-gemm[cu12,plot]"])
 
-from numba_gemm import lessons
+from numba_gemm.lab import notebook
 
-lessons.begin()
+notebook.begin()
 
 # %%
 from functools import partial
@@ -127,7 +127,7 @@ def blocks_for(n):
 # %%
 coalesced = STAGES["coalesced"]  # its blocks are 128 columns wide
 right = [((n,), coalesced.grid(coalesced.configs[0], 1, n)[0]) for n in (1, 127, 128, 129, 1000, 4096)]
-answered = lessons.check(blocks_for, *right)
+answered = notebook.check(blocks_for, *right)
 
 # %% [markdown]
 # A solution, if you want to see one:
@@ -138,7 +138,7 @@ def blocks_for(n):
     return (n + 127) // 128  # rounded up; -(-n // 128) is the same
 
 
-assert lessons.check(blocks_for, *right)
+assert notebook.check(blocks_for, *right)
 
 # %% [markdown]
 # ## The memories
@@ -156,7 +156,7 @@ assert lessons.check(blocks_for, *right)
 # how much all threads together can read in a second, was measured:
 
 # %%
-spaces = lessons.recorded("memory_lab/memory_spaces.csv")
+spaces = notebook.recorded("memory_lab/memory_spaces.csv")
 shown = spaces[spaces["space"].isin(["register", "shared", "global"])]
 print("recorded on an NVIDIA H200")
 shown[["space", "level", "latency_cycles", "tb_s"]].round(1).set_index(["space", "level"])
@@ -167,7 +167,7 @@ shown[["space", "level", "latency_cycles", "tb_s"]].round(1).set_index(["space",
 # TB/s would keep the multiprocessors busy:
 
 # %%
-gpu = lessons.recorded("latest/results.csv").attrs["environment"]["gpu"]
+gpu = notebook.recorded("latest/results.csv").attrs["environment"]["gpu"]
 peak = gpu["fp32_peak_gflops"] / 1e3  # TFLOP/s; a multiply-add counts as two
 print(f"{gpu['name']}: {peak:.1f} TFLOP/s are {peak / 2:.1f} million million multiply-adds a second")
 print(f"8 bytes for each: {8 * peak / 2:.0f} TB/s")
@@ -215,7 +215,7 @@ def whole(rows, cols):
 # %%
 operands = [(whole(2, 3), whole(3, 2)), (whole(9, 5), whole(5, 7))]
 right = [(pair, accuracy.reference(1.0, *pair)[0]) for pair in operands]
-answered = lessons.check(partial(multiply, product), *right)
+answered = notebook.check(partial(multiply, product), *right)
 
 # %% [markdown]
 # A solution:
@@ -233,7 +233,7 @@ def product(a, b, c):
         c[row, col] = acc
 
 
-assert lessons.check(partial(multiply, product), *right)
+assert notebook.check(partial(multiply, product), *right)
 
 # %% [markdown]
 # ### Step it
@@ -274,7 +274,7 @@ print(accuracy.compare(without_last, *accuracy.reference(1.0, a, b), k=30))
 # `C = alpha * A @ B + beta * C`, which is what libraries offer:
 
 # %%
-lessons.source("naive")
+notebook.source("naive")
 
 # %% [markdown]
 # And this is what one of your warps reads and writes:
@@ -294,7 +294,7 @@ draw.who_reads_what(trace(product, (2, 16), (32, 4), a, b, c, blocks=[(0, 0, 0)]
 # M = N = K = 4096 it recorded:
 
 # %%
-table = lessons.recorded("latest/results.csv")
+table = notebook.recorded("latest/results.csv")
 print(table.attrs["source"])
 cube = table[(table[["m", "n", "k"]] == 4096).all(axis=1)].set_index("stage")
 columns = ["median_us", "gflops", "percent_of_peak", "ratio_to_cublas", "error_in_bounds"]
@@ -321,8 +321,8 @@ draw.ladder_chart(table, table.attrs["environment"])
 # What you have just written is, but for `alpha` and `beta`, the bar at the top. And on this machine, if it has a GPU:
 
 # %%
-results = lessons.measure("naive", "auto")
-lessons.compare(results)
+results = notebook.measure("naive", "auto")
+notebook.compare(results)
 
 # %% [markdown]
 # `bound by` and `predicted ms` are a model's: which part of the GPU a kernel keeps busy longest, and for about how

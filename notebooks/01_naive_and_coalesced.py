@@ -15,9 +15,9 @@ import sys
 if importlib.util.find_spec("numba_gemm") is None:  # a fresh machine, such as Colab's
     subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", "numba-gemm[cu12,plot]"])
 
-from numba_gemm import lessons
+from numba_gemm.lab import notebook
 
-lessons.begin()
+notebook.begin()
 
 # %%
 import numpy as np
@@ -33,10 +33,10 @@ from numba_gemm.models import requests
 # is, functions that kernels call: the sum, and `alpha * sum + beta * C`.
 
 # %%
-lessons.source("naive")
+notebook.source("naive")
 
 # %%
-lessons.source("dot", function="dot")
+notebook.source("dot", function="dot")
 
 # %% [markdown]
 # Consecutive threads differ in `threadIdx.x`, and `naive` takes the **row** from it. So the 32 threads of a warp,
@@ -95,7 +95,7 @@ draw.sector_map(naive, first)
 # the two files:
 
 # %%
-lessons.difference("naive", "coalesced")
+notebook.difference("naive", "coalesced")
 
 # %%
 coalesced = trace("coalesced", None, None, 1, a, b, 0, c, blocks=[(0, 0, 0)])
@@ -128,7 +128,7 @@ def sectors(stride):
 # %%
 strides = (1, 2, 3, 4, 8, 100)
 right = [((stride,), requests.sectors([(t, 4 * t * stride) for t in range(32)], 4)) for stride in strides]
-answered = lessons.check(sectors, *right)
+answered = notebook.check(sectors, *right)
 
 # %% [markdown]
 # A solution, if you want to see one:
@@ -140,7 +140,7 @@ def sectors(stride):
     return min(32, (31 * stride * 4) // 32 + 1)
 
 
-assert lessons.check(sectors, *right)
+assert notebook.check(sectors, *right)
 
 # %% [markdown]
 # ## Predict, then measure
@@ -156,8 +156,8 @@ assert lessons.check(sectors, *right)
 # begins.
 
 # %%
-results = lessons.measure("naive", "coalesced")
-lessons.compare(results)
+results = notebook.measure("naive", "coalesced")
+notebook.compare(results)
 
 # %%
 draw.ladder_chart(results)

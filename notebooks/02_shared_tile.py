@@ -18,9 +18,9 @@ import sys
 if importlib.util.find_spec("numba_gemm") is None:  # a fresh machine, such as Colab's
     subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", "numba-gemm[cu12,plot]"])
 
-from numba_gemm import lessons
+from numba_gemm.lab import notebook
 
-lessons.begin()
+notebook.begin()
 
 # %%
 import inspect
@@ -61,7 +61,7 @@ draw.who_reads_what(before)
 # threads use all of them.
 
 # %%
-lessons.source("shared_tile", function="build")
+notebook.source("shared_tile", function="build")
 
 # %% [markdown]
 # `build` makes the kernel for a configuration: BM and BN are the extents of the block's part of C, BK those of its step
@@ -71,7 +71,7 @@ lessons.source("shared_tile", function="build")
 # What is new since `coalesced`. One idea, but most of the file: the sum that `dot` made moves into the kernel.
 
 # %%
-lessons.difference("coalesced", "shared_tile")
+notebook.difference("coalesced", "shared_tile")
 
 # %% [markdown]
 # ## Step one thread through a tile
@@ -177,7 +177,7 @@ def traced(m, n, k, size):
 
 
 right = [(case, traced(*case)) for case in ((8, 8, 8, 8), (16, 8, 8, 4), (8, 16, 8, 8), (8, 8, 24, 4), (4, 4, 4, 2))]
-answered = lessons.check(floats_loaded, *right)
+answered = notebook.check(floats_loaded, *right)
 
 # %% [markdown]
 # A solution:
@@ -189,7 +189,7 @@ def floats_loaded(m, n, k, size):
     return 2 * m * n * k // size
 
 
-assert lessons.check(floats_loaded, *right)
+assert notebook.check(floats_loaded, *right)
 
 # %% [markdown]
 # ## Why there are two barriers
@@ -294,7 +294,7 @@ def races_and_right(kernel):
     return found, same
 
 
-answered = lessons.check(partial(races_and_right, smooth), ((), (0, True)))
+answered = notebook.check(partial(races_and_right, smooth), ((), (0, True)))
 
 # %% [markdown]
 # A solution:
@@ -314,7 +314,7 @@ def smooth(x, turns):
     x[t] = tile[t]  # written by this very thread: no barrier
 
 
-assert lessons.check(partial(races_and_right, smooth), ((), (0, True)))
+assert notebook.check(partial(races_and_right, smooth), ((), (0, True)))
 
 # %% [markdown]
 # ## Predict, then measure
@@ -323,8 +323,8 @@ assert lessons.check(partial(races_and_right, smooth), ((), (0, True)))
 # prediction stands beside the measurement:
 
 # %%
-results = lessons.measure("coalesced", "shared_tile")
-lessons.compare(results)
+results = notebook.measure("coalesced", "shared_tile")
+notebook.compare(results)
 
 # %%
 draw.ladder_chart(results)

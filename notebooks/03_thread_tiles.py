@@ -17,9 +17,9 @@ import sys
 if importlib.util.find_spec("numba_gemm") is None:  # a fresh machine, such as Colab's
     subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", "numba-gemm[cu12,plot]"])
 
-from numba_gemm import lessons
+from numba_gemm.lab import notebook
 
-lessons.begin()
+notebook.begin()
 
 # %%
 import numpy as np
@@ -98,7 +98,7 @@ print("FLOP a byte of shared memory:", intensity(shared_tile, "shared_tile"))
 # serves TM multiply-adds:
 
 # %%
-lessons.source("thread_tile_1d", function="thread_tile_1d")
+notebook.source("thread_tile_1d", function="thread_tile_1d")
 
 # %% [markdown]
 # `cuda.local.array` is memory of the thread's own. The name is misleading: such an array becomes registers where every
@@ -111,7 +111,7 @@ lessons.source("thread_tile_1d", function="thread_tile_1d")
 # copying (`a_row`, `a_col`, `b_row`, `b_col`), once for computing (`row`, `col`). What changes from `shared_tile`:
 
 # %%
-lessons.difference("shared_tile", "thread_tile_1d", context=1)
+notebook.difference("shared_tile", "thread_tile_1d", context=1)
 
 # %% [markdown]
 # ### Step one thread
@@ -167,7 +167,7 @@ print("FLOP a byte of shared memory:", intensity(thread_tile_1d, "thread_tile_1d
 # and a matrix product is the sum of the outer products of A's columns with B's rows:
 
 # %%
-lessons.difference("thread_tile_1d", "thread_tile_2d", context=1)
+notebook.difference("thread_tile_1d", "thread_tile_2d", context=1)
 
 # %% [markdown]
 # ### Step one thread
@@ -260,7 +260,7 @@ table
 # registers for each thread, and how many of the warps that a multiprocessor has room for were there, in percent.
 
 # %%
-counted = lessons.recorded("latest/counters.csv").set_index("stage")
+counted = notebook.recorded("latest/counters.csv").set_index("stage")
 counted.loc[list(table.index), ["registers", "warps_active_percent"]]
 
 # %% [markdown]
@@ -283,7 +283,7 @@ def floats_read(tm, tn):
 # %%
 tiles = [(1, 1), (8, 1), (4, 4), (8, 8), (8, 16)]
 right = [((tm, tn), traffic.shared_reads(128, 128, 8, tm, tn) / (128 * 128 * 8)) for tm, tn in tiles]
-answered = lessons.check(floats_read, *right)
+answered = notebook.check(floats_read, *right)
 
 # %% [markdown]
 # A solution, if you want to see one:
@@ -295,7 +295,7 @@ def floats_read(tm, tn):
     return 1 / tm + 1 / tn
 
 
-assert lessons.check(floats_read, *right)
+assert notebook.check(floats_read, *right)
 
 # %% [markdown]
 # Second: a thread has `budget` registers for its accumulators and both fragments. Which tile, with extents that are
@@ -317,7 +317,7 @@ def least(budget):
 
 
 budgets = [((budget,), least(budget)) for budget in (8, 24, 50, 100, 160, 230)]
-answered = lessons.check(best_tile, *budgets)
+answered = notebook.check(best_tile, *budgets)
 
 # %% [markdown]
 # A solution:
@@ -334,7 +334,7 @@ def best_tile(budget):
         tm, tn = grown
 
 
-assert lessons.check(best_tile, *budgets)
+assert notebook.check(best_tile, *budgets)
 
 # %% [markdown]
 # A tile of 16 x 16 would take 288 registers, and a thread can have 255. So 8 x 16 is the end, and later stages go
@@ -346,8 +346,8 @@ assert lessons.check(best_tile, *budgets)
 # stages beside cuBLAS.
 
 # %%
-results = lessons.measure("shared_tile", "thread_tile_1d", "thread_tile_2d")
-lessons.compare(results)
+results = notebook.measure("shared_tile", "thread_tile_1d", "thread_tile_2d")
+notebook.compare(results)
 
 # %%
 draw.ladder_chart(results)

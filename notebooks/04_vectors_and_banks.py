@@ -16,9 +16,9 @@ import sys
 if importlib.util.find_spec("numba_gemm") is None:  # a fresh machine, such as Colab's
     subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", "numba-gemm[cu12,plot]"])
 
-from numba_gemm import lessons
+from numba_gemm.lab import notebook
 
-lessons.begin()
+notebook.begin()
 
 # %%
 import numpy as np
@@ -42,7 +42,7 @@ from numba_gemm.models import requests
 # This is what a kernel calls for four elements of a row that may lie outside of the matrix:
 
 # %%
-lessons.source("vector", function="fetch4")
+notebook.source("vector", function="fetch4")
 
 # %% [markdown]
 # And this is what changes in the kernel. Global memory is copied by vectors, fragments of B are read by vectors along a
@@ -50,7 +50,7 @@ lessons.source("vector", function="fetch4")
 # for four k-steps at once.
 
 # %%
-lessons.difference("thread_tile_2d", "vectorized", context=1)
+notebook.difference("thread_tile_2d", "vectorized", context=1)
 
 # %% [markdown]
 # `aligned` is False for matrices whose rows are no whole vectors, or do not begin at multiples of 16 bytes. The kernel
@@ -189,7 +189,7 @@ def least_pad(width):
 
 
 right = [((width,), least_pad(width)) for width in (32, 33, 8, 17, 64, 100, 128)]
-answered = lessons.check(smallest_pad, *right)
+answered = notebook.check(smallest_pad, *right)
 
 # %% [markdown]
 # A solution, if you want to see one:
@@ -201,7 +201,7 @@ def smallest_pad(width):
     return 1 - width % 2
 
 
-assert lessons.check(smallest_pad, *right)
+assert notebook.check(smallest_pad, *right)
 
 # %% [markdown]
 # ## Vectors and banks
@@ -250,7 +250,7 @@ draw.bank_map(vectorized, first_load(vectorized, "b_tile"))
 #    exchanges the halves of each 32 columns, and the other 16 banks are met.
 
 # %%
-lessons.difference("vectorized", "conflict_free", context=1)
+notebook.difference("vectorized", "conflict_free", context=1)
 
 # %%
 conflict_free = traced("conflict_free")
@@ -332,7 +332,7 @@ def lanes_with(pad):
 
 
 right = [((pad,), requests.wavefronts(lanes_with(pad), 4, write=True)) for pad in (0, 1, 2, 4, 8, 12)]
-answered = lessons.check(wavefronts_with, *right)
+answered = notebook.check(wavefronts_with, *right)
 
 # %% [markdown]
 # A solution:
@@ -346,7 +346,7 @@ def wavefronts_with(pad):
     return 1 if first == 16 else 2
 
 
-assert lessons.check(wavefronts_with, *right)
+assert notebook.check(wavefronts_with, *right)
 
 # %% [markdown]
 # A pad of 4 would do as well: it costs 128 bytes, the swizzle an instruction. Later stages take pads, this one shows
@@ -355,8 +355,8 @@ assert lessons.check(wavefronts_with, *right)
 # ## Predict, then measure
 
 # %%
-results = lessons.measure("thread_tile_2d", "vectorized", "conflict_free")
-lessons.compare(results)
+results = notebook.measure("thread_tile_2d", "vectorized", "conflict_free")
+notebook.compare(results)
 
 # %%
 draw.ladder_chart(results)
@@ -370,7 +370,7 @@ draw.ladder_chart(results)
 # multiply-add pipe, and how busy the path of shared memory:
 
 # %%
-counted = lessons.recorded("latest/counters.csv").set_index("stage")
+counted = notebook.recorded("latest/counters.csv").set_index("stage")
 wanted = ["shared_load_wavefronts", "shared_pipe_percent", "fma_pipe_percent", "warps_active_percent"]
 counted.loc[["thread_tile_2d", "vectorized", "conflict_free"], wanted]
 

@@ -17,9 +17,9 @@ import sys
 if importlib.util.find_spec("numba_gemm") is None:  # a fresh machine, such as Colab's
     subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", "numba-gemm[cu12,plot]"])
 
-from numba_gemm import lessons
+from numba_gemm.lab import notebook
 
-lessons.begin()
+notebook.begin()
 
 # %%
 import tempfile
@@ -37,7 +37,7 @@ from numba_gemm.inspect import draw, step, trace
 # last:
 
 # %%
-spaces = lessons.recorded("memory_lab/memory_spaces.csv")
+spaces = notebook.recorded("memory_lab/memory_spaces.csv")
 chosen = spaces["space"].isin(["register", "shared", "global"])
 spaces.loc[chosen, ["space", "level", "latency_cycles"]].round(0).set_index("space")
 
@@ -75,7 +75,7 @@ draw.timeline(conflict_free, warp=0)
 # between the two files:
 
 # %%
-lessons.difference("conflict_free", "double_buffered")
+notebook.difference("conflict_free", "double_buffered")
 
 # %%
 right_c = np.zeros((64, 32), np.float32)
@@ -189,7 +189,7 @@ print(double_buffered.races)
 # %%
 def altered(name, old, new):
     """A stage like the named one, with one line of its file changed."""
-    text = lessons.source(name).text
+    text = notebook.source(name).text
     assert text.count(old) == 1
     path = Path(tempfile.mkdtemp()) / "one_buffer.py"
     path.write_text(text.replace(old, new))
@@ -238,7 +238,7 @@ def counted(stage, k):
 
 
 right = [((k,), (counted("conflict_free", k), counted("double_buffered", k))) for k in (1, 8, 12)]
-answered = lessons.check(barriers, *right)
+answered = notebook.check(barriers, *right)
 
 # %% [markdown]
 # A solution, if you want to see one:
@@ -251,7 +251,7 @@ def barriers(k):
     return 2 * tiles, 1 + (tiles - 1)
 
 
-assert lessons.check(barriers, *right)
+assert notebook.check(barriers, *right)
 
 # %% [markdown]
 # ## The same idea once more, one level down
@@ -265,7 +265,7 @@ assert lessons.check(barriers, *right)
 # ones. While one is multiplied, the next k-step's is read into the other.
 
 # %%
-lessons.difference("double_buffered", "register_prefetch")
+notebook.difference("double_buffered", "register_prefetch")
 
 # %% [markdown]
 # `outer_product` builds a device function with the same two loops over `i` and `j` as before. `launch_bounds` tells
@@ -340,8 +340,8 @@ print(f"largest error: {abs(c - a @ b).max():.1e}")
 # model leaves out: waiting, above all.
 
 # %%
-results = lessons.measure("conflict_free", "double_buffered", "register_prefetch")
-lessons.compare(results)
+results = notebook.measure("conflict_free", "double_buffered", "register_prefetch")
+notebook.compare(results)
 
 # %%
 draw.ladder_chart(results)
@@ -358,7 +358,7 @@ draw.ladder_chart(results)
 # units are busy (`fma_pipe_percent`):
 
 # %%
-counters = lessons.recorded("latest/counters.csv")
+counters = notebook.recorded("latest/counters.csv")
 counters = counters[(counters["m"] == 4096) & counters["stage"].isin(results["stage"])].set_index("stage")
 counters["multiply-adds of all instructions"] = (4096**3 / 32 / counters["instructions"]).round(2)
 counters[["fma_pipe_percent", "issue_slots_percent", "multiply-adds of all instructions", "registers"]]

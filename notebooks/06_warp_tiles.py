@@ -16,9 +16,9 @@ import sys
 if importlib.util.find_spec("numba_gemm") is None:  # a fresh machine, such as Colab's
     subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", "numba-gemm[cu12,plot]"])
 
-from numba_gemm import lessons
+from numba_gemm.lab import notebook
 
-lessons.begin()
+notebook.begin()
 
 # %%
 import numpy as np
@@ -64,7 +64,7 @@ levels = {"block": (config.BM, config.BN), "warp": (config.WM, config.WN), "thre
 pd.DataFrame(levels, index=["rows of C", "columns of C"]).T
 
 # %%
-lessons.difference("register_prefetch", "warp_tiled")
+notebook.difference("register_prefetch", "warp_tiled")
 
 # %% [markdown]
 # Besides the warp tiles there are two smaller things. The tiles are now larger than the 48 KB of shared memory that a
@@ -147,7 +147,7 @@ def owner(row, col):
 stored, threads = found["warp_tiled"].touched("c", "store")
 by_element = {(int(row), int(col)): int(thread) for (row, col), thread in zip(stored, threads, strict=True)}
 right = [(element, by_element[element]) for element in ((0, 0), (0, 5), (4, 0), (37, 21), (64, 0), (127, 255))]
-answered = lessons.check(owner, *right)
+answered = notebook.check(owner, *right)
 
 # %% [markdown]
 # A solution, if you want to see one:
@@ -161,7 +161,7 @@ def owner(row, col):
     return 32 * warp + lane
 
 
-assert lessons.check(owner, *by_element.items())
+assert notebook.check(owner, *by_element.items())
 
 # %% [markdown]
 # ## Wavefronts for each FLOP, counted
@@ -191,7 +191,7 @@ counted
 # loads, for a whole product, and how busy shared memory's path was:
 
 # %%
-counters = lessons.recorded("latest/counters.csv")
+counters = notebook.recorded("latest/counters.csv")
 counters = counters[(counters["m"] == 4096) & counters["stage"].isin(found)].set_index("stage")
 counters["wavefronts of loads for 1000 FLOP"] = (counters["shared_load_wavefronts"] / (2 * 4096**3 / 1000)).round(3)
 counters[["wavefronts of loads for 1000 FLOP", "shared_pipe_percent"]]
@@ -266,7 +266,7 @@ def by_trying(threads, blocks):
 
 
 right = [(case, by_trying(*case)) for case in ((256, 2), (256, 1), (128, 4), (256, 3), (128, 5))]
-answered = lessons.check(most_registers, *right)
+answered = notebook.check(most_registers, *right)
 
 # %% [markdown]
 # A solution, if you want to see one:
@@ -277,7 +277,7 @@ def most_registers(threads, blocks):
     return min(255, 65_536 // (threads * blocks) // 8 * 8)
 
 
-assert lessons.check(most_registers, *right)
+assert notebook.check(most_registers, *right)
 
 # %% [markdown]
 # The first case is why `register_prefetch` tells the compiler its `launch_bounds`: two blocks of 256 threads leave
@@ -290,8 +290,8 @@ assert lessons.check(most_registers, *right)
 # itself busy longest. What is saved is instructions, and it does not count those.
 
 # %%
-results = lessons.measure("register_prefetch", "warp_tiled")
-lessons.compare(results)
+results = notebook.measure("register_prefetch", "warp_tiled")
+notebook.compare(results)
 
 # %%
 draw.ladder_chart(results)

@@ -20,9 +20,9 @@ import sys
 if importlib.util.find_spec("numba_gemm") is None:  # a fresh machine, such as Colab's
     subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", "numba-gemm[cu12,plot]"])
 
-from numba_gemm import lessons
+from numba_gemm.lab import notebook
 
-lessons.begin()
+notebook.begin()
 
 # %%
 import json
@@ -84,13 +84,13 @@ print("after the wait: ", after)
 # more **slots**, buffers of each shared tile, and uses them in turn: while one is read, the others are being filled.
 
 # %%
-lessons.source("async_copy")
+notebook.source("async_copy")
 
 # %% [markdown]
 # And what that changed in `warp_tiled`: gone are the fetches into `a_next` and `b_next` and the stores from there.
 
 # %%
-lessons.difference("warp_tiled", "async_copy")
+notebook.difference("warp_tiled", "async_copy")
 
 # %% [markdown]
 # ## Who copies what
@@ -190,7 +190,7 @@ with step("async_copy", None, None, 1, a, b, 0, c, config="test", into=[]) as st
 # %%
 def variant(name, before, after):
     """A stage from its own file, in which `after` stands in place of `before`."""
-    text = str(lessons.source(name))
+    text = str(notebook.source(name))
     assert text.count(before) == 1, f"{before!r} is there {text.count(before)} times"
     text = text.replace(before, after)
     text = text.replace("from ..device", "from numba_gemm.device").replace(
@@ -264,7 +264,7 @@ def is_right(slots, groups):
 
 
 right = [((s,), max(groups for groups in range(s) if is_right(s, groups))) for s in (3, 4, 5)]
-answered = lessons.check(may_travel, *right)
+answered = notebook.check(may_travel, *right)
 
 # %% [markdown]
 # A solution, if you want to see one:
@@ -276,7 +276,7 @@ def may_travel(slots):
     return slots - 2
 
 
-assert lessons.check(may_travel, *right)
+assert notebook.check(may_travel, *right)
 
 # %% [markdown]
 # ## What the loop is made of
@@ -286,7 +286,7 @@ assert lessons.check(may_travel, *right)
 # because an instruction is one of a whole warp. (**FFMA** is the instruction's name.) The rest is the price:
 
 # %%
-counters = lessons.recorded("latest/counters.csv").set_index("stage")
+counters = notebook.recorded("latest/counters.csv").set_index("stage")
 print(counters.attrs["source"])
 rungs = ["register_prefetch", "warp_tiled", "async_copy", "lean_loop"]
 counted = counters.loc[rungs]
@@ -407,20 +407,20 @@ mix_chart(listed) if listed else None
 # - **products in snake order.** More of that below.
 
 # %%
-lessons.source("lean_loop")
+notebook.source("lean_loop")
 
 # %% [markdown]
 # The functions that bring tiles are in `device/tile_loader.py`. This is the one that loads A where k is contiguous, and
 # all of what a turn of the loop does for it, `fetch` and `settle`:
 
 # %%
-lessons.source("tile_loader", function="_along4")
+notebook.source("tile_loader", function="_along4")
 
 # %% [markdown]
 # What changed from rung to rung:
 
 # %%
-lessons.difference("async_copy", "lean_loop", context=0)
+notebook.difference("async_copy", "lean_loop", context=0)
 
 # %% [markdown]
 # Who reads what, then? The same elements, by other threads: of A a warp now takes 16 k of 8 rows at a time, four k a
@@ -479,7 +479,7 @@ print("all are right:", bool((c == 20).all()))
 # that read a bank twice or more (`collisions`):
 
 # %%
-orders = lessons.recorded("latest/orders.csv")
+orders = notebook.recorded("latest/orders.csv")
 print(orders.attrs["source"])
 orders = orders[(orders["stage"] == "lean_loop") & (orders["loads_by"] == "ordinary")].set_index("order")
 orders[["loop_ffma", "reuse_flags", "collisions", "tflops"]].astype({"reuse_flags": int, "collisions": int})
@@ -492,8 +492,8 @@ orders[["loop_ffma", "reuse_flags", "collisions", "tflops"]].astype({"reuse_flag
 # and "measured" does not.
 
 # %%
-results = lessons.measure("warp_tiled", "async_copy", "lean_loop")
-lessons.compare(results)
+results = notebook.measure("warp_tiled", "async_copy", "lean_loop")
+notebook.compare(results)
 
 # %%
 draw.ladder_chart(results)

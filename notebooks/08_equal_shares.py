@@ -18,9 +18,9 @@ import sys
 if importlib.util.find_spec("numba_gemm") is None:  # a fresh machine, such as Colab's
     subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", "numba-gemm[cu12,plot]"])
 
-from numba_gemm import lessons
+from numba_gemm.lab import notebook
 
-lessons.begin()
+notebook.begin()
 
 # %%
 import numpy as np
@@ -99,7 +99,7 @@ def by_the_model(tiles, multiprocessors):
 
 
 right = [((tiles, sms), by_the_model(tiles, sms)) for tiles, sms in ((512, 132), (132, 132), (133, 132), (8, 132))]
-answered = lessons.check(used, *right)
+answered = notebook.check(used, *right)
 
 # %% [markdown]
 # A solution, if you want to see one:
@@ -111,7 +111,7 @@ def used(tiles, multiprocessors):
     return tiles / (rounds * multiprocessors)
 
 
-assert lessons.check(used, *right)
+assert notebook.check(used, *right)
 
 # %% [markdown]
 # ## The one idea: cut the line, not the tiles
@@ -121,10 +121,10 @@ assert lessons.check(used, *right)
 # piece may begin and end in the middle of a tile. Two functions of `device/work.py` say who has what:
 
 # %%
-lessons.source("work", function="piece")
+notebook.source("work", function="piece")
 
 # %%
-lessons.source("work", function="owner")
+notebook.source("work", function="owner")
 
 # %% [markdown]
 # Small enough to look at: two tiles of four k-tiles, on three blocks.
@@ -179,10 +179,10 @@ draw.schedule(pieces_of(work_of(big, 4096, 4096, 4096, share), SMS), SMS, f"stre
 # tile.
 
 # %%
-lessons.source("stream_k", function="body")
+notebook.source("stream_k", function="body")
 
 # %%
-lessons.difference("lean_loop", "stream_k", context=0)
+notebook.difference("lean_loop", "stream_k", context=0)
 
 # %% [markdown]
 # ## Who reads what
@@ -239,7 +239,7 @@ partial.groupby([partial["block"].str[0].rename("block"), part])["op"].unique().
 # that happened to the counters, in order:
 
 # %%
-lessons.source("work", function="arrive")
+notebook.source("work", function="arrive")
 
 # %%
 counters = accesses[accesses["array"] == "work.counters"]
@@ -306,8 +306,8 @@ print([bool((c == found[0]).all()) for c in found])
 # ## Predict, then measure
 
 # %%
-results = lessons.measure("lean_loop", "stream_k")
-lessons.compare(results)
+results = notebook.measure("lean_loop", "stream_k")
+notebook.compare(results)
 
 # %%
 draw.ladder_chart(results)
@@ -319,7 +319,7 @@ draw.ladder_chart(results)
 # in recorded runs, in the same tiles:
 
 # %%
-recorded = lessons.recorded("latest/results.csv")
+recorded = notebook.recorded("latest/results.csv")
 print(recorded.attrs["source"])
 times = recorded.pivot_table(index=["m", "n", "k"], columns="stage", values="median_us")
 gains = pd.DataFrame({"tiles": [-(-m // config.BM) * -(-n // config.BN) for m, n, _ in times.index]}, times.index)
@@ -382,7 +382,7 @@ pd.DataFrame(
 ).T
 
 # %%
-targets = lessons.recorded("latest/targets.csv")
+targets = notebook.recorded("latest/targets.csv")
 print(targets.attrs["source"])
 targets.loc[targets["group"] == "layouts", ["case", "us", "tflops", "baseline", "ratio"]]
 
@@ -399,10 +399,10 @@ targets.loc[targets["group"] == "layouts", ["case", "us", "tflops", "baseline", 
 # asynchronous copies of notebook 7.
 
 # %%
-lessons.source("thin", function="fetch")
+notebook.source("thin", function="fetch")
 
 # %%
-lessons.source("thin", function="multiply")
+notebook.source("thin", function="multiply")
 
 # %%
 a, b = np.ones((16, 64), np.float32), np.ones((64, 4), np.float32)
@@ -474,7 +474,7 @@ auto[auto < 1].to_frame()
 # Look back to what a profiler counted, in percent of the clocks in which the FMA pipe could have taken an instruction:
 
 # %%
-counted = lessons.recorded("latest/counters.csv").set_index("stage")
+counted = notebook.recorded("latest/counters.csv").set_index("stage")
 counted.loc[["naive", "shared_tile", "thread_tile_2d", "warp_tiled", "lean_loop"], ["fma_pipe_percent"]].T
 
 # %% [markdown]

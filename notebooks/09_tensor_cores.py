@@ -21,9 +21,9 @@ import sys
 if importlib.util.find_spec("numba_gemm") is None:  # a fresh machine, such as Colab's
     subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", "numba-gemm[cu12,plot]"])
 
-from numba_gemm import lessons
+from numba_gemm.lab import notebook
 
-lessons.begin()
+notebook.begin()
 
 # %%
 import io
@@ -122,10 +122,10 @@ with step(*launch, thread=0, into="numba_gemm.kernels.tensor_core.split") as ste
 # Each line's rest is the next line's value, and after the third part nothing is left. The lines of the kernel:
 
 # %%
-text = str(lessons.source("split", function="split_block"))
+text = str(notebook.source("split", function="split_block"))
 start = text.rindex("\n", 0, text.index("for p in range(PARTS)")) + 1
 end = text.rindex("\n", 0, text.index("cuda.syncthreads()", start))
-lessons.Listing(textwrap.dedent(text[start:end]), "python")
+notebook.Listing(textwrap.dedent(text[start:end]), "python")
 
 # %% [markdown]
 # Who reads what: a thread takes eight neighbours of a row, 32 bytes, by two loads of 16. So each request of a warp
@@ -164,7 +164,7 @@ def kernels_parts(values):
 
 numbers = np.array([third, -np.e, np.pi, 1 + 2**-7, 1e30, 123456.789], np.float32)
 right = [((x,), tuple(parts)) for x, parts in zip(numbers, kernels_parts(numbers).T, strict=True)]
-answered = lessons.check(split_in_three, *right)
+answered = notebook.check(split_in_three, *right)
 
 # %% [markdown]
 # A solution, if you want to see one:
@@ -177,7 +177,7 @@ def split_in_three(x):
     return first, second, narrow.bf16(x - first - second)
 
 
-assert lessons.check(split_in_three, *right)
+assert notebook.check(split_in_three, *right)
 
 # %% [markdown]
 # ## Which products
@@ -284,7 +284,7 @@ def instruction(acc, products, extra):
 # (`tf32` of positive operands in the recorded table).
 
 # %%
-accuracy = lessons.recorded("latest/precisions/accuracy.csv")
+accuracy = notebook.recorded("latest/precisions/accuracy.csv")
 ks = sorted(k for k in set(accuracy["k"]) if 256 <= k <= 16384)
 positive = accuracy[accuracy["distribution"] == "positive"].pivot(index="k", columns="precision", values="median")
 
@@ -328,7 +328,7 @@ figure
 # outside are the project's own device functions (`numba_gemm/kernels/tensor_core/sums.py`), which the simulator runs:
 
 # %%
-lessons.source("sums", function="add_exactly")
+notebook.source("sums", function="add_exactly")
 
 # %%
 terms, m, n = 4096, 8, 8
@@ -360,7 +360,7 @@ for s in range(terms // six.slot_k):
         add_exactly(total, rests)
 finish(total, rests)
 
-ladder = lessons.recorded("latest/precisions/tensor_ladder.csv").set_index("stage")
+ladder = notebook.recorded("latest/precisions/tensor_ladder.csv").set_index("stage")
 ways = {"wide_tiles": ("all inside", inside), "fresh_sums": ("afresh", afresh), "persistent": ("compensated", total)}
 rows = [
     {"sum": how, "model": np.median(np.abs(c.reshape(m, n) - exact) / exact), "stage": stage}
@@ -381,12 +381,12 @@ table(rows, "sum", model=".2e", recorded=".2e")
 # The loop as it runs for long sums, with these steps in it:
 
 # %%
-lessons.source("sums", function="compensated")
+notebook.source("sums", function="compensated")
 
 # %% [markdown]
 # ## Error against K
 #
-# For each K a product of 512 x 512, of operands that sums find hard (`numba_gemm.bench.accuracy`); the median over C,
+# For each K a product of 512 x 512, of operands that sums find hard (`numba_gemm.lab.bench.accuracy`); the median over C,
 # and dashed the largest. If this machine has a GPU that can, a few K are computed on it now; else what is shown is
 # the recorded run.
 
@@ -399,7 +399,7 @@ print(*runnable(device_properties(current_device()).cc))
 ERRORS = """
 import sys
 import pandas as pd
-from numba_gemm.bench.accuracy import EXTENT, measured
+from numba_gemm.lab.bench.accuracy import EXTENT, measured
 found = measured([16, 64, 256, 1024, 4096, 16384], EXTENT, 1, ["ieee", "tf32", "tf32x3", "bf16x6"])
 pd.DataFrame(found).to_csv(sys.stdout, index=False)
 """
@@ -414,9 +414,9 @@ def on_gpu(code):
     return done.stdout
 
 
-able = on_gpu(ABLE).split() if lessons.has_gpu() else ["ieee", *MODES]
+able = on_gpu(ABLE).split() if notebook.has_gpu() else ["ieee", *MODES]
 errors, where = accuracy, accuracy.attrs["source"]
-if lessons.has_gpu() and "bf16x6" in able and importlib.util.find_spec("torch"):
+if notebook.has_gpu() and "bf16x6" in able and importlib.util.find_spec("torch"):
     errors, where = pd.read_csv(io.StringIO(on_gpu(ERRORS))), "measured now"
 
 looks = {"cublas": "black", "ieee": "#56B4E9", "tf32": "#E69F00", "tf32x3": "#0072B2", "bf16x6": "#D55E00"}
@@ -480,10 +480,10 @@ table(rows, "precision", largest_error=".1e", of_its_bound=".0%")
 # %%
 precisions = [name for name in able if name in MODES]
 if precisions:
-    results = lessons.measure("auto", precisions=precisions)
+    results = notebook.measure("auto", precisions=precisions)
 else:
     print("This GPU has no tensor cores for these precisions; see the table recorded on another:")
-    precisions, results = list(MODES), lessons.recorded("latest/precisions/results.csv")
+    precisions, results = list(MODES), notebook.recorded("latest/precisions/results.csv")
     chosen = (results[["m", "n", "k"]] == 4096).all(axis=1) & results["stage"].isin(["auto", "cublas"])
     results = results[chosen & (results["layout"] == "nn")]
 
@@ -573,7 +573,7 @@ figure
 # tensor cores multiply it. `descriptor` tells them where the slot lies, `wait` until they are done.
 
 # %%
-lessons.source("one_warpgroup", function="one_warpgroup")
+notebook.source("one_warpgroup", function="one_warpgroup")
 
 # %% [markdown]
 # **Bulk copies.** The parts lie in memory just as a slot holds them; that is why `split` writes them so. So one thread
@@ -581,7 +581,7 @@ lessons.source("one_warpgroup", function="one_warpgroup")
 # bytes in.
 
 # %%
-lessons.difference("one_warpgroup", "bulk_copies", context=1)
+notebook.difference("one_warpgroup", "bulk_copies", context=1)
 
 # %% [markdown]
 # **Producer and consumer.** Copying and multiplying took turns. Now a warpgroup of its own fetches slot after slot
@@ -589,28 +589,28 @@ lessons.difference("one_warpgroup", "bulk_copies", context=1)
 # gains next to nothing, as the table says: the tensor cores still rest whenever their one warpgroup waits.
 
 # %%
-lessons.difference("bulk_copies", "producer_consumer", context=1)
+notebook.difference("bulk_copies", "producer_consumer", context=1)
 
 # %% [markdown]
 # **Wide tiles.** The kernel stays; its configuration has two warpgroups that multiply. While one waits, the other's
 # products run.
 
 # %%
-lessons.difference("producer_consumer", "wide_tiles", context=0)
+notebook.difference("producer_consumer", "wide_tiles", context=0)
 
 # %% [markdown]
 # **Fresh sums.** `fresh=True` starts each slot at zero, and its sums are added outside. In the table: no slower, and
 # more than a hundred times as accurate. This is where the ladder overtakes FP32 in both.
 
 # %%
-lessons.difference("wide_tiles", "fresh_sums", context=1)
+notebook.difference("wide_tiles", "fresh_sums", context=1)
 
 # %% [markdown]
 # **Persistent.** As many blocks as multiprocessors, which take one tile after the other; `sum_tile` is `compensated`,
 # which you know; and operands come along, for elements that have to be computed again.
 
 # %%
-lessons.difference("fresh_sums", "persistent", context=1)
+notebook.difference("fresh_sums", "persistent", context=1)
 
 # %% [markdown]
 # ## What limits now, and the question it leaves open
@@ -618,7 +618,7 @@ lessons.difference("fresh_sums", "persistent", context=1)
 # Each stage says at its head what limits it. Of the last one:
 
 # %%
-head = str(lessons.source("persistent", doc=True)).partition('"""\n')[0]
+head = str(notebook.source("persistent", doc=True)).partition('"""\n')[0]
 print(head[head.index("Limits:") :])
 print("stages:", ", ".join(TENSOR_STAGES))
 

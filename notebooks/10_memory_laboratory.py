@@ -5,7 +5,7 @@
 # banks should not be shared, copies should run while something else does. We believed these rules and counted by them.
 # Are they right, and what exactly does it cost to break one?
 #
-# The memory laboratory (`numba_gemm.memory_lab`) asks the GPU. Each of its experiments follows a section of the CUDA
+# The memory laboratory (`numba_gemm.lab.memory`) asks the GPU. Each of its experiments follows a section of the CUDA
 # C++ Best Practices Guide, predicts, measures, draws both, and has **claims**: sentences that the numbers decide. This
 # notebook runs seven of them, on the way of the data from the host's memory to a warp. Guess before each; some of the
 # rules turn out to be wrong.
@@ -24,9 +24,9 @@ import sys
 if importlib.util.find_spec("numba_gemm") is None:  # a fresh machine, such as Colab's
     subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", "numba-gemm[cu12,plot]"])
 
-from numba_gemm import lessons
+from numba_gemm.lab import notebook
 
-lessons.begin(on_gpu=True)
+notebook.begin(on_gpu=True)
 
 # %%
 import json
@@ -37,8 +37,8 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from numba import cuda
 
-from numba_gemm.memory_lab import barriers, l2_persistence, machine, overlap, strided_copy
-from numba_gemm.memory_lab.experiment import NAMES, Unavailable, load
+from numba_gemm.lab.memory import barriers, l2_persistence, machine, overlap, strided_copy
+from numba_gemm.lab.memory.experiment import NAMES, Unavailable, load
 from numba_gemm.models import requests
 
 pd.set_option("display.max_colwidth", None)
@@ -51,8 +51,8 @@ pd.set_option("display.max_colwidth", None)
 # %%
 def recorded(name):
     """What was recorded of an experiment, and of what."""
-    frame = lessons.recorded(f"memory_lab/{name}.csv")
-    said = json.loads((lessons.RECORDED / "h200" / "memory_lab" / f"{name}.json").read_text(encoding="utf-8"))
+    frame = notebook.recorded(f"memory_lab/{name}.csv")
+    said = json.loads((notebook.RECORDED / "h200" / "memory_lab" / f"{name}.json").read_text(encoding="utf-8"))
     return frame, f"recorded on {said['gpu']['name']}, {said['date'][:10]}"
 
 
@@ -76,7 +76,7 @@ def picture(name, here, height=4.4):
     frame, source = recorded(name)
     shown = [(frame, source)]
     if here is not None and not machine.SIMULATOR:
-        shown.append((here, f"measured now on {lessons.gpu_name()}"))
+        shown.append((here, f"measured now on {notebook.gpu_name()}"))
     figure = Figure(figsize=(9.5, height * len(shown)), layout="constrained")
     for part, (frame, title) in zip(np.atleast_1d(figure.subfigures(len(shown), 1)), shown, strict=True):
         load(name).plot(frame, part)
@@ -176,7 +176,7 @@ def staged_time(transfer, kernel, streams):
 # %%
 cases = [(copies, kernels, 1), (copies, kernels, 4), (8.0, 2.0, 4), (3.0, 3.0, 100), (5.0, 0.0, 7)]
 right = [(case, float(overlap.staged_ms(*case))) for case in cases]
-answered = lessons.check(staged_time, *right)
+answered = notebook.check(staged_time, *right)
 
 # %% [markdown]
 # A solution, if you want to see one:
@@ -188,7 +188,7 @@ def staged_time(transfer, kernel, streams):
     return max(transfer, kernel) + min(transfer, kernel) / streams
 
 
-assert lessons.check(staged_time, *right)
+assert notebook.check(staged_time, *right)
 
 # %% [markdown]
 # **Predict:** what changes if the copy is from pageable memory? If it is put into the default stream?
@@ -210,7 +210,7 @@ claims("overlap", here)
 # neighbour's:
 
 # %%
-lessons.source("memory_lab/strided_copy", function="stride_copy")
+notebook.source("memory_lab/strided_copy", function="stride_copy")
 
 # %% [markdown]
 # What a warp asks for: floats that it needs are dark, those that come along in the same sectors are light.
@@ -292,7 +292,7 @@ claims("misaligned_copy", here)
 # %%
 windows, source = recorded("l2_persistence")
 set_aside = round(windows["set_aside_mib"].iloc[0] * l2_persistence.MIB)
-l2 = int(lessons.recorded("latest/results.csv").attrs["environment"]["gpu"]["l2_bytes"])
+l2 = int(notebook.recorded("latest/results.csv").attrs["environment"]["gpu"]["l2_bytes"])
 rows = []
 for region in sorted(set(windows["region_mib"])):
     size = round(region * l2_persistence.MIB)
@@ -338,7 +338,7 @@ right = [
     ((stride,), requests.wavefronts([(lane, 4 * lane * stride) for lane in range(32)], 4))
     for stride in (1, 2, 3, 4, 12, 31, 32, 33)
 ]
-answered = lessons.check(cycles, *right)
+answered = notebook.check(cycles, *right)
 
 # %% [markdown]
 # A solution, if you want to see one:
@@ -350,7 +350,7 @@ def cycles(stride):
     return int(np.gcd(stride, 32))
 
 
-assert lessons.check(cycles, *right)
+assert notebook.check(cycles, *right)
 
 # %% [markdown]
 # **Predict:** and with vectors of 128 bits? With padding, a stride of 33? When all lanes read one word?
@@ -379,7 +379,7 @@ claims("bank_conflicts", here)
 # round?
 
 # %%
-lessons.source("memory_lab/barriers", function="block_rounds")
+notebook.source("memory_lab/barriers", function="block_rounds")
 
 # %%
 here = run("barriers")
@@ -397,7 +397,7 @@ claims("barriers", here)
 # wrong on purpose, and some that only look so, and what the scheduler says of each:
 
 # %%
-lessons.source("memory_lab/barriers", function="block_barrier_in_branch")
+notebook.source("memory_lab/barriers", function="block_barrier_in_branch")
 
 # %%
 pd.DataFrame([{"kernel": name, "the scheduler says": said} for name, said in barriers.ask_scheduler().items()])
@@ -422,7 +422,7 @@ summary
 # %% [markdown]
 # They hold because they were written after measuring: several say that the guide's rule does *not* hold here. The rest
 # of the laboratory, and what it cannot explain, is in [docs/memory_lab.md](../docs/memory_lab.md);
-# `python -m numba_gemm.memory_lab --list` runs it on your own GPU.
+# `python -m numba_gemm.lab.memory --list` runs it on your own GPU.
 #
 # ### Your turn: an experiment
 #

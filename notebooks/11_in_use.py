@@ -20,9 +20,9 @@ import sys
 if importlib.util.find_spec("numba_gemm") is None:  # a fresh machine, such as Colab's
     subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", "numba-gemm[cu12,plot]"])
 
-from numba_gemm import lessons
+from numba_gemm.lab import notebook
 
-lessons.begin(on_gpu=True)
+notebook.begin(on_gpu=True)
 
 # %%
 import time
@@ -41,7 +41,7 @@ from numba_gemm.models.roofline import gemm_flops
 from numba_gemm.runtime.launch import device_properties
 from numba_gemm.streaming import blocking_of, expected_time
 
-ON_GPU = lessons.has_gpu()
+ON_GPU = notebook.has_gpu()
 MODERN = device_properties().cc >= (8, 0)  # what batches in one launch, and epilogues, need
 M, N, K = (4096, 4096, 4096) if ON_GPU else (48, 40, 32)
 
@@ -324,7 +324,7 @@ def causal(value, row, col):
 scores = np.arange(12, dtype=np.float32).reshape(3, 4)
 hidden = np.where(np.tri(3, 4, dtype=bool), scores, -np.inf)
 right_answers = [((scores[place], *place), float(hidden[place])) for place in np.ndindex(3, 4)]
-answered = lessons.check(causal, *right_answers)
+answered = notebook.check(causal, *right_answers)
 
 # %% [markdown]
 # A solution, and the same function in a kernel:
@@ -335,7 +335,7 @@ def causal(value, row, col):
     return value if col <= row else np.float32(-np.inf)
 
 
-assert lessons.check(causal, *right_answers)
+assert notebook.check(causal, *right_answers)
 
 # %%
 size, depth = (1024, 64) if ON_GPU else (24, 16)
@@ -465,7 +465,7 @@ del big_a, big_b, big_c
 # project:
 
 # %%
-frame = lessons.recorded("latest/results.csv")
+frame = notebook.recorded("latest/results.csv")
 print(frame.attrs["source"])
 print(", ".join(frame.columns))
 frame.head(3)[["stage", "m", "n", "k", "median_us", "p10_us", "p90_us", "gflops", "ratio_to_cublas", "error_in_bounds"]]
@@ -489,7 +489,7 @@ right_answers = [
     ((m, n, k, us), gemm_flops(m, n, k) / us / 1e3)
     for m, n, k, us in rows[["m", "n", "k", "median_us"]].itertuples(index=False)
 ]
-answered = lessons.check(gflops, *right_answers)
+answered = notebook.check(gflops, *right_answers)
 
 # %% [markdown]
 # A solution:
@@ -500,7 +500,7 @@ def gflops(m, n, k, microseconds):
     return 2 * m * n * k / microseconds / 1e3  # operations a microsecond are millions a second
 
 
-assert lessons.check(gflops, *right_answers)
+assert notebook.check(gflops, *right_answers)
 assert np.allclose([right for _, right in right_answers], rows["gflops"], rtol=1e-4)  # as the table has it
 
 # %% [markdown]
@@ -566,7 +566,7 @@ print("slower beyond the spread:", ", ".join(map(named_shape, unit.index[slower]
 # errors depend on the operands. Compare within a table, not across two.)
 
 # %%
-precise = lessons.recorded("latest/precisions/results.csv")
+precise = notebook.recorded("latest/precisions/results.csv")
 chosen = precise[(precise["stage"] == "auto") & (precise[["m", "n", "k"]] == 4096).all(axis=1)]
 library = precise[(precise["stage"] == "cublas") & (precise["precision"] == "ieee")]
 library = library[(library[["m", "n", "k"]] == 4096).all(axis=1)]
@@ -593,8 +593,8 @@ figure
 # **And here?** `lessons.measure` runs the same benchmark on this machine, if it has a GPU:
 
 # %%
-results = lessons.measure("stream_k", "auto")
-lessons.compare(results)
+results = notebook.measure("stream_k", "auto")
+notebook.compare(results)
 
 # %% [markdown]
 # ## The question it leaves open

@@ -18,9 +18,9 @@ import sys
 if importlib.util.find_spec("numba_gemm") is None:  # a fresh machine, such as Colab's
     subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", "numba-gemm[cu12,plot]"])
 
-from numba_gemm import lessons
+from numba_gemm.lab import notebook
 
-lessons.begin()
+notebook.begin()
 
 # %%
 import json
@@ -155,7 +155,7 @@ def traced(tm):
 
 
 right = [((tm,), traced(tm)) for tm in (1, 2, 4, 8)]
-answered = lessons.check(sectors_each, *right)
+answered = notebook.check(sectors_each, *right)
 
 # %% [markdown]
 # A solution:
@@ -166,7 +166,7 @@ def sectors_each(tm):
     return 1 + 4 / tm  # one of A for each, and four of B for every tm
 
 
-assert lessons.check(sectors_each, *right)
+assert notebook.check(sectors_each, *right)
 
 # %% [markdown]
 # With `tm` = 1 that is `coalesced`. A larger one brings it close to 1. So make it as large as you can? The compiler
@@ -320,22 +320,22 @@ compiled.set_index("TM")
 # simulator: that is checked all the same, but its time would mean nothing.
 
 # %%
-BENCH = "import sys; from numba_gemm.bench.cli import main; sys.exit(main(sys.argv[1:]))"
+BENCH = "import sys; from numba_gemm.lab.bench.cli import main; sys.exit(main(sys.argv[1:]))"
 names = ["coalesced", "shared_tile", STAGE.name]
 
 
 def bench():
     options = ["--stages", ",".join([*names, "cublas"]), "--shape", "4096,4096,4096"]
-    if not lessons.has_gpu():
+    if not notebook.has_gpu():
         options = ["--stages", ",".join(names), "--shape", "33,17,9"]
     out = folder / "results"
-    in_a_process(BENCH, *options, "--out", str(out), simulated=not lessons.has_gpu())
+    in_a_process(BENCH, *options, "--out", str(out), simulated=not notebook.has_gpu())
     return pd.read_csv(out / "results.csv")
 
 
 results = bench()
 columns = ["stage", "m", "n", "k", "status", "error_in_bounds"]
-if lessons.has_gpu():
+if notebook.has_gpu():
     columns += ["median_us", "gflops", "percent_of_peak", "ratio_to_cublas"]
 results[columns].round(3)
 
@@ -345,10 +345,10 @@ results[columns].round(3)
 # registers can be worth as much.)
 
 # %%
-if lessons.has_gpu():
-    chart = draw.ladder_chart(results, gpu=lessons.gpu_name())
+if notebook.has_gpu():
+    chart = draw.ladder_chart(results, gpu=notebook.gpu_name())
 else:
-    chart = draw.ladder_chart(lessons.measure("coalesced", "shared_tile"))
+    chart = draw.ladder_chart(notebook.measure("coalesced", "shared_tile"))
 chart
 
 # %% [markdown]

@@ -266,7 +266,7 @@ def _describe(driver: ctypes.CDLL, index: int) -> dict[str, Any]:
 
 def _release(driver: ctypes.CDLL) -> str | None:
     """The driver's own version, from NVML or the kernel's module."""
-    from numba_gemm.bench.nvml import open_nvml
+    from numba_gemm.lab.bench.nvml import open_nvml
 
     uuid = (ctypes.c_ubyte * 16)()
     try:

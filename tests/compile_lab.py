@@ -8,7 +8,7 @@ import traceback
 
 from numba.cuda import types
 
-from numba_gemm.memory_lab import experiment as lab
+from numba_gemm.lab.memory import experiment as lab
 from numba_gemm.runtime.compiler import compile_cubin
 
 CCS = ((8, 0), (9, 0))

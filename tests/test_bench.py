@@ -17,7 +17,8 @@ import pytest
 from cuda.bindings import driver
 from numba import cuda
 
-from numba_gemm.bench import (
+from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.lab.bench import (
     cases,
     ceilings,
     cli,
@@ -36,9 +37,8 @@ from numba_gemm.bench import (
     targets,
     verify,
 )
-from numba_gemm.bench.buffers import DeviceBuffers, HostLibrary, NumbaLibrary
-from numba_gemm.bench.cases import Shape
-from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.lab.bench.buffers import DeviceBuffers, HostLibrary, NumbaLibrary
+from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.models import accuracy
 from numba_gemm.runtime import launch, timing
 from numba_gemm.runtime.timing import Samples
@@ -299,7 +299,7 @@ class TestCommand:
     def test_no_gpu(self, name, simulated, says, monkeypatch, tmp_path, capsys):
         monkeypatch.setattr(command, "simulator_requested", lambda: simulated)
         monkeypatch.setattr(command, "driver_error", lambda: "no driver.")
-        module = importlib.import_module(f"numba_gemm.bench.{name}")
+        module = importlib.import_module(f"numba_gemm.lab.bench.{name}")
         assert module.main([f"--out={tmp_path / 'new'}"]) == 2
         said = capsys.readouterr().err
         assert says in said
@@ -362,7 +362,7 @@ class TestCommand:
 PRINTS = """
 import sys
 from pathlib import Path
-from numba_gemm.bench.command import command, write_files
+from numba_gemm.lab.bench.command import command, write_files
 @command
 def main():
     for _ in range(5000):
@@ -1169,7 +1169,7 @@ class TestReadme:
 
     def test_targets_that_cannot_be_shown(self, folder, capsys):
         assert self.run(folder, text=self.TEXT.format("targets", "")) == 1
-        assert "targets_summary.csv: run python -m numba_gemm.bench.targets --out" in capsys.readouterr().err
+        assert "targets_summary.csv: run python -m numba_gemm.lab.bench.targets --out" in capsys.readouterr().err
         save_targets(folder / "latest", environment={"simulator": True})
         assert self.run(folder) == 1
         assert "targets_summary.csv was not measured on a GPU" in capsys.readouterr().err
@@ -1231,7 +1231,7 @@ class TestReadme:
     def test_streamed(self, folder, capsys):
         text = self.TEXT.format("streamed", "")
         assert self.run(folder, text=text) == 1
-        assert "streamed.csv: run python -m numba_gemm.bench.streamed --out" in capsys.readouterr().err
+        assert "streamed.csv: run python -m numba_gemm.lab.bench.streamed --out" in capsys.readouterr().err
         row = {"size": 512, "precision": "ieee", "operands": readme.ON_DEVICE, "seconds": 1.5, "tflops": 60.0}
         other = row | {"operands": "pageable", "memory_limit": 4e9, "seconds": 2.0, "predicted_s": 1.9}
         other |= {"bound_by": "products", "peak_bytes": 3.5e9, "of_in_memory": 0.75}
@@ -1246,7 +1246,7 @@ class TestReadme:
         assert lines[1] == ["`ieee`", "pageable", "4 GB", "3.50 GB", "2.00", "1.90", "products", "60.0", "0.75"]
 
     def test_names_of_streamed_products(self):
-        from numba_gemm.bench import streamed
+        from numba_gemm.lab.bench import streamed
 
         assert (readme.STREAMED, readme.STREAMED_HOW, readme.ON_DEVICE) == (
             streamed.FILE,
@@ -1298,10 +1298,10 @@ class TestReadme:
     )
     def test_what_was_not_measured_is_named(self, block, file, folder, capsys):
         assert self.run(folder, text=self.TEXT.format(block, "")) == 1
-        assert f"{getattr(readme, file)}: run python -m numba_gemm.bench.tensor_ladder" in capsys.readouterr().err
+        assert f"{getattr(readme, file)}: run python -m numba_gemm.lab.bench.tensor_ladder" in capsys.readouterr().err
 
     def test_needs_no_numba(self):
-        code = "import sys, numba_gemm.bench.readme; sys.exit('numba' in sys.modules or 'rich' in sys.modules)"
+        code = "import sys, numba_gemm.lab.bench.readme; sys.exit('numba' in sys.modules or 'rich' in sys.modules)"
         assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
@@ -1401,7 +1401,7 @@ class TestDocstrings:
         path = self.stage(folder, "thin")
         path.write_text(self.HEAD.format("thin") + self.OLD + self.LIMITS + self.CODE)
         assert self.run(folder) == 1
-        assert "targets.csv: run python -m numba_gemm.bench.targets --out" in capsys.readouterr().err
+        assert "targets.csv: run python -m numba_gemm.lab.bench.targets --out" in capsys.readouterr().err
         save_targets(folder / "latest")
         assert self.run(folder) == 0
         text = path.read_text()
@@ -1427,7 +1427,7 @@ class TestDocstrings:
 LIMITS = {"fp32": 60e12, "dram": 4e12, "l2": 8e12, "shared": 30e12}
 COMPILE_CEILINGS = """
 import json
-from numba_gemm.bench import ceilings
+from numba_gemm.lab.bench import ceilings
 from numba_gemm.inspect import sass
 for name in ("fp32", "dram", "shared"):
     cubin = ceilings.compiled(name, (9, 0))

@@ -15,11 +15,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from numba_gemm.bench import counters, environment
-from numba_gemm.bench.cases import Shape
 from numba_gemm.device.tile_loader import MODES
 from numba_gemm.kernels.ladder import STAGES, TileConfig
 from numba_gemm.kernels.ladder.stage import Form
+from numba_gemm.lab.bench import counters, environment
+from numba_gemm.lab.bench.cases import Shape
 
 ROOT = Path(__file__).resolve().parents[1]
 CUBE = Shape(1024, 1024, 1024)
@@ -278,7 +278,7 @@ class TestCommand:
             assert given[given.index("-k") + 1] == "regex:^(conflict_free)_[0-9]"
             assert given[given.index("-m") :] == [
                 "-m",
-                "numba_gemm.bench.counters",
+                "numba_gemm.lab.bench.counters",
                 "--child",
                 "--stages",
                 "conflict_free",
@@ -352,7 +352,7 @@ class TestCommand:
         command = [
             sys.executable,
             "-m",
-            "numba_gemm.bench.counters",
+            "numba_gemm.lab.bench.counters",
             "--stages=naive,conflict_free",
             "--shape=512,512,64",
         ]
@@ -372,7 +372,9 @@ class TestCommand:
             columns[stage.name] = b.cols, c.cols
 
         monkeypatch.setattr("numba_gemm.runtime.launch.launch", launch)
-        monkeypatch.setattr("numba_gemm.bench.buffers.choose_library", lambda simulated: counters_library(simulated))
+        monkeypatch.setattr(
+            "numba_gemm.lab.bench.buffers.choose_library", lambda simulated: counters_library(simulated)
+        )
         assert counters.main(["--child", "--stages=naive,thin,stream_k", "--shape=8,8,8"]) == 0
         assert launched == ["naive", "thin", "stream_k"]
         few = STAGES["thin"].configs[0].BN
@@ -380,7 +382,7 @@ class TestCommand:
 
 
 def counters_library(simulated):
-    from numba_gemm.bench.buffers import HostLibrary
+    from numba_gemm.lab.bench.buffers import HostLibrary
 
     assert not simulated
     return HostLibrary()

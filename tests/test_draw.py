@@ -496,7 +496,7 @@ class TestRoofline:
 
 class TestCommand:
     def test_pictures_are_drawn_again(self, tmp_path, capsys):
-        from numba_gemm.bench import plots
+        from numba_gemm.lab.bench import plots
 
         for name in ("results.csv", "environment.json"):
             (tmp_path / name).write_bytes((RECORDED / name).read_bytes())
@@ -506,14 +506,14 @@ class TestCommand:
         assert capsys.readouterr().out.count("wrote ") == len(wanted)
 
     def test_results_without_a_rung_have_no_climb(self, tmp_path, recorded):
-        from numba_gemm.bench import plots
+        from numba_gemm.lab.bench import plots
 
         frame, environment = recorded
         drawn = plots.draw(frame[frame["stage"].isin(["auto", "cublas"])], environment, tmp_path)
         assert [path.name for path in drawn] == ["gflops_vs_size.png", "roofline.png"]
 
     def test_no_results(self, tmp_path, capsys):
-        from numba_gemm.bench import plots
+        from numba_gemm.lab.bench import plots
 
         assert plots.main([str(tmp_path)]) == 1
         assert "no results at" in capsys.readouterr().err

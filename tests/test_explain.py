@@ -98,7 +98,9 @@ def test_modes(layouts, modes):
 )
 def test_split(share, split, whole, monkeypatch):
     config = STAGES["stream_k"].configs[1]
-    monkeypatch.setattr(api.heuristics, "choose", lambda problem: Choice(STAGES["stream_k"], config, share, clocks=1980.0))
+    monkeypatch.setattr(
+        api.heuristics, "choose", lambda problem: Choice(STAGES["stream_k"], config, share, clocks=1980.0)
+    )
     told = explain(untouched(2 * config.BM, 6 * config.BK), untouched(6 * config.BK, 2 * config.BN))
     assert (told.split, told.whole_tiles, told.blocks) == (split, whole, share.blocks)
     assert told.microseconds == pytest.approx(1.0)

@@ -352,7 +352,7 @@ $L__BB0_4:
 
 
 def test_read_only_path_is_for_a_and_b():
-    from numba_gemm.bench.orders import read_only
+    from numba_gemm.lab.bench.orders import read_only
 
     changed = read_only(PTX)
     assert changed.count("ld.global.nc.") == 2
@@ -363,7 +363,7 @@ def test_read_only_path_is_for_a_and_b():
 def test_orders_are_compiled_without_a_gpu(tmp_path):
     options = ("--static", "--stages", "register_prefetch", "--out", str(tmp_path))
     done = subprocess.run(
-        [sys.executable, "-m", "numba_gemm.bench.orders", *options],
+        [sys.executable, "-m", "numba_gemm.lab.bench.orders", *options],
         env=compiler_environment(),
         capture_output=True,
         text=True,

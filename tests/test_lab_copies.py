@@ -20,9 +20,9 @@ import pandas as pd
 import pytest
 
 from numba_gemm.inspect import trace
-from numba_gemm.memory_lab import machine, movement, overlap, transfers
-from numba_gemm.memory_lab.overlap import BLOCK, KERNEL, LEGACY, concurrent_ms, left_out, pieces, pipeline, staged_ms
-from numba_gemm.memory_lab.transfers import (
+from numba_gemm.lab.memory import machine, movement, overlap, transfers
+from numba_gemm.lab.memory.overlap import BLOCK, KERNEL, LEGACY, concurrent_ms, left_out, pieces, pipeline, staged_ms
+from numba_gemm.lab.memory.transfers import (
     ON_DEVICE,
     ON_HOST,
     PAGEABLE,

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from numba.core.errors import NumbaPerformanceWarning
 
-from numba_gemm.memory_lab import carve_out, l2_persistence, unified_addressing, zero_copy
+from numba_gemm.lab.memory import carve_out, l2_persistence, unified_addressing, zero_copy
 from numba_gemm.models.occupancy import occupancy
 
 MIB = 1 << 20
@@ -127,7 +127,7 @@ def test_claims_of_persistence_can_fail(wrong):
 def persisting_limit():
     from cuda.bindings import driver
 
-    from numba_gemm.memory_lab import machine
+    from numba_gemm.lab.memory import machine
     from numba_gemm.runtime.driver import call
 
     with machine.in_context():
@@ -137,7 +137,7 @@ def persisting_limit():
 @pytest.mark.gpu
 @small_grids
 def test_the_set_aside_is_put_back(monkeypatch):
-    from numba_gemm.memory_lab import machine
+    from numba_gemm.lab.memory import machine
 
     before = persisting_limit()
     l2_persistence.l2_persistence(**l2_persistence.EXPERIMENT.small)
@@ -160,7 +160,7 @@ def test_attributes_are_set_on_every_node_of_a_graph(monkeypatch):
     from cuda.bindings import driver
     from numba import cuda
 
-    from numba_gemm.memory_lab import machine, movement
+    from numba_gemm.lab.memory import machine, movement
     from numba_gemm.runtime.driver import call
 
     x = cuda.to_device(np.ones(1024, np.float32))

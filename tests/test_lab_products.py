@@ -18,7 +18,7 @@ from numba import cuda
 
 from numba_gemm.inspect import sass
 from numba_gemm.inspect import trace as tracing
-from numba_gemm.memory_lab import (
+from numba_gemm.lab.memory import (
     barriers,
     machine,
     misaligned_copy,
@@ -26,7 +26,7 @@ from numba_gemm.memory_lab import (
     product_with_transpose,
     strided_copy,
 )
-from numba_gemm.memory_lab import experiment as lab
+from numba_gemm.lab.memory import experiment as lab
 from numba_gemm.models.traffic import Ceilings
 from numba_gemm.simulator import patches, probe
 
@@ -309,7 +309,7 @@ import json
 from numba.cuda import types
 from numba_gemm.runtime.compiler import compile_cubin
 from numba_gemm.inspect import sass
-from numba_gemm.memory_lab import experiment as lab
+from numba_gemm.lab.memory import experiment as lab
 
 for name in ("narrow_product", "product_with_transpose", "barriers", "strided_copy"):
     for kernel, (function, signature) in lab.load(name).kernels.items():

@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from numba_gemm.memory_lab import bank_conflicts as banks
-from numba_gemm.memory_lab import machine
-from numba_gemm.memory_lab import memory_spaces as spaces
+from numba_gemm.lab.memory import bank_conflicts as banks
+from numba_gemm.lab.memory import machine
+from numba_gemm.lab.memory import memory_spaces as spaces
 from numba_gemm.models import requests
 
 every_width = pytest.mark.parametrize("bits", banks.KERNELS)

@@ -13,9 +13,9 @@ import pandas as pd
 import pytest
 from compile_stages import compiler_environment
 
-from numba_gemm.memory_lab import __main__ as cli
-from numba_gemm.memory_lab import experiment as lab
-from numba_gemm.memory_lab import machine
+from numba_gemm.lab.memory import __main__ as cli
+from numba_gemm.lab.memory import experiment as lab
+from numba_gemm.lab.memory import machine
 
 RECORDED = Path(__file__).parent.parent / "results" / "h200" / "memory_lab"
 CCS = ((8, 0), (9, 0))
@@ -109,10 +109,10 @@ def test_kernels_compile_without_a_gpu(name, compiled):
 
 
 def test_the_page_is_what_was_recorded(monkeypatch, tmp_path, capsys):
-    from numba_gemm.memory_lab import report
+    from numba_gemm.lab.memory import report
 
     monkeypatch.chdir(RECORDED.parents[2])
-    assert report.main(["--check"]) == 0, "run python -m numba_gemm.memory_lab.report"
+    assert report.main(["--check"]) == 0, "run python -m numba_gemm.lab.memory.report"
     monkeypatch.setattr(report, "PAGE", tmp_path / "page.md")
     assert report.main(["--check"]) == 1
     assert report.main([]) == 0

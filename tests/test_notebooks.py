@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from compile_stages import compiler_environment
 
-from numba_gemm import lessons
 from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.lab import notebook as lessons
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
 _spec = importlib.util.spec_from_file_location("run_notebooks", FOLDER / "run.py")
@@ -201,7 +201,7 @@ def test_a_measurement_is_read(monkeypatch, capsys):
 @pytest.mark.parametrize("wanted", [False, True])
 def test_the_choice_is_made_before_numba(wanted):
     code = (
-        "from numba_gemm import lessons\n"
+        "from numba_gemm.lab import notebook as lessons\n"
         f"lessons.begin(on_gpu={wanted})\n"
         "from numba_gemm.simulator.switch import SIMULATOR\n"
         "print('simulated', SIMULATOR)\n"

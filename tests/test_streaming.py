@@ -979,7 +979,7 @@ def test_the_bits_of_the_same_products_on_the_device(precision, layout, kind):
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["ieee", "bf16x6"])
 def test_memory_stays_below_the_limit(precision):
-    from numba_gemm.bench.streamed import MemoryWatch
+    from numba_gemm.lab.bench.streamed import MemoryWatch
 
     limit, a, b = 64 << 20, rng.random((4096, 4096), np.float32), rng.random((4096, 4096), np.float32)
     streamed_sgemm(a, b, memory_limit=limit, precision=precision)  # kernels are loaded
@@ -1015,7 +1015,7 @@ def test_a_limit_beyond_what_is_free():
 
 @pytest.mark.simulator
 def test_the_benchmark_needs_a_gpu(capsys):
-    from numba_gemm.bench import streamed
+    from numba_gemm.lab.bench import streamed
 
     assert streamed.main([]) == 2
     assert "the simulator has no times" in capsys.readouterr().err
@@ -1025,7 +1025,7 @@ def test_the_benchmark_needs_a_gpu(capsys):
 def test_the_benchmark(tmp_path):
     import pandas as pd
 
-    from numba_gemm.bench import streamed
+    from numba_gemm.lab.bench import streamed
 
     options = ["--size", "1024", "--precisions", "ieee", "--limits", "0,0.02", "--repeats", "1", "--out", str(tmp_path)]
     assert streamed.main(options) == streamed.RIGHT

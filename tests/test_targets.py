@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 import numba_gemm
-from numba_gemm.bench import targets
-from numba_gemm.bench.cases import Shape
-from numba_gemm.bench.results import CUBLAS, ERROR, OK, WRONG
-from numba_gemm.bench.targets import COPY, FULL, GROUPS, OURS, TINY, Case, Contender, Turn
+from numba_gemm.lab.bench import targets
+from numba_gemm.lab.bench.cases import Shape
+from numba_gemm.lab.bench.results import CUBLAS, ERROR, OK, WRONG
+from numba_gemm.lab.bench.targets import COPY, FULL, GROUPS, OURS, TINY, Case, Contender, Turn
 
 
 def target_row(group="seed", case="x", m=4096, ratio=1.05, target=1.0, **changes):
@@ -306,7 +306,7 @@ class TestCommandLine:
         how = json.loads((tmp_path / "new" / targets.HOW).read_text())
         assert how["seed"] == 5
         assert how["simulator"] is not on_gpu
-        assert how["command"] == "python -m numba_gemm.bench.targets --only seed random --seed 5 --shapes 2"
+        assert how["command"] == "python -m numba_gemm.lab.bench.targets --only seed random --seed 5 --shapes 2"
         printed = capsys.readouterr().out
         assert "seed 5" in printed
         assert printed.index("random shapes") > printed.index("random: ")
@@ -348,7 +348,7 @@ class TestCommandLine:
         assert "results cannot be written there" in capsys.readouterr().err
 
     def test_recorded_command(self):
-        assert targets.command_line(GROUPS, 200, 3) == "python -m numba_gemm.bench.targets --seed 3 --shapes 200"
+        assert targets.command_line(GROUPS, 200, 3) == "python -m numba_gemm.lab.bench.targets --seed 3 --shapes 200"
 
     def test_full_options(self):
         options = targets.parser().parse_args(["--only", "host", "cubes"])

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 
 import numba_gemm
 from numba_gemm import api
-from numba_gemm.bench import accuracy
 from numba_gemm.gemm import split_products
 from numba_gemm.kernels.ladder.stage import Batch
 from numba_gemm.kernels.tensor_core import MODES, TENSOR_STAGES, TensorForm, WarpgroupConfig, split, sums
 from numba_gemm.kernels.tensor_core.mode import Mode
 from numba_gemm.kernels.tensor_core.stage import LEFT, REGISTERS, ROW_WORDS, SHARED_BYTES, WARPGROUP, split_shape
+from numba_gemm.lab.bench import accuracy
 from numba_gemm.models.accuracy import MODE_BOUNDS, mode_bound
 from numba_gemm.runtime.launch import PLAIN, Extra, Matrix, Vector
 from numba_gemm.runtime.workspace import Loan, Workspace

@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from numba_gemm.bench import tracer
 from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.lab.bench import tracer
 
 pytestmark = pytest.mark.simulator
 LATEST = Path(__file__).parent.parent / tracer.LATEST

@@ -2,7 +2,7 @@
 
 All orders make the same TM*TN products and add each to its own accumulator once, so their results are equal to the
 bit. They differ in which operand stays from one multiply-add to the next, and so in what the compiler can keep out of
-the register file: `numba_gemm.inspect.ffma` reads it from SASS, ``python -m numba_gemm.bench.orders`` measures it.
+the register file: `numba_gemm.inspect.ffma` reads it from SASS, ``python -m numba_gemm.lab.bench.orders`` measures it.
 The compiler starts from this order but has one of its own.
 
 The functions are plain Python over indexable fragments and serve the simulator as they are.

@@ -921,7 +921,7 @@ def ladder_chart(
     Parameters
     ----------
     results : pandas.DataFrame
-        Of results.csv, as `numba_gemm.bench.results.load` reads it; any rungs of it.
+        Of results.csv, as `numba_gemm.lab.bench.results.load` reads it; any rungs of it.
     environment : mapping, optional
         Of environment.json beside it: the GPU's name and peak. By default ``results.attrs["environment"]``.
         Without it, the peak is that by which the results' column percent_of_peak was made.
@@ -1003,7 +1003,7 @@ def roofline_chart(results: Any, environment: Mapping[str, Any] | None = None, *
     Parameters
     ----------
     results : pandas.DataFrame
-        Of results.csv, as `numba_gemm.bench.results.load` reads it.
+        Of results.csv, as `numba_gemm.lab.bench.results.load` reads it.
     environment : mapping, optional
         Of environment.json beside it: the GPU's name, peak and bandwidth. By default ``results.attrs["environment"]``.
         Without these there are no roofs.

@@ -1,0 +1,1 @@
+"""Measure: benchmarks, the memory laboratory, and helpers of the notebooks."""

@@ -1,0 +1,175 @@
+"""Operands that sums find hard, and what a precision makes of them: errors against K, beside cuBLAS's.
+
+``python -m numba_gemm.lab.bench.accuracy --out DIR`` writes `accuracy.csv` and `error_against_k.png`. It needs a GPU of
+compute capability 9.0, and PyTorch for cuBLAS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from numba_gemm.lab.bench.command import USAGE, command, csv_text, make_folder, require_gpu, write_files
+
+__all__ = ["DISTRIBUTIONS", "main", "measured", "operands", "quotients"]
+
+Matrices = tuple[np.ndarray, np.ndarray]
+Generator = np.random.Generator
+
+CSV, PNG = "accuracy.csv", "error_against_k.png"
+KS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+EXTENT = 512  # of C; cuBLAS sums smaller ones in several pieces
+
+
+def _uniform(rng: Generator, m: int, n: int, k: int) -> Matrices:
+    """In [-1, 1)."""
+    return rng.uniform(-1, 1, (m, k)), rng.uniform(-1, 1, (k, n))
+
+
+def _normal(rng: Generator, m: int, n: int, k: int) -> Matrices:
+    return rng.standard_normal((m, k)), rng.standard_normal((k, n))
+
+
+def _positive(rng: Generator, m: int, n: int, k: int) -> Matrices:
+    """In [0, 1): what is cut off has one sign, and adds up."""
+    return rng.uniform(0, 1, (m, k)), rng.uniform(0, 1, (k, n))
+
+
+def _log_uniform(rng: Generator, m: int, n: int, k: int) -> Matrices:
+    """Products over 60 orders of magnitude, of both signs."""
+
+    def factor(shape: tuple[int, int]) -> np.ndarray:
+        return 10.0 ** rng.uniform(-15, 15, shape) * rng.choice([-1.0, 1.0], shape)
+
+    return factor((m, k)), factor((k, n))
+
+
+def _ill_scaled(rng: Generator, m: int, n: int, k: int) -> Matrices:
+    """Normal, each row of A and column of B scaled by up to 10^15 or down to 10^-15."""
+    a, b = _normal(rng, m, n, k)
+    return a * 10.0 ** rng.uniform(-15, 15, (m, 1)), b * 10.0 ** rng.uniform(-15, 15, (1, n))
+
+
+def _cancelling(rng: Generator, m: int, n: int, k: int) -> Matrices:
+    """The second half of a sum takes away what the first has summed up, but for 2^-12 of it."""
+    half = -(-k // 2)
+    a, b = rng.uniform(0, 1, (m, half)), rng.uniform(0, 1, (half, n))
+    small = 2.0**-12 * rng.standard_normal((half, n))
+    return np.concatenate([a, -a], axis=1)[:, :k], np.concatenate([b, b + small])[:k]
+
+
+def _just_above_one(rng: Generator, m: int, n: int, k: int) -> Matrices:
+    """1 + 2^-10, for which every part's rest is positive: what tensor cores cut off is largest, and of one sign."""
+    near = 1 + 2.0**-10
+    return near + rng.uniform(0, 2.0**-12, (m, k)), near + rng.uniform(0, 2.0**-12, (k, n))
+
+
+DISTRIBUTIONS: dict[str, Callable[[Generator, int, int, int], Matrices]] = {
+    "uniform": _uniform,
+    "normal": _normal,
+    "positive": _positive,
+    "log_uniform": _log_uniform,
+    "ill_scaled": _ill_scaled,
+    "cancelling": _cancelling,
+    "just_above_one": _just_above_one,
+}
+
+
+def operands(distribution: str, m: int, n: int, k: int, seed: int) -> Matrices:
+    """A of shape (m, k) and B of shape (k, n), float32, the same for the same arguments."""
+    a, b = DISTRIBUTIONS[distribution](np.random.default_rng([seed, m, n, k]), m, n, k)
+    return a.astype(np.float32), b.astype(np.float32)
+
+
+def quotients(torch: Any, c: Any, a: Any, b: Any) -> tuple[float, float]:
+    """Median and maximum of the error over ``|A| @ |B|``, of PyTorch's matrices; both 0 where that is 0."""
+    wide_a, wide_b = a.double(), b.double()
+    size = wide_a.abs() @ wide_b.abs()
+    error = (c.double() - wide_a @ wide_b).abs() / torch.where(size == 0, torch.ones_like(size), size)
+    return float(error.median()), float(error.max())
+
+
+def measured(ks: Sequence[int], extent: int, seed: int, modes: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """A row for every distribution, K and precision; cuBLAS's FP32 is called cublas."""
+    import torch
+
+    from numba_gemm.api import tiled_sgemm
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    for distribution in DISTRIBUTIONS:
+        for k in ks:
+            a, b = (torch.from_numpy(x).cuda() for x in operands(distribution, extent, extent, k, seed))
+            for name in ("cublas", *modes):
+                c = torch.matmul(a, b) if name == "cublas" else tiled_sgemm(a, b, precision=name)
+                median, worst = quotients(torch, c, a, b)
+                where = {"distribution": distribution, "m": extent, "n": extent, "k": k, "precision": name}
+                yield where | {"median": median, "max": worst}
+
+
+def draw(frame: pd.DataFrame, title: str) -> bytes:
+    """A PNG of the median (lines) and maximum (dashes) of the errors against K, one panel per distribution."""
+    from numba_gemm.lab.bench.plots import png, pyplot
+
+    plt = pyplot()
+    names = list(dict.fromkeys(frame["distribution"]))
+    precisions = list(dict.fromkeys(frame["precision"]))
+    columns = 4
+    figure, axes = plt.subplots(-(-len(names) // columns), columns, figsize=(18, 9), sharex=True, squeeze=False)
+    colours = plt.get_cmap("tab10").colors
+    for axis, name in zip(axes.flat, names, strict=False):
+        for i, precision in enumerate(precisions):
+            rows = frame[(frame["distribution"] == name) & (frame["precision"] == precision)].sort_values("k")
+            look = {"color": "black" if precision == "cublas" else colours[i], "linewidth": 1.4}
+            axis.plot(rows["k"], rows["median"].clip(lower=1e-12), label=precision, **look)
+            axis.plot(rows["k"], rows["max"].clip(lower=1e-12), linestyle="--", **look)
+        axis.set_title(name.replace("_", " "))
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        axis.grid(True, alpha=0.2)
+        axis.set_xlabel("K")
+        axis.tick_params(labelbottom=True)
+    for axis in list(axes.flat)[len(names) :]:
+        axis.axis("off")
+    axes[0][0].set_ylabel("error / (|A| @ |B|): median, and dashed the largest")
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower right", bbox_to_anchor=(0.97, 0.12))
+    figure.suptitle(title)
+    figure.tight_layout()
+    drawn = png(figure, dpi=110)
+    plt.close(figure)
+    return drawn
+
+
+@command
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, write, draw."""
+    from numba_gemm.gemm.split_products import IEEE, runnable
+    from numba_gemm.runtime.launch import current_device, device_properties
+
+    made = argparse.ArgumentParser(prog="python -m numba_gemm.lab.bench.accuracy", description=__doc__)
+    made.add_argument("--out", type=Path, default=Path("results") / "local", help="folder of the results")
+    made.add_argument("--extent", type=int, default=EXTENT, help=f"M and N (default: {EXTENT})")
+    made.add_argument("--seed", type=int, default=1)
+    options = made.parse_args(arguments)
+    require_gpu()
+    gpu = device_properties(current_device())
+    modes = [name for name in runnable(gpu.cc) if name != IEEE]
+    if not modes:
+        print("this needs a GPU of compute capability 9.0", file=sys.stderr)
+        return USAGE
+    make_folder(options.out)
+    frame = pd.DataFrame(measured(KS, options.extent, options.seed, (IEEE, *modes)))
+    write_files(options.out, {CSV: csv_text(frame, 4)})
+    write_files(options.out, {PNG: draw(frame, f"{gpu.name}: M = N = {options.extent}")})
+    print(frame.pivot_table(index=["distribution", "k"], columns="precision", values="median").to_string())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

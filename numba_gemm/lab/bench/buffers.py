@@ -1,0 +1,280 @@
+"""The operands of a measurement: allocated once, seen by every contender without a copy.
+
+CuPy allocates where it is importable, else PyTorch, else Numba; NumPy in the simulator. What the other libraries
+see are views of the same memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from numba_gemm.arrays.libraries import cupy_stream
+from numba_gemm.lab.bench.cases import Shape
+from numba_gemm.runtime.launch import Matrix, current_device
+
+FLOAT32_BYTES = 4
+
+
+class HostLibrary:
+    """NumPy: the simulator's arrays, and what the reference is computed with where no GPU library is there."""
+
+    name = "numpy"
+
+    def from_host(self, host: np.ndarray) -> Any:
+        """A copy of a host array."""
+        return host.copy()
+
+    def to_host(self, array: Any) -> np.ndarray:
+        """A host copy of an array, or the array itself where it lies on the host."""
+        return np.asarray(array)
+
+    def copy_from_host(self, host: np.ndarray, array: Any) -> None:
+        """Overwrite an array with a host array."""
+        array[...] = self.from_host(host)
+
+    def empty(self, rows: int, cols: int) -> Any:
+        """An uninitialised float32 matrix."""
+        return np.empty((rows, cols), np.float32)
+
+    def fill_nan(self, array: Any) -> None:
+        """Overwrite every element with NaN."""
+        array.fill(np.nan)
+
+    def address(self, array: Any) -> int:
+        """The address of the first element."""
+        return int(array.ctypes.data)
+
+    # Arithmetic of the reference. `computable` gives an array that has Python's operators.
+    def computable(self, array: Any) -> Any:
+        return array
+
+    def float64(self, array: Any) -> Any:
+        return array.astype(np.float64)
+
+    def float32(self, array: Any) -> Any:
+        return array.astype(np.float32)
+
+    def median(self, array: Any) -> float:
+        """The median of what `computable` and arithmetic gave."""
+        return float(np.median(array))
+
+    @contextmanager
+    def stream(self) -> Iterator[int]:
+        """A stream that is current in every library at hand; its handle."""
+        yield 0
+
+    def release(self) -> None:
+        """Give freed memory back to the device."""
+
+
+class DeviceLibrary(HostLibrary):
+    """What the GPU libraries share."""
+
+    def address(self, array: Any) -> int:
+        return int(array.__cuda_array_interface__["data"][0])
+
+    @contextmanager
+    def stream(self) -> Iterator[int]:
+        from numba import cuda
+
+        stream = cuda.stream()
+        handle = int(stream)
+        with ExitStack() as current:
+            if (cupy := optional("cupy")) is not None:
+                current.enter_context(cupy_stream(cupy, handle))
+            if (torch := optional("torch")) is not None:
+                current.enter_context(torch.cuda.stream(torch.cuda.ExternalStream(handle)))
+            yield handle
+            stream.synchronize()
+
+
+class CupyLibrary(DeviceLibrary):
+    """CuPy arrays."""
+
+    name = "cupy"
+
+    def __init__(self, cupy: Any) -> None:
+        self.cupy = cupy
+
+    def from_host(self, host: np.ndarray) -> Any:
+        return self.cupy.asarray(host)
+
+    def to_host(self, array: Any) -> np.ndarray:
+        return self.cupy.asnumpy(array)
+
+    def empty(self, rows: int, cols: int) -> Any:
+        return self.cupy.empty((rows, cols), self.cupy.float32)
+
+    def median(self, array: Any) -> float:
+        return float(self.cupy.median(array))
+
+    def release(self) -> None:
+        self.cupy.get_default_memory_pool().free_all_blocks()
+
+
+class TorchLibrary(DeviceLibrary):
+    """PyTorch CUDA tensors."""
+
+    name = "torch"
+
+    def __init__(self, torch: Any, device: str = "cuda") -> None:
+        self.torch = torch
+        self.device = device
+
+    def from_host(self, host: np.ndarray) -> Any:
+        return self.torch.from_numpy(host).to(self.device, copy=True)
+
+    def to_host(self, array: Any) -> np.ndarray:
+        return array.cpu().numpy()
+
+    def empty(self, rows: int, cols: int) -> Any:
+        return self.torch.empty((rows, cols), dtype=self.torch.float32, device=self.device)
+
+    def fill_nan(self, array: Any) -> None:
+        array.fill_(math.nan)
+
+    def float64(self, array: Any) -> Any:
+        return array.double()
+
+    def float32(self, array: Any) -> Any:
+        return array.float()
+
+    def median(self, array: Any) -> float:
+        return float(array.median())
+
+    def release(self) -> None:
+        self.torch.cuda.empty_cache()
+
+
+class NumbaLibrary(DeviceLibrary):
+    """Numba device arrays; their reference is computed on the host."""
+
+    name = "numba"
+
+    def __init__(self, cuda: Any) -> None:
+        self.cuda = cuda
+
+    def from_host(self, host: np.ndarray) -> Any:
+        return self.cuda.to_device(host)
+
+    def to_host(self, array: Any) -> np.ndarray:
+        # What `computable` gave lies on the host already.
+        return array if isinstance(array, np.ndarray) else array.copy_to_host()
+
+    def empty(self, rows: int, cols: int) -> Any:
+        return self.cuda.device_array((rows, cols), np.float32)
+
+    def copy_from_host(self, host: np.ndarray, array: Any) -> None:
+        array.copy_to_device(host)
+
+    def fill_nan(self, array: Any) -> None:
+        array.copy_to_device(np.full(array.shape, np.nan, np.float32))
+
+    def computable(self, array: Any) -> Any:
+        return array.copy_to_host()
+
+
+@functools.cache
+def optional(module: str) -> Any:
+    """A module, or None where it cannot be imported or finds no GPU."""
+    if module == "cupy":
+        os.environ["CUPY_TF32"] = "0"  # read when CuPy multiplies: the baseline is FP32
+    try:
+        found = importlib.import_module(module)
+        usable = found.cuda.is_available()
+    except Exception:  # a broken installation of an optional library must not stop the rest
+        return None
+    return found if usable else None
+
+
+def choose_library(simulated: bool) -> HostLibrary:
+    """The library that allocates: NumPy in the simulator, else the first of CuPy, PyTorch and Numba."""
+    if simulated:
+        return HostLibrary()
+    if (cupy := optional("cupy")) is not None:
+        return CupyLibrary(cupy)
+    if (torch := optional("torch")) is not None:
+        return TorchLibrary(torch)
+    from numba import cuda
+
+    return NumbaLibrary(cuda)
+
+
+@dataclass(frozen=True)
+class DeviceBuffers:
+    """One set of row-major operands of a product, and the views that contenders take of it."""
+
+    library: HostLibrary
+    shape: Shape
+    a: Any
+    b: Any
+    c: Any
+
+    @classmethod
+    def random(cls, library: HostLibrary, shape: Shape, seed: int, index: int = 0) -> DeviceBuffers:
+        """Uniform values in [-1, 1), the same for the same seed, shape and index; C holds NaN."""
+        rng = np.random.default_rng([seed, *shape, index])
+        m, n, k = shape
+        c = library.empty(m, n)
+        library.fill_nan(c)
+        a = library.from_host(uniform(rng, m, k))
+        b = library.from_host(uniform(rng, k, n))
+        return cls(library, shape, a, b, c)
+
+    @functools.cached_property
+    def matrices(self) -> tuple[Matrix, Matrix, Matrix]:
+        """A, B and C as the launcher takes them."""
+        return self._matrix(self.a), self._matrix(self.b), self._matrix(self.c)
+
+    def _matrix(self, array: Any) -> Matrix:
+        rows, cols = (int(extent) for extent in array.shape)
+        return Matrix(
+            pointer=self.library.address(array),
+            rows=rows,
+            cols=cols,
+            row_stride=FLOAT32_BYTES * cols,
+            col_stride=FLOAT32_BYTES,
+            device=current_device(),
+            owner=array,
+        )
+
+    def torch_views(self, torch: Any) -> tuple[Any, Any, Any]:
+        """A, B and C as PyTorch tensors on the same memory."""
+        if self.library.name == "torch":
+            return self.a, self.b, self.c
+        a, b, c = (torch.as_tensor(array, device="cuda") for array in (self.a, self.b, self.c))
+        return a, b, c
+
+    def cupy_views(self, cupy: Any) -> tuple[Any, Any, Any]:
+        """A, B and C as CuPy arrays on the same memory."""
+        if self.library.name == "cupy":
+            return self.a, self.b, self.c
+        a, b, c = (cupy.asarray(array) for array in (self.a, self.b, self.c))
+        return a, b, c
+
+    def host_copies(self) -> tuple[np.ndarray, np.ndarray]:
+        """A and B on the host."""
+        return self.library.to_host(self.a), self.library.to_host(self.b)
+
+
+def operand_bytes(shape: Shape) -> int:
+    """Bytes of the three operands of a product."""
+    m, n, k = shape
+    return FLOAT32_BYTES * (m * k + k * n + m * n)
+
+
+def uniform(rng: np.random.Generator, rows: int, cols: int) -> np.ndarray:
+    """A float32 matrix of uniform values in [-1, 1)."""
+    values = rng.random((rows, cols), dtype=np.float32)
+    values *= np.float32(2)
+    values -= np.float32(1)
+    return values

@@ -1,0 +1,383 @@
+"""What a GPU can do at most, measured: FP32 multiply-adds, and reads of device memory, L2 cache and shared memory.
+
+``python -m numba_gemm.lab.bench.ceilings --out DIR`` runs one kernel for each, checks what it computed, and writes
+`ceilings.json`: the fastest round of each, in FLOP/s and byte/s, with the environment. ``bench.py --model`` predicts
+times from it. The kernels do nothing else that takes time; what they read or multiply ends in a sum that is stored, so
+that the compiler leaves nothing out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numba import cuda, float32, uint32
+
+from numba_gemm.device.vector import load4, store4
+from numba_gemm.lab.bench import environment
+from numba_gemm.lab.bench.cli import commit_hash
+from numba_gemm.lab.bench.command import command, json_text, make_folder, write_files
+from numba_gemm.lab.bench.nvml import sampled_clocks
+from numba_gemm.lab.bench.results import GRAPHS
+from numba_gemm.lab.bench.tables import Table, number
+from numba_gemm.models.traffic import Ceilings, theoretical_ceilings
+from numba_gemm.runtime.compiler import Cubin, KernelArguments, compile_cubin
+from numba_gemm.runtime.driver import Frame, device_scope, load_kernel
+from numba_gemm.runtime.launch import DeviceProperties, current_device, device_properties, synchronize
+from numba_gemm.runtime.timing import Samples, time_interleaved
+from numba_gemm.simulator.switch import SIMULATOR, device_function
+
+__all__ = ["FILE", "KERNELS", "ceilings_of", "load", "main", "multiply_add", "read_global", "read_shared"]
+
+FILE = "ceilings.json"
+DEFAULT_OUT = Path("results") / "local"
+UNITS = {"fp32": "TFLOP/s", "dram": "TB/s", "l2": "TB/s", "shared": "TB/s"}
+RIGHT, WRONG, UNUSABLE = 0, 1, 2
+
+THREADS, BLOCKS_PER_SM = 256, 4
+ROWS_AT_ONCE = 4  # vectors of global memory that a thread has under way
+NEXT_BLOCK = 37  # blocks from one whose vectors a block reads to the one whose it reads in the next turn
+FIRST_ROWS, ROW_READS = 8, 16  # of a shared tile: rows that turns begin at, and rows that each reads from there
+TILE = (FIRST_ROWS + ROW_READS, 128)  # floats; a row is a vector of four for each lane
+CHAINS, LINKS = 16, 8  # accumulators of a thread, and multiply-adds of each in a turn
+
+# Turns of a launch: half a millisecond or so. Sums stay below 2**24, so that they are exact.
+TURNS = {"fp32": 1024, "dram": 1, "l2": 512, "shared": 512}
+DRAM_CACHES = 32  # L2 caches that the large buffer would fill: what is left in one from before hardly counts
+L2_SHARE = 4  # the small one fills a part of the cache: each half of a divided one may keep a copy of its own
+
+
+@device_function
+def add4(acc: Any, values: Any) -> None:
+    """Add a vector of four floats to four sums."""
+    acc[0] += values[0]
+    acc[1] += values[1]
+    acc[2] += values[2]
+    acc[3] += values[3]
+
+
+@cuda.jit
+def read_global(turns: Any, x: Any, out: Any) -> None:
+    """Read x, whose rows have a vector of four floats a thread; again in every turn, each block another's vectors.
+
+    What a block reads of the same buffer is then never in its multiprocessor's L1 cache.
+    """
+    threads = uint32(cuda.gridDim.x * cuda.blockDim.x)
+    tid = uint32(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
+    rows, last = uint32(x.shape[0]), uint32(turns)
+    step = uint32(cuda.blockDim.x * (NEXT_BLOCK if cuda.gridDim.x > NEXT_BLOCK else 1))
+    place = tid
+    acc = cuda.local.array(4, float32)
+    for q in range(4):
+        acc[q] = float32(0)
+    turn = uint32(0)
+    while turn < last:
+        row = uint32(0)
+        while row < rows:
+            col = uint32(place * 4)
+            first, second = load4(x, row, col), load4(x, row + uint32(1), col)
+            third, fourth = load4(x, row + uint32(2), col), load4(x, row + uint32(3), col)
+            add4(acc, first)
+            add4(acc, second)
+            add4(acc, third)
+            add4(acc, fourth)
+            row = uint32(row + ROWS_AT_ONCE)
+        place = uint32(place + step)
+        if place >= threads:
+            place = uint32(place - threads)
+        turn = uint32(turn + 1)
+    out[0, tid] = (acc[0] + acc[1]) + (acc[2] + acc[3])
+
+
+@cuda.jit
+def read_shared(turns: Any, one: Any, out: Any) -> None:
+    """Read rows of a shared tile, a vector of four floats a thread, from another row on in every turn."""
+    tile = cuda.shared.array(TILE, float32, alignment=16)
+    thread = uint32(cuda.threadIdx.x)
+    tid = uint32(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
+    col, last = uint32(thread % 32 * 4), uint32(turns)
+    if thread < uint32(32):
+        for row in range(TILE[0]):
+            store4(tile, row, col, (one, one, one, one))
+    acc = cuda.local.array(4, float32)
+    for q in range(4):
+        acc[q] = float32(0)
+    cuda.syncthreads()  # the tile is written before any thread reads it
+    turn = uint32(0)
+    while turn < last:
+        first = uint32(turn % FIRST_ROWS)
+        for i in range(0, ROW_READS, 4):
+            row = uint32(first + uint32(i))
+            one_row, next_row = load4(tile, row, col), load4(tile, row + uint32(1), col)
+            third_row, last_row = load4(tile, row + uint32(2), col), load4(tile, row + uint32(3), col)
+            add4(acc, one_row)
+            add4(acc, next_row)
+            add4(acc, third_row)
+            add4(acc, last_row)
+        turn = uint32(turn + 1)
+    out[0, tid] = (acc[0] + acc[1]) + (acc[2] + acc[3])
+
+
+@cuda.jit
+def multiply_add(turns: Any, x: Any, y: Any, out: Any) -> None:
+    """Multiply and add in registers, in chains that do not wait for each other; x and y are equal."""
+    tid = uint32(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
+    last = uint32(turns)
+    # Each thread's own, for all that the compiler knows: operands come from registers, as those of a product do.
+    x_own, y_own = x + float32(tid) * (y - x), y + float32(tid) * (x - y)
+    acc = cuda.local.array(CHAINS, float32)
+    for i in range(CHAINS):
+        acc[i] = float32(i)
+    turn = uint32(0)
+    while turn < last:
+        for _ in range(LINKS):
+            for i in range(CHAINS):
+                acc[i] = acc[i] * x_own + y_own
+        turn = uint32(turn + 1)
+    total = float32(0)
+    for i in range(CHAINS):
+        total += acc[i]
+    out[0, tid] = total
+
+
+KERNELS = {"fp32": multiply_add, "dram": read_global, "l2": read_global, "shared": read_shared}
+"""By what they measure; read_global twice, over a large buffer and over a small one."""
+
+
+def compiled(name: str, cc: tuple[int, int]) -> Cubin:
+    """One of the kernels for a compute capability; needs no GPU."""
+    from numba.cuda import types
+
+    from numba_gemm.device.matrix import MatrixType
+
+    scalar, matrix = types.float32, MatrixType(True)
+    signatures = {
+        multiply_add: (scalar, scalar, scalar, matrix),
+        read_global: (scalar, matrix, matrix),
+        read_shared: (scalar, scalar, matrix),
+    }
+    kernel = KERNELS[name]
+    return compile_cubin(kernel, signatures[kernel], cc, name=f"ceiling_{name}")
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a launch of one kernel does.
+
+    Attributes
+    ----------
+    name : str
+        What it measures.
+    threads, turns, rows : int
+        Of all blocks; of a launch; of the buffer in global memory, 0 without one.
+    """
+
+    name: str
+    threads: int
+    turns: int
+    rows: int = 0
+
+    @property
+    def work(self) -> int:
+        """FLOP, or bytes read."""
+        if self.name == "fp32":
+            return 2 * CHAINS * LINKS * self.turns * self.threads
+        return 16 * (ROW_READS if self.name == "shared" else self.rows) * self.turns * self.threads
+
+    @property
+    def expected(self) -> float:
+        """What every thread stores, if all that it reads or multiplies by is 1."""
+        if self.name == "fp32":
+            return CHAINS * LINKS * self.turns + CHAINS * (CHAINS - 1) // 2
+        return 4 * (ROW_READS if self.name == "shared" else self.rows) * self.turns
+
+
+def probes(sm_count: int, l2_bytes: int) -> list[Probe]:
+    """What to launch on a GPU of so many multiprocessors with an L2 cache of so many bytes."""
+    threads = sm_count * BLOCKS_PER_SM * THREADS
+    unit = 16 * threads * ROWS_AT_ONCE  # bytes of as many rows as a thread has under way
+    rows = {
+        "dram": ROWS_AT_ONCE * math.ceil(DRAM_CACHES * l2_bytes / unit),
+        "l2": ROWS_AT_ONCE * max(1, l2_bytes // L2_SHARE // unit),
+    }
+    return [Probe(name, threads, TURNS[name], rows.get(name, 0)) for name in KERNELS]
+
+
+class _Loaded:
+    """A kernel with what it reads and writes; a call enqueues it."""
+
+    def __init__(self, probe: Probe, library: Any, device: int, x: Any) -> None:
+        self.out = library.empty(1, probe.threads)
+        library.fill_nan(self.out)
+        self._memory = x
+        out = _packed(library, self.out, 1)
+        values: dict[str, list[float | tuple[int, ...]]] = {
+            "fp32": [probe.turns, 1.0, 1.0, out],
+            "shared": [probe.turns, 1.0, out],
+        }
+        arguments = KernelArguments(values.get(probe.name) or [probe.turns, _packed(library, x, probe.rows), out])
+        kernel = load_kernel(compiled(probe.name, device_properties(device).cc), device)
+        grid = (probe.threads // THREADS, 1, 1)
+        self._frame = Frame(device, kernel, grid, (THREADS, 1, 1), 0, arguments)
+
+    def __call__(self, stream: int) -> None:
+        self._frame.launch(stream)
+
+
+def _packed(library: Any, array: Any, rows: int) -> tuple[int, ...]:
+    """The first rows of an array, as kernels take a matrix."""
+    cols = int(array.shape[1])
+    return (library.address(array), rows, cols, 4 * cols, 4)
+
+
+def measured(rounds: int, commit: str | None = None) -> tuple[dict[str, tuple[Probe, Samples]], dict[str, Any]]:
+    """Check and time every kernel on the current GPU; returns what was measured, and the environment.
+
+    Raises
+    ------
+    RuntimeError
+        if a kernel did not read or multiply what it should have.
+    """
+    from numba_gemm.lab.bench.buffers import choose_library
+
+    device, library = current_device(), choose_library(simulated=False)
+    properties = device_properties(device)
+    found = {probe.name: probe for probe in probes(properties.sm_count, properties.l2_bytes)}
+    described = environment.describe(
+        simulated=False,
+        seed=0,
+        cache="hot, but for dram",
+        command=f"python -m numba_gemm.lab.bench.ceilings --rounds {rounds}",
+        timing=GRAPHS,
+        stated_commit=commit,
+    )
+    with ExitStack() as scopes:
+        scopes.enter_context(device_scope(device))
+        stream = scopes.enter_context(library.stream())
+        x = library.from_host(np.ones((found["dram"].rows, 4 * found["dram"].threads), np.float32))
+        calls = {name: _Loaded(probe, library, device, x) for name, probe in found.items()}
+        for name, call in calls.items():
+            synchronize(0)
+            call(stream)
+            synchronize(stream)
+            stored = library.to_host(call.out)
+            if not (stored == found[name].expected).all():
+                raise RuntimeError(
+                    f"kernel {name} stored {stored.min()} to {stored.max()}; expected {found[name].expected}: its time "
+                    "means nothing; report this with the GPU's name and the versions of numba-cuda and the driver"
+                )
+        with sampled_clocks(environment.current_nvml()) as clocks:
+            samples = time_interleaved(calls, stream=stream, rounds=rounds)
+        environment.conclude(described, [clocks.median_mhz], [clocks.throttle])
+    return {name: (found[name], samples[name]) for name in found}, described
+
+
+def ceilings_of(properties: DeviceProperties) -> Ceilings:
+    """The theoretical ceilings of a device.
+
+    Raises
+    ------
+    ValueError
+        for a compute capability whose FP32 lanes are not known, or a memory whose bandwidth is not.
+    """
+    return theoretical_ceilings(
+        environment.peak_flops(properties), properties.memory_bandwidth, properties.sm_count, properties.clock_hz
+    )
+
+
+def record(found: dict[str, tuple[Probe, Samples]], described: dict[str, Any], theory: Ceilings) -> dict[str, Any]:
+    """What `ceilings.json` holds: the environment, and rates in FLOP/s and byte/s."""
+    best = {name: probe.work / samples.min * 1e6 for name, (probe, samples) in found.items()}
+    median = {name: probe.work / samples.median * 1e6 for name, (probe, samples) in found.items()}
+    return described | {"ceilings": best, "medians": median, "theoretical": asdict(theory)}
+
+
+def load(path: Path) -> tuple[Ceilings, str]:
+    """Read a `ceilings.json`: the ceilings, and the name of the GPU.
+
+    Raises
+    ------
+    FileNotFoundError
+        if there is no such file.
+    ValueError
+        if it is none of these.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"no ceilings at {path}; write them with: python -m numba_gemm.lab.bench.ceilings --out DIR"
+        )
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        values = {name: float(content["ceilings"][name]) for name in UNITS}
+        return Ceilings(**values), str(content["gpu"]["name"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path} holds no ceilings ({type(error).__name__}: {error}); expected what "
+            "python -m numba_gemm.lab.bench.ceilings writes; write it anew"
+        ) from error
+
+
+def table(content: dict[str, Any]) -> Table:
+    """Measured and theoretical ceilings."""
+    rows = []
+    for name, unit in UNITS.items():
+        best, median, theory = (content[kind][name] for kind in ("ceilings", "medians", "theoretical"))
+        share = number(100 * best / theory, 1, " %")
+        rows.append([name, unit, *(number(value / 1e12, 2) for value in (best, median, theory)), share])
+    headers = ["ceiling", "unit", "fastest", "median", "theoretical", "reached"]
+    return Table("Ceilings", headers, rows, left=["ceiling", "unit"])
+
+
+def parser() -> argparse.ArgumentParser:
+    """Options."""
+    made = argparse.ArgumentParser(
+        prog="python -m numba_gemm.lab.bench.ceilings",
+        description="Measure what this GPU can do at most: FP32 multiply-adds, and reads of device memory, of the L2 "
+        "cache and of shared memory.",
+        epilog="Exit status: 0, or 1 when a kernel computed something else, or 2 when there is no GPU.",
+    )
+    made.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="DIR", help=f"default: {DEFAULT_OUT}")
+    made.add_argument("--rounds", type=int, default=15, metavar="N", help="default: 15")
+    made.add_argument(
+        "--commit", type=commit_hash, metavar="HASH", help="the commit to record where git cannot tell it"
+    )
+    return made
+
+
+@command
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, write, print; returns the exit status."""
+    options = parser().parse_args(arguments)
+    if options.rounds < 1:
+        parser().error(f"argument --rounds: {options.rounds} is not at least 1")
+    if SIMULATOR:
+        print("error: the simulator has no ceilings: unset NUMBA_ENABLE_CUDASIM, on a GPU", file=sys.stderr)
+        return UNUSABLE
+    try:
+        theory = ceilings_of(device_properties(current_device()))
+    except (RuntimeError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return UNUSABLE
+    make_folder(options.out)
+    try:
+        content = record(*measured(options.rounds, options.commit), theory)
+    except (RuntimeError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return WRONG
+    write_files(options.out, {FILE: json_text(content)})
+    print(table(content).markdown())
+    print(environment.caption(content))
+    print(f"ceilings in {options.out / FILE}")
+    return RIGHT
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,280 @@
+"""Who is measured: the rungs of the ladder, the public function, cuBLAS, and the triple loop on the CPU.
+
+Every contender is bound to the same buffers and enqueues one product ``C = A @ B`` on the same stream.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from numba_gemm.api import tiled_sgemm
+from numba_gemm.gemm import autotune_cache
+from numba_gemm.gemm.heuristics import Choice, problem
+from numba_gemm.gemm.split_products import IEEE, tiles_for
+from numba_gemm.kernels import ladder
+from numba_gemm.kernels.ladder.cpu import cpu_sgemm
+from numba_gemm.kernels.ladder.stage import Form, Stage, TileConfig
+from numba_gemm.kernels.tensor_core import MODES
+from numba_gemm.lab.bench.buffers import DeviceBuffers, optional
+from numba_gemm.lab.bench.cases import Shape
+from numba_gemm.lab.bench.results import AUTO, CPU, CUBLAS, GIVEN_BF16, NOT_RUNGS
+from numba_gemm.runtime.launch import (
+    PLAIN,
+    Matrix,
+    aligned_operands,
+    device_properties,
+    exchanged,
+    form_of,
+    launch,
+    prepare,
+)
+
+CPU_TERMS = 256 * 256 * 1024  # multiply-adds; a tenth of a second
+
+Call = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A contender's call on one set of buffers; the argument of ``call`` is a stream handle."""
+
+    call: Call
+    config: str = ""
+    compile_s: float = math.nan
+    deliver: Callable[[], None] = lambda: None
+    """Copies a result that lies elsewhere into the buffers' C; not part of the product."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Something that multiplies matrices."""
+
+    stage: str
+    bind: Callable[[DeviceBuffers], Bound]
+    via: str = ""
+    config: str = ""
+    precision: str = IEEE
+    on_host: bool = False
+    min_cc: tuple[int, int] = (0, 0)
+    max_terms: float = math.inf
+    max_columns: float = math.inf
+    capturable: bool = True
+    """Whether a stream can capture it into a graph, as far as is known."""
+
+    @property
+    def label(self) -> str:
+        """A name that no other contender has."""
+        precision = "" if self.precision == IEEE else self.precision
+        return "/".join(part for part in (self.stage, precision, self.config, self.via) if part)
+
+    def takes(self, shape: Shape) -> bool:
+        """Whether a shape is worth this contender's time."""
+        return shape.m * shape.n * shape.k <= self.max_terms and shape.n <= self.max_columns
+
+
+def rung(stage: Stage, config: TileConfig) -> Contender:
+    """A stage of the ladder in one configuration."""
+
+    def bind(buffers: DeviceBuffers) -> Bound:
+        a, b, c = buffers.matrices
+        compiled = prepare(stage, config, form_for(stage, config, a, b, c), c.device)
+
+        def call(stream: int) -> None:
+            launch(stage, config, 1.0, a, b, 0.0, c, stream=stream)
+
+        return Bound(call, config.name, compiled.compile_s)
+
+    # Lanes along k are for a C that is no wider than a tile; of another they read A once for every tile's columns.
+    columns = config.BN if config.lanes_k > 1 else math.inf
+    return Contender(stage.name, bind, config=config.name, min_cc=stage.min_cc, max_columns=columns)
+
+
+def public_function() -> Contender:
+    """``tiled_sgemm`` with its own choice of stage, on arrays of whichever library allocated them."""
+
+    def bind(buffers: DeviceBuffers) -> Bound:
+        a, b, c = buffers.a, buffers.b, buffers.c
+        matrices, chosen = buffers.matrices, choice(buffers)
+        if chosen.swapped:
+            matrices = exchanged(*matrices, PLAIN)[:3]
+        compiled = prepare(
+            chosen.stage, chosen.config, form_for(chosen.stage, chosen.config, *matrices), matrices[2].device
+        )
+        name = f"{chosen.stage.name} {chosen.config.name}"
+        # CuPy and PyTorch have a current stream, which the harness sets; Numba has none.
+        if buffers.library.name == "numba":
+            return Bound(lambda stream: _discard(tiled_sgemm(a, b, c, stream=stream)), name, compiled.compile_s)
+        return Bound(lambda _stream: _discard(tiled_sgemm(a, b, c)), name, compiled.compile_s)
+
+    return Contender(AUTO, bind)
+
+
+def precise(precision: str) -> Contender:
+    """``tiled_sgemm`` in a precision of the tensor cores; what lays the operands out anew does in every call."""
+
+    def bind(buffers: DeviceBuffers) -> Bound:
+        a, b, c = buffers.a, buffers.b, buffers.c
+        x, y, _ = buffers.matrices
+        name = tiles_for(MODES[precision], x, y, device_properties(x.device).sm_count).name
+        if buffers.library.name == "numba":
+            return Bound(lambda stream: _discard(tiled_sgemm(a, b, c, precision=precision, stream=stream)), name)
+        return Bound(lambda _stream: _discard(tiled_sgemm(a, b, c, precision=precision)), name)
+
+    return Contender(AUTO, bind, precision=precision)
+
+
+def form_for(stage: Stage, config: TileConfig, a: Matrix, b: Matrix, c: Matrix) -> bool | Form:
+    """What a stage is compiled for, to run on these operands."""
+    return aligned_operands(a, b, c) if stage.schedule is None else form_of(config, a, b, c, PLAIN)
+
+
+def choice(buffers: DeviceBuffers) -> Choice:
+    """What ``stage="auto"`` means for these operands."""
+    a, b, c = buffers.matrices
+    return autotune_cache.choose(c.device, problem(a, b, c, PLAIN, device_properties(c.device)))
+
+
+def triple_loop() -> Contender:
+    """``cpu_sgemm`` on copies of the operands, for small products only."""
+
+    def bind(buffers: DeviceBuffers) -> Bound:
+        a, b = buffers.host_copies()
+        out = np.full((buffers.shape.m, buffers.shape.n), np.nan, np.float32)
+
+        def deliver() -> None:
+            buffers.library.copy_from_host(out, buffers.c)
+
+        return Bound(lambda _stream: _discard(cpu_sgemm(a, b, out)), "", cpu_compile_seconds(), deliver)
+
+    return Contender(CPU, bind, on_host=True, max_terms=CPU_TERMS)
+
+
+@functools.cache
+def cpu_compile_seconds() -> float:
+    """What the first call of ``cpu_sgemm`` costs more than the second."""
+    one = np.ones((1, 1), np.float32)
+    start = time.perf_counter()
+    cpu_sgemm(one, one, one.copy())
+    return time.perf_counter() - start
+
+
+def cublas() -> tuple[Contender, ...]:
+    """FP32 cuBLAS (TF32 off), through PyTorch and through CuPy where they are there."""
+    found = []
+    if (torch := optional("torch")) is not None:
+        torch.set_float32_matmul_precision("highest")
+        found.append(Contender(CUBLAS, functools.partial(_bind_torch, torch), via="torch"))
+    if (cupy := optional("cupy")) is not None:
+        # CuPy refuses to call cuBLAS on a stream that is being captured.
+        found.append(Contender(CUBLAS, functools.partial(_bind_cupy, cupy), via="cupy", capturable=False))
+    return tuple(found)
+
+
+def narrow_cublas() -> tuple[Contender, ...]:
+    """TF32 and BF16 of cuBLAS, through PyTorch; BF16 of copies that are rounded to it, and of operands that are it.
+
+    The last one has another result and reads half the bytes: no fair comparison, but the fastest there is.
+    """
+    torch = optional("torch")
+    if torch is None:
+        return ()
+
+    def tf32(buffers: DeviceBuffers) -> Bound:
+        a, b, c = buffers.torch_views(torch)
+
+        def call(_stream: int) -> None:
+            torch.backends.cuda.matmul.allow_tf32 = True
+            try:
+                torch.matmul(a, b, out=c)
+            finally:
+                torch.backends.cuda.matmul.allow_tf32 = False
+
+        return Bound(call)
+
+    def bf16(buffers: DeviceBuffers) -> Bound:
+        a, b, c = buffers.torch_views(torch)
+        half_a, half_b, half_c = (torch.empty_like(x, dtype=torch.bfloat16) for x in (a, b, c))
+
+        def call(_stream: int) -> None:
+            half_a.copy_(a)
+            half_b.copy_(b)
+            torch.matmul(half_a, half_b, out=half_c)
+            c.copy_(half_c)
+
+        return Bound(call)
+
+    def given_bf16(buffers: DeviceBuffers) -> Bound:
+        a, b, c = buffers.torch_views(torch)
+        half_a, half_b, half_c = a.bfloat16(), b.bfloat16(), torch.empty_like(c, dtype=torch.bfloat16)
+
+        def call(_stream: int) -> None:
+            torch.matmul(half_a, half_b, out=half_c)
+
+        return Bound(call, deliver=lambda: _discard(c.copy_(half_c)))
+
+    return (
+        Contender(CUBLAS, tf32, via="torch", precision="tf32"),
+        Contender(CUBLAS, bf16, via="torch", precision="bf16"),
+        Contender(GIVEN_BF16, given_bf16, via="torch", precision="bf16"),
+    )
+
+
+def _bind_torch(torch: Any, buffers: DeviceBuffers) -> Bound:
+    a, b, c = buffers.torch_views(torch)
+    return Bound(lambda _stream: _discard(torch.matmul(a, b, out=c)))
+
+
+def _bind_cupy(cupy: Any, buffers: DeviceBuffers) -> Bound:
+    a, b, c = buffers.cupy_views(cupy)
+    return Bound(lambda _stream: _discard(cupy.matmul(a, b, out=c)))
+
+
+def _discard(_result: object) -> None:
+    """What a product returns is its output, which the buffers hold already."""
+
+
+def rotating(bound: Sequence[Bound]) -> Call:
+    """A call that goes to the next set of buffers each time."""
+    if len(bound) == 1:
+        return bound[0].call
+    calls = itertools.cycle([one.call for one in bound])
+    return lambda stream: next(calls)(stream)
+
+
+def known_stages() -> tuple[str, ...]:
+    """Every name that ``--stages`` takes: the ladder in climbing order, then the baselines."""
+    return (*ladder.STAGES, *NOT_RUNGS)
+
+
+def select_contenders(
+    names: Iterable[str], *, simulated: bool, all_configs: bool = False, precisions: Sequence[str] = ()
+) -> tuple[Contender, ...]:
+    """The contenders of some stages, in climbing order, and the public function in some precisions.
+
+    In the simulator a rung runs its test configuration, the only one small enough, and there is no cuBLAS. cuBLAS's own
+    narrow precisions come with the precisions.
+    """
+    wanted = set(names)
+    chosen: list[Contender] = []
+    for stage in ladder.STAGES.values():
+        if stage.name in wanted:
+            configs = (stage.test_config,) if simulated else stage.configs if all_configs else stage.configs[:1]
+            chosen += [rung(stage, config) for config in configs]
+    if AUTO in wanted:
+        chosen.append(public_function())
+    if CUBLAS in wanted and not simulated:
+        chosen += cublas()
+    if CPU in wanted:
+        chosen.append(triple_loop())
+    chosen += [precise(name) for name in precisions]
+    if precisions and CUBLAS in wanted and not simulated:
+        chosen += [contender for contender in narrow_cublas() if contender.precision in precisions]
+    return tuple(chosen)

@@ -1,0 +1,425 @@
+"""``python -m numba_gemm.lab.bench.counters`` reads a GPU's hardware counters for every stage, with Nsight Compute.
+
+It writes three files into ``--out``:
+
+shared_wavefronts.csv
+    how many cycles of shared memory (wavefronts) each kind of access took, and how many its width needs;
+counters.csv
+    a line a stage: time, pipes, instructions, occupancy, traffic;
+counters.json
+    where and how they were measured.
+
+A child process, this module again, launches each stage once, `thin` with as few columns as its tile has; ``ncu`` runs
+it twice, once a page of its report. Exits with 1 when `conflict_free` wastes more wavefronts than it may, and with 2
+when nothing can be measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import math
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from numba_gemm.lab.bench import environment
+from numba_gemm.lab.bench.cases import Shape, parse_shape
+from numba_gemm.lab.bench.command import command, csv_text, json_text, make_folder, write_files
+from numba_gemm.simulator.probe import driver_error, simulator_requested
+
+if TYPE_CHECKING:
+    from numba_gemm.kernels.ladder.stage import Stage
+
+COUNTERS, WAVEFRONTS, HOW = "counters.csv", "shared_wavefronts.csv", "counters.json"
+TOTAL = "total"  # stands in the column `op` of a stage's sum
+
+SHARED_OPS = ("LDS", "STS", "LDGSTS", "LDSM", "STSM", "ATOMS")  # instructions that access shared memory
+
+RIGHT, WRONG, UNUSABLE = 0, 1, 2
+DEFAULT_SHAPE = Shape(4096, 4096, 4096)
+DEFAULT_OUT = Path("results") / "local"
+SEED = 1  # counters do not depend on the operands' values
+TIMEOUT_S = 1800
+
+NARROW_STAGE = "thin"
+BOUNDED_STAGE, MOST_EXCESS_PERCENT = "conflict_free", 1.0
+
+# Columns of counters.csv, and the metrics that they hold. `ncu` gives times and bytes in units of its own choice.
+METRICS = {
+    "time_us": "gpu__time_duration.sum",
+    "registers": "launch__registers_per_thread",
+    "fma_pipe_percent": "sm__pipe_fma_cycles_active.avg.pct_of_peak_sustained_active",
+    "issue_slots_percent": "smsp__issue_active.avg.pct_of_peak_sustained_active",
+    "instructions": "smsp__inst_executed.sum",
+    "warps_active_percent": "sm__warps_active.avg.pct_of_peak_sustained_active",
+    "dram_read_bytes": "dram__bytes_read.sum",
+    "dram_write_bytes": "dram__bytes_write.sum",
+    "l2_bytes": "lts__t_bytes.sum",
+    "l1_hit_percent": "l1tex__t_sector_hit_rate.pct",
+    "global_load_requests": "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
+    "global_load_sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
+    "shared_load_wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
+    "shared_store_wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
+    "shared_pipe_percent": "l1tex__data_pipe_lsu_wavefronts_mem_shared.avg.pct_of_peak_sustained_elapsed",
+}
+# What one of ncu's units is in the columns' own: microseconds and bytes.
+UNITS = {"ns": 1e-3, "nsecond": 1e-3, "us": 1.0, "usecond": 1.0, "ms": 1e3, "msecond": 1e3, "s": 1e6, "second": 1e6}
+UNITS |= {"byte": 1.0, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}
+
+# ncu's options for each page. The clocks are left as a user finds them, like in every other measurement here.
+COMMON = ("--clock-control", "none", "--csv")
+SOURCE_PAGE = (*COMMON, "--section", "SourceCounters", "--page", "source", "--print-source", "sass")
+RAW_PAGE = (*COMMON, "--page", "raw", "--metrics", ",".join(METRICS.values()))
+
+KEY = ("stage", "config", "m", "n", "k")
+
+# What the launcher adds to a kernel's name: alignment or, for stages that have a schedule, modes of loading.
+FORMS = re.compile(r"(_any|_(along[14]|across[14]|any)_(along[14]|across[14]|any)_(aligned|any))?")
+
+
+class CountersError(Exception):
+    """The counters cannot be read; the text says what is in the way."""
+
+
+def kernel_name(stage: Stage) -> str:
+    """What the launcher calls the kernel of a stage's default configuration, but for what it is built for."""
+    return re.sub(r"[^A-Za-z0-9_$]", "_", f"{stage.name}_{stage.configs[0].name}")
+
+
+def is_kernel_of(stage: Stage, kernel: str) -> bool:
+    """Whether a kernel of this name, with or without its parameters, is of a stage's default configuration."""
+    own, name = kernel_name(stage), kernel.partition("(")[0]
+    return name.startswith(own) and FORMS.fullmatch(name, len(own)) is not None
+
+
+def shape_of(stage: Stage, shape: Shape) -> Shape:
+    """What a stage multiplies: a shape, or its part that has as many columns as the tile of a stage for few of them."""
+    return shape._replace(n=min(shape.n, stage.configs[0].BN)) if stage.name == NARROW_STAGE else shape
+
+
+def kernel_filter(stages: Iterable[Stage]) -> str:
+    """The value of ncu's ``-k`` that lets through these stages' kernels and none of an array library's."""
+    return f"regex:^({'|'.join(stage.name for stage in stages)})_[0-9]"
+
+
+def matched(found: Sequence[tuple[str, Any]], stages: Sequence[Stage]) -> list[tuple[Stage, Any]]:
+    """What was found for each stage, by the names of kernels.
+
+    Raises
+    ------
+    CountersError
+        if a stage has none, or several, as when a shape takes more than one launch.
+    """
+    pairs = []
+    for stage in stages:
+        name = kernel_name(stage)
+        of_stage = [value for kernel, value in found if is_kernel_of(stage, kernel)]
+        if len(of_stage) != 1:
+            kernels = ", ".join(kernel for kernel, _ in found) or "nothing"
+            raise CountersError(
+                f"expected one launch of {name}, but ncu reports {len(of_stage)}; it profiled {kernels}. "
+                "A shape that takes several launches a product cannot be profiled"
+            )
+        pairs.append((stage, of_stage[0]))
+    return pairs
+
+
+def own_lines(text: str) -> list[str]:
+    """The lines of ncu's output that are CSV, without its messages."""
+    return [line for line in text.splitlines() if line.startswith('"')]
+
+
+def table(lines: Iterable[str]) -> pd.DataFrame:
+    """Lines of CSV as a DataFrame of texts."""
+    return pd.read_csv(io.StringIO("\n".join(lines)), dtype=str, keep_default_na=False, index_col=False)
+
+
+def numbers(texts: pd.Series) -> pd.Series:
+    """Numbers with separators of thousands; NaN where ncu has none."""
+    return pd.to_numeric(texts.str.replace(",", ""), errors="coerce")
+
+
+def key(stage: Stage, shape: Shape) -> dict[str, Any]:
+    """The columns that say what a row is about."""
+    return dict(zip(KEY, (stage.name, stage.configs[0].name, *shape_of(stage, shape))))
+
+
+def read_source_page(text: str) -> list[tuple[str, pd.DataFrame]]:
+    """The kernels of ncu's source page, each with a table of its instructions."""
+    kernels: list[tuple[str, list[str]]] = []
+    for line in own_lines(text):
+        if line.startswith('"Kernel Name"'):
+            kernels.append((next(csv.reader([line]))[1], []))
+        elif kernels:
+            kernels[-1][1].append(line)
+    return [(name, table(lines)) for name, lines in kernels if lines]
+
+
+def opcode(source: str) -> tuple[str, int]:
+    """An instruction's operation and the bits a thread accesses: ``("LDS", 128)`` for ``@P0 LDS.U.128 R4, [R2]``."""
+    words = source.split()
+    name, *modifiers = next((word for word in words if not word.startswith("@")), "").split(".")
+    widths = [re.fullmatch(r"[SU]?(8|16|32|64|128)", modifier) for modifier in modifiers]
+    return name, next((int(width[1]) for width in widths if width), 32)
+
+
+def shared_wavefronts(text: str, stages: Sequence[Stage], shape: Shape) -> pd.DataFrame:
+    """Wavefronts of shared memory from ncu's source page: a row a stage, operation and width, and a stage's total.
+
+    ``ideal`` is what the accesses' widths need, ``excessive`` what they took beyond that, and ``excess_percent`` is
+    the latter in percent of the former; NaN for a stage that does not use shared memory.
+    """
+    rows: list[Mapping[Any, Any]] = []
+    for stage, lines in matched(read_source_page(text), stages):
+        taken, ideal = "L1 Wavefronts Shared", "L1 Wavefronts Shared Ideal"
+        if taken not in lines.columns and not any(opcode(one)[0] in SHARED_OPS for one in lines.get("Source", ())):
+            lines = lines.assign(**{taken: "0", ideal: "0"})  # ncu leaves out the columns that a kernel has nothing for
+        if missing := [column for column in ("Source", taken, ideal) if column not in lines.columns]:
+            raise CountersError(f"ncu's source page has no column {', '.join(missing)}")
+        found = pd.DataFrame(map(opcode, lines["Source"]), columns=["op", "bits"])
+        found["wavefronts"] = numbers(lines[taken]).fillna(0).astype("int64")
+        found["ideal"] = numbers(lines[ideal]).fillna(0).astype("int64")
+        found = found[(found["wavefronts"] > 0) | (found["ideal"] > 0)]
+        kinds = found.groupby(["op", "bits"], as_index=False).sum()
+        rows += [key(stage, shape) | kind for kind in kinds.to_dict("records")]
+        sums = {column: int(kinds[column].sum()) for column in ("wavefronts", "ideal")}
+        rows.append(key(stage, shape) | {"op": TOTAL, "bits": None} | sums)
+    frame = pd.DataFrame(rows).astype({"bits": "Int64"})
+    frame["excessive"] = frame["wavefronts"] - frame["ideal"]
+    frame["excess_percent"] = 100 * frame["excessive"] / frame["ideal"]  # 0 / 0 is NaN
+    return frame
+
+
+def counters(text: str, stages: Sequence[Stage], shape: Shape) -> pd.DataFrame:
+    """The counters of ncu's raw page: a row a stage, with `METRICS`' columns; NaN what the GPU does not count."""
+    if not (lines := own_lines(text)):
+        raise CountersError("ncu's raw page is empty")
+    page = table(lines)
+    if "Kernel Name" not in page.columns:
+        raise CountersError("ncu's raw page has no column Kernel Name")
+    units, page = page.iloc[0], page.iloc[1:]  # the line below the header
+    found = pd.DataFrame(index=page.index)
+    for column, metric in METRICS.items():
+        found[column] = math.nan
+        if metric in page.columns:
+            found[column] = numbers(page[metric])
+            if column.endswith(("_us", "_bytes")):
+                if units[metric] not in UNITS:
+                    raise CountersError(f"ncu gives {metric} in {units[metric]!r}, a unit that is not known here")
+                found[column] *= UNITS[units[metric]]
+    values = list(zip(page["Kernel Name"], found.to_dict("records")))
+    frame = pd.DataFrame([key(stage, shape) | row for stage, row in matched(values, stages)])
+    for column in METRICS:
+        if not column.endswith(("_us", "_percent")):
+            frame[column] = frame[column].round().astype("Int64")
+    per_request = frame["global_load_sectors"] / frame["global_load_requests"]
+    frame.insert(list(frame.columns).index("global_load_sectors") + 1, "sectors_per_request", per_request)
+    return frame
+
+
+def verdict(wavefronts: pd.DataFrame) -> tuple[bool, str] | None:
+    """Whether the stage that promises no bank conflicts keeps to it, and a line that says so; None without it."""
+    totals = wavefronts[(wavefronts["op"] == TOTAL) & (wavefronts["stage"] == BOUNDED_STAGE)]
+    if totals.empty:
+        return None
+    excess = float(totals["excess_percent"].iloc[0])
+    kept = excess <= MOST_EXCESS_PERCENT  # NaN is not
+    word = "OK" if kept else "TOO MANY"
+    bound = f"at most {MOST_EXCESS_PERCENT:g} % allowed"
+    return kept, f"{BOUNDED_STAGE}: {excess:.2f} % excess shared wavefronts, {bound}: {word}"
+
+
+def profile(ncu: str, options: Sequence[str], child: Sequence[str]) -> str:
+    """What ncu prints about a child process.
+
+    Raises
+    ------
+    CountersError
+        with ncu's own message when it fails, as it does where counters are reserved for administrators.
+    """
+    try:
+        done = subprocess.run(
+            [ncu, *options, *child], capture_output=True, text=True, timeout=TIMEOUT_S, check=False, errors="replace"
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CountersError(f"ncu did not run to its end: {error}") from error
+    complaints = [line for line in done.stdout.splitlines() if line.startswith("==ERROR==")]
+    if done.returncode != 0 or complaints:
+        said = "\n".join((*complaints, *done.stderr.splitlines()[-10:])) or done.stdout[-2000:]
+        raise CountersError(f"ncu failed with exit status {done.returncode}:\n{said}")
+    return done.stdout
+
+
+def launch_each(stages: Iterable[Stage], shape: Shape) -> None:
+    """Launch every stage once; runs under ncu."""
+    from numba_gemm.lab.bench.buffers import DeviceBuffers, choose_library
+    from numba_gemm.runtime.launch import launch, synchronize
+
+    library = choose_library(simulated=False)
+    made: dict[Shape, DeviceBuffers] = {}
+    for stage in stages:
+        own = shape_of(stage, shape)
+        if own not in made:
+            made[own] = DeviceBuffers.random(library, own, SEED)
+        a, b, c = made[own].matrices
+        launch(stage, stage.configs[0], 1.0, a, b, 0.0, c)
+        synchronize()
+
+
+def chosen_stages(text: str | None) -> list[Stage]:
+    """The rungs that ``--stages`` names; all when it is not given."""
+    from numba_gemm.kernels.ladder import STAGES
+
+    if text is None:
+        return list(STAGES.values())
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if unknown := [name for name in names if name not in STAGES]:
+        raise CountersError(f"unknown stage {', '.join(unknown)}; known are {', '.join(STAGES)}")
+    if not names:
+        raise CountersError("--stages names no stage")
+    return [STAGES[name] for name in names]
+
+
+def supported(stages: Sequence[Stage]) -> list[Stage]:
+    """The stages that the current GPU can run; says which it cannot."""
+    from numba_gemm.runtime.launch import current_device, device_properties
+
+    cc = device_properties(current_device()).cc
+    for stage in stages:
+        if cc < stage.min_cc:
+            print(f"{stage.name} needs compute capability {stage.min_cc[0]}.{stage.min_cc[1]}: left out")
+    kept = [stage for stage in stages if cc >= stage.min_cc]
+    if not kept:
+        raise CountersError("this GPU can run none of the stages")
+    return kept
+
+
+def ncu_path() -> str:
+    """Where ncu is, given that there is a GPU for it.
+
+    Raises
+    ------
+    CountersError
+        if either is missing, or the simulator was asked for.
+    """
+    if simulator_requested():
+        raise CountersError("the simulator has no hardware counters: unset NUMBA_ENABLE_CUDASIM, on a GPU")
+    if (reason := driver_error()) is not None:
+        raise CountersError(f"this needs a GPU, and {reason}")
+    from numba_gemm.inspect.sass import find_tool
+
+    if (path := find_tool("ncu")) is None:
+        raise CountersError(
+            "ncu was not found: install Nsight Compute, which comes with the CUDA toolkit, and put it on PATH"
+        )
+    return path
+
+
+def measure(stages: Sequence[Stage], shape: Shape, out: Path, ncu: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Profile the stages and write the three files; returns the wavefronts and the counters.
+
+    Raises
+    ------
+    CountersError
+        if ncu fails, or prints what is not understood; its output is kept in ``out`` then.
+    """
+    module = ["-m", "numba_gemm.lab.bench.counters", "--child"]
+    module += ["--stages", ",".join(stage.name for stage in stages), "--shape", ",".join(map(str, shape))]
+    make_folder(out)
+    frames, commands = [], []
+    for name, page, read in ((WAVEFRONTS, SOURCE_PAGE, shared_wavefronts), (COUNTERS, RAW_PAGE, counters)):
+        options = [*page, "-k", kernel_filter(stages)]
+        text = profile(ncu, options, [sys.executable, *module])
+        try:
+            frame = read(text, stages, shape)
+        except (CountersError, ValueError) as error:  # pandas' own errors are ValueErrors
+            kept = out / f"{Path(name).stem}.ncu.txt"
+            write_files(out, {kept.name: text})
+            raise CountersError(f"{error}\nncu's output is in {kept}") from error
+        frames.append(frame)
+        commands.append(shlex.join(["ncu", *options, "python", *module]))
+    how = environment.describe(simulated=False, seed=SEED, cache="cold", command=command_line(stages, shape))
+    how["ncu"] = {"version": ncu_version(ncu), "commands": commands}
+    write_files(out, {WAVEFRONTS: csv_text(frames[0]), COUNTERS: csv_text(frames[1]), HOW: json_text(how)})
+    return frames[0], frames[1]
+
+
+def command_line(stages: Iterable[Stage], shape: Shape) -> str:
+    """The command to record: what was measured, and no folder of this machine."""
+    names = ",".join(stage.name for stage in stages)
+    return f"python -m numba_gemm.lab.bench.counters --stages {names} --shape {','.join(map(str, shape))}"
+
+
+def ncu_version(ncu: str) -> str | None:
+    """The version that ncu prints of itself."""
+    try:
+        done = subprocess.run([ncu, "--version"], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    version = re.search(r"Version\s+(\S+)", done.stdout)
+    return version[1] if version else None
+
+
+def summary(wavefronts: pd.DataFrame, counted: pd.DataFrame) -> str:
+    """A line a stage for the terminal."""
+    totals = wavefronts[wavefronts["op"] == TOTAL].set_index("stage")["excess_percent"]
+    columns = ["stage", "time_us", "registers", "fma_pipe_percent", "issue_slots_percent", "shared_pipe_percent"]
+    shown = counted[[*columns, "sectors_per_request"]].assign(excess_percent=counted["stage"].map(totals))
+    return shown.to_string(index=False, float_format=lambda value: f"{value:.1f}", na_rep="-")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Options; nothing here imports numba."""
+    made = argparse.ArgumentParser(
+        prog="python -m numba_gemm.lab.bench.counters",
+        description="Read hardware counters of every stage's default configuration with Nsight Compute.",
+        epilog=f"Exit status: 0, or 1 when {BOUNDED_STAGE} has bank conflicts, or 2 when nothing can be measured.",
+    )
+    made.add_argument("--stages", metavar="A,B,...", help="stages to profile (default: all)")
+    made.add_argument("--shape", type=shape_option, default=DEFAULT_SHAPE, metavar="M,N,K", help="4096,4096,4096")
+    made.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="DIR", help=f"default: {DEFAULT_OUT}")
+    made.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    return made
+
+
+def shape_option(text: str) -> Shape:
+    """``--shape``'s value, with argparse's kind of error."""
+    try:
+        return parse_shape(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+@command
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    options = parser().parse_args(arguments)
+    try:
+        if options.child:
+            launch_each(chosen_stages(options.stages), options.shape)
+            return RIGHT
+        ncu = ncu_path()
+        stages = supported(chosen_stages(options.stages))
+        wavefronts, counted = measure(stages, options.shape, options.out, ncu)
+    except CountersError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return UNUSABLE
+    print(summary(wavefronts, counted))
+    print(f"results in {options.out}")
+    if (judged := verdict(wavefronts)) is None:
+        return RIGHT
+    kept, line = judged
+    print(line)
+    return RIGHT if kept else WRONG
+
+
+if __name__ == "__main__":
+    sys.exit(main())

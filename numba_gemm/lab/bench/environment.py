@@ -1,0 +1,207 @@
+"""Where a run took place: GPU, driver, clocks, versions, commit. Written beside the results."""
+
+from __future__ import annotations
+
+import ast
+import datetime
+import hashlib
+import importlib.metadata
+import math
+import platform
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from numba_gemm.lab.bench.nvml import Nvml, open_nvml
+from numba_gemm.lab.bench.results import GRAPHS, LAUNCHES
+
+if TYPE_CHECKING:
+    from numba_gemm.runtime.launch import DeviceProperties
+
+PACKAGE = Path(__file__).resolve().parents[2]
+TIMINGS = {GRAPHS: "timed by replays of CUDA graphs", LAUNCHES: "timed by plain launches, which count"}
+DISTRIBUTIONS = (
+    "numba-cuda",
+    "numba",
+    "numpy",
+    "pandas",
+    "cuda-bindings",
+    "cuda-core",
+    "cupy-cuda12x",
+    "cupy-cuda13x",
+    "cupy",
+    "torch",
+    "nvidia-cublas",
+    "nvidia-cublas-cu12",
+    "nvidia-nvvm",
+    "nvidia-nvjitlink",
+)
+
+
+def describe(
+    *,
+    simulated: bool,
+    seed: int,
+    cache: str,
+    command: str,
+    timing: str | None = None,
+    stated_commit: str | None = None,
+) -> dict[str, Any]:
+    """What is known before the run starts.
+
+    ``timing`` is one of `TIMINGS`, or None where that is no question; ``stated_commit`` stands in where git does not
+    answer.
+    """
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": command,
+        "seed": seed,
+        "cache": cache,
+        "timing": timing,
+        "simulator": simulated,
+        "commit": commit() or stated_commit,
+        "source_sha256": source_digest(),
+        "gpu": None if simulated else describe_gpu(),
+        "versions": versions(),
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def describe_gpu() -> dict[str, Any]:
+    """The current GPU: its limits, and the peaks that results are measured against."""
+    from numba_gemm.runtime.launch import current_device, device_properties
+
+    properties = device_properties(current_device())
+    nvml, peak = current_nvml(), peak_flops(properties)
+    return {
+        "name": properties.name,
+        "compute_capability": ".".join(str(part) for part in properties.cc),
+        "multiprocessors": properties.sm_count,
+        "max_clock_mhz": properties.clock_hz / 1e6,
+        "fp32_peak_gflops": None if math.isnan(peak) else peak / 1e9,
+        "bandwidth_gb_s": properties.memory_bandwidth / 1e9,
+        "l2_bytes": properties.l2_bytes,
+        "driver": nvml.driver if nvml else None,
+        "cuda_driver_api": driver_api(),
+        "nvml_max_sm_clock_mhz": nvml.max_sm_clock_mhz if nvml else None,
+    }
+
+
+def peak_flops(properties: DeviceProperties) -> float:
+    """FP32 peak in FLOP/s at the highest clock; NaN for a compute capability newer than the table of lanes."""
+    from numba_gemm.models.roofline import fp32_peak
+
+    try:
+        return fp32_peak(properties.sm_count, properties.clock_hz, properties.cc)
+    except ValueError:
+        return math.nan
+
+
+def device_name(environment: Mapping[str, Any]) -> str:
+    """The GPU's name, or that it was the simulator."""
+    gpu = environment.get("gpu")
+    return gpu["name"] if gpu else "CUDA simulator" if environment.get("simulator") else "an unknown device"
+
+
+def current_nvml() -> Nvml | None:
+    """NVML for the current GPU, or None."""
+    from numba import cuda
+
+    return open_nvml(cuda.get_current_device().uuid)
+
+
+def driver_api() -> str | None:
+    """The CUDA version that the driver supports, as "13.0"."""
+    from cuda.bindings import driver
+
+    error, version = driver.cuDriverGetVersion()
+    return f"{version // 1000}.{version % 1000 // 10}" if int(error) == 0 else None
+
+
+def conclude(environment: dict[str, Any], clocks_mhz: Iterable[float], throttle: Iterable[str]) -> None:
+    """Add what was seen of the clocks during the run."""
+    seen = [clock for clock in clocks_mhz if clock == clock]
+    environment["clocks"] = {
+        "sm_mhz_lowest": min(seen, default=None),
+        "sm_mhz_highest": max(seen, default=None),
+        "throttle_reasons": sorted({reason for text in throttle for reason in text.split("; ") if reason}),
+    }
+
+
+def caption(environment: Mapping[str, Any]) -> str:
+    """GPU, driver, versions, commit, date and command, in one sentence."""
+    gpu = environment.get("gpu")
+    found = environment.get("versions", {})
+    named = ("numba-cuda", "numba", "cupy-cuda13x", "cupy-cuda12x", "cupy", "torch", "nvidia-cublas")
+    parts = []
+    if gpu:
+        peak = f", FP32 peak {gpu['fp32_peak_gflops'] / 1000:.1f} TFLOP/s" if gpu.get("fp32_peak_gflops") else ""
+        parts.append(f"{gpu['name']} ({gpu['multiprocessors']} SMs at up to {gpu['max_clock_mhz']:.0f} MHz{peak})")
+        clocks = environment.get("clocks", {})
+        if clocks.get("sm_mhz_lowest"):
+            parts.append(f"SM clock during the run {clocks['sm_mhz_lowest']:.0f} to {clocks['sm_mhz_highest']:.0f} MHz")
+        if clocks.get("throttle_reasons"):
+            parts.append(f"throttled by: {', '.join(clocks['throttle_reasons'])}")
+        driver = gpu.get("driver") or "unknown"
+        parts.append(f"driver {driver} (CUDA {gpu.get('cuda_driver_api')})")
+    else:
+        parts.append("CUDA simulator")
+    if environment.get("timing"):
+        parts.append(TIMINGS[environment["timing"]])
+    parts.append(f"Python {environment.get('python', 'unknown')}")
+    parts += [f"{name} {found[name]}" for name in named if name in found]
+    if environment.get("commit"):
+        parts.append(f"commit {environment['commit']}")
+    parts.append(str(environment.get("date", "undated"))[:10])
+    return f"{', '.join(parts)}; `{environment.get('command', 'python bench.py')}`"
+
+
+def versions() -> dict[str, str]:
+    """Versions of the installed packages that results depend on."""
+    found = {}
+    for name in DISTRIBUTIONS:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str | None:
+    """The checkout's commit, with ``-dirty`` when the package differs from it; None outside a checkout."""
+    try:
+        described = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=12", "--dirty", "--exclude=*"],
+            cwd=PACKAGE,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return described.stdout.strip() or None if described.returncode == 0 else None
+
+
+def source_digest() -> str:
+    """A digest of the package's Python code, which names it even where there is no checkout.
+
+    It is taken of the syntax trees, so comments and layout do not count, nor docstrings, into which measurements are
+    written after the run. Releases of Python differ in their trees: compare digests of the same one.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        tree = _WithoutDocstrings().visit(ast.parse(path.read_bytes()))
+        digest.update(path.relative_to(PACKAGE).as_posix().encode())
+        digest.update(ast.dump(tree).encode())
+    return digest.hexdigest()
+
+
+class _WithoutDocstrings(ast.NodeTransformer):
+    """Drops the strings that stand alone as statements."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        alone = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return None if alone else node

@@ -1,0 +1,106 @@
+"""Predicted beside measured times: what ``bench.py --model`` prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.kernels.ladder.stage import Stage, TileConfig
+from numba_gemm.lab.bench import ceilings as measuring
+from numba_gemm.lab.bench.buffers import operand_bytes
+from numba_gemm.lab.bench.cases import Shape
+from numba_gemm.lab.bench.results import fastest, of_float32, records
+from numba_gemm.lab.bench.tables import Table, number, significant
+from numba_gemm.models.traffic import Ceilings, predict
+from numba_gemm.runtime.launch import DeviceProperties
+
+__all__ = ["DEFAULT", "choose_ceilings", "keeps", "model_table", "rung_of"]
+
+DEFAULT = Path("results") / "h200" / "latest" / measuring.FILE
+HEADERS = ("stage", "M x N x K", "FP32", "DRAM", "L2", "shared", "bound by", "predicted", "measured", "ratio")
+
+
+def choose_ceilings(path: Path | None, properties: DeviceProperties) -> tuple[Ceilings, str]:
+    """The ceilings to predict by, and in words where they are from.
+
+    Those of `path` if one is given; else those of `DEFAULT` if they were measured on a GPU of this name; else the
+    theoretical ones of this device.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        as `numba_gemm.lab.bench.ceilings.load` and `ceilings_of` do.
+    """
+    if path is not None:
+        found, name = measuring.load(path)
+        other = "" if name == properties.name else f", which is not this device, {properties.name}"
+        return found, f"ceilings measured on {name}{other}"
+    if DEFAULT.is_file():
+        found, name = measuring.load(DEFAULT)
+        if name == properties.name:
+            return found, f"ceilings measured on {name}"
+    of = "an H200" if properties.name == "simulator" else properties.name
+    return measuring.ceilings_of(properties), f"theoretical ceilings of {of}"
+
+
+def keeps(l2_bytes: int, shape: Shape, cold: bool) -> bool:
+    """Whether the operands of a product are still in an L2 cache from the product before."""
+    return not cold and operand_bytes(shape) <= l2_bytes
+
+
+def model_table(
+    frame: pd.DataFrame, ceilings: Ceilings, source: str, device: DeviceProperties, simulated: bool
+) -> Table:
+    """Predicted and measured microseconds, a line a rung and shape; the baselines have no prediction.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Results.
+    ceilings, source
+        From `choose_ceilings`.
+    device : DeviceProperties
+        What it was measured on.
+    simulated : bool
+        Whether the times are the simulator's.
+    """
+    lines = []
+    for row in records(fastest(of_float32(frame))):
+        rung = rung_of(row)
+        if rung is None:
+            continue
+        shape = Shape(int(row["m"]), int(row["n"]), int(row["k"]))
+        in_l2 = keeps(device.l2_bytes, shape, row["cache"] == "cold")
+        made = predict(*rung, *shape, ceilings, in_l2=in_l2, sm_count=device.sm_count)
+        busy = (made.fp32, made.dram, made.l2, made.shared)
+        lines.append(
+            [
+                row["stage"],
+                row["shape"],
+                *(microseconds(1e6 * seconds) for seconds in busy),
+                made.binding,
+                microseconds(1e6 * made.seconds),
+                microseconds(row["median_us"]),
+                significant(row["median_us"] * 1e-6 / made.seconds),
+            ]
+        )
+    meaning = "; the measured ones are the simulator's and mean nothing" if simulated else ""
+    title = f"Model: microseconds by {source}{meaning}"
+    return Table(title, HEADERS, lines, left=["stage", "M x N x K", "bound by"])
+
+
+def microseconds(value: float) -> str:
+    """Microseconds to the tenth, or to three digits where that says more."""
+    return number(value) if value >= 100 else significant(value)
+
+
+def rung_of(row: dict[str, Any]) -> tuple[Stage, TileConfig] | None:
+    """Stage and configuration of a result, None for what is no rung of the ladder."""
+    stage = STAGES.get(row["stage"])
+    if stage is None:
+        return None
+    named = {config.name: config for config in (*stage.configs, stage.test_config)}
+    return (stage, named[row["config"]]) if row["config"] in named else None

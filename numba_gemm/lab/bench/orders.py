@@ -1,0 +1,293 @@
+"""``python -m numba_gemm.lab.bench.orders``: what the order of a k-step's products is worth, and the read-only path.
+
+Each stage that is `Stage.ordered` is built in every order, and once more with the loads of A and B on the read-only
+path, where they go through registers. It writes into ``--out``:
+
+orders.csv
+    a row a variant: registers, what `numba_gemm.inspect.ffma` reads from its SASS, and its speed;
+orders.json
+    where and how it was measured.
+
+Every product is checked before it is timed, and all are timed together, with cuBLAS where it is there. Without a GPU,
+or with ``--static``, only the compiler's part is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from numba_gemm.lab.bench import environment
+from numba_gemm.lab.bench.cases import Shape
+from numba_gemm.lab.bench.command import command, csv_text, json_text, make_folder, write_files
+from numba_gemm.lab.bench.counters import shape_option
+from numba_gemm.lab.bench.results import CUBLAS, GRAPHS
+from numba_gemm.simulator.probe import driver_error, simulator_requested
+
+if TYPE_CHECKING:
+    from numba_gemm.kernels.ladder.stage import Stage, TileConfig
+    from numba_gemm.lab.bench.buffers import DeviceBuffers
+    from numba_gemm.runtime.compiler import Cubin
+    from numba_gemm.runtime.timing import Call
+
+TABLE, HOW = "orders.csv", "orders.json"
+RIGHT, WRONG, UNUSABLE = 0, 1, 2
+DEFAULT_SHAPE = Shape(4096, 4096, 4096)
+DEFAULT_OUT = Path("results") / "local"
+DEFAULT_CC = (9, 0)
+SEED, ROUNDS = 1, 15
+ORDINARY, READ_ONLY = "ordinary", "read-only"
+
+SHOWN = (
+    *("stage", "config", "order", "loads_by", "registers", "in_place", "reuse_flags", "collisions"),
+    *("clocks_4", "clocks_ports", "pipe_percent", "tflops", "of_default", "of_cublas"),
+)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A configuration of a stage in one order of its products, with one way of loading A and B."""
+
+    stage: Stage
+    own: TileConfig
+    config: TileConfig
+    loads_by: str
+    cubin: Cubin
+
+    @property
+    def label(self) -> str:
+        """A name that no other variant has."""
+        return f"{self.stage.name} {self.config.name} {self.loads_by}"
+
+
+def read_only(ptx: str) -> str:
+    """PTX with ``ld.global.nc`` for the loads of A and B, those up to the end of the last loop; the others read C.
+
+    C is written, which the read-only path forbids. The loads stay where NVVM put them, so that the path alone differs;
+    ptxas may then move them.
+    """
+    lines = ptx.split("\n")
+    labels = {line.partition(":")[0].strip(): number for number, line in enumerate(lines) if line.startswith("$L")}
+    branches = ((number, re.search(r"\bbra(?:\.uni)?\s+(\$L\w+)", line)) for number, line in enumerate(lines))
+    end = max((number for number, branch in branches if branch and labels[branch[1]] <= number), default=0)
+    changed = (line.replace("ld.global.", "ld.global.nc.") for line in lines[:end])
+    return "\n".join([*changed, *lines[end:]])
+
+
+def on_read_only_path(cubin: Cubin) -> Cubin:
+    """The same kernel, linked again from `read_only` PTX; 0 registers if the linker has it cached and says none."""
+    from cuda.core import Linker, LinkerOptions, ObjectCode
+
+    from numba_gemm.runtime.compiler import target
+
+    ptx = read_only(cubin.ptx)
+    options = LinkerOptions(arch=target(cubin.cc), ptxas_options=["-v"])
+    linker = Linker(ObjectCode.from_ptx(ptx.encode()), options=options)
+    code = bytes(linker.link("cubin").code)
+    log = linker.get_info_log().strip("\0\n") + linker.get_error_log().strip("\0\n")
+    registers = re.search(r"Used (\d+) registers", log)
+    return replace(cubin, ptx=ptx, code=code, log=log, registers=int(registers[1]) if registers else 0)
+
+
+def variants(stage: Stage, config: TileConfig, cc: tuple[int, int]) -> Iterator[Variant]:
+    """Compile every variant of a configuration, itself first."""
+    from numba_gemm.inspect import ffma, report
+
+    for ordered in ffma.orders(stage, config):
+        yield Variant(stage, config, ordered, ORDINARY, report.compiled(stage, ordered, cc).cubin)
+    own = report.compiled(stage, config, cc).cubin
+    if read_only(own.ptx) != own.ptx:  # else A and B go past the registers
+        yield Variant(stage, config, config, READ_ONLY, on_read_only_path(own))
+
+
+def static_row(variant: Variant) -> dict[str, Any]:
+    """What a variant's SASS says, where nvdisasm is there to print it."""
+    from numba_gemm.inspect import ffma, report, sass
+
+    made = report.Compiled(variant.stage, variant.config, aligned=True, cubin=variant.cubin)
+    about = {
+        "stage": variant.stage.name,
+        "config": variant.own.name,
+        "order": variant.config.order,
+        "loads_by": variant.loads_by,
+        "registers": made.registers,
+        "spills": made.spills,
+    }
+    try:
+        return about | asdict(ffma.ffma_stats(made.instructions, variant.config))
+    except sass.ToolMissing:
+        return about
+
+
+class Loaded:
+    """A variant on the current device, with its arguments packed; enqueues one product a call.
+
+    The launcher compiles stages only as they are, so a changed kernel has to be launched here.
+    """
+
+    def __init__(self, variant: Variant, buffers: DeviceBuffers) -> None:
+        from cuda.bindings import driver
+
+        from numba_gemm.runtime.compiler import KernelArguments
+        from numba_gemm.runtime.driver import load_kernel
+
+        a, b, c = buffers.matrices
+        stage, config, cubin = variant.stage, variant.config, variant.cubin
+        self.registers = cubin.registers
+        self.function = driver.CUfunction(load_kernel(cubin, c.device, config.dynamic_shared))
+        self.arguments = KernelArguments((1.0, a.packed, b.packed, 0.0, c.packed))
+        self.shape = (*stage.grid(config, c.rows, c.cols), 1, *stage.block(config), 1)
+        self.shared = config.dynamic_shared
+
+    def __call__(self, stream: int) -> None:
+        """Enqueue the product."""
+        from cuda.bindings import driver
+
+        from numba_gemm.runtime.driver import call
+
+        call(driver.cuLaunchKernel, self.function, *self.shape, self.shared, stream, self.arguments.address, 0)
+
+
+def measured(found: Sequence[Variant], shape: Shape, rounds: int) -> pd.DataFrame:
+    """Check and time variants and cuBLAS: a row each, with ``status``, ``error_in_bounds``, ``us`` and ``tflops``."""
+    from numba_gemm.lab.bench.buffers import DeviceBuffers, choose_library
+    from numba_gemm.lab.bench.contenders import cublas
+    from numba_gemm.lab.bench.verify import Reference
+    from numba_gemm.models.roofline import gemm_flops
+    from numba_gemm.runtime.driver import device_scope
+    from numba_gemm.runtime.launch import aligned_operands, current_device, synchronize
+    from numba_gemm.runtime.timing import time_interleaved
+
+    library = choose_library(simulated=False)
+    with ExitStack() as scopes:
+        scopes.enter_context(device_scope(current_device()))
+        stream = scopes.enter_context(library.stream())
+        buffers = DeviceBuffers.random(library, shape, SEED)
+        if not aligned_operands(*buffers.matrices):
+            raise ValueError(f"the kernels measured here take aligned operands: N and K multiples of 4, not {shape}")
+        reference = Reference(buffers)
+        rows: dict[str, dict[str, Any]] = {}
+        calls: dict[str, Call] = {}
+        for variant in found:
+            loaded = Loaded(variant, buffers)
+            rows[variant.label] = static_row(variant) | {"registers": loaded.registers}
+            calls[variant.label] = loaded
+        for contender in cublas():
+            name = f"{CUBLAS} {contender.via}"
+            rows[name] = {"stage": CUBLAS, "config": contender.via}
+            calls[name] = contender.bind(buffers).call
+        for name in list(calls):
+            library.fill_nan(buffers.c)
+            synchronize(stream)
+            calls[name](stream)
+            synchronize(stream)
+            verdict = reference.compare(buffers.c)
+            rows[name] |= {"status": "ok" if verdict.ok else "wrong", "error_in_bounds": verdict.in_bounds}
+            if not verdict.ok:
+                del calls[name]
+        for name, samples in time_interleaved(calls, stream=stream, rounds=rounds, seed=SEED).items():
+            tflops = gemm_flops(*shape) / samples.median * 1e-6
+            rows[name] |= {"us": samples.median, "p10_us": samples.p10, "p90_us": samples.p90, "tflops": tflops}
+    frame = pd.DataFrame(rows.values())
+    return frame if "tflops" in frame else frame.assign(tflops=math.nan)
+
+
+def compared(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows with their speed over that of the configuration as it is, and of the faster cuBLAS; NaN without one."""
+    own = frame.groupby(["stage", "config"])["tflops"].transform(lambda group: group.iloc[0])  # it comes first
+    fastest = frame.loc[frame["stage"] == CUBLAS, "tflops"].max()
+    return frame.assign(of_default=frame["tflops"] / own, of_cublas=frame["tflops"] / fastest)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Options; nothing here imports numba."""
+    made = argparse.ArgumentParser(
+        prog="python -m numba_gemm.lab.bench.orders",
+        description="Measure the orders of a k-step's products and the read-only path of global loads.",
+        epilog="Exit status: 0, or 1 when a product was wrong, or 2 when nothing can be done.",
+    )
+    made.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="DIR", help=f"default: {DEFAULT_OUT}")
+    made.add_argument("--shape", type=shape_option, default=DEFAULT_SHAPE, metavar="M,N,K", help="4096,4096,4096")
+    made.add_argument("--stages", metavar="A,B,...", help="of those that take an order (default: all)")
+    made.add_argument("--all-configs", action="store_true", help="every configuration, not only the default ones")
+    made.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help=f"default: {ROUNDS}")
+    made.add_argument("--static", action="store_true", help="only compile, for 9.0, as where there is no GPU")
+    return made
+
+
+def chosen(names: str | None) -> list[Stage]:
+    """The stages that ``--stages`` names, of those that take an order.
+
+    Raises
+    ------
+    ValueError
+        for a name that is none of them.
+    """
+    from numba_gemm.kernels.ladder import STAGES
+
+    known = {stage.name: stage for stage in STAGES.values() if stage.ordered}
+    wanted = list(known) if names is None else names.split(",")
+    if unknown := [name for name in wanted if name not in known]:
+        raise ValueError(f"{', '.join(unknown)}: no stage that takes an order; those are {', '.join(known)}")
+    return [known[name] for name in wanted]
+
+
+def measure(options: argparse.Namespace) -> pd.DataFrame:
+    """Compile, check and time what the options say; writes both files."""
+    from numba_gemm.runtime.launch import current_device, device_properties
+
+    make_folder(options.out)
+    static = options.static or driver_error() is not None
+    cc = DEFAULT_CC if static else device_properties(current_device()).cc
+    found = [
+        variant
+        for stage in chosen(options.stages)
+        if stage.min_cc <= cc
+        for config in (stage.configs if options.all_configs else stage.configs[:1])
+        for variant in variants(stage, config, cc)
+    ]
+    if static:
+        frame = pd.DataFrame([static_row(variant) for variant in found]).assign(tflops=math.nan)
+    else:
+        frame = measured(found, options.shape, options.rounds)
+    frame = compared(frame)
+    files = {TABLE: csv_text(frame)}
+    if not static:
+        stages = ",".join(dict.fromkeys(variant.stage.name for variant in found))
+        command = f"python -m numba_gemm.lab.bench.orders --stages {stages} --shape {','.join(map(str, options.shape))}"
+        command += " --all-configs" if options.all_configs else ""
+        how = environment.describe(simulated=False, seed=SEED, cache="hot", command=command, timing=GRAPHS)
+        files[HOW] = json_text(how)
+    write_files(options.out, files)
+    return frame
+
+
+@command
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    options = parser().parse_args(arguments)
+    if simulator_requested():
+        print("error: the simulator compiles nothing: unset NUMBA_ENABLE_CUDASIM", file=sys.stderr)
+        return UNUSABLE
+    try:
+        frame = measure(options)
+    except (RuntimeError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return UNUSABLE
+    shown = frame.reindex(columns=list(SHOWN))
+    print(shown.to_string(index=False, float_format=lambda value: f"{value:.4g}", na_rep="-"))
+    print(f"results in {options.out}")
+    return WRONG if "wrong" in frame.get("status", pd.Series(dtype=str)).to_numpy() else RIGHT
+
+
+if __name__ == "__main__":
+    sys.exit(main())

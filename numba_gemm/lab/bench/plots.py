@@ -1,0 +1,157 @@
+"""Three pictures of a run: speed against size, the roofline, the climb.
+
+``python -m numba_gemm.lab.bench.plots DIR`` draws them again from the results in a folder; nothing is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from numba_gemm.inspect.draw import BASELINES, SIMULATED, ladder_chart, roofline_chart
+from numba_gemm.inspect.draw import stage_styles as styles
+from numba_gemm.lab.bench.command import command, write_files
+from numba_gemm.lab.bench.results import CPU, NOT_RUNGS, fastest, load, names_in, of_float32, records
+
+SPEED_PNG, ROOFLINE_PNG, LADDER_PNG = "gflops_vs_size.png", "roofline.png", "ladder.png"
+DPI = 130
+
+
+def pyplot() -> Any:
+    """matplotlib.pyplot, drawing to files only.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        when matplotlib is not installed; it says how to install it.
+    """
+    try:
+        import matplotlib
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("--plot needs matplotlib: pip install 'numba-gemm[plot]'") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    return plt
+
+
+def families(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """The rows that share an axis: cubes, M = N at each K with two sizes or more; all shapes where there is neither."""
+    square = frame[frame["m"] == frame["n"]]
+    found = [("M = N = K", square[square["m"] == square["k"]])]
+    found += [(f"M = N, K = {k}", rows) for k, rows in square.groupby("k")]
+    found = [(title, rows) for title, rows in found if rows["m"].nunique() > 1]
+    return found or [("every shape, by the cube root of M*N*K", frame)]
+
+
+def speed_against_size(frame: pd.DataFrame, environment: Mapping[str, Any]) -> bytes:
+    """A picture of GFLOP/s of every stage against M, one panel per family of shapes."""
+    plt = pyplot()
+    best = fastest(frame)
+    panels = families(best)
+    stages = names_in(records(best), "stage")
+    looks = styles(stages)
+    figure, axes = plt.subplots(1, len(panels), figsize=(7.5 * len(panels), 6), squeeze=False, sharey=True)
+    for axis, (title, rows) in zip(axes[0], panels, strict=True):
+        by_cube = title.startswith("every")
+        size = (rows["m"] * rows["n"] * rows["k"]) ** (1 / 3) if by_cube else rows["m"]
+        for stage in stages:
+            chosen = rows["stage"] == stage
+            # A span from p10 to p90 at each point: most are thinner than the line.
+            ordered = rows[chosen].assign(size=size[chosen]).sort_values("size")
+            spread = ordered["gflops"] * ordered["median_us"]
+            axis.plot(ordered["size"], ordered["gflops"], label=stage, markersize=5, linewidth=1.4, **looks[stage])
+            axis.fill_between(
+                ordered["size"],
+                spread / ordered["p90_us"],
+                spread / ordered["p10_us"],
+                color=looks[stage]["color"],
+                alpha=0.2,
+                linewidth=0,
+            )
+        peak = gpu_number(environment, "fp32_peak_gflops")
+        if peak:
+            axis.axhline(peak, color="grey", linewidth=1)
+            axis.annotate("FP32 peak", (0.01, peak), xycoords=("axes fraction", "data"), va="bottom", color="grey")
+        # Linear upwards: the rungs worth telling apart are within a factor of two of each other.
+        axis.set_ylim(bottom=0)
+        axis.set_xscale("log", base=2)
+        axis.xaxis.set_major_formatter("{x:.0f}")
+        axis.set_title(title)
+        axis.set_xlabel("size" if by_cube else "M")
+        axis.grid(True, which="both", alpha=0.2)
+    axes[0][0].set_ylabel("GFLOP/s")
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize="small")
+    return finish(plt, figure, environment)
+
+
+def gpu_number(environment: Mapping[str, Any], name: str) -> float:
+    """A number of the GPU's description, or 0 where there is no GPU."""
+    return float((environment.get("gpu") or {}).get(name) or 0)
+
+
+def png(figure: Any, **options: Any) -> bytes:
+    """A figure as PNG; ``options`` are those of ``savefig``."""
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", **options)
+    return drawn.getvalue()
+
+
+def finish(plt: Any, figure: Any, environment: Mapping[str, Any]) -> bytes:
+    """Name the device, draw, close."""
+    gpu = environment.get("gpu") or {"name": SIMULATED}
+    figure.suptitle(gpu["name"])
+    figure.tight_layout()
+    drawn = png(figure, dpi=DPI, bbox_inches="tight")
+    plt.close(figure)
+    return drawn
+
+
+def draw(frame: pd.DataFrame, environment: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write the pictures; nothing when nothing was timed, the CPU apart, and no climb where no rung was."""
+    frame = of_float32(frame)
+    timed = fastest(frame[frame["stage"] != CPU])
+    if timed.empty:
+        return []
+    pictures = {
+        SPEED_PNG: speed_against_size(frame, environment),
+        ROOFLINE_PNG: png(roofline_chart(frame, environment), dpi=DPI),
+    }
+    if not set(timed["stage"]) <= {*NOT_RUNGS, *BASELINES}:
+        pictures[LADDER_PNG] = png(ladder_chart(frame, environment), dpi=DPI)
+    write_files(folder, pictures)
+    return [folder / name for name in pictures]
+
+
+@command
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Draw a folder's results again; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m numba_gemm.lab.bench.plots",
+        description="Draw the results in a folder again; nothing is measured.",
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR", help="with results.csv and environment.json")
+    options = parser.parse_args(arguments)
+    try:
+        if not options.folder.is_dir():
+            raise FileNotFoundError(f"{options.folder} is no folder: expected one with results.csv")
+        written = draw(*load(options.folder), options.folder)
+    except (FileNotFoundError, ModuleNotFoundError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    for path in written:
+        print(f"wrote {path}")
+    if not written:
+        print(f"nothing was timed in {options.folder}, so nothing is drawn", file=sys.stderr)
+    return 0 if written else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

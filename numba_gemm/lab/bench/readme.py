@@ -1,0 +1,653 @@
+"""``python -m numba_gemm.lab.bench.readme`` writes what is generated from the committed results; ``--check`` only compares.
+
+That is README's tables, and in each stage's docstring the paragraph that begins with ``Measured: ``.
+
+In README a generated block stands between ``<!-- results:begin NAME -->`` and ``<!-- results:end NAME -->``. NAME is
+one of
+
+headline
+    the public function against cuBLAS, over a few sizes;
+ladder
+    a line a rung at 4096 x 4096 x 4096;
+targets
+    what `numba_gemm.lab.bench.targets` measured, against what it should be;
+precisions, precision_targets
+    what ``bench.py --precisions`` and `numba_gemm.lab.bench.accuracy` measured, in the folder `precisions` of the results,
+    by shape, and against what it should be;
+tensor_ladder, special_values
+    what `numba_gemm.lab.bench.tensor_ladder` measured, there too.
+
+A stage's paragraph says how fast it is there and, where `numba_gemm.lab.bench.counters` has left its files beside the
+results, what the GPU counted; that of `thin`, which is for a C of few columns, what `numba_gemm.lab.bench.targets` measured
+there. It stands before the paragraph ``Limits: ``, which people write.
+
+Neither numba nor a GPU is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from numba_gemm.lab.bench.cases import Shape
+from numba_gemm.lab.bench.command import command, write_files
+from numba_gemm.lab.bench.counters import COUNTERS, KEY, TOTAL, WAVEFRONTS
+from numba_gemm.lab.bench.environment import caption, device_name
+from numba_gemm.lab.bench.results import AUTO, CUBLAS, FAILURES, GIVEN_BF16, NOT_RUNGS, OK, fastest, load, records
+from numba_gemm.lab.bench.tables import MISSING, Table, number, significant
+
+ROOT = Path(__file__).resolve().parents[3]
+README = ROOT / "README.md"
+LADDER_FOLDER = ROOT / "numba_gemm" / "kernels" / "ladder"
+TENSOR_FOLDER = ROOT / "numba_gemm" / "kernels" / "tensor_core"
+RESULTS_FOLDER = ROOT / "results" / "h200" / "latest"
+
+BLOCK = re.compile(
+    r"(?P<begin><!-- results:begin (?P<name>\w+) -->\n)(?P<body>.*?)(?P<end><!-- results:end (?P=name) -->)", re.DOTALL
+)
+
+# A stage's file, and the parts of its module docstring: paragraphs begin at the margin, and go on indented.
+IS_STAGE = re.compile(r"^STAGE = ", re.MULTILINE)
+DOCSTRING = re.compile(r'\A"""(?P<text>.*?)"""', re.DOTALL)
+MEASURED = re.compile(r"^Measured: .*\n(?:[ \t]+\S.*\n)*", re.MULTILINE)
+LIMITS = re.compile(r"^Limits: ", re.MULTILINE)
+DOCSTRING_WIDTH = 118
+
+HEADLINE_SHAPES = (
+    Shape(1024, 1024, 1024),
+    Shape(2048, 2048, 1024),
+    Shape(4096, 4096, 4096),
+    Shape(8192, 8192, 8192),
+    Shape(16384, 16384, 1024),
+)
+LADDER_SHAPE = Shape(4096, 4096, 4096)
+PRECISION_SHAPES = (
+    Shape(1024, 1024, 1024),
+    Shape(2048, 2048, 1024),
+    Shape(4096, 4096, 1024),
+    Shape(4096, 4096, 4096),
+    Shape(8192, 8192, 8192),
+)
+ASIDE = "thin"  # the stage that is not for the ladder's shape
+
+# What `numba_gemm.lab.bench.targets` calls its files and what is in them; it needs Numba, this does not.
+TARGETS, TARGETS_SUMMARY, TARGETS_HOW = "targets.csv", "targets_summary.csv", "targets.json"
+# Of `bench.py --precisions`, `numba_gemm.lab.bench.accuracy` and `numba_gemm.lab.bench.tensor_ladder`.
+PRECISIONS_FOLDER, ACCURACY_CSV = "precisions", "accuracy.csv"
+TENSOR_LADDER_CSV, SPECIAL_CSV, SPLIT = "tensor_ladder.csv", "special_values.csv", "split"
+DIRECT, DIRECT_PRECISION = "direct", "tf32"  # the stage of operands that are not split
+STREAMED, STREAMED_HOW, ON_DEVICE = "streamed.csv", "streamed.json", "on the device"  # of numba_gemm.lab.bench.streamed
+VECTOR_GROUP, COPY = "vector", "device copy"
+STATISTICS = {"geomean": "geometric mean", "min": "least", "max": "most"}
+
+
+class ReadmeError(Exception):
+    """What is generated cannot be; the text says what is missing."""
+
+
+Rows = dict[str, dict[str, Any]]
+
+
+def at(frame: pd.DataFrame, shape: Shape) -> Rows:
+    """The FP32 rows of a shape with a warm cache, by stage, in climbing order; empty if no rung is among them."""
+    wanted = {"precision": "ieee", "layout": "nn", "cache": "hot", "m": shape.m, "n": shape.n, "k": shape.k}
+    rows = {row["stage"]: row for row in records(frame) if all(row[name] == value for name, value in wanted.items())}
+    return rows if rungs(rows) else {}
+
+
+def rungs(rows: Rows) -> list[str]:
+    """The stages of the ladder among some rows."""
+    return [stage for stage in rows if stage not in (*NOT_RUNGS, ASIDE)]
+
+
+def tflops(rows: Rows, stage: str) -> float:
+    """TFLOP/s of a stage, NaN where it was not timed."""
+    return float(rows[stage]["gflops"]) / 1000 if stage in rows else math.nan
+
+
+def spelled(shape: Shape) -> str:
+    """Extents as prose writes them."""
+    return " x ".join(str(extent) for extent in shape)
+
+
+def headline(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
+    """The public function against cuBLAS over a few sizes, and the stage and configuration that it chose."""
+    timed = fastest(frame)
+    lines = []
+    for shape in HEADLINE_SHAPES:
+        rows = at(timed, shape)
+        if AUTO not in rows:
+            continue
+        own = rows[AUTO]
+        lines.append(
+            [
+                spelled(shape),
+                number(tflops(rows, CUBLAS)),
+                number(tflops(rows, AUTO)),
+                number(own["ratio_to_cublas"], 3),
+                f"`{own['config']}`",
+                significant(own["error_in_bounds"], 2),
+            ]
+        )
+    if not lines:
+        raise ReadmeError(f"the results hold none of the headline's shapes: {', '.join(map(str, HEADLINE_SHAPES))}")
+    headers = ["M x N x K", "cuBLAS SGEMM", "`tiled_sgemm`", "ratio", "its choice", "error / bound"]
+    table = Table("", headers, lines, left=["M x N x K", "its choice"]).markdown()
+    return f"TFLOP/s, FP32 arithmetic throughout (TF32 off):\n\n{table}\n\n{source(environment)}"
+
+
+def ladder(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
+    """A line a rung, with what it gained over the rung before."""
+    rows = at(fastest(frame), LADDER_SHAPE)
+    if not rows:
+        raise ReadmeError(f"the results hold no rung at {LADDER_SHAPE}")
+    names = {AUTO: "`tiled_sgemm`, its own choice", CUBLAS: "cuBLAS SGEMM"}
+    lines, before = [], math.nan
+    for stage in [*rungs(rows), *(name for name in names if name in rows)]:
+        row, speed = rows[stage], tflops(rows, stage)
+        lines.append(
+            [
+                names.get(stage, f"`{stage}`"),
+                number(speed),
+                number(row["percent_of_peak"], 1, " %"),
+                number(row["ratio_to_cublas"], 3),
+                MISSING if stage in names else number(speed / before, 2, "x"),
+                significant(row["error_in_bounds"], 2),
+            ]
+        )
+        before = speed
+    headers = ["rung", "TFLOP/s", "of FP32 peak", "/ cuBLAS", "gain", "error / bound"]
+    table = Table("", headers, lines, left=["rung"]).markdown()
+    return f"At {spelled(LADDER_SHAPE)}:\n\n{table}\n\n{source(environment)}"
+
+
+def source(environment: Mapping[str, Any]) -> str:
+    """Where a table comes from, for the line below it."""
+    return f"Measured on {caption(environment)}."
+
+
+def targets(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
+    """What the public function should reach, and what it does."""
+    judged, how = read_targets(results, TARGETS_SUMMARY)
+    lines = []
+    for row in judged:
+        least = not math.isnan(row["at_least"])
+        bound, sign = (row["at_least"], "≥") if least else (row["at_most"], "≤")
+        reached = significant(row["value"]) if row["met"] else f"**{significant(row['value'])}**, missed"
+        lines.append(
+            [
+                str(row["what"]),
+                f"{row['cases'] - row['failed']} of {row['cases']}" if row["failed"] else str(row["cases"]),
+                STATISTICS[row["statistic"]],
+                f"{sign} {bound:g}",
+                reached,
+                f"`{row['worst']}`" if row["cases"] > 1 and isinstance(row["worst"], str) else "",
+            ]
+        )
+    headers = ["target", "cases", "statistic", "required", "reached", "worst case"]
+    return f"{Table('', headers, lines, left=['target', 'statistic', 'worst case']).markdown()}\n\n{source(how)}"
+
+
+def read_targets(
+    results: Path, file: str, described: str | None = None, module: str = "targets"
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The rows of one of the files that a module of `numba_gemm.lab.bench` leaves, and where they were measured."""
+    found = []
+    for path in (results / file, results / (described or TARGETS_HOW)):
+        if not path.is_file():
+            raise ReadmeError(f"there is no {path}: run python -m numba_gemm.lab.bench.{module} --out {results}")
+        found.append(path)
+    how = json.loads(found[1].read_text(encoding="utf-8"))
+    if how.get("simulator") or not how.get("gpu"):
+        raise ReadmeError(f"{found[0]} was not measured on a GPU")
+    return [{str(name): value for name, value in row.items()} for row in pd.read_csv(found[0]).to_dict("records")], how
+
+
+def precisions(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
+    """Speed and error of the public function in every precision, over a few sizes, beside cuBLAS."""
+    found, how = read_results(results / PRECISIONS_FOLDER)
+    rows = {(row["shape"], row["stage"], row["precision"]): row for row in records(fastest(found))}
+    shown = [
+        ("cuBLAS SGEMM", CUBLAS, "ieee"),
+        *((f"`{name}`", AUTO, name) for name in dict.fromkeys(found.loc[found["stage"] == AUTO, "precision"])),
+    ]
+    shapes = [shape for shape in PRECISION_SHAPES if (str(shape), CUBLAS, "ieee") in rows]
+    if not shapes:
+        raise ReadmeError(f"{results / PRECISIONS_FOLDER} holds none of {', '.join(map(str, PRECISION_SHAPES))}")
+    lines = []
+    for label, stage, precision in shown:
+        chosen = [rows[str(shape), stage, precision] for shape in shapes]
+        speeds = [f"{row['gflops'] / 1000:.3g} ({row['ratio_to_cublas']:.2f})" for row in chosen]
+        errors = chosen[-1]
+        lines.append([label, *speeds, significant(errors["error_median"], 2), significant(errors["error_max"], 2)])
+    headers = ["precision", *map(spelled, shapes), "median error", "largest"]
+    table = Table("", headers, lines, left=["precision"]).markdown()
+    return (
+        "TFLOP/s, and in multiples of cuBLAS SGEMM; splitting and every other pass included. Errors over |A| @ |B|, at "
+        f"{spelled(shapes[-1])}:\n\n{table}\n\n{source(how)}"
+    )
+
+
+def streamed(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
+    """What products of operands in host memory reach of those in the device's."""
+    found, how = read_targets(results, STREAMED, STREAMED_HOW, "streamed")
+    lines = []
+    for row in found:
+        on_device = row["operands"] == ON_DEVICE
+        lines.append(
+            [
+                f"`{row['precision']}`",
+                str(row["operands"]),
+                MISSING if math.isnan(row["memory_limit"]) else f"{row['memory_limit'] / 1e9:g} GB",
+                MISSING if on_device else f"{row['peak_bytes'] / 1e9:.2f} GB",
+                f"{row['seconds']:.2f}",
+                MISSING if on_device else f"{row['predicted_s']:.2f}",
+                MISSING if on_device else str(row["bound_by"]),
+                f"{row['tflops']:.1f}",
+                f"{row['of_in_memory']:.2f}",
+            ]
+        )
+    headers = ["precision", "operands", "limit", "taken", "seconds", "predicted", "bound by", "TFLOP/s", "of in-memory"]
+    size = int(found[0]["size"])
+    table = Table("", headers, lines, left=["precision", "operands", "bound by"]).markdown()
+    return f"At {spelled(Shape(size, size, size))}:\n\n{table}\n\n{source(how)}"
+
+
+def precision_targets(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
+    """What the precisions should reach, and what they do."""
+    found, how = read_results(results / PRECISIONS_FOLDER)
+    timed = [row for row in records(fastest(found)) if row["stage"] == AUTO]
+    lines = []
+
+    def line(what: str, required: float, values: Mapping[str, float]) -> None:
+        if not values:
+            raise ReadmeError(f"{results / PRECISIONS_FOLDER} holds no shapes for: {what}")
+        reached = math.exp(sum(map(math.log, values.values())) / len(values))
+        worst = min(values, key=lambda shape: values[shape])
+        said = significant(reached) if reached >= required else f"**{significant(reached)}**, missed"
+        lines.append([what, str(len(values)), f"≥ {required:g}", said, f"`{worst}`: {values[worst]:.3g}"])
+
+    def ratios(precision: str, column: str, takes: Callable[[dict[str, Any]], bool]) -> dict[str, float]:
+        return {row["shape"]: row[column] for row in timed if row["precision"] == precision and takes(row)}
+
+    def cube(row: dict[str, Any]) -> bool:
+        return bool(row["m"] == row["n"] == row["k"])
+
+    def large(row: dict[str, Any]) -> bool:
+        return row["m"] >= 2048 and (cube(row) or row["k"] == 1024)
+
+    def small(row: dict[str, Any]) -> bool:
+        return 512 <= row["m"] <= 1536 and row["m"] == row["n"] and row["k"] == 1024
+
+    for name, required in (("bf16x6", 2.3), ("fp16x3", 3.6)):
+        line(f"`{name}` against cuBLAS SGEMM, from 2048 on", required, ratios(name, "ratio_to_cublas", large))
+    for name in ("bf16x6", "fp16x3"):
+        line(f"`{name}`, M = N from 512 to 1536, K = 1024", 1.3, ratios(name, "ratio_to_cublas", small))
+    for name in ("tf32", "bf16"):
+        chosen = ratios(name, "ratio_to_same_precision", lambda row: cube(row) and row["m"] >= 4096)
+        line(f"`{name}` against cuBLAS {name.upper()}, cubes from 4096 on", 0.95, chosen)
+    headers = ["target", "shapes", "required", "geometric mean", "least"]
+    table = Table("", headers, lines, left=["target", "least"]).markdown()
+    said = [accuracy_line(results / PRECISIONS_FOLDER / ACCURACY_CSV), given_line(records(fastest(found)))]
+    return "\n\n".join([table, *filter(None, said), source(how)])
+
+
+def given_line(rows: Sequence[Mapping[str, Any]]) -> str:
+    """How cuBLAS does on operands that are BF16 before the call; empty where that was not measured."""
+    wanted = [row for row in rows if row["m"] == row["n"] == row["k"] >= 4096 and row["precision"] == "bf16"]
+    ours = {row["shape"]: row["median_us"] for row in wanted if row["stage"] == AUTO}
+    given = {row["shape"]: row["median_us"] for row in wanted if row["stage"] == GIVEN_BF16}
+    ratios = [given[shape] / ours[shape] for shape in given if shape in ours]
+    if not ratios:
+        return ""
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    return (
+        "cuBLAS BF16 has the same FP32 operands and result: PyTorch rounds and widens them, in the same time. Given "
+        f"operands that are BF16 beforehand, and leaving its result so, it takes {mean:.2f} of the time that `bf16` "
+        "takes on those cubes (geometric mean)."
+    )
+
+
+def accuracy_line(path: Path) -> str:
+    """How the full-range precision's errors compare with cuBLAS's, in a sentence."""
+    if not path.is_file():
+        raise ReadmeError(f"there is no {path}: run python -m numba_gemm.lab.bench.accuracy --out {path.parent}")
+    frame = pd.read_csv(path)
+    errors = frame.pivot_table(index=["distribution", "k"], columns="precision", values=["median", "max"])
+    from_256 = errors[errors.index.get_level_values("k") >= 256]
+    ours, theirs = (from_256.xs(name, axis=1, level="precision") for name in ("bf16x6", "cublas"))
+    better = [bool(row.all()) for row in ours.to_numpy() <= theirs.to_numpy()]
+    share = (ours / theirs)["median"]
+    return (
+        f"Errors of `bf16x6` over |A| @ |B|, from K = 256 to {frame['k'].max():,}, M = N = {frame['m'].max()}, "
+        f"{frame['distribution'].nunique()} distributions: median and maximum are no larger than cuBLAS SGEMM's in "
+        f"{sum(better)} of {len(better)} cases; the median is {share.min():.2g} to {share.max():.2g} of it."
+    )
+
+
+def tensor_ladder(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
+    """A line a stage of the tensor cores: its speed, what it gained, its errors."""
+    rows = tensor_rows(results)
+    stages = [name for name in rows if name not in NOT_RUNGS and name != SPLIT]
+    lines, before = [], math.nan
+    for name in [*stages, CUBLAS]:
+        row, speed = rows[name], float(rows[name]["tflops"])
+        lines.append(
+            [
+                "cuBLAS SGEMM" if name == CUBLAS else f"`{name}`",
+                number(speed),
+                number(row["ratio_to_cublas"], 2),
+                MISSING if name == CUBLAS else number(speed / before, 2, "x"),
+                significant(row["error_median"], 2),
+                significant(row["error_max"], 2),
+            ]
+        )
+        before = speed
+    headers = ["stage", "TFLOP/s", "/ cuBLAS", "gain", "median error", "largest"]
+    table = Table("", headers, lines, left=["stage"]).markdown()
+    some, split = rows[stages[0]], rows[SPLIT]["median_us"]
+    shape = spelled(Shape(some["m"], some["n"], some["k"]))
+    whole = rows[stages[-1]]["median_us"] + split
+    return (
+        f"`{some['precision']}` at {shape}, the product alone: splitting takes {number(split, 0)} us more, "
+        f"{number(100 * split / whole, 0)} % of `{stages[-1]}`'s time. Errors over |A| @ |B|, of positive "
+        f"operands:\n\n{table}\n\nMeasured right after the tables above: `python -m numba_gemm.lab.bench.tensor_ladder`."
+    )
+
+
+def special_values(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
+    """What elements that are no numbers cost, in a sentence."""
+    path = results / PRECISIONS_FOLDER / SPECIAL_CSV
+    if not path.is_file():
+        raise ReadmeError(f"there is no {path}: run python -m numba_gemm.lab.bench.tensor_ladder --out {path.parent}")
+    rows = pd.read_csv(path, keep_default_na=False).to_dict("records")
+    some = next(row for row in rows if row["rows"])
+    shape = spelled(Shape(some["m"], some["n"], some["k"]))
+
+    def times(value: str) -> str:
+        found = [row for row in rows if row["value"] == value and row["precision"] == some["precision"]]
+        return ", ".join(f"{number(row['times_as_long'], 2)} with {row['rows']}" for row in found)
+
+    ieee = next(row["times_as_long"] for row in rows if row["precision"] == "ieee")
+    return (
+        f"Times as long as without, of `{some['precision']}` at {shape}, by how many rows of A have an element that is "
+        f"NaN, in the middle of K: {times('nan')}; that is infinite: {times('inf')}. `ieee` takes {number(ieee, 2)} "
+        f"times as long without."
+    )
+
+
+def tensor_rows(results: Path) -> Rows:
+    """What `numba_gemm.lab.bench.tensor_ladder` measured, by stage, in climbing order."""
+    path = results / PRECISIONS_FOLDER / TENSOR_LADDER_CSV
+    if not path.is_file():
+        raise ReadmeError(f"there is no {path}: run python -m numba_gemm.lab.bench.tensor_ladder --out {path.parent}")
+    found = pd.read_csv(path).to_dict("records")
+    return {str(row["stage"]): {str(name): value for name, value in row.items()} for row in found}
+
+
+def tensor_measured(name: str, rows: Rows, results: Path) -> str:
+    """The paragraph of a stage of the tensor cores."""
+    found, how = read_results(results / PRECISIONS_FOLDER)
+    gpu = device_name(how).removeprefix("NVIDIA ")
+    if name == DIRECT:
+        timed = [row for row in records(fastest(found)) if (row["stage"], row["precision"]) == (AUTO, DIRECT_PRECISION)]
+        shapes = {str(row["shape"]): row for row in timed}
+        if (row := shapes.get(str(LADDER_SHAPE))) is None:
+            raise ReadmeError(f"the results hold no {DIRECT_PRECISION} at {LADDER_SHAPE}")
+        return filled(
+            f"Measured: {number(row['gflops'] / 1000)} TFLOP/s of {DIRECT_PRECISION} at {LADDER_SHAPE} on an NVIDIA "
+            f"{gpu}, {number(row['ratio_to_same_precision'], 2)} of cuBLAS TF32."
+        )
+    row, stages = rows[name], [stage for stage in rows if stage not in NOT_RUNGS and stage != SPLIT]
+    shape = Shape(row["m"], row["n"], row["k"])
+    text = (
+        f"Measured: {number(row['tflops'])} TFLOP/s of {row['precision']} at {shape} on an NVIDIA {gpu}, "
+        f"{number(row['ratio_to_cublas'], 2)} of cuBLAS SGEMM"
+    )
+    if (before := stages.index(name) - 1) >= 0:
+        text += f" and {number(row['tflops'] / rows[stages[before]]['tflops'], 2)} times {stages[before]}"
+    return filled(
+        f"{text}, splitting not counted; {row['registers']:.0f} registers a thread; of positive operands the median "
+        f"error over |A| @ |B| is {significant(row['error_median'], 2)}."
+    )
+
+
+def generate_tensor_docstrings(folder: Path, results: Path) -> dict[Path, str]:
+    """The source of every stage of the tensor cores that was measured, with its paragraph made anew."""
+    if not (results / PRECISIONS_FOLDER / TENSOR_LADDER_CSV).is_file():
+        return {}  # README's table says that it is missing
+    rows = tensor_rows(results)
+    paths = [path for path in sorted(folder.glob("*.py")) if path.stem in rows or path.stem == DIRECT]
+    return {
+        path: with_paragraph(path.read_text(encoding="utf-8"), tensor_measured(path.stem, rows, results))
+        for path in paths
+        if path.stem != SPLIT
+    }
+
+
+Generator = Callable[[pd.DataFrame, Mapping[str, Any], Path], str]
+GENERATORS: dict[str, Generator] = {
+    "headline": headline,
+    "ladder": ladder,
+    "targets": targets,
+    "precisions": precisions,
+    "precision_targets": precision_targets,
+    "tensor_ladder": tensor_ladder,
+    "special_values": special_values,
+    "streamed": streamed,
+}
+
+
+def counted(results: Path, file: str, row: Mapping[str, Any], **wanted: Any) -> dict[str, Any]:
+    """The row of a file of counters that belongs to a row of the results; empty without one.
+
+    It is of the same configuration: another's registers or bank conflicts would say nothing of this speed.
+    """
+    path = results / file
+    if not path.is_file():
+        return {}
+    wanted |= {name: row[name] for name in KEY}
+    frame = pd.read_csv(path, dtype={"stage": str, "config": str})
+    if missing := [name for name in wanted if name not in frame.columns]:
+        raise ReadmeError(f"{path} has no column {', '.join(missing)}")
+    for found in frame.to_dict("records"):
+        if all(found[name] == value for name, value in wanted.items()):
+            return {str(name): value for name, value in found.items()}
+    return {}
+
+
+def clauses(results: Path, row: Mapping[str, Any]) -> Iterator[str]:
+    """What the counters say of a stage."""
+    counters = counted(results, COUNTERS, row)
+    shared = counted(results, WAVEFRONTS, row, op=TOTAL)
+    for value, digits, words in (
+        (counters.get("registers", math.nan), 0, "registers a thread"),
+        (counters.get("fma_pipe_percent", math.nan), 1, "% of the FMA pipe"),
+        (shared.get("excess_percent", math.nan), 1, "% excess shared wavefronts"),
+    ):
+        if not math.isnan(value):
+            yield f"{number(value, digits)} {words}"
+
+
+def measured(rows: Rows, stage: str, environment: Mapping[str, Any], results: Path) -> str:
+    """The paragraph of a stage: its speed, its place between the rung before and cuBLAS, and its counters."""
+    if stage == ASIDE:
+        return filled(measured_aside(results))
+    row, speed = rows[stage], tflops(rows, stage)
+    ladder = rungs(rows)
+    gpu = device_name(environment).removeprefix("NVIDIA ")
+    text = f"Measured: {number(speed, 1 if speed >= 10 else 2)} TFLOP/s at {LADDER_SHAPE} on an NVIDIA {gpu}"
+    ratio, before = float(row["ratio_to_cublas"]), ladder.index(stage) - 1
+    comparisons = [] if math.isnan(ratio) else [f"{number(ratio, 2)} of cuBLAS SGEMM"]
+    if before >= 0:
+        comparisons.append(f"{number(speed / tflops(rows, ladder[before]), 2)} times {ladder[before]}")
+    if comparisons:
+        text += f", {' and '.join(comparisons)}"
+    if found := ", ".join(clauses(results, row)):
+        text += f"; {found}"
+    return filled(f"{text}.")
+
+
+def measured_aside(results: Path) -> str:
+    """The paragraph of the stage for a C of few columns, from the rows of the targets in which B has few."""
+    rows, how = read_targets(results, TARGETS)
+    ours = [row for row in rows if row["group"] == VECTOR_GROUP and row["m"] > row["n"] and row["status"] == OK]
+    if not ours:
+        raise ReadmeError(f"{results / TARGETS} holds no product of the group {VECTOR_GROUP}")
+    ratios = [[row for row in ours if row["baseline"] == baseline] for baseline in (COPY, CUBLAS)]
+    shares, over_cublas = (listed([number(float(row["ratio"]), 2) for row in found]) for found in ratios)
+    columns = listed([str(row["n"]) for row in ratios[0]])
+    gpu = device_name(how).removeprefix("NVIDIA ")
+    return (
+        f"Measured: {ours[0]['m']}x{ours[0]['k']} times {columns} columns on an NVIDIA {gpu}, by tiled_sgemm, A not in "
+        f"the cache: {shares} of a copy's bandwidth, {over_cublas} of cuBLAS SGEMM."
+    )
+
+
+def listed(words: Sequence[str]) -> str:
+    """Words with commas, and an "and"."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+
+
+def filled(paragraph: str) -> str:
+    """A paragraph of a docstring, its lines broken."""
+    return textwrap.fill(
+        paragraph, DOCSTRING_WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )
+
+
+def with_paragraph(source: str, paragraph: str) -> str:
+    """A module's source with the paragraph in its docstring: before ``Limits: ``, or last where there is none."""
+    docstring = DOCSTRING.match(source)
+    if docstring is None:
+        raise ReadmeError('a stage begins with a docstring in """')
+    text = MEASURED.sub("", docstring["text"].rstrip() + "\n").rstrip()
+    text += "\n" if "\n" in text else "\n\n"  # a blank line below a summary that stands alone
+    limits = LIMITS.search(text)
+    at = limits.start() if limits else len(text)
+    return f'"""{text[:at]}{paragraph}\n{text[at:]}"""{source[docstring.end() :]}'
+
+
+def stage_files(folder: Path) -> list[Path]:
+    """The files in a folder that define a stage."""
+    if not folder.is_dir():
+        raise ReadmeError(f"there is no {folder}")
+    return [path for path in sorted(folder.glob("*.py")) if IS_STAGE.search(path.read_text(encoding="utf-8"))]
+
+
+def generate_docstrings(
+    folder: Path, frame: pd.DataFrame, environment: Mapping[str, Any], results: Path
+) -> dict[Path, str]:
+    """The source of every stage with its paragraph made anew.
+
+    Raises
+    ------
+    ReadmeError
+        when a stage was not measured, or has no docstring.
+    """
+    rows = at(fastest(frame), LADDER_SHAPE)
+    paths = stage_files(folder)
+    if unmeasured := [path.stem for path in paths if path.stem not in rows and path.stem != ASIDE]:
+        raise ReadmeError(f"the results hold no {', '.join(unmeasured)} at {LADDER_SHAPE}: measure every stage there")
+    made = {}
+    for path in paths:
+        try:
+            made[path] = with_paragraph(
+                path.read_text(encoding="utf-8"), measured(rows, path.stem, environment, results)
+            )
+        except ReadmeError as error:
+            raise ReadmeError(f"{path.name}: {error}") from error
+    return made
+
+
+def read_results(results: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Results that may be shown, and their environment.
+
+    Raises
+    ------
+    ReadmeError
+        when they are missing, were not measured on a GPU, or are not all right.
+    """
+    try:
+        frame, environment = load(results)
+    except (FileNotFoundError, ValueError) as error:
+        raise ReadmeError(str(error)) from error
+    if not environment:
+        raise ReadmeError(f"{results} has no environment.json: the tables must say where they come from")
+    if environment.get("simulator") or not environment.get("gpu"):
+        raise ReadmeError(f"{results} was not measured on a GPU")
+    if frame["status"].isin(FAILURES).any():
+        raise ReadmeError(f"{results} holds rows that are wrong or failed; README shows verified results only")
+    return frame, environment
+
+
+def generate(text: str, frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
+    """README's text with every block made anew.
+
+    Raises
+    ------
+    ReadmeError
+        when the results are incomplete, or the text has no block, or one of an unknown name.
+    """
+    names = [match["name"] for match in BLOCK.finditer(text)]
+    if not names:
+        raise ReadmeError("README has no block between <!-- results:begin NAME --> and <!-- results:end NAME -->")
+    if unknown := sorted(set(names) - set(GENERATORS)):
+        raise ReadmeError(f"unknown block {', '.join(unknown)}: known are {', '.join(GENERATORS)}")
+
+    def replaced(match: re.Match[str]) -> str:
+        return f"{match['begin']}{GENERATORS[match['name']](frame, environment, results)}\n{match['end']}"
+
+    return BLOCK.sub(replaced, text)
+
+
+@command
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; 0 when everything generated is, or now is, up to date."""
+    parser = argparse.ArgumentParser(
+        prog="python -m numba_gemm.lab.bench.readme", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file would change")
+    parser.add_argument("--readme", type=Path, default=README, help="the file whose tables to write")
+    parser.add_argument(
+        "--ladder", type=Path, default=LADDER_FOLDER, help="folder with the stages whose docstrings to write"
+    )
+    parser.add_argument("--tensor-core", type=Path, default=TENSOR_FOLDER, help="the same, of the tensor cores' stages")
+    parser.add_argument(
+        "--results", type=Path, default=RESULTS_FOLDER, help="folder with results.csv and environment.json"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        if not options.readme.is_file():
+            raise ReadmeError(f"there is no {options.readme}")
+        frame, environment = read_results(options.results)
+        made = {
+            options.readme: generate(options.readme.read_text(encoding="utf-8"), frame, environment, options.results)
+        }
+        made |= generate_docstrings(options.ladder, frame, environment, options.results)
+        made |= generate_tensor_docstrings(options.tensor_core, options.results)
+    except ReadmeError as error:
+        print(f"cannot make README's tables and the stages' docstrings: {error}", file=sys.stderr)
+        return 1
+    changed = {path: text for path, text in made.items() if path.read_text(encoding="utf-8") != text}
+    if changed and options.check:
+        names = ", ".join(path.name for path in changed)
+        print(f"out of date with {options.results}: {names}; run {parser.prog}", file=sys.stderr)
+        return 1
+    for path, text in changed.items():
+        write_files(path.parent, {path.name: text})
+        print(f"wrote {path.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

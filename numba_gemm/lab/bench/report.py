@@ -1,0 +1,236 @@
+"""What a run says at its end: tables on the terminal and in ``report.md``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from numba_gemm.lab.bench.compare import FASTER, REGRESSIONS, SAME
+from numba_gemm.lab.bench.environment import caption
+from numba_gemm.lab.bench.results import AUTO, CUBLAS, FAILURES, fastest, names_in, of_float32, records
+from numba_gemm.lab.bench.tables import MISSING, Table, number, significant
+
+SIMULATOR_NOTICE = (
+    "No GPU was used: Numba's simulator ran every thread in Python. The products were verified; "
+    "their timings mean nothing."
+)
+
+# Best percent of FP32 peak in the 15-size table that this ladder grew out of, for its own versions of these rungs and
+# for cuBLAS.
+EARLIER = {"vectorized": 54.5, "conflict_free": 68.6, "double_buffered": 75.7, "cublas": 83.9}
+EARLIER_NOTE = (
+    "Earlier: percent of peak on another card, in CUDA C, from mean times, for M = N from 128 to 16384, "
+    "K = 1024. Those kernels have no edges, no strides, no alpha and no beta; the earlier conflict_free and "
+    "double_buffered still conflict where they store A transposed; the earlier cublas is another release. Compare how "
+    "the two climbs go, not their speeds."
+)
+
+MODEL_NOTE = (
+    "Model: how long each resource is busy at least with what a stage computes and moves, at its ceiling; predicted is "
+    "the longest, and ratio measured over that. shared is shared memory and the L1 cache, which have one data path; it "
+    "and FP32 are those of the multiprocessor with most blocks. Latencies, and all instructions but multiply-adds, "
+    "come on top."
+)
+
+
+def speed_table(frame: pd.DataFrame) -> Table:
+    """GFLOP/s, a line a shape, a column a stage."""
+    return pivot(frame, "gflops", "GFLOP/s", speed)
+
+
+def ratio_table(frame: pd.DataFrame) -> Table:
+    """Speed as a multiple of cuBLAS, a line a shape, a column a stage."""
+    return pivot(frame, "ratio_to_cublas", "Speed in multiples of cuBLAS", lambda value: number(value, 3))
+
+
+def pivot(frame: pd.DataFrame, column: str, title: str, show: Callable[[float], str]) -> Table:
+    """One column of the results, shapes down and stages across."""
+    rows = records(frame)
+    stages = names_in(rows, "stage")
+    values = {(row["shape"], row["stage"]): row[column] for row in records(fastest(frame))}
+    lines = [
+        [shape, *(show(values.get((shape, stage), math.nan)) for stage in stages)] for shape in names_in(rows, "shape")
+    ]
+    return Table(title, ["M x N x K", *stages], lines, left=["M x N x K"])
+
+
+def summary_table(frame: pd.DataFrame) -> Table:
+    """The best of each stage beside the earlier figures."""
+    rows, timed = records(frame), records(fastest(frame))
+    lines = []
+    for stage in names_in(rows, "stage"):
+        errors = [row["error_in_bounds"] for row in rows if row["stage"] == stage]
+        error = significant(max((e for e in errors if not math.isnan(e)), default=math.nan), 2)
+        compared = [error, number(EARLIER.get(stage, math.nan), 1, " %")]
+        mine = [row for row in timed if row["stage"] == stage]
+        if not mine:
+            status = ", ".join(sorted({row["status"] for row in rows if row["stage"] == stage}))
+            lines.append([stage, status, MISSING, MISSING, MISSING, *compared])
+            continue
+        top = max(mine, key=lambda row: row["gflops"])
+        lines.append(
+            [
+                stage,
+                top["shape"],
+                speed(top["gflops"]),
+                number(top["percent_of_peak"], 1, " %"),
+                number(top["ratio_to_cublas"], 3),
+                *compared,
+            ]
+        )
+    headers = ["stage", "best size", "GFLOP/s", "of peak", "ratio", "error", "earlier"]
+    return Table(
+        "Stage summary (ratio to cuBLAS, worst error in units of the bound)",
+        headers,
+        lines,
+        left=["stage", "best size"],
+    )
+
+
+def precision_table(frame: pd.DataFrame) -> Table:
+    """Speed and error of every precision, a line a shape and precision; FP32 for comparison."""
+    chosen = frame[(frame["precision"] != "ieee") | frame["stage"].isin((AUTO, CUBLAS))]
+    lines = [
+        [
+            row["shape"],
+            row["precision"],
+            row["stage"],
+            speed(row["gflops"]),
+            number(row["ratio_to_cublas"], 3),
+            number(row["ratio_to_same_precision"], 3),
+            significant(row["error_median"], 2),
+            significant(row["error_max"], 2),
+        ]
+        for row in records(fastest(chosen))
+    ]
+    headers = ["M x N x K", "precision", "by", "GFLOP/s", "ratio", "to its own", "median error", "largest"]
+    title = "Precisions (ratios to cuBLAS FP32, and to cuBLAS in the same precision; errors over abs(A) @ abs(B))"
+    return Table(title, headers, lines, left=["M x N x K", "precision", "by"])
+
+
+def speed(gflops: float) -> str:
+    """GFLOP/s to the unit, or to three digits where that says more."""
+    return number(gflops, 0) if gflops >= 100 else significant(gflops)
+
+
+def problem_lines(frame: pd.DataFrame) -> list[str]:
+    """A line for every row that was wrong or raised."""
+    return [
+        f"{label(row)} at {row['shape']}: {row['status'].upper()}, not timed. {row['note']}"
+        for row in records(frame)
+        if row["status"] in FAILURES
+    ]
+
+
+def label(row: Mapping[str, Any]) -> str:
+    """Stage and configuration."""
+    return f"{row['stage']} {row['config']}".strip()
+
+
+def changes_table(compared: pd.DataFrame) -> Table:
+    """The rows of a comparison that are not the same as before."""
+    lines = [
+        [
+            row["stage"],
+            row["shape"],
+            speed(row["gflops_old"]),
+            speed(row["gflops_new"]),
+            MISSING if math.isnan(row["change"]) else f"{100 * row['change']:+.1f} %",
+            row["verdict"],
+        ]
+        for row in records(compared)
+        if row["verdict"] != SAME
+    ]
+    title = f"{len(lines)} of {len(compared)} measurements changed"
+    headers = ["stage", "M x N x K", "GFLOP/s before", "GFLOP/s now", "time", "verdict"]
+    return Table(title, headers, lines, left=["stage", "M x N x K", "verdict"])
+
+
+def markdown(
+    frame: pd.DataFrame,
+    environment: Mapping[str, Any],
+    compared: pd.DataFrame | None = None,
+    model: Table | None = None,
+) -> str:
+    """The whole report."""
+    parts = ["# Results", caption(environment) + f", seed {environment.get('seed')}."]
+    if environment.get("simulator"):
+        parts.append(SIMULATOR_NOTICE)
+    if problems := problem_lines(frame):
+        parts += ["## Wrong or failed", "\n".join(f"- {problem}" for problem in problems)]
+    plain = of_float32(frame)
+    tables: list[Table] = [speed_table(plain)]
+    if plain["ratio_to_cublas"].notna().any():
+        tables.append(ratio_table(plain))
+    if len(plain) < len(frame):
+        tables.append(precision_table(frame))
+    if compared is not None:
+        tables.append(changes_table(compared))
+    if model is not None:
+        tables.append(model)
+    tables.append(summary_table(plain))
+    for table in tables:
+        parts += [f"## {table.title}", table.markdown()]
+    parts += [EARLIER_NOTE] if model is None else [EARLIER_NOTE, MODEL_NOTE]
+    return "\n\n".join(parts) + "\n"
+
+
+def show(
+    console: Console,
+    frame: pd.DataFrame,
+    environment: Mapping[str, Any],
+    compared: pd.DataFrame | None = None,
+    model: Table | None = None,
+) -> None:
+    """The report on a terminal."""
+    plain = of_float32(frame)
+    for part in folded(speed_table(plain), console.width):
+        console.print(draw(part))
+    if len(plain) < len(frame):
+        console.print(draw(precision_table(frame)))
+    if compared is not None:
+        console.print(draw(changes_table(compared), bad=REGRESSIONS, good=(FASTER,)))
+    if model is not None:
+        console.print(draw(model))
+    console.print(draw(summary_table(plain)))
+    for note in (EARLIER_NOTE,) if model is None else (EARLIER_NOTE, MODEL_NOTE):
+        console.print(note, style="dim")
+    for problem in problem_lines(frame):
+        console.print(problem, style="bold red")
+    console.print(caption(environment), style="dim")
+
+
+def folded(table: Table, width: int) -> Iterator[Table]:
+    """A wide table as several, each with the first column, that fit a terminal."""
+    headers = [max(broken(header).split("\n"), key=len) for header in table.headers]
+    widths = [max(map(len, column)) + 3 for column in zip(headers, *table.rows, strict=True)]
+    start = 1
+    while start < len(widths):
+        stop, used = start, widths[0]
+        while stop < len(widths) and (stop == start or used + widths[stop] <= width):
+            used += widths[stop]
+            stop += 1
+        rows = [[row[0], *row[start:stop]] for row in table.rows]
+        yield Table(table.title, [table.headers[0], *table.headers[start:stop]], rows, table.left)
+        start = stop
+
+
+def draw(table: Table, bad: Sequence[str] = (), good: Sequence[str] = ()) -> RichTable:
+    """A table for a terminal; rows that end in one of the words of ``bad`` or ``good`` are coloured."""
+    drawn = RichTable(title=table.title, box=box.SIMPLE_HEAD, title_justify="left")
+    for header in table.headers:
+        drawn.add_column(broken(header), justify="left" if header in table.left else "right", no_wrap=True)
+    for row in table.rows:
+        drawn.add_row(*row, style="bold red" if row[-1] in bad else "green" if row[-1] in good else "")
+    return drawn
+
+
+def broken(header: str) -> str:
+    """A long stage name over two lines."""
+    return header.replace("_", "_\n", 1)

@@ -1,0 +1,123 @@
+"""The results: one row a measurement, in a CSV file, with the environment in a JSON file beside it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from numba_gemm.lab.bench.command import csv_text, json_text, write_files
+
+# Names that stand in the column `stage` beside the rungs': the public function's own choice, the baselines.
+AUTO, CUBLAS, CPU = NOT_RUNGS = ("auto", "cublas", "cpu")
+
+GIVEN_BF16 = "cublas_given_bf16"  # of operands that are BF16 before the call, and a result that is
+
+RESULTS, ENVIRONMENT = "results.csv", "environment.json"
+
+EXTENTS = ("m", "n", "k")
+TEXT_KEYS = ("stage", "precision", "layout", "cache")
+KEY = ("stage", "precision", "m", "n", "k", "layout", "cache")
+MEASURES = (
+    "min_us",
+    "median_us",
+    "mean_us",
+    "max_us",
+    "p10_us",
+    "p90_us",
+    "gflops",
+    "percent_of_peak",
+    "ratio_to_cublas",
+    "error_in_bounds",
+    "host_us",
+    "compile_s",
+)
+TEXT_EXTRAS = ("status", "via", "config", "throttle", "note")
+NUMBER_EXTRAS = ("sm_clock_mhz", "rounds", "error_median", "error_max", "ratio_to_same_precision")
+COLUMNS = (*KEY, *MEASURES, *TEXT_EXTRAS, *NUMBER_EXTRAS)
+
+# What `status` may say. Only OK rows hold timings.
+OK, WRONG, ERROR, UNSUPPORTED = "ok", "wrong", "error", "unsupported"
+FAILURES = (WRONG, ERROR)
+
+# What the environment's `timing` may say of a run on a GPU: whether launches count.
+GRAPHS, LAUNCHES = "graphs", "launches"
+
+
+def frame_of(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """A DataFrame of rows with every column, in order; numbers that a row lacks are NaN, texts are empty."""
+    blank: dict[str, Any] = dict.fromkeys(MEASURES + NUMBER_EXTRAS, math.nan) | dict.fromkeys(TEXT_EXTRAS, "")
+    return pd.DataFrame([blank | dict(row) for row in rows], columns=list(COLUMNS))
+
+
+def save(
+    frame: pd.DataFrame, environment: Mapping[str, Any], folder: Path, others: Mapping[str, str] | None = None
+) -> None:
+    """Write ``results.csv``, ``environment.json`` and ``others`` into a folder, as `write_files` does."""
+    write_files(folder, {RESULTS: csv_text(frame), ENVIRONMENT: json_text(environment), **(others or {})})
+
+
+def load(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Read a results folder, or a results CSV with the environment beside it where there is one.
+
+    Raises
+    ------
+    FileNotFoundError
+        if there is no such file.
+    ValueError
+        if it is no results file, or the environment beside it is none; the message names the file.
+    """
+    csv = path / RESULTS if path.is_dir() else path
+    if not csv.is_file():
+        raise FileNotFoundError(f"no results at {path}: expected a folder with {RESULTS}, or such a file")
+    try:
+        frame = pd.read_csv(csv, dtype=dict.fromkeys((*TEXT_KEYS, *TEXT_EXTRAS), str))
+        missing = [column for column in (*KEY, *MEASURES) if column not in frame.columns]
+        if missing:
+            raise ValueError(f"it has no column {', '.join(missing)}")
+        frame = frame.astype(dict.fromkeys(EXTENTS, "int64") | dict.fromkeys(MEASURES, "float64"))
+    except (OSError, ValueError, OverflowError) as error:  # pandas' own errors are ValueErrors
+        raise ValueError(f"{csv} is no results file: {' '.join(str(error).split())}") from error
+    for column in TEXT_EXTRAS:
+        frame[column] = frame[column].fillna("") if column in frame.columns else ""
+    beside = csv.with_name(ENVIRONMENT)
+    return frame, _environment(beside) if beside.is_file() else {}
+
+
+def _environment(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict) or not isinstance((found.get("gpu") or {"name": ""})["name"], str):
+            raise TypeError("expected an object whose gpu is null or has a name")
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError(f"{path} describes no environment: {type(error).__name__}: {error}") from error
+    return found
+
+
+def fastest(frame: pd.DataFrame) -> pd.DataFrame:
+    """The timed rows, one a stage and shape: where several configurations were measured, the fastest."""
+    timed = frame[frame["median_us"].notna()]
+    best = timed.groupby(list(KEY), sort=False)["median_us"].idxmin()
+    return timed.loc[best].sort_index().reset_index(drop=True)
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows, each a dictionary, with ``shape`` among its entries: the name MxNxK."""
+    rows: list[dict[str, Any]] = [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+    for row in rows:
+        row["shape"] = f"{row['m']}x{row['n']}x{row['k']}"
+    return rows
+
+
+def names_in(rows: Iterable[Mapping[str, Any]], column: str) -> list[str]:
+    """The different entries of a column, in the order in which they appear; for stages, that of the climb."""
+    return list(dict.fromkeys(row[column] for row in rows))
+
+
+def of_float32(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of float32's own arithmetic."""
+    return frame[frame["precision"] == "ieee"]

@@ -1,0 +1,369 @@
+"""The measurement: a shape at a time, verify every contender, then time those that are right, all together."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from numba_gemm.gemm.split_products import IEEE, runnable
+from numba_gemm.lab.bench import results
+from numba_gemm.lab.bench.buffers import DeviceBuffers, HostLibrary, operand_bytes
+from numba_gemm.lab.bench.cases import Shape
+from numba_gemm.lab.bench.contenders import Bound, Call, Contender, rotating
+from numba_gemm.lab.bench.nvml import ClockSamples, Nvml, sampled_clocks
+from numba_gemm.lab.bench.verify import Reference
+from numba_gemm.models.roofline import gemm_flops
+from numba_gemm.runtime.launch import synchronize
+from numba_gemm.runtime.timing import Samples, host_time_us, time_interleaved
+
+MIN_SPAN_US = 2000.0
+FEWEST_ROUNDS, MOST_ROUNDS = 5, 25
+ROUNDS_BUDGET_S = 2.0  # what the rounds of one shape may take before they drop to the fewest
+HOST_BATCH_S = 0.02  # and a batch of calls whose host time is taken, unless it were fewer calls than these
+FEWEST_CALLS, MOST_CALLS = 10, 100  # fewer would time what follows a synchronisation, and not a call
+LONGEST_BATCH_S = 0.5
+
+NOT_CAPTURED = "timed by plain launches, as it cannot be captured into a graph"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure and how.
+
+    peak
+        FP32 FLOP/s of the GPU; NaN in the simulator.
+    l2_bytes
+        size of its L2 cache, which ``cold`` has to exceed.
+    rounds
+        interleaved rounds a shape; None chooses between five and twenty-five by what they take.
+    """
+
+    shapes: Sequence[Shape]
+    contenders: Sequence[Contender]
+    library: HostLibrary
+    seed: int
+    simulated: bool
+    cold: bool = False
+    rounds: int | None = None
+    cc: tuple[int, int] = (0, 0)
+    peak: float = math.nan
+    l2_bytes: int = 0
+    nvml: Nvml | None = None
+
+    @property
+    def graphs(self) -> bool:
+        """Whether graphs are replayed: not if the only cuBLAS there is cannot be captured.
+
+        Then every contender is launched as it is.
+        """
+        baselines = [contender.capturable for contender in self.contenders if contender.stage == results.CUBLAS]
+        return any(baselines) or not baselines
+
+    @property
+    def timing(self) -> str | None:
+        """How the device is timed, in a word; None in the simulator."""
+        return None if self.simulated else results.GRAPHS if self.graphs else results.LAUNCHES
+
+    @property
+    def steps(self) -> int:
+        """Verifications in all, for a progress bar."""
+        return sum(len(self.at(shape)) for shape in self.shapes)
+
+    def at(self, shape: Shape) -> list[Contender]:
+        """The contenders that take a shape."""
+        return [contender for contender in self.contenders if contender.takes(shape)]
+
+    def sets(self, shape: Shape) -> int:
+        """Sets of buffers: one, or enough that they exceed twice the L2 cache."""
+        return 1 + math.ceil(2 * self.l2_bytes / operand_bytes(shape)) if self.cold else 1
+
+
+@dataclass
+class Candidate:
+    """A contender at one shape, and what became of it."""
+
+    contender: Contender
+    bound: list[Bound] = field(default_factory=list)
+    status: str = results.OK
+    note: str = ""
+    error_in_bounds: float = math.nan
+    error_median: float = math.nan
+    error_max: float = math.nan
+    first_s: float = math.inf
+    samples: Samples | None = None
+    host_us: float = math.nan
+
+    @property
+    def timeable(self) -> bool:
+        return self.status == results.OK
+
+    def fail(self, error: Exception) -> None:
+        self.status = results.ERROR
+        self.note = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+
+
+Observer = Callable[[Shape, Contender], None]
+
+
+def run(plan: Plan, observe: Observer = lambda _shape, _contender: None) -> Iterator[pd.DataFrame]:
+    """Measure every shape; yields the rows of each as soon as they are there.
+
+    ``observe`` is called after each verification.
+    """
+    with plan.library.stream() as stream:
+        for shape in plan.shapes:
+            yield results.frame_of(measure(plan, shape, stream, observe))
+            plan.library.release()
+
+
+def measure(plan: Plan, shape: Shape, stream: int, observe: Observer) -> list[dict[str, Any]]:
+    """Verify and time every contender of one shape; those that memory does not suffice for are marked."""
+    candidates = [candidate_of(plan, contender) for contender in plan.at(shape)]
+    clocks = ClockSamples()
+    try:
+        clocks = verify_and_time(candidates, plan, shape, stream, observe)
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        for candidate in candidates:
+            if candidate.timeable and candidate.samples is None:
+                candidate.fail(error)
+    if any(candidate.status == results.ERROR for candidate in candidates):
+        gc.collect()  # what raised may hold operands in a cycle, which the next shape has no room for
+    return rows(plan, shape, best_of_cublas(candidates), clocks)
+
+
+def verify_and_time(
+    candidates: Sequence[Candidate], plan: Plan, shape: Shape, stream: int, observe: Observer
+) -> ClockSamples:
+    """Both, on operands that are made here; returns the clocks of the meantime."""
+    sets = [DeviceBuffers.random(plan.library, shape, plan.seed, index) for index in range(plan.sets(shape))]
+    reference = Reference(sets[0])
+    for candidate in candidates:
+        if candidate.timeable:
+            verify(candidate, sets, reference, plan, stream)
+        observe(shape, candidate.contender)
+    del reference  # gigabytes at the largest shapes; the timing needs only the operands
+    plan.library.release()
+    with sampled_clocks(plan.nvml) as clocks:
+        time_on_device([c for c in candidates if c.timeable and not on_host(plan, c)], plan, len(sets), stream)
+    time_on_host([c for c in candidates if c.timeable and on_host(plan, c)], plan, stream)
+    for candidate in candidates:
+        if candidate.samples is not None and not on_host(plan, candidate):
+            candidate.host_us = host_time(candidate, stream)
+    return clocks
+
+
+def candidate_of(plan: Plan, contender: Contender) -> Candidate:
+    """A contender, ruled out at once where the GPU cannot run it."""
+    if contender.stage == results.AUTO and contender.precision not in runnable(plan.cc):
+        return Candidate(
+            contender, status=results.UNSUPPORTED, note=f"{contender.precision} needs compute capability 8.0"
+        )
+    if contender.min_cc <= plan.cc or plan.simulated:
+        return Candidate(contender)
+    needed = ".".join(str(part) for part in contender.min_cc)
+    return Candidate(contender, status=results.UNSUPPORTED, note=f"needs compute capability {needed}")
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether an error, of whichever library, says that memory ran out."""
+    said = str(error).lower().replace("_", " ")
+    return isinstance(error, MemoryError) or "out of memory" in said or "cublas status alloc failed" in said
+
+
+def on_host(plan: Plan, candidate: Candidate) -> bool:
+    """Whether a call ends only when the product is there, so that a wall clock can time it."""
+    return plan.simulated or candidate.contender.on_host
+
+
+def verify(candidate: Candidate, sets: Sequence[DeviceBuffers], reference: Reference, plan: Plan, stream: int) -> None:
+    """Run a contender once on NaN-filled output and judge the result; records the verdict."""
+    c = sets[0].c
+    try:
+        candidate.bound = [candidate.contender.bind(buffers) for buffers in sets]
+        plan.library.fill_nan(c)
+        synchronize(stream)
+        start = time.perf_counter()
+        candidate.bound[0].call(stream)
+        synchronize(stream)
+        candidate.first_s = time.perf_counter() - start
+        candidate.bound[0].deliver()
+        verdict, candidate.error_median, candidate.error_max = reference.judge(c, candidate.contender.precision)
+    except Exception as error:  # whatever a contender raises, the others go on
+        candidate.fail(error)
+        return
+    candidate.error_in_bounds = verdict.in_bounds
+    if not verdict.ok:
+        candidate.status, candidate.note = results.WRONG, str(verdict)
+
+
+def time_on_device(candidates: Sequence[Candidate], plan: Plan, sets: int, stream: int) -> None:
+    """Time candidates together, so that drift of the clocks hits all alike.
+
+    When the joint run raises, each is tried alone to find out whose fault it is, and the rest run again.
+    """
+    if not candidates:
+        return
+    calls = {c.contender.label: rotating(c.bound) for c in candidates}
+    rounds = plan.rounds or affordable_rounds([c.first_s for c in candidates])
+    try:
+        timed = interleave(calls, stream, rounds, sets, plan)
+    except Exception as joint:
+        for candidate in candidates:
+            label = candidate.contender.label
+            try:
+                interleave({label: calls[label]}, stream, 1, sets, plan)
+            except Exception as error:
+                candidate.fail(error)
+        survivors = [c for c in candidates if c.timeable]
+        if len(survivors) == len(candidates):
+            if out_of_memory(joint):
+                raise
+            raise RuntimeError("contenders can be timed alone but not together") from joint
+        time_on_device(survivors, plan, sets, stream)
+        return
+    for candidate in candidates:
+        candidate.samples = timed[candidate.contender.label]
+        if plan.graphs and not candidate.samples.captured:
+            candidate.note = NOT_CAPTURED
+
+
+def interleave(calls: dict[str, Call], stream: int, rounds: int, sets: int, plan: Plan) -> dict[str, Samples]:
+    """`time_interleaved`, with repeats in a graph such that every set of buffers has its turn."""
+    return time_interleaved(
+        calls,
+        stream=stream,
+        rounds=rounds,
+        min_span_us=MIN_SPAN_US,
+        round_up_to=sets,
+        graphs=plan.graphs,
+        seed=plan.seed,
+    )
+
+
+def affordable_rounds(seconds: Sequence[float]) -> int:
+    """Rounds that fit the budget, between the fewest and the most, given what one call of each contender takes."""
+    # Short spans are run twice, the first time untimed.
+    a_round = sum(max(2 * MIN_SPAN_US * 1e-6, call) for call in seconds)
+    return max(FEWEST_ROUNDS, min(MOST_ROUNDS, int(ROUNDS_BUDGET_S / a_round)))
+
+
+def time_on_host(candidates: Sequence[Candidate], plan: Plan, stream: int) -> None:
+    """Time calls that wait for their own result: the triple loop, and everything in the simulator.
+
+    The simulator's times mean nothing: there, unless rounds are asked for, the call that was verified will do.
+    """
+    spent: dict[str, list[float]] = {c.contender.label: [] for c in candidates}
+    if plan.simulated and plan.rounds is None:
+        spent = {c.contender.label: [c.first_s * 1e6] for c in candidates}
+        rounds = 0
+    else:
+        rounds = plan.rounds or FEWEST_ROUNDS
+    for _ in range(rounds):
+        for candidate in candidates:
+            start = time.perf_counter()
+            candidate.bound[0].call(stream)
+            spent[candidate.contender.label].append((time.perf_counter() - start) * 1e6)
+    for candidate in candidates:
+        candidate.samples = Samples(np.array(spent[candidate.contender.label]))
+        candidate.host_us = candidate.samples.median
+
+
+def host_time(candidate: Candidate, stream: int) -> float:
+    """Host time of a call in microseconds, in batches short enough that the launch queue never fills.
+
+    NaN where the device would work too long on as many calls as it takes.
+    """
+    assert candidate.samples is not None
+    call_s = candidate.samples.median * 1e-6
+    if FEWEST_CALLS * call_s > LONGEST_BATCH_S:
+        return math.nan
+    batch = max(FEWEST_CALLS, min(MOST_CALLS, int(HOST_BATCH_S / call_s)))
+    rounds = FEWEST_ROUNDS if call_s < HOST_BATCH_S else 1
+    call = candidate.bound[0].call
+    return host_time_us(
+        lambda: call(stream), batch=batch, rounds=rounds, synchronize=lambda: synchronize(stream)
+    )  # fmt: skip
+
+
+def best_of_cublas(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates with one FP32 cuBLAS row: the fastest, or, when none was timed, the first; it names the others."""
+    baselines = [c for c in candidates if c.contender.stage == results.CUBLAS and c.contender.precision == IEEE]
+    if len(baselines) < 2:
+        return list(candidates)
+    best = min(baselines, key=lambda c: c.samples.median if c.samples else math.inf)
+    others = [f"through {c.contender.via}: {outcome(c)}" for c in baselines if c is not best]
+    best.note = "; ".join(filter(None, [best.note, *others]))
+    return [c for c in candidates if c not in baselines or c is best]
+
+
+def outcome(candidate: Candidate) -> str:
+    """What became of a candidate, in a few words."""
+    result = f"{candidate.samples.median:.6g} us" if candidate.samples else candidate.status
+    return ", ".join(filter(None, [result, candidate.note]))
+
+
+def rows(plan: Plan, shape: Shape, candidates: Sequence[Candidate], clocks: ClockSamples) -> list[dict[str, Any]]:
+    """The rows of one shape."""
+    baselines = {
+        c.contender.precision: c.samples.median
+        for c in reversed(candidates)
+        if c.contender.stage == results.CUBLAS and c.samples
+    }
+    return [row(plan, shape, candidate, clocks, baselines) for candidate in candidates]
+
+
+def row(
+    plan: Plan, shape: Shape, candidate: Candidate, clocks: ClockSamples, baselines: Mapping[str, float]
+) -> dict[str, Any]:
+    """One row; timings only where a contender was right. `baselines` are cuBLAS's, in microseconds, by precision."""
+    contender, first = candidate.contender, candidate.bound[0] if candidate.bound else None
+    values: dict[str, Any] = {
+        "stage": contender.stage,
+        "precision": contender.precision,
+        "m": shape.m,
+        "n": shape.n,
+        "k": shape.k,
+        "layout": "nn",  # neither operand transposed, all row-major
+        "cache": "cold" if plan.cold else "hot",
+        "error_in_bounds": candidate.error_in_bounds,
+        "error_median": candidate.error_median,
+        "error_max": candidate.error_max,
+        "host_us": candidate.host_us,
+        "compile_s": first.compile_s if first else math.nan,
+        "status": candidate.status,
+        "via": contender.via,
+        "config": first.config if first else contender.config,
+        "note": candidate.note,
+    }
+    samples = candidate.samples
+    if samples is None:
+        return values
+    gflops = gemm_flops(*shape) / samples.median * 1e-3
+    values |= {
+        "min_us": samples.min,
+        "median_us": samples.median,
+        "mean_us": samples.mean,
+        "max_us": samples.max,
+        "p10_us": samples.p10,
+        "p90_us": samples.p90,
+        "rounds": len(samples.us),
+        "gflops": gflops,
+        "ratio_to_cublas": baselines.get(IEEE, math.nan) / samples.median,
+        "ratio_to_same_precision": baselines.get(contender.precision, math.nan) / samples.median,
+    }
+    if not on_host(plan, candidate):
+        values |= {
+            "percent_of_peak": 100 * gflops * 1e9 / plan.peak,
+            "sm_clock_mhz": clocks.median_mhz,
+            "throttle": clocks.throttle,
+        }
+    return values

@@ -1,0 +1,245 @@
+"""Streamed products beside the same product in the GPU's memory: ``python -m numba_gemm.lab.bench.streamed --out DIR``.
+
+It times `tiled_sgemm` on operands that lie on the device, then `streamed_sgemm` on the same operands in page-locked
+memory, in ordinary memory, and in files that are mapped, with and without a limit of device memory, each beside what
+`numba_gemm.streaming.expected_time` makes of copies timed alone. Results are compared with the product on the
+device, element by element. It writes `streamed.csv` and `streamed.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from cuda.bindings import driver
+
+from numba_gemm.lab.bench import environment
+from numba_gemm.lab.bench.cli import commit_hash
+from numba_gemm.lab.bench.command import USAGE, command, csv_text, json_text, make_folder, require_gpu, write_files
+from numba_gemm.lab.bench.nvml import sampled_clocks
+from numba_gemm.lab.bench.results import LAUNCHES
+from numba_gemm.models.accuracy import ieee_bound
+from numba_gemm.runtime.driver import device_scope
+from numba_gemm.runtime.launch import current_device, synchronize
+from numba_gemm.runtime.pinned_memory import pinned
+from numba_gemm.streaming import blocking_of, expected_time, streamed_sgemm
+
+__all__ = ["FILE", "HOW", "ON_DEVICE", "MemoryWatch", "main"]
+
+FILE, HOW = "streamed.csv", "streamed.json"
+DEFAULT_OUT = Path("results") / "local"
+ON_DEVICE = "on the device"
+ROWS = 1024  # of a result that are compared at once
+LARGEST = 0.5  # elements of A and B lie within [-LARGEST, LARGEST)
+KINDS = ("page-locked", "pageable", "memory map")
+RIGHT, WRONG = 0, 1
+
+
+class MemoryWatch:
+    """The most device memory that is taken while it watches, beside what was taken before."""
+
+    def __init__(self, device: int, interval_s: float = 0.002) -> None:
+        self._device, self._interval, self._stop = device, interval_s, threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self.before = self.most = self.after = 0
+
+    def taken(self) -> int:
+        """Bytes of the device that anyone has."""
+        with device_scope(self._device):
+            _, free, total = driver.cuMemGetInfo()
+        return int(total) - int(free)
+
+    def _watch(self) -> None:
+        while not self._stop.wait(self._interval):
+            self.most = max(self.most, self.taken() - self.before)
+
+    def __enter__(self) -> MemoryWatch:
+        self.before = self.taken()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self.after = self.taken() - self.before
+
+
+@contextmanager
+def operands(kind: str, size: int, source: Sequence[np.ndarray]) -> Iterator[list[np.ndarray]]:
+    """A, B and an empty C in memory of a kind, A and B with the values of others."""
+    with ExitStack() as scopes:
+        if kind == "page-locked":
+            made = [scopes.enter_context(pinned(size * size)).reshape(size, size) for _ in range(3)]
+        elif kind == "memory map":
+            folder = Path(scopes.enter_context(tempfile.TemporaryDirectory()))
+            made = [np.memmap(folder / name, np.float32, "w+", shape=(size, size)) for name in "abc"]
+        else:
+            made = [np.empty((size, size), np.float32) for _ in range(3)]
+        for target, values in zip(made, source):
+            target[...] = values
+        yield made
+
+
+class InMemory:
+    """The same product of operands that lie on the device."""
+
+    def __init__(self, source: Sequence[np.ndarray]) -> None:
+        from numba import cuda
+
+        self._a, self._b = (cuda.to_device(values) for values in source)
+        self._c = cuda.device_array((source[0].shape[0], source[1].shape[1]), np.float32)
+
+    def seconds(self, precision: str) -> float:
+        """How long it takes."""
+        from numba_gemm import tiled_sgemm
+
+        synchronize(0)
+        begin = time.perf_counter()
+        tiled_sgemm(self._a, self._b, out=self._c, precision=precision)
+        synchronize(0)
+        return time.perf_counter() - begin
+
+    def largest_difference(self, other: np.ndarray) -> float:
+        """Of another result from the one of the last call; NaN if that has one."""
+        most = 0.0
+        for begin in range(0, len(other), ROWS):  # the whole of it would take as much memory again
+            mine = self._c[begin : begin + ROWS].copy_to_host()
+            most = max(most, float(np.abs(mine - other[begin : begin + ROWS]).max(initial=0.0)), key=nan_last)
+        return most
+
+
+def nan_last(value: float) -> tuple[bool, float]:
+    """What orders numbers so that NaN is the largest."""
+    return math.isnan(value), value
+
+
+def measure(
+    size: int, precisions: Sequence[str], kinds: Sequence[str], limits: Sequence[int | None], repeats: int
+) -> pd.DataFrame:
+    """A row a streamed product, the median of some; and one a product in the device's memory.
+
+    Each round times both, one after the other, so that the device is as warm for either.
+    """
+    rng, device = np.random.default_rng(0), current_device()
+    rows: list[dict[str, Any]] = []
+    source = [rng.random((size, size), np.float32) - np.float32(LARGEST) for _ in range(2)]
+    inside, spans_inside = InMemory(source), {precision: list[float]() for precision in precisions}
+    for precision in precisions:
+        inside.seconds(precision)  # kernels are loaded, the workspace is there
+    for kind in kinds:
+        with operands(kind, size, source) as (a, b, c):
+            for precision in precisions:
+                streamed_sgemm(a[:512], b[:, :512], precision=precision)
+                for limit in limits:
+                    how: dict[str, Any] = {"memory_limit": limit, "precision": precision}
+                    blocking, prediction = blocking_of(a, b, **how), expected_time(a, b, c, **how)
+                    print(f"{kind}, {precision}, limit {limit}: {prediction}", flush=True)
+                    c.fill(np.nan)
+                    with MemoryWatch(device) as watch:
+                        streamed_sgemm(a, b, c, **how)
+                    pairs = []
+                    for _ in range(repeats):
+                        own = inside.seconds(precision)
+                        begin = time.perf_counter()
+                        streamed_sgemm(a, b, c, **how)
+                        pairs.append((own, time.perf_counter() - begin))
+                    spans_inside[precision] += [own for own, _ in pairs]
+                    rows.append(
+                        {
+                            "precision": precision,
+                            "operands": kind,
+                            "memory_limit": limit,
+                            "seconds": float(np.median([span for _, span in pairs])),
+                            "of_in_memory": float(np.median([own / span for own, span in pairs])),
+                            "predicted_s": prediction.seconds,
+                            "bound_by": prediction.bound_by,
+                            "blocks": blocking.count,
+                            "panels": len(blocking.depths),
+                            "device_bytes": blocking.device_bytes,
+                            "peak_bytes": watch.most,
+                            "left_bytes": watch.after,
+                            "largest_difference": inside.largest_difference(c),
+                        }
+                    )
+                    print(rows[-1], flush=True)
+    first: list[dict[str, Any]] = [
+        {"precision": name, "operands": ON_DEVICE, "seconds": float(np.median(spans)), "of_in_memory": 1.0}
+        for name, spans in spans_inside.items()
+    ]
+    frame = pd.DataFrame(first + rows).sort_values(
+        "precision", kind="stable", key=lambda names: names.map(order_of(precisions))
+    )
+    frame.insert(0, "size", size)
+    frame.insert(4, "tflops", 2.0 * size**3 / frame["seconds"] / 1e12)
+    return frame
+
+
+def order_of(names: Sequence[str]) -> dict[str, int]:
+    """Their places."""
+    return {name: place for place, name in enumerate(names)}
+
+
+def parser() -> argparse.ArgumentParser:
+    """Options."""
+    made = argparse.ArgumentParser(prog="python -m numba_gemm.lab.bench.streamed", description=__doc__)
+    made.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="DIR", help=f"default: {DEFAULT_OUT}")
+    made.add_argument("--size", type=int, default=32768, metavar="N", help="M = N = K (default: 32768)")
+    made.add_argument("--precisions", default="ieee,bf16x6", help="default: ieee,bf16x6")
+    made.add_argument("--operands", default=",".join(KINDS), help="kinds of memory (default: all)")
+    made.add_argument(
+        "--limits", default="0,4", metavar="GB", help="limits of device memory, 0 for none (default: 0,4)"
+    )
+    made.add_argument("--repeats", type=int, default=3, metavar="N", help="default: 3")
+    made.add_argument(
+        "--commit", type=commit_hash, metavar="HASH", help="the commit to record where git cannot tell it"
+    )
+    return made
+
+
+@command
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, write, print; returns the exit status."""
+    options = parser().parse_args(arguments)
+    require_gpu()
+    limits = [int(float(text) * 1e9) or None for text in options.limits.split(",")]
+    described = environment.describe(
+        simulated=False,
+        seed=0,
+        cache="cold",
+        command=f"python -m numba_gemm.lab.bench.streamed --size {options.size} --limits {options.limits}",
+        timing=LAUNCHES,
+        stated_commit=options.commit,
+    )
+    kinds, precisions = options.operands.split(","), options.precisions.split(",")
+    if unknown := set(kinds) - set(KINDS):
+        print(f"error: unknown kinds of memory {sorted(unknown)}; expected some of {', '.join(KINDS)}", file=sys.stderr)
+        return USAGE
+    make_folder(options.out)
+    with sampled_clocks(environment.current_nvml()) as clocks:
+        frame = measure(options.size, precisions, kinds, limits, options.repeats)
+    environment.conclude(described, [clocks.median_mhz], [clocks.throttle])
+    write_files(options.out, {FILE: csv_text(frame, 5), HOW: json_text(described)})
+    print(frame.to_string(index=False))
+    streamed = frame[frame["operands"] != ON_DEVICE]
+    # Both sums have errors, each within the bound.
+    most = 2 * ieee_bound(options.size) * options.size * LARGEST**2
+    wrong = ~(streamed["largest_difference"] <= most)
+    over = streamed["peak_bytes"] > streamed["memory_limit"].fillna(streamed["device_bytes"])
+    for found, what in ((wrong, "differ from the product on the device"), (over, "take more memory than they may")):
+        if found.any():
+            print(f"error: {found.sum()} products {what}", file=sys.stderr)
+    return WRONG if (wrong | over).any() else RIGHT
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,184 @@
+"""The tensor cores' ladder, stage by stage, beside cuBLAS SGEMM; and what NaN and infinities cost.
+
+``python -m numba_gemm.lab.bench.tensor_ladder --out DIR`` writes `tensor_ladder.csv`: all stages multiply the same split
+operands, in one precision; how long they take to split is a row of its own. Errors are those of positive operands, of
+whose sums tensor cores cut off most. And `special_values.csv`: the public function in that precision, with operands of
+which some elements are NaN, or infinite. It needs a GPU of compute capability 9.0, and PyTorch for cuBLAS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from numba_gemm.gemm import split_products
+from numba_gemm.kernels.tensor_core import MODES, TENSOR_STAGES, Mode, TensorForm, TensorStage, split
+from numba_gemm.kernels.tensor_core.stage import BATCH_STEPS, WarpgroupConfig
+from numba_gemm.lab.bench.accuracy import quotients
+from numba_gemm.lab.bench.command import USAGE, command, csv_text, make_folder, require_gpu, write_files
+from numba_gemm.models.roofline import FLOAT32_BYTES, gemm_flops
+from numba_gemm.runtime.compiler import KernelArguments
+from numba_gemm.runtime.driver import Frame, load_kernel
+from numba_gemm.runtime.launch import Matrix, current_device, device_properties
+from numba_gemm.runtime.timing import time_interleaved
+
+__all__ = ["CSV", "MODE", "SHAPE", "SPECIAL_CSV", "SPLIT", "main", "measured", "rungs", "special_values"]
+
+CSV, SPECIAL_CSV = "tensor_ladder.csv", "special_values.csv"
+MODE = "bf16x6"
+SHAPE = (4096, 4096, 4096)
+SPLIT, CUBLAS = "split", "cublas"  # rows that are no stages
+SEED = 1
+
+
+def rungs() -> list[TensorStage]:
+    """The stages of the ladder, in climbing order."""
+    return [stage for stage in TENSOR_STAGES.values() if isinstance(stage.configs[0], WarpgroupConfig)]
+
+
+def as_matrix(tensor: Any, device: int) -> Matrix:
+    """Where a PyTorch tensor lies."""
+    (rows, cols), (down, across) = tensor.shape, tensor.stride()
+    return Matrix(tensor.data_ptr(), rows, cols, FLOAT32_BYTES * down, FLOAT32_BYTES * across, device, tensor)
+
+
+class Rung:
+    """A stage's product, and what splits its operands, into memory of its own."""
+
+    def __init__(self, torch: Any, stage: TensorStage, mode: Mode, a: Matrix, b: Matrix, c: Matrix) -> None:
+        gpu, config = device_properties(c.device), stage.configs[0]
+        division = split_products.divide(mode, c.rows, c.cols, a.cols, gpu.sm_count, config, stage)
+        self._memory = torch.empty(division.workspace_bytes // FLOAT32_BYTES, device="cuda")
+        start = self._memory.data_ptr()
+        parts = [
+            (start + offset, *shape, FLOAT32_BYTES * shape[1], FLOAT32_BYTES)
+            for offset, shape in zip(division.offsets, division.parts, strict=True)
+        ]
+        grid = (division.blocks, 1, 1) if stage.complete else (-(-c.cols // config.BN), -(-c.rows // config.BM), 1)
+        values: list[float | tuple[int, ...]]
+        values = [1.0, *parts[:2], 0.0, c.packed, *([a.packed, b.packed, (0,) * BATCH_STEPS] if stage.complete else [])]
+        cubin = split_products.product_cubin(config, TensorForm(mode), gpu.cc, stage)
+        self.registers, shared = cubin.registers, config.dynamic_shared(mode)
+        kernel, block = load_kernel(cubin, c.device, shared), (config.threads, 1, 1)
+        self._product = Frame(c.device, kernel, grid, block, shared, KernelArguments(values))
+        kernel, grid = load_kernel(split_products.split_cubin(mode, gpu.cc), c.device), (division.split_blocks, 1, 1)
+        values = [a.packed, parts[0], b.transposed.packed, parts[1], (0,) * 4]
+        self._split = Frame(c.device, kernel, grid, (split.THREADS, 1, 1), 0, KernelArguments(values))
+
+    def split(self, stream: int) -> None:
+        """Enqueue the splitting."""
+        self._split.launch(stream)
+
+    def multiply(self, stream: int) -> None:
+        """Enqueue the product."""
+        self._product.launch(stream)
+
+
+def measured(shape: tuple[int, int, int], mode: Mode, rounds: int) -> list[dict[str, Any]]:
+    """A row for splitting, each stage and cuBLAS, timed in turns."""
+    import torch
+
+    m, n, k = shape
+    device, stream = current_device(), torch.cuda.Stream()
+    generator = np.random.default_rng([SEED, m, n, k])
+    a, b = (
+        torch.from_numpy(generator.uniform(0, 1, extents).astype(np.float32)).cuda() for extents in ((m, k), (k, n))
+    )
+    c = torch.empty(m, n, device="cuda")
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+    def cublas(_stream: int) -> None:
+        with torch.cuda.stream(stream):
+            torch.matmul(a, b, out=c)
+
+    matrices = [as_matrix(tensor, device) for tensor in (a, b, c)]
+    found = {stage.name: Rung(torch, stage, mode, *matrices) for stage in rungs()}
+    calls: dict[str, Callable[[int], None]] = {CUBLAS: cublas, SPLIT: next(iter(found.values())).split}
+    calls |= {name: rung.multiply for name, rung in found.items()}
+    rows: dict[str, dict[str, Any]] = {}
+    for name, call in calls.items():
+        c.fill_(float("nan"))
+        torch.cuda.synchronize()
+        if name in found:
+            found[name].split(stream.cuda_stream)
+        call(stream.cuda_stream)
+        torch.cuda.synchronize()
+        precision = split_products.IEEE if name == CUBLAS else mode.name
+        rows[name] = {"stage": name, "precision": precision, "m": m, "n": n, "k": k}
+        if name != SPLIT:
+            rows[name]["error_median"], rows[name]["error_max"] = quotients(torch, c, a, b)
+        if name in found:
+            config = TENSOR_STAGES[name].configs[0]
+            rows[name] |= {"config": config.name, "registers": found[name].registers}
+    samples = time_interleaved(calls, stream=stream.cuda_stream, rounds=rounds)
+    for name, sample in samples.items():
+        rows[name] |= {"median_us": sample.median, "ratio_to_cublas": samples[CUBLAS].median / sample.median}
+        if name != SPLIT:
+            rows[name]["tflops"] = gemm_flops(m, n, k) / sample.median * 1e-6
+    return list(rows.values())
+
+
+def special_values(shape: tuple[int, int, int], mode: Mode, rounds: int) -> list[dict[str, Any]]:
+    """A row for each number of A's rows in which an element is NaN or infinite: all of C's are computed again there."""
+    import torch
+
+    from numba_gemm.api import tiled_sgemm
+
+    m, n, k = shape
+    b, c = torch.randn(k, n, device="cuda"), torch.empty(m, n, device="cuda")
+
+    def call_with(a: Any, precision: str) -> Callable[[int], None]:
+        def call(stream: int) -> None:
+            tiled_sgemm(a, b, c, precision=precision, stream=stream)
+
+        return call
+
+    rows: dict[str, dict[str, Any]] = {}
+    calls: dict[str, Callable[[int], None]] = {}
+    none, some = [(split_products.IEEE, "none", 0), (mode.name, "none", 0)], (1, 16, m // 16, m)
+    for precision, value, count in [*none, *((mode.name, value, count) for value in ("nan", "inf") for count in some)]:
+        a = torch.randn(m, k, device="cuda")
+        if count:
+            a[:: m // count, k // 2] = float(value)
+        name = f"{precision} {value} {count}"
+        calls[name] = call_with(a, precision)
+        calls[name](0)
+        torch.cuda.synchronize()
+        found = int((torch.isinf(c) if value == "inf" else torch.isnan(c)).sum())
+        if found != count * n:
+            raise RuntimeError(f"{found} elements of C are {value}; expected {count} rows of {n}")
+        rows[name] = {"m": m, "n": n, "k": k, "precision": precision, "value": value, "rows": count}
+    samples = time_interleaved(calls, stream=torch.cuda.Stream().cuda_stream, rounds=rounds)
+    finite = samples[f"{mode.name} none 0"].median
+    for name, sample in samples.items():
+        rows[name] |= {"median_us": sample.median, "times_as_long": sample.median / finite}
+    return list(rows.values())
+
+
+@command
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, write, print."""
+    made = argparse.ArgumentParser(prog="python -m numba_gemm.lab.bench.tensor_ladder", description=__doc__)
+    made.add_argument("--out", type=Path, default=Path("results") / "local", help="folder of the results")
+    made.add_argument("--rounds", type=int, default=9)
+    options = made.parse_args(arguments)
+    require_gpu()
+    if device_properties(current_device()).cc != (9, 0):
+        print("this needs a GPU of compute capability 9.0", file=sys.stderr)
+        return USAGE
+    make_folder(options.out)
+    for name, made_by in ((CSV, measured), (SPECIAL_CSV, special_values)):
+        frame = pd.DataFrame(made_by(SHAPE, MODES[MODE], options.rounds))
+        write_files(options.out, {name: csv_text(frame, 5)})
+        print(frame.to_string(index=False))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,202 @@
+"""What the tracer says of every stage, beside what a GPU's counters say: ``python -m numba_gemm.lab.bench.tracer``.
+
+On a GPU, with Nsight Compute, it writes `tracer_counted.csv` and `tracer_counted.json` into ``--out``. On the simulator
+(NUMBA_ENABLE_CUDASIM=1) it traces the same launches, on all cores, reads the file that is there, and writes
+`tracer.csv`: a row a stage and quantity, with both numbers. It exits with 1 if one is off by more than 2 %.
+
+Requests and sectors of global memory are `l1tex__t_requests` and `l1tex__t_sectors`; requests and wavefronts of shared
+memory are counted by instruction (section SourceCounters), those of copies by lane, since many are executed with none
+active. The shape is one of whole k-tiles for every stage: of copies of which some lanes write zeros, Nsight Compute's
+count by instruction is not the hardware's (docs/tracing.md). Three stages read shared memory element by element, and
+the compiler joins neighbours into vectors: of which operand, its SASS says (`JOINED`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from numba_gemm.lab.bench import counters, environment
+from numba_gemm.lab.bench.cases import Shape
+from numba_gemm.lab.bench.cli import commit_hash
+from numba_gemm.lab.bench.command import command, csv_text, json_text, make_folder, write_files
+from numba_gemm.simulator.probe import simulator_requested
+
+__all__ = ["COUNTED", "SHAPE", "TRACED", "compare", "counted", "main", "traced"]
+
+COUNTED, COUNTED_HOW, TRACED = "tracer_counted.csv", "tracer_counted.json", "tracer.csv"
+SHAPE = Shape(128, 256, 128)
+TOLERANCE = 0.02
+COMMAND = "python -m numba_gemm.lab.bench.tracer"
+LATEST = Path("results") / "h200" / "latest"
+
+# Of stages that read shared memory element by element, the tiles of which the compiler reads four neighbours at once.
+JOINED = {"shared_tile": ("a_tile",), "thread_tile_1d": ("a_tile",), "thread_tile_2d": ("b_tile",)}
+# Blocks that stand for all: those of a product that tiles divide evenly do the same at other addresses.
+ONE_BLOCK = ("naive", "coalesced", "shared_tile", "thread_tile_1d", "thread_tile_2d")
+
+REQUESTS = {
+    "global loads": "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
+    "global stores": "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum",
+}
+SECTORS = {
+    "global loads": "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
+    "global stores": "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
+}
+COPIES = "shared copies"
+INSTRUCTIONS = {"shared loads": "LDS", "shared stores": "STS", COPIES: "LDGSTS"}
+KEY = ["stage", "config", "m", "n", "k", "accesses", "quantity"]
+
+
+def _row(stage: Any, accesses: str, quantity: str, value: float) -> dict[str, Any]:
+    return counters.key(stage, SHAPE) | {"accesses": accesses, "quantity": quantity, "value": int(value)}
+
+
+def _order() -> dict[str, list[str]]:
+    from numba_gemm.kernels.ladder import STAGES
+
+    kinds = [*REQUESTS, *INSTRUCTIONS]
+    return {"stage": list(STAGES), "accesses": kinds, "quantity": ["requests", "lanes", "sectors", "wavefronts"]}
+
+
+def counted(ncu: str, child: Sequence[str]) -> pd.DataFrame:
+    """What the GPU counts of a child process that launches each stage once.
+
+    Raises
+    ------
+    CountersError
+        if ncu fails.
+    """
+    stages = counters.supported(counters.chosen_stages(None))
+    only = ("-k", counters.kernel_filter(stages))
+    metrics = [*REQUESTS.values(), *SECTORS.values()]
+    raw = counters.profile(ncu, (*counters.COMMON, "--page", "raw", "--metrics", ",".join(metrics), *only), child)
+    page = counters.table(counters.own_lines(raw)).iloc[1:]
+    rows = []
+    for stage, found in counters.matched(list(zip(page["Kernel Name"], page.to_dict("records"))), stages):
+        for quantity, names in (("requests", REQUESTS), ("sectors", SECTORS)):
+            for accesses, metric in names.items():
+                rows.append(_row(stage, accesses, quantity, float(found[metric].replace(",", ""))))
+    source = counters.read_source_page(counters.profile(ncu, (*counters.SOURCE_PAGE, *only), child))
+    for stage, lines in counters.matched(source, stages):
+        active = counters.numbers(lines["Predicated-On Thread Instructions Executed"]) > 0
+        opcodes = pd.Series([counters.opcode(line)[0] for line in lines["Source"]], index=lines.index)
+        for accesses, name in INSTRUCTIONS.items():
+            own = lines[active & (opcodes == name)]
+            if own.empty:
+                continue
+            if accesses == COPIES:
+                lanes = counters.numbers(own["Predicated-On Thread Instructions Executed"]).sum()
+                rows.append(_row(stage, accesses, "lanes", lanes))
+            else:
+                rows.append(_row(stage, accesses, "requests", counters.numbers(own["Instructions Executed"]).sum()))
+            rows.append(_row(stage, accesses, "wavefronts", counters.numbers(own["L1 Wavefronts Shared"]).sum()))
+    return pd.DataFrame(rows)
+
+
+def traced(name: str) -> list[dict[str, Any]]:
+    """What the tracer says of a stage."""
+    from numba_gemm.inspect import trace
+    from numba_gemm.kernels.ladder import STAGES
+
+    stage = STAGES[name]
+    shape = counters.shape_of(stage, SHAPE)
+    rng = np.random.default_rng(counters.SEED)
+    a, b = (rng.standard_normal(extents, np.float32) for extents in ((shape.m, shape.k), (shape.k, shape.n)))
+    c = np.empty((shape.m, shape.n), np.float32)
+    blocks = [(0, 0, 0)] if name in ONE_BLOCK else None
+    found = trace(stage, None, None, 1.0, a, b, 0.0, c, blocks=blocks)
+    times = int(np.prod(found.grid)) // len(found.blocks)
+    requests = found.requests
+    rows = []
+    for accesses, space, ops in (
+        ("global loads", "global", ("load", "copy")),
+        ("global stores", "global", ("store",)),
+        ("shared loads", "shared", ("load",)),
+        ("shared stores", "shared", ("store",)),
+        (COPIES, "shared", ("copy",)),
+    ):
+        own = requests[(requests["space"] == space) & requests["op"].isin(ops)]
+        if own.empty:
+            continue
+        count, cost = len(own), int(own["sectors" if space == "global" else "wavefronts"].sum())
+        if accesses == "shared loads" and name in JOINED:
+            apart = own[~own["array"].isin(JOINED[name])]
+            count, cost = found.joined(JOINED[name])
+            count, cost = count + len(apart), cost + int(apart["wavefronts"].sum())
+        if accesses == COPIES:
+            rows.append(_row(stage, accesses, "lanes", int(own["lanes"].sum()) * times))
+        else:
+            rows.append(_row(stage, accesses, "requests", count * times))
+        rows.append(_row(stage, accesses, "sectors" if space == "global" else "wavefronts", cost * times))
+    return rows
+
+
+def compare(traces: pd.DataFrame, counts: pd.DataFrame) -> pd.DataFrame:
+    """Both numbers beside each other, and their ratio; a quantity that one side lacks is 0 there."""
+    both = counts.merge(traces, on=KEY, how="outer", suffixes=("_counted", "_traced"), sort=False).fillna(0)
+    both = both.rename(columns={"value_counted": "counted", "value_traced": "traced"})
+    both[["counted", "traced"]] = both[["counted", "traced"]].astype("int64")
+    both = both[(both["counted"] > 0) | (both["traced"] > 0)]
+    places = [[names.index(value) for value in both[column]] for column, names in _order().items()]
+    both = both.iloc[np.lexsort(places[::-1])].reset_index(drop=True)
+    both["ratio"] = both["traced"] / both["counted"]
+    both["within"] = (both["ratio"] - 1).abs() <= TOLERANCE
+    return both
+
+
+@command
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Count, or trace and compare; returns the exit status."""
+    made = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
+    made.add_argument("--out", type=Path, default=LATEST, help=f"folder of the results (default: {LATEST})")
+    made.add_argument(
+        "--commit", type=commit_hash, metavar="HASH", help="the commit to record where git cannot tell it"
+    )
+    made.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    options = made.parse_args(arguments)
+    if options.child:
+        counters.launch_each(counters.supported(counters.chosen_stages(None)), SHAPE)
+        return 0
+    if not simulator_requested():
+        try:
+            ncu = counters.ncu_path()
+            make_folder(options.out)
+            frame = counted(ncu, [sys.executable, "-m", "numba_gemm.lab.bench.tracer", "--child"])
+        except counters.CountersError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        how = environment.describe(
+            simulated=False, seed=counters.SEED, cache="cold", command=COMMAND, stated_commit=options.commit
+        )
+        how["ncu"] = {"version": counters.ncu_version(ncu)}
+        write_files(options.out, {COUNTED: csv_text(frame, 15), COUNTED_HOW: json_text(how)})
+        print(frame.to_string(index=False))
+        return 0
+    if not (options.out / COUNTED).is_file():
+        print(f"error: there is no {options.out / COUNTED}: run this on a GPU first", file=sys.stderr)
+        return 2
+    make_folder(options.out)
+    from numba_gemm.kernels.ladder import STAGES
+
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
+        rows = [row for found in pool.map(traced, STAGES) for row in found]
+    frame = compare(pd.DataFrame(rows), pd.read_csv(options.out / COUNTED))
+    write_files(options.out, {TRACED: csv_text(frame, 4)})
+    print(frame.to_string(index=False))
+    off = frame[~frame["within"]]
+    print(f"{len(frame)} numbers, {len(off)} of them off by more than {TOLERANCE:.0%}")
+    return 1 if len(off) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

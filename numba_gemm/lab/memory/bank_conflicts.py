@@ -1,0 +1,286 @@
+"""In each of its passes, a request to shared memory takes as many cycles as its fullest bank has words to give.
+
+Shared memory has 32 banks of 32-bit words, and each gives one word a cycle. A warp that reads 32 words of 32 banks is
+served at once, in one wavefront; words that share a bank wait for each other. Lanes that read the same word do not: the
+bank gives it to all of them (broadcast), and so it goes for several words of different banks (multicast). A stride of s
+words spreads a warp over 32 / gcd(s, 32) banks: odd strides have no conflict, a stride of 32 has all lanes in one bank,
+and 33, which is one element of padding, has none again.
+
+Wider reads are served in passes, of half a warp for 64 bits and of a quarter for 128, so that without a conflict they
+take 2 and 4 wavefronts; each pass takes as many as its fullest bank has words (`numba_gemm.models.requests`, which also
+says when passes join). `predicted_wavefronts` counts them, a cycle each; `predicted_us` is the time of the same width
+at stride 1, in proportion. A block of 32 warps a multiprocessor keeps the banks busy, so that `cycles` a request, by
+the multiprocessor's clock, are those of the banks and not of waiting.
+
+On an H200 every stride takes its wavefronts to 1 %, 1 to 32 cycles at any width, and so does every pattern of 32-bit
+reads. Where several lanes share a wide word, passes join, and fewer wavefronts are less time: two lanes or more to each
+word of 128 bits take about 2.2 cycles and not 4, of 64 bits about 1.07 and not 2. That is about 10 and 7 % more than
+the 2 and 1 wavefronts predicted, whether 2, 4 or all 32 lanes share; why is not explained. A word that lanes share
+which are not neighbours, every eighth, joins nothing, and saves nothing.
+
+Source: CUDA C++ Best Practices Guide, "Shared Memory and Memory Banks"; CUDA C++ Programming Guide, "Shared Memory".
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from numba import cuda, float32, uint32
+
+from numba_gemm.device.address import shared_address, shared_load1, shared_load2, shared_load4
+from numba_gemm.device.texture import cycles
+from numba_gemm.lab.memory import machine
+from numba_gemm.lab.memory.drawing import COLOURS, curve
+from numba_gemm.lab.memory.experiment import Experiment
+from numba_gemm.models import requests
+from numba_gemm.simulator.switch import device_function
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+WARP, WORD = 32, 4
+ROW = requests.BANKS * WORD  # bytes: after a row the banks begin again
+STRIDES = (*range(1, 33), 33)
+FIRST, READS = 8, 16  # rows that turns begin at; reads of a turn, a row from one to the next
+ROWS = 4 * 33 + FIRST + READS  # what 32 lanes 33 elements of 128 bits apart reach over
+WORDS = ROWS * requests.BANKS
+VALUES = 64  # different ones: sums are exact
+
+PATTERNS = {
+    "broadcast": lambda lane: 0,
+    "multicast, pairs": lambda lane: lane // 2,
+    "multicast, fours": lambda lane: lane // 4,
+    "multicast, 8 words": lambda lane: lane % 8,
+    "reversed": lambda lane: 31 - lane,
+    "two rows, halves": lambda lane: lane % 16 + 32 * (lane // 16),
+}
+"""Which element each lane reads, other than by a stride."""
+
+
+@device_function
+def read_32(tile: Any, address: Any) -> Any:
+    """One word of a tile, by one instruction."""
+    return shared_load1(tile, address)
+
+
+@device_function
+def read_64(tile: Any, address: Any) -> Any:
+    """The sum of two words of a tile, read by one instruction."""
+    x, y = shared_load2(tile, address)
+    return x + y
+
+
+@device_function
+def read_128(tile: Any, address: Any) -> Any:
+    """The sum of four words of a tile, read by one instruction."""
+    x, y, z, w = shared_load4(tile, address)
+    return (x + y) + (z + w)
+
+
+def reader(read: Any) -> Any:
+    """A kernel in which every lane reads the same place of the banks again and again, in one row after the other."""
+
+    @cuda.jit
+    def read_rows(turns: Any, places: Any, sums: Any, took: Any) -> None:
+        """Sum up what each lane finds at its place, in bytes from the row's begin; note how long each block takes."""
+        tile = cuda.shared.array(WORDS, float32, alignment=16)
+        thread = uint32(cuda.threadIdx.x)
+        place = uint32(thread)
+        while place < uint32(WORDS):
+            tile[place] = float32(place % VALUES)
+            place = uint32(place + cuda.blockDim.x)
+        start = uint32(shared_address(tile) + places[thread % WARP])
+        total, turn, last = float32(0), uint32(0), uint32(turns)
+        cuda.syncthreads()  # the tile is written before any thread reads it; and the clock starts for all
+        begin = cycles()
+        while turn < last:
+            # Another row in every turn, or the compiler would read but once.
+            first = uint32(start + turn % FIRST * ROW)
+            for i in range(READS):
+                total += read(tile, uint32(first + uint32(i * ROW)))
+            turn = uint32(turn + 1)
+        cuda.syncthreads()  # all have read
+        if thread == uint32(0):
+            took[cuda.blockIdx.x] = cycles() - begin
+        sums[uint32(cuda.blockIdx.x * cuda.blockDim.x + thread)] = total
+
+    return read_rows
+
+
+KERNELS = {32: reader(read_32), 64: reader(read_64), 128: reader(read_128)}
+"""By the bits that a lane reads at once."""
+
+
+def elements(pattern: str, stride: int) -> list[int]:
+    """Which element each lane reads."""
+    return [PATTERNS[pattern](lane) if pattern in PATTERNS else stride * lane for lane in range(WARP)]
+
+
+def request(bits: int, chosen: Sequence[int]) -> list[tuple[int, int]]:
+    """Lanes, and the byte that each begins to read at."""
+    return [(lane, bits // 8 * element) for lane, element in enumerate(chosen)]
+
+
+def ways(bits: int, chosen: Sequence[int]) -> int:
+    """Words that the fullest bank gives in a pass: of an n-way conflict, n."""
+    maps = requests.bank_map(request(bits, chosen), bits // 8)
+    return max(len(words) for found in maps for words in found.values())
+
+
+def expected(bits: int, chosen: Sequence[int], turns: int) -> np.ndarray:
+    """What each lane sums up."""
+    rows = (np.arange(turns) % FIRST)[:, None] + np.arange(READS)
+    at = np.array([place for _, place in request(bits, chosen)]) // WORD
+    words = at[:, None, None, None] + requests.BANKS * rows[:, :, None] + np.arange(bits // 32)
+    return (words % VALUES).sum(axis=(1, 2, 3)).astype(np.float32)
+
+
+def bank_conflicts(
+    strides: Sequence[int] = STRIDES,
+    widths: Sequence[int] = tuple(KERNELS),
+    patterns: Sequence[str] = tuple(PATTERNS),
+    turns: int = 512,
+    threads: int = 1024,
+    blocks: int | None = None,
+    rounds: int = 7,
+) -> pd.DataFrame:
+    """Read shared memory by each pattern and width.
+
+    Parameters
+    ----------
+    strides : sequence of int
+        Elements from a lane's to the next lane's, 1 to 33; with 1, what the others are predicted from.
+    widths : sequence of int
+        Bits of an element: 32, 64, 128.
+    patterns : sequence of str
+        Of `PATTERNS`.
+    turns : int
+        Of the loop, each of which reads 16 elements a lane.
+    threads, blocks : int
+        Of a launch; one block a multiprocessor by default.
+    rounds : int
+        Samples of each.
+
+    Returns
+    -------
+    DataFrame
+        A row a pattern and width: ``pattern`` ("stride", or the name), ``width_bits``, ``stride`` in elements (0 if
+        there is none), ``ways`` of the conflict, ``predicted_wavefronts`` of a request, ``cycles`` that a
+        multiprocessor takes a request (median of the blocks), ``us`` of a launch (median), and ``predicted_us``.
+
+    Raises
+    ------
+    AssertionError
+        if a lane did not read what it should have.
+    """
+    blocks = blocks or machine.properties().sm_count
+    cases = [("stride", stride) for stride in dict.fromkeys((1, *strides))] + [(name, 0) for name in patterns]
+    warps = threads // WARP
+    sums, took = cuda.device_array(blocks * threads, np.float32), cuda.device_array(blocks, np.uint64)
+    calls, counted = {}, {}
+    for bits in widths:
+        for pattern, stride in cases:
+            chosen = elements(pattern, stride)
+            places = cuda.to_device(np.array([place for _, place in request(bits, chosen)], np.uint32))
+            name = (pattern, bits, stride)
+            calls[name] = machine.enqueue(KERNELS[bits], blocks, threads, turns, places, sums, took)
+            calls[name](0)
+            lanes = np.resize(expected(bits, chosen, turns), blocks * threads)
+            np.testing.assert_array_equal(sums.copy_to_host(), lanes, str(name))
+            counted[name] = statistics.median(took.copy_to_host().tolist()) / (turns * READS * warps)
+    samples = machine.timed(calls, rounds=rounds)
+    rows = []
+    for pattern, bits, stride in calls:
+        chosen = elements(pattern, stride)
+        taken = {
+            name: requests.wavefronts(request(bits, places), bits // 8)
+            for name, places in (("this", chosen), ("least", range(WARP)))
+        }
+        name, free = (pattern, bits, stride), samples["stride", bits, 1].median
+        rows.append(
+            {
+                "pattern": pattern,
+                "width_bits": bits,
+                "stride": stride,
+                "ways": ways(bits, chosen),
+                "predicted_wavefronts": taken["this"],
+                "cycles": counted[name],
+                "us": samples[name].median,
+                "predicted_us": free * taken["this"] / taken["least"],
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def plot(frame: pd.DataFrame, figure: Figure) -> None:
+    """Cycles a request beside wavefronts, by stride, and by the other patterns."""
+    left, right = figure.subplots(1, 2, width_ratios=[5, 2], sharey=True)
+    names = list(dict.fromkeys(frame.loc[frame["stride"] == 0, "pattern"]))
+    for index, (bits, found) in enumerate(frame.groupby("width_bits")):
+        by_stride = found[found["stride"] > 0].sort_values("stride")
+        curve(left, by_stride["stride"], by_stride["cycles"], by_stride["predicted_wavefronts"], f"{bits} bits", index)
+        others = found[found["stride"] == 0].set_index("pattern").reindex(names)
+        places = [number + 0.25 * (index - 1) for number in range(len(names))]
+        right.bar(places, others["cycles"], width=0.22, color=COLOURS[index])
+        right.plot(places, others["predicted_wavefronts"], "_", color="black", markersize=7)
+    left.set(xlabel="stride in elements", ylabel="cycles a request of a warp", yscale="log", title="by stride")
+    left.set_xticks([1, 4, 8, 12, 16, 20, 24, 28, 32])
+    left.set_yticks([1, 2, 4, 8, 16, 32], [str(value) for value in (1, 2, 4, 8, 16, 32)])
+    left.minorticks_off()
+    left.set_ylim(0.8, 150)
+    left.legend(loc="upper left", ncols=3, fontsize="small", columnspacing=1.0)
+    right.set_xticks(range(len(names)), names, rotation=40, ha="right")
+    right.set_title("black: wavefronts predicted")
+
+
+def claims(frame: pd.DataFrame) -> dict[str, bool]:
+    """What the docstring says of the numbers."""
+    strided = frame[frame["stride"] > 0]
+    free = strided[strided["stride"] == 1].set_index("width_bits")
+    slower = frame["cycles"] / frame["width_bits"].map(free["cycles"])
+    more = frame["predicted_wavefronts"] / frame["width_bits"].map(free["predicted_wavefronts"])
+    off = (slower / more - 1).abs()
+    narrow = frame["width_bits"] == 32
+    shared_words = frame["pattern"].str.startswith(("broadcast", "multicast"))
+    joined = (frame["width_bits"] > 32) & frame["pattern"].isin(["broadcast", "multicast, pairs", "multicast, fours"])
+    return {
+        "at every stride and width, a request's time grows as wavefronts do, to 15 %": bool(
+            (off[frame["stride"] > 0] < 0.15).all()
+        ),
+        "and so it does by every other pattern": bool((off[frame["stride"] == 0] < 0.15).all()),
+        "without a conflict, a request takes a cycle a wavefront, to 15 %": bool(
+            ((free["cycles"] / free["predicted_wavefronts"] - 1).abs() < 0.15).all()
+        ),
+        "an element of padding turns a 32-way conflict into none": bool(
+            (slower[narrow & (frame["stride"] == 33)] < 1.15).all()
+            and (slower[narrow & (frame["stride"] == 32)] > 20).all()
+        ),
+        "lanes that read the same words take no longer than lanes that read different ones": bool(
+            (slower[shared_words] < 1.15).all()
+        ),
+        "neighbours that share a wide word take less than two thirds of that": bool((slower[joined] < 2 / 3).all()),
+    }
+
+
+EXPERIMENT = Experiment(
+    name="bank_conflicts",
+    section="9.2.3.1",
+    run=bank_conflicts,
+    plot=plot,
+    claims=claims,
+    small={
+        "strides": (1, 2, 32, 33),
+        "patterns": ("broadcast", "multicast, pairs"),
+        "turns": 2,
+        "threads": 32,
+        "blocks": 1,
+        "rounds": 1,
+    },
+    kernels={
+        f"read_{bits}": (kernel, "int64, uint32[::1], float32[::1], uint64[::1]") for bits, kernel in KERNELS.items()
+    },
+)

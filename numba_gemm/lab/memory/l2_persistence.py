@@ -1,0 +1,369 @@
+"""A window keeps a region in the L2 cache beside a stream, if no more of it is marked than was set aside.
+
+Every thread doubles an element of a region that is used again and again, and one of a stream that is used once. A part
+of the L2 cache is set aside for accesses that are marked as persisting. An access policy window is a range of
+addresses; accesses to `hit_ratio` of its lines are marked so, to the others as streaming, which are the first to go. It
+is set on a stream, or on the kernel nodes of a graph; nothing of the kernel changes. Compared are
+
+- "none": no window;
+- "whole": a window over the region, with a hit ratio of 1, which marks more than was set aside once the region is
+  larger: its lines then drive one another out;
+- "guide": the guide's remedy, a window of two thirds of what was set aside, whose hit ratio is its size over the
+  region's. The guide says that so many bytes stay. But the ratio is of the window, which is now smaller than the
+  region: the two factors multiply, and of a large region far less is marked;
+- "spread": what the guide's words describe: a window over the whole region, and the hit ratio that marks two thirds of
+  what was set aside.
+
+Predicted is the time of a launch whose region is so small that it stays in any case (`BASELINE` bytes, measured), and
+that of the bytes of the region that have to come from device memory and go back, by its ceiling. What is marked as
+persisting stays if it fits into what was set aside. Of the rest, what is outside of the window stays if it fits into
+what is left of the cache beside the stream that passes meanwhile, as many bytes as the region has, since the cache lets
+go of what was used longest ago. But an L2 cache of two partitions keeps what is read from both twice, once in each: so
+only half of it counts there, and without a window a region of a quarter of the cache stays.
+
+Measured, launches under a window take up to a tenth longer than predicted, and those without one up to a fifth: the
+cache does not let go strictly by age, and a region loses some of itself before it has to. What the window is worth is
+as the guide says: where the region is nearly as large as what was set aside, the launch without it takes 1.4 to 1.5
+times as long.
+
+A window is at most as large as the device allows; where a region is larger, `clamped` says that it was cut.
+
+Source: CUDA C++ Best Practices Guide, "L2 Cache Access Window" and "Tuning the Access Window Hit-Ratio"; CUDA C++
+Programming Guide, "L2 Policy for Persisting Accesses"; for the partitions, NVIDIA A100 Tensor Core GPU Architecture,
+"A100 L2 Cache".
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from cuda.bindings import driver
+from numba import cuda, uint32
+
+from numba_gemm.lab.memory import machine, movement
+from numba_gemm.lab.memory.drawing import COLOURS, curve
+from numba_gemm.lab.memory.experiment import Experiment, Unavailable
+from numba_gemm.runtime.driver import call
+from numba_gemm.runtime.timing import Call
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Window", "double_both", "l2_persistence", "region_bytes", "staying"]
+
+ITEM, BLOCK = 4, 512
+MIB = 1 << 20
+BASELINE = MIB  # bytes of a region that is in the L2 cache whatever passes by
+PARTITIONS = 2  # of the L2 caches of compute capability 8.0 and 9.0
+CHECK_LAUNCHES = 3
+WAYS = ("stream", "graph")
+WINDOWS = ("none", "whole", "guide", "spread")
+POLICY = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
+
+
+@cuda.jit
+def double_both(persistent: Any, streaming: Any, region: Any, size: Any) -> None:
+    """Each thread doubles one element of the region and one of the stream, of so many elements each."""
+    tid = uint32(cuda.grid(1))
+    often, once = uint32(tid % uint32(region)), uint32(tid % uint32(size))
+    persistent[often] = 2 * persistent[often]
+    streaming[once] = 2 * streaming[once]
+
+
+# ------------------------------------------------------------------------------------------------- what is predicted
+
+
+@dataclass(frozen=True)
+class Window:
+    """An access policy window at the start of a region: its bytes, and the share of them that is marked to stay."""
+
+    size: int
+    hit_ratio: float
+
+    @property
+    def marked(self) -> int:
+        """Bytes marked as persisting."""
+        return round(self.size * self.hit_ratio)
+
+
+def window_of(kind: str, region: int, set_aside: int, largest: int) -> tuple[Window, bool]:
+    """One of `WINDOWS` for a region, in bytes, and whether it would have been larger than the device allows."""
+    tuned = 2 * set_aside // 3
+    ratio = min(1.0, tuned / region)
+    sizes = {"none": 0, "whole": region, "guide": min(tuned, region), "spread": region}
+    ratios = {"none": 0.0, "whole": 1.0, "guide": ratio, "spread": ratio}
+    return Window(min(sizes[kind], largest), ratios[kind]), sizes[kind] > largest
+
+
+def staying(window: Window, region: int, set_aside: int, l2: int) -> float:
+    """The share of a region that is in an L2 cache of two partitions when it is gone through again; sizes in bytes."""
+    marked, outside = window.marked, region - window.size
+    kept = marked if marked <= set_aside else 0
+    left = (l2 - min(marked, set_aside)) // PARTITIONS
+    if outside + region <= left:  # what is outside, and the stream that passes meanwhile
+        kept += outside
+    return kept / region
+
+
+def region_bytes(stream: int, stays: float) -> float:
+    """Bytes of the region that a launch moves from and to device memory, for a stream of so many bytes.
+
+    There is a thread for each element of the stream; each reads and writes an element of either array.
+    """
+    return 2 * stream * (1 - stays)
+
+
+# --------------------------------------------------------------------------------------------- windows on the device
+
+
+def policy(address: int, window: Window) -> Any:
+    """The access policy for a window that begins at an address; of size 0, none."""
+    made = driver.CUaccessPolicyWindow()
+    made.base_ptr, made.num_bytes, made.hitRatio = address, window.size, window.hit_ratio
+    access = driver.CUaccessProperty
+    made.hitProp = access.CU_ACCESS_PROPERTY_PERSISTING if window.size else access.CU_ACCESS_PROPERTY_NORMAL
+    made.missProp = access.CU_ACCESS_PROPERTY_STREAMING if window.size else access.CU_ACCESS_PROPERTY_NORMAL
+    return made
+
+
+@contextlib.contextmanager
+def persisting_share(size: int) -> Iterator[int]:
+    """Set so many bytes of the L2 cache aside; yields how many the driver made of them. All is put back at the end."""
+    limit = driver.CUlimit.CU_LIMIT_PERSISTING_L2_CACHE_SIZE
+    before = call(driver.cuCtxGetLimit, limit)
+    call(driver.cuCtxSetLimit, limit, size)
+    try:
+        yield int(call(driver.cuCtxGetLimit, limit))
+    finally:
+        call(driver.cuCtxSynchronize)
+        call(driver.cuCtxResetPersistingL2Cache)
+        call(driver.cuCtxSetLimit, limit, before)
+
+
+def repeated(enqueue: Call, launches: int, stream: int) -> Callable[[], None]:
+    """A callable that enqueues so many launches, one after the other."""
+
+    def work() -> None:
+        for _ in range(launches):
+            enqueue(stream)
+
+    return work
+
+
+@contextlib.contextmanager
+def windowed(way: str, enqueue: Call, launches: int, stream: int, address: int, window: Window) -> Iterator[Any]:
+    """A callable that enqueues so many launches of a kernel under a window, set in one of `WAYS`."""
+    if way == "graph":
+        value = driver.CUkernelNodeAttrValue()
+        value.accessPolicyWindow = policy(address, window)
+        with movement.kernel_graph(enqueue, launches, stream, POLICY if window.size else None, value) as graph:
+            yield lambda: call(driver.cuGraphLaunch, graph, stream)
+        return
+    value = driver.CUstreamAttrValue()
+    value.accessPolicyWindow = policy(address, window)
+    if window.size:
+        call(driver.cuStreamSetAttribute, stream, POLICY, value)
+    try:
+        yield repeated(enqueue, launches, stream)
+    finally:
+        if window.size:
+            value.accessPolicyWindow = policy(0, Window(0, 0.0))
+            call(driver.cuStreamSetAttribute, stream, POLICY, value)
+
+
+# ----------------------------------------------------------------------------------------------------- the experiment
+
+
+def check(work: Any, places: dict[str, Any], values: np.ndarray) -> None:
+    """See that work, `CHECK_LAUNCHES` launches of a thread for each element of the region, doubles what it should."""
+    for place in places.values():
+        place[: values.size].copy_to_device(values)
+    work()
+    for name, place in places.items():
+        found = place[: values.size].copy_to_host()
+        assert np.array_equal(found, values << CHECK_LAUNCHES), f"a kernel did not double the {name}"
+
+
+def l2_persistence(
+    set_aside: int = 30 * MIB,
+    stream: int = 1024 * MIB,
+    shares: Sequence[float] = (1 / 3, 1 / 2, 2 / 3, 5 / 6, 1, 7 / 6, 4 / 3, 3 / 2, 5 / 3, 11 / 6, 2),
+    launches: int = 4,
+    rounds: int = 5,
+) -> pd.DataFrame:
+    """Double a region and a stream, under each window, set in each way; the simulator has no windows.
+
+    Parameters
+    ----------
+    set_aside : int
+        Bytes of the L2 cache for persisting accesses, at most what the device allows.
+    stream : int
+        Bytes of the stream, no fewer than of the largest region: a thread for each element.
+    shares : sequence of float
+        Sizes of the region, over `set_aside`; rounded to whole blocks of threads.
+    launches : int
+        Back to back, in a sample.
+    rounds : int
+        Samples of each.
+
+    Returns
+    -------
+    DataFrame
+        A row a region, window and way: ``window`` (see the module), ``way`` ("stream" or "graph": where it is set),
+        ``region_mib``, ``set_aside_mib`` (as the driver rounded it), ``window_mib``, ``hit_ratio``, ``clamped``,
+        ``ms`` (a launch, median), ``gb_s`` (bytes that the threads read and write), ``predicted_staying`` (share of the
+        region), ``predicted_ms`` and ``predicted_gb_s``. The first region, of `BASELINE` bytes, is what the others are
+        predicted from.
+
+    Raises
+    ------
+    Unavailable
+        if the device cannot set so much of its L2 cache aside.
+    AssertionError
+        if a launch computes something else.
+    """
+    sizes = [ITEM * BLOCK * max(1, round(share * set_aside / (ITEM * BLOCK))) for share in shares]
+    baseline = min(BASELINE, *sizes)
+    persistent = cuda.to_device(np.zeros(max(sizes) // ITEM, np.int32))
+    streaming = cuda.to_device(np.ones(stream // ITEM, np.int32))
+    places, address = {"region": persistent, "stream": streaming}, 0
+    values = np.arange(max(sizes) // ITEM, dtype=np.int32) % 1000
+
+    def launch(region: int, threads: int) -> Call:
+        counts = region // ITEM, stream // ITEM
+        return machine.enqueue(double_both, threads // BLOCK, BLOCK, persistent, streaming, *counts)
+
+    def measured(way: str, size: int, window: Window) -> float:
+        """Milliseconds of a launch for the whole stream, after a check of smaller ones."""
+        small, full = launch(size, size // ITEM), launch(size, stream // ITEM)
+        if machine.SIMULATOR:
+            check(repeated(small, CHECK_LAUNCHES, 0), places, values[: size // ITEM])
+            return machine.timed({way: full}, rounds=rounds)[way].median / 1e3
+
+        def finished() -> None:
+            call(driver.cuCtxSynchronize)  # what was copied there may still be on its way
+            work()
+            call(driver.cuStreamSynchronize, handle)
+
+        call(driver.cuCtxResetPersistingL2Cache)  # what the window before has marked
+        with windowed(way, small, CHECK_LAUNCHES, handle, address, window) as work:
+            check(finished, places, values[: size // ITEM])
+        with windowed(way, full, launches, handle, address, window) as work:
+            return movement.median_ms([handle], work, rounds) / launches
+
+    launch(sizes[0], stream // ITEM)(0)
+    assert (streaming.copy_to_host() == 2).all(), "a launch did not double the stream"
+    rows = []
+    with contextlib.ExitStack() as scopes:
+        kinds, ways, largest, granted = list(WINDOWS[:1]), list(WAYS[:1]), stream, set_aside
+        if not machine.SIMULATOR:
+            scopes.enter_context(machine.in_context())
+            kinds, ways, largest = list(WINDOWS), list(WAYS), machine.attribute("MAX_ACCESS_POLICY_WINDOW_SIZE")
+            if set_aside > (most := machine.attribute("MAX_PERSISTING_L2_CACHE_SIZE")):
+                raise Unavailable(f"{set_aside} bytes of the L2 cache cannot be set aside here; at most {most} can")
+            granted = scopes.enter_context(persisting_share(set_aside))
+            address = movement.address(persistent)
+        (handle,) = scopes.enter_context(machine.streams())
+        nothing, floors = Window(0, 0.0), {}
+        for way in ways:
+            floors[way] = measured(way, baseline, nothing)
+            rows.append(row_of("none", way, baseline, nothing, False, granted, stream, floors[way], floors[way]))
+        for size in sizes:
+            for kind in kinds:
+                window, clamped = window_of(kind, size, set_aside, largest)
+                for way in ways:
+                    ms = measured(way, size, window)
+                    rows.append(row_of(kind, way, size, window, clamped, granted, stream, ms, floors[way]))
+    return pd.DataFrame(rows)
+
+
+def row_of(
+    kind: str,
+    way: str,
+    size: int,
+    window: Window,
+    clamped: bool,
+    set_aside: int,
+    stream: int,
+    ms: float,
+    floor_ms: float,
+) -> dict[str, Any]:
+    """A row of the result."""
+    ceilings, _ = machine.ceilings()
+    stays = staying(window, size, set_aside, machine.properties().l2_bytes)
+    predicted = floor_ms + 1e3 * region_bytes(stream, stays) / ceilings.dram
+    return {
+        "window": kind,
+        "way": way,
+        "region_mib": size / MIB,
+        "set_aside_mib": set_aside / MIB,
+        "window_mib": window.size / MIB,
+        "hit_ratio": window.hit_ratio,
+        "clamped": clamped,
+        "ms": ms,
+        "gb_s": 4 * stream / ms / 1e6,
+        "predicted_staying": stays,
+        "predicted_ms": predicted,
+        "predicted_gb_s": 4 * stream / predicted / 1e6,
+    }
+
+
+def plot(frame: pd.DataFrame, figure: Figure) -> None:
+    """Milliseconds a launch by the size of the region, a curve a window; the ways side by side."""
+    ways = [way for way in WAYS if (frame["way"] == way).any()]
+    for axes, way in zip(np.atleast_1d(figure.subplots(1, len(ways), sharey=True)), ways):
+        for index, kind in enumerate(WINDOWS):
+            found = frame[(frame["way"] == way) & (frame["window"] == kind)].sort_values("region_mib")
+            if len(found):
+                curve(axes, found["region_mib"], found["ms"], found["predicted_ms"], kind, index)
+        axes.axvline(frame["set_aside_mib"].iloc[0], color=COLOURS[-1], linestyle=":", linewidth=1, label="set aside")
+        cut = ", some cut to the largest" if frame["clamped"].any() else ""
+        axes.set(xlabel="region in MiB", ylim=(0, None), title=f"window on the {way}{cut}")
+    figure.axes[0].set_ylabel("ms a launch")
+    figure.axes[0].legend(loc="lower right", fontsize=8)
+
+
+def claims(frame: pd.DataFrame) -> dict[str, bool]:
+    """What the docstring says of the numbers."""
+    table = frame.groupby(["region_mib", "window"])["ms"].median().unstack().dropna()
+    set_aside = frame["set_aside_mib"].iloc[0]
+    fits, full = table[table.index <= set_aside], table[table.index == set_aside]
+    beyond = table[(table.index > set_aside) & (table.index < 1.6 * set_aside)]
+    ways = frame.pivot(index=["region_mib", "window"], columns="way", values="ms")
+    windowed = frame[frame["window"] != "none"]
+    return {
+        "a launch under a window takes as long as is predicted, to 15 %": bool(
+            ((windowed["ms"] / windowed["predicted_ms"] - 1).abs() < 0.15).all()
+        ),
+        "a window over a region as large as what was set aside makes it faster by a fifth and more": bool(
+            (1.2 * full["whole"] < full["none"]).all() and len(full)
+        ),
+        "a region that what was set aside holds is as fast with a window over it as without, or faster": bool(
+            (fits["whole"] < 1.05 * fits["none"]).all()
+        ),
+        "of a region up to half as large again, marking what fits is faster than marking all": bool(
+            (beyond["spread"] < beyond["whole"]).all() and len(beyond)
+        ),
+        "where the guide's smaller window keeps less, it is slower than one over the whole region": bool(
+            (beyond["spread"] < beyond["guide"]).all()
+        ),
+        "it makes no difference whether a window is set on a stream or on a graph's nodes": bool(
+            ((ways["graph"] - ways["stream"]).abs() < 0.1 * ways["stream"]).all()
+        ),
+    }
+
+
+EXPERIMENT = Experiment(
+    name="l2_persistence",
+    section="9.2.2",
+    run=l2_persistence,
+    plot=plot,
+    claims=claims,
+    small={"set_aside": 6 << 10, "stream": 16 << 10, "shares": (1 / 3, 2), "launches": 1, "rounds": 1},
+    kernels={"double_both": (double_both, "int32[::1], int32[::1], int64, int64")},
+)

@@ -1,0 +1,469 @@
+"""What the notebooks are made of: where a lesson runs, a stage's source and what is new in it, its times, exercises.
+
+A notebook steps through kernels and traces them on Numba's simulator, wherever it runs; where there is a GPU, times
+are measured on it, by ``bench.py``'s own code in a process of its own, and where there is none, those recorded on an
+H200 are shown, and said to be. Numba makes the choice between simulator and GPU once a process, so `begin` comes
+before anything else.
+"""
+
+from __future__ import annotations
+
+import ast
+import datetime
+import difflib
+import fcntl
+import io
+import json
+import os
+import platform
+import stat
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import __version__
+from ..simulator.probe import choose, gpu_count, gpu_environment, simulator_requested
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from ..models.traffic import Ceilings
+
+__all__ = [
+    "Listing",
+    "begin",
+    "check",
+    "compare",
+    "difference",
+    "gpu_name",
+    "has_gpu",
+    "measure",
+    "measured_here",
+    "recorded",
+    "source",
+]
+
+PACKAGE = Path(__file__).parents[1]
+# An installed package has a copy of what lies in a checkout.
+RECORDED = PACKAGE / "recorded" if (PACKAGE / "recorded").is_dir() else PACKAGE.parent / "results"
+SHAPE = (4096, 4096, 4096)
+MEASURE = "import sys; from numba_gemm.lab.bench.cli import main; sys.exit(main(sys.argv[1:]))"
+CEILINGS = "import sys; from numba_gemm.lab.bench.ceilings import main; sys.exit(main(sys.argv[1:]))"
+SECONDS = 900  # that a measurement may take
+DOTS_PER_INCH = 100
+
+
+def has_gpu() -> bool:
+    """Whether times can be measured here."""
+    return gpu_count() > 0
+
+
+def gpu_name() -> str:
+    """The name of the first GPU."""
+    from cuda.bindings import driver
+
+    from ..runtime.driver import call
+
+    call(driver.cuInit, 0)
+    name = call(driver.cuDeviceGetName, 100, call(driver.cuDeviceGet, 0))
+    return str(name.split(b"\0")[0].decode())
+
+
+def begin(on_gpu: bool = False) -> None:
+    """Choose where this notebook's kernels run, before Numba is imported, and print it.
+
+    Parameters
+    ----------
+    on_gpu : bool
+        Run them on the GPU if there is one. By default they run on the simulator, which can step and trace them, and
+        only `measure` uses a GPU.
+
+    Raises
+    ------
+    RuntimeError
+        if Numba has been imported, and has chosen otherwise.
+    """
+    simulated = not (on_gpu and has_gpu())
+    if "numba" in sys.modules and simulator_requested() != simulated:
+        raise RuntimeError(
+            f"Numba was imported with {'a GPU' if simulated else 'the simulator'} chosen, and this notebook needs "
+            f"{'the simulator' if simulated else 'a GPU'}: restart the notebook's kernel and begin with this cell"
+        )
+    choose(simulator=simulated)
+    _show_figures()
+    print(f"numba_gemm {__version__}, Python {platform.python_version()}, {datetime.date.today().isoformat()}")
+    if not simulated:
+        print(f"Kernels run on this machine's GPU: {gpu_name()}.")
+        return
+    print("Kernels run on Numba's simulator, small.")
+    if has_gpu():
+        print(f"Times are measured on this machine's GPU: {gpu_name()}.")
+    else:
+        print("This machine has no GPU: times are those that were recorded on another, named beside them.")
+
+
+def _show_figures() -> None:
+    """Let a notebook show a Figure that a cell ends with, without pyplot."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if shell is None:
+        return
+    from matplotlib.figure import Figure
+
+    def png(figure: Figure) -> bytes:
+        file = io.BytesIO()
+        figure.savefig(file, format="png", dpi=DOTS_PER_INCH)
+        return file.getvalue()
+
+    shell.display_formatter.formatters["image/png"].for_type(Figure, png)
+
+
+class Listing:
+    """Text that a notebook shows as code.
+
+    Attributes
+    ----------
+    text, language : str
+        The text, and what it is written in.
+    """
+
+    def __init__(self, text: str, language: str) -> None:
+        self.text, self.language = text, language
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_markdown_(self) -> str:
+        return f"```{self.language}\n{self.text.rstrip()}\n```"
+
+
+def _file(name: str) -> Path:
+    places = [PACKAGE / folder / f"{name}.py" for folder in ("kernels/ladder", "kernels/tensor_core", "device", ".")]
+    found = next((path for path in places if path.is_file()), None)
+    if found is None:
+        raise ValueError(f"{name!r} is neither a stage nor a module; stages are listed by numba_gemm.stages()")
+    return found
+
+
+def _code(name: str) -> str:
+    """A module's source without its docstring."""
+    text = _file(name).read_text(encoding="utf-8")
+    first = ast.parse(text).body[0]
+    is_docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+    return "\n".join(text.splitlines()[first.end_lineno if is_docstring else 0 :]).strip() + "\n"
+
+
+def source(name: str, function: str | None = None, doc: bool = False) -> Listing:
+    """The source of a stage or of another module, from its file.
+
+    Parameters
+    ----------
+    name : str
+        Of a stage, such as "naive", or of a module of `numba_gemm.device`, such as "dot", or of `numba_gemm`, as a path
+        without ending: "models/requests".
+    function : str, optional
+        Only this function or class of it.
+    doc : bool
+        With the module's docstring, which says of each stage what it costs and gains.
+
+    Raises
+    ------
+    ValueError
+        if there is none such.
+    """
+    text = _file(name).read_text(encoding="utf-8")
+    if function is None:
+        return Listing(text if doc else _code(name), "python")
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == function:
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            lines = text.splitlines()[first - 1 : node.end_lineno]
+            margin = node.col_offset
+            return Listing("\n".join(line[margin:] for line in lines) + "\n", "python")
+    raise ValueError(f"{_file(name).name} has no function or class {function!r}")
+
+
+def difference(before: str, after: str, context: int = 2) -> Listing:
+    """What changes from one stage's code to another's, as a unified diff; docstrings apart.
+
+    Parameters
+    ----------
+    before, after : str
+        Names, as of `source`.
+    context : int
+        Unchanged lines that are shown around a change.
+
+    Raises
+    ------
+    ValueError
+        if there is none such.
+    """
+    old, new = (_code(name).splitlines(keepends=True) for name in (before, after))
+    changes = difflib.unified_diff(old, new, f"{before}.py", f"{after}.py", n=context)
+    return Listing("".join(changes), "diff")
+
+
+def check(answer: Callable[..., Any], *cases: tuple[tuple[Any, ...], Any]) -> bool:
+    """Compare an exercise's answer with what is right, and print the first case that is not.
+
+    Parameters
+    ----------
+    answer : callable
+        What the reader wrote; as long as it returns None, it is not answered yet.
+    *cases : tuple of (arguments, expected)
+        What it is called with, and what it should return: equal, or within 1e-5 of it if that is a float or an array.
+
+    Returns
+    -------
+    bool
+        Whether all is right.
+    """
+    import numpy as np
+
+    if not cases:
+        raise ValueError("check needs a case or more: tuples of arguments, and what is expected")
+    for arguments, expected in cases:
+        found = answer(*arguments)
+        call = f"{getattr(answer, '__name__', 'answer')}({', '.join(map(_short, arguments))})"
+        if found is None:
+            print(f"Not answered yet: {call} is None.")
+            return False
+        exact = not isinstance(expected, float | np.ndarray)
+        right = (
+            found == expected if exact else np.shape(found) == np.shape(expected) and np.allclose(found, expected, 1e-5)
+        )
+        if not right:
+            print(f"Not yet: {call} is {_short(found)}, and should be {_short(expected)}.")
+            return False
+    print(f"Right, in {'all ' if len(cases) > 1 else ''}{len(cases)} case{'s' * (len(cases) > 1)}.")
+    return True
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:50]}..."
+
+
+def recorded(name: str) -> pd.DataFrame:
+    """A table of those that were recorded on an H200.
+
+    Parameters
+    ----------
+    name : str
+        Of a file in ``results/h200``, such as "latest/results.csv" or "memory_lab/transfers.csv".
+
+    Returns
+    -------
+    DataFrame
+        With the GPU, date and commit in ``attrs["source"]``, where a file beside it says them.
+
+    Raises
+    ------
+    FileNotFoundError
+        if there is none such.
+    """
+    import pandas as pd
+
+    path = RECORDED / "h200" / name
+    if not path.is_file():
+        raise FileNotFoundError(f"no recorded table {name}: expected {path}")
+    frame = pd.read_csv(path)
+    described = (path.with_suffix(".json"), path.parent / "environment.json")
+    environment = next((beside for beside in described if beside.is_file()), None)
+    if environment is not None:
+        _tell(frame, json.loads(environment.read_text(encoding="utf-8")), "recorded")
+    return frame
+
+
+def _tell(frame: pd.DataFrame, environment: dict[str, Any], how: str) -> None:
+    gpu = environment.get("gpu") or {"name": "the simulator"}
+    commit = str(environment.get("commit") or "")[:7]
+    at = f"{environment['date'][:10]}" + (f", commit {commit}" if commit else "")
+    frame.attrs["environment"] = environment
+    frame.attrs["source"] = f"{how} on {gpu['name']}, {at}"
+
+
+def measure(*stages: str, shape: tuple[int, int, int] = SHAPE, precisions: Sequence[str] = ()) -> pd.DataFrame:
+    """Time stages beside cuBLAS, on this machine's GPU; without one, look up what was recorded on an H200.
+
+    Parameters
+    ----------
+    *stages : str
+        Names of stages; "auto" is `tiled_sgemm`'s own choice.
+    shape : tuple of int
+        M, N and K.
+    precisions : sequence of str
+        Of `tiled_sgemm`, beside FP32; "auto" has them.
+
+    Returns
+    -------
+    DataFrame
+        Rows and columns of ``results.csv``; ``attrs["source"]`` says whose numbers they are.
+
+    Raises
+    ------
+    ValueError
+        if nothing was recorded for a stage and shape.
+    RuntimeError
+        if the benchmark fails; with what it printed.
+    """
+    import pandas as pd
+
+    names = [*stages, "cublas"]
+    if has_gpu():
+        options = ["--stages", ",".join(names), "--shape", ",".join(map(str, shape))]
+        if precisions:
+            options += ["--precisions", ",".join(precisions)]
+        with tempfile.TemporaryDirectory() as folder:
+            _run(MEASURE, *options, "--out", folder)
+            frame = pd.read_csv(Path(folder) / "results.csv")
+            environment = json.loads((Path(folder) / "environment.json").read_text(encoding="utf-8"))
+        _tell(frame, environment, "measured now")
+    else:
+        frame = recorded("latest/precisions/results.csv" if precisions else "latest/results.csv")
+        kept = dict(frame.attrs)
+        wanted = frame["stage"].isin(names) & (frame[["m", "n", "k"]] == list(shape)).all(axis=1)
+        wanted &= (frame["layout"] == "nn") & (frame["cache"] == "hot")
+        wanted &= frame["precision"].isin(["ieee", *precisions])
+        frame = frame[wanted].reset_index(drop=True)
+        frame.attrs.update(kept)
+        if missing := set(names) - set(frame["stage"]):
+            raise ValueError(f"nothing was recorded of {', '.join(sorted(missing))} at {shape}")
+    print(frame.attrs["source"])
+    return frame
+
+
+def measured_here(results: pd.DataFrame) -> bool:
+    """Whether `measure` found a GPU on this machine."""
+    return str(results.attrs.get("source", "")).startswith("measured now")
+
+
+def _run(code: str, *arguments: str) -> str:
+    """Run Python in a process that uses the GPU, and return what it prints."""
+    command = [sys.executable, "-c", code, *arguments]
+    with _alone():
+        done = subprocess.run(
+            command, env=gpu_environment(), capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+    if done.returncode:
+        raise RuntimeError(f"the measurement ended with status {done.returncode}:\n{done.stdout}\n{done.stderr}")
+    return done.stdout
+
+
+def _lock() -> int:
+    """Open the lock file of this user's measurements on this machine; raises OSError where that is not safe."""
+    # Not in /tmp, where another user could put a link, or a file whose lock they hold.
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not base.is_absolute():
+        base = Path.home() / ".cache"
+    path = base / "numba_gemm" / f"measure-{platform.node()}.lock"
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    found = os.fstat(lock)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        os.close(lock)
+        raise OSError(f"{path} is not a file that only this user can open; remove it")
+    return lock
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Wait until no other notebook of this user measures, and keep others waiting."""
+    try:
+        lock = _lock()
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home directory
+        warnings.warn(f"measuring without waiting for other notebooks to finish: {error}", RuntimeWarning, stacklevel=2)
+        yield
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+@cache
+def _ceilings(gpu: str) -> Ceilings:
+    """What was measured of a GPU of this name: on an H200 at some time, on another now."""
+    from .bench import ceilings
+
+    found, name = ceilings.load(RECORDED / "h200" / "latest" / ceilings.FILE)
+    if name == gpu or not has_gpu():
+        return found
+    with tempfile.TemporaryDirectory() as folder:
+        _run(CEILINGS, "--out", folder)
+        return ceilings.load(Path(folder) / ceilings.FILE)[0]
+
+
+def compare(results: pd.DataFrame) -> pd.DataFrame:
+    """Predicted and measured times of the stages in a table of `measure`, and what each gains.
+
+    Stages that could not be timed, for want of a compute capability say, are left out, and printed with the reason.
+
+    Parameters
+    ----------
+    results : DataFrame
+        Of one shape.
+
+    Returns
+    -------
+    DataFrame
+        A row a stage: what bounds it and the milliseconds by the model (`numba_gemm.models.traffic`) at measured
+        ceilings, if it knows the stage; the milliseconds that it took, TFLOP/s, shares of the FP32 peak and of
+        cuBLAS's speed, and the gain over the row before.
+
+    Raises
+    ------
+    ValueError
+        if the results are of several shapes, or of none.
+    """
+    import pandas as pd
+
+    from ..kernels.ladder import STAGES
+    from ..models.traffic import WAYS, predict
+    from .bench.cases import Shape
+    from .bench.model import keeps, rung_of
+    from .bench.results import OK, records
+
+    shapes = results[["m", "n", "k"]].drop_duplicates()
+    if len(shapes) != 1:
+        raise ValueError(f"expected results of one shape, got {len(shapes)}")
+    shape = Shape(*map(int, shapes.iloc[0]))
+    gpu = results.attrs["environment"]["gpu"]
+    ceilings = _ceilings(gpu["name"])
+    lines: list[dict[str, Any]] = []
+    before = None
+    for row in records(results[results["precision"] == "ieee"]):
+        if row["status"] != OK:
+            print(f"{row['stage']} was not timed: {row['status']}, {row['note']}")
+            continue
+        rung = rung_of(row) if row["stage"] in WAYS else None
+        stage = row["stage"] in STAGES
+        made = None
+        if rung is not None:
+            in_l2 = keeps(gpu["l2_bytes"], shape, cold=False)
+            made = predict(*rung, *shape, ceilings, in_l2=in_l2, sm_count=gpu["multiprocessors"])
+        lines.append(
+            {
+                "stage": row["stage"],
+                "bound by": made.binding if made else "",
+                "predicted ms": round(1e3 * made.seconds, 3) if made else float("nan"),
+                "measured ms": round(row["median_us"] / 1e3, 3),
+                "TFLOP/s": round(row["gflops"] / 1e3, 1),
+                "of peak": f"{row['percent_of_peak']:.0f} %",
+                "of cuBLAS": round(row["ratio_to_cublas"], 2),
+                "gain": round(before / row["median_us"], 2) if before and stage else float("nan"),
+            }
+        )
+        before = row["median_us"] if stage else before
+    made_frame = pd.DataFrame(lines).set_index("stage")
+    made_frame.attrs.update(results.attrs)
+    return made_frame
