@@ -386,8 +386,8 @@ notebook.source("sums", function="compensated")
 # %% [markdown]
 # ## Error against K
 #
-# For each K a product of 512 x 512, of operands that sums find hard (`numba_gemm.lab.bench.accuracy`); the median over C,
-# and dashed the largest. If this machine has a GPU that can, a few K are computed on it now; else what is shown is
+# For each K a product of 512 x 512, of operands that sums find hard (`numba_gemm.lab.bench.accuracy`); the median over
+# C, and dashed the largest. If this machine has a GPU that can, a few K are computed on it now; else what is shown is
 # the recorded run.
 
 # %%

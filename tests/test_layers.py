@@ -17,7 +17,7 @@ import pytest
 from compile_stages import compiler_environment
 
 import numba_gemm
-from numba_gemm import doctor
+from numba_gemm.doctor import checks
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.tensor_core import TENSOR_STAGES
 
@@ -95,7 +95,7 @@ def test_what_is_imported_is_required_from_a_release_on(path, bounds):
 
 
 def test_the_doctor_knows_the_bounds(bounds):
-    assert {name: doctor.dotted(bound) for name, bound in doctor.LOWEST.items()} | {
+    assert {name: checks.dotted(bound) for name, bound in checks.LOWEST.items()} | {
         "matplotlib": bounds["matplotlib"]
     } == bounds
 

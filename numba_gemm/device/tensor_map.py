@@ -3,7 +3,8 @@
 A tensor map, 128 bytes that `numba_gemm.runtime.tensor_maps` makes on the host, describes matrices in global memory
 and the box that one copy brings: extents, strides, the order of 16-byte chunks in shared memory, and how a float is
 rounded on its way. `load` names it, and the coordinates of the box's first element: along what is contiguous, across
-it, and which matrix. What lies beyond the matrix's edges arrives as zeros, and counts among the bytes that the mbarrier waits for.
+it, and which matrix. What lies beyond the matrix's edges arrives as zeros, and counts among the bytes that the mbarrier
+waits for.
 
 The map lies in global memory. `acquire` lets this thread's copies see what the host has written there.
 

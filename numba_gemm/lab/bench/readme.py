@@ -1,4 +1,4 @@
-"""``python -m numba_gemm.lab.bench.readme`` writes what is generated from the committed results; ``--check`` only compares.
+"""``python -m numba_gemm.lab.bench.readme`` writes what is generated from committed results; ``--check`` compares.
 
 That is README's tables, and in each stage's docstring the paragraph that begins with ``Measured: ``.
 
@@ -12,14 +12,14 @@ ladder
 targets
     what `numba_gemm.lab.bench.targets` measured, against what it should be;
 precisions, precision_targets
-    what ``bench.py --precisions`` and `numba_gemm.lab.bench.accuracy` measured, in the folder `precisions` of the results,
-    by shape, and against what it should be;
+    what ``bench.py --precisions`` and `numba_gemm.lab.bench.accuracy` measured, in the folder `precisions` of the
+    results, by shape, and against what it should be;
 tensor_ladder, special_values
     what `numba_gemm.lab.bench.tensor_ladder` measured, there too.
 
 A stage's paragraph says how fast it is there and, where `numba_gemm.lab.bench.counters` has left its files beside the
-results, what the GPU counted; that of `thin`, which is for a C of few columns, what `numba_gemm.lab.bench.targets` measured
-there. It stands before the paragraph ``Limits: ``, which people write.
+results, what the GPU counted; that of `thin`, which is for a C of few columns, what `numba_gemm.lab.bench.targets`
+measured there. It stands before the paragraph ``Limits: ``, which people write.
 
 Neither numba nor a GPU is needed.
 """
@@ -360,7 +360,8 @@ def tensor_ladder(frame: pd.DataFrame, environment: Mapping[str, Any], results: 
     return (
         f"`{some['precision']}` at {shape}, the product alone: splitting takes {number(split, 0)} us more, "
         f"{number(100 * split / whole, 0)} % of `{stages[-1]}`'s time. Errors over |A| @ |B|, of positive "
-        f"operands:\n\n{table}\n\nMeasured right after the tables above: `python -m numba_gemm.lab.bench.tensor_ladder`."
+        f"operands:\n\n{table}\n\n"
+        "Measured right after the tables above: `python -m numba_gemm.lab.bench.tensor_ladder`."
     )
 
 

@@ -1,0 +1,1 @@
+"""Find what this machine lacks, and print the command that fixes it."""
