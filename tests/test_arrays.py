@@ -18,10 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operands import LAYOUTS, REPEATING, Exported, check, filled, frozen
 
-from numba_gemm import api, arrays, tiled_sgemm
+from numba_gemm import arrays, tiled_sgemm
 from numba_gemm.arrays import KINDS, ArrayKind, Operand, describe, host, libraries, protocols, streams
 from numba_gemm.arrays import operand as operand_module
 from numba_gemm.gemm import batches
+from numba_gemm.gemm import request as requests
 from numba_gemm.kernels.ladder.stage import Batch
 from numba_gemm.runtime import driver as driver_module
 from numba_gemm.runtime import launch
@@ -40,8 +41,8 @@ def product(kind, a, b, out=None, *, reads_out=False, stream=None, vectors=()):
 
 def test_operands_on_several_devices():
     with pytest.raises(ValueError, match="a on device 0, b on device 1; expected one; copy them"):
-        api._common_device([operand(), operand(device=1, name="b")])
-    assert api._common_device([operand(device=None), operand(device=3)]) == 3
+        requests._common_device([operand(), operand(device=1, name="b")])
+    assert requests._common_device([operand(device=None), operand(device=3)]) == 3
 
 
 def test_stream_of_another_device(monkeypatch):
@@ -55,13 +56,13 @@ def test_stream_of_another_device(monkeypatch):
     monkeypatch.setattr(launch, "device_count", lambda: 2)
     for device in (None, 0):  # None: a default stream, which every device has
         monkeypatch.setattr(streams, "device_of", lambda stream, found=device: found)
-        assert api.checked(A, B, None, 1.0, 0.0, 99, "auto", None, ()).stream == streams.Stream(99)
+        assert requests.checked(A, B, None, 1.0, 0.0, 99, "auto", None, ()).stream == streams.Stream(99)
 
 
 @pytest.mark.parametrize(("pointer", "strides"), [(4098, (8, 4)), (4096, (10, 4)), (4096, (8, -2))])
 def test_unaligned_device_memory(pointer, strides):
     with pytest.raises(ValueError, match=r"a has elements off the 4-byte boundaries .* pass a contiguous copy of a"):
-        api._check_matrix(operand(pointer, strides=strides))
+        requests._check_matrix(operand(pointer, strides=strides))
 
 
 # ------------------------------------------------------------------------------------------------------- overlaps

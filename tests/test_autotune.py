@@ -17,9 +17,10 @@ from operands import check, filled
 from test_kernel_cache import REFUSED_DIRECTORIES, REFUSED_FILES
 
 import numba_gemm
-from numba_gemm import api, autotune, clear_autotuned, explain, plan, tiled_sgemm
+from numba_gemm import autotune, clear_autotuned, explain, plan, tiled_sgemm
 from numba_gemm.gemm import autotune as tuning
-from numba_gemm.gemm import autotune_cache, heuristics
+from numba_gemm.gemm import autotune_cache, heuristics, product
+from numba_gemm.gemm.request import checked
 from numba_gemm.runtime import launch, private_files
 from numba_gemm.runtime.private_files import CacheWarning
 
@@ -34,7 +35,7 @@ def place(tmp_path, monkeypatch):
     autotune_cache.forget()
     yield tmp_path / "cache"
     autotune_cache.forget()
-    api.forget()
+    product.forget()
 
 
 @pytest.fixture
@@ -245,7 +246,7 @@ def test_swapped_choice(clock):
 @pytest.mark.usefixtures("clock")
 def test_remembered_calls_are_forgotten(monkeypatch):
     seen = {"like this": "known"}
-    monkeypatch.setattr(api, "_seen", seen)
+    monkeypatch.setattr(product, "seen", seen)
     autotune(A, B)
     assert not seen
     seen["like this"] = "known"
@@ -702,7 +703,7 @@ def test_operands_are_laid_out_alike(memory, monkeypatch, compared):
 def test_scratch_memory(memory, monkeypatch, elements):
     monkeypatch.setattr(tuning, "COMPARED_BYTES", 4096)
     monkeypatch.setattr(tuning, "PIECES", 8)
-    like = api.checked(filled(1, elements), filled(elements, 1), None, 1.0, 0.0, None, "auto", None, ()).a
+    like = checked(filled(1, elements), filled(elements, 1), None, 1.0, 0.0, None, "auto", None, ()).a
     with ExitStack() as held:
         scratch = tuning._Scratch(like, 9, held)
         scratch.fill(np.arange(97, dtype=np.float32))
@@ -753,9 +754,9 @@ def test_remembered_launches_follow_on_the_gpu(monkeypatch):
     x, y = cuda.to_device(filled(512, 512)), cuda.to_device(filled(512, 512, seed=1))
     for _ in range(2):
         before = tiled_sgemm(x, y).copy_to_host()
-    assert api._seen
+    assert product.seen
     told = autotune(x, y, candidates=4, seconds=5)
-    assert not api._seen
+    assert not product.seen
     asked = []
     choose = autotune_cache.choose
     monkeypatch.setattr(autotune_cache, "choose", lambda *problem: asked.append(choose(*problem)) or asked[-1])

@@ -11,8 +11,9 @@ from numba import cuda
 from operands import filled
 
 import numba_gemm
-from numba_gemm import api, arrays, explain, tiled_sgemm
+from numba_gemm import arrays, explain, tiled_sgemm
 from numba_gemm.arrays import Copies, host
+from numba_gemm.gemm import heuristics
 from numba_gemm.gemm.heuristics import Choice
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder.stage import Share
@@ -98,9 +99,7 @@ def test_modes(layouts, modes):
 )
 def test_split(share, split, whole, monkeypatch):
     config = STAGES["stream_k"].configs[1]
-    monkeypatch.setattr(
-        api.heuristics, "choose", lambda problem: Choice(STAGES["stream_k"], config, share, clocks=1980.0)
-    )
+    monkeypatch.setattr(heuristics, "choose", lambda problem: Choice(STAGES["stream_k"], config, share, clocks=1980.0))
     told = explain(untouched(2 * config.BM, 6 * config.BK), untouched(6 * config.BK, 2 * config.BN))
     assert (told.split, told.whole_tiles, told.blocks) == (split, whole, share.blocks)
     assert told.microseconds == pytest.approx(1.0)
@@ -109,7 +108,7 @@ def test_split(share, split, whole, monkeypatch):
 def test_transposes_are_told(monkeypatch):
     stage = STAGES["stream_k"]
     monkeypatch.setattr(
-        api.heuristics, "choose", lambda problem: Choice(stage, stage.configs[1], Share(1, 1), swapped=True)
+        heuristics, "choose", lambda problem: Choice(stage, stage.configs[1], Share(1, 1), swapped=True)
     )
     told = explain(untouched(64, 256), untouched(256, 128), np.zeros((128, 64), np.float32).T)
     assert told.swapped

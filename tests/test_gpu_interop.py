@@ -22,9 +22,10 @@ from cuda.bindings import driver
 from numba import cuda, float32
 from operands import NAN, check, filled
 
-from numba_gemm import api, explain, plan, stages, tiled_sgemm
+from numba_gemm import explain, plan, stages, tiled_sgemm
 from numba_gemm.arrays import Copies, streams
 from numba_gemm.arrays.libraries import cupy_stream
+from numba_gemm.gemm import product as products
 from numba_gemm.models.accuracy import compare, reference
 from numba_gemm.runtime import launch, workspace
 from numba_gemm.runtime.driver import call, device_scope
@@ -665,14 +666,14 @@ def test_capture_into_a_graph(kind, called_before):
 @pytest.fixture
 def checked(monkeypatch):
     """The calls that were checked in full; none was made before."""
-    api.forget()
-    calls, check_in_full = [], api.checked_product
+    products.forget()
+    calls, check_in_full = [], products.checked_product
 
     def count(*arguments, **options):
         calls.append(arguments)
         return check_in_full(*arguments, **options)
 
-    monkeypatch.setattr(api, "checked_product", count)
+    monkeypatch.setattr(products, "checked_product", count)
     return calls
 
 

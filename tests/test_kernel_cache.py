@@ -23,8 +23,8 @@ import pytest
 from compile_stages import compiler_environment
 
 import numba_gemm
-from numba_gemm import api
 from numba_gemm.gemm import heuristics, precompile
+from numba_gemm.gemm.product import arranged
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder.stage import Form, TileConfig
 from numba_gemm.runtime import kernel_cache, launch, private_files
@@ -205,11 +205,17 @@ def test_a_toolkit_s_library_is_told_by_its_contents(tmp_path, monkeypatch):
 
 
 def test_sources_that_count(tmp_path):
-    for name in ("device/a.py", "ladder/b.py", "epilogues.py", "launch.py", "api.py"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+    for name in ("device/a.py", "kernels/ladder/b.py", "runtime/epilogue.py", "gemm/split_products.py", "api.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
     hashes = [kernel_cache._hash_of_sources(tmp_path)]
-    for name in ("device/a.py", "ladder/b.py", "epilogues.py", "launch.py", "ladder/new.py"):
+    for name in (
+        "device/a.py",
+        "kernels/ladder/b.py",
+        "runtime/epilogue.py",
+        "gemm/split_products.py",
+        "kernels/new.py",
+    ):
         (tmp_path / name).write_text("changed")
         hashes.append(kernel_cache._hash_of_sources(tmp_path))
     (tmp_path / "device/a.py").rename(tmp_path / "device/c.py")
@@ -224,11 +230,8 @@ def test_sources_that_count(tmp_path):
 def test_every_source_of_the_device_code_counts():
     package = Path(numba_gemm.__file__).parent
     counted = {path for pattern in kernel_cache.SOURCE_PATTERNS for path in package.glob(pattern)}
-    others = {
-        package / name
-        for name in ("epilogues.py", "fingerprint.py", "launch.py", "direct_products.py", "split_products.py")
-    }
-    folders = (path for name in ("device", "ladder", "tensor_core") for path in package.glob(f"{name}/**/*.py"))
+    others = {package / name for name in ("gemm/direct_products.py", "gemm/split_products.py", "simulator/switch.py")}
+    folders = (path for name in ("device", "kernels", "runtime") for path in package.glob(f"{name}/**/*.py"))
     assert {*folders, *others} == counted
     assert kernel_cache._hash_of_sources(package) is not None
 
@@ -914,7 +917,7 @@ def test_precompile_covers_what_auto_chooses(pretend, cc):
         shapes = ((m, k), (k, n), (m, n))
         operands = [launch.Matrix(0, rows, cols, 4 * cols, 4, 0, None) for rows, cols in shapes]
         choice = heuristics.choose(heuristics.problem(*operands, launch.PLAIN, gpu))
-        variant = launch.variant_of(choice.stage, choice.config, *api.arranged(choice, *operands, launch.PLAIN))
+        variant = launch.variant_of(choice.stage, choice.config, *arranged(choice, *operands, launch.PLAIN))
         name = variant.name if isinstance(variant, Form) else "aligned" if variant else "any"
         assert (choice.stage.name, choice.config.name, name) in done, (m, n, k, choice.swapped)
     assert all(cc >= STAGES[name].min_cc for name, *_ in done)

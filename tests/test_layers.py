@@ -46,14 +46,18 @@ def contracts() -> dict[str, dict]:
     return {contract["type"]: contract for contract in config["tool"]["importlinter"]["contracts"]}
 
 
-def test_every_module_has_a_layer(contracts):
+def test_every_folder_has_a_layer(contracts):
     """A new module cannot stay outside of the contract unseen."""
-    modules = {
-        f"numba_gemm.{path.stem}"
-        for path in PACKAGE.iterdir()
-        if path.suffix == ".py" or (path / "__init__.py").exists()
-    }
-    assert modules - {"numba_gemm.__init__"} == set(contracts["layers"]["layers"])
+    modules = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert modules - {"__init__"} == set(contracts["layers"]["layers"])
+    assert {path.name for path in PACKAGE.glob("*.py")} == {"__init__.py", "api.py"}
+
+
+@pytest.mark.parametrize("folder", sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py")))
+def test_a_folder_says_what_it_is_in_one_line(folder):
+    text = ast.get_docstring(ast.parse((PACKAGE / folder / "__init__.py").read_text(encoding="utf-8")))
+    assert text
+    assert text.partition("\n")[0].endswith(".")
 
 
 def test_every_stage_is_independent(contracts):

@@ -20,10 +20,12 @@ from numba import cuda
 from operands import LAYOUTS, NAN, REPEATING, check, filled, frozen
 
 import numba_gemm
-from numba_gemm import api, arrays, plan, tiled_sgemm
+from numba_gemm import arrays, plan, tiled_sgemm
 from numba_gemm.arrays import host, libraries, short_way
 from numba_gemm.device.work import FIELDS
 from numba_gemm.gemm import plan as plans
+from numba_gemm.gemm import product as products
+from numba_gemm.gemm import request as requests
 from numba_gemm.gemm.heuristics import Choice
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder.stage import Batch, Form, Share
@@ -151,7 +153,7 @@ def test_wrong_calls(case, monkeypatch):
 
 def test_plan_of_another_device(monkeypatch):
     made, properties = plan(3, 5, 4, stage="naive"), launch.device_properties()
-    monkeypatch.setattr(api, "_common_device", lambda operands, home: 1)
+    monkeypatch.setattr(requests, "_common_device", lambda operands, home: 1)
     monkeypatch.setattr(launch, "device_properties", lambda device=0: properties)  # there may be no other
     with pytest.raises(ValueError, match=r"operands lie on device 1 .* for device 0; expected one device; .* another"):
         made(A, B)
@@ -826,20 +828,20 @@ def torch(gpu, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setattr(arrays, "KINDS", (libraries.TorchTensors(),))
     monkeypatch.setattr(short_way, "GLANCES", {})
-    monkeypatch.setattr(api, "_seen", {})
+    monkeypatch.setattr(products, "seen", {})
     return torch
 
 
 @pytest.fixture
 def checked(monkeypatch):
     """The calls that were checked in full."""
-    calls, check_in_full = [], api.checked_product
+    calls, check_in_full = [], products.checked_product
 
     def count(*arguments, **options):
         calls.append(arguments)
         return check_in_full(*arguments, **options)
 
-    monkeypatch.setattr(api, "checked_product", count)
+    monkeypatch.setattr(products, "checked_product", count)
     return calls
 
 
@@ -880,7 +882,7 @@ def test_repeated_call_releases_finished_holds(torch, product, monkeypatch):
 
 def test_transposes_take_the_short_way_too(torch, gpu, checked, monkeypatch):
     choice = Choice(STAGES["stream_k"], CONFIG, swapped=True)
-    monkeypatch.setattr(api.heuristics, "choose", lambda problem: choice)
+    monkeypatch.setattr(plans.heuristics, "choose", lambda problem: choice)
     for turn in range(3):
         a, b, c = operands(turn)
         out = tensor(c)
@@ -911,7 +913,7 @@ def test_batches_take_the_short_way(torch, gpu, checked, given):
 def test_repeated_call_of_a_transposed_batch(torch, gpu, checked, monkeypatch):
     """Matrices of A are 256 bytes apart, those of B 2048 bytes."""
     choice = Choice(STAGES["stream_k"], CONFIG, swapped=True)
-    monkeypatch.setattr(api.heuristics, "choose", lambda problem: choice)
+    monkeypatch.setattr(plans.heuristics, "choose", lambda problem: choice)
     for turn in range(2):
         a, b = (np.stack([filled(*shape, turn + i) for i in range(3)]) for shape in ((1, 64), (8, 64)))
         across = tensor(b)
@@ -1154,7 +1156,7 @@ def test_number_of_remembered_calls_is_bounded(torch, monkeypatch):
         a, b = filled(m, 4), filled(4, 4)
         for _ in range(2):
             check(tiled_sgemm(tensor(a), tensor(b)).x, a, b)
-    assert len(api._seen) <= 3
+    assert len(products.seen) <= 3
     assert len(launch._bound) <= 3
 
 

@@ -18,8 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import numba_gemm
-from numba_gemm import api
+from numba_gemm.gemm import product as gemm_product
 from numba_gemm.gemm import split_products
+from numba_gemm.gemm.request import checked
 from numba_gemm.kernels.ladder.stage import Batch
 from numba_gemm.kernels.tensor_core import MODES, TENSOR_STAGES, TensorForm, WarpgroupConfig, split, sums
 from numba_gemm.kernels.tensor_core.mode import Mode
@@ -698,19 +699,19 @@ def test_extents_of_a_precision(launched):
         multiply_split(extra=PLAIN, a=(1 << 20, 8, long, 0, 0), b=(1 << 21, long, 8, 0, 0))
     a, b = np.broadcast_to(np.float32(1), (2, long)), np.broadcast_to(np.float32(1), (long, 2))
     with pytest.raises(ValueError, match=rf"K is {long} and precision is 'bf16x6', which takes up to {long - 1}"):
-        api.checked(a, b, None, 1.0, 0.0, None, "auto", None, (), None, "bf16x6")
-    assert api.checked(a, b, None, 1.0, 0.0, None, "auto", None, ()).k == long
+        checked(a, b, None, 1.0, 0.0, None, "auto", None, (), None, "bf16x6")
+    assert checked(a, b, None, 1.0, 0.0, None, "auto", None, ()).k == long
 
 
 @simulated
 def test_workspace_of_a_precision_is_not_used_for_empty_sums(launched, monkeypatch):
     """It is sized for the parts; the float32 kernel may need more."""
     given = []
-    monkeypatch.setattr(api.launch, "launch", lambda *_, workspace, **__: given.append(workspace))
+    monkeypatch.setattr(gemm_product.launch, "launch", lambda *_, workspace, **__: given.append(workspace))
     a, workspace = np.ones((4, 5), np.float32), Workspace(1 << 24, 256, 0)
     options = {"stage": "auto", "seen": {}, "workspace": workspace}
-    api.checked_product(a, a.T, None, 0.0, 0.0, None, **options, precision="bf16x6")
-    api.checked_product(a, a.T, None, 1.0, 0.0, None, **options)
+    gemm_product.checked_product(a, a.T, None, 0.0, 0.0, None, **options, precision="bf16x6")
+    gemm_product.checked_product(a, a.T, None, 1.0, 0.0, None, **options)
     assert given == [None, workspace]
     assert not launched
 

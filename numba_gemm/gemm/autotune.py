@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver
 
-from .. import api, arrays
+from .. import arrays
 from ..arrays import ITEM, ArrayKind, Operand
 from ..arrays.operand import at_address
 from ..kernels.ladder.stage import Share
@@ -29,6 +29,8 @@ from ..runtime.workspace import Workspace
 from ..simulator.switch import SIMULATOR
 from . import autotune_cache, heuristics
 from .heuristics import Choice, Problem
+from .product import arranged, forget
+from .request import Request, checked
 
 __all__ = ["Autotuned", "Candidate", "autotune", "clear_autotuned"]
 
@@ -183,7 +185,7 @@ def autotune(
     check_positive("candidates", candidates, numbers.Integral)
     check_positive("seconds", seconds, numbers.Real)
     begin = time.perf_counter()
-    request = api.checked(a, b, out, 1.0, 0.0, None, "auto", epilogue, epilogue_args)
+    request = checked(a, b, out, 1.0, 0.0, None, "auto", epilogue, epilogue_args)
     if 0 in request.shape or request.k == 0:
         raise ValueError(
             f"a has shape {request.given[0]} and b has shape {request.given[1]}: there is nothing to multiply; "
@@ -214,7 +216,7 @@ def autotune(
     ]
     order = sorted(range(len(right)), key=medians.__getitem__)
     stored = autotune_cache.keep(device, wanted, right[order[0]], medians[order[0]], len(right))
-    api.forget()
+    forget()
     model = measured[0] if right[0] is ranked[0] else None
     return Autotuned(wanted, gpu.name, tuple(measured[i] for i in order), model, stored)
 
@@ -238,7 +240,7 @@ def clear_autotuned(device: int | None = None) -> int:
         if the directory cannot be written, or others can change it.
     """
     count = autotune_cache.clear(device)
-    api.forget()
+    forget()
     return count
 
 
@@ -318,7 +320,7 @@ class _Scratch(ArrayKind):
 class _Bench:
     """Operands like those of a request, and a workspace, on the current device, for as long as `memory` is open."""
 
-    def __init__(self, request: api.Request, memory: ExitStack) -> None:
+    def __init__(self, request: Request, memory: ExitStack) -> None:
         self.device, self.stream, self.memory = request.device, 0, memory
         if not SIMULATOR:
             self.stream = int(call(driver.cuStreamCreate, int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)))
@@ -341,13 +343,13 @@ class _Bench:
 
     def run(self, choice: Choice, stream: int) -> None:
         """Enqueue the product."""
-        x, y, z, extra = api.arranged(choice, *self.operands)
+        x, y, z, extra = arranged(choice, *self.operands)
         how: dict[str, Any] = {"stream": stream, "workspace": self.workspace, "share": choice.share, "extra": extra}
         launch.launch(choice.stage, choice.config, 1.0, x, y, 0.0, z, **how)
 
     def checked(self, choice: Choice) -> float | None:
         """Seconds that a product takes, about; None, and a warning, if it cannot run or is wrong."""
-        stage, config, operands = choice.stage, choice.config, api.arranged(choice, *self.operands)
+        stage, config, operands = choice.stage, choice.config, arranged(choice, *self.operands)
         named = f"configuration {config.name} of stage {stage.name}, {choice.share}, is not measured"
         try:
             launch.prepare(stage, config, launch.variant_of(stage, config, *operands), self.device)
@@ -374,7 +376,7 @@ class _Bench:
         """Allocate a workspace for all of them, so that none uses the stream's, which is never freed."""
         schedules = []
         for choice in choices:
-            x, y, z, extra = api.arranged(choice, *self.operands)
+            x, y, z, extra = arranged(choice, *self.operands)
             _, schedule = launch.schedule(choice.stage, choice.config, x, y, z, choice.share, extra)
             schedules += [] if schedule is None else [schedule]
         if SIMULATOR or not schedules:

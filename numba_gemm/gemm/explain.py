@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from .. import api, arrays
+from .. import arrays
 from ..arrays import ITEM, ArrayKind, Copies, Operand
 from ..device.work import FIELDS
 from ..kernels.ladder.stage import Form, Schedule
 from ..runtime import launch
 from ..runtime import workspace as workspaces
 from . import heuristics
+from .product import arranged
+from .request import checked
 
 __all__ = ["Explanation", "explain"]
 
@@ -118,7 +120,7 @@ def explain(
     Explanation
         Its text is a paragraph to read.
     """
-    wanted = api.checked(a, b, out, alpha, beta, None, stage, epilogue, epilogue_args)
+    wanted = checked(a, b, out, alpha, beta, None, stage, epilogue, epilogue_args)
     kind, gpu = wanted.a.kind, launch.device_properties(wanted.device)
     strides = arrays.row_major(wanted.shape, ITEM)
     result = wanted.out or Operand("out", kind, None, "float32", wanted.shape, strides, 0, wanted.device)
@@ -133,7 +135,7 @@ def explain(
 
     choices = [wanted.pick(heuristics.problem(*piece, gpu)) for piece in pieces]
     choice, config = choices[0], choices[0].config
-    operands = api.arranged(choice, *pieces[0])
+    operands = arranged(choice, *pieces[0])
     grid, schedule = launch.schedule(choice.stage, config, *operands[:3], choice.share, operands[3])
     variant = launch.variant_of(choice.stage, config, *operands)
     needed = (0, 0) if schedule is None else (schedule.workspace_bytes, schedule.counters)

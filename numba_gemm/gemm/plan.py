@@ -6,7 +6,7 @@ import operator
 from dataclasses import replace
 from typing import Any
 
-from .. import api, arrays
+from .. import arrays
 from ..arrays import ITEM, Seen
 from ..kernels.ladder.stage import TileConfig
 from ..kernels.tensor_core import MODES, direct
@@ -16,7 +16,7 @@ from ..runtime import workspace as workspaces
 from ..runtime.driver import device_scope
 from ..runtime.launch import Matrix
 from ..runtime.workspace import ALIGNMENT, Workspace
-from . import autotune_cache, direct_products, heuristics, split_products
+from . import autotune_cache, direct_products, heuristics, product, request, split_products
 from .heuristics import Choice
 from .split_products import IEEE
 
@@ -73,14 +73,14 @@ def plan(
     """
     m, n, k = _extent("m", m), _extent("n", n), _extent("k", k)
     for name, shape in {"a": (m, k), "b": (k, n), "out": (m, n)}.items():
-        api.check_size(name, shape)
+        request.check_size(name, shape)
     if layout not in LAYOUTS:
         raise ValueError(f"layout is {layout!r}; expected one of {', '.join(LAYOUTS)}; pass one of these")
     if not isinstance(stage, str):
         raise TypeError(f"stage is a {type(stage).__qualname__}; expected a str; pass 'auto' or the name of a stage")
     if stage != "auto":
-        heuristics.resolve(stage, api.ANY_GPU)
-    api.check_precision(precision, stage)
+        heuristics.resolve(stage, request.ANY_GPU)
+    request.check_precision(precision, stage)
     return Plan(m, n, k, _place(like, device), stage, layout, workspace, precision)
 
 
@@ -175,7 +175,7 @@ class Plan:
         choice = autotune_cache.choose(device, wanted) if stage == "auto" else heuristics.named(stage, wanted)
         chosen, config = choice.stage, choice.config
         self.stage, self._stage, self.config = chosen.name, chosen.name, config
-        a, b, c, extra = api.arranged(choice, a, b, c, launch.PLAIN)
+        a, b, c, extra = product.arranged(choice, a, b, c, launch.PLAIN)
         launch.prepare(chosen, config, launch.variant_of(chosen, config, a, b, c, extra), device)
         if chosen.schedule is not None and choice.share is None:
             # Once for all layouts: their kernels may differ in how many blocks the device holds.
@@ -236,13 +236,13 @@ class Plan:
         the plan's, or on another device.
         """
         if type(alpha) is not float:
-            alpha = api.real("alpha", alpha)
+            alpha = request.real("alpha", alpha)
         if type(beta) is not float:
-            beta = api.real("beta", beta)
+            beta = request.real("beta", beta)
         done = arrays.again(self._seen, self.stage, a, b, out, alpha, beta, stream)
         if done is not None:
             return done
-        return api.checked_product(
+        return product.checked_product(
             a,
             b,
             out,
@@ -257,7 +257,7 @@ class Plan:
             workspace=self._workspace,
         )
 
-    def _picking(self, wanted: api.Request) -> api.Pick:
+    def _picking(self, wanted: request.Request) -> request.Pick:
         a, b = wanted.given
         if a != (self.m, self.k) or b != (self.k, self.n):
             raise ValueError(

@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from .. import api
 from ..gemm import autotune_cache, heuristics, split_products
 from ..gemm.heuristics import Choice, Problem
+from ..gemm.product import arranged
 from ..kernels.tensor_core import Mode
 from ..runtime import launch
 from ..runtime import workspace as workspaces
@@ -70,7 +70,7 @@ class Products:
             division = split_products.divide(self.mode, c.rows, c.cols, a.cols, self._gpu.sm_count, stage=stage)
             return division.workspace_bytes, 0
         choice = self._choice(a, b, c)
-        a, b, c, _ = api.arranged(choice, a, b, c, launch.PLAIN)
+        a, b, c, _ = arranged(choice, a, b, c, launch.PLAIN)
         schedule = launch.schedule(choice.stage, choice.config, a, b, c, choice.share)[1]
         return (0, 0) if schedule is None else (schedule.workspace_bytes, schedule.counters)
 
@@ -86,7 +86,7 @@ class Products:
         if found is None:
             found = autotune_cache.choose(self.device, wanted)
             if found.share is None and found.stage.schedule is not None:
-                x, y, z, _ = api.arranged(found, a, b, c, launch.PLAIN)
+                x, y, z, _ = arranged(found, a, b, c, launch.PLAIN)
                 found = replace(found, share=launch.share_of(found.stage, found.config, x, y, z))
             self._chosen[wanted] = found
         return found
@@ -112,6 +112,6 @@ class Products:
             split_products.launch(self.mode, alpha, a, b, beta, c, stream=stream, workspace=workspace)
             return
         choice = self._choice(a, b, c)
-        a, b, c, extra = api.arranged(choice, a, b, c, launch.PLAIN)
+        a, b, c, extra = arranged(choice, a, b, c, launch.PLAIN)
         run, share = (choice.stage, choice.config), choice.share
         launch.launch(*run, alpha, a, b, beta, c, stream=stream, workspace=workspace, share=share, extra=extra)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver
 
-from .. import api
+from ..gemm.request import Request, checked
 from ..gemm.split_products import IEEE
 from ..runtime import launch
 from ..runtime.driver import device_scope, failure
@@ -240,7 +240,7 @@ class _Ready:
     blocking: Blocking
     products: Products
     operands: tuple[HostMatrix, HostMatrix, HostMatrix]
-    wanted: api.Request
+    wanted: Request
 
     def expected(self, stop: Stop) -> Prediction:
         room = self.blocking.device_bytes
@@ -256,7 +256,7 @@ class _Ready:
 
 @contextmanager
 def _prepared(
-    wanted: api.Request, a: np.ndarray, b: np.ndarray, c: np.ndarray, memory_limit: int | None
+    wanted: Request, a: np.ndarray, b: np.ndarray, c: np.ndarray, memory_limit: int | None
 ) -> Iterator[_Ready]:
     """Divide a product and take its memory, until the context ends."""
     # C by columns is its transpose by rows.
@@ -295,7 +295,7 @@ def blocking_of(
     return _divided(products, (m, n, wanted.k), memory_limit, wanted.device)
 
 
-def _checked(a: Any, b: Any, out: Any, alpha: Any, beta: Any, precision: Any, device: int | None) -> api.Request:
+def _checked(a: Any, b: Any, out: Any, alpha: Any, beta: Any, precision: Any, device: int | None) -> Request:
     for name, array in (("a", a), ("b", b), ("out", out)):
         if array is None and name == "out":
             continue
@@ -312,10 +312,10 @@ def _checked(a: Any, b: Any, out: Any, alpha: Any, beta: Any, precision: Any, de
         device = operator.index(device)
         if not 0 <= device < launch.device_count():
             raise ValueError(f"device is {device}; expected 0 to {launch.device_count() - 1}; pass one of these")
-    return api.checked(a, b, out, alpha, beta, None, "auto", None, (), device, precision)
+    return checked(a, b, out, alpha, beta, None, "auto", None, (), device, precision)
 
 
-def _check_extents(wanted: api.Request) -> None:
+def _check_extents(wanted: Request) -> None:
     if 0 in (*wanted.shape, wanted.k):
         raise ValueError(f"a and b have shapes {wanted.given[0]} and {wanted.given[1]}; expected no extent of 0")
 

@@ -23,8 +23,7 @@ from numba import cuda, float32, uint32
 
 from numba_gemm.device.vector import load4, store4
 from numba_gemm.lab.bench import environment
-from numba_gemm.lab.bench.cli import commit_hash
-from numba_gemm.lab.bench.command import command, json_text, make_folder, write_files
+from numba_gemm.lab.bench.command import command, commit_hash, json_text, make_folder, write_files
 from numba_gemm.lab.bench.nvml import sampled_clocks
 from numba_gemm.lab.bench.results import GRAPHS
 from numba_gemm.lab.bench.tables import Table, number

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 import secrets
 import shlex
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from numba_gemm.lab.bench import cases
-from numba_gemm.lab.bench.command import UsageError, command, make_folder
+from numba_gemm.lab.bench.command import UsageError, at_least_one, command, commit_hash, make_folder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,21 +32,6 @@ def shape(text: str) -> cases.Shape:
         return cases.parse_shape(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def at_least_one(text: str) -> int:
-    """A positive integer."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
-    return value
-
-
-def commit_hash(text: str) -> str:
-    """The name of a commit, as git writes it."""
-    if not re.fullmatch(r"[0-9a-f]{7,64}(-dirty)?", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no commit: give seven or more hexadecimal digits")
-    return text
 
 
 def parser() -> argparse.ArgumentParser:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import fcntl
 import functools
 import io
 import json
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -96,6 +98,21 @@ def command(main: Callable[Arguments, int]) -> Callable[Arguments, int]:
         return status
 
     return run
+
+
+def at_least_one(text: str) -> int:
+    """Return a positive integer; the type of an option."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return value
+
+
+def commit_hash(text: str) -> str:
+    """Return the name of a commit, as git writes it; the type of an option."""
+    if not re.fullmatch(r"[0-9a-f]{7,64}(-dirty)?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no commit: give seven or more hexadecimal digits")
+    return text
 
 
 def require_gpu() -> None:

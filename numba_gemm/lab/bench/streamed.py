@@ -24,8 +24,16 @@ import pandas as pd
 from cuda.bindings import driver
 
 from numba_gemm.lab.bench import environment
-from numba_gemm.lab.bench.cli import commit_hash
-from numba_gemm.lab.bench.command import USAGE, command, csv_text, json_text, make_folder, require_gpu, write_files
+from numba_gemm.lab.bench.command import (
+    USAGE,
+    command,
+    commit_hash,
+    csv_text,
+    json_text,
+    make_folder,
+    require_gpu,
+    write_files,
+)
 from numba_gemm.lab.bench.nvml import sampled_clocks
 from numba_gemm.lab.bench.results import LAUNCHES
 from numba_gemm.models.accuracy import ieee_bound

@@ -46,8 +46,15 @@ from numba_gemm.lab.bench.buffers import (
     uniform,
 )
 from numba_gemm.lab.bench.cases import SEED_EXTENTS, Shape
-from numba_gemm.lab.bench.cli import at_least_one, commit_hash
-from numba_gemm.lab.bench.command import command, csv_text, json_text, make_folder, write_files
+from numba_gemm.lab.bench.command import (
+    at_least_one,
+    command,
+    commit_hash,
+    csv_text,
+    json_text,
+    make_folder,
+    write_files,
+)
 from numba_gemm.lab.bench.nvml import ClockSamples, sampled_clocks
 from numba_gemm.lab.bench.results import CUBLAS, ERROR, GRAPHS, OK, WRONG
 from numba_gemm.lab.bench.run import MIN_SPAN_US, NOT_CAPTURED, affordable_rounds

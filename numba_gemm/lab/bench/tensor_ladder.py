@@ -1,9 +1,10 @@
 """The tensor cores' ladder, stage by stage, beside cuBLAS SGEMM; and what NaN and infinities cost.
 
 ``python -m numba_gemm.lab.bench.tensor_ladder --out DIR`` writes `tensor_ladder.csv`: all stages multiply the same
-split operands, in one precision; how long they take to split is a row of its own. Errors are those of positive operands, of
-whose sums tensor cores cut off most. And `special_values.csv`: the public function in that precision, with operands of
-which some elements are NaN, or infinite. It needs a GPU of compute capability 9.0, and PyTorch for cuBLAS.
+split operands, in one precision; how long they take to split is a row of its own. Errors are those of positive
+operands, of whose sums tensor cores cut off most. And `special_values.csv`: the public function in that precision,
+with operands of which some elements are NaN, or infinite. It needs a GPU of compute capability 9.0, and PyTorch for
+cuBLAS.
 """
 
 from __future__ import annotations

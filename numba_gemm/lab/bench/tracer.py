@@ -27,8 +27,7 @@ import pandas as pd
 
 from numba_gemm.lab.bench import counters, environment
 from numba_gemm.lab.bench.cases import Shape
-from numba_gemm.lab.bench.cli import commit_hash
-from numba_gemm.lab.bench.command import command, csv_text, json_text, make_folder, write_files
+from numba_gemm.lab.bench.command import command, commit_hash, csv_text, json_text, make_folder, write_files
 from numba_gemm.simulator.probe import simulator_requested
 
 __all__ = ["COUNTED", "SHAPE", "TRACED", "compare", "counted", "main", "traced"]

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from numba_gemm.lab.bench.cli import commit_hash
-from numba_gemm.lab.bench.command import UsageError, command, csv_text, json_text, make_folder, write_files
+from numba_gemm.lab.bench.command import UsageError, command, commit_hash, csv_text, json_text, make_folder, write_files
 from numba_gemm.lab.memory.experiment import NAMES, Experiment, Unavailable, load
 from numba_gemm.runtime.driver import GpuUnavailable
 

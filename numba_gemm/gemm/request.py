@@ -1,0 +1,316 @@
+"""Check the arguments of a product; what is left is a `Request`."""
+
+from __future__ import annotations
+
+import ctypes
+import numbers
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from .. import arrays
+from ..arrays import Operand, streams
+from ..kernels.ladder import STAGES
+from ..kernels.tensor_core import MODES, Mode
+from ..runtime import epilogue as epilogues
+from ..runtime import launch
+from ..runtime.launch import Extra, Matrix
+from . import autotune_cache, batches, heuristics, split_products
+from .heuristics import Choice, Problem
+from .split_products import IEEE
+
+ANY_GPU = (99, 0)  # a compute capability that no stage finds too low
+
+Pick = Callable[[Problem], Choice]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A product that has been checked.
+
+    Attributes
+    ----------
+    a, b : Operand
+        Where there are no terms to sum up, or alpha is 0, of K = 0: they are not read.
+    out : Operand or None
+        C, if the caller gave one.
+    vectors : list of Operand
+        The epilogue's.
+    epilogue : callable or None
+        What a kernel is built with.
+    given : tuple
+        Shapes of a and b as the caller gave them.
+    shape : tuple of int
+        Of C.
+    k : int
+        Terms of each sum.
+    alpha, beta : float
+        Rounded to float32.
+    stage : str
+        A name, or "auto".
+    mode : Mode or None
+        Of the tensor cores; None for float32's own arithmetic, and for sums without terms.
+    device : int
+        Ordinal of the device to run on.
+    stream : Stream or None
+        The caller's.
+    """
+
+    a: Operand
+    b: Operand
+    out: Operand | None
+    vectors: list[Operand]
+    epilogue: Callable[..., Any] | None
+    given: tuple[tuple[int, ...], tuple[int, ...]]
+    shape: tuple[int, ...]
+    k: int
+    alpha: float
+    beta: float
+    stage: str
+    mode: Mode | None
+    device: int
+    stream: streams.Stream | None
+
+    @property
+    def pick(self) -> Pick:
+        """What chooses by its stage."""
+        auto = self.stage == "auto"
+        return partial(autotune_cache.choose, self.device) if auto else partial(heuristics.named, self.stage)
+
+    def pieces(
+        self, a: Operand, b: Operand, c: Operand, vectors: list[Operand]
+    ) -> Iterator[tuple[Matrix, Matrix, Matrix, Extra]]:
+        """What to launch, for operands and vectors that lie where kernels find them."""
+        if 0 in self.shape:
+            return
+        able = _scheduled(launch.device_properties(self.device).cc)
+        scheduled = self.mode is None and (self.stage in able or (self.stage == "auto" and bool(able)))
+        at_once = batches.AT_ONCE if scheduled else 0 if self.mode is None else 1
+        places = tuple(vector.vector() for vector in vectors)
+        for x, y, z, batch in batches.products(a, b, c, self.device, at_once=at_once, fold=self.epilogue is None):
+            yield x, y, z, Extra(batch, self.epilogue, places)
+
+
+def checked(
+    a: Any,
+    b: Any,
+    out: Any,
+    alpha: float,
+    beta: float,
+    stream: Any,
+    stage: str,
+    epilogue: Callable[..., Any] | None,
+    epilogue_args: Sequence[Any],
+    home: int | None = None,
+    precision: str = IEEE,
+) -> Request:
+    """Check everything that can be checked without compiling; parameters are those of `checked_product`."""
+    alpha, beta = real("alpha", alpha), real("beta", beta)
+    if beta != 0 and out is None:
+        raise ValueError(f"beta is {beta:g} and out is None; expected an array C to scale; pass it as out, or beta=0")
+    _check_stage(stage, ANY_GPU, epilogue)  # whether it is known at all: that needs no GPU to say
+    check_precision(precision, stage)
+    if isinstance(epilogue_args, str) or not isinstance(epilogue_args, Sequence):
+        raise TypeError(
+            f"epilogue_args is a {type(epilogue_args).__qualname__}; expected a tuple or list of vectors; "
+            "pass (vector,) for one"
+        )
+    given = tuple(epilogue_args)
+    if epilogue is None and given:
+        raise ValueError(f"epilogue is None and epilogue_args has {len(given)}; expected none; pass an epilogue")
+    last_step = None if epilogue is None else epilogues.prepared(epilogue, len(given))
+    queue = None if stream is None else streams.Stream.of(stream)
+
+    left, right = arrays.describe("a", a, queue), arrays.describe("b", b, queue)
+    target = None if out is None else arrays.describe("out", out, queue)
+    vectors = [arrays.describe(f"epilogue_args[{i}]", one, queue) for i, one in enumerate(given)]
+    operands = [left, right] if target is None else [left, right, target]
+    for operand in operands:
+        _check_matrix(operand)
+    if left.kind.family != right.kind.family:
+        raise TypeError(
+            f"a is of kind {left.kind.name} and b of kind {right.kind.name}; expected both of one kind; "
+            "convert one of them"
+        )
+    (m, k), n = left.shape[-2:], right.shape[-1]
+    if right.shape[-2] != k:
+        raise ValueError(
+            f"a has shape {left.shape} and b has shape {right.shape}: {k} columns of a against {right.shape[-2]} rows "
+            "of b; expected shapes (M, K) and (K, N); pass a transpose or slice that fits"
+        )
+    batch = batches.broadcast(left.shape[:-2], right.shape[:-2])
+    if batch is None:
+        raise ValueError(
+            f"a has shape {left.shape} and b has shape {right.shape}: batch dimensions {left.shape[:-2]} and "
+            f"{right.shape[:-2]}; expected equal ones, or 1, counted from the last; pass arrays whose batches fit"
+        )
+    shape, shapes = (*batch, m, n), (tuple(left.shape), tuple(right.shape))
+    for vector in vectors:
+        _check_vector(vector, left)
+    check_size("out", shape)
+    if target is not None:
+        _check_out(target, shape, left, right, vectors)
+    device = _common_device([*operands, *vectors], home)
+    if queue is not None and launch.device_count() > 1 and streams.device_of(queue) not in (None, device):
+        raise ValueError(
+            f"stream belongs to device {streams.device_of(queue)} and the operands lie on device {device}; expected "
+            "one device; pass a stream of the operands' device"
+        )
+    cc = launch.device_properties(device).cc
+    _check_stage(stage, cc, epilogue)
+    split_products.check_precision(precision, cc)
+    precision = split_products.resolved(precision, m, n, k, cc)
+    if precision != IEEE and k > launch.MAX_K:
+        raise ValueError(f"K is {k} and precision is {precision!r}, which takes up to {launch.MAX_K}; expected less")
+    if alpha == 0 or k == 0 or 0 in shape:
+        # Sums without terms: a and b are not read, and alpha = 0 keeps an infinite or NaN alpha out of beta * C.
+        alpha, k, left, right = 0.0, 0, left.resized(m, 0), right.resized(0, n)
+    mode = None if k == 0 else MODES.get(precision)
+    return Request(left, right, target, vectors, last_step, shapes, shape, k, alpha, beta, stage, mode, device, queue)
+
+
+def check_size(name: str, shape: tuple[int, ...]) -> None:
+    """Raise ValueError if a float32 array of this shape has more bytes than can be addressed."""
+    if arrays.ITEM * prod(extent or 1 for extent in shape) > sys.maxsize:
+        raise ValueError(
+            f"{name} has shape {shape}, which is more than {sys.maxsize} bytes; expected a size that can be addressed; "
+            "use smaller extents"
+        )
+
+
+def check_precision(precision: Any, stage: str) -> None:
+    """Raise TypeError or ValueError unless this is a precision, and the stage leaves it a choice."""
+    split_products.check_precision(precision)
+    if precision != IEEE and stage != "auto":
+        raise ValueError(
+            f"precision is {precision!r} and stage is {stage!r}, whose arithmetic is float32's; expected one of the "
+            "two; leave out the other"
+        )
+
+
+def _scheduled(cc: tuple[int, int]) -> list[str]:
+    """Names of the stages that take batches and epilogues, on a GPU."""
+    return [stage.name for stage in STAGES.values() if stage.schedule is not None and cc >= stage.min_cc]
+
+
+def _check_stage(stage: Any, cc: tuple[int, int], epilogue: Any) -> None:
+    if not isinstance(stage, str):
+        raise TypeError(f"stage is a {type(stage).__qualname__}; expected a str; pass 'auto' or the name of a stage")
+    if stage != "auto":
+        heuristics.resolve(stage, cc)
+    if epilogue is None:
+        return
+    able = _scheduled(cc)
+    if not able:
+        raise ValueError(
+            f"epilogue is given, and this GPU has compute capability {cc[0]}.{cc[1]}; expected a GPU that one of "
+            f"{', '.join(_scheduled(ANY_GPU))} runs on; apply it to the result"
+        )
+    if stage != "auto" and stage not in able:
+        raise ValueError(
+            f"stage is {stage!r}, which takes no epilogue; expected 'auto' or one of {', '.join(able)}; pass one of "
+            "these"
+        )
+
+
+def real(name: str, value: Any) -> float:
+    """A scalar, rounded to float32.
+
+    Raises
+    ------
+    TypeError, ValueError
+        if it is no real number.
+    """
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value[()]
+    # NumPy registers timedelta64 as an Integral.
+    if isinstance(value, np.timedelta64) or not isinstance(value, numbers.Real | np.bool_):
+        raise TypeError(
+            f"{name} is {value!r}, a {type(value).__qualname__}; expected a real number; pass float({name}) if it is "
+            "one"
+        )
+    try:
+        return ctypes.c_float(float(value)).value  # rounds to nearest, and to infinity beyond float32's range
+    except OverflowError:
+        raise ValueError(f"{name} is an integer beyond the range of a float; expected less; pass a float") from None
+
+
+def _check_matrix(operand: Operand) -> None:
+    name = operand.name
+    if len(operand.shape) < 2:
+        raise ValueError(
+            f"{name} has {len(operand.shape)} dimensions, shape {operand.shape}; expected 2, or more for a batch; "
+            f"pass {name}.reshape(rows, columns)"
+        )
+    _check_elements(operand)
+
+
+def _check_vector(operand: Operand, left: Operand) -> None:
+    if operand.kind.family != left.kind.family:
+        raise TypeError(
+            f"{operand.name} is of kind {operand.kind.name} and a of kind {left.kind.name}; expected one kind; convert "
+            f"{operand.name}"
+        )
+    if len(operand.shape) != 1:
+        raise ValueError(
+            f"{operand.name} has {len(operand.shape)} dimensions, shape {operand.shape}; expected 1; "
+            f"pass {operand.name}.reshape(-1)"
+        )
+    _check_elements(operand)
+
+
+def _check_elements(operand: Operand) -> None:
+    name = operand.name
+    if operand.dtype != "float32":
+        raise TypeError(
+            f"{name} has dtype {operand.dtype}; expected float32, and nothing is cast silently; "
+            f"pass {operand.kind.cast.format(name)}"
+        )
+    if operand.device is not None and any(value % arrays.ITEM for value in (operand.pointer, *operand.strides)):
+        raise ValueError(
+            f"{name} has elements off the 4-byte boundaries that a GPU reads float32 at (address {operand.pointer:#x}, "
+            f"strides {operand.strides}); expected aligned elements; pass a contiguous copy of {name}"
+        )
+
+
+def _check_out(
+    target: Operand, expected: tuple[int, ...], left: Operand, right: Operand, vectors: list[Operand]
+) -> None:
+    if target.kind.family != left.kind.family:
+        raise TypeError(
+            f"out is of kind {target.kind.name} and a and b of kind {left.kind.name}; expected out of the same kind; "
+            "pass such an array, or no out"
+        )
+    if target.shape != expected:
+        raise ValueError(
+            f"out has shape {target.shape}; expected {expected}, for a of shape {left.shape} and b of shape "
+            f"{right.shape}; pass an array of that shape, or no out"
+        )
+    if target.readonly:
+        raise ValueError("out is read-only; expected an array that can be written; pass a copy of it")
+    for other in (left, right, *vectors):
+        if target.overlaps(other):
+            raise ValueError(
+                f"out shares memory with {other.name}; expected an array apart from all operands, which are read "
+                f"while it is written; pass another out, or a copy of {other.name}"
+            )
+    if target.overlaps_itself():
+        raise ValueError(
+            f"out, of shape {target.shape} and strides {target.strides} bytes, has elements that share memory; "
+            "expected distinct ones; pass a copy of it"
+        )
+
+
+def _common_device(operands: list[Operand], home: int | None = None) -> int:
+    places = {operand.name: operand.device for operand in operands if operand.device is not None}
+    if not places:
+        return launch.current_device() if home is None else home
+    if len(set(places.values())) > 1:
+        described = ", ".join(f"{name} on device {device}" for name, device in places.items())
+        raise ValueError(f"operands lie on several devices: {described}; expected one; copy them to one device")
+    return next(iter(places.values()))
