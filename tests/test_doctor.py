@@ -496,8 +496,8 @@ def test_the_compiler_that_is_offered_suits_the_driver(driver, bindings, extra):
 
 def test_the_releases_are_those_of_the_package():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert f"numba-cuda>={checks.dotted(checks.LOWEST_NUMBA_CUDA)}" in project["dependencies"]
-    assert f"numpy<{checks.dotted(checks.BROKEN_NUMPY)}" in project["dependencies"]
+    numpy = f"numpy>={checks.dotted(checks.LOWEST['numpy'])},<{checks.dotted(checks.BROKEN_NUMPY)}"
+    assert numpy in project["dependencies"]
     assert project["requires-python"] == f">={checks.dotted(checks.LOWEST_PYTHON)}"
     tested = [checks.parsed(line.rpartition(" ")[2]) for line in project["classifiers"] if "Python :: 3." in line]
     assert max(tested) == checks.HIGHEST_PYTHON

@@ -48,6 +48,9 @@ class Refused(PermissionError):
         super().__init__(problem)
         self.path = path
 
+    def __reduce__(self) -> tuple[type[Refused], tuple[Path, str]]:
+        return Refused, (self.path, str(self))
+
 
 _lock = threading.Lock()
 _warned: set[Path] = set()
