@@ -446,13 +446,13 @@ def test_file_that_others_can_change(place, monkeypatch, case):
 
 KEEPER = """
 import sys
-from numba_gemm import choice_cache, select
+from numba_gemm.gemm import autotune_cache, heuristics
 process = int(sys.argv[1])
-choice = select.ranked(select.Problem(64, 64, 64))[0]
+choice = heuristics.ranked(heuristics.Problem(64, 64, 64))[0]
 print("ready", flush=True)
 sys.stdin.readline()
 for i in range(40):
-    choice_cache.keep(0, select.Problem(64 + process, 64 + i, 64), choice, 5.0, 12)
+    autotune_cache.keep(0, heuristics.Problem(64 + process, 64 + i, 64), choice, 5.0, 12)
 """
 
 

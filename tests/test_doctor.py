@@ -19,7 +19,7 @@ from numba_gemm.doctor import checks
 from numba_gemm.doctor.checks import BROKEN_DRIVER, LIMIT, MEND, NO_GPU, NOTE, Facts, Finding, Gpu, Library, Trial
 from numba_gemm.simulator.probe import simulator_environment
 
-ROOT = Path(checks.__file__).parent.parent
+ROOT = Path(checks.__file__).parents[2]
 H200 = Gpu("NVIDIA H200", (9, 0), 150_000_000_000)
 SITE = "/env/lib/python3.12/site-packages/nvidia"
 

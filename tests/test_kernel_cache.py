@@ -507,7 +507,7 @@ def test_what_is_compiled_is_what_was_found_at_the_call():
 
 FETCH_WITH_EPILOGUE = """
 import json
-from numba_gemm import epilogues, kernel_cache, launch
+from numba_gemm.runtime import epilogue as epilogues, kernel_cache, launch
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder.stage import Form
 
@@ -853,7 +853,7 @@ def test_processes_share_it(place):
 COMPILE = """
 import dataclasses, json
 import numba_gemm
-from numba_gemm import kernel_cache, launch
+from numba_gemm.runtime import kernel_cache, launch
 from numba_gemm.kernels.ladder import STAGES
 stage = STAGES["naive"]
 report = numba_gemm.precompile(["naive"], (9, 0))
