@@ -262,7 +262,7 @@ class Draw:
         shape, ranks = self.shape(kind), ((), ())
         if kind == "batch" or (kind in ("epilogue", "sequence", "refused") and self.chance(0.3)):
             ranks = self.batches()
-            shape = tuple(min(extent, 16 if SIMULATOR else 160) for extent in shape)  # type: ignore[assignment]
+            shape = tuple(min(extent, 16 if SIMULATOR else 160) for extent in shape)
         alpha, beta, values = self.scalars(precision)
         layouts = [self.layout(len(rank), library, True) for rank in ranks]
         out = self.layout(len(np.broadcast_shapes(*ranks)), library, False) if beta or self.chance(0.7) else None
@@ -282,7 +282,7 @@ class Draw:
         plain = [replace(layout, steps=(1,) * len(layout.steps)) for layout in (call.a, call.b)]
         a, b = plain if self.chance(0.8) else (call.a, call.b)
         name = self.random.choice(list(EPILOGUES))
-        return replace(call, stage=stage, values=values, epilogue=name, a=a, b=b, **finite)  # type: ignore[arg-type]
+        return replace(call, stage=stage, values=values, epilogue=name, a=a, b=b, **finite)
 
     def batches(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         whole = [self.random.choice((1, 1, 2, 3)) for _ in range(self.random.choice((1, 1, 2, 2, 3, 4)))]
@@ -310,16 +310,16 @@ class Draw:
             return replace(call, out=out)
         if what in ("a", "b"):
             rank = len(call.batch_a if what == "a" else call.batch_b)
-            return replace(call, **{what: self.layout(rank, call.library, call.epilogue is None)})  # type: ignore[arg-type]
+            return replace(call, **{what: self.layout(rank, call.library, call.epilogue is None)})
         if what == "offset":
             name = self.random.choice(("a", "b", "out") if call.out else ("a", "b"))
             layout = getattr(call, name)
-            return replace(call, **{name: replace(layout, offset=layout.offset + 1)})  # type: ignore[arg-type]
+            return replace(call, **{name: replace(layout, offset=layout.offset + 1)})
         if what == "extent":
             extents = list(call.shape)
             axis = self.random.randrange(3)
             extents[axis] = max(extents[axis] + self.random.choice((-1, 1, 4)), 0)
-            return replace(call, shape=tuple(extents))  # type: ignore[arg-type]
+            return replace(call, shape=tuple(extents))
         if what == "values":
             return replace(call, seed=call.seed + (1 << 80))
         if what == "precision" and call.stage == "auto" and call.values in ("integers", "uniform", "wide"):
@@ -366,7 +366,7 @@ def drawn(seed: int, number: int, space: Space) -> Case:
         return Case(kind, (call,), limit=draw.random.choice((0.0, 0.1, 0.5, 1.0)))
     if kind == "refused":
         extents = tuple(max(extent, 2) for extent in call.shape)
-        call = replace(call, shape=extents, epilogue=None)  # type: ignore[arg-type]
+        call = replace(call, shape=extents, epilogue=None)
         return Case(kind, (call,), spoiled=draw.random.choice(list(SPOILED)))
     return Case(kind, (call,))
 
