@@ -1,4 +1,4 @@
-"""How far a float32 matrix product may be from the exact one, and the one comparison that decides it."""
+"""Error bounds of float32 matrix multiplication, and the one comparison that applies them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 
 UNIT_ROUNDOFF = 2.0**-24  # of float32, rounding to nearest
 
-# Standard deviations that the probabilistic bound allows. At 8 a sum of a million roundings with random signs
-# breaks the bound with probability below 1e-7, and one product that is missing from a sum of K similar terms
-# (an error of about 1/K) still breaks it for every K up to 16,000 or so.
+# Standard deviations that the probabilistic bound allows. At 8, a sum of a million roundings with random signs
+# exceeds the bound with probability below 1e-7, and a product missing from a sum of K similar terms (an error of
+# about 1/K) still exceeds it for every K up to 16,000 or so.
 CONFIDENCE = 8.0
 
 
@@ -19,12 +19,12 @@ def ieee_bound(k: int) -> float:
     """Largest error that ``ieee`` arithmetic may leave in an element of C, in units of its scale.
 
     The scale of an element is ``abs(alpha) * (abs(A) @ abs(B)) + abs(beta) * abs(C)``. A sum of n = k + 2 roundings (k
-    multiply-adds, the multiplication by alpha, the addition of beta*C) errs by at most gamma_n = n*u / (1 - n*u)
-    (Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., section 3.1), and, if the roundings
-    behave as independent and of mean zero, by at most gamma~_n = exp(lambda*sqrt(n)*u + n*u^2/(1-u)) - 1 with a
-    probability that grows with lambda (Higham and Mary, "A new approach to probabilistic rounding error analysis",
-    SIAM J. Sci. Comput. 41(5), 2019, theorem 2.4). The smaller of the two is used: gamma_n alone would, at large
-    k, pass a product in which a term is missing.
+    multiply-adds, the multiplication by alpha, the addition of beta*C) has an error of at most
+    gamma_n = n*u / (1 - n*u) (Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., section 3.1). If the
+    roundings behave as independent and of mean zero, the error is at most
+    gamma~_n = exp(lambda*sqrt(n)*u + n*u^2/(1-u)) - 1 with a probability that grows with lambda (Higham and Mary,
+    "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41(5), 2019, theorem 2.4). The
+    smaller of the two is used: at large k, gamma_n alone would accept a product with a missing term.
 
     Parameters
     ----------
@@ -43,9 +43,9 @@ def ieee_bound(k: int) -> float:
     return min(certain, likely)
 
 
-# Largest errors of the tensor cores' precisions, in the same units, as docs/precision.md states them: of sums whose
-# rounding does not count (`mode_bound` adds what grows with k). fp16x3's is of the largest element of a row and of a
-# column instead of each, and holds in these units for elements of similar size.
+# Largest errors of the tensor-core precisions, in the same units, as docs/precision.md states them. They leave out the
+# rounding of sums; `mode_bound` adds the part that grows with k. The error of fp16x3 is relative to the largest element
+# of a row and of a column instead of each element, and holds in these units for elements of similar size.
 MODE_BOUNDS = {
     "tf32": 2.0**-9,
     "bf16": 2.0**-6.5,
@@ -56,17 +56,17 @@ MODE_BOUNDS = {
 }
 GROWING = ("tf32x3", "fp16x3")
 GROWING_FROM = 4096
-# Of sums that stay in the tensor cores, what each term adds: they cut off after each product of 8 k, or 16.
+# Error that each term adds to sums that stay in the tensor cores, which truncate after each product of 8 or 16 k.
 CUT_OFF = {"tf32": 2.0**-26, "bf16": 2.0**-27}
 
 
 def mode_bound(precision: str, k: int) -> float:
-    """Largest error that the tensor cores may leave in an element of ``A @ B`` in a precision, in units of its scale.
+    """Largest error of a tensor-core precision in an element of ``A @ B``, in units of its scale.
 
     Raises
     ------
     KeyError
-        for a precision that is none of theirs.
+        If `precision` is not a tensor-core precision.
     """
     growth = max(1.0, math.sqrt(k / GROWING_FROM)) if precision in GROWING else 1.0
     return MODE_BOUNDS[precision] * growth + CUT_OFF.get(precision, 0.0) * k
@@ -76,7 +76,7 @@ def bound(precision: str, k: int) -> float:
     """Largest error that arithmetic of any precision may leave in an element of C, in units of its scale."""
     if precision == "ieee":
         return ieee_bound(k)
-    return mode_bound(precision, k) + 2 * UNIT_ROUNDOFF  # alpha and beta round, too
+    return mode_bound(precision, k) + 2 * UNIT_ROUNDOFF  # alpha and beta also round
 
 
 SMALLEST_SUBNORMAL = 2.0**-149  # of float32; kernels keep subnormals, and do not flush them to zero
@@ -89,12 +89,12 @@ def underflow_bound(k: int, alpha: float = 1.0) -> float:
     ``abs(e) <= 2**-150``, half the smallest subnormal. An addition alone has ``e == 0``. The terms ``d`` are those of
     `ieee_bound`. The terms ``e`` are:
 
-    - at most ``k * 2**-150`` in the sum of k products, which alpha multiplies;
+    - at most ``k * 2**-150`` in the sum of k products, which is then multiplied by alpha;
     - ``2**-150`` for each multiplication by alpha: one, or one per part where the sum is computed in p <= k parts;
     - ``2**-150`` for the multiplication of beta and C.
 
-    Their sum, ``(k * abs(alpha) + p + 1) * 2**-150``, is below ``(k * max(1, abs(alpha)) + 2) * 2**-149``. What is left
-    over covers the growth of each ``e`` by the roundings that follow it, a factor ``1 + ieee_bound(k)``.
+    Their sum, ``(k * abs(alpha) + p + 1) * 2**-150``, is below ``(k * max(1, abs(alpha)) + 2) * 2**-149``. The
+    difference covers the growth of each ``e`` by the roundings that follow it, a factor ``1 + ieee_bound(k)``.
 
     Parameters
     ----------
@@ -110,12 +110,12 @@ def underflow_bound(k: int, alpha: float = 1.0) -> float:
 def reference(
     alpha: float, a: np.ndarray, b: np.ndarray, beta: float = 0.0, c: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The product in float64, and the scale that the error of each element is measured in.
+    """Return the product in float64 and the scale for the error of each element.
 
     Parameters
     ----------
     alpha, beta : float
-        Scalars; ``beta == 0`` ignores c, and ``alpha == 0`` ignores a and b, NaNs and all, as the kernels do.
+        Scalars; ``beta == 0`` ignores c, and ``alpha == 0`` ignores a and b, including NaNs, as the kernels do.
     a, b, c : arrays of shape (m, k), (k, n), (m, n)
         Operands of any real dtype.
 
@@ -141,7 +141,7 @@ def reference(
 
 @dataclass(frozen=True)
 class Comparison:
-    """The worst element of a product: where it is, what it holds, and its error in units of the bound."""
+    """The worst element of a product: its position, its values, and its error in units of the bound."""
 
     in_bounds: float
     row: int
@@ -151,7 +151,7 @@ class Comparison:
 
     @property
     def ok(self) -> bool:
-        """Whether every element is within the bound."""
+        """True if every element is within the bound."""
         return self.in_bounds <= 1.0
 
     def __str__(self) -> str:
@@ -172,15 +172,16 @@ def compare(
 ) -> Comparison:
     """Compare a float32 product with `reference`'s float64 one, element by element.
 
-    Where the expected value is finite, an element's error counts in units of
-    ``bound(precision, k) * scale + underflow_bound(k, alpha)``. Where it is NaN or infinite, the element must be NaN or
-    the same infinity, else its error is infinite. A NaN in place of a finite value is an infinite error. A finite
-    expected value beyond float32's range must be an infinity of its sign. ``alpha`` is the one given to `reference`.
+    If the expected value is finite, the error of an element is measured in units of
+    ``bound(precision, k) * scale + underflow_bound(k, alpha)``. If it is NaN or infinite, the element must be NaN or
+    the same infinity; otherwise its error is infinite. A NaN in place of a finite value is an infinite error. If a
+    finite expected value is beyond float32's range, the element must be the infinity of the same sign. ``alpha`` is the
+    one given to `reference`.
 
     Raises
     ------
     ValueError
-        if the shapes differ.
+        If the shapes differ.
     """
     if actual.shape != expected.shape or scale.shape != expected.shape:
         raise ValueError(f"shapes differ: actual {actual.shape}, expected {expected.shape}, scale {scale.shape}")

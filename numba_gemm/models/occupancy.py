@@ -1,8 +1,8 @@
-"""How many blocks of a kernel a multiprocessor holds at once, and what keeps it from holding more; needs no GPU.
+"""Number of blocks of a kernel that a multiprocessor holds at once, and the resources that limit it; needs no GPU.
 
-A block moves in once its warps, registers and shared memory fit beside those of the blocks that are there. Sources:
-CUDA C++ Programming Guide, "Compute Capabilities", table "Technical Specifications per Compute Capability", for what a
-multiprocessor has; NVIDIA's ``cuda_occupancy.h``, which comes with the CUDA toolkit, for how it is handed out.
+A block becomes resident once its warps, registers and shared memory fit beside those of the resident blocks. Sources:
+CUDA C++ Programming Guide, "Compute Capabilities", table "Technical Specifications per Compute Capability", for the
+resources of a multiprocessor; NVIDIA's ``cuda_occupancy.h``, part of the CUDA toolkit, for their allocation.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from dataclasses import dataclass, field
 __all__ = ["LIMITS", "Occupancy", "SmLimits", "occupancy"]
 
 WARP = 32
-MAX_THREADS = 1024  # a block
-MAX_REGISTERS = 255  # a thread
-REGISTERS = 65_536  # an SM
-PARTITIONS = 4  # of an SM, each with a quarter of its registers
-REGISTER_UNIT = 256  # registers that a warp is given at a time
+MAX_THREADS = 1024  # per block
+MAX_REGISTERS = 255  # per thread
+REGISTERS = 65_536  # per SM
+PARTITIONS = 4  # per SM, each with a quarter of its registers
+REGISTER_UNIT = 256  # granularity of the allocation of registers to a warp
 KB = 1024
 
 
 @dataclass(frozen=True)
 class SmLimits:
-    """What a multiprocessor of one compute capability holds at once, and how it hands out shared memory.
+    """Limits of a multiprocessor of one compute capability, and its granularity of shared memory.
 
     Attributes
     ----------
     blocks, warps : int
-        Most blocks and warps.
+        Largest number of resident blocks and warps.
     shared : int
         Bytes of shared memory for all blocks.
     shared_per_block : int
-        Most bytes of shared memory that one block may ask for.
+        Largest number of bytes of shared memory that one block may request.
     shared_reserved : int
-        Bytes that the system takes for itself in every block.
+        Bytes that the system reserves in every block.
     shared_unit : int
-        Bytes that a block is given at a time.
+        Granularity of the allocation to a block, in bytes.
     """
 
     blocks: int
@@ -64,20 +64,20 @@ LIMITS: dict[tuple[int, int], SmLimits] = {
 
 @dataclass(frozen=True)
 class Occupancy:
-    """How many blocks of a kernel a multiprocessor holds at once, and why not more.
+    """Number of blocks of a kernel that a multiprocessor holds at once, and the resources that limit it.
 
     Attributes
     ----------
     blocks, warps : int
-        At once, on one multiprocessor. No block fits where this is 0.
+        Number held at once by one multiprocessor; 0 if no block fits.
     fraction : float
-        Of the warps that there is room for.
+        Fraction of the warps that the multiprocessor can hold.
     limits : mapping of str to int
-        How many blocks each resource alone would allow: "blocks", "warps", "registers", "shared memory".
+        Number of blocks that each resource alone would allow: "blocks", "warps", "registers", "shared memory".
     limiters : tuple of str
         The resources that allow the fewest.
     threads, registers, shared : int
-        Of the kernel: threads a block, registers a thread, and bytes of shared memory a block, static and dynamic.
+        Of the kernel: threads per block, registers per thread, bytes of shared memory per block (static and dynamic).
     cc : tuple of int
         Compute capability.
     """
@@ -103,26 +103,26 @@ class Occupancy:
 
 
 def occupancy(threads: int, registers: int, shared: int, cc: tuple[int, int]) -> Occupancy:
-    """Compute how many blocks a multiprocessor holds at once.
+    """Compute the number of blocks that a multiprocessor holds at once.
 
-    A warp's registers come from one of the multiprocessor's four partitions, in units of 256. A block's shared memory,
-    with the kilobyte that the system reserves from compute capability 8.0 on, is rounded up to whole units.
+    A warp's registers come from one of the multiprocessor's four partitions, in units of 256. A block's shared memory
+    includes the kilobyte that the system reserves from compute capability 8.0 on, and is rounded up to whole units.
 
     Parameters
     ----------
     threads : int
-        Threads a block, 1 to 1024.
+        Threads per block, 1 to 1024.
     registers : int
-        32-bit registers a thread, 1 to 255.
+        32-bit registers per thread, 1 to 255.
     shared : int
-        Bytes of shared memory a block, static and dynamic.
+        Bytes of shared memory per block, static and dynamic.
     cc : tuple of int
         Compute capability, (major, minor).
 
     Raises
     ------
     ValueError
-        for a compute capability that is not in `LIMITS`, and for what no block can have.
+        For a compute capability that is not in `LIMITS`, or for resources that no block can have.
     """
     if cc not in LIMITS:
         known = ", ".join(f"{major}.{minor}" for major, minor in LIMITS)
@@ -140,7 +140,7 @@ def occupancy(threads: int, registers: int, shared: int, cc: tuple[int, int]) ->
             )
     warps = -(-threads // WARP)
     warp_registers = _rounded(registers * WARP, REGISTER_UNIT)
-    # A launch is refused unless all partitions could take the block's registers alike.
+    # A launch is refused unless every partition has room for an equal share of the block's registers.
     fits = warp_registers * _rounded(warps, PARTITIONS) <= REGISTERS
     register_warps = PARTITIONS * (REGISTERS // PARTITIONS // warp_registers) if fits else 0
     block_shared = _rounded(shared + has.shared_reserved, has.shared_unit)
@@ -165,5 +165,5 @@ def occupancy(threads: int, registers: int, shared: int, cc: tuple[int, int]) ->
 
 
 def _rounded(amount: int, unit: int) -> int:
-    """An amount in whole units."""
+    """Round an amount up to whole units."""
     return -(-amount // unit) * unit

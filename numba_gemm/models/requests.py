@@ -1,20 +1,21 @@
-"""What one request of a warp costs in memory: sectors of global memory, wavefronts of shared memory.
+"""Cost of a warp's memory request: sectors of global memory, wavefronts of shared memory.
 
-A request is one instruction of one warp: up to 32 lanes that each access 1 to 16 neighbouring bytes.
+A request is one instruction of one warp: up to 32 lanes that each access 1 to 16 contiguous bytes.
 
-Global memory moves in sectors of 32 bytes, and a request takes each sector once that any lane touches (CUDA C++ Best
-Practices Guide, "Coalesced Access to Global Memory").
+Global memory moves in sectors of 32 bytes, and a request transfers each sector once if any lane touches it (CUDA C++
+Best Practices Guide, "Coalesced Access to Global Memory").
 
-Shared memory has 32 banks; bank b holds the 32-bit words whose address divided by 4 leaves b by 32, and gives one
-word a wavefront, to any number of lanes (CUDA C++ Programming Guide, "Shared Memory", compute capability 5.x). The
-guide does not say what wider accesses do. An H200's counters say so (docs/tracing.md): a request is served in passes,
-of half a warp for 64 bits and of a quarter for 128, and each pass takes as many wavefronts as its fullest bank has
-words. The passes of a load are of twice as many lanes if each active lane i of the warp has the address of lane i ^ 1,
-where that is active, or if each has that of lane i ^ 2; those of a store never.
+Shared memory has 32 banks. Bank b holds the 32-bit words with (address / 4) mod 32 = b, and delivers one word per
+wavefront, to any number of lanes (CUDA C++ Programming Guide, "Shared Memory", compute capability 5.x). The guide does
+not describe wider accesses; the following rules come from an H200's counters (docs/tracing.md). A request is served in
+passes of half a warp for 64 bits and of a quarter of a warp for 128 bits. Each pass takes as many wavefronts as its
+fullest bank has words. The passes of a load serve twice as many lanes if each active lane i of the warp has the address
+of lane i ^ 1, where that lane is active, or if each has that of lane i ^ 2. The passes of a store never do.
 
-Asynchronous copies (cp.async) go from the banks of the L1 cache to those of shared memory, one word a bank and
-wavefront on either side, and no word to two lanes at once; words that are zeroed take wavefronts of their own. Those of
-16 bytes bypass L1: Nsight Compute counts them as stores, and their sectors apart for each sector of shared memory.
+Asynchronous copies (cp.async) go from the banks of the L1 cache to those of shared memory: one word per bank and
+wavefront on either side, and no word to two lanes at once. Words that are zeroed take separate wavefronts. Copies of
+16 bytes bypass L1: Nsight Compute counts them as stores, and each of their sectors once for each sector of shared
+memory that it goes to.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ __all__ = [
 
 SECTOR_BYTES = 32
 BANKS, WORD_BYTES = 32, 4
-BYPASS_BYTES = 16  # copies of so many do not pass through the L1 cache
+BYPASS_BYTES = 16  # asynchronous copies of this size bypass the L1 cache
 WARP = 32
 SIZES = (1, 2, 4, 8, 16)
 
@@ -58,41 +59,41 @@ def _checked(lanes: Lanes, size: int) -> list[tuple[int, int]]:
 
 
 def sectors(lanes: Lanes, size: int) -> int:
-    """Sectors of 32 bytes that a request to global memory touches.
+    """Return the number of 32-byte sectors that a request to global memory touches.
 
     Parameters
     ----------
     lanes : iterable of (int, int)
-        Number and byte address of each active lane.
+        Lane number and byte address of each active lane.
     size : int
-        Bytes that a lane accesses: 1, 2, 4, 8 or 16, of which its address is a multiple.
+        Bytes that a lane accesses: 1, 2, 4, 8 or 16; its address must be a multiple of this.
 
     Raises
     ------
     ValueError
-        for another size, a lane that is none or comes twice, a misaligned address.
+        For another size, a lane number out of range or given twice, or a misaligned address.
     """
     return len({address // SECTOR_BYTES for _, address in _checked(lanes, size)})
 
 
 def fewest_sectors(lanes: Lanes, size: int) -> int:
-    """Sectors that would hold the same bytes if they lay together."""
+    """Return the number of sectors that would hold the same bytes if they were contiguous."""
     different = len({address for _, address in _checked(lanes, size)})
     return -(-different * size // SECTOR_BYTES)
 
 
 def _most(words: Iterable[int]) -> int:
-    """Words of the bank that has most of these, each as often as it comes."""
+    """Return the number of words in the fullest bank; repeated words count each time."""
     return max(Counter(word // WORD_BYTES % BANKS for word in words).values(), default=0)
 
 
 def copy_sectors(lanes: Lanes, size: int, targets: Mapping[int, int]) -> int:
-    """Sectors of global memory that asynchronous copies take.
+    """Return the number of sectors of global memory that asynchronous copies take.
 
     Parameters
     ----------
     lanes, size
-        As of `sectors`, of lanes that read global memory; 4, 8 or 16 bytes.
+        As in `sectors`, for lanes that read global memory; 4, 8 or 16 bytes.
     targets : mapping from int to int
         The byte address in shared memory of each of these lanes.
     """
@@ -108,14 +109,14 @@ def copy_sectors(lanes: Lanes, size: int, targets: Mapping[int, int]) -> int:
 
 
 def copy_wavefronts(lanes: Lanes, size: int, sources: Mapping[int, int]) -> int:
-    """Wavefronts of shared memory that asynchronous copies take.
+    """Return the number of wavefronts of shared memory that asynchronous copies take.
 
     Parameters
     ----------
     lanes, size
-        As of `sectors`, of lanes that write shared memory; 4, 8 or 16 bytes.
+        As in `sectors`, for lanes that write shared memory; 4, 8 or 16 bytes.
     sources : mapping from int to int
-        The byte address in global memory of each lane that reads it; the others write zeros.
+        The byte address in global memory of each lane that reads; the other lanes write zeros.
     """
     found = _checked(lanes, size)
     if size >= BYPASS_BYTES:
@@ -127,13 +128,13 @@ def copy_wavefronts(lanes: Lanes, size: int, sources: Mapping[int, int]) -> int:
 
 
 def _joined(lanes: Sequence[tuple[int, int]]) -> bool:
-    """Whether the passes of a load are of twice as many lanes."""
+    """Return whether the passes of a load serve twice as many lanes."""
     places = dict(lanes)
     return any(all(places.get(lane ^ step, place) == place for lane, place in lanes) for step in (1, 2))
 
 
 def passes(lanes: Lanes, size: int, write: bool = False) -> list[list[tuple[int, int]]]:
-    """The lanes of a request to shared memory that are served together; parameters and errors as of `wavefronts`."""
+    """Return the groups of lanes that are served together; parameters and errors are those of `wavefronts`."""
     lanes = _checked(lanes, size)
     width = min(WARP, WARP * WORD_BYTES // size)
     if width < WARP and not write and _joined(lanes):
@@ -145,7 +146,7 @@ def passes(lanes: Lanes, size: int, write: bool = False) -> list[list[tuple[int,
 
 
 def bank_map(lanes: Lanes, size: int, write: bool = False) -> list[dict[int, set[int]]]:
-    """For each group of lanes that is served together, the words that it needs of each bank.
+    """Return, for each group of lanes served together, the words that it needs from each bank.
 
     Parameters and errors are those of `wavefronts`.
     """
@@ -160,13 +161,13 @@ def bank_map(lanes: Lanes, size: int, write: bool = False) -> list[dict[int, set
 
 
 def wavefronts(lanes: Lanes, size: int, write: bool = False) -> int:
-    """Wavefronts that a request to shared memory takes.
+    """Return the number of wavefronts that a request to shared memory takes.
 
-    Parameters and errors are those of `sectors`; `write` says that it is a store, or a copy to shared memory.
+    Parameters and errors are those of `sectors`. `write` is true for a store, or a copy to shared memory.
     """
     return sum(max(map(len, words.values())) for words in bank_map(lanes, size, write))
 
 
 def fewest_wavefronts(lanes: Lanes, size: int, write: bool = False) -> int:
-    """Wavefronts that the same lanes would take without a bank conflict."""
+    """Return the number of wavefronts that the same lanes would take without a bank conflict."""
     return len(passes(lanes, size, write))

@@ -1,14 +1,14 @@
-"""What a matrix product must do and move, and how fast a device could at best do it.
+"""Operations and minimum memory traffic of a matrix multiplication, and the roofline of a device.
 
-Nothing here needs a GPU. One multiply-add counts as two floating-point operations (FLOP), and one float32
-as four bytes.
+Nothing here needs a GPU. One multiply-add counts as two floating-point operations (FLOP), and one float32 as four
+bytes.
 """
 
 from __future__ import annotations
 
 FLOAT32_BYTES = 4
 
-# FP32 multiply-adds that one multiprocessor starts in one clock, by compute capability.
+# FP32 multiply-adds that one multiprocessor starts per clock, by compute capability.
 # Source: CUDA C++ Programming Guide, section "Arithmetic Instructions", table of throughputs
 # (32-bit floating-point add, multiply, multiply-add).
 FP32_LANES_PER_SM = {
@@ -29,28 +29,28 @@ FP32_LANES_PER_SM = {
 
 
 def gemm_flops(m: int, n: int, k: int) -> int:
-    """FLOP of an (m, k) by (k, n) product: a multiply and an add for each of m*n*k terms."""
+    """Return the FLOP of an (m, k) by (k, n) product: one multiply and one add for each of m*n*k terms."""
     return 2 * m * n * k
 
 
 def gemm_bytes(m: int, n: int, k: int, beta: float = 0.0) -> int:
-    """Fewest bytes of device memory a product moves: A and B read once, C written once, and read once if beta."""
+    """Return the fewest bytes of device memory moved: A and B read once, C written once, and read once if beta."""
     return FLOAT32_BYTES * (m * k + k * n + m * n * (2 if beta else 1))
 
 
 def arithmetic_intensity(m: int, n: int, k: int, beta: float = 0.0) -> float:
-    """FLOP per byte of device memory at the fewest bytes possible (0 for a product without terms)."""
+    """Return the FLOP per byte of device memory at the fewest bytes possible (0 for a product without terms)."""
     moved = gemm_bytes(m, n, k, beta)
     return gemm_flops(m, n, k) / moved if moved else 0.0
 
 
 def fp32_peak(sm_count: int, clock_hz: float, cc: tuple[int, int]) -> float:
-    """FP32 peak in FLOP/s: multiprocessors x lanes x 2 FLOP a lane and clock x clock.
+    """Return the FP32 peak in FLOP/s: multiprocessors x lanes x 2 FLOP per lane and clock x clock.
 
     Raises
     ------
     ValueError
-        for a compute capability whose lanes are not known here.
+        For a compute capability that is not in `FP32_LANES_PER_SM`.
     """
     if cc not in FP32_LANES_PER_SM:
         known = ", ".join(f"{major}.{minor}" for major, minor in sorted(FP32_LANES_PER_SM))
@@ -59,7 +59,7 @@ def fp32_peak(sm_count: int, clock_hz: float, cc: tuple[int, int]) -> float:
 
 
 def roofline(intensity: float, peak: float, bandwidth: float) -> float:
-    """Attainable FLOP/s at an arithmetic intensity (FLOP/byte), given peak (FLOP/s) and bandwidth (byte/s).
+    """Return the attainable FLOP/s at an arithmetic intensity (FLOP/byte), given peak (FLOP/s) and bandwidth (byte/s).
 
     Source: Williams, Waterman, Patterson, "Roofline: an insightful visual performance model", CACM 52(4), 2009.
     """

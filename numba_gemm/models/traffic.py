@@ -1,17 +1,17 @@
-"""What each stage moves through each level of memory, and how soon it could at best be done.
+"""Memory traffic of each stage at each level of memory, and the shortest time it allows.
 
-The closed forms at the head, in elements, are those of Ling, "GPU优化01：GEMM矩阵乘法" (2023), which cuts a product
-into block tiles of BM x BN, k-tiles of BK and thread tiles of TM x TN. `traffic` goes on from there: it lays out every
-instruction by which a warp of a stage reads and writes a k-tile, and so counts requests, sectors of 32 bytes, and
-passes through the data path of 128 bytes that a multiprocessor's L1 cache and shared memory have in common. For
-4096 x 4096 x 4096 that is what Nsight Compute counted on an H200, to a few per mille, but for stores to shared memory,
-which took up to 16 % more passes there, and for what blocks of stream_k and thin exchange.
+The closed forms, in elements, come first. They follow Ling, "GPU优化01：GEMM矩阵乘法" (2023), which divides a matrix
+multiplication into block tiles of BM x BN, k-tiles of BK and thread tiles of TM x TN. `traffic` goes further: it models
+every instruction by which a warp of a stage reads and writes a k-tile. From these it counts requests, sectors of 32
+bytes, and passes through the 128-byte data path that L1 cache and shared memory of a multiprocessor share. For
+4096 x 4096 x 4096 the counts agree with those of Nsight Compute on an H200 to a few per mille. The exceptions are
+stores to shared memory, which took up to 16 % more passes there, and data that blocks of stream_k and thin exchange.
 
-A request takes a pass for each line of 128 bytes of global memory that it touches, and the wavefronts of
-`numba_gemm.models.requests` in shared memory.
+In global memory, a request takes one pass for each 128-byte line that it touches; in shared memory, it takes the
+wavefronts of `numba_gemm.models.requests`.
 
-Nothing here needs a GPU. Operands lie by rows, aligned; tiles count as whole where they reach beyond C; C is not read,
-and its writes count from the L2 cache on (beta = 0).
+Nothing here needs a GPU. Operands are row-major and aligned, and tiles that extend beyond C count as whole tiles. C is
+not read (beta = 0), and its writes count from the L2 cache on.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ __all__ = [
 WARP = 32
 LINE = 32  # floats
 LINE_BYTES = LINE * FLOAT32_BYTES
-MOST_THREADS = 2048  # that any multiprocessor holds
-SHARED_BYTES_A_CLOCK = 128  # of one SM: 32 banks of 4 bytes
-L2_BYTES_A_CLOCK = 64  # that one SM takes from the L2 cache
+MOST_THREADS = 2048  # the most that any multiprocessor holds
+SHARED_BYTES_A_CLOCK = 128  # per SM: 32 banks of 4 bytes
+L2_BYTES_A_CLOCK = 64  # per SM, from the L2 cache
 
 # ------------------------------------------------------------------------------------------------- the closed forms
 
 
 def naive_reads(m: int, n: int, k: int) -> int:
-    """Elements that m*n threads read of global memory, a row of A and a column of B each: 2*m*n*k (Ling, section 2)."""
+    """Elements read from global memory by m*n threads, each a row of A and a column of B: 2*m*n*k (Ling, section 2)."""
     return 2 * m * n * k
 
 
@@ -68,28 +68,28 @@ def naive_writes(m: int, n: int) -> int:
 
 
 def tile_passes(m: int, n: int, BM: int, BN: int) -> tuple[int, int]:
-    """How often block tiles read A, and how often B: N/BN and M/BM times, rounded up."""
+    """Number of times that block tiles read A and B: N/BN and M/BM respectively, rounded up."""
     return -(-n // BN), -(-m // BM)
 
 
 def tiled_reads(m: int, n: int, k: int, BM: int, BN: int) -> float:
-    """Elements that block tiles read of global memory, m*n*k*(1/BM + 1/BN), where they divide C (Ling, section 2)."""
+    """Elements that block tiles read from global memory if they divide C: m*n*k*(1/BM + 1/BN) (Ling, section 2)."""
     return m * n * k * (1 / BM + 1 / BN)
 
 
 def tiled_reads_exact(m: int, n: int, k: int, BM: int, BN: int) -> int:
-    """The same for any extents: a tile reads what lies inside of A and B, and BK does not matter."""
+    """`tiled_reads` for any extents: a tile reads only elements inside A and B, so BK does not matter."""
     of_a, of_b = tile_passes(m, n, BM, BN)
     return m * k * of_a + k * n * of_b
 
 
 def tiled_ratio(BM: int, BN: int) -> float:
-    """`tiled_reads` over `naive_reads`: (1/BM + 1/BN)/2 (Ling, section 2)."""
+    """Ratio of `tiled_reads` to `naive_reads`: (1/BM + 1/BN)/2 (Ling, section 2)."""
     return (1 / BM + 1 / BN) / 2
 
 
 def shared_reads_untiled(BM: int, BN: int, BK: int) -> int:
-    """Elements that a block reads of shared memory for a k-tile, a thread an element: 2*BM*BN*BK (Ling, section 3)."""
+    """Elements read from shared memory per block and k-tile, one thread per element: 2*BM*BN*BK (Ling, section 3)."""
     return 2 * BM * BN * BK
 
 
@@ -99,7 +99,7 @@ def shared_reads(BM: int, BN: int, BK: int, TM: int, TN: int) -> int:
 
 
 def shared_ratio(TM: int, TN: int) -> float:
-    """`shared_reads` over `shared_reads_untiled`: (1/TM + 1/TN)/2 (Ling, section 3)."""
+    """Ratio of `shared_reads` to `shared_reads_untiled`: (1/TM + 1/TN)/2 (Ling, section 3)."""
     return (1 / TM + 1 / TN) / 2
 
 
@@ -108,18 +108,18 @@ def shared_ratio(TM: int, TN: int) -> float:
 
 @dataclass(frozen=True)
 class Access:
-    """An instruction of the first warp of a block, and how many of the block's warps have one like it.
+    """An instruction of the first warp of a block, and the number of warps that execute one like it.
 
     Attributes
     ----------
     what : str
         "global" for a load from global memory, into registers or shared memory; "load" or "store" of shared memory.
     width : int
-        Floats a lane.
+        Floats per lane.
     places : tuple of int
-        Where each lane's first float lies, in floats from the start of the operand, or of a shared tile.
+        Position of each lane's first float, in floats from the start of the operand or of the shared tile.
     warps : int
-        Warps of the block.
+        Number of the block's warps that execute such an instruction.
     """
 
     what: str
@@ -129,12 +129,12 @@ class Access:
 
     @cached_property
     def sectors(self) -> int:
-        """Sectors of global memory that the warp touches."""
+        """Number of sectors of global memory that the warp touches."""
         return requests.sectors(self._lanes, FLOAT32_BYTES * self.width)
 
     @cached_property
     def passes(self) -> int:
-        """Passes through the data path of L1 cache and shared memory."""
+        """Number of passes through the data path of L1 cache and shared memory."""
         if self.what == "global":
             return len({(place + i) // LINE for place in self.places for i in range(self.width)})
         return requests.wavefronts(self._lanes, FLOAT32_BYTES * self.width, write=self.what == "store")
@@ -145,7 +145,7 @@ class Access:
 
 
 class _Warp:
-    """The lanes of a block's first warp, and what they do; makes `Access` records."""
+    """The lanes of a block's first warp; its methods create `Access` records."""
 
     def __init__(self, threads: int, lda: int, ldb: int) -> None:
         self.threads, self.lda, self.ldb = threads, lda, ldb
@@ -174,12 +174,12 @@ Way = Callable[["TileConfig", _Warp], Accesses]
 
 
 def _widest(floats: int) -> int:
-    """Floats in one access of neighbours that are so many."""
+    """Return the floats per access, at most 4, for a run of `floats` contiguous floats."""
     return 4 if floats % 4 == 0 else 2 if floats % 2 == 0 else 1
 
 
 def _elements(config: TileConfig, warp: _Warp, rows_along_x: bool) -> Accesses:
-    """A k-step of stages in which a thread has one element of C and reads global memory alone."""
+    """One k-step of stages in which a thread computes one element of C and reads only global memory."""
     along_x = config.BM if rows_along_x else config.BN
     x, y = warp.tid % along_x, warp.tid // along_x
     row, col = (x, y) if rows_along_x else (y, x)
@@ -196,7 +196,7 @@ def _coalesced(config: TileConfig, warp: _Warp) -> Accesses:
 
 
 def _copies(config: TileConfig, warp: _Warp, width: int) -> Accesses:
-    """Both tiles as they lie, so many floats an instruction, through registers."""
+    """Copies of both tiles through registers, layout unchanged, `width` floats per instruction."""
     for load, rows, cols in ((warp.a, config.BM, config.BK), (warp.b, config.BK, config.BN)):
         row, col = warp.tid // (cols // width), warp.tid % (cols // width) * width
         for _ in range(rows * cols // (width * warp.threads)):
@@ -225,7 +225,7 @@ def _thread_tile_1d(config: TileConfig, warp: _Warp) -> Accesses:
 
 
 def _tile_place(config: TileConfig, warp: _Warp, apart_m: int, apart_n: int) -> tuple[np.ndarray, np.ndarray]:
-    """First row and column of each lane's elements, in stages that lay threads out by rows of the block tile."""
+    """First row and column of each lane's elements, in stages that arrange threads by rows of the block tile."""
     across = config.BN // config.TN
     return warp.tid // across * apart_m, warp.tid % across * apart_n
 
@@ -253,7 +253,7 @@ def _vectorized(config: TileConfig, warp: _Warp) -> Accesses:
 
 
 def _transposing(config: TileConfig, warp: _Warp, pitch: int, swizzle: int) -> Accesses:
-    """A's tile in vectors of four k, stored float by float where it lies k by k."""
+    """Loads of A's tile in vectors of four along k, and its stores float by float, transposed."""
     vectors = config.BK // 4
     row, col = warp.tid // vectors, warp.tid % vectors * 4
     for _ in range(config.BM * vectors // warp.threads):
@@ -263,7 +263,7 @@ def _transposing(config: TileConfig, warp: _Warp, pitch: int, swizzle: int) -> A
 
 
 def _rows(config: TileConfig, warp: _Warp, stored: bool) -> Accesses:
-    """B's tile in vectors, of which neighbouring lanes take neighbours; through registers, or not."""
+    """Copies of B's tile in vectors, adjacent lanes taking adjacent ones; through registers if `stored`."""
     vectors = config.BN // 4
     row, col = warp.tid // vectors, warp.tid % vectors * 4
     for _ in range(config.BK * vectors // warp.threads):
@@ -283,7 +283,7 @@ def _conflict_free(config: TileConfig, warp: _Warp) -> Accesses:
 
 
 def _fragments(config: TileConfig, warp: _Warp, a_pitch: int, b_pitch: int) -> Accesses:
-    """Fragments of a warp tile, groups of four rows and columns a warp's lanes apart."""
+    """Reads of a warp tile's fragments: groups of four, 4*lanes_m rows and 4*lanes_n columns apart."""
     lanes_m, lanes_n = config.WM // config.TM, config.WN // config.TN
     row, col = warp.tid // lanes_n * 4, warp.tid % lanes_n * 4
     for p in range(config.BK):
@@ -308,12 +308,12 @@ def _async_copy(config: TileConfig, warp: _Warp) -> Accesses:
 
 def _lean_loop(config: TileConfig, warp: _Warp) -> Accesses:
     yield from _transposing(config, warp, config.BM + config.pad, 0)
-    lanes, b_pitch = warp.threads // config.BK, config.BN  # that copy a row of B
+    lanes, b_pitch = warp.threads // config.BK, config.BN  # lanes that copy a row of B
     if config.BN % (4 * lanes) == 0:
         row, col = warp.tid // lanes, warp.tid % lanes * 4
         for _ in range(config.BN // (4 * lanes)):
             yield warp.b(row, col, 4)
-    else:  # too narrow for vectors: floats, eight k of neighbouring columns
+    else:  # too narrow for vectors: single floats, eight k of adjacent columns
         b_pitch += config.pad_b
         for _ in range(config.BN * config.BK // warp.threads):
             yield warp.b(warp.tid % 8, warp.tid // 8, 1)
@@ -360,21 +360,21 @@ UNTILED = ("naive", "coalesced")
 
 @lru_cache(maxsize=256)
 def k_tile(name: str, config: TileConfig, lda: int, ldb: int) -> tuple[Access, ...]:
-    """The instructions by which a block reads and writes a k-tile.
+    """Return the instructions by which a block reads and writes a k-tile.
 
     Parameters
     ----------
     name : str
-        Of the stage.
+        Name of the stage.
     config : TileConfig
         One of its configurations.
     lda, ldb : int
-        Floats from a row of A, and of B, to the next.
+        Leading dimensions of A and B: floats from one row to the next.
 
     Raises
     ------
     ValueError
-        for a stage whose way is not in `WAYS`.
+        For a stage that is not in `WAYS`.
     """
     if name not in WAYS:
         raise ValueError(
@@ -389,31 +389,32 @@ def k_tile(name: str, config: TileConfig, lda: int, ldb: int) -> tuple[Access, .
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a stage does for a product. Instructions, sectors and passes are a warp's.
+    """Operations and memory traffic of a stage. Instructions, sectors and passes are those of warps.
 
     Attributes
     ----------
     flops : int
         2*m*n*k.
     ffma : int
-        Multiply-add instructions, those of tiles' parts outside of C among them.
+        Multiply-add instructions, including those for parts of tiles outside C.
     global_loads, global_sectors : int
-        Load instructions (asynchronous copies too), and sectors that they ask the L1 cache for.
+        Load instructions (including asynchronous copies), and the sectors that they request from the L1 cache.
     requested_bytes : int
-        Of A and B that the threads ask for.
+        Bytes of A and B that the threads request.
     l2_bytes : int
-        Of A and B that come from the L2 cache, and of C that go there. In stages with shared tiles all that is
-        requested is taken to come from there (on an H200 up to a tenth did not: blocks side by side share lines of the
-        L1 cache). In those without, it is assumed that the L1 cache brings what 2048 threads read,
-        neighbouring blocks', once: the least that can be.
+        Bytes of A and B that come from the L2 cache, and of C that go there. In stages with shared tiles, all
+        requested bytes are assumed to come from there (on an H200 up to a tenth did not: adjacent blocks share lines of
+        the L1 cache). In stages without, the L1 cache is assumed to fetch only once the data that 2048 threads of
+        neighbouring blocks read, which is the minimum.
     dram_bytes : int
-        The least: A and B once and C once, nothing beyond what the L2 cache keeps; 0 if it keeps all three.
+        Minimum: A, B and C once each, with repeated reads served by the L2 cache; 0 if it keeps all three.
     shared_loads, shared_stores : int
-        Instructions. Asynchronous copies store without one.
+        Instructions. Asynchronous copies store without an instruction.
     shared_read_bytes, shared_written_bytes : int
-        Of threads: a word that many lanes read counts for each. Asynchronous copies count among what is written.
+        Bytes counted per thread: a word that many lanes read counts once for each lane. Written bytes include those of
+        asynchronous copies.
     passes : int
-        Through the data path of L1 cache and shared memory, 128 bytes at most each.
+        Passes through the data path of L1 cache and shared memory, each of at most 128 bytes.
     """
 
     flops: int
@@ -431,21 +432,21 @@ class Traffic:
 
 
 def traffic(stage: Stage, config: TileConfig, m: int, n: int, k: int, *, in_l2: bool = False) -> Traffic:
-    """Count what a stage moves for an (m, k) by (k, n) product; partial sums that blocks exchange are left out.
+    """Count the traffic of a stage for an (m, k) by (k, n) product, without partial sums that blocks exchange.
 
     Parameters
     ----------
     stage, config
-        A rung and one of its configurations.
+        A stage and one of its configurations.
     m, n, k : int
         Extents, at least 1.
     in_l2 : bool
-        Whether operands and result are in the L2 cache already and stay there.
+        Whether operands and result are already in the L2 cache and stay there.
 
     Raises
     ------
     ValueError
-        for extents below 1, and for a stage that is not in `WAYS`.
+        For extents below 1, or for a stage that is not in `WAYS`.
     """
     if min(m, n, k) < 1:
         raise ValueError(f"m, n, k are {m}, {n}, {k}; expected extents from 1 on; other products move nothing")
@@ -457,7 +458,7 @@ def traffic(stage: Stage, config: TileConfig, m: int, n: int, k: int, *, in_l2: 
         requested = tiled_reads_exact(m, n, k, BM, BN)
         from_l2 = requested
         read, written = shared_reads(BM, BN, config.BK, config.TM, config.TN), config.BK * (BM + BN)
-    else:  # whole warps that lie outside of C do nothing, so a warp is counted, not a block
+    else:  # warps entirely outside C do nothing, so warps are counted instead of blocks
         lanes = min(config.threads, WARP)
         if stage.rows_along_x:
             rows = min(config.BM, lanes)
@@ -494,15 +495,15 @@ def traffic(stage: Stage, config: TileConfig, m: int, n: int, k: int, *, in_l2: 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What a device can do at most, each alone.
+    """Peak rates of a device, each resource alone.
 
     Attributes
     ----------
     fp32 : float
-        FLOP/s of multiply-adds, two each.
+        FLOP/s of multiply-adds, two FLOP each.
     dram, l2, shared : float
-        Byte/s read from device memory, from the L2 cache by all multiprocessors, and from their shared memories or L1
-        caches.
+        Byte/s read from device memory, from the L2 cache by all multiprocessors, and from the shared memories or L1
+        caches of all multiprocessors.
     """
 
     fp32: float
@@ -517,34 +518,34 @@ class Ceilings:
 
 
 def theoretical_ceilings(fp32: float, dram: float, sm_count: int, clock_hz: float) -> Ceilings:
-    """Ceilings that no measurement went into.
+    """Return ceilings computed without any measurement.
 
-    Shared memory and L1 cache give 128 bytes a clock on each multiprocessor, a word from each of 32 banks (CUDA C++
-    Programming Guide, "Shared Memory"). The L2 cache is taken to give each 64 bytes a clock, as wide as its way there
-    is: more than all together get where there are many.
+    Shared memory and L1 cache deliver 128 bytes per clock on each multiprocessor, one word from each of 32 banks (CUDA
+    C++ Programming Guide, "Shared Memory"). The L2 cache is assumed to deliver 64 bytes per clock to each
+    multiprocessor, the width of its connection. On devices with many multiprocessors, all together receive less.
 
     Parameters
     ----------
     fp32, dram : float
-        FLOP/s and byte/s, see `numba_gemm.models.roofline.fp32_peak`.
+        FLOP/s and byte/s; see `numba_gemm.models.roofline.fp32_peak`.
     sm_count, clock_hz
-        Multiprocessors, and their clock.
+        Number of multiprocessors, and their clock in Hz.
     """
     return Ceilings(fp32, dram, L2_BYTES_A_CLOCK * sm_count * clock_hz, SHARED_BYTES_A_CLOCK * sm_count * clock_hz)
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """How long a product takes at least: as long as the resource that is busy longest.
+    """Lower bound of a product's time: the time of the resource that is busy longest.
 
-    Waiting, filling and draining, and all instructions but multiply-adds are not part of it.
+    The bound excludes waiting, filling and draining, and all instructions except multiply-adds.
 
     Attributes
     ----------
     traffic : Traffic
-        What is moved.
+        Operations and data moved.
     fp32, dram, l2, shared : float
-        Seconds that each resource is busy; `shared` is shared memory and L1 cache, which have one data path.
+        Seconds that each resource is busy; `shared` is shared memory and L1 cache, which share one data path.
     """
 
     traffic: Traffic
@@ -555,7 +556,7 @@ class Prediction:
 
     @property
     def seconds(self) -> float:
-        """The longest of them."""
+        """The longest of the four times."""
         return max(self.fp32, self.dram, self.l2, self.shared)
 
     @property
@@ -576,22 +577,23 @@ def predict(
     in_l2: bool = False,
     sm_count: int = 1,
 ) -> Prediction:
-    """Predict a product's time from what it moves and what a device can do.
+    """Predict the time of a product from its traffic and a device's ceilings.
 
     Parameters
     ----------
     stage, config, m, n, k, in_l2
         As in `traffic`.
     ceilings : Ceilings
-        Of the device.
+        Ceilings of the device.
     sm_count : int
-        Its multiprocessors, among which whole blocks are dealt, or whole k-tiles by a stage with a schedule: their FP32
-        lanes and shared memories are busy as long as those of the one that gets most. By default they share evenly.
+        Number of multiprocessors of the device. They receive whole blocks, or whole k-tiles from a stage with a
+        schedule; FP32 lanes and shared memories are busy as long as those of the multiprocessor that receives most.
+        By default the work is shared evenly.
 
     Raises
     ------
     ValueError
-        as `traffic` does.
+        As for `traffic`.
     """
     moved = traffic(stage, config, m, n, k, in_l2=in_l2)
     pieces = -(-m // config.BM) * -(-n // config.BN) * (1 if stage.schedule is None else -(-k // config.BK))

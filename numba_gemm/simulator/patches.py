@@ -1,7 +1,7 @@
-"""Parts of Numba's simulator, by its private interfaces, that the scheduler is built on.
+"""Private interfaces of Numba's simulator that the scheduler builds on.
 
-Private interfaces that are used: `numba.cuda.simulator.kernelapi` (`FakeCUDAModule`, `Dim3`) and
-`numba.cuda.simulator.kernel` (`FakeCUDAKernel.fn`, `_kernel_context`). If they change, simulated launches fail.
+This module uses `numba.cuda.simulator.kernelapi` (`FakeCUDAModule`, `Dim3`) and `numba.cuda.simulator.kernel`
+(`FakeCUDAKernel.fn`, `_kernel_context`). If they change, simulated launches fail.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from .switch import SIMULATOR
 
-# Names that only exist in the simulator; on hardware the scheduler can be imported, not run.
+# Placeholders for names that exist only in the simulator. On hardware the scheduler can be imported but not run.
 SimulatedModule: Any = object
 Dim3: Any = tuple
 
@@ -28,7 +28,7 @@ if SIMULATOR:
 
 
 def as_dtype(dtype: Any) -> np.dtype[Any]:
-    """Return the NumPy dtype of a Numba type, or of anything that NumPy takes for one."""
+    """Return the NumPy dtype of a Numba type, or of anything that NumPy accepts as a dtype."""
     from numba.cuda import types
     from numba.np import numpy_support
 
@@ -36,14 +36,14 @@ def as_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def python_function(kernel: Any) -> Callable[..., Any]:
-    """Return the Python function of what `cuda.jit` made in the simulator, or a plain function itself."""
+    """Return the Python function of a kernel made by `cuda.jit` in the simulator; return a plain function unchanged."""
     function = getattr(kernel, "py_func", kernel)
     if not isinstance(function, FunctionType):
         raise TypeError(f"expected a kernel made by cuda.jit or a Python function, got {kernel!r}")
     return function
 
 
-# Functions of these never look up `cuda` in their own module on behalf of a kernel.
+# Functions of these packages never look up `cuda` in their own module on behalf of a kernel.
 _LEAVES = {"numpy", "numba", "llvmlite", "math", "builtins", "operator"}
 
 
@@ -53,10 +53,10 @@ def _names(code: CodeType) -> set[str]:
 
 
 def _reachable(kernel: Callable[..., Any]) -> tuple[list[dict[str, Any]], list[CellType]]:
-    """Return the module dictionaries, and the closure cells, in which `kernel` or what it calls may find `cuda`.
+    """Return the module dictionaries and closure cells in which `kernel` or its callees may find `cuda`.
 
-    Follows names of globals, attributes of modules, and closures; not functions inside containers, of which only
-    those made by `cuda.jit(device=True)` and those in `numba_gemm.device` will work.
+    The search follows names of globals, attributes of modules, and closures. It does not follow functions inside
+    containers; of those, only functions made by `cuda.jit(device=True)` and those in `numba_gemm.device` work.
     """
     namespaces: dict[int, dict[str, Any]] = {}
     cells: dict[int, CellType] = {}
@@ -86,17 +86,17 @@ def _reachable(kernel: Callable[..., Any]) -> tuple[list[dict[str, Any]], list[C
 
 
 class SimulatedCuda:
-    """Replacement of `numba.cuda` in a kernel and in all that it calls; one is installed at a time per process.
+    """Replacement of `numba.cuda` in a kernel and all its callees; one is installed at a time per process.
 
-    Not only the name `cuda` is replaced: every global or closure variable that holds `numba.cuda` holds the simulated
-    module, also for host code in the same Python modules.
+    The replacement is not limited to the name `cuda`: every global or closure variable that holds `numba.cuda` then
+    holds the simulated module, also for host code in the same Python modules.
     """
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], Any]] = []
 
     def install(self, kernel: Callable[..., Any], module: Any) -> None:
-        """Put `module` in the place of `numba.cuda`, until `restore`."""
+        """Replace `numba.cuda` with `module` until `restore`."""
         from numba import cuda
         from numba.cuda.simulator import kernel as simulator
 
@@ -105,11 +105,11 @@ class SimulatedCuda:
         held = [cell for cell in cells if cell.cell_contents is cuda]
         if simulator._kernel_context is not None:
             raise RuntimeError("a kernel is running on Numba's own simulator, which runs one at a time")
-        # Each undo is noted before its change: a KeyboardInterrupt may come between any two calls.
+        # Each undo is recorded before its change: a KeyboardInterrupt may arrive between any two calls.
         self._undo.append(functools.partial(setattr, simulator, "_kernel_context", None))
         simulator._kernel_context = module  # for user functions made by cuda.jit(device=True)
         for namespace in {id(namespace): namespace for namespace in namespaces}.values():
-            # Not by Numba's own `swapped_cuda_module`, which leaves it in while a device function is under way.
+            # Numba's own `swapped_cuda_module` is unsuitable: it leaves the module in while a device function runs.
             names = [name for name, value in namespace.items() if value is cuda]
             self._undo.append(functools.partial(namespace.update, dict.fromkeys(names, cuda)))
             namespace.update(dict.fromkeys(names, module))
@@ -118,7 +118,7 @@ class SimulatedCuda:
             cell.cell_contents = module
 
     def restore(self) -> None:
-        """Put `numba.cuda` back. May be called again after an interrupt, or without `install`."""
+        """Restore `numba.cuda`. May be called again after an interrupt, or without `install`."""
         while self._undo:
             self._undo[-1]()
             self._undo.pop()

@@ -1,7 +1,7 @@
-"""Is there a GPU? Asked of the driver itself, without importing Numba.
+"""Detection of GPUs through the driver itself, without importing Numba.
 
-Numba chooses between hardware and its simulator once, at its first import. Whoever wants to make that choice by what
-the machine offers (the benchmark, the tests) has to know before then.
+Numba chooses between hardware and its simulator once, at its first import. Code that bases this choice on the machine
+(the benchmark, the tests) must therefore look for a GPU before that import.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ _SUCCESS = 0
 
 
 def _driver_library() -> ctypes.CDLL | None:
-    # The versioned name is the one that a driver installs; the unversioned one comes with a toolkit's stubs, which
-    # load and then fail. WSL keeps its driver outside the loader's path.
+    # A driver installs the versioned name. The unversioned one belongs to a toolkit's stubs, which load and then fail.
+    # WSL keeps its driver outside the loader's path.
     names = ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "/usr/lib/wsl/lib/libcuda.so.1")
     for name in names:
         try:
@@ -51,22 +51,22 @@ def _probe() -> tuple[str | None, int]:
 
 
 def driver_error() -> str | None:
-    """Say why no GPU can be used: one sentence, or None when one can.
+    """Return one sentence that says why no GPU can be used, or None if one can.
 
-    The driver is asked once a process; it does not recover from a failed start within one.
+    The driver is queried once per process; within a process it does not recover from a failed start.
     """
     return _probe()[0]
 
 
 def gpu_count() -> int:
-    """Return how many GPUs this process may use, 0 without a driver."""
+    """Return the number of GPUs that this process may use, 0 without a driver."""
     return _probe()[1]
 
 
 def simulator_requested() -> bool:
-    """Return whether the environment asks for Numba's simulator, by Numba's own reading of NUMBA_ENABLE_CUDASIM.
+    """Return whether the environment requests Numba's simulator, as Numba itself reads NUMBA_ENABLE_CUDASIM.
 
-    Numba takes an integer: `1` is yes, `0` is no, and a word is no (with a warning of its own when it is imported).
+    Numba expects an integer: `1` is yes, `0` is no, and a word is no (Numba warns about it when it is imported).
     """
     try:
         return int(os.environ.get("NUMBA_ENABLE_CUDASIM", "0")) != 0
@@ -75,15 +75,15 @@ def simulator_requested() -> bool:
 
 
 def simulator_environment() -> dict[str, str]:
-    """Return the environment of a child process that shall use Numba's simulator, whatever this one uses."""
+    """Return the environment for a child process that uses Numba's simulator, whatever this process uses."""
     return {**os.environ, "NUMBA_ENABLE_CUDASIM": "1"}
 
 
 def gpu_environment() -> dict[str, str]:
-    """Return the environment of a child process that shall use a GPU, whatever this one uses."""
+    """Return the environment for a child process that uses a GPU, whatever this process uses."""
     return {name: value for name, value in os.environ.items() if name != "NUMBA_ENABLE_CUDASIM"}
 
 
 def choose(simulator: bool) -> None:
-    """Have this process and its children use Numba's simulator, or a GPU; only before Numba is imported."""
+    """Make this process and its children use Numba's simulator or a GPU; call only before Numba is imported."""
     os.environ["NUMBA_ENABLE_CUDASIM"] = "1" if simulator else "0"

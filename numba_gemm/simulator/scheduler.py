@@ -1,20 +1,21 @@
-"""A deterministic scheduler of simulated threads, for kernels written for Numba's CUDA simulator.
+"""Deterministic scheduler of simulated threads, for kernels written for Numba's CUDA simulator.
 
-Numba's own simulator starts an operating-system thread for every simulated one and lets them race. Here exactly one
-runs at a time, from one barrier to the next, in an order that is the thread index's or a permutation of it by a seed.
-So a run is repeatable to the bit; a missing barrier is a wrong result under some seed and not once in a thousand runs;
-and what hardware leaves undefined is visible:
+Numba's own simulator starts one operating-system thread per simulated thread and lets them race. Here exactly one
+thread runs at a time, from one barrier to the next, in the order of thread indices or in a permutation drawn from a
+seed. A run is therefore repeatable to the bit, and a missing barrier gives a wrong result under some seed instead of
+once in a thousand runs. Behaviour that hardware leaves undefined becomes visible:
 
-- shared and local memory begin as NaN (as an index far out of range, where they hold integers);
-- a barrier that only part of a block reaches, because the others have exited or wait at another one, is an error that
-  says who waits where;
-- an exception in a thread ends the launch and says which thread raised it.
+- Shared and local memory start as NaN (as an index far out of range, if they hold integers).
+- A barrier that only part of a block reaches, because the others have exited or wait at another barrier, is an error
+  that says which threads wait where.
+- An exception in a thread ends the launch, and its message names the thread that raised it.
 
-What it does not show: a thread runs whole from barrier to barrier, so a hazard is found only if some order of whole
-intervals makes it a wrong result. `numba_gemm.inspect.trace` and, on a GPU, racecheck look at every pair of accesses.
+Limitation: a thread runs without interruption from barrier to barrier, so a hazard is found only if some order of whole
+intervals turns it into a wrong result. `numba_gemm.inspect.trace` and, on a GPU, racecheck look at every pair of
+accesses.
 
-An operating-system thread is used for every simulated thread that has to wait; kernels without barriers use one in
-all. One launch runs at a time in a process, and others wait for it.
+Each simulated thread that has to wait uses an operating-system thread; a kernel without barriers uses one in total.
+One launch runs at a time per process, and others wait for it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ WARP_SIZE = 32
 MAX_BLOCK_THREADS = 1024
 _DYNAMIC_ALIGNMENT = 128
 
-# A quiet NaN read as float16, bfloat16 (either half), float32 or float64, and far from any array's end as an int32.
+# A quiet NaN if read as float16, bfloat16 (either half), float32 or float64; far beyond any array's end as an int32.
 _POISON = 0x7FFFFFFF
 
 Index = tuple[int, int, int]
@@ -56,14 +57,14 @@ class DivergentBarrier(RuntimeError):
     block_index : tuple of int
         (x, y, z) of the block.
     waiting : dict from str to list of tuple of int
-        The place of each barrier that is waited at with the (x, y, z) of the threads that wait there. A place is
-        `file:line` of the kernel, followed by ` > file:line` for each device function that leads to the barrier.
+        Maps the place of each barrier at which threads wait to the (x, y, z) of these threads. A place is `file:line`
+        of the kernel, followed by ` > file:line` for each device function that leads to the barrier.
     exited : list of tuple of int
         The threads that have returned from the kernel.
     """
 
     def __init__(self, block_index: Index, waiting: dict[str, list[Index]], exited: list[Index]) -> None:
-        super().__init__(block_index, waiting, exited)  # what it is pickled by
+        super().__init__(block_index, waiting, exited)  # the arguments used for pickling
         self.block_index, self.waiting, self.exited = block_index, waiting, exited
 
     def __str__(self) -> str:
@@ -81,22 +82,25 @@ def _list_threads(threads: list[Index], most: int = 4) -> str:
 
 
 class _Abort(SystemExit):
-    """Unwinds a simulated thread whose launch has ended. A SystemExit ends an operating-system thread in silence."""
+    """Exception that unwinds a simulated thread whose launch has ended.
+
+    A SystemExit ends an operating-system thread silently.
+    """
 
 
 class SimulatedThread:
-    """One thread of the block that is running.
+    """A thread of the running block.
 
     Attributes
     ----------
     block_index, thread_index : tuple of int
         (x, y, z).
     linear_index, lane, warp : int
-        Position in the block with x fastest, in its warp, and which warp.
+        Position in the block with x fastest, position in its warp, and number of its warp.
     syncs : int
-        Barriers of its warp that it has passed.
+        Number of barriers of its warp that it has passed.
     state : dict
-        Whatever device functions keep for each thread, such as copies under way; empty at the start.
+        Data that device functions keep per thread, such as pending copies; initially empty.
     """
 
     __slots__ = (
@@ -124,7 +128,7 @@ class SimulatedThread:
         self.syncs = 0
         self.exited = False
         self.worker: _Worker | None = None  # None until it starts
-        # Where it waits: the chain of calls that led to the barrier, and the frame that called it.
+        # Where it waits: the chain of calls that led to the barrier, and the frame that called the barrier.
         self.site: tuple[Any, ...] | None = None
         self.frame: FrameType | None = None
         self.mask: int | None = None  # lanes to wait for, None at a barrier of the block
@@ -138,7 +142,7 @@ class SimulatedThread:
 
 
 def _poisoned(shape: Any, dtype: Any, alignment: int | None) -> np.ndarray[Any, Any]:
-    """Return a new array full of NaN, really aligned: to 16 bytes, or to more if asked."""
+    """Return a new array full of NaN whose memory is aligned to 16 bytes, or to more on request."""
     dtype = patches.as_dtype(dtype)
     shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     if alignment is None:
@@ -156,10 +160,10 @@ _positions: dict[CodeType, list[Any]] = {}
 
 
 def position_of(frame: FrameType) -> Any:
-    """The expression in the source that a frame is at.
+    """Return the source expression that a frame is executing.
 
-    Not its instruction's offset: once the interpreter has specialised an instruction, `f_lasti` may lie in the caches
-    behind it, and the compiler writes what follows a condition twice, if it is short.
+    The offset of the instruction would not identify it: once the interpreter has specialised an instruction, `f_lasti`
+    may lie in the caches behind it, and the compiler duplicates short code that follows a condition.
     """
     positions = _positions.get(frame.f_code)
     if positions is None:
@@ -169,9 +173,9 @@ def position_of(frame: FrameType) -> Any:
 
 
 def call_chain(frame: FrameType | None) -> tuple[Any, ...]:
-    """Identify a call by the expressions of it and of all its callers, up to the kernel.
+    """Identify a call by its own expression and those of all its callers, up to the kernel.
 
-    A device function that is called from two places is two pieces of code on hardware, where it is inlined.
+    On hardware, a device function called from two places is two pieces of code, because it is inlined.
     """
     chain: list[Any] = []
     while frame is not None and frame.f_code is not _RUN_CODE:
@@ -181,7 +185,7 @@ def call_chain(frame: FrameType | None) -> tuple[Any, ...]:
 
 
 class _Shared:
-    """`cuda.shared`: an array belongs to the function and the place in it that makes it, and to the block."""
+    """`cuda.shared`: an array belongs to a block, and to the function and the place in it that create the array."""
 
     def __init__(self, dynamic_bytes: int, see: Callable[..., Any] | None) -> None:
         self._dynamic_bytes = dynamic_bytes
@@ -198,10 +202,10 @@ class _Shared:
         return array if self._see is None else self._see(array, place)
 
     def _place(self, frame: FrameType) -> Any:
-        """Which array of the hardware's it is: each function has its own, however often it is called.
+        """Return a key for the hardware array: each function has its own, however often it is called.
 
-        Of several functions with one code, as a factory makes them, nothing tells which one runs; they are told apart
-        by who calls them.
+        If several functions share one code object, as a factory creates them, nothing tells which one runs. These
+        functions are told apart by their callers.
         """
         code = frame.f_code
         if code not in self._alone:
@@ -236,9 +240,9 @@ class _Local:
 
 
 class _Cuda(patches.SimulatedModule):
-    """`numba.cuda` as a kernel sees it. What depends on the thread is set at every switch of threads."""
+    """`numba.cuda` as a kernel sees it. Attributes that depend on the thread are set at every thread switch."""
 
-    # These hide properties of the base class that ask the operating-system thread.
+    # These hide properties of the base class that query the operating-system thread.
     threadIdx: Any = None
     blockIdx: Any = None
     laneid: Any = None
@@ -271,18 +275,18 @@ class _Cuda(patches.SimulatedModule):
 
 
 class _Worker(threading.Thread):
-    """An operating-system thread that runs simulated threads. It sleeps on `wake` when it is not its turn."""
+    """An operating-system thread that runs simulated threads. It sleeps on `wake` until its turn."""
 
     def __init__(self, launch: _Launch) -> None:
         super().__init__(name="numba_gemm-simulated", daemon=True)
         self.wake = threading.Lock()
         self.wake.acquire()
-        self.thread: SimulatedThread | None = None  # what to run next; None is the end
+        self.thread: SimulatedThread | None = None  # what to run next; None means the end
         self._launch = launch
 
     def run(self) -> None:
         try:
-            # NumPy's switch for overflow and invalid operations is the operating-system thread's own.
+            # NumPy's setting for overflow and invalid operations is per operating-system thread.
             with np.errstate(all="ignore"):
                 while True:
                     self.wake.acquire()
@@ -294,7 +298,7 @@ class _Worker(threading.Thread):
 
 
 class _Launch:
-    """One launch. Threads hand over to each other directly; the caller sleeps until a block is done."""
+    """A launch. Threads hand over to each other directly; the caller sleeps until a block is done."""
 
     def __init__(
         self,
@@ -319,16 +323,17 @@ class _Launch:
         self.tally = 0
         self._barriers = 0
         self._order: list[SimulatedThread] = []
-        self._queue: list[SimulatedThread] = []  # still to run before barriers are looked at; the next one is last
+        self._queue: list[SimulatedThread] = []  # to run before barriers are checked; the next is last
         self._workers: list[_Worker] = []
         self._idle: list[_Worker] = []
         self._aborting = False
         self._failure: tuple[SimulatedThread | None, BaseException] | None = None
-        # Guards what `stop` must see whole when it interrupts a launch: who runs, who is idle, and `_aborting`.
+        # Guards the state that `stop` must see consistently when it interrupts a launch: running and idle workers,
+        # and `_aborting`.
         self._mutex = threading.Lock()
         self._caller = threading.Lock()
         self._caller.acquire()
-        self._request: Callable[[], Any] | None = None  # something to do on the caller's thread
+        self._request: Callable[[], Any] | None = None  # to be run on the caller's thread
         self._asking: _Worker | None = None
         self._reply = threading.Lock()
         self._reply.acquire()
@@ -336,7 +341,7 @@ class _Launch:
     # ---- on the caller's thread
 
     def run_block(self, block_index: Index) -> Iterator[Any]:
-        """Run a block; yield what requests return that is not None, and go on when the next one is asked for."""
+        """Run a block; yield each result of a request that is not None, and continue when the next one is requested."""
         self.cuda.shared.begin_block()
         self.cuda.blockIdx = patches.Dim3(*block_index)
         extents = (range(extent) for extent in reversed(self.block))
@@ -357,7 +362,7 @@ class _Launch:
                 self._failure = (None, raised)
             self._request = None
             if self._failure is not None:
-                break  # whoever asked still waits for the reply, which `stop` gives
+                break  # the requester still waits for the reply, which `stop` gives
             if made is not None:
                 yield made
             self._reply.release()
@@ -370,7 +375,7 @@ class _Launch:
     def stop(self) -> None:
         """Restore `numba.cuda` and tell all workers to end. May be repeated after an interrupt of the caller.
 
-        Idle workers return, waiting ones unwind, and one that still runs is interrupted.
+        Idle workers return, waiting workers unwind, and a worker that still runs is interrupted.
         """
         self.replacement.restore()
         with self._mutex:
@@ -386,7 +391,7 @@ class _Launch:
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(worker.ident), ctypes.py_object(_Abort))
 
     def join(self) -> None:
-        """Wait until all workers have ended; up to 5 s for one that is in a long call, such as `time.sleep`."""
+        """Wait until all workers have ended, up to 5 s for a worker in a long call, such as `time.sleep`."""
         for worker in self._workers:
             if worker.is_alive():
                 worker.join(timeout=5)
@@ -394,7 +399,7 @@ class _Launch:
     # ---- on the workers
 
     def work(self, worker: _Worker, thread: SimulatedThread) -> None:
-        """Run `thread`, and then those that have not started yet, until one that has started is next."""
+        """Run `thread`, then threads that have not started yet, until the next thread is one that has started."""
         while True:
             try:
                 self.run_thread(thread)
@@ -427,13 +432,13 @@ class _Launch:
         else:
             restore = functools.partial(sys.settrace, sys.gettrace())
             self.on_start(thread)
-            # C calls both, so that a debugger that was started in the kernel does not follow it out of there.
+            # C code calls both, so that a debugger started in the kernel does not follow it out of the kernel.
             deque(map(operator.call, (functools.partial(self.function, *self.args), restore)), maxlen=0)
         if self.on_end is not None:
             self.on_end(thread)
 
     def wait(self, frame: FrameType, *, mask: int | None = None, vote: bool = False) -> int:
-        """Hold the current thread at the barrier that `frame` calls; return how many of the block voted yes."""
+        """Hold the current thread at the barrier called by `frame`; return how many threads of the block voted yes."""
         thread = self.current
         if self._aborting or thread is None or thread.worker is None:
             raise _Abort
@@ -450,7 +455,7 @@ class _Launch:
         return self.tally
 
     def _switch(self, thread: SimulatedThread, *, idle: _Worker | None = None) -> None:
-        """Let `thread` run. The caller must sleep next, or be `idle` and do so."""
+        """Let `thread` run. The caller must sleep next; a caller that becomes idle passes itself as `idle`."""
         with self._mutex:
             if self._aborting:
                 raise _Abort
@@ -460,7 +465,7 @@ class _Launch:
                     worker = self._idle.pop()
                 else:
                     worker = _Worker(self)
-                    self._workers.append(worker)  # before it starts: an interrupt in between must not lose it
+                    self._workers.append(worker)  # before the start: an interrupt in between must not lose it
                     worker.start()
                 worker.thread, thread.worker = thread, worker
             if idle is not None:
@@ -488,7 +493,7 @@ class _Launch:
         self._queue = self._order[::-1]
 
     def _next(self) -> SimulatedThread | None:
-        """Return the thread to run next, None if all have exited. Opens barriers when no thread can run."""
+        """Return the thread to run next, or None if all have exited. Open barriers when no thread can run."""
         while not self._queue:
             alive = [thread for thread in self._order if not thread.exited]
             if not alive:
@@ -527,7 +532,7 @@ class _Launch:
         return DivergentBarrier(alive[0].block_index, waiting, exited)
 
     def ask_caller(self, request: Callable[..., Any], *args: Any) -> None:
-        """Have `request(*args)` run on the thread that called `run`, while all simulated threads wait."""
+        """Run `request(*args)` on the thread that called `run`, while all simulated threads wait."""
         with self._mutex:
             if self._aborting:
                 raise _Abort
@@ -543,29 +548,29 @@ class _Launch:
             self._asking, self.current = None, thread
 
 
-# Below this in a call chain is the scheduler's own code.
+# Frames below this one in a call chain belong to the scheduler.
 _RUN_CODE = _Launch.run_thread.__code__
 
 
 def callers(frame: FrameType | None) -> Iterator[FrameType]:
-    """A frame and those of its callers, up to the kernel."""
+    """Yield a frame and those of its callers, up to the kernel."""
     while frame is not None and frame.f_code is not _RUN_CODE:
         yield frame
         frame = frame.f_back
 
 
 def _place(frame: FrameType | None) -> str:
-    """Name the line of the barrier, after those of the calls that lead to it from the kernel on."""
+    """Return the lines of the calls that lead from the kernel to the barrier, then the line of the barrier."""
     lines = [
         f"{caller.f_code.co_filename}:{caller.f_lineno}"
         for caller in callers(frame)
-        if not caller.f_globals.get("__name__", "").startswith("numba.")  # of Numba's wrapper of device functions
+        if not caller.f_globals.get("__name__", "").startswith("numba.")  # skip Numba's wrapper of device functions
     ]
     return " > ".join(reversed(lines))
 
 
 def _locate(error: BaseException, thread: SimulatedThread) -> BaseException:
-    """Return `error` with the thread in its message, of the same type where that type takes a message."""
+    """Return `error` with the thread in its message, of the same type if that type accepts a message."""
     message = f"{thread!r}: {error}" if str(error) else repr(thread)
     try:
         located = type(error)(message)
@@ -584,12 +589,12 @@ _active_caller: int | None = None
 
 
 def current_thread() -> SimulatedThread:
-    """Return the simulated thread that is running; for device functions.
+    """Return the running simulated thread; for device functions.
 
     Raises
     ------
     RuntimeError
-        Outside a launch of this scheduler.
+        If no launch of this scheduler is running.
     """
     if _active is None or _active.current is None:
         raise RuntimeError("no simulated thread is running: simulated kernels are launched by scheduler.run")
@@ -597,9 +602,9 @@ def current_thread() -> SimulatedThread:
 
 
 def pause(value: Any) -> None:
-    """Hand a value that is not None to whoever iterates `pauses`, until the next one is asked for.
+    """Hand a value that is not None to the consumer of `pauses`, and wait until it requests the next one.
 
-    For what an observer has run on the operating-system thread of the simulated thread that is running.
+    For code that an observer runs on the operating-system thread of the running simulated thread.
     """
     if _active is None:
         raise RuntimeError("no simulated kernel is running")
@@ -630,39 +635,43 @@ def run(
     Parameters
     ----------
     kernel : made by `cuda.jit` under the simulator, or a plain function
-        It and the functions it calls find the simulated `cuda` in whatever variable holds `numba.cuda`.
+        In the kernel and its callees, every variable that holds `numba.cuda` holds the simulated `cuda`.
     grid, block : int or sequence of one to three int
-        Blocks, and threads a block, in the order x, y, z.
+        Number of blocks, and of threads per block, in the order x, y, z.
     args : sequence
-        Passed to every thread as they are: arrays are not copied, and kernels write into them.
+        Passed unchanged to every thread: arrays are not copied, and kernels write into them.
     dynamic_shared : int
-        Bytes of dynamic shared memory a block.
+        Bytes of dynamic shared memory per block.
     seed : int, optional
-        Threads run in another order, drawn from the seed, the block and the interval, between any two barriers;
-        without one, in the order of their indices. A right kernel gives the same result for all seeds.
+        Between any two barriers, threads run in another order, drawn from the seed, the block and the interval.
+        Without a seed, they run in the order of their indices. A correct kernel gives the same result for all seeds.
     blocks : iterable of (x, y, z), optional
-        Run only these, in this order; default all, x fastest.
+        Run only these blocks, in this order; by default all, x fastest.
     observer : object, optional
-        May have any of these methods: `barrier(block_index, number)`, called on the caller's thread when all threads
-        of a block have reached their barrier `number` (0, 1, ...); `thread_start(thread)` and `thread_end(thread)`,
-        called with a `SimulatedThread` on the operating-system thread that runs it; `thread_resume(thread)`, called on
-        any when it is the next to run; and `shared(array, place)`, called there with each new array of shared memory,
-        which returns what the kernel is given; the place is the same in all blocks, and None of the dynamic memory,
-        which comes as bytes. What `thread_start` does to `sys.settrace` lasts as long as the kernel.
+        May have any of these methods:
+
+        - `barrier(block_index, number)`: called on the caller's thread when all threads of a block have reached their
+          barrier `number` (0, 1, ...).
+        - `thread_start(thread)` and `thread_end(thread)`: called with a `SimulatedThread` on the operating-system
+          thread that runs it. Changes of `thread_start` to `sys.settrace` last as long as the kernel.
+        - `thread_resume(thread)`: called on any operating-system thread when `thread` is the next to run.
+        - `shared(array, place)`: called with each new array of shared memory, on the operating-system thread that
+          runs the kernel; returns the array that the kernel receives. The place is the same in all blocks, and None for
+          dynamic memory, which is passed as bytes.
 
     Raises
     ------
     DivergentBarrier
         If only part of a block's threads reach a barrier.
     RuntimeError
-        Outside the simulator, or when called from a kernel or an observer.
+        If called outside the simulator, from a kernel or from an observer.
     ValueError
-        For a grid or block that no GPU takes.
+        For a grid or block that no GPU accepts.
     Exception
-        What a thread raised, with its index in the message.
+        The exception that a thread raised, with the index of the thread in the message.
     """
     options: dict[str, Any] = {"dynamic_shared": dynamic_shared, "seed": seed, "blocks": blocks, "observer": observer}
-    # Not a loop, in which Ctrl-C would leave the launch open for as long as the traceback is kept.
+    # In a loop instead, Ctrl-C would leave the launch open for as long as the traceback is kept.
     deque(pauses(kernel, grid, block, args, **options), maxlen=0)
 
 
@@ -679,8 +688,9 @@ def pauses(
 ) -> Iterator[Any]:
     """Run a kernel as `run` does, pausing at every `pause` and every `barrier` of the observer that returns something.
 
-    Yields what they hand over. All simulated threads wait meanwhile, and all modules have their own `cuda`. Closing the
-    iterator ends the launch. Parameters and exceptions are those of `run`; nothing runs until the first is asked for.
+    Yields the values that they hand over. Meanwhile all simulated threads wait, and all modules have the original
+    `cuda`. Closing the iterator ends the launch. Parameters and exceptions are those of `run`; nothing runs until the
+    first value is requested.
     """
     if not SIMULATOR:
         raise RuntimeError("the scheduler needs Numba's simulator: set NUMBA_ENABLE_CUDASIM=1 before importing numba")
@@ -719,7 +729,7 @@ def _pauses(function: Callable[..., Any], indices: Iterable[Index], *launch_args
                     return
                 yield value
         finally:
-            # First, because a second Ctrl-C may interrupt the clean-up at any call; assignments are not interrupted.
+            # Must be first: a second Ctrl-C may interrupt the clean-up at any call; assignments are not interrupted.
             _active = _active_caller = None
             interrupt: KeyboardInterrupt | None = None
             stopped = False
@@ -735,7 +745,7 @@ def _pauses(function: Callable[..., Any], indices: Iterable[Index], *launch_args
 
 
 def _after_fork() -> None:
-    """Forget the launch of another thread, which does not exist in a forked child."""
+    """Discard the launch of another thread, which does not exist in a forked child."""
     global _one_launch, _active, _active_caller
     if _active is not None:
         _active.replacement.restore()

@@ -1,7 +1,6 @@
-"""Hardware or simulator: the one switch, and the few decorators that depend on it.
+"""The switch between hardware and simulator, and the decorators that depend on it.
 
-Numba reads NUMBA_ENABLE_CUDASIM at its first import and cannot change its mind afterwards; importing this module is
-such an import.
+Numba reads NUMBA_ENABLE_CUDASIM at its first import and cannot switch afterwards. Importing this module imports Numba.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ SIMULATOR: bool = bool(config.ENABLE_CUDASIM)
 
 
 def hardware_only(**jit_options: Any) -> dict[str, Any]:
-    """Return `jit_options` on hardware and nothing in the simulator, which refuses options that it does not know.
+    """Return `jit_options` on hardware and nothing in the simulator, which rejects unknown options.
 
-    Without debug information, whatever NUMBA_CUDA_DEBUGINFO says: kernels are optimised, which excludes it.
+    Debug information is off regardless of NUMBA_CUDA_DEBUGINFO, because kernels are optimised, which excludes it.
 
-    For `@cuda.jit(**hardware_only(launch_bounds=256))`.
+    Intended for `@cuda.jit(**hardware_only(launch_bounds=256))`.
     """
     return {} if SIMULATOR else {"debug": False, **jit_options}
 
 
 def device_function(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Make `fn` callable from kernels, always inlined: arguments and results stay in registers.
+    """Make `fn` callable from kernels, always inlined, so that arguments and results stay in registers.
 
-    In the simulator this is `fn` itself: the scheduler gives `fn`'s module the simulated `cuda` for the time of a
-    launch, so a wrapper would only cost time at every call.
+    In the simulator this returns `fn` itself: the scheduler installs the simulated `cuda` in `fn`'s module during a
+    launch, so a wrapper would only slow down every call.
     """
     if SIMULATOR:
         return fn
