@@ -1,8 +1,8 @@
-"""Seeing what a kernel does: what the compiler makes of it, each access to memory, each step of a thread.
+"""Inspection of kernels: the compiler's output, memory accesses, and single-stepping of a thread.
 
 On the command line: ``python -m numba_gemm.inspect STAGE --cc 9.0``. `report` compiles and needs CUDA's compiler (the
-extra cu12 or cu13); `sass` reads the GPU's instructions as text, and `ffma` what the multiply-adds among them wait for.
-`trace`, `step` and `debug` run kernels on Numba's simulator.
+extra cu12 or cu13). `sass` parses GPU instructions from text, and `ffma` reports what the multiply-adds among them wait
+for. `trace`, `step` and `debug` run kernels on Numba's simulator.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from ..simulator.probe import simulator_requested
 
 
 def compute_capability(text: str) -> tuple[int, int]:
-    """(9, 0) of "9.0", for argparse."""
+    """Parse a compute capability for argparse: "9.0" becomes (9, 0)."""
     major, _, minor = text.partition(".")
     if not (major.isdecimal() and minor.isdecimal()):
         raise argparse.ArgumentTypeError(f"not a compute capability: {text!r}; write it as 9.0")
@@ -19,7 +19,7 @@ def compute_capability(text: str) -> tuple[int, int]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     made = argparse.ArgumentParser(
         prog="python -m numba_gemm.inspect",
         description="Compile a stage without a GPU and print what each of its configurations uses.",
@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Print the report; raises ValueError for an unknown stage or configuration."""
+    """Print the report; raise ValueError for an unknown stage or configuration."""
     from ..kernels.ladder import STAGES
     from . import ffma, report
 
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status: 0, 1 if it cannot compile, 2 if the command line is wrong."""
+    """Run the command and return its exit status: 0, 1 if it cannot compile, 2 if the command line is invalid."""
     arguments = parser().parse_args(argv)
     if simulator_requested():
         print(
@@ -93,5 +93,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # in a pipe to head, for instance, end as other commands do
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end quietly when a pipe closes, for example to head
     sys.exit(main())

@@ -1,13 +1,13 @@
-"""Pictures of what `trace` recorded, and of measured speeds; docs/tracing.md shows how to call them.
+"""Plots of recorded traces and of measured speeds; docs/tracing.md shows how to call them.
 
-Each function returns a matplotlib Figure, about 700 pixels wide. ``savefig`` writes it; a notebook shows it after
-``%matplotlib inline``.
+Each function returns a matplotlib Figure, about 700 pixels wide. ``savefig`` writes it to a file; a notebook shows it
+after ``%matplotlib inline``.
 
-One language holds in all of them. A is blue, B orange, C green, and so are their shared tiles: the first letter of an
-array's name decides (`colour`). How often something happens is a ramp from near white to that colour (`ramp`), and
-threads of a warp are shades around it (`shades`). Warps and what moves together are outlined in black. Of speeds,
-cuBLAS is black and dashed, the public function's choice vermillion; rungs climb through viridis. The colours are Okabe
-and Ito's, which colour-blind readers tell apart (https://jfly.uni-koeln.de/color/).
+All figures use the same colours. A is blue, B orange and C green, and so are their shared tiles: the first letter of an
+array's name decides (`colour`). Counts are a ramp from near white to that colour (`ramp`), and threads of a warp are
+shades around it (`shades`). Warps, and units that move together, are outlined in black. In plots of speed, cuBLAS is
+black and dashed, the public function's choice is vermillion, and the rungs climb through viridis. The colours are those
+of Okabe and Ito, which colour-blind readers can tell apart (https://jfly.uni-koeln.de/color/).
 """
 
 from __future__ import annotations
@@ -53,57 +53,57 @@ __all__ = [
     "who_reads_what",
 ]
 
-COLOURS = {"a": "#0072B2", "b": "#E69F00", "c": "#009E73"}  # of the matrices and of what holds parts of them
+COLOURS = {"a": "#0072B2", "b": "#E69F00", "c": "#009E73"}  # of the matrices, and of arrays that hold parts of them
 OTHER = "#CC79A7"  # of other arrays
 CUBLAS, CHOICE, ACCENT = "black", "#D55E00", "#56B4E9"
 OUTLINE = "black"  # of warps, and of sectors that move
 GRID, UNUSED = "0.85", "0.75"
 
-# What stands beside the rungs in results, and how it is drawn.
+# Entries of results other than the rungs, and how they are drawn.
 BASELINES: dict[str, dict[str, Any]] = {
     "cublas": {"color": CUBLAS, "linestyle": "--", "marker": "x"},
     "auto": {"color": CHOICE, "linestyle": "-", "marker": "*"},
     "cpu": {"color": OTHER, "linestyle": ":", "marker": "."},
-    "thin": {"color": ACCENT, "linestyle": "-.", "marker": "h"},  # a stage, but for other shapes than the ladder's
+    "thin": {"color": ACCENT, "linestyle": "-.", "marker": "h"},  # a stage for other shapes than the ladder's
 }
 MARKERS = "ov^<>sDpPX*"
 CHOICE_LABEL = "tiled_sgemm's choice"
 SIMULATED = "CUDA simulator: these timings mean nothing"
 LADDER_SHAPE = (4096, 4096, 4096)  # README's
 
-WIDTH, DPI = 7.2, 100  # of a figure, in inches: about what a notebook has room for
+WIDTH, DPI = 7.2, 100  # of a figure, in inches (about what fits in a notebook) and dots per inch
 FONT, SMALLEST_FONT = 9, 6.5
-FLAT_WIDTH = rules.BANKS  # elements in a row of the picture of an array of one dimension
+FLAT_WIDTH = rules.BANKS  # elements per row in the picture of a one-dimensional array
 STORES = ("store", "atomic")
-LINE_BYTES, WORD_BYTES = 128, 4  # of a line of the caches, four sectors; of a word
-MOST_CELLS = 128  # along an axis of a matrix's panel; more elements than that share cells
-MOST_COUNTED = 24  # intervals whose numbers are written into the cells
+LINE_BYTES, WORD_BYTES = 128, 4  # of a cache line (four sectors), and of a word
+MOST_CELLS = 128  # along an axis of a matrix's panel; if there are more elements, they share cells
+MOST_COUNTED = 24  # most intervals for which numbers are written into the cells
 
 
-# ---- the language
+# ---- colours and styles
 
 
 def colour(name: str) -> str:
-    """The colour of an array by its name: that of the matrix whose letter it begins with, or `OTHER`."""
+    """Return an array's colour: that of the matrix whose letter its name begins with, else `OTHER`."""
     return COLOURS.get(name[:1].lower(), OTHER)
 
 
 def _mixed(name: str, share: float, other: str = "white") -> tuple[float, ...]:
-    """So much of an array's colour, the rest of another one."""
+    """Mix an array's colour, at the given share, with another colour."""
     from matplotlib.colors import to_rgb
 
     return tuple(share * x + (1 - share) * y for x, y in zip(to_rgb(colour(name)), to_rgb(other), strict=True))
 
 
 def ramp(name: str) -> Colormap:
-    """The ramp of an array, for counts: from near white to its colour."""
+    """Return the colour map for counts of an array, from near white to its colour."""
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list(f"counts of {name}", [_mixed(name, 0.12), _mixed(name, 1.0)])
 
 
 def shades(name: str, count: int = rules.WARP) -> np.ndarray[Any, Any]:
-    """The colours of so many lanes that access an array, from light to dark around its colour, a row each."""
+    """Return the colours of `count` lanes that access an array, one row each, from light to dark around its colour."""
     from matplotlib.colors import LinearSegmentedColormap
 
     ends = [_mixed(name, 0.15), _mixed(name, 1.0), _mixed(name, 0.45, "black")]
@@ -112,9 +112,10 @@ def shades(name: str, count: int = rules.WARP) -> np.ndarray[Any, Any]:
 
 
 def stage_styles(stages: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Colour, line and marker of stages and baselines, the same in every chart.
+    """Return colour, line and marker of stages and baselines, the same in every chart.
 
-    Rungs climb through viridis, whose order survives colour blindness and grey printing; markers tell neighbours apart.
+    Rungs climb through viridis, whose order remains visible to colour-blind readers and in greyscale; markers tell
+    neighbours apart.
     """
     from matplotlib import colormaps
 
@@ -133,7 +134,7 @@ def stage_styles(stages: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def _climbing(stages: Sequence[str], whole: bool = False) -> list[str]:
-    """The rungs among some stages, or all rungs, in the order of the ladder; those that it lacks come last."""
+    """Return the rungs among some stages, or all rungs, in ladder order; stages outside the ladder come last."""
     from ..kernels.ladder import STAGES
 
     ladder = [name for name in STAGES if name not in BASELINES and (whole or name in stages)]
@@ -154,20 +155,20 @@ def _figure(width: float, height: float) -> Figure:
 
 
 def _cells(rows: int, cols: int, tall: float = 1.0) -> tuple[Figure, Axes, float]:
-    """A figure for so many cells, and the width of a cell in points; `tall` is height over width."""
+    """Return a figure for rows and columns of cells, its axes, and a cell's width in points; `tall` is height/width."""
     cell = min(0.42, (WIDTH - 1.5) / max(cols, 1), 8 / max(rows * tall, 1))
     made = _figure(min(WIDTH, max(cols * cell + 1.5, 6.0)), rows * cell * tall + 1.5)
     return made, made.add_subplot(), 72 * cell
 
 
 def _font(cell: float, letters: int) -> float:
-    """The size at which so many letters fit into a cell, or 0 if none can be read."""
+    """Return the font size at which this many letters fit into a cell, or 0 if it would be too small to read."""
     size = min(FONT, 0.9 * cell / (0.62 * max(letters, 1)), 0.8 * cell)
     return size if size >= SMALLEST_FONT else 0
 
 
 def _ink(image: Any, value: float) -> str:
-    """Black or white, whichever is read better where an image has this value."""
+    """Return black or white, whichever is easier to read where an image has this value."""
     return _ink_on(image.to_rgba(value))
 
 
@@ -202,7 +203,7 @@ def _outlined(axes: Axes, groups: np.ndarray[Any, Any], width: float = 1.6) -> N
 
 
 def _plane(trace: Trace, array: str, indices: np.ndarray[Any, Any], width: int | None) -> tuple[Any, tuple[int, int]]:
-    """Rows and columns of a picture for elements, and its extents."""
+    """Return the rows and columns of elements in a picture, and the picture's extents."""
     shape = trace.array(array).shape
     if len(shape) == 2 and width is None:
         return (indices[:, 0], indices[:, 1]), (shape[0], shape[1])
@@ -212,18 +213,18 @@ def _plane(trace: Trace, array: str, indices: np.ndarray[Any, Any], width: int |
 
 
 def _cropped(values: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], int, int]:
-    """The part that holds all cells that are not NaN, and where it begins."""
+    """Return the smallest part that holds all cells that are not NaN, and its first row and column."""
     rows, cols = (np.flatnonzero(~np.isnan(values).all(axis=axis)) for axis in (1, 0))
     part = values[rows[0] : rows[-1] + 1, cols[0] : cols[-1] + 1]
     return part, int(rows[0]), int(cols[0])
 
 
 def _grid(values: np.ndarray[Any, Any], colours: Colormap, high: float, title: str) -> tuple[Figure, Axes, Any, bool]:
-    """An image of cells, from 0 to `high` in these colours; the last says whether the cells' values are written."""
+    """Draw cells with colours from 0 to `high`; return figure, axes, image, and whether values are written in cells."""
     part, top, left = _cropped(values)
     figure, axes, cell = _cells(*part.shape)
     axes.set_facecolor("white")
-    narrow = cell * min(part.shape) < 36 and cell < 6  # to be seen at all, cells are not square
+    narrow = cell * min(part.shape) < 36 and cell < 6  # square cells would be too small to see
     aspect: Any = "auto" if narrow else "equal"
     image = axes.imshow(part, cmap=colours, vmin=0, vmax=high, aspect=aspect, interpolation="nearest")
     size = _font(cell, len(f"{np.nanmax(part):.0f}"))
@@ -236,43 +237,43 @@ def _grid(values: np.ndarray[Any, Any], colours: Colormap, high: float, title: s
         step = max(1, extent // 8)
         axis.set_ticks(range(0, extent, step), labels=[str(start + i) for i in range(0, extent, step)])
     _dressed(axes, "", "column", "row")
-    figure.suptitle(title, fontsize=FONT + 1)  # the axes may be narrower
+    figure.suptitle(title, fontsize=FONT + 1)  # not the axes, which may be narrower than the title
     return figure, axes, image, bool(size)
 
 
 def thread_map(trace: Trace, array: str, op: str = "load", width: int | None = None) -> Figure:
-    """Draw the thread, by its position in the block, that accesses each element first; warps are outlined.
+    """Draw which thread, by its position in the block, accesses each element first; warps are outlined.
 
-    Shades tell the lanes of a warp apart. Where the threads' numbers do not fit into the cells, those of the warps
-    are written.
+    Shades tell the lanes of a warp apart. If the thread numbers do not fit into the cells, the warp numbers are
+    written instead.
 
     Parameters
     ----------
     trace : Trace
-        Of one block, or the picture mixes several.
+        Trace of one block; the picture of several blocks mixes them.
     array : str
         The array's name.
     op : str
         "load", "store", "copy" or "atomic".
     width : int, optional
-        Elements in a row of the picture; by default the array's own rows, or 32 if it has one dimension.
+        Elements per row of the picture. By default, the array's own rows if it has two dimensions, else 32.
 
     Returns
     -------
     matplotlib.figure.Figure
-        Its image holds the threads' numbers.
+        A figure whose image holds the thread numbers.
 
     Raises
     ------
     ValueError
-        if the array was not accessed so.
+        if the array was not accessed by this operation.
     """
     from matplotlib.colors import BoundaryNorm, ListedColormap
 
     indices, threads = trace.touched(array, op)
     (rows, cols), shape = _plane(trace, array, indices, width)
     values = np.full(shape, np.nan)
-    values[rows[::-1], cols[::-1]] = threads[::-1]  # the first one last
+    values[rows[::-1], cols[::-1]] = threads[::-1]  # in reverse, so that the first access wins
     lanes = min(rules.WARP, math.prod(trace.block))
     of_lanes = shades(array, lanes)
     last = int(threads.max())
@@ -307,7 +308,7 @@ def _lane_bar(figure: Figure, axes: Axes, of_lanes: np.ndarray[Any, Any]) -> Non
 
 
 def reuse_map(trace: Trace, array: str, op: str = "load", width: int | None = None) -> Figure:
-    """Draw how often each element is accessed; parameters and errors are those of `thread_map`."""
+    """Draw the number of accesses to each element; parameters and errors are those of `thread_map`."""
     from matplotlib.ticker import MaxNLocator
 
     indices, _ = trace.touched(array, op)
@@ -328,24 +329,24 @@ def reuse_map(trace: Trace, array: str, op: str = "load", width: int | None = No
 
 
 def bank_map(trace: Trace, request: int) -> Figure:
-    """Draw the wavefronts of a request to shared memory: in each bank, the lanes that its word goes to.
+    """Draw the wavefronts of a request to shared memory: for each bank, the lanes that its word goes to.
 
     Parameters
     ----------
     trace : Trace
-        What was recorded.
+        The trace to draw.
     request : int
         A row of `Trace.requests`.
 
     Returns
     -------
     matplotlib.figure.Figure
-        Its image holds how many lanes a bank serves, a row a wavefront.
+        A figure whose image holds the number of lanes that each bank serves, one row per wavefront.
 
     Raises
     ------
     ValueError
-        if there is none such, or it is one to global memory.
+        if there is no such request, or it is one to global memory.
     """
     lanes, row = trace.lanes(request), trace.requests.iloc[request]
     if row["space"] == GLOBAL:
@@ -391,32 +392,32 @@ def bank_map(trace: Trace, request: int) -> Figure:
 
 
 def _what(trace: Trace, row: Any) -> str:
-    """A request, for a title."""
+    """Describe a request, for a title."""
     what = f"{row['op']} of {row['array']} by warp {row['warp']}"
     return f"{trace.kernel}, line {row['line']}: {what}, {row['bits']} bits a lane"
 
 
 def sector_map(trace: Trace, request: int) -> Figure:
-    """Draw what a request to global memory moves: sectors of 32 bytes, and in them the words that lanes use.
+    """Draw the sectors of 32 bytes that a request to global memory moves, and the words in them that lanes use.
 
-    A row is a line of 128 bytes. Sectors that move are outlined; words that move and nobody uses are hatched.
+    Each row is a line of 128 bytes. Sectors that move are outlined; words that move but are not used are hatched.
 
     Parameters
     ----------
     trace : Trace
-        What was recorded.
+        The trace to draw.
     request : int
         A row of `Trace.requests`.
 
     Returns
     -------
     matplotlib.figure.Figure
-        Its image holds how many lanes use each word, NaN where none does.
+        A figure whose image holds the number of lanes that use each word, NaN for none.
 
     Raises
     ------
     ValueError
-        if there is none such, or it is one to shared memory.
+        if there is no such request, or it is one to shared memory.
     """
     from matplotlib.patches import Rectangle
 
@@ -427,7 +428,7 @@ def sector_map(trace: Trace, request: int) -> Figure:
         )
     size = int(row["bits"]) // 8
     unit = min(WORD_BYTES, size)
-    used: dict[int, list[int]] = {}  # the lanes by address
+    used: dict[int, list[int]] = {}  # lanes by address
     for lane, address in lanes:
         used.setdefault(address, []).append(lane)
     lines = {line: number for number, line in enumerate(sorted({address // LINE_BYTES for address in used}))}
@@ -440,7 +441,7 @@ def sector_map(trace: Trace, request: int) -> Figure:
     many = any(len(own) > 1 for own in used.values())
     tall = 1.6 if many else 1.3 if len(lines) <= 8 else 0.9
     figure, axes, cell = _cells(len(lines), words, tall)
-    wide = rules.SECTOR_BYTES // WORD_BYTES  # of a sector
+    wide = rules.SECTOR_BYTES // WORD_BYTES  # words per sector
     for sector in moved:
         line, within = divmod(sector * rules.SECTOR_BYTES, LINE_BYTES)
         place = (within / WORD_BYTES - 0.5, lines[line] - 0.5)
@@ -486,7 +487,7 @@ def sector_map(trace: Trace, request: int) -> Figure:
 def _chosen(
     trace: Trace, thread: int | None, warp: int | None, block: Sequence[int] | None
 ) -> tuple[tuple[int, ...], str]:
-    """The block that is meant, and who of it, in words."""
+    """Return the index of the chosen block, and a description of the thread, warp or block."""
     if not trace.blocks:
         raise ValueError(f"no block of {trace.kernel} was traced")
     index = trace.blocks[0] if block is None else tuple((*np.atleast_1d(block).tolist(), 0, 0)[:3])
@@ -528,7 +529,7 @@ def _operand(trace: Trace, letter: str) -> TracedArray:
 
 
 def _counted(accesses: Any, array: TracedArray, ops: Sequence[str]) -> np.ndarray[Any, Any]:
-    """How often each element of a matrix is accessed by chosen rows of `Trace.accesses`."""
+    """Count the accesses to each element of a matrix in chosen rows of `Trace.accesses`."""
     counts = np.zeros(array.shape, np.int64)
     own = accesses[(accesses["array"] == array.name) & accesses["op"].isin(ops)]
     if len(own):
@@ -541,7 +542,7 @@ def _counted(accesses: Any, array: TracedArray, ops: Sequence[str]) -> np.ndarra
 
 
 def _panel(axes: Axes, name: str, counts: np.ndarray[Any, Any], verb: str, step: int) -> None:
-    """A matrix on its grid, a line every so many elements, and in it what was counted."""
+    """Draw a matrix with its counts, and a grid line every `step` elements."""
     rows, cols = counts.shape
     title = f"{name.upper()}, {rows} × {cols}"
     axes.set_facecolor("white")
@@ -549,10 +550,10 @@ def _panel(axes: Axes, name: str, counts: np.ndarray[Any, Any], verb: str, step:
     axes.set_ylim(rows - 0.5, -0.5)
     if counts.any():
         shown = counts
-        for side in (0, 1):  # the most of each cell, so that nothing vanishes
+        for side in (0, 1):  # the maximum within each cell, so that nothing vanishes
             share = -(-shown.shape[side] // MOST_CELLS)
             shown = np.maximum.reduceat(shown, np.arange(0, shown.shape[side], share), axis=side)
-        # Cells of several elements may reach beyond the last one; the limits cut them.
+        # Cells of several elements may extend beyond the last element; the axis limits cut them off.
         down, across = -(-rows // MOST_CELLS) * shown.shape[0], -(-cols // MOST_CELLS) * shown.shape[1]
         values = np.where(shown > 0, shown, np.nan)
         most, least = int(counts.max()), int(counts[counts > 0].min())
@@ -590,32 +591,33 @@ def who_reads_what(
     block: Sequence[int] | None = None,
     shared: bool = False,
 ) -> Figure:
-    """Draw a product, B above and A left of C, and in it what a thread, a warp or a block accesses in global memory.
+    """Draw the accesses of a thread, a warp or a block to global memory, with B above and A to the left of C.
 
-    Shown are loads of A and B, asynchronous copies among them, and stores to C, atomics among them: the darker, the
-    more often. Where a matrix has more than 128 rows or columns, neighbours share a cell, which shows the most of them.
+    The picture shows loads of A and B, including asynchronous copies, and stores to C, including atomics. Darker cells
+    are accessed more often. If a matrix has more than 128 rows or columns, neighbours share a cell, which shows their
+    maximum.
 
     Parameters
     ----------
     trace : Trace
-        Of a kernel whose parameters a, b and c are the matrices.
+        Trace of a kernel whose parameters a, b and c are the matrices.
     thread, warp : int, optional
-        One thread by its position in the block, or one warp; by default the whole block.
+        One thread, by its position in the block, or one warp. By default, the whole block.
     block : sequence of int, optional
-        Which one; by default the first that was traced.
+        Index of the block. By default, the first block that was traced.
     shared : bool
-        Draw the tiles of A and B in shared memory instead, and what is read of them.
+        Draw the tiles of A and B in shared memory instead, and the reads from them.
 
     Returns
     -------
     matplotlib.figure.Figure
-        After axes of a few words come those of B, A and C; an image of each holds the counts, NaN where there is none.
-        A matrix of which nothing is accessed has no image, and says so.
+        A figure whose first axes hold a short legend, followed by those of B, A and C. The image of each matrix holds
+        the counts, NaN for none. A matrix without accesses has a note instead of an image.
 
     Raises
     ------
     ValueError
-        for a thread, warp or block that was not traced, or a kernel without such matrices or tiles.
+        if the thread, warp or block was not traced, or for a kernel without such matrices or tiles.
     """
     index, who = _chosen(trace, thread, warp, block)
     a, b = (_shared_tile(trace, letter) if shared else _operand(trace, letter) for letter in "ab")
@@ -654,30 +656,30 @@ def who_reads_what(
 def timeline(
     trace: Trace, thread: int | None = None, warp: int | None = None, block: Sequence[int] | None = None
 ) -> Figure:
-    """Draw what a thread or a warp does between barriers: how many requests, by array and operation.
+    """Draw the number of memory accesses of a thread or a warp between barriers, by array and operation.
 
-    A column is a barrier interval of the block, from one ``cuda.syncthreads()`` to the next; barriers are the black
-    lines. Rows stand in the order in which they first occur; a row's darkest cell is its fullest.
+    Each column is a barrier interval of the block, from one ``cuda.syncthreads()`` to the next; barriers are the black
+    lines. Rows are in the order in which they first occur; the darkest cell of a row has the highest count.
 
     Parameters
     ----------
     trace : Trace
-        What was recorded.
+        The trace to draw.
     thread, warp : int, optional
-        One thread by its position in the block, whose accesses are counted, or one warp, whose requests are. By
-        default thread 0.
+        One thread, by its position in the block, whose accesses are counted, or one warp, whose requests are counted.
+        By default, thread 0.
     block : sequence of int, optional
-        Which one; by default the first that was traced.
+        Index of the block. By default, the first block that was traced.
 
     Returns
     -------
     matplotlib.figure.Figure
-        Its images, a row each, hold the counts, NaN where there is none.
+        A figure with one image per row; they hold the counts, NaN for none.
 
     Raises
     ------
     ValueError
-        for a thread, warp or block that was not traced, or one that accesses no memory.
+        if the thread, warp or block was not traced, or for one that accesses no memory.
     """
     if thread is None and warp is None:
         thread = 0
@@ -728,18 +730,18 @@ def timeline(
 
 
 class Event(NamedTuple):
-    """Something that a thread does, in a picture of `sequence`.
+    """An event of a thread, in a picture of `sequence`.
 
     Attributes
     ----------
     kind : str
-        The row that it stands in; "barrier" is a line across all rows.
+        Row of the event; "barrier" is a line across all rows.
     work : int
-        Its length, in instructions.
+        Length, in instructions.
     text : str
-        What is written into it.
+        Text that is written into the box.
     needs : int or None
-        The place in the sequence of an earlier event whose result it needs.
+        Position in the sequence of an earlier event whose result this event needs.
     """
 
     kind: str
@@ -749,24 +751,25 @@ class Event(NamedTuple):
 
 
 def sequence(events: Mapping[str, Sequence[Event]], colours: Mapping[str, str]) -> Figure:
-    """Draw what a thread does, one thing after the other, and with arrows what waits for what.
+    """Draw the events of a thread one after another, with arrows for the dependences between them.
 
     Parameters
     ----------
     events : mapping from str to sequence of Event
-        By title; each has axes of its own, below each other.
+        Sequences by title; each has its own axes, one below the other.
     colours : mapping from str to str
-        Of each kind of event, in the order of the rows.
+        Colour of each kind of event, in the order of the rows.
 
     Returns
     -------
     matplotlib.figure.Figure
-        A box for each event but barriers, an arrow from where what it needs ends to where it begins.
+        A figure with a box per event except barriers, and an arrow to the start of each event from the end of the event
+        that it needs.
 
     Raises
     ------
     ValueError
-        for a kind without a colour, or an event that needs none before it.
+        for a kind without a colour, or an event that needs one that is not before it.
     """
     if unknown := {event.kind for each in events.values() for event in each} - {*colours, "barrier"}:
         raise ValueError(f"events are of kinds {', '.join(sorted(unknown))}; colours has {', '.join(colours)}")
@@ -799,7 +802,7 @@ def sequence(events: Mapping[str, Sequence[Event]], colours: Mapping[str, str]) 
 
 
 class Piece(NamedTuple):
-    """A block's share of a tile of C in a picture of `schedule`: its length in k-tiles, and whether it is all."""
+    """A block's share of a tile of C in `schedule`: its length in k-tiles, and whether it is the whole tile."""
 
     block: int
     tile: int
@@ -808,26 +811,27 @@ class Piece(NamedTuple):
 
 
 def schedule(pieces: Iterable[Piece | tuple[int, int, int, bool]], blocks: int, title: str) -> Figure:
-    """Draw which block works on which tile of C when, if each k-tile takes one unit of time.
+    """Draw the tiles of C that each block works on over time, if each k-tile takes one unit of time.
 
     Parameters
     ----------
     pieces : iterable of Piece
-        In the order in which each block takes them.
+        Pieces, in the order in which each block takes them.
     blocks : int
-        How many blocks there are; each is a row.
+        Number of blocks; each is a row.
     title : str
-        To which the length and the share of the time that is used are added.
+        Title, to which the length and the share of the time in use are added.
 
     Returns
     -------
     matplotlib.figure.Figure
-        A bar for each piece: whole tiles green, in two shades by turns, parts of tiles in two other colours by turns.
+        A figure with one bar per piece: whole tiles in two alternating shades of green, parts of tiles in two other
+        alternating colours.
 
     Raises
     ------
     ValueError
-        for a piece of a block that there is not, or no piece at all.
+        if a piece belongs to a block that does not exist, or if there are no pieces.
     """
     taken = [Piece(*piece) for piece in pieces]
     if not taken or not all(0 <= piece.block < blocks for piece in taken):
@@ -865,7 +869,7 @@ def schedule(pieces: Iterable[Piece | tuple[int, int, int, bool]], blocks: int, 
 
 
 def _timed(results: Any) -> Any:
-    """The fastest float32 row of each stage and shape that was timed, of a DataFrame of results."""
+    """Return the fastest float32 row of each stage and shape that was timed, from a DataFrame of results."""
     missing = [name for name in ("stage", "precision", "m", "n", "k", "gflops") if name not in results.columns]
     if missing:
         raise ValueError(f"the results have no column {', '.join(missing)}; expected those of results.csv")
@@ -879,12 +883,12 @@ def _timed(results: Any) -> Any:
 
 
 def _digits(speed: float) -> str:
-    """Three digits."""
+    """Format a speed with three significant digits."""
     return f"{speed:#.3g}".rstrip(".")
 
 
 def _gpu(environment: Mapping[str, Any] | None, name: str | None) -> str:
-    """The title's name of what was measured."""
+    """Return the name of the measured GPU for a title."""
     if name is not None:
         return name
     if environment is None:
@@ -894,12 +898,12 @@ def _gpu(environment: Mapping[str, Any] | None, name: str | None) -> str:
 
 
 def _gpu_number(environment: Mapping[str, Any] | None, name: str) -> float:
-    """A number of the GPU's description, or 0 where there is none."""
+    """Return a number from the GPU's description, or 0 if it is missing."""
     return float(((environment or {}).get("gpu") or {}).get(name) or 0)
 
 
 def _ladder_shape(rows: Any, rungs: Sequence[str]) -> tuple[int, int, int]:
-    """README's shape if all rungs have it, else the largest of those that most have, cubes first."""
+    """Return README's shape if all rungs have it, else the largest of the shapes that most rungs have, cubes first."""
     rows = rows[rows["stage"].isin(rungs)]
     shapes: dict[tuple[int, int, int], int] = {}
     for m, n, k in zip(rows["m"], rows["n"], rows["k"], strict=True):
@@ -916,25 +920,27 @@ def ladder_chart(
     size: int | tuple[int, int, int] | None = None,
     gpu: str | None = None,
 ) -> Figure:
-    """Draw the climb at one size: TFLOP/s and share of the FP32 peak by rung, and what each gains over the one above.
+    """Draw the climb at one size: TFLOP/s and share of the FP32 peak per rung, and the gain over the rung above.
 
     Parameters
     ----------
     results : pandas.DataFrame
-        Of results.csv, as `numba_gemm.lab.bench.results.load` reads it; any rungs of it.
+        Contents of results.csv, as `numba_gemm.lab.bench.results.load` reads it, with any of its rungs.
     environment : mapping, optional
-        Of environment.json beside it: the GPU's name and peak. By default ``results.attrs["environment"]``.
-        Without it, the peak is that by which the results' column percent_of_peak was made.
+        Contents of the environment.json beside it: the GPU's name and peak. By default,
+        ``results.attrs["environment"]``. Without it, the peak is the one that the results' column percent_of_peak is
+        relative to.
     size : int or (m, n, k), optional
-        M = N = K, or the three. By default 4096 if all rungs were measured there, else the largest size that most
-        have.
+        M = N = K, or the three extents. By default, 4096 if all rungs were measured there, else the largest size that
+        most rungs have.
     gpu : str, optional
-        The title's name of the GPU.
+        Name of the GPU in the title.
 
     Returns
     -------
     matplotlib.figure.Figure
-        Its bars are the rungs from top to bottom, then the public function's choice; the dashed line is cuBLAS.
+        A figure whose bars are the rungs from top to bottom, then the public function's choice; the dashed line is
+        cuBLAS.
 
     Raises
     ------
@@ -969,7 +975,7 @@ def ladder_chart(
         text = f"{_digits(speeds[name]):>4}"
         if 0 < place < len(rungs):
             text += f"   ×{speeds[name] / speeds[shown[place - 1]]:.2f}"
-        inside = speeds[name] > 0.2 * right  # long enough for the text, which then leaves cuBLAS's line free
+        inside = speeds[name] > 0.2 * right  # long enough for the text, which then does not cross cuBLAS's line
         ink = _ink_on(to_rgb(looks[name]["color"])) if inside else "black"
         at = (0.0 if inside else speeds[name], float(place))
         axes.annotate(text, at, (4, 0), textcoords="offset points", va="center", fontsize=FONT - 1, color=ink)
@@ -997,23 +1003,23 @@ def ladder_chart(
 def roofline_chart(results: Any, environment: Mapping[str, Any] | None = None, *, gpu: str | None = None) -> Figure:
     """Draw GFLOP/s of every stage against arithmetic intensity, under the roofs of the GPU.
 
-    The intensity is that of the product: FLOP a byte of A, B and C, each moved once (`numba_gemm.models.roofline`). The
-    CPU stands under other roofs and is left out.
+    The intensity is that of the matrix multiplication: FLOP per byte of A, B and C, each moved once
+    (`numba_gemm.models.roofline`). The CPU has other roofs and is left out.
 
     Parameters
     ----------
     results : pandas.DataFrame
-        Of results.csv, as `numba_gemm.lab.bench.results.load` reads it.
+        Contents of results.csv, as `numba_gemm.lab.bench.results.load` reads it.
     environment : mapping, optional
-        Of environment.json beside it: the GPU's name, peak and bandwidth. By default ``results.attrs["environment"]``.
-        Without these there are no roofs.
+        Contents of the environment.json beside it: the GPU's name, peak and bandwidth. By default,
+        ``results.attrs["environment"]``. Without peak and bandwidth, no roofs are drawn.
     gpu : str, optional
-        The title's name of the GPU.
+        Name of the GPU in the title.
 
     Returns
     -------
     matplotlib.figure.Figure
-        A line without strokes for each stage, with its name as label.
+        A figure with one series of markers, without a connecting line, per stage, labelled with its name.
 
     Raises
     ------

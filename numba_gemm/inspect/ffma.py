@@ -1,26 +1,27 @@
-"""How well a kernel feeds the FP32 pipe: its multiply-adds, where their operands come from, and how A and B are read.
+"""Analysis of how well a kernel feeds the FP32 pipe: multiply-adds, register banks, and loads of A and B.
 
-An FFMA reads three registers and writes one. The file that they lie in has banks, and what meets in a bank waits:
+An FFMA reads three registers and writes one. The register file has banks, and reads that conflict in a bank wait:
 
 Volta (compute capability 7.x)
-    two banks, even and odd registers, each 64 bits a lane wide: an FFMA whose three sources fall in one bank takes a
-    clock more. One FFMA a partition every second clock is the peak there. Z. Jia et al., "Dissecting the NVIDIA Volta
+    two banks, even and odd registers, each 64 bits wide per lane. An FFMA whose three sources fall in one bank takes
+    one more clock. The peak is one FFMA per partition every second clock. Z. Jia et al., "Dissecting the NVIDIA Volta
     GPU Architecture via Microbenchmarking", section 3.1, https://arxiv.org/abs/1804.06826. (Maxwell and Pascal had
     four 32-bit banks, register number modulo four: S. Gray, https://github.com/NervanaSystems/maxas/wiki/SGEMM.)
 Ampere and later
-    two banks, even and odd, with one read of 1024 bits, a register of a warp, a clock each. An FFMA books its reads
-    within the next three clocks and waits until it can, so three sources in one bank cost two clocks, and any two
-    FFMAs that read six registers cost one. With 32 lanes a partition an FFMA could start every clock: its three
-    operands from two ports are too many, but for what is reused. R. Huerta et al., "Dissecting and Modeling the
-    Architecture of Modern GPU Cores", MICRO 2025, section 5.3, https://doi.org/10.1145/3725843.3756064 (preprint:
-    https://arxiv.org/abs/2503.20481), measured on an RTX A6000. For Hopper nothing is published; it is taken to be the
-    same.
+    two banks, even and odd registers, each with one read of 1024 bits (one register of a warp) per clock. An FFMA
+    books its reads within the next three clocks and waits until it can. Three sources in one bank therefore cost two
+    clocks, and any two FFMAs that read six registers cost one. With 32 lanes per partition, an FFMA could start every
+    clock, but two ports cannot deliver its three operands, except for those that are reused. R. Huerta et al.,
+    "Dissecting and Modeling the Architecture of Modern GPU Cores", MICRO 2025, section 5.3,
+    https://doi.org/10.1145/3725843.3756064 (preprint: https://arxiv.org/abs/2503.20481), measured on an RTX A6000.
+    Nothing is published for Hopper; it is assumed to be the same.
 Reuse
-    an operand marked ``.reuse`` stays behind its port: there is a place for each bank and each of the three positions
-    of an operand. A read of the same register in the same position takes it from there; any read of that bank in that
-    position ends it, unless it is marked again. (The same, section 5.3.1.)
+    an operand marked ``.reuse`` stays in a cache behind its port, which has one slot per bank and per operand position
+    (three). A read of the same register in the same position is served from the slot. Any read of that bank in that
+    position clears the slot, unless the operand is marked again. (The same, section 5.3.1.)
 
-All of it is read from the text of nvdisasm, for one warp that is alone, and bounds rather than predicts the time.
+All results are derived from the text of nvdisasm, for a single warp that runs alone. They bound the time rather than
+predict it.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ from .report import compiled
 from .sass import Instruction, loops, main_loop
 
 BANKS = 2
-POSITIONS = 3  # of an instruction's source operands
-READ_CLOCKS = 3  # within which an instruction books the reads of all its operands
+POSITIONS = 3  # number of source operands of an instruction
+READ_CLOCKS = 3  # clocks within which an instruction books the reads of all its operands
 OWN_QUEUE = frozenset({"LD", "LDG", "LDS", "LDL", "LDGSTS", "ST", "STG", "STS", "STL"})  # read operands elsewhere
 
 REGISTER = re.compile(r"[-~|]*R(?P<number>\d+)(?P<reuse>\.reuse)?\|?")
@@ -47,16 +48,16 @@ PREDICATE = re.compile(r"!?U?P(\d|T)")
 
 @dataclass(frozen=True)
 class Reads:
-    """The source registers of one FFMA.
+    """Source registers of one FFMA.
 
     banks
         reads of even and of odd registers that the reuse cache does not serve.
     sources
-        even and odd source registers, cache or not.
+        even and odd source registers, served by the cache or not.
     flags
         operands that are marked for reuse.
     in_place
-        whether the sum replaces its own addend.
+        whether the sum overwrites its own addend.
     """
 
     banks: tuple[int, int]
@@ -66,27 +67,27 @@ class Reads:
 
     @property
     def collides(self) -> bool:
-        """Whether a bank has to be read twice or more: the rule of Ampere and later."""
+        """True if a bank is read twice or more: a conflict on Ampere and later."""
         return max(self.banks) > 1
 
     @property
     def collides_on_volta(self) -> bool:
-        """Whether three reads fall in one bank."""
+        """True if three reads fall in one bank: a conflict on Volta."""
         return max(self.banks) > 2
 
 
 def source_operands(instruction: Instruction) -> list[re.Match[str] | None]:
-    """The source operands by position, None for what is no register; without predicates and the destination."""
-    # A destination comes first: a register, or the predicates of a comparison.
+    """Return the source operands by position, without predicates and destination; None if not a register."""
+    # The destination comes first: a register, or the predicates of a comparison.
     others = [text.strip() for text in instruction.operands.split(",")][1:]
     operands = [text for text in others if not PREDICATE.fullmatch(text)]
     return [REGISTER.fullmatch(text) for text in operands[:POSITIONS]]
 
 
 def ffma_reads(instructions: Sequence[Instruction]) -> Iterator[Reads]:
-    """The reads of every FFMA of some straight-line code, whose first instruction finds nothing to reuse.
+    """Yield the reads of every FFMA in straight-line code, starting with an empty reuse cache.
 
-    Loads and stores do not touch the reuse cache: ptxas marks operands across them.
+    Loads and stores do not affect the reuse cache: ptxas marks operands for reuse across them.
     """
     kept: dict[tuple[int, int], int] = {}
     for instruction in instructions:
@@ -110,9 +111,9 @@ def ffma_reads(instructions: Sequence[Instruction]) -> Iterator[Reads]:
 
 
 def clocks_by_window(reads: Sequence[Reads], window: int) -> float:
-    """Least clocks an FFMA, from the reads of each bank within so many FFMAs, averaged over all such windows.
+    """Return the fewest clocks per FFMA by the reads of each bank in windows of FFMAs, averaged over all windows.
 
-    A stretch takes a clock for each FFMA, or for each read of the bank that has more.
+    A window takes one clock per FFMA, or one clock per read of the busier bank, whichever is more.
     """
     spans = [reads[start : start + window] for start in range(len(reads) - window + 1)]
     clocks = [max(window, *(sum(one.banks[bank] for one in span) for bank in range(BANKS))) for span in spans]
@@ -120,8 +121,8 @@ def clocks_by_window(reads: Sequence[Reads], window: int) -> float:
 
 
 def clocks_by_ports(reads: Sequence[Reads]) -> float:
-    """Clocks an FFMA if one starts a clock, as soon as it can book all its reads within `READ_CLOCKS`."""
-    start, free = -1, [0] * BANKS  # the clock of the latest FFMA, and the first one in which a bank is not booked
+    """Return clocks per FFMA if one starts per clock, as soon as it can book all its reads within `READ_CLOCKS`."""
+    start, free = -1, [0] * BANKS  # the clock of the latest FFMA, and the first clock at which each bank is free
     for one in reads:
         start += 1
         for bank, count in enumerate(one.banks):
@@ -134,10 +135,10 @@ def clocks_by_ports(reads: Sequence[Reads]) -> float:
 
 
 def global_loads(instructions: Sequence[Instruction]) -> Counter[str]:
-    """Loads from global memory up to the last loop that multiplies, those of A and B: opcodes without what cannot vary.
+    """Count loads from global memory up to the end of the last loop with FFMAs, those of A and B, by kind and width.
 
     ``LDG.128.CONSTANT`` takes the read-only path (PTX: ld.global.nc), ``LDG.128`` the ordinary one, and ``LDGSTS``
-    goes past the registers. What follows the loop reads C.
+    bypasses the registers. Loads after the loop read C.
     """
     ends = [loop.end for loop in loops(instructions) if loop.count("FFMA")]
     found: Counter[str] = Counter()
@@ -150,34 +151,34 @@ def global_loads(instructions: Sequence[Instruction]) -> Counter[str]:
 
 @dataclass(frozen=True)
 class FfmaStats:
-    """What a kernel's multiply-adds cost; but for ``ffma``, of the main loop's body.
+    """Cost of a kernel's multiply-adds; all values except ``ffma`` and ``loads`` are for the main loop's body.
 
     ffma
         FFMAs of the whole kernel.
     loop_ffma, k_steps
-        FFMAs of one iteration, and as how many outer products of the thread tile; not a whole number if products
-        were lost, or made twice.
+        FFMAs of one iteration, and the number of outer products of the thread tile that they amount to; not a whole
+        number if products were lost or computed twice.
     loop_others
-        its other instructions.
+        other instructions of the loop.
     in_place
-        FFMAs that replace their own addend; the others move the accumulator to another register.
+        FFMAs that overwrite their own addend; the others move the accumulator to another register.
     reuse_flags
         operands marked for reuse.
     even_reads, odd_reads
         reads of the two banks that the reuse cache does not serve.
     collisions
-        FFMAs that read a bank twice or more, what later architectures wait for.
+        FFMAs that read a bank twice or more, which makes Ampere and later architectures wait.
     volta_collisions
-        FFMAs that read a bank three times, what Volta and Turing wait for.
+        FFMAs that read a bank three times, which makes Volta and Turing wait.
     clocks_2, clocks_4
         `clocks_by_window`.
     clocks_ports
         `clocks_by_ports`.
     pipe_percent
-        the most of the FMA pipe that the loop can use where it takes an FFMA a clock: each FFMA takes `clocks_ports`,
-        each other instruction one clock to issue, and warps enough hide all else.
+        upper bound on the loop's utilisation of an FMA pipe that takes one FFMA per clock: each FFMA takes
+        `clocks_ports`, each other instruction takes one clock to issue, and enough warps hide all other latencies.
     loads
-        `global_loads`, in words.
+        `global_loads`, as text.
     """
 
     ffma: int
@@ -198,12 +199,12 @@ class FfmaStats:
 
     @property
     def whole(self) -> bool:
-        """Whether an iteration makes each product of the thread tile equally often."""
+        """True if an iteration computes each product of the thread tile equally often."""
         return self.k_steps > 0 and self.k_steps == int(self.k_steps)
 
 
 def ffma_stats(instructions: Sequence[Instruction], config: TileConfig) -> FfmaStats:
-    """Read a kernel's instructions, from `sass.functions` or ``Compiled.instructions``."""
+    """Analyse a kernel's instructions, from `sass.functions` or ``Compiled.instructions``."""
     loop = main_loop(instructions)
     reads = list(ffma_reads(loop.instructions)) if loop else []
     others = len(loop.instructions) - len(reads) if loop else 0
@@ -228,14 +229,14 @@ def ffma_stats(instructions: Sequence[Instruction], config: TileConfig) -> FfmaS
 
 
 def orders(stage: Stage, config: TileConfig) -> Iterator[TileConfig]:
-    """A configuration in every order that its stage can take, its own first."""
+    """Yield a configuration with every order of products that its stage supports, its own order first."""
     yield config
     if stage.ordered:
         yield from (config.replace(order=order) for order in ORDERS if order != config.order)
 
 
 def rows(stage: Stage, cc: tuple[int, int], config_name: str | None = None) -> Iterator[dict[str, Any]]:
-    """A row for each configuration, or the one of that name, in each order, for aligned operands: made for pandas.
+    """Yield one row per configuration, or of only the named one, and per order, for aligned operands.
 
     ``pandas.DataFrame(rows(stage, (9, 0)))`` has the columns stage, config, order, registers and those of `FfmaStats`.
     """
@@ -246,7 +247,7 @@ def rows(stage: Stage, cc: tuple[int, int], config_name: str | None = None) -> I
 
 
 def row(stage: Stage, config: TileConfig, ordered: TileConfig, cc: tuple[int, int]) -> dict[str, Any]:
-    """One of those rows: a configuration's name, and what it is with another order."""
+    """Return one row of `rows`: the name of a configuration, and the analysis of it in another order."""
     made = compiled(stage, ordered, cc)
     order = ordered.order if stage.ordered else "-"
     about = {"stage": stage.name, "config": config.name, "order": order, "registers": made.registers}
@@ -282,7 +283,7 @@ ahead. pipe %: the most of the FMA pipe that this and the other instructions lea
 
 
 def as_text(table: Sequence[dict[str, Any]]) -> str:
-    """Rows in columns under `HEADINGS`."""
+    """Format rows as columns under `HEADINGS`."""
 
     def cell(value: object) -> str:
         return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,7 +1,8 @@
-"""Which turn of which loop a simulated thread is in: what tells the accesses of one instruction apart.
+"""Counting of the loop iterations of a simulated thread, to tell repeated accesses by one instruction apart.
 
-Lanes of a warp that skip a turn must not be counted as being in it, so turns are counted where they happen, by the
-lines that Python reports to a trace function: a loop's first line, come to from within the loop, begins its next turn.
+A lane of a warp that skips an iteration must not be counted as taking part in it. Iterations are therefore counted as
+they happen, from the lines that Python reports to a trace function: reaching a loop's first line from within the loop
+begins its next iteration. Names in the code call an iteration a turn.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ class Loop:
     Attributes
     ----------
     first : int
-        The line on which a turn begins.
+        The line on which an iteration begins.
     end : int
         The loop's last line.
     endless : bool
-        Whether nothing is tested there: of ``while True`` that is the body's first line, on which another loop may
-        begin, so that a turn is one at the instruction that was come to first.
+        Whether the first line holds no test. For ``while True``, the first line is that of the body, on which another
+        loop may begin; an iteration then begins only at the instruction on that line that was reached first.
     """
 
     first: int
@@ -39,17 +40,17 @@ class Loop:
     endless: bool = False
 
     def holds(self, line: int) -> bool:
-        """Whether a line is one of the loop's."""
+        """Return whether a line belongs to the loop."""
         return self.first <= line <= self.end
 
 
-# Functions of these are the simulator's, not the kernel's: their loops are no loops on the hardware.
+# Functions of these modules belong to the simulator, not to the kernel: their loops do not exist on the hardware.
 STDLIB = sysconfig.get_path("stdlib")
 NOT_KERNELS = ("numba.", "numpy.", "numba_gemm.device.watch", "numba_gemm.simulator.scheduler", "numba_gemm.inspect.")
 
 
 def _own_loops(function: ast.AST) -> Iterator[Loop]:
-    """The loops of a function, not of those within it, outer ones first."""
+    """Yield the loops of a function, excluding those of nested functions, outer loops first."""
     for node in ast.iter_child_nodes(function):
         if isinstance(node, (ast.FunctionDef, ast.Lambda, ast.ClassDef)):
             continue
@@ -67,8 +68,8 @@ _files: dict[str, tuple[str, Functions]] = {}
 
 
 def _functions(filename: str, names: dict[str, Any]) -> Functions:
-    """Loops of all functions of a file, by the functions' first lines, decorators included, and names."""
-    linecache.checkcache(filename)  # it may have been edited
+    """Return the loops of all functions of a file, keyed by first line (decorators included) and name."""
+    linecache.checkcache(filename)  # the file may have been edited
     source = "".join(linecache.getlines(filename, names))
     known = _files.get(filename)
     if known is None or known[0] != source:
@@ -82,19 +83,19 @@ def _functions(filename: str, names: dict[str, Any]) -> Functions:
 
 
 def loops_of(code: CodeType, names: dict[str, Any]) -> tuple[Loop, ...]:
-    """The loops of a function's code, outer ones first; `names` are its globals.
+    """Return the loops of a function's code, outer loops first; `names` are its globals.
 
     Raises
     ------
     ValueError
-        if it has loops, and its source cannot be found.
+        if it has loops and its source cannot be found.
     """
     if code.co_flags & (inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR | inspect.CO_COROUTINE):
-        return ()  # no kernel has one
+        return ()  # kernels cannot be generators or coroutines
     if not any("JUMP_BACKWARD" in step.opname for step in dis.get_instructions(code)):
         return ()
     found = _functions(code.co_filename, names).get((code.co_firstlineno, code.co_name))
-    if found is None and not code.co_name.startswith("<"):  # a comprehension's turns are not told apart
+    if found is None and not code.co_name.startswith("<"):  # iterations of comprehensions are not distinguished
         raise ValueError(
             f"the source of {code.co_name} is not at {code.co_filename}:{code.co_firstlineno}; loops are told apart by "
             "it: put the kernel into a file or a notebook, and load it anew once that has changed"
@@ -103,14 +104,14 @@ def loops_of(code: CodeType, names: dict[str, Any]) -> tuple[Loop, ...]:
 
 
 def _foreign(frame: FrameType) -> bool:
-    """Whether a call is none of the kernel's: of the simulator, of Python itself."""
+    """Return whether a call is outside the kernel's code: in the simulator or in Python itself."""
     module, file = f"{frame.f_globals.get('__name__', '')}.", frame.f_code.co_filename
     own = not file.startswith(("<frozen", STDLIB)) or "site-packages" in file
     return module.startswith(NOT_KERNELS) or not own
 
 
 class _Frame:
-    """The trace function of one call: counts turns."""
+    """Trace function of one call, which counts iterations."""
 
     __slots__ = ("_came", "_headers", "_last", "_loops", "_stack", "_turns")
 
@@ -118,7 +119,7 @@ class _Frame:
         self._loops, self._stack = loops, stack
         self._turns = [0] * len(loops)
         self._headers = {loop.first for loop in loops}
-        self._came: dict[int, int] = {}  # to which instruction of a line first
+        self._came: dict[int, int] = {}  # by line, the instruction that was reached first
         self._last = -1
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> _Frame:
@@ -138,15 +139,15 @@ class _Frame:
                 self._turns[i] += 1
                 for j in range(i + 1, len(self._loops)):
                     if loop.holds(self._loops[j].first) and self._loops[j].end <= loop.end:
-                        self._turns[j] = 0  # a loop within begins anew
+                        self._turns[j] = 0  # a nested loop starts again
 
     def now(self) -> list[int]:
-        """The turn of each loop around the current line, from the outermost on."""
+        """Return the current iteration of each loop around the current line, outermost first."""
         return [turn for turn, loop in zip(self._turns, self._loops, strict=True) if loop.holds(self._last)]
 
 
 class Turns:
-    """Makes the trace functions of simulated threads, `tracer`, and reads what they count."""
+    """Factory of trace functions for simulated threads (`tracer`), and reader of their counts (`path`)."""
 
     def __init__(self) -> None:
         self._known: dict[CodeType, tuple[Loop, ...]] = {}
@@ -158,7 +159,7 @@ class Turns:
         return self._known[code]
 
     def tracer(self, stack: list[_Frame]) -> Callable[..., Any]:
-        """What `sys.settrace` takes, for a thread whose calls that loop stand in `stack`."""
+        """Return a function for `sys.settrace`, for a thread whose calls with loops are kept in `stack`."""
 
         def called(frame: FrameType, event: str, argument: Any) -> _Frame | None:
             loops = self._loops(frame)
@@ -171,5 +172,5 @@ class Turns:
 
     @staticmethod
     def path(stack: list[_Frame]) -> tuple[int, ...]:
-        """The turns of all loops that a thread is in."""
+        """Return the current iterations of all loops that a thread is in."""
         return tuple(turn for frame in stack for turn in frame.now())

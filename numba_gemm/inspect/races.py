@@ -1,8 +1,8 @@
-"""Races for shared memory: pairs of accesses that no barrier orders, of different threads, at least one a write.
+"""Races for shared memory: pairs of accesses by different threads, at least one a write, that no barrier orders.
 
-Barriers of the block order all of its threads; barriers of a warp, those of a warp, where all of its lanes take part:
-a lane's accesses are ordered by how many it has passed. An asynchronous copy writes from its start until it has landed,
-or, if nothing waits for it, until its block ends. Atomics do not race with one another.
+Barriers of a block order all of its threads. Barriers of a warp order the threads of the warp if all of its lanes take
+part: accesses are ordered by how many such barriers their lane has passed. An asynchronous copy writes from its start
+until it has landed or, if nothing waits for it, until its block ends. Atomics do not race with one another.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ class Race:
     Attributes
     ----------
     array : str
-        Whose element.
+        Name of the array.
     element : tuple of int
-        Its index.
+        Index of the element.
     first, second : str
-        What the threads do, and where: ``store at kernel:17``.
+        The two accesses and their places: ``write at kernel:17``.
     first_line, second_line : tuple of (str, int)
-        Files and lines.
+        File and line of each access.
     threads : tuple of (int, int)
-        Two threads of a block, by their position in it, that do so.
+        Two threads that race, by their positions in the block.
     block : tuple of int
         The block.
     interval : int
-        Barriers of the block that both have passed.
+        Number of barriers of the block that both threads have passed.
     count : int
-        Elements for which the same two lines race, in all blocks and intervals.
+        Number of elements for which the same two lines race, in all blocks and intervals.
     """
 
     array: str
@@ -63,14 +63,14 @@ class Race:
         )
 
 
-# Columns of events: accesses to a unit of shared memory within one interval, by one site's threads of one warp.
+# Columns of events: accesses to one unit of shared memory within one interval, from one site, by threads of one warp.
 BLOCK, ARRAY, UNIT, INTERVAL, SITE, WRITE, IS_ATOMIC, WARP, SYNCS, SYNCS_END, THREAD = range(11)
-GROUP = INTERVAL + 1  # columns that must agree for accesses to meet
+GROUP = INTERVAL + 1  # number of leading columns that must be equal for two accesses to race
 FOREVER = 1 << 40
 
 
 def _units(table: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
-    """Bytes that each array is looked at by: the smallest access, so that neighbours in a word do not meet."""
+    """Return each array's granularity in bytes: its smallest access, so that neighbours in a word do not collide."""
     units = np.full(count, FOREVER, np.int64)
     np.minimum.at(units, table[:, COLUMNS.index("array")], table[:, COLUMNS.index("size")])
     return units
@@ -110,7 +110,7 @@ def _events(recorder: Recorder, table: np.ndarray[Any, Any], units: np.ndarray[A
 
 
 def _race_of(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> tuple[int, int] | None:
-    """Two threads of two sets of events that race; rows are events with their first and last threads behind."""
+    """Return two threads of two sets of events that race, or None; a row is an event and its first and last thread."""
     if one[IS_ATOMIC] and other[IS_ATOMIC]:
         return None
     if one[WARP] == other[WARP] and (one[SYNCS_END] < other[SYNCS] or other[SYNCS_END] < one[SYNCS]):
@@ -123,14 +123,14 @@ def _race_of(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> tuple[in
 
 
 def races(recorder: Recorder, table: np.ndarray[Any, Any]) -> Iterator[Race]:
-    """Each pair of sites that race, with an example; `table` has the recorder's rows."""
+    """Yield each pair of sites that race, with an example; `table` has the recorder's rows."""
     if not len(table):
         return
     units = _units(table, len(recorder.arrays))
     events = _events(recorder, table, units)
     if not len(events):
         return
-    # Of threads that do the same, the first and the last one suffice to find two that are different.
+    # Among threads with the same event, the first and the last suffice to find two different threads.
     starts = np.flatnonzero(np.r_[True, (events[1:, :THREAD] != events[:-1, :THREAD]).any(axis=1)])
     ends = np.r_[starts[1:], len(events)] - 1
     events = np.column_stack([events[starts], events[ends, THREAD]])

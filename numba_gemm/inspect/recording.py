@@ -1,6 +1,7 @@
-"""Recording accesses: what an observer of the scheduler and the recorder of watched arrays write down.
+"""Recording of accesses, as an observer of the scheduler and as the recorder of watched arrays.
 
-Rows are plain numbers (`COLUMNS`); what they number, arrays and sites, stands beside. `tracing` makes tables of them.
+Rows are plain numbers (`COLUMNS`); the arrays and sites that they refer to are kept in lists. `tracing` turns the rows
+into tables.
 """
 
 from __future__ import annotations
@@ -21,35 +22,35 @@ from .loops import Turns
 __all__ = ["ATOMIC", "COLUMNS", "GLOBAL", "SHARED", "Recorder", "Site", "TracedArray"]
 
 GLOBAL, SHARED = "global", "shared"
-ATOMIC = watch.COPY_WRITE + 1  # a kind of access, beside those of `watch`
+ATOMIC = watch.COPY_WRITE + 1  # a kind of access, in addition to those of `watch`
 COLUMNS = ("block", "thread", "site", "path", "interval", "syncs", "array", "offset", "size", "kind")
 
-KINDS, SIZES = "biuf", (1, 2, 4, 8)  # of elements: what one instruction loads
+KINDS, SIZES = "biuf", (1, 2, 4, 8)  # of elements that one instruction can load
 SHARED_NAME = re.compile(r"(\w+)\s*=\s*([\w.]*shared\s*\.\s*array)")
-WORD_BYTES = 4  # of an element of dynamic shared memory, whatever it is viewed as
+WORD_BYTES = 4  # size of an element of dynamic shared memory, whatever the dtype of its views
 
-# Frames of these stand between an access and the kernel's code.
+# Frames of these files lie between an access and the kernel's code.
 HIDDEN = (watch.__file__, __file__, scheduler.__file__)
 
 
 @dataclass(frozen=True)
 class TracedArray:
-    """An array that a kernel was given, or made in shared memory.
+    """An array that is an argument of the kernel, or that the kernel allocates in shared memory.
 
     Attributes
     ----------
     name : str
-        Of the kernel's parameter, or of the variable that was assigned first.
+        Name of the kernel's parameter, or of the first variable that the array was assigned to.
     space : str
         "global" or "shared".
     shape : tuple of int
-        Extents.
+        Number of elements along each axis.
     strides : tuple of int
-        In bytes.
+        Strides in bytes.
     itemsize : int
-        Bytes of an element.
+        Bytes per element.
     begin : int
-        Bytes from the start of its allocation to the first element.
+        Bytes from the start of the allocation to the first element.
     """
 
     name: str
@@ -60,12 +61,12 @@ class TracedArray:
     begin: int
 
     def indices(self, offsets: np.ndarray) -> np.ndarray:
-        """Indices of the elements so many bytes from the first one, one row each."""
+        """Return the indices of the elements at these byte offsets from the first one, one row per element."""
         found = np.zeros((len(offsets), len(self.shape)), np.int64)
         rest = offsets.astype(np.int64)
         for axis in sorted(range(len(self.shape)), key=lambda axis: -abs(self.strides[axis])):
             step, extent = self.strides[axis], self.shape[axis]
-            if step < 0:  # counted from the lowest address on
+            if step < 0:  # count from the lowest address
                 rest = rest - (extent - 1) * step
         for axis in sorted(range(len(self.shape)), key=lambda axis: -abs(self.strides[axis])):
             step, extent = self.strides[axis], self.shape[axis]
@@ -79,14 +80,14 @@ class TracedArray:
 
 @dataclass(frozen=True)
 class Site:
-    """An instruction, by all calls that lead to it.
+    """An instruction, identified by the chain of calls that leads to it.
 
     Attributes
     ----------
     places : tuple of (str, int, str)
-        File, line and function of each call, from the kernel on.
+        File, line and function of each call, starting at the kernel.
     file, line : str, int
-        Of the innermost one in the kernel's file.
+        File and line of the innermost call in the kernel's file.
     """
 
     places: tuple[tuple[str, int, str], ...]
@@ -95,12 +96,12 @@ class Site:
 
     @property
     def text(self) -> str:
-        """All calls, from the kernel on."""
+        """Chain of calls, starting at the kernel."""
         return " > ".join(f"{function}:{line}" for _, line, function in self.places)
 
 
 def check_elements(name: str, array: np.ndarray[Any, Any]) -> None:
-    """Raise TypeError unless one instruction can load an element."""
+    """Raise TypeError unless a single instruction can load an element."""
     if array.dtype.kind not in KINDS or array.itemsize not in SIZES:
         raise TypeError(
             f"{name} holds {array.dtype}; a trace is of numbers of 1, 2, 4 or 8 bytes, each loaded by one instruction: "
@@ -109,11 +110,11 @@ def check_elements(name: str, array: np.ndarray[Any, Any]) -> None:
 
 
 class Recorder:
-    """The scheduler's observer, and what watched arrays tell of their accesses."""
+    """Observer of the scheduler and recorder of the accesses of watched arrays."""
 
     def __init__(self, kernel_file: str) -> None:
         self.rows: list[tuple[int, ...]] = []
-        self.landings: dict[int, tuple[int, int]] = {}  # of copies' writes: barriers of block and warp until then
+        self.landings: dict[int, tuple[int, int]] = {}  # a copy's write: block and warp barriers passed when it landed
         self.pairs: list[tuple[int, int]] = []
         self.arrays: list[TracedArray] = []
         self.sites: list[Site] = []
@@ -122,8 +123,8 @@ class Recorder:
         self._turns = Turns()
         self._site_of: dict[tuple[Any, ...], int] = {}
         self._path_of: dict[tuple[int, ...], int] = {}
-        self._begin: list[int] = []  # where each array begins
-        self._memory: list[tuple[int, int]] = []  # first byte and end of what it may reach
+        self._begin: list[int] = []  # address of each array
+        self._memory: list[tuple[int, int]] = []  # address range that each array may access: first byte, end
         self._block: tuple[int, ...] = ()
         self._interval = 0
         self._shared_of: dict[Any, int] = {}
@@ -132,7 +133,7 @@ class Recorder:
     # ---- arrays
 
     def watched(self, array: np.ndarray[Any, Any], name: str) -> Any:
-        """An argument, watched."""
+        """Return a watched view of an argument."""
         check_elements(name, array)
         owner: Any = array
         while isinstance(owner.base, np.ndarray):
@@ -150,9 +151,9 @@ class Recorder:
         return watch.watched(array, self, len(self.arrays) - 1)
 
     def shared(self, array: np.ndarray[Any, Any], place: Any) -> Any:
-        """For the scheduler: a new array of shared memory."""
+        """Register a new array in shared memory and return its watched view; called by the scheduler."""
         memory = np.lib.array_utils.byte_bounds(array)
-        if place in self._shared_of:  # another block's
+        if place in self._shared_of:  # seen in another block
             number = self._shared_of[place]
             self._begin[number], self._memory[number] = watch.address(array), memory
             return watch.watched(array, self, number)
@@ -166,7 +167,7 @@ class Recorder:
         return self._add(array, TracedArray(name, SHARED, shape, strides, itemsize, 0), memory)
 
     def _shared_name(self) -> str:
-        """The variable that the array is assigned to; numbered where another array has that name."""
+        """Return the variable that the array is assigned to, with a number if another array has that name."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename in HIDDEN:
             frame = frame.f_back
@@ -190,7 +191,7 @@ class Recorder:
     # ---- threads
 
     def thread_start(self, thread: scheduler.SimulatedThread) -> None:
-        """For the scheduler: a thread begins."""
+        """Start tracing a thread's loops; called by the scheduler when a thread starts."""
         if thread.block_index != self._block:
             self._block, self._interval = thread.block_index, 0
             self.blocks.append(thread.block_index)
@@ -199,11 +200,11 @@ class Recorder:
         sys.settrace(self._turns.tracer(stack))
 
     def thread_end(self, thread: scheduler.SimulatedThread) -> None:
-        """For the scheduler: a thread has returned from the kernel."""
+        """Stop tracing; called by the scheduler when a thread has returned from the kernel."""
         sys.settrace(None)
 
     def barrier(self, block_index: tuple[int, ...], number: int) -> None:
-        """For the scheduler: all threads of a block have come to a barrier."""
+        """Begin the next interval; called by the scheduler when all threads of a block have reached a barrier."""
         self._interval = number + 1
 
     # ---- accesses
@@ -227,11 +228,11 @@ class Recorder:
         return Site(tuple(callers), own[-1][0], own[-1][1])
 
     def access(self, array: Any, address: int, size: int, kind: int) -> int:
-        """For watched arrays: the thread that runs accesses so many bytes; returns the access's number."""
+        """Record an access of `size` bytes by the running thread and return its row; called by watched arrays."""
         frame: FrameType | None = sys._getframe(2)
         assert frame is not None
         if _numbas(frame) and "atomic" in frame.f_code.co_qualname.lower():
-            # What an atomic reads and writes is one access, by whoever calls it.
+            # The reads and writes of an atomic count as one access, made by its caller.
             while _numbas(frame.f_back):
                 frame = frame.f_back
                 assert frame is not None
@@ -267,11 +268,11 @@ class Recorder:
         return len(self.rows) - 1
 
     def paired(self, read: int, write: int) -> None:
-        """For watched arrays: two accesses are one asynchronous copy."""
+        """Record that two accesses are one asynchronous copy; called by watched arrays."""
         self.pairs.append((read, write))
 
     def landed(self, access: int) -> None:
-        """For watched arrays: an asynchronous copy is in shared memory now."""
+        """Record that an asynchronous copy has landed in shared memory; called by watched arrays."""
         self.landings[access] = (self._interval, scheduler.current_thread().syncs)
 
 

@@ -1,4 +1,4 @@
-"""What the compiler makes of a stage: compiled for any compute capability, on a machine with or without a GPU."""
+"""Compilation of a stage for any compute capability, on a machine with or without a GPU; resource usage and SASS."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..runtime.launch import compile_stage
 from ..simulator.switch import SIMULATOR
 from .sass import Instruction, Loop, disassemble, functions, instruction_mix, main_loop
 
-# Before compute capability 9.0 a shuffle is a call where the compiler cannot see that the whole warp takes part.
+# Before compute capability 9.0, a shuffle is a call unless the compiler can see that the whole warp takes part.
 COMPILERS_OWN = ("__cuda_sm70_shflsync",)
 
 
@@ -28,37 +28,37 @@ class Compiled:
 
     @property
     def label(self) -> str:
-        """The configuration's name and the variant's."""
+        """Names of the configuration and the variant."""
         return f"{self.config.name} {'aligned' if self.aligned else 'unaligned'}"
 
     @property
     def registers(self) -> int:
-        """32-bit registers a thread."""
+        """32-bit registers per thread."""
         return self.cubin.registers
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory a block, static and dynamic."""
+        """Bytes of shared memory per block, static and dynamic."""
         return self.cubin.shared + self.config.dynamic_shared
 
     @property
     def local(self) -> int:
-        """Bytes of local memory a thread: arrays and spilled registers that lie in global memory after all."""
+        """Bytes of local memory per thread: arrays and spilled registers, which are stored in global memory."""
         return self.cubin.local
 
     @property
     def spills(self) -> int:
-        """Bytes a thread that registers spill, stores and loads together."""
+        """Bytes of register spills per thread, stores plus loads."""
         return self.cubin.spill_stores + self.cubin.spill_loads
 
     @cached_property
     def sass(self) -> str:
-        """The disassembly; raises ToolMissing without nvdisasm."""
+        """Disassembly of the kernel; raises ToolMissing without nvdisasm."""
         return disassemble(self.cubin.code)
 
     @cached_property
     def instructions(self) -> list[Instruction]:
-        """The kernel's instructions, without those of the compiler's own functions that it calls.
+        """Instructions of the kernel, without those of the compiler's own functions that it calls.
 
         Raises
         ------
@@ -78,7 +78,7 @@ class Compiled:
 
     @property
     def mix(self) -> Counter[str]:
-        """Opcodes of that loop, modifiers aside."""
+        """Count of each opcode in the main loop, without modifiers."""
         return instruction_mix(self.loop.instructions) if self.loop else Counter()
 
 
@@ -88,13 +88,14 @@ def compiled(stage: Stage, config: TileConfig, cc: tuple[int, int], aligned: boo
     Parameters
     ----------
     stage : Stage
-        A rung, from ``numba_gemm.stages()``.
+        A stage, from ``numba_gemm.stages()``.
     config : TileConfig
         One of its configurations.
     cc : (int, int)
-        Compute capability, (9, 0) for one.
+        Compute capability, such as (9, 0).
     aligned : bool
-        Whether to compile for operands that 128-bit accesses can reach; other stages save address arithmetic by it.
+        Whether to compile for operands that allow 128-bit accesses. A stage without such accesses still saves address
+        arithmetic.
 
     Raises
     ------
@@ -116,7 +117,7 @@ def compiled(stage: Stage, config: TileConfig, cc: tuple[int, int], aligned: boo
 
 
 def variants(stage: Stage, cc: tuple[int, int], config_name: str | None = None) -> Iterator[Compiled]:
-    """Compile a stage's configurations one by one, or the one of that name, each for aligned operands and for any."""
+    """Compile a stage's configurations one by one, or only the named one, each for aligned and for any operands."""
     for config in stage.configs:
         if config_name in (None, config.name):
             for aligned in (True, False):
@@ -124,5 +125,5 @@ def variants(stage: Stage, cc: tuple[int, int], config_name: str | None = None) 
 
 
 def dotted(cc: tuple[int, int]) -> str:
-    """A compute capability as people write it: 9.0."""
+    """Format a compute capability: (9, 0) becomes "9.0"."""
     return f"{cc[0]}.{cc[1]}"

@@ -1,6 +1,7 @@
-"""Reading SASS, the GPU's own instructions: what a kernel's loop really consists of.
+"""Parsing of SASS, the GPU's machine instructions, to show what a kernel's main loop consists of.
 
-`disassemble` runs NVIDIA's nvdisasm on a cubin; everything else reads its text and needs neither a GPU nor a toolkit.
+`disassemble` runs NVIDIA's nvdisasm on a cubin. All other functions parse its output and need neither a GPU nor a
+toolkit.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ INSTRUCTION = re.compile(
 )
 TARGET = re.compile(r"`\((?P<label>\.L\w+)\)")
 
-# Modifiers that say how much an access moves; an access without one moves 32 bits.
+# Modifiers that give the width of an access in bits; an access without one moves 32 bits.
 WIDTHS = {"U8": 8, "S8": 8, "U16": 16, "S16": 16, "64": 64, "128": 128, "256": 256}
 MEMORY = frozenset({"LD", "ST", "LDG", "STG", "LDS", "STS", "LDL", "STL", "LDGSTS"})
-NEVER = "!PT"  # a predicate that is always false: such instructions only steer around faults of the hardware
+NEVER = "!PT"  # a predicate that is always false: such instructions are only workarounds for hardware errata
 
 
 class ToolMissing(RuntimeError):
-    """A program of the CUDA toolkit is not installed; the text says how to get it."""
+    """Error for a program of the CUDA toolkit that is not installed; the message says how to get it."""
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction: where it is, what it does with which modifiers, and where it jumps to, if it does."""
+    """One instruction: its address, opcode with modifiers, operands, and the target address if it is a branch."""
 
     address: int
     opcode: str
@@ -42,12 +43,12 @@ class Instruction:
 
     @property
     def name(self) -> str:
-        """The opcode without its modifiers: LDS of LDS.128."""
+        """The opcode without its modifiers: LDS for LDS.128."""
         return self.opcode.partition(".")[0]
 
     @property
     def bits(self) -> int | None:
-        """Bits that one thread moves; None unless this is a load or a store."""
+        """Bits that one thread moves; None unless the instruction is a load or a store."""
         if self.name not in MEMORY:
             return None
         return next((WIDTHS[part] for part in self.opcode.split(".")[1:] if part in WIDTHS), 32)
@@ -70,23 +71,23 @@ class Loop:
         return self.instructions[-1].address
 
     def count(self, name: str) -> int:
-        """How many of its instructions have this opcode, whatever their modifiers."""
+        """Return the number of instructions with this opcode, whatever their modifiers."""
         return sum(instruction.name == name for instruction in self.instructions)
 
     def encloses(self, other: Loop) -> bool:
-        """Whether another loop lies within this one."""
+        """Return whether another loop lies within this one."""
         return self != other and self.start <= other.start and other.end <= self.end
 
 
 def disassemble(cubin: bytes) -> str:
-    """The SASS of a cubin, as nvdisasm prints it.
+    """Return the SASS of a cubin, as nvdisasm prints it.
 
     Raises
     ------
     ToolMissing
         if nvdisasm is neither in an installed ``nvidia-cuda-nvdisasm`` package, nor in a CUDA toolkit, nor on PATH.
     RuntimeError
-        with nvdisasm's own words, if it cannot read the cubin.
+        with nvdisasm's message, if it cannot read the cubin.
     """
     nvdisasm = find_tool("nvdisasm")
     if nvdisasm is None:
@@ -106,24 +107,24 @@ def disassemble(cubin: bytes) -> str:
 
 
 def find_tool(name: str) -> str | None:
-    """Path of a program of the CUDA toolkit, from the installed wheels, else a toolkit, else PATH; None without one."""
+    """Return the path of a CUDA toolkit program from installed wheels, a toolkit, or PATH, in that order, or None."""
     from cuda.pathfinder import find_nvidia_binary_utility
 
     return find_nvidia_binary_utility(name) or shutil.which(name)
 
 
 def functions(listing: str) -> dict[str, list[Instruction]]:
-    """The instructions of every function of an nvdisasm listing, in the order of their addresses, without no-ops.
+    """Return the instructions of every function of an nvdisasm listing, in address order, without no-ops.
 
     Parameters
     ----------
     listing : str
-        What ``nvdisasm -c`` prints.
+        Output of ``nvdisasm -c``.
 
     Returns
     -------
     dict
-        Instructions by the function's (mangled) name. Kernels whose device functions are all inlined have one entry.
+        Instructions by (mangled) function name. Kernels whose device functions are all inlined have one entry.
     """
     found: dict[str, list[tuple[int, str, str]]] = {}
     labels: dict[str, int] = {}
@@ -150,7 +151,7 @@ def functions(listing: str) -> dict[str, list[Instruction]]:
 
 
 def loops(instructions: Sequence[Instruction]) -> list[Loop]:
-    """The loops of one function: one for each place that later branches return to, up to the last of those branches."""
+    """Return the loops of one function: one per target of backward branches, up to the last of those branches."""
     last_branch: dict[int, int] = {}
     for position, instruction in enumerate(instructions):
         if instruction.target is not None and instruction.target < instruction.address:
@@ -162,10 +163,10 @@ def loops(instructions: Sequence[Instruction]) -> list[Loop]:
 
 
 def main_loop(instructions: Sequence[Instruction]) -> Loop | None:
-    """The innermost loop with the most multiply-adds, where a kernel spends its time; None if no loop has any.
+    """Return the innermost loop with the most multiply-adds, where a kernel spends its time; None if no loop has any.
 
-    Innermost means that no smaller loop with a multiply-add lies within it, so its FFMAs are those of one iteration:
-    a tile's inner loops were unrolled if there are as many as the tile has products.
+    Innermost means that no smaller loop with a multiply-add lies within it, so its FFMAs are those of one iteration.
+    If there are as many FFMAs as the tile has products, the tile's inner loops were unrolled.
     """
     candidates = [loop for loop in loops(instructions) if loop.count("FFMA")]
     innermost = [loop for loop in candidates if not any(loop.encloses(other) for other in candidates)]
@@ -173,10 +174,10 @@ def main_loop(instructions: Sequence[Instruction]) -> Loop | None:
 
 
 def instruction_mix(instructions: Sequence[Instruction]) -> Counter[str]:
-    """How often each opcode occurs, modifiers aside: ``{"FFMA": 512, "LDS": 32, ...}``."""
+    """Count each opcode, without modifiers: ``{"FFMA": 512, "LDS": 32, ...}``."""
     return Counter(instruction.name for instruction in instructions)
 
 
 def access_widths(instructions: Sequence[Instruction]) -> Counter[tuple[str, int]]:
-    """How often each memory opcode occurs at each width in bits: ``{("LDS", 128): 32, ("STG", 32): 64, ...}``."""
+    """Count each memory opcode at each width in bits: ``{("LDS", 128): 32, ("STG", 32): 64, ...}``."""
     return Counter((i.name, i.bits) for i in instructions if i.bits is not None)

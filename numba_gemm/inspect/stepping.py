@@ -1,12 +1,12 @@
-"""Stepping through one thread of a kernel, line by line, in the simulator; and a debugger in one thread.
+"""Single-stepping and debugging of one thread of a kernel, in the simulator.
 
-`step` hands over each line that one thread is about to run, with the thread's locals as they are then, and each barrier
-of its block, with the shared arrays as all threads have left them. `debug` runs a launch in which ``breakpoint()``
-stops in one thread alone. Both run the kernel itself, not a model of it: the other threads of the block run as ever
-between the barriers.
+`step` yields each line that one thread is about to run, with the thread's locals at that moment, and each barrier of
+its block, with the shared arrays as all threads have left them. `debug` runs a launch in which ``breakpoint()`` stops
+in one thread only. Both run the kernel itself, not a model of it: the other threads of the block run as usual between
+the barriers.
 
-While a launch is stepped through it is the only one of its process: others in the same thread are refused, others
-elsewhere wait, until its iterator has ended or has been closed.
+A launch that is stepped through is the only one in its process until its iterator has ended or has been closed. Further
+launches from the same thread are refused; launches from other threads wait.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ Array = np.ndarray[Any, Any]
 
 LADDER = "numba_gemm.kernels.ladder"
 INDENT = "    "
-MOST_ELEMENTS = 4  # of an array, whose changes are told one by one
-SMALL = 8  # elements of an array that is shown whole
+MOST_ELEMENTS = 4  # changed elements of an array that are listed one by one
+SMALL = 8  # largest array that is shown in full, in elements
 WIDTH = 100
 
-# Python 3.11 runs these in frames of their own, later ones in their function's.
+# Python 3.11 runs these in frames of their own, later versions in the frame of the function.
 _COMPREHENSIONS = {"<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>"}
-# From here on pdb stops where it is called, before it stopped at the line after that.
+# From this version on, pdb stops where it is called; earlier versions stop at the next line.
 _STOPS_AT_ONCE = sys.version_info >= (3, 13)
 
 
-# ------------------------------------------------------------------------------------------------- values of a moment
+# ------------------------------------------------------------------------------------------------ snapshots of values
 
 
 def _same(new: Any, old: Any) -> bool:
-    """Whether two snapshots tell the same; NaN is the same as NaN."""
+    """Return whether two snapshots are equal; NaN equals NaN."""
     if new is old:
         return True
     if type(new) is not type(old):
@@ -67,9 +67,9 @@ def _same(new: Any, old: Any) -> bool:
 
 
 def _snapshot(value: Any, old: Any, elsewhere: Sequence[Array]) -> Any:
-    """A value that stays as it is: a copy of an array, or a view of one that lies `elsewhere`.
+    """Return a snapshot of a value: a copy of an array, or a view if the array shares memory with one in `elsewhere`.
 
-    If nothing has changed it is the `old` snapshot, so that those of many steps take little memory.
+    If nothing has changed, the `old` snapshot is returned, so that the snapshots of many steps take little memory.
     """
     if isinstance(value, np.ndarray):
         plain = value.view(np.ndarray)
@@ -93,7 +93,7 @@ def _snapshot(value: Any, old: Any, elsewhere: Sequence[Array]) -> Any:
 
 
 def _show(value: Any) -> str:
-    """A value in a few words."""
+    """Format a value briefly."""
     if isinstance(value, np.ndarray):
         if value.base is None and value.ndim == 1 and value.size <= SMALL:
             return f"[{', '.join(map(str, value))}]"
@@ -108,7 +108,7 @@ def _show(value: Any) -> str:
 
 
 def _show_change(name: str, new: Any, old: Any) -> str:
-    """A local that has changed: of an array, the elements, unless they are many."""
+    """Format a local variable that has changed; for an array, its changed elements, unless there are many."""
     comparable = isinstance(new, np.ndarray) and isinstance(old, np.ndarray)
     if not comparable or new.shape != old.shape or new.dtype != old.dtype or new.base is not None:
         return f"{name} = {_show(new)}"
@@ -121,32 +121,32 @@ def _show_change(name: str, new: Any, old: Any) -> str:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Step:
-    """A moment of one thread.
+    """State of one thread at one moment.
 
     Attributes
     ----------
     kind : str
-        "line", before the thread runs it; "barrier", when all threads of the block are there, before any goes on; or
-        "end", when the block is done, with the thread's locals as it left them.
+        "line", before the thread runs the line; "barrier", when all threads of the block have arrived, before any
+        continues; or "end", when the block is done, with the thread's locals as it left them.
     file, line, source, function : str, int, str, str
-        Where the thread is: the line, its text, which is empty where there is no source, and the function's name.
+        Position of the thread: file, line number, text of the line (empty if there is no source) and function name.
     depth : int
         0 in the kernel, 1 in a function that it calls, and so on; functions that are not followed do not count.
     locals : mapping of str to value
-        The parameters and local variables of that function. Arrays among them are read-only copies, which later steps
-        leave as they are, except those in global memory: these are read-only views, which show what is there whenever
-        they are read.
+        Parameters and local variables of that function. Arrays among them are read-only copies, which later steps do
+        not change. Arrays in global memory are read-only views instead, which show the memory at the time they are
+        read.
     changed : tuple of str
-        Names of the locals that are new or other than at the previous step of the same call. Arrays in global memory
-        are not compared.
+        Names of the locals that are new or differ from the previous step of the same call. Arrays in global memory are
+        not compared.
     thread, block : tuple of int
         (x, y, z).
     interval : int
-        Barriers of the block that the thread has passed.
+        Number of barriers of the block that the thread has passed.
     barrier : int or None
-        Which barrier of the block this is, from 0, if it is one.
+        Number of the barrier within the block, from 0; None if the step is not a barrier.
     shared : mapping of str to array
-        At a barrier, the shared arrays by the names under which the thread knows them; read-only copies.
+        At a barrier, read-only copies of the shared arrays, by the names that the thread uses for them.
     """
 
     kind: str
@@ -165,7 +165,7 @@ class Step:
     _before: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """What has changed since the previous step of the same call and then, on a line of its own, where it is now."""
+        """Return the changes since the previous step of the same call, then the current position on its own line."""
         margin = INDENT * self.depth
         changes = ", ".join(_show_change(name, self.locals[name], self._before.get(name)) for name in self.changed)
         what = self.source
@@ -186,7 +186,7 @@ class Step:
 
 
 class _Calls:
-    """Which functions are followed."""
+    """Set of the functions that are followed."""
 
     def __init__(self, kernel: Callable[..., Any], into: Any) -> None:
         self._file = kernel.__code__.co_filename if into is None else None
@@ -217,17 +217,17 @@ class _Calls:
 
 @dataclass
 class _Call:
-    """A call that is under way, and its locals at its last step."""
+    """An active call, and its locals at its last step."""
 
     frame: FrameType
     locals: Mapping[str, Any] = field(default_factory=dict)
 
 
 class _Follower:
-    """The observer of a launch that makes the steps of one thread.
+    """Observer of a launch that creates the steps of one thread.
 
-    `thread_start`, `shared` and the trace functions run on the operating-system thread of a simulated one, `barrier` on
-    that of whoever asks for the next step; but never two at a time.
+    `thread_start`, `shared` and the trace functions run on the operating-system thread of a simulated thread, `barrier`
+    on the thread that asks for the next step; but never two at a time.
     """
 
     def __init__(self, made: Simulated, block: Index, thread: Index, into: Any) -> None:
@@ -249,7 +249,7 @@ class _Follower:
 
     def barrier(self, block_index: Index, number: int) -> Step:
         shared: dict[str, Array] = {}
-        for call in reversed(self._stack):  # the kernel's own names come last, and win
+        for call in reversed(self._stack):  # the kernel's own names come last and take precedence
             for name, value in _local_values(call.frame).items():
                 shared |= {found: array for found, array in _arrays_in(name, value) if self._is_shared(array)}
         copies = {name: _snapshot(array, None, ()) for name, array in shared.items()}
@@ -258,7 +258,7 @@ class _Follower:
         return reached
 
     def forget(self) -> None:
-        """Let go of the frames, which hold this in turn."""
+        """Drop the references to the frames, which refer to this object in turn."""
         self._stack.clear()
 
     def _is_shared(self, array: Array) -> bool:
@@ -271,7 +271,7 @@ class _Follower:
         return self._trace
 
     def _is_below_kernel(self, frame: FrameType) -> bool:
-        """Whether to follow it: nothing that the scheduler calls, which would wait for itself."""
+        """Return whether to follow a frame; never one that the scheduler calls, which would wait for itself."""
         if frame not in self._calls:
             return False
         caller: FrameType | None = frame
@@ -316,7 +316,7 @@ class _Follower:
 
 
 def _local_values(frame: FrameType) -> dict[str, Any]:
-    """Parameters and local variables that have a value; not what the function takes from those around it."""
+    """Return parameters and local variables that have a value, without those of enclosing functions."""
     values, code = frame.f_locals, frame.f_code
     return {name: values[name] for name in dict.fromkeys(code.co_varnames + code.co_cellvars) if name in values}
 
@@ -330,16 +330,16 @@ def _arrays_in(name: str, value: Any) -> Iterator[tuple[str, Array]]:
 
 
 class Stepping(Iterator[Step]):
-    """The steps of one thread, each made when it is asked for; use it in a ``for`` loop, or in a ``with`` statement.
+    """Lazy iterator over the steps of one thread; use it in a ``for`` loop or in a ``with`` statement.
 
-    The launch begins with the first step. It ends with the last one, with `close`, at the end of the ``with`` statement
-    or when nobody holds the iterator any more.
+    The launch begins with the first step. It ends with the last step, with `close`, at the end of the ``with``
+    statement, or when the iterator is garbage-collected.
     """
 
     def __init__(self, pauses: Any, follower: _Follower) -> None:
-        # The launch's threads know the follower, not this, which therefore dies with its last user.
+        # The launch's threads refer to the follower, not to this object, which is thus freed with its last user.
         self._pauses, self._follower = pauses, follower
-        self._close = weakref.finalize(self, _end, pauses, follower)  # at the end of Python, too
+        self._close = weakref.finalize(self, _end, pauses, follower)  # also at interpreter exit
 
     def __next__(self) -> Step:
         try:
@@ -356,9 +356,9 @@ class Stepping(Iterator[Step]):
         return found
 
     def close(self) -> None:
-        """End the launch; what the kernel has written stays. There are no more steps."""
+        """End the launch and the iteration; memory that the kernel has written keeps its values."""
         self._close()
-        self._follower.end = None  # which an end in between may have made
+        self._follower.end = None  # closing may have created it
 
     def __enter__(self) -> Stepping:
         return self
@@ -388,7 +388,7 @@ def _index(what: str, given: int | Sequence[int], where: str, extents: Sequence[
     return x, y, z
 
 
-# ----------------------------------------------------------------------------------------------------------- the users
+# ---------------------------------------------------------------------------------------------------- public functions
 
 
 def step(
@@ -410,36 +410,38 @@ def step(
     stage_or_kernel : str, Stage or kernel
         The name of a stage, a `Stage`, a kernel made by ``cuda.jit`` in the simulator, or a Python function.
     grid, block : int or sequence of one to three int, or None
-        Blocks, and threads a block, in the order x, y, z. None is a stage's own.
+        Number of blocks, and of threads per block, in the order x, y, z. None takes the stage's own.
     *args
-        The kernel's arguments, with NumPy arrays for what is in global memory, which it writes into. Of a stage: alpha,
-        a, b, beta, c.
+        The kernel's arguments, with NumPy arrays in place of global memory; the kernel writes to them. For a stage:
+        alpha, a, b, beta, c.
     block_index, thread : int or sequence of one to three int
-        Which thread of which block. No other block runs.
+        The block, and the thread within it, to step through. No other block runs.
     config : TileConfig or str, optional
-        Of a stage: its tiles, or their name; ``"test"`` is the small configuration of its tests. By default its first.
+        For a stage only: a configuration or its name; ``"test"`` is the small configuration used by its tests. By
+        default, the stage's first.
     dynamic_shared : int, optional
-        Bytes of dynamic shared memory a block. By default a stage's own, of other kernels none.
+        Bytes of dynamic shared memory per block. By default, the stage's own, and none for other kernels.
     seed : int, optional
-        The block's threads run in another order between any two barriers. By default in that of their indices.
+        Seed of a random order of the block's threads between any two barriers. By default, threads run in the order of
+        their indices.
     into : function, module or name of a module, or several, optional
-        Functions that are stepped into when the thread calls them. By default those in the kernel's own file, and the
-        ladder's; not those of `numba_gemm.device`. An empty list follows the kernel alone.
+        Functions to step into when the thread calls them. By default, those in the kernel's own file and in the ladder,
+        but not those of `numba_gemm.device`. An empty list follows the kernel only.
 
     Returns
     -------
     Stepping
-        An iterator over `Step`. What a thread of the block raises comes out of it, with the thread's index.
+        An iterator over `Step`. It raises the exception of any thread of the block, with the thread's index.
 
     Raises
     ------
     NotImplementedError
-        for a stage of the tensor cores, whose instructions the simulator lacks.
+        for a tensor core stage, whose instructions the simulator lacks.
     RuntimeError
-        outside of the simulator.
+        outside the simulator.
     TypeError, ValueError
-        for what is no stage and no kernel, for arguments that it does not take, and for a thread or block that is not
-        in the launch.
+        if `stage_or_kernel` is neither a stage nor a kernel, or does not take the arguments; or for a thread or block
+        outside the launch.
     """
     made = prepare(stage_or_kernel, grid, block, args, config=config, dynamic_shared=dynamic_shared)
     chosen_block = _index("block_index", block_index, "grid", made.grid)
@@ -458,7 +460,7 @@ def step(
 
 
 class _Stopper:
-    """The observer of a launch in which one thread alone stops."""
+    """Observer of a launch in which only one thread stops."""
 
     def __init__(self, file: str, block: Index, thread: Index, line: int | None) -> None:
         self._file, self._chosen, self._line = file, (block, thread), line
@@ -473,13 +475,13 @@ class _Stopper:
             sys.settrace(self._call)
 
     def thread_resume(self, thread: scheduler.SimulatedThread) -> None:
-        # In the chosen thread it is the hook itself, not a function that calls it: debuggers show whoever called them.
+        # The chosen thread gets the hook itself, not a function that calls it, because debuggers show their caller.
         sys.breakpointhook = self.previous if self._is_chosen(thread) else self._pass_by
 
     def _pass_by(self, *args: Any, **kwargs: Any) -> Any:
         try:
             simulated = scheduler.current_thread().worker is threading.current_thread()
-        except RuntimeError:  # none runs
+        except RuntimeError:  # no simulated thread is running
             simulated = False
         return None if simulated else self.previous(*args, **kwargs)
 
@@ -493,10 +495,10 @@ class _Stopper:
         self.reached = True
         sys.settrace(None)
         sys.breakpointhook()
-        installed = frame.f_trace  # by a debugger, in all callers of the one that called it
+        installed = frame.f_trace  # by a debugger, which sets it in all callers of its caller
         if installed is not None and installed != self._at and not _STOPS_AT_ONCE:
-            installed(frame, "line", None)  # it would miss this line, of which it has not been told
-        return None  # leaves what is installed in place
+            installed(frame, "line", None)  # the debugger has not been told of this line and would miss it
+        return None  # keep the installed trace function
 
 
 def debug(
@@ -511,19 +513,19 @@ def debug(
     seed: int | None = None,
     line: int | None = None,
 ) -> None:
-    """Run a launch in the simulator in which ``breakpoint()`` in the kernel stops in one thread, and in no other.
+    """Run a launch in the simulator in which ``breakpoint()`` in the kernel stops in one thread only.
 
-    It calls what it would call elsewhere: ``sys.breakpointhook``, so pdb unless PYTHONBREAKPOINT or a framework says
-    otherwise. The debugger runs on the operating-system thread of the simulated one; stepping on leads from barrier to
-    barrier of that thread alone, and no further than to the kernel's end. Quitting it ends the launch, in silence.
+    ``breakpoint()`` calls ``sys.breakpointhook`` as usual, which starts pdb unless PYTHONBREAKPOINT or a framework says
+    otherwise. The debugger runs on the operating-system thread of the simulated thread. Stepping follows that thread
+    only, across barriers, and no further than the kernel's end. Quitting the debugger ends the launch silently.
 
     All blocks run. Parameters that are not listed are those of `step`.
 
     Parameters
     ----------
     line : int, optional
-        Stop also when the thread is about to run this line of the kernel's file, the first time. With it the kernel
-        need not be edited.
+        Also stop the first time that the thread is about to run this line of the kernel's file, so that the kernel need
+        not be edited.
 
     Raises
     ------
@@ -533,7 +535,7 @@ def debug(
     Warns
     -----
     RuntimeWarning
-        if the thread has not come to `line`.
+        if the thread has not reached `line`.
     """
     made = prepare(stage_or_kernel, grid, block, args, config=config, dynamic_shared=dynamic_shared)
     chosen_block = _index("block_index", block_index, "grid", made.grid)

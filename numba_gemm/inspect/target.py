@@ -1,4 +1,4 @@
-"""What is stepped through or traced: a stage of the ladder or anyone's kernel, with its launch, on the simulator."""
+"""Preparation of a launch on the simulator, for stepping and tracing: a stage of the ladder or any other kernel."""
 
 from __future__ import annotations
 
@@ -50,29 +50,30 @@ def prepare(
     config: TileConfig | str | None = None,
     dynamic_shared: int | None = None,
 ) -> Simulated:
-    """Check what is to run on the simulator, and bring it into one form.
+    """Check a stage or kernel with its launch, and convert it to the form that the simulator runs.
 
     Parameters
     ----------
     stage_or_kernel : str, Stage or kernel
         The name of a stage, a `Stage`, a kernel made by ``cuda.jit`` in the simulator, or a Python function.
     grid, block : int or sequence of one to three int, or None
-        Blocks, and threads a block, in the order x, y, z. None is a stage's own.
+        Number of blocks, and of threads per block, in the order x, y, z. None takes the stage's own.
     args : sequence
-        The kernel's arguments, with NumPy arrays for what is in global memory. Of a stage: alpha, a, b, beta, c.
+        The kernel's arguments, with NumPy arrays in place of global memory. For a stage: alpha, a, b, beta, c.
     config : TileConfig or str, optional
-        Of a stage: its tiles, or their name; ``"test"`` is the small configuration of its tests. By default its first.
+        For a stage only: a configuration or its name; ``"test"`` is the small configuration used by its tests. By
+        default, the stage's first.
     dynamic_shared : int, optional
-        Bytes of dynamic shared memory a block. By default a stage's own, of other kernels none.
+        Bytes of dynamic shared memory per block. By default, the stage's own, and none for other kernels.
 
     Raises
     ------
     RuntimeError
-        outside of the simulator.
+        outside the simulator.
     NotImplementedError
-        for a stage of the tensor cores, whose instructions the simulator lacks.
+        for a tensor core stage, whose instructions the simulator lacks.
     TypeError, ValueError
-        for what is no stage and no kernel, and for arguments that it does not take.
+        if `stage_or_kernel` is neither a stage nor a kernel, or does not take the arguments.
     """
     if not SIMULATOR:
         raise RuntimeError(
@@ -113,7 +114,7 @@ def _extents(given: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def arrays_of(kernel: Any, args: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """Arrays among a kernel's arguments, and in tuples among them, by the names of its parameters."""
+    """Yield the arrays among a kernel's arguments, also inside tuples, with the names of the parameters."""
     names = list(inspect.signature(patches.python_function(kernel)).parameters)
     for name, value in zip(names, args, strict=False):
         yield from _arrays_in(name, value)

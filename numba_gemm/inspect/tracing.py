@@ -1,10 +1,11 @@
-"""Every access to memory of chosen blocks, from the real kernel run on the simulator; needs no GPU.
+"""Tracing of every memory access of chosen blocks, by running the real kernel on the simulator; needs no GPU.
 
-`trace` runs blocks of a stage, or of anyone's kernel, and records each access of each thread. Accesses of one warp by
-one instruction make a request, as on the hardware: they have the same call stack (code and instruction of each call),
-array, turns of all loops and barrier interval. What a request costs in sectors and wavefronts is computed by the
-hardware's rules (`numba_gemm.models.requests`). Accesses are as wide as the kernel says, by `load4` and its like; what
-a compiler merges, hoists or leaves out is not seen. docs/tracing.md compares both on an H200.
+`trace` runs blocks of a stage, or of any other kernel, and records each access of each thread. Accesses of one warp by
+one instruction form a request, as on the hardware: they have the same call stack (code and instruction of each call),
+array, iterations of all loops and barrier interval. The cost of a request in sectors and wavefronts follows the
+hardware's rules (`numba_gemm.models.requests`). The width of an access is the one that the kernel asks for, with
+`load4` and similar functions. A trace does not show what a compiler merges, hoists or removes; docs/tracing.md compares
+both on an H200.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Race", "Trace", "TracedArray", "trace"]
 
-ALLOCATION = 256  # bytes of which a device's allocations begin at a multiple
+ALLOCATION = 256  # alignment of device allocations in bytes
 OPS = np.array(["load", "store", "copy", "copy", "atomic"], object)  # by kind of access
 WRITES = ("store", "atomic")
 
@@ -40,7 +41,7 @@ Pattern = tuple[tuple[int, int], ...]
 
 @lru_cache(maxsize=1 << 16)
 def _cost(space: str, op: str, size: int, lanes: Pattern, others: Pattern) -> tuple[int, int]:
-    """What a request takes, and the least; `others` are the other ends of a copy."""
+    """Return the cost of a request and the lowest possible one; `others` are the other ends of a copy."""
     if space == GLOBAL:
         taken = rules.copy_sectors(lanes, size, dict(others)) if op == "copy" else rules.sectors(lanes, size)
         return taken, rules.fewest_sectors(lanes, size)
@@ -51,24 +52,24 @@ def _cost(space: str, op: str, size: int, lanes: Pattern, others: Pattern) -> tu
 
 
 def _pattern(lanes: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) -> Pattern:
-    """Lanes and addresses, wherever they lie."""
+    """Return lanes and their addresses, relative to the multiple of `ALLOCATION` at or below the lowest address."""
     base = int(places.min()) // ALLOCATION * ALLOCATION if len(places) else 0
     return tuple(zip(lanes.tolist(), (places - base).tolist(), strict=True))
 
 
 class Trace:
-    """What `trace` recorded.
+    """Record of the memory accesses of a kernel, as returned by `trace`.
 
     Attributes
     ----------
     kernel : str
         Name of the kernel.
     grid, block : tuple of int
-        Of the launch.
+        Extents of the launch.
     blocks : list of tuple of int
-        Those that ran.
+        Indices of the blocks that ran.
     arrays : list of TracedArray
-        What was accessed, and what the kernel was given but never touched.
+        Arrays that were accessed, and arguments that the kernel never touched.
     """
 
     def __init__(self, kernel: str, grid: tuple[int, ...], block: tuple[int, ...], recorder: Recorder) -> None:
@@ -77,7 +78,7 @@ class Trace:
         self._recorder, self._sites = recorder, recorder.sites
         self._table = np.array(recorder.rows, np.int64).reshape(-1, len(COLUMNS))
         self._file = recorder.file
-        self._other = np.full(len(self._table), -1, np.int64)  # of a copy's two accesses
+        self._other = np.full(len(self._table), -1, np.int64)  # for a copy, the row of its other access
         for one, other in recorder.pairs:
             self._other[one], self._other[other] = other, one
 
@@ -101,11 +102,12 @@ class Trace:
 
     @cached_property
     def accesses(self) -> pd.DataFrame:
-        """A row for each access of each thread, in the order in which they ran.
+        """One row per access of each thread, in execution order.
 
-        ``block`` and ``thread`` (by position, x fastest), ``warp`` and ``lane``; ``line`` of the kernel's file, and
-        ``site``, all calls that lead to it; ``array``, ``space``, ``element`` (its first, as a tuple); ``bytes``,
-        ``op`` (load, store, copy, atomic), whether it is a ``write``, and the barrier ``interval``.
+        The columns are ``block`` and ``thread`` (by position, x fastest), ``warp`` and ``lane``; ``line`` in the
+        kernel's file, and ``site``, all calls that lead to the access; ``array``, ``space``, ``element`` (the first
+        one, as a tuple); ``bytes``, ``op`` (load, store, copy, atomic), ``write`` (bool), and the barrier
+        ``interval``.
         """
         import pandas as pd
 
@@ -136,11 +138,11 @@ class Trace:
 
     @cached_property
     def requests(self) -> pd.DataFrame:
-        """A row for each request of a warp.
+        """One row per request of a warp.
 
-        ``block``, ``warp``, ``line``, ``site``, ``array``, ``space``, ``op``, ``bits`` that a lane accesses, active
-        ``lanes``, ``bytes`` that they access in all; of global memory ``sectors`` and the fewest that would do
-        (``ideal``); of shared memory ``wavefronts`` and ``ideal``. ``first`` is the number of its first access.
+        The columns are ``block``, ``warp``, ``line``, ``site``, ``array``, ``space``, ``op``, ``bits`` per lane, number
+        of active ``lanes``, and total ``bytes``; ``sectors`` for global memory, ``wavefronts`` for shared memory, and
+        the fewest of them that suffice, ``ideal``. ``first`` is the row of the request's first access in `accesses`.
         """
         import pandas as pd
 
@@ -150,7 +152,7 @@ class Trace:
         key = np.stack([self._column("block"), warps, *map(self._column, names)], axis=1)
         _, request = np.unique(key, axis=0, return_inverse=True)
         request = request.reshape(-1)
-        # The same lane again, with the same key: another request.
+        # A second access by the same lane with the same key belongs to another request.
         order = np.lexsort((np.arange(len(table)), lanes, request))
         same = np.zeros(len(table), bool)
         same[1:] = (request[order][1:] == request[order][:-1]) & (lanes[order][1:] == lanes[order][:-1])
@@ -206,10 +208,11 @@ class Trace:
 
     @cached_property
     def lines(self) -> pd.DataFrame:
-        """A row for each line, array, operation and width, in the order of the source: sums over requests.
+        """Sums over requests, one row per line, array, operation and width, in source order.
 
-        ``per_request`` is sectors, or wavefronts, a request; ``efficiency`` the fewest that would do, over those: the
-        sectors that would hold the same bytes, or the wavefronts without a bank conflict.
+        ``per_request`` is the number of sectors, or wavefronts, per request. ``efficiency`` is the ideal number divided
+        by the actual one. The ideal is the number of sectors that would hold the same bytes, or of wavefronts without
+        bank conflicts.
         """
         keys = ["line", "array", "space", "op", "bits"]
         sums = self.requests.groupby(keys, as_index=False).agg(
@@ -226,9 +229,11 @@ class Trace:
 
     @cached_property
     def traffic(self) -> pd.DataFrame:
-        """Bytes by array: asked for by lanes, moved in sectors, and different ones, which must move at least.
+        """Bytes per array: requested by lanes, moved in sectors, and the fewest that must move.
 
-        Atomics count as written, and copies as read of global memory and written of shared memory.
+        ``read`` and ``written`` are requested by lanes, ``moved`` are those of all sectors, and ``different`` counts
+        each sector of global memory, or each element of shared memory, once. Atomics count as writes. Copies count as
+        reads of global memory and as writes of shared memory.
         """
         import pandas as pd
 
@@ -253,10 +258,10 @@ class Trace:
         return pd.DataFrame(rows)
 
     def intensity(self, flops: float) -> dict[str, float]:
-        """FLOP a byte at each level, of so many FLOP that the traced blocks make.
+        """Return FLOP per byte at each level, given the FLOP that the traced blocks perform.
 
-        "requested" are bytes of global memory that lanes ask for, "sectors" what moves for them, "compulsory" each
-        sector once, and "shared" bytes of shared memory.
+        The bytes are those of global memory that lanes request ("requested"), those that move in sectors for them
+        ("sectors"), those of each sector counted once ("compulsory"), and those of shared memory ("shared").
         """
         own, traffic = self.requests, self.traffic
         outside = own[own["space"] == GLOBAL]
@@ -269,7 +274,7 @@ class Trace:
         return {level: flops / moved if moved else float("inf") for level, moved in levels.items()}
 
     def lanes(self, request: int) -> list[tuple[int, int]]:
-        """Lane and byte address within its allocation, of each lane of a row of `requests`.
+        """Return the number of each lane in a row of `requests`, and its byte address within the allocation.
 
         Raises
         ------
@@ -284,7 +289,7 @@ class Trace:
         return sorted(zip(lanes.tolist(), places.tolist(), strict=True))
 
     def touched(self, name: str, op: str = "load") -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Which elements of an array are accessed by which threads, in the order in which they ran.
+        """Return the elements of an array that are accessed, and the accessing threads, in execution order.
 
         Parameters
         ----------
@@ -296,7 +301,7 @@ class Trace:
         Returns
         -------
         indices : array of shape (accesses, dimensions)
-            Of each element; a vector access is of several.
+            Index of each element; a vector access has several elements.
         threads : array of shape (accesses,)
             The thread's position in its block.
 
@@ -317,14 +322,15 @@ class Trace:
         return array.indices(offsets), self._column("thread")[chosen][order]
 
     def joined(self, arrays: Sequence[str]) -> tuple[int, int]:
-        """Requests and wavefronts of the loads of shared arrays, if the compiler reads four neighbours at once.
+        """Return requests and wavefronts of loads from shared arrays, if the compiler reads four neighbours at once.
 
-        That is, of each lane, any four 32-bit words that are a vector of 128 bits and are read between two barriers.
+        For each lane, any four 32-bit words that form a vector of 128 bits and are read between two barriers are
+        combined.
 
         Raises
         ------
         ValueError
-            if there are none such, or other words beside.
+            if the arrays are not read by 32-bit words, or if the words do not form whole vectors, as many in each lane.
         """
         table, ops = self._table, self._ops()
         named = [number for number, array in enumerate(self.arrays) if array.name in arrays and array.space == SHARED]
@@ -352,12 +358,12 @@ class Trace:
         return requests, cost
 
     def array(self, name: str) -> TracedArray:
-        """The array of this name.
+        """Return the array of this name.
 
         Raises
         ------
         ValueError
-            if there is none, or the traced blocks never touched it.
+            if there is no such array, or the traced blocks never accessed it.
         """
         for number, array in enumerate(self.arrays):
             if array.name == name:
@@ -368,13 +374,13 @@ class Trace:
 
     @cached_property
     def races(self) -> list[Race]:
-        """Each pair of places that race for shared memory, with an example."""
+        """Pairs of places in the source that race for shared memory, each with an example."""
         return list(races(self._recorder, self._table))
 
     # ---- text
 
     def annotated(self) -> str:
-        """The kernel's source, each line that accesses memory with what its requests cost."""
+        """Return the kernel's source, with the cost of the requests below each line that accesses memory."""
         lines = self.lines
         source = linecache.getlines(self._file)
         chosen = [int(line) for line in lines["line"] if 0 < int(line) <= len(source)]
@@ -407,37 +413,40 @@ def trace(
     dynamic_shared: int | None = None,
     seed: int | None = None,
 ) -> Trace:
-    """Run blocks of a kernel on the simulator, and record each access to global and shared memory.
+    """Run blocks of a kernel on the simulator and record each access to global and shared memory.
 
     Parameters
     ----------
     stage_or_kernel : str, Stage or kernel
         The name of a stage, a `Stage`, a kernel made by ``cuda.jit`` in the simulator, or a Python function.
     grid, block : int or sequence of one to three int, or None
-        Blocks, and threads a block, in the order x, y, z. None is a stage's own.
+        Number of blocks, and of threads per block, in the order x, y, z. None takes the stage's own.
     *args
-        The kernel's arguments, NumPy arrays for what is in global memory; they are written to. Of a stage: alpha, a, b,
-        beta, c. Addresses count from the start of an array's allocation, taken to be a multiple of 256.
+        The kernel's arguments, with NumPy arrays in place of global memory; the kernel writes to them. For a stage:
+        alpha, a, b, beta, c. Addresses count from the start of an array's allocation, which is assumed to be a multiple
+        of 256.
     blocks : iterable of (x, y, z), optional
         Run only these; by default the whole grid. Results elsewhere are not computed.
     config : TileConfig or str, optional
-        Of a stage: its tiles, or their name; ``"test"`` is the small configuration of its tests. By default its first.
+        For a stage only: a configuration or its name; ``"test"`` is the small configuration used by its tests. By
+        default, the stage's first.
     dynamic_shared : int, optional
-        Bytes of dynamic shared memory a block. By default a stage's own, of other kernels none.
+        Bytes of dynamic shared memory per block. By default, the stage's own, and none for other kernels.
     seed : int, optional
-        The order of threads; by default that of their indices.
+        Seed of a random order of threads. By default, threads run in the order of their indices.
 
     Raises
     ------
     RuntimeError
-        outside of the simulator.
+        outside the simulator.
     NotImplementedError
-        for a stage of the tensor cores, whose instructions the simulator lacks.
+        for a tensor core stage, whose instructions the simulator lacks.
     TypeError, ValueError
-        for what is no stage and no kernel, arguments that it does not take, elements that no single instruction loads,
-        blocks that are not in the grid or come twice, a kernel whose source cannot be found.
+        if `stage_or_kernel` is neither a stage nor a kernel, or does not take the arguments; for elements that no
+        single instruction loads, blocks that are outside the grid or given twice, or a kernel whose source cannot be
+        found.
     Exception
-        what a thread raised, with its index in the message.
+        the exception of a thread, with the thread's index in the message.
     """
     made = target.prepare(stage_or_kernel, grid, block, args, config=config, dynamic_shared=dynamic_shared)
     chosen = None if blocks is None else list(blocks)
