@@ -1,4 +1,4 @@
-"""``python -m numba_gemm.inspect STAGE``: what the compiler makes of a stage, on a machine with or without a GPU."""
+"""``python -m numba_gemm.inspect STAGE``: compile a stage and print its resource usage, with or without a GPU."""
 
 from __future__ import annotations
 
