@@ -1,15 +1,15 @@
 """Addresses as plain integers, for loops that may hold nothing but multiplications.
 
-An index costs a multiplication by a stride, an array descriptor or both, at every access, unless the compiler proves
-that it grows by a constant. Here the kernel keeps the address itself: 32 bits in shared memory, 64 bits in global
-memory, both in bytes, and adds to it. What is added as a constant becomes part of the instruction.
+An index costs a multiplication by a stride, a read of the array descriptor or both at every access, unless the compiler
+proves that it grows by a constant. Here the kernel keeps the address itself and adds to it. Addresses are in bytes: 32
+bits wide in shared memory, 64 bits in global memory. An added constant becomes part of the instruction.
 
-`pinned` hides from the compiler how a value was made. It would otherwise compute cheap values again in every turn of a
-loop, to save a register, which costs instructions where registers abound.
+`pinned` hides from the compiler how a value was computed. Otherwise, to save a register, the compiler would recompute
+cheap values in every iteration of a loop, which costs instructions where registers are plentiful.
 
-Each access also takes the array or matrix that the address lies in. The hardware does not look at it. The simulator,
-where an address in shared memory is a number of bytes from the array's start, and one in global memory the host's own,
-finds the element by it, and raises where there is none.
+Each access also takes the array or matrix that contains the address. The hardware ignores it. The simulator uses it to
+find the element, and raises if there is none. There, an address in shared memory is a byte offset from the array's
+start, and an address in global memory is the host's own.
 
 PTX ISA: "Addresses as Operands", "ld", "st", "cp.async", "shfl.sync".
 """
@@ -30,11 +30,11 @@ if SIMULATOR:
         return np.uint32(0)
 
     def pinned(value):
-        """The 32-bit value itself, which the compiler must keep and cannot compute again."""
+        """Return the 32-bit value unchanged; the compiler must keep it and cannot recompute it."""
         return value
 
     def product(x, y):
-        """``x * y``, which the compiler must compute where it stands."""
+        """Return ``x * y``, which the compiler must compute in place."""
         return x * y
 
     def _shared_index(array, address, count):
@@ -46,17 +46,17 @@ if SIMULATOR:
         return address // 4
 
     def shared_load4(array, address):
-        """Four neighbours in shared memory, in one 128-bit access."""
+        """Read four consecutive floats from shared memory in one 128-bit access."""
         at = _shared_index(array, address, 4)
         return read_run(array, range(at, at + 4))
 
     def shared_load2(array, address):
-        """Two neighbours in shared memory, in one 64-bit access."""
+        """Read two consecutive floats from shared memory in one 64-bit access."""
         at = _shared_index(array, address, 2)
         return read_run(array, range(at, at + 2))
 
     def shared_load1(array, address):
-        """One float in shared memory."""
+        """Read one float from shared memory."""
         return array[_shared_index(array, address, 1)]
 
     def shared_store1(array, address, value):
@@ -64,12 +64,12 @@ if SIMULATOR:
         array[_shared_index(array, address, 1)] = value
 
     def shared_store4(array, address, values):
-        """Write four neighbours to shared memory, in one 128-bit access."""
+        """Write four consecutive floats to shared memory in one 128-bit access."""
         at = _shared_index(array, address, 4)
         write_run(array, range(at, at + 4), values)
 
     def address_of(matrix, row, col):
-        """Address of ``matrix[row, col]``, which need not exist unless it is read."""
+        """Address of ``matrix[row, col]``; the element need not exist unless it is read."""
         return np.int64(start_of(matrix) + int(row) * matrix.strides[0] + int(col) * matrix.strides[1])
 
     def row_step(matrix):
@@ -81,7 +81,7 @@ if SIMULATOR:
         return np.int64(matrix.strides[1])
 
     def transposed(matrix):
-        """The same memory with rows and columns exchanged."""
+        """View of the same memory with rows and columns exchanged."""
         return matrix.T
 
     def _element(matrix, address):
@@ -96,7 +96,7 @@ if SIMULATOR:
         raise IndexError(f"an address {offset} bytes from the start of a matrix of shape {matrix.shape} is not in it")
 
     def _places(offset, step, rest_step):
-        """Pairs of indices whose address has this offset, if the first one's step is the larger."""
+        """Yield pairs of indices whose address has this offset, if the first index has the larger step."""
         first = offset // step if step else 0
         for candidate in (first, first + 1, 0):
             rest = offset - candidate * step
@@ -118,11 +118,11 @@ if SIMULATOR:
         return places
 
     def global_load4_or_zero(matrix, address, inside):
-        """Four neighbours in one 128-bit access, or zeros unless ``inside``."""
+        """Read four consecutive floats in one 128-bit access, or return zeros unless ``inside``."""
         return read_run(matrix, _run(matrix, address, 4)) if inside else (np.float32(0),) * 4
 
     def global_load4_if(matrix, address, inside):
-        """Four neighbours in one 128-bit access; anything at all unless ``inside``."""
+        """Read four consecutive floats in one 128-bit access; the values are undefined unless ``inside``."""
         return read_run(matrix, _run(matrix, address, 4)) if inside else (np.float32(np.nan),) * 4
 
     def global_store1_if(matrix, address, value, inside):
@@ -131,15 +131,15 @@ if SIMULATOR:
             matrix[_element(matrix, address)] = value
 
     def global_store2(matrix, address, first, second):
-        """Write two neighbours in one 64-bit access."""
+        """Write two consecutive floats in one 64-bit access."""
         write_run(matrix, _run(matrix, address, 2), (first, second))
 
     def copy4_or_zero(array, to, matrix, address, inside):
-        """Start a copy of one float to shared memory, of a zero unless ``inside``."""
+        """Start a copy of one float to shared memory, or of a zero unless ``inside``."""
         _begin_copy(array, to, matrix, address, 1 if inside else 0, 1)
 
     def copy16_or_zero(array, to, matrix, address, inside):
-        """Start a copy of four neighbours to shared memory, of zeros unless ``inside``."""
+        """Start a copy of four consecutive floats to shared memory, or of zeros unless ``inside``."""
         _begin_copy(array, to, matrix, address, 4 if inside else 0, 4)
 
     def copy4_if(array, to, matrix, address, inside):
@@ -148,7 +148,7 @@ if SIMULATOR:
             _begin_copy(array, to, matrix, address, 1, 1)
 
     def copy16_if(array, to, matrix, address, inside):
-        """Start a copy of four neighbours to shared memory if ``inside``."""
+        """Start a copy of four consecutive floats to shared memory if ``inside``."""
         if inside:
             _begin_copy(array, to, matrix, address, 4, 4)
 
@@ -169,7 +169,7 @@ else:
     NOTHING = ir.VoidType()
 
     def inline(builder, result, operands, code, constraints):
-        """Emit inline PTX that must stay where it is."""
+        """Emit inline PTX that the compiler must keep in place."""
         function = ir.FunctionType(result, [operand.type for operand in operands])
         return builder.asm(function, code, constraints, operands, side_effect=True)
 
@@ -186,7 +186,7 @@ else:
 
     @intrinsic
     def pinned(typingctx, value):
-        """The 32-bit value itself, which the compiler must keep and cannot compute again."""
+        """Return the 32-bit value unchanged; the compiler must keep it and cannot recompute it."""
         code = "{ .reg .b32 lane; mov.u32 lane, %laneid; shfl.sync.idx.b32 $0, $1, lane, 31, 0xffffffff; }"
 
         def codegen(context, builder, signature, args):
@@ -196,7 +196,7 @@ else:
 
     @intrinsic
     def product(typingctx, x, y):
-        """``x * y``, which the compiler must compute where it stands."""
+        """Return ``x * y``, which the compiler must compute in place."""
 
         def codegen(context, builder, signature, args):
             return inline(builder, FLOAT, args, "mul.rn.f32 $0, $1, $2;", "=f,f,f")
@@ -205,7 +205,7 @@ else:
 
     @intrinsic
     def shared_load4(typingctx, array, address):
-        """Four neighbours in shared memory, in one 128-bit access."""
+        """Read four consecutive floats from shared memory in one 128-bit access."""
 
         def codegen(context, builder, signature, args):
             vector = builder.load(builder.inttoptr(args[1], FLOAT4.as_pointer(3)), align=16)
@@ -216,7 +216,7 @@ else:
 
     @intrinsic
     def shared_load2(typingctx, array, address):
-        """Two neighbours in shared memory, in one 64-bit access."""
+        """Read two consecutive floats from shared memory in one 64-bit access."""
 
         def codegen(context, builder, signature, args):
             pointer = builder.inttoptr(args[1], ir.VectorType(FLOAT, 2).as_pointer(3))
@@ -228,7 +228,7 @@ else:
 
     @intrinsic
     def shared_load1(typingctx, array, address):
-        """One float in shared memory."""
+        """Read one float from shared memory."""
 
         def codegen(context, builder, signature, args):
             return builder.load(builder.inttoptr(args[1], FLOAT.as_pointer(3)), align=4)
@@ -237,7 +237,7 @@ else:
 
     @intrinsic
     def shared_store4(typingctx, array, address, values):
-        """Write four neighbours to shared memory, in one 128-bit access."""
+        """Write four consecutive floats to shared memory in one 128-bit access."""
 
         def codegen(context, builder, signature, args):
             vector = ir.Constant(FLOAT4, ir.Undefined)
@@ -260,7 +260,7 @@ else:
 
     @intrinsic
     def address_of(typingctx, matrix, row, col):
-        """Address of ``matrix[row, col]``, which need not exist unless it is read."""
+        """Address of ``matrix[row, col]``; the element need not exist unless it is read."""
 
         def codegen(context, builder, signature, args):
             return builder.ptrtoint(element_address(builder, signature.args[0], *args), LONG)
@@ -286,7 +286,7 @@ else:
 
     @intrinsic
     def transposed(typingctx, matrix):
-        """The same memory with rows and columns exchanged."""
+        """View of the same memory with rows and columns exchanged."""
 
         def codegen(context, builder, signature, args):
             fields = [builder.extract_value(args[0], i) for i in (0, 2, 1, 4, 3)]
@@ -314,7 +314,7 @@ else:
     _ZEROS = " ".join(f"@!p mov.f32 ${i}, 0f00000000;" for i in range(4))
     _LOAD = "setp.ne.b32 p, $4, 0; @p ld.global.v4.f32 {$0, $1, $2, $3}, [$5];"
     _FOUR = "=&f,=&f,=&f,=&f,r,l"
-    # Under a predicate rather than behind a branch, which would end the run of multiplications.
+    # Predicated rather than branched: a branch would end the run of multiplications.
     global_load4_or_zero = intrinsic(_load4("{ .reg .pred p; " + _LOAD + " " + _ZEROS + " }", _FOUR))
     global_load4_if = intrinsic(_load4("{ .reg .pred p; " + _LOAD + " }", _FOUR))
 
@@ -332,7 +332,7 @@ else:
 
     @intrinsic
     def global_store2(typingctx, matrix, address, first, second):
-        """Write two neighbours in one 64-bit access."""
+        """Write two consecutive floats in one 64-bit access."""
 
         def codegen(context, builder, signature, args):
             inline(builder, NOTHING, args[1:], "st.global.v2.f32 [$0], {$1, $2};", "l,f,f")
@@ -341,7 +341,7 @@ else:
         return types.void(matrix, types.int64, types.float32, types.float32), codegen
 
     def _copy(size, cache, zeros):
-        """An intrinsic that starts a copy of ``size`` bytes; unless ``inside``, of zeros, or none."""
+        """Return an intrinsic that copies ``size`` bytes if ``inside``; else zeros if ``zeros``, or nothing."""
         copy = f"cp.async.{cache}.shared.global [$0], [$1], {size}"
         code = f"{copy}, $2;" if zeros else "{ .reg .pred p; setp.ne.b32 p, $2, 0; @p " + copy + "; }"
 

@@ -2,12 +2,12 @@
 
 `cp_async4` and `cp_async16` start a copy of 4 or 16 bytes and return at once; outside of the matrix they write zeros
 and read nothing. `commit_group` closes the group of all copies that this thread has started since the last one, and
-``wait_group(n)`` waits until at most the newest n groups of this thread are in flight. A thread's wait says nothing
-of the copies of others: a barrier must follow before anyone else's bytes are read. PTX ISA: "cp.async",
+``wait_group(n)`` waits until at most the newest n groups of this thread are in flight. A thread's wait does not cover
+the copies of other threads: a barrier must follow before their bytes are read. PTX ISA: "cp.async",
 "cp.async.commit_group", "cp.async.wait_group".
 
-Simulator twins are as weak as the hardware may be: from its start on a copy's destination holds NaN, since the bytes
-may change at any time, and it reads its source and lands at the wait that guarantees it, no sooner.
+The simulator twins guarantee no more than the hardware does. A copy's destination holds NaN from the start of the copy,
+since the bytes may change at any time. The copy reads its source and lands at the wait that guarantees it, no sooner.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if SIMULATOR:
     from .watch import Copy, address
 
     def _groups():
-        """Groups of this thread's copies in flight, oldest first; the last one is still open."""
+        """Groups of this thread's copies in flight, oldest first; the last group is still open."""
         return current_thread().state.setdefault("async_groups", [[]])
 
     def _start(tile, tile_row, tile_col, inside, matrix, row, col, count):
@@ -30,7 +30,7 @@ if SIMULATOR:
             raise IndexError(f"copy to [{tile_row}, {tile_col}:{tile_col + count}] of a tile of shape {tile.shape}")
         if row < 0 or col < 0:
             raise IndexError(f"negative index [{row}, {col}] of a matrix in global memory")
-        if count > 1:  # also outside of the matrix, where the copy is of zeros but the instruction has its address
+        if count > 1:  # also outside of the matrix: the copy writes zeros, but the instruction takes the address
             source = address(matrix) + int(row) * matrix.strides[0] + int(col) * matrix.strides[1]
             if source % (4 * count) or matrix.strides[1] != 4:
                 raise ValueError(f"misaligned or strided {4 * count}-byte copy from [{row}, {col}]")
@@ -38,7 +38,7 @@ if SIMULATOR:
         start_copy(tile, [(tile_row, tile_col + i) for i in range(count)], matrix, sources)
 
     def start_copy(target, targets, source, sources):
-        """Start a copy of neighbours, of zeros where there are no sources; it lands at the wait."""
+        """Start a copy of consecutive elements, or of zeros if there are no sources; it lands at the wait."""
         _groups()[-1].append(Copy(target, targets, source, sources))
 
     def cp_async4(tile, tile_row, tile_col, inside, matrix, row, col):
@@ -79,7 +79,7 @@ else:
         return builder.ptrtoint(builder.addrspacecast(generic, ir.IntType(8).as_pointer(3)), WORD)
 
     def copy(size, cache):
-        """An intrinsic that starts a copy of ``size`` bytes; a source size of 0 reads nothing and writes zeros."""
+        """Return an intrinsic that copies ``size`` bytes; a source size of 0 reads nothing and writes zeros."""
         function = ir.FunctionType(ir.VoidType(), [WORD, GLOBAL_BYTE_POINTER, WORD])
         code = f"cp.async.{cache}.shared.global [$0], [$1], {size}, $2;"
 
@@ -115,7 +115,7 @@ else:
 
     @intrinsic
     def wait_group(typingctx, newest):
-        """Wait until at most the ``newest`` groups of this thread are in flight; a constant."""
+        """Wait until at most the ``newest`` groups of this thread are in flight; ``newest`` is a constant."""
         if not isinstance(newest, types.IntegerLiteral):
             raise TypingError("wait_group takes a constant number of groups")
 

@@ -12,7 +12,7 @@ from .matrix import read4_if, write4_if
 from .vector import load4, store4
 
 WARP = 32
-VALUES = 16  # that a lane stores in a row
+VALUES = 16  # values that a lane stores per staged group of rows
 
 
 @device_function
@@ -32,9 +32,9 @@ def store_blend1(c, row, col, alpha, acc, beta):
 
 @device_function
 def store_blend4(c, row, col, alpha, acc, beta):
-    """Write four neighbours of a row of C in one 128-bit access if they lie inside; the extents are whole vectors.
+    """Write four consecutive elements of a row of C in one 128-bit access if they lie inside.
 
-    ``acc`` is a tuple of the four sums.
+    ``acc`` is a tuple of the four sums. The extents of C are whole vectors.
     """
     if row < c.shape[0] and col < c.shape[1]:
         if beta == float32(0):
@@ -56,7 +56,7 @@ def store_blend4(c, row, col, alpha, acc, beta):
 
 @device_function
 def store_blend4_any(c, row, col, alpha, acc, beta):
-    """`store_blend4` by 32-bit accesses under a mask: any strides, any extents."""
+    """Variant of `store_blend4` for any strides and extents, by masked 32-bit accesses."""
     inside = row < c.shape[0]
     old = read4_if(inside and beta != float32(0), c, row, col)
     write4_if(
@@ -74,11 +74,11 @@ def store_blend4_any(c, row, col, alpha, acc, beta):
 
 
 def row_store(columns, apart, aligned):
-    """A device function that writes row i of a thread tile of 4, 8 or 16 columns to C, four neighbours at a time.
+    """Return a device function that writes row i of a thread tile to C, four consecutive elements at a time.
 
-    Groups of four lie ``apart`` columns from one another. The groups are written out rather than looped over: within
-    a loop over the rows, a loop over groups keeps the compiler from unrolling both, and accumulators that are indexed
-    at run time live in local memory.
+    The thread tile has 4, 8 or 16 columns; its groups of four lie ``apart`` columns apart. The groups are unrolled by
+    hand: a loop over groups within a loop over rows keeps the compiler from unrolling both, and accumulators that are
+    indexed at run time live in local memory.
     """
     if columns not in (4, 8, 16):
         raise ValueError(f"thread tiles of 4, 8 or 16 columns can be stored, got {columns}")
@@ -97,9 +97,10 @@ def row_store(columns, apart, aligned):
 
 
 def element_store(epilogue):
-    """A device function that writes one element of C, ``(c, row, col, alpha, acc, beta, vectors)``, if it lies inside.
+    """Return a device function that writes one element of C if it lies inside.
 
-    `epilogue` is a last step of the caller's, ``epilogue(value, row, col, *vectors)``, or None.
+    Its parameters are ``(c, row, col, alpha, acc, beta, vectors)``. `epilogue` is the caller's last step,
+    ``epilogue(value, row, col, *vectors)``, or None.
     """
 
     @device_function
@@ -108,7 +109,7 @@ def element_store(epilogue):
 
     @device_function
     def store_with(c, row, col, alpha, acc, beta, vectors):
-        # Epilogues may read vectors by row and col, so only elements of C have one.
+        # An epilogue may index vectors by row and col, so it runs only for elements of C.
         if row < c.shape[0] and col < c.shape[1]:
             c[row, col] = float32(epilogue(blend(alpha, acc, beta, c, row, col), row, col, *vectors))
 
@@ -116,23 +117,25 @@ def element_store(epilogue):
 
 
 def staged_store(TM, TN, LANES_M, LANES_N, epilogue):
-    """Store a warp's tile by rows of neighbours, through shared memory: for a C that takes no vectors, or an epilogue.
+    """Return a store of a warp's tile by rows, through shared memory, for a C without vector accesses or an epilogue.
 
-    Straight from the registers, each lane would write four neighbours one by one, and a warp's store touch 32 places;
-    and an epilogue, compiled in for each of a thread's sums, would soon be too much for the compiler to unroll around.
+    Straight from the registers, each lane would write four consecutive elements one by one, so a warp's store would
+    touch 32 places. An epilogue, compiled in for each of a thread's sums, would soon be too much code for the compiler
+    to unroll around.
 
-    Returns the floats that a warp needs, and a device function ``(tiles, at, lane, c, row, col, alpha, acc, beta,
-    vectors)``: `at` is the address of the warp's floats, `row` and `col` are the warp tile's first ones in C. A lane's
-    rows and columns lie in groups of four, between those of the others, as fragments are read.
+    Returns the number of floats of shared memory that a warp needs, and a device function ``(tiles, at, lane, c, row,
+    col, alpha, acc, beta, vectors)``. `at` is the address of the warp's floats; `row` and `col` are the warp tile's
+    first row and column in C. A lane's rows and columns form groups of four, interleaved with those of the other lanes,
+    as fragments are read.
     """
     WIDTH = TN * LANES_N
-    PITCH = WIDTH + 16  # so that two rows' vectors meet in no bank
-    DEPTH = max(1, min(4, VALUES * WARP // (LANES_M * WIDTH)))  # of a lane's rows, that are staged together
+    PITCH = WIDTH + 16  # keeps the vectors of two rows in different banks
+    DEPTH = max(1, min(4, VALUES * WARP // (LANES_M * WIDTH)))  # rows of a lane that are staged together
     COLS = min(WIDTH, WARP)  # columns that a warp stores at a time
     ROWS = WARP // COLS
-    ROUNDS, ACROSS = LANES_M * DEPTH // ROWS, WIDTH // COLS  # turns in which it stores what is staged
+    ROUNDS, ACROSS = LANES_M * DEPTH // ROWS, WIDTH // COLS  # iterations over the staged rows, and over their columns
     FIRST_ROWS = tuple(r * ROWS // DEPTH * 4 + r * ROWS % DEPTH for r in range(ROUNDS + 1))
-    TO_NEXT = tuple(below - above for above, below in pairwise(FIRST_ROWS))  # rows of C, from one turn's to the next's
+    TO_NEXT = tuple(below - above for above, below in pairwise(FIRST_ROWS))  # rows of C from one iteration to the next
     PLAIN = epilogue is None
     store1 = element_store(epilogue)
 
@@ -142,8 +145,8 @@ def staged_store(TM, TN, LANES_M, LANES_N, epilogue):
 
     @device_function
     def stage4(tiles, at, alpha, acc, i, j):
-        # Here and not before: made all at once, the vectors' registers would tie those of the sums together, and the
-        # main loop would have to live with it.
+        # Computed here, not earlier: if all were computed at once, the registers of the vectors would tie those of the
+        # sums together, in the main loop too.
         values = (
             product(alpha, acc[i, j]),
             product(alpha, acc[i, j + 1]),
@@ -154,7 +157,7 @@ def staged_store(TM, TN, LANES_M, LANES_N, epilogue):
 
     @device_function
     def below(r, lane):
-        """How far below the first row of C that is staged the one lies that a lane stores in turn r."""
+        """Rows of C from the first staged row to the one that a lane stores in iteration r."""
         staged = uint32(r * ROWS + lane // COLS)
         return int32(staged // DEPTH * 4 + staged % DEPTH)
 
@@ -164,12 +167,12 @@ def staged_store(TM, TN, LANES_M, LANES_N, epilogue):
         source = uint32(at + 4 * (lane // COLS * PITCH + lane % COLS))
         first_col = col + int64(lane % COLS)
         start = address_of(c, row, first_col)
-        rows = int32(min(max(c.shape[0] - row, int64(0)), int64(TM * LANES_M)))  # of C, from the tile's first on
+        rows = int32(min(max(c.shape[0] - row, int64(0)), int64(TM * LANES_M)))  # rows of C from the tile's first on
         cols = int32(min(max(c.shape[1] - first_col, int64(0)), int64(WIDTH)))
         whole = row + TM * LANES_M <= c.shape[0] and col + WIDTH <= c.shape[1]
         values = cuda.local.array((ROUNDS, ACROSS), float32)
         i = uint32(0)
-        while i < uint32(TM):  # a loop that stays one; within it, sums are picked by constants
+        while i < uint32(TM):  # must stay a loop; within it, constants select the sums
             for x in range(TM):
                 if i == uint32(x // DEPTH * DEPTH):
                     stage4(tiles, mine, alpha, acc, x, 0)
@@ -181,7 +184,7 @@ def staged_store(TM, TN, LANES_M, LANES_N, epilogue):
             cuda.syncwarp()  # the warp's rows are staged before any lane reads them
             down = int32(i // 4 * (4 * LANES_M) + i % 4)
             if beta == float32(0) and (PLAIN or whole):
-                # All values first: the compiler would not move an epilogue's reads above the writes of others.
+                # Compute all values first: the compiler would not move an epilogue's reads above others' writes.
                 for r in range(ROUNDS):
                     for j in range(0, WIDTH, COLS):
                         value = shared_load1(tiles, uint32(source + 4 * (r * ROWS * PITCH + j)))
@@ -205,7 +208,7 @@ def staged_store(TM, TN, LANES_M, LANES_N, epilogue):
                         value = shared_load1(tiles, uint32(source + 4 * (r * ROWS * PITCH + j)))
                         c_row = row + int64(down + below(r, lane))
                         store1(c, c_row, first_col + j, float32(1), value, beta, vectors)
-            cuda.syncwarp()  # they are read before the next rows are staged
+            cuda.syncwarp()  # all lanes have read before the next rows are staged
             i = uint32(i + DEPTH)
 
     return LANES_M * DEPTH * PITCH, store_tile

@@ -1,7 +1,7 @@
-"""Asynchronous copies of whole runs of bytes from global to shared memory, by one thread (compute capability 9.0).
+"""Asynchronous bulk copies from global to shared memory, started by one thread (compute capability 9.0).
 
-`bulk_load` starts a copy of a multiple of 16 bytes between addresses that are multiples of 16, and returns. The bytes
-count as landed at an mbarrier, at which they must have been announced (`mbarrier.expect`).
+`bulk_load` starts a copy of a multiple of 16 bytes between addresses that are multiples of 16, and returns. An
+mbarrier counts the bytes that have landed; they must have been announced to it (`mbarrier.expect`).
 
 PTX ISA: "cp.async.bulk". No simulator twin.
 """

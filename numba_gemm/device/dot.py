@@ -1,4 +1,4 @@
-"""One element of a product, as the definition has it: a row of A times a column of B."""
+"""One element of a matrix product by its definition: a row of A times a column of B."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ TERMS = 8
 def dot(a, b, row, col):
     """Sum of ``a[row, p] * b[p, col]`` over p.
 
-    Eight terms a turn: counting p and moving two 64-bit addresses costs more instructions than a term does, and the
-    compiler unrolls a loop of unknown length by four only.
+    Each iteration adds eight terms: incrementing p and two 64-bit addresses costs more instructions than a term does,
+    and the compiler unrolls a loop of unknown length only by four.
     """
     k = a.shape[1]
     acc = float32(0)

@@ -1,7 +1,7 @@
-"""Kernels that follow one another on a stream and overlap where they may (compute capability 9.0).
+"""Overlap of consecutive kernels on a stream (compute capability 9.0).
 
-A kernel that is launched so (`driver.Frame`, ``overlapping``) may start when every block of the one before has called
-`let_next_start`, or has ended. What that one writes is there after `wait_for_last`.
+A kernel that is launched this way (`driver.Frame`, ``overlapping``) may start when every block of the previous kernel
+has called `let_next_start` or has ended. The previous kernel's writes are visible after `wait_for_last`.
 
 PTX ISA: "griddepcontrol". Simulator twin: nothing, since kernels run one after the other there.
 """
@@ -16,7 +16,7 @@ if SIMULATOR:
         """Allow the next kernel to start."""
 
     def wait_for_last():
-        """Wait until the kernel before has ended, and its writes are seen."""
+        """Wait until the previous kernel has ended and its writes are visible."""
 
 else:
     from llvmlite import ir
@@ -37,7 +37,7 @@ else:
 
     @intrinsic
     def wait_for_last(typingctx):
-        """Wait until the kernel before has ended, and its writes are seen."""
+        """Wait until the previous kernel has ended and its writes are visible."""
 
         def codegen(context, builder, signature, args):
             inline(builder, ir.VoidType(), [], "griddepcontrol.wait;", "~{memory}")

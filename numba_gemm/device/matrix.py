@@ -1,13 +1,13 @@
-"""How a kernel sees a matrix in global memory: an address, two extents and two strides.
+"""Kernel-side view of a matrix in global memory: an address, two extents and two strides.
 
-Kernels read and write ``x[row, col]`` and ask for ``x.shape``, as of any array. Behind that stands `MatrixType` on
-the hardware and a NumPy array in the simulator. A Numba array of layout 'A' would do as well, but its address
+Kernels read and write ``x[row, col]`` and read ``x.shape``, as with any array. The type is `MatrixType` on the
+hardware, and a NumPy array in the simulator. A Numba array of layout 'A' would do as well, but its address
 arithmetic hides from the compiler that the memory is global (it emits generic LD and ST), and its signed indices may
-count from the end (two more instructions an index). A `MatrixType` index must not be negative, and nothing is
+count from the end (two more instructions per index). A `MatrixType` index must not be negative, and nothing is
 checked.
 
 A matrix whose type is `aligned` promises unit column stride, rows and a first element at multiples of 16 bytes, and a
-multiple of four columns: `vector.load4` needs that, and every address costs a multiplication less.
+multiple of four columns. `vector.load4` needs that, and each address takes one multiplication less.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if SIMULATOR:
     from .watch import address, like
 
     def _check_index(row, col):
-        """NumPy would count negative indices from the end; the hardware reads before the matrix."""
+        """Raise for negative indices: NumPy would count from the end, while the hardware reads before the matrix."""
         if row < 0 or col < 0:
             raise IndexError(f"negative index [{row}, {col}] of a matrix in global memory")
 
     class _Elsewhere:
-        """Memory at an address, for NumPy; keeps the memory's owner alive."""
+        """Array interface of a matrix moved by `step` bytes; keeps the memory's owner alive."""
 
         def __init__(self, matrix, step):
             self.owner = matrix
@@ -38,11 +38,11 @@ if SIMULATOR:
             }
 
     def shifted(matrix, step):
-        """The matrix of the same extents and strides that begins `step` bytes further on."""
+        """Return the matrix of the same extents and strides that begins `step` bytes further on."""
         return like(np.asarray(_Elsewhere(matrix, step)), matrix) if step else matrix
 
     def read4_if(inside, matrix, row, col):
-        """``matrix[row, col:col+4]``, a zero for each float right of the matrix, and for all unless ``inside``."""
+        """Read ``matrix[row, col:col+4]``; floats right of the matrix are zero, and all four unless ``inside``."""
         _check_index(row, col)
         values = [np.float32(0)] * 4
         for i in range(4):
@@ -51,7 +51,7 @@ if SIMULATOR:
         return tuple(values)
 
     def write4_if(inside, matrix, row, col, values):
-        """Write those of four floats to ``matrix[row, col:col+4]`` that lie inside, if ``inside``."""
+        """Write the floats of ``matrix[row, col:col+4]`` that lie in the matrix, if ``inside``."""
         _check_index(row, col)
         for i in range(4):
             if inside and col + i < matrix.shape[1]:
@@ -65,7 +65,7 @@ else:
     from numba.cuda.extending import core_models, intrinsic, overload, overload_attribute, register_model
 
     BYTE_POINTER = ir.IntType(8).as_pointer()
-    GLOBAL = 1  # LLVM's address space of global memory; through a choice between pointers, it does not see it itself
+    GLOBAL = 1  # LLVM's address space of global memory, which it does not infer through a choice of pointers
     GLOBAL_BYTE_POINTER = ir.IntType(8).as_pointer(GLOBAL)
     FIELDS = ("data", "rows", "cols", "row_stride", "col_stride")  # in the order of the kernel's parameters
 
@@ -95,7 +95,7 @@ else:
 
     @intrinsic
     def shifted(typingctx, matrix, step):
-        """The matrix of the same extents and strides that begins `step` bytes further on."""
+        """Return the matrix of the same extents and strides that begins `step` bytes further on."""
 
         def codegen(context, builder, signature, args):
             matrix, step = args
@@ -124,7 +124,7 @@ else:
         return types.void(matrix, types.int64, types.int64, types.float32), codegen
 
     def masked_neighbours(builder, matrix_type, inside, matrix, row, col):
-        """Of four neighbours of a row: whether each lies inside, as the i32 that inline PTX takes, and its address."""
+        """Yield, for four consecutive floats, whether each lies inside (an i32 for inline PTX) and its address."""
         start = element_address(builder, matrix_type, matrix, row, col)
         for i in range(4):
             step = ir.Constant(ir.IntType(64), i)
@@ -134,9 +134,9 @@ else:
 
     @intrinsic
     def read4_if(typingctx, inside, matrix, row, col):
-        """``matrix[row, col:col+4]``, a zero for each float right of the matrix, and for all unless ``inside``.
+        """Read ``matrix[row, col:col+4]``; floats right of the matrix are zero, and all four unless ``inside``.
 
-        Loads under a predicate: as branches, four of them would be too much for the compiler to unroll around.
+        The loads are predicated: four branches would be too much for the compiler to unroll around.
         """
         function = ir.FunctionType(ir.FloatType(), [ir.IntType(32), GLOBAL_BYTE_POINTER])
         code = "{ .reg .pred p; setp.ne.b32 p, $1, 0; mov.f32 $0, 0f00000000; @p ld.global.f32 $0, [$2]; }"
@@ -152,7 +152,7 @@ else:
 
     @intrinsic
     def write4_if(typingctx, inside, matrix, row, col, values):
-        """Write those of four floats to ``matrix[row, col:col+4]`` that lie inside, if ``inside``."""
+        """Write the floats of ``matrix[row, col:col+4]`` that lie in the matrix, if ``inside``."""
         function = ir.FunctionType(ir.VoidType(), [ir.IntType(32), GLOBAL_BYTE_POINTER, ir.FloatType()])
         code = "{ .reg .pred p; setp.ne.b32 p, $0, 0; @p st.global.f32 [$1], $2; }"
 

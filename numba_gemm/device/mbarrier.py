@@ -1,9 +1,9 @@
 """Barriers in shared memory that count arrivals and bytes (compute capability 9.0).
 
-A barrier is eight bytes, at an address that is a multiple of 8. It counts phases: a phase ends when as many threads
-have arrived as `initialise` was told, and all bytes have landed that `expect` announced. `ended` tells whether the
-phase of a parity has: parity 0 for the first, third, ... phase. A fresh barrier counts as one whose phase of parity 1
-has just ended, so a producer that waits for parity 1 first finds its slots free.
+A barrier takes eight bytes at an address that is a multiple of 8. It counts phases. A phase ends when as many threads
+have arrived as `initialise` specified and all bytes that `expect` announced have landed. `ended` returns whether the
+phase of a given parity has ended; the first, third, ... phases have parity 0. On a fresh barrier, the phase of parity 1
+counts as just ended, so a producer that first waits for parity 1 finds its slots free.
 
 PTX ISA: "mbarrier.init", "mbarrier.arrive", "mbarrier.try_wait", "fence.mbarrier_init". No simulator twin.
 """
@@ -23,7 +23,7 @@ if not SIMULATOR:
 
     @intrinsic
     def initialise(typingctx, barrier, arrivals):
-        """Set up the barrier at an address in shared memory, whose phases end after so many arrivals."""
+        """Set up the barrier at an address in shared memory; its phases end after `arrivals` arrivals."""
 
         def codegen(context, builder, signature, args):
             inline(builder, NOTHING, args, "mbarrier.init.shared::cta.b64 [$0], $1;", "r,r,~{memory}")
@@ -33,7 +33,7 @@ if not SIMULATOR:
 
     @intrinsic
     def initialised(typingctx):
-        """Let copies see the barriers that this thread has set up; a barrier of all threads must follow."""
+        """Make the barriers that this thread has set up visible to copies; a barrier of all threads must follow."""
 
         def codegen(context, builder, signature, args):
             inline(builder, NOTHING, [], "fence.mbarrier_init.release.cluster;", "~{memory}")
@@ -43,7 +43,7 @@ if not SIMULATOR:
 
     @intrinsic
     def expect(typingctx, barrier, count):
-        """Arrive, and let the phase wait for so many more bytes."""
+        """Arrive, and make the phase wait for `count` more bytes."""
         code = "{ .reg .b64 state; mbarrier.arrive.expect_tx.shared::cta.b64 state, [$0], $1; }"
 
         def codegen(context, builder, signature, args):
@@ -54,7 +54,7 @@ if not SIMULATOR:
 
     @intrinsic
     def arrive(typingctx, barrier):
-        """Arrive: what this thread has read or written before is done for those who wait."""
+        """Arrive; for threads that wait, the earlier reads and writes of this thread are then complete."""
         code = "{ .reg .b64 state; mbarrier.arrive.shared::cta.b64 state, [$0]; }"
 
         def codegen(context, builder, signature, args):
@@ -65,7 +65,7 @@ if not SIMULATOR:
 
     @intrinsic
     def ended(typingctx, barrier, parity):
-        """Whether the phase of this parity has ended; the thread may sleep for a while before it is told no."""
+        """Return whether the phase of this parity has ended; the thread may sleep for a while before False."""
         code = "{ .reg .pred done; mbarrier.try_wait.parity.shared::cta.b64 done, [$1], $2; selp.u32 $0, 1, 0, done; }"
 
         def codegen(context, builder, signature, args):

@@ -1,10 +1,11 @@
-"""Products of small matrices by a warp, from registers (compute capability 8.0 and up).
+"""Multiplication of small matrices by a warp, from registers (compute capability 8.0 and up).
 
-``multiply(kind)`` makes a device function ``(c, a, b)``: tuples of four, four and two 32-bit words, of which it returns
-``a @ b + c`` as four. A is 16 rows, B eight columns, each along k: 8 k of 32-bit words for `tf32`, 16 of 16-bit words
-for `bf16` and `f16`. Lane l holds rows l // 4 and eight below of C, and columns l % 4 * 2 and the next. Of A and B it
-holds what `load4` gives: four blocks of eight rows of 16 bytes from shared memory, of each the word l % 4 of row
-l // 4, where lane l names the address of row l % 8 of block l // 8.
+``multiply(kind)`` returns a device function ``(c, a, b)``. Its arguments are tuples of four, four and two 32-bit words,
+and it returns ``a @ b + c`` as four. A has 16 rows and B eight columns, each contiguous along k: 8 k of 32-bit words
+for `tf32`, 16 k of 16-bit words for `bf16` and `f16`. Of C, lane l holds row l // 4 and the row eight below, and
+columns l % 4 * 2 and the next. Of A and B, it holds what `load4` returns. `load4` reads four blocks of eight rows of 16
+bytes from shared memory. Lane l passes the address of row l % 8 of block l // 8, and gets word l % 4 of row l // 4 of
+each block.
 
 PTX ISA: "mma.sync", "ldmatrix". No simulator twin.
 """
@@ -33,19 +34,19 @@ else:
 
     @intrinsic
     def load4(typingctx, address):
-        """Four blocks of eight rows of 16 bytes, a word of each; `address` is this lane's row."""
+        """Read a word of each of four blocks of eight rows of 16 bytes; `address` is this lane's row."""
         code = "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];"
 
         def codegen(context, builder, signature, args):
             found = inline(builder, ir.LiteralStructType([WORD] * 4), args, code, "=r,=r,=r,=r,r,~{memory}")
-            found.attributes.add("convergent")  # not to be moved to where only some of the lanes come by
+            found.attributes.add("convergent")  # must not move to where only some of the lanes execute it
             found_words = [builder.extract_value(found, i) for i in range(4)]
             return context.make_tuple(builder, signature.return_type, found_words)
 
         return types.UniTuple(types.uint32, 4)(types.uint32), codegen
 
     def multiply(kind):
-        """Make the product ``(c, a, b)``."""
+        """Return the device function ``(c, a, b)``."""
         code = (
             f"mma.sync.aligned.{INSTRUCTIONS[kind]}.f32 {{$0, $1, $2, $3}}, {{$4, $5, $6, $7}}, {{$8, $9}}, "
             "{$10, $11, $12, $13};"

@@ -1,13 +1,14 @@
-"""Float32 rounded to what tensor cores multiply, and kept as float32.
+"""Rounding of float32 to the formats that tensor cores multiply; results stay float32.
 
-`tf32` keeps 10 bits of fraction, rounds halves away from zero, and leaves the lower 13 bits zero. `bf16` keeps 7,
-rounds halves to even, and leaves the lower 16 bits zero; `short_bf16` keeps 6 of them, and rounds halves away from
-zero. They have the exponents of float32: what is nearer to the next power of two than to the largest rounds to
-infinity. A NaN stays one; the instruction alone would round away the fraction of some. `f16` keeps 10 bits of fraction
-and rounds halves to even; what is 65,520 or more becomes infinity, what is below 2^-14 keeps fewer bits.
+`tf32` keeps 10 bits of fraction, rounds halves away from zero, and sets the lower 13 bits to zero. `bf16` keeps 7 bits,
+rounds halves to even, and sets the lower 16 bits to zero. `short_bf16` keeps 6 of these bits, and rounds halves away
+from zero. All three have the exponents of float32: a value nearer to the next power of two than to the largest number
+rounds to infinity. A NaN stays a NaN; the instruction alone would round away the fraction of some NaNs. `f16` keeps 10
+bits of fraction and rounds halves to even; values of 65,520 or more become infinity, and values below 2^-14 keep fewer
+bits.
 
-``pair(low, high)`` puts two BF16 into one 32-bit word, `pair_f16` two F16. `exponent` and `power` take a float's
-binary logarithm, rounded down, and make a float of one.
+``pair(low, high)`` packs two BF16 into one 32-bit word, `pair_f16` two F16. `exponent` returns a float's binary
+logarithm, rounded down; `power` returns the float of such a logarithm.
 
 PTX ISA: "cvt.rna.tf32.f32", "cvt.rn.bf16.f32" (compute capability 8.0 and up), "cvt.rn.f16.f32", "prmt".
 """
@@ -26,37 +27,37 @@ if SIMULATOR:
         return np.uint32(bits).view(np.float32)
 
     def tf32(value):
-        """The nearest TF32."""
+        """Round to the nearest TF32."""
         return _float(0x7FFFE000) if np.isnan(value) else _float(_bits(value) + 0x1000 & 0xFFFFE000)
 
     def bf16(value):
-        """The nearest BF16."""
+        """Round to the nearest BF16."""
         bits = _bits(value)
         return _float(0x7FFF0000) if np.isnan(value) else _float(bits + 0x7FFF + (bits >> 16 & 1) & 0xFFFF0000)
 
     def short_bf16(value):
-        """The nearest number of seven significant bits."""
+        """Round to the nearest number of seven significant bits."""
         return _float(0x7FFE0000) if np.isnan(value) else _float(_bits(value) + 0x10000 & 0xFFFE0000)
 
     def f16(value):
-        """The nearest F16."""
+        """Round to the nearest F16."""
         with np.errstate(over="ignore"):
             return np.float32(np.float16(value))
 
     def exponent(value):
-        """The binary logarithm of a positive float, rounded down; -127 of 0 and subnormals, 128 of infinity."""
+        """Binary logarithm of a positive float, rounded down; -127 for 0 and subnormals, 128 for infinity."""
         return np.int32((_bits(value) >> 23 & 0xFF) - 127)
 
     def power(logarithm):
-        """2 to the power of an integer from -126 to 127."""
+        """Return 2 to the power of an integer from -126 to 127."""
         return _float(int(logarithm) + 127 << 23)
 
     def pair_f16(low, high):
-        """The word of two F16, the first in its lower half."""
+        """Pack two F16 into a word, the first in its lower half."""
         return np.array([low, high], np.float16).view(np.float32)[0]
 
     def pair(low, high):
-        """The word of two BF16, the first in its lower half."""
+        """Pack two BF16 into a word, the first in its lower half."""
         return _float(_bits(low) >> 16 | _bits(high) & 0xFFFF0000)
 
 else:
@@ -93,7 +94,7 @@ else:
 
     @intrinsic
     def exponent(typingctx, value):
-        """The binary logarithm of a positive float, rounded down; -127 of 0 and subnormals, 128 of infinity."""
+        """Binary logarithm of a positive float, rounded down; -127 for 0 and subnormals, 128 for infinity."""
 
         def codegen(context, builder, signature, args):
             bits = builder.lshr(builder.bitcast(args[0], WORD), ir.Constant(WORD, 23))
@@ -103,7 +104,7 @@ else:
 
     @intrinsic
     def power(typingctx, logarithm):
-        """2 to the power of an integer from -126 to 127."""
+        """Return 2 to the power of an integer from -126 to 127."""
 
         def codegen(context, builder, signature, args):
             bits = builder.shl(builder.add(args[0], ir.Constant(WORD, 127)), ir.Constant(WORD, 23))

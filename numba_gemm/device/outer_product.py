@@ -1,11 +1,11 @@
-"""The outer product of a thread's fragments, in an order of one's choice.
+"""Outer product of a thread's fragments, in a selectable order.
 
-All orders make the same TM*TN products and add each to its own accumulator once, so their results are equal to the
-bit. They differ in which operand stays from one multiply-add to the next, and so in what the compiler can keep out of
-the register file: `numba_gemm.inspect.ffma` reads it from SASS, ``python -m numba_gemm.lab.bench.orders`` measures it.
-The compiler starts from this order but has one of its own.
+All orders compute the same TM*TN products and add each to its own accumulator once, so their results are bitwise equal.
+They differ in which operand stays the same from one multiply-add to the next, and so in what the compiler can keep out
+of the register file. `numba_gemm.inspect.ffma` reads this from SASS; ``python -m numba_gemm.lab.bench.orders`` measures
+it. The compiler starts from this order but chooses its own.
 
-The functions are plain Python over indexable fragments and serve the simulator as they are.
+The functions are plain Python over indexable fragments, so the simulator uses them unchanged.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ ORDERS = ("columns", "rows", "snake", "4x4", "4x4-columns")
 
 
 def outer_product(TM, TN, order):
-    """A device function ``multiply(a_frag, b_frag, acc)`` that adds one k-step's products to ``acc``.
+    """Return a device function ``multiply(a_frag, b_frag, acc)`` that adds the products of one k-step to ``acc``.
 
     Parameters
     ----------
     TM, TN : int
-        Floats in A's and in B's fragment; ``acc`` is TM x TN.
+        Floats in the fragments of A and B; ``acc`` is TM x TN.
     order : str
-        ``columns``: j outside, i inside, b_frag[j] stays. ``rows``: i outside, j inside, a_frag[i] stays. ``snake``:
-        rows, every other one backwards, so that b_frag[j] stays at the turn. ``4x4``: blocks of four rows and four
-        columns, by rows within; ``4x4-columns``: the same, by columns within, and columns of blocks.
+        ``columns``: outer loop over j, inner loop over i; b_frag[j] stays the same. ``rows``: outer loop over i, inner
+        loop over j; a_frag[i] stays the same. ``snake``: as ``rows``, with every other row backwards, so that b_frag[j]
+        stays the same at the turn. ``4x4``: blocks of four rows and four columns, row by row, also within a block.
+        ``4x4-columns``: the same blocks, column by column, also within a block.
 
     Raises
     ------
     ValueError
-        for another order, or extents that it does not divide.
+        For an unknown order, or for extents that the order does not divide.
     """
     if order not in ORDERS:
         raise ValueError(f"unknown order {order!r} of the outer product; the orders are {', '.join(ORDERS)}")

@@ -1,9 +1,10 @@
-"""Registers that warpgroups hand to one another while a block runs (compute capability 9.0a).
+"""Transfer of registers between the warpgroups of a running block (compute capability 9.0a).
 
-A block starts with the same number for every thread. `release` gives up what is above a count, `claim` waits until its
-warpgroup can have so many: both are for all threads of a warpgroup, and take a constant, a multiple of 8 from 24 to
-256. What a block's warpgroups hold must never exceed what it started with, or a claim waits for ever. The compiler
-ignores both unless it sees the whole program (`compiler.compile_cubin`).
+A block starts with the same number of registers for every thread. `release` gives up the registers above a count;
+`claim` waits until its warpgroup can have that many. All threads of a warpgroup must make the call, with a constant: a
+multiple of 8 from 24 to 256. The registers that a block's warpgroups hold must never exceed what the block started
+with, or a claim waits forever. The compiler ignores both calls unless it sees the whole program
+(`compiler.compile_cubin`).
 
 PTX ISA: "setmaxnreg". No simulator twin.
 """

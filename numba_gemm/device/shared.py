@@ -1,7 +1,7 @@
-"""Matrices within one flat piece of shared memory.
+"""Matrices within one flat array of shared memory.
 
-``cuda.shared.array(0, float32)`` is all the dynamic shared memory of a launch, one dimension long; it may exceed the
-48 KB of static shared memory. `shared_view` lays a matrix over a part of it. Rows lie one behind the other.
+``cuda.shared.array(0, float32)`` is all the dynamic shared memory of a launch, as a one-dimensional array; it may
+exceed the 48 KB of static shared memory. `shared_view` returns a part of it as a matrix, in row-major order.
 
 Simulator twin: the same part of the same array, reshaped.
 """
@@ -13,7 +13,7 @@ from ..simulator.switch import SIMULATOR
 if SIMULATOR:
 
     def shared_view(flat, start, rows, cols):
-        """A (rows, cols) matrix that begins ``start`` floats into a flat array."""
+        """Return a (rows, cols) matrix that begins ``start`` floats into a flat array."""
         if start < 0 or start + rows * cols > flat.shape[0]:
             raise IndexError(f"a {rows} x {cols} matrix at {start} does not fit into {flat.shape[0]} floats")
         return flat[start : start + rows * cols].reshape(rows, cols)
@@ -25,7 +25,7 @@ else:
 
     @intrinsic
     def shared_view(typingctx, flat, start, rows, cols):
-        """A (rows, cols) matrix that begins ``start`` floats into a flat array."""
+        """Return a (rows, cols) matrix that begins ``start`` floats into a flat array."""
         matrix_type = types.Array(types.float32, 2, "C")
 
         def codegen(context, builder, signature, args):

@@ -1,10 +1,10 @@
-"""Storing small matrices by a warp, from registers to shared memory (compute capability 9.0 and up).
+"""Stores of small matrices by a warp, from registers to shared memory (compute capability 9.0 and up).
 
-The way back of `numba_gemm.device.mma.load4`: four blocks of eight rows of 16 bytes, of which lane l holds the word l %
-4 of row l // 4 and names the address of row l % 8 of block l // 8. ``store4`` writes them so; ``store4_transposed``
-takes each block's 16-bit numbers by columns: word l % 4 of row l // 4 holds rows l % 4 * 2 and the next of column
-l // 4. A lane's accumulators of two neighbouring columns, rounded to 16 bits, go so to rows or to columns in one
-instruction, without a bank conflict where eight rows of 16 bytes lie in different banks.
+The inverse of `numba_gemm.device.mma.load4`, for four blocks of eight rows of 16 bytes. Of each block, lane l holds
+word l % 4 of row l // 4; it passes the address of row l % 8 of block l // 8. ``store4`` writes the blocks like this.
+``store4_transposed`` takes each block's 16-bit numbers by columns: word l % 4 of row l // 4 holds rows l % 4 * 2 and
+the next of column l // 4. So one instruction stores a lane's accumulators of two neighbouring columns, rounded to 16
+bits, to rows or to columns. There is no bank conflict if the eight rows of 16 bytes lie in different banks.
 
 PTX ISA: "stmatrix". No simulator twin.
 """
@@ -36,7 +36,7 @@ else:
                 place, values = args
                 operands = [place, *(builder.extract_value(values, i) for i in range(4))]
                 done = inline(builder, ir.VoidType(), operands, code, "r,r,r,r,r,~{memory}")
-                done.attributes.add("convergent")  # not to be moved to where only some of the lanes come by
+                done.attributes.add("convergent")  # must not move to where only some of the lanes execute it
                 return context.get_dummy_value()
 
             return types.void(types.uint32, types.UniTuple(types.uint32, 4)), codegen

@@ -1,12 +1,12 @@
-"""Asynchronous copies of rectangles from global to shared memory, by one thread (compute capability 9.0).
+"""Asynchronous copies of rectangles from global to shared memory, started by one thread (compute capability 9.0).
 
-A tensor map, 128 bytes that `numba_gemm.runtime.tensor_maps` makes on the host, describes matrices in global memory
-and the box that one copy brings: extents, strides, the order of 16-byte chunks in shared memory, and how a float is
-rounded on its way. `load` names it, and the coordinates of the box's first element: along what is contiguous, across
-it, and which matrix. What lies beyond the matrix's edges arrives as zeros, and counts among the bytes that the mbarrier
-waits for.
+A tensor map is 128 bytes that `numba_gemm.runtime.tensor_maps` creates on the host. It describes matrices in global
+memory and the box that one copy brings: extents, strides, the order of 16-byte chunks in shared memory, and how floats
+are rounded on their way. `load` takes the map and the coordinates of the box's first element: along the contiguous
+dimension, across it, and the index of the matrix. Elements beyond the matrix's edges arrive as zeros, and count among
+the bytes that the mbarrier waits for.
 
-The map lies in global memory. `acquire` lets this thread's copies see what the host has written there.
+The map lies in global memory. `acquire` makes what the host has written there visible to this thread's copies.
 
 PTX ISA: "cp.async.bulk.tensor", "fence.proxy.tensormap". No simulator twin.
 """
@@ -24,7 +24,7 @@ if not SIMULATOR:
 
     @intrinsic
     def acquire(typingctx, tensor_map):
-        """See the map at an address in global memory as it was before the kernel began."""
+        """Make the map at an address in global memory visible, as it was before the kernel began."""
 
         def codegen(context, builder, signature, args):
             inline(builder, ir.VoidType(), args, "fence.proxy.tensormap::generic.acquire.sys [$0], 128;", "l,~{memory}")

@@ -1,17 +1,17 @@
-"""Reads through the texture unit, and the clocks that time such reads: what Numba has no functions for.
+"""Reads through the texture unit, and clocks to time such reads, which Numba lacks.
 
-`texel` reads a texture object of one dimension over linear memory, which the host makes (``cuTexObjectCreate``) and
-hands to the kernel as a number of 64 bits: up to four channels of 32 bits of the texel at an index, as integers, in one
-TEX instruction. Nothing filters, scales or normalizes. The texture unit's cache is L1; it is not told of what the same
-kernel writes.
+`texel` reads a one-dimensional texture object over linear memory. The host creates the object (``cuTexObjectCreate``)
+and passes it to the kernel as a 64-bit number. One TEX instruction returns up to four 32-bit channels of the texel at
+an index, as integers, without filtering, scaling or normalization. The texture unit's cache is L1; it does not see
+writes by the same kernel.
 
-`cycles` reads the multiprocessor's clock, which runs as fast as the multiprocessor does, and `nanoseconds` the GPU's
-own, which moves in steps of up to a microsecond. Memory accesses stay on their side of both.
+`cycles` reads the multiprocessor's clock, which runs at the multiprocessor's frequency. `nanoseconds` reads the GPU's
+clock, which advances in steps of up to a microsecond. Memory accesses are not moved across either read.
 
 PTX ISA: "tex", "Indirect Texture Access", "%clock64", "%globaltimer".
 
-Simulator twin: a texture is an array of texels by channels, and an index outside of it raises; channels that it has not
-are 0, but the fourth, 1, as the hardware fills them in. Both clocks are the host's nanoseconds.
+Simulator twin: a texture is an array of texels by channels, and an index outside of it raises. Missing channels are 0,
+except the fourth, which is 1, as on the hardware. Both clocks return the host's nanoseconds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if SIMULATOR:
     from .watch import read_run
 
     def texel(texture, x):
-        """The four channels of the texel at an index, as unsigned integers."""
+        """Return the four channels of the texel at an index, as unsigned integers."""
         count, channels = texture.shape
         if not 0 <= x < count:
             raise IndexError(f"texel {x} of a texture of {count}")
@@ -52,7 +52,7 @@ else:
 
     @intrinsic
     def texel(typingctx, texture, x):
-        """The four channels of the texel at an index, as unsigned integers."""
+        """Return the four channels of the texel at an index, as unsigned integers."""
         code = "tex.1d.v4.u32.s32 {$0, $1, $2, $3}, [$4, {$5}];"
 
         def codegen(context, builder, signature, args):

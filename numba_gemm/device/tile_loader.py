@@ -1,23 +1,23 @@
-"""How a block's threads bring a tile of an operand into shared memory, by the operand's layout.
+"""Loading of an operand's tiles into shared memory by a block's threads, for each layout of the operand.
 
-The operand is seen as (mn, k): A as it is, B transposed, so that one loader serves both. Its tile lies in shared memory
-k by k, `pitch` floats apart, which is how fragments are read. Modes, by what is contiguous in global memory and how
-much of it an instruction may take:
+The operand is treated as (mn, k): A as it is, B transposed, so that one loader serves both. In shared memory, the tile
+is stored k by k, `pitch` floats apart, as fragments are read. The mode depends on what is contiguous in global memory
+and how much of it one instruction may read:
 
 ========== ==================================== =================================================================
-mode       needs                                how a tile travels
+mode       needs                                how a tile is loaded
 ========== ==================================== =================================================================
 `along4`   k contiguous, 16-byte aligned        128-bit loads of 4 k into registers, then 4 stores, transposing
 `across4`  mn contiguous, 16-byte aligned       16-byte asynchronous copies
-`along1`   k contiguous                         4-byte asynchronous copies, 8 k of 4 rows a warp, transposing
-`across1`  mn contiguous                        4-byte asynchronous copies, 32 neighbours a warp
+`along1`   k contiguous                         4-byte asynchronous copies, 8 k of 4 rows per warp, transposing
+`across1`  mn contiguous                        4-byte asynchronous copies, 32 consecutive floats per warp
 `any`      nothing                              as `along1`, with a stride along k
 ========== ==================================== =================================================================
 
-Each thread keeps addresses and moves them from tile to tile: all that the loop computes is steps from one copy to the
-next. Edges cost little there either. Along k, only the first tile of a product is partial (`begin`, which fills with
-zeros); the others are whole (`fetch`). Rows beyond the operand are replaced by its last row, or left uncopied: what
-they contribute belongs to rows of C that do not exist.
+Each thread keeps addresses and advances them from tile to tile, so the loop computes only the steps from one copy to
+the next. Edges also cost little. Along k, only the first tile of a product is partial (`begin`, which fills with
+zeros); the others are whole (`fetch`). Rows beyond the operand are replaced by its last row, or not copied: they
+contribute only to rows of C that do not exist.
 """
 
 from __future__ import annotations
@@ -42,32 +42,32 @@ from .address import (
 )
 
 MODES = ("along4", "across4", "along1", "across1", "any")
-SECTOR = 8  # floats of k that neighbouring threads copy of a row: 32 bytes
-LINE = 32  # floats that a warp copies of a k
+SECTOR = 8  # floats along k that neighbouring threads copy of a row: 32 bytes
+LINE = 32  # floats that a warp copies of one k
 
 
 @dataclass(frozen=True)
 class TileLoader:
-    """Device functions that load the tiles of one operand, and the registers that they keep between them.
+    """Device functions that load the tiles of one operand, and the registers that they keep between calls.
 
     Attributes
     ----------
     addresses, staged : int
-        Length of the local arrays of addresses (int64) and of values on their way (float32).
+        Lengths of the local arrays of addresses (int64) and of values in flight (float32).
     parts : int
-        Parts that a tile is fetched in, so that many small copies need not be started at once.
+        Number of parts in which a tile is fetched, so that many small copies need not be started at once.
     origin : ``(tid) -> int``
-        Bytes from the start of a tile in shared memory to where the thread's first copy goes.
+        Bytes from the start of a tile in shared memory to the destination of the thread's first copy.
     place : ``(x, first, k0, tid, addresses)``
         Compute the addresses for the tile whose first row is `first` and whose first k is `k0`.
     valid : ``(x, first, tid) -> uint32``
-        How many of the thread's copies of a k, or of a sector of k, lie inside, where that is what keeps them inside.
+        Number of the thread's copies per k, or per sector of k, that lie inside, in modes that need this limit.
     begin : ``(tiles, to, x, addresses, valid, width, tid, staged)``
-        Start loading a tile of which only the first `width` k exist.
+        Start loading a partial tile: only its first `width` k exist.
     fetch : ``(tiles, to, x, addresses, valid, more, staged, part)``
-        Start loading a part of a whole tile, a constant; nothing is read unless `more`.
+        Start loading part `part`, a constant, of a whole tile; nothing is read unless `more`.
     settle : ``(tiles, to, staged)``
-        Store what is on its way in registers.
+        Store the values in flight from registers to shared memory.
     """
 
     addresses: int
@@ -82,12 +82,12 @@ class TileLoader:
 
     @property
     def functions(self) -> tuple[Any, ...]:
-        """The device functions, in the order above: a kernel's closure needs each by a name of its own."""
+        """The device functions, in the order above; a kernel's closure needs a separate name for each."""
         return self.origin, self.place, self.valid, self.begin, self.fetch, self.settle
 
 
 def covers(mode: str, extent: int, bk: int, threads: int) -> bool:
-    """Whether the threads' copies cover a tile exactly."""
+    """Return whether the threads' copies cover a tile exactly."""
     if mode == "along4":
         return bk % 4 == 0 and threads % (bk // 4) == 0 and extent % (threads // (bk // 4)) == 0
     if mode == "across4":
@@ -99,9 +99,9 @@ def covers(mode: str, extent: int, bk: int, threads: int) -> bool:
 
 
 def tile_loader(mode: str, extent: int, bk: int, threads: int, pitch: int, parts: int = 1) -> TileLoader:
-    """Return the loader of tiles of `extent` rows and `bk` k by so many threads; ``covers`` must hold.
+    """Return the loader of tiles of `extent` rows and `bk` k by `threads` threads; ``covers`` must hold.
 
-    A tile comes in at most `parts` parts, and in one where vectors bring it.
+    A tile is fetched in at most `parts` parts, or in one part if vector accesses load it.
     """
     if mode not in MODES:
         raise ValueError(f"mode is {mode!r}; expected one of {', '.join(MODES)}")
@@ -127,7 +127,7 @@ def _nothing_to_settle(tiles, to, staged):
 
 
 def _along4(extent, bk, threads, pitch):
-    VECTORS = bk // 4  # of a row
+    VECTORS = bk // 4  # vectors per row
     ROWS = threads // VECTORS  # rows that the block loads at a time
     LOADS = extent // ROWS
 
@@ -164,7 +164,7 @@ def _along4(extent, bk, threads, pitch):
 
 def _across4(extent, bk, threads, pitch):
     PER_K = threads // bk  # threads that share a k
-    STEP = 4 * PER_K  # floats from one copy of a thread to its next
+    STEP = 4 * PER_K  # floats from one copy of a thread to its next copy
     COPIES = extent // STEP
 
     @device_function
@@ -199,7 +199,7 @@ def _across4(extent, bk, threads, pitch):
 def _across1(extent, bk, threads, pitch, parts):
     AT_ONCE = threads // LINE  # k that the block copies at a time
     ROUNDS = bk // AT_ONCE
-    COPIES = extent // LINE  # of a k, by a thread
+    COPIES = extent // LINE  # copies per thread of one k
     AT_A_TIME = -(-ROUNDS * COPIES // parts)
 
     @device_function
@@ -247,7 +247,7 @@ def _along1(extent, bk, threads, pitch, parts, unit):
 
     @device_function
     def between(x):
-        """Bytes from one copy of a row to the same thread's next."""
+        """Bytes from one copy of a thread to its next copy in the same row."""
         return int64(4 * SECTOR) if unit else SECTOR * col_step(x)
 
     @device_function

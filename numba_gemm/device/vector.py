@@ -1,9 +1,9 @@
 """128-bit accesses: four consecutive floats of a row in one instruction.
 
-Numba turns ``x[row, col]`` into one 32-bit access and never joins four of them in global memory. `load4` and `store4`
-say what is meant: LDG.E.128 and STG.E.128 on an array in global memory, LDS.128 and STS.128 on one in shared memory.
-The address must be a multiple of 16 bytes, and the four floats must be neighbours; neither is checked on the hardware
-(a misaligned address faults). PTX ISA: "ld" and "st", vector forms ``.v4.f32``.
+Numba compiles ``x[row, col]`` to one 32-bit access and never merges four of them in global memory. `load4` and `store4`
+request the vector access: LDG.E.128 and STG.E.128 on an array in global memory, LDS.128 and STS.128 on one in shared
+memory. The address must be a multiple of 16 bytes, and the four floats must be consecutive; neither is checked on the
+hardware (a misaligned address faults). PTX ISA: "ld" and "st", vector forms ``.v4.f32``.
 
 Simulator twin: the same four elements, after a check of alignment and of unit column stride.
 """
@@ -23,7 +23,7 @@ if SIMULATOR:
     from .watch import address, read_run, write_run
 
     def _check_vector(array, row, col):
-        """What the hardware demands of a 128-bit access."""
+        """Raise unless the hardware can make this 128-bit access."""
         row_stride, col_stride = array.strides
         place = address(array) + int(row) * row_stride + int(col) * col_stride
         if col_stride != array.itemsize or array.itemsize != 4:
@@ -34,7 +34,7 @@ if SIMULATOR:
             raise IndexError(f"128-bit access to [{row}, {col}:{col + 4}] of an array of shape {array.shape}")
 
     def load4(array, row, col):
-        """Floats ``array[row, col:col+4]`` as a tuple, in one 128-bit access."""
+        """Read ``array[row, col:col+4]`` as a tuple in one 128-bit access."""
         _check_vector(array, row, col)
         return read_run(array, [(row, col + i) for i in range(4)])
 
@@ -66,7 +66,7 @@ else:
 
     @intrinsic
     def load4(typingctx, array, row, col):
-        """Floats ``array[row, col:col+4]`` as a tuple, in one 128-bit access."""
+        """Read ``array[row, col:col+4]`` as a tuple in one 128-bit access."""
 
         def codegen(context, builder, signature, args):
             vector = builder.load(vector_address(context, builder, signature.args[0], *args), align=VECTOR_BYTES)
@@ -102,7 +102,7 @@ def store4_down(array, row, col, values):
 
 @device_function
 def fetch4(array, row, col):
-    """``array[row, col:col+4]`` in one access, or four zeros outside; the extents are whole vectors."""
+    """Read ``array[row, col:col+4]`` in one access, or return four zeros outside; the extents are whole vectors."""
     if row < array.shape[0] and col < array.shape[1]:
         return load4(array, row, col)
     return (float32(0), float32(0), float32(0), float32(0))
@@ -110,7 +110,7 @@ def fetch4(array, row, col):
 
 @device_function
 def fetch1(array, row, col):
-    """``array[row, col]``, or zero outside."""
+    """Read ``array[row, col]``, or return zero outside."""
     if row < array.shape[0] and col < array.shape[1]:
         return array[row, col]
     return float32(0)
@@ -118,5 +118,5 @@ def fetch1(array, row, col):
 
 @device_function
 def fetch4_any(array, row, col):
-    """``array[row, col:col+4]`` with a zero for each float outside, by 32-bit accesses: any strides, any extents."""
+    """Read ``array[row, col:col+4]`` by 32-bit accesses, with zeros outside, for any strides and extents."""
     return read4_if(row < array.shape[0], array, row, col)

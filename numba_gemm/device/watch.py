@@ -1,11 +1,12 @@
-"""Memory whose accesses are seen one by one, in the simulator: what tracing is made of.
+"""Arrays that report each access in the simulator; tracing is built on them.
 
-A `Watched` array tells its recorder of every element that is read or written, and hands the recorder on to its views.
-What the hardware does in one instruction, the twins of vector accesses and copies do by `read_run`, `write_run` and
-`Copy`, so that it counts as one access of so many bytes; with other arrays these do the same, unseen.
+A `Watched` array reports each element that is read or written to its recorder, and passes the recorder on to its views.
+The twins of vector accesses and copies use `read_run`, `write_run` and `Copy`, so that one instruction of the hardware
+counts as one access of several bytes. On other arrays these do the same without reports.
 
-A recorder has ``access(array, address, size, kind)``, which returns what ``paired(read, write)`` is given for the two
-of an asynchronous copy, and ``landed(write)`` when it is known to be in shared memory.
+A recorder has three methods. ``access(array, address, size, kind)`` returns a handle. ``paired(read, write)`` gets the
+handles of the two accesses of an asynchronous copy. ``landed(write)`` is called when the copy is known to be in shared
+memory.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if SIMULATOR:
     import numpy as np
 
     class Watched(np.ndarray):
-        """An array with a `recorder`, None until it has one, and the recorder's own name of it."""
+        """Array with a `recorder`, None until it has one, and the name that the recorder uses for the array."""
 
         recorder = None
         name = None
@@ -41,16 +42,16 @@ if SIMULATOR:
             if not isinstance(target, np.ndarray):
                 self.recorder.access(self, place_of(self, index), self.itemsize, WRITE)
                 return
-            for place in np.ndindex(target.shape):  # a slice: each element for itself
+            for place in np.ndindex(target.shape):  # a slice: one access per element
                 self.recorder.access(target, place_of(target, place), self.itemsize, WRITE)
 
         @property
         def flat(self):
-            """Elements in the order of rows."""
+            """Elements in row-major order."""
             return _Flat(self)
 
     class _Flat:
-        """`Watched.flat`."""
+        """Value of `Watched.flat`."""
 
         def __init__(self, array):
             self._array = array
@@ -68,17 +69,17 @@ if SIMULATOR:
             return (self[i] for i in range(len(self)))
 
     def watched(array, recorder, name):
-        """The same memory, watched."""
+        """Return a watched view of an array."""
         made = array.view(Watched)
         made.recorder, made.name = recorder, name
         return made
 
     def like(array, other):
-        """An array that is watched as another one is, or not."""
+        """Return an array that is watched as `other` is, or unchanged if `other` is not."""
         return watched(array, other.recorder, other.name) if isinstance(other, Watched) else array
 
     def address(array):
-        """Where an array begins."""
+        """Address of an array's first element."""
         return array.__array_interface__["data"][0]
 
     def place_of(array, index):
@@ -90,7 +91,7 @@ if SIMULATOR:
         return place
 
     def unwatched(array):
-        """The same array, unseen."""
+        """Return a view of an array whose accesses are not reported."""
         return array.view(np.ndarray) if isinstance(array, Watched) else array
 
     def _see(array, places, kind):
@@ -99,22 +100,22 @@ if SIMULATOR:
         return None
 
     def read_run(array, places):
-        """Neighbouring elements, in one access."""
+        """Read neighbouring elements in one access."""
         _see(array, places, READ)
         plain = unwatched(array)
         return tuple([plain[place] for place in places])
 
     def write_run(array, places, values):
-        """Write neighbouring elements, in one access."""
+        """Write neighbouring elements in one access."""
         _see(array, places, WRITE)
         plain = unwatched(array)
         for place, value in zip(places, values, strict=True):
             plain[place] = value
 
     class Copy:
-        """An asynchronous copy of neighbours, or of zeros where there are no sources, from its start on.
+        """Asynchronous copy of neighbouring elements, or of zeros if there are no sources, from its start on.
 
-        Until it lands the target holds NaN, since the bytes may change at any time.
+        Until it lands, the target holds NaN, since the bytes may change at any time.
         """
 
         __slots__ = ("_seen", "_source", "_sources", "_target", "_targets")
@@ -130,7 +131,7 @@ if SIMULATOR:
                 self._target[place] = np.float32(np.nan)
 
         def land(self):
-            """Read the source, as it is now, and write it."""
+            """Write the source's current values to the target."""
             for i, place in enumerate(self._targets):
                 self._target[place] = self._source[self._sources[i]] if self._sources else np.float32(0)
             if self._seen is not None:

@@ -1,22 +1,24 @@
-"""Products of small matrices by a warpgroup: four consecutive warps, 64 rows (compute capability 9.0a).
+"""Multiplication of small matrices by a warpgroup: four consecutive warps, 64 rows (compute capability 9.0a).
 
-``multiply(kind, columns)`` makes a device function ``(acc, a, b, keep)`` that starts ``acc = A @ B + (acc if keep else
-0)``. A is 64 rows, B `columns`, each along k in shared memory; `a` and `b` are what `descriptor` makes of their
-addresses. `acc` is a local array of ``columns // 2`` floats. Products run asynchronously, one after the other:
+``multiply(kind, columns)`` returns a device function ``(acc, a, b, keep)`` that starts ``acc = A @ B + (acc if keep
+else 0)``. A has 64 rows and B `columns` columns, each contiguous along k in shared memory; `a` and `b` are the
+descriptors that `descriptor` returns for their addresses. `acc` is a local array of ``columns // 2`` floats. Products
+run asynchronously, one after the other:
 
-- `fence` before the first, so that registers are seen as they are;
-- `show_stores` before that, by each thread that has put something into shared memory by ordinary stores, and a barrier;
-- `commit` closes the group of those started since the last;
-- ``wait(acc, newest)``, which `waiting` makes, until at most the `newest` groups are in flight. It takes the
-  accumulators that are waited for, or the compiler would move their uses above it.
+- `fence` must precede the first product, so that it reads the current registers;
+- `show_stores` must precede that, in each thread that has written to shared memory by ordinary stores, and a barrier;
+- `commit` closes the group of products started since the last `commit`;
+- ``wait(acc, newest)``, which `waiting` returns, waits until at most the `newest` groups are in flight. It takes the
+  accumulators that are waited for; otherwise the compiler would move their uses above it.
 
-`multiply_rows` takes rows of A from registers: of each 8 k, l % 4 of the upper row and the lower one of those below,
-then both four further on. They must stay as they are until the products have been waited for (`waiting_for_rows`).
+`multiply_rows` takes rows of A from registers. Of each 8 k, lane l holds element l % 4 of its upper row, the same of
+its lower row, then element l % 4 + 4 of both. The registers must not change until the products have been waited for
+(`waiting_for_rows`).
 
-Lane l of warp w holds rows ``16 * w + l // 4`` and eight below, and of every eight columns ``l % 4 * 2`` and the next:
-``acc[4 * j + 2 * down + right]``.
+Lane l of warp w holds row ``16 * w + l // 4`` and the row eight below, and of every eight columns ``l % 4 * 2`` and the
+next: ``acc[4 * j + 2 * down + right]``.
 
-Kinds: `tf32`, 8 k of 32-bit words of which the lower 13 bits are ignored; `bf16` and `f16`, 16 k of 16-bit words.
+Kinds: `tf32`, 8 k of 32-bit words whose lower 13 bits are ignored; `bf16` and `f16`, 16 k of 16-bit words.
 
 PTX ISA: "wgmma.mma_async", "fence.proxy.async", "wgmma.fence", "wgmma.commit_group", "wgmma.wait_group", "Matrix
 Descriptor Format". No simulator twin.
@@ -26,9 +28,9 @@ from __future__ import annotations
 
 from ..simulator.switch import SIMULATOR
 
-ROW_BYTES = 128  # of a row of a tile, along k; rows in groups of eight, 16-byte chunks exchanged within each by XOR
+ROW_BYTES = 128  # per row of a tile, along k; rows form groups of eight, 16-byte chunks permuted within each by XOR
 GROUP_BYTES = 8 * ROW_BYTES
-STEP_BYTES = 32  # of k that one product takes
+STEP_BYTES = 32  # along k that one product takes
 INSTRUCTIONS = {"tf32": "k8.f32.tf32.tf32", "bf16": "k16.f32.bf16.bf16", "f16": "k16.f32.f16.f16"}
 
 if SIMULATOR:
@@ -38,7 +40,7 @@ if SIMULATOR:
         raise NotImplementedError("the simulator has no matrix instructions; compile for 9.0, or run on such a GPU")
 
     def waiting_for_rows(columns, held):
-        """Raise likewise."""
+        """Raise: the simulator has no matrix instructions."""
         return waiting(columns)
 
 else:
@@ -49,12 +51,12 @@ else:
     from .address import inline
 
     WORD, LONG, FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
-    # 128-byte swizzle; groups of eight rows 1024 bytes apart; the leading distance does not matter with it.
+    # 128-byte swizzle; groups of eight rows 1024 bytes apart; with this swizzle the leading distance does not matter.
     FORMAT = 1 << 62 | GROUP_BYTES // 16 << 32 | 1 << 16
 
     @intrinsic
     def descriptor(typingctx, address):
-        """Descriptor of rows of 128 bytes at a multiple of 1024 bytes of shared memory, or of k-steps into them."""
+        """Descriptor of 128-byte rows at a multiple of 1024 bytes of shared memory, or of k-steps into them."""
 
         def codegen(context, builder, signature, args):
             place = builder.and_(builder.lshr(args[0], ir.Constant(WORD, 4)), ir.Constant(WORD, 0x3FFF))
@@ -63,7 +65,7 @@ else:
         return types.uint64(types.uint32), codegen
 
     def together(call):
-        """Forbid that the compiler moves a call to where only some of the threads come by."""
+        """Keep the compiler from moving a call to where only some of the threads execute it."""
         call.attributes.add("convergent")
         return call
 
@@ -87,7 +89,7 @@ else:
         return [builder.gep(data, [ir.Constant(WORD, i)]) for i in range(count)]
 
     def _through(builder, places, code, operands, constraints, fresh=False):
-        """Emit PTX that reads and writes all accumulators; or writes them only, if they are `fresh`."""
+        """Emit PTX that reads and writes all accumulators, or only writes them if `fresh`."""
         count = len(places)
         values = [] if fresh else [builder.load(place) for place in places]
         tied = ",".join(["=f"] * count + constraints + [str(i) for i in range(len(values))])
@@ -97,12 +99,12 @@ else:
             builder.store(builder.extract_value(result, i), place)
 
     def waiting(columns):
-        """Make `wait` for accumulators of so many columns."""
+        """Return a `wait` for accumulators of `columns` columns."""
         count = columns // 2
 
         @intrinsic
         def wait(typingctx, acc, newest):
-            """Wait until at most the `newest` groups of products are in flight; a constant."""
+            """Wait until at most the `newest` groups of products are in flight; `newest` is a constant."""
             if not isinstance(newest, types.IntegerLiteral):
                 return None
             code = f"wgmma.wait_group.sync.aligned {newest.literal_value};"
@@ -116,18 +118,18 @@ else:
         return wait
 
     def waiting_for_rows(columns, held):
-        """Make `wait` of accumulators of so many columns and of the floats that the products waited for have read."""
+        """Return a `wait` for accumulators of `columns` columns and the `held` floats that their products read."""
         count = columns // 2
 
         @intrinsic
         def wait(typingctx, acc, rows, newest):
-            """Wait until at most the `newest` groups of products are in flight; a constant."""
+            """Wait until at most the `newest` groups of products are in flight; `newest` is a constant."""
             if not isinstance(newest, types.IntegerLiteral):
                 return None
             code = f"wgmma.wait_group.sync.aligned {newest.literal_value};"
 
             def codegen(context, builder, signature, args):
-                # As operands, which the registers stay until here.
+                # As operands of the wait, so that the registers stay unchanged until here.
                 rows = [builder.load(place) for place in _places(context, builder, signature.args[1], args[1], held)]
                 places = _places(context, builder, signature.args[0], args[0], count)
                 _through(builder, places, code, rows, ["f"] * held)
@@ -138,7 +140,7 @@ else:
         return wait
 
     def multiply_rows(columns, first):
-        """Make the product of TF32 rows in registers: ``(acc, rows, b, keep)``, of four floats from the `first` on."""
+        """Return the product ``(acc, rows, b, keep)`` of TF32 rows in registers: four floats, from the `first` on."""
         count = columns // 2
         registers = ", ".join(f"${i}" for i in range(count))
         row_registers = ", ".join(f"${count + i}" for i in range(4))
@@ -163,10 +165,10 @@ else:
         return product
 
     def multiply(kind, columns, fresh=False):
-        """Make the product of 64 rows and so many columns: ``(acc, a, b, keep)``; or, `fresh`, one that never keeps."""
+        """Return the product ``(acc, a, b, keep)`` of 64 rows and `columns` columns; if `fresh`, it never keeps."""
         count = columns // 2
         registers = ", ".join(f"${i}" for i in range(count))
-        transposed = "" if kind == "tf32" else ", 0, 0"  # 16-bit operands might lie across k: these do not
+        transposed = "" if kind == "tf32" else ", 0, 0"  # 16-bit operands could be contiguous across k; these are not
         code = (
             f"{{ .reg .pred keep; setp.ne.b32 keep, {0 if fresh else f'${count + 2}'}, 0; "
             f"wgmma.mma_async.sync.aligned.m64n{columns}{INSTRUCTIONS[kind]} "

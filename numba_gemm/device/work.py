@@ -1,23 +1,22 @@
-"""Tiles shared between blocks: which block computes what, and how partial sums meet.
+"""Tiles shared between blocks: the work of each block, and the addition of partial sums.
 
-The k-tiles of all tiles of C that are to be shared form one line, which is cut into as many equal pieces as there are
-blocks. A piece may end in the middle of a tile; the blocks that have a part of one tile write their partial sums to a
-workspace, and the last of them to arrive adds all parts, in the order of k whoever that is: the same bits every time.
-Nobody waits for anybody. Osama et al., "Stream-K: Work-Centric Parallel Decomposition for Dense Matrix-Matrix
-Multiplication on the GPU" (2023), arXiv:2301.03598, is the source of the line; there one of the blocks waits for the
-others.
+The k-tiles of all shared tiles of C form one line, which is cut into as many equal pieces as there are blocks. A piece
+may end in the middle of a tile. The blocks that compute parts of a tile write their partial sums to a workspace, and
+the last of them to arrive adds all parts. It always adds in the order of k, so the result has the same bits every time.
+No block waits for another. The line comes from Osama et al., "Stream-K: Work-Centric Parallel Decomposition for Dense
+Matrix-Matrix Multiplication on the GPU" (2023), arXiv:2301.03598; there, one of the blocks waits for the others.
 
 A kernel is given a `Work`:
 
-- `partials`, `counters`: addresses of the workspace, and of one 32-bit counter for each shared tile. Counters are zero
+- `partials`, `counters`: addresses of the workspace, and of one 32-bit counter per shared tile. Counters are zero
   before a launch and zero again after it;
-- `whole`: how many tiles of C are not shared. Block g computes tiles g, g + blocks, ... of these;
-- `base`, `extra`: the line's piece of block g begins at ``g * base + min(g, extra)``;
-- `k_tiles`: k-tiles of a tile of C;
+- `whole`: number of tiles of C that are not shared. Block g computes tiles g, g + blocks, ... of these;
+- `base`, `extra`: block g's piece of the line begins at ``g * base + min(g, extra)``;
+- `k_tiles`: k-tiles per tile of C;
 - `rows`, `cols`: tiles of a matrix along its rows and columns; `group`: rows of tiles that are walked together, column
   by column, so that blocks that run together share more of A and B in the L2 cache;
-- `matrices`: how many products there are; `inner`, `middle`: extents of the last two of three batch dimensions, and
-  `a_outer` to `c_inner`: bytes from a matrix to the next along each of the three, 0 where an operand is broadcast.
+- `matrices`: number of products; `inner`, `middle`: extents of the last two of three batch dimensions, and `a_outer` to
+  `c_inner`: bytes from one matrix to the next along each of the three, 0 where an operand is broadcast.
 
 PTX ISA: "atom", "ld", "st", "Memory Consistency Model".
 """
@@ -58,7 +57,7 @@ if SIMULATOR:
     Work = namedtuple("Work", FIELDS)  # type: ignore[misc]
 
     def arrive(work, tile):
-        """Count this block at a shared tile; return how many came before."""
+        """Count this block at a shared tile; return how many blocks arrived before."""
         before = int(work.counters[tile])
         work.counters[tile] = before + 1
         return before
@@ -83,7 +82,7 @@ else:
     WORD, LONG, FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
 
     class WorkType(types.Type):
-        """Numba type of what a block needs to know of its share, as 64-bit words."""
+        """Numba type of `Work`, which describes each block's share, as 64-bit words."""
 
         def __init__(self):
             super().__init__(name="Work")
@@ -120,11 +119,11 @@ else:
 
     @intrinsic
     def arrive(typingctx, work, tile):
-        """Count this block at a shared tile; return how many came before.
+        """Count this block at a shared tile; return how many blocks arrived before.
 
-        Behind a barrier, this shows all blocks what the block's threads wrote before it; and in front of one, it shows
-        the block's threads what the blocks that came before wrote. The barriers order the block's own accesses, and
-        release and acquire pass on what they order ("Causality order" in PTX ISA's memory consistency model).
+        After a barrier, this makes what the block's threads wrote before the barrier visible to all blocks. Before a
+        barrier, it makes what earlier blocks wrote visible to the block's threads. The barriers order the block's own
+        accesses; release and acquire pass that order on ("Causality order" in PTX ISA's memory consistency model).
         """
 
         def codegen(context, builder, signature, args):
@@ -171,24 +170,24 @@ else:
         """Read a float of a partial sum that another block may have written."""
 
         def codegen(context, builder, signature, args):
-            # past the L1 cache, which others do not write through
+            # bypasses the L1 cache, which other blocks' writes do not reach
             return _asm(builder, FLOAT, [_place(builder, *args)], "ld.global.cg.f32 $0, [$1];", "=f,l,~{memory}")
 
         return types.float32(work, types.int64), codegen
 
 
-# Numba widens a product of 32-bit integers to 64 bits, and a division by one is then a call: hence every uint32 below.
+# Numba widens a product of 32-bit integers to 64 bits, and a 64-bit division is a call: hence every uint32 below.
 
 
 @device_function
 def piece(work, block):
-    """Where a block's piece of the line of shared k-tiles begins."""
+    """Start of a block's piece of the line of shared k-tiles."""
     return uint32(uint32(block * uint32(work.base)) + min(block, uint32(work.extra)))
 
 
 @device_function
 def owner(work, at):
-    """The block whose piece a place on the line belongs to."""
+    """Block whose piece contains a position on the line."""
     base, extra = uint32(work.base), uint32(work.extra)
     long = uint32(extra * uint32(base + 1))
     return uint32(at // uint32(base + 1)) if at < long else uint32(extra + uint32(uint32(at - long) // base))
@@ -196,14 +195,14 @@ def owner(work, at):
 
 @device_function
 def part_slot(work, index, lead, q):
-    """Where in the workspace part q of shared tile `index` is, whose first part is block `lead`'s."""
+    """Workspace slot of part q of shared tile `index`, whose first part belongs to block `lead`."""
     second = q == 0 and piece(work, lead) < uint32(index * uint32(work.k_tiles))
     return int64(2 * (lead + q) + (1 if second else 0))
 
 
 @device_function
 def member_of(work, tile):
-    """Which matrix of the batch a tile belongs to."""
+    """Index in the batch of the matrix that a tile belongs to."""
     return uint32(tile // uint32(uint32(work.rows) * uint32(work.cols)))
 
 
@@ -218,7 +217,7 @@ def batch_place(work, member):
 
 @device_function
 def tile_place(work, tile):
-    """Row and column, in tiles, of a tile of its matrix: rows are walked in groups, column by column."""
+    """Row and column, in tiles, of a tile in its matrix; rows are walked in groups, column by column."""
     top, height = uint32(0), uint32(work.rows)
     if height > uint32(work.group):
         band = uint32(uint32(work.group) * uint32(work.cols))
@@ -231,11 +230,11 @@ def tile_place(work, tile):
 
 
 def row_partial(columns, threads, sums):
-    """Two device functions that write, and that read, row i of a thread tile's part of a partial sum.
+    """Return two device functions that store and load row i of a thread tile's part of a partial sum.
 
-    A part is `sums` floats, as its threads hold them: one float of every thread, side by side, then the next. (In
-    vectors it would take fewer instructions, but tie four sums to neighbouring registers throughout the kernel.) The
-    columns of a row are written out in fours, as in `blend.row_store`.
+    A part has `sums` floats: one float of every thread, side by side, then the next float of every thread. (Vector
+    accesses would take fewer instructions, but tie four sums to neighbouring registers throughout the kernel.) The
+    columns of a row are unrolled by hand in groups of four, as in `blend.row_store`.
     """
     if columns not in (4, 8, 16):
         raise ValueError(f"thread tiles of 4, 8 or 16 columns can be shared, got {columns}")

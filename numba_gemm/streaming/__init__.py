@@ -1,8 +1,8 @@
-"""Products of matrices in host memory that need not fit on the device.
+"""Multiplication of matrices in host memory that need not fit on the device.
 
-`streamed_sgemm` divides C into blocks and k into panels (`blocking`), brings panels to the device and takes finished
-strips of C from it while products go on (`pipeline`), on queues of the device (`queues`), to and from ordinary,
-page-locked or file-backed memory (`host`); `prediction` says how long that takes.
+`streamed_sgemm` divides C into blocks and k into panels (`blocking`). While products run, it copies panels to the
+device and finished strips of C from it (`pipeline`), on queues of the device (`queues`), from and to ordinary,
+page-locked or file-backed memory (`host`). `prediction` predicts how long that takes.
 """
 
 from .blocking import Blocking

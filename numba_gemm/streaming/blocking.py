@@ -1,14 +1,14 @@
-"""How a product is divided when its matrices do not lie on the device: blocks of C, panels along k, strips of rows.
+"""Division of a product whose matrices are not on the device: blocks of C, panels along k, strips of rows.
 
-A block of C stays on the device while the panels of A and B that belong to it pass by, two at a time: one is multiplied
-while the next arrives. A block's bytes grow with its area, and so do the multiply-adds that each of its panels serves;
-what is copied for it grows with its edges. So blocks are as large as memory allows, and about square.
+A block of C stays on the device while its panels of A and B pass by, two at a time: one is multiplied while the next
+arrives. A block's bytes grow with its area, as do the multiply-adds that each of its panels serves; the bytes copied
+for it grow with its edges. So blocks are as large as memory allows, and about square.
 
-The first panels of a block are thin, since nothing can be multiplied before the first one is there; the others are as
-deep as memory allows, up to a point where the sums' own traffic is nothing beside their arithmetic. The last panel is
-multiplied strip by strip, from top to bottom, so that one strip is copied to the host while the next is computed, and
-the first panel of the next block likewise, so that it may begin with the strips that are gone. For that a strip has the
-same place in all blocks: rows of C are as far apart as in the widest one.
+The first panels of a block are thin, since nothing can be multiplied before the first one arrives. The others are as
+deep as memory allows, up to a depth where the traffic of the sums is negligible beside their arithmetic. The last panel
+is multiplied strip by strip, from top to bottom, so that one strip is copied to the host while the next is computed. So
+is the first panel of the next block, which can then begin with the strips that have left the device. For that, a strip
+has the same place in all blocks: rows of C are as far apart as in the widest block.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from ..runtime.workspace import ALIGNMENT
 
 __all__ = ["Blocking", "Part", "Piece", "Shape", "choose", "divided", "smallest"]
 
-GRANULARITY = 2 << 20  # what the driver rounds an allocation up to
-SLOTS = 2  # panels of A, and of B, that are on the device at once
+GRANULARITY = 2 << 20  # the driver rounds allocations up to a multiple of this
+SLOTS = 2  # panels of A, and of B, on the device at once
 DEEPEST, THINNEST = 8192, 64  # elements along k of a panel
-THIN_START = 512  # of the first one, if there are many
-EDGE = 128  # what extents of blocks and strips are multiples of, but for the last ones
+THIN_START = 512  # elements along k of the first panel, if there are many
+EDGE = 128  # extents of blocks and strips are multiples of this, except the last ones
 SMALLEST_EDGE = 128
-STRIP_BYTES = 256 << 20  # about 5 ms of a copy by PCI Express 5.0
-STRIPS = 4  # of a block at least, if it has so many rows
-WHOLE_ROWS = 32768  # of a product that is not done by strips: interrupts wait for the end of one
+STRIP_BYTES = 256 << 20  # a copy of about 5 ms over PCI Express 5.0
+STRIPS = 4  # least number per block, if it has enough rows
+WHOLE_ROWS = 32768  # most rows of a product that is not computed by strips; an interrupt waits for its end
 
 
 class Part(NamedTuple):
@@ -45,26 +45,26 @@ class Part(NamedTuple):
 
     @property
     def extent(self) -> int:
-        """How many there are."""
+        """Number of elements."""
         return self.end - self.begin
 
     @property
     def slice(self) -> slice:
-        """For an array."""
+        """The range as a slice."""
         return slice(self.begin, self.end)
 
 
 class Shape(NamedTuple):
-    """What the kernel of a product depends on.
+    """Properties of a product that its kernel depends on.
 
     Attributes
     ----------
     rows, cols, inner : int
-        Extents of C, and of the sums.
+        Extents of C, and the number of terms per sum.
     block_rows : int
-        Rows of the panel of A that the product's are a part of.
+        Rows of the panel of A that contains the product's rows.
     pitch : int
-        Elements from a row of C to the next.
+        Elements from one row of C to the next.
     """
 
     rows: int
@@ -84,13 +84,13 @@ class Piece:
     Attributes
     ----------
     block, panel : int
-        Which of the blocks of C, and which of the panels of each.
+        Index of the block of C, and of the panel among those of the block.
     rows, cols, inner : Part
-        Of C, and of k.
+        Ranges of rows and columns of C, and of k.
     strips : range
-        Which of the block's strips the rows are.
+        Numbers of the block's strips that form the rows.
     first, last : bool
-        Whether it begins the sums, and whether it completes them.
+        Whether the product begins the sums, and whether it completes them.
     """
 
     block: int
@@ -104,7 +104,7 @@ class Piece:
 
 
 def divided(extent: int, most: int) -> list[Part]:
-    """An extent in ranges of `most`, the last one of what is left."""
+    """Divide an extent into ranges of `most`; the last one takes the rest."""
     return [Part(begin, min(begin + most, extent)) for begin in range(0, extent, most)]
 
 
@@ -113,14 +113,14 @@ def _rounded(value: int, unit: int) -> int:
 
 
 def _even(extent: int, most: int, unit: int = EDGE) -> int:
-    """The extent of as few ranges as can be, of about equal extents: whole units, and at most `most`, but the last."""
+    """Extent of the fewest ranges of about equal extents: at most `most`, and whole units except for the last."""
     if extent <= most:
         return extent
     return min(_rounded(ceil(extent / ceil(extent / most)), unit), most)
 
 
 def depths(k: int, deepest: int) -> tuple[int, ...]:
-    """Panels along k: thin ones that double, then equal ones of at most `deepest`."""
+    """Depths of the panels along k: thin ones that double, then equal ones of at most `deepest`."""
     found: list[int] = []
     next_one, left = THIN_START, k
     while next_one < deepest and left > 2 * deepest:
@@ -135,20 +135,20 @@ def depths(k: int, deepest: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Blocking:
-    """A division of C (m, n) = A (m, k) @ B (k, n).
+    """Division of C (m, n) = A (m, k) @ B (k, n).
 
     Attributes
     ----------
     m, n, k : int
         Extents in elements.
     rows, cols : int
-        Of a block of C; those at the lower and right edges may be smaller.
+        Extents of a block of C; blocks at the lower and right edges may be smaller.
     depths : tuple of int
         Elements along k of each panel, in the order in which they are added.
     strip : int
         Rows of C that are copied to the host together.
     workspace : int
-        Bytes that the largest product needs beside.
+        Bytes of workspace that the largest product needs.
     """
 
     m: int
@@ -162,12 +162,12 @@ class Blocking:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Blocks of C downwards and across."""
+        """Number of blocks of C, down and across."""
         return -(-self.m // self.rows), -(-self.n // self.cols)
 
     @property
     def count(self) -> int:
-        """Blocks of C, which are computed row by row."""
+        """Number of blocks of C, which are computed row by row."""
         return self.grid[0] * self.grid[1]
 
     def block(self, number: int) -> tuple[Part, Part]:
@@ -178,7 +178,7 @@ class Blocking:
 
     @cached_property
     def panels(self) -> list[Part]:
-        """Ranges of k."""
+        """Range of k of each panel."""
         return [Part(end - depth, end) for end, depth in zip(accumulate(self.depths), self.depths)]
 
     def strips(self, block: int) -> list[Part]:
@@ -187,7 +187,7 @@ class Blocking:
         return [Part(rows.begin + part.begin, rows.begin + part.end) for part in divided(rows.extent, self.strip)]
 
     def pieces(self, block: int, panel: int) -> Iterator[Piece]:
-        """The products of a panel."""
+        """Yield the products of a panel."""
         first, last = panel == 0, panel == len(self.depths) - 1
         strips, (_, cols) = self.strips(block), self.block(block)
         together = 1 if first or last else max(1, WHOLE_ROWS // self.strip)
@@ -197,14 +197,14 @@ class Blocking:
             yield Piece(block, panel, rows, cols, self.panels[panel], numbers, first, last)
 
     def all_pieces(self) -> Iterator[Piece]:
-        """Every product, in the order in which they are computed: what `streamed_sgemm` launches."""
+        """Yield all products that `streamed_sgemm` launches, in the order of computation."""
         for block in range(self.count):
             for panel in range(len(self.depths)):
                 yield from self.pieces(block, panel)
 
     @property
     def slots(self) -> int:
-        """Panels of A, and of B, that are on the device at once."""
+        """Number of panels of A, and of B, on the device at once."""
         return min(SLOTS, self.count * len(self.depths))
 
     @property
@@ -216,41 +216,41 @@ class Blocking:
 
     @property
     def device_bytes(self) -> int:
-        """Device memory that the product takes, in whole pages of the driver's."""
+        """Device memory that the product takes, in whole pages of the driver."""
         block, a, b, workspace = self.parts
         return _rounded(block + self.slots * (a + b) + workspace, GRANULARITY)
 
     @property
     def bytes_to_device(self) -> int:
-        """What is copied to the device, C apart."""
+        """Bytes that are copied to the device, without C."""
         down, across = self.grid
         return ITEM * self.k * (self.m * across + self.n * down)
 
     def shape(self, piece: Piece) -> Shape:
-        """Of one product."""
+        """Shape of one product."""
         rows = self.block(piece.block)[0].extent
         return Shape(piece.rows.extent, piece.cols.extent, piece.inner.extent, rows, self.cols)
 
     def shapes(self) -> set[Shape]:
-        """Of all products."""
+        """Shapes of all products."""
         down, across = self.grid
         corners = {
             row * across + col for row in (0, down - 1) for col in (0, across - 1)
-        }  # the others are as the first
-        between = {depth: panel for panel, depth in enumerate(self.depths[1:-1], 1)}  # one for all of equal depth
+        }  # the others are like the first
+        between = {depth: panel for panel, depth in enumerate(self.depths[1:-1], 1)}  # one panel per depth
         panels = {0, len(self.depths) - 1, *between.values()}
         return {self.shape(piece) for block in corners for panel in panels for piece in self.pieces(block, panel)}
 
 
 def made(m: int, n: int, k: int, rows: int, cols: int, deepest: int) -> Blocking:
-    """The division into blocks of about so many rows and columns, and panels of at most so many elements along k."""
+    """Return the division into blocks of about `rows` x `cols`, and panels of at most `deepest` elements along k."""
     rows, cols = _even(m, rows), _even(n, cols)
     strip = min(_rounded(max(1, STRIP_BYTES // (ITEM * cols)), EDGE), _rounded(-(-rows // STRIPS), EDGE))
     return Blocking(m, n, k, rows, cols, depths(k, min(k, deepest)), min(strip, rows))
 
 
 def _candidates(m: int, n: int, k: int) -> Iterator[Blocking]:
-    """Divisions, from the one that copies least on; what is equal but for the depth of panels, from the deepest on."""
+    """Yield divisions, those that copy least first; those that differ only in panel depth, the deepest first."""
     edge, before = max(m, n, SMALLEST_EDGE), None
     while True:
         deepest = DEEPEST
@@ -270,16 +270,16 @@ def _with_workspace(found: Blocking, needs: Needs) -> Blocking:
 
 
 def choose(m: int, n: int, k: int, limit: int, needs: Needs) -> Blocking | None:
-    """The division that copies least among those that take at most so many bytes; None if none does.
+    """Return the division that copies least among those within a memory limit, or None if there is none.
 
     Parameters
     ----------
     m, n, k : int
-        Extents, from 1 on.
+        Extents, at least 1.
     limit : int
         Bytes of device memory.
     needs : callable
-        Bytes of workspace that serves all products that `Blocking.shapes` names.
+        Returns the bytes of a workspace that serves all products of `Blocking.shapes`.
     """
     for found in _candidates(m, n, k):
         if found.device_bytes <= limit:
@@ -290,6 +290,6 @@ def choose(m: int, n: int, k: int, limit: int, needs: Needs) -> Blocking | None:
 
 
 def smallest(m: int, n: int, k: int, needs: Needs) -> int:
-    """Bytes of the division that takes least."""
+    """Bytes of device memory of the division that takes least."""
     last = deque(_candidates(m, n, k), maxlen=8)
     return min(_with_workspace(found, needs).device_bytes for found in last)

@@ -1,7 +1,7 @@
-"""Matrices in host memory, piece by piece: straight from page-locked memory, or through a ring of such buffers.
+"""Copies of matrices in host memory, piece by piece: directly if page-locked, else through a ring of such buffers.
 
-Host threads copy between ordinary memory and the buffers. An array may lie in any way: what the device gets is dense,
-by rows if the array's rows are contiguous or nothing is, else by columns.
+Host threads copy between ordinary memory and the buffers. An array may have any layout. On the device it is dense: by
+rows if the array's rows are contiguous or nothing is, else by columns.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class HostMatrix:
-    """A 2-D float32 array in host memory.
+    """2-D float32 array in host memory.
 
     Attributes
     ----------
     lying : ndarray
-        The array, or its transpose if it lies by columns: the second axis is contiguous, if any is.
+        The array, or its transpose if it is stored by columns: the second axis is contiguous, if any is.
     by_columns : bool
-        Whether its columns are contiguous and its rows are not; the device then has it by columns.
+        Whether its columns are contiguous and its rows are not; the device then stores it by columns.
     direct : bool
-        Whether copies reach it by themselves.
+        Whether copies access it directly, without a buffer.
     """
 
     def __init__(self, array: np.ndarray, device: Device) -> None:
@@ -47,27 +47,27 @@ class HostMatrix:
 
     @staticmethod
     def lies_by_columns(array: np.ndarray) -> bool:
-        """Whether the columns of an array are contiguous and its rows are not."""
+        """Return whether the columns of an array are contiguous and its rows are not."""
         (rows, cols), (down, across) = array.shape, array.strides
         return down == ITEM and rows > 1 and across != ITEM and cols > 1
 
     def _ends(self) -> tuple[int, int]:
-        """Addresses of the first byte and of the last."""
+        """Addresses of the first and the last byte."""
         first = int(self.lying.ctypes.data)
         far = sum((extent - 1) * step for extent, step in zip(self.lying.shape, self.lying.strides))
         return first, first + far + ITEM - 1
 
     def part(self, rows: Part, cols: Part) -> np.ndarray:
-        """Some rows and columns, as they lie."""
+        """Return some rows and columns, transposed if the array is stored by columns."""
         across, down = (rows, cols) if self.by_columns else (cols, rows)
         return self.lying[down.slice, across.slice]
 
     def place(self, device: Device, memory: Any, offset: int, rows: int, cols: int) -> Any:
-        """Where a part of so many rows and columns goes on the device."""
+        """Return the matrix on the device for a part of `rows` rows and `cols` columns."""
         return device.matrix(memory, offset, *((cols, rows) if self.by_columns else (rows, cols)))
 
     def strides(self, rows: int, cols: int) -> tuple[int, int]:
-        """Bytes between rows and between columns of such a part on the device."""
+        """Bytes between rows, and between columns, of such a part on the device."""
         return (ITEM, ITEM * rows) if self.by_columns else (ITEM * cols, ITEM)
 
 
@@ -76,23 +76,23 @@ class Stopped(Exception):
 
 
 class Flag:
-    """Set once, by any thread; without a lock, which an interrupted thread might leave locked."""
+    """Flag that any thread sets once; it has no lock, since an interrupted thread might leave it locked."""
 
     def __init__(self) -> None:
         self._is_set = False
 
     def is_set(self) -> bool:
-        """Whether it is."""
+        """Return whether the flag is set."""
         return self._is_set
 
     def set(self) -> None:
-        """Set it."""
+        """Set the flag."""
         self._is_set = True
 
 
 @contextmanager
 def copying_threads(device: Device, count: int, name: str) -> Iterator[ThreadPoolExecutor]:
-    """Threads that may use a device; at the end, what they have not begun is dropped."""
+    """Provide threads that may use a device; at the end, jobs that have not begun are dropped."""
     pool = ThreadPoolExecutor(count, name, initializer=device.enter)
     try:
         yield pool
@@ -101,7 +101,7 @@ def copying_threads(device: Device, count: int, name: str) -> Iterator[ThreadPoo
 
 
 class Buffer:
-    """A page-locked buffer of a ring: who has it, and the mark behind the copy that uses it."""
+    """Page-locked buffer of a ring, with the job that has it and the mark behind the copy that uses it."""
 
     def __init__(self, memory: np.ndarray) -> None:
         self.memory = memory
@@ -109,25 +109,25 @@ class Buffer:
         self.mark: Mark | None = None
 
     def matrix(self, shape: tuple[int, ...]) -> np.ndarray:
-        """A dense matrix in it."""
+        """Return a dense matrix in the buffer."""
         return self.memory[: shape[0] * shape[1]].reshape(shape)
 
 
 class Ring:
-    """Page-locked buffers in turn, for copies in one direction, and the threads that fill or empty them.
+    """Page-locked buffers, used in turn for copies in one direction, and the threads that fill or empty them.
 
-    A buffer's next user waits for the one before, which the threads were given earlier: so none waits for ever.
+    A buffer's next job waits for its previous one, which was given to the threads earlier, so no job waits forever.
 
     Parameters
     ----------
     device : Device
-        Whose memory is copied to or from.
+        Device whose memory is copied to or from.
     pool : ThreadPoolExecutor
-        The threads.
+        Threads that fill or empty the buffers.
     count, elements : int
-        Buffers, and how large each is.
+        Number of buffers, and elements of each.
     stop : Flag
-        Ends copies: they raise `Stopped`.
+        Ends copies, which then raise `Stopped`.
     """
 
     def __init__(self, device: Device, pool: ThreadPoolExecutor, count: int, elements: int, stop: Flag) -> None:
@@ -136,7 +136,7 @@ class Ring:
         self._next = 0
 
     def _pieces(self, array: np.ndarray) -> Iterator[tuple[Part, Part]]:
-        """Rows and columns of parts that a buffer holds."""
+        """Yield rows and columns of parts that fit into a buffer."""
         rows, cols = array.shape
         for across in divided(cols, self._elements):
             for down in divided(rows, max(1, self._elements // across.extent)):
@@ -148,14 +148,14 @@ class Ring:
             raise Stopped
 
     def _take(self) -> Buffer:
-        """The next buffer, made when it is first needed."""
+        """Return the next buffer, allocated when it is first needed."""
         number, self._next = self._next, (self._next + 1) % self._count
         if number == len(self._buffers):
             self._buffers.append(Buffer(self._device.pinned(self._elements)))
         return self._buffers[number]
 
     def to_device(self, queue: Queue, target: Any, source: np.ndarray) -> None:
-        """Copy a matrix from ordinary memory to one on the device; returns when all of it is enqueued."""
+        """Copy a matrix from ordinary memory to the device; return when all of it is enqueued."""
         jobs = []
         for down, across in self._pieces(source):
             part, place = source[down.slice, across.slice], self._device.part(target, down, across)
@@ -177,16 +177,16 @@ class Ring:
         buffer.mark = queue.record(buffer.mark)
 
     def to_host(self, queue: Queue, target: np.ndarray, source: Any) -> list[Future[Any]]:
-        """Copy a matrix on the device to ordinary memory; returns when all copies off the device are enqueued.
+        """Copy a matrix on the device to ordinary memory; return when all copies off the device are enqueued.
 
-        The target is complete when what is returned is done.
+        The target is complete when the returned futures are done.
         """
         jobs = []
         for down, across in self._pieces(target):
             part, place = target[down.slice, across.slice], self._device.part(source, down, across)
             buffer = self._take()
             if buffer.user is not None:
-                buffer.user.result()  # it is empty
+                buffer.user.result()  # when it ends, the buffer is empty
             matrix = buffer.matrix(part.shape)
             queue.to_host(matrix, place)
             buffer.mark = queue.record(buffer.mark)
@@ -201,11 +201,11 @@ class Ring:
 
 
 def mapped_files(array: np.ndarray) -> list[tuple[Path, int, int]]:
-    """Return the parts of files that writing to an array changes: path, first byte, and bytes.
+    """Return the parts of files that writing to an array changes: path, first byte, and number of bytes.
 
-    Read from Linux's list of the process's mappings, so that it does not matter what mapped the file: `numpy.memmap`,
-    `mmap.mmap`, or shared memory. Empty for an array in memory, and on other systems. A file without a name any more
-    has a path that does not exist.
+    The parts are read from Linux's list of the process's mappings, so it does not matter what mapped the file:
+    `numpy.memmap`, `mmap.mmap`, or shared memory. The list is empty for an array in memory, and on other systems. A
+    file that no longer has a name has a path that does not exist.
     """
     if not array.size:
         return []
@@ -230,15 +230,15 @@ def mapped_files(array: np.ndarray) -> list[tuple[Path, int, int]]:
 
 
 def reserve_file(array: np.ndarray) -> None:
-    """Reserve the disk space of the mapped files that an array lies in, before anything is computed.
+    """Reserve disk space for the mapped files that back an array, before anything is computed.
 
     Writing to a page of a mapped file for which the disk has no space ends the process (SIGBUS). Where the system
-    cannot reserve space, or the file has no name any more, nothing is done.
+    cannot reserve space, or the file no longer has a name, nothing is done.
 
     Raises
     ------
     OSError
-        if the disk has too little space left.
+        If the disk has too little space left.
     """
     if not hasattr(os, "posix_fallocate"):
         return

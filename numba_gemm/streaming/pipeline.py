@@ -1,15 +1,16 @@
-"""A streamed product under way: one thread brings panels in, one launches products, one takes strips of C out.
+"""Execution of a streamed product: one thread brings panels in, one launches products, one takes strips of C out.
 
-What depends on each other's work is a mark in a queue, which exists only when the work is enqueued. So threads pass
-marks through gates: one thread puts a mark in, others wait until it is there, then let their queue wait for it.
+A queue waits for the work of another one at a mark, which exists only once that work is enqueued. So threads pass marks
+through gates: one thread puts a mark in; others wait until it is there, then make their queue wait for it.
 
-What waits for what:
+Dependencies:
 
-- the copy of a panel, for the products of the panel that had its place (`used`);
-- a product, for its panel (`loaded`), and what was copied before it;
-- the first product of a strip, or the strip's copy to the device if C is read, for the one of the block before to leave
-  (`gone`);
-- the copy of a strip to the host, for the product that completes it (`finished`).
+- the copy of a panel waits for the products of the panel that had its place (`used`);
+- a product waits for its panel (`loaded`), and for what was copied before it;
+- the first product of a strip, or the strip's copy to the device if C is read, waits until the strip of the previous
+  block has left (`gone`);
+- the copy of a strip to the host waits for the product that completes it; this mark comes with the strip's number
+  through `SimpleQueue`, not a gate.
 """
 
 from __future__ import annotations
@@ -32,23 +33,23 @@ from .queues import Device, Mark, Queue
 
 __all__ = ["AHEAD", "Done", "Run", "Stop", "bring_in", "ring_of", "take_out"]
 
-AHEAD = 2  # panels whose products are enqueued and not done: what an interrupt has to wait for
-BUFFER_ELEMENTS = 1 << 20  # of a page-locked buffer: 4 MiB, whose allocation takes two milliseconds
+AHEAD = 2  # panels whose products are enqueued and not done; an interrupt has to wait for them
+BUFFER_ELEMENTS = 1 << 20  # per page-locked buffer: 4 MiB, whose allocation takes two milliseconds
 BUFFERS_COPIED = 4
 
 
 @dataclass(frozen=True)
 class Done:
-    """A part of `out` that is complete.
+    """Completed part of `out`.
 
     Attributes
     ----------
     rows, cols : slice
-        Which part.
+        Rows and columns of the part.
     number, count : int
-        How many parts are complete with this one, and how many there are.
+        Number of complete parts, including this one, and number of all parts.
     elements, of : int
-        The same in elements.
+        The same, counted in elements.
     """
 
     rows: slice
@@ -61,13 +62,13 @@ class Done:
 
 @contextmanager
 def ring_of(device: Device, threads: int, name: str, stop: Flag) -> Iterator[Ring]:
-    """Threads, and buffers for them: each has one, and some are copied to or from the device meanwhile."""
+    """Provide threads with a buffer each, and further buffers for copies to or from the device meanwhile."""
     with copying_threads(device, threads, name) as pool:
         yield Ring(device, pool, threads + BUFFERS_COPIED, BUFFER_ELEMENTS, stop)
 
 
 def bring_in(queue: Queue, ring: Ring, target: Any, source: np.ndarray, direct: bool) -> list[Future[Any]]:
-    """Enqueue the copy of a matrix to the device; nothing is left to wait for but the queue."""
+    """Enqueue the copy of a matrix to the device; it is there when the queue is done."""
     if direct:
         queue.to_device(target, source)
     else:
@@ -76,7 +77,7 @@ def bring_in(queue: Queue, ring: Ring, target: Any, source: np.ndarray, direct: 
 
 
 def take_out(queue: Queue, ring: Ring, target: np.ndarray, source: Any, direct: bool) -> list[Future[Any]]:
-    """Enqueue the copy of a matrix to the host; it is there when the queue and what is returned are done."""
+    """Enqueue the copy of a matrix to the host; it is there when the queue and the returned futures are done."""
     if direct:
         queue.to_host(target, source)
         return []
@@ -84,7 +85,7 @@ def take_out(queue: Queue, ring: Ring, target: np.ndarray, source: Any, direct: 
 
 
 class Stop:
-    """What ends a run before its time: the first error, or interrupt, of any thread."""
+    """Early end of a run, by the first error or interrupt of any thread."""
 
     def __init__(self) -> None:
         self.event = Flag()
@@ -93,7 +94,7 @@ class Stop:
         self._then: Callable[[], object] | None = None
 
     def __call__(self, error: BaseException) -> None:
-        """End it."""
+        """End the run."""
         with self._lock:
             if self._error is None:
                 self._error = error
@@ -103,14 +104,14 @@ class Stop:
             then()
 
     def follow(self, then: Callable[[], object] | None) -> None:
-        """What to do when it comes; at once, if it has come. None, when there is nothing to end any more."""
+        """Call `then` when the run is stopped, at once if it has been; None when there is nothing left to end."""
         with self._lock:
             self._then = then
         if then is not None and self.event.is_set():
             then()
 
     def check(self) -> None:
-        """Raise the error, if there is one; it is then forgotten, and what it refers to may be freed."""
+        """Raise the error, if there is one, and forget it, so that what it refers to may be freed."""
         with self._lock:
             error, self._error = self._error, None
         if error is not None:
@@ -121,7 +122,7 @@ class Stop:
 
 
 class Gates:
-    """Marks by name, which a thread that asks too early waits for."""
+    """Marks by name; a thread that asks for one too early waits for it."""
 
     def __init__(self) -> None:
         self._gates: dict[Any, Future[Any]] = defaultdict(Future)
@@ -129,14 +130,14 @@ class Gates:
         self._shut = False
 
     def put(self, name: Any, mark: Any) -> None:
-        """Let others have a mark."""
+        """Make a mark available to other threads."""
         with self._lock:
             if self._shut:
                 raise Stopped
             self._gates[name].set_result(mark)
 
     def get(self, name: Any) -> Any:
-        """A mark, as soon as it is there."""
+        """Return a mark as soon as it is there."""
         with self._lock:
             if self._shut:
                 raise Stopped
@@ -144,7 +145,7 @@ class Gates:
         return gate.result()
 
     def shut(self) -> None:
-        """Make all that wait, and will ask, raise `Stopped`."""
+        """Make all present and future calls raise `Stopped`."""
         with self._lock:
             self._shut = True
             for gate in self._gates.values():
@@ -153,26 +154,26 @@ class Gates:
 
 
 class Run:
-    """A streamed product.
+    """Run of one streamed product.
 
     Parameters
     ----------
     device : Device
-        Where it runs.
+        Device that it runs on.
     memory : object
-        Of the device, of `Blocking.device_bytes`.
+        Device memory of `Blocking.device_bytes` bytes.
     blocking : Blocking
-        How it is divided.
+        Division of the product.
     products : Products
-        What multiplies.
+        Launches the multiplications.
     operands : tuple of HostMatrix
-        A, B and C, which does not lie by columns.
+        A, B and C; C is not stored by columns.
     alpha, beta : float
         Scalars.
     report : callable
-        Told of each part of C that is complete, on a thread of the run's.
+        Called with each part of C that is complete, on a thread of the run.
     threads : tuple of int
-        Host threads that copy to the device, and such that copy from it, where operands are not page-locked.
+        Numbers of host threads that copy to and from the device, where operands are not page-locked.
     stop : Stop
         Ends the run, from any thread.
     """
@@ -209,7 +210,7 @@ class Run:
     # ------------------------------------------------------------------------------------------------------- places
 
     def _rows_on_device(self, block: int, rows: Part) -> Any:
-        """Some of a block's rows of C."""
+        """Return some rows of a block of C."""
         (top, _), cols = self._blocking.block(block)
         widest = self._device.matrix(self._memory, 0, self._blocking.rows, self._blocking.cols)
         return self._device.part(widest, Part(rows.begin - top, rows.end - top), Part(0, cols.extent))
@@ -288,11 +289,11 @@ class Run:
             self._gates.put(("used", turn), self._compute.record())
 
     def _in_the_way(self, block: int, strip: int) -> bool:
-        """Whether the block before has such a strip, which lies in the same place."""
+        """Return whether the previous block has such a strip, which lies in the same place."""
         return block > 0 and strip < len(self._blocking.strips(block - 1))
 
     def _make_room(self, piece: Piece) -> None:
-        """Wait for the strips of the block before; where C is read, its copy to the device has waited for them."""
+        """Wait for the strips of the previous block; where C is read, its copy to the device has waited for them."""
         for number in piece.strips:
             if self._beta == 0 and self._in_the_way(piece.block, number):
                 self._compute.follow(self._gates.get(("gone", piece.block - 1, number)))
@@ -321,7 +322,7 @@ class Run:
             self._stop(error)
 
     def __call__(self) -> None:
-        """Do it all; raises what any thread raised, or what stopped it, when no thread of the run's is left."""
+        """Run the product; once all threads of the run have ended, raise what any of them raised or what stopped it."""
         works = {"bring": self._bring, "take": self._take}
         threads = [threading.Thread(target=self._on_thread, args=(works[name],), name=name) for name in works]
         self._stop.follow(self._end)
@@ -339,10 +340,10 @@ class Run:
                 for thread in threads:
                     if thread.ident is not None:
                         thread.join()
-                self._stop.follow(None)  # which would keep the operands
+                self._stop.follow(None)  # otherwise it would keep the operands
         self._stop.check()
 
     def _end(self) -> None:
-        """Let all threads find out that it is over."""
+        """Let all threads notice that the run is over."""
         self._gates.shut()
         self._leaving.put(None)

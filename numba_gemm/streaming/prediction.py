@@ -1,7 +1,7 @@
-"""How long a streamed product takes, by how fast copies and products are: every copy and product, one after another.
+"""Prediction of a streamed product's time, copy by copy and product by product, from the rates of both.
 
-Copies to the device, products, and copies to the host each go on in order, beside those of the other two; what must
-wait for what is what the run itself waits for. Nothing is fitted: the rates are those of single copies and products.
+Copies to the device, products, and copies to the host each run in order, concurrently with the other two. The
+dependencies are those of the run itself. Nothing is fitted: the rates are those of single copies and products.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ __all__ = ["Prediction", "Rates", "predict"]
 
 @dataclass(frozen=True)
 class Rates:
-    """How fast a machine is.
+    """Rates of a machine.
 
     Attributes
     ----------
     seconds : callable
-        Seconds of a product.
+        Returns the seconds of a product.
     a_bytes, b_bytes : float
-        Bytes a second of A and of B that get from host memory to the device.
+        Bytes per second of A and of B from host memory to the device.
     c_bytes : float
-        Bytes a second of C that get from the device to host memory.
+        Bytes per second of C from the device to host memory.
     """
 
     seconds: Callable[[Shape], float]
@@ -36,7 +36,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Seconds that a streamed product takes, and those that each of its parts takes by itself."""
+    """Seconds that a streamed product takes, and seconds that each of its parts takes by itself."""
 
     seconds: float
     to_device: float
@@ -45,7 +45,7 @@ class Prediction:
 
     @property
     def bound_by(self) -> str:
-        """Which part takes longest."""
+        """Name of the part that takes longest."""
         parts = {"copies to the device": self.to_device, "products": self.products, "copies to the host": self.to_host}
         return max(parts, key=lambda name: parts[name])
 
@@ -57,11 +57,11 @@ class Prediction:
 
 
 def predict(blocking: Blocking, rates: Rates, reads_out: bool = False) -> Prediction:
-    """Follow a streamed product through its copies and products."""
+    """Predict the time of a streamed product by following its copies and products."""
     up = now = down = 0.0  # when each of the three is free
     busy_up = busy = busy_down = 0.0
     used: list[float] = []  # when the products of each panel are done
-    gone: dict[int, float] = {}  # when each strip of the block before has left the device
+    gone: dict[int, float] = {}  # when each strip of the previous block has left the device
     for block in range(blocking.count):
         rows, cols = blocking.block(block)
         strips = blocking.strips(block)

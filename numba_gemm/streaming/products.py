@@ -1,4 +1,4 @@
-"""The products of a streamed one: what each launches, and the memory that it needs beside its operands."""
+"""Matrix multiplications within a streamed product: their launches, and the workspace that they need."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ __all__ = ["Products"]
 
 
 class Products:
-    """Launches of products of dense operands on one device.
+    """Launches of matrix multiplications with dense operands on one device.
 
     Parameters
     ----------
     device : int
-        Ordinal.
+        Ordinal of the device.
     mode : Mode or None
-        Of the tensor cores; None for float32's own arithmetic.
+        Mode of the tensor cores; None for float32 arithmetic.
     a_by_columns, b_by_columns : bool
-        How panels of A and B lie on the device.
+        Whether panels of A and B are stored by columns on the device.
     """
 
     def __init__(self, device: int, mode: Mode | None, a_by_columns: bool, b_by_columns: bool) -> None:
@@ -46,7 +46,7 @@ class Products:
     def operands(
         self, shape: Shape, places: Sequence[tuple[int, Any]] = ((0, None),) * 3
     ) -> tuple[Matrix, Matrix, Matrix]:
-        """A, B and C of a product, at addresses and with what keeps them alive."""
+        """Return A, B and C of a product, at addresses and with the objects that keep them alive."""
         (m, n, k), (a_by_columns, b_by_columns) = shape[:3], self._by_columns
         a_strides = (ITEM, ITEM * shape.block_rows) if a_by_columns else (ITEM * k, ITEM)
         b_strides = (ITEM, ITEM * k) if b_by_columns else (ITEM * n, ITEM)
@@ -58,7 +58,7 @@ class Products:
         )
 
     def needs(self, shape: Shape) -> tuple[int, int]:
-        """Bytes and counters of workspace of a product."""
+        """Bytes and counters of the workspace that a product needs."""
         found = self._needs.get(shape)
         if found is None:
             found = self._needs[shape] = self._counted(*self.operands(shape))
@@ -75,12 +75,12 @@ class Products:
         return (0, 0) if schedule is None else (schedule.workspace_bytes, schedule.counters)
 
     def workspace_bytes(self, shapes: set[Shape]) -> int:
-        """Bytes of the workspace that serves products of all these extents, its counters included."""
+        """Bytes of a workspace that serves products of all these shapes, including its counters."""
         made = self.workspace(0, shapes)
         return workspaces.total_bytes(made.size, made.counters)
 
     def _choice(self, a: Matrix, b: Matrix, c: Matrix) -> Choice:
-        """Stage, configuration and share for operands like these, decided once."""
+        """Return the stage, configuration and share for operands like these; the choice is made once."""
         wanted = heuristics.problem(a, b, c, launch.PLAIN, self._gpu)
         found = self._chosen.get(wanted)
         if found is None:
@@ -92,12 +92,12 @@ class Products:
         return found
 
     def workspace(self, pointer: int, shapes: set[Shape]) -> Workspace:
-        """That workspace, at an address."""
+        """Return a workspace at an address that serves products of all these shapes."""
         needs = [self.needs(shape) for shape in shapes]
         return Workspace(pointer, max(size for size, _ in needs), max(counters for _, counters in needs))
 
     def seconds(self, shape: Shape) -> float:
-        """How long a product takes, by the models that choose its kernel."""
+        """Predict the seconds of a product by the models that choose its kernel."""
         a, b, c = self.operands(shape)
         if self.mode is None:
             wanted = heuristics.problem(a, b, c, launch.PLAIN, self._gpu)
@@ -107,7 +107,7 @@ class Products:
     def enqueue(
         self, alpha: float, a: Matrix, b: Matrix, beta: float, c: Matrix, stream: int, workspace: Workspace | None
     ) -> None:
-        """Launch ``C = alpha * A @ B + beta * C``; products with one workspace must follow each other."""
+        """Launch ``C = alpha * A @ B + beta * C``; products that share a workspace must follow each other."""
         if self.mode is not None:
             split_products.launch(self.mode, alpha, a, b, beta, c, stream=stream, workspace=workspace)
             return

@@ -1,7 +1,7 @@
-"""What a streamed product runs on: queues of a device that go on side by side, marks in them, and device memory.
+"""Concurrent queues of a device, marks in them, and device memory, on which a streamed product runs.
 
-On the hardware a queue is a stream, and a mark an event. In the simulator a queue is a thread that does one thing after
-another whenever it gets to it, beside the others: what does not wait for a mark where it should finds unfinished data.
+On the hardware, a queue is a stream and a mark is an event. In the simulator, a queue is a thread that does its work in
+order, at its own pace beside the others. Work that should wait for a mark but does not finds unfinished data.
 """
 
 from __future__ import annotations
@@ -26,84 +26,84 @@ from .blocking import ITEM, Part
 
 __all__ = ["Device", "Mark", "Queue", "open_device"]
 
-MAX_PITCH = (1 << 31) - 1  # bytes between rows that a copy of a matrix takes
+MAX_PITCH = (1 << 31) - 1  # most bytes between rows that a copy of a matrix takes
 
 
 class Mark(Protocol):
-    """A place in a queue."""
+    """Place in a queue."""
 
     def wait(self) -> None:
-        """Keep the calling thread until the queue has got there, or its device has failed."""
+        """Block the calling thread until the queue has reached the mark, or its device has failed."""
 
 
 class Queue(Protocol):
-    """Work of a device in order. `stream` is a handle for kernels."""
+    """Work of a device, in order. `stream` is a handle for kernels."""
 
     stream: int
 
     def record(self, again: Mark | None = None) -> Mark:
-        """Mark the place behind all work so far; by a mark that nobody waits for any more, if one is given."""
+        """Mark the place behind all work so far; reuse `again`, if given, a mark that nobody waits for any more."""
 
     def follow(self, mark: Mark) -> None:
-        """Let the queue wait for a mark of another one."""
+        """Make the queue wait for a mark of another queue."""
 
     def to_device(self, target: Any, source: np.ndarray) -> None:
-        """Copy a matrix whose rows are contiguous, from page-locked memory, to one on the device."""
+        """Copy a matrix with contiguous rows from page-locked memory to a matrix on the device."""
 
     def to_host(self, target: np.ndarray, source: Any) -> None:
-        """Copy a matrix on the device to page-locked memory; the rows of the target are contiguous."""
+        """Copy a matrix on the device to a matrix with contiguous rows in page-locked memory."""
 
     def run(self, work: Callable[[int], None]) -> None:
-        """Do what enqueues kernels on the stream that it is given."""
+        """Call `work`, which enqueues kernels on the stream that it is given."""
 
 
 class Device(Protocol):
-    """A device, its memory, and queues; everything is given back at the end of `open_device`."""
+    """Device with its memory and queues; everything is freed at the end of `open_device`."""
 
     ordinal: int
 
     def queue(self) -> Queue:
-        """A new queue."""
+        """Return a new queue."""
 
     def allocate(self, size: int) -> Any:
-        """The device memory, of so many bytes, all that is ever taken, uninitialised."""
+        """Allocate all device memory that the product takes, uninitialised; `size` is in bytes."""
 
     def matrix(self, memory: Any, offset: int, rows: int, cols: int) -> Any:
-        """A dense float32 matrix within it, as copies take it."""
+        """Return a dense float32 matrix within device memory, in the form that copies take."""
 
     def part(self, matrix: Any, down: Part, across: Part) -> Any:
-        """Some of its rows and columns."""
+        """Return some rows and columns of a matrix."""
 
     def place(self, matrix: Any, turned: bool) -> tuple[int, Any]:
-        """Address of a matrix, and the array that the simulator reads, turned if asked for."""
+        """Address of a matrix, and the array that the simulator reads, transposed if `turned`."""
 
     def address(self, memory: Any) -> int:
-        """Of its first byte."""
+        """Address of the first byte of device memory."""
 
     def clear(self, workspace: Workspace) -> None:
         """Set a workspace's counters to 0."""
 
     def pinned(self, elements: int) -> np.ndarray:
-        """Page-locked host memory."""
+        """Allocate page-locked host memory."""
 
     def is_direct(self, first: int, last: int) -> bool:
-        """Whether copies reach host memory between two addresses by themselves."""
+        """Return whether copies access the host memory between two addresses directly."""
 
     def scope(self) -> Any:
-        """What a thread that uses the device does so within."""
+        """Return the context in which a thread uses the device."""
 
     def enter(self) -> None:
-        """The same for a thread of our own, until it ends."""
+        """Enter this context in a thread of our own, until it ends."""
 
 
 @contextmanager
 def open_device(ordinal: int) -> Iterator[Device]:
-    """A device for one streamed product; at the end its queues are waited for, and all memory is freed."""
+    """Provide a device for one streamed product; at the end, wait for its queues and free all memory."""
     made: Any = SimulatedDevice(ordinal) if SIMULATOR else CudaDevice(ordinal)
     try:
         yield made
     except BaseException:
-        with suppress(RuntimeError):  # of a device that has failed, all else fails too, and says nothing new
+        with suppress(RuntimeError):  # once a device has failed, all else fails too, with no new information
             made.close()
         raise
     made.close()
@@ -113,7 +113,7 @@ def open_device(ordinal: int) -> Iterator[Device]:
 
 
 class Placed(NamedTuple):
-    """A matrix on the device whose rows are contiguous, and `pitch` bytes apart."""
+    """Matrix on the device with contiguous rows, `pitch` bytes apart."""
 
     pointer: int
     rows: int
@@ -122,7 +122,7 @@ class Placed(NamedTuple):
 
 
 class CudaMark:
-    """An event."""
+    """CUDA event."""
 
     def __init__(self, event: Any) -> None:
         self.event = event
@@ -132,7 +132,7 @@ class CudaMark:
 
 
 class CudaQueue:
-    """A stream."""
+    """CUDA stream."""
 
     def __init__(self, device: CudaDevice) -> None:
         self._device = device
@@ -185,7 +185,7 @@ class CudaQueue:
 
 
 class CudaDevice:
-    """A GPU."""
+    """GPU."""
 
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal
@@ -247,7 +247,7 @@ class CudaDevice:
             workspaces.clear(workspace.words[1], workspace.counters)
 
     def pinned(self, elements: int) -> np.ndarray:
-        with self.scope(), self._lock:  # of two threads one comes after the other
+        with self.scope(), self._lock:  # one thread at a time
             return self._host.enter_context(pinned_memory.pinned(elements))
 
     def is_direct(self, first: int, last: int) -> bool:
@@ -255,7 +255,7 @@ class CudaDevice:
             return pinned_memory.is_page_locked(first, last)
 
     def close(self) -> None:
-        """Wait for all work, and free everything; whatever fails, the rest is freed, and the first failure raised."""
+        """Wait for all work and free everything; if a step fails, free the rest and raise the first failure."""
         with self.scope():
             steps: list[Callable[[], object]] = []
             steps += [partial(call, driver.cuStreamSynchronize, made.stream) for made in self._queues]
@@ -278,7 +278,7 @@ class CudaDevice:
 
 
 class SimulatedMark:
-    """An event of a queue's thread."""
+    """Event of a queue's thread."""
 
     def __init__(self, queue_of_it: SimulatedQueue) -> None:
         self._queue, self.event = queue_of_it, threading.Event()
@@ -291,10 +291,10 @@ class SimulatedMark:
 
 
 class SimulatedQueue:
-    """A thread that works through what is enqueued."""
+    """Thread that does the enqueued work in order."""
 
     stream = 0
-    delay_s = 0.0  # before each piece of work; tests draw it
+    delay_s = 0.0  # before each piece of work; tests draw it at random
 
     def __init__(self) -> None:
         self._work: queue.Queue[Callable[[], object] | None] = queue.Queue()
@@ -312,7 +312,7 @@ class SimulatedQueue:
                     self._error = error
 
     def check(self) -> None:
-        """Raise what work raised."""
+        """Raise the exception that the work raised, if any."""
         if self._error is not None:
             raise self._error
 
@@ -336,13 +336,13 @@ class SimulatedQueue:
         self._work.put(partial(work, self.stream))
 
     def close(self) -> None:
-        """End the thread, after what it has to do."""
+        """End the thread after the enqueued work."""
         self._work.put(None)
         self._thread.join()
 
 
 class SimulatedDevice:
-    """Host memory behind queues."""
+    """Host memory that is used through queues."""
 
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal
@@ -352,7 +352,7 @@ class SimulatedDevice:
         return ExitStack()
 
     def enter(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def queue(self) -> SimulatedQueue:
         self._queues.append(SimulatedQueue())
@@ -374,7 +374,7 @@ class SimulatedDevice:
         return int(memory.ctypes.data)
 
     def clear(self, workspace: Workspace) -> None:
-        """Kernels in the simulator are given memory of their own."""
+        """Do nothing: kernels in the simulator are given memory of their own."""
 
     def pinned(self, elements: int) -> np.ndarray:
         return np.full(elements, np.nan, np.float32)

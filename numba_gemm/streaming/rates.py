@@ -1,4 +1,4 @@
-"""How fast this machine copies and multiplies, measured in milliseconds: what a prediction is made from."""
+"""Rates at which this machine copies and multiplies, measured in milliseconds, as input of a prediction."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .queues import Device, Queue
 
 __all__ = ["measured_rates"]
 
-SAMPLE = 64 << 20  # elements, 256 MB, of each matrix; of C, of another array of its kind
-WIDTH = 8192  # elements of a row that are copied together, as of a panel of A
+SAMPLE = 64 << 20  # elements (256 MB) copied per matrix; for C, of another array of its kind
+WIDTH = 8192  # elements per row that are copied together, as for a panel of A
 
 
 def measured_rates(
@@ -32,18 +32,18 @@ def measured_rates(
     threads: tuple[int, int],
     stop: Flag,
 ) -> Rates:
-    """Copy some of A and B to the device, and some of it back.
+    """Measure rates: copy some of A and B to the device, and some of it back.
 
     Parameters
     ----------
     device, memory, room
-        What is copied to, and how many bytes there are.
+        Device and memory to copy to, and bytes of that memory.
     a, b, c : HostMatrix
         Operands; C is not touched.
     products : Products
-        What knows how long products take.
+        Predicts the seconds of products.
     threads, stop
-        As of `pipeline.ring_of`, for copies in either direction.
+        As for `pipeline.ring_of`, for copies in either direction.
     """
     queue = device.queue()
     with (
@@ -81,7 +81,7 @@ def measured_rates(
 
 
 def samples(shape: tuple[int, ...], most: int) -> list[tuple[Part, Part]]:
-    """Rows and columns of parts of a matrix, of at most so many elements each and about `SAMPLE` together."""
+    """Rows and columns of parts of a matrix, of at most `most` elements each and about `SAMPLE` together."""
     cols = min(shape[1], WIDTH, most)
     rows = min(shape[0], max(1, min(SAMPLE, most) // cols))
     across = divided(shape[1], cols)
@@ -90,7 +90,7 @@ def samples(shape: tuple[int, ...], most: int) -> list[tuple[Part, Part]]:
 
 
 def _rate(queue: Queue, parts: list[tuple[Part, Part]], copy: Callable[[Part, Part], list[Any]]) -> float:
-    """Bytes a second: of the second time, when buffers are there."""
+    """Return bytes per second of the second run, when the buffers have been allocated."""
     for _ in range(2):
         begin = time.perf_counter()
         for job in [job for part in parts for job in copy(*part)]:

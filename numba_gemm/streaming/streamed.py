@@ -1,4 +1,4 @@
-"""The public function for matrices that do not lie on the device."""
+"""Public functions for matrices that are not on the device."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from .rates import measured_rates
 
 __all__ = ["blocking_of", "expected_time", "streamed_sgemm"]
 
-SHARE_OF_MEMORY = 0.75  # of the device's, that a product takes at most unless told
+SHARE_OF_MEMORY = 0.75  # of the device's memory, the most that a product takes by default
 SHARE_OF_FREE = 0.9
-MOST_THREADS = 8  # in either direction: more do not copy faster
+MOST_THREADS = 8  # per direction; more do not copy faster
 WAIT_S = 0.1
 SIMULATED_MEMORY = 1 << 30
 
@@ -53,34 +53,34 @@ def streamed_sgemm(
 ) -> np.ndarray:
     """Compute ``C = alpha * A @ B + beta * C`` in float32 for matrices in host memory that need not fit on the GPU.
 
-    Blocks of C stay on the device while panels of A and B pass by; copies in both directions go on beside the
-    products. Page-locked operands (``numba.cuda.pinned_array``, ``cupyx.empty_pinned``, PyTorch's ``pin_memory``) whose
-    rows or columns are contiguous are copied from and to where they are. All others go through page-locked buffers,
-    which host threads fill and empty.
+    Blocks of C stay on the device while panels of A and B pass by; copies in both directions overlap with the products.
+    Page-locked operands (``numba.cuda.pinned_array``, ``cupyx.empty_pinned``, PyTorch's ``pin_memory``) whose rows or
+    columns are contiguous are copied directly. All others go through page-locked buffers, which host threads fill and
+    empty.
 
     Parameters
     ----------
     a, b : ndarray of shape (M, K), ndarray of shape (K, N); float32
-        NumPy arrays or memory maps, with any strides. Not to be written before the call returns.
+        NumPy arrays or memory maps, with any strides. They must not be written before the call returns.
     out : ndarray of shape (M, N), float32, optional
-        C; shares no element with `a` or `b`, which is not seen of two maps of one file. If it lies in a mapped file
-        (`numpy.memmap`, `mmap.mmap`, shared memory), the file's disk space is reserved before anything is computed, on
-        Linux, and only while the file has a name; otherwise a full disk ends the process (SIGBUS). By default a new
-        array.
+        C; must share no element with `a` or `b`. Sharing through two maps of one file is not detected. If `out` lies in
+        a mapped file (`numpy.memmap`, `mmap.mmap`, shared memory), the file's disk space is reserved before anything is
+        computed, but only on Linux, and only while the file has a name; otherwise a full disk ends the process
+        (SIGBUS). By default, a new array.
     alpha, beta : real number
         As for `tiled_sgemm`.
     memory_limit : int, optional
-        Bytes of device memory to take at most, for all operands, results and workspaces, in one allocation. (Kernels'
-        code, a few MB once a process, is apart.) By default three quarters of the device's memory, or nine tenths of
-        what is free if that is less.
+        Most bytes of device memory for all operands, results and workspaces, in one allocation. (The code of kernels, a
+        few MB once per process, is not included.) By default, three quarters of the device's memory, or nine tenths of
+        the free memory if that is less.
     precision : str
         As for `tiled_sgemm`.
     progress : bool or callable
-        True prints the predicted time, and then how far it has got, to stderr. A callable is given a `Done` for each
-        part of `out` that is complete, on another thread; what it raises ends the product. Sums without terms (K = 0,
-        or `alpha` 0) are not told of.
+        True prints the predicted time, and then the progress, to stderr. A callable is called with a `Done` for each
+        part of `out` that is complete, on another thread; an exception that it raises ends the product. Sums without
+        terms (K = 0, or `alpha` 0) are not reported.
     device : int, optional
-        Ordinal of the GPU. By default the current one.
+        Ordinal of the GPU. By default, the current one.
 
     Returns
     -------
@@ -90,12 +90,12 @@ def streamed_sgemm(
     Raises
     ------
     TypeError
-        For operands that are no NumPy arrays of float32; for a `memory_limit` that is no int.
+        For operands that are not NumPy arrays of float32; for a `memory_limit` that is not an int.
     ValueError
-        For shapes that do not fit, an `out` that is read-only or overlaps an operand, a `memory_limit` that is too
-        small (the message says what is enough), an unknown precision, or one that the GPU cannot run.
+        For shapes that do not match, an `out` that is read-only or overlaps an operand, a `memory_limit` that is too
+        small (the message names a sufficient one), an unknown precision, or one that the GPU cannot run.
     OSError
-        If the disk has no room for the file behind `out`. Nothing was computed then.
+        If the disk has no room for the file behind `out`. Nothing has been computed then.
     MemoryError
         If the device has less memory left than the product takes.
     GpuUnavailable
@@ -103,15 +103,15 @@ def streamed_sgemm(
 
     Notes
     -----
-    The result has the same bits as the products of `blocking_of`, each of them one `tiled_sgemm` on the device; for
-    "fp32_auto", of the precision that it stands for with all of M, N and K. They depend on `memory_limit`, which is
-    thus to be given where the same bits are wanted whatever else the device holds. Each panel's sum is multiplied by
+    The result has the same bits as the products of `blocking_of`, each computed by one `tiled_sgemm` on the device.
+    With "fp32_auto", all of them use the precision that it selects for the full M, N and K. The bits depend on
+    `memory_limit`: pass it to get the same bits whatever else the device holds. Each panel's sum is multiplied by
     `alpha` before it is added: with an infinite `alpha`, panels whose sums have opposite signs give NaN.
 
-    An error, or an interrupt, on the way waits for the copies and products that are enqueued (those of two panels at
-    most), and for a kernel that is being compiled or a `progress` that is being told. It frees all device memory, and
-    is raised with a note that says which rows and columns of `out` are complete; they are in its attribute ``done``,
-    too, a list of pairs of slices. `a` and `b` are only read.
+    After an error or an interrupt, the call waits for the copies and products that are enqueued (those of two panels at
+    most), and for a kernel that is being compiled or a `progress` call that is running. It frees all device memory, and
+    raises the error with a note that names the complete rows and columns of `out`. The error's attribute ``done`` also
+    holds them, as a list of pairs of slices. `a` and `b` are only read.
     """
     wanted = _checked(a, b, out, alpha, beta, precision, device)
     memory_limit = _checked_limit(memory_limit)
@@ -151,11 +151,11 @@ def streamed_sgemm(
 
 
 def _supervised(work: Callable[[Stop], None]) -> None:
-    """Do work on a thread of its own, which an interrupt of this one does not reach: it ends it in an orderly way.
+    """Do work on a separate thread, which an interrupt of this thread does not reach but ends in an orderly way.
 
-    An interrupt may come between any two steps of Python, such as an allocation and the note of it, or a lock and its
-    release, and is raised in the main thread alone. So this thread takes no lock of Python's: what it waits on, and
-    starts threads by, is written in C.
+    An interrupt may come between any two steps of Python, such as an allocation and its record, or a lock and its
+    release, and is raised in the main thread only. So this thread takes no Python lock: the functions by which it waits
+    and starts threads are written in C.
     """
     stop, over = Stop(), SimpleQueue[None]()
     begun, ended, failures = list[bool](), list[bool](), list[BaseException]()
@@ -166,7 +166,7 @@ def _supervised(work: Callable[[Stop], None]) -> None:
             if not stop.event.is_set():
                 work(stop)
         except Stopped:
-            pass  # by what has come
+            pass  # by an interrupt, which is raised below
         except BaseException as error:
             failures.append(error)
         finally:
@@ -187,11 +187,11 @@ def _supervised(work: Callable[[Stop], None]) -> None:
                 if came is not None and not told:
                     try:
                         _thread.start_new_thread(stop, (came,))
-                    except RuntimeError:  # there are too many threads
+                    except RuntimeError:  # too many threads
                         stop(came)
                     told = True
                 with suppress(Empty):
-                    over.get(timeout=WAIT_S)  # not for ever: that could not be interrupted on all systems
+                    over.get(timeout=WAIT_S)  # not forever: that could not be interrupted on all systems
         except BaseException as raised:
             came = raised if came is None else came
     failure = failures.pop() if failures else came
@@ -212,10 +212,10 @@ def expected_time(
     precision: str = IEEE,
     device: int | None = None,
 ) -> Prediction:
-    """Predict how long `streamed_sgemm` takes: by copies of some of the operands, and the models of the products.
+    """Predict how long `streamed_sgemm` takes, from copies of parts of the operands and models of the products.
 
-    Parameters and errors are those of `streamed_sgemm`; no matrix has an extent of 0. Takes some tenths of a second,
-    and as much device memory as the product itself. `out` is not written.
+    Parameters and errors are those of `streamed_sgemm`; no matrix may have an extent of 0. The call takes some tenths
+    of a second, and as much device memory as the product itself. `out` is not written.
     """
     wanted = _checked(a, b, out, 1.0, beta, precision, device)
     memory_limit = _checked_limit(memory_limit)
@@ -233,7 +233,7 @@ def expected_time(
 
 @dataclass
 class _Ready:
-    """A product whose device memory is there."""
+    """Product whose device memory is allocated."""
 
     gpu: Device
     memory: Any
@@ -258,8 +258,8 @@ class _Ready:
 def _prepared(
     wanted: Request, a: np.ndarray, b: np.ndarray, c: np.ndarray, memory_limit: int | None
 ) -> Iterator[_Ready]:
-    """Divide a product and take its memory, until the context ends."""
-    # C by columns is its transpose by rows.
+    """Divide a product and allocate its device memory until the context ends."""
+    # C stored by columns is its transpose stored by rows.
     x, y, z = (b.T, a.T, c.T) if _by_columns(c) else (a, b, c)
     with open_device(wanted.device) as gpu:
         operands = (HostMatrix(x, gpu), HostMatrix(y, gpu), HostMatrix(z, gpu))
@@ -278,9 +278,9 @@ def blocking_of(
     precision: str = IEEE,
     device: int | None = None,
 ) -> Blocking:
-    """How `streamed_sgemm` divides a product, if `out` lies by rows: what it launches, and what memory that takes.
+    """Return how `streamed_sgemm` divides a product if `out` is stored by rows: its launches and device memory.
 
-    Parameters and errors are those of `streamed_sgemm`; no matrix has an extent of 0.
+    Parameters and errors are those of `streamed_sgemm`; no matrix may have an extent of 0.
 
     Returns
     -------
@@ -334,7 +334,7 @@ def _checked_limit(memory_limit: Any) -> int | None:
 
 
 def _divided(products: Products, extents: tuple[int, int, int], memory_limit: int | None, device: int) -> Blocking:
-    """The division for a limit, or for the memory that there is."""
+    """Return the division for a memory limit, or for the memory of the device."""
     m, n, k = extents
     limit, free = memory_limit, None
     if limit is None:
@@ -355,7 +355,7 @@ def _divided(products: Products, extents: tuple[int, int, int], memory_limit: in
 
 
 def _memory(device: int) -> tuple[int, int]:
-    """Bytes of a device's memory: free, and in all."""
+    """Bytes of a device's memory: free, and total."""
     if SIMULATOR:
         return SIMULATED_MEMORY, SIMULATED_MEMORY
     with device_scope(device):
@@ -370,7 +370,7 @@ def _by_columns(array: np.ndarray) -> bool:
 
 
 def _scale(out: np.ndarray, beta: float) -> None:
-    """``beta * C``, where there are no terms to add."""
+    """Compute ``beta * C``, for sums without terms."""
     if beta == 0:
         out[...] = 0
     else:
@@ -379,7 +379,7 @@ def _scale(out: np.ndarray, beta: float) -> None:
 
 
 def _describe(error: BaseException, done: list[Done], shape: tuple[int, int]) -> None:
-    """Say what of `out` is complete."""
+    """Add to an error the parts of `out` that are complete."""
     places = [(part.rows, part.cols) for part in done]
     error.done = places  # type: ignore[attr-defined]
     most = 20
@@ -389,14 +389,14 @@ def _describe(error: BaseException, done: list[Done], shape: tuple[int, int]) ->
 
 
 def host_threads() -> tuple[int, int]:
-    """Host threads that copy to the device, and such that copy from it."""
+    """Numbers of host threads that copy to the device, and from it."""
     able = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     each = max(1, min(MOST_THREADS, able // 2))
     return each, each
 
 
 class _Printer:
-    """Tells how far it has got, once a second at most."""
+    """Printer of the progress, at most once per second."""
 
     def __init__(self, prediction: Prediction) -> None:
         self._begin = self._last = time.perf_counter()
