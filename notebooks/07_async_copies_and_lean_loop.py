@@ -193,9 +193,7 @@ def variant(name, before, after):
     text = str(notebook.source(name))
     assert text.count(before) == 1, f"{before!r} is there {text.count(before)} times"
     text = text.replace(before, after)
-    text = text.replace("from ..device", "from numba_gemm.device").replace(
-        "from .stage", "from numba_gemm.kernels.ladder.stage"
-    )
+    text = text.replace("from ...", "from numba_gemm.").replace("from .stage", "from numba_gemm.kernels.ladder.stage")
     path = Path(tempfile.mkdtemp()) / f"{name}.py"
     path.write_text(text, encoding="utf-8")
     spec = importlib.util.spec_from_file_location(f"variant_of_{name}", path)

@@ -210,7 +210,7 @@ claims("overlap", here)
 # neighbour's:
 
 # %%
-notebook.source("memory_lab/strided_copy", function="stride_copy")
+notebook.source("lab/memory/strided_copy", function="stride_copy")
 
 # %% [markdown]
 # What a warp asks for: floats that it needs are dark, those that come along in the same sectors are light.
@@ -379,7 +379,7 @@ claims("bank_conflicts", here)
 # round?
 
 # %%
-notebook.source("memory_lab/barriers", function="block_rounds")
+notebook.source("lab/memory/barriers", function="block_rounds")
 
 # %%
 here = run("barriers")
@@ -397,7 +397,7 @@ claims("barriers", here)
 # wrong on purpose, and some that only look so, and what the scheduler says of each:
 
 # %%
-notebook.source("memory_lab/barriers", function="block_barrier_in_branch")
+notebook.source("lab/memory/barriers", function="block_barrier_in_branch")
 
 # %%
 pd.DataFrame([{"kernel": name, "the scheduler says": said} for name, said in barriers.ask_scheduler().items()])

@@ -278,7 +278,7 @@ WITH_OUT = {
     ),
     "bench.accuracy": ([], {"require_gpu": nothing, "measured": never}),
     "bench.streamed": ([], {"require_gpu": nothing, "environment.describe": nothing, "measure": never}),
-    "memory_lab.__main__": (["misaligned_copy"], {"record": never}),
+    "memory.__main__": (["misaligned_copy"], {"record": never}),
 }
 
 
@@ -286,7 +286,7 @@ class TestCommand:
     @pytest.mark.parametrize("name", WITH_OUT)
     def test_out_is_looked_at_before_anything_runs(self, name, monkeypatch, tmp_path, capsys):
         arguments, replaced = WITH_OUT[name]
-        module = importlib.import_module(f"numba_gemm.{name}")
+        module = importlib.import_module(f"numba_gemm.lab.{name}")
         for attribute, value in replaced.items():
             monkeypatch.setattr(f"{module.__name__}.{attribute}", value)
         monkeypatch.setattr("numba_gemm.gemm.split_products.runnable", lambda cc: ("ieee", "tf32"))

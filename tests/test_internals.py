@@ -357,7 +357,7 @@ def test_the_simulators_switch_is_read_as_numba_reads_it(value, requested, monke
 
 
 def test_probing_needs_no_numba():
-    code = "import sys; from numba_gemm.device import probe; print(probe.driver_error(), probe.gpu_count()); "
+    code = "import sys; from numba_gemm.simulator import probe; print(probe.driver_error(), probe.gpu_count()); "
     code += "assert not [name for name in sys.modules if name.partition('.')[0] == 'numba']"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -581,7 +581,7 @@ def test_only_functions_are_kernels():
 INTERRUPTED = """
 import signal, sys, threading, time
 from numba import cuda
-from numba_gemm.device import scheduler
+from numba_gemm.simulator import scheduler
 
 @cuda.jit
 def endless(waits):
