@@ -153,7 +153,7 @@ class Call:
 
     @property
     def repeats_terms(self) -> bool:
-        """Whether all terms of a sum may be equal."""
+        """True if all terms of a sum may be equal."""
         return self.a.steps[-1] == 0 and self.b.steps[-2] == 0
 
     def __str__(self) -> str:
@@ -504,7 +504,7 @@ class Operand:
         return np.array(Library().view(self.now, *self.index))
 
     def unchanged(self, but_elements: bool) -> bool:
-        """Whether the buffer is as it was, all of it or all but the operand's elements; after `fetch`."""
+        """Return True if the buffer has not changed, all of it or all but the operand's elements; after `fetch`."""
         same = self.now.view(np.uint32) == self.host.view(np.uint32)
         if but_elements:
             start, shape, strides = self.index
@@ -542,7 +542,7 @@ def operands(call: Call, library: Library) -> Made:
 
 
 def verdict(call: Call, made: Made, got: np.ndarray, streamed: bool) -> str:
-    """What is wrong with a result, or nothing."""
+    """Describe the error of a result; empty if the result is correct."""
     m, n, k = call.shape
     precision = resolved(call.precision, m, n, k, (9, 0)) if call.precision == FP32_AUTO else call.precision
     # A streamed product multiplies the sum of each panel by alpha, and rounds after each.
@@ -583,7 +583,7 @@ def verdict(call: Call, made: Made, got: np.ndarray, streamed: bool) -> str:
 
 @dataclass
 class Outcome:
-    """Verdict of a case: what is wrong, and a digest of each result."""
+    """Verdict of a case: its errors, and a digest of each result."""
 
     wrong: list[str] = field(default_factory=list)
     digests: list[str] = field(default_factory=list)
@@ -593,7 +593,7 @@ Function = Callable[..., Any]
 
 
 def perform(call: Call, library: Library, function: Function, streamed: bool = False) -> tuple[str, str]:
-    """Make a call; what is wrong, and the digest of its result."""
+    """Make a call; return a description of its error, empty if correct, and the digest of its result."""
     made = operands(call, library)
     extra: dict[str, Any] = {"alpha": call.alpha, "beta": call.beta}
     if call.epilogue:
@@ -619,7 +619,7 @@ def perform(call: Call, library: Library, function: Function, streamed: bool = F
 
 
 def refused(call: Call, library: Library, spoiled: str) -> str:
-    """Make a wrong call, which must raise and leave C as it is; what is wrong."""
+    """Make a wrong call, which must raise and leave C unchanged; describe the error, empty if there is none."""
     made = operands(call, library)
     passed = {
         "a": made.a.array,
@@ -701,7 +701,7 @@ def _streamed(call: Call, limit: float) -> Function:
 
 @dataclass(frozen=True)
 class Options:
-    """What a worker is told."""
+    """Options of a worker."""
 
     seed: int
     first: int
@@ -717,7 +717,7 @@ Counts = Counter[tuple[str, str, str]]  # by kind, precision and library
 
 @dataclass
 class Report:
-    """What one worker did."""
+    """Counts, failures and digests of one worker."""
 
     cases: Counts = field(default_factory=Counter)
     calls: Counts = field(default_factory=Counter)

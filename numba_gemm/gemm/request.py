@@ -78,14 +78,14 @@ class Request:
 
     @property
     def pick(self) -> Pick:
-        """What chooses by its stage."""
+        """The function that chooses a kernel for a problem: by the model or the measured choices, or by name."""
         auto = self.stage == "auto"
         return partial(autotune_cache.choose, self.device) if auto else partial(heuristics.named, self.stage)
 
     def pieces(
         self, a: Operand, b: Operand, c: Operand, vectors: list[Operand]
     ) -> Iterator[tuple[Matrix, Matrix, Matrix, Extra]]:
-        """What to launch, for operands and vectors that lie where kernels find them."""
+        """Yield the launches of the product, for operands and vectors in memory that kernels can read."""
         if 0 in self.shape:
             return
         able = _scheduled(launch.device_properties(self.device).cc)
