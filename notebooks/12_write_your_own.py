@@ -228,15 +228,15 @@ c = numba_gemm.tiled_sgemm(a[::2], b, stage="column_strip")  # every other row: 
 print(accuracy.compare(c, *accuracy.reference(1.0, a[::2], b), k=6))
 
 # %% [markdown]
-# The table that every stage must pass is `tests/ladder_cases.py`: shapes around the edges, seven layouts of the
+# The table that every stage must pass is `tests/support/ladder_cases.py`: shapes around the edges, seven layouts of the
 # operands, several `alpha` and `beta`, and a guard around C that shows writes outside of it. It is in the repository,
 # not in the installed package.
 
 # %%
 tests = Path(numba_gemm.__file__).parents[1] / "tests"
-if (tests / "ladder_cases.py").is_file():
+if (tests / "support" / "ladder_cases.py").is_file():
     sys.path.append(str(tests))
-    from ladder_cases import cases, run
+    from support.ladder_cases import cases, run
 
     outcomes = {case: run(STAGE, STAGE.test_config, case) for case in cases(STAGE.test_config)}
     wrong = {case: outcome for case, outcome in outcomes.items() if not outcome.ok}

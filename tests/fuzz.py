@@ -45,7 +45,7 @@ if __name__ == "__main__":
         os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
 
 import numpy as np
-from streaming_cases import least_memory, tiny_blocks
+from support.streaming_cases import least_memory, tiny_blocks
 
 from numba_gemm import plan, stages, streamed_sgemm, tiled_sgemm
 from numba_gemm.gemm.split_products import FP32_AUTO, PRECISIONS, resolved

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import cuda
-from operands import LAYOUTS, NAN, REPEATING, Exported, check, filled, frozen, spaced
+from support.operands import LAYOUTS, NAN, REPEATING, Exported, check, filled, frozen, spaced
 
 import numba_gemm
 from numba_gemm import stages, tiled_sgemm

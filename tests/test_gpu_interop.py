@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from cuda.bindings import driver
 from numba import cuda, float32
-from operands import NAN, check, filled
+from support.operands import NAN, check, filled
 
 from numba_gemm import explain, plan, stages, tiled_sgemm
 from numba_gemm.arrays import Copies, streams

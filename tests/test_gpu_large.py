@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from ladder_cases import STAGES_AND_DEFAULTS
+from support.ladder_cases import STAGES_AND_DEFAULTS
 
 from numba_gemm.models.accuracy import compare, reference
 from numba_gemm.runtime.launch import Matrix, aligned_operands, launch, synchronize

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from compile_stages import compiler_environment
+from support.compile_stages import compiler_environment
 
 import numba_gemm
 from numba_gemm.doctor import checks

@@ -1,0 +1,59 @@
+"""Pages of docs/ whose code runs, and prints what they say."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.debugger import scripted
+
+from numba_gemm.simulator.probe import simulator_environment
+
+pytestmark = pytest.mark.simulator
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def blocks(page):
+    """The code blocks of a page, each with what follows as its output."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", text, re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", ["stepping.md", "tracing.md"])
+def test_a_page_says_what_happens(page, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    namespace: dict = {}
+    found = blocks(page)
+    assert len(found) > 3
+    for number, (code, output) in enumerate(found):
+        commands = re.findall(r"^\(Pdb\) (.*)$", output, re.MULTILINE)
+        hook, said = scripted(*commands)
+        monkeypatch.setattr(sys, "breakpointhook", hook)
+        name = f"<docs/{page} {number}>"
+        monkeypatch.setitem(linecache.cache, name, (len(code), None, code.splitlines(keepends=True), name))
+        exec(compile(code, name, "exec"), namespace)
+        printed = capsys.readouterr().out
+        if commands:
+            answers = [line for line in output.splitlines() if not line.startswith("(Pdb)")]
+            assert answers
+            assert set(answers) <= set(said.getvalue().replace("(Pdb) ", "").splitlines())
+        else:  # lines of the stages move
+            assert re.sub(r"\.py:\d+", ".py:", printed) == re.sub(r"\.py:\d+", ".py:", output), code
+
+
+def test_readmes_first_picture(tmp_path):
+    """The command that README has for it, but for the installation."""
+    text = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"<!-- picture:begin -->\n```bash\n(.*?)```\n<!-- picture:end -->", text, re.DOTALL)
+    code = re.search(r' -c "\n(.*?)"\n', command, re.DOTALL).group(1)
+    assert "NUMBA_ENABLE_CUDASIM=1" in command
+    subprocess.run([sys.executable, "-c", code], env=simulator_environment(), cwd=tmp_path, check=True)
+    (path,) = tmp_path.iterdir()
+    pixels = pytest.importorskip("matplotlib.image").imread(path)
+    assert min(pixels.shape[:2]) > 300
+    assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 32, "not blank"

@@ -1,0 +1,270 @@
+"""The notebooks run from top to bottom, in processes of their own; and what they are made of, `lessons`."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.compile_stages import compiler_environment
+
+from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.lab import notebook as lessons
+
+FOLDER = Path(__file__).parents[2] / "notebooks"
+_spec = importlib.util.spec_from_file_location("run_notebooks", FOLDER / "run.py")
+run = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(run)
+NAMES = run.names()
+
+
+def outputs(notebook, kind):
+    """All outputs of a MIME type."""
+    found = [out for cell in notebook.cells if cell.cell_type == "code" for out in cell.outputs]
+    return [out["data"][kind] for out in found if kind in out.get("data", {})]
+
+
+def printed(notebook):
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    return "".join(out["text"] for cell in cells for out in cell.outputs if out["output_type"] == "stream")
+
+
+def test_there_is_one_for_each_part_of_the_climb():
+    assert [name[:2] for name in NAMES] == [f"{number:02}" for number in range(13)]
+    text = "".join((FOLDER / f"{name}.py").read_text(encoding="utf-8") for name in NAMES)
+    for stage in STAGES:
+        assert re.search(rf'(source\(|difference\("\w+", )"{stage}"', text), f"no notebook shows {stage}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_runs(name):
+    """In the environment that a reader's Jupyter has: without the simulator's switch, which the notebook chooses."""
+    command = [sys.executable, str(FOLDER / "run.py"), name]
+    done = subprocess.run(command, env=compiler_environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(rf"^{name}: \d+ s$", done.stdout, re.MULTILINE), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nope"], "unknown notebook nope; known are 00_start_here, 01_"),
+        (["--jobs=0"], "0 is not at least 1"),
+        (["--write", "--sync"], "not allowed with argument"),
+        (["--sync", "--refresh"], "not allowed with argument"),
+    ],
+)
+def test_a_wrong_command_line(arguments, says, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        run.main(arguments)
+    assert stopped.value.code == 2
+    assert says in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_failure_leaves_the_others_to_run(tmp_path):
+    shutil.copy(FOLDER / "run.py", tmp_path)
+    cells = {"00_dies": "import os; os._exit(1)", "01_sleeps": "import time; time.sleep(600)", "02_raises": "1 / 0"}
+    for name, cell in (cells | {"03_works": "1 + 1"}).items():
+        (tmp_path / f"{name}.py").write_text(cell + "\n")
+    command = [sys.executable, str(tmp_path / "run.py"), "--seconds=5", "--write", "--jobs=2"]
+    environment = compiler_environment() | {"PYTHONPATH": str(FOLDER.parent)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert re.findall(r"^\* (\w+) failed:$", done.stdout, re.MULTILINE) == list(cells)
+    assert [path.stem for path in tmp_path.glob("*.ipynb")] == ["03_works"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_both_files_have_the_same_cells(name):
+    """The outputs that are shown are of the code that is shown."""
+    made, stored = run.read(name), run.stored(name)
+    assert [(cell.cell_type, cell.source) for cell in made.cells] == [
+        (cell.cell_type, cell.source) for cell in stored.cells
+    ]
+    for cell in stored.cells:
+        if cell.cell_type == "code":
+            assert cell.execution_count, f"a cell of {name} has never run: {cell.source}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stored_outputs_are_of_a_gpu(name):
+    stored = run.stored(name)
+    text = printed(stored)
+    assert re.search(r"(Times are measured on|Kernels run on) this machine's GPU: NVIDIA H200", text)
+    assert "NVIDIA H200" in stored.cells[0].source, "the first cell says whose outputs these are"
+    assert outputs(stored, "image/png"), "a notebook without a picture"
+    assert not [out for cell in stored.cells for out in cell.get("outputs", []) if out["output_type"] == "error"]
+
+
+def test_a_listing_is_the_file():
+    text = Path(lessons.__file__).parents[1] / "kernels" / "ladder" / "naive.py"
+    assert str(lessons.source("naive", doc=True)) == text.read_text(encoding="utf-8")
+    code = lessons.source("naive")
+    assert code.text.startswith("from numba import cuda")
+    assert code._repr_markdown_().startswith("```python\nfrom numba")
+    assert str(lessons.source("dot", function="dot")).startswith("@device_function\ndef dot(")
+    assert "class Prediction" in str(lessons.source("models/traffic", function="Prediction"))
+    with pytest.raises(ValueError, match="neither a stage nor a module"):
+        lessons.source("no such")
+    with pytest.raises(ValueError, match=r"naive\.py has no function or class 'dot'"):
+        lessons.source("naive", function="dot")
+
+
+def test_a_difference_is_of_code_alone():
+    lines = str(lessons.difference("naive", "coalesced")).splitlines()
+    assert lines[:2] == ["--- naive.py", "+++ coalesced.py"]
+    assert any(line.startswith("-    row = cuda.blockIdx.x") for line in lines)
+    assert not any("Bottleneck" in line for line in lines)
+
+
+def test_an_answer_is_checked(capsys):
+    cases = [((1,), 2), ((2,), 4)]
+    assert lessons.check(lambda x: 2 * x, *cases)
+    assert not lessons.check(lambda x: None, *cases)
+    assert not lessons.check(lambda x: x + 1, *cases)
+    assert lessons.check(lambda x: np.float32(x) / 3, ((1,), 1 / 3))
+    assert not lessons.check(lambda x: np.ones(2), ((1,), np.ones(3)))
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "Right, in all 2 cases."
+    assert said[1] == "Not answered yet: <lambda>(1) is None."
+    assert said[2] == "Not yet: <lambda>(2) is 3, and should be 4."
+    with pytest.raises(ValueError, match="needs a case"):
+        lessons.check(abs)
+
+
+def test_what_was_recorded_says_where(monkeypatch, capsys):
+    monkeypatch.setattr(lessons, "has_gpu", lambda: False)
+    found = lessons.measure("naive", "coalesced")
+    assert list(found["stage"]) == ["naive", "coalesced", "cublas"]
+    assert re.fullmatch(r"recorded on NVIDIA H200, 20\d\d-\d\d-\d\d, commit \w{7}", found.attrs["source"])
+    assert not lessons.measured_here(found)
+    table = lessons.compare(found)
+    assert table.loc["coalesced", "gain"] == pytest.approx(
+        table.loc["naive", "measured ms"] / table.loc["coalesced", "measured ms"], abs=0.01
+    )
+    assert table.loc["coalesced", "predicted ms"] < table.loc["coalesced", "measured ms"]
+    assert "recorded on NVIDIA H200" in lessons.recorded("memory_lab/transfers.csv").attrs["source"]
+    with pytest.raises(ValueError, match="nothing was recorded of cublas, naive at"):
+        lessons.measure("naive", shape=(5, 6, 7))
+    with pytest.raises(FileNotFoundError, match="no recorded table"):
+        lessons.recorded("latest/none.csv")
+    with pytest.raises(ValueError, match="expected results of one shape, got 0"):
+        lessons.compare(found[:0])
+
+
+def test_a_stage_that_a_gpu_cannot_run_is_left_out(monkeypatch, capsys):
+    monkeypatch.setattr(lessons, "has_gpu", lambda: False)
+    found = lessons.measure("naive", "coalesced")
+    lacking = found["stage"] == "coalesced"
+    found.loc[lacking, ["median_us", "gflops", "ratio_to_cublas"]] = np.nan
+    found.loc[lacking, ["config", "status", "note"]] = [np.nan, "unsupported", "needs compute capability 8.0"]
+    assert list(lessons.compare(found).index) == ["naive", "cublas"]
+    assert "coalesced was not timed: unsupported, needs compute capability 8.0" in capsys.readouterr().out
+
+
+def test_a_measurement_that_fails_says_why(monkeypatch):
+    monkeypatch.setattr(lessons, "has_gpu", lambda: True)
+    monkeypatch.setattr(lessons, "MEASURE", "print('half'); raise SystemExit('no such GPU')")
+    with pytest.raises(RuntimeError, match=r"(?s)ended with status 1.*half.*no such GPU"):
+        lessons.measure("naive")
+
+
+def test_a_measurement_is_read(monkeypatch, capsys):
+    """The benchmark's own command line, as far as it can run here; its numbers are another's."""
+    frame = lessons.recorded("latest/results.csv")
+    environment = frame.attrs["environment"]
+    code = (
+        "import json, pathlib, sys\n"
+        "options = dict(zip(sys.argv[1::2], sys.argv[2::2]))\n"
+        "assert options['--stages'] == 'naive,cublas' and options['--shape'] == '4096,4096,4096', options\n"
+        "out = pathlib.Path(options['--out'])\n"
+        f"out.joinpath('results.csv').write_text({frame[:2].to_csv(index=False)!r})\n"
+        f"out.joinpath('environment.json').write_text({json.dumps(environment)!r})\n"
+    )
+    monkeypatch.setattr(lessons, "has_gpu", lambda: True)
+    monkeypatch.setattr(lessons, "MEASURE", code)
+    found = lessons.measure("naive")
+    assert lessons.measured_here(found)
+    assert found["median_us"].tolist() == frame["median_us"][:2].tolist()
+    assert "measured now on NVIDIA H200" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_the_choice_is_made_before_numba(wanted):
+    code = (
+        "from numba_gemm.lab import notebook as lessons\n"
+        f"lessons.begin(on_gpu={wanted})\n"
+        "from numba_gemm.simulator.switch import SIMULATOR\n"
+        "print('simulated', SIMULATOR)\n"
+        "lessons.begin()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=compiler_environment(), capture_output=True, text=True, check=False
+    )
+    on_gpu = wanted and lessons.has_gpu()
+    assert f"simulated {not on_gpu}" in done.stdout, done.stderr
+    assert ("restart the notebook's kernel" in done.stderr) == on_gpu
+
+
+@pytest.fixture
+def lock(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "numba_gemm" / f"measure-{platform.node()}.lock"
+
+
+def test_measurements_of_one_user_exclude_each_other(lock):
+    def is_held():
+        with lock.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
+    with lessons._alone():
+        assert is_held()
+        assert lock.stat().st_mode & 0o777 == 0o600
+        assert lock.parent.stat().st_mode & 0o777 == 0o700
+    assert not is_held()
+
+
+def link(path, victim):
+    path.symlink_to(victim)
+
+
+def writable_by_others(path, victim):
+    path.write_text("mine")
+    path.chmod(0o666)
+
+
+def pipe(path, victim):
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("put", [link, writable_by_others, pipe], ids=lambda put: put.__name__)
+def test_a_lock_file_of_someone_else_is_left_alone(put, lock, tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("important")
+    lock.parent.mkdir()
+    put(lock, victim)
+    with pytest.warns(RuntimeWarning, match=lock.name), lessons._alone():
+        pass
+    assert victim.read_text() == "important"
+
+
+def test_the_lock_of_measurements_is_not_in_a_shared_directory(lock, tmp_path, monkeypatch):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(shared))
+    with lessons._alone():
+        pass
+    assert not list(shared.iterdir())

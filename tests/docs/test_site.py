@@ -1,0 +1,236 @@
+"""The documentation's site: that it builds without a warning, holds what it should, and links to what there is.
+
+Also that what its pages on tasks show runs, as they say, and that what its answers refer to exists.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import linecache
+import pkgutil
+import re
+import shutil
+import subprocess
+import sys
+import zlib
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+import numba_gemm
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PACKAGES = ("device", "inspect", "ladder", "memory_lab", "models", "streaming", "tensor_core")
+NEIGHBOURS = ("CONTRIBUTING.md", "README.md", "docs", "numba_gemm", "pyproject.toml", "results", "tests")
+MADE = ("_build", "notebooks")  # in docs/, by building the site there
+
+
+# ------------------------------------------------------------------------------------------------------- the site
+
+
+def modules() -> list[str]:
+    """The public modules that the reference has to have."""
+    return [
+        f"numba_gemm.{package}.{module.name}"
+        for package in PACKAGES
+        for module in pkgutil.iter_modules([str(ROOT / "numba_gemm" / package)])
+        if not module.name.startswith("_")
+    ]
+
+
+def sample() -> str:
+    """A notebook with an output, a formula, and links as from where notebooks lie."""
+    text = "# A sample\n\nSee [naive](../numba_gemm/kernels/ladder/naive.py), [tracing](../docs/tracing.md), $K^2$."
+    output = {"name": "stdout", "output_type": "stream", "text": ["printed by the sample\n"]}
+    cells = [
+        {"cell_type": "markdown", "id": "a", "metadata": {}, "source": [text]},
+        {"cell_type": "code", "execution_count": 1, "id": "b", "metadata": {}, "outputs": [output], "source": ["1/0"]},
+    ]
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    return json.dumps({"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5})
+
+
+def build(root: Path) -> Path:
+    """Build the site of a checkout."""
+    out = root / "site"
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", str(root / "docs"), str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return out
+
+
+def inventory(site: Path) -> dict[str, str]:
+    """What the reference describes: kinds by name."""
+    *_, packed = (site / "objects.inv").read_bytes().split(b"\n", 4)
+    lines = zlib.decompress(packed).decode().splitlines()
+    return {name: kind for name, kind in (line.split(maxsplit=2)[:2] for line in lines) if kind.startswith("py:")}
+
+
+def missing(page: str, *parts: str) -> list[str]:
+    """Which of them a page does not have; in a few words, where a page has thousands."""
+    return [part for part in parts if part not in page]
+
+
+def broken_links(site: Path) -> list[str]:
+    """Links within the site that lead nowhere."""
+    pages = {path: path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
+    ids = {path: set(re.findall(r'\bid="([^"]+)"', text)) for path, text in pages.items()}
+    found = []
+    for path, text in pages.items():
+        for link in set(re.findall(r'<a [^>]*?href="([^":?]*)"', text)):
+            place, _, fragment = unquote(link).partition("#")
+            target = (path.parent / place).resolve() if place else path
+            if not target.exists() or (fragment and target in ids and fragment not in ids[target]):
+                found.append(f"{path.relative_to(site)}: {link}")
+    return found
+
+
+@pytest.mark.timeout(900)  # it is built twice, which takes long where the other workers are busy, too
+@pytest.mark.skipif(
+    any(find_spec(name) is None for name in ("sphinx", "furo", "myst_nb", "numpydoc")), reason="needs the extra docs"
+)
+def test_site(tmp_path):
+    """One test, so that it is built by one worker: without notebooks, then with those that there are and one more."""
+    for name in NEIGHBOURS:
+        source, target = ROOT / name, tmp_path / name
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "local", *MADE))
+        else:
+            shutil.copy(source, target)
+    notebooks = tmp_path / "notebooks"
+    notebooks.mkdir()
+    (notebooks / "README.md").write_text("# Notebooks\n\nThere are none.\n")
+
+    site = build(tmp_path)
+    pages = {path.relative_to(DOCS).with_suffix("") for path in DOCS.rglob("*.md") if "notebooks" not in path.parts}
+    assert {page for page in pages if not (site / page.with_suffix(".html")).is_file()} == set()
+    described = inventory(site)
+    assert {name for name in numba_gemm.__all__ if f"numba_gemm.{name}" not in described} == set()
+    assert {name for name in modules() if described.get(name) != "py:module"} == set()
+    assert described["numba_gemm.tiled_sgemm"] == "py:function"
+    assert broken_links(site) == []
+    faq, index = ((site / name).read_text(encoding="utf-8") for name in ("faq.html", "index.html"))
+    assert missing(faq, 'href="source/tests/kernels/test_ladder.py.html#L-') == []
+    for block in ("headline", "ladder"):  # README's tables are on the first page
+        table = re.search(rf"<!-- results:begin {block} -->(.*?)<!--", (ROOT / "README.md").read_text(), re.DOTALL)
+        rows = [row.split("|") for row in table[1].splitlines() if row.startswith("|")][2:]
+        assert len(rows) > 3
+        assert missing(index, *(f"<p>{row[2].strip()}</p>" for row in rows)) == []
+
+    shutil.copytree(ROOT / "notebooks", notebooks, dirs_exist_ok=True)
+    (notebooks / "99_sample.ipynb").write_text(sample())
+    build(tmp_path)
+    page = (site / "notebooks" / "99_sample.html").read_text(encoding="utf-8")
+    assert (
+        missing(
+            page,
+            "printed by the sample",
+            'href="../source/numba_gemm/kernels/ladder/naive.py.html#',
+            'href="../tracing.html',
+        )
+        == []
+    )
+    assert missing(page, "ZeroDivisionError") == ["ZeroDivisionError"]
+    tutorial = (site / "tutorial.html").read_text(encoding="utf-8")
+    assert missing(tutorial, *(f'href="notebooks/{path.stem}.html' for path in notebooks.glob("*.ipynb"))) == []
+    assert broken_links(site) == []
+
+
+def test_broken_links_are_found(tmp_path):
+    (tmp_path / "a.html").write_text('<a href="b.html#here">x</a> <a id="top" class="y" href="#top">x</a>')
+    (tmp_path / "b.html").write_text('<p id="here"> <a href="a.html#gone">x</a> <a href="c.html">x</a> </p>')
+    assert sorted(broken_links(tmp_path)) == ["b.html: a.html#gone", "b.html: c.html"]
+
+
+# ---------------------------------------------------------------------------------------- what answers refer to
+
+LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
+
+
+@cache
+def defined(path: Path) -> frozenset[str]:
+    """Functions, methods, classes and module variables of a Python file."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    assigned = (node for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign))
+    targets = (name for node in assigned for name in ast.walk(node) if isinstance(name, ast.Name))
+    return frozenset(names | {name.id for name in targets if isinstance(name.ctx, ast.Store)})
+
+
+def dangling(page: Path, text: str) -> list[str]:
+    """Links of a page to files that do not exist, or that do not have what the link is called."""
+    found = []
+    for label, target in LINK.findall(text):
+        if target.startswith(("https://", "#")):
+            continue
+        path = (page.parent / target.partition("#")[0]).resolve()
+        name = label.strip("`").split("(")[0]
+        is_name = label.startswith("`") and name.isidentifier()
+        if not path.exists():
+            found.append(f"{target}: no such file")
+        elif is_name and path.suffix == ".py" and name != path.stem and name not in defined(path):
+            found.append(f"{target}: has no {name}")
+    return found
+
+
+@pytest.mark.parametrize("name", ["faq.md", "design.md"])
+def test_what_is_linked_exists(name):
+    text = (DOCS / name).read_text(encoding="utf-8")
+    assert dangling(DOCS / name, text) == []
+    # Each answer names tests, and what it says of others' issues, it links to by the number that it gives.
+    if name == "faq.md":
+        answers = text.split("\n## ")[1:]
+        assert len(answers) == 10
+        for answer in answers:
+            assert answer.splitlines()[0].endswith("?")
+            assert any("/tests/" in target for _, target in LINK.findall(answer))
+        for label, target in LINK.findall(text):
+            if target.startswith("https://"):
+                assert re.fullmatch(r"https://github\.com/[\w-]+/[\w-]+/issues/\d+", target)
+                assert label.split()[-1] == target.rpartition("/")[2]
+
+
+def test_dangling_links_are_found():
+    place = "../tests/kernels/test_ladder.py"
+    text = f"[`gone`]({place}) [x](../tests/no.py) [`test_table`]({place}) [y](faq.md)"
+    assert dangling(DOCS / "faq.md", text) == [f"{place}: has no gone", "../tests/no.py: no such file"]
+
+
+# ------------------------------------------------------------------------------------------------ what tasks show
+
+PAGES = sorted((DOCS / "how_to").glob("*.md"))
+BLOCK = re.compile(
+    r"^(?:<!-- needs (a GPU|the compiler) -->\n)?```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?",
+    re.DOTALL | re.MULTILINE,
+)
+
+
+def test_every_block_is_found():
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert len(BLOCK.findall(text)) == text.count("```python") > 10
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if "```python" in page.read_text()], ids=lambda page: page.stem
+)
+def test_a_task_does_what_it_says(page, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results").symlink_to(ROOT / "results")
+    namespace: dict = {}
+    for number, (needs, code, output) in enumerate(BLOCK.findall(page.read_text(encoding="utf-8"))):
+        name = f"<docs/how_to/{page.name} {number}>"
+        monkeypatch.setitem(linecache.cache, name, (len(code), None, code.splitlines(keepends=True), name))
+        compiled = compile(code, name, "exec")
+        if needs:
+            assert not output
+            continue
+        exec(compiled, namespace)
+        printed = capsys.readouterr().out
+        if output:
+            assert printed == output, code

@@ -1,0 +1,150 @@
+"""Blocks on a multiprocessor: known answers, errors, the stages as they are compiled, and the driver's own count."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from math import prod
+
+import pytest
+from support.compile_stages import compiler_environment
+
+import numba_gemm
+from numba_gemm.gemm.occupancy import _compute_capability
+from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.models.occupancy import LIMITS, occupancy
+
+ALL = ("blocks", "warps", "registers", "shared memory")
+
+
+@pytest.mark.parametrize(
+    ("threads", "registers", "shared", "cc", "limits", "limiters"),
+    [
+        # NVIDIA's cuda_occupancy.h of CUDA 13.0 says the same of all of these.
+        (256, 32, 0, (9, 0), (32, 8, 8, 228), ("warps", "registers")),
+        (1024, 32, 8192, (9, 0), (32, 2, 2, 25), ("warps", "registers")),
+        (256, 128, 16384, (9, 0), (32, 8, 2, 13), ("registers",)),
+        (256, 129, 0, (9, 0), (32, 8, 1, 228), ("registers",)),
+        (256, 253, 50176, (9, 0), (32, 8, 1, 4), ("registers",)),
+        (256, 128, 99840, (9, 0), (32, 8, 2, 2), ("registers", "shared memory")),
+        (32, 16, 0, (9, 0), (32, 64, 128, 228), ("blocks",)),
+        (33, 16, 0, (9, 0), (32, 32, 64, 228), ("blocks", "warps")),
+        (64, 40, 232448, (9, 0), (32, 32, 24, 1), ("shared memory",)),
+        (1024, 65, 0, (9, 0), (32, 2, 0, 228), ("registers",)),  # cannot be launched
+        (160, 80, 0, (9, 0), (32, 12, 4, 228), ("registers",)),  # 24 warps of 2560 registers, 5 a block
+        (256, 64, 16384, (8, 0), (32, 8, 4, 9), ("registers",)),
+        (256, 64, 16384, (8, 6), (16, 6, 4, 5), ("registers",)),
+        (32, 32, 0, (8, 6), (16, 48, 64, 100), ("blocks",)),
+        (32, 32, 0, (8, 9), (24, 48, 64, 100), ("blocks",)),
+        (256, 64, 16384, (7, 5), (16, 4, 4, 4), ("warps", "registers", "shared memory")),
+        (256, 64, 16384, (10, 0), (32, 8, 4, 13), ("registers",)),
+        (64, 32, 10000, (12, 0), (24, 24, 32, 9), ("shared memory",)),
+    ],
+)
+def test_known_answers(threads, registers, shared, cc, limits, limiters):
+    found = occupancy(threads, registers, shared, cc)
+    assert found.limits == dict(zip(ALL, limits))
+    assert found.blocks == min(limits)
+    assert found.limiters == limiters
+    warps = -(-threads // 32)
+    assert found.warps == found.blocks * warps
+    assert found.fraction == found.warps / LIMITS[cc].warps
+    assert " and ".join(limiters) in str(found)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((256, 32, 0, (6, 1)), r"cc is \(6, 1\); expected one of 7\.5, 8\.0.*pass \(9, 0\)"),
+        ((0, 32, 0, (9, 0)), "threads is 0; expected 1 to 1024"),
+        ((1025, 32, 0, (9, 0)), "threads is 1025; expected 1 to 1024"),
+        ((256, 256, 0, (9, 0)), "registers is 256; expected 1 to 255"),
+        ((256, 32, 101377, (8, 6)), r"shared is 101377; expected 0 to 101376 on compute capability 8\.6"),
+    ],
+)
+def test_what_no_block_can_have(arguments, says):
+    with pytest.raises(ValueError, match=says):
+        occupancy(*arguments)
+
+
+@pytest.mark.simulator
+def test_the_simulator_compiles_nothing():
+    with pytest.raises(RuntimeError, match=r"unset NUMBA_ENABLE_CUDASIM, and without a GPU pass .* device=\(9, 0\)"):
+        numba_gemm.occupancy("naive")
+
+
+@pytest.mark.parametrize(
+    ("device", "error", "says"),
+    [
+        ([9, 0], TypeError, r"device is \[9, 0\]; expected a device's ordinal or a compute capability"),
+        ((9, 0.5), TypeError, "expected a device's ordinal"),
+        (True, TypeError, "device is True"),
+        (-1, ValueError, "device is -1; expected 0 to"),
+    ],
+)
+def test_devices_that_are_none(device, error, says):
+    with pytest.raises(error, match=says):
+        _compute_capability(device)
+
+
+CHILD = """
+import json, sys
+import numba_gemm
+for arguments in json.loads(sys.stdin.read()):
+    stage, config, device = arguments
+    try:
+        found = numba_gemm.occupancy(stage, config, tuple(device))
+        print(json.dumps([found.blocks, found.warps, found.shared, list(found.cc)]))
+    except (TypeError, ValueError) as error:
+        print(json.dumps(f"{type(error).__name__}: {error}"))
+"""
+
+# Of stages that compile in a moment.
+COMPILED = [
+    (("naive", None, (9, 0)), [2, 64, 0, [9, 0]]),
+    (("coalesced", "2x128x1-1x1", (8, 6)), [6, 48, 0, [8, 6]]),
+    (("shared_tile", "16x16x16-1x1", (9, 0)), [8, 64, 2048, [9, 0]]),
+    (("none", None, (9, 0)), "ValueError: stage is 'none'; expected one of naive, "),
+    ((3, None, (9, 0)), "TypeError: stage is 3; expected a Stage or its name"),
+    (("naive", "8x8", (9, 0)), "ValueError: config is '8x8'; expected one of 32x32x1-1x1 for stage 'naive'"),
+    (("naive", 8, (9, 0)), "TypeError: config is 8; expected a TileConfig, or the name of one"),
+    (("lean_loop", None, (7, 5)), "ValueError: device is (7, 5), of compute capability 7.5; expected one of 8.0, "),
+    (("naive", None, (6, 0)), "ValueError: device is (6, 0), of compute capability 6.0; expected one of 7.5, "),
+]
+
+
+def test_stages_as_they_are_compiled():
+    """In a process without the simulator, which has no compiler."""
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD],
+        input=json.dumps([arguments for arguments, _ in COMPILED]),
+        env=compiler_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for (arguments, expected), line in zip(COMPILED, done.stdout.splitlines(), strict=True):
+        got = json.loads(line)
+        assert got.startswith(expected) if isinstance(expected, str) else got == expected, (arguments, got)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", STAGES)
+def test_the_driver_counts_the_same(name):
+    from cuda.bindings import driver
+
+    from numba_gemm.runtime import launch
+    from numba_gemm.runtime.driver import call, device_scope
+
+    stage, device = STAGES[name], launch.current_device()
+    if launch.device_properties(device).cc < stage.min_cc:
+        pytest.skip("needs a higher compute capability")
+    for config in stage.configs:
+        kernel = launch.prepare(stage, config, launch.usual_form(stage, config, True), device)
+        with device_scope(device):
+            counting = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor
+            expected = int(call(counting, kernel.kernel, prod(stage.block(config)), config.dynamic_shared))
+        found = numba_gemm.occupancy(stage, config)
+        assert (found.blocks, found.registers, found.shared) == (expected, kernel.registers, kernel.shared), config.name

@@ -1,0 +1,183 @@
+"""What the compiler makes of every stage, on every generation of GPU that it can compile for; needs no GPU.
+
+A kernel can be right and still not be what its file says: an array that was to live in registers lies in local memory,
+a loop was not unrolled, four accesses did not become one. None of that shows in a product, all of it shows in the SASS.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from support import SUPPORT
+from support.compile_stages import compiler_environment
+
+from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.kernels.ladder.stage import Stage, TileConfig
+
+MAIN_CC = (9, 0)  # compiled for in every configuration, aligned and not; for the others in the default one, aligned
+BATCHES = (((7, 5), (8, 0), (8, 6)), (MAIN_CC,), ((8, 9), (10, 0), (12, 0)))
+
+# k-steps that one iteration of the main loop multiplies in straight-line code, where a stage claims more than one.
+K_STEPS = {
+    "shared_tile": lambda config: config.BK,
+    "vectorized": lambda config: 4,
+    "register_prefetch": lambda config: 2,
+    "warp_tiled": lambda config: 2,
+    "async_copy": lambda config: 2,
+    "lean_loop": lambda config: 2,
+    "stream_k": lambda config: 2,
+    "thin": lambda config: 4,
+}
+
+BY_ELEMENT = ("thin",)  # stages whose operands all travel by asynchronous copies, and whose C is too narrow for vectors
+
+Code = dict[str, Any]  # what compile_stages.py says of a case
+
+
+@dataclass(frozen=True)
+class Case:
+    """One compilation."""
+
+    stage: Stage
+    config: TileConfig
+    cc: tuple[int, int]
+    aligned: bool
+
+    @property
+    def job(self) -> dict[str, Any]:
+        return {"stage": self.stage.name, "config": self.config.name, "cc": list(self.cc), "aligned": self.aligned}
+
+    def __str__(self) -> str:
+        variant = "aligned" if self.aligned else "unaligned"
+        return f"{self.stage.name} {self.config.name} {variant} for {self.cc[0]}.{self.cc[1]}"
+
+
+def cases(stage: Stage, ccs: Iterable[tuple[int, int]]) -> list[Case]:
+    found = []
+    for cc in ccs:
+        if cc >= stage.min_cc:
+            configs, variants = (stage.configs, (True, False)) if cc == MAIN_CC else (stage.configs[:1], (True,))
+            found += [Case(stage, config, cc, aligned) for config in configs for aligned in variants]
+    return found
+
+
+# What every compilation must show. Each function returns what is wrong, or None.
+
+
+def stays_in_registers(case: Case, code: Code) -> str | None:
+    accesses = {"LDL", "STL"} & code["opcodes"].keys()
+    if code["local"] or code["spills"] or accesses:
+        return f"{code['local']} bytes of local memory, {code['spills']} bytes of spills, {accesses or 'no accesses'}"
+    return None
+
+
+def unrolls_inner_loops(case: Case, code: Code) -> str | None:
+    """The main loop's straight-line code holds every product of the thread tile for the k-steps that are claimed."""
+    steps = K_STEPS[case.stage.name](case.config) if case.stage.name in K_STEPS else 1
+    expected = case.config.TM * case.config.TN * steps
+    found = code["ffma_in_loop"]
+    return None if found >= expected else f"{found} FFMA an iteration, expected {expected}: {steps} k-steps"
+
+
+def addresses_name_their_memory(case: Case, code: Code) -> str | None:
+    """No generic LD or ST: the compiler knows what is global and what is shared."""
+    generic = {"LD", "ST"} & code["opcodes"].keys()
+    return f"generic accesses: {generic}" if generic else None
+
+
+def accesses_are_as_wide_as_claimed(case: Case, code: Code) -> str | None:
+    """With aligned operands, global accesses and reads of shared tiles move four floats, as do some writes of tiles."""
+    if not (case.aligned and case.stage.vectorized):
+        return None
+    widths: dict[str, set[int]] = {}
+    for name, bits in code["widths"]:
+        widths.setdefault(name, set()).add(bits)
+    claimed = ("LDS",) if case.stage.name in BY_ELEMENT else ("LDG", "STG", "LDS")
+    narrow = {name: widths.get(name) for name in claimed if widths.get(name) != {128}}
+    writes = widths.get("STS", set()) | widths.get("LDGSTS", set())
+    wide = 128 in writes or case.config.BN <= 16  # so narrow a B takes no vectors, and A is transposed on its way
+    return None if wide and not narrow else f"not all 128 bits: {narrow or {'STS, LDGSTS': writes}}"
+
+
+def copies_asynchronously_if_claimed(case: Case, code: Code) -> str | None:
+    copying = ("async_copy", "lean_loop", "stream_k", "thin")
+    claimed, found = case.stage.name in copying, "LDGSTS" in code["opcodes"]
+    return None if claimed == found else f"LDGSTS: {found}, expected {claimed}"
+
+
+def shared_memory_holds_the_tiles_alone(case: Case, code: Code) -> str | None:
+    config = case.config
+    width = config.BM + config.pad + config.BN + config.pad_b
+    tiles = 4 * config.slots * config.BK * width if config.BK > 1 else 0
+    return None if code["shared"] == tiles else f"{code['shared']} bytes of shared memory, expected {tiles}"
+
+
+CLAIMS = (
+    stays_in_registers,
+    unrolls_inner_loops,
+    addresses_name_their_memory,
+    accesses_are_as_wide_as_claimed,
+    copies_asynchronously_if_claimed,
+    shared_memory_holds_the_tiles_alone,
+)
+
+
+def compile_cases(batch: list[Case], **variables: str) -> Iterator[tuple[Case, Code]]:
+    """Compile cases in one child process, since starting one costs more than compiling."""
+    done = subprocess.run(
+        [sys.executable, str(SUPPORT / "compile_stages.py")],
+        input="".join(json.dumps(case.job) + "\n" for case in batch),
+        env=compiler_environment() | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"the compiling process failed:\n{done.stderr}"
+    for case, line in zip(batch, done.stdout.splitlines(), strict=True):
+        code = json.loads(line)
+        assert case.job.items() <= code.items()
+        yield case, code
+
+
+def problems(batch: list[Case]) -> Iterator[str]:
+    for case, code in compile_cases(batch):
+        if "error" in code:
+            yield f"{case}: {code['error']}"
+        else:
+            found = ((claim.__name__, claim(case, code)) for claim in CLAIMS)
+            yield from (f"{case}: not {name}: {problem}" for name, problem in found if problem)
+
+
+# A batch is a test, so that workers share the compilations and none is done twice.
+@pytest.mark.parametrize("ccs", BATCHES, ids=lambda ccs: "+".join(f"{major}.{minor}" for major, minor in ccs))
+@pytest.mark.parametrize("name", STAGES)
+def test_compiled_stage_is_what_it_claims(name, ccs):
+    batch = cases(STAGES[name], ccs)
+    assert {case.cc for case in batch} == {cc for cc in ccs if cc >= STAGES[name].min_cc}
+    if found := list(problems(batch)):
+        pytest.fail("\n".join(found), pytrace=False)
+
+
+# Settings of Numba that users make for their own kernels.
+SETTINGS = ("NUMBA_BOUNDSCHECK", "NUMBA_CUDA_DEBUGINFO", "NUMBA_CUDA_ENABLE_NRT", "NUMBA_DEBUG_ARRAY_OPT")
+
+
+@functools.cache
+def compiled_with(**variables: str) -> Code:
+    stage = STAGES["shared_tile"]
+    ((_, code),) = compile_cases([Case(stage, stage.configs[-1], MAIN_CC, True)], **variables)
+    return code
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_settings_of_numba_change_no_stage(setting):
+    found = compiled_with(**{setting: "1"})
+    assert "error" not in found, found["error"]
+    assert found == compiled_with()

@@ -1,0 +1,193 @@
+"""Stages that have a schedule: what their table of cases reaches, the table on a GPU, and the sanitizer's cases.
+
+In the simulator `test_broken_kernels.py` runs the table, for the kernels as they are as well as for broken ones."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import sanitize
+from support.schedule_cases import modes_of, run_shared, scheduled, shared_cases
+
+from numba_gemm.device.tile_loader import MODES
+from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.kernels.ladder.stage import Batch, Share
+from numba_gemm.runtime import launch
+
+ALL = [(stage, config) for stage in scheduled(STAGES) for config in (stage.test_config, *stage.configs)]
+LAUNCHES = 3  # on one workspace, the counters of which each must leave at 0
+
+
+def label(value):
+    return getattr(value, "name", str(value))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("stage", "config"), ALL, ids=label)
+def test_table(stage, config, monkeypatch):
+    for group in (2, 8):
+        monkeypatch.setattr("numba_gemm.kernels.ladder.stage.GROUP", group)
+        monkeypatch.setattr(launch, "_bound", {})  # launches made for another group
+        for case in shared_cases(config):
+            outcomes = [run_shared(stage, config, case) for _ in range(LAUNCHES)]
+            for outcome in outcomes:
+                assert outcome.ok, f"{stage.name} {config.name}, {case}: {outcome}"
+            assert len({outcome.result.tobytes() for outcome in outcomes}) == 1, f"{case}: other bits each time"
+
+
+def test_cases_reach_every_mode():
+    stage = STAGES["stream_k"]
+    reached = {case.modes: modes_of(stage, stage.test_config, case) for case in shared_cases(stage.test_config)}
+    assert all(modes == name for name, modes in reached.items())
+    for side in (0, 1):
+        assert {modes.split()[side] for modes in reached.values()} == set(MODES)
+
+
+STREAM_K = STAGES["stream_k"]
+# Tiles, k-tiles and blocks; the share.
+NATURAL_SHARES = [
+    (12, 10, 4, Share(4, 12)),
+    (14, 10, 4, Share(4, 8)),
+    (5, 10, 4, Share(4, 0)),
+    (3, 10, 4, Share(4, 0)),
+    (1, 3, 4, Share(3, 0)),
+    (1, 1, 1, Share(1, 1)),
+    (64, 1 << 26, 132, Share(64, 64)),  # more k-tiles than 32 bits count
+]
+
+
+@pytest.mark.parametrize(("tiles", "k_tiles", "blocks", "share"), NATURAL_SHARES)
+def test_natural_share(tiles, k_tiles, blocks, share):
+    config = STREAM_K.configs[0]
+    for rows, cols, matrices in ((tiles, 1, 1), (1, tiles, 1), (1, 1, tiles)):
+        extents = (rows * config.BM, cols * config.BN, k_tiles * config.BK)
+        assert launch.natural_share(config, *extents, matrices, blocks) == share
+
+
+COVERED = STREAM_K.configs[1]  # the loaders of all modes cover its tiles
+# Address, rows, columns, strides in bytes of an operand of shape (mn, k); its batch steps in bytes; the load mode.
+MODE_OF = {
+    "rows": ((0, 8, 8, 32, 4), (0, 0, 0), "along4"),
+    "rows backwards": ((0, 8, 8, -32, 4), (0, 0, 0), "along4"),
+    "one row repeated": ((0, 8, 8, 0, 4), (0, 0, 0), "along4"),
+    "rows of 6": ((0, 8, 6, 32, 4), (0, 0, 0), "along1"),
+    "9 floats from row to row": ((0, 8, 8, 36, 4), (0, 0, 0), "along1"),
+    "address of rows": ((8, 8, 8, 32, 4), (0, 0, 0), "along1"),
+    "steps of rows": ((0, 8, 8, 32, 4), (1024, 512, -256), "along4"),
+    "outer step of rows": ((0, 8, 8, 32, 4), (1028, 512, 256), "along1"),
+    "middle step of rows": ((0, 8, 8, 32, 4), (1024, 516, 256), "along1"),
+    "inner step of rows": ((0, 8, 8, 32, 4), (1024, 512, 260), "along1"),
+    "columns": ((0, 8, 8, 4, 32), (0, 0, 0), "across4"),
+    "6 columns": ((0, 8, 6, 4, 32), (0, 0, 0), "across4"),
+    "columns of 6": ((0, 6, 8, 4, 32), (0, 0, 0), "across1"),
+    "9 floats from column to column": ((0, 8, 8, 4, 36), (0, 0, 0), "across1"),
+    "address of columns": ((4, 8, 8, 4, 32), (0, 0, 0), "across1"),
+    "step of columns": ((0, 8, 8, 4, 32), (0, 0, 8), "across1"),
+    "spaced": ((0, 8, 8, 64, 8), (0, 0, 0), "any"),
+    "columns backwards": ((0, 8, 8, 32, -4), (0, 0, 0), "any"),
+}
+# The same for C; True if its elements are stored four at a time.
+ALIGNED = {
+    "rows": ((0, 8, 8, 32, 4), (0, 0, 0), True),
+    "rows backwards": ((0, 8, 8, -32, 4), (0, 0, 0), True),
+    "rows of 6": ((0, 8, 6, 32, 4), (0, 0, 0), False),
+    "9 floats from row to row": ((0, 8, 8, 36, 4), (0, 0, 0), False),
+    "address": ((8, 8, 8, 32, 4), (0, 0, 0), False),
+    "columns": ((0, 8, 8, 4, 32), (0, 0, 0), False),
+    "spaced": ((0, 8, 8, 64, 8), (0, 0, 0), False),
+    "steps": ((0, 8, 8, 32, 4), (1024, 512, -256), True),
+    "outer step": ((0, 8, 8, 32, 4), (1028, 512, 256), False),
+    "middle step": ((0, 8, 8, 32, 4), (1024, 516, 256), False),
+    "inner step": ((0, 8, 8, 32, 4), (1024, 512, 260), False),
+}
+ROWS, STILL = (0, 8, 8, 32, 4), (0, 0, 0)
+
+
+def placed(pointer, rows, cols, row_stride, col_stride):
+    return launch.Matrix((1 << 20) + pointer, rows, cols, row_stride, col_stride, 0, None)
+
+
+def form_of(a, b, c, *steps):
+    """Return the form for A of shape (m, k), B of shape (n, k), C, and their batch steps."""
+    extra = launch.Extra(Batch((2, 2, 2), *steps))
+    matrices = (placed(*a), placed(*b).transposed, placed(*c))
+    form = launch.form_of(COVERED, *matrices, extra)
+    assert launch.variant_of(STREAM_K, COVERED, *matrices, extra) == form
+    return form
+
+
+@pytest.mark.parametrize("case", MODE_OF)
+def test_load_mode(case):
+    """Vector modes need whole vectors per row, and 16-byte boundaries in every matrix of the batch."""
+    place, steps, mode = MODE_OF[case]
+    of_a, of_b = form_of(place, ROWS, ROWS, steps, STILL, STILL), form_of(ROWS, place, ROWS, STILL, steps, STILL)
+    assert (of_a.a, of_a.b, of_a.c_aligned) == (mode, "along4", True)
+    assert (of_b.a, of_b.b, of_b.c_aligned) == ("along4", mode, True)
+
+
+@pytest.mark.parametrize("case", ALIGNED)
+def test_vector_stores(case):
+    place, steps, aligned = ALIGNED[case]
+    form = form_of(ROWS, ROWS, place, STILL, STILL, steps)
+    assert (form.a, form.b, form.c_aligned) == ("along4", "along4", aligned)
+
+
+@pytest.mark.parametrize("case", [case for case in ALIGNED if "step" not in case])
+def test_aligned_variant_of_unscheduled_stages(case):
+    place, _, aligned = ALIGNED[case]
+    for which in range(3):
+        matrices = [placed(*(place if i == which else ROWS)) for i in range(3)]
+        assert launch.variant_of(STAGES["vectorized"], COVERED, *matrices) is aligned
+
+
+class TestSanitize:
+    """The parts of `sanitize.py` that need no GPU."""
+
+    @pytest.mark.simulator
+    @pytest.mark.parametrize("case", [*sanitize.cases_of(STAGES["stream_k"], STAGES["stream_k"].test_config)])
+    def test_cases_are_right(self, case):
+        operands = sanitize.Operands(case)
+        owners = {name: views[0] for name, views in operands.views.items()}
+        bases = {name: flat.ctypes.data for name, flat in operands.flats.items()}
+        extra = operands.extra()
+        if case.epilogue:
+            places = (launch.Vector(0, one.size, 4, one) for one in (operands.across, operands.down))
+            extra = dataclasses.replace(extra, vectors=tuple(places))
+        a, b, c = operands.matrices(bases, owners)
+        share = Share(case.blocks, case.whole)
+        assert not operands.judge(1.5, -0.5, operands.flats["c"]) <= 1
+        launch.launch(case.stage, case.config, 1.5, a, b, -0.5, c, share=share, extra=extra)
+        assert operands.judge(1.5, -0.5, operands.flats["c"]) <= 1
+
+    def test_variants_say_what_runs(self):
+        stage = STAGES["stream_k"]
+        words = []
+        for case in sanitize.cases_of(stage, stage.configs[0]):
+            operands = sanitize.Operands(case)
+            owners = {name: views[0] for name, views in operands.views.items()}
+            matrices = operands.matrices(dict.fromkeys("abc", 0), owners)
+            words.append(sanitize.variant_of(case, matrices, operands.extra())[1])
+        assert len(set(words)) == len(words)
+        for mode in MODES:
+            assert any(word.startswith(f"{mode}_") for word in words), mode
+            assert any(f"_{mode}_" in word for word in words), mode
+        for what in ("-batch", "_bias-", "-1whole", "-7blocks"):
+            assert any(what in word for word in words), what
+
+    def test_reports_belong_to_their_cases(self):
+        output = """
+            @begin stream_k tiles along4_across4_aligned-7blocks 44 36 36
+            ========= Error: Race reported between Write access and Read access
+            @end 0.25
+            @begin thin tiles any_any_any-8blocks 1 2 3
+            @end inf
+            ========= Invalid __global__ read of size 4 bytes
+        """
+        rows, stray = sanitize.parse("racecheck", "\n".join(line.strip() for line in output.splitlines()))
+        assert [(row.stage, row.k, row.reports, row.clean) for row in rows] == [
+            ("stream_k", 36, 1, False),
+            ("thin", 3, 0, False),
+        ]
+        assert rows[0].variant == "along4_across4_aligned-7blocks"
+        assert stray == 1

@@ -1,0 +1,1590 @@
+"""bench.py: its command line, its verdicts, its timing, its comparisons, its pictures, and README's tables."""
+
+import dataclasses
+import importlib
+import json
+import math
+import os
+import resource
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from cuda.bindings import driver
+from numba import cuda
+
+from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.lab.bench import (
+    cases,
+    ceilings,
+    cli,
+    command,
+    compare,
+    contenders,
+    counters,
+    environment,
+    model,
+    nvml,
+    plots,
+    readme,
+    report,
+    results,
+    run,
+    targets,
+    verify,
+)
+from numba_gemm.lab.bench.buffers import DeviceBuffers, HostLibrary, NumbaLibrary
+from numba_gemm.lab.bench.cases import Shape
+from numba_gemm.models import accuracy
+from numba_gemm.runtime import launch, timing
+from numba_gemm.runtime.timing import Samples
+
+ROOT = Path(__file__).resolve().parents[2]
+
+TIMES = ["min_us", "median_us", "mean_us", "max_us", "p10_us", "p90_us"]
+REQUIRED_COLUMNS = ["stage", "precision", "m", "n", "k", "layout", "cache", *TIMES, "gflops", "percent_of_peak"]
+REQUIRED_COLUMNS += ["ratio_to_cublas", "error_in_bounds", "host_us", "compile_s"]
+
+
+def bench(*arguments, **variables):
+    """Run bench.py as a user does, in a process whose environment says nothing about the simulator."""
+    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_ENABLE_CUDASIM"}
+    command = [sys.executable, str(ROOT / "bench.py"), *map(str, arguments)]
+    return subprocess.run(
+        command, cwd=ROOT, env=environment | variables, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+# Rows as a GPU gives them: the same times for every shape, but for what a test changes.
+SPEEDS = {"naive": 4000.0, "warp_tiled": 100.0, "auto": 101.0, "cublas": 105.0}
+SHAPES = (*readme.HEADLINE_SHAPES, Shape(2048, 2048, 2048))
+GPU = {
+    "name": "Test GPU",
+    "multiprocessors": 132,
+    "max_clock_mhz": 1980.0,
+    "fp32_peak_gflops": 66900.0,
+    "bandwidth_gb_s": 4800.0,
+    "driver": "580.1",
+    "cuda_driver_api": "13.0",
+}
+ENVIRONMENT = {
+    "date": "2026-11-21T03:00:00+00:00",
+    "command": "python bench.py",
+    "seed": 1,
+    "simulator": False,
+    "commit": "0123456789ab",
+    "gpu": GPU,
+    "versions": {"numba-cuda": "0.30.4"},
+    "python": "3.12.1",
+}
+
+
+def gpu_row(stage, shape, median, **changes):
+    gflops = 2e-3 * math.prod(shape) / median
+    row = dict.fromkeys(("m", "n", "k")) | dict(zip("mnk", shape))
+    row |= {"stage": stage, "precision": "ieee", "layout": "nn", "cache": "hot", "median_us": median}
+    row |= {"min_us": 0.98 * median, "p10_us": 0.99 * median, "mean_us": median, "p90_us": 1.01 * median}
+    row |= {"max_us": 1.02 * median, "gflops": gflops, "percent_of_peak": gflops / 669, "status": "ok"}
+    row |= {"ratio_to_cublas": SPEEDS["cublas"] / SPEEDS[stage], "error_in_bounds": 0.25, "host_us": 5.0}
+    return row | changes
+
+
+def gpu_frame(**medians):
+    """A run; a keyword scales the times of one stage."""
+    speeds = {stage: speed * medians.get(stage, 1.0) for stage, speed in SPEEDS.items()}
+    return results.frame_of(
+        gpu_row(stage, shape, speed * math.prod(shape) / 1e9, ratio_to_cublas=speeds["cublas"] / speed)
+        for shape in SHAPES
+        for stage, speed in speeds.items()
+    )
+
+
+def never(*_, **__):
+    raise AssertionError("this must not be reached")
+
+
+class TestCommandLine:
+    def test_tiny_run(self, tmp_path, on_gpu):
+        shape = (256, 192, 64) if on_gpu else (16, 12, 9)
+        done = bench(
+            "--stages=naive,coalesced,auto,cpu", "--shape", ",".join(map(str, shape)), "--out", tmp_path, "--seed", 7
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert ("timings mean nothing" in done.stdout) is not on_gpu
+        assert "Stage summary" in done.stdout
+
+        header = (tmp_path / "results.csv").read_text().splitlines()[0].split(",")
+        assert header[: len(REQUIRED_COLUMNS)] == REQUIRED_COLUMNS
+        frame, described = results.load(tmp_path)
+        assert list(frame["stage"]) == ["naive", "coalesced", "auto", "cpu"]
+        assert set(frame["status"]) == {"ok"}
+        assert set(zip(frame["m"], frame["n"], frame["k"])) == {shape}
+        assert set(frame["precision"]) == {"ieee"}
+        assert set(frame["cache"]) == {"hot"}
+        assert frame["error_in_bounds"].between(0, 1).all()
+        assert (frame["median_us"] > 0).all()
+        spread = frame[["min_us", "p10_us", "median_us", "p90_us", "max_us"]].to_numpy()
+        assert (np.diff(spread, axis=1) >= 0).all()
+        np.testing.assert_allclose(frame["gflops"], 2e-3 * math.prod(shape) / frame["median_us"], rtol=1e-4)
+
+        assert described["seed"] == 7
+        assert described["simulator"] is not on_gpu
+        assert (described["gpu"] is not None) is on_gpu
+        assert described["timing"] == ("graphs" if on_gpu else None)
+        assert described["versions"]["numpy"] == np.__version__
+        assert str(tmp_path) not in json.dumps(described)
+        text = (tmp_path / "report.md").read_text()
+        assert f"{shape[0]}x{shape[1]}x{shape[2]}" in text
+        assert "| naive |" in text
+
+    def test_list(self):
+        done = bench("--list")
+        assert done.returncode == 0, done.stderr
+        assert [line.split()[0] for line in done.stdout.splitlines()] == list(STAGES)
+        assert all(len(line.split()) > 1 for line in done.stdout.splitlines())
+
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            (["--shape", "16,16"], "is not M,N,K"),
+            (["--shape", "16,x,16"], "is not M,N,K"),
+            (["--shape", "0,16,16"], "every extent must be at least 1"),
+            (["--sizes", "huge"], "invalid choice"),
+            (["--rounds", "0"], "is not at least 1"),
+            (["--hot", "--cold"], "not allowed with"),
+            (["--stages", "naive,fast"], "unknown stage fast; known are naive, coalesced"),
+            (["--stages", ","], "names no stage"),
+            (["--seed", "-1"], "must not be negative"),
+            (["--compare", "no/such/folder"], "no results at"),
+            (["--commit", "main"], "'main' is no commit"),
+            (["--ceilings", "no.json"], "--ceilings says what --model predicts by: give both"),
+            (["--model", "--ceilings", "no.json"], "no ceilings at no.json; write them with: python -m"),
+            (["--shape", "16,16,16", "--ou", "here"], "unrecognized arguments: --ou"),
+        ],
+    )
+    def test_errors(self, arguments, says, capsys):
+        try:
+            status = cli.main(arguments)
+        except SystemExit as stopped:
+            status = stopped.code
+        assert status == 2
+        assert says in " ".join(capsys.readouterr().err.split())
+
+    @pytest.mark.simulator
+    def test_large_shape_is_refused_in_the_simulator(self, capsys):
+        assert cli.main(["--shape", "4096,4096,4096"]) == 2
+        assert "too large for the simulator: 4096x4096x4096" in capsys.readouterr().err
+
+    def test_recorded_command_names_no_folder(self):
+        line = cli.command_line(["--out", "/a/b", "--seed", "3", "--compare=/c", "--plot", "--out=/d"])
+        assert line == "python bench.py --seed 3 --plot"
+        assert cli.command_line(["--commit", "0123456", "--commit=0123456", "--cold"]) == "python bench.py --cold"
+        assert cli.command_line(["--model", "--ceilings", "/a.json"]) == "python bench.py --model"
+
+    def test_few_rounds_are_refused_on_a_gpu(self, monkeypatch, capsys):
+        monkeypatch.setattr("numba_gemm.simulator.switch.SIMULATOR", False)
+        monkeypatch.setattr(cli, "make_plan", lambda *_: never("make_plan"))
+        with pytest.raises(SystemExit) as stopped:
+            cli.main(["--rounds", "4"])
+        assert stopped.value.code == 2
+        assert "argument --rounds: 4 is too few to tell a spread: give five or more" in capsys.readouterr().err
+        with pytest.raises(AssertionError):
+            cli.main(["--rounds", "5"])
+
+    def test_out_is_made_before_anything_is_measured(self, monkeypatch, tmp_path, capsys):
+        arguments = ["--stages=naive", "--shape=4,4,4"]
+        (tmp_path / "file").touch()
+        monkeypatch.setattr(cli, "measured", lambda *_: never("measured"))
+        for folder in ("file", "file/below"):
+            assert cli.main([*arguments, f"--out={tmp_path / folder}"]) == 2
+            assert "results cannot be written there: " in capsys.readouterr().err
+        with pytest.raises(AssertionError):
+            cli.main([*arguments, f"--out={tmp_path / 'new' / 'folder'}"])
+        assert list((tmp_path / "new" / "folder").iterdir()) == []
+
+    @pytest.mark.parametrize(
+        ("file", "content", "says"),
+        [
+            ("results.csv", b"", "No columns"),
+            ("results.csv", b"\xff\xfe", "can't decode"),
+            ("results.csv", {"median_us": "fast"}, "could not convert string to float: 'fast'"),
+            ("results.csv", {"m": "many"}, "invalid literal for int"),
+            ("results.csv", {"n": math.nan}, "non-finite values"),
+            ("environment.json", b"{", "JSONDecodeError"),
+            ("environment.json", b"[" * 100_000, "RecursionError"),
+            ("environment.json", b"\xff", "UnicodeDecodeError"),
+            ("environment.json", b"[]", "expected an object"),
+            ("environment.json", b'{"gpu": ["H200"]}', "TypeError"),
+        ],
+    )
+    def test_what_cannot_be_compared_is_refused_at_once(self, file, content, says, monkeypatch, tmp_path, capsys):
+        results.save(gpu_frame(), ENVIRONMENT, tmp_path)
+        if isinstance(content, bytes):
+            (tmp_path / file).write_bytes(content)
+        else:
+            gpu_frame().assign(**content).to_csv(tmp_path / file, index=False)
+        monkeypatch.setattr(cli, "measured", lambda *_: never("measured"))
+        assert cli.main(["--stages=naive", "--shape=4,4,4", f"--out={tmp_path / 'out'}", f"--compare={tmp_path}"]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"error: {tmp_path / file} ")
+        assert says in said
+        assert said.count("\n") == 1
+
+    def test_an_interrupt_keeps_what_was_measured(self, monkeypatch, tmp_path, capsys):
+        def interrupted(*_):
+            yield gpu_frame()
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(run, "run", interrupted)
+        assert cli.main(["--stages=naive", "--shape=4,4,4", f"--out={tmp_path}"]) == command.INTERRUPTED == 130
+        assert capsys.readouterr().err == "interrupted\n"
+        assert len(results.load(tmp_path)[0]) == len(gpu_frame())
+
+    @pytest.mark.parametrize(
+        "variables", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}]
+    )
+    def test_any_encoding(self, variables, tmp_path):
+        done = bench("--stages=naive", "--shape=16,12,9", "--out", tmp_path, **variables)
+        assert done.returncode == 0, done.stderr
+        assert "results in" in done.stdout
+        assert "–" in (tmp_path / "report.md").read_text(encoding="utf-8")
+
+    def test_no_folder_for_nothing(self, monkeypatch, tmp_path, capsys):
+        monkeypatch.setattr(contenders, "CPU_TERMS", 1)
+        assert cli.main(["--stages=cpu", "--shape=4,4,4", f"--out={tmp_path / 'new'}"]) == 2
+        assert "nothing to measure" in capsys.readouterr().err
+        assert not (tmp_path / "new").exists()
+
+
+def nothing(*_, **__):
+    return None
+
+
+# Every command with --out, and what to replace so that it comes as far as that without a GPU, and no further.
+WITH_OUT = {
+    "bench.cli": (["--stages=naive", "--shape=4,4,4"], {"measured": never}),
+    "bench.targets": (["--tiny"], {"Rig": never}),
+    "bench.counters": ([], {"ncu_path": nothing, "supported": list, "profile": never}),
+    "bench.tracer": ([], {"simulator_requested": nothing, "counters.ncu_path": nothing, "counted": never}),
+    "bench.orders": (["--static"], {"simulator_requested": nothing, "chosen": never}),
+    "bench.ceilings": ([], {"SIMULATOR": False, "measured": never}),
+    "bench.tensor_ladder": (
+        [],
+        {"require_gpu": nothing, "device_properties": lambda _: launch.SIMULATED_DEVICE, "measured": never},
+    ),
+    "bench.accuracy": ([], {"require_gpu": nothing, "measured": never}),
+    "bench.streamed": ([], {"require_gpu": nothing, "environment.describe": nothing, "measure": never}),
+    "memory.__main__": (["misaligned_copy"], {"record": never}),
+}
+
+
+class TestCommand:
+    @pytest.mark.parametrize("name", WITH_OUT)
+    def test_out_is_looked_at_before_anything_runs(self, name, monkeypatch, tmp_path, capsys):
+        arguments, replaced = WITH_OUT[name]
+        module = importlib.import_module(f"numba_gemm.lab.{name}")
+        for attribute, value in replaced.items():
+            monkeypatch.setattr(f"{module.__name__}.{attribute}", value)
+        monkeypatch.setattr("numba_gemm.gemm.split_products.runnable", lambda cc: ("ieee", "tf32"))
+        (tmp_path / "file").touch()
+        assert module.main([*arguments, f"--out={tmp_path / 'file'}"]) == 2
+        assert "results cannot be written there" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("name", ["tensor_ladder", "accuracy", "streamed"])
+    @pytest.mark.parametrize(("simulated", "says"), [(True, "unset NUMBA_ENABLE_CUDASIM"), (False, "no driver.")])
+    def test_no_gpu(self, name, simulated, says, monkeypatch, tmp_path, capsys):
+        monkeypatch.setattr(command, "simulator_requested", lambda: simulated)
+        monkeypatch.setattr(command, "driver_error", lambda: "no driver.")
+        module = importlib.import_module(f"numba_gemm.lab.bench.{name}")
+        assert module.main([f"--out={tmp_path / 'new'}"]) == 2
+        said = capsys.readouterr().err
+        assert says in said
+        assert said.count("\n") == 1
+        assert not (tmp_path / "new").exists()
+
+    def test_a_full_disk_leaves_the_previous_files(self, tmp_path):
+        """A limit of a file's size stands for the disk."""
+        results.save(gpu_frame()[:1], ENVIRONMENT, tmp_path)
+        before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (max(map(len, before.values())), hard))
+        try:
+            with pytest.raises(command.UsageError, match=r"results\.csv, environment\.json cannot be written"):
+                results.save(gpu_frame(), {"seed": 2}, tmp_path)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+    def test_files_of_two_writers_do_not_mix(self, monkeypatch, tmp_path):
+        """A second writer waits until the first has written all of its files."""
+        second = threading.Thread(target=command.write_files, args=(tmp_path, {"a": "second", "b": "second"}))
+        replace, waited = os.replace, []
+
+        def replaced(source, target):
+            if not waited:
+                second.start()
+                second.join(0.3)
+                waited.append(second.is_alive())
+            replace(source, target)
+
+        monkeypatch.setattr(os, "replace", replaced)
+        command.write_files(tmp_path, {"a": "first", "b": "first"})
+        second.join()
+        assert waited == [True]
+        assert [(tmp_path / name).read_text() for name in "ab"] == ["second", "second"]
+
+    @pytest.mark.parametrize(
+        ("where", "status", "says"),
+        [
+            ("> /dev/full", 2, "error: standard output cannot be written: No space left on device\n"),
+            (">&-", 0, ""),
+            ("| true", 0, ""),
+            ("> out", 0, ""),
+        ],
+    )
+    def test_output_that_fails_does_not_end_a_command(self, where, status, says, tmp_path):
+        line = f"set -o pipefail; {sys.executable} -c '{PRINTS}' {where}"
+        done = subprocess.run(
+            ["bash", "-c", line],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (status, "", says)
+        assert (tmp_path / "done").read_bytes() == "–".encode()
+
+
+PRINTS = """
+import sys
+from pathlib import Path
+from numba_gemm.lab.bench.command import command, write_files
+@command
+def main():
+    for _ in range(5000):
+        print("a line of output")
+    write_files(Path(), {"done": "–"})
+    return 0
+sys.exit(main())
+"""
+
+
+class TestCases:
+    def test_seed_sizes(self):
+        assert len(cases.ON_GPU["seed"]) == 15
+        assert {shape.k for shape in cases.ON_GPU["seed"]} == {1024}
+        assert all(shape.m == shape.n for shape in cases.ON_GPU["seed"])
+        assert (cases.ON_GPU["seed"][0].m, cases.ON_GPU["seed"][-1].m) == (128, 16384)
+
+    def test_default_runs_each_shape_once(self):
+        shapes = cases.default_shapes(simulated=False)
+        assert len(shapes) == 15 + 6 - 1  # 1024 cubed is in both
+        assert len(set(shapes)) == len(shapes)
+
+    def test_simulated_sets_are_small(self):
+        assert list(cases.SIMULATED) == list(cases.ON_GPU)
+        for shapes in cases.SIMULATED.values():
+            cases.check_simulated(shapes)
+
+
+class TestProvenance:
+    @pytest.mark.parametrize(("git", "recorded"), [(None, "0123456789ab"), ("fedcba987654", "fedcba987654")])
+    def test_commit_where_git_does_not_answer(self, git, recorded, monkeypatch, tmp_path):
+        monkeypatch.setattr(environment, "commit", lambda: git)
+        assert cli.main(["--stages=naive", "--shape=4,4,4", "--commit=0123456789ab", f"--out={tmp_path}"]) == 0
+        described = results.load(tmp_path)[1]
+        assert described["commit"] == recorded
+        assert described["command"] == "python bench.py --stages=naive --shape=4,4,4"
+
+    def test_digest_is_of_the_code_alone(self, monkeypatch, tmp_path):
+        def digest(text, name="module.py"):
+            (tmp_path / name).write_text(text, encoding="utf-8")
+            made = environment.source_digest()
+            (tmp_path / name).unlink()
+            return made
+
+        monkeypatch.setattr(environment, "PACKAGE", tmp_path)
+        code = (
+            '"""{0}"""\nclass A:\n    """{0}"""\n    x = "{1}"\n    def f():\n        """{0}"""\n        return 1{2}\n'
+        )
+        first = digest(code.format("Old.", "text", ""))
+        assert digest(code.format("Measured: 20.0.", "text", "  # why")) == first
+        assert digest(code.format("Old.", "text", " + 0")) != first
+        assert digest(code.format("Old.", "other", "")) != first
+        assert digest(code.format("Old.", "text", ""), "another.py") != first
+
+    @pytest.mark.parametrize(
+        ("how", "says"),
+        [("graphs", "timed by replays of CUDA graphs"), ("launches", "timed by plain launches"), (None, None)],
+    )
+    def test_footer_says_how_it_was_timed(self, how, says):
+        text = report.markdown(gpu_frame(), ENVIRONMENT | {"timing": how})
+        assert ("timed by" in text) is (says is not None)
+        assert says is None or says in text
+
+
+@cuda.jit
+def off_by_one(alpha, a, b, beta, c):
+    row, col = cuda.blockIdx.y, cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if row < c.shape[0] and col < c.shape[1]:
+        total = alpha * 0
+        for k in range(a.shape[1] - 1):
+            total += a[row, k] * b[k, col]
+        c[row, col] = alpha * total
+
+
+@cuda.jit
+def leaves_an_edge(alpha, a, b, beta, c):
+    row, col = cuda.blockIdx.y, cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if row < c.shape[0] and col < c.shape[1] - 1:
+        total = alpha * 0
+        for k in range(a.shape[1]):
+            total += a[row, k] * b[k, col]
+        c[row, col] = alpha * total
+
+
+def refuses_to_build(config, aligned):
+    raise ValueError("this stage\ncannot be built")
+
+
+BROKEN = {
+    "off_by_one": (lambda config, aligned: off_by_one, "wrong", "of the bound"),
+    "leaves_an_edge": (lambda config, aligned: leaves_an_edge, "wrong", "11] is nan"),
+    "refuses_to_build": (refuses_to_build, "error", "ValueError: this stage cannot be built"),
+}
+
+
+class TestVerdicts:
+    """Stages that are broken on purpose, among right ones, through the whole program."""
+
+    @pytest.mark.parametrize("name", BROKEN)
+    def test_broken_stage(self, name, monkeypatch, tmp_path, capsys):
+        build, status, says = BROKEN[name]
+        config = dataclasses.replace(STAGES["coalesced"].test_config, BM=1, BN=32)
+        broken = dataclasses.replace(
+            STAGES["coalesced"],
+            name=name,
+            build=build,
+            configs=(config,),
+            test_config=config,
+            block=lambda config: (32, 1),
+        )
+        monkeypatch.setitem(STAGES, name, broken)
+        code = cli.main([f"--stages=coalesced,{name}", "--shape=16,12,9", f"--out={tmp_path}", "--seed=1"])
+        printed = " ".join(capsys.readouterr().out.split())
+        assert code == 1
+        assert f"NOT RIGHT: {name}" in printed
+        assert f"{status.upper()}, not timed." in printed
+        frame = results.load(tmp_path)[0].set_index("stage")
+        assert frame.loc["coalesced", "status"] == "ok"
+        assert frame.loc["coalesced", "median_us"] > 0
+        assert frame.loc[name, "status"] == status
+        assert says in frame.loc[name, "note"]
+        assert math.isnan(frame.loc[name, "median_us"])
+        assert math.isnan(frame.loc[name, "gflops"])
+        if status == "wrong":
+            assert frame.loc[name, "error_in_bounds"] > 1
+            assert "worst element [" in printed
+
+    def test_output_is_nan_before_every_call(self):
+        """A contender that writes nothing is wrong, also after one that was right."""
+        right = contenders.Contender("right", bound)
+        lazy = contenders.Contender("lazy", lambda buffers: contenders.Bound(lambda stream: None))
+        plan = host_plan(right, lazy)
+        (frame,) = run.run(plan)
+        assert list(frame["status"]) == ["ok", "wrong"]
+        assert list(frame["median_us"].notna()) == [True, False]
+        assert frame["error_in_bounds"].iloc[1] == math.inf
+
+    def test_unsupported_stage_is_no_failure(self):
+        new = contenders.Contender("new", lambda buffers: never("bind"), min_cc=(9, 0))
+        plan = dataclasses.replace(host_plan(new), simulated=False, cc=(8, 0))
+        (frame,) = run.run(plan)
+        assert list(frame["status"]) == ["unsupported"]
+        assert "compute capability 9.0" in frame["note"].iloc[0]
+
+    def test_fastest_cublas_is_the_row(self):
+        def slowly(buffers):
+            return contenders.Bound(lambda stream: [multiply(buffers) for _ in range(200)])
+
+        one = contenders.Contender("cublas", slowly, via="one")
+        two = contenders.Contender(
+            "cublas", lambda buffers: contenders.Bound(lambda stream: multiply(buffers)), via="two"
+        )
+        slow = contenders.Contender("slow", slowly)
+        (frame,) = run.run(dataclasses.replace(host_plan(slow, one, two), rounds=5))
+        assert list(frame["via"]) == ["", "two"]
+        assert frame["ratio_to_cublas"].iloc[0] == pytest.approx(
+            frame["median_us"].iloc[1] / frame["median_us"].iloc[0]
+        )
+        frame = frame.iloc[1:]
+        assert frame["note"].iloc[0].startswith("through one: ")
+        assert frame["ratio_to_cublas"].iloc[0] == pytest.approx(1)
+        assert frame["rounds"].iloc[0] == 5
+
+    def test_one_that_cannot_be_timed_does_not_stop_the_rest(self, monkeypatch):
+        """As when one library refuses to be called on this stream at all."""
+
+        def interleaved(calls, *, stream, rounds, round_up_to, **_options):
+            if any(name.startswith("refuses") for name in calls):
+                raise RuntimeError("operation not permitted while capturing")
+            for call in calls.values():
+                call(stream)
+            return {name: Samples(np.full(rounds, 50.0)) for name in calls}
+
+        monkeypatch.setattr(run, "time_interleaved", interleaved)
+        names = ("first", "refuses", "last")
+        plan = host_plan(*(contenders.Contender(name, bound) for name in names))
+        (frame,) = run.run(dataclasses.replace(plan, simulated=False, rounds=6, peak=1e9))
+        frame = frame.set_index("stage")
+        assert list(frame["status"]) == ["ok", "error", "ok"]
+        assert "not permitted" in frame.loc["refuses", "note"]
+        assert list(frame["median_us"].notna()) == [True, False, True]
+        assert frame.loc["last", "rounds"] == 6
+        assert frame.loc["last", "host_us"] > 0
+        assert frame.loc["last", "percent_of_peak"] == pytest.approx(100 * 2 * 16 * 12 * 9 / 50e-6 / 1e9)
+
+    @pytest.mark.parametrize("error", [MemoryError("no room"), RuntimeError("CUDA out of memory. Tried to allocate")])
+    @pytest.mark.parametrize("place", ["operands", "reference", "timing"])
+    def test_a_shape_without_memory_does_not_stop_the_rest(self, place, error, monkeypatch, tmp_path, capsys):
+        large, small = Shape(33, 12, 9), Shape(16, 12, 9)
+
+        def refuse(shape):
+            if shape == large:
+                raise error
+
+        class Library(HostLibrary):
+            def empty(self, rows, cols):
+                if place == "operands":
+                    refuse((rows, cols, 9))
+                return super().empty(rows, cols)
+
+            def float64(self, array):
+                if place == "reference":
+                    refuse((*array.shape[:1], 12, 9))
+                return super().float64(array)
+
+        def time_on_host(candidates, plan, stream):
+            if place == "timing":
+                refuse(candidates[0].bound[0].call.shape)
+            return timed(candidates, plan, stream)
+
+        def shaped(buffers):
+            def call(stream):
+                multiply(buffers)
+
+            call.shape = buffers.shape
+            return contenders.Bound(call)
+
+        timed = run.time_on_host
+        monkeypatch.setattr(run, "time_on_host", time_on_host)
+        right = contenders.Contender("right", shaped)
+        plan = dataclasses.replace(host_plan(right), shapes=[large, small], library=Library())
+        monkeypatch.setattr(cli, "make_plan", lambda *_: plan)
+        assert cli.main(["--seed=1", f"--out={tmp_path}"]) == 1
+        assert "33x12x9: 0 right, NOT RIGHT: right" in capsys.readouterr().out
+        frame = results.load(tmp_path)[0].set_index("m")
+        assert list(frame["status"]) == ["error", "ok"]
+        assert str(error) in frame.loc[33, "note"]
+        assert list(frame["median_us"].notna()) == [False, True]
+
+    def test_without_memory_what_is_unsupported_stays_so(self):
+        class Library(HostLibrary):
+            def empty(self, rows, cols):
+                raise MemoryError("no room")
+
+        new, old = contenders.Contender("new", bound, min_cc=(9, 0)), contenders.Contender("old", bound)
+        plan = dataclasses.replace(host_plan(new, old), simulated=False, cc=(8, 0), library=Library())
+        (frame,) = run.run(plan)
+        assert list(frame["status"]) == ["unsupported", "error"]
+
+    def test_other_errors_at_a_shape_are_raised(self):
+        class Library(HostLibrary):
+            def empty(self, rows, cols):
+                raise RuntimeError("an illegal memory access was encountered")
+
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            list(run.run(dataclasses.replace(host_plan(contenders.Contender("any", bound)), library=Library())))
+
+    def test_same_seed_same_operands(self):
+        def operands(seed, index=0):
+            return DeviceBuffers.random(HostLibrary(), Shape(5, 6, 7), seed, index).a
+
+        assert np.array_equal(operands(1), operands(1))
+        assert not np.array_equal(operands(1), operands(2))
+        assert not np.array_equal(operands(1), operands(1, index=1))
+        assert -1 <= operands(1).min() < 0 < operands(1).max() < 1
+
+    @pytest.mark.parametrize(
+        ("row", "col", "value"),
+        [(0, 0, math.nan), (40, 3, 7.5), (63, 16, math.inf), (20, 16, -math.inf)],
+    )
+    def test_worst_element_across_panels(self, row, col, value, monkeypatch):
+        """The judge on panels names the same element as the one on whole matrices."""
+        monkeypatch.setattr(verify, "PANEL_ELEMENTS", 17 * 13)
+        buffers = DeviceBuffers.random(HostLibrary(), Shape(64, 17, 9), 3)
+        reference = verify.Reference(buffers)
+        assert len(reference.panels) > 3
+        product = buffers.a @ buffers.b
+        expected, scale = accuracy.reference(1.0, buffers.a, buffers.b)
+        whole = accuracy.compare(product, expected, scale, 9)
+        assert reference.compare(product).ok
+        assert reference.compare(product).in_bounds == pytest.approx(whole.in_bounds, rel=1e-5)
+        product[row, col] = value
+        worst = reference.compare(product)
+        assert not worst.ok
+        assert (worst.row, worst.col) == (row, col)
+
+    def test_numba_arrays_are_judged_on_the_host(self):
+        """What allocates where neither CuPy nor PyTorch is there."""
+        buffers = DeviceBuffers.random(NumbaLibrary(cuda), Shape(6, 5, 7), 3)
+        a, b = buffers.host_copies()
+        reference = verify.Reference(buffers)
+        product = a @ b
+        assert reference.compare(cuda.to_device(product)).ok
+        product[4, 2] += 1
+        worst = reference.compare(cuda.to_device(product))
+        assert not worst.ok
+        assert (worst.row, worst.col) == (4, 2)
+
+    def test_cold_rotates_past_twice_the_cache(self):
+        plan = dataclasses.replace(host_plan(), cold=True, l2_bytes=1_000_000)
+        shape = plan.shapes[0]
+        bytes_a_set = 4 * (shape.m * shape.k + shape.k * shape.n + shape.m * shape.n)
+        assert (plan.sets(shape) - 1) * bytes_a_set >= 2_000_000
+        assert dataclasses.replace(plan, cold=False).sets(shape) == 1
+        seen = []
+        bound = [contenders.Bound(lambda stream, index=index: seen.append(index)) for index in range(3)]
+        call = contenders.rotating(bound)
+        for _ in range(7):
+            call(0)
+        assert seen == [0, 1, 2, 0, 1, 2, 0]
+
+    def test_rounds_fit_the_budget(self):
+        assert run.affordable_rounds([1e-5] * 12) == run.MOST_ROUNDS
+        assert run.affordable_rounds([1.0, 1e-5]) == run.FEWEST_ROUNDS
+        assert run.FEWEST_ROUNDS < run.affordable_rounds([0.1]) < run.MOST_ROUNDS
+        assert run.affordable_rounds([2e-6] * 47) == int(run.ROUNDS_BUDGET_S / (47 * 2e-6 * run.MIN_SPAN_US))
+
+    @pytest.mark.parametrize(("us", "calls"), [(5.0, 100), (400.0, 50), (3000.0, 10), (49_000.0, 10), (51_000.0, None)])
+    def test_host_time_takes_ten_calls_or_none(self, us, calls, monkeypatch):
+        monkeypatch.setattr(run, "host_time_us", lambda enqueue, *, batch, rounds, synchronize: float(batch))
+        candidate = run.Candidate(contenders.Contender("any", bound), [contenders.Bound(never)])
+        candidate.samples = Samples(np.full(5, us))
+        taken = run.host_time(candidate, 0)
+        assert math.isnan(taken) if calls is None else taken == calls
+
+
+def multiply(buffers):
+    buffers.c[...] = buffers.a @ buffers.b
+
+
+def bound(buffers):
+    return contenders.Bound(lambda stream: multiply(buffers))
+
+
+def host_plan(*contending):
+    """A plan for contenders that are plain NumPy."""
+    return run.Plan([Shape(16, 12, 9)], contending, HostLibrary(), seed=1, simulated=True)
+
+
+def refused_by_cupy():
+    raise NotImplementedError("calling cuBLAS API during stream capture is currently unsupported")
+
+
+class Device:
+    """As much of the driver as timing needs: one stream, an idle host, and a launch that takes the host a while."""
+
+    CUstreamCaptureMode = driver.CUstreamCaptureMode
+    LAUNCH_US = 7.0
+
+    def __init__(self):
+        self.host_us = self.device_us = 0.0
+        self.captured = None  # what is captured, while something is
+        self.spoils = False
+        self.graphs, self.stamps, self.log = {}, {}, []
+
+    def product(self, name, us, in_capture=lambda: None, plainly=lambda: None):
+        def enqueue(stream):
+            if self.captured is None:
+                plainly()
+                self.work([(name, us)])
+            else:
+                in_capture()
+                self.captured.append((name, us))
+
+        return enqueue
+
+    def work(self, calls):
+        self.host_us += self.LAUNCH_US
+        self.device_us = max(self.device_us, self.host_us) + sum(us for _, us in calls)
+        self.log.append(calls)
+        return (driver.CUresult.CUDA_SUCCESS,)
+
+    def new(self, table, value):
+        key = len(table)
+        table[key] = value
+        return driver.CUresult.CUDA_SUCCESS, key
+
+    def cuStreamBeginCapture(self, stream, mode):
+        assert self.captured is None
+        self.captured = []
+        return (driver.CUresult.CUDA_SUCCESS,)
+
+    def cuStreamEndCapture(self, stream):
+        calls, self.captured = self.captured, None
+        if self.spoils:
+            return driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, None
+        return self.new(self.graphs, calls)
+
+    def cuGraphInstantiate(self, graph, flags):
+        return self.new(self.graphs, self.graphs[graph])
+
+    def cuGraphDestroy(self, graph):
+        self.graphs[graph] = None
+        return (driver.CUresult.CUDA_SUCCESS,)
+
+    cuGraphExecDestroy = cuGraphDestroy
+
+    def cuGraphLaunch(self, graph, stream):
+        return self.work(self.graphs[graph])
+
+    def cuEventCreate(self, flags):
+        return self.new(self.stamps, math.nan)
+
+    def cuEventRecord(self, event, stream):
+        self.device_us = self.stamps[event] = max(self.device_us, self.host_us)
+        return (driver.CUresult.CUDA_SUCCESS,)
+
+    def cuStreamSynchronize(self, stream):
+        self.host_us = max(self.host_us, self.device_us)
+        return (driver.CUresult.CUDA_SUCCESS,)
+
+    cuEventSynchronize = cuStreamSynchronize
+
+    def cuEventElapsedTime(self, begin, end):
+        return driver.CUresult.CUDA_SUCCESS, (self.stamps[end] - self.stamps[begin]) / 1e3
+
+    def cuEventDestroy(self, event):
+        self.stamps[event] = None
+        return (driver.CUresult.CUDA_SUCCESS,)
+
+    @property
+    def clean(self):
+        """Whether nothing is held and nothing captures."""
+        held = [*self.graphs.values(), *self.stamps.values()]
+        return self.captured is None and all(value is None for value in held)
+
+
+class TestTiming:
+    """Against a driver of a test: how long things take there is known."""
+
+    @pytest.fixture
+    def device(self, monkeypatch):
+        monkeypatch.setattr(timing, "SIMULATOR", False)
+        monkeypatch.setattr(timing, "driver", made := Device())
+        return made
+
+    def time(self, calls, **options):
+        return timing.time_interleaved(calls, stream=1, **{"rounds": 5} | options)
+
+    @pytest.mark.parametrize("us", [3.0, 40.0, 1500.0, 30_000.0])
+    def test_graphs_leave_launching_out(self, us, device):
+        timed = self.time({"any": device.product("any", us)})["any"]
+        assert timed.captured
+        assert len(timed.us) == 5
+        # Where ten milliseconds and more are timed, one launch is left in them.
+        assert timed.us == pytest.approx(np.full(5, us), rel=1e-9 if us < timing.SHORT_SPAN_US else 1e-3)
+        assert device.clean
+
+    @pytest.mark.parametrize(("us", "replays"), [(100.0, 2), (9_900.0, 2), (10_100.0, 1)])
+    def test_short_spans_have_a_lead(self, us, replays, device):
+        self.time({"any": device.product("any", us)}, rounds=0)
+        before = len(device.log)
+        self.time({"any": device.product("any", us)}, rounds=4)
+        assert len(device.log) - 2 * before == 4 * replays
+
+    @pytest.mark.parametrize("spoils", [False, True])
+    @pytest.mark.parametrize("us", [30.0, 1500.0])
+    def test_what_cannot_be_captured_is_launched(self, spoils, us, device):
+        """In company, and whether or not the refusal spoils the capture."""
+
+        def refuse():
+            device.spoils = spoils
+            refused_by_cupy()
+
+        def plainly():
+            device.spoils = False
+
+        calls = {"cupy": device.product("cupy", us, refuse, plainly), "torch": device.product("torch", us)}
+        timed = self.time(calls)
+        assert {name: samples.captured for name, samples in timed.items()} == {"cupy": False, "torch": True}
+        for samples in timed.values():
+            assert samples.us == pytest.approx(np.full(5, us))
+        assert device.clean
+
+    def test_a_capture_that_only_ends_badly(self, device):
+        def spoil():
+            device.spoils = True
+
+        timed = self.time({"any": device.product("any", 30.0, spoil)})["any"]
+        assert not timed.captured
+        assert device.clean
+
+    def test_launches_count_for_all_alike(self, device):
+        calls = {"short": device.product("short", 2.0), "long": device.product("long", 70.0)}
+        timed = self.time(calls, graphs=False)
+        assert not any(samples.captured for samples in timed.values())
+        assert timed["short"].median == pytest.approx(device.LAUNCH_US, rel=0.01)
+        assert timed["long"].median == pytest.approx(70.0)
+        assert not device.graphs
+
+    @pytest.mark.parametrize("spoils", [False, True])
+    def test_error_of_the_capture_is_kept_if_launching_fails_as_well(self, spoils, device):
+        def refuse():
+            device.refused, device.spoils = True, spoils
+            refused_by_cupy()
+
+        def plainly():
+            if hasattr(device, "refused"):
+                raise RuntimeError("the stream is broken")
+
+        with pytest.raises(NotImplementedError, match="during stream capture") as raised:
+            self.time({"first": device.product("first", 30.0), "any": device.product("any", 30.0, refuse, plainly)})
+        assert "the stream is broken" in str(raised.value.__cause__)
+        assert device.clean
+
+    def test_interruption_ends_the_capture(self, device):
+        def interrupt():
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            self.time({"any": device.product("any", 30.0, interrupt)})
+        assert device.clean
+
+    def test_order_is_shuffled(self, device):
+        def orders(seed):
+            start = len(device.log)
+            self.time({name: device.product(name, 20_000.0) for name in "abcd"}, rounds=20, seed=seed)
+            names = "".join(calls[0][0] for calls in device.log[start:])[-4 * 20 :]
+            return [names[at : at + 4] for at in range(0, len(names), 4)]
+
+        first = orders(1)
+        assert all(sorted(order) == list("abcd") for order in first)
+        assert len({order[order.index("a") :] + order[: order.index("a")] for order in first}) > 1, "only rotated"
+        assert orders(1) == first
+        assert orders(2) != first
+
+
+class TestTimingOfBaselines:
+    """cuBLAS through a library that can be captured, and through one that cannot."""
+
+    def baselines(self, *names):
+        return [contenders.Contender("cublas", bound, via=name, capturable=name != "cupy") for name in names]
+
+    def test_cupy_cannot_be_captured(self, monkeypatch):
+        class Library:
+            @staticmethod
+            def set_float32_matmul_precision(precision):
+                assert precision == "highest"
+
+        monkeypatch.setattr(contenders, "optional", lambda module: Library)
+        assert {found.via: found.capturable for found in contenders.cublas()} == {"torch": True, "cupy": False}
+
+    @pytest.mark.parametrize(
+        ("names", "how"),
+        [([], "graphs"), (["torch"], "graphs"), (["torch", "cupy"], "graphs"), (["cupy"], "launches")],
+    )
+    def test_launches_only_for_cupy_alone(self, names, how, monkeypatch):
+        asked = []
+
+        def interleaved(calls, *, rounds, graphs, seed, **_options):
+            asked.append((graphs, seed))
+            return {name: Samples(np.full(rounds, 50.0), graphs and "cupy" not in name) for name in calls}
+
+        monkeypatch.setattr(run, "time_interleaved", interleaved)
+        plan = host_plan(contenders.Contender("rung", bound), *self.baselines(*names))
+        plan = dataclasses.replace(plan, simulated=False)
+        (frame,) = run.run(plan)
+        assert asked == [(how == "graphs", plan.seed)], "contenders were not timed once, together"
+        assert plan.timing == how
+        assert set(frame["status"]) == {"ok"}
+        assert frame["note"].iloc[0] == ""
+
+    @pytest.mark.parametrize(
+        ("cupy", "note"), [(49.0, "{0}; through torch: 50 us"), (51.0, "through cupy: 51 us, {0}")]
+    )
+    def test_fastest_is_the_row_and_says_how(self, cupy, note, monkeypatch):
+        def interleaved(calls, *, rounds, **_options):
+            return {
+                name: Samples(np.full(rounds, cupy if "cupy" in name else 50.0), "cupy" not in name) for name in calls
+            }
+
+        monkeypatch.setattr(run, "time_interleaved", interleaved)
+        (frame,) = run.run(dataclasses.replace(host_plan(*self.baselines("torch", "cupy")), simulated=False))
+        assert list(frame["median_us"]) == [min(cupy, 50.0)]
+        assert frame["note"].iloc[0] == note.format(run.NOT_CAPTURED)
+
+
+class TestCompare:
+    @pytest.mark.parametrize(
+        ("factor", "verdict"),
+        [(1.0, "same"), (1.015, "same"), (1.05, "slower"), (0.985, "same"), (0.9, "faster")],
+    )
+    def test_verdict_needs_disjoint_spreads(self, factor, verdict):
+        compared = compare.compare(gpu_frame(warp_tiled=factor), gpu_frame())
+        verdicts = compared.set_index("stage")["verdict"]
+        assert set(verdicts["warp_tiled"]) == {verdict}
+        assert set(verdicts.drop("warp_tiled")) == {"same"}
+        assert len(compared) == len(gpu_frame())
+        assert len(compare.regressions(compared)) == (len(SHAPES) if verdict == "slower" else 0)
+
+    def test_a_change_below_a_percent_is_none(self):
+        old, new = gpu_frame(), gpu_frame(warp_tiled=1.009)
+        for frame in (old, new):
+            frame["p10_us"] = frame["p90_us"] = frame["median_us"]
+        assert compare.regressions(compare.compare(new, old)).empty
+
+    @pytest.mark.parametrize(
+        ("factor", "cublas", "verdict"),
+        [
+            (1.1, 1.1, "same"),
+            (1.1, 1.092, "same"),
+            (1.1, 1.08, "slower"),
+            (1.1, 1.2, "same"),
+            (1.1, math.nan, "slower"),
+            (0.9, 0.9, "same"),
+            (0.9, 0.92, "faster"),
+            (0.9, math.nan, "faster"),
+        ],
+    )
+    def test_a_change_that_cublas_shares_is_of_the_clocks(self, factor, cublas, verdict):
+        new = gpu_frame(warp_tiled=factor, cublas=cublas)
+        for other, expected in (
+            (gpu_frame(), verdict),
+            (gpu_frame().assign(ratio_to_cublas=math.nan), "slower" if factor > 1 else "faster"),
+        ):
+            changed = compare.compare(new, other).set_index("stage")["verdict"]
+            assert set(changed["warp_tiled"]) == {expected}
+
+    def test_timed_alike(self):
+        assert compare.timed_alike({"timing": "graphs"}, {})
+        assert compare.timed_alike({"timing": None}, {"timing": None})
+        assert not compare.timed_alike({"timing": "launches"}, {})
+
+    def test_a_stage_that_broke_is_a_regression(self):
+        new = gpu_frame()
+        hit = (new["stage"] == "naive") & (new["m"] == 8192)
+        new.loc[hit, ["min_us", "median_us", "p10_us", "p90_us", "gflops"]] = math.nan
+        new.loc[hit, "status"] = "wrong"
+        found = compare.regressions(compare.compare(new, gpu_frame()))
+        assert list(found["stage"]) == ["naive"]
+        assert list(found["verdict"]) == ["broken"]
+        assert "broken" in report.changes_table(found).markdown()
+
+    def test_only_what_the_new_run_covers_counts(self):
+        new = gpu_frame()
+        new = new[(new["stage"] == "naive") & (new["m"] == 4096)].reset_index(drop=True)
+        compared = compare.compare(new, gpu_frame())
+        assert len(compared) == 1
+        assert compare.compare(new, gpu_frame().assign(cache="cold")).empty
+
+    def test_the_fastest_configuration_stands_for_a_stage(self):
+        extra = gpu_frame(warp_tiled=1.5).query("stage == 'warp_tiled'").assign(config="other")
+        both = pd.concat([extra, gpu_frame()], ignore_index=True)
+        assert set(compare.compare(both, gpu_frame())["verdict"]) == {"same"}
+
+    def test_through_a_file(self, tmp_path):
+        results.save(gpu_frame(), ENVIRONMENT, tmp_path)
+        old, described = results.load(tmp_path / "results.csv")
+        assert described == ENVIRONMENT
+        assert set(compare.compare(gpu_frame(), old)["verdict"]) == {"same"}
+        (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+        with pytest.raises(ValueError, match="no results file: it has no column stage"):
+            results.load(tmp_path / "other.csv")
+
+    @pytest.mark.simulator
+    def test_marked_by_the_program(self, tmp_path, capsys):
+        arguments = ["--stages=coalesced", "--shape=4,4,4", "--seed=1"]
+        assert cli.main([*arguments, f"--out={tmp_path / 'old'}"]) == 0
+        frame, described = results.load(tmp_path / "old")
+        frame[TIMES] /= 1000
+        results.save(frame, described, tmp_path / "old")
+        assert cli.main([*arguments, f"--out={tmp_path / 'new'}", f"--compare={tmp_path / 'old'}"]) == 0
+        assert "slower" in capsys.readouterr().out
+        assert "slower" in (tmp_path / "new" / "report.md").read_text()
+
+
+class TestReport:
+    def test_summary_stands_beside_the_earlier_figures(self):
+        frame = results.frame_of(gpu_row("naive", SHAPES[0], 100.0) | {"stage": stage} for stage in (*STAGES, "cublas"))
+        rows = {row[0]: row for row in report.summary_table(frame).rows}
+        assert list(rows) == [*STAGES, "cublas"]
+        for stage, figure in {
+            "vectorized": 54.5,
+            "conflict_free": 68.6,
+            "double_buffered": 75.7,
+            "cublas": 83.9,
+        }.items():
+            assert rows[stage][-1] == f"{figure} %"
+        assert rows["naive"][1] == str(SHAPES[0])
+
+    def test_best_size(self):
+        frame = gpu_frame()
+        frame.loc[(frame["stage"] == "naive") & (frame["m"] == 4096), "gflops"] *= 2
+        (row,) = (row for row in report.summary_table(frame).rows if row[0] == "naive")
+        assert row[1] == "4096x4096x4096"
+
+    def test_wide_table_folds(self):
+        table = report.speed_table(gpu_frame())
+        parts = list(report.folded(table, 40))
+        assert len(parts) > 1
+        assert [header for part in parts for header in part.headers[1:]] == list(table.headers[1:])
+        assert all(part.headers[0] == table.headers[0] for part in parts)
+
+    def test_markdown_names_the_source(self):
+        text = report.markdown(gpu_frame(), ENVIRONMENT)
+        for word in ("Test GPU", "580.1", "0.30.4", "0123456789ab", "2026-11-21", "python bench.py", "seed 1"):
+            assert word in text
+
+    def test_throttling_in_words(self):
+        seen = nvml.ClockSamples([1980, 1900, 1700], 0x1 | 0x4 | 0x40)
+        assert seen.median_mhz == 1900
+        assert seen.throttle == "power cap; thermal, hardware"
+
+
+class TestPlots:
+    @pytest.mark.parametrize(
+        ("frame", "environment"),
+        [(gpu_frame(), ENVIRONMENT), (gpu_frame().query("m == 4096"), {"simulator": True, "gpu": None})],
+        ids=["several sizes on a GPU", "one shape in the simulator"],
+    )
+    def test_pictures_show_something(self, frame, environment, tmp_path):
+        image = pytest.importorskip("matplotlib.image")
+        paths = plots.draw(frame, environment, tmp_path)
+        assert [path.name for path in paths] == ["gflops_vs_size.png", "roofline.png", "ladder.png"]
+        for path in paths:
+            pixels = image.imread(path)
+            assert pixels.shape[0] > 300
+            assert pixels.shape[1] > 500
+            assert np.ptp(pixels[..., :3], axis=(0, 1)).min() > 0.5
+            assert (pixels[..., 0] != pixels[..., 2]).any(), "no colour but grey"
+
+    def test_every_stage_has_its_own_look(self):
+        pytest.importorskip("matplotlib")
+        looks = plots.styles([*STAGES, "auto", "cublas", "cpu"])
+        assert len({(str(look["color"]), look["marker"]) for look in looks.values()}) == len(STAGES) + 3
+
+
+def save_targets(folder, environment=ENVIRONMENT, **changes):
+    """What the targets' module leaves of a run: products with few columns, and one that failed its case."""
+    shapes = [Shape(64, few, 64) for few in (1, 4)] + [Shape(1, 64, 64)]
+    rows = [
+        {"group": "vector", "case": str(shape), **shape._asdict(), "us": 2.0, "baseline": baseline, "status": "ok"}
+        | {"ratio": ratio + shape.n / 1000, "target": target}
+        for shape in shapes
+        for baseline, ratio, target in ((targets.COPY, 0.85, 0.85), (targets.CUBLAS, 1.1, targets.INFORMATION))
+    ]
+    for way, status in (("torch", "ok"), ("cupy", "error")):
+        rows.append(
+            {"group": "host", "case": targets.host_name(way), **Shape(64, 64, 64)._asdict(), "target": 1.0}
+            | {"baseline": targets.CUBLAS, "status": status, "us": 9.0, "ratio": 0.9 if status == "ok" else math.nan}
+        )
+    frame = targets.frame_of([row | changes for row in rows])
+    targets.save(frame, targets.summary(frame, ("vector", "host"), 2048), environment, folder)
+
+
+class TestReadme:
+    TEXT = "# T\n\n<!-- results:begin {0} -->\n{1}<!-- results:end {0} -->\n\nafter\n"
+
+    @pytest.fixture
+    def folder(self, tmp_path):
+        results.save(gpu_frame(), ENVIRONMENT, tmp_path / "latest")
+        (tmp_path / "ladder").mkdir()
+        return tmp_path
+
+    def run(self, folder, *arguments, text=None):
+        path = folder / "README.md"
+        if text is not None:
+            path.write_text(text, encoding="utf-8")
+        places = [f"--readme={path}", f"--results={folder / 'latest'}", f"--ladder={folder / 'ladder'}"]
+        return readme.main([*places, *arguments])
+
+    @pytest.mark.parametrize(("block", "subject"), [("headline", "auto"), ("ladder", "warp_tiled")])
+    def test_check_follows_the_results(self, block, subject, folder, capsys):
+        assert self.run(folder, "--check", text=self.TEXT.format(block, "")) == 1
+        assert "README.md; run python -m" in capsys.readouterr().err
+        assert (folder / "README.md").read_text() == self.TEXT.format(block, "")
+        assert self.run(folder) == 0
+        assert self.run(folder, "--check") == 0
+        made = (folder / "README.md").read_text(encoding="utf-8")
+        assert made.startswith("# T\n\n<!--")
+        assert made.endswith("\n\nafter\n")
+        for word in ("Test GPU", "580.1", "2026-11-21", "python bench.py", "`tiled_sgemm`"):
+            assert word in made
+        results.save(gpu_frame(**{subject: 0.9}), ENVIRONMENT, folder / "latest")
+        assert self.run(folder, "--check") == 1
+
+    def test_ladder_gains(self, folder):
+        assert self.run(folder, text=self.TEXT.format("ladder", "")) == 0
+        lines = (folder / "README.md").read_text(encoding="utf-8").splitlines()
+        (line,) = (line for line in lines if line.startswith("| `warp_tiled` |"))
+        assert [cell.strip() for cell in line.split("|")[2:6]] == ["20.0", "29.9 %", "1.050", "40.00x"]
+
+    def test_targets(self, folder):
+        save_targets(folder / "latest")
+        assert self.run(folder, text=self.TEXT.format("targets", "")) == 0
+        text = (folder / "README.md").read_text(encoding="utf-8")
+        table = {line.split("|")[1].strip(): line.split("|")[2:-1] for line in text.splitlines() if line[:1] == "|"}
+        cells = {what: [cell.strip() for cell in row] for what, row in table.items()}
+        assert cells["matrix times vector, cold: share of a copy's bandwidth"] == (
+            ["3", "least", "≥ 0.85", "0.851", "`64x1x64`"]
+        )
+        assert cells["host, torch arrays: torch.matmul's time over ours"] == (
+            ["1", "least", "≥ 1", "**0.9**, missed", ""]
+        )
+        assert cells["host, cupy arrays: torch.matmul's time over ours"] == (
+            ["0 of 1", "least", "≥ 1", "**–**, missed", ""]
+        )
+        assert cells["host, plan: microseconds a call"][2] == "≤ 7"
+        assert "Measured on Test GPU" in text
+        assert self.run(folder, "--check") == 0
+        save_targets(folder / "latest", ratio=0.99)
+        assert self.run(folder, "--check") == 1
+
+    def test_targets_are_called_what_they_call_themselves(self):
+        assert (readme.TARGETS, readme.TARGETS_SUMMARY, readme.TARGETS_HOW) == (
+            targets.ROWS,
+            targets.SUMMARY,
+            targets.HOW,
+        )
+        assert readme.VECTOR_GROUP in targets.GROUPS
+        assert readme.COPY == targets.COPY
+        assert set(readme.STATISTICS) == set(targets.STATISTICS)
+        assert readme.ASIDE in STAGES
+
+    def test_targets_that_cannot_be_shown(self, folder, capsys):
+        assert self.run(folder, text=self.TEXT.format("targets", "")) == 1
+        assert "targets_summary.csv: run python -m numba_gemm.lab.bench.targets --out" in capsys.readouterr().err
+        save_targets(folder / "latest", environment={"simulator": True})
+        assert self.run(folder) == 1
+        assert "targets_summary.csv was not measured on a GPU" in capsys.readouterr().err
+
+    def test_what_is_no_rung_stays_out_of_the_ladder(self, folder):
+        frame = gpu_frame()
+        thin = frame[frame["stage"] == "naive"].assign(stage="thin")
+        results.save(pd.concat([frame, thin]), ENVIRONMENT, folder / "latest")
+        assert self.run(folder, text=self.TEXT.format("ladder", "")) == 0
+        assert "thin" not in (folder / "README.md").read_text(encoding="utf-8")
+
+    @pytest.mark.parametrize(
+        ("spoil", "says"),
+        [
+            (lambda folder: (folder / "latest" / "results.csv").unlink(), "no results at"),
+            (lambda folder: (folder / "latest" / "environment.json").unlink(), "no environment.json"),
+            (lambda folder: (folder / "README.md").unlink(), "there is no"),
+            (lambda folder: (folder / "ladder").rmdir(), "there is no"),
+            (
+                lambda folder: (folder / "ladder" / "async_copy.py").write_text('"""async_copy: x."""\nSTAGE = 1\n'),
+                "hold no async_copy at 4096x4096x4096",
+            ),
+            (
+                lambda folder: (folder / "ladder" / "naive.py").write_text("STAGE = 1\n"),
+                "naive.py: a stage begins with a docstring",
+            ),
+            (
+                lambda folder: (
+                    (folder / "latest" / counters.COUNTERS).write_text("a\n1\n")
+                    and (folder / "ladder" / "naive.py").write_text('"""naive: x."""\nSTAGE = 1\n')
+                ),
+                "counters.csv has no column stage",
+            ),
+            (lambda folder: (folder / "README.md").write_text("no block"), "no block between"),
+            (
+                lambda folder: (folder / "README.md").write_text("<!-- results:begin x -->\n<!-- results:end x -->"),
+                "unknown block x",
+            ),
+            (
+                lambda folder: results.save(gpu_frame(), ENVIRONMENT | {"simulator": True}, folder / "latest"),
+                "not measured on a GPU",
+            ),
+            (
+                lambda folder: results.save(gpu_frame().assign(status="wrong"), ENVIRONMENT, folder / "latest"),
+                "wrong or failed",
+            ),
+            (
+                lambda folder: results.save(gpu_frame().query("m == 2048"), ENVIRONMENT, folder / "latest"),
+                "no rung at 4096x4096x4096",
+            ),
+        ],
+    )
+    def test_errors(self, spoil, says, folder, capsys):
+        (folder / "README.md").write_text(self.TEXT.format("ladder", ""))
+        spoil(folder)
+        assert self.run(folder, "--check") == 1
+        assert says in capsys.readouterr().err
+
+    def test_streamed(self, folder, capsys):
+        text = self.TEXT.format("streamed", "")
+        assert self.run(folder, text=text) == 1
+        assert "streamed.csv: run python -m numba_gemm.lab.bench.streamed --out" in capsys.readouterr().err
+        row = {"size": 512, "precision": "ieee", "operands": readme.ON_DEVICE, "seconds": 1.5, "tflops": 60.0}
+        other = row | {"operands": "pageable", "memory_limit": 4e9, "seconds": 2.0, "predicted_s": 1.9}
+        other |= {"bound_by": "products", "peak_bytes": 3.5e9, "of_in_memory": 0.75}
+        frame = pd.DataFrame([row | {"of_in_memory": 1.0}, other])
+        frame.to_csv(folder / "latest" / readme.STREAMED, index=False)
+        (folder / "latest" / readme.STREAMED_HOW).write_text(json.dumps(ENVIRONMENT), encoding="utf-8")
+        assert self.run(folder, text=text) == 0
+        made = (folder / "README.md").read_text(encoding="utf-8")
+        assert "At 512 x 512 x 512:" in made
+        lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in made.splitlines() if "| `ieee`" in line]
+        assert lines[0] == ["`ieee`", readme.ON_DEVICE, "–", "–", "1.50", "–", "–", "60.0", "1.00"]
+        assert lines[1] == ["`ieee`", "pageable", "4 GB", "3.50 GB", "2.00", "1.90", "products", "60.0", "0.75"]
+
+    def test_names_of_streamed_products(self):
+        from numba_gemm.lab.bench import streamed
+
+        assert (readme.STREAMED, readme.STREAMED_HOW, readme.ON_DEVICE) == (
+            streamed.FILE,
+            streamed.HOW,
+            streamed.ON_DEVICE,
+        )
+
+    @pytest.fixture
+    def tensor_folder(self, folder):
+        """What `bench.tensor_ladder` leaves of three stages, and two of their files."""
+        place = folder / "latest" / readme.PRECISIONS_FOLDER
+        results.save(gpu_frame(), ENVIRONMENT, place)
+        where = {"m": 64, "n": 64, "k": 64}
+        rows = [{"stage": readme.CUBLAS, "precision": "ieee", "tflops": 40.0, "ratio_to_cublas": 1.0}]
+        rows += [{"stage": readme.SPLIT, "precision": "bf16x6", "ratio_to_cublas": 9.0}]
+        for i, name in enumerate(("one_warpgroup", "bulk_copies", "persistent")):
+            speed = 80.0 * 1.25**i
+            rows.append({"stage": name, "precision": "bf16x6", "tflops": speed, "ratio_to_cublas": speed / 40})
+        errors = {"error_median": 1e-8, "error_max": 1e-7, "median_us": 100.0, "registers": 90.0}
+        pd.DataFrame([where | errors | row for row in rows]).to_csv(place / readme.TENSOR_LADDER_CSV, index=False)
+        special = [("ieee", "none", 0, 2.0), ("bf16x6", "none", 0, 1.0)]
+        special += [("bf16x6", "nan", 1, 3.0), ("bf16x6", "nan", 64, 40.0), ("bf16x6", "inf", 64, 80.0)]
+        frame = pd.DataFrame(special, columns=["precision", "value", "rows", "times_as_long"]).assign(**where)
+        frame.to_csv(place / readme.SPECIAL_CSV, index=False)
+        (folder / "tensor_core").mkdir()
+        for name in ("bulk_copies", "split", "sums"):
+            (folder / "tensor_core" / f"{name}.py").write_text(f'"""{name}: some.\n\nLimits: many.\n"""\n')
+        return folder
+
+    def test_tensor_ladder(self, tensor_folder):
+        place = f"--tensor-core={tensor_folder / 'tensor_core'}"
+        text = self.TEXT.format("tensor_ladder", "") + self.TEXT.format("special_values", "")
+        assert self.run(tensor_folder, place, "--check", text=text) == 1
+        assert self.run(tensor_folder, place) == 0
+        assert self.run(tensor_folder, place, "--check") == 0
+        made = (tensor_folder / "README.md").read_text(encoding="utf-8")
+        (line,) = (line for line in made.splitlines() if line.startswith("| `bulk_copies` |"))
+        assert [cell.strip() for cell in line.split("|")[2:-1]] == ["100.0", "2.50", "1.25x", "1e-08", "1e-07"]
+        assert "100 us more, 50 % of `persistent`'s time" in made
+        assert "3.00 with 1, 40.00 with 64; that is infinite: 80.00 with 64. `ieee` takes 2.00 times as long" in made
+        stage = (tensor_folder / "tensor_core" / "bulk_copies.py").read_text()
+        assert "100.0 TFLOP/s of bf16x6 at 64x64x64" in stage
+        assert "1.25 times\n    one_warpgroup" in stage or "1.25 times one_warpgroup" in stage
+        for other in ("split", "sums"):
+            assert "Measured" not in (tensor_folder / "tensor_core" / f"{other}.py").read_text()
+
+    @pytest.mark.parametrize(
+        ("block", "file"), [("tensor_ladder", "TENSOR_LADDER_CSV"), ("special_values", "SPECIAL_CSV")]
+    )
+    def test_what_was_not_measured_is_named(self, block, file, folder, capsys):
+        assert self.run(folder, text=self.TEXT.format(block, "")) == 1
+        assert f"{getattr(readme, file)}: run python -m numba_gemm.lab.bench.tensor_ladder" in capsys.readouterr().err
+
+    def test_needs_no_numba(self):
+        code = "import sys, numba_gemm.lab.bench.readme; sys.exit('numba' in sys.modules or 'rich' in sys.modules)"
+        assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+class TestDocstrings:
+    """The paragraph `Measured: ` of a stage's docstring."""
+
+    TEXT, run = TestReadme.TEXT, TestReadme.run
+    HEAD = '"""{0}: a stage of a test.\n\nIdea: something that goes on\n    below. Limits: of a line, no paragraph.\n'
+    LIMITS = "Limits: what a person\n    wrote.\n"
+    CODE = '"""\n\nfrom .stage import Stage\n\nTEXT = """Limits: none."""\n\nSTAGE = Stage()\n'
+    OLD = "Measured: long ago, in so many words\n    that they took a second line.\n"
+
+    @pytest.fixture
+    def folder(self, tmp_path):
+        results.save(gpu_frame().assign(config="tiles"), ENVIRONMENT, tmp_path / "latest")
+        (tmp_path / "ladder").mkdir()
+        for stage in ("naive", "warp_tiled"):
+            self.stage(tmp_path, stage).write_text(self.HEAD.format(stage) + self.LIMITS + self.CODE)
+        (tmp_path / "ladder" / "stage.py").write_text('"""No stage."""\n')
+        (tmp_path / "README.md").write_text(self.TEXT.format("ladder", ""))
+        return tmp_path
+
+    def stage(self, folder, name):
+        return folder / "ladder" / f"{name}.py"
+
+    def count(self, folder, config="tiles", **changes):
+        """Counters of warp_tiled, as the profiler's module writes them."""
+        row = dict(zip(counters.KEY, ("warp_tiled", config, 4096, 4096, 4096))) | changes
+        pd.DataFrame([row | {"registers": 215, "fma_pipe_percent": 74.68}]).to_csv(
+            folder / "latest" / counters.COUNTERS, index=False
+        )
+        kinds = [{"op": "LDS", "excess_percent": 50.0}, {"op": counters.TOTAL, "excess_percent": 0.04}]
+        pd.DataFrame([row | kind for kind in kinds]).to_csv(folder / "latest" / counters.WAVEFRONTS, index=False)
+
+    SLOWEST = "Measured: 0.50 TFLOP/s at 4096x4096x4096 on an NVIDIA Test GPU, 0.03 of cuBLAS SGEMM.\n"
+    FASTEST = (
+        "Measured: 20.0 TFLOP/s at 4096x4096x4096 on an NVIDIA Test GPU, 1.05 of cuBLAS SGEMM and 40.00 times naive"
+    )
+
+    @pytest.mark.parametrize(
+        ("before", "after"),
+        [("", LIMITS), (OLD, LIMITS), ("", ""), (OLD, ""), (LIMITS, OLD), (OLD + LIMITS, OLD)],
+        ids=["new", "old", "new, no limits", "old, no limits", "old after limits", "twice"],
+    )
+    def test_place(self, before, after, folder):
+        path = self.stage(folder, "naive")
+        path.write_text(self.HEAD.format("naive") + before + after + self.CODE)
+        assert self.run(folder) == 0
+        limits = self.LIMITS if self.LIMITS in before + after else ""
+        assert path.read_text() == self.HEAD.format("naive") + self.SLOWEST + limits + self.CODE
+        assert self.run(folder, "--check") == 0
+
+    def test_summary_alone(self, folder):
+        path = self.stage(folder, "naive")
+        path.write_text('"""naive: x."""\nSTAGE = 1\n')
+        assert self.run(folder) == 0
+        assert path.read_text() == f'"""naive: x.\n\n{self.SLOWEST}"""\nSTAGE = 1\n'
+        assert self.run(folder, "--check") == 0
+
+    def test_check_sees_a_docstring(self, folder, capsys):
+        assert self.run(folder) == 0
+        assert (folder / "ladder" / "stage.py").read_text() == '"""No stage."""\n'
+        path = self.stage(folder, "naive")
+        for spoilt in (path.read_text().replace("0.50", "0.51"), path.read_text().replace(self.SLOWEST, "")):
+            path.write_text(spoilt)
+            capsys.readouterr()
+            assert self.run(folder, "--check") == 1
+            assert "naive.py; run python -m" in capsys.readouterr().err
+            assert path.read_text() == spoilt
+            assert self.run(folder) == 0
+        self.count(folder)
+        assert self.run(folder, "--check") == 1
+
+    @pytest.mark.parametrize(
+        ("changes", "says"),
+        [
+            ({}, "; 215 registers a thread, 74.7 % of the FMA pipe, 0.0 % excess shared wavefronts."),
+            ({"config": "another"}, "."),
+            ({"k": 1024}, "."),
+            (None, "."),
+        ],
+        ids=["counters", "of another configuration", "of another shape", "none"],
+    )
+    def test_counters(self, changes, says, folder):
+        if changes is not None:
+            self.count(folder, **changes)
+        assert self.run(folder) == 0
+        text = self.stage(folder, "warp_tiled").read_text()
+        paragraph = text[text.index("Measured: ") : text.index("Limits: what")]
+        assert " ".join(paragraph.split()) == self.FASTEST + says
+        first, *rest = paragraph.splitlines()
+        assert max(map(len, (first, *rest))) <= 118
+        assert all(line.startswith("    ") for line in rest)
+        assert bool(rest) is (len(says) > 1)
+
+    def test_stage_for_few_columns(self, folder, capsys):
+        path = self.stage(folder, "thin")
+        path.write_text(self.HEAD.format("thin") + self.OLD + self.LIMITS + self.CODE)
+        assert self.run(folder) == 1
+        assert "targets.csv: run python -m numba_gemm.lab.bench.targets --out" in capsys.readouterr().err
+        save_targets(folder / "latest")
+        assert self.run(folder) == 0
+        text = path.read_text()
+        assert " ".join(text[text.index("Measured: ") : text.index("Limits: what")].split()) == (
+            "Measured: 64x64 times 1 and 4 columns on an NVIDIA Test GPU, by tiled_sgemm, A not in the cache: 0.85 and "
+            "0.85 of a copy's bandwidth, 1.10 and 1.10 of cuBLAS SGEMM."
+        )
+        assert self.run(folder, "--check") == 0
+        save_targets(folder / "latest", status="wrong")
+        assert self.run(folder) == 1
+        assert "holds no product of the group vector" in capsys.readouterr().err
+
+    def test_regression_and_no_cublas(self, folder):
+        frame = gpu_frame(warp_tiled=50.0).query("stage != 'cublas'").assign(ratio_to_cublas=math.nan)
+        results.save(frame, ENVIRONMENT, folder / "latest")
+        assert self.run(folder) == 0
+        assert "0.40 TFLOP/s at 4096x4096x4096 on an NVIDIA Test GPU, 0.80 times naive." in (
+            " ".join(self.stage(folder, "warp_tiled").read_text().split())
+        )
+        assert "on an NVIDIA Test GPU.\n" in self.stage(folder, "naive").read_text()
+
+
+LIMITS = {"fp32": 60e12, "dram": 4e12, "l2": 8e12, "shared": 30e12}
+COMPILE_CEILINGS = """
+import json
+from numba_gemm.lab.bench import ceilings
+from numba_gemm.inspect import sass
+for name in ("fp32", "dram", "shared"):
+    cubin = ceilings.compiled(name, (9, 0))
+    (instructions,) = sass.functions(sass.disassemble(cubin.code)).values()
+    loop = min((l for l in sass.loops(instructions) if len(l.instructions) > 50), key=lambda l: len(l.instructions))
+    widths = [[opcode, bits] for opcode, bits in sass.access_widths(loop.instructions)]
+    print(json.dumps([name, cubin.local, len(loop.instructions), sass.instruction_mix(loop.instructions), widths]))
+"""
+
+
+def written(folder, name="Test GPU", **changes):
+    path = folder / ceilings.FILE
+    path.write_text(json.dumps({"ceilings": LIMITS | changes, "gpu": {"name": name}}))
+    return path
+
+
+class TestCeilings:
+    @pytest.mark.simulator
+    @pytest.mark.parametrize(("name", "rows"), [("dram", 4), ("l2", 8), ("shared", 0), ("fp32", 0)])
+    def test_kernels_do_what_is_counted(self, name, rows):
+        """Every thread stores the number of floats that it read, or of multiply-adds, from memory that holds ones."""
+        from numba_gemm.simulator import scheduler
+
+        probe = ceilings.Probe(name, threads=3 * 32, turns=5, rows=rows)
+        one, turns, out = np.float32(1), np.float32(probe.turns), np.full((1, probe.threads), np.nan, np.float32)
+        memory = np.ones((rows, 4 * probe.threads), np.float32)
+        arguments = {"fp32": (turns, one, one, out), "shared": (turns, one, out)}.get(name, (turns, memory, out))
+        scheduler.run(ceilings.KERNELS[name], (3, 1, 1), (32, 1, 1), arguments)
+        assert set(out[0]) == {probe.expected}
+        each = probe.expected - 120 if name == "fp32" else probe.expected  # its chains begin at 0 to 15
+        assert probe.work == probe.threads * each * (2 if name == "fp32" else 4)
+
+    @pytest.mark.simulator
+    def test_a_block_reads_on_where_another_began(self):
+        from numba_gemm.simulator import scheduler
+
+        memory = np.repeat(np.arange(3, dtype=np.float32), 4 * 32)[None] * np.ones((4, 1), np.float32)
+        out = np.zeros((1, 3 * 32), np.float32)
+        scheduler.run(ceilings.read_global, (3, 1, 1), (32, 1, 1), (np.float32(2), memory, out))
+        assert list(out[0, ::32]) == [16 * (0 + 1), 16 * (1 + 2), 16 * (2 + 0)]
+
+    def test_loops_hold_what_is_measured(self):
+        """What is compiled reads 128 bits at a time, or multiplies and adds, and does little else."""
+        variables = {name: value for name, value in os.environ.items() if name != "NUMBA_ENABLE_CUDASIM"}
+        done = subprocess.run(
+            [sys.executable, "-c", COMPILE_CEILINGS], env=variables, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        found = {name: rest for name, *rest in map(json.loads, done.stdout.splitlines())}
+        assert {ceilings.KERNELS[name] for name in found} == set(ceilings.KERNELS.values())
+        for name, (local, length, mix, widths) in found.items():
+            assert local == 0
+            if name == "fp32":
+                assert (mix["FFMA"], widths) == (ceilings.CHAINS * ceilings.LINKS, [])
+                assert length <= mix["FFMA"] + 4
+            else:
+                load = "LDS" if name == "shared" else "LDG"
+                assert widths == [[load, 128]]
+                assert mix["FADD"] == 4 * mix[load]
+                assert length <= 8 * mix[load]  # which an SM issues in half the time that the load takes
+
+    def test_probes_of_an_h200(self):
+        found = {probe.name: probe for probe in ceilings.probes(132, 60 << 20)}
+        assert {probe.threads for probe in found.values()} == {132 * 1024}
+        assert found["dram"].work > 30 * (60 << 20)
+        assert 16 * found["l2"].rows * found["l2"].threads <= 30 << 20
+        assert all(probe.expected < 1 << 24 for probe in found.values())
+        assert all(probe.rows % ceilings.ROWS_AT_ONCE == 0 for probe in found.values())
+
+    def test_record_is_read_back(self, tmp_path):
+        probe = ceilings.Probe("fp32", 1000, 10)
+        timed = {name: (probe, Samples(np.array([1.0, 2.0, 4.0]))) for name in ceilings.KERNELS}
+        content = ceilings.record(timed, ENVIRONMENT, ceilings.Ceilings(**LIMITS))
+        (tmp_path / ceilings.FILE).write_text(json.dumps(content))
+        found, name = ceilings.load(tmp_path / ceilings.FILE)
+        assert name == "Test GPU"
+        assert found.fp32 == probe.work * 1e6
+        assert content["medians"]["dram"] == probe.work * 1e6 / 2
+        assert "| fp32 | TFLOP/s |" in ceilings.table(content).markdown()
+
+    @pytest.mark.parametrize(
+        ("text", "says"),
+        [("{", "JSONDecodeError"), ("{}", "KeyError"), ('{"ceilings": 3}', "TypeError"), (None, "expected positive")],
+    )
+    def test_what_is_no_ceilings(self, text, says, tmp_path):
+        path = written(tmp_path, dram=-1)
+        if text is not None:
+            path.write_text(text)
+        with pytest.raises(ValueError, match=f"holds no ceilings .*{says}.*write it anew"):
+            ceilings.load(path)
+
+    @pytest.mark.simulator
+    def test_the_simulator_has_none(self, tmp_path, capsys):
+        assert ceilings.main(["--out", str(tmp_path)]) == 2
+        assert "the simulator has no ceilings" in capsys.readouterr().err
+        assert not list(tmp_path.iterdir())
+
+    @pytest.mark.gpu
+    def test_measured_on_a_gpu(self, tmp_path):
+        assert ceilings.main(["--rounds=5", "--out", str(tmp_path)]) == 0
+        content = json.loads((tmp_path / ceilings.FILE).read_text())
+        for name, most in (("fp32", 1.02), ("dram", 1.02), ("l2", 1.5), ("shared", 1.02)):
+            assert 0 < content["medians"][name] <= content["ceilings"][name] <= most * content["theoretical"][name]
+
+
+class TestModel:
+    def test_in_the_whole_program(self, tmp_path, capsys, on_gpu):
+        path = written(tmp_path)
+        arguments = ["--stages=naive,shared_tile,auto", "--shape=16,12,9", "--model", f"--ceilings={path}"]
+        assert cli.main([*arguments, f"--out={tmp_path}"]) == 0
+        printed, text = " ".join(capsys.readouterr().out.split()), (tmp_path / "report.md").read_text()
+        for said in (printed, text):
+            assert "Model: microseconds by ceilings measured on Test GPU, which is not this device" in said
+            assert ("the measured ones are the simulator's and mean nothing" in said) is not on_gpu
+            assert "predicted is the longest" in said
+        assert [line.split(" | ")[0] for line in text.partition("Model:")[2].splitlines()[4:6]] == [
+            "| naive",
+            "| shared_tile",
+        ]
+
+    def test_no_model_unless_asked(self, tmp_path):
+        assert cli.main(["--stages=naive", "--shape=4,4,4", f"--out={tmp_path}"]) == 0
+        assert "Model" not in (tmp_path / "report.md").read_text()
+
+    def test_ceilings_of_this_device_else_theory(self, tmp_path, monkeypatch):
+        device = dataclasses.replace(launch.SIMULATED_DEVICE, name="Test GPU")
+        monkeypatch.setattr(model, "DEFAULT", tmp_path / ceilings.FILE)
+        theory, source = model.choose_ceilings(None, device)
+        assert source == "theoretical ceilings of Test GPU"
+        assert theory.shared == 128 * 132 * 1.98e9
+        path = written(tmp_path)
+        assert model.choose_ceilings(None, device) == (ceilings.Ceilings(**LIMITS), "ceilings measured on Test GPU")
+        assert model.choose_ceilings(path, device)[1] == "ceilings measured on Test GPU"
+        assert model.choose_ceilings(None, dataclasses.replace(device, name="Other GPU"))[0] == theory
+
+    def test_rungs_have_predictions(self):
+        frame = gpu_frame().assign(config=lambda frame: frame["stage"].map(lambda name: default_config(name)))
+        device = dataclasses.replace(launch.SIMULATED_DEVICE, name="Test GPU")
+        table = model.model_table(frame, ceilings.Ceilings(**LIMITS), "theory", device, simulated=False)
+        assert table.title == "Model: microseconds by theory"
+        assert {row[0] for row in table.rows} == {"naive", "warp_tiled"}
+        rows = {tuple(row[:2]): dict(zip(table.headers, row)) for row in table.rows}
+        row = rows["warp_tiled", "4096x4096x4096"]
+        flop_us = 2 * 4096**3 / 60e6 * (4 * 132 / 512)  # four rounds of 512 tiles
+        assert row["bound by"] == "FP32"
+        assert float(row["predicted"].replace(",", "")) == pytest.approx(flop_us, abs=0.1)
+        assert float(row["DRAM"].replace(",", "")) == pytest.approx(3 * 4 * 4096**2 / 4e6, rel=0.01)
+        measured = 100 * 4096**3 / 1e9
+        assert float(row["measured"].replace(",", "")) == pytest.approx(measured, abs=0.1)
+        assert float(row["ratio"]) == pytest.approx(measured / flop_us, rel=0.01)
+        assert rows["naive", "2048x2048x2048"]["DRAM"] == "0"  # 48 MB stay in the L2 cache
+
+    def test_what_the_l2_cache_keeps(self):
+        assert model.keeps(60 << 20, Shape(2048, 2048, 2048), cold=False)
+        assert not model.keeps(60 << 20, Shape(2048, 2048, 2048), cold=True)
+        assert not model.keeps(60 << 20, Shape(4096, 4096, 4096), cold=False)
+
+
+def default_config(name):
+    return STAGES[name].configs[0].name if name in STAGES else ""

@@ -1,0 +1,54 @@
+"""Stages of the ladder, broken on purpose in one place."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from types import ModuleType
+
+from numba_gemm.kernels.ladder import TileConfig
+
+# In the order in which they import one another; a mutant stage gets fresh copies of all of them.
+DEVICE_MODULES = [
+    f"numba_gemm.device.{name}"
+    for name in (
+        *("matrix", "vector", "shared", "async_copy", "address", "blend", "dot"),
+        *("outer_product", "tile_loader", "work"),
+    )
+]
+
+BARRIER = "cuda.syncthreads()"
+# Two warps, and sums enough for an unaligned C to go through shared memory: what stream_k's test configuration lacks.
+STAGED = TileConfig(64, 64, 16, 8, 8, 32, 64, 2, pad=4, pad_b=4, dynamic=True, order="snake")
+
+
+def barriers(name: str) -> int:
+    return inspect.getsource(sys.modules[f"numba_gemm.kernels.ladder.{name}"]).count(BARRIER)
+
+
+def nth(text: str, old: str, new: str, which: int) -> str:
+    parts = text.split(old)
+    assert len(parts) > which + 1, f"{old!r} does not occur {which + 1} times"
+    return old.join(parts[: which + 1]) + new + old.join(parts[which + 1 :])
+
+
+def mutant(name: str, module: str, old: str, new: str, which: int = 0):
+    """The stage of a name, built from sources in one of which the occurrence `which` of `old` is replaced by `new`."""
+    stage_module = f"numba_gemm.kernels.ladder.{name}"
+    target = stage_module if module == "stage" else f"numba_gemm.device.{module}"
+    originals = {fullname: sys.modules[fullname] for fullname in DEVICE_MODULES}
+    try:
+        for fullname in [*DEVICE_MODULES, stage_module]:
+            original = importlib.import_module(fullname)
+            source = inspect.getsource(original)
+            if fullname == target:
+                source = nth(source, old, new, which)
+            copy = ModuleType(fullname)
+            copy.__package__, copy.__file__ = original.__package__, original.__file__
+            exec(compile(source, str(original.__file__), "exec"), vars(copy))
+            if fullname != stage_module:
+                sys.modules[fullname] = copy
+        return copy.STAGE
+    finally:
+        sys.modules.update(originals)
