@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from . import arrays
-from .gemm import product
+from .gemm import fast_path, product
 from .gemm.request import real
-from .gemm.split_products import IEEE
-from .kernels.ladder import STAGES
-from .kernels.ladder.stage import Stage
+from .gemm.stage_table import StageTable
+from .kernels import STAGES
+from .kernels.stage import IEEE
 
 
-def stages() -> tuple[Stage, ...]:
-    """Return the stages of the ladder, in climbing order; their names are what `tiled_sgemm` takes as `stage`."""
-    return tuple(STAGES.values())
+def stages() -> StageTable:
+    """Return the stages of both ladders, in climbing order; `tiled_sgemm` takes their names as `stage`.
+
+    Returns
+    -------
+    StageTable
+        A tuple of stages, printed as a table: name, ladder, precisions, lowest compute capability, and idea.
+    """
+    return StageTable(STAGES.values())
 
 
 def tiled_sgemm(
@@ -128,10 +133,9 @@ def tiled_sgemm(
         alpha = real("alpha", alpha)
     if type(beta) is not float:
         beta = real("beta", beta)
-    # Other stages may not be hashable, and of other vectors it may not be told whether there are any.
-    plain = epilogue is None and type(epilogue_args) is tuple and not epilogue_args
-    if plain and type(stage) is str and type(precision) is str and precision == IEEE:
-        done = arrays.again(product.seen, stage, a, b, out, alpha, beta, stream)
+    tag = fast_path.tag_of(stage, precision, epilogue, epilogue_args)
+    if tag is not None:
+        done = fast_path.try_fast(product.calls, tag, a, b, out, alpha, beta, stream, epilogue_args)
         if done is not None:
             return done
     return product.checked_product(
@@ -143,7 +147,8 @@ def tiled_sgemm(
         stream,
         stage=stage,
         precision=precision,
-        seen=product.seen,
+        cache=product.calls,
+        tag=tag,
         epilogue=epilogue,
         epilogue_args=epilogue_args,
     )

@@ -14,25 +14,23 @@ from ..simulator.switch import SIMULATOR
 from .host import HostArrays, SimulatedHostArrays, SimulatedNumbaArrays
 from .libraries import CupyArrays, NumbaArrays, TorchTensors
 from .operand import ITEM, ArrayKind, Copies, Operand, Product, row_major
+from .probe import PROBES, Probe, probe_of
 from .protocols import CudaArrayInterface, Dlpack
-from .short_way import Known, Seen, again, glance_of, remember
 from .streams import Stream
 
 __all__ = [
     "ITEM",
     "KINDS",
+    "PROBES",
     "ArrayKind",
     "Copies",
-    "Known",
     "Operand",
+    "Probe",
     "Product",
-    "Seen",
     "Stream",
-    "again",
     "describe",
-    "glance_of",
     "kind_of",
-    "remember",
+    "probe_of",
     "row_major",
 ]
 

@@ -11,10 +11,10 @@ import numpy as np
 from cuda.bindings import driver
 from numba import cuda
 
+from ..runtime.device import device_count
 from ..runtime.driver import device_scope, start
-from ..runtime.launch import device_count
 from .operand import ArrayKind, Operand, name_of
-from .short_way import Glance, Sight
+from .probe import Probe, Reading
 from .streams import DEFAULT, Stream
 
 FLOAT32 = np.dtype(np.float32)  # one object, in native byte order, which arrays of that type share
@@ -50,7 +50,7 @@ class NumbaArrays(ArrayKind):
         with cuda.gpus[device]:
             return self.describe("out", cuda.device_array(shape, np.float32, stream=bound), stream)
 
-    def glance(self, array: Any) -> Glance | None:
+    def probe(self, array: Any) -> Probe | None:
         own = type(array)
         if issubclass(own, np.ndarray):  # mapped and managed memory, whose slices are NumPy's
             return None
@@ -58,7 +58,7 @@ class NumbaArrays(ArrayKind):
         def place(x: Any) -> int:
             return x.gpu_data.device_ctypes_pointer.value or 0
 
-        def read(tag: Any, a: Any, b: Any, out: Any) -> Sight | None:
+        def read(tag: Any, a: Any, b: Any, out: Any) -> Reading | None:
             if type(b) is not own or a.dtype is not FLOAT32 or b.dtype is not FLOAT32:
                 return None
             p, q = place(a), place(b)
@@ -90,6 +90,12 @@ class NumbaArrays(ArrayKind):
                 r,
             )
 
+        def vector(x: Any, a: Any) -> tuple[int, int, int, int] | None:
+            if type(x) is not own or x.dtype is not FLOAT32 or len(x.shape) != 1 or x.stream is not a.stream:
+                return None
+            p = place(x)
+            return p, x.shape[0], x.strides[0], pointer_device("epilogue_args", p) if several else 0
+
         def stream(a: Any, b: Any, out: Any, device: int) -> int | None:
             bound = a.stream
             if bound is not b.stream or (out is not None and out.stream is not bound):
@@ -102,7 +108,7 @@ class NumbaArrays(ArrayKind):
             return made, place(made)
 
         several = device_count() > 1
-        return Glance(read, stream, empty)
+        return Probe(read, vector, stream, empty)
 
 
 def cupy_stream(cupy: Any, handle: int, device: int = -1) -> Any:
@@ -145,13 +151,13 @@ class CupyArrays(ArrayKind):
         with cupy.cuda.Device(device), cupy_stream(cupy, stream.handle, device):
             return self.describe("out", cupy.empty(shape, cupy.float32), stream)
 
-    def glance(self, array: Any) -> Glance | None:
+    def probe(self, array: Any) -> Probe | None:
         cupy: Any = sys.modules["cupy"]
         own, current_stream, current_device = cupy.ndarray, cupy.cuda.get_current_stream, cupy.cuda.runtime.getDevice
         if type(array) is not own or not hasattr(array.data, "device_id"):
             return None
 
-        def read(tag: Any, a: Any, b: Any, out: Any) -> Sight | None:
+        def read(tag: Any, a: Any, b: Any, out: Any) -> Reading | None:
             if type(b) is not own or a.dtype is not FLOAT32 or b.dtype is not FLOAT32:
                 return None
             x, y = a.data, b.data
@@ -184,6 +190,11 @@ class CupyArrays(ArrayKind):
                 r,
             )
 
+        def vector(x: Any, a: Any) -> tuple[int, int, int, int] | None:
+            if type(x) is not own or x.dtype is not FLOAT32 or x.ndim != 1:
+                return None
+            return x.data.ptr, x.shape[0], x.strides[0], x.data.device_id
+
         def stream(a: Any, b: Any, out: Any, device: int) -> int | None:
             return current_stream(device).ptr
 
@@ -193,7 +204,7 @@ class CupyArrays(ArrayKind):
             made = own(shape, FLOAT32)
             return made, made.data.ptr
 
-        return Glance(read, stream, empty)
+        return Probe(read, vector, stream, empty)
 
 
 class TorchTensors(ArrayKind):
@@ -290,7 +301,7 @@ class TorchTensors(ArrayKind):
             for operand in operands:
                 operand.array.record_stream(user)
 
-    def glance(self, array: Any) -> Glance | None:
+    def probe(self, array: Any) -> Probe | None:
         torch: Any = sys.modules["torch"]
         own, float32, strided = torch.Tensor, torch.float32, torch.strided
         # Not published, but what PyTorch's own compiled code calls: it leaves out making a stream's Python object.
@@ -310,7 +321,7 @@ class TorchTensors(ArrayKind):
                 and not x.is_neg()
             )
 
-        def read(tag: Any, a: Any, b: Any, out: Any) -> Sight | None:
+        def read(tag: Any, a: Any, b: Any, out: Any) -> Reading | None:
             if not (usual(a) and usual(b)) or forward_ad._current_level >= 0:  # noqa: SLF001
                 return None
             try:
@@ -344,6 +355,15 @@ class TorchTensors(ArrayKind):
             except RuntimeError:  # no storage, or no strides
                 return None
 
+        def vector(x: Any, a: Any) -> tuple[int, int, int, int] | None:
+            if not usual(x) or x.dim() != 1:
+                return None
+            try:
+                p = x.data_ptr()
+                return (p, x.shape[0], 4 * x.stride()[0], x.get_device()) if p else None
+            except RuntimeError:  # no storage, or no strides
+                return None
+
         def stream(a: Any, b: Any, out: Any, device: int) -> int | None:
             return raw_stream(device)
 
@@ -356,7 +376,7 @@ class TorchTensors(ArrayKind):
             if not out.is_inference():
                 increment(out)
 
-        return Glance(read, stream, empty, None if increment is None else written)
+        return Probe(read, vector, stream, empty, None if increment is None else written)
 
     def written(self, out: Operand) -> None:
         # By its version autograd sees whether a tensor that it saved for backward has been written since. Old releases

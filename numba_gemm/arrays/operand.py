@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ..runtime.launch import Matrix, Vector
+from ..runtime.matrix import Matrix, Vector, at_address
 from . import streams
-from .short_way import Glance
+from .probe import Probe
 from .streams import Stream
 
 ITEM = 4  # bytes of a float32
@@ -71,13 +71,13 @@ class Operand:
         """Whether the two share an element, or part of one: exact, however they interleave."""
         if 0 in self.shape or 0 in other.shape:
             return False
-        (low, high), (other_low, other_high) = self._extent(), other._extent()
+        (low, high), (other_low, other_high) = self.extent(), other.extent()
         if high <= other_low or other_high <= low:
             return False
         return bool(np.shares_memory(addresses(self), addresses(other)))
 
-    def _extent(self) -> tuple[int, int]:
-        """First byte, and the one after the last."""
+    def extent(self) -> tuple[int, int]:
+        """Return the addresses of the first byte and of the one after the last."""
         far = [(extent - 1) * step for extent, step in zip(self.shape, self.strides)]
         return self.pointer + sum(min(step, 0) for step in far), self.pointer + sum(max(step, 0) for step in far) + ITEM
 
@@ -115,29 +115,6 @@ class Operand:
                 return True
             part = first
         return False
-
-
-class _Memory:
-    """Gives NumPy an array at an address; keeps its owner alive."""
-
-    def __init__(
-        self, owner: Any, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], readonly: bool
-    ) -> None:
-        self.owner = owner
-        self.__array_interface__ = {
-            "data": (pointer, readonly),
-            "shape": shape,
-            "strides": strides,
-            "typestr": "<f4",
-            "version": 3,
-        }
-
-
-def at_address(
-    owner: Any, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], readonly: bool = False
-) -> np.ndarray:
-    """An array of float32 at an address."""
-    return np.asarray(_Memory(owner, pointer, shape, strides, readonly))
 
 
 def addresses(operand: Operand) -> np.ndarray:
@@ -212,8 +189,8 @@ class ArrayKind:
         if not all(map(stream.same, followed)) or any(operand.kind is not self for operand in operands):
             streams.hold(stream, device, [operand.array for operand in operands])
 
-    def glance(self, array: Any) -> Glance | None:
-        """How to look at arrays of exactly this type in a call like one before; None if they are looked at in full."""
+    def probe(self, array: Any) -> Probe | None:
+        """Return the probe for arrays of exactly this type; None if every call checks them in full."""
         return None
 
     def written(self, out: Operand) -> None:

@@ -371,7 +371,7 @@ def _trial_facts() -> dict[str, Any]:
 
     from numba_gemm import tiled_sgemm
     from numba_gemm.models.accuracy import compare, reference
-    from numba_gemm.runtime.launch import current_device, device_properties
+    from numba_gemm.runtime.device import current_device, device_properties
     from numba_gemm.simulator.switch import SIMULATOR as simulated
 
     where = "Numba's simulator" if simulated else device_properties(current_device()).name

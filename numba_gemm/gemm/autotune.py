@@ -19,18 +19,21 @@ from cuda.bindings import driver
 
 from .. import arrays
 from ..arrays import ITEM, ArrayKind, Operand
-from ..arrays.operand import at_address
-from ..kernels.ladder.stage import Share
-from ..runtime import launch
+from ..kernels.stage import Share
+from ..kernels.step import Launches
+from ..runtime import device as devices
 from ..runtime import workspace as workspaces
 from ..runtime.driver import call, device_scope
+from ..runtime.matrix import at_address
 from ..runtime.timing import time_interleaved
 from ..runtime.workspace import Workspace
 from ..simulator.switch import SIMULATOR
 from . import autotune_cache, heuristics
 from .heuristics import Choice, Problem
-from .product import arranged, forget
-from .request import Request, checked
+from .launch_choice import launch_choice
+from .precision import IEEE
+from .product import forget
+from .request import Part, Request, checked
 
 __all__ = ["Autotuned", "Candidate", "autotune", "clear_autotuned"]
 
@@ -128,6 +131,7 @@ def autotune(
     b: Any,
     out: Any = None,
     *,
+    precision: str = IEEE,
     epilogue: Callable[..., Any] | None = None,
     epilogue_args: Sequence[Any] = (),
     candidates: int = 12,
@@ -137,7 +141,8 @@ def autotune(
 
     The choice is kept on disk, beside the compiled kernels, for this kind of GPU and version of numba_gemm. From then
     on, in this process and later ones, `tiled_sgemm` and `plan` with ``stage="auto"`` follow it, and `explain` tells
-    so, for products of the same extents, number of matrices, layouts and alignment, with an epilogue or without.
+    so, for products of the same extents, number of matrices, layouts, alignment and precision, with an epilogue or
+    without.
     `clear_autotuned` undoes it. Plans that exist already keep what they chose.
 
     Of the arrays only shapes, strides and addresses matter: they are neither read nor written. The products are
@@ -147,7 +152,7 @@ def autotune(
 
     Parameters
     ----------
-    a, b, out, epilogue, epilogue_args
+    a, b, out, precision, epilogue, epilogue_args
         Those of `tiled_sgemm`. If that takes several launches, the first one's operands are measured.
     candidates : int
         Most ways to compute the product that are measured: those that the model expects most of, but of several kernels
@@ -185,18 +190,18 @@ def autotune(
     check_positive("candidates", candidates, numbers.Integral)
     check_positive("seconds", seconds, numbers.Real)
     begin = time.perf_counter()
-    request = checked(a, b, out, 1.0, 0.0, None, "auto", epilogue, epilogue_args)
+    request = checked(a, b, out, 1.0, 0.0, None, "auto", epilogue, epilogue_args, precision=precision)
     if 0 in request.shape or request.k == 0:
         raise ValueError(
             f"a has shape {request.given[0]} and b has shape {request.given[1]}: there is nothing to multiply; "
             "expected extents from 1 on; pass such arrays"
         )
-    device, gpu = request.device, launch.device_properties(request.device)
+    device, gpu = request.device, devices.device_properties(request.device)
     right: list[Choice] = []
     calls: list[float] = []
     with nullcontext() if SIMULATOR else device_scope(device), ExitStack() as memory:
         bench = _Bench(request, memory)
-        wanted = heuristics.problem(*bench.operands, gpu)
+        wanted = heuristics.problem(bench.part.product, gpu, request.precision)
         ranked = heuristics.ranked(wanted)
         chosen = diverse(ranked, candidates)
         bench.make_room(chosen)
@@ -332,7 +337,7 @@ class _Bench:
             _Scratch(kind.placed(one) if one.array is not None else one, self.stream, memory) for one in given
         )
         a, b, *vectors = (one.operand for one in self.inputs)
-        self.operands = next(request.pieces(a, b, self.c.operand, vectors))
+        self.part: Part = next(request.parts(a, b, self.c.operand, vectors))
         self.workspace: Workspace | None = None
         self.expected: np.ndarray | None = None
 
@@ -343,16 +348,16 @@ class _Bench:
 
     def run(self, choice: Choice, stream: int) -> None:
         """Enqueue the product."""
-        x, y, z, extra = arranged(choice, *self.operands)
-        how: dict[str, Any] = {"stream": stream, "workspace": self.workspace, "share": choice.share, "extra": extra}
-        launch.launch(choice.stage, choice.config, 1.0, x, y, 0.0, z, **how)
+        part = self.part
+        operands = 1.0, part.a, part.b, 0.0, part.c
+        launch_choice(part.product, choice, *operands, stream, part.vectors, self.workspace)
 
     def checked(self, choice: Choice) -> float | None:
-        """Seconds that a product takes, about; None, and a warning, if it cannot run or is wrong."""
-        stage, config, operands = choice.stage, choice.config, arranged(choice, *self.operands)
+        """Return about how many seconds a product takes; None, with a warning, if it cannot run or is wrong."""
+        stage, config = choice.stage, choice.config
         named = f"configuration {config.name} of stage {stage.name}, {choice.share}, is not measured"
         try:
-            launch.prepare(stage, config, launch.variant_of(stage, config, *operands), self.device)
+            self._prepare(choice)
         except RuntimeError as error:
             warnings.warn(f"{named}: {error}", RuntimeWarning, stacklevel=3)
             return None
@@ -372,16 +377,30 @@ class _Bench:
             call(driver.cuStreamSynchronize, self.stream)
         return time.perf_counter() - begin
 
+    def _prepare(self, choice: Choice) -> None:
+        """Compile and load the kernels of a choice."""
+        device, config = devices.get_device(self.device), choice.config
+        oriented = choice.oriented(self.part.product)
+        device.check(choice.stage, config, choice.stage.kernel(config, oriented, choice.precision))
+        if not SIMULATOR:
+            for step in self._launches(choice).steps:
+                device.load(step.kernel)
+
+    def _launches(self, choice: Choice) -> Launches:
+        """Return the launches of the first piece of the product."""
+        gpu, config = devices.device_properties(self.device).gpu, choice.config
+        oriented = choice.oriented(self.part.product)
+        piece = next(choice.stage.pieces(config, oriented, choice.precision, gpu))
+        return choice.stage.launches(config, piece.product, choice.precision, choice.share, gpu)
+
     def make_room(self, choices: Sequence[Choice]) -> None:
         """Allocate a workspace for all of them, so that none uses the stream's, which is never freed."""
-        schedules = []
-        for choice in choices:
-            x, y, z, extra = arranged(choice, *self.operands)
-            _, schedule = launch.schedule(choice.stage, choice.config, x, y, z, choice.share, extra)
-            schedules += [] if schedule is None else [schedule]
-        if SIMULATOR or not schedules:
+        if SIMULATOR:
             return
-        size, counters = max(one.workspace_bytes for one in schedules), max(one.counters for one in schedules)
+        launches = [self._launches(choice) for choice in choices]
+        size, counters = max(one.scratch_bytes for one in launches), max(one.counters for one in launches)
+        if not size:
+            return
         place = allocated(max(workspaces.total_bytes(size, counters), 1), self.memory)
         self.workspace = Workspace(place, size, counters)
         workspaces.clear(self.workspace.words[1], counters, self.stream)

@@ -22,9 +22,10 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..kernels.ladder.stage import Share
-from ..runtime import kernel_cache, launch
-from ..runtime.launch import DeviceProperties
+from ..kernels.stage import Share
+from ..runtime import device as devices
+from ..runtime import kernel_cache
+from ..runtime.device import DeviceProperties
 from ..runtime.private_files import CacheWarning, PrivateDirectory, Refused, warn_once
 from . import heuristics
 from .heuristics import Choice, Problem
@@ -88,7 +89,7 @@ def keep(device: int, wanted: Problem, choice: Choice, microseconds: float, cand
         "candidates": candidates,
         "date": time.strftime("%Y-%m-%d"),
     }
-    name, place, made = _name(launch.device_properties(device)), _directory(), {key(wanted): entry}
+    name, place, made = _name(devices.device_properties(device)), _directory(), {key(wanted): entry}
     with _lock:
         _known[name] = _known.get(name, {}) | made
         if place is None:
@@ -116,7 +117,7 @@ def clear(device: int | None = None) -> int:
     OSError
         if the directory cannot be written, or others can change it.
     """
-    prefix = "" if device is None else _prefix(launch.device_properties(device))
+    prefix = "" if device is None else _prefix(devices.device_properties(device))
     count = 0
     with _lock:
         for name in [name for name in _known if name.startswith(prefix)]:
@@ -176,7 +177,7 @@ def _files(place: Path | None) -> list[str]:
 
 
 def _entries(device: int) -> Entries:
-    name = _name(launch.device_properties(device))
+    name = _name(devices.device_properties(device))
     known = _known.get(name)
     if known is not None:
         return known
@@ -217,7 +218,7 @@ def _restored(device: int, wanted: Problem, entry: str) -> Choice | None:
     try:
         kept = json.loads(entry)
         said = kept["stage"], kept["config"], kept["share"] and Share(*kept["share"]), kept["swapped"]
-        microseconds, gpu = float(kept["microseconds"]), launch.device_properties(device)
+        microseconds, gpu = float(kept["microseconds"]), devices.device_properties(device)
         if not 0 < microseconds < 1e15:  # nor NaN
             raise ValueError(f"it takes {microseconds} us")
         for choice in heuristics.ranked(wanted):

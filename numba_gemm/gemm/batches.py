@@ -8,8 +8,8 @@ from itertools import product, zip_longest
 from math import prod
 
 from ..arrays.operand import Operand
-from ..kernels.ladder.stage import Batch
-from ..runtime.launch import Matrix
+from ..kernels.product import Batch
+from ..runtime.matrix import Matrix
 
 __all__ = ["AT_ONCE", "broadcast", "products"]
 

@@ -1,4 +1,4 @@
-"""What `tiled_sgemm` would do for some operands, and why, without doing it."""
+"""The choice that `tiled_sgemm` would make for given operands, and the reason for it, without computing anything."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ import numpy as np
 from .. import arrays
 from ..arrays import ITEM, ArrayKind, Copies, Operand
 from ..device.work import FIELDS
-from ..kernels.ladder.stage import Form, Schedule
-from ..runtime import launch
+from ..kernels.ladder.stage import Form, LadderStage
+from ..kernels.product import Product
+from ..kernels.stage import Stage
+from ..kernels.step import Launches
+from ..kernels.tensor_core.stage import TensorStage, mode_for
+from ..runtime import device as devices
 from ..runtime import workspace as workspaces
-from . import heuristics
-from .product import arranged
+from .heuristics import Choice
+from .precision import FP32_AUTO, IEEE, auto_reason
 from .request import checked
 
 __all__ = ["Explanation", "explain"]
@@ -24,42 +28,45 @@ __all__ = ["Explanation", "explain"]
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a call of `tiled_sgemm` would do; of several launches, what it says of one is the first one's.
+    """Description of a call of `tiled_sgemm`; if the product is divided into parts, of the first part.
 
     Attributes
     ----------
     stage, config : str
-        Names of what would run; empty if there is nothing to compute.
+        Names of the stage that would run and its configuration; empty if there is nothing to compute.
+    precision : str
+        Precision; for "fp32_auto" the one that it stands for.
     tile : tuple of int
-        Rows and columns of a block's tile of C, and terms of the sums that it takes at a time.
+        Rows and columns of a block tile of C, and terms of the sums that a block takes at a time.
     blocks : int
-        Blocks of a launch.
+        Blocks of the multiplication's launch.
     whole_tiles : int
-        Tiles of C that are one block's each.
+        Tiles of C that one block each computes.
     split : int
-        Most blocks that share a tile; 1 where none is shared.
+        Largest number of blocks that share a tile; 1 if none is shared.
     a_mode, b_mode : str
-        How tiles of A and of B travel to shared memory: a mode of `numba_gemm.device.tile_loader`; in stages without a
-        schedule, "aligned" or "any". They are A's and B's of the transpose if that is what is computed.
+        How tiles of A and of B travel to shared memory: a mode of `numba_gemm.device.tile_loader`; "aligned" or "any"
+        in stages without a schedule; "decomposed" or "tensor map" on tensor cores. If the transpose is computed, they
+        refer to its operands.
     c_vectors : bool
-        Whether C is written four elements at a time.
+        Whether C is written in vectors.
     swapped : bool
-        Whether the transpose is computed, as the transpose of B by that of A.
+        Whether the transpose is computed, ``C.T = B.T @ A.T``.
     copies : Copies
         Bytes copied for NumPy arrays, `to_device`, `to_host` and `on_host`; 0 for arrays in device memory.
     workspace_bytes : int
-        Device memory that a launch needs beside the operands.
+        Device memory that the launches need beside the operands.
     launches : int
-        Kernels launched, as far as one covers its product: beyond K = 2**30, or what a grid of a stage without a
-        schedule reaches, there are more.
+        Number of kernel launches.
     microseconds : float or None
-        What the selection expects of all launches together, without copies; None where it has no expectation.
+        Expected duration of all launches together, without copies; None where the model has no expectation.
     reason : str
-        Why, in words.
+        Reason for the choice, in words.
     """
 
     stage: str
     config: str
+    precision: str
     tile: tuple[int, int, int]
     blocks: int
     whole_tiles: int
@@ -78,12 +85,13 @@ class Explanation:
         if not self.launches:
             return f"Nothing is launched: {self.reason}."
         rows, cols, terms = self.tile
+        precision = "" if self.precision == IEEE else f" and precision {self.precision}"
         sentences = [
-            f"Stage {self.stage} in configuration {self.config}, blocks: {self.blocks}, tiles of C: {rows}x{cols}, "
-            f"{terms} terms of the sums at a time",
+            f"Stage {self.stage} in configuration {self.config}{precision}, blocks: {self.blocks}, tiles of C: "
+            f"{rows}x{cols}, {terms} terms of the sums at a time",
             f"Up to {self.split} blocks share a tile, in a workspace of {self.workspace_bytes:,} bytes"
             if self.split > 1
-            else "Every tile is one block's",
+            else "One block computes each tile",
             f"{'B as A' if self.swapped else 'A'} is loaded in mode {self.a_mode}, {'A as B' if self.swapped else 'B'} "
             f"in mode {self.b_mode}, and C is written {'in vectors' if self.c_vectors else 'element by element'}",
         ]
@@ -107,57 +115,112 @@ def explain(
     alpha: float = 1.0,
     beta: float = 0.0,
     stage: str = "auto",
+    precision: str = IEEE,
     epilogue: Callable[..., Any] | None = None,
     epilogue_args: Sequence[Any] = (),
 ) -> Explanation:
-    """Tell what `tiled_sgemm` would do with these arguments; nothing is launched or copied.
+    """Describe what `tiled_sgemm` would do with these arguments; nothing is launched or copied.
 
-    Parameters and errors are those of `tiled_sgemm`. A kernel may be compiled, where it depends on its registers how
-    many blocks there will be.
+    Parameters and errors are those of `tiled_sgemm`. A kernel may be compiled if the number of blocks depends on its
+    registers.
 
     Returns
     -------
     Explanation
         Its text is a paragraph to read.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from numba_gemm import explain
+    >>> a, b = np.empty((512, 256), np.float32), np.empty((256, 128), np.float32)
+    >>> explain(a, b, stage="naive").tile
+    (32, 32, 1)
     """
-    wanted = checked(a, b, out, alpha, beta, None, stage, epilogue, epilogue_args)
-    kind, gpu = wanted.a.kind, launch.device_properties(wanted.device)
+    wanted = checked(a, b, out, alpha, beta, None, stage, epilogue, epilogue_args, precision=precision)
+    kind, device = wanted.a.kind, devices.get_device(wanted.device)
+    gpu = device.properties
     strides = arrays.row_major(wanted.shape, ITEM)
     result = wanted.out or Operand("out", kind, None, "float32", wanted.shape, strides, 0, wanted.device)
     given = [wanted.a, wanted.b, *wanted.vectors]
     x, y, *vectors = (_described(kind.placed(one)) for one in given)
     z = _described(result if wanted.out is None else kind.placed(result))
-    pieces = list(wanted.pieces(x, y, z, vectors))
+    products = [part.product for part in wanted.parts(x, y, z, vectors)]
     copies = kind.copies(given, result, reads_out=wanted.beta != 0)
-    if not pieces:
+    if not products:
         reason = f"the result, of shape {wanted.shape}, has no elements"
-        return Explanation("", "", (0, 0, 0), 0, 0, 1, "", "", False, False, copies, 0, 0, 0.0, reason)
+        return Explanation(
+            "", "", wanted.precision, (0, 0, 0), 0, 0, 1, "", "", False, False, copies, 0, 0, 0.0, reason
+        )
 
-    choices = [wanted.pick(heuristics.problem(*piece, gpu)) for piece in pieces]
+    choices = [wanted.choose(product) for product in products]
+    sequences = [
+        sequence for product, choice in zip(products, choices) for sequence in _sequences(device, choice, product)
+    ]
     choice, config = choices[0], choices[0].config
-    operands = arranged(choice, *pieces[0])
-    grid, schedule = launch.schedule(choice.stage, config, *operands[:3], choice.share, operands[3])
-    variant = launch.variant_of(choice.stage, config, *operands)
-    needed = (0, 0) if schedule is None else (schedule.workspace_bytes, schedule.counters)
-    blocks = prod(grid)
+    oriented, launches = choice.oriented(products[0]), sequences[0]
+    a_mode, b_mode, c_vectors = _accesses(choice.stage, config, oriented)
+    blocks, tiles = prod(launches.steps[-1].grid), -(-oriented.m // config.BM) * -(-oriented.n // config.BN)
+    words = _schedule_words(choice, launches)
     clocks = sum(one.clocks for one in choices) if all(one.clocks for one in choices) else None
+    reason = choice.reason
+    if precision == FP32_AUTO:
+        m, n = wanted.shape[-2:]
+        reason = f"{FP32_AUTO} stands for {wanted.precision}, since {auto_reason(m, n, wanted.k, gpu.cc)[1]}; {reason}"
     return Explanation(
         stage=choice.stage.name,
         config=config.name,
-        tile=(config.BM, config.BN, config.BK),
+        precision=wanted.precision,
+        tile=(config.BM, config.BN, _terms(choice, wanted.k)),
         blocks=blocks,
-        whole_tiles=blocks if schedule is None else dict(zip(FIELDS[2:], schedule.words))["whole"],
-        split=1 if schedule is None else _split(schedule, blocks),
-        a_mode=variant.a if isinstance(variant, Form) else "aligned" if variant else "any",
-        b_mode=variant.b if isinstance(variant, Form) else "aligned" if variant else "any",
-        c_vectors=variant.c_aligned if isinstance(variant, Form) else variant and choice.stage.vectorized,
+        whole_tiles=words["whole"] if words else tiles * oriented.batch.matrices,
+        split=_split(words, launches.counters, blocks),
+        a_mode=a_mode,
+        b_mode=b_mode,
+        c_vectors=c_vectors,
         swapped=choice.swapped,
         copies=copies,
-        workspace_bytes=workspaces.total_bytes(*needed),
-        launches=len(pieces),
+        workspace_bytes=workspaces.total_bytes(launches.scratch_bytes, launches.counters),
+        launches=sum(len(sequence.steps) for sequence in sequences),
         microseconds=None if clocks is None else clocks / gpu.clock_hz * 1e6,
-        reason=choice.reason,
+        reason=reason,
     )
+
+
+def _sequences(device: devices.Device, choice: Choice, product: Product) -> list[Launches]:
+    """Return the launches of each piece of a product."""
+    stage, config, gpu = choice.stage, choice.config, device.properties.gpu
+    found = []
+    for piece in stage.pieces(config, choice.oriented(product), choice.precision, gpu):
+        share = device.share(stage, config, piece.product) if choice.share is None else choice.share
+        found.append(stage.launches(config, piece.product, choice.precision, share, gpu))
+    return found
+
+
+def _accesses(stage: Stage, config: Any, product: Product) -> tuple[str, str, bool]:
+    """Return how A and B are loaded, and whether C is written in vectors."""
+    if not isinstance(stage, LadderStage):
+        word = "decomposed" if isinstance(stage, TensorStage) else "tensor map"
+        return word, word, False
+    variant = stage.variant(config, product)
+    if isinstance(variant, Form):
+        return variant.a, variant.b, variant.c_aligned
+    word = "aligned" if variant else "any"
+    return word, word, variant and stage.vectorized
+
+
+def _terms(choice: Choice, k: int) -> int:
+    """Return the terms of the sums that a block takes at a time."""
+    if isinstance(choice.stage, LadderStage):
+        return int(choice.config.BK)
+    return mode_for(choice.precision, k).slot_k
+
+
+def _schedule_words(choice: Choice, launches: Launches) -> dict[str, int]:
+    """Return the arguments by which a scheduled stage divides its work; empty for other stages."""
+    if not choice.stage.chooses_share:
+        return {}
+    return dict(zip(FIELDS, launches.steps[0].arguments[5].words))  # type: ignore[arg-type]
 
 
 def _described(operand: Operand) -> Operand:
@@ -165,13 +228,12 @@ def _described(operand: Operand) -> Operand:
     return replace(operand, kind=ArrayKind(), array=None)
 
 
-def _split(schedule: Schedule, blocks: int) -> int:
-    """Most blocks that have a piece of one tile of C."""
-    words = dict(zip(FIELDS[2:], schedule.words))
-    if not schedule.counters:
+def _split(words: dict[str, int], counters: int, blocks: int) -> int:
+    """Return the largest number of blocks that have a piece of one tile of C."""
+    if not counters:
         return 1
     pieces = np.arange(blocks + 1, dtype=np.int64)
     begins = pieces * words["base"] + np.minimum(pieces, words["extra"])
-    tiles = np.arange(schedule.counters + 1, dtype=np.int64) * words["k_tiles"]
+    tiles = np.arange(counters + 1, dtype=np.int64) * words["k_tiles"]
     first, last = (np.searchsorted(begins, at, side="right") - 1 for at in (tiles[:-1], tiles[1:] - 1))
     return int((last - first).max()) + 1

@@ -11,13 +11,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import ceil, prod, sqrt
+from math import ceil, sqrt
+from typing import Any
 
-from ..kernels.ladder import STAGES
-from ..kernels.ladder.stage import FLOAT32_BYTES, Share, Stage, TileConfig
+from ..kernels import STAGES
+from ..kernels.ladder import STAGES as LADDER
+from ..kernels.ladder.stage import LadderStage, TileConfig
 from ..kernels.ladder.stream_k import SUMS_STAGED
+from ..kernels.product import FLOAT32_BYTES, Product
+from ..kernels.stage import IEEE, Share, Stage
+from ..kernels.tensor_core import direct
+from ..kernels.tensor_core.tma_stage import TmaStage, tma_operands
 from ..models.roofline import FP32_LANES_PER_SM
-from ..runtime.launch import DeviceProperties, Extra, Matrix
+from ..runtime.device import DeviceProperties
+from . import tensor_heuristics
+from .precision import tensor_stage
 
 # The constants below and RATES are fitted to 7,086 products of 132 shapes on an H200 (132 SMs at 1.98 GHz, graph
 # replays; docs/experiments.md). Clocks of a launch, of a tile of C's first trip to memory, and of a piece of a tile's.
@@ -34,6 +42,8 @@ SHARED_RATE, LONE_RATE = 21.1, 138
 # What is left of device memory's theoretical bandwidth.
 MEMORY_EFFICIENCY = 0.85
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
+
+ANY_GPU = (99, 0)  # a compute capability that no stage finds too low
 
 
 @dataclass(frozen=True)
@@ -85,7 +95,7 @@ RATES: dict[tuple[str, int, int, int], Rate] = {
 
 @dataclass(frozen=True)
 class Problem:
-    """What the choice depends on.
+    """Properties of a product on which the choice of a kernel depends.
 
     Attributes
     ----------
@@ -103,8 +113,13 @@ class Problem:
         Whether C lies column by column.
     epilogue : bool
         Whether C's elements have one.
+    precision : str
+        Precision, not "fp32_auto".
+    tma : str
+        Layouts of A and B, "NN", "NT" or "TT", if tensor maps can describe them; else empty. Precisions other than
+        "tf32" leave it empty.
     cc, sm_count, clock_hz, memory_bandwidth
-        Of the device, see `launch.DeviceProperties`.
+        Of the device, see `runtime.device.DeviceProperties`.
     """
 
     m: int
@@ -117,6 +132,8 @@ class Problem:
     b_along: bool = False
     by_columns: bool = False
     epilogue: bool = False
+    precision: str = IEEE
+    tma: str = ""
     cc: tuple[int, int] = (9, 0)
     sm_count: int = 132
     clock_hz: float = 1.98e9
@@ -132,46 +149,63 @@ class Problem:
 
 @dataclass(frozen=True)
 class Choice:
-    """What is to run.
+    """A kernel, and how a product is launched with it.
 
     Attributes
     ----------
     stage, config
         The kernel.
     share : Share or None
-        How blocks divide the work, for a stage with a schedule; None leaves it to the launcher.
+        Division of the work among blocks, for a scheduled stage; None for the default.
     swapped : bool
-        Whether to compute the transpose, B's rows against A's columns: `launch.exchanged`.
+        Whether to compute the transpose, ``C.T = B.T @ A.T``.
     clocks : float
-        What the model expects, 0 if nothing was compared.
+        Expected duration in clocks, 0 if nothing was compared.
     reason : str
-        Why, in words.
+        Reason for the choice, in words.
+    precision : str
+        Precision.
     """
 
     stage: Stage
-    config: TileConfig
+    config: Any
     share: Share | None = None
     swapped: bool = False
     clocks: float = 0.0
     reason: str = ""
+    precision: str = IEEE
+
+    @property
+    def selected(self) -> tuple[Stage, Any, str, Share | None, bool]:
+        """Stage, configuration, precision, share and swapped, as `runtime.launch.launch_product` takes them."""
+        return self.stage, self.config, self.precision, self.share, self.swapped
+
+    def oriented(self, product: Product) -> Product:
+        """Return the product, or its transpose if that is what is computed."""
+        return product.transposed if self.swapped else product
 
 
-def problem(a: Matrix, b: Matrix, c: Matrix, extra: Extra, gpu: DeviceProperties) -> Problem:
-    """Describe a product of these operands on a device."""
-    steps = (*extra.batch.a, *extra.batch.b, *extra.batch.c)
-    whole = all(step % 16 == 0 for step in steps)
-    by_rows = a.aligned and b.aligned
+def problem(product: Product, gpu: DeviceProperties, precision: str = IEEE) -> Problem:
+    """Return the properties of a product on which the choice of a kernel depends."""
+    a, b, c, batch = product.a, product.b, product.c, product.batch
+    whole = all(step % 16 == 0 for steps in (batch.a, batch.b, batch.c) for step in steps)
+    a_rows, b_rows = a.aligned, b.aligned
+    tma = None
+    if precision in direct.STAGE.precisions and direct.STAGE.runs_on(gpu.cc):
+        tma = tma_operands(product)
     return Problem(
         c.rows,
         c.cols,
         a.cols,
-        prod(extra.batch.extents),
-        aligned=by_rows and c.aligned and whole,
-        vectors=whole and (a.aligned or a.transposed.aligned) and (b.aligned or b.transposed.aligned),
+        batch.matrices,
+        aligned=a_rows and b_rows and c.aligned and whole,
+        vectors=whole and (a_rows or a.transposed.aligned) and (b_rows or b.transposed.aligned),
         a_along=a.col_stride == FLOAT32_BYTES,
         b_along=b.row_stride == FLOAT32_BYTES and b.col_stride != FLOAT32_BYTES,
         by_columns=c.row_stride == FLOAT32_BYTES and c.col_stride != FLOAT32_BYTES,
-        epilogue=extra.epilogue is not None,
+        epilogue=product.epilogue is not None,
+        precision=precision,
+        tma="" if tma is None else tma.layout,
         cc=gpu.cc,
         sm_count=gpu.sm_count,
         clock_hz=gpu.clock_hz,
@@ -190,10 +224,11 @@ def resolve(name: str, cc: tuple[int, int]) -> Stage:
     if name not in STAGES:
         raise ValueError(f"stage is {name!r}; expected 'auto' or one of {', '.join(STAGES)}; pass one of these names")
     stage = STAGES[name]
-    if cc < stage.min_cc:
-        able = ", ".join(other.name for other in STAGES.values() if cc >= other.min_cc)
+    if cc != ANY_GPU and not stage.runs_on(cc):
+        able = ", ".join(other.name for other in STAGES.values() if other.runs_on(cc))
+        wanted = stage.min_cc if stage.only_cc is None else stage.only_cc
         raise ValueError(
-            f"stage is {name!r}, which needs compute capability {_dotted(stage.min_cc)}; this GPU has {_dotted(cc)}; "
+            f"stage is {name!r}, which needs compute capability {_dotted(wanted)}; this GPU has {_dotted(cc)}; "
             f"pass 'auto' or one of {able}"
         )
     return stage
@@ -203,13 +238,13 @@ def _dotted(cc: tuple[int, int]) -> str:
     return f"{cc[0]}.{cc[1]}"
 
 
-def candidates(cc: tuple[int, int]) -> Iterator[tuple[Stage, TileConfig]]:
-    """Stages and configurations that `choose` may return on a compute capability.
+def candidates(cc: tuple[int, int]) -> Iterator[tuple[LadderStage, TileConfig]]:
+    """Yield the stages and configurations of the FP32 ladder that `choose` may return on a compute capability.
 
     A stage with a schedule serves every shape and layout better than the rungs before it; where it runs, they are left
     out.
     """
-    able = [stage for stage in STAGES.values() if cc >= stage.min_cc]
+    able = [stage for stage in LADDER.values() if stage.runs_on(cc)]
     scheduled = [stage for stage in able if stage.schedule is not None]
     for stage in scheduled or able:
         for config in stage.configs:
@@ -286,18 +321,41 @@ def predicted_clocks(rate: Rate, config: TileConfig, share: Share, wanted: Probl
 
 
 def ranked(wanted: Problem, only: Stage | None = None) -> list[Choice]:
-    """All candidates, the one that is expected to be fastest first."""
+    """Return all candidates, or one stage's, the one that is expected to be fastest first."""
+    return _ranked_ladder(wanted, only) if wanted.precision == IEEE else _ranked_tensor(wanted, only)
+
+
+def _ranked_tensor(wanted: Problem, only: Stage | None) -> list[Choice]:
+    stage = only or (direct.STAGE if wanted.tma else tensor_stage(wanted.cc))
+    if stage is None:
+        return []
+    extents = wanted.m, wanted.n, wanted.k
+    before = 0.0
+    if not isinstance(stage, TmaStage):
+        before = tensor_heuristics.decomposition_seconds(
+            wanted.precision, *extents, wanted.matrices, wanted.matrices, wanted.memory_bandwidth
+        )
+    timed = tensor_heuristics.seconds_of(
+        stage, wanted.precision, *extents, wanted.matrices, wanted.sm_count, wanted.tma
+    )
+    return [
+        Choice(stage, config, clocks=LAUNCH + (before + seconds) * wanted.clock_hz, precision=wanted.precision)
+        for seconds, config in timed
+    ]
+
+
+def _ranked_ladder(wanted: Problem, only: Stage | None) -> list[Choice]:
     turns = [False, True] if not wanted.epilogue and (min(wanted.m, wanted.n) <= 32 or wanted.by_columns) else [False]
     found = []
     for stage, config in candidates(wanted.cc) if only is None else ((only, config) for config in only.configs):
         rate = rate_of(stage, config)
         if rate is None:
             continue
-        for swapped in turns if stage.schedule is not None else [False]:
+        for swapped in turns if stage.chooses_share else [False]:
             turned = wanted.swapped if swapped else wanted
             if only is None and not _fits(stage, config, turned):
                 continue
-            if stage.schedule is None:
+            if not stage.chooses_share:
                 tiles, _ = _tiles(config, wanted)
                 clocks = predicted_clocks(rate, config, Share(tiles, tiles), wanted) / (1 if wanted.aligned else 0.93)
                 found.append(Choice(stage, config, None, False, clocks))
@@ -305,7 +363,7 @@ def ranked(wanted: Problem, only: Stage | None = None) -> list[Choice]:
             for share in shares(config, rate, turned):
                 clocks = predicted_clocks(rate, config, share, turned)
                 found.append(Choice(stage, config, share, swapped, clocks))
-    # Of those that wait for memory alone, more blocks have more bytes under way.
+    # If several wait for memory alone, more blocks have more bytes under way.
     return sorted(found, key=lambda choice: (choice.clocks, -choice.share.blocks if choice.share else 0))
 
 
@@ -318,34 +376,51 @@ def _fits(stage: Stage, config: TileConfig, wanted: Problem) -> bool:
 
 @lru_cache(maxsize=4096)
 def choose(wanted: Problem) -> Choice:
-    """Return what is expected to be fastest."""
+    """Return the choice that is expected to be fastest."""
     found = ranked(wanted)
     if not found:
-        raise RuntimeError(f"no stage in select.RATES runs on compute capability {_dotted(wanted.cc)}")
+        raise RuntimeError(f"no stage in heuristics.RATES runs on compute capability {_dotted(wanted.cc)}")
     return replace(found[0], reason=_reason(found[0], wanted, len(found)))
 
 
 @lru_cache(maxsize=4096)
 def named(name: str, wanted: Problem) -> Choice:
-    """Return how a stage of the caller's choice is run: in its first configuration, unless it has a schedule.
+    """Return how a stage of the caller's choice is run: in its first configuration, unless the model knows several.
 
     Raises
     ------
     ValueError
-        As `resolve`.
+        As `resolve`; for a stage that does not compute in the precision, or not with such operands.
     """
     stage = resolve(name, wanted.cc)
-    if stage.schedule is None:
-        return Choice(stage, stage.configs[0], reason=f"stage {name} was asked for")
-    found = ranked(wanted, stage)
+    check_stage_precision(stage, wanted.precision)
+    if isinstance(stage, TmaStage) and not wanted.tma:
+        raise ValueError(
+            f"stage is {name!r}, and tensor maps cannot describe these operands; expected addresses and strides that "
+            "are multiples of 16 bytes, contiguous rows or columns, and A or B contiguous along K; pass 'auto'"
+        )
+    found = ranked(wanted, stage) if stage.chooses_share or wanted.precision != IEEE else []
+    if not found:
+        return Choice(stage, stage.configs[0], reason=f"stage {name} was asked for", precision=wanted.precision)
     return replace(found[0], reason=f"stage {name} was asked for; {_reason(found[0], wanted, len(found))}")
+
+
+def check_stage_precision(stage: Stage, precision: str) -> None:
+    """Raise ValueError unless a stage computes in a precision."""
+    if precision not in stage.precisions:
+        raise ValueError(
+            f"precision is {precision!r} and stage is {stage.name!r}, which computes in "
+            f"{', '.join(stage.precisions)}; expected a stage and a precision that agree; change one of them"
+        )
 
 
 def _reason(choice: Choice, wanted: Problem, count: int) -> str:
     turned = wanted.swapped if choice.swapped else wanted
-    tiles, k_tiles = _tiles(choice.config, turned)
+    rows, cols = (turned.n, turned.m) if wanted.tma == "NN" else (turned.m, turned.n)
+    tiles = -(-rows // choice.config.BM) * -(-cols // choice.config.BN) * wanted.matrices
     text = f"{tiles} tiles of {choice.config.BM}x{choice.config.BN} on {wanted.sm_count} SMs"
     if choice.share is not None:
+        k_tiles = _tiles(choice.config, turned)[1]
         if choice.share.whole == tiles:
             text += f", one block each ({choice.share.blocks})"
         else:
@@ -356,5 +431,8 @@ def _reason(choice: Choice, wanted: Problem, count: int) -> str:
             )
     if choice.swapped:
         text += ", computed as the transpose"
+    if wanted.precision != IEEE:
+        text += ", operands as they are" if wanted.tma else ", operands decomposed first"
     micros = choice.clocks / wanted.clock_hz * 1e6
-    return f"{text}; expected to take {micros:.1f} us, the least of {count} candidates"
+    candidates = "the only candidate" if count == 1 else f"the least of {count} candidates"
+    return f"{text}; expected to take {micros:.1f} us, {candidates}"

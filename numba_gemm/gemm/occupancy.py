@@ -1,22 +1,33 @@
-"""How many blocks of a stage a multiprocessor holds, as the stage is compiled."""
+"""Occupancy of a stage: the number of blocks that a multiprocessor holds, given the compiled kernel."""
 
 from __future__ import annotations
 
-from functools import partial
 from math import prod
+from typing import Any
 
-from ..kernels.ladder import STAGES
-from ..kernels.ladder.stage import Stage, TileConfig
+from ..kernels import STAGES
+from ..kernels.ladder.stage import LadderStage, TileConfig
+from ..kernels.product import Product, dense
+from ..kernels.stage import Stage
+from ..kernels.step import Kernel
+from ..kernels.tensor_core.config import WarpConfig, WarpgroupConfig
 from ..models import occupancy as counting
 from ..models.occupancy import Occupancy
-from ..runtime import kernel_cache, launch
+from ..runtime import device as devices
+from ..runtime import kernel_cache
 from ..simulator.switch import SIMULATOR
+from .heuristics import check_stage_precision
 
-__all__ = ["Occupancy", "config_of", "occupancy", "stage_of"]
+__all__ = ["Occupancy", "config_of", "occupancy", "stage_of", "usual_kernel"]
+
+LARGE = 4096  # extents of operands whose sums are long
 
 
 def occupancy(
-    stage: str | Stage, config: str | TileConfig | None = None, device: int | tuple[int, int] | None = None
+    stage: str | Stage,
+    config: str | TileConfig | WarpgroupConfig | WarpConfig | None = None,
+    device: int | tuple[int, int] | None = None,
+    precision: str | None = None,
 ) -> Occupancy:
     """Compute how many blocks of a stage a multiprocessor holds at once, and what keeps it from holding more.
 
@@ -26,11 +37,13 @@ def occupancy(
     ----------
     stage : str or Stage
         A stage of `stages`, or its name.
-    config : str or TileConfig, optional
+    config : str, TileConfig, WarpgroupConfig or WarpConfig, optional
         A configuration, or the name of one of the stage's. By default its first.
     device : int or tuple of int, optional
         A device's ordinal, or a compute capability, (9, 0) for one, for which no GPU is needed. By default the current
         device.
+    precision : str, optional
+        A precision that the stage computes in. By default its first.
 
     Returns
     -------
@@ -56,16 +69,26 @@ def occupancy(
     found = stage_of(stage)
     chosen = config_of(found, config)
     cc = _compute_capability(device)
-    if cc not in counting.LIMITS or cc < found.min_cc:
-        known = ", ".join(f"{major}.{minor}" for major, minor in counting.LIMITS if (major, minor) >= found.min_cc)
+    if cc not in counting.LIMITS or not found.runs_on(cc):
+        known = ", ".join(f"{major}.{minor}" for major, minor in counting.LIMITS if found.runs_on((major, minor)))
         raise ValueError(
             f"device is {device!r}, of compute capability {cc[0]}.{cc[1]}; expected one of {known} for stage "
             f"{found.name!r}; pass one, (9, 0) for an H200, or another stage"
         )
-    form = launch.usual_form(found, chosen, True)
-    cubin, _ = kernel_cache.fetch(partial(launch.compile_stage, found, chosen, form, cc), found, chosen, form, cc)
-    shared = cubin.shared + chosen.dynamic_shared
-    return counting.occupancy(prod(found.block(chosen)), cubin.registers, shared, cc)
+    named = found.precisions[0] if precision is None else precision
+    check_stage_precision(found, named)
+    kernel = usual_kernel(found, chosen, named)
+    cubin, _ = kernel_cache.fetch(kernel, cc)
+    threads = prod(found.block(chosen)) if isinstance(found, LadderStage) else kernel.threads
+    return counting.occupancy(threads, cubin.registers, cubin.shared + kernel.dynamic_shared, cc)
+
+
+def usual_kernel(stage: Stage, config: Any, precision: str, aligned: bool = True) -> Kernel:
+    """Return a stage's kernel for operands that are stored by rows, aligned or not."""
+    if isinstance(stage, LadderStage):
+        return stage.usual_kernel(config, aligned)
+    layout = dense("N", LARGE, LARGE)
+    return stage.kernel(config, Product(layout, layout, layout), precision)
 
 
 def stage_of(stage: str | Stage) -> Stage:
@@ -79,11 +102,11 @@ def stage_of(stage: str | Stage) -> Stage:
     return STAGES[stage]
 
 
-def config_of(stage: Stage, config: str | TileConfig | None) -> TileConfig:
+def config_of(stage: Stage, config: Any) -> Any:
     """A configuration, the one of a stage's that has a name, or its first; raises TypeError or ValueError if none."""
     if config is None:
         return stage.configs[0]
-    if isinstance(config, TileConfig):
+    if isinstance(config, TileConfig | WarpgroupConfig | WarpConfig):
         return config
     if not isinstance(config, str):
         raise TypeError(f"config is {config!r}; expected a TileConfig, or the name of one; leave it out for the first")
@@ -100,13 +123,13 @@ def _compute_capability(device: int | tuple[int, int] | None) -> tuple[int, int]
     if isinstance(device, tuple) and [type(part) for part in device] == [int, int]:
         return device
     if device is None:
-        return launch.device_properties(launch.current_device()).cc
+        return devices.device_properties(devices.current_device()).cc
     if type(device) is not int:
         raise TypeError(
             f"device is {device!r}; expected a device's ordinal or a compute capability; pass 0, or (9, 0) for an H200"
         )
-    launch.current_device()  # raises GpuUnavailable with the reason
-    count = launch.device_count()
+    devices.current_device()  # raises GpuUnavailable with the reason
+    count = devices.device_count()
     if not 0 <= device < count:
         raise ValueError(f"device is {device}; expected 0 to {count - 1}; pass one of these, or a compute capability")
-    return launch.device_properties(device).cc
+    return devices.device_properties(device).cc

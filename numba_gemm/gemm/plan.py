@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from .. import arrays
-from ..arrays import ITEM, Seen
-from ..kernels.ladder.stage import TileConfig
-from ..kernels.tensor_core import MODES, direct
-from ..kernels.tensor_core.stage import TensorConfig
-from ..runtime import launch
+from ..arrays import ITEM
+from ..kernels.product import Batch, Product, dense
+from ..kernels.step import Launches
+from ..kernels.tensor_core.tma_stage import TmaStage, tma_operands
+from ..runtime import device as devices
+from ..runtime import epilogue as epilogues
 from ..runtime import workspace as workspaces
 from ..runtime.driver import device_scope
-from ..runtime.launch import Matrix
 from ..runtime.workspace import ALIGNMENT, Workspace
-from . import autotune_cache, direct_products, heuristics, product, request, split_products
+from ..simulator.switch import SIMULATOR
+from . import fast_path, heuristics, product, request
+from .fast_path import CallCache
 from .heuristics import Choice
-from .split_products import IEEE
+from .launch_choice import decomposed
+from .precision import IEEE, check_precision, resolved
 
 LAYOUTS = ("NN", "NT", "TN", "TT")
 
@@ -28,36 +34,38 @@ def plan(
     n: int,
     k: int,
     *,
+    batch: int | Sequence[int] = (),
     like: Any = None,
     device: int | None = None,
     stage: str = "auto",
     layout: str = "NN",
     precision: str = IEEE,
+    epilogue: Callable[..., Any] | None = None,
     workspace: Any = None,
 ) -> Plan:
-    """Decide how to compute ``C = alpha * A @ B + beta * C`` for one triple of extents; compile and load the kernel.
+    """Decide how to compute ``C = alpha * A @ B + beta * C`` for given extents; compile and load the kernels.
 
-    A plan keeps to its decision, whatever `autotune` finds out later.
+    A plan keeps its decision, whatever `autotune` finds out later.
 
     Parameters
     ----------
     m, n, k : int
         Extents of A (m, k), B (k, n) and C (m, n), in elements; from 0 on.
+    batch : int or sequence of int
+        Batch dimensions of C, in front of the other two. By default none.
     like : array, optional
         An array on the device to plan for.
     device : int, optional
         The ordinal of that device. By default the current one.
-    stage : str
-        As for `tiled_sgemm`.
+    stage, precision, epilogue
+        As for `tiled_sgemm`. The epilogue's vectors are passed to the plan.
     layout : str
-        How A and B will mostly lie in memory: a letter each, "N" by rows, "T" by columns (a transpose of what lies by
-        rows). It says for which operands the stage is chosen and the kernel compiled. Others are computed rightly too,
-        by the same stage: its kernel for them is compiled at the first call that passes such.
-    precision : str
-        As for `tiled_sgemm`.
+        Expected layouts of A and B: a letter each, "N" by rows, "T" by columns (a transpose of a matrix by rows). The
+        stage is chosen and its kernel compiled for these. Others are computed correctly too, by the same stage: its
+        kernel for them is compiled at the first call that passes such operands.
     workspace : array of shape (elements,), float32, optional
         Contiguous device memory of at least `Plan.workspace_bytes` bytes, which the plan keeps and writes: then its
-        calls must follow each other, on one stream. By default every stream has one, made when it is first needed.
+        calls must follow each other, on one stream. By default every stream has one, allocated when it is first needed.
 
     Returns
     -------
@@ -67,21 +75,29 @@ def plan(
     Raises
     ------
     TypeError, ValueError
-        For arguments that are none of these; for a stage that is unknown, or that the GPU cannot run.
+        For arguments that are none of these; for a stage that is unknown, or that the GPU cannot run, or that does not
+        compute in the precision or takes no epilogue.
     GpuUnavailable
         As for `tiled_sgemm`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from numba_gemm import plan
+    >>> multiply = plan(64, 32, 16)
+    >>> a, b = np.ones((64, 16), np.float32), np.ones((16, 32), np.float32)
+    >>> float(multiply(a, b).max())
+    16.0
     """
     m, n, k = _extent("m", m), _extent("n", n), _extent("k", k)
-    for name, shape in {"a": (m, k), "b": (k, n), "out": (m, n)}.items():
+    dimensions = (batch,) if isinstance(batch, int) else tuple(batch)
+    extents = tuple(_extent("batch", extent) for extent in dimensions)
+    for name, shape in {"a": (*extents, m, k), "b": (*extents, k, n), "out": (*extents, m, n)}.items():
         request.check_size(name, shape)
     if layout not in LAYOUTS:
         raise ValueError(f"layout is {layout!r}; expected one of {', '.join(LAYOUTS)}; pass one of these")
-    if not isinstance(stage, str):
-        raise TypeError(f"stage is a {type(stage).__qualname__}; expected a str; pass 'auto' or the name of a stage")
-    if stage != "auto":
-        heuristics.resolve(stage, request.ANY_GPU)
-    request.check_precision(precision, stage)
-    return Plan(m, n, k, _place(like, device), stage, layout, workspace, precision)
+    request.check_names(stage, precision)
+    return Plan(m, n, k, _place(like, device), stage, layout, workspace, precision, extents, epilogue)
 
 
 def _extent(name: str, value: Any) -> int:
@@ -97,8 +113,8 @@ def _extent(name: str, value: Any) -> int:
 def _place(like: Any, device: Any) -> int:
     found = None if like is None else arrays.describe("like", like, None).device
     if device is None:
-        return launch.current_device() if found is None else found
-    ordinal, count = operator.index(device), launch.device_count()
+        return devices.current_device() if found is None else found
+    ordinal, count = operator.index(device), devices.device_count()
     if not 0 <= ordinal < count:
         raise ValueError(
             f"device is {ordinal}; expected an ordinal below {count}, the number of GPUs; pass one of these"
@@ -117,6 +133,8 @@ class Plan:
     ----------
     m, n, k : int
         Extents in elements.
+    batch : tuple of int
+        Batch dimensions of C.
     device : int
         Ordinal of the device.
     stage : str
@@ -124,70 +142,77 @@ class Plan:
     config : TileConfig, WarpgroupConfig or WarpConfig
         Its configuration.
     precision : str
-        Of the arithmetic; not "fp32_auto", but what it stands for.
+        Precision; not "fp32_auto", but what it stands for.
     layout : str
-        What the plan was made for.
+        Layouts that the plan was made for.
     grid, block : tuple of int
-        Blocks of a launch, and threads of a block, along x, y and z.
+        Blocks of the multiplication's launch, and threads of a block, along x, y and z.
     workspace_bytes : int
-        Device memory that a launch needs beside the operands, at the most.
+        Device memory that a call needs beside the operands, at most.
     """
 
     def __init__(
-        self, m: int, n: int, k: int, device: int, stage: str, layout: str, memory: Any, precision: str = IEEE
+        self,
+        m: int,
+        n: int,
+        k: int,
+        device: int,
+        stage: str,
+        layout: str,
+        memory: Any,
+        precision: str = IEEE,
+        batch: tuple[int, ...] = (),
+        epilogue: Callable[..., Any] | None = None,
     ) -> None:
-        self.m, self.n, self.k, self.device, self.layout = m, n, k, device, layout
-        self.precision = split_products.resolved(precision, m, n, k, launch.device_properties(device).cc)
-        self.config: TileConfig | TensorConfig
-        self._choice: Choice | None  # None: the mode's kernel, and for sums without terms what is best for them
+        self.m, self.n, self.k, self.batch, self.device, self.layout = m, n, k, batch, device, layout
+        owner = devices.get_device(device)
+        gpu = owner.properties
+        check_precision(precision, gpu.cc)
+        self.precision = resolved(precision, m, n, k, gpu.cc)
+        request.check_takes_epilogue(stage, self.precision, gpu.cc, epilogue)
+        self._epilogue, self._asked = epilogue, stage
         self._memory = memory  # keeps it alive
-        self._seen: Seen = {}
-        needed = self._plan_stage(stage) if self.precision == IEEE else self._plan_mode()
-        self.workspace_bytes = workspaces.total_bytes(*needed)
-        self._workspace = None if memory is None else self._given(memory, *needed)
+        self._calls, self._tag = CallCache(), (stage, precision)
+        self._product = self._planned(epilogue)
+        wanted = heuristics.problem(self._product, gpu, self.precision)
+        self._choice = request.chosen(stage, device, wanted)
+        launches = [self._prepared(self._choice)]
+        if isinstance(self._choice.stage, TmaStage):  # other operands may need to be decomposed
+            other = decomposed(wanted)
+            launches.append(other.stage.launches(other.config, self._product, self.precision, None, gpu.gpu))
+        self.stage, self.config = self._choice.stage.name, self._choice.config
+        last = launches[0].steps[-1]
+        self.grid, self.block = last.grid, last.block
+        needs = max(one.scratch_bytes for one in launches), max(one.counters for one in launches)
+        self.workspace_bytes = workspaces.total_bytes(*needs)
+        self._workspace = None if memory is None else self._given(memory, *needs)
 
-    def _plan_mode(self) -> tuple[int, int]:
-        """Decide, compile and load for a mode of the tensor cores; bytes and counters that are needed."""
-        gpu = launch.device_properties(self.device)
-        split_products.check_precision(self.precision, gpu.cc)
-        self._stage, self._choice = "auto", None
-        m, n = max(self.m, 1), max(self.n, 1)
-        stage = split_products.stage_on(self.device)
-        division = split_products.divide(MODES[self.precision], m, n, self.k, gpu.sm_count, stage=stage)
-        a, b = self._dense(self.layout[0], m, max(self.k, 1)), self._dense(self.layout[1], max(self.k, 1), n)
-        found = direct_products.arrange(a, b, gpu.cc) if self.precision == direct.MODE.name else None
-        if found is None:
-            split_products.prepare(division, self.device)
-            self.stage, self.config, blocks = stage.name, division.config, division.blocks
-        else:
-            config = direct_products.choose(found, gpu.sm_count)
-            direct_products.prepare(config, found.letters, self.device)
-            self.stage, self.config, blocks = "direct", config, direct_products.blocks(found, config, gpu.sm_count)
-        self.grid, self.block = (blocks, 1, 1), (self.config.threads, 1, 1)
-        return division.workspace_bytes, 0  # which other operands than those that were planned for may need
+    def _planned(self, epilogue: Callable[..., Any] | None) -> Product:
+        """Return the product that is planned for: dense operands."""
+        # For a C without elements a kernel is chosen too, and never launched.
+        m, n, k, count = max(self.m, 1), max(self.n, 1), self.k, max(prod(self.batch), 1)
+        a, b, c = dense(self.layout[0], m, k), dense(self.layout[1], k, n), dense("N", m, n)
+        steps = ((0, 0, ITEM * m * k), (0, 0, ITEM * k * n), (0, 0, ITEM * m * n))
+        batch = Batch((1, 1, count), *steps) if count > 1 else Batch()
+        if epilogue is None:
+            return Product(a, b, c, batch)
+        vectors = _vectors_of(epilogue)
+        return Product(a, b, c, batch, epilogues.prepared(epilogue, vectors), ((1, ITEM),) * vectors)
 
-    def _plan_stage(self, stage: str) -> tuple[int, int]:
-        """Decide, compile and load for float32's arithmetic; bytes and counters that are needed."""
-        m, n, k, device, layout = self.m, self.n, self.k, self.device, self.layout
-        rows, cols = max(m, 1), max(n, 1)  # for a C without elements a kernel is chosen too, and never launched
-        a, b, c = self._dense(layout[0], rows, k), self._dense(layout[1], k, cols), self._dense("N", rows, cols)
-        wanted = heuristics.problem(a, b, c, launch.PLAIN, launch.device_properties(device))
-        choice = autotune_cache.choose(device, wanted) if stage == "auto" else heuristics.named(stage, wanted)
-        chosen, config = choice.stage, choice.config
-        self.stage, self._stage, self.config = chosen.name, chosen.name, config
-        a, b, c, extra = product.arranged(choice, a, b, c, launch.PLAIN)
-        launch.prepare(chosen, config, launch.variant_of(chosen, config, a, b, c, extra), device)
-        if chosen.schedule is not None and choice.share is None:
+    def _prepared(self, choice: Choice) -> Launches:
+        """Compile and load the kernels of a choice; return its launches."""
+        stage, config, precision = choice.stage, choice.config, choice.precision
+        owner, oriented = devices.get_device(self.device), choice.oriented(self._product)
+        owner.check(stage, config, stage.kernel(config, oriented, precision))
+        if stage.chooses_share and choice.share is None:
             # Once for all layouts: their kernels may differ in how many blocks the device holds.
-            choice = replace(choice, share=launch.share_of(chosen, config, a, b, c))
-        self._choice = choice
-        self.grid, schedule = launch.schedule(chosen, config, a, b, c, choice.share)
-        self.block = (*chosen.block(config), 1)
-        return (0, 0) if schedule is None else (schedule.workspace_bytes, schedule.counters)
-
-    def _dense(self, layout: str, rows: int, cols: int) -> Matrix:
-        strides = (ITEM * cols, ITEM) if layout == "N" else (ITEM, ITEM * rows)
-        return Matrix(0, rows, cols, *strides, self.device, None)
+            self._choice = choice = replace(choice, share=owner.share(stage, config, oriented))
+        part = next(stage.pieces(config, oriented, precision, owner.properties.gpu)).product
+        launches = stage.launches(config, part, precision, choice.share, owner.properties.gpu)
+        if not SIMULATOR:
+            for step in launches.steps:
+                owner.load(step.kernel)
+        return launches
 
     def _given(self, memory: Any, size: int, counters: int) -> Workspace:
         described, elements = arrays.describe("workspace", memory, None), -(-self.workspace_bytes // ITEM)
@@ -221,16 +246,24 @@ class Plan:
         return made
 
     def __repr__(self) -> str:
+        batch = f"batch={self.batch} " if self.batch else ""
         return (
-            f"<Plan m={self.m} n={self.n} k={self.k} device={self.device} layout={self.layout} "
+            f"<Plan m={self.m} n={self.n} k={self.k} {batch}device={self.device} layout={self.layout} "
             f"precision={self.precision} stage={self.stage} "
             f"config={self.config.name} grid={self.grid} block={self.block} workspace_bytes={self.workspace_bytes}>"
         )
 
     def __call__(
-        self, a: Any, b: Any, out: Any = None, alpha: float = 1.0, beta: float = 0.0, stream: Any = None
+        self,
+        a: Any,
+        b: Any,
+        out: Any = None,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        stream: Any = None,
+        epilogue_args: Sequence[Any] = (),
     ) -> Any:
-        """Compute ``C = alpha * A @ B + beta * C``.
+        """Compute ``C = alpha * A @ B + beta * C``, and the plan's epilogue.
 
         Parameters, result and errors are those of `tiled_sgemm`; a ValueError also for operands of other extents than
         the plan's, or on another device.
@@ -239,9 +272,15 @@ class Plan:
             alpha = request.real("alpha", alpha)
         if type(beta) is not float:
             beta = request.real("beta", beta)
-        done = arrays.again(self._seen, self.stage, a, b, out, alpha, beta, stream)
-        if done is not None:
-            return done
+        epilogue = self._epilogue
+        if epilogue is None and epilogue_args == ():
+            tag: Any = self._tag
+        else:
+            tag = fast_path.tag_of(self._asked, self.precision, epilogue, epilogue_args)
+        if tag is not None:
+            done = fast_path.try_fast(self._calls, tag, a, b, out, alpha, beta, stream, epilogue_args)
+            if done is not None:
+                return done
         return product.checked_product(
             a,
             b,
@@ -249,25 +288,48 @@ class Plan:
             alpha,
             beta,
             stream,
-            stage=self._stage,
+            stage=self._asked,
             precision=self.precision,
-            seen=self._seen,
+            cache=self._calls,
+            tag=tag,
+            epilogue=epilogue,
+            epilogue_args=epilogue_args,
             home=self.device,
-            picking=self._picking,
+            chooser=self._chooser,
             workspace=self._workspace,
         )
 
-    def _picking(self, wanted: request.Request) -> request.Pick:
+    def _chooser(self, wanted: request.Request) -> request.Chooser:
         a, b = wanted.given
-        if a != (self.m, self.k) or b != (self.k, self.n):
+        if (a[-2:], b[-2:]) != ((self.m, self.k), (self.k, self.n)) or wanted.shape[:-2] != self.batch:
+            batch = f" and a batch of {self.batch}" if self.batch else ""
             raise ValueError(
                 f"a has shape {a} and b has shape {b}, and this plan is for shapes ({self.m}, {self.k}) "
-                f"and ({self.k}, {self.n}); pass arrays of these shapes, or make another plan"
+                f"and ({self.k}, {self.n}){batch}; pass arrays of these shapes, or make another plan"
             )
         if wanted.device != self.device:
             raise ValueError(
                 f"operands lie on device {wanted.device} and this plan is for device {self.device}; expected one "
                 "device; pass arrays of the plan's device, or make another plan"
             )
-        chosen = self._choice
-        return wanted.pick if chosen is None else lambda problem: chosen
+
+        def choose(part: Product) -> Choice:
+            choice, planned = self._choice, self._product
+            if wanted.precision != self.precision:  # sums without terms
+                return wanted.choose(part)
+            if isinstance(choice.stage, TmaStage) and tma_operands(part) is None:
+                return wanted.choose(part)
+            same = (part.m, part.n, part.batch.matrices) == (planned.m, planned.n, planned.batch.matrices)
+            if same and part.k in (0, planned.k):
+                return choice
+            return replace(choice, share=None, swapped=False)
+
+        return choose
+
+
+def _vectors_of(epilogue: Callable[..., Any]) -> int:
+    """Return how many vectors an epilogue takes: its parameters without a default, behind the first three."""
+    parameters = inspect.signature(getattr(epilogue, "py_func", epilogue), follow_wrapped=False).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    required = [one for one in parameters if one.kind in kinds and one.default is one.empty]
+    return max(len(required) - 3, 0)

@@ -1,17 +1,24 @@
-"""Kernels compiled ahead of the first product, into the cache on disk; with or without a GPU."""
+"""Compilation of kernels into the cache on disk ahead of the first product, with or without a GPU."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from functools import partial
 from typing import NamedTuple
 
-from ..kernels.ladder.stage import FLOAT32_BYTES, Form, Stage, TileConfig
-from ..runtime import kernel_cache, launch
-from ..runtime.launch import Matrix
+from ..kernels.ladder.stage import Form, LadderStage, TileConfig
+from ..kernels.product import Product, dense
+from ..kernels.stage import Gpu, Stage
+from ..kernels.step import Kernel
+from ..kernels.tensor_core import direct
+from ..kernels.tensor_core.stage import LONG_SUM
+from ..kernels.tensor_core.tma_stage import TmaStage
+from ..runtime import device as devices
+from ..runtime import kernel_cache
 from ..simulator.switch import SIMULATOR
 from . import heuristics
+from .precision import FP32_AUTO, IEEE, check_precision, tensor_stage
+from .tensor_heuristics import configs_for
 
 __all__ = ["Precompiled", "precompile"]
 
@@ -19,21 +26,22 @@ SMALL_TILE = 64 * 64  # elements of a tile with which products of few rows are c
 
 
 class Precompiled(NamedTuple):
-    """What `precompile` did about one kernel.
+    """One kernel that `precompile` compiled or found.
 
     Attributes
     ----------
     stage, config : str
-        Names of the stage and its configuration.
+        Names of the stage and its configuration; the configuration is empty for kernels that prepare operands.
     variant : str
-        "aligned" for operands that 128-bit accesses reach, or "any"; of a stage that has a schedule, how the tiles of A
-        and of B are loaded, and whether C is aligned, see `numba_gemm.kernels.ladder.stage.Form`.
+        "aligned" for operands that allow 128-bit accesses, or "any". For a scheduled stage, the modes in which tiles of
+        A and of B are loaded, and whether C is aligned (`numba_gemm.kernels.ladder.stage.Form`). On tensor cores, the
+        precision.
     cc : tuple of int
         Compute capability, (major, minor).
     seconds : float
-        How long it took.
+        Time that it took.
     from_cache : bool
-        Whether it was there already.
+        Whether it was in the cache already.
     """
 
     stage: str
@@ -45,7 +53,9 @@ class Precompiled(NamedTuple):
 
 
 def precompile(
-    stages: str | Iterable[str] = "auto", cc: tuple[int, int] | Iterable[tuple[int, int]] | None = None
+    stages: str | Iterable[str] = "auto",
+    cc: tuple[int, int] | Iterable[tuple[int, int]] | None = None,
+    precision: str | Iterable[str] = IEEE,
 ) -> list[Precompiled]:
     """Compile kernels into the cache on disk, so that a process's first product need not wait for the compiler.
 
@@ -58,6 +68,8 @@ def precompile(
         rows or one column. Other layouts, and epilogues, are compiled at the first product.
     cc : tuple of int or iterable of them, optional
         Compute capabilities, (9, 0) for one; then no GPU is needed. By default those of the GPUs that are present.
+    precision : str or iterable of str
+        Precisions, as `tiled_sgemm` takes them. Stages that do not compute in one of them are left out for it.
 
     Returns
     -------
@@ -81,27 +93,28 @@ def precompile(
     if SIMULATOR:
         raise RuntimeError("kernels cannot be compiled under Numba's simulator: unset NUMBA_ENABLE_CUDASIM")
     names = [stages] if isinstance(stages, str) else list(stages)
-    ccs = [launch.device_properties(device).cc for device in range(_device_count())] if cc is None else _pairs(cc)
+    precisions = [precision] if isinstance(precision, str) else list(precision)
+    for one in precisions:
+        check_precision(one)
+    ccs = [devices.device_properties(device).cc for device in range(_device_count())] if cc is None else _pairs(cc)
     wanted = {  # a dict for a set that keeps its order
-        (stage, config, form, target): None
+        (stage, config, variant, kernel, target): None
         for target in ccs
         for name in names
-        for stage, config in _kernels(name, target)
-        for form in _forms(stage, config)
+        for one in precisions
+        for stage, config, variant, kernel in _kernels(name, one, target)
     }
     report = []
-    for kernel in wanted:
+    for stage, config, variant, kernel, target in wanted:
         begin = time.perf_counter()
-        _, from_cache = kernel_cache.fetch(partial(launch.compile_stage, *kernel), *kernel)
-        stage, config, form, target = kernel
-        variant = form.name if isinstance(form, Form) else "aligned" if form else "any"
-        report.append(Precompiled(stage.name, config.name, variant, target, time.perf_counter() - begin, from_cache))
+        _, from_cache = kernel_cache.fetch(kernel, target)
+        report.append(Precompiled(stage, config, variant, target, time.perf_counter() - begin, from_cache))
     return report
 
 
 def _device_count() -> int:
-    launch.current_device()  # raises GpuUnavailable with the reason
-    return launch.device_count()
+    devices.current_device()  # raises GpuUnavailable with the reason
+    return devices.device_count()
 
 
 def _pairs(cc: tuple[int, int] | Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -112,39 +125,67 @@ def _pairs(cc: tuple[int, int] | Iterable[tuple[int, int]]) -> list[tuple[int, i
     return pairs  # type: ignore[return-value]
 
 
-def _kernels(name: str, cc: tuple[int, int]) -> Iterator[tuple[Stage, TileConfig]]:
+Named = tuple[str, str, str, Kernel]  # stage, configuration, variant
+
+
+def _kernels(name: str, precision: str, cc: tuple[int, int]) -> Iterator[Named]:
+    """Yield the kernels of a stage, or of all that may be chosen, in a precision."""
     stage = None if name == "auto" else heuristics.resolve(name, cc)
-    if stage is not None and stage.schedule is None:
-        yield stage, stage.configs[0]
-        return
-    for found, config in heuristics.candidates(cc):
-        if stage in (None, found):
-            yield found, config
+    for one in (IEEE, "bf16x6") if precision == FP32_AUTO else (precision,):
+        if one == IEEE:
+            yield from _ladder_kernels(stage, cc)
+        elif stage is None:
+            found: list[Stage | None] = [direct.STAGE, tensor_stage(cc)]
+            for other in found:
+                if other is not None and other.runs_on(cc) and one in other.precisions:
+                    yield from _tensor_kernels(other, one, cc)
+        elif one in stage.precisions:
+            yield from _tensor_kernels(stage, one, cc)
 
 
-def _forms(stage: Stage, config: TileConfig) -> Iterator[bool | Form]:
-    """What a stage is compiled for."""
-    if stage.schedule is None:
-        yield from (True, False)
+def _ladder_kernels(stage: Stage | None, cc: tuple[int, int]) -> Iterator[Named]:
+    found: Iterable[tuple[LadderStage, TileConfig]] = heuristics.candidates(cc)
+    if isinstance(stage, LadderStage) and not stage.chooses_share:
+        found = [(stage, stage.configs[0])]
+    for one, config in found:
+        if stage in (None, one):
+            for kernel in _variants(one, config):
+                variant = kernel.variant
+                word = variant.name if isinstance(variant, Form) else "aligned" if variant else "any"
+                yield one.name, config.name, word, kernel
+
+
+def _variants(stage: LadderStage, config: TileConfig) -> Iterator[Kernel]:
+    """Yield the kernels that a stage is compiled for."""
+    if not stage.chooses_share:
+        yield from (stage.kernel_of(config, aligned) for aligned in (True, False))
         return
     even, odd, small = 64, 65, config.BM * config.BN <= SMALL_TILE  # extents of whole vectors, and not
     cols = {1} if config.BN == 1 else {even, odd, 1} if small else {even, odd}
     given = [(a, b, even, even, max(cols - {odd})) for a in "NT" for b in "NT"]
     given += [("N", "N", even, k, n) for k in (even, odd) for n in sorted(cols)]
-    operands = [_operands(*one) for one in given]
+    products = [_dense(*one) for one in given]
     if small:
-        # Of few rows the transpose is computed: by `thin` if B lies by columns, as it wants it.
+        # For few rows the transpose is computed: by `thin` if B lies by columns, as it needs it.
         layout = "T" if config.lanes_k > 1 else "N"
         few = [("N", layout, rows, k, n) for rows in (1, 16) for k in (even, odd) for n in (even, odd)]
-        operands += [launch.exchanged(*_operands(*one), launch.PLAIN)[:3] for one in few]
-    yield from {launch.form_of(config, *one, launch.PLAIN): None for one in operands}
+        products += [_dense(*one).transposed for one in few]
+    yield from {stage.kernel(config, product): None for product in products}
 
 
-def _operands(a: str, b: str, m: int, k: int, n: int) -> tuple[Matrix, Matrix, Matrix]:
-    return _dense(a, m, k), _dense(b, k, n), _dense("N", m, n)
+def _dense(a: str, b: str, m: int, k: int, n: int) -> Product:
+    return Product(dense(a, m, k), dense(b, k, n), dense("N", m, n))
 
 
-def _dense(layout: str, rows: int, cols: int) -> Matrix:
-    """A matrix that lies by rows, "N", or by columns, "T"."""
-    strides = (FLOAT32_BYTES * cols, FLOAT32_BYTES) if layout == "N" else (FLOAT32_BYTES, FLOAT32_BYTES * rows)
-    return Matrix(0, rows, cols, *strides, 0, None)
+def _tensor_kernels(stage: Stage, precision: str, cc: tuple[int, int]) -> Iterator[Named]:
+    """Yield the kernels of all steps of single products, for short sums and long ones."""
+    gpu = Gpu(cc, 1)
+    for k in (LONG_SUM // 2, 2 * LONG_SUM):
+        for config in configs_for(stage, precision, k):
+            layouts = direct.LAYOUTS if isinstance(stage, TmaStage) else ["NN"]
+            for layout in layouts:
+                product = _dense(layout[0], layout[1], 256, k, 256)
+                for step in stage.launches(config, product, precision, None, gpu).steps:
+                    is_product = step.kernel.config is not None
+                    name = stage.name if is_product else step.kernel.name
+                    yield name, config.name if is_product else "", precision, step.kernel

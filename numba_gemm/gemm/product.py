@@ -1,26 +1,23 @@
-"""Run a product: check it, choose a kernel, launch, and remember the call for the next one like it."""
+"""Compute a product: check it, choose a kernel, launch, and remember the call for the next one like it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from .. import arrays
-from ..arrays import Known, Seen
-from ..runtime import launch
-from ..runtime.launch import Extra, Matrix
 from ..runtime.workspace import Workspace
-from . import heuristics, split_products
-from .heuristics import Choice
-from .request import Pick, Request, checked
-from .split_products import IEEE
+from . import fast_path
+from .fast_path import CallCache
+from .launch_choice import launch_choice
+from .precision import IEEE
+from .request import Chooser, Request, checked
 
-seen: Seen = {}  # calls of `tiled_sgemm`
+calls = CallCache()  # of `tiled_sgemm`
 
 
 def forget() -> None:
     """Let the next call of each kind be checked in full, and chosen for, again."""
-    seen.clear()
+    calls.clear()
 
 
 def checked_product(
@@ -32,12 +29,13 @@ def checked_product(
     stream: Any,
     *,
     stage: str,
-    seen: Seen,
+    cache: CallCache,
+    tag: Hashable,
     precision: str = IEEE,
     epilogue: Callable[..., Any] | None = None,
     epilogue_args: Sequence[Any] = (),
     home: int | None = None,
-    picking: Callable[[Request], Pick] | None = None,
+    chooser: Callable[[Request], Chooser] | None = None,
     workspace: Workspace | None = None,
 ) -> Any:
     """Check everything, launch, and remember the call.
@@ -46,50 +44,38 @@ def checked_product(
     ----------
     a, b, out, alpha, beta, stream, stage, precision, epilogue, epilogue_args
         Those of `tiled_sgemm`.
-    seen : dict
+    cache : CallCache
         Where to remember the call.
+    tag : hashable or None
+        The call's `fast_path.tag_of`; None if the call is not to be remembered.
     home : int, optional
         The device for operands that lie on none. By default the current one.
-    picking : callable, optional
-        What chooses for a request, or raises. By default its stage.
+    chooser : callable, optional
+        Returns the chooser for a request, or raises. By default `Request.choose`.
     workspace : Workspace, optional
-        As in `launch.bind`.
+        Memory for the launches. By default the stream's.
     """
-    wanted = checked(a, b, out, alpha, beta, stream, stage, epilogue, epilogue_args, home, precision)
-    pick, gpu = (wanted.pick if picking is None else picking(wanted)), launch.device_properties(wanted.device)
-    left, launches, known = wanted.a, 0, None
+    request = checked(a, b, out, alpha, beta, stream, stage, epilogue, epilogue_args, home, precision)
+    choose = request.choose if chooser is None else chooser(request)
+    left = request.a
+    launched: list[fast_path.Launched] = []
     with left.kind.product(
         left,
-        wanted.b,
-        wanted.out,
-        shape=wanted.shape,
-        vectors=wanted.vectors,
-        reads_out=wanted.beta != 0,
-        device=wanted.device,
-        stream=wanted.stream,
-    ) as product:
-        queue, place = product.stream.handle, product.c.pointer
-        for x, y, z, extra in wanted.pieces(product.a, product.b, product.c, product.vectors):
-            if wanted.mode is not None:
-                split_products.launch(
-                    wanted.mode, wanted.alpha, x, y, wanted.beta, z, stream=queue, workspace=workspace, extra=extra
-                )
-                continue
-            choice = pick(heuristics.problem(x, y, z, extra, gpu))
-            x, y, z, extra = arranged(choice, x, y, z, extra)
-            run, share = (choice.stage, choice.config), choice.share
-            memory = workspace if precision == IEEE else None  # which is for a mode's parts, and may be too small
-            launch.launch(
-                *run, wanted.alpha, x, y, wanted.beta, z, stream=queue, workspace=memory, share=share, extra=extra
-            )
-            launches += 1
-    glance = arrays.glance_of(left.kind, a) if launches == 1 and wanted.k and epilogue is None else None
-    if glance is not None and launch.takes_one_launch(*run, z.rows, z.cols, x.cols):
-        known = Known(launch.bind(*run, x, y, z, workspace, share, extra), wanted.shape, choice.swapped)
-        arrays.remember(seen, stage, glance, (a, b, out), place, known)
-    return product.result if out is None else out
-
-
-def arranged(choice: Choice, a: Matrix, b: Matrix, c: Matrix, extra: Extra) -> tuple[Matrix, Matrix, Matrix, Extra]:
-    """The operands as a choice wants them."""
-    return launch.exchanged(a, b, c, extra) if choice.swapped else (a, b, c, extra)
+        request.b,
+        request.out,
+        shape=request.shape,
+        vectors=request.vectors,
+        reads_out=request.beta != 0,
+        device=request.device,
+        stream=request.stream,
+    ) as placed:
+        queue, bases = placed.stream.handle, (placed.a.pointer, placed.b.pointer, placed.c.pointer)
+        for part in request.parts(placed.a, placed.b, placed.c, placed.vectors):
+            steps = [x.pointer - base for x, base in zip((part.a, part.b, part.c), bases, strict=True)]
+            choice, operands = choose(part.product), (request.alpha, part.a, part.b, request.beta, part.c)
+            done = launch_choice(part.product, choice, *operands, queue, part.vectors, workspace)
+            launched += [(bound, steps[0] + x, steps[1] + y, steps[2] + z, first) for bound, x, y, z, first in done]
+        if tag is not None and request.k and tag == fast_path.tag_of(stage, precision, epilogue, epilogue_args):
+            given, placement = (a, b, out, epilogue_args), (placed.a, placed.b, placed.c, placed.vectors)
+            fast_path.remember(cache, tag, left.kind, given, placement, request, launched)
+    return placed.result if out is None else out

@@ -1,4 +1,4 @@
-"""Check the arguments of a product; what is left is a `Request`."""
+"""Check the arguments of a product; the result is a `Request`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import numbers
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -15,18 +14,40 @@ import numpy as np
 
 from .. import arrays
 from ..arrays import Operand, streams
-from ..kernels.ladder import STAGES
-from ..kernels.tensor_core import MODES, Mode
+from ..kernels import STAGES
+from ..kernels.ladder import STAGES as LADDER
+from ..kernels.product import Product
+from ..kernels.stage import IEEE, MAX_K
+from ..runtime import device as devices
 from ..runtime import epilogue as epilogues
-from ..runtime import launch
-from ..runtime.launch import Extra, Matrix
-from . import autotune_cache, batches, heuristics, split_products
-from .heuristics import Choice, Problem
-from .split_products import IEEE
+from ..runtime.launch import product_of
+from ..runtime.matrix import Matrix, Vector
+from . import autotune_cache, batches, heuristics
+from .heuristics import ANY_GPU, Choice
+from .precision import FP32_AUTO, check_precision, resolved, tensor_stage
 
-ANY_GPU = (99, 0)  # a compute capability that no stage finds too low
+Chooser = Callable[[Product], Choice]
 
-Pick = Callable[[Problem], Choice]
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a product that is chosen for and launched by itself.
+
+    Attributes
+    ----------
+    a, b, c : Matrix
+        Operands; of a batch, the first matrices.
+    vectors : tuple of Vector
+        The epilogue's vectors.
+    product : Product
+        Layouts, batch and epilogue.
+    """
+
+    a: Matrix
+    b: Matrix
+    c: Matrix
+    vectors: tuple[Vector, ...]
+    product: Product
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +57,25 @@ class Request:
     Attributes
     ----------
     a, b : Operand
-        Where there are no terms to sum up, or alpha is 0, of K = 0: they are not read.
+        Operands; with K = 0 where alpha is 0, since they are not read.
     out : Operand or None
         C, if the caller gave one.
     vectors : list of Operand
-        The epilogue's.
+        The epilogue's vectors.
     epilogue : callable or None
-        What a kernel is built with.
+        The epilogue, as kernels are built with it.
     given : tuple
         Shapes of a and b as the caller gave them.
     shape : tuple of int
-        Of C.
+        Shape of C.
     k : int
         Terms of each sum.
     alpha, beta : float
-        Rounded to float32.
+        Scalars, rounded to float32.
     stage : str
-        A name, or "auto".
-    mode : Mode or None
-        Of the tensor cores; None for float32's own arithmetic, and for sums without terms.
+        Name of a stage, or "auto".
+    precision : str
+        Precision; not "fp32_auto", but what it stands for, and "ieee" for sums without terms.
     device : int
         Ordinal of the device to run on.
     stream : Stream or None
@@ -72,28 +93,36 @@ class Request:
     alpha: float
     beta: float
     stage: str
-    mode: Mode | None
+    precision: str
     device: int
     stream: streams.Stream | None
 
-    @property
-    def pick(self) -> Pick:
-        """The function that chooses a kernel for a problem: by the model or the measured choices, or by name."""
-        auto = self.stage == "auto"
-        return partial(autotune_cache.choose, self.device) if auto else partial(heuristics.named, self.stage)
+    def choose(self, product: Product) -> Choice:
+        """Return the kernel for a part of the product: the stage that was named, the one measured, or the model's."""
+        wanted = heuristics.problem(product, devices.device_properties(self.device), self.precision)
+        return chosen(self.stage, self.device, wanted)
 
-    def pieces(
-        self, a: Operand, b: Operand, c: Operand, vectors: list[Operand]
-    ) -> Iterator[tuple[Matrix, Matrix, Matrix, Extra]]:
-        """Yield the launches of the product, for operands and vectors in memory that kernels can read."""
+    def parts(self, a: Operand, b: Operand, c: Operand, vectors: list[Operand]) -> Iterator[Part]:
+        """Yield the parts of the product, for operands and vectors in memory that kernels can read."""
         if 0 in self.shape:
             return
-        able = _scheduled(launch.device_properties(self.device).cc)
-        scheduled = self.mode is None and (self.stage in able or (self.stage == "auto" and bool(able)))
-        at_once = batches.AT_ONCE if scheduled else 0 if self.mode is None else 1
+        stage = self._stage()
         places = tuple(vector.vector() for vector in vectors)
-        for x, y, z, batch in batches.products(a, b, c, self.device, at_once=at_once, fold=self.epilogue is None):
-            yield x, y, z, Extra(batch, self.epilogue, places)
+        fold = self.epilogue is None
+        for x, y, z, batch in batches.products(a, b, c, self.device, at_once=stage.batch_dimensions, fold=fold):
+            yield Part(x, y, z, places, product_of(x, y, z, batch, self.epilogue, places))
+
+    def _stage(self) -> Any:
+        """Return the stage, or one that takes batches as those do that "auto" may mean."""
+        if self.stage != "auto":
+            return STAGES[self.stage]
+        cc = devices.device_properties(self.device).cc
+        return next(heuristics.candidates(cc))[0] if self.precision == IEEE else tensor_stage(cc)
+
+
+def chosen(stage: str, device: int, wanted: heuristics.Problem) -> Choice:
+    """Return the choice for a problem: of a stage's name, or of "auto", as measured or by the model."""
+    return autotune_cache.choose(device, wanted) if stage == "auto" else heuristics.named(stage, wanted)
 
 
 def checked(
@@ -113,8 +142,8 @@ def checked(
     alpha, beta = real("alpha", alpha), real("beta", beta)
     if beta != 0 and out is None:
         raise ValueError(f"beta is {beta:g} and out is None; expected an array C to scale; pass it as out, or beta=0")
-    _check_stage(stage, ANY_GPU, epilogue)  # whether it is known at all: that needs no GPU to say
-    check_precision(precision, stage)
+    check_names(stage, precision)  # which needs no GPU
+    check_takes_epilogue(stage, precision, ANY_GPU, epilogue)
     if isinstance(epilogue_args, str) or not isinstance(epilogue_args, Sequence):
         raise TypeError(
             f"epilogue_args is a {type(epilogue_args).__qualname__}; expected a tuple or list of vectors; "
@@ -156,22 +185,26 @@ def checked(
     if target is not None:
         _check_out(target, shape, left, right, vectors)
     device = _common_device([*operands, *vectors], home)
-    if queue is not None and launch.device_count() > 1 and streams.device_of(queue) not in (None, device):
+    if queue is not None and devices.device_count() > 1 and streams.device_of(queue) not in (None, device):
         raise ValueError(
             f"stream belongs to device {streams.device_of(queue)} and the operands lie on device {device}; expected "
             "one device; pass a stream of the operands' device"
         )
-    cc = launch.device_properties(device).cc
-    _check_stage(stage, cc, epilogue)
-    split_products.check_precision(precision, cc)
-    precision = split_products.resolved(precision, m, n, k, cc)
-    if precision != IEEE and k > launch.MAX_K:
-        raise ValueError(f"K is {k} and precision is {precision!r}, which takes up to {launch.MAX_K}; expected less")
+    cc = devices.device_properties(device).cc
+    if stage != "auto":
+        heuristics.resolve(stage, cc)
+    check_precision(precision, cc)
+    precision = resolved(precision, m, n, k, cc)
+    check_takes_epilogue(stage, precision, cc, epilogue)
+    if precision != IEEE and k > MAX_K:
+        raise ValueError(f"K is {k} and precision is {precision!r}, which takes up to {MAX_K}; expected less")
     if alpha == 0 or k == 0 or 0 in shape:
         # Sums without terms: a and b are not read, and alpha = 0 keeps an infinite or NaN alpha out of beta * C.
         alpha, k, left, right = 0.0, 0, left.resized(m, 0), right.resized(0, n)
-    mode = None if k == 0 else MODES.get(precision)
-    return Request(left, right, target, vectors, last_step, shapes, shape, k, alpha, beta, stage, mode, device, queue)
+        stage, precision = (stage if stage in LADDER else "auto"), IEEE
+    return Request(
+        left, right, target, vectors, last_step, shapes, shape, k, alpha, beta, stage, precision, device, queue
+    )
 
 
 def check_size(name: str, shape: tuple[int, ...]) -> None:
@@ -183,33 +216,37 @@ def check_size(name: str, shape: tuple[int, ...]) -> None:
         )
 
 
-def check_precision(precision: Any, stage: str) -> None:
-    """Raise TypeError or ValueError unless this is a precision, and the stage leaves it a choice."""
-    split_products.check_precision(precision)
-    if precision != IEEE and stage != "auto":
-        raise ValueError(
-            f"precision is {precision!r} and stage is {stage!r}, whose arithmetic is float32's; expected one of the "
-            "two; leave out the other"
-        )
-
-
-def _scheduled(cc: tuple[int, int]) -> list[str]:
-    """Names of the stages that take batches and epilogues, on a GPU."""
-    return [stage.name for stage in STAGES.values() if stage.schedule is not None and cc >= stage.min_cc]
-
-
-def _check_stage(stage: Any, cc: tuple[int, int], epilogue: Any) -> None:
+def check_names(stage: Any, precision: Any) -> None:
+    """Raise TypeError or ValueError unless these are a stage and a precision that it computes in."""
     if not isinstance(stage, str):
         raise TypeError(f"stage is a {type(stage).__qualname__}; expected a str; pass 'auto' or the name of a stage")
-    if stage != "auto":
-        heuristics.resolve(stage, cc)
+    check_precision(precision)
+    if stage == "auto":
+        return
+    found = heuristics.resolve(stage, ANY_GPU)
+    if precision == FP32_AUTO:
+        raise ValueError(
+            f"precision is {precision!r} and stage is {stage!r}; expected stage 'auto', which leaves a choice; name "
+            f"the precision, one of {', '.join(found.precisions)}, or leave out the stage"
+        )
+    heuristics.check_stage_precision(found, precision)
+
+
+def _taking_epilogues(precision: str, cc: tuple[int, int]) -> list[str]:
+    """Return the names of the stages that take an epilogue, on a GPU of a compute capability."""
+    found = [stage for stage in STAGES.values() if stage.takes_epilogue and (cc == ANY_GPU or stage.runs_on(cc))]
+    return [stage.name for stage in found if precision == FP32_AUTO or precision in stage.precisions]
+
+
+def check_takes_epilogue(stage: str, precision: str, cc: tuple[int, int], epilogue: Any) -> None:
+    """Raise ValueError if an epilogue is given, and the stage, or the GPU, takes none."""
     if epilogue is None:
         return
-    able = _scheduled(cc)
+    able = _taking_epilogues(precision, cc)
     if not able:
         raise ValueError(
             f"epilogue is given, and this GPU has compute capability {cc[0]}.{cc[1]}; expected a GPU that one of "
-            f"{', '.join(_scheduled(ANY_GPU))} runs on; apply it to the result"
+            f"{', '.join(_taking_epilogues(precision, ANY_GPU))} runs on; apply it to the result"
         )
     if stage != "auto" and stage not in able:
         raise ValueError(
@@ -309,7 +346,7 @@ def _check_out(
 def _common_device(operands: list[Operand], home: int | None = None) -> int:
     places = {operand.name: operand.device for operand in operands if operand.device is not None}
     if not places:
-        return launch.current_device() if home is None else home
+        return devices.current_device() if home is None else home
     if len(set(places.values())) > 1:
         described = ", ".join(f"{name} on device {device}" for name, device in places.items())
         raise ValueError(f"operands lie on several devices: {described}; expected one; copy them to one device")

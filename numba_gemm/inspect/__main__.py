@@ -25,10 +25,11 @@ def parser() -> argparse.ArgumentParser:
         description="Compile a stage without a GPU and print what each of its configurations uses.",
         epilog="shared counts static and dynamic shared memory in bytes a block, local and spills bytes a thread.",
     )
-    made.add_argument("stage", metavar="STAGE", help="a rung of the ladder, such as double_buffered")
+    made.add_argument("stage", metavar="STAGE", help="a stage of either ladder, such as double_buffered")
     made.add_argument(
         "--cc", type=compute_capability, default=(9, 0), metavar="X.Y", help="compute capability (default: 9.0)"
     )
+    made.add_argument("--precision", metavar="NAME", help="of a stage of the tensor cores, such as bf16x6")
     made.add_argument("--config", metavar="NAME", help="only this configuration, such as 128x128x8-8x8")
     made.add_argument("--ptx", action="store_true", help="print the PTX of each")
     made.add_argument("--sass", action="store_true", help="print the SASS of each, and its main loop's instruction mix")
@@ -42,7 +43,8 @@ def parser() -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> None:
     """Print the report; raise ValueError for an unknown stage or configuration."""
-    from ..kernels.ladder import STAGES
+    from ..kernels import STAGES
+    from ..kernels.ladder.stage import LadderStage
     from . import ffma, report
 
     if arguments.stage not in STAGES:
@@ -52,12 +54,14 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.config is not None and arguments.config not in names:
         raise ValueError(f"{stage.name} has no configuration {arguments.config!r}; it has {', '.join(names)}")
     if arguments.ffma:
+        if not isinstance(stage, LadderStage):
+            raise ValueError(f"{stage.name} has no multiply-adds of float32 to count")
         table = list(ffma.rows(stage, arguments.cc, arguments.config))
         print(f"{stage.name} for compute capability {report.dotted(arguments.cc)}, aligned operands")
         print(ffma.as_text(table))
         print(ffma.LEGEND)
         return
-    for index, compiled in enumerate(report.variants(stage, arguments.cc, arguments.config)):
+    for index, compiled in enumerate(report.variants(stage, arguments.cc, arguments.config, arguments.precision)):
         if index:
             print()
         print(f"config: {compiled.label}")

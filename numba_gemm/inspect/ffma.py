@@ -33,7 +33,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..device.outer_product import ORDERS
-from ..kernels.ladder.stage import Stage, TileConfig
+from ..kernels.ladder.stage import LadderStage, TileConfig
 from .report import compiled
 from .sass import Instruction, loops, main_loop
 
@@ -228,14 +228,14 @@ def ffma_stats(instructions: Sequence[Instruction], config: TileConfig) -> FfmaS
     )
 
 
-def orders(stage: Stage, config: TileConfig) -> Iterator[TileConfig]:
+def orders(stage: LadderStage, config: TileConfig) -> Iterator[TileConfig]:
     """Yield a configuration with every order of products that its stage supports, its own order first."""
     yield config
     if stage.ordered:
         yield from (config.replace(order=order) for order in ORDERS if order != config.order)
 
 
-def rows(stage: Stage, cc: tuple[int, int], config_name: str | None = None) -> Iterator[dict[str, Any]]:
+def rows(stage: LadderStage, cc: tuple[int, int], config_name: str | None = None) -> Iterator[dict[str, Any]]:
     """Yield one row per configuration, or of only the named one, and per order, for aligned operands.
 
     ``pandas.DataFrame(rows(stage, (9, 0)))`` has the columns stage, config, order, registers and those of `FfmaStats`.
@@ -246,7 +246,7 @@ def rows(stage: Stage, cc: tuple[int, int], config_name: str | None = None) -> I
                 yield row(stage, config, ordered, cc)
 
 
-def row(stage: Stage, config: TileConfig, ordered: TileConfig, cc: tuple[int, int]) -> dict[str, Any]:
+def row(stage: LadderStage, config: TileConfig, ordered: TileConfig, cc: tuple[int, int]) -> dict[str, Any]:
     """Return one row of `rows`: the name of a configuration, and the analysis of it in another order."""
     made = compiled(stage, ordered, cc)
     order = ordered.order if stage.ordered else "-"

@@ -6,10 +6,15 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
-from ..kernels.ladder.stage import Stage, TileConfig
+from ..gemm.heuristics import check_stage_precision
+from ..gemm.occupancy import LARGE, usual_kernel
+from ..gemm.tensor_heuristics import configs_for
+from ..kernels.stage import IEEE, Stage
+from ..kernels.step import Kernel
 from ..runtime.compiler import Cubin, supported_ccs
-from ..runtime.launch import compile_stage
+from ..runtime.kernel_cache import compile_kernel
 from ..simulator.switch import SIMULATOR
 from .sass import Instruction, Loop, disassemble, functions, instruction_mix, main_loop
 
@@ -22,13 +27,17 @@ class Compiled:
     """One configuration of a stage, compiled for one compute capability."""
 
     stage: Stage
-    config: TileConfig
+    config: Any
     aligned: bool
     cubin: Cubin
+    kernel: Kernel
+    precision: str
 
     @property
     def label(self) -> str:
         """Names of the configuration and the variant."""
+        if self.precision != IEEE:
+            return f"{self.config.name} {self.precision}"
         return f"{self.config.name} {'aligned' if self.aligned else 'unaligned'}"
 
     @property
@@ -39,7 +48,7 @@ class Compiled:
     @property
     def shared(self) -> int:
         """Bytes of shared memory per block, static and dynamic."""
-        return self.cubin.shared + self.config.dynamic_shared
+        return self.cubin.shared + self.kernel.dynamic_shared
 
     @property
     def local(self) -> int:
@@ -82,20 +91,24 @@ class Compiled:
         return instruction_mix(self.loop.instructions) if self.loop else Counter()
 
 
-def compiled(stage: Stage, config: TileConfig, cc: tuple[int, int], aligned: bool = True) -> Compiled:
+def compiled(
+    stage: Stage, config: Any, cc: tuple[int, int], aligned: bool = True, precision: str | None = None
+) -> Compiled:
     """Compile one configuration of a stage as the launcher would on a GPU of this compute capability.
 
     Parameters
     ----------
     stage : Stage
         A stage, from ``numba_gemm.stages()``.
-    config : TileConfig
+    config : TileConfig, WarpgroupConfig or WarpConfig
         One of its configurations.
     cc : (int, int)
         Compute capability, such as (9, 0).
     aligned : bool
         Whether to compile for operands that allow 128-bit accesses. A stage without such accesses still saves address
-        arithmetic.
+        arithmetic. Stages of the tensor-core ladder have one kernel for both.
+    precision : str, optional
+        A precision that the stage computes in. By default its first.
 
     Raises
     ------
@@ -104,24 +117,29 @@ def compiled(stage: Stage, config: TileConfig, cc: tuple[int, int], aligned: boo
     RuntimeError
         under the simulator, or if the compiler's packages are not installed.
     """
-    if cc < stage.min_cc:
-        raise ValueError(
-            f"{stage.name} needs compute capability {dotted(stage.min_cc)} or higher, and {dotted(cc)} was asked for"
-        )
+    if not stage.runs_on(cc):
+        wanted = f"{dotted(stage.min_cc)} or higher" if stage.only_cc is None else dotted(stage.only_cc)
+        raise ValueError(f"{stage.name} needs compute capability {wanted}, and {dotted(cc)} was asked for")
     if not SIMULATOR and cc not in (known := supported_ccs()):
         raise ValueError(
             f"the installed compiler does not know compute capability {dotted(cc)}; it knows "
             f"{', '.join(map(dotted, known))}"
         )
-    return Compiled(stage, config, aligned, compile_stage(stage, config, aligned, cc))
+    named = stage.precisions[0] if precision is None else precision
+    check_stage_precision(stage, named)
+    kernel = usual_kernel(stage, config, named, aligned)
+    return Compiled(stage, config, aligned, compile_kernel(kernel, cc), kernel, named)
 
 
-def variants(stage: Stage, cc: tuple[int, int], config_name: str | None = None) -> Iterator[Compiled]:
-    """Compile a stage's configurations one by one, or only the named one, each for aligned and for any operands."""
-    for config in stage.configs:
+def variants(
+    stage: Stage, cc: tuple[int, int], config_name: str | None = None, precision: str | None = None
+) -> Iterator[Compiled]:
+    """Compile a stage's configurations one by one, or only the named one, for aligned operands and for any."""
+    named = stage.precisions[0] if precision is None else precision
+    for config in configs_for(stage, named, LARGE) if named != IEEE else stage.configs:
         if config_name in (None, config.name):
-            for aligned in (True, False):
-                yield compiled(stage, config, cc, aligned)
+            for aligned in (True, False) if named == IEEE else (True,):
+                yield compiled(stage, config, cc, aligned, named)
 
 
 def dotted(cc: tuple[int, int]) -> str:

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from ..gemm.occupancy import config_of, stage_of
-from ..kernels.ladder import Stage, TileConfig
-from ..kernels.tensor_core import TENSOR_STAGES, TensorStage
-from ..runtime.launch import Matrix, Simulated, simulated
+from ..kernels.ladder import LadderStage, TileConfig
+from ..kernels.stage import Stage
+from ..runtime.launch import Simulated, simulated
+from ..runtime.matrix import Matrix
 from ..simulator import patches
 from ..simulator.switch import SIMULATOR
 
@@ -28,7 +29,7 @@ def _matrix(name: str, array: Any) -> Matrix:
     return Matrix(array.ctypes.data, rows, cols, down, across, 0, array)
 
 
-def _of_stage(stage: Stage, args: Sequence[Any], config: TileConfig | str | None) -> Simulated:
+def _of_stage(stage: LadderStage, args: Sequence[Any], config: TileConfig | str | None) -> Simulated:
     if len(args) != 5:
         raise TypeError(f"a stage takes five arguments (alpha, a, b, beta, c), got {len(args)}")
     alpha, a, b, beta, c = args
@@ -54,8 +55,8 @@ def prepare(
 
     Parameters
     ----------
-    stage_or_kernel : str, Stage or kernel
-        The name of a stage, a `Stage`, a kernel made by ``cuda.jit`` in the simulator, or a Python function.
+    stage_or_kernel : str, LadderStage or kernel
+        The name of a stage, a `LadderStage`, a kernel made by ``cuda.jit`` in the simulator, or a Python function.
     grid, block : int or sequence of one to three int, or None
         Number of blocks, and of threads per block, in the order x, y, z. None takes the stage's own.
     args : sequence
@@ -80,14 +81,14 @@ def prepare(
             "stepping and tracing run kernels as Python, on Numba's simulator: set NUMBA_ENABLE_CUDASIM=1 before "
             "anything imports numba"
         )
-    name = getattr(stage_or_kernel, "name", stage_or_kernel)
-    if isinstance(stage_or_kernel, TensorStage) or (isinstance(stage_or_kernel, str) and name in TENSOR_STAGES):
-        raise NotImplementedError(
-            f"{name} multiplies on tensor cores, and the simulator has no matrix instructions; take one of the ladder's"
-        )
     if isinstance(stage_or_kernel, str):
         stage_or_kernel = stage_of(stage_or_kernel)
-    if isinstance(stage_or_kernel, Stage):
+    if isinstance(stage_or_kernel, Stage) and stage_or_kernel.test_config is None:
+        raise NotImplementedError(
+            f"{stage_or_kernel.name} multiplies on tensor cores, and the simulator has no matrix instructions; take "
+            "one of the ladder's"
+        )
+    if isinstance(stage_or_kernel, LadderStage):
         made = _of_stage(stage_or_kernel, args, config)
         shared = made.dynamic_shared if dynamic_shared is None else dynamic_shared
         blocks, threads = (made.grid if grid is None else grid), (made.block if block is None else block)

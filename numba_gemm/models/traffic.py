@@ -27,7 +27,7 @@ from . import requests
 from .roofline import FLOAT32_BYTES, gemm_bytes, gemm_flops
 
 if TYPE_CHECKING:
-    from ..kernels.ladder.stage import Stage, TileConfig
+    from ..kernels.ladder.stage import LadderStage, TileConfig
 
 __all__ = [
     "Ceilings",
@@ -431,7 +431,7 @@ class Traffic:
     passes: int
 
 
-def traffic(stage: Stage, config: TileConfig, m: int, n: int, k: int, *, in_l2: bool = False) -> Traffic:
+def traffic(stage: LadderStage, config: TileConfig, m: int, n: int, k: int, *, in_l2: bool = False) -> Traffic:
     """Count the traffic of a stage for an (m, k) by (k, n) product, without partial sums that blocks exchange.
 
     Parameters
@@ -567,7 +567,7 @@ class Prediction:
 
 
 def predict(
-    stage: Stage,
+    stage: LadderStage,
     config: TileConfig,
     m: int,
     n: int,

@@ -1,7 +1,6 @@
 """Compile kernels with Numba-CUDA's private interfaces; the one module that touches them outside of the simulator.
 
-A kernel becomes a cubin for any compute capability, with or without a GPU. Arguments are packed as the compiled code
-expects them.
+A kernel becomes a cubin for any compute capability, with or without a GPU.
 
 Private interfaces that are used, and what breaks if they change:
 
@@ -17,12 +16,10 @@ Private interfaces that are used, and what breaks if they change:
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import functools
 import re
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,7 +88,7 @@ _PTX_PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.[busf](\d+)\s")
 
 
 def _parameter_sizes(signature: Sequence[Any]) -> list[int] | None:
-    """Return the bytes of each parameter as `KernelArguments` packs them, None if it does not know some type."""
+    """Return the bytes of each parameter as `runtime.frame` packs them, None if it does not know some type."""
     from numba.cuda import types
 
     from ..device.matrix import MatrixType
@@ -377,69 +374,3 @@ def result_type(function: Any, signature: Sequence[Any], cc: tuple[int, int]) ->
         function = getattr(function, "py_func", function)
         _, result = cuda.compile_ptx(function, tuple(signature), device=True, cc=full_cc, debug=False)
     return result
-
-
-# ------------------------------------------------------------------------------------------------ packing arguments
-
-
-def array_words(pointer: int, rows: int, cols: int, row_stride: int, col_stride: int) -> tuple[int, ...]:
-    """Return the nine words to which Numba flattens a 2-D float32 array; extents in elements, strides in bytes."""
-    # The first two would own the memory and name the Python object behind it; a kernel uses neither.
-    return (0, 0, rows * cols, 4, pointer, rows, cols, row_stride, col_stride)
-
-
-@functools.cache
-def _layout(kinds: tuple[int, ...], moving: tuple[int, ...]) -> tuple[tuple[int, ...], struct.Struct, struct.Struct]:
-    """Lay parameters out: floats (0 words) and 64-bit words.
-
-    Returns the words in the order in which they lie in memory, those that move first; what packs them all and then the
-    address of each; and what packs those that move.
-    """
-    formats = [form for words in kinds for form in (["q"] * words if words else ["f4x"])]
-    order = (*moving, *(word for word in range(len(formats)) if word not in moving))
-    everything = struct.Struct("=" + "".join(formats[word] for word in order) + f"{len(order)}Q")
-    return order, everything, struct.Struct("=" + "".join(formats[word] for word in moving))
-
-
-class KernelArguments:
-    """The `kernelParams` of `cuLaunchKernel`, kept alive as long as this object.
-
-    Parameters
-    ----------
-    values : sequence
-        In the kernel's order: a number for a float32; a tuple of integers for what is passed as 64-bit words. A
-        `matrix.MatrixType` is (address of element (0, 0), rows, cols, row stride, column stride), with extents in
-        elements and strides in bytes, which may be 0 or negative; `array_words` makes a Numba array's.
-    moving : sequence of int, optional
-        Those numbers and words, counted through all values, that differ from launch to launch.
-
-    Attributes
-    ----------
-    address : int
-        Address of the array of pointers to the parameters, the `void**` that the driver takes.
-    move : callable
-        Takes new values for the words that move, in the order of `moving`.
-    """
-
-    def __init__(self, values: Sequence[float | tuple[int, ...]], moving: Sequence[int] = ()) -> None:
-        # One buffer for all: an object for each parameter would take longer than the driver takes to launch.
-        kinds: list[int] = []
-        flat: list[float] = []
-        for value in values:
-            if isinstance(value, tuple):
-                kinds.append(len(value))
-                flat += value
-            else:
-                kinds.append(0)
-                flat.append(value)
-        order, everything, movable = _layout(tuple(kinds), tuple(moving))
-        self._buffer = ctypes.create_string_buffer(everything.size)
-        start, self._count = ctypes.addressof(self._buffer), len(flat)
-        self.address: int = start + 8 * self._count
-        places = {word: start + 8 * place for place, word in enumerate(order)}
-        pointers = (places[word] for word in range(self._count))
-        everything.pack_into(self._buffer, 0, *(flat[word] for word in order), *pointers)
-        self.move: Callable[..., None] = functools.partial(movable.pack_into, self._buffer, 0)
-
-    def __len__(self) -> int:
-        return self._count

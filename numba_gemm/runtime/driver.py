@@ -20,7 +20,7 @@ from cuda.bindings import driver
 from ..simulator.probe import driver_error
 
 if TYPE_CHECKING:
-    from .compiler import Cubin, KernelArguments
+    from .compiler import Cubin
 
 
 class GpuUnavailable(RuntimeError):
@@ -109,6 +109,14 @@ def load_kernel(cubin: Cubin, device: int, dynamic_shared: int = 0) -> int:
     return _loaded.setdefault(key, int(handle))
 
 
+def launch_kernel(
+    kernel: Any, grid: tuple[int, int, int], block: tuple[int, int, int], shared: int, stream: int, words: Any
+) -> None:
+    """Launch a kernel of its own: `words` are its parameters, floats as float32 and integers of 64 bits."""
+    types = tuple(ctypes.c_float if isinstance(word, float) else ctypes.c_longlong for word in words)
+    call(driver.cuLaunchKernel, kernel, *grid, *block, shared, stream, (tuple(words), types), 0)
+
+
 @contextmanager
 def relaxed_capture() -> Iterator[None]:
     """Let this thread do what would otherwise break a capture that another thread, or itself, has begun."""
@@ -145,82 +153,3 @@ def raw(name: str) -> Any:
         raise RuntimeError(f"this driver has no {name}; expected a driver of CUDA 12 or later; install one")
     # Not PYFUNCTYPE: a launch waits where too many are pending, and others must be able to run meanwhile.
     return ctypes.CFUNCTYPE(ctypes.c_int)(address)
-
-
-class _LaunchConfig(ctypes.Structure):
-    """The driver's ``CUlaunchConfig``."""
-
-    _fields_ = [
-        ("grid", ctypes.c_uint * 3),
-        ("block", ctypes.c_uint * 3),
-        ("shared", ctypes.c_uint),
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.c_void_p),
-        ("attribute_count", ctypes.c_uint),
-    ]
-
-
-class _LaunchAttribute(ctypes.Structure):
-    """The driver's ``CUlaunchAttribute``, of a value that is an int."""
-
-    _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_int * 16)]
-
-
-class Frame:
-    """A launch of a kernel on a device, laid out as the driver reads it; for one thread at a time.
-
-    The driver has copied the parameters when a launch returns, so the frame may serve the next one. An `overlapping`
-    kernel may start before the one before it on the stream has ended (`device.grid_order`).
-    """
-
-    __slots__ = (
-        "_arguments",
-        "_attribute",
-        "_config",
-        "_context",
-        "_current",
-        "_current_place",
-        "_enqueue",
-        "_get_current",
-        "_kernel",
-        "_move",
-        "_no_extra",
-        "_parameters",
-        "_place",
-        "_stream",
-    )
-
-    def __init__(
-        self,
-        device: int,
-        kernel: int,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        shared: int,
-        arguments: KernelArguments,
-        overlapping: bool = False,
-    ) -> None:
-        self._arguments, self._move = arguments, arguments.move
-        self._config, self._stream = _LaunchConfig(grid, block, shared), 0
-        if overlapping:
-            serialization = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            self._attribute = _LaunchAttribute(int(serialization), b"", (1,))
-            self._config.attributes = ctypes.addressof(self._attribute)
-            self._config.attribute_count = 1
-        self._place, self._kernel = ctypes.c_void_p(ctypes.addressof(self._config)), ctypes.c_void_p(kernel)
-        self._parameters, self._no_extra = ctypes.c_void_p(arguments.address), ctypes.c_void_p(None)
-        self._context, self._current = int(primary_context(device)), ctypes.c_void_p(None)
-        self._current_place = ctypes.c_void_p(ctypes.addressof(self._current))
-        self._enqueue, self._get_current = raw("cuLaunchKernelEx"), raw("cuCtxGetCurrent")
-
-    def in_context(self) -> bool:
-        """Whether the device's context is current in this thread."""
-        return not self._get_current(self._current_place) and self._current.value == self._context
-
-    def launch(self, stream: int, *values: float) -> None:
-        """Enqueue the kernel on a stream, in the device's context, with new values for the parameters that move."""
-        self._move(*values)
-        if stream != self._stream:
-            self._config.stream = self._stream = stream
-        if status := self._enqueue(self._place, self._kernel, self._parameters, self._no_extra):
-            raise failure("cuLaunchKernelEx", status)

@@ -16,9 +16,9 @@ from numba import types
 
 from ..simulator.switch import SIMULATOR, device_function
 from . import compiler
-from .fingerprint import fingerprint, frozen
+from .fingerprint import Guard, fingerprint, frozen, guard
 
-__all__ = ["check_result", "prepared"]
+__all__ = ["check_result", "identity", "prepared"]
 
 EXPECTED = (
     "expected a Python function, or one made by @cuda.jit(device=True), that takes (value, row, column, "
@@ -76,6 +76,36 @@ def prepared(epilogue: Any, vectors: int) -> Callable[..., Any]:
             copy = frozen(given)
             _made[known] = _checking(copy) if SIMULATOR else copy if jitted else device_function(copy)
         return _made[known]
+
+
+# Guards of functions that were looked at, by the identity of their code, or of the object that `cuda.jit` made. One of
+# several that differ in a global has a guard for each of its last values.
+_guards: dict[int, list[Guard]] = {}
+MAX_GUARDS = 4
+
+
+def identity(epilogue: Any) -> tuple[Any, ...] | None:
+    """Return what tells an epilogue from all others, without describing its content; None if only that can tell.
+
+    Two epilogues of equal identity have equal content: the same code, equal numbers in defaults and closure, and the
+    very objects in globals that were found when the identity was first given.
+    """
+    function = getattr(epilogue, "py_func", epilogue)
+    if type(function) is not FunctionType:
+        return None
+    code = function.__code__
+    known = _guards.get(id(code))
+    if known is not None:
+        for one in known:
+            if one.function_is(epilogue, function) and one.holds():
+                return one.identity(function)
+    made = guard(epilogue)
+    if made is None:
+        return None
+    if len(_guards) >= MAX_MADE:
+        _guards.clear()
+    _guards[id(code)] = [*(known or [])[-MAX_GUARDS + 1 :], made]
+    return made.identity(function)
 
 
 def _checking(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -17,7 +18,7 @@ from numba import cuda, types
 
 from . import compiler
 
-__all__ = ["Part", "fingerprint", "frozen"]
+__all__ = ["Guard", "Part", "fingerprint", "frozen", "guard"]
 
 Part = None | bool | int | float | str | bytes | tuple["Part", ...]
 
@@ -219,3 +220,140 @@ def _fill(copy: FunctionType, function: FunctionType, made: dict[Any, Any]) -> N
     for cell, original in zip(copy.__closure__ or (), function.__closure__ or ()):
         if _is_filled(original):
             cell.cell_contents = _copy(original.cell_contents, names, made)
+
+
+# -------------------------------------------------------------------------------------------------------------- guards
+
+_MISSING = object()
+_NUMBERS = (bool, int, float, complex, str, bytes, type(None))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Guard:
+    """Quick test that what a function finds outside is still the same, for functions whose content can be told.
+
+    Attributes
+    ----------
+    epilogue : object
+        The function, or what `cuda.jit` made of it.
+    code : code
+        Its code.
+    space : dict
+        Its globals.
+    found : tuple of (dict, str, object)
+        Names in globals of functions and in modules, and the objects found there.
+    functions : tuple of (function, code, defaults, keyword defaults)
+        Other functions that it calls.
+    cells : tuple of (cell, object)
+        Closures of these other functions.
+    """
+
+    epilogue: Any
+    code: CodeType
+    space: dict[str, Any]
+    found: tuple[tuple[dict[str, Any], str, Any], ...]
+    functions: tuple[tuple[FunctionType, CodeType, Any, Any], ...]
+    cells: tuple[tuple[CellType, Any], ...]
+
+    def function_is(self, epilogue: Any, function: FunctionType) -> bool:
+        """Whether a function has this code and these globals; what `cuda.jit` made must be the very object."""
+        if function.__code__ is not self.code or function.__globals__ is not self.space:
+            return False
+        return epilogue is self.epilogue or (epilogue is function and type(self.epilogue) is FunctionType)
+
+    def holds(self) -> bool:
+        """Whether everything that was found is still there."""
+        for space, name, value in self.found:
+            if space.get(name, _MISSING) is not value:
+                return False
+        for function, code, defaults, named in self.functions:
+            if function.__code__ is not code or function.__defaults__ is not defaults:
+                return False
+            if function.__kwdefaults__ is not named:
+                return False
+        return all(_is_filled(cell) and cell.cell_contents is value for cell, value in self.cells)
+
+    def identity(self, function: FunctionType) -> tuple[Any, ...] | None:
+        """Return this guard with the function's own numbers; None if it has something else."""
+        cells = function.__closure__
+        values: Any = function.__defaults__
+        if cells is not None:
+            try:
+                values = values, tuple(cell.cell_contents for cell in cells)
+            except ValueError:  # an empty cell
+                return None
+        if values is None:
+            return (self,)
+        return (self, repr(values)) if function.__kwdefaults__ is None and _are_numbers(values) else None
+
+
+def _are_numbers(value: Any) -> bool:
+    """Whether a value is a number, string or None, or a tuple of these, which its representation describes."""
+    return all(map(_are_numbers, value)) if type(value) is tuple else type(value) in _NUMBERS
+
+
+def guard(epilogue: Any) -> Guard | None:
+    """Return a guard for a function, or for what `cuda.jit` made of one; None if its content is not guarded.
+
+    Not guarded are functions whose content `fingerprint` cannot tell, and those that find something that can change in
+    place, such as an array.
+    """
+    if fingerprint(epilogue) is None:
+        return None
+    function = getattr(epilogue, "py_func", epilogue)
+    walk = _Walk()
+    names = _names(function.__code__)
+    if not walk.globals_of(function, names):
+        return None
+    return Guard(
+        epilogue,
+        function.__code__,
+        function.__globals__,
+        tuple(walk.found.values()),
+        tuple(walk.functions.values()),
+        tuple(walk.cells),
+    )
+
+
+class _Walk:
+    """Visit everything that `fingerprint` describes, and note where each object was found."""
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = {}
+        self.functions: dict[int, tuple[FunctionType, CodeType, Any, Any]] = {}
+        self.cells: list[tuple[CellType, Any]] = []
+
+    def globals_of(self, function: FunctionType, names: frozenset[str]) -> bool:
+        return self._names_in(function.__globals__, names)
+
+    def _names_in(self, space: dict[str, Any], names: frozenset[str]) -> bool:
+        for name in names:
+            if (id(space), name) not in self.found:
+                value = space.get(name, _MISSING)
+                self.found[id(space), name] = space, name, value
+                if value is not _MISSING and not self._value(value, names):
+                    return False
+        return True
+
+    def _value(self, value: Any, names: frozenset[str]) -> bool:
+        """Visit a value; whether it, and all that it leads to, cannot change unnoticed."""
+        if _are_numbers(value) or isinstance(value, types.Type) or _member(value) is not None:
+            return True
+        if isinstance(value, np.generic) and not isinstance(value, np.void):
+            return True
+        if type(value) is tuple:
+            return all(self._value(part, names) for part in value)
+        if isinstance(value, ModuleType):
+            return _is_known(value.__name__) or self._names_in(vars(value), names)
+        function = value if isinstance(value, FunctionType) else getattr(value, "py_func", None)
+        if not isinstance(function, FunctionType) or (function is not value and _options(value) is None):
+            return False
+        if id(function) in self.functions:
+            return True
+        self.functions[id(function)] = function, function.__code__, function.__defaults__, function.__kwdefaults__
+        for cell in function.__closure__ or ():
+            if not _is_filled(cell) or not self._value(cell.cell_contents, _names(function.__code__)):
+                return False
+            self.cells.append((cell, cell.cell_contents))
+        defaults = function.__defaults__ is None or self._value(function.__defaults__, names)
+        return defaults and not function.__kwdefaults__ and self.globals_of(function, _names(function.__code__))

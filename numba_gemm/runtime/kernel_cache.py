@@ -21,8 +21,8 @@ import time
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, replace
-from functools import cache
+from dataclasses import asdict, fields, is_dataclass
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -31,14 +31,15 @@ from cuda.bindings import driver
 from cuda.pathfinder import load_nvidia_dynamic_lib
 from numba.core import config as numba_config
 
-from ..kernels import ladder
-from ..kernels.ladder import STAGES
-from ..kernels.ladder.stage import Form, Stage, TileConfig
-from .compiler import Cubin
+from ..kernels import STAGES
+from ..kernels.step import Kernel
+from ..kernels.tensor_core.stage import build_decompose, build_row_maxima
+from . import epilogue as epilogues
+from .compiler import Cubin, compile_cubin
 from .fingerprint import Part, fingerprint
 from .private_files import CacheWarning, PrivateDirectory, Refused, warn_once
 
-__all__ = ["CacheWarning", "clear_cache", "directory", "fetch", "fetch_named", "key", "name_of"]
+__all__ = ["CacheWarning", "clear_cache", "compile_kernel", "directory", "fetch", "fetch_named", "key", "name_of"]
 
 FORMAT = 1  # of a file; another one gives every kernel another name
 OFF = {"", "0", "false", "no", "none", "off"}  # values of NUMBA_GEMM_CACHE_DIR, in lower case
@@ -55,7 +56,6 @@ SOURCE_PATTERNS = (
     "simulator/switch.py",
     "kernels/**/*.py",
     "runtime/*.py",
-    "gemm/*_products.py",
 )
 PACKAGES = ("numba", "numba-cuda", "llvmlite", "numpy", "cuda-bindings", "cuda-core")
 # Libraries of the compiler, and the packages that they come in, if they do not come with a toolkit.
@@ -170,46 +170,54 @@ def _checked(part: Any) -> Part:
     )
 
 
-def _is_packaged(stage: Stage) -> bool:
-    """Whether the sources that are hashed say what a stage is: it is one of the ladder, in whatever configurations."""
-    known = STAGES.get(stage.name)
-    if known is None or not stage.build.__module__.startswith(f"{ladder.__name__}."):
-        return False
-    return known == replace(stage, summary=known.summary, configs=known.configs, test_config=known.test_config)
+# The functions of this package that build kernels: the sources that are hashed determine what they build.
+BUILDS = {build_decompose, build_row_maxima, *(stage.build for stage in STAGES.values())}
 
 
-def _form(form: bool | Form) -> Part:
-    """A form in values; None if an epilogue cannot be told from another."""
-    if not isinstance(form, Form):
-        return bool(form)
-    epilogue = None if form.epilogue is None else fingerprint(form.epilogue)
-    if form.epilogue is not None and epilogue is None:
+class _Unknown(Exception):
+    """Something that cannot be told from another of its kind."""
+
+
+def _described(value: Any) -> Part:
+    """Return a configuration or variant as values; raises `_Unknown` for an epilogue that cannot be told."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return type(value).__name__, tuple((one.name, _described(getattr(value, one.name))) for one in fields(value))
+    if isinstance(value, tuple):
+        return tuple(map(_described, value))
+    if callable(value):
+        if (found := fingerprint(value)) is None:
+            raise _Unknown
+        return found
+    return _checked(value)
+
+
+def key(kernel: Kernel, cc: tuple[int, int], extra: tuple[Any, ...] = ()) -> str | None:
+    """Return the name of a kernel: a hash of all that shapes its code; None if that cannot be told.
+
+    `extra` may hold numbers, strings, bytes, None and tuples of them, which shape the code as well.
+    """
+    extra = tuple(map(_checked, extra))
+    if kernel.build not in BUILDS:
         return None
-    return form.a, form.b, form.c_aligned, form.vectors, epilogue
+    try:
+        config, variant = _described(kernel.config), _described(kernel.variant)
+    except _Unknown:
+        return None
+    return name_of(kernel.name, config, variant, kernel.whole_program, tuple(cc), extra)
 
 
-def key(
-    stage: Stage, config: TileConfig, form: bool | Form, cc: tuple[int, int], extra: tuple[Any, ...] = ()
-) -> str | None:
-    """Return the name of a kernel: a hash of all that shapes its code, None if that cannot be told.
-
-    Parameters
-    ----------
-    stage, config, form, cc
-        What is compiled, as for `launch.compile_stage`.
-    extra : tuple
-        What else shapes the code: numbers, strings, bytes, None, and tuples of them.
+def compile_kernel(kernel: Kernel, cc: tuple[int, int]) -> Cubin:
+    """Compile a kernel for a compute capability; needs no GPU.
 
     Raises
     ------
     TypeError
-        if `extra` has anything else in it.
+        for an epilogue that does not compile, or returns no real number.
     """
-    extra = tuple(map(_checked, extra))
-    described = _form(form)
-    if described is None or not _is_packaged(stage):
-        return None
-    return name_of(stage.name, tuple(sorted(asdict(config).items())), described, tuple(cc), extra)
+    if kernel.epilogue is not None:
+        epilogues.check_result(kernel.epilogue, kernel.vectors, cc)
+    built, signature = kernel.build(kernel.config, kernel.variant), kernel.signature(kernel.variant)
+    return compile_cubin(built, signature, cc, name=kernel.name, whole_program=kernel.whole_program)
 
 
 def name_of(*parts: Part) -> str | None:
@@ -291,28 +299,13 @@ def _prune(place: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def fetch(
-    compile_kernel: Callable[[], Cubin],
-    stage: Stage,
-    config: TileConfig,
-    form: bool | Form,
-    cc: tuple[int, int],
-    extra: tuple[Any, ...] = (),
-) -> tuple[Cubin, bool]:
-    """Return a kernel, and whether it came from the cache; if it did not, it is compiled and kept.
+def fetch(kernel: Kernel, cc: tuple[int, int]) -> tuple[Cubin, bool]:
+    """Return a compiled kernel, and whether it came from the cache; otherwise it is compiled and kept.
 
-    Safe from several threads and processes, which at worst compile the same kernel. A stage that is not of this
-    package's ladder is compiled each time, and so is one with an epilogue that finds more than `fingerprint` can name,
-    since nothing tells whether it is still the same.
-
-    Parameters
-    ----------
-    compile_kernel : callable
-        Compiles it. What it raises, this raises.
-    stage, config, form, cc, extra
-        What it compiles, as for `key`.
+    Safe from several threads and processes, which at worst compile the same kernel. Kernels of other packages' stages
+    are compiled each time, and so are kernels with an epilogue that finds more than `fingerprint` can describe.
     """
-    return fetch_named(compile_kernel, key(stage, config, form, cc, extra))
+    return fetch_named(partial(compile_kernel, kernel, cc), key(kernel, cc))
 
 
 def kept(name: tuple[Part, ...] | None, compile_kernel: Callable[[], Cubin]) -> Cubin:

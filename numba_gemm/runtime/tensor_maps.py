@@ -1,9 +1,8 @@
-"""Tensor maps: what the hardware that copies boxes of a matrix is told of it (`device.tensor_map`).
+"""Tensor maps: descriptions of matrices for the hardware that copies boxes of them (`device.tensor_map`).
 
-A map is 128 bytes in the device's memory, made by the driver from an address, extents, strides and the box that a copy
-brings. It depends on nothing else, so one that was made once serves whenever the same matrix comes again, and is never
-written anew: launches, and graphs, may refer to it at any time. So that memory does not grow without end, so many are
-kept, and no more are made.
+A map is 128 bytes in device memory, which the driver encodes from an address, extents, strides and the box that a copy
+brings. It depends on nothing else, so it serves every product of the same matrix and is never overwritten: launches and
+graphs may refer to it at any time. The number of maps is limited, so that memory does not grow without end.
 """
 
 from __future__ import annotations
@@ -12,93 +11,83 @@ from typing import Any
 
 from cuda.bindings import driver
 
-from ..models.roofline import FLOAT32_BYTES
+from ..kernels.product import FLOAT32_BYTES, Layout
+from ..kernels.step import MapOf
 from .driver import call, failure, relaxed_capture
-from .launch import Matrix
 
 MAP_BYTES = 128
-PAGE = 512  # maps that memory is allocated for at a time
-MOST = 1 << 16  # of a device: 8 MiB
-UNIT = 16  # bytes, of which addresses and strides are multiples
-STRIDE_END = 1 << 40
-
-_places: dict[tuple[int, ...], int] = {}
-_free: dict[int, list[int]] = {}
-_made: dict[int, int] = {}
-_streams: dict[int, Any] = {}
+PAGE = 512  # maps for which memory is allocated at a time
+MAX_MAPS = 1 << 16  # per device: 8 MiB
+UNIT = 16  # bytes; strides of a map are multiples
 
 
-def describable(matrix: Matrix, step: int = 0) -> bool:
-    """Whether a tensor map can describe a matrix whose rows are contiguous, and others that many bytes further on."""
-    return (
-        step % UNIT == 0
-        and 0 <= step < STRIDE_END
-        and matrix.col_stride == FLOAT32_BYTES
-        and min(matrix.rows, matrix.cols) > 0
-        and matrix.pointer % UNIT == 0
-        and (matrix.rows == 1 or _regular(matrix))
-    )
+class TensorMaps:
+    """Tensor maps of one device, whose context is current in every call; safe from several threads."""
 
+    def __init__(self) -> None:
+        self._places: dict[tuple[int, MapOf], int] = {}
+        self._free: list[int] = []
+        self._count = 0
+        self._stream: Any = None
 
-def _regular(matrix: Matrix) -> bool:
-    """Whether rows are so far apart as a map can say, and do not overlap."""
-    return matrix.row_stride % UNIT == 0 and FLOAT32_BYTES * matrix.cols <= matrix.row_stride < STRIDE_END
+    def place(self, pointer: int, wanted: MapOf) -> int | None:
+        """Return the address of the map of a matrix at `pointer`; None if there is no room, or no such map.
 
+        A copy brings a box of up to 256 rows and 32 columns, whose elements it rounds to TF32, to nearest; 16-byte
+        chunks of a row of 128 bytes are exchanged by XOR with the row modulo 8.
+        """
+        key = pointer, wanted
+        found = self._places.get(key)
+        if found is None:
+            # Atomic operations without a lock: another thread, or a finaliser, may come here too.
+            own = self._next_place()
+            if own is None:
+                return None
+            try:
+                encoded = _encode(pointer, wanted)
+                if encoded is not None:
+                    self._write(own, encoded)
+                    found = self._places.setdefault(key, own)
+            finally:
+                if found != own:
+                    self._free.append(own)
+        return found
 
-def place(matrix: Matrix, box_rows: int, box_cols: int, matrices: int = 1, step: int = 0) -> int | None:
-    """Address of the map of a `describable` matrix, or of several; None if there is no place for it, or no such map.
-
-    The device's context is current. A copy brings a box of so many rows, up to 256, and columns, up to 32, of which it
-    rounds the elements to TF32, to nearest; 16-byte chunks of a row of 128 bytes are exchanged by XOR with the row
-    modulo 8.
-    """
-    if step == 0:
-        matrices = 1  # all are this one
-    key = (matrix.device, *matrix.packed[:4], box_rows, box_cols, matrices, step)
-    found = _places.get(key)
-    if found is None:
-        # In steps that are one each, without a lock: another thread, or a finaliser, may come here too.
-        own = _next_place(matrix.device)
-        if own is None:
-            return None
+    def _next_place(self) -> int | None:
         try:
-            encoded = _encode(matrix, box_rows, box_cols, matrices, step)
-            if encoded is not None:
-                _write(matrix.device, own, encoded)
-                found = _places.setdefault(key, own)
-        finally:
-            if found != own:
-                _free[matrix.device].append(own)
-    return found
+            return self._free.pop()
+        except IndexError:
+            pass
+        if self._count >= MAX_MAPS:
+            return None
+        with relaxed_capture():
+            status, page = driver.cuMemAlloc(PAGE * MAP_BYTES)
+        if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+            return None
+        if status != driver.CUresult.CUDA_SUCCESS:
+            raise failure("cuMemAlloc", status)
+        self._count += PAGE
+        self._free += range(int(page) + MAP_BYTES, int(page) + PAGE * MAP_BYTES, MAP_BYTES)
+        return int(page)
+
+    def _write(self, place: int, data: bytes) -> None:
+        with relaxed_capture():
+            if self._stream is None:
+                # A stream that no other waits for and that is never captured.
+                self._stream = call(driver.cuStreamCreate, int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
+            call(driver.cuMemcpyHtoDAsync, place, data, len(data), self._stream)
+            call(driver.cuStreamSynchronize, self._stream)
 
 
-def _next_place(device: int) -> int | None:
-    free = _free.setdefault(device, [])
-    try:
-        return free.pop()
-    except IndexError:
-        pass
-    if _made.get(device, 0) >= MOST:
-        return None
-    with relaxed_capture():
-        status, page = driver.cuMemAlloc(PAGE * MAP_BYTES)
-    if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
-        return None
-    if status != driver.CUresult.CUDA_SUCCESS:
-        raise failure("cuMemAlloc", status)
-    _made[device] = _made.get(device, 0) + PAGE
-    free += range(int(page) + MAP_BYTES, int(page) + PAGE * MAP_BYTES, MAP_BYTES)
-    return int(page)
-
-
-def _encode(matrix: Matrix, box_rows: int, box_cols: int, matrices: int, step: int) -> bytes | None:
-    """The map; None if the driver refuses to make it."""
-    row_bytes = matrix.row_stride if matrix.rows > 1 else -(-FLOAT32_BYTES * matrix.cols // UNIT) * UNIT
+def _encode(pointer: int, wanted: MapOf) -> bytes | None:
+    """Return the map; None if the driver refuses to make it."""
+    layout, (box_rows, box_cols), step = wanted.layout, wanted.box, wanted.step
+    row_bytes = _row_bytes(layout)
     status, made = driver.cuTensorMapEncodeTiled(
         driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_TFLOAT32,
         3,
-        matrix.pointer,
-        [driver.cuuint64_t(extent) for extent in (matrix.cols, matrix.rows, matrices)],
+        pointer,
+        [driver.cuuint64_t(extent) for extent in (layout.cols, layout.rows, wanted.matrices if step else 1)],
         [driver.cuuint64_t(stride) for stride in (row_bytes, step or row_bytes)],
         [driver.cuuint32_t(extent) for extent in (box_cols, box_rows, 1)],
         [driver.cuuint32_t(1)] * 3,
@@ -114,12 +103,6 @@ def _encode(matrix: Matrix, box_rows: int, box_cols: int, matrices: int, step: i
     return b"".join(int(word).to_bytes(8, "little") for word in made.opaque)
 
 
-def _write(device: int, place: int, data: bytes) -> None:
-    with relaxed_capture():
-        own = _streams.get(device)
-        if own is None:
-            # Which no other waits for and which is never captured.
-            own = call(driver.cuStreamCreate, int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
-            _streams[device] = own
-        call(driver.cuMemcpyHtoDAsync, place, data, len(data), own)
-        call(driver.cuStreamSynchronize, own)
+def _row_bytes(layout: Layout) -> int:
+    """Return the row stride; of a single row, one that a map allows."""
+    return layout.row_stride if layout.rows > 1 else -(-FLOAT32_BYTES * layout.cols // UNIT) * UNIT

@@ -1,16 +1,16 @@
-"""Device memory that kernels share partial sums in: one workspace a stream, and one a stream of a graph.
+"""Device memory for the launches of products: workspaces, one per stream, and memory leased to one call.
 
-Launches of one stream follow each other, so they may use the same memory. A graph may be replayed at any time, beside
-the stream that it was captured from, so what is captured uses memory that nothing else does. (Several executable graphs
-made of one captured graph share it: they must not run at once.) A workspace grows, by doubling at the least, and is
-never freed: launches that are still pending may use the smaller ones, which together are no larger than the last. So
-memory grows with the streams that were ever used, the default streams of threads that multiply NumPy arrays included: a
-program that makes many is better off with few that it keeps.
+Launches on one stream follow each other, so they may use the same memory. A graph may be replayed at any time, beside
+the stream from which it was captured, so captured launches use memory of their own. (Several executable graphs made
+from one captured graph share it and must not run at the same time.)
 
-Behind the workspace lie counters, 32-bit words that are 0 before the first launch and that every kernel leaves at 0.
+A workspace is for products of one launch. It grows, at least to twice its size, and is never freed: pending launches
+may use the smaller ones, whose total size is at most that of the last. So memory grows with the number of streams that
+were ever used, including the default streams of threads. Behind a workspace lie counters, 32-bit words that are 0
+before the first launch and that every kernel leaves at 0.
 
-What takes several launches borrows a `Loan` instead: memory that no other call gets until all of its launches are
-enqueued, from whichever threads they come. After that the stream's order keeps them apart, and the next may have it.
+A product of several launches leases memory: no other call gets it until all of these launches are enqueued, whichever
+thread they come from. Afterwards the order of the stream separates them, and the next call may have it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PER_THREAD = (0, 2)  # handles that mean another stream in every thread
 
 
 def total_bytes(size: int, counters: int) -> int:
-    """Bytes of a workspace with its counters."""
+    """Return the bytes of a workspace with its counters."""
     return _rounded(size) + COUNTER_BYTES * counters
 
 
@@ -40,7 +40,7 @@ def _rounded(size: int) -> int:
 
 @dataclass(frozen=True)
 class Workspace:
-    """Memory of `size` bytes, and behind it so many counters."""
+    """Memory of `size` bytes, followed by `counters` counters."""
 
     pointer: int
     size: int
@@ -57,78 +57,77 @@ class Workspace:
 
 
 @dataclass(frozen=True)
-class Loan:
-    """Memory of `size` bytes that belongs to one call, until it is given back."""
+class Lease:
+    """Memory of `size` bytes that belongs to one call until it is released."""
 
     pointer: int
     size: int
-    key: tuple[int, int, int]
+    key: tuple[int, int]
 
 
-_lock = threading.Lock()
-_free: dict[tuple[int, int, int], list[Loan]] = {}
-_workspaces: dict[tuple[int, int, int], Workspace] = {}
+class Workspaces:
+    """Workspaces and leased memory of one device, whose context is current in every call; safe from several threads."""
 
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # Both by a stream's identity and its capture: handles come back after a stream's end, and one handle means
+        # another default stream in every thread.
+        self._workspaces: dict[tuple[int, int], Workspace] = {}
+        self._free: dict[tuple[int, int], list[Lease]] = {}
 
-def reserve(device: int, stream: int, size: int, counters: int) -> tuple[int, int]:
-    """Addresses of a workspace and of its counters, for launches on a stream of the current device.
+    def reserve(self, stream: int, size: int, counters: int) -> tuple[int, int]:
+        """Return the addresses of the stream's workspace and of its counters, which it enlarges if necessary."""
+        key = _identity(stream)
+        found = self._workspaces.get(key)
+        if found is None or not found.holds(size, counters):
+            with self._lock:
+                found = self._workspaces.get(key)
+                if found is None or not found.holds(size, counters):
+                    found = self._workspaces[key] = _allocate(size, counters, found)
+        return found.words
 
-    A workspace belongs to (device, stream, capture), where a stream counts by the driver's identity of it: handles come
-    back after a stream's end, and one handle means another default stream in every thread.
-    """
-    key = (device, *_identity(stream))
-    found = _workspaces.get(key)
-    if found is None or not found.holds(size, counters):
-        with _lock:
-            found = _workspaces.get(key)
-            if found is None or not found.holds(size, counters):
-                found = _workspaces[key] = _allocate(size, counters, found)
-    return found.words
+    def lease(self, stream: int, size: int) -> Lease:
+        """Return memory of at least `size` bytes for launches on a stream; `release` it when they are enqueued.
 
+        Memory released on this stream is reused, else memory is allocated. What is too small is freed first, once the
+        stream has finished with it; memory that a graph uses is kept.
 
-def borrow(device: int, stream: int, size: int) -> Loan:
-    """Memory of at least so many bytes, for launches on a stream of the current device; `give_back` it after them.
+        Raises
+        ------
+        MemoryError
+            if the device has not enough memory left.
+        """
+        key = _identity(stream)
+        kept = self._free.setdefault(key, [])
+        small: list[Lease] = []
+        while kept:
+            try:
+                lease = kept.pop()  # atomic: another thread, or a finaliser, may come here too
+            except IndexError:
+                break
+            if lease.size >= size:
+                kept += small
+                return lease
+            small.append(lease)
+        with relaxed_capture():
+            if small and not key[1]:
+                call(driver.cuStreamSynchronize, stream)
+                for lease in small:
+                    call(driver.cuMemFree, lease.pointer)
+            status, pointer = driver.cuMemAlloc(max(size, 1))
+        if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+            raise MemoryError(f"the device has no {size:,} bytes left for the parts of the operands; free some memory")
+        if status != driver.CUresult.CUDA_SUCCESS:
+            raise failure("cuMemAlloc", status)
+        return Lease(int(pointer), size, key)
 
-    It comes of what the stream has kept, else it is allocated. What is too small is freed first, when the stream has
-    done with it; what a graph uses is kept for ever.
-
-    Raises
-    ------
-    MemoryError
-        if the device has not so much left.
-    """
-    identity, capture = _identity(stream)
-    kept = _free.setdefault((device, identity, capture), [])
-    small: list[Loan] = []
-    while kept:
-        try:
-            loan = kept.pop()  # in one step: another thread, or a finaliser, may come here too
-        except IndexError:
-            break
-        if loan.size >= size:
-            kept += small
-            return loan
-        small.append(loan)
-    with relaxed_capture():
-        if small and not capture:
-            call(driver.cuStreamSynchronize, stream)
-            for loan in small:
-                call(driver.cuMemFree, loan.pointer)
-        status, pointer = driver.cuMemAlloc(max(size, 1))
-    if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
-        raise MemoryError(f"the device has no {size:,} bytes left for the parts of the operands; free some memory")
-    if status != driver.CUresult.CUDA_SUCCESS:
-        raise failure("cuMemAlloc", status)
-    return Loan(int(pointer), size, (device, identity, capture))
-
-
-def give_back(loan: Loan) -> None:
-    """Let the next call on the stream have it: all launches that use it are enqueued."""
-    _free.setdefault(loan.key, []).append(loan)
+    def release(self, lease: Lease) -> None:
+        """Let the next call on the stream have the memory: all launches that use it are enqueued."""
+        self._free.setdefault(lease.key, []).append(lease)
 
 
 def _identity(stream: int) -> tuple[int, int]:
-    """What tells a stream from all others of the process, and the capture that is under way on it, 0 if none is."""
+    """Return an identity of a stream that is unique in the process, and of its current capture, 0 if there is none."""
     if stream == 1 or (stream == 0 and not zero_is_per_thread()):
         return LEGACY  # cannot be captured, and asking may break a capture elsewhere
     handle, identity, status = ctypes.c_void_p(stream), ctypes.c_ulonglong(), ctypes.c_int()
@@ -138,7 +137,7 @@ def _identity(stream: int) -> tuple[int, int]:
         if code := raw("cuStreamGetId")(handle, ctypes.byref(identity)):
             raise failure("cuStreamGetId", code)
         return identity.value, 0
-    # To ask for a capturing stream's identity would end the capture. Its handle will do: it lasts as long.
+    # Asking for a capturing stream's identity would end the capture. Its handle is unique as long as that lasts.
     code, _, capture, *_ = driver.cuStreamGetCaptureInfo(stream)
     if code != driver.CUresult.CUDA_SUCCESS:
         raise failure("cuStreamGetCaptureInfo", code)
@@ -147,7 +146,7 @@ def _identity(stream: int) -> tuple[int, int]:
 
 def _allocate(size: int, counters: int, before: Workspace | None) -> Workspace:
     if before is not None:
-        # Twice as large, so that the sum of those before stays below it.
+        # Twice as large, so that the sum of the earlier ones stays below it.
         size = max(size, 2 * before.size if size > before.size else before.size)
         counters = max(counters, 2 * before.counters if counters > before.counters else before.counters)
     with relaxed_capture():
@@ -157,14 +156,14 @@ def _allocate(size: int, counters: int, before: Workspace | None) -> Workspace:
 
 
 def clear(pointer: int, counters: int, stream: int | None = None) -> None:
-    """Set counters to 0, in the order of a stream if given, and wait for that."""
+    """Set counters to 0, in the order of a stream if given, and wait until it is done."""
     if not counters:
         return
     if stream is not None:
         call(driver.cuMemsetD32Async, pointer, 0, counters, stream)
         call(driver.cuStreamSynchronize, stream)
         return
-    # A stream of its own, which no other waits for and which is not being captured.
+    # A stream of its own, which no other stream waits for and which is not being captured.
     own = call(driver.cuStreamCreate, int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
     try:
         clear(pointer, counters, int(own))

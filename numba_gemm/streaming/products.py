@@ -7,13 +7,16 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from ..gemm import autotune_cache, heuristics, split_products
+from ..gemm import autotune_cache, heuristics
 from ..gemm.heuristics import Choice, Problem
-from ..gemm.product import arranged
-from ..kernels.tensor_core import Mode
-from ..runtime import launch
+from ..gemm.launch_choice import decomposed, launch_choice
+from ..gemm.precision import IEEE
+from ..gemm.tensor_heuristics import expected_seconds
+from ..kernels.product import Product
 from ..runtime import workspace as workspaces
-from ..runtime.launch import Matrix
+from ..runtime.device import DeviceProperties, get_device
+from ..runtime.launch import product_of
+from ..runtime.matrix import Matrix
 from ..runtime.workspace import Workspace
 from .blocking import ITEM, Shape
 
@@ -27,21 +30,21 @@ class Products:
     ----------
     device : int
         Ordinal of the device.
-    mode : Mode or None
-        Mode of the tensor cores; None for float32 arithmetic.
+    precision : str
+        Precision of the multiplications.
     a_by_columns, b_by_columns : bool
         Whether panels of A and B are stored by columns on the device.
     """
 
-    def __init__(self, device: int, mode: Mode | None, a_by_columns: bool, b_by_columns: bool) -> None:
-        self.device, self.mode = device, mode
+    def __init__(self, device: int, precision: str, a_by_columns: bool, b_by_columns: bool) -> None:
+        self.device, self.precision = device, precision
         self._by_columns = a_by_columns, b_by_columns
         self._chosen: dict[Problem, Choice] = {}
         self._needs: dict[Shape, tuple[int, int]] = {}
 
     @cached_property
-    def _gpu(self) -> launch.DeviceProperties:
-        return launch.device_properties(self.device)
+    def _gpu(self) -> DeviceProperties:
+        return get_device(self.device).properties
 
     def operands(
         self, shape: Shape, places: Sequence[tuple[int, Any]] = ((0, None),) * 3
@@ -65,29 +68,30 @@ class Products:
         return found
 
     def _counted(self, a: Matrix, b: Matrix, c: Matrix) -> tuple[int, int]:
-        if self.mode is not None:
-            stage = split_products.stage_on(self.device)
-            division = split_products.divide(self.mode, c.rows, c.cols, a.cols, self._gpu.sm_count, stage=stage)
-            return division.workspace_bytes, 0
-        choice = self._choice(a, b, c)
-        a, b, c, _ = arranged(choice, a, b, c, launch.PLAIN)
-        schedule = launch.schedule(choice.stage, choice.config, a, b, c, choice.share)[1]
-        return (0, 0) if schedule is None else (schedule.workspace_bytes, schedule.counters)
+        product = product_of(a, b, c)
+        choices = [self._choice(product)]
+        if self.precision != IEEE:  # a device without room for another tensor map decomposes the operands
+            choices.append(decomposed(heuristics.problem(product, self._gpu, self.precision)))
+        found = []
+        for choice in choices:
+            oriented, gpu = choice.oriented(product), self._gpu.gpu
+            found.append(choice.stage.launches(choice.config, oriented, self.precision, choice.share, gpu))
+        return max(one.scratch_bytes for one in found), max(one.counters for one in found)
 
     def workspace_bytes(self, shapes: set[Shape]) -> int:
         """Bytes of a workspace that serves products of all these shapes, including its counters."""
         made = self.workspace(0, shapes)
         return workspaces.total_bytes(made.size, made.counters)
 
-    def _choice(self, a: Matrix, b: Matrix, c: Matrix) -> Choice:
-        """Return the stage, configuration and share for operands like these; the choice is made once."""
-        wanted = heuristics.problem(a, b, c, launch.PLAIN, self._gpu)
+    def _choice(self, product: Product) -> Choice:
+        """Return the kernel for a product; the choice is made once."""
+        wanted = heuristics.problem(product, self._gpu, self.precision)
         found = self._chosen.get(wanted)
         if found is None:
             found = autotune_cache.choose(self.device, wanted)
-            if found.share is None and found.stage.schedule is not None:
-                x, y, z, _ = arranged(found, a, b, c, launch.PLAIN)
-                found = replace(found, share=launch.share_of(found.stage, found.config, x, y, z))
+            if found.share is None and found.stage.chooses_share:
+                share = get_device(self.device).share(found.stage, found.config, found.oriented(product))
+                found = replace(found, share=share)
             self._chosen[wanted] = found
         return found
 
@@ -98,20 +102,14 @@ class Products:
 
     def seconds(self, shape: Shape) -> float:
         """Predict the seconds of a product by the models that choose its kernel."""
-        a, b, c = self.operands(shape)
-        if self.mode is None:
-            wanted = heuristics.problem(a, b, c, launch.PLAIN, self._gpu)
-            return heuristics.choose(wanted).clocks / self._gpu.clock_hz
-        return split_products.expected_seconds(self.mode, *shape[:3], self._gpu.sm_count)
+        if self.precision != IEEE:
+            return expected_seconds(self.precision, *shape[:3], self._gpu.sm_count)
+        wanted = heuristics.problem(product_of(*self.operands(shape)), self._gpu)
+        return heuristics.choose(wanted).clocks / self._gpu.clock_hz
 
     def enqueue(
         self, alpha: float, a: Matrix, b: Matrix, beta: float, c: Matrix, stream: int, workspace: Workspace | None
     ) -> None:
         """Launch ``C = alpha * A @ B + beta * C``; products that share a workspace must follow each other."""
-        if self.mode is not None:
-            split_products.launch(self.mode, alpha, a, b, beta, c, stream=stream, workspace=workspace)
-            return
-        choice = self._choice(a, b, c)
-        a, b, c, extra = arranged(choice, a, b, c, launch.PLAIN)
-        run, share = (choice.stage, choice.config), choice.share
-        launch.launch(*run, alpha, a, b, beta, c, stream=stream, workspace=workspace, share=share, extra=extra)
+        product = product_of(a, b, c)
+        launch_choice(product, self._choice(product), alpha, a, b, beta, c, stream, workspace=workspace)

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver
 
+from ..gemm.precision import IEEE
 from ..gemm.request import Request, checked
-from ..gemm.split_products import IEEE
-from ..runtime import launch
+from ..runtime.device import device_count
 from ..runtime.driver import device_scope, failure
 from ..simulator.switch import SIMULATOR
 from . import blocking as dividing
@@ -263,7 +263,7 @@ def _prepared(
     x, y, z = (b.T, a.T, c.T) if _by_columns(c) else (a, b, c)
     with open_device(wanted.device) as gpu:
         operands = (HostMatrix(x, gpu), HostMatrix(y, gpu), HostMatrix(z, gpu))
-        products = Products(wanted.device, wanted.mode, operands[0].by_columns, operands[1].by_columns)
+        products = Products(wanted.device, wanted.precision, operands[0].by_columns, operands[1].by_columns)
         m, n = z.shape
         blocking = _divided(products, (m, n, wanted.k), memory_limit, wanted.device)
         memory = gpu.allocate(blocking.device_bytes)
@@ -290,7 +290,7 @@ def blocking_of(
     wanted = _checked(a, b, None, 1.0, 0.0, precision, device)
     memory_limit = _checked_limit(memory_limit)
     _check_extents(wanted)
-    products = Products(wanted.device, wanted.mode, _by_columns(a), _by_columns(b))
+    products = Products(wanted.device, wanted.precision, _by_columns(a), _by_columns(b))
     m, n = wanted.shape
     return _divided(products, (m, n, wanted.k), memory_limit, wanted.device)
 
@@ -310,8 +310,8 @@ def _checked(a: Any, b: Any, out: Any, alpha: Any, beta: Any, precision: Any, de
             )
     if device is not None:
         device = operator.index(device)
-        if not 0 <= device < launch.device_count():
-            raise ValueError(f"device is {device}; expected 0 to {launch.device_count() - 1}; pass one of these")
+        if not 0 <= device < device_count():
+            raise ValueError(f"device is {device}; expected 0 to {device_count() - 1}; pass one of these")
     return checked(a, b, out, alpha, beta, None, "auto", None, (), device, precision)
 
 

@@ -25,9 +25,9 @@ from . import (
     vectorized,
     warp_tiled,
 )
-from .stage import Stage, TileConfig
+from .stage import LadderStage, TileConfig
 
-STAGES: dict[str, Stage] = {
+STAGES: dict[str, LadderStage] = {
     module.STAGE.name: module.STAGE
     for module in (
         naive,
@@ -47,4 +47,4 @@ STAGES: dict[str, Stage] = {
     )
 }
 
-__all__ = ["STAGES", "Stage", "TileConfig"]
+__all__ = ["STAGES", "LadderStage", "TileConfig"]

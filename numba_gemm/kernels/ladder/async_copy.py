@@ -24,7 +24,7 @@ from ...device.outer_product import outer_product
 from ...device.shared import shared_view
 from ...device.vector import load4
 from ...simulator.switch import device_function, hardware_only
-from .stage import WARP, Stage, TileConfig, flat_block, require
+from .stage import WARP, LadderStage, TileConfig, flat_block, require
 
 COPY_K = 8  # k that neighbouring threads copy of a row of A: one sector
 
@@ -148,7 +148,7 @@ def build(config, aligned):
     return async_copy
 
 
-STAGE = Stage(
+STAGE = LadderStage(
     name="async_copy",
     summary="cp.async through three or more slots, past the registers",
     build=build,

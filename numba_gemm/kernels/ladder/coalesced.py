@@ -15,7 +15,7 @@ from numba import cuda
 
 from ...device.blend import blend
 from ...device.dot import dot
-from .stage import Stage, TileConfig
+from .stage import LadderStage, TileConfig
 
 
 @cuda.jit
@@ -27,7 +27,7 @@ def coalesced(alpha, a, b, beta, c):
         c[row, col] = blend(alpha, dot(a, b, row, col), beta, c, row, col)
 
 
-STAGE = Stage(
+STAGE = LadderStage(
     name="coalesced",
     summary="consecutive threads along a row: a warp reads and writes whole sectors",
     build=lambda config, aligned: coalesced,

@@ -18,7 +18,7 @@ from numba import cuda, float32, uint32
 
 from ...device.blend import row_store
 from ...device.vector import fetch4, fetch4_any, load4, store4, store4_down
-from .stage import Stage, TileConfig, flat_block, require
+from .stage import LadderStage, TileConfig, flat_block, require
 
 HALF_WARP = 16  # lanes that store k = 0..3 in one transposing store; the others store k = 4..7
 
@@ -97,7 +97,7 @@ def build(config, aligned):
     return conflict_free
 
 
-STAGE = Stage(
+STAGE = LadderStage(
     name="conflict_free",
     summary="A transposed and swizzled, thread tiles in quadrants: no bank conflicts",
     build=build,

@@ -17,7 +17,7 @@ from numba import cuda, float32, uint32
 
 from ...device.blend import row_store
 from ...device.vector import fetch4, fetch4_any, load4, store4, store4_down
-from .stage import Stage, TileConfig, flat_block, require
+from .stage import LadderStage, TileConfig, flat_block, require
 
 HALF_WARP = 16  # lanes that store k = 0..3 in one transposing store; the others store k = 4..7
 
@@ -121,7 +121,7 @@ def build(config, aligned):
     return double_buffered
 
 
-STAGE = Stage(
+STAGE = LadderStage(
     name="double_buffered",
     summary="two shared buffers: global loads staged through registers while computing, one barrier a tile",
     build=build,

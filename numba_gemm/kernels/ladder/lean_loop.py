@@ -25,7 +25,7 @@ from ...device.blend import row_store
 from ...device.outer_product import outer_product
 from ...device.tile_loader import covers, tile_loader
 from ...simulator.switch import device_function, hardware_only
-from .stage import WARP, Stage, TileConfig, flat_block, require
+from .stage import WARP, LadderStage, TileConfig, flat_block, require
 
 
 def build(config, aligned):
@@ -156,7 +156,7 @@ def build(config, aligned):
     return lean_loop
 
 
-STAGE = Stage(
+STAGE = LadderStage(
     name="lean_loop",
     summary="addresses that move instead of indices, edges outside of the loop",
     build=build,

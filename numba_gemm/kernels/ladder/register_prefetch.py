@@ -20,7 +20,7 @@ from ...device.blend import row_store
 from ...device.outer_product import outer_product
 from ...device.vector import fetch4, fetch4_any, load4, store4, store4_down
 from ...simulator.switch import device_function, hardware_only
-from .stage import Stage, TileConfig, flat_block, require
+from .stage import LadderStage, TileConfig, flat_block, require
 
 HALF_WARP = 16  # lanes that store k = 0..3 in one transposing store; the others store k = 4..7
 
@@ -137,7 +137,7 @@ def build(config, aligned):
     return register_prefetch
 
 
-STAGE = Stage(
+STAGE = LadderStage(
     name="register_prefetch",
     summary="the next k-step's fragments load while this one computes",
     build=build,

@@ -18,7 +18,7 @@ from numba import cuda, float32, uint32
 
 from ...device.blend import blend
 from ...device.vector import fetch1
-from .stage import Stage, TileConfig, require
+from .stage import LadderStage, TileConfig, require
 
 
 def build(config, aligned):
@@ -55,7 +55,7 @@ def build(config, aligned):
     return shared_tile
 
 
-STAGE = Stage(
+STAGE = LadderStage(
     name="shared_tile",
     summary="square tiles of A and B in shared memory, one element of C a thread",
     build=build,

@@ -1,38 +1,30 @@
-"""What describes a rung of the ladder: its tiles, its kernel, and what it needs."""
+"""Stages of the FP32 ladder: tile configurations, variants of a kernel, and launches."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import prod
-from typing import Any, Protocol
+from typing import Any
 
-FLOAT32_BYTES = 4
+from ...device.tile_loader import covers
+from ...simulator.switch import SIMULATOR
+from ..product import FLOAT32_BYTES, VECTOR_BYTES, Batch, Layout, Product
+from ..stage import IEEE, MAX_GRID_Y, Gpu, Piece, Share, Stage, cut, require
+from ..step import Argument, Kernel, Launches, MatrixAt, Moving, Scalar, Slot, Step, Vector, Word, Words
+
+if not SIMULATOR:
+    from ...device.matrix import form_signature, kernel_signature
+
 WARP = 32
 GROUP = 8  # rows of tiles that are walked together
 MAX_LINE = 1 << 31  # k-tiles that are counted in 32 bits
 DEFAULT_ORDER = "columns"  # the fastest that was measured for thread tiles of 8x16
 
 
-class Named(Protocol):
-    """A configuration, of whatever kind."""
-
-    @property
-    def name(self) -> str:
-        """Its extents in one word."""
-
-
-def require(config: Named, constraints: Mapping[str, bool]) -> None:
-    """Raise one ValueError that names every constraint a configuration breaks."""
-    broken = [name for name, holds in constraints.items() if not holds]
-    if broken:
-        raise ValueError(f"configuration {config.name} breaks: {'; '.join(broken)}")
-
-
 @dataclass(frozen=True)
 class TileConfig:
-    """Tile extents of a stage, in elements, and what follows from them.
+    """Tile extents of a stage, in elements, and quantities derived from them.
 
     BM, BN, BK
         block tile: a block computes BM x BN elements of C, BK terms of each sum at a time.
@@ -129,16 +121,18 @@ class TileConfig:
 
 @dataclass(frozen=True)
 class Form:
-    """What a kernel that is built for its operands is built for.
+    """Specialisation of a scheduled stage's kernel to its operands.
 
-    a, b
-        modes of the operands' tile loaders, of `numba_gemm.device.tile_loader.MODES`; B's is that of its transpose.
-    c_aligned
-        whether C has unit column stride, 16-byte aligned rows and a multiple of four columns.
-    epilogue
-        device function ``(value, row, col, *vectors)`` of an element of C on its way out, or None.
-    vectors
-        how many vectors the epilogue takes.
+    Attributes
+    ----------
+    a, b : str
+        Modes of the operands' tile loaders, of `numba_gemm.device.tile_loader.MODES`; B's is that of its transpose.
+    c_aligned : bool
+        Whether C has unit column stride, 16-byte aligned rows and a multiple of four columns.
+    epilogue : callable or None
+        Device function ``(value, row, col, *vectors)`` applied to each element of C.
+    vectors : int
+        Number of vectors that the epilogue takes.
     """
 
     a: str
@@ -154,47 +148,23 @@ class Form:
         return word if self.epilogue is None else f"{word}_{getattr(self.epilogue, '__name__', 'epilogue')}"
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Matrices of up to three batch dimensions.
-
-    extents
-        how many along each.
-    a, b, c
-        bytes from one matrix to the next along each; 0 where the operand is broadcast.
-    """
-
-    extents: tuple[int, int, int] = (1, 1, 1)
-    a: tuple[int, int, int] = (0, 0, 0)
-    b: tuple[int, int, int] = (0, 0, 0)
-    c: tuple[int, int, int] = (0, 0, 0)
-
-
-ONE = Batch()
-
-
-@dataclass(frozen=True)
-class Share:
-    """How many blocks share out a product, and how many tiles of C, the last ones, each belong to one of them."""
-
-    blocks: int
-    whole: int
+Variant = bool | Form  # whether the operands are aligned or, for a scheduled stage, their form
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """What a `Share` comes to.
+    """Launch geometry and workspace of a `Share`.
 
     Attributes
     ----------
     grid : tuple of int
         Blocks along x, y and z.
     workspace_bytes : int
-        Device memory that the blocks use between them; its contents are undefined at first.
+        Device memory that the blocks share; its contents are undefined at first.
     counters : int
-        32-bit words behind it, which are 0 when the launch begins and which it leaves at 0.
+        32-bit words behind it, which are 0 when the launch begins and when it ends.
     words : tuple of int
-        What else the kernel is told: the fields of `numba_gemm.device.work.FIELDS` from the third on.
+        Further arguments: the fields of `numba_gemm.device.work.FIELDS` from the third on.
     """
 
     grid: tuple[int, int, int]
@@ -203,41 +173,35 @@ class Schedule:
     words: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Stage:
-    """A rung: one kernel factory, the configurations it is built in, and what it needs.
+def form_of(config: TileConfig, product: Product) -> Form:
+    """Return the fastest form that these operands allow."""
+    batch = product.batch
+    return Form(
+        _access(config, config.BM, product.a, batch.a),
+        _access(config, config.BN, product.b.transposed, batch.b),
+        product.c.aligned and all(step % VECTOR_BYTES == 0 for step in batch.c),
+        product.epilogue,
+        len(product.vectors),
+    )
 
-    ``build(config, aligned)`` returns a ``cuda.jit`` kernel with the parameters ``(alpha, a, b, beta, c)``: float32
-    scalars and 2-D float32 arrays of any byte strides, of shapes (m, k), (k, n), (m, n). ``aligned`` promises that
-    every operand has unit column stride, 16-byte aligned rows and a multiple of four columns; it is False unless
-    ``vectorized``. Stages that are ``ordered`` make a k-step's products in the configuration's order; the others have
-    one order only.
 
-    A stage with a ``schedule`` is more than a rung: ``build(config, form)`` takes a `Form` in place of ``aligned``, the
-    kernel takes a `numba_gemm.device.work.Work` behind C, and the epilogue's vectors, if any, as a tuple behind that;
-    ``schedule(config, m, n, k, batch, share)`` is the `Schedule` of a launch.
-    """
+def _access(config: TileConfig, extent: int, x: Layout, steps: tuple[int, int, int]) -> str:
+    """Return the tile loader's mode for an operand as (mn, k), of those that cover a tile with `extent` rows."""
+    vectors = all(value % VECTOR_BYTES == 0 for value in (x.offset, *steps))
+    along, across = x.col_stride == FLOAT32_BYTES, x.row_stride == FLOAT32_BYTES
+    allowed = {
+        "along4": along and vectors and x.row_stride % VECTOR_BYTES == 0 and x.cols % 4 == 0,
+        "across4": across and vectors and x.col_stride % VECTOR_BYTES == 0 and x.rows % 4 == 0,
+        "along1": along,
+        "across1": across,
+        "any": True,
+    }
+    return next(mode for mode in allowed if allowed[mode] and covers(mode, extent, config.BK, config.threads))
 
-    name: str
-    summary: str
-    build: Callable[[TileConfig, bool], Any]
-    configs: tuple[TileConfig, ...]
-    test_config: TileConfig
-    block: Callable[[TileConfig], tuple[int, int]]
-    vectorized: bool = False
-    rows_along_x: bool = False
-    min_cc: tuple[int, int] = (7, 5)
-    ordered: bool = False
-    schedule: Callable[..., Schedule] | None = None
 
-    def __post_init__(self) -> None:
-        if self.test_config.threads > 64:
-            raise ValueError(f"{self.name}: test_config {self.test_config.name} has more than 64 threads")
-
-    def grid(self, config: TileConfig, m: int, n: int) -> tuple[int, int]:
-        """Blocks along x and y that cover an (m, n) C: columns along x, unless ``rows_along_x``."""
-        rows, cols = -(-m // config.BM), -(-n // config.BN)
-        return (rows, cols) if self.rows_along_x else (cols, rows)
+def signature(variant: Variant) -> tuple[Any, ...]:
+    """Return the Numba types of a kernel's parameters."""
+    return form_signature(variant) if isinstance(variant, Form) else kernel_signature(variant)
 
 
 def flat_block(config: TileConfig) -> tuple[int, int]:
@@ -245,23 +209,133 @@ def flat_block(config: TileConfig) -> tuple[int, int]:
     return (config.threads, 1)
 
 
+@dataclass(frozen=True)
+class LadderStage(Stage):
+    """A stage of the FP32 ladder.
+
+    ``build(config, aligned)`` returns a ``cuda.jit`` kernel with the parameters ``(alpha, a, b, beta, c)``: float32
+    scalars and 2-D float32 arrays of any byte strides, of shapes (m, k), (k, n), (m, n). ``aligned`` promises that
+    every operand has unit column stride, 16-byte aligned rows and a multiple of four columns; it is False unless
+    ``vectorized``. ``block(config)`` is the shape of a block. Stages that are ``ordered`` form a k-step's products in
+    the configuration's order; the others have a fixed order.
+
+    A stage with a ``schedule`` divides its work by a `Share` and takes any layout, batches and an epilogue:
+    ``build(config, form)`` takes a `Form` in place of ``aligned``, the kernel takes a `numba_gemm.device.work.Work`
+    behind C, and the epilogue's vectors, if any, as a tuple behind that; ``schedule(config, m, n, k, batch, share)``
+    returns the `Schedule` of a launch.
+    """
+
+    block: Callable[[TileConfig], tuple[int, int]] = flat_block
+    vectorized: bool = False
+    rows_along_x: bool = False
+    ordered: bool = False
+    schedule: Callable[..., Schedule] | None = None
+
+    def __post_init__(self) -> None:
+        if self.test_config.threads > 64:
+            raise ValueError(f"{self.name}: test_config {self.test_config.name} has more than 64 threads")
+
+    @property
+    def batch_dimensions(self) -> int:
+        """Dimensions of a batch that one launch takes."""
+        return 0 if self.schedule is None else 3
+
+    @property
+    def takes_epilogue(self) -> bool:
+        """Whether it applies an epilogue."""
+        return self.schedule is not None
+
+    @property
+    def chooses_share(self) -> bool:
+        """Whether its launches divide the work by a `Share`."""
+        return self.schedule is not None
+
+    def grid(self, config: TileConfig, m: int, n: int) -> tuple[int, int]:
+        """Blocks along x and y that cover an (m, n) C: columns along x, unless ``rows_along_x``."""
+        rows, cols = -(-m // config.BM), -(-n // config.BN)
+        return (rows, cols) if self.rows_along_x else (cols, rows)
+
+    def variant(self, config: TileConfig, product: Product) -> Variant:
+        """Return the specialisation of its kernel to these operands."""
+        if self.schedule is not None:
+            return form_of(config, product)
+        return product.a.aligned and product.b.aligned and product.c.aligned
+
+    def kernel_of(self, config: TileConfig, variant: Variant) -> Kernel:
+        """Return its kernel in a configuration and a variant."""
+        suffix = f"_{variant.name}" if isinstance(variant, Form) else "" if variant else "_any"
+        name, threads = f"{self.name}_{config.name}{suffix}", config.threads
+        return Kernel(name, self.build, signature, config, variant, config.dynamic_shared, threads)
+
+    def kernel(self, config: TileConfig, product: Product, precision: str = IEEE) -> Kernel:
+        """Return the kernel that multiplies operands of these layouts."""
+        return self.kernel_of(config, self.variant(config, product))
+
+    def usual_kernel(self, config: TileConfig, aligned: bool = True) -> Kernel:
+        """Return the kernel for operands stored by rows, aligned or of any strides."""
+        strides = (VECTOR_BYTES, FLOAT32_BYTES) if aligned else (3 * FLOAT32_BYTES, 2 * FLOAT32_BYTES)
+        layout = Layout(4, 4, *strides)
+        return self.kernel(config, Product(layout, layout, layout))
+
+    def launches(self, config: TileConfig, product: Product, precision: str, share: Share | None, gpu: Gpu) -> Launches:
+        """Return the launch of a product; `share` divides the work of a scheduled stage."""
+        layouts = {Slot.A: product.a, Slot.B: product.b, Slot.C: product.c}
+        a, b, c = (MatrixAt(Moving(slot), layout) for slot, layout in layouts.items())
+        kernel, block = self.kernel(config, product), (*self.block(config), 1)
+        scalars = Scalar(Slot.ALPHA), Scalar(Slot.BETA)
+        if self.schedule is None:
+            grid = (*self.grid(config, product.m, product.n), 1)
+            return Launches((Step(kernel, grid, block, (scalars[0], a, b, scalars[1], c)),))
+        assert share is not None, "a scheduled stage divides its work by a share"
+        made = self.schedule(config, product.m, product.n, product.k, product.batch, share)
+        place: tuple[Word, ...] = (0, 0)
+        if made.workspace_bytes or made.counters:
+            place = (Moving(Slot.SCRATCH), Moving(Slot.COUNTERS))
+        vectors = (Vector(i, *vector) for i, vector in enumerate(product.vectors))
+        work = Words((*place, *made.words))
+        arguments: tuple[Argument, ...] = (scalars[0], a, b, scalars[1], c, work, *vectors)
+        return Launches((Step(kernel, made.grid, block, arguments),), made.workspace_bytes, made.counters)
+
+    def pieces(self, config: TileConfig, product: Product, precision: str, gpu: Gpu) -> Iterator[Piece]:
+        """Divide a product into parts that one launch can compute: a grid has up to 65,535 blocks along y.
+
+        A scheduled stage needs no y axis, so its parts have all of C.
+        """
+        rows, cols = max(product.m, 1), max(product.n, 1)
+        if self.schedule is None and self.rows_along_x:
+            cols = MAX_GRID_Y * config.BN
+        elif self.schedule is None:
+            rows = MAX_GRID_Y * config.BM
+        return cut(product, rows, cols)
+
+
+def default_share(config: TileConfig, product: Product, blocks: int) -> Share:
+    """Divide a product equally among so many blocks; of many tiles, only those of the last two rounds are divided."""
+    tiles = -(-product.m // config.BM) * -(-product.n // config.BN) * product.batch.matrices
+    k_tiles = max(1, -(-product.k // config.BK))
+    if tiles % blocks == 0 or tiles * k_tiles >= MAX_LINE:
+        return Share(min(tiles, blocks), tiles)
+    if tiles > blocks:
+        return Share(blocks, (tiles // blocks - 1) * blocks)
+    return Share(min(blocks, tiles * k_tiles), 0)
+
+
 def share_out(config: TileConfig, m: int, n: int, k: int, batch: Batch, share: Share) -> Schedule:
-    """The schedule of stages whose kernels take a `numba_gemm.device.work.Work`.
+    """Return the schedule of stages whose kernels take a `numba_gemm.device.work.Work`.
 
     Raises
     ------
     ValueError
-        if there are not as many tiles as `share` says, or too many k-tiles to divide them.
+        if there are fewer tiles than `share` says, or too many k-tiles to divide them.
     """
     rows, cols = -(-m // config.BM), -(-n // config.BN)
-    matrices = prod(batch.extents)
-    tiles, k_tiles = rows * cols * matrices, max(1, -(-k // config.BK))
+    tiles, k_tiles = rows * cols * batch.matrices, max(1, -(-k // config.BK))
     divided = (tiles - share.whole) * k_tiles
     if not 0 <= share.whole <= tiles or divided >= MAX_LINE:
         raise ValueError(f"{share} does not divide {tiles} tiles of {k_tiles} k-tiles")
     base, extra = divmod(divided, share.blocks)
     steps = (step for steps in (batch.a, batch.b, batch.c) for step in steps)
-    words = (share.whole, base, extra, k_tiles, rows, cols, GROUP, matrices, *reversed(batch.extents[1:]), *steps)
+    words = (share.whole, base, extra, k_tiles, rows, cols, GROUP, batch.matrices, *reversed(batch.extents[1:]), *steps)
     undivided = divided == 0 or (base % k_tiles == 0 and extra == 0)  # no tile is in several pieces
     return Schedule(
         grid=(share.blocks, 1, 1),

@@ -27,7 +27,7 @@ from ...device.outer_product import outer_product
 from ...device.tile_loader import covers, tile_loader
 from ...device.work import arrive, batch_place, member_of, owner, part_slot, piece, reset, row_partial, tile_place
 from ...simulator.switch import device_function, hardware_only
-from .stage import FLOAT32_BYTES, WARP, Stage, TileConfig, flat_block, require, share_out
+from .stage import FLOAT32_BYTES, WARP, LadderStage, TileConfig, flat_block, require, share_out
 
 SUMS_STAGED = 32  # of a thread, from which on it pays to write an unaligned C through shared memory
 SUMS_SPREAD = 64  # of a thread, from which on it always pays to spread copies of floats over k-steps
@@ -276,7 +276,7 @@ def config(BM, BN, BK, TM, TN, WM, WN, min_blocks=0):
     return TileConfig(BM, BN, BK, TM, TN, WM, WN, 2, pad=4, pad_b=4, dynamic=True, min_blocks=min_blocks, order="snake")
 
 
-STAGE = Stage(
+STAGE = LadderStage(
     name="stream_k",
     summary="equal shares of the k-tiles for all blocks, any layout, batches, epilogues",
     build=build,

@@ -45,7 +45,7 @@ from ...device.work import (
     tile_place,
 )
 from ...simulator.switch import device_function, hardware_only
-from .stage import Stage, TileConfig, flat_block, require, share_out
+from .stage import LadderStage, TileConfig, flat_block, require, share_out
 
 NEVER = 2**31 - 1  # a k that no chunk reaches
 
@@ -285,7 +285,7 @@ def build(config, form):
     return thin
 
 
-STAGE = Stage(
+STAGE = LadderStage(
     name="thin",
     summary="lanes along k, for a C of few columns",
     build=build,

@@ -16,7 +16,7 @@ from numba import cuda, float32, uint32
 
 from ...device.blend import store_blend1
 from ...device.vector import fetch1
-from .stage import Stage, TileConfig, flat_block, require
+from .stage import LadderStage, TileConfig, flat_block, require
 
 
 def build(config, aligned):
@@ -68,7 +68,7 @@ def build(config, aligned):
     return thread_tile_1d
 
 
-STAGE = Stage(
+STAGE = LadderStage(
     name="thread_tile_1d",
     summary="each thread a column of TM results in registers",
     build=build,

@@ -16,7 +16,7 @@ from numba import cuda, float32, uint32
 
 from ...device.blend import store_blend1
 from ...device.vector import fetch1
-from .stage import Stage, TileConfig, flat_block, require
+from .stage import LadderStage, TileConfig, flat_block, require
 
 
 def build(config, aligned):
@@ -81,7 +81,7 @@ def build(config, aligned):
     return thread_tile_2d
 
 
-STAGE = Stage(
+STAGE = LadderStage(
     name="thread_tile_2d",
     summary="each thread TM x TN results: an outer product of register fragments a k-step",
     build=build,

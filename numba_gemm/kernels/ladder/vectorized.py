@@ -17,7 +17,7 @@ from numba import cuda, float32, uint32
 
 from ...device.blend import row_store
 from ...device.vector import fetch4, fetch4_any, load4, store4
-from .stage import Stage, TileConfig, flat_block, require
+from .stage import LadderStage, TileConfig, flat_block, require
 
 
 def build(config, aligned):
@@ -89,7 +89,7 @@ def build(config, aligned):
     return vectorized
 
 
-STAGE = Stage(
+STAGE = LadderStage(
     name="vectorized",
     summary="128-bit global and shared accesses",
     build=build,

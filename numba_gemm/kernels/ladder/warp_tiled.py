@@ -24,7 +24,7 @@ from ...device.outer_product import outer_product
 from ...device.shared import shared_view
 from ...device.vector import fetch4, fetch4_any, load4, store4, store4_down
 from ...simulator.switch import device_function, hardware_only
-from .stage import WARP, Stage, TileConfig, flat_block, require
+from .stage import WARP, LadderStage, TileConfig, flat_block, require
 
 
 def build(config, aligned):
@@ -144,7 +144,7 @@ def build(config, aligned):
     return warp_tiled
 
 
-STAGE = Stage(
+STAGE = LadderStage(
     name="warp_tiled",
     summary="block, warp and thread tiles with a chosen lane layout, in dynamic shared memory",
     build=build,

@@ -1,17 +1,36 @@
-"""Products on tensor cores, of operands split into narrow parts.
+"""The tensor-core ladder: products of operands that are decomposed into narrow numbers.
 
-`MODES` are the precisions, `TENSOR_STAGES` the kernels: six in climbing order, and `warp_mma` beside them for GPUs
-other than those of compute capability 9.0. `numba_gemm.gemm.split_products` runs `persistent` or `warp_mma`.
-`numba_gemm.gemm.direct_products` runs `direct`, which takes operands that are not split.
+`MODES` are the precisions. `TENSOR_STAGES` are the stages: six in climbing order, then `tf32_tma`, whose operands need
+no decomposition, and `warp_mma` for GPUs other than those of compute capability 9.0.
 """
 
-from . import bulk_copies, fresh_sums, one_warpgroup, persistent, producer_consumer, warp_mma, wide_tiles
+from . import (
+    bulk_copies,
+    direct,
+    fresh_sums,
+    one_warpgroup,
+    persistent,
+    producer_consumer,
+    warp_mma,
+    wide_tiles,
+)
+from .config import TensorForm, WarpgroupConfig
 from .mode import MODES, SHORT_SUMS, Mode
-from .stage import TensorForm, TensorStage, WarpgroupConfig
+from .stage import TensorStage
+from .tma_stage import TmaStage
 
-TENSOR_STAGES: dict[str, TensorStage] = {
+TENSOR_STAGES: dict[str, TensorStage | TmaStage] = {
     module.STAGE.name: module.STAGE
-    for module in (one_warpgroup, bulk_copies, producer_consumer, wide_tiles, fresh_sums, persistent, warp_mma)
+    for module in (
+        one_warpgroup,
+        bulk_copies,
+        producer_consumer,
+        wide_tiles,
+        fresh_sums,
+        persistent,
+        direct,
+        warp_mma,
+    )
 }
 
-__all__ = ["MODES", "SHORT_SUMS", "TENSOR_STAGES", "Mode", "TensorForm", "TensorStage", "WarpgroupConfig"]
+__all__ = ["MODES", "SHORT_SUMS", "TENSOR_STAGES", "Mode", "TensorForm", "TensorStage", "TmaStage", "WarpgroupConfig"]

@@ -21,11 +21,13 @@ from ...device.address import address_of, col_step, global_store2, row_step, sha
 from ...device.blend import element_store
 from ...device.matrix import shifted
 from ...simulator.switch import device_function, hardware_only
-from ..ladder.stage import WARP, require
+from ..ladder.stage import WARP
+from ..stage import require
 from .finish import place
 from .mode import MODES
 from .slot import first_slot, ring
 from .stage import BARRIER_BYTES, GROUP_ROWS, LEFT, ROW_BYTES, ROW_WORDS, WARPGROUP, WarpgroupConfig
+from .tma_stage import TmaStage
 
 MODE = MODES["tf32"]
 STEPS = 4  # of k, 8 each, that a slot has
@@ -311,3 +313,20 @@ def build(config, form, layout):
         run(alpha, u, v, beta, c, k, steps, vectors)
 
     return direct_with if form.vectors else direct
+
+
+def build_variant(config, variant):
+    return build(config, variant.form, LAYOUTS[variant.layout])
+
+
+STAGE = TmaStage(
+    name="tf32_tma",
+    summary="operands copied from where they lie by tensor maps, without a decomposition",
+    build=build_variant,
+    configs=CONFIGS,
+    min_cc=(9, 0),
+    only_cc=(9, 0),
+    precisions=(MODE.name,),
+    mode=MODE,
+    boxes=lambda config, layout: boxes(config, LAYOUTS[layout]),
+)

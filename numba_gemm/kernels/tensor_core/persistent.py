@@ -19,8 +19,10 @@ from numba import cuda, float32, int64, uint32
 from ...device import mbarrier, registers
 from ...device.grid_order import wait_for_last
 from ...simulator.switch import device_function, hardware_only
-from ..ladder.stage import WARP, require
+from ..ladder.stage import WARP
+from ..stage import require
 from .finish import of_batch, place, sums_store
+from .mode import MODES
 from .slot import first_slot, slot_copies
 from .stage import BARRIER_BYTES, GROUP_ROWS, LEFT, WARPGROUP, TensorStage, WarpgroupConfig
 from .sums import tile_sums
@@ -109,5 +111,7 @@ STAGE = TensorStage(
         WarpgroupConfig(64, 64, producers=1),
         WarpgroupConfig(128, 256, consumers=2, producers=1, claim=240),
     ),
+    precisions=tuple(MODES),
     complete=True,
+    waits=True,
 )

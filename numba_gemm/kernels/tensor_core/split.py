@@ -20,8 +20,8 @@ from ...device.matrix import shifted
 from ...device.narrow import bf16, exponent, f16, pair, pair_f16, power, short_bf16, tf32
 from ...device.vector import store4
 from ...simulator.switch import device_function, hardware_only
+from .config import ROW_BYTES, ROW_WORDS, SPLIT_ROWS
 from .mode import Mode
-from .stage import ROW_BYTES, ROW_WORDS, SPLIT_ROWS
 
 CHUNK_BYTES = 16
 CHUNKS = ROW_BYTES // CHUNK_BYTES  # of a slot's row

@@ -1,240 +1,319 @@
-"""What describes a stage of the tensor cores: its tiles, its kernel, and how its operands lie in memory.
-
-Operands come split (`split`), in two matrices of 32-bit words, A's and B's alike: a row for each part and slot of k,
-the parts one after the other; in it 32 words, 128 bytes, for each row of A, or column of B. That is how a slot of
-shared memory holds them, so any number of rows of a slot is one run of bytes, which one copy brings. Within 128 bytes
-the eight 16-byte chunks are exchanged by XOR with the row modulo eight, as the matrix instruction reads them (the
-"128-byte swizzle"). Of a scaled mode there is one row more: the logarithm of the scale of each row of A, or column of
-B, a float each.
-"""
+"""Stages of the tensor-core ladder: launches that decompose operands and multiply the parts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
-from ...device.wgmma import GROUP_BYTES, ROW_BYTES
-from ..ladder.stage import WARP, require
-from .mode import Mode
+from ...simulator.switch import SIMULATOR
+from ..product import FLOAT32_BYTES, VECTOR_BYTES, Layout, Product
+from ..stage import MAX_GRID_Y, Gpu, Piece, Share, Stage, cut
+from ..step import Kernel, Launches, MatrixAt, Moving, Scalar, Slot, Step, Vector, Words
+from . import split
+from .config import (
+    ALIGNMENT,
+    BARRIER_BYTES,
+    GROUP_ROWS,
+    LEFT,
+    ROW_BYTES,
+    ROW_WORDS,
+    SPLIT_ROWS,
+    WARP_EXTENT,
+    WARPGROUP,
+    TensorConfig,
+    TensorForm,
+    WarpConfig,
+    WarpgroupConfig,
+    split_shape,
+)
+from .mode import MODES, SHORT_SUMS, Mode
 
-WARPGROUP = 128  # threads
-ROW_WORDS = ROW_BYTES // 4
-GROUP_ROWS = 64  # of A, that a warpgroup multiplies at a time
-SHARED_BYTES = 227 << 10  # that a block may have, on 9.0
-SMALLEST_SHARED_BYTES = 99 << 10  # on 8.6, 8.9 and 12.0
-ALIGNMENT = GROUP_BYTES  # of a tile in shared memory
-BARRIER_BYTES = 8
-MAX_SLOTS = 8
-REGISTERS = 1 << 16  # of a multiprocessor, and of a block at the most
-LEFT = 24  # registers that a thread of a warpgroup that fetches needs, if the others claim what it can do without
-WARP_EXTENT = 32  # rows, and columns, that a warp multiplies where warps do
-SPLIT_ROWS = 32  # that are split at a time, of one slot
+if not SIMULATOR:
+    from numba.cuda import types
+
+    from ...device.matrix import MatrixType
+
+__all__ = [
+    "ALIGNMENT",
+    "BARRIER_BYTES",
+    "GROUP_ROWS",
+    "LEFT",
+    "ROW_BYTES",
+    "ROW_WORDS",
+    "SPLIT_ROWS",
+    "WARPGROUP",
+    "WARP_EXTENT",
+    "Decomposition",
+    "TensorConfig",
+    "TensorForm",
+    "TensorStage",
+    "WarpConfig",
+    "WarpgroupConfig",
+    "decompose",
+    "mode_for",
+]
+
 BATCH_STEPS = 5
-TILE_END = 1.5e-6  # seconds that a tile takes beside its sums
+OVERLAPPING = (9, 0)  # compute capability from which on a kernel can let the next one start before it has ended
+LONG_SUM = 1024  # terms from which on a precision's own products are accurate enough, without `SHORT_SUMS`
+SCRATCH_ALIGNMENT = 256
+MAX_BLOCKS = (1 << 31) - 1  # along x
+MAX_MATRICES = (1 << 16) - 1  # along y
+MAX_PARTS_BYTES = 1 << 30  # of the parts of a batch's matrices that are decomposed at a time, unless one needs more
+
+
+def mode_for(precision: str, k: int) -> Mode:
+    """Return the mode that computes sums of `k` terms in a precision."""
+    mode = MODES[precision]
+    return SHORT_SUMS.get(precision, mode) if k < LONG_SUM else mode
 
 
 @dataclass(frozen=True)
-class Tiles:
-    """Extents of a block tile, in elements."""
-
-    BM: int
-    BN: int
-
-    def slot_bytes(self, mode: Mode) -> int:
-        """Bytes of a slot: all parts of a tile of A, then of B."""
-        return ROW_BYTES * mode.parts * (self.BM + self.BN)
-
-
-@dataclass(frozen=True)
-class WarpgroupConfig(Tiles):
-    """Tile extents in elements, and warpgroups.
-
-    BM, BN
-        block tile.
-    consumers
-        warpgroups that multiply, each 64 rows of the block tile.
-    producers
-        warpgroups that fetch.
-    max_slots
-        buffers of the tiles, at most; as many as shared memory holds.
-    claim
-        registers that a thread of a warpgroup that multiplies claims from the others; 0 leaves them as they are.
-    """
-
-    consumers: int = 1
-    producers: int = 0
-    max_slots: int = MAX_SLOTS
-    claim: int = 0
-
-    def __post_init__(self) -> None:
-        positive = min(self.BM, self.BN, self.consumers) > 0 and self.producers >= 0
-        require(self, {"extents and consumers positive": positive})
-        require(
-            self,
-            {
-                "BM == 64 * consumers": GROUP_ROWS * self.consumers == self.BM,
-                "BN % 8 == 0, BN <= 256": self.BN <= 256 and self.BN % 8 == 0,
-                "BM % 32 == 0, BN % 32 == 0": self.BM % SPLIT_ROWS == 0 and self.BN % SPLIT_ROWS == 0,
-                "slots": 0 < self.max_slots <= MAX_SLOTS,
-                "threads <= 1024": self.threads <= 1024,
-            },
-        )
-        if self.claim:
-            # What a block starts with: a hang, not an error, would follow if it were less than what it ends with.
-            start = REGISTERS // self.threads // 8 * 8
-            held = WARPGROUP * (self.consumers * self.claim + self.producers * LEFT)
-            require(
-                self,
-                {
-                    "claim % 8 == 0, claim <= 256": self.claim % 8 == 0 and self.claim <= 256,
-                    "claim >= start >= what is left": self.claim >= start >= LEFT,
-                    "registers of all warpgroups": held <= start * self.threads and self.producers > 0,
-                },
-            )
-
-    @property
-    def threads(self) -> int:
-        """Threads a block."""
-        return WARPGROUP * (self.consumers + self.producers)
-
-    @property
-    def name(self) -> str:
-        """The extents in one word."""
-        return f"{self.BM}x{self.BN}-c{self.consumers}p{self.producers}"
-
-    def slots(self, mode: Mode) -> int:
-        """Slots that shared memory holds."""
-        room = SHARED_BYTES - ALIGNMENT - 2 * MAX_SLOTS * BARRIER_BYTES
-        found = min(self.max_slots, room // self.slot_bytes(mode))
-        if found == 0:
-            raise ValueError(f"configuration {self.name} has no room for a slot of {mode.name}")
-        return found
-
-    def dynamic_shared(self, mode: Mode) -> int:
-        """Bytes of dynamic shared memory that a launch must ask for."""
-        slots = self.slots(mode)
-        return ALIGNMENT + slots * (self.slot_bytes(mode) + 2 * BARRIER_BYTES)
-
-
-@dataclass(frozen=True)
-class WarpConfig(Tiles):
-    """Tile extents in elements of a stage whose warps multiply 32 x 32 each.
-
-    BM, BN
-        block tile.
-    max_slots
-        buffers of the tiles, at most; as many as 99 KB of shared memory hold, which all GPUs have on which it runs.
-    """
-
-    max_slots: int = 3
-    claim: ClassVar[int] = 0  # of registers: each thread keeps what it starts with
-
-    def __post_init__(self) -> None:
-        whole = self.BM % WARP_EXTENT == 0 and self.BN % WARP_EXTENT == 0
-        require(
-            self,
-            {
-                "BM % 32 == 0, BN % 32 == 0": min(self.BM, self.BN) > 0 and whole,
-                "slots": 2 <= self.max_slots <= MAX_SLOTS,
-                "threads <= 1024": self.threads <= 1024,
-            },
-        )
-
-    @property
-    def threads(self) -> int:
-        """Threads a block."""
-        return self.BM // WARP_EXTENT * (self.BN // WARP_EXTENT) * WARP
-
-    @property
-    def name(self) -> str:
-        """The extents in one word."""
-        return f"{self.BM}x{self.BN}-w{WARP_EXTENT}x{WARP_EXTENT}"
-
-    def slots(self, mode: Mode) -> int:
-        """Slots that shared memory holds."""
-        found = min(self.max_slots, (SMALLEST_SHARED_BYTES - ALIGNMENT) // self.slot_bytes(mode))
-        if found < 2:
-            raise ValueError(f"configuration {self.name} has no room for two slots of {mode.name}")
-        return found
-
-    def dynamic_shared(self, mode: Mode) -> int:
-        """Bytes of dynamic shared memory that a launch must ask for."""
-        return ALIGNMENT + self.slots(mode) * self.slot_bytes(mode)
-
-
-TensorConfig = WarpgroupConfig | WarpConfig
-
-
-@dataclass(frozen=True)
-class TensorForm:
-    """What a kernel is built for.
+class Decomposition:
+    """Decomposed operands of a product in the scratch memory, and the grids of the kernels that make and use them.
 
     Attributes
     ----------
     mode : Mode
-        The precision.
-    epilogue : callable or None
-        Device function ``(value, row, col, *vectors)`` of an element of C on its way out.
-    vectors : int
-        How many more arguments it has.
-    batched : bool
-        Whether there are several matrices, along the grid's y. (`direct` always counts them.)
+        Mode.
+    parts : tuple of Layout
+        Layouts of A's parts and B's, and of the row maxima of both if the mode is scaled.
+    offsets : tuple of int
+        Bytes from the start of the scratch memory to each of them.
+    steps : tuple of int
+        Bytes from one matrix of a batch to the next for each of them; 0 for what all matrices share.
+    matrices : int
+        Matrices of the batch.
+    bytes : int
+        Size of the scratch memory.
+    decompose_blocks, maxima_blocks : int
+        Blocks of the kernel that decomposes both operands, and of the one that finds the row maxima.
     """
 
     mode: Mode
-    epilogue: Callable[..., Any] | None = None
-    vectors: int = 0
-    batched: bool = False
+    parts: tuple[Layout, ...]
+    offsets: tuple[int, ...]
+    steps: tuple[int, ...]
+    matrices: int
+    bytes: int
+    decompose_blocks: int
+    maxima_blocks: int
+
+
+def decompose(mode: Mode, product: Product, config: TensorConfig) -> Decomposition:
+    """Lay out the decomposed operands of a product; of the batch, only the last dimension counts."""
+    m, n, k, batch = product.m, product.n, product.k, product.batch
+    matrices = batch.extents[-1]
+    shapes = [split_shape(mode, m, k, config.BM), split_shape(mode, n, k, config.BN)]
+    blocks, maxima_blocks = sum(rows // mode.parts * (words // (ROW_WORDS * SPLIT_ROWS)) for rows, words in shapes), 0
+    if mode.scaled:
+        spans = max(1, min(split.SPANS, -(-k // split.SPAN)))
+        shapes += [(spans, words // ROW_WORDS) for _, words in shapes]
+        maxima_blocks = sum(rows * (cols // SPLIT_ROWS) for rows, cols in shapes[2:])
+    offsets, steps, end = [], [], 0
+    for (rows, cols), own in zip(shapes, (batch.a[-1], batch.b[-1]) * 2, strict=False):
+        size = -(-FLOAT32_BYTES * rows * cols // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
+        offsets.append(end)
+        steps.append(size if own else 0)
+        end += size * (matrices if own else 1)
+    parts = tuple(Layout(rows, cols, FLOAT32_BYTES * cols, FLOAT32_BYTES) for rows, cols in shapes)
+    return Decomposition(mode, parts, tuple(offsets), tuple(steps), matrices, end, blocks, maxima_blocks)
+
+
+# ------------------------------------------------------------------------------------------------------------- kernels
 
 
 @dataclass(frozen=True)
-class TensorStage:
-    """A stage: ``build(config, form)`` makes a kernel of split A and B and any float32 C.
+class DecomposeVariant:
+    """Specialisation of the kernels that decompose operands and find row maxima.
 
-    It takes ``(alpha, a, b, beta, c)`` or, if it is `complete`, ``(alpha, a, b, beta, c, x, y, steps, vectors)`` with
-    the operands as they were before they were split; `BATCH_STEPS` steps, the bytes from a matrix of a batch to the
-    next of a, b, c, x and y; and the epilogue's vectors if it has any. A complete stage's grid has any number of blocks
-    along x, and of a batched form the matrices along y; others' a block for each block tile, columns along x, rows
-    along y. It runs from compute capability `min_cc` on or, if there is one, on `only_cc` alone.
+    Attributes
+    ----------
+    mode : Mode or None
+        Mode; None for row maxima, which are the same for all.
+    overlapping : bool
+        Whether the next kernel may start while it runs.
+    batched : bool
+        Whether the grid's y axis counts matrices of a batch.
     """
 
-    name: str
-    summary: str
-    build: Callable[[Any, TensorForm], Any]
-    configs: tuple[TensorConfig, ...]
-    complete: bool = False
+    mode: Mode | None
+    overlapping: bool
+    batched: bool
+
+
+def build_decompose(config: None, variant: DecomposeVariant) -> Any:
+    """Build the kernel that decomposes both operands."""
+    assert variant.mode is not None
+    return split.build(variant.mode, variant.overlapping, variant.batched)
+
+
+def build_row_maxima(config: None, variant: DecomposeVariant) -> Any:
+    """Build the kernel that finds the largest magnitudes of rows of A and columns of B."""
+    return split.build_extremes(variant.overlapping, variant.batched)
+
+
+def _steps_type(count: int) -> Any:
+    return types.UniTuple(types.int64, count)
+
+
+def vector_types(count: int) -> tuple[Any, ...]:
+    """Return the Numba type of the epilogue's vectors, as a tuple of one type, or of none."""
+    return (types.UniTuple(types.Array(types.float32, 1, "A"), count),) if count else ()
+
+
+def decompose_signature(variant: DecomposeVariant) -> tuple[Any, ...]:
+    """Return the Numba types of the decomposing kernel's parameters."""
+    words, matrix = MatrixType(True), MatrixType(False)
+    assert variant.mode is not None
+    operand = (matrix, words, words) if variant.mode.scaled else (matrix, words)
+    return (*operand, *operand, _steps_type(2 * len(operand)))
+
+
+def row_maxima_signature(variant: DecomposeVariant) -> tuple[Any, ...]:
+    """Return the Numba types of the parameters of the kernel that finds row maxima."""
+    words, matrix = MatrixType(True), MatrixType(False)
+    return (matrix, words, matrix, words, _steps_type(4))
+
+
+def teaching_signature(form: TensorForm) -> tuple[Any, ...]:
+    """Return the Numba types of the parameters (alpha, a, b, beta, c)."""
+    words, matrix = MatrixType(True), MatrixType(False)
+    return (types.float32, words, words, types.float32, matrix)
+
+
+def complete_signature(form: TensorForm) -> tuple[Any, ...]:
+    """Return the Numba types of the parameters (alpha, a, b, beta, c, x, y, steps, vectors)."""
+    matrix = MatrixType(False)
+    return (*teaching_signature(form), matrix, matrix, _steps_type(BATCH_STEPS), *vector_types(form.vectors))
+
+
+# --------------------------------------------------------------------------------------------------------------- stage
+
+
+@dataclass(frozen=True)
+class TensorStage(Stage):
+    """A stage of the tensor-core ladder.
+
+    ``build(config, form)`` returns a kernel that multiplies decomposed operands. Its parameters are ``(alpha, a, b,
+    beta, c)`` or, if the stage is ``complete``, ``(alpha, a, b, beta, c, x, y, steps, vectors)``: the operands before
+    they were decomposed; `BATCH_STEPS` steps, bytes from a matrix of a batch to the next of a, b, c, x and y; and the
+    epilogue's vectors, if any. A complete stage's grid has any number of blocks along x, and the matrices of a batch
+    along y. The grid of any other has one block per block tile, columns along x and rows along y. One that ``waits``
+    may start before the operands are decomposed, and waits for them.
+    """
+
     min_cc: tuple[int, int] = (9, 0)
     only_cc: tuple[int, int] | None = (9, 0)
+    precisions: tuple[str, ...] = tuple(name for name, mode in MODES.items() if not mode.scaled)
+    complete: bool = False
+    waits: bool = False
 
-    def runs_on(self, cc: tuple[int, int]) -> bool:
-        """Whether a GPU of this compute capability has its instructions."""
-        return cc >= self.min_cc if self.only_cc is None else cc == self.only_cc
+    @property
+    def batch_dimensions(self) -> int:
+        """Dimensions of a batch that one launch takes."""
+        return int(self.complete)
 
+    @property
+    def takes_epilogue(self) -> bool:
+        """Whether it applies an epilogue."""
+        return self.complete
 
-def fastest(
-    configs: Iterable[TensorConfig],
-    rates: Mapping[tuple[int, int], float],
-    m: int,
-    n: int,
-    k: int,
-    sm_count: int,
-    matrices: int = 1,
-) -> TensorConfig:
-    """The tiles that take the least time, as if all blocks took one tile after the other at the same pace.
+    def mode(self, precision: str, k: int) -> Mode:
+        """Return the mode that it computes sums of `k` terms in."""
+        return mode_for(precision, k) if self.complete else MODES[precision]
 
-    `rates` are throughputs in TFLOP/s by the tiles' extents, of a GPU whose multiprocessors all have one of that size.
-    """
+    def kernel_of(self, config: TensorConfig, form: TensorForm) -> Kernel:
+        """Return its kernel in a configuration and a variant."""
+        return Kernel(
+            f"{self.name}_{form.mode.name}_{config.name}",
+            self.build,
+            complete_signature if self.complete else teaching_signature,
+            config,
+            form,
+            config.dynamic_shared(form.mode),
+            config.threads,
+            whole_program=config.claim > 0,
+        )
 
-    def seconds(config: TensorConfig) -> float:
-        rounds = -(-(matrices * -(-m // config.BM) * -(-n // config.BN)) // sm_count)
-        flops = 2.0 * config.BM * config.BN * k
-        return rounds * (TILE_END + flops * sm_count / (rates[config.BM, config.BN] * 1e12))
+    def kernel(self, config: TensorConfig, product: Product, precision: str = "") -> Kernel:
+        """Return the kernel that multiplies the decomposed operands."""
+        mode, batched = self.mode(precision, product.k), product.batch.extents[-1] > 1
+        return self.kernel_of(config, TensorForm(mode, product.epilogue, len(product.vectors), batched))
 
-    return min(configs, key=seconds)
+    def launches(
+        self, config: TensorConfig, product: Product, precision: str, share: Share | None, gpu: Gpu
+    ) -> Launches:
+        """Return the launches that find row maxima if the mode is scaled, decompose the operands, and multiply."""
+        assert product.batch.extents[:-1] == (1, 1), "one launch takes one dimension"
+        kernel = self.kernel(config, product, precision)
+        mode, batched = kernel.variant.mode, kernel.variant.batched
+        made = decompose(mode, product, config)
+        places = [
+            MatrixAt(Moving(Slot.SCRATCH, at), layout) for at, layout in zip(made.offsets, made.parts, strict=True)
+        ]
+        x, y, z = (
+            MatrixAt(Moving(slot), layout)
+            for slot, layout in ((Slot.A, product.a), (Slot.B, product.b), (Slot.C, product.c))
+        )
+        across = MatrixAt(Moving(Slot.B), product.b.transposed)
+        batch, own = product.batch, made.steps
+        a_step, b_step, c_step = batch.a[-1], batch.b[-1], batch.c[-1]
+        overlapping, threads = gpu.cc >= OVERLAPPING, (split.THREADS, 1, 1)
+        variant = DecomposeVariant(mode, overlapping, batched)
+        first = Kernel(f"split_{mode.name}", build_decompose, decompose_signature, None, variant, 0, split.THREADS)
+        grid = (made.decompose_blocks, made.matrices, 1)
+        steps = []
+        if mode.scaled:
+            maxima = replace(
+                first, name="extremes", build=build_row_maxima, signature=row_maxima_signature,
+                variant=replace(variant, mode=None),
+            )  # fmt: skip
+            words = Words((a_step, own[2], b_step, own[3]))
+            steps.append(
+                Step(maxima, (made.maxima_blocks, made.matrices, 1), threads, (x, places[2], across, places[3], words))
+            )
+            words = Words((a_step, own[0], own[2], b_step, own[1], own[3]))
+            operands = (x, places[0], places[2], across, places[1], places[3], words)
+            steps.append(Step(first, grid, threads, operands, self.waits))
+        else:
+            words = Words((a_step, own[0], b_step, own[1]))
+            steps.append(Step(first, grid, threads, (x, places[0], across, places[1], words)))
+        arguments: tuple[Any, ...] = (Scalar(Slot.ALPHA), *places[:2], Scalar(Slot.BETA), z)
+        rows, cols = -(-product.m // config.BM), -(-product.n // config.BN)
+        if self.complete:
+            vectors = (Vector(i, *vector) for i, vector in enumerate(product.vectors))
+            arguments += (x, y, Words((own[0], own[1], c_step, a_step, b_step)), *vectors)
+            # Blocks of warpgroups fill a multiprocessor and stay; of others there is one per tile.
+            most = gpu.sm_count if isinstance(config, WarpgroupConfig) else MAX_BLOCKS
+            grid = (min(rows * cols, most), made.matrices, 1)
+        else:
+            grid = (cols, rows, 1)
+        steps.append(Step(kernel, grid, (config.threads, 1, 1), arguments, self.waits))
+        return Launches(tuple(steps), made.bytes)
 
+    def pieces(self, config: TensorConfig, product: Product, precision: str, gpu: Gpu) -> Iterator[Piece]:
+        """Divide a product into parts that one sequence of launches can compute.
 
-def split_shape(mode: Mode, mn: int, k: int, tile: int) -> tuple[int, int]:
-    """Rows and words a row of a split operand of so many rows and k, for block tiles of so many rows: see above."""
-    slots = max(1, -(-k // mode.slot_k))
-    return mode.parts * slots + mode.scaled, ROW_WORDS * -(-mn // tile) * tile
+        A grid has up to 65,535 blocks along y, of rows of tiles or of matrices; and parts of a batch's matrices take up
+        to `MAX_PARTS_BYTES` at a time.
+        """
+        if not self.complete:
+            yield from cut(product, MAX_GRID_Y * config.BM, max(product.n, 1))
+            return
+        batch = product.batch
+        count = min(batch.extents[-1], MAX_MATRICES)
+        if batch.extents[-1] > 1:
+            some = replace(product, batch=replace(batch, extents=(1, 1, count)))
+            each = sum(decompose(self.mode(precision, product.k), some, config).steps)
+            count = max(1, min(count, MAX_PARTS_BYTES // max(each, 1)))
+        for begin in range(0, batch.extents[-1], count):
+            size = min(count, batch.extents[-1] - begin)
+            steps = begin * batch.a[-1], begin * batch.b[-1], begin * batch.c[-1]
+            a, b, c = (
+                replace(x, offset=(x.offset + step) % VECTOR_BYTES)
+                for x, step in zip((product.a, product.b, product.c), steps, strict=True)
+            )
+            part = replace(product, a=a, b=b, c=c, batch=replace(batch, extents=(1, 1, size)))
+            yield Piece(*steps, True, part)

@@ -18,6 +18,7 @@ from ...device.async_copy import commit_group, wait_group
 from ...simulator.switch import device_function, hardware_only
 from ..ladder.stage import WARP
 from .finish import of_batch, place, sums_store
+from .mode import MODES
 from .slot import first_slot
 from .stage import ROW_BYTES, ROW_WORDS, WARP_EXTENT, TensorStage, WarpConfig
 from .sums import FOLD, steps
@@ -186,6 +187,7 @@ STAGE = TensorStage(
     summary="warps multiply from registers, on compute capability 8.0 and up",
     build=build,
     configs=(WarpConfig(64, 64),),
+    precisions=tuple(MODES),
     complete=True,
     min_cc=(8, 0),
     only_cc=None,

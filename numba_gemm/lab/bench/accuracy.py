@@ -149,8 +149,8 @@ def draw(frame: pd.DataFrame, title: str) -> bytes:
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, write, draw."""
-    from numba_gemm.gemm.split_products import IEEE, runnable
-    from numba_gemm.runtime.launch import current_device, device_properties
+    from numba_gemm.gemm.precision import IEEE, runnable
+    from numba_gemm.runtime.device import current_device, device_properties
 
     made = argparse.ArgumentParser(prog="python -m numba_gemm.lab.bench.accuracy", description=__doc__)
     made.add_argument("--out", type=Path, default=Path("results") / "local", help="folder of the results")

@@ -19,7 +19,8 @@ import numpy as np
 
 from numba_gemm.arrays.libraries import cupy_stream
 from numba_gemm.lab.bench.cases import Shape
-from numba_gemm.runtime.launch import Matrix, current_device
+from numba_gemm.runtime.device import current_device
+from numba_gemm.runtime.matrix import Matrix
 
 FLOAT32_BYTES = 4
 

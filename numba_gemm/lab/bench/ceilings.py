@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cuda.bindings import driver
 from numba import cuda, float32, uint32
 
 from numba_gemm.device.vector import load4, store4
@@ -28,9 +29,9 @@ from numba_gemm.lab.bench.nvml import sampled_clocks
 from numba_gemm.lab.bench.results import GRAPHS
 from numba_gemm.lab.bench.tables import Table, number
 from numba_gemm.models.traffic import Ceilings, theoretical_ceilings
-from numba_gemm.runtime.compiler import Cubin, KernelArguments, compile_cubin
-from numba_gemm.runtime.driver import Frame, device_scope, load_kernel
-from numba_gemm.runtime.launch import DeviceProperties, current_device, device_properties, synchronize
+from numba_gemm.runtime.compiler import Cubin, compile_cubin
+from numba_gemm.runtime.device import DeviceProperties, current_device, device_properties, synchronize
+from numba_gemm.runtime.driver import device_scope, launch_kernel, load_kernel
 from numba_gemm.runtime.timing import Samples, time_interleaved
 from numba_gemm.simulator.switch import SIMULATOR, device_function
 
@@ -217,21 +218,20 @@ class _Loaded:
         self.out = library.empty(1, probe.threads)
         library.fill_nan(self.out)
         self._memory = x
-        out = _packed(library, self.out, 1)
-        values: dict[str, list[float | tuple[int, ...]]] = {
-            "fp32": [probe.turns, 1.0, 1.0, out],
-            "shared": [probe.turns, 1.0, out],
+        out = _words(library, self.out, 1)
+        parameters: dict[str, tuple[float, ...]] = {
+            "fp32": (probe.turns, 1.0, 1.0, *out),
+            "shared": (probe.turns, 1.0, *out),
         }
-        arguments = KernelArguments(values.get(probe.name) or [probe.turns, _packed(library, x, probe.rows), out])
-        kernel = load_kernel(compiled(probe.name, device_properties(device).cc), device)
-        grid = (probe.threads // THREADS, 1, 1)
-        self._frame = Frame(device, kernel, grid, (THREADS, 1, 1), 0, arguments)
+        self._words = parameters.get(probe.name) or (probe.turns, *_words(library, x, probe.rows), *out)
+        self._kernel = driver.CUfunction(load_kernel(compiled(probe.name, device_properties(device).cc), device))
+        self._grid = (probe.threads // THREADS, 1, 1)
 
     def __call__(self, stream: int) -> None:
-        self._frame.launch(stream)
+        launch_kernel(self._kernel, self._grid, (THREADS, 1, 1), 0, stream, self._words)
 
 
-def _packed(library: Any, array: Any, rows: int) -> tuple[int, ...]:
+def _words(library: Any, array: Any, rows: int) -> tuple[int, ...]:
     """The first rows of an array, as kernels take a matrix."""
     cols = int(array.shape[1])
     return (library.address(array), rows, cols, 4 * cols, 4)

@@ -109,22 +109,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def list_stages() -> int:
-    """Print every rung: its name, then what it adds."""
-    from numba_gemm.kernels.ladder import STAGES
+    """Print all stages as a table."""
+    from numba_gemm.api import stages
 
-    width = max(map(len, STAGES))
-    for stage in STAGES.values():
-        print(f"{stage.name:<{width}}  {stage.summary}")
+    print(stages())
     return RIGHT
 
 
 def stage_names(text: str | None) -> list[str]:
-    """The stages that ``--stages`` names; all when it is not given."""
-    from numba_gemm.lab.bench.contenders import known_stages
+    """Return the stages that ``--stages`` names; by default the FP32 ladder and the baselines."""
+    from numba_gemm.kernels.ladder import STAGES
+    from numba_gemm.lab.bench.contenders import NOT_RUNGS, known_stages
 
     known = known_stages()
     if text is None:
-        return list(known)
+        return [*STAGES, *NOT_RUNGS]
     names = [name.strip() for name in text.split(",") if name.strip()]
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"unknown stage {', '.join(unknown)}; known are {', '.join(known)}")
@@ -135,7 +134,7 @@ def stage_names(text: str | None) -> list[str]:
 
 def precision_names(text: str | None) -> list[str]:
     """The precisions that ``--precisions`` names, but for float32's own."""
-    from numba_gemm.gemm.split_products import IEEE, PRECISIONS
+    from numba_gemm.gemm.precision import IEEE, PRECISIONS
 
     known = [name for name in PRECISIONS if name != IEEE]
     if text is None:
@@ -164,7 +163,7 @@ def benchmark(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
     from numba_gemm.lab.bench import compare, environment, model, plots, report, results
     from numba_gemm.lab.bench.run import FEWEST_ROUNDS
-    from numba_gemm.runtime.launch import current_device, device_properties
+    from numba_gemm.runtime.device import current_device, device_properties
     from numba_gemm.simulator.switch import SIMULATOR
 
     if not SIMULATOR and options.rounds is not None and options.rounds < FEWEST_ROUNDS:
@@ -254,7 +253,7 @@ def make_plan(options: argparse.Namespace, seed: int, simulated: bool) -> Plan:
     from numba_gemm.lab.bench.buffers import choose_library
     from numba_gemm.lab.bench.contenders import select_contenders
     from numba_gemm.lab.bench.run import Plan
-    from numba_gemm.runtime.launch import current_device, device_properties
+    from numba_gemm.runtime.device import current_device, device_properties
 
     shapes = chosen_shapes(options, simulated)
     names = stage_names(options.stages)

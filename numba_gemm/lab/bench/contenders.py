@@ -5,6 +5,7 @@ Every contender is bound to the same buffers and enqueues one product ``C = A @ 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -18,24 +19,18 @@ import numpy as np
 from numba_gemm.api import tiled_sgemm
 from numba_gemm.gemm import autotune_cache
 from numba_gemm.gemm.heuristics import Choice, problem
-from numba_gemm.gemm.split_products import IEEE, tiles_for
-from numba_gemm.kernels import ladder
+from numba_gemm.gemm.occupancy import LARGE
+from numba_gemm.gemm.precision import IEEE
+from numba_gemm.gemm.tensor_heuristics import configs_for
+from numba_gemm.kernels import STAGES, Stage
 from numba_gemm.kernels.ladder.cpu import cpu_sgemm
-from numba_gemm.kernels.ladder.stage import Form, Stage, TileConfig
-from numba_gemm.kernels.tensor_core import MODES
+from numba_gemm.kernels.ladder.stage import LadderStage
 from numba_gemm.lab.bench.buffers import DeviceBuffers, optional
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.results import AUTO, CPU, CUBLAS, GIVEN_BF16, NOT_RUNGS
-from numba_gemm.runtime.launch import (
-    PLAIN,
-    Matrix,
-    aligned_operands,
-    device_properties,
-    exchanged,
-    form_of,
-    launch,
-    prepare,
-)
+from numba_gemm.runtime.device import get_device
+from numba_gemm.runtime.launch import launch, product_of
+from numba_gemm.simulator.switch import SIMULATOR
 
 CPU_TERMS = 256 * 256 * 1024  # multiply-adds; a tenth of a second
 
@@ -64,6 +59,7 @@ class Contender:
     precision: str = IEEE
     on_host: bool = False
     min_cc: tuple[int, int] = (0, 0)
+    only_cc: tuple[int, int] | None = None
     max_terms: float = math.inf
     max_columns: float = math.inf
     capturable: bool = True
@@ -80,66 +76,50 @@ class Contender:
         return shape.m * shape.n * shape.k <= self.max_terms and shape.n <= self.max_columns
 
 
-def rung(stage: Stage, config: TileConfig) -> Contender:
-    """A stage of the ladder in one configuration."""
+def rung(stage: Stage, config: Any, precision: str = IEEE) -> Contender:
+    """A stage in one configuration and precision."""
 
     def bind(buffers: DeviceBuffers) -> Bound:
         a, b, c = buffers.matrices
-        compiled = prepare(stage, config, form_for(stage, config, a, b, c), c.device)
+        product = product_of(a, b, c)
+        device, kernel = get_device(c.device), stage.kernel(config, product, precision)
+        device.check(stage, config, kernel)
+        seconds = 0.0 if SIMULATOR else device.load(kernel).compile_s
 
         def call(stream: int) -> None:
-            launch(stage, config, 1.0, a, b, 0.0, c, stream=stream)
+            launch(stage, config, 1.0, a, b, 0.0, c, stream=stream, precision=precision)
 
-        return Bound(call, config.name, compiled.compile_s)
+        return Bound(call, config.name, seconds)
 
-    # Lanes along k are for a C that is no wider than a tile; of another they read A once for every tile's columns.
-    columns = config.BN if config.lanes_k > 1 else math.inf
-    return Contender(stage.name, bind, config=config.name, min_cc=stage.min_cc, max_columns=columns)
+    # Lanes along k are for a C that is no wider than a tile; otherwise they read A once for every tile's columns.
+    columns = config.BN if isinstance(stage, LadderStage) and config.lanes_k > 1 else math.inf
+    found = Contender(stage.name, bind, config=config.name, min_cc=stage.min_cc, max_columns=columns)
+    return dataclasses.replace(found, precision=precision, only_cc=stage.only_cc)
 
 
-def public_function() -> Contender:
+def public_function(precision: str = IEEE) -> Contender:
     """``tiled_sgemm`` with its own choice of stage, on arrays of whichever library allocated them."""
 
     def bind(buffers: DeviceBuffers) -> Bound:
         a, b, c = buffers.a, buffers.b, buffers.c
-        matrices, chosen = buffers.matrices, choice(buffers)
-        if chosen.swapped:
-            matrices = exchanged(*matrices, PLAIN)[:3]
-        compiled = prepare(
-            chosen.stage, chosen.config, form_for(chosen.stage, chosen.config, *matrices), matrices[2].device
-        )
-        name = f"{chosen.stage.name} {chosen.config.name}"
+        chosen, device = choice(buffers, precision), get_device(buffers.matrices[2].device)
+        kernel = chosen.stage.kernel(chosen.config, chosen.oriented(product_of(*buffers.matrices)), precision)
+        seconds = 0.0 if SIMULATOR else device.load(kernel).compile_s
+        name = f"{chosen.stage.name} {chosen.config.name}" if precision == IEEE else chosen.config.name
         # CuPy and PyTorch have a current stream, which the harness sets; Numba has none.
         if buffers.library.name == "numba":
-            return Bound(lambda stream: _discard(tiled_sgemm(a, b, c, stream=stream)), name, compiled.compile_s)
-        return Bound(lambda _stream: _discard(tiled_sgemm(a, b, c)), name, compiled.compile_s)
-
-    return Contender(AUTO, bind)
-
-
-def precise(precision: str) -> Contender:
-    """``tiled_sgemm`` in a precision of the tensor cores; what lays the operands out anew does in every call."""
-
-    def bind(buffers: DeviceBuffers) -> Bound:
-        a, b, c = buffers.a, buffers.b, buffers.c
-        x, y, _ = buffers.matrices
-        name = tiles_for(MODES[precision], x, y, device_properties(x.device).sm_count).name
-        if buffers.library.name == "numba":
-            return Bound(lambda stream: _discard(tiled_sgemm(a, b, c, precision=precision, stream=stream)), name)
-        return Bound(lambda _stream: _discard(tiled_sgemm(a, b, c, precision=precision)), name)
+            return Bound(
+                lambda stream: _discard(tiled_sgemm(a, b, c, precision=precision, stream=stream)), name, seconds
+            )
+        return Bound(lambda _stream: _discard(tiled_sgemm(a, b, c, precision=precision)), name, seconds)
 
     return Contender(AUTO, bind, precision=precision)
 
 
-def form_for(stage: Stage, config: TileConfig, a: Matrix, b: Matrix, c: Matrix) -> bool | Form:
-    """What a stage is compiled for, to run on these operands."""
-    return aligned_operands(a, b, c) if stage.schedule is None else form_of(config, a, b, c, PLAIN)
-
-
-def choice(buffers: DeviceBuffers) -> Choice:
+def choice(buffers: DeviceBuffers, precision: str = IEEE) -> Choice:
     """What ``stage="auto"`` means for these operands."""
-    a, b, c = buffers.matrices
-    return autotune_cache.choose(c.device, problem(a, b, c, PLAIN, device_properties(c.device)))
+    device, product = buffers.matrices[2].device, product_of(*buffers.matrices)
+    return autotune_cache.choose(device, problem(product, get_device(device).properties, precision))
 
 
 def triple_loop() -> Contender:
@@ -250,8 +230,8 @@ def rotating(bound: Sequence[Bound]) -> Call:
 
 
 def known_stages() -> tuple[str, ...]:
-    """Every name that ``--stages`` takes: the ladder in climbing order, then the baselines."""
-    return (*ladder.STAGES, *NOT_RUNGS)
+    """Every name that ``--stages`` takes: both ladders in climbing order, then the baselines."""
+    return (*STAGES, *NOT_RUNGS)
 
 
 def select_contenders(
@@ -259,22 +239,30 @@ def select_contenders(
 ) -> tuple[Contender, ...]:
     """The contenders of some stages, in climbing order, and the public function in some precisions.
 
-    In the simulator a rung runs its test configuration, the only one small enough, and there is no cuBLAS. cuBLAS's own
+    In the simulator a stage runs its test configuration, the only one small enough, and there is no cuBLAS. A stage of
+    the tensor cores computes in those of the precisions that it can, or in bf16x6 (tf32) if none is given. cuBLAS's own
     narrow precisions come with the precisions.
     """
     wanted = set(names)
     chosen: list[Contender] = []
-    for stage in ladder.STAGES.values():
-        if stage.name in wanted:
+    for stage in STAGES.values():
+        if stage.name not in wanted:
+            continue
+        if isinstance(stage, LadderStage):
             configs = (stage.test_config,) if simulated else stage.configs if all_configs else stage.configs[:1]
             chosen += [rung(stage, config) for config in configs]
+            continue
+        computes = [name for name in precisions if name in stage.precisions]
+        for name in computes or ["bf16x6" if "bf16x6" in stage.precisions else stage.precisions[0]]:
+            found = configs_for(stage, name, LARGE)
+            chosen += [rung(stage, config, name) for config in (found if all_configs else found[:1])]
     if AUTO in wanted:
         chosen.append(public_function())
     if CUBLAS in wanted and not simulated:
         chosen += cublas()
     if CPU in wanted:
         chosen.append(triple_loop())
-    chosen += [precise(name) for name in precisions]
+    chosen += [public_function(name) for name in precisions]
     if precisions and CUBLAS in wanted and not simulated:
         chosen += [contender for contender in narrow_cublas() if contender.precision in precisions]
     return tuple(chosen)

@@ -36,7 +36,7 @@ from numba_gemm.lab.bench.command import command, csv_text, json_text, make_fold
 from numba_gemm.simulator.probe import driver_error, simulator_requested
 
 if TYPE_CHECKING:
-    from numba_gemm.kernels.ladder.stage import Stage
+    from numba_gemm.kernels.ladder.stage import LadderStage
 
 COUNTERS, WAVEFRONTS, HOW = "counters.csv", "shared_wavefronts.csv", "counters.json"
 TOTAL = "total"  # stands in the column `op` of a stage's sum
@@ -89,28 +89,28 @@ class CountersError(Exception):
     """The counters cannot be read; the text says what is in the way."""
 
 
-def kernel_name(stage: Stage) -> str:
+def kernel_name(stage: LadderStage) -> str:
     """What the launcher calls the kernel of a stage's default configuration, but for what it is built for."""
     return re.sub(r"[^A-Za-z0-9_$]", "_", f"{stage.name}_{stage.configs[0].name}")
 
 
-def is_kernel_of(stage: Stage, kernel: str) -> bool:
+def is_kernel_of(stage: LadderStage, kernel: str) -> bool:
     """Whether a kernel of this name, with or without its parameters, is of a stage's default configuration."""
     own, name = kernel_name(stage), kernel.partition("(")[0]
     return name.startswith(own) and FORMS.fullmatch(name, len(own)) is not None
 
 
-def shape_of(stage: Stage, shape: Shape) -> Shape:
+def shape_of(stage: LadderStage, shape: Shape) -> Shape:
     """What a stage multiplies: a shape, or its part that has as many columns as the tile of a stage for few of them."""
     return shape._replace(n=min(shape.n, stage.configs[0].BN)) if stage.name == NARROW_STAGE else shape
 
 
-def kernel_filter(stages: Iterable[Stage]) -> str:
+def kernel_filter(stages: Iterable[LadderStage]) -> str:
     """The value of ncu's ``-k`` that lets through these stages' kernels and none of an array library's."""
     return f"regex:^({'|'.join(stage.name for stage in stages)})_[0-9]"
 
 
-def matched(found: Sequence[tuple[str, Any]], stages: Sequence[Stage]) -> list[tuple[Stage, Any]]:
+def matched(found: Sequence[tuple[str, Any]], stages: Sequence[LadderStage]) -> list[tuple[LadderStage, Any]]:
     """What was found for each stage, by the names of kernels.
 
     Raises
@@ -147,7 +147,7 @@ def numbers(texts: pd.Series) -> pd.Series:
     return pd.to_numeric(texts.str.replace(",", ""), errors="coerce")
 
 
-def key(stage: Stage, shape: Shape) -> dict[str, Any]:
+def key(stage: LadderStage, shape: Shape) -> dict[str, Any]:
     """The columns that say what a row is about."""
     return dict(zip(KEY, (stage.name, stage.configs[0].name, *shape_of(stage, shape))))
 
@@ -171,7 +171,7 @@ def opcode(source: str) -> tuple[str, int]:
     return name, next((int(width[1]) for width in widths if width), 32)
 
 
-def shared_wavefronts(text: str, stages: Sequence[Stage], shape: Shape) -> pd.DataFrame:
+def shared_wavefronts(text: str, stages: Sequence[LadderStage], shape: Shape) -> pd.DataFrame:
     """Wavefronts of shared memory from ncu's source page: a row a stage, operation and width, and a stage's total.
 
     ``ideal`` is what the accesses' widths need, ``excessive`` what they took beyond that, and ``excess_percent`` is
@@ -198,7 +198,7 @@ def shared_wavefronts(text: str, stages: Sequence[Stage], shape: Shape) -> pd.Da
     return frame
 
 
-def counters(text: str, stages: Sequence[Stage], shape: Shape) -> pd.DataFrame:
+def counters(text: str, stages: Sequence[LadderStage], shape: Shape) -> pd.DataFrame:
     """The counters of ncu's raw page: a row a stage, with `METRICS`' columns; NaN what the GPU does not count."""
     if not (lines := own_lines(text)):
         raise CountersError("ncu's raw page is empty")
@@ -258,10 +258,11 @@ def profile(ncu: str, options: Sequence[str], child: Sequence[str]) -> str:
     return done.stdout
 
 
-def launch_each(stages: Iterable[Stage], shape: Shape) -> None:
+def launch_each(stages: Iterable[LadderStage], shape: Shape) -> None:
     """Launch every stage once; runs under ncu."""
     from numba_gemm.lab.bench.buffers import DeviceBuffers, choose_library
-    from numba_gemm.runtime.launch import launch, synchronize
+    from numba_gemm.runtime.device import synchronize
+    from numba_gemm.runtime.launch import launch
 
     library = choose_library(simulated=False)
     made: dict[Shape, DeviceBuffers] = {}
@@ -274,7 +275,7 @@ def launch_each(stages: Iterable[Stage], shape: Shape) -> None:
         synchronize()
 
 
-def chosen_stages(text: str | None) -> list[Stage]:
+def chosen_stages(text: str | None) -> list[LadderStage]:
     """The rungs that ``--stages`` names; all when it is not given."""
     from numba_gemm.kernels.ladder import STAGES
 
@@ -288,9 +289,9 @@ def chosen_stages(text: str | None) -> list[Stage]:
     return [STAGES[name] for name in names]
 
 
-def supported(stages: Sequence[Stage]) -> list[Stage]:
+def supported(stages: Sequence[LadderStage]) -> list[LadderStage]:
     """The stages that the current GPU can run; says which it cannot."""
-    from numba_gemm.runtime.launch import current_device, device_properties
+    from numba_gemm.runtime.device import current_device, device_properties
 
     cc = device_properties(current_device()).cc
     for stage in stages:
@@ -323,7 +324,7 @@ def ncu_path() -> str:
     return path
 
 
-def measure(stages: Sequence[Stage], shape: Shape, out: Path, ncu: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+def measure(stages: Sequence[LadderStage], shape: Shape, out: Path, ncu: str) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Profile the stages and write the three files; returns the wavefronts and the counters.
 
     Raises
@@ -352,7 +353,7 @@ def measure(stages: Sequence[Stage], shape: Shape, out: Path, ncu: str) -> tuple
     return frames[0], frames[1]
 
 
-def command_line(stages: Iterable[Stage], shape: Shape) -> str:
+def command_line(stages: Iterable[LadderStage], shape: Shape) -> str:
     """The command to record: what was measured, and no folder of this machine."""
     names = ",".join(stage.name for stage in stages)
     return f"python -m numba_gemm.lab.bench.counters --stages {names} --shape {','.join(map(str, shape))}"

@@ -17,7 +17,7 @@ from numba_gemm.lab.bench.nvml import Nvml, open_nvml
 from numba_gemm.lab.bench.results import GRAPHS, LAUNCHES
 
 if TYPE_CHECKING:
-    from numba_gemm.runtime.launch import DeviceProperties
+    from numba_gemm.runtime.device import DeviceProperties
 
 PACKAGE = Path(__file__).resolve().parents[2]
 TIMINGS = {GRAPHS: "timed by replays of CUDA graphs", LAUNCHES: "timed by plain launches, which count"}
@@ -71,7 +71,7 @@ def describe(
 
 def describe_gpu() -> dict[str, Any]:
     """The current GPU: its limits, and the peaks that results are measured against."""
-    from numba_gemm.runtime.launch import current_device, device_properties
+    from numba_gemm.runtime.device import current_device, device_properties
 
     properties = device_properties(current_device())
     nvml, peak = current_nvml(), peak_flops(properties)

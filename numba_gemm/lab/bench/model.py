@@ -8,14 +8,14 @@ from typing import Any
 import pandas as pd
 
 from numba_gemm.kernels.ladder import STAGES
-from numba_gemm.kernels.ladder.stage import Stage, TileConfig
+from numba_gemm.kernels.ladder.stage import LadderStage, TileConfig
 from numba_gemm.lab.bench import ceilings as measuring
 from numba_gemm.lab.bench.buffers import operand_bytes
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.results import fastest, of_float32, records
 from numba_gemm.lab.bench.tables import Table, number, significant
 from numba_gemm.models.traffic import Ceilings, predict
-from numba_gemm.runtime.launch import DeviceProperties
+from numba_gemm.runtime.device import DeviceProperties
 
 __all__ = ["DEFAULT", "choose_ceilings", "keeps", "model_table", "rung_of"]
 
@@ -97,8 +97,8 @@ def microseconds(value: float) -> str:
     return number(value) if value >= 100 else significant(value)
 
 
-def rung_of(row: dict[str, Any]) -> tuple[Stage, TileConfig] | None:
-    """Stage and configuration of a result, None for what is no rung of the ladder."""
+def rung_of(row: dict[str, Any]) -> tuple[LadderStage, TileConfig] | None:
+    """LadderStage and configuration of a result, None for what is no rung of the ladder."""
     stage = STAGES.get(row["stage"])
     if stage is None:
         return None

@@ -1,7 +1,7 @@
 """``python -m numba_gemm.lab.bench.orders``: what the order of a k-step's products is worth, and the read-only path.
 
-Each stage that is `Stage.ordered` is built in every order, and once more with the loads of A and B on the read-only
-path, where they go through registers. It writes into ``--out``:
+Each stage that is `LadderStage.ordered` is built in every order, and once more with the loads of A and B on the
+read-only path, where they go through registers. It writes into ``--out``:
 
 orders.csv
     a row a variant: registers, what `numba_gemm.inspect.ffma` reads from its SASS, and its speed;
@@ -34,7 +34,7 @@ from numba_gemm.lab.bench.results import CUBLAS, GRAPHS
 from numba_gemm.simulator.probe import driver_error, simulator_requested
 
 if TYPE_CHECKING:
-    from numba_gemm.kernels.ladder.stage import Stage, TileConfig
+    from numba_gemm.kernels.ladder.stage import LadderStage, TileConfig
     from numba_gemm.lab.bench.buffers import DeviceBuffers
     from numba_gemm.runtime.compiler import Cubin
     from numba_gemm.runtime.timing import Call
@@ -57,7 +57,7 @@ SHOWN = (
 class Variant:
     """A configuration of a stage in one order of its products, with one way of loading A and B."""
 
-    stage: Stage
+    stage: LadderStage
     own: TileConfig
     config: TileConfig
     loads_by: str
@@ -98,7 +98,7 @@ def on_read_only_path(cubin: Cubin) -> Cubin:
     return replace(cubin, ptx=ptx, code=code, log=log, registers=int(registers[1]) if registers else 0)
 
 
-def variants(stage: Stage, config: TileConfig, cc: tuple[int, int]) -> Iterator[Variant]:
+def variants(stage: LadderStage, config: TileConfig, cc: tuple[int, int]) -> Iterator[Variant]:
     """Compile every variant of a configuration, itself first."""
     from numba_gemm.inspect import ffma, report
 
@@ -113,7 +113,8 @@ def static_row(variant: Variant) -> dict[str, Any]:
     """What a variant's SASS says, where nvdisasm is there to print it."""
     from numba_gemm.inspect import ffma, report, sass
 
-    made = report.Compiled(variant.stage, variant.config, aligned=True, cubin=variant.cubin)
+    kernel = variant.stage.usual_kernel(variant.config)
+    made = report.Compiled(variant.stage, variant.config, True, variant.cubin, kernel, variant.stage.precisions[0])
     about = {
         "stage": variant.stage.name,
         "config": variant.own.name,
@@ -137,24 +138,21 @@ class Loaded:
     def __init__(self, variant: Variant, buffers: DeviceBuffers) -> None:
         from cuda.bindings import driver
 
-        from numba_gemm.runtime.compiler import KernelArguments
         from numba_gemm.runtime.driver import load_kernel
 
         a, b, c = buffers.matrices
         stage, config, cubin = variant.stage, variant.config, variant.cubin
         self.registers = cubin.registers
         self.function = driver.CUfunction(load_kernel(cubin, c.device, config.dynamic_shared))
-        self.arguments = KernelArguments((1.0, a.packed, b.packed, 0.0, c.packed))
-        self.shape = (*stage.grid(config, c.rows, c.cols), 1, *stage.block(config), 1)
+        self.words = (1.0, *a.words, *b.words, 0.0, *c.words)
+        self.grid, self.block = (*stage.grid(config, c.rows, c.cols), 1), (*stage.block(config), 1)
         self.shared = config.dynamic_shared
 
     def __call__(self, stream: int) -> None:
         """Enqueue the product."""
-        from cuda.bindings import driver
+        from numba_gemm.runtime.driver import launch_kernel
 
-        from numba_gemm.runtime.driver import call
-
-        call(driver.cuLaunchKernel, self.function, *self.shape, self.shared, stream, self.arguments.address, 0)
+        launch_kernel(self.function, self.grid, self.block, self.shared, stream, self.words)
 
 
 def measured(found: Sequence[Variant], shape: Shape, rounds: int) -> pd.DataFrame:
@@ -163,8 +161,8 @@ def measured(found: Sequence[Variant], shape: Shape, rounds: int) -> pd.DataFram
     from numba_gemm.lab.bench.contenders import cublas
     from numba_gemm.lab.bench.verify import Reference
     from numba_gemm.models.roofline import gemm_flops
+    from numba_gemm.runtime.device import current_device, synchronize
     from numba_gemm.runtime.driver import device_scope
-    from numba_gemm.runtime.launch import aligned_operands, current_device, synchronize
     from numba_gemm.runtime.timing import time_interleaved
 
     library = choose_library(simulated=False)
@@ -172,7 +170,7 @@ def measured(found: Sequence[Variant], shape: Shape, rounds: int) -> pd.DataFram
         scopes.enter_context(device_scope(current_device()))
         stream = scopes.enter_context(library.stream())
         buffers = DeviceBuffers.random(library, shape, SEED)
-        if not aligned_operands(*buffers.matrices):
+        if not all(matrix.layout.aligned for matrix in buffers.matrices):
             raise ValueError(f"the kernels measured here take aligned operands: N and K multiples of 4, not {shape}")
         reference = Reference(buffers)
         rows: dict[str, dict[str, Any]] = {}
@@ -224,7 +222,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def chosen(names: str | None) -> list[Stage]:
+def chosen(names: str | None) -> list[LadderStage]:
     """The stages that ``--stages`` names, of those that take an order.
 
     Raises
@@ -243,7 +241,7 @@ def chosen(names: str | None) -> list[Stage]:
 
 def measure(options: argparse.Namespace) -> pd.DataFrame:
     """Compile, check and time what the options say; writes both files."""
-    from numba_gemm.runtime.launch import current_device, device_properties
+    from numba_gemm.runtime.device import current_device, device_properties
 
     make_folder(options.out)
     static = options.static or driver_error() is not None

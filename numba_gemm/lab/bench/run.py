@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from numba_gemm.gemm.split_products import IEEE, runnable
+from numba_gemm.gemm.precision import IEEE, runnable
 from numba_gemm.lab.bench import results
 from numba_gemm.lab.bench.buffers import DeviceBuffers, HostLibrary, operand_bytes
 from numba_gemm.lab.bench.cases import Shape
@@ -20,7 +20,7 @@ from numba_gemm.lab.bench.contenders import Bound, Call, Contender, rotating
 from numba_gemm.lab.bench.nvml import ClockSamples, Nvml, sampled_clocks
 from numba_gemm.lab.bench.verify import Reference
 from numba_gemm.models.roofline import gemm_flops
-from numba_gemm.runtime.launch import synchronize
+from numba_gemm.runtime.device import synchronize
 from numba_gemm.runtime.timing import Samples, host_time_us, time_interleaved
 
 MIN_SPAN_US = 2000.0
@@ -167,7 +167,8 @@ def candidate_of(plan: Plan, contender: Contender) -> Candidate:
         return Candidate(
             contender, status=results.UNSUPPORTED, note=f"{contender.precision} needs compute capability 8.0"
         )
-    if contender.min_cc <= plan.cc or plan.simulated:
+    runs = contender.min_cc <= plan.cc if contender.only_cc is None else contender.only_cc == plan.cc
+    if runs or (plan.simulated and contender.precision == IEEE):
         return Candidate(contender)
     needed = ".".join(str(part) for part in contender.min_cc)
     return Candidate(contender, status=results.UNSUPPORTED, note=f"needs compute capability {needed}")

@@ -37,8 +37,8 @@ from numba_gemm.lab.bench.command import (
 from numba_gemm.lab.bench.nvml import sampled_clocks
 from numba_gemm.lab.bench.results import LAUNCHES
 from numba_gemm.models.accuracy import ieee_bound
+from numba_gemm.runtime.device import current_device, synchronize
 from numba_gemm.runtime.driver import device_scope
-from numba_gemm.runtime.launch import current_device, synchronize
 from numba_gemm.runtime.pinned_memory import pinned
 from numba_gemm.streaming import blocking_of, expected_time, streamed_sgemm
 

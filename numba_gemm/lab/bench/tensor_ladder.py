@@ -10,6 +10,7 @@ cuBLAS.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,16 +19,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from numba_gemm.gemm import split_products
-from numba_gemm.kernels.tensor_core import MODES, TENSOR_STAGES, Mode, TensorForm, TensorStage, split
-from numba_gemm.kernels.tensor_core.stage import BATCH_STEPS, WarpgroupConfig
+from numba_gemm.gemm.precision import IEEE
+from numba_gemm.kernels.step import Step
+from numba_gemm.kernels.tensor_core import TENSOR_STAGES, TensorStage, WarpgroupConfig
 from numba_gemm.lab.bench.accuracy import quotients
 from numba_gemm.lab.bench.command import USAGE, command, csv_text, make_folder, require_gpu, write_files
 from numba_gemm.models.roofline import FLOAT32_BYTES, gemm_flops
-from numba_gemm.runtime.compiler import KernelArguments
-from numba_gemm.runtime.driver import Frame, load_kernel
-from numba_gemm.runtime.launch import Matrix, current_device, device_properties
+from numba_gemm.runtime.device import current_device, device_properties, get_device
+from numba_gemm.runtime.launch import product_of
+from numba_gemm.runtime.matrix import Matrix
 from numba_gemm.runtime.timing import time_interleaved
+from numba_gemm.runtime.workspace import Workspace
 
 __all__ = ["CSV", "MODE", "SHAPE", "SPECIAL_CSV", "SPLIT", "main", "measured", "rungs", "special_values"]
 
@@ -39,8 +41,12 @@ SEED = 1
 
 
 def rungs() -> list[TensorStage]:
-    """The stages of the ladder, in climbing order."""
-    return [stage for stage in TENSOR_STAGES.values() if isinstance(stage.configs[0], WarpgroupConfig)]
+    """Return the stages of the ladder that multiply decomposed operands by warpgroups, in climbing order."""
+    return [
+        stage
+        for stage in TENSOR_STAGES.values()
+        if isinstance(stage, TensorStage) and isinstance(stage.configs[0], WarpgroupConfig)
+    ]
 
 
 def as_matrix(tensor: Any, device: int) -> Matrix:
@@ -50,38 +56,25 @@ def as_matrix(tensor: Any, device: int) -> Matrix:
 
 
 class Rung:
-    """A stage's product, and what splits its operands, into memory of its own."""
+    """A stage's multiplication, and the decomposition of its operands, in memory of its own."""
 
-    def __init__(self, torch: Any, stage: TensorStage, mode: Mode, a: Matrix, b: Matrix, c: Matrix) -> None:
-        gpu, config = device_properties(c.device), stage.configs[0]
-        division = split_products.divide(mode, c.rows, c.cols, a.cols, gpu.sm_count, config, stage)
-        self._memory = torch.empty(division.workspace_bytes // FLOAT32_BYTES, device="cuda")
-        start = self._memory.data_ptr()
-        parts = [
-            (start + offset, *shape, FLOAT32_BYTES * shape[1], FLOAT32_BYTES)
-            for offset, shape in zip(division.offsets, division.parts, strict=True)
-        ]
-        grid = (division.blocks, 1, 1) if stage.complete else (-(-c.cols // config.BN), -(-c.rows // config.BM), 1)
-        values: list[float | tuple[int, ...]]
-        values = [1.0, *parts[:2], 0.0, c.packed, *([a.packed, b.packed, (0,) * BATCH_STEPS] if stage.complete else [])]
-        cubin = split_products.product_cubin(config, TensorForm(mode), gpu.cc, stage)
-        self.registers, shared = cubin.registers, config.dynamic_shared(mode)
-        kernel, block = load_kernel(cubin, c.device, shared), (config.threads, 1, 1)
-        self._product = Frame(c.device, kernel, grid, block, shared, KernelArguments(values))
-        kernel, grid = load_kernel(split_products.split_cubin(mode, gpu.cc), c.device), (division.split_blocks, 1, 1)
-        values = [a.packed, parts[0], b.transposed.packed, parts[1], (0,) * 4]
-        self._split = Frame(c.device, kernel, grid, (split.THREADS, 1, 1), 0, KernelArguments(values))
+    def __init__(self, torch: Any, stage: TensorStage, precision: str, a: Matrix, b: Matrix, c: Matrix) -> None:
+        device, config = get_device(c.device), stage.configs[0]
+        launches = stage.launches(config, product_of(a, b, c), precision, None, device.properties.gpu)
+        self._memory = torch.empty(launches.scratch_bytes // FLOAT32_BYTES, device="cuda")
+        workspace = Workspace(self._memory.data_ptr(), launches.scratch_bytes, 0)
+        *decompose, multiply = launches.steps
+        self.registers = device.load(multiply.kernel).registers
 
-    def split(self, stream: int) -> None:
-        """Enqueue the splitting."""
-        self._split.launch(stream)
+        def call(*steps: Step) -> Callable[[int], None]:
+            alone = tuple(dataclasses.replace(step, overlaps=False) for step in steps)
+            bound = device.loaded(dataclasses.replace(launches, steps=alone), workspace)
+            return lambda stream: bound(1.0, a.pointer, b.pointer, 0.0, c.pointer, stream)
 
-    def multiply(self, stream: int) -> None:
-        """Enqueue the product."""
-        self._product.launch(stream)
+        self.split, self.multiply = call(*decompose), call(multiply)
 
 
-def measured(shape: tuple[int, int, int], mode: Mode, rounds: int) -> list[dict[str, Any]]:
+def measured(shape: tuple[int, int, int], mode: str, rounds: int) -> list[dict[str, Any]]:
     """A row for splitting, each stage and cuBLAS, timed in turns."""
     import torch
 
@@ -110,7 +103,7 @@ def measured(shape: tuple[int, int, int], mode: Mode, rounds: int) -> list[dict[
             found[name].split(stream.cuda_stream)
         call(stream.cuda_stream)
         torch.cuda.synchronize()
-        precision = split_products.IEEE if name == CUBLAS else mode.name
+        precision = IEEE if name == CUBLAS else mode
         rows[name] = {"stage": name, "precision": precision, "m": m, "n": n, "k": k}
         if name != SPLIT:
             rows[name]["error_median"], rows[name]["error_max"] = quotients(torch, c, a, b)
@@ -125,7 +118,7 @@ def measured(shape: tuple[int, int, int], mode: Mode, rounds: int) -> list[dict[
     return list(rows.values())
 
 
-def special_values(shape: tuple[int, int, int], mode: Mode, rounds: int) -> list[dict[str, Any]]:
+def special_values(shape: tuple[int, int, int], mode: str, rounds: int) -> list[dict[str, Any]]:
     """A row for each number of A's rows in which an element is NaN or infinite: all of C's are computed again there."""
     import torch
 
@@ -142,8 +135,8 @@ def special_values(shape: tuple[int, int, int], mode: Mode, rounds: int) -> list
 
     rows: dict[str, dict[str, Any]] = {}
     calls: dict[str, Callable[[int], None]] = {}
-    none, some = [(split_products.IEEE, "none", 0), (mode.name, "none", 0)], (1, 16, m // 16, m)
-    for precision, value, count in [*none, *((mode.name, value, count) for value in ("nan", "inf") for count in some)]:
+    none, some = [(IEEE, "none", 0), (mode, "none", 0)], (1, 16, m // 16, m)
+    for precision, value, count in [*none, *((mode, value, count) for value in ("nan", "inf") for count in some)]:
         a = torch.randn(m, k, device="cuda")
         if count:
             a[:: m // count, k // 2] = float(value)
@@ -156,7 +149,7 @@ def special_values(shape: tuple[int, int, int], mode: Mode, rounds: int) -> list
             raise RuntimeError(f"{found} elements of C are {value}; expected {count} rows of {n}")
         rows[name] = {"m": m, "n": n, "k": k, "precision": precision, "value": value, "rows": count}
     samples = time_interleaved(calls, stream=torch.cuda.Stream().cuda_stream, rounds=rounds)
-    finite = samples[f"{mode.name} none 0"].median
+    finite = samples[f"{mode} none 0"].median
     for name, sample in samples.items():
         rows[name] |= {"median_us": sample.median, "times_as_long": sample.median / finite}
     return list(rows.values())
@@ -175,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USAGE
     make_folder(options.out)
     for name, made_by in ((CSV, measured), (SPECIAL_CSV, special_values)):
-        frame = pd.DataFrame(made_by(SHAPE, MODES[MODE], options.rounds))
+        frame = pd.DataFrame(made_by(SHAPE, MODE, options.rounds))
         write_files(options.out, {name: csv_text(frame, 5)})
         print(frame.to_string(index=False))
     return 0

@@ -16,8 +16,8 @@ from numba import cuda
 
 from numba_gemm.lab.bench.model import choose_ceilings
 from numba_gemm.models.traffic import Ceilings
+from numba_gemm.runtime.device import DeviceProperties, current_device, device_properties
 from numba_gemm.runtime.driver import call, device_scope
-from numba_gemm.runtime.launch import DeviceProperties, current_device, device_properties
 from numba_gemm.runtime.timing import Call, Samples, time_interleaved
 from numba_gemm.simulator import scheduler
 from numba_gemm.simulator.switch import SIMULATOR

@@ -49,8 +49,8 @@ from numba_gemm.lab.memory import machine, movement
 from numba_gemm.lab.memory.drawing import bars
 from numba_gemm.lab.memory.experiment import Experiment, Unavailable
 from numba_gemm.runtime import pinned_memory
+from numba_gemm.runtime.device import current_device, device_count
 from numba_gemm.runtime.driver import call, device_scope, failure, primary_context
-from numba_gemm.runtime.launch import current_device, device_count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,0 +1,47 @@
+"""Launch a product as chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..kernels.product import Product
+from ..runtime.bound_product import BoundProduct, NoRoomForMaps
+from ..runtime.device import device_properties
+from ..runtime.launch import launch_product
+from ..runtime.matrix import Matrix, Vector
+from ..runtime.workspace import Workspace
+from . import heuristics
+from .heuristics import Choice, Problem
+from .precision import tensor_stage
+
+
+def decomposed(wanted: Problem) -> Choice:
+    """Return the choice for a problem whose operands are decomposed, even if tensor maps can describe them."""
+    stage = tensor_stage(wanted.cc)
+    assert stage is not None, "the precision was checked"
+    return heuristics.named(stage.name, replace(wanted, tma=""))
+
+
+def launch_choice(
+    product: Product,
+    choice: Choice,
+    alpha: float,
+    a: Matrix,
+    b: Matrix,
+    beta: float,
+    c: Matrix,
+    stream: int,
+    vectors: Sequence[Vector] = (),
+    workspace: Workspace | None = None,
+) -> list[tuple[BoundProduct, int, int, int, bool]]:
+    """Enqueue a product as chosen; return what was launched, see `runtime.launch.launch_product`.
+
+    If the device has no room for another tensor map, the operands are decomposed.
+    """
+    operands = alpha, a, b, beta, c
+    try:
+        return launch_product(product, choice.selected, *operands, stream, vectors, workspace)
+    except NoRoomForMaps:  # nothing was launched
+        choice = decomposed(heuristics.problem(product, device_properties(c.device), choice.precision))
+        return launch_product(product, choice.selected, *operands, stream, vectors, workspace)

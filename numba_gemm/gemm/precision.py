@@ -1,0 +1,69 @@
+"""Names of precisions: which ones there are, which ones a GPU can compute in, and what "fp32_auto" stands for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..kernels.stage import IEEE
+from ..kernels.tensor_core import MODES, persistent, warp_mma
+from ..kernels.tensor_core.stage import LONG_SUM, TensorStage
+from ..simulator.switch import SIMULATOR
+
+__all__ = ["FP32_AUTO", "IEEE", "KNOWN", "PRECISIONS", "auto_reason", "check_precision", "resolved", "runnable"]
+
+FP32_AUTO = "fp32_auto"
+PRECISIONS = (IEEE, *MODES)
+KNOWN = (*PRECISIONS, FP32_AUTO)
+
+# The precision that `FP32_AUTO` stands for on compute capability 9.0, and from where on: its error bound is no larger
+# than float32's from this K on, and it was measured to be faster from so many multiply-adds on, for a C with so many
+# elements whose extents are at least this large.
+AUTO_MODE = "bf16x6"
+AUTO_K, AUTO_TERMS, AUTO_ELEMENTS, AUTO_EXTENT = 256, 1 << 27, 1 << 18, 256
+AUTO_SHORT_TERMS = 1 << 29  # where sums are shorter than `LONG_SUM`
+
+STAGES: tuple[TensorStage, ...] = (persistent.STAGE, warp_mma.STAGE)  # the first that a GPU can run is used
+
+
+def tensor_stage(cc: tuple[int, int]) -> TensorStage | None:
+    """Return the stage that decomposes operands on a GPU of this compute capability; None if there is none."""
+    return None if SIMULATOR else next((stage for stage in STAGES if stage.runs_on(cc)), None)
+
+
+def runnable(cc: tuple[int, int]) -> tuple[str, ...]:
+    """Return the precisions that a GPU of this compute capability can compute in."""
+    return (IEEE,) if tensor_stage(cc) is None else PRECISIONS
+
+
+def resolved(precision: str, m: int, n: int, k: int, cc: tuple[int, int]) -> str:
+    """Return the precision itself; for `FP32_AUTO`, the fastest whose error and range are no worse than float32's."""
+    return auto_reason(m, n, k, cc)[0] if precision == FP32_AUTO else precision
+
+
+def auto_reason(m: int, n: int, k: int, cc: tuple[int, int]) -> tuple[str, str]:
+    """Return what `FP32_AUTO` stands for in a product of these extents, and why, in words."""
+    terms = AUTO_SHORT_TERMS if k < LONG_SUM else AUTO_TERMS
+    if tensor_stage(cc) is not persistent.STAGE:
+        return IEEE, "only compute capability 9.0 has a faster precision of this accuracy"
+    if k < AUTO_K:
+        return IEEE, f"the error of {AUTO_MODE} is no larger than that of float32 sums only from K = {AUTO_K} on"
+    if min(m, n) < AUTO_EXTENT or m * n < AUTO_ELEMENTS or m * n * k < terms:
+        return IEEE, f"{AUTO_MODE} is faster only for larger products"
+    return AUTO_MODE, f"its error and range are no worse than those of {IEEE}, and it is faster for such extents"
+
+
+def check_precision(precision: Any, cc: tuple[int, int] | None = None) -> None:
+    """Raise TypeError or ValueError unless this is a precision, and one for this compute capability if given."""
+    if not isinstance(precision, str):
+        raise TypeError(
+            f"precision is a {type(precision).__qualname__}; expected a str; pass one of {', '.join(KNOWN)}"
+        )
+    if precision not in KNOWN:
+        raise ValueError(f"precision is {precision!r}; expected one of {', '.join(KNOWN)}; pass one of these")
+    if cc is not None and precision != FP32_AUTO and precision not in (able := runnable(cc)):
+        where = (
+            "the simulator, which has no matrix instructions" if SIMULATOR else f"compute capability {cc[0]}.{cc[1]}"
+        )
+        raise ValueError(
+            f"precision is {precision!r}, and this is {where}; expected one of {', '.join(able)}; pass one of these"
+        )

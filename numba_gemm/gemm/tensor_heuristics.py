@@ -1,0 +1,89 @@
+"""A model of the speed of tensor-core kernels: rates of block tiles, and rounds in which they are computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..kernels.stage import Stage
+from ..kernels.tensor_core import MODES, Mode
+from ..kernels.tensor_core.stage import TensorStage, mode_for
+
+__all__ = ["SPEEDS", "configs_for", "expected_seconds", "seconds_of", "tile_rates"]
+
+# TFLOP/s of an H200 that has tiles of one size for all its multiprocessors, for modes with one product of parts, with
+# several, and with a compensated sum of several. Only ratios matter.
+RATES: dict[str, dict[tuple[int, int], float]] = {
+    "one": {(128, 256): 600.0, (128, 128): 480.0, (64, 128): 330.0, (64, 96): 270.0, (64, 64): 220.0},
+    "several": {(128, 128): 230.0, (64, 128): 168.0, (64, 96): 140.0, (64, 64): 115.0},
+    "compensated": {(128, 128): 116.0, (64, 128): 89.0, (64, 96): 80.0, (64, 64): 73.0},
+}
+# The same for operands that tensor maps describe.
+TMA_RATES = {(128, 256): 415.0, (128, 192): 420.0, (128, 128): 345.0, (64, 128): 275.0, (64, 64): 165.0}
+# TFLOP/s of an H200 at 16384 cubed, decomposition included; of short sums at 4096x4096x768.
+SPEEDS = {
+    "bf16x6_stepwise": 61.0,
+    "tf32x3": 107.0,
+    "bf16x6": 108.0,
+    "bf16x9": 80.0,
+    "fp16x3": 212.0,
+    "tf32": 351.0,
+    "bf16": 669.0,
+}
+H200_MULTIPROCESSORS = 132
+TILE_END = 1.5e-6  # seconds that a tile takes beside its sums
+MEMORY_EFFICIENCY = 0.8  # of device memory's theoretical bandwidth, that the decomposition reaches
+LAUNCH = 2e-6  # seconds that each launch before the last one adds
+
+
+def tile_rates(mode: Mode) -> dict[tuple[int, int], float]:
+    """Return throughputs in TFLOP/s by the extents of a block tile."""
+    return RATES["one" if len(mode.products) == 1 else "compensated" if mode.compensated else "several"]
+
+
+def configs_for(stage: Stage, precision: str, k: int) -> list[Any]:
+    """Return the configurations of a tensor-core stage that compute in a precision."""
+    if not isinstance(stage, TensorStage):
+        return list(stage.configs)
+    if not stage.complete:
+        return list(stage.configs[:1])
+    rates = tile_rates(mode_for(precision, k))
+    return [config for config in stage.configs if (config.BM, config.BN) in rates]
+
+
+def seconds_of(
+    stage: Stage, precision: str, m: int, n: int, k: int, matrices: int, sm_count: int, tma: str
+) -> list[tuple[float, Any]]:
+    """Return expected seconds of the multiplication and configuration, the fastest first.
+
+    It is assumed that all blocks compute one tile after the other at the same pace.
+    """
+    decomposed = isinstance(stage, TensorStage)
+    mode = mode_for(precision, k)
+    rates = tile_rates(mode) if decomposed else TMA_RATES
+    terms = max(k, mode.slot_k) if decomposed else k
+    rows, cols = (n, m) if tma == "NN" and not decomposed else (m, n)
+
+    def seconds(config: Any) -> float:
+        rate = rates.get((config.BM, config.BN), min(rates.values()))
+        rounds = -(-(matrices * -(-rows // config.BM) * -(-cols // config.BN)) // sm_count)
+        flops = 2.0 * config.BM * config.BN * terms
+        return rounds * (TILE_END + flops * sm_count / (rate * 1e12))
+
+    found = [(seconds(config), config) for config in configs_for(stage, precision, k)]
+    return sorted(found, key=lambda one: one[0])
+
+
+def decomposition_seconds(
+    precision: str, m: int, n: int, k: int, a_matrices: int, b_matrices: int, bandwidth: float
+) -> float:
+    """Return the expected seconds of decomposing both operands."""
+    mode: Mode = MODES[precision]
+    words = (a_matrices * m + b_matrices * n) * k * (1 + mode.scaled + mode.parts / mode.per_word)
+    copying = 4.0 * words / (MEMORY_EFFICIENCY * bandwidth) if bandwidth else 0.0
+    return copying + LAUNCH * (1 + mode.scaled)
+
+
+def expected_seconds(precision: str, m: int, n: int, k: int, sm_count: int) -> float:
+    """Return about how long a large product takes: at the speed of `SPEEDS`, by the number of multiprocessors."""
+    speed = SPEEDS[mode_for(precision, k).name] * 1e12 * sm_count / H200_MULTIPROCESSORS
+    return 2.0 * m * n * k / speed

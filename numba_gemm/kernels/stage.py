@@ -1,0 +1,186 @@
+"""The record that describes a stage of either ladder, and the launches that compute a product with it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from .product import Product
+from .step import Kernel, Launches
+
+IEEE = "ieee"  # float32 multiply-adds
+MAX_K = 1 << 30  # terms of a sum that a kernel counts
+MAX_GRID_Y = 65535
+
+
+class Config(Protocol):
+    """A tile configuration, of either ladder."""
+
+    @property
+    def name(self) -> str:
+        """Extents in one word."""
+
+    @property
+    def BM(self) -> int:
+        """Rows of a block tile."""
+
+    @property
+    def BN(self) -> int:
+        """Columns of a block tile."""
+
+    @property
+    def threads(self) -> int:
+        """Threads per block."""
+
+
+def require(config: Any, constraints: Mapping[str, bool]) -> None:
+    """Raise one ValueError that names every constraint a configuration breaks."""
+    broken = [name for name, holds in constraints.items() if not holds]
+    if broken:
+        raise ValueError(f"configuration {config.name} breaks: {'; '.join(broken)}")
+
+
+@dataclass(frozen=True)
+class Share:
+    """Division of a product among blocks.
+
+    Attributes
+    ----------
+    blocks : int
+        Blocks of the launch.
+    whole : int
+        Tiles of C that one block each computes; the k-tiles of the others are divided equally among all blocks.
+    """
+
+    blocks: int
+    whole: int
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Properties of a device on which launches depend.
+
+    Attributes
+    ----------
+    cc : tuple of int
+        Compute capability.
+    sm_count : int
+        Multiprocessors.
+    """
+
+    cc: tuple[int, int]
+    sm_count: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a product that is launched by itself.
+
+    Attributes
+    ----------
+    a, b, c : int
+        Bytes from the operands' first elements to the part's.
+    first : bool
+        Whether it is the first part of its sums: it takes beta, and the others add to it.
+    product : Product
+        The part.
+    """
+
+    a: int
+    b: int
+    c: int
+    first: bool
+    product: Product
+
+
+def cut(product: Product, rows: int, cols: int) -> Iterator[Piece]:
+    """Divide a product into parts of at most so many rows and columns of C, and `MAX_K` terms of each sum."""
+    m, n, k = product.m, product.n, product.k
+    if m <= rows and n <= cols and k <= MAX_K:
+        yield Piece(0, 0, 0, True, product)
+        return
+    for k_begin in range(0, k, MAX_K):
+        k_size = min(MAX_K, k - k_begin)
+        for row in range(0, m, rows):
+            for col in range(0, n, cols):
+                m_size, n_size = min(rows, m - row), min(cols, n - col)
+                a_step, a = product.a.part(row, k_begin, m_size, k_size)
+                b_step, b = product.b.part(k_begin, col, k_size, n_size)
+                c_step, c = product.c.part(row, col, m_size, n_size)
+                part = dataclasses.replace(product, a=a, b=b, c=c)
+                yield Piece(a_step, b_step, c_step, k_begin == 0, part)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of a ladder: a kernel factory, its configurations, and how a product is launched with it.
+
+    Attributes
+    ----------
+    name, summary : str
+        Name, and the idea in a few words.
+    build : callable
+        ``build(config, variant)`` returns a ``cuda.jit`` kernel.
+    configs : tuple
+        Tile configurations; the first is the default.
+    test_config : config or None
+        A configuration small enough for the simulator; None for stages that cannot run there.
+    min_cc : tuple of int
+        Lowest compute capability that it runs on.
+    only_cc : tuple of int or None
+        The one compute capability that it runs on, if there is only one.
+    precisions : tuple of str
+        Precisions that it computes in.
+    batch_dimensions : int
+        Dimensions of a batch that one launch takes.
+    takes_epilogue : bool
+        Whether it applies an epilogue.
+    chooses_share : bool
+        Whether its launches divide the work by a `Share`.
+    """
+
+    name: str
+    summary: str
+    build: Callable[[Any, Any], Any]
+    configs: tuple[Any, ...]
+    test_config: Any = None
+    min_cc: tuple[int, int] = (7, 5)
+    only_cc: tuple[int, int] | None = None
+    precisions: tuple[str, ...] = (IEEE,)
+
+    @property
+    def batch_dimensions(self) -> int:
+        """Dimensions of a batch that one launch takes."""
+        return 0
+
+    @property
+    def takes_epilogue(self) -> bool:
+        """Whether it applies an epilogue."""
+        return False
+
+    @property
+    def chooses_share(self) -> bool:
+        """Whether its launches divide the work by a `Share`."""
+        return False
+
+    def runs_on(self, cc: tuple[int, int]) -> bool:
+        """Whether a GPU of a compute capability has the instructions that it needs."""
+        return cc >= self.min_cc if self.only_cc is None else cc == self.only_cc
+
+    def kernel(self, config: Any, product: Product, precision: str = IEEE) -> Kernel:
+        """Return the kernel that multiplies operands of these layouts."""
+        raise NotImplementedError
+
+    def launches(self, config: Any, product: Product, precision: str, share: Share | None, gpu: Gpu) -> Launches:
+        """Return the launches of a product that is one piece of `pieces`."""
+        raise NotImplementedError
+
+    def pieces(self, config: Any, product: Product, precision: str, gpu: Gpu) -> Iterator[Piece]:
+        """Divide a product into parts that one sequence of launches can compute."""
+        yield Piece(0, 0, 0, True, product)
+
+    def replace(self, **changes: Any) -> Stage:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)

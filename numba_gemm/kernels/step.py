@@ -1,0 +1,217 @@
+"""Kernel launches of a product as data: which kernel, on which grid, with which arguments.
+
+An argument that changes from call to call is a `Slot`; all others are constants. A stage makes the steps
+(`kernels.stage.Stage.launches`), and `runtime.bound_product` turns them into launches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Any
+
+from .product import FLOAT32_BYTES, Layout
+
+
+class Slot(IntEnum):
+    """A 64-bit word of a launch that is known only at the call. Each `VECTORS + i` is the address of vector i."""
+
+    ALPHA = 0
+    BETA = 1
+    A = 2
+    B = 3
+    C = 4
+    SCRATCH = 5
+    COUNTERS = 6
+    FIRST_MAP = 7
+    SECOND_MAP = 8
+    VECTORS = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """A word that is the value of a slot plus an offset in bytes."""
+
+    slot: int
+    offset: int = 0
+
+
+Word = int | Moving
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A float32 argument, alpha or beta."""
+
+    slot: Slot
+
+    @property
+    def words(self) -> tuple[Word, ...]:
+        """The words that the kernel is passed."""
+        return (Moving(self.slot),)
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixAt:
+    """A matrix argument: one of the operands, or a part of the scratch memory."""
+
+    place: Moving
+    layout: Layout
+
+    @property
+    def words(self) -> tuple[Word, ...]:
+        """The words that the kernel is passed."""
+        return (self.place, *self.layout.words)
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """An array argument of one dimension: a vector of the epilogue."""
+
+    index: int
+    size: int
+    stride: int
+
+    @property
+    def words(self) -> tuple[Word, ...]:
+        """The seven words of which a 1-D Numba array consists."""
+        return (0, 0, self.size, FLOAT32_BYTES, Moving(Slot.VECTORS + self.index), self.size, self.stride)
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A tuple of 64-bit integers, or a single one."""
+
+    words: tuple[Word, ...]
+
+
+Argument = Scalar | MatrixAt | Vector | Words
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel: the function that builds it, and what it is built for.
+
+    Attributes
+    ----------
+    name : str
+        Name of the stage, or of the task.
+    build : callable
+        ``build(config, variant)`` returns a ``cuda.jit`` kernel.
+    signature : callable
+        ``signature(variant)`` returns the Numba types of its parameters.
+    config : object
+        Tile configuration, None for kernels without one.
+    variant : object
+        Specialisation to operands; hashable.
+    dynamic_shared : int
+        Bytes of dynamic shared memory per block.
+    threads : int
+        Threads per block.
+    whole_program : bool
+        Whether the compiler must see the whole program at once, to move registers between warpgroups.
+    """
+
+    name: str
+    build: Callable[[Any, Any], Any]
+    signature: Callable[[Any], tuple[Any, ...]]
+    config: Any
+    variant: Any
+    dynamic_shared: int
+    threads: int
+    whole_program: bool = False
+
+    @property
+    def epilogue(self) -> Callable[..., Any] | None:
+        """The epilogue that is compiled into it."""
+        return getattr(self.variant, "epilogue", None)
+
+    @property
+    def vectors(self) -> int:
+        """Vectors that the epilogue takes."""
+        return getattr(self.variant, "vectors", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One kernel launch.
+
+    Attributes
+    ----------
+    kernel : Kernel
+        The kernel.
+    grid, block : tuple of int
+        Blocks of the grid, and threads of a block, along x, y and z.
+    arguments : tuple of Argument
+        In the kernel's order.
+    overlaps : bool
+        Whether it may start before the launch before it has ended (`device.grid_order`).
+    """
+
+    kernel: Kernel
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    arguments: tuple[Argument, ...]
+    overlaps: bool = False
+
+    def with_operands_exchanged(self) -> Step:
+        """The same launch with A's slot for B's, and B's for A's."""
+        other = {Slot.A: Slot.B, Slot.B: Slot.A}
+
+        def exchanged(argument: Argument) -> Argument:
+            if isinstance(argument, MatrixAt) and argument.place.slot in other:
+                place = Moving(other[Slot(argument.place.slot)], argument.place.offset)
+                return replace(argument, place=place)
+            return argument
+
+        return replace(self, arguments=tuple(map(exchanged, self.arguments)))
+
+
+@dataclass(frozen=True, slots=True)
+class MapOf:
+    """A tensor map that a launch needs: of which operand, and the box that a copy brings.
+
+    Attributes
+    ----------
+    slot : Slot
+        `Slot.A` or `Slot.B`.
+    layout : Layout
+        Layout with contiguous rows; the operand's own, or its transpose's.
+    box : tuple of int
+        Rows and columns of a box.
+    matrices, step : int
+        Matrices of a batch, and bytes from one to the next.
+    """
+
+    slot: Slot
+    layout: Layout
+    box: tuple[int, int]
+    matrices: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """The launches of a product, in order, and the memory that they share.
+
+    Attributes
+    ----------
+    steps : tuple of Step
+        One after the other on one stream.
+    scratch_bytes : int
+        Device memory beside the operands; its contents are undefined at first.
+    counters : int
+        32-bit words behind it, 0 before the launches and after them.
+    maps : tuple of MapOf
+        Tensor maps for `Slot.FIRST_MAP` and `Slot.SECOND_MAP`.
+    """
+
+    steps: tuple[Step, ...]
+    scratch_bytes: int = 0
+    counters: int = 0
+    maps: tuple[MapOf, ...] = ()
+
+    def with_operands_exchanged(self) -> Launches:
+        """The same launches with A's slot for B's, and B's for A's."""
+        return replace(self, steps=tuple(step.with_operands_exchanged() for step in self.steps))

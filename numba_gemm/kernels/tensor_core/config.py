@@ -1,0 +1,192 @@
+"""Tile configurations and variants of the tensor cores' stages, and the memory layout of decomposed operands.
+
+A decomposed operand is a matrix of 32-bit words. It has one row per part and slot of k, ordered by parts first. Each
+row holds 32 words, 128 bytes, per row of A (or column of B). A slot in shared memory has the same layout, so one bulk
+copy brings any number of rows of a slot. Within 128 bytes the eight 16-byte chunks are exchanged by XOR with the row
+modulo eight, as the matrix instruction reads them (the "128-byte swizzle"). In a scaled mode one more row follows: the
+logarithm of the scale of each row of A, or column of B, as floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ...device.wgmma import GROUP_BYTES, ROW_BYTES
+from ..ladder.stage import WARP
+from ..stage import require
+from .mode import Mode
+
+WARPGROUP = 128  # threads
+ROW_WORDS = ROW_BYTES // 4
+GROUP_ROWS = 64  # of A, that a warpgroup multiplies at a time
+SHARED_BYTES = 227 << 10  # that a block may have, on 9.0
+SMALLEST_SHARED_BYTES = 99 << 10  # on 8.6, 8.9 and 12.0
+ALIGNMENT = GROUP_BYTES  # of a tile in shared memory
+BARRIER_BYTES = 8
+MAX_SLOTS = 8
+REGISTERS = 1 << 16  # of a multiprocessor, and of a block at the most
+LEFT = 24  # registers that a thread of a warpgroup that fetches needs, if the others claim what it can do without
+WARP_EXTENT = 32  # rows, and columns, that a warp multiplies where warps do
+SPLIT_ROWS = 32  # that are split at a time, of one slot
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Extents of a block tile, in elements."""
+
+    BM: int
+    BN: int
+
+    def slot_bytes(self, mode: Mode) -> int:
+        """Bytes of a slot: all parts of a tile of A, then of B."""
+        return ROW_BYTES * mode.parts * (self.BM + self.BN)
+
+
+@dataclass(frozen=True)
+class WarpgroupConfig(Tiles):
+    """Tile extents in elements, and warpgroups.
+
+    BM, BN
+        block tile.
+    consumers
+        warpgroups that multiply, each 64 rows of the block tile.
+    producers
+        warpgroups that fetch.
+    max_slots
+        buffers of the tiles, at most; as many as shared memory holds.
+    claim
+        registers that a thread of a warpgroup that multiplies claims from the others; 0 leaves them as they are.
+    """
+
+    consumers: int = 1
+    producers: int = 0
+    max_slots: int = MAX_SLOTS
+    claim: int = 0
+
+    def __post_init__(self) -> None:
+        positive = min(self.BM, self.BN, self.consumers) > 0 and self.producers >= 0
+        require(self, {"extents and consumers positive": positive})
+        require(
+            self,
+            {
+                "BM == 64 * consumers": GROUP_ROWS * self.consumers == self.BM,
+                "BN % 8 == 0, BN <= 256": self.BN <= 256 and self.BN % 8 == 0,
+                "BM % 32 == 0, BN % 32 == 0": self.BM % SPLIT_ROWS == 0 and self.BN % SPLIT_ROWS == 0,
+                "slots": 0 < self.max_slots <= MAX_SLOTS,
+                "threads <= 1024": self.threads <= 1024,
+            },
+        )
+        if self.claim:
+            # What a block starts with: a hang, not an error, would follow if it were less than what it ends with.
+            start = REGISTERS // self.threads // 8 * 8
+            held = WARPGROUP * (self.consumers * self.claim + self.producers * LEFT)
+            require(
+                self,
+                {
+                    "claim % 8 == 0, claim <= 256": self.claim % 8 == 0 and self.claim <= 256,
+                    "claim >= start >= what is left": self.claim >= start >= LEFT,
+                    "registers of all warpgroups": held <= start * self.threads and self.producers > 0,
+                },
+            )
+
+    @property
+    def threads(self) -> int:
+        """Threads a block."""
+        return WARPGROUP * (self.consumers + self.producers)
+
+    @property
+    def name(self) -> str:
+        """The extents in one word."""
+        return f"{self.BM}x{self.BN}-c{self.consumers}p{self.producers}"
+
+    def slots(self, mode: Mode) -> int:
+        """Slots that shared memory holds."""
+        room = SHARED_BYTES - ALIGNMENT - 2 * MAX_SLOTS * BARRIER_BYTES
+        found = min(self.max_slots, room // self.slot_bytes(mode))
+        if found == 0:
+            raise ValueError(f"configuration {self.name} has no room for a slot of {mode.name}")
+        return found
+
+    def dynamic_shared(self, mode: Mode) -> int:
+        """Bytes of dynamic shared memory that a launch must ask for."""
+        slots = self.slots(mode)
+        return ALIGNMENT + slots * (self.slot_bytes(mode) + 2 * BARRIER_BYTES)
+
+
+@dataclass(frozen=True)
+class WarpConfig(Tiles):
+    """Tile extents in elements of a stage whose warps multiply 32 x 32 each.
+
+    BM, BN
+        block tile.
+    max_slots
+        buffers of the tiles, at most; as many as 99 KB of shared memory hold, which all GPUs have on which it runs.
+    """
+
+    max_slots: int = 3
+    claim: ClassVar[int] = 0  # of registers: each thread keeps what it starts with
+
+    def __post_init__(self) -> None:
+        whole = self.BM % WARP_EXTENT == 0 and self.BN % WARP_EXTENT == 0
+        require(
+            self,
+            {
+                "BM % 32 == 0, BN % 32 == 0": min(self.BM, self.BN) > 0 and whole,
+                "slots": 2 <= self.max_slots <= MAX_SLOTS,
+                "threads <= 1024": self.threads <= 1024,
+            },
+        )
+
+    @property
+    def threads(self) -> int:
+        """Threads a block."""
+        return self.BM // WARP_EXTENT * (self.BN // WARP_EXTENT) * WARP
+
+    @property
+    def name(self) -> str:
+        """The extents in one word."""
+        return f"{self.BM}x{self.BN}-w{WARP_EXTENT}x{WARP_EXTENT}"
+
+    def slots(self, mode: Mode) -> int:
+        """Slots that shared memory holds."""
+        found = min(self.max_slots, (SMALLEST_SHARED_BYTES - ALIGNMENT) // self.slot_bytes(mode))
+        if found < 2:
+            raise ValueError(f"configuration {self.name} has no room for two slots of {mode.name}")
+        return found
+
+    def dynamic_shared(self, mode: Mode) -> int:
+        """Bytes of dynamic shared memory that a launch must ask for."""
+        return ALIGNMENT + self.slots(mode) * self.slot_bytes(mode)
+
+
+TensorConfig = WarpgroupConfig | WarpConfig
+
+
+@dataclass(frozen=True)
+class TensorForm:
+    """Specialisation of a kernel.
+
+    Attributes
+    ----------
+    mode : Mode
+        Precision.
+    epilogue : callable or None
+        Device function ``(value, row, col, *vectors)`` applied to each element of C.
+    vectors : int
+        Number of vectors that the epilogue takes.
+    batched : bool
+        Whether the grid's y axis counts matrices of a batch.
+    """
+
+    mode: Mode
+    epilogue: Callable[..., Any] | None = None
+    vectors: int = 0
+    batched: bool = False
+
+
+def split_shape(mode: Mode, mn: int, k: int, tile: int) -> tuple[int, int]:
+    """Return rows, and words per row, of a decomposed (mn, k) operand for block tiles of `tile` rows."""
+    slots = max(1, -(-k // mode.slot_k))
+    return mode.parts * slots + mode.scaled, ROW_WORDS * -(-mn // tile) * tile

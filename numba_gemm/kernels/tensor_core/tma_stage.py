@@ -1,0 +1,183 @@
+"""Launches of a stage whose operands are copied by tensor maps, from where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ...simulator.switch import SIMULATOR
+from ..product import FLOAT32_BYTES, Layout, Product
+from ..stage import Gpu, Share, Stage
+from ..step import Argument, Kernel, Launches, MapOf, MatrixAt, Moving, Scalar, Slot, Step, Vector, Words
+from .config import TensorForm, WarpgroupConfig
+from .mode import Mode
+from .stage import MAX_MATRICES, vector_types
+
+if not SIMULATOR:
+    from numba.cuda import types
+
+    from ...device.matrix import MatrixType
+
+UNIT = 16  # bytes; addresses and strides of a tensor map are multiples
+STRIDE_END = 1 << 40
+EXTENT_END = 1 << 30  # coordinates, up to a tile beyond the edge, are 32-bit integers
+
+
+@dataclass(frozen=True)
+class TmaOperands:
+    """Operands of ``U @ V.T``, which is C or its transpose, as tensor maps describe them.
+
+    Attributes
+    ----------
+    layout : str
+        Layouts of A and B: "NN", "NT" or "TT"; "N" by rows, "T" by columns.
+    u, v : Layout
+        Layouts that the tensor maps describe, each with contiguous rows.
+    u_slot, v_slot : Slot
+        Operands that they are.
+    rows, cols : int
+        Extents of ``U @ V.T``.
+    u_step, v_step : int
+        Bytes to the next matrix of a batch; 0 if all share it.
+    """
+
+    layout: str
+    u: Layout
+    v: Layout
+    u_slot: Slot
+    v_slot: Slot
+    rows: int
+    cols: int
+    u_step: int
+    v_step: int
+
+
+def describable(layout: Layout, step: int = 0) -> bool:
+    """Whether a tensor map can describe a matrix with contiguous rows, and others `step` bytes further on."""
+    return (
+        step % UNIT == 0
+        and 0 <= step < STRIDE_END
+        and layout.col_stride == FLOAT32_BYTES
+        and min(layout.rows, layout.cols) > 0
+        and layout.offset == 0
+        and (layout.rows == 1 or _regular(layout))
+    )
+
+
+def _regular(layout: Layout) -> bool:
+    """Whether the row stride is one that a map allows, and rows do not overlap."""
+    return layout.row_stride % UNIT == 0 and FLOAT32_BYTES * layout.cols <= layout.row_stride < STRIDE_END
+
+
+def tma_operands(product: Product) -> TmaOperands | None:
+    """Return the operands of a product as tensor maps describe them; None if they must be decomposed instead.
+
+    One of A and B, at least, must be contiguous along k. Of the batch, only the last dimension counts.
+    """
+    m, n, k, batch = product.m, product.n, product.k, product.batch
+    a_step, b_step = batch.a[-1], batch.b[-1]
+    if max(m, n, k) >= EXTENT_END or batch.extents[-1] > MAX_MATRICES:
+        return None
+    a, b, down, across = product.a, product.b, product.a.transposed, product.b.transposed
+    if describable(a, a_step) and describable(b, b_step):
+        return TmaOperands("NN", b, a, Slot.B, Slot.A, n, m, b_step, a_step)
+    if not describable(across, b_step):
+        return None
+    if describable(a, a_step):
+        return TmaOperands("NT", a, across, Slot.A, Slot.B, m, n, a_step, b_step)
+    if describable(down, a_step):
+        return TmaOperands("TT", down, across, Slot.A, Slot.B, m, n, a_step, b_step)
+    return None
+
+
+@dataclass(frozen=True)
+class TmaForm:
+    """Specialisation of a kernel: its variant, and the layouts of A and B, "NN", "NT" or "TT"."""
+
+    form: TensorForm
+    layout: str
+
+    @property
+    def epilogue(self) -> Callable[..., Any] | None:
+        """The epilogue that is compiled into it."""
+        return self.form.epilogue
+
+    @property
+    def vectors(self) -> int:
+        """Vectors that the epilogue takes."""
+        return self.form.vectors
+
+
+def signature(variant: TmaForm) -> tuple[Any, ...]:
+    """Return the Numba types of the parameters (alpha, u_map, v_map, beta, c, k, steps, vectors)."""
+    maps, steps = (types.int64, types.int64), types.UniTuple(types.int64, 3)
+    vectors = vector_types(variant.form.vectors)
+    return (types.float32, *maps, types.float32, MatrixType(False), types.int64, steps, *vectors)
+
+
+@dataclass(frozen=True)
+class TmaStage(Stage):
+    """A stage whose operands are copied by tensor maps.
+
+    ``build(config, variant)`` takes a `TmaForm`; ``boxes(config, layout)`` returns rows and columns of the boxes that
+    copies bring, of U and of V.
+    """
+
+    mode: Mode | None = None
+    boxes: Callable[[WarpgroupConfig, str], tuple[tuple[int, int], tuple[int, int]]] | None = None
+
+    @property
+    def batch_dimensions(self) -> int:
+        """Dimensions of a batch that one launch takes."""
+        return 1
+
+    @property
+    def takes_epilogue(self) -> bool:
+        """Whether it applies an epilogue."""
+        return True
+
+    def kernel_of(self, config: WarpgroupConfig, variant: TmaForm) -> Kernel:
+        """Return its kernel in a configuration and a variant."""
+        assert self.mode is not None
+        name, shared = f"{self.name}_{config.name}_{variant.layout}", config.dynamic_shared(self.mode)
+        return Kernel(name, self.build, signature, config, variant, shared, config.threads, config.claim > 0)
+
+    def kernel(self, config: WarpgroupConfig, product: Product, precision: str = "") -> Kernel:
+        """Return the kernel that multiplies operands of these layouts."""
+        found = self._operands(product)
+        assert self.mode is not None
+        form = TensorForm(self.mode, product.epilogue, len(product.vectors))
+        return self.kernel_of(config, TmaForm(form, found.layout))
+
+    def _operands(self, product: Product) -> TmaOperands:
+        found = tma_operands(product)
+        assert found is not None, "it was chosen for operands that tensor maps can describe"
+        return found
+
+    def launches(
+        self, config: WarpgroupConfig, product: Product, precision: str, share: Share | None, gpu: Gpu
+    ) -> Launches:
+        """Return the launch of a product."""
+        assert product.batch.extents[:-1] == (1, 1), "one launch takes one dimension"
+        assert self.boxes is not None
+        found, kernel, matrices = self._operands(product), self.kernel(config, product), product.batch.extents[-1]
+        u_box, v_box = self.boxes(config, found.layout)
+        blocks = min(-(-found.rows // config.BM) * -(-found.cols // config.BN), gpu.sm_count)
+        vectors = (Vector(i, *vector) for i, vector in enumerate(product.vectors))
+        arguments: tuple[Argument, ...] = (
+            Scalar(Slot.ALPHA),
+            Words((Moving(Slot.FIRST_MAP),)),
+            Words((Moving(Slot.SECOND_MAP),)),
+            Scalar(Slot.BETA),
+            MatrixAt(Moving(Slot.C), product.c),
+            Words((product.k,)),
+            Words((int(found.u_step > 0), int(found.v_step > 0), product.batch.c[-1])),
+            *vectors,
+        )
+        maps = (
+            MapOf(found.u_slot, found.u, u_box, matrices, found.u_step),
+            MapOf(found.v_slot, found.v, v_box, matrices, found.v_step),
+        )
+        step = Step(kernel, (blocks, matrices, 1), (config.threads, 1, 1), arguments)
+        return Launches((step,), maps=maps)

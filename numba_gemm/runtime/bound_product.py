@@ -1,0 +1,151 @@
+"""A product with everything decided but addresses, scalars and stream: the one way in which kernels are launched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..kernels.step import Launches, Slot
+from .driver import device_scope
+from .frame import Frame, moving_words
+from .tensor_maps import TensorMaps
+from .workspace import Workspace, Workspaces, total_bytes
+
+
+class NoRoomForMaps(Exception):
+    """The device has no place for another tensor map; nothing has been launched."""
+
+
+class BoundProduct:
+    """The launches of a product of operands of fixed layouts on one device; safe from several threads.
+
+    Parameters
+    ----------
+    device : int
+        Ordinal of the device.
+    context : int
+        Handle of its context.
+    launches : Launches
+        Steps, and the memory that they need.
+    handles : sequence of int
+        The steps' kernels, as the driver knows them.
+    workspaces, tensor_maps
+        Those of the device.
+    workspace : Workspace, optional
+        Memory for the launches, whose calls must follow each other. By default the stream's.
+    """
+
+    __slots__ = (
+        "_context",
+        "_counts",
+        "_frames",
+        "_handles",
+        "_maps",
+        "_memory",
+        "_offsets",
+        "_tensor_maps",
+        "_workspaces",
+        "device",
+        "launches",
+    )
+
+    def __init__(
+        self,
+        device: int,
+        context: int,
+        launches: Launches,
+        handles: Sequence[int],
+        workspaces: Workspaces,
+        tensor_maps: TensorMaps,
+        workspace: Workspace | None = None,
+    ) -> None:
+        needs = launches.scratch_bytes, launches.counters
+        if workspace is not None and not workspace.holds(*needs):
+            raise ValueError(
+                f"workspace holds {workspace.size} bytes and {workspace.counters} counters; expected {needs[0]} and "
+                f"{needs[1]}; pass an array of {total_bytes(*needs)} bytes, or none"
+            )
+        self.device, self.launches = device, launches
+        self._context, self._handles = context, tuple(handles)
+        self._workspaces, self._tensor_maps, self._memory = workspaces, tensor_maps, workspace
+        words = moving_words(launches.steps)
+        self._offsets = tuple(word.offset for word in words if word.slot == Slot.SCRATCH)
+        self._counts = any(word.slot == Slot.COUNTERS for word in words)
+        self._maps: tuple[dict[int, int], ...] = tuple({} for _ in launches.maps)
+        self._frames: list[Frame] = []
+
+    def __call__(self, alpha: float, a: int, b: int, beta: float, c: int, stream: int, *vectors: int) -> None:
+        """Enqueue the product of operands, and vectors, at these addresses.
+
+        Raises
+        ------
+        NoRoomForMaps
+            if it needs tensor maps and there is no room for them.
+        """
+        # A frame belongs to one call. It is taken and put back by one operation each, so this needs no lock, and may be
+        # interrupted by a finaliser that comes here too.
+        try:
+            frame = self._frames.pop()
+        except IndexError:
+            frame = Frame(self.launches.steps, self._handles, self._context)
+        if frame.in_context():
+            self._enqueue(frame, alpha, a, b, beta, c, stream, vectors)
+        else:
+            with device_scope(self.device):
+                self._enqueue(frame, alpha, a, b, beta, c, stream, vectors)
+        self._frames.append(frame)
+
+    def _enqueue(
+        self, frame: Frame, alpha: float, a: int, b: int, beta: float, c: int, stream: int, vectors: tuple[int, ...]
+    ) -> None:
+        launches = self.launches
+        if launches.maps:
+            frame.move(alpha, beta, a, b, c, *self._places(a, b), *vectors)
+            frame.launch(stream)
+        elif not launches.scratch_bytes and not launches.counters:
+            frame.move(alpha, beta, a, b, c, *vectors)
+            frame.launch(stream)
+        elif self._memory is not None:
+            self._launch_in(self._memory.words, frame, alpha, a, b, beta, c, stream, vectors)
+        elif len(launches.steps) == 1:
+            words = self._workspaces.reserve(stream, launches.scratch_bytes, launches.counters)
+            self._launch_in(words, frame, alpha, a, b, beta, c, stream, vectors)
+        else:
+            lease = self._workspaces.lease(stream, launches.scratch_bytes)
+            try:
+                self._launch_in((lease.pointer, 0), frame, alpha, a, b, beta, c, stream, vectors)
+            finally:
+                self._workspaces.release(lease)
+
+    def _launch_in(
+        self,
+        memory: tuple[int, int],
+        frame: Frame,
+        alpha: float,
+        a: int,
+        b: int,
+        beta: float,
+        c: int,
+        stream: int,
+        vectors: tuple[int, ...],
+    ) -> None:
+        """Launch with scratch memory, and counters, at these addresses."""
+        scratch, counters = memory
+        places = [scratch + offset for offset in self._offsets]
+        if self._counts:
+            places.append(counters)
+        frame.move(alpha, beta, a, b, c, *places, *vectors)
+        frame.launch(stream)
+
+    def _places(self, a: int, b: int) -> list[int]:
+        """Return the addresses of the tensor maps of operands at these addresses."""
+        found = []
+        for known, wanted in zip(self._maps, self.launches.maps):
+            pointer = a if wanted.slot == Slot.A else b
+            place = known.get(pointer)
+            if place is None:
+                place = self._tensor_maps.place(pointer, wanted)
+                if place is None:
+                    raise NoRoomForMaps
+                known[pointer] = place
+            found.append(place)
+        return found

@@ -1,0 +1,322 @@
+"""Devices: properties, and all that is kept per device: kernels, bound products, workspaces and tensor maps."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from cuda.bindings import driver
+
+from ..kernels.ladder.stage import default_share
+from ..kernels.product import Product
+from ..kernels.stage import IEEE, Gpu, Share, Stage
+from ..kernels.step import Kernel, Launches
+from ..simulator.probe import gpu_count
+from ..simulator.switch import SIMULATOR
+from . import kernel_cache
+from .bound_product import BoundProduct
+from .driver import call, device_scope, load_kernel, primary_context, start
+from .tensor_maps import TensorMaps
+from .workspace import Workspace, Workspaces
+
+__all__ = [
+    "Device",
+    "DeviceProperties",
+    "LoadedKernel",
+    "OncePerKey",
+    "current_device",
+    "device_count",
+    "device_properties",
+    "get_device",
+    "synchronize",
+]
+
+MAX_BOUND = 1024  # bound products that are kept; with more layouts than that in use, some are bound again
+MAX_EPILOGUES = 256  # kernels with an epilogue that are kept; others are read from disk, or compiled, again
+
+
+@dataclass(frozen=True)
+class DeviceProperties:
+    """Properties of a device; in the simulator, of an H200.
+
+    Attributes
+    ----------
+    name : str
+        Name of the model.
+    cc : tuple of int
+        Compute capability.
+    sm_count : int
+        Multiprocessors.
+    clock_hz : float
+        Highest clock of the multiprocessors.
+    l2_bytes : int
+        Size of the L2 cache.
+    max_shared_per_block : int
+        Bytes of shared memory that a block may use.
+    memory_bandwidth : float
+        Theoretical bandwidth of device memory in byte/s; 0 if the driver does not tell.
+    """
+
+    name: str
+    cc: tuple[int, int]
+    sm_count: int
+    clock_hz: float
+    l2_bytes: int
+    max_shared_per_block: int
+    memory_bandwidth: float
+
+    @property
+    def gpu(self) -> Gpu:
+        """The properties on which launches depend."""
+        return Gpu(self.cc, self.sm_count)
+
+
+SIMULATED_DEVICE = DeviceProperties("simulator", (9, 0), 132, 1.98e9, 60 << 20, 227 << 10, 4.8e12)
+
+
+@cache
+def device_properties(device: int = 0) -> DeviceProperties:
+    """Return the properties of a device."""
+    if SIMULATOR:
+        return SIMULATED_DEVICE
+    start()
+    handle = call(driver.cuDeviceGet, device)
+
+    def attribute(name: str) -> int:
+        return int(
+            call(driver.cuDeviceGetAttribute, getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}"), handle)
+        )
+
+    return DeviceProperties(
+        name=call(driver.cuDeviceGetName, 128, handle).split(b"\0")[0].decode(),
+        cc=(attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")),
+        sm_count=attribute("MULTIPROCESSOR_COUNT"),
+        clock_hz=attribute("CLOCK_RATE") * 1e3,
+        l2_bytes=attribute("L2_CACHE_SIZE"),
+        max_shared_per_block=attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+        # Bus width times clock times two.
+        memory_bandwidth=2.0 * attribute("MEMORY_CLOCK_RATE") * 1e3 * attribute("GLOBAL_MEMORY_BUS_WIDTH") / 8,
+    )
+
+
+def device_count() -> int:
+    """Return the number of devices; the simulator is one."""
+    return 1 if SIMULATOR else gpu_count()
+
+
+def current_device() -> int:
+    """Return the ordinal of the device that is current in this thread, 0 if none is yet.
+
+    Raises
+    ------
+    GpuUnavailable
+        if there is no GPU and this is not the simulator.
+    """
+    if SIMULATOR:
+        return 0
+    start()
+    if not int(call(driver.cuCtxGetCurrent)):
+        return 0
+    return int(call(driver.cuCtxGetDevice))
+
+
+def synchronize(stream: int = 0) -> None:
+    """Wait for all work on a stream of the current device."""
+    if not SIMULATOR:
+        call(driver.cuStreamSynchronize, stream)
+
+
+class OncePerKey:
+    """Thread-safe memoisation: computes each key's value once; threads with other keys do not wait.
+
+    A program may make epilogues without end, from closures over numbers that change. Of the kernels with an epilogue,
+    the `MAX_EPILOGUES` last ones are kept.
+    """
+
+    def __init__(self, compute: Callable[[Any], Any]) -> None:
+        self._compute = compute
+        self._values: dict[Hashable, Any] = {}
+        self._locks: dict[Hashable, threading.Lock] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, key: Any) -> Any:
+        """Return the value of a key."""
+        if (value := self._values.get(key)) is not None:  # one operation: another thread may delete it
+            return value
+        with self._lock:
+            lock = self._locks.setdefault(key, threading.Lock())
+        with lock:
+            if (value := self._values.get(key)) is not None:
+                return value
+            value = self._compute(key)
+            with self._lock:
+                self._values[key] = value
+                self._locks.pop(key, None)
+                passing = [other for other in self._values if getattr(other, "epilogue", None) is not None]
+                for other in passing[:-MAX_EPILOGUES]:
+                    del self._values[other]
+            return value
+
+
+@dataclass(frozen=True)
+class LoadedKernel:
+    """A kernel that is loaded on a device, and its resources.
+
+    Attributes
+    ----------
+    handle : int
+        The driver's handle.
+    registers : int
+        32-bit registers per thread.
+    shared : int
+        Bytes of shared memory per block, static and dynamic.
+    local : int
+        Bytes of local memory per thread.
+    compile_s : float
+        Seconds that compiling, or reading it from disk, and loading took.
+    """
+
+    handle: int
+    registers: int = 0
+    shared: int = 0
+    local: int = 0
+    compile_s: float = 0.0
+
+
+class Device:
+    """Owner of everything that is kept for one device; made by `get_device`, safe from several threads.
+
+    Attributes
+    ----------
+    ordinal : int
+        Ordinal of the device.
+    properties : DeviceProperties
+        Its properties.
+    workspaces : Workspaces
+        Memory for launches.
+    tensor_maps : TensorMaps
+        Descriptions of matrices.
+    """
+
+    def __init__(self, ordinal: int) -> None:
+        self.ordinal = ordinal
+        self.workspaces, self.tensor_maps = Workspaces(), TensorMaps()
+        self.load = OncePerKey(self._load)
+        self._resident = OncePerKey(self._count_resident)
+        self._bound: dict[Hashable, BoundProduct] = {}
+
+    @property
+    def properties(self) -> DeviceProperties:
+        """Properties of the device."""
+        return device_properties(self.ordinal)
+
+    def _load(self, kernel: Kernel) -> LoadedKernel:
+        begin = time.perf_counter()
+        cubin, _ = kernel_cache.fetch(kernel, self.properties.cc)
+        handle = load_kernel(cubin, self.ordinal, kernel.dynamic_shared)
+        seconds = time.perf_counter() - begin
+        return LoadedKernel(handle, cubin.registers, cubin.shared + kernel.dynamic_shared, cubin.local, seconds)
+
+    def _count_resident(self, kernel: Kernel) -> int:
+        handle = driver.CUfunction(self.load(kernel).handle)
+        with device_scope(self.ordinal):
+            count = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor
+            return max(int(call(count, handle, kernel.threads, kernel.dynamic_shared)), 1)
+
+    def share(self, stage: Stage, config: Any, product: Product) -> Share | None:
+        """Return the default division of a product: equally among the blocks that the device holds at once."""
+        if not stage.chooses_share:
+            return None
+        resident = 1 if SIMULATOR else self._resident(stage.kernel(config, product))
+        return default_share(config, product, resident * self.properties.sm_count)
+
+    def check(self, stage: Stage, config: Any, kernel: Kernel) -> None:
+        """Raise RuntimeError if the device cannot run a stage, or has too little shared memory for a configuration."""
+        gpu = self.properties
+        if not stage.runs_on(gpu.cc):
+            wanted = stage.min_cc if stage.only_cc is None else stage.only_cc
+            raise RuntimeError(
+                f"stage {stage.name!r} needs compute capability {wanted[0]}.{wanted[1]}, but device {self.ordinal} "
+                f"({gpu.name}) has {gpu.cc[0]}.{gpu.cc[1]}; choose another stage"
+            )
+        if kernel.dynamic_shared > gpu.max_shared_per_block:
+            raise RuntimeError(
+                f"configuration {config.name} of stage {stage.name!r} needs {kernel.dynamic_shared} bytes of shared "
+                f"memory per block, but device {self.ordinal} ({gpu.name}) has {gpu.max_shared_per_block}; choose a "
+                "smaller configuration"
+            )
+
+    def bind(
+        self,
+        stage: Stage,
+        config: Any,
+        product: Product,
+        precision: str = IEEE,
+        share: Share | None = None,
+        swapped: bool = False,
+        workspace: Workspace | None = None,
+    ) -> BoundProduct:
+        """Return the launches of a product, with compiled and loaded kernels.
+
+        Parameters
+        ----------
+        stage, config, precision
+            Kernel.
+        product : Product
+            A part of a product that the stage computes at once (`Stage.pieces`); C has elements. As the kernel
+            computes it: the transpose if `swapped`.
+        share : Share, optional
+            Division of the work, for a stage that has one. By default `share`.
+        swapped : bool
+            Whether A and B exchange places: the kernel computes the transpose.
+        workspace : Workspace, optional
+            Memory for the launches. By default the stream's.
+
+        Raises
+        ------
+        RuntimeError
+            if the device cannot run it.
+        ValueError
+            if the workspace is too small.
+        """
+        key = stage, config, product, precision, share, swapped, workspace
+        bound = self._bound.get(key)
+        if bound is None:
+            bound = self._bind(*key)
+            if len(self._bound) >= MAX_BOUND:
+                self._bound.clear()
+            self._bound[key] = bound
+        return bound
+
+    def _bind(
+        self,
+        stage: Stage,
+        config: Any,
+        product: Product,
+        precision: str,
+        share: Share | None,
+        swapped: bool,
+        workspace: Workspace | None,
+    ) -> BoundProduct:
+        self.check(stage, config, stage.kernel(config, product, precision))
+        share = self.share(stage, config, product) if share is None else share
+        launches = stage.launches(config, product, precision, share, self.properties.gpu)
+        if swapped:
+            launches = launches.with_operands_exchanged()
+        return self.loaded(launches, workspace)
+
+    def loaded(self, launches: Launches, workspace: Workspace | None = None) -> BoundProduct:
+        """Return launches with compiled and loaded kernels."""
+        handles = [self.load(step.kernel).handle for step in launches.steps]
+        context = int(primary_context(self.ordinal))
+        return BoundProduct(self.ordinal, context, launches, handles, self.workspaces, self.tensor_maps, workspace)
+
+
+@cache
+def get_device(ordinal: int) -> Device:
+    """Return the owner of everything that is kept for a device."""
+    return Device(ordinal)
