@@ -63,14 +63,14 @@ from numba_gemm.models.traffic import Access
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-W = 32  # K, and either side of a block and of its tile of C
+W = 32  # K, and the sides of a block and of its tile of C
 ITEM, LINE_BYTES = 4, 128
 LANES = np.arange(W)
 
 
 @cuda.jit
 def simple(a: Any, b: Any, c: Any) -> None:
-    """Each thread reads its row of A and its column of B."""
+    """Read a row of A and a column of B per thread from global memory."""
     row = cuda.blockIdx.y * cuda.blockDim.y + cuda.threadIdx.y
     col = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     acc = float32(0)
@@ -81,13 +81,13 @@ def simple(a: Any, b: Any, c: Any) -> None:
 
 @cuda.jit
 def shared_a(a: Any, b: Any, c: Any) -> None:
-    """The tile of A is read once, coalesced, and then from shared memory."""
+    """Load the tile of A once, coalesced, and then read it from shared memory."""
     a_tile = cuda.shared.array((W, W), float32)
     x, y = cuda.threadIdx.x, cuda.threadIdx.y
     row = cuda.blockIdx.y * cuda.blockDim.y + y
     col = cuda.blockIdx.x * cuda.blockDim.x + x
     a_tile[y, x] = a[row, x]
-    cuda.syncwarp()  # row y of the tile is written by all lanes of this warp, which alone reads it
+    cuda.syncwarp()  # row y of the tile is written by all lanes of this warp, and read by this warp only
     acc = float32(0)
     for i in range(uint32(W)):
         acc += a_tile[y, i] * b[i, col]
@@ -96,7 +96,7 @@ def shared_a(a: Any, b: Any, c: Any) -> None:
 
 @cuda.jit
 def shared_ab(a: Any, b: Any, c: Any) -> None:
-    """Both tiles are read once, and then from shared memory."""
+    """Load both tiles once, and then read them from shared memory."""
     a_tile = cuda.shared.array((W, W), float32)
     b_tile = cuda.shared.array((W, W), float32)
     x, y = cuda.threadIdx.x, cuda.threadIdx.y
@@ -104,7 +104,7 @@ def shared_ab(a: Any, b: Any, c: Any) -> None:
     col = cuda.blockIdx.x * cuda.blockDim.x + x
     a_tile[y, x] = a[row, x]
     b_tile[y, x] = b[y, col]
-    cuda.syncthreads()  # each row of b_tile is written by another warp, and read by all
+    cuda.syncthreads()  # each row of b_tile is written by one warp and read by all
     acc = float32(0)
     for i in range(uint32(W)):
         acc += a_tile[y, i] * b_tile[i, x]
@@ -112,11 +112,11 @@ def shared_ab(a: Any, b: Any, c: Any) -> None:
 
 
 KERNELS: dict[str, Any] = {"simple": simple, "shared_a": shared_a, "shared_ab": shared_ab}
-COPIES = {"simple": 0, "shared_a": 1, "shared_ab": 2}  # tiles that a block brings to shared memory
+COPIES = {"simple": 0, "shared_a": 1, "shared_ab": 2}  # tiles that a block copies to shared memory
 
 
 def accesses(kernel: str, n: int) -> Iterator[Access]:
-    """What warp y = 1 of block (0, 0) does, by the same indices as the kernel, with rows of B and C of n floats."""
+    """Yield the accesses of warp y = 1 of block (0, 0), with the kernel's indices; rows of B and C have n floats."""
     x, y = LANES, 1
     tiled_a, tiled_b = COPIES[kernel] >= 1, COPIES[kernel] >= 2
     if tiled_a:
@@ -132,12 +132,12 @@ def accesses(kernel: str, n: int) -> Iterator[Access]:
 
 
 def access(what: str, places: np.ndarray[Any, Any]) -> Access:
-    """A request of a warp for a float a lane; what is global, or load or store of shared memory."""
+    """One request of a warp with one float per lane, to global memory or as a load or store of shared memory."""
     return Access(what, 1, tuple(places.tolist()), 1)
 
 
 def cost(found: Iterator[Access]) -> dict[str, int]:
-    """Sectors of global memory, wavefronts of shared memory, and passes through their common path; of a warp."""
+    """Sectors of global memory, wavefronts of shared memory, and passes through their common data path, per warp."""
     requests = list(found)
     return {
         "global_sectors": sum(request.sectors for request in requests if request.what == "global"),
@@ -147,14 +147,14 @@ def cost(found: Iterator[Access]) -> dict[str, int]:
 
 
 def bounds(m: int, n: int, found: Mapping[str, int], least: int) -> tuple[float, float]:
-    """Microseconds at least, if L1 holds all that is asked for again and if it holds nothing.
+    """Lower bounds in microseconds, if all repeated requests hit L1 and if none does.
 
     Parameters
     ----------
     m, n : int
-        Of C.
+        Extents of C.
     found : mapping
-        Of `cost`.
+        Result of `cost`.
     least : int
         Bytes of A, B and C.
     """
@@ -207,35 +207,34 @@ def compare(
 
 
 def integers(rows: int, cols: int, seed: int) -> np.ndarray[Any, Any]:
-    """Small ones, whose products any order of summation gives exactly."""
+    """Draw small integers, whose products have exact sums in any order."""
     return np.random.default_rng(seed).integers(-8, 9, (rows, cols)).astype(np.float32)
 
 
 def narrow_product(m: int = 8192, n: int = 8192, rounds: int = machine.ROUNDS) -> pd.DataFrame:
-    """Multiply an m x 32 matrix by a 32 x n one, by each kernel.
+    """Multiply an m x 32 matrix by a 32 x n one with each kernel.
 
     Parameters
     ----------
     m, n : int
         Multiples of 32.
     rounds : int
-        Samples of each.
+        Samples of each measurement.
 
     Returns
     -------
     DataFrame
-        A row a kernel: ``kernel``, ``m``, ``n``; of a warp, ``global_sectors_a_warp`` asked for,
+        One row per kernel: ``kernel``, ``m``, ``n``; per warp, ``global_sectors_a_warp`` requested,
         ``shared_wavefronts_a_warp`` and ``passes_a_warp`` through the data path that L1 and shared memory share;
-        ``moved_mb`` (each element of A, B and C once), ``us`` (median), ``gb_s`` (effective bandwidth), and what bounds
-        it: ``predicted_by_hits_gb_s`` and ``predicted_by_misses_gb_s``, if L1 holds all that is asked for again, and
-        if it holds nothing.
+        ``moved_mb`` (each element of A, B and C once), ``us`` (median), ``gb_s`` (effective bandwidth), and its bounds:
+        ``predicted_by_hits_gb_s`` and ``predicted_by_misses_gb_s``, if all repeated requests hit L1, and if none does.
 
     Raises
     ------
     ValueError
         for other extents.
     AssertionError
-        if a product is wrong.
+        if a result is wrong.
     """
     if m < W or n < W or m % W or n % W:
         raise ValueError(f"m and n are {m} and {n}; expected multiples of {W}")
@@ -247,7 +246,7 @@ def narrow_product(m: int = 8192, n: int = 8192, rounds: int = machine.ROUNDS) -
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
-    """Bandwidth by kernel, between its bounds, and what a warp asks for."""
+    """Plot bandwidth by kernel with its bounds, and the requests per warp."""
     left, right = figure.subplots(1, 2, width_ratios=[3, 2], sharey=True)
     names, places = list(frame["kernel"]), range(len(frame))
     bars(left, names, frame["gb_s"], None)
@@ -270,7 +269,7 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def claims(frame: pd.DataFrame) -> dict[str, bool]:
-    """What the docstring says of the numbers."""
+    """Check the statements of the module's docstring against a result."""
     at = frame.set_index("kernel")
     sectors, passes, gb_s = at["global_sectors_a_warp"], at["passes_a_warp"], at["gb_s"]
     return {

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 @cuda.jit
 def strided(a: Any, c: Any) -> None:
-    """Each thread reads two rows of A; those of a warp's second one are its lanes'."""
+    """Read two rows of A per thread; the second one differs between the lanes of a warp."""
     row = cuda.blockIdx.y * cuda.blockDim.y + cuda.threadIdx.y
     col = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     acc = float32(0)
@@ -57,7 +57,7 @@ def strided(a: Any, c: Any) -> None:
 
 
 def through_shared(width: int) -> Any:
-    """A kernel that reads rows of A coalesced, and transposes them on their way to a tile of so wide rows."""
+    """Return a kernel that reads rows of A coalesced, and transposes them into a tile with rows of this width."""
 
     @cuda.jit
     def through_shared(a: Any, c: Any) -> None:
@@ -68,7 +68,7 @@ def through_shared(width: int) -> Any:
         col = cuda.blockIdx.x * cuda.blockDim.x + x
         a_tile[y, x] = a[row, x]
         transposed_tile[x, y] = a[cuda.blockIdx.x * cuda.blockDim.x + y, x]
-        cuda.syncthreads()  # each column of transposed_tile is written by another warp, and read by all
+        cuda.syncthreads()  # each column of transposed_tile is written by one warp and read by all
         acc = float32(0)
         for i in range(uint32(W)):
             acc += a_tile[y, i] * transposed_tile[i, x]
@@ -77,12 +77,12 @@ def through_shared(width: int) -> Any:
     return through_shared
 
 
-WIDTHS = {"coalesced": W, "padded": W + 1}  # of the transposed tile
+WIDTHS = {"coalesced": W, "padded": W + 1}  # row width of the transposed tile
 KERNELS: dict[str, Any] = {"strided": strided, **{name: through_shared(width) for name, width in WIDTHS.items()}}
 
 
 def accesses(kernel: str, m: int) -> Iterator[Access]:
-    """What warp y = 1 of block (0, 0) does, by the same indices as the kernel."""
+    """Yield the accesses of warp y = 1 of block (0, 0), with the kernel's indices."""
     x, y = LANES, 1
     if kernel == "strided":
         for i in range(W):
@@ -101,26 +101,26 @@ def accesses(kernel: str, m: int) -> Iterator[Access]:
 
 
 def product_with_transpose(m: int = 8192, rounds: int = machine.ROUNDS) -> pd.DataFrame:
-    """Multiply an m x 32 matrix by its transpose, by each kernel.
+    """Multiply an m x 32 matrix by its transpose with each kernel.
 
     Parameters
     ----------
     m : int
-        A multiple of 32.
+        Multiple of 32.
     rounds : int
-        Samples of each.
+        Samples of each measurement.
 
     Returns
     -------
     DataFrame
-        A row a kernel, with the columns of `narrow_product`; A counts once in ``moved_mb``.
+        One row per kernel, with the columns of `narrow_product`; A counts once in ``moved_mb``.
 
     Raises
     ------
     ValueError
         for another extent.
     AssertionError
-        if a product is wrong.
+        if a result is wrong.
     """
     if m < W or m % W:
         raise ValueError(f"m is {m}; expected a multiple of {W}")
@@ -132,7 +132,7 @@ def product_with_transpose(m: int = 8192, rounds: int = machine.ROUNDS) -> pd.Da
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
-    """Bandwidth by kernel, and what a warp takes."""
+    """Plot bandwidth by kernel, and the passes of a warp."""
     left, right = figure.subplots(1, 2, width_ratios=[3, 2], sharey=True)
     names, places = list(frame["kernel"]), range(len(frame))
     bars(left, names, frame["gb_s"], frame["predicted_by_hits_gb_s"])
@@ -144,7 +144,7 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def label(axes: Any, values: pd.Series[float], form: str) -> None:
-    """Write each value at the root of its bar."""
+    """Write each value at the base of its bar."""
     for place, value in enumerate(values):
         axes.annotate(
             form.format(value), (0, place), (6, 0), xycoords=("axes fraction", "data"), textcoords="offset points"
@@ -152,7 +152,7 @@ def label(axes: Any, values: pd.Series[float], form: str) -> None:
 
 
 def claims(frame: pd.DataFrame) -> dict[str, bool]:
-    """What the docstring says of the numbers."""
+    """Check the statements of the module's docstring against a result."""
     at = frame.set_index("kernel")
     passes, gb_s = at["passes_a_warp"], at["gb_s"]
     return {

@@ -53,40 +53,40 @@ if TYPE_CHECKING:
 
 ITEM, WARP = 4, 32
 BLOCK = 256
-PERIOD = 1 << 20  # of the values, all of which a float32 holds exactly
-CHECKED = 1 << 12  # floats that are looked at on either end of a copy
+PERIOD = 1 << 20  # of the values, all of which are exact in float32
+CHECKED = 1 << 12  # floats that are checked at either end of a copy
 
 
 @cuda.jit
 def stride_copy(odata: Any, idata: Any, stride: Any) -> None:
-    """Each thread copies one element; the arrays have `stride` times as many elements as there are threads."""
+    """Copy one element per thread; the arrays have `stride` times as many elements as there are threads."""
     x = cuda.grid(1) * stride
     odata[x] = idata[x]
 
 
 @cuda.jit
 def number(array: Any) -> None:
-    """Write what each element's number leaves by `PERIOD`."""
+    """Write each element's index modulo `PERIOD`."""
     x = cuda.grid(1)
     if x < array.size:
         array[x] = x % PERIOD
 
 
 def sectors_a_warp(stride: int) -> int:
-    """Sectors that a warp asks for, in reading or in writing."""
+    """Sectors that a warp requests, for reading or for writing."""
     return requests.sectors(((lane, ITEM * lane * stride) for lane in range(WARP)), ITEM)
 
 
 def moved_a_warp(stride: int, fetch_bytes: int) -> int:
-    """Bytes that device memory moves for a warp, if it is read by whole fetches and written by whole sectors."""
+    """Bytes that device memory moves for a warp, if it is read in whole fetches and written in whole sectors."""
     fetched = fetch_bytes * len({ITEM * lane * stride // fetch_bytes for lane in range(WARP)})
     written = requests.SECTOR_BYTES * sectors_a_warp(stride)
-    completed = fetched if written > ITEM * WARP else 0  # sectors of which a part is written have to be read, too
+    completed = fetched if written > ITEM * WARP else 0  # partially written sectors must also be read
     return fetched + completed + written
 
 
 def fetch_granularity() -> int:
-    """Bytes that L2 fetches at once, by the driver's limit; in the simulator 64."""
+    """Bytes that L2 fetches at once, according to the driver's limit; 64 in the simulator."""
     if machine.SIMULATOR:
         return 64
     with machine.in_context():
@@ -95,7 +95,7 @@ def fetch_granularity() -> int:
 
 
 def check(copy: Call, odata: Any, stride: int, elements: int) -> None:
-    """Raise AssertionError unless a copy writes what it should on either end of the array, and nothing in between."""
+    """Raise AssertionError unless a copy is correct at both ends of the array and writes nothing in between."""
     floats = min(CHECKED, elements) * stride
     ends = [odata[begin : begin + floats] for begin in (0, elements * stride - floats)]
     for end in ends:
@@ -112,24 +112,25 @@ def strided_copy(
     elements: int = 1 << 25,
     rounds: int = machine.ROUNDS,
 ) -> pd.DataFrame:
-    """Copy as many floats with each stride.
+    """Copy the same number of floats with each stride.
 
     Parameters
     ----------
     strides : sequence of int
-        In elements, 1 or more; with 1, what the others are predicted from.
+        Strides in elements, 1 or more. Must include 1, from which the others are predicted.
     elements : int
-        Floats to copy, a multiple of `BLOCK`. The arrays hold as many for each step of the largest stride.
+        Floats to copy, a multiple of `BLOCK`. The arrays have this size times the largest stride.
     rounds : int
-        Samples of each.
+        Samples of each measurement.
 
     Returns
     -------
     DataFrame
-        A row a stride: ``stride``, ``sectors`` that a warp asks for in reading, or in writing, ``efficiency`` (needed
-        bytes over those of these sectors), ``fetch_bytes`` that L2 fetches at once, ``us`` (median), ``gb_s`` (needed
-        bytes, read and written), ``predicted_by_sectors_gb_s`` and ``predicted_by_fetches_gb_s``: what stride 1
-        reaches, by the sectors asked for, and by what device memory moves if it fetches and completes sectors.
+        One row per stride: ``stride``, ``sectors`` that a warp requests for reading, or for writing, ``efficiency``
+        (needed bytes over those of these sectors), ``fetch_bytes`` that L2 fetches at once, ``us`` (median), ``gb_s``
+        (needed bytes, read and written), ``predicted_by_sectors_gb_s`` and ``predicted_by_fetches_gb_s``: the bandwidth
+        of stride 1, scaled by the sectors requested, and by the bytes that device memory moves if it fetches and
+        completes sectors.
 
     Raises
     ------
@@ -164,7 +165,7 @@ def strided_copy(
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
-    """Bandwidth by stride."""
+    """Plot bandwidth against stride."""
     axes = figure.subplots()
     by = frame.sort_values("stride")
     curve(axes, by["stride"], by["gb_s"], by["predicted_by_sectors_gb_s"], "measured", 0)
@@ -183,7 +184,7 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def claims(frame: pd.DataFrame) -> dict[str, bool]:
-    """What the docstring says of the numbers."""
+    """Check the statements of the module's docstring against a result."""
     at = frame.set_index("stride").sort_index()
     gb_s, by_sectors = at["gb_s"], at["predicted_by_sectors_gb_s"]
     return {

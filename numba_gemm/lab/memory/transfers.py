@@ -81,15 +81,15 @@ if TYPE_CHECKING:
 
 ITEM = 4
 BLOCK = 256
-GUARD = 64  # words behind what a copy moves, which it must leave alone
-UNTOUCHED = np.uint32(0xFFFFFFFF)  # what `movement.clear` leaves
+GUARD = 64  # words behind the copied ones, which must not change
+UNTOUCHED = np.uint32(0xFFFFFFFF)  # value that `movement.clear` writes
 ROUNDS = 7
 SIZES = tuple(4 << power for power in range(10, 28, 2))  # 4 KB to 256 MB
 
 TO_DEVICE, TO_HOST, ON_DEVICE, ON_HOST = "host to device", "device to host", "on the device", "on the host"
 PAGEABLE, PINNED, REGISTERED, WRITE_COMBINED = "pageable", "pinned", "registered", "write-combined"
 
-# Of each generation: 10^9 transfers, of a bit each, per second and lane; and the part of the bits that is data. From
+# Per generation: 10^9 transfers of one bit per second and lane, and the fraction of the bits that is data. From
 # generation 6 on, 236 of the 256 bytes of a flow control unit carry packets.
 LINKS: dict[float, tuple[float, float]] = {
     1: (2.5, 8 / 10),
@@ -101,46 +101,46 @@ LINKS: dict[float, tuple[float, float]] = {
 }
 
 
-# -------------------------------------------------------------------------------------------------------- the models
+# ----------------------------------------------------------------------------------------------------------- models
 
 
 def link_gb_s(generation: float, lanes: float) -> float:
-    """Theoretical bandwidth of a PCI Express link in one direction; NaN for a generation that is not known."""
+    """Theoretical bandwidth of a PCI Express link in one direction; NaN for an unknown generation."""
     rate, data = LINKS.get(generation, (math.nan, math.nan))
     return rate * data * lanes / 8
 
 
 def copy_us(latency_us: float, size: int, gb_s: float) -> float:
-    """Predicted microseconds of a copy of so many bytes."""
+    """Predicted microseconds of a copy of `size` bytes."""
     return latency_us + size / gb_s / 1e3
 
 
 def break_even(cost_us: float, slow_us: float, fast_us: float) -> float:
-    """After how many copies, each faster than before, they have gained what making them fast has cost."""
+    """Number of faster copies that save as much time as the speed-up has cost."""
     return max(cost_us, 0.0) / (slow_us - fast_us) if slow_us > fast_us else math.inf
 
 
 def packed_us(latency_us: float, size: int, host_gb_s: float, link: float, device_gb_s: float) -> float:
-    """Predicted microseconds for packing so many bytes, copying them, and reading and writing them on the device."""
+    """Predicted microseconds of packing `size` bytes, copying them, and reading and writing them on the device."""
     return size / host_gb_s / 1e3 + copy_us(latency_us, size, link) + 2 * size / device_gb_s / 1e3
 
 
 def chain_us(trips: int, steps: int, size: int, latencies_us: float, link: float, device_gb_s: float) -> float:
-    """Predicted microseconds for steps that read and write so many bytes, with so many copies there and back."""
+    """Predicted microseconds of steps that read and write `size` bytes, with `trips` copies to the device and back."""
     return trips * (latencies_us + 2 * size / link / 1e3) + steps * 2 * size / device_gb_s / 1e3
 
 
 def scattered(pieces: int) -> np.ndarray:
-    """Places of pieces among twice as many slots, in no order; the same at each call."""
+    """Random places of pieces among twice as many slots; the same in each call."""
     return np.random.default_rng(0).permutation(2 * pieces)[:pieces]
 
 
-# ------------------------------------------------------------------------------------------------------- the kernels
+# ---------------------------------------------------------------------------------------------------------- kernels
 
 
 @cuda.jit
 def unpack(target: Any, packed: Any, places: Any, length: Any) -> None:
-    """Put each piece, of `length` neighbouring elements, to its place; a row of blocks a piece."""
+    """Copy each piece of `length` consecutive elements to its place, with one row of blocks per piece."""
     piece = cuda.blockIdx.y
     x = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if x < length:
@@ -149,19 +149,19 @@ def unpack(target: Any, packed: Any, places: Any, length: Any) -> None:
 
 @cuda.jit
 def step(data: Any) -> None:
-    """One of a chain's steps: each element becomes greater by one."""
+    """Add one to each element; a step of a chain."""
     x = cuda.grid(1)
     if x < data.size:
         data[x] += np.float32(1)
 
 
-# ----------------------------------------------------------------------------------------------------------- helpers
+# ---------------------------------------------------------------------------------------------------------- helpers
 
 
 def link() -> tuple[float, float]:
-    """Generation and lanes of the current device's link, as they are now; NaN where NVML does not tell."""
+    """Current generation and lanes of the device's link; NaN if NVML does not report them."""
     for ask in (_link_by_pynvml, _link_by_bindings):
-        # Not installed, too old, not permitted in this container: then the link is not known.
+        # Missing, outdated or forbidden in this container: the link is unknown.
         with contextlib.suppress(Exception):
             return ask(cuda.get_current_device().uuid)
     return math.nan, math.nan
@@ -184,7 +184,7 @@ def _link_by_bindings(uuid: str) -> tuple[float, float]:
 
 
 def host_us(work: Callable[[], object], rounds: int) -> float:
-    """Median microseconds, by the host's clock, of work that the host does; after one round that does not count."""
+    """Median microseconds of host work by the host's clock, after an untimed round."""
     spans = []
     for _ in range(rounds + 1):
         begin = time.perf_counter()
@@ -194,7 +194,7 @@ def host_us(work: Callable[[], object], rounds: int) -> float:
 
 
 def both_ends_us(make: Callable[[], AbstractContextManager[object]], rounds: int) -> tuple[float, float]:
-    """Median microseconds for entering a context, and for leaving it."""
+    """Median microseconds of entering a context, and of leaving it."""
     entering, leaving = [], []
     for _ in range(rounds):
         begin = time.perf_counter()
@@ -207,14 +207,14 @@ def both_ends_us(make: Callable[[], AbstractContextManager[object]], rounds: int
 
 
 def check(found: np.ndarray, expected: np.ndarray, what: str) -> None:
-    """Raise AssertionError unless what was copied is as expected, and what lies behind it untouched."""
+    """Raise AssertionError unless the copied data are as expected, and the memory behind them is unchanged."""
     if not np.array_equal(found[: len(expected)], expected):
         raise AssertionError(f"{what}: what was copied is wrong")
     if not (found[len(expected) :] == UNTOUCHED).all():
         raise AssertionError(f"{what}: more was written than was to be copied")
 
 
-# ---------------------------------------------------------------------------------------------------- the four parts
+# -------------------------------------------------------------------------------------------------------- four parts
 
 
 def measure_copies(sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
@@ -245,7 +245,7 @@ def measure_copies(sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
         scopes.enter_context(pinned_memory.registered(hosts[REGISTERED]))
 
         def on_device(place: Any, size: int) -> np.ndarray:
-            """What the device has there, and a little more."""
+            """Copy device memory to the host, including the guard behind it."""
             movement.copy(back, place, size + GUARD * ITEM, stream)
             movement.finish(stream)
             return back[: size // ITEM + GUARD]
@@ -262,7 +262,7 @@ def measure_copies(sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
         movement.copy(near, values, room * ITEM, stream)
         for memory, host in hosts.items():
             if memory == WRITE_COMBINED:
-                continue  # which the host reads so slowly that nobody copies to it
+                continue  # the host reads write-combined memory too slowly for this direction to be useful
             for size in sizes:
                 host[: size // ITEM + GUARD] = UNTOUCHED
                 us = time_us(host, near, size)
@@ -281,7 +281,7 @@ def measure_copies(sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
                 size,
                 host_us(partial(np.copyto, target[: size // ITEM], source[: size // ITEM]), rounds),
             )
-        # An idle link may have fallen back to a lower generation, so ask while there is something to copy.
+        # An idle link may use a lower generation, so query it during copies.
         for _ in range(4):
             movement.copy(near, values, words * ITEM, stream)
         generation, lanes = link()
@@ -294,7 +294,7 @@ def measure_copies(sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
 
 
 def predict_copies(rows: Sequence[dict[str, Any]], link_bandwidth: float, device_bandwidth: float) -> None:
-    """Add to rows of copies the theoretical bandwidth, and the predicted time and bandwidth."""
+    """Add the theoretical bandwidth and the predicted time and bandwidth to rows of copies."""
     smallest = min(row["bytes"] for row in rows)
     latency = {(row["direction"], row["memory"]): row["us"] for row in rows if row["bytes"] == smallest}
     by_host = {row["bytes"]: row["gb_s"] for row in rows if row["direction"] == ON_HOST}
@@ -311,7 +311,7 @@ def predict_copies(rows: Sequence[dict[str, Any]], link_bandwidth: float, device
 
 
 def pinning_costs(size: int, rounds: int) -> dict[str, float]:
-    """Microseconds of everything that page-locks so many bytes, or undoes that; and of touching as many first."""
+    """Microseconds of each operation that page-locks memory or undoes it, and of first touching as much memory."""
     touched = np.ones(size, np.uint8)
     register, unregister = both_ends_us(lambda: pinned_memory.registered(touched), rounds)
     allocate, free = both_ends_us(lambda: pinned_memory.pinned(size, np.uint8), rounds)
@@ -354,7 +354,7 @@ def measure_pinning(sizes: Sequence[int], copies: Sequence[Mapping[str, Any]], r
 
 
 def measure_packing(pieces: int, size: int, copies: Sequence[Mapping[str, Any]], rounds: int) -> list[dict[str, Any]]:
-    """Rows of part "packing", for pieces of a size."""
+    """Rows of part "packing" for one size of pieces."""
     known = rates(copies)
     places = scattered(pieces)
     length, total = size // ITEM, pieces * size
@@ -368,7 +368,7 @@ def measure_packing(pieces: int, size: int, copies: Sequence[Mapping[str, Any]],
         packed = scopes.enter_context(movement.device_array(pieces * length, np.uint32))
         index = scopes.enter_context(movement.device_array(pieces, np.int64))
         pinned[:] = pageable
-        movement.copy(index, places, places.nbytes, stream)  # once: where the pieces belong stays the same
+        movement.copy(index, places, places.nbytes, stream)  # once: the places of the pieces do not change
         movement.finish(stream)
         put = machine.enqueue(unpack, (-(-length // BLOCK), pieces), BLOCK, target, packed, index, length)
         table, offsets = pageable.reshape(-1, length), (places * size).tolist()
@@ -379,7 +379,7 @@ def measure_packing(pieces: int, size: int, copies: Sequence[Mapping[str, Any]],
                 movement.copy(to + offset, from_ + offset, size, stream)
 
         def by_packing() -> None:
-            # "clip" spares NumPy a buffer of its own; all places are valid.
+            # "clip" saves NumPy a temporary buffer; all places are valid.
             np.take(table, places, axis=0, out=buffer.reshape(pieces, length), mode="clip")
             movement.copy(packed, buffer, total, stream)
             put(stream)
@@ -454,7 +454,7 @@ def measure_chain(
 
 
 def rates(copies: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Of copies: latencies to the device and `back`, in microseconds; bandwidths of link, host and device, in GB/s."""
+    """Latencies of copies to the device and `back` in microseconds; bandwidths of link, host and device in GB/s."""
     of = {(row["direction"], row["memory"], row["bytes"]): row for row in copies}
     small, large = min(row["bytes"] for row in copies), max(row["bytes"] for row in copies)
     host, link_bandwidth = of[ON_HOST, PAGEABLE, large]["gb_s"], of[TO_DEVICE, PINNED, large]["theoretical_gb_s"]
@@ -526,14 +526,14 @@ def transfers(
 
 
 def pair(axes: Axes, x: Any, measured: Any, predicted: Any, label: str, index: int) -> None:
-    """A measured curve and, without a line of the legend, the predicted one."""
+    """Plot a measured curve, and the predicted one without a legend entry."""
     colour = COLOURS[index % len(COLOURS)]
     axes.plot(x, measured, label=label, color=colour, marker=MARKERS[index % len(MARKERS)], **MEASURED)
     axes.plot(x, predicted, color=colour, **PREDICTED)
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
-    """Bandwidth by size; what page-locking costs; small pieces; chains."""
+    """Plot bandwidth against size, costs of page-locking, small pieces, and chains."""
     axes = figure.subplots(2, 2)
     part = dict(iter(frame.groupby("part")))
     lines = [
@@ -569,7 +569,7 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def claims(frame: pd.DataFrame) -> dict[str, bool]:
-    """What the docstring says of the numbers."""
+    """Check the statements of the module's docstring against a result."""
     rows: dict[str, list[dict[str, Any]]] = {}
     for row in frame.to_dict("records"):
         rows.setdefault(row["part"], []).append({str(name): value for name, value in row.items()})
