@@ -1,22 +1,22 @@
-"""In each of its passes, a request to shared memory takes as many cycles as its fullest bank has words to give.
+"""In each pass, a request to shared memory takes as many cycles as its fullest bank has words to deliver.
 
-Shared memory has 32 banks of 32-bit words, and each gives one word a cycle. A warp that reads 32 words of 32 banks is
-served at once, in one wavefront; words that share a bank wait for each other. Lanes that read the same word do not: the
-bank gives it to all of them (broadcast), and so it goes for several words of different banks (multicast). A stride of s
-words spreads a warp over 32 / gcd(s, 32) banks: odd strides have no conflict, a stride of 32 has all lanes in one bank,
-and 33, which is one element of padding, has none again.
+Shared memory has 32 banks of 32-bit words, and each delivers one word per cycle. A warp that reads 32 words from 32
+banks is served at once, in one wavefront; words in the same bank wait for each other. Lanes that read the same word do
+not: the bank delivers it to all of them (broadcast), and this also works for several words in different banks
+(multicast). A stride of s words spreads a warp over 32 / gcd(s, 32) banks: odd strides have no conflict, a stride of 32
+puts all lanes into one bank, and 33, which is one element of padding, again has no conflict.
 
 Wider reads are served in passes, of half a warp for 64 bits and of a quarter for 128, so that without a conflict they
-take 2 and 4 wavefronts; each pass takes as many as its fullest bank has words (`numba_gemm.models.requests`, which also
-says when passes join). `predicted_wavefronts` counts them, a cycle each; `predicted_us` is the time of the same width
-at stride 1, in proportion. A block of 32 warps a multiprocessor keeps the banks busy, so that `cycles` a request, by
-the multiprocessor's clock, are those of the banks and not of waiting.
+take 2 and 4 wavefronts. Each pass takes as many as its fullest bank has words (`numba_gemm.models.requests`, which also
+describes when passes join). `predicted_wavefronts` counts them, one cycle each; `predicted_us` is the time of the same
+width at stride 1, scaled by the wavefronts. A block of 32 warps per multiprocessor keeps the banks busy, so that
+`cycles` per request, by the multiprocessor's clock, measure the banks and not latency.
 
 On an H200 every stride takes its wavefronts to 1 %, 1 to 32 cycles at any width, and so does every pattern of 32-bit
-reads. Where several lanes share a wide word, passes join, and fewer wavefronts are less time: two lanes or more to each
-word of 128 bits take about 2.2 cycles and not 4, of 64 bits about 1.07 and not 2. That is about 10 and 7 % more than
-the 2 and 1 wavefronts predicted, whether 2, 4 or all 32 lanes share; why is not explained. A word that lanes share
-which are not neighbours, every eighth, joins nothing, and saves nothing.
+reads. If several lanes share a wide word, passes join, and fewer wavefronts take less time: two or more lanes per word
+of 128 bits take about 2.2 cycles instead of 4, per word of 64 bits about 1.07 instead of 2. That is about 10 and 7 %
+more than the 2 and 1 wavefronts predicted, whether 2, 4 or all 32 lanes share; this is not explained. A word shared by
+lanes that are not neighbours, every eighth, joins no passes and saves nothing.
 
 Source: CUDA C++ Best Practices Guide, "Shared Memory and Memory Banks"; CUDA C++ Programming Guide, "Shared Memory".
 """

@@ -1,39 +1,39 @@
-"""A barrier costs the wait: with syncwarp none in a converged warp, with syncthreads for the slowest warp.
+"""A barrier costs the wait: nothing for syncwarp in a converged warp, the slowest warp for syncthreads.
 
-Four measurements, told apart by the column `measurement`:
+There are four measurements, distinguished by the column `measurement`:
 
-- "loop": A loop of one multiply-add and one barrier, by one block on each multiprocessor. A multiply-add waits four
-  clocks for the one before; a multiprocessor issues four instructions a clock, each of another quarter of its warps;
-  and syncthreads takes 16 threads a clock. These are floors: nothing is faster. On an H200 the loop is there, about 7 %
-  above, without a barrier and with `syncwarp` up to 128 threads: where the compiler sees that a warp is converged, it
-  makes of the barrier an instruction that does nothing, and keeps only the order of what is before and after. The wait
-  is none; the instruction still has to be issued, which in blocks of 512 threads and more, whose warps fill all issue
-  slots, nearly doubles the time, as predicted. From 256 threads on these loops are about 9 to 22 % above their floors,
-  which is not explained. `syncthreads` takes about 6.4 ns more than its floor, 13 clocks, in blocks of 64 to 1024
-  threads, and about 5.5 ns in a block of one warp. So 16 threads a clock are what it takes, and to that comes, as if it
-  were a latency that nothing hides, the time until all are told that all are there: a small block takes about four
-  times its floor, the largest a fifth more than its own.
-- "even rounds" and "uneven rounds": Rounds of multiply-adds, with a barrier after each, by four warps, one to each
-  scheduler, so that no warp slows another. In even rounds all warps do the same, and neither barrier shows. In uneven
-  rounds each in turn does 16 times as much as the others. With `syncwarp` warps never meet: the kernel lasts as long as
-  the warp whose rounds add up to the most, as predicted by the greatest of the sums. With `syncthreads` each round
-  lasts as long as its slowest warp: the sum of the greatest, about 3.2 times as long. Predicted are four clocks a
-  multiply-add. Measured are about 6 % more, as in the chain of multiply-adds of `memory_spaces`, and 12 % in uneven
-  rounds with `syncwarp`, most of which are short.
-- "tile of A": `shared_a` of `narrow_product`, a warp of which reads only what it has written, beside the same kernel
-  with `syncthreads`. Both are predicted by the same bound, L1 always hitting, 545 µs, and take about 717 µs, as in
-  `narrow_product`, and 785. The barrier is one among 65 loads, yet it makes the first warp's multiply-adds wait for the
-  last warp's load, and the kernel about a tenth slower.
-- "divergent": Barriers that not all threads reach. On hardware `syncthreads` in a branch that threads take differently
-  is undefined: it may hang, or pair with another barrier and let tiles be read half written. So these kernels run in
-  the simulator only, under the package's scheduler, which says who waits and who has gone: `outcome`. A thread that has
-  returned is not waited for by `syncwarp` there, and is missed by `syncthreads`. Two calls of `syncwarp` in the two
-  branches of an `if` meet, since lanes are counted and not places; two of `syncthreads` do not, although a GPU might
-  let them. A mask that names just the lanes of a branch is the right way to synchronise these.
+- "loop": A loop of one multiply-add and one barrier, run by one block on each multiprocessor. A multiply-add waits four
+  clocks for the previous one; a multiprocessor issues four instructions per clock, each for a different quarter of its
+  warps; and syncthreads takes 16 threads per clock. These are lower bounds. On an H200 the loop comes within about 7 %
+  of them without a barrier and with `syncwarp` up to 128 threads: if the compiler sees that a warp is converged, it
+  reduces the barrier to an instruction that does nothing, and only preserves the order of accesses around it. There is
+  no wait, but the instruction still has to be issued. In blocks of 512 threads and more, whose warps fill all issue
+  slots, this nearly doubles the time, as predicted. From 256 threads on, these loops are about 9 to 22 % above their
+  bounds, which is not explained. `syncthreads` takes about 6.4 ns more than its bound, 13 clocks, in blocks of 64 to
+  1024 threads, and about 5.5 ns in a block of one warp. So its cost is 16 threads per clock, plus, like a latency that
+  nothing hides, the time to notify all threads that all have arrived: a small block takes about four times its bound,
+  the largest a fifth more than its own.
+- "even rounds" and "uneven rounds": Rounds of multiply-adds, with a barrier after each, by four warps, one per
+  scheduler, so that no warp slows another. In even rounds all warps do the same work, and neither barrier shows. In
+  uneven rounds, each warp in turn does 16 times as much as the others. With `syncwarp` warps never meet: the kernel
+  lasts as long as the warp whose rounds have the largest sum, which is the prediction. With `syncthreads` each round
+  lasts as long as its slowest warp: the sum of the maxima, about 3.2 times as long. Four clocks per multiply-add are
+  predicted. The measured times are about 6 % longer, as in the chain of multiply-adds of `memory_spaces`, and 12 % in
+  uneven rounds with `syncwarp`, most of which are short.
+- "tile of A": `shared_a` of `narrow_product`, in which a warp reads only what it has written, compared with the same
+  kernel with `syncthreads`. Both have the same predicted bound if L1 always hits, 545 µs, and take about 717 µs, as in
+  `narrow_product`, and 785. There is one barrier and 65 loads, yet the barrier makes the first warp's multiply-adds
+  wait for the last warp's load, and the kernel about a tenth slower.
+- "divergent": Barriers that not all threads reach. On hardware, `syncthreads` in a branch that threads take differently
+  is undefined: it may hang, or pair with another barrier and allow half-written tiles to be read. So these kernels run
+  only in the simulator, under the package's scheduler, which reports the waiting and the exited threads: `outcome`. A
+  thread that has returned is not waited for by `syncwarp` there, and is missing at `syncthreads`. Two calls of
+  `syncwarp` in the two branches of an `if` match, since lanes are counted and not places; two of `syncthreads` do not,
+  although a GPU might accept them. A mask of exactly the lanes of a branch is the correct way to synchronise them.
 
 Source: CUDA C++ Best Practices Guide, "Shared Memory in Matrix Multiplication (C=AB)"; CUDA C++ Programming Guide,
-"Synchronization Functions", "Synchronization Instruction" (throughput; of compute capability 7.x and 8.x, it does not
-tell that of 9.0) and "Multiprocessor Level" (latency); PTX ISA, "bar.warp.sync" and "barrier".
+"Synchronization Functions", "Synchronization Instruction" (throughput; for compute capability 7.x and 8.x, but not 9.0)
+and "Multiprocessor Level" (latency); PTX ISA, "bar.warp.sync" and "barrier".
 """
 
 from __future__ import annotations

@@ -1,23 +1,23 @@
-"""A multiprocessor's L1 cache and shared memory share one store: what one is given, the other lacks.
+"""A multiprocessor's L1 cache and shared memory share one storage: more for one is less for the other.
 
-On compute capability 9.0 they share 256 KB, of which a kernel may prefer a percentage of the largest shared memory,
-228 KB, for shared memory. The preference is rounded up to the next of the sizes that there are (0, 8, 16, 32, 64, 100,
-132, 164, 196, 228 KB), is raised to what one block needs, and is a hint, which the driver need not take. What is left
-is the L1 cache. Here the preference is an attribute of a graph's kernel nodes; the kernels are the same throughout, and
--1 stands for none, with which the driver chooses.
+On compute capability 9.0 they share 256 KB. A kernel may prefer a percentage of the largest shared memory, 228 KB, for
+shared memory. The preference is rounded up to the next possible size (0, 8, 16, 32, 64, 100, 132, 164, 196, 228 KB) and
+raised to the needs of one block; it is a hint that the driver may ignore. The rest is L1 cache. Here the preference is
+an attribute of a graph's kernel nodes. The kernels are the same throughout, and -1 stands for no preference, which
+leaves the choice to the driver.
 
-- "copy" has no use for either: its speed is predicted to stay as it is without a preference.
-- "reread" has one block a multiprocessor, which reads a tile of its own over and over. Predicted is the measured
-  ceiling of L1 (which has the data path of shared memory) where the tile fits into what is left for it, and that of the
-  L2 cache where it does not: an L1 cache that lets go of what was read longest ago has lost each line when its turn
-  comes again. Measured, the edge is soft: of a tile that is a little too large, part stays. What fits is read at about
-  60 to 85 % of the ceiling on an H200, the larger the tile, the faster: after each turn through it a warp waits once.
-- Stages of the ladder multiply matrices. Blocks that do not find room in shared memory beside one another leave the
-  multiprocessor with fewer warps to turn to: predicted is the speed without a preference, times the blocks that fit
-  over those that could. It is a lower bound, since a multiprocessor that is busy with fewer warps loses nothing. Of
-  `coalesced`, which has no shared memory, all blocks fit everywhere (the system takes 1 KB a block), and no loss is
-  predicted; but its blocks find rows of B in the L1 cache again, and it loses about a quarter of its speed with the
-  last of it. Of `warp_tiled`, registers allow only one block, and one always fits.
+- "copy" needs neither: its predicted speed is that without a preference.
+- "reread" has one block per multiprocessor, which reads a tile of its own repeatedly. The prediction is the measured
+  ceiling of L1 (which has the data path of shared memory) if the tile fits the remaining L1, and that of the L2 cache
+  if it does not: an L1 cache that evicts the least recently used line has lost each line before its next use. The
+  measured edge is soft: part of a tile that is slightly too large stays. A tile that fits is read at about 60 to 85 %
+  of the ceiling on an H200, larger tiles faster: a warp waits once after each pass through the tile.
+- Stages of the ladder multiply matrices. If fewer blocks fit into shared memory at the same time, the multiprocessor
+  has fewer warps to choose from: the prediction is the speed without a preference, times the blocks that fit over those
+  that could. It is a lower bound, since a multiprocessor that is busy with fewer warps loses nothing. `coalesced` has
+  no shared memory, so all of its blocks always fit (the system takes 1 KB per block), and no loss is predicted; but its
+  blocks reread rows of B from the L1 cache, and it loses about a quarter of its speed with the last of it. Registers
+  allow only one block of `warp_tiled`, and one always fits.
 
 Source: CUDA C++ Programming Guide, "Compute Capabilities", sections "Shared Memory"; NVIDIA Hopper Tuning Guide,
 "Unified Shared Memory/L1/Texture Cache"; CUDA C++ Best Practices Guide, "Device Memory Spaces".

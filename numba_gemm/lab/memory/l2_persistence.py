@@ -1,32 +1,32 @@
-"""A window keeps a region in the L2 cache beside a stream, if no more of it is marked than was set aside.
+"""A window keeps a region in the L2 cache during streaming, if no more of it is marked than was set aside.
 
-Every thread doubles an element of a region that is used again and again, and one of a stream that is used once. A part
-of the L2 cache is set aside for accesses that are marked as persisting. An access policy window is a range of
-addresses; accesses to `hit_ratio` of its lines are marked so, to the others as streaming, which are the first to go. It
-is set on a stream, or on the kernel nodes of a graph; nothing of the kernel changes. Compared are
+Every thread doubles an element of a region that is used repeatedly, and one of a stream that is used once. Part of the
+L2 cache is set aside for accesses marked as persisting. An access policy window is a range of addresses; accesses to
+`hit_ratio` of its lines are marked as persisting, those to the others as streaming, which are evicted first. The window
+is set on a stream or on the kernel nodes of a graph; the kernel does not change. The windows are
 
 - "none": no window;
-- "whole": a window over the region, with a hit ratio of 1, which marks more than was set aside once the region is
-  larger: its lines then drive one another out;
-- "guide": the guide's remedy, a window of two thirds of what was set aside, whose hit ratio is its size over the
-  region's. The guide says that so many bytes stay. But the ratio is of the window, which is now smaller than the
-  region: the two factors multiply, and of a large region far less is marked;
-- "spread": what the guide's words describe: a window over the whole region, and the hit ratio that marks two thirds of
-  what was set aside.
+- "whole": a window over the region with a hit ratio of 1, which marks more than was set aside if the region is larger:
+  its lines then evict one another;
+- "guide": the guide's remedy, a window of two thirds of what was set aside, with a hit ratio of its size over the
+  region's. According to the guide, that many bytes stay. But the ratio applies to the window, which is now smaller than
+  the region: the two factors multiply, and far less of a large region is marked;
+- "spread": the guide's description taken literally: a window over the whole region, with the hit ratio that marks two
+  thirds of what was set aside.
 
-Predicted is the time of a launch whose region is so small that it stays in any case (`BASELINE` bytes, measured), and
-that of the bytes of the region that have to come from device memory and go back, by its ceiling. What is marked as
-persisting stays if it fits into what was set aside. Of the rest, what is outside of the window stays if it fits into
-what is left of the cache beside the stream that passes meanwhile, as many bytes as the region has, since the cache lets
-go of what was used longest ago. But an L2 cache of two partitions keeps what is read from both twice, once in each: so
-only half of it counts there, and without a window a region of a quarter of the cache stays.
+The predicted time is that of a launch whose region is so small that it always stays (`BASELINE` bytes, measured), plus
+the time to read and write the evicted bytes of the region at device memory's ceiling. Bytes marked as persisting stay
+if they fit into what was set aside. The part of the region outside of the window stays if it fits into the rest of the
+cache together with the stream that passes meanwhile, which has as many bytes as the region, since the cache evicts the
+least recently used lines. But an L2 cache of two partitions holds data read from both twice, once in each. So only half
+of the cache counts, and without a window a region of a quarter of the cache stays.
 
-Measured, launches under a window take up to a tenth longer than predicted, and those without one up to a fifth: the
-cache does not let go strictly by age, and a region loses some of itself before it has to. What the window is worth is
-as the guide says: where the region is nearly as large as what was set aside, the launch without it takes 1.4 to 1.5
-times as long.
+Measured launches with a window take up to a tenth longer than predicted, and those without one up to a fifth: the cache
+does not evict strictly by age, and a region loses parts of itself before it has to. The gain of the window is as the
+guide says: if the region is nearly as large as what was set aside, the launch without it takes 1.4 to 1.5 times as
+long.
 
-A window is at most as large as the device allows; where a region is larger, `clamped` says that it was cut.
+The device limits the size of a window; `clamped` marks rows with a larger region, whose window was reduced.
 
 Source: CUDA C++ Best Practices Guide, "L2 Cache Access Window" and "Tuning the Access Window Hit-Ratio"; CUDA C++
 Programming Guide, "L2 Policy for Persisting Accesses"; for the partitions, NVIDIA A100 Tensor Core GPU Architecture,

@@ -1,35 +1,35 @@
-"""Where data is found decides how long a read takes, more than the memory space that a kernel names.
+"""The level that holds the data decides how long a read takes, more than the memory space that a kernel names.
 
-The guide orders the spaces by their latency: global, local and texture memory the greatest, then constant memory,
-shared memory, registers (column `predicted_latency_order`, 1 the least). That is the order of the places that they were
-given: the first three lie in device memory, off the chip. On an H200, in cycles a read:
+The guide orders the spaces by latency: global, local and texture memory are the slowest, then constant memory, shared
+memory and registers (column `predicted_latency_order`, 1 is the lowest). The order reflects their
+location: the first three are in device memory, off the chip. On an H200, in cycles per read:
 
-- What holds: registers, 4; shared memory, 29; a constant that the first cache has, 34. Nothing waits as long as what
-  device memory itself has to give: about 700 for global memory, 730 by a texture.
-- What does not: local and global memory that L1 holds, 35 and 39, are as near as that constant, and nearer than one
-  that the first cache does not have, 104. L1 is the same store as shared memory. What L2 holds is about 280 away as
-  local memory, 290 as global memory and 325 by a texture. So three spaces that are one in the guide's order are 35 to
-  more than 700 cycles away, and a texture is farther than global memory in each place: by about 50 cycles in L1, by 40
-  beyond.
+- Confirmed: registers, 4; shared memory, 29; a constant in the first cache, 34. Data in device memory itself take
+  longest: about 700 cycles for global memory, 730 through a texture.
+- Not confirmed: local and global memory in L1, 35 and 39 cycles, are as close as that constant, and closer than one
+  that is not in the first cache, 104. L1 and shared memory are the same storage. Data in L2 take about 280 cycles as
+  local memory, 290 as global memory and 325 through a texture. So three spaces with the same rank in the guide range
+  from 35 to more than 700 cycles, and a texture is slower than global memory at each level: by about 50 cycles in L1,
+  by 40 beyond.
 
-Latency is that of a chain of reads, each of which gives the index of the next, walked by one thread between two
-readings of the multiprocessor's clock; nanoseconds are those of the GPU's clock. The chains go once through lines of
-memory in a random order, after a walk that brings them into the cache they are meant to be in; those through device
-memory are longer than the L2 cache by far, and never come to a line again. Index arithmetic counts: an index becomes an
-address by one more instruction, but for textures. Device memory's includes misses of the address translation, which
-half a gigabyte in random order causes. Local memory of one thread is beyond L1 soon: its neighbouring words lie 128
-bytes apart, between those of the warp's other lanes. The registers' is that of a chain of multiply-adds.
+Latency is that of a chain of reads, each of which returns the index of the next, followed by one thread between two
+readings of the multiprocessor's clock; nanoseconds are those of the GPU's clock. The chains visit lines of memory once
+in a random order, after a pass that loads them into the intended cache; those in device memory are far longer than the
+L2 cache and never return to a line. Index arithmetic is included: one more instruction turns an index into an address,
+except for textures. The latency of device memory includes misses in address translation, which half a gigabyte in
+random order causes. The local memory of one thread soon exceeds L1: its consecutive words are 128 bytes apart,
+interleaved with those of the warp's other lanes. The latency of registers is that of a chain of multiply-adds.
 
-Bandwidth is that of all multiprocessors, by bytes that lanes receive, at four blocks of 256 threads each. Registers
-give three operands a multiply-add. Predicted are theoretical rates: of device memory by its clock and width; of shared
-memory and L1 128 bytes a clock and multiprocessor, of L2 64; of registers as many operands as multiply-adds take; of
-textures a texel of 16 bytes a clock for each of a multiprocessor's four texture units. All of these are reached to 6 %,
-textures to less than 1 %, but for L2: about 9.4 of 16.7 TB/s, which is not explained here. A constant is one word for
-all lanes of a warp, and the cost of a request grows with the different addresses: 32 of them are predicted to take 32
-times as long as one, and do.
+Bandwidth is that of all multiprocessors, in bytes that lanes receive, with four blocks of 256 threads each. Registers
+deliver three operands per multiply-add. The predictions are theoretical rates: for device memory from its clock and
+width; for shared memory and L1 128 bytes per clock and multiprocessor, for L2 64; for registers as many operands as
+multiply-adds take; for textures one texel of 16 bytes per clock for each of a multiprocessor's four texture units. All
+of these are reached to 6 %, textures to less than 1 %, except for L2: about 9.4 of 16.7 TB/s, which is not explained
+here. A constant is one word for all lanes of a warp, and the cost of a request grows with the number of different
+addresses: 32 of them are predicted to take 32 times as long as one, and do.
 
-Numba has no textures. A texture object is a number, which the driver makes and a kernel may be given, and one PTX
-instruction reads it (`numba_gemm.device.texture`).
+Numba has no textures. A texture object is a number that the driver creates and a kernel takes as an argument, and one
+PTX instruction reads it (`numba_gemm.device.texture`).
 
 Source: CUDA C++ Best Practices Guide, "Device Memory Spaces", "Local Memory", "Texture Memory" and "Constant Memory";
 CUDA C++ Programming Guide, "Device Memory Accesses"; NVIDIA H100 Tensor Core GPU Architecture (texture units).

@@ -1,16 +1,17 @@
-"""A copy that begins off a 32-byte boundary asks for a sector more a warp, and pays for it only in the caches.
+"""A copy that starts off a 32-byte boundary requests one more sector per warp, and pays for it only in the caches.
 
-A warp that copies 32 neighbouring floats from a 32-byte boundary on needs four sectors of 32 bytes; from any other
-place it touches five. By the guide that costs a fifth of the bandwidth, as it does where every sector comes from device
-memory. But the fifth sector is also the neighbouring warp's: whoever asks second finds it in L1 or L2, device memory
-moves as many bytes as before, and a copy that waits for device memory hardly slows down. Both predictions are drawn,
-from the copy at offset 0: on an H200, where that reaches little more than half of what device memory gives (a thread
-has one load under way), misaligned copies lose about 4 % and not 20 %. Offsets of 8, 16 and 24 lose about 3 %, though
-they need four sectors: only multiples of 32 (128 bytes) keep each warp within one line of the cache.
+A warp that copies 32 consecutive floats from a 32-byte boundary needs four sectors of 32 bytes; from any other address
+it touches five. According to the guide, this costs a fifth of the bandwidth, which is true if every sector comes from
+device memory. But the fifth sector also belongs to the neighbouring warp: the second request finds it in L1 or L2,
+device memory moves as many bytes as before, and a copy that waits for device memory hardly slows down. Both predictions
+are drawn, relative to the copy at offset 0. On an H200, that copy reaches little more than half of device memory's
+bandwidth (each thread has one load in flight), and misaligned copies lose about 4 % instead of 20 %. Offsets of 8, 16
+and 24 lose about 3 %, although they need four sectors: only multiples of 32 (128 bytes) keep each warp within one cache
+line.
 
-Blocks of a size that is no multiple of 32 misalign the warps of all blocks behind them, and leave lanes of each block's
-last warp idle. What small blocks lose beside is not counted in sectors: of blocks of 33 threads a multiprocessor holds
-32, half of the threads that it could, each block is started anew, and its second warp copies a single float.
+A block size that is not a multiple of 32 misaligns the warps of all following blocks, and leaves lanes of each block's
+last warp idle. Sectors do not account for further losses of small blocks: a multiprocessor holds 32 blocks of 33
+threads, half of the threads that it could; each block must be started; and its second warp copies a single float.
 
 Source: CUDA C++ Best Practices Guide, "A Sequential but Misaligned Access Pattern" and "Effects of Misaligned
 Accesses".

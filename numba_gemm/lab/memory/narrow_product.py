@@ -1,8 +1,8 @@
-"""A tile in shared memory is asked of global memory once a block, and not once a multiply-add.
+"""A tile in shared memory is read from global memory once per block, instead of once per multiply-add.
 
-C = A B, where A has 32 columns and B 32 rows. A block of 32 x 32 threads owns a tile of C, a thread an element. Three
-kernels: each thread reads its row of A and its column of B from global memory; the tile of A goes through shared
-memory; both tiles do. Of global memory a warp asks
+C = A B, where A has 32 columns and B 32 rows. A block of 32 x 32 threads computes a tile of C, one element per thread.
+In the first of three kernels, each thread reads its row of A and its column of B from global memory; in the second, the
+tile of A goes through shared memory; in the third, both tiles do. A warp requests from global memory
 
 | kernel      | sectors of 32 bytes                                       | requests |
 |-------------|-----------------------------------------------------------|----------|
@@ -10,25 +10,26 @@ memory; both tiles do. Of global memory a warp asks
 | `shared_a`  | 4 of A, 32 x 4 of B                                       | 33 loads |
 | `shared_ab` | 4 of A, 4 of B                                            | 2 loads  |
 
-and each stores 4 sectors of C.
+and stores 4 sectors of C in each.
 
-A block is laid out by threadIdx.x first: threads 0 to 31 have threadIdx.y = 0, threads 32 to 63 have 1, and so on.
-Since the block is 32 wide, a warp is exactly one row of the tile: it has one `y`, and `x` is its lane. So in `shared_a`
-a warp reads of the tile only the row that it has written itself, and `syncwarp` is barrier enough. In `shared_ab` a
-warp reads all of the tile of B, which the other warps have written, and that takes `syncthreads`.
+Threads of a block are numbered by threadIdx.x first: threads 0 to 31 have threadIdx.y = 0, threads 32 to 63 have 1, and
+so on. Since the block is 32 wide, a warp is exactly one row of the tile: it has one `y`, and `x` is its lane. So in
+`shared_a` a warp reads only the row of the tile that it has written itself, and `syncwarp` suffices as a barrier. In
+`shared_ab` a warp reads all of the tile of B, written by all warps, which requires `syncthreads`.
 
 The guide calls the three "no optimization", "coalesced using shared memory to store a tile of A" and "using shared
-memory to eliminate redundant reads of a tile of B", and has them at 119.9, 144.4 and 195.5 GB/s on a V100.
+memory to eliminate redundant reads of a tile of B", and reports 119.9, 144.4 and 195.5 GB/s on a V100.
 
-Effective bandwidth is that of 4 (M K + K N + M N) bytes, each element of A, B and C moved once. Two predictions bound
-it. With `predicted_by_hits`, L1 holds what is asked for again: tiles come from L2 once a block, and all requests pass
-through the data path that L1 and shared memory share, a pass for each line of 128 bytes of global memory and each
-wavefront of shared memory, at the ceiling's 128 bytes a clock. That is all the same to the three, 65, 67 and 69 passes
-a warp: shared memory takes no fewer passes than an L1 cache that hits. With `predicted_by_misses`, L1 holds nothing,
-and every sector comes from L2. Both count C's way to device memory and the multiply-adds; the slowest decides.
+Effective bandwidth is that of 4 (M K + K N + M N) bytes, with each element of A, B and C moved once. Two predictions
+bound it. For `predicted_by_hits`, all repeated requests hit L1: tiles come from L2 once per block, and all requests go
+through the data path that L1 and shared memory share, with one pass per 128-byte line of global memory and per
+wavefront of shared memory, at the ceiling of 128 bytes per clock. This is nearly the same for the three, 65, 67 and 69
+passes per warp: shared memory takes no fewer passes than an L1 cache that hits. For `predicted_by_misses`, L1 holds
+nothing, and every sector comes from L2. Both include the transfer of C to device memory and the multiply-adds; the
+slowest part decides.
 
-So what both tiles gain in shared memory is not fewer bytes, but that it cannot miss. On an H200 all kernels lie between
-their bounds, or below the one bound by about 4 %:
+So the gain of both tiles in shared memory is not fewer bytes, but that shared memory cannot miss. On an H200 all
+kernels lie between their bounds, or about 4 % below the single bound:
 
 | kernel      | effective GB/s | by misses, by hits | of hits |
 |-------------|----------------|--------------------|---------|
@@ -36,10 +37,11 @@ their bounds, or below the one bound by about 4 %:
 | `shared_a`  | 377            | 277, 496           | 76 %    |
 | `shared_ab` | 463            | 482, 482           | 96 %    |
 
-The order is not the guide's. The tile of A alone is about 8 % slower than none, where the guide gains 20 %; both tiles
-gain about 13 %, and not 63. Passes foresee a part of the first: the tile saves none, since each load of A becomes one
-of shared memory, and costs two more, 3 %. The two kernels that read B through L1 all along are about 20 and 24 % below
-their hits, and `shared_ab` is not. Misses would do that; how many there are is not measured.
+The order differs from the guide's. The tile of A alone is about 8 % slower than none, where the guide gains 20 %; both
+tiles gain about 13 % instead of 63. The number of passes explains part of the first: the tile saves none, since each
+load of A becomes one of shared memory, and costs two more, 3 %. The two kernels that read B through L1 throughout are
+about 20 and 24 % below the bound of their hits, and `shared_ab` is not. Misses would explain that; their number is not
+measured.
 
 Source: CUDA C++ Best Practices Guide, "Shared Memory in Matrix Multiplication (C=AB)" and "Effective Bandwidth
 Calculation"; CUDA C++ Programming Guide, "Thread Hierarchy".

@@ -1,47 +1,48 @@
-"""Copies, kernels and the host work at the same time if they are in different streams and memory is page-locked.
+"""Copies, kernels and host code overlap if they use different streams and page-locked memory.
 
-Staged. Data are cut into as many pieces as there are streams, and each stream copies its piece and runs a kernel on it.
-Nothing of the shorter of both, tT of the copies and tE of the kernels, is left over but one piece's: predicted are
-`max(tE, tT) + min(tE, tT) / nStreams`, which for one stream is the sequence tE + tT. Both are measured alone, on all
-the data. The kernels' time is set by the number of fused multiply-adds an element, so that copies take longer in one
-case and kernels in two. On an H200 the formula is right to 5 %. Up to 8 streams hardly anything is slower than
-predicted, and sequences are faster by 1 or 2 %: as if each of the times alone had a beginning and an end that a
-sequence has once. Where copies take longer, 16 and 32 streams take 4 to 5 % more than predicted, and hardly less than
-8; where kernels do, they take what is predicted to 1 %. As if many small copies left the link idle between them; that
-is not measured.
+Staged. The data are divided into as many pieces as there are streams, and each stream copies its piece and runs a
+kernel on it. Of the shorter of tT (all copies) and tE (all kernels), only one piece's time remains visible: the
+prediction is `max(tE, tT) + min(tE, tT) / nStreams`, which for one stream is the sequence tE + tT. Both are measured
+alone, on all the data. The kernels' time is set by the number of fused multiply-adds per element, so that copies take
+longer in one case and kernels in two. On an H200 the formula is accurate to 5 %. Up to 8 streams, hardly anything is
+slower than predicted, and sequences are faster by 1 or 2 %, as if each time measured alone included a start and an end
+that a sequence has only once. If copies take longer, 16 and 32 streams take 4 to 5 % more than predicted, and hardly
+less than 8 streams; if kernels do, they take the predicted time to 1 %. It is as if many small copies left the link
+idle between them; that is not measured.
 
-The numbers of the guide's listing must be divisible by threads and streams; otherwise it leaves elements out. Here
-pieces are rounded up to whole blocks, the last one is shorter, and the kernel checks its bounds: 3 and 7 streams, which
-do not divide the data, take what the formula says, to 3 %.
+The guide's listing requires a number of elements that is divisible by threads and streams; otherwise it leaves elements
+out. Here pieces are rounded up to whole blocks, the last one is shorter, and the kernel checks its bounds: 3 and 7
+streams, which do not divide the data, take the time of the formula, to 3 %.
 
-Timeline. When each stage of one run began and ended, by events, beside what a pipeline of equal stages predicts. An
-event before a copy happens as soon as the stream gets there, even if the copy has to wait for another stream's; so here
-each copy first waits for the copy before it, and each kernel for the kernel before it, as they otherwise do for the
-copy engine and the multiprocessors. Copies keep to the prediction. So does the first kernel; but the second, whose data
-have long been there, begins not when the first ends, at about 3.2 ms, but when the third stream's copy ends, at about
-3.7, and the others follow it without a gap. It is as if its event had stood in a queue behind that copy. Nothing of
-this is seen in the staged runs, which have no such events: 4 streams take about 9.0 ms there, and 9.6 here.
+Timeline. Start and end of each stage of one run, recorded by events, compared with a pipeline of equal stages. An event
+before a copy happens as soon as the stream reaches it, even if the copy has to wait for another stream's copy.
+Therefore each copy here first waits for the copy before it, and each kernel for the kernel before it, as they would
+otherwise wait for the copy engine and the multiprocessors. The copies follow the prediction. So does the first kernel;
+but the second, whose data arrived long before, does not start when the first ends, at about 3.2 ms, but when the third
+stream's copy ends, at about 3.7, and the others follow it without a gap. It is as if its event had been queued behind
+that copy. The staged runs, which have no such events, do not show this: 4 streams take about 9.0 ms there, and 9.6
+here.
 
-Host. Calls return at once, after about half a millisecond here, and what the host does until it waits for the stream
-costs no time of its own: predicted is the longer of both, and the sum if the host works after it has waited. Both are
-right to 4 %. From pageable memory the call returns only when the host has copied the data, and only the kernel is left
-to overlap with: predicted are the copy and the longer of kernel and host. Measured are about 50 ms, for 49 predicted
-and 57 in sequence. The call returns after 38 ms, about what the copy alone takes, and from there on it takes 11, where
-the host's work alone takes 10. How long a pageable copy takes alone differs between runs: in an earlier one it was 30
-ms, but 38 here as well, so that nothing was gained. Why is not explained.
+Host. Calls return immediately, here after about half a millisecond, and host code costs no time of its own until it
+waits for the stream: the prediction is the longer of both, and the sum if the host works after waiting. Both are
+accurate to 4 %. From pageable memory, the call returns only after the host has copied the data, so only the kernel can
+overlap with host code: the prediction is the copy plus the longer of kernel and host. The measured time is about 50 ms,
+compared with 49 predicted and 57 in sequence. The call returns after 38 ms, about the time of the copy alone, and the
+rest takes 11, where the host's work alone takes 10. The time of a pageable copy alone differs between runs: in an
+earlier run it was 30 ms, but 38 here as well, so nothing was gained. This is not explained.
 
-Independent. A copy in one stream and a kernel on other data in another take as long as the longer one, and in one
-stream as long as both, to 2 %.
+Independent. A copy in one stream and a kernel on other data in another stream take as long as the longer one, and in
+one stream as long as both, to 2 %.
 
-Default stream. A copy in the legacy default stream, followed by a wait, is what a blocking copy is. It begins after
-what was enqueued before in any blocking stream: predicted is the sum. Streams that were created as non-blocking, which
-all others here are, do not wait for the default stream, and a kernel there overlaps with it; of these the guide does
-not speak. Both are as predicted, to 2 %.
+Default stream. A copy in the legacy default stream, followed by a wait, is equivalent to a blocking copy. It starts
+after the work that was enqueued before in any blocking stream: the prediction is the sum. Streams created as
+non-blocking, like all others here, do not wait for the default stream, and a kernel there overlaps with it; the guide
+does not mention them. Both times are as predicted, to 2 %.
 
-Directions. A copy each way, in two streams, and a kernel in a third all overlap on a device that has two copy engines;
-with one engine the copies take turns. Predicted is the longest. An H200 has three engines. There two copies take about
-a tenth longer than the longer one alone, so that the two directions are not quite independent; copies beside a kernel
-that takes longer than they do change its time by no more than 3 %, one way or both.
+Directions. A copy in each direction, in two streams, and a kernel in a third all overlap on a device with two copy
+engines; with one engine the copies alternate. The prediction is the longest of the three. An H200 has three engines.
+Two copies take about a tenth longer there than the longer one alone, so the two directions are not quite independent;
+copies concurrent with a kernel that takes longer change its time by no more than 3 %, in one direction or both.
 
 Source: CUDA C++ Best Practices Guide, "Asynchronous and Overlapping Transfers with Computation"; CUDA Driver API,
 "Stream synchronization behavior" and "API synchronization behavior".

@@ -1,26 +1,27 @@
-"""Shared memory turns a strided read into a coalesced one, and padding a tile frees it of bank conflicts.
+"""Shared memory turns a strided read into a coalesced one, and padding a tile removes its bank conflicts.
 
-C = A A^T, where A has 32 columns, by blocks of 32 x 32 threads, a thread an element of C. The transposed operand's
-neighbours in a row of C are rows of A, 128 bytes apart. Three kernels:
+C = A A^T, where A has 32 columns, by blocks of 32 x 32 threads, with one element of C per thread. For neighbouring
+elements in a row of C, the transposed operand's elements come from different rows of A, 128 bytes apart. Three kernels:
 
-- `strided` reads it where it lies: at each of 32 steps a warp touches 32 sectors, in 32 lines.
-- `coalesced` reads rows of A, 4 sectors a warp, and writes each as a column of a tile of 32 x 32 floats in shared
+- `strided` reads them directly: at each of 32 steps a warp touches 32 sectors, in 32 lines.
+- `coalesced` reads rows of A, 4 sectors per warp, and writes each as a column of a tile of 32 x 32 floats in shared
   memory, whose rows it then reads. A column lies in one bank: its 32 floats take 32 wavefronts.
-- `padded` is the same, but that the rows of the tile have a 33rd float, which nobody uses. A column now lies in 32
-  banks, and takes one wavefront.
+- `padded` is the same, except that the rows of the tile have an unused 33rd float. A column now lies in 32 banks, and
+  takes one wavefront.
 
-The guide's table has them, as no optimization, coalesced through shared memory and without bank conflicts, at 12.8,
-140.2 and 199.4 GB/s on a V100.
+The guide's table reports 12.8, 140.2 and 199.4 GB/s on a V100 for them, as no optimization, coalesced through shared
+memory and without bank conflicts.
 
-The predictions are those of `narrow_product`, here with 4 (M K + M M) bytes: a request takes a pass through the data
-path of L1 and shared memory for each line of global memory that it touches, and for each wavefront, at the ceiling's
-128 bytes a clock. A warp takes 1057, 100 and 69 passes, which is more than all else takes, whether L1 hits or misses.
-So the three should be as 1 to 10.6 to 15.3; on the guide's V100 they were as 1 to 11.0 to 15.6.
+The predictions are those of `narrow_product`, here with 4 (M K + M M) bytes: a request takes one pass through the data
+path of L1 and shared memory per line of global memory that it touches, and per wavefront, at the ceiling of 128 bytes
+per clock. A warp takes 1057, 100 and 69 passes, which exceeds everything else, whether L1 hits or misses. So the three
+speeds should be as 1 to 10.6 to 15.3; on the guide's V100 they were as 1 to 11.0 to 15.6.
 
-Measured bandwidth of `strided` and `padded` stays below the prediction by what passes do not hide: the way from a
-block's loads over its barrier to its stores, in blocks of which a multiprocessor holds two. That is least of `strided`,
-which passes most. `coalesced` is faster than predicted, by about 7 % on an H200, as if a store with conflicts took
-about 25 wavefronts and not 32; its machine code has the 64 loads and 2 stores that are counted. That is not explained.
+The measured bandwidth of `strided` and `padded` stays below the prediction by the time that passes do not hide: from a
+block's loads through its barrier to its stores, with two blocks per multiprocessor. It is smallest for `strided`, which
+has the most passes. `coalesced` is faster than predicted, by about 7 % on an H200, as if a store with conflicts took
+about 25 wavefronts instead of 32; its machine code has the 64 loads and 2 stores that are counted. That is not
+explained.
 
 Source: CUDA C++ Best Practices Guide, "Shared Memory in Matrix Multiplication (C=AA^T)"; CUDA C++ Programming Guide,
 "Shared Memory", compute capability 5.x.

@@ -1,58 +1,59 @@
-"""A copy between host and device comes near the link's speed only if it is large and its memory page-locked.
+"""A copy between host and device approaches the link's speed only if it is large and its memory page-locked.
 
-Copies. A copy is predicted to take as long as its smallest kind, of 4 KB here, and in addition its bytes divided by the
-bandwidth of what they move through. Between page-locked memory and the device that is the link: transfers per second
-and lane, times lanes, times the part of the bits that its encoding leaves for data (16 lanes of PCIe 5.0: 63 GB/s). The
-headers of packets are not in it. On an H200 copies of 4 MB and more take about 9 to 15 % longer than predicted, and the
-largest move about 55 GB/s, either way. One of 64 KB takes hardly longer than one of 4 KB; below 1 MB copies take from a
-fifth less than predicted to two fifths more. Memory that was registered is copied as fast as memory that was allocated
-page-locked. So is write-combined memory to the device, from 1 MB on; the other way is not measured.
+Copies. The predicted time of a copy is that of the smallest copy of its kind, 4 KB here, plus its bytes divided by the
+bandwidth of the path. Between page-locked memory and the device the path is the link: transfers per second and lane,
+times lanes, times the fraction of the bits that its encoding leaves for data (16 lanes of PCIe 5.0: 63 GB/s). Packet
+headers are not included. On an H200, copies of 4 MB and more take about 9 to 15 % longer than predicted, and the
+largest move about 55 GB/s in either direction. A copy of 64 KB takes hardly longer than one of 4 KB; below 1 MB, copies
+take from a fifth less than predicted to two fifths more. Registered memory is copied as fast as memory that was
+allocated page-locked. So is write-combined memory to the device, from 1 MB on; the other direction is not measured.
 
-Pageable memory the driver cannot hand to the copy engine: it copies through page-locked memory of its own, and is
-predicted to move as fast as one thread of this host copies as many bytes, or as the link, whichever is slower. That is
-right to a factor of little more than two only. Of 1 MB, which NumPy copies at about 35 GB/s as if in the host's cache,
-the driver moves about 11 GB/s and takes twice the predicted time. Of 64 MB to the host it moves about 16 GB/s and takes
-two fifths to half of it, since the host copied just these at no more than 7. Of 256 MB it takes about a fifth longer
-than predicted to the device, and a fifth to two fifths less to the host. Why the two directions differ is not
-explained.
+The driver cannot pass pageable memory to the copy engine. It copies through page-locked memory of its own, and is
+predicted to be as fast as one thread of this host copies the same number of bytes, or as the link, whichever is slower.
+This prediction is accurate only to a factor of slightly more than two. NumPy copies 1 MB at about 35 GB/s, as if in the
+host's cache; the driver moves it at about 11 GB/s and takes twice the predicted time. It moves 64 MB to the host at
+about 16 GB/s and takes two fifths to half of the predicted time, because the host copied this size at no more than 7.
+For 256 MB it takes about a fifth longer than predicted to the device, and a fifth to two fifths less to the host. The
+difference between the two directions is not explained.
 
-On the device a copy reads and writes, and both count: 3.9 TB/s of 4.8 in theory at 256 MB, 10 % longer than predicted.
-Copies of 4 and 16 MB, which fit the L2 cache, take a seventh to a fifth less than predicted.
+A copy on the device reads and writes, and both count: 3.9 TB/s of the theoretical 4.8 at 256 MB, 10 % longer than
+predicted. Copies of 4 and 16 MB fit the L2 cache and take a seventh to a fifth less than predicted.
 
-Page-locking. It is predicted to cost time by the byte, as for the largest size here: of 256 MB registering takes about
-7 ms and unregistering 5, allocating page-locked memory about 110 and freeing it 35. At 64 MB that is right to a fifth,
-for freeing to two fifths. Registering less costs more a byte, as if each call had a price of its own: of 1 MB,
-registering and unregistering take 4 to 6 times what is predicted, of 4 MB 1.5 to 2 times. Allocating and freeing do not
-follow that: they take nearly twice what is predicted of 1 MB, but only two thirds of 4 MB. The first touch of new
-memory takes about 60 ms for 256 MB, but up to 16 MB a tenth to a third of what that predicts. It is as if few of the
-rounds touched new pages; the C library may hand out again what it was given back.
+Page-locking. The predicted cost is proportional to the bytes, as measured for the largest size here: for 256 MB,
+registering takes about 7 ms and unregistering 5, allocating page-locked memory about 110 and freeing it 35. At 64 MB
+the prediction is accurate to a fifth, for freeing to two fifths. Registering smaller memory costs more per byte, as if
+each call had a fixed cost: for 1 MB, registering and unregistering take 4 to 6 times as long as predicted, for 4 MB 1.5
+to 2 times. Allocating and freeing do not follow that pattern: they take nearly twice the predicted time for 1 MB, but
+only two thirds of it for 4 MB. The first touch of new memory takes about 60 ms for 256 MB, but up to 16 MB only a tenth
+to a third of what that predicts. It is as if few of the rounds touched new pages; the C library may reuse memory that
+was freed before.
 
-Registering pays after as many copies as it, and unregistering, takes times what each copy gains, predicted from the
-predicted times. From 4 MB on it pays with the first copy or the second, at 1 MB after about 4. Memory that is allocated
-page-locked has its first touch included, which other memory needs too; so only what goes beyond that counts against it:
-it pays after 2 to 11 copies of 4 MB and more, and after about 15 of 1 MB. What pinning takes away from the rest of the
-system does not show here.
+Registering pays off after as many copies as it takes to save the time of registering and unregistering; the number is
+predicted from the predicted times. From 4 MB on it pays off with the first or second copy, at 1 MB after about 4.
+Allocating page-locked memory includes its first touch, which other memory needs too, so only the time beyond that
+counts: it pays off after 2 to 11 copies of 4 MB and more, and after about 15 of 1 MB. The cost of pinning to the rest
+of the system does not show here.
 
-Packing. Many small copies are predicted to take a latency each. From page-locked memory they take a third to a half of
-that, about 3 to 4 µs each where one alone takes 9 to 11: latency is not throughput, and calls overlap. From pageable
-memory they take a fifth to a quarter up to 16 KB; at 64 KB they take about four fifths of what is predicted. Packed
-into one page-locked buffer they are predicted to take the host's copy, one latency and the link's time, and reading and
-writing device memory for unpacking. That leaves out the launch, and the call of NumPy's: 1000 pieces of 1 KB take about
-0.4 ms where 0.12 are predicted. At 64 KB they take nearly twice as long as predicted, and half of the excess is the
-host's copy: by its measured rate for 64 MB, 7 GB/s, and not that for 256 MB, 10.6 of the measured 13.6 ms would be
-predicted. Packing gains a factor of about 11 at 1 KB, of 5 at 4 KB, and of nearly 2 at 16 KB. At 64 KB it loses: one by
-one from page-locked memory the pieces take less than a third of the time, since the link is faster than the host can
-pack. Only pieces in pageable memory are still better packed, by a quarter.
+Packing. Many small copies are predicted to take one latency each. From page-locked memory they take a third to a half
+of that, about 3 to 4 µs each, where one alone takes 9 to 11: latency is not throughput, and calls overlap. From
+pageable memory they take a fifth to a quarter up to 16 KB; at 64 KB they take about four fifths of the prediction.
+Packed into one page-locked buffer, they are predicted to take the host's copy, one latency and the link's time, plus
+reading and writing device memory for unpacking. That leaves out the launch and NumPy's call: 1000 pieces of 1 KB take
+about 0.4 ms, where 0.12 are predicted. At 64 KB they take nearly twice as long as predicted, and half of the excess is
+the host's copy: with its rate measured for 64 MB, 7 GB/s, instead of that for 256 MB, the prediction would be 10.6 of
+the measured 13.6 ms. Packing gains a factor of about 11 at 1 KB, of 5 at 4 KB, and of nearly 2 at 16 KB. At 64 KB it
+loses: copied one by one from page-locked memory, the pieces take less than a third of the time, since the link is
+faster than the host can pack. Only pieces in pageable memory still gain from packing, by a quarter.
 
-Chains. What is kept on the device is copied once each way, however many kernels work on it; with a round trip after
-each step both copies count for every step: 16 steps on 64 MB take about 40 ms and not 3.3. Kernels are predicted by
-device memory's theoretical bandwidth, 28 µs a step. They take about 50: a kernel that moves one float a thread reaches
-little more than half of that bandwidth (as in `strided_copy`, at stride 1). Round trips take about 15 % longer than
-predicted, as large copies do.
+Chains. Data that stay on the device are copied once in each direction, however many kernels work on them. With a round
+trip after each step, both copies count for every step: 16 steps on 64 MB take about 40 ms instead of 3.3. Kernels are
+predicted from the theoretical bandwidth of device memory, 28 µs per step. They take about 50: a kernel that moves one
+float per thread reaches little more than half of that bandwidth (as in `strided_copy`, at stride 1). Round trips take
+about 15 % longer than predicted, like large copies.
 
 Source: CUDA C++ Best Practices Guide, "Data Transfer Between Host and Device" and "Pinned Memory"; CUDA Driver API,
 "API synchronization behavior"; for the link's rates and encodings, the PCI Express Base Specifications 1.0 to 6.0; for
-memory that is handed out again, mallopt(3) on M_MMAP_THRESHOLD.
+the reuse of freed memory, mallopt(3) on M_MMAP_THRESHOLD.
 """
 
 from __future__ import annotations

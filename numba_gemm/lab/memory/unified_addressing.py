@@ -1,31 +1,31 @@
-"""Host and all devices share one range of addresses: a pointer tells where it points, and what may follow it.
+"""Host and all devices share one address range: a pointer reveals its memory, and which accesses are possible.
 
-Every kind of memory is asked for what the driver knows of its address: its type, its device, the pointers by which host
-and device reach it, its extent. Of host memory, the device pointer is compared with the host's. By the guide they are
-equal for page-locked memory that was allocated as such, and differ for memory that was registered later; that is
-`predicted_equal_by_guide`. The device attribute `CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM` says for the device at hand
-whether registered memory may be used by its host pointer; that is `predicted_equal`. On an H200 the attribute is 1, and
-the two pointers of registered memory are equal: there the guide's sentence is out of date. (Of pageable memory the
-driver knows nothing, and there is no device pointer.) A kernel then writes through each device pointer, and the host
-looks whether that is the memory it means.
+For every kind of memory, the driver is queried about an address: its type, its device, the pointers by which host and
+device reach it, and its extent. For host memory, the device pointer is compared with the host pointer. According to the
+guide, they are equal for memory allocated as page-locked, and differ for memory registered later; that is
+`predicted_equal_by_guide`. The device attribute `CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM` tells whether this device can
+use the host pointer of registered memory; that is `predicted_equal`. On an H200 the attribute is 1, and the two
+pointers of registered memory are equal: there the guide's statement is out of date. (The driver knows nothing of
+pageable memory, which has no device pointer.) A kernel then writes through each device pointer, and the host checks
+that the memory has changed.
 
-One range of addresses is also what copies between devices need. With two devices, an array is copied from the first to
-the second:
+A common address range is also the basis of copies between devices. With two devices, an array is copied from the first
+to the second:
 
-- "peer": by `cuMemcpyPeerAsync`, each context having been given access to the other's memory;
+- "peer": by `cuMemcpyPeerAsync`, after each context has been given access to the other's memory;
 - "not enabled": by the same call before that;
-- "staged": to page-locked host memory, and from there on, in series.
+- "staged": to page-locked host memory and from there, one copy after the other.
 
-Predicted for "staged" is the time of the two copies over PCIe, which are measured alone, "to host" and "from host":
-whatever a direct way reaches beyond half a link's bandwidth, host memory cannot give. Between two H200s it is about
-27.6 GB/s, as predicted. For "peer" the prediction is what the NVLinks of a device carry in one direction, as many as
-are active, by NVIDIA's figures for their version; there is none without such links, or where NVML does not tell.
-Measured are about 390 GB/s of 450, 14 times what staging gives; what packets need beside their data is not predicted.
-For "not enabled" there is no prediction: the driver is free to stage, or to go the direct way itself. It reaches about
-38 GB/s: more than copies in series, and less than either of them alone. It is as if the driver staged in pieces, one of
-which is on its way in while another is on its way out.
+The prediction for "staged" is the time of the two copies over PCIe, "to host" and "from host", each measured alone:
+copies through host memory cannot exceed half a link's bandwidth. Between two H200s it is about 27.6 GB/s, as predicted.
+For "peer" the prediction is the bandwidth of a device's active NVLinks in one direction, by NVIDIA's figures for their
+version; there is no prediction without such links, or if NVML does not report them. The measured bandwidth is about
+390 GB/s of 450, 14 times that of staging; packet overhead is not predicted. For "not enabled" there is no prediction:
+the driver may stage the copy or use the direct path. It reaches about 38 GB/s: more than the two copies in series, and
+less than either of them alone. It is as if the driver staged in pieces, with one on its way in while another is on its
+way out.
 
-With one device, a row says that there is none to copy to.
+With one device, a row states that there is no other to copy to.
 
 Source: CUDA C++ Best Practices Guide, "Unified Virtual Addressing"; CUDA Driver API, "Unified Addressing" and "Peer
 Context Memory Access"; for NVLink's bandwidths NVIDIA's product pages.

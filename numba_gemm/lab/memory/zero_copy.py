@@ -1,34 +1,35 @@
-"""A kernel may read host memory itself: coalesced and once, nearly as fast as a copy; but anew each time.
+"""A kernel can read host memory directly, coalesced and once nearly as fast as a copy, but again in every pass.
 
-Page-locked host memory is mapped: it has a device pointer, and what a kernel loads there crosses the bus in sectors of
-32 bytes, while other warps compute. Nothing of it stays on the device for the next kernel. Each way adds an array to
-sums in device memory, some number of times:
+Page-locked host memory is mapped: it has a device pointer, and a kernel's loads from it cross the bus in sectors of 32
+bytes, while other warps compute. Nothing of it stays on the device for the next kernel. Each way adds an array to sums
+in device memory a number of times:
 
 - "mapped": every pass reads the mapped array;
-- "copied": the array is copied to the device first, by a copy engine, and the passes read that;
-- "kept": the first pass reads the mapped array and writes what it read to device memory, where the others read it: a
-  cache by hand;
-- "strided": a single pass over the mapped array, in which the lanes of a warp read floats some stride apart; every
-  float is still read once.
+- "copied": a copy engine first copies the array to the device, and the passes read the copy;
+- "kept": the first pass reads the mapped array and also stores it in device memory, where the other passes read it: a
+  manual cache;
+- "strided": a single pass over the mapped array, in which the lanes of a warp read floats at a stride; every float is
+  still read once.
 
-Predicted is a time from bytes. Those that cross the bus take as long as in a plain copy of the page-locked array, the
-row "copy", which is the baseline: one transfer for "copied" and "kept", one a pass for "mapped", and for "strided" a
-sector for each that a warp touches, since the other floats of a sector are read so much later that no cache has it any
-more: up to eight times the array. What passes move in device memory is added, at its measured ceiling, except where it
-goes on while the bus is the slower one.
+The time is predicted from bytes. Bytes that cross the bus take as long as in a plain copy of the page-locked array, the
+row "copy", which is the baseline: one transfer for "copied" and "kept", and one per pass for "mapped". For "strided" it
+is one sector for each that a warp touches, since the other floats of a sector are read so much later that no cache
+still holds it: up to eight times the array. The traffic of the passes in device memory is added at its measured
+ceiling, except where it overlaps with the slower bus.
 
-On an H200 a copy engine moves about 55 GB/s, and passes over mapped memory about 50: one takes more than a tenth longer
-than the copy alone, and 5 to 8 % longer than copying first and computing then. So mapping gains nothing here even if
-all is read but once, and eight passes take about six times as long as on a copy. A cache by hand takes about 4 to 5 %
-longer than a copy beforehand; its first pass, which also writes, takes no longer than that of "mapped". Passes in
-device memory take about 0.12 ms on average and not the predicted 0.087: a float a thread does not reach the ceiling.
+On an H200 a copy engine moves about 55 GB/s, and passes over mapped memory about 50: a pass takes more than a tenth
+longer than the copy alone, and 5 to 8 % longer than copying first and computing then. So mapping gains nothing here
+even if all data are read only once, and eight passes take about six times as long as on a copy. A manual cache takes
+about 4 to 5 % longer than a copy beforehand; its first pass, which also writes, takes no longer than that of "mapped".
+Passes in device memory take about 0.12 ms on average instead of the predicted 0.087: one float per thread does not
+reach the ceiling.
 
-Strides of 2, 4 and 8 take as many transfers, as predicted, and about 9 % more, like all that is mapped. With them a
-warp asks for all four sectors of each line of 128 bytes that it touches. A stride of 32 asks for as many sectors as one
-of 8, but for one of each line, and takes about 51 ms where 19.5 are predicted: 21 GB/s of sectors cross the bus. It is
-as if there were a request for each line, and their number were what limits; that is not measured.
+Strides of 2, 4 and 8 take that many transfers, as predicted, and about 9 % more time, like all mapped reads. With them
+a warp requests all four sectors of each line of 128 bytes that it touches. A stride of 32 requests as many sectors as
+one of 8, but only one per line, and takes about 51 ms where 19.5 are predicted: 21 GB/s of sectors cross the bus. It is
+as if each line took one request, and the number of requests were the limit; that is not measured.
 
-On a device with memory in common with the host (`integrated`), nothing crosses a bus; an H200 is none.
+On a device that shares memory with the host (`integrated`), nothing crosses a bus; an H200 is not one.
 
 Source: CUDA C++ Best Practices Guide, "Zero Copy" and "Coalesced Access to Global Memory".
 """
