@@ -1,8 +1,8 @@
 """The level that holds the data decides how long a read takes, more than the memory space that a kernel names.
 
 The guide orders the spaces by latency: global, local and texture memory are the slowest, then constant memory, shared
-memory and registers (column `predicted_latency_order`, 1 is the lowest). The order reflects their
-location: the first three are in device memory, off the chip. On an H200, in cycles per read:
+memory and registers (column `predicted_latency_order`, 1 is the lowest). The order reflects their location: the first
+three are in device memory, off the chip. On an H200, in cycles per read:
 
 - Confirmed: registers, 4; shared memory, 29; a constant in the first cache, 34. Data in device memory itself take
   longest: about 700 cycles for global memory, 730 through a texture.
