@@ -37,7 +37,7 @@ from random import Random
 from typing import Any
 
 if __name__ == "__main__":
-    # As in conftest.py: hardware or simulator, decided before Numba is imported, here and in every worker.
+    # As in conftest.py: choose hardware or simulator before Numba is imported, here and in every worker.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     from numba_gemm.simulator.probe import gpu_count
 
@@ -55,7 +55,7 @@ from numba_gemm.simulator.switch import SIMULATOR
 GUARD = np.float32(-77.25)  # around C
 NAN = np.float32(np.nan)  # around A and B
 MARGIN = 8  # elements before and after an operand
-MOST_FAILURES = 20  # of one worker, after which it stops: a GPU error may end all later calls, too
+MOST_FAILURES = 20  # per worker, which then stops: after a GPU error, all later calls may fail
 
 KINDS = {"product": 40, "batch": 16, "epilogue": 10, "sequence": 14, "plan": 8, "streamed": 6, "refused": 6}
 ALPHAS = (1.0, 1.0, 0.5, -1.0, 2.0, 0.0, -0.0, 3.0)
@@ -83,7 +83,7 @@ def scaled(value: Any, row: Any, column: Any, down: Any, across: Any) -> Any:
     return value * down[row] * across[column]
 
 
-# Each with the lengths of its vectors, and the float64 result and scale of what it makes of a result and a scale.
+# Lengths of the epilogues' vectors, and float64 functions from a result and its scale to those after the epilogue.
 EPILOGUES: dict[str, tuple[Any, str, Callable[..., tuple[np.ndarray, np.ndarray]]]] = {
     "negated": (negated, "", lambda x, scale: (-x, scale)),
     "biased": (biased, "n", lambda x, scale, bias: (abs(x + bias), 2 * scale + abs(bias))),
@@ -130,7 +130,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Call:
-    """One call, but for the values of its operands, which follow from the seed."""
+    """One call, except for the values of its operands, which follow from the seed."""
 
     seed: int
     library: str
@@ -162,13 +162,13 @@ class Call:
 
 @dataclass(frozen=True)
 class Case:
-    """Calls that one process makes in this order; `kind` says how."""
+    """Calls that one process makes in this order, according to `kind`."""
 
     kind: str
     calls: tuple[Call, ...]
-    planned: str = "NN"  # layout that a plan is made for
-    limit: float = 0.0  # memory for a streamed product, between the least (0) and all (1)
-    spoiled: str = ""  # what makes the call a wrong one
+    planned: str = "NN"  # layout of the plan
+    limit: float = 0.0  # memory limit of a streamed call, between the minimum (0) and the total (1)
+    spoiled: str = ""  # the error in a call that must be refused
 
     def __str__(self) -> str:
         calls = "".join(f"\n    {call}" for call in self.calls)
@@ -176,21 +176,21 @@ class Case:
 
     @property
     def family(self) -> str:
-        """A name that cases which share kernels have in common; one worker takes them all."""
+        """Name shared by cases that use the same kernels; one worker runs all of them."""
         call = self.calls[0]
         places = [(layout.order[-2:], layout.offset % 4 == 0, layout.steps[-2:]) for layout in (call.a, call.b)]
         return repr((call.stage, call.precision, call.epilogue, places))
 
 
 def _described(record: Any) -> str:
-    """The fields of a record that differ from their defaults."""
+    """Return the fields of a record that differ from their defaults."""
     values = ((one.name, getattr(record, one.name), one.default) for one in fields(record))
     return ", ".join(f"{name}={value}" for name, value, default in values if value != default)
 
 
 @dataclass(frozen=True)
 class Space:
-    """Names that cases are drawn from."""
+    """Stages, precisions and libraries that cases are drawn from."""
 
     libraries: tuple[str, ...]
     precisions: tuple[str, ...]
@@ -224,7 +224,7 @@ class Draw:
         return self.random.randint(1, 300) if size < 0.99 else self.random.randint(300, 1200)
 
     def shape(self, kind: str) -> tuple[int, int, int]:
-        if kind == "streamed":  # in blocks of 8 and panels of 4 to 16, each of them a launch or more
+        if kind == "streamed":  # blocks of 8 and panels of 4 to 16, with at least one launch each
             m, n, k = (0 if self.chance(0.015) else self.random.choice(EDGES) for _ in range(3))
             return m, n, k
         m, n, k = self.extent(), self.extent(), self.extent()
@@ -233,7 +233,7 @@ class Draw:
         return m, n, k
 
     def layout(self, batch: int, library: str, may_repeat: bool) -> Layout:
-        """A layout for so many batch dimensions; half of them are plain rows or columns."""
+        """Draw a layout with this many batch dimensions; half of them are row-major or column-major without gaps."""
         axes = list(range(batch + 2))
         matrix = axes[-2:] if self.chance(0.6) else axes[:-3:-1]
         order, steps = (*axes[:-2], *matrix), [1] * len(axes)
@@ -249,7 +249,7 @@ class Draw:
         return Layout(order, tuple(steps), pad, offset)
 
     def scalars(self, precision: str) -> tuple[float, float, str]:
-        """Values of alpha and beta, and the kind of elements."""
+        """Draw alpha, beta and the kind of elements."""
         alpha, beta = self.random.choice(ALPHAS), self.random.choice(BETAS)
         if self.chance(0.45):
             if self.chance(0.1):
@@ -272,7 +272,7 @@ class Draw:
         return call
 
     def with_epilogue(self, call: Call) -> Call:
-        # Few layouts, since each makes another kernel; and no infinities, which epilogues may turn into NaN.
+        # Few layouts, since each needs another kernel; no infinities, which epilogues may turn into NaN.
         stage = call.stage if call.stage in SCHEDULED else "auto"
         values = call.values if call.values in ("uniform", "wide") else "integers"
         finite = {
@@ -295,7 +295,7 @@ class Draw:
         return made[0], made[1]
 
     def changed(self, call: Call) -> Call:
-        """A call that differs from another in one argument."""
+        """Draw a call that differs from another in one argument."""
         what = self.random.choice(
             ("alpha", "beta", "out", "a", "b", "offset", "extent", "values", "precision", "library")
         )
@@ -344,7 +344,7 @@ SPOILED: dict[str, Callable[[dict[str, Any]], None]] = {
 
 
 def drawn(seed: int, number: int, space: Space) -> Case:
-    """The case of a number."""
+    """Draw the case with a number."""
     draw = Draw(seed, number, space)
     kind = draw.weighted(KINDS)
     precision = "ieee" if draw.chance(0.4) else draw.random.choice(space.precisions)
@@ -375,7 +375,7 @@ def drawn(seed: int, number: int, space: Space) -> Case:
 
 
 class Library:
-    """Operands of one array library: a buffer on its device, and views of it. This one: NumPy."""
+    """Operands of one array library: a buffer on its device, and views of it. The base class uses NumPy."""
 
     def put(self, buffer: np.ndarray) -> Any:
         return buffer
@@ -443,7 +443,7 @@ class NumbaArrays(Library):
 
 
 def found_libraries() -> dict[str, Library]:
-    """The array libraries that this machine has."""
+    """Return the array libraries of this machine."""
     found: dict[str, Library] = {"numpy": Library()}
     if SIMULATOR:
         return found
@@ -458,7 +458,7 @@ def found_libraries() -> dict[str, Library]:
 
 
 def elements(random: np.random.Generator, shape: tuple[int, ...], values: str) -> np.ndarray:
-    """Elements of an operand. Products of integers, and their sums, are exact in every precision."""
+    """Draw the elements of an operand. Products of integers, and their sums, are exact in every precision."""
     if values == "integers":
         return random.integers(-4, 5, shape).astype(np.float32)
     x = random.uniform(-1, 1, shape).astype(np.float32)
@@ -481,7 +481,7 @@ class Operand:
 
     library: Library
     values: np.ndarray  # on the host
-    host: np.ndarray  # the buffer, as it was put
+    host: np.ndarray  # initial contents of the buffer
     index: tuple[int, tuple[int, ...], tuple[int, ...]]
     on_device: Any
     array: Any
@@ -499,12 +499,12 @@ class Operand:
         return cls(library, np.array(view), host, index, on_device, library.view(on_device, *index))
 
     def fetch(self) -> np.ndarray:
-        """The elements now."""
+        """Copy the current elements to the host."""
         self.now = self.library.get(self.on_device)
         return np.array(Library().view(self.now, *self.index))
 
     def unchanged(self, but_elements: bool) -> bool:
-        """Return True if the buffer has not changed, all of it or all but the operand's elements; after `fetch`."""
+        """True if the buffer is unchanged, either entirely or outside of the operand's elements; call `fetch` first."""
         same = self.now.view(np.uint32) == self.host.view(np.uint32)
         if but_elements:
             start, shape, strides = self.index
@@ -514,7 +514,7 @@ class Operand:
 
 @dataclass
 class Made:
-    """The operands of a call."""
+    """Operands of a call."""
 
     a: Operand
     b: Operand
@@ -545,7 +545,7 @@ def verdict(call: Call, made: Made, got: np.ndarray, streamed: bool) -> str:
     """Describe the error of a result; empty if the result is correct."""
     m, n, k = call.shape
     precision = resolved(call.precision, m, n, k, (9, 0)) if call.precision == FP32_AUTO else call.precision
-    # A streamed product multiplies the sum of each panel by alpha, and rounds after each.
+    # A streamed call multiplies the sum of each panel by alpha and rounds after each panel.
     simple = call.alpha in ALPHAS and (call.beta in BETAS or not np.isfinite(call.beta))
     infinite = not np.isfinite(call.alpha) and call.beta in BETAS
     exact = call.values == "integers" and (simple or infinite)
@@ -556,7 +556,7 @@ def verdict(call: Call, made: Made, got: np.ndarray, streamed: bool) -> str:
     for at in np.ndindex(batch):
         with np.errstate(all="ignore"):
             expected, scale = reference(call.alpha, a[at], b[at], call.beta, made.before[at])
-            if precision == "fp16x3" and k and call.alpha != 0:  # its bound is of the largest elements
+            if precision == "fp16x3" and k and call.alpha != 0:  # its bound depends on the largest elements
                 rows, cols = np.max(abs(a[at]), axis=1, initial=0), np.max(abs(b[at]), axis=0, initial=0)
                 scale = abs(call.alpha) * k * np.multiply.outer(rows.astype(float), cols) + scale
             if call.epilogue:
@@ -569,11 +569,11 @@ def verdict(call: Call, made: Made, got: np.ndarray, streamed: bool) -> str:
                 return f"{at}{where}: got {got[at][where]}, expected exactly {expected[where]}; {len(differs)} differ"
             continue
         if call.values == "huge" or abs(call.alpha) > 1e20 or abs(call.beta) > 1e20:
-            # A sum may overflow on its way to a finite result.
+            # A sum may overflow although its final value is finite.
             expected = np.where(scale >= 2.0**126, got[at], expected)
         if streamed:
             scale = scale * (1 + ieee_bound(2 * k) / bound(precision, k))
-        if call.repeats_terms:  # their roundings are equal, not independent as `ieee_bound` assumes
+        if call.repeats_terms:  # the rounding errors are equal, not independent as `ieee_bound` assumes
             scale = scale * max(1.0, (k + 2) * UNIT_ROUNDOFF / ieee_bound(k))
         compared = compare(got[at], expected, scale, k, precision, call.alpha)
         if not compared.ok:
@@ -619,7 +619,7 @@ def perform(call: Call, library: Library, function: Function, streamed: bool = F
 
 
 def refused(call: Call, library: Library, spoiled: str) -> str:
-    """Make a wrong call, which must raise and leave C unchanged; describe the error, empty if there is none."""
+    """Make an invalid call, which must raise and leave C unchanged; describe the error, empty if it does both."""
     made = operands(call, library)
     passed = {
         "a": made.a.array,
@@ -633,7 +633,7 @@ def refused(call: Call, library: Library, spoiled: str) -> str:
     try:
         SPOILED[spoiled](passed)
     except (AttributeError, IndexError, TypeError):
-        return ""  # this library's arrays cannot be sliced so
+        return ""  # this library cannot slice its arrays this way
     try:
         tiled_sgemm(**passed)
     except (TypeError, ValueError):
@@ -765,7 +765,7 @@ def merged(reports: Sequence[Report]) -> Report:
 
 
 def table(report: Report) -> list[dict[str, Any]]:
-    """Counts, one row per kind, precision and library."""
+    """Table of counts, one row per kind, precision and library."""
     return [
         {"kind": kind, "precision": precision, "library": library, "cases": count, "calls": report.calls[key]}
         for key, count in sorted(report.cases.items())
@@ -781,20 +781,20 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def whole_space() -> Space:
-    """Names of all that this machine has."""
+    """Return all names that this machine supports."""
     precisions = ("ieee",) if SIMULATOR else (*PRECISIONS, FP32_AUTO)
     return Space(tuple(sorted(found_libraries())), precisions, tuple(stage.name for stage in stages()))
 
 
 def read_digests(path: Path) -> tuple[dict[str, Any], Space, dict[str, str]]:
-    """Seed and numbers of the cases that a file of digests is of, what they were drawn from, and the digests."""
+    """Read a file of digests: the seed and numbers of its cases, the space they were drawn from, and the digests."""
     read = json.loads(path.read_text())
     space = Space(*(tuple(read["space"][one.name]) for one in fields(Space)))
     return {name: read[name] for name in ("seed", "first", "cases")}, space, read["digests"]
 
 
 def run_all(options: Options) -> Report | None:
-    """Run every worker in a process of its own; None if one ended, after saying which cases ran."""
+    """Run every worker in its own process; None if one died, after reporting the cases that were running."""
     with tempfile.TemporaryDirectory() as progress:
         told = replace(options, progress=progress)
         with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Run every stage under compute-sanitizer, on a GPU: ``python tests/sanitize.py [--out sanitize.csv]``.
 
-memcheck watches every access to global and shared memory, racecheck every pair of accesses to a shared address that no
-barrier orders. One child process a tool runs every stage in every configuration over small ragged shapes, each operand
-in an allocation of its own, and compares each product with float64. Stages that have a schedule run in each way of
-loading their operands, with tiles that several blocks share, a batch and an epilogue, three times each, for the same
-bits: counters and partial sums are the next launch's, too. The tensor cores' precisions count as stages by their names.
-Kernels are compiled beforehand, on all cores, unless the cache on disk is switched off. Exits with 1 if any tool
-reports anything or any product is wrong, and with 2 if it cannot run.
+memcheck checks every access to global and shared memory, racecheck every pair of accesses to a shared address without
+a barrier between them. One child process per tool runs every stage in every configuration over small ragged shapes,
+each operand in an allocation of its own, and compares each result with float64. Scheduled stages run with each tile
+loader, with tiles that several blocks share, with a batch and with an epilogue. Each of these runs three times and must
+give the same bits, because the next launch reuses counters and partial sums. The tensor cores' precisions count as
+stages, under their names. Kernels are compiled beforehand on all cores, unless the cache on disk is disabled. The exit
+status is 1 if a tool reports an error or a result is wrong, and 2 if the script cannot run.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ REPORT = re.compile(
 )
 SUMMARY = re.compile(r"^========= (?:ERROR|RACECHECK) SUMMARY: (?P<count>\d+)")
 BEGIN, END = "@begin", "@end"
-FOUND = 86  # compute-sanitizer's exit status when it has reported something
+FOUND = 86  # exit status of compute-sanitizer if it has reported an error
 
 
 @dataclass
 class Row:
-    """What one tool says of one case."""
+    """Report of one tool on one case."""
 
     tool: str
     stage: str
@@ -50,20 +50,20 @@ class Row:
 
     @property
     def clean(self) -> bool:
-        """Whether nothing was reported and the product is right; a NaN is not."""
+        """True if nothing was reported and the result is correct; False for NaN."""
         return self.reports == 0 and self.in_bounds <= 1.0
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a matrix lies in an allocation that ends with it: lines behind lines, `offset` floats from its start."""
+    """Placement of a matrix at the end of an allocation, from `offset` floats after its beginning."""
 
     by_columns: bool = False
     offset: int = 0
-    step: int = 1  # floats from an element of a line to the next
+    step: int = 1  # distance in floats between elements of a line
 
     def view(self, rows: int, cols: int, fill: Any) -> tuple[Any, Any]:
-        """The allocation, full of `fill`, and the (rows, cols) view of it."""
+        """Return an allocation filled with `fill`, and its view of shape (rows, cols)."""
         import numpy as np
 
         lines, length = (cols, rows) if self.by_columns else (rows, cols)
@@ -74,10 +74,10 @@ class Layout:
 
 @dataclass(frozen=True)
 class Case:
-    """A product; of stages that have a schedule, how `blocks` share all tiles but the `whole` ones.
+    """One launch; for scheduled stages, `blocks` share all tiles except `whole` of them.
 
-    `batch` counts products: those of one row have the same A, those of one column the same B. `letters` are those of
-    operands that are not split (`tensor_core.direct`).
+    `batch` is a grid of products: those in one row have the same A, those in one column the same B. `letters` is the
+    layout of operands that are not decomposed (`tensor_core.direct`).
     """
 
     stage: Any
@@ -93,7 +93,7 @@ class Case:
 
     @property
     def precision(self) -> str:
-        """Of its arithmetic."""
+        """Precision of the arithmetic."""
         from numba_gemm.kernels.tensor_core import Mode
 
         return self.stage.name if isinstance(self.stage, Mode) else "ieee"
@@ -102,14 +102,14 @@ class Case:
 ROWS, COLUMNS = Layout(), Layout(by_columns=True)
 OFF, COLUMNS_OFF = Layout(offset=1), Layout(by_columns=True, offset=1)
 SPACED = Layout(offset=1, step=2)
-BATCH = (2, 3)  # of stages that have a schedule
-ROW = (1, 3)  # of precisions, whose launches take one dimension
-LAUNCHES = 3  # of stages that have a schedule
-TENSOR_CC = (9, 0)  # of the tensor cores' precisions
+BATCH = (2, 3)  # for scheduled stages
+ROW = (1, 3)  # for precisions, whose launches take a one-dimensional batch
+LAUNCHES = 3  # for scheduled stages
+TENSOR_CC = (9, 0)  # for the tensor cores' precisions
 
 
 def cases_of(stage: Any, config: Any) -> Iterator[Case]:
-    """Two block tiles a side and three along k, the last of each cut short; more along k for tiles that are shared."""
+    """Yield cases with two block tiles per side and three along k, the last ones partial; longer k for shared tiles."""
     m, n, k = config.BM, config.BN, max(config.BK, 8)
     if stage.schedule is None:
         yield Case(stage, config, (m + 12, n + 20, 2 * k + 4), (ROWS, ROWS, ROWS))
@@ -128,7 +128,7 @@ def cases_of(stage: Any, config: Any) -> Iterator[Case]:
 
 
 def cases_of_precision(mode: Any) -> Iterator[Case]:
-    """All tiles of a mode: two a side, three slots along k, the last of each cut short, in two layouts; long sums."""
+    """Yield cases for all tiles of a mode: two per side, three slots along k, the last ones partial; and long sums."""
     from numba_gemm.gemm.split_products import LONG_SUM, configs_of
     from numba_gemm.kernels.tensor_core import SHORT_SUMS, direct
 
@@ -139,7 +139,7 @@ def cases_of_precision(mode: Any) -> Iterator[Case]:
         yield Case(mode, config, even, (COLUMNS, COLUMNS, ROWS), epilogue=True)
         yield Case(mode, config, even, (ROWS, ROWS, ROWS))
         yield Case(mode, config, shape, (COLUMNS, ROWS, ROWS), batch=ROW, epilogue=True, launches=LAUNCHES)
-        if mode.name in SHORT_SUMS:  # whose other kernel this is
+        if mode.name in SHORT_SUMS:  # long sums use another kernel
             yield Case(mode, config, (*shape[:2], LONG_SUM + 3), (ROWS, ROWS, OFF), launches=LAUNCHES)
     if mode != direct.MODE:
         return
@@ -152,7 +152,7 @@ def cases_of_precision(mode: Any) -> Iterator[Case]:
 
 
 def cases(names: list[str] | None, cc: tuple[int, int]) -> Iterator[Case]:
-    """All cases of the stages of these names, or of all, that a compute capability can run."""
+    """Yield all cases of the named stages, by default of all, that a compute capability can run."""
     from numba_gemm.kernels.ladder import STAGES
     from numba_gemm.kernels.tensor_core import MODES
 
@@ -166,12 +166,12 @@ def cases(names: list[str] | None, cc: tuple[int, int]) -> Iterator[Case]:
 
 
 def bias(value: Any, row: Any, col: Any, across: Any, down: Any) -> Any:
-    """The epilogue."""
+    """Epilogue of the cases: add a vector along columns and subtract one along rows."""
     return value + across[col] - down[row]
 
 
 class Operands:
-    """What a case multiplies, on the host, and with `place` on the device."""
+    """Operands of a case on the host."""
 
     def __init__(self, case: Case) -> None:
         import numpy as np
@@ -182,7 +182,7 @@ class Operands:
         copies = {"a": many, "b": wide, "c": many * wide}
         self.case, self.flats, self.views = case, {}, {}
         for name, layout, (rows, cols) in zip("abc", case.layouts, ((m, k), (k, n), (m, n))):
-            # A batch's matrices lie behind each other, by rows.
+            # The matrices of a batch are stacked along rows.
             flat, view = layout.view(copies[name] * rows, cols, np.nan)
             view[...] = rng.standard_normal(view.shape, dtype=np.float32)
             self.flats[name], self.views[name] = flat, np.split(view, copies[name])
@@ -190,7 +190,7 @@ class Operands:
         self.before = self.flats["c"].copy()
 
     def matrices(self, bases: dict[str, int], owners: dict[str, Any]) -> list[Any]:
-        """A, B and C, or a batch's first ones, of allocations at these addresses."""
+        """Return A, B and C, or the first ones of a batch, in allocations at these addresses."""
         from numba_gemm.runtime.launch import Matrix
 
         made = []
@@ -201,7 +201,7 @@ class Operands:
         return made
 
     def extra(self, across: Any = None, down: Any = None) -> Any:
-        """The batch, and the epilogue with its vectors."""
+        """Return the batch, and the epilogue with its vectors."""
         from numba_gemm.kernels.ladder.stage import ONE, Batch
         from numba_gemm.runtime import epilogue as epilogues
         from numba_gemm.runtime.launch import Extra, Vector
@@ -221,7 +221,7 @@ class Operands:
         return Extra(batch, epilogue, vectors)
 
     def judge(self, alpha: float, beta: float, result: Any) -> float:
-        """The worst error of a result, in bounds."""
+        """Return the worst error of a result in units of the bound."""
         from numba_gemm.models.accuracy import compare, reference
 
         flat, start, errors = self.flats["c"], self.flats["c"].ctypes.data, []
@@ -239,19 +239,19 @@ class Operands:
 
 
 def strided(values: Any, like: Any) -> Any:
-    """A view of values with the shape and strides of another array."""
+    """View values with the shape and strides of another array."""
     import numpy as np
 
     return np.lib.stride_tricks.as_strided(values, like.shape, like.strides)
 
 
 def address(array: Any) -> int:
-    """Where a device array lies."""
+    """Return the address of a device array."""
     return int(array.__cuda_array_interface__["data"][0])
 
 
 def variant_of(case: Case, matrices: list[Any], extra: Any) -> tuple[Any, str]:
-    """What a kernel is built for, and in one word all that sets a case apart but its shape."""
+    """Return the variant of a kernel, and a word for all that distinguishes a case except its shape."""
     from numba_gemm.runtime import launch
 
     batch = "-batch" if case.batch != (1, 1) else ""
@@ -266,7 +266,7 @@ def variant_of(case: Case, matrices: list[Any], extra: Any) -> tuple[Any, str]:
 
 
 def child(names: list[str] | None) -> None:
-    """Run every case, and print where each begins and ends among the tool's reports; runs under compute-sanitizer."""
+    """Run every case, marking its beginning and end among the tool's reports; runs under compute-sanitizer."""
     from numba import cuda
 
     from numba_gemm.gemm import direct_products, split_products
@@ -332,7 +332,7 @@ def compile_part(names: list[str] | None, cc: tuple[int, int], part: int, parts:
 
 
 def compile_all(names: list[str] | None) -> None:
-    """Compile all kernels beforehand, a process a core."""
+    """Compile all kernels beforehand, with one process per core."""
     from numba_gemm.runtime import kernel_cache, launch
 
     if kernel_cache.directory() is None:
@@ -346,12 +346,12 @@ def compile_all(names: list[str] | None) -> None:
 
 
 def stages_option(names: list[str] | None) -> list[str]:
-    """``--stages`` for a process of this script."""
+    """Return the option ``--stages`` for a process of this script."""
     return ["--stages", *names] if names else []
 
 
 def parse(tool: str, output: str) -> tuple[list[Row], int]:
-    """Rows of a child's output, and the reports that fell outside of every case."""
+    """Parse a child's output into rows and the reports outside of all cases."""
     rows: list[Row] = []
     open_row: Row | None = None
     stray = 0
@@ -373,11 +373,11 @@ def parse(tool: str, output: str) -> tuple[list[Row], int]:
 
 
 def check(tool: str, sanitizer: str, names: list[str] | None, log: Path | None) -> tuple[list[Row], bool]:
-    """Run one tool over every case; the rows, and whether tool and rows agree that all is clean."""
+    """Run one tool over every case; return the rows, and True if tool and rows agree that there are no errors."""
     command = [sanitizer, "--tool", tool, f"--error-exitcode={FOUND}", "--print-limit=1000"]
     if tool == "memcheck":
-        # Padding between allocations, lest past the end of one be inside of the next. Errors of the driver's functions
-        # raise in Python if they matter, and the libraries above it provoke some that do not.
+        # Padding keeps an access past the end of one allocation from hitting the next. Errors of driver functions raise
+        # in Python if they matter, and the libraries above the driver provoke some that do not.
         command += ["--padding=4096", "--report-api-errors=no"]
     command += [sys.executable, str(Path(__file__).resolve()), "--child", *stages_option(names)]
     done = subprocess.run(
@@ -399,7 +399,7 @@ def check(tool: str, sanitizer: str, names: list[str] | None, log: Path | None) 
 
 
 def main() -> int:
-    """Run the command; returns its exit status."""
+    """Run the command; return its exit status."""
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     arguments.add_argument("--tools", nargs="+", default=["memcheck", "racecheck"], help="default: memcheck racecheck")
     arguments.add_argument("--stages", nargs="+", metavar="NAME", help="default: all")

@@ -1,8 +1,8 @@
-"""``python -m numba_gemm.doctor``: what this machine has, what will not work, and the commands that mend it.
+"""``python -m numba_gemm.doctor``: report on this machine, problems found, and the commands that fix them.
 
-Facts are gathered first, each kind in a child process with a time limit, so that an installation that cannot even be
-imported, or a library that crashes, is a finding like any other. `diagnose` then says what follows from the facts; it
-asks nothing itself. A little product on the GPU, or else on Numba's simulator, proves the verdict.
+Facts are gathered first, each kind in a child process with a time limit, so that a broken installation or a library
+that crashes is reported like any other problem. `diagnose` then derives the findings from the facts alone. A small
+matrix multiplication on the GPU, or else on Numba's simulator, confirms the verdict.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from typing import Any
 from numba_gemm.simulator.probe import driver_error, gpu_count, simulator_environment, simulator_requested
 
 READY, NOT_READY = 0, 1
-MEND, LIMIT, NOTE = "mend", "limit", "note"  # no kernel runs; something does not work; worth knowing
+MEND, LIMIT, NOTE = "mend", "limit", "note"  # no kernel runs; a feature does not work; worth knowing
 GPU, SIMULATOR, NO_GPU, BROKEN_DRIVER = "gpu", "simulator", "no GPU", "broken driver"
 
 LOWEST_PYTHON, HIGHEST_PYTHON = (3, 11), (3, 13)
 LOWEST_CC, TENSOR_CC, BULK_CC = (7, 5), (8, 0), (9, 0)
 LOWEST_DRIVER = (12, 0)  # CUDA release
-LOWEST_LINKER = (12, 3)  # older releases of nvJitLink do not export the functions that cuda-core calls
-# Lower bounds of what is required, as in pyproject.toml.
+LOWEST_LINKER = (12, 3)  # older releases of nvJitLink lack functions that cuda-core calls
+# Lower bounds of the requirements, as in pyproject.toml.
 LOWEST = {
     "numba-cuda": (0, 30, 4),
     "cuda-bindings": (12, 9, 3),
@@ -48,9 +48,9 @@ LOWEST = {
     "pandas": (2, 2, 2),
     "rich": (12, 0),
 }
-# numba-cuda calls numpy.row_stack when it compiles for the first time, and this release removed it.
+# The first compilation of numba-cuda calls numpy.row_stack, which this release removed.
 BROKEN_NUMPY = (2, 5)
-PRODUCT = 64  # extent of the product that is tried
+PRODUCT = 64  # extent of the trial's matrices
 
 DISTRIBUTIONS = ("numba-gemm", "numba-cuda", "numba", "llvmlite", "numpy", "pandas", "rich")
 BINDINGS = ("cuda-bindings", "cuda-core", "cuda-pathfinder", "cuda-toolkit")
@@ -61,7 +61,7 @@ OPTIONAL = ("matplotlib", *CUPY, "torch")
 LIBRARIES = dict(zip(("nvvm", "nvrtc", "nvJitLink"), zip(COMPILER, COMPILER_12)))
 NAMES = {"nvvm": "NVVM", "nvrtc": "NVRTC", "nvJitLink": "nvJitLink"}
 
-# Modules, and the packages that bring them. Without the first ones there is not even the simulator.
+# Modules and the packages that provide them. Without the first ones, not even the simulator works.
 NEEDED = {
     "numpy": "numpy<2.5",
     "numba": "numba",
@@ -94,7 +94,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Library:
-    """A library of the compiler: CUDA release, file, how it was found; or why it was not."""
+    """A library of the compiler: its CUDA release, file and origin, or the error if it was not found."""
 
     version: tuple[int, int] | None = None
     path: str | None = None
@@ -103,7 +103,7 @@ class Library:
 
     @property
     def extra(self) -> str | None:
-        """Which extra of the package brought it, None if it came some other way."""
+        """Return the extra of the package that installed it; None if it was installed some other way."""
         parts = Path(self.path or "").parts
         if self.via != "site-packages" or "nvidia" not in parts:
             return None
@@ -112,7 +112,7 @@ class Library:
 
 @dataclass(frozen=True)
 class Trial:
-    """A product that was tried: where, its largest error in units of the bound, seconds; or how it failed."""
+    """Result of the trial: device, largest error in units of the bound and seconds, or the failure."""
 
     where: str
     simulated: bool
@@ -122,48 +122,48 @@ class Trial:
 
     @property
     def right(self) -> bool:
-        """Whether there was a product, and the right one."""
+        """True if there is a result and it is correct."""
         return self.failure is None and self.error is not None and self.error <= 1.0
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a machine and of the packages on it; `gather` finds it out.
+    """Facts about a machine and its packages, gathered by `gather`.
 
     Attributes
     ----------
     python, system : tuple of int, str
-        Of the interpreter; ``platform.system()``.
+        Version of the interpreter; ``platform.system()``.
     versions : mapping of str to str
         Installed distributions.
     settings : tuple of str
-        ``NAME=value`` of the environment variables that matter.
+        ``NAME=value`` of the relevant environment variables.
     driver_error : str or None
-        Why the driver offers no GPU.
+        Reason why the driver offers no GPU.
     gpu_count : int
-        How many GPUs this process may use.
+        Number of GPUs that this process may use.
     driver_cuda, driver_release : tuple of int, str
-        The CUDA release that the driver supports; its own version.
+        CUDA release that the driver supports; its own version.
     driver_off_path : bool
-        Whether the driver's library was found by its full path alone.
+        True if the driver's library was found only by its full path.
     gpus : tuple of Gpu
-        What the driver says of them.
+        GPUs as the driver describes them.
     kernel_driver, container, wsl : bool
-        Whether the kernel has an NVIDIA driver loaded; whether this is a container; whether it is WSL.
+        True if the kernel has loaded an NVIDIA driver; in a container; in WSL.
     imports : mapping of str to str
-        Modules that do not import, and why.
+        Modules that cannot be imported, and the errors.
     libraries : mapping of str to Library
-        Of the compiler.
+        Libraries of the compiler.
     supported : tuple of (int, int)
-        Compute capabilities that the compiler knows; empty if it does not tell.
+        Compute capabilities that the compiler supports; empty if unknown.
     requested, simulated : bool
-        Whether the environment asks for the simulator; whether Numba takes it (None: Numba does not import).
+        True if the environment requests the simulator; True if Numba uses it (None: Numba cannot be imported).
     cache, cache_error : str or None
-        The directory of compiled kernels (None: off); why nothing can be written there.
+        Directory of compiled kernels (None: disabled); the reason why it is not writable.
     lost : mapping of str to str
-        Kinds of facts that could not be gathered, and why.
+        Kinds of facts that could not be gathered, and the reasons.
     trial : Trial or None
-        The product that was tried.
+        Result of the trial.
     """
 
     python: Version
@@ -192,7 +192,7 @@ class Facts:
 
     @property
     def place(self) -> str:
-        """Where kernels would run: `GPU`, `SIMULATOR`; or nowhere: `NO_GPU`, `BROKEN_DRIVER`."""
+        """Place where kernels would run, `GPU` or `SIMULATOR`; else the obstacle, `NO_GPU` or `BROKEN_DRIVER`."""
         if self.requested if self.simulated is None else self.simulated:
             return SIMULATOR
         if self.driver_error is None:
@@ -200,19 +200,19 @@ class Facts:
         return NO_GPU if _is_absent(self) else BROKEN_DRIVER
 
     def setting(self, name: str) -> str | None:
-        """The value of an environment variable, None if it is not set."""
+        """Return the value of an environment variable; None if it is not set."""
         found = dict(setting.split("=", 1) for setting in self.settings)
         return found.get(name)
 
 
 def parsed(version: str | None) -> Version:
-    """The leading numbers of a version: ``"2.5.0rc1"`` is (2, 5, 0); empty if there are none."""
+    """Parse the leading numbers of a version: ``"2.5.0rc1"`` is (2, 5, 0); empty if there are none."""
     match = re.match(r"\d+(?:\.\d+)*", version or "")
     return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
 def dotted(version: Sequence[int]) -> str:
-    """A version in words."""
+    """Format a version with dots."""
     return ".".join(str(part) for part in version)
 
 
@@ -220,7 +220,7 @@ def dotted(version: Sequence[int]) -> str:
 
 
 def _driver_facts() -> dict[str, Any]:
-    """What the driver says. Through ctypes, since cuda.bindings may be what is missing."""
+    """Query the driver through ctypes, since cuda.bindings may be missing."""
     name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
     try:
         ctypes.CDLL(name)
@@ -229,7 +229,7 @@ def _driver_facts() -> dict[str, Any]:
         off_path = True
     facts: dict[str, Any] = {"driver_error": driver_error(), "gpu_count": gpu_count()}
     try:
-        driver = ctypes.CDLL(name)  # loaded by now if it is anywhere: the loader knows it by its own name
+        driver = ctypes.CDLL(name)  # loaded by now if it exists at all: the loader knows it by its name
     except OSError:
         return facts
     number = ctypes.c_int(0)
@@ -265,7 +265,7 @@ def _describe(driver: ctypes.CDLL, index: int) -> dict[str, Any]:
 
 
 def _release(driver: ctypes.CDLL) -> str | None:
-    """The driver's own version, from NVML or the kernel's module."""
+    """Return the driver's own version, from NVML or the kernel module."""
     from numba_gemm.lab.bench.nvml import open_nvml
 
     uuid = (ctypes.c_ubyte * 16)()
@@ -287,7 +287,7 @@ def _release(driver: ctypes.CDLL) -> str | None:
 
 
 def _import_facts() -> dict[str, Any]:
-    """Which modules import; what Numba takes the simulator's switch for; where kernels are kept."""
+    """Gather failed imports, Numba's choice between GPU and simulator, and the cache directory."""
     failed = {}
     for module in (*NEEDED, *NEEDED_BY_COMPILER, *NEEDED_BY_TOOLS):
         try:
@@ -311,7 +311,7 @@ def _import_facts() -> dict[str, Any]:
 
 
 def cannot_write(path: Path) -> str | None:
-    """Say why the cache cannot keep files in a directory, made if need be; None if it can. It is not made here."""
+    """Return the reason why the cache cannot write to a directory, which need not exist yet; None if it can."""
     from numba_gemm.runtime.private_files import refusal
 
     try:
@@ -322,7 +322,7 @@ def cannot_write(path: Path) -> str | None:
             return f"{existing} is no directory"
         if not os.access(existing, os.W_OK | os.X_OK):
             return f"{existing} cannot be written"
-        with tempfile.TemporaryFile(dir=existing) as file:  # gone when it is closed
+        with tempfile.TemporaryFile(dir=existing) as file:  # deleted on close
             file.write(b"\0" * 4096)
             file.flush()
     except OSError as error:
@@ -331,7 +331,7 @@ def cannot_write(path: Path) -> str | None:
 
 
 def _compiler_facts() -> dict[str, Any]:
-    """Libraries of the compiler: where they are found, and what they say of themselves."""
+    """Gather the locations and versions of the compiler's libraries."""
     from cuda.pathfinder import load_nvidia_dynamic_lib
 
     libraries, facts = {}, {}
@@ -340,7 +340,7 @@ def _compiler_facts() -> dict[str, Any]:
             loaded = load_nvidia_dynamic_lib(name)
             library = Library(path=loaded.abs_path, via=getattr(loaded, "found_via", None))
             release: Sequence[int]
-            if name == "nvvm":  # it knows the version of its language alone
+            if name == "nvvm":  # NVVM only reports the version of its language
                 package = distribution_12 if library.extra == "cu12" else distribution
                 release = parsed(_version(package))[:2] if library.extra else _release_in(loaded.abs_path)
             elif name == "nvrtc":
@@ -360,13 +360,13 @@ def _compiler_facts() -> dict[str, Any]:
 
 
 def _release_in(path: str | None) -> Version:
-    """The CUDA release that a toolkit's directory is named for, as in ``/usr/local/cuda-13.0``; empty if none is."""
+    """CUDA release in the name of a toolkit's directory, as in ``/usr/local/cuda-13.0``; empty if there is none."""
     match = re.search(r"cuda-(\d+)\.(\d+)", str(Path(path or "").resolve()))
     return tuple(int(part) for part in match.groups()) if match else ()
 
 
 def _trial_facts() -> dict[str, Any]:
-    """Make a little product, and compare it with that of float64."""
+    """Multiply small matrices, and compare the result with float64."""
     import numpy as np
 
     from numba_gemm import tiled_sgemm
@@ -394,15 +394,15 @@ ANSWER = "numba_gemm.doctor answers: "
 
 
 def _one_line(error: BaseException) -> str:
-    """An exception in one line: its kind and the first line that says something."""
+    """Format an exception in one line: its type and its most informative line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # NumPy's import error begins with a page of advice; the cause is told by its last line.
+    # NumPy's import error begins with a page of advice; its last line gives the cause.
     told = lines[-1] if lines and lines[0].startswith("IMPORTANT") else " ".join(lines)
     return f"{type(error).__name__}: {told[:400]}" if told else type(error).__name__
 
 
 def answer(section: str) -> int:
-    """Print one kind of facts, as a child process does for `asked`."""
+    """Print one kind of facts; runs in a child process of `asked`."""
     try:
         facts = SECTIONS[section]()
     except Exception as error:
@@ -415,16 +415,16 @@ def answer(section: str) -> int:
 
 
 def asked(section: str, limit_s: float, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Ask a child process for one kind of facts; ``{"lost": why}`` if it does not answer, whatever the cause.
+    """Ask a child process for one kind of facts; ``{"lost": reason}`` if it does not answer, whatever the cause.
 
     Parameters
     ----------
     section : str
         One of `SECTIONS`.
     limit_s : float
-        Seconds that it may take.
+        Time limit in seconds.
     environment : mapping of str to str, optional
-        The child's; this process's if not given.
+        Environment of the child; by default, that of this process.
     """
     command = [sys.executable, "-m", "numba_gemm.doctor", "--section", section]
     try:
@@ -456,7 +456,7 @@ def _version(distribution: str) -> str | None:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
-    except Exception:  # metadata that cannot be read
+    except Exception:  # unreadable metadata
         return None
 
 
@@ -473,12 +473,12 @@ def _kernel_release() -> str:
 
 
 def gather(limit_s: float = 120.0) -> Facts:
-    """Find out everything but whether a product succeeds; `with_trial` tries that.
+    """Gather all facts except the trial, which `with_trial` runs.
 
     Parameters
     ----------
     limit_s : float
-        Seconds that each kind of facts may take.
+        Time limit in seconds for each kind of facts.
     """
     versions = {
         name: version
@@ -523,10 +523,10 @@ def gather(limit_s: float = 120.0) -> Facts:
 
 
 def with_trial(facts: Facts, limit_s: float) -> Facts:
-    """Try a product where kernels would run, on the simulator if they would not run anywhere."""
+    """Run the trial where kernels would run, or on the simulator if they would run nowhere."""
     simulated = facts.place != GPU
     environment = simulator_environment() if simulated and facts.place != SIMULATOR else dict(os.environ)
-    environment["NUMBA_GEMM_CACHE_DIR"] = "off"  # a kernel from the cache would not prove the compiler
+    environment["NUMBA_GEMM_CACHE_DIR"] = "off"  # a cached kernel would not test the compiler
     found = asked("trial", limit_s, environment)
     if "lost" in found:
         name = facts.gpus[0].name if facts.gpus and not simulated else "the GPU"
@@ -540,7 +540,7 @@ def with_trial(facts: Facts, limit_s: float) -> Facts:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that does not work, or is worth knowing, and the command that changes it."""
+    """A problem or a remark, and the command that fixes or changes it."""
 
     level: str
     problem: str
@@ -551,7 +551,7 @@ SIMULATE = "export NUMBA_ENABLE_CUDASIM=1"
 REINSTALL_DRIVER = (
     "install a newer driver (Ubuntu: sudo ubuntu-drivers install; others: https://www.nvidia.com/drivers)"
 )
-# What the driver answers when it is started, by CUresult (CUDA Driver API, "Data types used by CUDA driver").
+# Errors of the driver's initialisation, by CUresult (CUDA Driver API, "Data types used by CUDA driver").
 DRIVER_ANSWERS = {
     34: (
         "the library that was found is a toolkit's stub, not a driver",
@@ -571,8 +571,8 @@ DRIVER_ANSWERS = {
 }
 NO_DEVICE, HIDDEN = 100, "reports no GPU"
 
-# What a product that fails has to say, in the words of the driver, of the compiler or of this package, and what that
-# means. The ones most often met: a compiler newer than the driver, and nvJitLink older than NVVM.
+# Messages of a failed trial, in the words of the driver, the compiler or this package, and their meaning. The most
+# common causes are a compiler newer than the driver, and nvJitLink older than NVVM.
 FAILURES = (
     (
         r"Unsupported \.version|UNSUPPORTED_PTX_VERSION|unsupported toolchain",
@@ -600,13 +600,13 @@ FAILURES = (
 
 
 def _result(facts: Facts) -> int | None:
-    """The CUresult that the driver's refusal names."""
+    """Return the CUresult in the driver's error."""
     match = re.search(r"CUresult (\d+)", facts.driver_error or "")
     return int(match[1]) if match else None
 
 
 def _is_absent(facts: Facts) -> bool:
-    """Whether there is no GPU, or a hidden one, and not one whose driver is broken."""
+    """True if there is no GPU, or only hidden ones; False if the driver of a GPU is broken."""
     result = _result(facts)
     if result is not None:
         return result == NO_DEVICE
@@ -615,7 +615,7 @@ def _is_absent(facts: Facts) -> bool:
 
 
 def _extra(facts: Facts) -> str:
-    """The extra for this driver: that of its CUDA major release; without a driver, that of the bindings."""
+    """Return the extra for the driver's CUDA major release; without a driver, for that of the bindings."""
     major = (facts.driver_cuda or parsed(facts.versions.get("cuda-bindings")) or (13,))[0]
     return "cu12" if major <= 12 else "cu13"
 
@@ -625,7 +625,7 @@ def _install(facts: Facts) -> str:
 
 
 def _pinned(facts: Facts) -> str:
-    """The compiler's packages of the release that the driver has."""
+    """Return the command that installs the compiler's packages of the driver's release."""
     extra, release = _extra(facts), facts.driver_cuda
     if release is None:
         return _install(facts)
@@ -635,7 +635,7 @@ def _pinned(facts: Facts) -> str:
 
 
 def _on_gpu(facts: Facts) -> str:
-    """The level of what keeps kernels from running on a GPU: a note where there is none, or none is asked for."""
+    """Level of a problem that keeps kernels from running on a GPU: a note if there is no GPU, or none is requested."""
     return MEND if facts.place in (GPU, BROKEN_DRIVER) else NOTE
 
 
@@ -655,7 +655,7 @@ def _python(facts: Facts) -> Iterator[Finding]:
 
 
 def _imports(facts: Facts) -> Iterator[Finding]:
-    blamed: list[str] = []  # modules, and errors, that others may fail for
+    blamed: list[str] = []  # modules and errors that explain the failure of others
 
     def told(modules: Mapping[str, str], level: str, consequence: str) -> Iterator[Finding]:
         failed = {name: facts.imports[name] for name in modules if facts.imports.get(name, "") not in ["", *blamed]}
@@ -692,13 +692,13 @@ def _imports(facts: Facts) -> Iterator[Finding]:
 
 
 def _is_missing(module: str, error: str) -> bool:
-    """Whether a module does not import because it, or what it is part of, is not there."""
+    """True if a module cannot be imported because it or its package is not installed."""
     match = re.match(r"ModuleNotFoundError: No module named '([^']+)'", error)
     return match is not None and f"{module}.".startswith(f"{match[1]}.")
 
 
 def _package(facts: Facts, package: str) -> str:
-    """What to install for a package: numba-cuda knows which releases of what it needs fit together."""
+    """Return the requirement to install for a package; numba-cuda selects releases that are compatible."""
     return f"numba-cuda[{_extra(facts)}]" if package.startswith(("numba", "cuda")) else package
 
 
@@ -785,7 +785,7 @@ def _compiler(facts: Facts) -> Iterator[Finding]:
     level = _on_gpu(facts)
     missing = [NAMES[name] for name, library in facts.libraries.items() if library.error is not None]
     if missing:
-        # Without nvJitLink cuda-core has the driver assemble PTX, which refuses the options that kernels need.
+        # Without nvJitLink, cuda-core assembles PTX with the driver, which rejects the options that kernels need.
         only = "" if level == MEND else "; the simulator does not need them, inspect and precompile do"
         causes = {library.error for library in facts.libraries.values() if library.error is not None}
         others = "; ".join(sorted(cause for cause in causes if "LibNotFound" not in cause))
@@ -921,7 +921,7 @@ def _trial(facts: Facts, before: Sequence[Finding]) -> Iterator[Finding]:
         )
         return
     if any(finding.level == MEND for finding in before):
-        return  # it follows from what was found
+        return  # a consequence of the findings before
     fixes = {
         "pinned": _pinned(facts),
         "numpy": "python -m pip install 'numpy<2.5'",
@@ -952,9 +952,9 @@ ORDER = (MEND, LIMIT, NOTE)
 
 
 def diagnose(facts: Facts) -> list[Finding]:
-    """Say what follows from facts, what has to be mended first.
+    """Return the findings that follow from facts, the most severe first.
 
-    A product that came out right overrules what was to keep kernels from running there.
+    A successful trial overrules findings that predict that kernels cannot run there.
 
     Returns
     -------
@@ -968,7 +968,7 @@ def diagnose(facts: Facts) -> list[Finding]:
 
 
 def verdict(facts: Facts, findings: Sequence[Finding]) -> tuple[str, int]:
-    """The last line, and the exit status: 0 where kernels run on a GPU or on the simulator."""
+    """Return the last line and the exit status, which is 0 if kernels run on a GPU or on the simulator."""
     count = sum(finding.level == MEND for finding in findings)
     right = facts.trial is not None and facts.trial.right
     if right and facts.trial is not None and not count:
@@ -1002,7 +1002,7 @@ def _library_text(name: str, library: Library) -> str:
 
 
 def report(facts: Facts) -> list[str]:
-    """The facts as lines of plain text."""
+    """Format the facts as lines of plain text."""
     lines = [("system", f"Python {dotted(facts.python)}, {facts.system} {facts.machine}")]
     if facts.wsl or facts.container:
         lines[0] = ("system", lines[0][1] + (", WSL" if facts.wsl else "") + (", container" if facts.container else ""))
@@ -1039,7 +1039,7 @@ def _trial_line(trial: Trial) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Options."""
+    """Return the parser of the command line."""
     made = argparse.ArgumentParser(
         prog="python -m numba_gemm.doctor",
         description="Say what this machine has, what will not work and what mends it; then try a product.",
@@ -1067,7 +1067,7 @@ def _seconds(text: str) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Report, diagnose, try; returns the exit status."""
+    """Report the facts, run the trial and print the findings; return the exit status."""
     options = parser().parse_args(arguments)
     if options.section:
         return answer(options.section)

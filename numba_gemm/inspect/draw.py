@@ -6,8 +6,8 @@ after ``%matplotlib inline``.
 All figures use the same colours. A is blue, B orange and C green, and so are their shared tiles: the first letter of an
 array's name decides (`colour`). Counts are a ramp from near white to that colour (`ramp`), and threads of a warp are
 shades around it (`shades`). Warps, and units that move together, are outlined in black. In plots of speed, cuBLAS is
-black and dashed, the public function's choice is vermillion, and the rungs climb through viridis. The colours are those
-of Okabe and Ito, which colour-blind readers can tell apart (https://jfly.uni-koeln.de/color/).
+black and dashed, the public function's choice is vermillion, and the stages follow viridis. The colours are those of
+Okabe and Ito, which colour-blind readers can tell apart (https://jfly.uni-koeln.de/color/).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ CUBLAS, CHOICE, ACCENT = "black", "#D55E00", "#56B4E9"
 OUTLINE = "black"  # of warps, and of sectors that move
 GRID, UNUSED = "0.85", "0.75"
 
-# Entries of results other than the rungs, and how they are drawn.
+# Entries of results other than stages, and their styles.
 BASELINES: dict[str, dict[str, Any]] = {
     "cublas": {"color": CUBLAS, "linestyle": "--", "marker": "x"},
     "auto": {"color": CHOICE, "linestyle": "-", "marker": "*"},
@@ -114,7 +114,7 @@ def shades(name: str, count: int = rules.WARP) -> np.ndarray[Any, Any]:
 def stage_styles(stages: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return colour, line and marker of stages and baselines, the same in every chart.
 
-    Rungs climb through viridis, whose order remains visible to colour-blind readers and in greyscale; markers tell
+    Stages follow viridis in ladder order, which remains visible to colour-blind readers and in greyscale; markers tell
     neighbours apart.
     """
     from matplotlib import colormaps
@@ -134,7 +134,7 @@ def stage_styles(stages: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def _climbing(stages: Sequence[str], whole: bool = False) -> list[str]:
-    """Return the rungs among some stages, or all rungs, in ladder order; stages outside the ladder come last."""
+    """Return the given stages, or all, in ladder order; stages outside the ladder come last."""
     from ..kernels.ladder import STAGES
 
     ladder = [name for name in STAGES if name not in BASELINES and (whole or name in stages)]
@@ -903,7 +903,7 @@ def _gpu_number(environment: Mapping[str, Any] | None, name: str) -> float:
 
 
 def _ladder_shape(rows: Any, rungs: Sequence[str]) -> tuple[int, int, int]:
-    """Return README's shape if all rungs have it, else the largest of the shapes that most rungs have, cubes first."""
+    """Return README's shape if all stages have it, else the largest shape that most stages have, cubes first."""
     rows = rows[rows["stage"].isin(rungs)]
     shapes: dict[tuple[int, int, int], int] = {}
     for m, n, k in zip(rows["m"], rows["n"], rows["k"], strict=True):
@@ -920,32 +920,32 @@ def ladder_chart(
     size: int | tuple[int, int, int] | None = None,
     gpu: str | None = None,
 ) -> Figure:
-    """Draw the climb at one size: TFLOP/s and share of the FP32 peak per rung, and the gain over the rung above.
+    """Draw the ladder at one size: TFLOP/s and share of the FP32 peak per stage, and the gain over the stage above.
 
     Parameters
     ----------
     results : pandas.DataFrame
-        Contents of results.csv, as `numba_gemm.lab.bench.results.load` reads it, with any of its rungs.
+        Contents of results.csv, as `numba_gemm.lab.bench.results.load` reads it, with any of its stages.
     environment : mapping, optional
         Contents of the environment.json beside it: the GPU's name and peak. By default,
         ``results.attrs["environment"]``. Without it, the peak is the one that the results' column percent_of_peak is
         relative to.
     size : int or (m, n, k), optional
-        M = N = K, or the three extents. By default, 4096 if all rungs were measured there, else the largest size that
-        most rungs have.
+        M = N = K, or the three extents. By default, 4096 if all stages were measured there, else the largest size that
+        most stages have.
     gpu : str, optional
         Name of the GPU in the title.
 
     Returns
     -------
     matplotlib.figure.Figure
-        A figure whose bars are the rungs from top to bottom, then the public function's choice; the dashed line is
+        A figure whose bars are the stages from top to bottom, then the public function's choice; the dashed line is
         cuBLAS.
 
     Raises
     ------
     ValueError
-        if no rung was timed at that size, or a column is missing.
+        if no stage was timed at that size, or a column is missing.
     """
     environment = environment or results.attrs.get("environment")
     from matplotlib.colors import to_rgb

@@ -1,9 +1,8 @@
-"""What the notebooks are made of: where a lesson runs, a stage's source and what is new in it, its times, exercises.
+"""Functions for the notebooks: choice of GPU or simulator, stages' sources and differences, timings, exercises.
 
-A notebook steps through kernels and traces them on Numba's simulator, wherever it runs; where there is a GPU, times
-are measured on it, by ``bench.py``'s own code in a process of its own, and where there is none, those recorded on an
-H200 are shown, and said to be. Numba makes the choice between simulator and GPU once a process, so `begin` comes
-before anything else.
+A notebook always steps through and traces kernels on Numba's simulator. On a machine with a GPU, times are measured on
+it with the code of ``bench.py`` in a separate process; otherwise, times recorded on an H200 are shown and labelled as
+such. Numba chooses between simulator and GPU once per process, so call `begin` before anything else.
 """
 
 from __future__ import annotations
@@ -50,22 +49,22 @@ __all__ = [
 ]
 
 PACKAGE = Path(__file__).parents[1]
-# An installed package has a copy of what lies in a checkout.
+# An installed package contains copies of files of a checkout.
 RECORDED = PACKAGE / "recorded" if (PACKAGE / "recorded").is_dir() else PACKAGE.parent / "results"
 SHAPE = (4096, 4096, 4096)
 MEASURE = "import sys; from numba_gemm.lab.bench.cli import main; sys.exit(main(sys.argv[1:]))"
 CEILINGS = "import sys; from numba_gemm.lab.bench.ceilings import main; sys.exit(main(sys.argv[1:]))"
-SECONDS = 900  # that a measurement may take
+SECONDS = 900  # time limit of a measurement
 DOTS_PER_INCH = 100
 
 
 def has_gpu() -> bool:
-    """Whether times can be measured here."""
+    """True if times can be measured on this machine."""
     return gpu_count() > 0
 
 
 def gpu_name() -> str:
-    """The name of the first GPU."""
+    """Return the name of the first GPU."""
     from cuda.bindings import driver
 
     from ..runtime.driver import call
@@ -76,18 +75,18 @@ def gpu_name() -> str:
 
 
 def begin(on_gpu: bool = False) -> None:
-    """Choose where this notebook's kernels run, before Numba is imported, and print it.
+    """Choose and print the device of this notebook's kernels, before Numba is imported.
 
     Parameters
     ----------
     on_gpu : bool
-        Run them on the GPU if there is one. By default they run on the simulator, which can step and trace them, and
+        Run kernels on the GPU if there is one. By default they run on the simulator, which can step and trace them, and
         only `measure` uses a GPU.
 
     Raises
     ------
     RuntimeError
-        if Numba has been imported, and has chosen otherwise.
+        if Numba was imported before, with the other choice.
     """
     simulated = not (on_gpu and has_gpu())
     if "numba" in sys.modules and simulator_requested() != simulated:
@@ -109,7 +108,7 @@ def begin(on_gpu: bool = False) -> None:
 
 
 def _show_figures() -> None:
-    """Let a notebook show a Figure that a cell ends with, without pyplot."""
+    """Let a notebook display a Figure at the end of a cell without pyplot."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if shell is None:
         return
@@ -124,12 +123,12 @@ def _show_figures() -> None:
 
 
 class Listing:
-    """Text that a notebook shows as code.
+    """Text that a notebook displays as code.
 
     Attributes
     ----------
     text, language : str
-        The text, and what it is written in.
+        The text and its language.
     """
 
     def __init__(self, text: str, language: str) -> None:
@@ -154,7 +153,7 @@ def _file(name: str) -> Path:
 
 
 def _code(name: str) -> str:
-    """A module's source without its docstring."""
+    """Return a module's source without its docstring."""
     text = _file(name).read_text(encoding="utf-8")
     first = ast.parse(text).body[0]
     is_docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
@@ -162,22 +161,22 @@ def _code(name: str) -> str:
 
 
 def source(name: str, function: str | None = None, doc: bool = False) -> Listing:
-    """The source of a stage or of another module, from its file.
+    """Return the source of a stage or another module, from its file.
 
     Parameters
     ----------
     name : str
-        Of a stage, such as "naive", or of a module of `numba_gemm.device`, such as "dot", or of `numba_gemm`, as a path
-        without ending: "models/requests".
+        A stage, such as "naive"; a module of `numba_gemm.device`, such as "dot"; or the path of another module of
+        `numba_gemm` without its ending, such as "models/requests".
     function : str, optional
-        Only this function or class of it.
+        Return only this function or class of the module.
     doc : bool
-        With the module's docstring, which says of each stage what it costs and gains.
+        Include the module's docstring, which explains the cost and gain of a stage.
 
     Raises
     ------
     ValueError
-        if there is none such.
+        if there is no such stage, module or function.
     """
     text = _file(name).read_text(encoding="utf-8")
     if function is None:
@@ -192,19 +191,19 @@ def source(name: str, function: str | None = None, doc: bool = False) -> Listing
 
 
 def difference(before: str, after: str, context: int = 2) -> Listing:
-    """What changes from one stage's code to another's, as a unified diff; docstrings apart.
+    """Return the unified diff of two stages' code, without docstrings.
 
     Parameters
     ----------
     before, after : str
-        Names, as of `source`.
+        Names as for `source`.
     context : int
-        Unchanged lines that are shown around a change.
+        Unchanged lines to show around a change.
 
     Raises
     ------
     ValueError
-        if there is none such.
+        if there is no such stage or module.
     """
     old, new = (_code(name).splitlines(keepends=True) for name in (before, after))
     changes = difflib.unified_diff(old, new, f"{before}.py", f"{after}.py", n=context)
@@ -212,19 +211,19 @@ def difference(before: str, after: str, context: int = 2) -> Listing:
 
 
 def check(answer: Callable[..., Any], *cases: tuple[tuple[Any, ...], Any]) -> bool:
-    """Compare an exercise's answer with what is right, and print the first case that is not.
+    """Check the answer to an exercise, and print the first case that fails.
 
     Parameters
     ----------
     answer : callable
-        What the reader wrote; as long as it returns None, it is not answered yet.
+        The reader's function; None as its result means that it is not answered yet.
     *cases : tuple of (arguments, expected)
-        What it is called with, and what it should return: equal, or within 1e-5 of it if that is a float or an array.
+        Arguments and the expected result. Floats and arrays must agree within 1e-5, other results must be equal.
 
     Returns
     -------
     bool
-        Whether all is right.
+        True if all cases pass.
     """
     import numpy as np
 
@@ -253,22 +252,22 @@ def _short(value: Any) -> str:
 
 
 def recorded(name: str) -> pd.DataFrame:
-    """A table of those that were recorded on an H200.
+    """Return a table that was recorded on an H200.
 
     Parameters
     ----------
     name : str
-        Of a file in ``results/h200``, such as "latest/results.csv" or "memory_lab/transfers.csv".
+        A file in ``results/h200``, such as "latest/results.csv" or "memory_lab/transfers.csv".
 
     Returns
     -------
     DataFrame
-        With the GPU, date and commit in ``attrs["source"]``, where a file beside it says them.
+        The table; ``attrs["source"]`` gives GPU, date and commit if a file beside it records them.
 
     Raises
     ------
     FileNotFoundError
-        if there is none such.
+        if there is no such file.
     """
     import pandas as pd
 
@@ -292,28 +291,28 @@ def _tell(frame: pd.DataFrame, environment: dict[str, Any], how: str) -> None:
 
 
 def measure(*stages: str, shape: tuple[int, int, int] = SHAPE, precisions: Sequence[str] = ()) -> pd.DataFrame:
-    """Time stages beside cuBLAS, on this machine's GPU; without one, look up what was recorded on an H200.
+    """Time stages and cuBLAS on this machine's GPU; without one, return times recorded on an H200.
 
     Parameters
     ----------
     *stages : str
-        Names of stages; "auto" is `tiled_sgemm`'s own choice.
+        Names of stages; "auto" is `tiled_sgemm` with its own choice.
     shape : tuple of int
         M, N and K.
     precisions : sequence of str
-        Of `tiled_sgemm`, beside FP32; "auto" has them.
+        Precisions of `tiled_sgemm` in addition to FP32; they apply to "auto".
 
     Returns
     -------
     DataFrame
-        Rows and columns of ``results.csv``; ``attrs["source"]`` says whose numbers they are.
+        Rows and columns of ``results.csv``; ``attrs["source"]`` gives their origin.
 
     Raises
     ------
     ValueError
-        if nothing was recorded for a stage and shape.
+        if there is no recorded time for a stage and shape.
     RuntimeError
-        if the benchmark fails; with what it printed.
+        if the benchmark fails; the message contains its output.
     """
     import pandas as pd
 
@@ -342,12 +341,12 @@ def measure(*stages: str, shape: tuple[int, int, int] = SHAPE, precisions: Seque
 
 
 def measured_here(results: pd.DataFrame) -> bool:
-    """Whether `measure` found a GPU on this machine."""
+    """True if `measure` uses a GPU of this machine."""
     return str(results.attrs.get("source", "")).startswith("measured now")
 
 
 def _run(code: str, *arguments: str) -> str:
-    """Run Python in a process that uses the GPU, and return what it prints."""
+    """Run Python in a process that uses the GPU, and return its output."""
     command = [sys.executable, "-c", code, *arguments]
     with _alone():
         done = subprocess.run(
@@ -359,8 +358,8 @@ def _run(code: str, *arguments: str) -> str:
 
 
 def _lock() -> int:
-    """Open the lock file of this user's measurements on this machine; raises OSError where that is not safe."""
-    # Not in /tmp, where another user could put a link, or a file whose lock they hold.
+    """Open the lock file of this user's measurements on this machine; raise OSError if that is not safe."""
+    # Not in /tmp, where another user could create a link, or hold the lock of a file.
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not base.is_absolute():
         base = Path.home() / ".cache"
@@ -376,10 +375,10 @@ def _lock() -> int:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Wait until no other notebook of this user measures, and keep others waiting."""
+    """Hold the lock of measurements, after waiting for other notebooks of this user."""
     try:
         lock = _lock()
-    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home directory
+    except (OSError, RuntimeError) as error:  # RuntimeError: no home directory
         warnings.warn(f"measuring without waiting for other notebooks to finish: {error}", RuntimeWarning, stacklevel=2)
         yield
         return
@@ -392,7 +391,7 @@ def _alone() -> Iterator[None]:
 
 @cache
 def _ceilings(gpu: str) -> Ceilings:
-    """What was measured of a GPU of this name: on an H200 at some time, on another now."""
+    """Return measured ceilings of a GPU of this name: recorded for an H200, else measured now."""
     from .bench import ceilings
 
     found, name = ceilings.load(RECORDED / "h200" / "latest" / ceilings.FILE)
@@ -404,26 +403,26 @@ def _ceilings(gpu: str) -> Ceilings:
 
 
 def compare(results: pd.DataFrame) -> pd.DataFrame:
-    """Predicted and measured times of the stages in a table of `measure`, and what each gains.
+    """Compare predicted and measured times of the stages in a table of `measure`.
 
-    Stages that could not be timed, for want of a compute capability say, are left out, and printed with the reason.
+    Stages without times, for example for want of a compute capability, are omitted and printed with the reason.
 
     Parameters
     ----------
     results : DataFrame
-        Of one shape.
+        Results of one shape.
 
     Returns
     -------
     DataFrame
-        A row a stage: what bounds it and the milliseconds by the model (`numba_gemm.models.traffic`) at measured
-        ceilings, if it knows the stage; the milliseconds that it took, TFLOP/s, shares of the FP32 peak and of
-        cuBLAS's speed, and the gain over the row before.
+        One row per stage: bottleneck and milliseconds predicted by the model (`numba_gemm.models.traffic`) from
+        measured ceilings, if it covers the stage; measured milliseconds, TFLOP/s, fractions of the FP32 peak and of
+        cuBLAS's speed, and the gain over the previous row.
 
     Raises
     ------
     ValueError
-        if the results are of several shapes, or of none.
+        if the results are empty or of several shapes.
     """
     import pandas as pd
 

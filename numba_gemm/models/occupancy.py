@@ -59,7 +59,7 @@ LIMITS: dict[tuple[int, int], SmLimits] = {
     (12, 0): SmLimits(24, 48, 100 * KB, 99 * KB),
     (12, 1): SmLimits(24, 48, 100 * KB, 99 * KB),
 }
-"""By compute capability."""
+"""Limits by compute capability."""
 
 
 @dataclass(frozen=True)

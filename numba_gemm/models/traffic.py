@@ -353,7 +353,7 @@ WAYS: dict[str, Way] = {
     "stream_k": _lean_loop,
     "thin": _thin,
 }
-"""How each stage, by name, reads and writes a k-tile; a k-step where it has no shared tiles."""
+"""Function that models each stage's accesses in a k-tile, by the stage's name; in a k-step, without shared tiles."""
 
 UNTILED = ("naive", "coalesced")
 

@@ -5,10 +5,10 @@ arrives. A block's bytes grow with its area, as do the multiply-adds that each o
 for it grow with its edges. So blocks are as large as memory allows, and about square.
 
 The first panels of a block are thin, since nothing can be multiplied before the first one arrives. The others are as
-deep as memory allows, up to a depth where the traffic of the sums is negligible beside their arithmetic. The last panel
-is multiplied strip by strip, from top to bottom, so that one strip is copied to the host while the next is computed. So
-is the first panel of the next block, which can then begin with the strips that have left the device. For that, a strip
-has the same place in all blocks: rows of C are as far apart as in the widest block.
+deep as memory allows, up to a depth where the traffic of the sums is negligible compared with their arithmetic. The
+last panel is multiplied strip by strip, from top to bottom, so that one strip is copied to the host while the next is
+computed. So is the first panel of the next block, which can then begin with the strips that have left the device. For
+that, a strip has the same place in all blocks: rows of C are as far apart as in the widest block.
 """
 
 from __future__ import annotations
@@ -270,7 +270,7 @@ def _with_workspace(found: Blocking, needs: Needs) -> Blocking:
 
 
 def choose(m: int, n: int, k: int, limit: int, needs: Needs) -> Blocking | None:
-    """Return the division that copies least among those within a memory limit, or None if there is none.
+    """Return the division that copies least within a memory limit, or None if no division fits.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """Execution of a streamed product: one thread brings panels in, one launches products, one takes strips of C out.
 
 A queue waits for the work of another one at a mark, which exists only once that work is enqueued. So threads pass marks
-through gates: one thread puts a mark in; others wait until it is there, then make their queue wait for it.
+through gates: one thread puts a mark in; others wait until it is available, then make their queue wait for it.
 
 Dependencies:
 
@@ -68,7 +68,7 @@ def ring_of(device: Device, threads: int, name: str, stop: Flag) -> Iterator[Rin
 
 
 def bring_in(queue: Queue, ring: Ring, target: Any, source: np.ndarray, direct: bool) -> list[Future[Any]]:
-    """Enqueue the copy of a matrix to the device; it is there when the queue is done."""
+    """Enqueue the copy of a matrix to the device, which is complete when the queue is done."""
     if direct:
         queue.to_device(target, source)
     else:
@@ -77,7 +77,7 @@ def bring_in(queue: Queue, ring: Ring, target: Any, source: np.ndarray, direct: 
 
 
 def take_out(queue: Queue, ring: Ring, target: np.ndarray, source: Any, direct: bool) -> list[Future[Any]]:
-    """Enqueue the copy of a matrix to the host; it is there when the queue and the returned futures are done."""
+    """Enqueue the copy of a matrix to the host, which is complete when the queue and the returned futures are done."""
     if direct:
         queue.to_host(target, source)
         return []
@@ -137,7 +137,7 @@ class Gates:
             self._gates[name].set_result(mark)
 
     def get(self, name: Any) -> Any:
-        """Return a mark as soon as it is there."""
+        """Wait for a mark and return it."""
         with self._lock:
             if self._shut:
                 raise Stopped
@@ -223,7 +223,7 @@ class Run:
     # ------------------------------------------------------------------------------------------------------ threads
 
     def _bring(self) -> None:
-        """Bring in panels, and C where it is read."""
+        """Bring in panels, and C if it is read."""
         panels = self._blocking.panels
         with ring_of(self._device, self._threads[0], "to-device", self._stop.event) as ring:
             for turn in range(self._blocking.count * len(panels)):
@@ -289,11 +289,11 @@ class Run:
             self._gates.put(("used", turn), self._compute.record())
 
     def _in_the_way(self, block: int, strip: int) -> bool:
-        """Return whether the previous block has such a strip, which lies in the same place."""
+        """True if the previous block has such a strip, which occupies the same place."""
         return block > 0 and strip < len(self._blocking.strips(block - 1))
 
     def _make_room(self, piece: Piece) -> None:
-        """Wait for the strips of the previous block; where C is read, its copy to the device has waited for them."""
+        """Wait for the strips of the previous block; if C is read, its copy to the device has waited for them."""
         for number in piece.strips:
             if self._beta == 0 and self._in_the_way(piece.block, number):
                 self._compute.follow(self._gates.get(("gone", piece.block - 1, number)))

@@ -1,7 +1,7 @@
 """Concurrent queues of a device, marks in them, and device memory, on which a streamed product runs.
 
 On the hardware, a queue is a stream and a mark is an event. In the simulator, a queue is a thread that does its work in
-order, at its own pace beside the others. Work that should wait for a mark but does not finds unfinished data.
+order, at its own pace. Work that should wait for a mark but does not finds unfinished data.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Operands that sums find hard, and what a precision makes of them: errors against K, beside cuBLAS's.
+"""Errors of each precision and of cuBLAS against K, on operand distributions that are hard to sum accurately.
 
 ``python -m numba_gemm.lab.bench.accuracy --out DIR`` writes `accuracy.csv` and `error_against_k.png`. It needs a GPU of
 compute capability 9.0, and PyTorch for cuBLAS.
@@ -24,11 +24,11 @@ Generator = np.random.Generator
 
 CSV, PNG = "accuracy.csv", "error_against_k.png"
 KS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
-EXTENT = 512  # of C; cuBLAS sums smaller ones in several pieces
+EXTENT = 512  # M and N; for smaller ones cuBLAS splits the sums
 
 
 def _uniform(rng: Generator, m: int, n: int, k: int) -> Matrices:
-    """In [-1, 1)."""
+    """Uniform in [-1, 1)."""
     return rng.uniform(-1, 1, (m, k)), rng.uniform(-1, 1, (k, n))
 
 
@@ -37,12 +37,12 @@ def _normal(rng: Generator, m: int, n: int, k: int) -> Matrices:
 
 
 def _positive(rng: Generator, m: int, n: int, k: int) -> Matrices:
-    """In [0, 1): what is cut off has one sign, and adds up."""
+    """Uniform in [0, 1): truncation errors have one sign and accumulate."""
     return rng.uniform(0, 1, (m, k)), rng.uniform(0, 1, (k, n))
 
 
 def _log_uniform(rng: Generator, m: int, n: int, k: int) -> Matrices:
-    """Products over 60 orders of magnitude, of both signs."""
+    """Log-uniform, so that products span 60 orders of magnitude, with both signs."""
 
     def factor(shape: tuple[int, int]) -> np.ndarray:
         return 10.0 ** rng.uniform(-15, 15, shape) * rng.choice([-1.0, 1.0], shape)
@@ -51,13 +51,13 @@ def _log_uniform(rng: Generator, m: int, n: int, k: int) -> Matrices:
 
 
 def _ill_scaled(rng: Generator, m: int, n: int, k: int) -> Matrices:
-    """Normal, each row of A and column of B scaled by up to 10^15 or down to 10^-15."""
+    """Standard normal, with each row of A and column of B scaled by a factor between 10^-15 and 10^15."""
     a, b = _normal(rng, m, n, k)
     return a * 10.0 ** rng.uniform(-15, 15, (m, 1)), b * 10.0 ** rng.uniform(-15, 15, (1, n))
 
 
 def _cancelling(rng: Generator, m: int, n: int, k: int) -> Matrices:
-    """The second half of a sum takes away what the first has summed up, but for 2^-12 of it."""
+    """The second half of each sum cancels the first, except for a relative 2^-12."""
     half = -(-k // 2)
     a, b = rng.uniform(0, 1, (m, half)), rng.uniform(0, 1, (half, n))
     small = 2.0**-12 * rng.standard_normal((half, n))
@@ -65,7 +65,7 @@ def _cancelling(rng: Generator, m: int, n: int, k: int) -> Matrices:
 
 
 def _just_above_one(rng: Generator, m: int, n: int, k: int) -> Matrices:
-    """1 + 2^-10, for which every part's rest is positive: what tensor cores cut off is largest, and of one sign."""
+    """Values just above 1 + 2^-10: each part leaves a positive remainder; truncation errors are large, of one sign."""
     near = 1 + 2.0**-10
     return near + rng.uniform(0, 2.0**-12, (m, k)), near + rng.uniform(0, 2.0**-12, (k, n))
 
@@ -82,13 +82,13 @@ DISTRIBUTIONS: dict[str, Callable[[Generator, int, int, int], Matrices]] = {
 
 
 def operands(distribution: str, m: int, n: int, k: int, seed: int) -> Matrices:
-    """A of shape (m, k) and B of shape (k, n), float32, the same for the same arguments."""
+    """Return float32 A of shape (m, k) and B of shape (k, n); equal arguments give equal matrices."""
     a, b = DISTRIBUTIONS[distribution](np.random.default_rng([seed, m, n, k]), m, n, k)
     return a.astype(np.float32), b.astype(np.float32)
 
 
 def quotients(torch: Any, c: Any, a: Any, b: Any) -> tuple[float, float]:
-    """Median and maximum of the error over ``|A| @ |B|``, of PyTorch's matrices; both 0 where that is 0."""
+    """Median and maximum of the error of C over ``|A| @ |B|``, for PyTorch tensors; 0 where that product is 0."""
     wide_a, wide_b = a.double(), b.double()
     size = wide_a.abs() @ wide_b.abs()
     error = (c.double() - wide_a @ wide_b).abs() / torch.where(size == 0, torch.ones_like(size), size)
@@ -96,7 +96,7 @@ def quotients(torch: Any, c: Any, a: Any, b: Any) -> tuple[float, float]:
 
 
 def measured(ks: Sequence[int], extent: int, seed: int, modes: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """A row for every distribution, K and precision; cuBLAS's FP32 is called cublas."""
+    """Yield one row per distribution, K and precision; cuBLAS's FP32 is called ``cublas``."""
     import torch
 
     from numba_gemm.api import tiled_sgemm
@@ -113,7 +113,7 @@ def measured(ks: Sequence[int], extent: int, seed: int, modes: Sequence[str]) ->
 
 
 def draw(frame: pd.DataFrame, title: str) -> bytes:
-    """A PNG of the median (lines) and maximum (dashes) of the errors against K, one panel per distribution."""
+    """Plot median (solid) and maximum (dashed) errors against K as a PNG, one panel per distribution."""
     from numba_gemm.lab.bench.plots import png, pyplot
 
     plt = pyplot()
@@ -148,9 +148,15 @@ def draw(frame: pd.DataFrame, title: str) -> bytes:
 
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
+<<<<<<< HEAD
     """Measure, write, draw."""
     from numba_gemm.gemm.precision import IEEE, runnable
     from numba_gemm.runtime.device import current_device, device_properties
+=======
+    """Measure the errors, write the files and draw the figure."""
+    from numba_gemm.gemm.split_products import IEEE, runnable
+    from numba_gemm.runtime.launch import current_device, device_properties
+>>>>>>> lab
 
     made = argparse.ArgumentParser(prog="python -m numba_gemm.lab.bench.accuracy", description=__doc__)
     made.add_argument("--out", type=Path, default=Path("results") / "local", help="folder of the results")

@@ -1,7 +1,7 @@
-"""The operands of a measurement: allocated once, seen by every contender without a copy.
+"""Operands of a measurement: allocated once and shared by all contenders without a copy.
 
-CuPy allocates where it is importable, else PyTorch, else Numba; NumPy in the simulator. What the other libraries
-see are views of the same memory.
+CuPy allocates if it can be imported, else PyTorch, else Numba; in the simulator, NumPy. The other libraries get views
+of the same memory.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ FLOAT32_BYTES = 4
 
 
 class HostLibrary:
-    """NumPy: the simulator's arrays, and what the reference is computed with where no GPU library is there."""
+    """NumPy: arrays of the simulator, and the reference's arithmetic if no GPU library is installed."""
 
     name = "numpy"
 
     def from_host(self, host: np.ndarray) -> Any:
-        """A copy of a host array."""
+        """Copy a host array into a new array."""
         return host.copy()
 
     def to_host(self, array: Any) -> np.ndarray:
-        """A host copy of an array, or the array itself where it lies on the host."""
+        """Copy an array to the host; an array that is already there is returned as it is."""
         return np.asarray(array)
 
     def copy_from_host(self, host: np.ndarray, array: Any) -> None:
-        """Overwrite an array with a host array."""
+        """Overwrite an array with the values of a host array."""
         array[...] = self.from_host(host)
 
     def empty(self, rows: int, cols: int) -> Any:
-        """An uninitialised float32 matrix."""
+        """Allocate an uninitialised float32 matrix."""
         return np.empty((rows, cols), np.float32)
 
     def fill_nan(self, array: Any) -> None:
@@ -51,10 +51,10 @@ class HostLibrary:
         array.fill(np.nan)
 
     def address(self, array: Any) -> int:
-        """The address of the first element."""
+        """Return the address of the first element."""
         return int(array.ctypes.data)
 
-    # Arithmetic of the reference. `computable` gives an array that has Python's operators.
+    # Arithmetic of the reference. `computable` returns an array with Python's operators.
     def computable(self, array: Any) -> Any:
         return array
 
@@ -65,20 +65,20 @@ class HostLibrary:
         return array.astype(np.float32)
 
     def median(self, array: Any) -> float:
-        """The median of what `computable` and arithmetic gave."""
+        """Median of an array that follows from `computable`."""
         return float(np.median(array))
 
     @contextmanager
     def stream(self) -> Iterator[int]:
-        """A stream that is current in every library at hand; its handle."""
+        """Make a stream current in every available library, and yield its handle."""
         yield 0
 
     def release(self) -> None:
-        """Give freed memory back to the device."""
+        """Return freed memory to the device."""
 
 
 class DeviceLibrary(HostLibrary):
-    """What the GPU libraries share."""
+    """Common part of the GPU libraries."""
 
     def address(self, array: Any) -> int:
         return int(array.__cuda_array_interface__["data"][0])
@@ -157,7 +157,7 @@ class TorchLibrary(DeviceLibrary):
 
 
 class NumbaLibrary(DeviceLibrary):
-    """Numba device arrays; their reference is computed on the host."""
+    """Numba device arrays; the reference is computed on the host."""
 
     name = "numba"
 
@@ -168,7 +168,7 @@ class NumbaLibrary(DeviceLibrary):
         return self.cuda.to_device(host)
 
     def to_host(self, array: Any) -> np.ndarray:
-        # What `computable` gave lies on the host already.
+        # `computable` returns host arrays here.
         return array if isinstance(array, np.ndarray) else array.copy_to_host()
 
     def empty(self, rows: int, cols: int) -> Any:
@@ -186,7 +186,7 @@ class NumbaLibrary(DeviceLibrary):
 
 @functools.cache
 def optional(module: str) -> Any:
-    """A module, or None where it cannot be imported or finds no GPU."""
+    """Import a module; None if that fails or if it finds no GPU."""
     if module == "cupy":
         os.environ["CUPY_TF32"] = "0"  # read when CuPy multiplies: the baseline is FP32
     try:
@@ -198,7 +198,7 @@ def optional(module: str) -> Any:
 
 
 def choose_library(simulated: bool) -> HostLibrary:
-    """The library that allocates: NumPy in the simulator, else the first of CuPy, PyTorch and Numba."""
+    """Return the library that allocates: NumPy in the simulator, else the first of CuPy, PyTorch and Numba."""
     if simulated:
         return HostLibrary()
     if (cupy := optional("cupy")) is not None:
@@ -212,7 +212,7 @@ def choose_library(simulated: bool) -> HostLibrary:
 
 @dataclass(frozen=True)
 class DeviceBuffers:
-    """One set of row-major operands of a product, and the views that contenders take of it."""
+    """One set of row-major operands, and views of them for each contender."""
 
     library: HostLibrary
     shape: Shape
@@ -222,7 +222,7 @@ class DeviceBuffers:
 
     @classmethod
     def random(cls, library: HostLibrary, shape: Shape, seed: int, index: int = 0) -> DeviceBuffers:
-        """Uniform values in [-1, 1), the same for the same seed, shape and index; C holds NaN."""
+        """Create operands with uniform values in [-1, 1) from a seed, a shape and an index; C is filled with NaN."""
         rng = np.random.default_rng([seed, *shape, index])
         m, n, k = shape
         c = library.empty(m, n)
@@ -233,7 +233,7 @@ class DeviceBuffers:
 
     @functools.cached_property
     def matrices(self) -> tuple[Matrix, Matrix, Matrix]:
-        """A, B and C as the launcher takes them."""
+        """A, B and C as arguments of the launcher."""
         return self._matrix(self.a), self._matrix(self.b), self._matrix(self.c)
 
     def _matrix(self, array: Any) -> Matrix:
@@ -249,32 +249,32 @@ class DeviceBuffers:
         )
 
     def torch_views(self, torch: Any) -> tuple[Any, Any, Any]:
-        """A, B and C as PyTorch tensors on the same memory."""
+        """A, B and C as PyTorch tensors that share their memory."""
         if self.library.name == "torch":
             return self.a, self.b, self.c
         a, b, c = (torch.as_tensor(array, device="cuda") for array in (self.a, self.b, self.c))
         return a, b, c
 
     def cupy_views(self, cupy: Any) -> tuple[Any, Any, Any]:
-        """A, B and C as CuPy arrays on the same memory."""
+        """A, B and C as CuPy arrays that share their memory."""
         if self.library.name == "cupy":
             return self.a, self.b, self.c
         a, b, c = (cupy.asarray(array) for array in (self.a, self.b, self.c))
         return a, b, c
 
     def host_copies(self) -> tuple[np.ndarray, np.ndarray]:
-        """A and B on the host."""
+        """Copy A and B to the host."""
         return self.library.to_host(self.a), self.library.to_host(self.b)
 
 
 def operand_bytes(shape: Shape) -> int:
-    """Bytes of the three operands of a product."""
+    """Total size of A, B and C in bytes."""
     m, n, k = shape
     return FLOAT32_BYTES * (m * k + k * n + m * n)
 
 
 def uniform(rng: np.random.Generator, rows: int, cols: int) -> np.ndarray:
-    """A float32 matrix of uniform values in [-1, 1)."""
+    """Draw a float32 matrix of uniform values in [-1, 1)."""
     values = rng.random((rows, cols), dtype=np.float32)
     values *= np.float32(2)
     values -= np.float32(1)

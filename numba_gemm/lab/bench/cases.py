@@ -1,4 +1,4 @@
-"""Which shapes are measured."""
+"""Shapes to measure, by name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Shape(NamedTuple):
-    """Extents of a product: A is (m, k), B is (k, n), C is (m, n)."""
+    """Extents of a matrix multiplication: A is (m, k), B is (k, n), C is (m, n)."""
 
     m: int
     n: int
@@ -19,7 +19,7 @@ class Shape(NamedTuple):
 SEED_EXTENTS = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
 SQUARE_EXTENTS = (1024, 2048, 3072, 4096, 6144, 8192)
 
-# Named sets for a GPU. `odd` holds what tiles dislike: primes, a tile and one more or less, single rows and columns.
+# Named sets for a GPU. `odd` holds shapes that do not fit tiles: primes, one more or less than a tile, single rows.
 ON_GPU: dict[str, tuple[Shape, ...]] = {
     "seed": tuple(Shape(extent, extent, 1024) for extent in SEED_EXTENTS),
     "square": tuple(Shape(extent, extent, extent) for extent in SQUARE_EXTENTS),
@@ -36,7 +36,7 @@ ON_GPU: dict[str, tuple[Shape, ...]] = {
     "quick": (Shape(512, 512, 1024), Shape(1001, 999, 517), Shape(2048, 2048, 2048)),
 }
 
-# The same names where Python plays the GPU: a product of 4096 cubed would take days there.
+# The same names for the simulator, where 4096 x 4096 x 4096 would take days.
 SIMULATED: dict[str, tuple[Shape, ...]] = {
     "seed": (Shape(8, 8, 16), Shape(16, 16, 16), Shape(24, 24, 16)),
     "square": (Shape(8, 8, 8), Shape(16, 16, 16), Shape(24, 24, 24)),
@@ -44,22 +44,22 @@ SIMULATED: dict[str, tuple[Shape, ...]] = {
     "quick": (Shape(16, 16, 16), Shape(33, 17, 9), Shape(65, 72, 20)),
 }
 
-SIMULATED_TERMS = 1 << 21  # multiply-adds; several minutes a stage
+SIMULATED_TERMS = 1 << 21  # multiply-adds; several minutes per stage
 
 
 def default_shapes(simulated: bool) -> tuple[Shape, ...]:
-    """What is measured when nothing is asked for."""
+    """Return the shapes to measure if none are requested."""
     return SIMULATED["quick"] if simulated else named_shapes(("seed", "square"), simulated=False)
 
 
 def named_shapes(names: tuple[str, ...], simulated: bool) -> tuple[Shape, ...]:
-    """The shapes of some named sets, each shape once, in order."""
+    """Return the shapes of the named sets, in order and without duplicates."""
     sets = SIMULATED if simulated else ON_GPU
     return tuple(dict.fromkeys(shape for name in names for shape in sets[name]))
 
 
 def parse_shape(text: str) -> Shape:
-    """Read ``M,N,K``.
+    """Parse ``M,N,K``.
 
     Raises
     ------
@@ -76,12 +76,12 @@ def parse_shape(text: str) -> Shape:
 
 
 def check_simulated(shapes: tuple[Shape, ...]) -> None:
-    """Refuse shapes that the simulator would spend hours on.
+    """Raise an error for shapes that would take the simulator hours.
 
     Raises
     ------
     ValueError
-        naming the shapes that are too large.
+        if any shape is too large; the message names them.
     """
     large = [str(shape) for shape in shapes if shape.m * shape.n * shape.k > SIMULATED_TERMS]
     if large:

@@ -1,9 +1,9 @@
-"""What a GPU can do at most, measured: FP32 multiply-adds, and reads of device memory, L2 cache and shared memory.
+"""Measured peak rates of a GPU: FP32 multiply-adds, and reads of device memory, L2 cache and shared memory.
 
-``python -m numba_gemm.lab.bench.ceilings --out DIR`` runs one kernel for each, checks what it computed, and writes
-`ceilings.json`: the fastest round of each, in FLOP/s and byte/s, with the environment. ``bench.py --model`` predicts
-times from it. The kernels do nothing else that takes time; what they read or multiply ends in a sum that is stored, so
-that the compiler leaves nothing out.
+``python -m numba_gemm.lab.bench.ceilings --out DIR`` runs one kernel per rate, checks its result, and writes
+`ceilings.json`: the rate of the fastest round in FLOP/s or byte/s, and the environment. ``bench.py --model`` predicts
+times from it. The kernels do no other work that takes time; they sum and store the values that they read or multiply,
+so that the compiler cannot eliminate the work.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ UNITS = {"fp32": "TFLOP/s", "dram": "TB/s", "l2": "TB/s", "shared": "TB/s"}
 RIGHT, WRONG, UNUSABLE = 0, 1, 2
 
 THREADS, BLOCKS_PER_SM = 256, 4
-ROWS_AT_ONCE = 4  # vectors of global memory that a thread has under way
-NEXT_BLOCK = 37  # blocks from one whose vectors a block reads to the one whose it reads in the next turn
-FIRST_ROWS, ROW_READS = 8, 16  # of a shared tile: rows that turns begin at, and rows that each reads from there
-TILE = (FIRST_ROWS + ROW_READS, 128)  # floats; a row is a vector of four for each lane
-CHAINS, LINKS = 16, 8  # accumulators of a thread, and multiply-adds of each in a turn
+ROWS_AT_ONCE = 4  # vectors per thread that are loaded from global memory at the same time
+NEXT_BLOCK = 37  # distance in blocks between the vectors that a block reads in consecutive turns
+FIRST_ROWS, ROW_READS = 8, 16  # of the shared tile: number of starting rows, and rows that each turn reads from there
+TILE = (FIRST_ROWS + ROW_READS, 128)  # floats; one row is a vector of four per lane
+CHAINS, LINKS = 16, 8  # accumulators per thread, and multiply-adds of each per turn
 
-# Turns of a launch: half a millisecond or so. Sums stay below 2**24, so that they are exact.
+# Turns per launch, for about half a millisecond. Sums stay below 2**24, so they are exact.
 TURNS = {"fp32": 1024, "dram": 1, "l2": 512, "shared": 512}
-DRAM_CACHES = 32  # L2 caches that the large buffer would fill: what is left in one from before hardly counts
-L2_SHARE = 4  # the small one fills a part of the cache: each half of a divided one may keep a copy of its own
+DRAM_CACHES = 32  # size of the large buffer in L2 caches: hits on data of the previous turn are negligible
+L2_SHARE = 4  # the small buffer is this fraction of the L2 cache: each half of a divided cache may keep its own copy
 
 
 @device_function
@@ -66,9 +66,9 @@ def add4(acc: Any, values: Any) -> None:
 
 @cuda.jit
 def read_global(turns: Any, x: Any, out: Any) -> None:
-    """Read x, whose rows have a vector of four floats a thread; again in every turn, each block another's vectors.
+    """Read x, whose rows hold four floats per thread, once per turn; each block reads another block's vectors next.
 
-    What a block reads of the same buffer is then never in its multiprocessor's L1 cache.
+    So a block never finds the vectors of the small buffer in its multiprocessor's L1 cache.
     """
     threads = uint32(cuda.gridDim.x * cuda.blockDim.x)
     tid = uint32(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
@@ -99,7 +99,7 @@ def read_global(turns: Any, x: Any, out: Any) -> None:
 
 @cuda.jit
 def read_shared(turns: Any, one: Any, out: Any) -> None:
-    """Read rows of a shared tile, a vector of four floats a thread, from another row on in every turn."""
+    """Read rows of a shared tile, four floats per thread, starting at a different row in each turn."""
     tile = cuda.shared.array(TILE, float32, alignment=16)
     thread = uint32(cuda.threadIdx.x)
     tid = uint32(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
@@ -131,7 +131,7 @@ def multiply_add(turns: Any, x: Any, y: Any, out: Any) -> None:
     """Multiply and add in registers, in chains that do not wait for each other; x and y are equal."""
     tid = uint32(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
     last = uint32(turns)
-    # Each thread's own, for all that the compiler knows: operands come from registers, as those of a product do.
+    # As far as the compiler knows, these differ between threads: like a GEMM's, the operands come from registers.
     x_own, y_own = x + float32(tid) * (y - x), y + float32(tid) * (x - y)
     acc = cuda.local.array(CHAINS, float32)
     for i in range(CHAINS):
@@ -149,11 +149,11 @@ def multiply_add(turns: Any, x: Any, y: Any, out: Any) -> None:
 
 
 KERNELS = {"fp32": multiply_add, "dram": read_global, "l2": read_global, "shared": read_shared}
-"""By what they measure; read_global twice, over a large buffer and over a small one."""
+"""Kernels by the rate that they measure; `read_global` reads a large buffer for one and a small one for the other."""
 
 
 def compiled(name: str, cc: tuple[int, int]) -> Cubin:
-    """One of the kernels for a compute capability; needs no GPU."""
+    """Compile the kernel of a rate for a compute capability; needs no GPU."""
     from numba.cuda import types
 
     from numba_gemm.device.matrix import MatrixType
@@ -170,14 +170,18 @@ def compiled(name: str, cc: tuple[int, int]) -> Cubin:
 
 @dataclass(frozen=True)
 class Probe:
-    """What a launch of one kernel does.
+    """Work of one kernel launch.
 
     Attributes
     ----------
     name : str
-        What it measures.
-    threads, turns, rows : int
-        Of all blocks; of a launch; of the buffer in global memory, 0 without one.
+        Key of the kernel in `KERNELS`.
+    threads : int
+        Threads of all blocks.
+    turns : int
+        Turns per launch.
+    rows : int
+        Rows of the buffer in global memory; 0 if there is none.
     """
 
     name: str
@@ -187,23 +191,23 @@ class Probe:
 
     @property
     def work(self) -> int:
-        """FLOP, or bytes read."""
+        """FLOP per launch, or bytes read."""
         if self.name == "fp32":
             return 2 * CHAINS * LINKS * self.turns * self.threads
         return 16 * (ROW_READS if self.name == "shared" else self.rows) * self.turns * self.threads
 
     @property
     def expected(self) -> float:
-        """What every thread stores, if all that it reads or multiplies by is 1."""
+        """Value that every thread stores if all operands are 1."""
         if self.name == "fp32":
             return CHAINS * LINKS * self.turns + CHAINS * (CHAINS - 1) // 2
         return 4 * (ROW_READS if self.name == "shared" else self.rows) * self.turns
 
 
 def probes(sm_count: int, l2_bytes: int) -> list[Probe]:
-    """What to launch on a GPU of so many multiprocessors with an L2 cache of so many bytes."""
+    """Return the launches for a GPU with this many multiprocessors and bytes of L2 cache."""
     threads = sm_count * BLOCKS_PER_SM * THREADS
-    unit = 16 * threads * ROWS_AT_ONCE  # bytes of as many rows as a thread has under way
+    unit = 16 * threads * ROWS_AT_ONCE  # bytes of the rows that all threads load at the same time
     rows = {
         "dram": ROWS_AT_ONCE * math.ceil(DRAM_CACHES * l2_bytes / unit),
         "l2": ROWS_AT_ONCE * max(1, l2_bytes // L2_SHARE // unit),
@@ -212,7 +216,7 @@ def probes(sm_count: int, l2_bytes: int) -> list[Probe]:
 
 
 class _Loaded:
-    """A kernel with what it reads and writes; a call enqueues it."""
+    """A loaded kernel and its buffers; calling it enqueues a launch."""
 
     def __init__(self, probe: Probe, library: Any, device: int, x: Any) -> None:
         self.out = library.empty(1, probe.threads)
@@ -231,19 +235,24 @@ class _Loaded:
         launch_kernel(self._kernel, self._grid, (THREADS, 1, 1), 0, stream, self._words)
 
 
+<<<<<<< HEAD
 def _words(library: Any, array: Any, rows: int) -> tuple[int, ...]:
     """The first rows of an array, as kernels take a matrix."""
+=======
+def _packed(library: Any, array: Any, rows: int) -> tuple[int, ...]:
+    """Pack the first rows of an array as a matrix argument of a kernel."""
+>>>>>>> lab
     cols = int(array.shape[1])
     return (library.address(array), rows, cols, 4 * cols, 4)
 
 
 def measured(rounds: int, commit: str | None = None) -> tuple[dict[str, tuple[Probe, Samples]], dict[str, Any]]:
-    """Check and time every kernel on the current GPU; returns what was measured, and the environment.
+    """Check and time every kernel on the current GPU; return the samples and the environment.
 
     Raises
     ------
     RuntimeError
-        if a kernel did not read or multiply what it should have.
+        if a kernel stored a wrong result.
     """
     from numba_gemm.lab.bench.buffers import choose_library
 
@@ -280,12 +289,12 @@ def measured(rounds: int, commit: str | None = None) -> tuple[dict[str, tuple[Pr
 
 
 def ceilings_of(properties: DeviceProperties) -> Ceilings:
-    """The theoretical ceilings of a device.
+    """Return the theoretical ceilings of a device.
 
     Raises
     ------
     ValueError
-        for a compute capability whose FP32 lanes are not known, or a memory whose bandwidth is not.
+        if the FP32 lanes of the compute capability or the memory bandwidth are unknown.
     """
     return theoretical_ceilings(
         environment.peak_flops(properties), properties.memory_bandwidth, properties.sm_count, properties.clock_hz
@@ -293,21 +302,21 @@ def ceilings_of(properties: DeviceProperties) -> Ceilings:
 
 
 def record(found: dict[str, tuple[Probe, Samples]], described: dict[str, Any], theory: Ceilings) -> dict[str, Any]:
-    """What `ceilings.json` holds: the environment, and rates in FLOP/s and byte/s."""
+    """Return the contents of `ceilings.json`: the environment, and rates in FLOP/s and byte/s."""
     best = {name: probe.work / samples.min * 1e6 for name, (probe, samples) in found.items()}
     median = {name: probe.work / samples.median * 1e6 for name, (probe, samples) in found.items()}
     return described | {"ceilings": best, "medians": median, "theoretical": asdict(theory)}
 
 
 def load(path: Path) -> tuple[Ceilings, str]:
-    """Read a `ceilings.json`: the ceilings, and the name of the GPU.
+    """Read a `ceilings.json`; return the ceilings and the name of the GPU.
 
     Raises
     ------
     FileNotFoundError
         if there is no such file.
     ValueError
-        if it is none of these.
+        if the file does not have this format.
     """
     if not path.is_file():
         raise FileNotFoundError(
@@ -325,7 +334,7 @@ def load(path: Path) -> tuple[Ceilings, str]:
 
 
 def table(content: dict[str, Any]) -> Table:
-    """Measured and theoretical ceilings."""
+    """Return a table of measured and theoretical ceilings."""
     rows = []
     for name, unit in UNITS.items():
         best, median, theory = (content[kind][name] for kind in ("ceilings", "medians", "theoretical"))
@@ -336,7 +345,7 @@ def table(content: dict[str, Any]) -> Table:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Options."""
+    """Return the parser of the command line."""
     made = argparse.ArgumentParser(
         prog="python -m numba_gemm.lab.bench.ceilings",
         description="Measure what this GPU can do at most: FP32 multiply-adds, and reads of device memory, of the L2 "
@@ -353,7 +362,7 @@ def parser() -> argparse.ArgumentParser:
 
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, write, print; returns the exit status."""
+    """Measure, write the file and print a table; return the exit status."""
     options = parser().parse_args(arguments)
     if options.rounds < 1:
         parser().error(f"argument --rounds: {options.rounds} is not at least 1")

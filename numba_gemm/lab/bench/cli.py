@@ -1,4 +1,4 @@
-"""The command line of ``bench.py``."""
+"""Command line of ``bench.py``."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 DEFAULT_OUT = Path("results") / "local"
 RIGHT, WRONG = 0, 1
 PIPE_WIDTH = 160
-COMPARED_ROUNDS = 5  # in the simulator, which otherwise calls once and measures no spread
+COMPARED_ROUNDS = 5  # in the simulator, which otherwise makes one call and measures no spread
 
 
 def shape(text: str) -> cases.Shape:
-    """``--shape``'s value, with argparse's kind of error."""
+    """Parse the value of ``--shape``, raising argparse's error."""
     try:
         return cases.parse_shape(text)
     except ValueError as error:
@@ -35,10 +35,10 @@ def shape(text: str) -> cases.Shape:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Options; nothing here imports numba."""
+    """Return the parser of the command line; imports no numba."""
     made = argparse.ArgumentParser(
         prog="bench.py",
-        allow_abbrev=False,  # the command that is recorded leaves options out by their names
+        allow_abbrev=False,  # the recorded command drops options by their full names
         description="Verify, then time, every rung of the ladder and cuBLAS. Without a GPU, Numba's simulator runs "
         "small products: they are verified, and their timings mean nothing.",
         epilog="Exit status: 0 when every product is right and nothing got slower than in --compare's run beyond "
@@ -99,9 +99,9 @@ def parser() -> argparse.ArgumentParser:
 
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; returns the exit status.
+    """Run the benchmark; return the exit status.
 
-    Numba is imported here and not before, so the caller has chosen between GPU and simulator.
+    Numba is imported only here, so that the caller can choose between GPU and simulator first.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     options = parser().parse_args(arguments)
@@ -109,17 +109,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def list_stages() -> int:
+<<<<<<< HEAD
     """Print all stages as a table."""
     from numba_gemm.api import stages
+=======
+    """Print the name of every stage and its technique."""
+    from numba_gemm.kernels.ladder import STAGES
+>>>>>>> lab
 
     print(stages())
     return RIGHT
 
 
 def stage_names(text: str | None) -> list[str]:
+<<<<<<< HEAD
     """Return the stages that ``--stages`` names; by default the FP32 ladder and the baselines."""
     from numba_gemm.kernels.ladder import STAGES
     from numba_gemm.lab.bench.contenders import NOT_RUNGS, known_stages
+=======
+    """Return the stages of ``--stages``, by default all."""
+    from numba_gemm.lab.bench.contenders import known_stages
+>>>>>>> lab
 
     known = known_stages()
     if text is None:
@@ -133,8 +143,13 @@ def stage_names(text: str | None) -> list[str]:
 
 
 def precision_names(text: str | None) -> list[str]:
+<<<<<<< HEAD
     """The precisions that ``--precisions`` names, but for float32's own."""
     from numba_gemm.gemm.precision import IEEE, PRECISIONS
+=======
+    """Return the precisions of ``--precisions``, without float32 itself."""
+    from numba_gemm.gemm.split_products import IEEE, PRECISIONS
+>>>>>>> lab
 
     known = [name for name in PRECISIONS if name != IEEE]
     if text is None:
@@ -146,7 +161,7 @@ def precision_names(text: str | None) -> list[str]:
 
 
 def chosen_shapes(options: argparse.Namespace, simulated: bool) -> tuple[cases.Shape, ...]:
-    """The shapes to run, each once."""
+    """Return the shapes to run, without duplicates."""
     named = cases.named_shapes(tuple(options.sizes or ()), simulated)
     shapes = tuple(dict.fromkeys((*named, *(options.shape or ())))) or cases.default_shapes(simulated)
     if simulated:
@@ -158,7 +173,7 @@ def chosen_shapes(options: argparse.Namespace, simulated: bool) -> tuple[cases.S
 
 
 def benchmark(options: argparse.Namespace, arguments: Sequence[str]) -> int:
-    """Everything that needs numba."""
+    """Run the parts of the benchmark that need numba."""
     from rich.console import Console
 
     from numba_gemm.lab.bench import compare, environment, model, plots, report, results
@@ -186,7 +201,7 @@ def benchmark(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         except (OSError, ValueError) as error:
             raise UsageError(str(error)) from None
 
-    # Rich takes a pipe or a file to be 80 columns wide, and would fold the tables.
+    # Rich assumes 80 columns for a pipe or a file, and would wrap the tables.
     console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
     seed = secrets.randbits(32) if options.seed is None else options.seed
     if seed < 0:
@@ -231,13 +246,13 @@ def benchmark(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
     if bool(frame["status"].isin(results.FAILURES).any()):
         return WRONG
-    # In the simulator a change is marked, as anywhere, but it is a change of nothing.
+    # The simulator's changes are reported like any other, but do not fail the run.
     slower = compared is not None and not SIMULATOR and not compare.regressions(compared).empty
     return WRONG if slower else RIGHT
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """The command to record: without the options that only say where files are, or what is recorded anyway."""
+    """Return the command to record, without the options for output files and those recorded elsewhere."""
     kept = list(arguments)
     for option in ("--out", "--compare", "--commit", "--ceilings"):
         while option in kept:
@@ -248,7 +263,7 @@ def command_line(arguments: Sequence[str]) -> str:
 
 
 def make_plan(options: argparse.Namespace, seed: int, simulated: bool) -> Plan:
-    """What to measure, from the options and the device."""
+    """Return the measurements to make, from the options and the device."""
     from numba_gemm.lab.bench import environment
     from numba_gemm.lab.bench.buffers import choose_library
     from numba_gemm.lab.bench.contenders import select_contenders
@@ -284,7 +299,7 @@ def make_plan(options: argparse.Namespace, seed: int, simulated: bool) -> Plan:
 
 
 def notices(options: argparse.Namespace, plan: Plan, simulated: bool) -> list[str]:
-    """What the user asked for and will not get."""
+    """Return a message for each request that cannot be met."""
     from numba_gemm.lab.bench.results import CUBLAS
 
     said: list[str] = []
@@ -299,7 +314,7 @@ def notices(options: argparse.Namespace, plan: Plan, simulated: bool) -> list[st
 
 
 def measured(plan: Plan, described: dict[str, Any], console: Console, out: Path) -> pd.DataFrame:
-    """Run the plan with a progress bar; results are on disk after every shape, so an interrupted run keeps them."""
+    """Measure with a progress bar; results are saved after every shape, so an interrupted run keeps them."""
     import pandas as pd
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -326,7 +341,7 @@ def measured(plan: Plan, described: dict[str, Any], console: Console, out: Path)
 
 
 def progress_line(rows: pd.DataFrame) -> str:
-    """A shape's outcome in one line."""
+    """Describe the results of a shape in one line."""
     from numba_gemm.lab.bench.results import FAILURES, fastest, names_in, records
 
     every = records(rows)

@@ -21,18 +21,18 @@ from numba_gemm.simulator.probe import driver_error, simulator_requested
 if TYPE_CHECKING:
     import pandas as pd
 
-USAGE = 2  # exit status of a command that cannot do what it is asked for
-INTERRUPTED = 130  # exit status that shells give to a program that SIGINT ended
+USAGE = 2  # exit status if a command cannot do what the arguments ask for
+INTERRUPTED = 130  # exit status that shells report for a program ended by SIGINT
 
 Arguments = ParamSpec("Arguments")
 
 
 class UsageError(Exception):
-    """A command cannot do what it is asked for; the message says why, in one line."""
+    """The command cannot do what the arguments ask for; the message gives the reason in one line."""
 
 
 class _Output:
-    """Standard output that discards text once it has failed: its disk is full, or nobody reads the pipe."""
+    """Standard output that discards text after a write has failed, because of a full disk or a closed pipe."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -50,7 +50,7 @@ class _Output:
             function(*arguments)
         except OSError as error:
             self.error = error
-            # Python flushes what is left in the buffer when it exits, and would fail again.
+            # Python flushes the remaining buffer at exit, and would fail again.
             with contextlib.suppress(OSError), open(os.devnull, "wb") as null:
                 os.dup2(null.fileno(), self._stream.fileno())
 
@@ -60,9 +60,9 @@ class _Output:
 
 @contextlib.contextmanager
 def _output() -> Iterator[_Output]:
-    """Have `print` write to an `_Output`, with "?" for characters that the encoding lacks."""
+    """Redirect `print` to an `_Output`, which replaces characters that the encoding lacks by "?"."""
     with contextlib.ExitStack() as scopes:
-        # Python has no standard output where the descriptor is closed.
+        # Python has no standard output if the descriptor is closed.
         stream = sys.stdout or scopes.enter_context(open(os.devnull, "w"))
         if isinstance(stream, io.TextIOWrapper):
             scopes.callback(stream.reconfigure, errors=stream.errors)
@@ -76,9 +76,9 @@ def _output() -> Iterator[_Output]:
 def command(main: Callable[Arguments, int]) -> Callable[Arguments, int]:
     """Wrap a command's function, which returns the exit status.
 
-    A `UsageError` or a missing package ends it with one line and status 2, Ctrl-C with one line and status 130. Where
-    standard output fails, the command goes on to its end, since it writes files as well; its status is 2 then instead
-    of 0, unless the output is a pipe that was closed.
+    A `UsageError` or a missing package ends it with one line and status 2, Ctrl-C with one line and status 130. If
+    standard output fails, the command still runs to its end, since it also writes files; its status is then 2 instead
+    of 0, unless the output is a closed pipe.
     """
 
     @functools.wraps(main)
@@ -101,7 +101,7 @@ def command(main: Callable[Arguments, int]) -> Callable[Arguments, int]:
 
 
 def at_least_one(text: str) -> int:
-    """Return a positive integer; the type of an option."""
+    """Parse a positive integer; the type of an option."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not at least 1")
@@ -109,14 +109,14 @@ def at_least_one(text: str) -> int:
 
 
 def commit_hash(text: str) -> str:
-    """Return the name of a commit, as git writes it; the type of an option."""
+    """Parse the hash of a commit, as git writes it; the type of an option."""
     if not re.fullmatch(r"[0-9a-f]{7,64}(-dirty)?", text):
         raise argparse.ArgumentTypeError(f"{text!r} is no commit: give seven or more hexadecimal digits")
     return text
 
 
 def require_gpu() -> None:
-    """Raise `UsageError` where there is no GPU to measure."""
+    """Raise `UsageError` if there is no GPU to measure."""
     if simulator_requested():
         raise UsageError("the simulator has no times: unset NUMBA_ENABLE_CUDASIM, on a GPU")
     if (reason := driver_error()) is not None:
@@ -126,7 +126,7 @@ def require_gpu() -> None:
 def make_folder(path: Path) -> None:
     """Make the folder of ``--out``, and raise `UsageError` if files cannot be written there.
 
-    To be called before anything is measured.
+    Call this before any measurement.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -139,13 +139,13 @@ def make_folder(path: Path) -> None:
 def write_files(folder: Path, contents: Mapping[str, str | bytes]) -> None:
     """Write files that belong together into a folder, text as UTF-8.
 
-    They are written beside the previous ones and then renamed, so that a full disk leaves the previous files as they
-    are. The folder is locked meanwhile: of two processes that write the same files, one's are there, and no mixture.
+    They are written to temporary files and then renamed, so that a full disk leaves the previous files intact. The
+    folder is locked meanwhile: if two processes write the same files, one process's set remains, never a mixture.
 
     Raises
     ------
     UsageError
-        if they cannot be written.
+        if the files cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -154,7 +154,7 @@ def write_files(folder: Path, contents: Mapping[str, str | bytes]) -> None:
                 with open(Path(made, name), "wb") as file:
                     file.write(content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace"))
                     file.flush()
-                    os.fsync(file.fileno())  # some file systems report a full disk no earlier
+                    os.fsync(file.fileno())  # some file systems report a full disk only here
             for name in contents:
                 os.replace(Path(made, name), folder / name)
     except OSError as error:
@@ -173,10 +173,10 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def csv_text(frame: pd.DataFrame, digits: int = 6) -> str:
-    """A table as CSV, its floats with so many significant digits."""
+    """Format a table as CSV, with floats rounded to this many significant digits."""
     return frame.to_csv(index=False, float_format=f"%.{digits}g", lineterminator="\n")
 
 
 def json_text(value: Mapping[str, Any]) -> str:
-    """A description as JSON, for people to read as well."""
+    """Format a dictionary as indented JSON."""
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"

@@ -1,4 +1,4 @@
-"""Which measurements changed since an older run, beyond what either run varied by itself."""
+"""Comparison of a run with an older one, beyond the spread of either."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import pandas as pd
 
 from numba_gemm.lab.bench.results import FAILURES, GRAPHS, KEY, fastest
 
-SMALLEST_CHANGE = 0.01  # of the median; below it, a change matters to nobody
+SMALLEST_CHANGE = 0.01  # relative change of the median; smaller ones are ignored
 
 SLOWER, FASTER, SAME, BROKEN, LOST = "slower", "faster", "same", "broken", "missing"
 REGRESSIONS = (SLOWER, BROKEN)
 
 
 def compare(new: pd.DataFrame, old: pd.DataFrame) -> pd.DataFrame:
-    """One row for every stage and shape of the new run that the old one timed, or that the new one failed.
+    """Return one row per stage and shape of the new run that was timed in the old run or failed in the new one.
 
-    ``verdict`` is ``slower`` or ``faster`` when the p10 to p90 intervals of the two runs are disjoint and their medians
-    differ by more than one percent; and, where both runs have a ratio to cuBLAS, if that moved the same way by more
-    than one percent, since clocks that differ between the runs move everything. It is ``broken`` when what was timed
-    before is wrong or raises now, ``missing`` when the new run covers the shape but has no row, else ``same``.
-    ``change`` is the new median over the old one, less one. Where a run measured several configurations of a stage, its
-    fastest counts.
+    ``verdict`` is ``slower`` or ``faster`` if the p10 to p90 intervals of the two runs are disjoint and their medians
+    differ by more than one percent. If both runs have a ratio to cuBLAS, the ratio must also have moved in the same
+    direction by more than one percent, since a difference in clocks changes all times. It is ``broken`` if a stage that
+    was timed before is now wrong or raises, ``missing`` if the new run covers the shape but has no row, else ``same``.
+    ``change`` is the new median divided by the old one, minus one. If a run measured several configurations of a stage,
+    the fastest counts.
     """
     key = list(KEY)
     before, after = fastest(old), fastest(new)
@@ -36,7 +36,7 @@ def compare(new: pd.DataFrame, old: pd.DataFrame) -> pd.DataFrame:
     measured = new["stage"].unique()
 
     joined["change"] = joined["median_us_new"] / joined["median_us_old"] - 1
-    # In time as well: what takes longer has the smaller ratio. NaN where a run has none.
+    # As a ratio of times: the slower run has the smaller ratio to cuBLAS. NaN if a run has no ratio.
     against_cublas = joined["ratio_to_cublas_old"] / joined["ratio_to_cublas_new"] - 1
     alone = against_cublas.isna()
     slower = (joined["p10_us_new"] > joined["p90_us_old"]) & (joined["change"] > SMALLEST_CHANGE)
@@ -55,10 +55,10 @@ def compare(new: pd.DataFrame, old: pd.DataFrame) -> pd.DataFrame:
 
 
 def timed_alike(new: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
-    """Whether launches count in both runs or in neither, by their environments; older ones say nothing, for graphs."""
+    """True if both runs, or neither, count launch overhead; older environments that do not say so used graphs."""
     return (new.get("timing") or GRAPHS) == (old.get("timing") or GRAPHS)
 
 
 def regressions(compared: pd.DataFrame) -> pd.DataFrame:
-    """The rows of a comparison that should fail a run."""
+    """Return the rows of a comparison that should fail a run."""
     return compared[compared["verdict"].isin(REGRESSIONS)]

@@ -3,15 +3,15 @@
 It writes three files into ``--out``:
 
 shared_wavefronts.csv
-    how many cycles of shared memory (wavefronts) each kind of access took, and how many its width needs;
+    wavefronts (cycles of shared memory) per kind of access, measured and as the access width requires;
 counters.csv
-    a line a stage: time, pipes, instructions, occupancy, traffic;
+    one row per stage: time, pipes, instructions, occupancy, traffic;
 counters.json
-    where and how they were measured.
+    the environment of the measurement.
 
-A child process, this module again, launches each stage once, `thin` with as few columns as its tile has; ``ncu`` runs
-it twice, once a page of its report. Exits with 1 when `conflict_free` wastes more wavefronts than it may, and with 2
-when nothing can be measured.
+A child process runs this module again and launches each stage once, `thin` with only as many columns as its tile has.
+``ncu`` runs the child twice, once per page of its report. The exit status is 1 if `conflict_free` wastes more
+wavefronts than allowed, and 2 if nothing can be measured.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ if TYPE_CHECKING:
     from numba_gemm.kernels.ladder.stage import LadderStage
 
 COUNTERS, WAVEFRONTS, HOW = "counters.csv", "shared_wavefronts.csv", "counters.json"
-TOTAL = "total"  # stands in the column `op` of a stage's sum
+TOTAL = "total"  # value of the column `op` in the row with a stage's total
 
 SHARED_OPS = ("LDS", "STS", "LDGSTS", "LDSM", "STSM", "ATOMS")  # instructions that access shared memory
 
 RIGHT, WRONG, UNUSABLE = 0, 1, 2
 DEFAULT_SHAPE = Shape(4096, 4096, 4096)
 DEFAULT_OUT = Path("results") / "local"
-SEED = 1  # counters do not depend on the operands' values
+SEED = 1  # counters do not depend on the values of the operands
 TIMEOUT_S = 1800
 
 NARROW_STAGE = "thin"
 BOUNDED_STAGE, MOST_EXCESS_PERCENT = "conflict_free", 1.0
 
-# Columns of counters.csv, and the metrics that they hold. `ncu` gives times and bytes in units of its own choice.
+# Columns of counters.csv and their metrics. `ncu` chooses the units of times and bytes itself.
 METRICS = {
     "time_us": "gpu__time_duration.sum",
     "registers": "launch__registers_per_thread",
@@ -70,25 +70,26 @@ METRICS = {
     "shared_store_wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
     "shared_pipe_percent": "l1tex__data_pipe_lsu_wavefronts_mem_shared.avg.pct_of_peak_sustained_elapsed",
 }
-# What one of ncu's units is in the columns' own: microseconds and bytes.
+# Factors from ncu's units to the units of the columns, microseconds and bytes.
 UNITS = {"ns": 1e-3, "nsecond": 1e-3, "us": 1.0, "usecond": 1.0, "ms": 1e3, "msecond": 1e3, "s": 1e6, "second": 1e6}
 UNITS |= {"byte": 1.0, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}
 
-# ncu's options for each page. The clocks are left as a user finds them, like in every other measurement here.
+# ncu's options for each page. The clocks stay as they are, as in every other measurement here.
 COMMON = ("--clock-control", "none", "--csv")
 SOURCE_PAGE = (*COMMON, "--section", "SourceCounters", "--page", "source", "--print-source", "sass")
 RAW_PAGE = (*COMMON, "--page", "raw", "--metrics", ",".join(METRICS.values()))
 
 KEY = ("stage", "config", "m", "n", "k")
 
-# What the launcher adds to a kernel's name: alignment or, for stages that have a schedule, modes of loading.
+# Suffixes that the launcher appends to a kernel's name: alignment or, for scheduled stages, tile loaders.
 FORMS = re.compile(r"(_any|_(along[14]|across[14]|any)_(along[14]|across[14]|any)_(aligned|any))?")
 
 
 class CountersError(Exception):
-    """The counters cannot be read; the text says what is in the way."""
+    """The counters cannot be read; the message gives the reason."""
 
 
+<<<<<<< HEAD
 def kernel_name(stage: LadderStage) -> str:
     """What the launcher calls the kernel of a stage's default configuration, but for what it is built for."""
     return re.sub(r"[^A-Za-z0-9_$]", "_", f"{stage.name}_{stage.configs[0].name}")
@@ -96,10 +97,20 @@ def kernel_name(stage: LadderStage) -> str:
 
 def is_kernel_of(stage: LadderStage, kernel: str) -> bool:
     """Whether a kernel of this name, with or without its parameters, is of a stage's default configuration."""
+=======
+def kernel_name(stage: Stage) -> str:
+    """Return the name of the kernel of a stage's default configuration, without the suffix of its variant."""
+    return re.sub(r"[^A-Za-z0-9_$]", "_", f"{stage.name}_{stage.configs[0].name}")
+
+
+def is_kernel_of(stage: Stage, kernel: str) -> bool:
+    """True if a kernel's name, with or without parameters, is that of a stage's default configuration."""
+>>>>>>> lab
     own, name = kernel_name(stage), kernel.partition("(")[0]
     return name.startswith(own) and FORMS.fullmatch(name, len(own)) is not None
 
 
+<<<<<<< HEAD
 def shape_of(stage: LadderStage, shape: Shape) -> Shape:
     """What a stage multiplies: a shape, or its part that has as many columns as the tile of a stage for few of them."""
     return shape._replace(n=min(shape.n, stage.configs[0].BN)) if stage.name == NARROW_STAGE else shape
@@ -112,11 +123,25 @@ def kernel_filter(stages: Iterable[LadderStage]) -> str:
 
 def matched(found: Sequence[tuple[str, Any]], stages: Sequence[LadderStage]) -> list[tuple[LadderStage, Any]]:
     """What was found for each stage, by the names of kernels.
+=======
+def shape_of(stage: Stage, shape: Shape) -> Shape:
+    """Return the shape that a stage multiplies; for `thin`, N is limited to the columns of its tile."""
+    return shape._replace(n=min(shape.n, stage.configs[0].BN)) if stage.name == NARROW_STAGE else shape
+
+
+def kernel_filter(stages: Iterable[Stage]) -> str:
+    """Return the value of ncu's ``-k`` that selects the kernels of these stages, and none of an array library."""
+    return f"regex:^({'|'.join(stage.name for stage in stages)})_[0-9]"
+
+
+def matched(found: Sequence[tuple[str, Any]], stages: Sequence[Stage]) -> list[tuple[Stage, Any]]:
+    """Pair each stage with the value found under the name of its kernel.
+>>>>>>> lab
 
     Raises
     ------
     CountersError
-        if a stage has none, or several, as when a shape takes more than one launch.
+        if a stage has no kernel, or several, for example because the shape takes more than one launch.
     """
     pairs = []
     for stage in stages:
@@ -133,27 +158,32 @@ def matched(found: Sequence[tuple[str, Any]], stages: Sequence[LadderStage]) -> 
 
 
 def own_lines(text: str) -> list[str]:
-    """The lines of ncu's output that are CSV, without its messages."""
+    """Return the CSV lines of ncu's output, without its messages."""
     return [line for line in text.splitlines() if line.startswith('"')]
 
 
 def table(lines: Iterable[str]) -> pd.DataFrame:
-    """Lines of CSV as a DataFrame of texts."""
+    """Parse lines of CSV into a DataFrame of strings."""
     return pd.read_csv(io.StringIO("\n".join(lines)), dtype=str, keep_default_na=False, index_col=False)
 
 
 def numbers(texts: pd.Series) -> pd.Series:
-    """Numbers with separators of thousands; NaN where ncu has none."""
+    """Parse numbers with thousands separators; NaN for missing values."""
     return pd.to_numeric(texts.str.replace(",", ""), errors="coerce")
 
 
+<<<<<<< HEAD
 def key(stage: LadderStage, shape: Shape) -> dict[str, Any]:
     """The columns that say what a row is about."""
+=======
+def key(stage: Stage, shape: Shape) -> dict[str, Any]:
+    """Return the columns that identify a row."""
+>>>>>>> lab
     return dict(zip(KEY, (stage.name, stage.configs[0].name, *shape_of(stage, shape))))
 
 
 def read_source_page(text: str) -> list[tuple[str, pd.DataFrame]]:
-    """The kernels of ncu's source page, each with a table of its instructions."""
+    """Parse ncu's source page into the kernels and their tables of instructions."""
     kernels: list[tuple[str, list[str]]] = []
     for line in own_lines(text):
         if line.startswith('"Kernel Name"'):
@@ -164,24 +194,29 @@ def read_source_page(text: str) -> list[tuple[str, pd.DataFrame]]:
 
 
 def opcode(source: str) -> tuple[str, int]:
-    """An instruction's operation and the bits a thread accesses: ``("LDS", 128)`` for ``@P0 LDS.U.128 R4, [R2]``."""
+    """Operation of an instruction and bits per thread: ``("LDS", 128)`` for ``@P0 LDS.U.128 R4, [R2]``."""
     words = source.split()
     name, *modifiers = next((word for word in words if not word.startswith("@")), "").split(".")
     widths = [re.fullmatch(r"[SU]?(8|16|32|64|128)", modifier) for modifier in modifiers]
     return name, next((int(width[1]) for width in widths if width), 32)
 
 
+<<<<<<< HEAD
 def shared_wavefronts(text: str, stages: Sequence[LadderStage], shape: Shape) -> pd.DataFrame:
     """Wavefronts of shared memory from ncu's source page: a row a stage, operation and width, and a stage's total.
+=======
+def shared_wavefronts(text: str, stages: Sequence[Stage], shape: Shape) -> pd.DataFrame:
+    """Wavefronts of shared memory from ncu's source page, per stage, operation and width, with one total per stage.
+>>>>>>> lab
 
-    ``ideal`` is what the accesses' widths need, ``excessive`` what they took beyond that, and ``excess_percent`` is
+    ``ideal`` is the number that the access widths require, ``excessive`` the number beyond that, and ``excess_percent``
     the latter in percent of the former; NaN for a stage that does not use shared memory.
     """
     rows: list[Mapping[Any, Any]] = []
     for stage, lines in matched(read_source_page(text), stages):
         taken, ideal = "L1 Wavefronts Shared", "L1 Wavefronts Shared Ideal"
         if taken not in lines.columns and not any(opcode(one)[0] in SHARED_OPS for one in lines.get("Source", ())):
-            lines = lines.assign(**{taken: "0", ideal: "0"})  # ncu leaves out the columns that a kernel has nothing for
+            lines = lines.assign(**{taken: "0", ideal: "0"})  # ncu omits columns without values
         if missing := [column for column in ("Source", taken, ideal) if column not in lines.columns]:
             raise CountersError(f"ncu's source page has no column {', '.join(missing)}")
         found = pd.DataFrame(map(opcode, lines["Source"]), columns=["op", "bits"])
@@ -198,14 +233,19 @@ def shared_wavefronts(text: str, stages: Sequence[LadderStage], shape: Shape) ->
     return frame
 
 
+<<<<<<< HEAD
 def counters(text: str, stages: Sequence[LadderStage], shape: Shape) -> pd.DataFrame:
     """The counters of ncu's raw page: a row a stage, with `METRICS`' columns; NaN what the GPU does not count."""
+=======
+def counters(text: str, stages: Sequence[Stage], shape: Shape) -> pd.DataFrame:
+    """Counters of ncu's raw page: one row per stage, the columns of `METRICS`; NaN for metrics that the GPU lacks."""
+>>>>>>> lab
     if not (lines := own_lines(text)):
         raise CountersError("ncu's raw page is empty")
     page = table(lines)
     if "Kernel Name" not in page.columns:
         raise CountersError("ncu's raw page has no column Kernel Name")
-    units, page = page.iloc[0], page.iloc[1:]  # the line below the header
+    units, page = page.iloc[0], page.iloc[1:]  # the line below the header holds the units
     found = pd.DataFrame(index=page.index)
     for column, metric in METRICS.items():
         found[column] = math.nan
@@ -226,24 +266,24 @@ def counters(text: str, stages: Sequence[LadderStage], shape: Shape) -> pd.DataF
 
 
 def verdict(wavefronts: pd.DataFrame) -> tuple[bool, str] | None:
-    """Whether the stage that promises no bank conflicts keeps to it, and a line that says so; None without it."""
+    """Check that `conflict_free` has no bank conflicts; return the result and a line about it, or None without it."""
     totals = wavefronts[(wavefronts["op"] == TOTAL) & (wavefronts["stage"] == BOUNDED_STAGE)]
     if totals.empty:
         return None
     excess = float(totals["excess_percent"].iloc[0])
-    kept = excess <= MOST_EXCESS_PERCENT  # NaN is not
+    kept = excess <= MOST_EXCESS_PERCENT  # False for NaN
     word = "OK" if kept else "TOO MANY"
     bound = f"at most {MOST_EXCESS_PERCENT:g} % allowed"
     return kept, f"{BOUNDED_STAGE}: {excess:.2f} % excess shared wavefronts, {bound}: {word}"
 
 
 def profile(ncu: str, options: Sequence[str], child: Sequence[str]) -> str:
-    """What ncu prints about a child process.
+    """Return ncu's output for a child process.
 
     Raises
     ------
     CountersError
-        with ncu's own message when it fails, as it does where counters are reserved for administrators.
+        if ncu fails, for example because counters are reserved for administrators; with ncu's own message.
     """
     try:
         done = subprocess.run(
@@ -275,8 +315,13 @@ def launch_each(stages: Iterable[LadderStage], shape: Shape) -> None:
         synchronize()
 
 
+<<<<<<< HEAD
 def chosen_stages(text: str | None) -> list[LadderStage]:
     """The rungs that ``--stages`` names; all when it is not given."""
+=======
+def chosen_stages(text: str | None) -> list[Stage]:
+    """Return the stages of ``--stages``, by default all."""
+>>>>>>> lab
     from numba_gemm.kernels.ladder import STAGES
 
     if text is None:
@@ -289,9 +334,15 @@ def chosen_stages(text: str | None) -> list[LadderStage]:
     return [STAGES[name] for name in names]
 
 
+<<<<<<< HEAD
 def supported(stages: Sequence[LadderStage]) -> list[LadderStage]:
     """The stages that the current GPU can run; says which it cannot."""
     from numba_gemm.runtime.device import current_device, device_properties
+=======
+def supported(stages: Sequence[Stage]) -> list[Stage]:
+    """Return the stages that the current GPU can run, and print the others."""
+    from numba_gemm.runtime.launch import current_device, device_properties
+>>>>>>> lab
 
     cc = device_properties(current_device()).cc
     for stage in stages:
@@ -304,12 +355,12 @@ def supported(stages: Sequence[LadderStage]) -> list[LadderStage]:
 
 
 def ncu_path() -> str:
-    """Where ncu is, given that there is a GPU for it.
+    """Return the path of ncu.
 
     Raises
     ------
     CountersError
-        if either is missing, or the simulator was asked for.
+        if ncu or a GPU is missing, or if the simulator was requested.
     """
     if simulator_requested():
         raise CountersError("the simulator has no hardware counters: unset NUMBA_ENABLE_CUDASIM, on a GPU")
@@ -324,13 +375,18 @@ def ncu_path() -> str:
     return path
 
 
+<<<<<<< HEAD
 def measure(stages: Sequence[LadderStage], shape: Shape, out: Path, ncu: str) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Profile the stages and write the three files; returns the wavefronts and the counters.
+=======
+def measure(stages: Sequence[Stage], shape: Shape, out: Path, ncu: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Profile the stages and write the three files; return the wavefronts and the counters.
+>>>>>>> lab
 
     Raises
     ------
     CountersError
-        if ncu fails, or prints what is not understood; its output is kept in ``out`` then.
+        if ncu fails, or if its output cannot be parsed; the output is then kept in ``out``.
     """
     module = ["-m", "numba_gemm.lab.bench.counters", "--child"]
     module += ["--stages", ",".join(stage.name for stage in stages), "--shape", ",".join(map(str, shape))]
@@ -341,7 +397,7 @@ def measure(stages: Sequence[LadderStage], shape: Shape, out: Path, ncu: str) ->
         text = profile(ncu, options, [sys.executable, *module])
         try:
             frame = read(text, stages, shape)
-        except (CountersError, ValueError) as error:  # pandas' own errors are ValueErrors
+        except (CountersError, ValueError) as error:  # errors of pandas are ValueErrors
             kept = out / f"{Path(name).stem}.ncu.txt"
             write_files(out, {kept.name: text})
             raise CountersError(f"{error}\nncu's output is in {kept}") from error
@@ -353,14 +409,19 @@ def measure(stages: Sequence[LadderStage], shape: Shape, out: Path, ncu: str) ->
     return frames[0], frames[1]
 
 
+<<<<<<< HEAD
 def command_line(stages: Iterable[LadderStage], shape: Shape) -> str:
     """The command to record: what was measured, and no folder of this machine."""
+=======
+def command_line(stages: Iterable[Stage], shape: Shape) -> str:
+    """Return the command to record, without folders of this machine."""
+>>>>>>> lab
     names = ",".join(stage.name for stage in stages)
     return f"python -m numba_gemm.lab.bench.counters --stages {names} --shape {','.join(map(str, shape))}"
 
 
 def ncu_version(ncu: str) -> str | None:
-    """The version that ncu prints of itself."""
+    """Return the version that ncu reports."""
     try:
         done = subprocess.run([ncu, "--version"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -370,7 +431,7 @@ def ncu_version(ncu: str) -> str | None:
 
 
 def summary(wavefronts: pd.DataFrame, counted: pd.DataFrame) -> str:
-    """A line a stage for the terminal."""
+    """Format one line per stage for the terminal."""
     totals = wavefronts[wavefronts["op"] == TOTAL].set_index("stage")["excess_percent"]
     columns = ["stage", "time_us", "registers", "fma_pipe_percent", "issue_slots_percent", "shared_pipe_percent"]
     shown = counted[[*columns, "sectors_per_request"]].assign(excess_percent=counted["stage"].map(totals))
@@ -378,7 +439,7 @@ def summary(wavefronts: pd.DataFrame, counted: pd.DataFrame) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Options; nothing here imports numba."""
+    """Return the parser of the command line; imports no numba."""
     made = argparse.ArgumentParser(
         prog="python -m numba_gemm.lab.bench.counters",
         description="Read hardware counters of every stage's default configuration with Nsight Compute.",
@@ -392,7 +453,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def shape_option(text: str) -> Shape:
-    """``--shape``'s value, with argparse's kind of error."""
+    """Parse the value of ``--shape``, raising argparse's error."""
     try:
         return parse_shape(text)
     except ValueError as error:
@@ -401,7 +462,7 @@ def shape_option(text: str) -> Shape:
 
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status."""
+    """Run the command; return its exit status."""
     options = parser().parse_args(arguments)
     try:
         if options.child:

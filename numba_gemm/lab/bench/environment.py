@@ -1,4 +1,4 @@
-"""Where a run took place: GPU, driver, clocks, versions, commit. Written beside the results."""
+"""Environment of a run, written beside its results: GPU, driver, clocks, versions, commit."""
 
 from __future__ import annotations
 
@@ -48,10 +48,9 @@ def describe(
     timing: str | None = None,
     stated_commit: str | None = None,
 ) -> dict[str, Any]:
-    """What is known before the run starts.
+    """Return the part of the environment that is known before the run.
 
-    ``timing`` is one of `TIMINGS`, or None where that is no question; ``stated_commit`` stands in where git does not
-    answer.
+    ``timing`` is one of `TIMINGS`, or None if it does not apply; ``stated_commit`` is used if git does not answer.
     """
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -70,8 +69,13 @@ def describe(
 
 
 def describe_gpu() -> dict[str, Any]:
+<<<<<<< HEAD
     """The current GPU: its limits, and the peaks that results are measured against."""
     from numba_gemm.runtime.device import current_device, device_properties
+=======
+    """Describe the current GPU: its limits, and the peaks that results are compared with."""
+    from numba_gemm.runtime.launch import current_device, device_properties
+>>>>>>> lab
 
     properties = device_properties(current_device())
     nvml, peak = current_nvml(), peak_flops(properties)
@@ -90,7 +94,7 @@ def describe_gpu() -> dict[str, Any]:
 
 
 def peak_flops(properties: DeviceProperties) -> float:
-    """FP32 peak in FLOP/s at the highest clock; NaN for a compute capability newer than the table of lanes."""
+    """FP32 peak in FLOP/s at the highest clock; NaN for compute capabilities newer than the table of lanes."""
     from numba_gemm.models.roofline import fp32_peak
 
     try:
@@ -100,20 +104,20 @@ def peak_flops(properties: DeviceProperties) -> float:
 
 
 def device_name(environment: Mapping[str, Any]) -> str:
-    """The GPU's name, or that it was the simulator."""
+    """Return the name of the GPU, or that of the simulator."""
     gpu = environment.get("gpu")
     return gpu["name"] if gpu else "CUDA simulator" if environment.get("simulator") else "an unknown device"
 
 
 def current_nvml() -> Nvml | None:
-    """NVML for the current GPU, or None."""
+    """Return NVML for the current GPU, or None."""
     from numba import cuda
 
     return open_nvml(cuda.get_current_device().uuid)
 
 
 def driver_api() -> str | None:
-    """The CUDA version that the driver supports, as "13.0"."""
+    """Return the CUDA version that the driver supports, such as "13.0"."""
     from cuda.bindings import driver
 
     error, version = driver.cuDriverGetVersion()
@@ -121,7 +125,7 @@ def driver_api() -> str | None:
 
 
 def conclude(environment: dict[str, Any], clocks_mhz: Iterable[float], throttle: Iterable[str]) -> None:
-    """Add what was seen of the clocks during the run."""
+    """Add the clocks that were sampled during the run."""
     seen = [clock for clock in clocks_mhz if clock == clock]
     environment["clocks"] = {
         "sm_mhz_lowest": min(seen, default=None),
@@ -131,7 +135,7 @@ def conclude(environment: dict[str, Any], clocks_mhz: Iterable[float], throttle:
 
 
 def caption(environment: Mapping[str, Any]) -> str:
-    """GPU, driver, versions, commit, date and command, in one sentence."""
+    """Summarise GPU, driver, versions, commit, date and command in one sentence."""
     gpu = environment.get("gpu")
     found = environment.get("versions", {})
     named = ("numba-cuda", "numba", "cupy-cuda13x", "cupy-cuda12x", "cupy", "torch", "nvidia-cublas")
@@ -159,7 +163,7 @@ def caption(environment: Mapping[str, Any]) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of the installed packages that results depend on."""
+    """Return the versions of installed packages that results depend on."""
     found = {}
     for name in DISTRIBUTIONS:
         try:
@@ -170,7 +174,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The checkout's commit, with ``-dirty`` when the package differs from it; None outside a checkout."""
+    """Return the commit of the checkout, with ``-dirty`` if the package differs from it; None outside a checkout."""
     try:
         described = subprocess.run(
             ["git", "describe", "--always", "--abbrev=12", "--dirty", "--exclude=*"],
@@ -186,10 +190,11 @@ def commit() -> str | None:
 
 
 def source_digest() -> str:
-    """A digest of the package's Python code, which names it even where there is no checkout.
+    """Return a digest of the package's Python code, which identifies it even outside a checkout.
 
-    It is taken of the syntax trees, so comments and layout do not count, nor docstrings, into which measurements are
-    written after the run. Releases of Python differ in their trees: compare digests of the same one.
+    It is computed from the syntax trees without docstrings, so comments and layout do not matter, nor do the
+    measurements written into docstrings after a run. Releases of Python differ in their trees: compare digests of one
+    release only.
     """
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
@@ -200,7 +205,7 @@ def source_digest() -> str:
 
 
 class _WithoutDocstrings(ast.NodeTransformer):
-    """Drops the strings that stand alone as statements."""
+    """Remove strings that stand alone as statements."""
 
     def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
         alone = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

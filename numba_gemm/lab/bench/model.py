@@ -1,4 +1,4 @@
-"""Predicted beside measured times: what ``bench.py --model`` prints."""
+"""Predicted and measured times, side by side: the table of ``bench.py --model``."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ HEADERS = ("stage", "M x N x K", "FP32", "DRAM", "L2", "shared", "bound by", "pr
 
 
 def choose_ceilings(path: Path | None, properties: DeviceProperties) -> tuple[Ceilings, str]:
-    """The ceilings to predict by, and in words where they are from.
+    """Return the ceilings to predict from, and a description of their source.
 
-    Those of `path` if one is given; else those of `DEFAULT` if they were measured on a GPU of this name; else the
-    theoretical ones of this device.
+    The ceilings are those of `path` if one is given; else those of `DEFAULT` if they were measured on a GPU of this
+    name; else the theoretical ones of this device.
 
     Raises
     ------
@@ -47,14 +47,14 @@ def choose_ceilings(path: Path | None, properties: DeviceProperties) -> tuple[Ce
 
 
 def keeps(l2_bytes: int, shape: Shape, cold: bool) -> bool:
-    """Whether the operands of a product are still in an L2 cache from the product before."""
+    """True if the operands of a call are still in the L2 cache from the previous call."""
     return not cold and operand_bytes(shape) <= l2_bytes
 
 
 def model_table(
     frame: pd.DataFrame, ceilings: Ceilings, source: str, device: DeviceProperties, simulated: bool
 ) -> Table:
-    """Predicted and measured microseconds, a line a rung and shape; the baselines have no prediction.
+    """Table of predicted and measured microseconds, one line per stage and shape; the baselines have no prediction.
 
     Parameters
     ----------
@@ -63,9 +63,9 @@ def model_table(
     ceilings, source
         From `choose_ceilings`.
     device : DeviceProperties
-        What it was measured on.
+        The device of the measurement.
     simulated : bool
-        Whether the times are the simulator's.
+        True if the simulator measured the times.
     """
     lines = []
     for row in records(fastest(of_float32(frame))):
@@ -93,12 +93,17 @@ def model_table(
 
 
 def microseconds(value: float) -> str:
-    """Microseconds to the tenth, or to three digits where that says more."""
+    """Format microseconds with one decimal, or with three digits below 100."""
     return number(value) if value >= 100 else significant(value)
 
 
+<<<<<<< HEAD
 def rung_of(row: dict[str, Any]) -> tuple[LadderStage, TileConfig] | None:
     """LadderStage and configuration of a result, None for what is no rung of the ladder."""
+=======
+def rung_of(row: dict[str, Any]) -> tuple[Stage, TileConfig] | None:
+    """Return the stage and configuration of a result; None if it is not a stage of the ladder."""
+>>>>>>> lab
     stage = STAGES.get(row["stage"])
     if stage is None:
         return None

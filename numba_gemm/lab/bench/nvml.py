@@ -1,4 +1,4 @@
-"""Clocks and throttle reasons of the GPU, where NVML can be reached; nothing here is required."""
+"""Optional access to the GPU's clocks and throttle reasons through NVML."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 SM_CLOCK = 1  # NVML_CLOCK_SM
 
-# nvmlClocksEventReasons bits that slow a busy GPU down; an idle GPU and a clock that someone set are none.
+# nvmlClocksEventReasons bits that slow a busy GPU down; an idle GPU and a clock set by a user are not among them.
 THROTTLE_REASONS = {
     0x004: "power cap",
     0x008: "hardware slowdown",
@@ -27,7 +27,7 @@ THROTTLE_REASONS = {
 
 @dataclass(frozen=True)
 class Nvml:
-    """The few queries that the harness makes of one GPU."""
+    """NVML queries that the harness makes of one GPU."""
 
     driver: str
     max_sm_clock_mhz: int
@@ -36,9 +36,9 @@ class Nvml:
 
 
 def open_nvml(uuid: str) -> Nvml | None:
-    """NVML for the GPU with a UUID (``GPU-...``), through pynvml or cuda.bindings, or None."""
+    """Open NVML for the GPU with a UUID (``GPU-...``) through pynvml or cuda.bindings; None if neither works."""
     for opener in (_through_pynvml, _through_cuda_bindings):
-        # Not installed, too old, not permitted in this container: all of them mean "no clocks", not "no results".
+        # Missing, outdated or forbidden in this container: clocks are omitted, results are not.
         with contextlib.suppress(Exception):
             return opener(uuid)
     return None
@@ -71,7 +71,7 @@ def _through_cuda_bindings(uuid: str) -> Nvml:
 
 
 def _checked(driver: Any, max_clock: Any, clock: Callable[[], Any], reasons: Callable[[], Any]) -> Nvml:
-    """The queries, each made once, so that one that fails does so here."""
+    """Return the queries after one trial of each, so that unsupported ones fail here."""
     text = driver.decode() if isinstance(driver, bytes) else str(driver)
     clock()
     reasons()
@@ -80,25 +80,25 @@ def _checked(driver: Any, max_clock: Any, clock: Callable[[], Any], reasons: Cal
 
 @dataclass
 class ClockSamples:
-    """SM clocks, and every throttle reason, seen while something ran."""
+    """SM clocks and throttle reasons sampled during a run."""
 
     mhz: list[int] = field(default_factory=list)
     reason_bits: int = 0
 
     @property
     def median_mhz(self) -> float:
-        """Median of the sampled clocks; NaN when there are none."""
+        """Median of the sampled clocks; NaN without samples."""
         return float(statistics.median(self.mhz)) if self.mhz else float("nan")
 
     @property
     def throttle(self) -> str:
-        """The throttle reasons, in words."""
+        """Throttle reasons in words."""
         return "; ".join(word for bit, word in THROTTLE_REASONS.items() if self.reason_bits & bit)
 
 
 @contextlib.contextmanager
 def sampled_clocks(nvml: Nvml | None, interval_s: float = 0.02) -> Iterator[ClockSamples]:
-    """Sample clocks in the background for as long as the context lasts."""
+    """Sample clocks in the background while the context is active."""
     samples = ClockSamples()
     if nvml is None:
         yield samples
@@ -107,7 +107,7 @@ def sampled_clocks(nvml: Nvml | None, interval_s: float = 0.02) -> Iterator[Cloc
 
     def sample() -> None:
         while True:
-            with contextlib.suppress(Exception):  # a query that fails now and then loses one sample
+            with contextlib.suppress(Exception):  # an occasional failure loses one sample
                 samples.mhz.append(nvml.sm_clock_mhz())
                 samples.reason_bits |= nvml.reasons()
             if stop.wait(interval_s):

@@ -1,15 +1,20 @@
-"""``python -m numba_gemm.lab.bench.orders``: what the order of a k-step's products is worth, and the read-only path.
+"""``python -m numba_gemm.lab.bench.orders`` measures the effect of FMA order within a k-step and of the read-only path.
 
+<<<<<<< HEAD
 Each stage that is `LadderStage.ordered` is built in every order, and once more with the loads of A and B on the
 read-only path, where they go through registers. It writes into ``--out``:
+=======
+Each stage with `Stage.ordered` is compiled in every order. If it loads A and B through registers, it is also compiled
+with these loads on the read-only path. The command writes two files into ``--out``:
+>>>>>>> lab
 
 orders.csv
-    a row a variant: registers, what `numba_gemm.inspect.ffma` reads from its SASS, and its speed;
+    one row per variant: registers, the analysis of its SASS by `numba_gemm.inspect.ffma`, and its speed;
 orders.json
-    where and how it was measured.
+    the environment of the measurement.
 
-Every product is checked before it is timed, and all are timed together, with cuBLAS where it is there. Without a GPU,
-or with ``--static``, only the compiler's part is done.
+Every variant is verified and then timed together with the others, and with cuBLAS if it is available. Without a GPU, or
+with ``--static``, the variants are only compiled and analysed.
 """
 
 from __future__ import annotations
@@ -55,7 +60,7 @@ SHOWN = (
 
 @dataclass(frozen=True)
 class Variant:
-    """A configuration of a stage in one order of its products, with one way of loading A and B."""
+    """A configuration of a stage with one order of its FMAs and one way of loading A and B."""
 
     stage: LadderStage
     own: TileConfig
@@ -65,15 +70,15 @@ class Variant:
 
     @property
     def label(self) -> str:
-        """A name that no other variant has."""
+        """Unique name of the variant."""
         return f"{self.stage.name} {self.config.name} {self.loads_by}"
 
 
 def read_only(ptx: str) -> str:
-    """PTX with ``ld.global.nc`` for the loads of A and B, those up to the end of the last loop; the others read C.
+    """Return PTX with ``ld.global.nc`` for the loads of A and B, which end with the last loop; later loads read C.
 
-    C is written, which the read-only path forbids. The loads stay where NVVM put them, so that the path alone differs;
-    ptxas may then move them.
+    C is written, so the read-only path must not read it. The loads stay where NVVM put them, so that only the path
+    differs; ptxas may move them afterwards.
     """
     lines = ptx.split("\n")
     labels = {line.partition(":")[0].strip(): number for number, line in enumerate(lines) if line.startswith("$L")}
@@ -84,7 +89,7 @@ def read_only(ptx: str) -> str:
 
 
 def on_read_only_path(cubin: Cubin) -> Cubin:
-    """The same kernel, linked again from `read_only` PTX; 0 registers if the linker has it cached and says none."""
+    """Link a kernel again from its `read_only` PTX; registers are 0 if the linker has it cached and does not say."""
     from cuda.core import Linker, LinkerOptions, ObjectCode
 
     from numba_gemm.runtime.compiler import target
@@ -98,19 +103,24 @@ def on_read_only_path(cubin: Cubin) -> Cubin:
     return replace(cubin, ptx=ptx, code=code, log=log, registers=int(registers[1]) if registers else 0)
 
 
+<<<<<<< HEAD
 def variants(stage: LadderStage, config: TileConfig, cc: tuple[int, int]) -> Iterator[Variant]:
     """Compile every variant of a configuration, itself first."""
+=======
+def variants(stage: Stage, config: TileConfig, cc: tuple[int, int]) -> Iterator[Variant]:
+    """Compile every variant of a configuration, starting with the unchanged one."""
+>>>>>>> lab
     from numba_gemm.inspect import ffma, report
 
     for ordered in ffma.orders(stage, config):
         yield Variant(stage, config, ordered, ORDINARY, report.compiled(stage, ordered, cc).cubin)
     own = report.compiled(stage, config, cc).cubin
-    if read_only(own.ptx) != own.ptx:  # else A and B go past the registers
+    if read_only(own.ptx) != own.ptx:  # equal if A and B bypass the registers
         yield Variant(stage, config, config, READ_ONLY, on_read_only_path(own))
 
 
 def static_row(variant: Variant) -> dict[str, Any]:
-    """What a variant's SASS says, where nvdisasm is there to print it."""
+    """Analyse a variant's SASS, if nvdisasm is available to print it."""
     from numba_gemm.inspect import ffma, report, sass
 
     kernel = variant.stage.usual_kernel(variant.config)
@@ -130,9 +140,9 @@ def static_row(variant: Variant) -> dict[str, Any]:
 
 
 class Loaded:
-    """A variant on the current device, with its arguments packed; enqueues one product a call.
+    """A variant on the current device with packed arguments; each call enqueues one launch.
 
-    The launcher compiles stages only as they are, so a changed kernel has to be launched here.
+    The launcher compiles only unchanged stages, so a changed kernel is launched here.
     """
 
     def __init__(self, variant: Variant, buffers: DeviceBuffers) -> None:
@@ -149,14 +159,19 @@ class Loaded:
         self.shared = config.dynamic_shared
 
     def __call__(self, stream: int) -> None:
+<<<<<<< HEAD
         """Enqueue the product."""
         from numba_gemm.runtime.driver import launch_kernel
+=======
+        """Enqueue one launch."""
+        from cuda.bindings import driver
+>>>>>>> lab
 
         launch_kernel(self.function, self.grid, self.block, self.shared, stream, self.words)
 
 
 def measured(found: Sequence[Variant], shape: Shape, rounds: int) -> pd.DataFrame:
-    """Check and time variants and cuBLAS: a row each, with ``status``, ``error_in_bounds``, ``us`` and ``tflops``."""
+    """Check and time variants and cuBLAS: one row each, with ``status``, ``error_in_bounds``, ``us`` and ``tflops``."""
     from numba_gemm.lab.bench.buffers import DeviceBuffers, choose_library
     from numba_gemm.lab.bench.contenders import cublas
     from numba_gemm.lab.bench.verify import Reference
@@ -200,14 +215,14 @@ def measured(found: Sequence[Variant], shape: Shape, rounds: int) -> pd.DataFram
 
 
 def compared(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows with their speed over that of the configuration as it is, and of the faster cuBLAS; NaN without one."""
-    own = frame.groupby(["stage", "config"])["tflops"].transform(lambda group: group.iloc[0])  # it comes first
+    """Add speeds relative to the unchanged configuration, which comes first, and to the faster cuBLAS (or NaN)."""
+    own = frame.groupby(["stage", "config"])["tflops"].transform(lambda group: group.iloc[0])
     fastest = frame.loc[frame["stage"] == CUBLAS, "tflops"].max()
     return frame.assign(of_default=frame["tflops"] / own, of_cublas=frame["tflops"] / fastest)
 
 
 def parser() -> argparse.ArgumentParser:
-    """Options; nothing here imports numba."""
+    """Return the parser of the command line; imports no numba."""
     made = argparse.ArgumentParser(
         prog="python -m numba_gemm.lab.bench.orders",
         description="Measure the orders of a k-step's products and the read-only path of global loads.",
@@ -222,13 +237,18 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+<<<<<<< HEAD
 def chosen(names: str | None) -> list[LadderStage]:
     """The stages that ``--stages`` names, of those that take an order.
+=======
+def chosen(names: str | None) -> list[Stage]:
+    """Return the stages of ``--stages`` that have `Stage.ordered`.
+>>>>>>> lab
 
     Raises
     ------
     ValueError
-        for a name that is none of them.
+        if a name is not one of them.
     """
     from numba_gemm.kernels.ladder import STAGES
 
@@ -240,8 +260,13 @@ def chosen(names: str | None) -> list[LadderStage]:
 
 
 def measure(options: argparse.Namespace) -> pd.DataFrame:
+<<<<<<< HEAD
     """Compile, check and time what the options say; writes both files."""
     from numba_gemm.runtime.device import current_device, device_properties
+=======
+    """Compile, check and time the requested variants, and write both files."""
+    from numba_gemm.runtime.launch import current_device, device_properties
+>>>>>>> lab
 
     make_folder(options.out)
     static = options.static or driver_error() is not None
@@ -271,7 +296,7 @@ def measure(options: argparse.Namespace) -> pd.DataFrame:
 
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status."""
+    """Run the command; return its exit status."""
     options = parser().parse_args(arguments)
     if simulator_requested():
         print("error: the simulator compiles nothing: unset NUMBA_ENABLE_CUDASIM", file=sys.stderr)

@@ -1,6 +1,6 @@
-"""Three pictures of a run: speed against size, the roofline, the climb.
+"""Plots of a run: speed against size, the roofline, and the ladder.
 
-``python -m numba_gemm.lab.bench.plots DIR`` draws them again from the results in a folder; nothing is measured.
+``python -m numba_gemm.lab.bench.plots DIR`` draws them again from the results in a folder, without measuring.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ DPI = 130
 
 
 def pyplot() -> Any:
-    """matplotlib.pyplot, drawing to files only.
+    """Import matplotlib.pyplot for drawing to files.
 
     Raises
     ------
     ModuleNotFoundError
-        when matplotlib is not installed; it says how to install it.
+        if matplotlib is not installed; the message gives the command that installs it.
     """
     try:
         import matplotlib
@@ -42,7 +42,7 @@ def pyplot() -> Any:
 
 
 def families(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """The rows that share an axis: cubes, M = N at each K with two sizes or more; all shapes where there is neither."""
+    """Group rows by panel: cubes, and M = N for each K with at least two sizes; all shapes if there is neither."""
     square = frame[frame["m"] == frame["n"]]
     found = [("M = N = K", square[square["m"] == square["k"]])]
     found += [(f"M = N, K = {k}", rows) for k, rows in square.groupby("k")]
@@ -51,7 +51,7 @@ def families(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 
 
 def speed_against_size(frame: pd.DataFrame, environment: Mapping[str, Any]) -> bytes:
-    """A picture of GFLOP/s of every stage against M, one panel per family of shapes."""
+    """Plot GFLOP/s of every stage against M, one panel per family of shapes."""
     plt = pyplot()
     best = fastest(frame)
     panels = families(best)
@@ -63,7 +63,7 @@ def speed_against_size(frame: pd.DataFrame, environment: Mapping[str, Any]) -> b
         size = (rows["m"] * rows["n"] * rows["k"]) ** (1 / 3) if by_cube else rows["m"]
         for stage in stages:
             chosen = rows["stage"] == stage
-            # A span from p10 to p90 at each point: most are thinner than the line.
+            # Error bars span p10 to p90; most are shorter than the line is wide.
             ordered = rows[chosen].assign(size=size[chosen]).sort_values("size")
             spread = ordered["gflops"] * ordered["median_us"]
             axis.plot(ordered["size"], ordered["gflops"], label=stage, markersize=5, linewidth=1.4, **looks[stage])
@@ -79,7 +79,7 @@ def speed_against_size(frame: pd.DataFrame, environment: Mapping[str, Any]) -> b
         if peak:
             axis.axhline(peak, color="grey", linewidth=1)
             axis.annotate("FP32 peak", (0.01, peak), xycoords=("axes fraction", "data"), va="bottom", color="grey")
-        # Linear upwards: the rungs worth telling apart are within a factor of two of each other.
+        # Linear in y: the stages of interest are within a factor of two of each other.
         axis.set_ylim(bottom=0)
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_formatter("{x:.0f}")
@@ -93,19 +93,19 @@ def speed_against_size(frame: pd.DataFrame, environment: Mapping[str, Any]) -> b
 
 
 def gpu_number(environment: Mapping[str, Any], name: str) -> float:
-    """A number of the GPU's description, or 0 where there is no GPU."""
+    """Return a number from the description of the GPU; 0 without a GPU."""
     return float((environment.get("gpu") or {}).get(name) or 0)
 
 
 def png(figure: Any, **options: Any) -> bytes:
-    """A figure as PNG; ``options`` are those of ``savefig``."""
+    """Render a figure as PNG; ``options`` are those of ``savefig``."""
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png", **options)
     return drawn.getvalue()
 
 
 def finish(plt: Any, figure: Any, environment: Mapping[str, Any]) -> bytes:
-    """Name the device, draw, close."""
+    """Add the device name as the title, render the figure and close it."""
     gpu = environment.get("gpu") or {"name": SIMULATED}
     figure.suptitle(gpu["name"])
     figure.tight_layout()
@@ -115,7 +115,7 @@ def finish(plt: Any, figure: Any, environment: Mapping[str, Any]) -> bytes:
 
 
 def draw(frame: pd.DataFrame, environment: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write the pictures; nothing when nothing was timed, the CPU apart, and no climb where no rung was."""
+    """Write the plots: none if only the CPU was timed, and no ladder if no stage of it was timed."""
     frame = of_float32(frame)
     timed = fastest(frame[frame["stage"] != CPU])
     if timed.empty:
@@ -132,7 +132,7 @@ def draw(frame: pd.DataFrame, environment: Mapping[str, Any], folder: Path) -> l
 
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Draw a folder's results again; returns the exit status."""
+    """Draw the plots of a folder's results again; return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m numba_gemm.lab.bench.plots",
         description="Draw the results in a folder again; nothing is measured.",

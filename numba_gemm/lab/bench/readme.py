@@ -1,25 +1,25 @@
-"""``python -m numba_gemm.lab.bench.readme`` writes what is generated from committed results; ``--check`` compares.
+"""``python -m numba_gemm.lab.bench.readme`` writes the blocks generated from committed results; ``--check`` compares.
 
-That is README's tables, and in each stage's docstring the paragraph that begins with ``Measured: ``.
+These are the tables of the README, and in each stage's docstring the paragraph that begins with ``Measured: ``.
 
-In README a generated block stands between ``<!-- results:begin NAME -->`` and ``<!-- results:end NAME -->``. NAME is
-one of
+In the README a generated block is enclosed by ``<!-- results:begin NAME -->`` and ``<!-- results:end NAME -->``. NAME
+is one of
 
 headline
-    the public function against cuBLAS, over a few sizes;
+    the public function and cuBLAS at a few sizes;
 ladder
-    a line a rung at 4096 x 4096 x 4096;
+    one line per stage at 4096 x 4096 x 4096;
 targets
-    what `numba_gemm.lab.bench.targets` measured, against what it should be;
+    the measurements of `numba_gemm.lab.bench.targets`, compared with the targets;
 precisions, precision_targets
-    what ``bench.py --precisions`` and `numba_gemm.lab.bench.accuracy` measured, in the folder `precisions` of the
-    results, by shape, and against what it should be;
+    the measurements of ``bench.py --precisions`` and `numba_gemm.lab.bench.accuracy`, from the folder `precisions` of
+    the results, per shape and compared with the targets;
 tensor_ladder, special_values
-    what `numba_gemm.lab.bench.tensor_ladder` measured, there too.
+    the measurements of `numba_gemm.lab.bench.tensor_ladder`, from the same folder.
 
-A stage's paragraph says how fast it is there and, where `numba_gemm.lab.bench.counters` has left its files beside the
-results, what the GPU counted; that of `thin`, which is for a C of few columns, what `numba_gemm.lab.bench.targets`
-measured there. It stands before the paragraph ``Limits: ``, which people write.
+The paragraph of a stage gives its speed at that shape and, if the files of `numba_gemm.lab.bench.counters` are beside
+the results, the GPU's counters. That of `thin`, a stage for a C with few columns, gives measurements of
+`numba_gemm.lab.bench.targets`. The paragraph precedes ``Limits: ``, which is written by hand.
 
 Neither numba nor a GPU is needed.
 """
@@ -55,7 +55,7 @@ BLOCK = re.compile(
     r"(?P<begin><!-- results:begin (?P<name>\w+) -->\n)(?P<body>.*?)(?P<end><!-- results:end (?P=name) -->)", re.DOTALL
 )
 
-# A stage's file, and the parts of its module docstring: paragraphs begin at the margin, and go on indented.
+# Files of stages, and the parts of their module docstrings; the lines of a paragraph after its first are indented.
 IS_STAGE = re.compile(r"^STAGE = ", re.MULTILINE)
 DOCSTRING = re.compile(r'\A"""(?P<text>.*?)"""', re.DOTALL)
 MEASURED = re.compile(r"^Measured: .*\n(?:[ \t]+\S.*\n)*", re.MULTILINE)
@@ -77,50 +77,50 @@ PRECISION_SHAPES = (
     Shape(4096, 4096, 4096),
     Shape(8192, 8192, 8192),
 )
-ASIDE = "thin"  # the stage that is not for the ladder's shape
+ASIDE = "thin"  # the stage that is not meant for the ladder's shape
 
-# What `numba_gemm.lab.bench.targets` calls its files and what is in them; it needs Numba, this does not.
+# File names and columns of `numba_gemm.lab.bench.targets`, which needs Numba; this module does not.
 TARGETS, TARGETS_SUMMARY, TARGETS_HOW = "targets.csv", "targets_summary.csv", "targets.json"
 # Of `bench.py --precisions`, `numba_gemm.lab.bench.accuracy` and `numba_gemm.lab.bench.tensor_ladder`.
 PRECISIONS_FOLDER, ACCURACY_CSV = "precisions", "accuracy.csv"
 TENSOR_LADDER_CSV, SPECIAL_CSV, SPLIT = "tensor_ladder.csv", "special_values.csv", "split"
-DIRECT, DIRECT_PRECISION = "direct", "tf32"  # the stage of operands that are not split
+DIRECT, DIRECT_PRECISION = "direct", "tf32"  # the stage whose operands are not decomposed
 STREAMED, STREAMED_HOW, ON_DEVICE = "streamed.csv", "streamed.json", "on the device"  # of numba_gemm.lab.bench.streamed
 VECTOR_GROUP, COPY = "vector", "device copy"
 STATISTICS = {"geomean": "geometric mean", "min": "least", "max": "most"}
 
 
 class ReadmeError(Exception):
-    """What is generated cannot be; the text says what is missing."""
+    """A generated block lacks its data; the message names it."""
 
 
 Rows = dict[str, dict[str, Any]]
 
 
 def at(frame: pd.DataFrame, shape: Shape) -> Rows:
-    """The FP32 rows of a shape with a warm cache, by stage, in climbing order; empty if no rung is among them."""
+    """Return the FP32 rows of a shape with a warm cache, by stage in ladder order; empty without a stage of it."""
     wanted = {"precision": "ieee", "layout": "nn", "cache": "hot", "m": shape.m, "n": shape.n, "k": shape.k}
     rows = {row["stage"]: row for row in records(frame) if all(row[name] == value for name, value in wanted.items())}
     return rows if rungs(rows) else {}
 
 
 def rungs(rows: Rows) -> list[str]:
-    """The stages of the ladder among some rows."""
+    """Return the stages of the ladder among some rows."""
     return [stage for stage in rows if stage not in (*NOT_RUNGS, ASIDE)]
 
 
 def tflops(rows: Rows, stage: str) -> float:
-    """TFLOP/s of a stage, NaN where it was not timed."""
+    """TFLOP/s of a stage; NaN if it was not timed."""
     return float(rows[stage]["gflops"]) / 1000 if stage in rows else math.nan
 
 
 def spelled(shape: Shape) -> str:
-    """Extents as prose writes them."""
+    """Format a shape for prose."""
     return " x ".join(str(extent) for extent in shape)
 
 
 def headline(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
-    """The public function against cuBLAS over a few sizes, and the stage and configuration that it chose."""
+    """Table of the public function and cuBLAS at a few sizes, with the chosen stage and configuration."""
     timed = fastest(frame)
     lines = []
     for shape in HEADLINE_SHAPES:
@@ -146,7 +146,7 @@ def headline(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path)
 
 
 def ladder(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
-    """A line a rung, with what it gained over the rung before."""
+    """Table with one line per stage and its gain over the previous one."""
     rows = at(fastest(frame), LADDER_SHAPE)
     if not rows:
         raise ReadmeError(f"the results hold no rung at {LADDER_SHAPE}")
@@ -171,12 +171,12 @@ def ladder(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -
 
 
 def source(environment: Mapping[str, Any]) -> str:
-    """Where a table comes from, for the line below it."""
+    """Return the line about the source of a table."""
     return f"Measured on {caption(environment)}."
 
 
 def targets(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
-    """What the public function should reach, and what it does."""
+    """Table of the public function's targets and measurements."""
     judged, how = read_targets(results, TARGETS_SUMMARY)
     lines = []
     for row in judged:
@@ -200,7 +200,7 @@ def targets(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) 
 def read_targets(
     results: Path, file: str, described: str | None = None, module: str = "targets"
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The rows of one of the files that a module of `numba_gemm.lab.bench` leaves, and where they were measured."""
+    """Return the rows of a file of results and their environment."""
     found = []
     for path in (results / file, results / (described or TARGETS_HOW)):
         if not path.is_file():
@@ -213,7 +213,7 @@ def read_targets(
 
 
 def precisions(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
-    """Speed and error of the public function in every precision, over a few sizes, beside cuBLAS."""
+    """Table of speed and error of every precision and of cuBLAS at a few sizes."""
     found, how = read_results(results / PRECISIONS_FOLDER)
     rows = {(row["shape"], row["stage"], row["precision"]): row for row in records(fastest(found))}
     shown = [
@@ -238,7 +238,7 @@ def precisions(frame: pd.DataFrame, environment: Mapping[str, Any], results: Pat
 
 
 def streamed(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
-    """What products of operands in host memory reach of those in the device's."""
+    """Table of the speed of streamed calls relative to calls with operands in device memory."""
     found, how = read_targets(results, STREAMED, STREAMED_HOW, "streamed")
     lines = []
     for row in found:
@@ -263,7 +263,7 @@ def streamed(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path)
 
 
 def precision_targets(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
-    """What the precisions should reach, and what they do."""
+    """Table of the precisions' targets and measurements."""
     found, how = read_results(results / PRECISIONS_FOLDER)
     timed = [row for row in records(fastest(found)) if row["stage"] == AUTO]
     lines = []
@@ -302,7 +302,7 @@ def precision_targets(frame: pd.DataFrame, environment: Mapping[str, Any], resul
 
 
 def given_line(rows: Sequence[Mapping[str, Any]]) -> str:
-    """How cuBLAS does on operands that are BF16 before the call; empty where that was not measured."""
+    """Sentence about cuBLAS on operands that are already BF16; empty if that was not measured."""
     wanted = [row for row in rows if row["m"] == row["n"] == row["k"] >= 4096 and row["precision"] == "bf16"]
     ours = {row["shape"]: row["median_us"] for row in wanted if row["stage"] == AUTO}
     given = {row["shape"]: row["median_us"] for row in wanted if row["stage"] == GIVEN_BF16}
@@ -318,7 +318,7 @@ def given_line(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def accuracy_line(path: Path) -> str:
-    """How the full-range precision's errors compare with cuBLAS's, in a sentence."""
+    """Sentence that compares the errors of the full-range precision with those of cuBLAS."""
     if not path.is_file():
         raise ReadmeError(f"there is no {path}: run python -m numba_gemm.lab.bench.accuracy --out {path.parent}")
     frame = pd.read_csv(path)
@@ -335,7 +335,7 @@ def accuracy_line(path: Path) -> str:
 
 
 def tensor_ladder(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
-    """A line a stage of the tensor cores: its speed, what it gained, its errors."""
+    """Table with one line per tensor core stage: speed, gain and errors."""
     rows = tensor_rows(results)
     stages = [name for name in rows if name not in NOT_RUNGS and name != SPLIT]
     lines, before = [], math.nan
@@ -366,7 +366,7 @@ def tensor_ladder(frame: pd.DataFrame, environment: Mapping[str, Any], results: 
 
 
 def special_values(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
-    """What elements that are no numbers cost, in a sentence."""
+    """Sentence about the cost of NaN and infinity."""
     path = results / PRECISIONS_FOLDER / SPECIAL_CSV
     if not path.is_file():
         raise ReadmeError(f"there is no {path}: run python -m numba_gemm.lab.bench.tensor_ladder --out {path.parent}")
@@ -387,7 +387,7 @@ def special_values(frame: pd.DataFrame, environment: Mapping[str, Any], results:
 
 
 def tensor_rows(results: Path) -> Rows:
-    """What `numba_gemm.lab.bench.tensor_ladder` measured, by stage, in climbing order."""
+    """Return the rows of `numba_gemm.lab.bench.tensor_ladder`, by stage in ladder order."""
     path = results / PRECISIONS_FOLDER / TENSOR_LADDER_CSV
     if not path.is_file():
         raise ReadmeError(f"there is no {path}: run python -m numba_gemm.lab.bench.tensor_ladder --out {path.parent}")
@@ -396,7 +396,7 @@ def tensor_rows(results: Path) -> Rows:
 
 
 def tensor_measured(name: str, rows: Rows, results: Path) -> str:
-    """The paragraph of a stage of the tensor cores."""
+    """Return the paragraph of a tensor core stage."""
     found, how = read_results(results / PRECISIONS_FOLDER)
     gpu = device_name(how).removeprefix("NVIDIA ")
     if name == DIRECT:
@@ -423,9 +423,9 @@ def tensor_measured(name: str, rows: Rows, results: Path) -> str:
 
 
 def generate_tensor_docstrings(folder: Path, results: Path) -> dict[Path, str]:
-    """The source of every stage of the tensor cores that was measured, with its paragraph made anew."""
+    """Return the source of every measured tensor core stage with its paragraph generated again."""
     if not (results / PRECISIONS_FOLDER / TENSOR_LADDER_CSV).is_file():
-        return {}  # README's table says that it is missing
+        return {}  # README's table reports that it is missing
     rows = tensor_rows(results)
     paths = [path for path in sorted(folder.glob("*.py")) if path.stem in rows or path.stem == DIRECT]
     return {
@@ -449,9 +449,9 @@ GENERATORS: dict[str, Generator] = {
 
 
 def counted(results: Path, file: str, row: Mapping[str, Any], **wanted: Any) -> dict[str, Any]:
-    """The row of a file of counters that belongs to a row of the results; empty without one.
+    """Return the row of counters that belongs to a row of results; empty if there is none.
 
-    It is of the same configuration: another's registers or bank conflicts would say nothing of this speed.
+    It must be of the same configuration, since another one has other registers and bank conflicts.
     """
     path = results / file
     if not path.is_file():
@@ -467,7 +467,7 @@ def counted(results: Path, file: str, row: Mapping[str, Any], **wanted: Any) -> 
 
 
 def clauses(results: Path, row: Mapping[str, Any]) -> Iterator[str]:
-    """What the counters say of a stage."""
+    """Yield a clause per counter of a stage."""
     counters = counted(results, COUNTERS, row)
     shared = counted(results, WAVEFRONTS, row, op=TOTAL)
     for value, digits, words in (
@@ -480,7 +480,7 @@ def clauses(results: Path, row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def measured(rows: Rows, stage: str, environment: Mapping[str, Any], results: Path) -> str:
-    """The paragraph of a stage: its speed, its place between the rung before and cuBLAS, and its counters."""
+    """Return the paragraph of a stage: its speed relative to the previous stage and to cuBLAS, and its counters."""
     if stage == ASIDE:
         return filled(measured_aside(results))
     row, speed = rows[stage], tflops(rows, stage)
@@ -499,7 +499,7 @@ def measured(rows: Rows, stage: str, environment: Mapping[str, Any], results: Pa
 
 
 def measured_aside(results: Path) -> str:
-    """The paragraph of the stage for a C of few columns, from the rows of the targets in which B has few."""
+    """Return the paragraph of the stage for a C with few columns, from the targets in which B has few columns."""
     rows, how = read_targets(results, TARGETS)
     ours = [row for row in rows if row["group"] == VECTOR_GROUP and row["m"] > row["n"] and row["status"] == OK]
     if not ours:
@@ -515,31 +515,31 @@ def measured_aside(results: Path) -> str:
 
 
 def listed(words: Sequence[str]) -> str:
-    """Words with commas, and an "and"."""
+    """Join words with commas and a final "and"."""
     return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 def filled(paragraph: str) -> str:
-    """A paragraph of a docstring, its lines broken."""
+    """Wrap the lines of a docstring's paragraph."""
     return textwrap.fill(
         paragraph, DOCSTRING_WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
     )
 
 
 def with_paragraph(source: str, paragraph: str) -> str:
-    """A module's source with the paragraph in its docstring: before ``Limits: ``, or last where there is none."""
+    """Return a module's source with the paragraph in its docstring: before ``Limits: ``, else at the end."""
     docstring = DOCSTRING.match(source)
     if docstring is None:
         raise ReadmeError('a stage begins with a docstring in """')
     text = MEASURED.sub("", docstring["text"].rstrip() + "\n").rstrip()
-    text += "\n" if "\n" in text else "\n\n"  # a blank line below a summary that stands alone
+    text += "\n" if "\n" in text else "\n\n"  # a blank line after a one-line summary
     limits = LIMITS.search(text)
     at = limits.start() if limits else len(text)
     return f'"""{text[:at]}{paragraph}\n{text[at:]}"""{source[docstring.end() :]}'
 
 
 def stage_files(folder: Path) -> list[Path]:
-    """The files in a folder that define a stage."""
+    """Return the files in a folder that define a stage."""
     if not folder.is_dir():
         raise ReadmeError(f"there is no {folder}")
     return [path for path in sorted(folder.glob("*.py")) if IS_STAGE.search(path.read_text(encoding="utf-8"))]
@@ -548,12 +548,12 @@ def stage_files(folder: Path) -> list[Path]:
 def generate_docstrings(
     folder: Path, frame: pd.DataFrame, environment: Mapping[str, Any], results: Path
 ) -> dict[Path, str]:
-    """The source of every stage with its paragraph made anew.
+    """Return the source of every stage with its paragraph generated again.
 
     Raises
     ------
     ReadmeError
-        when a stage was not measured, or has no docstring.
+        if a stage was not measured or has no docstring.
     """
     rows = at(fastest(frame), LADDER_SHAPE)
     paths = stage_files(folder)
@@ -571,12 +571,12 @@ def generate_docstrings(
 
 
 def read_results(results: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Results that may be shown, and their environment.
+    """Load results that may be published, and their environment.
 
     Raises
     ------
     ReadmeError
-        when they are missing, were not measured on a GPU, or are not all right.
+        if the results are missing, contain failures, or were not measured on a GPU.
     """
     try:
         frame, environment = load(results)
@@ -592,12 +592,12 @@ def read_results(results: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
 
 
 def generate(text: str, frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
-    """README's text with every block made anew.
+    """Return the text of the README with every block generated again.
 
     Raises
     ------
     ReadmeError
-        when the results are incomplete, or the text has no block, or one of an unknown name.
+        if the results are incomplete, or if the text has no block or one with an unknown name.
     """
     names = [match["name"] for match in BLOCK.finditer(text)]
     if not names:
@@ -613,7 +613,7 @@ def generate(text: str, frame: pd.DataFrame, environment: Mapping[str, Any], res
 
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; 0 when everything generated is, or now is, up to date."""
+    """Run the command; return 0 if all generated text is up to date, or was brought up to date."""
     parser = argparse.ArgumentParser(
         prog="python -m numba_gemm.lab.bench.readme", description=(__doc__ or "").split("\n")[0]
     )

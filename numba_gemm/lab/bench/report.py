@@ -1,4 +1,4 @@
-"""What a run says at its end: tables on the terminal and in ``report.md``."""
+"""Report of a run: tables on the terminal and in ``report.md``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIMULATOR_NOTICE = (
     "their timings mean nothing."
 )
 
-# Best percent of FP32 peak in the 15-size table that this ladder grew out of, for its own versions of these rungs and
+# Best percentage of FP32 peak in the table of 15 sizes that preceded this ladder, for its versions of these stages and
 # for cuBLAS.
 EARLIER = {"vectorized": 54.5, "conflict_free": 68.6, "double_buffered": 75.7, "cublas": 83.9}
 EARLIER_NOTE = (
@@ -40,17 +40,17 @@ MODEL_NOTE = (
 
 
 def speed_table(frame: pd.DataFrame) -> Table:
-    """GFLOP/s, a line a shape, a column a stage."""
+    """GFLOP/s, one line per shape and one column per stage."""
     return pivot(frame, "gflops", "GFLOP/s", speed)
 
 
 def ratio_table(frame: pd.DataFrame) -> Table:
-    """Speed as a multiple of cuBLAS, a line a shape, a column a stage."""
+    """Speed relative to cuBLAS, one line per shape and one column per stage."""
     return pivot(frame, "ratio_to_cublas", "Speed in multiples of cuBLAS", lambda value: number(value, 3))
 
 
 def pivot(frame: pd.DataFrame, column: str, title: str, show: Callable[[float], str]) -> Table:
-    """One column of the results, shapes down and stages across."""
+    """Table of one column of the results, with shapes as rows and stages as columns."""
     rows = records(frame)
     stages = names_in(rows, "stage")
     values = {(row["shape"], row["stage"]): row[column] for row in records(fastest(frame))}
@@ -61,7 +61,7 @@ def pivot(frame: pd.DataFrame, column: str, title: str, show: Callable[[float], 
 
 
 def summary_table(frame: pd.DataFrame) -> Table:
-    """The best of each stage beside the earlier figures."""
+    """Best speed of each stage, with the earlier figures."""
     rows, timed = records(frame), records(fastest(frame))
     lines = []
     for stage in names_in(rows, "stage"):
@@ -94,7 +94,7 @@ def summary_table(frame: pd.DataFrame) -> Table:
 
 
 def precision_table(frame: pd.DataFrame) -> Table:
-    """Speed and error of every precision, a line a shape and precision; FP32 for comparison."""
+    """Speed and error of every precision, one line per shape and precision; FP32 for comparison."""
     chosen = frame[(frame["precision"] != "ieee") | frame["stage"].isin((AUTO, CUBLAS))]
     lines = [
         [
@@ -115,12 +115,12 @@ def precision_table(frame: pd.DataFrame) -> Table:
 
 
 def speed(gflops: float) -> str:
-    """GFLOP/s to the unit, or to three digits where that says more."""
+    """Format GFLOP/s as an integer, or with three digits for small values."""
     return number(gflops, 0) if gflops >= 100 else significant(gflops)
 
 
 def problem_lines(frame: pd.DataFrame) -> list[str]:
-    """A line for every row that was wrong or raised."""
+    """Return one line per row that is wrong or raised."""
     return [
         f"{label(row)} at {row['shape']}: {row['status'].upper()}, not timed. {row['note']}"
         for row in records(frame)
@@ -129,12 +129,12 @@ def problem_lines(frame: pd.DataFrame) -> list[str]:
 
 
 def label(row: Mapping[str, Any]) -> str:
-    """Stage and configuration."""
+    """Name of a row: stage and configuration."""
     return f"{row['stage']} {row['config']}".strip()
 
 
 def changes_table(compared: pd.DataFrame) -> Table:
-    """The rows of a comparison that are not the same as before."""
+    """Table of the rows of a comparison whose verdict is not ``same``."""
     lines = [
         [
             row["stage"],
@@ -158,7 +158,7 @@ def markdown(
     compared: pd.DataFrame | None = None,
     model: Table | None = None,
 ) -> str:
-    """The whole report."""
+    """Return the whole report as markdown."""
     parts = ["# Results", caption(environment) + f", seed {environment.get('seed')}."]
     if environment.get("simulator"):
         parts.append(SIMULATOR_NOTICE)
@@ -188,7 +188,7 @@ def show(
     compared: pd.DataFrame | None = None,
     model: Table | None = None,
 ) -> None:
-    """The report on a terminal."""
+    """Print the report on a terminal."""
     plain = of_float32(frame)
     for part in folded(speed_table(plain), console.width):
         console.print(draw(part))
@@ -207,7 +207,7 @@ def show(
 
 
 def folded(table: Table, width: int) -> Iterator[Table]:
-    """A wide table as several, each with the first column, that fit a terminal."""
+    """Split a wide table into several that fit a terminal, each with the first column."""
     headers = [max(broken(header).split("\n"), key=len) for header in table.headers]
     widths = [max(map(len, column)) + 3 for column in zip(headers, *table.rows, strict=True)]
     start = 1
@@ -222,7 +222,7 @@ def folded(table: Table, width: int) -> Iterator[Table]:
 
 
 def draw(table: Table, bad: Sequence[str] = (), good: Sequence[str] = ()) -> RichTable:
-    """A table for a terminal; rows that end in one of the words of ``bad`` or ``good`` are coloured."""
+    """Convert a table for a terminal; rows that end in a word of ``bad`` or ``good`` are coloured."""
     drawn = RichTable(title=table.title, box=box.SIMPLE_HEAD, title_justify="left")
     for header in table.headers:
         drawn.add_column(broken(header), justify="left" if header in table.left else "right", no_wrap=True)
@@ -232,5 +232,5 @@ def draw(table: Table, bad: Sequence[str] = (), good: Sequence[str] = ()) -> Ric
 
 
 def broken(header: str) -> str:
-    """A long stage name over two lines."""
+    """Break a long stage name into two lines."""
     return header.replace("_", "_\n", 1)

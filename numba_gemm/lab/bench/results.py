@@ -1,4 +1,4 @@
-"""The results: one row a measurement, in a CSV file, with the environment in a JSON file beside it."""
+"""Results: one row per measurement in a CSV file, with the environment in a JSON file beside it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pandas as pd
 
 from numba_gemm.lab.bench.command import csv_text, json_text, write_files
 
-# Names that stand in the column `stage` beside the rungs': the public function's own choice, the baselines.
+# Values of the column `stage` other than stages: the public function's own choice, and the baselines.
 AUTO, CUBLAS, CPU = NOT_RUNGS = ("auto", "cublas", "cpu")
 
-GIVEN_BF16 = "cublas_given_bf16"  # of operands that are BF16 before the call, and a result that is
+GIVEN_BF16 = "cublas_given_bf16"  # cuBLAS on operands that are already BF16, with a BF16 result
 
 RESULTS, ENVIRONMENT = "results.csv", "environment.json"
 
@@ -40,16 +40,16 @@ TEXT_EXTRAS = ("status", "via", "config", "throttle", "note")
 NUMBER_EXTRAS = ("sm_clock_mhz", "rounds", "error_median", "error_max", "ratio_to_same_precision")
 COLUMNS = (*KEY, *MEASURES, *TEXT_EXTRAS, *NUMBER_EXTRAS)
 
-# What `status` may say. Only OK rows hold timings.
+# Values of `status`. Only rows with OK hold timings.
 OK, WRONG, ERROR, UNSUPPORTED = "ok", "wrong", "error", "unsupported"
 FAILURES = (WRONG, ERROR)
 
-# What the environment's `timing` may say of a run on a GPU: whether launches count.
+# Values of `timing` in the environment of a run on a GPU: without or with launch overhead.
 GRAPHS, LAUNCHES = "graphs", "launches"
 
 
 def frame_of(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """A DataFrame of rows with every column, in order; numbers that a row lacks are NaN, texts are empty."""
+    """DataFrame of rows with all columns, in order; missing numbers are NaN, missing texts empty."""
     blank: dict[str, Any] = dict.fromkeys(MEASURES + NUMBER_EXTRAS, math.nan) | dict.fromkeys(TEXT_EXTRAS, "")
     return pd.DataFrame([blank | dict(row) for row in rows], columns=list(COLUMNS))
 
@@ -62,14 +62,14 @@ def save(
 
 
 def load(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Read a results folder, or a results CSV with the environment beside it where there is one.
+    """Read a results folder, or a results CSV with the environment beside it if there is one.
 
     Raises
     ------
     FileNotFoundError
         if there is no such file.
     ValueError
-        if it is no results file, or the environment beside it is none; the message names the file.
+        if the file or the environment beside it is malformed; the message names the file.
     """
     csv = path / RESULTS if path.is_dir() else path
     if not csv.is_file():
@@ -80,7 +80,7 @@ def load(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         if missing:
             raise ValueError(f"it has no column {', '.join(missing)}")
         frame = frame.astype(dict.fromkeys(EXTENTS, "int64") | dict.fromkeys(MEASURES, "float64"))
-    except (OSError, ValueError, OverflowError) as error:  # pandas' own errors are ValueErrors
+    except (OSError, ValueError, OverflowError) as error:  # errors of pandas are ValueErrors
         raise ValueError(f"{csv} is no results file: {' '.join(str(error).split())}") from error
     for column in TEXT_EXTRAS:
         frame[column] = frame[column].fillna("") if column in frame.columns else ""
@@ -99,14 +99,14 @@ def _environment(path: Path) -> dict[str, Any]:
 
 
 def fastest(frame: pd.DataFrame) -> pd.DataFrame:
-    """The timed rows, one a stage and shape: where several configurations were measured, the fastest."""
+    """Return the timed rows with the fastest configuration of each stage and shape."""
     timed = frame[frame["median_us"].notna()]
     best = timed.groupby(list(KEY), sort=False)["median_us"].idxmin()
     return timed.loc[best].sort_index().reset_index(drop=True)
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows, each a dictionary, with ``shape`` among its entries: the name MxNxK."""
+    """Return the rows as dictionaries, with the name MxNxK of the shape as ``shape``."""
     rows: list[dict[str, Any]] = [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
     for row in rows:
         row["shape"] = f"{row['m']}x{row['n']}x{row['k']}"
@@ -114,10 +114,10 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def names_in(rows: Iterable[Mapping[str, Any]], column: str) -> list[str]:
-    """The different entries of a column, in the order in which they appear; for stages, that of the climb."""
+    """Return the distinct values of a column in order of appearance; for stages, that of the ladder."""
     return list(dict.fromkeys(row[column] for row in rows))
 
 
 def of_float32(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of float32's own arithmetic."""
+    """Return the rows with float32 arithmetic."""
     return frame[frame["precision"] == "ieee"]

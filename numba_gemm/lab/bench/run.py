@@ -1,4 +1,4 @@
-"""The measurement: a shape at a time, verify every contender, then time those that are right, all together."""
+"""Measurement, one shape at a time: verify every contender, then time the correct ones together."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from numba_gemm.runtime.timing import Samples, host_time_us, time_interleaved
 
 MIN_SPAN_US = 2000.0
 FEWEST_ROUNDS, MOST_ROUNDS = 5, 25
-ROUNDS_BUDGET_S = 2.0  # what the rounds of one shape may take before they drop to the fewest
-HOST_BATCH_S = 0.02  # and a batch of calls whose host time is taken, unless it were fewer calls than these
-FEWEST_CALLS, MOST_CALLS = 10, 100  # fewer would time what follows a synchronisation, and not a call
+ROUNDS_BUDGET_S = 2.0  # limit for the rounds of one shape, before their number drops to the minimum
+HOST_BATCH_S = 0.02  # limit for a batch of calls whose host time is measured, within the numbers of calls below
+FEWEST_CALLS, MOST_CALLS = 10, 100  # with fewer, the time after a synchronisation dominates
 LONGEST_BATCH_S = 0.5
 
 NOT_CAPTURED = "timed by plain launches, as it cannot be captured into a graph"
@@ -35,14 +35,14 @@ NOT_CAPTURED = "timed by plain launches, as it cannot be captured into a graph"
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure and how.
+    """Measurements to make, and their settings.
 
     peak
         FP32 FLOP/s of the GPU; NaN in the simulator.
     l2_bytes
-        size of its L2 cache, which ``cold`` has to exceed.
+        size of its L2 cache, which the buffers of ``cold`` must exceed.
     rounds
-        interleaved rounds a shape; None chooses between five and twenty-five by what they take.
+        interleaved rounds per shape; None chooses between five and twenty-five according to their duration.
     """
 
     shapes: Sequence[Shape]
@@ -59,35 +59,35 @@ class Plan:
 
     @property
     def graphs(self) -> bool:
-        """Whether graphs are replayed: not if the only cuBLAS there is cannot be captured.
+        """True if calls are replayed as graphs: always, unless the only available cuBLAS cannot be captured.
 
-        Then every contender is launched as it is.
+        In that case, every contender is launched directly.
         """
         baselines = [contender.capturable for contender in self.contenders if contender.stage == results.CUBLAS]
         return any(baselines) or not baselines
 
     @property
     def timing(self) -> str | None:
-        """How the device is timed, in a word; None in the simulator."""
+        """Kind of device timing, one of `results.TIMINGS`; None in the simulator."""
         return None if self.simulated else results.GRAPHS if self.graphs else results.LAUNCHES
 
     @property
     def steps(self) -> int:
-        """Verifications in all, for a progress bar."""
+        """Total number of verifications, for a progress bar."""
         return sum(len(self.at(shape)) for shape in self.shapes)
 
     def at(self, shape: Shape) -> list[Contender]:
-        """The contenders that take a shape."""
+        """Return the contenders that support a shape."""
         return [contender for contender in self.contenders if contender.takes(shape)]
 
     def sets(self, shape: Shape) -> int:
-        """Sets of buffers: one, or enough that they exceed twice the L2 cache."""
+        """Number of sets of buffers: one, or as many as exceed twice the L2 cache."""
         return 1 + math.ceil(2 * self.l2_bytes / operand_bytes(shape)) if self.cold else 1
 
 
 @dataclass
 class Candidate:
-    """A contender at one shape, and what became of it."""
+    """A contender at one shape, and its outcome."""
 
     contender: Contender
     bound: list[Bound] = field(default_factory=list)
@@ -113,7 +113,7 @@ Observer = Callable[[Shape, Contender], None]
 
 
 def run(plan: Plan, observe: Observer = lambda _shape, _contender: None) -> Iterator[pd.DataFrame]:
-    """Measure every shape; yields the rows of each as soon as they are there.
+    """Measure every shape; yield the rows of each as soon as they are complete.
 
     ``observe`` is called after each verification.
     """
@@ -124,7 +124,7 @@ def run(plan: Plan, observe: Observer = lambda _shape, _contender: None) -> Iter
 
 
 def measure(plan: Plan, shape: Shape, stream: int, observe: Observer) -> list[dict[str, Any]]:
-    """Verify and time every contender of one shape; those that memory does not suffice for are marked."""
+    """Verify and time every contender of one shape; mark those that run out of memory."""
     candidates = [candidate_of(plan, contender) for contender in plan.at(shape)]
     clocks = ClockSamples()
     try:
@@ -136,21 +136,21 @@ def measure(plan: Plan, shape: Shape, stream: int, observe: Observer) -> list[di
             if candidate.timeable and candidate.samples is None:
                 candidate.fail(error)
     if any(candidate.status == results.ERROR for candidate in candidates):
-        gc.collect()  # what raised may hold operands in a cycle, which the next shape has no room for
+        gc.collect()  # the exception may keep operands alive in a cycle, and the next shape needs their memory
     return rows(plan, shape, best_of_cublas(candidates), clocks)
 
 
 def verify_and_time(
     candidates: Sequence[Candidate], plan: Plan, shape: Shape, stream: int, observe: Observer
 ) -> ClockSamples:
-    """Both, on operands that are made here; returns the clocks of the meantime."""
+    """Create operands, verify and time the candidates on them, and return the clocks sampled meanwhile."""
     sets = [DeviceBuffers.random(plan.library, shape, plan.seed, index) for index in range(plan.sets(shape))]
     reference = Reference(sets[0])
     for candidate in candidates:
         if candidate.timeable:
             verify(candidate, sets, reference, plan, stream)
         observe(shape, candidate.contender)
-    del reference  # gigabytes at the largest shapes; the timing needs only the operands
+    del reference  # gigabytes at the largest shapes; only the operands are needed for timing
     plan.library.release()
     with sampled_clocks(plan.nvml) as clocks:
         time_on_device([c for c in candidates if c.timeable and not on_host(plan, c)], plan, len(sets), stream)
@@ -162,7 +162,7 @@ def verify_and_time(
 
 
 def candidate_of(plan: Plan, contender: Contender) -> Candidate:
-    """A contender, ruled out at once where the GPU cannot run it."""
+    """Create a candidate, marked as unsupported if the GPU cannot run it."""
     if contender.stage == results.AUTO and contender.precision not in runnable(plan.cc):
         return Candidate(
             contender, status=results.UNSUPPORTED, note=f"{contender.precision} needs compute capability 8.0"
@@ -175,18 +175,18 @@ def candidate_of(plan: Plan, contender: Contender) -> Candidate:
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether an error, of whichever library, says that memory ran out."""
+    """True if an error of any library reports that memory ran out."""
     said = str(error).lower().replace("_", " ")
     return isinstance(error, MemoryError) or "out of memory" in said or "cublas status alloc failed" in said
 
 
 def on_host(plan: Plan, candidate: Candidate) -> bool:
-    """Whether a call ends only when the product is there, so that a wall clock can time it."""
+    """True if a call returns only after its result is complete, so that the host's clock can time it."""
     return plan.simulated or candidate.contender.on_host
 
 
 def verify(candidate: Candidate, sets: Sequence[DeviceBuffers], reference: Reference, plan: Plan, stream: int) -> None:
-    """Run a contender once on NaN-filled output and judge the result; records the verdict."""
+    """Run a contender once on NaN-filled output and record whether the result is correct."""
     c = sets[0].c
     try:
         candidate.bound = [candidate.contender.bind(buffers) for buffers in sets]
@@ -198,7 +198,7 @@ def verify(candidate: Candidate, sets: Sequence[DeviceBuffers], reference: Refer
         candidate.first_s = time.perf_counter() - start
         candidate.bound[0].deliver()
         verdict, candidate.error_median, candidate.error_max = reference.judge(c, candidate.contender.precision)
-    except Exception as error:  # whatever a contender raises, the others go on
+    except Exception as error:  # a contender may raise anything; the others continue
         candidate.fail(error)
         return
     candidate.error_in_bounds = verdict.in_bounds
@@ -207,9 +207,9 @@ def verify(candidate: Candidate, sets: Sequence[DeviceBuffers], reference: Refer
 
 
 def time_on_device(candidates: Sequence[Candidate], plan: Plan, sets: int, stream: int) -> None:
-    """Time candidates together, so that drift of the clocks hits all alike.
+    """Time candidates together, so that clock drift affects all of them equally.
 
-    When the joint run raises, each is tried alone to find out whose fault it is, and the rest run again.
+    If the joint run raises, each candidate is tried alone to find the cause, and the others run again.
     """
     if not candidates:
         return
@@ -238,7 +238,7 @@ def time_on_device(candidates: Sequence[Candidate], plan: Plan, sets: int, strea
 
 
 def interleave(calls: dict[str, Call], stream: int, rounds: int, sets: int, plan: Plan) -> dict[str, Samples]:
-    """`time_interleaved`, with repeats in a graph such that every set of buffers has its turn."""
+    """Call `time_interleaved` with repeats that use every set of buffers equally."""
     return time_interleaved(
         calls,
         stream=stream,
@@ -251,8 +251,8 @@ def interleave(calls: dict[str, Call], stream: int, rounds: int, sets: int, plan
 
 
 def affordable_rounds(seconds: Sequence[float]) -> int:
-    """Rounds that fit the budget, between the fewest and the most, given what one call of each contender takes."""
-    # Short spans are run twice, the first time untimed.
+    """Number of rounds within the budget and the limits, from the time of one call of each contender."""
+    # Short spans run twice, first untimed.
     a_round = sum(max(2 * MIN_SPAN_US * 1e-6, call) for call in seconds)
     return max(FEWEST_ROUNDS, min(MOST_ROUNDS, int(ROUNDS_BUDGET_S / a_round)))
 
@@ -260,7 +260,7 @@ def affordable_rounds(seconds: Sequence[float]) -> int:
 def time_on_host(candidates: Sequence[Candidate], plan: Plan, stream: int) -> None:
     """Time calls that wait for their own result: the triple loop, and everything in the simulator.
 
-    The simulator's times mean nothing: there, unless rounds are asked for, the call that was verified will do.
+    Times of the simulator mean nothing, so unless rounds are requested, that of the verified call is reported.
     """
     spent: dict[str, list[float]] = {c.contender.label: [] for c in candidates}
     if plan.simulated and plan.rounds is None:
@@ -279,9 +279,9 @@ def time_on_host(candidates: Sequence[Candidate], plan: Plan, stream: int) -> No
 
 
 def host_time(candidate: Candidate, stream: int) -> float:
-    """Host time of a call in microseconds, in batches short enough that the launch queue never fills.
+    """Host time per call in microseconds, in batches short enough that the launch queue never fills.
 
-    NaN where the device would work too long on as many calls as it takes.
+    NaN if the device would take too long for the minimum number of calls.
     """
     assert candidate.samples is not None
     call_s = candidate.samples.median * 1e-6
@@ -296,7 +296,7 @@ def host_time(candidate: Candidate, stream: int) -> float:
 
 
 def best_of_cublas(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates with one FP32 cuBLAS row: the fastest, or, when none was timed, the first; it names the others."""
+    """Merge the FP32 cuBLAS candidates into one: the fastest, or the first if none was timed; it names the others."""
     baselines = [c for c in candidates if c.contender.stage == results.CUBLAS and c.contender.precision == IEEE]
     if len(baselines) < 2:
         return list(candidates)
@@ -307,13 +307,13 @@ def best_of_cublas(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def outcome(candidate: Candidate) -> str:
-    """What became of a candidate, in a few words."""
+    """Describe the outcome of a candidate in a few words."""
     result = f"{candidate.samples.median:.6g} us" if candidate.samples else candidate.status
     return ", ".join(filter(None, [result, candidate.note]))
 
 
 def rows(plan: Plan, shape: Shape, candidates: Sequence[Candidate], clocks: ClockSamples) -> list[dict[str, Any]]:
-    """The rows of one shape."""
+    """Return the rows of one shape."""
     baselines = {
         c.contender.precision: c.samples.median
         for c in reversed(candidates)
@@ -325,7 +325,7 @@ def rows(plan: Plan, shape: Shape, candidates: Sequence[Candidate], clocks: Cloc
 def row(
     plan: Plan, shape: Shape, candidate: Candidate, clocks: ClockSamples, baselines: Mapping[str, float]
 ) -> dict[str, Any]:
-    """One row; timings only where a contender was right. `baselines` are cuBLAS's, in microseconds, by precision."""
+    """Return one row, with timings only if correct. `baselines` are times of cuBLAS in microseconds, by precision."""
     contender, first = candidate.contender, candidate.bound[0] if candidate.bound else None
     values: dict[str, Any] = {
         "stage": contender.stage,
@@ -333,7 +333,7 @@ def row(
         "m": shape.m,
         "n": shape.n,
         "k": shape.k,
-        "layout": "nn",  # neither operand transposed, all row-major
+        "layout": "nn",  # neither operand is transposed; all are row-major
         "cache": "cold" if plan.cold else "hot",
         "error_in_bounds": candidate.error_in_bounds,
         "error_median": candidate.error_median,

@@ -1,9 +1,9 @@
-"""Streamed products beside the same product in the GPU's memory: ``python -m numba_gemm.lab.bench.streamed --out DIR``.
+"""Streamed calls compared with device calls: ``python -m numba_gemm.lab.bench.streamed --out DIR``.
 
-It times `tiled_sgemm` on operands that lie on the device, then `streamed_sgemm` on the same operands in page-locked
-memory, in ordinary memory, and in files that are mapped, with and without a limit of device memory, each beside what
-`numba_gemm.streaming.expected_time` makes of copies timed alone. Results are compared with the product on the
-device, element by element. It writes `streamed.csv` and `streamed.json`.
+It times `tiled_sgemm` on operands in device memory, then `streamed_sgemm` on the same operands in page-locked memory,
+in pageable memory and in memory-mapped files, with and without a limit of device memory. Each time is reported with the
+prediction of `numba_gemm.streaming.expected_time` from separately timed copies. Results are compared element by
+element with those of the device call. It writes `streamed.csv` and `streamed.json`.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ __all__ = ["FILE", "HOW", "ON_DEVICE", "MemoryWatch", "main"]
 FILE, HOW = "streamed.csv", "streamed.json"
 DEFAULT_OUT = Path("results") / "local"
 ON_DEVICE = "on the device"
-ROWS = 1024  # of a result that are compared at once
+ROWS = 1024  # rows of a result that are compared at once
 LARGEST = 0.5  # elements of A and B lie within [-LARGEST, LARGEST)
 KINDS = ("page-locked", "pageable", "memory map")
 RIGHT, WRONG = 0, 1
 
 
 class MemoryWatch:
-    """The most device memory that is taken while it watches, beside what was taken before."""
+    """Peak of device memory in use while watching, minus the memory in use before."""
 
     def __init__(self, device: int, interval_s: float = 0.002) -> None:
         self._device, self._interval, self._stop = device, interval_s, threading.Event()
@@ -62,7 +62,7 @@ class MemoryWatch:
         self.before = self.most = self.after = 0
 
     def taken(self) -> int:
-        """Bytes of the device that anyone has."""
+        """Bytes of device memory in use by all processes."""
         with device_scope(self._device):
             _, free, total = driver.cuMemGetInfo()
         return int(total) - int(free)
@@ -84,7 +84,7 @@ class MemoryWatch:
 
 @contextmanager
 def operands(kind: str, size: int, source: Sequence[np.ndarray]) -> Iterator[list[np.ndarray]]:
-    """A, B and an empty C in memory of a kind, A and B with the values of others."""
+    """Allocate A, B and an empty C in a kind of memory, and copy the values of A and B from a source."""
     with ExitStack() as scopes:
         if kind == "page-locked":
             made = [scopes.enter_context(pinned(size * size)).reshape(size, size) for _ in range(3)]
@@ -99,7 +99,7 @@ def operands(kind: str, size: int, source: Sequence[np.ndarray]) -> Iterator[lis
 
 
 class InMemory:
-    """The same product of operands that lie on the device."""
+    """The same matrix multiplication with operands in device memory."""
 
     def __init__(self, source: Sequence[np.ndarray]) -> None:
         from numba import cuda
@@ -108,7 +108,7 @@ class InMemory:
         self._c = cuda.device_array((source[0].shape[0], source[1].shape[1]), np.float32)
 
     def seconds(self, precision: str) -> float:
-        """How long it takes."""
+        """Time one call in seconds."""
         from numba_gemm import tiled_sgemm
 
         synchronize(0)
@@ -118,32 +118,32 @@ class InMemory:
         return time.perf_counter() - begin
 
     def largest_difference(self, other: np.ndarray) -> float:
-        """Of another result from the one of the last call; NaN if that has one."""
+        """Largest difference of a result from that of the last call; NaN if a result contains NaN."""
         most = 0.0
-        for begin in range(0, len(other), ROWS):  # the whole of it would take as much memory again
+        for begin in range(0, len(other), ROWS):  # all of C at once would take as much memory again
             mine = self._c[begin : begin + ROWS].copy_to_host()
             most = max(most, float(np.abs(mine - other[begin : begin + ROWS]).max(initial=0.0)), key=nan_last)
         return most
 
 
 def nan_last(value: float) -> tuple[bool, float]:
-    """What orders numbers so that NaN is the largest."""
+    """Sort key that orders NaN last."""
     return math.isnan(value), value
 
 
 def measure(
     size: int, precisions: Sequence[str], kinds: Sequence[str], limits: Sequence[int | None], repeats: int
 ) -> pd.DataFrame:
-    """A row a streamed product, the median of some; and one a product in the device's memory.
+    """Return one row per streamed case, with median times, and one per precision for the device call.
 
-    Each round times both, one after the other, so that the device is as warm for either.
+    Each round times both calls in turn, so that the device is equally warm for both.
     """
     rng, device = np.random.default_rng(0), current_device()
     rows: list[dict[str, Any]] = []
     source = [rng.random((size, size), np.float32) - np.float32(LARGEST) for _ in range(2)]
     inside, spans_inside = InMemory(source), {precision: list[float]() for precision in precisions}
     for precision in precisions:
-        inside.seconds(precision)  # kernels are loaded, the workspace is there
+        inside.seconds(precision)  # loads kernels and allocates the workspace
     for kind in kinds:
         with operands(kind, size, source) as (a, b, c):
             for precision in precisions:
@@ -193,12 +193,12 @@ def measure(
 
 
 def order_of(names: Sequence[str]) -> dict[str, int]:
-    """Their places."""
+    """Map each name to its position."""
     return {name: place for place, name in enumerate(names)}
 
 
 def parser() -> argparse.ArgumentParser:
-    """Options."""
+    """Return the parser of the command line."""
     made = argparse.ArgumentParser(prog="python -m numba_gemm.lab.bench.streamed", description=__doc__)
     made.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="DIR", help=f"default: {DEFAULT_OUT}")
     made.add_argument("--size", type=int, default=32768, metavar="N", help="M = N = K (default: 32768)")
@@ -216,7 +216,7 @@ def parser() -> argparse.ArgumentParser:
 
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, write, print; returns the exit status."""
+    """Measure, write the files and print a table; return the exit status."""
     options = parser().parse_args(arguments)
     require_gpu()
     limits = [int(float(text) * 1e9) or None for text in options.limits.split(",")]
@@ -239,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     write_files(options.out, {FILE: csv_text(frame, 5), HOW: json_text(described)})
     print(frame.to_string(index=False))
     streamed = frame[frame["operands"] != ON_DEVICE]
-    # Both sums have errors, each within the bound.
+    # Both results have errors, each within the bound.
     most = 2 * ieee_bound(options.size) * options.size * LARGEST**2
     wrong = ~(streamed["largest_difference"] <= most)
     over = streamed["peak_bytes"] > streamed["memory_limit"].fillna(streamed["device_bytes"])

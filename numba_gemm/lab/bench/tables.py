@@ -1,4 +1,4 @@
-"""A table of texts, drawn as markdown or on a terminal."""
+"""Tables of text as markdown or on a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MISSING = "–"
 
 @dataclass(frozen=True)
 class Table:
-    """Headers and rows of texts; columns named in ``left`` are aligned left, the others right."""
+    """Headers and rows of text; columns named in ``left`` are left-aligned, the others right-aligned."""
 
     title: str
     headers: Sequence[str]
@@ -19,22 +19,22 @@ class Table:
     left: Sequence[str] = ()
 
     def markdown(self) -> str:
-        """The table in GitHub's markdown, without its title."""
+        """Return the table in GitHub's markdown, without its title."""
         lines = [line(self.headers), line([":--" if header in self.left else "--:" for header in self.headers])]
         lines += [line(row) for row in self.rows]
         return "\n".join(lines)
 
 
 def line(cells: Sequence[str]) -> str:
-    """One row of a markdown table."""
+    """Format one row of a markdown table."""
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def number(value: float, digits: int = 1, unit: str = "") -> str:
-    """A number with a fixed count of decimals and thousands separated, or a dash where there is none."""
+    """Format a number with fixed decimals and thousands separators; a dash if there is none."""
     return MISSING if math.isnan(value) else f"{value:,.{digits}f}{unit}"
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """A number with some significant digits, or a dash where there is none."""
+    """Format a number with significant digits; a dash if there is none."""
     return MISSING if math.isnan(value) else f"{value:.{digits}g}"

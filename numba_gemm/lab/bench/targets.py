@@ -1,19 +1,19 @@
-"""``python -m numba_gemm.lab.bench.targets``: what the public function has to reach, measured and judged.
+"""``python -m numba_gemm.lab.bench.targets`` compares the public function's performance with its targets.
 
-Needs a GPU and PyTorch, through which cuBLAS multiplies (TF32 off). It writes into ``--out``:
+It needs a GPU and PyTorch, through which it calls cuBLAS (TF32 off). It writes three files into ``--out``:
 
 targets.csv
-    a row a comparison. ``ratio`` is the speed of `tiled_sgemm` over the baseline's, both in what they do a microsecond,
-    so more is better; a row without ``target`` is for information;
+    one row per comparison. ``ratio`` is the speed of `tiled_sgemm` divided by that of the baseline, both as work per
+    microsecond, so larger is better; rows without ``target`` are informative;
 targets_summary.csv
-    a row a target: which statistic of the rows, what came out, what it should be;
+    one row per target: the statistic of the rows, its value, and its limits;
 targets.json
-    where and how it was measured.
+    the environment of the measurement.
 
-What `numba_gemm.autotune` has kept on this machine counts, as in any call; NUMBA_GEMM_CACHE_DIR=off leaves it out.
+Entries of `numba_gemm.autotune`'s cache on this machine are used, as in any call; NUMBA_GEMM_CACHE_DIR=off disables it.
 
-Every product is checked before it is timed, against float64 at rows spread over all of C, and for elements that were
-not written. What is wrong, or fails, fails its target. All contenders of a case are timed together, on the same memory.
+Every result is checked before it is timed, for unwritten elements and against float64 at rows spread over all of C. A
+wrong result or an exception fails the target. All contenders of a case are timed together, on the same memory.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ ROWS, SUMMARY, HOW = "targets.csv", "targets_summary.csv", "targets.json"
 ALL_MET, NOT_MET, UNUSABLE = 0, 1, 2
 DEFAULT_OUT = Path("results") / "local"
 
-# The most that the rows of C which are checked may be, but for the first and the last; one of each 64 at the largest.
+# Limit on the rows of C that are checked, in addition to the first and the last: one in 64 at the largest shape.
 CHECKED_ROWS = 256
 RANDOM_ROUNDS = 7
 HOST_ROUNDS, HOST_BATCH = 15, 100
@@ -76,7 +76,7 @@ PLAN_LIMIT_US = 7.0
 SEED_BITS = 32
 OURS = "ours"
 COPY = "device copy"
-INFORMATION = math.nan  # the target of a comparison that has none
+INFORMATION = math.nan  # target of a comparison that has none
 
 COLUMNS = (
     *("group", "case", "m", "n", "k", "layout", "batch", "us", "tflops", "baseline", "baseline_us", "ratio", "target"),
@@ -86,26 +86,26 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Sizes:
-    """The shapes of every group.
+    """Shapes of every group.
 
     Attributes
     ----------
     seed, cubes : tuple of Shape
         Shapes of two groups.
     large : int
-        From this M on, a seed shape has the higher target.
+        M from which a seed shape has the higher target.
     low, high : int
         Limits of the random extents.
     odd : tuple of (Shape, Shape, tuple of str)
-        Shapes that tiles dislike, their aligned neighbours, and the layouts in which both are multiplied.
+        Shapes that do not fit tiles, their aligned neighbours, and the layouts in which both are multiplied.
     layouts, epilogue, host : Shape
-        The shapes of three groups.
+        Shapes of three groups.
     vector, thin : int, tuple of int
-        Extent of the square matrix, and the thin operand's extents.
+        Extent of the square matrix, and the small extents of the thin operand.
     batch, batched : int, Shape
-        Products of a batch, and their shape.
+        Number of batch entries, and their shape.
     elements : int
-        Of the largest operand.
+        Elements of the largest operand.
     """
 
     seed: tuple[Shape, ...]
@@ -124,7 +124,7 @@ class Sizes:
     elements: int
 
 
-LAYOUTS = ("NN", "TN", "NT", "TT")  # a letter each for A and B; T: the transpose of what lies by rows
+LAYOUTS = ("NN", "TN", "NT", "TT")  # one letter each for A and B; T is the transpose of a row-major matrix
 FULL = Sizes(
     seed=tuple(Shape(extent, extent, 1024) for extent in SEED_EXTENTS),
     cubes=tuple(Shape(extent, extent, extent) for extent in (2048, 3072, 4096, 6144, 8192, 12288, 16384)),
@@ -147,7 +147,7 @@ FULL = Sizes(
     batched=Shape(512, 512, 512),
     elements=1 << 28,
 )
-# What the simulator can do, to try the program out.
+# Sizes small enough to try the program in the simulator.
 TINY = Sizes(
     seed=(Shape(8, 8, 16), Shape(16, 16, 16)),
     cubes=(Shape(16, 16, 16),),
@@ -167,14 +167,14 @@ TINY = Sizes(
 
 
 def random_shapes(count: int, seed: int, low: int, high: int) -> list[Shape]:
-    """Shapes whose extents are log-uniform integers from `low` to `high`; a longer list begins like a shorter one."""
+    """Return shapes with log-uniform integer extents from `low` to `high`; a longer list starts with a shorter one."""
     logarithms = np.random.default_rng(seed).uniform(math.log(low), math.log(high + 1), (count, 3))
     extents = np.clip(np.exp(logarithms).astype(int), low, high)
     return [Shape(*row) for row in extents.tolist()]
 
 
 def checked_rows(m: int, seed: int) -> list[int]:
-    """The rows of C that are checked: all, or the first, the last and one at random out of each of equal parts."""
+    """Return the rows of C to check: all, or the first, the last and a random one out of each of equal parts."""
     if m <= CHECKED_ROWS:
         return list(range(m))
     parts = np.arange(CHECKED_ROWS + 1) * m // CHECKED_ROWS
@@ -182,7 +182,7 @@ def checked_rows(m: int, seed: int) -> list[int]:
 
 
 class Rig:
-    """The memory that all cases share, and who multiplies for comparison: PyTorch, in the simulator NumPy."""
+    """Memory shared by all cases, and the library to compare with: PyTorch, or NumPy in the simulator."""
 
     def __init__(self, seed: int, elements: int) -> None:
         self.seed = seed
@@ -208,7 +208,7 @@ class Rig:
         self.stream = 0
 
     def random(self, elements: int) -> Any:
-        """A vector of uniform values in [-1, 1), drawn where it lies: the host takes seconds for a gibibyte."""
+        """Draw a vector of uniform values in [-1, 1) on the device; on the host, a gibibyte would take seconds."""
         self.drawn += 1
         if self.torch is None:
             return uniform(np.random.default_rng([self.seed, self.drawn]), 1, elements)[0]
@@ -217,22 +217,22 @@ class Rig:
         return values.uniform_(-1.0, 1.0, generator=generator)
 
     def synchronize(self) -> None:
-        """Wait for all streams: some libraries' arrays name one of their own."""
+        """Wait for all streams, since arrays of some libraries come with a stream of their own."""
         from numba import cuda
 
         cuda.synchronize()
 
 
 def matrix(flat: Any, rows: int, cols: int, stored: str = "N") -> Any:
-    """A matrix at a vector's beginning, by rows; with "T", the transpose of one that lies by rows."""
+    """View the beginning of a vector as a row-major matrix, or with "T" as the transpose of a row-major one."""
     values = flat[: rows * cols]
     return values.reshape(rows, cols) if stored == "N" else values.reshape(cols, rows).T
 
 
 class Truth:
-    """The float64 product of two operands at `checked_rows`, computed when it is first asked for.
+    """Float64 product of two operands at `checked_rows`, computed on first use.
 
-    With a bias, that of the product with the bias added and negative elements made 0: neither grows an error.
+    With a bias, it is the result of bias and ReLU, neither of which amplifies an error.
     """
 
     def __init__(self, rig: Rig, a: Any, b: Any, bias: Any = None) -> None:
@@ -241,7 +241,7 @@ class Truth:
 
     @functools.cached_property
     def reference(self) -> Reference:
-        """The reference of those rows alone."""
+        """Reference of the checked rows."""
         (_, k), n = self.a.shape, self.b.shape[1]
         some = DeviceBuffers(self.library, Shape(len(self.rows), int(n), int(k)), self.a[self.rows], self.b, None)
         made = Reference(some)
@@ -255,7 +255,7 @@ class Truth:
         return made
 
     def judge(self, c: Any) -> tuple[float, str]:
-        """The worst error in bounds, and what to say of it: nothing if it is right."""
+        """Return the worst error in units of the bound, and a description; empty if the result is correct."""
         if bool((c != c).any()):
             return math.inf, "elements of C are NaN, or were not written"
         found = self.reference.compare(c[self.rows])
@@ -264,7 +264,7 @@ class Truth:
 
 @dataclass(frozen=True)
 class Turn:
-    """One call on one set of operands: what it writes, and the verdict on that, as `Truth.judge`."""
+    """One call on one set of operands: its output, and a function that judges it like `Truth.judge`."""
 
     call: Callable[[], Any]
     out: Any
@@ -273,13 +273,13 @@ class Turn:
 
 @dataclass(frozen=True)
 class Contender:
-    """Calls that take turns, and the work that each of them does: FLOPs or bytes, alike for those compared."""
+    """Calls on alternating operands, and the work of each, in FLOPs or bytes for all that are compared."""
 
     turns: Sequence[Turn]
     work: float
 
     def rotating(self) -> Call:
-        """A call that goes to the next set of operands each time."""
+        """Return a call that moves on to the next set of operands each time."""
         calls = itertools.cycle([turn.call for turn in self.turns])
 
         def call(_stream: int) -> None:
@@ -295,19 +295,19 @@ class Case:
     Attributes
     ----------
     group, name : str
-        What it belongs to, and what it is.
+        The group, and the name of the case in it.
     shape : Shape
-        Of our product.
+        Shape of `OURS`.
     make : callable
-        From the rig to the contenders by name, `OURS` among them.
+        Function from the rig to the contenders by name, including `OURS`.
     against : mapping of str to float
-        Baselines among the contenders, each with what our speed over theirs should be, or `INFORMATION`.
+        Baselines among the contenders, each with the target of our speed relative to it, or `INFORMATION`.
     layout, batch
-        How operands lie, and how many products a call makes.
+        Layout of the operands, and the number of products per call.
     on_host : bool
-        Whether the host's time is measured.
+        True if the host's time is measured.
     rounds : int, optional
-        By default as many as a budget allows.
+        Number of rounds; by default as many as a budget allows.
     """
 
     group: str
@@ -323,7 +323,7 @@ class Case:
 
 @dataclass
 class Outcome:
-    """What became of a contender."""
+    """Result of measuring a contender."""
 
     us: float = math.nan
     error_in_bounds: float = math.nan
@@ -334,20 +334,20 @@ class Outcome:
 
     @classmethod
     def failed(cls, error: Exception) -> Outcome:
-        """What an exception leaves."""
+        """Return the outcome of an exception."""
         return cls(status=ERROR, note=f"{type(error).__name__}: {' '.join(str(error).split())}"[:300])
 
 
-# The groups. Each is a list of cases; nothing of theirs is made before they are measured.
+# Groups. Each is a list of cases, whose contenders are created only when they are measured.
 
 
 def ours(a: Any, b: Any, c: Any, truth: Truth, work: float, **options: Any) -> Contender:
-    """The public function."""
+    """Contender that calls the public function."""
     return Contender([Turn(functools.partial(numba_gemm.tiled_sgemm, a, b, out=c, **options), c, truth.judge)], work)
 
 
 def both(rig: Rig, shape: Shape, layout: str = "NN") -> tuple[Contender, Contender]:
-    """The public function and cuBLAS, on the same operands."""
+    """Contenders that call the public function and cuBLAS on the same operands."""
     m, n, k = shape
     a, b = matrix(rig.flat_a, m, k, layout[0]), matrix(rig.flat_b, k, n, layout[1])
     c = matrix(rig.flat_c, m, n)
@@ -357,7 +357,7 @@ def both(rig: Rig, shape: Shape, layout: str = "NN") -> tuple[Contender, Contend
 
 
 def plain_case(group: str, shape: Shape, target: float, rounds: int | None = None) -> Case:
-    """A product against cuBLAS's."""
+    """Case of the public function against cuBLAS."""
 
     def make(rig: Rig) -> dict[str, Contender]:
         return dict(zip((OURS, CUBLAS), both(rig, shape)))
@@ -366,7 +366,7 @@ def plain_case(group: str, shape: Shape, target: float, rounds: int | None = Non
 
 
 def seed_cases(sizes: Sizes) -> list[Case]:
-    """The shapes that the ladder began with."""
+    """Shapes of the table that preceded the ladder."""
     return [plain_case("seed", shape, 1.0 if shape.m >= sizes.large else 0.9) for shape in sizes.seed]
 
 
@@ -376,13 +376,13 @@ def cube_cases(sizes: Sizes) -> list[Case]:
 
 
 def random_cases(sizes: Sizes, count: int, seed: int) -> list[Case]:
-    """Shapes that nobody chose."""
+    """Random shapes."""
     shapes = random_shapes(count, seed, sizes.low, sizes.high)
     return [plain_case("random", shape, 0.75, RANDOM_ROUNDS) for shape in shapes]
 
 
 def odd_cases(sizes: Sizes) -> list[Case]:
-    """Shapes that tiles and wide accesses dislike, against their neighbours that both like."""
+    """Shapes that do not fit tiles and wide accesses, against aligned neighbours."""
 
     def case(shape: Shape, aligned: Shape, layout: str) -> Case:
         neighbour = f"{OURS}, {aligned}"
@@ -397,7 +397,7 @@ def odd_cases(sizes: Sizes) -> list[Case]:
 
 
 def layout_cases(sizes: Sizes) -> list[Case]:
-    """Transposed operands against those that lie by rows."""
+    """Transposed operands against row-major ones."""
     shape, by_rows = sizes.layouts, f"{OURS}, NN"
 
     def case(layout: str) -> Case:
@@ -411,9 +411,10 @@ def layout_cases(sizes: Sizes) -> list[Case]:
 
 
 def vector_cases(sizes: Sizes) -> list[Case]:
-    """A large matrix times a thin one, from either side: the share of a copy's bandwidth.
+    """A large matrix times a thin one, from either side, as a share of a copy's bandwidth.
 
-    The large operand is one of two in turn, each far larger than the L2 cache, so that every call is a cold one.
+    The large operand alternates between two, each far larger than the L2 cache, so that every call runs with a cold
+    cache.
     """
     extent = sizes.vector
 
@@ -435,7 +436,7 @@ def vector_cases(sizes: Sizes) -> list[Case]:
                 to = matrix(rig.flat_c, extent, extent)
                 copies.append(Turn(functools.partial(rig.copy, to, large), to, functools.partial(same, large)))
             moved = float(operand_bytes(shape))
-            copied = 2.0 * FLOAT32_BYTES * extent * extent  # read and written
+            copied = 2.0 * FLOAT32_BYTES * extent * extent  # bytes read and written
             return {OURS: Contender(own, moved), COPY: Contender(copies, copied), CUBLAS: Contender(theirs, moved)}
 
         return Case("vector", str(shape), shape, make, {COPY: 0.85, CUBLAS: INFORMATION})
@@ -444,12 +445,12 @@ def vector_cases(sizes: Sizes) -> list[Case]:
 
 
 def same(source: Any, copy: Any) -> tuple[float, str]:
-    """The verdict on a copy."""
+    """Compare a copy with its source."""
     return (0.0, "") if bool((source == copy).all()) else (math.inf, "the copy differs")
 
 
 def batched_cases(sizes: Sizes) -> list[Case]:
-    """A batch of products in one call."""
+    """A batch in one call."""
     count, shape = sizes.batch, sizes.batched
     m, n, k = shape
 
@@ -476,7 +477,7 @@ def batched_cases(sizes: Sizes) -> list[Case]:
 
 
 def epilogue_cases(sizes: Sizes) -> list[Case]:
-    """Bias and ReLU on C's way out, against the product alone."""
+    """Bias and ReLU as an epilogue, against the same call without an epilogue."""
     shape = sizes.epilogue
     m, n, k = shape
     plain = f"{OURS}, plain"
@@ -493,7 +494,7 @@ def epilogue_cases(sizes: Sizes) -> list[Case]:
 
 @functools.cache
 def bias_relu() -> Any:
-    """The device function: a bias a column, then the larger of that and 0."""
+    """Return the device function of the epilogue: a bias per column, then ReLU."""
     from numba import cuda, float32
 
     @cuda.jit(device=True)
@@ -509,7 +510,7 @@ HOST_WAYS = (*LIBRARIES, *(PLANNED + library for library in LIBRARIES))
 
 
 def host_cases(sizes: Sizes) -> list[Case]:
-    """What a call costs the host, by the library of the arrays, and through a plan."""
+    """Host time per call, for the arrays of each library, with and without a plan."""
     shape = sizes.host
     m, n, k = shape
 
@@ -529,17 +530,17 @@ def host_cases(sizes: Sizes) -> list[Case]:
 
 
 def host_name(way: str) -> str:
-    """The name of a case of the group ``host``."""
+    """Return the name of a case of the group ``host``."""
     return f"{way} arrays"
 
 
 def seen_by(way: str, array: Any) -> Any:
-    """The same memory as an array of another library; in the simulator there is NumPy alone.
+    """View memory as an array of another library; in the simulator, always NumPy.
 
     Raises
     ------
     ImportError
-        if that library is not there.
+        if that library is not available.
     """
     if way == "cupy":
         cupy = optional("cupy")
@@ -557,7 +558,7 @@ GROUPS = ("seed", "cubes", "random", "odd", "layouts", "vector", "batched", "epi
 
 
 def cases_of(group: str, sizes: Sizes, shapes: int, seed: int) -> list[Case]:
-    """The cases of a group."""
+    """Return the cases of a group."""
     if group == "random":
         return random_cases(sizes, shapes, seed)
     makers = {
@@ -573,11 +574,11 @@ def cases_of(group: str, sizes: Sizes, shapes: int, seed: int) -> list[Case]:
     return makers[group](sizes)
 
 
-# The measurement.
+# Measurement.
 
 
 def verified(rig: Rig, contender: Contender) -> Outcome:
-    """Call every turn on a C of NaN and judge what it wrote; call once more to see how long it takes."""
+    """Make every call on a C filled with NaN and judge the result; then time one more call."""
     outcome = Outcome(error_in_bounds=0.0)
     try:
         for turn in contender.turns:
@@ -601,7 +602,7 @@ def verified(rig: Rig, contender: Contender) -> Outcome:
 
 
 def measure(rig: Rig, case: Case) -> list[dict[str, Any]]:
-    """The rows of a case, one a baseline; what fails is in them."""
+    """Return the rows of a case, one per baseline, including failures."""
     clocks = ClockSamples()
     contenders: Mapping[str, Contender] = {}
     try:
@@ -609,7 +610,7 @@ def measure(rig: Rig, case: Case) -> list[dict[str, Any]]:
         outcomes = {name: verified(rig, contender) for name, contender in contenders.items()}
         right = [name for name, outcome in outcomes.items() if outcome.status == OK]
         if OURS in right and len(right) > 1:
-            # A thread that samples clocks would slow the host's work.
+            # A thread that samples clocks would slow down the host.
             with sampled_clocks(None if case.on_host else rig.nvml) as clocks:
                 timed = timed_together(rig, case, {name: contenders[name] for name in right}, outcomes)
             for name, samples in timed.items():
@@ -624,7 +625,7 @@ def measure(rig: Rig, case: Case) -> list[dict[str, Any]]:
 def timed_together(
     rig: Rig, case: Case, contenders: Mapping[str, Contender], outcomes: Mapping[str, Outcome]
 ) -> dict[str, Samples]:
-    """The samples of contenders that are right."""
+    """Time the contenders with correct results together; return their samples."""
     if case.on_host:
         return timed_on_host(rig, {name: contender.turns[0].call for name, contender in contenders.items()})
     rounds = 1 if SIMULATOR else case.rounds or affordable_rounds([outcomes[name].call_s for name in contenders])
@@ -639,13 +640,13 @@ def timed_together(
 
 
 def timed_on_host(rig: Rig, calls: Mapping[str, Callable[[], Any]]) -> dict[str, Samples]:
-    """Host time of calls, a batch of each in turn."""
+    """Measure the host time of calls, in alternating batches."""
     batch, rounds = (1, 1) if SIMULATOR else (HOST_BATCH, HOST_ROUNDS)
     spent: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds + 1):
         for name, call in calls.items():
             spent[name].append(host_time_us(call, synchronize=rig.synchronize, batch=batch, rounds=1))
-    return {name: Samples(np.array(us[1:])) for name, us in spent.items()}  # the first round warmed up
+    return {name: Samples(np.array(us[1:])) for name, us in spent.items()}  # without the first round, the warm-up
 
 
 def row(
@@ -655,7 +656,7 @@ def row(
     baseline: str,
     clocks: ClockSamples,
 ) -> dict[str, Any]:
-    """Our product against one baseline; a ratio only where both are right."""
+    """Return the row of one baseline; its ratio requires that both results are correct."""
     own, other = outcomes[OURS], outcomes[baseline]
     ratio = math.nan
     if not math.isnan(own.us + other.us):
@@ -685,7 +686,7 @@ def row(
     }
 
 
-# The verdicts.
+# Verdicts.
 
 
 def geomean(values: Sequence[float]) -> float:
@@ -705,15 +706,15 @@ class Line:
     what : str
         Its name.
     groups : tuple of str
-        Whose rows it takes; it is judged where all of them were measured.
+        Groups of its rows; it is judged if all of them were measured.
     statistic : str
         One of `STATISTICS`.
     at_least, at_most : float
-        Limits of the value; NaN for none.
+        Limits of the statistic; NaN for none.
     column : str
-        The values.
+        Column that the statistic is computed from.
     rows : callable
-        Which of the groups' rows it takes.
+        Filter for the rows of the groups.
     """
 
     what: str
@@ -726,7 +727,7 @@ class Line:
 
 
 def lines(large: int) -> list[Line]:
-    """All targets; `large` as in `Sizes`."""
+    """Return all targets; `large` as in `Sizes`."""
     made = [
         Line("seed shapes, cuBLAS's time over ours", ("seed",), "geomean", 1.0),
         Line(f"seed shapes from {large} on", ("seed",), "min", 1.0, rows=lambda row: row["m"] >= large),
@@ -749,22 +750,22 @@ def lines(large: int) -> list[Line]:
 
 
 def is_large(large: int) -> Callable[[Mapping[Any, Any]], bool]:
-    """Rows from an M on."""
+    """Filter for rows with at least this M."""
     return lambda row: bool(row["m"] >= large)
 
 
 def is_case(name: str) -> Callable[[Mapping[Any, Any]], bool]:
-    """The rows of one case."""
+    """Filter for the rows of one case."""
     return lambda row: bool(row["case"] == name)
 
 
 def frame_of(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """A frame with every column, in order."""
+    """Return a DataFrame with all columns, in order."""
     return pd.DataFrame(list(rows), columns=list(COLUMNS))
 
 
 def summary(frame: pd.DataFrame, groups: Iterable[str], large: int) -> pd.DataFrame:
-    """A row a target of the groups that were measured; one is not met while a row of it failed or there is none."""
+    """Return one row per target of the measured groups; a target is missed if a row failed or there is no row."""
     measured, aimed = set(groups), frame[frame["target"].notna()].to_dict("records")
     judged = []
     for line in lines(large):
@@ -794,11 +795,11 @@ def summary(frame: pd.DataFrame, groups: Iterable[str], large: int) -> pd.DataFr
     return pd.DataFrame(judged, columns=columns)
 
 
-# The command.
+# Command line.
 
 
 def seed_option(text: str) -> int:
-    """``--seed``'s value."""
+    """Parse the value of ``--seed``."""
     value = int(text)
     if not 0 <= value < 1 << SEED_BITS:
         raise argparse.ArgumentTypeError(f"{text} is not from 0 to {(1 << SEED_BITS) - 1}")
@@ -806,7 +807,7 @@ def seed_option(text: str) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Options."""
+    """Return the parser of the command line."""
     made = argparse.ArgumentParser(
         prog="python -m numba_gemm.lab.bench.targets",
         allow_abbrev=False,
@@ -825,13 +826,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def command_line(groups: Sequence[str], shapes: int, seed: int) -> str:
-    """The command that repeats a run."""
+    """Return the command that repeats a run."""
     only = "" if tuple(groups) == GROUPS else f" --only {' '.join(groups)}"
     return f"python -m numba_gemm.lab.bench.targets{only} --seed {seed} --shapes {shapes}"
 
 
 def measured(rig: Rig, groups: Sequence[str], sizes: Sizes, shapes: int) -> Iterator[list[dict[str, Any]]]:
-    """The rows of every group, as soon as they are there; each case is printed."""
+    """Yield the rows of every group as soon as they are measured, and print each case."""
     with rig.library.stream() as stream:
         rig.stream = stream
         for group in groups:
@@ -839,15 +840,15 @@ def measured(rig: Rig, groups: Sequence[str], sizes: Sizes, shapes: int) -> Iter
             for case in cases_of(group, sizes, shapes, rig.seed):
                 found = measure(rig, case)
                 rows += found
-                with contextlib.suppress(Exception):  # a GPU that broke down says so in the rows
-                    rig.library.release()  # else what the checks leave keeps memory from the next
+                with contextlib.suppress(Exception):  # if the GPU has failed, the rows say so
+                    rig.library.release()  # else memory from the checks is missing for the next case
                 print(progress_line(found), flush=True)
             print(f"{group}: {time.perf_counter() - start:.1f} s", flush=True)
             yield rows
 
 
 def progress_line(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A case's outcome in one line."""
+    """Describe the result of a case in one line."""
     first = rows[0]
     said = [f"{row['ratio']:.3f} of {row['baseline']}" for row in rows if not math.isnan(row["ratio"])]
     notes = dict.fromkeys(f"{row['status']}: {row['note']}" for row in rows if row["status"] != OK)
@@ -862,7 +863,7 @@ def save(frame: pd.DataFrame, judged: pd.DataFrame, how: Mapping[str, Any], fold
 
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status."""
+    """Run the command; return its exit status."""
     options = parser().parse_args(arguments)
     if SIMULATOR and not options.tiny:
         print("error: the simulator tells no speed: unset NUMBA_ENABLE_CUDASIM where there is a GPU", file=sys.stderr)
@@ -897,7 +898,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         frame = frame_of(rows)
         judged = summary(frame, done, sizes.large)
         environment.conclude(how, frame["sm_clock_mhz"], frame["throttle"])
-        save(frame, judged, how, options.out)  # after every group: a run that is cut off keeps them
+        save(frame, judged, how, options.out)  # after every group, so that an interrupted run keeps its results
     print(judged.to_string(index=False, float_format=lambda value: f"{value:.5g}", na_rep="-"))
     print(f"results in {options.out}")
     return ALL_MET if bool(judged["met"].all()) else NOT_MET

@@ -1,14 +1,14 @@
-"""What the tracer says of every stage, beside what a GPU's counters say: ``python -m numba_gemm.lab.bench.tracer``.
+"""Counts of the tracer compared with a GPU's counters: ``python -m numba_gemm.lab.bench.tracer``.
 
 On a GPU, with Nsight Compute, it writes `tracer_counted.csv` and `tracer_counted.json` into ``--out``. On the simulator
-(NUMBA_ENABLE_CUDASIM=1) it traces the same launches, on all cores, reads the file that is there, and writes
-`tracer.csv`: a row a stage and quantity, with both numbers. It exits with 1 if one is off by more than 2 %.
+(NUMBA_ENABLE_CUDASIM=1) it traces the same launches on all cores, reads that file, and writes `tracer.csv`: one row per
+stage and quantity, with both numbers. It exits with 1 if a pair differs by more than 2 %.
 
-Requests and sectors of global memory are `l1tex__t_requests` and `l1tex__t_sectors`; requests and wavefronts of shared
-memory are counted by instruction (section SourceCounters), those of copies by lane, since many are executed with none
-active. The shape is one of whole k-tiles for every stage: of copies of which some lanes write zeros, Nsight Compute's
-count by instruction is not the hardware's (docs/tracing.md). Three stages read shared memory element by element, and
-the compiler joins neighbours into vectors: of which operand, its SASS says (`JOINED`).
+Requests and sectors of global memory are `l1tex__t_requests` and `l1tex__t_sectors`. Requests and wavefronts of shared
+memory are counted per instruction (section SourceCounters), those of copies per lane, since many copies execute with no
+active lane. The shape has whole k-tiles for every stage, because Nsight Compute's count per instruction differs from
+the hardware's for copies in which some lanes write zeros (docs/tracing.md). Three stages read shared memory element by
+element, and the compiler merges neighbouring reads into vectors; `JOINED` lists the operands, read from the SASS.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ TOLERANCE = 0.02
 COMMAND = "python -m numba_gemm.lab.bench.tracer"
 LATEST = Path("results") / "h200" / "latest"
 
-# Of stages that read shared memory element by element, the tiles of which the compiler reads four neighbours at once.
+# Operands that stages read from shared memory element by element and the compiler reads four at a time.
 JOINED = {"shared_tile": ("a_tile",), "thread_tile_1d": ("a_tile",), "thread_tile_2d": ("b_tile",)}
-# Blocks that stand for all: those of a product that tiles divide evenly do the same at other addresses.
+# Stages for which one block represents all: their blocks differ only in addresses if tiles divide the shape evenly.
 ONE_BLOCK = ("naive", "coalesced", "shared_tile", "thread_tile_1d", "thread_tile_2d")
 
 REQUESTS = {
@@ -68,7 +68,7 @@ def _order() -> dict[str, list[str]]:
 
 
 def counted(ncu: str, child: Sequence[str]) -> pd.DataFrame:
-    """What the GPU counts of a child process that launches each stage once.
+    """Return the GPU's counters for a child process that launches each stage once.
 
     Raises
     ------
@@ -103,7 +103,7 @@ def counted(ncu: str, child: Sequence[str]) -> pd.DataFrame:
 
 
 def traced(name: str) -> list[dict[str, Any]]:
-    """What the tracer says of a stage."""
+    """Return the tracer's counts of a stage."""
     from numba_gemm.inspect import trace
     from numba_gemm.kernels.ladder import STAGES
 
@@ -141,7 +141,7 @@ def traced(name: str) -> list[dict[str, Any]]:
 
 
 def compare(traces: pd.DataFrame, counts: pd.DataFrame) -> pd.DataFrame:
-    """Both numbers beside each other, and their ratio; a quantity that one side lacks is 0 there."""
+    """Return both numbers and their ratio; a quantity that is missing on one side counts as 0 there."""
     both = counts.merge(traces, on=KEY, how="outer", suffixes=("_counted", "_traced"), sort=False).fillna(0)
     both = both.rename(columns={"value_counted": "counted", "value_traced": "traced"})
     both[["counted", "traced"]] = both[["counted", "traced"]].astype("int64")
@@ -155,7 +155,7 @@ def compare(traces: pd.DataFrame, counts: pd.DataFrame) -> pd.DataFrame:
 
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Count, or trace and compare; returns the exit status."""
+    """Count, or trace and compare; return the exit status."""
     made = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
     made.add_argument("--out", type=Path, default=LATEST, help=f"folder of the results (default: {LATEST})")
     made.add_argument(

@@ -1,4 +1,4 @@
-"""Whether a product is right: against float64, element by element, before anything is timed."""
+"""Verification against float64, element by element, before anything is timed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PANEL_ELEMENTS = 1 << 25  # 256 MiB of float64 at a time
 
 @dataclass(frozen=True)
 class Panel:
-    """Some rows of the reference: the product in float64 and the scale of its errors."""
+    """Some rows of the reference: the float64 result and the scale of its errors."""
 
     rows: slice
     expected: Any
@@ -25,11 +25,11 @@ class Panel:
 
 
 class Reference:
-    """The float64 product of a set of operands, kept for all the contenders of a shape.
+    """Float64 reference of a set of operands, shared by all contenders of a shape.
 
-    It is computed where the operands lie (FP64 cuBLAS, through the library that allocated them), in panels of rows,
-    so that neither it nor a comparison needs much more memory than its result. The scale is kept in float32:
-    it is a sum of positive terms, and its last bits say nothing.
+    It is computed where the operands are (FP64 cuBLAS, through the library that allocated them), in panels of rows, so
+    that neither it nor a comparison needs much more memory than the result. The scale is kept in float32: it is a sum
+    of positive terms, so rounding hardly changes it.
     """
 
     def __init__(self, buffers: DeviceBuffers) -> None:
@@ -50,17 +50,17 @@ class Reference:
             yield Panel(rows, wide @ b, library.float32(abs(wide) @ abs_b))
 
     def compare(self, c: Any, precision: str = "ieee") -> accuracy.Comparison:
-        """Judge a product of a precision by its worst element.
+        """Judge the result of a precision by its worst element.
 
-        The device only finds which row holds the largest ratio of error to scale; `accuracy.compare` judges that row
-        on the host, so that the bound is stated once.
+        The device only finds the row with the largest ratio of error to scale. `accuracy.compare` judges that row on
+        the host, so that the bound is defined in one place.
         """
         return worst(self._worst_of(*found, precision) for found in self._errors(c))
 
     def judge(self, c: Any, precision: str) -> tuple[accuracy.Comparison, float, float]:
-        """`compare`, and the median and maximum of the errors in units of the scale.
+        """Call `compare`; return its verdict, and the median and maximum of the errors relative to the scale.
 
-        The median is that of panels' medians if there are several; one has 2^25 elements of rows of C, or of A.
+        With several panels, the median is that of the panels' medians; a panel has up to 2^25 elements of C or of A.
         """
         verdicts, medians, largest = [], [], []
         for panel, product, error in self._errors(c):
@@ -70,7 +70,7 @@ class Reference:
         return worst(verdicts), float(np.median(medians)), max(largest)
 
     def _errors(self, c: Any) -> Iterator[tuple[Panel, Any, Any]]:
-        """Each panel with the product's rows, and their errors in units of the scale."""
+        """Yield each panel with the corresponding rows of the result and their errors relative to the scale."""
         product = self.library.computable(c)
         for panel in self.panels:
             rows = product[panel.rows]
@@ -78,7 +78,7 @@ class Reference:
                 yield panel, rows, abs(self.library.float64(rows) - panel.expected) / panel.scale
 
     def _worst_of(self, panel: Panel, product: Any, error: Any, precision: str) -> accuracy.Comparison:
-        # The first NaN, or, where there is none, the largest error: argmax of all three libraries agrees on both.
+        # The first NaN or, without any, the largest error: argmax of all three libraries agrees on both.
         row = int(error.argmax()) // int(error.shape[1])
         one = slice(row, row + 1)
         host = self.library.to_host
@@ -93,5 +93,5 @@ class Reference:
 
 
 def worst(verdicts: Iterable[accuracy.Comparison]) -> accuracy.Comparison:
-    """The verdict of the largest error; of a product that has rows."""
+    """Return the verdict of the largest error; the result must have rows."""
     return max(verdicts, key=lambda verdict: verdict.in_bounds)

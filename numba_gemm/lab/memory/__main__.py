@@ -1,4 +1,4 @@
-"""``python -m numba_gemm.lab.memory [NAME...]``: run experiments, print and keep what they measure."""
+"""``python -m numba_gemm.lab.memory [NAME...]``: run experiments, print and save their results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIGURE = (9.0, 5.0)  # inches
 
 
 def parser() -> argparse.ArgumentParser:
-    """Options."""
+    """Return the parser of the command line."""
     made = argparse.ArgumentParser(
         prog="python -m numba_gemm.lab.memory",
         description="Run experiments on memory: predict, measure, draw. On the simulator they are small, and their "
@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def draw(experiment: Experiment, frame: Any, where: str) -> bytes:
-    """An experiment's picture as PNG, under the name of the device."""
+    """Render the plot of an experiment as PNG, titled with the name of the device."""
     from numba_gemm.lab.bench.plots import png, pyplot
 
     plt = pyplot()
@@ -53,7 +53,7 @@ def draw(experiment: Experiment, frame: Any, where: str) -> bytes:
 
 
 def record(experiment: Experiment, options: argparse.Namespace) -> bool:
-    """Run one experiment, print it, write its files; returns whether its claims hold."""
+    """Run one experiment, print its result and write its files; return True if its claims hold."""
     from numba_gemm.lab.bench import environment
     from numba_gemm.lab.bench.nvml import sampled_clocks
     from numba_gemm.lab.memory import machine
@@ -93,7 +93,7 @@ def record(experiment: Experiment, options: argparse.Namespace) -> bool:
 
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is asked for; returns the exit status."""
+    """Run the requested experiments; return the exit status."""
     options = parser().parse_args(arguments)
     try:
         experiments = [load(name) for name in options.names or NAMES]
@@ -119,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return UNUSABLE
         except UsageError:
             raise
-        except Exception as error:  # one that fails leaves the others to run
+        except Exception as error:  # the others still run
             print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
             status = WRONG
     return status

@@ -1,22 +1,22 @@
-"""In each of its passes, a request to shared memory takes as many cycles as its fullest bank has words to give.
+"""In each pass, a request to shared memory takes as many cycles as its fullest bank has words to deliver.
 
-Shared memory has 32 banks of 32-bit words, and each gives one word a cycle. A warp that reads 32 words of 32 banks is
-served at once, in one wavefront; words that share a bank wait for each other. Lanes that read the same word do not: the
-bank gives it to all of them (broadcast), and so it goes for several words of different banks (multicast). A stride of s
-words spreads a warp over 32 / gcd(s, 32) banks: odd strides have no conflict, a stride of 32 has all lanes in one bank,
-and 33, which is one element of padding, has none again.
+Shared memory has 32 banks of 32-bit words, and each delivers one word per cycle. A warp that reads 32 words from 32
+banks is served at once, in one wavefront; words in the same bank wait for each other. Lanes that read the same word do
+not: the bank delivers it to all of them (broadcast), and this also works for several words in different banks
+(multicast). A stride of s words spreads a warp over 32 / gcd(s, 32) banks: odd strides have no conflict, a stride of 32
+puts all lanes into one bank, and 33, which is one element of padding, again has no conflict.
 
 Wider reads are served in passes, of half a warp for 64 bits and of a quarter for 128, so that without a conflict they
-take 2 and 4 wavefronts; each pass takes as many as its fullest bank has words (`numba_gemm.models.requests`, which also
-says when passes join). `predicted_wavefronts` counts them, a cycle each; `predicted_us` is the time of the same width
-at stride 1, in proportion. A block of 32 warps a multiprocessor keeps the banks busy, so that `cycles` a request, by
-the multiprocessor's clock, are those of the banks and not of waiting.
+take 2 and 4 wavefronts. Each pass takes as many as its fullest bank has words (`numba_gemm.models.requests`, which also
+describes when passes join). `predicted_wavefronts` counts them, one cycle each; `predicted_us` is the time of the same
+width at stride 1, scaled by the wavefronts. A block of 32 warps per multiprocessor keeps the banks busy, so that
+`cycles` per request, by the multiprocessor's clock, measure the banks and not latency.
 
 On an H200 every stride takes its wavefronts to 1 %, 1 to 32 cycles at any width, and so does every pattern of 32-bit
-reads. Where several lanes share a wide word, passes join, and fewer wavefronts are less time: two lanes or more to each
-word of 128 bits take about 2.2 cycles and not 4, of 64 bits about 1.07 and not 2. That is about 10 and 7 % more than
-the 2 and 1 wavefronts predicted, whether 2, 4 or all 32 lanes share; why is not explained. A word that lanes share
-which are not neighbours, every eighth, joins nothing, and saves nothing.
+reads. If several lanes share a wide word, passes join, and fewer wavefronts take less time: two or more lanes per word
+of 128 bits take about 2.2 cycles instead of 4, per word of 64 bits about 1.07 instead of 2. That is about 10 and 7 %
+more than the 2 and 1 wavefronts predicted, whether 2, 4 or all 32 lanes share; this is not explained. A word shared by
+lanes that are not neighbours, every eighth, joins no passes and saves nothing.
 
 Source: CUDA C++ Best Practices Guide, "Shared Memory and Memory Banks"; CUDA C++ Programming Guide, "Shared Memory".
 """
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WARP, WORD = 32, 4
-ROW = requests.BANKS * WORD  # bytes: after a row the banks begin again
+ROW = requests.BANKS * WORD  # bytes; the banks repeat after each row
 STRIDES = (*range(1, 33), 33)
-FIRST, READS = 8, 16  # rows that turns begin at; reads of a turn, a row from one to the next
-ROWS = 4 * 33 + FIRST + READS  # what 32 lanes 33 elements of 128 bits apart reach over
+FIRST, READS = 8, 16  # starting rows of turns; reads per turn, one row apart
+ROWS = 4 * 33 + FIRST + READS  # extent of 32 lanes that read 128 bits each at a stride of 33
 WORDS = ROWS * requests.BANKS
-VALUES = 64  # different ones: sums are exact
+VALUES = 64  # number of distinct values, small enough that sums are exact
 
 PATTERNS = {
     "broadcast": lambda lane: 0,
@@ -58,35 +58,35 @@ PATTERNS = {
     "reversed": lambda lane: 31 - lane,
     "two rows, halves": lambda lane: lane % 16 + 32 * (lane // 16),
 }
-"""Which element each lane reads, other than by a stride."""
+"""Element that each lane reads, for patterns other than strides."""
 
 
 @device_function
 def read_32(tile: Any, address: Any) -> Any:
-    """One word of a tile, by one instruction."""
+    """Read one word of a tile with one instruction."""
     return shared_load1(tile, address)
 
 
 @device_function
 def read_64(tile: Any, address: Any) -> Any:
-    """The sum of two words of a tile, read by one instruction."""
+    """Read two words of a tile with one instruction, and return their sum."""
     x, y = shared_load2(tile, address)
     return x + y
 
 
 @device_function
 def read_128(tile: Any, address: Any) -> Any:
-    """The sum of four words of a tile, read by one instruction."""
+    """Read four words of a tile with one instruction, and return their sum."""
     x, y, z, w = shared_load4(tile, address)
     return (x + y) + (z + w)
 
 
 def reader(read: Any) -> Any:
-    """A kernel in which every lane reads the same place of the banks again and again, in one row after the other."""
+    """Return a kernel in which every lane repeatedly reads the same banks, one row after the other."""
 
     @cuda.jit
     def read_rows(turns: Any, places: Any, sums: Any, took: Any) -> None:
-        """Sum up what each lane finds at its place, in bytes from the row's begin; note how long each block takes."""
+        """Sum what each lane reads at its place, in bytes from the start of a row; record the cycles of each block."""
         tile = cuda.shared.array(WORDS, float32, alignment=16)
         thread = uint32(cuda.threadIdx.x)
         place = uint32(thread)
@@ -95,15 +95,15 @@ def reader(read: Any) -> Any:
             place = uint32(place + cuda.blockDim.x)
         start = uint32(shared_address(tile) + places[thread % WARP])
         total, turn, last = float32(0), uint32(0), uint32(turns)
-        cuda.syncthreads()  # the tile is written before any thread reads it; and the clock starts for all
+        cuda.syncthreads()  # the tile is written before any thread reads it, and all threads start the clock together
         begin = cycles()
         while turn < last:
-            # Another row in every turn, or the compiler would read but once.
+            # A different row in every turn; otherwise the compiler would read only once.
             first = uint32(start + turn % FIRST * ROW)
             for i in range(READS):
                 total += read(tile, uint32(first + uint32(i * ROW)))
             turn = uint32(turn + 1)
-        cuda.syncthreads()  # all have read
+        cuda.syncthreads()  # all threads have finished reading
         if thread == uint32(0):
             took[cuda.blockIdx.x] = cycles() - begin
         sums[uint32(cuda.blockIdx.x * cuda.blockDim.x + thread)] = total
@@ -112,27 +112,27 @@ def reader(read: Any) -> Any:
 
 
 KERNELS = {32: reader(read_32), 64: reader(read_64), 128: reader(read_128)}
-"""By the bits that a lane reads at once."""
+"""Kernels by the bits that a lane reads at once."""
 
 
 def elements(pattern: str, stride: int) -> list[int]:
-    """Which element each lane reads."""
+    """Return the element that each lane reads."""
     return [PATTERNS[pattern](lane) if pattern in PATTERNS else stride * lane for lane in range(WARP)]
 
 
 def request(bits: int, chosen: Sequence[int]) -> list[tuple[int, int]]:
-    """Lanes, and the byte that each begins to read at."""
+    """Pair each lane with the offset in bytes that it reads from."""
     return [(lane, bits // 8 * element) for lane, element in enumerate(chosen)]
 
 
 def ways(bits: int, chosen: Sequence[int]) -> int:
-    """Words that the fullest bank gives in a pass: of an n-way conflict, n."""
+    """Largest number of words that a bank delivers in one pass; n for an n-way conflict."""
     maps = requests.bank_map(request(bits, chosen), bits // 8)
     return max(len(words) for found in maps for words in found.values())
 
 
 def expected(bits: int, chosen: Sequence[int], turns: int) -> np.ndarray:
-    """What each lane sums up."""
+    """Return the sum of each lane."""
     rows = (np.arange(turns) % FIRST)[:, None] + np.arange(READS)
     at = np.array([place for _, place in request(bits, chosen)]) // WORD
     words = at[:, None, None, None] + requests.BANKS * rows[:, :, None] + np.arange(bits // 32)
@@ -153,29 +153,29 @@ def bank_conflicts(
     Parameters
     ----------
     strides : sequence of int
-        Elements from a lane's to the next lane's, 1 to 33; with 1, what the others are predicted from.
+        Elements between neighbouring lanes, 1 to 33. Must include 1, from which the others are predicted.
     widths : sequence of int
-        Bits of an element: 32, 64, 128.
+        Bits per element: 32, 64, 128.
     patterns : sequence of str
-        Of `PATTERNS`.
+        Names from `PATTERNS`.
     turns : int
-        Of the loop, each of which reads 16 elements a lane.
+        Turns of the loop, each with 16 reads per lane.
     threads, blocks : int
-        Of a launch; one block a multiprocessor by default.
+        Launch geometry; one block per multiprocessor by default.
     rounds : int
-        Samples of each.
+        Samples of each measurement.
 
     Returns
     -------
     DataFrame
-        A row a pattern and width: ``pattern`` ("stride", or the name), ``width_bits``, ``stride`` in elements (0 if
-        there is none), ``ways`` of the conflict, ``predicted_wavefronts`` of a request, ``cycles`` that a
-        multiprocessor takes a request (median of the blocks), ``us`` of a launch (median), and ``predicted_us``.
+        One row per pattern and width: ``pattern`` ("stride", or the name), ``width_bits``, ``stride`` in elements (0
+        for other patterns), ``ways`` of the conflict, ``predicted_wavefronts`` per request, ``cycles`` per request and
+        multiprocessor (median of the blocks), ``us`` per launch (median), and ``predicted_us``.
 
     Raises
     ------
     AssertionError
-        if a lane did not read what it should have.
+        if a lane read wrong values.
     """
     blocks = blocks or machine.properties().sm_count
     cases = [("stride", stride) for stride in dict.fromkeys((1, *strides))] + [(name, 0) for name in patterns]
@@ -217,7 +217,7 @@ def bank_conflicts(
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
-    """Cycles a request beside wavefronts, by stride, and by the other patterns."""
+    """Plot cycles per request and wavefronts, against the stride and for the other patterns."""
     left, right = figure.subplots(1, 2, width_ratios=[5, 2], sharey=True)
     names = list(dict.fromkeys(frame.loc[frame["stride"] == 0, "pattern"]))
     for index, (bits, found) in enumerate(frame.groupby("width_bits")):
@@ -238,7 +238,7 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def claims(frame: pd.DataFrame) -> dict[str, bool]:
-    """What the docstring says of the numbers."""
+    """Check the statements of the module's docstring against a result."""
     strided = frame[frame["stride"] > 0]
     free = strided[strided["stride"] == 1].set_index("width_bits")
     slower = frame["cycles"] / frame["width_bits"].map(free["cycles"])

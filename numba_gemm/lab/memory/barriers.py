@@ -1,39 +1,39 @@
-"""A barrier costs the wait: with syncwarp none in a converged warp, with syncthreads for the slowest warp.
+"""A barrier costs the wait: nothing for syncwarp in a converged warp, the slowest warp for syncthreads.
 
-Four measurements, told apart by the column `measurement`:
+There are four measurements, distinguished by the column `measurement`:
 
-- "loop": A loop of one multiply-add and one barrier, by one block on each multiprocessor. A multiply-add waits four
-  clocks for the one before; a multiprocessor issues four instructions a clock, each of another quarter of its warps;
-  and syncthreads takes 16 threads a clock. These are floors: nothing is faster. On an H200 the loop is there, about 7 %
-  above, without a barrier and with `syncwarp` up to 128 threads: where the compiler sees that a warp is converged, it
-  makes of the barrier an instruction that does nothing, and keeps only the order of what is before and after. The wait
-  is none; the instruction still has to be issued, which in blocks of 512 threads and more, whose warps fill all issue
-  slots, nearly doubles the time, as predicted. From 256 threads on these loops are about 9 to 22 % above their floors,
-  which is not explained. `syncthreads` takes about 6.4 ns more than its floor, 13 clocks, in blocks of 64 to 1024
-  threads, and about 5.5 ns in a block of one warp. So 16 threads a clock are what it takes, and to that comes, as if it
-  were a latency that nothing hides, the time until all are told that all are there: a small block takes about four
-  times its floor, the largest a fifth more than its own.
-- "even rounds" and "uneven rounds": Rounds of multiply-adds, with a barrier after each, by four warps, one to each
-  scheduler, so that no warp slows another. In even rounds all warps do the same, and neither barrier shows. In uneven
-  rounds each in turn does 16 times as much as the others. With `syncwarp` warps never meet: the kernel lasts as long as
-  the warp whose rounds add up to the most, as predicted by the greatest of the sums. With `syncthreads` each round
-  lasts as long as its slowest warp: the sum of the greatest, about 3.2 times as long. Predicted are four clocks a
-  multiply-add. Measured are about 6 % more, as in the chain of multiply-adds of `memory_spaces`, and 12 % in uneven
-  rounds with `syncwarp`, most of which are short.
-- "tile of A": `shared_a` of `narrow_product`, a warp of which reads only what it has written, beside the same kernel
-  with `syncthreads`. Both are predicted by the same bound, L1 always hitting, 545 µs, and take about 717 µs, as in
-  `narrow_product`, and 785. The barrier is one among 65 loads, yet it makes the first warp's multiply-adds wait for the
-  last warp's load, and the kernel about a tenth slower.
-- "divergent": Barriers that not all threads reach. On hardware `syncthreads` in a branch that threads take differently
-  is undefined: it may hang, or pair with another barrier and let tiles be read half written. So these kernels run in
-  the simulator only, under the package's scheduler, which says who waits and who has gone: `outcome`. A thread that has
-  returned is not waited for by `syncwarp` there, and is missed by `syncthreads`. Two calls of `syncwarp` in the two
-  branches of an `if` meet, since lanes are counted and not places; two of `syncthreads` do not, although a GPU might
-  let them. A mask that names just the lanes of a branch is the right way to synchronise these.
+- "loop": A loop of one multiply-add and one barrier, run by one block on each multiprocessor. A multiply-add waits four
+  clocks for the previous one; a multiprocessor issues four instructions per clock, each for a different quarter of its
+  warps; and syncthreads takes 16 threads per clock. These are lower bounds. On an H200 the loop comes within about 7 %
+  of them without a barrier and with `syncwarp` up to 128 threads: if the compiler sees that a warp is converged, it
+  reduces the barrier to an instruction that does nothing, and only preserves the order of accesses around it. There is
+  no wait, but the instruction still has to be issued. In blocks of 512 threads and more, whose warps fill all issue
+  slots, this nearly doubles the time, as predicted. From 256 threads on, these loops are about 9 to 22 % above their
+  bounds, which is not explained. `syncthreads` takes about 6.4 ns more than its bound, 13 clocks, in blocks of 64 to
+  1024 threads, and about 5.5 ns in a block of one warp. So its cost is 16 threads per clock, plus, like a latency that
+  nothing hides, the time to notify all threads that all have arrived: a small block takes about four times its bound,
+  the largest a fifth more than its own.
+- "even rounds" and "uneven rounds": Rounds of multiply-adds, with a barrier after each, by four warps, one per
+  scheduler, so that no warp slows another. In even rounds all warps do the same work, and neither barrier shows. In
+  uneven rounds, each warp in turn does 16 times as much as the others. With `syncwarp` warps never meet: the kernel
+  lasts as long as the warp whose rounds have the largest sum, which is the prediction. With `syncthreads` each round
+  lasts as long as its slowest warp: the sum of the maxima, about 3.2 times as long. Four clocks per multiply-add are
+  predicted. The measured times are about 6 % longer, as in the chain of multiply-adds of `memory_spaces`, and 12 % in
+  uneven rounds with `syncwarp`, most of which are short.
+- "tile of A": `shared_a` of `narrow_product`, in which a warp reads only what it has written, compared with the same
+  kernel with `syncthreads`. Both have the same predicted bound if L1 always hits, 545 µs, and take about 717 µs, as in
+  `narrow_product`, and 785. There is one barrier and 65 loads, yet the barrier makes the first warp's multiply-adds
+  wait for the last warp's load, and the kernel about a tenth slower.
+- "divergent": Barriers that not all threads reach. On hardware, `syncthreads` in a branch that threads take differently
+  is undefined: it may hang, or pair with another barrier and allow half-written tiles to be read. So these kernels run
+  only in the simulator, under the package's scheduler, which reports the waiting and the exited threads: `outcome`. A
+  thread that has returned is not waited for by `syncwarp` there, and is missing at `syncthreads`. Two calls of
+  `syncwarp` in the two branches of an `if` match, since lanes are counted and not places; two of `syncthreads` do not,
+  although a GPU might accept them. A mask of exactly the lanes of a branch is the correct way to synchronise them.
 
 Source: CUDA C++ Best Practices Guide, "Shared Memory in Matrix Multiplication (C=AB)"; CUDA C++ Programming Guide,
-"Synchronization Functions", "Synchronization Instruction" (throughput; of compute capability 7.x and 8.x, it does not
-tell that of 9.0) and "Multiprocessor Level" (latency); PTX ISA, "bar.warp.sync" and "barrier".
+"Synchronization Functions", "Synchronization Instruction" (throughput; for compute capability 7.x and 8.x, but not 9.0)
+and "Multiprocessor Level" (latency); PTX ISA, "bar.warp.sync" and "barrier".
 """
 
 from __future__ import annotations
@@ -59,20 +59,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WARP = 32
-UNROLLED = 8  # turns of a loop that are written out, so that counting them costs little
-CHUNK = 16  # multiply-adds a step of a round
-SCHEDULERS = 4  # of a multiprocessor; each issues an instruction a clock
-LATENCY = 4  # clocks from a multiply-add to the next that needs it
-BARRIER_THREADS = 16  # that syncthreads takes a clock
+UNROLLED = 8  # unrolled turns of a loop, so that the loop counter costs little
+CHUNK = 16  # multiply-adds per step of a round
+SCHEDULERS = 4  # per multiprocessor; each issues one instruction per clock
+LATENCY = 4  # clocks from a multiply-add to one that depends on it
+BARRIER_THREADS = 16  # threads per clock that syncthreads handles
 UNEVEN_BLOCK = SCHEDULERS * WARP
 FULL, DIVERGES = "completes", "DivergentBarrier"
 
-# ------------------------------------------------------------------------------------------------------- what is timed
+# ---------------------------------------------------------------------------------------------------- timed kernels
 
 
 @cuda.jit
 def no_barriers(out: Any, one: Any, turns: Any) -> None:
-    """Count turns, by multiply-adds whose factors the compiler does not know."""
+    """Count turns with multiply-adds whose factors the compiler does not know."""
     x = float32(0)
     for _ in range(0, turns, UNROLLED):
         for _ in range(UNROLLED):
@@ -82,7 +82,7 @@ def no_barriers(out: Any, one: Any, turns: Any) -> None:
 
 @cuda.jit
 def warp_barriers(out: Any, one: Any, turns: Any) -> None:
-    """The same, with a barrier of the warp after each."""
+    """Same as `no_barriers`, with a warp barrier after each multiply-add."""
     x = float32(0)
     for _ in range(0, turns, UNROLLED):
         for _ in range(UNROLLED):
@@ -93,7 +93,7 @@ def warp_barriers(out: Any, one: Any, turns: Any) -> None:
 
 @cuda.jit
 def block_barriers(out: Any, one: Any, turns: Any) -> None:
-    """The same, with a barrier of the block after each."""
+    """Same as `no_barriers`, with a block barrier after each multiply-add."""
     x = float32(0)
     for _ in range(0, turns, UNROLLED):
         for _ in range(UNROLLED):
@@ -104,7 +104,7 @@ def block_barriers(out: Any, one: Any, turns: Any) -> None:
 
 @cuda.jit
 def warp_rounds(out: Any, one: Any, steps: Any) -> None:
-    """Each warp does its steps of each round; `steps` has a row a round."""
+    """Run each warp's steps of each round, with a warp barrier after the round; `steps` has one row per round."""
     warp = cuda.threadIdx.x // WARP
     x = float32(0)
     for turn in range(steps.shape[0]):
@@ -117,7 +117,7 @@ def warp_rounds(out: Any, one: Any, steps: Any) -> None:
 
 @cuda.jit
 def block_rounds(out: Any, one: Any, steps: Any) -> None:
-    """The same, with a barrier of the block after each round."""
+    """Same as `warp_rounds`, with a block barrier after each round."""
     warp = cuda.threadIdx.x // WARP
     x = float32(0)
     for turn in range(steps.shape[0]):
@@ -130,27 +130,27 @@ def block_rounds(out: Any, one: Any, steps: Any) -> None:
 
 @cuda.jit
 def shared_a_syncthreads(a: Any, b: Any, c: Any) -> None:
-    """`shared_a` of `narrow_product`, with a barrier of the block in place of that of the warp."""
+    """`shared_a` of `narrow_product` with a block barrier instead of the warp barrier."""
     a_tile = cuda.shared.array((W, W), float32)
     x, y = cuda.threadIdx.x, cuda.threadIdx.y
     row = cuda.blockIdx.y * cuda.blockDim.y + y
     col = cuda.blockIdx.x * cuda.blockDim.x + x
     a_tile[y, x] = a[row, x]
-    cuda.syncthreads()  # more than is needed: row y of the tile is written and read by this warp alone
+    cuda.syncthreads()  # stronger than needed: row y of the tile is written and read by this warp only
     acc = float32(0)
     for i in range(uint32(W)):
         acc += a_tile[y, i] * b[i, col]
     c[row, col] = acc
 
 
-# --------------------------------------------------------------------- what runs in the simulator only, by 64 threads
+# ---------------------------------------------------------------- kernels for the simulator only, with 64 threads
 
 DIVERGENT_BLOCK = 64
 
 
 @cuda.jit
 def block_barrier_after_return(out: Any) -> None:
-    """The second warp has returned before the first reaches the barrier."""
+    """The second warp returns before the first one reaches the barrier."""
     t = cuda.threadIdx.x
     if t >= WARP:
         return
@@ -160,7 +160,7 @@ def block_barrier_after_return(out: Any) -> None:
 
 @cuda.jit
 def block_barrier_in_branch(out: Any) -> None:
-    """The first warp has a barrier more than the second, which waits at the next one."""
+    """The first warp has an additional barrier, while the second one waits at the next barrier."""
     t = cuda.threadIdx.x
     if t < WARP:
         cuda.syncthreads()
@@ -170,7 +170,7 @@ def block_barrier_in_branch(out: Any) -> None:
 
 @cuda.jit
 def block_barrier_in_both_branches(out: Any) -> None:
-    """Each warp waits at a barrier of its own."""
+    """Each warp waits at its own barrier."""
     t = cuda.threadIdx.x
     if t < WARP:
         cuda.syncthreads()
@@ -181,7 +181,7 @@ def block_barrier_in_both_branches(out: Any) -> None:
 
 @cuda.jit
 def warp_barrier_after_return(out: Any) -> None:
-    """Half of each warp has returned before the other half reaches the barrier of them all."""
+    """Half of each warp returns before the other half reaches the barrier of all lanes."""
     t = cuda.threadIdx.x
     if t % WARP >= WARP // 2:
         return
@@ -191,7 +191,7 @@ def warp_barrier_after_return(out: Any) -> None:
 
 @cuda.jit
 def warp_barrier_in_both_branches(out: Any) -> None:
-    """Either half of each warp waits at another barrier, of all lanes."""
+    """The halves of each warp wait at different barriers of all lanes."""
     t = cuda.threadIdx.x
     if t % WARP < WARP // 2:
         cuda.syncwarp()
@@ -202,7 +202,7 @@ def warp_barrier_in_both_branches(out: Any) -> None:
 
 @cuda.jit
 def warp_barrier_of_absent_lanes(out: Any) -> None:
-    """Half of each warp waits for all lanes, the others of which wait at a barrier of the block."""
+    """Half of each warp waits for all lanes, while the other half waits at a block barrier."""
     t = cuda.threadIdx.x
     if t % WARP < WARP // 2:
         cuda.syncwarp()
@@ -212,12 +212,12 @@ def warp_barrier_of_absent_lanes(out: Any) -> None:
 
 @cuda.jit
 def masked_barrier_in_branch(out: Any) -> None:
-    """Half of each warp exchanges its numbers, by a barrier of just these lanes."""
+    """Half of each warp exchanges numbers through a barrier of only these lanes."""
     numbers = cuda.shared.array(DIVERGENT_BLOCK, int32)
     t = cuda.threadIdx.x
     if t % WARP < WARP // 2:
         numbers[t] = 1
-        cuda.syncwarp(0xFFFF)  # each of these lanes has written, before its neighbour reads
+        cuda.syncwarp(0xFFFF)  # each of these lanes has written before its neighbour reads
         out[t] = numbers[t ^ 1]
     cuda.syncthreads()
 
@@ -231,11 +231,11 @@ DIVERGENT: dict[str, tuple[Any, str]] = {
     "warp_barrier_in_both_branches": (warp_barrier_in_both_branches, FULL),
     "masked_barrier_in_branch": (masked_barrier_in_branch, FULL),
 }
-"""Each kernel, and what the scheduler should say of it."""
+"""Kernels with the outcome that the scheduler should report."""
 
 
 def outcomes() -> dict[str, str]:
-    """What the scheduler says of each kernel of `DIVERGENT`; in the simulator."""
+    """Return the scheduler's outcome for each kernel of `DIVERGENT`; for the simulator."""
     said = {}
     for name, (kernel, _) in DIVERGENT.items():
         out = np.zeros(DIVERGENT_BLOCK, np.int32)
@@ -250,7 +250,7 @@ def outcomes() -> dict[str, str]:
 
 
 def ask_scheduler() -> dict[str, str]:
-    """The same from anywhere: where this process uses a GPU, from a child that uses the simulator."""
+    """Return `outcomes`, from a child process on the simulator if this process uses a GPU."""
     if machine.SIMULATOR:
         return outcomes()
     code = f"import json; from {__name__} import outcomes; print(json.dumps(outcomes()))"
@@ -263,7 +263,7 @@ def ask_scheduler() -> dict[str, str]:
     return found
 
 
-# ------------------------------------------------------------------------------------------------------ the experiment
+# ------------------------------------------------------------------------------------------------------- experiment
 
 LOOPS: dict[str, Any] = {"none": no_barriers, "syncwarp": warp_barriers, "syncthreads": block_barriers}
 ROUNDS: dict[str, Any] = {"syncwarp": warp_rounds, "syncthreads": block_rounds}
@@ -271,24 +271,24 @@ TILES: dict[str, Any] = {"syncwarp": narrow_product.shared_a, "syncthreads": sha
 
 
 def least_clocks(barrier: str, block: int) -> float:
-    """Clocks that a turn of a loop takes at least."""
+    """Lower bound of the clocks per turn of a loop."""
     instructions = 1 if barrier == "none" else 2
     clocks = max(LATENCY, instructions * -(-block // WARP // SCHEDULERS))
     return max(clocks, block / BARRIER_THREADS) if barrier == "syncthreads" else clocks
 
 
 def uneven(rounds: int, short: int, long: int) -> np.ndarray[Any, Any]:
-    """Steps of each round and warp of `UNEVEN_BLOCK`: long ones are each warp's in turn."""
+    """Steps per round and warp of `UNEVEN_BLOCK`; the warps have long rounds in turn."""
     return np.where(np.arange(rounds)[:, None] % SCHEDULERS == np.arange(SCHEDULERS), long, short).astype(np.int32)
 
 
 def critical(barrier: str, steps: np.ndarray[Any, Any]) -> int:
-    """Steps that the block as a whole takes one after the other."""
+    """Number of steps on the critical path of the block."""
     return int(steps.max(axis=1).sum() if barrier == "syncthreads" else steps.sum(axis=0).max())
 
 
 def counted(enqueued: Call, out: Any, expected: np.ndarray[Any, Any]) -> None:
-    """Raise AssertionError unless each block writes what is expected."""
+    """Raise AssertionError unless each block writes the expected values."""
     out.copy_to_device(np.zeros(out.shape, np.float32))
     enqueued(0)
     np.testing.assert_array_equal(
@@ -305,43 +305,43 @@ def barriers(
     grid: int = 0,
     rounds: int = machine.ROUNDS,
 ) -> pd.DataFrame:
-    """Time barriers in loops, rounds and a product; and let the scheduler speak of divergent ones.
+    """Time barriers in loops, rounds and a matrix multiplication, and run divergent ones under the scheduler.
 
     Parameters
     ----------
     blocks : sequence of int
-        Threads a block of the loops, multiples of 32.
+        Threads per block in the loops, multiples of 32.
     turns : int
-        Of a loop, a multiple of `UNROLLED`.
+        Turns of a loop, a multiple of `UNROLLED`.
     rounds_a_launch : int
         Rounds with a barrier after each, a multiple of the 4 warps.
     steps : tuple of int
-        Of a short and of a long round, of `CHUNK` multiply-adds each.
+        Steps of a short and of a long round, each with `CHUNK` multiply-adds.
     m : int
-        Rows and columns of the product with a tile of A, a multiple of 32.
+        Rows and columns of the product for "tile of A", a multiple of 32.
     grid : int
-        Blocks of the loops and rounds; 0 is one for each multiprocessor.
+        Blocks of the loops and rounds; 0 means one per multiprocessor.
     rounds : int
-        Samples of each.
+        Samples of each measurement.
 
     Returns
     -------
     DataFrame
-        A row a kernel: ``measurement``, ``barrier`` and ``block``; ``turns``, each with a barrier, ``us`` (median),
-        ``ns_a_turn`` and ``predicted_ns_a_turn``. Of what is divergent, ``barrier`` names the kernel, nothing is timed,
-        and there are ``outcome`` and the first word of it that is expected, ``predicted_outcome``.
+        One row per kernel: ``measurement``, ``barrier`` and ``block``; ``turns``, each with a barrier, ``us`` (median),
+        ``ns_a_turn`` and ``predicted_ns_a_turn``. For divergent kernels, ``barrier`` is the name of the kernel, nothing
+        is timed, and there are ``outcome`` and its expected first word, ``predicted_outcome``.
 
     Raises
     ------
     AssertionError
-        if a kernel computes something wrong.
+        if a kernel computes a wrong result.
     RuntimeError
         if the scheduler's process fails.
     """
     properties = machine.properties()
     one = np.float32(1)
     calls: dict[tuple[str, str, int], Call] = {}
-    predicted: dict[tuple[str, str, int], tuple[int, float]] = {}  # turns, and seconds of all
+    predicted: dict[tuple[str, str, int], tuple[int, float]] = {}  # turns, and total seconds
 
     grid = grid or properties.sm_count
     for block in blocks:
@@ -408,7 +408,7 @@ def barriers(
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
-    """Loops by block, rounds, and what the scheduler says."""
+    """Plot the loops against the block size, the rounds, and the scheduler's outcomes."""
     axes = figure.subplot_mosaic([["loop", "rounds"], ["loop", "said"]], height_ratios=[3, 2])
     loops = frame[frame["measurement"] == "loop"].sort_values("block")
     for index, barrier in enumerate(LOOPS):
@@ -439,7 +439,7 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def claims(frame: pd.DataFrame) -> dict[str, bool]:
-    """What the docstring says of the numbers."""
+    """Check the statements of the module's docstring against a result."""
     timed = frame[frame["measurement"] != "divergent"].set_index(["measurement", "barrier", "block"])["ns_a_turn"]
     timed = timed.sort_index()
     least = frame[frame["measurement"] == "loop"]

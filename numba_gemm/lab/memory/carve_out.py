@@ -1,23 +1,23 @@
-"""A multiprocessor's L1 cache and shared memory share one store: what one is given, the other lacks.
+"""A multiprocessor's L1 cache and shared memory share one storage: more for one is less for the other.
 
-On compute capability 9.0 they share 256 KB, of which a kernel may prefer a percentage of the largest shared memory,
-228 KB, for shared memory. The preference is rounded up to the next of the sizes that there are (0, 8, 16, 32, 64, 100,
-132, 164, 196, 228 KB), is raised to what one block needs, and is a hint, which the driver need not take. What is left
-is the L1 cache. Here the preference is an attribute of a graph's kernel nodes; the kernels are the same throughout, and
--1 stands for none, with which the driver chooses.
+On compute capability 9.0 they share 256 KB. A kernel may prefer a percentage of the largest shared memory, 228 KB, for
+shared memory. The preference is rounded up to the next possible size (0, 8, 16, 32, 64, 100, 132, 164, 196, 228 KB) and
+raised to the needs of one block; it is a hint that the driver may ignore. The rest is L1 cache. Here the preference is
+an attribute of a graph's kernel nodes. The kernels are the same throughout, and -1 stands for no preference, which
+leaves the choice to the driver.
 
-- "copy" has no use for either: its speed is predicted to stay as it is without a preference.
-- "reread" has one block a multiprocessor, which reads a tile of its own over and over. Predicted is the measured
-  ceiling of L1 (which has the data path of shared memory) where the tile fits into what is left for it, and that of the
-  L2 cache where it does not: an L1 cache that lets go of what was read longest ago has lost each line when its turn
-  comes again. Measured, the edge is soft: of a tile that is a little too large, part stays. What fits is read at about
-  60 to 85 % of the ceiling on an H200, the larger the tile, the faster: after each turn through it a warp waits once.
-- Stages of the ladder multiply matrices. Blocks that do not find room in shared memory beside one another leave the
-  multiprocessor with fewer warps to turn to: predicted is the speed without a preference, times the blocks that fit
-  over those that could. It is a lower bound, since a multiprocessor that is busy with fewer warps loses nothing. Of
-  `coalesced`, which has no shared memory, all blocks fit everywhere (the system takes 1 KB a block), and no loss is
-  predicted; but its blocks find rows of B in the L1 cache again, and it loses about a quarter of its speed with the
-  last of it. Of `warp_tiled`, registers allow only one block, and one always fits.
+- "copy" needs neither: its predicted speed is that without a preference.
+- "reread" has one block per multiprocessor, which reads a tile of its own repeatedly. The prediction is the measured
+  ceiling of L1 (which has the data path of shared memory) if the tile fits the remaining L1, and that of the L2 cache
+  if it does not: an L1 cache that evicts the least recently used line has lost each line before its next use. The
+  measured edge is soft: part of a tile that is slightly too large stays. A tile that fits is read at about 60 to 85 %
+  of the ceiling on an H200, larger tiles faster: a warp waits once after each pass through the tile.
+- Stages of the ladder multiply matrices. If fewer blocks fit into shared memory at the same time, the multiprocessor
+  has fewer warps to choose from: the prediction is the speed without a preference, times the blocks that fit over those
+  that could. It is a lower bound, since a multiprocessor that is busy with fewer warps loses nothing. `coalesced` has
+  no shared memory, so all of its blocks always fit (the system takes 1 KB per block), and no loss is predicted; but its
+  blocks reread rows of B from the L1 cache, and it loses about a quarter of its speed with the last of it. Registers
+  allow only one block of `warp_tiled`, and one always fits.
 
 Source: CUDA C++ Programming Guide, "Compute Capabilities", sections "Shared Memory"; NVIDIA Hopper Tuning Guide,
 "Unified Shared Memory/L1/Texture Cache"; CUDA C++ Best Practices Guide, "Device Memory Spaces".
@@ -55,7 +55,7 @@ KIB = 1024
 ITEM, COPY_BLOCK, REREAD_BLOCK = 4, 256, 1024
 NO_PREFERENCE = -1
 NAN = 0xFFFFFFFF  # bits of a float32
-REGISTERS = 32  # that either kernel here may take without limiting how many of its blocks fit
+REGISTERS = 32  # limit for the kernels here, which does not reduce the number of resident blocks
 CARVE_OUT = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
 
 SPLITS: dict[tuple[int, int], tuple[int, tuple[int, ...]]] = {
@@ -65,19 +65,19 @@ SPLITS: dict[tuple[int, int], tuple[int, tuple[int, ...]]] = {
     (8, 9): (128, (0, 8, 16, 32, 64, 100)),
     (9, 0): (256, (0, 8, 16, 32, 64, 100, 132, 164, 196, 228)),
 }
-"""By compute capability: KB of L1 cache and shared memory together, and which of them may be shared memory."""
+"""KB of L1 cache and shared memory together, and the possible sizes of shared memory, by compute capability."""
 
 
 @cuda.jit
 def copy(x: Any, out: Any) -> None:
-    """Each thread copies an element."""
+    """Copy one element per thread."""
     i = cuda.grid(1)
     out[i] = x[i]
 
 
 @cuda.jit
 def reread(turns: Any, tile: Any, x: Any, out: Any) -> None:
-    """Each block sums up its own tile of x, of so many elements, as often as there are turns; four loads at a time."""
+    """Sum each block's tile of x, `turns` times, with four loads at a time."""
     begin = uint32(cuda.blockIdx.x * uint32(tile) + cuda.threadIdx.x)
     end = uint32(begin + uint32(tile))
     first, second, third, fourth = float32(0), float32(0), float32(0), float32(0)
@@ -94,56 +94,56 @@ def reread(turns: Any, tile: Any, x: Any, out: Any) -> None:
     out[cuda.grid(1)] = (first + second) + (third + fourth)
 
 
-# ------------------------------------------------------------------------------------------------- what is predicted
+# ------------------------------------------------------------------------------------------------------- predictions
 
 
 def percentages(cc: tuple[int, int]) -> list[int]:
-    """A percentage for each size that shared memory can have, in ascending order: rounded up, it gives that size."""
+    """Return percentages that round up to each possible size of shared memory, in ascending order."""
     _, sizes = SPLITS[cc]
     return [100 * size // max(sizes) for size in sizes]
 
 
 def shared_size(percent: int, block_shared: int, cc: tuple[int, int]) -> int:
-    """Bytes of shared memory that a preference is to give, for blocks of so many, the system's kilobyte among them."""
+    """Bytes of shared memory that a preference yields; a block needs `block_shared`, with the system's kilobyte."""
     _, sizes = SPLITS[cc]
     wanted = max(percent * max(sizes) * KIB / 100, block_shared)
     return next(KIB * size for size in sizes if KIB * size >= wanted)
 
 
 def block_bytes(found: Occupancy) -> int:
-    """Bytes of shared memory that a block takes of its multiprocessor."""
+    """Bytes of shared memory that a block occupies in its multiprocessor."""
     has = LIMITS[found.cc]
     return -(-(found.shared + has.shared_reserved) // has.shared_unit) * has.shared_unit
 
 
 def blocks_in(shared: int, found: Occupancy) -> int:
-    """Blocks that a multiprocessor holds with so many bytes of shared memory."""
+    """Number of blocks that fit a multiprocessor with this shared memory."""
     others = [count for name, count in found.limits.items() if name != "shared memory"]
     return min(*others, shared // block_bytes(found))
 
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel under all preferences.
+    """A kernel to run with every preference.
 
     Attributes
     ----------
     name : str
-        What the result calls it.
+        Name in the result.
     enqueue : callable
-        Enqueues one launch.
+        Function that enqueues one launch.
     work : float
-        Bytes or FLOP of a launch.
+        Bytes or FLOP per launch.
     occupancy : Occupancy
-        Of the kernel, without regard to any preference.
+        Occupancy without a preference.
     out : device array
-        What a launch writes in full.
+        Output, which a launch overwrites entirely.
     check : callable
-        Raises unless that is right.
+        Function that raises if the output is wrong.
     tile : int
-        Bytes that a block reads again, or 0.
+        Bytes that a block reads repeatedly, or 0.
     flops : bool
-        Whether `work` is FLOP.
+        True if `work` is in FLOP.
     """
 
     name: str
@@ -157,7 +157,7 @@ class Case:
 
 
 def row_of(case: Case, percent: int, ms: float, default_ms: float) -> dict[str, Any]:
-    """A row of the result; `default_ms` is the time without a preference."""
+    """Return one row of the result; `default_ms` is the time without a preference."""
     cc, (limits, _) = case.occupancy.cc, machine.ceilings()
     total, _ = SPLITS[cc]
     shared = shared_size(percent, block_bytes(case.occupancy), cc) if percent != NO_PREFERENCE else None
@@ -186,11 +186,11 @@ def row_of(case: Case, percent: int, ms: float, default_ms: float) -> dict[str, 
     }
 
 
-# ------------------------------------------------------------------------------------------------------ the experiment
+# ------------------------------------------------------------------------------------------------------- experiment
 
 
 def copy_case(elements: int, cc: tuple[int, int]) -> Case:
-    """A copy of floats."""
+    """Copy of floats."""
     values = np.arange(elements, dtype=np.float32) % 1000
     x, out = cuda.to_device(values), cuda.device_array(elements, np.float32)
 
@@ -202,7 +202,7 @@ def copy_case(elements: int, cc: tuple[int, int]) -> Case:
 
 
 def reread_case(tile: int, block_reads: int, cc: tuple[int, int]) -> Case:
-    """A block a multiprocessor that reads a tile of so many bytes, until it has read `block_reads` bytes."""
+    """One block per multiprocessor that reads a tile of this size repeatedly, `block_reads` bytes in total."""
     blocks, elements, turns = machine.properties().sm_count, tile // ITEM, block_reads // tile
     values = np.arange(blocks * elements, dtype=np.float32) % 8  # sums are exact
     x, out = cuda.to_device(values), cuda.device_array(blocks * REREAD_BLOCK, np.float32)
@@ -218,12 +218,12 @@ def reread_case(tile: int, block_reads: int, cc: tuple[int, int]) -> Case:
 
 
 def product_case(stage: str, size: int) -> Case:
-    """A stage of the ladder, for square matrices of that size."""
+    """A stage of the ladder, for square matrices."""
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-4, 5, (size, size)).astype(np.float32) for _ in range(2))  # sums are exact
     on_device = cuda.to_device(a), cuda.to_device(b)
     out = cuda.device_array((size, size), np.float32)
-    rows = slice(None, None, max(1, size // 64) | 1)  # in every tile, at other places
+    rows = slice(None, None, max(1, size // 64) | 1)  # in every tile, at varying positions
     expected = a[rows] @ b
 
     def enqueue(stream: int) -> None:
@@ -238,7 +238,7 @@ def product_case(stage: str, size: int) -> Case:
 def cases(
     elements: int, tiles: Sequence[int], block_reads: int, stages: Sequence[str], size: int, cc: tuple[int, int]
 ) -> Iterator[Case]:
-    """All of them, one after the other: each frees its arrays before the next."""
+    """Yield all cases one after the other; each frees its arrays before the next."""
     yield copy_case(elements, cc)
     for tile in tiles:
         yield reread_case(tile, block_reads, cc)
@@ -254,36 +254,36 @@ def carve_out(
     size: int = 4096,
     rounds: int = 5,
 ) -> pd.DataFrame:
-    """Run kernels under every split of the multiprocessors' memory, and under none that is preferred.
+    """Run kernels with every split of the multiprocessors' memory, and without a preference.
 
     Parameters
     ----------
     elements : int
-        Floats to copy: a multiple of `COPY_BLOCK`.
+        Floats to copy, a multiple of `COPY_BLOCK`.
     tiles : sequence of int
-        Bytes that a block reads again and again: multiples of 16 KB.
+        Bytes that a block reads repeatedly, multiples of 16 KB.
     block_reads : int
-        Bytes that a block reads in a launch, rounded down to whole tiles.
+        Bytes that a block reads per launch, rounded down to whole tiles.
     stages : sequence of str
-        Of the ladder.
+        Stages of the ladder.
     size : int
-        M, N and K of the products.
+        M, N and K of the stages.
     rounds : int
-        Samples of each.
+        Samples of each measurement.
 
     Returns
     -------
     DataFrame
-        A row a kernel and preference: ``kernel`` ("copy", "reread 48 KiB" and so on, or a stage), ``percent`` (-1 for
-        no preference), ``tile_kib``, ``ms`` (median), ``gb_s`` or ``tflop_s``; ``predicted_shared_kib``,
-        ``predicted_l1_kib`` and ``predicted_blocks`` of a multiprocessor; ``predicted_ms``, and the rate that this is.
+        One row per kernel and preference: ``kernel`` ("copy", "reread 48 KiB" and so on, or a stage), ``percent`` (-1
+        for no preference), ``tile_kib``, ``ms`` (median), ``gb_s`` or ``tflop_s``; ``predicted_shared_kib``,
+        ``predicted_l1_kib`` and ``predicted_blocks`` per multiprocessor; ``predicted_ms``, and the corresponding rate.
 
     Raises
     ------
     Unavailable
-        on a compute capability whose splits are not known.
+        if the splits of the compute capability are unknown.
     AssertionError
-        if a kernel computes something else.
+        if a kernel computes a wrong result.
     """
     cc = machine.properties().cc
     if cc not in SPLITS:
@@ -293,8 +293,8 @@ def carve_out(
         scopes.enter_context(machine.in_context())
         (stream,) = scopes.enter_context(machine.streams())
         for case in cases(elements, tiles, block_reads, stages, size, cc):
-            call(driver.cuCtxSynchronize)  # what was copied there may still be on its way
-            case.enqueue(stream)  # compiles what is not yet compiled, which no capture would allow
+            call(driver.cuCtxSynchronize)  # copies to the device may still be in progress
+            case.enqueue(stream)  # compiles the kernel if needed, which is not possible during a capture
             call(driver.cuStreamSynchronize, stream)
             default_ms = 0.0
             for percent in (NO_PREFERENCE, *percentages(cc)):
@@ -305,7 +305,7 @@ def carve_out(
 
 
 def measured(case: Case, percent: int, stream: int, rounds: int) -> float:
-    """Milliseconds of a launch under a preference, after a check of its result."""
+    """Check a launch with a preference, and return its milliseconds."""
     call(driver.cuMemsetD32Async, movement.address(case.out), NAN, case.out.size, stream)
     value = None
     if percent != NO_PREFERENCE:
@@ -318,7 +318,7 @@ def measured(case: Case, percent: int, stream: int, rounds: int) -> float:
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
-    """Speed by the shared memory that is preferred: what reads memory, and products, over their speeds without."""
+    """Plot speed against the preferred shared memory, relative to no preference, for reads and for stages."""
     left, right = figure.subplots(1, 2)
     products = frame["tflop_s"].notna()
     for axes, found in ((left, frame[~products]), (right, frame[products])):
@@ -337,7 +337,7 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def claims(frame: pd.DataFrame) -> dict[str, bool]:
-    """What the docstring says of the numbers."""
+    """Check the statements of the module's docstring against a result."""
     chosen = frame[frame["percent"] != NO_PREFERENCE]
     copied = frame[frame["kernel"] == "copy"]["ms"]
     tiles = chosen[chosen["tile_kib"].notna()]

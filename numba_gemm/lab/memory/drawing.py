@@ -1,4 +1,4 @@
-"""How the laboratory's pictures look: what was measured is solid, what was predicted dashed, in the same colour."""
+"""Style of the laboratory's plots: measurements solid, predictions dashed, in the same colour."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COLOURS", "MEASURED", "PREDICTED", "bars", "curve"]
 
-# Okabe and Ito's palette, which readers of any colour vision can tell apart.
+# Palette of Okabe and Ito, distinguishable with any colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "black")
 MARKERS = "os^Dv<>"
 MEASURED: dict[str, Any] = {"linestyle": "-", "linewidth": 1.6, "markersize": 4}
@@ -18,7 +18,7 @@ PREDICTED: dict[str, Any] = {"linestyle": "--", "linewidth": 1.2}
 
 
 def curve(axes: Axes, x: Any, measured: Any, predicted: Any | None, label: str, index: int) -> None:
-    """One measured curve, and the predicted one beside it, in the index-th colour."""
+    """Plot a measured curve and the predicted one in the index-th colour."""
     colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
     axes.plot(x, measured, label=label, color=colour, marker=marker, **MEASURED)
     if predicted is not None:
@@ -26,7 +26,7 @@ def curve(axes: Axes, x: Any, measured: Any, predicted: Any | None, label: str, 
 
 
 def bars(axes: Axes, names: Sequence[str], measured: Any, predicted: Any | None) -> None:
-    """Horizontal bars of what was measured, the first at the top, with a mark where each was predicted."""
+    """Plot horizontal bars of measurements, the first at the top, with a mark at each prediction."""
     places = list(range(len(names)))
     axes.barh(places, measured, height=0.6, color=COLOURS[0], label="measured")
     if predicted is not None:

@@ -1,4 +1,4 @@
-"""What an experiment is, and the list of them."""
+"""Interface of an experiment, and the list of experiments."""
 
 from __future__ import annotations
 
@@ -41,27 +41,27 @@ class Unavailable(RuntimeError):
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment: how to run it, to draw it, and to read its result.
+    """An experiment: how to run it, to plot it, and to interpret its result.
 
     Attributes
     ----------
     name : str
-        Its module, and its function.
+        Name of its module and of its function.
     section : str
-        Of the guide's memory chapter, as "9.2.1.3".
+        Section of the guide's memory chapter, such as "9.2.1.3".
     run : callable
-        Returns a DataFrame, a row a measurement; columns have units in their names, and those that begin with
-        ``predicted`` hold what was to be expected. All parameters have defaults, those of the recorded run.
+        Returns a DataFrame with one row per measurement. Column names contain units, and those that begin with
+        ``predicted`` hold predictions. All parameters have defaults, those of the recorded run.
     plot : callable
-        Draws such a DataFrame, fresh or read back from CSV, into an empty figure.
+        Plots such a DataFrame, fresh or read back from CSV, into an empty figure.
     claims : callable
-        The lesson, in sentences that numbers decide: each sentence, and whether such a DataFrame bears it out.
+        Maps sentences about the results to booleans: True if such a DataFrame confirms the sentence.
     small : mapping
-        Parameters with which the simulator is done in seconds. Times mean nothing there.
+        Parameters for which the simulator takes seconds. Times mean nothing there.
     unavailable : str
-        Why the simulator cannot run it; empty if it can.
+        Reason why the simulator cannot run it; empty if it can.
     kernels : mapping
-        For compiling without a GPU: each kernel by name, with its parameters' types, as "float32[::1], int64".
+        Kernels by name, with their parameters' types such as "float32[::1], int64", for compilation without a GPU.
     """
 
     name: str
@@ -75,17 +75,17 @@ class Experiment:
 
     @property
     def lesson(self) -> str:
-        """The first line of the module's docstring."""
+        """First line of the module's docstring."""
         return (inspect.getdoc(inspect.getmodule(self.run)) or "").partition("\n")[0]
 
 
 def load(name: str) -> Experiment:
-    """An experiment by its name.
+    """Return an experiment by its name.
 
     Raises
     ------
     ValueError
-        if there is none of that name.
+        if there is no experiment of that name.
     """
     if name not in NAMES:
         raise ValueError(f"there is no experiment {name!r}; expected one of: {', '.join(NAMES)}")

@@ -1,32 +1,32 @@
-"""A window keeps a region in the L2 cache beside a stream, if no more of it is marked than was set aside.
+"""A window keeps a region in the L2 cache during streaming, if no more of it is marked than was set aside.
 
-Every thread doubles an element of a region that is used again and again, and one of a stream that is used once. A part
-of the L2 cache is set aside for accesses that are marked as persisting. An access policy window is a range of
-addresses; accesses to `hit_ratio` of its lines are marked so, to the others as streaming, which are the first to go. It
-is set on a stream, or on the kernel nodes of a graph; nothing of the kernel changes. Compared are
+Every thread doubles an element of a region that is used repeatedly, and one of a stream that is used once. Part of the
+L2 cache is set aside for accesses marked as persisting. An access policy window is a range of addresses; accesses to
+`hit_ratio` of its lines are marked as persisting, those to the others as streaming, which are evicted first. The window
+is set on a stream or on the kernel nodes of a graph; the kernel does not change. The windows are
 
 - "none": no window;
-- "whole": a window over the region, with a hit ratio of 1, which marks more than was set aside once the region is
-  larger: its lines then drive one another out;
-- "guide": the guide's remedy, a window of two thirds of what was set aside, whose hit ratio is its size over the
-  region's. The guide says that so many bytes stay. But the ratio is of the window, which is now smaller than the
-  region: the two factors multiply, and of a large region far less is marked;
-- "spread": what the guide's words describe: a window over the whole region, and the hit ratio that marks two thirds of
-  what was set aside.
+- "whole": a window over the region with a hit ratio of 1, which marks more than was set aside if the region is larger:
+  its lines then evict one another;
+- "guide": the guide's remedy, a window of two thirds of what was set aside, with a hit ratio of its size over the
+  region's. According to the guide, that many bytes stay. But the ratio applies to the window, which is now smaller than
+  the region: the two factors multiply, and far less of a large region is marked;
+- "spread": the guide's description taken literally: a window over the whole region, with the hit ratio that marks two
+  thirds of what was set aside.
 
-Predicted is the time of a launch whose region is so small that it stays in any case (`BASELINE` bytes, measured), and
-that of the bytes of the region that have to come from device memory and go back, by its ceiling. What is marked as
-persisting stays if it fits into what was set aside. Of the rest, what is outside of the window stays if it fits into
-what is left of the cache beside the stream that passes meanwhile, as many bytes as the region has, since the cache lets
-go of what was used longest ago. But an L2 cache of two partitions keeps what is read from both twice, once in each: so
-only half of it counts there, and without a window a region of a quarter of the cache stays.
+The predicted time is that of a launch whose region is so small that it always stays (`BASELINE` bytes, measured), plus
+the time to read and write the evicted bytes of the region at device memory's ceiling. Bytes marked as persisting stay
+if they fit into what was set aside. The part of the region outside of the window stays if it fits into the rest of the
+cache together with the stream that passes meanwhile, which has as many bytes as the region, since the cache evicts the
+least recently used lines. But an L2 cache of two partitions holds data read from both twice, once in each. So only half
+of the cache counts, and without a window a region of a quarter of the cache stays.
 
-Measured, launches under a window take up to a tenth longer than predicted, and those without one up to a fifth: the
-cache does not let go strictly by age, and a region loses some of itself before it has to. What the window is worth is
-as the guide says: where the region is nearly as large as what was set aside, the launch without it takes 1.4 to 1.5
-times as long.
+Measured launches with a window take up to a tenth longer than predicted, and those without one up to a fifth: the cache
+does not evict strictly by age, and a region loses parts of itself before it has to. The gain of the window is as the
+guide says: if the region is nearly as large as what was set aside, the launch without it takes 1.4 to 1.5 times as
+long.
 
-A window is at most as large as the device allows; where a region is larger, `clamped` says that it was cut.
+The device limits the size of a window; `clamped` marks rows with a larger region, whose window was reduced.
 
 Source: CUDA C++ Best Practices Guide, "L2 Cache Access Window" and "Tuning the Access Window Hit-Ratio"; CUDA C++
 Programming Guide, "L2 Policy for Persisting Accesses"; for the partitions, NVIDIA A100 Tensor Core GPU Architecture,
@@ -58,8 +58,8 @@ __all__ = ["Window", "double_both", "l2_persistence", "region_bytes", "staying"]
 
 ITEM, BLOCK = 4, 512
 MIB = 1 << 20
-BASELINE = MIB  # bytes of a region that is in the L2 cache whatever passes by
-PARTITIONS = 2  # of the L2 caches of compute capability 8.0 and 9.0
+BASELINE = MIB  # bytes of a region that stays in the L2 cache in any case
+PARTITIONS = 2  # in the L2 caches of compute capability 8.0 and 9.0
 CHECK_LAUNCHES = 3
 WAYS = ("stream", "graph")
 WINDOWS = ("none", "whole", "guide", "spread")
@@ -68,19 +68,19 @@ POLICY = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
 
 @cuda.jit
 def double_both(persistent: Any, streaming: Any, region: Any, size: Any) -> None:
-    """Each thread doubles one element of the region and one of the stream, of so many elements each."""
+    """Double one element of the region and one of the stream per thread; both sizes are in elements."""
     tid = uint32(cuda.grid(1))
     often, once = uint32(tid % uint32(region)), uint32(tid % uint32(size))
     persistent[often] = 2 * persistent[often]
     streaming[once] = 2 * streaming[once]
 
 
-# ------------------------------------------------------------------------------------------------- what is predicted
+# ------------------------------------------------------------------------------------------------------- predictions
 
 
 @dataclass(frozen=True)
 class Window:
-    """An access policy window at the start of a region: its bytes, and the share of them that is marked to stay."""
+    """An access policy window at the start of a region: its bytes, and the fraction of them to mark as persisting."""
 
     size: int
     hit_ratio: float
@@ -92,7 +92,7 @@ class Window:
 
 
 def window_of(kind: str, region: int, set_aside: int, largest: int) -> tuple[Window, bool]:
-    """One of `WINDOWS` for a region, in bytes, and whether it would have been larger than the device allows."""
+    """Return one of `WINDOWS` for a region in bytes, and True if the device's limit made it smaller."""
     tuned = 2 * set_aside // 3
     ratio = min(1.0, tuned / region)
     sizes = {"none": 0, "whole": region, "guide": min(tuned, region), "spread": region}
@@ -101,19 +101,19 @@ def window_of(kind: str, region: int, set_aside: int, largest: int) -> tuple[Win
 
 
 def staying(window: Window, region: int, set_aside: int, l2: int) -> float:
-    """The share of a region that is in an L2 cache of two partitions when it is gone through again; sizes in bytes."""
+    """Fraction of a region that stays in an L2 cache of two partitions until its next use; sizes are in bytes."""
     marked, outside = window.marked, region - window.size
     kept = marked if marked <= set_aside else 0
     left = (l2 - min(marked, set_aside)) // PARTITIONS
-    if outside + region <= left:  # what is outside, and the stream that passes meanwhile
+    if outside + region <= left:  # the part outside of the window, and the stream that passes meanwhile
         kept += outside
     return kept / region
 
 
 def region_bytes(stream: int, stays: float) -> float:
-    """Bytes of the region that a launch moves from and to device memory, for a stream of so many bytes.
+    """Bytes of the region that a launch moves from and to device memory, for the bytes of a stream.
 
-    There is a thread for each element of the stream; each reads and writes an element of either array.
+    There is one thread per element of the stream; each reads and writes one element of either array.
     """
     return 2 * stream * (1 - stays)
 
@@ -122,7 +122,7 @@ def region_bytes(stream: int, stays: float) -> float:
 
 
 def policy(address: int, window: Window) -> Any:
-    """The access policy for a window that begins at an address; of size 0, none."""
+    """Return the access policy for a window at an address; a window of size 0 means no policy."""
     made = driver.CUaccessPolicyWindow()
     made.base_ptr, made.num_bytes, made.hitRatio = address, window.size, window.hit_ratio
     access = driver.CUaccessProperty
@@ -133,7 +133,7 @@ def policy(address: int, window: Window) -> Any:
 
 @contextlib.contextmanager
 def persisting_share(size: int) -> Iterator[int]:
-    """Set so many bytes of the L2 cache aside; yields how many the driver made of them. All is put back at the end."""
+    """Set aside part of the L2 cache and yield the size granted by the driver; reset everything at the end."""
     limit = driver.CUlimit.CU_LIMIT_PERSISTING_L2_CACHE_SIZE
     before = call(driver.cuCtxGetLimit, limit)
     call(driver.cuCtxSetLimit, limit, size)
@@ -146,7 +146,7 @@ def persisting_share(size: int) -> Iterator[int]:
 
 
 def repeated(enqueue: Call, launches: int, stream: int) -> Callable[[], None]:
-    """A callable that enqueues so many launches, one after the other."""
+    """Return a function that enqueues a launch `launches` times."""
 
     def work() -> None:
         for _ in range(launches):
@@ -157,7 +157,7 @@ def repeated(enqueue: Call, launches: int, stream: int) -> Callable[[], None]:
 
 @contextlib.contextmanager
 def windowed(way: str, enqueue: Call, launches: int, stream: int, address: int, window: Window) -> Iterator[Any]:
-    """A callable that enqueues so many launches of a kernel under a window, set in one of `WAYS`."""
+    """Yield a function that enqueues launches of a kernel under a window, set in one of `WAYS`."""
     if way == "graph":
         value = driver.CUkernelNodeAttrValue()
         value.accessPolicyWindow = policy(address, window)
@@ -176,11 +176,11 @@ def windowed(way: str, enqueue: Call, launches: int, stream: int, address: int, 
             call(driver.cuStreamSetAttribute, stream, POLICY, value)
 
 
-# ----------------------------------------------------------------------------------------------------- the experiment
+# ------------------------------------------------------------------------------------------------------- experiment
 
 
 def check(work: Any, places: dict[str, Any], values: np.ndarray) -> None:
-    """See that work, `CHECK_LAUNCHES` launches of a thread for each element of the region, doubles what it should."""
+    """Check that `work`, `CHECK_LAUNCHES` launches with one thread per element of the region, doubles both arrays."""
     for place in places.values():
         place[: values.size].copy_to_device(values)
     work()
@@ -196,36 +196,36 @@ def l2_persistence(
     launches: int = 4,
     rounds: int = 5,
 ) -> pd.DataFrame:
-    """Double a region and a stream, under each window, set in each way; the simulator has no windows.
+    """Double a region and a stream under each window, set in each way; the simulator has no windows.
 
     Parameters
     ----------
     set_aside : int
-        Bytes of the L2 cache for persisting accesses, at most what the device allows.
+        Bytes of the L2 cache for persisting accesses, within the device's limit.
     stream : int
-        Bytes of the stream, no fewer than of the largest region: a thread for each element.
+        Bytes of the stream, at least those of the largest region; there is one thread per element.
     shares : sequence of float
-        Sizes of the region, over `set_aside`; rounded to whole blocks of threads.
+        Sizes of the region relative to `set_aside`; rounded to whole blocks of threads.
     launches : int
-        Back to back, in a sample.
+        Consecutive launches per sample.
     rounds : int
-        Samples of each.
+        Samples of each measurement.
 
     Returns
     -------
     DataFrame
-        A row a region, window and way: ``window`` (see the module), ``way`` ("stream" or "graph": where it is set),
-        ``region_mib``, ``set_aside_mib`` (as the driver rounded it), ``window_mib``, ``hit_ratio``, ``clamped``,
-        ``ms`` (a launch, median), ``gb_s`` (bytes that the threads read and write), ``predicted_staying`` (share of the
-        region), ``predicted_ms`` and ``predicted_gb_s``. The first region, of `BASELINE` bytes, is what the others are
-        predicted from.
+        One row per region, window and way: ``window`` (see the module), ``way`` ("stream" or "graph": where it is set),
+        ``region_mib``, ``set_aside_mib`` (as rounded by the driver), ``window_mib``, ``hit_ratio``, ``clamped``, ``ms``
+        (per launch, median), ``gb_s`` (bytes read and written by the threads), ``predicted_staying`` (fraction of the
+        region), ``predicted_ms`` and ``predicted_gb_s``. The others are predicted from the first region, which has
+        `BASELINE` bytes.
 
     Raises
     ------
     Unavailable
-        if the device cannot set so much of its L2 cache aside.
+        if the device cannot set aside that much of its L2 cache.
     AssertionError
-        if a launch computes something else.
+        if a launch computes a wrong result.
     """
     sizes = [ITEM * BLOCK * max(1, round(share * set_aside / (ITEM * BLOCK))) for share in shares]
     baseline = min(BASELINE, *sizes)
@@ -239,18 +239,18 @@ def l2_persistence(
         return machine.enqueue(double_both, threads // BLOCK, BLOCK, persistent, streaming, *counts)
 
     def measured(way: str, size: int, window: Window) -> float:
-        """Milliseconds of a launch for the whole stream, after a check of smaller ones."""
+        """Check smaller launches, and return the milliseconds of one for the whole stream."""
         small, full = launch(size, size // ITEM), launch(size, stream // ITEM)
         if machine.SIMULATOR:
             check(repeated(small, CHECK_LAUNCHES, 0), places, values[: size // ITEM])
             return machine.timed({way: full}, rounds=rounds)[way].median / 1e3
 
         def finished() -> None:
-            call(driver.cuCtxSynchronize)  # what was copied there may still be on its way
+            call(driver.cuCtxSynchronize)  # copies to the device may still be in progress
             work()
             call(driver.cuStreamSynchronize, handle)
 
-        call(driver.cuCtxResetPersistingL2Cache)  # what the window before has marked
+        call(driver.cuCtxResetPersistingL2Cache)  # lines marked by the previous window
         with windowed(way, small, CHECK_LAUNCHES, handle, address, window) as work:
             check(finished, places, values[: size // ITEM])
         with windowed(way, full, launches, handle, address, window) as work:
@@ -293,7 +293,7 @@ def row_of(
     ms: float,
     floor_ms: float,
 ) -> dict[str, Any]:
-    """A row of the result."""
+    """Return one row of the result."""
     ceilings, _ = machine.ceilings()
     stays = staying(window, size, set_aside, machine.properties().l2_bytes)
     predicted = floor_ms + 1e3 * region_bytes(stream, stays) / ceilings.dram
@@ -314,7 +314,7 @@ def row_of(
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
-    """Milliseconds a launch by the size of the region, a curve a window; the ways side by side."""
+    """Plot milliseconds per launch against the region's size, one curve per window; the ways side by side."""
     ways = [way for way in WAYS if (frame["way"] == way).any()]
     for axes, way in zip(np.atleast_1d(figure.subplots(1, len(ways), sharey=True)), ways):
         for index, kind in enumerate(WINDOWS):
@@ -329,7 +329,7 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def claims(frame: pd.DataFrame) -> dict[str, bool]:
-    """What the docstring says of the numbers."""
+    """Check the statements of the module's docstring against a result."""
     table = frame.groupby(["region_mib", "window"])["ms"].median().unstack().dropna()
     set_aside = frame["set_aside_mib"].iloc[0]
     fits, full = table[table.index <= set_aside], table[table.index == set_aside]

@@ -1,6 +1,6 @@
-"""What experiments need of the machine: launches, streams, a clock, and what the memory should reach.
+"""Access of experiments to the machine: launches, streams, timing, and the ceilings of the memory.
 
-In the simulator kernels run under the package's scheduler, one thread after the other, and times mean nothing.
+In the simulator, kernels run under the package's scheduler, one thread after the other, and times mean nothing.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ Extent = int | tuple[int, ...]
 
 
 def enqueue(kernel: Any, grid: Extent, block: Extent, *args: Any) -> Call:
-    """A call that enqueues a kernel on the stream whose handle it is given; in the simulator, that runs it."""
+    """Return a call that enqueues a kernel on the stream with a given handle; in the simulator, it runs the kernel."""
     if SIMULATOR:
         seen = [np.asarray(arg) if hasattr(arg, "__cuda_ndarray__") else arg for arg in args]
         return lambda stream: scheduler.run(kernel, grid, block, seen)
 
     def launch(stream: int) -> None:
         with warnings.catch_warnings():
-            # That a small grid wastes the GPU, which some are meant to.
+            # Small grids waste the GPU, but some experiments need them.
             warnings.filterwarnings("ignore", message="Grid size")
             kernel[grid, block, cuda.external_stream(stream)](*args)
 
@@ -45,7 +45,7 @@ def enqueue(kernel: Any, grid: Extent, block: Extent, *args: Any) -> Call:
 
 @contextmanager
 def in_context() -> Iterator[None]:
-    """Make the current device's context current, for calls of the driver; nothing in the simulator."""
+    """Make the current device's context current for calls of the driver; no effect in the simulator."""
     with ExitStack() as scopes:
         if not SIMULATOR:
             scopes.enter_context(device_scope(current_device()))
@@ -54,7 +54,7 @@ def in_context() -> Iterator[None]:
 
 @contextmanager
 def streams(count: int = 1) -> Iterator[list[int]]:
-    """Handles of new streams that do not wait for the default one; in the simulator, of the default one."""
+    """Yield handles of new streams that do not wait for the default one; in the simulator, of the default stream."""
     if SIMULATOR:
         yield [0] * count
         return
@@ -68,7 +68,7 @@ def streams(count: int = 1) -> Iterator[list[int]]:
 
 
 def timed(calls: Mapping[Any, Call], *, rounds: int = ROUNDS) -> dict[Any, Samples]:
-    """Time calls in turn, as `numba_gemm.runtime.timing.time_interleaved` does; by what they are named by."""
+    """Time calls in turn like `numba_gemm.runtime.timing.time_interleaved`; results have the keys of the calls."""
     with streams() as (stream,):
         found = time_interleaved(
             {repr(name): enqueued for name, enqueued in calls.items()}, stream=stream, rounds=rounds
@@ -77,17 +77,17 @@ def timed(calls: Mapping[Any, Call], *, rounds: int = ROUNDS) -> dict[Any, Sampl
 
 
 def properties() -> DeviceProperties:
-    """Of the current device; in the simulator, of an H200."""
+    """Properties of the current device; in the simulator, those of an H200."""
     return device_properties(current_device())
 
 
 def ceilings() -> tuple[Ceilings, str]:
-    """What the current device's memory reaches, in byte/s and FLOP/s, and in words how that is known."""
+    """Ceilings of the current device in byte/s and FLOP/s, and a description of their source."""
     return choose_ceilings(None, properties())
 
 
 def attribute(name: str) -> int:
-    """An attribute of the current device, by the driver's name without ``CU_DEVICE_ATTRIBUTE_``."""
+    """Return an attribute of the current device, named as in the driver without ``CU_DEVICE_ATTRIBUTE_``."""
     device = call(driver.cuDeviceGet, current_device())
     return int(
         call(driver.cuDeviceGetAttribute, getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}"), device)

@@ -1,35 +1,35 @@
-"""Where data is found decides how long a read takes, more than the memory space that a kernel names.
+"""The level that holds the data decides how long a read takes, more than the memory space that a kernel names.
 
-The guide orders the spaces by their latency: global, local and texture memory the greatest, then constant memory,
-shared memory, registers (column `predicted_latency_order`, 1 the least). That is the order of the places that they were
-given: the first three lie in device memory, off the chip. On an H200, in cycles a read:
+The guide orders the spaces by latency: global, local and texture memory are the slowest, then constant memory, shared
+memory and registers (column `predicted_latency_order`, 1 is the lowest). The order reflects their location: the first
+three are in device memory, off the chip. On an H200, in cycles per read:
 
-- What holds: registers, 4; shared memory, 29; a constant that the first cache has, 34. Nothing waits as long as what
-  device memory itself has to give: about 700 for global memory, 730 by a texture.
-- What does not: local and global memory that L1 holds, 35 and 39, are as near as that constant, and nearer than one
-  that the first cache does not have, 104. L1 is the same store as shared memory. What L2 holds is about 280 away as
-  local memory, 290 as global memory and 325 by a texture. So three spaces that are one in the guide's order are 35 to
-  more than 700 cycles away, and a texture is farther than global memory in each place: by about 50 cycles in L1, by 40
-  beyond.
+- Confirmed: registers, 4; shared memory, 29; a constant in the first cache, 34. Data in device memory itself take
+  longest: about 700 cycles for global memory, 730 through a texture.
+- Not confirmed: local and global memory in L1, 35 and 39 cycles, are as close as that constant, and closer than one
+  that is not in the first cache, 104. L1 and shared memory are the same storage. Data in L2 take about 280 cycles as
+  local memory, 290 as global memory and 325 through a texture. So three spaces with the same rank in the guide range
+  from 35 to more than 700 cycles, and a texture is slower than global memory at each level: by about 50 cycles in L1,
+  by 40 beyond.
 
-Latency is that of a chain of reads, each of which gives the index of the next, walked by one thread between two
-readings of the multiprocessor's clock; nanoseconds are those of the GPU's clock. The chains go once through lines of
-memory in a random order, after a walk that brings them into the cache they are meant to be in; those through device
-memory are longer than the L2 cache by far, and never come to a line again. Index arithmetic counts: an index becomes an
-address by one more instruction, but for textures. Device memory's includes misses of the address translation, which
-half a gigabyte in random order causes. Local memory of one thread is beyond L1 soon: its neighbouring words lie 128
-bytes apart, between those of the warp's other lanes. The registers' is that of a chain of multiply-adds.
+Latency is that of a chain of reads, each of which returns the index of the next, followed by one thread between two
+readings of the multiprocessor's clock; nanoseconds are those of the GPU's clock. The chains visit lines of memory once
+in a random order, after a pass that loads them into the intended cache; those in device memory are far longer than the
+L2 cache and never return to a line. Index arithmetic is included: one more instruction turns an index into an address,
+except for textures. The latency of device memory includes misses in address translation, which half a gigabyte in
+random order causes. The local memory of one thread soon exceeds L1: its consecutive words are 128 bytes apart,
+interleaved with those of the warp's other lanes. The latency of registers is that of a chain of multiply-adds.
 
-Bandwidth is that of all multiprocessors, by bytes that lanes receive, at four blocks of 256 threads each. Registers
-give three operands a multiply-add. Predicted are theoretical rates: of device memory by its clock and width; of shared
-memory and L1 128 bytes a clock and multiprocessor, of L2 64; of registers as many operands as multiply-adds take; of
-textures a texel of 16 bytes a clock for each of a multiprocessor's four texture units. All of these are reached to 6 %,
-textures to less than 1 %, but for L2: about 9.4 of 16.7 TB/s, which is not explained here. A constant is one word for
-all lanes of a warp, and the cost of a request grows with the different addresses: 32 of them are predicted to take 32
-times as long as one, and do.
+Bandwidth is that of all multiprocessors, in bytes that lanes receive, with four blocks of 256 threads each. Registers
+deliver three operands per multiply-add. The predictions are theoretical rates: for device memory from its clock and
+width; for shared memory and L1 128 bytes per clock and multiprocessor, for L2 64; for registers as many operands as
+multiply-adds take; for textures one texel of 16 bytes per clock for each of a multiprocessor's four texture units. All
+of these are reached to 6 %, textures to less than 1 %, except for L2: about 9.4 of 16.7 TB/s, which is not explained
+here. A constant is one word for all lanes of a warp, and the cost of a request grows with the number of different
+addresses: 32 of them are predicted to take 32 times as long as one, and do.
 
-Numba has no textures. A texture object is a number, which the driver makes and a kernel may be given, and one PTX
-instruction reads it (`numba_gemm.device.texture`).
+Numba has no textures. A texture object is a number that the driver creates and a kernel takes as an argument, and one
+PTX instruction reads it (`numba_gemm.device.texture`).
 
 Source: CUDA C++ Best Practices Guide, "Device Memory Spaces", "Local Memory", "Texture Memory" and "Constant Memory";
 CUDA C++ Programming Guide, "Device Memory Accesses"; NVIDIA H100 Tensor Core GPU Architecture (texture units).
@@ -62,15 +62,15 @@ if TYPE_CHECKING:
 
 WORD, LINE, KIB = 4, 32, 1024  # bytes; words; bytes
 WARP = 32
-LINKS = 32  # of a chain, in a turn of the loop that walks it
+LINKS = 32  # links of a chain per turn of the loop that follows it
 SHARED_WORDS, LOCAL_WORDS = 2048, 8192
-CONSTANT_WORDS, NEAR_WORDS, CONSTANT_LINE = 8192, 256, 16  # words; those that the first constant cache holds; a line
-LOCAL_LINES = 256  # words of a thread's local memory that L1 holds
-FIRST, READS = ceilings.FIRST_ROWS, ceilings.ROW_READS  # rows that turns begin at; reads of a turn
+CONSTANT_WORDS, NEAR_WORDS, CONSTANT_LINE = 8192, 256, 16  # words in all; in the first constant cache; in a line
+LOCAL_LINES = 256  # words of a thread's local memory that fit L1
+FIRST, READS = ceilings.FIRST_ROWS, ceilings.ROW_READS  # starting rows of turns; reads per turn
 ROWS = FIRST + READS
-TEXEL = 16  # bytes, of the textures that bandwidth is measured with
-TEXTURE_UNITS = 4  # of a multiprocessor
-OPERANDS = 3  # of a multiply-add
+TEXEL = 16  # bytes per texel of the textures for bandwidth
+TEXTURE_UNITS = 4  # per multiprocessor
+OPERANDS = 3  # per multiply-add
 
 SPACES = {
     "register": ("on chip", "-", "R/W", "1 thread", "thread", 1),
@@ -80,7 +80,7 @@ SPACES = {
     "constant": ("off chip", "yes", "R", "all threads + host", "host allocation", 3),
     "texture": ("off chip", "yes", "R", "all threads + host", "host allocation", 4),
 }
-"""By the guide: location, cached, access, scope, lifetime, and the order of latencies."""
+"""The guide's properties: location, cached, access, scope, lifetime, and rank of the latency."""
 COLUMNS = ("location", "cached", "access", "scope", "lifetime", "predicted_latency_order")
 
 DEVICE = "device memory"
@@ -103,7 +103,7 @@ LEVELS = (
 
 
 def ring(places: Any, words: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Words of which each of some holds the place of the next, in a random order that closes; and that order."""
+    """Return words in which each place holds the next one, in a random closed order; and that order."""
     order = np.random.default_rng(seed).permutation(np.asarray(places, np.uint32))
     chain = np.zeros(words, np.uint32)
     chain[order] = np.roll(order, -1)
@@ -119,19 +119,19 @@ CONSTANT = NEAR_CHAIN + FAR_CHAIN
 
 @device_function
 def element(memory: Any, place: Any) -> Any:
-    """A word of an array, wherever that lies."""
+    """Read a word of an array in any memory space."""
     return memory[place]
 
 
 @device_function
 def first_channel(texture: Any, place: Any) -> Any:
-    """A word of a texture of one channel."""
+    """Read a word of a texture with one channel."""
     return texel(texture, place)[0]
 
 
 @device_function
 def copy_array(memory: Any, chain: Any) -> None:
-    """Write a chain to other memory."""
+    """Copy a chain to other memory."""
     i, words = uint32(0), uint32(chain.shape[0])
     while i < words:
         memory[i] = chain[i]
@@ -139,11 +139,11 @@ def copy_array(memory: Any, chain: Any) -> None:
 
 
 def walker(read: Any) -> Any:
-    """A device function that walks a chain of reads, first so many as shall not count, then those that are timed."""
+    """Return a device function that follows a chain of reads, first untimed ones to warm up, then timed ones."""
 
     @device_function
     def walk(memory: Any, start: Any, warm: Any, steps: Any, out: Any) -> None:
-        place = uint32(start + cuda.threadIdx.x)  # its own, for all that the compiler knows, and no warp's
+        place = uint32(start + cuda.threadIdx.x)  # as far as the compiler knows, it differs between lanes
         for counts in range(2):
             left = uint32(steps) if counts else uint32(warm)
             since, begin = nanoseconds(), cycles()
@@ -163,13 +163,13 @@ walk_array, walk_texture = walker(element), walker(first_channel)
 
 @cuda.jit
 def chase_global(chain: Any, start: Any, warm: Any, steps: Any, out: Any) -> None:
-    """Walk a chain in global memory."""
+    """Follow a chain in global memory."""
     walk_array(chain, start, warm, steps, out)
 
 
 @cuda.jit
 def chase_shared(chain: Any, start: Any, warm: Any, steps: Any, out: Any) -> None:
-    """Walk a copy of a chain in shared memory."""
+    """Follow a copy of a chain in shared memory."""
     memory = cuda.shared.array(SHARED_WORDS, uint32)
     copy_array(memory, chain)
     walk_array(memory, start, warm, steps, out)
@@ -177,7 +177,7 @@ def chase_shared(chain: Any, start: Any, warm: Any, steps: Any, out: Any) -> Non
 
 @cuda.jit
 def chase_local(chain: Any, start: Any, warm: Any, steps: Any, out: Any) -> None:
-    """Walk a copy of a chain in local memory."""
+    """Follow a copy of a chain in local memory."""
     memory = cuda.local.array(LOCAL_WORDS, uint32)
     copy_array(memory, chain)
     walk_array(memory, start, warm, steps, out)
@@ -185,19 +185,19 @@ def chase_local(chain: Any, start: Any, warm: Any, steps: Any, out: Any) -> None
 
 @cuda.jit
 def chase_constant(start: Any, warm: Any, steps: Any, out: Any) -> None:
-    """Walk one of the two chains in constant memory."""
+    """Follow one of the two chains in constant memory."""
     walk_array(cuda.const.array_like(CONSTANT), start, warm, steps, out)
 
 
 @cuda.jit
 def chase_texture(texture: Any, start: Any, warm: Any, steps: Any, out: Any) -> None:
-    """Walk a chain through a texture of one channel."""
+    """Follow a chain through a texture with one channel."""
     walk_texture(texture, start, warm, steps, out)
 
 
 @cuda.jit
 def chase_registers(one: Any, steps: Any, out: Any) -> None:
-    """Multiply and add, each time what the last one gave."""
+    """Chain of multiply-adds in which each needs the result of the previous one."""
     value, left = float32(0), uint32(steps)
     since, begin = nanoseconds(), cycles()
     while left > uint32(0):
@@ -213,7 +213,7 @@ def chase_registers(one: Any, steps: Any, out: Any) -> None:
 
 @cuda.jit
 def read_cached(turns: Any, x: Any, out: Any) -> None:
-    """Read rows of a small array, a vector of four floats a thread, all blocks the same; as `read_shared` does."""
+    """Read rows of a small array, four floats per thread and the same ones in all blocks, like `read_shared`."""
     thread = uint32(cuda.threadIdx.x)
     tid = uint32(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
     col, last = uint32(thread % 32 * 4), uint32(turns)
@@ -237,7 +237,7 @@ def read_cached(turns: Any, x: Any, out: Any) -> None:
 
 @cuda.jit
 def read_local(turns: Any, x: Any, out: Any) -> None:
-    """Read a thread's copy of a few floats, from another on in every turn."""
+    """Read a thread's copy of a few floats, starting at a different one in each turn."""
     memory = cuda.local.array(ROWS, float32)
     for i in range(ROWS):
         memory[i] = x[0, i]
@@ -252,7 +252,7 @@ def read_local(turns: Any, x: Any, out: Any) -> None:
 
 @cuda.jit
 def read_constant(turns: Any, apart: Any, out: Any) -> None:
-    """Read constants, each lane a number of words from the one before it: none, and all read the same."""
+    """Read constants that are `apart` words apart in neighbouring lanes; with 0, all lanes read the same word."""
     memory = cuda.const.array_like(CONSTANT)
     at = uint32(cuda.threadIdx.x % WARP) * uint32(apart)
     total, turn, last = uint32(0), uint32(0), uint32(turns)
@@ -266,7 +266,7 @@ def read_constant(turns: Any, apart: Any, out: Any) -> None:
 
 @cuda.jit
 def read_texture(turns: Any, texture: Any, out: Any) -> None:
-    """Read texels of four channels, neighbours by neighbouring lanes, from another row of 32 on in every turn."""
+    """Read texels of four channels, consecutive in the lanes, starting at a different row of 32 in each turn."""
     lane = uint32(cuda.threadIdx.x % WARP)
     total, turn, last = uint32(0), uint32(0), uint32(turns)
     while turn < last:
@@ -278,12 +278,12 @@ def read_texture(turns: Any, texture: Any, out: Any) -> None:
     out[uint32(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)] = total
 
 
-# --------------------------------------------------------------------------------------------------- on the host
+# -------------------------------------------------------------------------------------------------------- host code
 
 
 @contextmanager
 def linear_texture(array: Any, channels: int) -> Iterator[Any]:
-    """A texture object over words in device memory, so many a texel; in the simulator, the words themselves."""
+    """Create a texture object over words in device memory; in the simulator, yield the words themselves."""
     if machine.SIMULATOR:
         yield np.asarray(array).reshape(-1, channels)
         return
@@ -303,9 +303,10 @@ def linear_texture(array: Any, channels: int) -> Iterator[Any]:
 
 
 class _Walk:
-    """A chain in some memory: what a launch of its kernel measures, as a reader of it.
+    """A chain in some memory, and the kernel that follows it.
 
-    A walk begins where the last one ended, if none of it shall be known to any cache; else at the same place again.
+    A walk without warm-up continues where the last one ended, so that no cache holds its lines; others start at the
+    same place again.
     """
 
     def __init__(self, kernel: Any, memory: tuple[Any, ...], order: np.ndarray, warm: int, steps: int, at: int = 0):
@@ -314,7 +315,7 @@ class _Walk:
         self.out = cuda.to_device(np.zeros(3, np.uint64))
 
     def measure(self) -> tuple[float, float]:
-        """Cycles and nanoseconds a step; raises AssertionError if the walk ends elsewhere than it should."""
+        """Return cycles and nanoseconds per step; raise AssertionError if the walk ends at a wrong place."""
         start, walked = int(self.order[self.at]), self.warm + self.steps
         machine.enqueue(self.kernel, 1, 1, *self.memory, start, self.warm, self.steps, self.out)(0)
         found = self.out.copy_to_host()
@@ -326,13 +327,13 @@ class _Walk:
 
 
 def walks(stack: ExitStack, steps: int, l1: int, l2: int, device: int, rounds: int) -> dict[tuple[str, str], _Walk]:
-    """The chains, by where they lie; of lines of 32 words in L1, in L2, and in device memory."""
+    """Return the chains by space and level; those of L1, L2 and device memory have one link per line of 32 words."""
     found = {}
     for level, lines in (("L1", l1), ("L2", l2), (DEVICE, device)):
         chain, order = ring(range(0, LINE * lines, LINE), LINE * lines)
         array = cuda.to_device(chain)
         texture = stack.enter_context(linear_texture(array, 1))
-        # Twice through the lines, so that the second half of a chain has not driven out the first.
+        # Two passes over the lines, so that the second half of a chain has not evicted the first.
         warm, other = (0, rounds * steps % lines) if level == DEVICE else (2 * lines, 0)
         found["global", level] = _Walk(chase_global, (array,), order, warm, steps)
         found["texture", level] = _Walk(chase_texture, (texture,), order, warm, steps, other)
@@ -347,7 +348,7 @@ def walks(stack: ExitStack, steps: int, l1: int, l2: int, device: int, rounds: i
 
 
 def measure_registers(steps: int) -> tuple[float, float]:
-    """Cycles and nanoseconds a multiply-add in a chain of them."""
+    """Return cycles and nanoseconds per multiply-add of a chain."""
     out = cuda.to_device(np.zeros(3, np.uint64))
     machine.enqueue(chase_registers, 1, 1, np.float32(1), steps, out)(0)
     found = out.copy_to_host()
@@ -356,7 +357,7 @@ def measure_registers(steps: int) -> tuple[float, float]:
 
 
 def constant_sum(turns: int, apart: int) -> np.ndarray:
-    """What each lane of `read_constant` sums up, modulo 2 to the 32."""
+    """Return the sum of each lane of `read_constant`, modulo 2 to the 32."""
     first = np.arange(WARP)[:, None] * apart + np.arange(turns) % FIRST
     places = first[:, :, None] + np.arange(READS)
     return CONSTANT[places].sum(axis=(1, 2), dtype=np.uint32)
@@ -365,7 +366,7 @@ def constant_sum(turns: int, apart: int) -> np.ndarray:
 def bandwidths(
     stack: ExitStack, turns: int, blocks: int, threads: int, l2_kib: int, read_kib: int, rounds: int
 ) -> dict[tuple[str, str], float]:
-    """Bytes a second that lanes receive, by memory, from kernels that are checked once."""
+    """Return bytes per second that lanes receive, by memory, from kernels that are checked once."""
     lanes = blocks * threads
     unit = ceilings.ROWS_AT_ONCE * 4 * WORD * lanes
     rows = {
@@ -377,7 +378,7 @@ def bandwidths(
     texture = stack.enter_context(linear_texture(cuda.to_device(np.ones(4 * WARP * ROWS, np.uint32)), 4))
     one, vector = np.float32(1), 4 * WORD
     chains = ceilings.CHAINS
-    # Kernel, arguments before the sums, their type, what each lane's must be, and bytes that a lane receives.
+    # Kernel, arguments before the sums, type of the sums, expected value per lane, and bytes that a lane receives.
     work: dict[tuple[str, str], tuple[Any, tuple[Any, ...], Any, Any, int]] = {
         ("register", "registers"): (
             ceilings.multiply_add,
@@ -448,35 +449,35 @@ def memory_spaces(
     walk_rounds: int = 5,
     rounds: int = machine.ROUNDS,
 ) -> pd.DataFrame:
-    """Measure latency and bandwidth of every memory space, wherever its data can be found.
+    """Measure latency and bandwidth of every memory space at every level that can hold its data.
 
     Parameters
     ----------
     steps : int
-        Reads of a chain that are timed, a multiple of 32; the lines of `device_kib` last for all walks.
+        Timed reads of a chain, a multiple of 32; `device_kib` must have enough lines for all walks.
     l1_kib, l2_kib, device_kib : int
-        Global memory that chains go through: less than L1 holds, less than L2 but more than L1, more than L2.
+        Global memory that chains cover: less than L1, between L1 and L2, and more than L2.
     read_kib : int
-        Device memory that is read for its bandwidth; from L2, `l2_kib`. Both become whole rows of vectors.
+        Device memory that is read for its bandwidth; for L2, `l2_kib`. Both are rounded to whole rows of vectors.
     turns : int
-        Turns of the kernels that read again and again.
+        Turns of the kernels that read repeatedly.
     blocks, threads : int
-        Of the kernels that measure bandwidth; four blocks a multiprocessor by default.
+        Launch geometry of the kernels that measure bandwidth; four blocks per multiprocessor by default.
     walk_rounds, rounds : int
         Samples of each latency, and of each bandwidth.
 
     Returns
     -------
     DataFrame
-        A row for a space and a level: what the guide says of the space (``location``; ``cached``, "-" where there is
-        nothing to cache; ``access``, ``scope``, ``lifetime``; ``predicted_latency_order``, 1 the least),
-        ``latency_cycles`` and ``latency_ns`` of a read (medians), ``tb_s`` that lanes receive (median) and
-        ``predicted_tb_s``; NaN where none was measured or predicted.
+        One row per space and level: the guide's properties of the space (``location``; ``cached``, "-" if not
+        applicable; ``access``, ``scope``, ``lifetime``; ``predicted_latency_order``, 1 is the lowest),
+        ``latency_cycles`` and ``latency_ns`` per read (medians), ``tb_s`` that lanes receive (median) and
+        ``predicted_tb_s``; NaN if not measured or predicted.
 
     Raises
     ------
     AssertionError
-        if a walk ends at another place, or a sum is another, than it should.
+        if a walk ends at a wrong place, or a sum is wrong.
     """
     properties = machine.properties()
     theory = ceilings.ceilings_of(properties)
@@ -484,7 +485,7 @@ def memory_spaces(
     l1, l2, device = (kib * KIB // (LINE * WORD) for kib in (l1_kib, l2_kib, device_kib))
     with ExitStack() as stack:
         chains = walks(stack, steps, l1, l2, device, walk_rounds)
-        # The buffers that bandwidth takes drive out of L2 what was left of the chains when they were written.
+        # The buffers for bandwidth evict from L2 what remains of the chains since they were written.
         rates = bandwidths(stack, turns, blocks, threads, l2_kib, read_kib, rounds)
         found = {name: [walk.measure() for _ in range(walk_rounds)] for name, walk in chains.items()}
         found["register", "registers"] = [measure_registers(steps) for _ in range(walk_rounds)]
@@ -509,7 +510,7 @@ def memory_spaces(
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
-    """Latency, and bandwidth beside the theoretical one, by space and level."""
+    """Plot latency, and bandwidth with its prediction, by space and level."""
     left, right = figure.subplots(1, 2)
     for axes, column, label in ((left, "latency_cycles", "cycles a read in a chain"), (right, "tb_s", "TB/s")):
         shown = frame[frame[column].notna()].sort_values(column, ascending=column == "latency_cycles")
@@ -526,7 +527,7 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def claims(frame: pd.DataFrame) -> dict[str, bool]:
-    """What the docstring says of the numbers."""
+    """Check the statements of the module's docstring against a result."""
     at = frame.set_index(["space", "level"])
     wait, rate, predicted = (at[column].to_dict() for column in ("latency_cycles", "tb_s", "predicted_tb_s"))
     outwards = [("register", "registers"), ("shared", "shared memory"), ("global", "L2"), ("global", DEVICE)]

@@ -1,16 +1,17 @@
-"""A copy that begins off a 32-byte boundary asks for a sector more a warp, and pays for it only in the caches.
+"""A copy that starts off a 32-byte boundary requests one more sector per warp, and pays for it only in the caches.
 
-A warp that copies 32 neighbouring floats from a 32-byte boundary on needs four sectors of 32 bytes; from any other
-place it touches five. By the guide that costs a fifth of the bandwidth, as it does where every sector comes from device
-memory. But the fifth sector is also the neighbouring warp's: whoever asks second finds it in L1 or L2, device memory
-moves as many bytes as before, and a copy that waits for device memory hardly slows down. Both predictions are drawn,
-from the copy at offset 0: on an H200, where that reaches little more than half of what device memory gives (a thread
-has one load under way), misaligned copies lose about 4 % and not 20 %. Offsets of 8, 16 and 24 lose about 3 %, though
-they need four sectors: only multiples of 32 (128 bytes) keep each warp within one line of the cache.
+A warp that copies 32 consecutive floats from a 32-byte boundary needs four sectors of 32 bytes; from any other address
+it touches five. According to the guide, this costs a fifth of the bandwidth, which is true if every sector comes from
+device memory. But the fifth sector also belongs to the neighbouring warp: the second request finds it in L1 or L2,
+device memory moves as many bytes as before, and a copy that waits for device memory hardly slows down. Both predictions
+are drawn, relative to the copy at offset 0. On an H200, that copy reaches little more than half of device memory's
+bandwidth (each thread has one load in flight), and misaligned copies lose about 4 % instead of 20 %. Offsets of 8, 16
+and 24 lose about 3 %, although they need four sectors: only multiples of 32 (128 bytes) keep each warp within one cache
+line.
 
-Blocks of a size that is no multiple of 32 misalign the warps of all blocks behind them, and leave lanes of each block's
-last warp idle. What small blocks lose beside is not counted in sectors: of blocks of 33 threads a multiprocessor holds
-32, half of the threads that it could, each block is started anew, and its second warp copies a single float.
+A block size that is not a multiple of 32 misaligns the warps of all following blocks, and leaves lanes of each block's
+last warp idle. Sectors do not account for further losses of small blocks: a multiprocessor holds 32 blocks of 33
+threads, half of the threads that it could; each block must be started; and its second warp copies a single float.
 
 Source: CUDA C++ Best Practices Guide, "A Sequential but Misaligned Access Pattern" and "Effects of Misaligned
 Accesses".
@@ -39,13 +40,13 @@ BLOCK = 256
 
 @cuda.jit
 def offset_copy(odata: Any, idata: Any, offset: Any) -> None:
-    """Each thread copies one element; the arrays have `offset` elements more than there are threads."""
+    """Copy one element per thread; the arrays have `offset` more elements than there are threads."""
     x = cuda.grid(1) + offset
     odata[x] = idata[x]
 
 
 def sectors_a_block(block: int, offset: int, number: int) -> int:
-    """Sectors that the warps of a block ask for, in reading or in writing."""
+    """Sectors that the warps of a block request, for reading or for writing."""
     count = 0
     for first in range(0, block, WARP):
         lanes = range(min(WARP, block - first))
@@ -55,8 +56,8 @@ def sectors_a_block(block: int, offset: int, number: int) -> int:
 
 
 def sectors_a_float(block: int, offset: int) -> float:
-    """Sectors a float copied, in reading or in writing; at best an eighth."""
-    blocks = 8  # after which block numbers leave the same remainder by 32 bytes
+    """Sectors per copied float, for reading or for writing; at best an eighth."""
+    blocks = 8  # the alignment of blocks to sectors repeats after these
     return sum(sectors_a_block(block, offset, number) for number in range(blocks)) / (blocks * block)
 
 
@@ -66,25 +67,25 @@ def misaligned_copy(
     elements: int = 1 << 26,
     rounds: int = machine.ROUNDS,
 ) -> pd.DataFrame:
-    """Copy floats from each offset on by blocks of `BLOCK`, then from offset 0 on by blocks of other sizes.
+    """Copy floats from each offset with blocks of `BLOCK`, then from offset 0 with blocks of other sizes.
 
     Parameters
     ----------
     offsets : sequence of int
-        In elements, 0 or more; with 0, what the others are predicted from.
+        Offsets in elements, 0 or more. Must include 0, from which the others are predicted.
     blocks : sequence of int
-        Threads a block, for the copies from offset 0 on.
+        Threads per block for the copies from offset 0.
     elements : int
         Floats to copy, rounded down to whole blocks.
     rounds : int
-        Samples of each.
+        Samples of each measurement.
 
     Returns
     -------
     DataFrame
-        A row a copy: ``offset``, ``block``, ``sectors`` a warp of 32 lanes, ``us`` (median), ``gb_s`` (bytes read and
-        written), ``predicted_by_sectors_gb_s`` and ``predicted_by_bytes_gb_s``: what the copy from offset 0 by blocks
-        of `BLOCK` reaches, by the sectors asked for, and by the bytes that device memory moves.
+        One row per copy: ``offset``, ``block``, ``sectors`` per warp of 32 lanes, ``us`` (median), ``gb_s`` (bytes read
+        and written), ``predicted_by_sectors_gb_s`` and ``predicted_by_bytes_gb_s``: the bandwidth of the copy from
+        offset 0 with blocks of `BLOCK`, scaled by the sectors requested, and by the bytes that device memory moves.
 
     Raises
     ------
@@ -128,7 +129,7 @@ def misaligned_copy(
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
-    """Bandwidth by offset, and by block size."""
+    """Plot bandwidth against offset, and by block size."""
     left, right = figure.subplots(1, 2, width_ratios=[3, 1], sharey=True)
     moved = frame[frame["block"] == BLOCK].sort_values("offset")
     curve(left, moved["offset"], moved["gb_s"], moved["predicted_by_bytes_gb_s"], "measured", 0)
@@ -145,7 +146,7 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def claims(frame: pd.DataFrame) -> dict[str, bool]:
-    """What the docstring says of the numbers."""
+    """Check the statements of the module's docstring against a result."""
     at = frame[frame["block"] == BLOCK].set_index("offset")
     off, least = at[at.index % 8 != 0], frame[frame["block"] == 33]
     return {

@@ -1,4 +1,4 @@
-"""Copies by the driver, buffers for them, and the time that work on several streams takes. Not for the simulator."""
+"""Copies by the driver, their buffers, and timing of work on several streams. Not for the simulator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Events", "address", "clear", "copy", "device_array", "finish", "kern
 
 
 def address(place: Any) -> int:
-    """Of the first byte: of a NumPy array, of a device array, or an address itself."""
+    """Return the address of the first byte of a NumPy array or a device array; an address is returned unchanged."""
     if isinstance(place, int):
         return place
     if isinstance(place, np.ndarray):
@@ -27,24 +27,24 @@ def address(place: Any) -> int:
 
 
 def copy(target: Any, source: Any, size: int, stream: int) -> None:
-    """Enqueue a copy of so many bytes; from where to where, the driver tells by the addresses."""
+    """Enqueue a copy of `size` bytes; the driver infers the direction from the addresses."""
     call(driver.cuMemcpyAsync, address(target), address(source), size, stream)
 
 
 def clear(target: Any, size: int, stream: int) -> None:
-    """Enqueue the setting of all bits of so many bytes on the device; as float32 they are NaN, like no result."""
+    """Enqueue setting all bits of device memory; as float32 they are NaN, unlike any result."""
     call(driver.cuMemsetD8Async, address(target), 0xFF, size, stream)
 
 
 def finish(*streams: int) -> None:
-    """Wait until streams have done all that is enqueued on them."""
+    """Wait until streams have completed all enqueued work."""
     for stream in streams:
         call(driver.cuStreamSynchronize, stream)
 
 
 @contextmanager
 def device_array(elements: int, dtype: Any = np.float32) -> Iterator[Any]:
-    """An uninitialised Numba device array of one dimension, freed at the end and not at the collector's leisure."""
+    """Yield an uninitialised one-dimensional Numba device array, freed at the end without waiting for the collector."""
     from numba import cuda
 
     size = max(elements * np.dtype(dtype).itemsize, 1)
@@ -58,19 +58,19 @@ def device_array(elements: int, dtype: Any = np.float32) -> Iterator[Any]:
 
 
 class Events:
-    """Events that record times, as many as are asked for by name; freed by `close`."""
+    """Timing events, created on first use of a name; freed by `close`."""
 
     def __init__(self) -> None:
         self._events: dict[Any, Any] = {}
 
     def record(self, name: Any, stream: int) -> None:
-        """Note under a name when the stream gets here."""
+        """Record an event under a name on a stream."""
         if name not in self._events:
             self._events[name] = call(driver.cuEventCreate, 0)
         call(driver.cuEventRecord, self._events[name], stream)
 
     def wait(self, name: Any, stream: int) -> None:
-        """Let a stream wait until the event of that name has happened."""
+        """Make a stream wait for the event of that name."""
         call(driver.cuStreamWaitEvent, stream, self._events[name], 0)
 
     def ms(self, begin: Any, end: Any) -> float:
@@ -79,14 +79,14 @@ class Events:
         return float(call(driver.cuEventElapsedTime, self._events[begin], self._events[end]))
 
     def close(self) -> None:
-        """Free them."""
+        """Free the events."""
         for event in self._events.values():
             call(driver.cuEventDestroy, event)
         self._events.clear()
 
 
 def span_ms(streams: Sequence[int], work: Callable[[], object]) -> float:
-    """Milliseconds from when all streams may begin until the last is done with what the work enqueues on them."""
+    """Milliseconds from the common start of all streams to the end of the work enqueued on them."""
     events = Events()
     try:
         events.record("begin", streams[0])
@@ -103,20 +103,20 @@ def span_ms(streams: Sequence[int], work: Callable[[], object]) -> float:
 
 
 def median_ms(streams: Sequence[int], work: Callable[[], object], rounds: int) -> float:
-    """Median of some spans, after one that does not count."""
+    """Median of several spans, after an untimed one."""
     span_ms(streams, work)
     return statistics.median(span_ms(streams, work) for _ in range(rounds))
 
 
 @contextmanager
 def kernel_graph(enqueue: Call, launches: int, stream: int, attribute: Any = None, value: Any = None) -> Iterator[Any]:
-    """An executable graph of so many launches of a kernel, each node of which has an attribute, if one is given."""
+    """Yield an executable graph of `launches` launches of a kernel; sets an attribute of each node if one is given."""
     call(driver.cuStreamBeginCapture, stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
     try:
         for _ in range(launches):
             enqueue(stream)
     except BaseException:
-        with contextlib.suppress(RuntimeError):  # a stream left capturing refuses everything else
+        with contextlib.suppress(RuntimeError):  # a stream left in capture mode refuses everything else
             call(driver.cuGraphDestroy, call(driver.cuStreamEndCapture, stream))
         raise
     graph = call(driver.cuStreamEndCapture, stream)

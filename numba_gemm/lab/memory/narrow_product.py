@@ -1,8 +1,8 @@
-"""A tile in shared memory is asked of global memory once a block, and not once a multiply-add.
+"""A tile in shared memory is read from global memory once per block, instead of once per multiply-add.
 
-C = A B, where A has 32 columns and B 32 rows. A block of 32 x 32 threads owns a tile of C, a thread an element. Three
-kernels: each thread reads its row of A and its column of B from global memory; the tile of A goes through shared
-memory; both tiles do. Of global memory a warp asks
+C = A B, where A has 32 columns and B 32 rows. A block of 32 x 32 threads computes a tile of C, one element per thread.
+In the first of three kernels, each thread reads its row of A and its column of B from global memory; in the second, the
+tile of A goes through shared memory; in the third, both tiles do. A warp requests from global memory
 
 | kernel      | sectors of 32 bytes                                       | requests |
 |-------------|-----------------------------------------------------------|----------|
@@ -10,25 +10,26 @@ memory; both tiles do. Of global memory a warp asks
 | `shared_a`  | 4 of A, 32 x 4 of B                                       | 33 loads |
 | `shared_ab` | 4 of A, 4 of B                                            | 2 loads  |
 
-and each stores 4 sectors of C.
+and stores 4 sectors of C in each.
 
-A block is laid out by threadIdx.x first: threads 0 to 31 have threadIdx.y = 0, threads 32 to 63 have 1, and so on.
-Since the block is 32 wide, a warp is exactly one row of the tile: it has one `y`, and `x` is its lane. So in `shared_a`
-a warp reads of the tile only the row that it has written itself, and `syncwarp` is barrier enough. In `shared_ab` a
-warp reads all of the tile of B, which the other warps have written, and that takes `syncthreads`.
+Threads of a block are numbered by threadIdx.x first: threads 0 to 31 have threadIdx.y = 0, threads 32 to 63 have 1, and
+so on. Since the block is 32 wide, a warp is exactly one row of the tile: it has one `y`, and `x` is its lane. So in
+`shared_a` a warp reads only the row of the tile that it has written itself, and `syncwarp` suffices as a barrier. In
+`shared_ab` a warp reads all of the tile of B, written by all warps, which requires `syncthreads`.
 
 The guide calls the three "no optimization", "coalesced using shared memory to store a tile of A" and "using shared
-memory to eliminate redundant reads of a tile of B", and has them at 119.9, 144.4 and 195.5 GB/s on a V100.
+memory to eliminate redundant reads of a tile of B", and reports 119.9, 144.4 and 195.5 GB/s on a V100.
 
-Effective bandwidth is that of 4 (M K + K N + M N) bytes, each element of A, B and C moved once. Two predictions bound
-it. With `predicted_by_hits`, L1 holds what is asked for again: tiles come from L2 once a block, and all requests pass
-through the data path that L1 and shared memory share, a pass for each line of 128 bytes of global memory and each
-wavefront of shared memory, at the ceiling's 128 bytes a clock. That is all the same to the three, 65, 67 and 69 passes
-a warp: shared memory takes no fewer passes than an L1 cache that hits. With `predicted_by_misses`, L1 holds nothing,
-and every sector comes from L2. Both count C's way to device memory and the multiply-adds; the slowest decides.
+Effective bandwidth is that of 4 (M K + K N + M N) bytes, with each element of A, B and C moved once. Two predictions
+bound it. For `predicted_by_hits`, all repeated requests hit L1: tiles come from L2 once per block, and all requests go
+through the data path that L1 and shared memory share, with one pass per 128-byte line of global memory and per
+wavefront of shared memory, at the ceiling of 128 bytes per clock. This is nearly the same for the three, 65, 67 and 69
+passes per warp: shared memory takes no fewer passes than an L1 cache that hits. For `predicted_by_misses`, L1 holds
+nothing, and every sector comes from L2. Both include the transfer of C to device memory and the multiply-adds; the
+slowest part decides.
 
-So what both tiles gain in shared memory is not fewer bytes, but that it cannot miss. On an H200 all kernels lie between
-their bounds, or below the one bound by about 4 %:
+So the gain of both tiles in shared memory is not fewer bytes, but that shared memory cannot miss. On an H200 all
+kernels lie between their bounds, or about 4 % below the single bound:
 
 | kernel      | effective GB/s | by misses, by hits | of hits |
 |-------------|----------------|--------------------|---------|
@@ -36,10 +37,11 @@ their bounds, or below the one bound by about 4 %:
 | `shared_a`  | 377            | 277, 496           | 76 %    |
 | `shared_ab` | 463            | 482, 482           | 96 %    |
 
-The order is not the guide's. The tile of A alone is about 8 % slower than none, where the guide gains 20 %; both tiles
-gain about 13 %, and not 63. Passes foresee a part of the first: the tile saves none, since each load of A becomes one
-of shared memory, and costs two more, 3 %. The two kernels that read B through L1 all along are about 20 and 24 % below
-their hits, and `shared_ab` is not. Misses would do that; how many there are is not measured.
+The order differs from the guide's. The tile of A alone is about 8 % slower than none, where the guide gains 20 %; both
+tiles gain about 13 % instead of 63. The number of passes explains part of the first: the tile saves none, since each
+load of A becomes one of shared memory, and costs two more, 3 %. The two kernels that read B through L1 throughout are
+about 20 and 24 % below the bound of their hits, and `shared_ab` is not. Misses would explain that; their number is not
+measured.
 
 Source: CUDA C++ Best Practices Guide, "Shared Memory in Matrix Multiplication (C=AB)" and "Effective Bandwidth
 Calculation"; CUDA C++ Programming Guide, "Thread Hierarchy".
@@ -63,14 +65,14 @@ from numba_gemm.models.traffic import Access
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-W = 32  # K, and either side of a block and of its tile of C
+W = 32  # K, and the sides of a block and of its tile of C
 ITEM, LINE_BYTES = 4, 128
 LANES = np.arange(W)
 
 
 @cuda.jit
 def simple(a: Any, b: Any, c: Any) -> None:
-    """Each thread reads its row of A and its column of B."""
+    """Read a row of A and a column of B per thread from global memory."""
     row = cuda.blockIdx.y * cuda.blockDim.y + cuda.threadIdx.y
     col = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     acc = float32(0)
@@ -81,13 +83,13 @@ def simple(a: Any, b: Any, c: Any) -> None:
 
 @cuda.jit
 def shared_a(a: Any, b: Any, c: Any) -> None:
-    """The tile of A is read once, coalesced, and then from shared memory."""
+    """Load the tile of A once, coalesced, and then read it from shared memory."""
     a_tile = cuda.shared.array((W, W), float32)
     x, y = cuda.threadIdx.x, cuda.threadIdx.y
     row = cuda.blockIdx.y * cuda.blockDim.y + y
     col = cuda.blockIdx.x * cuda.blockDim.x + x
     a_tile[y, x] = a[row, x]
-    cuda.syncwarp()  # row y of the tile is written by all lanes of this warp, which alone reads it
+    cuda.syncwarp()  # row y of the tile is written by all lanes of this warp, and read by this warp only
     acc = float32(0)
     for i in range(uint32(W)):
         acc += a_tile[y, i] * b[i, col]
@@ -96,7 +98,7 @@ def shared_a(a: Any, b: Any, c: Any) -> None:
 
 @cuda.jit
 def shared_ab(a: Any, b: Any, c: Any) -> None:
-    """Both tiles are read once, and then from shared memory."""
+    """Load both tiles once, and then read them from shared memory."""
     a_tile = cuda.shared.array((W, W), float32)
     b_tile = cuda.shared.array((W, W), float32)
     x, y = cuda.threadIdx.x, cuda.threadIdx.y
@@ -104,7 +106,7 @@ def shared_ab(a: Any, b: Any, c: Any) -> None:
     col = cuda.blockIdx.x * cuda.blockDim.x + x
     a_tile[y, x] = a[row, x]
     b_tile[y, x] = b[y, col]
-    cuda.syncthreads()  # each row of b_tile is written by another warp, and read by all
+    cuda.syncthreads()  # each row of b_tile is written by one warp and read by all
     acc = float32(0)
     for i in range(uint32(W)):
         acc += a_tile[y, i] * b_tile[i, x]
@@ -112,11 +114,11 @@ def shared_ab(a: Any, b: Any, c: Any) -> None:
 
 
 KERNELS: dict[str, Any] = {"simple": simple, "shared_a": shared_a, "shared_ab": shared_ab}
-COPIES = {"simple": 0, "shared_a": 1, "shared_ab": 2}  # tiles that a block brings to shared memory
+COPIES = {"simple": 0, "shared_a": 1, "shared_ab": 2}  # tiles that a block copies to shared memory
 
 
 def accesses(kernel: str, n: int) -> Iterator[Access]:
-    """What warp y = 1 of block (0, 0) does, by the same indices as the kernel, with rows of B and C of n floats."""
+    """Yield the accesses of warp y = 1 of block (0, 0), with the kernel's indices; rows of B and C have n floats."""
     x, y = LANES, 1
     tiled_a, tiled_b = COPIES[kernel] >= 1, COPIES[kernel] >= 2
     if tiled_a:
@@ -132,12 +134,12 @@ def accesses(kernel: str, n: int) -> Iterator[Access]:
 
 
 def access(what: str, places: np.ndarray[Any, Any]) -> Access:
-    """A request of a warp for a float a lane; what is global, or load or store of shared memory."""
+    """One request of a warp with one float per lane, to global memory or as a load or store of shared memory."""
     return Access(what, 1, tuple(places.tolist()), 1)
 
 
 def cost(found: Iterator[Access]) -> dict[str, int]:
-    """Sectors of global memory, wavefronts of shared memory, and passes through their common path; of a warp."""
+    """Sectors of global memory, wavefronts of shared memory, and passes through their common data path, per warp."""
     requests = list(found)
     return {
         "global_sectors": sum(request.sectors for request in requests if request.what == "global"),
@@ -147,14 +149,14 @@ def cost(found: Iterator[Access]) -> dict[str, int]:
 
 
 def bounds(m: int, n: int, found: Mapping[str, int], least: int) -> tuple[float, float]:
-    """Microseconds at least, if L1 holds all that is asked for again and if it holds nothing.
+    """Lower bounds in microseconds, if all repeated requests hit L1 and if none does.
 
     Parameters
     ----------
     m, n : int
-        Of C.
+        Extents of C.
     found : mapping
-        Of `cost`.
+        Result of `cost`.
     least : int
         Bytes of A, B and C.
     """
@@ -207,35 +209,34 @@ def compare(
 
 
 def integers(rows: int, cols: int, seed: int) -> np.ndarray[Any, Any]:
-    """Small ones, whose products any order of summation gives exactly."""
+    """Draw small integers, whose products have exact sums in any order."""
     return np.random.default_rng(seed).integers(-8, 9, (rows, cols)).astype(np.float32)
 
 
 def narrow_product(m: int = 8192, n: int = 8192, rounds: int = machine.ROUNDS) -> pd.DataFrame:
-    """Multiply an m x 32 matrix by a 32 x n one, by each kernel.
+    """Multiply an m x 32 matrix by a 32 x n one with each kernel.
 
     Parameters
     ----------
     m, n : int
         Multiples of 32.
     rounds : int
-        Samples of each.
+        Samples of each measurement.
 
     Returns
     -------
     DataFrame
-        A row a kernel: ``kernel``, ``m``, ``n``; of a warp, ``global_sectors_a_warp`` asked for,
+        One row per kernel: ``kernel``, ``m``, ``n``; per warp, ``global_sectors_a_warp`` requested,
         ``shared_wavefronts_a_warp`` and ``passes_a_warp`` through the data path that L1 and shared memory share;
-        ``moved_mb`` (each element of A, B and C once), ``us`` (median), ``gb_s`` (effective bandwidth), and what bounds
-        it: ``predicted_by_hits_gb_s`` and ``predicted_by_misses_gb_s``, if L1 holds all that is asked for again, and
-        if it holds nothing.
+        ``moved_mb`` (each element of A, B and C once), ``us`` (median), ``gb_s`` (effective bandwidth), and its bounds:
+        ``predicted_by_hits_gb_s`` and ``predicted_by_misses_gb_s``, if all repeated requests hit L1, and if none does.
 
     Raises
     ------
     ValueError
         for other extents.
     AssertionError
-        if a product is wrong.
+        if a result is wrong.
     """
     if m < W or n < W or m % W or n % W:
         raise ValueError(f"m and n are {m} and {n}; expected multiples of {W}")
@@ -247,7 +248,7 @@ def narrow_product(m: int = 8192, n: int = 8192, rounds: int = machine.ROUNDS) -
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
-    """Bandwidth by kernel, between its bounds, and what a warp asks for."""
+    """Plot bandwidth by kernel with its bounds, and the requests per warp."""
     left, right = figure.subplots(1, 2, width_ratios=[3, 2], sharey=True)
     names, places = list(frame["kernel"]), range(len(frame))
     bars(left, names, frame["gb_s"], None)
@@ -270,7 +271,7 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def claims(frame: pd.DataFrame) -> dict[str, bool]:
-    """What the docstring says of the numbers."""
+    """Check the statements of the module's docstring against a result."""
     at = frame.set_index("kernel")
     sectors, passes, gb_s = at["global_sectors_a_warp"], at["passes_a_warp"], at["gb_s"]
     return {

@@ -1,47 +1,48 @@
-"""Copies, kernels and the host work at the same time if they are in different streams and memory is page-locked.
+"""Copies, kernels and host code overlap if they use different streams and page-locked memory.
 
-Staged. Data are cut into as many pieces as there are streams, and each stream copies its piece and runs a kernel on it.
-Nothing of the shorter of both, tT of the copies and tE of the kernels, is left over but one piece's: predicted are
-`max(tE, tT) + min(tE, tT) / nStreams`, which for one stream is the sequence tE + tT. Both are measured alone, on all
-the data. The kernels' time is set by the number of fused multiply-adds an element, so that copies take longer in one
-case and kernels in two. On an H200 the formula is right to 5 %. Up to 8 streams hardly anything is slower than
-predicted, and sequences are faster by 1 or 2 %: as if each of the times alone had a beginning and an end that a
-sequence has once. Where copies take longer, 16 and 32 streams take 4 to 5 % more than predicted, and hardly less than
-8; where kernels do, they take what is predicted to 1 %. As if many small copies left the link idle between them; that
-is not measured.
+Staged. The data are divided into as many pieces as there are streams, and each stream copies its piece and runs a
+kernel on it. Of the shorter of tT (all copies) and tE (all kernels), only one piece's time remains visible: the
+prediction is `max(tE, tT) + min(tE, tT) / nStreams`, which for one stream is the sequence tE + tT. Both are measured
+alone, on all the data. The kernels' time is set by the number of fused multiply-adds per element, so that copies take
+longer in one case and kernels in two. On an H200 the formula is accurate to 5 %. Up to 8 streams, hardly anything is
+slower than predicted, and sequences are faster by 1 or 2 %, as if each time measured alone included a start and an end
+that a sequence has only once. If copies take longer, 16 and 32 streams take 4 to 5 % more than predicted, and hardly
+less than 8 streams; if kernels do, they take the predicted time to 1 %. It is as if many small copies left the link
+idle between them; that is not measured.
 
-The numbers of the guide's listing must be divisible by threads and streams; otherwise it leaves elements out. Here
-pieces are rounded up to whole blocks, the last one is shorter, and the kernel checks its bounds: 3 and 7 streams, which
-do not divide the data, take what the formula says, to 3 %.
+The guide's listing requires a number of elements that is divisible by threads and streams; otherwise it leaves elements
+out. Here pieces are rounded up to whole blocks, the last one is shorter, and the kernel checks its bounds: 3 and 7
+streams, which do not divide the data, take the time of the formula, to 3 %.
 
-Timeline. When each stage of one run began and ended, by events, beside what a pipeline of equal stages predicts. An
-event before a copy happens as soon as the stream gets there, even if the copy has to wait for another stream's; so here
-each copy first waits for the copy before it, and each kernel for the kernel before it, as they otherwise do for the
-copy engine and the multiprocessors. Copies keep to the prediction. So does the first kernel; but the second, whose data
-have long been there, begins not when the first ends, at about 3.2 ms, but when the third stream's copy ends, at about
-3.7, and the others follow it without a gap. It is as if its event had stood in a queue behind that copy. Nothing of
-this is seen in the staged runs, which have no such events: 4 streams take about 9.0 ms there, and 9.6 here.
+Timeline. Start and end of each stage of one run, recorded by events, compared with a pipeline of equal stages. An event
+before a copy happens as soon as the stream reaches it, even if the copy has to wait for another stream's copy.
+Therefore each copy here first waits for the copy before it, and each kernel for the kernel before it, as they would
+otherwise wait for the copy engine and the multiprocessors. The copies follow the prediction. So does the first kernel;
+but the second, whose data arrived long before, does not start when the first ends, at about 3.2 ms, but when the third
+stream's copy ends, at about 3.7, and the others follow it without a gap. It is as if its event had been queued behind
+that copy. The staged runs, which have no such events, do not show this: 4 streams take about 9.0 ms there, and 9.6
+here.
 
-Host. Calls return at once, after about half a millisecond here, and what the host does until it waits for the stream
-costs no time of its own: predicted is the longer of both, and the sum if the host works after it has waited. Both are
-right to 4 %. From pageable memory the call returns only when the host has copied the data, and only the kernel is left
-to overlap with: predicted are the copy and the longer of kernel and host. Measured are about 50 ms, for 49 predicted
-and 57 in sequence. The call returns after 38 ms, about what the copy alone takes, and from there on it takes 11, where
-the host's work alone takes 10. How long a pageable copy takes alone differs between runs: in an earlier one it was 30
-ms, but 38 here as well, so that nothing was gained. Why is not explained.
+Host. Calls return immediately, here after about half a millisecond, and host code costs no time of its own until it
+waits for the stream: the prediction is the longer of both, and the sum if the host works after waiting. Both are
+accurate to 4 %. From pageable memory, the call returns only after the host has copied the data, so only the kernel can
+overlap with host code: the prediction is the copy plus the longer of kernel and host. The measured time is about 50 ms,
+compared with 49 predicted and 57 in sequence. The call returns after 38 ms, about the time of the copy alone, and the
+rest takes 11, where the host's work alone takes 10. The time of a pageable copy alone differs between runs: in an
+earlier run it was 30 ms, but 38 here as well, so nothing was gained. This is not explained.
 
-Independent. A copy in one stream and a kernel on other data in another take as long as the longer one, and in one
-stream as long as both, to 2 %.
+Independent. A copy in one stream and a kernel on other data in another stream take as long as the longer one, and in
+one stream as long as both, to 2 %.
 
-Default stream. A copy in the legacy default stream, followed by a wait, is what a blocking copy is. It begins after
-what was enqueued before in any blocking stream: predicted is the sum. Streams that were created as non-blocking, which
-all others here are, do not wait for the default stream, and a kernel there overlaps with it; of these the guide does
-not speak. Both are as predicted, to 2 %.
+Default stream. A copy in the legacy default stream, followed by a wait, is equivalent to a blocking copy. It starts
+after the work that was enqueued before in any blocking stream: the prediction is the sum. Streams created as
+non-blocking, like all others here, do not wait for the default stream, and a kernel there overlaps with it; the guide
+does not mention them. Both times are as predicted, to 2 %.
 
-Directions. A copy each way, in two streams, and a kernel in a third all overlap on a device that has two copy engines;
-with one engine the copies take turns. Predicted is the longest. An H200 has three engines. There two copies take about
-a tenth longer than the longer one alone, so that the two directions are not quite independent; copies beside a kernel
-that takes longer than they do change its time by no more than 3 %, one way or both.
+Directions. A copy in each direction, in two streams, and a kernel in a third all overlap on a device with two copy
+engines; with one engine the copies alternate. The prediction is the longest of the three. An H200 has three engines.
+Two copies take about a tenth longer there than the longer one alone, so the two directions are not quite independent;
+copies concurrent with a kernel that takes longer change its time by no more than 3 %, in one direction or both.
 
 Source: CUDA C++ Best Practices Guide, "Asynchronous and Overlapping Transfers with Computation"; CUDA Driver API,
 "Stream synchronization behavior" and "API synchronization behavior".
@@ -75,9 +76,9 @@ if TYPE_CHECKING:
 ITEM = 4
 BLOCK = 256
 ROUNDS = 9
-PERIOD = 4096  # of the data: small numbers, so that sums of many ones stay exact
-LEGACY = 1  # the driver's CU_STREAM_LEGACY, whatever handle 0 means
-HOST_ELEMENTS = 1 << 16  # that the host works on: few enough for its cache, so that copies do not slow it down
+PERIOD = 4096  # of the data; small numbers, so that sums of many ones stay exact
+LEGACY = 1  # the driver's CU_STREAM_LEGACY, regardless of the meaning of handle 0
+HOST_ELEMENTS = 1 << 16  # size of the host's work: small enough for its cache, so that copies do not slow it down
 
 TO_DEVICE, TO_HOST, KERNEL = "host to device", "device to host", "kernel"
 
@@ -86,12 +87,12 @@ TO_DEVICE, TO_HOST, KERNEL = "host to device", "device to host", "kernel"
 
 
 def staged_ms(transfer: float, kernel: float, stages: int) -> float:
-    """Predicted time for copying and computing in so many stages, by the times for all of it."""
+    """Predicted time of copying and computing in stages, from the total time of each."""
     return max(transfer, kernel) + min(transfer, kernel) / stages
 
 
 def pipeline(transfer: float, kernel: float, stages: int) -> list[tuple[float, float, float, float]]:
-    """Predicted begin and end of each stage's copy and kernel: both in order, one copy and one kernel at a time."""
+    """Predicted start and end of each stage's copy and kernel, both in order, one copy and one kernel at a time."""
     found, done = [], 0.0
     for number in range(stages):
         copied = (number + 1) * transfer / stages
@@ -102,53 +103,53 @@ def pipeline(transfer: float, kernel: float, stages: int) -> list[tuple[float, f
 
 
 def concurrent_ms(to_device: float, to_host: float, kernel: float, engines: int) -> float:
-    """Predicted time for copies both ways and a kernel at once, by the times of each alone (0 if there is none)."""
+    """Predicted time of copies both ways and a kernel at once, from the time of each alone (0 if absent)."""
     if engines >= 2:
         return max(to_device, to_host, kernel)
     return max(to_device + to_host, kernel) if engines else to_device + to_host + kernel
 
 
 def pieces(elements: int, streams: int, block: int = BLOCK) -> list[tuple[int, int]]:
-    """Begin and end of each stream's piece: whole blocks but for the last one, and together all elements, once.
+    """Start and end of each stream's piece: whole blocks except for the last piece, and all elements together.
 
-    Where there are fewer blocks than streams, some have nothing to do, and there are fewer pieces.
+    With fewer blocks than streams, some streams are idle and there are fewer pieces.
     """
     size = -(-elements // (streams * block)) * block
     return [(begin, min(begin + size, elements)) for begin in range(0, elements, size)]
 
 
 def left_out(elements: int, streams: int, block: int = BLOCK) -> int:
-    """Elements without a thread where N / (nThreads * nStreams) blocks a stream are rounded down."""
+    """Number of elements without a thread if N / (nThreads * nStreams) blocks per stream are rounded down."""
     return elements - elements // (block * streams) * block * streams
 
 
-# ------------------------------------------------------------------------------------------------------- the kernel
+# ----------------------------------------------------------------------------------------------------------- kernel
 
 
 @cuda.jit
 def work(data: Any, turns: Any, factor: Any, summand: Any) -> None:
-    """So many fused multiply-adds, one after the other, on each element; factor and summand are known only here."""
+    """Apply a chain of fused multiply-adds to each element; factor and summand are unknown to the compiler."""
     i = cuda.grid(1)
     if i < data.size:
         x = data[i]
-        while turns > 0:  # the compiler unrolls it; counting a range takes more instructions than what it counts
+        while turns > 0:  # the compiler unrolls this loop; counting a range would take longer than the work
             x = x * factor + summand
             turns -= 1
         data[i] = x
 
 
 def worker(data: Any, turns: int) -> Call:
-    """A call that enqueues the kernel on all of the data, to each of which it adds `turns`."""
+    """Return a call that enqueues the kernel on all of the data, and adds `turns` to each element."""
     one = np.float32(1)
     return machine.enqueue(work, -(-data.size // BLOCK), BLOCK, data, turns, one, one)
 
 
-# ----------------------------------------------------------------------------------------------------------- helpers
+# ---------------------------------------------------------------------------------------------------------- helpers
 
 
 @contextmanager
 def blocking_stream() -> Iterator[int]:
-    """The handle of a new stream that waits for the legacy default stream, and that one for it."""
+    """Yield a new stream that synchronises with the legacy default stream."""
     stream = int(call(driver.cuStreamCreate, driver.CUstream_flags.CU_STREAM_DEFAULT))
     try:
         yield stream
@@ -157,16 +158,16 @@ def blocking_stream() -> Iterator[int]:
 
 
 def host_work(counter: np.ndarray, turns: int) -> None:
-    """Count to so many in every element, by one after the other."""
+    """Count to `turns` in every element, one step at a time."""
     counter[:] = 0
     for _ in range(turns):
         np.add(counter, 1, out=counter)
 
 
 def host_ms(streams: Sequence[int], run: Callable[[], float], rounds: int) -> tuple[float, float]:
-    """Median milliseconds by the host's clock until streams and host are done, and until `run` says it had enqueued.
+    """Median milliseconds of host time until streams and host are done, and until `run` had enqueued its work.
 
-    `run` enqueues and returns the time, of `time.perf_counter`, when it had; and may do more.
+    `run` returns the time of `time.perf_counter` after enqueuing; it may do more work afterwards.
     """
     spans, returns = [], []
     for _ in range(rounds + 1):
@@ -181,7 +182,7 @@ def host_ms(streams: Sequence[int], run: Callable[[], float], rounds: int) -> tu
 
 @dataclass(frozen=True)
 class Bench:
-    """Page-locked data of the host, an array of the device, and the means to time and check what is done with them."""
+    """Page-locked host data, a device array, and methods to time and check work on them."""
 
     source: np.ndarray
     result: np.ndarray
@@ -191,31 +192,31 @@ class Bench:
     rounds: int
 
     def ms(self, run: Callable[[], object], streams: Sequence[int] | None = None) -> float:
-        """Median span of what is enqueued on streams."""
+        """Median span of work on streams."""
         return movement.median_ms(streams or self.streams, run, self.rounds)
 
     def clear(self) -> None:
-        """Let nothing in the device's array look like a result."""
+        """Overwrite the device's array so that nothing in it looks like a result."""
         movement.clear(self.data, self.source.nbytes, self.streams[0])
         movement.finish(self.streams[0])
 
     def check(self, turns: int, elements: int, what: str) -> None:
-        """Raise AssertionError unless so many of the device's elements are those of the host, plus `turns`."""
+        """Raise AssertionError unless the first elements on the device are those of the host plus `turns`."""
         movement.copy(self.result, self.data, elements * ITEM, self.streams[0])
         movement.finish(self.streams[0])
         added = self.result[:elements]
-        np.subtract(added, self.source[:elements], out=added)  # in place, which spares the time of touching more
+        np.subtract(added, self.source[:elements], out=added)  # in place, which saves touching more memory
         if not (added == turns).all():
             raise AssertionError(f"{what}: the result is wrong")
 
     def part(self, begin: int, end: int, turns: int) -> tuple[int, int, int, Call]:
-        """A piece's addresses on device and host, its bytes, and the call for its kernel."""
+        """Return a piece's addresses on device and host, its bytes, and the call for its kernel."""
         to, from_ = movement.address(self.data), movement.address(self.source)
         piece = worker(self.data[begin:end], turns)
         return to + begin * ITEM, from_ + begin * ITEM, (end - begin) * ITEM, piece
 
     def staged(self, elements: int, stages: int, turns: int) -> Callable[[], None]:
-        """Work that copies and computes a piece in each of so many streams."""
+        """Return work that copies and computes one piece per stream."""
         parts = [self.part(begin, end, turns) for begin, end in pieces(elements, stages)]
 
         def run() -> None:
@@ -226,7 +227,7 @@ class Bench:
         return run
 
 
-# --------------------------------------------------------------------------------------------------------- the parts
+# ------------------------------------------------------------------------------------------------------------ parts
 
 Rows = list[dict[str, Any]]
 
@@ -251,7 +252,7 @@ def measure_staged(bench: Bench, turns: Sequence[int], counts: Sequence[int], tr
 
 
 def kernel_ms(bench: Bench, turns: int) -> float:
-    """Time of the kernel alone, on all the data."""
+    """Time of the kernel alone on all the data."""
     kernel, stream = worker(bench.data, turns), bench.streams[0]
     movement.copy(bench.data, bench.source, bench.source.nbytes, stream)
     return bench.ms(lambda: kernel(stream), [stream])
@@ -281,13 +282,13 @@ def measure_remainder(bench: Bench, turns: int, counts: Sequence[int], transfer:
 
 
 def measure_timeline(bench: Bench, turns: int, count: int, transfer: float, kernel: float) -> Rows:
-    """Rows of part "timeline": begin and end of each copy and kernel of one staged run."""
+    """Rows of part "timeline": start and end of each copy and kernel of one staged run."""
     elements = bench.source.size
     parts = [bench.part(begin, end, turns) for begin, end in pieces(elements, count)]
     events = movement.Events()
     streams = bench.streams
     try:
-        for _ in range(2):  # the first run counts only as the one that creates the events
+        for _ in range(2):  # the first run only creates the events
             bench.clear()
             events.record("start", streams[0])
             for number, (stream, (to, from_, size, compute)) in enumerate(zip(streams, parts)):
@@ -319,7 +320,7 @@ def measure_timeline(bench: Bench, turns: int, count: int, transfer: float, kern
 
 
 def measure_host(bench: Bench, turns: int, host_turns: int, transfer: float, kernel: float) -> Rows:
-    """Rows of part "host": work of the host after, and while, the device copies and computes."""
+    """Rows of part "host": host work after, and during, copies and kernels of the device."""
     stream = bench.streams[0]
     compute = worker(bench.data, turns)
     pageable = np.array(bench.source)
@@ -396,7 +397,7 @@ def measure_independent(bench: Bench, turns: int, transfer: float, kernel: float
             movement.finish(first)
             ms = bench.ms(enqueue(computing, copying), list(dict.fromkeys([computing, copying])))
             bench.check(0, bench.source.size, f"{part}, {what}, the copy")
-            # One round more than counts has computed on the same array.
+            # The warm-up round has computed on the same array, too.
             check_other(bench, (bench.rounds + 1) * turns, f"{part}, {what}, the kernel")
             rows.append(
                 {"part": part, "what": what, "streams": 1 + overlaps, "turns": turns}
@@ -407,14 +408,14 @@ def measure_independent(bench: Bench, turns: int, transfer: float, kernel: float
 
 
 def check_other(bench: Bench, turns: int, what: str) -> None:
-    """As the bench's own check, of its other array."""
+    """Same as `Bench.check`, for the other array."""
     Bench(bench.source, bench.result, bench.other, bench.data, bench.streams, bench.rounds).check(
         turns, bench.source.size, what
     )
 
 
 def measure_directions(bench: Bench, turns: int, transfer: float, kernel: float, engines: int) -> Rows:
-    """Rows of part "directions": copies both ways and a kernel, any of them at once."""
+    """Rows of part "directions": copies both ways and a kernel, in every combination."""
     up, down, third = bench.streams[:3]
     size = bench.source.nbytes
     rows: Rows = []
@@ -465,33 +466,33 @@ def overlap(
     host_turns: int = 1500,
     rounds: int = ROUNDS,
 ) -> pd.DataFrame:
-    """Copy and compute at once, in every way that the guide names, and in those that do not overlap.
+    """Overlap copies and kernels in every way that the guide describes, and in some that prevent it.
 
     Parameters
     ----------
     elements : int
         Floats to copy and to compute on; more than `BLOCK` + 1.
     turns : sequence of int
-        Fused multiply-adds an element, a kernel each. The middle one serves all parts but "staged".
+        Fused multiply-adds per element, one kernel for each. The middle one is used in all parts except "staged".
     streams : sequence of int
-        Numbers of streams to stage copies and kernels on; 1 is the sequence.
+        Numbers of streams for staged copies and kernels; 1 is sequential.
     remainder_streams : sequence of int
-        Numbers of streams for as many elements as they do not divide.
+        Numbers of streams for a number of elements that they do not divide.
     timeline_streams : int
-        Streams of the run of which each stage's begin and end are noted.
+        Streams of the run whose stages are recorded.
     host_turns : int
-        Additions of NumPy's that the host does meanwhile.
+        NumPy additions of the host's work.
     rounds : int
-        Samples of each time, of which the median counts.
+        Samples of each time; the result is the median.
 
     Returns
     -------
     DataFrame
-        A row a time, ``ms``, with ``predicted_ms``. ``part``; ``what``; ``streams``; ``turns``; what it is predicted
-        from, each measured alone: ``transfer_ms``, ``back_ms`` of the other direction, ``kernel_ms``, ``host_ms``;
-        their ``sum_ms``; ``returned_ms``, when the host had enqueued all; ``left_out``, the elements that the guide's
-        listing would not compute; ``engines`` that the device has for copies. In part "timeline", a row a stage: its
-        ``stream``, ``begin_ms`` and ``end_ms`` since the start, and those predicted.
+        One row per time ``ms``, with ``predicted_ms``. ``part``; ``what``; ``streams``; ``turns``; the times that it is
+        predicted from, each measured alone: ``transfer_ms``, ``back_ms`` of the other direction, ``kernel_ms``,
+        ``host_ms``; their ``sum_ms``; ``returned_ms``, when the host had enqueued all; ``left_out``, the elements that
+        the guide's listing would not compute; ``engines``, the device's copy engines. Part "timeline" has one row per
+        stage: its ``stream``, ``begin_ms`` and ``end_ms`` since the start, and the predicted ones.
 
     Raises
     ------
@@ -520,11 +521,11 @@ def overlap(
     return pd.DataFrame([{"elements": elements} | row for row in rows])
 
 
-# --------------------------------------------------------------------------------------------- picture and claims
+# -------------------------------------------------------------------------------------------------- plot and claims
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
-    """Time by number of streams, the timeline, and everything else as bars."""
+    """Plot time against the number of streams, the timeline, and the other parts as bars."""
     axes = figure.subplot_mosaic([["staged", "others"], ["timeline", "others"]], width_ratios=[5, 4])
     staged = axes["staged"]
     for index, (turns, at) in enumerate(frame[frame["part"] == "staged"].groupby("turns")):
@@ -561,14 +562,14 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def overlaps(row: Mapping[str, Any]) -> bool:
-    """Whether what is done at once takes a time nearer to the longest than to the sum."""
+    """True if concurrent work takes a time closer to the longest part than to the sum."""
     times = [row[name] for name in ("transfer_ms", "kernel_ms", "back_ms")]
     longest = max(value for value in times if not np.isnan(value))
     return bool(row["ms"] < (longest + row["sum_ms"]) / 2)
 
 
 def claims(frame: pd.DataFrame) -> dict[str, bool]:
-    """What the docstring says of the numbers."""
+    """Check the statements of the module's docstring against a result."""
     rows: dict[str, list[dict[str, Any]]] = {}
     for row in frame.to_dict("records"):
         rows.setdefault(row["part"], []).append({str(name): value for name, value in row.items()})

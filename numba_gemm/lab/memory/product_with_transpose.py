@@ -1,26 +1,27 @@
-"""Shared memory turns a strided read into a coalesced one, and padding a tile frees it of bank conflicts.
+"""Shared memory turns a strided read into a coalesced one, and padding a tile removes its bank conflicts.
 
-C = A A^T, where A has 32 columns, by blocks of 32 x 32 threads, a thread an element of C. The transposed operand's
-neighbours in a row of C are rows of A, 128 bytes apart. Three kernels:
+C = A A^T, where A has 32 columns, by blocks of 32 x 32 threads, with one element of C per thread. For neighbouring
+elements in a row of C, the transposed operand's elements come from different rows of A, 128 bytes apart. Three kernels:
 
-- `strided` reads it where it lies: at each of 32 steps a warp touches 32 sectors, in 32 lines.
-- `coalesced` reads rows of A, 4 sectors a warp, and writes each as a column of a tile of 32 x 32 floats in shared
+- `strided` reads them directly: at each of 32 steps a warp touches 32 sectors, in 32 lines.
+- `coalesced` reads rows of A, 4 sectors per warp, and writes each as a column of a tile of 32 x 32 floats in shared
   memory, whose rows it then reads. A column lies in one bank: its 32 floats take 32 wavefronts.
-- `padded` is the same, but that the rows of the tile have a 33rd float, which nobody uses. A column now lies in 32
-  banks, and takes one wavefront.
+- `padded` is the same, except that the rows of the tile have an unused 33rd float. A column now lies in 32 banks, and
+  takes one wavefront.
 
-The guide's table has them, as no optimization, coalesced through shared memory and without bank conflicts, at 12.8,
-140.2 and 199.4 GB/s on a V100.
+The guide's table reports 12.8, 140.2 and 199.4 GB/s on a V100 for them, as no optimization, coalesced through shared
+memory and without bank conflicts.
 
-The predictions are those of `narrow_product`, here with 4 (M K + M M) bytes: a request takes a pass through the data
-path of L1 and shared memory for each line of global memory that it touches, and for each wavefront, at the ceiling's
-128 bytes a clock. A warp takes 1057, 100 and 69 passes, which is more than all else takes, whether L1 hits or misses.
-So the three should be as 1 to 10.6 to 15.3; on the guide's V100 they were as 1 to 11.0 to 15.6.
+The predictions are those of `narrow_product`, here with 4 (M K + M M) bytes: a request takes one pass through the data
+path of L1 and shared memory per line of global memory that it touches, and per wavefront, at the ceiling of 128 bytes
+per clock. A warp takes 1057, 100 and 69 passes, which exceeds everything else, whether L1 hits or misses. So the three
+speeds should be as 1 to 10.6 to 15.3; on the guide's V100 they were as 1 to 11.0 to 15.6.
 
-Measured bandwidth of `strided` and `padded` stays below the prediction by what passes do not hide: the way from a
-block's loads over its barrier to its stores, in blocks of which a multiprocessor holds two. That is least of `strided`,
-which passes most. `coalesced` is faster than predicted, by about 7 % on an H200, as if a store with conflicts took
-about 25 wavefronts and not 32; its machine code has the 64 loads and 2 stores that are counted. That is not explained.
+The measured bandwidth of `strided` and `padded` stays below the prediction by the time that passes do not hide: from a
+block's loads through its barrier to its stores, with two blocks per multiprocessor. It is smallest for `strided`, which
+has the most passes. `coalesced` is faster than predicted, by about 7 % on an H200, as if a store with conflicts took
+about 25 wavefronts instead of 32; its machine code has the 64 loads and 2 stores that are counted. That is not
+explained.
 
 Source: CUDA C++ Best Practices Guide, "Shared Memory in Matrix Multiplication (C=AA^T)"; CUDA C++ Programming Guide,
 "Shared Memory", compute capability 5.x.
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
 @cuda.jit
 def strided(a: Any, c: Any) -> None:
-    """Each thread reads two rows of A; those of a warp's second one are its lanes'."""
+    """Read two rows of A per thread; the second one differs between the lanes of a warp."""
     row = cuda.blockIdx.y * cuda.blockDim.y + cuda.threadIdx.y
     col = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     acc = float32(0)
@@ -57,7 +58,7 @@ def strided(a: Any, c: Any) -> None:
 
 
 def through_shared(width: int) -> Any:
-    """A kernel that reads rows of A coalesced, and transposes them on their way to a tile of so wide rows."""
+    """Return a kernel that reads rows of A coalesced, and transposes them into a tile with rows of this width."""
 
     @cuda.jit
     def through_shared(a: Any, c: Any) -> None:
@@ -68,7 +69,7 @@ def through_shared(width: int) -> Any:
         col = cuda.blockIdx.x * cuda.blockDim.x + x
         a_tile[y, x] = a[row, x]
         transposed_tile[x, y] = a[cuda.blockIdx.x * cuda.blockDim.x + y, x]
-        cuda.syncthreads()  # each column of transposed_tile is written by another warp, and read by all
+        cuda.syncthreads()  # each column of transposed_tile is written by one warp and read by all
         acc = float32(0)
         for i in range(uint32(W)):
             acc += a_tile[y, i] * transposed_tile[i, x]
@@ -77,12 +78,12 @@ def through_shared(width: int) -> Any:
     return through_shared
 
 
-WIDTHS = {"coalesced": W, "padded": W + 1}  # of the transposed tile
+WIDTHS = {"coalesced": W, "padded": W + 1}  # row width of the transposed tile
 KERNELS: dict[str, Any] = {"strided": strided, **{name: through_shared(width) for name, width in WIDTHS.items()}}
 
 
 def accesses(kernel: str, m: int) -> Iterator[Access]:
-    """What warp y = 1 of block (0, 0) does, by the same indices as the kernel."""
+    """Yield the accesses of warp y = 1 of block (0, 0), with the kernel's indices."""
     x, y = LANES, 1
     if kernel == "strided":
         for i in range(W):
@@ -101,26 +102,26 @@ def accesses(kernel: str, m: int) -> Iterator[Access]:
 
 
 def product_with_transpose(m: int = 8192, rounds: int = machine.ROUNDS) -> pd.DataFrame:
-    """Multiply an m x 32 matrix by its transpose, by each kernel.
+    """Multiply an m x 32 matrix by its transpose with each kernel.
 
     Parameters
     ----------
     m : int
-        A multiple of 32.
+        Multiple of 32.
     rounds : int
-        Samples of each.
+        Samples of each measurement.
 
     Returns
     -------
     DataFrame
-        A row a kernel, with the columns of `narrow_product`; A counts once in ``moved_mb``.
+        One row per kernel, with the columns of `narrow_product`; A counts once in ``moved_mb``.
 
     Raises
     ------
     ValueError
         for another extent.
     AssertionError
-        if a product is wrong.
+        if a result is wrong.
     """
     if m < W or m % W:
         raise ValueError(f"m is {m}; expected a multiple of {W}")
@@ -132,7 +133,7 @@ def product_with_transpose(m: int = 8192, rounds: int = machine.ROUNDS) -> pd.Da
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
-    """Bandwidth by kernel, and what a warp takes."""
+    """Plot bandwidth by kernel, and the passes of a warp."""
     left, right = figure.subplots(1, 2, width_ratios=[3, 2], sharey=True)
     names, places = list(frame["kernel"]), range(len(frame))
     bars(left, names, frame["gb_s"], frame["predicted_by_hits_gb_s"])
@@ -144,7 +145,7 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def label(axes: Any, values: pd.Series[float], form: str) -> None:
-    """Write each value at the root of its bar."""
+    """Write each value at the base of its bar."""
     for place, value in enumerate(values):
         axes.annotate(
             form.format(value), (0, place), (6, 0), xycoords=("axes fraction", "data"), textcoords="offset points"
@@ -152,7 +153,7 @@ def label(axes: Any, values: pd.Series[float], form: str) -> None:
 
 
 def claims(frame: pd.DataFrame) -> dict[str, bool]:
-    """What the docstring says of the numbers."""
+    """Check the statements of the module's docstring against a result."""
     at = frame.set_index("kernel")
     passes, gb_s = at["passes_a_warp"], at["gb_s"]
     return {

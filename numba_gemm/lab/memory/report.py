@@ -1,6 +1,6 @@
-"""The page about the laboratory, from the experiments' docstrings and what was recorded of them.
+"""Documentation page of the laboratory, generated from the experiments' docstrings and recorded results.
 
-``python -m numba_gemm.lab.memory.report`` writes `docs/memory_lab.md`, ``--check`` says whether it is up to date.
+``python -m numba_gemm.lab.memory.report`` writes `docs/memory_lab.md`, ``--check`` verifies that it is up to date.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FAILED = "**does not hold here:** "
 
 
 def section(experiment: Experiment) -> str:
-    """What the page says of an experiment."""
+    """Return the section of an experiment."""
     name = experiment.name
     text = inspect.getdoc(inspect.getmodule(experiment.run)) or ""
     lesson, _, body = text.partition("\n\n")
@@ -55,7 +55,7 @@ def section(experiment: Experiment) -> str:
 
 
 def page() -> str:
-    """All of it."""
+    """Return the whole page."""
     experiments = [load(name) for name in NAMES]
     described = [json.loads((RECORDED / f"{name}.json").read_text(encoding="utf-8")) for name in NAMES]
     sections = [section(experiment) for experiment in experiments]
@@ -73,7 +73,7 @@ def page() -> str:
 
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page, or check it; returns the exit status."""
+    """Write the page, or check it; return the exit status."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     made = page()
     if given == ["--check"]:

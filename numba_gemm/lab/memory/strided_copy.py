@@ -1,32 +1,31 @@
 """A strided copy pays for whole sectors: half is wasted at stride 2, seven eighths from stride 8 on.
 
-Each thread copies one float, `stride` floats from its neighbour's; all copies are of the same number of floats. A warp
-at stride 1 touches 4 sectors of 32 bytes, in reading and in writing; at stride 2 it touches 8, half of whose bytes it
-needs, and from stride 8 on 32, one for every float, an eighth of whose bytes it needs. Predicted by sectors, the useful
-bandwidth is that of stride 1 times the sectors that stride 1 takes over those that the stride takes: a hyperbola that
-is flat from stride 8 on.
+Each thread copies one float, `stride` floats from its neighbour's; all copies move the same number of floats. At stride
+1, a warp touches 4 sectors of 32 bytes for reading and for writing. At stride 2 it touches 8 and needs half of their
+bytes, and from stride 8 on 32, one per float, and needs an eighth of their bytes. Predicted from sectors, the useful
+bandwidth is that of stride 1 times the ratio of the sectors of stride 1 to those of the stride: a hyperbola that is
+flat from stride 8 on.
 
-A second prediction supposes that device memory moves more than the sectors that are asked for. L2 may fetch more than a
-sector at once (`fetch_bytes`, the driver's limit, a hint): with 64 bytes, neighbours share fetches until stride 16, and
-not only until 8. And a stride above 1 writes parts of sectors, the rest of which might have to be read before they can
-be written back. It counts the bytes of the fetches that the loads touch, of those that complete the sectors written in
-part, and of these sectors.
+A second prediction assumes that device memory moves more than the requested sectors. L2 may fetch more than one sector
+at once (`fetch_bytes`, the driver's limit, a hint): with 64 bytes, neighbours share fetches up to stride 16 instead of
+8. And a stride above 1 writes parts of sectors, whose other parts may have to be read before they can be written back.
+The prediction counts the bytes of the fetches that the loads touch, of those that complete partially written sectors,
+and of these sectors.
 
 On an H200 the measured curve has three parts:
 
-- From stride 2 to 8 it is a hyperbola, about an eighth above the prediction by sectors. At each of these strides nearly
-  3 TB/s of sectors pass, read and written; the prediction begins at stride 1, where only about 2.6 do. That is little
-  more than half of what device memory gives in theory: a float a thread is less work than it could serve, and larger
-  strides ask for more bytes with as many instructions.
-- It goes on falling where the prediction by sectors is flat, crosses it near stride 10, and is below it by a fifth at
-  stride 16 and by nearly half at 32. That is not explained. Fetches of 64 bytes would end it at stride 16; each page of
-  device memory that is opened, and each translation of an address, serves fewer floats the farther apart they are, but
-  neither is measured here.
-- At no stride above 1 is it as low as the prediction by fetches, but about 1.3 to 2 times as high. From about stride 11
-  to 20 the bytes that this counts would be more than the 4.8 TB/s that device memory gives in theory: not all of them
-  move.
+- From stride 2 to 8 it is a hyperbola, about an eighth above the prediction from sectors. At each of these strides,
+  nearly 3 TB/s of sectors are read and written; the prediction starts from stride 1, with only about 2.6. That is
+  little more than half of device memory's theoretical bandwidth: one float per thread is too little work to saturate
+  it, and larger strides request more bytes with as many instructions.
+- It continues to fall where the prediction from sectors is flat, crosses it near stride 10, and is below it by a fifth
+  at stride 16 and by nearly half at 32. That is not explained. With fetches of 64 bytes the fall would end at stride
+  16. Each page of device memory that is opened, and each address translation, serves fewer floats at larger strides,
+  but neither is measured here.
+- At no stride above 1 is it as low as the prediction from fetches, but about 1.3 to 2 times as high. From about stride
+  11 to 20, the bytes of that prediction would exceed the theoretical 4.8 TB/s of device memory: not all of them move.
 
-No cache can help, as it does with a misaligned copy: nobody asks for the rest of a sector, before it has to leave.
+No cache can help, as it does for a misaligned copy: nothing requests the rest of a sector before it is evicted.
 
 Source: CUDA C++ Best Practices Guide, "Strided Accesses"; CUDA Driver API, `CU_LIMIT_MAX_L2_FETCH_GRANULARITY`.
 """
@@ -53,40 +52,40 @@ if TYPE_CHECKING:
 
 ITEM, WARP = 4, 32
 BLOCK = 256
-PERIOD = 1 << 20  # of the values, all of which a float32 holds exactly
-CHECKED = 1 << 12  # floats that are looked at on either end of a copy
+PERIOD = 1 << 20  # of the values, all of which are exact in float32
+CHECKED = 1 << 12  # floats that are checked at either end of a copy
 
 
 @cuda.jit
 def stride_copy(odata: Any, idata: Any, stride: Any) -> None:
-    """Each thread copies one element; the arrays have `stride` times as many elements as there are threads."""
+    """Copy one element per thread; the arrays have `stride` times as many elements as there are threads."""
     x = cuda.grid(1) * stride
     odata[x] = idata[x]
 
 
 @cuda.jit
 def number(array: Any) -> None:
-    """Write what each element's number leaves by `PERIOD`."""
+    """Write each element's index modulo `PERIOD`."""
     x = cuda.grid(1)
     if x < array.size:
         array[x] = x % PERIOD
 
 
 def sectors_a_warp(stride: int) -> int:
-    """Sectors that a warp asks for, in reading or in writing."""
+    """Sectors that a warp requests, for reading or for writing."""
     return requests.sectors(((lane, ITEM * lane * stride) for lane in range(WARP)), ITEM)
 
 
 def moved_a_warp(stride: int, fetch_bytes: int) -> int:
-    """Bytes that device memory moves for a warp, if it is read by whole fetches and written by whole sectors."""
+    """Bytes that device memory moves for a warp, if it is read in whole fetches and written in whole sectors."""
     fetched = fetch_bytes * len({ITEM * lane * stride // fetch_bytes for lane in range(WARP)})
     written = requests.SECTOR_BYTES * sectors_a_warp(stride)
-    completed = fetched if written > ITEM * WARP else 0  # sectors of which a part is written have to be read, too
+    completed = fetched if written > ITEM * WARP else 0  # partially written sectors must also be read
     return fetched + completed + written
 
 
 def fetch_granularity() -> int:
-    """Bytes that L2 fetches at once, by the driver's limit; in the simulator 64."""
+    """Bytes that L2 fetches at once, according to the driver's limit; 64 in the simulator."""
     if machine.SIMULATOR:
         return 64
     with machine.in_context():
@@ -95,7 +94,7 @@ def fetch_granularity() -> int:
 
 
 def check(copy: Call, odata: Any, stride: int, elements: int) -> None:
-    """Raise AssertionError unless a copy writes what it should on either end of the array, and nothing in between."""
+    """Raise AssertionError unless a copy is correct at both ends of the array and writes nothing in between."""
     floats = min(CHECKED, elements) * stride
     ends = [odata[begin : begin + floats] for begin in (0, elements * stride - floats)]
     for end in ends:
@@ -112,24 +111,25 @@ def strided_copy(
     elements: int = 1 << 25,
     rounds: int = machine.ROUNDS,
 ) -> pd.DataFrame:
-    """Copy as many floats with each stride.
+    """Copy the same number of floats with each stride.
 
     Parameters
     ----------
     strides : sequence of int
-        In elements, 1 or more; with 1, what the others are predicted from.
+        Strides in elements, 1 or more. Must include 1, from which the others are predicted.
     elements : int
-        Floats to copy, a multiple of `BLOCK`. The arrays hold as many for each step of the largest stride.
+        Floats to copy, a multiple of `BLOCK`. The arrays have this size times the largest stride.
     rounds : int
-        Samples of each.
+        Samples of each measurement.
 
     Returns
     -------
     DataFrame
-        A row a stride: ``stride``, ``sectors`` that a warp asks for in reading, or in writing, ``efficiency`` (needed
-        bytes over those of these sectors), ``fetch_bytes`` that L2 fetches at once, ``us`` (median), ``gb_s`` (needed
-        bytes, read and written), ``predicted_by_sectors_gb_s`` and ``predicted_by_fetches_gb_s``: what stride 1
-        reaches, by the sectors asked for, and by what device memory moves if it fetches and completes sectors.
+        One row per stride: ``stride``, ``sectors`` that a warp requests for reading, or for writing, ``efficiency``
+        (needed bytes over those of these sectors), ``fetch_bytes`` that L2 fetches at once, ``us`` (median), ``gb_s``
+        (needed bytes, read and written), ``predicted_by_sectors_gb_s`` and ``predicted_by_fetches_gb_s``: the bandwidth
+        of stride 1, scaled by the sectors requested, and by the bytes that device memory moves if it fetches and
+        completes sectors.
 
     Raises
     ------
@@ -164,7 +164,7 @@ def strided_copy(
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
-    """Bandwidth by stride."""
+    """Plot bandwidth against stride."""
     axes = figure.subplots()
     by = frame.sort_values("stride")
     curve(axes, by["stride"], by["gb_s"], by["predicted_by_sectors_gb_s"], "measured", 0)
@@ -183,7 +183,7 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def claims(frame: pd.DataFrame) -> dict[str, bool]:
-    """What the docstring says of the numbers."""
+    """Check the statements of the module's docstring against a result."""
     at = frame.set_index("stride").sort_index()
     gb_s, by_sectors = at["gb_s"], at["predicted_by_sectors_gb_s"]
     return {

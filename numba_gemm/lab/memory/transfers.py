@@ -1,58 +1,59 @@
-"""A copy between host and device comes near the link's speed only if it is large and its memory page-locked.
+"""A copy between host and device approaches the link's speed only if it is large and its memory page-locked.
 
-Copies. A copy is predicted to take as long as its smallest kind, of 4 KB here, and in addition its bytes divided by the
-bandwidth of what they move through. Between page-locked memory and the device that is the link: transfers per second
-and lane, times lanes, times the part of the bits that its encoding leaves for data (16 lanes of PCIe 5.0: 63 GB/s). The
-headers of packets are not in it. On an H200 copies of 4 MB and more take about 9 to 15 % longer than predicted, and the
-largest move about 55 GB/s, either way. One of 64 KB takes hardly longer than one of 4 KB; below 1 MB copies take from a
-fifth less than predicted to two fifths more. Memory that was registered is copied as fast as memory that was allocated
-page-locked. So is write-combined memory to the device, from 1 MB on; the other way is not measured.
+Copies. The predicted time of a copy is that of the smallest copy of its kind, 4 KB here, plus its bytes divided by the
+bandwidth of the path. Between page-locked memory and the device the path is the link: transfers per second and lane,
+times lanes, times the fraction of the bits that its encoding leaves for data (16 lanes of PCIe 5.0: 63 GB/s). Packet
+headers are not included. On an H200, copies of 4 MB and more take about 9 to 15 % longer than predicted, and the
+largest move about 55 GB/s in either direction. A copy of 64 KB takes hardly longer than one of 4 KB; below 1 MB, copies
+take from a fifth less than predicted to two fifths more. Registered memory is copied as fast as memory that was
+allocated page-locked. So is write-combined memory to the device, from 1 MB on; the other direction is not measured.
 
-Pageable memory the driver cannot hand to the copy engine: it copies through page-locked memory of its own, and is
-predicted to move as fast as one thread of this host copies as many bytes, or as the link, whichever is slower. That is
-right to a factor of little more than two only. Of 1 MB, which NumPy copies at about 35 GB/s as if in the host's cache,
-the driver moves about 11 GB/s and takes twice the predicted time. Of 64 MB to the host it moves about 16 GB/s and takes
-two fifths to half of it, since the host copied just these at no more than 7. Of 256 MB it takes about a fifth longer
-than predicted to the device, and a fifth to two fifths less to the host. Why the two directions differ is not
-explained.
+The driver cannot pass pageable memory to the copy engine. It copies through page-locked memory of its own, and is
+predicted to be as fast as one thread of this host copies the same number of bytes, or as the link, whichever is slower.
+This prediction is accurate only to a factor of slightly more than two. NumPy copies 1 MB at about 35 GB/s, as if in the
+host's cache; the driver moves it at about 11 GB/s and takes twice the predicted time. It moves 64 MB to the host at
+about 16 GB/s and takes two fifths to half of the predicted time, because the host copied this size at no more than 7.
+For 256 MB it takes about a fifth longer than predicted to the device, and a fifth to two fifths less to the host. The
+difference between the two directions is not explained.
 
-On the device a copy reads and writes, and both count: 3.9 TB/s of 4.8 in theory at 256 MB, 10 % longer than predicted.
-Copies of 4 and 16 MB, which fit the L2 cache, take a seventh to a fifth less than predicted.
+A copy on the device reads and writes, and both count: 3.9 TB/s of the theoretical 4.8 at 256 MB, 10 % longer than
+predicted. Copies of 4 and 16 MB fit the L2 cache and take a seventh to a fifth less than predicted.
 
-Page-locking. It is predicted to cost time by the byte, as for the largest size here: of 256 MB registering takes about
-7 ms and unregistering 5, allocating page-locked memory about 110 and freeing it 35. At 64 MB that is right to a fifth,
-for freeing to two fifths. Registering less costs more a byte, as if each call had a price of its own: of 1 MB,
-registering and unregistering take 4 to 6 times what is predicted, of 4 MB 1.5 to 2 times. Allocating and freeing do not
-follow that: they take nearly twice what is predicted of 1 MB, but only two thirds of 4 MB. The first touch of new
-memory takes about 60 ms for 256 MB, but up to 16 MB a tenth to a third of what that predicts. It is as if few of the
-rounds touched new pages; the C library may hand out again what it was given back.
+Page-locking. The predicted cost is proportional to the bytes, as measured for the largest size here: for 256 MB,
+registering takes about 7 ms and unregistering 5, allocating page-locked memory about 110 and freeing it 35. At 64 MB
+the prediction is accurate to a fifth, for freeing to two fifths. Registering smaller memory costs more per byte, as if
+each call had a fixed cost: for 1 MB, registering and unregistering take 4 to 6 times as long as predicted, for 4 MB 1.5
+to 2 times. Allocating and freeing do not follow that pattern: they take nearly twice the predicted time for 1 MB, but
+only two thirds of it for 4 MB. The first touch of new memory takes about 60 ms for 256 MB, but up to 16 MB only a tenth
+to a third of what that predicts. It is as if few of the rounds touched new pages; the C library may reuse memory that
+was freed before.
 
-Registering pays after as many copies as it, and unregistering, takes times what each copy gains, predicted from the
-predicted times. From 4 MB on it pays with the first copy or the second, at 1 MB after about 4. Memory that is allocated
-page-locked has its first touch included, which other memory needs too; so only what goes beyond that counts against it:
-it pays after 2 to 11 copies of 4 MB and more, and after about 15 of 1 MB. What pinning takes away from the rest of the
-system does not show here.
+Registering pays off after as many copies as it takes to save the time of registering and unregistering; the number is
+predicted from the predicted times. From 4 MB on it pays off with the first or second copy, at 1 MB after about 4.
+Allocating page-locked memory includes its first touch, which other memory needs too, so only the time beyond that
+counts: it pays off after 2 to 11 copies of 4 MB and more, and after about 15 of 1 MB. The cost of pinning to the rest
+of the system does not show here.
 
-Packing. Many small copies are predicted to take a latency each. From page-locked memory they take a third to a half of
-that, about 3 to 4 µs each where one alone takes 9 to 11: latency is not throughput, and calls overlap. From pageable
-memory they take a fifth to a quarter up to 16 KB; at 64 KB they take about four fifths of what is predicted. Packed
-into one page-locked buffer they are predicted to take the host's copy, one latency and the link's time, and reading and
-writing device memory for unpacking. That leaves out the launch, and the call of NumPy's: 1000 pieces of 1 KB take about
-0.4 ms where 0.12 are predicted. At 64 KB they take nearly twice as long as predicted, and half of the excess is the
-host's copy: by its measured rate for 64 MB, 7 GB/s, and not that for 256 MB, 10.6 of the measured 13.6 ms would be
-predicted. Packing gains a factor of about 11 at 1 KB, of 5 at 4 KB, and of nearly 2 at 16 KB. At 64 KB it loses: one by
-one from page-locked memory the pieces take less than a third of the time, since the link is faster than the host can
-pack. Only pieces in pageable memory are still better packed, by a quarter.
+Packing. Many small copies are predicted to take one latency each. From page-locked memory they take a third to a half
+of that, about 3 to 4 µs each, where one alone takes 9 to 11: latency is not throughput, and calls overlap. From
+pageable memory they take a fifth to a quarter up to 16 KB; at 64 KB they take about four fifths of the prediction.
+Packed into one page-locked buffer, they are predicted to take the host's copy, one latency and the link's time, plus
+reading and writing device memory for unpacking. That leaves out the launch and NumPy's call: 1000 pieces of 1 KB take
+about 0.4 ms, where 0.12 are predicted. At 64 KB they take nearly twice as long as predicted, and half of the excess is
+the host's copy: with its rate measured for 64 MB, 7 GB/s, instead of that for 256 MB, the prediction would be 10.6 of
+the measured 13.6 ms. Packing gains a factor of about 11 at 1 KB, of 5 at 4 KB, and of nearly 2 at 16 KB. At 64 KB it
+loses: copied one by one from page-locked memory, the pieces take less than a third of the time, since the link is
+faster than the host can pack. Only pieces in pageable memory still gain from packing, by a quarter.
 
-Chains. What is kept on the device is copied once each way, however many kernels work on it; with a round trip after
-each step both copies count for every step: 16 steps on 64 MB take about 40 ms and not 3.3. Kernels are predicted by
-device memory's theoretical bandwidth, 28 µs a step. They take about 50: a kernel that moves one float a thread reaches
-little more than half of that bandwidth (as in `strided_copy`, at stride 1). Round trips take about 15 % longer than
-predicted, as large copies do.
+Chains. Data that stay on the device are copied once in each direction, however many kernels work on them. With a round
+trip after each step, both copies count for every step: 16 steps on 64 MB take about 40 ms instead of 3.3. Kernels are
+predicted from the theoretical bandwidth of device memory, 28 µs per step. They take about 50: a kernel that moves one
+float per thread reaches little more than half of that bandwidth (as in `strided_copy`, at stride 1). Round trips take
+about 15 % longer than predicted, like large copies.
 
 Source: CUDA C++ Best Practices Guide, "Data Transfer Between Host and Device" and "Pinned Memory"; CUDA Driver API,
 "API synchronization behavior"; for the link's rates and encodings, the PCI Express Base Specifications 1.0 to 6.0; for
-memory that is handed out again, mallopt(3) on M_MMAP_THRESHOLD.
+the reuse of freed memory, mallopt(3) on M_MMAP_THRESHOLD.
 """
 
 from __future__ import annotations
@@ -81,15 +82,15 @@ if TYPE_CHECKING:
 
 ITEM = 4
 BLOCK = 256
-GUARD = 64  # words behind what a copy moves, which it must leave alone
-UNTOUCHED = np.uint32(0xFFFFFFFF)  # what `movement.clear` leaves
+GUARD = 64  # words behind the copied ones, which must not change
+UNTOUCHED = np.uint32(0xFFFFFFFF)  # value that `movement.clear` writes
 ROUNDS = 7
 SIZES = tuple(4 << power for power in range(10, 28, 2))  # 4 KB to 256 MB
 
 TO_DEVICE, TO_HOST, ON_DEVICE, ON_HOST = "host to device", "device to host", "on the device", "on the host"
 PAGEABLE, PINNED, REGISTERED, WRITE_COMBINED = "pageable", "pinned", "registered", "write-combined"
 
-# Of each generation: 10^9 transfers, of a bit each, per second and lane; and the part of the bits that is data. From
+# Per generation: 10^9 transfers of one bit per second and lane, and the fraction of the bits that is data. From
 # generation 6 on, 236 of the 256 bytes of a flow control unit carry packets.
 LINKS: dict[float, tuple[float, float]] = {
     1: (2.5, 8 / 10),
@@ -101,46 +102,46 @@ LINKS: dict[float, tuple[float, float]] = {
 }
 
 
-# -------------------------------------------------------------------------------------------------------- the models
+# ----------------------------------------------------------------------------------------------------------- models
 
 
 def link_gb_s(generation: float, lanes: float) -> float:
-    """Theoretical bandwidth of a PCI Express link in one direction; NaN for a generation that is not known."""
+    """Theoretical bandwidth of a PCI Express link in one direction; NaN for an unknown generation."""
     rate, data = LINKS.get(generation, (math.nan, math.nan))
     return rate * data * lanes / 8
 
 
 def copy_us(latency_us: float, size: int, gb_s: float) -> float:
-    """Predicted microseconds of a copy of so many bytes."""
+    """Predicted microseconds of a copy of `size` bytes."""
     return latency_us + size / gb_s / 1e3
 
 
 def break_even(cost_us: float, slow_us: float, fast_us: float) -> float:
-    """After how many copies, each faster than before, they have gained what making them fast has cost."""
+    """Number of faster copies that save as much time as the speed-up has cost."""
     return max(cost_us, 0.0) / (slow_us - fast_us) if slow_us > fast_us else math.inf
 
 
 def packed_us(latency_us: float, size: int, host_gb_s: float, link: float, device_gb_s: float) -> float:
-    """Predicted microseconds for packing so many bytes, copying them, and reading and writing them on the device."""
+    """Predicted microseconds of packing `size` bytes, copying them, and reading and writing them on the device."""
     return size / host_gb_s / 1e3 + copy_us(latency_us, size, link) + 2 * size / device_gb_s / 1e3
 
 
 def chain_us(trips: int, steps: int, size: int, latencies_us: float, link: float, device_gb_s: float) -> float:
-    """Predicted microseconds for steps that read and write so many bytes, with so many copies there and back."""
+    """Predicted microseconds of steps that read and write `size` bytes, with `trips` copies to the device and back."""
     return trips * (latencies_us + 2 * size / link / 1e3) + steps * 2 * size / device_gb_s / 1e3
 
 
 def scattered(pieces: int) -> np.ndarray:
-    """Places of pieces among twice as many slots, in no order; the same at each call."""
+    """Random places of pieces among twice as many slots; the same in each call."""
     return np.random.default_rng(0).permutation(2 * pieces)[:pieces]
 
 
-# ------------------------------------------------------------------------------------------------------- the kernels
+# ---------------------------------------------------------------------------------------------------------- kernels
 
 
 @cuda.jit
 def unpack(target: Any, packed: Any, places: Any, length: Any) -> None:
-    """Put each piece, of `length` neighbouring elements, to its place; a row of blocks a piece."""
+    """Copy each piece of `length` consecutive elements to its place, with one row of blocks per piece."""
     piece = cuda.blockIdx.y
     x = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if x < length:
@@ -149,19 +150,19 @@ def unpack(target: Any, packed: Any, places: Any, length: Any) -> None:
 
 @cuda.jit
 def step(data: Any) -> None:
-    """One of a chain's steps: each element becomes greater by one."""
+    """Add one to each element; a step of a chain."""
     x = cuda.grid(1)
     if x < data.size:
         data[x] += np.float32(1)
 
 
-# ----------------------------------------------------------------------------------------------------------- helpers
+# ---------------------------------------------------------------------------------------------------------- helpers
 
 
 def link() -> tuple[float, float]:
-    """Generation and lanes of the current device's link, as they are now; NaN where NVML does not tell."""
+    """Current generation and lanes of the device's link; NaN if NVML does not report them."""
     for ask in (_link_by_pynvml, _link_by_bindings):
-        # Not installed, too old, not permitted in this container: then the link is not known.
+        # Missing, outdated or forbidden in this container: the link is unknown.
         with contextlib.suppress(Exception):
             return ask(cuda.get_current_device().uuid)
     return math.nan, math.nan
@@ -184,7 +185,7 @@ def _link_by_bindings(uuid: str) -> tuple[float, float]:
 
 
 def host_us(work: Callable[[], object], rounds: int) -> float:
-    """Median microseconds, by the host's clock, of work that the host does; after one round that does not count."""
+    """Median microseconds of host work by the host's clock, after an untimed round."""
     spans = []
     for _ in range(rounds + 1):
         begin = time.perf_counter()
@@ -194,7 +195,7 @@ def host_us(work: Callable[[], object], rounds: int) -> float:
 
 
 def both_ends_us(make: Callable[[], AbstractContextManager[object]], rounds: int) -> tuple[float, float]:
-    """Median microseconds for entering a context, and for leaving it."""
+    """Median microseconds of entering a context, and of leaving it."""
     entering, leaving = [], []
     for _ in range(rounds):
         begin = time.perf_counter()
@@ -207,14 +208,14 @@ def both_ends_us(make: Callable[[], AbstractContextManager[object]], rounds: int
 
 
 def check(found: np.ndarray, expected: np.ndarray, what: str) -> None:
-    """Raise AssertionError unless what was copied is as expected, and what lies behind it untouched."""
+    """Raise AssertionError unless the copied data are as expected, and the memory behind them is unchanged."""
     if not np.array_equal(found[: len(expected)], expected):
         raise AssertionError(f"{what}: what was copied is wrong")
     if not (found[len(expected) :] == UNTOUCHED).all():
         raise AssertionError(f"{what}: more was written than was to be copied")
 
 
-# ---------------------------------------------------------------------------------------------------- the four parts
+# -------------------------------------------------------------------------------------------------------- four parts
 
 
 def measure_copies(sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
@@ -245,7 +246,7 @@ def measure_copies(sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
         scopes.enter_context(pinned_memory.registered(hosts[REGISTERED]))
 
         def on_device(place: Any, size: int) -> np.ndarray:
-            """What the device has there, and a little more."""
+            """Copy device memory to the host, including the guard behind it."""
             movement.copy(back, place, size + GUARD * ITEM, stream)
             movement.finish(stream)
             return back[: size // ITEM + GUARD]
@@ -262,7 +263,7 @@ def measure_copies(sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
         movement.copy(near, values, room * ITEM, stream)
         for memory, host in hosts.items():
             if memory == WRITE_COMBINED:
-                continue  # which the host reads so slowly that nobody copies to it
+                continue  # the host reads write-combined memory too slowly for this direction to be useful
             for size in sizes:
                 host[: size // ITEM + GUARD] = UNTOUCHED
                 us = time_us(host, near, size)
@@ -281,7 +282,7 @@ def measure_copies(sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
                 size,
                 host_us(partial(np.copyto, target[: size // ITEM], source[: size // ITEM]), rounds),
             )
-        # An idle link may have fallen back to a lower generation, so ask while there is something to copy.
+        # An idle link may use a lower generation, so query it during copies.
         for _ in range(4):
             movement.copy(near, values, words * ITEM, stream)
         generation, lanes = link()
@@ -294,7 +295,7 @@ def measure_copies(sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
 
 
 def predict_copies(rows: Sequence[dict[str, Any]], link_bandwidth: float, device_bandwidth: float) -> None:
-    """Add to rows of copies the theoretical bandwidth, and the predicted time and bandwidth."""
+    """Add the theoretical bandwidth and the predicted time and bandwidth to rows of copies."""
     smallest = min(row["bytes"] for row in rows)
     latency = {(row["direction"], row["memory"]): row["us"] for row in rows if row["bytes"] == smallest}
     by_host = {row["bytes"]: row["gb_s"] for row in rows if row["direction"] == ON_HOST}
@@ -311,7 +312,7 @@ def predict_copies(rows: Sequence[dict[str, Any]], link_bandwidth: float, device
 
 
 def pinning_costs(size: int, rounds: int) -> dict[str, float]:
-    """Microseconds of everything that page-locks so many bytes, or undoes that; and of touching as many first."""
+    """Microseconds of each operation that page-locks memory or undoes it, and of first touching as much memory."""
     touched = np.ones(size, np.uint8)
     register, unregister = both_ends_us(lambda: pinned_memory.registered(touched), rounds)
     allocate, free = both_ends_us(lambda: pinned_memory.pinned(size, np.uint8), rounds)
@@ -354,7 +355,7 @@ def measure_pinning(sizes: Sequence[int], copies: Sequence[Mapping[str, Any]], r
 
 
 def measure_packing(pieces: int, size: int, copies: Sequence[Mapping[str, Any]], rounds: int) -> list[dict[str, Any]]:
-    """Rows of part "packing", for pieces of a size."""
+    """Rows of part "packing" for one size of pieces."""
     known = rates(copies)
     places = scattered(pieces)
     length, total = size // ITEM, pieces * size
@@ -368,7 +369,7 @@ def measure_packing(pieces: int, size: int, copies: Sequence[Mapping[str, Any]],
         packed = scopes.enter_context(movement.device_array(pieces * length, np.uint32))
         index = scopes.enter_context(movement.device_array(pieces, np.int64))
         pinned[:] = pageable
-        movement.copy(index, places, places.nbytes, stream)  # once: where the pieces belong stays the same
+        movement.copy(index, places, places.nbytes, stream)  # once: the places of the pieces do not change
         movement.finish(stream)
         put = machine.enqueue(unpack, (-(-length // BLOCK), pieces), BLOCK, target, packed, index, length)
         table, offsets = pageable.reshape(-1, length), (places * size).tolist()
@@ -379,7 +380,7 @@ def measure_packing(pieces: int, size: int, copies: Sequence[Mapping[str, Any]],
                 movement.copy(to + offset, from_ + offset, size, stream)
 
         def by_packing() -> None:
-            # "clip" spares NumPy a buffer of its own; all places are valid.
+            # "clip" saves NumPy a temporary buffer; all places are valid.
             np.take(table, places, axis=0, out=buffer.reshape(pieces, length), mode="clip")
             movement.copy(packed, buffer, total, stream)
             put(stream)
@@ -454,7 +455,7 @@ def measure_chain(
 
 
 def rates(copies: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Of copies: latencies to the device and `back`, in microseconds; bandwidths of link, host and device, in GB/s."""
+    """Latencies of copies to the device and `back` in microseconds; bandwidths of link, host and device in GB/s."""
     of = {(row["direction"], row["memory"], row["bytes"]): row for row in copies}
     small, large = min(row["bytes"] for row in copies), max(row["bytes"] for row in copies)
     host, link_bandwidth = of[ON_HOST, PAGEABLE, large]["gb_s"], of[TO_DEVICE, PINNED, large]["theoretical_gb_s"]
@@ -526,14 +527,14 @@ def transfers(
 
 
 def pair(axes: Axes, x: Any, measured: Any, predicted: Any, label: str, index: int) -> None:
-    """A measured curve and, without a line of the legend, the predicted one."""
+    """Plot a measured curve, and the predicted one without a legend entry."""
     colour = COLOURS[index % len(COLOURS)]
     axes.plot(x, measured, label=label, color=colour, marker=MARKERS[index % len(MARKERS)], **MEASURED)
     axes.plot(x, predicted, color=colour, **PREDICTED)
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
-    """Bandwidth by size; what page-locking costs; small pieces; chains."""
+    """Plot bandwidth against size, costs of page-locking, small pieces, and chains."""
     axes = figure.subplots(2, 2)
     part = dict(iter(frame.groupby("part")))
     lines = [
@@ -569,7 +570,7 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def claims(frame: pd.DataFrame) -> dict[str, bool]:
-    """What the docstring says of the numbers."""
+    """Check the statements of the module's docstring against a result."""
     rows: dict[str, list[dict[str, Any]]] = {}
     for row in frame.to_dict("records"):
         rows.setdefault(row["part"], []).append({str(name): value for name, value in row.items()})

@@ -1,31 +1,31 @@
-"""Host and all devices share one range of addresses: a pointer tells where it points, and what may follow it.
+"""Host and all devices share one address range: a pointer reveals its memory, and which accesses are possible.
 
-Every kind of memory is asked for what the driver knows of its address: its type, its device, the pointers by which host
-and device reach it, its extent. Of host memory, the device pointer is compared with the host's. By the guide they are
-equal for page-locked memory that was allocated as such, and differ for memory that was registered later; that is
-`predicted_equal_by_guide`. The device attribute `CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM` says for the device at hand
-whether registered memory may be used by its host pointer; that is `predicted_equal`. On an H200 the attribute is 1, and
-the two pointers of registered memory are equal: there the guide's sentence is out of date. (Of pageable memory the
-driver knows nothing, and there is no device pointer.) A kernel then writes through each device pointer, and the host
-looks whether that is the memory it means.
+For every kind of memory, the driver is queried about an address: its type, its device, the pointers by which host and
+device reach it, and its extent. For host memory, the device pointer is compared with the host pointer. According to the
+guide, they are equal for memory allocated as page-locked, and differ for memory registered later; that is
+`predicted_equal_by_guide`. The device attribute `CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM` tells whether this device can
+use the host pointer of registered memory; that is `predicted_equal`. On an H200 the attribute is 1, and the two
+pointers of registered memory are equal: there the guide's statement is out of date. (The driver knows nothing of
+pageable memory, which has no device pointer.) A kernel then writes through each device pointer, and the host checks
+that the memory has changed.
 
-One range of addresses is also what copies between devices need. With two devices, an array is copied from the first to
-the second:
+A common address range is also the basis of copies between devices. With two devices, an array is copied from the first
+to the second:
 
-- "peer": by `cuMemcpyPeerAsync`, each context having been given access to the other's memory;
+- "peer": by `cuMemcpyPeerAsync`, after each context has been given access to the other's memory;
 - "not enabled": by the same call before that;
-- "staged": to page-locked host memory, and from there on, in series.
+- "staged": to page-locked host memory and from there, one copy after the other.
 
-Predicted for "staged" is the time of the two copies over PCIe, which are measured alone, "to host" and "from host":
-whatever a direct way reaches beyond half a link's bandwidth, host memory cannot give. Between two H200s it is about
-27.6 GB/s, as predicted. For "peer" the prediction is what the NVLinks of a device carry in one direction, as many as
-are active, by NVIDIA's figures for their version; there is none without such links, or where NVML does not tell.
-Measured are about 390 GB/s of 450, 14 times what staging gives; what packets need beside their data is not predicted.
-For "not enabled" there is no prediction: the driver is free to stage, or to go the direct way itself. It reaches about
-38 GB/s: more than copies in series, and less than either of them alone. It is as if the driver staged in pieces, one of
-which is on its way in while another is on its way out.
+The prediction for "staged" is the time of the two copies over PCIe, "to host" and "from host", each measured alone:
+copies through host memory cannot exceed half a link's bandwidth. Between two H200s it is about 27.6 GB/s, as predicted.
+For "peer" the prediction is the bandwidth of a device's active NVLinks in one direction, by NVIDIA's figures for their
+version; there is no prediction without such links, or if NVML does not report them. The measured bandwidth is about
+390 GB/s of 450, 14 times that of staging; packet overhead is not predicted. For "not enabled" there is no prediction:
+the driver may stage the copy or use the direct path. It reaches about 38 GB/s: more than the two copies in series, and
+less than either of them alone. It is as if the driver staged in pieces, with one on its way in while another is on its
+way out.
 
-With one device, a row says that there is none to copy to.
+With one device, a row states that there is no other to copy to.
 
 Source: CUDA C++ Best Practices Guide, "Unified Virtual Addressing"; CUDA Driver API, "Unified Addressing" and "Peer
 Context Memory Access"; for NVLink's bandwidths NVIDIA's product pages.
@@ -82,31 +82,31 @@ COLUMNS = (
 )
 
 NVLINK_GB_S = {1: 20.0, 2: 25.0, 3: 25.0, 4: 25.0, 5: 25.0, 6: 25.0, 7: 50.0}
-"""Of a link in one direction, by NVML's number of its version: 1 is NVLink 1.0; 6, which Hopper has, 4.0."""
+"""Bandwidth per link in one direction, by NVML's version number: 1 is NVLink 1.0; 6 is 4.0, that of Hopper."""
 
 
 @cuda.jit
 def double(x: Any) -> None:
-    """Each thread doubles an element."""
+    """Double one element per thread."""
     i = cuda.grid(1)
     x[i] = 2 * x[i]
 
 
 def equal_by_guide(memory: str) -> bool:
-    """Whether the guide says that host and device pointer of such host memory are the same; pageable has but one."""
+    """True if host and device pointer are equal according to the guide; pageable memory has only one pointer."""
     return memory in ("pinned", "mapped")
 
 
 def in_series(*gb_s: float) -> float:
-    """Bandwidth of copies one after the other, each of the same bytes."""
+    """Bandwidth of consecutive copies of the same bytes."""
     return 1 / sum(1 / each for each in gb_s)
 
 
-# ------------------------------------------------------------------------------------------------------------ pointers
+# --------------------------------------------------------------------------------------------------------- pointers
 
 
 def known(attribute: str, address: int) -> int | None:
-    """What the driver knows of an address, by an attribute's name without ``CU_POINTER_ATTRIBUTE_``, or None."""
+    """Query a pointer attribute by its name without ``CU_POINTER_ATTRIBUTE_``; None if the driver does not know it."""
     which = getattr(driver.CUpointer_attribute, f"CU_POINTER_ATTRIBUTE_{attribute}")
     status, value = driver.cuPointerGetAttribute(which, address)
     return None if int(status) or value is None else int(value)
@@ -114,7 +114,7 @@ def known(attribute: str, address: int) -> int | None:
 
 @contextlib.contextmanager
 def device_memory(size: int) -> Iterator[int]:
-    """So many bytes of the current device's memory, by their address; freed at the end."""
+    """Allocate memory on the current device and yield its address; freed at the end."""
     address = int(call(driver.cuMemAlloc, size))
     try:
         yield address
@@ -124,7 +124,7 @@ def device_memory(size: int) -> Iterator[int]:
 
 @contextlib.contextmanager
 def managed_memory(size: int) -> Iterator[int]:
-    """So many bytes of managed memory, which moves to whoever uses it; freed at the end."""
+    """Allocate managed memory, which migrates to its user, and yield its address; freed at the end."""
     address = int(call(driver.cuMemAllocManaged, size, int(driver.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL)))
     try:
         yield address
@@ -134,7 +134,7 @@ def managed_memory(size: int) -> Iterator[int]:
 
 @contextlib.contextmanager
 def allocated(memory: str, elements: int) -> Iterator[int]:
-    """An array in a kind of memory, by its address; freed at the end."""
+    """Allocate an array in a kind of memory and yield its address; freed at the end."""
     with ExitStack() as scopes:
         if memory == "device":
             yield scopes.enter_context(device_memory(ITEM * elements))
@@ -150,14 +150,14 @@ def allocated(memory: str, elements: int) -> Iterator[int]:
 
 
 def relation(pointer: int | None, address: int) -> str:
-    """How a pointer that the driver tells compares with the address that it was asked for."""
+    """Describe how a pointer reported by the driver relates to the address of the query."""
     if not pointer:
         return "absent"
     return "same" if pointer == address else "another"
 
 
 def described(memory: str, elements: int, usable: bool) -> dict[str, Any]:
-    """A row for a kind of memory; `usable` is whether registered memory may be used by its host pointer."""
+    """Return the row of a kind of memory; `usable` means that the host pointer of registered memory can be used."""
     with allocated(memory, elements) as address:
         kind = known("MEMORY_TYPE", address)
         pointers = {"host": known("HOST_POINTER", address), "device": known("DEVICE_POINTER", address)}
@@ -184,7 +184,7 @@ def described(memory: str, elements: int, usable: bool) -> dict[str, Any]:
 
 
 def check_pointer(memory: str, address: int, pointer: int, elements: int) -> None:
-    """See that a kernel that writes through a device pointer writes the memory at an address."""
+    """Check that a kernel that writes through a device pointer changes the memory at an address."""
     values = np.arange(elements, dtype=np.float32)
     view = {"shape": (elements,), "typestr": "<f4", "data": (pointer, False), "version": 3}
     seen = cuda.as_cuda_array(type("Memory", (), {"__cuda_array_interface__": view})(), sync=False)
@@ -198,18 +198,18 @@ def check_pointer(memory: str, address: int, pointer: int, elements: int) -> Non
     np.testing.assert_array_equal(found, 2 * values, memory)
 
 
-# -------------------------------------------------------------------------------------------------------------- copies
+# ----------------------------------------------------------------------------------------------------------- copies
 
 
 def nvlink_gb_s() -> float:
-    """What the current device's active NVLinks carry in one direction, in theory; NaN where that cannot be told."""
+    """Theoretical bandwidth of the current device's active NVLinks in one direction; NaN if unknown."""
     total = 0.0
-    with contextlib.suppress(Exception):  # no NVML, not permitted: no prediction
+    with contextlib.suppress(Exception):  # NVML missing or not permitted: no prediction
         from cuda.bindings import nvml
 
         nvml.init_v2()
         gpu = nvml.device_get_handle_by_uuid(cuda.get_current_device().uuid)
-        for link in range(nvml.NVLINK_MAX_LINKS):  # ends with an error beyond the last link
+        for link in range(nvml.NVLINK_MAX_LINKS):  # the loop ends with an error after the last link
             if nvml.device_get_nvlink_state(gpu, link):
                 total += NVLINK_GB_S.get(int(nvml.device_get_nvlink_version(gpu, link)), float("nan"))
     return total or float("nan")
@@ -217,7 +217,7 @@ def nvlink_gb_s() -> float:
 
 @contextlib.contextmanager
 def peer_access(first: int, second: int) -> Iterator[None]:
-    """Let two devices' contexts use each other's memory; taken back, unless they could before."""
+    """Enable peer access between two devices' contexts; disabled again at the end if it was disabled before."""
     with ExitStack() as scopes:
         for one, other in ((first, second), (second, first)):
             with device_scope(one):
@@ -231,13 +231,13 @@ def peer_access(first: int, second: int) -> Iterator[None]:
 
 
 def end_peer_access(one: int, other: int) -> None:
-    """Take from a device's context the access to another's memory."""
+    """Disable a context's access to another device's memory."""
     with device_scope(one):
         call(driver.cuCtxDisablePeerAccess, primary_context(other))
 
 
 def host_ms(work: Callable[[], None], rounds: int) -> float:
-    """Median milliseconds of work that waits for its end, by the host's clock: no event spans two devices."""
+    """Median milliseconds of blocking work by the host's clock, since no event spans two devices."""
     spans = []
     for _ in range(rounds + 1):
         begin = time.perf_counter()
@@ -247,13 +247,13 @@ def host_ms(work: Callable[[], None], rounds: int) -> float:
 
 
 def reach_each_other(first: int, second: int) -> bool:
-    """Whether either device can use the other's memory."""
+    """True if each device can access the other's memory."""
     one, other = (call(driver.cuDeviceGet, device) for device in (first, second))
     return bool(call(driver.cuDeviceCanAccessPeer, one, other) and call(driver.cuDeviceCanAccessPeer, other, one))
 
 
 def between_devices(first: int, second: int, size: int, rounds: int) -> list[dict[str, Any]]:
-    """Rows for copies of so many bytes from the first device, which is current, to the second."""
+    """Rows for copies from the first device, which is current, to the second."""
     gb_s: dict[str, float] = {}
     with ExitStack() as scopes:
         (stream,) = scopes.enter_context(machine.streams())
@@ -331,16 +331,16 @@ def end_target(device: int, target: int, stream: int) -> None:
         call(driver.cuMemFree, target)
 
 
-# ------------------------------------------------------------------------------------------------------ the experiment
+# ------------------------------------------------------------------------------------------------------- experiment
 
 
 def unified_addressing(elements: int = 1 << 20, copy_bytes: int = 256 * MIB, rounds: int = 9) -> pd.DataFrame:
-    """Ask the driver about addresses of every kind of memory; with two devices, copy from one to the other.
+    """Query addresses of every kind of memory; with two devices, also copy from one to the other.
 
     Parameters
     ----------
     elements : int
-        Floats of each array that is asked about: a multiple of `BLOCK`.
+        Floats of each queried array, a multiple of `BLOCK`.
     copy_bytes : int
         Bytes to copy between devices.
     rounds : int
@@ -349,18 +349,18 @@ def unified_addressing(elements: int = 1 << 20, copy_bytes: int = 256 * MIB, rou
     Returns
     -------
     DataFrame
-        ``part`` "pointer", a row a kind of memory (``name``): ``memory_type`` as the driver tells it, ``managed``,
-        ``device`` (its ordinal), ``host_pointer`` and ``device_pointer`` ("same" as the address, "another", "absent"),
-        ``range_bytes`` of the allocation; of page-locked memory, whether host and device pointer are ``equal``,
-        ``predicted_equal_by_guide`` and ``predicted_equal``. ``part`` "copy", a row a way between two devices: ``mib``,
-        ``gb_s`` (median), ``predicted_gb_s``, ``note``.
+        ``part`` "pointer" has one row per kind of memory (``name``): ``memory_type`` reported by the driver,
+        ``managed``, ``device`` (its ordinal), ``host_pointer`` and ``device_pointer`` ("same" as the address,
+        "another", "absent"), ``range_bytes`` of the allocation; for page-locked memory, ``equal`` if host and device
+        pointer are equal, ``predicted_equal_by_guide`` and ``predicted_equal``. ``part`` "copy" has one row per way
+        between two devices: ``mib``, ``gb_s`` (median), ``predicted_gb_s``, ``note``.
 
     Raises
     ------
     Unavailable
         on a device without unified addressing.
     AssertionError
-        if a kernel writes elsewhere, or a copy is wrong.
+        if a kernel writes to the wrong memory, or a copy is wrong.
     """
     with machine.in_context():
         if not machine.attribute("UNIFIED_ADDRESSING"):
@@ -378,7 +378,7 @@ def unified_addressing(elements: int = 1 << 20, copy_bytes: int = 256 * MIB, rou
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
-    """What the driver knows of each kind of memory, and the bandwidth between devices."""
+    """Plot the driver's answers for each kind of memory, and the bandwidth between devices."""
     upper, lower = figure.subplots(2, 1, height_ratios=[3, 2])
     pointers = frame[frame["part"] == POINTERS]
     shown = {
@@ -408,14 +408,14 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def word(value: Any) -> str:
-    """A cell of the table: yes, no, a word, or nothing."""
+    """Format a cell of the table: yes, no, a word, or nothing."""
     if value is None or value != value:
         return ""
     return {"True": "yes", "False": "no"}.get(str(value), str(value))
 
 
 def claims(frame: pd.DataFrame) -> dict[str, bool]:
-    """What the docstring says of the numbers."""
+    """Check the statements of the module's docstring against a result."""
     rows = {row["name"]: row for row in frame.to_dict("records")}
     types = {name: row["memory_type"] for name, row in rows.items() if row["part"] == POINTERS}
     compared = [row for row in rows.values() if row["equal"] in (True, False)]
@@ -440,7 +440,7 @@ def claims(frame: pd.DataFrame) -> dict[str, bool]:
         made["a copy from device to device is faster than one staged in host memory"] = bool(
             peer > rows["staged"]["gb_s"]
         )
-        made["it reaches no more than the links carry"] = not peer > links  # which may be unknown
+        made["it reaches no more than the links carry"] = not peer > links  # NaN if the links are unknown
     if "peer" in rows and "not enabled" in rows:
         made["without access to each other's memory, it is not half as fast"] = bool(
             rows["not enabled"]["gb_s"] < rows["peer"]["gb_s"] / 2

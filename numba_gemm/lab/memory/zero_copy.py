@@ -1,34 +1,35 @@
-"""A kernel may read host memory itself: coalesced and once, nearly as fast as a copy; but anew each time.
+"""A kernel can read host memory directly, coalesced and once nearly as fast as a copy, but again in every pass.
 
-Page-locked host memory is mapped: it has a device pointer, and what a kernel loads there crosses the bus in sectors of
-32 bytes, while other warps compute. Nothing of it stays on the device for the next kernel. Each way adds an array to
-sums in device memory, some number of times:
+Page-locked host memory is mapped: it has a device pointer, and a kernel's loads from it cross the bus in sectors of 32
+bytes, while other warps compute. Nothing of it stays on the device for the next kernel. Each way adds an array to sums
+in device memory a number of times:
 
 - "mapped": every pass reads the mapped array;
-- "copied": the array is copied to the device first, by a copy engine, and the passes read that;
-- "kept": the first pass reads the mapped array and writes what it read to device memory, where the others read it: a
-  cache by hand;
-- "strided": a single pass over the mapped array, in which the lanes of a warp read floats some stride apart; every
-  float is still read once.
+- "copied": a copy engine first copies the array to the device, and the passes read the copy;
+- "kept": the first pass reads the mapped array and also stores it in device memory, where the other passes read it: a
+  manual cache;
+- "strided": a single pass over the mapped array, in which the lanes of a warp read floats at a stride; every float is
+  still read once.
 
-Predicted is a time from bytes. Those that cross the bus take as long as in a plain copy of the page-locked array, the
-row "copy", which is the baseline: one transfer for "copied" and "kept", one a pass for "mapped", and for "strided" a
-sector for each that a warp touches, since the other floats of a sector are read so much later that no cache has it any
-more: up to eight times the array. What passes move in device memory is added, at its measured ceiling, except where it
-goes on while the bus is the slower one.
+The time is predicted from bytes. Bytes that cross the bus take as long as in a plain copy of the page-locked array, the
+row "copy", which is the baseline: one transfer for "copied" and "kept", and one per pass for "mapped". For "strided" it
+is one sector for each that a warp touches, since the other floats of a sector are read so much later that no cache
+still holds it: up to eight times the array. The traffic of the passes in device memory is added at its measured
+ceiling, except where it overlaps with the slower bus.
 
-On an H200 a copy engine moves about 55 GB/s, and passes over mapped memory about 50: one takes more than a tenth longer
-than the copy alone, and 5 to 8 % longer than copying first and computing then. So mapping gains nothing here even if
-all is read but once, and eight passes take about six times as long as on a copy. A cache by hand takes about 4 to 5 %
-longer than a copy beforehand; its first pass, which also writes, takes no longer than that of "mapped". Passes in
-device memory take about 0.12 ms on average and not the predicted 0.087: a float a thread does not reach the ceiling.
+On an H200 a copy engine moves about 55 GB/s, and passes over mapped memory about 50: a pass takes more than a tenth
+longer than the copy alone, and 5 to 8 % longer than copying first and computing then. So mapping gains nothing here
+even if all data are read only once, and eight passes take about six times as long as on a copy. A manual cache takes
+about 4 to 5 % longer than a copy beforehand; its first pass, which also writes, takes no longer than that of "mapped".
+Passes in device memory take about 0.12 ms on average instead of the predicted 0.087: one float per thread does not
+reach the ceiling.
 
-Strides of 2, 4 and 8 take as many transfers, as predicted, and about 9 % more, like all that is mapped. With them a
-warp asks for all four sectors of each line of 128 bytes that it touches. A stride of 32 asks for as many sectors as one
-of 8, but for one of each line, and takes about 51 ms where 19.5 are predicted: 21 GB/s of sectors cross the bus. It is
-as if there were a request for each line, and their number were what limits; that is not measured.
+Strides of 2, 4 and 8 take that many transfers, as predicted, and about 9 % more time, like all mapped reads. With them
+a warp requests all four sectors of each line of 128 bytes that it touches. A stride of 32 requests as many sectors as
+one of 8, but only one per line, and takes about 51 ms where 19.5 are predicted: 21 GB/s of sectors cross the bus. It is
+as if each line took one request, and the number of requests were the limit; that is not measured.
 
-On a device with memory in common with the host (`integrated`), nothing crosses a bus; an H200 is none.
+On a device that shares memory with the host (`integrated`), nothing crosses a bus; an H200 is not one.
 
 Source: CUDA C++ Best Practices Guide, "Zero Copy" and "Coalesced Access to Global Memory".
 """
@@ -64,14 +65,14 @@ WAYS = ("mapped", "copied", "kept")
 
 @cuda.jit
 def add(x: Any, out: Any) -> None:
-    """Add an element to its sum; neighbouring threads read neighbours."""
+    """Add an element to its sum; neighbouring threads read neighbouring elements."""
     i = cuda.grid(1)
     out[i] += x[i]
 
 
 @cuda.jit
 def add_and_keep(x: Any, kept: Any, out: Any) -> None:
-    """The same, and write the element where later passes find it."""
+    """Same as `add`; also store the element for later passes."""
     i = cuda.grid(1)
     value = x[i]
     out[i] += value
@@ -80,34 +81,34 @@ def add_and_keep(x: Any, kept: Any, out: Any) -> None:
 
 @cuda.jit
 def add_strided(x: Any, out: Any, rows: Any, stride: Any) -> None:
-    """The same of another element: x counts as a matrix, of so many rows of `stride`, and is read down its columns."""
+    """Same as `add` with another element: x is a matrix with rows of `stride` elements, read column by column."""
     i = uint32(cuda.grid(1))
     row, col = uint32(i % uint32(rows)), uint32(i // uint32(rows))
     out[i] += x[row * uint32(stride) + col]
 
 
 def sectors_a_warp(stride: int) -> int:
-    """Sectors that the lanes of a warp touch, which read floats some stride apart."""
+    """Sectors that a warp touches if its lanes read floats this stride apart."""
     return requests.sectors(((lane, ITEM * stride * lane) for lane in range(WARP)), ITEM)
 
 
 def crossing_bytes(way: str, passes: int, stride: int, size: int) -> int:
-    """Bytes that cross the bus for an array of so many."""
+    """Bytes that cross the bus for an array of `size` bytes."""
     if way == "strided":
         return size // (WARP * ITEM) * sectors_a_warp(stride) * requests.SECTOR_BYTES
     return size * (passes if way == "mapped" else 1)
 
 
 def predicted_ms(way: str, passes: int, stride: int, size: int, bus: float, dram: float) -> float:
-    """Milliseconds of a way; an array of so many bytes, a bus and a device memory of so many byte/s."""
+    """Predicted milliseconds of a way; `size` is in bytes, `bus` and `dram` in byte/s."""
     crossing = crossing_bytes(way, passes, stride, size) / bus
-    a_pass = 3 * size / dram  # reads the array and the sums, and writes these
+    a_pass = 3 * size / dram  # reads the array and the sums, and writes the sums
     after = {"copied": passes, "kept": passes - 1}.get(way, 0)
     return 1e3 * (crossing + after * a_pass)
 
 
 def device_view(array: np.ndarray) -> Any:
-    """A mapped array of one dimension, as kernels take it: at its device pointer."""
+    """View a mapped array of one dimension at its device pointer, as a kernel argument."""
     pointer = int(call(driver.cuMemHostGetDevicePointer, array.ctypes.data, 0))
     described = {"shape": array.shape, "typestr": array.dtype.str, "data": (pointer, False), "version": 3}
     return cuda.as_cuda_array(type("Mapped", (), {"__cuda_array_interface__": described})(), sync=False)
@@ -124,21 +125,22 @@ def zero_copy(
     Parameters
     ----------
     elements : int
-        Floats of the array: a multiple of `BLOCK` and of every stride. Several times the L2 cache, so that it keeps
+        Floats of the array, a multiple of `BLOCK` and of every stride. Several times the L2 cache, so that it keeps
         nothing from one pass to the next.
     passes : sequence of int
-        How often the array is added.
+        Numbers of times that the array is added.
     strides : sequence of int
-        Floats from a lane's to the next lane's, in single passes.
+        Floats between neighbouring lanes, in single passes.
     rounds : int
-        Samples of each.
+        Samples of each measurement.
 
     Returns
     -------
     DataFrame
-        A row a measurement: ``way`` (see the module), ``passes``, ``stride``, ``mib`` of the array, ``crossing_mib``
-        over the bus, ``ms`` (median), ``gb_s`` (bytes of the array in all passes), ``integrated``, ``predicted_ms`` and
-        ``predicted_gb_s``. The first row, ``way`` "copy", is the copy alone, what the others are predicted from.
+        One row per measurement: ``way`` (see the module), ``passes``, ``stride``, ``mib`` of the array,
+        ``crossing_mib`` over the bus, ``ms`` (median), ``gb_s`` (bytes of the array in all passes), ``integrated``,
+        ``predicted_ms`` and ``predicted_gb_s``. The first row, with ``way`` "copy", is the copy alone, from which the
+        others are predicted.
 
     Raises
     ------
@@ -164,7 +166,7 @@ def zero_copy(
             movement.copy(x, host, host.nbytes, stream)
 
         def work(way: str, count: int, stride: int) -> Callable[[], None]:
-            """What enqueues a way."""
+            """Return the function that enqueues a way."""
             if way == "strided":
                 strided = machine.enqueue(add_strided, grid, BLOCK, mapped, out, elements // stride, stride)
                 return lambda: strided(stream)
@@ -195,7 +197,7 @@ def zero_copy(
 
 
 def row_of(way: str, passes: int, stride: int, size: int, ms: float, copy_ms: float) -> dict[str, Any]:
-    """A row of the result."""
+    """Return one row of the result."""
     predicted = copy_ms
     if way != "copy":
         predicted = predicted_ms(way, passes, stride, size, 1e3 * size / copy_ms, machine.ceilings()[0].dram)
@@ -214,7 +216,7 @@ def row_of(way: str, passes: int, stride: int, size: int, ms: float, copy_ms: fl
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
-    """Milliseconds by the number of passes, and of a single pass by stride."""
+    """Plot milliseconds against the number of passes, and of a single pass against the stride."""
     left, right = figure.subplots(1, 2, width_ratios=[3, 2])
     for index, way in enumerate(WAYS):
         found = frame[frame["way"] == way].sort_values("passes")
@@ -230,7 +232,7 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def claims(frame: pd.DataFrame) -> dict[str, bool]:
-    """What the docstring says of the numbers."""
+    """Check the statements of the module's docstring against a result."""
     ms = dict(zip(zip(frame["way"], frame["passes"]), frame["ms"]))
     most = max(frame["passes"])
     strided = frame[frame["way"] == "strided"]
