@@ -148,15 +148,9 @@ def draw(frame: pd.DataFrame, title: str) -> bytes:
 
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
-<<<<<<< HEAD
-    """Measure, write, draw."""
+    """Measure the errors, write the files and draw the figure."""
     from numba_gemm.gemm.precision import IEEE, runnable
     from numba_gemm.runtime.device import current_device, device_properties
-=======
-    """Measure the errors, write the files and draw the figure."""
-    from numba_gemm.gemm.split_products import IEEE, runnable
-    from numba_gemm.runtime.launch import current_device, device_properties
->>>>>>> lab
 
     made = argparse.ArgumentParser(prog="python -m numba_gemm.lab.bench.accuracy", description=__doc__)
     made.add_argument("--out", type=Path, default=Path("results") / "local", help="folder of the results")

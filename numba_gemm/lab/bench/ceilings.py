@@ -235,13 +235,8 @@ class _Loaded:
         launch_kernel(self._kernel, self._grid, (THREADS, 1, 1), 0, stream, self._words)
 
 
-<<<<<<< HEAD
 def _words(library: Any, array: Any, rows: int) -> tuple[int, ...]:
-    """The first rows of an array, as kernels take a matrix."""
-=======
-def _packed(library: Any, array: Any, rows: int) -> tuple[int, ...]:
     """Pack the first rows of an array as a matrix argument of a kernel."""
->>>>>>> lab
     cols = int(array.shape[1])
     return (library.address(array), rows, cols, 4 * cols, 4)
 

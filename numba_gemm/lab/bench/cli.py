@@ -109,27 +109,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def list_stages() -> int:
-<<<<<<< HEAD
-    """Print all stages as a table."""
-    from numba_gemm.api import stages
-=======
     """Print the name of every stage and its technique."""
-    from numba_gemm.kernels.ladder import STAGES
->>>>>>> lab
+    from numba_gemm.api import stages
 
     print(stages())
     return RIGHT
 
 
 def stage_names(text: str | None) -> list[str]:
-<<<<<<< HEAD
     """Return the stages that ``--stages`` names; by default the FP32 ladder and the baselines."""
     from numba_gemm.kernels.ladder import STAGES
     from numba_gemm.lab.bench.contenders import NOT_RUNGS, known_stages
-=======
-    """Return the stages of ``--stages``, by default all."""
-    from numba_gemm.lab.bench.contenders import known_stages
->>>>>>> lab
 
     known = known_stages()
     if text is None:
@@ -143,13 +133,8 @@ def stage_names(text: str | None) -> list[str]:
 
 
 def precision_names(text: str | None) -> list[str]:
-<<<<<<< HEAD
-    """The precisions that ``--precisions`` names, but for float32's own."""
-    from numba_gemm.gemm.precision import IEEE, PRECISIONS
-=======
     """Return the precisions of ``--precisions``, without float32 itself."""
-    from numba_gemm.gemm.split_products import IEEE, PRECISIONS
->>>>>>> lab
+    from numba_gemm.gemm.precision import IEEE, PRECISIONS
 
     known = [name for name in PRECISIONS if name != IEEE]
     if text is None:

@@ -89,54 +89,29 @@ class CountersError(Exception):
     """The counters cannot be read; the message gives the reason."""
 
 
-<<<<<<< HEAD
 def kernel_name(stage: LadderStage) -> str:
-    """What the launcher calls the kernel of a stage's default configuration, but for what it is built for."""
-    return re.sub(r"[^A-Za-z0-9_$]", "_", f"{stage.name}_{stage.configs[0].name}")
-
-
-def is_kernel_of(stage: LadderStage, kernel: str) -> bool:
-    """Whether a kernel of this name, with or without its parameters, is of a stage's default configuration."""
-=======
-def kernel_name(stage: Stage) -> str:
     """Return the name of the kernel of a stage's default configuration, without the suffix of its variant."""
     return re.sub(r"[^A-Za-z0-9_$]", "_", f"{stage.name}_{stage.configs[0].name}")
 
 
-def is_kernel_of(stage: Stage, kernel: str) -> bool:
+def is_kernel_of(stage: LadderStage, kernel: str) -> bool:
     """True if a kernel's name, with or without parameters, is that of a stage's default configuration."""
->>>>>>> lab
     own, name = kernel_name(stage), kernel.partition("(")[0]
     return name.startswith(own) and FORMS.fullmatch(name, len(own)) is not None
 
 
-<<<<<<< HEAD
 def shape_of(stage: LadderStage, shape: Shape) -> Shape:
-    """What a stage multiplies: a shape, or its part that has as many columns as the tile of a stage for few of them."""
-    return shape._replace(n=min(shape.n, stage.configs[0].BN)) if stage.name == NARROW_STAGE else shape
-
-
-def kernel_filter(stages: Iterable[LadderStage]) -> str:
-    """The value of ncu's ``-k`` that lets through these stages' kernels and none of an array library's."""
-    return f"regex:^({'|'.join(stage.name for stage in stages)})_[0-9]"
-
-
-def matched(found: Sequence[tuple[str, Any]], stages: Sequence[LadderStage]) -> list[tuple[LadderStage, Any]]:
-    """What was found for each stage, by the names of kernels.
-=======
-def shape_of(stage: Stage, shape: Shape) -> Shape:
     """Return the shape that a stage multiplies; for `thin`, N is limited to the columns of its tile."""
     return shape._replace(n=min(shape.n, stage.configs[0].BN)) if stage.name == NARROW_STAGE else shape
 
 
-def kernel_filter(stages: Iterable[Stage]) -> str:
+def kernel_filter(stages: Iterable[LadderStage]) -> str:
     """Return the value of ncu's ``-k`` that selects the kernels of these stages, and none of an array library."""
     return f"regex:^({'|'.join(stage.name for stage in stages)})_[0-9]"
 
 
-def matched(found: Sequence[tuple[str, Any]], stages: Sequence[Stage]) -> list[tuple[Stage, Any]]:
+def matched(found: Sequence[tuple[str, Any]], stages: Sequence[LadderStage]) -> list[tuple[LadderStage, Any]]:
     """Pair each stage with the value found under the name of its kernel.
->>>>>>> lab
 
     Raises
     ------
@@ -172,13 +147,8 @@ def numbers(texts: pd.Series) -> pd.Series:
     return pd.to_numeric(texts.str.replace(",", ""), errors="coerce")
 
 
-<<<<<<< HEAD
 def key(stage: LadderStage, shape: Shape) -> dict[str, Any]:
-    """The columns that say what a row is about."""
-=======
-def key(stage: Stage, shape: Shape) -> dict[str, Any]:
     """Return the columns that identify a row."""
->>>>>>> lab
     return dict(zip(KEY, (stage.name, stage.configs[0].name, *shape_of(stage, shape))))
 
 
@@ -201,13 +171,8 @@ def opcode(source: str) -> tuple[str, int]:
     return name, next((int(width[1]) for width in widths if width), 32)
 
 
-<<<<<<< HEAD
 def shared_wavefronts(text: str, stages: Sequence[LadderStage], shape: Shape) -> pd.DataFrame:
-    """Wavefronts of shared memory from ncu's source page: a row a stage, operation and width, and a stage's total.
-=======
-def shared_wavefronts(text: str, stages: Sequence[Stage], shape: Shape) -> pd.DataFrame:
     """Wavefronts of shared memory from ncu's source page, per stage, operation and width, with one total per stage.
->>>>>>> lab
 
     ``ideal`` is the number that the access widths require, ``excessive`` the number beyond that, and ``excess_percent``
     the latter in percent of the former; NaN for a stage that does not use shared memory.
@@ -233,13 +198,8 @@ def shared_wavefronts(text: str, stages: Sequence[Stage], shape: Shape) -> pd.Da
     return frame
 
 
-<<<<<<< HEAD
 def counters(text: str, stages: Sequence[LadderStage], shape: Shape) -> pd.DataFrame:
-    """The counters of ncu's raw page: a row a stage, with `METRICS`' columns; NaN what the GPU does not count."""
-=======
-def counters(text: str, stages: Sequence[Stage], shape: Shape) -> pd.DataFrame:
     """Counters of ncu's raw page: one row per stage, the columns of `METRICS`; NaN for metrics that the GPU lacks."""
->>>>>>> lab
     if not (lines := own_lines(text)):
         raise CountersError("ncu's raw page is empty")
     page = table(lines)
@@ -315,13 +275,8 @@ def launch_each(stages: Iterable[LadderStage], shape: Shape) -> None:
         synchronize()
 
 
-<<<<<<< HEAD
 def chosen_stages(text: str | None) -> list[LadderStage]:
-    """The rungs that ``--stages`` names; all when it is not given."""
-=======
-def chosen_stages(text: str | None) -> list[Stage]:
     """Return the stages of ``--stages``, by default all."""
->>>>>>> lab
     from numba_gemm.kernels.ladder import STAGES
 
     if text is None:
@@ -334,15 +289,9 @@ def chosen_stages(text: str | None) -> list[Stage]:
     return [STAGES[name] for name in names]
 
 
-<<<<<<< HEAD
 def supported(stages: Sequence[LadderStage]) -> list[LadderStage]:
-    """The stages that the current GPU can run; says which it cannot."""
-    from numba_gemm.runtime.device import current_device, device_properties
-=======
-def supported(stages: Sequence[Stage]) -> list[Stage]:
     """Return the stages that the current GPU can run, and print the others."""
-    from numba_gemm.runtime.launch import current_device, device_properties
->>>>>>> lab
+    from numba_gemm.runtime.device import current_device, device_properties
 
     cc = device_properties(current_device()).cc
     for stage in stages:
@@ -375,13 +324,8 @@ def ncu_path() -> str:
     return path
 
 
-<<<<<<< HEAD
 def measure(stages: Sequence[LadderStage], shape: Shape, out: Path, ncu: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Profile the stages and write the three files; returns the wavefronts and the counters.
-=======
-def measure(stages: Sequence[Stage], shape: Shape, out: Path, ncu: str) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Profile the stages and write the three files; return the wavefronts and the counters.
->>>>>>> lab
 
     Raises
     ------
@@ -409,13 +353,8 @@ def measure(stages: Sequence[Stage], shape: Shape, out: Path, ncu: str) -> tuple
     return frames[0], frames[1]
 
 
-<<<<<<< HEAD
 def command_line(stages: Iterable[LadderStage], shape: Shape) -> str:
-    """The command to record: what was measured, and no folder of this machine."""
-=======
-def command_line(stages: Iterable[Stage], shape: Shape) -> str:
     """Return the command to record, without folders of this machine."""
->>>>>>> lab
     names = ",".join(stage.name for stage in stages)
     return f"python -m numba_gemm.lab.bench.counters --stages {names} --shape {','.join(map(str, shape))}"
 

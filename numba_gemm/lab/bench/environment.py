@@ -69,13 +69,8 @@ def describe(
 
 
 def describe_gpu() -> dict[str, Any]:
-<<<<<<< HEAD
-    """The current GPU: its limits, and the peaks that results are measured against."""
-    from numba_gemm.runtime.device import current_device, device_properties
-=======
     """Describe the current GPU: its limits, and the peaks that results are compared with."""
-    from numba_gemm.runtime.launch import current_device, device_properties
->>>>>>> lab
+    from numba_gemm.runtime.device import current_device, device_properties
 
     properties = device_properties(current_device())
     nvml, peak = current_nvml(), peak_flops(properties)

@@ -97,13 +97,8 @@ def microseconds(value: float) -> str:
     return number(value) if value >= 100 else significant(value)
 
 
-<<<<<<< HEAD
 def rung_of(row: dict[str, Any]) -> tuple[LadderStage, TileConfig] | None:
-    """LadderStage and configuration of a result, None for what is no rung of the ladder."""
-=======
-def rung_of(row: dict[str, Any]) -> tuple[Stage, TileConfig] | None:
     """Return the stage and configuration of a result; None if it is not a stage of the ladder."""
->>>>>>> lab
     stage = STAGES.get(row["stage"])
     if stage is None:
         return None

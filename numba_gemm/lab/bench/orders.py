@@ -1,12 +1,7 @@
 """``python -m numba_gemm.lab.bench.orders`` measures the effect of FMA order within a k-step and of the read-only path.
 
-<<<<<<< HEAD
-Each stage that is `LadderStage.ordered` is built in every order, and once more with the loads of A and B on the
-read-only path, where they go through registers. It writes into ``--out``:
-=======
-Each stage with `Stage.ordered` is compiled in every order. If it loads A and B through registers, it is also compiled
+Each stage with `LadderStage.ordered` is compiled in every order. If it loads A and B through registers, it is also compiled
 with these loads on the read-only path. The command writes two files into ``--out``:
->>>>>>> lab
 
 orders.csv
     one row per variant: registers, the analysis of its SASS by `numba_gemm.inspect.ffma`, and its speed;
@@ -103,13 +98,8 @@ def on_read_only_path(cubin: Cubin) -> Cubin:
     return replace(cubin, ptx=ptx, code=code, log=log, registers=int(registers[1]) if registers else 0)
 
 
-<<<<<<< HEAD
 def variants(stage: LadderStage, config: TileConfig, cc: tuple[int, int]) -> Iterator[Variant]:
-    """Compile every variant of a configuration, itself first."""
-=======
-def variants(stage: Stage, config: TileConfig, cc: tuple[int, int]) -> Iterator[Variant]:
     """Compile every variant of a configuration, starting with the unchanged one."""
->>>>>>> lab
     from numba_gemm.inspect import ffma, report
 
     for ordered in ffma.orders(stage, config):
@@ -159,13 +149,8 @@ class Loaded:
         self.shared = config.dynamic_shared
 
     def __call__(self, stream: int) -> None:
-<<<<<<< HEAD
-        """Enqueue the product."""
-        from numba_gemm.runtime.driver import launch_kernel
-=======
         """Enqueue one launch."""
-        from cuda.bindings import driver
->>>>>>> lab
+        from numba_gemm.runtime.driver import launch_kernel
 
         launch_kernel(self.function, self.grid, self.block, self.shared, stream, self.words)
 
@@ -237,13 +222,8 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-<<<<<<< HEAD
 def chosen(names: str | None) -> list[LadderStage]:
-    """The stages that ``--stages`` names, of those that take an order.
-=======
-def chosen(names: str | None) -> list[Stage]:
-    """Return the stages of ``--stages`` that have `Stage.ordered`.
->>>>>>> lab
+    """Return the stages of ``--stages`` that have `LadderStage.ordered`.
 
     Raises
     ------
@@ -260,13 +240,8 @@ def chosen(names: str | None) -> list[Stage]:
 
 
 def measure(options: argparse.Namespace) -> pd.DataFrame:
-<<<<<<< HEAD
-    """Compile, check and time what the options say; writes both files."""
-    from numba_gemm.runtime.device import current_device, device_properties
-=======
     """Compile, check and time the requested variants, and write both files."""
-    from numba_gemm.runtime.launch import current_device, device_properties
->>>>>>> lab
+    from numba_gemm.runtime.device import current_device, device_properties
 
     make_folder(options.out)
     static = options.static or driver_error() is not None
