@@ -48,7 +48,7 @@ import numpy as np
 from support.streaming_cases import least_memory, tiny_blocks
 
 from numba_gemm import plan, stages, streamed_sgemm, tiled_sgemm
-from numba_gemm.gemm.split_products import FP32_AUTO, PRECISIONS, resolved
+from numba_gemm.gemm.precision import FP32_AUTO, PRECISIONS, resolved
 from numba_gemm.models.accuracy import UNIT_ROUNDOFF, bound, compare, ieee_bound, reference
 from numba_gemm.simulator.switch import SIMULATOR
 
