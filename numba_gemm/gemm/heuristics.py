@@ -8,7 +8,7 @@ last one reads them all. No product is faster than its bytes. The candidate that
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, sqrt
@@ -313,9 +313,16 @@ class _Model:
 
     @property
     def least(self) -> float:
-        """Clocks that no share can go below: all multiprocessors busy with multiply-adds, or the memory."""
-        busy = self.tiles * self.k_tiles * self.k_tile(self.rate.resident) / (self.rate.resident * self.sms)
-        return LAUNCH + max(busy, self.memory)
+        """Clocks that no share can go below.
+
+        All multiprocessors are busy with multiply-adds, or the memory is; and some block computes all k-tiles of a
+        tile, or an equal share of them and meets others.
+        """
+        blocks = self.rate.resident * self.sms
+        busy = self.tiles * self.k_tiles * self.k_tile(self.rate.resident) / blocks
+        whole = self.k_tiles * self.k_tile(1)
+        divided = MEET + TRIP + -(-self.tiles * self.k_tiles // blocks) * self.k_tile(1)
+        return LAUNCH + max(busy, self.memory, PIECE + self.store + min(whole, divided))
 
     def clocks(self, share: Share) -> float:
         """Return the clocks that a product takes with a share."""
@@ -372,17 +379,22 @@ def _ranked_tensor(wanted: Problem, only: Stage | None) -> list[Choice]:
     ]
 
 
+@lru_cache(maxsize=16)
+def _rated(cc: tuple[int, int]) -> list[tuple[LadderStage, TileConfig, Rate | None]]:
+    """Return the candidates on a compute capability with their rates."""
+    return [(stage, config, rate_of(stage, config)) for stage, config in candidates(cc)]
+
+
 def _ladder_models(
     wanted: Problem, only: Stage | None
 ) -> Iterator[tuple[LadderStage, TileConfig, bool, Problem, _Model]]:
     """Yield the candidates: stage, configuration, whether swapped, the problem as computed, and the model."""
     turns = [False, True] if not wanted.epilogue and (min(wanted.m, wanted.n) <= 32 or wanted.by_columns) else [False]
     if isinstance(only, LadderStage):
-        found: Iterable[tuple[LadderStage, TileConfig]] = ((only, config) for config in only.configs)
+        rates = [(only, config, rate_of(only, config)) for config in only.configs]
     else:
-        found = candidates(wanted.cc)
-    for stage, config in found:
-        rate = rate_of(stage, config)
+        rates = _rated(wanted.cc)
+    for stage, config, rate in rates:
         if rate is None:
             continue
         for swapped in turns if stage.chooses_share else [False]:
