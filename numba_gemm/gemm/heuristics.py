@@ -281,14 +281,23 @@ def _tiles(config: TileConfig, wanted: Problem) -> tuple[int, int]:
 
 
 class _Model:
-    """The model's times of one configuration in one problem, for any share."""
+    """The model's times of one configuration in one problem, for any share.
+
+    Attributes
+    ----------
+    least : float
+        Clocks that no share can go below. All multiprocessors are busy with multiply-adds, or the memory is; and some
+        block computes all k-tiles of a tile, or an equal share of them and meets others.
+    """
+
+    __slots__ = ("_k_tile", "config", "full", "k_tiles", "least", "memory", "rate", "size", "sms", "store", "tiles")
 
     def __init__(self, rate: Rate, config: TileConfig, wanted: Problem) -> None:
         self.rate, self.config, self.sms = rate, config, wanted.sm_count
         self.tiles, self.k_tiles = _tiles(config, wanted)
         lanes = FP32_LANES_PER_SM.get(wanted.cc, 128)
-        self.full = config.BM * config.BN * config.BK / (lanes * rate.efficiency)
-        self.full *= 1 if wanted.vectors else rate.floats
+        full = config.BM * config.BN * config.BK / (lanes * rate.efficiency)
+        self.full = full if wanted.vectors else full * rate.floats
         self.size = FLOAT32_BYTES * config.BM * config.BN
         by_floats = STORE_STAGED if config.TM * config.TN >= SUMS_STAGED else STORE_FLOATS
         self.store = self.size / (STORE if wanted.aligned and not wanted.epilogue else by_floats)
@@ -298,6 +307,10 @@ class _Model:
             bytes_per_second = MEMORY_EFFICIENCY * wanted.memory_bandwidth
             self.memory = FLOAT32_BYTES * elements / bytes_per_second * wanted.clock_hz
         self._k_tile: dict[int, float] = {}
+        blocks, alone = rate.resident * self.sms, self.k_tile(1)
+        busy = self.tiles * self.k_tiles * self.k_tile(rate.resident) / blocks
+        divided = MEET + TRIP + -(-self.tiles * self.k_tiles // blocks) * alone
+        self.least = LAUNCH + max(busy, self.memory, PIECE + self.store + min(self.k_tiles * alone, divided))
 
     def k_tile(self, resident: int) -> float:
         """Return the clocks of a k-tile of each of the resident blocks."""
@@ -310,19 +323,6 @@ class _Model:
     def a_round(self, resident: int) -> float:
         """Return the clocks of a round of whole tiles."""
         return TILE + resident * self.store + self.k_tiles * self.k_tile(resident) if resident else 0.0
-
-    @property
-    def least(self) -> float:
-        """Clocks that no share can go below.
-
-        All multiprocessors are busy with multiply-adds, or the memory is; and some block computes all k-tiles of a
-        tile, or an equal share of them and meets others.
-        """
-        blocks = self.rate.resident * self.sms
-        busy = self.tiles * self.k_tiles * self.k_tile(self.rate.resident) / blocks
-        whole = self.k_tiles * self.k_tile(1)
-        divided = MEET + TRIP + -(-self.tiles * self.k_tiles // blocks) * self.k_tile(1)
-        return LAUNCH + max(busy, self.memory, PIECE + self.store + min(whole, divided))
 
     def clocks(self, share: Share) -> float:
         """Return the clocks that a product takes with a share."""

@@ -73,6 +73,7 @@ def _regular(layout: Layout) -> bool:
     return layout.row_stride % UNIT == 0 and FLOAT32_BYTES * layout.cols <= layout.row_stride < STRIDE_END
 
 
+@lru_cache(maxsize=1024)
 def tma_operands(product: Product) -> TmaOperands | None:
     """Return the operands of a product as tensor maps describe them; None if they must be decomposed instead.
 
