@@ -9,9 +9,9 @@ from numba import cuda, float32, int32, int64, uint32
 from ..simulator.switch import device_function
 from .address import address_of, col_step, global_store1_if, product, row_step, shared_load1, shared_store4
 from .matrix import read4_if, write4_if
+from .units import WARP
 from .vector import load4, store4
 
-WARP = 32
 VALUES = 16  # values that a lane stores per staged group of rows
 
 

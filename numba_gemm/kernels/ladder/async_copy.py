@@ -22,9 +22,10 @@ from ...device.async_copy import commit_group, cp_async4, cp_async16, wait_group
 from ...device.blend import row_store
 from ...device.outer_product import outer_product
 from ...device.shared import shared_view
+from ...device.units import WARP
 from ...device.vector import load4
 from ...simulator.switch import device_function, hardware_only
-from .stage import WARP, Stage, TileConfig, flat_block, require
+from .stage import Stage, TileConfig, flat_block, require
 
 COPY_K = 8  # k that neighbouring threads copy of a row of A: one sector
 

@@ -24,8 +24,9 @@ from ...device.async_copy import commit_group, wait_group
 from ...device.blend import row_store
 from ...device.outer_product import outer_product
 from ...device.tile_loader import covers, tile_loader
+from ...device.units import WARP
 from ...simulator.switch import device_function, hardware_only
-from .stage import WARP, Stage, TileConfig, flat_block, require
+from .stage import Stage, TileConfig, flat_block, require
 
 
 def build(config, aligned):

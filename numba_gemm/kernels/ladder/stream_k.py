@@ -25,9 +25,10 @@ from ...device.blend import row_store, staged_store
 from ...device.matrix import shifted
 from ...device.outer_product import outer_product
 from ...device.tile_loader import covers, tile_loader
+from ...device.units import FLOAT32_BYTES, WARP
 from ...device.work import arrive, batch_place, member_of, owner, part_slot, piece, reset, row_partial, tile_place
 from ...simulator.switch import device_function, hardware_only
-from .stage import FLOAT32_BYTES, WARP, Stage, TileConfig, flat_block, require, share_out
+from .stage import Stage, TileConfig, flat_block, require, share_out
 
 SUMS_STAGED = 32  # of a thread, from which on it pays to write an unaligned C through shared memory
 SUMS_SPREAD = 64  # of a thread, from which on it always pays to spread copies of floats over k-steps

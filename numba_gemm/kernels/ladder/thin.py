@@ -32,6 +32,7 @@ from ...device.address import (
 from ...device.async_copy import commit_group, wait_group
 from ...device.blend import element_store
 from ...device.matrix import shifted
+from ...device.units import ceil_div
 from ...device.work import (
     arrive,
     batch_place,
@@ -58,8 +59,8 @@ def build(config, form):
     SLOT = B_START + 4 * BN * B_PITCH  # bytes of a slot
     SUMS = TM * BN  # of a thread
     SUMS_PITCH = THREADS + 4  # floats from all threads' sum to their next: eight of them lie in different banks
-    RESULTS = -(-BM * BN // THREADS)  # of a thread, once the lanes' sums are added
-    B_COPIES = -(-BN * BK // THREADS)  # of a thread and chunk
+    RESULTS = ceil_div(BM * BN, THREADS)  # of a thread, once the lanes' sums are added
+    B_COPIES = ceil_div(BN * BK, THREADS)  # of a thread and chunk
     VECTORS = form.a == "along4"  # whether four neighbours of a row of A are copied at once
     K_FIRST = BN == 1 or form.b.startswith("along")  # whether neighbouring threads copy neighbours of a column of B
     COLS = min(BN, 8)  # that neighbouring threads copy otherwise

@@ -18,8 +18,9 @@ from numba import cuda, float32, int64, uint32
 
 from ...device import mbarrier, registers
 from ...device.grid_order import wait_for_last
+from ...device.units import WARP
 from ...simulator.switch import device_function, hardware_only
-from ..ladder.stage import WARP, require
+from ..ladder.stage import require
 from .finish import of_batch, place, sums_store
 from .slot import first_slot, slot_copies
 from .stage import BARRIER_BYTES, GROUP_ROWS, LEFT, WARPGROUP, TensorStage, WarpgroupConfig

@@ -7,8 +7,8 @@ from numba import cuda, int64, uint32
 from ...device import bulk_copy, mbarrier, wgmma
 from ...device.address import address_of, shared_address
 from ...device.blend import store_blend1
+from ...device.units import WARP
 from ...simulator.switch import device_function
-from ..ladder.stage import WARP
 from .mode import Mode
 from .stage import ALIGNMENT, BARRIER_BYTES, ROW_BYTES, ROW_WORDS, WARPGROUP, WarpgroupConfig
 

@@ -15,8 +15,8 @@ from numba import cuda, float32, int64, uint32
 from ...device import mma
 from ...device.address import address_of, copy16_if
 from ...device.async_copy import commit_group, wait_group
+from ...device.units import WARP
 from ...simulator.switch import device_function, hardware_only
-from ..ladder.stage import WARP
 from .finish import of_batch, place, sums_store
 from .slot import first_slot
 from .stage import ROW_BYTES, ROW_WORDS, WARP_EXTENT, TensorStage, WarpConfig

@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 
 from numba_gemm.arrays.libraries import cupy_stream
+from numba_gemm.device.units import FLOAT32_BYTES
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.runtime.launch import Matrix, current_device
-
-FLOAT32_BYTES = 4
 
 
 class HostLibrary:
