@@ -20,9 +20,10 @@ from ...device import mbarrier, registers, tensor_map, wgmma
 from ...device.address import address_of, col_step, global_store2, row_step, shared_load1, shared_load2, transposed
 from ...device.blend import element_store
 from ...device.matrix import shifted
+from ...device.units import WARP
 from ...simulator.switch import device_function, hardware_only
-from ..ladder.stage import WARP, require
-from .finish import place
+from ..ladder.stage import require
+from .finish import for_each_sum, place
 from .mode import MODES
 from .slot import first_slot, ring
 from .stage import BARRIER_BYTES, GROUP_ROWS, LEFT, ROW_BYTES, ROW_WORDS, WARPGROUP, WarpgroupConfig
@@ -120,33 +121,15 @@ def sums_store(config, form, layout):
     store1 = element_store(form.epilogue)
 
     @device_function
-    def put(c, row, col, alpha, value, beta, vectors):
+    def put(found, c, row, col, j, q, alpha, value, beta, vectors):
+        row, col = row + q // 2 * DOWN, col + 8 * j + q % 2
         if SWAPPED:
             store1(c, col, row, alpha, value, beta, vectors)
         else:
             store1(c, row, col, alpha, value, beta, vectors)
+        return found
 
-    @device_function
-    def write_none(c, row, col, alpha, acc, beta, vectors):
-        pass
-
-    def writing(first):
-        """Write the sums of groups of columns from the first on, by two: loops of few turns the compiler unrolls."""
-        if first == COLUMN_GROUPS:
-            return write_none
-        END = min(first + 2, COLUMN_GROUPS)
-        following = writing(END)
-
-        @device_function
-        def write_some(c, row, col, alpha, acc, beta, vectors):
-            for j in range(first, END):
-                for q in range(4):
-                    put(c, row + q // 2 * DOWN, col + 8 * j + q % 2, alpha, acc[j, q], beta, vectors)
-            following(c, row, col, alpha, acc, beta, vectors)
-
-        return write_some
-
-    write_all = writing(0)
+    write_all = for_each_sum(COLUMN_GROUPS, put)
 
     @device_function
     def write_apart(c, row, col, alpha, acc, beta, vectors):

@@ -67,6 +67,36 @@ def term_by_term(x, y, row, col):
     return acc
 
 
+def for_each_sum(groups: int, visit):
+    """Make a device function ``(c, row, col, alpha, sums, beta, vectors)`` that visits every sum of a thread.
+
+    ``visit(c, row, col, j, q, alpha, sums[j, q], beta, vectors)`` returns a bit mask; the function returns the union of
+    all masks. One loop covers two groups: the compiler unrolls a loop of few iterations, whatever an epilogue adds.
+    """
+
+    @device_function
+    def visit_none(c, row, col, alpha, sums, beta, vectors):
+        return uint64(0)
+
+    def visits(first):
+        if first == groups:
+            return visit_none
+        END = min(first + 2, groups)
+        following = visits(END)
+
+        @device_function
+        def visit_some(c, row, col, alpha, sums, beta, vectors):
+            found = uint64(0)
+            for j in range(first, END):
+                for q in range(4):
+                    found = visit(found, c, row, col, j, q, alpha, sums[j, q], beta, vectors)
+            return found | following(c, row, col, alpha, sums, beta, vectors)
+
+        return visit_some
+
+    return visits(0)
+
+
 def sums_store(form: TensorForm, across: int, deep: int = 1):
     """Make a device function ``(c, row, col, alpha, total, beta, a, b, x, y, vectors)`` that writes a warp's sums to C.
 
@@ -127,33 +157,14 @@ def sums_store(form: TensorForm, across: int, deep: int = 1):
         return none == float32(0)
 
     @device_function
-    def write_none(c, row, col, alpha, total, beta, vectors):
-        return uint64(0)
+    def write_one(again, c, row, col, j, q, alpha, value, beta, vectors):
+        if PARTS == 1 or abs(value) < float32(HUGE):
+            store1(c, down(row, j, q), right(col, j, q), alpha, value, beta, vectors)
+        else:
+            again |= uint64(1) << uint64(4 * j + q)
+        return again
 
-    def writing(first):
-        """Write the sums of groups from the first on, but what is to be computed again: that is returned, a bit each.
-
-        By two groups: a loop of few turns the compiler unrolls, whatever an epilogue makes of each.
-        """
-        if first == GROUPS:
-            return write_none
-        END = min(first + 2, GROUPS)
-        following = writing(END)
-
-        @device_function
-        def write_some(c, row, col, alpha, total, beta, vectors):
-            again = uint64(0)
-            for j in range(first, END):
-                for q in range(4):
-                    if PARTS == 1 or abs(total[j, q]) < float32(HUGE):
-                        store1(c, down(row, j, q), right(col, j, q), alpha, total[j, q], beta, vectors)
-                    else:
-                        again |= uint64(1) << uint64(4 * j + q)
-            return again | following(c, row, col, alpha, total, beta, vectors)
-
-        return write_some
-
-    write_all = writing(0)
+    write_all = for_each_sum(GROUPS, write_one)
 
     @device_function
     def write(c, row, col, alpha, total, beta, x, y, vectors):
