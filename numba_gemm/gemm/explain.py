@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import arrays
 from ..arrays import ITEM, ArrayKind, Copies, Operand
-from ..device.work import FIELDS
+from ..device.partition import FIELDS
 from ..kernels.ladder.stage import Form, Schedule
 from ..runtime import launch
 from ..runtime import workspace as workspaces

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver
 
-from ..device import work
+from ..device import partition
 from ..device.tile_loader import covers
 from ..kernels.ladder.stage import ONE, Batch, Form, Schedule, Share, Stage, TileConfig
 from ..models.roofline import FLOAT32_BYTES
@@ -532,7 +532,7 @@ class Launch:
     # The parameters (alpha, a, b, beta, c, work, vectors), of which scalars and addresses move from launch to launch.
     MOVING = (0, 1, 6, 11, 12)
     MOVING_WORKSPACE = (17, 18)
-    FIRST_VECTOR = 17 + len(work.FIELDS)
+    FIRST_VECTOR = 17 + len(partition.FIELDS)
 
     __slots__ = (
         "_block",
@@ -767,7 +767,7 @@ def simulated(
     operands: tuple[Any, ...] = (np.float32(alpha), a.owner, b.owner, np.float32(beta), c.owner)
     if scheduled is not None:
         memory = np.full(scheduled.workspace_bytes // FLOAT32_BYTES, np.nan, np.float32)
-        describe: Any = work.Work
+        describe: Any = partition.Partition
         operands += (describe(memory, np.zeros(scheduled.counters, np.int32), *scheduled.words),)
         if extra.vectors:
             operands += (tuple(vector.owner for vector in extra.vectors),)

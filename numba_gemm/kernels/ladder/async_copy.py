@@ -19,9 +19,9 @@ Limits: the FMA pipe itself comes into sight, as far as cuBLAS takes it: one ins
 from numba import cuda, float32, uint32
 
 from ...device.async_copy import commit_group, cp_async4, cp_async16, wait_group
-from ...device.blend import row_store
 from ...device.outer_product import outer_product
 from ...device.shared import shared_view
+from ...device.store import row_store
 from ...device.units import WARP
 from ...device.vector import load4
 from ...simulator.switch import device_function, hardware_only

@@ -13,8 +13,8 @@ Limits: two loads for every multiply-add: the load unit takes one request a cloc
 
 from numba import cuda
 
-from ...device.blend import blend
 from ...device.dot import dot
+from ...device.store import axpby
 from .stage import Stage, TileConfig
 
 
@@ -24,7 +24,7 @@ def coalesced(alpha, a, b, beta, c):
     row = cuda.blockIdx.y * cuda.blockDim.y + cuda.threadIdx.y
     col = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if row < m and col < n:
-        c[row, col] = blend(alpha, dot(a, b, row, col), beta, c, row, col)
+        c[row, col] = axpby(alpha, dot(a, b, row, col), beta, c, row, col)
 
 
 STAGE = Stage(

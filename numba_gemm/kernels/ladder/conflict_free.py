@@ -16,7 +16,7 @@ Limits: waiting: for global memory at the start of every tile, and at two barrie
 
 from numba import cuda, float32, uint32
 
-from ...device.blend import row_store
+from ...device.store import row_store
 from ...device.vector import fetch4, fetch4_any, load4, store4, store4_down
 from .stage import Stage, TileConfig, flat_block, require
 

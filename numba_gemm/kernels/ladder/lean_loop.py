@@ -21,8 +21,8 @@ from numba import cuda, float32, int64, uint32
 
 from ...device.address import col_step, pinned, shared_address, shared_load4, transposed
 from ...device.async_copy import commit_group, wait_group
-from ...device.blend import row_store
 from ...device.outer_product import outer_product
+from ...device.store import row_store
 from ...device.tile_loader import covers, tile_loader
 from ...device.units import WARP
 from ...simulator.switch import device_function, hardware_only

@@ -13,8 +13,8 @@ Limits: the L1 cache, which takes 33 sectors for every 32 multiply-adds; the FMA
 
 from numba import cuda
 
-from ...device.blend import blend
 from ...device.dot import dot
+from ...device.store import axpby
 from .stage import Stage, TileConfig
 
 
@@ -24,7 +24,7 @@ def naive(alpha, a, b, beta, c):
     row = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     col = cuda.blockIdx.y * cuda.blockDim.y + cuda.threadIdx.y
     if row < m and col < n:
-        c[row, col] = blend(alpha, dot(a, b, row, col), beta, c, row, col)
+        c[row, col] = axpby(alpha, dot(a, b, row, col), beta, c, row, col)
 
 
 STAGE = Stage(

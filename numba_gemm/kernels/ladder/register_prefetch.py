@@ -16,8 +16,8 @@ Limits: issue slots: one instruction in five is no multiply-add, but one of the 
 
 from numba import cuda, float32, uint32
 
-from ...device.blend import row_store
 from ...device.outer_product import outer_product
+from ...device.store import row_store
 from ...device.vector import fetch4, fetch4_any, load4, store4, store4_down
 from ...simulator.switch import device_function, hardware_only
 from .stage import Stage, TileConfig, flat_block, require

@@ -16,7 +16,7 @@ Limits: shared memory: two floats a multiply-add. Those of A, four along K in on
 
 from numba import cuda, float32, uint32
 
-from ...device.blend import blend
+from ...device.store import axpby
 from ...device.vector import fetch1
 from .stage import Stage, TileConfig, require
 
@@ -50,7 +50,7 @@ def build(config, aligned):
             k0 += BK
 
         if row < m and col < n:
-            c[row, col] = blend(alpha, acc, beta, c, row, col)
+            c[row, col] = axpby(alpha, acc, beta, c, row, col)
 
     return shared_tile
 

@@ -2,7 +2,7 @@
 
 Bottleneck before: blocks come in rounds. The last round is seldom full, and a small C, or a long K, has fewer tiles
     than the GPU has multiprocessors.
-Idea: as many blocks as the GPU holds at once, each with the same number of k-tiles (Stream-K, see `device.work`).
+Idea: as many blocks as the GPU holds at once, each with the same number of k-tiles (Stream-K, see `device.partition`).
     Shares that end within a tile of C leave a partial sum in a workspace; the last block to arrive at such a tile adds
     the parts in a fixed order. Where there are many tiles, only those of the last rounds are shared; where there are
     few, this is split-K. Operands come in five modes by their layout, so that transposed ones are hardly slower; the
@@ -21,12 +21,12 @@ from numba import cuda, float32, int32, int64, uint32
 
 from ...device.address import col_step, pinned, shared_address, shared_load4, transposed
 from ...device.async_copy import commit_group, wait_group
-from ...device.blend import row_store, staged_store
 from ...device.matrix import shifted
 from ...device.outer_product import outer_product
+from ...device.partition import arrive, batch_place, member_of, owner, part_slot, piece, reset, row_partial, tile_place
+from ...device.store import row_store, staged_store
 from ...device.tile_loader import covers, tile_loader
 from ...device.units import FLOAT32_BYTES, WARP
-from ...device.work import arrive, batch_place, member_of, owner, part_slot, piece, reset, row_partial, tile_place
 from ...simulator.switch import device_function, hardware_only
 from .stage import Stage, TileConfig, flat_block, require, share_out
 
@@ -101,7 +101,7 @@ def build(config, form):
             fetch_a(*to_a, part)
 
     @device_function
-    def body(alpha, a_all, b_all, beta, c_all, work, vectors):
+    def body(alpha, a_all, b_all, beta, c_all, partition, vectors):
         tiles = cuda.shared.array(0, float32, alignment=16)
         start = shared_address(tiles)
         tid = uint32(cuda.threadIdx.x)
@@ -110,7 +110,7 @@ def build(config, form):
         row = warp // (BN // WN) * WM + lane // LANES_N * 4  # of this thread's first group, within the block tile
         col = warp % (BN // WN) * WN + lane % LANES_N * 4
         k = a_all.shape[1]
-        k_tiles = uint32(work.k_tiles)
+        k_tiles = uint32(partition.k_tiles)
         a_to, b_to = pinned(uint32(start + origin_a(tid))), pinned(uint32(start + B_START + origin_b(tid)))
         a_from, b_from = pinned(uint32(start + 4 * row)), pinned(uint32(start + B_START + 4 * col))
 
@@ -125,8 +125,8 @@ def build(config, form):
         acc = cuda.local.array((TM, TN), float32)
         arrived = cuda.local.array((AT_ONCE, TM, TN), float32)  # other blocks' parts of a sum
 
-        at, end = piece(work, block), piece(work, uint32(block + 1))
-        whole, own = uint32(work.whole), block
+        at, end = piece(partition, block), piece(partition, uint32(block + 1))
+        whole, own = uint32(partition.whole), block
         while at < end or own < whole:
             if at < end:  # first this block's piece of the shared tiles, so that others need not be waited for
                 index = uint32(at // k_tiles)
@@ -138,15 +138,15 @@ def build(config, form):
                 index, first, last, tile = uint32(0), uint32(0), k_tiles, own
                 own = uint32(own + uint32(cuda.gridDim.x))
             x_all, y_all, c = a_all, b_all, c_all
-            if uint32(work.matrices) > uint32(1):
-                member = member_of(work, tile)
-                tile = uint32(tile - uint32(member * uint32(uint32(work.rows) * uint32(work.cols))))
-                i0, i1, i2 = batch_place(work, member)
-                x_all = shifted(a_all, i0 * work.a_outer + i1 * work.a_middle + i2 * work.a_inner)
-                y_all = shifted(b_all, i0 * work.b_outer + i1 * work.b_middle + i2 * work.b_inner)
-                c = shifted(c_all, i0 * work.c_outer + i1 * work.c_middle + i2 * work.c_inner)
+            if uint32(partition.matrices) > uint32(1):
+                member = member_of(partition, tile)
+                tile = uint32(tile - uint32(member * uint32(uint32(partition.rows) * uint32(partition.cols))))
+                i0, i1, i2 = batch_place(partition, member)
+                x_all = shifted(a_all, i0 * partition.a_outer + i1 * partition.a_middle + i2 * partition.a_inner)
+                y_all = shifted(b_all, i0 * partition.b_outer + i1 * partition.b_middle + i2 * partition.b_inner)
+                c = shifted(c_all, i0 * partition.c_outer + i1 * partition.c_middle + i2 * partition.c_inner)
             x, y = x_all, transposed(y_all)  # both as (mn, k)
-            down, across = tile_place(work, tile)
+            down, across = tile_place(partition, tile)
             block_row, block_col = int64(down) * BM, int64(across) * BN
             a_valid, b_valid = pinned(valid_a(x, block_row, tid)), pinned(valid_b(y, block_col, tid))
 
@@ -218,28 +218,28 @@ def build(config, form):
 
             complete = True
             if uint32(last - first) < k_tiles:
-                lead = owner(work, uint32(index * k_tiles))
-                parts = uint32(owner(work, uint32(uint32(uint32(index + 1) * k_tiles) - 1)) - lead + 1)
-                mine = part_slot(work, index, lead, uint32(block - lead))
+                lead = owner(partition, uint32(index * k_tiles))
+                parts = uint32(owner(partition, uint32(uint32(uint32(index + 1) * k_tiles) - 1)) - lead + 1)
+                mine = part_slot(partition, index, lead, uint32(block - lead))
                 for i in range(TM):
-                    store_partial_row(work, mine, tid, acc, i)
+                    store_partial_row(partition, mine, tid, acc, i)
                 cuda.syncthreads()  # this part is written by all before the block is counted
                 final = int32(0)
-                if tid == uint32(0) and arrive(work, int64(index)) == int64(parts) - 1:
+                if tid == uint32(0) and arrive(partition, int64(index)) == int64(parts) - 1:
                     final = int32(1)
                 complete = cuda.syncthreads_or(final) != 0  # and the count is known before any thread goes on
                 if complete:
                     if tid == uint32(0):
-                        reset(work, int64(index))
+                        reset(partition, int64(index))
                     for i in range(TM):
                         for j in range(TN):
                             acc[i, j] = float32(0)
                     q = uint32(0)
                     while q < parts:
                         for r in range(AT_ONCE):
-                            from_slot = part_slot(work, index, lead, min(uint32(q + r), uint32(parts - 1)))
+                            from_slot = part_slot(partition, index, lead, min(uint32(q + r), uint32(parts - 1)))
                             for i in range(TM):
-                                load_partial_row(work, from_slot, tid, arrived[r], i)
+                                load_partial_row(partition, from_slot, tid, arrived[r], i)
                         for r in range(AT_ONCE):
                             for i in range(TM):
                                 for j in range(TN):
@@ -261,14 +261,14 @@ def build(config, form):
     if form.vectors:
 
         @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
-        def stream_k(alpha, a, b, beta, c, work, vectors):
-            body(alpha, a, b, beta, c, work, vectors)
+        def stream_k(alpha, a, b, beta, c, partition, vectors):
+            body(alpha, a, b, beta, c, partition, vectors)
 
     else:
 
         @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
-        def stream_k(alpha, a, b, beta, c, work):
-            body(alpha, a, b, beta, c, work, ())
+        def stream_k(alpha, a, b, beta, c, partition):
+            body(alpha, a, b, beta, c, partition, ())
 
     return stream_k
 

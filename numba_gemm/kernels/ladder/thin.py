@@ -30,10 +30,8 @@ from ...device.address import (
     transposed,
 )
 from ...device.async_copy import commit_group, wait_group
-from ...device.blend import element_store
 from ...device.matrix import shifted
-from ...device.units import ceil_div
-from ...device.work import (
+from ...device.partition import (
     arrive,
     batch_place,
     load_partial,
@@ -45,6 +43,8 @@ from ...device.work import (
     store_partial,
     tile_place,
 )
+from ...device.store import element_store
+from ...device.units import ceil_div
 from ...simulator.switch import device_function, hardware_only
 from .stage import Stage, TileConfig, flat_block, require, share_out
 
@@ -132,14 +132,14 @@ def build(config, form):
                 acc[r, j] += values[r, 3] * four[3]
 
     @device_function
-    def body(alpha, a_all, b_all, beta, c_all, work, vectors):
+    def body(alpha, a_all, b_all, beta, c_all, partition, vectors):
         tiles = cuda.shared.array(0, float32, alignment=16)
         start = shared_address(tiles)
         tid = uint32(cuda.threadIdx.x)
         block = uint32(cuda.blockIdx.x)
         group, lane = tid // LANES, tid % LANES  # a group of lanes has TM rows
         k = int32(a_all.shape[1])
-        k_tiles = uint32(work.k_tiles)
+        k_tiles = uint32(partition.k_tiles)
         a_to, b_from = pinned(uint32(start + 16 * tid)), pinned(uint32(start + B_START + 16 * lane))
         first_k = int32(lane * 4 if VECTORS else lane)  # of this thread, within a chunk
 
@@ -151,8 +151,8 @@ def build(config, form):
         results = cuda.local.array(RESULTS, float32)
         arrived = cuda.local.array((AT_ONCE, RESULTS), float32)  # other blocks' parts of a sum
 
-        at, end = piece(work, block), piece(work, uint32(block + 1))
-        whole, own = uint32(work.whole), block
+        at, end = piece(partition, block), piece(partition, uint32(block + 1))
+        whole, own = uint32(partition.whole), block
         while at < end or own < whole:
             if at < end:  # first this block's piece of the shared tiles, so that others need not be waited for
                 index = uint32(at // k_tiles)
@@ -164,15 +164,15 @@ def build(config, form):
                 index, first, last, tile = uint32(0), uint32(0), k_tiles, own
                 own = uint32(own + uint32(cuda.gridDim.x))
             x, y_all, c = a_all, b_all, c_all
-            if uint32(work.matrices) > uint32(1):
-                member = member_of(work, tile)
-                tile = uint32(tile - uint32(member * uint32(uint32(work.rows) * uint32(work.cols))))
-                i0, i1, i2 = batch_place(work, member)
-                x = shifted(a_all, i0 * work.a_outer + i1 * work.a_middle + i2 * work.a_inner)
-                y_all = shifted(b_all, i0 * work.b_outer + i1 * work.b_middle + i2 * work.b_inner)
-                c = shifted(c_all, i0 * work.c_outer + i1 * work.c_middle + i2 * work.c_inner)
+            if uint32(partition.matrices) > uint32(1):
+                member = member_of(partition, tile)
+                tile = uint32(tile - uint32(member * uint32(uint32(partition.rows) * uint32(partition.cols))))
+                i0, i1, i2 = batch_place(partition, member)
+                x = shifted(a_all, i0 * partition.a_outer + i1 * partition.a_middle + i2 * partition.a_inner)
+                y_all = shifted(b_all, i0 * partition.b_outer + i1 * partition.b_middle + i2 * partition.b_inner)
+                c = shifted(c_all, i0 * partition.c_outer + i1 * partition.c_middle + i2 * partition.c_inner)
             y = transposed(y_all)  # as (n, k)
-            down, across = tile_place(work, tile)
+            down, across = tile_place(partition, tile)
             block_row, block_col = int64(down) * BM, int64(across) * BN
 
             for r in range(TM):
@@ -236,29 +236,29 @@ def build(config, form):
 
             complete = True
             if uint32(last - first) < k_tiles:
-                lead = owner(work, uint32(index * k_tiles))
-                parts = uint32(owner(work, uint32(uint32(uint32(index + 1) * k_tiles) - 1)) - lead + 1)
-                mine = part_slot(work, index, lead, uint32(block - lead)) * (BM * BN) + int64(tid)
+                lead = owner(partition, uint32(index * k_tiles))
+                parts = uint32(owner(partition, uint32(uint32(uint32(index + 1) * k_tiles) - 1)) - lead + 1)
+                mine = part_slot(partition, index, lead, uint32(block - lead)) * (BM * BN) + int64(tid)
                 for i in range(RESULTS):
                     if BM * BN % THREADS == 0 or tid + i * THREADS < uint32(BM * BN):
-                        store_partial(work, mine + i * THREADS, results[i])
+                        store_partial(partition, mine + i * THREADS, results[i])
                 cuda.syncthreads()  # this part is written by all before the block is counted
                 final = int32(0)
-                if tid == uint32(0) and arrive(work, int64(index)) == int64(parts) - 1:
+                if tid == uint32(0) and arrive(partition, int64(index)) == int64(parts) - 1:
                     final = int32(1)
                 complete = cuda.syncthreads_or(final) != 0  # and the count is known before any thread goes on
                 if complete:
                     if tid == uint32(0):
-                        reset(work, int64(index))
+                        reset(partition, int64(index))
                     for i in range(RESULTS):
                         results[i] = float32(0)
                     q = uint32(0)
                     while q < parts:
                         for p in range(AT_ONCE):
-                            part = part_slot(work, index, lead, min(uint32(q + p), uint32(parts - 1))) * (BM * BN)
+                            part = part_slot(partition, index, lead, min(uint32(q + p), uint32(parts - 1))) * (BM * BN)
                             for i in range(RESULTS):
                                 e = min(uint32(tid + i * THREADS), uint32(BM * BN - 1))
-                                arrived[p, i] = load_partial(work, part + int64(e))
+                                arrived[p, i] = load_partial(partition, part + int64(e))
                         for p in range(AT_ONCE):
                             for i in range(RESULTS):
                                 if uint32(q + p) < parts:
@@ -274,14 +274,14 @@ def build(config, form):
     if form.vectors:
 
         @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
-        def thin(alpha, a, b, beta, c, work, vectors):
-            body(alpha, a, b, beta, c, work, vectors)
+        def thin(alpha, a, b, beta, c, partition, vectors):
+            body(alpha, a, b, beta, c, partition, vectors)
 
     else:
 
         @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
-        def thin(alpha, a, b, beta, c, work):
-            body(alpha, a, b, beta, c, work, ())
+        def thin(alpha, a, b, beta, c, partition):
+            body(alpha, a, b, beta, c, partition, ())
 
     return thin
 

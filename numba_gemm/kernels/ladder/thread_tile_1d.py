@@ -14,7 +14,7 @@ Limits: shared memory still, though not alone: a float of A for each multiply-ad
 
 from numba import cuda, float32, uint32
 
-from ...device.blend import store_blend1
+from ...device.store import store_axpby1
 from ...device.vector import fetch1
 from .stage import Stage, TileConfig, flat_block, require
 
@@ -63,7 +63,7 @@ def build(config, aligned):
             k0 += BK
 
         for i in range(TM):
-            store_blend1(c, block_row + row + i, block_col + col, alpha, acc[i], beta)
+            store_axpby1(c, block_row + row + i, block_col + col, alpha, acc[i], beta)
 
     return thread_tile_1d
 

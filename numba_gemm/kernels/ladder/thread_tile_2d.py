@@ -14,7 +14,7 @@ Limits: bank conflicts. Neighbouring threads read B TN floats apart, and A TM*BK
 
 from numba import cuda, float32, uint32
 
-from ...device.blend import store_blend1
+from ...device.store import store_axpby1
 from ...device.vector import fetch1
 from .stage import Stage, TileConfig, flat_block, require
 
@@ -76,7 +76,7 @@ def build(config, aligned):
 
         for i in range(TM):
             for j in range(TN):
-                store_blend1(c, block_row + row + i, block_col + col + j, alpha, acc[i, j], beta)
+                store_axpby1(c, block_row + row + i, block_col + col + j, alpha, acc[i, j], beta)
 
     return thread_tile_2d
 

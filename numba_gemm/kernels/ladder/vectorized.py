@@ -15,7 +15,7 @@ Limits: bank conflicts: a vector of B lies TN floats from the next thread's, whi
 
 from numba import cuda, float32, uint32
 
-from ...device.blend import row_store
+from ...device.store import row_store
 from ...device.vector import fetch4, fetch4_any, load4, store4
 from .stage import Stage, TileConfig, flat_block, require
 

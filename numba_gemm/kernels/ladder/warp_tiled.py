@@ -19,9 +19,9 @@ Limits: issue slots still: one instruction in seven is no multiply-add, many of 
 
 from numba import cuda, float32, uint32
 
-from ...device.blend import row_store
 from ...device.outer_product import outer_product
 from ...device.shared import shared_view
+from ...device.store import row_store
 from ...device.units import WARP
 from ...device.vector import fetch4, fetch4_any, load4, store4, store4_down
 from ...simulator.switch import device_function, hardware_only

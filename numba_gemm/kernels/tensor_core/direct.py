@@ -18,14 +18,14 @@ from numba import cuda, float32, int32, int64, uint32
 
 from ...device import mbarrier, registers, tensor_map, wgmma
 from ...device.address import address_of, col_step, global_store2, row_step, shared_load1, shared_load2, transposed
-from ...device.blend import element_store
 from ...device.matrix import shifted
+from ...device.store import element_store
 from ...device.units import WARP
 from ...simulator.switch import device_function, hardware_only
 from ..ladder.stage import require
-from .finish import for_each_sum, place
+from .epilogue import for_each_sum, place
 from .mode import MODES
-from .slot import first_slot, ring
+from .pipeline import first_slot, ring
 from .stage import BARRIER_BYTES, GROUP_ROWS, LEFT, ROW_BYTES, ROW_WORDS, WARPGROUP, WarpgroupConfig
 
 MODE = MODES["tf32"]

@@ -17,7 +17,7 @@ from ...device.address import shared_store4
 from ...device.vector import load4
 from ...simulator.switch import device_function, hardware_only
 from ..ladder.stage import require
-from .slot import first_slot, group_store, slot_products
+from .pipeline import first_slot, group_store, slot_products
 from .stage import ROW_BYTES, ROW_WORDS, WARPGROUP, TensorStage, WarpgroupConfig
 
 

@@ -4,7 +4,7 @@ Bottleneck before: each block sets up barriers, waits for its first slots, and s
     rest; and what is still cut off of sums of one sign adds up, to 7e-8 of them.
 Idea: as many blocks as the GPU has multiprocessors, each of which takes one tile after the other, in groups of rows so
     that those of a time share operands in the L2 cache; the next tile's slots are fetched while this one is stored. The
-    sums' leading part is apart from the rests (`sums`), in registers that the warpgroup that fetches has no need of.
+    sums' leading part is apart from the rests (`accumulate`), in registers that the producer warpgroup does not need.
     What comes out as NaN or infinity is computed again as FP32 does, from the operands as they were: it may be one that
     the parts made.
 Traffic: as before, from the L2 cache for the most part.
@@ -21,10 +21,10 @@ from ...device.grid_order import wait_for_last
 from ...device.units import WARP
 from ...simulator.switch import device_function, hardware_only
 from ..ladder.stage import require
-from .finish import of_batch, place, sums_store
-from .slot import first_slot, slot_copies
+from .accumulate import tile_sums
+from .epilogue import of_batch, place, sums_store
+from .pipeline import first_slot, slot_copies
 from .stage import BARRIER_BYTES, GROUP_ROWS, LEFT, WARPGROUP, TensorStage, WarpgroupConfig
-from .sums import tile_sums
 
 
 def build(config, form):

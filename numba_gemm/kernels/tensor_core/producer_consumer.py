@@ -16,7 +16,7 @@ from numba import cuda, float32, int64, uint32
 from ...device import mbarrier, wgmma
 from ...simulator.switch import hardware_only
 from ..ladder.stage import require
-from .slot import first_slot, group_store, slot_copies, slot_products
+from .pipeline import first_slot, group_store, slot_copies, slot_products
 from .stage import BARRIER_BYTES, GROUP_ROWS, ROW_BYTES, WARPGROUP, TensorStage, WarpgroupConfig
 
 

@@ -17,10 +17,10 @@ from ...device.address import address_of, copy16_if
 from ...device.async_copy import commit_group, wait_group
 from ...device.units import WARP
 from ...simulator.switch import device_function, hardware_only
-from .finish import of_batch, place, sums_store
-from .slot import first_slot
+from .accumulate import FOLD, steps
+from .epilogue import of_batch, place, sums_store
+from .pipeline import first_slot
 from .stage import ROW_BYTES, ROW_WORDS, WARP_EXTENT, TensorStage, WarpConfig
-from .sums import FOLD, steps
 
 CHUNK = 16  # bytes of a copy, and of a row of a fragment
 M = N = WARP_EXTENT

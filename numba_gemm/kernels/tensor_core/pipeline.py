@@ -6,7 +6,7 @@ from numba import cuda, int64, uint32
 
 from ...device import bulk_copy, mbarrier, wgmma
 from ...device.address import address_of, shared_address
-from ...device.blend import store_blend1
+from ...device.store import store_axpby1
 from ...device.units import WARP
 from ...simulator.switch import device_function
 from .mode import Mode
@@ -80,7 +80,7 @@ def group_store(columns: int):
         first_row, first_col = row + int64(warp * 16 + lane // 4), col + int64(lane % 4 * 2)
         for j in range(COLUMN_GROUPS):
             for q in range(4):
-                store_blend1(c, first_row + q // 2 * 8, first_col + 8 * j + q % 2, alpha, sums[j, q], beta)
+                store_axpby1(c, first_row + q // 2 * 8, first_col + 8 * j + q % 2, alpha, sums[j, q], beta)
 
     return store
 

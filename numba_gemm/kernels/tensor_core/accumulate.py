@@ -23,7 +23,7 @@ from numba import cuda, float32, uint32
 from ...device import wgmma
 from ...simulator.switch import device_function
 from .mode import Mode
-from .slot import ring, slot_products, step_product
+from .pipeline import ring, slot_products, step_product
 from .stage import GROUP_ROWS, ROW_BYTES, WarpgroupConfig
 
 STEPS = 4  # of a slot, each an instruction's terms

@@ -12,9 +12,9 @@ from math import isnan
 from numba import cuda, float32, int32, int64, uint32, uint64
 
 from ...device.address import address_of, col_step, global_store2, row_step
-from ...device.blend import element_store
 from ...device.matrix import shifted
 from ...device.narrow import power
+from ...device.store import element_store
 from ...simulator.switch import device_function
 from ..ladder.stage import GROUP
 from .stage import TensorForm
