@@ -1,4 +1,4 @@
-"""The last step of every stage: ``alpha * acc + beta * C``, without reading C when beta is zero."""
+"""Stores of C, the last step of every stage: ``alpha * acc + beta * C``; C is not read when beta is zero."""
 
 from __future__ import annotations
 
