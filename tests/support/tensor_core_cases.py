@@ -93,11 +93,11 @@ def stage_kernel(name: str, index: int, mode: str) -> Kernel:
     return stage.kernel_of(stage.configs[index], TensorForm(ALL_MODES[mode]))
 
 
-def kernels_of(precision: str, batched: bool = False) -> list[Kernel]:
+def kernels_of(precision: str, batched: bool = False, gpu: Gpu = GPU) -> list[Kernel]:
     """Return the kernels of a product by `persistent`: row maxima if the mode is scaled, decomposition, product."""
     stage, batch = persistent.STAGE, Batch((1, 1, 2), *((0, 0, 1 << 20),) * 3) if batched else Batch()
     product = Product(dense("N", 64, LONG_SUM), dense("N", LONG_SUM, 64), dense("N", 64, 64), batch)
-    return [step.kernel for step in stage.launches(stage.configs[0], product, precision, None, GPU).steps]
+    return [step.kernel for step in stage.launches(stage.configs[0], product, precision, None, gpu).steps]
 
 
 def epilogue_kernel() -> Kernel:
