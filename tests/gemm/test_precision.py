@@ -81,8 +81,8 @@ AGREE = "expected a stage and a precision that agree; change one of them"
         ),
         (
             {"stage": "persistent", "precision": "fp32_auto"},
-            "precision is 'fp32_auto' and stage is 'persistent'; expected stage 'auto', which leaves a choice; name the "
-            f"precision, one of {', '.join(MODES)}, or leave out the stage",
+            "precision is 'fp32_auto' and stage is 'persistent'; expected stage 'auto', which leaves a choice; name "
+            f"the precision, one of {', '.join(MODES)}, or leave out the stage",
         ),
         (
             {"stage": "naive", "precision": "fp32_auto"},

@@ -1053,7 +1053,7 @@ def test_product(stage, index, precision, shape):
     ("stage", "precision"), [(stage.name, name) for stage in TENSOR_STAGES.values() for name in stage.precisions]
 )
 def test_every_stage_in_every_precision_through_the_public_function(stage, precision, k):
-    """Odd extents, B transposed, alpha and beta, a batch of two; rows begin at multiples of 16 bytes, for tensor maps."""
+    """Odd extents, B transposed, alpha and beta, a batch of two; rows at multiples of 16 bytes, for tensor maps."""
     import torch
 
     m, n, alpha, beta = 133, 197, 1.5, -0.5
