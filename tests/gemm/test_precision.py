@@ -104,9 +104,7 @@ AGREE = "expected a stage and a precision that agree; change one of them"
 @pytest.mark.parametrize("call", ["tiled_sgemm", "explain", "plan"])
 def test_a_stage_and_a_precision_must_agree(call, options, words):
     a = np.ones((4, 5), np.float32)
+    arguments = (4, 4, 5) if call == "plan" else (a, a.T)
     with pytest.raises(ValueError) as error:
-        if call == "plan":
-            numba_gemm.plan(4, 4, 5, **options)
-        else:
-            getattr(numba_gemm, call)(a, a.T, **options)
+        getattr(numba_gemm, call)(*arguments, **options)
     assert str(error.value) == words

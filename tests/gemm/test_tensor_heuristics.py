@@ -41,7 +41,7 @@ def test_tiles_of_operands_that_tensor_maps_describe(extents, expected):
     assert tiles("tf32_tma", *extents, precision="tf32", tma="NN") == expected
     choice = heuristics.choose(Problem(*extents, precision="tf32", tma="NN"))
     assert (choice.stage, choice.precision) == (direct.STAGE, "tf32")
-    assert (choice.config.BM, choice.config.BN) == expected
+    assert expected == (choice.config.BM, choice.config.BN)
     assert "operands as they are" in choice.reason
 
 
