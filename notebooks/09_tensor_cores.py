@@ -38,8 +38,8 @@ from numba import cuda, float32, int64
 from numba_gemm.device import narrow
 from numba_gemm.inspect import draw, step, trace
 from numba_gemm.kernels.tensor_core import MODES, TENSOR_STAGES, accumulate, split
+from numba_gemm.kernels.tensor_core.config import ROW_WORDS, split_shape
 from numba_gemm.kernels.tensor_core.pipeline import group_store
-from numba_gemm.kernels.tensor_core.stage import ROW_WORDS, split_shape
 from numba_gemm.models.accuracy import MODE_BOUNDS, bound
 from numba_gemm.simulator import scheduler
 
@@ -393,8 +393,8 @@ notebook.source("accumulate", function="compensated")
 
 # %%
 ABLE = """
-from numba_gemm.runtime.launch import current_device, device_properties
-from numba_gemm.gemm.split_products import runnable
+from numba_gemm.gemm.precision import runnable
+from numba_gemm.runtime.device import current_device, device_properties
 print(*runnable(device_properties(current_device()).cc))
 """
 ERRORS = """
@@ -547,7 +547,9 @@ figure
 #
 # ## The climb
 #
-# The kernels are a ladder of their own, one idea a file. Recorded at 4096 cubed, in `bf16x6`, splitting apart:
+# The kernels are a ladder of their own, one idea per file. On a GPU that has the instructions,
+# `tiled_sgemm(a, b, stage="bulk_copies", precision="bf16x6")` runs one of them. Recorded at 4096 cubed, in `bf16x6`,
+# splitting apart:
 
 # %%
 print(ladder.attrs["source"])

@@ -482,6 +482,8 @@ def named(name: str, wanted: Problem) -> Choice:
             f"stage is {name!r}, and tensor maps cannot describe these operands; expected addresses and strides that "
             "are multiples of 16 bytes, contiguous rows or columns, and A or B contiguous along K; pass 'auto'"
         )
+    if wanted.tma and not isinstance(stage, TmaStage):
+        wanted = replace(wanted, tma="")  # it decomposes the operands
     found = ranked(wanted, stage) if stage.chooses_share or wanted.precision != IEEE else []
     if not found:
         return Choice(stage, stage.configs[0], reason=f"stage {name} was asked for", precision=wanted.precision)

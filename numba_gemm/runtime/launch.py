@@ -74,7 +74,8 @@ def launch(
     Raises
     ------
     ValueError
-        for a K beyond what a kernel counts, with an epilogue; for a workspace that is too small.
+        for a K beyond what a kernel counts, with an epilogue or in another precision than "ieee"; for a workspace that
+        is too small.
     """
     product = product_of(a, b, c, batch, epilogue, vectors)
     choice = stage, config, precision, share, swapped
@@ -111,6 +112,8 @@ def launch_product(
         raise ValueError(
             f"K is {product.k}, beyond the {MAX_K} that a product with an epilogue may have; expected less"
         )
+    if precision != IEEE and product.k > MAX_K:
+        raise ValueError(f"K is {product.k}, beyond the {MAX_K} that this precision takes; expected less")
     device, done = get_device(c.device), []
     oriented = product.transposed if swapped else product
     for piece in stage.pieces(config, oriented, precision, device.properties.gpu):
