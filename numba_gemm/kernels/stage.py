@@ -42,8 +42,7 @@ def require(config: Any, constraints: Mapping[str, bool]) -> None:
         raise ValueError(f"configuration {config.name} breaks: {'; '.join(broken)}")
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(NamedTuple):
     """Division of a product among blocks.
 
     Attributes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..kernels.step import Launches, Slot
+from ..kernels.step import Launches, Moving, Slot
 from .driver import device_scope
 from .frame import Frame, FrameLayout
 from .tensor_maps import TensorMaps
@@ -70,8 +70,8 @@ class BoundProduct:
         self._workspaces, self._tensor_maps, self._memory = workspaces, tensor_maps, workspace
         self._layout = FrameLayout(launches.steps)
         words = self._layout.moving
-        self._offsets = tuple(word.offset for word in words if word.slot == Slot.SCRATCH)
-        self._counts = any(word.slot == Slot.COUNTERS for word in words)
+        self._offsets = tuple([word.offset for word in words if word.slot == Slot.SCRATCH])
+        self._counts = Moving(Slot.COUNTERS) in words
         self._maps: tuple[dict[int, int], ...] = tuple({} for _ in launches.maps)
         self._frames: list[Frame] = []
 

@@ -54,10 +54,15 @@ class FrameLayout:
         The distinct words that move: alpha, beta, A, B and C first, then the others by slot.
     """
 
-    __slots__ = ("_constants", "_count", "_format", "_steps", "_tables", "moving", "packing")
+    __slots__ = ("_constants", "_count", "_format", "_starts", "_tables", "moving", "packing")
 
     def __init__(self, steps: Sequence[Step]) -> None:
-        words = [word for step in steps for argument in step.arguments for word in argument.words]
+        words: list[Any] = []
+        self._starts = []
+        for step in steps:
+            self._starts.append(8 * len(words))
+            for argument in step.arguments:
+                words += argument.words
         others = {word for word in words if type(word) is not int}.difference(ALWAYS)
         self.moving: tuple[Any, ...] = ALWAYS + tuple(sorted(others)) if others else ALWAYS
         places = {word: 8 * i for i, word in enumerate(self.moving)}
@@ -70,7 +75,7 @@ class FrameLayout:
                 place += 8
             else:
                 self._tables.append(places[word])
-        self._steps, self._count = steps, place
+        self._count = place
         self.packing = _packing(len(places))
         self._format = _integers(len(self._constants) + len(words))
 
@@ -80,11 +85,8 @@ class FrameLayout:
         start = ctypes.addressof(memory)
         first = 8 * len(self.moving)
         self._format.pack_into(memory, first, *self._constants, *[start + place for place in self._tables])
-        places, place = [], start + self._count
-        for step in self._steps:
-            places.append(place)
-            place += 8 * sum(len(argument.words) for argument in step.arguments)
-        return memory, places
+        tables = start + self._count
+        return memory, [tables + place for place in self._starts]
 
 
 @cache
