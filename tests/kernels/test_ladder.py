@@ -142,15 +142,17 @@ def limit(monkeypatch):
     monkeypatch.setattr(stages, "MAX_K", 8)
 
 
-@pytest.mark.parametrize("k", [0, 21])
-@pytest.mark.parametrize("beta", [0.0, 0.5])
+@pytest.mark.parametrize(
+    ("k", "beta", "swapped"), [(21, 0.0, False), (21, 0.5, False), (21, 0.5, True), (0, 0.5, False)]
+)
 @pytest.mark.parametrize("stage", STAGES.values(), ids=label)
-def test_extents_beyond_one_launch(stage, beta, k, monkeypatch):
+def test_extents_beyond_one_launch(stage, k, beta, swapped, monkeypatch):
     """Grids have up to 65,535 blocks along y and kernels count k in 32 bits; with smaller limits the same code divides
     small products."""
     limit(monkeypatch)
     config = stage.test_config
-    outcome = run(stage, config, Case((2 * config.BM + 5, 2 * config.BN + 7, k), "slices of wider rows", 0.5, beta))
+    case = Case((2 * config.BM + 5, 2 * config.BN + 7, k), "slices of wider rows", 0.5, beta)
+    outcome = run(stage, config, case, swapped=swapped)
     assert outcome.ok, str(outcome)
 
 

@@ -144,8 +144,11 @@ class Outcome:
         return f"{self.comparison}{'' if self.guard_kept else '; WROTE OUTSIDE OF C'}"
 
 
-def run(stage: LadderStage, config: TileConfig, case: Case, seed: int = 0) -> Outcome:
-    """Run one case with fresh random operands, C holding NaN where beta is 0, and compare it with float64."""
+def run(stage: LadderStage, config: TileConfig, case: Case, seed: int = 0, swapped: bool = False) -> Outcome:
+    """Run one case with fresh random operands, C holding NaN where beta is 0, and compare it with float64.
+
+    If `swapped`, the kernel computes the transpose.
+    """
     m, n, k = case.shape
     a_place, b_place, c_place = LAYOUTS[case.layout]
     a_buffer, a = a_place.view(m, k, NAN)  # what lies around A and B must not reach the result
@@ -161,7 +164,7 @@ def run(stage: LadderStage, config: TileConfig, case: Case, seed: int = 0) -> Ou
     written[...] = True
     operands = [Operand.place(*pair) for pair in ((a_buffer, a), (b_buffer, b), (c_buffer, c))]
     matrices = [operand.matrix for operand in operands]
-    launch(stage, config, case.alpha, matrices[0], matrices[1], case.beta, matrices[2])
+    launch(stage, config, case.alpha, matrices[0], matrices[1], case.beta, matrices[2], swapped=swapped)
     synchronize()
     operands[2].fetch()
     expected, scale = reference(case.alpha, a, b, case.beta, before)
