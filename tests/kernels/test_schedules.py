@@ -1,13 +1,10 @@
-"""Stages that have a schedule: what their table of cases reaches, the table on a GPU, and the sanitizer's cases.
+"""Stages that have a schedule: what their table of cases reaches, and the table on a GPU.
 
 In the simulator `test_broken_kernels.py` runs the table, for the kernels as they are as well as for broken ones."""
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
-import sanitize
 from support.schedule_cases import modes_of, run_shared, scheduled, shared_cases
 
 from numba_gemm.device.tile_loader import MODES
@@ -17,7 +14,6 @@ from numba_gemm.kernels.ladder.stage import default_share
 from numba_gemm.kernels.product import Batch, Layout, Product, dense
 from numba_gemm.kernels.stage import Share
 from numba_gemm.runtime.device import get_device
-from numba_gemm.runtime.launch import launch
 
 ALL = [(stage, config) for stage in scheduled(STAGES) for config in (stage.test_config, *stage.configs)]
 LAUNCHES = 3  # on one workspace, the counters of which each must leave at 0
@@ -144,55 +140,3 @@ def test_aligned_variant_of_unscheduled_stages(case):
     for which in range(3):
         product = Product(*(placed(*(place if i == which else ROWS)) for i in range(3)))
         assert STAGES["vectorized"].variant(COVERED, product) is aligned
-
-
-class TestSanitize:
-    """The parts of `sanitize.py` that need no GPU."""
-
-    @pytest.mark.simulator
-    @pytest.mark.parametrize("case", [*sanitize.cases_of(STAGES["stream_k"], STAGES["stream_k"].test_config)])
-    def test_cases_are_right(self, case):
-        operands = sanitize.Operands(case)
-        owners = {name: views[0] for name, views in operands.views.items()}
-        bases = {name: flat.ctypes.data for name, flat in operands.flats.items()}
-        extra = operands.extra()
-        if case.epilogue:
-            places = (launch.Vector(0, one.size, 4, one) for one in (operands.across, operands.down))
-            extra = dataclasses.replace(extra, vectors=tuple(places))
-        a, b, c = operands.matrices(bases, owners)
-        share = Share(case.blocks, case.whole)
-        assert not operands.judge(1.5, -0.5, operands.flats["c"]) <= 1
-        launch.launch(case.stage, case.config, 1.5, a, b, -0.5, c, share=share, extra=extra)
-        assert operands.judge(1.5, -0.5, operands.flats["c"]) <= 1
-
-    def test_variants_say_what_runs(self):
-        stage = STAGES["stream_k"]
-        words = []
-        for case in sanitize.cases_of(stage, stage.configs[0]):
-            operands = sanitize.Operands(case)
-            owners = {name: views[0] for name, views in operands.views.items()}
-            matrices = operands.matrices(dict.fromkeys("abc", 0), owners)
-            words.append(sanitize.variant_of(case, matrices, operands.extra())[1])
-        assert len(set(words)) == len(words)
-        for mode in MODES:
-            assert any(word.startswith(f"{mode}_") for word in words), mode
-            assert any(f"_{mode}_" in word for word in words), mode
-        for what in ("-batch", "_bias-", "-1whole", "-7blocks"):
-            assert any(what in word for word in words), what
-
-    def test_reports_belong_to_their_cases(self):
-        output = """
-            @begin stream_k tiles along4_across4_aligned-7blocks 44 36 36
-            ========= Error: Race reported between Write access and Read access
-            @end 0.25
-            @begin thin tiles any_any_any-8blocks 1 2 3
-            @end inf
-            ========= Invalid __global__ read of size 4 bytes
-        """
-        rows, stray = sanitize.parse("racecheck", "\n".join(line.strip() for line in output.splitlines()))
-        assert [(row.stage, row.k, row.reports, row.clean) for row in rows] == [
-            ("stream_k", 36, 1, False),
-            ("thin", 3, 0, False),
-        ]
-        assert rows[0].variant == "along4_across4_aligned-7blocks"
-        assert stray == 1
