@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -73,6 +74,10 @@ def check_words(steps, layout, places, values):
 STEPS = {
     "scalar, matrix, vector": ([step_of(ALPHA, A, Vector(0, 7, 28))], [Moving(Slot.VECTORS)]),
     "product": ([PRODUCT], []),
+    "NumPy's integers": (
+        [step_of(ALPHA, MatrixAt(AT_A, Layout(*np.array([3, 5, 20, 4]))), Words((np.int64(-7), SCRATCH)))],
+        [SCRATCH],
+    ),
     "nothing moves": ([step_of(Words((1, -2, 1 << 62)))], []),
     "nothing": ([step_of()], []),
     "schedule": ([step_of(ALPHA, A, B, BETA, C, Words((SCRATCH, COUNTERS, 3, 0, 9)))], [SCRATCH, COUNTERS]),
