@@ -26,6 +26,7 @@ from support.refused_paths import REFUSED_DIRECTORIES, REFUSED_FILES
 
 import numba_gemm
 from numba_gemm.gemm import heuristics, precompile
+from numba_gemm.gemm import precision as precisions
 from numba_gemm.kernels import STAGES
 from numba_gemm.kernels.ladder.stage import Form, TileConfig
 from numba_gemm.kernels.product import Product, dense
@@ -963,6 +964,22 @@ def test_precompile_covers_what_auto_chooses(pretend, cc):
         name = variant.name if isinstance(variant, Form) else "aligned" if variant else "any"
         assert (choice.stage.name, choice.config.name, name) in done, (m, n, k, choice.swapped)
     assert all(cc >= STAGES[name].min_cc for name, *_ in done)
+
+
+@pytest.mark.parametrize("precision", MODES)
+@pytest.mark.parametrize("cc", [(8, 0), (9, 0)])
+def test_precompile_covers_what_is_launched_on_tensor_cores(pretend, monkeypatch, cc, precision):
+    monkeypatch.setattr(precisions, "SIMULATOR", False)
+    compiled = set()
+    monkeypatch.setattr(kernel_cache, "fetch", lambda *kernel: (compiled.add(kernel_cache.key(*kernel)), False))
+    precompile.precompile(cc=cc, precision=precision)
+    gpu = dataclasses.replace(devices.SIMULATED_DEVICE, cc=cc)
+    for m, n, k, (a, b) in itertools.product((64, 1000, 4099), (16, 4096), (64, 1023, 1024, 20000), ("NN", "NT", "TT")):
+        product = Product(dense(a, m, k), dense(b, k, n), dense("N", m, n))
+        choice = heuristics.choose(heuristics.problem(product, gpu, precision))
+        assert choice.precision == precision
+        launches = choice.stage.launches(choice.config, choice.oriented(product), precision, None, gpu.gpu)
+        assert {kernel_cache.key(step.kernel, cc) for step in launches.steps} <= compiled, (m, n, k, a, b)
 
 
 def test_precompile_does_each_kernel_once(pretend):
