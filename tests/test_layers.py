@@ -18,8 +18,7 @@ from support.compile_stages import compiler_environment
 
 import numba_gemm
 from numba_gemm.doctor import checks
-from numba_gemm.kernels.ladder import STAGES
-from numba_gemm.kernels.tensor_core import TENSOR_STAGES
+from numba_gemm.kernels import STAGES
 
 PACKAGE = Path(numba_gemm.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
@@ -61,9 +60,21 @@ def test_a_folder_says_what_it_is_in_one_line(folder):
 
 
 def test_every_stage_is_independent(contracts):
-    stages = {f"numba_gemm.kernels.ladder.{name}" for name in STAGES}
-    stages |= {f"numba_gemm.kernels.tensor_core.{name}" for name in [*TENSOR_STAGES, "direct"]}
-    assert set(contracts["independence"]["modules"]) == stages
+    modules = {module_of(path) for path in (PACKAGE / "kernels").glob("*/*.py") if defines_a_stage(path)}
+    assert set(contracts["independence"]["modules"]) == modules
+    assert {importlib.import_module(module).STAGE.name for module in modules} == set(STAGES)
+
+
+def module_of(path: Path) -> str:
+    """Return the name of the module of a file of the package."""
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+
+
+def defines_a_stage(path: Path) -> bool:
+    """Whether a module assigns the name STAGE."""
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    targets = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
+    return any(isinstance(target, ast.Name) and target.id == "STAGE" for target in targets)
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
@@ -137,7 +148,7 @@ def test_import_leaves_the_simulator_undecided(module):
 def exceptions() -> Iterator[str]:
     """Names of all exception classes of the package."""
     for path in SOURCES:
-        module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+        module = module_of(path)
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef):
                 bases = [getattr(builtins, base.id, None) for base in node.bases if isinstance(base, ast.Name)]

@@ -98,7 +98,7 @@ def cut(product: Product, rows: int, cols: int) -> Iterator[Piece]:
     if m <= rows and n <= cols and k <= MAX_K:
         yield Piece(0, 0, 0, True, product)
         return
-    for k_begin in range(0, k, MAX_K):
+    for k_begin in range(0, max(k, 1), MAX_K):  # sums without terms have one part, which takes beta
         k_size = min(MAX_K, k - k_begin)
         for row in range(0, m, rows):
             for col in range(0, n, cols):

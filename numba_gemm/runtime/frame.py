@@ -63,18 +63,19 @@ class FrameLayout:
             self._starts.append(8 * len(words))
             for argument in step.arguments:
                 words += argument.words
-        others = {word for word in words if type(word) is not int}.difference(ALWAYS)
+        # Other words are integers, also NumPy's: shapes of arrays may have these.
+        others = {word for word in words if type(word) is Moving}.difference(ALWAYS)
         self.moving: tuple[Any, ...] = ALWAYS + tuple(sorted(others)) if others else ALWAYS
         places = {word: 8 * i for i, word in enumerate(self.moving)}
-        self._constants = [word for word in words if type(word) is int]
+        self._constants = [word for word in words if type(word) is not Moving]
         self._tables: list[int] = []  # places of all parameters
         place = 8 * len(places)
         for word in words:
-            if type(word) is int:
+            if type(word) is Moving:
+                self._tables.append(places[word])
+            else:
                 self._tables.append(place)
                 place += 8
-            else:
-                self._tables.append(places[word])
         self._count = place
         self.packing = _packing(len(places))
         self._format = _integers(len(self._constants) + len(words))

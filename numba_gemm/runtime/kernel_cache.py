@@ -172,10 +172,19 @@ def _checked(part: Any) -> Part:
 
 # The functions of this package that build kernels: the sources that are hashed determine what they build.
 BUILDS = {build_decompose, build_row_maxima, *(stage.build for stage in STAGES.values())}
+PACKAGE = __name__.partition(".")[0]
 
 
 class _Unknown(Exception):
     """Something that cannot be told from another of its kind."""
+
+
+def _own_name(function: Callable[..., Any]) -> Part:
+    """Return the name of a function of this package; raises `_Unknown` for others."""
+    module = getattr(function, "__module__", "")
+    if module.partition(".")[0] != PACKAGE:
+        raise _Unknown
+    return module, function.__qualname__
 
 
 def _described(value: Any) -> Part:
@@ -200,10 +209,11 @@ def key(kernel: Kernel, cc: tuple[int, int], extra: tuple[Any, ...] = ()) -> str
     if kernel.build not in BUILDS:
         return None
     try:
+        functions = _own_name(kernel.build), _own_name(kernel.signature)
         config, variant = _described(kernel.config), _described(kernel.variant)
     except _Unknown:
         return None
-    return name_of(kernel.name, config, variant, kernel.whole_program, tuple(cc), extra)
+    return name_of(kernel.name, functions, config, variant, kernel.whole_program, tuple(cc), extra)
 
 
 def compile_kernel(kernel: Kernel, cc: tuple[int, int]) -> Cubin:

@@ -15,7 +15,7 @@ from support.mutants import BARRIER, STAGED, barriers, mutant
 from support.schedule_cases import Shared, run_shared, shared_cases
 
 from numba_gemm.device import partition
-from numba_gemm.kernels.ladder import STAGES, Stage
+from numba_gemm.kernels.ladder import STAGES, LadderStage
 from numba_gemm.runtime import launch
 from numba_gemm.simulator import scheduler
 
@@ -62,7 +62,7 @@ def permuted(seed: int) -> Callable[..., None]:
     return run_permuted
 
 
-def table(stage: Stage) -> Iterator[Callable[[], Outcome]]:
+def table(stage: LadderStage) -> Iterator[Callable[[], Outcome]]:
     """Cases that between them reach every part of a kernel."""
     config = stage.test_config
     bm, bn, bk = config.BM, config.BN, max(config.BK, 4)
@@ -86,7 +86,7 @@ def table(stage: Stage) -> Iterator[Callable[[], Outcome]]:
         yield lambda case=case: run(stage, config, case)  # type: ignore[misc]
 
 
-def survives(stage: Stage, monkeypatch) -> str | None:
+def survives(stage: LadderStage, monkeypatch) -> str | None:
     """Run the table under several orders of threads; the first failure in words, or None."""
     monkeypatch.setattr("numba_gemm.kernels.ladder.stage.GROUP", 2)
     for seed in (1, 2, 3) if stage.schedule is None else (1, 2):
@@ -104,7 +104,7 @@ def survives(stage: Stage, monkeypatch) -> str | None:
 
 @pytest.mark.parametrize("name", STAGES)
 def test_the_cases_pass_unbroken(name, monkeypatch):
-    assert survives(mutant(name, "stage", "STAGE = Stage(", "STAGE = Stage("), monkeypatch) is None
+    assert survives(mutant(name, "stage", "STAGE = LadderStage(", "STAGE = LadderStage("), monkeypatch) is None
 
 
 # Barriers of stream_k that only `inspect.trace` (`test_tracing.py`) and compute-sanitizer's racecheck (`sanitize.py`)

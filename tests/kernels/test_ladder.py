@@ -12,13 +12,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.ladder_cases import ALPHA_BETA, LAYOUTS, Case, cases, run
+from support.ladder_cases import ALPHA_BETA, LAYOUTS, Case, Operand, cases, run
 from support.operands import filled
 
+from numba_gemm.kernels import stage as stages
 from numba_gemm.kernels.ladder import STAGES, TileConfig
-from numba_gemm.kernels.ladder.stage import Share
+from numba_gemm.kernels.ladder import stage as ladder_stage
+from numba_gemm.kernels.product import Layout, Product, dense
+from numba_gemm.kernels.stage import IEEE, Gpu, Share
 from numba_gemm.models.accuracy import compare, reference
 from numba_gemm.runtime import launch
+from numba_gemm.runtime.device import synchronize
 from numba_gemm.simulator import scheduler
 from numba_gemm.simulator.switch import SIMULATOR
 
@@ -113,11 +117,9 @@ def test_special_values_propagate_as_in_numpy(stage, where):
 
 def multiply(stage, config, a, b, c, alpha=1.0, beta=0.0):
     """C = A @ B into a NumPy array, wherever the kernels run."""
-    from support.ladder_cases import Operand
-
     operands = [Operand.place(x, x) for x in (a, b, c)]
     launch.launch(stage, config, alpha, operands[0].matrix, operands[1].matrix, beta, operands[2].matrix)
-    launch.synchronize()
+    synchronize()
     operands[2].fetch()
 
 
@@ -134,15 +136,23 @@ def test_the_same_call_gives_the_same_bits(stage):
     assert len(results) == 1
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.5])
+def limit(monkeypatch):
+    """Make launches of two blocks along y and 8 terms of a sum the largest."""
+    monkeypatch.setattr(ladder_stage, "MAX_GRID_Y", 2)
+    monkeypatch.setattr(stages, "MAX_K", 8)
+
+
+@pytest.mark.parametrize(
+    ("k", "beta", "swapped"), [(21, 0.0, False), (21, 0.5, False), (21, 0.5, True), (0, 0.5, False)]
+)
 @pytest.mark.parametrize("stage", STAGES.values(), ids=label)
-def test_extents_beyond_one_launch(stage, beta, monkeypatch):
-    """Grids end at 65,535 blocks along y and kernels count k in 32 bits; with smaller limits the same code cuts small
-    products."""
-    monkeypatch.setattr(launch, "MAX_GRID_Y", 2)
-    monkeypatch.setattr(launch, "MAX_K", 8)
+def test_extents_beyond_one_launch(stage, k, beta, swapped, monkeypatch):
+    """Grids have up to 65,535 blocks along y and kernels count k in 32 bits; with smaller limits the same code divides
+    small products."""
+    limit(monkeypatch)
     config = stage.test_config
-    outcome = run(stage, config, Case((2 * config.BM + 5, 2 * config.BN + 7, 21), "slices of wider rows", 0.5, beta))
+    case = Case((2 * config.BM + 5, 2 * config.BN + 7, k), "slices of wider rows", 0.5, beta)
+    outcome = run(stage, config, case, swapped=swapped)
     assert outcome.ok, str(outcome)
 
 
@@ -151,23 +161,24 @@ def test_one_launch_has_at_most_65535_blocks_along_y(stage):
     config = stage.configs[0]
     for rows, cols in ((1, 1), (65535, 1), (1, 65535), (65536, 1), (1, 65536)):
         m, n = rows * config.BM, cols * config.BN
-        assert launch.takes_one_launch(stage, config, m, n, 8) == (stage.grid(config, m, n)[1] <= 65535)
+        product = Product(dense("N", m, 8), dense("N", 8, n), dense("N", m, n))
+        pieces = [*stage.pieces(config, product, IEEE, Gpu((9, 0), 132))]
+        assert (len(pieces) == 1) == (stage.grid(config, m, n)[1] <= 65535)
+        for piece in pieces:
+            assert stage.grid(config, piece.product.m, piece.product.n)[1] <= 65535
 
 
 @pytest.mark.parametrize("stage", [one for one in STAGES.values() if one.schedule is not None], ids=label)
 def test_extents_beyond_one_launch_share_their_tiles_as_they_were_told(stage, monkeypatch):
-    """A share is of all of C, which only k is cut for."""
-    monkeypatch.setattr(launch, "MAX_GRID_Y", 2)
-    monkeypatch.setattr(launch, "MAX_K", 8)
-    from support.ladder_cases import Operand
-
+    """A share is of all of C; only K is divided."""
+    limit(monkeypatch)
     config = stage.test_config if SIMULATOR else stage.configs[0]
     m, n, k = 2 * config.BM + 5, config.BN, 21
     a, b, c = filled(m, k), filled(k, n, seed=1), np.full((m, n), np.nan, np.float32)
     placed = [Operand.place(x, x) for x in (a, b, c)]
     x, y, z = (operand.matrix for operand in placed)
     launch.launch(stage, config, 1.0, x, y, 0.0, z, share=Share(2, 2))
-    launch.synchronize()
+    synchronize()
     placed[2].fetch()
     comparison = compare(c, *reference(1.0, a, b), k)
     assert comparison.ok, str(comparison)
@@ -218,7 +229,7 @@ def test_configurations_that_cannot_work_are_refused_by_name(name, extents, cons
 @pytest.mark.parametrize(("stride", "aligned"), [(32, True), (36, False), (0, True), (-48, True)])
 def test_alignment_does_not_depend_on_how_many_rows_there_are(rows, stride, aligned):
     """Copies of rows outside read nothing, but their addresses must be aligned as well."""
-    assert launch.Matrix(1 << 20, rows, 8, stride, 4, 0, None).aligned is aligned
+    assert Layout(rows, 8, stride, 4).aligned is aligned
 
 
 @pytest.mark.parametrize("stage", STAGES.values(), ids=label)

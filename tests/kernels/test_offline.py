@@ -19,7 +19,7 @@ from support import SUPPORT
 from support.compile_stages import compiler_environment
 
 from numba_gemm.kernels.ladder import STAGES
-from numba_gemm.kernels.ladder.stage import Stage, TileConfig
+from numba_gemm.kernels.ladder.stage import LadderStage, TileConfig
 
 MAIN_CC = (9, 0)  # compiled for in every configuration, aligned and not; for the others in the default one, aligned
 BATCHES = (((7, 5), (8, 0), (8, 6)), (MAIN_CC,), ((8, 9), (10, 0), (12, 0)))
@@ -45,7 +45,7 @@ Code = dict[str, Any]  # what compile_stages.py says of a case
 class Case:
     """One compilation."""
 
-    stage: Stage
+    stage: LadderStage
     config: TileConfig
     cc: tuple[int, int]
     aligned: bool
@@ -59,7 +59,7 @@ class Case:
         return f"{self.stage.name} {self.config.name} {variant} for {self.cc[0]}.{self.cc[1]}"
 
 
-def cases(stage: Stage, ccs: Iterable[tuple[int, int]]) -> list[Case]:
+def cases(stage: LadderStage, ccs: Iterable[tuple[int, int]]) -> list[Case]:
     found = []
     for cc in ccs:
         if cc >= stage.min_cc:

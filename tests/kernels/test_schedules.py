@@ -9,8 +9,11 @@ from support.schedule_cases import modes_of, run_shared, scheduled, shared_cases
 
 from numba_gemm.device.tile_loader import MODES
 from numba_gemm.kernels.ladder import STAGES
-from numba_gemm.kernels.ladder.stage import Batch, Share
-from numba_gemm.runtime import launch
+from numba_gemm.kernels.ladder import stage as ladder_stage
+from numba_gemm.kernels.ladder.stage import default_share
+from numba_gemm.kernels.product import Batch, Layout, Product, dense
+from numba_gemm.kernels.stage import Share
+from numba_gemm.runtime.device import get_device
 
 ALL = [(stage, config) for stage in scheduled(STAGES) for config in (stage.test_config, *stage.configs)]
 LAUNCHES = 3  # on one workspace, the counters of which each must leave at 0
@@ -24,8 +27,8 @@ def label(value):
 @pytest.mark.parametrize(("stage", "config"), ALL, ids=label)
 def test_table(stage, config, monkeypatch):
     for group in (2, 8):
-        monkeypatch.setattr("numba_gemm.kernels.ladder.stage.GROUP", group)
-        monkeypatch.setattr(launch, "_bound", {})  # launches made for another group
+        monkeypatch.setattr(ladder_stage, "GROUP", group)
+        monkeypatch.setattr(get_device(0), "_bound", {})  # without launches of another group
         for case in shared_cases(config):
             outcomes = [run_shared(stage, config, case) for _ in range(LAUNCHES)]
             for outcome in outcomes:
@@ -43,7 +46,7 @@ def test_cases_reach_every_mode():
 
 STREAM_K = STAGES["stream_k"]
 # Tiles, k-tiles and blocks; the share.
-NATURAL_SHARES = [
+DEFAULT_SHARES = [
     (12, 10, 4, Share(4, 12)),
     (14, 10, 4, Share(4, 8)),
     (5, 10, 4, Share(4, 0)),
@@ -54,16 +57,17 @@ NATURAL_SHARES = [
 ]
 
 
-@pytest.mark.parametrize(("tiles", "k_tiles", "blocks", "share"), NATURAL_SHARES)
-def test_natural_share(tiles, k_tiles, blocks, share):
+@pytest.mark.parametrize(("tiles", "k_tiles", "blocks", "share"), DEFAULT_SHARES)
+def test_default_share(tiles, k_tiles, blocks, share):
     config = STREAM_K.configs[0]
     for rows, cols, matrices in ((tiles, 1, 1), (1, tiles, 1), (1, 1, tiles)):
-        extents = (rows * config.BM, cols * config.BN, k_tiles * config.BK)
-        assert launch.natural_share(config, *extents, matrices, blocks) == share
+        m, n, k = rows * config.BM, cols * config.BN, k_tiles * config.BK
+        product = Product(dense("N", m, k), dense("N", k, n), dense("N", m, n), Batch((1, 1, matrices)))
+        assert default_share(config, product, blocks) == share
 
 
 COVERED = STREAM_K.configs[1]  # the loaders of all modes cover its tiles
-# Address, rows, columns, strides in bytes of an operand of shape (mn, k); its batch steps in bytes; the load mode.
+# Address modulo 16, rows, columns, strides in bytes of an operand of shape (mn, k); its batch steps in bytes; the mode.
 MODE_OF = {
     "rows": ((0, 8, 8, 32, 4), (0, 0, 0), "along4"),
     "rows backwards": ((0, 8, 8, -32, 4), (0, 0, 0), "along4"),
@@ -101,16 +105,16 @@ ALIGNED = {
 ROWS, STILL = (0, 8, 8, 32, 4), (0, 0, 0)
 
 
-def placed(pointer, rows, cols, row_stride, col_stride):
-    return launch.Matrix((1 << 20) + pointer, rows, cols, row_stride, col_stride, 0, None)
+def placed(offset, rows, cols, row_stride, col_stride):
+    return Layout(rows, cols, row_stride, col_stride, offset)
 
 
 def form_of(a, b, c, *steps):
     """Return the form for A of shape (m, k), B of shape (n, k), C, and their batch steps."""
-    extra = launch.Extra(Batch((2, 2, 2), *steps))
-    matrices = (placed(*a), placed(*b).transposed, placed(*c))
-    form = launch.form_of(COVERED, *matrices, extra)
-    assert launch.variant_of(STREAM_K, COVERED, *matrices, extra) == form
+    product = Product(placed(*a), placed(*b).transposed, placed(*c), Batch((2, 2, 2), *steps))
+    form = ladder_stage.form_of(COVERED, product)
+    assert STREAM_K.variant(COVERED, product) == form
+    assert STREAM_K.kernel(COVERED, product) is STREAM_K.kernel_of(COVERED, form)
     return form
 
 
@@ -134,5 +138,5 @@ def test_vector_stores(case):
 def test_aligned_variant_of_unscheduled_stages(case):
     place, _, aligned = ALIGNED[case]
     for which in range(3):
-        matrices = [placed(*(place if i == which else ROWS)) for i in range(3)]
-        assert launch.variant_of(STAGES["vectorized"], COVERED, *matrices) is aligned
+        product = Product(*(placed(*(place if i == which else ROWS)) for i in range(3)))
+        assert STAGES["vectorized"].variant(COVERED, product) is aligned

@@ -6,7 +6,6 @@ of it as JSON.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import json
 import os
@@ -332,15 +331,6 @@ def test_the_cubin_tells_what_the_log_does_not():
 def test_the_simulator_has_no_compiler():
     with pytest.raises(RuntimeError, match="NUMBA_ENABLE_CUDASIM"):
         compiler.compile_cubin(shares, (), (9, 0), name="k")
-
-
-def test_arguments_lie_where_the_driver_looks():
-    arguments = compiler.KernelArguments([1.5, (4096, 3, 5, 20, -4), compiler.array_words(8192, 2, 7, 28, 4)])
-    assert len(arguments) == 1 + 5 + 9
-    pointers = (ctypes.c_void_p * len(arguments)).from_address(arguments.address)
-    assert ctypes.c_float.from_address(pointers[0]).value == 1.5
-    words = [ctypes.c_int64.from_address(pointer).value for pointer in pointers[1:]]
-    assert words == [4096, 3, 5, 20, -4, 0, 0, 14, 4, 8192, 2, 7, 28, 4]
 
 
 # ---------------------------------------------------------------------------------------------- probe and switch

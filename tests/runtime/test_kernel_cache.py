@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import itertools
@@ -25,17 +26,23 @@ from support.refused_paths import REFUSED_DIRECTORIES, REFUSED_FILES
 
 import numba_gemm
 from numba_gemm.gemm import heuristics, precompile
-from numba_gemm.gemm.product import arranged
-from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.gemm import precision as precisions
+from numba_gemm.kernels import STAGES
 from numba_gemm.kernels.ladder.stage import Form, TileConfig
-from numba_gemm.runtime import kernel_cache, launch, private_files
+from numba_gemm.kernels.product import Product, dense
+from numba_gemm.kernels.step import Kernel
+from numba_gemm.kernels.tensor_core import MODES, TensorForm, direct, persistent
+from numba_gemm.kernels.tensor_core.stage import preparing_kernels
+from numba_gemm.runtime import device as devices
+from numba_gemm.runtime import kernel_cache, private_files
 from numba_gemm.runtime.compiler import Cubin
 from numba_gemm.runtime.fingerprint import fingerprint, frozen
 from numba_gemm.simulator.probe import gpu_count
 
 NAIVE = STAGES["naive"]
 CONFIG = NAIVE.configs[0]
-KERNEL = (NAIVE, CONFIG, True, (9, 0))
+CC = (9, 0)
+KERNEL = (NAIVE.kernel_of(CONFIG, True), CC)
 CUBIN = Cubin("k", b"\x7fELF\n\0\n" + bytes(range(256)), "// PTX é\n", "log\n", 32, 64, 8, 4, 12, (9, 0))
 OTHER = dataclasses.replace(CUBIN, code=b"other")
 
@@ -44,8 +51,17 @@ def build_elsewhere(config, aligned):
     raise NotImplementedError
 
 
+def signature_elsewhere(variant):
+    raise NotImplementedError
+
+
 def never():
     raise AssertionError("compiled what is in the cache")
+
+
+def fetch(make, kernel, cc, extra=()):
+    """Return what `kernel_cache.fetch` returns, with `make` for the compiler."""
+    return kernel_cache.fetch_named(make, kernel_cache.key(kernel, cc, extra))
 
 
 @pytest.fixture
@@ -64,14 +80,22 @@ def path_of(place: Path) -> Path:
 
 
 def test_round_trip(place):
-    assert kernel_cache.fetch(lambda: CUBIN, *KERNEL) == (CUBIN, False)
-    assert kernel_cache.fetch(never, *KERNEL) == (CUBIN, True)
+    assert fetch(lambda: CUBIN, *KERNEL) == (CUBIN, False)
+    assert fetch(never, *KERNEL) == (CUBIN, True)
     assert [path.name for path in place.iterdir()] == [path_of(place).name]  # no temporary file stays
+
+
+def test_a_kernel_is_compiled_once(place, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(kernel_cache, "compile_kernel", lambda *kernel: compiled.append(kernel) or CUBIN)
+    assert [kernel_cache.fetch(*KERNEL) for _ in range(2)] == [(CUBIN, False), (CUBIN, True)]
+    assert compiled == [KERNEL]
+    assert fetch(never, *KERNEL) == (CUBIN, True)
 
 
 def test_compiler_errors_pass_and_leave_nothing(place):
     with pytest.raises(AssertionError, match="compiled"):
-        kernel_cache.fetch(never, *KERNEL)
+        fetch(never, *KERNEL)
     assert not place.exists()
 
 
@@ -80,7 +104,7 @@ def test_switched_off(place, monkeypatch, value):
     monkeypatch.setenv("NUMBA_GEMM_CACHE_DIR", value)
     monkeypatch.setenv("XDG_CACHE_HOME", str(place))
     for _ in range(2):
-        assert kernel_cache.fetch(lambda: CUBIN, *KERNEL) == (CUBIN, False)
+        assert fetch(lambda: CUBIN, *KERNEL) == (CUBIN, False)
     assert not place.exists()
     assert kernel_cache.clear_cache() == 0
     with pytest.raises(RuntimeError, match="NUMBA_GEMM_CACHE_DIR switches the kernel cache off"):
@@ -117,9 +141,9 @@ def test_directory_of_a_user_who_is_not_there(monkeypatch):
 @pytest.mark.parametrize(
     "kernel",
     [
-        (STAGES["coalesced"], CONFIG, True, (9, 0)),
-        (NAIVE, CONFIG, False, (9, 0)),
-        (NAIVE, CONFIG, True, (8, 9)),
+        (STAGES["coalesced"].kernel_of(CONFIG, True), CC),
+        (NAIVE.kernel_of(CONFIG, False), CC),
+        (KERNEL[0], (8, 9)),
         (*KERNEL, ("lambda x: x",)),
         (*KERNEL, (b"lambda x: x",)),
         (*KERNEL, (1,)),
@@ -127,24 +151,79 @@ def test_directory_of_a_user_who_is_not_there(monkeypatch):
         (*KERNEL, ((1,),)),
         (*KERNEL, (None,)),
     ],
-    ids=lambda kernel: "-".join([kernel[0].name, *map(repr, kernel[2:])]),
+    ids=lambda kernel: "-".join([kernel[0].name, *map(repr, kernel[1:])]),
 )
 def test_another_kernel_is_not_found(place, kernel):
-    kernel_cache.fetch(lambda: CUBIN, *KERNEL)
-    assert kernel_cache.fetch(lambda: OTHER, *kernel) == (OTHER, False)
-    assert kernel_cache.fetch(never, *kernel) == (OTHER, True)
-    assert kernel_cache.fetch(never, *KERNEL) == (CUBIN, True)
+    fetch(lambda: CUBIN, *KERNEL)
+    assert fetch(lambda: OTHER, *kernel) == (OTHER, False)
+    assert fetch(never, *kernel) == (OTHER, True)
+    assert fetch(never, *KERNEL) == (CUBIN, True)
 
 
-def test_every_field_of_a_configuration_counts():
-    config = TileConfig(BM=64, BN=64, BK=16, TM=8, TN=4, WM=32, WN=32, slots=4, pad=4, dynamic=True)
-    keys = {kernel_cache.key(NAIVE, config, True, (9, 0))}
-    for field in dataclasses.fields(config):
-        changed = dataclasses.replace(config)
-        value = getattr(config, field.name)
-        object.__setattr__(changed, field.name, value + "x" if isinstance(value, str) else int(value) * 2 + 3)
-        keys.add(kernel_cache.key(NAIVE, changed, True, (9, 0)))
-    assert len(keys) == 1 + len(dataclasses.fields(config))
+def increment(value, row, col):
+    return value + 1
+
+
+def changes(value):
+    """Yield values that differ from a part of a kernel in one place; some are no valid configurations."""
+    if dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            for changed in changes(getattr(value, field.name)):
+                copied = copy.copy(value)
+                object.__setattr__(copied, field.name, changed)
+                yield copied
+    elif isinstance(value, tuple):
+        yield (*value, 1)
+        for i, part in enumerate(value):
+            yield from ((*value[:i], changed, *value[i + 1 :]) for changed in changes(part))
+    elif isinstance(value, bool):
+        yield not value
+    elif isinstance(value, str):
+        yield value + "x"
+    elif value is None or callable(value):
+        yield increment
+    else:
+        yield value * 2 + 3
+
+
+STREAM_K = STAGES["stream_k"]
+SPLIT, EXTREMES = preparing_kernels(MODES["fp16x3"], True, False)
+TILED = TileConfig(BM=64, BN=64, BK=16, TM=8, TN=4, WM=32, WN=32, slots=4, pad=4, dynamic=True)
+DIFFERENT = [
+    NAIVE.kernel_of(TILED, True),
+    STREAM_K.kernel_of(STREAM_K.configs[0], Form("along4", "across4", True)),
+    persistent.STAGE.kernel_of(persistent.STAGE.configs[0], TensorForm(MODES["bf16x6"])),
+    direct.STAGE.kernel(direct.STAGE.configs[0], Product(*[dense("N", 64, 64)] * 3)),
+    STAGES["warp_mma"].kernel_of(STAGES["warp_mma"].configs[0], TensorForm(MODES["tf32"])),
+    SPLIT,
+    EXTREMES,
+]
+
+
+@pytest.mark.parametrize("kernel", DIFFERENT, ids=lambda kernel: kernel.name)
+def test_every_part_of_a_kernel_counts(kernel):
+    """Every field of the configuration and of the variant too, though most are in the name as well."""
+    others = [
+        dataclasses.replace(kernel, **{name: changed})
+        for name in ("name", "config", "variant", "whole_program")
+        for changed in changes(getattr(kernel, name))
+    ]
+    others += [dataclasses.replace(kernel, build=build) for build in kernel_cache.BUILDS - {kernel.build}]
+    others += [dataclasses.replace(kernel, signature=one) for one in {k.signature for k in DIFFERENT}]
+    keys = {kernel_cache.key(other, CC) for other in others}  # one of them has the kernel's own signature
+    assert len(keys) == len(others)
+    assert None not in keys
+    assert kernel_cache.key(kernel, CC) in keys
+    assert kernel_cache.key(kernel, (10, 0)) not in keys
+    assert kernel_cache.key(kernel, CC, (1,)) not in keys
+
+
+def test_every_kernel_has_a_key_of_its_own():
+    keys = {kernel_cache.key(kernel, CC) for kernel in DIFFERENT}
+    assert len(keys) == len(DIFFERENT)
+    assert None not in keys
+    for stage in STAGES.values():
+        assert stage.build in kernel_cache.BUILDS
 
 
 def test_extra_parts_are_plain_values():
@@ -153,8 +232,10 @@ def test_extra_parts_are_plain_values():
 
 
 def test_what_does_not_shape_the_code_does_not_count():
-    described = dataclasses.replace(NAIVE, summary="another", configs=())
-    assert kernel_cache.key(described, *KERNEL[1:]) == kernel_cache.key(*KERNEL)
+    described = NAIVE.replace(summary="another", configs=())
+    assert kernel_cache.key(described.kernel_of(CONFIG, True), CC) == kernel_cache.key(*KERNEL)
+    launched = dataclasses.replace(KERNEL[0], threads=1, dynamic_shared=1)
+    assert kernel_cache.key(launched, CC) == kernel_cache.key(*KERNEL)
 
 
 def test_another_compiler_or_setting_has_another_key(monkeypatch):
@@ -206,17 +287,11 @@ def test_a_toolkit_s_library_is_told_by_its_contents(tmp_path, monkeypatch):
 
 
 def test_sources_that_count(tmp_path):
-    for name in ("device/a.py", "kernels/ladder/b.py", "runtime/epilogue.py", "gemm/split_products.py", "api.py"):
+    for name in ("device/a.py", "kernels/ladder/b.py", "runtime/epilogue.py", "simulator/switch.py", "api.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
     hashes = [kernel_cache._hash_of_sources(tmp_path)]
-    for name in (
-        "device/a.py",
-        "kernels/ladder/b.py",
-        "runtime/epilogue.py",
-        "gemm/split_products.py",
-        "kernels/new.py",
-    ):
+    for name in ("device/a.py", "kernels/ladder/b.py", "runtime/epilogue.py", "simulator/switch.py", "kernels/new.py"):
         (tmp_path / name).write_text("changed")
         hashes.append(kernel_cache._hash_of_sources(tmp_path))
     (tmp_path / "device/a.py").rename(tmp_path / "device/c.py")
@@ -231,37 +306,35 @@ def test_sources_that_count(tmp_path):
 def test_every_source_of_the_device_code_counts():
     package = Path(numba_gemm.__file__).parent
     counted = {path for pattern in kernel_cache.SOURCE_PATTERNS for path in package.glob(pattern)}
-    others = {package / name for name in ("gemm/direct_products.py", "gemm/split_products.py", "simulator/switch.py")}
     folders = (path for name in ("device", "kernels", "runtime") for path in package.glob(f"{name}/**/*.py"))
-    assert {*folders, *others} == counted
+    assert {*folders, package / "simulator" / "switch.py"} == counted
     assert kernel_cache._hash_of_sources(package) is not None
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"build": build_elsewhere}, {"build": STAGES["coalesced"].build}, {"vectorized": True}, {"name": "mine"}, {}],
-    ids=["factory", "another's factory", "variants", "name", "sources"],
+    [{"build": build_elsewhere}, {"build": lambda config, aligned: None}, {"signature": signature_elsewhere}, {}],
+    ids=["build", "lambda", "signature", "sources"],
 )
 def test_what_cannot_be_told_is_not_kept(place, monkeypatch, changes):
-    stage = dataclasses.replace(NAIVE, **changes)
+    """Nothing that is hashed would change with the source of a function of another package."""
+    kernel = dataclasses.replace(KERNEL[0], **changes)
     if not changes:
         monkeypatch.setattr(kernel_cache, "SOURCES", None)
     for _ in range(2):
-        assert kernel_cache.fetch(lambda: CUBIN, stage, *KERNEL[1:]) == (CUBIN, False)
+        assert fetch(lambda: CUBIN, kernel, CC) == (CUBIN, False)
     assert not place.exists()
 
 
 def test_a_stage_that_was_added_is_not_kept(place, monkeypatch):
-    """Nothing that is hashed would change with its source."""
-    stage = dataclasses.replace(NAIVE, name="mine", build=build_elsewhere)
+    stage = NAIVE.replace(name="mine", build=build_elsewhere)
     monkeypatch.setitem(STAGES, "mine", stage)
-    assert kernel_cache.fetch(lambda: CUBIN, stage, *KERNEL[1:]) == (CUBIN, False)
+    assert fetch(lambda: CUBIN, stage.kernel_of(CONFIG, True), CC) == (CUBIN, False)
     assert not place.exists()
 
 
 # --------------------------------------------------------------------------------------------- forms and epilogues
 
-STREAM_K = STAGES["stream_k"]
 SLOPE, TABLE, TERMS = 0.5, [1.0], (1, (2.0, None))
 SETTINGS, LAZY = types.ModuleType("settings"), types.ModuleType("lazy")
 SETTINGS.FACTOR, SETTINGS.unused, SETTINGS.itself, LAZY.__getattr__ = 0.5, object(), SETTINGS, math.exp
@@ -317,9 +390,13 @@ def record(*names, kind="f4", second=2.0):
     return np.array([(0.0, second)], [(name, kind) for name in names])[0]
 
 
+def form_kernel(form: Form) -> Kernel:
+    """Return a kernel whose name does not depend on the form."""
+    return dataclasses.replace(DIFFERENT[1], variant=form)
+
+
 def form_key(epilogue=None, vectors=0, a="along4", b="across4", c_aligned=True):
-    form = Form(a, b, c_aligned, epilogue, vectors)
-    return kernel_cache.key(STREAM_K, STREAM_K.configs[0], form, (9, 0))
+    return kernel_cache.key(form_kernel(Form(a, b, c_aligned, epilogue, vectors)), CC)
 
 
 def test_every_field_of_a_form_counts():
@@ -360,7 +437,7 @@ def test_every_field_of_a_form_counts():
     }
     assert len(keys) == 33
     assert None not in keys
-    assert form_key() != kernel_cache.key(STREAM_K, STREAM_K.configs[0], True, (9, 0))
+    assert form_key() != kernel_cache.key(dataclasses.replace(DIFFERENT[1], variant=True), CC)
 
 
 def test_functions_of_the_same_content_are_the_same(monkeypatch):
@@ -415,9 +492,9 @@ class Scale:
 )
 def test_epilogues_of_which_not_all_can_be_told_are_not_kept(place, epilogue):
     assert form_key(epilogue) is None
-    form = Form("any", "any", False, epilogue)
+    kernel = STREAM_K.kernel_of(STREAM_K.configs[0], Form("any", "any", False, epilogue))
     for _ in range(2):
-        assert kernel_cache.fetch(lambda: CUBIN, STREAM_K, CONFIG, form, (9, 0)) == (CUBIN, False)
+        assert fetch(lambda: CUBIN, kernel, CC) == (CUBIN, False)
     assert not place.exists()
 
 
@@ -427,6 +504,9 @@ class Dispatcher:
     def __init__(self, py_func, complete=False, **options):
         self.py_func, self.targetoptions = py_func, {"device": True, "debug": False, "link": []} | options
         self._can_compile = not complete
+
+    def __call__(self):
+        """Kernels are called with a grid, device functions by other device functions."""
 
 
 def test_device_functions_count_by_what_they_are_made_of(monkeypatch):
@@ -508,15 +588,15 @@ def test_what_is_compiled_is_what_was_found_at_the_call():
 
 FETCH_WITH_EPILOGUE = """
 import json
-from numba_gemm.runtime import epilogue as epilogues, kernel_cache, launch
+from numba_gemm.runtime import epilogue as epilogues, kernel_cache
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder.stage import Form
 
 def fetch(slope):
     epilogue = epilogues.prepared(lambda value, row, col, bias: value * slope + bias[col], 1)
     stage = STAGES["thin"]
-    kernel = stage, stage.configs[0], Form("along4", "along1", False, epilogue, 1), (9, 0)
-    cubin, found = kernel_cache.fetch(lambda: launch.compile_stage(*kernel), *kernel)
+    kernel = stage.kernel_of(stage.configs[0], Form("along4", "along1", False, epilogue, 1))
+    cubin, found = kernel_cache.fetch(kernel, (9, 0))
     return found, cubin.code.hex()
 
 print(json.dumps([fetch(2.0), fetch(3.0), fetch(2.0)]))
@@ -580,11 +660,11 @@ def with_field(name: str, value: object, code: bytes = CUBIN.code) -> bytes:
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_broken_file_is_replaced(place, damage):
-    kernel_cache.fetch(lambda: CUBIN, *KERNEL)
+    fetch(lambda: CUBIN, *KERNEL)
     path_of(place).write_bytes(DAMAGE[damage](path_of(place).read_bytes()))
     with pytest.warns(kernel_cache.CacheWarning, match="broken file"):
-        assert kernel_cache.fetch(lambda: OTHER, *KERNEL) == (OTHER, False)
-    assert kernel_cache.fetch(never, *KERNEL) == (OTHER, True)
+        assert fetch(lambda: OTHER, *KERNEL) == (OTHER, False)
+    assert fetch(never, *KERNEL) == (OTHER, True)
 
 
 def test_any_single_byte_counts(place):
@@ -654,7 +734,7 @@ UNUSABLE = (
 def test_unusable_cache_warns_once(place, monkeypatch, spoil):
     spoil(place, monkeypatch)
     with pytest.warns(kernel_cache.CacheWarning, match="NUMBA_GEMM_CACHE_DIR") as caught:
-        fetched = [kernel_cache.fetch(lambda: CUBIN, *KERNEL) for _ in range(3)]
+        fetched = [fetch(lambda: CUBIN, *KERNEL) for _ in range(3)]
     assert fetched == [(CUBIN, False)] * 3
     assert len(caught) == 1
     assert not list(place.glob("*.tmp") if place.is_dir() else ())
@@ -667,12 +747,12 @@ def test_directory_that_others_can_change_is_refused(place, tmp_path, monkeypatc
     if link:
         (tmp_path / "link").symlink_to(place)
         monkeypatch.setenv("NUMBA_GEMM_CACHE_DIR", str(tmp_path / "link"))
-    kernel_cache.fetch(lambda: CUBIN, *KERNEL) if not link else place.mkdir(mode=0o700)
-    kernel_cache.fetch(lambda: CUBIN, *KERNEL)
-    assert kernel_cache.fetch(never, *KERNEL) == (CUBIN, True)
+    fetch(lambda: CUBIN, *KERNEL) if not link else place.mkdir(mode=0o700)
+    fetch(lambda: CUBIN, *KERNEL)
+    assert fetch(never, *KERNEL) == (CUBIN, True)
     spoil(place)
     with pytest.warns(kernel_cache.CacheWarning, match=words) as caught:
-        fetched = [kernel_cache.fetch(lambda: OTHER, *KERNEL, extra) for extra in ((), (), (1,))]
+        fetched = [fetch(lambda: OTHER, *KERNEL, extra) for extra in ((), (), (1,))]
     assert fetched == [(OTHER, False)] * 3
     assert len(caught) == 1
     assert list(place.iterdir()) == [path_of(place)], "nothing is kept there"
@@ -681,13 +761,13 @@ def test_directory_that_others_can_change_is_refused(place, tmp_path, monkeypatc
 @pytest.mark.parametrize("case", REFUSED_FILES)
 def test_file_that_others_can_change_is_refused_and_replaced(place, case):
     spoil, words = REFUSED_FILES[case]
-    kernel_cache.fetch(lambda: CUBIN, *KERNEL)
+    fetch(lambda: CUBIN, *KERNEL)
     (place / "elsewhere").write_bytes(path_of(place).read_bytes())
     spoil(path_of(place))
     with pytest.warns(kernel_cache.CacheWarning, match=words) as caught:
-        assert kernel_cache.fetch(lambda: OTHER, *KERNEL) == (OTHER, False)
+        assert fetch(lambda: OTHER, *KERNEL) == (OTHER, False)
     assert len(caught) == 1
-    assert kernel_cache.fetch(never, *KERNEL) == (OTHER, True)
+    assert fetch(never, *KERNEL) == (OTHER, True)
 
 
 @pytest.mark.parametrize(("uid", "trusted"), [(1000, True), (0, True), (1001, False), (65534, False)])
@@ -701,19 +781,19 @@ def test_owners_who_are_trusted(monkeypatch, kind, uid, trusted):
 def test_what_is_made_is_private(place):
     before = os.umask(0)
     try:
-        kernel_cache.fetch(lambda: CUBIN, *KERNEL)
+        fetch(lambda: CUBIN, *KERNEL)
     finally:
         os.umask(before)
     assert [stat.S_IMODE(path.stat().st_mode) for path in (place, path_of(place))] == [0o700, 0o600]
 
 
 def test_kernels_are_found_where_nothing_can_be_written(place, monkeypatch):
-    kernel_cache.fetch(lambda: CUBIN, *KERNEL)
+    fetch(lambda: CUBIN, *KERNEL)
     old = time.time() - 3 * kernel_cache.DAY
     os.utime(path_of(place), (old, old))
     place.chmod(0o500)
     monkeypatch.setattr(os, "utime", lambda *_, **__: (_ for _ in ()).throw(PermissionError(13, "no")))
-    assert kernel_cache.fetch(never, *KERNEL) == (CUBIN, True)
+    assert fetch(never, *KERNEL) == (CUBIN, True)
     place.chmod(0o700)
 
 
@@ -737,11 +817,11 @@ def test_latest_files_stay(place, monkeypatch):
     clutter(place)
     extras = [(i,) for i in range(5)]
     for i, extra in enumerate(extras):
-        kernel_cache.fetch(lambda: CUBIN, *KERNEL, extra)
+        fetch(lambda: CUBIN, *KERNEL, extra)
         written = time.time() - 100 * kernel_cache.DAY + i
         os.utime(place / f"{kernel_cache.key(*KERNEL, extra)}.kernel", (written, written))
         if i == 2:  # the first one is used, and so outlives the second
-            kernel_cache.fetch(never, *KERNEL, extras[0])
+            fetch(never, *KERNEL, extras[0])
     left = [extra for extra in extras if (place / f"{kernel_cache.key(*KERNEL, extra)}.kernel").exists()]
     assert left == [(0,), (3,), (4,)]
     assert {path.name for path in place.iterdir() if path.suffix != ".kernel"} == NOT_TO_TOUCH
@@ -750,16 +830,16 @@ def test_latest_files_stay(place, monkeypatch):
 def test_clear_cache(place):
     assert kernel_cache.clear_cache() == 0
     for extra in ((), (1,)):
-        kernel_cache.fetch(lambda: CUBIN, *KERNEL, extra)
+        fetch(lambda: CUBIN, *KERNEL, extra)
     clutter(place)
     assert numba_gemm.clear_cache() == 2
     assert {path.name for path in place.iterdir()} == NOT_TO_TOUCH
-    assert kernel_cache.fetch(lambda: OTHER, *KERNEL) == (OTHER, False)
+    assert fetch(lambda: OTHER, *KERNEL) == (OTHER, False)
 
 
 def test_threads_share_it(place):
     def use(i):
-        cubin, _ = kernel_cache.fetch(lambda: CUBIN, *KERNEL, (i % 5,))
+        cubin, _ = fetch(lambda: CUBIN, *KERNEL, (i % 5,))
         return cubin == CUBIN
 
     with warnings.catch_warnings():
@@ -772,7 +852,7 @@ def test_threads_share_it(place):
 WRITER = """
 import sys, warnings
 from numba_gemm.runtime import kernel_cache
-from test_kernel_cache import CUBIN, KERNEL
+from test_kernel_cache import CUBIN, KERNEL, fetch
 warnings.simplefilter("error")
 kernel_cache.MAX_FILES = 2  # so that they delete one another's files, too
 place, name = kernel_cache.directory(), kernel_cache.key(*KERNEL)
@@ -780,10 +860,10 @@ print("ready", flush=True)
 sys.stdin.readline()
 for i in range(300):
     kernel_cache._write(place, name, CUBIN)
-    kernel_cache.fetch(lambda: CUBIN, *KERNEL, (i % 4,))
+    fetch(lambda: CUBIN, *KERNEL, (i % 4,))
     kernel_cache._prune(place)
     assert kernel_cache._read(place, name) in (CUBIN, None)
-print("done", kernel_cache.fetch(lambda: CUBIN, *KERNEL)[0] == CUBIN)
+print("done", fetch(lambda: CUBIN, *KERNEL)[0] == CUBIN)
 """
 
 
@@ -816,11 +896,12 @@ def test_processes_share_it(place):
 COMPILE = """
 import dataclasses, json
 import numba_gemm
-from numba_gemm.runtime import kernel_cache, launch
+from numba_gemm.runtime import kernel_cache
 from numba_gemm.kernels.ladder import STAGES
 stage = STAGES["naive"]
 report = numba_gemm.precompile(["naive"], (9, 0))
-cubins = [dataclasses.asdict(launch._cubin(stage, stage.configs[0], aligned, (9, 0))) for aligned in (True, False)]
+kernels = [stage.usual_kernel(stage.configs[0], aligned) for aligned in (True, False)]
+cubins = [dataclasses.asdict(kernel_cache.fetch(kernel, (9, 0))[0]) for kernel in kernels]
 for cubin in cubins:
     cubin["code"] = cubin["code"].hex()
 print(json.dumps([report, cubins]))
@@ -866,24 +947,39 @@ def test_precompile_asks_for_the_gpu_unless_told(place):
 def pretend(place, monkeypatch):
     """Compiling takes no time, and works in the simulator."""
     monkeypatch.setattr(precompile, "SIMULATOR", False)
-    monkeypatch.setattr(launch, "compile_stage", lambda *kernel: CUBIN)
+    monkeypatch.setattr(kernel_cache, "compile_kernel", lambda *kernel: CUBIN)
 
 
 @pytest.mark.parametrize("cc", [(7, 5), (8, 0), (9, 0)])
 def test_precompile_covers_what_auto_chooses(pretend, cc):
     done = {row[:3] for row in precompile.precompile(cc=cc)}
-    gpu = dataclasses.replace(launch.SIMULATED_DEVICE, cc=cc)
+    gpu = dataclasses.replace(devices.SIMULATED_DEVICE, cc=cc)
     extents = (1, 16, 33, 64, 100, 101, 1000, 1001, 4096, 20000)
     for m, n, k in itertools.product(extents, extents, (64, 1023, 1024, 20000)):
         if max(m, n) < 64:
             continue  # nothing that a process would wait for
-        shapes = ((m, k), (k, n), (m, n))
-        operands = [launch.Matrix(0, rows, cols, 4 * cols, 4, 0, None) for rows, cols in shapes]
-        choice = heuristics.choose(heuristics.problem(*operands, launch.PLAIN, gpu))
-        variant = launch.variant_of(choice.stage, choice.config, *arranged(choice, *operands, launch.PLAIN))
+        product = Product(dense("N", m, k), dense("N", k, n), dense("N", m, n))
+        choice = heuristics.choose(heuristics.problem(product, gpu))
+        variant = choice.stage.variant(choice.config, choice.oriented(product))
         name = variant.name if isinstance(variant, Form) else "aligned" if variant else "any"
         assert (choice.stage.name, choice.config.name, name) in done, (m, n, k, choice.swapped)
     assert all(cc >= STAGES[name].min_cc for name, *_ in done)
+
+
+@pytest.mark.parametrize("precision", MODES)
+@pytest.mark.parametrize("cc", [(8, 0), (9, 0)])
+def test_precompile_covers_what_is_launched_on_tensor_cores(pretend, monkeypatch, cc, precision):
+    monkeypatch.setattr(precisions, "SIMULATOR", False)
+    compiled = set()
+    monkeypatch.setattr(kernel_cache, "fetch", lambda *kernel: (compiled.add(kernel_cache.key(*kernel)), False))
+    precompile.precompile(cc=cc, precision=precision)
+    gpu = dataclasses.replace(devices.SIMULATED_DEVICE, cc=cc)
+    for m, n, k, (a, b) in itertools.product((64, 1000, 4099), (16, 4096), (64, 1023, 1024, 20000), ("NN", "NT", "TT")):
+        product = Product(dense(a, m, k), dense(b, k, n), dense("N", m, n))
+        choice = heuristics.choose(heuristics.problem(product, gpu, precision))
+        assert choice.precision == precision
+        launches = choice.stage.launches(choice.config, choice.oriented(product), precision, None, gpu.gpu)
+        assert {kernel_cache.key(step.kernel, cc) for step in launches.steps} <= compiled, (m, n, k, a, b)
 
 
 def test_precompile_does_each_kernel_once(pretend):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from numba_gemm.kernels.ladder import STAGES, Stage, TileConfig
+from numba_gemm.kernels.ladder import STAGES, LadderStage, TileConfig
 from numba_gemm.models.accuracy import Comparison, compare, reference
-from numba_gemm.runtime.launch import Matrix, aligned_operands, launch, synchronize
+from numba_gemm.runtime.device import synchronize
+from numba_gemm.runtime.launch import launch
+from numba_gemm.runtime.matrix import Matrix
 from numba_gemm.simulator.switch import SIMULATOR
 from support.operands import NAN, filled
 
@@ -141,8 +144,11 @@ class Outcome:
         return f"{self.comparison}{'' if self.guard_kept else '; WROTE OUTSIDE OF C'}"
 
 
-def run(stage: Stage, config: TileConfig, case: Case, seed: int = 0) -> Outcome:
-    """Run one case with fresh random operands, C holding NaN where beta is 0, and compare it with float64."""
+def run(stage: LadderStage, config: TileConfig, case: Case, seed: int = 0, swapped: bool = False) -> Outcome:
+    """Run one case with fresh random operands, C holding NaN where beta is 0, and compare it with float64.
+
+    If `swapped`, the kernel computes the transpose.
+    """
     m, n, k = case.shape
     a_place, b_place, c_place = LAYOUTS[case.layout]
     a_buffer, a = a_place.view(m, k, NAN)  # what lies around A and B must not reach the result
@@ -158,9 +164,14 @@ def run(stage: Stage, config: TileConfig, case: Case, seed: int = 0) -> Outcome:
     written[...] = True
     operands = [Operand.place(*pair) for pair in ((a_buffer, a), (b_buffer, b), (c_buffer, c))]
     matrices = [operand.matrix for operand in operands]
-    launch(stage, config, case.alpha, matrices[0], matrices[1], case.beta, matrices[2])
+    launch(stage, config, case.alpha, matrices[0], matrices[1], case.beta, matrices[2], swapped=swapped)
     synchronize()
     operands[2].fetch()
     expected, scale = reference(case.alpha, a, b, case.beta, before)
     guard_kept = bool(np.all(c_buffer[~mine] == GUARD))
-    return Outcome(compare(c, expected, scale, k, alpha=case.alpha), guard_kept, aligned_operands(*matrices), c.copy())
+    return Outcome(compare(c, expected, scale, k, alpha=case.alpha), guard_kept, all_aligned(matrices), c.copy())
+
+
+def all_aligned(matrices: Iterable[Matrix]) -> bool:
+    """Whether 128-bit accesses reach every element of the operands."""
+    return all(matrix.layout.aligned for matrix in matrices)

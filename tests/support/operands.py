@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from numba_gemm.kernels.product import VECTOR_BYTES, Layout
 from numba_gemm.models.accuracy import compare, reference
 
 NAN = np.float32(np.nan)
@@ -17,6 +18,11 @@ def check(got, a, b, *, alpha=1.0, beta=0.0, c=None) -> None:
     expected, scale = reference(alpha, a, b, beta, c)
     comparison = compare(np.asarray(got), expected, scale, a.shape[1], alpha=alpha)
     assert comparison.ok, str(comparison)
+
+
+def layout_of(x: np.ndarray) -> Layout:
+    """Return the layout of a NumPy array."""
+    return Layout(*x.shape, *x.strides, x.ctypes.data % VECTOR_BYTES)
 
 
 def frozen(x: np.ndarray) -> np.ndarray:

@@ -10,13 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from numba_gemm.kernels.ladder.stage import ONE, Batch, Share, Stage, TileConfig
+from numba_gemm.kernels.ladder.stage import LadderStage, TileConfig, form_of
+from numba_gemm.kernels.product import ONE, Batch
+from numba_gemm.kernels.stage import Share
 from numba_gemm.models.accuracy import compare, reference
 from numba_gemm.runtime import epilogue as epilogues
-from numba_gemm.runtime import launch
-from numba_gemm.runtime.launch import Extra, Vector
+from numba_gemm.runtime.device import synchronize
+from numba_gemm.runtime.launch import launch, product_of
+from numba_gemm.runtime.matrix import Vector
 from numba_gemm.simulator.switch import SIMULATOR
-from support.ladder_cases import GUARD, LAYOUTS, Operand, Outcome, Place
+from support.ladder_cases import GUARD, LAYOUTS, Operand, Outcome, Place, all_aligned
 from support.operands import NAN, filled
 
 COLUMNS = Place(by_columns=True)
@@ -102,7 +105,7 @@ class Stack:
         return (outer * self.extents[1] + middle) * self.extents[2] + inner
 
 
-def run_shared(stage: Stage, config: TileConfig, case: Shared, seed: int = 0) -> Outcome:
+def run_shared(stage: LadderStage, config: TileConfig, case: Shared, seed: int = 0) -> Outcome:
     """Run one case with fresh random operands, C holding NaN where beta is 0, and compare it with float64."""
     m, n, k = case.shape
     alpha = 0.5 if case.beta else 1.0
@@ -125,12 +128,7 @@ def run_shared(stage: Stage, config: TileConfig, case: Shared, seed: int = 0) ->
     operands = [Operand.place(stack.buffer, stack.views[0]) for stack in (a, b, c)]
     matrices = [operand.matrix for operand in operands]
     across, down = filled(1, n, seed=3)[0], filled(1, m, seed=4)[0]
-    extra = Extra(
-        Batch(EXTENTS, a.steps, b.steps, c.steps) if case.batch else ONE,
-        epilogues.prepared(last_step, 2) if case.epilogue else None,
-        (_vector(across), _vector(down)) if case.epilogue else (),
-    )
-    launch.launch(
+    launch(
         stage,
         config,
         alpha,
@@ -138,9 +136,11 @@ def run_shared(stage: Stage, config: TileConfig, case: Shared, seed: int = 0) ->
         case.beta,
         matrices[2],
         share=Share(case.blocks, case.whole),
-        extra=extra,
+        batch=Batch(EXTENTS, a.steps, b.steps, c.steps) if case.batch else ONE,
+        epilogue=epilogues.prepared(last_step, 2) if case.epilogue else None,
+        vectors=(_vector(across), _vector(down)) if case.epilogue else (),
     )
-    launch.synchronize()
+    synchronize()
     operands[2].fetch()
 
     compared = []
@@ -153,7 +153,7 @@ def run_shared(stage: Stage, config: TileConfig, case: Shared, seed: int = 0) ->
         compared.append(compare(c.views[number], expected, scale, k, alpha=alpha))
     worst = next((one for one in compared if not one.ok), max(compared, key=lambda one: one.in_bounds))
     guard_kept = bool(np.all(c.buffer[~mine] == GUARD))
-    return Outcome(worst, guard_kept, launch.aligned_operands(*matrices), np.stack(c.views))
+    return Outcome(worst, guard_kept, all_aligned(matrices), np.stack(c.views))
 
 
 def _vector(values: np.ndarray) -> Vector:
@@ -165,17 +165,17 @@ def _vector(values: np.ndarray) -> Vector:
     return Vector(on_device.device_ctypes_pointer.value, values.size, 4, on_device)
 
 
-def modes_of(stage: Stage, config: TileConfig, case: Shared) -> str:
+def modes_of(stage: LadderStage, config: TileConfig, case: Shared) -> str:
     """The modes in which a case's operands are loaded, which its `modes` only names if the configuration has them."""
     m, n, k = case.shape
     matrices = [
         Operand.place(*place.view(*extents, NAN)).matrix
         for place, extents in zip(BY_MODE[case.modes], ((m, k), (k, n), (m, n)))
     ]
-    form = launch.form_of(config, *matrices, launch.PLAIN)
+    form = form_of(config, product_of(*matrices))
     return f"{form.a} {form.b}"
 
 
-def scheduled(stages: dict[str, Stage]) -> Iterator[Stage]:
+def scheduled(stages: dict[str, LadderStage]) -> Iterator[LadderStage]:
     """The stages that take a share."""
     return (stage for stage in stages.values() if stage.schedule is not None)

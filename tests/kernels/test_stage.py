@@ -1,0 +1,142 @@
+"""Division of products that are too large for one launch: parts cover C once and sum over all of K."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.ladder_cases import GUARD, LAYOUTS
+from support.operands import layout_of
+
+from numba_gemm.kernels import STAGES
+from numba_gemm.kernels import stage as stages
+from numba_gemm.kernels.ladder import STAGES as LADDER
+from numba_gemm.kernels.ladder import stage as ladder_stage
+from numba_gemm.kernels.product import VECTOR_BYTES, Batch, Product, dense
+from numba_gemm.kernels.stage import Gpu, cut
+from numba_gemm.kernels.tensor_core import stage as tensor_stage
+from numba_gemm.kernels.tensor_core.stage import TensorStage
+from numba_gemm.runtime.matrix import at_address
+
+GPU = Gpu((9, 0), 132)
+DIVIDED = [stage for stage in STAGES.values() if stage.name in LADDER or not getattr(stage, "complete", True)]
+COMPLETE = [stage for stage in STAGES.values() if isinstance(stage, TensorStage) and stage.complete]
+
+
+def name_of(stage):
+    return stage.name
+
+
+def numbered(place, rows, cols):
+    """Return a matrix in which every element is its own number."""
+    _, view = place.view(rows, cols, GUARD)
+    view[...] = np.arange(rows * cols).reshape(rows, cols)
+    return view
+
+
+def slices_of(x, step, layout):
+    """Return the slices of a numbered matrix that lie `step` bytes further on; their view is that layout."""
+    part = at_address(x, x.ctypes.data + step, (layout.rows, layout.cols), (layout.row_stride, layout.col_stride))
+    row, col = divmod(int(part[0, 0]), x.shape[1])
+    found = slice(row, row + layout.rows), slice(col, col + layout.cols)
+    assert np.array_equal(part, x[found])
+    assert step == x[found].ctypes.data - x.ctypes.data
+    assert layout == layout_of(x[found])
+    return found
+
+
+def check_pieces(pieces, a, b, c):
+    """Check that parts of a product of numbered matrices are the product."""
+    (m, k), n = a.shape, b.shape[1]
+    terms, begun = np.zeros((m, n, k), int), np.zeros((m, n), bool)
+    for piece in pieces:
+        rows, cols = slices_of(c, piece.c, piece.product.c)
+        assert begun[rows, cols].all() if not piece.first else not begun[rows, cols].any()
+        begun[rows, cols] = True
+        assert (piece.product.a.cols, piece.product.b.rows) == (piece.product.k, piece.product.k)
+        if not k:
+            assert piece.product.k == 0
+            continue
+        a_rows, a_cols = slices_of(a, piece.a, piece.product.a)
+        b_rows, b_cols = slices_of(b, piece.b, piece.product.b)
+        assert (a_rows, a_cols, b_cols) == (rows, b_rows, cols)
+        terms[rows, cols, a_cols] += 1
+    assert begun.all()
+    assert (terms == 1).all()
+
+
+extents = st.integers(1, 40)
+layouts = st.sampled_from(sorted(LAYOUTS))
+
+
+def operands_of(m, n, k, layout):
+    shapes = (m, k), (k, n), (m, n)
+    return [numbered(place, *shape) for place, shape in zip(LAYOUTS[layout], shapes, strict=True)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(extents, extents, st.integers(0, 40), layouts, extents, extents, st.integers(1, 50))
+def test_cut(m, n, k, layout, rows, cols, max_k):
+    a, b, c = operands_of(m, n, k, layout)
+    product = Product(*map(layout_of, (a, b, c)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stages, "MAX_K", max_k)
+        pieces = [*cut(product, rows, cols)]
+    check_pieces(pieces, a, b, c)
+    assert all(one.product.m <= rows and one.product.n <= cols and one.product.k <= max_k for one in pieces)
+    assert len(pieces) == -(-m // rows) * -(-n // cols) * max(1, -(-k // max_k))
+
+
+@pytest.mark.parametrize("stage", DIVIDED, ids=name_of)
+@settings(max_examples=20, deadline=None)
+@given(st.data())
+def test_pieces(stage, data):
+    config = stage.test_config or stage.configs[0]
+    m = data.draw(st.integers(1, 4 * config.BM), "m")
+    n, k = data.draw(st.integers(1, min(4 * config.BN, 300)), "n"), data.draw(st.integers(0, 10), "k")
+    a, b, c = operands_of(m, n, k, data.draw(layouts, "layout"))
+    most, max_k = data.draw(st.integers(1, 5), "MAX_GRID_Y"), data.draw(st.integers(1, 12), "MAX_K")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stages, "MAX_K", max_k)
+        patch.setattr(ladder_stage, "MAX_GRID_Y", most)
+        patch.setattr(tensor_stage, "MAX_GRID_Y", most)
+        pieces = [*stage.pieces(config, Product(*map(layout_of, (a, b, c))), stage.precisions[0], GPU)]
+    check_pieces(pieces, a, b, c)
+    for piece in pieces:
+        assert piece.product.k <= max_k
+        if stage.chooses_share:
+            assert (piece.product.m, piece.product.n) == (m, n)
+            continue
+        launches = stage.launches(config, piece.product, stage.precisions[0], None, GPU)
+        assert launches.steps[-1].grid[1] <= most
+
+
+@pytest.mark.parametrize("stage", COMPLETE, ids=name_of)
+@settings(max_examples=20, deadline=None)
+@given(st.data())
+def test_pieces_of_a_batch(stage, data):
+    """Parts of a batch's matrices take a limited memory at a time, unless those of one matrix need more."""
+    config, precision = stage.configs[0], data.draw(st.sampled_from(stage.precisions), "precision")
+    matrices = data.draw(st.integers(1, 40), "matrices")
+    steps = [data.draw(st.sampled_from([0, 4096, -4096, 4100]), "step") for _ in range(2)] + [4104]
+    batch = Batch((1, 1, matrices), *((0, 0, step) for step in steps))
+    product = Product(dense("N", 32, 16), dense("N", 16, 24), dense("N", 32, 24), batch)
+    most, most_bytes = data.draw(st.integers(1, 12), "MAX_MATRICES"), data.draw(st.integers(1, 1 << 19), "bytes")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tensor_stage, "MAX_MATRICES", most)
+        patch.setattr(tensor_stage, "MAX_PARTS_BYTES", most_bytes)
+        pieces = [*stage.pieces(config, product, precision, GPU)]
+    begin = 0
+    for piece in pieces:
+        size = piece.product.batch.extents[-1]
+        assert (piece.a, piece.b, piece.c) == tuple(begin * step for step in steps)
+        assert piece.first
+        for own, whole, step in zip(piece.product[:3], product[:3], steps, strict=True):
+            assert own == whole._replace(offset=begin * step % VECTOR_BYTES)
+        assert piece.product.batch == batch._replace(extents=(1, 1, size))
+        launches = stage.launches(config, piece.product, precision, None, GPU)
+        assert size == 1 or (size <= most and (launches.scratch_bytes <= most_bytes or 0 in steps))
+        assert all(step.grid[1] == size for step in launches.steps)
+        begin += size
+    assert begin == matrices
