@@ -29,6 +29,9 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     atexit.register(shutil.rmtree, os.environ["NUMBA_GEMM_CACHE_DIR"], ignore_errors=True)
 
 
+pytest_plugins = ("support.host_gpu", "support.array_libraries")  # imported once the lines above have run
+
+
 def pytest_xdist_auto_num_workers() -> int | None:
     # Workers share the one GPU and its memory; four keep it busy. Otherwise, as many as there are cores.
     return min(4, os.cpu_count() or 1) if ON_GPU else None
@@ -56,7 +59,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def hopper():
     """A GPU of the one compute capability that has these instructions."""
-    from numba_gemm.runtime import launch
+    from numba_gemm.runtime import device
 
-    if launch.device_properties(launch.current_device()).cc != (9, 0):
+    if device.device_properties(device.current_device()).cc != (9, 0):
         pytest.skip("needs compute capability 9.0")

@@ -214,4 +214,6 @@ class Launches:
 
     def with_operands_exchanged(self) -> Launches:
         """The same launches with A's slot for B's, and B's for A's."""
-        return replace(self, steps=tuple(step.with_operands_exchanged() for step in self.steps))
+        other = {Slot.A: Slot.B, Slot.B: Slot.A}
+        steps = tuple(step.with_operands_exchanged() for step in self.steps)
+        return replace(self, steps=steps, maps=tuple(replace(one, slot=other[one.slot]) for one in self.maps))
