@@ -311,6 +311,16 @@ def test_array_never_takes_the_fast_path(took_fast_path, case):
         assert not took_fast_path(epilogue)
 
 
+@pytest.mark.parametrize("case", ARRAYS)
+def test_kernel_keeps_the_array_that_was_found(gpu, case):
+    """It may be compiled later, for operands of another layout, and its key tells the content at the call."""
+    source, names = ARRAYS[case]
+    table = np.arange(4, dtype=np.float32) + 10
+    made = epilogues.prepared(space_of(source, **names(table))["epilogue"], 0)
+    table[:] = 0
+    assert getattr(made, "py_func", made)(1.0, 1, 1) == 12
+
+
 def test_default_of_a_helper_by_name_never_takes_the_fast_path(took_fast_path):
     """Its dictionary may change in place."""
     space = space_of("def helper(x, *, s=2.0): return x * s\ndef epilogue(value, row, col): return helper(value)")
