@@ -77,6 +77,9 @@ KINDS: tuple[ArrayKind, ...] = (
 )
 
 
+_KIND_OF: dict[type, ArrayKind] = {}  # of types all of whose objects are of one kind
+
+
 def kind_of(name: str, array: Any) -> ArrayKind:
     """Whose array an object is.
 
@@ -85,8 +88,13 @@ def kind_of(name: str, array: Any) -> ArrayKind:
     TypeError
         if it is none that is known.
     """
+    own = type(array)
+    if (known := _KIND_OF.get(own)) is not None and known in KINDS:
+        return known
     for kind in KINDS:
         if kind.owns(array):
+            if kind.owns_type(own):
+                _KIND_OF[own] = kind
             return kind
     raise TypeError(
         f"{name} is a {type(array).__qualname__}; expected {ACCEPTED}; convert it, for instance with "

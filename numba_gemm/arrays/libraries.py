@@ -137,6 +137,9 @@ class CupyArrays(ArrayKind):
     def owns(self, array: Any) -> bool:
         return isinstance(array, _imported("cupy", "ndarray"))
 
+    def owns_type(self, own: type) -> bool:
+        return True
+
     def describe(self, name: str, array: Any, stream: Stream | None) -> Operand:
         device = int(array.device.id)
         dtype, pointer = name_of(array.dtype), int(array.data.ptr)
@@ -215,6 +218,9 @@ class TorchTensors(ArrayKind):
 
     def owns(self, array: Any) -> bool:
         return isinstance(array, _imported("torch", "Tensor"))
+
+    def owns_type(self, own: type) -> bool:
+        return True
 
     def describe(self, name: str, array: Any, stream: Stream | None) -> Operand:
         torch: Any = sys.modules["torch"]

@@ -78,15 +78,20 @@ class Operand:
 
     def extent(self) -> tuple[int, int]:
         """Return the addresses of the first byte and of the one after the last."""
-        far = [(extent - 1) * step for extent, step in zip(self.shape, self.strides)]
-        return self.pointer + sum(min(step, 0) for step in far), self.pointer + sum(max(step, 0) for step in far) + ITEM
+        low = high = self.pointer
+        for extent, step in zip(self.shape, self.strides):
+            if step < 0:
+                low += (extent - 1) * step
+            else:
+                high += (extent - 1) * step
+        return low, high + ITEM
 
     def overlaps_itself(self) -> bool:
         """Whether two elements share memory."""
         if 0 in self.shape:
             return False
-        axes = sorted((abs(step), extent) for step, extent in zip(self.strides, self.shape) if extent > 1)
-        if any(step < ITEM for step, _ in axes):
+        axes = sorted([(abs(step), extent) for step, extent in zip(self.strides, self.shape) if extent > 1])
+        if axes and axes[0][0] < ITEM:
             return True
         # Each axis reaches over all before it, as in nearly every array.
         reach, nested = ITEM, True
@@ -152,6 +157,10 @@ class ArrayKind:
     def owns(self, array: Any) -> bool:
         """Whether an object is one of this library's arrays."""
         raise NotImplementedError
+
+    def owns_type(self, own: type) -> bool:
+        """Whether all objects of a type, of which one is this library's array, are arrays of this library."""
+        return False
 
     @property
     def family(self) -> str:

@@ -50,7 +50,7 @@ def key(wanted: Problem) -> str:
 
 
 def choose(device: int, wanted: Problem) -> Choice:
-    """Return the choice that was measured for a problem on a device; without one, the model's."""
+    """Return the choice that was measured for a problem on a device; without one, the model's, without a reason."""
     entries = _entries(device)
     if entries and (entry := entries.get(key(wanted))) is not None:
         try:
@@ -59,7 +59,7 @@ def choose(device: int, wanted: Problem) -> Choice:
             text = "[]"  # no choice
         if (found := _restored(device, wanted, text)) is not None:
             return found
-    return heuristics.choose(wanted)
+    return heuristics.best(wanted)
 
 
 def keep(device: int, wanted: Problem, choice: Choice, microseconds: float, candidates: int) -> Path | None:

@@ -19,6 +19,7 @@ from ..kernels.step import Launches
 from ..kernels.tensor_core.stage import TensorStage, mode_for
 from ..runtime import device as devices
 from ..runtime import workspace as workspaces
+from . import heuristics
 from .heuristics import Choice
 from .precision import FP32_AUTO, IEEE, auto_reason
 from .request import checked
@@ -163,7 +164,7 @@ def explain(
     blocks, tiles = prod(launches.steps[-1].grid), -(-oriented.m // config.BM) * -(-oriented.n // config.BN)
     words = _schedule_words(choice, launches)
     clocks = sum(one.clocks for one in choices) if all(one.clocks for one in choices) else None
-    reason = choice.reason
+    reason = choice.reason or heuristics.choose(heuristics.problem(products[0], gpu, wanted.precision)).reason
     if precision == FP32_AUTO:
         m, n = wanted.shape[-2:]
         reason = f"{FP32_AUTO} stands for {wanted.precision}, since {auto_reason(m, n, wanted.k, gpu.cc)[1]}; {reason}"

@@ -280,44 +280,79 @@ def _tiles(config: TileConfig, wanted: Problem) -> tuple[int, int]:
     return tiles, max(1, -(-wanted.k // config.BK))
 
 
+class _Model:
+    """The model's times of one configuration in one problem, for any share.
+
+    Attributes
+    ----------
+    least : float
+        Clocks that no share can go below. All multiprocessors are busy with multiply-adds, or the memory is; and some
+        block computes all k-tiles of a tile, or an equal share of them and meets others.
+    """
+
+    __slots__ = ("_k_tile", "config", "full", "k_tiles", "least", "memory", "rate", "size", "sms", "store", "tiles")
+
+    def __init__(self, rate: Rate, config: TileConfig, wanted: Problem) -> None:
+        self.rate, self.config, self.sms = rate, config, wanted.sm_count
+        self.tiles, self.k_tiles = _tiles(config, wanted)
+        lanes = FP32_LANES_PER_SM.get(wanted.cc, 128)
+        full = config.BM * config.BN * config.BK / (lanes * rate.efficiency)
+        self.full = full if wanted.vectors else full * rate.floats
+        self.size = FLOAT32_BYTES * config.BM * config.BN
+        by_floats = STORE_STAGED if config.TM * config.TN >= SUMS_STAGED else STORE_FLOATS
+        self.store = self.size / (STORE if wanted.aligned and not wanted.epilogue else by_floats)
+        elements = wanted.matrices * (wanted.m * wanted.k + wanted.k * wanted.n + wanted.m * wanted.n)
+        self.memory = 0.0
+        if wanted.memory_bandwidth:
+            bytes_per_second = MEMORY_EFFICIENCY * wanted.memory_bandwidth
+            self.memory = FLOAT32_BYTES * elements / bytes_per_second * wanted.clock_hz
+        self._k_tile: dict[int, float] = {}
+        blocks, alone = rate.resident * self.sms, self.k_tile(1)
+        busy = self.tiles * self.k_tiles * self.k_tile(rate.resident) / blocks
+        divided = MEET + TRIP + -(-self.tiles * self.k_tiles // blocks) * alone
+        self.least = LAUNCH + max(busy, self.memory, PIECE + self.store + min(self.k_tiles * alone, divided))
+
+    def k_tile(self, resident: int) -> float:
+        """Return the clocks of a k-tile of each of the resident blocks."""
+        found = self._k_tile.get(resident)
+        if found is None:
+            found = (self.rate.alone**OVERLAP + (resident * self.full) ** OVERLAP) ** (1 / OVERLAP)
+            self._k_tile[resident] = found
+        return found
+
+    def a_round(self, resident: int) -> float:
+        """Return the clocks of a round of whole tiles."""
+        return TILE + resident * self.store + self.k_tiles * self.k_tile(resident) if resident else 0.0
+
+    def clocks(self, share: Share) -> float:
+        """Return the clocks that a product takes with a share."""
+        rate, sms, tiles, k_tiles = self.rate, self.sms, self.tiles, self.k_tiles
+        if share.blocks > sms * rate.resident:  # a block a tile, in rounds
+            rounds, rest = divmod(-(-share.blocks // sms), rate.resident)
+            clocks = rounds * self.a_round(rate.resident) + self.a_round(rest)
+        else:
+            resident = -(-share.blocks // sms)
+            clocks = -(-share.whole // share.blocks) * self.a_round(resident)
+            if tiles > share.whole:
+                shared = (tiles - share.whole) * k_tiles
+                divided = -(-shared // share.blocks)  # k-tiles of divided tiles, of the block that has most
+                parts = k_tiles / divided  # of a tile
+                even = shared % share.blocks == 0 and k_tiles % divided == 0  # else pieces straddle tiles
+                pieces = 1 if even else ceil(divided / k_tiles) + 1  # of tiles, a block
+                storing = resident * self.store * max(1.0, divided / k_tiles)
+                clocks += divided * self.k_tile(resident) + pieces * PIECE + storing
+                if not even or parts > 1:
+                    parts = max(parts if even else parts + 1, 1)
+                    reading = min(LONE_RATE, SHARED_RATE * sms / min(tiles - share.whole, sms))
+                    at_once = max(1, 64 // (self.config.TM * self.config.TN))
+                    clocks += MEET + pieces * self.size * sqrt(resident) / SHARED_RATE + parts * self.size / reading
+                    clocks += TRIP * -(-parts // at_once)
+        return LAUNCH + max(clocks, self.memory)
+
+
 def predicted_clocks(rate: Rate, config: TileConfig, share: Share, wanted: Problem) -> float:
-    """Clocks that a product takes, by the model above."""
-    lanes, sms = FP32_LANES_PER_SM.get(wanted.cc, 128), wanted.sm_count
-    tiles, k_tiles = _tiles(config, wanted)
-    full = config.BM * config.BN * config.BK / (lanes * rate.efficiency) * (1 if wanted.vectors else rate.floats)
-    size = FLOAT32_BYTES * config.BM * config.BN
-    by_floats = STORE_STAGED if config.TM * config.TN >= SUMS_STAGED else STORE_FLOATS
-    store = size / (STORE if wanted.aligned and not wanted.epilogue else by_floats)
-
-    def k_tile(resident: int) -> float:
-        return (rate.alone**OVERLAP + (resident * full) ** OVERLAP) ** (1 / OVERLAP)
-
-    def a_round(resident: int) -> float:
-        return TILE + resident * store + k_tiles * k_tile(resident) if resident else 0.0
-
-    if share.blocks > sms * rate.resident:  # a block a tile, in rounds
-        rounds, rest = divmod(-(-share.blocks // sms), rate.resident)
-        clocks = rounds * a_round(rate.resident) + a_round(rest)
-    else:
-        resident = -(-share.blocks // sms)
-        clocks = -(-share.whole // share.blocks) * a_round(resident)
-        if tiles > share.whole:
-            shared = (tiles - share.whole) * k_tiles
-            divided = -(-shared // share.blocks)  # k-tiles of divided tiles, of the block that has most
-            parts = k_tiles / divided  # of a tile
-            even = shared % share.blocks == 0 and k_tiles % divided == 0  # else pieces straddle tiles
-            pieces = 1 if even else ceil(divided / k_tiles) + 1  # of tiles, a block
-            clocks += divided * k_tile(resident) + pieces * PIECE + resident * store * max(1.0, divided / k_tiles)
-            if not even or parts > 1:
-                parts = max(parts if even else parts + 1, 1)
-                reading = min(LONE_RATE, SHARED_RATE * sms / min(tiles - share.whole, sms))
-                at_once = max(1, 64 // (config.TM * config.TN))
-                clocks += MEET + pieces * size * sqrt(resident) / SHARED_RATE + parts * size / reading
-                clocks += TRIP * -(-parts // at_once)
-    elements = wanted.matrices * (wanted.m * wanted.k + wanted.k * wanted.n + wanted.m * wanted.n)
-    if wanted.memory_bandwidth:
-        clocks = max(clocks, FLOAT32_BYTES * elements / (MEMORY_EFFICIENCY * wanted.memory_bandwidth) * wanted.clock_hz)
-    return LAUNCH + clocks
+    """Return the clocks that a product is expected to take."""
+    return _Model(rate, config, wanted).clocks(share)
 
 
 def ranked(wanted: Problem, only: Stage | None = None) -> list[Choice]:
@@ -344,27 +379,67 @@ def _ranked_tensor(wanted: Problem, only: Stage | None) -> list[Choice]:
     ]
 
 
-def _ranked_ladder(wanted: Problem, only: Stage | None) -> list[Choice]:
+@lru_cache(maxsize=16)
+def _rated(cc: tuple[int, int]) -> list[tuple[LadderStage, TileConfig, Rate | None]]:
+    """Return the candidates on a compute capability with their rates."""
+    return [(stage, config, rate_of(stage, config)) for stage, config in candidates(cc)]
+
+
+def _ladder_models(
+    wanted: Problem, only: Stage | None
+) -> Iterator[tuple[LadderStage, TileConfig, bool, Problem, _Model]]:
+    """Yield the candidates: stage, configuration, whether swapped, the problem as computed, and the model."""
     turns = [False, True] if not wanted.epilogue and (min(wanted.m, wanted.n) <= 32 or wanted.by_columns) else [False]
-    found = []
-    for stage, config in candidates(wanted.cc) if only is None else ((only, config) for config in only.configs):
-        rate = rate_of(stage, config)
+    if isinstance(only, LadderStage):
+        rates = [(only, config, rate_of(only, config)) for config in only.configs]
+    else:
+        rates = _rated(wanted.cc)
+    for stage, config, rate in rates:
         if rate is None:
             continue
         for swapped in turns if stage.chooses_share else [False]:
             turned = wanted.swapped if swapped else wanted
-            if only is None and not _fits(stage, config, turned):
-                continue
-            if not stage.chooses_share:
-                tiles, _ = _tiles(config, wanted)
-                clocks = predicted_clocks(rate, config, Share(tiles, tiles), wanted) / (1 if wanted.aligned else 0.93)
-                found.append(Choice(stage, config, None, False, clocks))
-                continue
-            for share in shares(config, rate, turned):
-                clocks = predicted_clocks(rate, config, share, turned)
-                found.append(Choice(stage, config, share, swapped, clocks))
+            if only is not None or _fits(stage, config, turned):
+                yield stage, config, swapped, turned, _Model(rate, config, turned)
+
+
+def _timed_shares(
+    stage: LadderStage, config: TileConfig, turned: Problem, model: _Model
+) -> Iterator[tuple[float, int, Share | None]]:
+    """Yield expected clocks, blocks negated, and share, for each way to divide the product."""
+    if not stage.chooses_share:
+        whole = model.clocks(Share(model.tiles, model.tiles))
+        yield whole / (1 if turned.aligned else 0.93), 0, None
+        return
+    for share in shares(config, model.rate, turned):
+        yield model.clocks(share), -share.blocks, share
+
+
+def _ranked_ladder(wanted: Problem, only: Stage | None) -> list[Choice]:
+    found = [
+        (clocks, blocks, Choice(stage, config, share, swapped, clocks))
+        for stage, config, swapped, turned, model in _ladder_models(wanted, only)
+        for clocks, blocks, share in _timed_shares(stage, config, turned, model)
+    ]
     # If several wait for memory alone, more blocks have more bytes under way.
-    return sorted(found, key=lambda choice: (choice.clocks, -choice.share.blocks if choice.share else 0))
+    return [choice for *_, choice in sorted(found, key=lambda one: one[:2])]
+
+
+def _best_ladder(wanted: Problem, only: Stage | None) -> Choice | None:
+    """Return the first of `_ranked_ladder`, without configurations that cannot be it."""
+    models = list(_ladder_models(wanted, only))
+    order = sorted(range(len(models)), key=lambda i: models[i][-1].least)
+    best: tuple[float, int, int, int] | None = None  # clocks, blocks, then the order of the ranking
+    chosen: Choice | None = None
+    for i in order:
+        stage, config, swapped, turned, model = models[i]
+        if best is not None and model.least > best[0]:
+            break
+        for j, (clocks, blocks, share) in enumerate(_timed_shares(stage, config, turned, model)):
+            if best is None or (clocks, blocks, i, j) < best:
+                best = clocks, blocks, i, j
+                chosen = Choice(stage, config, share, swapped, clocks)
+    return chosen
 
 
 def _fits(stage: Stage, config: TileConfig, wanted: Problem) -> bool:
@@ -375,8 +450,15 @@ def _fits(stage: Stage, config: TileConfig, wanted: Problem) -> bool:
 
 
 @lru_cache(maxsize=4096)
+def best(wanted: Problem) -> Choice:
+    """Return the choice that is expected to be fastest, without a reason: the same as `choose`, sooner."""
+    found = _best_ladder(wanted, None) if wanted.precision == IEEE else next(iter(_ranked_tensor(wanted, None)), None)
+    return choose(wanted) if found is None else found
+
+
+@lru_cache(maxsize=4096)
 def choose(wanted: Problem) -> Choice:
-    """Return the choice that is expected to be fastest."""
+    """Return the choice that is expected to be fastest, and the reason."""
     found = ranked(wanted)
     if not found:
         raise RuntimeError(f"no stage in heuristics.RATES runs on compute capability {_dotted(wanted.cc)}")

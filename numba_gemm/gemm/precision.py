@@ -27,7 +27,11 @@ STAGES: tuple[TensorStage, ...] = (persistent.STAGE, warp_mma.STAGE)  # the firs
 
 def tensor_stage(cc: tuple[int, int]) -> TensorStage | None:
     """Return the stage that decomposes operands on a GPU of this compute capability; None if there is none."""
-    return None if SIMULATOR else next((stage for stage in STAGES if stage.runs_on(cc)), None)
+    if not SIMULATOR:
+        for stage in STAGES:
+            if stage.runs_on(cc):
+                return stage
+    return None
 
 
 def runnable(cc: tuple[int, int]) -> tuple[str, ...]:

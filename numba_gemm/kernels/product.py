@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 FLOAT32_BYTES = 4
 VECTOR_BYTES = 16  # of a 128-bit access
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
     """Extents and strides of a float32 matrix, and the alignment of its address.
 
     Attributes
@@ -69,8 +67,7 @@ def dense(order: str, rows: int, cols: int) -> Layout:
     return Layout(rows, cols, *strides)
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """Matrices along up to three batch dimensions.
 
     Attributes
@@ -95,8 +92,7 @@ class Batch:
 ONE = Batch()
 
 
-@dataclass(frozen=True, slots=True)
-class Product:
+class Product(NamedTuple):
     """``C = epilogue(alpha * A @ B + beta * C)`` for operands of given layouts.
 
     Attributes
@@ -137,4 +133,4 @@ class Product:
     def transposed(self) -> Product:
         """The same product as ``C.T = B.T @ A.T``, for products without an epilogue."""
         batch = Batch(self.batch.extents, self.batch.b, self.batch.a, self.batch.c)
-        return replace(self, a=self.b.transposed, b=self.a.transposed, c=self.c.transposed, batch=batch)
+        return self._replace(a=self.b.transposed, b=self.a.transposed, c=self.c.transposed, batch=batch)

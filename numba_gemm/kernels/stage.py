@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from .product import Product
 from .step import Kernel, Launches
@@ -42,8 +42,7 @@ def require(config: Any, constraints: Mapping[str, bool]) -> None:
         raise ValueError(f"configuration {config.name} breaks: {'; '.join(broken)}")
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(NamedTuple):
     """Division of a product among blocks.
 
     Attributes
@@ -58,8 +57,7 @@ class Share:
     whole: int
 
 
-@dataclass(frozen=True)
-class Gpu:
+class Gpu(NamedTuple):
     """Properties of a device on which launches depend.
 
     Attributes
@@ -74,8 +72,7 @@ class Gpu:
     sm_count: int
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """A part of a product that is launched by itself.
 
     Attributes
@@ -109,11 +106,11 @@ def cut(product: Product, rows: int, cols: int) -> Iterator[Piece]:
                 a_step, a = product.a.part(row, k_begin, m_size, k_size)
                 b_step, b = product.b.part(k_begin, col, k_size, n_size)
                 c_step, c = product.c.part(row, col, m_size, n_size)
-                part = dataclasses.replace(product, a=a, b=b, c=c)
+                part = product._replace(a=a, b=b, c=c)
                 yield Piece(a_step, b_step, c_step, k_begin == 0, part)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Stage:
     """One step of a ladder: a kernel factory, its configurations, and how a product is launched with it.
 

@@ -7,9 +7,9 @@ An argument that changes from call to call is a `Slot`; all others are constants
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from .product import FLOAT32_BYTES, Layout
 
@@ -29,8 +29,7 @@ class Slot(IntEnum):
     VECTORS = 9
 
 
-@dataclass(frozen=True, slots=True)
-class Moving:
+class Moving(NamedTuple):
     """A word that is the value of a slot plus an offset in bytes."""
 
     slot: int
@@ -39,21 +38,21 @@ class Moving:
 
 Word = int | Moving
 
+AT_A, AT_B, AT_C = Moving(Slot.A), Moving(Slot.B), Moving(Slot.C)
 
-@dataclass(frozen=True, slots=True)
-class Scalar:
+
+class Scalar(NamedTuple):
     """A float32 argument, alpha or beta."""
 
-    slot: Slot
+    place: Moving
 
     @property
     def words(self) -> tuple[Word, ...]:
         """The words that the kernel is passed."""
-        return (Moving(self.slot),)
+        return (self.place,)
 
 
-@dataclass(frozen=True, slots=True)
-class MatrixAt:
+class MatrixAt(NamedTuple):
     """A matrix argument: one of the operands, or a part of the scratch memory."""
 
     place: Moving
@@ -65,22 +64,20 @@ class MatrixAt:
         return (self.place, *self.layout.words)
 
 
-@dataclass(frozen=True, slots=True)
-class Vector:
+class Vector(NamedTuple):
     """An array argument of one dimension: a vector of the epilogue."""
 
-    index: int
+    number: int
     size: int
     stride: int
 
     @property
     def words(self) -> tuple[Word, ...]:
         """The seven words of which a 1-D Numba array consists."""
-        return (0, 0, self.size, FLOAT32_BYTES, Moving(Slot.VECTORS + self.index), self.size, self.stride)
+        return (0, 0, self.size, FLOAT32_BYTES, Moving(Slot.VECTORS + self.number), self.size, self.stride)
 
 
-@dataclass(frozen=True, slots=True)
-class Words:
+class Words(NamedTuple):
     """A tuple of 64-bit integers, or a single one."""
 
     words: tuple[Word, ...]
@@ -88,10 +85,14 @@ class Words:
 
 Argument = Scalar | MatrixAt | Vector | Words
 
+ALPHA, BETA = Scalar(Moving(Slot.ALPHA)), Scalar(Moving(Slot.BETA))
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Kernel:
     """A kernel: the function that builds it, and what it is built for.
+
+    Kernels are equal if they are the same object; stages return the same one for the same configuration and variant.
 
     Attributes
     ----------
@@ -133,8 +134,7 @@ class Kernel:
         return getattr(self.variant, "vectors", 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One kernel launch.
 
     Attributes
@@ -162,14 +162,13 @@ class Step:
         def exchanged(argument: Argument) -> Argument:
             if isinstance(argument, MatrixAt) and argument.place.slot in other:
                 place = Moving(other[Slot(argument.place.slot)], argument.place.offset)
-                return replace(argument, place=place)
+                return argument._replace(place=place)
             return argument
 
-        return replace(self, arguments=tuple(map(exchanged, self.arguments)))
+        return self._replace(arguments=tuple(map(exchanged, self.arguments)))
 
 
-@dataclass(frozen=True, slots=True)
-class MapOf:
+class MapOf(NamedTuple):
     """A tensor map that a launch needs: of which operand, and the box that a copy brings.
 
     Attributes
@@ -191,8 +190,7 @@ class MapOf:
     step: int
 
 
-@dataclass(frozen=True, slots=True)
-class Launches:
+class Launches(NamedTuple):
     """The launches of a product, in order, and the memory that they share.
 
     Attributes
@@ -216,4 +214,4 @@ class Launches:
         """The same launches with A's slot for B's, and B's for A's."""
         other = {Slot.A: Slot.B, Slot.B: Slot.A}
         steps = tuple(step.with_operands_exchanged() for step in self.steps)
-        return replace(self, steps=steps, maps=tuple(replace(one, slot=other[one.slot]) for one in self.maps))
+        return self._replace(steps=steps, maps=tuple(one._replace(slot=other[one.slot]) for one in self.maps))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..kernels.step import Launches, Slot
+from ..kernels.step import Launches, Moving, Slot
 from .driver import device_scope
-from .frame import Frame, moving_words
+from .frame import Frame, FrameLayout
 from .tensor_maps import TensorMaps
 from .workspace import Workspace, Workspaces, total_bytes
 
@@ -39,6 +39,7 @@ class BoundProduct:
         "_counts",
         "_frames",
         "_handles",
+        "_layout",
         "_maps",
         "_memory",
         "_offsets",
@@ -67,9 +68,10 @@ class BoundProduct:
         self.device, self.launches = device, launches
         self._context, self._handles = context, tuple(handles)
         self._workspaces, self._tensor_maps, self._memory = workspaces, tensor_maps, workspace
-        words = moving_words(launches.steps)
-        self._offsets = tuple(word.offset for word in words if word.slot == Slot.SCRATCH)
-        self._counts = any(word.slot == Slot.COUNTERS for word in words)
+        self._layout = FrameLayout(launches.steps)
+        words = self._layout.moving
+        self._offsets = tuple([word.offset for word in words if word.slot == Slot.SCRATCH])
+        self._counts = Moving(Slot.COUNTERS) in words
         self._maps: tuple[dict[int, int], ...] = tuple({} for _ in launches.maps)
         self._frames: list[Frame] = []
 
@@ -86,7 +88,7 @@ class BoundProduct:
         try:
             frame = self._frames.pop()
         except IndexError:
-            frame = Frame(self.launches.steps, self._handles, self._context)
+            frame = Frame(self.launches.steps, self._layout, self._handles, self._context)
         if frame.in_context():
             self._enqueue(frame, alpha, a, b, beta, c, stream, vectors)
         else:

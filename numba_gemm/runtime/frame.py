@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -17,7 +17,6 @@ from cuda.bindings import driver
 from ..kernels.step import Moving, Slot, Step
 from .driver import failure, raw
 
-FLOATS = (Slot.ALPHA, Slot.BETA)
 ALWAYS = tuple(Moving(slot) for slot in (Slot.ALPHA, Slot.BETA, Slot.A, Slot.B, Slot.C))
 
 
@@ -40,17 +39,65 @@ class _LaunchAttribute(ctypes.Structure):
     _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_int * 16)]
 
 
-def moving_words(steps: Iterable[Step]) -> tuple[Moving, ...]:
-    """Return the distinct words of launches that move: alpha, beta, A, B and C first, then the others by slot."""
-    words = (word for step in steps for argument in step.arguments for word in argument.words)
-    found = {word for word in words if isinstance(word, Moving)}
-    return ALWAYS + tuple(sorted(found - set(ALWAYS), key=lambda word: (word.slot, word.offset)))
+# Programmatic stream serialization: the launch may start before the one before it has ended. The driver only reads it.
+OVERLAPPING = _LaunchAttribute(
+    int(driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION), b"", (1,)
+)
+
+
+class FrameLayout:
+    """Places of all words of some launches, moving and constant; shared by their frames.
+
+    Attributes
+    ----------
+    moving : tuple of Moving
+        The distinct words that move: alpha, beta, A, B and C first, then the others by slot.
+    """
+
+    __slots__ = ("_constants", "_count", "_format", "_starts", "_tables", "moving", "packing")
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        words: list[Any] = []
+        self._starts = []
+        for step in steps:
+            self._starts.append(8 * len(words))
+            for argument in step.arguments:
+                words += argument.words
+        others = {word for word in words if type(word) is not int}.difference(ALWAYS)
+        self.moving: tuple[Any, ...] = ALWAYS + tuple(sorted(others)) if others else ALWAYS
+        places = {word: 8 * i for i, word in enumerate(self.moving)}
+        self._constants = [word for word in words if type(word) is int]
+        self._tables: list[int] = []  # places of all parameters
+        place = 8 * len(places)
+        for word in words:
+            if type(word) is int:
+                self._tables.append(place)
+                place += 8
+            else:
+                self._tables.append(places[word])
+        self._count = place
+        self.packing = _packing(len(places))
+        self._format = _integers(len(self._constants) + len(words))
+
+    def memory(self) -> tuple[Any, list[int]]:
+        """Return memory for the words, with the constants in place, and the address of each launch's parameters."""
+        memory = ctypes.create_string_buffer(self._count + 8 * len(self._tables))
+        start = ctypes.addressof(memory)
+        first = 8 * len(self.moving)
+        self._format.pack_into(memory, first, *self._constants, *[start + place for place in self._tables])
+        tables = start + self._count
+        return memory, [tables + place for place in self._starts]
 
 
 @cache
 def _packing(count: int) -> struct.Struct:
     """Return the format of `count` moving words, of which the first two are float32."""
     return struct.Struct("=f4xf4x" + "q" * (count - 2))
+
+
+@cache
+def _integers(count: int) -> struct.Struct:
+    return struct.Struct("=" + "q" * count)
 
 
 class Frame:
@@ -62,6 +109,8 @@ class Frame:
     ----------
     steps : sequence of Step
         Launches, in order.
+    layout : FrameLayout
+        Places of their words.
     handles : sequence of int
         Their kernels, as the driver knows them.
     context : int
@@ -70,36 +119,34 @@ class Frame:
     Attributes
     ----------
     move : callable
-        Takes new values for the moving words, in the order of `moving_words`.
+        Takes new values for the moving words, in the order of `FrameLayout.moving`.
     """
 
-    __slots__ = ("_calls", "_configs", "_context", "_current", "_current_place", "_get_current", "_held", "_launch",
-                 "_stream", "move")  # fmt: skip
+    __slots__ = (
+        "_calls",
+        "_configs",
+        "_context",
+        "_current",
+        "_current_place",
+        "_get_current",
+        "_held",
+        "_launch",
+        "_stream",
+        "move",
+    )
 
-    def __init__(self, steps: Sequence[Step], handles: Sequence[int], context: int) -> None:
-        words = moving_words(steps)
-        packing = _packing(len(words))
-        values = ctypes.create_string_buffer(packing.size)
-        places = {word: ctypes.addressof(values) + 8 * i for i, word in enumerate(words)}
-        self.move: Callable[..., None] = partial(packing.pack_into, values, 0)
-        self._held: list[Any] = [values]
+    def __init__(self, steps: Sequence[Step], layout: FrameLayout, handles: Sequence[int], context: int) -> None:
+        memory, places = layout.memory()
+        self.move: Callable[..., None] = partial(layout.packing.pack_into, memory, 0)
+        self._held: list[Any] = [memory]
         self._calls, self._configs = [], []
-        for step, handle in zip(steps, handles, strict=True):
-            parameters = [word for argument in step.arguments for word in argument.words]
-            constants = (ctypes.c_longlong * len(parameters))(*(0 if isinstance(x, Moving) else x for x in parameters))
-            first = ctypes.addressof(constants)
-            pointers = [places[x] if isinstance(x, Moving) else first + 8 * i for i, x in enumerate(parameters)]
-            table = (ctypes.c_void_p * len(pointers))(*pointers)
+        for step, handle, place in zip(steps, handles, places, strict=True):
             config = LaunchConfig(step.grid, step.block, step.kernel.dynamic_shared)
             if step.overlaps:
-                serialization = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-                attribute = _LaunchAttribute(int(serialization), b"", (1,))
-                config.attributes, config.attribute_count = ctypes.addressof(attribute), 1
-                self._held.append(attribute)
-            self._held += [constants, table]
+                config.attributes, config.attribute_count = ctypes.addressof(OVERLAPPING), 1
             self._configs.append(config)
-            arguments = ctypes.addressof(config), handle, ctypes.addressof(table), None
-            self._calls.append(tuple(map(ctypes.c_void_p, arguments)))
+            pointers = ctypes.addressof(config), handle, place, None
+            self._calls.append(tuple(map(ctypes.c_void_p, pointers)))
         self._context, self._stream, self._current = context, 0, ctypes.c_void_p(None)
         self._current_place = ctypes.c_void_p(ctypes.addressof(self._current))
         self._launch, self._get_current = raw("cuLaunchKernelEx"), raw("cuCtxGetCurrent")

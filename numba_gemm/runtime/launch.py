@@ -216,7 +216,7 @@ def _simulated(
 
     def value(argument: Argument) -> Any:
         if isinstance(argument, Scalar):
-            return values[argument.slot]
+            return values[argument.place.slot]
         if isinstance(argument, MatrixAt):
             return values[argument.place.slot].view(argument.layout)
         describe: Any = work.Work

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import gc
 import threading
 import weakref
@@ -29,7 +28,7 @@ from numba_gemm.runtime import driver as driver_module
 from numba_gemm.runtime import launch, tensor_maps
 from numba_gemm.runtime.bound_product import NoRoomForMaps
 from numba_gemm.runtime.compiler import Cubin
-from numba_gemm.runtime.frame import Frame, moving_words
+from numba_gemm.runtime.frame import Frame, FrameLayout
 from numba_gemm.runtime.matrix import Matrix, Vector
 from numba_gemm.runtime.workspace import Workspace
 
@@ -125,7 +124,7 @@ def test_every_word_of_every_step_reaches_the_driver(gpu, case, exchanged):
     """Twice, with other values for all words that move; the frame of the first call serves the second."""
     gpu.computes = False
     name, precision, changes = EVERY_STEP[case]
-    stage, product = STAGES[name], replace(Product(SQUARE, SQUARE, SQUARE), **changes)
+    stage, product = STAGES[name], Product(SQUARE, SQUARE, SQUARE)._replace(**changes)
     device = devices.get_device(0)
     share = Share(5, 0) if stage.chooses_share else None  # a workspace is needed
     launches = stage.launches(stage.configs[0], product, precision, share, Gpu((9, 0), 132))
@@ -161,7 +160,7 @@ def test_every_word_of_every_step_reaches_the_driver(gpu, case, exchanged):
 
 def test_steps_and_kernels_agree_on_the_number_of_parameters():
     for name, precision, changes in EVERY_STEP.values():
-        stage, product = STAGES[name], replace(Product(SQUARE, SQUARE, SQUARE), **changes)
+        stage, product = STAGES[name], Product(SQUARE, SQUARE, SQUARE)._replace(**changes)
         share = Share(5, 0) if stage.chooses_share else None
         for step in stage.launches(stage.configs[0], product, precision, share, Gpu((9, 0), 132)).steps:
             assert [max(size, 1) for size in parameters(step.kernel).values()] == [
@@ -182,7 +181,7 @@ def test_only_kernels_that_wait_overlap(gpu, precision):
 def test_words_that_move_come_by_slot_and_offset():
     product = Product(SQUARE, SQUARE, SQUARE, epilogue=abs, vectors=((4, 4), (4, 4)))
     steps = PERSISTENT.launches(PERSISTENT.configs[0], product, "fp16x3", None, Gpu((9, 0), 132)).steps
-    words = moving_words(steps)
+    words = FrameLayout(steps).moving
     assert [word.slot for word in words[:5]] == [Slot.ALPHA, Slot.BETA, Slot.A, Slot.B, Slot.C]
     offsets = [word.offset for word in words if word.slot == Slot.SCRATCH]
     assert len(set(offsets)) == 4
@@ -242,24 +241,24 @@ LAUNCH_KEYS = {
     "device": {"device": 1},
     "precision": {"precision": "other"},
     "swapped": {"swapped": True},
-    "rows": {"a": replace(A, rows=4), "c": replace(C, rows=4)},
-    "columns": {"b": replace(B, cols=4), "c": replace(C, cols=4)},
-    "k": {"a": replace(A, cols=8), "b": replace(B, rows=8)},
-    "A's row stride": {"a": replace(A, row_stride=64)},
-    "A's column stride": {"a": replace(A, col_stride=8)},
-    "B's row stride": {"b": replace(B, row_stride=64)},
-    "B's column stride": {"b": replace(B, col_stride=8)},
-    "C's row stride": {"c": replace(C, row_stride=64)},
-    "C's column stride": {"c": replace(C, col_stride=8)},
-    "A's boundary": {"a": replace(A, offset=4)},
-    "B's boundary": {"b": replace(B, offset=4)},
-    "C's boundary": {"c": replace(C, offset=4)},
+    "rows": {"a": A._replace(rows=4), "c": C._replace(rows=4)},
+    "columns": {"b": B._replace(cols=4), "c": C._replace(cols=4)},
+    "k": {"a": A._replace(cols=8), "b": B._replace(rows=8)},
+    "A's row stride": {"a": A._replace(row_stride=64)},
+    "A's column stride": {"a": A._replace(col_stride=8)},
+    "B's row stride": {"b": B._replace(row_stride=64)},
+    "B's column stride": {"b": B._replace(col_stride=8)},
+    "C's row stride": {"c": C._replace(row_stride=64)},
+    "C's column stride": {"c": C._replace(col_stride=8)},
+    "A's boundary": {"a": A._replace(offset=4)},
+    "B's boundary": {"b": B._replace(offset=4)},
+    "C's boundary": {"c": C._replace(offset=4)},
     "workspace": {"workspace": Workspace(1 << 20, 1 << 20, 100)},
     "share": {"share": Share(2, 0)},
-    "extents of the batch": {"batch": replace(BATCH, extents=(1, 2, 1))},
-    "A's step": {"batch": replace(BATCH, a=(0, 0, 768))},
-    "B's step": {"batch": replace(BATCH, b=(0, 0, 0))},
-    "C's step": {"batch": replace(BATCH, c=(0, 0, 512))},
+    "extents of the batch": {"batch": BATCH._replace(extents=(1, 2, 1))},
+    "A's step": {"batch": BATCH._replace(a=(0, 0, 768))},
+    "B's step": {"batch": BATCH._replace(b=(0, 0, 0))},
+    "C's step": {"batch": BATCH._replace(c=(0, 0, 512))},
     "epilogue": {"epilogue": max},
     "no epilogue": {"epilogue": None, "vectors": ()},
     "vectors": {"vectors": ((8, 4), (8, 4))},
@@ -272,7 +271,7 @@ LAUNCH_KEYS = {
 def test_key_of_a_bound_product_has_every_property(gpu, case):
     def bound(stage=STREAM_K, config=CONFIG, device=0, **changes):
         options = {name: changes.pop(name) for name in OPTIONS & changes.keys()}
-        return devices.get_device(device).bind(stage, config, replace(BASE, **changes), **options)
+        return devices.get_device(device).bind(stage, config, BASE._replace(**changes), **options)
 
     first = bound()
     assert bound() is first
@@ -286,11 +285,9 @@ OPTIONS = {"precision", "share", "swapped", "workspace"}
 def test_fields_of_the_key_are_all_tested():
     """A new field of a product, of a layout or of a batch needs rows of the table above."""
     changed = {name for changes in LAUNCH_KEYS.values() for name in changes}
-    assert {field.name for field in dataclasses.fields(Product)} <= changed
-    assert [field.name for field in dataclasses.fields(Layout)] == [
-        "rows", "cols", "row_stride", "col_stride", "offset"
-    ]  # fmt: skip
-    assert [field.name for field in dataclasses.fields(Batch)] == ["extents", "a", "b", "c"]
+    assert set(Product._fields) <= changed
+    assert Layout._fields == ("rows", "cols", "row_stride", "col_stride", "offset")
+    assert Batch._fields == ("extents", "a", "b", "c")
 
 
 def test_products_without_a_workspace_of_their_own_are_not_bound_to_one(gpu):
@@ -342,9 +339,9 @@ def test_number_of_kept_epilogues_is_bounded(monkeypatch):
     made = []
     once = devices.OncePerKey(lambda key: made.append(key) or key)
     monkeypatch.setattr(devices, "MAX_EPILOGUES", 3)
-    plain = [NAIVE.kernel(CONFIG, replace(BASE, epilogue=None)), STREAM_K.kernel(CONFIG, replace(BASE, epilogue=None))]
-    others = [STREAM_K.kernel(CONFIG, replace(BASE, epilogue=one)) for one in (abs, min, max, sum)]
-    others.append(PERSISTENT.kernel(PERSISTENT.configs[0], replace(BASE, epilogue=pow), "bf16x6"))
+    plain = [NAIVE.kernel(CONFIG, BASE._replace(epilogue=None)), STREAM_K.kernel(CONFIG, BASE._replace(epilogue=None))]
+    others = [STREAM_K.kernel(CONFIG, BASE._replace(epilogue=one)) for one in (abs, min, max, sum)]
+    others.append(PERSISTENT.kernel(PERSISTENT.configs[0], BASE._replace(epilogue=pow), "bf16x6"))
     for key in (*plain, *others):
         assert once(key) is once(key) is key
     assert made == [*plain, *others]
@@ -371,8 +368,8 @@ def test_no_kernel_is_loaded_twice(monkeypatch):
     monkeypatch.setattr(driver_module, "_loaded", {})
     one = Cubin("k", b"code", "", "", 0, 0, 0, 0, 0, (9, 0))
     others = (
-        (dataclasses.replace(one, code=b"other"), 0),
-        (dataclasses.replace(one, name="other"), 0),
+        (replace(one, code=b"other"), 0),
+        (replace(one, name="other"), 0),
         (one, 1),
         (one, 0, 100 << 10),
     )
@@ -392,7 +389,7 @@ def test_empty_results_are_not_launched(gpu):
 
 def test_default_share_is_that_of_the_whole_batch(gpu):
     device, plain = devices.get_device(0), Product(*LYING.values())
-    product = replace(plain, batch=Batch((5, 7, 9)))
+    product = plain._replace(batch=Batch((5, 7, 9)))
     share = default_share(CONFIG, product, device.properties.sm_count)
     assert device.share(STREAM_K, CONFIG, product) == share != device.share(STREAM_K, CONFIG, plain)
     assert device.share(NAIVE, CONFIG, plain) is None
@@ -558,8 +555,9 @@ def test_frame_packs_words_by_name(gpu):
     product = Product(SQUARE, SQUARE, SQUARE)
     steps = PERSISTENT.launches(PERSISTENT.configs[0], product, "bf16x6", None, Gpu((9, 0), 132)).steps
     handles = [gpu.load(None, step.kernel).handle for step in steps]
-    frame = Frame(steps, handles, CONTEXT)
-    assert len(moving_words(steps)) == 7
+    layout = FrameLayout(steps)
+    frame = Frame(steps, layout, handles, CONTEXT)
+    assert len(layout.moving) == 7
     frame.move(1.5, -2.5, 10, 20, 30, 40, 50)
     frame.launch(60)
     first, second = gpu.launches

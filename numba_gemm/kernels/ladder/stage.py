@@ -5,17 +5,35 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from ...device.tile_loader import covers
 from ...simulator.switch import SIMULATOR
 from ..product import FLOAT32_BYTES, VECTOR_BYTES, Batch, Layout, Product
 from ..stage import IEEE, MAX_GRID_Y, Gpu, Piece, Share, Stage, cut, require
-from ..step import Argument, Kernel, Launches, MatrixAt, Moving, Scalar, Slot, Step, Vector, Word, Words
+from ..step import (
+    ALPHA,
+    AT_A,
+    AT_B,
+    AT_C,
+    BETA,
+    Argument,
+    Kernel,
+    Launches,
+    MatrixAt,
+    Moving,
+    Slot,
+    Step,
+    Vector,
+    Word,
+    Words,
+)
 
 if not SIMULATOR:
     from ...device.matrix import form_signature, kernel_signature
 
+AT_SCRATCH = (Moving(Slot.SCRATCH), Moving(Slot.COUNTERS))
 WARP = 32
 GROUP = 8  # rows of tiles that are walked together
 MAX_LINE = 1 << 31  # k-tiles that are counted in 32 bits
@@ -209,7 +227,7 @@ def flat_block(config: TileConfig) -> tuple[int, int]:
     return (config.threads, 1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LadderStage(Stage):
     """A stage of the FP32 ladder.
 
@@ -261,6 +279,7 @@ class LadderStage(Stage):
             return form_of(config, product)
         return product.a.aligned and product.b.aligned and product.c.aligned
 
+    @lru_cache(maxsize=4096)  # noqa: B019 -- stages last as long as the process
     def kernel_of(self, config: TileConfig, variant: Variant) -> Kernel:
         """Return its kernel in a configuration and a variant."""
         suffix = f"_{variant.name}" if isinstance(variant, Form) else "" if variant else "_any"
@@ -279,21 +298,19 @@ class LadderStage(Stage):
 
     def launches(self, config: TileConfig, product: Product, precision: str, share: Share | None, gpu: Gpu) -> Launches:
         """Return the launch of a product; `share` divides the work of a scheduled stage."""
-        layouts = {Slot.A: product.a, Slot.B: product.b, Slot.C: product.c}
-        a, b, c = (MatrixAt(Moving(slot), layout) for slot, layout in layouts.items())
+        a, b, c = MatrixAt(AT_A, product.a), MatrixAt(AT_B, product.b), MatrixAt(AT_C, product.c)
         kernel, block = self.kernel(config, product), (*self.block(config), 1)
-        scalars = Scalar(Slot.ALPHA), Scalar(Slot.BETA)
         if self.schedule is None:
             grid = (*self.grid(config, product.m, product.n), 1)
-            return Launches((Step(kernel, grid, block, (scalars[0], a, b, scalars[1], c)),))
+            return Launches((Step(kernel, grid, block, (ALPHA, a, b, BETA, c)),))
         assert share is not None, "a scheduled stage divides its work by a share"
         made = self.schedule(config, product.m, product.n, product.k, product.batch, share)
         place: tuple[Word, ...] = (0, 0)
         if made.workspace_bytes or made.counters:
-            place = (Moving(Slot.SCRATCH), Moving(Slot.COUNTERS))
+            place = AT_SCRATCH
         vectors = (Vector(i, *vector) for i, vector in enumerate(product.vectors))
         work = Words((*place, *made.words))
-        arguments: tuple[Argument, ...] = (scalars[0], a, b, scalars[1], c, work, *vectors)
+        arguments: tuple[Argument, ...] = (ALPHA, a, b, BETA, c, work, *vectors)
         return Launches((Step(kernel, made.grid, block, arguments),), made.workspace_bytes, made.counters)
 
     def pieces(self, config: TileConfig, product: Product, precision: str, gpu: Gpu) -> Iterator[Piece]:

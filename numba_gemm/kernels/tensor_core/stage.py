@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from ...simulator.switch import SIMULATOR
 from ..product import FLOAT32_BYTES, VECTOR_BYTES, Layout, Product
 from ..stage import MAX_GRID_Y, Gpu, Piece, Share, Stage, cut
-from ..step import Kernel, Launches, MatrixAt, Moving, Scalar, Slot, Step, Vector, Words
+from ..step import ALPHA, AT_A, AT_B, AT_C, BETA, Kernel, Launches, MatrixAt, Moving, Slot, Step, Vector, Words
 from . import split
 from .config import (
     ALIGNMENT,
@@ -189,10 +190,26 @@ def complete_signature(form: TensorForm) -> tuple[Any, ...]:
     return (*teaching_signature(form), matrix, matrix, _steps_type(BATCH_STEPS), *vector_types(form.vectors))
 
 
+@lru_cache(maxsize=256)
+def preparing_kernels(mode: Mode, overlapping: bool, batched: bool) -> tuple[Kernel, Kernel]:
+    """Return the kernel that decomposes operands, and the one that finds row maxima."""
+    variant = DecomposeVariant(mode, overlapping, batched)
+    name, threads = f"split_{mode.name}", split.THREADS
+    first = Kernel(name, build_decompose, decompose_signature, None, variant, 0, threads)
+    shared = _row_maxima(overlapping, batched)
+    return first, shared
+
+
+@lru_cache(maxsize=4)
+def _row_maxima(overlapping: bool, batched: bool) -> Kernel:
+    variant = DecomposeVariant(None, overlapping, batched)
+    return Kernel("extremes", build_row_maxima, row_maxima_signature, None, variant, 0, split.THREADS)
+
+
 # --------------------------------------------------------------------------------------------------------------- stage
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TensorStage(Stage):
     """A stage of the tensor-core ladder.
 
@@ -224,6 +241,7 @@ class TensorStage(Stage):
         """Return the mode that it computes sums of `k` terms in."""
         return mode_for(precision, k) if self.complete else MODES[precision]
 
+    @lru_cache(maxsize=4096)  # noqa: B019 -- stages last as long as the process
     def kernel_of(self, config: TensorConfig, form: TensorForm) -> Kernel:
         """Return its kernel in a configuration and a variant."""
         return Kernel(
@@ -253,23 +271,15 @@ class TensorStage(Stage):
         places = [
             MatrixAt(Moving(Slot.SCRATCH, at), layout) for at, layout in zip(made.offsets, made.parts, strict=True)
         ]
-        x, y, z = (
-            MatrixAt(Moving(slot), layout)
-            for slot, layout in ((Slot.A, product.a), (Slot.B, product.b), (Slot.C, product.c))
-        )
-        across = MatrixAt(Moving(Slot.B), product.b.transposed)
+        x, y, z = MatrixAt(AT_A, product.a), MatrixAt(AT_B, product.b), MatrixAt(AT_C, product.c)
+        across = MatrixAt(AT_B, product.b.transposed)
         batch, own = product.batch, made.steps
         a_step, b_step, c_step = batch.a[-1], batch.b[-1], batch.c[-1]
-        overlapping, threads = gpu.cc >= OVERLAPPING, (split.THREADS, 1, 1)
-        variant = DecomposeVariant(mode, overlapping, batched)
-        first = Kernel(f"split_{mode.name}", build_decompose, decompose_signature, None, variant, 0, split.THREADS)
+        first, maxima = preparing_kernels(mode, gpu.cc >= OVERLAPPING, batched)
+        threads = (split.THREADS, 1, 1)
         grid = (made.decompose_blocks, made.matrices, 1)
         steps = []
         if mode.scaled:
-            maxima = replace(
-                first, name="extremes", build=build_row_maxima, signature=row_maxima_signature,
-                variant=replace(variant, mode=None),
-            )  # fmt: skip
             words = Words((a_step, own[2], b_step, own[3]))
             steps.append(
                 Step(maxima, (made.maxima_blocks, made.matrices, 1), threads, (x, places[2], across, places[3], words))
@@ -280,7 +290,7 @@ class TensorStage(Stage):
         else:
             words = Words((a_step, own[0], b_step, own[1]))
             steps.append(Step(first, grid, threads, (x, places[0], across, places[1], words)))
-        arguments: tuple[Any, ...] = (Scalar(Slot.ALPHA), *places[:2], Scalar(Slot.BETA), z)
+        arguments: tuple[Any, ...] = (ALPHA, *places[:2], BETA, z)
         rows, cols = -(-product.m // config.BM), -(-product.n // config.BN)
         if self.complete:
             vectors = (Vector(i, *vector) for i, vector in enumerate(product.vectors))
@@ -305,15 +315,15 @@ class TensorStage(Stage):
         batch = product.batch
         count = min(batch.extents[-1], MAX_MATRICES)
         if batch.extents[-1] > 1:
-            some = replace(product, batch=replace(batch, extents=(1, 1, count)))
+            some = product._replace(batch=batch._replace(extents=(1, 1, count)))
             each = sum(decompose(self.mode(precision, product.k), some, config).steps)
             count = max(1, min(count, MAX_PARTS_BYTES // max(each, 1)))
         for begin in range(0, batch.extents[-1], count):
             size = min(count, batch.extents[-1] - begin)
             steps = begin * batch.a[-1], begin * batch.b[-1], begin * batch.c[-1]
             a, b, c = (
-                replace(x, offset=(x.offset + step) % VECTOR_BYTES)
+                x._replace(offset=(x.offset + step) % VECTOR_BYTES)
                 for x, step in zip((product.a, product.b, product.c), steps, strict=True)
             )
-            part = replace(product, a=a, b=b, c=c, batch=replace(batch, extents=(1, 1, size)))
+            part = product._replace(a=a, b=b, c=c, batch=batch._replace(extents=(1, 1, size)))
             yield Piece(*steps, True, part)

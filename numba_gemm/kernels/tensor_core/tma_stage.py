@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from ...simulator.switch import SIMULATOR
 from ..product import FLOAT32_BYTES, Layout, Product
 from ..stage import Gpu, Share, Stage
-from ..step import Argument, Kernel, Launches, MapOf, MatrixAt, Moving, Scalar, Slot, Step, Vector, Words
+from ..step import ALPHA, AT_C, BETA, Argument, Kernel, Launches, MapOf, MatrixAt, Moving, Slot, Step, Vector, Words
 from .config import TensorForm, WarpgroupConfig
 from .mode import Mode
 from .stage import MAX_MATRICES, vector_types
@@ -18,6 +19,8 @@ if not SIMULATOR:
     from numba.cuda import types
 
     from ...device.matrix import MatrixType
+
+FIRST_MAP, SECOND_MAP = Words((Moving(Slot.FIRST_MAP),)), Words((Moving(Slot.SECOND_MAP),))
 
 UNIT = 16  # bytes; addresses and strides of a tensor map are multiples
 STRIDE_END = 1 << 40
@@ -70,6 +73,7 @@ def _regular(layout: Layout) -> bool:
     return layout.row_stride % UNIT == 0 and FLOAT32_BYTES * layout.cols <= layout.row_stride < STRIDE_END
 
 
+@lru_cache(maxsize=1024)
 def tma_operands(product: Product) -> TmaOperands | None:
     """Return the operands of a product as tensor maps describe them; None if they must be decomposed instead.
 
@@ -116,7 +120,7 @@ def signature(variant: TmaForm) -> tuple[Any, ...]:
     return (types.float32, *maps, types.float32, MatrixType(False), types.int64, steps, *vectors)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TmaStage(Stage):
     """A stage whose operands are copied by tensor maps.
 
@@ -137,6 +141,7 @@ class TmaStage(Stage):
         """Whether it applies an epilogue."""
         return True
 
+    @lru_cache(maxsize=4096)  # noqa: B019 -- stages last as long as the process
     def kernel_of(self, config: WarpgroupConfig, variant: TmaForm) -> Kernel:
         """Return its kernel in a configuration and a variant."""
         assert self.mode is not None
@@ -166,11 +171,11 @@ class TmaStage(Stage):
         blocks = min(-(-found.rows // config.BM) * -(-found.cols // config.BN), gpu.sm_count)
         vectors = (Vector(i, *vector) for i, vector in enumerate(product.vectors))
         arguments: tuple[Argument, ...] = (
-            Scalar(Slot.ALPHA),
-            Words((Moving(Slot.FIRST_MAP),)),
-            Words((Moving(Slot.SECOND_MAP),)),
-            Scalar(Slot.BETA),
-            MatrixAt(Moving(Slot.C), product.c),
+            ALPHA,
+            FIRST_MAP,
+            SECOND_MAP,
+            BETA,
+            MatrixAt(AT_C, product.c),
             Words((product.k,)),
             Words((int(found.u_step > 0), int(found.v_step > 0), product.batch.c[-1])),
             *vectors,

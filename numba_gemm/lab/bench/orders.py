@@ -1,7 +1,7 @@
 """``python -m numba_gemm.lab.bench.orders`` measures the effect of FMA order within a k-step and of the read-only path.
 
-Each stage with `LadderStage.ordered` is compiled in every order. If it loads A and B through registers, it is also compiled
-with these loads on the read-only path. The command writes two files into ``--out``:
+Each stage with `LadderStage.ordered` is compiled in every order. If it loads A and B through registers, it is also
+compiled with these loads on the read-only path. The command writes two files into ``--out``:
 
 orders.csv
     one row per variant: registers, the analysis of its SASS by `numba_gemm.inspect.ffma`, and its speed;

@@ -10,7 +10,6 @@ cuBLAS.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -67,8 +66,8 @@ class Rung:
         self.registers = device.load(multiply.kernel).registers
 
         def call(*steps: Step) -> Callable[[int], None]:
-            alone = tuple(dataclasses.replace(step, overlaps=False) for step in steps)
-            bound = device.loaded(dataclasses.replace(launches, steps=alone), workspace)
+            alone = tuple(step._replace(overlaps=False) for step in steps)
+            bound = device.loaded(launches._replace(steps=alone), workspace)
             return lambda stream: bound(1.0, a.pointer, b.pointer, 0.0, c.pointer, stream)
 
         self.split, self.multiply = call(*decompose), call(multiply)
