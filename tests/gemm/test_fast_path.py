@@ -25,8 +25,7 @@ from numba_gemm import arrays, plan, tiled_sgemm
 from numba_gemm.arrays import libraries
 from numba_gemm.arrays.operand import ArrayKind, Operand
 from numba_gemm.arrays.probe import Probe
-from numba_gemm.gemm import fast_path
-from numba_gemm.gemm import plan as plans
+from numba_gemm.gemm import fast_path, heuristics
 from numba_gemm.gemm import product as products
 from numba_gemm.gemm.heuristics import Choice
 from numba_gemm.kernels import STAGES
@@ -62,7 +61,7 @@ def test_repeated_call_releases_finished_holds(torch, product, monkeypatch):
 
 def test_transposes_take_the_fast_path_too(torch, gpu, checked, monkeypatch):
     choice = Choice(STAGES["stream_k"], CONFIG, swapped=True)
-    monkeypatch.setattr(plans.heuristics, "choose", lambda problem: choice)
+    monkeypatch.setattr(heuristics, "best", lambda problem: choice)
     for turn in range(3):
         a, b, c = operands(turn)
         out = tensor(c)
@@ -93,7 +92,7 @@ def test_batches_take_the_fast_path(torch, gpu, checked, given):
 def test_repeated_call_of_a_transposed_batch(torch, gpu, checked, monkeypatch):
     """Matrices of A are 256 bytes apart, those of B 2048 bytes."""
     choice = Choice(STAGES["stream_k"], CONFIG, swapped=True)
-    monkeypatch.setattr(plans.heuristics, "choose", lambda problem: choice)
+    monkeypatch.setattr(heuristics, "best", lambda problem: choice)
     for turn in range(2):
         a, b = (np.stack([filled(*shape, turn + i) for i in range(3)]) for shape in ((1, 64), (8, 64)))
         across = tensor(b)
@@ -174,7 +173,7 @@ def test_plans_and_tiled_sgemm_remember_calls_separately(torch, checked):
 
 def test_repeated_call_keeps_share_and_workspace(torch, gpu, checked, monkeypatch):
     choice = Choice(scheduled(NAIVE, schedule_of(512, 4)), CONFIG, Share(3, 1))
-    monkeypatch.setattr(plans.heuristics, "choose", lambda problem: choice)
+    monkeypatch.setattr(heuristics, "best", lambda problem: choice)
     memory = np.full(400, 7, np.float32)
     memory = Tensor(memory[-(memory.ctypes.data // 4) % 64 :])
     torch.current.cuda_stream = 9  # the only one on which the stand-in sets memory

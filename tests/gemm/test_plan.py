@@ -11,6 +11,7 @@ from support.operands import LAYOUTS, REPEATING, check, filled, frozen
 import numba_gemm
 from numba_gemm import arrays, plan
 from numba_gemm.arrays import host
+from numba_gemm.gemm import heuristics
 from numba_gemm.gemm import plan as plans
 from numba_gemm.gemm import product as products
 from numba_gemm.gemm import request as requests
@@ -165,7 +166,7 @@ def test_plan_of_a_device_that_is_not_current(monkeypatch):
 
 def test_plan_keeps_a_given_workspace(gpu, monkeypatch):
     choice = Choice(scheduled(NAIVE, schedule_of(512, 4)), CONFIG)
-    monkeypatch.setattr(plans.heuristics, "choose", lambda problem: choice)
+    monkeypatch.setattr(heuristics, "best", lambda problem: choice)
     memory = np.full(400, 7, np.float32)
     memory = memory[-(memory.ctypes.data // 4) % 64 :][:256]  # no room for counters behind whole multiples of 256 bytes
     assert plan(4, 4, 4).workspace_bytes == 528
