@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numba import cuda
+from support.array_libraries import Tensor, on_boundary, tensor
 from support.host_gpu import CONFIG, NAIVE, schedule_of, scheduled
 from support.operands import LAYOUTS, REPEATING, check, filled, frozen
 
@@ -51,6 +52,40 @@ def test_plan_takes_any_strides(layout):
     check(plan(8, 8, 4, stage="coalesced")(a, b), a, b)
 
 
+@pytest.mark.parametrize(("batch", "extents"), [(3, (3,)), ((2, 3), (2, 3)), ([1], (1,)), (0, (0,))])
+def test_plan_of_a_batch(batch, extents):
+    made = plan(3, 5, 4, batch=batch, stage="naive")
+    assert made.batch == extents
+    assert f"batch={extents}" in repr(made)
+    a = np.stack([filled(3, 4, seed) for seed in range(6)])[: np.prod(extents)].reshape(*extents, 3, 4)
+    b = filled(4, 5)
+    result = made(a, b)
+    assert result.shape == (*extents, 3, 5)
+    for index in np.ndindex(extents):
+        check(result[index], a[index], b)
+    for wrong in (a[..., :2, :], np.stack([a, a]), filled(3, 4)):
+        with pytest.raises(ValueError, match=r"this plan is for shapes .* and a batch of|expected shapes"):
+            made(wrong, b)
+
+
+def test_plan_with_an_epilogue():
+    made = plan(4, 4, 4, epilogue=lambda value, row, col, bias: value + bias[col])
+    a, b, bias = filled(4, 4), filled(4, 4), filled(1, 4)[0]
+    check(made(a, b, epilogue_args=(bias,)) - bias, a, b)
+    for wrong in ((), (bias, bias)):
+        with pytest.raises(TypeError, match="pass as many epilogue_args as it takes"):
+            made(a, b, epilogue_args=wrong)
+    with pytest.raises(TypeError, match="epilogue_args is a ndarray; expected a tuple or list"):
+        made(a, b, epilogue_args=bias)
+
+
+@pytest.mark.parametrize("given", [(0,), 1.5, np.ones(3, np.float32)], ids=["vectors", "number", "array"])
+def test_plan_without_an_epilogue_takes_no_vectors(given):
+    error = ValueError if type(given) is tuple else TypeError
+    with pytest.raises(error, match="epilogue_args"):
+        plan(3, 5, 4, stage="naive")(A, B, epilogue_args=given)
+
+
 def test_plan_of_numba_arrays():
     a, b, c = filled(4, 6), filled(6, 8), filled(4, 8, seed=1)
     out = cuda.to_device(c)
@@ -93,6 +128,22 @@ WRONG_PLANS = {
     "stage number": ((4, 4, 4), {"stage": 1}, TypeError, ["stage is a int", "expected a str", "pass"]),
     "like": ((4, 4, 4), {"like": [1.0]}, TypeError, ["like is a list", "expected", "numpy.asarray"]),
     "device": ((4, 4, 4), {"device": 99}, ValueError, ["device is 99", "expected an ordinal below", "pass"]),
+    "batch negative": ((4, 4, 4), {"batch": (2, -1)}, ValueError, ["batch is -1", "expected 0 or more"]),
+    "batch text": ((4, 4, 4), {"batch": ("2",)}, TypeError, ["batch is a str", "expected an int"]),
+    "precision": ((4, 4, 4), {"precision": "best"}, ValueError, ["precision is 'best'", "expected one of ieee"]),
+    "precision of a stage": (
+        (4, 4, 4),
+        {"precision": "bf16x6", "stage": "naive"},
+        ValueError,
+        ["precision is 'bf16x6' and stage is 'naive'", "computes in ieee", "change one"],
+    ),
+    "epilogue of a stage": (
+        (4, 4, 4),
+        {"epilogue": lambda value, row, col: value, "stage": "naive"},
+        ValueError,
+        ["stage is 'naive', which takes no epilogue", "expected 'auto' or one of"],
+    ),
+    "epilogue": ((4, 4, 4), {"epilogue": abs}, TypeError, ["epilogue is <built-in function abs>"]),
     "workspace shape": ((4, 4, 4), {"workspace": SQUARE}, ValueError, ["shape (4, 4)", "one dimension", "pass"]),
     "workspace dtype": ((4, 4, 4), {"workspace": np.zeros(9)}, ValueError, ["dtype float64", "float32", "pass"]),
 }
@@ -192,3 +243,33 @@ def test_plan_keeps_a_given_workspace(gpu, monkeypatch):
     described.device = 1
     with pytest.raises(ValueError, match="workspace lies on device 1 and the plan is for device 0; expected one"):
         plans.Plan(4, 4, 4, 0, "auto", "NN", memory)
+
+
+def test_workspace_of_a_plan_by_tensor_maps_holds_decomposed_operands(torch, gpu):
+    """Other operands than the plan's cannot all be described by tensor maps."""
+    gpu.computes = False
+    memory = tensor(np.zeros((1, plan(64, 128, 96, precision="tf32").workspace_bytes // 4 + 64), np.float32)[0])
+    memory = Tensor(memory.x[-(memory.x.ctypes.data // 4) % 64 :])
+    made = plan(64, 128, 96, precision="tf32", workspace=memory)
+    assert made.stage == "tf32_tma"
+    a, b, skewed = tensor(filled(64, 96)), tensor(filled(96, 128)), on_boundary(filled(64, 96), 1)
+    made(a, b)
+    made(Tensor(skewed), b)
+    maps, split, multiplication = gpu.launches
+    assert (split.a_parts[0], multiplication.a[0]) == (memory.data_ptr(), memory.data_ptr())
+    last = multiplication.b[0] + multiplication.b[1] * multiplication.b[3]
+    assert last <= memory.data_ptr() + made.workspace_bytes
+    assert maps.kernel.startswith("tf32_tma")
+
+
+@pytest.mark.parametrize("precision", ["ieee", "bf16x6", "fp16x3", "tf32", "bf16"])
+def test_plan_loads_the_kernels_of_its_calls(torch, gpu, precision):
+    """Nothing is compiled at the first call with the operands that it was made for."""
+    gpu.computes = False
+    made = plan(64, 128, 96, precision=precision)
+    loaded = len(gpu.kernels)
+    assert loaded
+    made(tensor(filled(64, 96)), tensor(filled(96, 128)), tensor(filled(64, 128)))
+    assert len(gpu.kernels) == loaded
+    assert (gpu.launches[-1].grid, gpu.launches[-1].block) == (made.grid, made.block)
+    assert made.precision == precision
