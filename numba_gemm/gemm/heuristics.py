@@ -14,11 +14,12 @@ from functools import lru_cache
 from math import ceil, sqrt
 from typing import Any
 
+from ..device.units import FLOAT32_BYTES, ceil_div
 from ..kernels import STAGES
 from ..kernels.ladder import STAGES as LADDER
 from ..kernels.ladder.stage import LadderStage, TileConfig
 from ..kernels.ladder.stream_k import SUMS_STAGED
-from ..kernels.product import FLOAT32_BYTES, Product
+from ..kernels.product import Product
 from ..kernels.stage import IEEE, Share, Stage
 from ..kernels.tensor_core import direct
 from ..kernels.tensor_core.tma_stage import TmaStage, tma_operands
@@ -276,8 +277,8 @@ def shares(config: TileConfig, rate: Rate, wanted: Problem) -> Iterator[Share]:
 
 
 def _tiles(config: TileConfig, wanted: Problem) -> tuple[int, int]:
-    tiles = -(-wanted.m // config.BM) * -(-wanted.n // config.BN) * wanted.matrices
-    return tiles, max(1, -(-wanted.k // config.BK))
+    tiles = ceil_div(wanted.m, config.BM) * ceil_div(wanted.n, config.BN) * wanted.matrices
+    return tiles, max(1, ceil_div(wanted.k, config.BK))
 
 
 class _Model:
@@ -309,7 +310,7 @@ class _Model:
         self._k_tile: dict[int, float] = {}
         blocks, alone = rate.resident * self.sms, self.k_tile(1)
         busy = self.tiles * self.k_tiles * self.k_tile(rate.resident) / blocks
-        divided = MEET + TRIP + -(-self.tiles * self.k_tiles // blocks) * alone
+        divided = MEET + TRIP + ceil_div(self.tiles * self.k_tiles, blocks) * alone
         self.least = LAUNCH + max(busy, self.memory, PIECE + self.store + min(self.k_tiles * alone, divided))
 
     def k_tile(self, resident: int) -> float:
@@ -328,14 +329,14 @@ class _Model:
         """Return the clocks that a product takes with a share."""
         rate, sms, tiles, k_tiles = self.rate, self.sms, self.tiles, self.k_tiles
         if share.blocks > sms * rate.resident:  # a block a tile, in rounds
-            rounds, rest = divmod(-(-share.blocks // sms), rate.resident)
+            rounds, rest = divmod(ceil_div(share.blocks, sms), rate.resident)
             clocks = rounds * self.a_round(rate.resident) + self.a_round(rest)
         else:
-            resident = -(-share.blocks // sms)
-            clocks = -(-share.whole // share.blocks) * self.a_round(resident)
+            resident = ceil_div(share.blocks, sms)
+            clocks = ceil_div(share.whole, share.blocks) * self.a_round(resident)
             if tiles > share.whole:
                 shared = (tiles - share.whole) * k_tiles
-                divided = -(-shared // share.blocks)  # k-tiles of divided tiles, of the block that has most
+                divided = ceil_div(shared, share.blocks)  # k-tiles of divided tiles, of the block that has most
                 parts = k_tiles / divided  # of a tile
                 even = shared % share.blocks == 0 and k_tiles % divided == 0  # else pieces straddle tiles
                 pieces = 1 if even else ceil(divided / k_tiles) + 1  # of tiles, a block
@@ -499,7 +500,7 @@ def check_stage_precision(stage: Stage, precision: str) -> None:
 def _reason(choice: Choice, wanted: Problem, count: int) -> str:
     turned = wanted.swapped if choice.swapped else wanted
     rows, cols = (turned.n, turned.m) if wanted.tma == "NN" else (turned.m, turned.n)
-    tiles = -(-rows // choice.config.BM) * -(-cols // choice.config.BN) * wanted.matrices
+    tiles = ceil_div(rows, choice.config.BM) * ceil_div(cols, choice.config.BN) * wanted.matrices
     text = f"{tiles} tiles of {choice.config.BM}x{choice.config.BN} on {wanted.sm_count} SMs"
     if choice.share is not None:
         k_tiles = _tiles(choice.config, turned)[1]

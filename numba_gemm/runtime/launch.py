@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..device import work
-from ..kernels.product import FLOAT32_BYTES, ONE, Batch, Layout, Product
+from ..device import partition
+from ..device.units import FLOAT32_BYTES
+from ..kernels.product import ONE, Batch, Layout, Product
 from ..kernels.stage import IEEE, MAX_K, Share, Stage
 from ..kernels.step import Argument, Kernel, Launches, MatrixAt, Scalar, Slot
 from ..kernels.step import Vector as VectorAt
@@ -219,7 +220,7 @@ def _simulated(
             return values[argument.place.slot]
         if isinstance(argument, MatrixAt):
             return values[argument.place.slot].view(argument.layout)
-        describe: Any = work.Work
+        describe: Any = partition.Partition
         return describe(scratch, counters, *argument.words[2:])
 
     arguments = [value(argument) for argument in step.arguments if not isinstance(argument, VectorAt)]

@@ -11,7 +11,8 @@ from typing import Any
 
 from cuda.bindings import driver
 
-from ..kernels.product import FLOAT32_BYTES, Layout
+from ..device.units import FLOAT32_BYTES, ceil_div
+from ..kernels.product import Layout
 from ..kernels.step import MapOf
 from .driver import call, failure, relaxed_capture
 
@@ -105,4 +106,4 @@ def _encode(pointer: int, wanted: MapOf) -> bytes | None:
 
 def _row_bytes(layout: Layout) -> int:
     """Return the row stride; of a single row, one that a map allows."""
-    return layout.row_stride if layout.rows > 1 else -(-FLOAT32_BYTES * layout.cols // UNIT) * UNIT
+    return layout.row_stride if layout.rows > 1 else ceil_div(FLOAT32_BYTES * layout.cols, UNIT) * UNIT

@@ -84,7 +84,7 @@ def test_batches_take_the_fast_path(torch, gpu, checked, given):
         for got, one, other in zip(result.x, a, b, strict=True):
             check(got, one, other)
     assert (len(gpu.launches), len(checked)) == (3, 1)
-    assert gpu.launches[-1].work.matrices == 2
+    assert gpu.launches[-1].partition.matrices == 2
     with pytest.raises(ValueError, match=r"a has shape \(2, 4, 12\) .* this plan is for shapes \(4, 12\)"):
         plan(4, 8, 12)(tensor(a), tensor(b))
 
@@ -101,7 +101,12 @@ def test_repeated_call_of_a_transposed_batch(torch, gpu, checked, monkeypatch):
         for got, one, other in zip(result.x, a, b, strict=True):
             check(got, one, other.T)
         did = gpu.launches[-1]
-        assert (did.a[1:3], did.work.a_inner, did.work.b_inner, did.work.c_inner) == ([8, 64], 2048, 256, 32)
+        assert (did.a[1:3], did.partition.a_inner, did.partition.b_inner, did.partition.c_inner) == (
+            [8, 64],
+            2048,
+            256,
+            32,
+        )
     assert len(checked) == 1
 
 
@@ -187,9 +192,9 @@ def test_repeated_call_keeps_share_and_workspace(torch, gpu, checked, monkeypatc
         for _ in range(2):
             check(multiply(tensor(a), tensor(b)).x, a, b)
             did = gpu.launches[-1]
-            assert did.work.whole == 3, "blocks of the share"
-            assert (did.work.partials == place) == (multiply is given)
-            assert did.work.counters > did.work.partials > 0
+            assert did.partition.whole == 3, "blocks of the share"
+            assert (did.partition.partials == place) == (multiply is given)
+            assert did.partition.counters > did.partition.partials > 0
         assert len(checked) == 1
         checked.clear()
 

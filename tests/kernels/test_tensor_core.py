@@ -22,7 +22,7 @@ from numba_gemm.gemm import product as gemm_product
 from numba_gemm.gemm import split_products
 from numba_gemm.gemm.request import checked
 from numba_gemm.kernels.ladder.stage import Batch
-from numba_gemm.kernels.tensor_core import MODES, TENSOR_STAGES, TensorForm, WarpgroupConfig, split, sums
+from numba_gemm.kernels.tensor_core import MODES, TENSOR_STAGES, TensorForm, WarpgroupConfig, accumulate, split
 from numba_gemm.kernels.tensor_core.mode import Mode
 from numba_gemm.kernels.tensor_core.stage import LEFT, REGISTERS, ROW_WORDS, SHARED_BYTES, WARPGROUP, split_shape
 from numba_gemm.lab.bench import accuracy
@@ -260,7 +260,7 @@ def test_scales_bring_the_largest_of_a_row_to_one_size(turned):
 @given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=40))
 def test_nothing_is_lost_between_a_total_and_its_rests(values):
     """Sums of integers in float32: what the total rounds off goes to the rests, so both together stay exact."""
-    _, add, add_exactly, _ = sums.steps(8)
+    _, add, add_exactly, _ = accumulate.steps(8)
     total, rests = np.zeros((1, 4), np.float32), np.zeros((1, 4), np.float32)
     exact = 0.0
     for value in sorted(np.round(values), key=abs):
@@ -275,7 +275,7 @@ def test_nothing_is_lost_between_a_total_and_its_rests(values):
 @settings(deadline=None)
 @given(st.integers(-(2**23), 2**23), st.integers(-(2**16), 2**16))
 def test_a_sum_that_is_a_float_stays_as_it_is(total, rest):
-    _, _, _, finish = sums.steps(8)
+    _, _, _, finish = accumulate.steps(8)
     sum_of_both = np.full((1, 4), total, np.float32)
     finish(sum_of_both, np.full((1, 4), rest, np.float32))
     assert (sum_of_both == np.float32(total + rest)).all()
@@ -283,14 +283,14 @@ def test_a_sum_that_is_a_float_stays_as_it_is(total, rest):
 
 @simulated
 def test_what_is_cut_off_is_given_back_on_average():
-    _, _, _, finish = sums.steps(8)
+    _, _, _, finish = accumulate.steps(8)
     generator = np.random.default_rng(1)
     total, rests = generator.uniform(1, 2, (4000, 4)).astype(np.float32), generator.uniform(0, 1e-3, (4000, 4))
     rests = rests.astype(np.float32)
     exact = total.astype(np.float64) + rests
     for row in range(4000):
         finish(total[row : row + 1], rests[row : row + 1])
-    assert np.mean(total / exact - 1) == pytest.approx(sums.CUT_OFF, rel=0.2)
+    assert np.mean(total / exact - 1) == pytest.approx(accumulate.CUT_OFF, rel=0.2)
 
 
 # ----------------------------------------------------------------------------------------------- what follows a sum
@@ -299,7 +299,7 @@ def test_what_is_cut_off_is_given_back_on_average():
 @pytest.mark.parametrize(("rows", "cols"), [(1, 1), (8, 3), (9, 40), (20, 7)])
 @simulated
 def test_every_tile_has_its_turn(rows, cols):
-    from numba_gemm.kernels.tensor_core.finish import place
+    from numba_gemm.kernels.tensor_core.epilogue import place
 
     places = {tuple(map(int, place(np.uint32(t), np.uint32(rows), np.uint32(cols)))) for t in range(rows * cols)}
     assert places == {(row, col) for row in range(rows) for col in range(cols)}
@@ -321,7 +321,7 @@ class Warp:
         """C after all lanes have stored; it lies among NaNs, which stay."""
         from numba import cuda, float32, int64
 
-        from numba_gemm.kernels.tensor_core.finish import sums_store
+        from numba_gemm.kernels.tensor_core.epilogue import sums_store
         from numba_gemm.simulator import scheduler
 
         write = sums_store(TensorForm(self.mode, epilogue, len(vectors)), self.across, self.deep)
@@ -360,7 +360,7 @@ class Warp:
 @pytest.mark.parametrize("k", [0, 1, 15, 16, 17, 40])
 @pytest.mark.parametrize("nan", [None, 0, 15, 39])
 def test_an_element_is_computed_again_term_by_term(k, nan):
-    from numba_gemm.kernels.tensor_core.finish import term_by_term
+    from numba_gemm.kernels.tensor_core.epilogue import term_by_term
 
     generator = np.random.default_rng(k)
     x, y = (generator.integers(-9, 9, extents).astype(np.float32) for extents in ((3, k), (k, 4)))
@@ -372,7 +372,7 @@ def test_an_element_is_computed_again_term_by_term(k, nan):
 
 @simulated
 def test_what_has_come_to_nan_is_not_computed_on():
-    from numba_gemm.kernels.tensor_core import finish
+    from numba_gemm.kernels.tensor_core import epilogue
 
     class Read(np.ndarray):
         def __getitem__(self, place):
@@ -382,8 +382,8 @@ def test_what_has_come_to_nan_is_not_computed_on():
     reads = []
     x = np.ones((1, 100), np.float32).view(Read)
     x[0, 20] = np.nan
-    assert np.isnan(finish.term_by_term(x, np.ones((100, 1), np.float32), 0, 0))
-    assert len(reads) == 2 * finish.AHEAD
+    assert np.isnan(epilogue.term_by_term(x, np.ones((100, 1), np.float32), 0, 0))
+    assert len(reads) == 2 * epilogue.AHEAD
 
 
 @simulated

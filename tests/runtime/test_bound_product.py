@@ -58,11 +58,11 @@ def addresses(a, b, c):
 
 
 @pytest.mark.simulator
-def test_simulated_kernel_gets_its_work():
+def test_simulated_kernel_gets_its_partition():
     seen = []
 
-    def kernel(alpha, a, b, beta, c, work):
-        memory, counters, *words = work
+    def kernel(alpha, a, b, beta, c, partition):
+        memory, counters, *words = partition
         seen.append((memory.size, memory.dtype, bool(np.isnan(memory).all()), counters.tolist(), words))
         c[0, 0] = a[0, 0] * b[0, 0]
 
@@ -575,16 +575,16 @@ def test_scheduled_launch_gets_a_workspace(gpu):
     a, b, c = filled(4, 4), filled(4, 4), filled(4, 4)
     run(a, b, c, stage=stage, stream=40)
     (did,) = gpu.launches
-    memory, counters = did.work.partials, did.work.counters
+    memory, counters = did.partition.partials, did.partition.counters
     assert did.grid == (2, 3, 4)
-    assert (memory % 256, counters - memory, did.work.whole) == (0, 1024, 1)
+    assert (memory % 256, counters - memory, did.partition.whole) == (0, 1024, 1)
     assert list((ctypes.c_int32 * 5).from_address(counters)) == [0] * 5
     run(a, b, c, stage=stage, stream=50)
     run(a, b, c, stage=stage, stream=40)
-    assert gpu.launches[1].work.partials != gpu.launches[2].work.partials == memory
+    assert gpu.launches[1].partition.partials != gpu.launches[2].partition.partials == memory
     given = Workspace(a.ctypes.data, 1000, 5)
     run(a, b, c, stage=stage, stream=40, workspace=given)
-    assert (gpu.launches[-1].work.partials, gpu.launches[-1].work.counters) == given.words
+    assert (gpu.launches[-1].partition.partials, gpu.launches[-1].partition.counters) == given.words
     for small in (Workspace(a.ctypes.data, 999, 5), Workspace(a.ctypes.data, 1000, 4)):
         words = rf"holds {small.size} bytes and {small.counters} counters; expected 1000 and 5; pass an array of 1044"
         with pytest.raises(ValueError, match=words):

@@ -19,7 +19,7 @@ import pytest
 from cuda.bindings import driver
 
 from numba_gemm.arrays import libraries
-from numba_gemm.device.work import FIELDS
+from numba_gemm.device.partition import FIELDS
 from numba_gemm.gemm import launch_choice, precision
 from numba_gemm.gemm import plan as plans
 from numba_gemm.kernels.ladder import STAGES
@@ -42,7 +42,7 @@ def parameters(kernel):
     vectors = {f"vector{i}": VECTOR for i in range(kernel.vectors)}
     product = {"alpha": SCALAR, "a": MATRIX, "b": MATRIX, "beta": SCALAR, "c": MATRIX}
     if kernel.signature is ladder.signature:
-        return product | ({"work": len(FIELDS)} | vectors if isinstance(kernel.variant, ladder.Form) else {})
+        return product | ({"partition": len(FIELDS)} | vectors if isinstance(kernel.variant, ladder.Form) else {})
     if kernel.signature is tensor_core.teaching_signature:
         return product
     if kernel.signature is tensor_core.complete_signature:
@@ -79,8 +79,8 @@ class Launched:
             raise AttributeError(name) from None
 
     @property
-    def work(self):
-        return types.SimpleNamespace(**dict(zip(FIELDS, self.arguments["work"], strict=True)))
+    def partition(self):
+        return types.SimpleNamespace(**dict(zip(FIELDS, self.arguments["partition"], strict=True)))
 
 
 def result(*values):
@@ -183,10 +183,10 @@ class HostGpu:
     def _compute(kernel, did):
         extents, steps = (1, 1, 1), [(0, 0, 0)] * 3
         epilogue = getattr(kernel.epilogue, "py_func", kernel.epilogue)
-        if "work" in did.arguments and did.work.inner:
-            work = did.work
-            extents = (work.matrices // (work.inner * work.middle), work.middle, work.inner)
-            steps = [[getattr(work, f"{x}_{axis}") for axis in ("outer", "middle", "inner")] for x in "abc"]
+        if "partition" in did.arguments and did.partition.inner:
+            partition = did.partition
+            extents = (partition.matrices // (partition.inner * partition.middle), partition.middle, partition.inner)
+            steps = [[getattr(partition, f"{x}_{axis}") for axis in ("outer", "middle", "inner")] for x in "abc"]
         vectors = [did.arguments[f"vector{i}"] for i in range(kernel.vectors)]
         vectors = [view(words[4], words[5], 1, words[6], 0)[:, 0] for words in vectors]
         for index in np.ndindex(extents):
