@@ -29,6 +29,9 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     atexit.register(shutil.rmtree, os.environ["NUMBA_GEMM_CACHE_DIR"], ignore_errors=True)
 
 
+pytest_plugins = ("support.host_gpu", "support.array_libraries")  # imported once the lines above have run
+
+
 def pytest_xdist_auto_num_workers() -> int | None:
     # Workers share the one GPU and its memory; four keep it busy. Otherwise, as many as there are cores.
     return min(4, os.cpu_count() or 1) if ON_GPU else None

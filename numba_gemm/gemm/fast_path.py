@@ -183,10 +183,10 @@ def remember(
     left, right, target, others = placed
     if reading is None or (out is None and target.pointer % VECTOR_BYTES):
         return
-    low, high = target.extent()
+    low, high = (address - target.pointer for address in target.extent())
 
     def reach(operand: Operand) -> tuple[int, int]:
-        first, last = operand.extent()
+        first, last = (address - operand.pointer for address in operand.extent())
         return low - last, high - first
 
     spans = (*reach(left), *reach(right))

@@ -173,7 +173,7 @@ class Plan:
         request.check_takes_epilogue(stage, self.precision, gpu.cc, epilogue)
         self._epilogue, self._asked = epilogue, stage
         self._memory = memory  # keeps it alive
-        self._calls, self._tag = CallCache(), (stage, precision)
+        self._calls, self._tag = CallCache(), (stage, self.precision)
         self._product = self._planned(epilogue)
         wanted = heuristics.problem(self._product, gpu, self.precision)
         self._choice = request.chosen(stage, device, wanted)
@@ -274,7 +274,7 @@ class Plan:
         if type(beta) is not float:
             beta = request.real("beta", beta)
         epilogue = self._epilogue
-        if epilogue is None and epilogue_args == ():
+        if epilogue is None and type(epilogue_args) is tuple and not epilogue_args:
             tag: Any = self._tag
         else:
             tag = fast_path.tag_of(self._asked, self.precision, epilogue, epilogue_args)

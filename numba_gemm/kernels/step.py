@@ -213,4 +213,6 @@ class Launches(NamedTuple):
 
     def with_operands_exchanged(self) -> Launches:
         """The same launches with A's slot for B's, and B's for A's."""
-        return self._replace(steps=tuple(step.with_operands_exchanged() for step in self.steps))
+        other = {Slot.A: Slot.B, Slot.B: Slot.A}
+        steps = tuple(step.with_operands_exchanged() for step in self.steps)
+        return self._replace(steps=steps, maps=tuple(one._replace(slot=other[one.slot]) for one in self.maps))

@@ -194,10 +194,12 @@ def _copy(value: Any, names: frozenset[str], made: dict[Any, Any]) -> Any:
         return made[id(value)]
     if isinstance(value, FunctionType) and _member(value) is None:
         copy = made[id(value)] = _hollow(value)
+        _fill_defaults(copy, value, made)
         _fill(copy, value, made)
         return copy
     if (options := _options(value)) is not None:
         copy = made[id(value.py_func)] = _hollow(value.py_func)
+        _fill_defaults(copy, value.py_func, made)  # before `cuda.jit`, which reads them
         made[id(value)] = cuda.jit(copy, **options)  # before it is filled with what may name it
         _fill(copy, value.py_func, made)
         return made[id(value)]
@@ -208,10 +210,15 @@ def _hollow(function: FunctionType) -> FunctionType:
     """A copy of a function without what it finds outside."""
     space = {name: value for name, value in function.__globals__.items() if name.startswith("__")}
     cells = tuple(CellType() for _ in function.__closure__ or ())
-    copy = FunctionType(function.__code__, space, function.__name__, function.__defaults__, cells)
-    copy.__kwdefaults__, copy.__qualname__ = function.__kwdefaults__, function.__qualname__
-    copy.__module__, copy.__doc__ = function.__module__, function.__doc__
+    copy = FunctionType(function.__code__, space, function.__name__, None, cells)
+    copy.__qualname__, copy.__module__, copy.__doc__ = function.__qualname__, function.__module__, function.__doc__
     return copy
+
+
+def _fill_defaults(copy: FunctionType, function: FunctionType, made: dict[Any, Any]) -> None:
+    names, named = _names(function.__code__), function.__kwdefaults__
+    copy.__defaults__ = _copy(function.__defaults__, names, made)
+    copy.__kwdefaults__ = None if named is None else {key: _copy(value, names, made) for key, value in named.items()}
 
 
 def _fill(copy: FunctionType, function: FunctionType, made: dict[Any, Any]) -> None:

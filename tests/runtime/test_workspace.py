@@ -1,17 +1,72 @@
-"""Memory for the parts of operands: no two calls have the same at a time, and a stream's goes to its next call."""
+"""Device memory for launches: a workspace per stream and capture, and memory leased to one call at a time."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import pytest
 from cuda.bindings import driver
 
+from numba_gemm.runtime import device as devices
 from numba_gemm.runtime import workspace
+from numba_gemm.runtime.workspace import Workspace, Workspaces
+
+# ----------------------------------------------------------------------------------------------------------- workspaces
 
 
-class Device:
-    """A device's memory, by what is asked of it."""
+def test_workspaces_grow_and_captures_have_their_own(gpu):
+    reserve = Workspaces().reserve
+    first = reserve(40, 1000, 4)
+    assert reserve(40, 900, 3) == first
+    gpu.capturing = {40: 7}
+    captured = reserve(40, 1000, 4)
+    assert captured != first
+    gpu.capturing = {40: 8, 50: 8}
+    others = {reserve(40, 1000, 4), reserve(50, 1000, 4)}
+    assert len(others | {first, captured}) == 4, "branches of a graph run beside each other"
+    gpu.capturing = {}
+    assert reserve(40, 1000, 4) == first
+    grown = reserve(40, 1001, 4)
+    assert grown != first
+    assert reserve(40, 2000, 4) == grown, "grew by less than double"
+    assert reserve(40, 10, 5) != grown
+    assert reserve(40, 2000, 8) == reserve(40, 10, 5)
+    assert reserve(40, 9000, 1) == reserve(40, 10, 8), "counters were lost"
+
+
+def test_devices_have_their_own_workspaces(gpu):
+    first, second = (devices.get_device(ordinal).workspaces for ordinal in (0, 1))
+    assert first.reserve(0, 10, 5) == first.reserve(0, 10, 5) != second.reserve(0, 10, 5)
+
+
+def test_thread_default_streams_of_one_capture_have_their_own_workspaces(gpu):
+    """Handle 2 is another stream in every thread; an event may bring both into one capture."""
+    gpu.capturing, reserve = {2: 7}, Workspaces().reserve
+    first = reserve(2, 1000, 4)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(reserve, 2, 1000, 4).result() != first
+    assert reserve(2, 1000, 4) == first
+
+
+def test_concurrent_threads_get_one_workspace_of_a_stream(gpu):
+    workspaces = Workspaces()
+    with ThreadPoolExecutor(4) as pool:
+        found = set(pool.map(lambda _: workspaces.reserve(40, 1000, 4), range(20)))
+    assert len(found) == len(gpu.allocations) == 1
+
+
+@pytest.mark.parametrize(("size", "counters", "holds"), [(10, 2, True), (11, 2, False), (10, 3, False), (0, 0, True)])
+def test_workspace_holds_size_and_counters(size, counters, holds):
+    assert Workspace(4096, 10, 2).holds(size, counters) == holds
+    assert Workspace(4096, 10, 2).words == (4096, 4096 + 256)
+
+
+# ---------------------------------------------------------------------------------------------------------------- lease
+
+
+class Memory:
+    """A device's memory, by the calls of the driver."""
 
     def __init__(self):
         self.allocated, self.freed, self.waited, self.left = [], [], [], 1 << 20
@@ -24,10 +79,9 @@ class Device:
 
 
 @pytest.fixture
-def device(monkeypatch):
-    made = Device()
+def memory(monkeypatch):
+    made = Memory()
     calls = {"cuMemFree": made.freed, "cuStreamSynchronize": made.waited}
-    monkeypatch.setattr(workspace, "_free", {})
     monkeypatch.setattr(workspace, "_identity", lambda stream: (stream, 7 if stream == 9 else 0))
     monkeypatch.setattr(workspace, "relaxed_capture", nullcontext)
     monkeypatch.setattr(workspace.driver, "cuMemAlloc", made.allocate)
@@ -35,49 +89,54 @@ def device(monkeypatch):
     return made
 
 
-def test_two_calls_at_a_time_have_memory_of_their_own(device):
-    first, second = workspace.borrow(0, 1, 100), workspace.borrow(0, 1, 100)
+def test_two_calls_at_a_time_have_memory_of_their_own(memory):
+    workspaces = Workspaces()
+    first, second = workspaces.lease(1, 100), workspaces.lease(1, 100)
     assert first.pointer != second.pointer
-    workspace.give_back(first)
-    assert workspace.borrow(0, 1, 60) is first
-    assert device.allocated == [100, 100]
+    workspaces.release(first)
+    assert workspaces.lease(1, 60) is first
+    assert memory.allocated == [100, 100]
 
 
-def test_small_loan_is_kept_when_a_larger_one_is_taken(device):
-    small, large = workspace.borrow(0, 1, 100), workspace.borrow(0, 1, 200)
-    workspace.give_back(large)
-    workspace.give_back(small)
-    assert workspace.borrow(0, 1, 200) is large
-    assert workspace.borrow(0, 1, 100) is small
-    assert (device.allocated, device.freed) == ([100, 200], [])
+def test_small_lease_is_kept_when_a_larger_one_is_taken(memory):
+    workspaces = Workspaces()
+    small, large = workspaces.lease(1, 100), workspaces.lease(1, 200)
+    workspaces.release(large)
+    workspaces.release(small)
+    assert workspaces.lease(1, 200) is large
+    assert workspaces.lease(1, 100) is small
+    assert (memory.allocated, memory.freed) == ([100, 200], [])
 
 
-def test_streams_and_devices_keep_their_own(device):
-    workspace.give_back(workspace.borrow(0, 1, 100))
-    assert workspace.borrow(0, 2, 100).pointer != workspace.borrow(1, 1, 100).pointer
-    assert len(device.allocated) == 3
+def test_streams_and_devices_keep_their_own(memory):
+    workspaces, others = Workspaces(), Workspaces()
+    workspaces.release(workspaces.lease(1, 100))
+    assert workspaces.lease(2, 100).pointer != others.lease(1, 100).pointer
+    assert len(memory.allocated) == 3
 
 
-def test_what_is_too_small_is_freed_when_the_stream_is_done_with_it(device):
-    small = workspace.borrow(0, 1, 100)
-    workspace.give_back(small)
-    large = workspace.borrow(0, 1, 200)
-    assert device.waited == [1]
-    assert device.freed == [small.pointer]
-    assert device.allocated == [100, 200]
-    workspace.give_back(large)
-    assert workspace.borrow(0, 1, 100) is large
+def test_lease_that_is_too_small_is_freed_when_the_stream_is_done_with_it(memory):
+    workspaces = Workspaces()
+    small = workspaces.lease(1, 100)
+    workspaces.release(small)
+    large = workspaces.lease(1, 200)
+    assert memory.waited == [1]
+    assert memory.freed == [small.pointer]
+    assert memory.allocated == [100, 200]
+    workspaces.release(large)
+    assert workspaces.lease(1, 100) is large
 
 
-def test_what_a_graph_uses_is_never_freed(device):
-    captured = workspace.borrow(0, 9, 100)
-    workspace.give_back(captured)
-    assert workspace.borrow(0, 9, 100) is captured, "its calls follow each other in the graph"
-    workspace.give_back(captured)
-    workspace.borrow(0, 9, 200)
-    assert device.freed == device.waited == []
+def test_memory_that_a_graph_uses_is_never_freed(memory):
+    workspaces = Workspaces()
+    captured = workspaces.lease(9, 100)
+    workspaces.release(captured)
+    assert workspaces.lease(9, 100) is captured, "its calls follow each other in the graph"
+    workspaces.release(captured)
+    workspaces.lease(9, 200)
+    assert memory.freed == memory.waited == []
 
 
-def test_memory_that_is_not_there_is_named(device):
+def test_memory_error_names_the_size(memory):
     with pytest.raises(MemoryError, match="2,000,000 bytes"):
-        workspace.borrow(0, 1, 2_000_000)
+        Workspaces().lease(1, 2_000_000)

@@ -1,0 +1,346 @@
+"""Launches of repeated calls: those of the full check, in as few Python calls as possible."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.array_libraries import Tensor, on_boundary
+from support.operands import filled
+
+from numba_gemm import plan, tiled_sgemm
+from numba_gemm.gemm import product as products
+from numba_gemm.kernels.tensor_core import stage as tensor_core
+from numba_gemm.runtime import device as devices
+from numba_gemm.runtime import tensor_maps
+from numba_gemm.runtime.tensor_maps import TensorMaps
+
+TESTS = Path(__file__).parents[1]
+M, N, K, MATRICES = 64, 128, 96, 5
+PRECISIONS = ("ieee", "bf16x6", "bf16x9", "fp16x3", "tf32x3", "tf32", "bf16")
+
+
+def shift(value, row, col, bias):
+    return value + bias[col]
+
+
+def shift_two(value, row, col, bias, other):
+    return value + bias[col] - other[col]
+
+
+EPILOGUES = (None, shift, shift_two)  # by the number of vectors
+
+
+def by_rows(rows, cols, seed, batch):
+    return Tensor(on_boundary(np.stack([filled(rows, cols, seed + i) for i in range(batch)])))
+
+
+def by_columns(rows, cols, seed, batch):
+    made = by_rows(cols, rows, seed, batch)
+    made.x = made.x.swapaxes(-1, -2)
+    return made
+
+
+def one(made):
+    made.x = made.x[0]
+    return made
+
+
+class Case:
+    """A call that can be repeated with operands at other addresses.
+
+    Parameters
+    ----------
+    batch : int
+        Matrices; 0 for one product.
+    layout : str
+        Layouts of A and B.
+    vectors : int
+        Vectors of the epilogue.
+    planned : bool
+        Whether the call is a plan's.
+    pieces : bool
+        Whether the memory for decomposed operands is limited to two matrices of a batch at a time.
+    """
+
+    def __init__(self, batch=0, layout="NN", vectors=0, planned=False, pieces=False):
+        self.batch, self.layout, self.vectors, self.planned, self.pieces = batch, layout, vectors, planned, pieces
+        self._plan = None
+
+    def prepare(self, precision):
+        self.precision = precision
+        if self.planned:
+            options = {"epilogue": EPILOGUES[self.vectors], "batch": (self.batch,) if self.batch else ()}
+            self._plan = plan(M, N, K, precision=precision, layout=self.layout, **options)
+
+    def arrays(self, seed):
+        make = {"N": by_rows, "T": by_columns}
+        batch = self.batch or 1
+        a, b = make[self.layout[0]](M, K, seed, batch), make[self.layout[1]](K, N, seed, batch)
+        out = by_rows(M, N, seed, batch)
+        made = (a, b, out) if self.batch else (one(a), one(b), one(out))
+        return made, tuple(Tensor(on_boundary(filled(1, N, seed + i)[0])) for i in range(self.vectors))
+
+    def __call__(self, arrays, vectors, *, out=True, **options):
+        a, b, c = arrays
+        if self.vectors:
+            options |= {"epilogue_args": vectors}
+        if self._plan is not None:
+            return self._plan(a, b, c if out else None, **options)
+        if self.vectors:
+            options |= {"epilogue": EPILOGUES[self.vectors]}
+        return tiled_sgemm(a, b, c if out else None, precision=self.precision, **options)
+
+    def forget(self):
+        products.forget()
+        if self._plan is not None:
+            self._plan._calls.clear()
+
+
+CASES = {
+    "plain": Case(),
+    "epilogue": Case(vectors=1),
+    "two vectors": Case(vectors=2),
+    "batch": Case(batch=MATRICES),
+    "batch, epilogue": Case(batch=MATRICES, vectors=1),
+    "NT": Case(layout="NT"),
+    "TN": Case(layout="TN"),
+    "TT": Case(layout="TT"),
+    "plan": Case(planned=True),
+    "plan, epilogue": Case(planned=True, vectors=1),
+    "plan, batch": Case(planned=True, batch=MATRICES),
+    "pieces": Case(batch=MATRICES, pieces=True),
+}
+
+
+@pytest.fixture(autouse=True)
+def only_recorded(gpu):
+    gpu.computes = False
+
+
+def limit_parts(gpu, call, monkeypatch):
+    """Leave room for the decomposed operands of two matrices of a batch, as read from the launches of all."""
+    call(*call.arrays(0))
+    for did in gpu.launches:
+        if "a_parts" in did.arguments:
+            half = len(did.steps) // 2  # for each operand: bytes to the next matrix, then to that of its parts
+            each = sum(did.steps[1:half]) + sum(did.steps[half + 1 :])
+            monkeypatch.setattr(tensor_core, "MAX_PARTS_BYTES", 2 * each + each // 2)
+    call.forget()
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_repeated_call_launches_what_the_full_check_launches(torch, gpu, checked, monkeypatch, precision, case):
+    call = CASES[case]
+    call.prepare(precision)
+    if call.pieces:
+        limit_parts(gpu, call, monkeypatch)
+        checked.clear()
+    kept = [call.arrays(seed) for seed in range(2)]
+    with gpu.recording() as first:
+        call(*kept[0])
+    assert len(checked) == 1
+    torch.current.cuda_stream = 50
+    with gpu.recording() as repeated:
+        call(*kept[1], alpha=-1.5, beta=0.25)
+    assert len(checked) == 1, "the second call was checked in full"
+    call.forget()
+    with gpu.recording() as full:
+        call(*kept[1], alpha=-1.5, beta=0.25)
+    assert len(checked) == 2
+    assert repeated == full
+    assert [(did.handle, did.grid, did.overlaps) for did in first] == [
+        (did.handle, did.grid, did.overlaps) for did in full
+    ]
+    # The values are those of the call, and none of the first one's is left.
+    multiplications = [did for did in full if "alpha" in did.arguments]
+    assert {(did.alpha, did.beta, did.stream) for did in multiplications} == {(-1.5, 0.25, 50)}
+    assert len(multiplications) == (3 if call.pieces and precision not in ("ieee", "tf32") else 1)
+    begins = range(0, MATRICES, 2) if len(multiplications) > 1 else [0]
+    arrays, vectors = kept[1]
+    a, b, c = ([x.data_ptr() + i * x.x.strides[0] for i in begins] for x in arrays)
+    assert [did.c[0] for did in multiplications] == c
+    if precision == "ieee":
+        assert [(did.a[0], did.b[0]) for did in multiplications] == list(zip(a, b))
+    elif "x" in multiplications[0].arguments:
+        assert [(did.x[0], did.y[0]) for did in multiplications] == list(zip(a, b))
+        decomposed = [did for did in full if "alpha" not in did.arguments]
+        assert {(did.a[0], did.b[0]) for did in decomposed} == set(zip(a, b))
+    for did in multiplications:
+        assert [did.arguments[f"vector{i}"][4] for i in range(call.vectors)] == [x.data_ptr() for x in vectors]
+
+
+@pytest.mark.parametrize("case", ["plain", "epilogue", "batch", "plan"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_repeated_call_without_out_launches_the_same(torch, gpu, checked, monkeypatch, precision, case):
+    """The result is other memory each time."""
+    call = CASES[case]
+    call.prepare(precision)
+    arrays, made = call.arrays(0), []
+    for _ in range(2):
+        made.append(call(*arrays, out=False))
+    assert len(checked) == 1
+    half = len(gpu.launches) // 2
+    assert gpu.launches[half:] != gpu.launches[:half]
+    for did, other in zip(gpu.launches[:half], gpu.launches[half:], strict=True):
+        if "c" in did.arguments:
+            assert [did.c[0], other.c[0]] == [x.data_ptr() for x in made]
+            other.arguments["c"] = did.c
+        assert did == other
+
+
+@pytest.mark.parametrize("batch", [0, MATRICES])
+def test_tf32_by_tensor_maps_has_maps_of_the_new_operands(torch, gpu, checked, monkeypatch, batch):
+    """A map is made once per address; a call with addresses that are known makes none."""
+    call = Case(batch=batch)
+    call.prepare("tf32")
+    kept, made = [call.arrays(seed) for seed in range(2)], []
+    for turn in (0, 1, 0, 1):
+        call(*kept[turn])
+        made.append(len(devices.get_device(0).tensor_maps._places))
+    assert made == [2, 4, 4, 4]
+    assert len(checked) == 1
+    found = {(did.u_map[0], did.v_map[0]) for did in gpu.launches}
+    places = {place: pointer for (pointer, _), place in devices.get_device(0).tensor_maps._places.items()}
+    # "NN" is computed as the transpose: the first map is of B.
+    assert {(places[u], places[v]) for u, v in found} == {(b.data_ptr(), a.data_ptr()) for (a, b, _), _ in kept}
+
+
+# ----------------------------------------------------------------------------------------------------- function calls
+
+
+def in_a_stand_in(frame):
+    """Whether a function is a stand-in's, for one that is not written in Python, or is called by one."""
+    while frame.f_code is not Case.__call__.__code__:
+        if frame.f_code.co_filename.startswith(str(TESTS)):
+            return True
+        frame = frame.f_back
+    return False
+
+
+@contextmanager
+def counting_calls():
+    """Collect the names of the Python functions that a call inside calls."""
+    found, inside = [], False
+
+    def count(frame, event, _):
+        nonlocal inside
+        if frame.f_code is Case.__call__.__code__:
+            inside = event == "call"
+        elif event == "call" and inside and not in_a_stand_in(frame):
+            found.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_code.co_qualname}")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        yield found
+    finally:
+        sys.setprofile(before)
+
+
+# Calls of Python functions in a repeated product; a little more than it takes.
+BUDGETS = {
+    ("plain", "ieee"): 17,
+    ("epilogue", "ieee"): 24,
+    ("two vectors", "ieee"): 26,
+    ("batch", "ieee"): 17,
+    ("plan", "ieee"): 16,
+    ("plain", "bf16x6"): 22,
+    ("plain", "fp16x3"): 22,
+    ("plain", "tf32"): 18,
+    ("epilogue", "bf16x6"): 29,
+    ("plan", "bf16x6"): 21,
+}
+
+
+@pytest.mark.parametrize(("case", "precision"), BUDGETS)
+@pytest.mark.parametrize("out", [True, False])
+def test_repeated_call_takes_few_function_calls(torch, checked, monkeypatch, case, precision, out):
+    call, allowed = CASES[case], BUDGETS[case, precision]
+    call.prepare(precision)
+    arrays = call.arrays(0)
+    call(*arrays, out=out)
+    call(*arrays, out=out)
+    with counting_calls() as calls:
+        call(*arrays, out=out)
+    assert len(checked) == 1
+    listed = "\n".join(calls)
+    assert len(calls) <= allowed, f"{len(calls)} calls, and {allowed} are allowed:\n{listed}"
+
+
+# --------------------------------------------------------------------------------------------- without room for a map
+
+
+@pytest.fixture
+def room(monkeypatch):
+    """A list: while it is not empty, each new tensor map takes one element, and there is no room for others."""
+    left, place = [], TensorMaps.place
+
+    def limited(self, pointer, wanted):
+        if (pointer, wanted) in self._places:
+            return place(self, pointer, wanted)
+        if not left:
+            return None
+        left.pop()
+        return place(self, pointer, wanted)
+
+    monkeypatch.setattr(TensorMaps, "place", limited)
+    return left
+
+
+@pytest.mark.parametrize("case", ["plain", "epilogue", "batch", "TT", "plan", "plan, epilogue"])
+@pytest.mark.parametrize("maps", [0, 1])
+def test_operands_are_decomposed_without_room_for_maps(torch, gpu, checked, monkeypatch, room, case, maps):
+    call = CASES[case]
+    call.prepare("tf32")
+    kept = [call.arrays(seed) for seed in range(3)]
+    room += [True] * maps
+    with gpu.recording() as made:
+        call(*kept[0])
+    assert [did.kernel.partition("_")[0] for did in made] == ["split", "persistent"], "the first attempt launched"
+    assert made[-1].c[0] == kept[0][0][2].data_ptr()
+    with gpu.recording() as made:
+        call(*kept[1])
+    assert (len(checked), len(made)) == (1, 2), "the call with decomposed operands is repeated"
+    assert made[-1].c[0] == kept[1][0][2].data_ptr()
+
+
+@pytest.mark.parametrize("case", ["plain", "epilogue", "batch", "TT", "plan", "plan, epilogue"])
+@pytest.mark.parametrize("maps", [0, 1])
+@pytest.mark.parametrize("out", [True, False])
+def test_repeated_call_without_room_for_maps_is_checked_in_full(
+    torch, gpu, checked, monkeypatch, room, case, maps, out
+):
+    """The first call had room for its maps."""
+    call = CASES[case]
+    call.prepare("tf32")
+    kept = [call.arrays(seed) for seed in range(3)]
+    room += [True] * 2
+    call(*kept[0], out=out)
+    call(*kept[0], out=out)
+    assert [did.kernel.partition("_")[0] for did in gpu.launches] == ["tf32"] * 2
+    room += [True] * maps
+    with gpu.recording() as made:
+        result = call(*kept[1], alpha=2.0, out=out)
+    assert len(checked) == 2
+    assert [did.kernel.partition("_")[0] for did in made] == ["split", "persistent"]
+    assert (made[-1].alpha, made[-1].c[0]) == (2.0, result.data_ptr())
+    assert result.version == out
+    with gpu.recording() as made:
+        call(*kept[2], out=out)
+    assert (len(checked), len(made)) == (2, 2)
+
+
+def test_map_that_the_driver_refuses(torch, gpu, checked, monkeypatch):
+    monkeypatch.setattr(tensor_maps, "_encode", lambda pointer, wanted: None)
+    call = Case()
+    call.prepare("tf32")
+    for seed in range(2):
+        call(*call.arrays(seed))
+    assert [did.kernel.partition("_")[0] for did in gpu.launches] == ["split", "persistent"] * 2
+    assert len(checked) == 1
+    assert len(devices.get_device(0).tensor_maps._free) == tensor_maps.PAGE, "places of the maps are kept"

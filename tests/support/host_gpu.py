@@ -1,0 +1,326 @@
+"""A stand-in for the CUDA driver that records every launch and multiplies matrices in host memory.
+
+It needs no GPU and no compiler. Kernels get a handle each and are never built: those of the FP32 ladder are replaced by
+NumPy, with their epilogue, and those of the tensor-core ladder are only recorded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+import threading
+import types
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from cuda.bindings import driver
+
+from numba_gemm.arrays import libraries
+from numba_gemm.device.partition import FIELDS
+from numba_gemm.gemm import launch_choice, precision
+from numba_gemm.gemm import plan as plans
+from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.kernels.ladder import stage as ladder
+from numba_gemm.kernels.tensor_core import stage as tensor_core
+from numba_gemm.kernels.tensor_core import tma_stage
+from numba_gemm.runtime import device as devices
+from numba_gemm.runtime import driver as driver_module
+from numba_gemm.runtime import frame, launch, workspace
+
+CONTEXT = 4321  # of device 0; others follow
+FIRST_HANDLE = 70
+SUCCESS, OUT_OF_MEMORY = driver.CUresult.CUDA_SUCCESS, driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+SERIALIZATION = int(driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
+MATRIX, VECTOR, SCALAR = 5, 7, 0  # words of an argument; a scalar is a float32, whose word has four bytes unread
+
+
+def parameters(kernel):
+    """Return the names of a kernel's arguments and the number of words of each, in order."""
+    vectors = {f"vector{i}": VECTOR for i in range(kernel.vectors)}
+    product = {"alpha": SCALAR, "a": MATRIX, "b": MATRIX, "beta": SCALAR, "c": MATRIX}
+    if kernel.signature is ladder.signature:
+        return product | ({"partition": len(FIELDS)} | vectors if isinstance(kernel.variant, ladder.Form) else {})
+    if kernel.signature is tensor_core.teaching_signature:
+        return product
+    if kernel.signature is tensor_core.complete_signature:
+        return product | {"x": MATRIX, "y": MATRIX, "steps": 5} | vectors
+    if kernel.signature is tensor_core.row_maxima_signature:
+        return {"a": MATRIX, "a_maxima": MATRIX, "b": MATRIX, "b_maxima": MATRIX, "steps": 4}
+    if kernel.signature is tensor_core.decompose_signature and kernel.variant.mode.scaled:
+        operands = ("a", "a_parts", "a_maxima", "b", "b_parts", "b_maxima")
+        return dict.fromkeys(operands, MATRIX) | {"steps": 6}
+    if kernel.signature is tensor_core.decompose_signature:
+        return dict.fromkeys(("a", "a_parts", "b", "b_parts"), MATRIX) | {"steps": 4}
+    assert kernel.signature is tma_stage.signature, f"{kernel.name} has parameters that are not known here"
+    maps = {"u_map": 1, "v_map": 1}
+    return {"alpha": SCALAR} | maps | {"beta": SCALAR, "c": MATRIX, "k": 1, "steps": 3} | vectors
+
+
+@dataclass(frozen=True)
+class Launched:
+    """Everything that the driver was told of one launch; `arguments` are the kernel's by name."""
+
+    kernel: str
+    handle: int
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    shared: int
+    stream: int
+    overlaps: bool
+    arguments: dict[str, float | list[int]]
+
+    def __getattr__(self, name):
+        try:
+            return self.__dict__["arguments"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    @property
+    def partition(self):
+        return types.SimpleNamespace(**dict(zip(FIELDS, self.arguments["partition"], strict=True)))
+
+
+def result(*values):
+    """Return what a function of cuda.bindings returns if it succeeds."""
+    return (SUCCESS, *values)
+
+
+class HostGpu:
+    """Driver whose kernels multiply matrices in host memory.
+
+    Attributes
+    ----------
+    launches : list of Launched
+        Launches, in order.
+    kernels : dict
+        Kernels that were loaded, by handle.
+    status : int
+        Status that a launch returns instead of running, if not 0.
+    current : int or None
+        Context that is current, in all threads.
+    pushed : list of int
+        Contexts that were made current.
+    capturing : dict
+        Captures by the handles of the streams that they record.
+    computes : bool
+        Whether launches of the FP32 ladder are computed.
+    """
+
+    def __init__(self):
+        self.current = CONTEXT
+        self.capturing: dict[int, int] = {}
+        self.launches: list[Launched] = []
+        self.kernels: dict[int, object] = {}
+        self.allocations: list[np.ndarray] = []
+        self.pushed: list[int] = []
+        self.status, self.computes = 0, True
+        self.pause = threading.Event().wait
+        self._stack: list[int | None] = []
+        self._lock = threading.Lock()
+
+    # ------------------------------------------------------------------------------------ functions for ctypes (`raw`)
+
+    def raw(self, name):
+        return getattr(self, f"raw_{name}")
+
+    def raw_cuCtxGetCurrent(self, place):
+        ctypes.c_void_p.from_address(place.value).value = self.current
+        return 0
+
+    def raw_cuStreamGetId(self, stream, identity):
+        identity._obj.value = 1000 + (stream.value or 0)
+        return 0
+
+    def raw_cuStreamIsCapturing(self, stream, status):
+        assert stream.value, "asked about the default stream"
+        status._obj.value = stream.value in self.capturing
+        return 0
+
+    def raw_cuLaunchKernelEx(self, config, handle, table, extra):
+        if self.status:
+            return self.status
+        assert self.current is not None, "no context is current"
+        assert extra.value is None
+        kernel, layout = self.kernels[handle.value], frame.LaunchConfig.from_address(config.value)
+        grid, block, stream = tuple(layout.grid), tuple(layout.block), layout.stream or 0
+        arguments = self._arguments(kernel, table)
+        overlaps = self._overlaps(layout)
+        did = Launched(kernel.name, handle.value, grid, block, layout.shared, stream, overlaps, arguments)
+        self.pause(0.0005)  # others run
+        self.launches.append(did)
+        if self.computes and kernel.signature is ladder.signature:
+            self._compute(kernel, did)
+        after = self._arguments(kernel, table)
+        assert repr(after) == repr(arguments), "another thread used this frame"  # also if a scalar is NaN
+        return 0
+
+    @staticmethod
+    def _overlaps(layout):
+        if not layout.attribute_count:
+            return False
+        assert layout.attribute_count == 1
+        identity, _, value = struct.unpack("=iii", ctypes.string_at(layout.attributes, 12))
+        assert (identity, value) == (SERIALIZATION, 1)
+        return True
+
+    @staticmethod
+    def _arguments(kernel, table):
+        """Read all parameters; of a scalar, the four bytes that the kernel reads."""
+        sizes = parameters(kernel)
+        count = sum(max(size, 1) for size in sizes.values())
+        pointers, found = iter((ctypes.c_void_p * count).from_address(table.value)), {}
+        for name, size in sizes.items():
+            if size == SCALAR:
+                found[name] = ctypes.c_float.from_address(next(pointers)).value
+            else:
+                found[name] = [ctypes.c_int64.from_address(next(pointers)).value for _ in range(size)]
+        return found
+
+    @staticmethod
+    def _compute(kernel, did):
+        extents, steps = (1, 1, 1), [(0, 0, 0)] * 3
+        epilogue = getattr(kernel.epilogue, "py_func", kernel.epilogue)
+        if "partition" in did.arguments and did.partition.inner:
+            partition = did.partition
+            extents = (partition.matrices // (partition.inner * partition.middle), partition.middle, partition.inner)
+            steps = [[getattr(partition, f"{x}_{axis}") for axis in ("outer", "middle", "inner")] for x in "abc"]
+        vectors = [did.arguments[f"vector{i}"] for i in range(kernel.vectors)]
+        vectors = [view(words[4], words[5], 1, words[6], 0)[:, 0] for words in vectors]
+        for index in np.ndindex(extents):
+            x, y, z = (
+                view(one[0] + int(np.dot(index, step)), *one[1:])
+                for one, step in zip((did.a, did.b, did.c), steps, strict=True)
+            )
+            z[...] = did.alpha * (x @ y) + (did.beta * z if did.beta else 0)
+            if epilogue is not None:
+                for row, col in np.ndindex(z.shape):
+                    z[row, col] = epilogue(z[row, col], row, col, *vectors)
+
+    # ------------------------------------------------------------------------------ functions of cuda.bindings.driver
+
+    def cuCtxPushCurrent(self, context):
+        self._stack.append(self.current)
+        self.current = int(context)
+        self.pushed.append(self.current)
+        return result()
+
+    def cuCtxPopCurrent(self):
+        popped, self.current = self.current, self._stack.pop()
+        return result(popped)
+
+    def cuMemAlloc(self, size):
+        assert self.current is not None, "no context is current"
+        self.allocations.append(np.full(-(-size // 4) + 64, 77, np.int32))
+        return result(-(-self.allocations[-1].ctypes.data // 256) * 256)
+
+    def cuMemFree(self, pointer):
+        return result()
+
+    def cuMemsetD32Async(self, pointer, value, count, stream):
+        assert stream == 9
+        np.frombuffer((ctypes.c_int32 * count).from_address(pointer), np.int32)[:] = value
+        return result()
+
+    def cuMemcpyHtoDAsync(self, pointer, data, size, stream):
+        assert stream == 9
+        ctypes.memmove(pointer, data, size)
+        return result()
+
+    def cuStreamCreate(self, flags):
+        return result(9)
+
+    def cuStreamSynchronize(self, stream):
+        return result()
+
+    def cuStreamDestroy(self, stream):
+        assert stream == 9
+        return result()
+
+    def cuStreamGetCaptureInfo(self, stream):
+        return result(None, self.capturing[stream], None, None, None, 0)
+
+    def cuThreadExchangeStreamCaptureMode(self, mode):
+        return result(mode)
+
+    def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, handle, threads, shared):
+        return result(1)
+
+    def cuTensorMapEncodeTiled(self, kind, dimensions, pointer, extents, strides, box, *_):
+        """Describe a matrix by the numbers themselves: its address, three extents, two strides and the box's three."""
+        numbers = [pointer, *map(int, extents), *map(int, strides), *map(int, box)]
+        return result(types.SimpleNamespace(opaque=numbers + [0] * (16 - len(numbers))))
+
+    # ------------------------------------------------------------------------------------------------------- kernels
+
+    def load(self, device, kernel):
+        """Give a kernel a handle; equal kernels have the same one."""
+        with self._lock:
+            handle = next((handle for handle, other in self.kernels.items() if other == kernel), None)
+            handle = FIRST_HANDLE + len(self.kernels) if handle is None else handle
+            self.kernels[handle] = kernel
+        return devices.LoadedKernel(handle)
+
+    @contextmanager
+    def recording(self):
+        """Collect the launches made inside."""
+        before, made = len(self.launches), []
+        yield made
+        made += self.launches[before:]
+
+
+def view(pointer, rows, cols, row_stride, col_stride):
+    interface = {
+        "data": (pointer, False),
+        "shape": (rows, cols),
+        "strides": (row_stride, col_stride),
+        "typestr": "<f4",
+        "version": 3,
+    }
+    return np.asarray(types.SimpleNamespace(__array_interface__=interface))
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """One device of compute capability 9.0, with nothing bound, loaded or allocated."""
+    gpu = HostGpu()
+    for name in vars(HostGpu):
+        if name.startswith("cu"):
+            monkeypatch.setattr(driver, name, getattr(gpu, name))
+    monkeypatch.setattr(driver_module, "_retained_context", lambda device: CONTEXT + device)
+    for module in (driver_module, frame, workspace):
+        monkeypatch.setattr(module, "raw", gpu.raw)
+    for module in (devices, launch, plans, precision):
+        monkeypatch.setattr(module, "SIMULATOR", False)
+    for module in (devices, launch_choice):
+        monkeypatch.setattr(module, "device_properties", lambda device=0: devices.SIMULATED_DEVICE)
+    for module in (devices, libraries):
+        monkeypatch.setattr(module, "device_count", lambda: 1)
+    monkeypatch.setattr(devices, "current_device", lambda: 0)
+    own = functools.cache(devices.Device)
+    for module in (devices, launch):
+        monkeypatch.setattr(module, "get_device", own)
+    monkeypatch.setattr(devices.Device, "_load", lambda device, kernel: gpu.load(device, kernel))
+    return gpu
+
+
+# ------------------------------------------------------------------------------------------------- stages for its tests
+
+NAIVE = STAGES["naive"]
+CONFIG = STAGES["stream_k"].configs[1]  # which the loaders of all layouts cover
+
+
+def scheduled(stage, make):
+    """Return a copy of a stage that has a schedule."""
+    return stage.replace(schedule=make)
+
+
+def schedule_of(size, counters):
+    """Return a schedule with a workspace of that size, whose first word is the number of blocks of the share."""
+
+    def schedule(config, m, n, k, batch, share):
+        return ladder.Schedule((2, 3, 4), size, counters, (share.blocks, *[0] * 6, 1, 1, 1, *[0] * 9))
+
+    return schedule
