@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from math import prod
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,8 +17,10 @@ from numba_gemm.arrays import Copies, host
 from numba_gemm.gemm import heuristics
 from numba_gemm.gemm.heuristics import Choice
 from numba_gemm.kernels.ladder import STAGES
-from numba_gemm.kernels.ladder.stage import Share
-from numba_gemm.runtime import launch
+from numba_gemm.kernels.stage import Share
+from numba_gemm.runtime import kernel_cache, launch
+from numba_gemm.runtime.bound_product import BoundProduct
+from numba_gemm.runtime.workspace import total_bytes
 from numba_gemm.simulator.switch import SIMULATOR
 
 
@@ -28,8 +31,18 @@ def untouched(*shape):
 
 @pytest.fixture(autouse=True)
 def nothing_runs(monkeypatch):
-    monkeypatch.setattr(launch.Launch, "__call__", lambda *_: pytest.fail("launched"))
-    monkeypatch.setattr(launch, "simulated", lambda *_: pytest.fail("simulated"))
+    monkeypatch.setattr(BoundProduct, "__call__", lambda *_: pytest.fail("launched"))
+    monkeypatch.setattr(launch, "_simulated", lambda *_: pytest.fail("simulated"))
+
+
+def record_launches(monkeypatch):
+    """Return a list that takes the launches of products, in place of launching them."""
+    done = []
+    monkeypatch.setattr(BoundProduct, "__call__", lambda bound, *_: done.append(bound.launches))
+    monkeypatch.setattr(
+        launch, "_simulated", lambda launches, *_: SimpleNamespace(run=lambda: done.append(launches))
+    )
+    return done
 
 
 CASES = {
@@ -47,27 +60,25 @@ CASES = {
 def test_what_is_told_is_what_is_launched(case, monkeypatch):
     a_shape, b_shape, options = CASES[case]
     told = explain(untouched(*a_shape), untouched(*b_shape), **options)
-    done = []
-
-    def launched(stage, config, alpha, a, b, beta, c, *, share, extra, **_):
-        grid, schedule = launch.schedule(stage, config, a, b, c, share, extra)
-        done.append((stage.name, config.name, prod(grid), schedule))
-
-    monkeypatch.setattr(launch, "launch", launched)
+    done = record_launches(monkeypatch)
     tiled_sgemm(untouched(*a_shape), untouched(*b_shape), **options)
     assert told.launches == len(done) == 1
-    ((stage, config, blocks, schedule),) = done
-    assert (told.stage, told.config, told.blocks) == (stage, config, blocks)
-    assert (told.workspace_bytes > 0) == (told.split > 1) == bool(schedule.counters)
+    (launches,) = done
+    (step,) = launches.steps
+    blocks, config = prod(step.grid), step.kernel.config.name
+    assert (told.config, told.blocks) == (config, blocks)
+    assert step.kernel.name.startswith(f"{told.stage}_{config}_{told.a_mode}_{told.b_mode}")
+    assert told.workspace_bytes == total_bytes(launches.scratch_bytes, launches.counters)
+    assert (told.workspace_bytes > 0) == (told.split > 1) == bool(launches.counters)
     assert told.microseconds > 0
     assert told.reason
-    for words in (stage, config, f"blocks: {blocks}", told.reason, f"mode {told.a_mode}"):
+    for words in (told.stage, config, f"blocks: {blocks}", told.reason, f"mode {told.a_mode}"):
         assert words in str(told)
     assert "\n" not in str(told)
 
 
 def test_nothing_is_launched_compiled_or_copied_for_a_stage_of_one_kernel(monkeypatch):
-    monkeypatch.setattr(launch, "prepare", lambda *_: pytest.fail("compiled"))
+    monkeypatch.setattr(kernel_cache, "fetch", lambda *_: pytest.fail("compiled"))
     told = explain(untouched(500, 300), untouched(300, 400), stage="vectorized")
     config = STAGES["vectorized"].configs[0]
     assert (told.stage, told.config, told.tile) == ("vectorized", config.name, (config.BM, config.BN, config.BK))

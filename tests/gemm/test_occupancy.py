@@ -135,16 +135,16 @@ def test_stages_as_they_are_compiled():
 def test_the_driver_counts_the_same(name):
     from cuda.bindings import driver
 
-    from numba_gemm.runtime import launch
+    from numba_gemm.runtime.device import current_device, get_device
     from numba_gemm.runtime.driver import call, device_scope
 
-    stage, device = STAGES[name], launch.current_device()
-    if launch.device_properties(device).cc < stage.min_cc:
+    stage, device = STAGES[name], get_device(current_device())
+    if device.properties.cc < stage.min_cc:
         pytest.skip("needs a higher compute capability")
     for config in stage.configs:
-        kernel = launch.prepare(stage, config, launch.usual_form(stage, config, True), device)
-        with device_scope(device):
+        kernel = device.load(stage.usual_kernel(config))
+        with device_scope(device.ordinal):
             counting = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor
-            expected = int(call(counting, kernel.kernel, prod(stage.block(config)), config.dynamic_shared))
+            expected = int(call(counting, driver.CUfunction(kernel.handle), prod(stage.block(config)), config.dynamic_shared))
         found = numba_gemm.occupancy(stage, config)
         assert (found.blocks, found.registers, found.shared) == (expected, kernel.registers, kernel.shared), config.name
