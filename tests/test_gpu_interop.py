@@ -27,7 +27,8 @@ from numba_gemm.arrays import Copies, streams
 from numba_gemm.arrays.libraries import cupy_stream
 from numba_gemm.gemm import product as products
 from numba_gemm.models.accuracy import compare, reference
-from numba_gemm.runtime import launch, workspace
+from numba_gemm.runtime import workspace
+from numba_gemm.runtime import device as devices
 from numba_gemm.runtime.driver import call, device_scope
 
 # One worker for the module: what holds a stream up takes longer on a GPU that other workers use.
@@ -1158,7 +1159,7 @@ def test_precompiled_kernels_are_found(tmp_path, monkeypatch):
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 2), (64, 128, 32), (127, 129, 17), (130, 260, 40), (257, 131, 1)])
 @pytest.mark.parametrize("stage", [stage.name for stage in stages()])
 def test_nothing_outside_c_is_written(stage, shape, beta):
-    if next(one for one in stages() if one.name == stage).min_cc > launch.device_properties().cc:
+    if next(one for one in stages() if one.name == stage).min_cc > devices.device_properties().cc:
         pytest.skip("this GPU cannot run the stage")
     m, n, k = shape
     a, b, c = filled(m, k), filled(k, n), filled(m, n, seed=1)
@@ -1242,7 +1243,7 @@ def test_current_context_is_as_it_was(kind):
 
 # ----------------------------------------------------------------------------------------------------- several devices
 
-two_devices = pytest.mark.skipif("launch.device_count() < 2", reason="needs two GPUs")
+two_devices = pytest.mark.skipif("devices.device_count() < 2", reason="needs two GPUs")
 
 
 @two_devices

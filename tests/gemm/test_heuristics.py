@@ -22,10 +22,12 @@ from numba_gemm.gemm.heuristics import (
     resolve,
     shares,
 )
+from numba_gemm.gemm.precision import PRECISIONS
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder.stage import share_out
 from numba_gemm.kernels.product import ONE, Batch, Layout, Product
 from numba_gemm.kernels.stage import Share
+from numba_gemm.kernels.tensor_core import TENSOR_STAGES
 from numba_gemm.models.roofline import FP32_LANES_PER_SM
 from numba_gemm.runtime.device import SIMULATED_DEVICE
 
@@ -287,3 +289,37 @@ def test_stage_that_the_gpu_cannot_run_is_no_candidate(monkeypatch):
     fresh = choose.__wrapped__  # past what is remembered of earlier calls
     assert fresh(Problem(8192, 8192, 8192)).stage.name == "stream_k"
     assert fresh(Problem(8192, 8192, 8192, cc=(7, 5))).stage.name in ("warp_tiled", "register_prefetch")
+
+
+# ------------------------------------------------------------------------------------------------ the other precisions
+
+
+@pytest.mark.parametrize("tma", ["", "NN", "NT", "TT"])
+@pytest.mark.parametrize("name", TENSOR_STAGES)
+def test_tensor_core_stage_by_name(name, tma):
+    """A stage that decomposes its operands says so even if tensor maps could describe them."""
+    wanted = Problem(300, 1000, 400, precision="tf32", tma=tma)
+    if name == "tf32_tma" and not tma:
+        with pytest.raises(ValueError, match="tensor maps cannot describe these operands"):
+            named(name, wanted)
+        return
+    choice = named(name, wanted)
+    assert choice.stage is TENSOR_STAGES[name]
+    assert (choice.precision, choice.share, choice.swapped) == ("tf32", None, False)
+    rows, cols = (1000, 300) if name == "tf32_tma" and tma == "NN" else (300, 1000)
+    tiles = -(-rows // choice.config.BM) * -(-cols // choice.config.BN)
+    assert f"; {tiles} tiles of {choice.config.BM}x{choice.config.BN} on 132 SMs" in choice.reason
+    assert ("as they are" if name == "tf32_tma" else "decomposed first") in choice.reason
+
+
+@pytest.mark.parametrize("stage", [*STAGES.values(), *TENSOR_STAGES.values()], ids=lambda stage: stage.name)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_stage_and_precision_have_to_agree(stage, precision):
+    wanted = Problem(300, 200, 1000, precision=precision, tma="NN" if precision == "tf32" else "")
+    if precision in stage.precisions:
+        assert named(stage.name, wanted).precision == precision
+        return
+    with pytest.raises(ValueError) as caught:
+        named(stage.name, wanted)
+    says = f"precision is {precision!r} and stage is {stage.name!r}, which computes in {', '.join(stage.precisions)}; "
+    assert str(caught.value).startswith(says)

@@ -17,6 +17,7 @@ import pytest
 from cuda.bindings import driver
 from numba import cuda
 
+from numba_gemm import kernels
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.lab.bench import (
     cases,
@@ -40,7 +41,8 @@ from numba_gemm.lab.bench import (
 from numba_gemm.lab.bench.buffers import DeviceBuffers, HostLibrary, NumbaLibrary
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.models import accuracy
-from numba_gemm.runtime import launch, timing
+from numba_gemm.runtime import timing
+from numba_gemm.runtime.device import SIMULATED_DEVICE
 from numba_gemm.runtime.timing import Samples
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -144,7 +146,7 @@ class TestCommandLine:
     def test_list(self):
         done = bench("--list")
         assert done.returncode == 0, done.stderr
-        assert [line.split()[0] for line in done.stdout.splitlines()] == list(STAGES)
+        assert [line.split()[0] for line in done.stdout.splitlines()] == list(kernels.STAGES)
         assert all(len(line.split()) > 1 for line in done.stdout.splitlines())
 
     @pytest.mark.parametrize(
@@ -274,7 +276,7 @@ WITH_OUT = {
     "bench.ceilings": ([], {"SIMULATOR": False, "measured": never}),
     "bench.tensor_ladder": (
         [],
-        {"require_gpu": nothing, "device_properties": lambda _: launch.SIMULATED_DEVICE, "measured": never},
+        {"require_gpu": nothing, "device_properties": lambda _: SIMULATED_DEVICE, "measured": never},
     ),
     "bench.accuracy": ([], {"require_gpu": nothing, "measured": never}),
     "bench.streamed": ([], {"require_gpu": nothing, "environment.describe": nothing, "measure": never}),
@@ -289,7 +291,7 @@ class TestCommand:
         module = importlib.import_module(f"numba_gemm.lab.{name}")
         for attribute, value in replaced.items():
             monkeypatch.setattr(f"{module.__name__}.{attribute}", value)
-        monkeypatch.setattr("numba_gemm.gemm.split_products.runnable", lambda cc: ("ieee", "tf32"))
+        monkeypatch.setattr("numba_gemm.gemm.precision.runnable", lambda cc: ("ieee", "tf32"))
         (tmp_path / "file").touch()
         assert module.main([*arguments, f"--out={tmp_path / 'file'}"]) == 2
         assert "results cannot be written there" in capsys.readouterr().err
@@ -473,7 +475,7 @@ class TestVerdicts:
             test_config=config,
             block=lambda config: (32, 1),
         )
-        monkeypatch.setitem(STAGES, name, broken)
+        monkeypatch.setitem(kernels.STAGES, name, broken)
         code = cli.main([f"--stages=coalesced,{name}", "--shape=16,12,9", f"--out={tmp_path}", "--seed=1"])
         printed = " ".join(capsys.readouterr().out.split())
         assert code == 1
@@ -1553,7 +1555,7 @@ class TestModel:
         assert "Model" not in (tmp_path / "report.md").read_text()
 
     def test_ceilings_of_this_device_else_theory(self, tmp_path, monkeypatch):
-        device = dataclasses.replace(launch.SIMULATED_DEVICE, name="Test GPU")
+        device = dataclasses.replace(SIMULATED_DEVICE, name="Test GPU")
         monkeypatch.setattr(model, "DEFAULT", tmp_path / ceilings.FILE)
         theory, source = model.choose_ceilings(None, device)
         assert source == "theoretical ceilings of Test GPU"
@@ -1565,7 +1567,7 @@ class TestModel:
 
     def test_rungs_have_predictions(self):
         frame = gpu_frame().assign(config=lambda frame: frame["stage"].map(lambda name: default_config(name)))
-        device = dataclasses.replace(launch.SIMULATED_DEVICE, name="Test GPU")
+        device = dataclasses.replace(SIMULATED_DEVICE, name="Test GPU")
         table = model.model_table(frame, ceilings.Ceilings(**LIMITS), "theory", device, simulated=False)
         assert table.title == "Model: microseconds by theory"
         assert {row[0] for row in table.rows} == {"naive", "warp_tiled"}
