@@ -38,8 +38,8 @@ from numba import cuda, float32, int64
 from numba_gemm.device import narrow
 from numba_gemm.inspect import draw, step, trace
 from numba_gemm.kernels.tensor_core import MODES, TENSOR_STAGES, split, sums
+from numba_gemm.kernels.tensor_core.config import ROW_WORDS, split_shape
 from numba_gemm.kernels.tensor_core.slot import group_store
-from numba_gemm.kernels.tensor_core.stage import ROW_WORDS, split_shape
 from numba_gemm.models.accuracy import MODE_BOUNDS, bound
 from numba_gemm.simulator import scheduler
 
@@ -392,8 +392,8 @@ notebook.source("sums", function="compensated")
 
 # %%
 ABLE = """
-from numba_gemm.runtime.launch import current_device, device_properties
-from numba_gemm.gemm.split_products import runnable
+from numba_gemm.gemm.precision import runnable
+from numba_gemm.runtime.device import current_device, device_properties
 print(*runnable(device_properties(current_device()).cc))
 """
 ERRORS = """

@@ -25,8 +25,8 @@ from numba_gemm.gemm import heuristics
 from numba_gemm.gemm import launch_choice as launching
 from numba_gemm.gemm.heuristics import Choice
 from numba_gemm.kernels.ladder import STAGES
-from numba_gemm.kernels.tensor_core import TENSOR_STAGES
 from numba_gemm.kernels.stage import Share
+from numba_gemm.kernels.tensor_core import TENSOR_STAGES
 from numba_gemm.runtime import device as devices
 from numba_gemm.runtime import epilogue as epilogues
 from numba_gemm.runtime.fingerprint import fingerprint
@@ -809,7 +809,7 @@ ERRORS = {
         (A, B),
         {"stage": stages()[0]},
         TypeError,
-        "stage is a Stage",
+        "stage is a LadderStage",
         "expected a str",
         "name of a stage",
     ),

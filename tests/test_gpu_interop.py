@@ -27,8 +27,8 @@ from numba_gemm.arrays import Copies, streams
 from numba_gemm.arrays.libraries import cupy_stream
 from numba_gemm.gemm import product as products
 from numba_gemm.models.accuracy import compare, reference
-from numba_gemm.runtime import workspace
 from numba_gemm.runtime import device as devices
+from numba_gemm.runtime import workspace
 from numba_gemm.runtime.driver import call, device_scope
 
 # One worker for the module: what holds a stream up takes longer on a GPU that other workers use.

@@ -20,6 +20,7 @@ import numba_gemm
 from numba_gemm import autotune, clear_autotuned, explain, plan, tiled_sgemm
 from numba_gemm.gemm import autotune as tuning
 from numba_gemm.gemm import autotune_cache, heuristics, product
+from numba_gemm.gemm import precision as precision_names
 from numba_gemm.gemm.fast_path import CallCache
 from numba_gemm.gemm.request import checked
 from numba_gemm.kernels.stage import IEEE
@@ -722,6 +723,53 @@ def test_scratch_memory(memory, monkeypatch, elements):
             assert got.shape == (8, 128)
             assert (got[0] == expected[:128]).all()
             assert (got[-1] == expected[-128:]).all()
+
+
+# ------------------------------------------------------------------------------------------------------ precisions
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("precision", ["tf32", "bf16x6", "fp16x3"])
+def test_precisions(memory, place, monkeypatch, precision):
+    """The choice is measured, kept and followed for this precision only."""
+    m, n, k = 128, 256, 512
+    a, b = np.zeros((m, k), np.float32), np.zeros((k, n), np.float32)
+    done = []
+
+    def launched(product, choice, alpha, x, y, beta, z, stream, vectors, workspace):
+        gpu = runtime_devices.device_properties(0).gpu
+        needed = choice.stage.launches(choice.config, product, precision, choice.share, gpu)
+        assert workspace.holds(needed.scratch_bytes, 0) if needed.scratch_bytes else workspace is None
+        assert choice.precision == precision
+        view(z)[...] = 0
+        done.append(choice.config.name)
+
+    def time_interleaved(runs, **_):
+        return {name: SimpleNamespace(median=9.0 - int(name)) for name in runs}
+
+    monkeypatch.setattr(precision_names, "SIMULATOR", False)
+    monkeypatch.setattr(tuning, "launch_choice", launched)
+    monkeypatch.setattr(tuning, "time_interleaved", time_interleaved)
+    told = autotune(a, b, precision=precision, candidates=3)
+    assert told.problem.precision == precision
+    assert {one.stage for one in told.candidates} == {"tf32_tma" if precision == "tf32" else "persistent"}
+    assert len({one.config for one in told.candidates}) == len(told.candidates) == 3
+    assert told.best.config == done[-1], "the last candidate is the fastest"
+    assert f" precision={precision} " in next(iter(json.loads(file_of(place).read_text())["choices"]))
+    for _ in range(2):
+        found = explain(a, b, precision=precision)
+        assert found.config == told.best.config
+        assert found.reason.startswith("measured by autotune on ")
+        assert found.microseconds == pytest.approx(told.best.microseconds)
+        assert "autotune" not in reason(a, b)
+        assert "autotune" not in reason(a, b, precision="bf16")
+        autotune_cache.forget()  # as the next process
+
+
+@pytest.mark.simulator
+def test_precisions_that_the_simulator_lacks():
+    with pytest.raises(ValueError, match="precision is 'bf16x6', and this is the simulator"):
+        autotune(A, B, precision="bf16x6")
 
 
 # --------------------------------------------------------------------------------------------------------- on a GPU

@@ -17,6 +17,7 @@ import pytest
 from cuda.bindings import driver
 from numba import cuda
 
+import numba_gemm
 from numba_gemm import kernels
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.lab.bench import (
@@ -146,7 +147,8 @@ class TestCommandLine:
     def test_list(self):
         done = bench("--list")
         assert done.returncode == 0, done.stderr
-        assert [line.split()[0] for line in done.stdout.splitlines()] == list(kernels.STAGES)
+        assert done.stdout == f"{numba_gemm.stages()}\n"
+        assert [line.split()[0] for line in done.stdout.splitlines()] == ["stage", *kernels.STAGES]
         assert all(len(line.split()) > 1 for line in done.stdout.splitlines())
 
     @pytest.mark.parametrize(
@@ -458,6 +460,47 @@ BROKEN = {
     "leaves_an_edge": (lambda config, aligned: leaves_an_edge, "wrong", "11] is nan"),
     "refuses_to_build": (refuses_to_build, "error", "ValueError: this stage cannot be built"),
 }
+
+
+class TestContenders:
+    """The contenders that a command line names."""
+
+    @staticmethod
+    def labels(line, simulated=False):
+        names, precisions = line
+        selected = contenders.select_contenders(
+            cli.stage_names(names), simulated=simulated, precisions=cli.precision_names(precisions)
+        )
+        return [(one.stage, one.precision, one.config) for one in selected]
+
+    def test_stage_in_the_precisions_named(self):
+        config = kernels.STAGES["one_warpgroup"].configs[0].name
+        assert self.labels(("one_warpgroup", "bf16x6,tf32x3")) == [
+            ("one_warpgroup", "bf16x6", config),
+            ("one_warpgroup", "tf32x3", config),
+            ("auto", "bf16x6", ""),
+            ("auto", "tf32x3", ""),
+        ]
+
+    @pytest.mark.parametrize("name", kernels.STAGES)
+    def test_every_stage_can_be_named(self, name):
+        stage = kernels.STAGES[name]
+        ((chosen, precision, config),) = self.labels((name, None))
+        assert chosen == name
+        assert precision == next(one for one in ("ieee", "bf16x6", "tf32") if one in stage.precisions)
+        assert config in [one.name for one in stage.configs]
+        (contender,) = contenders.select_contenders([name], simulated=False)
+        assert (contender.min_cc, contender.only_cc) == (stage.min_cc, stage.only_cc)
+
+    def test_labels_are_distinct(self):
+        selected = contenders.select_contenders(
+            contenders.known_stages(), simulated=True, all_configs=True, precisions=cli.precision_names("all")
+        )
+        labels = [one.label for one in selected]
+        assert len(labels) == len(set(labels))
+        for stage in kernels.STAGES.values():
+            computed = {one.precision for one in selected if one.stage == stage.name}
+            assert computed == set(stage.precisions)
 
 
 class TestVerdicts:
