@@ -28,8 +28,8 @@ from numba_gemm.arrays.libraries import cupy_stream
 from numba_gemm.gemm import product as products
 from numba_gemm.models.accuracy import compare, reference
 from numba_gemm.runtime import device as devices
-from numba_gemm.runtime import workspace
 from numba_gemm.runtime.driver import call, device_scope
+from numba_gemm.runtime.workspace import Workspaces
 
 # One worker for the module: what holds a stream up takes longer on a GPU that other workers use.
 pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("gpu_interop")]
@@ -793,6 +793,10 @@ def test_plan_in_host_threads():
     assert not wrong, "\n".join(wrong)
 
 
+def workspaces() -> Workspaces:
+    return devices.get_device(0).workspaces
+
+
 def counters_at(pointer: int, count: int) -> list[int]:
     values = np.full(count, 7, np.int32)
     call(driver.cuMemcpyDtoH, values.ctypes.data, pointer, values.nbytes)
@@ -803,11 +807,14 @@ def test_workspaces_of_streams_and_captures():
     torch = Torch()
     cuda.current_context()
     with device_scope(0), new_stream() as first, new_stream() as second:
-        of_default, of_first = workspace.reserve(0, 0, 5000, 9), workspace.reserve(0, first, 5000, 9)
-        assert workspace.reserve(0, 0, 5000, 9) == of_default
-        assert workspace.reserve(0, 1, 5000, 9) == of_default
-        assert workspace.reserve(0, first, 4000, 9) == of_first
-        assert len({of_default, of_first, workspace.reserve(0, second, 5000, 9)}) == 3
+        of_default, of_first = (
+            workspaces().reserve(0, 5000, 9),
+            workspaces().reserve(first, 5000, 9),
+        )
+        assert workspaces().reserve(0, 5000, 9) == of_default
+        assert workspaces().reserve(1, 5000, 9) == of_default
+        assert workspaces().reserve(first, 4000, 9) == of_first
+        assert len({of_default, of_first, workspaces().reserve(second, 5000, 9)}) == 3
         assert of_first[0] % 256 == 0
         for _, counters in (of_default, of_first):
             assert counters_at(counters, 9) == [0] * 9
@@ -815,12 +822,12 @@ def test_workspaces_of_streams_and_captures():
         graph, captured = torch.module.cuda.CUDAGraph(), []
         with torch.module.cuda.graph(graph):
             current = torch.module.cuda.current_stream().cuda_stream
-            captured += [workspace.reserve(0, current, 5000, 9) for _ in range(2)]
+            captured += [workspaces().reserve(current, 5000, 9) for _ in range(2)]
             x += 1
         graph.replay()
         torch.get(x)
         assert captured[0] == captured[1]
-        assert captured[0] not in (of_default, of_first, workspace.reserve(0, current, 5000, 9))
+        assert captured[0] not in (of_default, of_first, workspaces().reserve(current, 5000, 9))
         assert counters_at(captured[0][1], 9) == [0] * 9
 
 
@@ -828,7 +835,7 @@ def test_thread_default_streams_have_workspaces_of_their_own():
     def reserve(_: int) -> tuple[int, int]:
         with device_scope(0):
             together.wait()
-            return workspace.reserve(0, 2, 1000, 3)
+            return workspaces().reserve(2, 1000, 3)
 
     together = threading.Barrier(3)
     with ThreadPoolExecutor(3) as pool:
