@@ -34,8 +34,7 @@ ROOT = DOCS.parent
 sys.path.insert(0, str(ROOT))
 
 import numba_gemm  # noqa: E402
-from numba_gemm.kernels.ladder import STAGES  # noqa: E402
-from numba_gemm.kernels.tensor_core import TENSOR_STAGES  # noqa: E402
+from numba_gemm.kernels import STAGES  # noqa: E402
 
 project = "numba_gemm"
 author = "The numba_gemm authors"
@@ -84,7 +83,7 @@ def modules_of(package: str) -> list[str]:
     """Names of a package's modules: stages in climbing order, then what serves them; others by name."""
     path = importlib.import_module(package).__path__
     found = [info.name for info in pkgutil.iter_modules(path) if not info.name.startswith("_")]
-    order = {name: place for place, name in enumerate([*STAGES, *TENSOR_STAGES, "direct"])}
+    order = {name: place for place, name in enumerate(["direct" if name == "tf32_tma" else name for name in STAGES])}
     return sorted(found, key=lambda name: (order.get(name, len(order)), name))
 
 

@@ -31,9 +31,12 @@ from numba_gemm import explain
 from numba_gemm.device.partition import Partition, piece
 from numba_gemm.inspect import draw, step, trace
 from numba_gemm.kernels.ladder import STAGES
-from numba_gemm.kernels.ladder.stage import ONE, Share, share_out
+from numba_gemm.kernels.ladder.stage import default_share, share_out
+from numba_gemm.kernels.product import ONE, Product, dense
+from numba_gemm.kernels.stage import Share
 from numba_gemm.models.traffic import Ceilings, predict
-from numba_gemm.runtime.launch import Matrix, natural_share, simulated
+from numba_gemm.runtime.launch import simulated
+from numba_gemm.runtime.matrix import Matrix
 
 SMS = 132  # multiprocessors of an H200
 
@@ -164,7 +167,8 @@ draw.schedule(pieces_of(work_of(tiny, M, N, K, three), three.blocks), three.bloc
 
 # %%
 big = STAGES["stream_k"].configs[0]
-share = natural_share(big, 4096, 4096, 4096, 1, SMS)
+square = dense("N", 4096, 4096)
+share = default_share(big, Product(square, square, square), SMS)
 print(share)
 draw.schedule(pieces_of(work_of(big, 4096, 4096, 4096, share), SMS), SMS, f"stream_k, {tiles} tiles")
 

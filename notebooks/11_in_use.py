@@ -34,11 +34,11 @@ from matplotlib.ticker import NullFormatter
 from numba import cuda
 
 from numba_gemm import autotune, explain, plan, streamed_sgemm, tiled_sgemm
-from numba_gemm.gemm.split_products import PRECISIONS
+from numba_gemm.gemm.precision import PRECISIONS
 from numba_gemm.inspect import draw
 from numba_gemm.models.accuracy import compare, reference
 from numba_gemm.models.roofline import gemm_flops
-from numba_gemm.runtime.launch import device_properties
+from numba_gemm.runtime.device import device_properties
 from numba_gemm.streaming import blocking_of, expected_time
 
 ON_GPU = notebook.has_gpu()

@@ -34,7 +34,7 @@ import pandas as pd
 
 import numba_gemm
 from numba_gemm.inspect import draw, step, trace
-from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.kernels import STAGES
 from numba_gemm.models import accuracy
 from numba_gemm.models.occupancy import occupancy
 
@@ -48,7 +48,7 @@ folder = Path(tempfile.mkdtemp())  # where your stage is saved
 #
 # - `build(config, aligned)`, which returns a kernel with the parameters `(alpha, a, b, beta, c)`. The extents in
 #   `config` are constants to the compiler. `aligned` is for stages with 128-bit accesses, as in notebook 4.
-# - a `Stage`, the record by which everything else knows it: its name, configurations and block.
+# - a `LadderStage`, the record by which everything else knows it: its name, configurations and block.
 #
 # The idea of `column_strip` is to do without shared memory: a thread computes TM elements of a column of C, one below
 # the other, in registers. An element of B is loaded once for all of them.
@@ -57,7 +57,7 @@ folder = Path(tempfile.mkdtemp())  # where your stage is saved
 from numba import cuda, float32, uint32
 
 from numba_gemm.device.store import axpby
-from numba_gemm.kernels.ladder.stage import Stage, TileConfig, require
+from numba_gemm.kernels.ladder.stage import LadderStage, TileConfig, require
 
 
 def build(config, aligned):
@@ -89,7 +89,7 @@ def build(config, aligned):
     return column_strip
 
 
-STAGE = Stage(
+STAGE = LadderStage(
     name="column_strip",
     summary="TM elements of a column of C a thread, without shared memory",
     build=build,
@@ -255,7 +255,8 @@ else:
 # %%
 REGISTER = """
 from my_stage import STAGE
-from numba_gemm.kernels.ladder import STAGES, TileConfig
+from numba_gemm.kernels import STAGES
+from numba_gemm.kernels.ladder import TileConfig
 STAGES[STAGE.name] = STAGE
 """
 

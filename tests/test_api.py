@@ -22,11 +22,13 @@ from support.operands import LAYOUTS, NAN, REPEATING, Exported, check, filled, f
 import numba_gemm
 from numba_gemm import stages, tiled_sgemm
 from numba_gemm.gemm import heuristics
+from numba_gemm.gemm import launch_choice as launching
 from numba_gemm.gemm.heuristics import Choice
 from numba_gemm.kernels.ladder import STAGES
-from numba_gemm.kernels.ladder.stage import Share
+from numba_gemm.kernels.stage import Share
+from numba_gemm.kernels.tensor_core import TENSOR_STAGES
+from numba_gemm.runtime import device as devices
 from numba_gemm.runtime import epilogue as epilogues
-from numba_gemm.runtime import launch
 from numba_gemm.runtime.fingerprint import fingerprint
 
 ROOT = Path(__file__).parents[1]
@@ -190,13 +192,13 @@ BATCHES = {
 @pytest.fixture
 def launches(monkeypatch):
     """The stage, the extents of C and the batch of each launch."""
-    found, launched = [], launch.launch
+    found, launched = [], launching.launch_product
 
-    def count(stage, config, alpha, a, b, beta, c, **options):
-        found.append((stage.name, (c.rows, c.cols), options["extra"].batch.extents))
-        launched(stage, config, alpha, a, b, beta, c, **options)
+    def count(product, selected, alpha, a, b, beta, c, *others):
+        found.append((selected[0].name, (c.rows, c.cols), product.batch.extents))
+        return launched(product, selected, alpha, a, b, beta, c, *others)
 
-    monkeypatch.setattr(launch, "launch", count)
+    monkeypatch.setattr(launching, "launch_product", count)
     return found
 
 
@@ -294,7 +296,7 @@ def test_interleaved_operands_of_a_batch():
 
 @pytest.mark.parametrize("shapes", [((0, 3, 4), (4, 5)), ((2, 3, 4), (0, 1, 4, 5)), ((3, 0, 4), (4, 5))])
 def test_empty_batches(shapes, monkeypatch):
-    monkeypatch.setattr(launch, "launch", lambda *_, **__: pytest.fail("launched"))
+    monkeypatch.setattr(launching, "launch_product", lambda *_: pytest.fail("launched"))
     a, b = (several(*shape) for shape in shapes)
     assert tiled_sgemm(a, b).shape == (a @ b).shape
     assert tiled_sgemm(a, b, epilogue=relu).shape == (a @ b).shape
@@ -513,7 +515,7 @@ def test_epilogue_finds_globals_and_closures_as_they_are_at_the_call(monkeypatch
 
 def test_epilogues_of_the_same_expression_are_one(monkeypatch):
     built = []
-    monkeypatch.setattr(launch, "launch", lambda *_, extra, **__: built.append(extra.epilogue))
+    monkeypatch.setattr(launching, "launch_product", lambda product, *_: built.append(product.epilogue) or [])
     for factor in (2.0, 2.0, 3.0):
         tiled_sgemm(A, B, epilogue=scaled_by(factor))
     assert built[0] is built[1] is not built[2]
@@ -544,9 +546,9 @@ def test_number_of_cached_epilogues_is_bounded(monkeypatch):
 
 def test_epilogue_is_chosen_for(monkeypatch):
     seen = []
-    monkeypatch.setattr(launch, "launch", lambda stage, *_, **__: seen.append(stage))
+    monkeypatch.setattr(launching, "launch_product", lambda product, selected, *_: seen.append(selected[0]) or [])
     tiled_sgemm(A, B, epilogue=relu)
-    assert seen[0].schedule is not None
+    assert seen[0].takes_epilogue
 
 
 # --------------------------------------------------------------------------------------------------- array kinds
@@ -807,7 +809,7 @@ ERRORS = {
         (A, B),
         {"stage": stages()[0]},
         TypeError,
-        "stage is a Stage",
+        "stage is a LadderStage",
         "expected a str",
         "name of a stage",
     ),
@@ -821,7 +823,7 @@ ERRORS = {
 @pytest.mark.parametrize("case", ERRORS)
 def test_errors(case, monkeypatch):
     arguments, options, error, passed, expected, remedy = ERRORS[case]
-    monkeypatch.setattr(launch, "launch", lambda *_, **__: pytest.fail("launched in spite of the error"))
+    monkeypatch.setattr(launching, "launch_product", lambda *_: pytest.fail("launched in spite of the error"))
     with pytest.raises(error) as caught:
         tiled_sgemm(*arguments, **options)
     for words in (passed, expected, remedy):
@@ -835,9 +837,9 @@ def test_every_stage_is_named_for_an_unknown_one():
 
 
 def test_stage_that_the_gpu_cannot_run(monkeypatch):
-    old = launch.DeviceProperties("old", (7, 5), 40, 1.5e9, 4 << 20, 64 << 10, 3e11)
-    monkeypatch.setattr(launch, "device_properties", lambda device=0: old)
-    monkeypatch.setattr(launch, "launch", lambda *_, **__: pytest.fail("launched"))
+    old = devices.DeviceProperties("old", (7, 5), 40, 1.5e9, 4 << 20, 64 << 10, 3e11)
+    monkeypatch.setattr(devices, "device_properties", lambda device=0: old)
+    monkeypatch.setattr(launching, "launch_product", lambda *_: pytest.fail("launched"))
     with pytest.raises(
         ValueError, match=r"'async_copy'.* needs compute capability 8\.0; this GPU has 7\.5; pass 'auto'"
     ):
@@ -845,8 +847,8 @@ def test_stage_that_the_gpu_cannot_run(monkeypatch):
 
 
 def test_epilogue_needs_a_gpu_that_can(monkeypatch):
-    old = launch.DeviceProperties("old", (7, 5), 40, 1.5e9, 4 << 20, 64 << 10, 3e11)
-    monkeypatch.setattr(launch, "device_properties", lambda device=0: old)
+    old = devices.DeviceProperties("old", (7, 5), 40, 1.5e9, 4 << 20, 64 << 10, 3e11)
+    monkeypatch.setattr(devices, "device_properties", lambda device=0: old)
     with pytest.raises(ValueError, match=r"epilogue is given, and this GPU has .* 7\.5; expected .* stream_k.*; apply"):
         tiled_sgemm(A, B, epilogue=relu)
 
@@ -1033,11 +1035,32 @@ def test_version_is_the_projects():
     assert numba_gemm.__version__ == project["version"]
 
 
-def test_stages_lists_the_ladder():
+def test_stages_lists_both_ladders():
     names = [stage.name for stage in stages()]
     assert isinstance(stages(), tuple)
+    assert names == [*STAGES, *TENSOR_STAGES]
     assert names[:3] == ["naive", "coalesced", "shared_tile"]
     assert len(set(names)) == len(names)
+    assert stages()[0] is STAGES["naive"]
+    assert repr(stages()).startswith(f"<{len(names)} stages: naive, coalesced, ")
+
+
+def test_stages_print_as_a_table():
+    headings, *rows = str(stages()).splitlines()
+    assert [row.split()[0] for row in rows] == [stage.name for stage in stages()]
+    columns = [headings.index(heading) for heading in ("stage", "ladder", "precisions", "GPUs", "idea")]
+    assert columns == sorted(columns)
+    for row, stage in zip(rows, stages(), strict=True):
+        assert row == row.rstrip()
+        assert all(row[at - 2 : at] == "  " and row[at] != " " for at in columns[1:]), row
+        name, ladder, precisions, gpus, idea = (
+            row[at:end].strip() for at, end in zip(columns, [*columns[1:], len(row)], strict=True)
+        )
+        assert (name, idea) == (stage.name, stage.summary)
+        assert ladder == ("FP32" if name in STAGES else "tensor cores")
+        assert tuple(precisions.split(", ")) == stage.precisions
+        assert gpus.startswith(f"{stage.min_cc[0]}.{stage.min_cc[1]} ")
+        assert gpus.endswith("only" if stage.only_cc else "and later")
 
 
 def test_signature():

@@ -29,6 +29,7 @@ from numba_gemm.gemm import product as products
 from numba_gemm.models.accuracy import compare, reference
 from numba_gemm.runtime import device as devices
 from numba_gemm.runtime.driver import call, device_scope
+from numba_gemm.runtime.workspace import Workspaces
 
 # One worker for the module: what holds a stream up takes longer on a GPU that other workers use.
 pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("gpu_interop")]
@@ -790,6 +791,10 @@ def test_plan_in_host_threads():
     with ThreadPoolExecutor(6) as pool:
         wrong = [message for messages in pool.map(work, range(6)) for message in messages]
     assert not wrong, "\n".join(wrong)
+
+
+def workspaces() -> Workspaces:
+    return devices.get_device(0).workspaces
 
 
 def counters_at(pointer: int, count: int) -> list[int]:

@@ -16,8 +16,9 @@ from ..device.units import ceil_div
 from ..kernels.ladder.stage import Form, LadderStage
 from ..kernels.product import Product
 from ..kernels.stage import Stage
-from ..kernels.step import Launches
+from ..kernels.step import Launches, Slot
 from ..kernels.tensor_core.stage import TensorStage, mode_for
+from ..kernels.tensor_core.tma_stage import TmaStage, tma_operands
 from ..runtime import device as devices
 from ..runtime import workspace as workspaces
 from . import heuristics
@@ -162,7 +163,8 @@ def explain(
     choice, config = choices[0], choices[0].config
     oriented, launches = choice.oriented(products[0]), sequences[0]
     a_mode, b_mode, c_vectors = _accesses(choice.stage, config, oriented)
-    blocks, tiles = prod(launches.steps[-1].grid), ceil_div(oriented.m, config.BM) * ceil_div(oriented.n, config.BN)
+    (rows, cols), blocks = _block_tile(choice, oriented), prod(launches.steps[-1].grid)
+    tiles = ceil_div(oriented.m, rows) * ceil_div(oriented.n, cols)
     words = _schedule_words(choice, launches)
     clocks = sum(one.clocks for one in choices) if all(one.clocks for one in choices) else None
     reason = choice.reason or heuristics.choose(heuristics.problem(products[0], gpu, wanted.precision)).reason
@@ -173,7 +175,7 @@ def explain(
         stage=choice.stage.name,
         config=config.name,
         precision=wanted.precision,
-        tile=(config.BM, config.BN, _terms(choice, wanted.k)),
+        tile=(rows, cols, _terms(choice, wanted.k)),
         blocks=blocks,
         whole_tiles=words["whole"] if words else tiles * oriented.batch.matrices,
         split=_split(words, launches.counters, blocks),
@@ -209,6 +211,17 @@ def _accesses(stage: Stage, config: Any, product: Product) -> tuple[str, str, bo
         return variant.a, variant.b, variant.c_aligned
     word = "aligned" if variant else "any"
     return word, word, variant and stage.vectorized
+
+
+def _block_tile(choice: Choice, product: Product) -> tuple[int, int]:
+    """Return the rows and columns of C in a block tile; a kernel of tensor maps may compute the transpose of C."""
+    rows, cols = choice.config.BM, choice.config.BN
+    if isinstance(choice.stage, TmaStage):
+        operands = tma_operands(product)
+        assert operands is not None, "the stage was chosen for them"
+        if operands.u_slot is Slot.B:
+            return cols, rows
+    return rows, cols
 
 
 def _terms(choice: Choice, k: int) -> int:

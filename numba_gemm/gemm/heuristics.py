@@ -500,8 +500,8 @@ def check_stage_precision(stage: Stage, precision: str) -> None:
 
 
 def _reason(choice: Choice, wanted: Problem, count: int) -> str:
-    turned = wanted.swapped if choice.swapped else wanted
-    rows, cols = (turned.n, turned.m) if wanted.tma == "NN" else (turned.m, turned.n)
+    turned, by_maps = wanted.swapped if choice.swapped else wanted, isinstance(choice.stage, TmaStage)
+    rows, cols = (turned.n, turned.m) if by_maps and wanted.tma == "NN" else (turned.m, turned.n)
     tiles = ceil_div(rows, choice.config.BM) * ceil_div(cols, choice.config.BN) * wanted.matrices
     text = f"{tiles} tiles of {choice.config.BM}x{choice.config.BN} on {wanted.sm_count} SMs"
     if choice.share is not None:
@@ -517,7 +517,7 @@ def _reason(choice: Choice, wanted: Problem, count: int) -> str:
     if choice.swapped:
         text += ", computed as the transpose"
     if wanted.precision != IEEE:
-        text += ", operands as they are" if wanted.tma else ", operands decomposed first"
+        text += ", operands as they are" if by_maps else ", operands decomposed first"
     micros = choice.clocks / wanted.clock_hz * 1e6
     candidates = "the only candidate" if count == 1 else f"the least of {count} candidates"
     return f"{text}; expected to take {micros:.1f} us, {candidates}"

@@ -22,10 +22,12 @@ from numba_gemm import arrays, tiled_sgemm
 from numba_gemm.arrays import KINDS, ArrayKind, Operand, describe, host, libraries, protocols, streams
 from numba_gemm.arrays import operand as operand_module
 from numba_gemm.gemm import batches
+from numba_gemm.gemm import launch_choice as launching
 from numba_gemm.gemm import request as requests
-from numba_gemm.kernels.ladder.stage import Batch
+from numba_gemm.kernels.product import Batch
+from numba_gemm.runtime import device as devices
 from numba_gemm.runtime import driver as driver_module
-from numba_gemm.runtime import launch
+from numba_gemm.runtime.matrix import Matrix
 
 A, B = filled(3, 4), filled(4, 5)
 
@@ -46,14 +48,14 @@ def test_operands_on_several_devices():
 
 
 def test_stream_of_another_device(monkeypatch):
-    monkeypatch.setattr(launch, "current_device", lambda: 0)
-    monkeypatch.setattr(launch, "device_count", lambda: 2)
+    monkeypatch.setattr(devices, "current_device", lambda: 0)
+    monkeypatch.setattr(devices, "device_count", lambda: 2)
     monkeypatch.setattr(streams, "device_of", lambda stream: 1)
-    monkeypatch.setattr(launch, "launch", lambda *_, **__: pytest.fail("launched"))
+    monkeypatch.setattr(launching, "launch_product", lambda *_: pytest.fail("launched"))
     with pytest.raises(ValueError, match=r"stream belongs to device 1 and the operands lie on device 0; .* pass a"):
         tiled_sgemm(A, B, stream=99)
     monkeypatch.undo()
-    monkeypatch.setattr(launch, "device_count", lambda: 2)
+    monkeypatch.setattr(devices, "device_count", lambda: 2)
     for device in (None, 0):  # None: a default stream, which every device has
         monkeypatch.setattr(streams, "device_of", lambda stream, found=device: found)
         assert requests.checked(A, B, None, 1.0, 0.0, 99, "auto", None, ()).stream == streams.Stream(99)
@@ -553,8 +555,8 @@ def host_driver(monkeypatch):
     return stand_in
 
 
-def as_numpy(place: Operand | launch.Matrix) -> np.ndarray:
-    if isinstance(place, launch.Matrix):
+def as_numpy(place: Operand | Matrix) -> np.ndarray:
+    if isinstance(place, Matrix):
         place = operand(place.pointer, (place.rows, place.cols), (place.row_stride, place.col_stride))
     return operand_module.addresses(place)
 
@@ -729,13 +731,14 @@ def test_numba_arrays_work_on_the_first_bound_stream():
 def test_public_function_through_copies(host_driver, monkeypatch, beta):
     """As on a GPU: C travels to the device only where it is read."""
 
-    def launched(stage, config, alpha, a, b, beta, c, **_):
+    def launched(product, selected, alpha, a, b, beta, c, *_):
         x, y, z = map(as_numpy, (a, b, c))
         assert np.isnan(z).all() == (beta == 0)
         z[...] = alpha * (x @ y) + (beta * z if beta else 0)
+        return []
 
     monkeypatch.setattr(arrays, "KINDS", (host.HostArrays(),))
-    monkeypatch.setattr(launch, "launch", launched)
+    monkeypatch.setattr(launching, "launch_product", launched)
     a, b, c = filled(5, 3), filled(3, 4), filled(5, 4, seed=1)
     out = c.copy()
     assert tiled_sgemm(a, b, out, alpha=2, beta=beta) is out

@@ -25,7 +25,7 @@ import numba_gemm
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PACKAGES = ("device", "inspect", "ladder", "memory_lab", "models", "streaming", "tensor_core")
+PACKAGES = ("device", "inspect", "kernels/ladder", "kernels/tensor_core", "lab/memory", "models", "streaming")
 NEIGHBOURS = ("CONTRIBUTING.md", "README.md", "docs", "numba_gemm", "pyproject.toml", "results", "tests")
 MADE = ("_build", "notebooks")  # in docs/, by building the site there
 
@@ -36,7 +36,7 @@ MADE = ("_build", "notebooks")  # in docs/, by building the site there
 def modules() -> list[str]:
     """The public modules that the reference has to have."""
     return [
-        f"numba_gemm.{package}.{module.name}"
+        f"numba_gemm.{package.replace('/', '.')}.{module.name}"
         for package in PACKAGES
         for module in pkgutil.iter_modules([str(ROOT / "numba_gemm" / package)])
         if not module.name.startswith("_")

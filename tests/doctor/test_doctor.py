@@ -446,7 +446,7 @@ def test_a_simulator_that_fails_is_not_ready():
 
 
 def test_the_capabilities_are_those_of_the_stages():
-    from numba_gemm.gemm.split_products import STAGES as TENSOR_STAGES
+    from numba_gemm.gemm.precision import STAGES as TENSOR_STAGES
     from numba_gemm.kernels.ladder import STAGES
 
     assert min(stage.min_cc for stage in STAGES.values()) == checks.LOWEST_CC

@@ -20,8 +20,12 @@ import numba_gemm
 from numba_gemm import autotune, clear_autotuned, explain, plan, tiled_sgemm
 from numba_gemm.gemm import autotune as tuning
 from numba_gemm.gemm import autotune_cache, heuristics, product
+from numba_gemm.gemm import precision as precision_names
+from numba_gemm.gemm.fast_path import CallCache
 from numba_gemm.gemm.request import checked
-from numba_gemm.runtime import launch, private_files
+from numba_gemm.kernels.stage import IEEE
+from numba_gemm.runtime import device as runtime_devices
+from numba_gemm.runtime import matrix, private_files
 from numba_gemm.runtime.private_files import CacheWarning
 
 M, N, K = 96, 200, 300
@@ -100,15 +104,15 @@ def test_autotune_with_an_epilogue():
 
 @pytest.mark.simulator
 def test_wrong_candidates_are_left_out(monkeypatch):
-    launched, done = launch.launch, []
+    launched, done = tuning.launch_choice, []
 
-    def wrong(stage, config, alpha, a, b, beta, c, **options):
-        launched(stage, config, alpha, a, b, beta, c, **options)
-        done.append(config.name)
+    def wrong(product, choice, alpha, a, b, beta, c, *others):
+        launched(product, choice, alpha, a, b, beta, c, *others)
+        done.append(choice.config.name)
         if len(done) == 2:
             c.owner[-1, -1] += 1
 
-    monkeypatch.setattr(launch, "launch", wrong)
+    monkeypatch.setattr(tuning, "launch_choice", wrong)
     with pytest.warns(RuntimeWarning, match=r"is not measured: its result differs") as caught:
         told = autotune(filled(5, 9), filled(9, 6), candidates=3)
     assert done[1] in str(caught[0].message)
@@ -118,21 +122,21 @@ def test_wrong_candidates_are_left_out(monkeypatch):
 
 
 def test_candidates_that_cannot_run_are_left_out(monkeypatch):
-    prepare, asked = launch.prepare, []
+    check, asked = runtime_devices.Device.check, []
 
     def refusing(*arguments):
         asked.append(arguments)
         if len(asked) == 1:
             raise RuntimeError("too much shared memory")
-        return prepare(*arguments)
+        return check(*arguments)
 
-    monkeypatch.setattr(launch, "prepare", refusing)
+    monkeypatch.setattr(runtime_devices.Device, "check", refusing)
     with pytest.warns(RuntimeWarning, match="too much shared memory"):
         told = autotune(filled(2, 3), filled(3, 2), candidates=2)
     assert told.model is None
     assert np.isnan(told.speedup)
 
-    monkeypatch.setattr(launch, "prepare", lambda *_: refusing(asked.clear()))
+    monkeypatch.setattr(runtime_devices.Device, "check", lambda *_: refusing(asked.clear()))
     with (
         pytest.warns(RuntimeWarning, match="too much shared memory"),
         pytest.raises(RuntimeError, match=r"no candidate for Problem.*can be run"),
@@ -245,13 +249,13 @@ def test_swapped_choice(clock):
 
 @pytest.mark.usefixtures("clock")
 def test_remembered_calls_are_forgotten(monkeypatch):
-    seen = {"like this": "known"}
-    monkeypatch.setattr(product, "seen", seen)
+    calls = CallCache({"like this": "known"})
+    monkeypatch.setattr(product, "calls", calls)
     autotune(A, B)
-    assert not seen
-    seen["like this"] = "known"
+    assert not calls
+    calls["like this"] = "known"
     clear_autotuned()
-    assert not seen
+    assert not calls
 
 
 @pytest.mark.usefixtures("clock")
@@ -522,9 +526,9 @@ def test_nowhere_to_keep_it(variables, monkeypatch):
 @pytest.fixture
 def devices(monkeypatch):
     """Device 0 is of another kind than 1, and 2 of the same as 0."""
-    own = launch.device_properties(0)
+    own = runtime_devices.device_properties(0)
     others = [own, dataclasses.replace(own, name="NVIDIA Other/8 GB", sm_count=78), own]
-    monkeypatch.setattr(launch, "device_properties", lambda device=0: others[device])
+    monkeypatch.setattr(runtime_devices, "device_properties", lambda device=0: others[device])
     return [
         heuristics.Problem(M, N, K),
         heuristics.Problem(M, N, K, sm_count=78),
@@ -642,14 +646,12 @@ class HostMemory:
 
 @pytest.fixture
 def memory(monkeypatch):
-    made, properties = HostMemory(), launch.device_properties(0)
+    made = HostMemory()
     monkeypatch.setattr(tuning, "SIMULATOR", False)
     monkeypatch.setattr(tuning, "call", made)
     monkeypatch.setattr(tuning.workspaces, "call", made)
-    monkeypatch.setattr(launch, "SIMULATOR", False)
-    monkeypatch.setattr(launch, "prepare", lambda *_: None)
-    monkeypatch.setattr(launch, "device_properties", lambda device=0: properties)
-    monkeypatch.setattr(launch, "current_device", lambda: 0)
+    monkeypatch.setattr(matrix, "SIMULATOR", False)
+    monkeypatch.setattr(runtime_devices.get_device(0), "load", lambda kernel: None)
     monkeypatch.setattr(tuning, "device_scope", lambda device: nullcontext())
     yield made
     assert not made.held
@@ -670,9 +672,10 @@ def test_operands_are_laid_out_alike(memory, monkeypatch, compared):
     a, b, c = filled(2 * M, K)[::-2], filled(N, K).T, filled(M + 1, N + 3)[1:, :N]
     done, timed = [], []
 
-    def launched(stage, config, alpha, x, y, beta, z, *, stream, workspace, share, extra):
-        needed = launch.schedule(stage, config, x, y, z, share, extra)[1]
-        assert workspace.holds(needed.workspace_bytes, needed.counters)
+    def launched(product, choice, alpha, x, y, beta, z, stream, vectors, workspace):
+        gpu = runtime_devices.device_properties(0).gpu
+        needed = choice.stage.launches(choice.config, product, IEEE, choice.share, gpu)
+        assert workspace.holds(needed.scratch_bytes, needed.counters)
         assert (alpha, beta, stream) == (1.0, 0.0, 9)
         x, y, z = map(view, (x, y, z))
         z[...] = x @ y
@@ -687,7 +690,7 @@ def test_operands_are_laid_out_alike(memory, monkeypatch, compared):
             run(stream)
         return {name: SimpleNamespace(median=5.0 + int(name)) for name in runs}
 
-    monkeypatch.setattr(launch, "launch", launched)
+    monkeypatch.setattr(tuning, "launch_choice", launched)
     monkeypatch.setattr(tuning, "time_interleaved", time_interleaved)
     told = autotune(a, b, c, candidates=4)
     assert told.best is told.model
@@ -722,6 +725,53 @@ def test_scratch_memory(memory, monkeypatch, elements):
             assert (got[-1] == expected[-128:]).all()
 
 
+# ------------------------------------------------------------------------------------------------------ precisions
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("precision", ["tf32", "bf16x6", "fp16x3"])
+def test_precisions(memory, place, monkeypatch, precision):
+    """The choice is measured, kept and followed for this precision only."""
+    m, n, k = 128, 256, 512
+    a, b = np.zeros((m, k), np.float32), np.zeros((k, n), np.float32)
+    done = []
+
+    def launched(product, choice, alpha, x, y, beta, z, stream, vectors, workspace):
+        gpu = runtime_devices.device_properties(0).gpu
+        needed = choice.stage.launches(choice.config, product, precision, choice.share, gpu)
+        assert workspace.holds(needed.scratch_bytes, 0) if needed.scratch_bytes else workspace is None
+        assert choice.precision == precision
+        view(z)[...] = 0
+        done.append(choice.config.name)
+
+    def time_interleaved(runs, **_):
+        return {name: SimpleNamespace(median=9.0 - int(name)) for name in runs}
+
+    monkeypatch.setattr(precision_names, "SIMULATOR", False)
+    monkeypatch.setattr(tuning, "launch_choice", launched)
+    monkeypatch.setattr(tuning, "time_interleaved", time_interleaved)
+    told = autotune(a, b, precision=precision, candidates=3)
+    assert told.problem.precision == precision
+    assert {one.stage for one in told.candidates} == {"tf32_tma" if precision == "tf32" else "persistent"}
+    assert len({one.config for one in told.candidates}) == len(told.candidates) == 3
+    assert told.best.config == done[-1], "the last candidate is the fastest"
+    assert f" precision={precision} " in next(iter(json.loads(file_of(place).read_text())["choices"]))
+    for _ in range(2):
+        found = explain(a, b, precision=precision)
+        assert found.config == told.best.config
+        assert found.reason.startswith("measured by autotune on ")
+        assert found.microseconds == pytest.approx(told.best.microseconds)
+        assert "autotune" not in reason(a, b)
+        assert "autotune" not in reason(a, b, precision="bf16")
+        autotune_cache.forget()  # as the next process
+
+
+@pytest.mark.simulator
+def test_precisions_that_the_simulator_lacks():
+    with pytest.raises(ValueError, match="precision is 'bf16x6', and this is the simulator"):
+        autotune(A, B, precision="bf16x6")
+
+
 # --------------------------------------------------------------------------------------------------------- on a GPU
 
 
@@ -743,7 +793,7 @@ def test_autotune_on_the_gpu(layout, place):
     check(plan(m, n, k, layout=layout)(a, b), a, b)
     if layout == "NN":
         x, y = cuda.to_device(a), cuda.to_device(b)
-        for _ in range(3):  # by the short way too
+        for _ in range(3):  # on the fast path too
             check(tiled_sgemm(x, y).copy_to_host(), a, b)
 
 
@@ -754,9 +804,9 @@ def test_remembered_launches_follow_on_the_gpu(monkeypatch):
     x, y = cuda.to_device(filled(512, 512)), cuda.to_device(filled(512, 512, seed=1))
     for _ in range(2):
         before = tiled_sgemm(x, y).copy_to_host()
-    assert product.seen
+    assert product.calls
     told = autotune(x, y, candidates=4, seconds=5)
-    assert not product.seen
+    assert not product.calls
     asked = []
     choose = autotune_cache.choose
     monkeypatch.setattr(autotune_cache, "choose", lambda *problem: asked.append(choose(*problem)) or asked[-1])

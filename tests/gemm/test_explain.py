@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from math import prod
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,10 +15,16 @@ import numba_gemm
 from numba_gemm import arrays, explain, tiled_sgemm
 from numba_gemm.arrays import Copies, host
 from numba_gemm.gemm import heuristics
+from numba_gemm.gemm import precision as precision_names
 from numba_gemm.gemm.heuristics import Choice
 from numba_gemm.kernels.ladder import STAGES
-from numba_gemm.kernels.ladder.stage import Share
-from numba_gemm.runtime import launch
+from numba_gemm.kernels.stage import Share
+from numba_gemm.kernels.tensor_core import MODES, TENSOR_STAGES
+from numba_gemm.kernels.tensor_core.split import SPAN
+from numba_gemm.runtime import device as devices
+from numba_gemm.runtime import kernel_cache, launch
+from numba_gemm.runtime.bound_product import BoundProduct
+from numba_gemm.runtime.workspace import total_bytes
 from numba_gemm.simulator.switch import SIMULATOR
 
 
@@ -28,8 +35,16 @@ def untouched(*shape):
 
 @pytest.fixture(autouse=True)
 def nothing_runs(monkeypatch):
-    monkeypatch.setattr(launch.Launch, "__call__", lambda *_: pytest.fail("launched"))
-    monkeypatch.setattr(launch, "simulated", lambda *_: pytest.fail("simulated"))
+    monkeypatch.setattr(BoundProduct, "__call__", lambda *_: pytest.fail("launched"))
+    monkeypatch.setattr(launch, "_simulated", lambda *_: pytest.fail("simulated"))
+
+
+def record_launches(monkeypatch):
+    """Return a list that takes the launches of products, in place of launching them."""
+    done = []
+    monkeypatch.setattr(BoundProduct, "__call__", lambda bound, *_: done.append(bound.launches))
+    monkeypatch.setattr(launch, "_simulated", lambda launches, *_: SimpleNamespace(run=lambda: done.append(launches)))
+    return done
 
 
 CASES = {
@@ -47,27 +62,25 @@ CASES = {
 def test_what_is_told_is_what_is_launched(case, monkeypatch):
     a_shape, b_shape, options = CASES[case]
     told = explain(untouched(*a_shape), untouched(*b_shape), **options)
-    done = []
-
-    def launched(stage, config, alpha, a, b, beta, c, *, share, extra, **_):
-        grid, schedule = launch.schedule(stage, config, a, b, c, share, extra)
-        done.append((stage.name, config.name, prod(grid), schedule))
-
-    monkeypatch.setattr(launch, "launch", launched)
+    done = record_launches(monkeypatch)
     tiled_sgemm(untouched(*a_shape), untouched(*b_shape), **options)
     assert told.launches == len(done) == 1
-    ((stage, config, blocks, schedule),) = done
-    assert (told.stage, told.config, told.blocks) == (stage, config, blocks)
-    assert (told.workspace_bytes > 0) == (told.split > 1) == bool(schedule.counters)
+    (launches,) = done
+    (step,) = launches.steps
+    blocks, config = prod(step.grid), step.kernel.config.name
+    assert (told.config, told.blocks) == (config, blocks)
+    assert step.kernel.name.startswith(f"{told.stage}_{config}_{told.a_mode}_{told.b_mode}")
+    assert told.workspace_bytes == total_bytes(launches.scratch_bytes, launches.counters)
+    assert (told.workspace_bytes > 0) == (told.split > 1) == bool(launches.counters)
     assert told.microseconds > 0
     assert told.reason
-    for words in (stage, config, f"blocks: {blocks}", told.reason, f"mode {told.a_mode}"):
+    for words in (told.stage, config, f"blocks: {blocks}", told.reason, f"mode {told.a_mode}"):
         assert words in str(told)
     assert "\n" not in str(told)
 
 
 def test_nothing_is_launched_compiled_or_copied_for_a_stage_of_one_kernel(monkeypatch):
-    monkeypatch.setattr(launch, "prepare", lambda *_: pytest.fail("compiled"))
+    monkeypatch.setattr(kernel_cache, "fetch", lambda *_: pytest.fail("compiled"))
     told = explain(untouched(500, 300), untouched(300, 400), stage="vectorized")
     config = STAGES["vectorized"].configs[0]
     assert (told.stage, told.config, told.tile) == ("vectorized", config.name, (config.BM, config.BN, config.BK))
@@ -146,3 +159,135 @@ def test_errors_are_those_of_the_product():
 
 def test_it_is_exported():
     assert isinstance(explain(untouched(8, 8), untouched(8, 8)), numba_gemm.Explanation)
+
+
+# ---------------------------------------------------------------------------------------------------- precisions
+
+
+@pytest.fixture
+def tensor_cores(monkeypatch):
+    """On the simulator, whose properties are an H200's, the choices of a GPU with tensor cores."""
+    monkeypatch.setattr(precision_names, "SIMULATOR", False)
+    if not SIMULATOR:
+        monkeypatch.setattr(devices, "device_properties", lambda device=0: devices.SIMULATED_DEVICE)
+
+
+def parts_bytes(precision, size):
+    """Bytes of the parts of A and B, whose extents are multiples of the tiles', and of what scales them."""
+    bits = {"tf32": 32, "tf32x3": 64, "bf16": 16, "bf16x6": 48, "bf16x9": 48, "fp16x3": 32}[precision]
+    parts = bits // 8 * size * size
+    # For each row of A and column of B: 32 words with its scale, and its largest magnitude in each span of K.
+    scales = 4 * size * (32 + -(-size // SPAN)) if precision == "fp16x3" else 0
+    return 2 * (parts + scales)
+
+
+@pytest.mark.usefixtures("tensor_cores")
+@pytest.mark.parametrize("size", [512, 4096])
+@pytest.mark.parametrize("precision", MODES)
+def test_precisions(precision, size):
+    a, b = untouched(size, size), untouched(size, size)
+    told = explain(a, b, precision=precision)
+    direct = precision == "tf32"
+    assert told.stage == ("tf32_tma" if direct else "persistent")
+    assert told.precision == precision
+    assert told.launches == {"tf32": 1, "fp16x3": 3}.get(precision, 2)
+    assert told.a_mode == told.b_mode == ("tensor map" if direct else "decomposed")
+    assert told.workspace_bytes == (0 if direct else parts_bytes(precision, size))
+    rows, cols, terms = told.tile
+    assert terms == (32 if precision.startswith("tf32") else 64)
+    assert told.whole_tiles == -(-size // rows) * -(-size // cols)
+    assert told.blocks == min(told.whole_tiles, 132)
+    assert (told.split, told.swapped, told.copies.on_host) == (1, False, 0)
+    assert told.microseconds > 0
+    for words in (told.stage, f"and precision {precision}", f"mode {told.a_mode}", told.reason):
+        assert words in str(told)
+    assert ("There are" in str(told)) == (told.launches > 1)
+    assert ("operands as they are" if direct else "operands decomposed first") in told.reason
+
+
+@pytest.mark.usefixtures("tensor_cores")
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (untouched(512, 1024)[:, ::2], untouched(512, 512)),  # no contiguous rows or columns
+        (untouched(512, 512).T, untouched(512, 512)),  # neither is contiguous along K
+        (untouched(512, 513), untouched(513, 512)),  # rows of A do not begin at multiples of 16 bytes
+    ],
+    ids=["strided", "neither along K", "unaligned"],
+)
+def test_tf32_of_operands_that_tensor_maps_cannot_describe(a, b):
+    told = explain(a, b, precision="tf32")
+    assert (told.stage, told.launches, told.a_mode) == ("persistent", 2, "decomposed")
+    assert told.workspace_bytes > 0
+    with pytest.raises(ValueError, match="stage is 'tf32_tma', and tensor maps cannot describe these operands"):
+        explain(a, b, precision="tf32", stage="tf32_tma")
+
+
+@pytest.mark.usefixtures("tensor_cores")
+@pytest.mark.parametrize("layouts", ["NN", "NT", "TT"])
+def test_tiles_of_a_product_by_tensor_maps(layouts):
+    """With A and B by rows, the kernel computes the transpose of C; what is told refers to C."""
+    m, n, k = 640, 8192, 512
+    a = untouched(m, k) if layouts[0] == "N" else untouched(k, m).T
+    b = untouched(k, n) if layouts[1] == "N" else untouched(n, k).T
+    told = explain(a, b, precision="tf32")
+    assert told.stage == "tf32_tma"
+    config = next(one for one in TENSOR_STAGES["tf32_tma"].configs if one.name == told.config)
+    extents = (config.BN, config.BM) if layouts == "NN" else (config.BM, config.BN)
+    assert told.tile[:2] == extents
+    assert told.whole_tiles == -(-m // extents[0]) * -(-n // extents[1])
+    assert f"{told.whole_tiles} tiles of" in told.reason
+
+
+@pytest.mark.usefixtures("tensor_cores")
+@pytest.mark.parametrize(
+    ("extents", "stands_for", "why"),
+    [
+        ((4096, 4096, 4096), "bf16x6", "its error and range are no worse than those of ieee, and it is faster"),
+        ((4096, 4096, 128), "ieee", "no larger than that of float32 sums only from K = 256 on"),
+        ((512, 512, 512), "ieee", "bf16x6 is faster only for larger products"),
+        ((64, 65536, 4096), "ieee", "bf16x6 is faster only for larger products"),
+    ],
+)
+def test_what_fp32_auto_stands_for(extents, stands_for, why):
+    m, n, k = extents
+    told = explain(untouched(m, k), untouched(k, n), precision="fp32_auto")
+    assert told.precision == stands_for
+    stated, _, _ = told.reason.partition("; ")
+    assert stated.startswith(f"fp32_auto stands for {stands_for}, since ")
+    assert why in stated
+    same = explain(untouched(m, k), untouched(k, n), precision=stands_for)
+    assert told.reason.endswith("; " + same.reason)
+    assert dataclasses.replace(told, reason=same.reason) == same
+    assert (told.stage, told.launches) == (("persistent", 2) if stands_for == "bf16x6" else ("stream_k", 1))
+
+
+@pytest.mark.usefixtures("tensor_cores")
+def test_fp32_auto_of_other_gpus(monkeypatch):
+    older = dataclasses.replace(devices.SIMULATED_DEVICE, cc=(8, 0))
+    monkeypatch.setattr(devices, "device_properties", lambda device=0: older)
+    told = explain(untouched(4096, 4096), untouched(4096, 4096), precision="fp32_auto")
+    assert told.precision == "ieee"
+    assert "since only compute capability 9.0 has a faster precision of this accuracy; " in told.reason
+    told = explain(untouched(4096, 4096), untouched(4096, 4096), precision="bf16x6")
+    assert (told.stage, told.launches, told.blocks) == ("warp_mma", 2, told.whole_tiles)
+
+
+@pytest.mark.usefixtures("tensor_cores")
+def test_stages_and_precisions():
+    a, b = untouched(512, 512), untouched(512, 512)
+    told = explain(a, b, stage="one_warpgroup", precision="tf32")
+    assert (told.stage, told.launches, told.a_mode) == ("one_warpgroup", 2, "decomposed")
+    assert "stage one_warpgroup was asked for; " in told.reason
+    with pytest.raises(ValueError, match="precision is 'tf32' and stage is 'naive', which computes in ieee"):
+        explain(a, b, stage="naive", precision="tf32")
+    batch = explain(untouched(3, 5, 256, 256), untouched(5, 256, 256), precision="bf16x6")
+    assert batch.launches == 2 * 3, "each launch takes one dimension of the batch"
+
+
+@pytest.mark.simulator
+def test_the_simulator_has_no_tensor_cores():
+    with pytest.raises(ValueError, match=r"precision is 'bf16x6', and this is the simulator.*; expected one of ieee"):
+        explain(untouched(8, 8), untouched(8, 8), precision="bf16x6")
+    told = explain(untouched(8, 8), untouched(8, 8), precision="fp32_auto")
+    assert "fp32_auto stands for ieee, since only compute capability 9.0 has" in told.reason

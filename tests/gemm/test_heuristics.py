@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,11 +22,14 @@ from numba_gemm.gemm.heuristics import (
     resolve,
     shares,
 )
+from numba_gemm.gemm.precision import PRECISIONS
 from numba_gemm.kernels.ladder import STAGES
-from numba_gemm.kernels.ladder.stage import ONE, Batch, Share, share_out
+from numba_gemm.kernels.ladder.stage import share_out
+from numba_gemm.kernels.product import ONE, Batch, Layout, Product
+from numba_gemm.kernels.stage import Share
+from numba_gemm.kernels.tensor_core import TENSOR_STAGES
 from numba_gemm.models.roofline import FP32_LANES_PER_SM
-from numba_gemm.runtime.launch import PLAIN, Extra, Matrix, device_properties
-from numba_gemm.simulator.switch import SIMULATOR
+from numba_gemm.runtime.device import SIMULATED_DEVICE
 
 extents = st.one_of(st.integers(1, 300), st.integers(1, 20_000))
 ccs = st.sampled_from(sorted(cc for cc in FP32_LANES_PER_SM if cc >= (7, 5)))
@@ -78,7 +80,7 @@ def test_choice_runs_on_the_device(wanted):
     assert wanted.cc >= choice.stage.min_cc
     assert choose(wanted) == choice
     assert not (choice.swapped and wanted.epilogue), "an epilogue's rows and columns would change places"
-    assert (choice.share is None) == (choice.stage.schedule is None)
+    assert (choice.share is not None) == choice.stage.chooses_share
     if choice.share is not None:
         turned = wanted.swapped if choice.swapped else wanted
         batch = Batch((wanted.matrices, 1, 1))
@@ -116,7 +118,7 @@ def test_more_work_is_never_predicted_faster(wanted, key):
 def test_shares_divide_every_k_tile_once(wanted):
     """The line of shared k-tiles, cut at g * base + min(g, extra), has no gap and no overlap."""
     for stage, config in candidates(wanted.cc):
-        if stage.schedule is None:
+        if not stage.chooses_share:
             continue
         tiles = tiles_of(config, wanted)
         assert next(shares(config, rate_of(stage, config), wanted)) == Share(tiles, tiles), "a block per tile"
@@ -219,28 +221,23 @@ def test_a_column_major_c_is_computed_as_its_transpose():
 
 
 def test_a_problem_is_read_from_its_operands():
-    gpu = device_properties(0) if SIMULATOR else None
-
-    def matrix(rows, cols, row_stride, col_stride):
-        return Matrix(0, rows, cols, row_stride, col_stride, 0, np.empty((rows, cols), np.float32))
-
-    if gpu is None:
-        pytest.skip("the simulated device's properties are known")
-    a, b, c = matrix(8, 12, 48, 4), matrix(12, 16, 4, 48), matrix(8, 16, 4, 32)
-    wanted = problem(a, b, c, Extra(Batch((5, 1, 1), (384, 0, 0), (0, 0, 0), (512, 0, 0))), gpu)
+    gpu = SIMULATED_DEVICE
+    a, b, c = Layout(8, 12, 48, 4), Layout(12, 16, 4, 48), Layout(8, 16, 4, 32)
+    wanted = problem(Product(a, b, c, Batch((5, 1, 1), (384, 0, 0), (0, 0, 0), (512, 0, 0))), gpu)
     assert (wanted.m, wanted.n, wanted.k, wanted.matrices) == (8, 16, 12, 5)
     assert (wanted.a_along, wanted.b_along, wanted.by_columns) == (True, True, True)
     assert not wanted.aligned
     assert wanted.vectors
-    assert not problem(a, b, c, Extra(Batch((5, 1, 1), (388, 0, 0))), gpu).vectors
+    assert not problem(Product(a, b, c, Batch((5, 1, 1), (388, 0, 0))), gpu).vectors
     assert (wanted.swapped.m, wanted.swapped.n, wanted.swapped.a_along, wanted.swapped.b_along) == (16, 8, True, True)
-    by_rows = problem(a, matrix(12, 16, 64, 4), c, PLAIN, gpu)
+    by_rows = problem(Product(a, Layout(12, 16, 64, 4), c), gpu)
     assert (by_rows.swapped.a_along, by_rows.swapped.b_along) == (False, True)
     assert wanted.by_columns != wanted.swapped.by_columns
-    assert problem(a, b, c, Extra(epilogue=abs), gpu).epilogue
+    assert problem(Product(a, b, c, epilogue=abs), gpu).epilogue
     assert not wanted.epilogue
     assert wanted.swapped.swapped == wanted
-    assert problem(matrix(8, 12, 48, 4), matrix(12, 16, 64, 4), matrix(8, 16, 64, 4), PLAIN, gpu).aligned
+    assert problem(Product(a, Layout(12, 16, 64, 4), Layout(8, 16, 64, 4)), gpu).aligned
+    assert not problem(Product(a._replace(offset=4), Layout(12, 16, 64, 4), Layout(8, 16, 64, 4)), gpu).aligned
 
 
 @pytest.mark.parametrize("name", STAGES)
@@ -249,10 +246,10 @@ def test_a_named_stage_is_run(name):
     assert choice.stage is STAGES[name]
     assert choice.config in choice.stage.configs
     assert name in choice.reason
-    if choice.stage.schedule is None:
-        assert choice.config is choice.stage.configs[0]
-    else:
+    if choice.stage.chooses_share:
         assert choice.clocks == min(one.clocks for one in ranked(Problem(300, 200, 100), choice.stage))
+    else:
+        assert choice.config is choice.stage.configs[0]
 
 
 def test_reasons_are_readable():
@@ -292,3 +289,37 @@ def test_stage_that_the_gpu_cannot_run_is_no_candidate(monkeypatch):
     fresh = choose.__wrapped__  # past what is remembered of earlier calls
     assert fresh(Problem(8192, 8192, 8192)).stage.name == "stream_k"
     assert fresh(Problem(8192, 8192, 8192, cc=(7, 5))).stage.name in ("warp_tiled", "register_prefetch")
+
+
+# ------------------------------------------------------------------------------------------------ the other precisions
+
+
+@pytest.mark.parametrize("tma", ["", "NN", "NT", "TT"])
+@pytest.mark.parametrize("name", TENSOR_STAGES)
+def test_tensor_core_stage_by_name(name, tma):
+    """A stage that decomposes its operands says so even if tensor maps could describe them."""
+    wanted = Problem(300, 1000, 400, precision="tf32", tma=tma)
+    if name == "tf32_tma" and not tma:
+        with pytest.raises(ValueError, match="tensor maps cannot describe these operands"):
+            named(name, wanted)
+        return
+    choice = named(name, wanted)
+    assert choice.stage is TENSOR_STAGES[name]
+    assert (choice.precision, choice.share, choice.swapped) == ("tf32", None, False)
+    rows, cols = (1000, 300) if name == "tf32_tma" and tma == "NN" else (300, 1000)
+    tiles = -(-rows // choice.config.BM) * -(-cols // choice.config.BN)
+    assert f"; {tiles} tiles of {choice.config.BM}x{choice.config.BN} on 132 SMs" in choice.reason
+    assert ("as they are" if name == "tf32_tma" else "decomposed first") in choice.reason
+
+
+@pytest.mark.parametrize("stage", [*STAGES.values(), *TENSOR_STAGES.values()], ids=lambda stage: stage.name)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_stage_and_precision_have_to_agree(stage, precision):
+    wanted = Problem(300, 200, 1000, precision=precision, tma="NN" if precision == "tf32" else "")
+    if precision in stage.precisions:
+        assert named(stage.name, wanted).precision == precision
+        return
+    with pytest.raises(ValueError) as caught:
+        named(stage.name, wanted)
+    says = f"precision is {precision!r} and stage is {stage.name!r}, which computes in {', '.join(stage.precisions)}; "
+    assert str(caught.value).startswith(says)

@@ -6,14 +6,18 @@ import json
 import subprocess
 import sys
 from math import prod
+from types import SimpleNamespace
 
 import pytest
 from support.compile_stages import compiler_environment
 
 import numba_gemm
+from numba_gemm.gemm import occupancy as module
 from numba_gemm.gemm.occupancy import _compute_capability
 from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.kernels.tensor_core import MODES, TENSOR_STAGES
 from numba_gemm.models.occupancy import LIMITS, occupancy
+from numba_gemm.runtime import kernel_cache
 
 ALL = ("blocks", "warps", "registers", "shared memory")
 
@@ -66,6 +70,45 @@ def test_known_answers(threads, registers, shared, cc, limits, limiters):
 def test_what_no_block_can_have(arguments, says):
     with pytest.raises(ValueError, match=says):
         occupancy(*arguments)
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Kernels that were compiled, which all need 120 registers and 1024 bytes of static shared memory."""
+    kernels = []
+    monkeypatch.setattr(module, "SIMULATOR", False)
+    cubin = SimpleNamespace(registers=120, shared=1024)
+    monkeypatch.setattr(kernel_cache, "fetch", lambda kernel, cc: kernels.append(kernel) or (cubin, False))
+    return kernels
+
+
+@pytest.mark.parametrize("stage", TENSOR_STAGES.values(), ids=lambda stage: stage.name)
+def test_precisions(stage, compiled):
+    for precision in stage.precisions:
+        found = numba_gemm.occupancy(stage.name, device=(9, 0), precision=precision)
+        (kernel,) = compiled
+        compiled.clear()
+        assert kernel.name.startswith(f"{stage.name}_")
+        assert stage.name == "tf32_tma" or kernel.variant.mode is MODES[precision]
+        assert kernel.config is stage.configs[0]
+        assert found == occupancy(kernel.threads, 120, 1024 + kernel.dynamic_shared, (9, 0))
+    for config in stage.configs:
+        assert numba_gemm.occupancy(stage, config, (9, 0)) == numba_gemm.occupancy(stage, config.name, (9, 0))
+        first, second = compiled
+        compiled.clear()
+        assert first is second, "by default, in the stage's first precision"
+        assert (first.config, first.name.count(stage.precisions[0])) == (config, 1)
+
+
+@pytest.mark.usefixtures("compiled")
+def test_stage_and_precision_have_to_agree():
+    assert numba_gemm.occupancy("lean_loop", device=(9, 0), precision="ieee").blocks == 2
+    with pytest.raises(ValueError, match="precision is 'bf16' and stage is 'naive', which computes in ieee"):
+        numba_gemm.occupancy("naive", device=(9, 0), precision="bf16")
+    with pytest.raises(ValueError, match="precision is 'fp16x3' and stage is 'one_warpgroup', which computes in tf32,"):
+        numba_gemm.occupancy("one_warpgroup", device=(9, 0), precision="fp16x3")
+    with pytest.raises(ValueError, match=r"of compute capability 8\.0; expected one of 9\.0 for stage 'persistent'"):
+        numba_gemm.occupancy("persistent", device=(8, 0))
 
 
 @pytest.mark.simulator
@@ -135,16 +178,18 @@ def test_stages_as_they_are_compiled():
 def test_the_driver_counts_the_same(name):
     from cuda.bindings import driver
 
-    from numba_gemm.runtime import launch
+    from numba_gemm.runtime.device import current_device, get_device
     from numba_gemm.runtime.driver import call, device_scope
 
-    stage, device = STAGES[name], launch.current_device()
-    if launch.device_properties(device).cc < stage.min_cc:
+    stage, device = STAGES[name], get_device(current_device())
+    if device.properties.cc < stage.min_cc:
         pytest.skip("needs a higher compute capability")
     for config in stage.configs:
-        kernel = launch.prepare(stage, config, launch.usual_form(stage, config, True), device)
-        with device_scope(device):
+        kernel = device.load(stage.usual_kernel(config))
+        with device_scope(device.ordinal):
             counting = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor
-            expected = int(call(counting, kernel.kernel, prod(stage.block(config)), config.dynamic_shared))
+            expected = int(
+                call(counting, driver.CUfunction(kernel.handle), prod(stage.block(config)), config.dynamic_shared)
+            )
         found = numba_gemm.occupancy(stage, config)
         assert (found.blocks, found.registers, found.shared) == (expected, kernel.registers, kernel.shared), config.name

@@ -17,6 +17,8 @@ import pytest
 from cuda.bindings import driver
 from numba import cuda
 
+import numba_gemm
+from numba_gemm import kernels
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.lab.bench import (
     cases,
@@ -40,7 +42,8 @@ from numba_gemm.lab.bench import (
 from numba_gemm.lab.bench.buffers import DeviceBuffers, HostLibrary, NumbaLibrary
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.models import accuracy
-from numba_gemm.runtime import launch, timing
+from numba_gemm.runtime import timing
+from numba_gemm.runtime.device import SIMULATED_DEVICE
 from numba_gemm.runtime.timing import Samples
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -144,7 +147,8 @@ class TestCommandLine:
     def test_list(self):
         done = bench("--list")
         assert done.returncode == 0, done.stderr
-        assert [line.split()[0] for line in done.stdout.splitlines()] == list(STAGES)
+        assert done.stdout == f"{numba_gemm.stages()}\n"
+        assert [line.split()[0] for line in done.stdout.splitlines()] == ["stage", *kernels.STAGES]
         assert all(len(line.split()) > 1 for line in done.stdout.splitlines())
 
     @pytest.mark.parametrize(
@@ -274,7 +278,7 @@ WITH_OUT = {
     "bench.ceilings": ([], {"SIMULATOR": False, "measured": never}),
     "bench.tensor_ladder": (
         [],
-        {"require_gpu": nothing, "device_properties": lambda _: launch.SIMULATED_DEVICE, "measured": never},
+        {"require_gpu": nothing, "device_properties": lambda _: SIMULATED_DEVICE, "measured": never},
     ),
     "bench.accuracy": ([], {"require_gpu": nothing, "measured": never}),
     "bench.streamed": ([], {"require_gpu": nothing, "environment.describe": nothing, "measure": never}),
@@ -289,7 +293,7 @@ class TestCommand:
         module = importlib.import_module(f"numba_gemm.lab.{name}")
         for attribute, value in replaced.items():
             monkeypatch.setattr(f"{module.__name__}.{attribute}", value)
-        monkeypatch.setattr("numba_gemm.gemm.split_products.runnable", lambda cc: ("ieee", "tf32"))
+        monkeypatch.setattr("numba_gemm.gemm.precision.runnable", lambda cc: ("ieee", "tf32"))
         (tmp_path / "file").touch()
         assert module.main([*arguments, f"--out={tmp_path / 'file'}"]) == 2
         assert "results cannot be written there" in capsys.readouterr().err
@@ -458,6 +462,47 @@ BROKEN = {
 }
 
 
+class TestContenders:
+    """The contenders that a command line names."""
+
+    @staticmethod
+    def labels(line, simulated=False):
+        names, precisions = line
+        selected = contenders.select_contenders(
+            cli.stage_names(names), simulated=simulated, precisions=cli.precision_names(precisions)
+        )
+        return [(one.stage, one.precision, one.config) for one in selected]
+
+    def test_stage_in_the_precisions_named(self):
+        config = kernels.STAGES["one_warpgroup"].configs[0].name
+        assert self.labels(("one_warpgroup", "bf16x6,tf32x3")) == [
+            ("one_warpgroup", "bf16x6", config),
+            ("one_warpgroup", "tf32x3", config),
+            ("auto", "bf16x6", ""),
+            ("auto", "tf32x3", ""),
+        ]
+
+    @pytest.mark.parametrize("name", kernels.STAGES)
+    def test_every_stage_can_be_named(self, name):
+        stage = kernels.STAGES[name]
+        ((chosen, precision, config),) = self.labels((name, None))
+        assert chosen == name
+        assert precision == next(one for one in ("ieee", "bf16x6", "tf32") if one in stage.precisions)
+        assert config in [one.name for one in stage.configs]
+        (contender,) = contenders.select_contenders([name], simulated=False)
+        assert (contender.min_cc, contender.only_cc) == (stage.min_cc, stage.only_cc)
+
+    def test_labels_are_distinct(self):
+        selected = contenders.select_contenders(
+            contenders.known_stages(), simulated=True, all_configs=True, precisions=cli.precision_names("all")
+        )
+        labels = [one.label for one in selected]
+        assert len(labels) == len(set(labels))
+        for stage in kernels.STAGES.values():
+            computed = {one.precision for one in selected if one.stage == stage.name}
+            assert computed == set(stage.precisions)
+
+
 class TestVerdicts:
     """Stages that are broken on purpose, among right ones, through the whole program."""
 
@@ -473,7 +518,7 @@ class TestVerdicts:
             test_config=config,
             block=lambda config: (32, 1),
         )
-        monkeypatch.setitem(STAGES, name, broken)
+        monkeypatch.setitem(kernels.STAGES, name, broken)
         code = cli.main([f"--stages=coalesced,{name}", "--shape=16,12,9", f"--out={tmp_path}", "--seed=1"])
         printed = " ".join(capsys.readouterr().out.split())
         assert code == 1
@@ -1553,7 +1598,7 @@ class TestModel:
         assert "Model" not in (tmp_path / "report.md").read_text()
 
     def test_ceilings_of_this_device_else_theory(self, tmp_path, monkeypatch):
-        device = dataclasses.replace(launch.SIMULATED_DEVICE, name="Test GPU")
+        device = dataclasses.replace(SIMULATED_DEVICE, name="Test GPU")
         monkeypatch.setattr(model, "DEFAULT", tmp_path / ceilings.FILE)
         theory, source = model.choose_ceilings(None, device)
         assert source == "theoretical ceilings of Test GPU"
@@ -1565,7 +1610,7 @@ class TestModel:
 
     def test_rungs_have_predictions(self):
         frame = gpu_frame().assign(config=lambda frame: frame["stage"].map(lambda name: default_config(name)))
-        device = dataclasses.replace(launch.SIMULATED_DEVICE, name="Test GPU")
+        device = dataclasses.replace(SIMULATED_DEVICE, name="Test GPU")
         table = model.model_table(frame, ceilings.Ceilings(**LIMITS), "theory", device, simulated=False)
         assert table.title == "Model: microseconds by theory"
         assert {row[0] for row in table.rows} == {"naive", "warp_tiled"}

@@ -24,6 +24,8 @@ from support.streaming_cases import least_memory, tiny_blocks
 
 import numba_gemm
 from numba_gemm import streamed_sgemm, streaming
+from numba_gemm.gemm.precision import runnable
+from numba_gemm.runtime.device import device_properties
 from numba_gemm.streaming import blocking as dividing
 from numba_gemm.streaming import host, pipeline, products, queues, rates
 from numba_gemm.streaming.blocking import Blocking
@@ -938,7 +940,7 @@ def free_bytes():
 def test_the_bits_of_the_same_products_on_the_device(precision, layout, kind):
     from numba import cuda
 
-    if precision not in numba_gemm.gemm.split_products.runnable(numba_gemm.runtime.launch.device_properties(0).cc):
+    if precision not in runnable(device_properties(0).cc):
         pytest.skip(f"this GPU cannot run {precision}")
     a, b = (rng.standard_normal(shape, np.float32) for shape in ((1000, 900), (900, 1300)))
     a, b = LAYOUTS[layout](a), LAYOUTS[layout](b)
