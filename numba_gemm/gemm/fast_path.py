@@ -17,9 +17,10 @@ from ..arrays.streams import Stream, release_finished
 from ..kernels.product import VECTOR_BYTES
 from ..runtime import epilogue as epilogues
 from ..runtime.bound_product import BoundProduct, NoRoomForMaps
+from ..runtime.driver import zero_is_per_thread
 from .request import Request
 
-__all__ = ["CallCache", "remember", "tag_of", "try_fast"]
+__all__ = ["CallCache", "FirstCall", "remember", "tag_of", "try_fast"]
 
 MAX_CALLS = 1024
 MAX_LAUNCHES = 64  # of one call that are kept
@@ -56,6 +57,15 @@ class CachedCall:
 
 class CallCache(dict[Hashable, CachedCall]):
     """Cached calls by their keys."""
+
+    def first_call(self, tag: Hashable, a: Any, b: Any, out: Any) -> FirstCall | None:
+        """Return a cached call for others like it; None if such calls gain nothing."""
+        probe = PROBES[type(a)]
+        reading = probe.read(tag, a, b, out)
+        call = None if reading is None else self.get(reading[0])
+        if call is None or not FirstCall.is_such(call, out, probe.stream(a, b, out, call.device)):
+            return None
+        return FirstCall(tag, a, b, out, call)
 
 
 def tag_of(stage: Any, precision: Any, epilogue: Any, vectors: Any) -> Hashable | None:
@@ -194,3 +204,59 @@ def remember(
     if len(cache) >= MAX_CALLS:
         cache.clear()
     cache[reading[0]] = call
+
+
+class FirstCall:
+    """The first repeated call of a plan, for calls like it on the default stream.
+
+    Such a call has an `out` and no vectors, and is one sequence of launches for the whole product.
+
+    Parameters
+    ----------
+    tag : hashable
+        The call's `tag_of`.
+    a, b, out
+        Arrays of the call.
+    call : CachedCall
+        Its launches.
+    """
+
+    __slots__ = ("_call", "_key", "_launch", "_probe", "_tag", "_type")
+
+    def __init__(self, tag: Hashable, a: Any, b: Any, out: Any, call: CachedCall) -> None:
+        self._tag, self._call, self._type, self._probe = tag, call, type(a), PROBES[type(a)]
+        reading = self._probe.read(tag, a, b, out)
+        assert reading is not None, "the call was remembered"
+        self._key, self._launch = reading[0], call.launches[0][0].on_default_stream()
+
+    @staticmethod
+    def is_such(call: CachedCall, out: Any, stream: int | None) -> bool:
+        """Whether a call is like that."""
+        if out is None or call.vectors or len(call.launches) != 1 or stream != 0 or zero_is_per_thread():
+            return False
+        bound, *steps, first = call.launches[0]
+        return not any(steps) and first and not bound.memory_given
+
+    def repeat(self, a: Any, b: Any, out: Any, alpha: float, beta: float, vectors: Any) -> bool:
+        """Compute the product if the call is like the first one; return whether it was."""
+        if type(a) is not self._type or type(vectors) is not tuple or vectors:
+            return False
+        probe = self._probe
+        reading = probe.read(self._tag, a, b, out)
+        if reading is None or reading[0] != self._key:
+            return False
+        if not (TINY < alpha < HUGE or -HUGE < alpha < -TINY) or not -HUGE < beta < HUGE:
+            return False
+        _, a_place, b_place, c_place = reading
+        call = self._call
+        below_a, above_a, below_b, above_b = call.reach
+        if below_a < a_place - c_place < above_a or below_b < b_place - c_place < above_b:
+            return False
+        if probe.stream(a, b, out, call.device) != 0:
+            return False
+        release_finished()
+        if not self._launch(alpha, a_place, b_place, beta, c_place):
+            return False
+        if probe.written is not None:
+            probe.written(out)
+        return True

@@ -149,7 +149,8 @@ class Plan:
     grid, block : tuple of int
         Blocks of the multiplication's launch, and threads of a block, along x, y and z.
     workspace_bytes : int
-        Device memory that a call needs beside the operands, at most.
+        Device memory that a call needs beside the operands, at most. A plan that is called on the default stream keeps
+        so much as long as it exists.
     """
 
     def __init__(
@@ -173,6 +174,8 @@ class Plan:
         request.check_takes_epilogue(stage, self.precision, gpu.cc, epilogue)
         self._epilogue, self._asked = epilogue, stage
         self._memory = memory  # keeps it alive
+        self._first: fast_path.FirstCall | None = None
+        self._repeated = False
         self._calls, self._tag = CallCache(), (stage, self.precision)
         self._product = self._planned(epilogue)
         wanted = heuristics.problem(self._product, gpu, self.precision)
@@ -273,6 +276,9 @@ class Plan:
             alpha = request.real("alpha", alpha)
         if type(beta) is not float:
             beta = request.real("beta", beta)
+        first = self._first
+        if first is not None and stream is None and first.repeat(a, b, out, alpha, beta, epilogue_args):
+            return out
         epilogue = self._epilogue
         if epilogue is None and type(epilogue_args) is tuple and not epilogue_args:
             tag: Any = self._tag
@@ -281,6 +287,8 @@ class Plan:
         if tag is not None:
             done = fast_path.try_fast(self._calls, tag, a, b, out, alpha, beta, stream, epilogue_args)
             if done is not None:
+                if not self._repeated and epilogue is None:
+                    self._repeated, self._first = True, self._calls.first_call(tag, a, b, out)
                 return done
         return product.checked_product(
             a,

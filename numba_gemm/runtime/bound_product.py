@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 
 from ..kernels.step import Launches, Moving, Slot
 from .driver import device_scope
 from .frame import Frame, FrameLayout
 from .tensor_maps import TensorMaps
-from .workspace import Workspace, Workspaces, total_bytes
+from .workspace import Lease, Workspace, Workspaces, clear, total_bytes
 
 
 class NoRoomForMaps(Exception):
@@ -44,9 +45,9 @@ class BoundProduct:
         "_memory",
         "_offsets",
         "_tensor_maps",
-        "_workspaces",
         "device",
         "launches",
+        "workspaces",
     )
 
     def __init__(
@@ -67,7 +68,7 @@ class BoundProduct:
             )
         self.device, self.launches = device, launches
         self._context, self._handles = context, tuple(handles)
-        self._workspaces, self._tensor_maps, self._memory = workspaces, tensor_maps, workspace
+        self.workspaces, self._tensor_maps, self._memory = workspaces, tensor_maps, workspace
         self._layout = FrameLayout(launches.steps)
         words = self._layout.moving
         self._offsets = tuple([word.offset for word in words if word.slot == Slot.SCRATCH])
@@ -88,7 +89,7 @@ class BoundProduct:
         try:
             frame = self._frames.pop()
         except IndexError:
-            frame = Frame(self.launches.steps, self._layout, self._handles, self._context)
+            frame = self.frame()
         if frame.in_context():
             self._enqueue(frame, alpha, a, b, beta, c, stream, vectors)
         else:
@@ -96,12 +97,29 @@ class BoundProduct:
                 self._enqueue(frame, alpha, a, b, beta, c, stream, vectors)
         self._frames.append(frame)
 
+    @property
+    def memory_given(self) -> bool:
+        """Whether it launches in memory that it was given."""
+        return self._memory is not None
+
+    def frame(self) -> Frame:
+        """Return a new frame."""
+        return Frame(self.launches.steps, self._layout, self._handles, self._context)
+
+    def memory_words(self, memory: tuple[int, int]) -> list[int]:
+        """Return the moving words of scratch memory, and of counters, at these addresses."""
+        scratch, counters = memory
+        words = [scratch + offset for offset in self._offsets]
+        if self._counts:
+            words.append(counters)
+        return words
+
     def _enqueue(
         self, frame: Frame, alpha: float, a: int, b: int, beta: float, c: int, stream: int, vectors: tuple[int, ...]
     ) -> None:
         launches = self.launches
         if launches.maps:
-            frame.move(alpha, beta, a, b, c, *self._places(a, b), *vectors)
+            frame.move(alpha, beta, a, b, c, *self.places(a, b), *vectors)
             frame.launch(stream)
         elif not launches.scratch_bytes and not launches.counters:
             frame.move(alpha, beta, a, b, c, *vectors)
@@ -109,14 +127,14 @@ class BoundProduct:
         elif self._memory is not None:
             self._launch_in(self._memory.words, frame, alpha, a, b, beta, c, stream, vectors)
         elif len(launches.steps) == 1:
-            words = self._workspaces.reserve(stream, launches.scratch_bytes, launches.counters)
+            words = self.workspaces.reserve(stream, launches.scratch_bytes, launches.counters)
             self._launch_in(words, frame, alpha, a, b, beta, c, stream, vectors)
         else:
-            lease = self._workspaces.lease(stream, launches.scratch_bytes)
+            lease = self.workspaces.lease(stream, launches.scratch_bytes)
             try:
                 self._launch_in((lease.pointer, 0), frame, alpha, a, b, beta, c, stream, vectors)
             finally:
-                self._workspaces.release(lease)
+                self.workspaces.release(lease)
 
     def _launch_in(
         self,
@@ -131,14 +149,10 @@ class BoundProduct:
         vectors: tuple[int, ...],
     ) -> None:
         """Launch with scratch memory, and counters, at these addresses."""
-        scratch, counters = memory
-        places = [scratch + offset for offset in self._offsets]
-        if self._counts:
-            places.append(counters)
-        frame.move(alpha, beta, a, b, c, *places, *vectors)
+        frame.move(alpha, beta, a, b, c, *self.memory_words(memory), *vectors)
         frame.launch(stream)
 
-    def _places(self, a: int, b: int) -> list[int]:
+    def places(self, a: int, b: int) -> list[int]:
         """Return the addresses of the tensor maps of operands at these addresses."""
         found = []
         for known, wanted in zip(self._maps, self.launches.maps):
@@ -151,3 +165,69 @@ class BoundProduct:
                 known[pointer] = place
             found.append(place)
         return found
+
+    def on_default_stream(self) -> PrivateLaunches:
+        """Return the same launches for the legacy default stream, with scratch memory that no other call uses."""
+        return PrivateLaunches(self)
+
+
+class PrivateLaunches:
+    """The launches of a bound product on the legacy default stream; safe from several threads.
+
+    Scratch memory is leased once for each thread that calls at the same time, and released with this object. Its words
+    then are constants, so that a call changes only the scalars, the addresses of A, B and C, and tensor maps.
+
+    Parameters
+    ----------
+    bound : BoundProduct
+        A product without vectors, and without given memory.
+    """
+
+    __slots__ = ("__weakref__", "_bound", "_frames", "_leases")
+
+    def __init__(self, bound: BoundProduct) -> None:
+        self._bound = bound
+        self._frames: list[Frame] = []
+        self._leases: list[Lease] = []
+        weakref.finalize(self, _release, bound.workspaces, self._leases)
+
+    def __call__(self, alpha: float, a: int, b: int, beta: float, c: int) -> bool:
+        """Enqueue the product of operands at these addresses.
+
+        Return False, and enqueue nothing, if another context is current, or there is no room for a tensor map.
+        """
+        try:
+            frame = self._frames.pop()  # one operation, see `BoundProduct.__call__`
+        except IndexError:
+            frame = self._frame()
+        ready = frame.in_context()
+        if ready:
+            if self._bound.launches.maps:
+                try:
+                    frame.move(alpha, beta, a, b, c, *self._bound.places(a, b))
+                except NoRoomForMaps:
+                    ready = False
+            else:
+                frame.move_operands(alpha, beta, a, b, c)
+            if ready:
+                frame.launch(0)
+        self._frames.append(frame)
+        return ready
+
+    def _frame(self) -> Frame:
+        """Return a frame whose scratch memory, and counters, are its own."""
+        bound, launches = self._bound, self._bound.launches
+        frame = bound.frame()
+        if launches.scratch_bytes:
+            with device_scope(bound.device):
+                lease = bound.workspaces.lease(0, total_bytes(launches.scratch_bytes, launches.counters))
+                own = Workspace(lease.pointer, launches.scratch_bytes, launches.counters)
+                clear(own.words[1], launches.counters, 0)
+            self._leases.append(lease)
+            frame.move(0.0, 0.0, 0, 0, 0, *bound.memory_words(own.words))
+        return frame
+
+
+def _release(workspaces: Workspaces, leases: list[Lease]) -> None:
+    for lease in leases:
+        workspaces.release(lease)

@@ -101,6 +101,9 @@ def _integers(count: int) -> struct.Struct:
     return struct.Struct("=" + "q" * count)
 
 
+OPERANDS = _packing(len(ALWAYS))
+
+
 class Frame:
     """Launches with values for their moving words; for one thread at a time.
 
@@ -121,6 +124,8 @@ class Frame:
     ----------
     move : callable
         Takes new values for the moving words, in the order of `FrameLayout.moving`.
+    move_operands : callable
+        Takes new values for the first five of them alone: alpha, beta, A, B and C.
     """
 
     __slots__ = (
@@ -134,11 +139,13 @@ class Frame:
         "_launch",
         "_stream",
         "move",
+        "move_operands",
     )
 
     def __init__(self, steps: Sequence[Step], layout: FrameLayout, handles: Sequence[int], context: int) -> None:
         memory, places = layout.memory()
         self.move: Callable[..., None] = partial(layout.packing.pack_into, memory, 0)
+        self.move_operands: Callable[..., None] = partial(OPERANDS.pack_into, memory, 0)
         self._held: list[Any] = [memory]
         self._calls, self._configs = [], []
         for step, handle, place in zip(steps, handles, places, strict=True):
