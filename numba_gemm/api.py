@@ -107,8 +107,8 @@ def tiled_sgemm(
         For shapes that do not fit; an `out` that is read-only, overlaps `a`, `b`, a vector or itself; ``beta != 0``
         without `out`; operands on several devices; a PyTorch tensor that requires grad while grad mode is enabled, or
         has a forward-mode tangent; an unknown stage, or one that the GPU cannot run, or that takes no epilogue; vectors
-        without an epilogue; with one, a K beyond 2**30; an unknown precision, one that the GPU cannot run, or another
-        than "ieee" together with a stage or a K beyond 2**30.
+        without an epilogue; with one, a K beyond 2**30; an unknown precision, one that the GPU cannot run, or one
+        that the stage does not compute in; another than "ieee" with a K beyond 2**30.
     GpuUnavailable
         Without a GPU, unless Numba's simulator is on (NUMBA_ENABLE_CUDASIM=1).
 
