@@ -29,7 +29,7 @@ from numba_gemm.models import requests
 # ## The kernel
 #
 # This is the file that runs, not a copy. Each thread of `naive` finds its row and column from its place in the grid,
-# and adds up a row of A times a column of B. `dot` and `blend` are **device functions** of `numba_gemm.device`, that
+# and adds up a row of A times a column of B. `dot` and `axpby` are **device functions** of `numba_gemm.device`, that
 # is, functions that kernels call: the sum, and `alpha * sum + beta * C`.
 
 # %%

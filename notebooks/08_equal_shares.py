@@ -28,7 +28,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from numba_gemm import explain
-from numba_gemm.device.work import Work, piece
+from numba_gemm.device.partition import Partition, piece
 from numba_gemm.inspect import draw, step, trace
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder.stage import ONE, Share, share_out
@@ -118,13 +118,13 @@ assert notebook.check(used, *right)
 #
 # Put the k-tiles of all tiles in one line, one tile behind the other, and cut the line into as many equal pieces as
 # there are blocks. That is Stream-K (Osama et al., 2023, [arXiv:2301.03598](https://arxiv.org/abs/2301.03598)). A
-# piece may begin and end in the middle of a tile. Two functions of `device/work.py` say who has what:
+# piece may begin and end in the middle of a tile. Two functions of `device/partition.py` say who has what:
 
 # %%
-notebook.source("work", function="piece")
+notebook.source("partition", function="piece")
 
 # %%
-notebook.source("work", function="owner")
+notebook.source("partition", function="owner")
 
 # %% [markdown]
 # Small enough to look at: two tiles of four k-tiles, on three blocks.
@@ -133,20 +133,20 @@ notebook.source("work", function="owner")
 # %%
 def work_of(config, m, n, k, share):
     """What `stream_k`'s kernel is told of a product and how it is shared; without addresses."""
-    return Work(None, None, *share_out(config, m, n, k, ONE, share).words)
+    return Partition(None, None, *share_out(config, m, n, k, ONE, share).words)
 
 
-def pieces_of(work, blocks):
+def pieces_of(partition, blocks):
     """Pieces in the order in which the kernel makes them: first its part of the line, then whole tiles."""
     for block in range(blocks):
-        at, end = int(piece(work, block)), int(piece(work, block + 1))
+        at, end = int(piece(partition, block)), int(piece(partition, block + 1))
         while at < end:
-            index = at // work.k_tiles
-            length = min(end, (index + 1) * work.k_tiles) - at
-            yield block, work.whole + index, length, length == work.k_tiles
+            index = at // partition.k_tiles
+            length = min(end, (index + 1) * partition.k_tiles) - at
+            yield block, partition.whole + index, length, length == partition.k_tiles
             at += length
-        for tile in range(block, work.whole, blocks):
-            yield block, tile, work.k_tiles, True
+        for tile in range(block, partition.whole, blocks):
+            yield block, tile, partition.k_tiles, True
 
 
 tiny = STAGES["stream_k"].test_config  # tiles of 32 x 32, 8 k at a time
@@ -227,7 +227,7 @@ draw.who_reads_what(shared, block=(1, 0, 0))
 
 # %%
 accesses = shared.accesses
-partial = accesses[accesses["array"] == "work.partials"]
+partial = accesses[accesses["array"] == "partition.partials"]
 part = (partial["element"].str[0] // (tiny.BM * tiny.BN)).rename("part")
 partial.groupby([partial["block"].str[0].rename("block"), part])["op"].unique().str.join(", ").unstack(fill_value="")
 
@@ -239,10 +239,10 @@ partial.groupby([partial["block"].str[0].rename("block"), part])["op"].unique().
 # that happened to the counters, in order:
 
 # %%
-notebook.source("work", function="arrive")
+notebook.source("partition", function="arrive")
 
 # %%
-counters = accesses[accesses["array"] == "work.counters"]
+counters = accesses[accesses["array"] == "partition.counters"]
 pd.DataFrame(
     {
         "block": counters["block"].str[0],

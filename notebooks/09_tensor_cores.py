@@ -37,9 +37,9 @@ from numba import cuda, float32, int64
 
 from numba_gemm.device import narrow
 from numba_gemm.inspect import draw, step, trace
-from numba_gemm.kernels.tensor_core import MODES, TENSOR_STAGES, split, sums
-from numba_gemm.kernels.tensor_core.slot import group_store
-from numba_gemm.kernels.tensor_core.stage import ROW_WORDS, split_shape
+from numba_gemm.kernels.tensor_core import MODES, TENSOR_STAGES, accumulate, split
+from numba_gemm.kernels.tensor_core.config import ROW_WORDS, split_shape
+from numba_gemm.kernels.tensor_core.pipeline import group_store
 from numba_gemm.models.accuracy import MODE_BOUNDS, bound
 from numba_gemm.simulator import scheduler
 
@@ -325,10 +325,11 @@ figure
 # Three ways to sum, as three stages do it. *All inside*. *Afresh*: the tensor cores sum one slot of 64 terms from zero,
 # and the slot's sum is added outside, in FP32, which rounds. *Compensated*: the products of first parts afresh, the
 # small ones apart; and what each addition outside rounds off is found by two more additions, and kept. The steps
-# outside are the project's own device functions (`numba_gemm/kernels/tensor_core/sums.py`), which the simulator runs:
+# outside are the project's own device functions, which the simulator runs
+# (`numba_gemm/kernels/tensor_core/accumulate.py`):
 
 # %%
-notebook.source("sums", function="add_exactly")
+notebook.source("accumulate", function="add_exactly")
 
 # %%
 terms, m, n = 4096, 8, 8
@@ -336,7 +337,7 @@ a, b = rng.random((m, terms)).astype(np.float32), rng.random((n, terms)).astype(
 a_parts, b_parts = parts_of(a, six), parts_of(b, six)
 exact = a.astype(np.float64) @ b.astype(np.float64).T
 columns = m * n // 4 * 8  # the steps take sums in groups of four, as a thread holds them
-clear, add, add_exactly, finish = sums.steps(columns)
+clear, add, add_exactly, finish = accumulate.steps(columns)
 
 
 def slot(acc, s, products):
@@ -356,7 +357,7 @@ for s in range(terms // six.slot_k):
     lead, rests = slot(zero, s, six.products[-1:]), slot(rests, s, six.products[:-1])
     add_exactly(total, lead)  # what is rounded off becomes `lead`
     add(rests, lead)
-    if s % sums.FOLD == sums.FOLD - 1:
+    if s % accumulate.FOLD == accumulate.FOLD - 1:
         add_exactly(total, rests)
 finish(total, rests)
 
@@ -381,7 +382,7 @@ table(rows, "sum", model=".2e", recorded=".2e")
 # The loop as it runs for long sums, with these steps in it:
 
 # %%
-notebook.source("sums", function="compensated")
+notebook.source("accumulate", function="compensated")
 
 # %% [markdown]
 # ## Error against K
@@ -392,8 +393,8 @@ notebook.source("sums", function="compensated")
 
 # %%
 ABLE = """
-from numba_gemm.runtime.launch import current_device, device_properties
-from numba_gemm.gemm.split_products import runnable
+from numba_gemm.gemm.precision import runnable
+from numba_gemm.runtime.device import current_device, device_properties
 print(*runnable(device_properties(current_device()).cc))
 """
 ERRORS = """
@@ -546,7 +547,9 @@ figure
 #
 # ## The climb
 #
-# The kernels are a ladder of their own, one idea a file. Recorded at 4096 cubed, in `bf16x6`, splitting apart:
+# The kernels are a ladder of their own, one idea per file. On a GPU that has the instructions,
+# `tiled_sgemm(a, b, stage="bulk_copies", precision="bf16x6")` runs one of them. Recorded at 4096 cubed, in `bf16x6`,
+# splitting apart:
 
 # %%
 print(ladder.attrs["source"])
@@ -596,14 +599,14 @@ notebook.difference("bulk_copies", "producer_consumer", context=1)
 # products run.
 
 # %%
-notebook.difference("producer_consumer", "wide_tiles", context=0)
+notebook.source("wide_tiles")
 
 # %% [markdown]
 # **Fresh sums.** `fresh=True` starts each slot at zero, and its sums are added outside. In the table: no slower, and
 # more than a hundred times as accurate. This is where the ladder overtakes FP32 in both.
 
 # %%
-notebook.difference("wide_tiles", "fresh_sums", context=1)
+notebook.difference("producer_consumer", "fresh_sums", context=1)
 
 # %% [markdown]
 # **Persistent.** As many blocks as multiprocessors, which take one tile after the other; `sum_tile` is `compensated`,

@@ -56,7 +56,7 @@ folder = Path(tempfile.mkdtemp())  # where your stage is saved
 # %%
 from numba import cuda, float32, uint32
 
-from numba_gemm.device.blend import blend
+from numba_gemm.device.store import axpby
 from numba_gemm.kernels.ladder.stage import Stage, TileConfig, require
 
 
@@ -84,7 +84,7 @@ def build(config, aligned):
 
         for i in range(TM):
             if row + i < m and col < n:
-                c[row + i, col] = blend(alpha, acc[i], beta, c, row + i, col)
+                c[row + i, col] = axpby(alpha, acc[i], beta, c, row + i, col)
 
     return column_strip
 

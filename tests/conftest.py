@@ -55,8 +55,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def hopper():
-    """A GPU of the one compute capability that has these instructions."""
-    from numba_gemm.runtime import launch
+    """Skip a test unless the GPU has compute capability 9.0, the only one with these instructions."""
+    from numba_gemm.runtime import device
 
-    if launch.device_properties(launch.current_device()).cc != (9, 0):
+    if device.device_properties(device.current_device()).cc != (9, 0):
         pytest.skip("needs compute capability 9.0")

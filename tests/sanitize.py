@@ -5,9 +5,10 @@ memcheck checks every access to global and shared memory, racecheck every pair o
 a barrier between them. One child process per tool runs every stage in every configuration over small ragged shapes,
 each operand in an allocation of its own, and compares each result with float64. Scheduled stages run with each tile
 loader, with tiles that several blocks share, with a batch and with an epilogue. Each of these runs three times and must
-give the same bits, because the next launch reuses counters and partial sums. The tensor cores' precisions count as
-stages, under their names. Kernels are compiled beforehand on all cores, unless the cache on disk is disabled. The exit
-status is 1 if a tool reports an error or a result is wrong, and 2 if the script cannot run.
+give the same bits, because the next launch reuses counters and partial sums. Stages of the tensor-core ladder run in
+each of their precisions, the teaching stages through `tiled_sgemm`. Kernels are compiled beforehand on all cores,
+unless the cache on disk is disabled. The exit status is 1 if a tool reports an error or a result is wrong, and 2 if the
+script cannot run.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -76,8 +77,8 @@ class Layout:
 class Case:
     """One launch; for scheduled stages, `blocks` share all tiles except `whole` of them.
 
-    `batch` is a grid of products: those in one row have the same A, those in one column the same B. `letters` is the
-    layout of operands that are not decomposed (`tensor_core.direct`).
+    `batch` is a grid of products: those in one row have the same A, those in one column the same B. A `public` case
+    runs through `tiled_sgemm`.
     """
 
     stage: Any
@@ -89,27 +90,20 @@ class Case:
     batch: tuple[int, int] = (1, 1)
     epilogue: bool = False
     launches: int = 1
-    letters: str = ""
-
-    @property
-    def precision(self) -> str:
-        """Precision of the arithmetic."""
-        from numba_gemm.kernels.tensor_core import Mode
-
-        return self.stage.name if isinstance(self.stage, Mode) else "ieee"
+    precision: str = "ieee"
+    public: bool = False
 
 
 ROWS, COLUMNS = Layout(), Layout(by_columns=True)
 OFF, COLUMNS_OFF = Layout(offset=1), Layout(by_columns=True, offset=1)
 SPACED = Layout(offset=1, step=2)
 BATCH = (2, 3)  # for scheduled stages
-ROW = (1, 3)  # for precisions, whose launches take a one-dimensional batch
+ROW = (1, 3)  # for tensor-core stages, whose launches take a one-dimensional batch
 LAUNCHES = 3  # for scheduled stages
-TENSOR_CC = (9, 0)  # for the tensor cores' precisions
 
 
 def cases_of(stage: Any, config: Any) -> Iterator[Case]:
-    """Yield cases with two block tiles per side and three along k, the last ones partial; longer k for shared tiles."""
+    """Yield cases of the FP32 ladder: two block tiles per side, three along k, the last ones partial; shared tiles."""
     m, n, k = config.BM, config.BN, max(config.BK, 8)
     if stage.schedule is None:
         yield Case(stage, config, (m + 12, n + 20, 2 * k + 4), (ROWS, ROWS, ROWS))
@@ -127,42 +121,66 @@ def cases_of(stage: Any, config: Any) -> Iterator[Case]:
     yield Case(stage, config, (1, 3, 1), (ROWS, ROWS, ROWS), 1)
 
 
-def cases_of_precision(mode: Any) -> Iterator[Case]:
-    """Yield cases for all tiles of a mode: two per side, three slots along k, the last ones partial; and long sums."""
-    from numba_gemm.gemm.split_products import LONG_SUM, configs_of
-    from numba_gemm.kernels.tensor_core import SHORT_SUMS, direct
+def tensor_cases_of(stage: Any, precision: str) -> Iterator[Case]:
+    """Yield cases of a stage that decomposes operands: two tiles per side, three slots along k, the last ones partial.
 
-    for config in configs_of(mode):
-        shape = (config.BM + 13, config.BN + 19, 2 * mode.slot_k + 3)
-        yield Case(mode, config, shape, (ROWS, ROWS, OFF), launches=LAUNCHES)
-        even = (config.BM + 16, config.BN + 32, 2 * mode.slot_k + 4)
-        yield Case(mode, config, even, (COLUMNS, COLUMNS, ROWS), epilogue=True)
-        yield Case(mode, config, even, (ROWS, ROWS, ROWS))
-        yield Case(mode, config, shape, (COLUMNS, ROWS, ROWS), batch=ROW, epilogue=True, launches=LAUNCHES)
-        if mode.name in SHORT_SUMS:  # long sums use another kernel
-            yield Case(mode, config, (*shape[:2], LONG_SUM + 3), (ROWS, ROWS, OFF), launches=LAUNCHES)
-    if mode != direct.MODE:
-        return
-    for config, letters in product(direct.CONFIGS, direct.LAYOUTS):
-        layouts = tuple(ROWS if letter == "N" else COLUMNS for letter in letters)
-        shape = (config.BN + 20, config.BN + 36, 2 * mode.slot_k + 4)
+    There are long sums, too, if short ones use another kernel.
+    """
+    from numba_gemm.gemm.tensor_heuristics import configs_for
+    from numba_gemm.kernels.tensor_core import MODES, SHORT_SUMS
+    from numba_gemm.kernels.tensor_core.stage import LONG_SUM
+
+    slot_k = MODES[precision].slot_k
+    for config in configs_for(stage, precision, 1):
+        shape = (config.BM + 13, config.BN + 19, 2 * slot_k + 3)
+        even = (config.BM + 16, config.BN + 32, 2 * slot_k + 4)
+        of = {"stage": stage, "config": config, "precision": precision}
+        if not stage.complete:
+            of["public"] = True
+            yield Case(shape=shape, layouts=(ROWS, ROWS, OFF), launches=LAUNCHES, **of)
+            yield Case(shape=even, layouts=(COLUMNS, COLUMNS, ROWS), **of)
+            yield Case(shape=shape, layouts=(SPACED, COLUMNS_OFF, ROWS), batch=ROW, **of)
+            continue
+        yield Case(shape=shape, layouts=(ROWS, ROWS, OFF), launches=LAUNCHES, **of)
+        yield Case(shape=even, layouts=(COLUMNS, COLUMNS, ROWS), epilogue=True, **of)
+        yield Case(shape=even, layouts=(ROWS, ROWS, ROWS), **of)
+        yield Case(shape=shape, layouts=(COLUMNS, ROWS, ROWS), batch=ROW, epilogue=True, launches=LAUNCHES, **of)
+        if precision in SHORT_SUMS:
+            yield Case(shape=(*shape[:2], LONG_SUM + 3), layouts=(ROWS, ROWS, OFF), launches=LAUNCHES, **of)
+
+
+def tma_cases_of(stage: Any) -> Iterator[Case]:
+    """Yield cases of the stage whose operands tensor maps describe, in all layouts of these."""
+    from numba_gemm.kernels.tensor_core import direct
+
+    for config, letters in product(stage.configs, direct.LAYOUTS):
+        layouts = (*(ROWS if order == "N" else COLUMNS for order in letters), ROWS)
+        shape = (config.BN + 20, config.BN + 36, 2 * direct.MODE.slot_k + 4)
+        of = {"stage": stage, "config": config, "shape": shape, "layouts": layouts, "launches": LAUNCHES}
         for epilogue in (False, True):
-            yield Case(mode, config, shape, (*layouts, ROWS), epilogue=epilogue, launches=LAUNCHES, letters=letters)
-        yield Case(mode, config, shape, (*layouts, ROWS), batch=ROW, launches=LAUNCHES, letters=letters)
+            yield Case(epilogue=epilogue, precision="tf32", **of)
+        yield Case(batch=ROW, precision="tf32", **of)
 
 
 def cases(names: list[str] | None, cc: tuple[int, int]) -> Iterator[Case]:
-    """Yield all cases of the named stages, by default of all, that a compute capability can run."""
-    from numba_gemm.kernels.ladder import STAGES
-    from numba_gemm.kernels.tensor_core import MODES
+    """Yield all cases of the named stages or precisions, by default of all, that a compute capability can run."""
+    from numba_gemm.kernels import STAGES
+    from numba_gemm.kernels.ladder import STAGES as LADDER
+    from numba_gemm.kernels.tensor_core.tma_stage import TmaStage
 
     for stage in STAGES.values():
-        if cc >= stage.min_cc and (not names or stage.name in names):
-            for config in stage.configs:
-                yield from cases_of(stage, config)
-    for mode in MODES.values():
-        if cc == TENSOR_CC and (not names or mode.name in names):
-            yield from cases_of_precision(mode)
+        if not stage.runs_on(cc):
+            continue
+        for precision in stage.precisions:
+            if names and stage.name not in names and precision not in names:
+                continue
+            if stage.name in LADDER:
+                for config in stage.configs:
+                    yield from cases_of(stage, config)
+            elif isinstance(stage, TmaStage):
+                yield from tma_cases_of(stage)
+            else:
+                yield from tensor_cases_of(stage, precision)
 
 
 def bias(value: Any, row: Any, col: Any, across: Any, down: Any) -> Any:
@@ -191,7 +209,7 @@ class Operands:
 
     def matrices(self, bases: dict[str, int], owners: dict[str, Any]) -> list[Any]:
         """Return A, B and C, or the first ones of a batch, in allocations at these addresses."""
-        from numba_gemm.runtime.launch import Matrix
+        from numba_gemm.runtime.matrix import Matrix
 
         made = []
         for name in "abc":
@@ -200,25 +218,35 @@ class Operands:
             made.append(Matrix(bases[name] + offset, *view.shape, *view.strides, device=0, owner=owners.get(name)))
         return made
 
-    def extra(self, across: Any = None, down: Any = None) -> Any:
-        """Return the batch, and the epilogue with its vectors."""
-        from numba_gemm.kernels.ladder.stage import ONE, Batch
-        from numba_gemm.runtime import epilogue as epilogues
-        from numba_gemm.runtime.launch import Extra, Vector
+    def batch(self) -> Any:
+        """Return the batch: two dimensions, of which A has one and B the other."""
+        from numba_gemm.kernels.product import ONE, Batch
 
-        batch, epilogue, vectors = ONE, None, ()
-        if self.case.batch != (1, 1):
-            many, wide = self.case.batch
-            a, b, c = (views[-1].ctypes.data - views[0].ctypes.data for views in self.views.values())
-            a, b, c = a // max(1, many - 1), b // (wide - 1), c // (many * wide - 1)
-            batch = Batch((1, many, wide), (0, a, 0), (0, 0, b), (0, wide * c, c))
-        if self.case.epilogue:
-            epilogue = epilogues.prepared(bias, 2)
-            vectors = tuple(
-                Vector(0 if array is None else address(array), values.size, 4, array)
-                for array, values in ((across, self.across), (down, self.down))
-            )
-        return Extra(batch, epilogue, vectors)
+        many, wide = self.case.batch
+        if (many, wide) == (1, 1):
+            return ONE
+        a, b, c = (views[-1].ctypes.data - views[0].ctypes.data for views in self.views.values())
+        a, b, c = a // max(1, many - 1), b // (wide - 1), c // (many * wide - 1)
+        return Batch((1, many, wide), (0, a, 0), (0, 0, b), (0, wide * c, c))
+
+    def options(self, across: Any = None, down: Any = None) -> dict[str, Any]:
+        """Return keywords of `launch`: the batch, and the epilogue with its vectors."""
+        from numba_gemm.runtime import epilogue as epilogues
+        from numba_gemm.runtime.matrix import Vector
+
+        if not self.case.epilogue:
+            return {"batch": self.batch()}
+        vectors = tuple(
+            Vector(0 if array is None else address(array), values.size, 4, array)
+            for array, values in ((across, self.across), (down, self.down))
+        )
+        return {"batch": self.batch(), "epilogue": epilogues.prepared(bias, 2), "vectors": vectors}
+
+    def product(self) -> Any:
+        """Return the description of the product, in allocations that are aligned."""
+        from numba_gemm.runtime.launch import product_of
+
+        return product_of(*self.matrices(dict.fromkeys("abc", 0), {}), **self.options())
 
     def judge(self, alpha: float, beta: float, result: Any) -> float:
         """Return the worst error of a result in units of the bound."""
@@ -233,9 +261,21 @@ class Operands:
             if self.case.epilogue:
                 expected += self.across - self.down[:, None]
                 scale += abs(self.across) + abs(self.down[:, None])
-            errors.append(compare(new, expected, scale, a.shape[1], self.case.precision, alpha).in_bounds)
+            error = compare(new, expected, scale, a.shape[1], self.case.precision, alpha).in_bounds
+            errors.append(error * self._tightness(a.shape[1]))
         assert flat.size == result.size
         return max(errors)
+
+    def _tightness(self, k: int) -> float:
+        """Return the bound of the precision in units of the stage's: teaching stages have larger errors."""
+        if not self.case.public:
+            return 1.0
+        from support import tensor_core_cases
+
+        from numba_gemm.models import accuracy
+
+        own = tensor_core_cases.bound(self.case.stage.name, self.case.precision, k)
+        return accuracy.bound(self.case.precision, k) / (own + 2 * accuracy.UNIT_ROUNDOFF)
 
 
 def strided(values: Any, like: Any) -> Any:
@@ -250,49 +290,78 @@ def address(array: Any) -> int:
     return int(array.__cuda_array_interface__["data"][0])
 
 
-def variant_of(case: Case, matrices: list[Any], extra: Any) -> tuple[Any, str]:
-    """Return the variant of a kernel, and a word for all that distinguishes a case except its shape."""
-    from numba_gemm.runtime import launch
+class DeviceArray:
+    """Batch of matrices in device memory that keeps its `owner` alive; known by ``__cuda_array_interface__`` only."""
+
+    def __init__(self, owner: Any, matrix: Any, extents: tuple[int, ...], steps: tuple[int, ...]) -> None:
+        self.owner = owner
+        self.__cuda_array_interface__ = {
+            "data": (matrix.pointer, False),
+            "shape": (*extents, matrix.rows, matrix.cols),
+            "strides": (*steps, matrix.row_stride, matrix.col_stride),
+            "typestr": "<f4",
+            "stream": None,
+            "version": 3,
+        }
+
+
+def variant_of(case: Case, product: Any) -> str:
+    """Return a word for all that distinguishes a case except its stage, configuration and shape."""
+    from numba_gemm.kernels.ladder.stage import LadderStage
+    from numba_gemm.kernels.tensor_core.tma_stage import TmaStage
 
     batch = "-batch" if case.batch != (1, 1) else ""
-    if case.precision != "ieee":
-        return None, case.letters + ("epilogue" if case.epilogue else "plain") + batch
-    form = launch.variant_of(case.stage, case.config, *matrices, extra)
-    if case.stage.schedule is None:
-        return form, "aligned" if form else "unaligned"
-    word = f"{form.name}-{case.blocks}blocks"
+    if not isinstance(case.stage, LadderStage):
+        layout = ""
+        if isinstance(case.stage, TmaStage):
+            layout = f"-{case.stage.kernel(case.config, product).variant.layout}"
+        return f"{case.precision}{layout}-{'epilogue' if case.epilogue else 'plain'}{batch}"
+    variant = case.stage.variant(case.config, product)
+    if not case.stage.chooses_share:
+        return "aligned" if variant else "unaligned"
+    word = f"{variant.name}-{case.blocks}blocks"
     word += f"-{case.whole}whole" if case.whole else ""
-    return form, word + batch
+    return word + batch
+
+
+def run(case: Case, alpha: float, beta: float, matrices: list[Any], owners: dict[str, Any], **options: Any) -> None:
+    """Launch a case once; options are those of `Operands.options`."""
+    from numba_gemm import tiled_sgemm
+    from numba_gemm.kernels.stage import Share
+    from numba_gemm.runtime.launch import launch
+
+    a, b, c = matrices
+    if not case.public:
+        share = Share(case.blocks, case.whole) if case.blocks else None
+        launch(case.stage, case.config, alpha, a, b, beta, c, share=share, precision=case.precision, **options)
+        return
+    batch = options["batch"]
+    arrays = [
+        DeviceArray(owners[name], matrix, batch.extents, steps)
+        for name, matrix, steps in zip("abc", matrices, (batch.a, batch.b, batch.c))
+    ]
+    x, y, out = arrays
+    tiled_sgemm(x, y, out, alpha=alpha, beta=beta, stage=case.stage.name, precision=case.precision)
 
 
 def child(names: list[str] | None) -> None:
     """Run every case, marking its beginning and end among the tool's reports; runs under compute-sanitizer."""
     from numba import cuda
 
-    from numba_gemm.gemm import direct_products, split_products
-    from numba_gemm.kernels.ladder.stage import Share
-    from numba_gemm.runtime.launch import device_properties, launch, synchronize
+    from numba_gemm.runtime.device import device_properties, synchronize
 
     alpha, beta = 1.5, -0.5
     for case in cases(names, device_properties(0).cc):
         operands = Operands(case)
         on_device = {name: cuda.to_device(flat) for name, flat in operands.flats.items()}
         matrices = operands.matrices({name: address(array) for name, array in on_device.items()}, on_device)
-        extra = operands.extra(cuda.to_device(operands.across), cuda.to_device(operands.down))
-        _, variant = variant_of(case, matrices, extra)
-        print(BEGIN, case.stage.name, case.config.name, variant, *case.shape, flush=True)
-        share = Share(case.blocks, case.whole) if case.blocks else None
+        options = operands.options(cuda.to_device(operands.across), cuda.to_device(operands.down))
+        print(BEGIN, case.stage.name, case.config.name, variant_of(case, operands.product()), *case.shape, flush=True)
         results = []
         for _ in range(LAUNCHES if case.blocks else case.launches):
             on_device["c"].copy_to_device(operands.before)
-            if case.precision == "ieee":
-                launch(case.stage, case.config, alpha, *matrices[:2], beta, matrices[2], share=share, extra=extra)
-            elif case.letters:
-                a, b, c = matrices
-                assert direct_products.launch(alpha, a, b, beta, c, 0, extra, case.config)
-            else:
-                a, b, c = matrices
-                split_products.launch(case.stage, alpha, a, b, beta, c, extra=extra, config=case.config)
+            cuda.synchronize()
+            run(case, alpha, beta, matrices, on_device, **options)
             synchronize()
             results.append(on_device["c"].copy_to_host())
         error = operands.judge(alpha, beta, results[0])
@@ -300,44 +369,38 @@ def child(names: list[str] | None) -> None:
         print(END, error if same_bits else "inf", flush=True)
 
 
+def kernels(names: list[str] | None, cc: tuple[int, int]) -> list[Any]:
+    """Return the distinct kernels of the cases, in order."""
+    from numba_gemm.kernels.product import ONE
+    from numba_gemm.kernels.stage import Gpu, Share
+
+    gpu, found = Gpu(cc, 132), {}
+    for case in cases(names, cc):
+        described = Operands(case).product()
+        if case.public:  # which launches the matrices of a batch one by one
+            described = replace(described, batch=ONE)
+        share = Share(case.blocks, case.whole) if case.blocks else None
+        for piece in case.stage.pieces(case.config, described, case.precision, gpu):
+            launches = case.stage.launches(case.config, piece.product, case.precision, share, gpu)
+            found |= dict.fromkeys(step.kernel for step in launches.steps)
+    return list(found)
+
+
 def compile_part(names: list[str] | None, cc: tuple[int, int], part: int, parts: int) -> None:
     """Compile every `parts`-th kernel of the cases into the cache on disk; needs no GPU."""
-    from functools import partial
+    from numba_gemm.runtime import kernel_cache
 
-    from numba_gemm.gemm import direct_products, split_products
-    from numba_gemm.kernels.tensor_core import TensorForm
-    from numba_gemm.runtime import kernel_cache, launch
-
-    kernels: dict[Any, Any] = {}
-    for case in cases(names, cc):
-        operands = Operands(case)
-        extra = operands.extra()
-        form, _ = variant_of(case, operands.matrices(dict.fromkeys("abc", 0), {}), extra)
-        if case.precision == "ieee":
-            kernel = (case.stage, case.config, form, cc)
-            kernels[kernel] = partial(kernel_cache.fetch, partial(launch.compile_stage, *kernel), *kernel)
-        else:
-            batched = case.batch != (1, 1)
-            made = TensorForm(case.stage, extra.epilogue, len(extra.vectors), batched and not case.letters)
-            if case.letters:
-                kernel = (case.config, made, case.letters)
-                kernels[kernel] = partial(direct_products.kernel_cubin, *kernel)
-                continue
-            kernels[case.config, made] = partial(split_products.product_cubin, case.config, made, cc)
-            kernels[case.stage, batched] = partial(split_products.split_cubin, case.stage, cc, batched)
-            if case.stage.scaled:
-                kernels["extremes", batched] = partial(split_products.extremes_cubin, cc, batched)
-    for make in list(kernels.values())[part::parts]:
-        make()
+    for kernel in kernels(names, cc)[part::parts]:
+        kernel_cache.fetch(kernel, cc)
 
 
 def compile_all(names: list[str] | None) -> None:
     """Compile all kernels beforehand, with one process per core."""
-    from numba_gemm.runtime import kernel_cache, launch
+    from numba_gemm.runtime import device, kernel_cache
 
     if kernel_cache.directory() is None:
         return
-    cc, parts = launch.device_properties(0).cc, os.cpu_count() or 1
+    cc, parts = device.device_properties(0).cc, os.cpu_count() or 1
     command = [sys.executable, str(Path(__file__).resolve()), *stages_option(names), "--compile", *map(str, (*cc,))]
     running = [subprocess.Popen([*command, str(part), str(parts)]) for part in range(parts)]
     statuses = [process.wait() for process in running]
@@ -402,7 +465,7 @@ def main() -> int:
     """Run the command; return its exit status."""
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     arguments.add_argument("--tools", nargs="+", default=["memcheck", "racecheck"], help="default: memcheck racecheck")
-    arguments.add_argument("--stages", nargs="+", metavar="NAME", help="default: all")
+    arguments.add_argument("--stages", nargs="+", metavar="NAME", help="stages or precisions; default: all")
     arguments.add_argument(
         "--out", type=Path, help="write the table to this CSV file, and the tools' own words beside it"
     )
@@ -428,7 +491,7 @@ def main() -> int:
         print("error: compute-sanitizer was not found; it comes with the CUDA toolkit", file=sys.stderr)
         return 2
 
-    from numba_gemm.kernels.ladder import STAGES
+    from numba_gemm.kernels import STAGES
     from numba_gemm.kernels.tensor_core import MODES
 
     known = (*STAGES, *MODES)

@@ -6,7 +6,9 @@ import pytest
 from support.ladder_cases import STAGES_AND_DEFAULTS
 
 from numba_gemm.models.accuracy import compare, reference
-from numba_gemm.runtime.launch import Matrix, aligned_operands, launch, synchronize
+from numba_gemm.runtime.device import synchronize
+from numba_gemm.runtime.launch import launch
+from numba_gemm.runtime.matrix import Matrix
 
 pytestmark = pytest.mark.gpu
 
@@ -46,7 +48,7 @@ def test_more_than_2_to_the_31_elements(large, large_cols):
         cupy.cuda.Device().synchronize()
         launch(stage, config, 1.0, matrix(a), matrix(b), 0.0, matrix(c))
         synchronize()
-        assert aligned_operands(matrix(a), matrix(b), matrix(c)) == (large_cols % 4 == 0 and k % 4 == 0)
+        assert all(matrix(x).layout.aligned for x in (a, b, c)) == (large_cols % 4 == 0 and k % 4 == 0)
         assert not bool(cupy.isnan(c).any()), f"{stage.name} left elements unwritten"
         for rows, cols in corners:
             a_part, b_part = a[rows].get(), b[:, cols].get()

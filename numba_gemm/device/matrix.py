@@ -194,8 +194,8 @@ else:
 
     def form_signature(form) -> tuple[types.Type, ...]:
         """Numba types of the parameters of a kernel that is built for a `numba_gemm.kernels.ladder.stage.Form`."""
-        from .work import WORK
+        from .partition import PARTITION
 
         a, b, c = MatrixType(form.a == "along4"), MatrixType(False), MatrixType(form.c_aligned)
         vectors = types.UniTuple(types.Array(types.float32, 1, "A"), form.vectors)
-        return (types.float32, a, b, types.float32, c, WORK, *((vectors,) if form.vectors else ()))
+        return (types.float32, a, b, types.float32, c, PARTITION, *((vectors,) if form.vectors else ()))

@@ -28,9 +28,7 @@ else:
     from numba.cuda import types
     from numba.cuda.extending import intrinsic
 
-    from .address import inline
-
-    WORD, FLOAT = ir.IntType(32), ir.FloatType()
+    from .address import FLOAT, WORD, inline
 
     @intrinsic
     def load4(typingctx, address):

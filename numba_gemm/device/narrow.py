@@ -65,7 +65,7 @@ else:
     from numba.cuda import types
     from numba.cuda.extending import intrinsic
 
-    from .address import inline
+    from .address import WORD, inline
 
     def _rounding(code):
         def declare(typingctx, value):
@@ -89,8 +89,6 @@ else:
         "and.b32 bits, bits, 0xfffe0000; setp.nan.f32 none, $1, $1; @none mov.b32 bits, 0x7ffe0000; mov.b32 $0, bits; }"
     )
     f16 = _rounding("{ .reg .b16 half; cvt.rn.f16.f32 half, $1; cvt.f32.f16 $0, half; }")
-
-    WORD = ir.IntType(32)
 
     @intrinsic
     def exponent(typingctx, value):

@@ -46,9 +46,7 @@ else:
     from numba.cuda import types
     from numba.cuda.extending import intrinsic
 
-    from .address import inline
-
-    WORD, LONG = ir.IntType(32), ir.IntType(64)
+    from .address import LONG, WORD, inline
 
     @intrinsic
     def texel(typingctx, texture, x):

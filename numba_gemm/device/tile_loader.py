@@ -40,6 +40,7 @@ from .address import (
     row_step,
     shared_store1,
 )
+from .units import ceil_div
 
 MODES = ("along4", "across4", "along1", "across1", "any")
 SECTOR = 8  # floats along k that neighbouring threads copy of a row: 32 bytes
@@ -200,7 +201,7 @@ def _across1(extent, bk, threads, pitch, parts):
     AT_ONCE = threads // LINE  # k that the block copies at a time
     ROUNDS = bk // AT_ONCE
     COPIES = extent // LINE  # copies per thread of one k
-    AT_A_TIME = -(-ROUNDS * COPIES // parts)
+    AT_A_TIME = ceil_div(ROUNDS * COPIES, parts)
 
     @device_function
     def origin(tid):
@@ -236,14 +237,14 @@ def _across1(extent, bk, threads, pitch, parts):
                 copy4_if(tiles, place, x, addresses[r] + 4 * j * LINE, inside)
 
     return TileLoader(
-        ROUNDS, 1, -(-ROUNDS * COPIES // AT_A_TIME), origin, place, valid, begin, fetch, _nothing_to_settle
+        ROUNDS, 1, ceil_div(ROUNDS * COPIES, AT_A_TIME), origin, place, valid, begin, fetch, _nothing_to_settle
     )
 
 
 def _along1(extent, bk, threads, pitch, parts, unit):
     ROWS = min(threads // SECTOR, extent)  # rows that the block copies at a time
     COPIES = extent // ROWS
-    AT_A_TIME = -(-COPIES // parts)
+    AT_A_TIME = ceil_div(COPIES, parts)
 
     @device_function
     def between(x):
@@ -284,4 +285,4 @@ def _along1(extent, bk, threads, pitch, parts, unit):
                 copy4_if(tiles, place, x, source + r * between(x), inside)
             source += ROWS * row_step(x)
 
-    return TileLoader(1, 1, -(-COPIES // AT_A_TIME), origin, place, valid, begin, fetch, _nothing_to_settle)
+    return TileLoader(1, 1, ceil_div(COPIES, AT_A_TIME), origin, place, valid, begin, fetch, _nothing_to_settle)

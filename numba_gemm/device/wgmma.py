@@ -48,9 +48,8 @@ else:
     from numba.cuda import types
     from numba.cuda.extending import intrinsic
 
-    from .address import inline
+    from .address import FLOAT, LONG, WORD, inline
 
-    WORD, LONG, FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
     # 128-byte swizzle; groups of eight rows 1024 bytes apart; with this swizzle the leading distance does not matter.
     FORMAT = 1 << 62 | GROUP_BYTES // 16 << 32 | 1 << 16
 

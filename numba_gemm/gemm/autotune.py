@@ -19,6 +19,7 @@ from cuda.bindings import driver
 
 from .. import arrays
 from ..arrays import ITEM, ArrayKind, Operand
+from ..device.units import ceil_div
 from ..kernels.stage import Share
 from ..kernels.step import Launches
 from ..runtime import device as devices
@@ -286,7 +287,7 @@ class _Scratch(ArrayKind):
     def __init__(self, like: Operand, stream: int, memory: ExitStack) -> None:
         far = [(extent - 1) * step for extent, step in zip(like.shape, like.strides)]
         low, high = sum(min(step, 0) for step in far), sum(max(step, 0) for step in far) + ITEM
-        self.stream, self.size = stream, -(-(high - low + BOUNDARY) // ITEM) * ITEM
+        self.stream, self.size = stream, ceil_div(high - low + BOUNDARY, ITEM) * ITEM
         self.host = np.empty(self.size // ITEM if SIMULATOR else 0, np.float32)
         self.base = self.host.ctypes.data if SIMULATOR else allocated(self.size, memory)
         first = self.base - low

@@ -8,6 +8,7 @@ from itertools import product, zip_longest
 from math import prod
 
 from ..arrays.operand import Operand
+from ..device.units import ceil_div
 from ..kernels.product import Batch
 from ..runtime.matrix import Matrix
 
@@ -54,7 +55,7 @@ def products(
         view = folded
         dims.pop()
     split = max(len(dims) - at_once, 0)
-    tiles = max(-(-view.m // ROWS) * view.n, -(-view.n // ROWS) * view.m)  # of a matrix, at the most
+    tiles = max(ceil_div(view.m, ROWS) * view.n, ceil_div(view.n, ROWS) * view.m)  # of a matrix, at the most
     while split < len(dims) and tiles * prod(extent for extent, _ in dims[split + 1 :]) >= MAX_TILES:
         split += 1
     outer, inner = dims[:split], dims[split:]

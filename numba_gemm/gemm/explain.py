@@ -11,7 +11,8 @@ import numpy as np
 
 from .. import arrays
 from ..arrays import ITEM, ArrayKind, Copies, Operand
-from ..device.work import FIELDS
+from ..device.partition import FIELDS
+from ..device.units import ceil_div
 from ..kernels.ladder.stage import Form, LadderStage
 from ..kernels.product import Product
 from ..kernels.stage import Stage
@@ -161,7 +162,7 @@ def explain(
     choice, config = choices[0], choices[0].config
     oriented, launches = choice.oriented(products[0]), sequences[0]
     a_mode, b_mode, c_vectors = _accesses(choice.stage, config, oriented)
-    blocks, tiles = prod(launches.steps[-1].grid), -(-oriented.m // config.BM) * -(-oriented.n // config.BN)
+    blocks, tiles = prod(launches.steps[-1].grid), ceil_div(oriented.m, config.BM) * ceil_div(oriented.n, config.BN)
     words = _schedule_words(choice, launches)
     clocks = sum(one.clocks for one in choices) if all(one.clocks for one in choices) else None
     reason = choice.reason or heuristics.choose(heuristics.problem(products[0], gpu, wanted.precision)).reason

@@ -14,11 +14,12 @@ from functools import lru_cache
 from math import ceil, sqrt
 from typing import Any
 
+from ..device.units import FLOAT32_BYTES, ceil_div
 from ..kernels import STAGES
 from ..kernels.ladder import STAGES as LADDER
 from ..kernels.ladder.stage import LadderStage, TileConfig
 from ..kernels.ladder.stream_k import SUMS_STAGED
-from ..kernels.product import FLOAT32_BYTES, Product
+from ..kernels.product import Product
 from ..kernels.stage import IEEE, Share, Stage
 from ..kernels.tensor_core import direct
 from ..kernels.tensor_core.tma_stage import TmaStage, tma_operands
@@ -276,19 +277,28 @@ def shares(config: TileConfig, rate: Rate, wanted: Problem) -> Iterator[Share]:
 
 
 def _tiles(config: TileConfig, wanted: Problem) -> tuple[int, int]:
-    tiles = -(-wanted.m // config.BM) * -(-wanted.n // config.BN) * wanted.matrices
-    return tiles, max(1, -(-wanted.k // config.BK))
+    tiles = ceil_div(wanted.m, config.BM) * ceil_div(wanted.n, config.BN) * wanted.matrices
+    return tiles, max(1, ceil_div(wanted.k, config.BK))
 
 
 class _Model:
-    """The model's times of one configuration in one problem, for any share."""
+    """The model's times of one configuration in one problem, for any share.
+
+    Attributes
+    ----------
+    least : float
+        Clocks that no share can go below. All multiprocessors are busy with multiply-adds, or the memory is; and some
+        block computes all k-tiles of a tile, or an equal share of them and meets others.
+    """
+
+    __slots__ = ("_k_tile", "config", "full", "k_tiles", "least", "memory", "rate", "size", "sms", "store", "tiles")
 
     def __init__(self, rate: Rate, config: TileConfig, wanted: Problem) -> None:
         self.rate, self.config, self.sms = rate, config, wanted.sm_count
         self.tiles, self.k_tiles = _tiles(config, wanted)
         lanes = FP32_LANES_PER_SM.get(wanted.cc, 128)
-        self.full = config.BM * config.BN * config.BK / (lanes * rate.efficiency)
-        self.full *= 1 if wanted.vectors else rate.floats
+        full = config.BM * config.BN * config.BK / (lanes * rate.efficiency)
+        self.full = full if wanted.vectors else full * rate.floats
         self.size = FLOAT32_BYTES * config.BM * config.BN
         by_floats = STORE_STAGED if config.TM * config.TN >= SUMS_STAGED else STORE_FLOATS
         self.store = self.size / (STORE if wanted.aligned and not wanted.epilogue else by_floats)
@@ -298,6 +308,10 @@ class _Model:
             bytes_per_second = MEMORY_EFFICIENCY * wanted.memory_bandwidth
             self.memory = FLOAT32_BYTES * elements / bytes_per_second * wanted.clock_hz
         self._k_tile: dict[int, float] = {}
+        blocks, alone = rate.resident * self.sms, self.k_tile(1)
+        busy = self.tiles * self.k_tiles * self.k_tile(rate.resident) / blocks
+        divided = MEET + TRIP + ceil_div(self.tiles * self.k_tiles, blocks) * alone
+        self.least = LAUNCH + max(busy, self.memory, PIECE + self.store + min(self.k_tiles * alone, divided))
 
     def k_tile(self, resident: int) -> float:
         """Return the clocks of a k-tile of each of the resident blocks."""
@@ -311,31 +325,18 @@ class _Model:
         """Return the clocks of a round of whole tiles."""
         return TILE + resident * self.store + self.k_tiles * self.k_tile(resident) if resident else 0.0
 
-    @property
-    def least(self) -> float:
-        """Clocks that no share can go below.
-
-        All multiprocessors are busy with multiply-adds, or the memory is; and some block computes all k-tiles of a
-        tile, or an equal share of them and meets others.
-        """
-        blocks = self.rate.resident * self.sms
-        busy = self.tiles * self.k_tiles * self.k_tile(self.rate.resident) / blocks
-        whole = self.k_tiles * self.k_tile(1)
-        divided = MEET + TRIP + -(-self.tiles * self.k_tiles // blocks) * self.k_tile(1)
-        return LAUNCH + max(busy, self.memory, PIECE + self.store + min(whole, divided))
-
     def clocks(self, share: Share) -> float:
         """Return the clocks that a product takes with a share."""
         rate, sms, tiles, k_tiles = self.rate, self.sms, self.tiles, self.k_tiles
         if share.blocks > sms * rate.resident:  # a block a tile, in rounds
-            rounds, rest = divmod(-(-share.blocks // sms), rate.resident)
+            rounds, rest = divmod(ceil_div(share.blocks, sms), rate.resident)
             clocks = rounds * self.a_round(rate.resident) + self.a_round(rest)
         else:
-            resident = -(-share.blocks // sms)
-            clocks = -(-share.whole // share.blocks) * self.a_round(resident)
+            resident = ceil_div(share.blocks, sms)
+            clocks = ceil_div(share.whole, share.blocks) * self.a_round(resident)
             if tiles > share.whole:
                 shared = (tiles - share.whole) * k_tiles
-                divided = -(-shared // share.blocks)  # k-tiles of divided tiles, of the block that has most
+                divided = ceil_div(shared, share.blocks)  # k-tiles of divided tiles, of the block that has most
                 parts = k_tiles / divided  # of a tile
                 even = shared % share.blocks == 0 and k_tiles % divided == 0  # else pieces straddle tiles
                 pieces = 1 if even else ceil(divided / k_tiles) + 1  # of tiles, a block
@@ -481,6 +482,8 @@ def named(name: str, wanted: Problem) -> Choice:
             f"stage is {name!r}, and tensor maps cannot describe these operands; expected addresses and strides that "
             "are multiples of 16 bytes, contiguous rows or columns, and A or B contiguous along K; pass 'auto'"
         )
+    if wanted.tma and not isinstance(stage, TmaStage):
+        wanted = replace(wanted, tma="")  # it decomposes the operands
     found = ranked(wanted, stage) if stage.chooses_share or wanted.precision != IEEE else []
     if not found:
         return Choice(stage, stage.configs[0], reason=f"stage {name} was asked for", precision=wanted.precision)
@@ -499,7 +502,7 @@ def check_stage_precision(stage: Stage, precision: str) -> None:
 def _reason(choice: Choice, wanted: Problem, count: int) -> str:
     turned = wanted.swapped if choice.swapped else wanted
     rows, cols = (turned.n, turned.m) if wanted.tma == "NN" else (turned.m, turned.n)
-    tiles = -(-rows // choice.config.BM) * -(-cols // choice.config.BN) * wanted.matrices
+    tiles = ceil_div(rows, choice.config.BM) * ceil_div(cols, choice.config.BN) * wanted.matrices
     text = f"{tiles} tiles of {choice.config.BM}x{choice.config.BN} on {wanted.sm_count} SMs"
     if choice.share is not None:
         k_tiles = _tiles(choice.config, turned)[1]

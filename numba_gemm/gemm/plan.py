@@ -11,6 +11,7 @@ from typing import Any
 
 from .. import arrays
 from ..arrays import ITEM
+from ..device.units import ceil_div
 from ..kernels.product import Batch, Product, dense
 from ..kernels.step import Launches
 from ..kernels.tensor_core.tma_stage import TmaStage, tma_operands
@@ -215,7 +216,7 @@ class Plan:
         return launches
 
     def _given(self, memory: Any, size: int, counters: int) -> Workspace:
-        described, elements = arrays.describe("workspace", memory, None), -(-self.workspace_bytes // ITEM)
+        described, elements = arrays.describe("workspace", memory, None), ceil_div(self.workspace_bytes, ITEM)
         if described.dtype != "float32" or len(described.shape) != 1 or described.strides != (ITEM,):
             raise ValueError(
                 f"workspace has dtype {described.dtype}, shape {described.shape} and strides {described.strides}; "

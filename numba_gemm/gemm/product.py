@@ -58,6 +58,7 @@ def checked_product(
     request = checked(a, b, out, alpha, beta, stream, stage, epilogue, epilogue_args, home, precision)
     choose = request.choose if chooser is None else chooser(request)
     left = request.a
+    memory = workspace if request.precision == precision else None  # for sums without terms it may be too small
     launched: list[fast_path.Launched] = []
     with left.kind.product(
         left,
@@ -73,7 +74,7 @@ def checked_product(
         for part in request.parts(placed.a, placed.b, placed.c, placed.vectors):
             steps = [x.pointer - base for x, base in zip((part.a, part.b, part.c), bases, strict=True)]
             choice, operands = choose(part.product), (request.alpha, part.a, part.b, request.beta, part.c)
-            done = launch_choice(part.product, choice, *operands, queue, part.vectors, workspace)
+            done = launch_choice(part.product, choice, *operands, queue, part.vectors, memory)
             launched += [(bound, steps[0] + x, steps[1] + y, steps[2] + z, first) for bound, x, y, z, first in done]
         if tag is not None and request.k and tag == fast_path.tag_of(stage, precision, epilogue, epilogue_args):
             given, placement = (a, b, out, epilogue_args), (placed.a, placed.b, placed.c, placed.vectors)

@@ -308,7 +308,7 @@ def _check_elements(operand: Operand) -> None:
             f"{name} has dtype {operand.dtype}; expected float32, and nothing is cast silently; "
             f"pass {operand.kind.cast.format(name)}"
         )
-    if operand.device is not None and any([value % arrays.ITEM for value in (operand.pointer, *operand.strides)]):
+    if operand.device is not None and any(value % arrays.ITEM for value in (operand.pointer, *operand.strides)):
         raise ValueError(
             f"{name} has elements off the 4-byte boundaries that a GPU reads float32 at (address {operand.pointer:#x}, "
             f"strides {operand.strides}); expected aligned elements; pass a contiguous copy of {name}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..device.units import ceil_div
 from ..kernels.stage import Stage
 from ..kernels.tensor_core import MODES, Mode
 from ..kernels.tensor_core.stage import TensorStage, mode_for
@@ -65,7 +66,7 @@ def seconds_of(
 
     def seconds(config: Any) -> float:
         rate = rates.get((config.BM, config.BN), min(rates.values()))
-        rounds = -(-(matrices * -(-rows // config.BM) * -(-cols // config.BN)) // sm_count)
+        rounds = ceil_div(matrices * ceil_div(rows, config.BM) * ceil_div(cols, config.BN), sm_count)
         flops = 2.0 * config.BM * config.BN * terms
         return rounds * (TILE_END + flops * sm_count / (rate * 1e12))
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ..device.units import WARP, ceil_div
 from ..models import requests as rules
 from ..models.roofline import arithmetic_intensity, roofline
 from .recording import GLOBAL, SHARED, TracedArray
@@ -102,7 +103,7 @@ def ramp(name: str) -> Colormap:
     return LinearSegmentedColormap.from_list(f"counts of {name}", [_mixed(name, 0.12), _mixed(name, 1.0)])
 
 
-def shades(name: str, count: int = rules.WARP) -> np.ndarray[Any, Any]:
+def shades(name: str, count: int = WARP) -> np.ndarray[Any, Any]:
     """Return the colours of `count` lanes that access an array, one row each, from light to dark around its colour."""
     from matplotlib.colors import LinearSegmentedColormap
 
@@ -209,7 +210,7 @@ def _plane(trace: Trace, array: str, indices: np.ndarray[Any, Any], width: int |
         return (indices[:, 0], indices[:, 1]), (shape[0], shape[1])
     width = width or FLAT_WIDTH
     flat = np.ravel_multi_index(tuple(indices.T), shape)
-    return (flat // width, flat % width), (-(-int(np.prod(shape)) // width), width)
+    return (flat // width, flat % width), (ceil_div(int(np.prod(shape)), width), width)
 
 
 def _cropped(values: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], int, int]:
@@ -274,17 +275,17 @@ def thread_map(trace: Trace, array: str, op: str = "load", width: int | None = N
     (rows, cols), shape = _plane(trace, array, indices, width)
     values = np.full(shape, np.nan)
     values[rows[::-1], cols[::-1]] = threads[::-1]  # in reverse, so that the first access wins
-    lanes = min(rules.WARP, math.prod(trace.block))
+    lanes = min(WARP, math.prod(trace.block))
     of_lanes = shades(array, lanes)
     last = int(threads.max())
-    by_thread = ListedColormap(of_lanes[np.arange(last + 1) % rules.WARP])
+    by_thread = ListedColormap(of_lanes[np.arange(last + 1) % WARP])
     title = f"{trace.kernel}: threads that {op} {array}; warps outlined"
     figure, axes, image, written = _grid(values, by_thread, last, title)
     image.set_norm(BoundaryNorm(np.arange(last + 2) - 0.5, last + 1))
     part, _, _ = _cropped(values)
-    warps = np.where(np.isnan(part), -1, np.nan_to_num(part) // rules.WARP)
+    warps = np.where(np.isnan(part), -1, np.nan_to_num(part) // WARP)
     _outlined(axes, warps)
-    if not written and last >= rules.WARP:
+    if not written and last >= WARP:
         for warp in np.unique(warps[warps >= 0]):
             own = np.argwhere(warps == warp)
             row, col = own[np.argmin(((own - own.mean(axis=0)) ** 2).sum(axis=1))]
@@ -496,7 +497,7 @@ def _chosen(
     if thread is not None and warp is not None:
         raise ValueError(f"thread is {thread} and warp is {warp}; give one of them")
     threads = math.prod(trace.block)
-    for name, value, count in (("thread", thread, threads), ("warp", warp, -(-threads // rules.WARP))):
+    for name, value, count in (("thread", thread, threads), ("warp", warp, ceil_div(threads, WARP))):
         if value is not None and not 0 <= value < count:
             raise ValueError(f"{name} is {value}; a block of {trace.kernel} has {name}s 0 to {count - 1}")
     where = f"block {index}"
@@ -551,10 +552,10 @@ def _panel(axes: Axes, name: str, counts: np.ndarray[Any, Any], verb: str, step:
     if counts.any():
         shown = counts
         for side in (0, 1):  # the maximum within each cell, so that nothing vanishes
-            share = -(-shown.shape[side] // MOST_CELLS)
+            share = ceil_div(shown.shape[side], MOST_CELLS)
             shown = np.maximum.reduceat(shown, np.arange(0, shown.shape[side], share), axis=side)
         # Cells of several elements may extend beyond the last element; the axis limits cut them off.
-        down, across = -(-rows // MOST_CELLS) * shown.shape[0], -(-cols // MOST_CELLS) * shown.shape[1]
+        down, across = ceil_div(rows, MOST_CELLS) * shown.shape[0], ceil_div(cols, MOST_CELLS) * shown.shape[1]
         values = np.where(shown > 0, shown, np.nan)
         most, least = int(counts.max()), int(counts[counts > 0].min())
         axes.imshow(

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from math import prod
 from typing import Any, NamedTuple
 
-FLOAT32_BYTES = 4
+from ..device.units import FLOAT32_BYTES
+
 VECTOR_BYTES = 16  # of a 128-bit access
 
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from .product import FLOAT32_BYTES, Layout
+from ..device.units import FLOAT32_BYTES
+from .product import Layout
 
 
 class Slot(IntEnum):

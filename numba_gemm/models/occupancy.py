@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ..device.units import WARP, ceil_div
+
 __all__ = ["LIMITS", "Occupancy", "SmLimits", "occupancy"]
 
-WARP = 32
 MAX_THREADS = 1024  # per block
 MAX_REGISTERS = 255  # per thread
 REGISTERS = 65_536  # per SM
@@ -138,7 +139,7 @@ def occupancy(threads: int, registers: int, shared: int, cc: tuple[int, int]) ->
                 f"{name} is {value}; expected {least} to {most} on compute capability {cc[0]}.{cc[1]}; make the tiles "
                 "smaller, or spread them over other threads"
             )
-    warps = -(-threads // WARP)
+    warps = ceil_div(threads, WARP)
     warp_registers = _rounded(registers * WARP, REGISTER_UNIT)
     # A launch is refused unless every partition has room for an equal share of the block's registers.
     fits = warp_registers * _rounded(warps, PARTITIONS) <= REGISTERS
@@ -166,4 +167,4 @@ def occupancy(threads: int, registers: int, shared: int, cc: tuple[int, int]) ->
 
 def _rounded(amount: int, unit: int) -> int:
     """Round an amount up to whole units."""
-    return -(-amount // unit) * unit
+    return ceil_div(amount, unit) * unit

@@ -23,6 +23,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+from ..device.units import WARP, ceil_div
+
 __all__ = [
     "BANKS",
     "SECTOR_BYTES",
@@ -39,7 +41,6 @@ __all__ = [
 SECTOR_BYTES = 32
 BANKS, WORD_BYTES = 32, 4
 BYPASS_BYTES = 16  # asynchronous copies of this size bypass the L1 cache
-WARP = 32
 SIZES = (1, 2, 4, 8, 16)
 
 Lanes = Iterable[tuple[int, int]]
@@ -79,7 +80,7 @@ def sectors(lanes: Lanes, size: int) -> int:
 def fewest_sectors(lanes: Lanes, size: int) -> int:
     """Return the number of sectors that would hold the same bytes if they were contiguous."""
     different = len({address for _, address in _checked(lanes, size)})
-    return -(-different * size // SECTOR_BYTES)
+    return ceil_div(different * size, SECTOR_BYTES)
 
 
 def _most(words: Iterable[int]) -> int:

@@ -6,7 +6,7 @@ bytes.
 
 from __future__ import annotations
 
-FLOAT32_BYTES = 4
+from ..device.units import FLOAT32_BYTES
 
 # FP32 multiply-adds that one multiprocessor starts per clock, by compute capability.
 # Source: CUDA C++ Programming Guide, section "Arithmetic Instructions", table of throughputs

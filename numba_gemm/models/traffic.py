@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..device.units import FLOAT32_BYTES, WARP, ceil_div
 from . import requests
-from .roofline import FLOAT32_BYTES, gemm_bytes, gemm_flops
+from .roofline import gemm_bytes, gemm_flops
 
 if TYPE_CHECKING:
     from ..kernels.ladder.stage import LadderStage, TileConfig
@@ -47,7 +48,6 @@ __all__ = [
     "traffic",
 ]
 
-WARP = 32
 LINE = 32  # floats
 LINE_BYTES = LINE * FLOAT32_BYTES
 MOST_THREADS = 2048  # the most that any multiprocessor holds
@@ -69,7 +69,7 @@ def naive_writes(m: int, n: int) -> int:
 
 def tile_passes(m: int, n: int, BM: int, BN: int) -> tuple[int, int]:
     """Number of times that block tiles read A and B: N/BN and M/BM respectively, rounded up."""
-    return -(-n // BN), -(-m // BM)
+    return ceil_div(n, BN), ceil_div(m, BM)
 
 
 def tiled_reads(m: int, n: int, k: int, BM: int, BN: int) -> float:
@@ -150,7 +150,7 @@ class _Warp:
     def __init__(self, threads: int, lda: int, ldb: int) -> None:
         self.threads, self.lda, self.ldb = threads, lda, ldb
         self.tid = np.arange(min(threads, WARP))
-        self.warps = -(-threads // WARP)
+        self.warps = ceil_div(threads, WARP)
 
     def a(self, row: np.ndarray, col: np.ndarray | int, width: int, warps: int = 0) -> Access:
         return self._access("global", width, row * self.lda + col, warps)
@@ -329,7 +329,7 @@ def _thin(config: TileConfig, warp: _Warp) -> Accesses:
         cols = min(BN, 8)
         rest = warp.tid // (4 * cols)
         col, p = rest // (BK // 4) * cols + warp.tid % cols, rest % (BK // 4) * 4 + warp.tid // cols % 4
-        copying = -(-min(warp.threads, BN * BK - first) // WARP)
+        copying = ceil_div(min(warp.threads, BN * BK - first), WARP)
         yield warp.b(p, col, 1, copying) if BN > 1 else warp.b(warp.tid % BK, warp.tid // BK, 1, copying)
     for r in range(config.TM):
         yield warp.load(4 * warp.tid + 4 * r * warp.threads, 4)
@@ -453,8 +453,8 @@ def traffic(stage: LadderStage, config: TileConfig, m: int, n: int, k: int, *, i
     accesses, tiled = k_tile(stage.name, config, k, n), stage.name not in UNTILED
     if tiled:
         BM, BN = config.BM, config.BN
-        turns = -(-m // BM) * -(-n // BN) * -(-k // config.BK)
-        ffma = turns * -(-config.threads // WARP) * config.TM * config.TN * (config.BK // config.lanes_k)
+        turns = ceil_div(m, BM) * ceil_div(n, BN) * ceil_div(k, config.BK)
+        ffma = turns * ceil_div(config.threads, WARP) * config.TM * config.TN * (config.BK // config.lanes_k)
         requested = tiled_reads_exact(m, n, k, BM, BN)
         from_l2 = requested
         read, written = shared_reads(BM, BN, config.BK, config.TM, config.TN), config.BK * (BM + BN)
@@ -466,7 +466,7 @@ def traffic(stage: LadderStage, config: TileConfig, m: int, n: int, k: int, *, i
         else:
             cols = min(config.BN, lanes)
             rows = lanes // cols
-        ffma = turns = -(-m // rows) * -(-n // cols) * k
+        ffma = turns = ceil_div(m, rows) * ceil_div(n, cols) * k
         resident = max(1, MOST_THREADS // config.threads)
         tall = config.BM <= config.BN
         BM, BN = (resident * config.BM, config.BN) if tall else (config.BM, resident * config.BN)
@@ -596,8 +596,8 @@ def predict(
         As for `traffic`.
     """
     moved = traffic(stage, config, m, n, k, in_l2=in_l2)
-    pieces = -(-m // config.BM) * -(-n // config.BN) * (1 if stage.schedule is None else -(-k // config.BK))
-    uneven = -(-pieces // sm_count) * sm_count / pieces
+    pieces = ceil_div(m, config.BM) * ceil_div(n, config.BN) * (1 if stage.schedule is None else ceil_div(k, config.BK))
+    uneven = ceil_div(pieces, sm_count) * sm_count / pieces
     return Prediction(
         traffic=moved,
         fp32=uneven * 2 * WARP * moved.ffma / ceilings.fp32,

@@ -92,7 +92,7 @@ def _parameter_sizes(signature: Sequence[Any]) -> list[int] | None:
     from numba.cuda import types
 
     from ..device.matrix import MatrixType
-    from ..device.work import FIELDS, WorkType
+    from ..device.partition import FIELDS, PartitionType
 
     sizes: list[int] = []
     for parameter in signature:
@@ -100,7 +100,7 @@ def _parameter_sizes(signature: Sequence[Any]) -> list[int] | None:
             sizes += [4]
         elif isinstance(parameter, MatrixType):
             sizes += [8] * 5
-        elif isinstance(parameter, WorkType):
+        elif isinstance(parameter, PartitionType):
             sizes += [8] * len(FIELDS)
         elif isinstance(parameter, types.Array):
             sizes += [8] * (5 + 2 * parameter.ndim)

@@ -302,9 +302,11 @@ class Device:
         swapped: bool,
         workspace: Workspace | None,
     ) -> BoundProduct:
-        self.check(stage, config, stage.kernel(config, product, precision))
-        share = self.share(stage, config, product) if share is None else share
+        if share is None and stage.chooses_share:
+            self.check(stage, config, stage.kernel(config, product, precision))
+            share = self.share(stage, config, product)
         launches = stage.launches(config, product, precision, share, self.properties.gpu)
+        self.check(stage, config, launches.steps[-1].kernel)
         if swapped:
             launches = launches.with_operands_exchanged()
         return self.loaded(launches, workspace)

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..device import work
-from ..kernels.product import FLOAT32_BYTES, ONE, Batch, Layout, Product
+from ..device import partition
+from ..device.units import FLOAT32_BYTES
+from ..kernels.product import ONE, Batch, Layout, Product
 from ..kernels.stage import IEEE, MAX_K, Share, Stage
 from ..kernels.step import Argument, Kernel, Launches, MatrixAt, Scalar, Slot
 from ..kernels.step import Vector as VectorAt
@@ -73,7 +74,8 @@ def launch(
     Raises
     ------
     ValueError
-        for a K beyond what a kernel counts, with an epilogue; for a workspace that is too small.
+        for a K beyond what a kernel counts, with an epilogue or in another precision than "ieee"; for a workspace that
+        is too small.
     """
     product = product_of(a, b, c, batch, epilogue, vectors)
     choice = stage, config, precision, share, swapped
@@ -110,6 +112,8 @@ def launch_product(
         raise ValueError(
             f"K is {product.k}, beyond the {MAX_K} that a product with an epilogue may have; expected less"
         )
+    if precision != IEEE and product.k > MAX_K:
+        raise ValueError(f"K is {product.k}, beyond the {MAX_K} that this precision takes; expected less")
     device, done = get_device(c.device), []
     oriented = product.transposed if swapped else product
     for piece in stage.pieces(config, oriented, precision, device.properties.gpu):
@@ -219,7 +223,7 @@ def _simulated(
             return values[argument.place.slot]
         if isinstance(argument, MatrixAt):
             return values[argument.place.slot].view(argument.layout)
-        describe: Any = work.Work
+        describe: Any = partition.Partition
         return describe(scratch, counters, *argument.words[2:])
 
     arguments = [value(argument) for argument in step.arguments if not isinstance(argument, VectorAt)]

@@ -11,7 +11,8 @@ from typing import Any
 
 from cuda.bindings import driver
 
-from ..kernels.product import FLOAT32_BYTES, Layout
+from ..device.units import FLOAT32_BYTES, ceil_div
+from ..kernels.product import Layout
 from ..kernels.step import MapOf
 from .driver import call, failure, relaxed_capture
 
@@ -25,7 +26,7 @@ class TensorMaps:
     """Tensor maps of one device, whose context is current in every call; safe from several threads."""
 
     def __init__(self) -> None:
-        self._places: dict[tuple[int, MapOf], int] = {}
+        self._places: dict[tuple[Any, ...], int] = {}
         self._free: list[int] = []
         self._count = 0
         self._stream: Any = None
@@ -36,7 +37,8 @@ class TensorMaps:
         A copy brings a box of up to 256 rows and 32 columns, whose elements it rounds to TF32, to nearest; 16-byte
         chunks of a row of 128 bytes are exchanged by XOR with the row modulo 8.
         """
-        key = pointer, wanted
+        matrices = wanted.matrices if wanted.step else 1
+        key = pointer, wanted.layout, wanted.box, matrices, wanted.step
         found = self._places.get(key)
         if found is None:
             # Atomic operations without a lock: another thread, or a finaliser, may come here too.
@@ -105,4 +107,4 @@ def _encode(pointer: int, wanted: MapOf) -> bytes | None:
 
 def _row_bytes(layout: Layout) -> int:
     """Return the row stride; of a single row, one that a map allows."""
-    return layout.row_stride if layout.rows > 1 else -(-FLOAT32_BYTES * layout.cols // UNIT) * UNIT
+    return layout.row_stride if layout.rows > 1 else ceil_div(FLOAT32_BYTES * layout.cols, UNIT) * UNIT

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver
 
+from ..device.units import ceil_div
 from ..simulator.switch import SIMULATOR
 from .driver import call
 
@@ -220,7 +221,7 @@ def time_interleaved(
                     once = min(stopwatch.time_us(probe.replay) for _ in range(3)) / PROBE_CALLS
                     capture = probe.captured
             repeats = max(1, min(max_repeats, round(min_span_us / max(once, 1e-3))))
-            repeats = -(-repeats // round_up_to) * round_up_to
+            repeats = ceil_div(repeats, round_up_to) * round_up_to
             works[name] = _repeated(enqueue, stream, repeats, capture)
         # A replay each to warm up: the first one uploads the graph. It also tells which spans are short.
         leads = {name: stopwatch.time_us(work.replay) < SHORT_SPAN_US for name, work in works.items()}

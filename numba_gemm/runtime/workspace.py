@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from cuda.bindings import driver
 
+from ..device.units import ceil_div
 from .driver import call, failure, raw, relaxed_capture, zero_is_per_thread
 
 ALIGNMENT = 256
@@ -35,7 +36,7 @@ def total_bytes(size: int, counters: int) -> int:
 
 
 def _rounded(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
+    return ceil_div(size, ALIGNMENT) * ALIGNMENT
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from itertools import accumulate
 from math import ceil
 from typing import NamedTuple
 
+from ..device.units import ceil_div
 from ..models.roofline import FLOAT32_BYTES as ITEM
 from ..runtime.workspace import ALIGNMENT
 
@@ -109,7 +110,7 @@ def divided(extent: int, most: int) -> list[Part]:
 
 
 def _rounded(value: int, unit: int) -> int:
-    return -(-value // unit) * unit
+    return ceil_div(value, unit) * unit
 
 
 def _even(extent: int, most: int, unit: int = EDGE) -> int:
@@ -163,7 +164,7 @@ class Blocking:
     @property
     def grid(self) -> tuple[int, int]:
         """Number of blocks of C, down and across."""
-        return -(-self.m // self.rows), -(-self.n // self.cols)
+        return ceil_div(self.m, self.rows), ceil_div(self.n, self.cols)
 
     @property
     def count(self) -> int:
@@ -245,7 +246,7 @@ class Blocking:
 def made(m: int, n: int, k: int, rows: int, cols: int, deepest: int) -> Blocking:
     """Return the division into blocks of about `rows` x `cols`, and panels of at most `deepest` elements along k."""
     rows, cols = _even(m, rows), _even(n, cols)
-    strip = min(_rounded(max(1, STRIP_BYTES // (ITEM * cols)), EDGE), _rounded(-(-rows // STRIPS), EDGE))
+    strip = min(_rounded(max(1, STRIP_BYTES // (ITEM * cols)), EDGE), _rounded(ceil_div(rows, STRIPS), EDGE))
     return Blocking(m, n, k, rows, cols, depths(k, min(k, deepest)), min(strip, rows))
 
 

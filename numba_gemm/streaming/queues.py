@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from cuda.bindings import driver
 
+from ..device.units import ceil_div
 from ..runtime import pinned_memory
 from ..runtime import workspace as workspaces
 from ..runtime.driver import call, device_scope, failure, primary_context, relaxed_capture
@@ -359,7 +360,7 @@ class SimulatedDevice:
         return self._queues[-1]
 
     def allocate(self, size: int) -> np.ndarray:
-        return np.full(-(-size // ITEM), np.nan, np.float32)
+        return np.full(ceil_div(size, ITEM), np.nan, np.float32)
 
     def matrix(self, memory: np.ndarray, offset: int, rows: int, cols: int) -> np.ndarray:
         return memory[offset // ITEM :][: rows * cols].reshape(rows, cols)

@@ -22,7 +22,7 @@ from support.operands import LAYOUTS, NAN, REPEATING, check, filled, frozen
 import numba_gemm
 from numba_gemm import arrays, plan, tiled_sgemm
 from numba_gemm.arrays import host, libraries, short_way
-from numba_gemm.device.work import FIELDS
+from numba_gemm.device.partition import FIELDS
 from numba_gemm.gemm import plan as plans
 from numba_gemm.gemm import product as products
 from numba_gemm.gemm import request as requests

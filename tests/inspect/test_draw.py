@@ -78,7 +78,7 @@ class TestLanguage:
         assert draw.colour("a") == draw.colour("a_tile") == draw.colour("A") == "#0072B2"
         assert draw.colour("b_frag") == "#E69F00"
         assert draw.colour("c") == "#009E73"
-        assert draw.colour("work.counters") == draw.colour("tiles") == draw.OTHER
+        assert draw.colour("partition.counters") == draw.colour("tiles") == draw.OTHER
 
     @pytest.mark.parametrize("name", ["a_tile", "b", "c", "tiles"])
     def test_a_ramp_ends_in_the_colour_and_begins_near_white(self, name):
@@ -144,7 +144,7 @@ class TestArrays:
         assert image.get_clim() == (0, 64)
 
     def test_a_long_narrow_part_can_be_seen(self):
-        figure = draw.thread_map(traced("stream_k", k=32, config="test"), "work.partials", "store")
+        figure = draw.thread_map(traced("stream_k", k=32, config="test"), "partition.partials", "store")
         figure.canvas.draw()
         assert figure.axes[0].get_window_extent().width > 200
 

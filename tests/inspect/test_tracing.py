@@ -578,7 +578,7 @@ def test_only_the_blocks_that_were_asked_for():
 @simulator
 def test_source_is_annotated():
     text = str(traced("coalesced", (8, 32, 4)))
-    assert "c[row, col] = blend(" in text
+    assert "c[row, col] = axpby(" in text
     assert "load b" in text
     assert "4.00 sectors each" in text
 

@@ -14,7 +14,7 @@ from support.ladder_cases import Case, Outcome, run
 from support.mutants import BARRIER, STAGED, barriers, mutant
 from support.schedule_cases import Shared, run_shared, shared_cases
 
-from numba_gemm.device import work
+from numba_gemm.device import partition
 from numba_gemm.kernels.ladder import STAGES, LadderStage
 from numba_gemm.runtime import launch
 from numba_gemm.simulator import scheduler
@@ -31,8 +31,8 @@ class Counters:
     """The counters of shared tiles; a block is counted when all of its part is written, which is checked here, since
     simulated blocks run one after another and never see half of another's part."""
 
-    def __init__(self, work: Any, blocks: int) -> None:
-        self.counts, self.partials = work.counters, work.partials.view(np.uint32)
+    def __init__(self, partition: Any, blocks: int) -> None:
+        self.counts, self.partials = partition.counters, partition.partials.view(np.uint32)
         self.partials[...] = UNWRITTEN
         self.part = self.partials.size // (2 * blocks)
 
@@ -52,7 +52,7 @@ def permuted(seed: int) -> Callable[..., None]:
     def run_permuted(kernel: Any, grid: Any, block: Any, args: Any, **options: Any) -> None:
         extents = (*grid, 1)[:3]
         blocks = np.random.default_rng(seed).permutation(list(product(*map(range, extents)))).tolist()
-        share = next((arg for arg in args if isinstance(arg, work.Work)), None)
+        share = next((arg for arg in args if isinstance(arg, partition.Partition)), None)
         if share is not None:
             watched = share._replace(counters=Counters(share, math.prod(extents)))
             args = [watched if arg is share else arg for arg in args]
@@ -143,8 +143,8 @@ MUTATIONS = [
     ),
     ("vectorized", "matrix", "col + i < matrix.shape[1]", "col + i <= matrix.shape[1]", 0),
     ("vectorized", "matrix", "col + i < matrix.shape[1]", "col + i <= matrix.shape[1]", 1),
-    ("thread_tile_1d", "blend", "row < c.shape[0]", "row <= c.shape[0]", 0),
-    ("vectorized", "blend", "row < c.shape[0]", "row <= c.shape[0]", 1),
+    ("thread_tile_1d", "store", "row < c.shape[0]", "row <= c.shape[0]", 0),
+    ("vectorized", "store", "row < c.shape[0]", "row <= c.shape[0]", 1),
     ("async_copy", "stage", "row < a.shape[0]", "row <= a.shape[0]", 0),
     ("async_copy", "stage", "col < b.shape[1]", "col <= b.shape[1]", 0),
     # a k-tile or a k-step lost
@@ -164,11 +164,11 @@ MUTATIONS = [
     ("warp_tiled", "stage", "lane // LANES_N * 4", "lane % LANES_N * 4", 0),
     ("warp_tiled", "stage", "B_START = 2 * BK * BM_PAD", "B_START = BK * BM_PAD", 0),
     # alpha and beta
-    ("vectorized", "blend", "if beta == float32(0):\n            store4", "if False:\n            store4", 0),
-    ("naive", "blend", "if beta == float32(0):\n        return alpha * acc", "if False:\n        return acc", 0),
-    ("vectorized", "blend", "inside and beta != float32(0)", "inside", 0),
-    ("vectorized", "blend", "alpha * acc[2] + beta * old[2]", "acc[2] + beta * old[2]", 0),
-    ("vectorized", "blend", "alpha * acc[3] + beta * old[3]", "alpha * acc[3] + beta * old[2]", 1),
+    ("vectorized", "store", "if beta == float32(0):\n            store4", "if False:\n            store4", 0),
+    ("naive", "store", "if beta == float32(0):\n        return alpha * acc", "if False:\n        return acc", 0),
+    ("vectorized", "store", "inside and beta != float32(0)", "inside", 0),
+    ("vectorized", "store", "alpha * acc[2] + beta * old[2]", "acc[2] + beta * old[2]", 0),
+    ("vectorized", "store", "alpha * acc[3] + beta * old[3]", "alpha * acc[3] + beta * old[2]", 1),
     # asynchronous copies waited for too little, or not in their group
     ("async_copy", "stage", "wait_group(IN_FLIGHT)", "wait_group(IN_FLIGHT + 1)", 0),
     ("async_copy", "stage", "wait_group(IN_FLIGHT)", "wait_group(IN_FLIGHT + 1)", 1),
@@ -238,66 +238,72 @@ MUTATIONS = [
             ("while at < end or own < whole", "while at < end"),
             ("own + uint32(cuda.gridDim.x)", "own + uint32(1)"),
             ("uint32(block - lead)", "uint32(0)"),
-            ("reset(work, int64(index))", "pass"),
-            ("reset(work, int64(index))", "reset(work, int64(0))"),
-            ("arrive(work, int64(index))", "arrive(work, int64(0))"),
+            ("reset(partition, int64(index))", "pass"),
+            ("reset(partition, int64(index))", "reset(partition, int64(0))"),
+            ("arrive(partition, int64(index))", "arrive(partition, int64(0))"),
             ("int64(parts) - 1", "int64(parts) - 2"),
             ("cuda.syncthreads_or(final) != 0", "final != 0"),
             ("= float32(0)", "+= float32(0)"),
-            ("i1 * work.a_middle", "i1 * work.a_inner"),
-            ("i2 * work.b_inner", "i2 * work.b_middle"),
-            ("i0 * work.c_outer", "i0 * work.c_middle"),
+            ("i1 * partition.a_middle", "i1 * partition.a_inner"),
+            ("i2 * partition.b_inner", "i2 * partition.b_middle"),
+            ("i0 * partition.c_outer", "i0 * partition.c_middle"),
         )
     ],
     ("stream_k", "stage", "if uint32(q + r) < parts", "if True", 0),
     ("thin", "stage", "if uint32(q + p) < parts", "if True", 0),
-    ("stream_k", "work", "min(block, uint32(work.extra))", "uint32(0)", 0),
-    ("stream_k", "work", "uint32(extra + uint32(uint32(at - long) // base))", "uint32(at // base)", 0),
-    ("stream_k", "work", "(1 if second else 0)", "0", 0),
-    ("stream_k", "work", "int64(2 * (lead + q)", "int64((lead + q)", 0),
-    ("stream_k", "work", "int64(uint32(rest - uint32(outer * middle)))", "int64(0)", 0),
-    ("stream_k", "work", "int64(uint32(member - uint32(rest * inner)))", "int64(0)", 0),
-    ("stream_k", "work", "uint32(uint32(work.group) * uint32(work.cols))", "uint32(height * uint32(work.cols))", 0),
-    ("stream_k", "work", "min(uint32(work.group), uint32(height - top))", "uint32(work.group)", 0),
-    ("stream_k", "work", "work.counters[tile] = before + 1", "work.counters[tile] = before", 0),
+    ("stream_k", "partition", "min(block, uint32(partition.extra))", "uint32(0)", 0),
+    ("stream_k", "partition", "uint32(extra + uint32(uint32(at - long) // base))", "uint32(at // base)", 0),
+    ("stream_k", "partition", "(1 if second else 0)", "0", 0),
+    ("stream_k", "partition", "int64(2 * (lead + q)", "int64((lead + q)", 0),
+    ("stream_k", "partition", "int64(uint32(rest - uint32(outer * middle)))", "int64(0)", 0),
+    ("stream_k", "partition", "int64(uint32(member - uint32(rest * inner)))", "int64(0)", 0),
     (
         "stream_k",
-        "work",
+        "partition",
+        "uint32(uint32(partition.group) * uint32(partition.cols))",
+        "uint32(height * uint32(partition.cols))",
+        0,
+    ),
+    ("stream_k", "partition", "min(uint32(partition.group), uint32(height - top))", "uint32(partition.group)", 0),
+    ("stream_k", "partition", "partition.counters[tile] = before + 1", "partition.counters[tile] = before", 0),
+    (
+        "stream_k",
+        "partition",
         "(i * columns + j + 1) * threads, acc[i, j + 1]",
         "(i * columns + j + 1) * threads, acc[i, j]",
         0,
     ),
     (
         "stream_k",
-        "work",
-        "values[i, j + 2] = load_partial(work, at + (i * columns + j + 2)",
-        "values[i, j + 2] = load_partial(work, at + (i * columns + j + 1)",
+        "partition",
+        "values[i, j + 2] = load_partial(partition, at + (i * columns + j + 2)",
+        "values[i, j + 2] = load_partial(partition, at + (i * columns + j + 1)",
         0,
     ),
     # C on its way out
-    ("stream_k", "blend", "c_row, first_col + j, vectors)", "c_row, first_col + 1, vectors)", 0),
-    ("stream_k", "blend", "c_row < rows and j < cols", "c_row < rows", 0),
-    ("stream_k", "blend", "c_row < rows and j < cols", "j < cols", 0),
+    ("stream_k", "store", "c_row, first_col + j, vectors)", "c_row, first_col + 1, vectors)", 0),
+    ("stream_k", "store", "c_row < rows and j < cols", "c_row < rows", 0),
+    ("stream_k", "store", "c_row < rows and j < cols", "j < cols", 0),
     (
         "stream_k",
-        "blend",
+        "store",
         "if row < c.shape[0] and col < c.shape[1]:\n            c[row, col] = float32(",
         "if row < c.shape[0]:\n            c[row, col] = float32(",
         0,
     ),
-    ("stream_k", "blend", "if whole:", "if True:", 0),
-    ("stream_k", "blend", "TO_NEXT[r] * row_step(c)", "0 * row_step(c)", 0),
-    ("stream_k", "blend", "TO_NEXT[r] * row_step(c)", "0 * row_step(c)", 1),
-    ("stream_k", "blend", "product(alpha, acc[i, j + 1])", "acc[i, j + 1]", 0),
-    ("stream_k", "blend", "cuda.syncwarp()", "pass", 0),
-    ("stream_k", "blend", "cuda.syncwarp()", "pass", 1),
-    ("stream_k", "blend", "staged // DEPTH * 4 + staged % DEPTH", "staged // DEPTH * 4", 0),
-    ("stream_k", "blend", "i // 4 * (4 * LANES_M) + i % 4", "i // 4 * (4 * LANES_M)", 0),
+    ("stream_k", "store", "if whole:", "if True:", 0),
+    ("stream_k", "store", "TO_NEXT[r] * row_step(c)", "0 * row_step(c)", 0),
+    ("stream_k", "store", "TO_NEXT[r] * row_step(c)", "0 * row_step(c)", 1),
+    ("stream_k", "store", "product(alpha, acc[i, j + 1])", "acc[i, j + 1]", 0),
+    ("stream_k", "store", "cuda.syncwarp()", "pass", 0),
+    ("stream_k", "store", "cuda.syncwarp()", "pass", 1),
+    ("stream_k", "store", "staged // DEPTH * 4 + staged % DEPTH", "staged // DEPTH * 4", 0),
+    ("stream_k", "store", "i // 4 * (4 * LANES_M) + i % 4", "i // 4 * (4 * LANES_M)", 0),
     ("stream_k", "stage", "block_row += warp // (BN // WN) * WM", "block_row += 0", 0),
     ("stream_k", "stage", "block_row += warp // (BN // WN) * WM", "block_row += warp % (BN // WN) * WM", 0),
     (
         "thin",
-        "blend",
+        "store",
         "if row < c.shape[0] and col < c.shape[1]:\n            c[row, col] = float32(",
         "if row < c.shape[0]:\n            c[row, col] = float32(",
         0,

@@ -1,9 +1,9 @@
-"""The tensor cores' products: splitting on the simulator, the kernels as compiled, and products on a GPU."""
+"""The tensor-core ladder: decomposition in the simulator, compiled kernels, launches, and products on a GPU."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import itertools
 import json
 import math
 import subprocess
@@ -16,25 +16,58 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import SUPPORT
 from support.compile_stages import compiler_environment
+from support.recorded_launches import record_launches
+from support.tensor_core_cases import (
+    ALL_MODES,
+    GPU,
+    TMA_KERNELS,
+    bound,
+    compiled_modes,
+    kernels_of,
+    modes_of,
+    multiply,
+    precision_of,
+)
 
 import numba_gemm
 from numba_gemm.gemm import product as gemm_product
-from numba_gemm.gemm import split_products
+from numba_gemm.gemm import tensor_heuristics
+from numba_gemm.gemm.fast_path import CallCache
 from numba_gemm.gemm.request import checked
-from numba_gemm.kernels.ladder.stage import Batch
-from numba_gemm.kernels.tensor_core import MODES, TENSOR_STAGES, TensorForm, WarpgroupConfig, split, sums
+from numba_gemm.kernels.product import ONE, Batch, Product, dense
+from numba_gemm.kernels.stage import IEEE, MAX_K
+from numba_gemm.kernels.step import Moving, Slot
+from numba_gemm.kernels.tensor_core import (
+    MODES,
+    SHORT_SUMS,
+    TENSOR_STAGES,
+    TensorForm,
+    TensorStage,
+    WarpgroupConfig,
+    accumulate,
+    persistent,
+    split,
+)
+from numba_gemm.kernels.tensor_core import stage as tensor_stage
+from numba_gemm.kernels.tensor_core.config import LEFT, REGISTERS, ROW_WORDS, SHARED_BYTES, WARPGROUP, split_shape
 from numba_gemm.kernels.tensor_core.mode import Mode
-from numba_gemm.kernels.tensor_core.stage import LEFT, REGISTERS, ROW_WORDS, SHARED_BYTES, WARPGROUP, split_shape
+from numba_gemm.kernels.tensor_core.stage import decompose, mode_for
 from numba_gemm.lab.bench import accuracy
 from numba_gemm.models.accuracy import MODE_BOUNDS, mode_bound
-from numba_gemm.runtime.launch import PLAIN, Extra, Matrix, Vector
-from numba_gemm.runtime.workspace import Loan, Workspace
+from numba_gemm.runtime import bound_product, kernel_cache
+from numba_gemm.runtime.bound_product import BoundProduct
+from numba_gemm.runtime.frame import moving_words
+from numba_gemm.runtime.launch import launch
+from numba_gemm.runtime.matrix import Matrix, Vector
+from numba_gemm.runtime.tensor_maps import TensorMaps
+from numba_gemm.runtime.workspace import Lease, Workspace, Workspaces, total_bytes
 from numba_gemm.simulator.switch import SIMULATOR
 
 FLOATS = st.floats(width=32, allow_nan=False)
 # 2^-11 and 2^-8 of the element are left after one part; each further part leaves as much of the rest.
 UNITS = {"tf32": 2.0**-11, "bf16": 2.0**-8, "f16": 2.0**-11}
-PAIRS = [(stage, index) for stage in TENSOR_STAGES for index in range(len(TENSOR_STAGES[stage].configs))]
+CONFIGS = [(stage, index) for stage in TENSOR_STAGES for index in range(len(TENSOR_STAGES[stage].configs))]
+TEACHING = [name for name, stage in TENSOR_STAGES.items() if isinstance(stage, TensorStage) and not stage.complete]
 
 
 simulated = pytest.mark.skipif(not SIMULATOR, reason="runs on the simulator")
@@ -260,7 +293,7 @@ def test_scales_bring_the_largest_of_a_row_to_one_size(turned):
 @given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=40))
 def test_nothing_is_lost_between_a_total_and_its_rests(values):
     """Sums of integers in float32: what the total rounds off goes to the rests, so both together stay exact."""
-    _, add, add_exactly, _ = sums.steps(8)
+    _, add, add_exactly, _ = accumulate.steps(8)
     total, rests = np.zeros((1, 4), np.float32), np.zeros((1, 4), np.float32)
     exact = 0.0
     for value in sorted(np.round(values), key=abs):
@@ -275,7 +308,7 @@ def test_nothing_is_lost_between_a_total_and_its_rests(values):
 @settings(deadline=None)
 @given(st.integers(-(2**23), 2**23), st.integers(-(2**16), 2**16))
 def test_a_sum_that_is_a_float_stays_as_it_is(total, rest):
-    _, _, _, finish = sums.steps(8)
+    _, _, _, finish = accumulate.steps(8)
     sum_of_both = np.full((1, 4), total, np.float32)
     finish(sum_of_both, np.full((1, 4), rest, np.float32))
     assert (sum_of_both == np.float32(total + rest)).all()
@@ -283,14 +316,14 @@ def test_a_sum_that_is_a_float_stays_as_it_is(total, rest):
 
 @simulated
 def test_what_is_cut_off_is_given_back_on_average():
-    _, _, _, finish = sums.steps(8)
+    _, _, _, finish = accumulate.steps(8)
     generator = np.random.default_rng(1)
     total, rests = generator.uniform(1, 2, (4000, 4)).astype(np.float32), generator.uniform(0, 1e-3, (4000, 4))
     rests = rests.astype(np.float32)
     exact = total.astype(np.float64) + rests
     for row in range(4000):
         finish(total[row : row + 1], rests[row : row + 1])
-    assert np.mean(total / exact - 1) == pytest.approx(sums.CUT_OFF, rel=0.2)
+    assert np.mean(total / exact - 1) == pytest.approx(accumulate.CUT_OFF, rel=0.2)
 
 
 # ----------------------------------------------------------------------------------------------- what follows a sum
@@ -472,14 +505,10 @@ def test_products_of_unknown_parts_are_refused():
         Mode("turned", "bf16", 2, ((0, 0), (0, 1)))
 
 
-@pytest.mark.parametrize("mode", MODES.values(), ids=lambda mode: mode.name)
-@pytest.mark.parametrize("stage", TENSOR_STAGES.values(), ids=lambda stage: stage.name)
-def test_slots_fit_into_shared_memory(stage, mode):
-    from support.tensor_core_cases import runs
-
-    for index, config in enumerate(stage.configs):
-        if not runs(stage.name, index, mode.name):
-            continue
+@pytest.mark.parametrize(("stage", "index"), CONFIGS)
+def test_slots_fit_into_shared_memory(stage, index):
+    config = TENSOR_STAGES[stage].configs[index]
+    for mode in (ALL_MODES[name] for name in modes_of(stage, index)):
         assert 1 <= config.slots(mode) <= config.max_slots
         assert config.dynamic_shared(mode) <= SHARED_BYTES
         assert config.slots(mode) > 1 or getattr(config, "producers", 1) == 0, (
@@ -487,7 +516,7 @@ def test_slots_fit_into_shared_memory(stage, mode):
         )
 
 
-@pytest.mark.parametrize(("stage", "index"), PAIRS)
+@pytest.mark.parametrize(("stage", "index"), CONFIGS)
 def test_claims_leave_enough_registers(stage, index):
     config = TENSOR_STAGES[stage].configs[index]
     if config.claim:
@@ -534,11 +563,13 @@ def test_a_slot_that_does_not_fit_is_refused():
         WarpgroupConfig(256, 256, consumers=4).slots(Mode("four", "bf16", 4, ((0, 0),)))
 
 
-@pytest.mark.parametrize("name", [name for name, stage in TENSOR_STAGES.items() if not stage.complete])
+@pytest.mark.parametrize("name", TEACHING)
 def test_a_stage_without_scales_refuses_a_scaled_mode(name):
     stage = TENSOR_STAGES[name]
     with pytest.raises(ValueError, match="no scales"):
         stage.build(stage.configs[0], TensorForm(MODES["fp16x3"]))
+    assert "fp16x3" not in stage.precisions
+    assert not stage.takes_epilogue
     with pytest.raises(ValueError, match="no epilogue"):
         stage.build(stage.configs[0], TensorForm(MODES["tf32"], epilogue=abs))
 
@@ -550,198 +581,333 @@ def test_tiles_too_wide_for_three_sums_are_refused():
 
 
 @pytest.mark.parametrize("mode", MODES.values(), ids=lambda mode: mode.name)
-def test_split_operands_are_padded(mode):
+def test_decomposed_operands_are_padded(mode):
     assert split_shape(mode, 1, 0, 64) == (mode.parts + mode.scaled, ROW_WORDS * 64)
     assert split_shape(mode, 97, mode.slot_k + 1, 96) == (2 * mode.parts + mode.scaled, 2 * ROW_WORDS * 96)
 
 
-# ------------------------------------------------------------------------------------------------------ divisions
+# -------------------------------------------------------------------------------------------------- decompositions
 
 
-@pytest.mark.parametrize("mode", MODES.values(), ids=lambda mode: mode.name)
+def dense_product(m, n, k, batch=ONE):
+    return Product(dense("N", m, k), dense("N", k, n), dense("N", m, n), batch)
+
+
+@pytest.mark.parametrize("precision", MODES)
 @settings(deadline=None)
 @given(m=st.integers(1, 20000), n=st.integers(1, 20000), k=st.integers(1, 20000))
-def test_a_division_covers_the_product(mode, m, n, k):
-    division = split_products.divide(mode, m, n, k, 132)
-    (a_rows, a_words), (b_rows, b_words) = division.parts[:2]
-    config = division.config
-    assert a_rows == b_rows == mode.parts * -(-k // mode.slot_k) + mode.scaled
-    for words, extent, tile in ((a_words, m, config.BM), (b_words, n, config.BN)):
+def test_a_decomposition_covers_the_product(precision, m, n, k):
+    stage, product = persistent.STAGE, dense_product(m, n, k)
+    _, config = tensor_heuristics.seconds_of(stage, precision, m, n, k, 1, 132, "")[0]
+    mode = mode_for(precision, k)
+    made = decompose(mode, product, config)
+    a, b = made.parts[:2]
+    assert a.rows == b.rows == mode.parts * -(-k // mode.slot_k) + mode.scaled
+    for words, extent, tile in ((a.cols, m, config.BM), (b.cols, n, config.BN)):
         assert words % (ROW_WORDS * tile) == 0
         assert words >= ROW_WORDS * extent > words - ROW_WORDS * tile
-    ends = [offset + 4 * rows * cols for offset, (rows, cols) in zip(division.offsets, division.parts, strict=True)]
-    assert all(end <= begin for end, begin in zip(ends, division.offsets[1:], strict=False))
-    assert ends[-1] <= division.workspace_bytes
-    assert 0 < division.blocks <= 132
+    ends = [offset + 4 * part.rows * part.cols for offset, part in zip(made.offsets, made.parts, strict=True)]
+    assert all(end <= begin for end, begin in zip(ends, made.offsets[1:], strict=False))
+    assert ends[-1] <= made.bytes
+    launches = stage.launches(config, product, precision, None, GPU)
+    assert launches.scratch_bytes == made.bytes
+    assert 0 < launches.steps[-1].grid[0] <= 132
 
 
-def test_small_products_get_small_tiles():
-    def area(extent):
-        config = split_products.choose(MODES["bf16x6"], extent, extent, 1024, 132)
-        return config.BM * config.BN
+@pytest.mark.parametrize("precision", MODES)
+def test_steps_of_a_product(precision):
+    """Row maxima if the mode is scaled, decomposition, multiplication; each may start before the one before has ended
+    if it waits for it."""
+    product = dense_product(200, 300, 100)
+    launches = persistent.STAGE.launches(persistent.STAGE.configs[0], product, precision, None, GPU)
+    names = [step.kernel.name for step in launches.steps]
+    mode = mode_for(precision, 100).name
+    assert names == ["extremes"] * MODES[precision].scaled + [f"split_{mode}", f"persistent_{mode}_128x128-c2p1"]
+    assert [step.overlaps for step in launches.steps] == [False] + [True] * (len(names) - 1)
+    assert launches.steps[-1].grid == (2 * 3, 1, 1)
 
-    areas = [area(extent) for extent in (256, 512, 1024, 4096)]
-    assert areas == sorted(areas)
-    assert areas[0] < areas[-1]
+
+@pytest.mark.parametrize("name", TEACHING)
+def test_steps_of_a_teaching_stage(name):
+    stage = TENSOR_STAGES[name]
+    config = stage.configs[0]
+    for precision in stage.precisions:
+        launches = stage.launches(config, dense_product(200, 300, 100), precision, None, GPU)
+        assert [step.kernel.name for step in launches.steps] == [
+            f"split_{precision}",
+            f"{name}_{precision}_{config.name}",
+        ]
+        assert not any(step.overlaps for step in launches.steps)
+        assert launches.steps[-1].grid == (-(-300 // config.BN), -(-200 // config.BM), 1)
+        assert launches.steps[-1].kernel.variant == TensorForm(MODES[precision]), "short sums are no other mode"
 
 
 # -------------------------------------------------------------------------------------------- launches, without a GPU
 
 
-def place(pointer, rows, cols, row_stride, col_stride, device=0):
-    return Matrix(pointer, rows, cols, row_stride, col_stride, device, None)
-
-
 @pytest.fixture
 def launched(monkeypatch):
-    """Record launch objects and their calls instead of compiling."""
-    made = []
-
-    class Recorded:
-        def __init__(self, division, a, b, c, extra):
-            self.division, self.extra, self.calls = division, extra, []
-            made.append(self)
-
-        def __call__(self, *arguments):
-            self.calls.append(arguments)
-
-    monkeypatch.setattr(split_products, "SIMULATOR", False)
-    monkeypatch.setattr(split_products, "_Launch", Recorded)
-    monkeypatch.setattr(split_products, "_kept_launches", {})
-    properties = split_products.device_properties(0)
-    monkeypatch.setattr(split_products, "device_properties", lambda device: properties)
-    return made
+    """Launches that are recorded with their calls, instead of compiled and enqueued."""
+    return record_launches(monkeypatch)
 
 
 VECTOR = Vector(4096, 8, 4, None)
-EXTRA = Extra(Batch((1, 1, 2), (0, 0, 4096), (0, 0, 4096), (0, 0, 4096)), abs, (VECTOR,))
-CONFIGS = split_products.configs_of(MODES["bf16x6"])
-SPLIT_KEYS = {
-    "mode": {"mode": MODES["bf16x9"]},
-    "configuration": {"config": CONFIGS[1]},
+BATCH = Batch((1, 1, 2), (0, 0, 4096), (0, 0, 4096), (0, 0, 4096))
+TILES = tensor_heuristics.configs_for(persistent.STAGE, "bf16x6", 12)
+LAUNCH_KEYS = {
+    "stage": {"stage": TENSOR_STAGES["warp_mma"], "config": TENSOR_STAGES["warp_mma"].configs[0]},
+    "precision": {"precision": "bf16x9"},
+    "configuration": {"config": TILES[1]},
     "device": {"device": 1},
+    "alignment": {"a": ((1 << 20) + 4, 8, 12, 48, 4)},
     "A's strides": {"a": (1 << 20, 8, 12, 64, 4)},
     "B's strides": {"b": (1 << 21, 12, 8, 4, 48)},
     "C's strides": {"c": (1 << 22, 8, 8, 4, 32)},
     "rows": {"a": (1 << 20, 4, 12, 48, 4), "c": (1 << 22, 4, 8, 32, 4)},
     "k": {"a": (1 << 20, 8, 8, 48, 4), "b": (1 << 21, 8, 8, 32, 4)},
-    "matrices": {"extra": dataclasses.replace(EXTRA, batch=dataclasses.replace(EXTRA.batch, extents=(1, 1, 3)))},
-    "A's step": {"extra": dataclasses.replace(EXTRA, batch=dataclasses.replace(EXTRA.batch, a=(0, 0, 0)))},
-    "B's step": {"extra": dataclasses.replace(EXTRA, batch=dataclasses.replace(EXTRA.batch, b=(0, 0, 0)))},
-    "C's step": {"extra": dataclasses.replace(EXTRA, batch=dataclasses.replace(EXTRA.batch, c=(0, 0, 8192)))},
-    "epilogue": {"extra": dataclasses.replace(EXTRA, epilogue=max)},
-    "vectors": {"extra": dataclasses.replace(EXTRA, vectors=(VECTOR, VECTOR))},
-    "a vector's stride": {"extra": dataclasses.replace(EXTRA, vectors=(dataclasses.replace(VECTOR, stride=8),))},
-    "a vector's size": {"extra": dataclasses.replace(EXTRA, vectors=(dataclasses.replace(VECTOR, size=9),))},
+    "matrices": {"batch": dataclasses.replace(BATCH, extents=(1, 1, 3))},
+    "A's step": {"batch": dataclasses.replace(BATCH, a=(0, 0, 0))},
+    "B's step": {"batch": dataclasses.replace(BATCH, b=(0, 0, 0))},
+    "C's step": {"batch": dataclasses.replace(BATCH, c=(0, 0, 8192))},
+    "epilogue": {"epilogue": max},
+    "vectors": {"vectors": (VECTOR, VECTOR)},
+    "a vector's stride": {"vectors": (dataclasses.replace(VECTOR, stride=8),)},
+    "a vector's size": {"vectors": (dataclasses.replace(VECTOR, size=9),)},
+    "workspace": {"workspace": Workspace(1 << 24, 1 << 20, 0)},
 }
+OPERANDS = {"a": (1 << 20, 8, 12, 48, 4), "b": (1 << 21, 12, 8, 32, 4), "c": (1 << 22, 8, 8, 32, 4)}
+PLAIN = {"batch": ONE, "epilogue": None, "vectors": ()}
 
 
-def multiply_split(mode=MODES["bf16x6"], device=0, config=CONFIGS[0], extra=EXTRA, workspace=None, **places):
-    found = {"a": (1 << 20, 8, 12, 48, 4), "b": (1 << 21, 12, 8, 32, 4), "c": (1 << 22, 8, 8, 32, 4)} | places
-    a, b, c = (place(*found[name], device) for name in "abc")
-    split_products.launch(mode, 1.0, a, b, 0.0, c, extra=extra, config=config, workspace=workspace)
+def enqueue(stage=persistent.STAGE, config=TILES[0], device=0, **changes):
+    options = {"precision": "bf16x6", "batch": BATCH, "epilogue": abs, "vectors": (VECTOR,)} | changes
+    a, b, c = (Matrix(*options.pop(name, OPERANDS[name]), device, None) for name in "abc")
+    launch(stage, config, 1.0, a, b, 0.0, c, **options)
 
 
-@pytest.mark.parametrize("case", SPLIT_KEYS)
-def test_launch_key_has_every_property(launched, case):
-    multiply_split()
-    multiply_split(a=(1 << 23, 8, 12, 48, 4))  # another address
+@pytest.mark.parametrize("case", LAUNCH_KEYS)
+def test_launches_are_reused_for_equal_products(launched, case):
+    enqueue()
+    enqueue(a=(1 << 23, 8, 12, 48, 4))  # another address
     assert [len(one.calls) for one in launched] == [2]
-    multiply_split(**SPLIT_KEYS[case])
-    multiply_split()
+    enqueue(**LAUNCH_KEYS[case])
+    enqueue()
     assert [len(one.calls) for one in launched] == [3, 1]
 
 
-def test_config_at_a_reused_address(launched):
-    """Each configuration is freed before the next one is created."""
-    for config in CONFIGS * 3:
-        multiply_split(config=dataclasses.replace(config))
+def test_configurations_are_compared_by_value(launched):
+    """Each one is freed before the next one is created, at the same address perhaps."""
+    for config in TILES * 3:
+        enqueue(config=dataclasses.replace(config))
         (called,) = (one for one in launched if one.calls)
-        assert called.division.config == config
+        assert called.kernel.config == config
         called.calls.clear()
+    assert len(launched) == len(TILES)
 
 
 def test_a_batch_is_launched_in_pieces(launched, monkeypatch):
-    """One launch takes as many matrices as fit in the memory limit of the parts."""
+    """One sequence of launches takes as many matrices as fit in the memory limit of the parts."""
     batch = Batch((1, 1, 7), (0, 0, 4096), (0, 0, 0), (0, 0, 512))
-    each = split_products.divide(MODES["bf16x6"], 8, 8, 12, 132, CONFIGS[0], batch=batch)
+    product = dense_product(8, 8, 12, batch)
+    each = decompose(mode_for("bf16x6", 12), product, TILES[0])
     assert each.steps[0] > 0
     assert each.steps[1] == 0, "B's parts are there once"
-    assert each.workspace_bytes >= 7 * each.steps[0] + 4 * np.prod(each.parts[1])
-    monkeypatch.setattr(split_products, "MOST_PARTS_BYTES", 3 * each.steps[0])
-    multiply_split(extra=Extra(batch))
-    calls = [(one.division.matrices, arguments[1:5]) for one in launched for arguments in one.calls]
+    assert each.bytes >= 7 * each.steps[0] + 4 * each.parts[1].rows * each.parts[1].cols
+
+    def pieces():
+        found = persistent.STAGE.pieces(TILES[0], product, "bf16x6", GPU)
+        return [piece.product.batch.matrices for piece in found]
+
+    assert pieces() == [7]
+    monkeypatch.setattr(tensor_stage, "MAX_PARTS_BYTES", 3 * each.steps[0])
+    enqueue(**PLAIN | {"batch": batch})
+    calls = [(one.launches.steps[-1].grid[1], arguments[1:5]) for one in launched for arguments in one.calls]
     a, b, c = 1 << 20, 1 << 21, 1 << 22
     expected = [(3, (a, b, 0.0, c)), (3, (a + 3 * 4096, b, 0.0, c + 3 * 512)), (1, (a + 6 * 4096, b, 0.0, c + 6 * 512))]
     assert calls == expected
-    monkeypatch.setattr(split_products, "MOST_PARTS_BYTES", 1)
-    assert split_products._at_once(MODES["bf16x6"], place(a, 8, 12, 48, 4), place(b, 12, 8, 32, 4), batch, None, 0) == 1
-    monkeypatch.setattr(split_products, "MOST_PARTS_BYTES", 1 << 60)
-    monkeypatch.setattr(split_products, "MAX_MATRICES", 5)
-    assert split_products._at_once(MODES["bf16x6"], place(a, 8, 12, 48, 4), place(b, 12, 8, 32, 4), batch, None, 0) == 5
+    monkeypatch.setattr(tensor_stage, "MAX_PARTS_BYTES", 1)
+    assert pieces() == [1] * 7
+    monkeypatch.setattr(tensor_stage, "MAX_PARTS_BYTES", 1 << 60)
+    monkeypatch.setattr(tensor_stage, "MAX_MATRICES", 5)
+    assert pieces() == [5, 2]
 
 
-def test_workspace_of_a_precision(launched):
-    needed = split_products.divide(MODES["bf16x6"], 8, 8, 12, 132, CONFIGS[0]).workspace_bytes
-    multiply_split(extra=PLAIN, workspace=Workspace(1 << 24, needed, 0))
-    assert launched[-1].calls[-1][6] == 1 << 24
-    with pytest.raises(ValueError, match=rf"workspace holds {needed - 1} bytes; expected {needed}; pass an array"):
-        multiply_split(extra=PLAIN, workspace=Workspace(1 << 24, needed - 1, 0))
-    assert [len(one.calls) for one in launched] == [1]
+def test_a_teaching_stage_is_launched_in_pieces(launched, monkeypatch):
+    """Its grid's y axis has one block per row of tiles."""
+    stage = TENSOR_STAGES["one_warpgroup"]
+    monkeypatch.setattr("numba_gemm.kernels.tensor_core.stage.MAX_GRID_Y", 2)
+    (config,) = stage.configs
+    a, b, c = (1 << 20, 300, 12, 48, 4), (1 << 21, 12, 8, 32, 4), (1 << 22, 300, 8, 32, 4)
+    enqueue(stage, config, a=a, b=b, c=c, **PLAIN)
+    calls = [(one.launches.steps[-1].grid[:2], arguments[1:5]) for one in launched for arguments in one.calls]
+    rows = 2 * config.BM
+    assert calls == [
+        ((1, 2), (a[0], b[0], 0.0, c[0])),
+        ((1, 2), (a[0] + 48 * rows, b[0], 0.0, c[0] + 32 * rows)),
+        ((1, 1), (a[0] + 2 * 48 * rows, b[0], 0.0, c[0] + 2 * 32 * rows)),
+    ]
 
 
 def test_extents_of_a_precision(launched):
-    multiply_split(extra=PLAIN, a=(1 << 20, 0, 12, 48, 4), c=(1 << 22, 0, 8, 32, 4))
-    multiply_split(extra=PLAIN, b=(1 << 21, 12, 0, 32, 4), c=(1 << 22, 8, 0, 32, 4))
+    enqueue(**PLAIN, a=(1 << 20, 0, 12, 48, 4), c=(1 << 22, 0, 8, 32, 4))
+    enqueue(**PLAIN, b=(1 << 21, 12, 0, 32, 4), c=(1 << 22, 8, 0, 32, 4))
     assert not launched
-    long = split_products.MAX_K + 1
-    with pytest.raises(ValueError, match=f"K is {long}, beyond the {long - 1} that this precision takes"):
-        multiply_split(extra=PLAIN, a=(1 << 20, 8, long, 0, 0), b=(1 << 21, long, 8, 0, 0))
+    long = MAX_K + 1
+    with pytest.raises(ValueError, match=f"K is {long}, beyond the {MAX_K} that this precision takes"):
+        enqueue(**PLAIN, a=(1 << 20, 8, long, 0, 0), b=(1 << 21, long, 8, 0, 0))
+    assert not launched
+
+
+def test_longest_sum_of_a_precision(monkeypatch):
+    monkeypatch.setattr("numba_gemm.gemm.precision.SIMULATOR", False)
+    monkeypatch.setattr("numba_gemm.gemm.precision.tensor_stage", lambda cc: persistent.STAGE)
+    long = MAX_K + 1
     a, b = np.broadcast_to(np.float32(1), (2, long)), np.broadcast_to(np.float32(1), (long, 2))
-    with pytest.raises(ValueError, match=rf"K is {long} and precision is 'bf16x6', which takes up to {long - 1}"):
+    with pytest.raises(ValueError, match=rf"K is {long} and precision is 'bf16x6', which takes up to {MAX_K}"):
         checked(a, b, None, 1.0, 0.0, None, "auto", None, (), None, "bf16x6")
     assert checked(a, b, None, 1.0, 0.0, None, "auto", None, ()).k == long
 
 
+class FakeFrame:
+    """Stand-in for `Frame`: records the values of moving words."""
+
+    def __init__(self, steps, handles, context):
+        self.words, self.moved, self.launched, self.error = moving_words(steps), [], [], None
+        assert len(handles) == len(steps)
+
+    def in_context(self):
+        return True
+
+    def move(self, *values):
+        self.moved.append(dict(zip(self.words, values, strict=True)))
+
+    def launch(self, stream):
+        self.launched.append(stream)
+        if self.error is not None:
+            raise self.error
+
+
+class FakeWorkspaces:
+    """Stand-in for `Workspaces`: memory at 1 MiB."""
+
+    def __init__(self):
+        self.leased, self.released = [], []
+
+    def lease(self, stream, size):
+        self.leased.append((stream, size))
+        return Lease(1 << 20, size, (stream, 0))
+
+    def release(self, lease):
+        self.released.append((lease.key[0], lease.size))
+
+
+BATCHED = dense_product(8, 8, 12, Batch((1, 1, 2), (0, 0, 4096), (0, 0, 4096), (0, 0, 4096)))
+SCALED = dataclasses.replace(BATCHED, epilogue=abs, vectors=((8, 4), (8, 4)))  # all kinds of words
+
+
+def bound_launches(monkeypatch, workspace=None):
+    """Return `SCALED` bound to stand-ins in precision "fp16x3", its workspaces, and a list of its frames."""
+    frames, workspaces = [], FakeWorkspaces()
+
+    def make(*arguments):
+        frames.append(FakeFrame(*arguments))
+        return frames[-1]
+
+    monkeypatch.setattr(bound_product, "Frame", make)
+    launches = persistent.STAGE.launches(persistent.STAGE.configs[0], SCALED, "fp16x3", None, GPU)
+    return BoundProduct(0, 1, launches, [1, 2, 3], workspaces, TensorMaps(), workspace), workspaces, frames
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_words_of_a_product(monkeypatch, given):
+    """Each moving word has its value: operands, vectors, and parts in leased memory or in the one that was given."""
+    workspace = Workspace(1 << 24, 1 << 22, 0) if given else None
+    bound_to, workspaces, frames = bound_launches(monkeypatch, workspace)
+    bound_to(2.0, 100, 200, 0.5, 300, 7, 400, 500)
+    (frame,) = frames
+    memory = 1 << 24 if given else 1 << 20
+    made = decompose(MODES["fp16x3"], SCALED, persistent.STAGE.configs[0])
+    expected = {Moving(Slot.ALPHA): 2.0, Moving(Slot.BETA): 0.5, Moving(Slot.A): 100, Moving(Slot.B): 200}
+    expected |= {Moving(Slot.C): 300, Moving(Slot.VECTORS): 400, Moving(Slot.VECTORS + 1): 500}
+    expected |= {Moving(Slot.SCRATCH, offset): memory + offset for offset in made.offsets}
+    assert frame.moved == [expected]
+    assert frame.launched == [7]
+    assert workspaces.leased == workspaces.released == ([] if given else [(7, made.bytes)])
+
+
+def test_memory_is_released_after_an_error(monkeypatch):
+    bound_to, workspaces, frames = bound_launches(monkeypatch)
+    bound_to(1.0, 0, 0, 0.0, 0, 0, 0, 0)
+    frames[0].error = RuntimeError("launch failed")
+    with pytest.raises(RuntimeError, match="launch failed"):
+        bound_to(1.0, 0, 0, 0.0, 0, 0, 0, 0)
+    assert len(workspaces.leased) == 2
+    assert workspaces.released == workspaces.leased
+
+
+def test_workspace_of_a_precision():
+    launches = persistent.STAGE.launches(TILES[0], dense_product(8, 8, 12), "bf16x6", None, GPU)
+    needed = launches.scratch_bytes
+    BoundProduct(0, 1, launches, [1, 2], Workspaces(), TensorMaps(), Workspace(1 << 24, needed, 0))
+    words = rf"workspace holds {needed - 1} bytes and 0 counters; expected {needed} and 0; pass an array of "
+    with pytest.raises(ValueError, match=words + f"{total_bytes(needed, 0)} bytes"):
+        BoundProduct(0, 1, launches, [1, 2], Workspaces(), TensorMaps(), Workspace(1 << 24, needed - 1, 0))
+
+
+@pytest.fixture
+def able(monkeypatch):
+    """Let the public functions take precisions in the simulator."""
+    monkeypatch.setattr("numba_gemm.gemm.precision.SIMULATOR", False)
+
+
 @simulated
-def test_workspace_of_a_precision_is_not_used_for_empty_sums(launched, monkeypatch):
+@pytest.mark.usefixtures("able")
+def test_workspace_of_a_precision_is_not_used_for_empty_sums(monkeypatch):
     """It is sized for the parts; the float32 kernel may need more."""
     given = []
-    monkeypatch.setattr(gemm_product.launch, "launch", lambda *_, workspace, **__: given.append(workspace))
+
+    def record(product, choice, *operands):
+        given.append((choice.precision, operands[-1]))
+        return []
+
+    monkeypatch.setattr(gemm_product, "launch_choice", record)
     a, workspace = np.ones((4, 5), np.float32), Workspace(1 << 24, 256, 0)
-    options = {"stage": "auto", "seen": {}, "workspace": workspace}
-    gemm_product.checked_product(a, a.T, None, 0.0, 0.0, None, **options, precision="bf16x6")
-    gemm_product.checked_product(a, a.T, None, 1.0, 0.0, None, **options)
-    assert given == [None, workspace]
-    assert not launched
+    options = {"stage": "auto", "cache": CallCache(), "tag": None, "workspace": workspace}
+    for alpha, precision in ((0.0, "bf16x6"), (1.0, "bf16x6"), (0.0, IEEE), (1.0, IEEE)):
+        gemm_product.checked_product(a, a.T, None, alpha, 0.0, None, **options, precision=precision)
+    assert given == [(IEEE, None), ("bf16x6", workspace), (IEEE, workspace), (IEEE, workspace)]
 
 
 @simulated
-def test_plan_calls_use_its_precision(launched, monkeypatch):
-    monkeypatch.setattr(split_products, "prepare", lambda *_: None)
+@pytest.mark.usefixtures("able")
+def test_plan_calls_use_its_precision(launched):
     a = np.ones((4, 5), np.float32)
     made = numba_gemm.plan(4, 4, 5, precision="bf16x9")
     made(a, a.T)
     made(a, a.T)
-    assert made.precision == "bf16x9"
-    assert [(one.division.mode.name, len(one.calls)) for one in launched] == [("bf16x9", 2)]
+    assert (made.stage, made.precision) == ("persistent", "bf16x9")
+    assert [(one.kernel.variant.mode.name, len(one.calls)) for one in launched] == [("bf16x9", 2)]
 
 
-def test_memory_is_given_back_after_an_error(monkeypatch):
-    made, loans = object.__new__(split_products._Launch), []
-
-    def fails(*arguments):
-        raise RuntimeError("launch failed")
-
-    made.device, made.division = 0, split_products.divide(MODES["bf16x6"], 8, 8, 12, 132)
-    monkeypatch.setattr(made, "_enqueue", fails, raising=False)
-    monkeypatch.setattr(split_products, "device_scope", contextlib.nullcontext)
-    loan = Loan(1 << 20, 256, (0, 0, 0))
-    monkeypatch.setattr(split_products.workspaces, "borrow", lambda *_: loan)
-    monkeypatch.setattr(split_products.workspaces, "give_back", loans.append)
-    with pytest.raises(RuntimeError, match="launch failed"):
-        made(1.0, 0, 0, 0.0, 0, 0, None, [])
-    assert loans == [loan]
+@simulated
+@pytest.mark.usefixtures("able")
+@pytest.mark.parametrize(
+    ("stage", "precision"),
+    [
+        (stage.name, name)
+        for stage in TENSOR_STAGES.values()
+        if isinstance(stage, TensorStage)
+        for name in stage.precisions
+    ],
+)
+def test_public_function_launches_every_stage_in_every_precision(launched, stage, precision):
+    a, b = np.ones((2, 7, 5), np.float32), np.ones((2, 9, 5), np.float32).swapaxes(1, 2)
+    numba_gemm.tiled_sgemm(a, b, stage=stage, precision=precision)
+    each = 1 if TENSOR_STAGES[stage].complete else 2  # of a batch of two
+    assert sum(len(one.calls) for one in launched) == each
+    kernel = launched[0].kernel
+    assert kernel.build is TENSOR_STAGES[stage].build
+    assert precision_of(kernel.variant.mode.name) == precision
 
 
 def epilogue_of(bias):
@@ -755,14 +921,13 @@ def untold(value, row, col):
 UNTOLD = [1.0]
 
 
-def test_cached_kernel_names_are_distinct(monkeypatch):
+def test_cached_kernel_names_are_distinct():
     """Everything that affects the code is in the name; an epilogue without a fingerprint has no name."""
-    names = []
-    monkeypatch.setattr(split_products.kernel_cache, "kept", lambda name, make: names.append(name))
-    mode, config = MODES["bf16x6"], CONFIGS[0]
+    stage, mode, config = persistent.STAGE, MODES["bf16x6"], TILES[0]
     forms = [
         TensorForm(mode),
         TensorForm(mode, batched=True),
+        TensorForm(SHORT_SUMS["bf16x6"]),
         TensorForm(MODES["bf16x9"]),
         TensorForm(mode, epilogue_of(1.0)),
         TensorForm(mode, epilogue_of(2.0)),
@@ -770,90 +935,20 @@ def test_cached_kernel_names_are_distinct(monkeypatch):
         TensorForm(mode, epilogue_of(1.0), 2),
         TensorForm(mode, epilogue_of(1.0), batched=True),
     ]
-    for form in forms:
-        split_products.product_cubin(config, form, (9, 0))
-    split_products.product_cubin(CONFIGS[1], forms[0], (9, 0))
-    split_products.product_cubin(config, forms[0], (9, 0), TENSOR_STAGES["wide_tiles"])
-    split_products.product_cubin(config, forms[0], (8, 0))
-    for cc in ((8, 0), (9, 0)):
-        for batched in (False, True):
-            split_products.split_cubin(mode, cc, batched)
-            split_products.split_cubin(MODES["fp16x3"], cc, batched)
-            split_products.extremes_cubin(cc, batched)
-    assert len(names) == len(set(names)) == len(forms) + 3 + 12
-    split_products.product_cubin(config, TensorForm(mode, epilogue_of(1.0)), (9, 0))
-    assert names[-1] in names[:-1]
-    split_products.product_cubin(config, TensorForm(mode, untold), (9, 0))
-    assert names[-1] is None
-
-
-# ------------------------------------------------------------------------------------------------------ precisions
-
-
-def test_an_unknown_precision_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="bf16x6"):
-        split_products.check_precision("double")
-    with pytest.raises(TypeError, match="expected a str"):
-        split_products.check_precision(32)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_precision_that_a_gpu_cannot_run_names_those_it_can(mode):
-    with pytest.raises(ValueError, match=r"(?s)expected one of ieee;"):
-        split_products.check_precision(mode, (7, 5))
-
-
-def test_fp32_auto_is_float32_where_nothing_better_is_stated():
-    large = (4096, 4096, 4096)
-    assert split_products.resolved("fp32_auto", *large, (8, 0)) == "ieee"
-    assert split_products.resolved("tf32", *large, (9, 0)) == "tf32"
-    expected = "ieee" if SIMULATOR else "bf16x6"
-    assert split_products.resolved("fp32_auto", *large, (9, 0)) == expected
-    for m, n, k in ((4096, 4096, 255), (1 << 20, 64, 4096), (384, 384, 4096), (512, 512, 256), (1024, 1024, 511)):
-        assert split_products.resolved("fp32_auto", m, n, k, (9, 0)) == "ieee"
-    assert split_products.resolved("fp32_auto", 1024, 1024, 512, (9, 0)) == expected
-    split_products.check_precision("fp32_auto", (8, 0))
-
-
-def test_smallest_k_of_fp32_auto(monkeypatch):
-    monkeypatch.setattr(split_products, "SIMULATOR", False)
-    chosen = {k: split_products.resolved("fp32_auto", 4096, 4096, k, (9, 0)) for k in (255, 256, 1023, 1024)}
-    assert chosen == {255: "ieee", 256: "bf16x6", 1023: "bf16x6", 1024: "bf16x6"}
-    assert split_products.resolved("fp32_auto", 4096, 4096, 256, (8, 0)) == "ieee"
-
-
-def test_short_sums_are_summed_afresh_step_by_step():
-    short, long = (split_products.divide(MODES["bf16x6"], 512, 512, k, 132).mode for k in (1023, 1024))
-    assert (short.stepwise, long.stepwise) == (True, False)
-    assert short.products == long.products
-    assert split_products.divide(MODES["bf16x9"], 512, 512, 256, 132).mode == MODES["bf16x9"]
-    assert (
-        split_products.made_as(MODES["bf16x6"], 1024) == MODES["bf16x6"] != split_products.made_as(MODES["bf16x6"], 1)
-    )
-    times = [split_products.expected_seconds(MODES["bf16x6"], 4096, 4096, k, 132) for k in (1023, 1024)]
-    assert times[0] > 1.5 * times[1]
-    with pytest.raises(ValueError, match="stepwise sums are compensated"):
-        dataclasses.replace(MODES["fp16x3"], stepwise=True)
-
-
-@simulated
-def test_the_simulator_runs_float32_alone():
-    a = np.ones((4, 5), np.float32)
-    with pytest.raises(ValueError, match="simulator"):
-        numba_gemm.tiled_sgemm(a, a.T, precision="bf16x6")
-    with pytest.raises(ValueError, match="simulator"):
-        numba_gemm.plan(4, 4, 5, precision="bf16x6")
-    for precision in ("ieee", "fp32_auto"):
-        assert (numba_gemm.tiled_sgemm(a, a.T, precision=precision) == 5).all()
-    assert numba_gemm.plan(4, 4, 5, precision="fp32_auto").precision == "ieee"
-
-
-def test_a_stage_has_float32s_precision():
-    a = np.ones((4, 5), np.float32)
-    with pytest.raises(ValueError, match="leave out the other"):
-        numba_gemm.tiled_sgemm(a, a.T, precision="bf16x6", stage="naive")
-    with pytest.raises(ValueError, match="leave out the other"):
-        numba_gemm.plan(4, 4, 5, precision="bf16x6", stage="naive")
+    kernels = [stage.kernel_of(config, form) for form in forms]
+    kernels.append(stage.kernel_of(TILES[1], forms[0]))
+    kernels.append(TENSOR_STAGES["wide_tiles"].kernel_of(config, forms[0]))
+    for cc, batched in itertools.product(((8, 0), (9, 0)), (False, True)):  # only from 9.0 on may launches overlap
+        gpu = dataclasses.replace(GPU, cc=cc)
+        for precision in ("bf16x6", "fp16x3"):
+            kernels += kernels_of(precision, batched, gpu)[:-1]
+    assert len(kernels) == len(forms) + 2 + 4 * (1 + 2)
+    names = [kernel_cache.key(kernel, (9, 0)) for kernel in kernels] + [kernel_cache.key(kernels[0], (8, 0))]
+    assert None not in names
+    assert len(set(names)) == len(names)
+    again = stage.kernel_of(config, TensorForm(mode, epilogue_of(1.0)))
+    assert kernel_cache.key(again, (9, 0)) == names[4]
+    assert kernel_cache.key(stage.kernel_of(config, TensorForm(mode, untold)), (9, 0)) is None
 
 
 @simulated
@@ -872,10 +967,9 @@ def test_compiled_kernels_are_what_they_claim(part):
     done = subprocess.run(command, env=compiler_environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
-    from support.tensor_core_cases import ALL_MODES, DIRECT, runs
-
-    expected = sum(runs(stage, index, mode) for stage, index in PAIRS if stage == part for mode in ALL_MODES)
-    assert len(rows) == (2 + 3 + len(ALL_MODES) + len(DIRECT) if part == "others" else expected)
+    expected = {"others": 2 + 3 + len(MODES), "tf32_tma": len(TMA_KERNELS)}
+    count = sum(len(compiled_modes(stage, index)) for stage, index in CONFIGS if stage == part)
+    assert len(rows) == expected.get(part, count)
     for row in rows:
         name, opcodes = f"{row['name']}, {row.get('mode')}", row["opcodes"]
         assert row["local"] == 0, name
@@ -891,10 +985,10 @@ def test_compiled_kernels_are_what_they_claim(part):
             assert opcodes["HMMA"] == turns * 8 * len(mode.products), name
             assert opcodes["LDGSTS"] > 0, name
             continue
-        if row["stage"] in ("split", "extremes"):
+        if row["stage"] in ("decompose", "row maxima"):
             assert "HGMMA" not in opcodes, name
             continue
-        if row["stage"] == "direct":  # two slots a turn
+        if row["stage"] == "tf32_tma":  # two slots a turn
             across = row["mode"] != "NT"
             assert opcodes["HGMMA"] == 2 * 4, name
             assert opcodes["LDS"] == 2 * (8 if across else 16), name
@@ -920,29 +1014,69 @@ SHAPES = [(1, 1, 1), (64, 128, 32), (100, 70, 90), (129, 257, 65), (300, 200, 10
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("mode", [*MODES, "bf16x6_stepwise"])
-@pytest.mark.parametrize(("stage", "index"), PAIRS)
-def test_product(stage, index, mode, shape):
+@pytest.mark.parametrize(
+    ("stage", "index", "precision"),
+    [
+        (stage, index, precision)
+        for stage, index in CONFIGS
+        if stage != "tf32_tma"  # see test_tf32_tma.py
+        for precision in dict.fromkeys(map(precision_of, modes_of(stage, index)))
+    ],
+)
+def test_product(stage, index, precision, shape):
+    """Every configuration, on dense operands stored by rows and by columns, with a C inside a larger array."""
     from numba import cuda
-    from support.tensor_core_cases import bound, product, runs
 
-    if not runs(stage, index, mode):
-        pytest.skip("not for this mode")
     m, n, k = shape
     generator = np.random.default_rng(m)
-    for turned in (False, True):
+    for by_columns in (False, True):
         a, b = (generator.standard_normal(extents).astype(np.float32) for extents in ((m, k), (k, n)))
-        if turned:
+        if by_columns:
             a, b = np.asfortranarray(a), np.asfortranarray(b)
         guarded = np.full((m + 2, n + 2), np.nan, np.float32)
         whole = cuda.to_device(guarded)
         c = whole[1 : m + 1, 1 : n + 1]
-        product(cuda.to_device(a), cuda.to_device(b), c, mode, stage, index=index)
+        multiply(TENSOR_STAGES[stage], TENSOR_STAGES[stage].configs[index], *map(cuda.to_device, (a, b)), c, precision)
         found = whole.copy_to_host()
         exact, size = a.astype(np.float64) @ b, np.abs(a.astype(np.float64)) @ np.abs(b)
-        assert (np.abs(found[1 : m + 1, 1 : n + 1] - exact) <= bound(stage, mode, k) * size).all()
+        error = np.abs(found[1 : m + 1, 1 : n + 1] - exact) / (bound(stage, precision, k) * size)
+        row, col = np.unravel_index(np.argmax(error), error.shape)
+        assert error.max() <= 1, f"C[{row}, {col}] has an error of {error[row, col]:.3g} bounds"
         found[1 : m + 1, 1 : n + 1] = np.nan
         assert np.isnan(found).all(), "nothing beside C is written"
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("k", [75, 1031])
+@pytest.mark.parametrize(
+    ("stage", "precision"), [(stage.name, name) for stage in TENSOR_STAGES.values() for name in stage.precisions]
+)
+def test_every_stage_in_every_precision_through_the_public_function(stage, precision, k):
+    """Odd extents, B transposed, alpha and beta, a batch of two; rows at multiples of 16 bytes, for tensor maps."""
+    import torch
+
+    m, n, alpha, beta = 133, 197, 1.5, -0.5
+    a = torch.randn(2, m, k + -k % 4, device="cuda")[:, :, :k]
+    b = torch.randn(2, n, k + -k % 4, device="cuda")[:, :, :k].transpose(1, 2)
+    before = torch.randn(2, m, n, device="cuda")
+    exact = alpha * (a.double() @ b.double()) + beta * before.double()
+    size = abs(alpha) * (a.double().abs() @ b.double().abs()) + abs(beta) * before.double().abs()
+    allowed = (bound(stage, precision, k) + 2.0**-22) * size  # alpha and beta round, too
+    guarded = torch.full((2, m + 2, n + 3), float("nan"), device="cuda")
+    c = guarded[:, 1:-1, 1:-2]
+    results = []
+    for _ in range(2):  # the second call is a cached one
+        c.copy_(before)
+        returned = numba_gemm.tiled_sgemm(a, b, c, alpha=alpha, beta=beta, stage=stage, precision=precision)
+        assert returned is c
+        results.append(c.clone())
+    assert torch.equal(*results)
+    error = ((results[0].double() - exact).abs() / allowed).cpu().numpy()
+    place = np.unravel_index(np.argmax(error), error.shape)
+    assert error.max() <= 1, f"C{[*map(int, place)]} has an error of {error[place]:.3g} bounds"
+    c.fill_(float("nan"))
+    assert torch.isnan(guarded).all(), "nothing beside C is written"
 
 
 @pytest.mark.gpu
@@ -958,20 +1092,6 @@ def test_a_nan_stays_one(mode, bits):
     a[1, 2] = torch.tensor(np.uint32(bits).view(np.int32)).view(torch.float32).to("cuda")
     c = tiled_sgemm(a, b, precision=mode)
     assert (torch.isnan(c).cpu().numpy() == [[False], [True], [False]]).all()
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize("stage", TENSOR_STAGES)
-def test_alpha_and_beta(stage):
-    from numba import cuda
-    from support.tensor_core_cases import product
-
-    generator = np.random.default_rng(3)
-    a, b, c = (generator.standard_normal(extents).astype(np.float32) for extents in ((70, 40), (40, 50), (70, 50)))
-    on_device = cuda.to_device(c)
-    product(cuda.to_device(a), cuda.to_device(b), on_device, "tf32x3", stage, alpha=0.5, beta=-2.0)
-    np.testing.assert_allclose(on_device.copy_to_host(), 0.5 * (a @ b) - 2 * c, rtol=1e-5, atol=1e-5)
 
 
 def on_gpu(*matrices):
@@ -1207,7 +1327,7 @@ def test_a_batch_has_the_bits_of_its_matrices(mode, a_batch, b_batch, k, monkeyp
     import torch
 
     from numba_gemm import tiled_sgemm
-    from numba_gemm.runtime.driver import Frame
+    from numba_gemm.runtime.frame import Frame
 
     a, b = torch.randn(*a_batch, 40, k, device="cuda"), torch.randn(*b_batch, k, 36, device="cuda")
     x, y = torch.broadcast_tensors(a[..., 0, 0], b[..., 0, 0])[0].shape, MODES[mode]
@@ -1215,16 +1335,20 @@ def test_a_batch_has_the_bits_of_its_matrices(mode, a_batch, b_batch, k, monkeyp
     expected = torch.empty(*x, 40, 36, device="cuda")
     for place in np.ndindex(*x):
         tiled_sgemm(wide_a[place], wide_b[place], expected[place], precision=mode)
-    launches = []
-    monkeypatch.setattr(
-        Frame, "launch", lambda self, *values, plain=Frame.launch: (launches.append(1), plain(self, *values))
-    )
+    launches, enqueue = [], Frame.launch
+
+    def counting(self, stream):
+        launches.extend(self._calls)
+        enqueue(self, stream)
+
+    monkeypatch.setattr(Frame, "launch", counting)
     assert torch.equal(tiled_sgemm(a, b, precision=mode, epilogue=same), expected)
     outer = 2 if len(x) == 2 and a_batch == (2, 1) else 1
     each = 3 if y.scaled else 2
     assert len(launches) == outer * (1 if mode == "tf32" and k == 64 else each)
     launches.clear()
-    monkeypatch.setattr(split_products, "MOST_PARTS_BYTES", 40 * k * y.parts * 4 * 3)
+    monkeypatch.setattr(tensor_stage, "MAX_PARTS_BYTES", 40 * k * y.parts * 4 * 3)
+    gemm_product.forget()  # a cached call keeps its launches
     assert torch.equal(tiled_sgemm(a, b, precision=mode, epilogue=same), expected)
     assert max(x) <= 3 or (mode == "tf32" and k == 64) or len(launches) > outer * each
 

@@ -14,7 +14,7 @@ from numba_gemm.simulator.switch import SIMULATOR
 if not SIMULATOR:
     pytest.skip("runs the kernel on the simulator", allow_module_level=True)
 
-from numba_gemm.device.work import Work
+from numba_gemm.device.partition import Partition
 from numba_gemm.kernels.ladder import thin
 from numba_gemm.kernels.ladder.stage import Form, TileConfig
 from numba_gemm.simulator import scheduler
@@ -47,10 +47,10 @@ def filled(generator: np.random.Generator, layout: str, mn: int, k: int) -> np.n
     return view
 
 
-def work_of(config: TileConfig, m: int, n: int, k: int, blocks: int, whole: int, **batch: Any) -> tuple[Work, int]:
+def work_of(config: TileConfig, m: int, n: int, k: int, blocks: int, whole: int, **batch: Any) -> tuple[Partition, int]:
     """What a launch of so many blocks is told, with `whole` tiles that are not shared."""
     rows, cols, k_tiles = -(-m // config.BM), -(-n // config.BN), max(1, -(-k // config.BK))
-    fields: dict[str, Any] = dict.fromkeys(Work._fields, 0)
+    fields: dict[str, Any] = dict.fromkeys(Partition._fields, 0)
     fields |= {"rows": rows, "cols": cols, "group": 2, "k_tiles": k_tiles}
     fields |= {"matrices": 1, "inner": 1, "middle": 1} | batch
     shared = rows * cols * fields["matrices"] - whole
@@ -59,13 +59,15 @@ def work_of(config: TileConfig, m: int, n: int, k: int, blocks: int, whole: int,
     partials = np.full(2 * blocks * config.BM * config.BN, np.nan, np.float32)
     counters = np.zeros(max(shared, 1), np.int64)
     fields |= {"partials": partials, "counters": counters, "whole": whole, "base": base, "extra": extra}
-    return Work(**fields), blocks
+    return Partition(**fields), blocks
 
 
-def launch(config: TileConfig, form: Form, args: tuple[Any, ...], work: Work, blocks: int, seed: int | None) -> None:
+def launch(
+    config: TileConfig, form: Form, args: tuple[Any, ...], partition: Partition, blocks: int, seed: int | None
+) -> None:
     kernel = thin.build(config, form)
     scheduler.run(kernel, blocks, config.threads, args, dynamic_shared=config.dynamic_shared, seed=seed)
-    assert not work.counters.any(), "counters are not zero again"
+    assert not partition.counters.any(), "counters are not zero again"
 
 
 def check(
@@ -88,9 +90,9 @@ def check(
     c = around[1:-1, 1:-1]
     c[...] = np.nan if beta == 0 else generator.standard_normal((m, n))
     expected, scale = accuracy.reference(alpha, left, right, beta, c)
-    work, blocks = work_of(config, m, n, k, blocks, whole)
+    partition, blocks = work_of(config, m, n, k, blocks, whole)
     form = Form(a, b, c_aligned=False)
-    launch(config, form, (np.float32(alpha), left, right, np.float32(beta), c, work), work, blocks, seed)
+    launch(config, form, (np.float32(alpha), left, right, np.float32(beta), c, partition), partition, blocks, seed)
     compared = accuracy.compare(c, expected, scale, k, alpha=alpha)
     assert compared.ok, compared
     c[...] = 77
@@ -166,9 +168,9 @@ def test_batch() -> None:
         "c_inner": c.strides[1],
         "middle": 2,
     }
-    work, blocks = work_of(FOUR, 17, 5, 40, 5, 7, **batch)
+    partition, blocks = work_of(FOUR, 17, 5, 40, 5, 7, **batch)
     form = Form("along4" if a.ctypes.data % 16 == 0 else "along1", "across1", c_aligned=False)
-    launch(FOUR, form, (np.float32(1), a[0, 0], b[0], np.float32(0), c[0, 0], work), work, blocks, None)
+    launch(FOUR, form, (np.float32(1), a[0, 0], b[0], np.float32(0), c[0, 0], partition), partition, blocks, None)
     for i in range(2):
         for j in range(3):
             compared = accuracy.compare(c[i, j], *accuracy.reference(1, a[i, j], b[j]), 40)
@@ -185,9 +187,9 @@ def test_epilogue(blocks: int) -> None:
     bias = np.arange(18, dtype=np.float32)
     c = np.ones((18, 3), np.float32)
     expected, scale = accuracy.reference(1, a, b, 2, c)
-    work, blocks = work_of(FOUR, 18, 3, 100, blocks, 0)
+    partition, blocks = work_of(FOUR, 18, 3, 100, blocks, 0)
     form = Form("along4", "any", c_aligned=False, epilogue=shift, vectors=1)
-    launch(FOUR, form, (np.float32(1), a, b, np.float32(2), c, work, (bias,)), work, blocks, None)
+    launch(FOUR, form, (np.float32(1), a, b, np.float32(2), c, partition, (bias,)), partition, blocks, None)
     compared = accuracy.compare(c, expected + bias[:, None], scale + bias[:, None], 100)
     assert compared.ok, compared
 

@@ -1,63 +1,84 @@
-"""Kernels of the tensor cores, compiled for 9.0; as a program, what the compiler makes of some, as lines of JSON.
+"""Kernels of the tensor-core ladder for tests: their modes, error bounds, products on a GPU, and compiled code.
 
-As a program it runs without the simulator, which has no compiler (see `compile_stages`). On a GPU of compute capability
-9.0 it can be a program for compute-sanitizer, too: with ``--run`` it runs every stage once.
+As a program with the name of a part, it compiles that part and prints one JSON line per kernel. It then runs without
+the simulator, which has no compiler (see `compile_stages`). With ``--run`` it runs every stage once on a GPU of compute
+capability 9.0, for compute-sanitizer.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import sys
 from collections.abc import Iterator
 from typing import Any
 
-from numba_gemm.gemm import direct_products, split_products
-from numba_gemm.kernels.tensor_core import MODES, SHORT_SUMS, TENSOR_STAGES, TensorForm, direct, persistent, split
-from numba_gemm.kernels.tensor_core.stage import BATCH_STEPS
-from numba_gemm.runtime import epilogue
+from numba_gemm.kernels.product import Batch, Product, dense
+from numba_gemm.kernels.stage import Gpu
+from numba_gemm.kernels.step import Kernel
+from numba_gemm.kernels.tensor_core import MODES, SHORT_SUMS, TENSOR_STAGES, TensorForm, TensorStage, direct, persistent
+from numba_gemm.kernels.tensor_core.stage import LONG_SUM
+from numba_gemm.kernels.tensor_core.tma_stage import TmaForm
+from numba_gemm.runtime import epilogue, kernel_cache
+from numba_gemm.runtime.matrix import Matrix
 
 CC = (9, 0)
+GPU = Gpu(CC, 132)
 ALL_MODES = MODES | {short.name: short for short in SHORT_SUMS.values()}
-NAMES = {short.name: name for name, short in SHORT_SUMS.items()}  # the precisions that modes are for, if not their own
-
-
-def runs(stage: str, index: int, mode: str) -> bool:
-    """Whether a configuration is one for a mode."""
-    config = TENSOR_STAGES[stage].configs[index]
-    fits = config.BN <= 128 or len(ALL_MODES[mode].products) == 1
-    return fits and (TENSOR_STAGES[stage].complete or mode in ("tf32x3", "bf16x6"))
-
+PRECISION_OF = {short.name: name for name, short in SHORT_SUMS.items()}  # of the modes that are not named after theirs
 
 KEPT = ("one_warpgroup", "bulk_copies", "producer_consumer", "wide_tiles")  # stages whose sums stay in tensor cores
+STEPS = 4  # matrix instructions per product of parts and slot
+CUT = 2.0**-23  # of a sum, that an addition in the tensor cores cuts off at most
+
+# Modes in which the teaching stages are compiled, and two further kernels.
+COMPILED = ("tf32x3", "bf16x6")
+COMPILED_TOO = (("one_warpgroup", "tf32"), ("fresh_sums", "bf16x9"))
+# Configurations and layouts of operands that tensor maps describe: all of the former, each of the latter.
+TMA_KERNELS = [(index, "NN") for index in range(len(direct.CONFIGS))] + [(0, "NT"), (0, "TT")]
 
 
-def bound(stage: str, mode: str, k: int) -> float:
-    """Of a stage's errors over abs(A) @ abs(B): a mode's own, and what each addition cuts off sums that are kept."""
-    from numba_gemm.models.accuracy import MODE_BOUNDS
-
-    additions = len(ALL_MODES[mode].products) * 4 * -(-k // ALL_MODES[mode].slot_k) if stage in KEPT else 0
-    return MODE_BOUNDS[NAMES.get(mode, mode)] + additions * 2.0**-23
+def precision_of(mode: str) -> str:
+    """Return the precision that a mode computes in."""
+    return PRECISION_OF.get(mode, mode)
 
 
-@functools.cache
-def compiled_stage(name: str, index: int, mode: str, cc: tuple[int, int] = CC) -> Any:
-    """The cubin of a stage's configuration."""
+def modes_of(name: str, index: int) -> list[str]:
+    """Return the names of the modes that a stage computes in with its configuration of this index."""
     stage = TENSOR_STAGES[name]
-    return split_products.compile_product(stage, stage.configs[index], TensorForm(ALL_MODES[mode]), cc)
+    names = [*stage.precisions]
+    if isinstance(stage, TensorStage) and stage.complete:
+        names += PRECISION_OF
+    return [mode for mode in names if stage.configs[index].BN <= 128 or len(ALL_MODES[mode].products) == 1]
 
 
-@functools.cache
-def compiled_split(mode: str) -> Any:
-    """The cubin of a mode's splitting kernel."""
-    return split_products.compile_split(ALL_MODES[mode], CC)
+def compiled_modes(name: str, index: int) -> list[str]:
+    """Return those of `modes_of` in which the tests compile a stage that decomposes operands."""
+    found, stage = modes_of(name, index), TENSOR_STAGES[name]
+    if isinstance(stage, TensorStage) and stage.complete:
+        return found
+    return [mode for mode in found if mode in COMPILED or (name, mode) in COMPILED_TOO]
 
 
-@functools.cache
-def compiled_extremes() -> Any:
-    """The cubin of the kernel that finds the largest elements."""
-    return split_products.compile_extremes(CC)
+def bound(stage: str, precision: str, k: int) -> float:
+    """Return the largest error of a stage in an element of ``A @ B``, in units of ``abs(A) @ abs(B)``.
+
+    It is the precision's own error and what the additions of the stage cut off or round: all of them if its sums stay
+    in the tensor cores; in `fresh_sums`, those of a slot's leading products, and one per slot.
+    """
+    from numba_gemm.models.accuracy import mode_bound
+
+    mode = MODES[precision]
+    slots = -(-k // mode.slot_k)
+    additions = 0
+    if stage in KEPT:
+        additions = STEPS * len(mode.products) * slots
+    elif stage == "fresh_sums":
+        additions = STEPS + slots
+    return mode_bound(precision, k) + additions * CUT
+
+
+# --------------------------------------------------------------------------------------------------- compiled kernels
 
 
 def gelu(value: Any, row: Any, column: Any, bias: Any) -> Any:
@@ -65,126 +86,58 @@ def gelu(value: Any, row: Any, column: Any, bias: Any) -> Any:
     return 0.5 * value * (1 + math.erf(value * 0.7071067811865476)) + bias[column]
 
 
-def compiled_epilogue() -> Any:
-    """The cubin of the mode that has the most registers in use, with that epilogue."""
+def stage_kernel(name: str, index: int, mode: str) -> Kernel:
+    """Return the kernel that multiplies decomposed operands."""
+    stage = TENSOR_STAGES[name]
+    assert isinstance(stage, TensorStage)
+    return stage.kernel_of(stage.configs[index], TensorForm(ALL_MODES[mode]))
+
+
+def kernels_of(precision: str, batched: bool = False, gpu: Gpu = GPU) -> list[Kernel]:
+    """Return the kernels of a product by `persistent`: row maxima if the mode is scaled, decomposition, product."""
+    stage, batch = persistent.STAGE, Batch((1, 1, 2), *((0, 0, 1 << 20),) * 3) if batched else Batch()
+    product = Product(dense("N", 64, LONG_SUM), dense("N", LONG_SUM, 64), dense("N", 64, 64), batch)
+    return [step.kernel for step in stage.launches(stage.configs[0], product, precision, None, gpu).steps]
+
+
+def epilogue_kernel() -> Kernel:
+    """Return the kernel of the mode that has the most registers in use, with `gelu`."""
     form = TensorForm(MODES["bf16x6"], epilogue.prepared(gelu, 1), 1)
-    return split_products.compile_product(persistent.STAGE, persistent.STAGE.configs[0], form, CC)
+    return persistent.STAGE.kernel_of(persistent.STAGE.configs[0], form)
 
 
-# Configurations and layouts of operands that are not split: all of the ones, each of the others.
-DIRECT = [(index, "NN") for index in range(len(direct.CONFIGS))] + [(0, "NT"), (0, "TT")]
+def tma_kernel(index: int, layout: str) -> Kernel:
+    """Return the kernel for operands that tensor maps describe."""
+    return direct.STAGE.kernel_of(direct.CONFIGS[index], TmaForm(TensorForm(direct.MODE), layout))
 
 
-@functools.cache
-def compiled_direct(index: int, letters: str) -> Any:
-    """The cubin of such a kernel."""
-    return direct_products.compile_kernel(direct.CONFIGS[index], TensorForm(direct.MODE), letters)
-
-
-def compiled_batched() -> Iterator[Any]:
-    """The cubins of a scaled mode for a batch."""
-    form = TensorForm(MODES["fp16x3"], batched=True)
-    yield split_products.compile_product(persistent.STAGE, persistent.STAGE.configs[0], form, CC)
-    yield split_products.compile_split(form.mode, CC, batched=True)
-    yield split_products.compile_extremes(CC, batched=True)
-
-
-class Loaded:
-    """A kernel of a cubin, on the device."""
-
-    def __init__(self, cubin: Any, block: int, shared: int = 0) -> None:
-        from cuda.bindings import driver
-
-        from numba_gemm.runtime.driver import call
-
-        self._library = call(driver.cuLibraryLoadData, cubin.code, [], [], 0, [], [], 0)
-        kernel = call(driver.cuLibraryGetKernel, self._library, cubin.name.encode())
-        if shared > 48 << 10:
-            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            call(driver.cuKernelSetAttribute, attribute, shared, kernel, 0)
-        self._function, self._block, self._shared = driver.CUfunction(int(kernel)), block, shared
-
-    def __call__(self, grid: tuple[int, int], *values: Any) -> None:
-        from cuda.bindings import driver
-
-        from numba_gemm.runtime.compiler import KernelArguments
-        from numba_gemm.runtime.driver import call
-
-        arguments = KernelArguments(values)
-        shape = (*grid, 1, self._block, 1, 1)
-        call(driver.cuLaunchKernel, self._function, *shape, self._shared, 0, arguments.address, 0)
-
-
-def words(array: Any) -> tuple[int, ...]:
-    """A device array as a kernel's matrix."""
-    return (array.__cuda_array_interface__["data"][0], *array.shape, *array.strides)
-
-
-@functools.cache
-def loaded_split(mode: str) -> Loaded:
-    return Loaded(compiled_split(mode), split.THREADS)
-
-
-@functools.cache
-def loaded_extremes() -> Loaded:
-    return Loaded(compiled_extremes(), split.THREADS)
-
-
-@functools.cache
-def loaded_stage(name: str, index: int, mode: str) -> Loaded:
-    config = TENSOR_STAGES[name].configs[index]
-    return Loaded(compiled_stage(name, index, mode), config.threads, config.dynamic_shared(ALL_MODES[mode]))
-
-
-def product(a: Any, b: Any, c: Any, mode: str, stage: str, *, index: int = 0, alpha: float = 1.0, beta: float = 0.0):
-    """``c = alpha * a @ b + beta * c`` of Numba's device arrays, on the default stream."""
-    import numpy as np
-    from numba import cuda
-
-    config = TENSOR_STAGES[stage].configs[index]
-    (m, k), n = a.shape, b.shape[1]
-    pointer, *_, b_down, b_across = words(b)
-    # Both as (mn, k): B by its strides, since Numba's `.T` copies.
-    x, y = words(a), (pointer, n, k, b_across, b_down)
-    division = split_products.divide(ALL_MODES[mode], m, n, k, 132, config)
-    memories = [cuda.to_device(np.full(shape, np.nan, np.float32)) for shape in division.parts]
-    parts = [words(memory) for memory in memories]
-    if ALL_MODES[mode].scaled:
-        loaded_extremes()((division.extreme_blocks, 1), x, parts[2], y, parts[3], (0,) * 4)
-        loaded_split(mode)((division.split_blocks, 1), x, parts[0], parts[2], y, parts[1], parts[3], (0,) * 6)
+def compiled_part(part: str) -> Iterator[tuple[dict[str, Any], Kernel, tuple[int, int]]]:
+    """Yield descriptions, kernels and compute capabilities: a stage's in all modes, or, as "others", all else."""
+    if part == "others":
+        (maxima, *_), batched = kernels_of("fp16x3"), kernels_of("fp16x3", batched=True)
+        yield {"stage": "row maxima"}, maxima, CC
+        yield from (({"stage": "batched", "mode": "fp16x3"}, kernel, CC) for kernel in batched)
+        yield {"stage": "epilogue"}, epilogue_kernel(), CC
+        for precision in MODES:
+            yield {"stage": "decompose", "mode": precision}, kernels_of(precision)[-2], CC
+    elif part == direct.STAGE.name:
+        for index, layout in TMA_KERNELS:
+            config = direct.CONFIGS[index]
+            yield {"stage": part, "mode": layout, "BM": config.BM, "claim": config.claim}, tma_kernel(index, layout), CC
     else:
-        loaded_split(mode)((division.split_blocks, 1), x, parts[0], y, parts[1], (0,) * 4)
-    run = loaded_stage(stage, index, mode)
-    if TENSOR_STAGES[stage].complete:
-        run((division.blocks, 1), alpha, *parts[:2], beta, words(c), words(a), words(b), (0,) * BATCH_STEPS)
-    else:
-        run((-(-n // config.BN), -(-m // config.BM)), alpha, *parts[:2], beta, words(c))
-    cuda.synchronize()
-
-
-def run_all() -> None:
-    """Run every stage in every configuration, two block tiles a side, three slots along k, the last cut short."""
-    import numpy as np
-    from numba import cuda
-
-    for name, stage in TENSOR_STAGES.items():
+        stage = TENSOR_STAGES[part]
         for index, config in enumerate(stage.configs):
-            for mode in ALL_MODES:
-                if not runs(name, index, mode):
-                    continue
-                m, n, k = config.BM + 13, config.BN + 19, 2 * ALL_MODES[mode].slot_k + 3
-                a, b = (np.random.default_rng(m).standard_normal(size).astype(np.float32) for size in ((m, k), (k, n)))
-                c = cuda.to_device(np.full((m, n), np.nan, np.float32))
-                product(cuda.to_device(a), cuda.to_device(b), c, mode, name, index=index)
-                error = np.abs(c.copy_to_host() - a.astype(np.float64) @ b) / (np.abs(a.astype(np.float64)) @ np.abs(b))
-                print(name, config.name, mode, "right" if error.max() <= bound(name, mode, k) else "WRONG", flush=True)
+            for mode in compiled_modes(part, index):  # for the oldest GPU that has its instructions
+                described = {"stage": part, "mode": mode, "claim": config.claim}
+                yield described, stage_kernel(part, index, mode), stage.min_cc
 
 
 def main(part: str) -> None:
-    """Compile a stage in all its configurations and modes; or, as part "others", all else."""
+    """Compile a part."""
     from numba_gemm.inspect import sass
 
-    def show(cubin: Any, **described: Any) -> None:
+    for described, kernel, cc in compiled_part(part):
+        cubin = kernel_cache.compile_kernel(kernel, cc)
         (instructions,) = sass.functions(sass.disassemble(cubin.code)).values()
         row = {
             "name": cubin.name,
@@ -196,22 +149,61 @@ def main(part: str) -> None:
         }
         print(json.dumps(described | row), flush=True)
 
-    if part == "others":
-        show(compiled_extremes(), stage="extremes")
-        for index, letters in DIRECT:
-            config = direct.CONFIGS[index]
-            show(compiled_direct(index, letters), stage="direct", mode=letters, BM=config.BM, claim=config.claim)
-        for cubin in compiled_batched():
-            show(cubin, stage="batched", mode="fp16x3")
-        show(compiled_epilogue(), stage="epilogue")
-        for mode in ALL_MODES:
-            show(compiled_split(mode), mode=mode, stage="split")
-        return
-    stage = TENSOR_STAGES[part]
-    for mode in ALL_MODES:
+
+# --------------------------------------------------------------------------------------------------- products on a GPU
+
+
+def address(array: Any) -> int:
+    """Return the address of a device array."""
+    return int(array.__cuda_array_interface__["data"][0])
+
+
+def matrix(array: Any) -> Matrix:
+    """Return a 2-D device array of Numba's as the launcher takes it."""
+    return Matrix(address(array), *array.shape, *array.strides, 0, array)
+
+
+def multiply(
+    stage: Any, config: Any, a: Any, b: Any, c: Any, precision: str, alpha: float = 1.0, beta: float = 0.0
+) -> None:
+    """Compute ``c = alpha * a @ b + beta * c`` for 2-D device arrays, with NaN in the scratch memory beforehand."""
+    import numpy as np
+    from numba import cuda
+
+    from numba_gemm.runtime.device import get_device, synchronize
+    from numba_gemm.runtime.launch import launch, product_of
+    from numba_gemm.runtime.workspace import Workspace
+
+    x, y, z = map(matrix, (a, b, c))
+    size = stage.launches(config, product_of(x, y, z), precision, None, get_device(0).properties.gpu).scratch_bytes
+    memory = cuda.to_device(np.full(max(size // 4, 1), np.nan, np.float32))
+    workspace = Workspace(address(memory), size, 0)
+    cuda.synchronize()
+    launch(stage, config, alpha, x, y, beta, z, precision=precision, workspace=workspace)
+    synchronize()
+
+
+def run_all() -> None:
+    """Run every stage in every configuration: two block tiles per side, several slots along k, the last ones partial.
+
+    The stage whose operands tensor maps describe is not among them: `sanitize` has it.
+    """
+    import numpy as np
+    from numba import cuda
+
+    for name, stage in TENSOR_STAGES.items():
         for index, config in enumerate(stage.configs):
-            if runs(part, index, mode):  # for the oldest that has its instructions
-                show(compiled_stage(part, index, mode, stage.min_cc), mode=mode, stage=part, claim=config.claim)
+            for mode in modes_of(name, index) if isinstance(stage, TensorStage) else ():
+                precision, slot_k = precision_of(mode), ALL_MODES[mode].slot_k
+                m, n, k = config.BM + 13, config.BN + 19, 2 * slot_k + 3
+                if precision in SHORT_SUMS and mode not in PRECISION_OF:
+                    k += LONG_SUM
+                a, b = (np.random.default_rng(m).standard_normal(size).astype(np.float32) for size in ((m, k), (k, n)))
+                c = cuda.to_device(np.full((m, n), np.nan, np.float32))
+                multiply(stage, config, cuda.to_device(a), cuda.to_device(b), c, precision)
+                error = np.abs(c.copy_to_host() - a.astype(np.float64) @ b) / (np.abs(a.astype(np.float64)) @ np.abs(b))
+                correct = error.max() <= bound(name, precision, k)
+                print(name, config.name, mode, "right" if correct else "WRONG", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,32 +1,33 @@
-"""async_copy: tiles travel from global to shared memory without passing through registers.
+"""async_copy: tiles go from global to shared memory without passing through registers.
 
-Bottleneck before: the next tile waits in registers while this one is multiplied, and every element of A is stored by
-    an instruction of its own. A tile can be only one ahead.
-Idea: ``cp.async``. Each thread starts its copies and goes on; three or more slots keep two or more tiles in flight. A
-    is transposed by 4-byte copies: a warp copies 8 k of 4 rows, 32 bytes a row (one sector where rows begin at one),
-    and 4 floats of padding a row of the tile put the 32 words into 32 banks. B's vectors travel whole. Counters are
-    kept in 32 bits, which saves an instruction at every addition and comparison; the launcher cuts K long before they
-    overflow.
-Traffic: the same; the copies write shared memory themselves.
+Bottleneck before: the next tile waits in registers while the current one is multiplied, and every element of A is
+    stored by its own instruction. Only one tile can be loaded ahead.
+Idea: ``cp.async``. Each thread starts its copies and continues; with three or more slots, two or more tiles are in
+    flight. A is transposed by 4-byte copies: a warp copies 8 k of 4 rows, 32 bytes per row (one sector if the row is
+    aligned to sectors). Four floats of padding per row of the tile distribute the 32 words over the 32 banks. B is
+    copied in whole vectors. Counters have 32 bits, which saves an instruction per addition and comparison; the launcher
+    splits K long before they overflow.
+Traffic: the same; the copies write to shared memory directly.
 Registers and shared memory: TM*TN accumulators and 2*(TM + TN) fragments; slots*BK*(BM + pad + BN) floats (73 KB at
     128x256x16 in three slots).
 Measured: 50.0 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 0.98 of cuBLAS SGEMM and 1.05 times warp_tiled; 204
     registers a thread, 79.5 % of the FMA pipe, 7.0 % excess shared wavefronts.
-Limits: the FMA pipe itself comes into sight, as far as cuBLAS takes it: one instruction in eight is no multiply-add,
-    and operands meet in a register bank. The copies of A still take four wavefronts each, one a row.
+Limits: the FMA pipe is now nearly as busy as under cuBLAS. One instruction in eight is not a multiply-add, and operands
+    conflict in register banks. The copies of A still take four wavefronts each, one per row.
 """
 
 from numba import cuda, float32, uint32
 
 from ...device.async_copy import commit_group, cp_async4, cp_async16, wait_group
-from ...device.blend import row_store
 from ...device.outer_product import outer_product
 from ...device.shared import shared_view
+from ...device.store import row_store
+from ...device.units import WARP
 from ...device.vector import load4
 from ...simulator.switch import device_function, hardware_only
-from .stage import WARP, LadderStage, TileConfig, flat_block, require
+from .stage import LadderStage, TileConfig, flat_block, require
 
-COPY_K = 8  # k that neighbouring threads copy of a row of A: one sector
+COPY_K = 8  # consecutive k of a row of A that adjacent threads copy: one sector
 
 
 def build(config, aligned):
@@ -34,12 +35,12 @@ def build(config, aligned):
     THREADS, SLOTS = config.threads, config.slots
     BM_PAD = BM + config.pad
     A_ROWS = THREADS // COPY_K  # rows of A that the block copies at a time
-    B_WIDTH = 4 if aligned else 1  # floats of B in a copy
+    B_WIDTH = 4 if aligned else 1  # floats of B per copy
     B_COLS = min(BN, THREADS * B_WIDTH)  # columns of B that the block copies at a time
     B_ROWS = THREADS * B_WIDTH // B_COLS  # rows of B
-    LANES_M, LANES_N = WM // TM, WN // TN  # a warp's lanes along rows and columns
-    B_START = SLOTS * BK * BM_PAD  # where B's slots begin in shared memory
-    IN_FLIGHT = SLOTS - 2  # groups that may still travel when the next tile must be there
+    LANES_M, LANES_N = WM // TM, WN // TN  # lanes of a warp along rows and columns
+    B_START = SLOTS * BK * BM_PAD  # start of B's slots in shared memory
+    IN_FLIGHT = SLOTS - 2  # groups that may be in flight when the next tile is needed
     require(
         config,
         {
@@ -63,7 +64,7 @@ def build(config, aligned):
 
     @device_function
     def start_copies(a, b, a_tile, b_tile, slot, k0, block_row, block_col, tid):
-        """Start this thread's share of the tiles at k0 on their way into the rows from `slot` on, as one group."""
+        """Start this thread's copies of the tiles at k0 to the rows from `slot` on, as one group."""
         a_row, a_col = tid // COPY_K, tid % COPY_K
         for p in range(0, BK, COPY_K):
             for i in range(0, BM, A_ROWS):
@@ -80,7 +81,7 @@ def build(config, aligned):
 
     @device_function
     def read_fragments(a_tile, b_tile, slot, p, row, col, a_frag, b_frag):
-        """Fragments of k-step p of the tiles at `slot`."""
+        """Read the fragments of k-step p from the tiles at `slot`."""
         for i in range(0, TM, 4):
             values = load4(a_tile, slot + p, row + i * LANES_M)
             a_frag[i], a_frag[i + 1], a_frag[i + 2], a_frag[i + 3] = values
@@ -98,7 +99,7 @@ def build(config, aligned):
         warp, lane = tid // WARP, tid % WARP
         block_row = cuda.blockIdx.y * BM
         block_col = cuda.blockIdx.x * BN
-        row = warp // (BN // WN) * WM + lane // LANES_N * 4  # of this thread's first group, within the block tile
+        row = warp // (BN // WN) * WM + lane // LANES_N * 4  # this thread's first group within the block tile
         col = warp % (BN // WN) * WN + lane % LANES_N * 4
 
         a_even = cuda.local.array(TM, float32)  # fragments of the even k-steps
@@ -113,7 +114,7 @@ def build(config, aligned):
         for s in range(SLOTS - 1):
             start_copies(a, b, a_tile, b_tile, s * BK, s * BK, block_row, block_col, tid)
         wait_group(IN_FLIGHT)
-        cuda.syncthreads()  # the first tiles have landed, copied by all, before any thread reads them
+        cuda.syncthreads()  # the copies of all threads have landed before any reads the first tiles
         read_slot = uint32(0)
         write_slot = uint32((SLOTS - 1) * BK)
         read_fragments(a_tile, b_tile, read_slot, 0, row, col, a_even, b_even)
@@ -133,8 +134,8 @@ def build(config, aligned):
             write_slot = read_slot
             read_slot = uint32(read_slot + BK) if read_slot < (SLOTS - 1) * BK else uint32(0)
             wait_group(IN_FLIGHT)
-            # the next tiles have landed, copied by all, before any thread reads them; and this tile's last fragments
-            # are read by all before the next iteration's copies overwrite it
+            # the copies of all threads have landed before any reads the next tiles; and all have read this tile's last
+            # fragments before the next iteration's copies overwrite it
             cuda.syncthreads()
             read_fragments(a_tile, b_tile, read_slot, 0, row, col, a_even, b_even)
             multiply(a_odd, b_odd, acc)

@@ -1,22 +1,22 @@
-"""conflict_free: shared tiles laid out so that no access of a warp meets a bank twice.
+"""conflict_free: shared tiles laid out so that the lanes of a warp never conflict in a bank.
 
-Bottleneck before: neighbouring threads read vectors of B that lie TN floats apart, so that threads four apart meet in
-    the same banks and each read takes twice the wavefronts it needs.
-Idea: three changes of place, none of arithmetic. A is transposed on its way into shared memory, so that a fragment of
-    either operand is four neighbours of a row, read once a k-step. A thread's TM x TN tile is split into quadrants of
-    4x4, BM/2 and BN/2 apart, so that neighbouring threads read neighbouring vectors. And the transposing stores,
-    whose two halves of a warp would meet in the same 16 banks, XOR the column with 16 for every other group of four
-    k.
-Traffic: the same bytes from shared memory, each in the fewest wavefronts its width allows.
+Bottleneck before: adjacent threads read vectors of B that are TN floats apart. Threads four apart then access the same
+    banks, and each read takes twice the wavefronts it needs.
+Idea: three changes of layout, none of arithmetic. First, A is transposed on its way to shared memory, so that a
+    fragment of either operand is four adjacent floats of a row, read once per k-step. Second, a thread's TM x TN tile
+    is split into quadrants of 4x4, BM/2 and BN/2 apart, so that adjacent threads read adjacent vectors. Third, the
+    transposing stores XOR the column with 16 for every other group of four k; otherwise the two halves of a warp would
+    access the same 16 banks.
+Traffic: the same bytes from shared memory, each access in the fewest wavefronts that its width allows.
 Registers and shared memory: TM*TN accumulators, TM + TN fragments; BK*(BM + BN) floats (8 KB at 128x128x8).
 Measured: 34.1 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 0.67 of cuBLAS SGEMM and 1.10 times vectorized; 101
     registers a thread, 53.7 % of the FMA pipe, 0.0 % excess shared wavefronts.
-Limits: waiting: for global memory at the start of every tile, and at two barriers a tile.
+Limits: latency: a block waits for global memory at the start of every tile, and at two barriers per tile.
 """
 
 from numba import cuda, float32, uint32
 
-from ...device.blend import row_store
+from ...device.store import row_store
 from ...device.vector import fetch4, fetch4_any, load4, store4, store4_down
 from .stage import LadderStage, TileConfig, flat_block, require
 
@@ -26,7 +26,7 @@ HALF_WARP = 16  # lanes that store k = 0..3 in one transposing store; the others
 def build(config, aligned):
     BM, BN, BK, TM, TN = config.BM, config.BN, config.BK, config.TM, config.TN
     THREADS = config.threads
-    A_VECTORS, B_VECTORS = max(BK // 4, 1), max(BN // 4, 1)  # in a row of the tiles that are copied
+    A_VECTORS, B_VECTORS = max(BK // 4, 1), max(BN // 4, 1)  # per row of the tiles that are copied
     A_ROWS = THREADS // A_VECTORS  # rows of A that the block copies at a time
     B_ROWS = THREADS // B_VECTORS  # rows of B
     require(
@@ -55,10 +55,10 @@ def build(config, aligned):
         block_row = cuda.blockIdx.y * BM
         block_col = cuda.blockIdx.x * BN
         a_row, a_col = tid // A_VECTORS, tid % A_VECTORS * 4
-        # k = 4..7 XOR this into A's column, so that the halves of a warp's store take different banks
+        # XORed into A's column for k = 4..7, so that the halves of a warp store to different banks
         a_swizzle = a_col // 4 * HALF_WARP
         b_row, b_col = tid // B_VECTORS, tid % B_VECTORS * 4
-        row = tid // (BN // TN) * 4  # of this thread's first quadrant, within the block tile
+        row = tid // (BN // TN) * 4  # this thread's first quadrant within the block tile
         col = tid % (BN // TN) * 4
 
         a_frag = cuda.local.array(TM, float32)
@@ -75,7 +75,7 @@ def build(config, aligned):
                 store4_down(a_tile, a_col, (a_row + i) ^ a_swizzle, values)
             for i in range(0, BK, B_ROWS):
                 store4(b_tile, b_row + i, b_col, fetch(b, k0 + b_row + i, block_col + b_col))
-            cuda.syncthreads()  # the tiles are written by all before any thread reads them
+            cuda.syncthreads()  # all threads have written the tiles before any reads them
             p = 0
             while p < BK:
                 place = row ^ (p // 4 * HALF_WARP)
@@ -87,7 +87,7 @@ def build(config, aligned):
                     for j in range(TN):
                         acc[i, j] += a_frag[i] * b_frag[j]
                 p += 1
-            cuda.syncthreads()  # the tiles are read by all before any thread overwrites them
+            cuda.syncthreads()  # all threads have read the tiles before any overwrites them
             k0 += BK
 
         for i in range(TM):

@@ -1,4 +1,4 @@
-"""cpu_sgemm: the triple loop on one core of the CPU, where the climb is measured from."""
+"""cpu_sgemm: the triple loop on one core of the CPU, the baseline of the climb."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def _triple_loop(alpha, a, b, beta, c):
 
 
 def cpu_sgemm(a: Any, b: Any, out: Any = None, *, alpha: float = 1.0, beta: float = 0.0) -> Any:
-    """``alpha * a @ b + beta * out`` by three nested loops, each sum a float32, on one core.
+    """Compute ``alpha * a @ b + beta * out`` by three nested loops on one core, with float32 sums.
 
     Parameters
     ----------
     a, b : float32 NumPy arrays of shapes (m, k) and (k, n)
         Any strides.
     out : float32 NumPy array of shape (m, n), optional
-        Where the result goes; a new array otherwise. Not read if beta is 0. It must not overlap a or b.
+        Array for the result; by default, a new one. Not read if beta is 0. It must not overlap a or b.
     alpha, beta : float
         Scalars, rounded to float32. As on the GPU, ``alpha == 0`` reads neither a nor b.
 
@@ -43,9 +43,9 @@ def cpu_sgemm(a: Any, b: Any, out: Any = None, *, alpha: float = 1.0, beta: floa
     Raises
     ------
     TypeError
-        for anything but 2-D float32 NumPy arrays.
+        For anything but 2-D float32 NumPy arrays.
     ValueError
-        if shapes do not match, if out overlaps a or b or is read-only, or if beta is not 0 and there is no out.
+        If the shapes do not match, if out overlaps a or b or is read-only, or if beta is not 0 and out is not given.
     """
     for name, array in {"a": a, "b": b, **({} if out is None else {"out": out})}.items():
         if not isinstance(array, np.ndarray) or array.ndim != 2 or array.dtype != np.float32:

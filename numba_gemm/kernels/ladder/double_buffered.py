@@ -1,21 +1,21 @@
-"""double_buffered: the next tile travels while this one is multiplied.
+"""double_buffered: the next tile is loaded while the current one is multiplied.
 
-Bottleneck before: a block waits for global memory at the start of every tile, and at two barriers a tile.
-Idea: two buffers of each shared tile. The loads of the next tile are issued into registers before the multiply-adds
-    of this one, and stored after them into the buffer that nobody reads; then one barrier ends the tile. A prologue
-    fills the first buffer, and the last tile drains without a load.
+Bottleneck before: a block waits for global memory at the start of every tile, and at two barriers per tile.
+Idea: two buffers for each shared tile. The loads of the next tile are issued into registers before the multiply-adds of
+    the current tile. Afterwards they are stored to the buffer that no thread reads, and one barrier ends the tile. A
+    prologue fills the first buffer; the last tile loads nothing.
 Traffic: the same.
-Registers and shared memory: TM*TN accumulators, TM + TN fragments, and the staged BK*(BM + BN)/threads floats;
-    2*BK*(BM + BN) floats (16 KB at 128x128x8).
+Registers and shared memory: TM*TN accumulators, TM + TN fragments, and BK*(BM + BN)/threads staged floats; 2*BK*(BM +
+    BN) floats (16 KB at 128x128x8).
 Measured: 38.4 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 0.75 of cuBLAS SGEMM and 1.12 times conflict_free; 107
     registers a thread, 61.7 % of the FMA pipe, 0.0 % excess shared wavefronts.
-Limits: each k-step begins with four reads of shared memory, and its multiply-adds wait for them; and more than one
-    instruction in four is no multiply-add.
+Limits: each k-step begins with four reads of shared memory, and its multiply-adds wait for them. More than one
+    instruction in four is not a multiply-add.
 """
 
 from numba import cuda, float32, uint32
 
-from ...device.blend import row_store
+from ...device.store import row_store
 from ...device.vector import fetch4, fetch4_any, load4, store4, store4_down
 from .stage import LadderStage, TileConfig, flat_block, require
 
@@ -25,11 +25,11 @@ HALF_WARP = 16  # lanes that store k = 0..3 in one transposing store; the others
 def build(config, aligned):
     BM, BN, BK, TM, TN = config.BM, config.BN, config.BK, config.TM, config.TN
     THREADS = config.threads
-    A_VECTORS, B_VECTORS = max(BK // 4, 1), max(BN // 4, 1)  # in a row of the tiles that are copied
+    A_VECTORS, B_VECTORS = max(BK // 4, 1), max(BN // 4, 1)  # per row of the tiles that are copied
     A_ROWS = THREADS // A_VECTORS  # rows of A that the block copies at a time
     B_ROWS = THREADS // B_VECTORS  # rows of B
-    A_SHAPE, B_SHAPE = (2 * BK, BM), (2 * BK, BN)  # the buffers of a tile lie one below the other
-    A_LOADS, B_LOADS = BM // max(A_ROWS, 1), BK // max(B_ROWS, 1)  # vectors that a thread stages
+    A_SHAPE, B_SHAPE = (2 * BK, BM), (2 * BK, BN)  # the two buffers of a tile are stacked
+    A_LOADS, B_LOADS = BM // max(A_ROWS, 1), BK // max(B_ROWS, 1)  # vectors that each thread stages
     require(
         config,
         {
@@ -57,10 +57,10 @@ def build(config, aligned):
         block_row = cuda.blockIdx.y * BM
         block_col = cuda.blockIdx.x * BN
         a_row, a_col = tid // A_VECTORS, tid % A_VECTORS * 4
-        # k = 4..7 XOR this into A's column, so that the halves of a warp's store take different banks
+        # XORed into A's column for k = 4..7, so that the halves of a warp store to different banks
         a_swizzle = a_col // 4 * HALF_WARP
         b_row, b_col = tid // B_VECTORS, tid % B_VECTORS * 4
-        row = tid // (BN // TN) * 4  # of this thread's first quadrant, within the block tile
+        row = tid // (BN // TN) * 4  # this thread's first quadrant within the block tile
         col = tid % (BN // TN) * 4
 
         a_next = cuda.local.array((A_LOADS, 4), float32)
@@ -78,7 +78,7 @@ def build(config, aligned):
         for i in range(B_LOADS):
             store4(b_tile, b_row + i * B_ROWS, b_col, fetch(b, b_row + i * B_ROWS, block_col + b_col))
         buffer = 0
-        cuda.syncthreads()  # the first tiles are written by all before any thread reads them
+        cuda.syncthreads()  # all threads have written the first tiles before any reads them
 
         k0 = 0
         while k0 < k:
@@ -109,8 +109,8 @@ def build(config, aligned):
                 for i in range(B_LOADS):
                     values = (b_next[i, 0], b_next[i, 1], b_next[i, 2], b_next[i, 3])
                     store4(b_tile, buffer + b_row + i * B_ROWS, b_col, values)
-                # the next tiles are written by all before any thread reads them, and this tile is read by all
-                # before the next iteration overwrites it
+                # all threads have written the next tiles before any reads them, and have read this tile before the
+                # next iteration overwrites it
                 cuda.syncthreads()
             k0 += BK
 

@@ -1,40 +1,41 @@
-"""lean_loop: nothing in the loop but what multiplies.
+"""lean_loop: a main loop with almost nothing but multiply-adds.
 
-Bottleneck before: one instruction in eight is no multiply-add. Most of the others compute addresses, check edges and
-    choose slots, for every tile again.
-Idea: the kernel keeps addresses instead of indices, and moves them. Edges leave the loop: the first tile alone may be
-    partial along k, and rows or columns outside are read from the last one inside, or not at all, since what they
-    contribute is never stored. One loop serves all tiles: the last one loads nothing, under a predicate, not a branch.
-    A travels through registers again, four k in an instruction, which costs fewer than copies of four bytes do. The
-    products go in snake order, so that an operand is read from the register file once for several of them, and from
-    alternating banks.
+Bottleneck before: one instruction in eight is not a multiply-add. Most of these compute addresses, check edges and
+    select slots, again for every tile.
+Idea: the kernel keeps addresses instead of indices, and increments them. Edges leave the loop: only the first tile may
+    be partial along k; rows and columns outside are replaced by the last one inside, or not read at all, since their
+    results are never stored. One loop serves all tiles: the last iteration skips its loads under a predicate, not a
+    branch. A goes through registers again, four k per instruction, which takes fewer instructions than 4-byte copies.
+    The products are computed in snake order, so that an operand is read from the register file once for several
+    products, and from alternating banks.
 Traffic: the same.
-Registers and shared memory: TM*TN accumulators, 2*(TM + TN) fragments and the vectors on their way;
-    2*BK*(BM + pad + BN) floats (50 KB at 128x256x16).
+Registers and shared memory: TM*TN accumulators, 2*(TM + TN) fragments and the vectors in flight; 2*BK*(BM + pad + BN)
+    floats (50 KB at 128x256x16).
 Measured: 55.2 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 1.08 of cuBLAS SGEMM and 1.10 times async_copy; 198
     registers a thread, 85.6 % of the FMA pipe, 2.3 % excess shared wavefronts.
-Limits: waves: 4096x4096 is 512 tiles on 132 SMs, four rounds where 3.88 would do. Within a round, one instruction in
-    thirteen is no multiply-add, and half of those read fragments.
+Limits: wave quantization: 4096x4096 is 512 tiles on 132 SMs, four rounds where 3.88 would suffice. Within a round, one
+    instruction in thirteen is not a multiply-add, and half of these read fragments.
 """
 
 from numba import cuda, float32, int64, uint32
 
 from ...device.address import col_step, pinned, shared_address, shared_load4, transposed
 from ...device.async_copy import commit_group, wait_group
-from ...device.blend import row_store
 from ...device.outer_product import outer_product
+from ...device.store import row_store
 from ...device.tile_loader import covers, tile_loader
+from ...device.units import WARP
 from ...simulator.switch import device_function, hardware_only
-from .stage import WARP, LadderStage, TileConfig, flat_block, require
+from .stage import LadderStage, TileConfig, flat_block, require
 
 
 def build(config, aligned):
     BM, BN, BK, TM, TN, WM, WN = config.BM, config.BN, config.BK, config.TM, config.TN, config.WM, config.WN
     THREADS = config.threads
     A_PITCH, B_PITCH = BM + config.pad, BN + (0 if aligned else config.pad_b)
-    LANES_M, LANES_N = WM // TM, WN // TN  # a warp's lanes along rows and columns
+    LANES_M, LANES_N = WM // TM, WN // TN  # lanes of a warp along rows and columns
     B_START = 4 * BK * A_PITCH  # bytes from the start of a slot to its tile of B
-    SLOT = B_START + 4 * BK * B_PITCH  # bytes of a slot
+    SLOT = B_START + 4 * BK * B_PITCH  # bytes per slot
     a_mode, b_mode = ("along4", "across4") if aligned else ("any", "any")
     require(
         config,
@@ -60,7 +61,7 @@ def build(config, aligned):
 
     @device_function
     def read_fragments(tiles, a_at, b_at, p, a_frag, b_frag):
-        """Fragments of the k-step that is p after the one at a_at and b_at; p is a constant."""
+        """Read the fragments of the k-step p steps after the one at a_at and b_at; p is a constant."""
         for i in range(0, TM, 4):
             values = shared_load4(tiles, uint32(a_at + 4 * (p * A_PITCH + i * LANES_M)))
             a_frag[i], a_frag[i + 1], a_frag[i + 2], a_frag[i + 3] = values
@@ -76,7 +77,7 @@ def build(config, aligned):
         warp, lane = tid // WARP, tid % WARP
         block_row = int64(cuda.blockIdx.y) * BM
         block_col = int64(cuda.blockIdx.x) * BN
-        row = warp // (BN // WN) * WM + lane // LANES_N * 4  # of this thread's first group, within the block tile
+        row = warp // (BN // WN) * WM + lane // LANES_N * 4  # this thread's first group within the block tile
         col = warp % (BN // WN) * WN + lane % LANES_N * 4
         x, y = a, transposed(b)  # both as (mn, k)
         k = a.shape[1]
@@ -86,7 +87,7 @@ def build(config, aligned):
 
         a_addresses = cuda.local.array(A_ADDRESSES, int64)
         b_addresses = cuda.local.array(B_ADDRESSES, int64)
-        a_staged = cuda.local.array(A_STAGED, float32)  # vectors on their way to shared memory
+        a_staged = cuda.local.array(A_STAGED, float32)  # vectors in flight to shared memory
         b_staged = cuda.local.array(B_STAGED, float32)
         a_even = cuda.local.array(TM, float32)  # fragments of the even k-steps
         b_even = cuda.local.array(TN, float32)
@@ -98,7 +99,7 @@ def build(config, aligned):
                 acc[i, j] = float32(0)
 
         left = uint32(max((k + (BK - 1)) // BK, 1))  # tiles
-        width = k - (int64(left) - 1) * BK  # of the first tile; all others are whole
+        width = k - (int64(left) - 1) * BK  # of the first tile; the others are whole
         place_a(x, block_row, 0, tid, a_addresses)
         place_b(y, block_col, 0, tid, b_addresses)
         begin_b(tiles, b_to, y, b_addresses, b_valid, width, tid, b_staged)
@@ -111,8 +112,8 @@ def build(config, aligned):
         for i in range(B_ADDRESSES):
             b_addresses[i] += width * col_step(y)
         wait_group(0)
-        cuda.syncthreads()  # the first tiles are in shared memory, brought by all, before any thread reads them
-        slot = uint32(0)  # bytes from the first slot to the one that is read
+        cuda.syncthreads()  # all threads' copies and stores are complete before any reads the first tiles
+        slot = uint32(0)  # bytes from the first slot to the slot being read
         read_fragments(tiles, a_from, b_from, 0, a_even, b_even)
 
         while left > uint32(0):
@@ -143,8 +144,8 @@ def build(config, aligned):
             settle_a(tiles, uint32(a_to + slot), a_staged)
             settle_b(tiles, uint32(b_to + slot), b_staged)
             wait_group(0)
-            # the next tiles are in shared memory, brought by all, before any thread reads them; and this tile's last
-            # fragments are read by all before the next turn overwrites it
+            # all threads' copies and stores are complete before any reads the next tiles; and all have read this tile's
+            # last fragments before the next iteration overwrites it
             cuda.syncthreads()
             read_fragments(tiles, uint32(a_from + slot), uint32(b_from + slot), 0, a_even, b_even)
             multiply(a_odd, b_odd, acc)

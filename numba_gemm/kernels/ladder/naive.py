@@ -1,20 +1,20 @@
-"""naive: one thread an element of C, neighbours in a warp down a column.
+"""naive: one thread per element of C; the lanes of a warp run down a column.
 
-Bottleneck before: none; this is where the climb starts.
-Idea: the definition of the product. Thread .x picks the row and .y the column, the reverse of every later stage, on
-    purpose: the 32 threads of a warp then own 32 rows of one column of C.
-Traffic: 2*K reads an element, 2*M*N*K floats in all, and M*N writes; 1/4 FLOP a byte requested. The 32 elements of A
-    that a warp reads at once lie a row apart: 32 sectors of 32 bytes each, of which 4 bytes are used.
+Bottleneck before: none; the climb starts here.
+Idea: the definition of the product. Thread .x selects the row and .y the column, deliberately the reverse of every
+    later stage: the 32 threads of a warp compute 32 rows of one column of C.
+Traffic: 2*K reads per element, 2*M*N*K floats in total, and M*N writes; 1/4 FLOP per byte requested. The 32 elements of
+    A that a warp reads at once are a row apart: 32 sectors of 32 bytes, 4 bytes of each used.
 Registers and shared memory: one accumulator; none.
 Measured: 0.50 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 0.01 of cuBLAS SGEMM; 32 registers a thread, 1.0 % of the
     FMA pipe.
-Limits: the L1 cache, which takes 33 sectors for every 32 multiply-adds; the FMA pipe is idle.
+Limits: the L1 cache, which handles 33 sectors for every 32 multiply-adds; the FMA pipe is idle.
 """
 
 from numba import cuda
 
-from ...device.blend import blend
 from ...device.dot import dot
+from ...device.store import axpby
 from .stage import LadderStage, TileConfig
 
 
@@ -24,7 +24,7 @@ def naive(alpha, a, b, beta, c):
     row = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     col = cuda.blockIdx.y * cuda.blockDim.y + cuda.threadIdx.y
     if row < m and col < n:
-        c[row, col] = blend(alpha, dot(a, b, row, col), beta, c, row, col)
+        c[row, col] = axpby(alpha, dot(a, b, row, col), beta, c, row, col)
 
 
 STAGE = LadderStage(

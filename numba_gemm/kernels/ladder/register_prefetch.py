@@ -1,23 +1,25 @@
-"""register_prefetch: the next k-step's fragments load while this one's are multiplied.
+"""register_prefetch: the fragments of the next k-step are read while the current ones are multiplied.
 
-Bottleneck before: each k-step starts with reads of shared memory and waits some 30 clocks for them before its first
+Bottleneck before: each k-step starts with reads of shared memory and waits about 30 clocks for them before its first
     multiply-add.
-Idea: two sets of fragments, for which ``launch_bounds`` leaves just enough registers to keep two blocks on an SM.
-    While one is multiplied, the next k-step's is read into the other. At the end of a tile the first fragments of the
-    next tile are read right behind the barrier, so that the last k-step of this tile covers that wait as well.
+Idea: two sets of fragments; ``launch_bounds`` leaves just enough registers for them with two blocks per SM. While one
+    set is multiplied, the fragments of the next k-step are read into the other. The first fragments of the next tile
+    are read right after the barrier at the end of the current tile, so that the tile's last k-step hides that latency
+    as well.
 Traffic: the same.
-Registers and shared memory: TM*TN accumulators, 2*(TM + TN) fragments, the staged BK*(BM + BN)/threads floats;
-    2*BK*(BM + BN) floats (16 KB at 128x128x8).
+Registers and shared memory: TM*TN accumulators, 2*(TM + TN) fragments, and BK*(BM + BN)/threads staged floats; 2*BK*(BM
+    + BN) floats (16 KB at 128x128x8).
 Measured: 42.6 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 0.83 of cuBLAS SGEMM and 1.11 times double_buffered; 128
     registers a thread, 68.5 % of the FMA pipe, 0.0 % excess shared wavefronts.
-Limits: issue slots: one instruction in five is no multiply-add, but one of the four fragment reads for every 64, an
-    address, or part of a tile's copies. At full speed the reads would take 12 of every 16 clocks of shared memory.
+Limits: issue slots: one instruction in five is not a multiply-add, but one of the four fragment reads per 64
+    multiply-adds, address arithmetic, or part of a tile's copies. At full speed the reads would take 12 of every 16
+    clocks of shared memory.
 """
 
 from numba import cuda, float32, uint32
 
-from ...device.blend import row_store
 from ...device.outer_product import outer_product
+from ...device.store import row_store
 from ...device.vector import fetch4, fetch4_any, load4, store4, store4_down
 from ...simulator.switch import device_function, hardware_only
 from .stage import LadderStage, TileConfig, flat_block, require
@@ -28,11 +30,11 @@ HALF_WARP = 16  # lanes that store k = 0..3 in one transposing store; the others
 def build(config, aligned):
     BM, BN, BK, TM, TN = config.BM, config.BN, config.BK, config.TM, config.TN
     THREADS = config.threads
-    A_VECTORS, B_VECTORS = max(BK // 4, 1), max(BN // 4, 1)  # in a row of the tiles that are copied
+    A_VECTORS, B_VECTORS = max(BK // 4, 1), max(BN // 4, 1)  # per row of the tiles that are copied
     A_ROWS = THREADS // A_VECTORS  # rows of A that the block copies at a time
     B_ROWS = THREADS // B_VECTORS  # rows of B
-    A_SHAPE, B_SHAPE = (2 * BK, BM), (2 * BK, BN)  # the buffers of a tile lie one below the other
-    A_LOADS, B_LOADS = BM // max(A_ROWS, 1), BK // max(B_ROWS, 1)  # vectors that a thread stages
+    A_SHAPE, B_SHAPE = (2 * BK, BM), (2 * BK, BN)  # the two buffers of a tile are stacked
+    A_LOADS, B_LOADS = BM // max(A_ROWS, 1), BK // max(B_ROWS, 1)  # vectors that each thread stages
     require(
         config,
         {
@@ -54,7 +56,7 @@ def build(config, aligned):
 
     @device_function
     def read_fragments(a_tile, b_tile, buffer, p, row, col, a_frag, b_frag):
-        """Fragments of k-step p of the tiles at `buffer`."""
+        """Read the fragments of k-step p from the tiles at `buffer`."""
         place = row ^ (p // 4 * HALF_WARP)
         a_frag[0], a_frag[1], a_frag[2], a_frag[3] = load4(a_tile, buffer + p, place)
         a_frag[4], a_frag[5], a_frag[6], a_frag[7] = load4(a_tile, buffer + p, place + BM // 2)
@@ -70,10 +72,10 @@ def build(config, aligned):
         block_row = cuda.blockIdx.y * BM
         block_col = cuda.blockIdx.x * BN
         a_row, a_col = tid // A_VECTORS, tid % A_VECTORS * 4
-        # k = 4..7 XOR this into A's column, so that the halves of a warp's store take different banks
+        # XORed into A's column for k = 4..7, so that the halves of a warp store to different banks
         a_swizzle = a_col // 4 * HALF_WARP
         b_row, b_col = tid // B_VECTORS, tid % B_VECTORS * 4
-        row = tid // (BN // TN) * 4  # of this thread's first quadrant, within the block tile
+        row = tid // (BN // TN) * 4  # this thread's first quadrant within the block tile
         col = tid % (BN // TN) * 4
 
         a_next = cuda.local.array((A_LOADS, 4), float32)
@@ -93,7 +95,7 @@ def build(config, aligned):
         for i in range(B_LOADS):
             store4(b_tile, b_row + i * B_ROWS, b_col, fetch(b, b_row + i * B_ROWS, block_col + b_col))
         buffer = 0
-        cuda.syncthreads()  # the first tiles are written by all before any thread reads them
+        cuda.syncthreads()  # all threads have written the first tiles before any reads them
         read_fragments(a_tile, b_tile, buffer, 0, row, col, a_even, b_even)
 
         k0 = 0
@@ -123,8 +125,8 @@ def build(config, aligned):
                 for i in range(B_LOADS):
                     values = (b_next[i, 0], b_next[i, 1], b_next[i, 2], b_next[i, 3])
                     store4(b_tile, buffer + b_row + i * B_ROWS, b_col, values)
-                # the next tiles are written by all before any thread reads them, and this tile's last fragments
-                # are read by all before the next iteration overwrites it
+                # all threads have written the next tiles before any reads them, and have read this tile's last
+                # fragments before the next iteration overwrites it
                 cuda.syncthreads()
                 read_fragments(a_tile, b_tile, buffer, 0, row, col, a_even, b_even)
             multiply(a_odd, b_odd, acc)

@@ -9,8 +9,9 @@ from functools import lru_cache
 from typing import Any
 
 from ...device.tile_loader import covers
+from ...device.units import FLOAT32_BYTES, WARP, ceil_div
 from ...simulator.switch import SIMULATOR
-from ..product import FLOAT32_BYTES, VECTOR_BYTES, Batch, Layout, Product
+from ..product import VECTOR_BYTES, Batch, Layout, Product
 from ..stage import IEEE, MAX_GRID_Y, Gpu, Piece, Share, Stage, cut, require
 from ..step import (
     ALPHA,
@@ -34,7 +35,6 @@ if not SIMULATOR:
     from ...device.matrix import form_signature, kernel_signature
 
 AT_SCRATCH = (Moving(Slot.SCRATCH), Moving(Slot.COUNTERS))
-WARP = 32
 GROUP = 8  # rows of tiles that are walked together
 MAX_LINE = 1 << 31  # k-tiles that are counted in 32 bits
 DEFAULT_ORDER = "columns"  # the fastest that was measured for thread tiles of 8x16
@@ -182,7 +182,7 @@ class Schedule:
     counters : int
         32-bit words behind it, which are 0 when the launch begins and when it ends.
     words : tuple of int
-        Further arguments: the fields of `numba_gemm.device.work.FIELDS` from the third on.
+        Further arguments: the fields of `numba_gemm.device.partition.FIELDS` from the third on.
     """
 
     grid: tuple[int, int, int]
@@ -238,9 +238,9 @@ class LadderStage(Stage):
     the configuration's order; the others have a fixed order.
 
     A stage with a ``schedule`` divides its work by a `Share` and takes any layout, batches and an epilogue:
-    ``build(config, form)`` takes a `Form` in place of ``aligned``, the kernel takes a `numba_gemm.device.work.Work`
-    behind C, and the epilogue's vectors, if any, as a tuple behind that; ``schedule(config, m, n, k, batch, share)``
-    returns the `Schedule` of a launch.
+    ``build(config, form)`` takes a `Form` in place of ``aligned``. The kernel takes a
+    `numba_gemm.device.partition.Partition` behind C, and the epilogue's vectors, if any, as a tuple behind that.
+    ``schedule(config, m, n, k, batch, share)`` returns the `Schedule` of a launch.
     """
 
     block: Callable[[TileConfig], tuple[int, int]] = flat_block
@@ -270,7 +270,7 @@ class LadderStage(Stage):
 
     def grid(self, config: TileConfig, m: int, n: int) -> tuple[int, int]:
         """Blocks along x and y that cover an (m, n) C: columns along x, unless ``rows_along_x``."""
-        rows, cols = -(-m // config.BM), -(-n // config.BN)
+        rows, cols = ceil_div(m, config.BM), ceil_div(n, config.BN)
         return (rows, cols) if self.rows_along_x else (cols, rows)
 
     def variant(self, config: TileConfig, product: Product) -> Variant:
@@ -328,8 +328,8 @@ class LadderStage(Stage):
 
 def default_share(config: TileConfig, product: Product, blocks: int) -> Share:
     """Divide a product equally among so many blocks; of many tiles, only those of the last two rounds are divided."""
-    tiles = -(-product.m // config.BM) * -(-product.n // config.BN) * product.batch.matrices
-    k_tiles = max(1, -(-product.k // config.BK))
+    tiles = ceil_div(product.m, config.BM) * ceil_div(product.n, config.BN) * product.batch.matrices
+    k_tiles = max(1, ceil_div(product.k, config.BK))
     if tiles % blocks == 0 or tiles * k_tiles >= MAX_LINE:
         return Share(min(tiles, blocks), tiles)
     if tiles > blocks:
@@ -338,15 +338,15 @@ def default_share(config: TileConfig, product: Product, blocks: int) -> Share:
 
 
 def share_out(config: TileConfig, m: int, n: int, k: int, batch: Batch, share: Share) -> Schedule:
-    """Return the schedule of stages whose kernels take a `numba_gemm.device.work.Work`.
+    """Return the schedule of stages whose kernels take a `numba_gemm.device.partition.Partition`.
 
     Raises
     ------
     ValueError
         if there are fewer tiles than `share` says, or too many k-tiles to divide them.
     """
-    rows, cols = -(-m // config.BM), -(-n // config.BN)
-    tiles, k_tiles = rows * cols * batch.matrices, max(1, -(-k // config.BK))
+    rows, cols = ceil_div(m, config.BM), ceil_div(n, config.BN)
+    tiles, k_tiles = rows * cols * batch.matrices, max(1, ceil_div(k, config.BK))
     divided = (tiles - share.whole) * k_tiles
     if not 0 <= share.whole <= tiles or divided >= MAX_LINE:
         raise ValueError(f"{share} does not divide {tiles} tiles of {k_tiles} k-tiles")

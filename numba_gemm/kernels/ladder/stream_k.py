@@ -1,36 +1,37 @@
-"""stream_k: every multiprocessor gets the same share, whatever the shape.
+"""stream_k: an equal share of the k-tiles for every multiprocessor, whatever the shape.
 
-Bottleneck before: blocks come in rounds. The last round is seldom full, and a small C, or a long K, has fewer tiles
-    than the GPU has multiprocessors.
-Idea: as many blocks as the GPU holds at once, each with the same number of k-tiles (Stream-K, see `device.work`).
-    Shares that end within a tile of C leave a partial sum in a workspace; the last block to arrive at such a tile adds
-    the parts in a fixed order. Where there are many tiles, only those of the last rounds are shared; where there are
-    few, this is split-K. Operands come in five modes by their layout, so that transposed ones are hardly slower; the
-    matrices of a batch are more tiles; an epilogue is applied to C's elements on their way out.
-Traffic: the same, and two partial tiles a block at the most, written and read.
-Registers and shared memory: those of lean_loop, and what the search for the next tile takes.
+Bottleneck before: blocks run in rounds, and the last round is seldom full. A small C, or a long K, has fewer tiles than
+    the GPU has multiprocessors.
+Idea: as many blocks as the GPU holds at once, each with the same number of k-tiles (Stream-K, see `device.partition`).
+    A block whose share ends within a tile of C leaves a partial sum in a workspace; the last block to arrive at the
+    tile adds the parts in a fixed order. With many tiles, only those of the last rounds are shared; with few, this is
+    split-K. A tile loader for each of five layouts makes transposed operands almost as fast. The matrices of a batch
+    are additional tiles. An epilogue is applied to the elements of C as they are stored.
+Traffic: the same, plus at most two partial tiles per block, written and read.
+Registers and shared memory: those of lean_loop, plus those for finding the next tile.
 Measured: 56.8 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 1.11 of cuBLAS SGEMM and 1.03 times lean_loop; 253
     registers a thread, 85.5 % of the FMA pipe, 2.3 % excess shared wavefronts.
-Limits: small products: the launch, the first trip to memory and the meeting of partial sums take longer than the
-    multiplications, and small tiles read their fragments more often. Odd extents: rows that are not 16-byte aligned
-    travel in copies of 4 bytes, four times as many, which large tiles spread over the first k-steps; and the last
-    tiles lie half outside of C.
+Limits: small products: the launch, the first memory access and the exchange of partial sums take longer than the
+    multiplications, and small tiles read their fragments more often. Odd extents: rows that are not 16-byte aligned are
+    copied 4 bytes at a time. Large tiles spread these copies, four times as many, over the first k-steps. The last
+    tiles are partly outside C.
 """
 
 from numba import cuda, float32, int32, int64, uint32
 
 from ...device.address import col_step, pinned, shared_address, shared_load4, transposed
 from ...device.async_copy import commit_group, wait_group
-from ...device.blend import row_store, staged_store
 from ...device.matrix import shifted
 from ...device.outer_product import outer_product
+from ...device.partition import arrive, batch_place, member_of, owner, part_slot, piece, reset, row_partial, tile_place
+from ...device.store import row_store, staged_store
 from ...device.tile_loader import covers, tile_loader
-from ...device.work import arrive, batch_place, member_of, owner, part_slot, piece, reset, row_partial, tile_place
+from ...device.units import FLOAT32_BYTES, WARP
 from ...simulator.switch import device_function, hardware_only
-from .stage import FLOAT32_BYTES, WARP, LadderStage, TileConfig, flat_block, require, share_out
+from .stage import LadderStage, TileConfig, flat_block, require, share_out
 
-SUMS_STAGED = 32  # of a thread, from which on it pays to write an unaligned C through shared memory
-SUMS_SPREAD = 64  # of a thread, from which on it always pays to spread copies of floats over k-steps
+SUMS_STAGED = 32  # per thread; from here on, an unaligned C is stored faster through shared memory
+SUMS_SPREAD = 64  # per thread; from here on, spreading 4-byte copies over k-steps always pays
 
 
 def build(config, form):
@@ -38,9 +39,9 @@ def build(config, form):
     THREADS = config.threads
     A_PITCH = BM + (0 if form.a.startswith("across") else config.pad)
     B_PITCH = BN + (0 if form.b.startswith("across") else config.pad_b)
-    LANES_M, LANES_N = WM // TM, WN // TN  # a warp's lanes along rows and columns
+    LANES_M, LANES_N = WM // TM, WN // TN  # lanes of a warp along rows and columns
     B_START = 4 * BK * A_PITCH  # bytes from the start of a slot to its tile of B
-    SLOT = B_START + 4 * BK * B_PITCH  # bytes of a slot
+    SLOT = B_START + 4 * BK * B_PITCH  # bytes per slot
     WARP_FLOATS, store_tile = staged_store(TM, TN, LANES_M, LANES_N, form.epilogue)
     require(
         config,
@@ -56,8 +57,8 @@ def build(config, form):
             "a staged C fits into the tiles": FLOAT32_BYTES * (THREADS // WARP) * WARP_FLOATS <= 2 * SLOT,
         },
     )
-    # Copies float by float are so many that all warps would wait behind them: between the first k-steps they do not.
-    # Small thread tiles, with several blocks' warps to wait with, gain by it only where B is transposed on its way.
+    # So many 4-byte copies at once would stall all warps; spread over the first k-steps, they do not. Small thread
+    # tiles, whose multiprocessors run several blocks, gain from this only if B is transposed on the way.
     FLOATS = not (form.a.endswith("4") and form.b.endswith("4"))
     SPREADS = FLOATS and (TM * TN >= SUMS_SPREAD or not form.b.startswith("across"))
     SPREAD = min(2, BK // 2 - 1) if SPREADS else 0  # pairs of k-steps
@@ -70,14 +71,14 @@ def build(config, form):
     origin_b, place_b, valid_b, begin_b, fetch_b, settle_b = b_loader.functions
     multiply = outer_product(TM, TN, config.order)  # one k-step; acc[i, j] += a_frag[i] * b_frag[j] for all i, j
     store_partial_row, load_partial_row = row_partial(TN, THREADS, BM * BN)
-    AT_ONCE = max(1, 64 // (TM * TN))  # parts of a sum that are read at once, as far as registers go
+    AT_ONCE = max(1, 64 // (TM * TN))  # parts of a sum that are read at once, limited by registers
     store_row = row_store(TN, 4 * LANES_N, form.c_aligned)
-    # Without an epilogue, small tiles end sooner without the detour.
+    # Without an epilogue, small tiles are stored faster directly.
     STAGED = form.epilogue is not None or (not form.c_aligned and TM * TN >= SUMS_STAGED)
 
     @device_function
     def read_fragments(tiles, a_at, b_at, p, a_frag, b_frag):
-        """Fragments of the k-step that is p after the one at a_at and b_at; p is a constant."""
+        """Read the fragments of the k-step p steps after the one at a_at and b_at; p is a constant."""
         for i in range(0, TM, 4):
             values = shared_load4(tiles, uint32(a_at + 4 * (p * A_PITCH + i * LANES_M)))
             a_frag[i], a_frag[i + 1], a_frag[i + 2], a_frag[i + 3] = values
@@ -87,7 +88,7 @@ def build(config, form):
 
     @device_function
     def step(tiles, a_at, b_at, p, a_now, b_now, a_next, b_next, acc):
-        """A k-step, whose fragments are there, and the reads of the next one's."""
+        """Multiply the fragments of one k-step while those of the next are read."""
         read_fragments(tiles, a_at, b_at, p, a_next, b_next)
         multiply(a_now, b_now, acc)
 
@@ -100,34 +101,34 @@ def build(config, form):
             fetch_a(*to_a, part)
 
     @device_function
-    def body(alpha, a_all, b_all, beta, c_all, work, vectors):
+    def body(alpha, a_all, b_all, beta, c_all, partition, vectors):
         tiles = cuda.shared.array(0, float32, alignment=16)
         start = shared_address(tiles)
         tid = uint32(cuda.threadIdx.x)
         block = uint32(cuda.blockIdx.x)
         warp, lane = tid // WARP, tid % WARP
-        row = warp // (BN // WN) * WM + lane // LANES_N * 4  # of this thread's first group, within the block tile
+        row = warp // (BN // WN) * WM + lane // LANES_N * 4  # this thread's first group within the block tile
         col = warp % (BN // WN) * WN + lane % LANES_N * 4
         k = a_all.shape[1]
-        k_tiles = uint32(work.k_tiles)
+        k_tiles = uint32(partition.k_tiles)
         a_to, b_to = pinned(uint32(start + origin_a(tid))), pinned(uint32(start + B_START + origin_b(tid)))
         a_from, b_from = pinned(uint32(start + 4 * row)), pinned(uint32(start + B_START + 4 * col))
 
         a_addresses = cuda.local.array(A_ADDRESSES, int64)
         b_addresses = cuda.local.array(B_ADDRESSES, int64)
-        a_staged = cuda.local.array(A_STAGED, float32)  # vectors on their way to shared memory
+        a_staged = cuda.local.array(A_STAGED, float32)  # vectors in flight to shared memory
         b_staged = cuda.local.array(B_STAGED, float32)
         a_even = cuda.local.array(TM, float32)  # fragments of the even k-steps
         b_even = cuda.local.array(TN, float32)
         a_odd = cuda.local.array(TM, float32)  # fragments of the odd k-steps
         b_odd = cuda.local.array(TN, float32)
         acc = cuda.local.array((TM, TN), float32)
-        arrived = cuda.local.array((AT_ONCE, TM, TN), float32)  # other blocks' parts of a sum
+        arrived = cuda.local.array((AT_ONCE, TM, TN), float32)  # parts of a sum from other blocks
 
-        at, end = piece(work, block), piece(work, uint32(block + 1))
-        whole, own = uint32(work.whole), block
+        at, end = piece(partition, block), piece(partition, uint32(block + 1))
+        whole, own = uint32(partition.whole), block
         while at < end or own < whole:
-            if at < end:  # first this block's piece of the shared tiles, so that others need not be waited for
+            if at < end:  # shared tiles first, so that their parts are ready when other blocks arrive
                 index = uint32(at // k_tiles)
                 first = uint32(at - uint32(index * k_tiles))
                 last = min(k_tiles, uint32(first + uint32(end - at)))
@@ -137,29 +138,29 @@ def build(config, form):
                 index, first, last, tile = uint32(0), uint32(0), k_tiles, own
                 own = uint32(own + uint32(cuda.gridDim.x))
             x_all, y_all, c = a_all, b_all, c_all
-            if uint32(work.matrices) > uint32(1):
-                member = member_of(work, tile)
-                tile = uint32(tile - uint32(member * uint32(uint32(work.rows) * uint32(work.cols))))
-                i0, i1, i2 = batch_place(work, member)
-                x_all = shifted(a_all, i0 * work.a_outer + i1 * work.a_middle + i2 * work.a_inner)
-                y_all = shifted(b_all, i0 * work.b_outer + i1 * work.b_middle + i2 * work.b_inner)
-                c = shifted(c_all, i0 * work.c_outer + i1 * work.c_middle + i2 * work.c_inner)
+            if uint32(partition.matrices) > uint32(1):
+                member = member_of(partition, tile)
+                tile = uint32(tile - uint32(member * uint32(uint32(partition.rows) * uint32(partition.cols))))
+                i0, i1, i2 = batch_place(partition, member)
+                x_all = shifted(a_all, i0 * partition.a_outer + i1 * partition.a_middle + i2 * partition.a_inner)
+                y_all = shifted(b_all, i0 * partition.b_outer + i1 * partition.b_middle + i2 * partition.b_inner)
+                c = shifted(c_all, i0 * partition.c_outer + i1 * partition.c_middle + i2 * partition.c_inner)
             x, y = x_all, transposed(y_all)  # both as (mn, k)
-            down, across = tile_place(work, tile)
+            down, across = tile_place(partition, tile)
             block_row, block_col = int64(down) * BM, int64(across) * BN
             a_valid, b_valid = pinned(valid_a(x, block_row, tid)), pinned(valid_b(y, block_col, tid))
 
             for i in range(TM):
                 for j in range(TN):
                     acc[i, j] = float32(0)
-            # Of all tiles along k the first one alone may be partial.
+            # Only the first tile along k may be partial.
             narrow = k - (int64(k_tiles) - 1) * BK
             k0 = int64(0) if first == uint32(0) else narrow + (int64(first) - 1) * BK
             width = narrow if first == uint32(0) else int64(BK)
             left = uint32(last - first)
             place_a(x, block_row, k0, tid, a_addresses)
             place_b(y, block_col, k0, tid, b_addresses)
-            cuda.syncthreads()  # the last tile's fragments are read by all before these copies overwrite them
+            cuda.syncthreads()  # all threads have read the last tile's fragments before these copies overwrite them
             begin_b(tiles, b_to, y, b_addresses, b_valid, width, tid, b_staged)
             begin_a(tiles, a_to, x, a_addresses, a_valid, width, tid, a_staged)
             commit_group()
@@ -170,8 +171,8 @@ def build(config, form):
             for i in range(B_ADDRESSES):
                 b_addresses[i] += width * col_step(y)
             wait_group(0)
-            cuda.syncthreads()  # the first tiles are in shared memory, brought by all, before any thread reads them
-            slot = uint32(0)  # bytes from the first slot to the one that is read
+            cuda.syncthreads()  # all threads' copies and stores are complete before any reads the first tiles
+            slot = uint32(0)  # bytes from the first slot to the slot being read
             read_fragments(tiles, a_from, b_from, 0, a_even, b_even)
 
             while left > uint32(0):
@@ -209,36 +210,36 @@ def build(config, form):
                 settle_a(tiles, uint32(a_to + slot), a_staged)
                 settle_b(tiles, uint32(b_to + slot), b_staged)
                 wait_group(0)
-                # the next tiles are in shared memory, brought by all, before any thread reads them; and this tile's
-                # last fragments are read by all before the next turn overwrites it
+                # all threads' copies and stores are complete before any reads the next tiles; and all have read this
+                # tile's last fragments before the next iteration overwrites it
                 cuda.syncthreads()
                 read_fragments(tiles, uint32(a_from + slot), uint32(b_from + slot), 0, a_even, b_even)
                 multiply(a_odd, b_odd, acc)
 
             complete = True
             if uint32(last - first) < k_tiles:
-                lead = owner(work, uint32(index * k_tiles))
-                parts = uint32(owner(work, uint32(uint32(uint32(index + 1) * k_tiles) - 1)) - lead + 1)
-                mine = part_slot(work, index, lead, uint32(block - lead))
+                lead = owner(partition, uint32(index * k_tiles))
+                parts = uint32(owner(partition, uint32(uint32(uint32(index + 1) * k_tiles) - 1)) - lead + 1)
+                mine = part_slot(partition, index, lead, uint32(block - lead))
                 for i in range(TM):
-                    store_partial_row(work, mine, tid, acc, i)
-                cuda.syncthreads()  # this part is written by all before the block is counted
+                    store_partial_row(partition, mine, tid, acc, i)
+                cuda.syncthreads()  # all threads have written this part before the block is counted
                 final = int32(0)
-                if tid == uint32(0) and arrive(work, int64(index)) == int64(parts) - 1:
+                if tid == uint32(0) and arrive(partition, int64(index)) == int64(parts) - 1:
                     final = int32(1)
-                complete = cuda.syncthreads_or(final) != 0  # and the count is known before any thread goes on
+                complete = cuda.syncthreads_or(final) != 0  # and all threads know the count
                 if complete:
                     if tid == uint32(0):
-                        reset(work, int64(index))
+                        reset(partition, int64(index))
                     for i in range(TM):
                         for j in range(TN):
                             acc[i, j] = float32(0)
                     q = uint32(0)
                     while q < parts:
                         for r in range(AT_ONCE):
-                            from_slot = part_slot(work, index, lead, min(uint32(q + r), uint32(parts - 1)))
+                            from_slot = part_slot(partition, index, lead, min(uint32(q + r), uint32(parts - 1)))
                             for i in range(TM):
-                                load_partial_row(work, from_slot, tid, arrived[r], i)
+                                load_partial_row(partition, from_slot, tid, arrived[r], i)
                         for r in range(AT_ONCE):
                             for i in range(TM):
                                 for j in range(TN):
@@ -250,7 +251,7 @@ def build(config, form):
                     at_warp = uint32(start + 4 * WARP_FLOATS * warp)
                     block_row += warp // (BN // WN) * WM
                     block_col += warp % (BN // WN) * WN
-                    cuda.syncthreads()  # the last fragments are read by all before C is staged over them
+                    cuda.syncthreads()  # all threads have read the last fragments before C is staged over them
                     store_tile(tiles, at_warp, lane, c, block_row, block_col, alpha, acc, beta, vectors)
                 else:
                     for i in range(TM):
@@ -260,14 +261,14 @@ def build(config, form):
     if form.vectors:
 
         @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
-        def stream_k(alpha, a, b, beta, c, work, vectors):
-            body(alpha, a, b, beta, c, work, vectors)
+        def stream_k(alpha, a, b, beta, c, partition, vectors):
+            body(alpha, a, b, beta, c, partition, vectors)
 
     else:
 
         @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
-        def stream_k(alpha, a, b, beta, c, work):
-            body(alpha, a, b, beta, c, work, ())
+        def stream_k(alpha, a, b, beta, c, partition):
+            body(alpha, a, b, beta, c, partition, ())
 
     return stream_k
 

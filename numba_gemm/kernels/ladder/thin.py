@@ -1,18 +1,19 @@
-"""thin: a C of few columns, at the speed of memory.
+"""thin: a C with few columns, at the bandwidth of memory.
 
-Bottleneck before: tiles of C are square, or nearly. With one column, or sixteen, most of a tile lies outside of C, and
-    stream_k's way of bringing A's rows into shared memory, transposed through registers, keeps too little in flight.
-Idea: such a product reads A once and has little to multiply, so all that counts is how many bytes are under way. The
-    lanes of a warp lie along k, as A's memory does: a thread copies four k of each of its rows to shared memory, reads
-    them back itself, and adds to a whole row of C. Shared memory is no more than a long queue in front of the
-    registers, and A needs no barrier. B's chunk is shared by the block. Sums meet once a tile, through shared memory.
-    Pieces of tiles are shared between blocks as in stream_k.
-Traffic: A once; of B, BN/BM of A's bytes, from the L2 cache.
+Bottleneck before: tiles of C are square or nearly so. If C has one column, or sixteen, most of a tile is outside C.
+    Also, stream_k transposes A's rows through registers, which keeps too few bytes in flight.
+Idea: such a product reads A once and computes little, so only the number of bytes in flight counts. The lanes of a warp
+    run along k, the contiguous dimension of A. A thread copies four k of each of its rows to shared memory, reads them
+    back itself, and adds to a whole row of C. Shared memory is just a long queue before the registers, and A needs no
+    barrier. The block shares its chunk of B. The lanes' sums are added once per tile, through shared memory. Tiles are
+    shared between blocks as in stream_k.
+Traffic: A once; BN/BM of A's bytes for B, from the L2 cache.
 Registers and shared memory: TM*BN accumulators and 4*TM floats of A; slots*(BM + BN)*BK floats (75 KB at 128x16x32).
 Measured: 16384x16384 times 1, 4 and 16 columns on an NVIDIA H200, by tiled_sgemm, A not in the cache: 1.65, 1.62 and
     1.46 of a copy's bandwidth, 1.05, 2.11 and 1.90 of cuBLAS SGEMM.
-Limits: A's first load to its last sum is not overlapped with the next tile's within a block; the other blocks of the
-    multiprocessor cover it. A that is not 16-byte aligned, or whose k is not contiguous, travels in floats.
+Limits: within a block, the start and end of a tile do not overlap with the next tile; the other blocks of the
+    multiprocessor hide that latency. If A is not 16-byte aligned, or not contiguous along k, it is copied float by
+    float.
 """
 
 from numba import cuda, float32, int32, int64, uint32
@@ -30,9 +31,8 @@ from ...device.address import (
     transposed,
 )
 from ...device.async_copy import commit_group, wait_group
-from ...device.blend import element_store
 from ...device.matrix import shifted
-from ...device.work import (
+from ...device.partition import (
     arrive,
     batch_place,
     load_partial,
@@ -44,27 +44,29 @@ from ...device.work import (
     store_partial,
     tile_place,
 )
+from ...device.store import element_store
+from ...device.units import ceil_div
 from ...simulator.switch import device_function, hardware_only
 from .stage import LadderStage, TileConfig, flat_block, require, share_out
 
-NEVER = 2**31 - 1  # a k that no chunk reaches
+NEVER = 2**31 - 1  # beyond any k of a chunk
 
 
 def build(config, form):
     BM, BN, BK, TM, LANES = config.BM, config.BN, config.BK, config.TM, config.lanes_k
     THREADS, SLOTS = config.threads, config.slots
-    B_PITCH = BK + (4 if BN > 1 else 0)  # floats from a column to the next: eight columns of a k lie in eight banks
+    B_PITCH = BK + (4 if BN > 1 else 0)  # floats between columns: eight columns of one k are in eight banks
     B_START = 4 * BM * BK  # bytes from the start of a slot to its chunk of B
-    SLOT = B_START + 4 * BN * B_PITCH  # bytes of a slot
-    SUMS = TM * BN  # of a thread
-    SUMS_PITCH = THREADS + 4  # floats from all threads' sum to their next: eight of them lie in different banks
-    RESULTS = -(-BM * BN // THREADS)  # of a thread, once the lanes' sums are added
-    B_COPIES = -(-BN * BK // THREADS)  # of a thread and chunk
-    VECTORS = form.a == "along4"  # whether four neighbours of a row of A are copied at once
-    K_FIRST = BN == 1 or form.b.startswith("along")  # whether neighbouring threads copy neighbours of a column of B
-    COLS = min(BN, 8)  # that neighbouring threads copy otherwise
-    NEWEST = SLOTS - 2  # groups of copies that may be under way when a chunk is read
-    AT_ONCE = max(1, 32 // RESULTS)  # parts of a sum that are read at once, as far as registers go
+    SLOT = B_START + 4 * BN * B_PITCH  # bytes per slot
+    SUMS = TM * BN  # per thread
+    SUMS_PITCH = THREADS + 4  # floats between a thread's sums: eight of them are in different banks
+    RESULTS = ceil_div(BM * BN, THREADS)  # per thread, after the lanes' sums are added
+    B_COPIES = ceil_div(BN * BK, THREADS)  # per thread and chunk
+    VECTORS = form.a == "along4"  # A is copied four floats of a row at a time
+    K_FIRST = BN == 1 or form.b.startswith("along")  # adjacent threads copy adjacent floats of a column of B
+    COLS = min(BN, 8)  # columns of B that adjacent threads copy otherwise
+    NEWEST = SLOTS - 2  # groups of copies that may be in flight when a chunk is read
+    AT_ONCE = max(1, 32 // RESULTS)  # parts of a sum that are read at once, limited by registers
     store = element_store(form.epilogue)
     require(
         config,
@@ -82,7 +84,7 @@ def build(config, form):
 
     @device_function
     def b_place(f):
-        """Column and k, within a chunk, of its float f in the order in which threads copy them."""
+        """Column and k, within a chunk, of float f in the order in which threads copy the floats."""
         if K_FIRST:
             return uint32(f // BK), uint32(f % BK)
         rest = uint32(f // (4 * COLS))
@@ -90,12 +92,12 @@ def build(config, form):
 
     @device_function
     def turned(k):
-        """Where a k of a chunk lies in shared memory: four of a lane are neighbours, in A's memory or not."""
+        """Position of a k of a chunk in shared memory: a lane's four k are adjacent, even if they are not in A."""
         return k if VECTORS else uint32(k % LANES * 4 + k // LANES)
 
     @device_function
     def fetch(tiles, tid, a_to, b_to, slot, x, y, a_address, b_addresses, rows, first_k, b_k, rest):
-        """Start copying a chunk, of which `rest` k exist, or none if that is not positive."""
+        """Start copying a chunk of which `rest` k exist; copy only zeros if `rest` is not positive."""
         for i in range(B_COPIES):
             if BN * BK % THREADS == 0 or tid + i * THREADS < uint32(BN * BK):
                 copy4_or_zero(tiles, uint32(b_to[i] + slot), y, b_addresses[i], b_k[i] < rest)
@@ -115,7 +117,7 @@ def build(config, form):
 
     @device_function
     def multiply(tiles, a_at, b_at, values, acc):
-        """Add a chunk's products; the four k of a column of B stay for all rows."""
+        """Add the products of a chunk; four k of a column of B are read once for all rows."""
         for r in range(TM):
             four = shared_load4(tiles, uint32(a_at + 16 * THREADS * r))
             values[r, 0], values[r, 1], values[r, 2], values[r, 3] = four
@@ -131,16 +133,16 @@ def build(config, form):
                 acc[r, j] += values[r, 3] * four[3]
 
     @device_function
-    def body(alpha, a_all, b_all, beta, c_all, work, vectors):
+    def body(alpha, a_all, b_all, beta, c_all, partition, vectors):
         tiles = cuda.shared.array(0, float32, alignment=16)
         start = shared_address(tiles)
         tid = uint32(cuda.threadIdx.x)
         block = uint32(cuda.blockIdx.x)
-        group, lane = tid // LANES, tid % LANES  # a group of lanes has TM rows
+        group, lane = tid // LANES, tid % LANES  # a group of lanes computes TM rows
         k = int32(a_all.shape[1])
-        k_tiles = uint32(work.k_tiles)
+        k_tiles = uint32(partition.k_tiles)
         a_to, b_from = pinned(uint32(start + 16 * tid)), pinned(uint32(start + B_START + 16 * lane))
-        first_k = int32(lane * 4 if VECTORS else lane)  # of this thread, within a chunk
+        first_k = int32(lane * 4 if VECTORS else lane)  # this thread's, within a chunk
 
         b_addresses = cuda.local.array(B_COPIES, int64)
         b_to = cuda.local.array(B_COPIES, uint32)
@@ -148,12 +150,12 @@ def build(config, form):
         values = cuda.local.array((TM, 4), float32)
         acc = cuda.local.array((TM, BN), float32)
         results = cuda.local.array(RESULTS, float32)
-        arrived = cuda.local.array((AT_ONCE, RESULTS), float32)  # other blocks' parts of a sum
+        arrived = cuda.local.array((AT_ONCE, RESULTS), float32)  # parts of a sum from other blocks
 
-        at, end = piece(work, block), piece(work, uint32(block + 1))
-        whole, own = uint32(work.whole), block
+        at, end = piece(partition, block), piece(partition, uint32(block + 1))
+        whole, own = uint32(partition.whole), block
         while at < end or own < whole:
-            if at < end:  # first this block's piece of the shared tiles, so that others need not be waited for
+            if at < end:  # shared tiles first, so that their parts are ready when other blocks arrive
                 index = uint32(at // k_tiles)
                 first = uint32(at - uint32(index * k_tiles))
                 last = min(k_tiles, uint32(first + uint32(end - at)))
@@ -163,22 +165,22 @@ def build(config, form):
                 index, first, last, tile = uint32(0), uint32(0), k_tiles, own
                 own = uint32(own + uint32(cuda.gridDim.x))
             x, y_all, c = a_all, b_all, c_all
-            if uint32(work.matrices) > uint32(1):
-                member = member_of(work, tile)
-                tile = uint32(tile - uint32(member * uint32(uint32(work.rows) * uint32(work.cols))))
-                i0, i1, i2 = batch_place(work, member)
-                x = shifted(a_all, i0 * work.a_outer + i1 * work.a_middle + i2 * work.a_inner)
-                y_all = shifted(b_all, i0 * work.b_outer + i1 * work.b_middle + i2 * work.b_inner)
-                c = shifted(c_all, i0 * work.c_outer + i1 * work.c_middle + i2 * work.c_inner)
+            if uint32(partition.matrices) > uint32(1):
+                member = member_of(partition, tile)
+                tile = uint32(tile - uint32(member * uint32(uint32(partition.rows) * uint32(partition.cols))))
+                i0, i1, i2 = batch_place(partition, member)
+                x = shifted(a_all, i0 * partition.a_outer + i1 * partition.a_middle + i2 * partition.a_inner)
+                y_all = shifted(b_all, i0 * partition.b_outer + i1 * partition.b_middle + i2 * partition.b_inner)
+                c = shifted(c_all, i0 * partition.c_outer + i1 * partition.c_middle + i2 * partition.c_inner)
             y = transposed(y_all)  # as (n, k)
-            down, across = tile_place(work, tile)
+            down, across = tile_place(partition, tile)
             block_row, block_col = int64(down) * BM, int64(across) * BN
 
             for r in range(TM):
                 for j in range(BN):
                     acc[r, j] = float32(0)
             k0 = int64(first) * BK
-            rest = int32(min(int64(last) * BK, int64(k)) - k0)  # k from the next chunk to be copied to the last
+            rest = int32(min(int64(last) * BK, int64(k)) - k0)  # number of k left from the next chunk to copy on
             left = uint32(last - first)  # chunks
             first_row = block_row + int64(group) * TM
             rows = pinned(uint32(min(max(x.shape[0] - first_row, int64(0)), int64(TM))))
@@ -190,7 +192,7 @@ def build(config, form):
                 b_addresses[i] = address_of(y, block_col + int64(col), k0 + int64(place))
                 b_k[i] = int32(place) if block_col + int64(col) < y.shape[0] else int32(NEVER)
 
-            cuda.syncthreads()  # the last tile's sums are read by all before these copies overwrite them
+            cuda.syncthreads()  # all threads have read the last tile's sums before these copies overwrite them
             slot = uint32(0)
             for _ in range(SLOTS - 1):
                 fetch(tiles, tid, a_to, b_to, slot, x, y, a_address, b_addresses, rows, first_k, b_k, rest)
@@ -200,13 +202,13 @@ def build(config, form):
                     b_addresses[i] += BK * col_step(y)
                 rest = int32(rest - BK)
                 slot = uint32(slot + SLOT)
-            other = uint32(0)  # the slot that is read; into `slot`, which was read before, chunks are copied
+            other = uint32(0)  # the slot being read; chunks are copied to `slot`, which was read before
 
             while left > uint32(0):
                 left = uint32(left - 1)
                 wait_group(NEWEST)
-                # this chunk of B is in shared memory, brought by all, before any thread reads it; and the one before
-                # is read by all before copies overwrite it
+                # the copies of all threads have landed before any reads this chunk of B; and all have read the chunk
+                # before it before copies overwrite it
                 cuda.syncthreads()
                 fetch(tiles, tid, a_to, b_to, slot, x, y, a_address, b_addresses, rows, first_k, b_k, rest)
                 commit_group()
@@ -219,11 +221,11 @@ def build(config, form):
                 other = uint32(0) if other == uint32((SLOTS - 1) * SLOT) else uint32(other + SLOT)
 
             wait_group(0)
-            cuda.syncthreads()  # no copy is under way and no chunk being read before sums overwrite them
+            cuda.syncthreads()  # no copy is in flight and no chunk is being read when the sums overwrite them
             for r in range(TM):
                 for j in range(BN):
                     shared_store1(tiles, uint32(start + 4 * (tid + (r * BN + j) * SUMS_PITCH)), acc[r, j])
-            cuda.syncthreads()  # all lanes' sums are in shared memory before any thread adds them
+            cuda.syncthreads()  # all threads have stored their sums before any adds them
             for i in range(RESULTS):
                 e = uint32(tid + i * THREADS)
                 results[i] = float32(0)
@@ -235,29 +237,29 @@ def build(config, form):
 
             complete = True
             if uint32(last - first) < k_tiles:
-                lead = owner(work, uint32(index * k_tiles))
-                parts = uint32(owner(work, uint32(uint32(uint32(index + 1) * k_tiles) - 1)) - lead + 1)
-                mine = part_slot(work, index, lead, uint32(block - lead)) * (BM * BN) + int64(tid)
+                lead = owner(partition, uint32(index * k_tiles))
+                parts = uint32(owner(partition, uint32(uint32(uint32(index + 1) * k_tiles) - 1)) - lead + 1)
+                mine = part_slot(partition, index, lead, uint32(block - lead)) * (BM * BN) + int64(tid)
                 for i in range(RESULTS):
                     if BM * BN % THREADS == 0 or tid + i * THREADS < uint32(BM * BN):
-                        store_partial(work, mine + i * THREADS, results[i])
-                cuda.syncthreads()  # this part is written by all before the block is counted
+                        store_partial(partition, mine + i * THREADS, results[i])
+                cuda.syncthreads()  # all threads have written this part before the block is counted
                 final = int32(0)
-                if tid == uint32(0) and arrive(work, int64(index)) == int64(parts) - 1:
+                if tid == uint32(0) and arrive(partition, int64(index)) == int64(parts) - 1:
                     final = int32(1)
-                complete = cuda.syncthreads_or(final) != 0  # and the count is known before any thread goes on
+                complete = cuda.syncthreads_or(final) != 0  # and all threads know the count
                 if complete:
                     if tid == uint32(0):
-                        reset(work, int64(index))
+                        reset(partition, int64(index))
                     for i in range(RESULTS):
                         results[i] = float32(0)
                     q = uint32(0)
                     while q < parts:
                         for p in range(AT_ONCE):
-                            part = part_slot(work, index, lead, min(uint32(q + p), uint32(parts - 1))) * (BM * BN)
+                            part = part_slot(partition, index, lead, min(uint32(q + p), uint32(parts - 1))) * (BM * BN)
                             for i in range(RESULTS):
                                 e = min(uint32(tid + i * THREADS), uint32(BM * BN - 1))
-                                arrived[p, i] = load_partial(work, part + int64(e))
+                                arrived[p, i] = load_partial(partition, part + int64(e))
                         for p in range(AT_ONCE):
                             for i in range(RESULTS):
                                 if uint32(q + p) < parts:
@@ -273,14 +275,14 @@ def build(config, form):
     if form.vectors:
 
         @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
-        def thin(alpha, a, b, beta, c, work, vectors):
-            body(alpha, a, b, beta, c, work, vectors)
+        def thin(alpha, a, b, beta, c, partition, vectors):
+            body(alpha, a, b, beta, c, partition, vectors)
 
     else:
 
         @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
-        def thin(alpha, a, b, beta, c, work):
-            body(alpha, a, b, beta, c, work, ())
+        def thin(alpha, a, b, beta, c, partition):
+            body(alpha, a, b, beta, c, partition, ())
 
     return thin
 

@@ -1,20 +1,20 @@
 """thread_tile_2d: each thread computes a TM x TN tile of C as outer products of register fragments.
 
-Bottleneck before: a float of A from shared memory for each multiply-add, since only B is reused from a register.
-Idea: a thread owns TM x TN neighbouring elements. A k-step reads TM elements of A and TN of B into register fragments
-    and makes TM*TN multiply-adds of them.
-Traffic: M*N*K*(1/BM + 1/BN) floats from global memory in all; from shared memory BM*BN*BK*(1/TM + 1/TN) reads a tile,
-    (1/TM + 1/TN)/2 of the 2*BM*BN*BK of one element a thread.
+Bottleneck before: one float of A from shared memory per multiply-add, since only B is reused from a register.
+Idea: a thread owns TM x TN adjacent elements. In each k-step it reads TM elements of A and TN of B into register
+    fragments, which give TM*TN multiply-adds.
+Traffic: M*N*K*(1/BM + 1/BN) floats from global memory in total; BM*BN*BK*(1/TM + 1/TN) reads per tile from shared
+    memory, (1/TM + 1/TN)/2 times the 2*BM*BN*BK with one element per thread.
 Registers and shared memory: TM*TN accumulators and TM + TN fragments; BK*(BM + BN) floats (8 KB at 128x128x8).
 Measured: 24.7 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 0.48 of cuBLAS SGEMM and 1.58 times thread_tile_1d; 126
     registers a thread, 41.5 % of the FMA pipe, 94.1 % excess shared wavefronts.
-Limits: bank conflicts. Neighbouring threads read B TN floats apart, and A TM*BK floats apart; and every element of a
-    tile is copied by an instruction of its own.
+Limits: bank conflicts: adjacent threads read elements of B that are TN floats apart, and elements of A that are TM*BK
+    floats apart. Also, every element of a tile is copied by its own instruction.
 """
 
 from numba import cuda, float32, uint32
 
-from ...device.blend import store_blend1
+from ...device.store import store_axpby1
 from ...device.vector import fetch1
 from .stage import LadderStage, TileConfig, flat_block, require
 
@@ -44,7 +44,7 @@ def build(config, aligned):
         block_col = cuda.blockIdx.x * BN
         a_row, a_col = tid // BK, tid % BK
         b_row, b_col = tid // BN, tid % BN
-        row = tid // (BN // TN) * TM  # of this thread's first element, within the block tile
+        row = tid // (BN // TN) * TM  # this thread's first element within the block tile
         col = tid % (BN // TN) * TN
 
         a_frag = cuda.local.array(TM, float32)
@@ -60,7 +60,7 @@ def build(config, aligned):
                 a_tile[a_row + i, a_col] = fetch1(a, block_row + a_row + i, k0 + a_col)
             for i in range(0, BK, B_ROWS):
                 b_tile[b_row + i, b_col] = fetch1(b, k0 + b_row + i, block_col + b_col)
-            cuda.syncthreads()  # the tiles are written by all before any thread reads them
+            cuda.syncthreads()  # all threads have written the tiles before any reads them
             p = 0
             while p < BK:
                 for i in range(TM):
@@ -71,12 +71,12 @@ def build(config, aligned):
                     for j in range(TN):
                         acc[i, j] += a_frag[i] * b_frag[j]
                 p += 1
-            cuda.syncthreads()  # the tiles are read by all before any thread overwrites them
+            cuda.syncthreads()  # all threads have read the tiles before any overwrites them
             k0 += BK
 
         for i in range(TM):
             for j in range(TN):
-                store_blend1(c, block_row + row + i, block_col + col + j, alpha, acc[i, j], beta)
+                store_axpby1(c, block_row + row + i, block_col + col + j, alpha, acc[i, j], beta)
 
     return thread_tile_2d
 

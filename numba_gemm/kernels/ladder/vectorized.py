@@ -1,21 +1,20 @@
 """vectorized: 128-bit accesses to global and shared memory.
 
-Bottleneck before: every copy and every read of A moves 4 bytes an instruction.
-Idea: four neighbours of a row travel in one instruction. A thread copies vectors of four, and reads its fragments
-    four at a time: of B along a row, of A along K, so that one visit to A's rows serves four k-steps.
-Traffic: the same bytes, those of global memory and of A's fragments in a quarter of the instructions. Operands with
-    odd extents, odd strides or unaligned rows are copied by 32-bit accesses instead (``aligned`` is False); the
-    shared tiles are vector-wide all the same.
-Registers and shared memory: TM*TN accumulators, 4*TM floats of A and TN of B; BK*(BM + BN) floats (8 KB at
-    128x128x8).
+Bottleneck before: every copy and every read of A moves 4 bytes per instruction.
+Idea: one instruction moves four adjacent elements of a row. A thread copies vectors of four and reads its fragments
+    four at a time: those of B along a row, those of A along K, so that one pass over A's rows serves four k-steps.
+Traffic: the same bytes; global memory and A's fragments take a quarter of the instructions. Operands with odd extents,
+    odd strides or unaligned rows are copied by 32-bit accesses instead (``aligned`` is False); the shared tiles are
+    read as vectors either way.
+Registers and shared memory: TM*TN accumulators, 4*TM floats of A and TN of B; BK*(BM + BN) floats (8 KB at 128x128x8).
 Measured: 31.1 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 0.61 of cuBLAS SGEMM and 1.26 times thread_tile_2d; 128
     registers a thread, 48.6 % of the FMA pipe, 61.5 % excess shared wavefronts.
-Limits: bank conflicts: a vector of B lies TN floats from the next thread's, which doubles its wavefronts.
+Limits: bank conflicts: adjacent threads read vectors of B that are TN floats apart, which doubles the wavefronts.
 """
 
 from numba import cuda, float32, uint32
 
-from ...device.blend import row_store
+from ...device.store import row_store
 from ...device.vector import fetch4, fetch4_any, load4, store4
 from .stage import LadderStage, TileConfig, flat_block, require
 
@@ -23,7 +22,7 @@ from .stage import LadderStage, TileConfig, flat_block, require
 def build(config, aligned):
     BM, BN, BK, TM, TN = config.BM, config.BN, config.BK, config.TM, config.TN
     THREADS = config.threads
-    A_VECTORS, B_VECTORS = max(BK // 4, 1), max(BN // 4, 1)  # in a row of the tiles that are copied
+    A_VECTORS, B_VECTORS = max(BK // 4, 1), max(BN // 4, 1)  # per row of the tiles that are copied
     A_ROWS = THREADS // A_VECTORS  # rows of the A tile that the block copies at a time
     B_ROWS = THREADS // B_VECTORS  # the same for B
     require(
@@ -52,7 +51,7 @@ def build(config, aligned):
         block_col = cuda.blockIdx.x * BN
         a_row, a_col = tid // A_VECTORS, tid % A_VECTORS * 4
         b_row, b_col = tid // B_VECTORS, tid % B_VECTORS * 4
-        row = tid // (BN // TN) * TM  # of this thread's first element, within the block tile
+        row = tid // (BN // TN) * TM  # this thread's first element within the block tile
         col = tid % (BN // TN) * TN
 
         a_frag = cuda.local.array((TM, 4), float32)
@@ -68,7 +67,7 @@ def build(config, aligned):
                 store4(a_tile, a_row + i, a_col, fetch(a, block_row + a_row + i, k0 + a_col))
             for i in range(0, BK, B_ROWS):
                 store4(b_tile, b_row + i, b_col, fetch(b, k0 + b_row + i, block_col + b_col))
-            cuda.syncthreads()  # the tiles are written by all before any thread reads them
+            cuda.syncthreads()  # all threads have written the tiles before any reads them
             p = 0
             while p < BK:
                 for i in range(TM):
@@ -80,7 +79,7 @@ def build(config, aligned):
                         for j in range(TN):
                             acc[i, j] += a_frag[i, q] * b_frag[j]
                 p += 4
-            cuda.syncthreads()  # the tiles are read by all before any thread overwrites them
+            cuda.syncthreads()  # all threads have read the tiles before any overwrites them
             k0 += BK
 
         for i in range(TM):

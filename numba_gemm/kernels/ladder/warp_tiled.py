@@ -1,42 +1,43 @@
-"""warp_tiled: block, warp and thread tiles, with a chosen place for each lane; bigger tiles in dynamic shared memory.
+"""warp_tiled: block, warp and thread tiles, a chosen position for each lane, and larger tiles in dynamic shared memory.
 
-Bottleneck before: an 8x8 thread tile reads 16 floats of shared memory for 64 multiply-adds: instructions that are no
-    multiply-adds, and three quarters of what shared memory can deliver.
-Idea: a tile for each level. A warp owns WM x WN of C and arranges its lanes so that the tile is nearly square: 8 x 4
-    lanes of 8x16 make 64x64. Thread tiles grow to 8x16, in groups of four columns and four rows a warp's lanes apart,
-    and the block tile grows with them, past the 48 KB of static shared memory. A's rows of the tile are padded by
-    four floats instead of swizzled: the transposing stores, few by now, then conflict two ways, but a read's address
-    is a plain sum.
-Traffic: M*N*K*(1/BM + 1/BN) floats from global memory; (1/TM + 1/TN) reads of shared memory a multiply-add: 0.19 at
+Bottleneck before: an 8x8 thread tile reads 16 floats of shared memory for 64 multiply-adds. The reads take issue slots,
+    and three quarters of the bandwidth of shared memory.
+Idea: one tile per level. A warp owns WM x WN of C and arranges its lanes so that this tile is nearly square: 8 x 4
+    lanes with 8x16 elements each give 64x64. Thread tiles grow to 8x16. They consist of groups of four rows and four
+    columns, interleaved with those of the other lanes. The block tile grows with them, beyond the 48 KB of static
+    shared memory. The rows of A's tile are padded by four floats instead of swizzled. The transposing stores, now few,
+    then have two-way conflicts, but the address of a read is a plain sum.
+Traffic: M*N*K*(1/BM + 1/BN) floats from global memory; 1/TM + 1/TN reads of shared memory per multiply-add: 0.19 at
     8x16, 0.25 at 8x8.
-Registers and shared memory: TM*TN accumulators (128), 2*(TM + TN) fragments, staged floats: close to the limit of
-    255; 2*BK*(BM + pad + BN) floats (49 KB at 128x256x16).
+Registers and shared memory: TM*TN accumulators (128), 2*(TM + TN) fragments and the staged floats, close to the limit
+    of 255; 2*BK*(BM + pad + BN) floats (49 KB at 128x256x16).
 Measured: 47.5 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 0.93 of cuBLAS SGEMM and 1.12 times register_prefetch; 224
     registers a thread, 75.6 % of the FMA pipe, 2.3 % excess shared wavefronts.
-Limits: issue slots still: one instruction in seven is no multiply-add, many of them for a tile's trip through
-    registers and its transposing stores.
+Limits: still issue slots: one instruction in seven is not a multiply-add. Many of these move a tile through registers
+    and store it transposed.
 """
 
 from numba import cuda, float32, uint32
 
-from ...device.blend import row_store
 from ...device.outer_product import outer_product
 from ...device.shared import shared_view
+from ...device.store import row_store
+from ...device.units import WARP
 from ...device.vector import fetch4, fetch4_any, load4, store4, store4_down
 from ...simulator.switch import device_function, hardware_only
-from .stage import WARP, LadderStage, TileConfig, flat_block, require
+from .stage import LadderStage, TileConfig, flat_block, require
 
 
 def build(config, aligned):
     BM, BN, BK, TM, TN, WM, WN = config.BM, config.BN, config.BK, config.TM, config.TN, config.WM, config.WN
     THREADS = config.threads
-    A_VECTORS, B_VECTORS = max(BK // 4, 1), max(BN // 4, 1)  # in a row of the tiles that are copied
+    A_VECTORS, B_VECTORS = max(BK // 4, 1), max(BN // 4, 1)  # per row of the tiles that are copied
     A_ROWS = THREADS // A_VECTORS  # rows of A that the block copies at a time
     B_ROWS = THREADS // B_VECTORS  # rows of B
-    A_LOADS, B_LOADS = BM // max(A_ROWS, 1), BK // max(B_ROWS, 1)  # vectors that a thread stages
-    LANES_M, LANES_N = WM // TM, WN // TN  # a warp's lanes along rows and columns
+    A_LOADS, B_LOADS = BM // max(A_ROWS, 1), BK // max(B_ROWS, 1)  # vectors that each thread stages
+    LANES_M, LANES_N = WM // TM, WN // TN  # lanes of a warp along rows and columns
     BM_PAD = BM + config.pad
-    B_START = 2 * BK * BM_PAD  # where B's tiles begin in shared memory
+    B_START = 2 * BK * BM_PAD  # start of B's tiles in shared memory
     require(
         config,
         {
@@ -60,7 +61,7 @@ def build(config, aligned):
 
     @device_function
     def read_fragments(a_tile, b_tile, buffer, p, row, col, a_frag, b_frag):
-        """Fragments of k-step p of the tiles at `buffer`."""
+        """Read the fragments of k-step p from the tiles at `buffer`."""
         for i in range(0, TM, 4):
             values = load4(a_tile, buffer + p, row + i * LANES_M)
             a_frag[i], a_frag[i + 1], a_frag[i + 2], a_frag[i + 3] = values
@@ -80,7 +81,7 @@ def build(config, aligned):
         block_col = cuda.blockIdx.x * BN
         a_row, a_col = tid // A_VECTORS, tid % A_VECTORS * 4
         b_row, b_col = tid // B_VECTORS, tid % B_VECTORS * 4
-        row = warp // (BN // WN) * WM + lane // LANES_N * 4  # of this thread's first group, within the block tile
+        row = warp // (BN // WN) * WM + lane // LANES_N * 4  # this thread's first group within the block tile
         col = warp % (BN // WN) * WN + lane % LANES_N * 4
 
         a_next = cuda.local.array((A_LOADS, 4), float32)
@@ -100,7 +101,7 @@ def build(config, aligned):
         for i in range(B_LOADS):
             store4(b_tile, b_row + i * B_ROWS, b_col, fetch(b, b_row + i * B_ROWS, block_col + b_col))
         buffer = 0
-        cuda.syncthreads()  # the first tiles are written by all before any thread reads them
+        cuda.syncthreads()  # all threads have written the first tiles before any reads them
         read_fragments(a_tile, b_tile, buffer, 0, row, col, a_even, b_even)
 
         k0 = 0
@@ -130,8 +131,8 @@ def build(config, aligned):
                 for i in range(B_LOADS):
                     values = (b_next[i, 0], b_next[i, 1], b_next[i, 2], b_next[i, 3])
                     store4(b_tile, buffer + b_row + i * B_ROWS, b_col, values)
-                # the next tiles are written by all before any thread reads them, and this tile's last fragments
-                # are read by all before the next iteration overwrites it
+                # all threads have written the next tiles before any reads them, and have read this tile's last
+                # fragments before the next iteration overwrites it
                 cuda.syncthreads()
                 read_fragments(a_tile, b_tile, buffer, 0, row, col, a_even, b_even)
             multiply(a_odd, b_odd, acc)

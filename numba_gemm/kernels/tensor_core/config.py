@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ...device.units import WARP, ceil_div
 from ...device.wgmma import GROUP_BYTES, ROW_BYTES
-from ..ladder.stage import WARP
 from ..stage import require
 from .mode import Mode
 
@@ -188,5 +188,5 @@ class TensorForm:
 
 def split_shape(mode: Mode, mn: int, k: int, tile: int) -> tuple[int, int]:
     """Return rows, and words per row, of a decomposed (mn, k) operand for block tiles of `tile` rows."""
-    slots = max(1, -(-k // mode.slot_k))
-    return mode.parts * slots + mode.scaled, ROW_WORDS * -(-mn // tile) * tile
+    slots = max(1, ceil_div(k, mode.slot_k))
+    return mode.parts * slots + mode.scaled, ROW_WORDS * ceil_div(mn, tile) * tile

@@ -1,15 +1,16 @@
-"""direct: operands as they lie in memory.
+"""direct: operands are multiplied as they are in memory.
 
-Bottleneck before: to lay out the operands anew takes up to a fifth of the time of a product of one part each.
-Idea: tensor maps. A copy brings a box of the matrix itself, rounds it to TF32, and puts its rows where the matrix
-    instruction looks for them. What that one reads from shared memory must be contiguous along k; but rows of its first
-    operand it takes from registers, too, which threads load as they like. So only one of the operands need be.
-Traffic: as before, less what splitting read and wrote.
-Registers and shared memory: a sum, and two slots' rows of the first operand, 32 registers: while products read the
-    ones, the others are loaded. As many slots as fit.
+Bottleneck before: rearranging the operands takes up to a fifth of the time of a product of one part per element.
+Idea: tensor maps. A copy fetches a box of the matrix itself, rounds it to TF32, and places its rows where the matrix
+    instruction expects them. In shared memory, that instruction needs operands that are contiguous along k. It can also
+    take the rows of its first operand from registers, which threads load in any order, so only one of the operands must
+    be contiguous along k.
+Traffic: as before, without the reads and writes of splitting.
+Registers and shared memory: a sum, and two slots' rows of the first operand, 32 registers: while products read one set,
+    the other is loaded. As many slots as fit.
 Measured: 380.5 TFLOP/s of tf32 at 4096x4096x4096 on an NVIDIA H200, 1.06 of cuBLAS TF32.
-Limits: the card's power; a tile is stored while its warpgroup's tensor cores rest. An operand that tensor maps cannot
-    describe, or two that are both contiguous across k, have to be laid out anew.
+Limits: the power limit; a tile is stored while its warpgroup's tensor cores idle. An operand that tensor maps cannot
+    describe, or two operands that are both contiguous across k, must be rearranged first.
 """
 
 from dataclasses import dataclass
@@ -18,40 +19,40 @@ from numba import cuda, float32, int32, int64, uint32
 
 from ...device import mbarrier, registers, tensor_map, wgmma
 from ...device.address import address_of, col_step, global_store2, row_step, shared_load1, shared_load2, transposed
-from ...device.blend import element_store
 from ...device.matrix import shifted
+from ...device.store import element_store
+from ...device.units import WARP
 from ...simulator.switch import device_function, hardware_only
-from ..ladder.stage import WARP
 from ..stage import require
-from .finish import place
+from .epilogue import for_each_sum, place
 from .mode import MODES
-from .slot import first_slot, ring
+from .pipeline import first_slot, ring
 from .stage import BARRIER_BYTES, GROUP_ROWS, LEFT, ROW_BYTES, ROW_WORDS, WARPGROUP, WarpgroupConfig
 from .tma_stage import TmaStage
 
 MODE = MODES["tf32"]
-STEPS = 4  # of k, 8 each, that a slot has
-HELD = 4 * STEPS  # floats of a slot's rows that a thread holds
-PANEL = ROW_WORDS  # rows whose floats of one k are 128 bytes
+STEPS = 4  # k-steps per slot, 8 k each
+HELD = 4 * STEPS  # floats of a slot's rows that each thread holds
+PANEL = ROW_WORDS  # rows per panel: their floats of one k are 128 bytes
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a product ``U @ V.T`` stands for C. V is contiguous along k.
+    """Mapping of C to a product ``U @ V.T``, whose V is contiguous along k.
 
     Attributes
     ----------
     along : bool
-        Whether U is contiguous along k; else it is along its rows.
+        U is contiguous along k; otherwise along its rows.
     swapped : bool
-        Whether it is the transpose of C, else C itself.
+        The product is the transpose of C; otherwise C itself.
     """
 
     along: bool
     swapped: bool
 
 
-# By how A and B lie, "N" by rows, "T" by columns. Of A by columns and B by rows, none is contiguous along k.
+# Keyed by the orders of A and B: "N" row-major, "T" column-major. With "TN", neither is contiguous along k.
 LAYOUTS = {"NN": Layout(False, True), "NT": Layout(True, False), "TT": Layout(False, False)}
 
 CONFIGS = (
@@ -64,16 +65,16 @@ CONFIGS = (
 
 
 def boxes(config, layout):
-    """Rows and columns of the boxes that copies bring, of U as it lies in memory and of V."""
+    """Rows and columns of the boxes that copies fetch: of U as stored, and of V."""
     return (config.BM, ROW_WORDS) if layout.along else (ROW_WORDS, PANEL), (config.BN, ROW_WORDS)
 
 
 def row_loads(along):
-    """Make device functions ``(group, warp, lane)`` and ``(held, memory, at, first)``, for U's rows.
+    """Make two device functions that load a thread's two rows of U, ``start(group, warp, lane)`` and ``load(...)``.
 
-    The one returns where a thread's two rows are among the block's: which the upper is, and where its floats begin, in
-    bytes. The other loads those of both of the slot at `at`, as the matrix instruction wants them: of each 8 k, l % 4
-    of the upper row and the lower, then four further on.
+    `start` returns the upper row's index in the block and the byte offset of its floats in a slot. ``load(held, memory,
+    at, first)`` loads both rows from the slot at `at` in the matrix instruction's order: for each 8 k, float l % 4 of
+    the upper and lower row, then the floats four further on.
     """
 
     @device_function
@@ -90,7 +91,8 @@ def row_loads(along):
 
     @device_function
     def start_across(group, warp, lane):
-        # Rows next to each other, in one load. Which, is free: such that the lanes of a half warp meet in no bank.
+        # One load reads two adjacent rows. The assignment of rows to lanes is free; this one avoids bank conflicts
+        # within a half warp.
         pair, t = uint32(lane // uint32(4)), uint32(lane % uint32(4))
         chunk = uint32(pair // uint32(2) % uint32(2) * uint32(4) + warp % uint32(2) * uint32(2) + pair // uint32(4))
         panel = uint32(group * uint32(GROUP_ROWS // PANEL) + warp // uint32(2))
@@ -114,46 +116,28 @@ def row_loads(along):
 def sums_store(config, form, layout):
     """Make a device function ``(c, row, col, alpha, acc, beta, vectors, inside)`` that writes a thread's sums to C.
 
-    Of each 8 columns of ``U @ V.T`` it has two next to each other, of two rows; `row` and `col` are the first ones.
-    `inside`: all of the block's tile lies in C.
+    In each group of 8 columns of ``U @ V.T``, a thread has two adjacent columns of two rows; `row` and `col` are the
+    first of them. `inside` means that the whole block tile is in C.
     """
     COLUMN_GROUPS, DOWN, PLAIN = config.BN // 8, 8 if layout.along else 1, form.epilogue is None
     SWAPPED = layout.swapped
     store1 = element_store(form.epilogue)
 
     @device_function
-    def put(c, row, col, alpha, value, beta, vectors):
+    def put(found, c, row, col, j, q, alpha, value, beta, vectors):
+        row, col = row + q // 2 * DOWN, col + 8 * j + q % 2
         if SWAPPED:
             store1(c, col, row, alpha, value, beta, vectors)
         else:
             store1(c, row, col, alpha, value, beta, vectors)
+        return found
 
-    @device_function
-    def write_none(c, row, col, alpha, acc, beta, vectors):
-        pass
-
-    def writing(first):
-        """Write the sums of groups of columns from the first on, by two: loops of few turns the compiler unrolls."""
-        if first == COLUMN_GROUPS:
-            return write_none
-        END = min(first + 2, COLUMN_GROUPS)
-        following = writing(END)
-
-        @device_function
-        def write_some(c, row, col, alpha, acc, beta, vectors):
-            for j in range(first, END):
-                for q in range(4):
-                    put(c, row + q // 2 * DOWN, col + 8 * j + q % 2, alpha, acc[j, q], beta, vectors)
-            following(c, row, col, alpha, acc, beta, vectors)
-
-        return write_some
-
-    write_all = writing(0)
+    write_all = for_each_sum(COLUMN_GROUPS, put)
 
     @device_function
     def write_apart(c, row, col, alpha, acc, beta, vectors):
-        # An epilogue may keep even those from being unrolled, and what is indexed at run time lies in local memory:
-        # accumulators must not.
+        # With an epilogue, even short loops may stay rolled. Arrays that are indexed at run time are in local memory,
+        # and the accumulators must not be: hence the copy.
         apart = cuda.local.array((COLUMN_GROUPS, 4), float32)
         for j in range(COLUMN_GROUPS):
             for q in range(4):
@@ -184,16 +168,16 @@ def sums_store(config, form, layout):
 
 
 def build(config, form, layout):
-    """Make the kernel ``(alpha, u, v, beta, c, k, steps)``, with `vectors` behind if the form has an epilogue's.
+    """Make the kernel ``(alpha, u, v, beta, c, k, steps)``, followed by `vectors` if the form's epilogue has any.
 
-    `u` and `v` are addresses of tensor maps of U as it lies in memory and of V, for the `boxes`. The grid has any
-    number of blocks along x, and the matrices of a batch along y; `steps` are how far the next of them is in u and v,
-    0 or 1, and in c, in bytes.
+    `u` and `v` are addresses of tensor maps of U as stored and of V, for the `boxes`. The grid has any number of blocks
+    along x, and the matrices of a batch along y. `steps` lead from one matrix to the next: 0 or 1 for u and v, bytes
+    for c.
     """
     require(config, {"one producer": config.producers == 1, "one part": form.mode == MODE})
     BM, BN, SWAPPED, ALONG = config.BM, config.BN, layout.swapped, layout.along
     SLOTS, CONSUMERS, SLOT, CLAIM = config.slots(MODE), config.consumers, config.slot_bytes(MODE), config.claim
-    U_BYTES, COLUMN_GROUPS, UNIT = ROW_BYTES * BM, BN // 8, 16  # bytes, in descriptors
+    U_BYTES, COLUMN_GROUPS, UNIT = ROW_BYTES * BM, BN // 8, 16  # bytes per unit of a descriptor
     STEP = wgmma.STEP_BYTES // UNIT
     start_of, load_rows = row_loads(ALONG)
     await_slot, give_back, following = ring(SLOTS)
@@ -213,7 +197,7 @@ def build(config, form, layout):
 
     @device_function
     def turn(acc, held, held_before, memory, start, full, i, parity, first, keep):
-        """Start the products of a slot, and wait for those of the slot before."""
+        """Start the products of a slot, and wait for those of the previous slot."""
         await_slot(full, i, parity)
         at = uint32(start + i * uint32(SLOT))
         load_rows(held, memory, at, first)
@@ -235,7 +219,7 @@ def build(config, form, layout):
         full = uint32(start + SLOTS * SLOT)
         empty = uint32(full + SLOTS * BARRIER_BYTES)
         tid = uint32(cuda.threadIdx.x)
-        k_slots = uint32((k + (2 * ROW_WORDS - 1)) // (2 * ROW_WORDS) * 2)  # an even number: the last may be of zeros
+        k_slots = uint32((k + (2 * ROW_WORDS - 1)) // (2 * ROW_WORDS) * 2)  # even; the last slot may hold only zeros
         d = transposed(c) if SWAPPED else c
         rows, cols = uint32((d.shape[0] + (BM - 1)) // BM), uint32((d.shape[1] + (BN - 1)) // BN)
         if tid == uint32(0):
@@ -243,13 +227,13 @@ def build(config, form, layout):
                 mbarrier.initialise(uint32(full + i * BARRIER_BYTES), uint32(1))
                 mbarrier.initialise(uint32(empty + i * BARRIER_BYTES), uint32(WARPGROUP // WARP * CONSUMERS))
             mbarrier.initialised()
-        cuda.syncthreads()  # the barriers are set up before any thread waits at them
+        cuda.syncthreads()  # the barriers are set up before any thread waits on them
 
         i, tile = uint32(0), uint32(cuda.blockIdx.x)
         if tid >= uint32(WARPGROUP * CONSUMERS):
             if CLAIM > 0:
                 registers.release(LEFT)
-            parity = uint32(1)  # of the phase before the first: all slots are empty
+            parity = uint32(1)  # of the phase before the first, so that all slots count as empty
             fetches = tid == uint32(WARPGROUP * CONSUMERS)
             u_place, v_place = int32(member * steps[0]), int32(member * steps[1])
             if fetches:

@@ -1,15 +1,15 @@
-"""fresh_sums: sums that leave the tensor cores after each slot.
+"""fresh_sums: sums leave the tensor cores after each slot.
 
-Bottleneck before: none of speed, but of errors. Tensor cores cut off what does not fit into a float of their running
-    sum, always towards zero, so a long sum drifts: by a part of itself that grows with k.
-Idea: let them sum one slot of k alone, afresh, and add its sums to the total in FP32, which rounds to nearest (Ootomo
-    and Yokota, 2022, doi:10.1177/10943420221090256). While one warpgroup adds, the other's products keep the tensor
-    cores busy.
+Bottleneck before: accuracy, not speed. Tensor cores truncate, toward zero, what does not fit into a float of their
+    running sum. A long sum therefore drifts, by a relative error that grows with k.
+Idea: let the tensor cores sum only one slot of k, starting from zero, and add the result to the total in FP32, which
+    rounds to nearest (Ootomo and Yokota, 2022, doi:10.1177/10943420221090256). While one warpgroup adds, the products
+    of the other keep the tensor cores busy.
 Traffic: as before.
-Registers and shared memory: the slot's sums and those of all slots, BN / 2 registers each; as many slots as fit.
+Registers and shared memory: the sums of the slot and the total, BN / 2 registers each; as many slots as fit.
 Measured: 130.3 TFLOP/s of bf16x6 at 4096x4096x4096 on an NVIDIA H200, 2.86 of cuBLAS SGEMM and 1.02 times wide_tiles,
     splitting not counted; 153 registers a thread; of positive operands the median error over |A| @ |B| is 8.3e-08.
-Limits: each block sets up barriers, waits for its first slots, and stores its tile while its tensor cores rest.
+Limits: each block sets up barriers, waits for its first slots, and stores its tile while its tensor cores idle.
 """
 
 from numba import cuda, float32, int64, uint32
@@ -17,7 +17,7 @@ from numba import cuda, float32, int64, uint32
 from ...device import mbarrier, wgmma
 from ...simulator.switch import hardware_only
 from ..stage import require
-from .slot import first_slot, group_store, slot_copies, slot_products
+from .pipeline import first_slot, group_store, slot_copies, slot_products
 from .stage import BARRIER_BYTES, GROUP_ROWS, ROW_BYTES, WARPGROUP, TensorStage, WarpgroupConfig
 
 
@@ -49,11 +49,11 @@ def build(config, form):
                 mbarrier.initialise(uint32(full + i * BARRIER_BYTES), uint32(1))
                 mbarrier.initialise(uint32(empty + i * BARRIER_BYTES), uint32(WARPGROUP * CONSUMERS))
             mbarrier.initialised()
-        cuda.syncthreads()  # the barriers are set up before any thread waits at them
+        cuda.syncthreads()  # the barriers are set up before any thread waits on them
 
         s, i = uint32(0), uint32(0)
         if tid < uint32(WARPGROUP):
-            parity = uint32(1)  # of the phase before the first: all slots are empty
+            parity = uint32(1)  # of the phase before the first, so that all slots count as empty
             while tid == uint32(0) and s < k_slots:
                 at, filled = uint32(start + i * SLOT), uint32(full + i * BARRIER_BYTES)
                 while not mbarrier.ended(uint32(empty + i * BARRIER_BYTES), parity):

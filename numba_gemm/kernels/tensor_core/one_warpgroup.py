@@ -1,10 +1,10 @@
-"""one_warpgroup: tensor cores multiply, from shared memory.
+"""one_warpgroup: a warpgroup multiplies on tensor cores, from shared memory.
 
-Bottleneck before: FP32 multiply-adds: 128 a clock and multiprocessor, whatever feeds them.
-Idea: split each element into narrow parts (`mode`), whose products tensor cores sum, 64 rows at a time, for the four
-    warps of a warpgroup together, which read a slot of tiles in shared memory. All threads copy it there.
-Traffic: a block reads 128 bytes for each part, row and slot of k; 4 bytes an element and part of TF32, 2 of BF16.
-Registers and shared memory: BN / 2 sums a thread; one slot.
+Bottleneck before: FP32 multiply-adds: 128 per clock and multiprocessor, however fast their operands arrive.
+Idea: split each element into narrow parts (`mode`) and multiply the parts on tensor cores. A warpgroup's four warps
+    together multiply 64 rows at a time, from a slot of tiles in shared memory. All threads copy the tiles there.
+Traffic: a block reads 128 bytes per part, row and slot of k: 4 bytes per element and part for TF32, 2 for BF16.
+Registers and shared memory: BN / 2 sums per thread; one slot.
 Measured: 75.3 TFLOP/s of bf16x6 at 4096x4096x4096 on an NVIDIA H200, 1.65 of cuBLAS SGEMM, splitting not counted; 136
     registers a thread; of positive operands the median error over |A| @ |B| is 1.5e-05.
 Limits: all threads fetch, then all multiply.
@@ -17,7 +17,7 @@ from ...device.address import shared_store4
 from ...device.vector import load4
 from ...simulator.switch import device_function, hardware_only
 from ..stage import require
-from .slot import first_slot, group_store, slot_products
+from .pipeline import first_slot, group_store, slot_products
 from .stage import ROW_BYTES, ROW_WORDS, WARPGROUP, TensorStage, WarpgroupConfig
 
 
@@ -33,13 +33,13 @@ def build(config, form):
         },
     )
     COLUMN_GROUPS = BN // 8
-    A_BYTES, B_BYTES = ROW_BYTES * BM, ROW_BYTES * BN  # of one part of a tile
+    A_BYTES, B_BYTES = ROW_BYTES * BM, ROW_BYTES * BN  # per part of a tile
     wait = wgmma.waiting(BN)
     products = slot_products(config, mode, mode.products, fresh=False)
     store = group_store(BN)
 
     def copies(count):
-        """A thread's share of copying so many bytes of a part's row, from a column on."""
+        """Make a device function for a thread's share of copying `count` bytes of a part's row, from `col` on."""
         TURNS = count // (16 * WARPGROUP)
 
         @device_function
@@ -71,10 +71,10 @@ def build(config, form):
                 copy_a(memory, uint32(start + p * A_BYTES), a, row, block_row * ROW_WORDS)
                 copy_b(memory, uint32(start + (PARTS * A_BYTES + p * B_BYTES)), b, row, block_col * ROW_WORDS)
             wgmma.show_stores()
-            cuda.syncthreads()  # all have stored their share before products read it
+            cuda.syncthreads()  # all threads have stored their share before products read it
             products(acc, tile, tile, s > uint32(0))
             wait(acc, 0)
-            cuda.syncthreads()  # all products are done before the next slot is stored
+            cuda.syncthreads()  # all products are complete before the next slot is stored
             s = uint32(s + 1)
 
         store(c, block_row, block_col, alpha, acc, beta)

@@ -1,31 +1,31 @@
-"""persistent: blocks that stay, and sums that keep their last bits.
+"""persistent: blocks that compute several tiles, and sums that keep their last bits.
 
 Bottleneck before: each block sets up barriers, waits for its first slots, and stores its tile while its tensor cores
-    rest; and what is still cut off of sums of one sign adds up, to 7e-8 of them.
-Idea: as many blocks as the GPU has multiprocessors, each of which takes one tile after the other, in groups of rows so
-    that those of a time share operands in the L2 cache; the next tile's slots are fetched while this one is stored. The
-    sums' leading part is apart from the rests (`sums`), in registers that the warpgroup that fetches has no need of.
-    What comes out as NaN or infinity is computed again as FP32 does, from the operands as they were: it may be one that
-    the parts made.
-Traffic: as before, from the L2 cache for the most part.
-Registers and shared memory: up to three sums of a warpgroup's tile, 240 registers a thread; as many slots as fit.
+    idle. In sums of one sign, the truncation that remains adds up to 7e-8 of the sum.
+Idea: as many blocks as the GPU has multiprocessors, each of which computes one tile after another. Tiles are visited in
+    groups of rows, so that those computed at the same time share operands in the L2 cache. The next tile's slots are
+    fetched while the current tile is stored. The sum of the leading products is kept apart from that of the rests
+    (`accumulate`), in registers that the producer warpgroup does not need. A result of NaN or infinity may be an
+    artefact of the parts, so it is recomputed in FP32 from the original operands.
+Traffic: as before, mostly from the L2 cache.
+Registers and shared memory: up to three sums of a warpgroup's tile, 240 registers per thread; as many slots as fit.
 Measured: 129.1 TFLOP/s of bf16x6 at 4096x4096x4096 on an NVIDIA H200, 2.83 of cuBLAS SGEMM and 0.99 times fresh_sums,
     splitting not counted; 168 registers a thread; of positive operands the median error over |A| @ |B| is 2.1e-08.
-Limits: the card's power, under which clocks fall to 1.7 GHz, and bytes from the L2 cache: see docs/experiments.md.
+Limits: the power limit, under which clocks fall to 1.7 GHz, and bytes from the L2 cache: see docs/experiments.md.
 """
 
 from numba import cuda, float32, int64, uint32
 
 from ...device import mbarrier, registers
 from ...device.grid_order import wait_for_last
+from ...device.units import WARP
 from ...simulator.switch import device_function, hardware_only
-from ..ladder.stage import WARP
 from ..stage import require
-from .finish import of_batch, place, sums_store
+from .accumulate import tile_sums
+from .epilogue import of_batch, place, sums_store
 from .mode import MODES
-from .slot import first_slot, slot_copies
+from .pipeline import first_slot, slot_copies
 from .stage import BARRIER_BYTES, GROUP_ROWS, LEFT, WARPGROUP, TensorStage, WarpgroupConfig
-from .sums import tile_sums
 
 
 def build(config, form):
@@ -50,14 +50,14 @@ def build(config, form):
                 mbarrier.initialise(uint32(full + i * BARRIER_BYTES), uint32(1))
                 mbarrier.initialise(uint32(empty + i * BARRIER_BYTES), uint32(WARPGROUP // WARP * CONSUMERS))
             mbarrier.initialised()
-        cuda.syncthreads()  # the barriers are set up before any thread waits at them
-        wait_for_last()  # the operands are split
+        cuda.syncthreads()  # the barriers are set up before any thread waits on them
+        wait_for_last()  # the operands have been split
 
         i, tile = uint32(0), uint32(cuda.blockIdx.x)
         if tid >= uint32(WARPGROUP * CONSUMERS):
             if CLAIM > 0:
                 registers.release(LEFT)
-            parity = uint32(1)  # of the phase before the first: all slots are empty
+            parity = uint32(1)  # of the phase before the first, so that all slots count as empty
             while tid == uint32(WARPGROUP * CONSUMERS) and tile < uint32(rows * cols):
                 tile_row, tile_col = place(tile, rows, cols)
                 s = uint32(0)

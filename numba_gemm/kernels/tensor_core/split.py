@@ -1,13 +1,15 @@
-"""Split two operands into narrow parts, in the order in which the tensor cores' copies bring them (see `stage`).
+"""Splitting of two operands into narrow parts, in the order in which the stages' copies fetch them (see `stage`).
 
-An operand is seen as (mn, k): A as it is, B transposed; what is not contiguous along k is transposed on its way. Beyond
-the operand's edges the parts are zero. Each element is read once, each part of it written once: 4 bytes in, 8 out for
-two parts of TF32, 6 for three of BF16, 4 for two of F16. A scaled mode reads all once more before, for the largest
-element of each row (`build_extremes`): its rows are scaled so that this one lies between 2^14 and 2^15.
+An operand is treated as (mn, k): A as it is, B transposed. An operand that is not contiguous along k is transposed on
+the way. Beyond the operand's edges the parts are zero. Each element is read once and each of its parts is written once:
+4 bytes in, 8 out for two parts of TF32, 6 for three of BF16, 4 for two of F16. For a scaled mode, another kernel
+(`build_extremes`) first reads all elements to find the largest of each row. Rows are scaled so that this element is
+between 2^14 and 2^15.
 
-An infinity, and what rounds to one, has a rest of NaN or infinity. Parts end where the narrow kind does: the last ones
-lose bits, or vanish, of elements below 2^-109 (BF16) or 2^-114 (TF32); F16's, of elements below 2^-16 of the largest of
-their row, and of all in a row whose largest is below 2^-106, which no scale brings to that size.
+An infinity, or an element that rounds to one, has a rest of NaN or infinity. Parts have the exponent range of their
+narrow format, so the last ones lose bits, or vanish, for small elements: below 2^-109 for BF16, or 2^-114 for TF32. For
+F16, these are elements below 2^-16 of the largest in their row, and all elements of a row whose largest is below
+2^-106, which no scale raises to the range above.
 """
 
 from __future__ import annotations
@@ -24,25 +26,25 @@ from .config import ROW_BYTES, ROW_WORDS, SPLIT_ROWS
 from .mode import Mode
 
 CHUNK_BYTES = 16
-CHUNKS = ROW_BYTES // CHUNK_BYTES  # of a slot's row
+CHUNKS = ROW_BYTES // CHUNK_BYTES  # per row of a slot
 THREADS = SPLIT_ROWS * CHUNKS
-SPAN = 512  # terms of k whose largest elements one block finds, or a multiple: there are no more spans than
+SPAN = 512  # terms of k in which one block finds the largest elements, or a multiple of it: there are at most SPANS
 SPANS = 256
-AT_ONCE = 16  # elements that a thread has on their way at a time
-TOP = 14  # logarithm of what the largest element of a scaled row is made to reach
-FARTHEST = 120  # logarithm of a scale, at the most and at the least: so that two together are still a float
+AT_ONCE = 16  # elements that a thread loads at a time
+TOP = 14  # logarithm of the magnitude to which the largest element of a row is scaled
+FARTHEST = 120  # limit of a scale's logarithm, so that the product of two scales is a float
 
 
 @device_function
 def nothing():
-    """Stand in for what older GPUs do not have."""
+    """Do nothing; stands in for instructions that older GPUs lack."""
 
 
 @device_function
 def place_in_block(x, block, row_blocks):
-    """Where a thread works: along k, which of the blocks' lengths; row of x and of the block; chunk of the row."""
+    """Position of a thread: index of its block along k, row in x, row in the block, chunk of the row."""
     tid = uint32(cuda.threadIdx.x)
-    along = col_step(x) == 4  # neighbouring threads read neighbours in memory
+    along = col_step(x) == 4  # adjacent threads read adjacent memory
     r = uint32(tid // CHUNKS) if along else uint32(tid % SPLIT_ROWS)
     chunk = uint32(tid % CHUNKS) if along else uint32(tid // SPLIT_ROWS)
     row = int64(uint32(block % row_blocks)) * SPLIT_ROWS + int64(r)
@@ -50,10 +52,11 @@ def place_in_block(x, block, row_blocks):
 
 
 def places(batched: bool):
-    """Make device functions ``(matrix, step)`` and ``(step,)``, of bytes from a matrix of a batch to the next.
+    """Make device functions ``(matrix, step)`` and ``(step,)``; `step` is in bytes, between matrices of a batch.
 
-    The one returns the matrix that this block's place along the grid's y says; the other, whether all share it and the
-    first one's blocks see to it. Without a batch there is nothing to compute.
+    The first returns this block's matrix, by the block's index along y. The second returns whether this block has
+    nothing to do, because all products share one matrix and the first product's blocks process it. Without a batch,
+    neither computes anything.
     """
 
     @device_function
@@ -70,10 +73,10 @@ def places(batched: bool):
 def build(mode: Mode, overlapping: bool = True, batched: bool = False):
     """Make the kernel ``(x, x_parts, y, y_parts, steps)``.
 
-    Of a scaled mode it is ``(x, x_parts, x_large, y, y_parts, y_large, steps)``, with what `build_extremes` found. Its
-    grid has a block for each 32 rows of the padded operands and each slot of k, along x; of a `batched` one, the
-    matrices along y: `steps` are bytes from one to the next, 0 of an operand and its parts if all share it. An
-    `overlapping` one, of 9.0 and up, lets the next kernel start while it runs.
+    For a scaled mode it is ``(x, x_parts, x_large, y, y_parts, y_large, steps)``, with the results of `build_extremes`.
+    Along x, the grid has one block per 32 rows of the padded operands and slot of k. If `batched`, the matrices are
+    along y, and `steps` are the bytes from one to the next: 0 for an operand that all matrices share, and for its
+    parts. An `overlapping` kernel, for 9.0 and up, lets the next kernel start while it runs.
     """
     this_one, done_already = places(batched)
     let_next, wait_last = (let_next_start, wait_for_last) if overlapping else (nothing, nothing)
@@ -82,7 +85,7 @@ def build(mode: Mode, overlapping: bool = True, batched: bool = False):
     narrow = {"tf32": tf32, "bf16": bf16, "f16": f16}[mode.kind]
     first = short_bf16 if mode.short else narrow
     join = pair_f16 if mode.kind == "f16" else pair
-    EACH = 4 * PER_WORD  # elements of a chunk
+    EACH = 4 * PER_WORD  # elements per chunk
     TILE_WORDS = PARTS * PART_WORDS
 
     @device_function
@@ -91,12 +94,12 @@ def build(mode: Mode, overlapping: bool = True, batched: bool = False):
 
     @device_function
     def of_all_chunks(tile, largest, r, chunk):
-        """The largest of what the threads of a row have found."""
+        """Return the largest of the values that the threads of a row have found."""
         tile[chunk * SPLIT_ROWS + r] = largest
-        cuda.syncthreads()  # all have written before any reads another's
+        cuda.syncthreads()  # all threads have written before any reads another's value
         for i in range(CHUNKS):
             largest = max(largest, tile[i * SPLIT_ROWS + r])
-        cuda.syncthreads()  # all have read before the parts are written there
+        cuda.syncthreads()  # all threads have read before the parts are written there
         return largest
 
     @device_function
@@ -145,7 +148,7 @@ def build(mode: Mode, overlapping: bool = True, batched: bool = False):
                     values[2 * w + 1] -= high
                     words[w] = join(low, high)
             shared_store4(tile, uint32(at + 4 * PART_WORDS * p), (words[0], words[1], words[2], words[3]))
-        cuda.syncthreads()  # all parts are in shared memory before any thread reads another's
+        cuda.syncthreads()  # all threads have stored their parts before any reads another's
         col = int64(uint32(block % row_blocks)) * PART_WORDS + int64(tid) * 4
         for p in range(PARTS):
             four = shared_load4(tile, uint32(shared_address(tile) + 4 * PART_WORDS * p + CHUNK_BYTES * tid))
@@ -170,7 +173,7 @@ def build(mode: Mode, overlapping: bool = True, batched: bool = False):
     @cuda.jit(**hardware_only(launch_bounds=THREADS))
     def split_scaled(x, x_parts, x_large, y, y_parts, y_large, steps):
         let_next()
-        wait_last()  # the largest elements are found
+        wait_last()  # the largest elements have been found
         tile = cuda.shared.array(TILE_WORDS, float32, alignment=16)
         block, x_blocks = uint32(cuda.blockIdx.x), blocks(x_parts)
         if block < x_blocks:
@@ -182,11 +185,10 @@ def build(mode: Mode, overlapping: bool = True, batched: bool = False):
 
 
 def build_extremes(overlapping: bool = True, batched: bool = False):
-    """Make the kernel ``(x, x_large, y, y_large, steps)``: the largest magnitude in each row, of each span of k.
+    """Make the kernel ``(x, x_large, y, y_large, steps)``, which finds the largest magnitude per row and span of k.
 
-    ``x_large`` has a row for each span, equal multiples of 512 terms, and a float for each row of x, up to a multiple
-    of 32. Its grid has a block for 32 of each, along x; what else there is is as in `build`. What is no number does not
-    count.
+    Spans are equal multiples of 512 terms. ``x_large`` has one row per span, with one float per row of x, padded to a
+    multiple of 32. Along x, the grid has one block per 32 of these floats; the rest is as in `build`. NaN is ignored.
     """
     this_one, done_already = places(batched)
     let_next = let_next_start if overlapping else nothing
@@ -217,7 +219,7 @@ def build_extremes(overlapping: bool = True, batched: bool = False):
                 largest = max(largest, abs(x[row, k]))
                 k += CHUNKS
         found[chunk, r] = largest
-        cuda.syncthreads()  # all are found before any thread reads another's
+        cuda.syncthreads()  # all threads have written before any reads another's value
         if tid < uint32(SPLIT_ROWS):
             largest = float32(0)
             for i in range(CHUNKS):

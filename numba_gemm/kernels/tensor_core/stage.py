@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from ...device.units import FLOAT32_BYTES, ceil_div
 from ...simulator.switch import SIMULATOR
-from ..product import FLOAT32_BYTES, VECTOR_BYTES, Layout, Product
+from ..product import VECTOR_BYTES, Layout, Product
 from ..stage import MAX_GRID_Y, Gpu, Piece, Share, Stage, cut
 from ..step import ALPHA, AT_A, AT_B, AT_C, BETA, Kernel, Launches, MatrixAt, Moving, Slot, Step, Vector, Words
 from . import split
@@ -109,12 +110,12 @@ def decompose(mode: Mode, product: Product, config: TensorConfig) -> Decompositi
     shapes = [split_shape(mode, m, k, config.BM), split_shape(mode, n, k, config.BN)]
     blocks, maxima_blocks = sum(rows // mode.parts * (words // (ROW_WORDS * SPLIT_ROWS)) for rows, words in shapes), 0
     if mode.scaled:
-        spans = max(1, min(split.SPANS, -(-k // split.SPAN)))
+        spans = max(1, min(split.SPANS, ceil_div(k, split.SPAN)))
         shapes += [(spans, words // ROW_WORDS) for _, words in shapes]
         maxima_blocks = sum(rows * (cols // SPLIT_ROWS) for rows, cols in shapes[2:])
     offsets, steps, end = [], [], 0
     for (rows, cols), own in zip(shapes, (batch.a[-1], batch.b[-1]) * 2, strict=False):
-        size = -(-FLOAT32_BYTES * rows * cols // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
+        size = ceil_div(FLOAT32_BYTES * rows * cols, SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
         offsets.append(end)
         steps.append(size if own else 0)
         end += size * (matrices if own else 1)
@@ -291,7 +292,7 @@ class TensorStage(Stage):
             words = Words((a_step, own[0], b_step, own[1]))
             steps.append(Step(first, grid, threads, (x, places[0], across, places[1], words)))
         arguments: tuple[Any, ...] = (ALPHA, *places[:2], BETA, z)
-        rows, cols = -(-product.m // config.BM), -(-product.n // config.BN)
+        rows, cols = ceil_div(product.m, config.BM), ceil_div(product.n, config.BN)
         if self.complete:
             vectors = (Vector(i, *vector) for i, vector in enumerate(product.vectors))
             arguments += (x, y, Words((own[0], own[1], c_step, a_step, b_step)), *vectors)

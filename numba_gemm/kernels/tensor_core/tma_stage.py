@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from ...device.units import FLOAT32_BYTES, ceil_div
 from ...simulator.switch import SIMULATOR
-from ..product import FLOAT32_BYTES, Layout, Product
+from ..product import Layout, Product
 from ..stage import Gpu, Share, Stage
 from ..step import ALPHA, AT_C, BETA, Argument, Kernel, Launches, MapOf, MatrixAt, Moving, Slot, Step, Vector, Words
 from .config import TensorForm, WarpgroupConfig
@@ -73,6 +74,7 @@ def _regular(layout: Layout) -> bool:
     return layout.row_stride % UNIT == 0 and FLOAT32_BYTES * layout.cols <= layout.row_stride < STRIDE_END
 
 
+@lru_cache(maxsize=1024)
 def tma_operands(product: Product) -> TmaOperands | None:
     """Return the operands of a product as tensor maps describe them; None if they must be decomposed instead.
 
@@ -167,7 +169,7 @@ class TmaStage(Stage):
         assert self.boxes is not None
         found, kernel, matrices = self._operands(product), self.kernel(config, product), product.batch.extents[-1]
         u_box, v_box = self.boxes(config, found.layout)
-        blocks = min(-(-found.rows // config.BM) * -(-found.cols // config.BN), gpu.sm_count)
+        blocks = min(ceil_div(found.rows, config.BM) * ceil_div(found.cols, config.BN), gpu.sm_count)
         vectors = (Vector(i, *vector) for i, vector in enumerate(product.vectors))
         arguments: tuple[Argument, ...] = (
             ALPHA,

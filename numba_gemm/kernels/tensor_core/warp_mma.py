@@ -1,13 +1,14 @@
-"""warp_mma: matrix instructions of a warp, for GPUs without those of a warpgroup.
+"""warp_mma: matrix instructions of single warps, for GPUs without those of warpgroups.
 
-Bottleneck before: none; this is the way from compute capability 8.0 on, where `persistent` cannot run.
-Idea: the same parts, in the same slots, which `cp.async` brings. Each warp loads fragments of its 32 rows of A and 32
-    columns of B by `ldmatrix`, and multiplies them by `mma.sync`; its sums are kept as `persistent` keeps them.
-Traffic: a block reads 128 bytes for each part, row and slot of k from the L2 cache, and each of its four warps half of
+Bottleneck before: none; this is the kernel for compute capability 8.0 and up wherever `persistent` cannot run.
+Idea: the same parts in the same slots, copied by `cp.async`. Each warp loads fragments of its 32 rows of A and 32
+    columns of B by `ldmatrix` and multiplies them by `mma.sync`. Its sums are kept as in `persistent`.
+Traffic: a block reads 128 bytes per part, row and slot of k from the L2 cache; each of its four warps reads half of
     that from shared memory.
 Registers and shared memory: three sums of 32 registers each, and the fragments of all parts; as many slots as fit, two
     of three parts in 99 KB.
-Limits: fragments are loaded in every k-step before they are multiplied. It is not tuned, nor timed on any GPU.
+Limits: in every k-step, the fragments are loaded before they are multiplied. The kernel is neither tuned nor timed on
+    any GPU.
 """
 
 from numba import cuda, float32, int64, uint32
@@ -15,15 +16,15 @@ from numba import cuda, float32, int64, uint32
 from ...device import mma
 from ...device.address import address_of, copy16_if
 from ...device.async_copy import commit_group, wait_group
+from ...device.units import WARP
 from ...simulator.switch import device_function, hardware_only
-from ..ladder.stage import WARP
-from .finish import of_batch, place, sums_store
+from .accumulate import FOLD, steps
+from .epilogue import of_batch, place, sums_store
 from .mode import MODES
-from .slot import first_slot
+from .pipeline import first_slot
 from .stage import ROW_BYTES, ROW_WORDS, WARP_EXTENT, TensorStage, WarpConfig
-from .sums import FOLD, steps
 
-CHUNK = 16  # bytes of a copy, and of a row of a fragment
+CHUNK = 16  # bytes per copy, and per row of a fragment
 M = N = WARP_EXTENT
 GROUPS = M // 16 * (N // 8)
 
@@ -43,7 +44,7 @@ def build(config, form):
 
     @device_function
     def copy(memory, at, a, b, s, k_slots, block_row, block_col):
-        """Start copying slot s; each thread every so many chunks of it."""
+        """Start copying slot s; each thread copies every THREADS-th chunk."""
         tid = uint32(cuda.threadIdx.x)
         for p in range(PARTS):
             a_from = address_of(a, int64(p * k_slots + s), block_row * ROW_WORDS) + int64(tid) * CHUNK
@@ -60,7 +61,7 @@ def build(config, form):
         pass
 
     def products_of(chosen, q=0):
-        """Products of parts from the one of index q on, written out: fragments are picked by constants."""
+        """Make the products of parts from index q on, unrolled by recursion: constants select the fragments."""
         if q == len(chosen):
             return nothing
         a, b = chosen[q]
@@ -94,8 +95,8 @@ def build(config, form):
         warp_row, warp_col = uint32(warp // ACROSS * M), uint32(warp % ACROSS * N)
         k_slots = uint32(a.shape[0] // PARTS)
         rows, cols = uint32((c.shape[0] + (BM - 1)) // BM), uint32((c.shape[1] + (BN - 1)) // BN)
-        # A block of rows of a fragment is eight rows of 16 bytes; of A the second is eight rows below the first, of B
-        # 16 bytes further along k.
+        # A fragment consists of blocks of eight rows of 16 bytes. The second block of A is eight rows below the first,
+        # that of B 16 bytes further along k.
         a_row, a_chunk = uint32(warp_row + lane % 16), uint32(lane // 16)
         b_row, b_chunk = uint32(warp_col + lane // 16 * 8 + lane % 8), uint32(lane // 8 % 2)
         total = cuda.local.array((GROUPS, 4), float32)
@@ -109,7 +110,7 @@ def build(config, form):
             block_row, block_col = int64(tile_row) * BM, int64(tile_col) * BN
             clear(total)
             clear(rests)
-            cuda.syncthreads()  # the last tile's slots are read before they are filled anew
+            cuda.syncthreads()  # all threads have read the last tile's slots before they are refilled
             for i in range(SLOTS - 1):
                 if uint32(i) < k_slots:
                     copy(memory, uint32(start + i * SLOT), a, b, uint32(i), k_slots, block_row, block_col)
@@ -117,7 +118,7 @@ def build(config, form):
             s, i = uint32(0), uint32(0)
             while s < k_slots:
                 wait_group(IN_FLIGHT)
-                cuda.syncthreads()  # all copies of this slot have landed, and all warps have read the one before
+                cuda.syncthreads()  # all copies of this slot have landed, and all warps have read the previous slot
                 ahead = uint32(s + (SLOTS - 1))
                 free = uint32(SLOTS - 1) if i == uint32(0) else uint32(i - 1)
                 if ahead < k_slots:
@@ -150,7 +151,7 @@ def build(config, form):
                         leading(total, a_frag, b_frag)
                     step = uint32(step + 1)
                 if COMPENSATED:
-                    add_exactly(total, sums)  # nothing, if it was done step by step
+                    add_exactly(total, sums)  # adds zeros if the sums were added step by step
                     add(rests, sums)
                     if s % uint32(FOLD) == uint32(FOLD - 1):
                         add_exactly(total, rests)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from numba_gemm.device.units import ceil_div
 from numba_gemm.lab.bench.command import USAGE, command, csv_text, make_folder, require_gpu, write_files
 
 __all__ = ["DISTRIBUTIONS", "main", "measured", "operands", "quotients"]
@@ -58,7 +59,7 @@ def _ill_scaled(rng: Generator, m: int, n: int, k: int) -> Matrices:
 
 def _cancelling(rng: Generator, m: int, n: int, k: int) -> Matrices:
     """The second half of each sum cancels the first, except for a relative 2^-12."""
-    half = -(-k // 2)
+    half = ceil_div(k, 2)
     a, b = rng.uniform(0, 1, (m, half)), rng.uniform(0, 1, (half, n))
     small = 2.0**-12 * rng.standard_normal((half, n))
     return np.concatenate([a, -a], axis=1)[:, :k], np.concatenate([b, b + small])[:k]
@@ -120,7 +121,7 @@ def draw(frame: pd.DataFrame, title: str) -> bytes:
     names = list(dict.fromkeys(frame["distribution"]))
     precisions = list(dict.fromkeys(frame["precision"]))
     columns = 4
-    figure, axes = plt.subplots(-(-len(names) // columns), columns, figsize=(18, 9), sharex=True, squeeze=False)
+    figure, axes = plt.subplots(ceil_div(len(names), columns), columns, figsize=(18, 9), sharex=True, squeeze=False)
     colours = plt.get_cmap("tab10").colors
     for axis, name in zip(axes.flat, names, strict=False):
         for i, precision in enumerate(precisions):

@@ -35,6 +35,7 @@ import numpy as np
 import pandas as pd
 
 import numba_gemm
+from numba_gemm.gemm.precision import IEEE, PRECISIONS
 from numba_gemm.lab.bench import environment
 from numba_gemm.lab.bench.buffers import (
     FLOAT32_BYTES,
@@ -72,7 +73,6 @@ DEFAULT_OUT = Path("results") / "local"
 CHECKED_ROWS = 256
 RANDOM_ROUNDS = 7
 HOST_ROUNDS, HOST_BATCH = 15, 100
-PLAN_LIMIT_US = 7.0
 SEED_BITS = 32
 OURS = "ours"
 COPY = "device copy"
@@ -235,8 +235,8 @@ class Truth:
     With a bias, it is the result of bias and ReLU, neither of which amplifies an error.
     """
 
-    def __init__(self, rig: Rig, a: Any, b: Any, bias: Any = None) -> None:
-        self.library, self.a, self.b, self.bias = rig.library, a, b, bias
+    def __init__(self, rig: Rig, a: Any, b: Any, bias: Any = None, precision: str = IEEE) -> None:
+        self.library, self.a, self.b, self.bias, self.precision = rig.library, a, b, bias, precision
         self.rows = checked_rows(int(a.shape[0]), rig.seed)
 
     @functools.cached_property
@@ -258,7 +258,7 @@ class Truth:
         """Return the worst error in units of the bound, and a description; empty if the result is correct."""
         if bool((c != c).any()):
             return math.inf, "elements of C are NaN, or were not written"
-        found = self.reference.compare(c[self.rows])
+        found = self.reference.compare(c[self.rows], self.precision)
         return found.in_bounds, "" if found.ok else str(replace(found, row=self.rows[found.row]))
 
 
@@ -308,6 +308,8 @@ class Case:
         True if the host's time is measured.
     rounds : int, optional
         Number of rounds; by default as many as a budget allows.
+    each_once : bool
+        True if each of our calls is timed once, without one before it, as those of shapes that are new.
     """
 
     group: str
@@ -319,6 +321,7 @@ class Case:
     batch: int = 1
     on_host: bool = False
     rounds: int | None = None
+    each_once: bool = False
 
 
 @dataclass
@@ -505,33 +508,105 @@ def bias_relu() -> Any:
 
 
 LIBRARIES = ("torch", "cupy", "numba")
-PLANNED = "plan, "
-HOST_WAYS = (*LIBRARIES, *(PLANNED + library for library in LIBRARIES))
+THE_CALL = "the call"  # baseline of plans: the same product by the public function
+BATCH, EPILOGUE, MATHS = "batch of 8", "epilogue", "epilogue that names numpy.float32 and math.erf"
+# Host time per call, at most, in units of torch.matmul(out=).
+HOST_LIMITS = {IEEE: 1.0, BATCH: 1.1, EPILOGUE: 1.4, MATHS: 1.4}
+if not SIMULATOR:
+    HOST_LIMITS |= {"tf32": 1.1, "bf16x6": 1.5, "tf32x3": 1.5, "fp16x3": 1.8}
+PLAN_LIMIT = 0.9  # time of a plan's call, at most, in units of the corresponding call
+NEW_SHAPES, NEW_SHAPE_LIMIT_US = 48, 150.0
+HOST_WAYS = tuple((library, kind) for library in LIBRARIES for kind in HOST_LIMITS)
+NEW_KINDS = (IEEE,) if SIMULATOR else (IEEE, "tf32", "bf16x6", "fp16x3")
+PLAN_WAYS = tuple((library, kind) for library in LIBRARIES for kind in NEW_KINDS)
+
+
+def math_relu(value: Any, row: Any, column: Any, bias: Any) -> Any:
+    """Apply a bias per column and ReLU, by way of functions of NumPy and the standard library."""
+    return max(np.float32(value + bias[column]), np.float32(0)) * math.erf(np.float32(9))
 
 
 def host_cases(sizes: Sizes) -> list[Case]:
-    """Host time per call, for the arrays of each library, with and without a plan."""
-    shape = sizes.host
-    m, n, k = shape
+    """Host time per call, for the arrays of each library: plain calls, plans, and shapes that are new."""
+    m, n, k = shape = sizes.host
+    count = 8 if sizes.elements > 1 << 20 else 2
 
-    def case(way: str) -> Case:
+    def operands(rig: Rig, library: str, kind: str) -> tuple[Contender, Callable[..., Any], dict[str, Any]]:
+        """Return the contender of the public function, the same call without operands, and its operands."""
+        options: dict[str, Any] = {}
+        precision = kind if kind in PRECISIONS else IEEE
+        a, b, c = matrix(rig.flat_a, m, k), matrix(rig.flat_b, k, n), matrix(rig.flat_c, m, n)
+        truth = Truth(rig, a, b, precision=precision)
+        if kind == BATCH:
+            a = rig.flat_a[: count * m * k].reshape(count, m, k)
+            b = rig.flat_b[: count * k * n].reshape(count, k, n)
+            c = rig.flat_c[: count * m * n].reshape(count, m, n)
+            truth = Truth(rig, a[count - 1], b[count - 1])
+        elif kind in (EPILOGUE, MATHS):
+            bias = rig.random(n)
+            truth = Truth(rig, a, b, bias)
+            function = bias_relu() if kind == EPILOGUE else math_relu
+            options = {"epilogue": function, "epilogue_args": (seen_by(library, bias),)}
+        if precision != IEEE:
+            options = {"precision": precision}
+        x, y, z = (seen_by(library, array) for array in (a, b, c))
+
+        def judge(got: Any) -> tuple[float, str]:
+            return truth.judge(got[count - 1] if kind == BATCH else got)
+
+        call = functools.partial(numba_gemm.tiled_sgemm, **options)
+        own = Contender([Turn(functools.partial(call, x, y, out=z), c, judge)], 1.0)
+        return own, call, {"a": x, "b": y, "out": z}
+
+    def called(library: str, kind: str) -> Case:
         def make(rig: Rig) -> dict[str, Contender]:
-            own, theirs = both(rig, shape)
-            a, b = matrix(rig.flat_a, m, k), matrix(rig.flat_b, k, n)
-            out = own.turns[0].out
-            x, y, z = (seen_by(way.removeprefix(PLANNED), array) for array in (a, b, out))
-            function = numba_gemm.plan(m, n, k, like=a) if way.startswith(PLANNED) else numba_gemm.tiled_sgemm
-            turn = replace(own.turns[0], call=functools.partial(function, x, y, out=z))
-            return {OURS: Contender([turn], 1.0), CUBLAS: replace(theirs, work=1.0)}
+            own, _, _ = operands(rig, library, kind)
+            return {OURS: own, CUBLAS: replace(both(rig, shape)[1], work=1.0)}
 
-        return Case("host", host_name(way), shape, make, {CUBLAS: 1.0}, on_host=True)
+        name = host_name(library, kind)
+        return Case("host", name, shape, make, {CUBLAS: 1 / HOST_LIMITS[kind]}, on_host=True)
 
-    return [case(way) for way in HOST_WAYS]
+    def planned(library: str, kind: str) -> Case:
+        def make(rig: Rig) -> dict[str, Contender]:
+            own, _, given = operands(rig, library, kind)
+            made = numba_gemm.plan(m, n, k, like=given["a"], precision=kind)
+            turn = replace(own.turns[0], call=functools.partial(made, **given))
+            return {OURS: Contender([turn], 1.0), THE_CALL: own}
+
+        return Case("host", plan_name(library, kind), shape, make, {THE_CALL: 1 / PLAN_LIMIT}, on_host=True)
+
+    def new(kind: str) -> Case:
+        def make(rig: Rig) -> dict[str, Contender]:
+            turns = []
+            for i in range(2 * NEW_SHAPES if not SIMULATOR else 2):
+                rows = m * 16 + 4 * i if not SIMULATOR else m + i  # one configuration serves them all
+                a, b, c = matrix(rig.flat_a, rows, k), matrix(rig.flat_b, k, n), matrix(rig.flat_c, rows, n)
+                call = functools.partial(numba_gemm.tiled_sgemm, a, b, out=c, precision=kind)
+                turns.append(Turn(call, c, Truth(rig, a, b, precision=kind).judge))
+            return {OURS: Contender(turns, 1.0), CUBLAS: replace(both(rig, shape)[1], work=1.0)}
+
+        return Case("host", new_name(kind), shape, make, {CUBLAS: 0.0}, on_host=True, each_once=True)
+
+    return [
+        *(called(*way) for way in HOST_WAYS),
+        *(planned(*way) for way in PLAN_WAYS),
+        *(new(kind) for kind in NEW_KINDS),
+    ]
 
 
-def host_name(way: str) -> str:
+def host_name(library: str, kind: str) -> str:
     """Return the name of a case of the group ``host``."""
-    return f"{way} arrays"
+    return f"{library} arrays, {kind}"
+
+
+def plan_name(library: str, kind: str) -> str:
+    """Return the name of a case of the group ``host`` that calls a plan."""
+    return f"plan, {host_name(library, kind)}"
+
+
+def new_name(kind: str) -> str:
+    """Return the name of a case of the group ``host`` whose shapes are new."""
+    return f"new shape, {kind}"
 
 
 def seen_by(way: str, array: Any) -> Any:
@@ -607,12 +682,15 @@ def measure(rig: Rig, case: Case) -> list[dict[str, Any]]:
     contenders: Mapping[str, Contender] = {}
     try:
         contenders = case.make(rig)
+        first_times = timed_once(rig, contenders[OURS]) if case.each_once else None
         outcomes = {name: verified(rig, contender) for name, contender in contenders.items()}
         right = [name for name, outcome in outcomes.items() if outcome.status == OK]
         if OURS in right and len(right) > 1:
             # A thread that samples clocks would slow down the host.
             with sampled_clocks(None if case.on_host else rig.nvml) as clocks:
                 timed = timed_together(rig, case, {name: contenders[name] for name in right}, outcomes)
+            if first_times is not None:
+                timed[OURS] = first_times
             for name, samples in timed.items():
                 outcomes[name].us, outcomes[name].rounds = samples.median, len(samples.us)
                 if not (samples.captured or case.on_host or SIMULATOR):
@@ -637,6 +715,17 @@ def timed_together(
         round_up_to=max(len(contender.turns) for contender in contenders.values()),
         seed=rig.seed,
     )
+
+
+def timed_once(rig: Rig, contender: Contender) -> Samples:
+    """Measure the host time of each call; the first half of them is the warm-up, which loads kernels."""
+    spent = []
+    for turn in contender.turns:
+        rig.synchronize()
+        begin = time.perf_counter()
+        turn.call()
+        spent.append((time.perf_counter() - begin) * 1e6)
+    return Samples(np.array(spent[len(spent) // 2 :]))
 
 
 def timed_on_host(rig: Rig, calls: Mapping[str, Callable[[], Any]]) -> dict[str, Samples]:
@@ -743,10 +832,19 @@ def lines(large: int) -> list[Line]:
         Line("bias and ReLU, the plain product's time over theirs", ("epilogue",), "min", 0.98),
     ]
     for way in HOST_WAYS:
-        what = f"host, {host_name(way)}: torch.matmul's time over ours"
-        made.append(Line(what, ("host",), "min", 1.0, rows=is_case(host_name(way))))
-    limit = Line("host, plan: microseconds a call", ("host",), "max", at_most=PLAN_LIMIT_US, column="us")
-    return [*made, replace(limit, rows=lambda row: row["case"].startswith(PLANNED))]
+        least, name = 1 / HOST_LIMITS[way[1]], host_name(*way)
+        what = f"host, {name}: torch.matmul's time over ours"
+        made.append(Line(what, ("host",), "min", least, rows=is_case(name)))
+    for way in PLAN_WAYS:
+        name = plan_name(*way)
+        made.append(
+            Line(f"host, {name}: the call's time over the plan's", ("host",), "min", 1 / PLAN_LIMIT, rows=is_case(name))
+        )
+    for kind in NEW_KINDS:
+        name, limit = new_name(kind), NEW_SHAPE_LIMIT_US
+        what = f"host, {name} whose kernel is loaded: microseconds per call"
+        made.append(Line(what, ("host",), "max", at_most=limit, column="us", rows=is_case(name)))
+    return made
 
 
 def is_large(large: int) -> Callable[[Mapping[Any, Any]], bool]:

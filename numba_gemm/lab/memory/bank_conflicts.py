@@ -33,6 +33,7 @@ from numba import cuda, float32, uint32
 
 from numba_gemm.device.address import shared_address, shared_load1, shared_load2, shared_load4
 from numba_gemm.device.texture import cycles
+from numba_gemm.device.units import WARP
 from numba_gemm.lab.memory import machine
 from numba_gemm.lab.memory.drawing import COLOURS, curve
 from numba_gemm.lab.memory.experiment import Experiment
@@ -42,7 +43,7 @@ from numba_gemm.simulator.switch import device_function
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-WARP, WORD = 32, 4
+WORD = 4
 ROW = requests.BANKS * WORD  # bytes; the banks repeat after each row
 STRIDES = (*range(1, 33), 33)
 FIRST, READS = 8, 16  # starting rows of turns; reads per turn, one row apart

@@ -48,17 +48,17 @@ import numpy as np
 import pandas as pd
 from numba import cuda, float32, int32, uint32
 
+from numba_gemm.device.units import FLOAT32_BYTES, WARP, ceil_div
 from numba_gemm.lab.memory import machine, narrow_product
 from numba_gemm.lab.memory.drawing import COLOURS, bars, curve
 from numba_gemm.lab.memory.experiment import Experiment
-from numba_gemm.lab.memory.narrow_product import ITEM, W
+from numba_gemm.lab.memory.narrow_product import W
 from numba_gemm.runtime.timing import Call
 from numba_gemm.simulator import probe, scheduler
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-WARP = 32
 UNROLLED = 8  # unrolled turns of a loop, so that the loop counter costs little
 CHUNK = 16  # multiply-adds per step of a round
 SCHEDULERS = 4  # per multiprocessor; each issues one instruction per clock
@@ -273,7 +273,7 @@ TILES: dict[str, Any] = {"syncwarp": narrow_product.shared_a, "syncthreads": sha
 def least_clocks(barrier: str, block: int) -> float:
     """Lower bound of the clocks per turn of a loop."""
     instructions = 1 if barrier == "none" else 2
-    clocks = max(LATENCY, instructions * -(-block // WARP // SCHEDULERS))
+    clocks = max(LATENCY, instructions * ceil_div(block, WARP * SCHEDULERS))
     return max(clocks, block / BARRIER_THREADS) if barrier == "syncthreads" else clocks
 
 
@@ -369,7 +369,7 @@ def barriers(
     host_a, host_b = narrow_product.integers(m, W, 0), narrow_product.integers(W, m, 1)
     a, b, c = cuda.to_device(host_a), cuda.to_device(host_b), cuda.device_array((m, m), np.float32)
     passed = narrow_product.cost(narrow_product.accesses("shared_a", m))
-    hits, _ = narrow_product.bounds(m, m, passed, ITEM * (2 * m * W + m * m))
+    hits, _ = narrow_product.bounds(m, m, passed, FLOAT32_BYTES * (2 * m * W + m * m))
     for barrier, kernel in TILES.items():
         case = "tile of A", barrier, W * W
         calls[case] = machine.enqueue(kernel, (m // W, m // W), (W, W), a, b, c)

@@ -36,6 +36,7 @@ from cuda.bindings import driver
 from numba import cuda, float32, uint32
 
 from numba_gemm import tiled_sgemm
+from numba_gemm.device.units import FLOAT32_BYTES, ceil_div
 from numba_gemm.gemm.occupancy import Occupancy
 from numba_gemm.gemm.occupancy import occupancy as occupancy_of
 from numba_gemm.lab.memory import machine, movement
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 __all__ = ["NO_PREFERENCE", "blocks_in", "carve_out", "copy", "percentages", "reread", "shared_size"]
 
 KIB = 1024
-ITEM, COPY_BLOCK, REREAD_BLOCK = 4, 256, 1024
+COPY_BLOCK, REREAD_BLOCK = 256, 1024
 NO_PREFERENCE = -1
 NAN = 0xFFFFFFFF  # bits of a float32
 REGISTERS = 32  # limit for the kernels here, which does not reduce the number of resident blocks
@@ -113,7 +114,7 @@ def shared_size(percent: int, block_shared: int, cc: tuple[int, int]) -> int:
 def block_bytes(found: Occupancy) -> int:
     """Bytes of shared memory that a block occupies in its multiprocessor."""
     has = LIMITS[found.cc]
-    return -(-(found.shared + has.shared_reserved) // has.shared_unit) * has.shared_unit
+    return ceil_div(found.shared + has.shared_reserved, has.shared_unit) * has.shared_unit
 
 
 def blocks_in(shared: int, found: Occupancy) -> int:
@@ -198,12 +199,12 @@ def copy_case(elements: int, cc: tuple[int, int]) -> Case:
         assert np.array_equal(out.copy_to_host(), values), "a copy is wrong"
 
     enqueue = machine.enqueue(copy, elements // COPY_BLOCK, COPY_BLOCK, x, out)
-    return Case("copy", enqueue, 2 * ITEM * elements, occupancy(COPY_BLOCK, REGISTERS, 0, cc), out, check)
+    return Case("copy", enqueue, 2 * FLOAT32_BYTES * elements, occupancy(COPY_BLOCK, REGISTERS, 0, cc), out, check)
 
 
 def reread_case(tile: int, block_reads: int, cc: tuple[int, int]) -> Case:
     """One block per multiprocessor that reads a tile of this size repeatedly, `block_reads` bytes in total."""
-    blocks, elements, turns = machine.properties().sm_count, tile // ITEM, block_reads // tile
+    blocks, elements, turns = machine.properties().sm_count, tile // FLOAT32_BYTES, block_reads // tile
     values = np.arange(blocks * elements, dtype=np.float32) % 8  # sums are exact
     x, out = cuda.to_device(values), cuda.device_array(blocks * REREAD_BLOCK, np.float32)
     expected = turns * values.reshape(blocks, -1, REREAD_BLOCK).sum(axis=1).ravel()

@@ -50,6 +50,7 @@ from cuda.bindings import driver
 from numba import cuda, float32, uint32, uint64
 
 from numba_gemm.device.texture import cycles, nanoseconds, texel
+from numba_gemm.device.units import WARP, ceil_div
 from numba_gemm.lab.bench import ceilings
 from numba_gemm.lab.memory import machine
 from numba_gemm.lab.memory.drawing import bars
@@ -61,7 +62,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WORD, LINE, KIB = 4, 32, 1024  # bytes; words; bytes
-WARP = 32
 LINKS = 32  # links of a chain per turn of the loop that follows it
 SHARED_WORDS, LOCAL_WORDS = 2048, 8192
 CONSTANT_WORDS, NEAR_WORDS, CONSTANT_LINE = 8192, 256, 16  # words in all; in the first constant cache; in a line
@@ -311,7 +311,7 @@ class _Walk:
 
     def __init__(self, kernel: Any, memory: tuple[Any, ...], order: np.ndarray, warm: int, steps: int, at: int = 0):
         self.kernel, self.memory, self.order = kernel, memory, order
-        self.warm, self.steps, self.at = -(-warm // LINKS) * LINKS, steps, at
+        self.warm, self.steps, self.at = ceil_div(warm, LINKS) * LINKS, steps, at
         self.out = cuda.to_device(np.zeros(3, np.uint64))
 
     def measure(self) -> tuple[float, float]:

@@ -26,6 +26,7 @@ import numpy as np
 import pandas as pd
 from numba import cuda
 
+from numba_gemm.device.units import FLOAT32_BYTES, WARP
 from numba_gemm.lab.memory import machine
 from numba_gemm.lab.memory.drawing import curve
 from numba_gemm.lab.memory.experiment import Experiment
@@ -34,7 +35,6 @@ from numba_gemm.models import requests
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ITEM, WARP = 4, 32
 BLOCK = 256
 
 
@@ -51,7 +51,7 @@ def sectors_a_block(block: int, offset: int, number: int) -> int:
     for first in range(0, block, WARP):
         lanes = range(min(WARP, block - first))
         start = number * block + first + offset
-        count += requests.sectors(((lane, ITEM * (start + lane)) for lane in lanes), ITEM)
+        count += requests.sectors(((lane, FLOAT32_BYTES * (start + lane)) for lane in lanes), FLOAT32_BYTES)
     return count
 
 
@@ -111,7 +111,7 @@ def misaligned_copy(
         expected[offset : offset + grid * block] = values[offset : offset + grid * block]
         np.testing.assert_array_equal(odata.copy_to_host(), expected)
     samples = machine.timed(calls, rounds=rounds)
-    best = 2 * ITEM * counts[0, BLOCK] / samples[0, BLOCK].median / 1e3
+    best = 2 * FLOAT32_BYTES * counts[0, BLOCK] / samples[0, BLOCK].median / 1e3
     least = sectors_a_float(BLOCK, 0)
     rows = [
         {
@@ -119,7 +119,7 @@ def misaligned_copy(
             "block": block,
             "sectors": WARP * sectors_a_float(block, offset),
             "us": samples[offset, block].median,
-            "gb_s": 2 * ITEM * counts[offset, block] / samples[offset, block].median / 1e3,
+            "gb_s": 2 * FLOAT32_BYTES * counts[offset, block] / samples[offset, block].median / 1e3,
             "predicted_by_sectors_gb_s": best * least / sectors_a_float(block, offset),
             "predicted_by_bytes_gb_s": best,
         }

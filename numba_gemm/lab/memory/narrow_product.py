@@ -56,6 +56,7 @@ import numpy as np
 import pandas as pd
 from numba import cuda, float32, uint32
 
+from numba_gemm.device.units import FLOAT32_BYTES
 from numba_gemm.lab.memory import machine
 from numba_gemm.lab.memory.drawing import COLOURS, bars
 from numba_gemm.lab.memory.experiment import Experiment
@@ -167,7 +168,7 @@ def bounds(m: int, n: int, found: Mapping[str, int], least: int) -> tuple[float,
         2 * m * n * W / ceilings.fp32,
         warps * found["passes"] * LINE_BYTES / ceilings.shared,
     )
-    once = 3 * W * W * ITEM * (m * n / W**2)  # two tiles to each block, one from it
+    once = 3 * W * W * FLOAT32_BYTES * (m * n / W**2)  # two tiles to each block, one from it
     return (
         1e6 * max(always, once / ceilings.l2),
         1e6 * max(always, warps * found["global_sectors"] * SECTOR_BYTES / ceilings.l2),
@@ -244,7 +245,7 @@ def narrow_product(m: int = 8192, n: int = 8192, rounds: int = machine.ROUNDS) -
     a, b, c = cuda.to_device(host_a), cuda.to_device(host_b), cuda.device_array((m, n), np.float32)
     calls = {name: machine.enqueue(kernel, (n // W, m // W), (W, W), a, b, c) for name, kernel in KERNELS.items()}
     costs = {name: cost(accesses(name, n)) for name in KERNELS}
-    return compare(calls, costs, c, host_a @ host_b, ITEM * (m * W + W * n + m * n), rounds)
+    return compare(calls, costs, c, host_a @ host_b, FLOAT32_BYTES * (m * W + W * n + m * n), rounds)
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:

@@ -63,6 +63,7 @@ import pandas as pd
 from cuda.bindings import driver
 from numba import cuda
 
+from numba_gemm.device.units import FLOAT32_BYTES, ceil_div
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.lab.memory.drawing import COLOURS, bars, curve
 from numba_gemm.lab.memory.experiment import Experiment
@@ -73,7 +74,6 @@ from numba_gemm.runtime.timing import Call
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ITEM = 4
 BLOCK = 256
 ROUNDS = 9
 PERIOD = 4096  # of the data; small numbers, so that sums of many ones stay exact
@@ -114,7 +114,7 @@ def pieces(elements: int, streams: int, block: int = BLOCK) -> list[tuple[int, i
 
     With fewer blocks than streams, some streams are idle and there are fewer pieces.
     """
-    size = -(-elements // (streams * block)) * block
+    size = ceil_div(elements, streams * block) * block
     return [(begin, min(begin + size, elements)) for begin in range(0, elements, size)]
 
 
@@ -141,7 +141,7 @@ def work(data: Any, turns: Any, factor: Any, summand: Any) -> None:
 def worker(data: Any, turns: int) -> Call:
     """Return a call that enqueues the kernel on all of the data, and adds `turns` to each element."""
     one = np.float32(1)
-    return machine.enqueue(work, -(-data.size // BLOCK), BLOCK, data, turns, one, one)
+    return machine.enqueue(work, ceil_div(data.size, BLOCK), BLOCK, data, turns, one, one)
 
 
 # ---------------------------------------------------------------------------------------------------------- helpers
@@ -202,7 +202,7 @@ class Bench:
 
     def check(self, turns: int, elements: int, what: str) -> None:
         """Raise AssertionError unless the first elements on the device are those of the host plus `turns`."""
-        movement.copy(self.result, self.data, elements * ITEM, self.streams[0])
+        movement.copy(self.result, self.data, elements * FLOAT32_BYTES, self.streams[0])
         movement.finish(self.streams[0])
         added = self.result[:elements]
         np.subtract(added, self.source[:elements], out=added)  # in place, which saves touching more memory
@@ -213,7 +213,7 @@ class Bench:
         """Return a piece's addresses on device and host, its bytes, and the call for its kernel."""
         to, from_ = movement.address(self.data), movement.address(self.source)
         piece = worker(self.data[begin:end], turns)
-        return to + begin * ITEM, from_ + begin * ITEM, (end - begin) * ITEM, piece
+        return to + begin * FLOAT32_BYTES, from_ + begin * FLOAT32_BYTES, (end - begin) * FLOAT32_BYTES, piece
 
     def staged(self, elements: int, stages: int, turns: int) -> Callable[[], None]:
         """Return work that copies and computes one piece per stream."""
@@ -269,7 +269,9 @@ def measure_remainder(bench: Bench, turns: int, counts: Sequence[int], transfer:
         ms = bench.ms(run, bench.streams[:count])
         bench.check(turns, elements, f"{elements} elements in {count} stages")
         untouched = np.full(1, -1, np.float32)
-        movement.copy(untouched, movement.address(bench.data) + elements * ITEM, ITEM, bench.streams[0])
+        movement.copy(
+            untouched, movement.address(bench.data) + elements * FLOAT32_BYTES, FLOAT32_BYTES, bench.streams[0]
+        )
         movement.finish(bench.streams[0])
         if not np.isnan(untouched[0]):
             raise AssertionError(f"{elements} elements in {count} stages: the one behind them was written")

@@ -36,10 +36,11 @@ import numpy as np
 import pandas as pd
 from numba import cuda, float32, uint32
 
+from numba_gemm.device.units import FLOAT32_BYTES
 from numba_gemm.lab.memory import machine
 from numba_gemm.lab.memory.drawing import COLOURS, bars
 from numba_gemm.lab.memory.experiment import Experiment
-from numba_gemm.lab.memory.narrow_product import ITEM, LANES, W, access, compare, cost, integers
+from numba_gemm.lab.memory.narrow_product import LANES, W, access, compare, cost, integers
 from numba_gemm.models.traffic import Access
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ def product_with_transpose(m: int = 8192, rounds: int = machine.ROUNDS) -> pd.Da
     a, c = cuda.to_device(host), cuda.device_array((m, m), np.float32)
     calls = {name: machine.enqueue(kernel, (m // W, m // W), (W, W), a, c) for name, kernel in KERNELS.items()}
     costs = {name: cost(accesses(name, m)) for name in KERNELS}
-    return compare(calls, costs, c, host @ host.T, ITEM * (m * W + m * m), rounds)
+    return compare(calls, costs, c, host @ host.T, FLOAT32_BYTES * (m * W + m * m), rounds)
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:

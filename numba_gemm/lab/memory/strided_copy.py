@@ -40,6 +40,7 @@ import pandas as pd
 from cuda.bindings import driver
 from numba import cuda
 
+from numba_gemm.device.units import FLOAT32_BYTES, WARP, ceil_div
 from numba_gemm.lab.memory import machine
 from numba_gemm.lab.memory.drawing import curve
 from numba_gemm.lab.memory.experiment import Experiment
@@ -50,7 +51,6 @@ from numba_gemm.runtime.timing import Call
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ITEM, WARP = 4, 32
 BLOCK = 256
 PERIOD = 1 << 20  # of the values, all of which are exact in float32
 CHECKED = 1 << 12  # floats that are checked at either end of a copy
@@ -73,14 +73,14 @@ def number(array: Any) -> None:
 
 def sectors_a_warp(stride: int) -> int:
     """Sectors that a warp requests, for reading or for writing."""
-    return requests.sectors(((lane, ITEM * lane * stride) for lane in range(WARP)), ITEM)
+    return requests.sectors(((lane, FLOAT32_BYTES * lane * stride) for lane in range(WARP)), FLOAT32_BYTES)
 
 
 def moved_a_warp(stride: int, fetch_bytes: int) -> int:
     """Bytes that device memory moves for a warp, if it is read in whole fetches and written in whole sectors."""
-    fetched = fetch_bytes * len({ITEM * lane * stride // fetch_bytes for lane in range(WARP)})
+    fetched = fetch_bytes * len({FLOAT32_BYTES * lane * stride // fetch_bytes for lane in range(WARP)})
     written = requests.SECTOR_BYTES * sectors_a_warp(stride)
-    completed = fetched if written > ITEM * WARP else 0  # partially written sectors must also be read
+    completed = fetched if written > FLOAT32_BYTES * WARP else 0  # partially written sectors must also be read
     return fetched + completed + written
 
 
@@ -139,22 +139,22 @@ def strided_copy(
     chosen = list(dict.fromkeys([1, *strides]))
     room = elements * max(chosen)
     idata, odata = cuda.device_array(room, np.float32), cuda.device_array(room, np.float32)
-    machine.enqueue(number, -(-room // BLOCK), BLOCK, idata)(0)
+    machine.enqueue(number, ceil_div(room, BLOCK), BLOCK, idata)(0)
     calls = {}
     for stride in chosen:
         calls[stride] = machine.enqueue(stride_copy, elements // BLOCK, BLOCK, odata, idata, stride)
         check(calls[stride], odata, stride, elements)
     samples = machine.timed(calls, rounds=rounds)
     fetch_bytes = fetch_granularity()
-    best = 2 * ITEM * elements / samples[1].median / 1e3
+    best = 2 * FLOAT32_BYTES * elements / samples[1].median / 1e3
     rows = [
         {
             "stride": stride,
             "sectors": sectors_a_warp(stride),
-            "efficiency": ITEM * WARP / (requests.SECTOR_BYTES * sectors_a_warp(stride)),
+            "efficiency": FLOAT32_BYTES * WARP / (requests.SECTOR_BYTES * sectors_a_warp(stride)),
             "fetch_bytes": fetch_bytes,
             "us": samples[stride].median,
-            "gb_s": 2 * ITEM * elements / samples[stride].median / 1e3,
+            "gb_s": 2 * FLOAT32_BYTES * elements / samples[stride].median / 1e3,
             "predicted_by_sectors_gb_s": best * sectors_a_warp(1) / sectors_a_warp(stride),
             "predicted_by_fetches_gb_s": best * moved_a_warp(1, fetch_bytes) / moved_a_warp(stride, fetch_bytes),
         }

@@ -71,6 +71,7 @@ import numpy as np
 import pandas as pd
 from numba import cuda
 
+from numba_gemm.device.units import ceil_div
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.lab.memory.drawing import COLOURS, MARKERS, MEASURED, PREDICTED
 from numba_gemm.lab.memory.experiment import Experiment
@@ -371,7 +372,7 @@ def measure_packing(pieces: int, size: int, copies: Sequence[Mapping[str, Any]],
         pinned[:] = pageable
         movement.copy(index, places, places.nbytes, stream)  # once: the places of the pieces do not change
         movement.finish(stream)
-        put = machine.enqueue(unpack, (-(-length // BLOCK), pieces), BLOCK, target, packed, index, length)
+        put = machine.enqueue(unpack, (ceil_div(length, BLOCK), pieces), BLOCK, target, packed, index, length)
         table, offsets = pageable.reshape(-1, length), (places * size).tolist()
 
         def one_by_one(source: np.ndarray) -> None:
@@ -424,7 +425,7 @@ def measure_chain(
         start, result = (scopes.enter_context(pinned_memory.pinned(words)) for _ in range(2))
         data = scopes.enter_context(movement.device_array(words))
         start[:] = np.arange(words, dtype=np.uint32) % 4096
-        advance = machine.enqueue(step, -(-words // BLOCK), BLOCK, data)
+        advance = machine.enqueue(step, ceil_div(words, BLOCK), BLOCK, data)
 
         def kept(count: int) -> None:
             movement.copy(data, start, size, stream)

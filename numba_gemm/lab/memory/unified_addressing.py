@@ -45,6 +45,7 @@ import pandas as pd
 from cuda.bindings import driver
 from numba import cuda
 
+from numba_gemm.device.units import FLOAT32_BYTES
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.lab.memory.drawing import bars
 from numba_gemm.lab.memory.experiment import Experiment, Unavailable
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NVLINK_GB_S", "double", "equal_by_guide", "in_series", "unified_addressing"]
 
-ITEM, BLOCK = 4, 256
+BLOCK = 256
 MIB = 1 << 20
 HOST_MEMORY = ("pageable", "pinned", "mapped", "registered")
 DEVICE_MEMORY = ("device", "managed")
@@ -137,9 +138,9 @@ def allocated(memory: str, elements: int) -> Iterator[int]:
     """Allocate an array in a kind of memory and yield its address; freed at the end."""
     with ExitStack() as scopes:
         if memory == "device":
-            yield scopes.enter_context(device_memory(ITEM * elements))
+            yield scopes.enter_context(device_memory(FLOAT32_BYTES * elements))
         elif memory == "managed":
-            yield scopes.enter_context(managed_memory(ITEM * elements))
+            yield scopes.enter_context(managed_memory(FLOAT32_BYTES * elements))
         elif memory == "mapped":
             yield movement.address(scopes.enter_context(pinned_memory.pinned(elements)))
         else:

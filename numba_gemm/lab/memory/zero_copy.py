@@ -45,6 +45,7 @@ import pandas as pd
 from cuda.bindings import driver
 from numba import cuda, uint32
 
+from numba_gemm.device.units import FLOAT32_BYTES, WARP
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.lab.memory.drawing import bars, curve
 from numba_gemm.lab.memory.experiment import Experiment, Unavailable
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add", "add_and_keep", "add_strided", "device_view", "predicted_ms", "sectors_a_warp", "zero_copy"]
 
-ITEM, WARP, BLOCK = 4, 32, 256
+BLOCK = 256
 LINE_BYTES = 128
 MIB = 1 << 20
 WAYS = ("mapped", "copied", "kept")
@@ -89,13 +90,13 @@ def add_strided(x: Any, out: Any, rows: Any, stride: Any) -> None:
 
 def sectors_a_warp(stride: int) -> int:
     """Sectors that a warp touches if its lanes read floats this stride apart."""
-    return requests.sectors(((lane, ITEM * stride * lane) for lane in range(WARP)), ITEM)
+    return requests.sectors(((lane, FLOAT32_BYTES * stride * lane) for lane in range(WARP)), FLOAT32_BYTES)
 
 
 def crossing_bytes(way: str, passes: int, stride: int, size: int) -> int:
     """Bytes that cross the bus for an array of `size` bytes."""
     if way == "strided":
-        return size // (WARP * ITEM) * sectors_a_warp(stride) * requests.SECTOR_BYTES
+        return size // (WARP * FLOAT32_BYTES) * sectors_a_warp(stride) * requests.SECTOR_BYTES
     return size * (passes if way == "mapped" else 1)
 
 
@@ -236,8 +237,8 @@ def claims(frame: pd.DataFrame) -> dict[str, bool]:
     ms = dict(zip(zip(frame["way"], frame["passes"]), frame["ms"]))
     most = max(frame["passes"])
     strided = frame[frame["way"] == "strided"]
-    narrow = strided[strided["stride"] <= requests.SECTOR_BYTES // ITEM]
-    wide, lines = (strided[strided["stride"] >= span // ITEM] for span in (requests.SECTOR_BYTES, LINE_BYTES))
+    narrow = strided[strided["stride"] <= requests.SECTOR_BYTES // FLOAT32_BYTES]
+    wide, lines = (strided[strided["stride"] >= span // FLOAT32_BYTES] for span in (requests.SECTOR_BYTES, LINE_BYTES))
     return {
         "read once, coalesced, mapped memory takes no more than a quarter longer than a copy and a kernel": bool(
             ms["mapped", 1] < 1.25 * ms["copied", 1]

@@ -1,116 +1,145 @@
-"""TF32 products of operands as they lie in memory: where rows lie on the simulator, products on a GPU."""
+"""The stage `tf32_tma`: operands that tensor maps describe, rows in registers in the simulator, products on a GPU."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from test_tensor_core import simulated
+from support.recorded_launches import record_launches
 
-from numba_gemm.gemm import direct_products
-from numba_gemm.kernels.ladder.stage import Batch
+from numba_gemm.kernels.product import ONE, Batch, Layout, Product, dense
+from numba_gemm.kernels.stage import Gpu
+from numba_gemm.kernels.step import MapOf, Moving, Slot
 from numba_gemm.kernels.tensor_core import TensorForm, WarpgroupConfig, direct, persistent
-from numba_gemm.kernels.tensor_core.stage import ROW_BYTES
+from numba_gemm.kernels.tensor_core.config import ROW_BYTES
+from numba_gemm.kernels.tensor_core.stage import MAX_MATRICES
+from numba_gemm.kernels.tensor_core.tma_stage import TmaForm, describable, tma_operands
 from numba_gemm.models.accuracy import MODE_BOUNDS
-from numba_gemm.runtime import tensor_maps
-from numba_gemm.runtime.launch import PLAIN, Extra, Matrix, Vector
+from numba_gemm.runtime import bound_product, kernel_cache
+from numba_gemm.runtime.bound_product import BoundProduct, NoRoomForMaps
+from numba_gemm.runtime.frame import moving_words
+from numba_gemm.runtime.launch import launch
+from numba_gemm.runtime.matrix import Matrix, Vector
+from numba_gemm.runtime.workspace import Workspaces
+from numba_gemm.simulator.switch import SIMULATOR
 
-HOPPER = (9, 0)
-LETTERS = [*direct.LAYOUTS]
+simulated = pytest.mark.skipif(not SIMULATOR, reason="runs on the simulator")
+
+GPU = Gpu((9, 0), 132)
+LAYOUTS = [*direct.LAYOUTS]
 
 
-def matrix(rows, cols, *, by_columns=False, pointer=1 << 20, pad=0):
-    """A matrix that lies by rows or by columns, lines so many floats longer than they need be."""
+def layout_of(rows, cols, *, by_columns=False, offset=0, pad=0):
+    """Return the layout of a matrix stored by rows or by columns, with `pad` floats between them."""
     strides = (4, 4 * (rows + pad)) if by_columns else (4 * (cols + pad), 4)
-    return Matrix(pointer, rows, cols, *strides, 0, None)
+    return Layout(rows, cols, *strides, offset)
 
 
-# ----------------------------------------------------------------------------------------------------- arrangement
+def product_of(a, b, batch=ONE):
+    return Product(a, b, dense("N", a.rows, b.cols), batch)
+
+
+# ------------------------------------------------------------------------------------- operands of tensor maps
 
 
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (matrix(8, 16), True),
-        (matrix(8, 17), False),
-        (matrix(8, 17, pad=3), True),
-        (matrix(8, 17, pad=1), False),
-        (matrix(1, 17), True),
-        (matrix(8, 16, pointer=(1 << 20) + 4), False),
-        (matrix(8, 16, by_columns=True), False),
-        (matrix(8, 1, by_columns=True), False),
-        (matrix(0, 16), False),
-        (Matrix(1 << 20, 8, 16, 0, 4, 0, None), False),
-        (Matrix(1 << 20, 8, 16, 32, 4, 0, None), False),
-        (Matrix(1 << 20, 8, 16, -64, 4, 0, None), False),
-        (Matrix(1 << 20, 8, 16, 64, -4, 0, None), False),
-        (Matrix(1 << 20, 8, 16, 1 << 40, 4, 0, None), False),
+        (layout_of(8, 16), True),
+        (layout_of(8, 17), False),
+        (layout_of(8, 17, pad=3), True),
+        (layout_of(8, 17, pad=1), False),
+        (layout_of(1, 17), True),
+        (layout_of(8, 16, offset=4), False),
+        (layout_of(8, 16, by_columns=True), False),
+        (layout_of(8, 1, by_columns=True), False),
+        (layout_of(0, 16), False),
+        (Layout(8, 16, 0, 4), False),
+        (Layout(8, 16, 32, 4), False),
+        (Layout(8, 16, -64, 4), False),
+        (Layout(8, 16, 64, -4), False),
+        (Layout(8, 16, 1 << 40, 4), False),
     ],
 )
 def test_what_a_tensor_map_can_describe(found, expected):
-    assert tensor_maps.describable(found) is expected
+    assert describable(found) is expected
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"), [(0, True), (1600, True), (1604, False), (-1600, False), (1 << 40, False)]
+)
+def test_steps_of_a_batch_that_a_tensor_map_can_describe(step, expected):
+    assert describable(layout_of(8, 16), step) is expected
 
 
 @pytest.mark.parametrize("letters", ["NN", "NT", "TN", "TT"])
-def test_operands_are_arranged(letters):
+def test_operands_of_all_layouts(letters):
     a, b = (
-        matrix(*extents, by_columns=letter == "T")
-        for extents, letter in zip([(12, 20), (20, 28)], letters, strict=True)
+        layout_of(*extents, by_columns=order == "T")
+        for extents, order in zip([(12, 20), (20, 28)], letters, strict=True)
     )
-    found = direct_products.arrange(a, b, HOPPER)
-    assert direct_products.arrange(a, b, (8, 9)) is None
-    assert direct_products.arrange(a, b, (10, 0)) is None
+    found = tma_operands(product_of(a, b))
     batch = Batch((1, 1, 5), (0, 0, 1600), (0, 0, 0), (0, 0, 1600))
-    several = direct_products.arrange(a, b, HOPPER, batch)
+    several = tma_operands(product_of(a, b, batch))
     if letters == "TN":
-        assert found is None
+        assert found is several is None
         return
     layout = direct.LAYOUTS[letters]
     assert (several.u_step, several.v_step) == ((0, 1600) if layout.swapped else (1600, 0))
-    assert (several.matrices, found.matrices) == (5, 1)
-    assert direct_products.arrange(a, b, HOPPER, replace(batch, a=(0, 0, 1604))) is None
-    assert direct_products.arrange(a, b, HOPPER, replace(batch, b=(0, 0, -1600))) is None
-    assert found.letters == letters
-    assert (found.rows, found.cols, found.k) == ((28, 12, 20) if layout.swapped else (12, 28, 20))
+    assert tma_operands(product_of(a, b, replace(batch, a=(0, 0, 1604)))) is None
+    assert tma_operands(product_of(a, b, replace(batch, b=(0, 0, -1600)))) is None
+    assert found.layout == letters
+    assert (found.u_slot, found.v_slot) == ((Slot.B, Slot.A) if layout.swapped else (Slot.A, Slot.B))
+    assert (found.rows, found.cols) == ((28, 12) if layout.swapped else (12, 28))
     assert (found.u.rows, found.u.cols) == ((found.rows, 20) if layout.along else (20, found.rows))
     assert (found.v.rows, found.v.cols) == (found.cols, 20)
-    assert tensor_maps.describable(found.u)
-    assert tensor_maps.describable(found.v)
+    assert describable(found.u)
+    assert describable(found.v)
 
 
 @pytest.mark.parametrize("odd", ["a", "b"])
-def test_operands_that_maps_cannot_describe_are_not_arranged(odd):
-    a, b = matrix(12, 20, pad=odd == "a"), matrix(20, 28, pad=odd == "b")
-    assert direct_products.arrange(a, b, HOPPER) is None
+def test_operands_that_maps_cannot_describe(odd):
+    a, b = layout_of(12, 20, pad=odd == "a"), layout_of(20, 28, pad=odd == "b")
+    assert tma_operands(product_of(a, b)) is None
 
 
-def test_extents_beyond_coordinates_are_not_arranged():
-    assert direct_products.arrange(matrix(1 << 30, 4), matrix(4, 4), HOPPER) is None
-    assert direct_products.arrange(matrix((1 << 30) - 4, 4), matrix(4, 4), HOPPER) is not None
+def test_extents_beyond_coordinates():
+    assert tma_operands(product_of(layout_of(1 << 30, 4), layout_of(4, 4))) is None
+    assert tma_operands(product_of(layout_of((1 << 30) - 4, 4), layout_of(4, 4))) is not None
+
+
+def test_largest_batch():
+    for count, fits in ((MAX_MATRICES, True), (MAX_MATRICES + 1, False)):
+        found = tma_operands(product_of(layout_of(16, 16), layout_of(16, 16), replace(BATCH, extents=(1, 1, count))))
+        assert (found is not None) == fits
 
 
 @pytest.mark.parametrize("config", direct.CONFIGS, ids=lambda config: config.name)
-@pytest.mark.parametrize("letters", LETTERS)
-def test_boxes_are_what_a_copy_can_bring(config, letters):
-    for rows, cols in direct.boxes(config, direct.LAYOUTS[letters]):
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_boxes_are_what_a_copy_can_bring(config, layout):
+    for rows, cols in direct.boxes(config, direct.LAYOUTS[layout]):
         assert rows <= 256
         assert 4 * cols == ROW_BYTES
-    assert (config.BM, config.BN) in direct_products.RATES
 
 
-def test_small_products_get_small_tiles():
-    def tiles(m, n, k):
-        config = direct_products.choose(direct_products.arrange(matrix(m, k), matrix(k, n), HOPPER), 132)
-        return config.BM, config.BN
-
-    assert tiles(512, 512, 1024) == (64, 64)
-    assert tiles(1024, 1024, 1024) == (64, 128)
-    assert tiles(3072, 3072, 3072) == (128, 192)
-    assert tiles(4096, 4096, 4096) == (128, 256)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_maps_and_grid_of_a_product(layout):
+    """Each operand's map has the kernel's box; blocks are one per tile of C or of its transpose."""
+    m, n, k, config = 200, 1000, 64, direct.CONFIGS[0]
+    a, b = dense(layout[0], m, k), dense(layout[1], k, n)
+    batch = Batch((1, 1, 3), (0, 0, 4 * m * k), (0, 0, 0), (0, 0, 4 * m * n))
+    launches = direct.STAGE.launches(config, product_of(a, b, batch), "tf32", None, GPU)
+    (step,) = launches.steps
+    u_box, v_box = direct.boxes(config, direct.LAYOUTS[layout])
+    a_map = MapOf(Slot.A, a if layout[0] == "N" else a.transposed, v_box if layout == "NN" else u_box, 3, 4 * m * k)
+    b_map = MapOf(Slot.B, b if layout[1] == "N" else b.transposed, u_box if layout == "NN" else v_box, 3, 0)
+    assert launches.maps == ((b_map, a_map) if layout == "NN" else (a_map, b_map))
+    rows, cols = (n, m) if layout == "NN" else (m, n)
+    assert step.grid == (-(-rows // config.BM) * -(-cols // config.BN), 3, 1)
+    assert (launches.scratch_bytes, launches.counters) == (0, 0)
+    assert direct.STAGE.launches(config, product_of(a, b), "tf32", None, Gpu((9, 0), 5)).steps[0].grid == (5, 1, 1)
 
 
 @simulated
@@ -126,104 +155,24 @@ def test_more_than_one_part_is_refused():
         direct.build(direct.CONFIGS[0], TensorForm(MODES["tf32x3"]), direct.LAYOUTS["NN"])
 
 
-class Driver:
-    """What stands for the driver: memory from 1 MiB on, maps that are numbered, and what was copied where."""
-
-    CUresult = tensor_maps.driver.CUresult
-
-    def __init__(self, monkeypatch):
-        self.allocated, self.encoded, self.written = 0, 0, {}
-        self.status = self.refusal = self.CUresult.CUDA_SUCCESS
-        for name in ("_made", "_free", "_places", "_streams"):
-            monkeypatch.setattr(tensor_maps, name, {})
-        for name in (
-            "cuMemAlloc",
-            "cuTensorMapEncodeTiled",
-            "cuStreamCreate",
-            "cuMemcpyHtoDAsync",
-            "cuStreamSynchronize",
-        ):
-            monkeypatch.setattr(tensor_maps.driver, name, getattr(self, name))
-        monkeypatch.setattr(tensor_maps, "relaxed_capture", contextlib.nullcontext)
-        monkeypatch.setattr(tensor_maps, "call", lambda function, *arguments: function(*arguments))
-
-    def cuMemAlloc(self, size):
-        self.allocated += 1
-        return self.status, self.allocated << 20
-
-    def cuTensorMapEncodeTiled(self, kind, rank, pointer, extents, *rest):
-        self.encoded += 1
-        return self.refusal, SimpleNamespace(opaque=[self.encoded] * 16)
-
-    def cuStreamCreate(self, flags):
-        return 7
-
-    def cuMemcpyHtoDAsync(self, place, data, size, stream):
-        assert (len(data), size, stream) == (128, 128, 7)
-        assert place not in self.written, "none is written anew"
-        self.written[place] = data
-
-    def cuStreamSynchronize(self, stream):
-        assert stream == 7
-
-
-def test_a_map_is_made_once_and_stays(monkeypatch):
-    driver = Driver(monkeypatch)
-    first = tensor_maps.place(matrix(8, 16), 8, 16)
-    assert tensor_maps.place(matrix(8, 16), 8, 16, 5) == first, "all five are one"
-    others = {tensor_maps.place(matrix(8, 16, pointer=(1 << 20) + 64 * i), 8, 16) for i in range(1, 600)}
-    others |= {tensor_maps.place(matrix(8, 16), 16, 16), tensor_maps.place(matrix(8, 16), 8, 16, 5, 64)}
-    assert (len(others), driver.encoded, driver.allocated) == (601, 602, 2)
-    assert set(driver.written) == others | {first}
-
-
-def test_maps_end_where_their_places_do(monkeypatch):
-    driver = Driver(monkeypatch)
-    driver.status = driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY
-    assert tensor_maps.place(matrix(8, 16), 8, 16) is None
-    driver.status = driver.CUresult.CUDA_SUCCESS
-    monkeypatch.setattr(tensor_maps, "_made", {0: tensor_maps.MOST})
-    assert tensor_maps.place(matrix(8, 16), 8, 16) is None
-    assert not driver.written
-
-
-def test_a_map_that_the_driver_refuses_takes_no_place(monkeypatch):
-    driver = Driver(monkeypatch)
-    driver.refusal = driver.CUresult.CUDA_ERROR_INVALID_VALUE
-    assert tensor_maps.place(matrix(8, 16), 8, 16) is None
-    driver.refusal = driver.CUresult.CUDA_SUCCESS
-    assert tensor_maps.place(matrix(8, 16), 8, 16) is not None
-    assert (driver.allocated, len(driver.written), len(tensor_maps._free[0])) == (1, 1, tensor_maps.PAGE - 1)
-
-
 # -------------------------------------------------------------------------------------------- launches, without a GPU
 
 
 @pytest.fixture
 def launched(monkeypatch):
-    """Record launch objects and their calls instead of compiling."""
-    made = []
+    """Launches that are recorded with their calls, instead of compiled and enqueued."""
+    return record_launches(monkeypatch)
 
-    class Recorded:
-        def __init__(self, found, config, c, extra):
-            self.found, self.config, self.calls = found, config, []
-            made.append(self)
 
-        def __call__(self, alpha, found, *arguments):
-            self.calls.append((found, arguments))
-            return True
-
-    monkeypatch.setattr(direct_products, "_Launch", Recorded)
-    monkeypatch.setattr(direct_products, "_kept_launches", {})
-    properties = replace(direct_products.device_properties(0), cc=HOPPER)
-    monkeypatch.setattr(direct_products, "device_properties", lambda device: properties)
-    return made
+def matrix(rows, cols, pointer=1 << 20, **how):
+    """Return a matrix at an address, of a `layout_of`."""
+    return Matrix(pointer, *layout_of(rows, cols, **how).words, 0, None)
 
 
 BATCH = Batch((1, 1, 2), (0, 0, 4096), (0, 0, 4096), (0, 0, 4096))
 VECTOR = Vector(4096, 8, 4, None)
-EXTRA = Extra(BATCH, abs, (VECTOR,))
-DIRECT_KEYS = {
+SQUARE = matrix(16, 16)
+LAUNCH_KEYS = {
     "configuration": {"config": direct.CONFIGS[1]},
     "device": {"device": 1},
     "layout of B": {"b": matrix(16, 16, by_columns=True)},
@@ -234,72 +183,120 @@ DIRECT_KEYS = {
     "C by columns": {"c": matrix(16, 16, by_columns=True)},
     "rows": {"a": matrix(8, 16), "c": matrix(8, 16)},
     "k": {"a": matrix(16, 8, pad=8), "b": matrix(8, 16)},
-    "matrices": {"extra": replace(EXTRA, batch=replace(BATCH, extents=(1, 1, 3)))},
-    "A's step": {"extra": replace(EXTRA, batch=replace(BATCH, a=(0, 0, 0)))},
-    "B's step": {"extra": replace(EXTRA, batch=replace(BATCH, b=(0, 0, 0)))},
-    "C's step": {"extra": replace(EXTRA, batch=replace(BATCH, c=(0, 0, 8192)))},
-    "epilogue": {"extra": replace(EXTRA, epilogue=max)},
-    "vectors": {"extra": replace(EXTRA, vectors=(VECTOR, VECTOR))},
-    "a vector's stride": {"extra": replace(EXTRA, vectors=(replace(VECTOR, stride=8),))},
-    "a vector's size": {"extra": replace(EXTRA, vectors=(replace(VECTOR, size=9),))},
+    "matrices": {"batch": replace(BATCH, extents=(1, 1, 3))},
+    "A's step": {"batch": replace(BATCH, a=(0, 0, 0))},
+    "B's step": {"batch": replace(BATCH, b=(0, 0, 0))},
+    "C's step": {"batch": replace(BATCH, c=(0, 0, 8192))},
+    "epilogue": {"epilogue": max},
+    "vectors": {"vectors": (VECTOR, VECTOR)},
+    "a vector's stride": {"vectors": (replace(VECTOR, stride=8),)},
+    "a vector's size": {"vectors": (replace(VECTOR, size=9),)},
 }
 
 
-SQUARE = matrix(16, 16)
+def enqueue(a=SQUARE, b=SQUARE, c=SQUARE, device=0, config=direct.CONFIGS[0], **changes):
+    options = {"precision": "tf32", "batch": BATCH, "epilogue": abs, "vectors": (VECTOR,)} | changes
+    a, b, c = (replace(one, device=device) for one in (a, b, c))
+    launch(direct.STAGE, config, 1.0, a, b, 0.0, c, **options)
 
 
-def multiply(a=SQUARE, b=SQUARE, c=SQUARE, device=0, extra=EXTRA, config=None):
-    on_device = (replace(one, device=device) for one in (a, b))
-    return direct_products.launch(1.0, *on_device, 0.0, replace(c, device=device), 0, extra, config)
-
-
-@pytest.mark.parametrize("case", DIRECT_KEYS)
-def test_launch_key_has_every_property(launched, case):
-    assert multiply()
-    assert multiply(a=matrix(16, 16, pointer=1 << 21))  # another address
+@pytest.mark.parametrize("case", LAUNCH_KEYS)
+def test_launches_are_reused_for_equal_products(launched, case):
+    enqueue()
+    enqueue(a=matrix(16, 16, pointer=1 << 21))  # another address
     assert [len(one.calls) for one in launched] == [2]
-    assert multiply(**DIRECT_KEYS[case])
-    assert multiply()
+    enqueue(**LAUNCH_KEYS[case])
+    enqueue()
     assert [len(one.calls) for one in launched] == [3, 1]
 
 
 def test_repeated_launch_uses_the_operands_of_the_call(launched):
     places = [1 << 20, 1 << 21, 3 << 20]
     for pointer in places:
-        assert multiply(a=matrix(16, 16, pointer=pointer))
+        enqueue(a=matrix(16, 16, pointer=pointer))
     (one,) = launched
-    assert [found.v.pointer for found, _ in one.calls] == places
+    assert [a for _, a, *_ in one.calls] == places
 
 
-def test_operands_that_maps_cannot_describe_are_not_launched(launched):
-    assert not multiply(a=matrix(16, 16, pad=1))
-    assert not launched
+class FakeFrame:
+    """Stand-in for `Frame`: records the values of moving words."""
+
+    def __init__(self, steps, handles, context):
+        self.words, self.moved, self.launched = moving_words(steps), [], 0
+
+    def in_context(self):
+        return True
+
+    def move(self, *values):
+        self.moved.append(dict(zip(self.words, values, strict=True)))
+
+    def launch(self, stream):
+        self.launched += 1
 
 
-def test_largest_batch():
-    limit = direct_products.MAX_MATRICES
-    for count, arranged in ((limit, True), (limit + 1, False)):
-        found = direct_products.arrange(matrix(16, 16), matrix(16, 16), HOPPER, replace(BATCH, extents=(1, 1, count)))
-        assert (found is not None) == arranged
+class FakeMaps:
+    """Stand-in for `TensorMaps`: counts the maps that were asked for, and has `room` for so many."""
+
+    def __init__(self, room):
+        self.room, self.asked = room, []
+
+    def place(self, pointer, wanted):
+        if len(self.asked) == self.room:
+            return None
+        self.asked.append((pointer, wanted.slot))
+        return 1000 + len(self.asked)
 
 
-def test_cached_kernel_names_are_distinct(monkeypatch):
+def bound_launches(monkeypatch, room):
+    frames = []
+
+    def make(*arguments):
+        frames.append(FakeFrame(*arguments))
+        return frames[-1]
+
+    monkeypatch.setattr(bound_product, "Frame", make)
+    maps = FakeMaps(room)
+    launches = direct.STAGE.launches(direct.CONFIGS[0], product_of(*[layout_of(16, 16)] * 2), "tf32", None, GPU)
+    return BoundProduct(0, 1, launches, [1], Workspaces(), maps), maps, frames
+
+
+def test_maps_follow_the_operands(monkeypatch):
+    """Of "NN", U is B and V is A."""
+    bound, maps, frames = bound_launches(monkeypatch, 3)
+    found = []
+    for a, b in ((16, 32), (16, 48), (16, 32)):
+        bound(1.0, a, b, 0.0, 64, 7)
+        moved = frames[0].moved[-1]
+        assert (moved[Moving(Slot.A)], moved[Moving(Slot.B)], moved[Moving(Slot.C)]) == (a, b, 64)
+        found.append((moved[Moving(Slot.FIRST_MAP)], moved[Moving(Slot.SECOND_MAP)]))
+    assert maps.asked == [(32, Slot.B), (16, Slot.A), (48, Slot.B)]
+    assert found == [(1001, 1002), (1003, 1002), (1001, 1002)]
+
+
+def test_nothing_is_launched_without_room_for_maps(monkeypatch):
+    bound, _, frames = bound_launches(monkeypatch, 1)
+    with pytest.raises(NoRoomForMaps):
+        bound(1.0, 16, 32, 0.0, 64, 7)
+    assert all(not frame.launched for frame in frames)
+
+
+def test_cached_kernel_names_are_distinct():
     """Everything that affects the code is in the name; an epilogue without a fingerprint has no name."""
-    names = []
-    monkeypatch.setattr(direct_products.kernel_cache, "kept", lambda name, make: names.append(name))
 
     def epilogue_of(bias):
         return lambda value, row, col: value + bias
 
+    def name(config, form, layout):
+        return kernel_cache.key(direct.STAGE.kernel_of(config, TmaForm(form, layout)), (9, 0))
+
     forms = [TensorForm(direct.MODE, *more) for more in ((), (epilogue_of(1.0),), (epilogue_of(2.0),))]
     forms += [TensorForm(direct.MODE, epilogue_of(1.0), count) for count in (1, 2)]
-    for form, letters, config in itertools.product(forms, LETTERS, direct.CONFIGS):
-        direct_products.kernel_cubin(config, form, letters)
-    assert len(set(names)) == len(names) == len(forms) * len(LETTERS) * len(direct.CONFIGS)
+    names = [name(*made) for made in itertools.product(direct.CONFIGS, forms, LAYOUTS)]
+    assert None not in names
+    assert len(set(names)) == len(names) == len(forms) * len(LAYOUTS) * len(direct.CONFIGS)
     factors = [1.0]
     untold = TensorForm(direct.MODE, lambda value, row, col: value * factors[0])
-    direct_products.kernel_cubin(direct.CONFIGS[0], untold, "NN")
-    assert names[-1] is None
+    assert name(direct.CONFIGS[0], untold, "NN") is None
 
 
 # ------------------------------------------------------------------------------------------------ rows in registers
@@ -317,9 +314,9 @@ def copied(rows, along):
 
 
 @simulated
-@pytest.mark.parametrize("letters", LETTERS)
-def test_threads_load_the_rows_that_the_instruction_wants(letters):
-    along = direct.LAYOUTS[letters].along
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_threads_load_the_rows_that_the_instruction_wants(layout):
+    along = direct.LAYOUTS[layout].along
     start_of, load_rows = direct.row_loads(along)
     memory, down, seen = copied(128, along), 8 if along else 1, []
     for group, warp, lane in itertools.product(range(2), range(4), range(32)):
@@ -372,8 +369,8 @@ def test_no_two_lanes_meet_in_a_bank(along, monkeypatch):
 @pytest.mark.parametrize(("m", "n"), [(64, 64), (65, 66), (50, 33)])
 @pytest.mark.parametrize("with_epilogue", [False, True])
 @pytest.mark.parametrize("beta", [0.0, 0.5])
-@pytest.mark.parametrize("letters", LETTERS)
-def test_sums_are_stored(letters, beta, with_epilogue, m, n, turned):
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_sums_are_stored(layout, beta, with_epilogue, m, n, turned):
     from numba import cuda, float32, int64
 
     from numba_gemm.simulator import scheduler
@@ -381,7 +378,7 @@ def test_sums_are_stored(letters, beta, with_epilogue, m, n, turned):
     def epilogue(value, row, col, across):
         return value + across[col] - row
 
-    layout, config = direct.LAYOUTS[letters], WarpgroupConfig(64, 64, producers=1)
+    layout, config = direct.LAYOUTS[layout], WarpgroupConfig(64, 64, producers=1)
     form = TensorForm(direct.MODE, epilogue, 1) if with_epilogue else TensorForm(direct.MODE)
     start_of, _ = direct.row_loads(layout.along)
     store, groups, down = direct.sums_store(config, form, layout), config.BN // 8, 8 if layout.along else 1
@@ -421,13 +418,13 @@ def test_sums_are_stored(letters, beta, with_epilogue, m, n, turned):
 # --------------------------------------------------------------------------------------------------------- products
 
 
-def random(letter, rows, cols, pad=0):
-    """A CUDA tensor of these extents, by rows or columns, that are so many floats apart."""
+def random(order, rows, cols, pad=0):
+    """Return a CUDA tensor stored by rows, "N", or columns, "T", with `pad` floats between them."""
     import torch
 
-    lines, length = (rows, cols) if letter == "N" else (cols, rows)
+    lines, length = (rows, cols) if order == "N" else (cols, rows)
     found = torch.randn(lines, length + pad, device="cuda")[:, :length]
-    return found if letter == "N" else found.T
+    return found if order == "N" else found.T
 
 
 def as_matrix(tensor):
@@ -456,13 +453,13 @@ SHAPES = [(4, 4, 4), (64, 128, 32), (100, 72, 92), (132, 260, 68), (300, 200, 10
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("letters", LETTERS)
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("config", direct.CONFIGS, ids=lambda config: config.name)
-def test_product(config, letters, shape):
+def test_product(config, layout, shape):
     import torch
 
     m, n, k = shape
-    a, b = random(letters[0], m, k, pad=8), random(letters[1], k, n)
+    a, b = random(layout[0], m, k, pad=8), random(layout[1], k, n)
     for beta, left, by_columns in itertools.product((0.0, -0.5), (1, 2), (False, True)):
         rows, cols = (n, m) if by_columns else (m, n)
         guarded = torch.full((rows + 2, cols + 4), float("nan"), device="cuda")
@@ -471,7 +468,8 @@ def test_product(config, letters, shape):
         before = torch.randn(m, n, device="cuda")
         if beta:
             c.copy_(before)
-        assert direct_products.launch(1.5, as_matrix(a), as_matrix(b), beta, as_matrix(c), 0, PLAIN, config)
+        torch.cuda.synchronize()
+        launch(direct.STAGE, config, 1.5, as_matrix(a), as_matrix(b), beta, as_matrix(c), precision="tf32")
         assert within(c, a, b, 1.5, beta, before)
         size = 1.5 * (a.double().abs() @ b.double().abs()) + abs(beta) * before.double().abs()
         exact = 1.5 * (rounded(a) @ rounded(b)) + beta * before.double()
@@ -482,22 +480,27 @@ def test_product(config, letters, shape):
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize("letters", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
 @pytest.mark.parametrize("offset", [0, 1])
-def test_all_layouts_and_addresses_have_a_product(letters, offset):
-    """Those that are not arranged are split."""
+def test_all_layouts_and_addresses_have_a_product(layout, offset):
+    """Operands that tensor maps cannot describe are decomposed; the stage itself refuses them."""
     import torch
 
-    from numba_gemm import tiled_sgemm
+    from numba_gemm import explain, tiled_sgemm
 
     flat = torch.randn(400 * 304 + 1, device="cuda")[offset:]
     a, b = (
-        flat[: rows * cols].view(rows, cols) if letter == "N" else flat[: rows * cols].view(cols, rows).T
-        for letter, (rows, cols) in zip(letters, [(300, 400), (400, 200)], strict=True)
+        flat[: rows * cols].view(rows, cols) if order == "N" else flat[: rows * cols].view(cols, rows).T
+        for order, (rows, cols) in zip(layout, [(300, 400), (400, 200)], strict=True)
     )
-    arranged = direct_products.arrange(as_matrix(a), as_matrix(b), HOPPER)
-    assert (arranged is None) == (offset == 1 or letters == "TN")
+    able = offset == 0 and layout != "TN"
+    assert explain(a, b, precision="tf32").stage == ("tf32_tma" if able else "persistent")
     assert within(tiled_sgemm(a, b, precision="tf32"), a, b)
+    if able:
+        assert within(tiled_sgemm(a, b, stage="tf32_tma", precision="tf32"), a, b)
+    else:
+        with pytest.raises(ValueError, match="tensor maps cannot describe these operands"):
+            tiled_sgemm(a, b, stage="tf32_tma", precision="tf32")
 
 
 @pytest.mark.gpu
@@ -537,8 +540,8 @@ def test_integers_and_what_is_not_finite():
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize("letters", LETTERS)
-def test_an_epilogue_is_told_rows_and_columns_of_c(letters):
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_epilogue_is_told_rows_and_columns_of_c(layout):
     import torch
 
     from numba_gemm import tiled_sgemm
@@ -546,7 +549,7 @@ def test_an_epilogue_is_told_rows_and_columns_of_c(letters):
     def places(value, row, column, across, down):
         return value + across[column] - down[row]
 
-    a, b = random(letters[0], 200, 64), random(letters[1], 64, 300)
+    a, b = random(layout[0], 200, 64), random(layout[1], 64, 300)
     across, down = 1000 * torch.randn(300, device="cuda"), 1000 * torch.randn(200, device="cuda")
     found = tiled_sgemm(a, b, precision="tf32", epilogue=places, epilogue_args=(across, down))
     assert torch.allclose(found, a @ b + across - down[:, None], rtol=1e-6, atol=0.3)
@@ -575,13 +578,13 @@ def test_a_graph_has_maps_that_stay():
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
-def test_a_plan_says_that_nothing_is_split():
+def test_a_plan_says_that_nothing_is_decomposed():
     import torch
 
     import numba_gemm
 
     plan = numba_gemm.plan(512, 256, 128, precision="tf32")
-    assert plan.stage == "direct"
+    assert plan.stage == "tf32_tma"
     a, b = torch.randn(512, 128, device="cuda"), torch.randn(128, 256, device="cuda")
     assert torch.equal(plan(a, b), numba_gemm.tiled_sgemm(a, b, precision="tf32"))
     turned = random("T", 512, 128)

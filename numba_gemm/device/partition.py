@@ -1,4 +1,4 @@
-"""Tiles shared between blocks: the work of each block, and the addition of partial sums.
+"""Partition of C's tiles between blocks (Stream-K), and the addition of partial sums.
 
 The k-tiles of all shared tiles of C form one line, which is cut into as many equal pieces as there are blocks. A piece
 may end in the middle of a tile. The blocks that compute parts of a tile write their partial sums to a workspace, and
@@ -6,7 +6,7 @@ the last of them to arrive adds all parts. It always adds in the order of k, so 
 No block waits for another. The line comes from Osama et al., "Stream-K: Work-Centric Parallel Decomposition for Dense
 Matrix-Matrix Multiplication on the GPU" (2023), arXiv:2301.03598; there, one of the blocks waits for the others.
 
-A kernel is given a `Work`:
+A kernel is given a `Partition`:
 
 - `partials`, `counters`: addresses of the workspace, and of one 32-bit counter per shared tile. Counters are zero
   before a launch and zero again after it;
@@ -54,25 +54,25 @@ FIELDS = (
 if SIMULATOR:
     from collections import namedtuple
 
-    Work = namedtuple("Work", FIELDS)  # type: ignore[misc]
+    Partition = namedtuple("Partition", FIELDS)  # type: ignore[misc]
 
-    def arrive(work, tile):
+    def arrive(partition, tile):
         """Count this block at a shared tile; return how many blocks arrived before."""
-        before = int(work.counters[tile])
-        work.counters[tile] = before + 1
+        before = int(partition.counters[tile])
+        partition.counters[tile] = before + 1
         return before
 
-    def reset(work, tile):
+    def reset(partition, tile):
         """Set a shared tile's counter to zero."""
-        work.counters[tile] = 0
+        partition.counters[tile] = 0
 
-    def store_partial(work, index, value):
+    def store_partial(partition, index, value):
         """Write a float of a partial sum, `index` floats from the start of the workspace."""
-        work.partials[index] = value
+        partition.partials[index] = value
 
-    def load_partial(work, index):
+    def load_partial(partition, index):
         """Read a float of a partial sum that another block may have written."""
-        return work.partials[index]
+        return partition.partials[index]
 
 else:
     from llvmlite import ir
@@ -81,31 +81,31 @@ else:
 
     WORD, LONG, FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
 
-    class WorkType(types.Type):
-        """Numba type of `Work`, which describes each block's share, as 64-bit words."""
+    class PartitionType(types.Type):
+        """Numba type of `Partition`, which describes each block's share, as 64-bit words."""
 
         def __init__(self):
-            super().__init__(name="Work")
+            super().__init__(name="Partition")
 
-    WORK = WorkType()
+    PARTITION = PartitionType()
 
-    @register_model(WorkType)
-    class WorkModel(core_models.StructModel):
+    @register_model(PartitionType)
+    class PartitionModel(core_models.StructModel):
         def __init__(self, dmm, fe_type):
             super().__init__(dmm, fe_type, [(name, types.int64) for name in FIELDS])
 
     def _attribute(index):
         @intrinsic
-        def read(typingctx, work):
+        def read(typingctx, partition):
             def codegen(context, builder, signature, args):
                 return builder.extract_value(args[0], index)
 
-            return types.int64(work), codegen
+            return types.int64(partition), codegen
 
-        def get(work):
-            return lambda work: read(work)
+        def get(partition):
+            return lambda partition: read(partition)
 
-        overload_attribute(WorkType, FIELDS[index])(get)
+        overload_attribute(PartitionType, FIELDS[index])(get)
 
     for _index in range(len(FIELDS)):
         _attribute(_index)
@@ -114,11 +114,11 @@ else:
         function = ir.FunctionType(result, [operand.type for operand in operands])
         return builder.asm(function, code, constraints, operands, side_effect=True)
 
-    def _counter(builder, work, tile):
-        return builder.add(builder.extract_value(work, 1), builder.shl(tile, ir.Constant(LONG, 2)))
+    def _counter(builder, partition, tile):
+        return builder.add(builder.extract_value(partition, 1), builder.shl(tile, ir.Constant(LONG, 2)))
 
     @intrinsic
-    def arrive(typingctx, work, tile):
+    def arrive(typingctx, partition, tile):
         """Count this block at a shared tile; return how many blocks arrived before.
 
         After a barrier, this makes what the block's threads wrote before the barrier visible to all blocks. Before a
@@ -131,10 +131,10 @@ else:
             before = _asm(builder, WORD, [_counter(builder, *args)], code, "=r,l,~{memory}")
             return builder.zext(before, LONG)
 
-        return types.int64(work, types.int64), codegen
+        return types.int64(partition, types.int64), codegen
 
     @intrinsic
-    def reset(typingctx, work, tile):
+    def reset(typingctx, partition, tile):
         """Set a shared tile's counter to zero."""
 
         def codegen(context, builder, signature, args):
@@ -143,88 +143,88 @@ else:
             )
             return context.get_dummy_value()
 
-        return types.void(work, types.int64), codegen
+        return types.void(partition, types.int64), codegen
 
-    def _place(builder, work, index):
-        return builder.add(builder.extract_value(work, 0), builder.shl(index, ir.Constant(LONG, 2)))
+    def _place(builder, partition, index):
+        return builder.add(builder.extract_value(partition, 0), builder.shl(index, ir.Constant(LONG, 2)))
 
     @intrinsic
-    def store_partial(typingctx, work, index, value):
+    def store_partial(typingctx, partition, index, value):
         """Write a float of a partial sum, `index` floats from the start of the workspace."""
 
         def codegen(context, builder, signature, args):
-            work, index, value = args
+            partition, index, value = args
             _asm(
                 builder,
                 ir.VoidType(),
-                [_place(builder, work, index), value],
+                [_place(builder, partition, index), value],
                 "st.global.cg.f32 [$0], $1;",
                 "l,f,~{memory}",
             )
             return context.get_dummy_value()
 
-        return types.void(work, types.int64, types.float32), codegen
+        return types.void(partition, types.int64, types.float32), codegen
 
     @intrinsic
-    def load_partial(typingctx, work, index):
+    def load_partial(typingctx, partition, index):
         """Read a float of a partial sum that another block may have written."""
 
         def codegen(context, builder, signature, args):
             # bypasses the L1 cache, which other blocks' writes do not reach
             return _asm(builder, FLOAT, [_place(builder, *args)], "ld.global.cg.f32 $0, [$1];", "=f,l,~{memory}")
 
-        return types.float32(work, types.int64), codegen
+        return types.float32(partition, types.int64), codegen
 
 
 # Numba widens a product of 32-bit integers to 64 bits, and a 64-bit division is a call: hence every uint32 below.
 
 
 @device_function
-def piece(work, block):
+def piece(partition, block):
     """Start of a block's piece of the line of shared k-tiles."""
-    return uint32(uint32(block * uint32(work.base)) + min(block, uint32(work.extra)))
+    return uint32(uint32(block * uint32(partition.base)) + min(block, uint32(partition.extra)))
 
 
 @device_function
-def owner(work, at):
+def owner(partition, at):
     """Block whose piece contains a position on the line."""
-    base, extra = uint32(work.base), uint32(work.extra)
+    base, extra = uint32(partition.base), uint32(partition.extra)
     long = uint32(extra * uint32(base + 1))
     return uint32(at // uint32(base + 1)) if at < long else uint32(extra + uint32(uint32(at - long) // base))
 
 
 @device_function
-def part_slot(work, index, lead, q):
+def part_slot(partition, index, lead, q):
     """Workspace slot of part q of shared tile `index`, whose first part belongs to block `lead`."""
-    second = q == 0 and piece(work, lead) < uint32(index * uint32(work.k_tiles))
+    second = q == 0 and piece(partition, lead) < uint32(index * uint32(partition.k_tiles))
     return int64(2 * (lead + q) + (1 if second else 0))
 
 
 @device_function
-def member_of(work, tile):
+def member_of(partition, tile):
     """Index in the batch of the matrix that a tile belongs to."""
-    return uint32(tile // uint32(uint32(work.rows) * uint32(work.cols)))
+    return uint32(tile // uint32(uint32(partition.rows) * uint32(partition.cols)))
 
 
 @device_function
-def batch_place(work, member):
+def batch_place(partition, member):
     """Indices of a matrix along the three batch dimensions."""
-    inner, middle = uint32(work.inner), uint32(work.middle)
+    inner, middle = uint32(partition.inner), uint32(partition.middle)
     rest = uint32(member // inner)
     outer = uint32(rest // middle)
     return int64(outer), int64(uint32(rest - uint32(outer * middle))), int64(uint32(member - uint32(rest * inner)))
 
 
 @device_function
-def tile_place(work, tile):
+def tile_place(partition, tile):
     """Row and column, in tiles, of a tile in its matrix; rows are walked in groups, column by column."""
-    top, height = uint32(0), uint32(work.rows)
-    if height > uint32(work.group):
-        band = uint32(uint32(work.group) * uint32(work.cols))
+    top, height = uint32(0), uint32(partition.rows)
+    if height > uint32(partition.group):
+        band = uint32(uint32(partition.group) * uint32(partition.cols))
         above = uint32(tile // band)
         tile = uint32(tile - uint32(above * band))
-        top = uint32(above * uint32(work.group))
-        height = min(uint32(work.group), uint32(height - top))
+        top = uint32(above * uint32(partition.group))
+        height = min(uint32(partition.group), uint32(height - top))
     across = uint32(tile // height)
     return uint32(top + uint32(tile - uint32(across * height))), across
 
@@ -234,43 +234,43 @@ def row_partial(columns, threads, sums):
 
     A part has `sums` floats: one float of every thread, side by side, then the next float of every thread. (Vector
     accesses would take fewer instructions, but tie four sums to neighbouring registers throughout the kernel.) The
-    columns of a row are unrolled by hand in groups of four, as in `blend.row_store`.
+    columns of a row are unrolled by hand in groups of four, as in `store.row_store`.
     """
     if columns not in (4, 8, 16):
         raise ValueError(f"thread tiles of 4, 8 or 16 columns can be shared, got {columns}")
 
     @device_function
-    def store4(work, at, acc, i, j):
-        store_partial(work, at + (i * columns + j) * threads, acc[i, j])
-        store_partial(work, at + (i * columns + j + 1) * threads, acc[i, j + 1])
-        store_partial(work, at + (i * columns + j + 2) * threads, acc[i, j + 2])
-        store_partial(work, at + (i * columns + j + 3) * threads, acc[i, j + 3])
+    def store4(partition, at, acc, i, j):
+        store_partial(partition, at + (i * columns + j) * threads, acc[i, j])
+        store_partial(partition, at + (i * columns + j + 1) * threads, acc[i, j + 1])
+        store_partial(partition, at + (i * columns + j + 2) * threads, acc[i, j + 2])
+        store_partial(partition, at + (i * columns + j + 3) * threads, acc[i, j + 3])
 
     @device_function
-    def store_row(work, slot, tid, acc, i):
+    def store_row(partition, slot, tid, acc, i):
         at = slot * sums + int64(tid)
-        store4(work, at, acc, i, 0)
+        store4(partition, at, acc, i, 0)
         if columns >= 8:
-            store4(work, at, acc, i, 4)
+            store4(partition, at, acc, i, 4)
         if columns == 16:
-            store4(work, at, acc, i, 8)
-            store4(work, at, acc, i, 12)
+            store4(partition, at, acc, i, 8)
+            store4(partition, at, acc, i, 12)
 
     @device_function
-    def load_row(work, slot, tid, values, i):
+    def load_row(partition, slot, tid, values, i):
         at = slot * sums + int64(tid)
-        load4(work, at, values, i, 0)
+        load4(partition, at, values, i, 0)
         if columns >= 8:
-            load4(work, at, values, i, 4)
+            load4(partition, at, values, i, 4)
         if columns == 16:
-            load4(work, at, values, i, 8)
-            load4(work, at, values, i, 12)
+            load4(partition, at, values, i, 8)
+            load4(partition, at, values, i, 12)
 
     @device_function
-    def load4(work, at, values, i, j):
-        values[i, j] = load_partial(work, at + (i * columns + j) * threads)
-        values[i, j + 1] = load_partial(work, at + (i * columns + j + 1) * threads)
-        values[i, j + 2] = load_partial(work, at + (i * columns + j + 2) * threads)
-        values[i, j + 3] = load_partial(work, at + (i * columns + j + 3) * threads)
+    def load4(partition, at, values, i, j):
+        values[i, j] = load_partial(partition, at + (i * columns + j) * threads)
+        values[i, j + 1] = load_partial(partition, at + (i * columns + j + 1) * threads)
+        values[i, j + 2] = load_partial(partition, at + (i * columns + j + 2) * threads)
+        values[i, j + 3] = load_partial(partition, at + (i * columns + j + 3) * threads)
 
     return store_row, load_row

@@ -1,4 +1,4 @@
-"""The last step of every stage: ``alpha * acc + beta * C``, without reading C when beta is zero."""
+"""Stores of C, the last step of every stage: ``alpha * acc + beta * C``; C is not read when beta is zero."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from numba import cuda, float32, int32, int64, uint32
 from ..simulator.switch import device_function
 from .address import address_of, col_step, global_store1_if, product, row_step, shared_load1, shared_store4
 from .matrix import read4_if, write4_if
+from .units import WARP
 from .vector import load4, store4
 
-WARP = 32
 VALUES = 16  # values that a lane stores per staged group of rows
 
 
 @device_function
-def blend(alpha, acc, beta, c, row, col):
+def axpby(alpha, acc, beta, c, row, col):
     """``alpha * acc + beta * c[row, col]``; C may hold anything, NaN included, when beta is 0."""
     if beta == float32(0):
         return alpha * acc
@@ -24,14 +24,14 @@ def blend(alpha, acc, beta, c, row, col):
 
 
 @device_function
-def store_blend1(c, row, col, alpha, acc, beta):
+def store_axpby1(c, row, col, alpha, acc, beta):
     """Write one element of C if it lies inside."""
     if row < c.shape[0] and col < c.shape[1]:
-        c[row, col] = blend(alpha, acc, beta, c, row, col)
+        c[row, col] = axpby(alpha, acc, beta, c, row, col)
 
 
 @device_function
-def store_blend4(c, row, col, alpha, acc, beta):
+def store_axpby4(c, row, col, alpha, acc, beta):
     """Write four consecutive elements of a row of C in one 128-bit access if they lie inside.
 
     ``acc`` is a tuple of the four sums. The extents of C are whole vectors.
@@ -55,8 +55,8 @@ def store_blend4(c, row, col, alpha, acc, beta):
 
 
 @device_function
-def store_blend4_any(c, row, col, alpha, acc, beta):
-    """Variant of `store_blend4` for any strides and extents, by masked 32-bit accesses."""
+def store_axpby4_any(c, row, col, alpha, acc, beta):
+    """Variant of `store_axpby4` for any strides and extents, by masked 32-bit accesses."""
     inside = row < c.shape[0]
     old = read4_if(inside and beta != float32(0), c, row, col)
     write4_if(
@@ -82,7 +82,7 @@ def row_store(columns, apart, aligned):
     """
     if columns not in (4, 8, 16):
         raise ValueError(f"thread tiles of 4, 8 or 16 columns can be stored, got {columns}")
-    store = store_blend4 if aligned else store_blend4_any
+    store = store_axpby4 if aligned else store_axpby4_any
 
     @device_function
     def store_row(c, row, col, alpha, acc, i, beta):
@@ -105,13 +105,13 @@ def element_store(epilogue):
 
     @device_function
     def store_plain(c, row, col, alpha, acc, beta, vectors):
-        store_blend1(c, row, col, alpha, acc, beta)
+        store_axpby1(c, row, col, alpha, acc, beta)
 
     @device_function
     def store_with(c, row, col, alpha, acc, beta, vectors):
         # An epilogue may index vectors by row and col, so it runs only for elements of C.
         if row < c.shape[0] and col < c.shape[1]:
-            c[row, col] = float32(epilogue(blend(alpha, acc, beta, c, row, col), row, col, *vectors))
+            c[row, col] = float32(epilogue(axpby(alpha, acc, beta, c, row, col), row, col, *vectors))
 
     return store_plain if epilogue is None else store_with
 

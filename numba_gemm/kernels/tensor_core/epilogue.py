@@ -1,8 +1,8 @@
-"""What follows a tile's sums: their scales are taken out, what is not finite is computed again, C is written.
+"""Epilogue of a tile: remove the scales, recompute what is not finite, and write C.
 
-Parts of finite elements may be infinite, or their products, where float32's own sum would be finite, or an infinity of
-one sign. So what comes out as NaN or infinity is computed again, by float32's multiply-adds, from the operands as they
-were; and what comes near infinity, too, since nothing says whether tensor cores that cut off reach it.
+The parts of finite elements, or their products, may be infinite where float32's own sum would be finite, or an infinity
+of one sign. Results of NaN or infinity are therefore recomputed from the original operands by float32 multiply-adds. So
+are results close to infinity, since truncated sums may fail to reach it.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from math import isnan
 from numba import cuda, float32, int32, int64, uint32, uint64
 
 from ...device.address import address_of, col_step, global_store2, row_step
-from ...device.blend import element_store
 from ...device.matrix import shifted
 from ...device.narrow import power
+from ...device.store import element_store
 from ...simulator.switch import device_function
 from ..ladder.stage import GROUP
 from .stage import TensorForm
 
-HUGE = 2.0**126  # times 4 it is infinite
-AHEAD = 16  # terms of a sum that is computed again whose factors are on their way at a time
+HUGE = 2.0**126  # four times this is infinite
+AHEAD = 16  # terms of a recomputed sum that are loaded at a time
 
 
 @device_function
 def place(tile, rows, cols):
-    """Row and column of a tile of so many: down eight rows, then one column on."""
+    """Row and column, in tiles, of a tile index in rows x cols tiles: down eight rows, then to the next column."""
     group = uint32(tile // uint32(GROUP * cols))
     height = min(uint32(GROUP), uint32(rows - group * GROUP))
     within = uint32(tile % uint32(GROUP * cols))
@@ -33,7 +33,7 @@ def place(tile, rows, cols):
 
 
 def of_batch(form: TensorForm):
-    """Make a device function ``(a, b, c, x, y, steps)``: those of the matrix that the block's place along y says."""
+    """Make a device function ``(a, b, c, x, y, steps)`` that returns the operands of this block's matrix of a batch."""
 
     @device_function
     def member(a, b, c, x, y, steps):
@@ -55,7 +55,7 @@ def of_batch(form: TensorForm):
 
 @device_function
 def term_by_term(x, y, row, col):
-    """An element of ``x @ y`` by float32's multiply-adds; what is NaN stays so, whatever follows."""
+    """Compute an element of ``x @ y`` by float32 multiply-adds; stop early if it becomes NaN."""
     acc, k = float32(0), int64(0)
     while k + AHEAD <= x.shape[1] and not isnan(acc):
         for i in range(AHEAD):
@@ -67,13 +67,44 @@ def term_by_term(x, y, row, col):
     return acc
 
 
+def for_each_sum(groups: int, visit):
+    """Make a device function ``(c, row, col, alpha, sums, beta, vectors)`` that visits every sum of a thread.
+
+    ``visit(found, c, row, col, j, q, alpha, sums[j, q], beta, vectors)`` returns `found`, a 64-bit mask that starts at
+    zero, with or without another bit set; the device function returns all bits. A loop covers only two groups: the
+    compiler unrolls a loop of few iterations, however long an epilogue is.
+    """
+
+    @device_function
+    def visit_none(c, row, col, alpha, sums, beta, vectors):
+        return uint64(0)
+
+    def visits(first):
+        if first == groups:
+            return visit_none
+        END = min(first + 2, groups)
+        following = visits(END)
+
+        @device_function
+        def visit_some(c, row, col, alpha, sums, beta, vectors):
+            found = uint64(0)
+            for j in range(first, END):
+                for q in range(4):
+                    found = visit(found, c, row, col, j, q, alpha, sums[j, q], beta, vectors)
+            return found | following(c, row, col, alpha, sums, beta, vectors)
+
+        return visit_some
+
+    return visits(0)
+
+
 def sums_store(form: TensorForm, across: int, deep: int = 1):
     """Make a device function ``(c, row, col, alpha, total, beta, a, b, x, y, vectors)`` that writes a warp's sums to C.
 
-    The warp has `deep` times 16 rows and `across` times 8 columns. Its lane l holds, of each 16 rows and 8 columns,
-    those at l // 4 and eight below, l % 4 * 2 and the next; `row` and `col` are its first ones. `total` is a local
-    array of (deep * across, 4), of which those of a row of blocks lie behind each other; it may be changed. `a` and
-    `b` are the parts, `x` and `y` the operands.
+    A warp has `deep` times 16 rows and `across` times 8 columns. In each group of 16 rows and 8 columns, lane l holds
+    row l // 4 and the row eight below, and column l % 4 * 2 and the next; `row` and `col` are the lane's first ones.
+    `total` is a local array of shape (deep * across, 4), in row-major order of the groups; it may be overwritten. `a`
+    and `b` are the parts, `x` and `y` the original operands.
     """
     PARTS, SCALED, PLAIN = form.mode.parts, form.mode.scaled, form.epilogue is None
     ACROSS, DEEP, GROUPS = across, deep, across * deep
@@ -89,7 +120,7 @@ def sums_store(form: TensorForm, across: int, deep: int = 1):
 
     @device_function
     def unscale(total, a, b, row, col):
-        """Divide by the scales of rows and columns."""
+        """Divide by the scales of the rows and columns."""
         last_row, last_col = a.shape[0] - 1, b.shape[0] - 1
         for j in range(GROUPS):
             for q in range(4):
@@ -99,10 +130,10 @@ def sums_store(form: TensorForm, across: int, deep: int = 1):
 
     @device_function
     def in_pairs(c, row, col, beta):
-        """Whether a warp's tile lies within a C that takes 64-bit stores there, and is not read."""
+        """Return whether a warp's tile can be written by 64-bit stores: it is inside C, aligned, and C is not read."""
         start = address_of(c, row, col)
         pairs = start % 8 == 0 and row_step(c) % 8 == 0 and col_step(c) == 4
-        # The same for all threads of a warp, whose first row is a multiple of 16, and column of 8.
+        # Uniform within a warp, whose first row is a multiple of 16, and first column a multiple of 8.
         inside = row // 16 * 16 + 16 * DEEP <= c.shape[0] and col // 8 * 8 + 8 * ACROSS <= c.shape[1]
         return PLAIN and pairs and inside and beta == float32(0)
 
@@ -123,37 +154,18 @@ def sums_store(form: TensorForm, across: int, deep: int = 1):
         none = float32(0)
         for j in range(GROUPS):
             for q in range(4):
-                none += float32(0) * (float32(4) * total[j, q])  # NaN of what is infinite, or becomes so
+                none += float32(0) * (float32(4) * total[j, q])  # NaN if the sum, or four times the sum, is infinite
         return none == float32(0)
 
     @device_function
-    def write_none(c, row, col, alpha, total, beta, vectors):
-        return uint64(0)
+    def write_one(again, c, row, col, j, q, alpha, value, beta, vectors):
+        if PARTS == 1 or abs(value) < float32(HUGE):
+            store1(c, down(row, j, q), right(col, j, q), alpha, value, beta, vectors)
+        else:
+            again |= uint64(1) << uint64(4 * j + q)
+        return again
 
-    def writing(first):
-        """Write the sums of groups from the first on, but what is to be computed again: that is returned, a bit each.
-
-        By two groups: a loop of few turns the compiler unrolls, whatever an epilogue makes of each.
-        """
-        if first == GROUPS:
-            return write_none
-        END = min(first + 2, GROUPS)
-        following = writing(END)
-
-        @device_function
-        def write_some(c, row, col, alpha, total, beta, vectors):
-            again = uint64(0)
-            for j in range(first, END):
-                for q in range(4):
-                    if PARTS == 1 or abs(total[j, q]) < float32(HUGE):
-                        store1(c, down(row, j, q), right(col, j, q), alpha, total[j, q], beta, vectors)
-                    else:
-                        again |= uint64(1) << uint64(4 * j + q)
-            return again | following(c, row, col, alpha, total, beta, vectors)
-
-        return write_some
-
-    write_all = writing(0)
+    write_all = for_each_sum(GROUPS, write_one)
 
     @device_function
     def write(c, row, col, alpha, total, beta, x, y, vectors):
@@ -178,8 +190,8 @@ def sums_store(form: TensorForm, across: int, deep: int = 1):
 
     @device_function
     def finish_apart(c, row, col, alpha, total, beta, a, b, x, y, vectors):
-        # An epilogue may keep even loops of few turns from being unrolled, and what is indexed at run time lies in
-        # local memory: accumulators must not.
+        # With an epilogue, even short loops may stay rolled. Arrays that are indexed at run time are in local memory,
+        # and the accumulators must not be: hence the copy.
         apart = cuda.local.array((GROUPS, 4), float32)
         for j in range(GROUPS):
             for q in range(4):

@@ -1,4 +1,4 @@
-"""What warpgroups do with a slot of split operands: fetch and multiply it; and how they store their sums."""
+"""Pipeline of warpgroups: fetching slots of split operands, multiplying them, and storing the sums."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from numba import cuda, int64, uint32
 
 from ...device import bulk_copy, mbarrier, wgmma
 from ...device.address import address_of, shared_address
-from ...device.blend import store_blend1
+from ...device.store import store_axpby1
+from ...device.units import WARP
 from ...simulator.switch import device_function
-from ..ladder.stage import WARP
 from .mode import Mode
 from .stage import ALIGNMENT, BARRIER_BYTES, ROW_BYTES, ROW_WORDS, WARPGROUP, WarpgroupConfig
 
 
 @device_function
 def first_slot(memory):
-    """Address of the first slot: where shared memory begins, rounded up to where a tile may."""
+    """Address of the first slot: the start of shared memory, rounded up to the alignment of tiles."""
     return uint32(uint32(shared_address(memory) + (ALIGNMENT - 1)) & uint32(0xFFFFFFFF - (ALIGNMENT - 1)))
 
 
 def slot_copies(config: WarpgroupConfig, mode: Mode):
-    """Make a device function ``(at, a, b, s, k_slots, block_row, block_col, full)``, for one thread.
+    """Make a device function ``(at, a, b, s, k_slots, block_row, block_col, full)``, which one thread calls.
 
-    It starts copying slot s of `k_slots` of the block's rows of split A and B to the address `at` in shared memory, the
-    parts of A first, and announces the bytes at the mbarrier `full`.
+    It starts copying slot s of `k_slots`, of the block's rows of split A and B, to the address `at` in shared memory:
+    first the parts of A, then those of B. It announces the number of bytes to the mbarrier `full`.
     """
     PARTS, SLOT = mode.parts, config.slot_bytes(mode)
-    A_BYTES, B_BYTES = ROW_BYTES * config.BM, ROW_BYTES * config.BN  # of one part of a tile
+    A_BYTES, B_BYTES = ROW_BYTES * config.BM, ROW_BYTES * config.BN  # per part of a tile
     B_START = PARTS * A_BYTES
 
     @device_function
@@ -42,10 +42,11 @@ def slot_copies(config: WarpgroupConfig, mode: Mode):
 
 
 def ring(slots: int):
-    """Make device functions of a ring of so many slots, that a warpgroup takes one after the other.
+    """Make the device functions of a ring of slots, which a warpgroup reads one after another.
 
-    ``await_slot(full, i, parity)`` waits until slot i is full, the phase of this parity of its mbarrier ended;
-    ``give_back(empty, i)`` arrives there for this warp; ``following(i, parity)`` is the slot after it.
+    ``await_slot(full, i, parity)`` waits until slot i is full, which ends the phase of this parity of its mbarrier.
+    ``give_back(empty, i)`` arrives at the slot's other mbarrier for this warp. ``following(i, parity)`` returns both
+    values for the next slot.
     """
 
     @device_function
@@ -67,9 +68,10 @@ def ring(slots: int):
 
 
 def group_store(columns: int):
-    """Make a device function ``(c, row, col, alpha, sums, beta)``: a warpgroup writes ``alpha * sums + beta * C``.
+    """Make a device function ``(c, row, col, alpha, sums, beta)`` that stores ``alpha * sums + beta * C``.
 
-    Its 64 rows begin with `row`, its `columns` with `col`; `sums` lie in registers as `wgmma` says.
+    A warpgroup's tile has 64 rows from `row` on and `columns` columns from `col` on. `sums` are in the register layout
+    of `wgmma`.
     """
     COLUMN_GROUPS = columns // 8
 
@@ -80,20 +82,20 @@ def group_store(columns: int):
         first_row, first_col = row + int64(warp * 16 + lane // 4), col + int64(lane % 4 * 2)
         for j in range(COLUMN_GROUPS):
             for q in range(4):
-                store_blend1(c, first_row + q // 2 * 8, first_col + 8 * j + q % 2, alpha, sums[j, q], beta)
+                store_axpby1(c, first_row + q // 2 * 8, first_col + 8 * j + q % 2, alpha, sums[j, q], beta)
 
     return store
 
 
 def slot_products(config: WarpgroupConfig, mode: Mode, chosen: tuple[tuple[int, int], ...], fresh: bool):
-    """Make a device function ``(acc, a_tile, b_tile, keep)`` that starts products of a slot, in a group of its own.
+    """Make a device function ``(acc, a_tile, b_tile, keep)`` that starts products of a slot as a separate group.
 
-    ``acc = A @ B + (acc if keep else 0)`` over the `chosen` of the mode's products; a `fresh` one never keeps. `a_tile`
-    and `b_tile` are descriptors of the first part of this warpgroup's rows of A, and of where the slot begins; in a
-    slot the parts of the block's tile of A come first, then those of B's.
+    It computes ``acc = A @ B + (acc if keep else 0)`` over the `chosen` products of the mode; if `fresh`, it never
+    keeps. `a_tile` is the descriptor of the first part of this warpgroup's rows of A, and `b_tile` that of the slot's
+    start. In a slot, the parts of A's tile precede those of B's.
     """
-    A_BYTES, B_BYTES = ROW_BYTES * config.BM, ROW_BYTES * config.BN  # of one part of a tile
-    UNIT = 16  # bytes, in descriptors
+    A_BYTES, B_BYTES = ROW_BYTES * config.BM, ROW_BYTES * config.BN  # per part of a tile
+    UNIT = 16  # bytes per unit of a descriptor
     STEP = wgmma.STEP_BYTES // UNIT
     multiply = wgmma.multiply(mode.kind, config.BN)
 
@@ -102,7 +104,7 @@ def slot_products(config: WarpgroupConfig, mode: Mode, chosen: tuple[tuple[int, 
         pass
 
     def from_product(q):
-        """The products from the one of index q on; written out, or the compiler would wait for each."""
+        """Make the products from index q on, unrolled by recursion: in a loop, the compiler would wait for each."""
         if q == len(chosen):
             return nothing
         a, b = chosen[q]
@@ -126,7 +128,7 @@ def slot_products(config: WarpgroupConfig, mode: Mode, chosen: tuple[tuple[int, 
     @device_function
     def slot(acc, a_tile, b_tile, keep):
         wgmma.fence()
-        # The smallest products of all steps come first: what a sum is large enough to cut off is least then.
+        # The smallest products of all steps come first: while the sum is small, the least is truncated.
         everything(acc, a_tile, b_tile, keep)
         wgmma.commit()
 
@@ -134,11 +136,11 @@ def slot_products(config: WarpgroupConfig, mode: Mode, chosen: tuple[tuple[int, 
 
 
 def step_product(config: WarpgroupConfig, mode: Mode):
-    """Make a device function ``(acc, a_tile, b_tile, step)`` that starts ``acc = A @ B`` of first parts, of one step.
+    """Make a device function ``(acc, a_tile, b_tile, step)`` that starts ``acc = A @ B`` of one step's first parts.
 
-    It is a group of its own; parameters are those of `slot_products`.
+    The product is a separate group; the parameters are those of `slot_products`.
     """
-    UNIT = 16  # bytes, in descriptors
+    UNIT = 16  # bytes per unit of a descriptor
     B_PART, STEP = mode.parts * ROW_BYTES * config.BM // UNIT, wgmma.STEP_BYTES // UNIT
     multiply = wgmma.multiply(mode.kind, config.BN, True)
 

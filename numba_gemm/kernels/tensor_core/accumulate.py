@@ -1,19 +1,20 @@
-"""How a warpgroup sums up a tile of C, slot after slot: four ways, for what a mode asks of its sums.
+"""Accumulation of a warpgroup's tile of C over its slots, in four ways that differ in accuracy.
 
-Tensor cores cut off what does not fit into a float of their running sum, so a long one drifts towards zero. The first
-parts' products, the leading ones, make almost all of a sum; the rests' products are smaller by 2^-7 or more, and so is
-what is cut off of them. Hence:
+Tensor cores truncate what does not fit into a float of their running sum, so a long sum drifts toward zero. The
+products of the first parts, the leading ones, make up almost the whole sum. The products of the other parts, the rests,
+are smaller by a factor of 2^7 or more, and so is what is truncated from them. Hence:
 
-- `running`, of one product: all of it stays in the tensor cores. Its parts are coarser than what is cut off.
-- `folded`: the leading products of each slot are summed afresh, and added to the total outside, where sums are rounded.
-  The rests' stay in the tensor cores for eight slots.
-- `compensated`: beside that, what each addition to the total rounds off, which two more additions find (Dekker, 1971,
-  doi:10.1007/BF01397083), is added to the sum of the rests. So the error does not grow with k.
-- `stepwise`: as `compensated`, but with leading products of one instruction, sixteen terms, summed afresh. It takes
-  longer, and is for short sums: the rests' stay in the tensor cores to the end.
+- `running`, for modes with one product: the whole sum stays in the tensor cores. Rounding to the narrow format loses
+  more than the truncation.
+- `folded`: the tensor cores sum the leading products of each slot from zero. That sum is added to the total outside,
+  with rounding. The rests stay in the tensor cores for eight slots.
+- `compensated`: in addition, two more operations find what each addition to the total rounds off (Dekker, 1971,
+  doi:10.1007/BF01397083), and add it to the sum of the rests. The error then does not grow with k.
+- `stepwise`: as `compensated`, but the tensor cores sum the leading products of only one instruction, sixteen terms,
+  from zero. This takes longer, and serves short sums. The rests stay in the tensor cores to the end.
 
-Both end with adding to the total the rests, and the part of it that its slots have had cut off on average, as measured.
-It is less than half a unit of the last place, so a sum that is a float is not changed.
+All but `running` end by adding the rests to the total, and a correction for the average truncation in the slots, as
+measured. The correction is less than half a unit in the last place, so a sum that is exactly a float does not change.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from numba import cuda, float32, uint32
 from ...device import wgmma
 from ...simulator.switch import device_function
 from .mode import Mode
-from .slot import ring, slot_products, step_product
+from .pipeline import ring, slot_products, step_product
 from .stage import GROUP_ROWS, ROW_BYTES, WarpgroupConfig
 
-STEPS = 4  # of a slot, each an instruction's terms
-FOLD = 8  # slots whose rests are summed in the tensor cores
-CUT_OFF = 0.875 * 2.0**-25  # of a sum; below 2^-25, or exact sums would not stay as they are
+STEPS = 4  # per slot, each with the terms of one instruction
+FOLD = 8  # slots for which the rests stay in the tensor cores
+CUT_OFF = 0.875 * 2.0**-25  # relative truncation; must be below 2^-25, or exact sums would change
 
 
 def steps(columns: int):
-    """Make the device functions that follow the products, for the sums of a warpgroup's columns.
+    """Make the device functions that process a thread's sums, for a number of columns per warpgroup.
 
-    ``clear(sums)``; ``add(total, sums)``; ``add_exactly(total, sums)``, after which `sums` are what was rounded off;
-    and ``finish(total, rests)``.
+    They are ``clear(sums)``; ``add(total, sums)``; ``add_exactly(total, sums)``, which leaves in `sums` what it rounded
+    off; and ``finish(total, rests)``.
     """
     COLUMN_GROUPS = columns // 8
 
@@ -53,7 +54,7 @@ def steps(columns: int):
 
     @device_function
     def add_exactly(total, sums):
-        """Add to the total; what is rounded off becomes the sums."""
+        """Add the sums to the total, and set them to what was rounded off."""
         for j in range(COLUMN_GROUPS):
             for q in range(4):
                 larger = total[j, q] + sums[j, q]
@@ -66,19 +67,19 @@ def steps(columns: int):
             for q in range(4):
                 whole = total[j, q] + rests[j, q]
                 kept = whole - rests[j, q]
-                left = (total[j, q] - kept) + (rests[j, q] - (whole - kept))  # what that sum has rounded off
+                left = (total[j, q] - kept) + (rests[j, q] - (whole - kept))  # what that addition rounded off
                 total[j, q] = whole + (left + float32(CUT_OFF) * whole)
 
     return clear, add, add_exactly, finish
 
 
 def tile_sums(config: WarpgroupConfig, mode: Mode):
-    """Make a device function ``(total, start, full, empty, i, parity, k_slots, group)``, for a warpgroup.
+    """Make a device function ``(total, start, full, empty, i, parity, k_slots, group)`` for a consumer warpgroup.
 
-    It makes ``total`` the sums over all slots of warpgroup `group`'s rows of A with the block's columns of B. Slots lie
-    in a ring at `start`, with mbarriers at `full` and `empty`, where every warp arrives when it is done with one. The
-    next slot is the one of index `i`, full when the phase of this `parity` has ended; the function returns both as they
-    are behind the tile.
+    It sets ``total`` to the products of warpgroup `group`'s rows of A with the block's columns of B, summed over all
+    slots. The slots form a ring at `start`, with mbarriers at `full` and `empty`. Every warp arrives at a slot's
+    `empty` barrier when it has read the slot. The first slot has index `i` and is full once the phase of this `parity`
+    has ended; the function returns both for the slot after the tile.
     """
     BN, SLOT = config.BN, config.slot_bytes(mode)
     COLUMN_GROUPS = BN // 8
@@ -176,7 +177,7 @@ def tile_sums(config: WarpgroupConfig, mode: Mode):
             await_slot(full, i, parity)
             a_tile, b_tile = tiles(start, i, group)
             rest(rests, a_tile, b_tile, True)
-            wait(rests, 0)  # before the steps add to them
+            wait(rests, 0)  # complete before the steps below add to them
             step = uint32(0)
             while step < uint32(STEPS):
                 step_lead(sums, a_tile, b_tile, step)

@@ -1,0 +1,110 @@
+"""Precisions: which ones a GPU computes in, what "fp32_auto" stands for, and their pairs with stages."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import numba_gemm
+from numba_gemm.gemm import precision as precisions
+from numba_gemm.gemm.precision import check_precision, resolved
+from numba_gemm.kernels.tensor_core import MODES, TENSOR_STAGES
+from numba_gemm.simulator.switch import SIMULATOR
+
+simulated = pytest.mark.skipif(not SIMULATOR, reason="runs on the simulator")
+
+
+def test_an_unknown_precision_is_refused_with_the_known_ones():
+    with pytest.raises(ValueError, match="bf16x6"):
+        check_precision("double")
+    with pytest.raises(TypeError, match="expected a str"):
+        check_precision(32)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_precision_that_a_gpu_cannot_run_names_those_it_can(mode):
+    with pytest.raises(ValueError, match=r"(?s)expected one of ieee;"):
+        check_precision(mode, (7, 5))
+
+
+def test_fp32_auto_is_float32_where_nothing_better_is_stated():
+    large = (4096, 4096, 4096)
+    assert resolved("fp32_auto", *large, (8, 0)) == "ieee"
+    assert resolved("tf32", *large, (9, 0)) == "tf32"
+    expected = "ieee" if SIMULATOR else "bf16x6"
+    assert resolved("fp32_auto", *large, (9, 0)) == expected
+    for m, n, k in ((4096, 4096, 255), (1 << 20, 64, 4096), (384, 384, 4096), (512, 512, 256), (1024, 1024, 511)):
+        assert resolved("fp32_auto", m, n, k, (9, 0)) == "ieee"
+    assert resolved("fp32_auto", 1024, 1024, 512, (9, 0)) == expected
+    check_precision("fp32_auto", (8, 0))
+
+
+def test_smallest_k_of_fp32_auto(monkeypatch):
+    monkeypatch.setattr(precisions, "SIMULATOR", False)
+    chosen = {k: resolved("fp32_auto", 4096, 4096, k, (9, 0)) for k in (255, 256, 1023, 1024)}
+    assert chosen == {255: "ieee", 256: "bf16x6", 1023: "bf16x6", 1024: "bf16x6"}
+    assert resolved("fp32_auto", 4096, 4096, 256, (8, 0)) == "ieee"
+
+
+@simulated
+def test_the_simulator_runs_float32_alone():
+    a = np.ones((4, 5), np.float32)
+    for precision, stages in {name: ["auto"] for name in MODES}.items():
+        stages += [stage.name for stage in TENSOR_STAGES.values() if precision in stage.precisions]
+        for stage in stages:
+            with pytest.raises(ValueError, match="this is the simulator, which has no matrix instructions"):
+                numba_gemm.tiled_sgemm(a, a.T, precision=precision, stage=stage)
+            with pytest.raises(ValueError, match="this is the simulator, which has no matrix instructions"):
+                numba_gemm.plan(4, 4, 5, precision=precision, stage=stage)
+    for precision in ("ieee", "fp32_auto"):
+        assert (numba_gemm.tiled_sgemm(a, a.T, precision=precision) == 5).all()
+    assert numba_gemm.plan(4, 4, 5, precision="fp32_auto").precision == "ieee"
+
+
+AGREE = "expected a stage and a precision that agree; change one of them"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"stage": "stream_k", "precision": "bf16x6"},
+            f"precision is 'bf16x6' and stage is 'stream_k', which computes in ieee; {AGREE}",
+        ),
+        (
+            {"stage": "naive", "precision": "tf32"},
+            f"precision is 'tf32' and stage is 'naive', which computes in ieee; {AGREE}",
+        ),
+        (
+            {"stage": "persistent"},
+            f"precision is 'ieee' and stage is 'persistent', which computes in {', '.join(MODES)}; {AGREE}",
+        ),
+        (
+            {"stage": "persistent", "precision": "fp32_auto"},
+            "precision is 'fp32_auto' and stage is 'persistent'; expected stage 'auto', which leaves a choice; name "
+            f"the precision, one of {', '.join(MODES)}, or leave out the stage",
+        ),
+        (
+            {"stage": "naive", "precision": "fp32_auto"},
+            "precision is 'fp32_auto' and stage is 'naive'; expected stage 'auto', which leaves a choice; name the "
+            "precision, one of ieee, or leave out the stage",
+        ),
+        (
+            {"stage": "tf32_tma", "precision": "bf16x6"},
+            f"precision is 'bf16x6' and stage is 'tf32_tma', which computes in tf32; {AGREE}",
+        ),
+        (
+            {"stage": "wide_tiles", "precision": "fp16x3"},
+            "precision is 'fp16x3' and stage is 'wide_tiles', which computes in tf32, tf32x3, bf16, bf16x6, bf16x9; "
+            f"{AGREE}",
+        ),
+    ],
+    ids=lambda value: "-".join(value.values()) if isinstance(value, dict) else "",
+)
+@pytest.mark.parametrize("call", ["tiled_sgemm", "explain", "plan"])
+def test_a_stage_and_a_precision_must_agree(call, options, words):
+    a = np.ones((4, 5), np.float32)
+    arguments = (4, 4, 5) if call == "plan" else (a, a.T)
+    with pytest.raises(ValueError) as error:
+        getattr(numba_gemm, call)(*arguments, **options)
+    assert str(error.value) == words

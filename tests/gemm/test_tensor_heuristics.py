@@ -1,0 +1,102 @@
+"""Choices for the tensor cores: the stage, its tiles, and the expected durations."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from numba_gemm.gemm import heuristics, tensor_heuristics
+from numba_gemm.gemm.heuristics import Problem
+from numba_gemm.kernels.product import Product, dense
+from numba_gemm.kernels.tensor_core import MODES, TENSOR_STAGES, direct
+from numba_gemm.kernels.tensor_core.stage import mode_for
+from numba_gemm.runtime.device import SIMULATED_DEVICE
+
+
+def tiles(stage, *extents, **properties):
+    config = heuristics.named(stage, Problem(*extents, **properties)).config
+    return config.BM, config.BN
+
+
+def test_small_products_get_small_tiles():
+    areas = []
+    for extent in (256, 512, 1024, 4096):
+        rows, cols = tiles("persistent", extent, extent, 1024, precision="bf16x6")
+        areas.append(rows * cols)
+    assert areas == sorted(areas)
+    assert areas[0] < areas[-1]
+
+
+@pytest.mark.parametrize(
+    ("extents", "expected"),
+    [
+        ((512, 512, 1024), (64, 64)),
+        ((1024, 1024, 1024), (64, 128)),
+        ((3072, 3072, 3072), (128, 192)),
+        ((4096, 4096, 4096), (128, 256)),
+    ],
+)
+def test_tiles_of_operands_that_tensor_maps_describe(extents, expected):
+    assert tiles("tf32_tma", *extents, precision="tf32", tma="NN") == expected
+    choice = heuristics.choose(Problem(*extents, precision="tf32", tma="NN"))
+    assert (choice.stage, choice.precision) == (direct.STAGE, "tf32")
+    assert expected == (choice.config.BM, choice.config.BN)
+    assert "operands as they are" in choice.reason
+
+
+@pytest.mark.parametrize("config", direct.CONFIGS, ids=lambda config: config.name)
+def test_every_tile_for_tensor_maps_has_a_rate(config):
+    assert (config.BM, config.BN) in tensor_heuristics.TMA_RATES
+
+
+@pytest.mark.parametrize("precision", MODES)
+def test_tiles_that_a_precision_may_have(precision):
+    found = tensor_heuristics.configs_for(TENSOR_STAGES["persistent"], precision, 4096)
+    assert found
+    assert all(config.BN <= 128 or len(MODES[precision].products) == 1 for config in found)
+
+
+@pytest.mark.parametrize("name", [name for name, stage in TENSOR_STAGES.items() if len(stage.configs) == 1])
+def test_a_stage_of_one_configuration(name):
+    stage = TENSOR_STAGES[name]
+    for precision in stage.precisions:
+        choice = heuristics.named(name, Problem(4096, 64, 512, precision=precision))
+        assert choice.selected == (stage, stage.configs[0], precision, None, False)
+
+
+def test_reason_for_a_stage_that_decomposes():
+    """Also where tensor maps could describe the operands."""
+    both = [
+        heuristics.named("persistent", Problem(1000, 300, 512, precision="tf32", tma=layout)) for layout in ("", "NN")
+    ]
+    assert both[0] == both[1]
+    assert "operands decomposed first" in both[0].reason
+
+
+def test_operands_that_tensor_maps_cannot_describe_are_refused():
+    with pytest.raises(ValueError, match="stage is 'tf32_tma', and tensor maps cannot describe these operands"):
+        heuristics.named("tf32_tma", Problem(100, 100, 100, precision="tf32"))
+
+
+def test_layouts_of_a_problem():
+    product = Product(dense("N", 12, 20), dense("T", 20, 28), dense("N", 12, 28))
+    gpu = dataclasses.replace(SIMULATED_DEVICE, cc=(9, 0))
+    assert heuristics.problem(product, gpu, "tf32").tma == "NT"
+    assert heuristics.problem(product, gpu, "bf16").tma == ""
+    for cc in ((8, 9), (10, 0)):
+        assert heuristics.problem(product, dataclasses.replace(gpu, cc=cc), "tf32").tma == ""
+    odd = dataclasses.replace(product, a=dataclasses.replace(product.a, offset=4))
+    assert heuristics.problem(odd, gpu, "tf32").tma == ""
+
+
+def test_short_sums_are_summed_afresh_step_by_step():
+    short, long = mode_for("bf16x6", 1023), mode_for("bf16x6", 1024)
+    assert (short.stepwise, long.stepwise) == (True, False)
+    assert short.products == long.products
+    assert long == MODES["bf16x6"]
+    assert mode_for("bf16x9", 256) == MODES["bf16x9"]
+    times = [tensor_heuristics.expected_seconds("bf16x6", 4096, 4096, k, 132) for k in (1023, 1024)]
+    assert times[0] > 1.5 * times[1]
+    with pytest.raises(ValueError, match="stepwise sums are compensated"):
+        dataclasses.replace(MODES["fp16x3"], stepwise=True)

@@ -1,0 +1,110 @@
+"""Tensor maps: made once, kept for good, limited in number."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+
+from numba_gemm.kernels.product import Layout
+from numba_gemm.kernels.step import MapOf, Slot
+from numba_gemm.runtime import tensor_maps
+from numba_gemm.runtime.tensor_maps import TensorMaps
+
+ADDRESS = 1 << 20
+LAYOUT = Layout(8, 16, 64, 4)
+
+
+def wanted(box=(8, 16), matrices=1, step=0, slot=Slot.A, layout=LAYOUT):
+    return MapOf(slot, layout, box, matrices, step)
+
+
+class Driver:
+    """Stand-in for the driver: memory from 1 MiB on, numbered maps, and the record of what was copied where."""
+
+    CUresult = tensor_maps.driver.CUresult
+
+    def __init__(self, monkeypatch):
+        self.allocated, self.encoded, self.written = 0, [], {}
+        self.status = self.refusal = self.CUresult.CUDA_SUCCESS
+        for name in (
+            "cuMemAlloc",
+            "cuTensorMapEncodeTiled",
+            "cuStreamCreate",
+            "cuMemcpyHtoDAsync",
+            "cuStreamSynchronize",
+        ):
+            monkeypatch.setattr(tensor_maps.driver, name, getattr(self, name))
+        monkeypatch.setattr(tensor_maps, "relaxed_capture", contextlib.nullcontext)
+        monkeypatch.setattr(tensor_maps, "call", lambda function, *arguments: function(*arguments))
+
+    def cuMemAlloc(self, size):
+        self.allocated += 1
+        return self.status, self.allocated << 20
+
+    def cuTensorMapEncodeTiled(self, kind, rank, pointer, extents, strides, box, *rest):
+        self.encoded.append((pointer, *([int(value) for value in values] for values in (extents, strides, box))))
+        return self.refusal, SimpleNamespace(opaque=[len(self.encoded)] * 16)
+
+    def cuStreamCreate(self, flags):
+        return 7
+
+    def cuMemcpyHtoDAsync(self, place, data, size, stream):
+        assert (len(data), size, stream) == (128, 128, 7)
+        assert place not in self.written, "none is overwritten"
+        self.written[place] = data
+
+    def cuStreamSynchronize(self, stream):
+        assert stream == 7
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    return Driver(monkeypatch)
+
+
+def test_a_map_is_made_once_and_stays(fake):
+    maps = TensorMaps()
+    first = maps.place(ADDRESS, wanted())
+    assert maps.place(ADDRESS, wanted(matrices=5)) == first, "all five are one"
+    assert maps.place(ADDRESS, wanted(slot=Slot.B)) == first, "a map serves either operand"
+    others = {maps.place(ADDRESS + 64 * i, wanted()) for i in range(1, 600)}
+    others |= {maps.place(ADDRESS, wanted(box=(16, 16))), maps.place(ADDRESS, wanted(matrices=5, step=64))}
+    others.add(maps.place(ADDRESS, wanted(layout=Layout(8, 12, 64, 4))))
+    assert (len(others), len(fake.encoded), fake.allocated) == (602, 603, 2)
+    assert set(fake.written) == others | {first}
+
+
+@pytest.mark.parametrize(
+    ("one", "extents", "strides", "box"),
+    [
+        (wanted(), [16, 8, 1], [64, 64], [16, 8, 1]),
+        (wanted(matrices=5), [16, 8, 1], [64, 64], [16, 8, 1]),
+        (wanted(matrices=5, step=4096, box=(64, 32)), [16, 8, 5], [64, 4096], [32, 64, 1]),
+        (wanted(layout=Layout(1, 17, 4, 4)), [17, 1, 1], [80, 80], [16, 8, 1]),
+    ],
+)
+def test_what_a_map_describes(fake, one, extents, strides, box):
+    """Columns before rows; the stride of a single row does not count."""
+    TensorMaps().place(ADDRESS, one)
+    assert fake.encoded == [(ADDRESS, extents, strides, box)]
+
+
+def test_maps_end_where_their_places_do(fake):
+    maps = TensorMaps()
+    fake.status = fake.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+    assert maps.place(ADDRESS, wanted()) is None
+    fake.status = fake.CUresult.CUDA_SUCCESS
+    maps._count = tensor_maps.MAX_MAPS
+    assert maps.place(ADDRESS, wanted()) is None
+    assert not fake.written
+
+
+def test_a_map_that_the_driver_refuses_takes_no_place(fake):
+    maps = TensorMaps()
+    fake.refusal = fake.CUresult.CUDA_ERROR_INVALID_VALUE
+    assert maps.place(ADDRESS, wanted()) is None
+    fake.refusal = fake.CUresult.CUDA_SUCCESS
+    assert maps.place(ADDRESS, wanted()) is not None
+    assert (fake.allocated, len(fake.written), len(maps._free)) == (1, 1, tensor_maps.PAGE - 1)
