@@ -13,8 +13,8 @@ from numba_gemm.kernels.ladder import TileConfig
 DEVICE_MODULES = [
     f"numba_gemm.device.{name}"
     for name in (
-        *("matrix", "vector", "shared", "async_copy", "address", "blend", "dot"),
-        *("outer_product", "tile_loader", "work"),
+        *("matrix", "vector", "shared", "async_copy", "address", "store", "dot"),
+        *("outer_product", "tile_loader", "partition"),
     )
 ]
 
