@@ -21,7 +21,7 @@ from ..kernels.ladder.stage import LadderStage, TileConfig
 from ..kernels.ladder.stream_k import SUMS_STAGED
 from ..kernels.product import Product
 from ..kernels.stage import IEEE, Share, Stage
-from ..kernels.tensor_core import direct
+from ..kernels.tensor_core import tf32_tma
 from ..kernels.tensor_core.tma_stage import TmaStage, tma_operands
 from ..models.roofline import FP32_LANES_PER_SM
 from ..runtime.device import DeviceProperties
@@ -192,7 +192,7 @@ def problem(product: Product, gpu: DeviceProperties, precision: str = IEEE) -> P
     whole = all(step % 16 == 0 for steps in (batch.a, batch.b, batch.c) for step in steps)
     a_rows, b_rows = a.aligned, b.aligned
     tma = None
-    if precision in direct.STAGE.precisions and direct.STAGE.runs_on(gpu.cc):
+    if precision in tf32_tma.STAGE.precisions and tf32_tma.STAGE.runs_on(gpu.cc):
         tma = tma_operands(product)
     return Problem(
         c.rows,
@@ -362,7 +362,7 @@ def ranked(wanted: Problem, only: Stage | None = None) -> list[Choice]:
 
 
 def _ranked_tensor(wanted: Problem, only: Stage | None) -> list[Choice]:
-    stage = only or (direct.STAGE if wanted.tma else tensor_stage(wanted.cc))
+    stage = only or (tf32_tma.STAGE if wanted.tma else tensor_stage(wanted.cc))
     if stage is None:
         return []
     extents = wanted.m, wanted.n, wanted.k

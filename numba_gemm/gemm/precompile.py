@@ -10,7 +10,7 @@ from ..kernels.ladder.stage import Form, LadderStage, TileConfig
 from ..kernels.product import Product, dense
 from ..kernels.stage import Gpu, Stage
 from ..kernels.step import Kernel
-from ..kernels.tensor_core import direct
+from ..kernels.tensor_core import tf32_tma
 from ..kernels.tensor_core.stage import LONG_SUM
 from ..kernels.tensor_core.tma_stage import TmaStage
 from ..runtime import device as devices
@@ -135,7 +135,7 @@ def _kernels(name: str, precision: str, cc: tuple[int, int]) -> Iterator[Named]:
         if one == IEEE:
             yield from _ladder_kernels(stage, cc)
         elif stage is None:
-            found: list[Stage | None] = [direct.STAGE, tensor_stage(cc)]
+            found: list[Stage | None] = [tf32_tma.STAGE, tensor_stage(cc)]
             for other in found:
                 if other is not None and other.runs_on(cc) and one in other.precisions:
                     yield from _tensor_kernels(other, one, cc)
@@ -182,7 +182,7 @@ def _tensor_kernels(stage: Stage, precision: str, cc: tuple[int, int]) -> Iterat
     gpu = Gpu(cc, 1)
     for k in (LONG_SUM // 2, 2 * LONG_SUM):
         for config in configs_for(stage, precision, k):
-            layouts = direct.LAYOUTS if isinstance(stage, TmaStage) else ["NN"]
+            layouts = tf32_tma.LAYOUTS if isinstance(stage, TmaStage) else ["NN"]
             for layout in layouts:
                 product = _dense(layout[0], layout[1], 256, k, 256)
                 for step in stage.launches(config, product, precision, None, gpu).steps:

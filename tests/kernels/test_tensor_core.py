@@ -56,7 +56,7 @@ from numba_gemm.lab.bench import accuracy
 from numba_gemm.models.accuracy import MODE_BOUNDS, mode_bound
 from numba_gemm.runtime import bound_product, kernel_cache
 from numba_gemm.runtime.bound_product import BoundProduct
-from numba_gemm.runtime.frame import moving_words
+from numba_gemm.runtime.frame import FrameLayout
 from numba_gemm.runtime.launch import launch
 from numba_gemm.runtime.matrix import Matrix, Vector
 from numba_gemm.runtime.tensor_maps import TensorMaps
@@ -772,7 +772,7 @@ class FakeFrame:
     """Stand-in for `Frame`: records the values of moving words."""
 
     def __init__(self, steps, handles, context):
-        self.words, self.moved, self.launched, self.error = moving_words(steps), [], [], None
+        self.words, self.moved, self.launched, self.error = FrameLayout(steps).moving, [], [], None
         assert len(handles) == len(steps)
 
     def in_context(self):

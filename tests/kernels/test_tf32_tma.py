@@ -12,14 +12,14 @@ from support.recorded_launches import record_launches
 from numba_gemm.kernels.product import ONE, Batch, Layout, Product, dense
 from numba_gemm.kernels.stage import Gpu
 from numba_gemm.kernels.step import MapOf, Moving, Slot
-from numba_gemm.kernels.tensor_core import TensorForm, WarpgroupConfig, direct, persistent
+from numba_gemm.kernels.tensor_core import TensorForm, WarpgroupConfig, persistent, tf32_tma
 from numba_gemm.kernels.tensor_core.config import ROW_BYTES
 from numba_gemm.kernels.tensor_core.stage import MAX_MATRICES
 from numba_gemm.kernels.tensor_core.tma_stage import TmaForm, describable, tma_operands
 from numba_gemm.models.accuracy import MODE_BOUNDS
 from numba_gemm.runtime import bound_product, kernel_cache
 from numba_gemm.runtime.bound_product import BoundProduct, NoRoomForMaps
-from numba_gemm.runtime.frame import moving_words
+from numba_gemm.runtime.frame import FrameLayout
 from numba_gemm.runtime.launch import launch
 from numba_gemm.runtime.matrix import Matrix, Vector
 from numba_gemm.runtime.workspace import Workspaces
@@ -28,7 +28,7 @@ from numba_gemm.simulator.switch import SIMULATOR
 simulated = pytest.mark.skipif(not SIMULATOR, reason="runs on the simulator")
 
 GPU = Gpu((9, 0), 132)
-LAYOUTS = [*direct.LAYOUTS]
+LAYOUTS = [*tf32_tma.LAYOUTS]
 
 
 def layout_of(rows, cols, *, by_columns=False, offset=0, pad=0):
@@ -86,7 +86,7 @@ def test_operands_of_all_layouts(letters):
     if letters == "TN":
         assert found is several is None
         return
-    layout = direct.LAYOUTS[letters]
+    layout = tf32_tma.LAYOUTS[letters]
     assert (several.u_step, several.v_step) == ((0, 1600) if layout.swapped else (1600, 0))
     assert tma_operands(product_of(a, b, replace(batch, a=(0, 0, 1604)))) is None
     assert tma_operands(product_of(a, b, replace(batch, b=(0, 0, -1600)))) is None
@@ -116,10 +116,10 @@ def test_largest_batch():
         assert (found is not None) == fits
 
 
-@pytest.mark.parametrize("config", direct.CONFIGS, ids=lambda config: config.name)
+@pytest.mark.parametrize("config", tf32_tma.CONFIGS, ids=lambda config: config.name)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_boxes_are_what_a_copy_can_bring(config, layout):
-    for rows, cols in direct.boxes(config, direct.LAYOUTS[layout]):
+    for rows, cols in tf32_tma.boxes(config, tf32_tma.LAYOUTS[layout]):
         assert rows <= 256
         assert 4 * cols == ROW_BYTES
 
@@ -127,32 +127,32 @@ def test_boxes_are_what_a_copy_can_bring(config, layout):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_maps_and_grid_of_a_product(layout):
     """Each operand's map has the kernel's box; blocks are one per tile of C or of its transpose."""
-    m, n, k, config = 200, 1000, 64, direct.CONFIGS[0]
+    m, n, k, config = 200, 1000, 64, tf32_tma.CONFIGS[0]
     a, b = dense(layout[0], m, k), dense(layout[1], k, n)
     batch = Batch((1, 1, 3), (0, 0, 4 * m * k), (0, 0, 0), (0, 0, 4 * m * n))
-    launches = direct.STAGE.launches(config, product_of(a, b, batch), "tf32", None, GPU)
+    launches = tf32_tma.STAGE.launches(config, product_of(a, b, batch), "tf32", None, GPU)
     (step,) = launches.steps
-    u_box, v_box = direct.boxes(config, direct.LAYOUTS[layout])
+    u_box, v_box = tf32_tma.boxes(config, tf32_tma.LAYOUTS[layout])
     a_map = MapOf(Slot.A, a if layout[0] == "N" else a.transposed, v_box if layout == "NN" else u_box, 3, 4 * m * k)
     b_map = MapOf(Slot.B, b if layout[1] == "N" else b.transposed, u_box if layout == "NN" else v_box, 3, 0)
     assert launches.maps == ((b_map, a_map) if layout == "NN" else (a_map, b_map))
     rows, cols = (n, m) if layout == "NN" else (m, n)
     assert step.grid == (-(-rows // config.BM) * -(-cols // config.BN), 3, 1)
     assert (launches.scratch_bytes, launches.counters) == (0, 0)
-    assert direct.STAGE.launches(config, product_of(a, b), "tf32", None, Gpu((9, 0), 5)).steps[0].grid == (5, 1, 1)
+    assert tf32_tma.STAGE.launches(config, product_of(a, b), "tf32", None, Gpu((9, 0), 5)).steps[0].grid == (5, 1, 1)
 
 
 @simulated
 def test_the_simulator_says_that_it_has_no_matrix_instructions():
     with pytest.raises(NotImplementedError, match="no matrix instructions"):
-        direct.build(direct.CONFIGS[0], TensorForm(direct.MODE), direct.LAYOUTS["NN"])
+        tf32_tma.build(tf32_tma.CONFIGS[0], TensorForm(tf32_tma.MODE), tf32_tma.LAYOUTS["NN"])
 
 
 def test_more_than_one_part_is_refused():
     from numba_gemm.kernels.tensor_core import MODES
 
     with pytest.raises(ValueError, match="one part"):
-        direct.build(direct.CONFIGS[0], TensorForm(MODES["tf32x3"]), direct.LAYOUTS["NN"])
+        tf32_tma.build(tf32_tma.CONFIGS[0], TensorForm(MODES["tf32x3"]), tf32_tma.LAYOUTS["NN"])
 
 
 # -------------------------------------------------------------------------------------------- launches, without a GPU
@@ -173,7 +173,7 @@ BATCH = Batch((1, 1, 2), (0, 0, 4096), (0, 0, 4096), (0, 0, 4096))
 VECTOR = Vector(4096, 8, 4, None)
 SQUARE = matrix(16, 16)
 LAUNCH_KEYS = {
-    "configuration": {"config": direct.CONFIGS[1]},
+    "configuration": {"config": tf32_tma.CONFIGS[1]},
     "device": {"device": 1},
     "layout of B": {"b": matrix(16, 16, by_columns=True)},
     "layout of both": {"a": matrix(16, 16, by_columns=True), "b": matrix(16, 16, by_columns=True)},
@@ -194,10 +194,10 @@ LAUNCH_KEYS = {
 }
 
 
-def enqueue(a=SQUARE, b=SQUARE, c=SQUARE, device=0, config=direct.CONFIGS[0], **changes):
+def enqueue(a=SQUARE, b=SQUARE, c=SQUARE, device=0, config=tf32_tma.CONFIGS[0], **changes):
     options = {"precision": "tf32", "batch": BATCH, "epilogue": abs, "vectors": (VECTOR,)} | changes
     a, b, c = (replace(one, device=device) for one in (a, b, c))
-    launch(direct.STAGE, config, 1.0, a, b, 0.0, c, **options)
+    launch(tf32_tma.STAGE, config, 1.0, a, b, 0.0, c, **options)
 
 
 @pytest.mark.parametrize("case", LAUNCH_KEYS)
@@ -222,7 +222,7 @@ class FakeFrame:
     """Stand-in for `Frame`: records the values of moving words."""
 
     def __init__(self, steps, handles, context):
-        self.words, self.moved, self.launched = moving_words(steps), [], 0
+        self.words, self.moved, self.launched = FrameLayout(steps).moving, [], 0
 
     def in_context(self):
         return True
@@ -256,7 +256,7 @@ def bound_launches(monkeypatch, room):
 
     monkeypatch.setattr(bound_product, "Frame", make)
     maps = FakeMaps(room)
-    launches = direct.STAGE.launches(direct.CONFIGS[0], product_of(*[layout_of(16, 16)] * 2), "tf32", None, GPU)
+    launches = tf32_tma.STAGE.launches(tf32_tma.CONFIGS[0], product_of(*[layout_of(16, 16)] * 2), "tf32", None, GPU)
     return BoundProduct(0, 1, launches, [1], Workspaces(), maps), maps, frames
 
 
@@ -287,16 +287,16 @@ def test_cached_kernel_names_are_distinct():
         return lambda value, row, col: value + bias
 
     def name(config, form, layout):
-        return kernel_cache.key(direct.STAGE.kernel_of(config, TmaForm(form, layout)), (9, 0))
+        return kernel_cache.key(tf32_tma.STAGE.kernel_of(config, TmaForm(form, layout)), (9, 0))
 
-    forms = [TensorForm(direct.MODE, *more) for more in ((), (epilogue_of(1.0),), (epilogue_of(2.0),))]
-    forms += [TensorForm(direct.MODE, epilogue_of(1.0), count) for count in (1, 2)]
-    names = [name(*made) for made in itertools.product(direct.CONFIGS, forms, LAYOUTS)]
+    forms = [TensorForm(tf32_tma.MODE, *more) for more in ((), (epilogue_of(1.0),), (epilogue_of(2.0),))]
+    forms += [TensorForm(tf32_tma.MODE, epilogue_of(1.0), count) for count in (1, 2)]
+    names = [name(*made) for made in itertools.product(tf32_tma.CONFIGS, forms, LAYOUTS)]
     assert None not in names
-    assert len(set(names)) == len(names) == len(forms) * len(LAYOUTS) * len(direct.CONFIGS)
+    assert len(set(names)) == len(names) == len(forms) * len(LAYOUTS) * len(tf32_tma.CONFIGS)
     factors = [1.0]
-    untold = TensorForm(direct.MODE, lambda value, row, col: value * factors[0])
-    assert name(direct.CONFIGS[0], untold, "NN") is None
+    untold = TensorForm(tf32_tma.MODE, lambda value, row, col: value * factors[0])
+    assert name(tf32_tma.CONFIGS[0], untold, "NN") is None
 
 
 # ------------------------------------------------------------------------------------------------ rows in registers
@@ -316,12 +316,12 @@ def copied(rows, along):
 @simulated
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_threads_load_the_rows_that_the_instruction_wants(layout):
-    along = direct.LAYOUTS[layout].along
-    start_of, load_rows = direct.row_loads(along)
+    along = tf32_tma.LAYOUTS[layout].along
+    start_of, load_rows = tf32_tma.row_loads(along)
     memory, down, seen = copied(128, along), 8 if along else 1, []
     for group, warp, lane in itertools.product(range(2), range(4), range(32)):
         row, first = start_of(np.uint32(group), np.uint32(warp), np.uint32(lane))
-        held = np.full(direct.HELD, np.nan, np.float32)
+        held = np.full(tf32_tma.HELD, np.nan, np.float32)
         load_rows(held, memory, np.uint32(0), first)
         for step, half, lower in itertools.product(range(4), range(2), range(2)):
             k = 8 * step + lane % 4 + 4 * half
@@ -351,11 +351,11 @@ def test_no_two_lanes_meet_in_a_bank(along, monkeypatch):
     asked = []
     for lane in range(32):
         addresses = Addresses()
-        monkeypatch.setattr(direct, "shared_load1", addresses.load1)
-        monkeypatch.setattr(direct, "shared_load2", addresses.load2)
-        start_of, load_rows = direct.row_loads(along)
+        monkeypatch.setattr(tf32_tma, "shared_load1", addresses.load1)
+        monkeypatch.setattr(tf32_tma, "shared_load2", addresses.load2)
+        start_of, load_rows = tf32_tma.row_loads(along)
         _, first = start_of(np.uint32(1), np.uint32(2), np.uint32(lane))
-        load_rows(np.zeros(direct.HELD, np.float32), None, np.uint32(0), first)
+        load_rows(np.zeros(tf32_tma.HELD, np.float32), None, np.uint32(0), first)
         asked.append(addresses.asked)
     at_once = 32 if along else 16  # lanes whose loads are one access: 128 bytes
     assert len(asked[0]) == (16 if along else 8)
@@ -378,10 +378,10 @@ def test_sums_are_stored(layout, beta, with_epilogue, m, n, turned):
     def epilogue(value, row, col, across):
         return value + across[col] - row
 
-    layout, config = direct.LAYOUTS[layout], WarpgroupConfig(64, 64, producers=1)
-    form = TensorForm(direct.MODE, epilogue, 1) if with_epilogue else TensorForm(direct.MODE)
-    start_of, _ = direct.row_loads(layout.along)
-    store, groups, down = direct.sums_store(config, form, layout), config.BN // 8, 8 if layout.along else 1
+    layout, config = tf32_tma.LAYOUTS[layout], WarpgroupConfig(64, 64, producers=1)
+    form = TensorForm(tf32_tma.MODE, epilogue, 1) if with_epilogue else TensorForm(tf32_tma.MODE)
+    start_of, _ = tf32_tma.row_loads(layout.along)
+    store, groups, down = tf32_tma.sums_store(config, form, layout), config.BN // 8, 8 if layout.along else 1
     inside = m >= 64 and n >= 64
 
     @cuda.jit
@@ -454,7 +454,7 @@ SHAPES = [(4, 4, 4), (64, 128, 32), (100, 72, 92), (132, 260, 68), (300, 200, 10
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("config", direct.CONFIGS, ids=lambda config: config.name)
+@pytest.mark.parametrize("config", tf32_tma.CONFIGS, ids=lambda config: config.name)
 def test_product(config, layout, shape):
     import torch
 
@@ -469,7 +469,7 @@ def test_product(config, layout, shape):
         if beta:
             c.copy_(before)
         torch.cuda.synchronize()
-        launch(direct.STAGE, config, 1.5, as_matrix(a), as_matrix(b), beta, as_matrix(c), precision="tf32")
+        launch(tf32_tma.STAGE, config, 1.5, as_matrix(a), as_matrix(b), beta, as_matrix(c), precision="tf32")
         assert within(c, a, b, 1.5, beta, before)
         size = 1.5 * (a.double().abs() @ b.double().abs()) + abs(beta) * before.double().abs()
         exact = 1.5 * (rounded(a) @ rounded(b)) + beta * before.double()

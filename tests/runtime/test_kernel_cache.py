@@ -31,7 +31,7 @@ from numba_gemm.kernels import STAGES
 from numba_gemm.kernels.ladder.stage import Form, TileConfig
 from numba_gemm.kernels.product import Product, dense
 from numba_gemm.kernels.step import Kernel
-from numba_gemm.kernels.tensor_core import MODES, TensorForm, direct, persistent
+from numba_gemm.kernels.tensor_core import MODES, TensorForm, persistent, tf32_tma
 from numba_gemm.kernels.tensor_core.stage import preparing_kernels
 from numba_gemm.runtime import device as devices
 from numba_gemm.runtime import kernel_cache, private_files
@@ -193,7 +193,7 @@ DIFFERENT = [
     NAIVE.kernel_of(TILED, True),
     STREAM_K.kernel_of(STREAM_K.configs[0], Form("along4", "across4", True)),
     persistent.STAGE.kernel_of(persistent.STAGE.configs[0], TensorForm(MODES["bf16x6"])),
-    direct.STAGE.kernel(direct.STAGE.configs[0], Product(*[dense("N", 64, 64)] * 3)),
+    tf32_tma.STAGE.kernel(tf32_tma.STAGE.configs[0], Product(*[dense("N", 64, 64)] * 3)),
     STAGES["warp_mma"].kernel_of(STAGES["warp_mma"].configs[0], TensorForm(MODES["tf32"])),
     SPLIT,
     EXTREMES,

@@ -16,7 +16,15 @@ from typing import Any
 from numba_gemm.kernels.product import Batch, Product, dense
 from numba_gemm.kernels.stage import Gpu
 from numba_gemm.kernels.step import Kernel
-from numba_gemm.kernels.tensor_core import MODES, SHORT_SUMS, TENSOR_STAGES, TensorForm, TensorStage, direct, persistent
+from numba_gemm.kernels.tensor_core import (
+    MODES,
+    SHORT_SUMS,
+    TENSOR_STAGES,
+    TensorForm,
+    TensorStage,
+    persistent,
+    tf32_tma,
+)
 from numba_gemm.kernels.tensor_core.stage import LONG_SUM
 from numba_gemm.kernels.tensor_core.tma_stage import TmaForm
 from numba_gemm.runtime import epilogue, kernel_cache
@@ -35,7 +43,7 @@ CUT = 2.0**-23  # of a sum, that an addition in the tensor cores cuts off at mos
 COMPILED = ("tf32x3", "bf16x6")
 COMPILED_TOO = (("one_warpgroup", "tf32"), ("fresh_sums", "bf16x9"))
 # Configurations and layouts of operands that tensor maps describe: all of the former, each of the latter.
-TMA_KERNELS = [(index, "NN") for index in range(len(direct.CONFIGS))] + [(0, "NT"), (0, "TT")]
+TMA_KERNELS = [(index, "NN") for index in range(len(tf32_tma.CONFIGS))] + [(0, "NT"), (0, "TT")]
 
 
 def precision_of(mode: str) -> str:
@@ -108,7 +116,7 @@ def epilogue_kernel() -> Kernel:
 
 def tma_kernel(index: int, layout: str) -> Kernel:
     """Return the kernel for operands that tensor maps describe."""
-    return direct.STAGE.kernel_of(direct.CONFIGS[index], TmaForm(TensorForm(direct.MODE), layout))
+    return tf32_tma.STAGE.kernel_of(tf32_tma.CONFIGS[index], TmaForm(TensorForm(tf32_tma.MODE), layout))
 
 
 def compiled_part(part: str) -> Iterator[tuple[dict[str, Any], Kernel, tuple[int, int]]]:
@@ -120,9 +128,9 @@ def compiled_part(part: str) -> Iterator[tuple[dict[str, Any], Kernel, tuple[int
         yield {"stage": "epilogue"}, epilogue_kernel(), CC
         for precision in MODES:
             yield {"stage": "decompose", "mode": precision}, kernels_of(precision)[-2], CC
-    elif part == direct.STAGE.name:
+    elif part == tf32_tma.STAGE.name:
         for index, layout in TMA_KERNELS:
-            config = direct.CONFIGS[index]
+            config = tf32_tma.CONFIGS[index]
             yield {"stage": part, "mode": layout, "BM": config.BM, "claim": config.claim}, tma_kernel(index, layout), CC
     else:
         stage = TENSOR_STAGES[part]

@@ -6,11 +6,11 @@ no decomposition, and `warp_mma` for GPUs other than those of compute capability
 
 from . import (
     bulk_copies,
-    direct,
     fresh_sums,
     one_warpgroup,
     persistent,
     producer_consumer,
+    tf32_tma,
     warp_mma,
     wide_tiles,
 )
@@ -28,7 +28,7 @@ TENSOR_STAGES: dict[str, TensorStage | TmaStage] = {
         wide_tiles,
         fresh_sums,
         persistent,
-        direct,
+        tf32_tma,
         warp_mma,
     )
 }

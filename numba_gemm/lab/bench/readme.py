@@ -84,7 +84,7 @@ TARGETS, TARGETS_SUMMARY, TARGETS_HOW = "targets.csv", "targets_summary.csv", "t
 # Of `bench.py --precisions`, `numba_gemm.lab.bench.accuracy` and `numba_gemm.lab.bench.tensor_ladder`.
 PRECISIONS_FOLDER, ACCURACY_CSV = "precisions", "accuracy.csv"
 TENSOR_LADDER_CSV, SPECIAL_CSV, SPLIT = "tensor_ladder.csv", "special_values.csv", "split"
-DIRECT, DIRECT_PRECISION = "direct", "tf32"  # the stage whose operands are not decomposed
+DIRECT, DIRECT_PRECISION = "tf32_tma", "tf32"  # the stage whose operands are not decomposed
 STREAMED, STREAMED_HOW, ON_DEVICE = "streamed.csv", "streamed.json", "on the device"  # of numba_gemm.lab.bench.streamed
 VECTOR_GROUP, COPY = "vector", "device copy"
 STATISTICS = {"geomean": "geometric mean", "min": "least", "max": "most"}

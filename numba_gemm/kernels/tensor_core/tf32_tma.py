@@ -1,4 +1,4 @@
-"""direct: operands are multiplied as they are in memory.
+"""tf32_tma: operands are multiplied as they are in memory.
 
 Bottleneck before: rearranging the operands takes up to a fifth of the time of a product of one part per element.
 Idea: tensor maps. A copy fetches a box of the matrix itself, rounds it to TF32, and places its rows where the matrix
@@ -289,14 +289,14 @@ def build(config, form, layout):
     bounds = hardware_only(launch_bounds=(config.threads, 1))
 
     @cuda.jit(**bounds)
-    def direct(alpha, u, v, beta, c, k, steps):
+    def tf32_tma(alpha, u, v, beta, c, k, steps):
         run(alpha, u, v, beta, c, k, steps, ())
 
     @cuda.jit(**bounds)
-    def direct_with(alpha, u, v, beta, c, k, steps, vectors):
+    def tf32_tma_with(alpha, u, v, beta, c, k, steps, vectors):
         run(alpha, u, v, beta, c, k, steps, vectors)
 
-    return direct_with if form.vectors else direct
+    return tf32_tma_with if form.vectors else tf32_tma
 
 
 def build_variant(config, variant):
