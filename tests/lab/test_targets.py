@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 import numba_gemm
+from numba_gemm.kernels.stage import IEEE
 from numba_gemm.lab.bench import targets
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.results import CUBLAS, ERROR, OK, WRONG
@@ -70,7 +71,9 @@ class TestShapes:
 
     def test_full_cases_are_those_of_the_targets(self):
         counts = {group: len(targets.cases_of(group, FULL, 200, 1)) for group in GROUPS}
-        assert list(counts.values()) == [15, 7, 200, 17, 3, 6, 1, 1, 6]
+        libraries, kinds, new = len(targets.LIBRARIES), len(targets.HOST_LIMITS), len(targets.NEW_KINDS)
+        host = libraries * kinds + libraries * new + new
+        assert list(counts.values()) == [15, 7, 200, 17, 3, 6, 1, 1, host]
         assert 4 * FULL.vector**2 >= 1 << 30
         for _, aligned, _ in FULL.odd:
             assert all(extent % 4 == 0 for extent in aligned)
@@ -138,14 +141,24 @@ class TestVerdicts:
         rows = [target_row("odd", ratio=0.96, target=0.95), target_row("odd", ratio=0.1, target=math.nan)]
         assert list(judged(rows, "odd")["met"]) == [True]
 
-    @pytest.mark.parametrize(("us", "met"), [(6.9, True), (7.0, True), (7.1, False)])
-    def test_plan_has_a_limit_in_microseconds(self, us, met):
-        rows = [target_row("host", case="plan, torch arrays", us=us), target_row("host", case="torch arrays", us=20.0)]
+    @pytest.mark.parametrize(("us", "met"), [(149.0, True), (150.0, True), (150.1, False)])
+    def test_new_shapes_have_a_limit_in_microseconds(self, us, met):
+        name, call = targets.new_name(IEEE), targets.host_name("torch", IEEE)
+        rows = [target_row("host", case=name, us=us), target_row("host", case=call, us=20.0)]
         frame = judged(rows, "host")
-        limit = frame.loc[("host, plan: microseconds a call", "max")]
-        assert (limit["value"], limit["at_most"], limit["met"]) == (us, 7.0, met)
-        assert frame.loc[("host, torch arrays: torch.matmul's time over ours", "min"), "met"]
-        assert not frame.loc[("host, cupy arrays: torch.matmul's time over ours", "min"), "met"]
+        limit = frame.loc[(f"host, {name} whose kernel is loaded: microseconds per call", "max")]
+        assert (limit["met"], limit["worst"]) == (met, name)
+        assert frame.loc[(f"host, {call}: torch.matmul's time over ours", "min"), "met"]
+        other = targets.host_name("cupy", IEEE)
+        assert not frame.loc[(f"host, {other}: torch.matmul's time over ours", "min"), "met"]
+
+    @pytest.mark.parametrize("kind", targets.HOST_LIMITS)
+    def test_host_time_has_a_limit_in_units_of_matmul(self, kind):
+        """A limit of 1.4 times torch.matmul's time is a ratio of at least 1 / 1.4."""
+        name, least = targets.host_name("torch", kind), 1 / targets.HOST_LIMITS[kind]
+        for ratio, met in ((least * 1.001, True), (least * 0.999, False)):
+            frame = judged([target_row("host", case=name, ratio=ratio, target=least)], "host")
+            assert frame.loc[(f"host, {name}: torch.matmul's time over ours", "min"), "met"] == met
 
     def test_row_compares_work_a_microsecond(self):
         case = Case("vector", "x", Shape(2, 3, 4), lambda rig: {}, {COPY: 0.85, CUBLAS: targets.INFORMATION})
@@ -282,7 +295,7 @@ class TestMeasurement:
                 else:
                     assert row["status"] == ERROR
                     assert row["note"]
-                    assert group in ("batched", "epilogue") or case.name.endswith("cupy arrays")
+                    assert group in ("batched", "epilogue") or "cupy arrays" in case.name
 
 
 class TestCommandLine:
