@@ -88,8 +88,8 @@ def test_operands_of_all_layouts(letters):
         return
     layout = tf32_tma.LAYOUTS[letters]
     assert (several.u_step, several.v_step) == ((0, 1600) if layout.swapped else (1600, 0))
-    assert tma_operands(product_of(a, b, replace(batch, a=(0, 0, 1604)))) is None
-    assert tma_operands(product_of(a, b, replace(batch, b=(0, 0, -1600)))) is None
+    assert tma_operands(product_of(a, b, batch._replace(a=(0, 0, 1604)))) is None
+    assert tma_operands(product_of(a, b, batch._replace(b=(0, 0, -1600)))) is None
     assert found.layout == letters
     assert (found.u_slot, found.v_slot) == ((Slot.B, Slot.A) if layout.swapped else (Slot.A, Slot.B))
     assert (found.rows, found.cols) == ((28, 12) if layout.swapped else (12, 28))
@@ -112,7 +112,7 @@ def test_extents_beyond_coordinates():
 
 def test_largest_batch():
     for count, fits in ((MAX_MATRICES, True), (MAX_MATRICES + 1, False)):
-        found = tma_operands(product_of(layout_of(16, 16), layout_of(16, 16), replace(BATCH, extents=(1, 1, count))))
+        found = tma_operands(product_of(layout_of(16, 16), layout_of(16, 16), BATCH._replace(extents=(1, 1, count))))
         assert (found is not None) == fits
 
 
@@ -183,10 +183,10 @@ LAUNCH_KEYS = {
     "C by columns": {"c": matrix(16, 16, by_columns=True)},
     "rows": {"a": matrix(8, 16), "c": matrix(8, 16)},
     "k": {"a": matrix(16, 8, pad=8), "b": matrix(8, 16)},
-    "matrices": {"batch": replace(BATCH, extents=(1, 1, 3))},
-    "A's step": {"batch": replace(BATCH, a=(0, 0, 0))},
-    "B's step": {"batch": replace(BATCH, b=(0, 0, 0))},
-    "C's step": {"batch": replace(BATCH, c=(0, 0, 8192))},
+    "matrices": {"batch": BATCH._replace(extents=(1, 1, 3))},
+    "A's step": {"batch": BATCH._replace(a=(0, 0, 0))},
+    "B's step": {"batch": BATCH._replace(b=(0, 0, 0))},
+    "C's step": {"batch": BATCH._replace(c=(0, 0, 8192))},
     "epilogue": {"epilogue": max},
     "vectors": {"vectors": (VECTOR, VECTOR)},
     "a vector's stride": {"vectors": (replace(VECTOR, stride=8),)},

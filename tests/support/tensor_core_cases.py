@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 from numba_gemm.kernels.product import Batch, Product, dense
-from numba_gemm.kernels.stage import Gpu
-from numba_gemm.kernels.step import Kernel
+from numba_gemm.kernels.stage import Gpu, Stage
+from numba_gemm.kernels.step import Kernel, Moving, Slot, Step
 from numba_gemm.kernels.tensor_core import (
     MODES,
     SHORT_SUMS,
@@ -101,11 +102,29 @@ def stage_kernel(name: str, index: int, mode: str) -> Kernel:
     return stage.kernel_of(stage.configs[index], TensorForm(ALL_MODES[mode]))
 
 
+def steps_of(stage: Stage, precision: str, batched: bool = False, gpu: Gpu = GPU) -> tuple[Step, ...]:
+    """Return the launches of a long product by a stage in its first configuration."""
+    batch = Batch((1, 1, 2), *((0, 0, 1 << 20),) * 3) if batched else Batch()
+    product = Product(dense("N", 64, LONG_SUM), dense("N", LONG_SUM, 64), dense("N", 64, 64), batch)
+    return stage.launches(stage.configs[0], product, precision, None, gpu).steps
+
+
 def kernels_of(precision: str, batched: bool = False, gpu: Gpu = GPU) -> list[Kernel]:
     """Return the kernels of a product by `persistent`: row maxima if the mode is scaled, decomposition, product."""
-    stage, batch = persistent.STAGE, Batch((1, 1, 2), *((0, 0, 1 << 20),) * 3) if batched else Batch()
-    product = Product(dense("N", 64, LONG_SUM), dense("N", LONG_SUM, 64), dense("N", 64, 64), batch)
-    return [step.kernel for step in stage.launches(stage.configs[0], product, precision, None, gpu).steps]
+    return [step.kernel for step in steps_of(persistent.STAGE, precision, batched, gpu)]
+
+
+def passed(step: Step) -> list[str]:
+    """Return the types of the words that a launch passes to its kernel, as PTX names them."""
+    words = (word for argument in step.arguments for word in argument.words)
+    scalars = (Slot.ALPHA, Slot.BETA)
+    return ["f32" if isinstance(word, Moving) and word.slot in scalars else "u64" for word in words]
+
+
+def taken(ptx: str) -> list[str]:
+    """Return the types of a kernel's parameters in PTX."""
+    _, _, entry = ptx.partition(".entry")
+    return re.findall(r"\.param\s+(?:\.align \d+ )?\.(\w+)", entry[: entry.index(")")])
 
 
 def epilogue_kernel() -> Kernel:
@@ -122,21 +141,25 @@ def tma_kernel(index: int, layout: str) -> Kernel:
 def compiled_part(part: str) -> Iterator[tuple[dict[str, Any], Kernel, tuple[int, int]]]:
     """Yield descriptions, kernels and compute capabilities: a stage's in all modes, or, as "others", all else."""
     if part == "others":
-        (maxima, *_), batched = kernels_of("fp16x3"), kernels_of("fp16x3", batched=True)
-        yield {"stage": "row maxima"}, maxima, CC
-        yield from (({"stage": "batched", "mode": "fp16x3"}, kernel, CC) for kernel in batched)
+        yield {"stage": "row maxima"}, kernels_of("fp16x3")[0], CC
+        for step in steps_of(persistent.STAGE, "fp16x3", batched=True):
+            yield {"stage": "batched", "mode": "fp16x3", "passed": passed(step)}, step.kernel, CC
         yield {"stage": "epilogue"}, epilogue_kernel(), CC
         for precision in MODES:
-            yield {"stage": "decompose", "mode": precision}, kernels_of(precision)[-2], CC
+            step = steps_of(persistent.STAGE, precision)[-2]
+            yield {"stage": "decompose", "mode": precision, "passed": passed(step)}, step.kernel, CC
     elif part == tf32_tma.STAGE.name:
+        (step,) = steps_of(tf32_tma.STAGE, "tf32")
         for index, layout in TMA_KERNELS:
             config = tf32_tma.CONFIGS[index]
-            yield {"stage": part, "mode": layout, "BM": config.BM, "claim": config.claim}, tma_kernel(index, layout), CC
+            described = {"stage": part, "mode": layout, "BM": config.BM, "claim": config.claim, "passed": passed(step)}
+            yield described, tma_kernel(index, layout), CC
     else:
         stage = TENSOR_STAGES[part]
+        words = passed(steps_of(stage, "tf32x3")[-1])  # the same in all precisions and configurations
         for index, config in enumerate(stage.configs):
             for mode in compiled_modes(part, index):  # for the oldest GPU that has its instructions
-                described = {"stage": part, "mode": mode, "claim": config.claim}
+                described = {"stage": part, "mode": mode, "claim": config.claim, "passed": words}
                 yield described, stage_kernel(part, index, mode), stage.min_cc
 
 
@@ -153,6 +176,7 @@ def main(part: str) -> None:
             "local": cubin.local,
             "spills": cubin.spill_stores + cubin.spill_loads,
             "log": cubin.log,
+            "taken": taken(cubin.ptx),
             "opcodes": sass.instruction_mix(instructions),
         }
         print(json.dumps(described | row), flush=True)
