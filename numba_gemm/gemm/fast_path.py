@@ -17,7 +17,6 @@ from ..arrays.streams import Stream, release_finished
 from ..kernels.product import VECTOR_BYTES
 from ..runtime import epilogue as epilogues
 from ..runtime.bound_product import BoundProduct, NoRoomForMaps
-from ..runtime.driver import zero_is_per_thread
 from .request import Request
 
 __all__ = ["CallCache", "FirstCall", "remember", "tag_of", "try_fast"]
@@ -60,12 +59,9 @@ class CallCache(dict[Hashable, CachedCall]):
 
     def first_call(self, tag: Hashable, a: Any, b: Any, out: Any) -> FirstCall | None:
         """Return a cached call for others like it; None if such calls gain nothing."""
-        probe = PROBES[type(a)]
-        reading = probe.read(tag, a, b, out)
+        reading = PROBES[type(a)].read(tag, a, b, out)
         call = None if reading is None else self.get(reading[0])
-        if call is None or not FirstCall.is_such(call, out, probe.stream(a, b, out, call.device)):
-            return None
-        return FirstCall(tag, a, b, out, call)
+        return FirstCall(tag, a, b, out, call) if call is not None and FirstCall.is_such(call, out) else None
 
 
 def tag_of(stage: Any, precision: Any, epilogue: Any, vectors: Any) -> Hashable | None:
@@ -207,7 +203,7 @@ def remember(
 
 
 class FirstCall:
-    """The first repeated call of a plan, for calls like it on the default stream.
+    """The first repeated call of a plan, for calls like it on the current stream.
 
     Such a call has an `out` and no vectors, and is one sequence of launches for the whole product.
 
@@ -227,12 +223,12 @@ class FirstCall:
         self._tag, self._call, self._type, self._probe = tag, call, type(a), PROBES[type(a)]
         reading = self._probe.read(tag, a, b, out)
         assert reading is not None, "the call was remembered"
-        self._key, self._launch = reading[0], call.launches[0][0].on_default_stream()
+        self._key, self._launch = reading[0], call.launches[0][0].private()
 
     @staticmethod
-    def is_such(call: CachedCall, out: Any, stream: int | None) -> bool:
+    def is_such(call: CachedCall, out: Any) -> bool:
         """Whether a call is like that."""
-        if out is None or call.vectors or len(call.launches) != 1 or stream != 0 or zero_is_per_thread():
+        if out is None or call.vectors or len(call.launches) != 1:
             return False
         bound, *steps, first = call.launches[0]
         return not any(steps) and first and not bound.memory_given
@@ -252,10 +248,11 @@ class FirstCall:
         below_a, above_a, below_b, above_b = call.reach
         if below_a < a_place - c_place < above_a or below_b < b_place - c_place < above_b:
             return False
-        if probe.stream(a, b, out, call.device) != 0:
+        queue = probe.stream(a, b, out, call.device)
+        if queue is None:
             return False
         release_finished()
-        if not self._launch(alpha, a_place, b_place, beta, c_place):
+        if not self._launch(alpha, a_place, b_place, beta, c_place, queue):
             return False
         if probe.written is not None:
             probe.written(out)

@@ -149,8 +149,8 @@ class Plan:
     grid, block : tuple of int
         Blocks of the multiplication's launch, and threads of a block, along x, y and z.
     workspace_bytes : int
-        Device memory that a call needs beside the operands, at most. A plan that is called on the default stream keeps
-        so much as long as it exists.
+        Device memory that a call needs beside the operands, at most. A plan keeps so much for each
+        stream that it is called on, as long as it exists.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from ..kernels.step import Launches, Moving, Slot
 from .driver import device_scope
 from .frame import Frame, FrameLayout
 from .tensor_maps import TensorMaps
-from .workspace import Lease, Workspace, Workspaces, clear, total_bytes
+from .workspace import LEGACY, Lease, Workspace, Workspaces, clear, identity, total_bytes
 
 
 class NoRoomForMaps(Exception):
@@ -166,16 +166,17 @@ class BoundProduct:
             found.append(place)
         return found
 
-    def on_default_stream(self) -> PrivateLaunches:
-        """Return the same launches for the legacy default stream, with scratch memory that no other call uses."""
+    def private(self) -> PrivateLaunches:
+        """Return the same launches with scratch memory that no other product uses."""
         return PrivateLaunches(self)
 
 
 class PrivateLaunches:
-    """The launches of a bound product on the legacy default stream; safe from several threads.
+    """The launches of a bound product with scratch memory of their own; safe from several threads.
 
-    Scratch memory is leased once for each thread that calls at the same time, and released with this object. Its words
-    then are constants, so that a call changes only the scalars, the addresses of A, B and C, and tensor maps.
+    Scratch memory is leased once for each stream, and for each thread that calls on it at the same time, and released
+    with this object. Its words then are constants, so that a call changes only the scalars, the addresses of A, B and
+    C, and tensor maps.
 
     Parameters
     ----------
@@ -187,22 +188,30 @@ class PrivateLaunches:
 
     def __init__(self, bound: BoundProduct) -> None:
         self._bound = bound
-        self._frames: list[Frame] = []
+        self._frames: dict[tuple[int, int], list[Frame]] = {}
         self._leases: list[Lease] = []
         weakref.finalize(self, _release, bound.workspaces, self._leases)
 
-    def __call__(self, alpha: float, a: int, b: int, beta: float, c: int) -> bool:
+    def __call__(self, alpha: float, a: int, b: int, beta: float, c: int, stream: int) -> bool:
         """Enqueue the product of operands at these addresses.
 
-        Return False, and enqueue nothing, if another context is current, or there is no room for a tensor map.
+        Return False, and enqueue nothing, if another context is current, the stream is captured, or there is no room
+        for a tensor map.
         """
+        launches = self._bound.launches
+        key = identity(stream) if launches.scratch_bytes else LEGACY
+        if key[1]:
+            return False
+        frames = self._frames.get(key)
+        if frames is None:
+            frames = self._frames.setdefault(key, [])
         try:
-            frame = self._frames.pop()  # one operation, see `BoundProduct.__call__`
+            frame = frames.pop()  # one operation, see `BoundProduct.__call__`
         except IndexError:
-            frame = self._frame()
+            frame = self._frame(stream)
         ready = frame.in_context()
         if ready:
-            if self._bound.launches.maps:
+            if launches.maps:
                 try:
                     frame.move(alpha, beta, a, b, c, *self._bound.places(a, b))
                 except NoRoomForMaps:
@@ -210,19 +219,19 @@ class PrivateLaunches:
             else:
                 frame.move_operands(alpha, beta, a, b, c)
             if ready:
-                frame.launch(0)
-        self._frames.append(frame)
+                frame.launch(stream)
+        frames.append(frame)
         return ready
 
-    def _frame(self) -> Frame:
+    def _frame(self, stream: int) -> Frame:
         """Return a frame whose scratch memory, and counters, are its own."""
         bound, launches = self._bound, self._bound.launches
         frame = bound.frame()
         if launches.scratch_bytes:
             with device_scope(bound.device):
-                lease = bound.workspaces.lease(0, total_bytes(launches.scratch_bytes, launches.counters))
+                lease = bound.workspaces.lease(stream, total_bytes(launches.scratch_bytes, launches.counters))
                 own = Workspace(lease.pointer, launches.scratch_bytes, launches.counters)
-                clear(own.words[1], launches.counters, 0)
+                clear(own.words[1], launches.counters, stream)
             self._leases.append(lease)
             frame.move(0.0, 0.0, 0, 0, 0, *bound.memory_words(own.words))
         return frame

@@ -253,6 +253,8 @@ class Guard:
         Other functions that it calls.
     cells : tuple of (cell, object)
         Closures of these other functions.
+    own_cells : tuple
+        What the closure of the function itself holds, with None for numbers, which may differ.
     """
 
     epilogue: Any
@@ -261,11 +263,15 @@ class Guard:
     found: tuple[tuple[dict[str, Any], str, Any], ...]
     functions: tuple[tuple[FunctionType, CodeType, Any, Any], ...]
     cells: tuple[tuple[CellType, Any], ...]
+    own_cells: tuple[Any, ...]
 
     def function_is(self, epilogue: Any, function: FunctionType) -> bool:
         """Whether a function has this code and these globals; what `cuda.jit` made must be the very object."""
         if function.__code__ is not self.code or function.__globals__ is not self.space:
             return False
+        for cell, known in zip(function.__closure__ or (), self.own_cells):
+            if known is not None and (not _is_filled(cell) or cell.cell_contents is not known):
+                return False
         return epilogue is self.epilogue or (epilogue is function and type(self.epilogue) is FunctionType)
 
     def holds(self) -> bool:
@@ -286,7 +292,8 @@ class Guard:
         values: Any = function.__defaults__
         if cells is not None:
             try:
-                values = values, tuple(cell.cell_contents for cell in cells)
+                own = zip(cells, self.own_cells)
+                values = values, tuple([cell.cell_contents for cell, known in own if known is None])
             except ValueError:  # an empty cell
                 return None
         if values is None:
@@ -312,6 +319,10 @@ def guard(epilogue: Any) -> Guard | None:
     names = _names(function.__code__)
     if not walk.globals_of(function, names):
         return None
+    contents = [cell.cell_contents for cell in function.__closure__ or ()]  # filled: they were described
+    own_cells = tuple(None if _are_numbers(value) else value for value in contents)
+    if not all(value is None or walk.value(value, names) for value in own_cells):
+        return None
     return Guard(
         epilogue,
         function.__code__,
@@ -319,6 +330,7 @@ def guard(epilogue: Any) -> Guard | None:
         tuple(walk.found.values()),
         tuple(walk.functions.values()),
         tuple(walk.cells),
+        own_cells,
     )
 
 
@@ -338,18 +350,18 @@ class _Walk:
             if (id(space), name) not in self.found:
                 value = space.get(name, _MISSING)
                 self.found[id(space), name] = space, name, value
-                if value is not _MISSING and not self._value(value, names):
+                if value is not _MISSING and not self.value(value, names):
                     return False
         return True
 
-    def _value(self, value: Any, names: frozenset[str]) -> bool:
+    def value(self, value: Any, names: frozenset[str]) -> bool:
         """Visit a value; whether it, and all that it leads to, cannot change unnoticed."""
         if _are_numbers(value) or isinstance(value, types.Type) or _member(value) is not None:
             return True
         if isinstance(value, np.generic) and not isinstance(value, np.void):
             return True
         if type(value) is tuple:
-            return all(self._value(part, names) for part in value)
+            return all(self.value(part, names) for part in value)
         if isinstance(value, ModuleType):
             return _is_known(value.__name__) or self._names_in(vars(value), names)
         function = value if isinstance(value, FunctionType) else getattr(value, "py_func", None)
@@ -359,8 +371,8 @@ class _Walk:
             return True
         self.functions[id(function)] = function, function.__code__, function.__defaults__, function.__kwdefaults__
         for cell in function.__closure__ or ():
-            if not _is_filled(cell) or not self._value(cell.cell_contents, _names(function.__code__)):
+            if not _is_filled(cell) or not self.value(cell.cell_contents, _names(function.__code__)):
                 return False
             self.cells.append((cell, cell.cell_contents))
-        defaults = function.__defaults__ is None or self._value(function.__defaults__, names)
+        defaults = function.__defaults__ is None or self.value(function.__defaults__, names)
         return defaults and not function.__kwdefaults__ and self.globals_of(function, _names(function.__code__))

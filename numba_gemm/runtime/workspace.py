@@ -78,7 +78,7 @@ class Workspaces:
 
     def reserve(self, stream: int, size: int, counters: int) -> tuple[int, int]:
         """Return the addresses of the stream's workspace and of its counters, which it enlarges if necessary."""
-        key = _identity(stream)
+        key = identity(stream)
         found = self._workspaces.get(key)
         if found is None or not found.holds(size, counters):
             with self._lock:
@@ -98,7 +98,7 @@ class Workspaces:
         MemoryError
             if the device has not enough memory left.
         """
-        key = _identity(stream)
+        key = identity(stream)
         kept = self._free.setdefault(key, [])
         small: list[Lease] = []
         while kept:
@@ -127,7 +127,7 @@ class Workspaces:
         self._free.setdefault(lease.key, []).append(lease)
 
 
-def _identity(stream: int) -> tuple[int, int]:
+def identity(stream: int) -> tuple[int, int]:
     """Return an identity of a stream that is unique in the process, and of its current capture, 0 if there is none."""
     if stream == 1 or (stream == 0 and not zero_is_per_thread()):
         return LEGACY  # cannot be captured, and asking may break a capture elsewhere

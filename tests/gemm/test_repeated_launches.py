@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,6 +99,7 @@ class Case:
         products.forget()
         if self._plan is not None:
             self._plan._calls.clear()
+            self._plan._first, self._plan._repeated = None, False
 
 
 CASES = {
@@ -205,9 +207,55 @@ def test_tf32_by_tensor_maps_has_maps_of_the_new_operands(torch, gpu, checked, m
     assert made == [2, 4, 4, 4]
     assert len(checked) == 1
     found = {(did.u_map[0], did.v_map[0]) for did in gpu.launches}
-    places = {place: pointer for (pointer, _), place in devices.get_device(0).tensor_maps._places.items()}
+    places = {place: key[0] for key, place in devices.get_device(0).tensor_maps._places.items()}
     # "NN" is computed as the transpose: the first map is of B.
     assert {(places[u], places[v]) for u, v in found} == {(b.data_ptr(), a.data_ptr()) for (a, b, _), _ in kept}
+
+
+def words_of(argument):
+    return argument if isinstance(argument, list) else [argument]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("batch", [0, MATRICES])
+def test_repeated_call_of_a_plan_launches_the_same_in_memory_of_its_own(torch, gpu, checked, precision, batch):
+    call = Case(planned=True, batch=batch)
+    call.prepare(precision)
+    kept = [call.arrays(seed) for seed in range(2)]
+    call(*kept[0])
+    with gpu.recording() as cached:
+        call(*kept[1], alpha=-1.5, beta=0.25)
+    assert call._plan._first is not None
+    for stream in (40, 40, 50, 40):
+        torch.current.cuda_stream = stream
+        call(*kept[0])
+        with gpu.recording() as private:
+            call(*kept[1], alpha=-1.5, beta=0.25)
+        assert [did.stream for did in private] == [stream] * len(cached)
+        assert [(did.handle, did.grid, did.overlaps) for did in private] == [
+            (did.handle, did.grid, did.overlaps) for did in cached
+        ]
+        moved = {
+            one - other
+            for own, did in zip(private, cached, strict=True)
+            for name in did.arguments
+            for one, other in zip(words_of(own.arguments[name]), words_of(did.arguments[name]), strict=True)
+        }
+        assert len(moved - {0}) <= 2, "more has moved than scratch memory and counters"
+    assert len(checked) == 1
+
+
+def test_plan_gives_its_memory_back(torch, gpu):
+    call = Case(planned=True)
+    call.prepare("bf16x6")
+    arrays = call.arrays(0)
+    for _ in range(4):
+        call(*arrays)
+    free = devices.get_device(0).workspaces._free
+    before = sum(map(len, free.values()))
+    call._plan = None
+    gc.collect()
+    assert sum(map(len, free.values())) == before + 1
 
 
 # ----------------------------------------------------------------------------------------------------- function calls
@@ -263,8 +311,8 @@ def test_repeated_call_takes_few_function_calls(torch, checked, monkeypatch, cas
     call, allowed = CASES[case], BUDGETS[case, precision]
     call.prepare(precision)
     arrays = call.arrays(0)
-    call(*arrays, out=out)
-    call(*arrays, out=out)
+    for _ in range(3):  # the second call of a plan prepares the others
+        call(*arrays, out=out)
     with counting_calls() as calls:
         call(*arrays, out=out)
     assert len(checked) == 1

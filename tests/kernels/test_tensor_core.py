@@ -56,7 +56,6 @@ from numba_gemm.lab.bench import accuracy
 from numba_gemm.models.accuracy import MODE_BOUNDS, mode_bound
 from numba_gemm.runtime import bound_product, kernel_cache
 from numba_gemm.runtime.bound_product import BoundProduct
-from numba_gemm.runtime.frame import FrameLayout
 from numba_gemm.runtime.launch import launch
 from numba_gemm.runtime.matrix import Matrix, Vector
 from numba_gemm.runtime.tensor_maps import TensorMaps
@@ -332,7 +331,7 @@ def test_what_is_cut_off_is_given_back_on_average():
 @pytest.mark.parametrize(("rows", "cols"), [(1, 1), (8, 3), (9, 40), (20, 7)])
 @simulated
 def test_every_tile_has_its_turn(rows, cols):
-    from numba_gemm.kernels.tensor_core.finish import place
+    from numba_gemm.kernels.tensor_core.epilogue import place
 
     places = {tuple(map(int, place(np.uint32(t), np.uint32(rows), np.uint32(cols)))) for t in range(rows * cols)}
     assert places == {(row, col) for row in range(rows) for col in range(cols)}
@@ -354,7 +353,7 @@ class Warp:
         """C after all lanes have stored; it lies among NaNs, which stay."""
         from numba import cuda, float32, int64
 
-        from numba_gemm.kernels.tensor_core.finish import sums_store
+        from numba_gemm.kernels.tensor_core.epilogue import sums_store
         from numba_gemm.simulator import scheduler
 
         write = sums_store(TensorForm(self.mode, epilogue, len(vectors)), self.across, self.deep)
@@ -393,7 +392,7 @@ class Warp:
 @pytest.mark.parametrize("k", [0, 1, 15, 16, 17, 40])
 @pytest.mark.parametrize("nan", [None, 0, 15, 39])
 def test_an_element_is_computed_again_term_by_term(k, nan):
-    from numba_gemm.kernels.tensor_core.finish import term_by_term
+    from numba_gemm.kernels.tensor_core.epilogue import term_by_term
 
     generator = np.random.default_rng(k)
     x, y = (generator.integers(-9, 9, extents).astype(np.float32) for extents in ((3, k), (k, 4)))
@@ -771,8 +770,8 @@ def test_longest_sum_of_a_precision(monkeypatch):
 class FakeFrame:
     """Stand-in for `Frame`: records the values of moving words."""
 
-    def __init__(self, steps, handles, context):
-        self.words, self.moved, self.launched, self.error = FrameLayout(steps).moving, [], [], None
+    def __init__(self, steps, layout, handles, context):
+        self.words, self.moved, self.launched, self.error = layout.moving, [], [], None
         assert len(handles) == len(steps)
 
     def in_context(self):

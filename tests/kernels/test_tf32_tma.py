@@ -19,7 +19,6 @@ from numba_gemm.kernels.tensor_core.tma_stage import TmaForm, describable, tma_o
 from numba_gemm.models.accuracy import MODE_BOUNDS
 from numba_gemm.runtime import bound_product, kernel_cache
 from numba_gemm.runtime.bound_product import BoundProduct, NoRoomForMaps
-from numba_gemm.runtime.frame import FrameLayout
 from numba_gemm.runtime.launch import launch
 from numba_gemm.runtime.matrix import Matrix, Vector
 from numba_gemm.runtime.workspace import Workspaces
@@ -221,8 +220,8 @@ def test_repeated_launch_uses_the_operands_of_the_call(launched):
 class FakeFrame:
     """Stand-in for `Frame`: records the values of moving words."""
 
-    def __init__(self, steps, handles, context):
-        self.words, self.moved, self.launched = FrameLayout(steps).moving, [], 0
+    def __init__(self, steps, layout, handles, context):
+        self.words, self.moved, self.launched = layout.moving, [], 0
 
     def in_context(self):
         return True

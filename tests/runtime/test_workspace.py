@@ -82,7 +82,7 @@ class Memory:
 def memory(monkeypatch):
     made = Memory()
     calls = {"cuMemFree": made.freed, "cuStreamSynchronize": made.waited}
-    monkeypatch.setattr(workspace, "_identity", lambda stream: (stream, 7 if stream == 9 else 0))
+    monkeypatch.setattr(workspace, "identity", lambda stream: (stream, 7 if stream == 9 else 0))
     monkeypatch.setattr(workspace, "relaxed_capture", nullcontext)
     monkeypatch.setattr(workspace.driver, "cuMemAlloc", made.allocate)
     monkeypatch.setattr(workspace, "call", lambda function, value: calls[function.__name__].append(value))
