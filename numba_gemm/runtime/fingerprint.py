@@ -235,7 +235,7 @@ _MISSING = object()
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Guard:
     """Quick test that what a function finds outside is still the same, for functions whose content can be told.
 
