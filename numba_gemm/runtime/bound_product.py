@@ -211,9 +211,10 @@ class PrivateLaunches:
             frame = self._frame(stream)
         ready = frame.in_context()
         if ready:
-            if launches.maps:
+            if launches.maps and frame.mapped != (a, b):
                 try:
                     frame.move(alpha, beta, a, b, c, *self._bound.places(a, b))
+                    frame.mapped = a, b
                 except NoRoomForMaps:
                     ready = False
             else:

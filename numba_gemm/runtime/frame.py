@@ -126,6 +126,8 @@ class Frame:
         Takes new values for the moving words, in the order of `FrameLayout.moving`.
     move_operands : callable
         Takes new values for the first five of them alone: alpha, beta, A, B and C.
+    mapped : tuple of int
+        Addresses of A and B that its tensor maps are of, for the caller to note.
     """
 
     __slots__ = (
@@ -138,6 +140,7 @@ class Frame:
         "_held",
         "_launch",
         "_stream",
+        "mapped",
         "move",
         "move_operands",
     )
@@ -145,6 +148,7 @@ class Frame:
     def __init__(self, steps: Sequence[Step], layout: FrameLayout, handles: Sequence[int], context: int) -> None:
         memory, places = layout.memory()
         self.move: Callable[..., None] = partial(layout.packing.pack_into, memory, 0)
+        self.mapped = (0, 0)
         self.move_operands: Callable[..., None] = partial(OPERANDS.pack_into, memory, 0)
         self._held: list[Any] = [memory]
         self._calls, self._configs = [], []
