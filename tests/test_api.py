@@ -235,7 +235,7 @@ def test_transposed_batch(layout, monkeypatch):
     """A, B and C have different batch strides."""
     stage = STAGES["stream_k"]
     choice = Choice(stage, stage.test_config, Share(3, 3), swapped=True)
-    monkeypatch.setattr(heuristics, "choose", lambda problem: choice)
+    monkeypatch.setattr(heuristics, "best", lambda problem: choice)
     a, b = several(3, 1, 64), several(3, 8, 64).transpose(0, 2, 1)
     if layout == "A by columns":
         a = np.ascontiguousarray(several(3, 2, 64).transpose(0, 2, 1)).transpose(0, 2, 1)[:, :1]

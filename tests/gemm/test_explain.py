@@ -112,7 +112,8 @@ def test_modes(layouts, modes):
 )
 def test_split(share, split, whole, monkeypatch):
     config = STAGES["stream_k"].configs[1]
-    monkeypatch.setattr(heuristics, "choose", lambda problem: Choice(STAGES["stream_k"], config, share, clocks=1980.0))
+    choice = Choice(STAGES["stream_k"], config, share, clocks=1980.0)
+    monkeypatch.setattr(heuristics, "best", lambda problem: choice)
     told = explain(untouched(2 * config.BM, 6 * config.BK), untouched(6 * config.BK, 2 * config.BN))
     assert (told.split, told.whole_tiles, told.blocks) == (split, whole, share.blocks)
     assert told.microseconds == pytest.approx(1.0)
@@ -120,9 +121,7 @@ def test_split(share, split, whole, monkeypatch):
 
 def test_transposes_are_told(monkeypatch):
     stage = STAGES["stream_k"]
-    monkeypatch.setattr(
-        heuristics, "choose", lambda problem: Choice(stage, stage.configs[1], Share(1, 1), swapped=True)
-    )
+    monkeypatch.setattr(heuristics, "best", lambda problem: Choice(stage, stage.configs[1], Share(1, 1), swapped=True))
     told = explain(untouched(64, 256), untouched(256, 128), np.zeros((128, 64), np.float32).T)
     assert told.swapped
     assert (told.a_mode, told.b_mode, told.c_vectors) == ("across4", "along4", True)
@@ -205,6 +204,7 @@ def test_precisions(precision, size):
     assert ("operands as they are" if direct else "operands decomposed first") in told.reason
 
 
+@pytest.mark.simulator  # a GPU gets dense copies of NumPy arrays
 @pytest.mark.usefixtures("tensor_cores")
 @pytest.mark.parametrize(
     ("a", "b"),

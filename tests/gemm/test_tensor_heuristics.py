@@ -86,7 +86,7 @@ def test_layouts_of_a_problem():
     assert heuristics.problem(product, gpu, "bf16").tma == ""
     for cc in ((8, 9), (10, 0)):
         assert heuristics.problem(product, dataclasses.replace(gpu, cc=cc), "tf32").tma == ""
-    odd = dataclasses.replace(product, a=dataclasses.replace(product.a, offset=4))
+    odd = product._replace(a=product.a._replace(offset=4))
     assert heuristics.problem(odd, gpu, "tf32").tma == ""
 
 
