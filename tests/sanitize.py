@@ -20,7 +20,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -378,7 +378,7 @@ def kernels(names: list[str] | None, cc: tuple[int, int]) -> list[Any]:
     for case in cases(names, cc):
         described = Operands(case).product()
         if case.public:  # which launches the matrices of a batch one by one
-            described = replace(described, batch=ONE)
+            described = described._replace(batch=ONE)
         share = Share(case.blocks, case.whole) if case.blocks else None
         for piece in case.stage.pieces(case.config, described, case.precision, gpu):
             launches = case.stage.launches(case.config, piece.product, case.precision, share, gpu)
