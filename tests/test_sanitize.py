@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import sanitize
@@ -74,9 +76,9 @@ def test_kernels_that_are_compiled_ahead(monkeypatch):
     launched = record_launches(monkeypatch)
     for case in cases:
         operands = sanitize.Operands(case)
-        case = sanitize.replace(case, public=False)
+        case = dataclasses.replace(case, public=False)
         if not isinstance(case.stage, TmaStage):
-            operands.case = sanitize.replace(case, batch=(1, 1))
+            operands.case = dataclasses.replace(case, batch=(1, 1))
         sanitize.run(case, 1.5, -0.5, operands.matrices(dict.fromkeys("abc", 1 << 20), {}), {}, **operands.options())
     used = {step.kernel for one in launched for step in one.launches.steps}
     assert used == set(sanitize.kernels(["wide_tiles", "tf32_tma"], (9, 0)))
