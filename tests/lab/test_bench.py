@@ -1192,9 +1192,8 @@ class TestReadme:
         assert cells["host, torch arrays, ieee: torch.matmul's time over ours"] == (
             ["1", "least", "≥ 1", "**0.9**, missed", ""]
         )
-        assert cells["host, cupy arrays, ieee: torch.matmul's time over ours"] == (
-            ["0 of 1", "least", "≥ 1", "**–**, missed", ""]
-        )
+        assert not any("cupy" in what for what in cells)
+        assert "Of the same host times for CuPy and Numba arrays, 0 of " in text
         assert cells["host, new shape, ieee whose kernel is loaded: microseconds per call"][2] == "≤ 150"
         assert "Measured on Test GPU" in text
         assert self.run(folder, "--check") == 0
