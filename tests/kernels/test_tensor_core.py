@@ -404,7 +404,7 @@ def test_an_element_is_computed_again_term_by_term(k, nan):
 
 @simulated
 def test_what_has_come_to_nan_is_not_computed_on():
-    from numba_gemm.kernels.tensor_core import finish
+    from numba_gemm.kernels.tensor_core.epilogue import AHEAD, term_by_term
 
     class Read(np.ndarray):
         def __getitem__(self, place):
@@ -414,8 +414,8 @@ def test_what_has_come_to_nan_is_not_computed_on():
     reads = []
     x = np.ones((1, 100), np.float32).view(Read)
     x[0, 20] = np.nan
-    assert np.isnan(finish.term_by_term(x, np.ones((100, 1), np.float32), 0, 0))
-    assert len(reads) == 2 * finish.AHEAD
+    assert np.isnan(term_by_term(x, np.ones((100, 1), np.float32), 0, 0))
+    assert len(reads) == 2 * AHEAD
 
 
 @simulated
@@ -961,6 +961,7 @@ def test_the_simulator_says_that_it_has_no_matrix_instructions():
 
 
 @pytest.mark.parametrize("part", [*TENSOR_STAGES, "others"])
+@pytest.mark.timeout(900)  # dozens of kernels
 def test_compiled_kernels_are_what_they_claim(part):
     command = [sys.executable, str(SUPPORT / "tensor_core_cases.py"), part]
     done = subprocess.run(command, env=compiler_environment(), capture_output=True, text=True, check=False)
