@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import prod
+from types import FunctionType
 from typing import Any
 
 from .. import arrays
@@ -91,8 +92,7 @@ def plan(
     16.0
     """
     m, n, k = _extent("m", m), _extent("n", n), _extent("k", k)
-    dimensions = (batch,) if isinstance(batch, int) else tuple(batch)
-    extents = tuple(_extent("batch", extent) for extent in dimensions)
+    extents = tuple(_extent("batch", extent) for extent in (batch if isinstance(batch, Iterable) else (batch,)))
     for name, shape in {"a": (*extents, m, k), "b": (*extents, k, n), "out": (*extents, m, n)}.items():
         request.check_size(name, shape)
     if layout not in LAYOUTS:
@@ -149,8 +149,8 @@ class Plan:
     grid, block : tuple of int
         Blocks of the multiplication's launch, and threads of a block, along x, y and z.
     workspace_bytes : int
-        Device memory that a call needs beside the operands, at most. A plan keeps so much for each
-        stream that it is called on, as long as it exists.
+        Most device memory that a call needs beside the operands. A plan keeps this much for each stream that it is
+        called on, for as long as the plan exists.
     """
 
     def __init__(
@@ -182,8 +182,7 @@ class Plan:
         self._choice = request.chosen(stage, device, wanted)
         launches = [self._prepared(self._choice)]
         if isinstance(self._choice.stage, TmaStage):  # other operands may need to be decomposed
-            other = decomposed(wanted)
-            launches.append(other.stage.launches(other.config, self._product, self.precision, None, gpu.gpu))
+            launches.append(self._launches(decomposed(wanted)))
         self.stage, self.config = self._choice.stage.name, self._choice.config
         last = launches[0].steps[-1]
         self.grid, self.block = last.grid, last.block
@@ -211,12 +210,18 @@ class Plan:
         if stage.chooses_share and choice.share is None:
             # Once for all layouts: their kernels may differ in how many blocks the device holds.
             self._choice = choice = replace(choice, share=owner.share(stage, config, oriented))
-        part = next(stage.pieces(config, oriented, precision, owner.properties.gpu)).product
-        launches = stage.launches(config, part, precision, choice.share, owner.properties.gpu)
+        launches = self._launches(choice)
         if not SIMULATOR:
             for step in launches.steps:
                 owner.load(step.kernel)
         return launches
+
+    def _launches(self, choice: Choice) -> Launches:
+        """Return the launches of a choice for the first piece of the product; no other piece is larger."""
+        stage, config, precision = choice.stage, choice.config, choice.precision
+        gpu = devices.get_device(self.device).properties.gpu
+        piece = next(stage.pieces(config, choice.oriented(self._product), precision, gpu))
+        return stage.launches(config, piece.product, precision, choice.share, gpu)
 
     def _given(self, memory: Any, size: int, counters: int) -> Workspace:
         described, elements = arrays.describe("workspace", memory, None), ceil_div(self.workspace_bytes, ITEM)
@@ -338,7 +343,10 @@ class Plan:
 
 def _vectors_of(epilogue: Callable[..., Any]) -> int:
     """Return how many vectors an epilogue takes: its parameters without a default, behind the first three."""
-    parameters = inspect.signature(getattr(epilogue, "py_func", epilogue), follow_wrapped=False).parameters.values()
+    function = getattr(epilogue, "py_func", epilogue)
+    if not isinstance(function, FunctionType):
+        return 0  # `prepared` raises the error
+    parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     required = [one for one in parameters if one.kind in kinds and one.default is one.empty]
     return max(len(required) - 3, 0)

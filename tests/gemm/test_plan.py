@@ -52,7 +52,9 @@ def test_plan_takes_any_strides(layout):
     check(plan(8, 8, 4, stage="coalesced")(a, b), a, b)
 
 
-@pytest.mark.parametrize(("batch", "extents"), [(3, (3,)), ((2, 3), (2, 3)), ([1], (1,)), (0, (0,))])
+@pytest.mark.parametrize(
+    ("batch", "extents"), [(3, (3,)), (np.int64(3), (3,)), ((2, 3), (2, 3)), ([1], (1,)), (0, (0,))]
+)
 def test_plan_of_a_batch(batch, extents):
     made = plan(3, 5, 4, batch=batch, stage="naive")
     assert made.batch == extents
@@ -144,6 +146,7 @@ WRONG_PLANS = {
         ["stage is 'naive', which takes no epilogue", "expected 'auto' or one of"],
     ),
     "epilogue": ((4, 4, 4), {"epilogue": abs}, TypeError, ["epilogue is <built-in function abs>"]),
+    "epilogue text": ((4, 4, 4), {"epilogue": "relu"}, TypeError, ["epilogue is 'relu'", "expected a Python function"]),
     "workspace shape": ((4, 4, 4), {"workspace": SQUARE}, ValueError, ["shape (4, 4)", "one dimension", "pass"]),
     "workspace dtype": ((4, 4, 4), {"workspace": np.zeros(9)}, ValueError, ["dtype float64", "float32", "pass"]),
 }
@@ -260,6 +263,13 @@ def test_workspace_of_a_plan_by_tensor_maps_holds_decomposed_operands(torch, gpu
     last = multiplication.b[0] + multiplication.b[1] * multiplication.b[3]
     assert last <= memory.data_ptr() + made.workspace_bytes
     assert maps.kernel.startswith("tf32_tma")
+
+
+@pytest.mark.parametrize("precision", ["bf16x6", "tf32"])
+def test_large_batch_needs_the_workspace_of_one_piece(gpu, precision):
+    """Operands are decomposed in pieces of a limited size, one after another in the same memory."""
+    piece = plan(64, 128, 96, precision=precision, batch=65_535)
+    assert plan(64, 128, 96, precision=precision, batch=200_000).workspace_bytes == piece.workspace_bytes > 0
 
 
 @pytest.mark.parametrize("precision", ["ieee", "bf16x6", "fp16x3", "tf32", "bf16"])
