@@ -77,6 +77,7 @@ KINDS: tuple[ArrayKind, ...] = (
 )
 
 
+PROTOCOLS = (Dlpack, OutOfReach)  # kinds whose arrays may lie in host memory
 _KIND_OF: dict[type, ArrayKind] = {}  # of types all of whose objects are of one kind
 
 
@@ -113,6 +114,6 @@ def describe(name: str, array: Any, stream: Stream | None) -> Operand:
         if it is no array that kernels can read, saying why.
     """
     kind = kind_of(name, array)
-    if isinstance(kind, Dlpack | OutOfReach) and Dlpack().owns(array) and array.__dlpack_device__()[0] in Dlpack.HOST:
+    if isinstance(kind, PROTOCOLS) and Dlpack().owns(array) and array.__dlpack_device__()[0] in Dlpack.HOST:
         return HOST.describe(name, np.from_dlpack(array), stream)
     return kind.describe(name, array, stream)

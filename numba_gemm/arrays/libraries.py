@@ -5,12 +5,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from cuda.bindings import driver
 from numba import cuda
 
+from ..device.units import FLOAT32_BYTES
 from ..runtime.device import device_count
 from ..runtime.driver import device_scope, start
 from .operand import ArrayKind, Operand, name_of
@@ -216,6 +219,9 @@ class TorchTensors(ArrayKind):
     name = "PyTorch tensor"
     cast = "{0}.to(torch.float32)"
 
+    def __init__(self) -> None:
+        self._is_plain: Callable[[Any], bool] | None = None
+
     def owns(self, array: Any) -> bool:
         return isinstance(array, _imported("torch", "Tensor"))
 
@@ -224,6 +230,14 @@ class TorchTensors(ArrayKind):
 
     def describe(self, name: str, array: Any, stream: Stream | None) -> Operand:
         torch: Any = sys.modules["torch"]
+        if self._is_plain is None:
+            self._is_plain = plain_tensors(torch)
+        if self._is_plain(array) and getattr(torch.autograd.forward_ad, "_current_level", 0) < 0:
+            with suppress(RuntimeError):  # no storage, or no strides
+                pointer, strides = array.data_ptr(), tuple([4 * step for step in array.stride()])
+                if pointer:
+                    shape = tuple(array.shape)
+                    return Operand(name, self, array, "float32", shape, strides, pointer, array.get_device())
         self.check_has_data(name, array)
         kind, layout = array.device.type, array.layout
         if kind == "cpu":
@@ -309,23 +323,13 @@ class TorchTensors(ArrayKind):
 
     def probe(self, array: Any) -> Probe | None:
         torch: Any = sys.modules["torch"]
-        own, float32, strided = torch.Tensor, torch.float32, torch.strided
+        own, usual = torch.Tensor, plain_tensors(torch)
         # Not published, but what PyTorch's own compiled code calls: it leaves out making a stream's Python object.
         raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # noqa: SLF001
-        grad_enabled, forward_ad = torch.is_grad_enabled, torch.autograd.forward_ad
+        forward_ad = torch.autograd.forward_ad
         if type(array) is not own or raw_stream is None or not hasattr(forward_ad, "_current_level"):
             return None
         increment: Any = getattr(torch.autograd.graph, "increment_version", None)
-
-        def usual(x: Any) -> bool:
-            return (
-                type(x) is own
-                and x.dtype is float32
-                and x.is_cuda
-                and x.layout is strided
-                and not (x.requires_grad and grad_enabled())
-                and not x.is_neg()
-            )
 
         def read(tag: Any, a: Any, b: Any, out: Any) -> Reading | None:
             if not (usual(a) and usual(b)) or forward_ad._current_level >= 0:  # noqa: SLF001
@@ -382,7 +386,7 @@ class TorchTensors(ArrayKind):
             if not out.is_inference():
                 increment(out)
 
-        return Probe(read, vector, stream, empty, None if increment is None else written)
+        return Probe(read, vector, stream, empty, None if increment is None else written, FLOAT32_BYTES)
 
     def written(self, out: Operand) -> None:
         # By its version autograd sees whether a tensor that it saved for backward has been written since. Old releases
@@ -391,6 +395,26 @@ class TorchTensors(ArrayKind):
         increment = getattr(torch.autograd.graph, "increment_version", None)
         if increment is not None and not out.array.is_inference():
             increment(out.array)
+
+
+def plain_tensors(torch: Any) -> Callable[[Any], bool]:
+    """Return a function that is true of tensors whose memory holds the float32 numbers of a product's operand.
+
+    It does not look at forward-mode tangents.
+    """
+    own, float32, strided, grad_enabled = torch.Tensor, torch.float32, torch.strided, torch.is_grad_enabled
+
+    def is_plain(x: Any) -> bool:
+        return (
+            type(x) is own
+            and x.dtype is float32
+            and x.is_cuda
+            and x.layout is strided
+            and not (x.requires_grad and grad_enabled())
+            and not x.is_neg()
+        )
+
+    return is_plain
 
 
 def _imported(module: str, name: str) -> Any:

@@ -58,9 +58,11 @@ class Operand:
         """The first rows and columns of each of its matrices."""
         return replace(self, shape=(*self.shape[:-2], rows, cols))
 
-    def matrix(self, device: int, pointer: int, shape: tuple[int, int], strides: tuple[int, int]) -> Matrix:
+    def matrix(self, device: int, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Matrix:
         """A matrix within it, as the launcher wants it."""
-        return Matrix(pointer, *shape, *strides, device, self.kind.view(self, pointer, shape, strides))
+        (rows, cols), (row_stride, col_stride) = shape, strides
+        owner = self.kind.view(self, pointer, shape, strides)
+        return Matrix(pointer, rows, cols, row_stride, col_stride, device, owner)
 
     def vector(self) -> Vector:
         """The same, of one dimension, as the launcher wants it."""

@@ -6,7 +6,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
-# What identifies a call, and the addresses of a, b and out, 0 for none.
+# What identifies a call, and the addresses of a, b and out, 0 for none. The former is a tuple: the call's tag; type of
+# the arrays; device; the three addresses modulo 16, four bits each; shape and strides of a, of b; and of out, or None.
 Reading = tuple[Hashable, int, int, int]
 
 
@@ -28,6 +29,8 @@ class Probe:
         ``(a, shape, device)`` to a new array on that stream and its address; None if that needs more.
     written : callable, optional
         Tells the library that `out` has been written.
+    stride_bytes : int
+        Bytes of the unit in which a reading's key gives strides.
     """
 
     read: Callable[[Any, Any, Any, Any], Reading | None]
@@ -35,6 +38,7 @@ class Probe:
     stream: Callable[[Any, Any, Any, int], int | None]
     empty: Callable[[Any, tuple[int, ...], int], tuple[Any, int] | None]
     written: Callable[[Any], None] | None = None
+    stride_bytes: int = 1
 
 
 PROBES: dict[type, Probe] = {}

@@ -16,7 +16,6 @@ import threading
 import time
 import warnings
 from contextlib import suppress
-from dataclasses import fields, replace
 from datetime import date
 from functools import cache, lru_cache
 from pathlib import Path
@@ -45,8 +44,7 @@ _known: dict[str, Entries] = {}  # by file name
 
 def key(wanted: Problem) -> str:
     """A problem in words, without its device."""
-    named = ((field.name, getattr(wanted, field.name)) for field in fields(wanted) if field.name not in OF_DEVICE)
-    return " ".join(f"{name}={value}" for name, value in named)
+    return " ".join(f"{name}={value}" for name, value in wanted._asdict().items() if name not in OF_DEVICE)
 
 
 def choose(device: int, wanted: Problem) -> Choice:
@@ -224,8 +222,7 @@ def _restored(device: int, wanted: Problem, entry: str) -> Choice | None:
         for choice in heuristics.ranked(wanted):
             if (choice.stage.name, choice.config.name, choice.share, choice.swapped) == said:
                 when, candidates = date.fromisoformat(kept["date"]), int(kept["candidates"])
-                return replace(
-                    choice,
+                return choice._replace(
                     clocks=microseconds * 1e-6 * gpu.clock_hz,
                     reason=f"measured by autotune on {gpu.name}, {when}: {microseconds:.1f} us, the least of "
                     f"{candidates} candidates",

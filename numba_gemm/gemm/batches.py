@@ -9,7 +9,7 @@ from math import prod
 
 from ..arrays.operand import Operand
 from ..device.units import ceil_div
-from ..kernels.product import Batch
+from ..kernels.product import ONE, Batch
 from ..runtime.matrix import Matrix
 
 __all__ = ["AT_ONCE", "broadcast", "products"]
@@ -26,6 +26,8 @@ def broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...] | None:
 
     `np.broadcast_shapes` raises for more than 32 dimensions, and for results too large to address.
     """
+    if not a or not b:
+        return a or b
     pairs = list(zip_longest(reversed(a), reversed(b), fillvalue=1))
     if any(x != y and 1 not in (x, y) for x, y in pairs):
         return None
@@ -49,6 +51,10 @@ def products(
     fold : bool
         Whether matrices may count as one larger matrix, whose rows and columns are then others than each one's.
     """
+    if len(c.shape) == 2:
+        first, second, third = (x.matrix(device, x.pointer, x.shape, x.strides) for x in (a, b, c))
+        yield first, second, third, ONE
+        return
     view = _Matrices.of(a, b, c)
     dims = list(_merged(c.shape[:-2], zip(_steps(a, c), _steps(b, c), _steps(c, c))))
     while fold and dims and (folded := view.with_dimension(*dims[-1])) is not None:

@@ -2,7 +2,8 @@
 
 The first such call is checked in full and leaves its launches behind. In the next, only what may differ is looked at:
 that the arrays still are what they were, their addresses, whether C overlaps another operand, and which stream is
-current. Anything out of the ordinary takes the full check, which decides, and gives the reason if it refuses.
+current. Matrices of other extents and strides than those of any call before are bound here, if all else is as in a call
+that was checked. Anything out of the ordinary takes the full check, which decides, and gives the reason if it refuses.
 """
 
 from __future__ import annotations
@@ -14,19 +15,24 @@ from typing import Any
 from ..arrays.operand import Operand
 from ..arrays.probe import PROBES, probe_of
 from ..arrays.streams import Stream, release_finished
-from ..kernels.product import VECTOR_BYTES
+from ..device.units import FLOAT32_BYTES
+from ..kernels.product import VECTOR_BYTES, Layout, Product
+from ..kernels.stage import MAX_K
+from ..runtime import device as devices
 from ..runtime import epilogue as epilogues
-from ..runtime.bound_product import BoundProduct, NoRoomForMaps
-from .request import Request
+from ..runtime.bound_product import NoRoomForMaps
+from ..runtime.launch import Launched, bind_product
+from . import heuristics
+from .precision import resolved
+from .request import Request, chosen
 
 __all__ = ["CallCache", "FirstCall", "remember", "tag_of", "try_fast"]
 
 MAX_CALLS = 1024
 MAX_LAUNCHES = 64  # of one call that are kept
+MAX_ELEMENTS = 1 << 40  # of a result that is allocated without the full check
 # Magnitudes that float32 rounds neither to 0 nor to infinity.
 TINY, HUGE = 1.2e-38, 3.4e38
-
-Launched = tuple[BoundProduct, int, int, int, bool]  # byte offsets of A, B, C; whether it takes beta, or adds to C
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +61,33 @@ class CachedCall:
 
 
 class CallCache(dict[Hashable, CachedCall]):
-    """Cached calls by their keys."""
+    """Cached calls by their keys.
+
+    Parameters
+    ----------
+    any_extents : bool
+        True if calls may be added that differ in extents and strides alone from one that was checked in full.
+
+    Attributes
+    ----------
+    checked : set of tuple
+        Tag, type of the arrays, and device of calls that were checked in full; empty unless `any_extents`.
+    """
+
+    def __init__(self, any_extents: bool = False) -> None:
+        self.any_extents = any_extents
+        self.checked: set[tuple[Hashable, type, int]] = set()
+
+    def clear(self) -> None:
+        """Remove all calls."""
+        self.checked.clear()
+        super().clear()
+
+    def store(self, key: Hashable, call: CachedCall) -> None:
+        """Add a call; if there are too many, instead of all others."""
+        if len(self) >= MAX_CALLS:
+            super().clear()
+        self[key] = call
 
     def first_call(self, tag: Hashable, a: Any, b: Any, out: Any) -> FirstCall | None:
         """Return a cached call for others like it; None if such calls gain nothing."""
@@ -114,7 +146,7 @@ def try_fast(
     reading = probe.read(tag, a, b, out)
     if reading is None:
         return None
-    call = cache.get(reading[0])
+    call = cache.get(reading[0]) or _of_other_extents(cache, reading[0], probe.stride_bytes)
     if call is None:
         return None
     _, a_place, b_place, c_place = reading
@@ -197,9 +229,43 @@ def remember(
 
     spans = (*reach(left), *reach(right))
     call = CachedCall(request.device, request.shape, tuple(launched), spans, tuple(map(reach, others)))
-    if len(cache) >= MAX_CALLS:
-        cache.clear()
-    cache[reading[0]] = call
+    cache.store(reading[0], call)
+    if cache.any_extents:
+        cache.checked.add((tag, type(a), request.device))
+
+
+def _of_other_extents(cache: CallCache, key: Any, stride_bytes: int) -> CachedCall | None:
+    """Return the call of a key, and keep it, if a call was checked that differs in extents and strides alone.
+
+    Only for matrices, without an epilogue, whose result has rows that do not overlap; None for others, and for shapes
+    that do not fit.
+    """
+    tag, own, device, offsets, a_shape, a_strides, b_shape, b_strides, result = key
+    if (tag, own, device) not in cache.checked or len(tag) != 2 or len(a_shape) != 2 or len(b_shape) != 2:
+        return None
+    (m, k), (rows, n) = a_shape, b_shape
+    if rows != k or not m or not n or not 0 < k <= MAX_K or m * n > MAX_ELEMENTS:
+        return None
+    shape, strides = ((m, n), (n, 1)) if result is None else result
+    unit = FLOAT32_BYTES if result is None else stride_bytes
+    a = Layout(m, k, a_strides[0] * stride_bytes, a_strides[1] * stride_bytes, offsets >> 8)
+    b = Layout(k, n, b_strides[0] * stride_bytes, b_strides[1] * stride_bytes, offsets >> 4 & 15)
+    c = Layout(m, n, strides[0] * unit, strides[-1] * unit, offsets & 15)
+    if shape != (m, n) or c.col_stride != FLOAT32_BYTES or c.row_stride < n * FLOAT32_BYTES:
+        return None
+    if (a.row_stride | a.col_stride | b.row_stride | b.col_stride | c.row_stride) % FLOAT32_BYTES or offsets & 0x333:
+        return None
+    stage, precision = tag
+    product, gpu = Product(a, b, c), devices.device_properties(device)
+    wanted = heuristics.problem(product, gpu, resolved(precision, m, n, k, gpu.cc))
+    launched = bind_product(product, chosen(stage, device, wanted).selected, device)
+    if len(launched) > MAX_LAUNCHES or (len(launched) > 1 and any(bound.launches.maps for bound, *_ in launched)):
+        return None
+    (low, high), (a_low, a_high), (b_low, b_high) = c.span, a.span, b.span
+    reach = low - a_high, high - a_low, low - b_high, high - b_low
+    call = CachedCall(device, (m, n), tuple(launched), reach, ())
+    cache.store(key, call)
+    return call
 
 
 class FirstCall:

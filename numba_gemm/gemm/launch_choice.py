@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from ..kernels.product import Product
-from ..runtime.bound_product import BoundProduct, NoRoomForMaps
+from ..runtime.bound_product import NoRoomForMaps
 from ..runtime.device import device_properties
-from ..runtime.launch import launch_product
+from ..runtime.launch import Launched, launch_product
 from ..runtime.matrix import Matrix, Vector
 from ..runtime.workspace import Workspace
 from . import heuristics
@@ -20,7 +19,7 @@ def decomposed(wanted: Problem) -> Choice:
     """Return the choice for a problem whose operands are decomposed, even if tensor maps can describe them."""
     stage = tensor_stage(wanted.cc)
     assert stage is not None, "the precision was checked"
-    return heuristics.named(stage.name, replace(wanted, tma=""))
+    return heuristics.named(stage.name, wanted._replace(tma=""))
 
 
 def launch_choice(
@@ -34,8 +33,8 @@ def launch_choice(
     stream: int,
     vectors: Sequence[Vector] = (),
     workspace: Workspace | None = None,
-) -> list[tuple[BoundProduct, int, int, int, bool]]:
-    """Enqueue a product as chosen; return what was launched, see `runtime.launch.launch_product`.
+) -> list[Launched]:
+    """Enqueue a product as chosen; return its parts, see `runtime.launch.launch_product`.
 
     If the device has no room for another tensor map, the operands are decomposed.
     """

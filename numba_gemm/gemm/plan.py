@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from math import prod
 from types import FunctionType
 from typing import Any
@@ -209,7 +208,7 @@ class Plan:
         owner.check(stage, config, stage.kernel(config, oriented, precision))
         if stage.chooses_share and choice.share is None:
             # Once for all layouts: their kernels may differ in how many blocks the device holds.
-            self._choice = choice = replace(choice, share=owner.share(stage, config, oriented))
+            self._choice = choice = choice._replace(share=owner.share(stage, config, oriented))
         launches = self._launches(choice)
         if not SIMULATOR:
             for step in launches.steps:
@@ -336,7 +335,7 @@ class Plan:
             same = (part.m, part.n, part.batch.matrices) == (planned.m, planned.n, planned.batch.matrices)
             if same and part.k in (0, planned.k):
                 return choice
-            return replace(choice, share=None, swapped=False)
+            return choice._replace(share=None, swapped=False)
 
         return choose
 

@@ -17,6 +17,7 @@ from ..runtime import device as devices
 from ..runtime import kernel_cache
 from ..simulator.switch import SIMULATOR
 from . import heuristics
+from .cost_model import rated
 from .precision import FP32_AUTO, IEEE, check_precision, tensor_stage
 from .tensor_heuristics import configs_for
 
@@ -144,7 +145,7 @@ def _kernels(name: str, precision: str, cc: tuple[int, int]) -> Iterator[Named]:
 
 
 def _ladder_kernels(stage: Stage | None, cc: tuple[int, int]) -> Iterator[Named]:
-    found: Iterable[tuple[LadderStage, TileConfig]] = heuristics.candidates(cc)
+    found: Iterable[tuple[LadderStage, TileConfig]] = rated(cc)
     if isinstance(stage, LadderStage) and not stage.chooses_share:
         found = [(stage, stage.configs[0])]
     for one, config in found:

@@ -7,6 +7,7 @@ import numbers
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -23,6 +24,7 @@ from ..runtime import epilogue as epilogues
 from ..runtime.launch import product_of
 from ..runtime.matrix import Matrix, Vector
 from . import autotune_cache, batches, heuristics
+from .cost_model import rated
 from .heuristics import ANY_GPU, Choice
 from .precision import FP32_AUTO, check_precision, resolved, tensor_stage
 
@@ -106,18 +108,20 @@ class Request:
         """Yield the parts of the product, for operands and vectors in memory that kernels can read."""
         if 0 in self.shape:
             return
-        stage = self._stage()
         places = tuple(vector.vector() for vector in vectors)
-        fold = self.epilogue is None
-        for x, y, z, batch in batches.products(a, b, c, self.device, at_once=stage.batch_dimensions, fold=fold):
+        at_once = _batch_dimensions(self.stage, self.precision, devices.device_properties(self.device).cc)
+        for x, y, z, batch in batches.products(a, b, c, self.device, at_once=at_once, fold=self.epilogue is None):
             yield Part(x, y, z, places, product_of(x, y, z, batch, self.epilogue, places))
 
-    def _stage(self) -> Any:
-        """Return the stage, or one that takes batches as those do that "auto" may mean."""
-        if self.stage != "auto":
-            return STAGES[self.stage]
-        cc = devices.device_properties(self.device).cc
-        return next(heuristics.candidates(cc))[0] if self.precision == IEEE else tensor_stage(cc)
+
+@cache
+def _batch_dimensions(stage: str, precision: str, cc: tuple[int, int]) -> int:
+    """Return the batch dimensions that one launch of a stage takes, or of all stages that "auto" may mean."""
+    if stage != "auto":
+        return STAGES[stage].batch_dimensions
+    found = rated(cc)[0][0] if precision == IEEE else tensor_stage(cc)
+    assert found is not None, "the precision was checked"
+    return found.batch_dimensions
 
 
 def chosen(stage: str, device: int, wanted: heuristics.Problem) -> Choice:
@@ -266,7 +270,9 @@ def real(name: str, value: Any) -> float:
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
     # NumPy registers timedelta64 as an Integral.
-    if isinstance(value, np.timedelta64) or not isinstance(value, numbers.Real | np.bool_):
+    if type(value) is not float and (
+        isinstance(value, np.timedelta64) or not isinstance(value, numbers.Real | np.bool_)
+    ):
         raise TypeError(
             f"{name} is {value!r}, a {type(value).__qualname__}; expected a real number; pass float({name}) if it is "
             "one"

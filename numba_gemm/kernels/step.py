@@ -62,7 +62,8 @@ class MatrixAt(NamedTuple):
     @property
     def words(self) -> tuple[Word, ...]:
         """The words that the kernel is passed."""
-        return (self.place, *self.layout.words)
+        rows, cols, row_stride, col_stride, _ = self.layout
+        return (self.place, rows, cols, row_stride, col_stride)
 
 
 class Vector(NamedTuple):

@@ -54,7 +54,7 @@ class FrameLayout:
         The distinct words that move: alpha, beta, A, B and C first, then the others by slot.
     """
 
-    __slots__ = ("_constants", "_count", "_format", "_starts", "_tables", "moving", "packing")
+    __slots__ = ("_moved", "_starts", "_words", "moving", "packing")
 
     def __init__(self, steps: Sequence[Step]) -> None:
         words: list[Any] = []
@@ -64,29 +64,27 @@ class FrameLayout:
             for argument in step.arguments:
                 words += argument.words
         # Other words are integers, also NumPy's: shapes of arrays may have these.
-        others = {word for word in words if type(word) is Moving}.difference(ALWAYS)
+        moved = [(i, word) for i, word in enumerate(words) if type(word) is Moving]
+        others = {word for _, word in moved}.difference(ALWAYS)
         self.moving: tuple[Any, ...] = ALWAYS + tuple(sorted(others)) if others else ALWAYS
         places = {word: 8 * i for i, word in enumerate(self.moving)}
-        self._constants = [word for word in words if type(word) is not Moving]
-        self._tables: list[int] = []  # places of all parameters
-        place = 8 * len(places)
-        for word in words:
-            if type(word) is Moving:
-                self._tables.append(places[word])
-            else:
-                self._tables.append(place)
-                place += 8
-        self._count = place
+        self._moved = [(i, places[word]) for i, word in moved]
+        for i, _ in moved:
+            words[i] = 0
+        self._words = words
         self.packing = _packing(len(places))
-        self._format = _integers(len(self._constants) + len(words))
 
     def memory(self) -> tuple[Any, list[int]]:
         """Return memory for the words, with the constants in place, and the address of each launch's parameters."""
-        memory = ctypes.create_string_buffer(self._count + 8 * len(self._tables))
+        # The moving words; all words, of which those that move are not used; the address of each.
+        first, count = 8 * len(self.moving), len(self._words)
+        memory = ctypes.create_string_buffer(first + 16 * count)
         start = ctypes.addressof(memory)
-        first = 8 * len(self.moving)
-        self._format.pack_into(memory, first, *self._constants, *[start + place for place in self._tables])
-        tables = start + self._count
+        tables = start + first + 8 * count
+        addresses = [*range(start + first, tables, 8)]
+        for i, place in self._moved:
+            addresses[i] = start + place
+        _integers(2 * count).pack_into(memory, first, *self._words, *addresses)
         return memory, [tables + place for place in self._starts]
 
 

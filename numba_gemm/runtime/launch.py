@@ -21,7 +21,7 @@ from .device import OncePerKey, get_device
 from .matrix import Matrix, Vector, at_address
 from .workspace import Workspace
 
-__all__ = ["Simulated", "launch", "launch_product", "product_of", "simulated"]
+__all__ = ["Launched", "Simulated", "bind_product", "launch", "launch_product", "product_of", "simulated"]
 
 
 def product_of(
@@ -83,6 +83,9 @@ def launch(
 
 
 Selected = tuple[Stage, Any, str, Share | None, bool]  # stage, configuration, precision, share, swapped
+# A part of a product: its launches; bytes from the first elements of A, B and C to the part's; True if it takes beta,
+# False if it adds to C.
+Launched = tuple[BoundProduct, int, int, int, bool]
 
 
 def launch_product(
@@ -96,16 +99,9 @@ def launch_product(
     stream: int,
     vectors: Sequence[Vector] = (),
     workspace: Workspace | None = None,
-) -> list[tuple[BoundProduct, int, int, int, bool]]:
-    """Enqueue a product; return what was launched.
-
-    Returns
-    -------
-    list of tuple
-        Per part of the product: its launches; bytes from the first elements of A, B and C to the part's; whether it
-        takes beta, or adds to C. In the simulator, nothing.
-    """
-    stage, config, precision, share, swapped = selected
+) -> list[Launched]:
+    """Enqueue a product; return its parts. In the simulator, run it and return nothing."""
+    precision = selected[2]
     if product.m == 0 or product.n == 0:
         return []
     if product.epilogue is not None and product.k > MAX_K:
@@ -114,24 +110,29 @@ def launch_product(
         )
     if precision != IEEE and product.k > MAX_K:
         raise ValueError(f"K is {product.k}, beyond the {MAX_K} that this precision takes; expected less")
-    device, done = get_device(c.device), []
-    oriented = product.transposed if swapped else product
-    for piece in stage.pieces(config, oriented, precision, device.properties.gpu):
-        part, (a_step, b_step) = piece.product, (piece.b, piece.a) if swapped else (piece.a, piece.b)
-        own_beta = beta if piece.first else 1.0
-        if SIMULATOR:
-            own_share = device.share(stage, config, part) if share is None else share
-            launches = stage.launches(config, part, precision, own_share, device.properties.gpu)
-            if swapped:
-                launches = launches.with_operands_exchanged()
-            places = _Place(a, a_step), _Place(b, b_step), _Place(c, piece.c)
-            _simulated(launches, alpha, places[0], places[1], own_beta, places[2], vectors).run()
-            continue
-        bound = device.bind(stage, config, part, precision, share, swapped, workspace)
-        own_vectors = (vector.pointer for vector in vectors)
-        bound(alpha, a.pointer + a_step, b.pointer + b_step, own_beta, c.pointer + piece.c, stream, *own_vectors)
-        done.append((bound, a_step, b_step, piece.c, piece.first))
-    return done
+    if SIMULATOR:
+        _simulate(product, selected, alpha, a, b, beta, c, vectors)
+        return []
+    launched = bind_product(product, selected, c.device, workspace)
+    places = [vector.pointer for vector in vectors]
+    for bound, a_step, b_step, c_step, first in launched:
+        own_beta = beta if first else 1.0
+        bound(alpha, a.pointer + a_step, b.pointer + b_step, own_beta, c.pointer + c_step, stream, *places)
+    return launched
+
+
+def bind_product(
+    product: Product, selected: Selected, device: int, workspace: Workspace | None = None
+) -> list[Launched]:
+    """Return the launches of a product on a device, with compiled and loaded kernels."""
+    stage, config, precision, share, swapped = selected
+    owner, oriented = get_device(device), product.transposed if swapped else product
+    launched = []
+    for part in stage.pieces(config, oriented, precision, owner.properties.gpu):
+        bound = owner.bind(stage, config, part.product, precision, share, swapped, workspace)
+        a_step, b_step = (part.b, part.a) if swapped else (part.a, part.b)
+        launched.append((bound, a_step, b_step, part.c, part.first))
+    return launched
 
 
 # ----------------------------------------------------------------------------------------------------------- simulator
@@ -181,6 +182,29 @@ class _Place:
         shape, strides = (layout.rows, layout.cols), (layout.row_stride, layout.col_stride)
         readonly = not matrix.owner.flags.writeable
         return at_address(matrix.owner, matrix.pointer + self.step, shape, strides, readonly)
+
+
+def _simulate(
+    product: Product,
+    selected: Selected,
+    alpha: float,
+    a: Matrix,
+    b: Matrix,
+    beta: float,
+    c: Matrix,
+    vectors: Sequence[Vector],
+) -> None:
+    """Run a product in the simulator."""
+    stage, config, precision, share, swapped = selected
+    device, oriented = get_device(c.device), product.transposed if swapped else product
+    for piece in stage.pieces(config, oriented, precision, device.properties.gpu):
+        own_share = device.share(stage, config, piece.product) if share is None else share
+        launches = stage.launches(config, piece.product, precision, own_share, device.properties.gpu)
+        a_step, b_step = piece.a, piece.b
+        if swapped:
+            launches, a_step, b_step = launches.with_operands_exchanged(), b_step, a_step
+        places = _Place(a, a_step), _Place(b, b_step), _Place(c, piece.c)
+        _simulated(launches, alpha, places[0], places[1], beta if piece.first else 1.0, places[2], vectors).run()
 
 
 _built = OncePerKey(lambda kernel: kernel.build(kernel.config, kernel.variant))

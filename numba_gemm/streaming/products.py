@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -91,7 +90,7 @@ class Products:
             found = autotune_cache.choose(self.device, wanted)
             if found.share is None and found.stage.chooses_share:
                 share = get_device(self.device).share(found.stage, found.config, found.oriented(product))
-                found = replace(found, share=share)
+                found = found._replace(share=share)
             self._chosen[wanted] = found
         return found
 

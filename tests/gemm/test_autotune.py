@@ -171,7 +171,7 @@ def test_operands_are_checked_as_ever():
 def test_candidates_are_diverse(extents, count):
     ranked = heuristics.ranked(heuristics.Problem(*extents))
     chosen = tuning.diverse(ranked, count)
-    assert chosen[0] == ranked[0] == dataclasses.replace(heuristics.choose(heuristics.Problem(*extents)), reason="")
+    assert chosen[0] == ranked[0] == heuristics.choose(heuristics.Problem(*extents))._replace(reason="")
     assert len(chosen) == len(set(chosen)) == min(count, len(set(ranked)))
     if count == 12:
         kernels = [(one.stage.name, one.config.name, one.swapped) for one in chosen]
@@ -249,7 +249,8 @@ def test_swapped_choice(clock):
 
 @pytest.mark.usefixtures("clock")
 def test_remembered_calls_are_forgotten(monkeypatch):
-    calls = CallCache({"like this": "known"})
+    calls = CallCache()
+    calls["like this"] = "known"
     monkeypatch.setattr(product, "calls", calls)
     autotune(A, B)
     assert not calls

@@ -109,7 +109,7 @@ def no_calls(gpu, monkeypatch):
     probes = {}
     monkeypatch.setattr(probe, "PROBES", probes)
     monkeypatch.setattr(fast_path, "PROBES", probes)
-    monkeypatch.setattr(products, "calls", fast_path.CallCache())
+    monkeypatch.setattr(products, "calls", fast_path.CallCache(any_extents=True))
     monkeypatch.setattr(epilogues, "_guards", {})
 
 

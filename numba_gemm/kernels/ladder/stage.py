@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from ...device.tile_loader import covers
+from ...device.tile_loader import MODES, covers
 from ...device.units import FLOAT32_BYTES, WARP, ceil_div
 from ...simulator.switch import SIMULATOR
 from ..product import VECTOR_BYTES, Batch, Layout, Product
@@ -197,7 +197,7 @@ def form_of(config: TileConfig, product: Product) -> Form:
     return Form(
         _access(config, config.BM, product.a, batch.a),
         _access(config, config.BN, product.b.transposed, batch.b),
-        product.c.aligned and all(step % VECTOR_BYTES == 0 for step in batch.c),
+        product.c.aligned and (batch.c[0] | batch.c[1] | batch.c[2]) % VECTOR_BYTES == 0,
         product.epilogue,
         len(product.vectors),
     )
@@ -205,16 +205,22 @@ def form_of(config: TileConfig, product: Product) -> Form:
 
 def _access(config: TileConfig, extent: int, x: Layout, steps: tuple[int, int, int]) -> str:
     """Return the tile loader's mode for an operand as (mn, k), of those that cover a tile with `extent` rows."""
-    vectors = all(value % VECTOR_BYTES == 0 for value in (x.offset, *steps))
+    covering = _covering(config, extent)
+    vectors = x.offset == 0 and (steps[0] | steps[1] | steps[2]) % VECTOR_BYTES == 0
     along, across = x.col_stride == FLOAT32_BYTES, x.row_stride == FLOAT32_BYTES
-    allowed = {
-        "along4": along and vectors and x.row_stride % VECTOR_BYTES == 0 and x.cols % 4 == 0,
-        "across4": across and vectors and x.col_stride % VECTOR_BYTES == 0 and x.rows % 4 == 0,
-        "along1": along,
-        "across1": across,
-        "any": True,
-    }
-    return next(mode for mode in allowed if allowed[mode] and covers(mode, extent, config.BK, config.threads))
+    if along and vectors and x.row_stride % VECTOR_BYTES == 0 and x.cols % 4 == 0 and "along4" in covering:
+        return "along4"
+    if across and vectors and x.col_stride % VECTOR_BYTES == 0 and x.rows % 4 == 0 and "across4" in covering:
+        return "across4"
+    if along and "along1" in covering:
+        return "along1"
+    return "across1" if across and "across1" in covering else "any"
+
+
+@lru_cache(maxsize=256)
+def _covering(config: TileConfig, extent: int) -> tuple[str, ...]:
+    """Return the tile loader's modes that cover a tile with `extent` rows."""
+    return tuple(mode for mode in MODES if covers(mode, extent, config.BK, config.threads))
 
 
 def signature(variant: Variant) -> tuple[Any, ...]:
@@ -346,13 +352,15 @@ def share_out(config: TileConfig, m: int, n: int, k: int, batch: Batch, share: S
         if there are fewer tiles than `share` says, or too many k-tiles to divide them.
     """
     rows, cols = ceil_div(m, config.BM), ceil_div(n, config.BN)
-    tiles, k_tiles = rows * cols * batch.matrices, max(1, ceil_div(k, config.BK))
+    matrices = batch.matrices
+    tiles, k_tiles = rows * cols * matrices, max(1, ceil_div(k, config.BK))
     divided = (tiles - share.whole) * k_tiles
     if not 0 <= share.whole <= tiles or divided >= MAX_LINE:
         raise ValueError(f"{share} does not divide {tiles} tiles of {k_tiles} k-tiles")
     base, extra = divmod(divided, share.blocks)
-    steps = (step for steps in (batch.a, batch.b, batch.c) for step in steps)
-    words = (share.whole, base, extra, k_tiles, rows, cols, GROUP, batch.matrices, *reversed(batch.extents[1:]), *steps)
+    _, second, third = batch.extents
+    sizes = (share.whole, base, extra, k_tiles, rows, cols, GROUP, matrices, third, second)
+    words = (*sizes, *batch.a, *batch.b, *batch.c)
     undivided = divided == 0 or (base % k_tiles == 0 and extra == 0)  # no tile is in several pieces
     return Schedule(
         grid=(share.blocks, 1, 1),

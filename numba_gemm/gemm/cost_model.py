@@ -1,0 +1,240 @@
+"""Cost model of the FP32 kernels: clocks that a configuration takes for a product, by how the work is divided.
+
+In clocks of a multiprocessor (SM). A k-tile costs a block that has the SM to itself its latency, and an SM that is
+full its multiply-adds at the configuration's efficiency; between the two, blocks hide each other's waits in part. The
+SM with the most k-tiles decides. Blocks that divide a tile of C pay for it: each writes its part, and the last one
+reads them all. No product is faster than its bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil, inf, sqrt
+
+from ..device.units import FLOAT32_BYTES
+from ..kernels.ladder import STAGES as LADDER
+from ..kernels.ladder.stage import LadderStage, TileConfig
+from ..kernels.ladder.stream_k import SUMS_STAGED
+from ..kernels.stage import Stage
+from ..models.roofline import FP32_LANES_PER_SM
+
+__all__ = ["RATES", "Costs", "Rate", "costs_of", "rate_of", "rated"]
+
+# The constants below and RATES are fitted to 7,086 products of 132 shapes on an H200 (132 SMs at 1.98 GHz, graph
+# replays; docs/experiments.md). Clocks of a launch, of a tile of C's first trip to memory, and of a piece of a tile's.
+LAUNCH, TILE, PIECE = 1626, 1934, 683
+# Waits and multiply-adds overlap as in a norm of this order: 1 would be not at all, infinity completely.
+OVERLAP = 2.49
+# Bytes of C a clock that an SM writes: in vectors, float by float through shared memory, and from where the sums are,
+# as small thread tiles do without an epilogue.
+STORE, STORE_STAGED, STORE_FLOATS = 93, 26, 7.8
+# Clocks until the other blocks' parts of a sum are known to be there, and a trip to the L2 cache.
+MEET, TRIP = 3550, 825
+# Bytes of partial sums a clock between an SM and the L2 cache: all SMs at once, and one at best.
+SHARED_RATE, LONE_RATE = 21.1, 138
+# What is left of device memory's theoretical bandwidth.
+MEMORY_EFFICIENCY = 0.85
+SPLITS = (2, 3, 4, 6, 8, 12, 16)
+MAX_LINE = 1 << 31  # k-tiles that are counted in 32 bits
+
+
+@dataclass(frozen=True)
+class Rate:
+    """How fast a configuration is.
+
+    Attributes
+    ----------
+    efficiency : float
+        Fraction of FP32 peak when every SM is full and nothing waits.
+    alone : int
+        Clocks a k-tile of a block that has an SM to itself, beside its multiply-adds.
+    resident : int
+        Blocks that an SM holds at once.
+    floats : float
+        How much longer the multiply-adds take beside copies of an A or B that allows no vectors.
+    """
+
+    efficiency: float
+    alone: int
+    resident: int
+    floats: float = 1.0
+
+
+# By stage and block tile; configurations that win nowhere are left out. `resident` follows from registers, threads and
+# shared memory.
+RATES: dict[tuple[str, int, int, int], Rate] = {
+    ("register_prefetch", 128, 128, 8): Rate(0.64, alone=710, resident=2),
+    ("shared_tile", 16, 16, 16): Rate(0.12, alone=670, resident=8),
+    ("shared_tile", 32, 32, 32): Rate(0.136, alone=1500, resident=2),
+    ("warp_tiled", 64, 64, 16): Rate(0.53, alone=1030, resident=4),
+    ("warp_tiled", 128, 128, 16): Rate(0.69, alone=2210, resident=2),
+    ("warp_tiled", 128, 256, 16): Rate(0.72, alone=680, resident=1),
+    ("stream_k", 128, 256, 16): Rate(0.994, alone=3430, resident=1, floats=1.09),
+    ("stream_k", 256, 128, 16): Rate(0.957, alone=3435, resident=1, floats=1.03),
+    ("stream_k", 128, 128, 16): Rate(0.85, alone=2945, resident=2),
+    ("stream_k", 64, 128, 16): Rate(0.789, alone=1035, resident=3, floats=1.11),
+    ("stream_k", 64, 64, 16): Rate(0.626, alone=780, resident=4, floats=1.09),
+    ("stream_k", 32, 64, 32): Rate(0.555, alone=1525, resident=4, floats=1.08),
+    ("stream_k", 32, 64, 16): Rate(0.589, alone=1050, resident=8, floats=1.07),
+    ("stream_k", 32, 32, 16): Rate(0.451, alone=676, resident=8, floats=1.02),
+    ("stream_k", 256, 16, 16): Rate(0.55, alone=1300, resident=3),
+    # What brings A in at 24 bytes a clock: these are as fast as memory, if k is A's contiguous axis.
+    ("thin", 64, 1, 128): Rate(0.047, alone=1000, resident=2),
+    ("thin", 64, 4, 128): Rate(0.19, alone=1000, resident=2),
+    ("thin", 128, 16, 32): Rate(0.65, alone=700, resident=2),
+}
+
+
+def rate_of(stage: Stage, config: TileConfig) -> Rate | None:
+    """Return the measured rate of a configuration, if it has one."""
+    return RATES.get((stage.name, config.BM, config.BN, config.BK))
+
+
+class Costs:
+    """Times of one configuration on one device, for products of any extents.
+
+    Parameters
+    ----------
+    stage, config, rate
+        The configuration.
+    cc, sm_count
+        Compute capability and multiprocessors of the device.
+    vectors : bool
+        True if A and B allow 128-bit accesses along whichever axis is contiguous.
+    stores_vectors : bool
+        True if C is stored in 128-bit accesses.
+    """
+
+    __slots__ = ("_at_once", "_blocks", "_k_tile", "_size", "_store", "config", "narrow", "rate", "sms", "stage")
+
+    def __init__(
+        self,
+        stage: LadderStage,
+        config: TileConfig,
+        rate: Rate,
+        cc: tuple[int, int],
+        sm_count: int,
+        vectors: bool,
+        stores_vectors: bool,
+    ) -> None:
+        self.stage, self.config, self.rate, self.sms = stage, config, rate, sm_count
+        lanes = FP32_LANES_PER_SM.get(cc, 128)
+        full = config.BM * config.BN * config.BK / (lanes * rate.efficiency) * (1.0 if vectors else rate.floats)
+        # Clocks of a k-tile of each of so many resident blocks.
+        self._k_tile = [
+            (rate.alone**OVERLAP + (resident * full) ** OVERLAP) ** (1 / OVERLAP)
+            for resident in range(rate.resident + 1)
+        ]
+        self.narrow = stage.name == "thin" or config.BN <= 16  # worth considering for a C of few columns only
+        self._blocks = rate.resident * sm_count
+        self._size = FLOAT32_BYTES * config.BM * config.BN
+        by_floats = STORE_STAGED if config.TM * config.TN >= SUMS_STAGED else STORE_FLOATS
+        self._store = self._size / (STORE if stores_vectors else by_floats)
+        self._at_once = max(1, 64 // (config.TM * config.TN))
+
+    def suits(self, n: int, a_along: bool) -> bool:
+        """Return True unless the configuration is for fewer columns than C has, or an A of another contiguous axis."""
+        if not self.narrow:
+            return True
+        if self.stage.name == "thin":
+            return a_along and n <= self.config.BN
+        return n <= 2 * self.config.BN and not a_along
+
+    def least(self, m: int, n: int, k: int, matrices: int, memory: float) -> tuple[float, int, int]:
+        """Return clocks that no division can go below, the number of tiles of C, and of k-tiles of each.
+
+        All multiprocessors are busy with multiply-adds, or the memory is for so many clocks; and some block computes
+        all k-tiles of a tile, or an equal share of them and meets others.
+        """
+        config, k_tile, blocks = self.config, self._k_tile, self._blocks
+        tiles, k_tiles = -(-m // config.BM) * -(-n // config.BN) * matrices, -(-k // config.BK) or 1
+        work, alone = tiles * k_tiles, k_tile[1]
+        busy = work * k_tile[-1] / blocks
+        longest = PIECE + self._store + min(k_tiles * alone, MEET + TRIP - (-work // blocks) * alone)
+        return LAUNCH + max(busy, memory, longest), tiles, k_tiles
+
+    def divisions(self, tiles: int, k_tiles: int) -> list[tuple[int, int]]:
+        """Return ways to divide a product: blocks, and tiles that one block each computes.
+
+        One block per tile; whole rounds, and the rest in equal shares; a number of blocks per tile.
+        """
+        found = [(tiles, tiles)]
+        if tiles * k_tiles >= MAX_LINE:
+            return found
+        for blocks in range(self.sms, self._blocks + 1, self.sms):
+            if tiles > blocks:
+                if tiles % blocks:
+                    found.append((blocks, (tiles // blocks - 1) * blocks))
+            elif tiles < blocks < tiles * k_tiles:
+                found.append((blocks, 0))
+        most = min(k_tiles, self._blocks // tiles)
+        return found + [(tiles * split, 0) for split in SPLITS if split <= most]
+
+    def clocks(self, tiles: int, k_tiles: int, blocks: int, whole: int, memory: float, limit: float = inf) -> float:
+        """Return the clocks that a product takes with a division, or infinity if they are more than `limit`."""
+        sms, store, k_tile = self.sms, self._store, self._k_tile
+        if blocks > self._blocks:  # one block per tile, in rounds
+            most = self.rate.resident
+            rounds, rest = divmod(-(-blocks // sms), most)
+            clocks = rounds * (TILE + most * store + k_tiles * k_tile[most])
+            if rest:
+                clocks += TILE + rest * store + k_tiles * k_tile[rest]
+            return LAUNCH + (clocks if clocks > memory else memory)
+        resident = -(-blocks // sms)
+        clocks = 0.0
+        if whole:
+            clocks = -(-whole // blocks) * (TILE + resident * store + k_tiles * k_tile[resident])
+        divided_tiles = tiles - whole
+        if divided_tiles > 0:
+            shared = divided_tiles * k_tiles
+            divided = -(-shared // blocks)  # k-tiles of divided tiles, of the block that has most
+            summing = divided * k_tile[resident]
+            if LAUNCH + clocks + summing > limit:
+                return inf
+            even = shared % blocks == 0 and k_tiles % divided == 0  # else pieces straddle tiles
+            of_tiles = divided / k_tiles
+            pieces = 1 if even else ceil(of_tiles) + 1  # of tiles, per block
+            clocks += summing + pieces * PIECE + resident * store * (of_tiles if of_tiles > 1.0 else 1.0)
+            parts = k_tiles / divided  # of a tile
+            if not even or parts > 1:
+                if not even:
+                    parts += 1
+                reading = SHARED_RATE * sms / (divided_tiles if divided_tiles < sms else sms)
+                if reading > LONE_RATE:
+                    reading = LONE_RATE
+                size = self._size
+                clocks += MEET + pieces * size * sqrt(resident) / SHARED_RATE + parts * size / reading
+                clocks += TRIP * -(-parts // self._at_once)
+        return LAUNCH + (clocks if clocks > memory else memory)
+
+
+def memory_clocks(elements: int, bandwidth: float, clock_hz: float) -> float:
+    """Return the clocks that reading and writing so many elements takes; 0 if the bandwidth is not known."""
+    return FLOAT32_BYTES * elements / (MEMORY_EFFICIENCY * bandwidth) * clock_hz if bandwidth else 0.0
+
+
+@lru_cache(maxsize=16)
+def rated(cc: tuple[int, int]) -> tuple[tuple[LadderStage, TileConfig], ...]:
+    """Return the configurations that have a rate, of the stages that serve a compute capability best.
+
+    A stage with a schedule serves every shape and layout better than the stages before it; where it runs, they are left
+    out.
+    """
+    able = [stage for stage in LADDER.values() if stage.runs_on(cc)]
+    stages = [stage for stage in able if stage.schedule is not None] or able
+    return tuple((stage, config) for stage in stages for config in stage.configs if rate_of(stage, config) is not None)
+
+
+@lru_cache(maxsize=256)
+def costs_of(
+    only: LadderStage | None, cc: tuple[int, int], sm_count: int, vectors: bool, stores_vectors: bool
+) -> tuple[Costs, ...]:
+    """Return the costs of all candidates on a device, or of one stage's."""
+    found = rated(cc) if only is None else [(only, config) for config in only.configs]
+    rates = ((stage, config, rate_of(stage, config)) for stage, config in found)
+    return tuple(
+        Costs(stage, config, rate, cc, sm_count, vectors, stores_vectors)
+        for stage, config, rate in rates
+        if rate is not None
+    )

@@ -1,0 +1,135 @@
+"""Model of the FP32 kernels' speed: more work takes longer, and every division can be launched."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from numba_gemm.gemm import cost_model
+from numba_gemm.gemm.cost_model import RATES, Costs, Rate, costs_of, memory_clocks
+from numba_gemm.gemm.heuristics import Problem, choose
+from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.kernels.ladder.stage import share_out
+from numba_gemm.kernels.product import ONE, Batch
+from numba_gemm.kernels.stage import Share
+
+extents = st.one_of(st.integers(1, 300), st.integers(1, 20_000))
+matrices = st.sampled_from([1, 1, 7, 300])
+
+
+def costs_of_key(key, vectors=True, stores_vectors=True, sm_count=132):
+    stage = STAGES[key[0]]
+    config = next(one for one in stage.configs if key[1:] == (one.BM, one.BN, one.BK))
+    return Costs(stage, config, RATES[key], (9, 0), sm_count, vectors, stores_vectors)
+
+
+def clocks(costs, m, n, k, matrices=1, division=None):
+    """Return the predicted clocks of a product, by default of one block per tile."""
+    memory = memory_clocks(matrices * (m * k + k * n + m * n), 4.8e12, 1.98e9)
+    _, tiles, k_tiles = costs.least(m, n, k, matrices, memory)
+    return costs.clocks(tiles, k_tiles, *(division or (tiles, tiles)), memory)
+
+
+def test_every_rate_is_of_a_configuration():
+    known = {(stage.name, one.BM, one.BN, one.BK) for stage in STAGES.values() for one in stage.configs}
+    assert set(RATES) <= known
+
+
+@pytest.mark.parametrize("key", RATES)
+def test_rates_are_possible(key):
+    rate = RATES[key]
+    assert 0 < rate.efficiency <= 1
+    assert rate.alone > 0
+    assert rate.resident * costs_of_key(key).config.threads <= 2048, "more threads than an SM has"
+
+
+@settings(deadline=None)
+@given(
+    extents, extents, extents, matrices, st.booleans(), st.booleans(), st.integers(1, 200), st.sampled_from([*RATES])
+)
+def test_more_work_is_never_predicted_faster(m, n, k, matrices, vectors, stores_vectors, sm_count, key):
+    """For one block per tile: other divisions depend on the number of tiles."""
+    costs = costs_of_key(key, vectors, stores_vectors, sm_count)
+    one = clocks(costs, m, n, k, matrices)
+    for larger in ((2 * m, n, k), (m, 2 * n, k), (m, n, 2 * k)):
+        assert one <= clocks(costs, *larger, matrices)
+
+
+@settings(deadline=None)
+@given(extents, extents, extents, matrices, st.integers(1, 200), st.sampled_from([(9, 0), (8, 0)]))
+def test_divisions_divide_every_k_tile_once(m, n, k, matrices, sm_count, cc):
+    """The line of shared k-tiles, cut at g * base + min(g, extra), has no gap and no overlap."""
+    for costs in costs_of(None, cc, sm_count, True, True):
+        if not costs.stage.chooses_share:
+            continue
+        least, tiles, k_tiles = costs.least(m, n, k, matrices, 0.0)
+        assert (tiles, k_tiles) == (
+            -(-m // costs.config.BM) * -(-n // costs.config.BN) * matrices,
+            -(-k // costs.config.BK),
+        )
+        divisions = costs.divisions(tiles, k_tiles)
+        assert divisions[0] == (tiles, tiles), "one block per tile"
+        for blocks, whole in divisions:
+            made = share_out(costs.config, m, n, k, Batch((matrices, 1, 1)), Share(blocks, whole))
+            of_tiles, base, extra, of_k = made.words[:4]
+            assert (of_tiles, of_k) == (whole, k_tiles)
+            assert blocks * base + extra == (tiles - whole) * k_tiles
+            assert 0 <= extra < blocks
+            assert made.workspace_bytes == 0 or base > 0, "a block without work would leave its part unwritten"
+            assert (made.workspace_bytes == 0) == (made.counters == 0)
+            assert least <= costs.clocks(tiles, k_tiles, blocks, whole, 0.0), "a division below the bound"
+
+
+@settings(deadline=None)
+@given(extents, extents, extents, st.sampled_from([*RATES]), st.floats(0, 2))
+def test_clocks_beyond_a_limit_may_be_infinite(m, n, k, key, fraction):
+    costs = costs_of_key(key)
+    _, tiles, k_tiles = costs.least(m, n, k, 1, 0.0)
+    for division in costs.divisions(tiles, k_tiles):
+        exact = costs.clocks(tiles, k_tiles, *division, 0.0)
+        limit = fraction * exact
+        limited = costs.clocks(tiles, k_tiles, *division, 0.0, limit)
+        assert limited == exact or (limited == float("inf") and exact > limit)
+
+
+def test_pieces_that_straddle_tiles_are_dearer():
+    """Three blocks for each of 40 tiles: 12 k-tiles are four for each block, 11 leave pieces of two tiles."""
+    costs = costs_of_key(("stream_k", 32, 32, 16))
+    even = clocks(costs, 5 * 32, 8 * 32, 16 * 12, division=(120, 0))
+    assert clocks(costs, 5 * 32, 8 * 32, 16 * 11, division=(120, 0)) > even
+    # 125 blocks have four k-tiles at most, too, but not all of them, so they begin within tiles.
+    assert clocks(costs, 5 * 32, 8 * 32, 16 * 12, division=(125, 0)) > even
+
+
+def test_what_takes_longer_is_predicted_to():
+    """Copies of floats beside the multiply-adds, and a C that goes through shared memory, as with any epilogue."""
+    key = ("stream_k", 64, 64, 16)
+    in_vectors = clocks(costs_of_key(key), 4096, 4096, 1024)
+    assert clocks(costs_of_key(key, vectors=False), 4096, 4096, 1024) > in_vectors
+    assert clocks(costs_of_key(key, stores_vectors=False), 4096, 4096, 1024) > in_vectors
+    plain = choose(Problem(4096, 4096, 1024)).clocks
+    assert (
+        choose(Problem(4096, 4096, 1024, aligned=False)).clocks
+        == choose(Problem(4096, 4096, 1024, epilogue=True)).clocks
+    )
+    assert choose(Problem(4096, 4096, 1024, epilogue=True)).clocks > plain
+
+
+def test_partition_of_other_tiles_is_refused():
+    config = STAGES["stream_k"].configs[0]
+    with pytest.raises(ValueError, match="does not divide 4 tiles"):
+        share_out(config, 256, 512, 64, ONE, Share(2, 5))
+
+
+def test_stage_that_the_gpu_cannot_run_is_no_candidate(monkeypatch):
+    """However fast it is."""
+    config = STAGES["stream_k"].configs[0]
+    monkeypatch.setitem(RATES, ("stream_k", config.BM, config.BN, config.BK), Rate(1.0, alone=1, resident=1))
+    cost_model.costs_of.cache_clear()
+    fresh = choose.__wrapped__  # past what is remembered of earlier calls
+    try:
+        assert fresh(Problem(8192, 8192, 8192)).config is config
+        assert fresh(Problem(8192, 8192, 8192, cc=(7, 5))).stage.name in ("warp_tiled", "register_prefetch")
+    finally:
+        cost_model.costs_of.cache_clear()
