@@ -380,9 +380,9 @@ told(**{" x ".join(map(str, shape)): pair(*shape) for shape in shapes})
 
 # %%
 named = {"NN": (x, x), "NT": (x, x.T), "TN": (x.T, x), "TT": (x.T, x.T), "NN, off by one": (x[:, 1:], x[1:, :])}
-modes = {name: explain(*operands) for name, operands in named.items()}
+found = {name: explain(*operands) for name, operands in named.items()}
 pd.DataFrame(
-    {name: [row.a_mode, row.b_mode, row.microseconds] for name, row in modes.items()}, ["A", "B", "expected us"]
+    {name: [row.a_access, row.b_access, row.microseconds] for name, row in found.items()}, ["A", "B", "expected us"]
 ).T
 
 # %%

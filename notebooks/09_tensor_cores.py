@@ -37,10 +37,10 @@ from numba import cuda, float32, int64
 
 from numba_gemm.device import narrow
 from numba_gemm.inspect import draw, step, trace
-from numba_gemm.kernels.tensor_core import MODES, TENSOR_STAGES, accumulate, split
+from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TENSOR_STAGES, accumulate, split
 from numba_gemm.kernels.tensor_core.config import ROW_WORDS, split_shape
 from numba_gemm.kernels.tensor_core.pipeline import group_store
-from numba_gemm.models.accuracy import MODE_BOUNDS, bound
+from numba_gemm.models.accuracy import TENSOR_BOUNDS, bound
 from numba_gemm.simulator import scheduler
 
 # %% [markdown]
@@ -94,11 +94,11 @@ for name, nearest in {"tf32": narrow.tf32, "f16": narrow.f16, "bf16": narrow.bf1
 # parts of 8 bits make 24: as many as a float32 has. Nothing is lost, since each subtraction is exact.
 #
 # The kernel that does it reads A and B once and writes their parts. Here is one of its threads at work on a third and
-# on -e, in the mode `bf16x6`. Its `first` rounds the first part, `narrow` all further ones; two BF16 share a 32-bit
-# word.
+# on -e, in the precision `bf16x6`. Its `first` rounds the first part, `narrow` all further ones; two BF16 share a
+# 32-bit word.
 
 # %%
-six = MODES["bf16x6"]
+six = TENSOR_PRECISIONS["bf16x6"]
 x = np.zeros((32, six.slot_k), np.float32)
 x[0, :2] = third, -np.e
 x_parts, y_parts = (np.zeros(split_shape(six, 32, six.slot_k, 32), np.float32) for _ in range(2))
@@ -189,12 +189,12 @@ assert notebook.check(split_in_three, *right)
 KINDS = {"tf32": narrow.tf32, "bf16": narrow.bf16, "f16": narrow.f16}
 
 
-def parts_of(x, mode):
+def parts_of(x, precision):
     """The parts of a matrix in float64, by the same functions as the kernel's (for F16 without scales)."""
-    first = narrow.short_bf16 if mode.short else KINDS[mode.kind]
-    first, further = (np.vectorize(rounding, otypes=[np.float32]) for rounding in (first, KINDS[mode.kind]))
+    first = narrow.short_bf16 if precision.short else KINDS[precision.kind]
+    first, further = (np.vectorize(rounding, otypes=[np.float32]) for rounding in (first, KINDS[precision.kind]))
     rest, parts = x, []
-    for p in range(mode.parts):
+    for p in range(precision.parts):
         parts.append((first if p == 0 else further)(rest))
         rest = rest - parts[-1]
     return [part.astype(np.float64) for part in parts]
@@ -213,14 +213,14 @@ def table(rows, index, **formats):
 rng = np.random.default_rng(9)
 a, b = rng.uniform(-1, 1, (64, 64)).astype(np.float32), rng.uniform(-1, 1, (64, 64)).astype(np.float32)
 size = np.abs(a.astype(np.float64)) @ np.abs(b.astype(np.float64))
-a_parts, b_parts = parts_of(a, MODES["bf16x9"]), parts_of(b, MODES["bf16x9"])
+a_parts, b_parts = parts_of(a, TENSOR_PRECISIONS["bf16x9"]), parts_of(b, TENSOR_PRECISIONS["bf16x9"])
 share = np.array([[np.median(np.abs(i) @ np.abs(j) / size) for j in b_parts] for i in a_parts])
 
 figure = Figure(figsize=(4.6, 3.6), layout="constrained")
 axes = figure.add_subplot()
 shown = axes.imshow(np.log2(share), cmap="Greens", vmin=-34, vmax=6)
 for (i, j), value in np.ndenumerate(share):
-    taken = " *" if (i, j) in MODES["bf16x6"].products else ""
+    taken = " *" if (i, j) in TENSOR_PRECISIONS["bf16x6"].products else ""
     axes.text(j, i, f"2^{int(np.rint(np.log2(value)))}{taken}", ha="center", va="center")
 axes.set(xlabel="part of B", ylabel="part of A", xticks=range(3), yticks=range(3))
 axes.set_title("products of parts over |A| @ |B|; * are in bf16x6", fontsize=10)
@@ -231,22 +231,22 @@ figure
 # `bf16x6` leaves them out, `bf16x9` does not. Two parts of 11 bits make 22, and three of their four products count:
 # `tf32x3` and `fp16x3`.
 #
-# So a **mode** is a kind, a number of parts, and a list of products. What does each lose, if sums were exact?
+# So a **precision** is a kind, a number of parts, and a list of products. What does each lose, if sums were exact?
 
 # %%
 normal = rng.standard_normal((32, 128)).astype(np.float32), rng.standard_normal((128, 32)).astype(np.float32)
 exact = normal[0].astype(np.float64) @ normal[1].astype(np.float64)
 size = np.abs(normal[0]).astype(np.float64) @ np.abs(normal[1])
 rows = []
-for name, mode in MODES.items():
-    x, y = (parts_of(operand, mode) for operand in normal)
-    made = sum(x[i] @ y[j] for i, j in mode.products)
+for name, precision in TENSOR_PRECISIONS.items():
+    x, y = (parts_of(operand, precision) for operand in normal)
+    made = sum(x[i] @ y[j] for i, j in precision.products)
     error = np.abs(made - exact) / size
-    row = {"mode": name, "parts": mode.parts, "products": len(mode.products)}
+    row = {"precision": name, "parts": precision.parts, "products": len(precision.products)}
     rows.append(row | {"median error": np.median(error), "largest": error.max()})
 in_float32 = np.abs((normal[0] @ normal[1]) - exact) / size
-rows.append({"mode": "NumPy float32", "median error": np.median(in_float32), "largest": in_float32.max()})
-table(rows, "mode", parts=".0f", products=".0f", median_error=".1e", largest=".1e")
+rows.append({"precision": "NumPy float32", "median error": np.median(in_float32), "largest": in_float32.max()})
+table(rows, "precision", parts=".0f", products=".0f", median_error=".1e", largest=".1e")
 
 # %% [markdown]
 # Splitting is not what limits: `bf16x6` with exact sums beats float32's own arithmetic.
@@ -289,7 +289,7 @@ ks = sorted(k for k in set(accuracy["k"]) if 256 <= k <= 16384)
 positive = accuracy[accuracy["distribution"] == "positive"].pivot(index="k", columns="precision", values="median")
 
 a, b = rng.random((12, ks[-1])).astype(np.float32), rng.random((12, ks[-1])).astype(np.float32)
-(x,), (y,) = parts_of(a, MODES["tf32"]), parts_of(b, MODES["tf32"])
+(x,), (y,) = parts_of(a, TENSOR_PRECISIONS["tf32"]), parts_of(b, TENSOR_PRECISIONS["tf32"])
 wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
 drift = pd.DataFrame(index=pd.Index(ks, name="k"))
 for extra in range(4):
@@ -415,7 +415,7 @@ def on_gpu(code):
     return done.stdout
 
 
-able = on_gpu(ABLE).split() if notebook.has_gpu() else ["ieee", *MODES]
+able = on_gpu(ABLE).split() if notebook.has_gpu() else ["ieee", *TENSOR_PRECISIONS]
 errors, where = accuracy, accuracy.attrs["source"]
 if notebook.has_gpu() and "bf16x6" in able and importlib.util.find_spec("torch"):
     errors, where = pd.read_csv(io.StringIO(on_gpu(ERRORS))), "measured now"
@@ -450,7 +450,7 @@ figure
 
 # %%
 rows = []
-for name in ("ieee", *MODE_BOUNDS):
+for name in ("ieee", *TENSOR_BOUNDS):
     own = accuracy[accuracy["precision"] == name]
     if name == "fp16x3":  # operands of similar size
         own = own[own["distribution"].isin(["uniform", "normal", "positive", "just_above_one"])]
@@ -467,7 +467,7 @@ assert all(row["of its bound"] <= 1 for row in rows)
 table(rows, "precision", largest_error=".1e", of_its_bound=".0%")
 
 # %% [markdown]
-# Bounds are not all. Infinities, NaN and overflow come out of the modes of several parts as NumPy has them: an
+# Bounds are not all. Infinities, NaN and overflow come out of the precisions of several parts as NumPy has them: an
 # element of C that comes out as NaN, infinite or nearly so is computed again, by FP32 multiply-adds. And nobody gets
 # fewer bits unasked: the default is `precision="ieee"`; all else must be named.
 #
@@ -479,12 +479,12 @@ table(rows, "precision", largest_error=".1e", of_its_bound=".0%")
 # down before you run the cell.
 
 # %%
-precisions = [name for name in able if name in MODES]
+precisions = [name for name in able if name in TENSOR_PRECISIONS]
 if precisions:
     results = notebook.measure("auto", precisions=precisions)
 else:
     print("This GPU has no tensor cores for these precisions; see the table recorded on another:")
-    precisions, results = list(MODES), notebook.recorded("latest/precisions/results.csv")
+    precisions, results = list(TENSOR_PRECISIONS), notebook.recorded("latest/precisions/results.csv")
     chosen = (results[["m", "n", "k"]] == 4096).all(axis=1) & results["stage"].isin(["auto", "cublas"])
     results = results[chosen & (results["layout"] == "nn")]
 
@@ -492,25 +492,30 @@ gpu = results.attrs["environment"]["gpu"]
 shape = tuple(map(int, results[["m", "n", "k"]].iloc[0]))
 
 
-def splitting_us(mode):
+def splitting_us(precision):
     """Microseconds for the bytes of splitting, at the memory's theoretical bandwidth."""
-    each = 4 * (1 + mode.scaled) + mode.parts * 4 // mode.per_word
+    each = 4 * (1 + precision.scaled) + precision.parts * 4 // precision.per_word
     elements = shape[0] * shape[2] + shape[2] * shape[1]
     return elements * each / gpu["bandwidth_gb_s"] / 1e3
 
 
 ours = results[results["stage"] == "auto"].set_index("precision")
 theirs = results[results["stage"] == "cublas"].set_index("precision")
-one = {"bf16": ours.loc["bf16", "median_us"] - splitting_us(MODES["bf16"]), "tf32": ours.loc["tf32", "median_us"]}
+one = {
+    "bf16": ours.loc["bf16", "median_us"] - splitting_us(TENSOR_PRECISIONS["bf16"]),
+    "tf32": ours.loc["tf32", "median_us"],
+}
 one["f16"] = one["bf16"]  # as many a clock
 rows = []
 for name in ("ieee", *precisions):
-    mode, us = MODES.get(name), ours.loc[name, "median_us"]
-    several = mode is not None and len(mode.products) > 1
+    precision, us = TENSOR_PRECISIONS.get(name), ours.loc[name, "median_us"]
+    several = precision is not None and len(precision.products) > 1
     rows.append(
         {
             "precision": name,
-            "predicted ms": (len(mode.products) * one[mode.kind] + splitting_us(mode)) / 1e3 if several else np.nan,
+            "predicted ms": (len(precision.products) * one[precision.kind] + splitting_us(precision)) / 1e3
+            if several
+            else np.nan,
             "measured ms": us / 1e3,
             "TFLOP/s": ours.loc[name, "gflops"] / 1e3,
             "of cuBLAS FP32": theirs.loc["ieee", "median_us"] / us,

@@ -127,10 +127,10 @@ def tensor_cases_of(stage: Any, precision: str) -> Iterator[Case]:
     There are long sums, too, if short ones use another kernel.
     """
     from numba_gemm.gemm.tensor_heuristics import configs_for
-    from numba_gemm.kernels.tensor_core import MODES, SHORT_SUMS
+    from numba_gemm.kernels.tensor_core import SHORT_SUMS, TENSOR_PRECISIONS
     from numba_gemm.kernels.tensor_core.stage import LONG_SUM
 
-    slot_k = MODES[precision].slot_k
+    slot_k = TENSOR_PRECISIONS[precision].slot_k
     for config in configs_for(stage, precision, 1):
         shape = (config.BM + 13, config.BN + 19, 2 * slot_k + 3)
         even = (config.BM + 16, config.BN + 32, 2 * slot_k + 4)
@@ -155,7 +155,7 @@ def tma_cases_of(stage: Any) -> Iterator[Case]:
 
     for config, letters in product(stage.configs, tf32_tma.LAYOUTS):
         layouts = (*(ROWS if order == "N" else COLUMNS for order in letters), ROWS)
-        shape = (config.BN + 20, config.BN + 36, 2 * tf32_tma.MODE.slot_k + 4)
+        shape = (config.BN + 20, config.BN + 36, 2 * tf32_tma.PRECISION.slot_k + 4)
         of = {"stage": stage, "config": config, "shape": shape, "layouts": layouts, "launches": LAUNCHES}
         for epilogue in (False, True):
             yield Case(epilogue=epilogue, precision="tf32", **of)
@@ -492,9 +492,9 @@ def main() -> int:
         return 2
 
     from numba_gemm.kernels import STAGES
-    from numba_gemm.kernels.tensor_core import MODES
+    from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS
 
-    known = (*STAGES, *MODES)
+    known = (*STAGES, *TENSOR_PRECISIONS)
     if unknown := [name for name in options.stages or [] if name not in known]:
         print(f"error: unknown stage {', '.join(unknown)}; known are {', '.join(known)}", file=sys.stderr)
         return 2

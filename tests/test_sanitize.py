@@ -9,16 +9,16 @@ import pytest
 import sanitize
 from support.recorded_launches import record_launches
 
-from numba_gemm.device.tile_loader import MODES as ACCESSES
+from numba_gemm.device.tile_loader import ACCESSES
 from numba_gemm.kernels import STAGES
 from numba_gemm.kernels.stage import Share
-from numba_gemm.kernels.tensor_core import MODES, TENSOR_STAGES
+from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TENSOR_STAGES
 from numba_gemm.kernels.tensor_core.tma_stage import TmaStage
 from numba_gemm.runtime.launch import launch
 from numba_gemm.runtime.matrix import Vector, at_address
 
 STREAM_K = STAGES["stream_k"]
-TENSOR = list(sanitize.cases([*MODES], (9, 0)))
+TENSOR = list(sanitize.cases([*TENSOR_PRECISIONS], (9, 0)))
 
 
 def on_host(operands):
@@ -56,7 +56,9 @@ def test_variants_of_tensor_core_cases():
     assert {
         f"tf32-{layout}-{how}" for layout in ("NN", "NT", "TT") for how in ("plain", "epilogue", "plain-batch")
     } < words
-    assert {f"{mode}-{how}" for mode in MODES for how in ("plain", "epilogue", "epilogue-batch")} < words
+    assert {
+        f"{precision}-{how}" for precision in TENSOR_PRECISIONS for how in ("plain", "epilogue", "epilogue-batch")
+    } < words
 
 
 def test_every_stage_has_cases_in_every_precision():

@@ -33,8 +33,8 @@ class Precompiled(NamedTuple):
     stage, config : str
         Names of the stage and its configuration; the configuration is empty for kernels that prepare operands.
     variant : str
-        "aligned" for operands that allow 128-bit accesses, or "any". For a scheduled stage, the modes in which tiles of
-        A and of B are loaded, and whether C is aligned (`numba_gemm.kernels.ladder.stage.Form`). On tensor cores, the
+        "aligned" for operands that allow 128-bit accesses, or "any". For a scheduled stage, how tiles of A
+        and of B are loaded, and whether C is aligned (`numba_gemm.kernels.ladder.stage.Form`). On tensor cores, the
         precision.
     cc : tuple of int
         Compute capability, (major, minor).

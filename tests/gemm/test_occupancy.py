@@ -15,7 +15,7 @@ import numba_gemm
 from numba_gemm.gemm import occupancy as module
 from numba_gemm.gemm.occupancy import _compute_capability
 from numba_gemm.kernels.ladder import STAGES
-from numba_gemm.kernels.tensor_core import MODES, TENSOR_STAGES
+from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TENSOR_STAGES
 from numba_gemm.models.occupancy import LIMITS, occupancy
 from numba_gemm.runtime import kernel_cache
 
@@ -89,7 +89,7 @@ def test_precisions(stage, compiled):
         (kernel,) = compiled
         compiled.clear()
         assert kernel.name.startswith(f"{stage.name}_")
-        assert stage.name == "tf32_tma" or kernel.variant.mode is MODES[precision]
+        assert stage.name == "tf32_tma" or kernel.variant.precision is TENSOR_PRECISIONS[precision]
         assert kernel.config is stage.configs[0]
         assert found == occupancy(kernel.threads, 120, 1024 + kernel.dynamic_shared, (9, 0))
     for config in stage.configs:

@@ -5,9 +5,9 @@ In the simulator `test_broken_kernels.py` runs the table, for the kernels as the
 from __future__ import annotations
 
 import pytest
-from support.schedule_cases import modes_of, run_shared, scheduled, shared_cases
+from support.schedule_cases import accesses_of, run_shared, scheduled, shared_cases
 
-from numba_gemm.device.tile_loader import MODES
+from numba_gemm.device.tile_loader import ACCESSES
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder import stage as ladder_stage
 from numba_gemm.kernels.ladder.stage import default_share
@@ -36,12 +36,12 @@ def test_table(stage, config, monkeypatch):
             assert len({outcome.result.tobytes() for outcome in outcomes}) == 1, f"{case}: other bits each time"
 
 
-def test_cases_reach_every_mode():
+def test_cases_reach_every_access():
     stage = STAGES["stream_k"]
-    reached = {case.modes: modes_of(stage, stage.test_config, case) for case in shared_cases(stage.test_config)}
-    assert all(modes == name for name, modes in reached.items())
+    reached = {case.accesses: accesses_of(stage, stage.test_config, case) for case in shared_cases(stage.test_config)}
+    assert all(accesses == name for name, accesses in reached.items())
     for side in (0, 1):
-        assert {modes.split()[side] for modes in reached.values()} == set(MODES)
+        assert {accesses.split()[side] for accesses in reached.values()} == set(ACCESSES)
 
 
 STREAM_K = STAGES["stream_k"]
@@ -66,9 +66,10 @@ def test_default_share(tiles, k_tiles, blocks, share):
         assert default_share(config, product, blocks) == share
 
 
-COVERED = STREAM_K.configs[1]  # the loaders of all modes cover its tiles
-# Address modulo 16, rows, columns, strides in bytes of an operand of shape (mn, k); its batch steps in bytes; the mode.
-MODE_OF = {
+COVERED = STREAM_K.configs[1]  # the loaders of all accesses cover its tiles
+# Address modulo 16, rows, columns, strides in bytes of an operand of shape (mn, k); its batch steps in bytes; the
+# access.
+ACCESS_OF = {
     "rows": ((0, 8, 8, 32, 4), (0, 0, 0), "along4"),
     "rows backwards": ((0, 8, 8, -32, 4), (0, 0, 0), "along4"),
     "one row repeated": ((0, 8, 8, 0, 4), (0, 0, 0), "along4"),
@@ -118,13 +119,13 @@ def form_of(a, b, c, *steps):
     return form
 
 
-@pytest.mark.parametrize("case", MODE_OF)
-def test_load_mode(case):
-    """Vector modes need whole vectors per row, and 16-byte boundaries in every matrix of the batch."""
-    place, steps, mode = MODE_OF[case]
+@pytest.mark.parametrize("case", ACCESS_OF)
+def test_access(case):
+    """Vector accesses need whole vectors per row, and 16-byte boundaries in every matrix of the batch."""
+    place, steps, access = ACCESS_OF[case]
     of_a, of_b = form_of(place, ROWS, ROWS, steps, STILL, STILL), form_of(ROWS, place, ROWS, STILL, steps, STILL)
-    assert (of_a.a, of_a.b, of_a.c_aligned) == (mode, "along4", True)
-    assert (of_b.a, of_b.b, of_b.c_aligned) == ("along4", mode, True)
+    assert (of_a.a, of_a.b, of_a.c_aligned) == (access, "along4", True)
+    assert (of_b.a, of_b.b, of_b.c_aligned) == ("along4", access, True)
 
 
 @pytest.mark.parametrize("case", ALIGNED)

@@ -31,7 +31,7 @@ from numba_gemm.kernels import STAGES
 from numba_gemm.kernels.ladder.stage import Form, TileConfig
 from numba_gemm.kernels.product import Product, dense
 from numba_gemm.kernels.step import Kernel
-from numba_gemm.kernels.tensor_core import MODES, TensorForm, persistent, tf32_tma
+from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TensorForm, persistent, tf32_tma
 from numba_gemm.kernels.tensor_core.stage import preparing_kernels
 from numba_gemm.runtime import device as devices
 from numba_gemm.runtime import kernel_cache, private_files
@@ -187,14 +187,14 @@ def changes(value):
 
 
 STREAM_K = STAGES["stream_k"]
-SPLIT, EXTREMES = preparing_kernels(MODES["fp16x3"], True, False)
+SPLIT, EXTREMES = preparing_kernels(TENSOR_PRECISIONS["fp16x3"], True, False)
 TILED = TileConfig(BM=64, BN=64, BK=16, TM=8, TN=4, WM=32, WN=32, slots=4, pad=4, dynamic=True)
 DIFFERENT = [
     NAIVE.kernel_of(TILED, True),
     STREAM_K.kernel_of(STREAM_K.configs[0], Form("along4", "across4", True)),
-    persistent.STAGE.kernel_of(persistent.STAGE.configs[0], TensorForm(MODES["bf16x6"])),
+    persistent.STAGE.kernel_of(persistent.STAGE.configs[0], TensorForm(TENSOR_PRECISIONS["bf16x6"])),
     tf32_tma.STAGE.kernel(tf32_tma.STAGE.configs[0], Product(*[dense("N", 64, 64)] * 3)),
-    STAGES["warp_mma"].kernel_of(STAGES["warp_mma"].configs[0], TensorForm(MODES["tf32"])),
+    STAGES["warp_mma"].kernel_of(STAGES["warp_mma"].configs[0], TensorForm(TENSOR_PRECISIONS["tf32"])),
     SPLIT,
     EXTREMES,
 ]
@@ -966,7 +966,7 @@ def test_precompile_covers_what_auto_chooses(pretend, cc):
     assert all(cc >= STAGES[name].min_cc for name, *_ in done)
 
 
-@pytest.mark.parametrize("precision", MODES)
+@pytest.mark.parametrize("precision", TENSOR_PRECISIONS)
 @pytest.mark.parametrize("cc", [(8, 0), (9, 0)])
 def test_precompile_covers_what_is_launched_on_tensor_cores(pretend, monkeypatch, cc, precision):
     monkeypatch.setattr(precisions, "SIMULATOR", False)

@@ -49,7 +49,7 @@ def parameters(kernel):
         return product | {"x": MATRIX, "y": MATRIX, "steps": 5} | vectors
     if kernel.signature is tensor_core.row_maxima_signature:
         return {"a": MATRIX, "a_maxima": MATRIX, "b": MATRIX, "b_maxima": MATRIX, "steps": 4}
-    if kernel.signature is tensor_core.decompose_signature and kernel.variant.mode.scaled:
+    if kernel.signature is tensor_core.decompose_signature and kernel.variant.precision.scaled:
         operands = ("a", "a_parts", "a_maxima", "b", "b_parts", "b_maxima")
         return dict.fromkeys(operands, MATRIX) | {"steps": 6}
     if kernel.signature is tensor_core.decompose_signature:

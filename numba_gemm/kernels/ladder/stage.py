@@ -144,7 +144,8 @@ class Form:
     Attributes
     ----------
     a, b : str
-        Modes of the operands' tile loaders, of `numba_gemm.device.tile_loader.MODES`; B's is that of its transpose.
+        How tiles of the operands are loaded, one of `numba_gemm.device.tile_loader.ACCESSES`; B's is that of its
+        transpose.
     c_aligned : bool
         Whether C has unit column stride, 16-byte aligned rows and a multiple of four columns.
     epilogue : callable or None
@@ -161,7 +162,7 @@ class Form:
 
     @property
     def name(self) -> str:
-        """Modes and alignment in one word."""
+        """Accesses and alignment in one word."""
         word = f"{self.a}_{self.b}_{'aligned' if self.c_aligned else 'any'}"
         return word if self.epilogue is None else f"{word}_{getattr(self.epilogue, '__name__', 'epilogue')}"
 
@@ -204,7 +205,7 @@ def form_of(config: TileConfig, product: Product) -> Form:
 
 
 def _access(config: TileConfig, extent: int, x: Layout, steps: tuple[int, int, int]) -> str:
-    """Return the tile loader's mode for an operand as (mn, k), of those that cover a tile with `extent` rows."""
+    """Return how an operand as (mn, k) is loaded: the first access that it allows and that covers `extent` rows."""
     vectors = all(value % VECTOR_BYTES == 0 for value in (x.offset, *steps))
     along, across = x.col_stride == FLOAT32_BYTES, x.row_stride == FLOAT32_BYTES
     allowed = {
@@ -214,7 +215,7 @@ def _access(config: TileConfig, extent: int, x: Layout, steps: tuple[int, int, i
         "across1": across,
         "any": True,
     }
-    return next(mode for mode in allowed if allowed[mode] and covers(mode, extent, config.BK, config.threads))
+    return next(access for access in allowed if allowed[access] and covers(access, extent, config.BK, config.threads))
 
 
 def signature(variant: Variant) -> tuple[Any, ...]:

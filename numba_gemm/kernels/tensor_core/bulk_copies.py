@@ -21,20 +21,20 @@ from .stage import TensorStage, WarpgroupConfig
 
 
 def build(config, form):
-    mode = form.mode
-    BM, BN, PARTS = config.BM, config.BN, mode.parts
+    precision = form.precision
+    BM, BN, PARTS = config.BM, config.BN, precision.parts
     require(
         config,
         {
             "one warpgroup": config.consumers == 1 and config.producers == 0,
-            "no scales": not mode.scaled,
+            "no scales": not precision.scaled,
             "no epilogue": form.epilogue is None,
         },
     )
-    SLOT = config.slot_bytes(mode)
+    SLOT = config.slot_bytes(precision)
     COLUMN_GROUPS = BN // 8
-    fetch, wait = slot_copies(config, mode), wgmma.waiting(BN)
-    products = slot_products(config, mode, mode.products, fresh=False)
+    fetch, wait = slot_copies(config, precision), wgmma.waiting(BN)
+    products = slot_products(config, precision, precision.products, fresh=False)
     store = group_store(BN)
 
     @cuda.jit(**hardware_only(launch_bounds=(config.threads, 1)))

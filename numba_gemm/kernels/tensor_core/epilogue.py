@@ -106,7 +106,7 @@ def sums_store(form: TensorForm, across: int, deep: int = 1):
     `total` is a local array of shape (deep * across, 4), in row-major order of the groups; it may be overwritten. `a`
     and `b` are the parts, `x` and `y` the original operands.
     """
-    PARTS, SCALED, PLAIN = form.mode.parts, form.mode.scaled, form.epilogue is None
+    PARTS, SCALED, PLAIN = form.precision.parts, form.precision.scaled, form.epilogue is None
     ACROSS, DEEP, GROUPS = across, deep, across * deep
     store1 = element_store(form.epilogue)
 

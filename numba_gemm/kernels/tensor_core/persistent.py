@@ -23,17 +23,18 @@ from ...simulator.switch import device_function, hardware_only
 from ..stage import require
 from .accumulate import tile_sums
 from .epilogue import of_batch, place, sums_store
-from .mode import MODES
 from .pipeline import first_slot, slot_copies
+from .precision import TENSOR_PRECISIONS
 from .stage import BARRIER_BYTES, GROUP_ROWS, LEFT, WARPGROUP, TensorStage, WarpgroupConfig
 
 
 def build(config, form):
-    mode, BM, BN, PARTS = form.mode, config.BM, config.BN, form.mode.parts
+    precision, BM, BN, PARTS = form.precision, config.BM, config.BN, form.precision.parts
     require(config, {"one producer": config.producers == 1, "BN <= 128, or one product": BN <= 128 or PARTS == 1})
-    SLOTS, CONSUMERS, SLOT = config.slots(mode), config.consumers, config.slot_bytes(mode)
+    SLOTS, CONSUMERS, SLOT = config.slots(precision), config.consumers, config.slot_bytes(precision)
     COLUMN_GROUPS, CLAIM = BN // 8, config.claim
-    fetch, sum_tile, store = slot_copies(config, mode), tile_sums(config, mode), sums_store(form, COLUMN_GROUPS)
+    fetch, sum_tile = slot_copies(config, precision), tile_sums(config, precision)
+    store = sums_store(form, COLUMN_GROUPS)
 
     @device_function
     def run(alpha, a, b, beta, c, x, y, steps, vectors):
@@ -111,7 +112,7 @@ STAGE = TensorStage(
         WarpgroupConfig(64, 64, producers=1),
         WarpgroupConfig(128, 256, consumers=2, producers=1, claim=240),
     ),
-    precisions=tuple(MODES),
+    precisions=tuple(TENSOR_PRECISIONS),
     complete=True,
     waits=True,
 )

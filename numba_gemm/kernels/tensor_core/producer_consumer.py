@@ -22,17 +22,21 @@ from .stage import BARRIER_BYTES, GROUP_ROWS, ROW_BYTES, WARPGROUP, TensorStage,
 
 
 def build(config, form):
-    mode = form.mode
-    BM, BN, PARTS = config.BM, config.BN, mode.parts
+    precision = form.precision
+    BM, BN, PARTS = config.BM, config.BN, precision.parts
     require(
         config,
-        {"one producer": config.producers == 1, "no scales": not mode.scaled, "no epilogue": form.epilogue is None},
+        {
+            "one producer": config.producers == 1,
+            "no scales": not precision.scaled,
+            "no epilogue": form.epilogue is None,
+        },
     )
-    SLOTS, CONSUMERS = config.slots(mode), config.consumers
-    SLOT = config.slot_bytes(mode)
+    SLOTS, CONSUMERS = config.slots(precision), config.consumers
+    SLOT = config.slot_bytes(precision)
     COLUMN_GROUPS = BN // 8
-    fetch, wait = slot_copies(config, mode), wgmma.waiting(BN)
-    products = slot_products(config, mode, mode.products, fresh=False)
+    fetch, wait = slot_copies(config, precision), wgmma.waiting(BN)
+    products = slot_products(config, precision, precision.products, fresh=False)
     store = group_store(BN)
 
     @cuda.jit(**hardware_only(launch_bounds=(config.threads, 1)))

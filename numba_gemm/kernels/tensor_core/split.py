@@ -2,7 +2,7 @@
 
 An operand is treated as (mn, k): A as it is, B transposed. An operand that is not contiguous along k is transposed on
 the way. Beyond the operand's edges the parts are zero. Each element is read once and each of its parts is written once:
-4 bytes in, 8 out for two parts of TF32, 6 for three of BF16, 4 for two of F16. For a scaled mode, another kernel
+4 bytes in, 8 out for two parts of TF32, 6 for three of BF16, 4 for two of F16. For a scaled precision, another kernel
 (`build_extremes`) first reads all elements to find the largest of each row. Rows are scaled so that this element is
 between 2^14 and 2^15.
 
@@ -23,7 +23,7 @@ from ...device.narrow import bf16, exponent, f16, pair, pair_f16, power, short_b
 from ...device.vector import store4
 from ...simulator.switch import device_function, hardware_only
 from .config import ROW_BYTES, ROW_WORDS, SPLIT_ROWS
-from .mode import Mode
+from .precision import TensorPrecision
 
 CHUNK_BYTES = 16
 CHUNKS = ROW_BYTES // CHUNK_BYTES  # per row of a slot
@@ -70,21 +70,21 @@ def places(batched: bool):
     return this_one, done_already
 
 
-def build(mode: Mode, overlapping: bool = True, batched: bool = False):
+def build(precision: TensorPrecision, overlapping: bool = True, batched: bool = False):
     """Make the kernel ``(x, x_parts, y, y_parts, steps)``.
 
-    For a scaled mode it is ``(x, x_parts, x_large, y, y_parts, y_large, steps)``, with the results of `build_extremes`.
-    Along x, the grid has one block per 32 rows of the padded operands and slot of k. If `batched`, the matrices are
-    along y, and `steps` are the bytes from one to the next: 0 for an operand that all matrices share, and for its
-    parts. An `overlapping` kernel, for 9.0 and up, lets the next kernel start while it runs.
+    For a scaled precision it is ``(x, x_parts, x_large, y, y_parts, y_large, steps)``, with the results of
+    `build_extremes`. Along x, the grid has one block per 32 rows of the padded operands and slot of k. If `batched`,
+    the matrices are along y, and `steps` are the bytes from one to the next: 0 for an operand that all matrices share,
+    and for its parts. An `overlapping` kernel, for 9.0 and up, lets the next kernel start while it runs.
     """
     this_one, done_already = places(batched)
     let_next, wait_last = (let_next_start, wait_for_last) if overlapping else (nothing, nothing)
-    PARTS, PER_WORD, SLOT_K, SCALED = mode.parts, mode.per_word, mode.slot_k, mode.scaled
+    PARTS, PER_WORD, SLOT_K, SCALED = precision.parts, precision.per_word, precision.slot_k, precision.scaled
     PART_WORDS = SPLIT_ROWS * ROW_WORDS
-    narrow = {"tf32": tf32, "bf16": bf16, "f16": f16}[mode.kind]
-    first = short_bf16 if mode.short else narrow
-    join = pair_f16 if mode.kind == "f16" else pair
+    narrow = {"tf32": tf32, "bf16": bf16, "f16": f16}[precision.kind]
+    first = short_bf16 if precision.short else narrow
+    join = pair_f16 if precision.kind == "f16" else pair
     EACH = 4 * PER_WORD  # elements per chunk
     TILE_WORDS = PARTS * PART_WORDS
 

@@ -25,12 +25,12 @@ from ...device.units import WARP
 from ...simulator.switch import device_function, hardware_only
 from ..stage import require
 from .epilogue import for_each_sum, place
-from .mode import MODES
 from .pipeline import first_slot, ring
+from .precision import TENSOR_PRECISIONS
 from .stage import BARRIER_BYTES, GROUP_ROWS, LEFT, ROW_BYTES, ROW_WORDS, WARPGROUP, WarpgroupConfig
 from .tma_stage import TmaStage
 
-MODE = MODES["tf32"]
+PRECISION = TENSOR_PRECISIONS["tf32"]
 STEPS = 4  # k-steps per slot, 8 k each
 HELD = 4 * STEPS  # floats of a slot's rows that each thread holds
 PANEL = ROW_WORDS  # rows per panel: their floats of one k are 128 bytes
@@ -174,9 +174,14 @@ def build(config, form, layout):
     along x, and the matrices of a batch along y. `steps` lead from one matrix to the next: 0 or 1 for u and v, bytes
     for c.
     """
-    require(config, {"one producer": config.producers == 1, "one part": form.mode == MODE})
+    require(config, {"one producer": config.producers == 1, "one part": form.precision == PRECISION})
     BM, BN, SWAPPED, ALONG = config.BM, config.BN, layout.swapped, layout.along
-    SLOTS, CONSUMERS, SLOT, CLAIM = config.slots(MODE), config.consumers, config.slot_bytes(MODE), config.claim
+    SLOTS, CONSUMERS, SLOT, CLAIM = (
+        config.slots(PRECISION),
+        config.consumers,
+        config.slot_bytes(PRECISION),
+        config.claim,
+    )
     U_BYTES, COLUMN_GROUPS, UNIT = ROW_BYTES * BM, BN // 8, 16  # bytes per unit of a descriptor
     STEP = wgmma.STEP_BYTES // UNIT
     start_of, load_rows = row_loads(ALONG)
@@ -310,7 +315,7 @@ STAGE = TmaStage(
     configs=CONFIGS,
     min_cc=(9, 0),
     only_cc=(9, 0),
-    precisions=(MODE.name,),
-    mode=MODE,
+    precisions=(PRECISION.name,),
+    tensor_precision=PRECISION,
     boxes=lambda config, layout: boxes(config, LAYOUTS[layout]),
 )

@@ -13,7 +13,7 @@ from ..product import Layout, Product
 from ..stage import Gpu, Share, Stage
 from ..step import ALPHA, AT_C, BETA, Argument, Kernel, Launches, MapOf, MatrixAt, Moving, Slot, Step, Vector, Words
 from .config import TensorForm, WarpgroupConfig
-from .mode import Mode
+from .precision import TensorPrecision
 from .stage import MAX_MATRICES, vector_types
 
 if not SIMULATOR:
@@ -129,7 +129,7 @@ class TmaStage(Stage):
     copies bring, of U and of V.
     """
 
-    mode: Mode | None = None
+    tensor_precision: TensorPrecision | None = None
     boxes: Callable[[WarpgroupConfig, str], tuple[tuple[int, int], tuple[int, int]]] | None = None
 
     @property
@@ -145,15 +145,15 @@ class TmaStage(Stage):
     @lru_cache(maxsize=4096)  # noqa: B019 -- stages last as long as the process
     def kernel_of(self, config: WarpgroupConfig, variant: TmaForm) -> Kernel:
         """Return its kernel in a configuration and a variant."""
-        assert self.mode is not None
-        name, shared = f"{self.name}_{config.name}_{variant.layout}", config.dynamic_shared(self.mode)
+        assert self.tensor_precision is not None
+        name, shared = f"{self.name}_{config.name}_{variant.layout}", config.dynamic_shared(self.tensor_precision)
         return Kernel(name, self.build, signature, config, variant, shared, config.threads, config.claim > 0)
 
     def kernel(self, config: WarpgroupConfig, product: Product, precision: str = "") -> Kernel:
         """Return the kernel that multiplies operands of these layouts."""
         found = self._operands(product)
-        assert self.mode is not None
-        form = TensorForm(self.mode, product.epilogue, len(product.vectors))
+        assert self.tensor_precision is not None
+        form = TensorForm(self.tensor_precision, product.epilogue, len(product.vectors))
         return self.kernel_of(config, TmaForm(form, found.layout))
 
     def _operands(self, product: Product) -> TmaOperands:
