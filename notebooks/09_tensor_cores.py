@@ -37,8 +37,8 @@ from numba import cuda, float32, int64
 
 from numba_gemm.device import narrow
 from numba_gemm.inspect import draw, step, trace
-from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TENSOR_STAGES, accumulate, split
-from numba_gemm.kernels.tensor_core.config import ROW_WORDS, split_shape
+from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TENSOR_STAGES, accumulate, decompose
+from numba_gemm.kernels.tensor_core.config import ROW_WORDS, parts_shape
 from numba_gemm.kernels.tensor_core.pipeline import group_store
 from numba_gemm.models.accuracy import TENSOR_BOUNDS, bound
 from numba_gemm.simulator import scheduler
@@ -101,13 +101,13 @@ for name, nearest in {"tf32": narrow.tf32, "f16": narrow.f16, "bf16": narrow.bf1
 six = TENSOR_PRECISIONS["bf16x6"]
 x = np.zeros((32, six.slot_k), np.float32)
 x[0, :2] = third, -np.e
-x_parts, y_parts = (np.zeros(split_shape(six, 32, six.slot_k, 32), np.float32) for _ in range(2))
-launch = (split.build(six), (2, 1), split.THREADS, x, x_parts, x, y_parts, (0,) * 4)
+x_parts, y_parts = (np.zeros(parts_shape(six, 32, six.slot_k, 32), np.float32) for _ in range(2))
+launch = (decompose.build(six), (2, 1), decompose.THREADS, x, x_parts, x, y_parts, (0,) * 4)
 
 begun = None
-with step(*launch, thread=0, into="numba_gemm.kernels.tensor_core.split") as steps:
+with step(*launch, thread=0, into="numba_gemm.kernels.tensor_core.decompose") as steps:
     for s in steps:
-        if s.function != "split_block" or s.locals.get("w") != 0 or "p" not in s.locals:
+        if s.function != "decompose_block" or s.locals.get("w") != 0 or "p" not in s.locals:
             continue
         p, values = int(s.locals["p"]), s.locals["values"]
         if s.source.startswith("low =") and p != begun:  # and not again, when a function that it calls returns
@@ -122,7 +122,7 @@ with step(*launch, thread=0, into="numba_gemm.kernels.tensor_core.split") as ste
 # Each line's rest is the next line's value, and after the third part nothing is left. The lines of the kernel:
 
 # %%
-text = str(notebook.source("split", function="split_block"))
+text = str(notebook.source("decompose", function="decompose_block"))
 start = text.rindex("\n", 0, text.index("for p in range(PARTS)")) + 1
 end = text.rindex("\n", 0, text.index("cuda.syncthreads()", start))
 notebook.Listing(textwrap.dedent(text[start:end]), "python")
@@ -133,21 +133,21 @@ notebook.Listing(textwrap.dedent(text[start:end]), "python")
 # that is written goes through shared memory, and leaves in whole lines.
 
 # %%
-splitting = trace(*launch, blocks=[(0, 0, 0)])
-splitting.lines[["array", "op", "bits", "requests", "per_request", "efficiency"]]
+traced = trace(*launch, blocks=[(0, 0, 0)])
+traced.lines[["array", "op", "bits", "requests", "per_request", "efficiency"]]
 
 # %%
-draw.thread_map(splitting, "x", "load")
+draw.thread_map(traced, "x", "load")
 
 # %% [markdown]
-# ## Your turn: split a number
+# ## Your turn: decompose a number
 #
 # Return the three parts of `x` as a tuple: the first rounded by `narrow.short_bf16`, which keeps seven bits instead of
 # eight (why, we shall see), the two others by `narrow.bf16`. The next cell compares with what the kernel writes.
 
 
 # %%
-def split_in_three(x):
+def decompose_in_three(x):
     return None  # your answer: a tuple of three
 
 
@@ -156,28 +156,28 @@ def kernels_parts(values):
     """What the kernel writes for numbers in row 0: a row a part."""
     x = np.zeros((32, six.slot_k), np.float32)
     x[0, : len(values)] = values
-    parts = [np.zeros(split_shape(six, 32, six.slot_k, 32), np.float32) for _ in range(2)]
-    scheduler.run(split.build(six), (2, 1), split.THREADS, (x, parts[0], x, parts[1], (0,) * 4))
+    parts = [np.zeros(parts_shape(six, 32, six.slot_k, 32), np.float32) for _ in range(2)]
+    scheduler.run(decompose.build(six), (2, 1), decompose.THREADS, (x, parts[0], x, parts[1], (0,) * 4))
     halves = np.ascontiguousarray(parts[0][:, :ROW_WORDS]).view(np.uint16)  # row 0, in its order
     return (halves.astype(np.uint32) << 16).view(np.float32)[:, : len(values)]
 
 
 numbers = np.array([third, -np.e, np.pi, 1 + 2**-7, 1e30, 123456.789], np.float32)
 right = [((x,), tuple(parts)) for x, parts in zip(numbers, kernels_parts(numbers).T, strict=True)]
-answered = notebook.check(split_in_three, *right)
+answered = notebook.check(decompose_in_three, *right)
 
 # %% [markdown]
 # A solution, if you want to see one:
 
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-def split_in_three(x):
+def decompose_in_three(x):
     first = narrow.short_bf16(x)
     second = narrow.bf16(x - first)
     return first, second, narrow.bf16(x - first - second)
 
 
-assert notebook.check(split_in_three, *right)
+assert notebook.check(decompose_in_three, *right)
 
 # %% [markdown]
 # ## Which products
@@ -249,7 +249,7 @@ rows.append({"precision": "NumPy float32", "median error": np.median(in_float32)
 table(rows, "precision", parts=".0f", products=".0f", median_error=".1e", largest=".1e")
 
 # %% [markdown]
-# Splitting is not what limits: `bf16x6` with exact sums beats float32's own arithmetic.
+# Decomposition is not what limits: `bf16x6` with exact sums beats float32's own arithmetic.
 #
 # ## Why the sum must live outside
 #
@@ -473,10 +473,10 @@ table(rows, "precision", largest_error=".1e", of_its_bound=".0%")
 #
 # ## Predict, then measure
 #
-# A product of n products of parts should take n times as long as one of them, and splitting as long as its bytes take
-# to move: each float is read, once more for F16's scales, and its parts are written. `bf16` is one product, and so is
-# `tf32`, which on Hopper reads A and B as they lie. So two times predict four others. Write your guess for `bf16x6`
-# down before you run the cell.
+# A product of n products of parts should take n times as long as one of them, and the decomposition as long as its
+# bytes take to move: each float is read, once more for F16's scales, and its parts are written. `bf16` is one product,
+# and so is `tf32`, which on Hopper reads A and B as they lie. So two times predict four others. Write your guess for
+# `bf16x6` down before you run the cell.
 
 # %%
 precisions = [name for name in able if name in TENSOR_PRECISIONS]
@@ -492,8 +492,8 @@ gpu = results.attrs["environment"]["gpu"]
 shape = tuple(map(int, results[["m", "n", "k"]].iloc[0]))
 
 
-def splitting_us(precision):
-    """Microseconds for the bytes of splitting, at the memory's theoretical bandwidth."""
+def decomposition_us(precision):
+    """Microseconds for the bytes of the decomposition, at the memory's theoretical bandwidth."""
     each = 4 * (1 + precision.scaled) + precision.parts * 4 // precision.per_word
     elements = shape[0] * shape[2] + shape[2] * shape[1]
     return elements * each / gpu["bandwidth_gb_s"] / 1e3
@@ -502,7 +502,7 @@ def splitting_us(precision):
 ours = results[results["stage"] == "auto"].set_index("precision")
 theirs = results[results["stage"] == "cublas"].set_index("precision")
 one = {
-    "bf16": ours.loc["bf16", "median_us"] - splitting_us(TENSOR_PRECISIONS["bf16"]),
+    "bf16": ours.loc["bf16", "median_us"] - decomposition_us(TENSOR_PRECISIONS["bf16"]),
     "tf32": ours.loc["tf32", "median_us"],
 }
 one["f16"] = one["bf16"]  # as many a clock
@@ -513,7 +513,7 @@ for name in ("ieee", *precisions):
     rows.append(
         {
             "precision": name,
-            "predicted ms": (len(precision.products) * one[precision.kind] + splitting_us(precision)) / 1e3
+            "predicted ms": (len(precision.products) * one[precision.kind] + decomposition_us(precision)) / 1e3
             if several
             else np.nan,
             "measured ms": us / 1e3,
@@ -554,16 +554,16 @@ figure
 #
 # The kernels are a ladder of their own, one idea per file. On a GPU that has the instructions,
 # `tiled_sgemm(a, b, stage="bulk_copies", precision="bf16x6")` runs one of them. Recorded at 4096 cubed, in `bf16x6`,
-# splitting apart:
+# decomposition apart:
 
 # %%
 print(ladder.attrs["source"])
 climb = ladder.assign(ms=ladder["median_us"] / 1e3)[["ms", "tflops", "ratio_to_cublas", "error_median", "registers"]]
-climb.loc["split", "ratio_to_cublas"] = np.nan  # it is no product
+climb.loc["decompose", "ratio_to_cublas"] = np.nan  # it is no product
 table(climb, "", ms=".2f", tflops=".0f", ratio_to_cublas=".2f", error_median=".1e", registers=".0f")
 
 # %%
-rungs = ladder.drop(index=["cublas", "split"])
+rungs = ladder.drop(index=["cublas", "decompose"])
 figure = Figure(figsize=(7, 3.2), layout="constrained")
 speed, error = figure.subplots(1, 2, sharey=True)
 speed.barh(rungs.index, rungs["tflops"], color="#0072B2")
@@ -584,9 +584,9 @@ figure
 notebook.source("one_warpgroup", function="one_warpgroup")
 
 # %% [markdown]
-# **Bulk copies.** The parts lie in memory just as a slot holds them; that is why `split` writes them so. So one thread
-# asks for a run of bytes, and the hardware brings it. An **mbarrier**, a barrier that lies in shared memory, counts the
-# bytes in.
+# **Bulk copies.** The parts lie in memory just as a slot holds them; that is why `decompose` writes them so. So one
+# thread asks for a run of bytes, and the hardware brings it. An **mbarrier**, a barrier that lies in shared memory,
+# counts the bytes in.
 
 # %%
 notebook.difference("one_warpgroup", "bulk_copies", context=1)

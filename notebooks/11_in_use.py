@@ -427,7 +427,7 @@ pd.DataFrame(lines).set_index("precision")
 
 # %% [markdown]
 # With tensor cores, read two columns at once: `bf16x6` is faster than `ieee` and at the same time more accurate, by
-# splitting each element into three; `tf32` and `bf16` are faster still, and lose digits.
+# decomposing each element into three; `tf32` and `bf16` are faster still, and lose digits.
 # [Precisions](../docs/precision.md) states what each guarantees.
 #
 # ## Larger than the GPU

@@ -87,7 +87,7 @@ def test_kernels_that_are_compiled_ahead(monkeypatch):
     kernels = sanitize.kernels(["bf16x6", "fp16x3"], (9, 0))
     names = {kernel.name for kernel in kernels}
     assert len(kernels) == len(set(kernels)) > len(names), "some differ in their variant alone"
-    assert {"extremes", "split_bf16x6", "split_fp16x3", "one_warpgroup_bf16x6_64x128-c1p0"} < names
+    assert {"row_maxima", "decompose_bf16x6", "decompose_fp16x3", "one_warpgroup_bf16x6_64x128-c1p0"} < names
 
 
 @pytest.mark.parametrize("case", [case for case in TENSOR if case.public and case.stage.name == "fresh_sums"])

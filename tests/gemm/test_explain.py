@@ -20,7 +20,7 @@ from numba_gemm.gemm.heuristics import Choice
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.stage import Share
 from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TENSOR_STAGES
-from numba_gemm.kernels.tensor_core.split import SPAN
+from numba_gemm.kernels.tensor_core.decompose import SPAN
 from numba_gemm.runtime import device as devices
 from numba_gemm.runtime import kernel_cache, launch
 from numba_gemm.runtime.bound_product import BoundProduct

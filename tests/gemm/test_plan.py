@@ -258,8 +258,8 @@ def test_workspace_of_a_plan_by_tensor_maps_holds_decomposed_operands(torch, gpu
     a, b, skewed = tensor(filled(64, 96)), tensor(filled(96, 128)), on_boundary(filled(64, 96), 1)
     made(a, b)
     made(Tensor(skewed), b)
-    maps, split, multiplication = gpu.launches
-    assert (split.a_parts[0], multiplication.a[0]) == (memory.data_ptr(), memory.data_ptr())
+    maps, decomposition, multiplication = gpu.launches
+    assert (decomposition.a_parts[0], multiplication.a[0]) == (memory.data_ptr(), memory.data_ptr())
     last = multiplication.b[0] + multiplication.b[1] * multiplication.b[3]
     assert last <= memory.data_ptr() + made.workspace_bytes
     assert maps.kernel.startswith("tf32_tma")

@@ -41,8 +41,8 @@ def decomposed(stage, precision, tiles):
     products = {f"{stage}_{name}_{tile}" for name in names for tile in tiles}
     return (
         products
-        | {f"split_{name}" for name in names}
-        | ({"extremes"} if TENSOR_PRECISIONS[precision].scaled else set())
+        | {f"decompose_{name}" for name in names}
+        | ({"row_maxima"} if TENSOR_PRECISIONS[precision].scaled else set())
     )
 
 
@@ -95,8 +95,8 @@ def test_stage_by_name(fetched):
     assert {name for name, _ in fetched} == {
         f"one_warpgroup_bf16x6_{tile}",
         f"one_warpgroup_tf32x3_{tile}",
-        "split_bf16x6",
-        "split_tf32x3",
+        "decompose_bf16x6",
+        "decompose_tf32x3",
     }, "it does not compute in fp16x3"
     assert {one.variant for one in report} == {"bf16x6", "tf32x3"}
     assert precompile("naive", H200, "tf32") == []

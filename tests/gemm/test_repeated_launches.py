@@ -349,7 +349,7 @@ def test_operands_are_decomposed_without_room_for_maps(torch, gpu, checked, monk
     room += [True] * maps
     with gpu.recording() as made:
         call(*kept[0])
-    assert [did.kernel.partition("_")[0] for did in made] == ["split", "persistent"], "the first attempt launched"
+    assert [did.kernel.partition("_")[0] for did in made] == ["decompose", "persistent"], "the first attempt launched"
     assert made[-1].c[0] == kept[0][0][2].data_ptr()
     with gpu.recording() as made:
         call(*kept[1])
@@ -375,7 +375,7 @@ def test_repeated_call_without_room_for_maps_is_checked_in_full(
     with gpu.recording() as made:
         result = call(*kept[1], alpha=2.0, out=out)
     assert len(checked) == 2
-    assert [did.kernel.partition("_")[0] for did in made] == ["split", "persistent"]
+    assert [did.kernel.partition("_")[0] for did in made] == ["decompose", "persistent"]
     assert (made[-1].alpha, made[-1].c[0]) == (2.0, result.data_ptr())
     assert result.version == out
     with gpu.recording() as made:
@@ -389,6 +389,6 @@ def test_map_that_the_driver_refuses(torch, gpu, checked, monkeypatch):
     call.prepare("tf32")
     for seed in range(2):
         call(*call.arrays(seed))
-    assert [did.kernel.partition("_")[0] for did in gpu.launches] == ["split", "persistent"] * 2
+    assert [did.kernel.partition("_")[0] for did in gpu.launches] == ["decompose", "persistent"] * 2
     assert len(checked) == 1
     assert len(devices.get_device(0).tensor_maps._free) == tensor_maps.PAGE, "places of the maps are kept"

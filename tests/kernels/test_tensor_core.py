@@ -45,13 +45,13 @@ from numba_gemm.kernels.tensor_core import (
     TensorStage,
     WarpgroupConfig,
     accumulate,
+    decompose,
     persistent,
-    split,
 )
 from numba_gemm.kernels.tensor_core import stage as tensor_stage
-from numba_gemm.kernels.tensor_core.config import LEFT, REGISTERS, ROW_WORDS, SHARED_BYTES, WARPGROUP, split_shape
+from numba_gemm.kernels.tensor_core.config import LEFT, REGISTERS, ROW_WORDS, SHARED_BYTES, WARPGROUP, parts_shape
 from numba_gemm.kernels.tensor_core.precision import TensorPrecision
-from numba_gemm.kernels.tensor_core.stage import decompose, precision_for
+from numba_gemm.kernels.tensor_core.stage import decomposition_of, precision_for
 from numba_gemm.lab.bench import accuracy
 from numba_gemm.models.accuracy import TENSOR_BOUNDS, tensor_bound
 from numba_gemm.runtime import bound_product, kernel_cache
@@ -150,10 +150,10 @@ def test_exponents_and_powers():
     assert exponent(np.float32(np.inf)) == 128
 
 
-# ------------------------------------------------------------------------------------------------------ splitting
+# ------------------------------------------------------------------------------------------------- decomposition
 
 
-def unsplit(precision: TensorPrecision, parts: np.ndarray, mn: int, k: int) -> np.ndarray:
+def recomposed(precision: TensorPrecision, parts: np.ndarray, mn: int, k: int) -> np.ndarray:
     """The parts as float64, (parts, mn, k), from where `stage` says that they lie."""
     slots = parts.shape[0] // precision.parts
     chunks = parts[: precision.parts * slots].view(np.uint32).reshape(precision.parts, slots, -1, 8, 4)
@@ -184,21 +184,21 @@ def aligned_empty(rows: int, cols: int) -> np.ndarray:
     return flat[-flat.ctypes.data % 16 // 4 :][: rows * cols].reshape(rows, cols)
 
 
-def simulated_split(precision: TensorPrecision, x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
+def simulated_decomposition(precision: TensorPrecision, x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
     """Parts of both, as (mn, k), for tiles of 32 rows."""
     from numba_gemm.simulator import scheduler
 
     k = x.shape[1]
-    parts = [aligned_empty(*split_shape(precision, mn, k, 32)) for mn in (x.shape[0], y.shape[0])]
+    parts = [aligned_empty(*parts_shape(precision, mn, k, 32)) for mn in (x.shape[0], y.shape[0])]
     blocks = sum(part.shape[0] // precision.parts * (part.shape[1] // (32 * ROW_WORDS)) for part in parts)
     operands = (x, parts[0], y, parts[1])
     if precision.scaled:
-        spans = max(1, -(-k // split.SPAN))
+        spans = max(1, -(-k // decompose.SPAN))
         large = [aligned_empty(spans, part.shape[1] // ROW_WORDS) for part in parts]
         each = sum(one.shape[0] * (one.shape[1] // 32) for one in large)
-        scheduler.run(split.build_extremes(), (each, 1), split.THREADS, (x, large[0], y, large[1], (0,) * 4))
+        scheduler.run(decompose.build_row_maxima(), (each, 1), decompose.THREADS, (x, large[0], y, large[1], (0,) * 4))
         operands = (x, parts[0], large[0], y, parts[1], large[1])
-    scheduler.run(split.build(precision), (blocks, 1), split.THREADS, (*operands, (0,) * len(operands)))
+    scheduler.run(decompose.build(precision), (blocks, 1), decompose.THREADS, (*operands, (0,) * len(operands)))
     return parts
 
 
@@ -225,8 +225,8 @@ def test_parts_sum_up_to_the_operands(precision, layout):
         if precision.scaled:
             x *= np.float32(2.0) ** generator.integers(-30, 30, (mn, 1)).astype(np.float32)
         operands.append(LAYOUTS[layout](x).astype(np.float32, copy=False))
-    for x, parts in zip(operands, simulated_split(precision, *operands), strict=True):
-        found = unsplit(precision, parts, *x.shape)
+    for x, parts in zip(operands, simulated_decomposition(precision, *operands), strict=True):
+        found = recomposed(precision, parts, *x.shape)
         rest = np.abs(x.astype(np.float64) - found.sum(axis=0))
         unit = UNITS[precision.kind]
         # F16 ends at 2^-24: half of that is what scaled elements may lose.
@@ -238,14 +238,15 @@ def test_parts_sum_up_to_the_operands(precision, layout):
 
 @simulated
 @pytest.mark.parametrize("precision", ["bf16x6", "fp16x3"])
-def test_a_batch_is_split_matrix_by_matrix_and_what_it_shares_once(precision):
+def test_a_batch_is_decomposed_matrix_by_matrix_and_what_it_shares_once(precision):
     from numba_gemm.simulator import scheduler
 
     generator, precision = np.random.default_rng(3), TENSOR_PRECISIONS[precision]
-    # Of y there are three, too, which differ: if all share the first one's parts, others must not be split into them.
+    # Of y there are three, too, which differ: if all share the first one's parts, others must not be decomposed into
+    # them.
     x, ys = (generator.standard_normal(extents).astype(np.float32) for extents in ((3, 5, 70), (3, 6, 70)))
     y, y_step = ys[0], ys.strides[0]
-    expected = [simulated_split(precision, one, y) for one in x]
+    expected = [simulated_decomposition(precision, one, y) for one in x]
     (x_rows, x_words), (y_rows, y_words) = (part.shape for part in expected[0])
     x_parts, y_parts = aligned_empty(3 * x_rows, x_words), aligned_empty(y_rows, y_words)
     x_step, own, first = x.strides[0], 4 * x_rows * x_words, (slice(x_rows), slice(None))
@@ -256,9 +257,9 @@ def test_a_batch_is_split_matrix_by_matrix_and_what_it_shares_once(precision):
     if precision.scaled:
         x_large, y_large = aligned_empty(3, 32), aligned_empty(1, 32)
         large = (x[0], x_large[:1], y, y_large, (x_step, 4 * 32, y_step, 0))
-        scheduler.run(split.build_extremes(batched=True), (2, 3), split.THREADS, large)
+        scheduler.run(decompose.build_row_maxima(batched=True), (2, 3), decompose.THREADS, large)
         operands = [x[0], x_parts[first], x_large[:1], y, y_parts, y_large, (x_step, own, 4 * 32, y_step, 0, 0)]
-    scheduler.run(split.build(precision, batched=True), (blocks, 3), split.THREADS, tuple(operands))
+    scheduler.run(decompose.build(precision, batched=True), (blocks, 3), decompose.THREADS, tuple(operands))
     for i, (of_x, of_y) in enumerate(expected):
         rows = precision.parts * (x_rows // precision.parts)
         found = x_parts[i * x_rows : (i + 1) * x_rows]
@@ -270,16 +271,16 @@ def test_a_batch_is_split_matrix_by_matrix_and_what_it_shares_once(precision):
 @simulated
 @pytest.mark.parametrize("turned", [False, True])
 def test_scales_bring_the_largest_of_a_row_to_one_size(turned):
-    precision, k = TENSOR_PRECISIONS["fp16x3"], split.SPAN + 9
+    precision, k = TENSOR_PRECISIONS["fp16x3"], decompose.SPAN + 9
     generator = np.random.default_rng(7)
     x = generator.uniform(-1, 1, (6, k)).astype(np.float32)
     x *= np.float32([[2.0**-140], [2.0**-60], [1.0], [2.0**60], [2.0**127], [0.0]])
     x[2, 3], x[3, k - 1] = np.inf, np.nan
     x = np.asfortranarray(x) if turned else x
-    parts, _ = simulated_split(precision, x, x[:1])
+    parts, _ = simulated_decomposition(precision, x, x[:1])
     scales = parts[-1, :6]
     sizes = np.abs(np.where(np.isfinite(x), x, 0)).max(axis=1)
-    assert (np.abs(scales) <= split.FARTHEST).all()
+    assert (np.abs(scales) <= decompose.FARTHEST).all()
     for row in (1, 3, 4):
         assert 2.0**14 <= float(sizes[row]) * 2.0 ** float(scales[row]) < 2.0**15
 
@@ -581,8 +582,8 @@ def test_tiles_too_wide_for_three_sums_are_refused():
 
 @pytest.mark.parametrize("precision", TENSOR_PRECISIONS.values(), ids=lambda precision: precision.name)
 def test_decomposed_operands_are_padded(precision):
-    assert split_shape(precision, 1, 0, 64) == (precision.parts + precision.scaled, ROW_WORDS * 64)
-    assert split_shape(precision, 97, precision.slot_k + 1, 96) == (
+    assert parts_shape(precision, 1, 0, 64) == (precision.parts + precision.scaled, ROW_WORDS * 64)
+    assert parts_shape(precision, 97, precision.slot_k + 1, 96) == (
         2 * precision.parts + precision.scaled,
         2 * ROW_WORDS * 96,
     )
@@ -602,7 +603,7 @@ def test_a_decomposition_covers_the_product(precision, m, n, k):
     stage, product = persistent.STAGE, dense_product(m, n, k)
     _, config = tensor_heuristics.seconds_of(stage, precision, m, n, k, 1, 132, "")[0]
     tensor_precision = precision_for(precision, k)
-    made = decompose(tensor_precision, product, config)
+    made = decomposition_of(tensor_precision, product, config)
     a, b = made.parts[:2]
     assert a.rows == b.rows == tensor_precision.parts * -(-k // tensor_precision.slot_k) + tensor_precision.scaled
     for words, extent, tile in ((a.cols, m, config.BM), (b.cols, n, config.BN)):
@@ -624,8 +625,8 @@ def test_steps_of_a_product(precision):
     launches = persistent.STAGE.launches(persistent.STAGE.configs[0], product, precision, None, GPU)
     names = [step.kernel.name for step in launches.steps]
     own = precision_for(precision, 100).name
-    assert names == ["extremes"] * TENSOR_PRECISIONS[precision].scaled + [
-        f"split_{own}",
+    assert names == ["row_maxima"] * TENSOR_PRECISIONS[precision].scaled + [
+        f"decompose_{own}",
         f"persistent_{own}_128x128-c2p1",
     ]
     assert [step.overlaps for step in launches.steps] == [False] + [True] * (len(names) - 1)
@@ -639,7 +640,7 @@ def test_steps_of_a_teaching_stage(name):
     for precision in stage.precisions:
         launches = stage.launches(config, dense_product(200, 300, 100), precision, None, GPU)
         assert [step.kernel.name for step in launches.steps] == [
-            f"split_{precision}",
+            f"decompose_{precision}",
             f"{name}_{precision}_{config.name}",
         ]
         assert not any(step.overlaps for step in launches.steps)
@@ -716,7 +717,7 @@ def test_a_batch_is_launched_in_pieces(launched, monkeypatch):
     """One sequence of launches takes as many matrices as fit in the memory limit of the parts."""
     batch = Batch((1, 1, 7), (0, 0, 4096), (0, 0, 0), (0, 0, 512))
     product = dense_product(8, 8, 12, batch)
-    each = decompose(precision_for("bf16x6", 12), product, TILES[0])
+    each = decomposition_of(precision_for("bf16x6", 12), product, TILES[0])
     assert each.steps[0] > 0
     assert each.steps[1] == 0, "B's parts are there once"
     assert each.bytes >= 7 * each.steps[0] + 4 * each.parts[1].rows * each.parts[1].cols
@@ -833,7 +834,7 @@ def test_words_of_a_product(monkeypatch, given):
     bound_to(2.0, 100, 200, 0.5, 300, 7, 400, 500)
     (frame,) = frames
     memory = 1 << 24 if given else 1 << 20
-    made = decompose(TENSOR_PRECISIONS["fp16x3"], SCALED, persistent.STAGE.configs[0])
+    made = decomposition_of(TENSOR_PRECISIONS["fp16x3"], SCALED, persistent.STAGE.configs[0])
     expected = {Moving(Slot.ALPHA): 2.0, Moving(Slot.BETA): 0.5, Moving(Slot.A): 100, Moving(Slot.B): 200}
     expected |= {Moving(Slot.C): 300, Moving(Slot.VECTORS): 400, Moving(Slot.VECTORS + 1): 500}
     expected |= {Moving(Slot.SCRATCH, offset): memory + offset for offset in made.offsets}

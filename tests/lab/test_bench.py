@@ -1305,7 +1305,7 @@ class TestReadme:
         results.save(gpu_frame(), ENVIRONMENT, place)
         where = {"m": 64, "n": 64, "k": 64}
         rows = [{"stage": readme.CUBLAS, "precision": "ieee", "tflops": 40.0, "ratio_to_cublas": 1.0}]
-        rows += [{"stage": readme.SPLIT, "precision": "bf16x6", "ratio_to_cublas": 9.0}]
+        rows += [{"stage": readme.DECOMPOSE, "precision": "bf16x6", "ratio_to_cublas": 9.0}]
         for i, name in enumerate(("one_warpgroup", "bulk_copies", "persistent")):
             speed = 80.0 * 1.25**i
             rows.append({"stage": name, "precision": "bf16x6", "tflops": speed, "ratio_to_cublas": speed / 40})
@@ -1316,7 +1316,7 @@ class TestReadme:
         frame = pd.DataFrame(special, columns=["precision", "value", "rows", "times_as_long"]).assign(**where)
         frame.to_csv(place / readme.SPECIAL_CSV, index=False)
         (folder / "tensor_core").mkdir()
-        for name in ("bulk_copies", "split", "sums"):
+        for name in ("bulk_copies", "decompose", "sums"):
             (folder / "tensor_core" / f"{name}.py").write_text(f'"""{name}: some.\n\nLimits: many.\n"""\n')
         return folder
 
@@ -1334,7 +1334,7 @@ class TestReadme:
         stage = (tensor_folder / "tensor_core" / "bulk_copies.py").read_text()
         assert "100.0 TFLOP/s of bf16x6 at 64x64x64" in stage
         assert "1.25 times\n    one_warpgroup" in stage or "1.25 times one_warpgroup" in stage
-        for other in ("split", "sums"):
+        for other in ("decompose", "sums"):
             assert "Measured" not in (tensor_folder / "tensor_core" / f"{other}.py").read_text()
 
     @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ def changes(value):
 
 
 STREAM_K = STAGES["stream_k"]
-SPLIT, EXTREMES = preparing_kernels(TENSOR_PRECISIONS["fp16x3"], True, False)
+DECOMPOSE, ROW_MAXIMA = preparing_kernels(TENSOR_PRECISIONS["fp16x3"], True, False)
 TILED = TileConfig(BM=64, BN=64, BK=16, TM=8, TN=4, WM=32, WN=32, slots=4, pad=4, dynamic=True)
 DIFFERENT = [
     NAIVE.kernel_of(TILED, True),
@@ -195,8 +195,8 @@ DIFFERENT = [
     persistent.STAGE.kernel_of(persistent.STAGE.configs[0], TensorForm(TENSOR_PRECISIONS["bf16x6"])),
     tf32_tma.STAGE.kernel(tf32_tma.STAGE.configs[0], Product(*[dense("N", 64, 64)] * 3)),
     STAGES["warp_mma"].kernel_of(STAGES["warp_mma"].configs[0], TensorForm(TENSOR_PRECISIONS["tf32"])),
-    SPLIT,
-    EXTREMES,
+    DECOMPOSE,
+    ROW_MAXIMA,
 ]
 
 

@@ -29,7 +29,7 @@ MAX_SLOTS = 8
 REGISTERS = 1 << 16  # of a multiprocessor, and of a block at the most
 LEFT = 24  # registers that a thread of a warpgroup that fetches needs, if the others claim what it can do without
 WARP_EXTENT = 32  # rows, and columns, that a warp multiplies where warps do
-SPLIT_ROWS = 32  # that are split at a time, of one slot
+DECOMPOSED_ROWS = 32  # of an operand, that a block decomposes at a time, for one slot
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class WarpgroupConfig(Tiles):
             {
                 "BM == 64 * consumers": GROUP_ROWS * self.consumers == self.BM,
                 "BN % 8 == 0, BN <= 256": self.BN <= 256 and self.BN % 8 == 0,
-                "BM % 32 == 0, BN % 32 == 0": self.BM % SPLIT_ROWS == 0 and self.BN % SPLIT_ROWS == 0,
+                "BM % 32 == 0, BN % 32 == 0": self.BM % DECOMPOSED_ROWS == 0 and self.BN % DECOMPOSED_ROWS == 0,
                 "slots": 0 < self.max_slots <= MAX_SLOTS,
                 "threads <= 1024": self.threads <= 1024,
             },
@@ -186,7 +186,7 @@ class TensorForm:
     batched: bool = False
 
 
-def split_shape(precision: TensorPrecision, mn: int, k: int, tile: int) -> tuple[int, int]:
+def parts_shape(precision: TensorPrecision, mn: int, k: int, tile: int) -> tuple[int, int]:
     """Return rows, and words per row, of a decomposed (mn, k) operand for block tiles of `tile` rows."""
     slots = max(1, ceil_div(k, precision.slot_k))
     return precision.parts * slots + precision.scaled, ROW_WORDS * ceil_div(mn, tile) * tile

@@ -10,7 +10,8 @@ Idea: as many blocks as the GPU has multiprocessors, each of which computes one 
 Traffic: as before, mostly from the L2 cache.
 Registers and shared memory: up to three sums of a warpgroup's tile, 240 registers per thread; as many slots as fit.
 Measured: 129.1 TFLOP/s of bf16x6 at 4096x4096x4096 on an NVIDIA H200, 2.83 of cuBLAS SGEMM and 0.99 times fresh_sums,
-    splitting not counted; 168 registers a thread; of positive operands the median error over |A| @ |B| is 2.1e-08.
+    decomposition not counted; 168 registers per thread; of positive operands the median error over |A| @ |B| is
+    2.1e-08.
 Limits: the power limit, under which clocks fall to 1.7 GHz, and bytes from the L2 cache: see docs/experiments.md.
 """
 
@@ -52,7 +53,7 @@ def build(config, form):
                 mbarrier.initialise(uint32(empty + i * BARRIER_BYTES), uint32(WARPGROUP // WARP * CONSUMERS))
             mbarrier.initialised()
         cuda.syncthreads()  # the barriers are set up before any thread waits on them
-        wait_for_last()  # the operands have been split
+        wait_for_last()  # the operands have been decomposed
 
         i, tile = uint32(0), uint32(cuda.blockIdx.x)
         if tid >= uint32(WARPGROUP * CONSUMERS):

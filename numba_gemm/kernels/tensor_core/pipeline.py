@@ -1,4 +1,4 @@
-"""Pipeline of warpgroups: fetching slots of split operands, multiplying them, and storing the sums."""
+"""Pipeline of warpgroups: fetching slots of decomposed operands, multiplying them, and storing the sums."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def first_slot(memory):
 def slot_copies(config: WarpgroupConfig, precision: TensorPrecision):
     """Make a device function ``(at, a, b, s, k_slots, block_row, block_col, full)``, which one thread calls.
 
-    It starts copying slot s of `k_slots`, of the block's rows of split A and B, to the address `at` in shared memory:
-    first the parts of A, then those of B. It announces the number of bytes to the mbarrier `full`.
+    It starts copying slot s of `k_slots`, of the block's rows of decomposed A and B, to the address `at` in shared
+    memory: first the parts of A, then those of B. It announces the number of bytes to the mbarrier `full`.
     """
     PARTS, SLOT = precision.parts, config.slot_bytes(precision)
     A_BYTES, B_BYTES = ROW_BYTES * config.BM, ROW_BYTES * config.BN  # per part of a tile

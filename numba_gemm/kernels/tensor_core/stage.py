@@ -12,22 +12,22 @@ from ...simulator.switch import SIMULATOR
 from ..product import VECTOR_BYTES, Layout, Product
 from ..stage import MAX_GRID_Y, Gpu, Piece, Share, Stage, cut
 from ..step import ALPHA, AT_A, AT_B, AT_C, BETA, Kernel, Launches, MatrixAt, Moving, Slot, Step, Vector, Words
-from . import split
+from . import decompose
 from .config import (
     ALIGNMENT,
     BARRIER_BYTES,
+    DECOMPOSED_ROWS,
     GROUP_ROWS,
     LEFT,
     ROW_BYTES,
     ROW_WORDS,
-    SPLIT_ROWS,
     WARP_EXTENT,
     WARPGROUP,
     TensorConfig,
     TensorForm,
     WarpConfig,
     WarpgroupConfig,
-    split_shape,
+    parts_shape,
 )
 from .precision import SHORT_SUMS, TENSOR_PRECISIONS, TensorPrecision
 
@@ -39,11 +39,11 @@ if not SIMULATOR:
 __all__ = [
     "ALIGNMENT",
     "BARRIER_BYTES",
+    "DECOMPOSED_ROWS",
     "GROUP_ROWS",
     "LEFT",
     "ROW_BYTES",
     "ROW_WORDS",
-    "SPLIT_ROWS",
     "WARPGROUP",
     "WARP_EXTENT",
     "Decomposition",
@@ -52,7 +52,7 @@ __all__ = [
     "TensorStage",
     "WarpConfig",
     "WarpgroupConfig",
-    "decompose",
+    "decomposition_of",
     "precision_for",
 ]
 
@@ -103,17 +103,17 @@ class Decomposition:
     maxima_blocks: int
 
 
-def decompose(precision: TensorPrecision, product: Product, config: TensorConfig) -> Decomposition:
+def decomposition_of(precision: TensorPrecision, product: Product, config: TensorConfig) -> Decomposition:
     """Lay out the decomposed operands of a product; of the batch, only the last dimension counts."""
     m, n, k, batch = product.m, product.n, product.k, product.batch
     matrices = batch.extents[-1]
-    shapes = [split_shape(precision, m, k, config.BM), split_shape(precision, n, k, config.BN)]
-    blocks = sum(rows // precision.parts * (words // (ROW_WORDS * SPLIT_ROWS)) for rows, words in shapes)
+    shapes = [parts_shape(precision, m, k, config.BM), parts_shape(precision, n, k, config.BN)]
+    blocks = sum(rows // precision.parts * (words // (ROW_WORDS * DECOMPOSED_ROWS)) for rows, words in shapes)
     maxima_blocks = 0
     if precision.scaled:
-        spans = max(1, min(split.SPANS, ceil_div(k, split.SPAN)))
+        spans = max(1, min(decompose.SPANS, ceil_div(k, decompose.SPAN)))
         shapes += [(spans, words // ROW_WORDS) for _, words in shapes]
-        maxima_blocks = sum(rows * (cols // SPLIT_ROWS) for rows, cols in shapes[2:])
+        maxima_blocks = sum(rows * (cols // DECOMPOSED_ROWS) for rows, cols in shapes[2:])
     offsets, steps, end = [], [], 0
     for (rows, cols), own in zip(shapes, (batch.a[-1], batch.b[-1]) * 2, strict=False):
         size = ceil_div(FLOAT32_BYTES * rows * cols, SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
@@ -149,12 +149,12 @@ class DecomposeVariant:
 def build_decompose(config: None, variant: DecomposeVariant) -> Any:
     """Build the kernel that decomposes both operands."""
     assert variant.precision is not None
-    return split.build(variant.precision, variant.overlapping, variant.batched)
+    return decompose.build(variant.precision, variant.overlapping, variant.batched)
 
 
 def build_row_maxima(config: None, variant: DecomposeVariant) -> Any:
     """Build the kernel that finds the largest magnitudes of rows of A and columns of B."""
-    return split.build_extremes(variant.overlapping, variant.batched)
+    return decompose.build_row_maxima(variant.overlapping, variant.batched)
 
 
 def _steps_type(count: int) -> Any:
@@ -196,7 +196,7 @@ def complete_signature(form: TensorForm) -> tuple[Any, ...]:
 def preparing_kernels(precision: TensorPrecision, overlapping: bool, batched: bool) -> tuple[Kernel, Kernel]:
     """Return the kernel that decomposes operands, and the one that finds row maxima."""
     variant = DecomposeVariant(precision, overlapping, batched)
-    name, threads = f"split_{precision.name}", split.THREADS
+    name, threads = f"decompose_{precision.name}", decompose.THREADS
     first = Kernel(name, build_decompose, decompose_signature, None, variant, 0, threads)
     shared = _row_maxima(overlapping, batched)
     return first, shared
@@ -205,7 +205,7 @@ def preparing_kernels(precision: TensorPrecision, overlapping: bool, batched: bo
 @lru_cache(maxsize=4)
 def _row_maxima(overlapping: bool, batched: bool) -> Kernel:
     variant = DecomposeVariant(None, overlapping, batched)
-    return Kernel("extremes", build_row_maxima, row_maxima_signature, None, variant, 0, split.THREADS)
+    return Kernel("row_maxima", build_row_maxima, row_maxima_signature, None, variant, 0, decompose.THREADS)
 
 
 # --------------------------------------------------------------------------------------------------------------- stage
@@ -269,7 +269,7 @@ class TensorStage(Stage):
         assert product.batch.extents[:-1] == (1, 1), "one launch takes one dimension"
         kernel = self.kernel(config, product, precision)
         tensor_precision, batched = kernel.variant.precision, kernel.variant.batched
-        made = decompose(tensor_precision, product, config)
+        made = decomposition_of(tensor_precision, product, config)
         places = [
             MatrixAt(Moving(Slot.SCRATCH, at), layout) for at, layout in zip(made.offsets, made.parts, strict=True)
         ]
@@ -278,7 +278,7 @@ class TensorStage(Stage):
         batch, own = product.batch, made.steps
         a_step, b_step, c_step = batch.a[-1], batch.b[-1], batch.c[-1]
         first, maxima = preparing_kernels(tensor_precision, gpu.cc >= OVERLAPPING, batched)
-        threads = (split.THREADS, 1, 1)
+        threads = (decompose.THREADS, 1, 1)
         grid = (made.decompose_blocks, made.matrices, 1)
         steps = []
         if tensor_precision.scaled:
@@ -318,7 +318,7 @@ class TensorStage(Stage):
         count = min(batch.extents[-1], MAX_MATRICES)
         if batch.extents[-1] > 1:
             some = product._replace(batch=batch._replace(extents=(1, 1, count)))
-            each = sum(decompose(self.precision_for(precision, product.k), some, config).steps)
+            each = sum(decomposition_of(self.precision_for(precision, product.k), some, config).steps)
             count = max(1, min(count, MAX_PARTS_BYTES // max(each, 1)))
         for begin in range(0, batch.extents[-1], count):
             size = min(count, batch.extents[-1] - begin)

@@ -83,7 +83,7 @@ ASIDE = "thin"  # the stage that is not meant for the ladder's shape
 TARGETS, TARGETS_SUMMARY, TARGETS_HOW = "targets.csv", "targets_summary.csv", "targets.json"
 # Of `bench.py --precisions`, `numba_gemm.lab.bench.accuracy` and `numba_gemm.lab.bench.tensor_ladder`.
 PRECISIONS_FOLDER, ACCURACY_CSV = "precisions", "accuracy.csv"
-TENSOR_LADDER_CSV, SPECIAL_CSV, SPLIT = "tensor_ladder.csv", "special_values.csv", "split"
+TENSOR_LADDER_CSV, SPECIAL_CSV, DECOMPOSE = "tensor_ladder.csv", "special_values.csv", "decompose"
 DIRECT, DIRECT_PRECISION = "tf32_tma", "tf32"  # the stage whose operands are not decomposed
 STREAMED, STREAMED_HOW, ON_DEVICE = "streamed.csv", "streamed.json", "on the device"  # of numba_gemm.lab.bench.streamed
 VECTOR_GROUP, COPY = "vector", "device copy"
@@ -243,8 +243,8 @@ def precisions(frame: pd.DataFrame, environment: Mapping[str, Any], results: Pat
     headers = ["precision", *map(spelled, shapes), "median error", "largest"]
     table = Table("", headers, lines, left=["precision"]).markdown()
     return (
-        "TFLOP/s, and in multiples of cuBLAS SGEMM; splitting and every other pass included. Errors over |A| @ |B|, at "
-        f"{spelled(shapes[-1])}:\n\n{table}\n\n{source(how)}"
+        "TFLOP/s, and in multiples of cuBLAS SGEMM; decomposition and every other pass included. Errors over |A| @ |B|,"
+        f" at {spelled(shapes[-1])}:\n\n{table}\n\n{source(how)}"
     )
 
 
@@ -348,7 +348,7 @@ def accuracy_line(path: Path) -> str:
 def tensor_ladder(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
     """Table with one line per tensor core stage: speed, gain and errors."""
     rows = tensor_rows(results)
-    stages = [name for name in rows if name not in NOT_RUNGS and name != SPLIT]
+    stages = [name for name in rows if name not in NOT_RUNGS and name != DECOMPOSE]
     lines, before = [], math.nan
     for name in [*stages, CUBLAS]:
         row, speed = rows[name], float(rows[name]["tflops"])
@@ -365,12 +365,12 @@ def tensor_ladder(frame: pd.DataFrame, environment: Mapping[str, Any], results: 
         before = speed
     headers = ["stage", "TFLOP/s", "/ cuBLAS", "gain", "median error", "largest"]
     table = Table("", headers, lines, left=["stage"]).markdown()
-    some, split = rows[stages[0]], rows[SPLIT]["median_us"]
+    some, decomposition = rows[stages[0]], rows[DECOMPOSE]["median_us"]
     shape = spelled(Shape(some["m"], some["n"], some["k"]))
-    whole = rows[stages[-1]]["median_us"] + split
+    whole = rows[stages[-1]]["median_us"] + decomposition
     return (
-        f"`{some['precision']}` at {shape}, the product alone: splitting takes {number(split, 0)} us more, "
-        f"{number(100 * split / whole, 0)} % of `{stages[-1]}`'s time. Errors over |A| @ |B|, of positive "
+        f"`{some['precision']}` at {shape}, the product alone: decomposition takes {number(decomposition, 0)} us more, "
+        f"{number(100 * decomposition / whole, 0)} % of `{stages[-1]}`'s time. Errors over |A| @ |B|, of positive "
         f"operands:\n\n{table}\n\n"
         "Measured right after the tables above: `python -m numba_gemm.lab.bench.tensor_ladder`."
     )
@@ -419,7 +419,7 @@ def tensor_measured(name: str, rows: Rows, results: Path) -> str:
             f"Measured: {number(row['gflops'] / 1000)} TFLOP/s of {DIRECT_PRECISION} at {LADDER_SHAPE} on an NVIDIA "
             f"{gpu}, {number(row['ratio_to_same_precision'], 2)} of cuBLAS TF32."
         )
-    row, stages = rows[name], [stage for stage in rows if stage not in NOT_RUNGS and stage != SPLIT]
+    row, stages = rows[name], [stage for stage in rows if stage not in NOT_RUNGS and stage != DECOMPOSE]
     shape = Shape(row["m"], row["n"], row["k"])
     text = (
         f"Measured: {number(row['tflops'])} TFLOP/s of {row['precision']} at {shape} on an NVIDIA {gpu}, "
@@ -428,8 +428,8 @@ def tensor_measured(name: str, rows: Rows, results: Path) -> str:
     if (before := stages.index(name) - 1) >= 0:
         text += f" and {number(row['tflops'] / rows[stages[before]]['tflops'], 2)} times {stages[before]}"
     return filled(
-        f"{text}, splitting not counted; {row['registers']:.0f} registers a thread; of positive operands the median "
-        f"error over |A| @ |B| is {significant(row['error_median'], 2)}."
+        f"{text}, decomposition not counted; {row['registers']:.0f} registers per thread; of positive operands the "
+        f"median error over |A| @ |B| is {significant(row['error_median'], 2)}."
     )
 
 
@@ -442,7 +442,7 @@ def generate_tensor_docstrings(folder: Path, results: Path) -> dict[Path, str]:
     return {
         path: with_paragraph(path.read_text(encoding="utf-8"), tensor_measured(path.stem, rows, results))
         for path in paths
-        if path.stem != SPLIT
+        if path.stem != DECOMPOSE
     }
 
 

@@ -1,7 +1,7 @@
 """The tensor cores' ladder, stage by stage, beside cuBLAS SGEMM; and what NaN and infinities cost.
 
 ``python -m numba_gemm.lab.bench.tensor_ladder --out DIR`` writes `tensor_ladder.csv`: all stages multiply the same
-split operands, in one precision; how long they take to split is a row of its own. Errors are those of positive
+decomposed operands, in one precision; the time of the decomposition is a row of its own. Errors are those of positive
 operands, of whose sums tensor cores cut off most. And `special_values.csv`: the public function in that precision,
 with operands of which some elements are NaN, or infinite. It needs a GPU of compute capability 9.0, and PyTorch for
 cuBLAS.
@@ -30,12 +30,12 @@ from numba_gemm.runtime.matrix import Matrix
 from numba_gemm.runtime.timing import time_interleaved
 from numba_gemm.runtime.workspace import Workspace
 
-__all__ = ["CSV", "PRECISION", "SHAPE", "SPECIAL_CSV", "SPLIT", "main", "measured", "rungs", "special_values"]
+__all__ = ["CSV", "DECOMPOSE", "PRECISION", "SHAPE", "SPECIAL_CSV", "main", "measured", "rungs", "special_values"]
 
 CSV, SPECIAL_CSV = "tensor_ladder.csv", "special_values.csv"
 PRECISION = "bf16x6"
 SHAPE = (4096, 4096, 4096)
-SPLIT, CUBLAS = "split", "cublas"  # rows that are no stages
+DECOMPOSE, CUBLAS = "decompose", "cublas"  # rows that are no stages
 SEED = 1
 
 
@@ -70,11 +70,11 @@ class Rung:
             bound = device.loaded(launches._replace(steps=alone), workspace)
             return lambda stream: bound(1.0, a.pointer, b.pointer, 0.0, c.pointer, stream)
 
-        self.split, self.multiply = call(*decompose), call(multiply)
+        self.decompose, self.multiply = call(*decompose), call(multiply)
 
 
 def measured(shape: tuple[int, int, int], precision: str, rounds: int) -> list[dict[str, Any]]:
-    """A row for splitting, each stage and cuBLAS, timed in turns."""
+    """Return a row for the decomposition, each stage and cuBLAS, timed in turns."""
     import torch
 
     m, n, k = shape
@@ -92,19 +92,19 @@ def measured(shape: tuple[int, int, int], precision: str, rounds: int) -> list[d
 
     matrices = [as_matrix(tensor, device) for tensor in (a, b, c)]
     found = {stage.name: Rung(torch, stage, precision, *matrices) for stage in rungs()}
-    calls: dict[str, Callable[[int], None]] = {CUBLAS: cublas, SPLIT: next(iter(found.values())).split}
+    calls: dict[str, Callable[[int], None]] = {CUBLAS: cublas, DECOMPOSE: next(iter(found.values())).decompose}
     calls |= {name: rung.multiply for name, rung in found.items()}
     rows: dict[str, dict[str, Any]] = {}
     for name, call in calls.items():
         c.fill_(float("nan"))
         torch.cuda.synchronize()
         if name in found:
-            found[name].split(stream.cuda_stream)
+            found[name].decompose(stream.cuda_stream)
         call(stream.cuda_stream)
         torch.cuda.synchronize()
         own = IEEE if name == CUBLAS else precision
         rows[name] = {"stage": name, "precision": own, "m": m, "n": n, "k": k}
-        if name != SPLIT:
+        if name != DECOMPOSE:
             rows[name]["error_median"], rows[name]["error_max"] = quotients(torch, c, a, b)
         if name in found:
             config = TENSOR_STAGES[name].configs[0]
@@ -112,7 +112,7 @@ def measured(shape: tuple[int, int, int], precision: str, rounds: int) -> list[d
     samples = time_interleaved(calls, stream=stream.cuda_stream, rounds=rounds)
     for name, sample in samples.items():
         rows[name] |= {"median_us": sample.median, "ratio_to_cublas": samples[CUBLAS].median / sample.median}
-        if name != SPLIT:
+        if name != DECOMPOSE:
             rows[name]["tflops"] = gemm_flops(m, n, k) / sample.median * 1e-6
     return list(rows.values())
 
