@@ -13,7 +13,7 @@ from .. import arrays
 from ..arrays import ITEM, ArrayKind, Copies, Operand
 from ..device.partition import FIELDS
 from ..device.units import ceil_div
-from ..kernels.ladder.stage import Form, LadderStage
+from ..kernels.ladder.stage import LadderStage, Variant
 from ..kernels.product import Product
 from ..kernels.stage import Stage
 from ..kernels.step import Launches, Slot
@@ -208,7 +208,7 @@ def _accesses(stage: Stage, config: Any, product: Product) -> tuple[str, str, bo
         word = "decomposed" if isinstance(stage, TensorStage) else "tensor map"
         return word, word, False
     variant = stage.variant(config, product)
-    if isinstance(variant, Form):
+    if isinstance(variant, Variant):
         return variant.a, variant.b, variant.c_aligned
     word = "aligned" if variant else "any"
     return word, word, variant and stage.vectorized

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from ..kernels.ladder.stage import Form, LadderStage, TileConfig
+from ..kernels.ladder.stage import LadderStage, TileConfig, Variant
 from ..kernels.product import Product, dense
 from ..kernels.stage import Gpu, Stage
 from ..kernels.step import Kernel
@@ -34,7 +34,7 @@ class Precompiled(NamedTuple):
         Names of the stage and its configuration; the configuration is empty for kernels that prepare operands.
     variant : str
         "aligned" for operands that allow 128-bit accesses, or "any". For a scheduled stage, how tiles of A
-        and of B are loaded, and whether C is aligned (`numba_gemm.kernels.ladder.stage.Form`). On tensor cores, the
+        and of B are loaded, and whether C is aligned (`numba_gemm.kernels.ladder.stage.Variant`). On tensor cores, the
         precision.
     cc : tuple of int
         Compute capability, (major, minor).
@@ -151,7 +151,7 @@ def _ladder_kernels(stage: Stage | None, cc: tuple[int, int]) -> Iterator[Named]
         if stage in (None, one):
             for kernel in _variants(one, config):
                 variant = kernel.variant
-                word = variant.name if isinstance(variant, Form) else "aligned" if variant else "any"
+                word = variant.name if isinstance(variant, Variant) else "aligned" if variant else "any"
                 yield one.name, config.name, word, kernel
 
 

@@ -110,20 +110,20 @@ def placed(offset, rows, cols, row_stride, col_stride):
     return Layout(rows, cols, row_stride, col_stride, offset)
 
 
-def form_of(a, b, c, *steps):
-    """Return the form for A of shape (m, k), B of shape (n, k), C, and their batch steps."""
+def variant_of(a, b, c, *steps):
+    """Return the variant for A of shape (m, k), B of shape (n, k), C, and their batch steps."""
     product = Product(placed(*a), placed(*b).transposed, placed(*c), Batch((2, 2, 2), *steps))
-    form = ladder_stage.form_of(COVERED, product)
-    assert STREAM_K.variant(COVERED, product) == form
-    assert STREAM_K.kernel(COVERED, product) is STREAM_K.kernel_of(COVERED, form)
-    return form
+    variant = ladder_stage.variant_of(COVERED, product)
+    assert STREAM_K.variant(COVERED, product) == variant
+    assert STREAM_K.kernel(COVERED, product) is STREAM_K.kernel_of(COVERED, variant)
+    return variant
 
 
 @pytest.mark.parametrize("case", ACCESS_OF)
 def test_access(case):
     """Vector accesses need whole vectors per row, and 16-byte boundaries in every matrix of the batch."""
     place, steps, access = ACCESS_OF[case]
-    of_a, of_b = form_of(place, ROWS, ROWS, steps, STILL, STILL), form_of(ROWS, place, ROWS, STILL, steps, STILL)
+    of_a, of_b = variant_of(place, ROWS, ROWS, steps, STILL, STILL), variant_of(ROWS, place, ROWS, STILL, steps, STILL)
     assert (of_a.a, of_a.b, of_a.c_aligned) == (access, "along4", True)
     assert (of_b.a, of_b.b, of_b.c_aligned) == ("along4", access, True)
 
@@ -131,8 +131,8 @@ def test_access(case):
 @pytest.mark.parametrize("case", ALIGNED)
 def test_vector_stores(case):
     place, steps, aligned = ALIGNED[case]
-    form = form_of(ROWS, ROWS, place, STILL, STILL, steps)
-    assert (form.a, form.b, form.c_aligned) == ("along4", "along4", aligned)
+    variant = variant_of(ROWS, ROWS, place, STILL, STILL, steps)
+    assert (variant.a, variant.b, variant.c_aligned) == ("along4", "along4", aligned)
 
 
 @pytest.mark.parametrize("case", [case for case in ALIGNED if "step" not in case])

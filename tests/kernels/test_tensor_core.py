@@ -41,8 +41,8 @@ from numba_gemm.kernels.tensor_core import (
     SHORT_SUMS,
     TENSOR_PRECISIONS,
     TENSOR_STAGES,
-    TensorForm,
     TensorStage,
+    TensorVariant,
     WarpgroupConfig,
     accumulate,
     decompose,
@@ -357,7 +357,7 @@ class Warp:
         from numba_gemm.kernels.tensor_core.epilogue import sums_store
         from numba_gemm.simulator import scheduler
 
-        write = sums_store(TensorForm(self.precision, epilogue, len(vectors)), self.across, self.deep)
+        write = sums_store(TensorVariant(self.precision, epilogue, len(vectors)), self.across, self.deep)
         across, shape = self.across, (self.deep * self.across, 4)
 
         @cuda.jit
@@ -555,7 +555,7 @@ def test_a_configuration_names_what_it_breaks(extents, broken):
 )
 def test_a_stage_refuses_warpgroups_that_it_has_no_part_for(name, config):
     with pytest.raises(ValueError, match=r"one warpgroup|one producer"):
-        TENSOR_STAGES[name].build(config, TensorForm(TENSOR_PRECISIONS["tf32"]))
+        TENSOR_STAGES[name].build(config, TensorVariant(TENSOR_PRECISIONS["tf32"]))
 
 
 def test_a_slot_that_does_not_fit_is_refused():
@@ -567,17 +567,17 @@ def test_a_slot_that_does_not_fit_is_refused():
 def test_a_stage_without_scales_refuses_a_scaled_precision(name):
     stage = TENSOR_STAGES[name]
     with pytest.raises(ValueError, match="no scales"):
-        stage.build(stage.configs[0], TensorForm(TENSOR_PRECISIONS["fp16x3"]))
+        stage.build(stage.configs[0], TensorVariant(TENSOR_PRECISIONS["fp16x3"]))
     assert "fp16x3" not in stage.precisions
     assert not stage.takes_epilogue
     with pytest.raises(ValueError, match="no epilogue"):
-        stage.build(stage.configs[0], TensorForm(TENSOR_PRECISIONS["tf32"], epilogue=abs))
+        stage.build(stage.configs[0], TensorVariant(TENSOR_PRECISIONS["tf32"], epilogue=abs))
 
 
 def test_tiles_too_wide_for_three_sums_are_refused():
     stage = TENSOR_STAGES["persistent"]
     with pytest.raises(ValueError, match="BN <= 128"):
-        stage.build(stage.configs[-1], TensorForm(TENSOR_PRECISIONS["bf16x6"]))
+        stage.build(stage.configs[-1], TensorVariant(TENSOR_PRECISIONS["bf16x6"]))
 
 
 @pytest.mark.parametrize("precision", TENSOR_PRECISIONS.values(), ids=lambda precision: precision.name)
@@ -645,7 +645,7 @@ def test_steps_of_a_teaching_stage(name):
         ]
         assert not any(step.overlaps for step in launches.steps)
         assert launches.steps[-1].grid == (-(-300 // config.BN), -(-200 // config.BM), 1)
-        assert launches.steps[-1].kernel.variant == TensorForm(TENSOR_PRECISIONS[precision]), (
+        assert launches.steps[-1].kernel.variant == TensorVariant(TENSOR_PRECISIONS[precision]), (
             "short sums have no other record"
         )
 
@@ -932,38 +932,38 @@ UNTOLD = [1.0]
 def test_cached_kernel_names_are_distinct():
     """Everything that affects the code is in the name; an epilogue without a fingerprint has no name."""
     stage, precision, config = persistent.STAGE, TENSOR_PRECISIONS["bf16x6"], TILES[0]
-    forms = [
-        TensorForm(precision),
-        TensorForm(precision, batched=True),
-        TensorForm(SHORT_SUMS["bf16x6"]),
-        TensorForm(TENSOR_PRECISIONS["bf16x9"]),
-        TensorForm(precision, epilogue_of(1.0)),
-        TensorForm(precision, epilogue_of(2.0)),
-        TensorForm(precision, epilogue_of(1.0), 1),
-        TensorForm(precision, epilogue_of(1.0), 2),
-        TensorForm(precision, epilogue_of(1.0), batched=True),
+    variants = [
+        TensorVariant(precision),
+        TensorVariant(precision, batched=True),
+        TensorVariant(SHORT_SUMS["bf16x6"]),
+        TensorVariant(TENSOR_PRECISIONS["bf16x9"]),
+        TensorVariant(precision, epilogue_of(1.0)),
+        TensorVariant(precision, epilogue_of(2.0)),
+        TensorVariant(precision, epilogue_of(1.0), 1),
+        TensorVariant(precision, epilogue_of(1.0), 2),
+        TensorVariant(precision, epilogue_of(1.0), batched=True),
     ]
-    kernels = [stage.kernel_of(config, form) for form in forms]
-    kernels.append(stage.kernel_of(TILES[1], forms[0]))
-    kernels.append(TENSOR_STAGES["wide_tiles"].kernel_of(config, forms[0]))
+    kernels = [stage.kernel_of(config, variant) for variant in variants]
+    kernels.append(stage.kernel_of(TILES[1], variants[0]))
+    kernels.append(TENSOR_STAGES["wide_tiles"].kernel_of(config, variants[0]))
     for cc, batched in itertools.product(((8, 0), (9, 0)), (False, True)):  # only from 9.0 on may launches overlap
         gpu = GPU._replace(cc=cc)
         for name in ("bf16x6", "fp16x3"):
             kernels += kernels_of(name, batched, gpu)[:-1]
-    assert len(kernels) == len(forms) + 2 + 4 * (1 + 2)
+    assert len(kernels) == len(variants) + 2 + 4 * (1 + 2)
     names = [kernel_cache.key(kernel, (9, 0)) for kernel in kernels] + [kernel_cache.key(kernels[0], (8, 0))]
     assert None not in names
     assert len(set(names)) == len(names)
-    again = stage.kernel_of(config, TensorForm(precision, epilogue_of(1.0)))
+    again = stage.kernel_of(config, TensorVariant(precision, epilogue_of(1.0)))
     assert kernel_cache.key(again, (9, 0)) == names[4]
-    assert kernel_cache.key(stage.kernel_of(config, TensorForm(precision, untold)), (9, 0)) is None
+    assert kernel_cache.key(stage.kernel_of(config, TensorVariant(precision, untold)), (9, 0)) is None
 
 
 @simulated
 def test_the_simulator_says_that_it_has_no_matrix_instructions():
     stage = TENSOR_STAGES["one_warpgroup"]
     with pytest.raises(NotImplementedError, match="no matrix instructions"):
-        stage.build(stage.configs[0], TensorForm(TENSOR_PRECISIONS["tf32"]))
+        stage.build(stage.configs[0], TensorVariant(TENSOR_PRECISIONS["tf32"]))
 
 
 # ------------------------------------------------------------------------------------------------------- compiled

@@ -12,10 +12,10 @@ from support.recorded_launches import record_launches
 from numba_gemm.kernels.product import ONE, Batch, Layout, Product, dense
 from numba_gemm.kernels.stage import Gpu
 from numba_gemm.kernels.step import MapOf, Moving, Slot
-from numba_gemm.kernels.tensor_core import TensorForm, WarpgroupConfig, persistent, tf32_tma
+from numba_gemm.kernels.tensor_core import TensorVariant, WarpgroupConfig, persistent, tf32_tma
 from numba_gemm.kernels.tensor_core.config import ROW_BYTES
 from numba_gemm.kernels.tensor_core.stage import MAX_MATRICES
-from numba_gemm.kernels.tensor_core.tma_stage import TmaForm, describable, tma_operands
+from numba_gemm.kernels.tensor_core.tma_stage import TmaVariant, describable, tma_operands
 from numba_gemm.models.accuracy import TENSOR_BOUNDS
 from numba_gemm.runtime import bound_product, kernel_cache
 from numba_gemm.runtime.bound_product import BoundProduct, NoRoomForMaps
@@ -144,14 +144,14 @@ def test_maps_and_grid_of_a_product(layout):
 @simulated
 def test_the_simulator_says_that_it_has_no_matrix_instructions():
     with pytest.raises(NotImplementedError, match="no matrix instructions"):
-        tf32_tma.build(tf32_tma.CONFIGS[0], TensorForm(tf32_tma.PRECISION), tf32_tma.LAYOUTS["NN"])
+        tf32_tma.build(tf32_tma.CONFIGS[0], TensorVariant(tf32_tma.PRECISION), tf32_tma.LAYOUTS["NN"])
 
 
 def test_more_than_one_part_is_refused():
     from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS
 
     with pytest.raises(ValueError, match="one part"):
-        tf32_tma.build(tf32_tma.CONFIGS[0], TensorForm(TENSOR_PRECISIONS["tf32x3"]), tf32_tma.LAYOUTS["NN"])
+        tf32_tma.build(tf32_tma.CONFIGS[0], TensorVariant(TENSOR_PRECISIONS["tf32x3"]), tf32_tma.LAYOUTS["NN"])
 
 
 # -------------------------------------------------------------------------------------------- launches, without a GPU
@@ -285,16 +285,16 @@ def test_cached_kernel_names_are_distinct():
     def epilogue_of(bias):
         return lambda value, row, col: value + bias
 
-    def name(config, form, layout):
-        return kernel_cache.key(tf32_tma.STAGE.kernel_of(config, TmaForm(form, layout)), (9, 0))
+    def name(config, variant, layout):
+        return kernel_cache.key(tf32_tma.STAGE.kernel_of(config, TmaVariant(variant, layout)), (9, 0))
 
-    forms = [TensorForm(tf32_tma.PRECISION, *more) for more in ((), (epilogue_of(1.0),), (epilogue_of(2.0),))]
-    forms += [TensorForm(tf32_tma.PRECISION, epilogue_of(1.0), count) for count in (1, 2)]
-    names = [name(*made) for made in itertools.product(tf32_tma.CONFIGS, forms, LAYOUTS)]
+    variants = [TensorVariant(tf32_tma.PRECISION, *more) for more in ((), (epilogue_of(1.0),), (epilogue_of(2.0),))]
+    variants += [TensorVariant(tf32_tma.PRECISION, epilogue_of(1.0), count) for count in (1, 2)]
+    names = [name(*made) for made in itertools.product(tf32_tma.CONFIGS, variants, LAYOUTS)]
     assert None not in names
-    assert len(set(names)) == len(names) == len(forms) * len(LAYOUTS) * len(tf32_tma.CONFIGS)
+    assert len(set(names)) == len(names) == len(variants) * len(LAYOUTS) * len(tf32_tma.CONFIGS)
     factors = [1.0]
-    untold = TensorForm(tf32_tma.PRECISION, lambda value, row, col: value * factors[0])
+    untold = TensorVariant(tf32_tma.PRECISION, lambda value, row, col: value * factors[0])
     assert name(tf32_tma.CONFIGS[0], untold, "NN") is None
 
 
@@ -378,9 +378,9 @@ def test_sums_are_stored(layout, beta, with_epilogue, m, n, turned):
         return value + across[col] - row
 
     layout, config = tf32_tma.LAYOUTS[layout], WarpgroupConfig(64, 64, producers=1)
-    form = TensorForm(tf32_tma.PRECISION, epilogue, 1) if with_epilogue else TensorForm(tf32_tma.PRECISION)
+    variant = TensorVariant(tf32_tma.PRECISION, epilogue, 1) if with_epilogue else TensorVariant(tf32_tma.PRECISION)
     start_of, _ = tf32_tma.row_loads(layout.along)
-    store, groups, down = tf32_tma.sums_store(config, form, layout), config.BN // 8, 8 if layout.along else 1
+    store, groups, down = tf32_tma.sums_store(config, variant, layout), config.BN // 8, 8 if layout.along else 1
     inside = m >= 64 and n >= 64
 
     @cuda.jit

@@ -16,7 +16,7 @@ if not SIMULATOR:
 
 from numba_gemm.device.partition import Partition
 from numba_gemm.kernels.ladder import thin
-from numba_gemm.kernels.ladder.stage import Form, TileConfig
+from numba_gemm.kernels.ladder.stage import TileConfig, Variant
 from numba_gemm.simulator import scheduler
 
 FOUR = thin.STAGE.test_config
@@ -63,9 +63,9 @@ def work_of(config: TileConfig, m: int, n: int, k: int, blocks: int, whole: int,
 
 
 def launch(
-    config: TileConfig, form: Form, args: tuple[Any, ...], partition: Partition, blocks: int, seed: int | None
+    config: TileConfig, variant: Variant, args: tuple[Any, ...], partition: Partition, blocks: int, seed: int | None
 ) -> None:
-    kernel = thin.build(config, form)
+    kernel = thin.build(config, variant)
     scheduler.run(kernel, blocks, config.threads, args, dynamic_shared=config.dynamic_shared, seed=seed)
     assert not partition.counters.any(), "counters are not zero again"
 
@@ -91,8 +91,8 @@ def check(
     c[...] = np.nan if beta == 0 else generator.standard_normal((m, n))
     expected, scale = accuracy.reference(alpha, left, right, beta, c)
     partition, blocks = work_of(config, m, n, k, blocks, whole)
-    form = Form(a, b, c_aligned=False)
-    launch(config, form, (np.float32(alpha), left, right, np.float32(beta), c, partition), partition, blocks, seed)
+    variant = Variant(a, b, c_aligned=False)
+    launch(config, variant, (np.float32(alpha), left, right, np.float32(beta), c, partition), partition, blocks, seed)
     compared = accuracy.compare(c, expected, scale, k, alpha=alpha)
     assert compared.ok, compared
     c[...] = 77
@@ -169,8 +169,8 @@ def test_batch() -> None:
         "middle": 2,
     }
     partition, blocks = work_of(FOUR, 17, 5, 40, 5, 7, **batch)
-    form = Form("along4" if a.ctypes.data % 16 == 0 else "along1", "across1", c_aligned=False)
-    launch(FOUR, form, (np.float32(1), a[0, 0], b[0], np.float32(0), c[0, 0], partition), partition, blocks, None)
+    variant = Variant("along4" if a.ctypes.data % 16 == 0 else "along1", "across1", c_aligned=False)
+    launch(FOUR, variant, (np.float32(1), a[0, 0], b[0], np.float32(0), c[0, 0], partition), partition, blocks, None)
     for i in range(2):
         for j in range(3):
             compared = accuracy.compare(c[i, j], *accuracy.reference(1, a[i, j], b[j]), 40)
@@ -188,14 +188,14 @@ def test_epilogue(blocks: int) -> None:
     c = np.ones((18, 3), np.float32)
     expected, scale = accuracy.reference(1, a, b, 2, c)
     partition, blocks = work_of(FOUR, 18, 3, 100, blocks, 0)
-    form = Form("along4", "any", c_aligned=False, epilogue=shift, vectors=1)
-    launch(FOUR, form, (np.float32(1), a, b, np.float32(2), c, partition, (bias,)), partition, blocks, None)
+    variant = Variant("along4", "any", c_aligned=False, epilogue=shift, vectors=1)
+    launch(FOUR, variant, (np.float32(1), a, b, np.float32(2), c, partition, (bias,)), partition, blocks, None)
     compared = accuracy.compare(c, expected + bias[:, None], scale + bias[:, None], 100)
     assert compared.ok, compared
 
 
 def test_configurations_are_checked() -> None:
-    form = Form("along4", "any", c_aligned=False)
+    variant = Variant("along4", "any", c_aligned=False)
     broken: dict[str, dict[str, Any]] = {
         "a chunk is four k a lane": {"BK": 64},
         "two slots or more": {"slots": 1},
@@ -205,6 +205,6 @@ def test_configurations_are_checked() -> None:
     }
     for words, changes in broken.items():
         with pytest.raises(ValueError, match=words):
-            thin.build(FOUR.replace(**changes), form)
+            thin.build(FOUR.replace(**changes), variant)
     with pytest.raises(ValueError, match="slots hold the sums"):
-        thin.build(SIXTEEN.replace(BM=32, TM=4, slots=2), form)
+        thin.build(SIXTEEN.replace(BM=32, TM=4, slots=2), variant)

@@ -70,7 +70,7 @@ def test_simulated_kernel_gets_its_partition():
         assert (m, n, k, batch, share) == (1, 1, 1, Batch(), Share(1, 0))
         return Schedule((1, 1, 1), 256, 3, tuple(WORDS))
 
-    stage = NAIVE.replace(schedule=schedule, build=lambda config, form: kernel, block=lambda config: (1, 1))
+    stage = NAIVE.replace(schedule=schedule, build=lambda config, variant: kernel, block=lambda config: (1, 1))
     c = np.zeros((1, 1), np.float32)
     run(np.full((1, 1), 2, np.float32), np.ones((1, 1), np.float32), c, stage=stage, share=Share(1, 0))
     assert c[0, 0] == 2
@@ -224,10 +224,10 @@ def test_products_are_bound_by_layout(gpu):
 def test_each_operand_s_boundary_counts(gpu):
     wide = aligned_empty((9, 12))
     wide[...] = filled(9, 12)
-    forms = set()
+    variants = set()
     for i, j, k in np.ndindex(2, 2, 2):
-        forms.add(id(bind(wide[:8, i : i + 8], wide[:8, j : j + 8], wide[:8, k : k + 8], STREAM_K)))
-    assert len(forms) == 8
+        variants.add(id(bind(wide[:8, i : i + 8], wide[:8, j : j + 8], wide[:8, k : k + 8], STREAM_K)))
+    assert len(variants) == 8
 
 
 BATCH = Batch((1, 1, 2), (0, 0, 384), (0, 0, 384), (0, 0, 256))

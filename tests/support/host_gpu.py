@@ -42,7 +42,7 @@ def parameters(kernel):
     vectors = {f"vector{i}": VECTOR for i in range(kernel.vectors)}
     product = {"alpha": SCALAR, "a": MATRIX, "b": MATRIX, "beta": SCALAR, "c": MATRIX}
     if kernel.signature is ladder.signature:
-        return product | ({"partition": len(FIELDS)} | vectors if isinstance(kernel.variant, ladder.Form) else {})
+        return product | ({"partition": len(FIELDS)} | vectors if isinstance(kernel.variant, ladder.Variant) else {})
     if kernel.signature is tensor_core.teaching_signature:
         return product
     if kernel.signature is tensor_core.complete_signature:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from numba_gemm.kernels.ladder.stage import LadderStage, TileConfig, form_of
+from numba_gemm.kernels.ladder.stage import LadderStage, TileConfig, variant_of
 from numba_gemm.kernels.product import ONE, Batch
 from numba_gemm.kernels.stage import Share
 from numba_gemm.models.accuracy import compare, reference
@@ -172,8 +172,8 @@ def accesses_of(stage: LadderStage, config: TileConfig, case: Shared) -> str:
         Operand.place(*place.view(*extents, NAN)).matrix
         for place, extents in zip(BY_ACCESS[case.accesses], ((m, k), (k, n), (m, n)))
     ]
-    form = form_of(config, product_of(*matrices))
-    return f"{form.a} {form.b}"
+    variant = variant_of(config, product_of(*matrices))
+    return f"{variant.a} {variant.b}"
 
 
 def scheduled(stages: dict[str, LadderStage]) -> Iterator[LadderStage]:

@@ -21,13 +21,13 @@ from numba_gemm.kernels.tensor_core import (
     SHORT_SUMS,
     TENSOR_PRECISIONS,
     TENSOR_STAGES,
-    TensorForm,
     TensorStage,
+    TensorVariant,
     persistent,
     tf32_tma,
 )
 from numba_gemm.kernels.tensor_core.stage import LONG_SUM
-from numba_gemm.kernels.tensor_core.tma_stage import TmaForm
+from numba_gemm.kernels.tensor_core.tma_stage import TmaVariant
 from numba_gemm.runtime import epilogue, kernel_cache
 from numba_gemm.runtime.matrix import Matrix
 
@@ -103,7 +103,7 @@ def stage_kernel(name: str, index: int, precision: str) -> Kernel:
     """Return the kernel that multiplies decomposed operands."""
     stage = TENSOR_STAGES[name]
     assert isinstance(stage, TensorStage)
-    return stage.kernel_of(stage.configs[index], TensorForm(ALL_PRECISIONS[precision]))
+    return stage.kernel_of(stage.configs[index], TensorVariant(ALL_PRECISIONS[precision]))
 
 
 def steps_of(stage: Stage, precision: str, batched: bool = False, gpu: Gpu = GPU) -> tuple[Step, ...]:
@@ -133,13 +133,13 @@ def taken(ptx: str) -> list[str]:
 
 def epilogue_kernel() -> Kernel:
     """Return the kernel of the precision that has the most registers in use, with `gelu`."""
-    form = TensorForm(TENSOR_PRECISIONS["bf16x6"], epilogue.prepared(gelu, 1), 1)
-    return persistent.STAGE.kernel_of(persistent.STAGE.configs[0], form)
+    variant = TensorVariant(TENSOR_PRECISIONS["bf16x6"], epilogue.prepared(gelu, 1), 1)
+    return persistent.STAGE.kernel_of(persistent.STAGE.configs[0], variant)
 
 
 def tma_kernel(index: int, layout: str) -> Kernel:
     """Return the kernel for operands that tensor maps describe."""
-    return tf32_tma.STAGE.kernel_of(tf32_tma.CONFIGS[index], TmaForm(TensorForm(tf32_tma.PRECISION), layout))
+    return tf32_tma.STAGE.kernel_of(tf32_tma.CONFIGS[index], TmaVariant(TensorVariant(tf32_tma.PRECISION), layout))
 
 
 def compiled_part(part: str) -> Iterator[tuple[dict[str, Any], Kernel, tuple[int, int]]]:

@@ -32,7 +32,7 @@ from ..step import (
 )
 
 if not SIMULATOR:
-    from ...device.matrix import form_signature, kernel_signature
+    from ...device.matrix import kernel_signature, variant_signature
 
 AT_SCRATCH = (Moving(Slot.SCRATCH), Moving(Slot.COUNTERS))
 GROUP = 8  # rows of tiles that are walked together
@@ -138,7 +138,7 @@ class TileConfig:
 
 
 @dataclass(frozen=True)
-class Form:
+class Variant:
     """Specialisation of a scheduled stage's kernel to its operands.
 
     Attributes
@@ -167,9 +167,6 @@ class Form:
         return word if self.epilogue is None else f"{word}_{getattr(self.epilogue, '__name__', 'epilogue')}"
 
 
-Variant = bool | Form  # whether the operands are aligned or, for a scheduled stage, their form
-
-
 @dataclass(frozen=True)
 class Schedule:
     """Launch geometry and workspace of a `Share`.
@@ -192,10 +189,10 @@ class Schedule:
     words: tuple[int, ...]
 
 
-def form_of(config: TileConfig, product: Product) -> Form:
-    """Return the fastest form that these operands allow."""
+def variant_of(config: TileConfig, product: Product) -> Variant:
+    """Return the fastest variant that these operands allow."""
     batch = product.batch
-    return Form(
+    return Variant(
         _access(config, config.BM, product.a, batch.a),
         _access(config, config.BN, product.b.transposed, batch.b),
         product.c.aligned and all(step % VECTOR_BYTES == 0 for step in batch.c),
@@ -218,9 +215,9 @@ def _access(config: TileConfig, extent: int, x: Layout, steps: tuple[int, int, i
     return next(access for access in allowed if allowed[access] and covers(access, extent, config.BK, config.threads))
 
 
-def signature(variant: Variant) -> tuple[Any, ...]:
-    """Return the Numba types of a kernel's parameters."""
-    return form_signature(variant) if isinstance(variant, Form) else kernel_signature(variant)
+def signature(variant: bool | Variant) -> tuple[Any, ...]:
+    """Return the Numba types of a kernel's parameters; `variant` is True or False in stages without a schedule."""
+    return variant_signature(variant) if isinstance(variant, Variant) else kernel_signature(variant)
 
 
 def flat_block(config: TileConfig) -> tuple[int, int]:
@@ -239,7 +236,7 @@ class LadderStage(Stage):
     the configuration's order; the others have a fixed order.
 
     A stage with a ``schedule`` divides its work by a `Share` and takes any layout, batches and an epilogue:
-    ``build(config, form)`` takes a `Form` in place of ``aligned``. The kernel takes a
+    ``build(config, variant)`` takes a `Variant` in place of ``aligned``. The kernel takes a
     `numba_gemm.device.partition.Partition` behind C, and the epilogue's vectors, if any, as a tuple behind that.
     ``schedule(config, m, n, k, batch, share)`` returns the `Schedule` of a launch.
     """
@@ -274,16 +271,16 @@ class LadderStage(Stage):
         rows, cols = ceil_div(m, config.BM), ceil_div(n, config.BN)
         return (rows, cols) if self.rows_along_x else (cols, rows)
 
-    def variant(self, config: TileConfig, product: Product) -> Variant:
+    def variant(self, config: TileConfig, product: Product) -> bool | Variant:
         """Return the specialisation of its kernel to these operands."""
         if self.schedule is not None:
-            return form_of(config, product)
+            return variant_of(config, product)
         return product.a.aligned and product.b.aligned and product.c.aligned
 
     @lru_cache(maxsize=4096)  # noqa: B019 -- stages last as long as the process
-    def kernel_of(self, config: TileConfig, variant: Variant) -> Kernel:
+    def kernel_of(self, config: TileConfig, variant: bool | Variant) -> Kernel:
         """Return its kernel in a configuration and a variant."""
-        suffix = f"_{variant.name}" if isinstance(variant, Form) else "" if variant else "_any"
+        suffix = f"_{variant.name}" if isinstance(variant, Variant) else "" if variant else "_any"
         name, threads = f"{self.name}_{config.name}{suffix}", config.threads
         return Kernel(name, self.build, signature, config, variant, config.dynamic_shared, threads)
 

@@ -14,7 +14,7 @@ from . import (
     warp_mma,
     wide_tiles,
 )
-from .config import TensorForm, WarpgroupConfig
+from .config import TensorVariant, WarpgroupConfig
 from .precision import SHORT_SUMS, TENSOR_PRECISIONS, TensorPrecision
 from .stage import TensorStage
 from .tma_stage import TmaStage
@@ -37,9 +37,9 @@ __all__ = [
     "SHORT_SUMS",
     "TENSOR_PRECISIONS",
     "TENSOR_STAGES",
-    "TensorForm",
     "TensorPrecision",
     "TensorStage",
+    "TensorVariant",
     "TmaStage",
     "WarpgroupConfig",
 ]

@@ -20,15 +20,15 @@ from .pipeline import first_slot, group_store, slot_copies, slot_products
 from .stage import TensorStage, WarpgroupConfig
 
 
-def build(config, form):
-    precision = form.precision
+def build(config, variant):
+    precision = variant.precision
     BM, BN, PARTS = config.BM, config.BN, precision.parts
     require(
         config,
         {
             "one warpgroup": config.consumers == 1 and config.producers == 0,
             "no scales": not precision.scaled,
-            "no epilogue": form.epilogue is None,
+            "no epilogue": variant.epilogue is None,
         },
     )
     SLOT = config.slot_bytes(precision)

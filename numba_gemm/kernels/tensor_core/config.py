@@ -165,7 +165,7 @@ TensorConfig = WarpgroupConfig | WarpConfig
 
 
 @dataclass(frozen=True)
-class TensorForm:
+class TensorVariant:
     """Specialisation of a kernel.
 
     Attributes

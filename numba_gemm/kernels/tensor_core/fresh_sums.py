@@ -22,15 +22,15 @@ from .pipeline import first_slot, group_store, slot_copies, slot_products
 from .stage import BARRIER_BYTES, GROUP_ROWS, ROW_BYTES, WARPGROUP, TensorStage, WarpgroupConfig
 
 
-def build(config, form):
-    precision = form.precision
+def build(config, variant):
+    precision = variant.precision
     BM, BN, PARTS = config.BM, config.BN, precision.parts
     require(
         config,
         {
             "one producer": config.producers == 1,
             "no scales": not precision.scaled,
-            "no epilogue": form.epilogue is None,
+            "no epilogue": variant.epilogue is None,
         },
     )
     SLOTS, CONSUMERS = config.slots(precision), config.consumers

@@ -21,15 +21,15 @@ from .pipeline import first_slot, group_store, slot_products
 from .stage import ROW_BYTES, ROW_WORDS, WARPGROUP, TensorStage, WarpgroupConfig
 
 
-def build(config, form):
-    precision = form.precision
+def build(config, variant):
+    precision = variant.precision
     BM, BN, PARTS = config.BM, config.BN, precision.parts
     require(
         config,
         {
             "one warpgroup": config.consumers == 1 and config.producers == 0,
             "no scales": not precision.scaled,
-            "no epilogue": form.epilogue is None,
+            "no epilogue": variant.epilogue is None,
         },
     )
     COLUMN_GROUPS = BN // 8

@@ -29,13 +29,13 @@ from .precision import TENSOR_PRECISIONS
 from .stage import BARRIER_BYTES, GROUP_ROWS, LEFT, WARPGROUP, TensorStage, WarpgroupConfig
 
 
-def build(config, form):
-    precision, BM, BN, PARTS = form.precision, config.BM, config.BN, form.precision.parts
+def build(config, variant):
+    precision, BM, BN, PARTS = variant.precision, config.BM, config.BN, variant.precision.parts
     require(config, {"one producer": config.producers == 1, "BN <= 128, or one product": BN <= 128 or PARTS == 1})
     SLOTS, CONSUMERS, SLOT = config.slots(precision), config.consumers, config.slot_bytes(precision)
     COLUMN_GROUPS, CLAIM = BN // 8, config.claim
     fetch, sum_tile = slot_copies(config, precision), tile_sums(config, precision)
-    store = sums_store(form, COLUMN_GROUPS)
+    store = sums_store(variant, COLUMN_GROUPS)
 
     @device_function
     def run(alpha, a, b, beta, c, x, y, steps, vectors):
@@ -88,7 +88,7 @@ def build(config, form):
                 store(c, row, col, alpha, total, beta, a, b, x, y, vectors)
                 tile = uint32(tile + cuda.gridDim.x)
 
-    member = of_batch(form)
+    member = of_batch(variant)
     bounds = hardware_only(launch_bounds=(config.threads, 1))
 
     @cuda.jit(**bounds)
@@ -99,7 +99,7 @@ def build(config, form):
     def persistent_with(alpha, a, b, beta, c, x, y, steps, vectors):
         run(alpha, a, b, beta, c, x, y, steps, vectors)
 
-    return persistent_with if form.vectors else persistent
+    return persistent_with if variant.vectors else persistent
 
 
 STAGE = TensorStage(

@@ -24,7 +24,7 @@ from .config import (
     WARP_EXTENT,
     WARPGROUP,
     TensorConfig,
-    TensorForm,
+    TensorVariant,
     WarpConfig,
     WarpgroupConfig,
     parts_shape,
@@ -48,8 +48,8 @@ __all__ = [
     "WARP_EXTENT",
     "Decomposition",
     "TensorConfig",
-    "TensorForm",
     "TensorStage",
+    "TensorVariant",
     "WarpConfig",
     "WarpgroupConfig",
     "decomposition_of",
@@ -180,16 +180,16 @@ def row_maxima_signature(variant: DecomposeVariant) -> tuple[Any, ...]:
     return (matrix, words, matrix, words, _steps_type(4))
 
 
-def teaching_signature(form: TensorForm) -> tuple[Any, ...]:
+def teaching_signature(variant: TensorVariant) -> tuple[Any, ...]:
     """Return the Numba types of the parameters (alpha, a, b, beta, c)."""
     words, matrix = MatrixType(True), MatrixType(False)
     return (types.float32, words, words, types.float32, matrix)
 
 
-def complete_signature(form: TensorForm) -> tuple[Any, ...]:
+def complete_signature(variant: TensorVariant) -> tuple[Any, ...]:
     """Return the Numba types of the parameters (alpha, a, b, beta, c, x, y, steps, vectors)."""
     matrix = MatrixType(False)
-    return (*teaching_signature(form), matrix, matrix, _steps_type(BATCH_STEPS), *vector_types(form.vectors))
+    return (*teaching_signature(variant), matrix, matrix, _steps_type(BATCH_STEPS), *vector_types(variant.vectors))
 
 
 @lru_cache(maxsize=256)
@@ -215,7 +215,7 @@ def _row_maxima(overlapping: bool, batched: bool) -> Kernel:
 class TensorStage(Stage):
     """A stage of the tensor-core ladder.
 
-    ``build(config, form)`` returns a kernel that multiplies decomposed operands. Its parameters are ``(alpha, a, b,
+    ``build(config, variant)`` returns a kernel that multiplies decomposed operands. Its parameters are ``(alpha, a, b,
     beta, c)`` or, if the stage is ``complete``, ``(alpha, a, b, beta, c, x, y, steps, vectors)``: the operands before
     they were decomposed; `BATCH_STEPS` steps, bytes from a matrix of a batch to the next of a, b, c, x and y; and the
     epilogue's vectors, if any. A complete stage's grid has any number of blocks along x, and the matrices of a batch
@@ -244,15 +244,15 @@ class TensorStage(Stage):
         return precision_for(name, k) if self.complete else TENSOR_PRECISIONS[name]
 
     @lru_cache(maxsize=4096)  # noqa: B019 -- stages last as long as the process
-    def kernel_of(self, config: TensorConfig, form: TensorForm) -> Kernel:
+    def kernel_of(self, config: TensorConfig, variant: TensorVariant) -> Kernel:
         """Return its kernel in a configuration and a variant."""
         return Kernel(
-            f"{self.name}_{form.precision.name}_{config.name}",
+            f"{self.name}_{variant.precision.name}_{config.name}",
             self.build,
             complete_signature if self.complete else teaching_signature,
             config,
-            form,
-            config.dynamic_shared(form.precision),
+            variant,
+            config.dynamic_shared(variant.precision),
             config.threads,
             whole_program=config.claim > 0,
         )
@@ -260,7 +260,7 @@ class TensorStage(Stage):
     def kernel(self, config: TensorConfig, product: Product, precision: str = "") -> Kernel:
         """Return the kernel that multiplies the decomposed operands."""
         tensor_precision, batched = self.precision_for(precision, product.k), product.batch.extents[-1] > 1
-        return self.kernel_of(config, TensorForm(tensor_precision, product.epilogue, len(product.vectors), batched))
+        return self.kernel_of(config, TensorVariant(tensor_precision, product.epilogue, len(product.vectors), batched))
 
     def launches(
         self, config: TensorConfig, product: Product, precision: str, share: Share | None, gpu: Gpu

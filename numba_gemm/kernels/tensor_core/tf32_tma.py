@@ -113,15 +113,15 @@ def row_loads(along):
     return (start_along, load_along) if along else (start_across, load_across)
 
 
-def sums_store(config, form, layout):
+def sums_store(config, variant, layout):
     """Make a device function ``(c, row, col, alpha, acc, beta, vectors, inside)`` that writes a thread's sums to C.
 
     In each group of 8 columns of ``U @ V.T``, a thread has two adjacent columns of two rows; `row` and `col` are the
     first of them. `inside` means that the whole block tile is in C.
     """
-    COLUMN_GROUPS, DOWN, PLAIN = config.BN // 8, 8 if layout.along else 1, form.epilogue is None
+    COLUMN_GROUPS, DOWN, PLAIN = config.BN // 8, 8 if layout.along else 1, variant.epilogue is None
     SWAPPED = layout.swapped
-    store1 = element_store(form.epilogue)
+    store1 = element_store(variant.epilogue)
 
     @device_function
     def put(found, c, row, col, j, q, alpha, value, beta, vectors):
@@ -167,14 +167,14 @@ def sums_store(config, form, layout):
     return store
 
 
-def build(config, form, layout):
-    """Make the kernel ``(alpha, u, v, beta, c, k, steps)``, followed by `vectors` if the form's epilogue has any.
+def build(config, variant, layout):
+    """Make the kernel ``(alpha, u, v, beta, c, k, steps)``, followed by `vectors` if the variant's epilogue has any.
 
     `u` and `v` are addresses of tensor maps of U as stored and of V, for the `boxes`. The grid has any number of blocks
     along x, and the matrices of a batch along y. `steps` lead from one matrix to the next: 0 or 1 for u and v, bytes
     for c.
     """
-    require(config, {"one producer": config.producers == 1, "one part": form.precision == PRECISION})
+    require(config, {"one producer": config.producers == 1, "one part": variant.precision == PRECISION})
     BM, BN, SWAPPED, ALONG = config.BM, config.BN, layout.swapped, layout.along
     SLOTS, CONSUMERS, SLOT, CLAIM = (
         config.slots(PRECISION),
@@ -186,7 +186,7 @@ def build(config, form, layout):
     STEP = wgmma.STEP_BYTES // UNIT
     start_of, load_rows = row_loads(ALONG)
     await_slot, give_back, following = ring(SLOTS)
-    store, wait = sums_store(config, form, layout), wgmma.waiting_for_rows(BN, HELD)
+    store, wait = sums_store(config, variant, layout), wgmma.waiting_for_rows(BN, HELD)
     multiply0, multiply1, multiply2, multiply3 = (wgmma.multiply_rows(BN, 4 * step) for step in range(STEPS))
 
     @device_function
@@ -301,11 +301,11 @@ def build(config, form, layout):
     def tf32_tma_with(alpha, u, v, beta, c, k, steps, vectors):
         run(alpha, u, v, beta, c, k, steps, vectors)
 
-    return tf32_tma_with if form.vectors else tf32_tma
+    return tf32_tma_with if variant.vectors else tf32_tma
 
 
 def build_variant(config, variant):
-    return build(config, variant.form, LAYOUTS[variant.layout])
+    return build(config, variant.tensor_variant, LAYOUTS[variant.layout])
 
 
 STAGE = TmaStage(

@@ -12,7 +12,7 @@ from ...simulator.switch import SIMULATOR
 from ..product import Layout, Product
 from ..stage import Gpu, Share, Stage
 from ..step import ALPHA, AT_C, BETA, Argument, Kernel, Launches, MapOf, MatrixAt, Moving, Slot, Step, Vector, Words
-from .config import TensorForm, WarpgroupConfig
+from .config import TensorVariant, WarpgroupConfig
 from .precision import TensorPrecision
 from .stage import MAX_MATRICES, vector_types
 
@@ -97,27 +97,27 @@ def tma_operands(product: Product) -> TmaOperands | None:
 
 
 @dataclass(frozen=True)
-class TmaForm:
-    """Specialisation of a kernel: its variant, and the layouts of A and B, "NN", "NT" or "TT"."""
+class TmaVariant:
+    """Specialisation of a kernel: its precision and epilogue, and the layouts of A and B, "NN", "NT" or "TT"."""
 
-    form: TensorForm
+    tensor_variant: TensorVariant
     layout: str
 
     @property
     def epilogue(self) -> Callable[..., Any] | None:
         """The epilogue that is compiled into it."""
-        return self.form.epilogue
+        return self.tensor_variant.epilogue
 
     @property
     def vectors(self) -> int:
         """Vectors that the epilogue takes."""
-        return self.form.vectors
+        return self.tensor_variant.vectors
 
 
-def signature(variant: TmaForm) -> tuple[Any, ...]:
+def signature(variant: TmaVariant) -> tuple[Any, ...]:
     """Return the Numba types of the parameters (alpha, u_map, v_map, beta, c, k, steps, vectors)."""
     maps, steps = (types.int64, types.int64), types.UniTuple(types.int64, 3)
-    vectors = vector_types(variant.form.vectors)
+    vectors = vector_types(variant.tensor_variant.vectors)
     return (types.float32, *maps, types.float32, MatrixType(False), types.int64, steps, *vectors)
 
 
@@ -125,8 +125,8 @@ def signature(variant: TmaForm) -> tuple[Any, ...]:
 class TmaStage(Stage):
     """A stage whose operands are copied by tensor maps.
 
-    ``build(config, variant)`` takes a `TmaForm`; ``boxes(config, layout)`` returns rows and columns of the boxes that
-    copies bring, of U and of V.
+    ``build(config, variant)`` takes a `TmaVariant`; ``boxes(config, layout)`` returns rows and columns of the boxes
+    that copies bring, of U and of V.
     """
 
     tensor_precision: TensorPrecision | None = None
@@ -143,7 +143,7 @@ class TmaStage(Stage):
         return True
 
     @lru_cache(maxsize=4096)  # noqa: B019 -- stages last as long as the process
-    def kernel_of(self, config: WarpgroupConfig, variant: TmaForm) -> Kernel:
+    def kernel_of(self, config: WarpgroupConfig, variant: TmaVariant) -> Kernel:
         """Return its kernel in a configuration and a variant."""
         assert self.tensor_precision is not None
         name, shared = f"{self.name}_{config.name}_{variant.layout}", config.dynamic_shared(self.tensor_precision)
@@ -153,8 +153,8 @@ class TmaStage(Stage):
         """Return the kernel that multiplies operands of these layouts."""
         found = self._operands(product)
         assert self.tensor_precision is not None
-        form = TensorForm(self.tensor_precision, product.epilogue, len(product.vectors))
-        return self.kernel_of(config, TmaForm(form, found.layout))
+        tensor_variant = TensorVariant(self.tensor_precision, product.epilogue, len(product.vectors))
+        return self.kernel_of(config, TmaVariant(tensor_variant, found.layout))
 
     def _operands(self, product: Product) -> TmaOperands:
         found = tma_operands(product)

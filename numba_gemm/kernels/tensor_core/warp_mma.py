@@ -29,8 +29,8 @@ M = N = WARP_EXTENT
 GROUPS = M // 16 * (N // 8)
 
 
-def build(config, form):
-    precision, BM, BN, PARTS = form.precision, config.BM, config.BN, form.precision.parts
+def build(config, variant):
+    precision, BM, BN, PARTS = variant.precision, config.BM, config.BN, variant.precision.parts
     SLOTS, SLOT, THREADS = config.slots(precision), config.slot_bytes(precision), config.threads
     A_BYTES, B_BYTES = ROW_BYTES * BM, ROW_BYTES * BN
     ACROSS = BN // N  # warps
@@ -39,7 +39,7 @@ def build(config, form):
     IN_FLIGHT = SLOTS - 2
     A_FRAGMENTS, B_FRAGMENTS = PARTS * (M // 16), PARTS * (N // 16)
     A_TURNS, B_TURNS = A_BYTES // CHUNK // THREADS, B_BYTES // CHUNK // THREADS
-    multiply, store = mma.multiply(precision.kind), sums_store(form, N // 8, M // 16)
+    multiply, store = mma.multiply(precision.kind), sums_store(variant, N // 8, M // 16)
     clear, add, add_exactly, finish = steps(8 * GROUPS)
 
     @device_function
@@ -169,7 +169,7 @@ def build(config, form):
             store(c, row, col, alpha, total, beta, a, b, x, y, vectors)
             tile = uint32(tile + cuda.gridDim.x)
 
-    member = of_batch(form)
+    member = of_batch(variant)
     bounds = hardware_only(launch_bounds=(config.threads, 1))
 
     @cuda.jit(**bounds)
@@ -180,7 +180,7 @@ def build(config, form):
     def warp_mma_with(alpha, a, b, beta, c, x, y, steps, vectors):
         run(alpha, a, b, beta, c, x, y, steps, vectors)
 
-    return warp_mma_with if form.vectors else warp_mma
+    return warp_mma_with if variant.vectors else warp_mma
 
 
 STAGE = TensorStage(
