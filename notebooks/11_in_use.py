@@ -350,8 +350,8 @@ else:
 # %% [markdown]
 # ## Plans
 #
-# The same extents again and again? A plan decides once: stage, tiles, shares, memory; and compiles. What is left to a
-# call are the addresses.
+# The same extents again and again? A plan decides once: stage, tiles, partition, memory; and compiles. What is left to
+# a call are the addresses.
 
 # %%
 product = plan(M, N, K)

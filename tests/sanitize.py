@@ -317,7 +317,7 @@ def variant_of(case: Case, product: Any) -> str:
             layout = f"-{case.stage.kernel(case.config, product).variant.layout}"
         return f"{case.precision}{layout}-{'epilogue' if case.epilogue else 'plain'}{batch}"
     variant = case.stage.variant(case.config, product)
-    if not case.stage.chooses_share:
+    if not case.stage.takes_partition:
         return "aligned" if variant else "unaligned"
     word = f"{variant.name}-{case.blocks}blocks"
     word += f"-{case.whole}whole" if case.whole else ""
@@ -327,13 +327,13 @@ def variant_of(case: Case, product: Any) -> str:
 def run(case: Case, alpha: float, beta: float, matrices: list[Any], owners: dict[str, Any], **options: Any) -> None:
     """Launch a case once; options are those of `Operands.options`."""
     from numba_gemm import tiled_sgemm
-    from numba_gemm.kernels.stage import Share
+    from numba_gemm.kernels.stage import Partition
     from numba_gemm.runtime.launch import launch
 
     a, b, c = matrices
     if not case.public:
-        share = Share(case.blocks, case.whole) if case.blocks else None
-        launch(case.stage, case.config, alpha, a, b, beta, c, share=share, precision=case.precision, **options)
+        partition = Partition(case.blocks, case.whole) if case.blocks else None
+        launch(case.stage, case.config, alpha, a, b, beta, c, partition=partition, precision=case.precision, **options)
         return
     batch = options["batch"]
     arrays = [
@@ -372,16 +372,16 @@ def child(names: list[str] | None) -> None:
 def kernels(names: list[str] | None, cc: tuple[int, int]) -> list[Any]:
     """Return the distinct kernels of the cases, in order."""
     from numba_gemm.kernels.product import ONE
-    from numba_gemm.kernels.stage import Gpu, Share
+    from numba_gemm.kernels.stage import Gpu, Partition
 
     gpu, found = Gpu(cc, 132), {}
     for case in cases(names, cc):
         described = Operands(case).product()
         if case.public:  # which launches the matrices of a batch one by one
             described = described._replace(batch=ONE)
-        share = Share(case.blocks, case.whole) if case.blocks else None
+        partition = Partition(case.blocks, case.whole) if case.blocks else None
         for piece in case.stage.pieces(case.config, described, case.precision, gpu):
-            launches = case.stage.launches(case.config, piece.product, case.precision, share, gpu)
+            launches = case.stage.launches(case.config, piece.product, case.precision, partition, gpu)
             found |= dict.fromkeys(step.kernel for step in launches.steps)
     return list(found)
 

@@ -11,7 +11,7 @@ from support.recorded_launches import record_launches
 
 from numba_gemm.device.tile_loader import ACCESSES
 from numba_gemm.kernels import STAGES
-from numba_gemm.kernels.stage import Share
+from numba_gemm.kernels.stage import Partition
 from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TENSOR_STAGES
 from numba_gemm.kernels.tensor_core.tma_stage import TmaStage
 from numba_gemm.runtime.launch import launch
@@ -36,7 +36,7 @@ def test_cases_are_correct(case):
         options["vectors"] = tuple(Vector(0, one.size, 4, one) for one in (operands.across, operands.down))
     a, b, c = on_host(operands)
     assert not operands.judge(1.5, -0.5, operands.flats["c"]) <= 1
-    launch(case.stage, case.config, 1.5, a, b, -0.5, c, share=Share(case.blocks, case.whole), **options)
+    launch(case.stage, case.config, 1.5, a, b, -0.5, c, partition=Partition(case.blocks, case.whole), **options)
     assert operands.judge(1.5, -0.5, operands.flats["c"]) <= 1
 
 

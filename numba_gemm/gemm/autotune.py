@@ -20,7 +20,7 @@ from cuda.bindings import driver
 from .. import arrays
 from ..arrays import ITEM, ArrayKind, Operand
 from ..device.units import ceil_div
-from ..kernels.stage import Share
+from ..kernels.stage import Partition
 from ..kernels.step import Launches
 from ..runtime import device as devices
 from ..runtime import workspace as workspaces
@@ -56,8 +56,8 @@ class Candidate:
     ----------
     stage, config : str
         Names of the kernel.
-    share : Share or None
-        Blocks that share out the product, and tiles of C that are one block's each; None in stages without a schedule.
+    partition : Partition or None
+        Division of the product among blocks; None in stages without a schedule.
     swapped : bool
         Whether the transpose is computed.
     microseconds : float
@@ -68,15 +68,15 @@ class Candidate:
 
     stage: str
     config: str
-    share: Share | None
+    partition: Partition | None
     swapped: bool
     microseconds: float
     expected: float
 
     def __str__(self) -> str:
         words = [f"{self.microseconds:12.2f} {self.expected:12.2f}  {self.stage} {self.config}"]
-        if self.share is not None:
-            words.append(f"{self.share.blocks} blocks, {self.share.whole} whole tiles")
+        if self.partition is not None:
+            words.append(f"{self.partition.blocks} blocks, {self.partition.whole} whole tiles")
         return ", ".join([*words, "as the transpose"] if self.swapped else words)
 
 
@@ -217,7 +217,7 @@ def autotune(
             raise RuntimeError(f"no candidate for {wanted} can be run on {gpu.name}; the warnings say why")
         medians = bench.timed(right, affordable_rounds(calls, begin + float(seconds) - time.perf_counter()))
     measured = [
-        Candidate(one.stage.name, one.config.name, one.share, one.swapped, us, one.clocks / gpu.clock_hz * 1e6)
+        Candidate(one.stage.name, one.config.name, one.partition, one.swapped, us, one.clocks / gpu.clock_hz * 1e6)
         for one, us in zip(right, medians)
     ]
     order = sorted(range(len(right)), key=medians.__getitem__)
@@ -356,7 +356,7 @@ class _Bench:
     def checked(self, choice: Choice) -> float | None:
         """Return about how many seconds a product takes; None, with a warning, if it cannot run or is wrong."""
         stage, config = choice.stage, choice.config
-        named = f"configuration {config.name} of stage {stage.name}, {choice.share}, is not measured"
+        named = f"configuration {config.name} of stage {stage.name}, {choice.partition}, is not measured"
         try:
             self._prepare(choice)
         except RuntimeError as error:
@@ -392,7 +392,7 @@ class _Bench:
         gpu, config = devices.device_properties(self.device).gpu, choice.config
         oriented = choice.oriented(self.part.product)
         piece = next(choice.stage.pieces(config, oriented, choice.precision, gpu))
-        return choice.stage.launches(config, piece.product, choice.precision, choice.share, gpu)
+        return choice.stage.launches(config, piece.product, choice.precision, choice.partition, gpu)
 
     def make_room(self, choices: Sequence[Choice]) -> None:
         """Allocate a workspace for all of them, so that none uses the stream's, which is never freed."""

@@ -22,7 +22,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..kernels.stage import Share
+from ..kernels.stage import Partition
 from ..runtime import device as devices
 from ..runtime import kernel_cache
 from ..runtime.device import DeviceProperties
@@ -32,7 +32,7 @@ from .heuristics import Choice, Problem
 
 __all__ = ["choose", "clear", "forget", "keep"]
 
-FORMAT = 1  # of a file; another one gives every file another name
+FORMAT = 2  # of a file; another one gives every file another name
 FILE_NAME = re.compile(r"[\w-]+-cc\d+\.\d+-sm\d+-[0-9a-f]{16}\.choices\.json", re.ASCII)  # that `_name` gives
 LOCK = "choices.lock"
 OF_DEVICE = {"cc", "sm_count", "clock_hz", "memory_bandwidth"}  # fields of a problem that the file's name stands for
@@ -79,11 +79,11 @@ def keep(device: int, wanted: Problem, choice: Choice, microseconds: float, cand
     Path or None
         The file that it is in; None if it is known to this process only.
     """
-    share = None if choice.share is None else [choice.share.blocks, choice.share.whole]
+    partition = None if choice.partition is None else [choice.partition.blocks, choice.partition.whole]
     entry = {
         "stage": choice.stage.name,
         "config": choice.config.name,
-        "share": share,
+        "partition": partition,
         "swapped": choice.swapped,
         "microseconds": microseconds,
         "candidates": candidates,
@@ -217,12 +217,12 @@ def _restored(device: int, wanted: Problem, entry: str) -> Choice | None:
     """The choice of an entry; None, and a warning, if it is not, or no longer, one that the model would consider."""
     try:
         kept = json.loads(entry)
-        said = kept["stage"], kept["config"], kept["share"] and Share(*kept["share"]), kept["swapped"]
+        said = kept["stage"], kept["config"], kept["partition"] and Partition(*kept["partition"]), kept["swapped"]
         microseconds, gpu = float(kept["microseconds"]), devices.device_properties(device)
         if not 0 < microseconds < 1e15:  # nor NaN
             raise ValueError(f"it takes {microseconds} us")
         for choice in heuristics.ranked(wanted):
-            if (choice.stage.name, choice.config.name, choice.share, choice.swapped) == said:
+            if (choice.stage.name, choice.config.name, choice.partition, choice.swapped) == said:
                 when, candidates = date.fromisoformat(kept["date"]), int(kept["candidates"])
                 return replace(
                     choice,

@@ -197,8 +197,8 @@ def _sequences(device: devices.Device, choice: Choice, product: Product) -> list
     stage, config, gpu = choice.stage, choice.config, device.properties.gpu
     found = []
     for piece in stage.pieces(config, choice.oriented(product), choice.precision, gpu):
-        share = device.share(stage, config, piece.product) if choice.share is None else choice.share
-        found.append(stage.launches(config, piece.product, choice.precision, share, gpu))
+        partition = device.partition(stage, config, piece.product) if choice.partition is None else choice.partition
+        found.append(stage.launches(config, piece.product, choice.precision, partition, gpu))
     return found
 
 
@@ -234,7 +234,7 @@ def _terms(choice: Choice, k: int) -> int:
 
 def _schedule_words(choice: Choice, launches: Launches) -> dict[str, int]:
     """Return the arguments by which a scheduled stage divides its work; empty for other stages."""
-    if not choice.stage.chooses_share:
+    if not choice.stage.takes_partition:
         return {}
     return dict(zip(FIELDS, launches.steps[0].arguments[5].words))  # type: ignore[arg-type]
 

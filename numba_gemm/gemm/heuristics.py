@@ -1,4 +1,4 @@
-"""Which stage, in which configuration and shares, for a product on a device: the policy behind ``stage="auto"``.
+"""Choice of stage, configuration and partition for a product on a device: the policy behind ``stage="auto"``.
 
 The model, in clocks of a multiprocessor (SM). A k-tile costs a block that has the SM to itself its latency, and an SM
 that is full its multiply-adds at the configuration's efficiency; between the two, blocks hide each other's waits in
@@ -20,7 +20,7 @@ from ..kernels.ladder import STAGES as LADDER
 from ..kernels.ladder.stage import LadderStage, TileConfig
 from ..kernels.ladder.stream_k import SUMS_STAGED
 from ..kernels.product import Product
-from ..kernels.stage import IEEE, Share, Stage
+from ..kernels.stage import IEEE, Partition, Stage
 from ..kernels.tensor_core import tf32_tma
 from ..kernels.tensor_core.tma_stage import TmaStage, tma_operands
 from ..models.roofline import FP32_LANES_PER_SM
@@ -156,7 +156,7 @@ class Choice:
     ----------
     stage, config
         The kernel.
-    share : Share or None
+    partition : Partition or None
         Division of the work among blocks, for a scheduled stage; None for the default.
     swapped : bool
         Whether to compute the transpose, ``C.T = B.T @ A.T``.
@@ -170,16 +170,16 @@ class Choice:
 
     stage: Stage
     config: Any
-    share: Share | None = None
+    partition: Partition | None = None
     swapped: bool = False
     clocks: float = 0.0
     reason: str = ""
     precision: str = IEEE
 
     @property
-    def selected(self) -> tuple[Stage, Any, str, Share | None, bool]:
-        """Stage, configuration, precision, share and swapped, as `runtime.launch.launch_product` takes them."""
-        return self.stage, self.config, self.precision, self.share, self.swapped
+    def selected(self) -> tuple[Stage, Any, str, Partition | None, bool]:
+        """Stage, configuration, precision, partition and swapped, as `runtime.launch.launch_product` takes them."""
+        return self.stage, self.config, self.precision, self.partition, self.swapped
 
     def oriented(self, product: Product) -> Product:
         """Return the product, or its transpose if that is what is computed."""
@@ -242,7 +242,7 @@ def _dotted(cc: tuple[int, int]) -> str:
 def candidates(cc: tuple[int, int]) -> Iterator[tuple[LadderStage, TileConfig]]:
     """Yield the stages and configurations of the FP32 ladder that `choose` may return on a compute capability.
 
-    A stage with a schedule serves every shape and layout better than the rungs before it; where it runs, they are left
+    A stage with a schedule serves every shape and layout better than the stages before it; where it runs, they are left
     out.
     """
     able = [stage for stage in LADDER.values() if stage.runs_on(cc)]
@@ -258,22 +258,22 @@ def rate_of(stage: Stage, config: TileConfig) -> Rate | None:
     return RATES.get((stage.name, config.BM, config.BN, config.BK))
 
 
-def shares(config: TileConfig, rate: Rate, wanted: Problem) -> Iterator[Share]:
-    """Ways to divide a product: a block a tile; whole rounds and the rest in equal shares; so many blocks a tile."""
+def partitions(config: TileConfig, rate: Rate, wanted: Problem) -> Iterator[Partition]:
+    """Yield ways to divide a product: one block per tile; whole rounds, then equal parts; several blocks per tile."""
     tiles, k_tiles = _tiles(config, wanted)
-    yield Share(tiles, tiles)
+    yield Partition(tiles, tiles)
     if tiles * k_tiles >= 1 << 31:
         return
     for resident in range(1, rate.resident + 1):
         blocks = wanted.sm_count * resident
         if tiles > blocks:
             if tiles % blocks:
-                yield Share(blocks, (tiles // blocks - 1) * blocks)
+                yield Partition(blocks, (tiles // blocks - 1) * blocks)
         elif tiles < blocks < tiles * k_tiles:
-            yield Share(blocks, 0)
+            yield Partition(blocks, 0)
     for split in SPLITS:
         if split <= k_tiles and tiles * split <= wanted.sm_count * rate.resident:
-            yield Share(tiles * split, 0)
+            yield Partition(tiles * split, 0)
 
 
 def _tiles(config: TileConfig, wanted: Problem) -> tuple[int, int]:
@@ -282,13 +282,13 @@ def _tiles(config: TileConfig, wanted: Problem) -> tuple[int, int]:
 
 
 class _Model:
-    """The model's times of one configuration in one problem, for any share.
+    """Expected times of one configuration in one problem, for any partition.
 
     Attributes
     ----------
     least : float
-        Clocks that no share can go below. All multiprocessors are busy with multiply-adds, or the memory is; and some
-        block computes all k-tiles of a tile, or an equal share of them and meets others.
+        Lower bound of the clocks of all partitions. All multiprocessors are busy with multiply-adds, or the memory is;
+        and some block computes all k-tiles of a tile, or an equal part of them and meets others.
     """
 
     __slots__ = ("_k_tile", "config", "full", "k_tiles", "least", "memory", "rate", "size", "sms", "store", "tiles")
@@ -325,35 +325,35 @@ class _Model:
         """Return the clocks of a round of whole tiles."""
         return TILE + resident * self.store + self.k_tiles * self.k_tile(resident) if resident else 0.0
 
-    def clocks(self, share: Share) -> float:
-        """Return the clocks that a product takes with a share."""
+    def clocks(self, partition: Partition) -> float:
+        """Return the clocks that a product takes with a partition."""
         rate, sms, tiles, k_tiles = self.rate, self.sms, self.tiles, self.k_tiles
-        if share.blocks > sms * rate.resident:  # a block a tile, in rounds
-            rounds, rest = divmod(ceil_div(share.blocks, sms), rate.resident)
+        if partition.blocks > sms * rate.resident:  # one block per tile, in rounds
+            rounds, rest = divmod(ceil_div(partition.blocks, sms), rate.resident)
             clocks = rounds * self.a_round(rate.resident) + self.a_round(rest)
         else:
-            resident = ceil_div(share.blocks, sms)
-            clocks = ceil_div(share.whole, share.blocks) * self.a_round(resident)
-            if tiles > share.whole:
-                shared = (tiles - share.whole) * k_tiles
-                divided = ceil_div(shared, share.blocks)  # k-tiles of divided tiles, of the block that has most
+            resident = ceil_div(partition.blocks, sms)
+            clocks = ceil_div(partition.whole, partition.blocks) * self.a_round(resident)
+            if tiles > partition.whole:
+                shared = (tiles - partition.whole) * k_tiles
+                divided = ceil_div(shared, partition.blocks)  # k-tiles of divided tiles, of the block that has most
                 parts = k_tiles / divided  # of a tile
-                even = shared % share.blocks == 0 and k_tiles % divided == 0  # else pieces straddle tiles
+                even = shared % partition.blocks == 0 and k_tiles % divided == 0  # else pieces straddle tiles
                 pieces = 1 if even else ceil(divided / k_tiles) + 1  # of tiles, a block
                 storing = resident * self.store * max(1.0, divided / k_tiles)
                 clocks += divided * self.k_tile(resident) + pieces * PIECE + storing
                 if not even or parts > 1:
                     parts = max(parts if even else parts + 1, 1)
-                    reading = min(LONE_RATE, SHARED_RATE * sms / min(tiles - share.whole, sms))
+                    reading = min(LONE_RATE, SHARED_RATE * sms / min(tiles - partition.whole, sms))
                     at_once = max(1, 64 // (self.config.TM * self.config.TN))
                     clocks += MEET + pieces * self.size * sqrt(resident) / SHARED_RATE + parts * self.size / reading
                     clocks += TRIP * -(-parts // at_once)
         return LAUNCH + max(clocks, self.memory)
 
 
-def predicted_clocks(rate: Rate, config: TileConfig, share: Share, wanted: Problem) -> float:
+def predicted_clocks(rate: Rate, config: TileConfig, partition: Partition, wanted: Problem) -> float:
     """Return the clocks that a product is expected to take."""
-    return _Model(rate, config, wanted).clocks(share)
+    return _Model(rate, config, wanted).clocks(partition)
 
 
 def ranked(wanted: Problem, only: Stage | None = None) -> list[Choice]:
@@ -398,29 +398,29 @@ def _ladder_models(
     for stage, config, rate in rates:
         if rate is None:
             continue
-        for swapped in turns if stage.chooses_share else [False]:
+        for swapped in turns if stage.takes_partition else [False]:
             turned = wanted.swapped if swapped else wanted
             if only is not None or _fits(stage, config, turned):
                 yield stage, config, swapped, turned, _Model(rate, config, turned)
 
 
-def _timed_shares(
+def _timed_partitions(
     stage: LadderStage, config: TileConfig, turned: Problem, model: _Model
-) -> Iterator[tuple[float, int, Share | None]]:
-    """Yield expected clocks, blocks negated, and share, for each way to divide the product."""
-    if not stage.chooses_share:
-        whole = model.clocks(Share(model.tiles, model.tiles))
+) -> Iterator[tuple[float, int, Partition | None]]:
+    """Yield expected clocks, blocks negated, and partition, for each way to divide the product."""
+    if not stage.takes_partition:
+        whole = model.clocks(Partition(model.tiles, model.tiles))
         yield whole / (1 if turned.aligned else 0.93), 0, None
         return
-    for share in shares(config, model.rate, turned):
-        yield model.clocks(share), -share.blocks, share
+    for partition in partitions(config, model.rate, turned):
+        yield model.clocks(partition), -partition.blocks, partition
 
 
 def _ranked_ladder(wanted: Problem, only: Stage | None) -> list[Choice]:
     found = [
-        (clocks, blocks, Choice(stage, config, share, swapped, clocks))
+        (clocks, blocks, Choice(stage, config, partition, swapped, clocks))
         for stage, config, swapped, turned, model in _ladder_models(wanted, only)
-        for clocks, blocks, share in _timed_shares(stage, config, turned, model)
+        for clocks, blocks, partition in _timed_partitions(stage, config, turned, model)
     ]
     # If several wait for memory alone, more blocks have more bytes under way.
     return [choice for *_, choice in sorted(found, key=lambda one: one[:2])]
@@ -436,10 +436,10 @@ def _best_ladder(wanted: Problem, only: Stage | None) -> Choice | None:
         stage, config, swapped, turned, model = models[i]
         if best is not None and model.least > best[0]:
             break
-        for j, (clocks, blocks, share) in enumerate(_timed_shares(stage, config, turned, model)):
+        for j, (clocks, blocks, partition) in enumerate(_timed_partitions(stage, config, turned, model)):
             if best is None or (clocks, blocks, i, j) < best:
                 best = clocks, blocks, i, j
-                chosen = Choice(stage, config, share, swapped, clocks)
+                chosen = Choice(stage, config, partition, swapped, clocks)
     return chosen
 
 
@@ -484,7 +484,7 @@ def named(name: str, wanted: Problem) -> Choice:
         )
     if wanted.tma and not isinstance(stage, TmaStage):
         wanted = replace(wanted, tma="")  # it decomposes the operands
-    found = ranked(wanted, stage) if stage.chooses_share or wanted.precision != IEEE else []
+    found = ranked(wanted, stage) if stage.takes_partition or wanted.precision != IEEE else []
     if not found:
         return Choice(stage, stage.configs[0], reason=f"stage {name} was asked for", precision=wanted.precision)
     return replace(found[0], reason=f"stage {name} was asked for; {_reason(found[0], wanted, len(found))}")
@@ -504,15 +504,15 @@ def _reason(choice: Choice, wanted: Problem, count: int) -> str:
     rows, cols = (turned.n, turned.m) if by_maps and wanted.tma == "NN" else (turned.m, turned.n)
     tiles = ceil_div(rows, choice.config.BM) * ceil_div(cols, choice.config.BN) * wanted.matrices
     text = f"{tiles} tiles of {choice.config.BM}x{choice.config.BN} on {wanted.sm_count} SMs"
-    if choice.share is not None:
+    if choice.partition is not None:
         k_tiles = _tiles(choice.config, turned)[1]
-        if choice.share.whole == tiles:
-            text += f", one block each ({choice.share.blocks})"
+        if choice.partition.whole == tiles:
+            text += f", one block each ({choice.partition.blocks})"
         else:
-            each = (tiles - choice.share.whole) * k_tiles / choice.share.blocks
+            each = (tiles - choice.partition.whole) * k_tiles / choice.partition.blocks
             text += (
-                f", the last {tiles - choice.share.whole} divided among {choice.share.blocks} blocks, {each:.1f} of "
-                f"{k_tiles} k-tiles each"
+                f", the last {tiles - choice.partition.whole} divided among {choice.partition.blocks} blocks, "
+                f"{each:.1f} of {k_tiles} k-tiles each"
             )
     if choice.swapped:
         text += ", computed as the transpose"

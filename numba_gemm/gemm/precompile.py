@@ -145,7 +145,7 @@ def _kernels(name: str, precision: str, cc: tuple[int, int]) -> Iterator[Named]:
 
 def _ladder_kernels(stage: Stage | None, cc: tuple[int, int]) -> Iterator[Named]:
     found: Iterable[tuple[LadderStage, TileConfig]] = heuristics.candidates(cc)
-    if isinstance(stage, LadderStage) and not stage.chooses_share:
+    if isinstance(stage, LadderStage) and not stage.takes_partition:
         found = [(stage, stage.configs[0])]
     for one, config in found:
         if stage in (None, one):
@@ -157,7 +157,7 @@ def _ladder_kernels(stage: Stage | None, cc: tuple[int, int]) -> Iterator[Named]
 
 def _variants(stage: LadderStage, config: TileConfig) -> Iterator[Kernel]:
     """Yield the kernels that a stage is compiled for."""
-    if not stage.chooses_share:
+    if not stage.takes_partition:
         yield from (stage.kernel_of(config, aligned) for aligned in (True, False))
         return
     even, odd, small = 64, 65, config.BM * config.BN <= SMALL_TILE  # extents of whole vectors, and not

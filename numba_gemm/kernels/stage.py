@@ -42,7 +42,7 @@ def require(config: Any, constraints: Mapping[str, bool]) -> None:
         raise ValueError(f"configuration {config.name} breaks: {'; '.join(broken)}")
 
 
-class Share(NamedTuple):
+class Partition(NamedTuple):
     """Division of a product among blocks.
 
     Attributes
@@ -134,8 +134,8 @@ class Stage:
         Dimensions of a batch that one launch takes.
     takes_epilogue : bool
         Whether it applies an epilogue.
-    chooses_share : bool
-        Whether its launches divide the work by a `Share`.
+    takes_partition : bool
+        Whether its launches divide the work by a `Partition`.
     """
 
     name: str
@@ -158,8 +158,8 @@ class Stage:
         return False
 
     @property
-    def chooses_share(self) -> bool:
-        """Whether its launches divide the work by a `Share`."""
+    def takes_partition(self) -> bool:
+        """Whether its launches divide the work by a `Partition`."""
         return False
 
     def runs_on(self, cc: tuple[int, int]) -> bool:
@@ -170,7 +170,9 @@ class Stage:
         """Return the kernel that multiplies operands of these layouts."""
         raise NotImplementedError
 
-    def launches(self, config: Any, product: Product, precision: str, share: Share | None, gpu: Gpu) -> Launches:
+    def launches(
+        self, config: Any, product: Product, precision: str, partition: Partition | None, gpu: Gpu
+    ) -> Launches:
         """Return the launches of a product that is one piece of `pieces`."""
         raise NotImplementedError
 

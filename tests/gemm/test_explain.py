@@ -18,7 +18,7 @@ from numba_gemm.gemm import heuristics
 from numba_gemm.gemm import precision as precision_names
 from numba_gemm.gemm.heuristics import Choice
 from numba_gemm.kernels.ladder import STAGES
-from numba_gemm.kernels.stage import Share
+from numba_gemm.kernels.stage import Partition
 from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TENSOR_STAGES
 from numba_gemm.kernels.tensor_core.decompose import SPAN
 from numba_gemm.runtime import device as devices
@@ -108,20 +108,23 @@ def test_accesses(layouts, accesses):
 
 
 @pytest.mark.parametrize(
-    ("share", "split", "whole"), [(Share(12, 0), 3, 0), (Share(4, 4), 1, 4), (Share(5, 0), 2, 0), (Share(3, 3), 3, 3)]
+    ("partition", "split", "whole"),
+    [(Partition(12, 0), 3, 0), (Partition(4, 4), 1, 4), (Partition(5, 0), 2, 0), (Partition(3, 3), 3, 3)],
 )
-def test_split(share, split, whole, monkeypatch):
+def test_split(partition, split, whole, monkeypatch):
     config = STAGES["stream_k"].configs[1]
-    choice = Choice(STAGES["stream_k"], config, share, clocks=1980.0)
+    choice = Choice(STAGES["stream_k"], config, partition, clocks=1980.0)
     monkeypatch.setattr(heuristics, "best", lambda problem: choice)
     told = explain(untouched(2 * config.BM, 6 * config.BK), untouched(6 * config.BK, 2 * config.BN))
-    assert (told.split, told.whole_tiles, told.blocks) == (split, whole, share.blocks)
+    assert (told.split, told.whole_tiles, told.blocks) == (split, whole, partition.blocks)
     assert told.microseconds == pytest.approx(1.0)
 
 
 def test_transposes_are_told(monkeypatch):
     stage = STAGES["stream_k"]
-    monkeypatch.setattr(heuristics, "best", lambda problem: Choice(stage, stage.configs[1], Share(1, 1), swapped=True))
+    monkeypatch.setattr(
+        heuristics, "best", lambda problem: Choice(stage, stage.configs[1], Partition(1, 1), swapped=True)
+    )
     told = explain(untouched(64, 256), untouched(256, 128), np.zeros((128, 64), np.float32).T)
     assert told.swapped
     assert (told.a_access, told.b_access, told.c_vectors) == ("across4", "along4", True)

@@ -15,18 +15,18 @@ from numba_gemm.gemm.heuristics import (
     candidates,
     choose,
     named,
+    partitions,
     predicted_clocks,
     problem,
     ranked,
     rate_of,
     resolve,
-    shares,
 )
 from numba_gemm.gemm.precision import PRECISIONS
 from numba_gemm.kernels.ladder import STAGES
-from numba_gemm.kernels.ladder.stage import share_out
+from numba_gemm.kernels.ladder.stage import partition_layout
 from numba_gemm.kernels.product import ONE, Batch, Layout, Product
-from numba_gemm.kernels.stage import Share
+from numba_gemm.kernels.stage import Partition
 from numba_gemm.kernels.tensor_core import TENSOR_STAGES
 from numba_gemm.models.roofline import FP32_LANES_PER_SM
 from numba_gemm.runtime.device import SIMULATED_DEVICE
@@ -80,11 +80,11 @@ def test_choice_runs_on_the_device(wanted):
     assert wanted.cc >= choice.stage.min_cc
     assert choose(wanted) == choice
     assert not (choice.swapped and wanted.epilogue), "an epilogue's rows and columns would change places"
-    assert (choice.share is not None) == choice.stage.chooses_share
-    if choice.share is not None:
+    assert (choice.partition is not None) == choice.stage.takes_partition
+    if choice.partition is not None:
         turned = wanted.swapped if choice.swapped else wanted
         batch = Batch((wanted.matrices, 1, 1))
-        made = share_out(choice.config, turned.m, turned.n, turned.k, batch, choice.share)
+        made = partition_layout(choice.config, turned.m, turned.n, turned.k, batch, choice.partition)
         assert made.grid[0] >= 1
         assert made.counters <= tiles_of(choice.config, turned)
 
@@ -102,12 +102,12 @@ def test_choice_is_the_fastest_predicted(wanted):
 @settings(deadline=None)
 @given(problems, st.sampled_from(sorted(RATES)))
 def test_more_work_is_never_predicted_faster(wanted, key):
-    """For a block a tile: other shares depend on the number of tiles."""
+    """For one block per tile: other partitions depend on the number of tiles."""
     config = config_of(key)
 
     def clocks(of):
         tiles = tiles_of(config, of)
-        return predicted_clocks(RATES[key], config, Share(tiles, tiles), of)
+        return predicted_clocks(RATES[key], config, Partition(tiles, tiles), of)
 
     larger = (replace(wanted, m=2 * wanted.m), replace(wanted, n=2 * wanted.n), replace(wanted, k=2 * wanted.k))
     assert clocks(wanted) <= min(map(clocks, larger))
@@ -118,16 +118,16 @@ def test_more_work_is_never_predicted_faster(wanted, key):
 def test_shares_divide_every_k_tile_once(wanted):
     """The line of shared k-tiles, cut at g * base + min(g, extra), has no gap and no overlap."""
     for stage, config in candidates(wanted.cc):
-        if not stage.chooses_share:
+        if not stage.takes_partition:
             continue
         tiles = tiles_of(config, wanted)
-        assert next(shares(config, rate_of(stage, config), wanted)) == Share(tiles, tiles), "a block per tile"
-        for share in shares(config, rate_of(stage, config), wanted):
-            made = share_out(config, wanted.m, wanted.n, wanted.k, Batch((wanted.matrices, 1, 1)), share)
+        assert next(partitions(config, rate_of(stage, config), wanted)) == Partition(tiles, tiles), "a block per tile"
+        for partition in partitions(config, rate_of(stage, config), wanted):
+            made = partition_layout(config, wanted.m, wanted.n, wanted.k, Batch((wanted.matrices, 1, 1)), partition)
             whole, base, extra, k_tiles = made.words[:4]
             divided = (tiles_of(config, wanted) - whole) * k_tiles
-            assert share.blocks * base + extra == divided
-            assert 0 <= extra < share.blocks
+            assert partition.blocks * base + extra == divided
+            assert 0 <= extra < partition.blocks
             assert made.workspace_bytes == 0 or base > 0, "a block without work would leave its part unwritten"
             assert (made.workspace_bytes == 0) == (made.counters == 0)
 
@@ -137,10 +137,14 @@ def test_pieces_that_straddle_tiles_are_dearer():
     key = ("stream_k", 32, 32, 16)
     config = config_of(key)
     straddling, even = (Problem(5 * 32, 8 * 32, 16 * k_tiles) for k_tiles in (11, 12))
-    share = Share(120, 0)
-    assert predicted_clocks(RATES[key], config, share, straddling) > predicted_clocks(RATES[key], config, share, even)
+    partition = Partition(120, 0)
+    assert predicted_clocks(RATES[key], config, partition, straddling) > predicted_clocks(
+        RATES[key], config, partition, even
+    )
     # 125 blocks have four k-tiles at most, too, but not all of them, so they begin within tiles.
-    assert predicted_clocks(RATES[key], config, Share(125, 0), even) > predicted_clocks(RATES[key], config, share, even)
+    assert predicted_clocks(RATES[key], config, Partition(125, 0), even) > predicted_clocks(
+        RATES[key], config, partition, even
+    )
 
 
 def test_what_takes_longer_is_predicted_to():
@@ -149,17 +153,17 @@ def test_what_takes_longer_is_predicted_to():
     plain = Problem(4096, 4096, 1024)
 
     def clocks(of):
-        return predicted_clocks(RATES[key], config_of(key), Share(4096, 4096), of)
+        return predicted_clocks(RATES[key], config_of(key), Partition(4096, 4096), of)
 
     assert clocks(replace(plain, vectors=False)) > clocks(plain)
     assert clocks(replace(plain, epilogue=True)) > clocks(plain)
     assert clocks(replace(plain, aligned=False)) == clocks(replace(plain, epilogue=True))
 
 
-def test_a_share_of_other_tiles_is_refused():
+def test_a_partition_of_other_tiles_is_refused():
     config = STAGES["stream_k"].configs[0]
     with pytest.raises(ValueError, match="does not divide 4 tiles"):
-        share_out(config, 256, 512, 64, ONE, Share(2, 5))
+        partition_layout(config, 256, 512, 64, ONE, Partition(2, 5))
 
 
 @pytest.mark.parametrize("k", [64, 1024, 8192])
@@ -181,22 +185,22 @@ def test_shares_of_the_longest_sums_can_be_counted(extents):
     wanted = Problem(*extents, 1 << 30)
     for choice in ranked(wanted):
         turned = wanted.swapped if choice.swapped else wanted
-        assert share_out(choice.config, turned.m, turned.n, turned.k, ONE, choice.share).grid[0] >= 1
+        assert partition_layout(choice.config, turned.m, turned.n, turned.k, ONE, choice.partition).grid[0] >= 1
 
 
 @pytest.mark.parametrize("size", [128, 256, 512])
 def test_small_products_occupy_most_multiprocessors(size):
     choice = choose(Problem(size, size, 4096))
-    assert choice.share.blocks >= 0.8 * 132
-    assert choice.share.whole == 0, "few tiles have to be divided"
+    assert choice.partition.blocks >= 0.8 * 132
+    assert choice.partition.whole == 0, "few tiles have to be divided"
 
 
 @pytest.mark.parametrize("size", [2048, 4096, 8192, 16384])
 def test_large_products_are_not_divided_where_it_does_not_pay(size):
     choice = choose(Problem(size, size, 1024))
     tiles = tiles_of(choice.config, Problem(size, size, 1024))
-    assert choice.share.whole >= tiles - 3 * 132
-    assert tiles % 132 == 0 or choice.share.whole < tiles or size == 2048
+    assert choice.partition.whole >= tiles - 3 * 132
+    assert tiles % 132 == 0 or choice.partition.whole < tiles or size == 2048
 
 
 @pytest.mark.parametrize("columns", [1, 4, 16])
@@ -246,7 +250,7 @@ def test_a_named_stage_is_run(name):
     assert choice.stage is STAGES[name]
     assert choice.config in choice.stage.configs
     assert name in choice.reason
-    if choice.stage.chooses_share:
+    if choice.stage.takes_partition:
         assert choice.clocks == min(one.clocks for one in ranked(Problem(300, 200, 100), choice.stage))
     else:
         assert choice.config is choice.stage.configs[0]
@@ -305,7 +309,7 @@ def test_tensor_core_stage_by_name(name, tma):
         return
     choice = named(name, wanted)
     assert choice.stage is TENSOR_STAGES[name]
-    assert (choice.precision, choice.share, choice.swapped) == ("tf32", None, False)
+    assert (choice.precision, choice.partition, choice.swapped) == ("tf32", None, False)
     rows, cols = (1000, 300) if name == "tf32_tma" and tma == "NN" else (300, 1000)
     tiles = -(-rows // choice.config.BM) * -(-cols // choice.config.BN)
     assert f"; {tiles} tiles of {choice.config.BM}x{choice.config.BN} on 132 SMs" in choice.reason

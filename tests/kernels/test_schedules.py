@@ -10,9 +10,9 @@ from support.schedule_cases import accesses_of, run_shared, scheduled, shared_ca
 from numba_gemm.device.tile_loader import ACCESSES
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder import stage as ladder_stage
-from numba_gemm.kernels.ladder.stage import default_share
+from numba_gemm.kernels.ladder.stage import default_partition
 from numba_gemm.kernels.product import Batch, Layout, Product, dense
-from numba_gemm.kernels.stage import Share
+from numba_gemm.kernels.stage import Partition
 from numba_gemm.runtime.device import get_device
 
 ALL = [(stage, config) for stage in scheduled(STAGES) for config in (stage.test_config, *stage.configs)]
@@ -45,25 +45,25 @@ def test_cases_reach_every_access():
 
 
 STREAM_K = STAGES["stream_k"]
-# Tiles, k-tiles and blocks; the share.
-DEFAULT_SHARES = [
-    (12, 10, 4, Share(4, 12)),
-    (14, 10, 4, Share(4, 8)),
-    (5, 10, 4, Share(4, 0)),
-    (3, 10, 4, Share(4, 0)),
-    (1, 3, 4, Share(3, 0)),
-    (1, 1, 1, Share(1, 1)),
-    (64, 1 << 26, 132, Share(64, 64)),  # more k-tiles than 32 bits count
+# Tiles, k-tiles and blocks; the partition.
+DEFAULT_PARTITIONS = [
+    (12, 10, 4, Partition(4, 12)),
+    (14, 10, 4, Partition(4, 8)),
+    (5, 10, 4, Partition(4, 0)),
+    (3, 10, 4, Partition(4, 0)),
+    (1, 3, 4, Partition(3, 0)),
+    (1, 1, 1, Partition(1, 1)),
+    (64, 1 << 26, 132, Partition(64, 64)),  # more k-tiles than 32 bits count
 ]
 
 
-@pytest.mark.parametrize(("tiles", "k_tiles", "blocks", "share"), DEFAULT_SHARES)
-def test_default_share(tiles, k_tiles, blocks, share):
+@pytest.mark.parametrize(("tiles", "k_tiles", "blocks", "partition"), DEFAULT_PARTITIONS)
+def test_default_partition(tiles, k_tiles, blocks, partition):
     config = STREAM_K.configs[0]
     for rows, cols, matrices in ((tiles, 1, 1), (1, tiles, 1), (1, 1, tiles)):
         m, n, k = rows * config.BM, cols * config.BN, k_tiles * config.BK
         product = Product(dense("N", m, k), dense("N", k, n), dense("N", m, n), Batch((1, 1, matrices)))
-        assert default_share(config, product, blocks) == share
+        assert default_partition(config, product, blocks) == partition
 
 
 COVERED = STREAM_K.configs[1]  # the loaders of all accesses cover its tiles

@@ -14,7 +14,7 @@ from numba_gemm.simulator.switch import SIMULATOR
 if not SIMULATOR:
     pytest.skip("runs the kernel on the simulator", allow_module_level=True)
 
-from numba_gemm.device.partition import Partition
+from numba_gemm.device.partition import PartitionArguments
 from numba_gemm.kernels.ladder import thin
 from numba_gemm.kernels.ladder.stage import TileConfig, Variant
 from numba_gemm.simulator import scheduler
@@ -47,10 +47,12 @@ def filled(generator: np.random.Generator, layout: str, mn: int, k: int) -> np.n
     return view
 
 
-def work_of(config: TileConfig, m: int, n: int, k: int, blocks: int, whole: int, **batch: Any) -> tuple[Partition, int]:
+def work_of(
+    config: TileConfig, m: int, n: int, k: int, blocks: int, whole: int, **batch: Any
+) -> tuple[PartitionArguments, int]:
     """What a launch of so many blocks is told, with `whole` tiles that are not shared."""
     rows, cols, k_tiles = -(-m // config.BM), -(-n // config.BN), max(1, -(-k // config.BK))
-    fields: dict[str, Any] = dict.fromkeys(Partition._fields, 0)
+    fields: dict[str, Any] = dict.fromkeys(PartitionArguments._fields, 0)
     fields |= {"rows": rows, "cols": cols, "group": 2, "k_tiles": k_tiles}
     fields |= {"matrices": 1, "inner": 1, "middle": 1} | batch
     shared = rows * cols * fields["matrices"] - whole
@@ -59,11 +61,16 @@ def work_of(config: TileConfig, m: int, n: int, k: int, blocks: int, whole: int,
     partials = np.full(2 * blocks * config.BM * config.BN, np.nan, np.float32)
     counters = np.zeros(max(shared, 1), np.int64)
     fields |= {"partials": partials, "counters": counters, "whole": whole, "base": base, "extra": extra}
-    return Partition(**fields), blocks
+    return PartitionArguments(**fields), blocks
 
 
 def launch(
-    config: TileConfig, variant: Variant, args: tuple[Any, ...], partition: Partition, blocks: int, seed: int | None
+    config: TileConfig,
+    variant: Variant,
+    args: tuple[Any, ...],
+    partition: PartitionArguments,
+    blocks: int,
+    seed: int | None,
 ) -> None:
     kernel = thin.build(config, variant)
     scheduler.run(kernel, blocks, config.threads, args, dynamic_shared=config.dynamic_shared, seed=seed)

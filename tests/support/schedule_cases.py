@@ -1,4 +1,4 @@
-"""The table of products for stages that have a schedule: shares of tiles, accesses, batches and an epilogue,
+"""The table of products for stages that have a schedule: partitions, accesses, batches and an epilogue,
 which the ladder's own table leaves to the launcher or does not have."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from numba_gemm.kernels.ladder.stage import LadderStage, TileConfig, variant_of
 from numba_gemm.kernels.product import ONE, Batch
-from numba_gemm.kernels.stage import Share
+from numba_gemm.kernels.stage import Partition
 from numba_gemm.models.accuracy import compare, reference
 from numba_gemm.runtime import epilogue as epilogues
 from numba_gemm.runtime.device import synchronize
@@ -55,8 +55,8 @@ class Shared:
 
     def __str__(self) -> str:
         extras = f"{' batch' * self.batch}{' epilogue' * self.epilogue}"
-        shares = f"{self.whole} whole tiles, {self.blocks} blocks"
-        return f"{'x'.join(map(str, self.shape))} {self.accesses}, {shares}, beta={self.beta}{extras}"
+        partition = f"{self.whole} whole tiles, {self.blocks} blocks"
+        return f"{'x'.join(map(str, self.shape))} {self.accesses}, {partition}, beta={self.beta}{extras}"
 
 
 def shared_cases(config: TileConfig) -> list[Shared]:
@@ -135,7 +135,7 @@ def run_shared(stage: LadderStage, config: TileConfig, case: Shared, seed: int =
         *matrices[:2],
         case.beta,
         matrices[2],
-        share=Share(case.blocks, case.whole),
+        partition=Partition(case.blocks, case.whole),
         batch=Batch(EXTENTS, a.steps, b.steps, c.steps) if case.batch else ONE,
         epilogue=epilogues.prepared(last_step, 2) if case.epilogue else None,
         vectors=(_vector(across), _vector(down)) if case.epilogue else (),
@@ -177,5 +177,5 @@ def accesses_of(stage: LadderStage, config: TileConfig, case: Shared) -> str:
 
 
 def scheduled(stages: dict[str, LadderStage]) -> Iterator[LadderStage]:
-    """The stages that take a share."""
+    """Return the stages that take a partition."""
     return (stage for stage in stages.values() if stage.schedule is not None)

@@ -12,7 +12,7 @@ from ...device.tile_loader import covers
 from ...device.units import FLOAT32_BYTES, WARP, ceil_div
 from ...simulator.switch import SIMULATOR
 from ..product import VECTOR_BYTES, Batch, Layout, Product
-from ..stage import IEEE, MAX_GRID_Y, Gpu, Piece, Share, Stage, cut, require
+from ..stage import IEEE, MAX_GRID_Y, Gpu, Partition, Piece, Stage, cut, require
 from ..step import (
     ALPHA,
     AT_A,
@@ -168,8 +168,8 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """Launch geometry and workspace of a `Share`.
+class PartitionLayout:
+    """Launch geometry and workspace of a `Partition`.
 
     Attributes
     ----------
@@ -235,17 +235,17 @@ class LadderStage(Stage):
     ``vectorized``. ``block(config)`` is the shape of a block. Stages that are ``ordered`` form a k-step's products in
     the configuration's order; the others have a fixed order.
 
-    A stage with a ``schedule`` divides its work by a `Share` and takes any layout, batches and an epilogue:
+    A stage with a ``schedule`` divides its work by a `Partition` and takes any layout, batches and an epilogue:
     ``build(config, variant)`` takes a `Variant` in place of ``aligned``. The kernel takes a
-    `numba_gemm.device.partition.Partition` behind C, and the epilogue's vectors, if any, as a tuple behind that.
-    ``schedule(config, m, n, k, batch, share)`` returns the `Schedule` of a launch.
+    `numba_gemm.device.partition.PartitionArguments` behind C, and the epilogue's vectors, if any, as a tuple behind
+    that. ``schedule(config, m, n, k, batch, partition)`` returns the `PartitionLayout` of a launch.
     """
 
     block: Callable[[TileConfig], tuple[int, int]] = flat_block
     vectorized: bool = False
     rows_along_x: bool = False
     ordered: bool = False
-    schedule: Callable[..., Schedule] | None = None
+    schedule: Callable[..., PartitionLayout] | None = None
 
     def __post_init__(self) -> None:
         if self.test_config.threads > 64:
@@ -262,8 +262,8 @@ class LadderStage(Stage):
         return self.schedule is not None
 
     @property
-    def chooses_share(self) -> bool:
-        """Whether its launches divide the work by a `Share`."""
+    def takes_partition(self) -> bool:
+        """Whether its launches divide the work by a `Partition`."""
         return self.schedule is not None
 
     def grid(self, config: TileConfig, m: int, n: int) -> tuple[int, int]:
@@ -294,15 +294,17 @@ class LadderStage(Stage):
         layout = Layout(4, 4, *strides)
         return self.kernel(config, Product(layout, layout, layout))
 
-    def launches(self, config: TileConfig, product: Product, precision: str, share: Share | None, gpu: Gpu) -> Launches:
-        """Return the launch of a product; `share` divides the work of a scheduled stage."""
+    def launches(
+        self, config: TileConfig, product: Product, precision: str, partition: Partition | None, gpu: Gpu
+    ) -> Launches:
+        """Return the launch of a product; `partition` divides the work of a scheduled stage."""
         a, b, c = MatrixAt(AT_A, product.a), MatrixAt(AT_B, product.b), MatrixAt(AT_C, product.c)
         kernel, block = self.kernel(config, product), (*self.block(config), 1)
         if self.schedule is None:
             grid = (*self.grid(config, product.m, product.n), 1)
             return Launches((Step(kernel, grid, block, (ALPHA, a, b, BETA, c)),))
-        assert share is not None, "a scheduled stage divides its work by a share"
-        made = self.schedule(config, product.m, product.n, product.k, product.batch, share)
+        assert partition is not None, "a scheduled stage divides its work by a partition"
+        made = self.schedule(config, product.m, product.n, product.k, product.batch, partition)
         place: tuple[Word, ...] = (0, 0)
         if made.workspace_bytes or made.counters:
             place = AT_SCRATCH
@@ -324,37 +326,48 @@ class LadderStage(Stage):
         return cut(product, rows, cols)
 
 
-def default_share(config: TileConfig, product: Product, blocks: int) -> Share:
+def default_partition(config: TileConfig, product: Product, blocks: int) -> Partition:
     """Divide a product equally among so many blocks; of many tiles, only those of the last two rounds are divided."""
     tiles = ceil_div(product.m, config.BM) * ceil_div(product.n, config.BN) * product.batch.matrices
     k_tiles = max(1, ceil_div(product.k, config.BK))
     if tiles % blocks == 0 or tiles * k_tiles >= MAX_LINE:
-        return Share(min(tiles, blocks), tiles)
+        return Partition(min(tiles, blocks), tiles)
     if tiles > blocks:
-        return Share(blocks, (tiles // blocks - 1) * blocks)
-    return Share(min(blocks, tiles * k_tiles), 0)
+        return Partition(blocks, (tiles // blocks - 1) * blocks)
+    return Partition(min(blocks, tiles * k_tiles), 0)
 
 
-def share_out(config: TileConfig, m: int, n: int, k: int, batch: Batch, share: Share) -> Schedule:
-    """Return the schedule of stages whose kernels take a `numba_gemm.device.partition.Partition`.
+def partition_layout(config: TileConfig, m: int, n: int, k: int, batch: Batch, partition: Partition) -> PartitionLayout:
+    """Return the layout of stages whose kernels take a `numba_gemm.device.partition.PartitionArguments`.
 
     Raises
     ------
     ValueError
-        if there are fewer tiles than `share` says, or too many k-tiles to divide them.
+        if there are fewer tiles than `partition` says, or too many k-tiles to divide them.
     """
     rows, cols = ceil_div(m, config.BM), ceil_div(n, config.BN)
     tiles, k_tiles = rows * cols * batch.matrices, max(1, ceil_div(k, config.BK))
-    divided = (tiles - share.whole) * k_tiles
-    if not 0 <= share.whole <= tiles or divided >= MAX_LINE:
-        raise ValueError(f"{share} does not divide {tiles} tiles of {k_tiles} k-tiles")
-    base, extra = divmod(divided, share.blocks)
+    divided = (tiles - partition.whole) * k_tiles
+    if not 0 <= partition.whole <= tiles or divided >= MAX_LINE:
+        raise ValueError(f"{partition} does not divide {tiles} tiles of {k_tiles} k-tiles")
+    base, extra = divmod(divided, partition.blocks)
     steps = (step for steps in (batch.a, batch.b, batch.c) for step in steps)
-    words = (share.whole, base, extra, k_tiles, rows, cols, GROUP, batch.matrices, *reversed(batch.extents[1:]), *steps)
+    words = (
+        partition.whole,
+        base,
+        extra,
+        k_tiles,
+        rows,
+        cols,
+        GROUP,
+        batch.matrices,
+        *reversed(batch.extents[1:]),
+        *steps,
+    )
     undivided = divided == 0 or (base % k_tiles == 0 and extra == 0)  # no tile is in several pieces
-    return Schedule(
-        grid=(share.blocks, 1, 1),
-        workspace_bytes=0 if undivided else 2 * share.blocks * config.BM * config.BN * FLOAT32_BYTES,
-        counters=0 if undivided else tiles - share.whole,
+    return PartitionLayout(
+        grid=(partition.blocks, 1, 1),
+        workspace_bytes=0 if undivided else 2 * partition.blocks * config.BM * config.BN * FLOAT32_BYTES,
+        counters=0 if undivided else tiles - partition.whole,
         words=words,
     )

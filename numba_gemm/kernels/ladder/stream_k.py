@@ -28,7 +28,7 @@ from ...device.store import row_store, staged_store
 from ...device.tile_loader import covers, tile_loader
 from ...device.units import FLOAT32_BYTES, WARP
 from ...simulator.switch import device_function, hardware_only
-from .stage import LadderStage, TileConfig, flat_block, require, share_out
+from .stage import LadderStage, TileConfig, flat_block, partition_layout, require
 
 SUMS_STAGED = 32  # per thread; from here on, an unaligned C is stored faster through shared memory
 SUMS_SPREAD = 64  # per thread; from here on, spreading 4-byte copies over k-steps always pays
@@ -294,7 +294,7 @@ STAGE = LadderStage(
     ),
     test_config=config(32, 32, 8, 8, 4, 32, 32),
     block=flat_block,
-    schedule=share_out,
+    schedule=partition_layout,
     vectorized=True,
     ordered=True,
     min_cc=(8, 0),

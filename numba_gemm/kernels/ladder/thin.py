@@ -47,7 +47,7 @@ from ...device.partition import (
 from ...device.store import element_store
 from ...device.units import ceil_div
 from ...simulator.switch import device_function, hardware_only
-from .stage import LadderStage, TileConfig, flat_block, require, share_out
+from .stage import LadderStage, TileConfig, flat_block, partition_layout, require
 
 NEVER = 2**31 - 1  # beyond any k of a chunk
 
@@ -298,7 +298,7 @@ STAGE = LadderStage(
     ),
     test_config=TileConfig(BM=16, BN=4, BK=32, TM=2, TN=4, lanes_k=8, slots=3, pad_b=1, dynamic=True),
     block=flat_block,
-    schedule=share_out,
+    schedule=partition_layout,
     vectorized=True,
     min_cc=(8, 0),
 )

@@ -10,7 +10,7 @@ from typing import Any
 from ...device.units import FLOAT32_BYTES, ceil_div
 from ...simulator.switch import SIMULATOR
 from ..product import VECTOR_BYTES, Layout, Product
-from ..stage import MAX_GRID_Y, Gpu, Piece, Share, Stage, cut
+from ..stage import MAX_GRID_Y, Gpu, Partition, Piece, Stage, cut
 from ..step import ALPHA, AT_A, AT_B, AT_C, BETA, Kernel, Launches, MatrixAt, Moving, Slot, Step, Vector, Words
 from . import decompose
 from .config import (
@@ -263,7 +263,7 @@ class TensorStage(Stage):
         return self.kernel_of(config, TensorVariant(tensor_precision, product.epilogue, len(product.vectors), batched))
 
     def launches(
-        self, config: TensorConfig, product: Product, precision: str, share: Share | None, gpu: Gpu
+        self, config: TensorConfig, product: Product, precision: str, partition: Partition | None, gpu: Gpu
     ) -> Launches:
         """Return the launches that find row maxima if the precision is scaled, decompose the operands, and multiply."""
         assert product.batch.extents[:-1] == (1, 1), "one launch takes one dimension"

@@ -10,7 +10,7 @@ from typing import Any
 from ...device.units import FLOAT32_BYTES, ceil_div
 from ...simulator.switch import SIMULATOR
 from ..product import Layout, Product
-from ..stage import Gpu, Share, Stage
+from ..stage import Gpu, Partition, Stage
 from ..step import ALPHA, AT_C, BETA, Argument, Kernel, Launches, MapOf, MatrixAt, Moving, Slot, Step, Vector, Words
 from .config import TensorVariant, WarpgroupConfig
 from .precision import TensorPrecision
@@ -162,7 +162,7 @@ class TmaStage(Stage):
         return found
 
     def launches(
-        self, config: WarpgroupConfig, product: Product, precision: str, share: Share | None, gpu: Gpu
+        self, config: WarpgroupConfig, product: Product, precision: str, partition: Partition | None, gpu: Gpu
     ) -> Launches:
         """Return the launch of a product."""
         assert product.batch.extents[:-1] == (1, 1), "one launch takes one dimension"
