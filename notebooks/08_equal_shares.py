@@ -372,7 +372,7 @@ told(**{" x ".join(map(str, shape)): pair(*shape) for shape in shapes})
 #
 # ## Operands that lie otherwise
 #
-# The rungs so far read rows of A and rows of B, with vectors where these are contiguous. A transpose in NumPy moves
+# The stages so far read rows of A and rows of B, with vectors where these are contiguous. A transpose in NumPy moves
 # nothing; it swaps strides, and then the *columns* are contiguous. By custom such products are named by two letters, N
 # as it is and T transposed. `stream_k` has a loader for each way in which an operand can lie, `along4` where k is
 # contiguous and `across4` where rows or columns are, and for those that allow no vectors; the kernel is compiled for
@@ -431,7 +431,7 @@ targets.loc[targets["group"] == "vector", ["case", "us", "baseline", "ratio"]]
 #
 # ## The end of the climb
 #
-# All rungs at 4096 cubed, from the recorded runs, and then all rungs at all sizes:
+# All stages at 4096 cubed, from the recorded runs, and then all stages at all sizes:
 
 # %%
 draw.ladder_chart(recorded)
@@ -439,7 +439,7 @@ draw.ladder_chart(recorded)
 
 # %%
 def climb(frame, title):
-    """TFLOP/s of every rung against the size."""
+    """TFLOP/s of every stage against the size."""
     figure = Figure(figsize=(7.2, 4.6), layout="constrained")
     axes = figure.add_subplot()
     names = [name for name in frame["stage"].unique() if name not in ("cpu", "thin")]
@@ -463,7 +463,7 @@ climb(recorded[(recorded["m"] == recorded["k"]) & (recorded["m"] == recorded["n"
 climb(recorded[(recorded["k"] == 1024) & (recorded["m"] == recorded["n"])], "M = N, K = 1024")
 
 # %% [markdown]
-# The upper rungs need size to unfold: large tiles are fast, but few. At 3072 those whose tiles come in few rounds
+# The upper stages need size to unfold: large tiles are fast, but few. At 3072 those whose tiles come in few rounds
 # fall into the saw-tooth from above (cuBLAS has a dent there, too), and equal shares fill it. What `tiled_sgemm`
 # chooses ("auto") is the upper edge nearly everywhere. Where is cuBLAS ahead of it?
 

@@ -563,21 +563,21 @@ climb.loc["decompose", "ratio_to_cublas"] = np.nan  # it is no product
 table(climb, "", ms=".2f", tflops=".0f", ratio_to_cublas=".2f", error_median=".1e", registers=".0f")
 
 # %%
-rungs = ladder.drop(index=["cublas", "decompose"])
+stages = ladder.drop(index=["cublas", "decompose"])
 figure = Figure(figsize=(7, 3.2), layout="constrained")
 speed, error = figure.subplots(1, 2, sharey=True)
-speed.barh(rungs.index, rungs["tflops"], color="#0072B2")
+speed.barh(stages.index, stages["tflops"], color="#0072B2")
 speed.axvline(ladder.loc["cublas", "tflops"], color="black", linestyle="--", label="cuBLAS FP32")
 speed.set(xlabel="TFLOP/s")
 figure.legend(loc="outside upper left", fontsize=8)
-error.barh(rungs.index, rungs["error_median"], color="#D55E00")
+error.barh(stages.index, stages["error_median"], color="#D55E00")
 error.axvline(ladder.loc["cublas", "error_median"], color="black", linestyle="--")
 error.set(xscale="log", xlabel="median error, positive operands", xlim=(1e-9, None))
 speed.invert_yaxis()
 figure
 
 # %% [markdown]
-# The first rung: all 128 threads copy a **slot**, 64 terms of k of every part, into shared memory; a barrier; then the
+# The first stage: all 128 threads copy a **slot**, 64 terms of k of every part, into shared memory; a barrier; then the
 # tensor cores multiply it. `descriptor` tells them where the slot lies, `wait` until they are done.
 
 # %%

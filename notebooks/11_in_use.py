@@ -599,5 +599,5 @@ notebook.compare(results)
 # %% [markdown]
 # ## The question it leaves open
 #
-# All that was somebody else's kernel. You have seen what each rung does, how to look into it, how to verify and to time
-# it. What would yours look like? That is [notebook 12](12_write_your_own.ipynb).
+# All that was somebody else's kernel. You have seen what each stage does, how to look into it, how to verify and to
+# time it. What would yours look like? That is [notebook 12](12_write_your_own.ipynb).

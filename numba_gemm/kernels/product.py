@@ -42,7 +42,7 @@ class Layout(NamedTuple):
 
     @property
     def transposed(self) -> Layout:
-        """The same memory with rows and columns exchanged."""
+        """The same memory with rows and columns swapped."""
         return Layout(self.cols, self.rows, self.col_stride, self.row_stride, self.offset)
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -179,7 +178,3 @@ class Stage:
     def pieces(self, config: Any, product: Product, precision: str, gpu: Gpu) -> Iterator[Piece]:
         """Divide a product into parts that one sequence of launches can compute."""
         yield Piece(0, 0, 0, True, product)
-
-    def replace(self, **changes: Any) -> Stage:
-        """A copy with some fields changed."""
-        return dataclasses.replace(self, **changes)

@@ -308,7 +308,7 @@ class Device:
         launches = stage.launches(config, product, precision, partition, self.properties.gpu)
         self.check(stage, config, launches.steps[-1].kernel)
         if swapped:
-            launches = launches.with_operands_exchanged()
+            launches = launches.with_operands_swapped()
         return self.loaded(launches, workspace)
 
     def loaded(self, launches: Launches, workspace: Workspace | None = None) -> BoundProduct:

@@ -123,7 +123,7 @@ def launch_product(
             own_partition = device.partition(stage, config, part) if partition is None else partition
             launches = stage.launches(config, part, precision, own_partition, device.properties.gpu)
             if swapped:
-                launches = launches.with_operands_exchanged()
+                launches = launches.with_operands_swapped()
             places = _Place(a, a_step), _Place(b, b_step), _Place(c, piece.c)
             _simulated(launches, alpha, places[0], places[1], own_beta, places[2], vectors).run()
             continue

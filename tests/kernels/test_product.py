@@ -104,7 +104,7 @@ def test_dense(order, numpy_order):
     assert dense(order, 12, 20) == layout_of(x)
 
 
-def test_transposed_product_exchanges_operands():
+def test_transposed_product_swaps_operands():
     a, b, c = (np.ndarray(shape, np.float32, BUFFER) for shape in ((3, 5), (5, 8), (3, 8)))
     product = Product(*map(layout_of, (a, b, c)), Batch((2, 3, 4), (1, 2, 3), (4, 5, 6), (7, 8, 9)))
     assert (product.m, product.n, product.k, product.batch.matrices) == (3, 8, 5, 24)

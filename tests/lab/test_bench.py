@@ -952,7 +952,7 @@ class TestTimingOfBaselines:
             return {name: Samples(np.full(rounds, 50.0), graphs and "cupy" not in name) for name in calls}
 
         monkeypatch.setattr(run, "time_interleaved", interleaved)
-        plan = host_plan(contenders.Contender("rung", bound), *self.baselines(*names))
+        plan = host_plan(contenders.Contender("stage", bound), *self.baselines(*names))
         plan = dataclasses.replace(plan, simulated=False)
         (frame,) = run.run(plan)
         assert asked == [(how == "graphs", plan.seed)], "contenders were not timed once, together"
@@ -1218,7 +1218,7 @@ class TestReadme:
         assert self.run(folder) == 1
         assert "targets_summary.csv was not measured on a GPU" in capsys.readouterr().err
 
-    def test_what_is_no_rung_stays_out_of_the_ladder(self, folder):
+    def test_what_is_no_stage_stays_out_of_the_ladder(self, folder):
         frame = gpu_frame()
         thin = frame[frame["stage"] == "naive"].assign(stage="thin")
         results.save(pd.concat([frame, thin]), ENVIRONMENT, folder / "latest")
@@ -1262,7 +1262,7 @@ class TestReadme:
             ),
             (
                 lambda folder: results.save(gpu_frame().query("m == 2048"), ENVIRONMENT, folder / "latest"),
-                "no rung at 4096x4096x4096",
+                "no stage at 4096x4096x4096",
             ),
         ],
     )
@@ -1607,7 +1607,7 @@ class TestModel:
         assert model.choose_ceilings(path, device)[1] == "ceilings measured on Test GPU"
         assert model.choose_ceilings(None, dataclasses.replace(device, name="Other GPU"))[0] == theory
 
-    def test_rungs_have_predictions(self):
+    def test_stages_have_predictions(self):
         frame = gpu_frame().assign(config=lambda frame: frame["stage"].map(lambda name: default_config(name)))
         device = dataclasses.replace(SIMULATED_DEVICE, name="Test GPU")
         table = model.model_table(frame, ceilings.Ceilings(**LIMITS), "theory", device, simulated=False)

@@ -70,7 +70,7 @@ def test_simulated_kernel_gets_its_partition():
         assert (m, n, k, batch, partition) == (1, 1, 1, Batch(), Partition(1, 0))
         return PartitionLayout((1, 1, 1), 256, 3, tuple(WORDS))
 
-    stage = NAIVE.replace(schedule=schedule, build=lambda config, variant: kernel, block=lambda config: (1, 1))
+    stage = replace(NAIVE, schedule=schedule, build=lambda config, variant: kernel, block=lambda config: (1, 1))
     c = np.zeros((1, 1), np.float32)
     run(np.full((1, 1), 2, np.float32), np.ones((1, 1), np.float32), c, stage=stage, partition=Partition(1, 0))
     assert c[0, 0] == 2
@@ -118,9 +118,9 @@ EVERY_STEP = {
 }
 
 
-@pytest.mark.parametrize("exchanged", [False, True])
+@pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("case", EVERY_STEP)
-def test_every_word_of_every_step_reaches_the_driver(gpu, case, exchanged):
+def test_every_word_of_every_step_reaches_the_driver(gpu, case, swapped):
     """Twice, with other values for all words that move; the frame of the first call serves the second."""
     gpu.computes = False
     name, precision, changes = EVERY_STEP[case]
@@ -128,7 +128,7 @@ def test_every_word_of_every_step_reaches_the_driver(gpu, case, exchanged):
     device = devices.get_device(0)
     partition = Partition(5, 0) if stage.takes_partition else None  # a workspace is needed
     launches = stage.launches(stage.configs[0], product, precision, partition, Gpu((9, 0), 132))
-    launches = launches.with_operands_exchanged() if exchanged else launches
+    launches = launches.with_operands_swapped() if swapped else launches
     bound = device.loaded(launches)
     for turn in range(2):
         alpha, beta, stream = 0.5 + turn, -2.0 * turn, 40 + turn
@@ -617,16 +617,16 @@ def map_words(place):
 
 
 @pytest.mark.parametrize("letters", ["NN", "NT", "TT"])
-@pytest.mark.parametrize("exchanged", [False, True])
-def test_tensor_maps_describe_the_operands(gpu, letters, exchanged):
+@pytest.mark.parametrize("swapped", [False, True])
+def test_tensor_maps_describe_the_operands(gpu, letters, swapped):
     """Exchanged launches find A, as the kernel knows it, at the address of B."""
     stage = STAGES["tf32_tma"]
     product = Product(dense(letters[0], 64, 96), dense(letters[1], 96, 128), dense("N", 64, 128))
     launches = stage.launches(stage.configs[0], product, "tf32", None, Gpu((9, 0), 132))
-    if exchanged:
-        launches = launches.with_operands_exchanged()
+    if swapped:
+        launches = launches.with_operands_swapped()
     bound, a, b = devices.get_device(0).loaded(launches), 1 << 20, 1 << 21
-    given = (b, a) if exchanged else (a, b)
+    given = (b, a) if swapped else (a, b)
     bound(1.0, *given, 0.0, 0, 40)
     first, second = (map_words(gpu.launches[-1].arguments[name][0]) for name in ("u_map", "v_map"))
     whole = {"N": lambda rows, cols: (cols, rows), "T": lambda rows, cols: (rows, cols)}

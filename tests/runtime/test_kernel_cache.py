@@ -232,7 +232,7 @@ def test_extra_parts_are_plain_values():
 
 
 def test_what_does_not_shape_the_code_does_not_count():
-    described = NAIVE.replace(summary="another", configs=())
+    described = dataclasses.replace(NAIVE, summary="another", configs=())
     assert kernel_cache.key(described.kernel_of(CONFIG, True), CC) == kernel_cache.key(*KERNEL)
     launched = dataclasses.replace(KERNEL[0], threads=1, dynamic_shared=1)
     assert kernel_cache.key(launched, CC) == kernel_cache.key(*KERNEL)
@@ -327,7 +327,7 @@ def test_what_cannot_be_told_is_not_kept(place, monkeypatch, changes):
 
 
 def test_a_stage_that_was_added_is_not_kept(place, monkeypatch):
-    stage = NAIVE.replace(name="mine", build=build_elsewhere)
+    stage = dataclasses.replace(NAIVE, name="mine", build=build_elsewhere)
     monkeypatch.setitem(STAGES, "mine", stage)
     assert fetch(lambda: CUBIN, stage.kernel_of(CONFIG, True), CC) == (CUBIN, False)
     assert not place.exists()

@@ -12,7 +12,7 @@ import struct
 import threading
 import types
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -314,7 +314,7 @@ CONFIG = STAGES["stream_k"].configs[1]  # which the loaders of all layouts cover
 
 def scheduled(stage, make):
     """Return a copy of a stage that has a schedule."""
-    return stage.replace(schedule=make)
+    return replace(stage, schedule=make)
 
 
 def schedule_of(size, counters):

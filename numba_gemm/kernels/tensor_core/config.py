@@ -2,7 +2,7 @@
 
 A decomposed operand is a matrix of 32-bit words. It has one row per part and slot of k, ordered by parts first. Each
 row holds 32 words, 128 bytes, per row of A (or column of B). A slot in shared memory has the same layout, so one bulk
-copy brings any number of rows of a slot. Within 128 bytes the eight 16-byte chunks are exchanged by XOR with the row
+copy brings any number of rows of a slot. Within 128 bytes the eight 16-byte chunks are permuted by XOR with the row
 modulo eight, as the matrix instruction reads them (the "128-byte swizzle"). In a scaled precision one more row follows:
 the logarithm of the scale of each row of A, or column of B, as floats.
 """

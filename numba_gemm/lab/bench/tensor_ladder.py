@@ -30,7 +30,17 @@ from numba_gemm.runtime.matrix import Matrix
 from numba_gemm.runtime.timing import time_interleaved
 from numba_gemm.runtime.workspace import Workspace
 
-__all__ = ["CSV", "DECOMPOSE", "PRECISION", "SHAPE", "SPECIAL_CSV", "main", "measured", "rungs", "special_values"]
+__all__ = [
+    "CSV",
+    "DECOMPOSE",
+    "PRECISION",
+    "SHAPE",
+    "SPECIAL_CSV",
+    "ladder_stages",
+    "main",
+    "measured",
+    "special_values",
+]
 
 CSV, SPECIAL_CSV = "tensor_ladder.csv", "special_values.csv"
 PRECISION = "bf16x6"
@@ -39,7 +49,7 @@ DECOMPOSE, CUBLAS = "decompose", "cublas"  # rows that are no stages
 SEED = 1
 
 
-def rungs() -> list[TensorStage]:
+def ladder_stages() -> list[TensorStage]:
     """Return the stages of the ladder that multiply decomposed operands by warpgroups, in climbing order."""
     return [
         stage
@@ -54,7 +64,7 @@ def as_matrix(tensor: Any, device: int) -> Matrix:
     return Matrix(tensor.data_ptr(), rows, cols, FLOAT32_BYTES * down, FLOAT32_BYTES * across, device, tensor)
 
 
-class Rung:
+class PreparedStage:
     """A stage's multiplication, and the decomposition of its operands, in memory of its own."""
 
     def __init__(self, torch: Any, stage: TensorStage, precision: str, a: Matrix, b: Matrix, c: Matrix) -> None:
@@ -91,9 +101,9 @@ def measured(shape: tuple[int, int, int], precision: str, rounds: int) -> list[d
             torch.matmul(a, b, out=c)
 
     matrices = [as_matrix(tensor, device) for tensor in (a, b, c)]
-    found = {stage.name: Rung(torch, stage, precision, *matrices) for stage in rungs()}
+    found = {stage.name: PreparedStage(torch, stage, precision, *matrices) for stage in ladder_stages()}
     calls: dict[str, Callable[[int], None]] = {CUBLAS: cublas, DECOMPOSE: next(iter(found.values())).decompose}
-    calls |= {name: rung.multiply for name, rung in found.items()}
+    calls |= {name: stage.multiply for name, stage in found.items()}
     rows: dict[str, dict[str, Any]] = {}
     for name, call in calls.items():
         c.fill_(float("nan"))
