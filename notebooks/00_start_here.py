@@ -179,7 +179,7 @@ print(f"8 bytes for each: {8 * peak / 2:.0f} TB/s")
 #
 # ## A product by hand
 #
-# Write it: one element of C a thread, as in the first picture. Threads and blocks can have two dimensions, `.x` and
+# Write it: one element of C per thread, as in the first picture. Threads and blocks can have two dimensions, `.x` and
 # `.y`. `row` and `col` are there, and so is the sum, as a `float32`: a plain `0.0` would make it a float64, for which a
 # GPU has at best half as many units. What is missing is the loop: add `a[row, p] * b[p, col]` for all `p`.
 

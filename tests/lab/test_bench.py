@@ -1422,7 +1422,7 @@ class TestDocstrings:
     @pytest.mark.parametrize(
         ("changes", "says"),
         [
-            ({}, "; 215 registers a thread, 74.7 % of the FMA pipe, 0.0 % excess shared wavefronts."),
+            ({}, "; 215 registers per thread, 74.7 % of the FMA pipe, 0.0 % excess shared wavefronts."),
             ({"config": "another"}, "."),
             ({"k": 1024}, "."),
             (None, "."),

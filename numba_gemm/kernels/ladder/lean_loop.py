@@ -12,7 +12,7 @@ Traffic: the same.
 Registers and shared memory: TM*TN accumulators, 2*(TM + TN) fragments and the vectors in flight; 2*BK*(BM + pad + BN)
     floats (50 KB at 128x256x16).
 Measured: 55.2 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 1.08 of cuBLAS SGEMM and 1.10 times async_copy; 198
-    registers a thread, 85.6 % of the FMA pipe, 2.3 % excess shared wavefronts.
+    registers per thread, 85.6 % of the FMA pipe, 2.3 % excess shared wavefronts.
 Limits: wave quantization: 4096x4096 is 512 tiles on 132 SMs, four rounds where 3.88 would suffice. Within a round, one
     instruction in thirteen is not a multiply-add, and half of these read fragments.
 """

@@ -310,7 +310,7 @@ def build_variant(config, variant):
 
 STAGE = TmaStage(
     name="tf32_tma",
-    summary="operands copied from where they lie by tensor maps, without a decomposition",
+    summary="operands copied by tensor maps, without a decomposition pass",
     build=build_variant,
     configs=CONFIGS,
     min_cc=(9, 0),

@@ -482,7 +482,7 @@ def clauses(results: Path, row: Mapping[str, Any]) -> Iterator[str]:
     counters = counted(results, COUNTERS, row)
     shared = counted(results, WAVEFRONTS, row, op=TOTAL)
     for value, digits, words in (
-        (counters.get("registers", math.nan), 0, "registers a thread"),
+        (counters.get("registers", math.nan), 0, "registers per thread"),
         (counters.get("fma_pipe_percent", math.nan), 1, "% of the FMA pipe"),
         (shared.get("excess_percent", math.nan), 1, "% excess shared wavefronts"),
     ):
