@@ -1,4 +1,4 @@
-"""Which stage and configuration is fastest for a product, measured on the user's own GPU: `autotune`."""
+"""`autotune`: measure which stage and configuration is fastest for a product on the user's own GPU."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class Candidate:
     partition : Partition or None
         Division of the product among blocks; None in stages without a schedule.
     swapped : bool
-        Whether the transpose is computed.
+        True if the transpose is computed.
     microseconds : float
-        Median time of a product on the GPU, without what launching costs the host.
+        Median time of a product on the GPU, without the host time of its launches.
     expected : float
-        What the model expects, in microseconds.
+        Time that the model expects, in microseconds.
     """
 
     stage: str
@@ -82,7 +82,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Autotuned:
-    """What `autotune` measured; its text is a table.
+    """Measurements of `autotune`; its text is a table.
 
     Attributes
     ----------
@@ -91,11 +91,11 @@ class Autotuned:
     device : str
         Name of the GPU.
     candidates : tuple of Candidate
-        What was measured, the fastest first.
+        Measured candidates, the fastest first.
     model : Candidate or None
-        What would have run without measuring; None if it cannot run, or was wrong.
+        Candidate that the model would have chosen; None if it cannot run, or was wrong.
     stored : Path or None
-        The file that the choice is kept in; None if it lasts as long as this process.
+        File that the choice is kept in; None if it lasts as long as this process.
     """
 
     problem: Problem
@@ -146,9 +146,9 @@ def autotune(
     without.
     `clear_autotuned` undoes it. Plans that exist already keep what they chose.
 
-    Of the arrays only shapes, strides and addresses matter: they are neither read nor written. The products are
-    computed on memory that is allocated for the purpose, laid out alike and filled with random numbers. So NumPy arrays
-    that were never filled do as well, and cost nothing: ``autotune(numpy.empty((m, k), numpy.float32),
+    Only shapes, strides and addresses of the arrays matter; their elements are neither read nor written. The products
+    are computed in memory that is allocated for this purpose, with the same layouts, and filled with random numbers.
+    Uninitialised NumPy arrays therefore suffice: ``autotune(numpy.empty((m, k), numpy.float32),
     numpy.empty((k, n), numpy.float32))`` is for what lies by rows on the current device, as `plan` assumes it.
 
     Parameters
@@ -238,7 +238,7 @@ def clear_autotuned(device: int | None = None) -> int:
     Returns
     -------
     int
-        How many choices were on disk.
+        Number of choices that were on disk.
 
     Raises
     ------
@@ -294,7 +294,7 @@ class _Scratch(ArrayKind):
         self.operand = replace(like, kind=self, array=self, pointer=first + (like.pointer - first) % BOUNDARY)
 
     def view(self, operand: Operand, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
-        """What the launcher keeps of it."""
+        """Return the matrix that the launcher takes."""
         return at_address(self, pointer, shape, strides) if SIMULATOR else self
 
     def fill(self, values: np.ndarray) -> None:

@@ -1,8 +1,8 @@
 """Choices that `autotune` measured, kept on disk from one process to the next, and asked before the model.
 
-They lie beside the compiled kernels (see `kernel_cache`), in one JSON file a kind of device (name, compute capability,
-number of SMs) and version of the kernels' sources: what was measured of others says nothing. Files are replaced whole;
-a process adds its choices to those that others have written meanwhile, under a lock. Each file is read once per
+They lie beside the compiled kernels (see `kernel_cache`), in one JSON file per kind of device (name, compute
+capability, number of SMs) and version of the kernels' sources: measurements of others do not apply. Files are replaced
+whole; a process adds its choices to those that others have written meanwhile, under a lock. Each file is read once per
 process. A directory or file that others can change is refused (see `private_files`). Every problem is a `CacheWarning`,
 and the model chooses.
 """
@@ -37,7 +37,7 @@ FILE_NAME = re.compile(r"[\w-]+-cc\d+\.\d+-sm\d+-[0-9a-f]{16}\.choices\.json", r
 LOCK = "choices.lock"
 OF_DEVICE = {"cc", "sm_count", "clock_hz", "memory_bandwidth"}  # fields of a problem that the file's name stands for
 
-Entries = dict[str, Any]  # what the file says of each problem, by `key`
+Entries = dict[str, Any]  # entries of the file, by `key`
 
 _lock = threading.Lock()
 _known: dict[str, Entries] = {}  # by file name
@@ -68,11 +68,11 @@ def keep(device: int, wanted: Problem, choice: Choice, microseconds: float, cand
     Parameters
     ----------
     device, wanted, choice
-        What was chosen, for what.
+        The choice for a problem on a device.
     microseconds : float
-        How long it takes.
+        Its time.
     candidates : int
-        Of how many it is the fastest.
+        Number of candidates among which it is the fastest.
 
     Returns
     -------

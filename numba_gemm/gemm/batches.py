@@ -40,14 +40,14 @@ def products(
     Parameters
     ----------
     a, b, c : Operand
-        Of two dimensions or more; C has the batch dimensions of the product, and elements.
+        Operands of two dimensions or more; C has the batch dimensions of the product, and elements.
     device : int
         Ordinal of the device that they lie on.
     at_once : int
         Batch dimensions that a launch takes, `AT_ONCE` at the most; those that are left are taken one by one, and so
         are parts of one that a launch cannot count.
     fold : bool
-        Whether matrices may count as one larger matrix, whose rows and columns are then others than each one's.
+        True if matrices may count as one larger matrix, which then has other rows and columns than each one.
     """
     view = _Matrices.of(a, b, c)
     dims = list(_merged(c.shape[:-2], zip(_steps(a, c), _steps(b, c), _steps(c, c))))

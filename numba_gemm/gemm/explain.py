@@ -48,13 +48,13 @@ class Explanation:
     split : int
         Largest number of blocks that share a tile; 1 if none is shared.
     a_access, b_access : str
-        How tiles of A and of B are loaded into shared memory: one of `numba_gemm.device.tile_loader.ACCESSES`;
-        "aligned" or "any" in stages without a schedule; "decomposed" or "tensor map" on tensor cores. If the transpose
-        is computed, they refer to its operands.
+        Access by which tiles of A and of B are loaded: one of `numba_gemm.device.tile_loader.ACCESSES`; "aligned" or
+        "any" in stages without a schedule; "decomposed" or "tensor map" on tensor cores. If the transpose is computed,
+        they refer to its operands.
     c_vectors : bool
-        Whether C is written in vectors.
+        True if C is written in vectors.
     swapped : bool
-        Whether the transpose is computed, ``C.T = B.T @ A.T``.
+        True if the transpose is computed, ``C.T = B.T @ A.T``.
     copies : Copies
         Bytes copied for NumPy arrays, `to_device`, `to_host` and `on_host`; 0 for arrays in device memory.
     workspace_bytes : int

@@ -33,14 +33,14 @@ from .precision import tensor_stage
 LAUNCH, TILE, PIECE = 1626, 1934, 683
 # Waits and multiply-adds overlap as in a norm of this order: 1 would be not at all, infinity completely.
 OVERLAP = 2.49
-# Bytes of C a clock that an SM writes: in vectors, float by float through shared memory, and from where the sums are,
+# Bytes of C per clock that an SM writes: in vectors, float by float through shared memory, and from where the sums are,
 # as small thread tiles do without an epilogue.
 STORE, STORE_STAGED, STORE_FLOATS = 93, 26, 7.8
 # Clocks until the other blocks' parts of a sum are known to be there, and a trip to the L2 cache.
 MEET, TRIP = 3550, 825
-# Bytes of partial sums a clock between an SM and the L2 cache: all SMs at once, and one at best.
+# Bytes of partial sums per clock between an SM and the L2 cache: all SMs at once, and one at best.
 SHARED_RATE, LONE_RATE = 21.1, 138
-# What is left of device memory's theoretical bandwidth.
+# Fraction of device memory's theoretical bandwidth that kernels reach.
 MEMORY_EFFICIENCY = 0.85
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
 
@@ -49,18 +49,18 @@ ANY_GPU = (99, 0)  # a compute capability that no stage finds too low
 
 @dataclass(frozen=True)
 class Rate:
-    """How fast a configuration is.
+    """Measured speed of a configuration.
 
     Attributes
     ----------
     efficiency : float
         Fraction of FP32 peak when every SM is full and nothing waits.
     alone : int
-        Clocks a k-tile of a block that has an SM to itself, beside its multiply-adds.
+        Clocks per k-tile of a block that has an SM to itself, beside its multiply-adds.
     resident : int
         Blocks that an SM holds at once.
     floats : float
-        How much longer the multiply-adds take beside copies of an A or B that allows no vectors.
+        Factor by which the multiply-adds take longer beside copies of an A or B that allows no vectors.
     """
 
     efficiency: float
@@ -87,7 +87,7 @@ RATES: dict[tuple[str, int, int, int], Rate] = {
     ("stream_k", 32, 64, 16): Rate(0.589, alone=1050, resident=8, floats=1.07),
     ("stream_k", 32, 32, 16): Rate(0.451, alone=676, resident=8, floats=1.02),
     ("stream_k", 256, 16, 16): Rate(0.55, alone=1300, resident=3),
-    # What brings A in at 24 bytes a clock: these are as fast as memory, if k is A's contiguous axis.
+    # Those that load A at 24 bytes per clock: these are as fast as memory, if k is A's contiguous axis.
     ("thin", 64, 1, 128): Rate(0.047, alone=1000, resident=2),
     ("thin", 64, 4, 128): Rate(0.19, alone=1000, resident=2),
     ("thin", 128, 16, 32): Rate(0.65, alone=700, resident=2),
@@ -105,22 +105,22 @@ class Problem:
     matrices : int
         Products of a batch.
     aligned : bool
-        Whether all operands allow 128-bit accesses by rows.
+        True if all operands allow 128-bit accesses by rows.
     vectors : bool
-        Whether A and B allow them along whichever axis is contiguous.
+        True if A and B allow them along whichever axis is contiguous.
     a_along, b_along : bool
-        Whether k is the contiguous axis of A, and of B.
+        True if k is the contiguous axis of A, and of B.
     by_columns : bool
-        Whether C lies column by column.
+        True if C is stored by columns.
     epilogue : bool
-        Whether C's elements have one.
+        True if the product has an epilogue.
     precision : str
         Precision, not "fp32_auto".
     tma : str
         Layouts of A and B, "NN", "NT" or "TT", if tensor maps can describe them; else empty. Precisions other than
         "tf32" leave it empty.
     cc, sm_count, clock_hz, memory_bandwidth
-        Of the device, see `runtime.device.DeviceProperties`.
+        Properties of the device, see `runtime.device.DeviceProperties`.
     """
 
     m: int
@@ -159,7 +159,7 @@ class Choice:
     partition : Partition or None
         Division of the work among blocks, for a scheduled stage; None for the default.
     swapped : bool
-        Whether to compute the transpose, ``C.T = B.T @ A.T``.
+        True to compute the transpose, ``C.T = B.T @ A.T``.
     clocks : float
         Expected duration in clocks, 0 if nothing was compared.
     reason : str
@@ -339,7 +339,7 @@ class _Model:
                 divided = ceil_div(shared, partition.blocks)  # k-tiles of divided tiles, of the block that has most
                 parts = k_tiles / divided  # of a tile
                 even = shared % partition.blocks == 0 and k_tiles % divided == 0  # else pieces straddle tiles
-                pieces = 1 if even else ceil(divided / k_tiles) + 1  # of tiles, a block
+                pieces = 1 if even else ceil(divided / k_tiles) + 1  # of tiles, per block
                 storing = resident * self.store * max(1.0, divided / k_tiles)
                 clocks += divided * self.k_tile(resident) + pieces * PIECE + storing
                 if not even or parts > 1:
@@ -444,7 +444,7 @@ def _best_ladder(wanted: Problem, only: Stage | None) -> Choice | None:
 
 
 def _fits(stage: Stage, config: TileConfig, wanted: Problem) -> bool:
-    """Whether a configuration for a C of few columns is worth considering; others always are."""
+    """Return True if a configuration is worth considering; only those for a C of few columns may not be."""
     if stage.name == "thin":
         return wanted.a_along and wanted.n <= config.BN
     return config.BN > 16 or (wanted.n <= 2 * config.BN and not wanted.a_along)

@@ -41,7 +41,7 @@ class Precompiled(NamedTuple):
     seconds : float
         Time that it took.
     from_cache : bool
-        Whether it was in the cache already.
+        True if it was in the cache already.
     """
 
     stage: str

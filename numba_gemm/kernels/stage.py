@@ -79,7 +79,7 @@ class Piece(NamedTuple):
     a, b, c : int
         Bytes from the operands' first elements to the part's.
     first : bool
-        Whether it is the first part of its sums: it takes beta, and the others add to it.
+        True if it is the first part of its sums: it takes beta, and the others add to it.
     product : Product
         The part.
     """
@@ -132,9 +132,9 @@ class Stage:
     batch_dimensions : int
         Dimensions of a batch that one launch takes.
     takes_epilogue : bool
-        Whether it applies an epilogue.
+        True if it applies an epilogue.
     takes_partition : bool
-        Whether its launches divide the work by a `Partition`.
+        True if its launches divide the work by a `Partition`.
     """
 
     name: str
@@ -153,16 +153,16 @@ class Stage:
 
     @property
     def takes_epilogue(self) -> bool:
-        """Whether it applies an epilogue."""
+        """True if it applies an epilogue."""
         return False
 
     @property
     def takes_partition(self) -> bool:
-        """Whether its launches divide the work by a `Partition`."""
+        """True if its launches divide the work by a `Partition`."""
         return False
 
     def runs_on(self, cc: tuple[int, int]) -> bool:
-        """Whether a GPU of a compute capability has the instructions that it needs."""
+        """Return True if a GPU of a compute capability has the instructions that it needs."""
         return cc >= self.min_cc if self.only_cc is None else cc == self.only_cc
 
     def kernel(self, config: Any, product: Product, precision: str = IEEE) -> Kernel:

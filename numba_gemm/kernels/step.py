@@ -112,7 +112,7 @@ class Kernel:
     threads : int
         Threads per block.
     whole_program : bool
-        Whether the compiler must see the whole program at once, to move registers between warpgroups.
+        True if the compiler must see the whole program at once, to move registers between warpgroups.
     """
 
     name: str
@@ -147,7 +147,7 @@ class Step(NamedTuple):
     arguments : tuple of Argument
         In the kernel's order.
     overlaps : bool
-        Whether it may start before the launch before it has ended (`device.grid_order`).
+        True if it may start before the launch before it has ended (`device.grid_order`).
     """
 
     kernel: Kernel

@@ -1,4 +1,4 @@
-"""What autotune measures is kept, found again and used; what it should not use, it does not."""
+"""Choices of autotune: measured, kept, found again and used; entries that are not valid are not."""
 
 from __future__ import annotations
 
@@ -336,7 +336,7 @@ def test_broken_file_warns_and_is_replaced(place, case):
     assert "autotune" in reason()
 
 
-# What an entry says, which none of this version's candidates is like.
+# Contents of an entry that none of this version's candidates matches.
 STALE = {
     "stage": {"stage": "gone"},
     "config": {"config": "3x3x3-3x3"},

@@ -1,4 +1,4 @@
-"""What is told about a product is what is done."""
+"""`explain` describes what is launched."""
 
 from __future__ import annotations
 

@@ -600,7 +600,7 @@ def remembered(no_calls):
 
 
 def apart(reach, x, c):
-    """Whether the fast path takes an operand and C at their addresses."""
+    """Return True if the fast path takes an operand and C at their addresses."""
     below, above = reach
     return not below < x.pointer - c.pointer < above
 

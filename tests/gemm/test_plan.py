@@ -118,7 +118,7 @@ def test_plan_tells_what_it_chose():
 
 SQUARE = filled(4, 4)
 
-# How a plan is made; the error; words of it.
+# Arguments of a plan; the error; words of it.
 WRONG_PLANS = {
     "m text": (("4", 4, 4), {}, TypeError, ["m is a str", "expected an int", "int(m)"]),
     "n negative": ((4, -1, 4), {}, ValueError, ["n is -1", "expected 0 or more", "pass"]),
@@ -160,7 +160,7 @@ def test_wrong_plans(case):
     assert all(word in str(caught.value) for word in words)
 
 
-# What a plan for (3, 5, 4) is called with; the error; words of it.
+# Arguments of a call of a plan for (3, 5, 4); the error; words of it.
 A, B, C = filled(3, 4), filled(4, 5), filled(3, 5)
 WRONG_CALLS = {
     "shapes": ((B.T, A.T), {}, ValueError, ["shape (5, 4)", "plan is for shapes (3, 4) and (4, 5)", "another plan"]),

@@ -62,9 +62,9 @@ class Case:
     vectors : int
         Vectors of the epilogue.
     planned : bool
-        Whether the call is a plan's.
+        True if the call is a plan's.
     pieces : bool
-        Whether the memory for decomposed operands is limited to two matrices of a batch at a time.
+        True if the memory for decomposed operands is limited to two matrices of a batch at a time.
     """
 
     def __init__(self, batch=0, layout="NN", vectors=0, planned=False, pieces=False):
@@ -262,7 +262,7 @@ def test_plan_gives_its_memory_back(torch, gpu):
 
 
 def in_a_stand_in(frame):
-    """Whether a function is a stand-in's, for one that is not written in Python, or is called by one."""
+    """Return True if a frame belongs to a stand-in for a compiled function, or to a function that a stand-in calls."""
     while frame.f_code is not Case.__call__.__code__:
         if frame.f_code.co_filename.startswith(str(TESTS)):
             return True

@@ -46,7 +46,7 @@ class Counters:
 
 
 def permuted(seed: int) -> Callable[..., None]:
-    """What launches in the scheduler's place: threads, and blocks, in an order drawn from the seed."""
+    """Return a replacement of the scheduler's `run` that orders threads and blocks by a seed."""
     original = scheduler.run
 
     def run_permuted(kernel: Any, grid: Any, block: Any, args: Any, **options: Any) -> None:

@@ -69,7 +69,7 @@ def test_span_reaches_from_the_first_byte_to_the_last(x):
 @settings(max_examples=500)
 @given(views(smallest=2))
 def test_aligned_if_every_vector_of_four_is(x):
-    """Of several rows; the stride of a single one counts as well (`test_ladder.py`)."""
+    """Views have several rows; the stride of a single row counts as well (`test_ladder.py`)."""
     whole = x.shape[1] % 4 == 0 and x.strides[1] == 4
     vectors = [
         x[row : row + 1, col : col + 1].ctypes.data for row in range(x.shape[0]) for col in range(0, x.shape[1], 4)

@@ -219,7 +219,7 @@ def test_parts_sum_up_to_the_operands(precision, layout):
     operands = []
     for mn in (37, 5):
         x = generator.standard_normal((mn, k)).astype(np.float32)
-        # Of F16 the second parts lose bits in elements that are much smaller than the largest of their row.
+        # Second parts of F16 lose bits of elements that are much smaller than the largest of their row.
         spread = 30 if precision.kind != "f16" else 5
         x *= np.float32(2.0) ** generator.integers(-spread, spread, (mn, k)).astype(np.float32)
         if precision.scaled:
@@ -242,8 +242,7 @@ def test_a_batch_is_decomposed_matrix_by_matrix_and_what_it_shares_once(precisio
     from numba_gemm.simulator import scheduler
 
     generator, precision = np.random.default_rng(3), TENSOR_PRECISIONS[precision]
-    # Of y there are three, too, which differ: if all share the first one's parts, others must not be decomposed into
-    # them.
+    # There are three different y, too: if all share the first one's parts, others must not be decomposed into them.
     x, ys = (generator.standard_normal(extents).astype(np.float32) for extents in ((3, 5, 70), (3, 6, 70)))
     y, y_step = ys[0], ys.strides[0]
     expected = [simulated_decomposition(precision, one, y) for one in x]
@@ -1202,7 +1201,7 @@ def test_what_is_not_finite_comes_out_as_in_numpy(precision, beta):
 
 
 def lost_to_underflow(precision, rows):
-    """What the parts of A's rows, or B's columns, lose of each element at most: half of where the narrow kind ends."""
+    """Return the most that parts lose of each element: half of the smallest magnitude of the narrow kind."""
     size = np.abs(rows.astype(np.float64))
     if precision == "fp16x3":
         largest = size.max(axis=1, keepdims=True)

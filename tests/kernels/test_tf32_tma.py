@@ -260,7 +260,7 @@ def bound_launches(monkeypatch, room):
 
 
 def test_maps_follow_the_operands(monkeypatch):
-    """Of "NN", U is B and V is A."""
+    """With layouts "NN", U is B and V is A."""
     bound, maps, frames = bound_launches(monkeypatch, 3)
     found = []
     for a, b in ((16, 32), (16, 48), (16, 32)):
@@ -330,7 +330,7 @@ def test_threads_load_the_rows_that_the_instruction_wants(layout):
 
 
 class Addresses:
-    """What stands for shared memory, to learn where loads go."""
+    """Stand-in for shared memory that records the addresses of loads."""
 
     def __init__(self):
         self.asked = []
@@ -439,7 +439,7 @@ def rounded(tensor):
 
 
 def within(found, a, b, alpha=1.0, beta=0.0, before=None):
-    """Whether a product of TF32 is as near as it is stated to be."""
+    """Return True if a product of TF32 is within its stated bound."""
     exact, size = alpha * (a.double() @ b.double()), abs(alpha) * (a.double().abs() @ b.double().abs())
     if beta:
         exact, size = exact + beta * before.double(), size + abs(beta) * before.double().abs()
@@ -557,7 +557,7 @@ def test_an_epilogue_is_told_rows_and_columns_of_c(layout):
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
 def test_a_graph_has_maps_that_stay():
-    """Of operands that no map was made of before the capture; others are made after it."""
+    """The maps of its operands are first made during the capture; others are made after it."""
     import torch
 
     from numba_gemm import tiled_sgemm

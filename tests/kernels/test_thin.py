@@ -25,7 +25,7 @@ SIXTEEN = TileConfig(BM=8, BN=16, BK=16, TM=1, TN=16, lanes_k=4, slots=5, pad_b=
 UNEVEN = TileConfig(BM=6, BN=2, BK=32, TM=1, TN=2, lanes_k=8, slots=4, pad_b=1, dynamic=True)  # 12 sums, 48 threads
 CONFIGS = {config.BN: config for config in (FOUR, ONE, SIXTEEN, UNEVEN)}
 
-# Of a matrix seen as (mn, k): how it lies in memory, as a view of something larger that is full of NaN.
+# Layouts of a matrix seen as (mn, k): views of larger arrays that are full of NaN.
 LAYOUTS: dict[str, Callable[[int, int], np.ndarray]] = {
     "along4": lambda mn, k: _nan(mn + 2, k + 8)[1 : mn + 1, 4 : k + 4],
     "along1": lambda mn, k: _nan(mn + 2, k + 3)[1 : mn + 1, 1 : k + 1],
@@ -50,7 +50,7 @@ def filled(generator: np.random.Generator, layout: str, mn: int, k: int) -> np.n
 def work_of(
     config: TileConfig, m: int, n: int, k: int, blocks: int, whole: int, **batch: Any
 ) -> tuple[PartitionArguments, int]:
-    """What a launch of so many blocks is told, with `whole` tiles that are not shared."""
+    """Return the partition arguments of a launch of so many blocks, with `whole` tiles that are not shared."""
     rows, cols, k_tiles = -(-m // config.BM), -(-n // config.BN), max(1, -(-k // config.BK))
     fields: dict[str, Any] = dict.fromkeys(PartitionArguments._fields, 0)
     fields |= {"rows": rows, "cols": cols, "group": 2, "k_tiles": k_tiles}
@@ -204,7 +204,7 @@ def test_epilogue(blocks: int) -> None:
 def test_configurations_are_checked() -> None:
     variant = Variant("along4", "any", c_aligned=False)
     broken: dict[str, dict[str, Any]] = {
-        "a chunk is four k a lane": {"BK": 64},
+        "a chunk is four k per lane": {"BK": 64},
         "two slots or more": {"slots": 1},
         "pad_b holds B's padding": {"pad_b": 0},
         "dynamic shared memory": {"dynamic": False},

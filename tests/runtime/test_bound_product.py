@@ -80,7 +80,7 @@ def test_simulated_kernel_gets_its_partition():
 # ---------------------------------------------------------------------------------------------------------- parameters
 
 
-@pytest.mark.parametrize("layout", sorted(LAYOUTS.keys() - {"packed records"}))  # which lie off float32's boundaries
+@pytest.mark.parametrize("layout", sorted(LAYOUTS.keys() - {"packed records"}))  # they are not on float32's boundaries
 def test_launch_tells_the_driver_everything(gpu, layout):
     lay_out = LAYOUTS[layout]
     a, b, c = lay_out(filled(6, 3)), lay_out(filled(3, 5)), lay_out(filled(6, 5, seed=1))

@@ -456,7 +456,7 @@ def test_functions_of_the_same_content_are_the_same(monkeypatch):
 def test_a_copy_stays_as_it_is(monkeypatch):
     array = np.ones(2)
     factors = np.ones(1, [("gain", "f4")])
-    of_records = scaled(factors[0]), scaled((factors[0],))  # which are views of the array
+    of_records = scaled(factors[0]), scaled((factors[0],))  # they are views of the array
     for function in (with_global, with_module, scaled(array), scaled((array,)), calling_itself, *of_records):
         copy, told = frozen(function), fingerprint(function)
         assert fingerprint(copy) == told is not None
@@ -804,7 +804,7 @@ NOT_TO_TOUCH = {"notes.txt", ".1111111111111111.tmp"}
 
 
 def clutter(place: Path) -> None:
-    """What is not the cache's, what another process is writing, and what one died over."""
+    """Write files that are not the cache's, one that another process is writing, and one that a process left behind."""
     for name in (*NOT_TO_TOUCH, ".0000000000000000.tmp"):
         (place / name).write_text("")
     for name in ("notes.txt", ".0000000000000000.tmp"):

@@ -106,7 +106,7 @@ class HostGpu:
     capturing : dict
         Captures by the handles of the streams that they record.
     computes : bool
-        Whether launches of the FP32 ladder are computed.
+        True if launches of the FP32 ladder are computed.
     """
 
     def __init__(self):
@@ -309,7 +309,7 @@ def gpu(monkeypatch):
 # ------------------------------------------------------------------------------------------------- stages for its tests
 
 NAIVE = STAGES["naive"]
-CONFIG = STAGES["stream_k"].configs[1]  # which the loaders of all layouts cover
+CONFIG = STAGES["stream_k"].configs[1]  # the loaders of all layouts cover its tiles
 
 
 def scheduled(stage, make):

@@ -56,11 +56,12 @@ class TileConfig:
         unused floats at the end of a row of the shared A tile, and of the shared B tile where that is transposed on its
         way.
     dynamic
-        whether the tiles lie in dynamic shared memory, which may exceed 48 KB.
+        true if the tiles are in dynamic shared memory, which may exceed 48 KB.
     min_blocks
-        blocks an SM that the compiler must leave registers for; 0 leaves it free.
+        blocks per SM that the compiler must leave registers for; 0 leaves it free.
     order
-        of a k-step's products, one of `numba_gemm.device.outer_product.ORDERS`, in stages that are `Stage.ordered`.
+        order of a k-step's products, one of `numba_gemm.device.outer_product.ORDERS`, in stages that are
+        `Stage.ordered`.
     lanes_k
         threads that share a thread tile, each with other terms of its sums.
     """
@@ -105,7 +106,7 @@ class TileConfig:
 
     @property
     def threads(self) -> int:
-        """Threads a block: one for each thread tile of the block tile, or `lanes_k`."""
+        """Threads per block: one per thread tile of the block tile, or `lanes_k`."""
         return (self.BM // self.TM) * (self.BN // self.TN) * self.lanes_k
 
     @property
@@ -129,7 +130,7 @@ class TileConfig:
 
     @property
     def launch_bounds(self) -> tuple[int, ...]:
-        """What the compiler is told of a launch: threads a block and, if set, blocks an SM."""
+        """Launch bounds for the compiler: threads per block and, if set, blocks per SM."""
         return (self.threads, self.min_blocks) if self.min_blocks else (self.threads,)
 
     def replace(self, **changes: Any) -> TileConfig:
@@ -144,10 +145,9 @@ class Variant:
     Attributes
     ----------
     a, b : str
-        How tiles of the operands are loaded, one of `numba_gemm.device.tile_loader.ACCESSES`; B's is that of its
-        transpose.
+        Access to the operands' tiles, one of `numba_gemm.device.tile_loader.ACCESSES`; that of B is to its transpose.
     c_aligned : bool
-        Whether C has unit column stride, 16-byte aligned rows and a multiple of four columns.
+        True if C has unit column stride, 16-byte aligned rows and a multiple of four columns.
     epilogue : callable or None
         Device function ``(value, row, col, *vectors)`` applied to each element of C.
     vectors : int
@@ -258,12 +258,12 @@ class LadderStage(Stage):
 
     @property
     def takes_epilogue(self) -> bool:
-        """Whether it applies an epilogue."""
+        """True if it applies an epilogue."""
         return self.schedule is not None
 
     @property
     def takes_partition(self) -> bool:
-        """Whether its launches divide the work by a `Partition`."""
+        """True if its launches divide the work by a `Partition`."""
         return self.schedule is not None
 
     def grid(self, config: TileConfig, m: int, n: int) -> tuple[int, int]:

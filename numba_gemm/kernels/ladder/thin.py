@@ -74,7 +74,7 @@ def build(config, variant):
             "a thread has whole rows: TN == BN": config.TN == BN,
             "BN is a power of two": BN & (BN - 1) == 0,
             "lanes along k are 4, 8, 16 or 32": LANES in (4, 8, 16, 32),
-            "a chunk is four k a lane": BK == 4 * LANES,
+            "a chunk is four k per lane": BK == 4 * LANES,
             "two slots or more": SLOTS >= 2,
             "dynamic shared memory": config.dynamic,
             "pad_b holds B's padding": config.dynamic_shared >= SLOTS * SLOT,

@@ -67,7 +67,7 @@ def steps(columns: int):
             for q in range(4):
                 whole = total[j, q] + rests[j, q]
                 kept = whole - rests[j, q]
-                left = (total[j, q] - kept) + (rests[j, q] - (whole - kept))  # what that addition rounded off
+                left = (total[j, q] - kept) + (rests[j, q] - (whole - kept))  # rounding error of that addition
                 total[j, q] = whole + (left + float32(CUT_OFF) * whole)
 
     return clear, add, add_exactly, finish

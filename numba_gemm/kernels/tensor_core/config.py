@@ -79,7 +79,7 @@ class WarpgroupConfig(Tiles):
             },
         )
         if self.claim:
-            # What a block starts with: a hang, not an error, would follow if it were less than what it ends with.
+            # Registers per thread when a block starts: if there were more at the end, it would hang without an error.
             start = REGISTERS // self.threads // 8 * 8
             held = WARPGROUP * (self.consumers * self.claim + self.producers * LEFT)
             require(
@@ -93,7 +93,7 @@ class WarpgroupConfig(Tiles):
 
     @property
     def threads(self) -> int:
-        """Threads a block."""
+        """Threads per block."""
         return WARPGROUP * (self.consumers + self.producers)
 
     @property
@@ -141,7 +141,7 @@ class WarpConfig(Tiles):
 
     @property
     def threads(self) -> int:
-        """Threads a block."""
+        """Threads per block."""
         return self.BM // WARP_EXTENT * (self.BN // WARP_EXTENT) * WARP
 
     @property
@@ -177,7 +177,7 @@ class TensorVariant:
     vectors : int
         Number of vectors that the epilogue takes.
     batched : bool
-        Whether the grid's y axis counts matrices of a batch.
+        True if the grid's y axis counts matrices of a batch.
     """
 
     precision: TensorPrecision

@@ -136,9 +136,9 @@ class DecomposeVariant:
     precision : TensorPrecision or None
         Precision; None for row maxima, which are the same for all.
     overlapping : bool
-        Whether the next kernel may start while it runs.
+        True if the next kernel may start while it runs.
     batched : bool
-        Whether the grid's y axis counts matrices of a batch.
+        True if the grid's y axis counts matrices of a batch.
     """
 
     precision: TensorPrecision | None
@@ -236,7 +236,7 @@ class TensorStage(Stage):
 
     @property
     def takes_epilogue(self) -> bool:
-        """Whether it applies an epilogue."""
+        """True if it applies an epilogue."""
         return self.complete
 
     def precision_for(self, name: str, k: int) -> TensorPrecision:

@@ -58,7 +58,7 @@ class TmaOperands:
 
 
 def describable(layout: Layout, step: int = 0) -> bool:
-    """Whether a tensor map can describe a matrix with contiguous rows, and others `step` bytes further on."""
+    """Return True if a tensor map can describe a matrix with contiguous rows, and others `step` bytes further on."""
     return (
         step % UNIT == 0
         and 0 <= step < STRIDE_END
@@ -70,7 +70,7 @@ def describable(layout: Layout, step: int = 0) -> bool:
 
 
 def _regular(layout: Layout) -> bool:
-    """Whether the row stride is one that a map allows, and rows do not overlap."""
+    """Return True if the row stride is one that a map allows, and rows do not overlap."""
     return layout.row_stride % UNIT == 0 and FLOAT32_BYTES * layout.cols <= layout.row_stride < STRIDE_END
 
 
@@ -139,7 +139,7 @@ class TmaStage(Stage):
 
     @property
     def takes_epilogue(self) -> bool:
-        """Whether it applies an epilogue."""
+        """True if it applies an epilogue."""
         return True
 
     @lru_cache(maxsize=4096)  # noqa: B019 -- stages last as long as the process
