@@ -240,7 +240,7 @@ draw.bank_map(vectorized, first_load(vectorized, "b_tile"))
 #
 # `conflict_free` computes the same products in the same order. It puts things elsewhere:
 #
-# 1. **A thread's tile is split.** Instead of 8 x 8 neighbouring elements it has four quadrants of 4 x 4, half a block
+# 1. **A thread's tile is divided.** Instead of 8 x 8 neighbouring elements it has four quadrants of 4 x 4, half a block
 #    tile apart. Its two vectors of B are then 64 columns apart, and those of neighbouring threads are neighbours.
 # 2. **A is transposed** on its way into shared memory, so that a fragment of A is neighbours too, eight rows of one k,
 #    by two vectors, instead of eight vectors along k.

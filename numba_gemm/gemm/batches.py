@@ -54,11 +54,11 @@ def products(
     while fold and dims and (folded := view.with_dimension(*dims[-1])) is not None:
         view = folded
         dims.pop()
-    split = max(len(dims) - at_once, 0)
+    looped = max(len(dims) - at_once, 0)
     tiles = max(ceil_div(view.m, ROWS) * view.n, ceil_div(view.n, ROWS) * view.m)  # of a matrix, at the most
-    while split < len(dims) and tiles * prod(extent for extent, _ in dims[split + 1 :]) >= MAX_TILES:
-        split += 1
-    outer, inner = dims[:split], dims[split:]
+    while looped < len(dims) and tiles * prod(extent for extent, _ in dims[looped + 1 :]) >= MAX_TILES:
+        looped += 1
+    outer, inner = dims[:looped], dims[looped:]
     whole, most = 1, 1
     if inner:
         whole, most = inner[0][0], max((MAX_TILES - 1) // (tiles * prod(extent for extent, _ in inner[1:])), 1)

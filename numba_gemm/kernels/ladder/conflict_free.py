@@ -4,7 +4,7 @@ Bottleneck before: adjacent threads read vectors of B that are TN floats apart. 
     banks, and each read takes twice the wavefronts it needs.
 Idea: three changes of layout, none of arithmetic. First, A is transposed on its way to shared memory, so that a
     fragment of either operand is four adjacent floats of a row, read once per k-step. Second, a thread's TM x TN tile
-    is split into quadrants of 4x4, BM/2 and BN/2 apart, so that adjacent threads read adjacent vectors. Third, the
+    is divided into quadrants of 4x4, BM/2 and BN/2 apart, so that adjacent threads read adjacent vectors. Third, the
     transposing stores XOR the column with 16 for every other group of four k; otherwise the two halves of a warp would
     access the same 16 banks.
 Traffic: the same bytes from shared memory, each access in the fewest wavefronts that its width allows.
