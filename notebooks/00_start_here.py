@@ -179,7 +179,7 @@ print(f"8 bytes for each: {8 * peak / 2:.0f} TB/s")
 #
 # ## A product by hand
 #
-# Write it: one element of C a thread, as in the first picture. Threads and blocks can have two dimensions, `.x` and
+# Write it: one element of C per thread, as in the first picture. Threads and blocks can have two dimensions, `.x` and
 # `.y`. `row` and `col` are there, and so is the sum, as a `float32`: a plain `0.0` would make it a float64, for which a
 # GPU has at best half as many units. What is missing is the loop: add `a[row, p] * b[p, col]` for all `p`.
 
@@ -270,7 +270,7 @@ print(accuracy.compare(without_last, *accuracy.reference(1.0, a, b), k=30))
 # %% [markdown]
 # ### The same kernel, as the project has it
 #
-# Yours and the first rung of the ladder differ in little. That one also takes `alpha` and `beta`, for
+# Yours and the first stage of the ladder differ in little. That one also takes `alpha` and `beta`, for
 # `C = alpha * A @ B + beta * C`, which is what libraries offer:
 
 # %%
@@ -301,7 +301,7 @@ columns = ["median_us", "gflops", "percent_of_peak", "ratio_to_cublas", "error_i
 cube[columns].round({"median_us": 0, "gflops": 0, "percent_of_peak": 1, "ratio_to_cublas": 3, "error_in_bounds": 3})
 
 # %% [markdown]
-# A row is a **stage**: one kernel, one rung of the ladder. Each differs from the one above by one idea. `auto` is what
+# A row is a **stage**: one kernel, one step of the ladder. Each differs from the one above by one idea. `auto` is what
 # the public function `tiled_sgemm` chooses by itself.
 #
 # - `median_us`: microseconds that the product took, the median of several runs.
@@ -311,7 +311,7 @@ cube[columns].round({"median_us": 0, "gflops": 0, "percent_of_peak": 1, "ratio_t
 # - `ratio_to_cublas`: cuBLAS's time over this one's. Above 1 is faster than cuBLAS.
 # - `error_in_bounds`: the worst element's error, as above. Nothing beyond 1 would be timed at all.
 #
-# The same as a picture, in TFLOP/s, which are a thousand `gflops`. From a rung to the next, the gain stands behind
+# The same as a picture, in TFLOP/s, which are a thousand `gflops`. From a stage to the next, the gain stands behind
 # the speed:
 
 # %%
@@ -331,7 +331,7 @@ notebook.compare(results)
 #
 # ## What the series does
 #
-# Each notebook takes a rung or two: the question, the real file, a picture of who reads what, a thread to step
+# Each notebook takes a stage or two: the question, the real file, a picture of who reads what, a thread to step
 # through, an exercise, and the measured gain.
 #
 # | notebook | idea |

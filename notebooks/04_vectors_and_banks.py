@@ -240,14 +240,14 @@ draw.bank_map(vectorized, first_load(vectorized, "b_tile"))
 #
 # `conflict_free` computes the same products in the same order. It puts things elsewhere:
 #
-# 1. **A thread's tile is split.** Instead of 8 x 8 neighbouring elements it has four quadrants of 4 x 4, half a block
+# 1. **A thread's tile is divided.** Instead of 8 x 8 neighbouring elements it has four quadrants of 4 x 4, half a block
 #    tile apart. Its two vectors of B are then 64 columns apart, and those of neighbouring threads are neighbours.
 # 2. **A is transposed** on its way into shared memory, so that a fragment of A is neighbours too, eight rows of one k,
 #    by two vectors, instead of eight vectors along k.
 # 3. **And swizzled.** To transpose, a thread that has fetched four k of a row must store four floats below each other,
 #    and half of a warp stores k from 4 to 7. Rows of the tile are 128 floats apart, a multiple of 32, so both halves of
 #    a warp would meet in the same 16 banks. For every other group of four k, 16 is XORed into the column: which
-#    exchanges the halves of each 32 columns, and the other 16 banks are met.
+#    swaps the halves of each 32 columns, and the other 16 banks are met.
 
 # %%
 notebook.difference("vectorized", "conflict_free", context=1)
@@ -362,7 +362,7 @@ notebook.compare(results)
 draw.ladder_chart(results)
 
 # %% [markdown]
-# Both are worth having, and both gain less than the rungs of the last notebook. Neither has changed which bytes are
+# Both are worth having, and both gain less than the stages of the last notebook. Neither has changed which bytes are
 # read, nor what is computed: only the way of asking. After `conflict_free`, by the model, shared memory is no longer
 # what is busy longest; the arithmetic is.
 #

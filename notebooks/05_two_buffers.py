@@ -157,7 +157,7 @@ print(f"{config.name}: {config.BK * config.TM * config.TN * warps // 4} clocks, 
 # That is more than the latency of device memory in the table above, even if the block has the multiprocessor to
 # itself. When the multiplication is done, the next tile has arrived.
 #
-# ## Why one barrier a tile is enough
+# ## Why one barrier per tile is enough
 #
 # `conflict_free` needs two. One after the stores: nobody may read before all have written. And one after the reads:
 # nobody may overwrite before all have read. `double_buffered` has dropped the second. Is that a race? Look at which

@@ -6,7 +6,7 @@
 # element of A at a time, into shared memory. Must data pass through registers to get there? And of what is left, how
 # much can go?
 #
-# Two rungs answer. The first is about copies that nobody carries, and about a mistake that is easily made with them;
+# Two stages answer. The first is about copies that nobody carries, and about a mistake that is easily made with them;
 # the second is about reading what the compiler made of a loop.
 #
 # Run the cells from top to bottom. The outputs that are stored here are of a run on a machine with an NVIDIA H200;
@@ -286,8 +286,8 @@ assert notebook.check(may_travel, *right)
 # %%
 counters = notebook.recorded("latest/counters.csv").set_index("stage")
 print(counters.attrs["source"])
-rungs = ["register_prefetch", "warp_tiled", "async_copy", "lean_loop"]
-counted = counters.loc[rungs]
+names = ["register_prefetch", "warp_tiled", "async_copy", "lean_loop"]
+counted = counters.loc[names]
 ffma = counted["m"] * counted["n"] * counted["k"] / 32
 pd.DataFrame(
     {
@@ -386,7 +386,7 @@ mix_chart(listed) if listed else None
 # %% [markdown]
 # In `async_copy` most of what multiplies nothing is grey. Each copy has an address to read from, an address to write to
 # and an edge to check, and all three are computed from indices, for every copy of every tile, again. The second bar is
-# the next rung.
+# the next stage.
 #
 # ## The second idea: do it once, outside of the loop
 #
@@ -401,7 +401,7 @@ mix_chart(listed) if listed else None
 #   and not a branch;
 # - **A goes through registers again**, four k in one load, and four stores from there. That is no fewer instructions
 #   than four copies of 4 bytes, but only one address in global memory, and it takes shared memory less time. The last
-#   rung's idea stays where it pays, for B;
+#   stage's idea stays where it pays, for B;
 # - **products in snake order.** More of that below.
 
 # %%
@@ -415,7 +415,7 @@ notebook.source("lean_loop")
 notebook.source("tile_loader", function="_along4")
 
 # %% [markdown]
-# What changed from rung to rung:
+# What changed from stage to stage:
 
 # %%
 notebook.difference("async_copy", "lean_loop", context=0)

@@ -28,12 +28,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from numba_gemm import explain
-from numba_gemm.device.partition import Partition, piece
+from numba_gemm.device.partition import PartitionArguments, piece
 from numba_gemm.inspect import draw, step, trace
 from numba_gemm.kernels.ladder import STAGES
-from numba_gemm.kernels.ladder.stage import default_share, share_out
+from numba_gemm.kernels.ladder.stage import default_partition, partition_layout
 from numba_gemm.kernels.product import ONE, Product, dense
-from numba_gemm.kernels.stage import Share
+from numba_gemm.kernels.stage import Partition
 from numba_gemm.models.traffic import Ceilings, predict
 from numba_gemm.runtime.launch import simulated
 from numba_gemm.runtime.matrix import Matrix
@@ -134,9 +134,9 @@ notebook.source("partition", function="owner")
 
 
 # %%
-def work_of(config, m, n, k, share):
+def work_of(config, m, n, k, partition):
     """What `stream_k`'s kernel is told of a product and how it is shared; without addresses."""
-    return Partition(None, None, *share_out(config, m, n, k, ONE, share).words)
+    return PartitionArguments(None, None, *partition_layout(config, m, n, k, ONE, partition).words)
 
 
 def pieces_of(partition, blocks):
@@ -154,7 +154,7 @@ def pieces_of(partition, blocks):
 
 tiny = STAGES["stream_k"].test_config  # tiles of 32 x 32, 8 k at a time
 M, N, K = 2 * tiny.BM, tiny.BN, 4 * tiny.BK
-three = Share(blocks=3, whole=0)
+three = Partition(blocks=3, whole=0)
 list(pieces_of(work_of(tiny, M, N, K, three), three.blocks))
 
 # %%
@@ -168,9 +168,9 @@ draw.schedule(pieces_of(work_of(tiny, M, N, K, three), three.blocks), three.bloc
 # %%
 big = STAGES["stream_k"].configs[0]
 square = dense("N", 4096, 4096)
-share = default_share(big, Product(square, square, square), SMS)
-print(share)
-draw.schedule(pieces_of(work_of(big, 4096, 4096, 4096, share), SMS), SMS, f"stream_k, {tiles} tiles")
+partition = default_partition(big, Product(square, square, square), SMS)
+print(partition)
+draw.schedule(pieces_of(work_of(big, 4096, 4096, 4096, partition), SMS), SMS, f"stream_k, {tiles} tiles")
 
 # %% [markdown]
 # No corner is left. Each bar is a block's time: whole tiles are green, in two shades by turns, and parts of tiles pink
@@ -200,10 +200,10 @@ def matrix(array):
     return Matrix(array.ctypes.data, *array.shape, *array.strides, 0, array)
 
 
-def launch_of(stage, a, b, c, share):
+def launch_of(stage, a, b, c, partition):
     """A launch of a stage in its smallest configuration, shared as we say."""
     config = STAGES[stage].test_config
-    return simulated(STAGES[stage], config, 1.0, matrix(a), matrix(b), 0.0, matrix(c), share)
+    return simulated(STAGES[stage], config, 1.0, matrix(a), matrix(b), 0.0, matrix(c), partition)
 
 
 def traced(launch):
@@ -302,7 +302,7 @@ print(f"{(one != other).sum()} of {one.size} sums differ in their last bits")
 found = []
 for order in (range(8), range(7, -1, -1), (3, 6, 1, 4, 0, 7, 2, 5)):
     c = np.zeros((M, N), np.float32)
-    launch_of("stream_k", a, b, c, Share(blocks=8, whole=0)).run(blocks=[(block, 0, 0) for block in order])
+    launch_of("stream_k", a, b, c, Partition(blocks=8, whole=0)).run(blocks=[(block, 0, 0) for block in order])
     found.append(c)
 print([bool((c == found[0]).all()) for c in found])
 
@@ -372,7 +372,7 @@ told(**{" x ".join(map(str, shape)): pair(*shape) for shape in shapes})
 #
 # ## Operands that lie otherwise
 #
-# The rungs so far read rows of A and rows of B, with vectors where these are contiguous. A transpose in NumPy moves
+# The stages so far read rows of A and rows of B, with vectors where these are contiguous. A transpose in NumPy moves
 # nothing; it swaps strides, and then the *columns* are contiguous. By custom such products are named by two letters, N
 # as it is and T transposed. `stream_k` has a loader for each way in which an operand can lie, `along4` where k is
 # contiguous and `across4` where rows or columns are, and for those that allow no vectors; the kernel is compiled for
@@ -380,9 +380,9 @@ told(**{" x ".join(map(str, shape)): pair(*shape) for shape in shapes})
 
 # %%
 named = {"NN": (x, x), "NT": (x, x.T), "TN": (x.T, x), "TT": (x.T, x.T), "NN, off by one": (x[:, 1:], x[1:, :])}
-modes = {name: explain(*operands) for name, operands in named.items()}
+found = {name: explain(*operands) for name, operands in named.items()}
 pd.DataFrame(
-    {name: [row.a_mode, row.b_mode, row.microseconds] for name, row in modes.items()}, ["A", "B", "expected us"]
+    {name: [row.a_access, row.b_access, row.microseconds] for name, row in found.items()}, ["A", "B", "expected us"]
 ).T
 
 # %%
@@ -411,7 +411,7 @@ notebook.source("thin", function="multiply")
 # %%
 a, b = np.ones((16, 64), np.float32), np.ones((64, 4), np.float32)
 c = np.zeros((16, 4), np.float32)
-narrow = traced(launch_of("thin", a, b, c, Share(blocks=1, whole=1)))
+narrow = traced(launch_of("thin", a, b, c, Partition(blocks=1, whole=1)))
 draw.who_reads_what(narrow, warp=0)
 
 # %% [markdown]
@@ -431,7 +431,7 @@ targets.loc[targets["group"] == "vector", ["case", "us", "baseline", "ratio"]]
 #
 # ## The end of the climb
 #
-# All rungs at 4096 cubed, from the recorded runs, and then all rungs at all sizes:
+# All stages at 4096 cubed, from the recorded runs, and then all stages at all sizes:
 
 # %%
 draw.ladder_chart(recorded)
@@ -439,7 +439,7 @@ draw.ladder_chart(recorded)
 
 # %%
 def climb(frame, title):
-    """TFLOP/s of every rung against the size."""
+    """TFLOP/s of every stage against the size."""
     figure = Figure(figsize=(7.2, 4.6), layout="constrained")
     axes = figure.add_subplot()
     names = [name for name in frame["stage"].unique() if name not in ("cpu", "thin")]
@@ -463,7 +463,7 @@ climb(recorded[(recorded["m"] == recorded["k"]) & (recorded["m"] == recorded["n"
 climb(recorded[(recorded["k"] == 1024) & (recorded["m"] == recorded["n"])], "M = N, K = 1024")
 
 # %% [markdown]
-# The upper rungs need size to unfold: large tiles are fast, but few. At 3072 those whose tiles come in few rounds
+# The upper stages need size to unfold: large tiles are fast, but few. At 3072 those whose tiles come in few rounds
 # fall into the saw-tooth from above (cuBLAS has a dent there, too), and equal shares fill it. What `tiled_sgemm`
 # chooses ("auto") is the upper edge nearly everywhere. Where is cuBLAS ahead of it?
 

@@ -37,10 +37,10 @@ from numba import cuda, float32, int64
 
 from numba_gemm.device import narrow
 from numba_gemm.inspect import draw, step, trace
-from numba_gemm.kernels.tensor_core import MODES, TENSOR_STAGES, accumulate, split
-from numba_gemm.kernels.tensor_core.config import ROW_WORDS, split_shape
+from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TENSOR_STAGES, accumulate, decompose
+from numba_gemm.kernels.tensor_core.config import ROW_WORDS, parts_shape
 from numba_gemm.kernels.tensor_core.pipeline import group_store
-from numba_gemm.models.accuracy import MODE_BOUNDS, bound
+from numba_gemm.models.accuracy import TENSOR_BOUNDS, bound
 from numba_gemm.simulator import scheduler
 
 # %% [markdown]
@@ -94,20 +94,20 @@ for name, nearest in {"tf32": narrow.tf32, "f16": narrow.f16, "bf16": narrow.bf1
 # parts of 8 bits make 24: as many as a float32 has. Nothing is lost, since each subtraction is exact.
 #
 # The kernel that does it reads A and B once and writes their parts. Here is one of its threads at work on a third and
-# on -e, in the mode `bf16x6`. Its `first` rounds the first part, `narrow` all further ones; two BF16 share a 32-bit
-# word.
+# on -e, in the precision `bf16x6`. Its `first` rounds the first part, `narrow` all further ones; two BF16 share a
+# 32-bit word.
 
 # %%
-six = MODES["bf16x6"]
+six = TENSOR_PRECISIONS["bf16x6"]
 x = np.zeros((32, six.slot_k), np.float32)
 x[0, :2] = third, -np.e
-x_parts, y_parts = (np.zeros(split_shape(six, 32, six.slot_k, 32), np.float32) for _ in range(2))
-launch = (split.build(six), (2, 1), split.THREADS, x, x_parts, x, y_parts, (0,) * 4)
+x_parts, y_parts = (np.zeros(parts_shape(six, 32, six.slot_k, 32), np.float32) for _ in range(2))
+launch = (decompose.build(six), (2, 1), decompose.THREADS, x, x_parts, x, y_parts, (0,) * 4)
 
 begun = None
-with step(*launch, thread=0, into="numba_gemm.kernels.tensor_core.split") as steps:
+with step(*launch, thread=0, into="numba_gemm.kernels.tensor_core.decompose") as steps:
     for s in steps:
-        if s.function != "split_block" or s.locals.get("w") != 0 or "p" not in s.locals:
+        if s.function != "decompose_block" or s.locals.get("w") != 0 or "p" not in s.locals:
             continue
         p, values = int(s.locals["p"]), s.locals["values"]
         if s.source.startswith("low =") and p != begun:  # and not again, when a function that it calls returns
@@ -122,7 +122,7 @@ with step(*launch, thread=0, into="numba_gemm.kernels.tensor_core.split") as ste
 # Each line's rest is the next line's value, and after the third part nothing is left. The lines of the kernel:
 
 # %%
-text = str(notebook.source("split", function="split_block"))
+text = str(notebook.source("decompose", function="decompose_block"))
 start = text.rindex("\n", 0, text.index("for p in range(PARTS)")) + 1
 end = text.rindex("\n", 0, text.index("cuda.syncthreads()", start))
 notebook.Listing(textwrap.dedent(text[start:end]), "python")
@@ -133,21 +133,21 @@ notebook.Listing(textwrap.dedent(text[start:end]), "python")
 # that is written goes through shared memory, and leaves in whole lines.
 
 # %%
-splitting = trace(*launch, blocks=[(0, 0, 0)])
-splitting.lines[["array", "op", "bits", "requests", "per_request", "efficiency"]]
+traced = trace(*launch, blocks=[(0, 0, 0)])
+traced.lines[["array", "op", "bits", "requests", "per_request", "efficiency"]]
 
 # %%
-draw.thread_map(splitting, "x", "load")
+draw.thread_map(traced, "x", "load")
 
 # %% [markdown]
-# ## Your turn: split a number
+# ## Your turn: decompose a number
 #
 # Return the three parts of `x` as a tuple: the first rounded by `narrow.short_bf16`, which keeps seven bits instead of
 # eight (why, we shall see), the two others by `narrow.bf16`. The next cell compares with what the kernel writes.
 
 
 # %%
-def split_in_three(x):
+def decompose_in_three(x):
     return None  # your answer: a tuple of three
 
 
@@ -156,28 +156,28 @@ def kernels_parts(values):
     """What the kernel writes for numbers in row 0: a row a part."""
     x = np.zeros((32, six.slot_k), np.float32)
     x[0, : len(values)] = values
-    parts = [np.zeros(split_shape(six, 32, six.slot_k, 32), np.float32) for _ in range(2)]
-    scheduler.run(split.build(six), (2, 1), split.THREADS, (x, parts[0], x, parts[1], (0,) * 4))
+    parts = [np.zeros(parts_shape(six, 32, six.slot_k, 32), np.float32) for _ in range(2)]
+    scheduler.run(decompose.build(six), (2, 1), decompose.THREADS, (x, parts[0], x, parts[1], (0,) * 4))
     halves = np.ascontiguousarray(parts[0][:, :ROW_WORDS]).view(np.uint16)  # row 0, in its order
     return (halves.astype(np.uint32) << 16).view(np.float32)[:, : len(values)]
 
 
 numbers = np.array([third, -np.e, np.pi, 1 + 2**-7, 1e30, 123456.789], np.float32)
 right = [((x,), tuple(parts)) for x, parts in zip(numbers, kernels_parts(numbers).T, strict=True)]
-answered = notebook.check(split_in_three, *right)
+answered = notebook.check(decompose_in_three, *right)
 
 # %% [markdown]
 # A solution, if you want to see one:
 
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-def split_in_three(x):
+def decompose_in_three(x):
     first = narrow.short_bf16(x)
     second = narrow.bf16(x - first)
     return first, second, narrow.bf16(x - first - second)
 
 
-assert notebook.check(split_in_three, *right)
+assert notebook.check(decompose_in_three, *right)
 
 # %% [markdown]
 # ## Which products
@@ -189,12 +189,12 @@ assert notebook.check(split_in_three, *right)
 KINDS = {"tf32": narrow.tf32, "bf16": narrow.bf16, "f16": narrow.f16}
 
 
-def parts_of(x, mode):
+def parts_of(x, precision):
     """The parts of a matrix in float64, by the same functions as the kernel's (for F16 without scales)."""
-    first = narrow.short_bf16 if mode.short else KINDS[mode.kind]
-    first, further = (np.vectorize(rounding, otypes=[np.float32]) for rounding in (first, KINDS[mode.kind]))
+    first = narrow.short_bf16 if precision.short else KINDS[precision.kind]
+    first, further = (np.vectorize(rounding, otypes=[np.float32]) for rounding in (first, KINDS[precision.kind]))
     rest, parts = x, []
-    for p in range(mode.parts):
+    for p in range(precision.parts):
         parts.append((first if p == 0 else further)(rest))
         rest = rest - parts[-1]
     return [part.astype(np.float64) for part in parts]
@@ -213,14 +213,14 @@ def table(rows, index, **formats):
 rng = np.random.default_rng(9)
 a, b = rng.uniform(-1, 1, (64, 64)).astype(np.float32), rng.uniform(-1, 1, (64, 64)).astype(np.float32)
 size = np.abs(a.astype(np.float64)) @ np.abs(b.astype(np.float64))
-a_parts, b_parts = parts_of(a, MODES["bf16x9"]), parts_of(b, MODES["bf16x9"])
+a_parts, b_parts = parts_of(a, TENSOR_PRECISIONS["bf16x9"]), parts_of(b, TENSOR_PRECISIONS["bf16x9"])
 share = np.array([[np.median(np.abs(i) @ np.abs(j) / size) for j in b_parts] for i in a_parts])
 
 figure = Figure(figsize=(4.6, 3.6), layout="constrained")
 axes = figure.add_subplot()
 shown = axes.imshow(np.log2(share), cmap="Greens", vmin=-34, vmax=6)
 for (i, j), value in np.ndenumerate(share):
-    taken = " *" if (i, j) in MODES["bf16x6"].products else ""
+    taken = " *" if (i, j) in TENSOR_PRECISIONS["bf16x6"].products else ""
     axes.text(j, i, f"2^{int(np.rint(np.log2(value)))}{taken}", ha="center", va="center")
 axes.set(xlabel="part of B", ylabel="part of A", xticks=range(3), yticks=range(3))
 axes.set_title("products of parts over |A| @ |B|; * are in bf16x6", fontsize=10)
@@ -231,25 +231,25 @@ figure
 # `bf16x6` leaves them out, `bf16x9` does not. Two parts of 11 bits make 22, and three of their four products count:
 # `tf32x3` and `fp16x3`.
 #
-# So a **mode** is a kind, a number of parts, and a list of products. What does each lose, if sums were exact?
+# So a **precision** is a kind, a number of parts, and a list of products. What does each lose, if sums were exact?
 
 # %%
 normal = rng.standard_normal((32, 128)).astype(np.float32), rng.standard_normal((128, 32)).astype(np.float32)
 exact = normal[0].astype(np.float64) @ normal[1].astype(np.float64)
 size = np.abs(normal[0]).astype(np.float64) @ np.abs(normal[1])
 rows = []
-for name, mode in MODES.items():
-    x, y = (parts_of(operand, mode) for operand in normal)
-    made = sum(x[i] @ y[j] for i, j in mode.products)
+for name, precision in TENSOR_PRECISIONS.items():
+    x, y = (parts_of(operand, precision) for operand in normal)
+    made = sum(x[i] @ y[j] for i, j in precision.products)
     error = np.abs(made - exact) / size
-    row = {"mode": name, "parts": mode.parts, "products": len(mode.products)}
+    row = {"precision": name, "parts": precision.parts, "products": len(precision.products)}
     rows.append(row | {"median error": np.median(error), "largest": error.max()})
 in_float32 = np.abs((normal[0] @ normal[1]) - exact) / size
-rows.append({"mode": "NumPy float32", "median error": np.median(in_float32), "largest": in_float32.max()})
-table(rows, "mode", parts=".0f", products=".0f", median_error=".1e", largest=".1e")
+rows.append({"precision": "NumPy float32", "median error": np.median(in_float32), "largest": in_float32.max()})
+table(rows, "precision", parts=".0f", products=".0f", median_error=".1e", largest=".1e")
 
 # %% [markdown]
-# Splitting is not what limits: `bf16x6` with exact sums beats float32's own arithmetic.
+# Decomposition is not what limits: `bf16x6` with exact sums beats float32's own arithmetic.
 #
 # ## Why the sum must live outside
 #
@@ -289,7 +289,7 @@ ks = sorted(k for k in set(accuracy["k"]) if 256 <= k <= 16384)
 positive = accuracy[accuracy["distribution"] == "positive"].pivot(index="k", columns="precision", values="median")
 
 a, b = rng.random((12, ks[-1])).astype(np.float32), rng.random((12, ks[-1])).astype(np.float32)
-(x,), (y,) = parts_of(a, MODES["tf32"]), parts_of(b, MODES["tf32"])
+(x,), (y,) = parts_of(a, TENSOR_PRECISIONS["tf32"]), parts_of(b, TENSOR_PRECISIONS["tf32"])
 wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
 drift = pd.DataFrame(index=pd.Index(ks, name="k"))
 for extra in range(4):
@@ -415,7 +415,7 @@ def on_gpu(code):
     return done.stdout
 
 
-able = on_gpu(ABLE).split() if notebook.has_gpu() else ["ieee", *MODES]
+able = on_gpu(ABLE).split() if notebook.has_gpu() else ["ieee", *TENSOR_PRECISIONS]
 errors, where = accuracy, accuracy.attrs["source"]
 if notebook.has_gpu() and "bf16x6" in able and importlib.util.find_spec("torch"):
     errors, where = pd.read_csv(io.StringIO(on_gpu(ERRORS))), "measured now"
@@ -450,7 +450,7 @@ figure
 
 # %%
 rows = []
-for name in ("ieee", *MODE_BOUNDS):
+for name in ("ieee", *TENSOR_BOUNDS):
     own = accuracy[accuracy["precision"] == name]
     if name == "fp16x3":  # operands of similar size
         own = own[own["distribution"].isin(["uniform", "normal", "positive", "just_above_one"])]
@@ -467,24 +467,24 @@ assert all(row["of its bound"] <= 1 for row in rows)
 table(rows, "precision", largest_error=".1e", of_its_bound=".0%")
 
 # %% [markdown]
-# Bounds are not all. Infinities, NaN and overflow come out of the modes of several parts as NumPy has them: an
+# Bounds are not all. Infinities, NaN and overflow come out of the precisions of several parts as NumPy has them: an
 # element of C that comes out as NaN, infinite or nearly so is computed again, by FP32 multiply-adds. And nobody gets
 # fewer bits unasked: the default is `precision="ieee"`; all else must be named.
 #
 # ## Predict, then measure
 #
-# A product of n products of parts should take n times as long as one of them, and splitting as long as its bytes take
-# to move: each float is read, once more for F16's scales, and its parts are written. `bf16` is one product, and so is
-# `tf32`, which on Hopper reads A and B as they lie. So two times predict four others. Write your guess for `bf16x6`
-# down before you run the cell.
+# A product of n products of parts should take n times as long as one of them, and the decomposition as long as its
+# bytes take to move: each float is read, once more for F16's scales, and its parts are written. `bf16` is one product,
+# and so is `tf32`, which on Hopper reads A and B as they lie. So two times predict four others. Write your guess for
+# `bf16x6` down before you run the cell.
 
 # %%
-precisions = [name for name in able if name in MODES]
+precisions = [name for name in able if name in TENSOR_PRECISIONS]
 if precisions:
     results = notebook.measure("auto", precisions=precisions)
 else:
     print("This GPU has no tensor cores for these precisions; see the table recorded on another:")
-    precisions, results = list(MODES), notebook.recorded("latest/precisions/results.csv")
+    precisions, results = list(TENSOR_PRECISIONS), notebook.recorded("latest/precisions/results.csv")
     chosen = (results[["m", "n", "k"]] == 4096).all(axis=1) & results["stage"].isin(["auto", "cublas"])
     results = results[chosen & (results["layout"] == "nn")]
 
@@ -492,25 +492,30 @@ gpu = results.attrs["environment"]["gpu"]
 shape = tuple(map(int, results[["m", "n", "k"]].iloc[0]))
 
 
-def splitting_us(mode):
-    """Microseconds for the bytes of splitting, at the memory's theoretical bandwidth."""
-    each = 4 * (1 + mode.scaled) + mode.parts * 4 // mode.per_word
+def decomposition_us(precision):
+    """Microseconds for the bytes of the decomposition, at the memory's theoretical bandwidth."""
+    each = 4 * (1 + precision.scaled) + precision.parts * 4 // precision.per_word
     elements = shape[0] * shape[2] + shape[2] * shape[1]
     return elements * each / gpu["bandwidth_gb_s"] / 1e3
 
 
 ours = results[results["stage"] == "auto"].set_index("precision")
 theirs = results[results["stage"] == "cublas"].set_index("precision")
-one = {"bf16": ours.loc["bf16", "median_us"] - splitting_us(MODES["bf16"]), "tf32": ours.loc["tf32", "median_us"]}
+one = {
+    "bf16": ours.loc["bf16", "median_us"] - decomposition_us(TENSOR_PRECISIONS["bf16"]),
+    "tf32": ours.loc["tf32", "median_us"],
+}
 one["f16"] = one["bf16"]  # as many a clock
 rows = []
 for name in ("ieee", *precisions):
-    mode, us = MODES.get(name), ours.loc[name, "median_us"]
-    several = mode is not None and len(mode.products) > 1
+    precision, us = TENSOR_PRECISIONS.get(name), ours.loc[name, "median_us"]
+    several = precision is not None and len(precision.products) > 1
     rows.append(
         {
             "precision": name,
-            "predicted ms": (len(mode.products) * one[mode.kind] + splitting_us(mode)) / 1e3 if several else np.nan,
+            "predicted ms": (len(precision.products) * one[precision.kind] + decomposition_us(precision)) / 1e3
+            if several
+            else np.nan,
             "measured ms": us / 1e3,
             "TFLOP/s": ours.loc[name, "gflops"] / 1e3,
             "of cuBLAS FP32": theirs.loc["ieee", "median_us"] / us,
@@ -549,39 +554,39 @@ figure
 #
 # The kernels are a ladder of their own, one idea per file. On a GPU that has the instructions,
 # `tiled_sgemm(a, b, stage="bulk_copies", precision="bf16x6")` runs one of them. Recorded at 4096 cubed, in `bf16x6`,
-# splitting apart:
+# decomposition apart:
 
 # %%
 print(ladder.attrs["source"])
 climb = ladder.assign(ms=ladder["median_us"] / 1e3)[["ms", "tflops", "ratio_to_cublas", "error_median", "registers"]]
-climb.loc["split", "ratio_to_cublas"] = np.nan  # it is no product
+climb.loc["decompose", "ratio_to_cublas"] = np.nan  # it is no product
 table(climb, "", ms=".2f", tflops=".0f", ratio_to_cublas=".2f", error_median=".1e", registers=".0f")
 
 # %%
-rungs = ladder.drop(index=["cublas", "split"])
+stages = ladder.drop(index=["cublas", "decompose"])
 figure = Figure(figsize=(7, 3.2), layout="constrained")
 speed, error = figure.subplots(1, 2, sharey=True)
-speed.barh(rungs.index, rungs["tflops"], color="#0072B2")
+speed.barh(stages.index, stages["tflops"], color="#0072B2")
 speed.axvline(ladder.loc["cublas", "tflops"], color="black", linestyle="--", label="cuBLAS FP32")
 speed.set(xlabel="TFLOP/s")
 figure.legend(loc="outside upper left", fontsize=8)
-error.barh(rungs.index, rungs["error_median"], color="#D55E00")
+error.barh(stages.index, stages["error_median"], color="#D55E00")
 error.axvline(ladder.loc["cublas", "error_median"], color="black", linestyle="--")
 error.set(xscale="log", xlabel="median error, positive operands", xlim=(1e-9, None))
 speed.invert_yaxis()
 figure
 
 # %% [markdown]
-# The first rung: all 128 threads copy a **slot**, 64 terms of k of every part, into shared memory; a barrier; then the
+# The first stage: all 128 threads copy a **slot**, 64 terms of k of every part, into shared memory; a barrier; then the
 # tensor cores multiply it. `descriptor` tells them where the slot lies, `wait` until they are done.
 
 # %%
 notebook.source("one_warpgroup", function="one_warpgroup")
 
 # %% [markdown]
-# **Bulk copies.** The parts lie in memory just as a slot holds them; that is why `split` writes them so. So one thread
-# asks for a run of bytes, and the hardware brings it. An **mbarrier**, a barrier that lies in shared memory, counts the
-# bytes in.
+# **Bulk copies.** The parts lie in memory just as a slot holds them; that is why `decompose` writes them so. So one
+# thread asks for a run of bytes, and the hardware brings it. An **mbarrier**, a barrier that lies in shared memory,
+# counts the bytes in.
 
 # %%
 notebook.difference("one_warpgroup", "bulk_copies", context=1)

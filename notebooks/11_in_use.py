@@ -350,8 +350,8 @@ else:
 # %% [markdown]
 # ## Plans
 #
-# The same extents again and again? A plan decides once: stage, tiles, shares, memory; and compiles. What is left to a
-# call are the addresses.
+# The same extents again and again? A plan decides once: stage, tiles, partition, memory; and compiles. What is left to
+# a call are the addresses.
 
 # %%
 product = plan(M, N, K)
@@ -427,7 +427,7 @@ pd.DataFrame(lines).set_index("precision")
 
 # %% [markdown]
 # With tensor cores, read two columns at once: `bf16x6` is faster than `ieee` and at the same time more accurate, by
-# splitting each element into three; `tf32` and `bf16` are faster still, and lose digits.
+# decomposing each element into three; `tf32` and `bf16` are faster still, and lose digits.
 # [Precisions](../docs/precision.md) states what each guarantees.
 #
 # ## Larger than the GPU
@@ -599,5 +599,5 @@ notebook.compare(results)
 # %% [markdown]
 # ## The question it leaves open
 #
-# All that was somebody else's kernel. You have seen what each rung does, how to look into it, how to verify and to time
-# it. What would yours look like? That is [notebook 12](12_write_your_own.ipynb).
+# All that was somebody else's kernel. You have seen what each stage does, how to look into it, how to verify and to
+# time it. What would yours look like? That is [notebook 12](12_write_your_own.ipynb).

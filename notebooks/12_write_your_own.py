@@ -341,7 +341,7 @@ if notebook.has_gpu():
 results[columns].round(3)
 
 # %% [markdown]
-# With a GPU, this is the picture. Without one, it is that of the two rungs beside it, as they were recorded; yours
+# With a GPU, this is the picture. Without one, it is that of the two stages beside it, as they were recorded; yours
 # would be a third bar. (In the outputs stored here it comes close to `shared_tile`, without any shared memory: reuse in
 # registers can be worth as much.)
 

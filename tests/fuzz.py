@@ -329,7 +329,7 @@ class Draw:
         return call
 
 
-SCHEDULED = [stage.name for stage in stages() if stage.takes_epilogue and stage.chooses_share]
+SCHEDULED = [stage.name for stage in stages() if stage.takes_epilogue and stage.takes_partition]
 SPOILED: dict[str, Callable[[dict[str, Any]], None]] = {
     "precision": lambda call: call.update(precision="fp7"),
     "stage": lambda call: call.update(stage="nonesuch"),

@@ -127,10 +127,10 @@ def tensor_cases_of(stage: Any, precision: str) -> Iterator[Case]:
     There are long sums, too, if short ones use another kernel.
     """
     from numba_gemm.gemm.tensor_heuristics import configs_for
-    from numba_gemm.kernels.tensor_core import MODES, SHORT_SUMS
+    from numba_gemm.kernels.tensor_core import SHORT_SUMS, TENSOR_PRECISIONS
     from numba_gemm.kernels.tensor_core.stage import LONG_SUM
 
-    slot_k = MODES[precision].slot_k
+    slot_k = TENSOR_PRECISIONS[precision].slot_k
     for config in configs_for(stage, precision, 1):
         shape = (config.BM + 13, config.BN + 19, 2 * slot_k + 3)
         even = (config.BM + 16, config.BN + 32, 2 * slot_k + 4)
@@ -155,7 +155,7 @@ def tma_cases_of(stage: Any) -> Iterator[Case]:
 
     for config, letters in product(stage.configs, tf32_tma.LAYOUTS):
         layouts = (*(ROWS if order == "N" else COLUMNS for order in letters), ROWS)
-        shape = (config.BN + 20, config.BN + 36, 2 * tf32_tma.MODE.slot_k + 4)
+        shape = (config.BN + 20, config.BN + 36, 2 * tf32_tma.PRECISION.slot_k + 4)
         of = {"stage": stage, "config": config, "shape": shape, "layouts": layouts, "launches": LAUNCHES}
         for epilogue in (False, True):
             yield Case(epilogue=epilogue, precision="tf32", **of)
@@ -317,7 +317,7 @@ def variant_of(case: Case, product: Any) -> str:
             layout = f"-{case.stage.kernel(case.config, product).variant.layout}"
         return f"{case.precision}{layout}-{'epilogue' if case.epilogue else 'plain'}{batch}"
     variant = case.stage.variant(case.config, product)
-    if not case.stage.chooses_share:
+    if not case.stage.takes_partition:
         return "aligned" if variant else "unaligned"
     word = f"{variant.name}-{case.blocks}blocks"
     word += f"-{case.whole}whole" if case.whole else ""
@@ -327,13 +327,13 @@ def variant_of(case: Case, product: Any) -> str:
 def run(case: Case, alpha: float, beta: float, matrices: list[Any], owners: dict[str, Any], **options: Any) -> None:
     """Launch a case once; options are those of `Operands.options`."""
     from numba_gemm import tiled_sgemm
-    from numba_gemm.kernels.stage import Share
+    from numba_gemm.kernels.stage import Partition
     from numba_gemm.runtime.launch import launch
 
     a, b, c = matrices
     if not case.public:
-        share = Share(case.blocks, case.whole) if case.blocks else None
-        launch(case.stage, case.config, alpha, a, b, beta, c, share=share, precision=case.precision, **options)
+        partition = Partition(case.blocks, case.whole) if case.blocks else None
+        launch(case.stage, case.config, alpha, a, b, beta, c, partition=partition, precision=case.precision, **options)
         return
     batch = options["batch"]
     arrays = [
@@ -372,16 +372,16 @@ def child(names: list[str] | None) -> None:
 def kernels(names: list[str] | None, cc: tuple[int, int]) -> list[Any]:
     """Return the distinct kernels of the cases, in order."""
     from numba_gemm.kernels.product import ONE
-    from numba_gemm.kernels.stage import Gpu, Share
+    from numba_gemm.kernels.stage import Gpu, Partition
 
     gpu, found = Gpu(cc, 132), {}
     for case in cases(names, cc):
         described = Operands(case).product()
         if case.public:  # which launches the matrices of a batch one by one
             described = described._replace(batch=ONE)
-        share = Share(case.blocks, case.whole) if case.blocks else None
+        partition = Partition(case.blocks, case.whole) if case.blocks else None
         for piece in case.stage.pieces(case.config, described, case.precision, gpu):
-            launches = case.stage.launches(case.config, piece.product, case.precision, share, gpu)
+            launches = case.stage.launches(case.config, piece.product, case.precision, partition, gpu)
             found |= dict.fromkeys(step.kernel for step in launches.steps)
     return list(found)
 
@@ -492,9 +492,9 @@ def main() -> int:
         return 2
 
     from numba_gemm.kernels import STAGES
-    from numba_gemm.kernels.tensor_core import MODES
+    from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS
 
-    known = (*STAGES, *MODES)
+    known = (*STAGES, *TENSOR_PRECISIONS)
     if unknown := [name for name in options.stages or [] if name not in known]:
         print(f"error: unknown stage {', '.join(unknown)}; known are {', '.join(known)}", file=sys.stderr)
         return 2

@@ -25,7 +25,7 @@ from numba_gemm.gemm import heuristics
 from numba_gemm.gemm import launch_choice as launching
 from numba_gemm.gemm.heuristics import Choice
 from numba_gemm.kernels.ladder import STAGES
-from numba_gemm.kernels.stage import Share
+from numba_gemm.kernels.stage import Partition
 from numba_gemm.kernels.tensor_core import TENSOR_STAGES
 from numba_gemm.runtime import device as devices
 from numba_gemm.runtime import epilogue as epilogues
@@ -234,7 +234,7 @@ def test_memory_beyond_k_is_not_read(name, columns):
 def test_transposed_batch(layout, monkeypatch):
     """A, B and C have different batch strides."""
     stage = STAGES["stream_k"]
-    choice = Choice(stage, stage.test_config, Share(3, 3), swapped=True)
+    choice = Choice(stage, stage.test_config, Partition(3, 3), swapped=True)
     monkeypatch.setattr(heuristics, "best", lambda problem: choice)
     a, b = several(3, 1, 64), several(3, 8, 64).transpose(0, 2, 1)
     if layout == "A by columns":

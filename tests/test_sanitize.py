@@ -9,16 +9,16 @@ import pytest
 import sanitize
 from support.recorded_launches import record_launches
 
-from numba_gemm.device.tile_loader import MODES as ACCESSES
+from numba_gemm.device.tile_loader import ACCESSES
 from numba_gemm.kernels import STAGES
-from numba_gemm.kernels.stage import Share
-from numba_gemm.kernels.tensor_core import MODES, TENSOR_STAGES
+from numba_gemm.kernels.stage import Partition
+from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TENSOR_STAGES
 from numba_gemm.kernels.tensor_core.tma_stage import TmaStage
 from numba_gemm.runtime.launch import launch
 from numba_gemm.runtime.matrix import Vector, at_address
 
 STREAM_K = STAGES["stream_k"]
-TENSOR = list(sanitize.cases([*MODES], (9, 0)))
+TENSOR = list(sanitize.cases([*TENSOR_PRECISIONS], (9, 0)))
 
 
 def on_host(operands):
@@ -36,7 +36,7 @@ def test_cases_are_correct(case):
         options["vectors"] = tuple(Vector(0, one.size, 4, one) for one in (operands.across, operands.down))
     a, b, c = on_host(operands)
     assert not operands.judge(1.5, -0.5, operands.flats["c"]) <= 1
-    launch(case.stage, case.config, 1.5, a, b, -0.5, c, share=Share(case.blocks, case.whole), **options)
+    launch(case.stage, case.config, 1.5, a, b, -0.5, c, partition=Partition(case.blocks, case.whole), **options)
     assert operands.judge(1.5, -0.5, operands.flats["c"]) <= 1
 
 
@@ -56,7 +56,9 @@ def test_variants_of_tensor_core_cases():
     assert {
         f"tf32-{layout}-{how}" for layout in ("NN", "NT", "TT") for how in ("plain", "epilogue", "plain-batch")
     } < words
-    assert {f"{mode}-{how}" for mode in MODES for how in ("plain", "epilogue", "epilogue-batch")} < words
+    assert {
+        f"{precision}-{how}" for precision in TENSOR_PRECISIONS for how in ("plain", "epilogue", "epilogue-batch")
+    } < words
 
 
 def test_every_stage_has_cases_in_every_precision():
@@ -85,7 +87,7 @@ def test_kernels_that_are_compiled_ahead(monkeypatch):
     kernels = sanitize.kernels(["bf16x6", "fp16x3"], (9, 0))
     names = {kernel.name for kernel in kernels}
     assert len(kernels) == len(set(kernels)) > len(names), "some differ in their variant alone"
-    assert {"extremes", "split_bf16x6", "split_fp16x3", "one_warpgroup_bf16x6_64x128-c1p0"} < names
+    assert {"row_maxima", "decompose_bf16x6", "decompose_fp16x3", "one_warpgroup_bf16x6_64x128-c1p0"} < names
 
 
 @pytest.mark.parametrize("case", [case for case in TENSOR if case.public and case.stage.name == "fresh_sums"])

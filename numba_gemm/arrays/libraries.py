@@ -232,7 +232,11 @@ class TorchTensors(ArrayKind):
         torch: Any = sys.modules["torch"]
         if self._is_plain is None:
             self._is_plain = plain_tensors(torch)
-        if self._is_plain(array) and getattr(torch.autograd.forward_ad, "_current_level", 0) < 0:
+        if (
+            self._is_plain(array)
+            and not array.is_nested
+            and getattr(torch.autograd.forward_ad, "_current_level", 0) < 0
+        ):
             with suppress(RuntimeError):  # no storage, or no strides
                 pointer, strides = array.data_ptr(), tuple([4 * step for step in array.stride()])
                 if pointer:

@@ -81,7 +81,7 @@ if SIMULATOR:
         return np.int64(matrix.strides[1])
 
     def transposed(matrix):
-        """View of the same memory with rows and columns exchanged."""
+        """View of the same memory with rows and columns swapped."""
         return matrix.T
 
     def _element(matrix, address):
@@ -286,7 +286,7 @@ else:
 
     @intrinsic
     def transposed(typingctx, matrix):
-        """View of the same memory with rows and columns exchanged."""
+        """View of the same memory with rows and columns swapped."""
 
         def codegen(context, builder, signature, args):
             fields = [builder.extract_value(args[0], i) for i in (0, 2, 1, 4, 3)]

@@ -192,10 +192,10 @@ else:
         matrix = MatrixType(aligned)
         return (types.float32, matrix, matrix, types.float32, matrix)
 
-    def form_signature(form) -> tuple[types.Type, ...]:
-        """Numba types of the parameters of a kernel that is built for a `numba_gemm.kernels.ladder.stage.Form`."""
+    def variant_signature(variant) -> tuple[types.Type, ...]:
+        """Return the Numba types of a kernel's parameters, for a `numba_gemm.kernels.ladder.stage.Variant`."""
         from .partition import PARTITION
 
-        a, b, c = MatrixType(form.a == "along4"), MatrixType(False), MatrixType(form.c_aligned)
-        vectors = types.UniTuple(types.Array(types.float32, 1, "A"), form.vectors)
-        return (types.float32, a, b, types.float32, c, PARTITION, *((vectors,) if form.vectors else ()))
+        a, b, c = MatrixType(variant.a == "along4"), MatrixType(False), MatrixType(variant.c_aligned)
+        vectors = types.UniTuple(types.Array(types.float32, 1, "A"), variant.vectors)
+        return (types.float32, a, b, types.float32, c, PARTITION, *((vectors,) if variant.vectors else ()))

@@ -6,7 +6,7 @@ the last of them to arrive adds all parts. It always adds in the order of k, so 
 No block waits for another. The line comes from Osama et al., "Stream-K: Work-Centric Parallel Decomposition for Dense
 Matrix-Matrix Multiplication on the GPU" (2023), arXiv:2301.03598; there, one of the blocks waits for the others.
 
-A kernel is given a `Partition`:
+A kernel is given a `PartitionArguments`:
 
 - `partials`, `counters`: addresses of the workspace, and of one 32-bit counter per shared tile. Counters are zero
   before a launch and zero again after it;
@@ -54,7 +54,7 @@ FIELDS = (
 if SIMULATOR:
     from collections import namedtuple
 
-    Partition = namedtuple("Partition", FIELDS)  # type: ignore[misc]
+    PartitionArguments = namedtuple("PartitionArguments", FIELDS)  # type: ignore[misc]
 
     def arrive(partition, tile):
         """Count this block at a shared tile; return how many blocks arrived before."""
@@ -82,10 +82,10 @@ else:
     WORD, LONG, FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
 
     class PartitionType(types.Type):
-        """Numba type of `Partition`, which describes each block's share, as 64-bit words."""
+        """Numba type of `PartitionArguments`: 64-bit words from which each block finds its part of the work."""
 
         def __init__(self):
-            super().__init__(name="Partition")
+            super().__init__(name="PartitionArguments")
 
     PARTITION = PartitionType()
 

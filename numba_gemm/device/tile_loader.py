@@ -1,11 +1,11 @@
 """Loading of an operand's tiles into shared memory by a block's threads, for each layout of the operand.
 
 The operand is treated as (mn, k): A as it is, B transposed, so that one loader serves both. In shared memory, the tile
-is stored k by k, `pitch` floats apart, as fragments are read. The mode depends on what is contiguous in global memory
-and how much of it one instruction may read:
+is stored k by k, `pitch` floats apart, as fragments are read. The way of access depends on what is contiguous in global
+memory and how much of it one instruction may read:
 
 ========== ==================================== =================================================================
-mode       needs                                how a tile is loaded
+access     needs                                how a tile is loaded
 ========== ==================================== =================================================================
 `along4`   k contiguous, 16-byte aligned        128-bit loads of 4 k into registers, then 4 stores, transposing
 `across4`  mn contiguous, 16-byte aligned       16-byte asynchronous copies
@@ -42,7 +42,7 @@ from .address import (
 )
 from .units import ceil_div
 
-MODES = ("along4", "across4", "along1", "across1", "any")
+ACCESSES = ("along4", "across4", "along1", "across1", "any")
 SECTOR = 8  # floats along k that neighbouring threads copy of a row: 32 bytes
 LINE = 32  # floats that a warp copies of one k
 
@@ -62,7 +62,7 @@ class TileLoader:
     place : ``(x, first, k0, tid, addresses)``
         Compute the addresses for the tile whose first row is `first` and whose first k is `k0`.
     valid : ``(x, first, tid) -> uint32``
-        Number of the thread's copies per k, or per sector of k, that lie inside, in modes that need this limit.
+        Number of the thread's copies per k, or per sector of k, that lie inside, for accesses that need this limit.
     begin : ``(tiles, to, x, addresses, valid, width, tid, staged)``
         Start loading a partial tile: only its first `width` k exist.
     fetch : ``(tiles, to, x, addresses, valid, more, staged, part)``
@@ -87,34 +87,34 @@ class TileLoader:
         return self.origin, self.place, self.valid, self.begin, self.fetch, self.settle
 
 
-def covers(mode: str, extent: int, bk: int, threads: int) -> bool:
+def covers(access: str, extent: int, bk: int, threads: int) -> bool:
     """Return whether the threads' copies cover a tile exactly."""
-    if mode == "along4":
+    if access == "along4":
         return bk % 4 == 0 and threads % (bk // 4) == 0 and extent % (threads // (bk // 4)) == 0
-    if mode == "across4":
+    if access == "across4":
         return threads % bk == 0 and extent % (4 * (threads // bk)) == 0
-    if mode == "across1":
+    if access == "across1":
         return threads % LINE == 0 and extent % LINE == 0 and bk % (threads // LINE) == 0
     rows = threads // SECTOR
     return bk % SECTOR == 0 and threads % SECTOR == 0 and (extent % rows == 0 or rows % extent == 0)
 
 
-def tile_loader(mode: str, extent: int, bk: int, threads: int, pitch: int, parts: int = 1) -> TileLoader:
+def tile_loader(access: str, extent: int, bk: int, threads: int, pitch: int, parts: int = 1) -> TileLoader:
     """Return the loader of tiles of `extent` rows and `bk` k by `threads` threads; ``covers`` must hold.
 
     A tile is fetched in at most `parts` parts, or in one part if vector accesses load it.
     """
-    if mode not in MODES:
-        raise ValueError(f"mode is {mode!r}; expected one of {', '.join(MODES)}")
-    if not covers(mode, extent, bk, threads):
-        raise ValueError(f"{threads} threads cannot load a tile of {extent} x {bk} in mode {mode}")
-    if mode == "along4":
+    if access not in ACCESSES:
+        raise ValueError(f"access is {access!r}; expected one of {', '.join(ACCESSES)}")
+    if not covers(access, extent, bk, threads):
+        raise ValueError(f"{threads} threads cannot load a tile of {extent} x {bk} with access {access}")
+    if access == "along4":
         return _along4(extent, bk, threads, pitch)
-    if mode == "across4":
+    if access == "across4":
         return _across4(extent, bk, threads, pitch)
-    if mode == "across1":
+    if access == "across1":
         return _across1(extent, bk, threads, pitch, parts)
-    return _along1(extent, bk, threads, pitch, parts, unit=mode == "along1")
+    return _along1(extent, bk, threads, pitch, parts, unit=access == "along1")
 
 
 @device_function

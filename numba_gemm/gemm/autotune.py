@@ -1,4 +1,4 @@
-"""Which stage and configuration is fastest for a product, measured on the user's own GPU: `autotune`."""
+"""`autotune`: measure which stage and configuration is fastest for a product on the user's own GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cuda.bindings import driver
 from .. import arrays
 from ..arrays import ITEM, ArrayKind, Operand
 from ..device.units import ceil_div
-from ..kernels.stage import Share
+from ..kernels.stage import Partition
 from ..kernels.step import Launches
 from ..runtime import device as devices
 from ..runtime import workspace as workspaces
@@ -56,33 +56,33 @@ class Candidate:
     ----------
     stage, config : str
         Names of the kernel.
-    share : Share or None
-        Blocks that share out the product, and tiles of C that are one block's each; None in stages without a schedule.
+    partition : Partition or None
+        Division of the product among blocks; None in stages without a schedule.
     swapped : bool
-        Whether the transpose is computed.
+        True if the transpose is computed.
     microseconds : float
-        Median time of a product on the GPU, without what launching costs the host.
+        Median time of a product on the GPU, without the host time of its launches.
     expected : float
-        What the model expects, in microseconds.
+        Time that the model expects, in microseconds.
     """
 
     stage: str
     config: str
-    share: Share | None
+    partition: Partition | None
     swapped: bool
     microseconds: float
     expected: float
 
     def __str__(self) -> str:
         words = [f"{self.microseconds:12.2f} {self.expected:12.2f}  {self.stage} {self.config}"]
-        if self.share is not None:
-            words.append(f"{self.share.blocks} blocks, {self.share.whole} whole tiles")
+        if self.partition is not None:
+            words.append(f"{self.partition.blocks} blocks, {self.partition.whole} whole tiles")
         return ", ".join([*words, "as the transpose"] if self.swapped else words)
 
 
 @dataclass(frozen=True)
 class Autotuned:
-    """What `autotune` measured; its text is a table.
+    """Measurements of `autotune`; its text is a table.
 
     Attributes
     ----------
@@ -91,11 +91,11 @@ class Autotuned:
     device : str
         Name of the GPU.
     candidates : tuple of Candidate
-        What was measured, the fastest first.
+        Measured candidates, the fastest first.
     model : Candidate or None
-        What would have run without measuring; None if it cannot run, or was wrong.
+        Candidate that the model would have chosen; None if it cannot run, or was wrong.
     stored : Path or None
-        The file that the choice is kept in; None if it lasts as long as this process.
+        File that the choice is kept in; None if it lasts as long as this process.
     """
 
     problem: Problem
@@ -146,9 +146,9 @@ def autotune(
     without.
     `clear_autotuned` undoes it. Plans that exist already keep what they chose.
 
-    Of the arrays only shapes, strides and addresses matter: they are neither read nor written. The products are
-    computed on memory that is allocated for the purpose, laid out alike and filled with random numbers. So NumPy arrays
-    that were never filled do as well, and cost nothing: ``autotune(numpy.empty((m, k), numpy.float32),
+    Only shapes, strides and addresses of the arrays matter; their elements are neither read nor written. The products
+    are computed in memory that is allocated for this purpose, with the same layouts, and filled with random numbers.
+    Uninitialised NumPy arrays therefore suffice: ``autotune(numpy.empty((m, k), numpy.float32),
     numpy.empty((k, n), numpy.float32))`` is for what lies by rows on the current device, as `plan` assumes it.
 
     Parameters
@@ -217,7 +217,7 @@ def autotune(
             raise RuntimeError(f"no candidate for {wanted} can be run on {gpu.name}; the warnings say why")
         medians = bench.timed(right, affordable_rounds(calls, begin + float(seconds) - time.perf_counter()))
     measured = [
-        Candidate(one.stage.name, one.config.name, one.share, one.swapped, us, one.clocks / gpu.clock_hz * 1e6)
+        Candidate(one.stage.name, one.config.name, one.partition, one.swapped, us, one.clocks / gpu.clock_hz * 1e6)
         for one, us in zip(right, medians)
     ]
     order = sorted(range(len(right)), key=medians.__getitem__)
@@ -238,7 +238,7 @@ def clear_autotuned(device: int | None = None) -> int:
     Returns
     -------
     int
-        How many choices were on disk.
+        Number of choices that were on disk.
 
     Raises
     ------
@@ -294,7 +294,7 @@ class _Scratch(ArrayKind):
         self.operand = replace(like, kind=self, array=self, pointer=first + (like.pointer - first) % BOUNDARY)
 
     def view(self, operand: Operand, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
-        """What the launcher keeps of it."""
+        """Return the matrix that the launcher takes."""
         return at_address(self, pointer, shape, strides) if SIMULATOR else self
 
     def fill(self, values: np.ndarray) -> None:
@@ -356,7 +356,7 @@ class _Bench:
     def checked(self, choice: Choice) -> float | None:
         """Return about how many seconds a product takes; None, with a warning, if it cannot run or is wrong."""
         stage, config = choice.stage, choice.config
-        named = f"configuration {config.name} of stage {stage.name}, {choice.share}, is not measured"
+        named = f"configuration {config.name} of stage {stage.name}, {choice.partition}, is not measured"
         try:
             self._prepare(choice)
         except RuntimeError as error:
@@ -392,7 +392,7 @@ class _Bench:
         gpu, config = devices.device_properties(self.device).gpu, choice.config
         oriented = choice.oriented(self.part.product)
         piece = next(choice.stage.pieces(config, oriented, choice.precision, gpu))
-        return choice.stage.launches(config, piece.product, choice.precision, choice.share, gpu)
+        return choice.stage.launches(config, piece.product, choice.precision, choice.partition, gpu)
 
     def make_room(self, choices: Sequence[Choice]) -> None:
         """Allocate a workspace for all of them, so that none uses the stream's, which is never freed."""

@@ -1,8 +1,8 @@
 """Choices that `autotune` measured, kept on disk from one process to the next, and asked before the model.
 
-They lie beside the compiled kernels (see `kernel_cache`), in one JSON file a kind of device (name, compute capability,
-number of SMs) and version of the kernels' sources: what was measured of others says nothing. Files are replaced whole;
-a process adds its choices to those that others have written meanwhile, under a lock. Each file is read once per
+They lie beside the compiled kernels (see `kernel_cache`), in one JSON file per kind of device (name, compute
+capability, number of SMs) and version of the kernels' sources: measurements of others do not apply. Files are replaced
+whole; a process adds its choices to those that others have written meanwhile, under a lock. Each file is read once per
 process. A directory or file that others can change is refused (see `private_files`). Every problem is a `CacheWarning`,
 and the model chooses.
 """
@@ -21,7 +21,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..kernels.stage import Share
+from ..kernels.stage import Partition
 from ..runtime import device as devices
 from ..runtime import kernel_cache
 from ..runtime.device import DeviceProperties
@@ -31,12 +31,12 @@ from .heuristics import Choice, Problem
 
 __all__ = ["choose", "clear", "forget", "keep"]
 
-FORMAT = 1  # of a file; another one gives every file another name
+FORMAT = 2  # of a file; another one gives every file another name
 FILE_NAME = re.compile(r"[\w-]+-cc\d+\.\d+-sm\d+-[0-9a-f]{16}\.choices\.json", re.ASCII)  # that `_name` gives
 LOCK = "choices.lock"
 OF_DEVICE = {"cc", "sm_count", "clock_hz", "memory_bandwidth"}  # fields of a problem that the file's name stands for
 
-Entries = dict[str, Any]  # what the file says of each problem, by `key`
+Entries = dict[str, Any]  # entries of the file, by `key`
 
 _lock = threading.Lock()
 _known: dict[str, Entries] = {}  # by file name
@@ -66,22 +66,22 @@ def keep(device: int, wanted: Problem, choice: Choice, microseconds: float, cand
     Parameters
     ----------
     device, wanted, choice
-        What was chosen, for what.
+        The choice for a problem on a device.
     microseconds : float
-        How long it takes.
+        Its time.
     candidates : int
-        Of how many it is the fastest.
+        Number of candidates among which it is the fastest.
 
     Returns
     -------
     Path or None
         The file that it is in; None if it is known to this process only.
     """
-    share = None if choice.share is None else [choice.share.blocks, choice.share.whole]
+    partition = None if choice.partition is None else [choice.partition.blocks, choice.partition.whole]
     entry = {
         "stage": choice.stage.name,
         "config": choice.config.name,
-        "share": share,
+        "partition": partition,
         "swapped": choice.swapped,
         "microseconds": microseconds,
         "candidates": candidates,
@@ -215,12 +215,12 @@ def _restored(device: int, wanted: Problem, entry: str) -> Choice | None:
     """The choice of an entry; None, and a warning, if it is not, or no longer, one that the model would consider."""
     try:
         kept = json.loads(entry)
-        said = kept["stage"], kept["config"], kept["share"] and Share(*kept["share"]), kept["swapped"]
+        said = kept["stage"], kept["config"], kept["partition"] and Partition(*kept["partition"]), kept["swapped"]
         microseconds, gpu = float(kept["microseconds"]), devices.device_properties(device)
         if not 0 < microseconds < 1e15:  # nor NaN
             raise ValueError(f"it takes {microseconds} us")
         for choice in heuristics.ranked(wanted):
-            if (choice.stage.name, choice.config.name, choice.share, choice.swapped) == said:
+            if (choice.stage.name, choice.config.name, choice.partition, choice.swapped) == said:
                 when, candidates = date.fromisoformat(kept["date"]), int(kept["candidates"])
                 return choice._replace(
                     clocks=microseconds * 1e-6 * gpu.clock_hz,

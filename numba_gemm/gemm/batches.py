@@ -42,14 +42,14 @@ def products(
     Parameters
     ----------
     a, b, c : Operand
-        Of two dimensions or more; C has the batch dimensions of the product, and elements.
+        Operands of two dimensions or more; C has the batch dimensions of the product, and elements.
     device : int
         Ordinal of the device that they lie on.
     at_once : int
         Batch dimensions that a launch takes, `AT_ONCE` at the most; those that are left are taken one by one, and so
         are parts of one that a launch cannot count.
     fold : bool
-        Whether matrices may count as one larger matrix, whose rows and columns are then others than each one's.
+        True if matrices may count as one larger matrix, which then has other rows and columns than each one.
     """
     if len(c.shape) == 2:
         first, second, third = (x.matrix(device, x.pointer, x.shape, x.strides) for x in (a, b, c))
@@ -60,11 +60,11 @@ def products(
     while fold and dims and (folded := view.with_dimension(*dims[-1])) is not None:
         view = folded
         dims.pop()
-    split = max(len(dims) - at_once, 0)
+    looped = max(len(dims) - at_once, 0)
     tiles = max(ceil_div(view.m, ROWS) * view.n, ceil_div(view.n, ROWS) * view.m)  # of a matrix, at the most
-    while split < len(dims) and tiles * prod(extent for extent, _ in dims[split + 1 :]) >= MAX_TILES:
-        split += 1
-    outer, inner = dims[:split], dims[split:]
+    while looped < len(dims) and tiles * prod(extent for extent, _ in dims[looped + 1 :]) >= MAX_TILES:
+        looped += 1
+    outer, inner = dims[:looped], dims[looped:]
     whole, most = 1, 1
     if inner:
         whole, most = inner[0][0], max((MAX_TILES - 1) // (tiles * prod(extent for extent, _ in inner[1:])), 1)

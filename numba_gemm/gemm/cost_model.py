@@ -26,14 +26,14 @@ __all__ = ["RATES", "Costs", "Rate", "costs_of", "rate_of", "rated"]
 LAUNCH, TILE, PIECE = 1626, 1934, 683
 # Waits and multiply-adds overlap as in a norm of this order: 1 would be not at all, infinity completely.
 OVERLAP = 2.49
-# Bytes of C a clock that an SM writes: in vectors, float by float through shared memory, and from where the sums are,
+# Bytes of C per clock that an SM writes: in vectors, float by float through shared memory, and from where the sums are,
 # as small thread tiles do without an epilogue.
 STORE, STORE_STAGED, STORE_FLOATS = 93, 26, 7.8
 # Clocks until the other blocks' parts of a sum are known to be there, and a trip to the L2 cache.
 MEET, TRIP = 3550, 825
-# Bytes of partial sums a clock between an SM and the L2 cache: all SMs at once, and one at best.
+# Bytes of partial sums per clock between an SM and the L2 cache: all SMs at once, and one at best.
 SHARED_RATE, LONE_RATE = 21.1, 138
-# What is left of device memory's theoretical bandwidth.
+# Fraction of device memory's theoretical bandwidth that kernels reach.
 MEMORY_EFFICIENCY = 0.85
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
 MAX_LINE = 1 << 31  # k-tiles that are counted in 32 bits
@@ -41,18 +41,18 @@ MAX_LINE = 1 << 31  # k-tiles that are counted in 32 bits
 
 @dataclass(frozen=True)
 class Rate:
-    """How fast a configuration is.
+    """Measured speed of a configuration.
 
     Attributes
     ----------
     efficiency : float
         Fraction of FP32 peak when every SM is full and nothing waits.
     alone : int
-        Clocks a k-tile of a block that has an SM to itself, beside its multiply-adds.
+        Clocks per k-tile of a block that has an SM to itself, beside its multiply-adds.
     resident : int
         Blocks that an SM holds at once.
     floats : float
-        How much longer the multiply-adds take beside copies of an A or B that allows no vectors.
+        Factor by which the multiply-adds take longer beside copies of an A or B that allows no vectors.
     """
 
     efficiency: float
@@ -79,7 +79,7 @@ RATES: dict[tuple[str, int, int, int], Rate] = {
     ("stream_k", 32, 64, 16): Rate(0.589, alone=1050, resident=8, floats=1.07),
     ("stream_k", 32, 32, 16): Rate(0.451, alone=676, resident=8, floats=1.02),
     ("stream_k", 256, 16, 16): Rate(0.55, alone=1300, resident=3),
-    # What brings A in at 24 bytes a clock: these are as fast as memory, if k is A's contiguous axis.
+    # Those that load A at 24 bytes per clock: these are as fast as memory, if k is A's contiguous axis.
     ("thin", 64, 1, 128): Rate(0.047, alone=1000, resident=2),
     ("thin", 64, 4, 128): Rate(0.19, alone=1000, resident=2),
     ("thin", 128, 16, 32): Rate(0.65, alone=700, resident=2),
@@ -145,7 +145,7 @@ class Costs:
         """Return clocks that no division can go below, the number of tiles of C, and of k-tiles of each.
 
         All multiprocessors are busy with multiply-adds, or the memory is for so many clocks; and some block computes
-        all k-tiles of a tile, or an equal share of them and meets others.
+        all k-tiles of a tile, or an equal part of them and meets others.
         """
         config, k_tile, blocks = self.config, self._k_tile, self._blocks
         tiles, k_tiles = -(-m // config.BM) * -(-n // config.BN) * matrices, -(-k // config.BK) or 1
@@ -157,7 +157,7 @@ class Costs:
     def divisions(self, tiles: int, k_tiles: int) -> list[tuple[int, int]]:
         """Return ways to divide a product: blocks, and tiles that one block each computes.
 
-        One block per tile; whole rounds, and the rest in equal shares; a number of blocks per tile.
+        One block per tile; whole rounds, and the rest in equal partitions; a number of blocks per tile.
         """
         found = [(tiles, tiles)]
         if tiles * k_tiles >= MAX_LINE:

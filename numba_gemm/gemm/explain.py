@@ -13,11 +13,11 @@ from .. import arrays
 from ..arrays import ITEM, ArrayKind, Copies, Operand
 from ..device.partition import FIELDS
 from ..device.units import ceil_div
-from ..kernels.ladder.stage import Form, LadderStage
+from ..kernels.ladder.stage import LadderStage, Variant
 from ..kernels.product import Product
 from ..kernels.stage import Stage
 from ..kernels.step import Launches, Slot
-from ..kernels.tensor_core.stage import TensorStage, mode_for
+from ..kernels.tensor_core.stage import TensorStage, precision_for
 from ..kernels.tensor_core.tma_stage import TmaStage, tma_operands
 from ..runtime import device as devices
 from ..runtime import workspace as workspaces
@@ -47,14 +47,14 @@ class Explanation:
         Tiles of C that one block each computes.
     split : int
         Largest number of blocks that share a tile; 1 if none is shared.
-    a_mode, b_mode : str
-        How tiles of A and of B travel to shared memory: a mode of `numba_gemm.device.tile_loader`; "aligned" or "any"
-        in stages without a schedule; "decomposed" or "tensor map" on tensor cores. If the transpose is computed, they
-        refer to its operands.
+    a_access, b_access : str
+        Access by which tiles of A and of B are loaded: one of `numba_gemm.device.tile_loader.ACCESSES`; "aligned" or
+        "any" in stages without a schedule; "decomposed" or "tensor map" on tensor cores. If the transpose is computed,
+        they refer to its operands.
     c_vectors : bool
-        Whether C is written in vectors.
+        True if C is written in vectors.
     swapped : bool
-        Whether the transpose is computed, ``C.T = B.T @ A.T``.
+        True if the transpose is computed, ``C.T = B.T @ A.T``.
     copies : Copies
         Bytes copied for NumPy arrays, `to_device`, `to_host` and `on_host`; 0 for arrays in device memory.
     workspace_bytes : int
@@ -74,8 +74,8 @@ class Explanation:
     blocks: int
     whole_tiles: int
     split: int
-    a_mode: str
-    b_mode: str
+    a_access: str
+    b_access: str
     c_vectors: bool
     swapped: bool
     copies: Copies
@@ -95,8 +95,9 @@ class Explanation:
             f"Up to {self.split} blocks share a tile, in a workspace of {self.workspace_bytes:,} bytes"
             if self.split > 1
             else "One block computes each tile",
-            f"{'B as A' if self.swapped else 'A'} is loaded in mode {self.a_mode}, {'A as B' if self.swapped else 'B'} "
-            f"in mode {self.b_mode}, and C is written {'in vectors' if self.c_vectors else 'element by element'}",
+            f"{'B as A' if self.swapped else 'A'} is loaded with access {self.a_access}, "
+            f"{'A as B' if self.swapped else 'B'} with access {self.b_access}, "
+            f"and C is written {'in vectors' if self.c_vectors else 'element by element'}",
         ]
         if self.launches > 1:
             sentences.append(f"There are {self.launches} launches")
@@ -162,7 +163,7 @@ def explain(
     ]
     choice, config = choices[0], choices[0].config
     oriented, launches = choice.oriented(products[0]), sequences[0]
-    a_mode, b_mode, c_vectors = _accesses(choice.stage, config, oriented)
+    a_access, b_access, c_vectors = _accesses(choice.stage, config, oriented)
     (rows, cols), blocks = _block_tile(choice, oriented), prod(launches.steps[-1].grid)
     tiles = ceil_div(oriented.m, rows) * ceil_div(oriented.n, cols)
     words = _schedule_words(choice, launches)
@@ -179,8 +180,8 @@ def explain(
         blocks=blocks,
         whole_tiles=words["whole"] if words else tiles * oriented.batch.matrices,
         split=_split(words, launches.counters, blocks),
-        a_mode=a_mode,
-        b_mode=b_mode,
+        a_access=a_access,
+        b_access=b_access,
         c_vectors=c_vectors,
         swapped=choice.swapped,
         copies=copies,
@@ -196,8 +197,8 @@ def _sequences(device: devices.Device, choice: Choice, product: Product) -> list
     stage, config, gpu = choice.stage, choice.config, device.properties.gpu
     found = []
     for piece in stage.pieces(config, choice.oriented(product), choice.precision, gpu):
-        share = device.share(stage, config, piece.product) if choice.share is None else choice.share
-        found.append(stage.launches(config, piece.product, choice.precision, share, gpu))
+        partition = device.partition(stage, config, piece.product) if choice.partition is None else choice.partition
+        found.append(stage.launches(config, piece.product, choice.precision, partition, gpu))
     return found
 
 
@@ -207,7 +208,7 @@ def _accesses(stage: Stage, config: Any, product: Product) -> tuple[str, str, bo
         word = "decomposed" if isinstance(stage, TensorStage) else "tensor map"
         return word, word, False
     variant = stage.variant(config, product)
-    if isinstance(variant, Form):
+    if isinstance(variant, Variant):
         return variant.a, variant.b, variant.c_aligned
     word = "aligned" if variant else "any"
     return word, word, variant and stage.vectorized
@@ -228,12 +229,12 @@ def _terms(choice: Choice, k: int) -> int:
     """Return the terms of the sums that a block takes at a time."""
     if isinstance(choice.stage, LadderStage):
         return int(choice.config.BK)
-    return mode_for(choice.precision, k).slot_k
+    return precision_for(choice.precision, k).slot_k
 
 
 def _schedule_words(choice: Choice, launches: Launches) -> dict[str, int]:
     """Return the arguments by which a scheduled stage divides its work; empty for other stages."""
-    if not choice.stage.chooses_share:
+    if not choice.stage.takes_partition:
         return {}
     return dict(zip(FIELDS, launches.steps[0].arguments[5].words))  # type: ignore[arg-type]
 

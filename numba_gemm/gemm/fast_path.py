@@ -293,7 +293,7 @@ class FirstCall:
 
     @staticmethod
     def is_such(call: CachedCall, out: Any) -> bool:
-        """Whether a call is like that."""
+        """Return True if a call has an `out`, no vectors, and one sequence of launches."""
         if out is None or call.vectors or len(call.launches) != 1:
             return False
         bound, *steps, first = call.launches[0]

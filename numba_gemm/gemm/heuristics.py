@@ -1,4 +1,4 @@
-"""Which stage, in which configuration and shares, for a product on a device: the policy behind ``stage="auto"``.
+"""Choice of stage, configuration and partition for a product on a device: the policy behind ``stage="auto"``.
 
 The candidate that `cost_model` expects to end first wins; on tensor cores, the one of `tensor_heuristics`.
 """
@@ -14,7 +14,7 @@ from ..device.units import FLOAT32_BYTES, ceil_div
 from ..kernels import STAGES
 from ..kernels.ladder.stage import LadderStage
 from ..kernels.product import Product
-from ..kernels.stage import IEEE, Share, Stage
+from ..kernels.stage import IEEE, Partition, Stage
 from ..kernels.tensor_core import tf32_tma
 from ..kernels.tensor_core.tma_stage import TmaStage, tma_operands
 from ..runtime.device import DeviceProperties
@@ -35,22 +35,22 @@ class Problem(NamedTuple):
     matrices : int
         Products of a batch.
     aligned : bool
-        Whether all operands allow 128-bit accesses by rows.
+        True if all operands allow 128-bit accesses by rows.
     vectors : bool
-        Whether A and B allow them along whichever axis is contiguous.
+        True if A and B allow them along whichever axis is contiguous.
     a_along, b_along : bool
-        Whether k is the contiguous axis of A, and of B.
+        True if k is the contiguous axis of A, and of B.
     by_columns : bool
-        Whether C lies column by column.
+        True if C is stored by columns.
     epilogue : bool
-        Whether C's elements have one.
+        True if the product has an epilogue.
     precision : str
         Precision, not "fp32_auto".
     tma : str
         Layouts of A and B, "NN", "NT" or "TT", if tensor maps can describe them; else empty. Precisions other than
         "tf32" leave it empty.
     cc, sm_count, clock_hz, memory_bandwidth
-        Of the device, see `runtime.device.DeviceProperties`.
+        Properties of the device, see `runtime.device.DeviceProperties`.
     """
 
     m: int
@@ -85,10 +85,10 @@ class Choice(NamedTuple):
     ----------
     stage, config
         The kernel.
-    share : Share or None
+    partition : Partition or None
         Division of the work among blocks, for a scheduled stage; None for the default.
     swapped : bool
-        Whether to compute the transpose, ``C.T = B.T @ A.T``.
+        True to compute the transpose, ``C.T = B.T @ A.T``.
     clocks : float
         Expected duration in clocks, 0 if nothing was compared.
     reason : str
@@ -99,16 +99,16 @@ class Choice(NamedTuple):
 
     stage: Stage
     config: Any
-    share: Share | None = None
+    partition: Partition | None = None
     swapped: bool = False
     clocks: float = 0.0
     reason: str = ""
     precision: str = IEEE
 
     @property
-    def selected(self) -> tuple[Stage, Any, str, Share | None, bool]:
-        """Stage, configuration, precision, share and swapped, as `runtime.launch.launch_product` takes them."""
-        return self.stage, self.config, self.precision, self.share, self.swapped
+    def selected(self) -> tuple[Stage, Any, str, Partition | None, bool]:
+        """Stage, configuration, precision, partition and swapped, as `runtime.launch.launch_product` takes them."""
+        return self.stage, self.config, self.precision, self.partition, self.swapped
 
     def oriented(self, product: Product) -> Product:
         """Return the product, or its transpose if that is what is computed."""
@@ -214,7 +214,7 @@ def _ladder_candidates(wanted: Problem, only: Stage | None) -> Iterator[Candidat
         if only is not None or costs.suits(n, wanted.a_along):
             least, tiles, k_tiles = costs.least(m, n, k, matrices, memory)
             yield least, 2 * i, costs, False, tiles, k_tiles, memory
-        if both_ways and costs.stage.chooses_share and (only is not None or costs.suits(m, wanted.b_along)):
+        if both_ways and costs.stage.takes_partition and (only is not None or costs.suits(m, wanted.b_along)):
             least, tiles, k_tiles = costs.least(n, m, k, matrices, memory)
             yield least, 2 * i + 1, costs, True, tiles, k_tiles, memory
 
@@ -226,7 +226,7 @@ def _timed(
 
     Clocks beyond `limit` may be given as infinite.
     """
-    if not costs.stage.chooses_share:
+    if not costs.stage.takes_partition:
         return [(costs.clocks(tiles, k_tiles, tiles, tiles, memory) / (1 if aligned else 0.93), 0, None)]
     return [
         (costs.clocks(tiles, k_tiles, blocks, whole, memory, limit), -blocks, (blocks, whole))
@@ -235,8 +235,8 @@ def _timed(
 
 
 def _choice(costs: Costs, division: tuple[int, int] | None, swapped: bool, clocks: float) -> Choice:
-    share = None if division is None else Share(*division)
-    return Choice(costs.stage, costs.config, share, swapped, clocks)
+    partition = None if division is None else Partition(*division)
+    return Choice(costs.stage, costs.config, partition, swapped, clocks)
 
 
 def _ranked_ladder(wanted: Problem, only: Stage | None) -> list[Choice]:
@@ -296,7 +296,7 @@ def named(name: str, wanted: Problem) -> Choice:
         )
     if wanted.tma and not isinstance(stage, TmaStage):
         wanted = wanted._replace(tma="")  # it decomposes the operands
-    found = ranked(wanted, stage) if stage.chooses_share or wanted.precision != IEEE else []
+    found = ranked(wanted, stage) if stage.takes_partition or wanted.precision != IEEE else []
     if not found:
         return Choice(stage, stage.configs[0], reason=f"stage {name} was asked for", precision=wanted.precision)
     return found[0]._replace(reason=f"stage {name} was asked for; {_reason(found[0], wanted, len(found))}")
@@ -316,15 +316,15 @@ def _reason(choice: Choice, wanted: Problem, count: int) -> str:
     rows, cols = (turned.n, turned.m) if by_maps and wanted.tma == "NN" else (turned.m, turned.n)
     tiles = ceil_div(rows, choice.config.BM) * ceil_div(cols, choice.config.BN) * wanted.matrices
     text = f"{tiles} tiles of {choice.config.BM}x{choice.config.BN} on {wanted.sm_count} SMs"
-    if choice.share is not None:
+    if choice.partition is not None:
         k_tiles = ceil_div(turned.k, choice.config.BK) or 1
-        if choice.share.whole == tiles:
-            text += f", one block each ({choice.share.blocks})"
+        if choice.partition.whole == tiles:
+            text += f", one block each ({choice.partition.blocks})"
         else:
-            each = (tiles - choice.share.whole) * k_tiles / choice.share.blocks
+            each = (tiles - choice.partition.whole) * k_tiles / choice.partition.blocks
             text += (
-                f", the last {tiles - choice.share.whole} divided among {choice.share.blocks} blocks, {each:.1f} of "
-                f"{k_tiles} k-tiles each"
+                f", the last {tiles - choice.partition.whole} divided among {choice.partition.blocks} blocks, "
+                f"{each:.1f} of {k_tiles} k-tiles each"
             )
     if choice.swapped:
         text += ", computed as the transpose"

@@ -206,9 +206,9 @@ class Plan:
         stage, config, precision = choice.stage, choice.config, choice.precision
         owner, oriented = devices.get_device(self.device), choice.oriented(self._product)
         owner.check(stage, config, stage.kernel(config, oriented, precision))
-        if stage.chooses_share and choice.share is None:
+        if stage.takes_partition and choice.partition is None:
             # Once for all layouts: their kernels may differ in how many blocks the device holds.
-            self._choice = choice = choice._replace(share=owner.share(stage, config, oriented))
+            self._choice = choice = choice._replace(partition=owner.partition(stage, config, oriented))
         launches = self._launches(choice)
         if not SIMULATOR:
             for step in launches.steps:
@@ -220,7 +220,7 @@ class Plan:
         stage, config, precision = choice.stage, choice.config, choice.precision
         gpu = devices.get_device(self.device).properties.gpu
         piece = next(stage.pieces(config, choice.oriented(self._product), precision, gpu))
-        return stage.launches(config, piece.product, precision, choice.share, gpu)
+        return stage.launches(config, piece.product, precision, choice.partition, gpu)
 
     def _given(self, memory: Any, size: int, counters: int) -> Workspace:
         described, elements = arrays.describe("workspace", memory, None), ceil_div(self.workspace_bytes, ITEM)
@@ -335,7 +335,7 @@ class Plan:
             same = (part.m, part.n, part.batch.matrices) == (planned.m, planned.n, planned.batch.matrices)
             if same and part.k in (0, planned.k):
                 return choice
-            return choice._replace(share=None, swapped=False)
+            return choice._replace(partition=None, swapped=False)
 
         return choose
 

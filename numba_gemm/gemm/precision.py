@@ -5,20 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from ..kernels.stage import IEEE
-from ..kernels.tensor_core import MODES, persistent, warp_mma
+from ..kernels.tensor_core import TENSOR_PRECISIONS, persistent, warp_mma
 from ..kernels.tensor_core.stage import LONG_SUM, TensorStage
 from ..simulator.switch import SIMULATOR
 
 __all__ = ["FP32_AUTO", "IEEE", "KNOWN", "PRECISIONS", "auto_reason", "check_precision", "resolved", "runnable"]
 
 FP32_AUTO = "fp32_auto"
-PRECISIONS = (IEEE, *MODES)
+PRECISIONS = (IEEE, *TENSOR_PRECISIONS)
 KNOWN = (*PRECISIONS, FP32_AUTO)
 
 # The precision that `FP32_AUTO` stands for on compute capability 9.0, and from where on: its error bound is no larger
 # than float32's from this K on, and it was measured to be faster from so many multiply-adds on, for a C with so many
 # elements whose extents are at least this large.
-AUTO_MODE = "bf16x6"
+AUTO_PRECISION = "bf16x6"
 AUTO_K, AUTO_TERMS, AUTO_ELEMENTS, AUTO_EXTENT = 256, 1 << 27, 1 << 18, 256
 AUTO_SHORT_TERMS = 1 << 29  # where sums are shorter than `LONG_SUM`
 
@@ -50,10 +50,10 @@ def auto_reason(m: int, n: int, k: int, cc: tuple[int, int]) -> tuple[str, str]:
     if tensor_stage(cc) is not persistent.STAGE:
         return IEEE, "only compute capability 9.0 has a faster precision of this accuracy"
     if k < AUTO_K:
-        return IEEE, f"the error of {AUTO_MODE} is no larger than that of float32 sums only from K = {AUTO_K} on"
+        return IEEE, f"the error of {AUTO_PRECISION} is no larger than that of float32 sums only from K = {AUTO_K} on"
     if min(m, n) < AUTO_EXTENT or m * n < AUTO_ELEMENTS or m * n * k < terms:
-        return IEEE, f"{AUTO_MODE} is faster only for larger products"
-    return AUTO_MODE, f"its error and range are no worse than those of {IEEE}, and it is faster for such extents"
+        return IEEE, f"{AUTO_PRECISION} is faster only for larger products"
+    return AUTO_PRECISION, f"its error and range are no worse than those of {IEEE}, and it is faster for such extents"
 
 
 def check_precision(precision: Any, cc: tuple[int, int] | None = None) -> None:

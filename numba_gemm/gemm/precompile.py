@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from ..kernels.ladder.stage import Form, LadderStage, TileConfig
+from ..kernels.ladder.stage import LadderStage, TileConfig, Variant
 from ..kernels.product import Product, dense
 from ..kernels.stage import Gpu, Stage
 from ..kernels.step import Kernel
@@ -34,15 +34,15 @@ class Precompiled(NamedTuple):
     stage, config : str
         Names of the stage and its configuration; the configuration is empty for kernels that prepare operands.
     variant : str
-        "aligned" for operands that allow 128-bit accesses, or "any". For a scheduled stage, the modes in which tiles of
-        A and of B are loaded, and whether C is aligned (`numba_gemm.kernels.ladder.stage.Form`). On tensor cores, the
+        "aligned" for operands that allow 128-bit accesses, or "any". For a scheduled stage, how tiles of A
+        and of B are loaded, and whether C is aligned (`numba_gemm.kernels.ladder.stage.Variant`). On tensor cores, the
         precision.
     cc : tuple of int
         Compute capability, (major, minor).
     seconds : float
         Time that it took.
     from_cache : bool
-        Whether it was in the cache already.
+        True if it was in the cache already.
     """
 
     stage: str
@@ -146,19 +146,19 @@ def _kernels(name: str, precision: str, cc: tuple[int, int]) -> Iterator[Named]:
 
 def _ladder_kernels(stage: Stage | None, cc: tuple[int, int]) -> Iterator[Named]:
     found: Iterable[tuple[LadderStage, TileConfig]] = rated(cc)
-    if isinstance(stage, LadderStage) and not stage.chooses_share:
+    if isinstance(stage, LadderStage) and not stage.takes_partition:
         found = [(stage, stage.configs[0])]
     for one, config in found:
         if stage in (None, one):
             for kernel in _variants(one, config):
                 variant = kernel.variant
-                word = variant.name if isinstance(variant, Form) else "aligned" if variant else "any"
+                word = variant.name if isinstance(variant, Variant) else "aligned" if variant else "any"
                 yield one.name, config.name, word, kernel
 
 
 def _variants(stage: LadderStage, config: TileConfig) -> Iterator[Kernel]:
     """Yield the kernels that a stage is compiled for."""
-    if not stage.chooses_share:
+    if not stage.takes_partition:
         yield from (stage.kernel_of(config, aligned) for aligned in (True, False))
         return
     even, odd, small = 64, 65, config.BM * config.BN <= SMALL_TILE  # extents of whole vectors, and not

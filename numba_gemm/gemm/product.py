@@ -45,7 +45,7 @@ def checked_product(
     a, b, out, alpha, beta, stream, stage, precision, epilogue, epilogue_args
         Those of `tiled_sgemm`.
     cache : CallCache
-        Where to remember the call.
+        Cache in which the call is remembered.
     tag : hashable or None
         The call's `fast_path.tag_of`; None if the call is not to be remembered.
     home : int, optional

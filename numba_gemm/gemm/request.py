@@ -146,7 +146,7 @@ def checked(
     alpha, beta = real("alpha", alpha), real("beta", beta)
     if beta != 0 and out is None:
         raise ValueError(f"beta is {beta:g} and out is None; expected an array C to scale; pass it as out, or beta=0")
-    check_names(stage, precision)  # which needs no GPU
+    check_names(stage, precision)  # this needs no GPU
     check_takes_epilogue(stage, precision, ANY_GPU, epilogue)
     if isinstance(epilogue_args, str) or not isinstance(epilogue_args, Sequence):
         raise TypeError(

@@ -6,13 +6,13 @@ from typing import Any
 
 from ..device.units import ceil_div
 from ..kernels.stage import Stage
-from ..kernels.tensor_core import MODES, Mode
-from ..kernels.tensor_core.stage import TensorStage, mode_for
+from ..kernels.tensor_core import TENSOR_PRECISIONS, TensorPrecision
+from ..kernels.tensor_core.stage import TensorStage, precision_for
 
 __all__ = ["SPEEDS", "configs_for", "expected_seconds", "seconds_of", "tile_rates"]
 
-# TFLOP/s of an H200 that has tiles of one size for all its multiprocessors, for modes with one product of parts, with
-# several, and with a compensated sum of several. Only ratios matter.
+# TFLOP/s of an H200 that has tiles of one size for all its multiprocessors, for precisions with one product of parts,
+# with several, and with a compensated sum of several. Only ratios matter.
 RATES: dict[str, dict[tuple[int, int], float]] = {
     "one": {(128, 256): 600.0, (128, 128): 480.0, (64, 128): 330.0, (64, 96): 270.0, (64, 64): 220.0},
     "several": {(128, 128): 230.0, (64, 128): 168.0, (64, 96): 140.0, (64, 64): 115.0},
@@ -36,9 +36,9 @@ MEMORY_EFFICIENCY = 0.8  # of device memory's theoretical bandwidth, that the de
 LAUNCH = 2e-6  # seconds that each launch before the last one adds
 
 
-def tile_rates(mode: Mode) -> dict[tuple[int, int], float]:
+def tile_rates(precision: TensorPrecision) -> dict[tuple[int, int], float]:
     """Return throughputs in TFLOP/s by the extents of a block tile."""
-    return RATES["one" if len(mode.products) == 1 else "compensated" if mode.compensated else "several"]
+    return RATES["one" if len(precision.products) == 1 else "compensated" if precision.compensated else "several"]
 
 
 def configs_for(stage: Stage, precision: str, k: int) -> list[Any]:
@@ -47,7 +47,7 @@ def configs_for(stage: Stage, precision: str, k: int) -> list[Any]:
         return list(stage.configs)
     if not stage.complete:
         return list(stage.configs[:1])
-    rates = tile_rates(mode_for(precision, k))
+    rates = tile_rates(precision_for(precision, k))
     return [config for config in stage.configs if (config.BM, config.BN) in rates]
 
 
@@ -59,9 +59,9 @@ def seconds_of(
     It is assumed that all blocks compute one tile after the other at the same pace.
     """
     decomposed = isinstance(stage, TensorStage)
-    mode = mode_for(precision, k)
-    rates = tile_rates(mode) if decomposed else TMA_RATES
-    terms = max(k, mode.slot_k) if decomposed else k
+    tensor_precision = precision_for(precision, k)
+    rates = tile_rates(tensor_precision) if decomposed else TMA_RATES
+    terms = max(k, tensor_precision.slot_k) if decomposed else k
     rows, cols = (n, m) if tma == "NN" and not decomposed else (m, n)
 
     def seconds(config: Any) -> float:
@@ -78,13 +78,14 @@ def decomposition_seconds(
     precision: str, m: int, n: int, k: int, a_matrices: int, b_matrices: int, bandwidth: float
 ) -> float:
     """Return the expected seconds of decomposing both operands."""
-    mode: Mode = MODES[precision]
-    words = (a_matrices * m + b_matrices * n) * k * (1 + mode.scaled + mode.parts / mode.per_word)
+    tensor_precision = TENSOR_PRECISIONS[precision]
+    written = tensor_precision.parts / tensor_precision.per_word  # words per element
+    words = (a_matrices * m + b_matrices * n) * k * (1 + tensor_precision.scaled + written)
     copying = 4.0 * words / (MEMORY_EFFICIENCY * bandwidth) if bandwidth else 0.0
-    return copying + LAUNCH * (1 + mode.scaled)
+    return copying + LAUNCH * (1 + tensor_precision.scaled)
 
 
 def expected_seconds(precision: str, m: int, n: int, k: int, sm_count: int) -> float:
     """Return about how long a large product takes: at the speed of `SPEEDS`, by the number of multiprocessors."""
-    speed = SPEEDS[mode_for(precision, k).name] * 1e12 * sm_count / H200_MULTIPROCESSORS
+    speed = SPEEDS[precision_for(precision, k).name] * 1e12 * sm_count / H200_MULTIPROCESSORS
     return 2.0 * m * n * k / speed

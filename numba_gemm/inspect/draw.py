@@ -121,15 +121,15 @@ def stage_styles(stages: Iterable[str]) -> dict[str, dict[str, Any]]:
     from matplotlib import colormaps
 
     found = list(stages)
-    rungs = _climbing(found, whole=True)
+    ladder = _climbing(found, whole=True)
     viridis = colormaps["viridis"]
     looks: dict[str, dict[str, Any]] = {
-        rung: {
-            "color": viridis(0.95 * index / max(1, len(rungs) - 1)),
+        stage: {
+            "color": viridis(0.95 * index / max(1, len(ladder) - 1)),
             "linestyle": "-",
             "marker": MARKERS[index % len(MARKERS)],
         }
-        for index, rung in enumerate(rungs)
+        for index, stage in enumerate(ladder)
     }
     return {stage: dict((BASELINES | looks)[stage]) for stage in found}
 
@@ -903,13 +903,13 @@ def _gpu_number(environment: Mapping[str, Any] | None, name: str) -> float:
     return float(((environment or {}).get("gpu") or {}).get(name) or 0)
 
 
-def _ladder_shape(rows: Any, rungs: Sequence[str]) -> tuple[int, int, int]:
+def _ladder_shape(rows: Any, ladder: Sequence[str]) -> tuple[int, int, int]:
     """Return README's shape if all stages have it, else the largest shape that most stages have, cubes first."""
-    rows = rows[rows["stage"].isin(rungs)]
+    rows = rows[rows["stage"].isin(ladder)]
     shapes: dict[tuple[int, int, int], int] = {}
     for m, n, k in zip(rows["m"], rows["n"], rows["k"], strict=True):
         shapes[int(m), int(n), int(k)] = shapes.get((int(m), int(n), int(k)), 0) + 1
-    if shapes.get(LADDER_SHAPE) == len(rungs):
+    if shapes.get(LADDER_SHAPE) == len(ladder):
         return LADDER_SHAPE
     return max(shapes, key=lambda shape: (shapes[shape], len(set(shape)) == 1, math.prod(shape)))
 
@@ -952,29 +952,29 @@ def ladder_chart(
     from matplotlib.colors import to_rgb
 
     rows = _timed(results)
-    rungs = _climbing(rows["stage"].tolist())
-    if not rungs:
-        raise ValueError("no rung of the ladder was timed in these results")
-    chosen = _ladder_shape(rows, rungs) if size is None else (size,) * 3 if isinstance(size, int) else tuple(size)
+    ladder = _climbing(rows["stage"].tolist())
+    if not ladder:
+        raise ValueError("no stage of the ladder was timed in these results")
+    chosen = _ladder_shape(rows, ladder) if size is None else (size,) * 3 if isinstance(size, int) else tuple(size)
     m, n, k = chosen
     rows = rows[(rows["m"] == m) & (rows["n"] == n) & (rows["k"] == k)].set_index("stage")
     speeds = {str(stage): float(speed) / 1000 for stage, speed in rows["gflops"].items()}
-    rungs = [rung for rung in rungs if rung in speeds]
-    if not rungs:
-        raise ValueError(f"no rung of the ladder was timed at {m} x {n} x {k}")
-    shown = [*rungs, *(["auto"] if "auto" in speeds else [])]
+    ladder = [stage for stage in ladder if stage in speeds]
+    if not ladder:
+        raise ValueError(f"no stage of the ladder was timed at {m} x {n} x {k}")
+    shown = [*ladder, *(["auto"] if "auto" in speeds else [])]
     looks = stage_styles(shown)
     figure = _figure(WIDTH, 0.3 * len(shown) + 1.7)
     axes = figure.add_subplot()
     axes.barh(range(len(shown)), [speeds[name] for name in shown], color=[looks[name]["color"] for name in shown])
     peak = _gpu_number(environment, "fp32_peak_gflops") / 1000
     if not peak and "percent_of_peak" in rows.columns:
-        share = {str(stage): float(part) for stage, part in rows["percent_of_peak"].items()}[rungs[-1]]
-        peak = 100 * speeds[rungs[-1]] / share if share > 0 else 0
+        share = {str(stage): float(part) for stage, part in rows["percent_of_peak"].items()}[ladder[-1]]
+        peak = 100 * speeds[ladder[-1]] / share if share > 0 else 0
     right = 1.05 * max(speeds.get("cublas", 0), *(speeds[name] for name in shown))
     for place, name in enumerate(shown):
         text = f"{_digits(speeds[name]):>4}"
-        if 0 < place < len(rungs):
+        if 0 < place < len(ladder):
             text += f"   ×{speeds[name] / speeds[shown[place - 1]]:.2f}"
         inside = speeds[name] > 0.2 * right  # long enough for the text, which then does not cross cuBLAS's line
         ink = _ink_on(to_rgb(looks[name]["color"])) if inside else "black"
@@ -996,7 +996,7 @@ def ladder_chart(
         shares.tick_params(labelsize=FONT - 1)
     named = _gpu(environment, gpu)
     title = f"The climb at {m} × {n} × {k}" + (f", {named}" if named else "")
-    _dressed(axes, title, "TFLOP/s; × is the gain over the rung above", "")
+    _dressed(axes, title, "TFLOP/s; × is the gain over the stage above", "")
     axes.spines["right"].set_visible(False)
     return figure
 
@@ -1033,8 +1033,8 @@ def roofline_chart(results: Any, environment: Mapping[str, Any] | None = None, *
     if rows.empty:
         raise ValueError("nothing was timed on the GPU in these results")
     stages = list(dict.fromkeys(rows["stage"]))
-    rungs = _climbing(stages)
-    stages = [*rungs, *(stage for stage in stages if stage not in rungs)]
+    ladder = _climbing(stages)
+    stages = [*ladder, *(stage for stage in stages if stage not in ladder)]
     looks = stage_styles(stages)
     rows = rows.assign(intensity=[arithmetic_intensity(*shape) for shape in zip(rows["m"], rows["n"], rows["k"])])
     figure = _figure(WIDTH, 6.2)
@@ -1057,7 +1057,7 @@ def roofline_chart(results: Any, environment: Mapping[str, Any] | None = None, *
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_yscale("log")
     named = _gpu(environment, gpu)
-    across = "arithmetic intensity: FLOP a byte of A, B and C, each moved once"
+    across = "arithmetic intensity: FLOP per byte of A, B and C, each moved once"
     _dressed(axes, "Roofline" + (f", {named}" if named else ""), across, "GFLOP/s")
     axes.grid(True, which="major", alpha=0.25)
     figure.legend(loc="outside lower center", ncols=4, fontsize=FONT - 1, frameon=False)

@@ -32,7 +32,7 @@ class Layout(NamedTuple):
 
     @property
     def aligned(self) -> bool:
-        """Whether 128-bit accesses reach every element: unit column stride, aligned rows, columns a multiple of 4."""
+        """True if 128-bit accesses reach every element: unit column stride, aligned rows, columns a multiple of 4."""
         return (
             (self.col_stride == FLOAT32_BYTES or self.cols == 0)
             and self.offset == 0
@@ -42,7 +42,7 @@ class Layout(NamedTuple):
 
     @property
     def transposed(self) -> Layout:
-        """The same memory with rows and columns exchanged."""
+        """The same memory with rows and columns swapped."""
         return Layout(self.cols, self.rows, self.col_stride, self.row_stride, self.offset)
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -42,7 +41,7 @@ def require(config: Any, constraints: Mapping[str, bool]) -> None:
         raise ValueError(f"configuration {config.name} breaks: {'; '.join(broken)}")
 
 
-class Share(NamedTuple):
+class Partition(NamedTuple):
     """Division of a product among blocks.
 
     Attributes
@@ -80,7 +79,7 @@ class Piece(NamedTuple):
     a, b, c : int
         Bytes from the operands' first elements to the part's.
     first : bool
-        Whether it is the first part of its sums: it takes beta, and the others add to it.
+        True if it is the first part of its sums: it takes beta, and the others add to it.
     product : Product
         The part.
     """
@@ -133,9 +132,9 @@ class Stage:
     batch_dimensions : int
         Dimensions of a batch that one launch takes.
     takes_epilogue : bool
-        Whether it applies an epilogue.
-    chooses_share : bool
-        Whether its launches divide the work by a `Share`.
+        True if it applies an epilogue.
+    takes_partition : bool
+        True if its launches divide the work by a `Partition`.
     """
 
     name: str
@@ -154,30 +153,28 @@ class Stage:
 
     @property
     def takes_epilogue(self) -> bool:
-        """Whether it applies an epilogue."""
+        """True if it applies an epilogue."""
         return False
 
     @property
-    def chooses_share(self) -> bool:
-        """Whether its launches divide the work by a `Share`."""
+    def takes_partition(self) -> bool:
+        """True if its launches divide the work by a `Partition`."""
         return False
 
     def runs_on(self, cc: tuple[int, int]) -> bool:
-        """Whether a GPU of a compute capability has the instructions that it needs."""
+        """Return True if a GPU of a compute capability has the instructions that it needs."""
         return cc >= self.min_cc if self.only_cc is None else cc == self.only_cc
 
     def kernel(self, config: Any, product: Product, precision: str = IEEE) -> Kernel:
         """Return the kernel that multiplies operands of these layouts."""
         raise NotImplementedError
 
-    def launches(self, config: Any, product: Product, precision: str, share: Share | None, gpu: Gpu) -> Launches:
+    def launches(
+        self, config: Any, product: Product, precision: str, partition: Partition | None, gpu: Gpu
+    ) -> Launches:
         """Return the launches of a product that is one piece of `pieces`."""
         raise NotImplementedError
 
     def pieces(self, config: Any, product: Product, precision: str, gpu: Gpu) -> Iterator[Piece]:
         """Divide a product into parts that one sequence of launches can compute."""
         yield Piece(0, 0, 0, True, product)
-
-    def replace(self, **changes: Any) -> Stage:
-        """A copy with some fields changed."""
-        return dataclasses.replace(self, **changes)

@@ -113,7 +113,7 @@ class Kernel:
     threads : int
         Threads per block.
     whole_program : bool
-        Whether the compiler must see the whole program at once, to move registers between warpgroups.
+        True if the compiler must see the whole program at once, to move registers between warpgroups.
     """
 
     name: str
@@ -148,7 +148,7 @@ class Step(NamedTuple):
     arguments : tuple of Argument
         In the kernel's order.
     overlaps : bool
-        Whether it may start before the launch before it has ended (`device.grid_order`).
+        True if it may start before the launch before it has ended (`device.grid_order`).
     """
 
     kernel: Kernel
@@ -157,17 +157,17 @@ class Step(NamedTuple):
     arguments: tuple[Argument, ...]
     overlaps: bool = False
 
-    def with_operands_exchanged(self) -> Step:
+    def with_operands_swapped(self) -> Step:
         """The same launch with A's slot for B's, and B's for A's."""
         other = {Slot.A: Slot.B, Slot.B: Slot.A}
 
-        def exchanged(argument: Argument) -> Argument:
+        def swapped(argument: Argument) -> Argument:
             if isinstance(argument, MatrixAt) and argument.place.slot in other:
                 place = Moving(other[Slot(argument.place.slot)], argument.place.offset)
                 return argument._replace(place=place)
             return argument
 
-        return self._replace(arguments=tuple(map(exchanged, self.arguments)))
+        return self._replace(arguments=tuple(map(swapped, self.arguments)))
 
 
 class MapOf(NamedTuple):
@@ -212,8 +212,8 @@ class Launches(NamedTuple):
     counters: int = 0
     maps: tuple[MapOf, ...] = ()
 
-    def with_operands_exchanged(self) -> Launches:
+    def with_operands_swapped(self) -> Launches:
         """The same launches with A's slot for B's, and B's for A's."""
         other = {Slot.A: Slot.B, Slot.B: Slot.A}
-        steps = tuple(step.with_operands_exchanged() for step in self.steps)
+        steps = tuple(step.with_operands_swapped() for step in self.steps)
         return self._replace(steps=steps, maps=tuple(one._replace(slot=other[one.slot]) for one in self.maps))

@@ -429,7 +429,7 @@ def compare(results: pd.DataFrame) -> pd.DataFrame:
     from ..kernels.ladder import STAGES
     from ..models.traffic import WAYS, predict
     from .bench.cases import Shape
-    from .bench.model import keeps, rung_of
+    from .bench.model import keeps, stage_of
     from .bench.results import OK, records
 
     shapes = results[["m", "n", "k"]].drop_duplicates()
@@ -444,12 +444,12 @@ def compare(results: pd.DataFrame) -> pd.DataFrame:
         if row["status"] != OK:
             print(f"{row['stage']} was not timed: {row['status']}, {row['note']}")
             continue
-        rung = rung_of(row) if row["stage"] in WAYS else None
+        found = stage_of(row) if row["stage"] in WAYS else None
         stage = row["stage"] in STAGES
         made = None
-        if rung is not None:
+        if found is not None:
             in_l2 = keeps(gpu["l2_bytes"], shape, cold=False)
-            made = predict(*rung, *shape, ceilings, in_l2=in_l2, sm_count=gpu["multiprocessors"])
+            made = predict(*found, *shape, ceilings, in_l2=in_l2, sm_count=gpu["multiprocessors"])
         lines.append(
             {
                 "stage": row["stage"],

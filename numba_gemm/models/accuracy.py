@@ -44,9 +44,9 @@ def ieee_bound(k: int) -> float:
 
 
 # Largest errors of the tensor-core precisions, in the same units, as docs/precision.md states them. They leave out the
-# rounding of sums; `mode_bound` adds the part that grows with k. The error of fp16x3 is relative to the largest element
-# of a row and of a column instead of each element, and holds in these units for elements of similar size.
-MODE_BOUNDS = {
+# rounding of sums; `tensor_bound` adds the part that grows with k. The error of fp16x3 is relative to the largest
+# element of a row and of a column instead of each element, and holds in these units for elements of similar size.
+TENSOR_BOUNDS = {
     "tf32": 2.0**-9,
     "bf16": 2.0**-6.5,
     "tf32x3": 2.0**-20,
@@ -60,7 +60,7 @@ GROWING_FROM = 4096
 CUT_OFF = {"tf32": 2.0**-26, "bf16": 2.0**-27}
 
 
-def mode_bound(precision: str, k: int) -> float:
+def tensor_bound(precision: str, k: int) -> float:
     """Largest error of a tensor-core precision in an element of ``A @ B``, in units of its scale.
 
     Raises
@@ -69,14 +69,14 @@ def mode_bound(precision: str, k: int) -> float:
         If `precision` is not a tensor-core precision.
     """
     growth = max(1.0, math.sqrt(k / GROWING_FROM)) if precision in GROWING else 1.0
-    return MODE_BOUNDS[precision] * growth + CUT_OFF.get(precision, 0.0) * k
+    return TENSOR_BOUNDS[precision] * growth + CUT_OFF.get(precision, 0.0) * k
 
 
 def bound(precision: str, k: int) -> float:
     """Largest error that arithmetic of any precision may leave in an element of C, in units of its scale."""
     if precision == "ieee":
         return ieee_bound(k)
-    return mode_bound(precision, k) + 2 * UNIT_ROUNDOFF  # alpha and beta also round
+    return tensor_bound(precision, k) + 2 * UNIT_ROUNDOFF  # alpha and beta also round
 
 
 SMALLEST_SUBNORMAL = 2.0**-149  # of float32; kernels keep subnormals, and do not flush them to zero

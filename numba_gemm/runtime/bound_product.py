@@ -99,7 +99,7 @@ class BoundProduct:
 
     @property
     def memory_given(self) -> bool:
-        """Whether it launches in memory that it was given."""
+        """True if it launches in memory that it was given."""
         return self._memory is not None
 
     def frame(self) -> Frame:

@@ -43,13 +43,13 @@ class Cubin:
     code : bytes
         The cubin, for `cuModuleLoadData` or `cuLibraryLoadData`.
     ptx, log : str
-        What it was made from, and what ptxas said.
+        PTX that it was assembled from, and the output of ptxas.
     registers : int
-        32-bit registers a thread.
+        32-bit registers per thread.
     shared : int
-        Bytes of static shared memory a block, without what the hardware reserves for itself.
+        Bytes of static shared memory per block, without what the hardware reserves for itself.
     local : int
-        Bytes of local memory a thread (stack frames, which include spills).
+        Bytes of local memory per thread (stack frames, which include spills).
     spill_stores, spill_loads : int
         Bytes that ptxas spills and reloads.
     cc : tuple of int
@@ -83,7 +83,7 @@ def supported_ccs() -> list[tuple[int, int]]:
     return sorted(divmod(architecture, 10) for architecture in architectures)
 
 
-# What follows `.param` in a parameter list: optionally how the parameter is aligned, then its type and width.
+# A parameter in a parameter list: `.param`, optionally its alignment, then its type and width.
 _PTX_PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.[busf](\d+)\s")
 
 
@@ -182,7 +182,7 @@ def _sections(cubin: bytes) -> dict[str, bytes]:
     for name, _, _, _, offset, size in headers:
         start = names + name
         text = cubin[start : cubin.index(b"\0", start)].decode()
-        # What takes no place in the file still has a size.
+        # Sections that occupy no space in the file still have a size.
         sections[text] = cubin[offset : offset + size].ljust(size, b"\0")
     return sections
 
@@ -249,15 +249,15 @@ def compile_cubin(
         apply. `lto` does not: the kernel goes through PTX, which is kept. Nor does `debug`, or NUMBA_CUDA_DEBUGINFO:
         with debug information Numba makes several PTX files.
     signature : sequence of Numba types
-        Of the parameters; `matrix.kernel_signature(aligned)` for the GEMM kernels.
+        Types of the parameters; `matrix.kernel_signature(aligned)` for the GEMM kernels.
     cc : tuple of int
         (major, minor).
     name : str
         Name of the entry point; what PTX does not allow in a name becomes an underscore.
     launch_bounds : int or tuple of int, optional
-        Most threads a block, and then optionally the fewest blocks an SM and the most blocks a cluster.
+        Most threads per block, then optionally fewest blocks per SM and most blocks per cluster.
     max_registers : int, optional
-        Most registers a thread; `launch_bounds` takes precedence.
+        Most registers per thread; `launch_bounds` takes precedence.
     lineinfo : bool, optional
         Keep the map from instructions to source lines.
     whole_program : bool
@@ -358,9 +358,9 @@ def _entry_name(log: str) -> str:
 
 
 def takes_more_types(function: Any) -> bool:
-    """Whether what `cuda.jit` made is compiled for whatever types come, not for those alone that it was made for.
+    """Return True if a function of `cuda.jit` is compiled for any types, not only for those of its signature.
 
-    Numba's ``Dispatcher._can_compile``; where it has no such name, yes: it is then compiled anew.
+    This is Numba's ``Dispatcher._can_compile``. Without that attribute, the answer is True: it is compiled again.
     """
     return bool(getattr(function, "_can_compile", True))
 

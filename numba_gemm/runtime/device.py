@@ -11,9 +11,9 @@ from typing import Any
 
 from cuda.bindings import driver
 
-from ..kernels.ladder.stage import default_share
+from ..kernels.ladder.stage import default_partition
 from ..kernels.product import Product
-from ..kernels.stage import IEEE, Gpu, Share, Stage
+from ..kernels.stage import IEEE, Gpu, Partition, Stage
 from ..kernels.step import Kernel, Launches
 from ..simulator.probe import gpu_count
 from ..simulator.switch import SIMULATOR
@@ -227,12 +227,12 @@ class Device:
             count = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor
             return max(int(call(count, handle, kernel.threads, kernel.dynamic_shared)), 1)
 
-    def share(self, stage: Stage, config: Any, product: Product) -> Share | None:
+    def partition(self, stage: Stage, config: Any, product: Product) -> Partition | None:
         """Return the default division of a product: equally among the blocks that the device holds at once."""
-        if not stage.chooses_share:
+        if not stage.takes_partition:
             return None
         resident = 1 if SIMULATOR else self._resident(stage.kernel(config, product))
-        return default_share(config, product, resident * self.properties.sm_count)
+        return default_partition(config, product, resident * self.properties.sm_count)
 
     def check(self, stage: Stage, config: Any, kernel: Kernel) -> None:
         """Raise RuntimeError if the device cannot run a stage, or has too little shared memory for a configuration."""
@@ -256,7 +256,7 @@ class Device:
         config: Any,
         product: Product,
         precision: str = IEEE,
-        share: Share | None = None,
+        partition: Partition | None = None,
         swapped: bool = False,
         workspace: Workspace | None = None,
     ) -> BoundProduct:
@@ -269,10 +269,10 @@ class Device:
         product : Product
             A part of a product that the stage computes at once (`Stage.pieces`); C has elements. As the kernel
             computes it: the transpose if `swapped`.
-        share : Share, optional
-            Division of the work, for a stage that has one. By default `share`.
+        partition : Partition, optional
+            Division of the work, for a stage that takes one. By default that of the method `partition`.
         swapped : bool
-            Whether A and B exchange places: the kernel computes the transpose.
+            True if A and B are swapped: the kernel computes the transpose.
         workspace : Workspace, optional
             Memory for the launches. By default the stream's.
 
@@ -283,7 +283,7 @@ class Device:
         ValueError
             if the workspace is too small.
         """
-        key = stage, config, product, precision, share, swapped, workspace
+        key = stage, config, product, precision, partition, swapped, workspace
         bound = self._bound.get(key)
         if bound is None:
             bound = self._bind(*key)
@@ -298,17 +298,17 @@ class Device:
         config: Any,
         product: Product,
         precision: str,
-        share: Share | None,
+        partition: Partition | None,
         swapped: bool,
         workspace: Workspace | None,
     ) -> BoundProduct:
-        if share is None and stage.chooses_share:
+        if partition is None and stage.takes_partition:
             self.check(stage, config, stage.kernel(config, product, precision))
-            share = self.share(stage, config, product)
-        launches = stage.launches(config, product, precision, share, self.properties.gpu)
+            partition = self.partition(stage, config, product)
+        launches = stage.launches(config, product, precision, partition, self.properties.gpu)
         self.check(stage, config, launches.steps[-1].kernel)
         if swapped:
-            launches = launches.with_operands_exchanged()
+            launches = launches.with_operands_swapped()
         return self.loaded(launches, workspace)
 
     def loaded(self, launches: Launches, workspace: Workspace | None = None) -> BoundProduct:

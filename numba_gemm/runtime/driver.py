@@ -132,9 +132,9 @@ def relaxed_capture() -> Iterator[None]:
 
 @functools.cache
 def zero_is_per_thread() -> bool:
-    """Which default stream the handle 0 means: the calling thread's, or the legacy one.
+    """Return True if the handle 0 means the calling thread's default stream, False if the legacy one.
 
-    Told by the variable that tells cuda.bindings, so that both ways of calling mean the same one.
+    It reads the environment variable that cuda.bindings reads, so that both ways of calling mean the same stream.
     """
     return bool(int(os.environ.get("CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM") or 0))
 

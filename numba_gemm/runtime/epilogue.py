@@ -26,9 +26,9 @@ EXPECTED = (
 )
 REMEDY = "pass such a function, for instance lambda value, row, column: max(value, 0)"
 VECTOR = types.Array(types.float32, 1, "A")
-LINES = 12  # of what the compiler says, which begins with the cause
+LINES = 12  # of the compiler's message, which begins with the cause
 NOISE = re.compile("<source elided>|Failed in cuda mode pipeline|During: Pass")
-COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # which Numba writes where colorama is installed
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # Numba writes them if colorama is installed
 
 _lock = threading.Lock()
 _made: dict[Any, Callable[..., Any]] = {}
@@ -36,11 +36,11 @@ MAX_MADE = 1024
 
 
 def prepared(epilogue: Any, vectors: int) -> Callable[..., Any]:
-    """What a kernel is built with for an epilogue of the caller's that takes so many vectors.
+    """Return the device function that kernels are built with, for a caller's epilogue that takes so many vectors.
 
-    The same object for the same content, so that its kernels are found again: of a lambda expression that is evaluated
-    again and again, too, and another one once a global has changed. Where the content cannot be told, it is the same
-    object for the same function, as it was found first.
+    Equal content gives the same object, so that its kernels are found again: also for a lambda expression that is
+    evaluated repeatedly. A changed global gives another object. If the content cannot be determined, the same function
+    gives the same object, as it was at first.
 
     Raises
     ------
@@ -141,7 +141,7 @@ def check_result(epilogue: Any, vectors: int, cc: tuple[int, int]) -> None:
     except RuntimeError:  # of the compiler's libraries
         raise
     except Exception as error:  # Numba's have no base in common, nor all one of Numba's
-        text = COLOURS.sub("", str(error)).partition("During: resolving callee")[0]  # what follows is the caller
+        text = COLOURS.sub("", str(error)).partition("During: resolving callee")[0]  # the rest is about the caller
         lines = [line for line in text.splitlines() if line.strip() and not NOISE.search(line)][:LINES]
         lines = lines or [type(error).__name__]
         raise TypeError(

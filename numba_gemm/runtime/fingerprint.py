@@ -1,8 +1,9 @@
-"""What a function that is compiled into a kernel is made of: values that name it, in this process and the next, and a
-copy of it that stays as it is.
+"""Content of a function that is compiled into a kernel: a fingerprint that is the same in every process, and a frozen
+copy.
 
-Numba compiles what a function finds in globals and closures in as constants, when a kernel is compiled that needs them:
-perhaps later, and perhaps never. Both halves here look at the same things, so that a name stands for what is compiled.
+Numba compiles the values of globals and closures as constants, at the time when a kernel that needs them is compiled,
+which may be later or never. Fingerprint and copy cover the same values, so that a fingerprint stands for what is
+compiled.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ __all__ = ["Guard", "Part", "fingerprint", "frozen", "guard"]
 
 Part = None | bool | int | float | str | bytes | tuple["Part", ...]
 
-# Whose contents the versions of packages tell, which are part of every kernel's key.
+# Modules whose contents depend only on the versions of packages, which are part of every kernel's key.
 KNOWN = {"_operator", "builtins", "cmath", "llvmlite", "math", "numba", "numpy", "operator"}
 MAX_ARRAY = 1 << 16  # bytes of an array that is compiled in
 
@@ -45,7 +46,7 @@ def fingerprint(function: Any) -> Part:
 
 
 def _value(value: Any, names: frozenset[str], within: tuple[Any, ...]) -> Part:
-    """What tells a value that a function of these names finds; `within` is what it was found in."""
+    """Return the fingerprint of a value that a function of these names uses; `within` are the objects around it."""
     kind = type(value)
     if value is None or value is ... or kind in (bool, int, float, complex, str, bytes):
         return kind.__name__, repr(value)
@@ -102,12 +103,12 @@ def _module(module: ModuleType, names: frozenset[str], within: tuple[Any, ...]) 
 
 
 def _found(module: ModuleType, names: frozenset[str]) -> Iterator[tuple[str, Any]]:
-    """What a function of these names may find in a module."""
+    """Return the attributes of a module that a function of these names may use."""
     return ((name, vars(module)[name]) for name in sorted(names) if name in vars(module))
 
 
 def _options(value: Any) -> dict[str, Any] | None:
-    """What `cuda.jit` was told of a function, if it made this of one, for whatever types come."""
+    """Return the options of a function of `cuda.jit` that is compiled for any types; None for anything else."""
     if not isinstance(getattr(value, "py_func", None), FunctionType) or not hasattr(value, "targetoptions"):
         return None
     # One that is made for certain types has been compiled, of what it found then.
@@ -254,7 +255,7 @@ class Guard:
     cells : tuple of (cell, object)
         Closures of these other functions.
     own_cells : tuple
-        What the closure of the function itself holds, with None for numbers, which may differ.
+        Contents of the function's own closure, with None for numbers, which may differ.
     """
 
     epilogue: Any
@@ -266,7 +267,7 @@ class Guard:
     own_cells: tuple[Any, ...]
 
     def function_is(self, epilogue: Any, function: FunctionType) -> bool:
-        """Whether a function has this code and these globals; what `cuda.jit` made must be the very object."""
+        """Return True if a function has this code and these globals; one of `cuda.jit` must be the same object."""
         if function.__code__ is not self.code or function.__globals__ is not self.space:
             return False
         for cell, known in zip(function.__closure__ or (), self.own_cells):
@@ -275,7 +276,7 @@ class Guard:
         return epilogue is self.epilogue or (epilogue is function and type(self.epilogue) is FunctionType)
 
     def holds(self) -> bool:
-        """Whether everything that was found is still there."""
+        """Return True if everything that was found is still there."""
         for space, name, value in self.found:
             if space.get(name, _MISSING) is not value:
                 return False
@@ -302,7 +303,7 @@ class Guard:
 
 
 def _are_numbers(value: Any) -> bool:
-    """Whether a value is a number, string or None, or a tuple of these, which its representation describes."""
+    """Return True if a value is a number, string or None, or a tuple of these, which its representation describes."""
     return all(map(_are_numbers, value)) if type(value) is tuple else type(value) in _NUMBERS
 
 

@@ -162,7 +162,7 @@ class Frame:
         self._launch, self._get_current = raw("cuLaunchKernelEx"), raw("cuCtxGetCurrent")
 
     def in_context(self) -> bool:
-        """Whether the device's context is current in this thread."""
+        """Return True if the device's context is current in this thread."""
         return not self._get_current(self._current_place) and self._current.value == self._context
 
     def launch(self, stream: int) -> None:

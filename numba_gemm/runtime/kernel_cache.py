@@ -130,7 +130,7 @@ def _version(package: str) -> str | None:
 
 
 def _library(name: str, packages: tuple[str, ...]) -> Part:
-    """What tells one release of a compiler library from another: the version of its package, else its ends."""
+    """Return the identity of a compiler library's release: the version of its package, else the ends of its file."""
     versions = tuple(_version(package) for package in packages)
     if any(versions):
         return versions

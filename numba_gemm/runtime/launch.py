@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ..device import partition
+from ..device import partition as partitions
 from ..device.units import FLOAT32_BYTES
 from ..kernels.product import ONE, Batch, Layout, Product
-from ..kernels.stage import IEEE, MAX_K, Share, Stage
+from ..kernels.stage import IEEE, MAX_K, Partition, Stage
 from ..kernels.step import Argument, Kernel, Launches, MatrixAt, Scalar, Slot
 from ..kernels.step import Vector as VectorAt
 from ..simulator import scheduler
@@ -43,7 +43,7 @@ def launch(
     *,
     stream: int = 0,
     precision: str = IEEE,
-    share: Share | None = None,
+    partition: Partition | None = None,
     swapped: bool = False,
     workspace: Workspace | None = None,
     batch: Batch = ONE,
@@ -62,7 +62,7 @@ def launch(
         Operands of shapes (m, k), (k, n), (m, n), any of them 0; A and B of k == 0 are not read.
     stream : int
         Handle of a stream of C's device; 0 is the default stream.
-    share, swapped, workspace
+    partition, swapped, workspace
         As in `Device.bind`.
     batch : Batch
         Number of products, of which A, B and C are the first one's.
@@ -78,11 +78,11 @@ def launch(
         is too small.
     """
     product = product_of(a, b, c, batch, epilogue, vectors)
-    choice = stage, config, precision, share, swapped
+    choice = stage, config, precision, partition, swapped
     launch_product(product, choice, alpha, a, b, beta, c, stream, vectors, workspace)
 
 
-Selected = tuple[Stage, Any, str, Share | None, bool]  # stage, configuration, precision, share, swapped
+Selected = tuple[Stage, Any, str, Partition | None, bool]  # stage, configuration, precision, partition, swapped
 # A part of a product: its launches; bytes from the first elements of A, B and C to the part's; True if it takes beta,
 # False if it adds to C.
 Launched = tuple[BoundProduct, int, int, int, bool]
@@ -125,11 +125,11 @@ def bind_product(
     product: Product, selected: Selected, device: int, workspace: Workspace | None = None
 ) -> list[Launched]:
     """Return the launches of a product on a device, with compiled and loaded kernels."""
-    stage, config, precision, share, swapped = selected
+    stage, config, precision, partition, swapped = selected
     owner, oriented = get_device(device), product.transposed if swapped else product
     launched = []
     for part in stage.pieces(config, oriented, precision, owner.properties.gpu):
-        bound = owner.bind(stage, config, part.product, precision, share, swapped, workspace)
+        bound = owner.bind(stage, config, part.product, precision, partition, swapped, workspace)
         a_step, b_step = (part.b, part.a) if swapped else (part.a, part.b)
         launched.append((bound, a_step, b_step, part.c, part.first))
     return launched
@@ -195,14 +195,14 @@ def _simulate(
     vectors: Sequence[Vector],
 ) -> None:
     """Run a product in the simulator."""
-    stage, config, precision, share, swapped = selected
+    stage, config, precision, partition, swapped = selected
     device, oriented = get_device(c.device), product.transposed if swapped else product
     for piece in stage.pieces(config, oriented, precision, device.properties.gpu):
-        own_share = device.share(stage, config, piece.product) if share is None else share
-        launches = stage.launches(config, piece.product, precision, own_share, device.properties.gpu)
+        own_partition = device.partition(stage, config, piece.product) if partition is None else partition
+        launches = stage.launches(config, piece.product, precision, own_partition, device.properties.gpu)
         a_step, b_step = piece.a, piece.b
         if swapped:
-            launches, a_step, b_step = launches.with_operands_exchanged(), b_step, a_step
+            launches, a_step, b_step = launches.with_operands_swapped(), b_step, a_step
         places = _Place(a, a_step), _Place(b, b_step), _Place(c, piece.c)
         _simulated(launches, alpha, places[0], places[1], beta if piece.first else 1.0, places[2], vectors).run()
 
@@ -218,12 +218,12 @@ def simulated(
     b: Matrix,
     beta: float,
     c: Matrix,
-    share: Share | None = None,
+    partition: Partition | None = None,
 ) -> Simulated:
     """Return a stage's launch in the simulator, for operands that one launch can compute."""
     product, device = product_of(a, b, c), get_device(c.device)
-    share = device.share(stage, config, product) if share is None else share
-    launches = stage.launches(config, product, IEEE, share, device.properties.gpu)
+    partition = device.partition(stage, config, product) if partition is None else partition
+    launches = stage.launches(config, product, IEEE, partition, device.properties.gpu)
     return _simulated(launches, alpha, _Place(a, 0), _Place(b, 0), beta, _Place(c, 0), ())
 
 
@@ -247,7 +247,7 @@ def _simulated(
             return values[argument.place.slot]
         if isinstance(argument, MatrixAt):
             return values[argument.place.slot].view(argument.layout)
-        describe: Any = partition.Partition
+        describe: Any = partitions.PartitionArguments
         return describe(scratch, counters, *argument.words[2:])
 
     arguments = [value(argument) for argument in step.arguments if not isinstance(argument, VectorAt)]

@@ -44,7 +44,7 @@ class Matrix:
 
     @property
     def transposed(self) -> Matrix:
-        """The same memory with rows and columns exchanged."""
+        """The same memory with rows and columns swapped."""
         owner = self.owner.T if SIMULATOR and self.owner is not None else self.owner
         return Matrix(self.pointer, self.cols, self.rows, self.col_stride, self.row_stride, self.device, owner)
 

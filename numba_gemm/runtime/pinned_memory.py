@@ -1,4 +1,4 @@
-"""Page-locked host memory: what copies to and from a device reach by themselves, without the host's help.
+"""Page-locked host memory, which copies to and from a device access without the host's help.
 
 A copy of any other host memory goes through page-locked memory of the driver's, at the speed at which the host copies
 there, and keeps the host waiting.
@@ -55,12 +55,12 @@ def registered(array: np.ndarray) -> Iterator[None]:
 
 
 def is_page_locked(first: int, last: int) -> bool:
-    """Whether two bytes of host memory, by their addresses, lie in one page-locked allocation; needs a context."""
+    """Return True if two addresses of host memory are in one page-locked allocation; needs a context."""
     start = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_RANGE_START_ADDR
     kind = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
     found = []
     for address in (first, last):
-        # Of memory that CUDA does not know, the driver says CUDA_ERROR_INVALID_VALUE.
+        # The driver returns CUDA_ERROR_INVALID_VALUE for memory that CUDA does not know.
         status, value = driver.cuPointerGetAttribute(kind, address)
         if int(status) or int(value) != int(driver.CUmemorytype.CU_MEMORYTYPE_HOST):
             return False

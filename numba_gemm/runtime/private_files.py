@@ -87,9 +87,9 @@ class PrivateDirectory:
     Parameters
     ----------
     path : Path
-        Where it is.
+        Its path.
     create : bool
-        Whether to make it, and those above it, if it does not exist.
+        True to create it, and its parents, if it does not exist.
 
     Raises
     ------

@@ -35,7 +35,7 @@ class TensorMaps:
         """Return the address of the map of a matrix at `pointer`; None if there is no room, or no such map.
 
         A copy brings a box of up to 256 rows and 32 columns, whose elements it rounds to TF32, to nearest; 16-byte
-        chunks of a row of 128 bytes are exchanged by XOR with the row modulo 8.
+        chunks of a row of 128 bytes are permuted by XOR with the row modulo 8.
         """
         matrices = wanted.matrices if wanted.step else 1
         key = pointer, wanted.layout, wanted.box, matrices, wanted.step

@@ -1,4 +1,4 @@
-"""How long a product takes: replays of CUDA graphs between events, contenders in turn.
+"""Timing of products: replays of CUDA graphs between events, contenders in turn.
 
 A graph of one call's repeats leaves out what launching costs the host, the same for every contender. A library that
 cannot be captured into one is launched repeatedly instead, which shows where its calls are short. Contenders take
@@ -28,11 +28,11 @@ SHORT_SPAN_US = 10_000.0  # below it, a graph's launch is more than a thousandth
 
 @dataclass(frozen=True)
 class Samples:
-    """Microseconds a call, one sample a round.
+    """Microseconds per call, one sample per round.
 
     captured
-        whether a graph was replayed; if not, the time includes what launching costs wherever that takes longer than
-        the work itself.
+        true if a graph was replayed; if not, the time includes launching, where that takes longer than the work
+        itself.
     """
 
     us: np.ndarray
@@ -176,25 +176,25 @@ def time_interleaved(
     stream : int
         Handle of a stream other than the default one, which cannot be captured; its device is current.
     rounds : int
-        Samples a contender. All contenders are timed once a round, in an order that is shuffled for each.
+        Samples per contender. All contenders are timed once per round, in an order that is shuffled for each.
     min_span_us : float
         A graph holds as many calls as fill this many microseconds, at least one.
     max_repeats : int
-        Most calls a graph.
+        Most calls per graph.
     round_up_to : int
-        Calls a graph come in multiples of this, for calls that rotate over so many sets of buffers.
+        Calls per graph are a multiple of this, for calls that rotate over so many sets of buffers.
     graphs : bool
         Replay graphs, but for calls that cannot be captured. False launches every call of every contender, so that
         launching counts for all alike.
     seed : int
-        Of the shuffles.
+        Seed of the shuffles.
     on_round : callable, optional
         Called with the number of each round after it, outside of any span.
 
     Returns
     -------
     dict of str to Samples
-        In the simulator, which has no clock worth reading, host time of one call a round.
+        In the simulator, which has no clock worth reading, host time of one call per round.
 
     Raises
     ------

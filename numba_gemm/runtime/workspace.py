@@ -53,7 +53,7 @@ class Workspace:
         return self.pointer, self.pointer + _rounded(self.size)
 
     def holds(self, size: int, counters: int) -> bool:
-        """Whether it is large enough."""
+        """Return True if it is large enough for these sizes."""
         return self.size >= size and self.counters >= counters
 
 

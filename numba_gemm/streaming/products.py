@@ -74,7 +74,7 @@ class Products:
         found = []
         for choice in choices:
             oriented, gpu = choice.oriented(product), self._gpu.gpu
-            found.append(choice.stage.launches(choice.config, oriented, self.precision, choice.share, gpu))
+            found.append(choice.stage.launches(choice.config, oriented, self.precision, choice.partition, gpu))
         return max(one.scratch_bytes for one in found), max(one.counters for one in found)
 
     def workspace_bytes(self, shapes: set[Shape]) -> int:
@@ -88,9 +88,9 @@ class Products:
         found = self._chosen.get(wanted)
         if found is None:
             found = autotune_cache.choose(self.device, wanted)
-            if found.share is None and found.stage.chooses_share:
-                share = get_device(self.device).share(found.stage, found.config, found.oriented(product))
-                found = found._replace(share=share)
+            if found.partition is None and found.stage.takes_partition:
+                partition = get_device(self.device).partition(found.stage, found.config, found.oriented(product))
+                found = found._replace(partition=partition)
             self._chosen[wanted] = found
         return found
 

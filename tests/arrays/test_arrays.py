@@ -334,6 +334,13 @@ class FakeTensor:
         self.device = types.SimpleNamespace(type=device, index=0)
         vars(self).update(attributes)
 
+    @property
+    def is_cuda(self):
+        return self.device.type == "cuda"
+
+    def get_device(self):
+        return self.device.index
+
     def is_neg(self):
         return self.neg
 

@@ -1,4 +1,4 @@
-"""What autotune measures is kept, found again and used; what it should not use, it does not."""
+"""Choices of autotune: measured, kept, found again and used; entries that are not valid are not."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_result_tells_what_was_measured(clock, place):
     assert told.stored == file_of(place)
     fastest = clock["choices"][-1]
     assert (told.best.stage, told.best.config) == (fastest.stage.name, fastest.config.name)
-    assert (told.best.share, told.best.swapped) == (fastest.share, fastest.swapped)
+    assert (told.best.partition, told.best.swapped) == (fastest.partition, fastest.swapped)
     text = str(told)
     for words in ("M=96, N=200, K=300 on ", "fastest of 5", "4.000 times", "\n*        10.00 ", str(told.stored)):
         assert words in text, words
@@ -215,10 +215,10 @@ def test_result_tells_what_was_measured(clock, place):
 def test_choice_outlives_the_process():
     before = explain(A, B)
     told = autotune(A, B)
-    assert (told.best.stage, told.best.config, told.best.share) != (before.stage, before.config, None)
+    assert (told.best.stage, told.best.config, told.best.partition) != (before.stage, before.config, None)
     for _ in range(2):
         now = explain(A, B)
-        assert (now.stage, now.config, now.blocks) == (told.best.stage, told.best.config, told.best.share.blocks)
+        assert (now.stage, now.config, now.blocks) == (told.best.stage, told.best.config, told.best.partition.blocks)
         assert now.reason.startswith(f"measured by autotune on {told.device}, 2")
         assert "2.5 us, the least of 12 candidates" in now.reason
         made = plan(M, N, K)
@@ -283,7 +283,7 @@ def test_file_is_readable_and_complete(place):
     (entry,) = json.loads(file_of(place).read_text())["choices"].items()
     assert entry[0].startswith("m=96 n=200 k=300 matrices=1 ")
     assert not any(field in entry[0] for field in autotune_cache.OF_DEVICE)
-    assert entry[1].keys() == {"stage", "config", "share", "swapped", "microseconds", "candidates", "date"}
+    assert entry[1].keys() == {"stage", "config", "partition", "swapped", "microseconds", "candidates", "date"}
 
 
 @pytest.mark.usefixtures("clock")
@@ -337,14 +337,14 @@ def test_broken_file_warns_and_is_replaced(place, case):
     assert "autotune" in reason()
 
 
-# What an entry says, which none of this version's candidates is like.
+# Contents of an entry that none of this version's candidates matches.
 STALE = {
     "stage": {"stage": "gone"},
     "config": {"config": "3x3x3-3x3"},
-    "share": {"share": [7, 10**6]},
-    "share of nothing": {"share": [0, 0]},
-    "share missing": {"share": None},
-    "share misread": {"share": [1, 2, 3]},
+    "partition": {"partition": [7, 10**6]},
+    "partition of nothing": {"partition": [0, 0]},
+    "partition missing": {"partition": None},
+    "partition misread": {"partition": [1, 2, 3]},
     "swapped": {"swapped": True},
     "microseconds": {"microseconds": "few"},
     "no date": {"date": ...},
@@ -355,7 +355,7 @@ STALE = {
     "no time": {"microseconds": float("nan")},
     "negative time": {"microseconds": -1},
     "time beyond a float": {"microseconds": 10**400},
-    "shares beyond a float": {"share": [10**400, 10**400]},
+    "partition beyond a float": {"partition": [10**400, 10**400]},
 }
 
 
@@ -540,7 +540,7 @@ def devices(monkeypatch):
 def keep(device, wanted):
     choice = heuristics.ranked(wanted)[3]
     autotune_cache.keep(device, wanted, choice, 5.0, 12)
-    return choice.share
+    return choice.partition
 
 
 def is_kept(device, wanted):
@@ -675,7 +675,7 @@ def test_operands_are_laid_out_alike(memory, monkeypatch, compared):
 
     def launched(product, choice, alpha, x, y, beta, z, stream, vectors, workspace):
         gpu = runtime_devices.device_properties(0).gpu
-        needed = choice.stage.launches(choice.config, product, IEEE, choice.share, gpu)
+        needed = choice.stage.launches(choice.config, product, IEEE, choice.partition, gpu)
         assert workspace.holds(needed.scratch_bytes, needed.counters)
         assert (alpha, beta, stream) == (1.0, 0.0, 9)
         x, y, z = map(view, (x, y, z))
@@ -739,7 +739,7 @@ def test_precisions(memory, place, monkeypatch, precision):
 
     def launched(product, choice, alpha, x, y, beta, z, stream, vectors, workspace):
         gpu = runtime_devices.device_properties(0).gpu
-        needed = choice.stage.launches(choice.config, product, precision, choice.share, gpu)
+        needed = choice.stage.launches(choice.config, product, precision, choice.partition, gpu)
         assert workspace.holds(needed.scratch_bytes, 0) if needed.scratch_bytes else workspace is None
         assert choice.precision == precision
         view(z)[...] = 0

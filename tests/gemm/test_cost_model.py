@@ -10,9 +10,9 @@ from numba_gemm.gemm import cost_model
 from numba_gemm.gemm.cost_model import RATES, Costs, Rate, costs_of, memory_clocks
 from numba_gemm.gemm.heuristics import Problem, choose
 from numba_gemm.kernels.ladder import STAGES
-from numba_gemm.kernels.ladder.stage import share_out
+from numba_gemm.kernels.ladder.stage import partition_layout
 from numba_gemm.kernels.product import ONE, Batch
-from numba_gemm.kernels.stage import Share
+from numba_gemm.kernels.stage import Partition
 
 extents = st.one_of(st.integers(1, 300), st.integers(1, 20_000))
 matrices = st.sampled_from([1, 1, 7, 300])
@@ -61,7 +61,7 @@ def test_more_work_is_never_predicted_faster(m, n, k, matrices, vectors, stores_
 def test_divisions_divide_every_k_tile_once(m, n, k, matrices, sm_count, cc):
     """The line of shared k-tiles, cut at g * base + min(g, extra), has no gap and no overlap."""
     for costs in costs_of(None, cc, sm_count, True, True):
-        if not costs.stage.chooses_share:
+        if not costs.stage.takes_partition:
             continue
         least, tiles, k_tiles = costs.least(m, n, k, matrices, 0.0)
         assert (tiles, k_tiles) == (
@@ -71,7 +71,7 @@ def test_divisions_divide_every_k_tile_once(m, n, k, matrices, sm_count, cc):
         divisions = costs.divisions(tiles, k_tiles)
         assert divisions[0] == (tiles, tiles), "one block per tile"
         for blocks, whole in divisions:
-            made = share_out(costs.config, m, n, k, Batch((matrices, 1, 1)), Share(blocks, whole))
+            made = partition_layout(costs.config, m, n, k, Batch((matrices, 1, 1)), Partition(blocks, whole))
             of_tiles, base, extra, of_k = made.words[:4]
             assert (of_tiles, of_k) == (whole, k_tiles)
             assert blocks * base + extra == (tiles - whole) * k_tiles
@@ -119,7 +119,7 @@ def test_what_takes_longer_is_predicted_to():
 def test_partition_of_other_tiles_is_refused():
     config = STAGES["stream_k"].configs[0]
     with pytest.raises(ValueError, match="does not divide 4 tiles"):
-        share_out(config, 256, 512, 64, ONE, Share(2, 5))
+        partition_layout(config, 256, 512, 64, ONE, Partition(2, 5))
 
 
 def test_stage_that_the_gpu_cannot_run_is_no_candidate(monkeypatch):

@@ -1,4 +1,4 @@
-"""What is told about a product is what is done."""
+"""`explain` describes what is launched."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from numba_gemm.gemm import heuristics
 from numba_gemm.gemm import precision as precision_names
 from numba_gemm.gemm.heuristics import Choice
 from numba_gemm.kernels.ladder import STAGES
-from numba_gemm.kernels.stage import Share
-from numba_gemm.kernels.tensor_core import MODES, TENSOR_STAGES
-from numba_gemm.kernels.tensor_core.split import SPAN
+from numba_gemm.kernels.stage import Partition
+from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TENSOR_STAGES
+from numba_gemm.kernels.tensor_core.decompose import SPAN
 from numba_gemm.runtime import device as devices
 from numba_gemm.runtime import kernel_cache, launch
 from numba_gemm.runtime.bound_product import BoundProduct
@@ -69,12 +69,12 @@ def test_what_is_told_is_what_is_launched(case, monkeypatch):
     (step,) = launches.steps
     blocks, config = prod(step.grid), step.kernel.config.name
     assert (told.config, told.blocks) == (config, blocks)
-    assert step.kernel.name.startswith(f"{told.stage}_{config}_{told.a_mode}_{told.b_mode}")
+    assert step.kernel.name.startswith(f"{told.stage}_{config}_{told.a_access}_{told.b_access}")
     assert told.workspace_bytes == total_bytes(launches.scratch_bytes, launches.counters)
     assert (told.workspace_bytes > 0) == (told.split > 1) == bool(launches.counters)
     assert told.microseconds > 0
     assert told.reason
-    for words in (told.stage, config, f"blocks: {blocks}", told.reason, f"mode {told.a_mode}"):
+    for words in (told.stage, config, f"blocks: {blocks}", told.reason, f"access {told.a_access}"):
         assert words in str(told)
     assert "\n" not in str(told)
 
@@ -85,15 +85,15 @@ def test_nothing_is_launched_compiled_or_copied_for_a_stage_of_one_kernel(monkey
     config = STAGES["vectorized"].configs[0]
     assert (told.stage, told.config, told.tile) == ("vectorized", config.name, (config.BM, config.BN, config.BK))
     assert told.blocks == told.whole_tiles == -(-500 // config.BM) * -(-400 // config.BN)
-    assert (told.split, told.a_mode, told.b_mode, told.workspace_bytes) == (1, "aligned", "aligned", 0)
+    assert (told.split, told.a_access, told.b_access, told.workspace_bytes) == (1, "aligned", "aligned", 0)
     assert told.microseconds is None
     assert "share" not in str(told).partition("Why")[0]
     spaced = explain(untouched(2, 3, 500, 300), untouched(300, 400)[:, ::2], stage="naive")
-    assert spaced.a_mode == ("any" if SIMULATOR else "aligned")  # on a GPU, of what is copied there, without gaps
+    assert spaced.a_access == ("any" if SIMULATOR else "aligned")  # on a GPU, of what is copied there, without gaps
 
 
 @pytest.mark.parametrize(
-    ("layouts", "modes"),
+    ("layouts", "accesses"),
     [
         ("NN", ("along4", "across4")),
         ("NT", ("along4", "along4")),
@@ -101,30 +101,33 @@ def test_nothing_is_launched_compiled_or_copied_for_a_stage_of_one_kernel(monkey
         ("TT", ("across4", "along4")),
     ],
 )
-def test_modes(layouts, modes):
+def test_accesses(layouts, accesses):
     a, b = (untouched(512, 512) if layout == "N" else untouched(512, 512).T for layout in layouts)
     told = explain(a, b, stage="stream_k")
-    assert (told.a_mode, told.b_mode, told.c_vectors) == (*modes, True)
+    assert (told.a_access, told.b_access, told.c_vectors) == (*accesses, True)
 
 
 @pytest.mark.parametrize(
-    ("share", "split", "whole"), [(Share(12, 0), 3, 0), (Share(4, 4), 1, 4), (Share(5, 0), 2, 0), (Share(3, 3), 3, 3)]
+    ("partition", "split", "whole"),
+    [(Partition(12, 0), 3, 0), (Partition(4, 4), 1, 4), (Partition(5, 0), 2, 0), (Partition(3, 3), 3, 3)],
 )
-def test_split(share, split, whole, monkeypatch):
+def test_split(partition, split, whole, monkeypatch):
     config = STAGES["stream_k"].configs[1]
-    choice = Choice(STAGES["stream_k"], config, share, clocks=1980.0)
+    choice = Choice(STAGES["stream_k"], config, partition, clocks=1980.0)
     monkeypatch.setattr(heuristics, "best", lambda problem: choice)
     told = explain(untouched(2 * config.BM, 6 * config.BK), untouched(6 * config.BK, 2 * config.BN))
-    assert (told.split, told.whole_tiles, told.blocks) == (split, whole, share.blocks)
+    assert (told.split, told.whole_tiles, told.blocks) == (split, whole, partition.blocks)
     assert told.microseconds == pytest.approx(1.0)
 
 
 def test_transposes_are_told(monkeypatch):
     stage = STAGES["stream_k"]
-    monkeypatch.setattr(heuristics, "best", lambda problem: Choice(stage, stage.configs[1], Share(1, 1), swapped=True))
+    monkeypatch.setattr(
+        heuristics, "best", lambda problem: Choice(stage, stage.configs[1], Partition(1, 1), swapped=True)
+    )
     told = explain(untouched(64, 256), untouched(256, 128), np.zeros((128, 64), np.float32).T)
     assert told.swapped
-    assert (told.a_mode, told.b_mode, told.c_vectors) == ("across4", "along4", True)
+    assert (told.a_access, told.b_access, told.c_vectors) == ("across4", "along4", True)
     assert "B as A" in str(told)
 
 
@@ -182,7 +185,7 @@ def parts_bytes(precision, size):
 
 @pytest.mark.usefixtures("tensor_cores")
 @pytest.mark.parametrize("size", [512, 4096])
-@pytest.mark.parametrize("precision", MODES)
+@pytest.mark.parametrize("precision", TENSOR_PRECISIONS)
 def test_precisions(precision, size):
     a, b = untouched(size, size), untouched(size, size)
     told = explain(a, b, precision=precision)
@@ -190,7 +193,7 @@ def test_precisions(precision, size):
     assert told.stage == ("tf32_tma" if direct else "persistent")
     assert told.precision == precision
     assert told.launches == {"tf32": 1, "fp16x3": 3}.get(precision, 2)
-    assert told.a_mode == told.b_mode == ("tensor map" if direct else "decomposed")
+    assert told.a_access == told.b_access == ("tensor map" if direct else "decomposed")
     assert told.workspace_bytes == (0 if direct else parts_bytes(precision, size))
     rows, cols, terms = told.tile
     assert terms == (32 if precision.startswith("tf32") else 64)
@@ -198,7 +201,7 @@ def test_precisions(precision, size):
     assert told.blocks == min(told.whole_tiles, 132)
     assert (told.split, told.swapped, told.copies.on_host) == (1, False, 0)
     assert told.microseconds > 0
-    for words in (told.stage, f"and precision {precision}", f"mode {told.a_mode}", told.reason):
+    for words in (told.stage, f"and precision {precision}", f"access {told.a_access}", told.reason):
         assert words in str(told)
     assert ("There are" in str(told)) == (told.launches > 1)
     assert ("operands as they are" if direct else "operands decomposed first") in told.reason
@@ -217,7 +220,7 @@ def test_precisions(precision, size):
 )
 def test_tf32_of_operands_that_tensor_maps_cannot_describe(a, b):
     told = explain(a, b, precision="tf32")
-    assert (told.stage, told.launches, told.a_mode) == ("persistent", 2, "decomposed")
+    assert (told.stage, told.launches, told.a_access) == ("persistent", 2, "decomposed")
     assert told.workspace_bytes > 0
     with pytest.raises(ValueError, match="stage is 'tf32_tma', and tensor maps cannot describe these operands"):
         explain(a, b, precision="tf32", stage="tf32_tma")
@@ -277,7 +280,7 @@ def test_fp32_auto_of_other_gpus(monkeypatch):
 def test_stages_and_precisions():
     a, b = untouched(512, 512), untouched(512, 512)
     told = explain(a, b, stage="one_warpgroup", precision="tf32")
-    assert (told.stage, told.launches, told.a_mode) == ("one_warpgroup", 2, "decomposed")
+    assert (told.stage, told.launches, told.a_access) == ("one_warpgroup", 2, "decomposed")
     assert "stage one_warpgroup was asked for; " in told.reason
     with pytest.raises(ValueError, match="precision is 'tf32' and stage is 'naive', which computes in ieee"):
         explain(a, b, stage="naive", precision="tf32")

@@ -29,7 +29,7 @@ from numba_gemm.gemm import fast_path, heuristics
 from numba_gemm.gemm import product as products
 from numba_gemm.gemm.heuristics import Choice
 from numba_gemm.kernels import STAGES
-from numba_gemm.kernels.stage import Share
+from numba_gemm.kernels.stage import Partition
 from numba_gemm.runtime import device as devices
 
 
@@ -176,8 +176,8 @@ def test_plans_and_tiled_sgemm_remember_calls_separately(torch, checked):
     assert len(checked) == 4
 
 
-def test_repeated_call_keeps_share_and_workspace(torch, gpu, checked, monkeypatch):
-    choice = Choice(scheduled(NAIVE, schedule_of(512, 4)), CONFIG, Share(3, 1))
+def test_repeated_call_keeps_partition_and_workspace(torch, gpu, checked, monkeypatch):
+    choice = Choice(scheduled(NAIVE, schedule_of(512, 4)), CONFIG, Partition(3, 1))
     monkeypatch.setattr(heuristics, "best", lambda problem: choice)
     memory = np.full(400, 7, np.float32)
     memory = Tensor(memory[-(memory.ctypes.data // 4) % 64 :])
@@ -192,7 +192,7 @@ def test_repeated_call_keeps_share_and_workspace(torch, gpu, checked, monkeypatc
         for _ in range(2):
             check(multiply(tensor(a), tensor(b)).x, a, b)
             did = gpu.launches[-1]
-            assert did.partition.whole == 3, "blocks of the share"
+            assert did.partition.whole == 3, "blocks of the partition"
             assert (did.partition.partials == place) == (multiply is given)
             assert did.partition.counters > did.partition.partials > 0
         assert len(checked) == 1
@@ -499,7 +499,7 @@ def test_numba_arrays_on_two_streams_take_the_full_check(gpu, checked, monkeypat
 
 
 def launched_with(gpu, call):
-    """Return the launches of a call; in place of addresses, the operand that begins there, or that they are addresses."""
+    """Return the launches of a call, with the name of an operand in place of its address, and no other addresses."""
     begin = len(gpu.launches)
     operands_at = {x.data_ptr(): name for name, x in zip("abc", call(), strict=True)}
 
@@ -724,7 +724,7 @@ def remembered(no_calls):
 
 
 def apart(reach, x, c):
-    """Whether the fast path takes an operand and C at their addresses."""
+    """Return True if the fast path takes an operand and C at their addresses."""
     below, above = reach
     return not below < x.pointer - c.pointer < above
 

@@ -10,7 +10,7 @@ from numba_gemm.gemm.cost_model import rate_of, rated
 from numba_gemm.gemm.heuristics import Problem, best, choose, named, problem, ranked, resolve
 from numba_gemm.gemm.precision import PRECISIONS
 from numba_gemm.kernels.ladder import STAGES
-from numba_gemm.kernels.ladder.stage import share_out
+from numba_gemm.kernels.ladder.stage import partition_layout
 from numba_gemm.kernels.product import ONE, Batch, Layout, Product
 from numba_gemm.kernels.tensor_core import TENSOR_STAGES
 from numba_gemm.models.roofline import FP32_LANES_PER_SM
@@ -48,11 +48,11 @@ def test_choice_runs_on_the_device(wanted):
     assert wanted.cc >= choice.stage.min_cc
     assert choose(wanted) == choice
     assert not (choice.swapped and wanted.epilogue), "an epilogue's rows and columns would change places"
-    assert (choice.share is not None) == choice.stage.chooses_share
-    if choice.share is not None:
+    assert (choice.partition is not None) == choice.stage.takes_partition
+    if choice.partition is not None:
         turned = wanted.swapped if choice.swapped else wanted
         batch = Batch((wanted.matrices, 1, 1))
-        made = share_out(choice.config, turned.m, turned.n, turned.k, batch, choice.share)
+        made = partition_layout(choice.config, turned.m, turned.n, turned.k, batch, choice.partition)
         assert made.grid[0] >= 1
         assert made.counters <= tiles_of(choice.config, turned)
 
@@ -87,22 +87,22 @@ def test_shares_of_the_longest_sums_can_be_counted(extents):
     wanted = Problem(*extents, 1 << 30)
     for choice in ranked(wanted):
         turned = wanted.swapped if choice.swapped else wanted
-        assert share_out(choice.config, turned.m, turned.n, turned.k, ONE, choice.share).grid[0] >= 1
+        assert partition_layout(choice.config, turned.m, turned.n, turned.k, ONE, choice.partition).grid[0] >= 1
 
 
 @pytest.mark.parametrize("size", [128, 256, 512])
 def test_small_products_occupy_most_multiprocessors(size):
     choice = choose(Problem(size, size, 4096))
-    assert choice.share.blocks >= 0.8 * 132
-    assert choice.share.whole == 0, "few tiles have to be divided"
+    assert choice.partition.blocks >= 0.8 * 132
+    assert choice.partition.whole == 0, "few tiles have to be divided"
 
 
 @pytest.mark.parametrize("size", [2048, 4096, 8192, 16384])
 def test_large_products_are_not_divided_where_it_does_not_pay(size):
     choice = choose(Problem(size, size, 1024))
     tiles = tiles_of(choice.config, Problem(size, size, 1024))
-    assert choice.share.whole >= tiles - 3 * 132
-    assert tiles % 132 == 0 or choice.share.whole < tiles or size == 2048
+    assert choice.partition.whole >= tiles - 3 * 132
+    assert tiles % 132 == 0 or choice.partition.whole < tiles or size == 2048
 
 
 @pytest.mark.parametrize("columns", [1, 4, 16])
@@ -152,7 +152,7 @@ def test_a_named_stage_is_run(name):
     assert choice.stage is STAGES[name]
     assert choice.config in choice.stage.configs
     assert name in choice.reason
-    if choice.stage.chooses_share:
+    if choice.stage.takes_partition:
         assert choice.clocks == min(one.clocks for one in ranked(Problem(300, 200, 100), choice.stage))
     else:
         assert choice.config is choice.stage.configs[0]
@@ -203,7 +203,7 @@ def test_tensor_core_stage_by_name(name, tma):
         return
     choice = named(name, wanted)
     assert choice.stage is TENSOR_STAGES[name]
-    assert (choice.precision, choice.share, choice.swapped) == ("tf32", None, False)
+    assert (choice.precision, choice.partition, choice.swapped) == ("tf32", None, False)
     rows, cols = (1000, 300) if name == "tf32_tma" and tma == "NN" else (300, 1000)
     tiles = -(-rows // choice.config.BM) * -(-cols // choice.config.BN)
     assert f"; {tiles} tiles of {choice.config.BM}x{choice.config.BN} on 132 SMs" in choice.reason

@@ -15,7 +15,7 @@ import numba_gemm
 from numba_gemm.gemm import occupancy as module
 from numba_gemm.gemm.occupancy import _compute_capability
 from numba_gemm.kernels.ladder import STAGES
-from numba_gemm.kernels.tensor_core import MODES, TENSOR_STAGES
+from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TENSOR_STAGES
 from numba_gemm.models.occupancy import LIMITS, occupancy
 from numba_gemm.runtime import kernel_cache
 
@@ -36,7 +36,7 @@ ALL = ("blocks", "warps", "registers", "shared memory")
         (33, 16, 0, (9, 0), (32, 32, 64, 228), ("blocks", "warps")),
         (64, 40, 232448, (9, 0), (32, 32, 24, 1), ("shared memory",)),
         (1024, 65, 0, (9, 0), (32, 2, 0, 228), ("registers",)),  # cannot be launched
-        (160, 80, 0, (9, 0), (32, 12, 4, 228), ("registers",)),  # 24 warps of 2560 registers, 5 a block
+        (160, 80, 0, (9, 0), (32, 12, 4, 228), ("registers",)),  # 24 warps of 2560 registers, 5 per block
         (256, 64, 16384, (8, 0), (32, 8, 4, 9), ("registers",)),
         (256, 64, 16384, (8, 6), (16, 6, 4, 5), ("registers",)),
         (32, 32, 0, (8, 6), (16, 48, 64, 100), ("blocks",)),
@@ -89,7 +89,7 @@ def test_precisions(stage, compiled):
         (kernel,) = compiled
         compiled.clear()
         assert kernel.name.startswith(f"{stage.name}_")
-        assert stage.name == "tf32_tma" or kernel.variant.mode is MODES[precision]
+        assert stage.name == "tf32_tma" or kernel.variant.precision is TENSOR_PRECISIONS[precision]
         assert kernel.config is stage.configs[0]
         assert found == occupancy(kernel.threads, 120, 1024 + kernel.dynamic_shared, (9, 0))
     for config in stage.configs:
@@ -143,7 +143,7 @@ for arguments in json.loads(sys.stdin.read()):
         print(json.dumps(f"{type(error).__name__}: {error}"))
 """
 
-# Of stages that compile in a moment.
+# Stages that compile quickly.
 COMPILED = [
     (("naive", None, (9, 0)), [2, 64, 0, [9, 0]]),
     (("coalesced", "2x128x1-1x1", (8, 6)), [6, 48, 0, [8, 6]]),

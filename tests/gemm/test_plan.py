@@ -118,7 +118,7 @@ def test_plan_tells_what_it_chose():
 
 SQUARE = filled(4, 4)
 
-# How a plan is made; the error; words of it.
+# Arguments of a plan; the error; words of it.
 WRONG_PLANS = {
     "m text": (("4", 4, 4), {}, TypeError, ["m is a str", "expected an int", "int(m)"]),
     "n negative": ((4, -1, 4), {}, ValueError, ["n is -1", "expected 0 or more", "pass"]),
@@ -160,7 +160,7 @@ def test_wrong_plans(case):
     assert all(word in str(caught.value) for word in words)
 
 
-# What a plan for (3, 5, 4) is called with; the error; words of it.
+# Arguments of a call of a plan for (3, 5, 4); the error; words of it.
 A, B, C = filled(3, 4), filled(4, 5), filled(3, 5)
 WRONG_CALLS = {
     "shapes": ((B.T, A.T), {}, ValueError, ["shape (5, 4)", "plan is for shapes (3, 4) and (4, 5)", "another plan"]),
@@ -258,8 +258,8 @@ def test_workspace_of_a_plan_by_tensor_maps_holds_decomposed_operands(torch, gpu
     a, b, skewed = tensor(filled(64, 96)), tensor(filled(96, 128)), on_boundary(filled(64, 96), 1)
     made(a, b)
     made(Tensor(skewed), b)
-    maps, split, multiplication = gpu.launches
-    assert (split.a_parts[0], multiplication.a[0]) == (memory.data_ptr(), memory.data_ptr())
+    maps, decomposition, multiplication = gpu.launches
+    assert (decomposition.a_parts[0], multiplication.a[0]) == (memory.data_ptr(), memory.data_ptr())
     last = multiplication.b[0] + multiplication.b[1] * multiplication.b[3]
     assert last <= memory.data_ptr() + made.workspace_bytes
     assert maps.kernel.startswith("tf32_tma")

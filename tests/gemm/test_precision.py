@@ -8,7 +8,7 @@ import pytest
 import numba_gemm
 from numba_gemm.gemm import precision as precisions
 from numba_gemm.gemm.precision import check_precision, resolved
-from numba_gemm.kernels.tensor_core import MODES, TENSOR_STAGES
+from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TENSOR_STAGES
 from numba_gemm.simulator.switch import SIMULATOR
 
 simulated = pytest.mark.skipif(not SIMULATOR, reason="runs on the simulator")
@@ -21,10 +21,10 @@ def test_an_unknown_precision_is_refused_with_the_known_ones():
         check_precision(32)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_precision_that_a_gpu_cannot_run_names_those_it_can(mode):
+@pytest.mark.parametrize("precision", TENSOR_PRECISIONS)
+def test_a_precision_that_a_gpu_cannot_run_names_those_it_can(precision):
     with pytest.raises(ValueError, match=r"(?s)expected one of ieee;"):
-        check_precision(mode, (7, 5))
+        check_precision(precision, (7, 5))
 
 
 def test_fp32_auto_is_float32_where_nothing_better_is_stated():
@@ -49,7 +49,7 @@ def test_smallest_k_of_fp32_auto(monkeypatch):
 @simulated
 def test_the_simulator_runs_float32_alone():
     a = np.ones((4, 5), np.float32)
-    for precision, stages in {name: ["auto"] for name in MODES}.items():
+    for precision, stages in {name: ["auto"] for name in TENSOR_PRECISIONS}.items():
         stages += [stage.name for stage in TENSOR_STAGES.values() if precision in stage.precisions]
         for stage in stages:
             with pytest.raises(ValueError, match="this is the simulator, which has no matrix instructions"):
@@ -77,12 +77,12 @@ AGREE = "expected a stage and a precision that agree; change one of them"
         ),
         (
             {"stage": "persistent"},
-            f"precision is 'ieee' and stage is 'persistent', which computes in {', '.join(MODES)}; {AGREE}",
+            f"precision is 'ieee' and stage is 'persistent', which computes in {', '.join(TENSOR_PRECISIONS)}; {AGREE}",
         ),
         (
             {"stage": "persistent", "precision": "fp32_auto"},
             "precision is 'fp32_auto' and stage is 'persistent'; expected stage 'auto', which leaves a choice; name "
-            f"the precision, one of {', '.join(MODES)}, or leave out the stage",
+            f"the precision, one of {', '.join(TENSOR_PRECISIONS)}, or leave out the stage",
         ),
         (
             {"stage": "naive", "precision": "fp32_auto"},

@@ -9,11 +9,11 @@ import pytest
 from numba_gemm import precompile
 from numba_gemm.gemm import precision as precisions
 from numba_gemm.gemm import precompile as module
-from numba_gemm.kernels.tensor_core import MODES, SHORT_SUMS, TENSOR_STAGES
+from numba_gemm.kernels.tensor_core import SHORT_SUMS, TENSOR_PRECISIONS, TENSOR_STAGES
 from numba_gemm.runtime import kernel_cache
 
 H200 = (9, 0)
-# Tiles of 128x256 are for modes with one product of parts only.
+# Tiles of 128x256 are for precisions with one product of parts only.
 WIDE = ("128x256-c2p1",)
 TILES = ("128x128-c2p1", "64x128-c1p1", "64x96-c1p1", "64x64-c1p1")
 MAPPED = ("128x256-c2p1", "128x192-c2p1", "128x128-c2p1", "64x128-c1p1", "64x64-c1p1")
@@ -37,9 +37,13 @@ def fetched(monkeypatch, tmp_path):
 
 def decomposed(stage, precision, tiles):
     """Names of all kernels of a precision, for short sums and long ones."""
-    modes = {MODES[precision].name, SHORT_SUMS.get(precision, MODES[precision]).name}
-    products = {f"{stage}_{mode}_{tile}" for mode in modes for tile in tiles}
-    return products | {f"split_{mode}" for mode in modes} | ({"extremes"} if MODES[precision].scaled else set())
+    names = {TENSOR_PRECISIONS[precision].name, SHORT_SUMS.get(precision, TENSOR_PRECISIONS[precision]).name}
+    products = {f"{stage}_{name}_{tile}" for name in names for tile in tiles}
+    return (
+        products
+        | {f"decompose_{name}" for name in names}
+        | ({"row_maxima"} if TENSOR_PRECISIONS[precision].scaled else set())
+    )
 
 
 EXPECTED = {
@@ -53,7 +57,7 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("precision", MODES)
+@pytest.mark.parametrize("precision", TENSOR_PRECISIONS)
 def test_kernels_of_a_precision(precision, fetched):
     report = precompile(cc=H200, precision=precision)
     names = [name for name, _ in fetched]
@@ -91,8 +95,8 @@ def test_stage_by_name(fetched):
     assert {name for name, _ in fetched} == {
         f"one_warpgroup_bf16x6_{tile}",
         f"one_warpgroup_tf32x3_{tile}",
-        "split_bf16x6",
-        "split_tf32x3",
+        "decompose_bf16x6",
+        "decompose_tf32x3",
     }, "it does not compute in fp16x3"
     assert {one.variant for one in report} == {"bf16x6", "tf32x3"}
     assert precompile("naive", H200, "tf32") == []

@@ -62,9 +62,9 @@ class Case:
     vectors : int
         Vectors of the epilogue.
     planned : bool
-        Whether the call is a plan's.
+        True if the call is a plan's.
     pieces : bool
-        Whether the memory for decomposed operands is limited to two matrices of a batch at a time.
+        True if the memory for decomposed operands is limited to two matrices of a batch at a time.
     """
 
     def __init__(self, batch=0, layout="NN", vectors=0, planned=False, pieces=False):
@@ -262,7 +262,7 @@ def test_plan_gives_its_memory_back(torch, gpu):
 
 
 def in_a_stand_in(frame):
-    """Whether a function is a stand-in's, for one that is not written in Python, or is called by one."""
+    """Return True if a frame belongs to a stand-in for a compiled function, or to a function that a stand-in calls."""
     while frame.f_code is not Case.__call__.__code__:
         if frame.f_code.co_filename.startswith(str(TESTS)):
             return True
@@ -349,7 +349,7 @@ def test_operands_are_decomposed_without_room_for_maps(torch, gpu, checked, monk
     room += [True] * maps
     with gpu.recording() as made:
         call(*kept[0])
-    assert [did.kernel.partition("_")[0] for did in made] == ["split", "persistent"], "the first attempt launched"
+    assert [did.kernel.partition("_")[0] for did in made] == ["decompose", "persistent"], "the first attempt launched"
     assert made[-1].c[0] == kept[0][0][2].data_ptr()
     with gpu.recording() as made:
         call(*kept[1])
@@ -375,7 +375,7 @@ def test_repeated_call_without_room_for_maps_is_checked_in_full(
     with gpu.recording() as made:
         result = call(*kept[1], alpha=2.0, out=out)
     assert len(checked) == 2
-    assert [did.kernel.partition("_")[0] for did in made] == ["split", "persistent"]
+    assert [did.kernel.partition("_")[0] for did in made] == ["decompose", "persistent"]
     assert (made[-1].alpha, made[-1].c[0]) == (2.0, result.data_ptr())
     assert result.version == out
     with gpu.recording() as made:
@@ -389,6 +389,6 @@ def test_map_that_the_driver_refuses(torch, gpu, checked, monkeypatch):
     call.prepare("tf32")
     for seed in range(2):
         call(*call.arrays(seed))
-    assert [did.kernel.partition("_")[0] for did in gpu.launches] == ["split", "persistent"] * 2
+    assert [did.kernel.partition("_")[0] for did in gpu.launches] == ["decompose", "persistent"] * 2
     assert len(checked) == 1
     assert len(devices.get_device(0).tensor_maps._free) == tensor_maps.PAGE, "places of the maps are kept"

@@ -9,8 +9,8 @@ import pytest
 from numba_gemm.gemm import heuristics, tensor_heuristics
 from numba_gemm.gemm.heuristics import Problem
 from numba_gemm.kernels.product import Product, dense
-from numba_gemm.kernels.tensor_core import MODES, TENSOR_STAGES, tf32_tma
-from numba_gemm.kernels.tensor_core.stage import mode_for
+from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TENSOR_STAGES, tf32_tma
+from numba_gemm.kernels.tensor_core.stage import precision_for
 from numba_gemm.runtime.device import SIMULATED_DEVICE
 
 
@@ -50,11 +50,11 @@ def test_every_tile_for_tensor_maps_has_a_rate(config):
     assert (config.BM, config.BN) in tensor_heuristics.TMA_RATES
 
 
-@pytest.mark.parametrize("precision", MODES)
+@pytest.mark.parametrize("precision", TENSOR_PRECISIONS)
 def test_tiles_that_a_precision_may_have(precision):
     found = tensor_heuristics.configs_for(TENSOR_STAGES["persistent"], precision, 4096)
     assert found
-    assert all(config.BN <= 128 or len(MODES[precision].products) == 1 for config in found)
+    assert all(config.BN <= 128 or len(TENSOR_PRECISIONS[precision].products) == 1 for config in found)
 
 
 @pytest.mark.parametrize("name", [name for name, stage in TENSOR_STAGES.items() if len(stage.configs) == 1])
@@ -91,12 +91,12 @@ def test_layouts_of_a_problem():
 
 
 def test_short_sums_are_summed_afresh_step_by_step():
-    short, long = mode_for("bf16x6", 1023), mode_for("bf16x6", 1024)
+    short, long = precision_for("bf16x6", 1023), precision_for("bf16x6", 1024)
     assert (short.stepwise, long.stepwise) == (True, False)
     assert short.products == long.products
-    assert long == MODES["bf16x6"]
-    assert mode_for("bf16x9", 256) == MODES["bf16x9"]
+    assert long == TENSOR_PRECISIONS["bf16x6"]
+    assert precision_for("bf16x9", 256) == TENSOR_PRECISIONS["bf16x9"]
     times = [tensor_heuristics.expected_seconds("bf16x6", 4096, 4096, k, 132) for k in (1023, 1024)]
     assert times[0] > 1.5 * times[1]
     with pytest.raises(ValueError, match="stepwise sums are compensated"):
-        dataclasses.replace(MODES["fp16x3"], stepwise=True)
+        dataclasses.replace(TENSOR_PRECISIONS["fp16x3"], stepwise=True)

@@ -426,7 +426,7 @@ class TestLadder:
         without = draw.ladder_chart(frame.drop(columns="percent_of_peak"))
         assert not without.axes[0].child_axes
 
-    def test_some_rungs_of_another_gpu(self, recorded):
+    def test_some_stages_of_another_gpu(self, recorded):
         frame, _ = recorded
         frame = frame[frame["stage"].isin(["stream_k", "naive", "shared_tile"])].iloc[::-1]
         figure = draw.ladder_chart(frame, {"gpu": {"name": "Some GPU"}}, size=1024)
@@ -439,7 +439,7 @@ class TestLadder:
         simulated = draw.ladder_chart(frame, {"simulator": True, "gpu": None})
         assert "mean nothing" in simulated.axes[0].get_title()
 
-    def test_the_size_that_most_rungs_have(self, recorded):
+    def test_the_size_that_most_stages_have(self, recorded):
         frame, _ = recorded
         cubes = frame[(frame["m"] == frame["n"]) & (frame["n"] == frame["k"])]
         few = cubes[(cubes["m"] < 4096) | ((cubes["m"] > 4096) & (cubes["stage"] != "naive"))]
@@ -448,7 +448,7 @@ class TestLadder:
         shape = (2048, 2048, 1024)
         assert "2048 × 2048 × 1024" in draw.ladder_chart(frame, size=shape).axes[0].get_title()
 
-    def test_other_precisions_and_failed_rungs_are_no_bars(self, recorded):
+    def test_other_precisions_and_failed_stages_are_no_bars(self, recorded):
         frame, _ = recorded
         frame = frame[(frame["m"] == 4096) & (frame["n"] == 4096) & (frame["k"] == 4096)].copy()
         faster = frame.assign(precision="tf32", gflops=1e6)
@@ -459,9 +459,9 @@ class TestLadder:
 
     def test_what_cannot_be_drawn(self, recorded):
         frame, environment = recorded
-        with pytest.raises(ValueError, match="no rung of the ladder was timed at 5 x 5 x 5"):
+        with pytest.raises(ValueError, match="no stage of the ladder was timed at 5 x 5 x 5"):
             draw.ladder_chart(frame, environment, size=5)
-        with pytest.raises(ValueError, match="no rung of the ladder was timed in these results"):
+        with pytest.raises(ValueError, match="no stage of the ladder was timed in these results"):
             draw.ladder_chart(frame[frame["stage"] == "cublas"])
         with pytest.raises(ValueError, match="no column stage, gflops"):
             draw.ladder_chart(frame.drop(columns=["stage", "gflops"]))
@@ -505,7 +505,7 @@ class TestCommand:
         assert {path.name for path in tmp_path.glob("*.png")} == wanted
         assert capsys.readouterr().out.count("wrote ") == len(wanted)
 
-    def test_results_without_a_rung_have_no_climb(self, tmp_path, recorded):
+    def test_results_without_a_stage_have_no_climb(self, tmp_path, recorded):
         from numba_gemm.lab.bench import plots
 
         frame, environment = recorded

@@ -17,7 +17,7 @@ from numba_gemm.device.vector import load4, store4
 from numba_gemm.inspect import trace
 from numba_gemm.inspect.recording import TracedArray
 from numba_gemm.kernels.ladder import STAGES
-from numba_gemm.kernels.stage import Share
+from numba_gemm.kernels.stage import Partition
 from numba_gemm.models import requests
 from numba_gemm.runtime.launch import simulated
 from numba_gemm.runtime.matrix import Matrix
@@ -544,8 +544,8 @@ def test_a_stage_without_one_of_its_barriers_races(name, which):
     m, n, k = config.BM + 1, config.BN, (1 if name == "stream_k" else 2) * config.BK + 3
     rng = np.random.default_rng(0)
     a, b, c = (rng.standard_normal(extents, np.float32) for extents in ((m, k), (k, n), (n, m)))
-    share = Share(1, 2) if stage.chooses_share else None
-    made = simulated(stage, config, 1.0, matrix(a), matrix(b), 0.0, matrix(c.T), share)
+    partition = Partition(1, 2) if stage.takes_partition else None
+    made = simulated(stage, config, 1.0, matrix(a), matrix(b), 0.0, matrix(c.T), partition)
     found = trace(
         made.kernel, made.grid, made.block, *made.arguments, dynamic_shared=made.dynamic_shared, blocks=[(0, 0, 0)]
     )

@@ -14,7 +14,7 @@ from support.ladder_cases import Case, Outcome, run
 from support.mutants import BARRIER, STAGED, barriers, mutant
 from support.schedule_cases import Shared, run_shared, shared_cases
 
-from numba_gemm.device import partition
+from numba_gemm.device.partition import PartitionArguments
 from numba_gemm.kernels.ladder import STAGES, LadderStage
 from numba_gemm.runtime import launch
 from numba_gemm.simulator import scheduler
@@ -46,18 +46,18 @@ class Counters:
 
 
 def permuted(seed: int) -> Callable[..., None]:
-    """What launches in the scheduler's place: threads, and blocks, in an order drawn from the seed."""
+    """Return a replacement of the scheduler's `run` that orders threads and blocks by a seed."""
     original = scheduler.run
 
     def run_permuted(kernel: Any, grid: Any, block: Any, args: Any, **options: Any) -> None:
         extents = (*grid, 1)[:3]
         blocks = np.random.default_rng(seed).permutation(list(product(*map(range, extents)))).tolist()
-        share = next((arg for arg in args if isinstance(arg, partition.Partition)), None)
-        if share is not None:
-            watched = share._replace(counters=Counters(share, math.prod(extents)))
-            args = [watched if arg is share else arg for arg in args]
+        partition = next((arg for arg in args if isinstance(arg, PartitionArguments)), None)
+        if partition is not None:
+            watched = partition._replace(counters=Counters(partition, math.prod(extents)))
+            args = [watched if arg is partition else arg for arg in args]
         original(kernel, grid, block, args, seed=seed, blocks=blocks, **options)
-        assert share is None or not share.counters.any(), "counters are not 0 again"
+        assert partition is None or not partition.counters.any(), "counters are not 0 again"
 
     return run_permuted
 

@@ -19,7 +19,7 @@ from numba_gemm.kernels import stage as stages
 from numba_gemm.kernels.ladder import STAGES, TileConfig
 from numba_gemm.kernels.ladder import stage as ladder_stage
 from numba_gemm.kernels.product import Layout, Product, dense
-from numba_gemm.kernels.stage import IEEE, Gpu, Share
+from numba_gemm.kernels.stage import IEEE, Gpu, Partition
 from numba_gemm.models.accuracy import compare, reference
 from numba_gemm.runtime import launch
 from numba_gemm.runtime.device import synchronize
@@ -170,14 +170,14 @@ def test_one_launch_has_at_most_65535_blocks_along_y(stage):
 
 @pytest.mark.parametrize("stage", [one for one in STAGES.values() if one.schedule is not None], ids=label)
 def test_extents_beyond_one_launch_share_their_tiles_as_they_were_told(stage, monkeypatch):
-    """A share is of all of C; only K is divided."""
+    """A partition is of all of C; only K is divided."""
     limit(monkeypatch)
     config = stage.test_config if SIMULATOR else stage.configs[0]
     m, n, k = 2 * config.BM + 5, config.BN, 21
     a, b, c = filled(m, k), filled(k, n, seed=1), np.full((m, n), np.nan, np.float32)
     placed = [Operand.place(x, x) for x in (a, b, c)]
     x, y, z = (operand.matrix for operand in placed)
-    launch.launch(stage, config, 1.0, x, y, 0.0, z, share=Share(2, 2))
+    launch.launch(stage, config, 1.0, x, y, 0.0, z, partition=Partition(2, 2))
     synchronize()
     placed[2].fetch()
     comparison = compare(c, *reference(1.0, a, b), k)

@@ -1,4 +1,4 @@
-"""What the compiler makes of every stage, on every generation of GPU that it can compile for; needs no GPU.
+"""Compiled code of every stage, for every generation of GPU that the compiler supports; needs no GPU.
 
 A kernel can be right and still not be what its file says: an array that was to live in registers lies in local memory,
 a loop was not unrolled, four accesses did not become one. None of that shows in a product, all of it shows in the SASS.
@@ -38,7 +38,7 @@ K_STEPS = {
 
 BY_ELEMENT = ("thin",)  # stages whose operands all travel by asynchronous copies, and whose C is too narrow for vectors
 
-Code = dict[str, Any]  # what compile_stages.py says of a case
+Code = dict[str, Any]  # output of compile_stages.py for a case
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def cases(stage: LadderStage, ccs: Iterable[tuple[int, int]]) -> list[Case]:
     return found
 
 
-# What every compilation must show. Each function returns what is wrong, or None.
+# Requirements on every compilation. Each function returns a description of the defect, or None.
 
 
 def stays_in_registers(case: Case, code: Code) -> str | None:

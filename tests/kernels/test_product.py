@@ -69,7 +69,7 @@ def test_span_reaches_from_the_first_byte_to_the_last(x):
 @settings(max_examples=500)
 @given(views(smallest=2))
 def test_aligned_if_every_vector_of_four_is(x):
-    """Of several rows; the stride of a single one counts as well (`test_ladder.py`)."""
+    """Views have several rows; the stride of a single row counts as well (`test_ladder.py`)."""
     whole = x.shape[1] % 4 == 0 and x.strides[1] == 4
     vectors = [
         x[row : row + 1, col : col + 1].ctypes.data for row in range(x.shape[0]) for col in range(0, x.shape[1], 4)
@@ -104,7 +104,7 @@ def test_dense(order, numpy_order):
     assert dense(order, 12, 20) == layout_of(x)
 
 
-def test_transposed_product_exchanges_operands():
+def test_transposed_product_swaps_operands():
     a, b, c = (np.ndarray(shape, np.float32, BUFFER) for shape in ((3, 5), (5, 8), (3, 8)))
     product = Product(*map(layout_of, (a, b, c)), Batch((2, 3, 4), (1, 2, 3), (4, 5, 6), (7, 8, 9)))
     assert (product.m, product.n, product.k, product.batch.matrices) == (3, 8, 5, 24)

@@ -5,14 +5,14 @@ In the simulator `test_broken_kernels.py` runs the table, for the kernels as the
 from __future__ import annotations
 
 import pytest
-from support.schedule_cases import modes_of, run_shared, scheduled, shared_cases
+from support.schedule_cases import accesses_of, run_shared, scheduled, shared_cases
 
-from numba_gemm.device.tile_loader import MODES
+from numba_gemm.device.tile_loader import ACCESSES
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder import stage as ladder_stage
-from numba_gemm.kernels.ladder.stage import default_share
+from numba_gemm.kernels.ladder.stage import default_partition
 from numba_gemm.kernels.product import Batch, Layout, Product, dense
-from numba_gemm.kernels.stage import Share
+from numba_gemm.kernels.stage import Partition
 from numba_gemm.runtime.device import get_device
 
 ALL = [(stage, config) for stage in scheduled(STAGES) for config in (stage.test_config, *stage.configs)]
@@ -36,39 +36,40 @@ def test_table(stage, config, monkeypatch):
             assert len({outcome.result.tobytes() for outcome in outcomes}) == 1, f"{case}: other bits each time"
 
 
-def test_cases_reach_every_mode():
+def test_cases_reach_every_access():
     stage = STAGES["stream_k"]
-    reached = {case.modes: modes_of(stage, stage.test_config, case) for case in shared_cases(stage.test_config)}
-    assert all(modes == name for name, modes in reached.items())
+    reached = {case.accesses: accesses_of(stage, stage.test_config, case) for case in shared_cases(stage.test_config)}
+    assert all(accesses == name for name, accesses in reached.items())
     for side in (0, 1):
-        assert {modes.split()[side] for modes in reached.values()} == set(MODES)
+        assert {accesses.split()[side] for accesses in reached.values()} == set(ACCESSES)
 
 
 STREAM_K = STAGES["stream_k"]
-# Tiles, k-tiles and blocks; the share.
-DEFAULT_SHARES = [
-    (12, 10, 4, Share(4, 12)),
-    (14, 10, 4, Share(4, 8)),
-    (5, 10, 4, Share(4, 0)),
-    (3, 10, 4, Share(4, 0)),
-    (1, 3, 4, Share(3, 0)),
-    (1, 1, 1, Share(1, 1)),
-    (64, 1 << 26, 132, Share(64, 64)),  # more k-tiles than 32 bits count
+# Tiles, k-tiles and blocks; the partition.
+DEFAULT_PARTITIONS = [
+    (12, 10, 4, Partition(4, 12)),
+    (14, 10, 4, Partition(4, 8)),
+    (5, 10, 4, Partition(4, 0)),
+    (3, 10, 4, Partition(4, 0)),
+    (1, 3, 4, Partition(3, 0)),
+    (1, 1, 1, Partition(1, 1)),
+    (64, 1 << 26, 132, Partition(64, 64)),  # more k-tiles than 32 bits count
 ]
 
 
-@pytest.mark.parametrize(("tiles", "k_tiles", "blocks", "share"), DEFAULT_SHARES)
-def test_default_share(tiles, k_tiles, blocks, share):
+@pytest.mark.parametrize(("tiles", "k_tiles", "blocks", "partition"), DEFAULT_PARTITIONS)
+def test_default_partition(tiles, k_tiles, blocks, partition):
     config = STREAM_K.configs[0]
     for rows, cols, matrices in ((tiles, 1, 1), (1, tiles, 1), (1, 1, tiles)):
         m, n, k = rows * config.BM, cols * config.BN, k_tiles * config.BK
         product = Product(dense("N", m, k), dense("N", k, n), dense("N", m, n), Batch((1, 1, matrices)))
-        assert default_share(config, product, blocks) == share
+        assert default_partition(config, product, blocks) == partition
 
 
-COVERED = STREAM_K.configs[1]  # the loaders of all modes cover its tiles
-# Address modulo 16, rows, columns, strides in bytes of an operand of shape (mn, k); its batch steps in bytes; the mode.
-MODE_OF = {
+COVERED = STREAM_K.configs[1]  # the loaders of all accesses cover its tiles
+# Address modulo 16, rows, columns, strides in bytes of an operand of shape (mn, k); its batch steps in bytes; the
+# access.
+ACCESS_OF = {
     "rows": ((0, 8, 8, 32, 4), (0, 0, 0), "along4"),
     "rows backwards": ((0, 8, 8, -32, 4), (0, 0, 0), "along4"),
     "one row repeated": ((0, 8, 8, 0, 4), (0, 0, 0), "along4"),
@@ -109,29 +110,29 @@ def placed(offset, rows, cols, row_stride, col_stride):
     return Layout(rows, cols, row_stride, col_stride, offset)
 
 
-def form_of(a, b, c, *steps):
-    """Return the form for A of shape (m, k), B of shape (n, k), C, and their batch steps."""
+def variant_of(a, b, c, *steps):
+    """Return the variant for A of shape (m, k), B of shape (n, k), C, and their batch steps."""
     product = Product(placed(*a), placed(*b).transposed, placed(*c), Batch((2, 2, 2), *steps))
-    form = ladder_stage.form_of(COVERED, product)
-    assert STREAM_K.variant(COVERED, product) == form
-    assert STREAM_K.kernel(COVERED, product) is STREAM_K.kernel_of(COVERED, form)
-    return form
+    variant = ladder_stage.variant_of(COVERED, product)
+    assert STREAM_K.variant(COVERED, product) == variant
+    assert STREAM_K.kernel(COVERED, product) is STREAM_K.kernel_of(COVERED, variant)
+    return variant
 
 
-@pytest.mark.parametrize("case", MODE_OF)
-def test_load_mode(case):
-    """Vector modes need whole vectors per row, and 16-byte boundaries in every matrix of the batch."""
-    place, steps, mode = MODE_OF[case]
-    of_a, of_b = form_of(place, ROWS, ROWS, steps, STILL, STILL), form_of(ROWS, place, ROWS, STILL, steps, STILL)
-    assert (of_a.a, of_a.b, of_a.c_aligned) == (mode, "along4", True)
-    assert (of_b.a, of_b.b, of_b.c_aligned) == ("along4", mode, True)
+@pytest.mark.parametrize("case", ACCESS_OF)
+def test_access(case):
+    """Vector accesses need whole vectors per row, and 16-byte boundaries in every matrix of the batch."""
+    place, steps, access = ACCESS_OF[case]
+    of_a, of_b = variant_of(place, ROWS, ROWS, steps, STILL, STILL), variant_of(ROWS, place, ROWS, STILL, steps, STILL)
+    assert (of_a.a, of_a.b, of_a.c_aligned) == (access, "along4", True)
+    assert (of_b.a, of_b.b, of_b.c_aligned) == ("along4", access, True)
 
 
 @pytest.mark.parametrize("case", ALIGNED)
 def test_vector_stores(case):
     place, steps, aligned = ALIGNED[case]
-    form = form_of(ROWS, ROWS, place, STILL, STILL, steps)
-    assert (form.a, form.b, form.c_aligned) == ("along4", "along4", aligned)
+    variant = variant_of(ROWS, ROWS, place, STILL, STILL, steps)
+    assert (variant.a, variant.b, variant.c_aligned) == ("along4", "along4", aligned)
 
 
 @pytest.mark.parametrize("case", [case for case in ALIGNED if "step" not in case])

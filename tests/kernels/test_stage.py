@@ -105,7 +105,7 @@ def test_pieces(stage, data):
     check_pieces(pieces, a, b, c)
     for piece in pieces:
         assert piece.product.k <= max_k
-        if stage.chooses_share:
+        if stage.takes_partition:
             assert (piece.product.m, piece.product.n) == (m, n)
             continue
         launches = stage.launches(config, piece.product, stage.precisions[0], None, GPU)

@@ -18,15 +18,15 @@ from support import SUPPORT
 from support.compile_stages import compiler_environment
 from support.recorded_launches import record_launches
 from support.tensor_core_cases import (
-    ALL_MODES,
+    ALL_PRECISIONS,
     GPU,
     TMA_KERNELS,
     bound,
-    compiled_modes,
+    compiled_precisions,
     kernels_of,
-    modes_of,
     multiply,
-    precision_of,
+    precisions_of,
+    public_name,
 )
 
 import numba_gemm
@@ -38,22 +38,22 @@ from numba_gemm.kernels.product import ONE, Batch, Product, dense
 from numba_gemm.kernels.stage import IEEE, MAX_K
 from numba_gemm.kernels.step import Moving, Slot
 from numba_gemm.kernels.tensor_core import (
-    MODES,
     SHORT_SUMS,
+    TENSOR_PRECISIONS,
     TENSOR_STAGES,
-    TensorForm,
     TensorStage,
+    TensorVariant,
     WarpgroupConfig,
     accumulate,
+    decompose,
     persistent,
-    split,
 )
 from numba_gemm.kernels.tensor_core import stage as tensor_stage
-from numba_gemm.kernels.tensor_core.config import LEFT, REGISTERS, ROW_WORDS, SHARED_BYTES, WARPGROUP, split_shape
-from numba_gemm.kernels.tensor_core.mode import Mode
-from numba_gemm.kernels.tensor_core.stage import decompose, mode_for
+from numba_gemm.kernels.tensor_core.config import LEFT, REGISTERS, ROW_WORDS, SHARED_BYTES, WARPGROUP, parts_shape
+from numba_gemm.kernels.tensor_core.precision import TensorPrecision
+from numba_gemm.kernels.tensor_core.stage import decomposition_of, precision_for
 from numba_gemm.lab.bench import accuracy
-from numba_gemm.models.accuracy import MODE_BOUNDS, mode_bound
+from numba_gemm.models.accuracy import TENSOR_BOUNDS, tensor_bound
 from numba_gemm.runtime import bound_product, kernel_cache
 from numba_gemm.runtime.bound_product import BoundProduct
 from numba_gemm.runtime.launch import launch
@@ -150,30 +150,30 @@ def test_exponents_and_powers():
     assert exponent(np.float32(np.inf)) == 128
 
 
-# ------------------------------------------------------------------------------------------------------ splitting
+# ------------------------------------------------------------------------------------------------- decomposition
 
 
-def unsplit(mode: Mode, parts: np.ndarray, mn: int, k: int) -> np.ndarray:
+def recomposed(precision: TensorPrecision, parts: np.ndarray, mn: int, k: int) -> np.ndarray:
     """The parts as float64, (parts, mn, k), from where `stage` says that they lie."""
-    slots = parts.shape[0] // mode.parts
-    chunks = parts[: mode.parts * slots].view(np.uint32).reshape(mode.parts, slots, -1, 8, 4)
+    slots = parts.shape[0] // precision.parts
+    chunks = parts[: precision.parts * slots].view(np.uint32).reshape(precision.parts, slots, -1, 8, 4)
     rows = np.arange(chunks.shape[2])
     order = np.arange(8)[None, :] ^ (rows % 8)[:, None]
     straight = np.take_along_axis(chunks, order[None, None, :, :, None], axis=3).reshape(
-        mode.parts, slots, -1, ROW_WORDS
+        precision.parts, slots, -1, ROW_WORDS
     )
-    if mode.kind == "tf32":
+    if precision.kind == "tf32":
         values = straight.view(np.float32)
-    elif mode.kind == "f16":
+    elif precision.kind == "f16":
         values = straight.view(np.float16)
     else:
         halves = np.stack([straight << 16, straight & np.uint32(0xFFFF0000)], axis=-1)
         values = np.ascontiguousarray(halves).view(np.float32).reshape(*straight.shape[:3], -1)
-    whole = values.transpose(0, 2, 1, 3).reshape(mode.parts, chunks.shape[2], -1).astype(np.float64)
+    whole = values.transpose(0, 2, 1, 3).reshape(precision.parts, chunks.shape[2], -1).astype(np.float64)
     beyond = whole.copy()
     beyond[:, :mn, :k] = 0
     assert not beyond.any(), "beyond the operand's edges the parts are zero"
-    if mode.scaled:
+    if precision.scaled:
         whole[:, :mn] *= 2.0 ** -parts[-1, :mn].astype(np.float64)[None, :, None]
     return whole[:, :mn, :k]
 
@@ -184,21 +184,21 @@ def aligned_empty(rows: int, cols: int) -> np.ndarray:
     return flat[-flat.ctypes.data % 16 // 4 :][: rows * cols].reshape(rows, cols)
 
 
-def simulated_split(mode: Mode, x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
+def simulated_decomposition(precision: TensorPrecision, x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
     """Parts of both, as (mn, k), for tiles of 32 rows."""
     from numba_gemm.simulator import scheduler
 
     k = x.shape[1]
-    parts = [aligned_empty(*split_shape(mode, mn, k, 32)) for mn in (x.shape[0], y.shape[0])]
-    blocks = sum(part.shape[0] // mode.parts * (part.shape[1] // (32 * ROW_WORDS)) for part in parts)
+    parts = [aligned_empty(*parts_shape(precision, mn, k, 32)) for mn in (x.shape[0], y.shape[0])]
+    blocks = sum(part.shape[0] // precision.parts * (part.shape[1] // (32 * ROW_WORDS)) for part in parts)
     operands = (x, parts[0], y, parts[1])
-    if mode.scaled:
-        spans = max(1, -(-k // split.SPAN))
+    if precision.scaled:
+        spans = max(1, -(-k // decompose.SPAN))
         large = [aligned_empty(spans, part.shape[1] // ROW_WORDS) for part in parts]
         each = sum(one.shape[0] * (one.shape[1] // 32) for one in large)
-        scheduler.run(split.build_extremes(), (each, 1), split.THREADS, (x, large[0], y, large[1], (0,) * 4))
+        scheduler.run(decompose.build_row_maxima(), (each, 1), decompose.THREADS, (x, large[0], y, large[1], (0,) * 4))
         operands = (x, parts[0], large[0], y, parts[1], large[1])
-    scheduler.run(split.build(mode), (blocks, 1), split.THREADS, (*operands, (0,) * len(operands)))
+    scheduler.run(decompose.build(precision), (blocks, 1), decompose.THREADS, (*operands, (0,) * len(operands)))
     return parts
 
 
@@ -212,55 +212,55 @@ LAYOUTS = {
 
 @simulated
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("mode", MODES.values(), ids=lambda mode: mode.name)
-def test_parts_sum_up_to_the_operands(mode, layout):
+@pytest.mark.parametrize("precision", TENSOR_PRECISIONS.values(), ids=lambda precision: precision.name)
+def test_parts_sum_up_to_the_operands(precision, layout):
     generator = np.random.default_rng(5)
-    k = mode.slot_k + 7
+    k = precision.slot_k + 7
     operands = []
     for mn in (37, 5):
         x = generator.standard_normal((mn, k)).astype(np.float32)
-        # Of F16 the second parts lose bits in elements that are much smaller than the largest of their row.
-        spread = 30 if mode.kind != "f16" else 5
+        # Second parts of F16 lose bits of elements that are much smaller than the largest of their row.
+        spread = 30 if precision.kind != "f16" else 5
         x *= np.float32(2.0) ** generator.integers(-spread, spread, (mn, k)).astype(np.float32)
-        if mode.scaled:
+        if precision.scaled:
             x *= np.float32(2.0) ** generator.integers(-30, 30, (mn, 1)).astype(np.float32)
         operands.append(LAYOUTS[layout](x).astype(np.float32, copy=False))
-    for x, parts in zip(operands, simulated_split(mode, *operands), strict=True):
-        found = unsplit(mode, parts, *x.shape)
+    for x, parts in zip(operands, simulated_decomposition(precision, *operands), strict=True):
+        found = recomposed(precision, parts, *x.shape)
         rest = np.abs(x.astype(np.float64) - found.sum(axis=0))
-        unit = UNITS[mode.kind]
+        unit = UNITS[precision.kind]
         # F16 ends at 2^-24: half of that is what scaled elements may lose.
-        least = 2.0 ** (-25 - parts[-1, : len(x), None].astype(np.float64)) if mode.scaled else 0.0
-        assert (rest <= unit**mode.parts * (2 if mode.short else 1) * np.abs(x) + least).all()
+        least = 2.0 ** (-25 - parts[-1, : len(x), None].astype(np.float64)) if precision.scaled else 0.0
+        assert (rest <= unit**precision.parts * (2 if precision.short else 1) * np.abs(x) + least).all()
         for p, (part, next_part) in enumerate(pairwise(found)):
-            assert (np.abs(next_part) <= unit * (2 if mode.short and p == 0 else 1) * np.abs(part) + least).all()
+            assert (np.abs(next_part) <= unit * (2 if precision.short and p == 0 else 1) * np.abs(part) + least).all()
 
 
 @simulated
-@pytest.mark.parametrize("mode", ["bf16x6", "fp16x3"])
-def test_a_batch_is_split_matrix_by_matrix_and_what_it_shares_once(mode):
+@pytest.mark.parametrize("precision", ["bf16x6", "fp16x3"])
+def test_a_batch_is_decomposed_matrix_by_matrix_and_what_it_shares_once(precision):
     from numba_gemm.simulator import scheduler
 
-    generator, mode = np.random.default_rng(3), MODES[mode]
-    # Of y there are three, too, which differ: if all share the first one's parts, others must not be split into them.
+    generator, precision = np.random.default_rng(3), TENSOR_PRECISIONS[precision]
+    # There are three different y, too: if all share the first one's parts, others must not be decomposed into them.
     x, ys = (generator.standard_normal(extents).astype(np.float32) for extents in ((3, 5, 70), (3, 6, 70)))
     y, y_step = ys[0], ys.strides[0]
-    expected = [simulated_split(mode, one, y) for one in x]
+    expected = [simulated_decomposition(precision, one, y) for one in x]
     (x_rows, x_words), (y_rows, y_words) = (part.shape for part in expected[0])
     x_parts, y_parts = aligned_empty(3 * x_rows, x_words), aligned_empty(y_rows, y_words)
     x_step, own, first = x.strides[0], 4 * x_rows * x_words, (slice(x_rows), slice(None))
-    blocks = (x_rows // mode.parts * (x_words // (32 * ROW_WORDS))) + (
-        y_rows // mode.parts * (y_words // (32 * ROW_WORDS))
+    blocks = (x_rows // precision.parts * (x_words // (32 * ROW_WORDS))) + (
+        y_rows // precision.parts * (y_words // (32 * ROW_WORDS))
     )
     operands = [x[0], x_parts[first], y, y_parts, (x_step, own, y_step, 0)]
-    if mode.scaled:
+    if precision.scaled:
         x_large, y_large = aligned_empty(3, 32), aligned_empty(1, 32)
         large = (x[0], x_large[:1], y, y_large, (x_step, 4 * 32, y_step, 0))
-        scheduler.run(split.build_extremes(batched=True), (2, 3), split.THREADS, large)
+        scheduler.run(decompose.build_row_maxima(batched=True), (2, 3), decompose.THREADS, large)
         operands = [x[0], x_parts[first], x_large[:1], y, y_parts, y_large, (x_step, own, 4 * 32, y_step, 0, 0)]
-    scheduler.run(split.build(mode, batched=True), (blocks, 3), split.THREADS, tuple(operands))
+    scheduler.run(decompose.build(precision, batched=True), (blocks, 3), decompose.THREADS, tuple(operands))
     for i, (of_x, of_y) in enumerate(expected):
-        rows = mode.parts * (x_rows // mode.parts)
+        rows = precision.parts * (x_rows // precision.parts)
         found = x_parts[i * x_rows : (i + 1) * x_rows]
         np.testing.assert_array_equal(found[:rows].view(np.uint32), of_x[:rows].view(np.uint32))
         np.testing.assert_array_equal(found[rows:, :5], of_x[rows:, :5])
@@ -270,16 +270,16 @@ def test_a_batch_is_split_matrix_by_matrix_and_what_it_shares_once(mode):
 @simulated
 @pytest.mark.parametrize("turned", [False, True])
 def test_scales_bring_the_largest_of_a_row_to_one_size(turned):
-    mode, k = MODES["fp16x3"], split.SPAN + 9
+    precision, k = TENSOR_PRECISIONS["fp16x3"], decompose.SPAN + 9
     generator = np.random.default_rng(7)
     x = generator.uniform(-1, 1, (6, k)).astype(np.float32)
     x *= np.float32([[2.0**-140], [2.0**-60], [1.0], [2.0**60], [2.0**127], [0.0]])
     x[2, 3], x[3, k - 1] = np.inf, np.nan
     x = np.asfortranarray(x) if turned else x
-    parts, _ = simulated_split(mode, x, x[:1])
+    parts, _ = simulated_decomposition(precision, x, x[:1])
     scales = parts[-1, :6]
     sizes = np.abs(np.where(np.isfinite(x), x, 0)).max(axis=1)
-    assert (np.abs(scales) <= split.FARTHEST).all()
+    assert (np.abs(scales) <= decompose.FARTHEST).all()
     for row in (1, 3, 4):
         assert 2.0**14 <= float(sizes[row]) * 2.0 ** float(scales[row]) < 2.0**15
 
@@ -340,9 +340,9 @@ def test_every_tile_has_its_turn(rows, cols):
 class Warp:
     """A warp's sums of a C of (m, n), 16 * deep rows and 8 * across columns, and what it writes."""
 
-    def __init__(self, mode, m, n, k, *, deep=2, across=4):
+    def __init__(self, precision, m, n, k, *, deep=2, across=4):
         generator = np.random.default_rng([m, n, k])
-        self.mode, self.m, self.n, self.deep, self.across = MODES[mode], m, n, deep, across
+        self.precision, self.m, self.n, self.deep, self.across = TENSOR_PRECISIONS[precision], m, n, deep, across
         self.x = generator.standard_normal((m, k)).astype(np.float32)
         self.y = generator.standard_normal((k, n)).astype(np.float32)
         self.old = generator.standard_normal((m, n)).astype(np.float32)
@@ -356,7 +356,7 @@ class Warp:
         from numba_gemm.kernels.tensor_core.epilogue import sums_store
         from numba_gemm.simulator import scheduler
 
-        write = sums_store(TensorForm(self.mode, epilogue, len(vectors)), self.across, self.deep)
+        write = sums_store(TensorVariant(self.precision, epilogue, len(vectors)), self.across, self.deep)
         across, shape = self.across, (self.deep * self.across, 4)
 
         @cuda.jit
@@ -422,9 +422,9 @@ def test_what_has_come_to_nan_is_not_computed_on():
 @pytest.mark.parametrize("layout", ["pairs", "turned"])
 @pytest.mark.parametrize("beta", [0.0, 0.5])
 @pytest.mark.parametrize(("m", "n"), [(32, 32), (40, 48), (31, 32), (32, 31), (1, 1), (17, 9)])
-@pytest.mark.parametrize("mode", ["bf16", "bf16x6"])
-def test_sums_are_stored(mode, m, n, beta, layout):
-    warp = Warp(mode, m, n, 5)
+@pytest.mark.parametrize("precision", ["bf16", "bf16x6"])
+def test_sums_are_stored(precision, m, n, beta, layout):
+    warp = Warp(precision, m, n, 5)
     rows, cols = min(m, 32), min(n, 32)
     found = warp.store(layout, 1.5, beta)
     expected = warp.old.copy() if beta else np.full((m, n), np.nan, np.float32)  # beyond the warp's tile it stays
@@ -480,37 +480,37 @@ def test_an_epilogue_is_the_last_step():
     np.testing.assert_array_equal(found, warp.sums[:20, :30] * 2 + bias - rows)
 
 
-# -------------------------------------------------------------------------------------------- modes, configurations
+# --------------------------------------------------------------------------------------- precisions, configurations
 
 
-@pytest.mark.parametrize("mode", MODES.values(), ids=lambda mode: mode.name)
-def test_products_come_smallest_first(mode):
-    sizes = [-(a + b) for a, b in mode.products]
+@pytest.mark.parametrize("precision", TENSOR_PRECISIONS.values(), ids=lambda precision: precision.name)
+def test_products_come_smallest_first(precision):
+    sizes = [-(a + b) for a, b in precision.products]
     assert sizes == sorted(sizes)
-    assert mode.products[-1] == (0, 0)
+    assert precision.products[-1] == (0, 0)
     expected = {"tf32": 1, "tf32x3": 3, "bf16": 1, "bf16x6": 6, "bf16x9": 9, "fp16x3": 3}
-    assert len(mode.products) == expected[mode.name]
+    assert len(precision.products) == expected[precision.name]
 
 
 def test_products_of_unknown_parts_are_refused():
     with pytest.raises(ValueError, match="different ones of 1 parts"):
-        Mode("odd", "tf32", 1, ((0, 0), (1, 0)))
+        TensorPrecision("odd", "tf32", 1, ((0, 0), (1, 0)))
     for products in ((), ((0, 0), (0, 0)), ((0, -1),)):
         with pytest.raises(ValueError, match="different ones"):
-            Mode("odd", "tf32", 1, products)
+            TensorPrecision("odd", "tf32", 1, products)
     with pytest.raises(ValueError, match="expected one of tf32, bf16, f16"):
-        Mode("half", "e4m3", 1, ((0, 0),))
+        TensorPrecision("half", "e4m3", 1, ((0, 0),))
     with pytest.raises(ValueError, match="do not end"):
-        Mode("turned", "bf16", 2, ((0, 0), (0, 1)))
+        TensorPrecision("turned", "bf16", 2, ((0, 0), (0, 1)))
 
 
 @pytest.mark.parametrize(("stage", "index"), CONFIGS)
 def test_slots_fit_into_shared_memory(stage, index):
     config = TENSOR_STAGES[stage].configs[index]
-    for mode in (ALL_MODES[name] for name in modes_of(stage, index)):
-        assert 1 <= config.slots(mode) <= config.max_slots
-        assert config.dynamic_shared(mode) <= SHARED_BYTES
-        assert config.slots(mode) > 1 or getattr(config, "producers", 1) == 0, (
+    for precision in (ALL_PRECISIONS[name] for name in precisions_of(stage, index)):
+        assert 1 <= config.slots(precision) <= config.max_slots
+        assert config.dynamic_shared(precision) <= SHARED_BYTES
+        assert config.slots(precision) > 1 or getattr(config, "producers", 1) == 0, (
             "a producer needs a slot to fill while one is read"
         )
 
@@ -554,35 +554,38 @@ def test_a_configuration_names_what_it_breaks(extents, broken):
 )
 def test_a_stage_refuses_warpgroups_that_it_has_no_part_for(name, config):
     with pytest.raises(ValueError, match=r"one warpgroup|one producer"):
-        TENSOR_STAGES[name].build(config, TensorForm(MODES["tf32"]))
+        TENSOR_STAGES[name].build(config, TensorVariant(TENSOR_PRECISIONS["tf32"]))
 
 
 def test_a_slot_that_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="no room"):
-        WarpgroupConfig(256, 256, consumers=4).slots(Mode("four", "bf16", 4, ((0, 0),)))
+        WarpgroupConfig(256, 256, consumers=4).slots(TensorPrecision("four", "bf16", 4, ((0, 0),)))
 
 
 @pytest.mark.parametrize("name", TEACHING)
-def test_a_stage_without_scales_refuses_a_scaled_mode(name):
+def test_a_stage_without_scales_refuses_a_scaled_precision(name):
     stage = TENSOR_STAGES[name]
     with pytest.raises(ValueError, match="no scales"):
-        stage.build(stage.configs[0], TensorForm(MODES["fp16x3"]))
+        stage.build(stage.configs[0], TensorVariant(TENSOR_PRECISIONS["fp16x3"]))
     assert "fp16x3" not in stage.precisions
     assert not stage.takes_epilogue
     with pytest.raises(ValueError, match="no epilogue"):
-        stage.build(stage.configs[0], TensorForm(MODES["tf32"], epilogue=abs))
+        stage.build(stage.configs[0], TensorVariant(TENSOR_PRECISIONS["tf32"], epilogue=abs))
 
 
 def test_tiles_too_wide_for_three_sums_are_refused():
     stage = TENSOR_STAGES["persistent"]
     with pytest.raises(ValueError, match="BN <= 128"):
-        stage.build(stage.configs[-1], TensorForm(MODES["bf16x6"]))
+        stage.build(stage.configs[-1], TensorVariant(TENSOR_PRECISIONS["bf16x6"]))
 
 
-@pytest.mark.parametrize("mode", MODES.values(), ids=lambda mode: mode.name)
-def test_decomposed_operands_are_padded(mode):
-    assert split_shape(mode, 1, 0, 64) == (mode.parts + mode.scaled, ROW_WORDS * 64)
-    assert split_shape(mode, 97, mode.slot_k + 1, 96) == (2 * mode.parts + mode.scaled, 2 * ROW_WORDS * 96)
+@pytest.mark.parametrize("precision", TENSOR_PRECISIONS.values(), ids=lambda precision: precision.name)
+def test_decomposed_operands_are_padded(precision):
+    assert parts_shape(precision, 1, 0, 64) == (precision.parts + precision.scaled, ROW_WORDS * 64)
+    assert parts_shape(precision, 97, precision.slot_k + 1, 96) == (
+        2 * precision.parts + precision.scaled,
+        2 * ROW_WORDS * 96,
+    )
 
 
 # -------------------------------------------------------------------------------------------------- decompositions
@@ -592,16 +595,16 @@ def dense_product(m, n, k, batch=ONE):
     return Product(dense("N", m, k), dense("N", k, n), dense("N", m, n), batch)
 
 
-@pytest.mark.parametrize("precision", MODES)
+@pytest.mark.parametrize("precision", TENSOR_PRECISIONS)
 @settings(deadline=None)
 @given(m=st.integers(1, 20000), n=st.integers(1, 20000), k=st.integers(1, 20000))
 def test_a_decomposition_covers_the_product(precision, m, n, k):
     stage, product = persistent.STAGE, dense_product(m, n, k)
     _, config = tensor_heuristics.seconds_of(stage, precision, m, n, k, 1, 132, "")[0]
-    mode = mode_for(precision, k)
-    made = decompose(mode, product, config)
+    tensor_precision = precision_for(precision, k)
+    made = decomposition_of(tensor_precision, product, config)
     a, b = made.parts[:2]
-    assert a.rows == b.rows == mode.parts * -(-k // mode.slot_k) + mode.scaled
+    assert a.rows == b.rows == tensor_precision.parts * -(-k // tensor_precision.slot_k) + tensor_precision.scaled
     for words, extent, tile in ((a.cols, m, config.BM), (b.cols, n, config.BN)):
         assert words % (ROW_WORDS * tile) == 0
         assert words >= ROW_WORDS * extent > words - ROW_WORDS * tile
@@ -613,15 +616,18 @@ def test_a_decomposition_covers_the_product(precision, m, n, k):
     assert 0 < launches.steps[-1].grid[0] <= 132
 
 
-@pytest.mark.parametrize("precision", MODES)
+@pytest.mark.parametrize("precision", TENSOR_PRECISIONS)
 def test_steps_of_a_product(precision):
-    """Row maxima if the mode is scaled, decomposition, multiplication; each may start before the one before has ended
-    if it waits for it."""
+    """Row maxima if the precision is scaled, decomposition, multiplication; each may start before the one before has
+    ended if it waits for it."""
     product = dense_product(200, 300, 100)
     launches = persistent.STAGE.launches(persistent.STAGE.configs[0], product, precision, None, GPU)
     names = [step.kernel.name for step in launches.steps]
-    mode = mode_for(precision, 100).name
-    assert names == ["extremes"] * MODES[precision].scaled + [f"split_{mode}", f"persistent_{mode}_128x128-c2p1"]
+    own = precision_for(precision, 100).name
+    assert names == ["row_maxima"] * TENSOR_PRECISIONS[precision].scaled + [
+        f"decompose_{own}",
+        f"persistent_{own}_128x128-c2p1",
+    ]
     assert [step.overlaps for step in launches.steps] == [False] + [True] * (len(names) - 1)
     assert launches.steps[-1].grid == (2 * 3, 1, 1)
 
@@ -633,12 +639,14 @@ def test_steps_of_a_teaching_stage(name):
     for precision in stage.precisions:
         launches = stage.launches(config, dense_product(200, 300, 100), precision, None, GPU)
         assert [step.kernel.name for step in launches.steps] == [
-            f"split_{precision}",
+            f"decompose_{precision}",
             f"{name}_{precision}_{config.name}",
         ]
         assert not any(step.overlaps for step in launches.steps)
         assert launches.steps[-1].grid == (-(-300 // config.BN), -(-200 // config.BM), 1)
-        assert launches.steps[-1].kernel.variant == TensorForm(MODES[precision]), "short sums are no other mode"
+        assert launches.steps[-1].kernel.variant == TensorVariant(TENSOR_PRECISIONS[precision]), (
+            "short sums have no other record"
+        )
 
 
 # -------------------------------------------------------------------------------------------- launches, without a GPU
@@ -708,7 +716,7 @@ def test_a_batch_is_launched_in_pieces(launched, monkeypatch):
     """One sequence of launches takes as many matrices as fit in the memory limit of the parts."""
     batch = Batch((1, 1, 7), (0, 0, 4096), (0, 0, 0), (0, 0, 512))
     product = dense_product(8, 8, 12, batch)
-    each = decompose(mode_for("bf16x6", 12), product, TILES[0])
+    each = decomposition_of(precision_for("bf16x6", 12), product, TILES[0])
     assert each.steps[0] > 0
     assert each.steps[1] == 0, "B's parts are there once"
     assert each.bytes >= 7 * each.steps[0] + 4 * each.parts[1].rows * each.parts[1].cols
@@ -825,7 +833,7 @@ def test_words_of_a_product(monkeypatch, given):
     bound_to(2.0, 100, 200, 0.5, 300, 7, 400, 500)
     (frame,) = frames
     memory = 1 << 24 if given else 1 << 20
-    made = decompose(MODES["fp16x3"], SCALED, persistent.STAGE.configs[0])
+    made = decomposition_of(TENSOR_PRECISIONS["fp16x3"], SCALED, persistent.STAGE.configs[0])
     expected = {Moving(Slot.ALPHA): 2.0, Moving(Slot.BETA): 0.5, Moving(Slot.A): 100, Moving(Slot.B): 200}
     expected |= {Moving(Slot.C): 300, Moving(Slot.VECTORS): 400, Moving(Slot.VECTORS + 1): 500}
     expected |= {Moving(Slot.SCRATCH, offset): memory + offset for offset in made.offsets}
@@ -885,7 +893,7 @@ def test_plan_calls_use_its_precision(launched):
     made(a, a.T)
     made(a, a.T)
     assert (made.stage, made.precision) == ("persistent", "bf16x9")
-    assert [(one.kernel.variant.mode.name, len(one.calls)) for one in launched] == [("bf16x9", 2)]
+    assert [(one.kernel.variant.precision.name, len(one.calls)) for one in launched] == [("bf16x9", 2)]
 
 
 @simulated
@@ -906,7 +914,7 @@ def test_public_function_launches_every_stage_in_every_precision(launched, stage
     assert sum(len(one.calls) for one in launched) == each
     kernel = launched[0].kernel
     assert kernel.build is TENSOR_STAGES[stage].build
-    assert precision_of(kernel.variant.mode.name) == precision
+    assert public_name(kernel.variant.precision.name) == precision
 
 
 def epilogue_of(bias):
@@ -922,39 +930,39 @@ UNTOLD = [1.0]
 
 def test_cached_kernel_names_are_distinct():
     """Everything that affects the code is in the name; an epilogue without a fingerprint has no name."""
-    stage, mode, config = persistent.STAGE, MODES["bf16x6"], TILES[0]
-    forms = [
-        TensorForm(mode),
-        TensorForm(mode, batched=True),
-        TensorForm(SHORT_SUMS["bf16x6"]),
-        TensorForm(MODES["bf16x9"]),
-        TensorForm(mode, epilogue_of(1.0)),
-        TensorForm(mode, epilogue_of(2.0)),
-        TensorForm(mode, epilogue_of(1.0), 1),
-        TensorForm(mode, epilogue_of(1.0), 2),
-        TensorForm(mode, epilogue_of(1.0), batched=True),
+    stage, precision, config = persistent.STAGE, TENSOR_PRECISIONS["bf16x6"], TILES[0]
+    variants = [
+        TensorVariant(precision),
+        TensorVariant(precision, batched=True),
+        TensorVariant(SHORT_SUMS["bf16x6"]),
+        TensorVariant(TENSOR_PRECISIONS["bf16x9"]),
+        TensorVariant(precision, epilogue_of(1.0)),
+        TensorVariant(precision, epilogue_of(2.0)),
+        TensorVariant(precision, epilogue_of(1.0), 1),
+        TensorVariant(precision, epilogue_of(1.0), 2),
+        TensorVariant(precision, epilogue_of(1.0), batched=True),
     ]
-    kernels = [stage.kernel_of(config, form) for form in forms]
-    kernels.append(stage.kernel_of(TILES[1], forms[0]))
-    kernels.append(TENSOR_STAGES["wide_tiles"].kernel_of(config, forms[0]))
+    kernels = [stage.kernel_of(config, variant) for variant in variants]
+    kernels.append(stage.kernel_of(TILES[1], variants[0]))
+    kernels.append(TENSOR_STAGES["wide_tiles"].kernel_of(config, variants[0]))
     for cc, batched in itertools.product(((8, 0), (9, 0)), (False, True)):  # only from 9.0 on may launches overlap
         gpu = GPU._replace(cc=cc)
-        for precision in ("bf16x6", "fp16x3"):
-            kernels += kernels_of(precision, batched, gpu)[:-1]
-    assert len(kernels) == len(forms) + 2 + 4 * (1 + 2)
+        for name in ("bf16x6", "fp16x3"):
+            kernels += kernels_of(name, batched, gpu)[:-1]
+    assert len(kernels) == len(variants) + 2 + 4 * (1 + 2)
     names = [kernel_cache.key(kernel, (9, 0)) for kernel in kernels] + [kernel_cache.key(kernels[0], (8, 0))]
     assert None not in names
     assert len(set(names)) == len(names)
-    again = stage.kernel_of(config, TensorForm(mode, epilogue_of(1.0)))
+    again = stage.kernel_of(config, TensorVariant(precision, epilogue_of(1.0)))
     assert kernel_cache.key(again, (9, 0)) == names[4]
-    assert kernel_cache.key(stage.kernel_of(config, TensorForm(mode, untold)), (9, 0)) is None
+    assert kernel_cache.key(stage.kernel_of(config, TensorVariant(precision, untold)), (9, 0)) is None
 
 
 @simulated
 def test_the_simulator_says_that_it_has_no_matrix_instructions():
     stage = TENSOR_STAGES["one_warpgroup"]
     with pytest.raises(NotImplementedError, match="no matrix instructions"):
-        stage.build(stage.configs[0], TensorForm(MODES["tf32"]))
+        stage.build(stage.configs[0], TensorVariant(TENSOR_PRECISIONS["tf32"]))
 
 
 # ------------------------------------------------------------------------------------------------------- compiled
@@ -967,11 +975,11 @@ def test_compiled_kernels_are_what_they_claim(part):
     done = subprocess.run(command, env=compiler_environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
-    expected = {"others": 2 + 3 + len(MODES), "tf32_tma": len(TMA_KERNELS)}
-    count = sum(len(compiled_modes(stage, index)) for stage, index in CONFIGS if stage == part)
+    expected = {"others": 2 + 3 + len(TENSOR_PRECISIONS), "tf32_tma": len(TMA_KERNELS)}
+    count = sum(len(compiled_precisions(stage, index)) for stage, index in CONFIGS if stage == part)
     assert len(rows) == expected.get(part, count)
     for row in rows:
-        name, opcodes = f"{row['name']}, {row.get('mode')}", row["opcodes"]
+        name, opcodes = f"{row['name']}, {row.get('precision', row.get('layout'))}", row["opcodes"]
         assert row["local"] == 0, name
         assert row["spills"] == 0, name
         assert "Compiling entry" in row["log"], f"{name}: ptxas says nothing"
@@ -980,29 +988,34 @@ def test_compiled_kernels_are_what_they_claim(part):
         if row["stage"] in ("batched", "epilogue"):
             continue
         if row["stage"] == "warp_mma":
-            mode, turns = ALL_MODES[row["mode"]], opcodes["LDSM"] // (4 * ALL_MODES[row["mode"]].parts)
+            precision, turns = (
+                ALL_PRECISIONS[row["precision"]],
+                opcodes["LDSM"] // (4 * ALL_PRECISIONS[row["precision"]].parts),
+            )
             assert turns > 0, name
-            assert opcodes["LDSM"] == turns * 4 * mode.parts, name
-            assert opcodes["HMMA"] == turns * 8 * len(mode.products), name
+            assert opcodes["LDSM"] == turns * 4 * precision.parts, name
+            assert opcodes["HMMA"] == turns * 8 * len(precision.products), name
             assert opcodes["LDGSTS"] > 0, name
             continue
         if row["stage"] in ("decompose", "row maxima"):
             assert "HGMMA" not in opcodes, name
             continue
         if row["stage"] == "tf32_tma":  # two slots a turn
-            across = row["mode"] != "NT"
+            across = row["layout"] != "NT"
             assert opcodes["HGMMA"] == 2 * 4, name
             assert opcodes["LDS"] == 2 * (8 if across else 16), name
             assert opcodes["UTMALDG"] == 1 + (int(row["BM"]) // 32 if across else 1), name
             assert opcodes.get("USETMAXREG", 0) == (2 if row["claim"] else 0), name
             continue
-        mode = ALL_MODES[row["mode"]]
+        precision = ALL_PRECISIONS[row["precision"]]
         # All steps of a slot are written out, but of leading products that are summed step by step: those are a loop.
-        assert opcodes["HGMMA"] == 4 * len(mode.products) - (3 if mode.stepwise else 0), name
+        assert opcodes["HGMMA"] == 4 * len(precision.products) - (3 if precision.stepwise else 0), name
         bulk = row["stage"] != "one_warpgroup"
-        assert opcodes.get("UBLKCP", 0) == (2 * mode.parts if bulk else 0), name
+        assert opcodes.get("UBLKCP", 0) == (2 * precision.parts if bulk else 0), name
         assert opcodes.get("SYNCS", 0) >= (3 if bulk else 0), name
-        assert opcodes.get("STS", 0) in ((0,) if bulk else (12, 12 * mode.parts)), name  # each part's, or in a loop
+        assert opcodes.get("STS", 0) in ((0,) if bulk else (12, 12 * precision.parts)), (
+            name
+        )  # each part's, or in a loop
         assert opcodes.get("USETMAXREG", 0) == (2 if row["claim"] else 0), name
 
 
@@ -1021,7 +1034,7 @@ SHAPES = [(1, 1, 1), (64, 128, 32), (100, 70, 90), (129, 257, 65), (300, 200, 10
         (stage, index, precision)
         for stage, index in CONFIGS
         if stage != "tf32_tma"  # see test_tf32_tma.py
-        for precision in dict.fromkeys(map(precision_of, modes_of(stage, index)))
+        for precision in dict.fromkeys(map(public_name, precisions_of(stage, index)))
     ],
 )
 def test_product(stage, index, precision, shape):
@@ -1083,16 +1096,16 @@ def test_every_stage_in_every_precision_through_the_public_function(stage, preci
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("precision", TENSOR_PRECISIONS)
 @pytest.mark.parametrize("bits", [0x7F800001, 0x7FC00000, 0xFF801000])
-def test_a_nan_stays_one(mode, bits):
+def test_a_nan_stays_one(precision, bits):
     import torch
 
     from numba_gemm import tiled_sgemm
 
     a, b = torch.ones(3, 5, device="cuda"), torch.ones(5, 4, device="cuda")
     a[1, 2] = torch.tensor(np.uint32(bits).view(np.int32)).view(torch.float32).to("cuda")
-    c = tiled_sgemm(a, b, precision=mode)
+    c = tiled_sgemm(a, b, precision=precision)
     assert (torch.isnan(c).cpu().numpy() == [[False], [True], [False]]).all()
 
 
@@ -1116,8 +1129,8 @@ def quotients(found, a, b):
 @pytest.mark.parametrize("extent", [256, 1024])
 @pytest.mark.parametrize("k", [256, 384, 512, 1000, 1024, 4096])
 @pytest.mark.parametrize("distribution", accuracy.DISTRIBUTIONS)
-@pytest.mark.parametrize("mode", ["bf16x6", "bf16x9"])
-def test_no_less_accurate_than_cublas(mode, distribution, k, extent):
+@pytest.mark.parametrize("precision", ["bf16x6", "bf16x9"])
+def test_no_less_accurate_than_cublas(precision, distribution, k, extent):
     """Median and maximum of the error over ``|A| @ |B|``, against cuBLAS's float32 on the same operands."""
     import torch
 
@@ -1127,7 +1140,7 @@ def test_no_less_accurate_than_cublas(mode, distribution, k, extent):
     a, b = accuracy.operands(distribution, extent, extent, k, seed=k)
     x, y = on_gpu(a, b)
     theirs = quotients(torch.matmul(x, y).cpu().numpy(), a, b)
-    ours = quotients(tiled_sgemm(x, y, precision=mode).cpu().numpy(), a, b)
+    ours = quotients(tiled_sgemm(x, y, precision=precision).cpu().numpy(), a, b)
     assert np.median(ours) <= np.median(theirs)
     assert ours.max() <= theirs.max()
 
@@ -1136,13 +1149,13 @@ def test_no_less_accurate_than_cublas(mode, distribution, k, extent):
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("k", [1, 2, 3, 17, 64, 100, 255, 65536])
 @pytest.mark.parametrize("distribution", accuracy.DISTRIBUTIONS)
-@pytest.mark.parametrize("mode", FULL_RANGE)
-def test_the_stated_bound_holds(mode, distribution, k):
+@pytest.mark.parametrize("precision", FULL_RANGE)
+def test_the_stated_bound_holds(precision, distribution, k):
     from numba_gemm import tiled_sgemm
 
     a, b = accuracy.operands(distribution, 128, 96, k, seed=k)
-    found = tiled_sgemm(*on_gpu(a, b), precision=mode).cpu().numpy()
-    assert quotients(found, a, b).max() <= mode_bound(mode, k)
+    found = tiled_sgemm(*on_gpu(a, b), precision=precision).cpu().numpy()
+    assert quotients(found, a, b).max() <= tensor_bound(precision, k)
 
 
 @pytest.mark.gpu
@@ -1155,14 +1168,14 @@ def test_fp16x3_holds_its_bound_of_rows_and_columns(distribution):
     found = tiled_sgemm(*on_gpu(a, b), precision="fp16x3").cpu().numpy().astype(np.float64)
     wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
     size = np.abs(wide_a).max(axis=1)[:, None] * np.abs(wide_b).max(axis=0)[None, :] * 1000
-    assert (np.abs(found - wide_a @ wide_b) <= MODE_BOUNDS["fp16x3"] * size).all()
+    assert (np.abs(found - wide_a @ wide_b) <= TENSOR_BOUNDS["fp16x3"] * size).all()
 
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("beta", [0.0, 0.5])
-@pytest.mark.parametrize("mode", FULL_RANGE)
-def test_what_is_not_finite_comes_out_as_in_numpy(mode, beta):
+@pytest.mark.parametrize("precision", FULL_RANGE)
+def test_what_is_not_finite_comes_out_as_in_numpy(precision, beta):
     from numba_gemm import tiled_sgemm
 
     generator = np.random.default_rng(2)
@@ -1177,7 +1190,7 @@ def test_what_is_not_finite_comes_out_as_in_numpy(mode, beta):
     a[160, 0], b[0, 100] = 1e30, 1e30  # a product beyond the range
     c = generator.standard_normal((200, 150)).astype(np.float32)
     (out,) = on_gpu(c)
-    found = tiled_sgemm(*on_gpu(a, b), out, beta=beta, precision=mode).cpu().numpy()
+    found = tiled_sgemm(*on_gpu(a, b), out, beta=beta, precision=precision).cpu().numpy()
     with np.errstate(all="ignore"):
         expected = a @ b + np.float32(beta) * c
         size = np.abs(a.astype(np.float64)) @ np.abs(b) + np.abs(c)
@@ -1187,14 +1200,14 @@ def test_what_is_not_finite_comes_out_as_in_numpy(mode, beta):
     assert (np.abs(found[~special] - expected[~special]) <= 2.0**-18 * size[~special]).all()
 
 
-def lost_to_underflow(mode, rows):
-    """What the parts of A's rows, or B's columns, lose of each element at most: half of where the narrow kind ends."""
+def lost_to_underflow(precision, rows):
+    """Return the most that parts lose of each element: half of the smallest magnitude of the narrow kind."""
     size = np.abs(rows.astype(np.float64))
-    if mode == "fp16x3":
+    if precision == "fp16x3":
         largest = size.max(axis=1, keepdims=True)
         scale = np.clip(14 - np.floor(np.log2(largest)), -120, 120)
         return np.where(size * 2.0**scale > 2.0**-2, 0, 2.0 ** (-25 - scale))
-    end, from_ = (2.0**-137, 2.0**-114) if mode.startswith("tf32") else (2.0**-134, 2.0**-109)
+    end, from_ = (2.0**-137, 2.0**-114) if precision.startswith("tf32") else (2.0**-134, 2.0**-109)
     return np.where(size < from_, end, 0)
 
 
@@ -1205,8 +1218,8 @@ def lost_to_underflow(mode, rows):
     [(-130, 100), (-149, 100), (-112, 20), (-66, -70), (-70, -75), (0, -126), (0, -135), (0, -145), (-20, -110)],
 )
 @pytest.mark.parametrize("k", [1, 64, 512])
-@pytest.mark.parametrize("mode", MODES)
-def test_subnormal_operands_and_sums(mode, k, a_size, b_size):
+@pytest.mark.parametrize("precision", TENSOR_PRECISIONS)
+def test_subnormal_operands_and_sums(precision, k, a_size, b_size):
     from numba_gemm import tiled_sgemm
 
     generator = np.random.default_rng(k)
@@ -1214,51 +1227,51 @@ def test_subnormal_operands_and_sums(mode, k, a_size, b_size):
         (generator.uniform(1, 2, shape) * generator.choice([-1, 1], shape) * 2.0**size).astype(np.float32)
         for shape, size in (((70, k), a_size), ((k, 50), b_size))
     )
-    found = tiled_sgemm(*on_gpu(a, b), precision=mode).cpu().numpy()
+    found = tiled_sgemm(*on_gpu(a, b), precision=precision).cpu().numpy()
     wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
     size = np.abs(wide_a) @ np.abs(wide_b)
-    lost = lost_to_underflow(mode, a) @ np.abs(wide_b) + np.abs(wide_a) @ lost_to_underflow(mode, b.T).T
-    cut_off = 2.0**-149 * (k + len(MODES[mode].products))  # of sums near there
-    assert (np.abs(found - wide_a @ wide_b) <= mode_bound(mode, k) * size + lost + cut_off).all()
+    lost = lost_to_underflow(precision, a) @ np.abs(wide_b) + np.abs(wide_a) @ lost_to_underflow(precision, b.T).T
+    cut_off = 2.0**-149 * (k + len(TENSOR_PRECISIONS[precision].products))  # of sums near there
+    assert (np.abs(found - wide_a @ wide_b) <= tensor_bound(precision, k) * size + lost + cut_off).all()
 
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize("mode", FULL_RANGE)
-def test_small_integers_and_permutations_are_exact(mode):
+@pytest.mark.parametrize("precision", FULL_RANGE)
+def test_small_integers_and_permutations_are_exact(precision):
     from numba_gemm import tiled_sgemm
 
     generator = np.random.default_rng(4)
     a, b = generator.integers(-200, 200, (300, 400)), generator.integers(-1000, 1000, (400, 250))
-    found = tiled_sgemm(*on_gpu(a.astype(np.float32), b.astype(np.float32)), precision=mode).cpu().numpy()
+    found = tiled_sgemm(*on_gpu(a.astype(np.float32), b.astype(np.float32)), precision=precision).cpu().numpy()
     np.testing.assert_array_equal(found, a @ b)
-    if mode != "tf32x3":  # whose two parts have fewer bits than a float
+    if precision != "tf32x3":  # whose two parts have fewer bits than a float
         rows = generator.permutation(500)
         x = generator.standard_normal((500, 130)).astype(np.float32)
-        permuted = tiled_sgemm(*on_gpu(np.eye(500, dtype=np.float32)[rows], x), precision=mode).cpu().numpy()
+        permuted = tiled_sgemm(*on_gpu(np.eye(500, dtype=np.float32)[rows], x), precision=precision).cpu().numpy()
         np.testing.assert_array_equal(permuted, x[rows])
 
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize("mode", MODES)
-def test_operands_may_change_between_calls(mode):
+@pytest.mark.parametrize("precision", TENSOR_PRECISIONS)
+def test_operands_may_change_between_calls(precision):
     import torch
 
     from numba_gemm import tiled_sgemm
 
     a, b = torch.randn(300, 200, device="cuda"), torch.randn(200, 400, device="cuda")
-    first = tiled_sgemm(a, b, precision=mode)
+    first = tiled_sgemm(a, b, precision=precision)
     a.neg_()
-    assert torch.equal(tiled_sgemm(a, b, precision=mode), -first)
+    assert torch.equal(tiled_sgemm(a, b, precision=precision), -first)
     b.mul_(2)
-    assert torch.equal(tiled_sgemm(a, b, precision=mode), -2 * first)
+    assert torch.equal(tiled_sgemm(a, b, precision=precision), -2 * first)
 
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize("mode", ["tf32", "bf16x6", "fp16x3"])
-def test_products_follow_each_other_on_a_stream_and_in_a_graph(mode):
+@pytest.mark.parametrize("precision", ["tf32", "bf16x6", "fp16x3"])
+def test_products_follow_each_other_on_a_stream_and_in_a_graph(precision):
     """One workspace, many products in a row of other extents: each must wait for the one before."""
     import torch
 
@@ -1267,12 +1280,12 @@ def test_products_follow_each_other_on_a_stream_and_in_a_graph(mode):
     extents = [(64, 64, 2000), (1000, 900, 70), (300, 2000, 500), (2048, 2048, 64), (17, 33, 65)]
     operands = [(torch.randn(m, k, device="cuda"), torch.randn(k, n, device="cuda")) for m, n, k in extents]
     outs = [torch.empty(m, n, device="cuda") for m, n, _ in extents]
-    expected = [tiled_sgemm(a, b, precision=mode).clone() for a, b in operands]
+    expected = [tiled_sgemm(a, b, precision=precision).clone() for a, b in operands]
     torch.cuda.synchronize()
 
     def all_of_them():
         for (a, b), out in zip(operands, outs, strict=True):
-            tiled_sgemm(a, b, out, precision=mode)
+            tiled_sgemm(a, b, out, precision=precision)
 
     for _ in range(5):
         for out in outs:
@@ -1292,8 +1305,8 @@ def test_products_follow_each_other_on_a_stream_and_in_a_graph(mode):
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize("mode", MODES)
-def test_batches_epilogues_and_strides(mode):
+@pytest.mark.parametrize("precision", TENSOR_PRECISIONS)
+def test_batches_epilogues_and_strides(precision):
     import torch
 
     from numba_gemm import tiled_sgemm
@@ -1305,15 +1318,18 @@ def test_batches_epilogues_and_strides(mode):
     bias = torch.randn(90, device="cuda")
     expected = torch.relu(a.double() @ b.double() + bias)
     size = a.double().abs() @ b.double().abs() + bias.abs()
-    found = tiled_sgemm(a, b, precision=mode, epilogue=bias_relu, epilogue_args=(bias,))
-    assert ((found - expected).abs() <= (MODE_BOUNDS[mode] + 2.0**-22) * size).all()
-    turned = tiled_sgemm(a.flip(0)[0][:, ::2].contiguous().flip(1), b[::2].flip(0), precision=mode)
+    found = tiled_sgemm(a, b, precision=precision, epilogue=bias_relu, epilogue_args=(bias,))
+    assert ((found - expected).abs() <= (TENSOR_BOUNDS[precision] + 2.0**-22) * size).all()
+    turned = tiled_sgemm(a.flip(0)[0][:, ::2].contiguous().flip(1), b[::2].flip(0), precision=precision)
     exact = a[2][:, ::2].double().flip(1) @ b[::2].double().flip(0)
-    assert ((turned - exact).abs() <= MODE_BOUNDS[mode] * (a[2][:, ::2].double().abs() @ b[::2].double().abs())).all()
-    out = torch.full((90, 70), float("nan"), device="cuda")
-    tiled_sgemm(a[0], b, out.T, precision=mode)
     assert (
-        (out.T - a[0].double() @ b.double()).abs() <= MODE_BOUNDS[mode] * (a[0].double().abs() @ b.double().abs())
+        (turned - exact).abs() <= TENSOR_BOUNDS[precision] * (a[2][:, ::2].double().abs() @ b[::2].double().abs())
+    ).all()
+    out = torch.full((90, 70), float("nan"), device="cuda")
+    tiled_sgemm(a[0], b, out.T, precision=precision)
+    assert (
+        (out.T - a[0].double() @ b.double()).abs()
+        <= TENSOR_BOUNDS[precision] * (a[0].double().abs() @ b.double().abs())
     ).all()
 
 
@@ -1323,8 +1339,8 @@ def test_batches_epilogues_and_strides(mode):
 @pytest.mark.parametrize(
     ("a_batch", "b_batch"), [((7,), (7,)), ((7,), ()), ((), (7,)), ((2, 1), (1, 3)), ((2, 3), (2, 3)), ((200,), (200,))]
 )
-@pytest.mark.parametrize("mode", MODES)
-def test_a_batch_has_the_bits_of_its_matrices(mode, a_batch, b_batch, k, monkeypatch):
+@pytest.mark.parametrize("precision", TENSOR_PRECISIONS)
+def test_a_batch_has_the_bits_of_its_matrices(precision, a_batch, b_batch, k, monkeypatch):
     """In two launches, or three, for each dimension that is not the last; some at a time if parts would be large."""
     import torch
 
@@ -1332,11 +1348,11 @@ def test_a_batch_has_the_bits_of_its_matrices(mode, a_batch, b_batch, k, monkeyp
     from numba_gemm.runtime.frame import Frame
 
     a, b = torch.randn(*a_batch, 40, k, device="cuda"), torch.randn(*b_batch, k, 36, device="cuda")
-    x, y = torch.broadcast_tensors(a[..., 0, 0], b[..., 0, 0])[0].shape, MODES[mode]
+    x, y = torch.broadcast_tensors(a[..., 0, 0], b[..., 0, 0])[0].shape, TENSOR_PRECISIONS[precision]
     wide_a, wide_b = a.expand(*x, 40, k), b.expand(*x, k, 36)
     expected = torch.empty(*x, 40, 36, device="cuda")
     for place in np.ndindex(*x):
-        tiled_sgemm(wide_a[place], wide_b[place], expected[place], precision=mode)
+        tiled_sgemm(wide_a[place], wide_b[place], expected[place], precision=precision)
     launches, enqueue = [], Frame.launch
 
     def counting(self, stream):
@@ -1344,15 +1360,15 @@ def test_a_batch_has_the_bits_of_its_matrices(mode, a_batch, b_batch, k, monkeyp
         enqueue(self, stream)
 
     monkeypatch.setattr(Frame, "launch", counting)
-    assert torch.equal(tiled_sgemm(a, b, precision=mode, epilogue=same), expected)
+    assert torch.equal(tiled_sgemm(a, b, precision=precision, epilogue=same), expected)
     outer = 2 if len(x) == 2 and a_batch == (2, 1) else 1
     each = 3 if y.scaled else 2
-    assert len(launches) == outer * (1 if mode == "tf32" and k == 64 else each)
+    assert len(launches) == outer * (1 if precision == "tf32" and k == 64 else each)
     launches.clear()
     monkeypatch.setattr(tensor_stage, "MAX_PARTS_BYTES", 40 * k * y.parts * 4 * 3)
     gemm_product.forget()  # a cached call keeps its launches
-    assert torch.equal(tiled_sgemm(a, b, precision=mode, epilogue=same), expected)
-    assert max(x) <= 3 or (mode == "tf32" and k == 64) or len(launches) > outer * each
+    assert torch.equal(tiled_sgemm(a, b, precision=precision, epilogue=same), expected)
+    assert max(x) <= 3 or (precision == "tf32" and k == 64) or len(launches) > outer * each
 
 
 def same(value, row, column):

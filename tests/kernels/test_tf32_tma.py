@@ -12,11 +12,11 @@ from support.recorded_launches import record_launches
 from numba_gemm.kernels.product import ONE, Batch, Layout, Product, dense
 from numba_gemm.kernels.stage import Gpu
 from numba_gemm.kernels.step import MapOf, Moving, Slot
-from numba_gemm.kernels.tensor_core import TensorForm, WarpgroupConfig, persistent, tf32_tma
+from numba_gemm.kernels.tensor_core import TensorVariant, WarpgroupConfig, persistent, tf32_tma
 from numba_gemm.kernels.tensor_core.config import ROW_BYTES
 from numba_gemm.kernels.tensor_core.stage import MAX_MATRICES
-from numba_gemm.kernels.tensor_core.tma_stage import TmaForm, describable, tma_operands
-from numba_gemm.models.accuracy import MODE_BOUNDS
+from numba_gemm.kernels.tensor_core.tma_stage import TmaVariant, describable, tma_operands
+from numba_gemm.models.accuracy import TENSOR_BOUNDS
 from numba_gemm.runtime import bound_product, kernel_cache
 from numba_gemm.runtime.bound_product import BoundProduct, NoRoomForMaps
 from numba_gemm.runtime.launch import launch
@@ -144,14 +144,14 @@ def test_maps_and_grid_of_a_product(layout):
 @simulated
 def test_the_simulator_says_that_it_has_no_matrix_instructions():
     with pytest.raises(NotImplementedError, match="no matrix instructions"):
-        tf32_tma.build(tf32_tma.CONFIGS[0], TensorForm(tf32_tma.MODE), tf32_tma.LAYOUTS["NN"])
+        tf32_tma.build(tf32_tma.CONFIGS[0], TensorVariant(tf32_tma.PRECISION), tf32_tma.LAYOUTS["NN"])
 
 
 def test_more_than_one_part_is_refused():
-    from numba_gemm.kernels.tensor_core import MODES
+    from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS
 
     with pytest.raises(ValueError, match="one part"):
-        tf32_tma.build(tf32_tma.CONFIGS[0], TensorForm(MODES["tf32x3"]), tf32_tma.LAYOUTS["NN"])
+        tf32_tma.build(tf32_tma.CONFIGS[0], TensorVariant(TENSOR_PRECISIONS["tf32x3"]), tf32_tma.LAYOUTS["NN"])
 
 
 # -------------------------------------------------------------------------------------------- launches, without a GPU
@@ -260,7 +260,7 @@ def bound_launches(monkeypatch, room):
 
 
 def test_maps_follow_the_operands(monkeypatch):
-    """Of "NN", U is B and V is A."""
+    """With layouts "NN", U is B and V is A."""
     bound, maps, frames = bound_launches(monkeypatch, 3)
     found = []
     for a, b in ((16, 32), (16, 48), (16, 32)):
@@ -285,16 +285,16 @@ def test_cached_kernel_names_are_distinct():
     def epilogue_of(bias):
         return lambda value, row, col: value + bias
 
-    def name(config, form, layout):
-        return kernel_cache.key(tf32_tma.STAGE.kernel_of(config, TmaForm(form, layout)), (9, 0))
+    def name(config, variant, layout):
+        return kernel_cache.key(tf32_tma.STAGE.kernel_of(config, TmaVariant(variant, layout)), (9, 0))
 
-    forms = [TensorForm(tf32_tma.MODE, *more) for more in ((), (epilogue_of(1.0),), (epilogue_of(2.0),))]
-    forms += [TensorForm(tf32_tma.MODE, epilogue_of(1.0), count) for count in (1, 2)]
-    names = [name(*made) for made in itertools.product(tf32_tma.CONFIGS, forms, LAYOUTS)]
+    variants = [TensorVariant(tf32_tma.PRECISION, *more) for more in ((), (epilogue_of(1.0),), (epilogue_of(2.0),))]
+    variants += [TensorVariant(tf32_tma.PRECISION, epilogue_of(1.0), count) for count in (1, 2)]
+    names = [name(*made) for made in itertools.product(tf32_tma.CONFIGS, variants, LAYOUTS)]
     assert None not in names
-    assert len(set(names)) == len(names) == len(forms) * len(LAYOUTS) * len(tf32_tma.CONFIGS)
+    assert len(set(names)) == len(names) == len(variants) * len(LAYOUTS) * len(tf32_tma.CONFIGS)
     factors = [1.0]
-    untold = TensorForm(tf32_tma.MODE, lambda value, row, col: value * factors[0])
+    untold = TensorVariant(tf32_tma.PRECISION, lambda value, row, col: value * factors[0])
     assert name(tf32_tma.CONFIGS[0], untold, "NN") is None
 
 
@@ -330,7 +330,7 @@ def test_threads_load_the_rows_that_the_instruction_wants(layout):
 
 
 class Addresses:
-    """What stands for shared memory, to learn where loads go."""
+    """Stand-in for shared memory that records the addresses of loads."""
 
     def __init__(self):
         self.asked = []
@@ -378,9 +378,9 @@ def test_sums_are_stored(layout, beta, with_epilogue, m, n, turned):
         return value + across[col] - row
 
     layout, config = tf32_tma.LAYOUTS[layout], WarpgroupConfig(64, 64, producers=1)
-    form = TensorForm(tf32_tma.MODE, epilogue, 1) if with_epilogue else TensorForm(tf32_tma.MODE)
+    variant = TensorVariant(tf32_tma.PRECISION, epilogue, 1) if with_epilogue else TensorVariant(tf32_tma.PRECISION)
     start_of, _ = tf32_tma.row_loads(layout.along)
-    store, groups, down = tf32_tma.sums_store(config, form, layout), config.BN // 8, 8 if layout.along else 1
+    store, groups, down = tf32_tma.sums_store(config, variant, layout), config.BN // 8, 8 if layout.along else 1
     inside = m >= 64 and n >= 64
 
     @cuda.jit
@@ -439,11 +439,11 @@ def rounded(tensor):
 
 
 def within(found, a, b, alpha=1.0, beta=0.0, before=None):
-    """Whether a product of TF32 is as near as it is stated to be."""
+    """Return True if a product of TF32 is within its stated bound."""
     exact, size = alpha * (a.double() @ b.double()), abs(alpha) * (a.double().abs() @ b.double().abs())
     if beta:
         exact, size = exact + beta * before.double(), size + abs(beta) * before.double().abs()
-    return bool(((found - exact).abs() <= (MODE_BOUNDS["tf32"] + 2.0**-22) * size).all())
+    return bool(((found - exact).abs() <= (TENSOR_BOUNDS["tf32"] + 2.0**-22) * size).all())
 
 
 SHAPES = [(4, 4, 4), (64, 128, 32), (100, 72, 92), (132, 260, 68), (300, 200, 1032), (1000, 2052, 36)]
@@ -557,7 +557,7 @@ def test_an_epilogue_is_told_rows_and_columns_of_c(layout):
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
 def test_a_graph_has_maps_that_stay():
-    """Of operands that no map was made of before the capture; others are made after it."""
+    """The maps of its operands are first made during the capture; others are made after it."""
     import torch
 
     from numba_gemm import tiled_sgemm

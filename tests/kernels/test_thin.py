@@ -14,9 +14,9 @@ from numba_gemm.simulator.switch import SIMULATOR
 if not SIMULATOR:
     pytest.skip("runs the kernel on the simulator", allow_module_level=True)
 
-from numba_gemm.device.partition import Partition
+from numba_gemm.device.partition import PartitionArguments
 from numba_gemm.kernels.ladder import thin
-from numba_gemm.kernels.ladder.stage import Form, TileConfig
+from numba_gemm.kernels.ladder.stage import TileConfig, Variant
 from numba_gemm.simulator import scheduler
 
 FOUR = thin.STAGE.test_config
@@ -25,7 +25,7 @@ SIXTEEN = TileConfig(BM=8, BN=16, BK=16, TM=1, TN=16, lanes_k=4, slots=5, pad_b=
 UNEVEN = TileConfig(BM=6, BN=2, BK=32, TM=1, TN=2, lanes_k=8, slots=4, pad_b=1, dynamic=True)  # 12 sums, 48 threads
 CONFIGS = {config.BN: config for config in (FOUR, ONE, SIXTEEN, UNEVEN)}
 
-# Of a matrix seen as (mn, k): how it lies in memory, as a view of something larger that is full of NaN.
+# Layouts of a matrix seen as (mn, k): views of larger arrays that are full of NaN.
 LAYOUTS: dict[str, Callable[[int, int], np.ndarray]] = {
     "along4": lambda mn, k: _nan(mn + 2, k + 8)[1 : mn + 1, 4 : k + 4],
     "along1": lambda mn, k: _nan(mn + 2, k + 3)[1 : mn + 1, 1 : k + 1],
@@ -47,10 +47,12 @@ def filled(generator: np.random.Generator, layout: str, mn: int, k: int) -> np.n
     return view
 
 
-def work_of(config: TileConfig, m: int, n: int, k: int, blocks: int, whole: int, **batch: Any) -> tuple[Partition, int]:
-    """What a launch of so many blocks is told, with `whole` tiles that are not shared."""
+def work_of(
+    config: TileConfig, m: int, n: int, k: int, blocks: int, whole: int, **batch: Any
+) -> tuple[PartitionArguments, int]:
+    """Return the partition arguments of a launch of so many blocks, with `whole` tiles that are not shared."""
     rows, cols, k_tiles = -(-m // config.BM), -(-n // config.BN), max(1, -(-k // config.BK))
-    fields: dict[str, Any] = dict.fromkeys(Partition._fields, 0)
+    fields: dict[str, Any] = dict.fromkeys(PartitionArguments._fields, 0)
     fields |= {"rows": rows, "cols": cols, "group": 2, "k_tiles": k_tiles}
     fields |= {"matrices": 1, "inner": 1, "middle": 1} | batch
     shared = rows * cols * fields["matrices"] - whole
@@ -59,13 +61,18 @@ def work_of(config: TileConfig, m: int, n: int, k: int, blocks: int, whole: int,
     partials = np.full(2 * blocks * config.BM * config.BN, np.nan, np.float32)
     counters = np.zeros(max(shared, 1), np.int64)
     fields |= {"partials": partials, "counters": counters, "whole": whole, "base": base, "extra": extra}
-    return Partition(**fields), blocks
+    return PartitionArguments(**fields), blocks
 
 
 def launch(
-    config: TileConfig, form: Form, args: tuple[Any, ...], partition: Partition, blocks: int, seed: int | None
+    config: TileConfig,
+    variant: Variant,
+    args: tuple[Any, ...],
+    partition: PartitionArguments,
+    blocks: int,
+    seed: int | None,
 ) -> None:
-    kernel = thin.build(config, form)
+    kernel = thin.build(config, variant)
     scheduler.run(kernel, blocks, config.threads, args, dynamic_shared=config.dynamic_shared, seed=seed)
     assert not partition.counters.any(), "counters are not zero again"
 
@@ -91,8 +98,8 @@ def check(
     c[...] = np.nan if beta == 0 else generator.standard_normal((m, n))
     expected, scale = accuracy.reference(alpha, left, right, beta, c)
     partition, blocks = work_of(config, m, n, k, blocks, whole)
-    form = Form(a, b, c_aligned=False)
-    launch(config, form, (np.float32(alpha), left, right, np.float32(beta), c, partition), partition, blocks, seed)
+    variant = Variant(a, b, c_aligned=False)
+    launch(config, variant, (np.float32(alpha), left, right, np.float32(beta), c, partition), partition, blocks, seed)
     compared = accuracy.compare(c, expected, scale, k, alpha=alpha)
     assert compared.ok, compared
     c[...] = 77
@@ -169,8 +176,8 @@ def test_batch() -> None:
         "middle": 2,
     }
     partition, blocks = work_of(FOUR, 17, 5, 40, 5, 7, **batch)
-    form = Form("along4" if a.ctypes.data % 16 == 0 else "along1", "across1", c_aligned=False)
-    launch(FOUR, form, (np.float32(1), a[0, 0], b[0], np.float32(0), c[0, 0], partition), partition, blocks, None)
+    variant = Variant("along4" if a.ctypes.data % 16 == 0 else "along1", "across1", c_aligned=False)
+    launch(FOUR, variant, (np.float32(1), a[0, 0], b[0], np.float32(0), c[0, 0], partition), partition, blocks, None)
     for i in range(2):
         for j in range(3):
             compared = accuracy.compare(c[i, j], *accuracy.reference(1, a[i, j], b[j]), 40)
@@ -188,16 +195,16 @@ def test_epilogue(blocks: int) -> None:
     c = np.ones((18, 3), np.float32)
     expected, scale = accuracy.reference(1, a, b, 2, c)
     partition, blocks = work_of(FOUR, 18, 3, 100, blocks, 0)
-    form = Form("along4", "any", c_aligned=False, epilogue=shift, vectors=1)
-    launch(FOUR, form, (np.float32(1), a, b, np.float32(2), c, partition, (bias,)), partition, blocks, None)
+    variant = Variant("along4", "any", c_aligned=False, epilogue=shift, vectors=1)
+    launch(FOUR, variant, (np.float32(1), a, b, np.float32(2), c, partition, (bias,)), partition, blocks, None)
     compared = accuracy.compare(c, expected + bias[:, None], scale + bias[:, None], 100)
     assert compared.ok, compared
 
 
 def test_configurations_are_checked() -> None:
-    form = Form("along4", "any", c_aligned=False)
+    variant = Variant("along4", "any", c_aligned=False)
     broken: dict[str, dict[str, Any]] = {
-        "a chunk is four k a lane": {"BK": 64},
+        "a chunk is four k per lane": {"BK": 64},
         "two slots or more": {"slots": 1},
         "pad_b holds B's padding": {"pad_b": 0},
         "dynamic shared memory": {"dynamic": False},
@@ -205,6 +212,6 @@ def test_configurations_are_checked() -> None:
     }
     for words, changes in broken.items():
         with pytest.raises(ValueError, match=words):
-            thin.build(FOUR.replace(**changes), form)
+            thin.build(FOUR.replace(**changes), variant)
     with pytest.raises(ValueError, match="slots hold the sums"):
-        thin.build(SIXTEEN.replace(BM=32, TM=4, slots=2), form)
+        thin.build(SIXTEEN.replace(BM=32, TM=4, slots=2), variant)

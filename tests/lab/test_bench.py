@@ -952,7 +952,7 @@ class TestTimingOfBaselines:
             return {name: Samples(np.full(rounds, 50.0), graphs and "cupy" not in name) for name in calls}
 
         monkeypatch.setattr(run, "time_interleaved", interleaved)
-        plan = host_plan(contenders.Contender("rung", bound), *self.baselines(*names))
+        plan = host_plan(contenders.Contender("stage", bound), *self.baselines(*names))
         plan = dataclasses.replace(plan, simulated=False)
         (frame,) = run.run(plan)
         assert asked == [(how == "graphs", plan.seed)], "contenders were not timed once, together"
@@ -1218,7 +1218,7 @@ class TestReadme:
         assert self.run(folder) == 1
         assert "targets_summary.csv was not measured on a GPU" in capsys.readouterr().err
 
-    def test_what_is_no_rung_stays_out_of_the_ladder(self, folder):
+    def test_what_is_no_stage_stays_out_of_the_ladder(self, folder):
         frame = gpu_frame()
         thin = frame[frame["stage"] == "naive"].assign(stage="thin")
         results.save(pd.concat([frame, thin]), ENVIRONMENT, folder / "latest")
@@ -1262,7 +1262,7 @@ class TestReadme:
             ),
             (
                 lambda folder: results.save(gpu_frame().query("m == 2048"), ENVIRONMENT, folder / "latest"),
-                "no rung at 4096x4096x4096",
+                "no stage at 4096x4096x4096",
             ),
         ],
     )
@@ -1305,7 +1305,7 @@ class TestReadme:
         results.save(gpu_frame(), ENVIRONMENT, place)
         where = {"m": 64, "n": 64, "k": 64}
         rows = [{"stage": readme.CUBLAS, "precision": "ieee", "tflops": 40.0, "ratio_to_cublas": 1.0}]
-        rows += [{"stage": readme.SPLIT, "precision": "bf16x6", "ratio_to_cublas": 9.0}]
+        rows += [{"stage": readme.DECOMPOSE, "precision": "bf16x6", "ratio_to_cublas": 9.0}]
         for i, name in enumerate(("one_warpgroup", "bulk_copies", "persistent")):
             speed = 80.0 * 1.25**i
             rows.append({"stage": name, "precision": "bf16x6", "tflops": speed, "ratio_to_cublas": speed / 40})
@@ -1316,7 +1316,7 @@ class TestReadme:
         frame = pd.DataFrame(special, columns=["precision", "value", "rows", "times_as_long"]).assign(**where)
         frame.to_csv(place / readme.SPECIAL_CSV, index=False)
         (folder / "tensor_core").mkdir()
-        for name in ("bulk_copies", "split", "sums"):
+        for name in ("bulk_copies", "decompose", "sums"):
             (folder / "tensor_core" / f"{name}.py").write_text(f'"""{name}: some.\n\nLimits: many.\n"""\n')
         return folder
 
@@ -1334,7 +1334,7 @@ class TestReadme:
         stage = (tensor_folder / "tensor_core" / "bulk_copies.py").read_text()
         assert "100.0 TFLOP/s of bf16x6 at 64x64x64" in stage
         assert "1.25 times\n    one_warpgroup" in stage or "1.25 times one_warpgroup" in stage
-        for other in ("split", "sums"):
+        for other in ("decompose", "sums"):
             assert "Measured" not in (tensor_folder / "tensor_core" / f"{other}.py").read_text()
 
     @pytest.mark.parametrize(
@@ -1422,7 +1422,7 @@ class TestDocstrings:
     @pytest.mark.parametrize(
         ("changes", "says"),
         [
-            ({}, "; 215 registers a thread, 74.7 % of the FMA pipe, 0.0 % excess shared wavefronts."),
+            ({}, "; 215 registers per thread, 74.7 % of the FMA pipe, 0.0 % excess shared wavefronts."),
             ({"config": "another"}, "."),
             ({"k": 1024}, "."),
             (None, "."),
@@ -1607,7 +1607,7 @@ class TestModel:
         assert model.choose_ceilings(path, device)[1] == "ceilings measured on Test GPU"
         assert model.choose_ceilings(None, dataclasses.replace(device, name="Other GPU"))[0] == theory
 
-    def test_rungs_have_predictions(self):
+    def test_stages_have_predictions(self):
         frame = gpu_frame().assign(config=lambda frame: frame["stage"].map(lambda name: default_config(name)))
         device = dataclasses.replace(SIMULATED_DEVICE, name="Test GPU")
         table = model.model_table(frame, ceilings.Ceilings(**LIMITS), "theory", device, simulated=False)

@@ -15,9 +15,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from numba_gemm.device.tile_loader import MODES
+from numba_gemm.device.tile_loader import ACCESSES
 from numba_gemm.kernels.ladder import STAGES, TileConfig
-from numba_gemm.kernels.ladder.stage import Form
+from numba_gemm.kernels.ladder.stage import Variant
 from numba_gemm.lab.bench import counters, environment
 from numba_gemm.lab.bench.cases import Shape
 
@@ -340,8 +340,8 @@ class TestCommand:
         stage = dataclasses.replace(STAGES["async_copy"], configs=(config,))
         assert counters.kernel_name(stage) == RECORDED["async_copy"]
         stream_k = STAGES["stream_k"]
-        for form in (Form(a, b, c) for a in MODES for b in MODES for c in (True, False)):
-            kernel = re.sub(r"\W", "_", f"stream_k_{stream_k.configs[0].name}_{form.name}")  # as the compiler does
+        for variant in (Variant(a, b, c) for a in ACCESSES for b in ACCESSES for c in (True, False)):
+            kernel = re.sub(r"\W", "_", f"stream_k_{stream_k.configs[0].name}_{variant.name}")  # as the compiler does
             assert counters.is_kernel_of(stream_k, kernel)
         assert counters.kernel_filter(RAW_STAGES[:2]) == "regex:^(naive|coalesced)_[0-9]"
 

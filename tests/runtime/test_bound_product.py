@@ -19,9 +19,9 @@ from support.operands import LAYOUTS, NAN, REPEATING, check, filled
 
 from numba_gemm.kernels import STAGES
 from numba_gemm.kernels import stage as stages
-from numba_gemm.kernels.ladder.stage import Schedule, default_share
+from numba_gemm.kernels.ladder.stage import PartitionLayout, default_partition
 from numba_gemm.kernels.product import Batch, Layout, Product, dense
-from numba_gemm.kernels.stage import Gpu, Share
+from numba_gemm.kernels.stage import Gpu, Partition
 from numba_gemm.kernels.step import Moving, Slot
 from numba_gemm.runtime import device as devices
 from numba_gemm.runtime import driver as driver_module
@@ -66,13 +66,13 @@ def test_simulated_kernel_gets_its_partition():
         seen.append((memory.size, memory.dtype, bool(np.isnan(memory).all()), counters.tolist(), words))
         c[0, 0] = a[0, 0] * b[0, 0]
 
-    def schedule(config, m, n, k, batch, share):
-        assert (m, n, k, batch, share) == (1, 1, 1, Batch(), Share(1, 0))
-        return Schedule((1, 1, 1), 256, 3, tuple(WORDS))
+    def schedule(config, m, n, k, batch, partition):
+        assert (m, n, k, batch, partition) == (1, 1, 1, Batch(), Partition(1, 0))
+        return PartitionLayout((1, 1, 1), 256, 3, tuple(WORDS))
 
-    stage = NAIVE.replace(schedule=schedule, build=lambda config, form: kernel, block=lambda config: (1, 1))
+    stage = replace(NAIVE, schedule=schedule, build=lambda config, variant: kernel, block=lambda config: (1, 1))
     c = np.zeros((1, 1), np.float32)
-    run(np.full((1, 1), 2, np.float32), np.ones((1, 1), np.float32), c, stage=stage, share=Share(1, 0))
+    run(np.full((1, 1), 2, np.float32), np.ones((1, 1), np.float32), c, stage=stage, partition=Partition(1, 0))
     assert c[0, 0] == 2
     assert seen == [(64, np.float32, True, [0, 0, 0], WORDS)]
 
@@ -80,7 +80,7 @@ def test_simulated_kernel_gets_its_partition():
 # ---------------------------------------------------------------------------------------------------------- parameters
 
 
-@pytest.mark.parametrize("layout", sorted(LAYOUTS.keys() - {"packed records"}))  # which lie off float32's boundaries
+@pytest.mark.parametrize("layout", sorted(LAYOUTS.keys() - {"packed records"}))  # they are not on float32's boundaries
 def test_launch_tells_the_driver_everything(gpu, layout):
     lay_out = LAYOUTS[layout]
     a, b, c = lay_out(filled(6, 3)), lay_out(filled(3, 5)), lay_out(filled(6, 5, seed=1))
@@ -118,17 +118,17 @@ EVERY_STEP = {
 }
 
 
-@pytest.mark.parametrize("exchanged", [False, True])
+@pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("case", EVERY_STEP)
-def test_every_word_of_every_step_reaches_the_driver(gpu, case, exchanged):
+def test_every_word_of_every_step_reaches_the_driver(gpu, case, swapped):
     """Twice, with other values for all words that move; the frame of the first call serves the second."""
     gpu.computes = False
     name, precision, changes = EVERY_STEP[case]
     stage, product = STAGES[name], Product(SQUARE, SQUARE, SQUARE)._replace(**changes)
     device = devices.get_device(0)
-    share = Share(5, 0) if stage.chooses_share else None  # a workspace is needed
-    launches = stage.launches(stage.configs[0], product, precision, share, Gpu((9, 0), 132))
-    launches = launches.with_operands_exchanged() if exchanged else launches
+    partition = Partition(5, 0) if stage.takes_partition else None  # a workspace is needed
+    launches = stage.launches(stage.configs[0], product, precision, partition, Gpu((9, 0), 132))
+    launches = launches.with_operands_swapped() if swapped else launches
     bound = device.loaded(launches)
     for turn in range(2):
         alpha, beta, stream = 0.5 + turn, -2.0 * turn, 40 + turn
@@ -161,8 +161,8 @@ def test_every_word_of_every_step_reaches_the_driver(gpu, case, exchanged):
 def test_steps_and_kernels_agree_on_the_number_of_parameters():
     for name, precision, changes in EVERY_STEP.values():
         stage, product = STAGES[name], Product(SQUARE, SQUARE, SQUARE)._replace(**changes)
-        share = Share(5, 0) if stage.chooses_share else None
-        for step in stage.launches(stage.configs[0], product, precision, share, Gpu((9, 0), 132)).steps:
+        partition = Partition(5, 0) if stage.takes_partition else None
+        for step in stage.launches(stage.configs[0], product, precision, partition, Gpu((9, 0), 132)).steps:
             assert [max(size, 1) for size in parameters(step.kernel).values()] == [
                 len(argument.words) for argument in step.arguments
             ], step.kernel.name
@@ -224,10 +224,10 @@ def test_products_are_bound_by_layout(gpu):
 def test_each_operand_s_boundary_counts(gpu):
     wide = aligned_empty((9, 12))
     wide[...] = filled(9, 12)
-    forms = set()
+    variants = set()
     for i, j, k in np.ndindex(2, 2, 2):
-        forms.add(id(bind(wide[:8, i : i + 8], wide[:8, j : j + 8], wide[:8, k : k + 8], STREAM_K)))
-    assert len(forms) == 8
+        variants.add(id(bind(wide[:8, i : i + 8], wide[:8, j : j + 8], wide[:8, k : k + 8], STREAM_K)))
+    assert len(variants) == 8
 
 
 BATCH = Batch((1, 1, 2), (0, 0, 384), (0, 0, 384), (0, 0, 256))
@@ -254,7 +254,7 @@ LAUNCH_KEYS = {
     "B's boundary": {"b": B._replace(offset=4)},
     "C's boundary": {"c": C._replace(offset=4)},
     "workspace": {"workspace": Workspace(1 << 20, 1 << 20, 100)},
-    "share": {"share": Share(2, 0)},
+    "partition": {"partition": Partition(2, 0)},
     "extents of the batch": {"batch": BATCH._replace(extents=(1, 2, 1))},
     "A's step": {"batch": BATCH._replace(a=(0, 0, 768))},
     "B's step": {"batch": BATCH._replace(b=(0, 0, 0))},
@@ -279,7 +279,7 @@ def test_key_of_a_bound_product_has_every_property(gpu, case):
     assert bound() is first
 
 
-OPTIONS = {"precision", "share", "swapped", "workspace"}
+OPTIONS = {"precision", "partition", "swapped", "workspace"}
 
 
 def test_fields_of_the_key_are_all_tested():
@@ -295,7 +295,7 @@ def test_products_without_a_workspace_of_their_own_are_not_bound_to_one(gpu):
     device, product = devices.get_device(0), product_of(filled(4, 4), filled(4, 4), filled(4, 4))
     given = [Workspace(1 << 20, 512, 4) for _ in range(2)]
     stage = scheduled(NAIVE, schedule_of(512, 4))
-    bound = [device.bind(stage, CONFIG, product, share=Share(1, 0), workspace=one) for one in (*given, None)]
+    bound = [device.bind(stage, CONFIG, product, partition=Partition(1, 0), workspace=one) for one in (*given, None)]
     assert bound[0] is bound[1] is not bound[2]
 
 
@@ -387,12 +387,12 @@ def test_empty_results_are_not_launched(gpu):
     assert not gpu.launches
 
 
-def test_default_share_is_that_of_the_whole_batch(gpu):
+def test_default_partition_is_that_of_the_whole_batch(gpu):
     device, plain = devices.get_device(0), Product(*LYING.values())
     product = plain._replace(batch=Batch((5, 7, 9)))
-    share = default_share(CONFIG, product, device.properties.sm_count)
-    assert device.share(STREAM_K, CONFIG, product) == share != device.share(STREAM_K, CONFIG, plain)
-    assert device.share(NAIVE, CONFIG, plain) is None
+    partition = default_partition(CONFIG, product, device.properties.sm_count)
+    assert device.partition(STREAM_K, CONFIG, product) == partition != device.partition(STREAM_K, CONFIG, plain)
+    assert device.partition(NAIVE, CONFIG, plain) is None
 
 
 def test_largest_k_with_an_epilogue(gpu, monkeypatch):
@@ -617,16 +617,16 @@ def map_words(place):
 
 
 @pytest.mark.parametrize("letters", ["NN", "NT", "TT"])
-@pytest.mark.parametrize("exchanged", [False, True])
-def test_tensor_maps_describe_the_operands(gpu, letters, exchanged):
+@pytest.mark.parametrize("swapped", [False, True])
+def test_tensor_maps_describe_the_operands(gpu, letters, swapped):
     """Exchanged launches find A, as the kernel knows it, at the address of B."""
     stage = STAGES["tf32_tma"]
     product = Product(dense(letters[0], 64, 96), dense(letters[1], 96, 128), dense("N", 64, 128))
     launches = stage.launches(stage.configs[0], product, "tf32", None, Gpu((9, 0), 132))
-    if exchanged:
-        launches = launches.with_operands_exchanged()
+    if swapped:
+        launches = launches.with_operands_swapped()
     bound, a, b = devices.get_device(0).loaded(launches), 1 << 20, 1 << 21
-    given = (b, a) if exchanged else (a, b)
+    given = (b, a) if swapped else (a, b)
     bound(1.0, *given, 0.0, 0, 40)
     first, second = (map_words(gpu.launches[-1].arguments[name][0]) for name in ("u_map", "v_map"))
     whole = {"N": lambda rows, cols: (cols, rows), "T": lambda rows, cols: (rows, cols)}

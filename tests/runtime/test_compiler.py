@@ -112,7 +112,7 @@ def _outcome(kernel: Any, signature: Any, cc: tuple[int, int], name: str = "k", 
 
 
 def _without(module: Any, function: str, signature: Any) -> list[str]:
-    """What is said where `function` does not find its library."""
+    """Return the messages of a module whose `function` does not find its library."""
 
     def not_found(*arguments: Any, **options: Any) -> Any:
         raise DynamicLibNotFoundError("libmissing.so.13")

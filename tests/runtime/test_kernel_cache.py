@@ -28,10 +28,10 @@ import numba_gemm
 from numba_gemm.gemm import heuristics, precompile
 from numba_gemm.gemm import precision as precisions
 from numba_gemm.kernels import STAGES
-from numba_gemm.kernels.ladder.stage import Form, TileConfig
+from numba_gemm.kernels.ladder.stage import TileConfig, Variant
 from numba_gemm.kernels.product import Product, dense
 from numba_gemm.kernels.step import Kernel
-from numba_gemm.kernels.tensor_core import MODES, TensorForm, persistent, tf32_tma
+from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TensorVariant, persistent, tf32_tma
 from numba_gemm.kernels.tensor_core.stage import preparing_kernels
 from numba_gemm.runtime import device as devices
 from numba_gemm.runtime import kernel_cache, private_files
@@ -187,16 +187,16 @@ def changes(value):
 
 
 STREAM_K = STAGES["stream_k"]
-SPLIT, EXTREMES = preparing_kernels(MODES["fp16x3"], True, False)
+DECOMPOSE, ROW_MAXIMA = preparing_kernels(TENSOR_PRECISIONS["fp16x3"], True, False)
 TILED = TileConfig(BM=64, BN=64, BK=16, TM=8, TN=4, WM=32, WN=32, slots=4, pad=4, dynamic=True)
 DIFFERENT = [
     NAIVE.kernel_of(TILED, True),
-    STREAM_K.kernel_of(STREAM_K.configs[0], Form("along4", "across4", True)),
-    persistent.STAGE.kernel_of(persistent.STAGE.configs[0], TensorForm(MODES["bf16x6"])),
+    STREAM_K.kernel_of(STREAM_K.configs[0], Variant("along4", "across4", True)),
+    persistent.STAGE.kernel_of(persistent.STAGE.configs[0], TensorVariant(TENSOR_PRECISIONS["bf16x6"])),
     tf32_tma.STAGE.kernel(tf32_tma.STAGE.configs[0], Product(*[dense("N", 64, 64)] * 3)),
-    STAGES["warp_mma"].kernel_of(STAGES["warp_mma"].configs[0], TensorForm(MODES["tf32"])),
-    SPLIT,
-    EXTREMES,
+    STAGES["warp_mma"].kernel_of(STAGES["warp_mma"].configs[0], TensorVariant(TENSOR_PRECISIONS["tf32"])),
+    DECOMPOSE,
+    ROW_MAXIMA,
 ]
 
 
@@ -232,7 +232,7 @@ def test_extra_parts_are_plain_values():
 
 
 def test_what_does_not_shape_the_code_does_not_count():
-    described = NAIVE.replace(summary="another", configs=())
+    described = dataclasses.replace(NAIVE, summary="another", configs=())
     assert kernel_cache.key(described.kernel_of(CONFIG, True), CC) == kernel_cache.key(*KERNEL)
     launched = dataclasses.replace(KERNEL[0], threads=1, dynamic_shared=1)
     assert kernel_cache.key(launched, CC) == kernel_cache.key(*KERNEL)
@@ -327,13 +327,13 @@ def test_what_cannot_be_told_is_not_kept(place, monkeypatch, changes):
 
 
 def test_a_stage_that_was_added_is_not_kept(place, monkeypatch):
-    stage = NAIVE.replace(name="mine", build=build_elsewhere)
+    stage = dataclasses.replace(NAIVE, name="mine", build=build_elsewhere)
     monkeypatch.setitem(STAGES, "mine", stage)
     assert fetch(lambda: CUBIN, stage.kernel_of(CONFIG, True), CC) == (CUBIN, False)
     assert not place.exists()
 
 
-# --------------------------------------------------------------------------------------------- forms and epilogues
+# ------------------------------------------------------------------------------------------ variants and epilogues
 
 SLOPE, TABLE, TERMS = 0.5, [1.0], (1, (2.0, None))
 SETTINGS, LAZY = types.ModuleType("settings"), types.ModuleType("lazy")
@@ -390,73 +390,73 @@ def record(*names, kind="f4", second=2.0):
     return np.array([(0.0, second)], [(name, kind) for name in names])[0]
 
 
-def form_kernel(form: Form) -> Kernel:
-    """Return a kernel whose name does not depend on the form."""
-    return dataclasses.replace(DIFFERENT[1], variant=form)
+def variant_kernel(variant: Variant) -> Kernel:
+    """Return a kernel whose name does not depend on the variant."""
+    return dataclasses.replace(DIFFERENT[1], variant=variant)
 
 
-def form_key(epilogue=None, vectors=0, a="along4", b="across4", c_aligned=True):
-    return kernel_cache.key(form_kernel(Form(a, b, c_aligned, epilogue, vectors)), CC)
+def variant_key(epilogue=None, vectors=0, a="along4", b="across4", c_aligned=True):
+    return kernel_cache.key(variant_kernel(Variant(a, b, c_aligned, epilogue, vectors)), CC)
 
 
 def test_every_field_of_a_form_counts():
     keys = {
-        form_key(),
-        form_key(a="along1"),
-        form_key(b="any"),
-        form_key(c_aligned=False),
-        form_key(with_modules),
-        form_key(with_modules, 1),
-        form_key(with_global),
-        form_key(scaled(0.5)),
-        form_key(scaled(0.25)),
-        form_key(scaled(1)),
-        form_key(scaled(1.0)),
-        form_key(scaled(np.float32(1.0))),
-        form_key(scaled((1.0, 2.0))),
-        form_key(scaled(np.arange(4.0))),
-        form_key(scaled(np.arange(4))),
-        form_key(scaled(np.arange(4.0).reshape(2, 2))),
-        form_key(scaled(np.arange(4.0).reshape(2, 2, order="F"))),
-        form_key(scaled(np.ones(4))),
-        form_key(scaled(record("gain", "bias"))),
-        form_key(scaled(record("bias", "gain"))),
-        form_key(scaled(record("bias", "gain", second=3.0))),
-        form_key(scaled(record("bias", "gain", kind="i4"))),
-        form_key(with_module),
-        form_key(scaled(under_another_name)),
-        form_key(scaled(under_the_same_name)),
-        form_key(scaled(np.maximum)),
-        form_key(lambda value, row, col: value * 0.5),
-        form_key(lambda value, row, col: value * 0.25),
-        form_key(lambda value, row, col: value + 0.25),
-        form_key(lambda value, row, col, slope=1.0: value * slope),
-        form_key(lambda value, row, col, slope=2.0: value * slope),
-        form_key(lambda value, row, col: scaled(value)),
-        form_key(calling_itself),
+        variant_key(),
+        variant_key(a="along1"),
+        variant_key(b="any"),
+        variant_key(c_aligned=False),
+        variant_key(with_modules),
+        variant_key(with_modules, 1),
+        variant_key(with_global),
+        variant_key(scaled(0.5)),
+        variant_key(scaled(0.25)),
+        variant_key(scaled(1)),
+        variant_key(scaled(1.0)),
+        variant_key(scaled(np.float32(1.0))),
+        variant_key(scaled((1.0, 2.0))),
+        variant_key(scaled(np.arange(4.0))),
+        variant_key(scaled(np.arange(4))),
+        variant_key(scaled(np.arange(4.0).reshape(2, 2))),
+        variant_key(scaled(np.arange(4.0).reshape(2, 2, order="F"))),
+        variant_key(scaled(np.ones(4))),
+        variant_key(scaled(record("gain", "bias"))),
+        variant_key(scaled(record("bias", "gain"))),
+        variant_key(scaled(record("bias", "gain", second=3.0))),
+        variant_key(scaled(record("bias", "gain", kind="i4"))),
+        variant_key(with_module),
+        variant_key(scaled(under_another_name)),
+        variant_key(scaled(under_the_same_name)),
+        variant_key(scaled(np.maximum)),
+        variant_key(lambda value, row, col: value * 0.5),
+        variant_key(lambda value, row, col: value * 0.25),
+        variant_key(lambda value, row, col: value + 0.25),
+        variant_key(lambda value, row, col, slope=1.0: value * slope),
+        variant_key(lambda value, row, col, slope=2.0: value * slope),
+        variant_key(lambda value, row, col: scaled(value)),
+        variant_key(calling_itself),
     }
     assert len(keys) == 33
     assert None not in keys
-    assert form_key() != kernel_cache.key(dataclasses.replace(DIFFERENT[1], variant=True), CC)
+    assert variant_key() != kernel_cache.key(dataclasses.replace(DIFFERENT[1], variant=True), CC)
 
 
 def test_functions_of_the_same_content_are_the_same(monkeypatch):
     for make in (lambda: scaled(0.5), lambda: calling_itself, lambda: scaled(np.ones(3)), lambda: with_module):
-        assert form_key(make()) == form_key(make()) is not None
-    before = form_key(with_global), form_key(with_module), form_key(with_global_of_an_inner_function)
+        assert variant_key(make()) == variant_key(make()) is not None
+    before = variant_key(with_global), variant_key(with_module), variant_key(with_global_of_an_inner_function)
     monkeypatch.setitem(globals(), "SLOPE", 0.75)
     monkeypatch.setattr(SETTINGS, "unused", 1)
-    assert form_key(with_global) != before[0], "the global is another now"
-    assert form_key(with_module) == before[1]
-    assert form_key(with_global_of_an_inner_function) not in (before[2], None)
+    assert variant_key(with_global) != before[0], "the global is another now"
+    assert variant_key(with_module) == before[1]
+    assert variant_key(with_global_of_an_inner_function) not in (before[2], None)
     monkeypatch.setattr(SETTINGS, "FACTOR", 0.75)
-    assert form_key(with_module) != before[1]
+    assert variant_key(with_module) != before[1]
 
 
 def test_a_copy_stays_as_it_is(monkeypatch):
     array = np.ones(2)
     factors = np.ones(1, [("gain", "f4")])
-    of_records = scaled(factors[0]), scaled((factors[0],))  # which are views of the array
+    of_records = scaled(factors[0]), scaled((factors[0],))  # they are views of the array
     for function in (with_global, with_module, scaled(array), scaled((array,)), calling_itself, *of_records):
         copy, told = frozen(function), fingerprint(function)
         assert fingerprint(copy) == told is not None
@@ -491,8 +491,8 @@ class Scale:
     ids=["global list", "lazy module", "list", "object", "large array", "objects", "record", "nested list", "ufunc"],
 )
 def test_epilogues_of_which_not_all_can_be_told_are_not_kept(place, epilogue):
-    assert form_key(epilogue) is None
-    kernel = STREAM_K.kernel_of(STREAM_K.configs[0], Form("any", "any", False, epilogue))
+    assert variant_key(epilogue) is None
+    kernel = STREAM_K.kernel_of(STREAM_K.configs[0], Variant("any", "any", False, epilogue))
     for _ in range(2):
         assert fetch(lambda: CUBIN, kernel, CC) == (CUBIN, False)
     assert not place.exists()
@@ -511,16 +511,16 @@ class Dispatcher:
 
 def test_device_functions_count_by_what_they_are_made_of(monkeypatch):
     one = Dispatcher(with_global)
-    keys = {form_key(one), form_key(Dispatcher(with_global, fastmath=True)), form_key(with_global)}
+    keys = {variant_key(one), variant_key(Dispatcher(with_global, fastmath=True)), variant_key(with_global)}
     assert len(keys) == 3
-    assert form_key(Dispatcher(with_global)) in keys
-    assert form_key(scaled(one)) == form_key(scaled(Dispatcher(with_global)))
-    assert form_key(Dispatcher(with_global, complete=True)) is None, "compiled of other globals than now, perhaps"
-    assert form_key(Dispatcher(with_global, link=["library.ptx"])) is None
-    before = form_key(scaled(one))
+    assert variant_key(Dispatcher(with_global)) in keys
+    assert variant_key(scaled(one)) == variant_key(scaled(Dispatcher(with_global)))
+    assert variant_key(Dispatcher(with_global, complete=True)) is None, "compiled of other globals than now, perhaps"
+    assert variant_key(Dispatcher(with_global, link=["library.ptx"])) is None
+    before = variant_key(scaled(one))
     monkeypatch.setitem(globals(), "SLOPE", 0.75)
-    assert form_key(one) not in keys
-    assert form_key(scaled(one)) != before
+    assert variant_key(one) not in keys
+    assert variant_key(scaled(one)) != before
 
 
 COMPILE_EPILOGUES = """
@@ -590,12 +590,12 @@ FETCH_WITH_EPILOGUE = """
 import json
 from numba_gemm.runtime import epilogue as epilogues, kernel_cache
 from numba_gemm.kernels.ladder import STAGES
-from numba_gemm.kernels.ladder.stage import Form
+from numba_gemm.kernels.ladder.stage import Variant
 
 def fetch(slope):
     epilogue = epilogues.prepared(lambda value, row, col, bias: value * slope + bias[col], 1)
     stage = STAGES["thin"]
-    kernel = stage.kernel_of(stage.configs[0], Form("along4", "along1", False, epilogue, 1))
+    kernel = stage.kernel_of(stage.configs[0], Variant("along4", "along1", False, epilogue, 1))
     cubin, found = kernel_cache.fetch(kernel, (9, 0))
     return found, cubin.code.hex()
 
@@ -804,7 +804,7 @@ NOT_TO_TOUCH = {"notes.txt", ".1111111111111111.tmp"}
 
 
 def clutter(place: Path) -> None:
-    """What is not the cache's, what another process is writing, and what one died over."""
+    """Write files that are not the cache's, one that another process is writing, and one that a process left behind."""
     for name in (*NOT_TO_TOUCH, ".0000000000000000.tmp"):
         (place / name).write_text("")
     for name in ("notes.txt", ".0000000000000000.tmp"):
@@ -961,12 +961,12 @@ def test_precompile_covers_what_auto_chooses(pretend, cc):
         product = Product(dense("N", m, k), dense("N", k, n), dense("N", m, n))
         choice = heuristics.choose(heuristics.problem(product, gpu))
         variant = choice.stage.variant(choice.config, choice.oriented(product))
-        name = variant.name if isinstance(variant, Form) else "aligned" if variant else "any"
+        name = variant.name if isinstance(variant, Variant) else "aligned" if variant else "any"
         assert (choice.stage.name, choice.config.name, name) in done, (m, n, k, choice.swapped)
     assert all(cc >= STAGES[name].min_cc for name, *_ in done)
 
 
-@pytest.mark.parametrize("precision", MODES)
+@pytest.mark.parametrize("precision", TENSOR_PRECISIONS)
 @pytest.mark.parametrize("cc", [(8, 0), (9, 0)])
 def test_precompile_covers_what_is_launched_on_tensor_cores(pretend, monkeypatch, cc, precision):
     monkeypatch.setattr(precisions, "SIMULATOR", False)

@@ -12,7 +12,7 @@ import struct
 import threading
 import types
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -42,14 +42,14 @@ def parameters(kernel):
     vectors = {f"vector{i}": VECTOR for i in range(kernel.vectors)}
     product = {"alpha": SCALAR, "a": MATRIX, "b": MATRIX, "beta": SCALAR, "c": MATRIX}
     if kernel.signature is ladder.signature:
-        return product | ({"partition": len(FIELDS)} | vectors if isinstance(kernel.variant, ladder.Form) else {})
+        return product | ({"partition": len(FIELDS)} | vectors if isinstance(kernel.variant, ladder.Variant) else {})
     if kernel.signature is tensor_core.teaching_signature:
         return product
     if kernel.signature is tensor_core.complete_signature:
         return product | {"x": MATRIX, "y": MATRIX, "steps": 5} | vectors
     if kernel.signature is tensor_core.row_maxima_signature:
         return {"a": MATRIX, "a_maxima": MATRIX, "b": MATRIX, "b_maxima": MATRIX, "steps": 4}
-    if kernel.signature is tensor_core.decompose_signature and kernel.variant.mode.scaled:
+    if kernel.signature is tensor_core.decompose_signature and kernel.variant.precision.scaled:
         operands = ("a", "a_parts", "a_maxima", "b", "b_parts", "b_maxima")
         return dict.fromkeys(operands, MATRIX) | {"steps": 6}
     if kernel.signature is tensor_core.decompose_signature:
@@ -106,7 +106,7 @@ class HostGpu:
     capturing : dict
         Captures by the handles of the streams that they record.
     computes : bool
-        Whether launches of the FP32 ladder are computed.
+        True if launches of the FP32 ladder are computed.
     """
 
     def __init__(self):
@@ -309,18 +309,18 @@ def gpu(monkeypatch):
 # ------------------------------------------------------------------------------------------------- stages for its tests
 
 NAIVE = STAGES["naive"]
-CONFIG = STAGES["stream_k"].configs[1]  # which the loaders of all layouts cover
+CONFIG = STAGES["stream_k"].configs[1]  # the loaders of all layouts cover its tiles
 
 
 def scheduled(stage, make):
     """Return a copy of a stage that has a schedule."""
-    return stage.replace(schedule=make)
+    return replace(stage, schedule=make)
 
 
 def schedule_of(size, counters):
-    """Return a schedule with a workspace of that size, whose first word is the number of blocks of the share."""
+    """Return a schedule with a workspace of that size, whose first word is the number of blocks of the partition."""
 
-    def schedule(config, m, n, k, batch, share):
-        return ladder.Schedule((2, 3, 4), size, counters, (share.blocks, *[0] * 6, 1, 1, 1, *[0] * 9))
+    def schedule(config, m, n, k, batch, partition):
+        return ladder.PartitionLayout((2, 3, 4), size, counters, (partition.blocks, *[0] * 6, 1, 1, 1, *[0] * 9))
 
     return schedule

@@ -18,12 +18,12 @@ from numba_gemm.simulator.switch import SIMULATOR
 from support.operands import NAN, filled
 
 STAGES_AND_DEFAULTS = [(stage, stage.configs[0]) for stage in STAGES.values()]
-GUARD = np.float32(-77.25)  # what surrounds C; a kernel that changes it has written outside
+GUARD = np.float32(-77.25)  # value around C; a kernel that changes it has written outside
 
 
 @dataclass(frozen=True)
 class Place:
-    """How a matrix lies in its buffer: rows behind rows or columns behind columns, with what spacing and direction."""
+    """Placement of a matrix in its buffer: by rows or by columns, with spacing and direction."""
 
     by_columns: bool = False
     extra: int = 0  # floats between the end of a line and the next line, beyond the guard
@@ -129,7 +129,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a case gave."""
+    """Result of a case."""
 
     comparison: Comparison
     guard_kept: bool
@@ -151,7 +151,7 @@ def run(stage: LadderStage, config: TileConfig, case: Case, seed: int = 0, swapp
     """
     m, n, k = case.shape
     a_place, b_place, c_place = LAYOUTS[case.layout]
-    a_buffer, a = a_place.view(m, k, NAN)  # what lies around A and B must not reach the result
+    a_buffer, a = a_place.view(m, k, NAN)  # the values around A and B must not reach the result
     b_buffer, b = b_place.view(k, n, NAN)
     c_buffer, c = c_place.view(m, n, GUARD)
     a[...], b[...] = filled(m, k, seed), filled(k, n, seed + 1)
@@ -173,5 +173,5 @@ def run(stage: LadderStage, config: TileConfig, case: Case, seed: int = 0, swapp
 
 
 def all_aligned(matrices: Iterable[Matrix]) -> bool:
-    """Whether 128-bit accesses reach every element of the operands."""
+    """Return True if 128-bit accesses reach every element of the operands."""
     return all(matrix.layout.aligned for matrix in matrices)

@@ -1,4 +1,4 @@
-"""The table of products for stages that have a schedule: shares of tiles, modes of loading, batches and an epilogue,
+"""The table of products for stages that have a schedule: partitions, accesses, batches and an epilogue,
 which the ladder's own table leaves to the launcher or does not have."""
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from numba_gemm.kernels.ladder.stage import LadderStage, TileConfig, form_of
+from numba_gemm.kernels.ladder.stage import LadderStage, TileConfig, variant_of
 from numba_gemm.kernels.product import ONE, Batch
-from numba_gemm.kernels.stage import Share
+from numba_gemm.kernels.stage import Partition
 from numba_gemm.models.accuracy import compare, reference
 from numba_gemm.runtime import epilogue as epilogues
 from numba_gemm.runtime.device import synchronize
@@ -23,8 +23,8 @@ from support.ladder_cases import GUARD, LAYOUTS, Operand, Outcome, Place, all_al
 from support.operands import NAN, filled
 
 COLUMNS = Place(by_columns=True)
-# Layouts of A, B and C by the tile loaders' modes for A and for B.
-BY_MODE: dict[str, tuple[Place, Place, Place]] = {
+# Layouts of A, B and C by the tile loaders' accesses for A and for B.
+BY_ACCESS: dict[str, tuple[Place, Place, Place]] = {
     "along4 across4": LAYOUTS["rows"],
     "across4 along4": (COLUMNS, COLUMNS, LAYOUTS["rows"][2]),
     "along1 across1": LAYOUTS["one float off"],
@@ -45,7 +45,7 @@ class Shared:
     takes one from each row.
     """
 
-    modes: str
+    accesses: str
     shape: tuple[int, int, int]
     blocks: int
     whole: int = 0
@@ -55,12 +55,12 @@ class Shared:
 
     def __str__(self) -> str:
         extras = f"{' batch' * self.batch}{' epilogue' * self.epilogue}"
-        shares = f"{self.whole} whole tiles, {self.blocks} blocks"
-        return f"{'x'.join(map(str, self.shape))} {self.modes}, {shares}, beta={self.beta}{extras}"
+        partition = f"{self.whole} whole tiles, {self.blocks} blocks"
+        return f"{'x'.join(map(str, self.shape))} {self.accesses}, {partition}, beta={self.beta}{extras}"
 
 
 def shared_cases(config: TileConfig) -> list[Shared]:
-    """Pieces that begin and end anywhere in a tile, each mode with extents that it takes."""
+    """Pieces that begin and end anywhere in a tile, each access with extents that it takes."""
     bm, bn, bk = config.BM, config.BN, config.BK
     return [
         Shared("along4 across4", (bm + 4, bn + 4, 3 * bk + 4), 5, beta=-2.0),
@@ -100,7 +100,7 @@ class Stack:
         self.steps = tuple(stride if own else 0 for stride, own in zip(strides, varies))
 
     def number(self, index: tuple[int, ...]) -> int:
-        """Which of the matrices a product of the batch has."""
+        """Return the number of the matrix that a product of the batch has."""
         outer, middle, inner = (i if extent > 1 else 0 for i, extent in zip(index, self.extents))
         return (outer * self.extents[1] + middle) * self.extents[2] + inner
 
@@ -109,7 +109,7 @@ def run_shared(stage: LadderStage, config: TileConfig, case: Shared, seed: int =
     """Run one case with fresh random operands, C holding NaN where beta is 0, and compare it with float64."""
     m, n, k = case.shape
     alpha = 0.5 if case.beta else 1.0
-    places = BY_MODE[case.modes]
+    places = BY_ACCESS[case.accesses]
     alone = (False, False, False)
     a, b, c = (
         Stack(place, *extents, VARIES[name] if case.batch else alone, fill)
@@ -135,7 +135,7 @@ def run_shared(stage: LadderStage, config: TileConfig, case: Shared, seed: int =
         *matrices[:2],
         case.beta,
         matrices[2],
-        share=Share(case.blocks, case.whole),
+        partition=Partition(case.blocks, case.whole),
         batch=Batch(EXTENTS, a.steps, b.steps, c.steps) if case.batch else ONE,
         epilogue=epilogues.prepared(last_step, 2) if case.epilogue else None,
         vectors=(_vector(across), _vector(down)) if case.epilogue else (),
@@ -165,17 +165,17 @@ def _vector(values: np.ndarray) -> Vector:
     return Vector(on_device.device_ctypes_pointer.value, values.size, 4, on_device)
 
 
-def modes_of(stage: LadderStage, config: TileConfig, case: Shared) -> str:
-    """The modes in which a case's operands are loaded, which its `modes` only names if the configuration has them."""
+def accesses_of(stage: LadderStage, config: TileConfig, case: Shared) -> str:
+    """Return how a case's operands are loaded: by its `accesses`, if the configuration has them."""
     m, n, k = case.shape
     matrices = [
         Operand.place(*place.view(*extents, NAN)).matrix
-        for place, extents in zip(BY_MODE[case.modes], ((m, k), (k, n), (m, n)))
+        for place, extents in zip(BY_ACCESS[case.accesses], ((m, k), (k, n), (m, n)))
     ]
-    form = form_of(config, product_of(*matrices))
-    return f"{form.a} {form.b}"
+    variant = variant_of(config, product_of(*matrices))
+    return f"{variant.a} {variant.b}"
 
 
 def scheduled(stages: dict[str, LadderStage]) -> Iterator[LadderStage]:
-    """The stages that take a share."""
+    """Return the stages that take a partition."""
     return (stage for stage in stages.values() if stage.schedule is not None)

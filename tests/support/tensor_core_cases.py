@@ -1,4 +1,4 @@
-"""Kernels of the tensor-core ladder for tests: their modes, error bounds, products on a GPU, and compiled code.
+"""Kernels of the tensor-core ladder for tests: their precisions, error bounds, products on a GPU, and compiled code.
 
 As a program with the name of a part, it compiles that part and prints one JSON line per kernel. It then runs without
 the simulator, which has no compiler (see `compile_stages`). With ``--run`` it runs every stage once on a GPU of compute
@@ -18,55 +18,59 @@ from numba_gemm.kernels.product import Batch, Product, dense
 from numba_gemm.kernels.stage import Gpu, Stage
 from numba_gemm.kernels.step import Kernel, Moving, Slot, Step
 from numba_gemm.kernels.tensor_core import (
-    MODES,
     SHORT_SUMS,
+    TENSOR_PRECISIONS,
     TENSOR_STAGES,
-    TensorForm,
     TensorStage,
+    TensorVariant,
     persistent,
     tf32_tma,
 )
 from numba_gemm.kernels.tensor_core.stage import LONG_SUM
-from numba_gemm.kernels.tensor_core.tma_stage import TmaForm
+from numba_gemm.kernels.tensor_core.tma_stage import TmaVariant
 from numba_gemm.runtime import epilogue, kernel_cache
 from numba_gemm.runtime.matrix import Matrix
 
 CC = (9, 0)
 GPU = Gpu(CC, 132)
-ALL_MODES = MODES | {short.name: short for short in SHORT_SUMS.values()}
-PRECISION_OF = {short.name: name for name, short in SHORT_SUMS.items()}  # of the modes that are not named after theirs
+ALL_PRECISIONS = TENSOR_PRECISIONS | {short.name: short for short in SHORT_SUMS.values()}
+PUBLIC_NAMES = {short.name: name for name, short in SHORT_SUMS.items()}  # of the short sums'
 
 KEPT = ("one_warpgroup", "bulk_copies", "producer_consumer", "wide_tiles")  # stages whose sums stay in tensor cores
 STEPS = 4  # matrix instructions per product of parts and slot
 CUT = 2.0**-23  # of a sum, that an addition in the tensor cores cuts off at most
 
-# Modes in which the teaching stages are compiled, and two further kernels.
+# Precisions in which the teaching stages are compiled, and two further kernels.
 COMPILED = ("tf32x3", "bf16x6")
 COMPILED_TOO = (("one_warpgroup", "tf32"), ("fresh_sums", "bf16x9"))
 # Configurations and layouts of operands that tensor maps describe: all of the former, each of the latter.
 TMA_KERNELS = [(index, "NN") for index in range(len(tf32_tma.CONFIGS))] + [(0, "NT"), (0, "TT")]
 
 
-def precision_of(mode: str) -> str:
-    """Return the precision that a mode computes in."""
-    return PRECISION_OF.get(mode, mode)
+def public_name(precision: str) -> str:
+    """Return the precision to ask for, by the name of a record of `ALL_PRECISIONS`."""
+    return PUBLIC_NAMES.get(precision, precision)
 
 
-def modes_of(name: str, index: int) -> list[str]:
-    """Return the names of the modes that a stage computes in with its configuration of this index."""
+def precisions_of(name: str, index: int) -> list[str]:
+    """Return the names of the precisions that a stage computes in with its configuration of this index."""
     stage = TENSOR_STAGES[name]
     names = [*stage.precisions]
     if isinstance(stage, TensorStage) and stage.complete:
-        names += PRECISION_OF
-    return [mode for mode in names if stage.configs[index].BN <= 128 or len(ALL_MODES[mode].products) == 1]
+        names += PUBLIC_NAMES
+    return [
+        precision
+        for precision in names
+        if stage.configs[index].BN <= 128 or len(ALL_PRECISIONS[precision].products) == 1
+    ]
 
 
-def compiled_modes(name: str, index: int) -> list[str]:
-    """Return those of `modes_of` in which the tests compile a stage that decomposes operands."""
-    found, stage = modes_of(name, index), TENSOR_STAGES[name]
+def compiled_precisions(name: str, index: int) -> list[str]:
+    """Return those of `precisions_of` in which the tests compile a stage that decomposes operands."""
+    found, stage = precisions_of(name, index), TENSOR_STAGES[name]
     if isinstance(stage, TensorStage) and stage.complete:
         return found
-    return [mode for mode in found if mode in COMPILED or (name, mode) in COMPILED_TOO]
+    return [precision for precision in found if precision in COMPILED or (name, precision) in COMPILED_TOO]
 
 
 def bound(stage: str, precision: str, k: int) -> float:
@@ -75,16 +79,16 @@ def bound(stage: str, precision: str, k: int) -> float:
     It is the precision's own error and what the additions of the stage cut off or round: all of them if its sums stay
     in the tensor cores; in `fresh_sums`, those of a slot's leading products, and one per slot.
     """
-    from numba_gemm.models.accuracy import mode_bound
+    from numba_gemm.models.accuracy import tensor_bound
 
-    mode = MODES[precision]
-    slots = -(-k // mode.slot_k)
+    tensor_precision = TENSOR_PRECISIONS[precision]
+    slots = -(-k // tensor_precision.slot_k)
     additions = 0
     if stage in KEPT:
-        additions = STEPS * len(mode.products) * slots
+        additions = STEPS * len(tensor_precision.products) * slots
     elif stage == "fresh_sums":
         additions = STEPS + slots
-    return mode_bound(precision, k) + additions * CUT
+    return tensor_bound(precision, k) + additions * CUT
 
 
 # --------------------------------------------------------------------------------------------------- compiled kernels
@@ -95,11 +99,11 @@ def gelu(value: Any, row: Any, column: Any, bias: Any) -> Any:
     return 0.5 * value * (1 + math.erf(value * 0.7071067811865476)) + bias[column]
 
 
-def stage_kernel(name: str, index: int, mode: str) -> Kernel:
+def stage_kernel(name: str, index: int, precision: str) -> Kernel:
     """Return the kernel that multiplies decomposed operands."""
     stage = TENSOR_STAGES[name]
     assert isinstance(stage, TensorStage)
-    return stage.kernel_of(stage.configs[index], TensorForm(ALL_MODES[mode]))
+    return stage.kernel_of(stage.configs[index], TensorVariant(ALL_PRECISIONS[precision]))
 
 
 def steps_of(stage: Stage, precision: str, batched: bool = False, gpu: Gpu = GPU) -> tuple[Step, ...]:
@@ -110,7 +114,7 @@ def steps_of(stage: Stage, precision: str, batched: bool = False, gpu: Gpu = GPU
 
 
 def kernels_of(precision: str, batched: bool = False, gpu: Gpu = GPU) -> list[Kernel]:
-    """Return the kernels of a product by `persistent`: row maxima if the mode is scaled, decomposition, product."""
+    """Return the kernels of a product by `persistent`: row maxima of a scaled precision, decomposition, product."""
     return [step.kernel for step in steps_of(persistent.STAGE, precision, batched, gpu)]
 
 
@@ -128,39 +132,45 @@ def taken(ptx: str) -> list[str]:
 
 
 def epilogue_kernel() -> Kernel:
-    """Return the kernel of the mode that has the most registers in use, with `gelu`."""
-    form = TensorForm(MODES["bf16x6"], epilogue.prepared(gelu, 1), 1)
-    return persistent.STAGE.kernel_of(persistent.STAGE.configs[0], form)
+    """Return the kernel of the precision that has the most registers in use, with `gelu`."""
+    variant = TensorVariant(TENSOR_PRECISIONS["bf16x6"], epilogue.prepared(gelu, 1), 1)
+    return persistent.STAGE.kernel_of(persistent.STAGE.configs[0], variant)
 
 
 def tma_kernel(index: int, layout: str) -> Kernel:
     """Return the kernel for operands that tensor maps describe."""
-    return tf32_tma.STAGE.kernel_of(tf32_tma.CONFIGS[index], TmaForm(TensorForm(tf32_tma.MODE), layout))
+    return tf32_tma.STAGE.kernel_of(tf32_tma.CONFIGS[index], TmaVariant(TensorVariant(tf32_tma.PRECISION), layout))
 
 
 def compiled_part(part: str) -> Iterator[tuple[dict[str, Any], Kernel, tuple[int, int]]]:
-    """Yield descriptions, kernels and compute capabilities: a stage's in all modes, or, as "others", all else."""
+    """Yield descriptions, kernels and compute capabilities: a stage's in all precisions, or, as "others", all else."""
     if part == "others":
         yield {"stage": "row maxima"}, kernels_of("fp16x3")[0], CC
         for step in steps_of(persistent.STAGE, "fp16x3", batched=True):
-            yield {"stage": "batched", "mode": "fp16x3", "passed": passed(step)}, step.kernel, CC
+            yield {"stage": "batched", "precision": "fp16x3", "passed": passed(step)}, step.kernel, CC
         yield {"stage": "epilogue"}, epilogue_kernel(), CC
-        for precision in MODES:
+        for precision in TENSOR_PRECISIONS:
             step = steps_of(persistent.STAGE, precision)[-2]
-            yield {"stage": "decompose", "mode": precision, "passed": passed(step)}, step.kernel, CC
+            yield {"stage": "decompose", "precision": precision, "passed": passed(step)}, step.kernel, CC
     elif part == tf32_tma.STAGE.name:
         (step,) = steps_of(tf32_tma.STAGE, "tf32")
         for index, layout in TMA_KERNELS:
             config = tf32_tma.CONFIGS[index]
-            described = {"stage": part, "mode": layout, "BM": config.BM, "claim": config.claim, "passed": passed(step)}
+            described = {
+                "stage": part,
+                "layout": layout,
+                "BM": config.BM,
+                "claim": config.claim,
+                "passed": passed(step),
+            }
             yield described, tma_kernel(index, layout), CC
     else:
         stage = TENSOR_STAGES[part]
         words = passed(steps_of(stage, "tf32x3")[-1])  # the same in all precisions and configurations
         for index, config in enumerate(stage.configs):
-            for mode in compiled_modes(part, index):  # for the oldest GPU that has its instructions
-                described = {"stage": part, "mode": mode, "claim": config.claim, "passed": words}
-                yield described, stage_kernel(part, index, mode), stage.min_cc
+            for precision in compiled_precisions(part, index):  # for the oldest GPU that has its instructions
+                described = {"stage": part, "precision": precision, "claim": config.claim, "passed": words}
+                yield described, stage_kernel(part, index, precision), stage.min_cc
 
 
 def main(part: str) -> None:
@@ -225,17 +235,17 @@ def run_all() -> None:
 
     for name, stage in TENSOR_STAGES.items():
         for index, config in enumerate(stage.configs):
-            for mode in modes_of(name, index) if isinstance(stage, TensorStage) else ():
-                precision, slot_k = precision_of(mode), ALL_MODES[mode].slot_k
+            for own in precisions_of(name, index) if isinstance(stage, TensorStage) else ():
+                precision, slot_k = public_name(own), ALL_PRECISIONS[own].slot_k
                 m, n, k = config.BM + 13, config.BN + 19, 2 * slot_k + 3
-                if precision in SHORT_SUMS and mode not in PRECISION_OF:
+                if precision in SHORT_SUMS and own not in PUBLIC_NAMES:
                     k += LONG_SUM
                 a, b = (np.random.default_rng(m).standard_normal(size).astype(np.float32) for size in ((m, k), (k, n)))
                 c = cuda.to_device(np.full((m, n), np.nan, np.float32))
                 multiply(stage, config, cuda.to_device(a), cuda.to_device(b), c, precision)
                 error = np.abs(c.copy_to_host() - a.astype(np.float64) @ b) / (np.abs(a.astype(np.float64)) @ np.abs(b))
                 correct = error.max() <= bound(name, precision, k)
-                print(name, config.name, mode, "right" if correct else "WRONG", flush=True)
+                print(name, config.name, own, "right" if correct else "WRONG", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The ladder: one optimisation a rung, from the definition of the product to asynchronously fed warp tiles.
+"""The ladder: one optimisation per stage, from the definition of the product to asynchronously fed warp tiles.
 
 `STAGES` is the single list that drives the API, the tests, the benchmark and the inspector, in climbing order.
 

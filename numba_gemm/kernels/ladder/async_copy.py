@@ -11,7 +11,7 @@ Traffic: the same; the copies write to shared memory directly.
 Registers and shared memory: TM*TN accumulators and 2*(TM + TN) fragments; slots*BK*(BM + pad + BN) floats (73 KB at
     128x256x16 in three slots).
 Measured: 50.0 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 0.98 of cuBLAS SGEMM and 1.05 times warp_tiled; 204
-    registers a thread, 79.5 % of the FMA pipe, 7.0 % excess shared wavefronts.
+    registers per thread, 79.5 % of the FMA pipe, 7.0 % excess shared wavefronts.
 Limits: the FMA pipe is now nearly as busy as under cuBLAS. One instruction in eight is not a multiply-add, and operands
     conflict in register banks. The copies of A still take four wavefronts each, one per row.
 """

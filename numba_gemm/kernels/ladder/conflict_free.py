@@ -4,13 +4,13 @@ Bottleneck before: adjacent threads read vectors of B that are TN floats apart. 
     banks, and each read takes twice the wavefronts it needs.
 Idea: three changes of layout, none of arithmetic. First, A is transposed on its way to shared memory, so that a
     fragment of either operand is four adjacent floats of a row, read once per k-step. Second, a thread's TM x TN tile
-    is split into quadrants of 4x4, BM/2 and BN/2 apart, so that adjacent threads read adjacent vectors. Third, the
+    is divided into quadrants of 4x4, BM/2 and BN/2 apart, so that adjacent threads read adjacent vectors. Third, the
     transposing stores XOR the column with 16 for every other group of four k; otherwise the two halves of a warp would
     access the same 16 banks.
 Traffic: the same bytes from shared memory, each access in the fewest wavefronts that its width allows.
 Registers and shared memory: TM*TN accumulators, TM + TN fragments; BK*(BM + BN) floats (8 KB at 128x128x8).
 Measured: 34.1 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 0.67 of cuBLAS SGEMM and 1.10 times vectorized; 101
-    registers a thread, 53.7 % of the FMA pipe, 0.0 % excess shared wavefronts.
+    registers per thread, 53.7 % of the FMA pipe, 0.0 % excess shared wavefronts.
 Limits: latency: a block waits for global memory at the start of every tile, and at two barriers per tile.
 """
 

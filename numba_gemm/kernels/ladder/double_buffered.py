@@ -8,7 +8,7 @@ Traffic: the same.
 Registers and shared memory: TM*TN accumulators, TM + TN fragments, and BK*(BM + BN)/threads staged floats; 2*BK*(BM +
     BN) floats (16 KB at 128x128x8).
 Measured: 38.4 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 0.75 of cuBLAS SGEMM and 1.12 times conflict_free; 107
-    registers a thread, 61.7 % of the FMA pipe, 0.0 % excess shared wavefronts.
+    registers per thread, 61.7 % of the FMA pipe, 0.0 % excess shared wavefronts.
 Limits: each k-step begins with four reads of shared memory, and its multiply-adds wait for them. More than one
     instruction in four is not a multiply-add.
 """
@@ -123,7 +123,7 @@ def build(config, aligned):
 
 STAGE = LadderStage(
     name="double_buffered",
-    summary="two shared buffers: global loads staged through registers while computing, one barrier a tile",
+    summary="two shared buffers: global loads staged through registers while computing, one barrier per tile",
     build=build,
     configs=(TileConfig(BM=128, BN=128, BK=8, TM=8, TN=8, slots=2),),
     test_config=TileConfig(BM=64, BN=32, BK=8, TM=8, TN=8, slots=2),

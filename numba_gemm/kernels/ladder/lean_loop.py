@@ -12,7 +12,7 @@ Traffic: the same.
 Registers and shared memory: TM*TN accumulators, 2*(TM + TN) fragments and the vectors in flight; 2*BK*(BM + pad + BN)
     floats (50 KB at 128x256x16).
 Measured: 55.2 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 1.08 of cuBLAS SGEMM and 1.10 times async_copy; 198
-    registers a thread, 85.6 % of the FMA pipe, 2.3 % excess shared wavefronts.
+    registers per thread, 85.6 % of the FMA pipe, 2.3 % excess shared wavefronts.
 Limits: wave quantization: 4096x4096 is 512 tiles on 132 SMs, four rounds where 3.88 would suffice. Within a round, one
     instruction in thirteen is not a multiply-add, and half of these read fragments.
 """
@@ -36,22 +36,22 @@ def build(config, aligned):
     LANES_M, LANES_N = WM // TM, WN // TN  # lanes of a warp along rows and columns
     B_START = 4 * BK * A_PITCH  # bytes from the start of a slot to its tile of B
     SLOT = B_START + 4 * BK * B_PITCH  # bytes per slot
-    a_mode, b_mode = ("along4", "across4") if aligned else ("any", "any")
+    a_access, b_access = ("along4", "across4") if aligned else ("any", "any")
     require(
         config,
         {
             "TM % 4 == 0, TN is 4, 8 or 16": TM % 4 == 0 and TN in (4, 8, 16),
             "warps have tiles: WM > 0": WM > 0,
             "BK % 4 == 0": BK % 4 == 0,
-            "copies cover A's tile": covers(a_mode, BM, BK, THREADS),
-            "copies cover B's tile": covers(b_mode, BN, BK, THREADS),
+            "copies cover A's tile": covers(a_access, BM, BK, THREADS),
+            "copies cover B's tile": covers(b_access, BN, BK, THREADS),
             "two slots": config.slots == 2,
             "pads % 4 == 0": config.pad % 4 == 0 and config.pad_b % 4 == 0,
             "dynamic shared memory": config.dynamic,
         },
     )
-    a_loader = tile_loader(a_mode, BM, BK, THREADS, A_PITCH)
-    b_loader = tile_loader(b_mode, BN, BK, THREADS, B_PITCH)
+    a_loader = tile_loader(a_access, BM, BK, THREADS, A_PITCH)
+    b_loader = tile_loader(b_access, BN, BK, THREADS, B_PITCH)
     A_ADDRESSES, A_STAGED, A_PARTS = a_loader.addresses, a_loader.staged, a_loader.parts
     B_ADDRESSES, B_STAGED, B_PARTS = b_loader.addresses, b_loader.staged, b_loader.parts
     origin_a, place_a, valid_a, begin_a, fetch_a, settle_a = a_loader.functions

@@ -6,8 +6,8 @@ Idea: the definition of the product. Thread .x selects the row and .y the column
 Traffic: 2*K reads per element, 2*M*N*K floats in total, and M*N writes; 1/4 FLOP per byte requested. The 32 elements of
     A that a warp reads at once are a row apart: 32 sectors of 32 bytes, 4 bytes of each used.
 Registers and shared memory: one accumulator; none.
-Measured: 0.50 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 0.01 of cuBLAS SGEMM; 32 registers a thread, 1.0 % of the
-    FMA pipe.
+Measured: 0.50 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 0.01 of cuBLAS SGEMM; 32 registers per thread, 1.0 % of
+    the FMA pipe.
 Limits: the L1 cache, which handles 33 sectors for every 32 multiply-adds; the FMA pipe is idle.
 """
 
@@ -29,7 +29,7 @@ def naive(alpha, a, b, beta, c):
 
 STAGE = LadderStage(
     name="naive",
-    summary="one thread an element of C, consecutive threads down a column: uncoalesced on purpose",
+    summary="one thread per element of C, consecutive threads down a column: uncoalesced on purpose",
     build=lambda config, aligned: naive,
     configs=(TileConfig(BM=32, BN=32, BK=1),),
     test_config=TileConfig(BM=8, BN=4, BK=1),

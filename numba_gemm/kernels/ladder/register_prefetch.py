@@ -10,7 +10,7 @@ Traffic: the same.
 Registers and shared memory: TM*TN accumulators, 2*(TM + TN) fragments, and BK*(BM + BN)/threads staged floats; 2*BK*(BM
     + BN) floats (16 KB at 128x128x8).
 Measured: 42.6 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 0.83 of cuBLAS SGEMM and 1.11 times double_buffered; 128
-    registers a thread, 68.5 % of the FMA pipe, 0.0 % excess shared wavefronts.
+    registers per thread, 68.5 % of the FMA pipe, 0.0 % excess shared wavefronts.
 Limits: issue slots: one instruction in five is not a multiply-add, but one of the four fragment reads per 64
     multiply-adds, address arithmetic, or part of a tile's copies. At full speed the reads would take 12 of every 16
     clocks of shared memory.

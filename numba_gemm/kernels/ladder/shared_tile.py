@@ -8,7 +8,7 @@ Traffic: BK*(BM + BN) floats from global memory for BM*BN*BK multiply-adds: M*N*
     (1/BM + 1/BN)/2 times as many as in coalesced. Shared memory now serves two reads per multiply-add.
 Registers and shared memory: one accumulator; 2*BM*BN floats (8 KB at 32).
 Measured: 8.47 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 0.17 of cuBLAS SGEMM and 1.35 times coalesced; 32
-    registers a thread, 12.8 % of the FMA pipe, 0.0 % excess shared wavefronts.
+    registers per thread, 12.8 % of the FMA pipe, 0.0 % excess shared wavefronts.
 Limits: shared memory: two floats per multiply-add. The compiler reads four floats of A along K in one 128-bit access,
     which takes as long as four 32-bit reads.
 """
@@ -56,7 +56,7 @@ def build(config, aligned):
 
 STAGE = LadderStage(
     name="shared_tile",
-    summary="square tiles of A and B in shared memory, one element of C a thread",
+    summary="square tiles of A and B in shared memory, one element of C per thread",
     build=build,
     configs=(TileConfig(BM=32, BN=32, BK=32), TileConfig(BM=16, BN=16, BK=16)),
     test_config=TileConfig(BM=8, BN=8, BK=8),

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from ...device.tile_loader import MODES, covers
+from ...device.tile_loader import ACCESSES, covers
 from ...device.units import FLOAT32_BYTES, WARP, ceil_div
 from ...simulator.switch import SIMULATOR
 from ..product import VECTOR_BYTES, Batch, Layout, Product
-from ..stage import IEEE, MAX_GRID_Y, Gpu, Piece, Share, Stage, cut, require
+from ..stage import IEEE, MAX_GRID_Y, Gpu, Partition, Piece, Stage, cut, require
 from ..step import (
     ALPHA,
     AT_A,
@@ -32,7 +32,7 @@ from ..step import (
 )
 
 if not SIMULATOR:
-    from ...device.matrix import form_signature, kernel_signature
+    from ...device.matrix import kernel_signature, variant_signature
 
 AT_SCRATCH = (Moving(Slot.SCRATCH), Moving(Slot.COUNTERS))
 GROUP = 8  # rows of tiles that are walked together
@@ -56,11 +56,12 @@ class TileConfig:
         unused floats at the end of a row of the shared A tile, and of the shared B tile where that is transposed on its
         way.
     dynamic
-        whether the tiles lie in dynamic shared memory, which may exceed 48 KB.
+        true if the tiles are in dynamic shared memory, which may exceed 48 KB.
     min_blocks
-        blocks an SM that the compiler must leave registers for; 0 leaves it free.
+        blocks per SM that the compiler must leave registers for; 0 leaves it free.
     order
-        of a k-step's products, one of `numba_gemm.device.outer_product.ORDERS`, in stages that are `Stage.ordered`.
+        order of a k-step's products, one of `numba_gemm.device.outer_product.ORDERS`, in stages that are
+        `Stage.ordered`.
     lanes_k
         threads that share a thread tile, each with other terms of its sums.
     """
@@ -105,7 +106,7 @@ class TileConfig:
 
     @property
     def threads(self) -> int:
-        """Threads a block: one for each thread tile of the block tile, or `lanes_k`."""
+        """Threads per block: one per thread tile of the block tile, or `lanes_k`."""
         return (self.BM // self.TM) * (self.BN // self.TN) * self.lanes_k
 
     @property
@@ -129,7 +130,7 @@ class TileConfig:
 
     @property
     def launch_bounds(self) -> tuple[int, ...]:
-        """What the compiler is told of a launch: threads a block and, if set, blocks an SM."""
+        """Launch bounds for the compiler: threads per block and, if set, blocks per SM."""
         return (self.threads, self.min_blocks) if self.min_blocks else (self.threads,)
 
     def replace(self, **changes: Any) -> TileConfig:
@@ -138,15 +139,15 @@ class TileConfig:
 
 
 @dataclass(frozen=True)
-class Form:
+class Variant:
     """Specialisation of a scheduled stage's kernel to its operands.
 
     Attributes
     ----------
     a, b : str
-        Modes of the operands' tile loaders, of `numba_gemm.device.tile_loader.MODES`; B's is that of its transpose.
+        Access to the operands' tiles, one of `numba_gemm.device.tile_loader.ACCESSES`; that of B is to its transpose.
     c_aligned : bool
-        Whether C has unit column stride, 16-byte aligned rows and a multiple of four columns.
+        True if C has unit column stride, 16-byte aligned rows and a multiple of four columns.
     epilogue : callable or None
         Device function ``(value, row, col, *vectors)`` applied to each element of C.
     vectors : int
@@ -161,17 +162,14 @@ class Form:
 
     @property
     def name(self) -> str:
-        """Modes and alignment in one word."""
+        """Accesses and alignment in one word."""
         word = f"{self.a}_{self.b}_{'aligned' if self.c_aligned else 'any'}"
         return word if self.epilogue is None else f"{word}_{getattr(self.epilogue, '__name__', 'epilogue')}"
 
 
-Variant = bool | Form  # whether the operands are aligned or, for a scheduled stage, their form
-
-
 @dataclass(frozen=True)
-class Schedule:
-    """Launch geometry and workspace of a `Share`.
+class PartitionLayout:
+    """Launch geometry and workspace of a `Partition`.
 
     Attributes
     ----------
@@ -191,10 +189,10 @@ class Schedule:
     words: tuple[int, ...]
 
 
-def form_of(config: TileConfig, product: Product) -> Form:
-    """Return the fastest form that these operands allow."""
+def variant_of(config: TileConfig, product: Product) -> Variant:
+    """Return the fastest variant that these operands allow."""
     batch = product.batch
-    return Form(
+    return Variant(
         _access(config, config.BM, product.a, batch.a),
         _access(config, config.BN, product.b.transposed, batch.b),
         product.c.aligned and (batch.c[0] | batch.c[1] | batch.c[2]) % VECTOR_BYTES == 0,
@@ -219,13 +217,13 @@ def _access(config: TileConfig, extent: int, x: Layout, steps: tuple[int, int, i
 
 @lru_cache(maxsize=256)
 def _covering(config: TileConfig, extent: int) -> tuple[str, ...]:
-    """Return the tile loader's modes that cover a tile with `extent` rows."""
-    return tuple(mode for mode in MODES if covers(mode, extent, config.BK, config.threads))
+    """Return the accesses of a tile loader that cover a tile with `extent` rows."""
+    return tuple(access for access in ACCESSES if covers(access, extent, config.BK, config.threads))
 
 
-def signature(variant: Variant) -> tuple[Any, ...]:
-    """Return the Numba types of a kernel's parameters."""
-    return form_signature(variant) if isinstance(variant, Form) else kernel_signature(variant)
+def signature(variant: bool | Variant) -> tuple[Any, ...]:
+    """Return the Numba types of a kernel's parameters; `variant` is True or False in stages without a schedule."""
+    return variant_signature(variant) if isinstance(variant, Variant) else kernel_signature(variant)
 
 
 def flat_block(config: TileConfig) -> tuple[int, int]:
@@ -243,17 +241,17 @@ class LadderStage(Stage):
     ``vectorized``. ``block(config)`` is the shape of a block. Stages that are ``ordered`` form a k-step's products in
     the configuration's order; the others have a fixed order.
 
-    A stage with a ``schedule`` divides its work by a `Share` and takes any layout, batches and an epilogue:
-    ``build(config, form)`` takes a `Form` in place of ``aligned``. The kernel takes a
-    `numba_gemm.device.partition.Partition` behind C, and the epilogue's vectors, if any, as a tuple behind that.
-    ``schedule(config, m, n, k, batch, share)`` returns the `Schedule` of a launch.
+    A stage with a ``schedule`` divides its work by a `Partition` and takes any layout, batches and an epilogue:
+    ``build(config, variant)`` takes a `Variant` in place of ``aligned``. The kernel takes a
+    `numba_gemm.device.partition.PartitionArguments` behind C, and the epilogue's vectors, if any, as a tuple behind
+    that. ``schedule(config, m, n, k, batch, partition)`` returns the `PartitionLayout` of a launch.
     """
 
     block: Callable[[TileConfig], tuple[int, int]] = flat_block
     vectorized: bool = False
     rows_along_x: bool = False
     ordered: bool = False
-    schedule: Callable[..., Schedule] | None = None
+    schedule: Callable[..., PartitionLayout] | None = None
 
     def __post_init__(self) -> None:
         if self.test_config.threads > 64:
@@ -266,12 +264,12 @@ class LadderStage(Stage):
 
     @property
     def takes_epilogue(self) -> bool:
-        """Whether it applies an epilogue."""
+        """True if it applies an epilogue."""
         return self.schedule is not None
 
     @property
-    def chooses_share(self) -> bool:
-        """Whether its launches divide the work by a `Share`."""
+    def takes_partition(self) -> bool:
+        """True if its launches divide the work by a `Partition`."""
         return self.schedule is not None
 
     def grid(self, config: TileConfig, m: int, n: int) -> tuple[int, int]:
@@ -279,16 +277,16 @@ class LadderStage(Stage):
         rows, cols = ceil_div(m, config.BM), ceil_div(n, config.BN)
         return (rows, cols) if self.rows_along_x else (cols, rows)
 
-    def variant(self, config: TileConfig, product: Product) -> Variant:
+    def variant(self, config: TileConfig, product: Product) -> bool | Variant:
         """Return the specialisation of its kernel to these operands."""
         if self.schedule is not None:
-            return form_of(config, product)
+            return variant_of(config, product)
         return product.a.aligned and product.b.aligned and product.c.aligned
 
     @lru_cache(maxsize=4096)  # noqa: B019 -- stages last as long as the process
-    def kernel_of(self, config: TileConfig, variant: Variant) -> Kernel:
+    def kernel_of(self, config: TileConfig, variant: bool | Variant) -> Kernel:
         """Return its kernel in a configuration and a variant."""
-        suffix = f"_{variant.name}" if isinstance(variant, Form) else "" if variant else "_any"
+        suffix = f"_{variant.name}" if isinstance(variant, Variant) else "" if variant else "_any"
         name, threads = f"{self.name}_{config.name}{suffix}", config.threads
         return Kernel(name, self.build, signature, config, variant, config.dynamic_shared, threads)
 
@@ -302,15 +300,17 @@ class LadderStage(Stage):
         layout = Layout(4, 4, *strides)
         return self.kernel(config, Product(layout, layout, layout))
 
-    def launches(self, config: TileConfig, product: Product, precision: str, share: Share | None, gpu: Gpu) -> Launches:
-        """Return the launch of a product; `share` divides the work of a scheduled stage."""
+    def launches(
+        self, config: TileConfig, product: Product, precision: str, partition: Partition | None, gpu: Gpu
+    ) -> Launches:
+        """Return the launch of a product; `partition` divides the work of a scheduled stage."""
         a, b, c = MatrixAt(AT_A, product.a), MatrixAt(AT_B, product.b), MatrixAt(AT_C, product.c)
         kernel, block = self.kernel(config, product), (*self.block(config), 1)
         if self.schedule is None:
             grid = (*self.grid(config, product.m, product.n), 1)
             return Launches((Step(kernel, grid, block, (ALPHA, a, b, BETA, c)),))
-        assert share is not None, "a scheduled stage divides its work by a share"
-        made = self.schedule(config, product.m, product.n, product.k, product.batch, share)
+        assert partition is not None, "a scheduled stage divides its work by a partition"
+        made = self.schedule(config, product.m, product.n, product.k, product.batch, partition)
         place: tuple[Word, ...] = (0, 0)
         if made.workspace_bytes or made.counters:
             place = AT_SCRATCH
@@ -332,39 +332,39 @@ class LadderStage(Stage):
         return cut(product, rows, cols)
 
 
-def default_share(config: TileConfig, product: Product, blocks: int) -> Share:
+def default_partition(config: TileConfig, product: Product, blocks: int) -> Partition:
     """Divide a product equally among so many blocks; of many tiles, only those of the last two rounds are divided."""
     tiles = ceil_div(product.m, config.BM) * ceil_div(product.n, config.BN) * product.batch.matrices
     k_tiles = max(1, ceil_div(product.k, config.BK))
     if tiles % blocks == 0 or tiles * k_tiles >= MAX_LINE:
-        return Share(min(tiles, blocks), tiles)
+        return Partition(min(tiles, blocks), tiles)
     if tiles > blocks:
-        return Share(blocks, (tiles // blocks - 1) * blocks)
-    return Share(min(blocks, tiles * k_tiles), 0)
+        return Partition(blocks, (tiles // blocks - 1) * blocks)
+    return Partition(min(blocks, tiles * k_tiles), 0)
 
 
-def share_out(config: TileConfig, m: int, n: int, k: int, batch: Batch, share: Share) -> Schedule:
-    """Return the schedule of stages whose kernels take a `numba_gemm.device.partition.Partition`.
+def partition_layout(config: TileConfig, m: int, n: int, k: int, batch: Batch, partition: Partition) -> PartitionLayout:
+    """Return the layout of stages whose kernels take a `numba_gemm.device.partition.PartitionArguments`.
 
     Raises
     ------
     ValueError
-        if there are fewer tiles than `share` says, or too many k-tiles to divide them.
+        if there are fewer tiles than `partition` says, or too many k-tiles to divide them.
     """
     rows, cols = ceil_div(m, config.BM), ceil_div(n, config.BN)
     matrices = batch.matrices
     tiles, k_tiles = rows * cols * matrices, max(1, ceil_div(k, config.BK))
-    divided = (tiles - share.whole) * k_tiles
-    if not 0 <= share.whole <= tiles or divided >= MAX_LINE:
-        raise ValueError(f"{share} does not divide {tiles} tiles of {k_tiles} k-tiles")
-    base, extra = divmod(divided, share.blocks)
+    divided = (tiles - partition.whole) * k_tiles
+    if not 0 <= partition.whole <= tiles or divided >= MAX_LINE:
+        raise ValueError(f"{partition} does not divide {tiles} tiles of {k_tiles} k-tiles")
+    base, extra = divmod(divided, partition.blocks)
     _, second, third = batch.extents
-    sizes = (share.whole, base, extra, k_tiles, rows, cols, GROUP, matrices, third, second)
+    sizes = (partition.whole, base, extra, k_tiles, rows, cols, GROUP, matrices, third, second)
     words = (*sizes, *batch.a, *batch.b, *batch.c)
     undivided = divided == 0 or (base % k_tiles == 0 and extra == 0)  # no tile is in several pieces
-    return Schedule(
-        grid=(share.blocks, 1, 1),
-        workspace_bytes=0 if undivided else 2 * share.blocks * config.BM * config.BN * FLOAT32_BYTES,
-        counters=0 if undivided else tiles - share.whole,
+    return PartitionLayout(
+        grid=(partition.blocks, 1, 1),
+        workspace_bytes=0 if undivided else 2 * partition.blocks * config.BM * config.BN * FLOAT32_BYTES,
+        counters=0 if undivided else tiles - partition.whole,
         words=words,
     )

@@ -10,7 +10,7 @@ Idea: as many blocks as the GPU holds at once, each with the same number of k-ti
 Traffic: the same, plus at most two partial tiles per block, written and read.
 Registers and shared memory: those of lean_loop, plus those for finding the next tile.
 Measured: 56.8 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 1.11 of cuBLAS SGEMM and 1.03 times lean_loop; 253
-    registers a thread, 85.5 % of the FMA pipe, 2.3 % excess shared wavefronts.
+    registers per thread, 85.5 % of the FMA pipe, 2.3 % excess shared wavefronts.
 Limits: small products: the launch, the first memory access and the exchange of partial sums take longer than the
     multiplications, and small tiles read their fragments more often. Odd extents: rows that are not 16-byte aligned are
     copied 4 bytes at a time. Large tiles spread these copies, four times as many, over the first k-steps. The last
@@ -28,29 +28,29 @@ from ...device.store import row_store, staged_store
 from ...device.tile_loader import covers, tile_loader
 from ...device.units import FLOAT32_BYTES, WARP
 from ...simulator.switch import device_function, hardware_only
-from .stage import LadderStage, TileConfig, flat_block, require, share_out
+from .stage import LadderStage, TileConfig, flat_block, partition_layout, require
 
 SUMS_STAGED = 32  # per thread; from here on, an unaligned C is stored faster through shared memory
 SUMS_SPREAD = 64  # per thread; from here on, spreading 4-byte copies over k-steps always pays
 
 
-def build(config, form):
+def build(config, variant):
     BM, BN, BK, TM, TN, WM, WN = config.BM, config.BN, config.BK, config.TM, config.TN, config.WM, config.WN
     THREADS = config.threads
-    A_PITCH = BM + (0 if form.a.startswith("across") else config.pad)
-    B_PITCH = BN + (0 if form.b.startswith("across") else config.pad_b)
+    A_PITCH = BM + (0 if variant.a.startswith("across") else config.pad)
+    B_PITCH = BN + (0 if variant.b.startswith("across") else config.pad_b)
     LANES_M, LANES_N = WM // TM, WN // TN  # lanes of a warp along rows and columns
     B_START = 4 * BK * A_PITCH  # bytes from the start of a slot to its tile of B
     SLOT = B_START + 4 * BK * B_PITCH  # bytes per slot
-    WARP_FLOATS, store_tile = staged_store(TM, TN, LANES_M, LANES_N, form.epilogue)
+    WARP_FLOATS, store_tile = staged_store(TM, TN, LANES_M, LANES_N, variant.epilogue)
     require(
         config,
         {
             "TM % 4 == 0, TN is 4, 8 or 16": TM % 4 == 0 and TN in (4, 8, 16),
             "warps have tiles: WM > 0": WM > 0,
             "BK % 4 == 0": BK % 4 == 0,
-            "copies cover A's tile": covers(form.a, BM, BK, THREADS),
-            "copies cover B's tile": covers(form.b, BN, BK, THREADS),
+            "copies cover A's tile": covers(variant.a, BM, BK, THREADS),
+            "copies cover B's tile": covers(variant.b, BN, BK, THREADS),
             "two slots": config.slots == 2,
             "pads % 4 == 0": config.pad % 4 == 0 and config.pad_b % 4 == 0,
             "dynamic shared memory": config.dynamic,
@@ -59,12 +59,12 @@ def build(config, form):
     )
     # So many 4-byte copies at once would stall all warps; spread over the first k-steps, they do not. Small thread
     # tiles, whose multiprocessors run several blocks, gain from this only if B is transposed on the way.
-    FLOATS = not (form.a.endswith("4") and form.b.endswith("4"))
-    SPREADS = FLOATS and (TM * TN >= SUMS_SPREAD or not form.b.startswith("across"))
+    FLOATS = not (variant.a.endswith("4") and variant.b.endswith("4"))
+    SPREADS = FLOATS and (TM * TN >= SUMS_SPREAD or not variant.b.startswith("across"))
     SPREAD = min(2, BK // 2 - 1) if SPREADS else 0  # pairs of k-steps
     PARTS = max(1, 2 * SPREAD)
-    a_loader = tile_loader(form.a, BM, BK, THREADS, A_PITCH, PARTS)
-    b_loader = tile_loader(form.b, BN, BK, THREADS, B_PITCH, PARTS)
+    a_loader = tile_loader(variant.a, BM, BK, THREADS, A_PITCH, PARTS)
+    b_loader = tile_loader(variant.b, BN, BK, THREADS, B_PITCH, PARTS)
     A_ADDRESSES, A_STAGED, A_PARTS = a_loader.addresses, a_loader.staged, a_loader.parts
     B_ADDRESSES, B_STAGED, B_PARTS = b_loader.addresses, b_loader.staged, b_loader.parts
     origin_a, place_a, valid_a, begin_a, fetch_a, settle_a = a_loader.functions
@@ -72,9 +72,9 @@ def build(config, form):
     multiply = outer_product(TM, TN, config.order)  # one k-step; acc[i, j] += a_frag[i] * b_frag[j] for all i, j
     store_partial_row, load_partial_row = row_partial(TN, THREADS, BM * BN)
     AT_ONCE = max(1, 64 // (TM * TN))  # parts of a sum that are read at once, limited by registers
-    store_row = row_store(TN, 4 * LANES_N, form.c_aligned)
+    store_row = row_store(TN, 4 * LANES_N, variant.c_aligned)
     # Without an epilogue, small tiles are stored faster directly.
-    STAGED = form.epilogue is not None or (not form.c_aligned and TM * TN >= SUMS_STAGED)
+    STAGED = variant.epilogue is not None or (not variant.c_aligned and TM * TN >= SUMS_STAGED)
 
     @device_function
     def read_fragments(tiles, a_at, b_at, p, a_frag, b_frag):
@@ -258,7 +258,7 @@ def build(config, form):
                         c_row = block_row + row + i // 4 * (4 * LANES_M) + i % 4
                         store_row(c, c_row, block_col + col, alpha, acc, i, beta)
 
-    if form.vectors:
+    if variant.vectors:
 
         @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
         def stream_k(alpha, a, b, beta, c, partition, vectors):
@@ -279,7 +279,7 @@ def config(BM, BN, BK, TM, TN, WM, WN, min_blocks=0):
 
 STAGE = LadderStage(
     name="stream_k",
-    summary="equal shares of the k-tiles for all blocks, any layout, batches, epilogues",
+    summary="equal parts of the k-tiles for all blocks, any layout, batches, epilogues",
     build=build,
     configs=(
         config(128, 256, 16, 8, 16, 64, 64),
@@ -294,7 +294,7 @@ STAGE = LadderStage(
     ),
     test_config=config(32, 32, 8, 8, 4, 32, 32),
     block=flat_block,
-    schedule=share_out,
+    schedule=partition_layout,
     vectorized=True,
     ordered=True,
     min_cc=(8, 0),

@@ -47,12 +47,12 @@ from ...device.partition import (
 from ...device.store import element_store
 from ...device.units import ceil_div
 from ...simulator.switch import device_function, hardware_only
-from .stage import LadderStage, TileConfig, flat_block, require, share_out
+from .stage import LadderStage, TileConfig, flat_block, partition_layout, require
 
 NEVER = 2**31 - 1  # beyond any k of a chunk
 
 
-def build(config, form):
+def build(config, variant):
     BM, BN, BK, TM, LANES = config.BM, config.BN, config.BK, config.TM, config.lanes_k
     THREADS, SLOTS = config.threads, config.slots
     B_PITCH = BK + (4 if BN > 1 else 0)  # floats between columns: eight columns of one k are in eight banks
@@ -62,19 +62,19 @@ def build(config, form):
     SUMS_PITCH = THREADS + 4  # floats between a thread's sums: eight of them are in different banks
     RESULTS = ceil_div(BM * BN, THREADS)  # per thread, after the lanes' sums are added
     B_COPIES = ceil_div(BN * BK, THREADS)  # per thread and chunk
-    VECTORS = form.a == "along4"  # A is copied four floats of a row at a time
-    K_FIRST = BN == 1 or form.b.startswith("along")  # adjacent threads copy adjacent floats of a column of B
+    VECTORS = variant.a == "along4"  # A is copied four floats of a row at a time
+    K_FIRST = BN == 1 or variant.b.startswith("along")  # adjacent threads copy adjacent floats of a column of B
     COLS = min(BN, 8)  # columns of B that adjacent threads copy otherwise
     NEWEST = SLOTS - 2  # groups of copies that may be in flight when a chunk is read
     AT_ONCE = max(1, 32 // RESULTS)  # parts of a sum that are read at once, limited by registers
-    store = element_store(form.epilogue)
+    store = element_store(variant.epilogue)
     require(
         config,
         {
             "a thread has whole rows: TN == BN": config.TN == BN,
             "BN is a power of two": BN & (BN - 1) == 0,
             "lanes along k are 4, 8, 16 or 32": LANES in (4, 8, 16, 32),
-            "a chunk is four k a lane": BK == 4 * LANES,
+            "a chunk is four k per lane": BK == 4 * LANES,
             "two slots or more": SLOTS >= 2,
             "dynamic shared memory": config.dynamic,
             "pad_b holds B's padding": config.dynamic_shared >= SLOTS * SLOT,
@@ -272,7 +272,7 @@ def build(config, form):
                         row, col = block_row + int64(e // BN), block_col + int64(e % BN)
                         store(c, row, col, alpha, results[i], beta, vectors)
 
-    if form.vectors:
+    if variant.vectors:
 
         @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
         def thin(alpha, a, b, beta, c, partition, vectors):
@@ -298,7 +298,7 @@ STAGE = LadderStage(
     ),
     test_config=TileConfig(BM=16, BN=4, BK=32, TM=2, TN=4, lanes_k=8, slots=3, pad_b=1, dynamic=True),
     block=flat_block,
-    schedule=share_out,
+    schedule=partition_layout,
     vectorized=True,
     min_cc=(8, 0),
 )

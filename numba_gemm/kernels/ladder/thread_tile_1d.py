@@ -7,7 +7,7 @@ Traffic: BK*(BM + BN) floats per tile from global memory; BM*BN*BK*(1 + 1/TM) re
     of 2*BM*BN*BK.
 Registers and shared memory: TM accumulators; BK*(BM + BN) floats (4 KB at 64x64x8).
 Measured: 15.7 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 0.31 of cuBLAS SGEMM and 1.85 times shared_tile; 48
-    registers a thread, 27.7 % of the FMA pipe, 0.0 % excess shared wavefronts.
+    registers per thread, 27.7 % of the FMA pipe, 0.0 % excess shared wavefronts.
 Limits: still shared memory, though not alone: one float of A per multiply-add (the compiler reads four along K at once,
     which takes as long as four reads), and two barriers per 64 multiply-adds of a thread.
 """
@@ -70,7 +70,7 @@ def build(config, aligned):
 
 STAGE = LadderStage(
     name="thread_tile_1d",
-    summary="each thread a column of TM results in registers",
+    summary="a column of TM results per thread, in registers",
     build=build,
     configs=(TileConfig(BM=64, BN=64, BK=8, TM=8),),
     test_config=TileConfig(BM=16, BN=16, BK=4, TM=4),

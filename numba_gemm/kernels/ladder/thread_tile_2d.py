@@ -7,7 +7,7 @@ Traffic: M*N*K*(1/BM + 1/BN) floats from global memory in total; BM*BN*BK*(1/TM 
     memory, (1/TM + 1/TN)/2 times the 2*BM*BN*BK with one element per thread.
 Registers and shared memory: TM*TN accumulators and TM + TN fragments; BK*(BM + BN) floats (8 KB at 128x128x8).
 Measured: 24.7 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 0.48 of cuBLAS SGEMM and 1.58 times thread_tile_1d; 126
-    registers a thread, 41.5 % of the FMA pipe, 94.1 % excess shared wavefronts.
+    registers per thread, 41.5 % of the FMA pipe, 94.1 % excess shared wavefronts.
 Limits: bank conflicts: adjacent threads read elements of B that are TN floats apart, and elements of A that are TM*BK
     floats apart. Also, every element of a tile is copied by its own instruction.
 """
@@ -83,7 +83,7 @@ def build(config, aligned):
 
 STAGE = LadderStage(
     name="thread_tile_2d",
-    summary="each thread TM x TN results: an outer product of register fragments a k-step",
+    summary="TM x TN results per thread: an outer product of register fragments per k-step",
     build=build,
     configs=(TileConfig(BM=128, BN=128, BK=8, TM=8, TN=8),),
     test_config=TileConfig(BM=16, BN=16, BK=4, TM=4, TN=2),

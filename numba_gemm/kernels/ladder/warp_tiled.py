@@ -12,7 +12,7 @@ Traffic: M*N*K*(1/BM + 1/BN) floats from global memory; 1/TM + 1/TN reads of sha
 Registers and shared memory: TM*TN accumulators (128), 2*(TM + TN) fragments and the staged floats, close to the limit
     of 255; 2*BK*(BM + pad + BN) floats (49 KB at 128x256x16).
 Measured: 47.5 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 0.93 of cuBLAS SGEMM and 1.12 times register_prefetch; 224
-    registers a thread, 75.6 % of the FMA pipe, 2.3 % excess shared wavefronts.
+    registers per thread, 75.6 % of the FMA pipe, 2.3 % excess shared wavefronts.
 Limits: still issue slots: one instruction in seven is not a multiply-add. Many of these move a tile through registers
     and store it transposed.
 """

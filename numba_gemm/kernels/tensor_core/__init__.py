@@ -1,7 +1,7 @@
 """The tensor-core ladder: products of operands that are decomposed into narrow numbers.
 
-`MODES` are the precisions. `TENSOR_STAGES` are the stages: six in climbing order, then `tf32_tma`, whose operands need
-no decomposition, and `warp_mma` for GPUs other than those of compute capability 9.0.
+`TENSOR_PRECISIONS` are the precisions. `TENSOR_STAGES` are the stages: six in climbing order, then `tf32_tma`, whose
+operands need no decomposition, and `warp_mma` for GPUs other than those of compute capability 9.0.
 """
 
 from . import (
@@ -14,8 +14,8 @@ from . import (
     warp_mma,
     wide_tiles,
 )
-from .config import TensorForm, WarpgroupConfig
-from .mode import MODES, SHORT_SUMS, Mode
+from .config import TensorVariant, WarpgroupConfig
+from .precision import SHORT_SUMS, TENSOR_PRECISIONS, TensorPrecision
 from .stage import TensorStage
 from .tma_stage import TmaStage
 
@@ -33,4 +33,13 @@ TENSOR_STAGES: dict[str, TensorStage | TmaStage] = {
     )
 }
 
-__all__ = ["MODES", "SHORT_SUMS", "TENSOR_STAGES", "Mode", "TensorForm", "TensorStage", "TmaStage", "WarpgroupConfig"]
+__all__ = [
+    "SHORT_SUMS",
+    "TENSOR_PRECISIONS",
+    "TENSOR_STAGES",
+    "TensorPrecision",
+    "TensorStage",
+    "TensorVariant",
+    "TmaStage",
+    "WarpgroupConfig",
+]

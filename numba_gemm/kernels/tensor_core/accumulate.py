@@ -4,8 +4,8 @@ Tensor cores truncate what does not fit into a float of their running sum, so a 
 products of the first parts, the leading ones, make up almost the whole sum. The products of the other parts, the rests,
 are smaller by a factor of 2^7 or more, and so is what is truncated from them. Hence:
 
-- `running`, for modes with one product: the whole sum stays in the tensor cores. Rounding to the narrow format loses
-  more than the truncation.
+- `running`, for precisions with one product: the whole sum stays in the tensor cores. Rounding to the narrow format
+  loses more than the truncation.
 - `folded`: the tensor cores sum the leading products of each slot from zero. That sum is added to the total outside,
   with rounding. The rests stay in the tensor cores for eight slots.
 - `compensated`: in addition, two more operations find what each addition to the total rounds off (Dekker, 1971,
@@ -23,8 +23,8 @@ from numba import cuda, float32, uint32
 
 from ...device import wgmma
 from ...simulator.switch import device_function
-from .mode import Mode
 from .pipeline import ring, slot_products, step_product
+from .precision import TensorPrecision
 from .stage import GROUP_ROWS, ROW_BYTES, WarpgroupConfig
 
 STEPS = 4  # per slot, each with the terms of one instruction
@@ -67,13 +67,13 @@ def steps(columns: int):
             for q in range(4):
                 whole = total[j, q] + rests[j, q]
                 kept = whole - rests[j, q]
-                left = (total[j, q] - kept) + (rests[j, q] - (whole - kept))  # what that addition rounded off
+                left = (total[j, q] - kept) + (rests[j, q] - (whole - kept))  # rounding error of that addition
                 total[j, q] = whole + (left + float32(CUT_OFF) * whole)
 
     return clear, add, add_exactly, finish
 
 
-def tile_sums(config: WarpgroupConfig, mode: Mode):
+def tile_sums(config: WarpgroupConfig, precision: TensorPrecision):
     """Make a device function ``(total, start, full, empty, i, parity, k_slots, group)`` for a consumer warpgroup.
 
     It sets ``total`` to the products of warpgroup `group`'s rows of A with the block's columns of B, summed over all
@@ -81,12 +81,12 @@ def tile_sums(config: WarpgroupConfig, mode: Mode):
     `empty` barrier when it has read the slot. The first slot has index `i` and is full once the phase of this `parity`
     has ended; the function returns both for the slot after the tile.
     """
-    BN, SLOT = config.BN, config.slot_bytes(mode)
+    BN, SLOT = config.BN, config.slot_bytes(precision)
     COLUMN_GROUPS = BN // 8
     wait = wgmma.waiting(BN)
-    leading, others = mode.products[-1:], mode.products[:-1]
+    leading, others = precision.products[-1:], precision.products[:-1]
     clear, add, add_exactly, finish = steps(BN)
-    await_slot, give_back, following = ring(config.slots(mode))
+    await_slot, give_back, following = ring(config.slots(precision))
 
     @device_function
     def tiles(start, i, group):
@@ -94,7 +94,7 @@ def tile_sums(config: WarpgroupConfig, mode: Mode):
         return wgmma.descriptor(uint32(at + group * uint32(GROUP_ROWS * ROW_BYTES))), wgmma.descriptor(at)
 
     if not others:
-        products = slot_products(config, mode, leading, fresh=False)
+        products = slot_products(config, precision, leading, fresh=False)
 
         @device_function
         def running(total, start, full, empty, i, parity, k_slots, group):
@@ -116,8 +116,8 @@ def tile_sums(config: WarpgroupConfig, mode: Mode):
 
         return running
 
-    lead = slot_products(config, mode, leading, fresh=True)
-    rest = slot_products(config, mode, others, fresh=False)
+    lead = slot_products(config, precision, leading, fresh=True)
+    rest = slot_products(config, precision, others, fresh=False)
 
     @device_function
     def folded(total, start, full, empty, i, parity, k_slots, group):
@@ -165,7 +165,7 @@ def tile_sums(config: WarpgroupConfig, mode: Mode):
         finish(total, rests)
         return i, parity
 
-    step_lead = step_product(config, mode)
+    step_lead = step_product(config, precision)
 
     @device_function
     def stepwise(total, start, full, empty, i, parity, k_slots, group):
@@ -191,4 +191,4 @@ def tile_sums(config: WarpgroupConfig, mode: Mode):
         finish(total, rests)
         return i, parity
 
-    return stepwise if mode.stepwise else compensated if mode.compensated else folded
+    return stepwise if precision.stepwise else compensated if precision.compensated else folded

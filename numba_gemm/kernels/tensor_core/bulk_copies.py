@@ -6,8 +6,8 @@ Idea: the parts are stored in memory in the layout of a slot, so one instruction
 Traffic: as before.
 Registers and shared memory: as before, plus a barrier of eight bytes.
 Measured: 113.2 TFLOP/s of bf16x6 at 4096x4096x4096 on an NVIDIA H200, 2.48 of cuBLAS SGEMM and 1.50 times
-    one_warpgroup, splitting not counted; 90 registers a thread; of positive operands the median error over |A| @ |B|
-    is 1.5e-05.
+    one_warpgroup, decomposition not counted; 90 registers per thread; of positive operands the median error over |A|
+    @ |B| is 1.5e-05.
 Limits: nothing is copied while the tensor cores multiply, and nothing is multiplied while copies are in flight.
 """
 
@@ -20,21 +20,21 @@ from .pipeline import first_slot, group_store, slot_copies, slot_products
 from .stage import TensorStage, WarpgroupConfig
 
 
-def build(config, form):
-    mode = form.mode
-    BM, BN, PARTS = config.BM, config.BN, mode.parts
+def build(config, variant):
+    precision = variant.precision
+    BM, BN, PARTS = config.BM, config.BN, precision.parts
     require(
         config,
         {
             "one warpgroup": config.consumers == 1 and config.producers == 0,
-            "no scales": not mode.scaled,
-            "no epilogue": form.epilogue is None,
+            "no scales": not precision.scaled,
+            "no epilogue": variant.epilogue is None,
         },
     )
-    SLOT = config.slot_bytes(mode)
+    SLOT = config.slot_bytes(precision)
     COLUMN_GROUPS = BN // 8
-    fetch, wait = slot_copies(config, mode), wgmma.waiting(BN)
-    products = slot_products(config, mode, mode.products, fresh=False)
+    fetch, wait = slot_copies(config, precision), wgmma.waiting(BN)
+    products = slot_products(config, precision, precision.products, fresh=False)
     store = group_store(BN)
 
     @cuda.jit(**hardware_only(launch_bounds=(config.threads, 1)))
@@ -73,7 +73,7 @@ def build(config, form):
 
 STAGE = TensorStage(
     name="bulk_copies",
-    summary="one thread asks for a slot of split operands, then all multiply it",
+    summary="one thread asks for a slot of decomposed operands, then all multiply it",
     build=build,
     configs=(WarpgroupConfig(64, 128, max_slots=1),),
 )

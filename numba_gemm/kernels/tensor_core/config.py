@@ -2,9 +2,9 @@
 
 A decomposed operand is a matrix of 32-bit words. It has one row per part and slot of k, ordered by parts first. Each
 row holds 32 words, 128 bytes, per row of A (or column of B). A slot in shared memory has the same layout, so one bulk
-copy brings any number of rows of a slot. Within 128 bytes the eight 16-byte chunks are exchanged by XOR with the row
-modulo eight, as the matrix instruction reads them (the "128-byte swizzle"). In a scaled mode one more row follows: the
-logarithm of the scale of each row of A, or column of B, as floats.
+copy brings any number of rows of a slot. Within 128 bytes the eight 16-byte chunks are permuted by XOR with the row
+modulo eight, as the matrix instruction reads them (the "128-byte swizzle"). In a scaled precision one more row follows:
+the logarithm of the scale of each row of A, or column of B, as floats.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from ...device.units import WARP, ceil_div
 from ...device.wgmma import GROUP_BYTES, ROW_BYTES
 from ..stage import require
-from .mode import Mode
+from .precision import TensorPrecision
 
 WARPGROUP = 128  # threads
 ROW_WORDS = ROW_BYTES // 4
@@ -29,7 +29,7 @@ MAX_SLOTS = 8
 REGISTERS = 1 << 16  # of a multiprocessor, and of a block at the most
 LEFT = 24  # registers that a thread of a warpgroup that fetches needs, if the others claim what it can do without
 WARP_EXTENT = 32  # rows, and columns, that a warp multiplies where warps do
-SPLIT_ROWS = 32  # that are split at a time, of one slot
+DECOMPOSED_ROWS = 32  # of an operand, that a block decomposes at a time, for one slot
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Tiles:
     BM: int
     BN: int
 
-    def slot_bytes(self, mode: Mode) -> int:
+    def slot_bytes(self, precision: TensorPrecision) -> int:
         """Bytes of a slot: all parts of a tile of A, then of B."""
-        return ROW_BYTES * mode.parts * (self.BM + self.BN)
+        return ROW_BYTES * precision.parts * (self.BM + self.BN)
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,13 @@ class WarpgroupConfig(Tiles):
             {
                 "BM == 64 * consumers": GROUP_ROWS * self.consumers == self.BM,
                 "BN % 8 == 0, BN <= 256": self.BN <= 256 and self.BN % 8 == 0,
-                "BM % 32 == 0, BN % 32 == 0": self.BM % SPLIT_ROWS == 0 and self.BN % SPLIT_ROWS == 0,
+                "BM % 32 == 0, BN % 32 == 0": self.BM % DECOMPOSED_ROWS == 0 and self.BN % DECOMPOSED_ROWS == 0,
                 "slots": 0 < self.max_slots <= MAX_SLOTS,
                 "threads <= 1024": self.threads <= 1024,
             },
         )
         if self.claim:
-            # What a block starts with: a hang, not an error, would follow if it were less than what it ends with.
+            # Registers per thread when a block starts: if there were more at the end, it would hang without an error.
             start = REGISTERS // self.threads // 8 * 8
             held = WARPGROUP * (self.consumers * self.claim + self.producers * LEFT)
             require(
@@ -93,7 +93,7 @@ class WarpgroupConfig(Tiles):
 
     @property
     def threads(self) -> int:
-        """Threads a block."""
+        """Threads per block."""
         return WARPGROUP * (self.consumers + self.producers)
 
     @property
@@ -101,18 +101,18 @@ class WarpgroupConfig(Tiles):
         """The extents in one word."""
         return f"{self.BM}x{self.BN}-c{self.consumers}p{self.producers}"
 
-    def slots(self, mode: Mode) -> int:
+    def slots(self, precision: TensorPrecision) -> int:
         """Slots that shared memory holds."""
         room = SHARED_BYTES - ALIGNMENT - 2 * MAX_SLOTS * BARRIER_BYTES
-        found = min(self.max_slots, room // self.slot_bytes(mode))
+        found = min(self.max_slots, room // self.slot_bytes(precision))
         if found == 0:
-            raise ValueError(f"configuration {self.name} has no room for a slot of {mode.name}")
+            raise ValueError(f"configuration {self.name} has no room for a slot of {precision.name}")
         return found
 
-    def dynamic_shared(self, mode: Mode) -> int:
+    def dynamic_shared(self, precision: TensorPrecision) -> int:
         """Bytes of dynamic shared memory that a launch must ask for."""
-        slots = self.slots(mode)
-        return ALIGNMENT + slots * (self.slot_bytes(mode) + 2 * BARRIER_BYTES)
+        slots = self.slots(precision)
+        return ALIGNMENT + slots * (self.slot_bytes(precision) + 2 * BARRIER_BYTES)
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class WarpConfig(Tiles):
 
     @property
     def threads(self) -> int:
-        """Threads a block."""
+        """Threads per block."""
         return self.BM // WARP_EXTENT * (self.BN // WARP_EXTENT) * WARP
 
     @property
@@ -149,44 +149,44 @@ class WarpConfig(Tiles):
         """The extents in one word."""
         return f"{self.BM}x{self.BN}-w{WARP_EXTENT}x{WARP_EXTENT}"
 
-    def slots(self, mode: Mode) -> int:
+    def slots(self, precision: TensorPrecision) -> int:
         """Slots that shared memory holds."""
-        found = min(self.max_slots, (SMALLEST_SHARED_BYTES - ALIGNMENT) // self.slot_bytes(mode))
+        found = min(self.max_slots, (SMALLEST_SHARED_BYTES - ALIGNMENT) // self.slot_bytes(precision))
         if found < 2:
-            raise ValueError(f"configuration {self.name} has no room for two slots of {mode.name}")
+            raise ValueError(f"configuration {self.name} has no room for two slots of {precision.name}")
         return found
 
-    def dynamic_shared(self, mode: Mode) -> int:
+    def dynamic_shared(self, precision: TensorPrecision) -> int:
         """Bytes of dynamic shared memory that a launch must ask for."""
-        return ALIGNMENT + self.slots(mode) * self.slot_bytes(mode)
+        return ALIGNMENT + self.slots(precision) * self.slot_bytes(precision)
 
 
 TensorConfig = WarpgroupConfig | WarpConfig
 
 
 @dataclass(frozen=True)
-class TensorForm:
+class TensorVariant:
     """Specialisation of a kernel.
 
     Attributes
     ----------
-    mode : Mode
+    precision : TensorPrecision
         Precision.
     epilogue : callable or None
         Device function ``(value, row, col, *vectors)`` applied to each element of C.
     vectors : int
         Number of vectors that the epilogue takes.
     batched : bool
-        Whether the grid's y axis counts matrices of a batch.
+        True if the grid's y axis counts matrices of a batch.
     """
 
-    mode: Mode
+    precision: TensorPrecision
     epilogue: Callable[..., Any] | None = None
     vectors: int = 0
     batched: bool = False
 
 
-def split_shape(mode: Mode, mn: int, k: int, tile: int) -> tuple[int, int]:
+def parts_shape(precision: TensorPrecision, mn: int, k: int, tile: int) -> tuple[int, int]:
     """Return rows, and words per row, of a decomposed (mn, k) operand for block tiles of `tile` rows."""
-    slots = max(1, ceil_div(k, mode.slot_k))
-    return mode.parts * slots + mode.scaled, ROW_WORDS * ceil_div(mn, tile) * tile
+    slots = max(1, ceil_div(k, precision.slot_k))
+    return precision.parts * slots + precision.scaled, ROW_WORDS * ceil_div(mn, tile) * tile

@@ -17,7 +17,7 @@ from ...device.narrow import power
 from ...device.store import element_store
 from ...simulator.switch import device_function
 from ..ladder.stage import GROUP
-from .stage import TensorForm
+from .stage import TensorVariant
 
 HUGE = 2.0**126  # four times this is infinite
 AHEAD = 16  # terms of a recomputed sum that are loaded at a time
@@ -32,7 +32,7 @@ def place(tile, rows, cols):
     return uint32(group * GROUP + within % height), uint32(within // height)
 
 
-def of_batch(form: TensorForm):
+def of_batch(variant: TensorVariant):
     """Make a device function ``(a, b, c, x, y, steps)`` that returns the operands of this block's matrix of a batch."""
 
     @device_function
@@ -50,7 +50,7 @@ def of_batch(form: TensorForm):
     def alone(a, b, c, x, y, steps):
         return a, b, c, x, y
 
-    return member if form.batched else alone
+    return member if variant.batched else alone
 
 
 @device_function
@@ -98,7 +98,7 @@ def for_each_sum(groups: int, visit):
     return visits(0)
 
 
-def sums_store(form: TensorForm, across: int, deep: int = 1):
+def sums_store(variant: TensorVariant, across: int, deep: int = 1):
     """Make a device function ``(c, row, col, alpha, total, beta, a, b, x, y, vectors)`` that writes a warp's sums to C.
 
     A warp has `deep` times 16 rows and `across` times 8 columns. In each group of 16 rows and 8 columns, lane l holds
@@ -106,9 +106,9 @@ def sums_store(form: TensorForm, across: int, deep: int = 1):
     `total` is a local array of shape (deep * across, 4), in row-major order of the groups; it may be overwritten. `a`
     and `b` are the parts, `x` and `y` the original operands.
     """
-    PARTS, SCALED, PLAIN = form.mode.parts, form.mode.scaled, form.epilogue is None
+    PARTS, SCALED, PLAIN = variant.precision.parts, variant.precision.scaled, variant.epilogue is None
     ACROSS, DEEP, GROUPS = across, deep, across * deep
-    store1 = element_store(form.epilogue)
+    store1 = element_store(variant.epilogue)
 
     @device_function
     def down(row, j, q):

@@ -1,12 +1,12 @@
 """one_warpgroup: a warpgroup multiplies on tensor cores, from shared memory.
 
 Bottleneck before: FP32 multiply-adds: 128 per clock and multiprocessor, however fast their operands arrive.
-Idea: split each element into narrow parts (`mode`) and multiply the parts on tensor cores. A warpgroup's four warps
-    together multiply 64 rows at a time, from a slot of tiles in shared memory. All threads copy the tiles there.
+Idea: decompose each element into narrow parts (`precision`) and multiply the parts on tensor cores. A warpgroup's four
+    warps together multiply 64 rows at a time, from a slot of tiles in shared memory. All threads copy the tiles there.
 Traffic: a block reads 128 bytes per part, row and slot of k: 4 bytes per element and part for TF32, 2 for BF16.
 Registers and shared memory: BN / 2 sums per thread; one slot.
-Measured: 75.3 TFLOP/s of bf16x6 at 4096x4096x4096 on an NVIDIA H200, 1.65 of cuBLAS SGEMM, splitting not counted; 136
-    registers a thread; of positive operands the median error over |A| @ |B| is 1.5e-05.
+Measured: 75.3 TFLOP/s of bf16x6 at 4096x4096x4096 on an NVIDIA H200, 1.65 of cuBLAS SGEMM, decomposition not counted;
+    136 registers per thread; of positive operands the median error over |A| @ |B| is 1.5e-05.
 Limits: all threads fetch, then all multiply.
 """
 
@@ -21,21 +21,21 @@ from .pipeline import first_slot, group_store, slot_products
 from .stage import ROW_BYTES, ROW_WORDS, WARPGROUP, TensorStage, WarpgroupConfig
 
 
-def build(config, form):
-    mode = form.mode
-    BM, BN, PARTS = config.BM, config.BN, mode.parts
+def build(config, variant):
+    precision = variant.precision
+    BM, BN, PARTS = config.BM, config.BN, precision.parts
     require(
         config,
         {
             "one warpgroup": config.consumers == 1 and config.producers == 0,
-            "no scales": not mode.scaled,
-            "no epilogue": form.epilogue is None,
+            "no scales": not precision.scaled,
+            "no epilogue": variant.epilogue is None,
         },
     )
     COLUMN_GROUPS = BN // 8
     A_BYTES, B_BYTES = ROW_BYTES * BM, ROW_BYTES * BN  # per part of a tile
     wait = wgmma.waiting(BN)
-    products = slot_products(config, mode, mode.products, fresh=False)
+    products = slot_products(config, precision, precision.products, fresh=False)
     store = group_store(BN)
 
     def copies(count):
@@ -84,7 +84,7 @@ def build(config, form):
 
 STAGE = TensorStage(
     name="one_warpgroup",
-    summary="one warpgroup copies a slot of split operands, then multiplies it",
+    summary="one warpgroup copies a slot of decomposed operands, then multiplies it",
     build=build,
     configs=(WarpgroupConfig(64, 128, max_slots=1),),
 )

@@ -10,7 +10,8 @@ Idea: as many blocks as the GPU has multiprocessors, each of which computes one 
 Traffic: as before, mostly from the L2 cache.
 Registers and shared memory: up to three sums of a warpgroup's tile, 240 registers per thread; as many slots as fit.
 Measured: 129.1 TFLOP/s of bf16x6 at 4096x4096x4096 on an NVIDIA H200, 2.83 of cuBLAS SGEMM and 0.99 times fresh_sums,
-    splitting not counted; 168 registers a thread; of positive operands the median error over |A| @ |B| is 2.1e-08.
+    decomposition not counted; 168 registers per thread; of positive operands the median error over |A| @ |B| is
+    2.1e-08.
 Limits: the power limit, under which clocks fall to 1.7 GHz, and bytes from the L2 cache: see docs/experiments.md.
 """
 
@@ -23,17 +24,18 @@ from ...simulator.switch import device_function, hardware_only
 from ..stage import require
 from .accumulate import tile_sums
 from .epilogue import of_batch, place, sums_store
-from .mode import MODES
 from .pipeline import first_slot, slot_copies
+from .precision import TENSOR_PRECISIONS
 from .stage import BARRIER_BYTES, GROUP_ROWS, LEFT, WARPGROUP, TensorStage, WarpgroupConfig
 
 
-def build(config, form):
-    mode, BM, BN, PARTS = form.mode, config.BM, config.BN, form.mode.parts
+def build(config, variant):
+    precision, BM, BN, PARTS = variant.precision, config.BM, config.BN, variant.precision.parts
     require(config, {"one producer": config.producers == 1, "BN <= 128, or one product": BN <= 128 or PARTS == 1})
-    SLOTS, CONSUMERS, SLOT = config.slots(mode), config.consumers, config.slot_bytes(mode)
+    SLOTS, CONSUMERS, SLOT = config.slots(precision), config.consumers, config.slot_bytes(precision)
     COLUMN_GROUPS, CLAIM = BN // 8, config.claim
-    fetch, sum_tile, store = slot_copies(config, mode), tile_sums(config, mode), sums_store(form, COLUMN_GROUPS)
+    fetch, sum_tile = slot_copies(config, precision), tile_sums(config, precision)
+    store = sums_store(variant, COLUMN_GROUPS)
 
     @device_function
     def run(alpha, a, b, beta, c, x, y, steps, vectors):
@@ -51,7 +53,7 @@ def build(config, form):
                 mbarrier.initialise(uint32(empty + i * BARRIER_BYTES), uint32(WARPGROUP // WARP * CONSUMERS))
             mbarrier.initialised()
         cuda.syncthreads()  # the barriers are set up before any thread waits on them
-        wait_for_last()  # the operands have been split
+        wait_for_last()  # the operands have been decomposed
 
         i, tile = uint32(0), uint32(cuda.blockIdx.x)
         if tid >= uint32(WARPGROUP * CONSUMERS):
@@ -86,7 +88,7 @@ def build(config, form):
                 store(c, row, col, alpha, total, beta, a, b, x, y, vectors)
                 tile = uint32(tile + cuda.gridDim.x)
 
-    member = of_batch(form)
+    member = of_batch(variant)
     bounds = hardware_only(launch_bounds=(config.threads, 1))
 
     @cuda.jit(**bounds)
@@ -97,7 +99,7 @@ def build(config, form):
     def persistent_with(alpha, a, b, beta, c, x, y, steps, vectors):
         run(alpha, a, b, beta, c, x, y, steps, vectors)
 
-    return persistent_with if form.vectors else persistent
+    return persistent_with if variant.vectors else persistent
 
 
 STAGE = TensorStage(
@@ -111,7 +113,7 @@ STAGE = TensorStage(
         WarpgroupConfig(64, 64, producers=1),
         WarpgroupConfig(128, 256, consumers=2, producers=1, claim=240),
     ),
-    precisions=tuple(MODES),
+    precisions=tuple(TENSOR_PRECISIONS),
     complete=True,
     waits=True,
 )

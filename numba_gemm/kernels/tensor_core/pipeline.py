@@ -1,4 +1,4 @@
-"""Pipeline of warpgroups: fetching slots of split operands, multiplying them, and storing the sums."""
+"""Pipeline of warpgroups: fetching slots of decomposed operands, multiplying them, and storing the sums."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...device.address import address_of, shared_address
 from ...device.store import store_axpby1
 from ...device.units import WARP
 from ...simulator.switch import device_function
-from .mode import Mode
+from .precision import TensorPrecision
 from .stage import ALIGNMENT, BARRIER_BYTES, ROW_BYTES, ROW_WORDS, WARPGROUP, WarpgroupConfig
 
 
@@ -19,13 +19,13 @@ def first_slot(memory):
     return uint32(uint32(shared_address(memory) + (ALIGNMENT - 1)) & uint32(0xFFFFFFFF - (ALIGNMENT - 1)))
 
 
-def slot_copies(config: WarpgroupConfig, mode: Mode):
+def slot_copies(config: WarpgroupConfig, precision: TensorPrecision):
     """Make a device function ``(at, a, b, s, k_slots, block_row, block_col, full)``, which one thread calls.
 
-    It starts copying slot s of `k_slots`, of the block's rows of split A and B, to the address `at` in shared memory:
-    first the parts of A, then those of B. It announces the number of bytes to the mbarrier `full`.
+    It starts copying slot s of `k_slots`, of the block's rows of decomposed A and B, to the address `at` in shared
+    memory: first the parts of A, then those of B. It announces the number of bytes to the mbarrier `full`.
     """
-    PARTS, SLOT = mode.parts, config.slot_bytes(mode)
+    PARTS, SLOT = precision.parts, config.slot_bytes(precision)
     A_BYTES, B_BYTES = ROW_BYTES * config.BM, ROW_BYTES * config.BN  # per part of a tile
     B_START = PARTS * A_BYTES
 
@@ -87,17 +87,19 @@ def group_store(columns: int):
     return store
 
 
-def slot_products(config: WarpgroupConfig, mode: Mode, chosen: tuple[tuple[int, int], ...], fresh: bool):
+def slot_products(
+    config: WarpgroupConfig, precision: TensorPrecision, chosen: tuple[tuple[int, int], ...], fresh: bool
+):
     """Make a device function ``(acc, a_tile, b_tile, keep)`` that starts products of a slot as a separate group.
 
-    It computes ``acc = A @ B + (acc if keep else 0)`` over the `chosen` products of the mode; if `fresh`, it never
+    It computes ``acc = A @ B + (acc if keep else 0)`` over the `chosen` products of the precision; if `fresh`, it never
     keeps. `a_tile` is the descriptor of the first part of this warpgroup's rows of A, and `b_tile` that of the slot's
     start. In a slot, the parts of A's tile precede those of B's.
     """
     A_BYTES, B_BYTES = ROW_BYTES * config.BM, ROW_BYTES * config.BN  # per part of a tile
     UNIT = 16  # bytes per unit of a descriptor
     STEP = wgmma.STEP_BYTES // UNIT
-    multiply = wgmma.multiply(mode.kind, config.BN)
+    multiply = wgmma.multiply(precision.kind, config.BN)
 
     @device_function
     def nothing(acc, a_tile, b_tile, keep):
@@ -108,9 +110,9 @@ def slot_products(config: WarpgroupConfig, mode: Mode, chosen: tuple[tuple[int, 
         if q == len(chosen):
             return nothing
         a, b = chosen[q]
-        A_PART, B_PART = a * A_BYTES // UNIT, (mode.parts * A_BYTES + b * B_BYTES) // UNIT
+        A_PART, B_PART = a * A_BYTES // UNIT, (precision.parts * A_BYTES + b * B_BYTES) // UNIT
         FIRST = q == 0
-        begin = wgmma.multiply(mode.kind, config.BN, fresh) if FIRST else multiply
+        begin = wgmma.multiply(precision.kind, config.BN, fresh) if FIRST else multiply
         following = from_product(q + 1)
 
         @device_function
@@ -135,14 +137,14 @@ def slot_products(config: WarpgroupConfig, mode: Mode, chosen: tuple[tuple[int, 
     return slot
 
 
-def step_product(config: WarpgroupConfig, mode: Mode):
+def step_product(config: WarpgroupConfig, precision: TensorPrecision):
     """Make a device function ``(acc, a_tile, b_tile, step)`` that starts ``acc = A @ B`` of one step's first parts.
 
     The product is a separate group; the parameters are those of `slot_products`.
     """
     UNIT = 16  # bytes per unit of a descriptor
-    B_PART, STEP = mode.parts * ROW_BYTES * config.BM // UNIT, wgmma.STEP_BYTES // UNIT
-    multiply = wgmma.multiply(mode.kind, config.BN, True)
+    B_PART, STEP = precision.parts * ROW_BYTES * config.BM // UNIT, wgmma.STEP_BYTES // UNIT
+    multiply = wgmma.multiply(precision.kind, config.BN, True)
 
     @device_function
     def product(acc, a_tile, b_tile, step):

@@ -7,8 +7,8 @@ Idea: several slots. One thread of a separate warpgroup, the producer, requests 
 Traffic: as before.
 Registers and shared memory: the same sums; as many slots as shared memory holds, with two barriers each.
 Measured: 113.2 TFLOP/s of bf16x6 at 4096x4096x4096 on an NVIDIA H200, 2.48 of cuBLAS SGEMM and 1.00 times
-    bulk_copies, splitting not counted; 96 registers a thread; of positive operands the median error over |A| @ |B| is
-    1.5e-05.
+    bulk_copies, decomposition not counted; 96 registers per thread; of positive operands the median error over |A| @
+    |B| is 1.5e-05.
 Limits: the tensor cores have the products of one warpgroup only, and idle when it waits.
 """
 
@@ -21,18 +21,22 @@ from .pipeline import first_slot, group_store, slot_copies, slot_products
 from .stage import BARRIER_BYTES, GROUP_ROWS, ROW_BYTES, WARPGROUP, TensorStage, WarpgroupConfig
 
 
-def build(config, form):
-    mode = form.mode
-    BM, BN, PARTS = config.BM, config.BN, mode.parts
+def build(config, variant):
+    precision = variant.precision
+    BM, BN, PARTS = config.BM, config.BN, precision.parts
     require(
         config,
-        {"one producer": config.producers == 1, "no scales": not mode.scaled, "no epilogue": form.epilogue is None},
+        {
+            "one producer": config.producers == 1,
+            "no scales": not precision.scaled,
+            "no epilogue": variant.epilogue is None,
+        },
     )
-    SLOTS, CONSUMERS = config.slots(mode), config.consumers
-    SLOT = config.slot_bytes(mode)
+    SLOTS, CONSUMERS = config.slots(precision), config.consumers
+    SLOT = config.slot_bytes(precision)
     COLUMN_GROUPS = BN // 8
-    fetch, wait = slot_copies(config, mode), wgmma.waiting(BN)
-    products = slot_products(config, mode, mode.products, fresh=False)
+    fetch, wait = slot_copies(config, precision), wgmma.waiting(BN)
+    products = slot_products(config, precision, precision.products, fresh=False)
     store = group_store(BN)
 
     @cuda.jit(**hardware_only(launch_bounds=(config.threads, 1)))

@@ -10,26 +10,26 @@ from typing import Any
 from ...device.units import FLOAT32_BYTES, ceil_div
 from ...simulator.switch import SIMULATOR
 from ..product import VECTOR_BYTES, Layout, Product
-from ..stage import MAX_GRID_Y, Gpu, Piece, Share, Stage, cut
+from ..stage import MAX_GRID_Y, Gpu, Partition, Piece, Stage, cut
 from ..step import ALPHA, AT_A, AT_B, AT_C, BETA, Kernel, Launches, MatrixAt, Moving, Slot, Step, Vector, Words
-from . import split
+from . import decompose
 from .config import (
     ALIGNMENT,
     BARRIER_BYTES,
+    DECOMPOSED_ROWS,
     GROUP_ROWS,
     LEFT,
     ROW_BYTES,
     ROW_WORDS,
-    SPLIT_ROWS,
     WARP_EXTENT,
     WARPGROUP,
     TensorConfig,
-    TensorForm,
+    TensorVariant,
     WarpConfig,
     WarpgroupConfig,
-    split_shape,
+    parts_shape,
 )
-from .mode import MODES, SHORT_SUMS, Mode
+from .precision import SHORT_SUMS, TENSOR_PRECISIONS, TensorPrecision
 
 if not SIMULATOR:
     from numba.cuda import types
@@ -39,21 +39,21 @@ if not SIMULATOR:
 __all__ = [
     "ALIGNMENT",
     "BARRIER_BYTES",
+    "DECOMPOSED_ROWS",
     "GROUP_ROWS",
     "LEFT",
     "ROW_BYTES",
     "ROW_WORDS",
-    "SPLIT_ROWS",
     "WARPGROUP",
     "WARP_EXTENT",
     "Decomposition",
     "TensorConfig",
-    "TensorForm",
     "TensorStage",
+    "TensorVariant",
     "WarpConfig",
     "WarpgroupConfig",
-    "decompose",
-    "mode_for",
+    "decomposition_of",
+    "precision_for",
 ]
 
 BATCH_STEPS = 5
@@ -65,10 +65,10 @@ MAX_MATRICES = (1 << 16) - 1  # along y
 MAX_PARTS_BYTES = 1 << 30  # of the parts of a batch's matrices that are decomposed at a time, unless one needs more
 
 
-def mode_for(precision: str, k: int) -> Mode:
-    """Return the mode that computes sums of `k` terms in a precision."""
-    mode = MODES[precision]
-    return SHORT_SUMS.get(precision, mode) if k < LONG_SUM else mode
+def precision_for(name: str, k: int) -> TensorPrecision:
+    """Return the record of a precision for sums of `k` terms."""
+    precision = TENSOR_PRECISIONS[name]
+    return SHORT_SUMS.get(name, precision) if k < LONG_SUM else precision
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,10 @@ class Decomposition:
 
     Attributes
     ----------
-    mode : Mode
-        Mode.
+    precision : TensorPrecision
+        Precision.
     parts : tuple of Layout
-        Layouts of A's parts and B's, and of the row maxima of both if the mode is scaled.
+        Layouts of A's parts and B's, and of the row maxima of both if the precision is scaled.
     offsets : tuple of int
         Bytes from the start of the scratch memory to each of them.
     steps : tuple of int
@@ -93,7 +93,7 @@ class Decomposition:
         Blocks of the kernel that decomposes both operands, and of the one that finds the row maxima.
     """
 
-    mode: Mode
+    precision: TensorPrecision
     parts: tuple[Layout, ...]
     offsets: tuple[int, ...]
     steps: tuple[int, ...]
@@ -103,16 +103,17 @@ class Decomposition:
     maxima_blocks: int
 
 
-def decompose(mode: Mode, product: Product, config: TensorConfig) -> Decomposition:
+def decomposition_of(precision: TensorPrecision, product: Product, config: TensorConfig) -> Decomposition:
     """Lay out the decomposed operands of a product; of the batch, only the last dimension counts."""
     m, n, k, batch = product.m, product.n, product.k, product.batch
     matrices = batch.extents[-1]
-    shapes = [split_shape(mode, m, k, config.BM), split_shape(mode, n, k, config.BN)]
-    blocks, maxima_blocks = sum(rows // mode.parts * (words // (ROW_WORDS * SPLIT_ROWS)) for rows, words in shapes), 0
-    if mode.scaled:
-        spans = max(1, min(split.SPANS, ceil_div(k, split.SPAN)))
+    shapes = [parts_shape(precision, m, k, config.BM), parts_shape(precision, n, k, config.BN)]
+    blocks = sum(rows // precision.parts * (words // (ROW_WORDS * DECOMPOSED_ROWS)) for rows, words in shapes)
+    maxima_blocks = 0
+    if precision.scaled:
+        spans = max(1, min(decompose.SPANS, ceil_div(k, decompose.SPAN)))
         shapes += [(spans, words // ROW_WORDS) for _, words in shapes]
-        maxima_blocks = sum(rows * (cols // SPLIT_ROWS) for rows, cols in shapes[2:])
+        maxima_blocks = sum(rows * (cols // DECOMPOSED_ROWS) for rows, cols in shapes[2:])
     offsets, steps, end = [], [], 0
     for (rows, cols), own in zip(shapes, (batch.a[-1], batch.b[-1]) * 2, strict=False):
         size = ceil_div(FLOAT32_BYTES * rows * cols, SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
@@ -120,7 +121,7 @@ def decompose(mode: Mode, product: Product, config: TensorConfig) -> Decompositi
         steps.append(size if own else 0)
         end += size * (matrices if own else 1)
     parts = tuple(Layout(rows, cols, FLOAT32_BYTES * cols, FLOAT32_BYTES) for rows, cols in shapes)
-    return Decomposition(mode, parts, tuple(offsets), tuple(steps), matrices, end, blocks, maxima_blocks)
+    return Decomposition(precision, parts, tuple(offsets), tuple(steps), matrices, end, blocks, maxima_blocks)
 
 
 # ------------------------------------------------------------------------------------------------------------- kernels
@@ -132,28 +133,28 @@ class DecomposeVariant:
 
     Attributes
     ----------
-    mode : Mode or None
-        Mode; None for row maxima, which are the same for all.
+    precision : TensorPrecision or None
+        Precision; None for row maxima, which are the same for all.
     overlapping : bool
-        Whether the next kernel may start while it runs.
+        True if the next kernel may start while it runs.
     batched : bool
-        Whether the grid's y axis counts matrices of a batch.
+        True if the grid's y axis counts matrices of a batch.
     """
 
-    mode: Mode | None
+    precision: TensorPrecision | None
     overlapping: bool
     batched: bool
 
 
 def build_decompose(config: None, variant: DecomposeVariant) -> Any:
     """Build the kernel that decomposes both operands."""
-    assert variant.mode is not None
-    return split.build(variant.mode, variant.overlapping, variant.batched)
+    assert variant.precision is not None
+    return decompose.build(variant.precision, variant.overlapping, variant.batched)
 
 
 def build_row_maxima(config: None, variant: DecomposeVariant) -> Any:
     """Build the kernel that finds the largest magnitudes of rows of A and columns of B."""
-    return split.build_extremes(variant.overlapping, variant.batched)
+    return decompose.build_row_maxima(variant.overlapping, variant.batched)
 
 
 def _steps_type(count: int) -> Any:
@@ -168,8 +169,8 @@ def vector_types(count: int) -> tuple[Any, ...]:
 def decompose_signature(variant: DecomposeVariant) -> tuple[Any, ...]:
     """Return the Numba types of the decomposing kernel's parameters."""
     words, matrix = MatrixType(True), MatrixType(False)
-    assert variant.mode is not None
-    operand = (matrix, words, words) if variant.mode.scaled else (matrix, words)
+    assert variant.precision is not None
+    operand = (matrix, words, words) if variant.precision.scaled else (matrix, words)
     return (*operand, *operand, _steps_type(2 * len(operand)))
 
 
@@ -179,23 +180,23 @@ def row_maxima_signature(variant: DecomposeVariant) -> tuple[Any, ...]:
     return (matrix, words, matrix, words, _steps_type(4))
 
 
-def teaching_signature(form: TensorForm) -> tuple[Any, ...]:
+def teaching_signature(variant: TensorVariant) -> tuple[Any, ...]:
     """Return the Numba types of the parameters (alpha, a, b, beta, c)."""
     words, matrix = MatrixType(True), MatrixType(False)
     return (types.float32, words, words, types.float32, matrix)
 
 
-def complete_signature(form: TensorForm) -> tuple[Any, ...]:
+def complete_signature(variant: TensorVariant) -> tuple[Any, ...]:
     """Return the Numba types of the parameters (alpha, a, b, beta, c, x, y, steps, vectors)."""
     matrix = MatrixType(False)
-    return (*teaching_signature(form), matrix, matrix, _steps_type(BATCH_STEPS), *vector_types(form.vectors))
+    return (*teaching_signature(variant), matrix, matrix, _steps_type(BATCH_STEPS), *vector_types(variant.vectors))
 
 
 @lru_cache(maxsize=256)
-def preparing_kernels(mode: Mode, overlapping: bool, batched: bool) -> tuple[Kernel, Kernel]:
+def preparing_kernels(precision: TensorPrecision, overlapping: bool, batched: bool) -> tuple[Kernel, Kernel]:
     """Return the kernel that decomposes operands, and the one that finds row maxima."""
-    variant = DecomposeVariant(mode, overlapping, batched)
-    name, threads = f"split_{mode.name}", split.THREADS
+    variant = DecomposeVariant(precision, overlapping, batched)
+    name, threads = f"decompose_{precision.name}", decompose.THREADS
     first = Kernel(name, build_decompose, decompose_signature, None, variant, 0, threads)
     shared = _row_maxima(overlapping, batched)
     return first, shared
@@ -204,7 +205,7 @@ def preparing_kernels(mode: Mode, overlapping: bool, batched: bool) -> tuple[Ker
 @lru_cache(maxsize=4)
 def _row_maxima(overlapping: bool, batched: bool) -> Kernel:
     variant = DecomposeVariant(None, overlapping, batched)
-    return Kernel("extremes", build_row_maxima, row_maxima_signature, None, variant, 0, split.THREADS)
+    return Kernel("row_maxima", build_row_maxima, row_maxima_signature, None, variant, 0, decompose.THREADS)
 
 
 # --------------------------------------------------------------------------------------------------------------- stage
@@ -214,7 +215,7 @@ def _row_maxima(overlapping: bool, batched: bool) -> Kernel:
 class TensorStage(Stage):
     """A stage of the tensor-core ladder.
 
-    ``build(config, form)`` returns a kernel that multiplies decomposed operands. Its parameters are ``(alpha, a, b,
+    ``build(config, variant)`` returns a kernel that multiplies decomposed operands. Its parameters are ``(alpha, a, b,
     beta, c)`` or, if the stage is ``complete``, ``(alpha, a, b, beta, c, x, y, steps, vectors)``: the operands before
     they were decomposed; `BATCH_STEPS` steps, bytes from a matrix of a batch to the next of a, b, c, x and y; and the
     epilogue's vectors, if any. A complete stage's grid has any number of blocks along x, and the matrices of a batch
@@ -224,7 +225,7 @@ class TensorStage(Stage):
 
     min_cc: tuple[int, int] = (9, 0)
     only_cc: tuple[int, int] | None = (9, 0)
-    precisions: tuple[str, ...] = tuple(name for name, mode in MODES.items() if not mode.scaled)
+    precisions: tuple[str, ...] = tuple(name for name, precision in TENSOR_PRECISIONS.items() if not precision.scaled)
     complete: bool = False
     waits: bool = False
 
@@ -235,40 +236,40 @@ class TensorStage(Stage):
 
     @property
     def takes_epilogue(self) -> bool:
-        """Whether it applies an epilogue."""
+        """True if it applies an epilogue."""
         return self.complete
 
-    def mode(self, precision: str, k: int) -> Mode:
-        """Return the mode that it computes sums of `k` terms in."""
-        return mode_for(precision, k) if self.complete else MODES[precision]
+    def precision_for(self, name: str, k: int) -> TensorPrecision:
+        """Return the record of a precision in which it computes sums of `k` terms."""
+        return precision_for(name, k) if self.complete else TENSOR_PRECISIONS[name]
 
     @lru_cache(maxsize=4096)  # noqa: B019 -- stages last as long as the process
-    def kernel_of(self, config: TensorConfig, form: TensorForm) -> Kernel:
+    def kernel_of(self, config: TensorConfig, variant: TensorVariant) -> Kernel:
         """Return its kernel in a configuration and a variant."""
         return Kernel(
-            f"{self.name}_{form.mode.name}_{config.name}",
+            f"{self.name}_{variant.precision.name}_{config.name}",
             self.build,
             complete_signature if self.complete else teaching_signature,
             config,
-            form,
-            config.dynamic_shared(form.mode),
+            variant,
+            config.dynamic_shared(variant.precision),
             config.threads,
             whole_program=config.claim > 0,
         )
 
     def kernel(self, config: TensorConfig, product: Product, precision: str = "") -> Kernel:
         """Return the kernel that multiplies the decomposed operands."""
-        mode, batched = self.mode(precision, product.k), product.batch.extents[-1] > 1
-        return self.kernel_of(config, TensorForm(mode, product.epilogue, len(product.vectors), batched))
+        tensor_precision, batched = self.precision_for(precision, product.k), product.batch.extents[-1] > 1
+        return self.kernel_of(config, TensorVariant(tensor_precision, product.epilogue, len(product.vectors), batched))
 
     def launches(
-        self, config: TensorConfig, product: Product, precision: str, share: Share | None, gpu: Gpu
+        self, config: TensorConfig, product: Product, precision: str, partition: Partition | None, gpu: Gpu
     ) -> Launches:
-        """Return the launches that find row maxima if the mode is scaled, decompose the operands, and multiply."""
+        """Return the launches that find row maxima if the precision is scaled, decompose the operands, and multiply."""
         assert product.batch.extents[:-1] == (1, 1), "one launch takes one dimension"
         kernel = self.kernel(config, product, precision)
-        mode, batched = kernel.variant.mode, kernel.variant.batched
-        made = decompose(mode, product, config)
+        tensor_precision, batched = kernel.variant.precision, kernel.variant.batched
+        made = decomposition_of(tensor_precision, product, config)
         places = [
             MatrixAt(Moving(Slot.SCRATCH, at), layout) for at, layout in zip(made.offsets, made.parts, strict=True)
         ]
@@ -276,11 +277,11 @@ class TensorStage(Stage):
         across = MatrixAt(AT_B, product.b.transposed)
         batch, own = product.batch, made.steps
         a_step, b_step, c_step = batch.a[-1], batch.b[-1], batch.c[-1]
-        first, maxima = preparing_kernels(mode, gpu.cc >= OVERLAPPING, batched)
-        threads = (split.THREADS, 1, 1)
+        first, maxima = preparing_kernels(tensor_precision, gpu.cc >= OVERLAPPING, batched)
+        threads = (decompose.THREADS, 1, 1)
         grid = (made.decompose_blocks, made.matrices, 1)
         steps = []
-        if mode.scaled:
+        if tensor_precision.scaled:
             words = Words((a_step, own[2], b_step, own[3]))
             steps.append(
                 Step(maxima, (made.maxima_blocks, made.matrices, 1), threads, (x, places[2], across, places[3], words))
@@ -317,7 +318,7 @@ class TensorStage(Stage):
         count = min(batch.extents[-1], MAX_MATRICES)
         if batch.extents[-1] > 1:
             some = product._replace(batch=batch._replace(extents=(1, 1, count)))
-            each = sum(decompose(self.mode(precision, product.k), some, config).steps)
+            each = sum(decomposition_of(self.precision_for(precision, product.k), some, config).steps)
             count = max(1, min(count, MAX_PARTS_BYTES // max(each, 1)))
         for begin in range(0, batch.extents[-1], count):
             size = min(count, batch.extents[-1] - begin)

@@ -5,7 +5,7 @@ Idea: tensor maps. A copy fetches a box of the matrix itself, rounds it to TF32,
     instruction expects them. In shared memory, that instruction needs operands that are contiguous along k. It can also
     take the rows of its first operand from registers, which threads load in any order, so only one of the operands must
     be contiguous along k.
-Traffic: as before, without the reads and writes of splitting.
+Traffic: as before, without the reads and writes of the decomposition.
 Registers and shared memory: a sum, and two slots' rows of the first operand, 32 registers: while products read one set,
     the other is loaded. As many slots as fit.
 Measured: 380.5 TFLOP/s of tf32 at 4096x4096x4096 on an NVIDIA H200, 1.06 of cuBLAS TF32.
@@ -25,12 +25,12 @@ from ...device.units import WARP
 from ...simulator.switch import device_function, hardware_only
 from ..stage import require
 from .epilogue import for_each_sum, place
-from .mode import MODES
 from .pipeline import first_slot, ring
+from .precision import TENSOR_PRECISIONS
 from .stage import BARRIER_BYTES, GROUP_ROWS, LEFT, ROW_BYTES, ROW_WORDS, WARPGROUP, WarpgroupConfig
 from .tma_stage import TmaStage
 
-MODE = MODES["tf32"]
+PRECISION = TENSOR_PRECISIONS["tf32"]
 STEPS = 4  # k-steps per slot, 8 k each
 HELD = 4 * STEPS  # floats of a slot's rows that each thread holds
 PANEL = ROW_WORDS  # rows per panel: their floats of one k are 128 bytes
@@ -113,15 +113,15 @@ def row_loads(along):
     return (start_along, load_along) if along else (start_across, load_across)
 
 
-def sums_store(config, form, layout):
+def sums_store(config, variant, layout):
     """Make a device function ``(c, row, col, alpha, acc, beta, vectors, inside)`` that writes a thread's sums to C.
 
     In each group of 8 columns of ``U @ V.T``, a thread has two adjacent columns of two rows; `row` and `col` are the
     first of them. `inside` means that the whole block tile is in C.
     """
-    COLUMN_GROUPS, DOWN, PLAIN = config.BN // 8, 8 if layout.along else 1, form.epilogue is None
+    COLUMN_GROUPS, DOWN, PLAIN = config.BN // 8, 8 if layout.along else 1, variant.epilogue is None
     SWAPPED = layout.swapped
-    store1 = element_store(form.epilogue)
+    store1 = element_store(variant.epilogue)
 
     @device_function
     def put(found, c, row, col, j, q, alpha, value, beta, vectors):
@@ -167,21 +167,26 @@ def sums_store(config, form, layout):
     return store
 
 
-def build(config, form, layout):
-    """Make the kernel ``(alpha, u, v, beta, c, k, steps)``, followed by `vectors` if the form's epilogue has any.
+def build(config, variant, layout):
+    """Make the kernel ``(alpha, u, v, beta, c, k, steps)``, followed by `vectors` if the variant's epilogue has any.
 
     `u` and `v` are addresses of tensor maps of U as stored and of V, for the `boxes`. The grid has any number of blocks
     along x, and the matrices of a batch along y. `steps` lead from one matrix to the next: 0 or 1 for u and v, bytes
     for c.
     """
-    require(config, {"one producer": config.producers == 1, "one part": form.mode == MODE})
+    require(config, {"one producer": config.producers == 1, "one part": variant.precision == PRECISION})
     BM, BN, SWAPPED, ALONG = config.BM, config.BN, layout.swapped, layout.along
-    SLOTS, CONSUMERS, SLOT, CLAIM = config.slots(MODE), config.consumers, config.slot_bytes(MODE), config.claim
+    SLOTS, CONSUMERS, SLOT, CLAIM = (
+        config.slots(PRECISION),
+        config.consumers,
+        config.slot_bytes(PRECISION),
+        config.claim,
+    )
     U_BYTES, COLUMN_GROUPS, UNIT = ROW_BYTES * BM, BN // 8, 16  # bytes per unit of a descriptor
     STEP = wgmma.STEP_BYTES // UNIT
     start_of, load_rows = row_loads(ALONG)
     await_slot, give_back, following = ring(SLOTS)
-    store, wait = sums_store(config, form, layout), wgmma.waiting_for_rows(BN, HELD)
+    store, wait = sums_store(config, variant, layout), wgmma.waiting_for_rows(BN, HELD)
     multiply0, multiply1, multiply2, multiply3 = (wgmma.multiply_rows(BN, 4 * step) for step in range(STEPS))
 
     @device_function
@@ -296,21 +301,21 @@ def build(config, form, layout):
     def tf32_tma_with(alpha, u, v, beta, c, k, steps, vectors):
         run(alpha, u, v, beta, c, k, steps, vectors)
 
-    return tf32_tma_with if form.vectors else tf32_tma
+    return tf32_tma_with if variant.vectors else tf32_tma
 
 
 def build_variant(config, variant):
-    return build(config, variant.form, LAYOUTS[variant.layout])
+    return build(config, variant.tensor_variant, LAYOUTS[variant.layout])
 
 
 STAGE = TmaStage(
     name="tf32_tma",
-    summary="operands copied from where they lie by tensor maps, without a decomposition",
+    summary="operands copied by tensor maps, without a decomposition pass",
     build=build_variant,
     configs=CONFIGS,
     min_cc=(9, 0),
     only_cc=(9, 0),
-    precisions=(MODE.name,),
-    mode=MODE,
+    precisions=(PRECISION.name,),
+    tensor_precision=PRECISION,
     boxes=lambda config, layout: boxes(config, LAYOUTS[layout]),
 )

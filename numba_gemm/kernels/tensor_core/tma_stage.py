@@ -10,10 +10,10 @@ from typing import Any
 from ...device.units import FLOAT32_BYTES, ceil_div
 from ...simulator.switch import SIMULATOR
 from ..product import Layout, Product
-from ..stage import Gpu, Share, Stage
+from ..stage import Gpu, Partition, Stage
 from ..step import ALPHA, AT_C, BETA, Argument, Kernel, Launches, MapOf, MatrixAt, Moving, Slot, Step, Vector, Words
-from .config import TensorForm, WarpgroupConfig
-from .mode import Mode
+from .config import TensorVariant, WarpgroupConfig
+from .precision import TensorPrecision
 from .stage import MAX_MATRICES, vector_types
 
 if not SIMULATOR:
@@ -58,7 +58,7 @@ class TmaOperands:
 
 
 def describable(layout: Layout, step: int = 0) -> bool:
-    """Whether a tensor map can describe a matrix with contiguous rows, and others `step` bytes further on."""
+    """Return True if a tensor map can describe a matrix with contiguous rows, and others `step` bytes further on."""
     return (
         step % UNIT == 0
         and 0 <= step < STRIDE_END
@@ -70,7 +70,7 @@ def describable(layout: Layout, step: int = 0) -> bool:
 
 
 def _regular(layout: Layout) -> bool:
-    """Whether the row stride is one that a map allows, and rows do not overlap."""
+    """Return True if the row stride is one that a map allows, and rows do not overlap."""
     return layout.row_stride % UNIT == 0 and FLOAT32_BYTES * layout.cols <= layout.row_stride < STRIDE_END
 
 
@@ -97,27 +97,27 @@ def tma_operands(product: Product) -> TmaOperands | None:
 
 
 @dataclass(frozen=True)
-class TmaForm:
-    """Specialisation of a kernel: its variant, and the layouts of A and B, "NN", "NT" or "TT"."""
+class TmaVariant:
+    """Specialisation of a kernel: its precision and epilogue, and the layouts of A and B, "NN", "NT" or "TT"."""
 
-    form: TensorForm
+    tensor_variant: TensorVariant
     layout: str
 
     @property
     def epilogue(self) -> Callable[..., Any] | None:
         """The epilogue that is compiled into it."""
-        return self.form.epilogue
+        return self.tensor_variant.epilogue
 
     @property
     def vectors(self) -> int:
         """Vectors that the epilogue takes."""
-        return self.form.vectors
+        return self.tensor_variant.vectors
 
 
-def signature(variant: TmaForm) -> tuple[Any, ...]:
+def signature(variant: TmaVariant) -> tuple[Any, ...]:
     """Return the Numba types of the parameters (alpha, u_map, v_map, beta, c, k, steps, vectors)."""
     maps, steps = (types.int64, types.int64), types.UniTuple(types.int64, 3)
-    vectors = vector_types(variant.form.vectors)
+    vectors = vector_types(variant.tensor_variant.vectors)
     return (types.float32, *maps, types.float32, MatrixType(False), types.int64, steps, *vectors)
 
 
@@ -125,11 +125,11 @@ def signature(variant: TmaForm) -> tuple[Any, ...]:
 class TmaStage(Stage):
     """A stage whose operands are copied by tensor maps.
 
-    ``build(config, variant)`` takes a `TmaForm`; ``boxes(config, layout)`` returns rows and columns of the boxes that
-    copies bring, of U and of V.
+    ``build(config, variant)`` takes a `TmaVariant`; ``boxes(config, layout)`` returns rows and columns of the boxes
+    that copies bring, of U and of V.
     """
 
-    mode: Mode | None = None
+    tensor_precision: TensorPrecision | None = None
     boxes: Callable[[WarpgroupConfig, str], tuple[tuple[int, int], tuple[int, int]]] | None = None
 
     @property
@@ -139,22 +139,22 @@ class TmaStage(Stage):
 
     @property
     def takes_epilogue(self) -> bool:
-        """Whether it applies an epilogue."""
+        """True if it applies an epilogue."""
         return True
 
     @lru_cache(maxsize=4096)  # noqa: B019 -- stages last as long as the process
-    def kernel_of(self, config: WarpgroupConfig, variant: TmaForm) -> Kernel:
+    def kernel_of(self, config: WarpgroupConfig, variant: TmaVariant) -> Kernel:
         """Return its kernel in a configuration and a variant."""
-        assert self.mode is not None
-        name, shared = f"{self.name}_{config.name}_{variant.layout}", config.dynamic_shared(self.mode)
+        assert self.tensor_precision is not None
+        name, shared = f"{self.name}_{config.name}_{variant.layout}", config.dynamic_shared(self.tensor_precision)
         return Kernel(name, self.build, signature, config, variant, shared, config.threads, config.claim > 0)
 
     def kernel(self, config: WarpgroupConfig, product: Product, precision: str = "") -> Kernel:
         """Return the kernel that multiplies operands of these layouts."""
         found = self._operands(product)
-        assert self.mode is not None
-        form = TensorForm(self.mode, product.epilogue, len(product.vectors))
-        return self.kernel_of(config, TmaForm(form, found.layout))
+        assert self.tensor_precision is not None
+        tensor_variant = TensorVariant(self.tensor_precision, product.epilogue, len(product.vectors))
+        return self.kernel_of(config, TmaVariant(tensor_variant, found.layout))
 
     def _operands(self, product: Product) -> TmaOperands:
         found = tma_operands(product)
@@ -162,7 +162,7 @@ class TmaStage(Stage):
         return found
 
     def launches(
-        self, config: WarpgroupConfig, product: Product, precision: str, share: Share | None, gpu: Gpu
+        self, config: WarpgroupConfig, product: Product, precision: str, partition: Partition | None, gpu: Gpu
     ) -> Launches:
         """Return the launch of a product."""
         assert product.batch.extents[:-1] == (1, 1), "one launch takes one dimension"

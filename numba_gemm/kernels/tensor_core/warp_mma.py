@@ -20,8 +20,8 @@ from ...device.units import WARP
 from ...simulator.switch import device_function, hardware_only
 from .accumulate import FOLD, steps
 from .epilogue import of_batch, place, sums_store
-from .mode import MODES
 from .pipeline import first_slot
+from .precision import TENSOR_PRECISIONS
 from .stage import ROW_BYTES, ROW_WORDS, WARP_EXTENT, TensorStage, WarpConfig
 
 CHUNK = 16  # bytes per copy, and per row of a fragment
@@ -29,17 +29,17 @@ M = N = WARP_EXTENT
 GROUPS = M // 16 * (N // 8)
 
 
-def build(config, form):
-    mode, BM, BN, PARTS = form.mode, config.BM, config.BN, form.mode.parts
-    SLOTS, SLOT, THREADS = config.slots(mode), config.slot_bytes(mode), config.threads
+def build(config, variant):
+    precision, BM, BN, PARTS = variant.precision, config.BM, config.BN, variant.precision.parts
+    SLOTS, SLOT, THREADS = config.slots(precision), config.slot_bytes(precision), config.threads
     A_BYTES, B_BYTES = ROW_BYTES * BM, ROW_BYTES * BN
     ACROSS = BN // N  # warps
-    LEADING, OTHERS = mode.products[-1:], mode.products[:-1]
-    APART, COMPENSATED, STEPWISE = len(OTHERS) > 0, mode.compensated, mode.stepwise
+    LEADING, OTHERS = precision.products[-1:], precision.products[:-1]
+    APART, COMPENSATED, STEPWISE = len(OTHERS) > 0, precision.compensated, precision.stepwise
     IN_FLIGHT = SLOTS - 2
     A_FRAGMENTS, B_FRAGMENTS = PARTS * (M // 16), PARTS * (N // 16)
     A_TURNS, B_TURNS = A_BYTES // CHUNK // THREADS, B_BYTES // CHUNK // THREADS
-    multiply, store = mma.multiply(mode.kind), sums_store(form, N // 8, M // 16)
+    multiply, store = mma.multiply(precision.kind), sums_store(variant, N // 8, M // 16)
     clear, add, add_exactly, finish = steps(8 * GROUPS)
 
     @device_function
@@ -169,7 +169,7 @@ def build(config, form):
             store(c, row, col, alpha, total, beta, a, b, x, y, vectors)
             tile = uint32(tile + cuda.gridDim.x)
 
-    member = of_batch(form)
+    member = of_batch(variant)
     bounds = hardware_only(launch_bounds=(config.threads, 1))
 
     @cuda.jit(**bounds)
@@ -180,7 +180,7 @@ def build(config, form):
     def warp_mma_with(alpha, a, b, beta, c, x, y, steps, vectors):
         run(alpha, a, b, beta, c, x, y, steps, vectors)
 
-    return warp_mma_with if form.vectors else warp_mma
+    return warp_mma_with if variant.vectors else warp_mma
 
 
 STAGE = TensorStage(
@@ -188,7 +188,7 @@ STAGE = TensorStage(
     summary="warps multiply from registers, on compute capability 8.0 and up",
     build=build,
     configs=(WarpConfig(64, 64),),
-    precisions=tuple(MODES),
+    precisions=tuple(TENSOR_PRECISIONS),
     complete=True,
     min_cc=(8, 0),
     only_cc=None,

@@ -96,7 +96,7 @@ def quotients(torch: Any, c: Any, a: Any, b: Any) -> tuple[float, float]:
     return float(error.median()), float(error.max())
 
 
-def measured(ks: Sequence[int], extent: int, seed: int, modes: Sequence[str]) -> Iterator[dict[str, Any]]:
+def measured(ks: Sequence[int], extent: int, seed: int, precisions: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield one row per distribution, K and precision; cuBLAS's FP32 is called ``cublas``."""
     import torch
 
@@ -106,7 +106,7 @@ def measured(ks: Sequence[int], extent: int, seed: int, modes: Sequence[str]) ->
     for distribution in DISTRIBUTIONS:
         for k in ks:
             a, b = (torch.from_numpy(x).cuda() for x in operands(distribution, extent, extent, k, seed))
-            for name in ("cublas", *modes):
+            for name in ("cublas", *precisions):
                 c = torch.matmul(a, b) if name == "cublas" else tiled_sgemm(a, b, precision=name)
                 median, worst = quotients(torch, c, a, b)
                 where = {"distribution": distribution, "m": extent, "n": extent, "k": k, "precision": name}
@@ -160,12 +160,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = made.parse_args(arguments)
     require_gpu()
     gpu = device_properties(current_device())
-    modes = [name for name in runnable(gpu.cc) if name != IEEE]
-    if not modes:
+    precisions = [name for name in runnable(gpu.cc) if name != IEEE]
+    if not precisions:
         print("this needs a GPU of compute capability 9.0", file=sys.stderr)
         return USAGE
     make_folder(options.out)
-    frame = pd.DataFrame(measured(KS, options.extent, options.seed, (IEEE, *modes)))
+    frame = pd.DataFrame(measured(KS, options.extent, options.seed, (IEEE, *precisions)))
     write_files(options.out, {CSV: csv_text(frame, 4)})
     write_files(options.out, {PNG: draw(frame, f"{gpu.name}: M = N = {options.extent}")})
     print(frame.pivot_table(index=["distribution", "k"], columns="precision", values="median").to_string())

@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="bench.py",
         allow_abbrev=False,  # the recorded command drops options by their full names
-        description="Verify, then time, every rung of the ladder and cuBLAS. Without a GPU, Numba's simulator runs "
+        description="Verify, then time, every stage of the ladder and cuBLAS. Without a GPU, Numba's simulator runs "
         "small products: they are verified, and their timings mean nothing.",
         epilog="Exit status: 0 when every product is right and nothing got slower than in --compare's run beyond "
         "the spread, 1 when not, 2 for a wrong command line or an output that cannot be written, 130 when interrupted.",
@@ -119,11 +119,11 @@ def list_stages() -> int:
 def stage_names(text: str | None) -> list[str]:
     """Return the stages that ``--stages`` names; by default the FP32 ladder and the baselines."""
     from numba_gemm.kernels.ladder import STAGES
-    from numba_gemm.lab.bench.contenders import NOT_RUNGS, known_stages
+    from numba_gemm.lab.bench.contenders import NOT_STAGES, known_stages
 
     known = known_stages()
     if text is None:
-        return [*STAGES, *NOT_RUNGS]
+        return [*STAGES, *NOT_STAGES]
     names = [name.strip() for name in text.split(",") if name.strip()]
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"unknown stage {', '.join(unknown)}; known are {', '.join(known)}")

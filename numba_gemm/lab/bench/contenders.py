@@ -1,4 +1,4 @@
-"""Who is measured: the rungs of the ladder, the public function, cuBLAS, and the triple loop on the CPU.
+"""Contenders of the benchmark: the stages of the ladder, the public function, cuBLAS, and the triple loop on the CPU.
 
 Every contender is bound to the same buffers and enqueues one product ``C = A @ B`` on the same stream.
 """
@@ -27,7 +27,7 @@ from numba_gemm.kernels.ladder.cpu import cpu_sgemm
 from numba_gemm.kernels.ladder.stage import LadderStage
 from numba_gemm.lab.bench.buffers import DeviceBuffers, optional
 from numba_gemm.lab.bench.cases import Shape
-from numba_gemm.lab.bench.results import AUTO, CPU, CUBLAS, GIVEN_BF16, NOT_RUNGS
+from numba_gemm.lab.bench.results import AUTO, CPU, CUBLAS, GIVEN_BF16, NOT_STAGES
 from numba_gemm.runtime.device import get_device
 from numba_gemm.runtime.launch import launch, product_of
 from numba_gemm.simulator.switch import SIMULATOR
@@ -76,7 +76,7 @@ class Contender:
         return shape.m * shape.n * shape.k <= self.max_terms and shape.n <= self.max_columns
 
 
-def rung(stage: Stage, config: Any, precision: str = IEEE) -> Contender:
+def stage_contender(stage: Stage, config: Any, precision: str = IEEE) -> Contender:
     """A stage in one configuration and precision."""
 
     def bind(buffers: DeviceBuffers) -> Bound:
@@ -231,7 +231,7 @@ def rotating(bound: Sequence[Bound]) -> Call:
 
 def known_stages() -> tuple[str, ...]:
     """Every name that ``--stages`` takes: both ladders in climbing order, then the baselines."""
-    return (*STAGES, *NOT_RUNGS)
+    return (*STAGES, *NOT_STAGES)
 
 
 def select_contenders(
@@ -250,12 +250,12 @@ def select_contenders(
             continue
         if isinstance(stage, LadderStage):
             configs = (stage.test_config,) if simulated else stage.configs if all_configs else stage.configs[:1]
-            chosen += [rung(stage, config) for config in configs]
+            chosen += [stage_contender(stage, config) for config in configs]
             continue
         computes = [name for name in precisions if name in stage.precisions]
         for name in computes or ["bf16x6" if "bf16x6" in stage.precisions else stage.precisions[0]]:
             found = configs_for(stage, name, LARGE)
-            chosen += [rung(stage, config, name) for config in (found if all_configs else found[:1])]
+            chosen += [stage_contender(stage, config, name) for config in (found if all_configs else found[:1])]
     if AUTO in wanted:
         chosen.append(public_function())
     if CUBLAS in wanted and not simulated:

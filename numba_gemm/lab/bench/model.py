@@ -17,7 +17,7 @@ from numba_gemm.lab.bench.tables import Table, number, significant
 from numba_gemm.models.traffic import Ceilings, predict
 from numba_gemm.runtime.device import DeviceProperties
 
-__all__ = ["DEFAULT", "choose_ceilings", "keeps", "model_table", "rung_of"]
+__all__ = ["DEFAULT", "choose_ceilings", "keeps", "model_table", "stage_of"]
 
 DEFAULT = Path("results") / "h200" / "latest" / measuring.FILE
 HEADERS = ("stage", "M x N x K", "FP32", "DRAM", "L2", "shared", "bound by", "predicted", "measured", "ratio")
@@ -69,12 +69,12 @@ def model_table(
     """
     lines = []
     for row in records(fastest(of_float32(frame))):
-        rung = rung_of(row)
-        if rung is None:
+        found = stage_of(row)
+        if found is None:
             continue
         shape = Shape(int(row["m"]), int(row["n"]), int(row["k"]))
         in_l2 = keeps(device.l2_bytes, shape, row["cache"] == "cold")
-        made = predict(*rung, *shape, ceilings, in_l2=in_l2, sm_count=device.sm_count)
+        made = predict(*found, *shape, ceilings, in_l2=in_l2, sm_count=device.sm_count)
         busy = (made.fp32, made.dram, made.l2, made.shared)
         lines.append(
             [
@@ -97,7 +97,7 @@ def microseconds(value: float) -> str:
     return number(value) if value >= 100 else significant(value)
 
 
-def rung_of(row: dict[str, Any]) -> tuple[LadderStage, TileConfig] | None:
+def stage_of(row: dict[str, Any]) -> tuple[LadderStage, TileConfig] | None:
     """Return the stage and configuration of a result; None if it is not a stage of the ladder."""
     stage = STAGES.get(row["stage"])
     if stage is None:

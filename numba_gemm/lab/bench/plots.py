@@ -17,7 +17,7 @@ import pandas as pd
 from numba_gemm.inspect.draw import BASELINES, SIMULATED, ladder_chart, roofline_chart
 from numba_gemm.inspect.draw import stage_styles as styles
 from numba_gemm.lab.bench.command import command, write_files
-from numba_gemm.lab.bench.results import CPU, NOT_RUNGS, fastest, load, names_in, of_float32, records
+from numba_gemm.lab.bench.results import CPU, NOT_STAGES, fastest, load, names_in, of_float32, records
 
 SPEED_PNG, ROOFLINE_PNG, LADDER_PNG = "gflops_vs_size.png", "roofline.png", "ladder.png"
 DPI = 130
@@ -124,7 +124,7 @@ def draw(frame: pd.DataFrame, environment: Mapping[str, Any], folder: Path) -> l
         SPEED_PNG: speed_against_size(frame, environment),
         ROOFLINE_PNG: png(roofline_chart(frame, environment), dpi=DPI),
     }
-    if not set(timed["stage"]) <= {*NOT_RUNGS, *BASELINES}:
+    if not set(timed["stage"]) <= {*NOT_STAGES, *BASELINES}:
         pictures[LADDER_PNG] = png(ladder_chart(frame, environment), dpi=DPI)
     write_files(folder, pictures)
     return [folder / name for name in pictures]

@@ -42,7 +42,7 @@ from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.command import command, write_files
 from numba_gemm.lab.bench.counters import COUNTERS, KEY, TOTAL, WAVEFRONTS
 from numba_gemm.lab.bench.environment import caption, device_name
-from numba_gemm.lab.bench.results import AUTO, CUBLAS, FAILURES, GIVEN_BF16, NOT_RUNGS, OK, fastest, load, records
+from numba_gemm.lab.bench.results import AUTO, CUBLAS, FAILURES, GIVEN_BF16, NOT_STAGES, OK, fastest, load, records
 from numba_gemm.lab.bench.tables import MISSING, Table, number, significant
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -83,7 +83,7 @@ ASIDE = "thin"  # the stage that is not meant for the ladder's shape
 TARGETS, TARGETS_SUMMARY, TARGETS_HOW = "targets.csv", "targets_summary.csv", "targets.json"
 # Of `bench.py --precisions`, `numba_gemm.lab.bench.accuracy` and `numba_gemm.lab.bench.tensor_ladder`.
 PRECISIONS_FOLDER, ACCURACY_CSV = "precisions", "accuracy.csv"
-TENSOR_LADDER_CSV, SPECIAL_CSV, SPLIT = "tensor_ladder.csv", "special_values.csv", "split"
+TENSOR_LADDER_CSV, SPECIAL_CSV, DECOMPOSE = "tensor_ladder.csv", "special_values.csv", "decompose"
 DIRECT, DIRECT_PRECISION = "tf32_tma", "tf32"  # the stage whose operands are not decomposed
 STREAMED, STREAMED_HOW, ON_DEVICE = "streamed.csv", "streamed.json", "on the device"  # of numba_gemm.lab.bench.streamed
 VECTOR_GROUP, COPY = "vector", "device copy"
@@ -101,12 +101,12 @@ def at(frame: pd.DataFrame, shape: Shape) -> Rows:
     """Return the FP32 rows of a shape with a warm cache, by stage in ladder order; empty without a stage of it."""
     wanted = {"precision": "ieee", "layout": "nn", "cache": "hot", "m": shape.m, "n": shape.n, "k": shape.k}
     rows = {row["stage"]: row for row in records(frame) if all(row[name] == value for name, value in wanted.items())}
-    return rows if rungs(rows) else {}
+    return rows if ladder_stages(rows) else {}
 
 
-def rungs(rows: Rows) -> list[str]:
+def ladder_stages(rows: Rows) -> list[str]:
     """Return the stages of the ladder among some rows."""
-    return [stage for stage in rows if stage not in (*NOT_RUNGS, ASIDE)]
+    return [stage for stage in rows if stage not in (*NOT_STAGES, ASIDE)]
 
 
 def tflops(rows: Rows, stage: str) -> float:
@@ -149,10 +149,10 @@ def ladder(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -
     """Table with one line per stage and its gain over the previous one."""
     rows = at(fastest(frame), LADDER_SHAPE)
     if not rows:
-        raise ReadmeError(f"the results hold no rung at {LADDER_SHAPE}")
+        raise ReadmeError(f"the results hold no stage at {LADDER_SHAPE}")
     names = {AUTO: "`tiled_sgemm`, its own choice", CUBLAS: "cuBLAS SGEMM"}
     lines, before = [], math.nan
-    for stage in [*rungs(rows), *(name for name in names if name in rows)]:
+    for stage in [*ladder_stages(rows), *(name for name in names if name in rows)]:
         row, speed = rows[stage], tflops(rows, stage)
         lines.append(
             [
@@ -165,8 +165,8 @@ def ladder(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -
             ]
         )
         before = speed
-    headers = ["rung", "TFLOP/s", "of FP32 peak", "/ cuBLAS", "gain", "error / bound"]
-    table = Table("", headers, lines, left=["rung"]).markdown()
+    headers = ["stage", "TFLOP/s", "of FP32 peak", "/ cuBLAS", "gain", "error / bound"]
+    table = Table("", headers, lines, left=["stage"]).markdown()
     return f"At {spelled(LADDER_SHAPE)}:\n\n{table}\n\n{source(environment)}"
 
 
@@ -243,8 +243,8 @@ def precisions(frame: pd.DataFrame, environment: Mapping[str, Any], results: Pat
     headers = ["precision", *map(spelled, shapes), "median error", "largest"]
     table = Table("", headers, lines, left=["precision"]).markdown()
     return (
-        "TFLOP/s, and in multiples of cuBLAS SGEMM; splitting and every other pass included. Errors over |A| @ |B|, at "
-        f"{spelled(shapes[-1])}:\n\n{table}\n\n{source(how)}"
+        "TFLOP/s, and in multiples of cuBLAS SGEMM; decomposition and every other pass included. Errors over |A| @ |B|,"
+        f" at {spelled(shapes[-1])}:\n\n{table}\n\n{source(how)}"
     )
 
 
@@ -348,7 +348,7 @@ def accuracy_line(path: Path) -> str:
 def tensor_ladder(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
     """Table with one line per tensor core stage: speed, gain and errors."""
     rows = tensor_rows(results)
-    stages = [name for name in rows if name not in NOT_RUNGS and name != SPLIT]
+    stages = [name for name in rows if name not in NOT_STAGES and name != DECOMPOSE]
     lines, before = [], math.nan
     for name in [*stages, CUBLAS]:
         row, speed = rows[name], float(rows[name]["tflops"])
@@ -365,12 +365,12 @@ def tensor_ladder(frame: pd.DataFrame, environment: Mapping[str, Any], results: 
         before = speed
     headers = ["stage", "TFLOP/s", "/ cuBLAS", "gain", "median error", "largest"]
     table = Table("", headers, lines, left=["stage"]).markdown()
-    some, split = rows[stages[0]], rows[SPLIT]["median_us"]
+    some, decomposition = rows[stages[0]], rows[DECOMPOSE]["median_us"]
     shape = spelled(Shape(some["m"], some["n"], some["k"]))
-    whole = rows[stages[-1]]["median_us"] + split
+    whole = rows[stages[-1]]["median_us"] + decomposition
     return (
-        f"`{some['precision']}` at {shape}, the product alone: splitting takes {number(split, 0)} us more, "
-        f"{number(100 * split / whole, 0)} % of `{stages[-1]}`'s time. Errors over |A| @ |B|, of positive "
+        f"`{some['precision']}` at {shape}, the product alone: decomposition takes {number(decomposition, 0)} us more, "
+        f"{number(100 * decomposition / whole, 0)} % of `{stages[-1]}`'s time. Errors over |A| @ |B|, of positive "
         f"operands:\n\n{table}\n\n"
         "Measured right after the tables above: `python -m numba_gemm.lab.bench.tensor_ladder`."
     )
@@ -419,7 +419,7 @@ def tensor_measured(name: str, rows: Rows, results: Path) -> str:
             f"Measured: {number(row['gflops'] / 1000)} TFLOP/s of {DIRECT_PRECISION} at {LADDER_SHAPE} on an NVIDIA "
             f"{gpu}, {number(row['ratio_to_same_precision'], 2)} of cuBLAS TF32."
         )
-    row, stages = rows[name], [stage for stage in rows if stage not in NOT_RUNGS and stage != SPLIT]
+    row, stages = rows[name], [stage for stage in rows if stage not in NOT_STAGES and stage != DECOMPOSE]
     shape = Shape(row["m"], row["n"], row["k"])
     text = (
         f"Measured: {number(row['tflops'])} TFLOP/s of {row['precision']} at {shape} on an NVIDIA {gpu}, "
@@ -428,8 +428,8 @@ def tensor_measured(name: str, rows: Rows, results: Path) -> str:
     if (before := stages.index(name) - 1) >= 0:
         text += f" and {number(row['tflops'] / rows[stages[before]]['tflops'], 2)} times {stages[before]}"
     return filled(
-        f"{text}, splitting not counted; {row['registers']:.0f} registers a thread; of positive operands the median "
-        f"error over |A| @ |B| is {significant(row['error_median'], 2)}."
+        f"{text}, decomposition not counted; {row['registers']:.0f} registers per thread; of positive operands the "
+        f"median error over |A| @ |B| is {significant(row['error_median'], 2)}."
     )
 
 
@@ -442,7 +442,7 @@ def generate_tensor_docstrings(folder: Path, results: Path) -> dict[Path, str]:
     return {
         path: with_paragraph(path.read_text(encoding="utf-8"), tensor_measured(path.stem, rows, results))
         for path in paths
-        if path.stem != SPLIT
+        if path.stem != DECOMPOSE
     }
 
 
@@ -482,7 +482,7 @@ def clauses(results: Path, row: Mapping[str, Any]) -> Iterator[str]:
     counters = counted(results, COUNTERS, row)
     shared = counted(results, WAVEFRONTS, row, op=TOTAL)
     for value, digits, words in (
-        (counters.get("registers", math.nan), 0, "registers a thread"),
+        (counters.get("registers", math.nan), 0, "registers per thread"),
         (counters.get("fma_pipe_percent", math.nan), 1, "% of the FMA pipe"),
         (shared.get("excess_percent", math.nan), 1, "% excess shared wavefronts"),
     ):
@@ -495,7 +495,7 @@ def measured(rows: Rows, stage: str, environment: Mapping[str, Any], results: Pa
     if stage == ASIDE:
         return filled(measured_aside(results))
     row, speed = rows[stage], tflops(rows, stage)
-    ladder = rungs(rows)
+    ladder = ladder_stages(rows)
     gpu = device_name(environment).removeprefix("NVIDIA ")
     text = f"Measured: {number(speed, 1 if speed >= 10 else 2)} TFLOP/s at {LADDER_SHAPE} on an NVIDIA {gpu}"
     ratio, before = float(row["ratio_to_cublas"]), ladder.index(stage) - 1

@@ -13,7 +13,7 @@ import pandas as pd
 from numba_gemm.lab.bench.command import csv_text, json_text, write_files
 
 # Values of the column `stage` other than stages: the public function's own choice, and the baselines.
-AUTO, CUBLAS, CPU = NOT_RUNGS = ("auto", "cublas", "cpu")
+AUTO, CUBLAS, CPU = NOT_STAGES = ("auto", "cublas", "cpu")
 
 GIVEN_BF16 = "cublas_given_bf16"  # cuBLAS on operands that are already BF16, with a BF16 result
 

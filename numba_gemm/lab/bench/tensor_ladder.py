@@ -1,7 +1,7 @@
 """The tensor cores' ladder, stage by stage, beside cuBLAS SGEMM; and what NaN and infinities cost.
 
 ``python -m numba_gemm.lab.bench.tensor_ladder --out DIR`` writes `tensor_ladder.csv`: all stages multiply the same
-split operands, in one precision; how long they take to split is a row of its own. Errors are those of positive
+decomposed operands, in one precision; the time of the decomposition is a row of its own. Errors are those of positive
 operands, of whose sums tensor cores cut off most. And `special_values.csv`: the public function in that precision,
 with operands of which some elements are NaN, or infinite. It needs a GPU of compute capability 9.0, and PyTorch for
 cuBLAS.
@@ -30,16 +30,26 @@ from numba_gemm.runtime.matrix import Matrix
 from numba_gemm.runtime.timing import time_interleaved
 from numba_gemm.runtime.workspace import Workspace
 
-__all__ = ["CSV", "MODE", "SHAPE", "SPECIAL_CSV", "SPLIT", "main", "measured", "rungs", "special_values"]
+__all__ = [
+    "CSV",
+    "DECOMPOSE",
+    "PRECISION",
+    "SHAPE",
+    "SPECIAL_CSV",
+    "ladder_stages",
+    "main",
+    "measured",
+    "special_values",
+]
 
 CSV, SPECIAL_CSV = "tensor_ladder.csv", "special_values.csv"
-MODE = "bf16x6"
+PRECISION = "bf16x6"
 SHAPE = (4096, 4096, 4096)
-SPLIT, CUBLAS = "split", "cublas"  # rows that are no stages
+DECOMPOSE, CUBLAS = "decompose", "cublas"  # rows that are no stages
 SEED = 1
 
 
-def rungs() -> list[TensorStage]:
+def ladder_stages() -> list[TensorStage]:
     """Return the stages of the ladder that multiply decomposed operands by warpgroups, in climbing order."""
     return [
         stage
@@ -54,7 +64,7 @@ def as_matrix(tensor: Any, device: int) -> Matrix:
     return Matrix(tensor.data_ptr(), rows, cols, FLOAT32_BYTES * down, FLOAT32_BYTES * across, device, tensor)
 
 
-class Rung:
+class PreparedStage:
     """A stage's multiplication, and the decomposition of its operands, in memory of its own."""
 
     def __init__(self, torch: Any, stage: TensorStage, precision: str, a: Matrix, b: Matrix, c: Matrix) -> None:
@@ -70,11 +80,11 @@ class Rung:
             bound = device.loaded(launches._replace(steps=alone), workspace)
             return lambda stream: bound(1.0, a.pointer, b.pointer, 0.0, c.pointer, stream)
 
-        self.split, self.multiply = call(*decompose), call(multiply)
+        self.decompose, self.multiply = call(*decompose), call(multiply)
 
 
-def measured(shape: tuple[int, int, int], mode: str, rounds: int) -> list[dict[str, Any]]:
-    """A row for splitting, each stage and cuBLAS, timed in turns."""
+def measured(shape: tuple[int, int, int], precision: str, rounds: int) -> list[dict[str, Any]]:
+    """Return a row for the decomposition, each stage and cuBLAS, timed in turns."""
     import torch
 
     m, n, k = shape
@@ -91,20 +101,20 @@ def measured(shape: tuple[int, int, int], mode: str, rounds: int) -> list[dict[s
             torch.matmul(a, b, out=c)
 
     matrices = [as_matrix(tensor, device) for tensor in (a, b, c)]
-    found = {stage.name: Rung(torch, stage, mode, *matrices) for stage in rungs()}
-    calls: dict[str, Callable[[int], None]] = {CUBLAS: cublas, SPLIT: next(iter(found.values())).split}
-    calls |= {name: rung.multiply for name, rung in found.items()}
+    found = {stage.name: PreparedStage(torch, stage, precision, *matrices) for stage in ladder_stages()}
+    calls: dict[str, Callable[[int], None]] = {CUBLAS: cublas, DECOMPOSE: next(iter(found.values())).decompose}
+    calls |= {name: stage.multiply for name, stage in found.items()}
     rows: dict[str, dict[str, Any]] = {}
     for name, call in calls.items():
         c.fill_(float("nan"))
         torch.cuda.synchronize()
         if name in found:
-            found[name].split(stream.cuda_stream)
+            found[name].decompose(stream.cuda_stream)
         call(stream.cuda_stream)
         torch.cuda.synchronize()
-        precision = IEEE if name == CUBLAS else mode
-        rows[name] = {"stage": name, "precision": precision, "m": m, "n": n, "k": k}
-        if name != SPLIT:
+        own = IEEE if name == CUBLAS else precision
+        rows[name] = {"stage": name, "precision": own, "m": m, "n": n, "k": k}
+        if name != DECOMPOSE:
             rows[name]["error_median"], rows[name]["error_max"] = quotients(torch, c, a, b)
         if name in found:
             config = TENSOR_STAGES[name].configs[0]
@@ -112,12 +122,12 @@ def measured(shape: tuple[int, int, int], mode: str, rounds: int) -> list[dict[s
     samples = time_interleaved(calls, stream=stream.cuda_stream, rounds=rounds)
     for name, sample in samples.items():
         rows[name] |= {"median_us": sample.median, "ratio_to_cublas": samples[CUBLAS].median / sample.median}
-        if name != SPLIT:
+        if name != DECOMPOSE:
             rows[name]["tflops"] = gemm_flops(m, n, k) / sample.median * 1e-6
     return list(rows.values())
 
 
-def special_values(shape: tuple[int, int, int], mode: str, rounds: int) -> list[dict[str, Any]]:
+def special_values(shape: tuple[int, int, int], precision: str, rounds: int) -> list[dict[str, Any]]:
     """A row for each number of A's rows in which an element is NaN or infinite: all of C's are computed again there."""
     import torch
 
@@ -134,21 +144,21 @@ def special_values(shape: tuple[int, int, int], mode: str, rounds: int) -> list[
 
     rows: dict[str, dict[str, Any]] = {}
     calls: dict[str, Callable[[int], None]] = {}
-    none, some = [(IEEE, "none", 0), (mode, "none", 0)], (1, 16, m // 16, m)
-    for precision, value, count in [*none, *((mode, value, count) for value in ("nan", "inf") for count in some)]:
+    none, some = [(IEEE, "none", 0), (precision, "none", 0)], (1, 16, m // 16, m)
+    for own, value, count in [*none, *((precision, value, count) for value in ("nan", "inf") for count in some)]:
         a = torch.randn(m, k, device="cuda")
         if count:
             a[:: m // count, k // 2] = float(value)
-        name = f"{precision} {value} {count}"
-        calls[name] = call_with(a, precision)
+        name = f"{own} {value} {count}"
+        calls[name] = call_with(a, own)
         calls[name](0)
         torch.cuda.synchronize()
         found = int((torch.isinf(c) if value == "inf" else torch.isnan(c)).sum())
         if found != count * n:
             raise RuntimeError(f"{found} elements of C are {value}; expected {count} rows of {n}")
-        rows[name] = {"m": m, "n": n, "k": k, "precision": precision, "value": value, "rows": count}
+        rows[name] = {"m": m, "n": n, "k": k, "precision": own, "value": value, "rows": count}
     samples = time_interleaved(calls, stream=torch.cuda.Stream().cuda_stream, rounds=rounds)
-    finite = samples[f"{mode} none 0"].median
+    finite = samples[f"{precision} none 0"].median
     for name, sample in samples.items():
         rows[name] |= {"median_us": sample.median, "times_as_long": sample.median / finite}
     return list(rows.values())
@@ -167,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USAGE
     make_folder(options.out)
     for name, made_by in ((CSV, measured), (SPECIAL_CSV, special_values)):
-        frame = pd.DataFrame(made_by(SHAPE, MODE, options.rounds))
+        frame = pd.DataFrame(made_by(SHAPE, PRECISION, options.rounds))
         write_files(options.out, {name: csv_text(frame, 5)})
         print(frame.to_string(index=False))
     return 0

@@ -1,9 +1,9 @@
-"""Splitting of two operands into narrow parts, in the order in which the stages' copies fetch them (see `stage`).
+"""Decomposition of two operands into narrow parts, in the order in which the stages' copies fetch them (see `stage`).
 
 An operand is treated as (mn, k): A as it is, B transposed. An operand that is not contiguous along k is transposed on
 the way. Beyond the operand's edges the parts are zero. Each element is read once and each of its parts is written once:
-4 bytes in, 8 out for two parts of TF32, 6 for three of BF16, 4 for two of F16. For a scaled mode, another kernel
-(`build_extremes`) first reads all elements to find the largest of each row. Rows are scaled so that this element is
+4 bytes in, 8 out for two parts of TF32, 6 for three of BF16, 4 for two of F16. For a scaled precision, another kernel
+(`build_row_maxima`) first reads all elements to find the largest of each row. Rows are scaled so that this element is
 between 2^14 and 2^15.
 
 An infinity, or an element that rounds to one, has a rest of NaN or infinity. Parts have the exponent range of their
@@ -22,12 +22,12 @@ from ...device.matrix import shifted
 from ...device.narrow import bf16, exponent, f16, pair, pair_f16, power, short_bf16, tf32
 from ...device.vector import store4
 from ...simulator.switch import device_function, hardware_only
-from .config import ROW_BYTES, ROW_WORDS, SPLIT_ROWS
-from .mode import Mode
+from .config import DECOMPOSED_ROWS, ROW_BYTES, ROW_WORDS
+from .precision import TensorPrecision
 
 CHUNK_BYTES = 16
 CHUNKS = ROW_BYTES // CHUNK_BYTES  # per row of a slot
-THREADS = SPLIT_ROWS * CHUNKS
+THREADS = DECOMPOSED_ROWS * CHUNKS
 SPAN = 512  # terms of k in which one block finds the largest elements, or a multiple of it: there are at most SPANS
 SPANS = 256
 AT_ONCE = 16  # elements that a thread loads at a time
@@ -45,9 +45,9 @@ def place_in_block(x, block, row_blocks):
     """Position of a thread: index of its block along k, row in x, row in the block, chunk of the row."""
     tid = uint32(cuda.threadIdx.x)
     along = col_step(x) == 4  # adjacent threads read adjacent memory
-    r = uint32(tid // CHUNKS) if along else uint32(tid % SPLIT_ROWS)
-    chunk = uint32(tid % CHUNKS) if along else uint32(tid // SPLIT_ROWS)
-    row = int64(uint32(block % row_blocks)) * SPLIT_ROWS + int64(r)
+    r = uint32(tid // CHUNKS) if along else uint32(tid % DECOMPOSED_ROWS)
+    chunk = uint32(tid % CHUNKS) if along else uint32(tid // DECOMPOSED_ROWS)
+    row = int64(uint32(block % row_blocks)) * DECOMPOSED_ROWS + int64(r)
     return uint32(block // row_blocks), row, r, chunk
 
 
@@ -70,21 +70,21 @@ def places(batched: bool):
     return this_one, done_already
 
 
-def build(mode: Mode, overlapping: bool = True, batched: bool = False):
+def build(precision: TensorPrecision, overlapping: bool = True, batched: bool = False):
     """Make the kernel ``(x, x_parts, y, y_parts, steps)``.
 
-    For a scaled mode it is ``(x, x_parts, x_large, y, y_parts, y_large, steps)``, with the results of `build_extremes`.
-    Along x, the grid has one block per 32 rows of the padded operands and slot of k. If `batched`, the matrices are
-    along y, and `steps` are the bytes from one to the next: 0 for an operand that all matrices share, and for its
-    parts. An `overlapping` kernel, for 9.0 and up, lets the next kernel start while it runs.
+    For a scaled precision it is ``(x, x_parts, x_large, y, y_parts, y_large, steps)``, with the results of
+    `build_row_maxima`. Along x, the grid has one block per 32 rows of the padded operands and slot of k. If `batched`,
+    the matrices are along y, and `steps` are the bytes from one to the next: 0 for an operand that all matrices share,
+    and for its parts. An `overlapping` kernel, for 9.0 and up, lets the next kernel start while it runs.
     """
     this_one, done_already = places(batched)
     let_next, wait_last = (let_next_start, wait_for_last) if overlapping else (nothing, nothing)
-    PARTS, PER_WORD, SLOT_K, SCALED = mode.parts, mode.per_word, mode.slot_k, mode.scaled
-    PART_WORDS = SPLIT_ROWS * ROW_WORDS
-    narrow = {"tf32": tf32, "bf16": bf16, "f16": f16}[mode.kind]
-    first = short_bf16 if mode.short else narrow
-    join = pair_f16 if mode.kind == "f16" else pair
+    PARTS, PER_WORD, SLOT_K, SCALED = precision.parts, precision.per_word, precision.slot_k, precision.scaled
+    PART_WORDS = DECOMPOSED_ROWS * ROW_WORDS
+    narrow = {"tf32": tf32, "bf16": bf16, "f16": f16}[precision.kind]
+    first = short_bf16 if precision.short else narrow
+    join = pair_f16 if precision.kind == "f16" else pair
     EACH = 4 * PER_WORD  # elements per chunk
     TILE_WORDS = PARTS * PART_WORDS
 
@@ -95,15 +95,15 @@ def build(mode: Mode, overlapping: bool = True, batched: bool = False):
     @device_function
     def of_all_chunks(tile, largest, r, chunk):
         """Return the largest of the values that the threads of a row have found."""
-        tile[chunk * SPLIT_ROWS + r] = largest
+        tile[chunk * DECOMPOSED_ROWS + r] = largest
         cuda.syncthreads()  # all threads have written before any reads another's value
         for i in range(CHUNKS):
-            largest = max(largest, tile[i * SPLIT_ROWS + r])
+            largest = max(largest, tile[i * DECOMPOSED_ROWS + r])
         cuda.syncthreads()  # all threads have read before the parts are written there
         return largest
 
     @device_function
-    def split_block(x, parts, large, block, tile):
+    def decompose_block(x, parts, large, block, tile):
         tid = uint32(cuda.threadIdx.x)
         slots, row_blocks = uint32(parts.shape[0] // PARTS), uint32(parts.shape[1] // PART_WORDS)
         slot, row, r, chunk = place_in_block(x, block, row_blocks)
@@ -155,36 +155,36 @@ def build(mode: Mode, overlapping: bool = True, batched: bool = False):
             store4(parts, int64(p * slots + slot), col, four)
 
     @device_function
-    def split_one(x, parts, large, block, tile, x_step, parts_step, large_step):
+    def decompose_one(x, parts, large, block, tile, x_step, parts_step, large_step):
         if done_already(parts_step):
             return
-        split_block(this_one(x, x_step), this_one(parts, parts_step), this_one(large, large_step), block, tile)
+        decompose_block(this_one(x, x_step), this_one(parts, parts_step), this_one(large, large_step), block, tile)
 
     @cuda.jit(**hardware_only(launch_bounds=THREADS))
-    def split(x, x_parts, y, y_parts, steps):
+    def decompose(x, x_parts, y, y_parts, steps):
         let_next()
         tile = cuda.shared.array(TILE_WORDS, float32, alignment=16)
         block, x_blocks = uint32(cuda.blockIdx.x), blocks(x_parts)
         if block < x_blocks:
-            split_one(x, x_parts, x_parts, block, tile, steps[0], steps[1], steps[1])
+            decompose_one(x, x_parts, x_parts, block, tile, steps[0], steps[1], steps[1])
         else:
-            split_one(y, y_parts, y_parts, uint32(block - x_blocks), tile, steps[2], steps[3], steps[3])
+            decompose_one(y, y_parts, y_parts, uint32(block - x_blocks), tile, steps[2], steps[3], steps[3])
 
     @cuda.jit(**hardware_only(launch_bounds=THREADS))
-    def split_scaled(x, x_parts, x_large, y, y_parts, y_large, steps):
+    def decompose_scaled(x, x_parts, x_large, y, y_parts, y_large, steps):
         let_next()
         wait_last()  # the largest elements have been found
         tile = cuda.shared.array(TILE_WORDS, float32, alignment=16)
         block, x_blocks = uint32(cuda.blockIdx.x), blocks(x_parts)
         if block < x_blocks:
-            split_one(x, x_parts, x_large, block, tile, steps[0], steps[1], steps[2])
+            decompose_one(x, x_parts, x_large, block, tile, steps[0], steps[1], steps[2])
         else:
-            split_one(y, y_parts, y_large, uint32(block - x_blocks), tile, steps[3], steps[4], steps[5])
+            decompose_one(y, y_parts, y_large, uint32(block - x_blocks), tile, steps[3], steps[4], steps[5])
 
-    return split_scaled if SCALED else split
+    return decompose_scaled if SCALED else decompose
 
 
-def build_extremes(overlapping: bool = True, batched: bool = False):
+def build_row_maxima(overlapping: bool = True, batched: bool = False):
     """Make the kernel ``(x, x_large, y, y_large, steps)``, which finds the largest magnitude per row and span of k.
 
     Spans are equal multiples of 512 terms. ``x_large`` has one row per span, with one float per row of x, padded to a
@@ -194,8 +194,8 @@ def build_extremes(overlapping: bool = True, batched: bool = False):
     let_next = let_next_start if overlapping else nothing
 
     @device_function
-    def extremes_block(x, large, block, found):
-        tid, row_blocks = uint32(cuda.threadIdx.x), uint32(large.shape[1] // SPLIT_ROWS)
+    def row_maxima_block(x, large, block, found):
+        tid, row_blocks = uint32(cuda.threadIdx.x), uint32(large.shape[1] // DECOMPOSED_ROWS)
         span, row, r, chunk = place_in_block(x, block, row_blocks)
         pieces, spans = uint32((x.shape[1] + SPAN - 1) // SPAN), uint32(large.shape[0])
         each = int64(uint32(pieces + spans - 1) // spans) * SPAN
@@ -220,26 +220,26 @@ def build_extremes(overlapping: bool = True, batched: bool = False):
                 k += CHUNKS
         found[chunk, r] = largest
         cuda.syncthreads()  # all threads have written before any reads another's value
-        if tid < uint32(SPLIT_ROWS):
+        if tid < uint32(DECOMPOSED_ROWS):
             largest = float32(0)
             for i in range(CHUNKS):
                 largest = max(largest, found[i, tid])
-            large[int64(span), int64(uint32(block % row_blocks)) * SPLIT_ROWS + int64(tid)] = largest
+            large[int64(span), int64(uint32(block % row_blocks)) * DECOMPOSED_ROWS + int64(tid)] = largest
 
     @device_function
-    def extremes_one(x, large, block, found, x_step, large_step):
+    def row_maxima_one(x, large, block, found, x_step, large_step):
         if done_already(large_step):
             return
-        extremes_block(this_one(x, x_step), this_one(large, large_step), block, found)
+        row_maxima_block(this_one(x, x_step), this_one(large, large_step), block, found)
 
     @cuda.jit(**hardware_only(launch_bounds=THREADS))
-    def extremes(x, x_large, y, y_large, steps):
+    def row_maxima(x, x_large, y, y_large, steps):
         let_next()
-        found = cuda.shared.array((CHUNKS, SPLIT_ROWS), float32)
-        block, x_blocks = uint32(cuda.blockIdx.x), uint32(x_large.shape[0] * (x_large.shape[1] // SPLIT_ROWS))
+        found = cuda.shared.array((CHUNKS, DECOMPOSED_ROWS), float32)
+        block, x_blocks = uint32(cuda.blockIdx.x), uint32(x_large.shape[0] * (x_large.shape[1] // DECOMPOSED_ROWS))
         if block < x_blocks:
-            extremes_one(x, x_large, block, found, steps[0], steps[1])
+            row_maxima_one(x, x_large, block, found, steps[0], steps[1])
         else:
-            extremes_one(y, y_large, uint32(block - x_blocks), found, steps[2], steps[3])
+            row_maxima_one(y, y_large, uint32(block - x_blocks), found, steps[2], steps[3])
 
-    return extremes
+    return row_maxima
