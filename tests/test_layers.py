@@ -17,7 +17,7 @@ import pytest
 from support.compile_stages import compiler_environment
 
 import numba_gemm
-from numba_gemm.doctor import checks
+from numba_gemm.doctor import facts, requirements
 from numba_gemm.kernels import STAGES
 
 PACKAGE = Path(numba_gemm.__file__).parent
@@ -110,7 +110,7 @@ def test_what_is_imported_is_required_from_a_release_on(path, bounds):
 
 
 def test_the_doctor_knows_the_bounds(bounds):
-    assert {name: checks.dotted(bound) for name, bound in checks.LOWEST.items()} | {
+    assert {name: facts.dotted(bound) for name, bound in requirements.LOWEST.items()} | {
         "matplotlib": bounds["matplotlib"]
     } == bounds
 

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from support.compile_stages import compiler_environment
 
-from numba_gemm.doctor import checks
-from numba_gemm.doctor.checks import BROKEN_DRIVER, LIMIT, MEND, NO_GPU, NOTE, Facts, Finding, Gpu, Library, Trial
+from numba_gemm.doctor import checks, cli, gather, report, requirements
+from numba_gemm.doctor.checks import LIMIT, MEND, NOTE, Finding
+from numba_gemm.doctor.facts import BROKEN_DRIVER, NO_GPU, PROHIBITED, Facts, Gpu, Library, Trial, dotted, parsed
 from numba_gemm.simulator.probe import simulator_environment
 
 ROOT = Path(checks.__file__).parents[2]
@@ -171,13 +172,13 @@ ON_GPU = {
         "dmesg",
     ),
     "no compiler": (
-        {"libraries": dict.fromkeys(checks.LIBRARIES, MISSING)},
+        {"libraries": dict.fromkeys(requirements.LIBRARIES, MISSING)},
         MEND,
         "NVVM, NVRTC, nvJitLink not found",
         "pip install 'numba-cuda[cu13]'",
     ),
     "no compiler, driver of CUDA 12": (
-        {"libraries": dict.fromkeys(checks.LIBRARIES, MISSING), "driver_cuda": (12, 8)},
+        {"libraries": dict.fromkeys(requirements.LIBRARIES, MISSING), "driver_cuda": (12, 8)},
         MEND,
         "not found",
         "pip install 'numba-cuda[cu12]'",
@@ -329,7 +330,7 @@ def test_every_known_failure_is_found(case):
     finding = one(findings, words)
     assert finding.level == level
     assert fix in finding.fix
-    text, status = checks.verdict(facts, findings)
+    text, status = report.verdict(facts, findings)
     assert len(findings) == 1 + (case == "the other GPU would do"), findings
     if level == MEND:
         assert text.startswith("verdict: not ready: 1 thing to mend")
@@ -350,14 +351,14 @@ def test_every_fix_is_one_line():
 
 def test_a_machine_that_is_ready():
     assert checks.diagnose(READY) == []
-    assert checks.verdict(READY, []) == ("verdict: ready: kernels run on NVIDIA H200", 0)
+    assert report.verdict(READY, []) == ("verdict: ready: kernels run on NVIDIA H200", 0)
 
 
 def test_things_to_mend_are_counted():
     facts = replace(READY, **versions(numpy="2.5.1"), libraries={**compiler(), "nvJitLink": MISSING}, trial=FAILED)
     findings = checks.diagnose(facts)
     assert [finding.level for finding in findings] == [MEND, MEND]
-    assert checks.verdict(facts, findings) == ("verdict: not ready: 2 things to mend", 1)
+    assert report.verdict(facts, findings) == ("verdict: not ready: 2 things to mend", 1)
 
 
 def test_a_right_product_overrules_what_was_feared():
@@ -365,12 +366,12 @@ def test_a_right_product_overrules_what_was_feared():
     facts = replace(READY, **versions(numpy="2.5.1"))
     findings = checks.diagnose(facts)
     assert one(findings, "row_stack").level == LIMIT
-    assert checks.verdict(facts, findings)[1] == 0
+    assert report.verdict(facts, findings)[1] == 0
 
 
 def test_without_a_trial_nothing_is_ready():
     facts = replace(READY, trial=None)
-    assert checks.verdict(facts, checks.diagnose(facts)) == ("verdict: not ready: 1 thing to mend", 1)
+    assert report.verdict(facts, checks.diagnose(facts)) == ("verdict: not ready: 1 thing to mend", 1)
 
 
 WITHOUT_GPU = {
@@ -400,7 +401,7 @@ def test_without_a_gpu_the_simulator_is_offered(case):
     finding = one(findings, words)
     assert (finding.level, len(findings)) == (LIMIT, 1)
     assert fix in finding.fix
-    text, status = checks.verdict(facts, findings)
+    text, status = report.verdict(facts, findings)
     assert text.startswith("verdict: no GPU: set NUMBA_ENABLE_CUDASIM=1 before Python starts")
     assert status == 0
 
@@ -409,7 +410,7 @@ def test_without_a_gpu_the_simulator_is_offered(case):
     "changed",
     [
         versions(numpy="2.5.0"),
-        {"libraries": dict.fromkeys(checks.LIBRARIES, MISSING)},
+        {"libraries": dict.fromkeys(requirements.LIBRARIES, MISSING)},
         versions(cuda_bindings="12.9.3"),
     ],
 )
@@ -419,14 +420,14 @@ def test_what_the_simulator_does_not_need_is_a_note(bare, changed):
     findings = checks.diagnose(facts)
     assert {finding.level for finding in findings} <= {NOTE, LIMIT}
     assert len(findings) == 1 + (bare is BARE)
-    assert checks.verdict(facts, findings)[1] == 0
+    assert report.verdict(facts, findings)[1] == 0
 
 
 def test_a_broken_driver_is_told_from_none():
     """The simulator works, but whoever has a GPU wants to hear that it does not."""
     facts = replace(BARE, kernel_driver=True)
     assert facts.place == BROKEN_DRIVER
-    text, status = checks.verdict(facts, checks.diagnose(facts))
+    text, status = report.verdict(facts, checks.diagnose(facts))
     assert text == (
         "verdict: not ready: 1 thing to mend; until then NUMBA_ENABLE_CUDASIM=1 runs kernels on Numba's simulator"
     )
@@ -435,32 +436,32 @@ def test_a_broken_driver_is_told_from_none():
 
 def test_the_simulator_that_is_asked_for_is_ready():
     assert checks.diagnose(WANTED) == []
-    assert checks.verdict(WANTED, []) == ("verdict: ready: kernels run on Numba's simulator", 0)
+    assert report.verdict(WANTED, []) == ("verdict: ready: kernels run on Numba's simulator", 0)
 
 
 def test_a_simulator_that_fails_is_not_ready():
     facts = replace(WANTED, trial=replace(SIMULATED, error=None, failure="RuntimeError: no"))
     findings = checks.diagnose(facts)
     assert "NUMBA_ENABLE_CUDASIM=1 python -m numba_gemm.doctor --section trial" in findings[0].fix
-    assert checks.verdict(facts, findings) == ("verdict: not ready: 1 thing to mend", 1)
+    assert report.verdict(facts, findings) == ("verdict: not ready: 1 thing to mend", 1)
 
 
 def test_the_capabilities_are_those_of_the_stages():
     from numba_gemm.gemm.precision import STAGES as TENSOR_STAGES
     from numba_gemm.kernels.ladder import STAGES
 
-    assert min(stage.min_cc for stage in STAGES.values()) == checks.LOWEST_CC
+    assert min(stage.min_cc for stage in STAGES.values()) == requirements.LOWEST_CC
     able = [(major, minor) for major in range(7, 13) for minor in range(10)]
-    assert min(cc for cc in able if any(stage.runs_on(cc) for stage in TENSOR_STAGES)) == checks.TENSOR_CC
-    assert [cc for cc in able if TENSOR_STAGES[0].runs_on(cc)] == [checks.BULK_CC]
+    assert min(cc for cc in able if any(stage.runs_on(cc) for stage in TENSOR_STAGES)) == requirements.TENSOR_CC
+    assert [cc for cc in able if TENSOR_STAGES[0].runs_on(cc)] == [requirements.BULK_CC]
 
 
 def test_the_attributes_are_those_of_the_driver():
     from cuda.bindings.driver import CUcomputemode, CUdevice_attribute
 
     for name in ("COMPUTE_CAPABILITY_MAJOR", "COMPUTE_CAPABILITY_MINOR", "COMPUTE_MODE"):
-        assert getattr(CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}") == getattr(checks, name)
-    assert CUcomputemode.CU_COMPUTEMODE_PROHIBITED == checks.PROHIBITED
+        assert getattr(CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}") == getattr(gather, name)
+    assert CUcomputemode.CU_COMPUTEMODE_PROHIBITED == PROHIBITED
 
 
 @pytest.mark.parametrize(
@@ -476,8 +477,8 @@ def test_the_product_is_tried_where_kernels_would_run(facts, switch, monkeypatch
         seen.append(environment)
         return {"lost": f"{section} within {limit_s} s"}
 
-    monkeypatch.setattr(checks, "asked", asked)
-    trial = checks.with_trial(facts, 5.0).trial
+    monkeypatch.setattr(gather, "asked", asked)
+    trial = gather.with_trial(facts, 5.0).trial
     assert seen[0]["NUMBA_GEMM_CACHE_DIR"] == "off"
     assert seen[0].get("NUMBA_ENABLE_CUDASIM") == switch
     where = "NVIDIA H200" if facts is READY else "Numba's simulator"
@@ -489,18 +490,18 @@ def test_the_product_is_tried_where_kernels_would_run(facts, switch, monkeypatch
     [((13, 0), "12.9.1", "cu13"), ((12, 4), "13.0.0", "cu12"), (None, "12.9.1", "cu12"), (None, None, "cu13")],
 )
 def test_the_compiler_that_is_offered_suits_the_driver(driver, bindings, extra):
-    libraries = dict.fromkeys(checks.LIBRARIES, MISSING)
+    libraries = dict.fromkeys(requirements.LIBRARIES, MISSING)
     facts = replace(BARE, driver_cuda=driver, libraries=libraries, **versions(cuda_bindings=bindings))
     assert one(checks.diagnose(facts), "not found;").fix == f"python -m pip install 'numba-cuda[{extra}]'"
 
 
 def test_the_releases_are_those_of_the_package():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    numpy = f"numpy>={checks.dotted(checks.LOWEST['numpy'])},<{checks.dotted(checks.BROKEN_NUMPY)}"
+    numpy = f"numpy>={dotted(requirements.LOWEST['numpy'])},<{dotted(requirements.BROKEN_NUMPY)}"
     assert numpy in project["dependencies"]
-    assert project["requires-python"] == f">={checks.dotted(checks.LOWEST_PYTHON)}"
-    tested = [checks.parsed(line.rpartition(" ")[2]) for line in project["classifiers"] if "Python :: 3." in line]
-    assert max(tested) == checks.HIGHEST_PYTHON
+    assert project["requires-python"] == f">={dotted(requirements.LOWEST_PYTHON)}"
+    tested = [parsed(line.rpartition(" ")[2]) for line in project["classifiers"] if "Python :: 3." in line]
+    assert max(tested) == requirements.HIGHEST_PYTHON
 
 
 @pytest.mark.parametrize(
@@ -508,21 +509,21 @@ def test_the_releases_are_those_of_the_package():
     [("2.5.0rc1", (2, 5, 0)), ("2.11.0+cpu", (2, 11, 0)), ("13.3.5.0.6", (13, 3, 5, 0, 6)), ("x", ()), (None, ())],
 )
 def test_versions_are_read(version, numbers):
-    assert checks.parsed(version) == numbers
+    assert parsed(version) == numbers
 
 
 def test_a_directory_that_cannot_be_written(tmp_path):
-    assert checks.cannot_write(tmp_path) is None
-    assert checks.cannot_write(tmp_path / "a" / "b") is None
+    assert gather.cannot_write(tmp_path) is None
+    assert gather.cannot_write(tmp_path / "a" / "b") is None
     assert not list(tmp_path.iterdir())
     tmp_path.chmod(0o777)
-    assert "can be written by other users" in checks.cannot_write(tmp_path)
+    assert "can be written by other users" in gather.cannot_write(tmp_path)
     tmp_path.chmod(0o700)
     (tmp_path / "file").touch()
-    assert "is no directory" in checks.cannot_write(tmp_path / "file" / "b")
+    assert "is no directory" in gather.cannot_write(tmp_path / "file" / "b")
     if sys.platform == "linux":  # where nobody can write, whoever they are
-        assert checks.cannot_write(Path("/proc/self")) is not None
-        assert checks.cannot_write(Path("/proc/nothing/of/it")) is not None
+        assert gather.cannot_write(Path("/proc/self")) is not None
+        assert gather.cannot_write(Path("/proc/nothing/of/it")) is not None
 
 
 @pytest.mark.parametrize(
@@ -544,7 +545,7 @@ def test_a_probe_that_dies_is_told(tmp_path, code, words):
     )
     environment = {**simulator_environment(), "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     limit = 1 if "sleep" in code else 60
-    found = checks.asked("trial", limit, environment)
+    found = gather.asked("trial", limit, environment)
     assert words in found["lost"]
 
 
@@ -751,7 +752,7 @@ def test_drivers_that_are_pretended(tmp_path, case):
 @pytest.mark.parametrize("value", ["0", "-1", "soon", "inf", "nan"])
 def test_errors_of_the_command_line(value, capsys):
     with pytest.raises(SystemExit) as caught:
-        checks.main(["--timeout", value])
+        cli.main(["--timeout", value])
     assert caught.value.code == 2
     assert f"{value!r} given; expected a number of seconds above 0" in capsys.readouterr().err
 
