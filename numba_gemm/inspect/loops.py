@@ -31,7 +31,7 @@ class Loop:
     end : int
         The loop's last line.
     endless : bool
-        Whether the first line holds no test. For ``while True``, the first line is that of the body, on which another
+        True if the first line holds no test. For ``while True``, the first line is that of the body, on which another
         loop may begin; an iteration then begins only at the instruction on that line that was reached first.
     """
 
@@ -40,7 +40,7 @@ class Loop:
     endless: bool = False
 
     def holds(self, line: int) -> bool:
-        """Return whether a line belongs to the loop."""
+        """Return True if a line belongs to the loop."""
         return self.first <= line <= self.end
 
 
@@ -104,7 +104,7 @@ def loops_of(code: CodeType, names: dict[str, Any]) -> tuple[Loop, ...]:
 
 
 def _foreign(frame: FrameType) -> bool:
-    """Return whether a call is outside the kernel's code: in the simulator or in Python itself."""
+    """Return True if a call is outside the kernel's code: in the simulator or in Python itself."""
     module, file = f"{frame.f_globals.get('__name__', '')}.", frame.f_code.co_filename
     own = not file.startswith(("<frozen", STDLIB)) or "site-packages" in file
     return module.startswith(NOT_KERNELS) or not own

@@ -17,7 +17,8 @@ from numba import cuda, float32
 from support.debugger import scripted
 
 from numba_gemm.device import dot as dot_module
-from numba_gemm.inspect.stepping import Step, debug, step
+from numba_gemm.inspect.debugging import debug
+from numba_gemm.inspect.stepping import Step, step
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.tensor_core import TENSOR_STAGES
 from numba_gemm.simulator import scheduler
