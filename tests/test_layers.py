@@ -158,7 +158,7 @@ def exceptions() -> Iterator[str]:
 
 ARGUMENTS = {  # of exceptions that take another number of them than one
     "numba_gemm.runtime.private_files.Refused": (Path("cache"), "others can write it"),
-    "numba_gemm.simulator.scheduler.DivergentBarrier": ((0, 1, 0), {"a.py:3": [(1, 0, 0)]}, [(0, 0, 0), (2, 0, 0)]),
+    "numba_gemm.simulator.threads.DivergentBarrier": ((0, 1, 0), {"a.py:3": [(1, 0, 0)]}, [(0, 0, 0), (2, 0, 0)]),
 }
 
 

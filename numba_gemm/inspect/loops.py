@@ -46,7 +46,15 @@ class Loop:
 
 # Functions of these modules belong to the simulator, not to the kernel: their loops do not exist on the hardware.
 STDLIB = sysconfig.get_path("stdlib")
-NOT_KERNELS = ("numba.", "numpy.", "numba_gemm.device.watch", "numba_gemm.simulator.scheduler", "numba_gemm.inspect.")
+NOT_KERNELS = (
+    "numba.",
+    "numpy.",
+    "numba_gemm.device.watch",
+    "numba_gemm.inspect.",
+    "numba_gemm.simulator.kernel_view",
+    "numba_gemm.simulator.launch",
+    "numba_gemm.simulator.scheduler",
+)
 
 
 def _own_loops(function: ast.AST) -> Iterator[Loop]:

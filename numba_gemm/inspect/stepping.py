@@ -24,7 +24,7 @@ import numpy as np
 
 from ..kernels.ladder import TileConfig
 from ..runtime.launch import Simulated
-from ..simulator import patches, scheduler
+from ..simulator import kernel_view, launch, patches, scheduler
 from .snapshots import WIDTH, Array, arrays_in, is_same, local_values, show, show_change, snapshot
 from .target import arrays_of, prepare
 
@@ -34,6 +34,7 @@ Index = tuple[int, int, int]
 
 LADDER = "numba_gemm.kernels.ladder"
 INDENT = "    "
+SCHEDULER = {module.__name__ for module in (kernel_view, launch, scheduler)}
 
 # Python 3.11 runs these in frames of their own, later versions in the frame of the function.
 _COMPREHENSIONS = {"<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>"}
@@ -193,7 +194,7 @@ class _Follower:
             return False
         caller: FrameType | None = frame
         while caller is not None and caller is not self._stack[0].frame:
-            if caller.f_globals is vars(scheduler):
+            if caller.f_globals.get("__name__") in SCHEDULER:
                 return False
             caller = caller.f_back
         return True

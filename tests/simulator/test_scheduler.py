@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from numba import cuda, float32, float64, int32
 
-from numba_gemm.simulator import scheduler
+from numba_gemm.simulator import launch, scheduler
 from numba_gemm.simulator.switch import device_function
 
 pytestmark = pytest.mark.simulator
@@ -624,7 +624,7 @@ def test_an_interrupt_at_any_point_of_the_clean_up_leaves_the_simulator_usable(e
 
         def profile(self, frame, event, arg):
             # Clean-up begins when `run_block`, which the first interrupt goes through, has returned.
-            self.began |= event == "return" and frame.f_code is scheduler._Launch.run_block.__code__
+            self.began |= event == "return" and frame.f_code is launch.Launch.run_block.__code__
             if self.began and event in ("call", "c_return") and not self.raised:
                 self.seen += 1
                 if self.seen == self.point:
