@@ -32,15 +32,18 @@ from numba_gemm.lab.bench import (
     model,
     nvml,
     plots,
-    readme,
     report,
     results,
     run,
-    targets,
     verify,
 )
 from numba_gemm.lab.bench.buffers import DeviceBuffers, HostLibrary, NumbaLibrary
 from numba_gemm.lab.bench.cases import Shape
+from numba_gemm.lab.bench.readme import __main__ as readme
+from numba_gemm.lab.bench.readme import published
+from numba_gemm.lab.bench.readme.tables import HEADLINE_SHAPES
+from numba_gemm.lab.bench.targets import __main__ as targets
+from numba_gemm.lab.bench.targets import case, groups, host_calls, verdicts
 from numba_gemm.models import accuracy
 from numba_gemm.runtime import timing
 from numba_gemm.runtime.device import SIMULATED_DEVICE
@@ -64,7 +67,7 @@ def bench(*arguments, **variables):
 
 # Rows as a GPU gives them: the same times for every shape, but for what a test changes.
 SPEEDS = {"naive": 4000.0, "warp_tiled": 100.0, "auto": 101.0, "cublas": 105.0}
-SHAPES = (*readme.HEADLINE_SHAPES, Shape(2048, 2048, 2048))
+SHAPES = (*HEADLINE_SHAPES, Shape(2048, 2048, 2048))
 GPU = {
     "name": "Test GPU",
     "multiprocessors": 132,
@@ -271,7 +274,7 @@ def nothing(*_, **__):
 # Every command with --out, and what to replace so that it comes as far as that without a GPU, and no further.
 WITH_OUT = {
     "bench.cli": (["--stages=naive", "--shape=4,4,4"], {"measured": never}),
-    "bench.targets": (["--tiny"], {"Rig": never}),
+    "bench.targets.__main__": (["--tiny"], {"Rig": never}),
     "bench.counters": ([], {"ncu_path": nothing, "supported": list, "profile": never}),
     "bench.tracer": ([], {"simulator_requested": nothing, "counters.ncu_path": nothing, "counted": never}),
     "bench.orders": (["--static"], {"simulator_requested": nothing, "chosen": never}),
@@ -1132,15 +1135,15 @@ def save_targets(folder, environment=ENVIRONMENT, **changes):
         {"group": "vector", "case": str(shape), **shape._asdict(), "us": 2.0, "baseline": baseline, "status": "ok"}
         | {"ratio": ratio + shape.n / 1000, "target": target}
         for shape in shapes
-        for baseline, ratio, target in ((targets.COPY, 0.85, 0.85), (targets.CUBLAS, 1.1, targets.INFORMATION))
+        for baseline, ratio, target in ((case.COPY, 0.85, 0.85), (results.CUBLAS, 1.1, case.INFORMATION))
     ]
     for way, status in (("torch", "ok"), ("cupy", "error")):
         rows.append(
-            {"group": "host", "case": targets.host_name(way, "ieee"), **Shape(64, 64, 64)._asdict(), "target": 1.0}
-            | {"baseline": targets.CUBLAS, "status": status, "us": 9.0, "ratio": 0.9 if status == "ok" else math.nan}
+            {"group": "host", "case": host_calls.host_name(way, "ieee"), **Shape(64, 64, 64)._asdict(), "target": 1.0}
+            | {"baseline": results.CUBLAS, "status": status, "us": 9.0, "ratio": 0.9 if status == "ok" else math.nan}
         )
-    frame = targets.frame_of([row | changes for row in rows])
-    targets.save(frame, targets.summary(frame, ("vector", "host"), 2048), environment, folder)
+    frame = verdicts.frame_of([row | changes for row in rows])
+    targets.save(frame, verdicts.summary(frame, ("vector", "host"), 2048), environment, folder)
 
 
 class TestReadme:
@@ -1201,15 +1204,15 @@ class TestReadme:
         assert self.run(folder, "--check") == 1
 
     def test_targets_are_called_what_they_call_themselves(self):
-        assert (readme.TARGETS, readme.TARGETS_SUMMARY, readme.TARGETS_HOW) == (
+        assert (published.TARGETS, published.TARGETS_SUMMARY, published.TARGETS_HOW) == (
             targets.ROWS,
             targets.SUMMARY,
             targets.HOW,
         )
-        assert readme.VECTOR_GROUP in targets.GROUPS
-        assert readme.COPY == targets.COPY
-        assert set(readme.STATISTICS) == set(targets.STATISTICS)
-        assert readme.ASIDE in STAGES
+        assert published.VECTOR_GROUP in groups.GROUPS
+        assert published.COPY == case.COPY
+        assert set(published.STATISTICS) == set(verdicts.STATISTICS)
+        assert published.ASIDE in STAGES
 
     def test_targets_that_cannot_be_shown(self, folder, capsys):
         assert self.run(folder, text=self.TEXT.format("targets", "")) == 1
@@ -1276,23 +1279,23 @@ class TestReadme:
         text = self.TEXT.format("streamed", "")
         assert self.run(folder, text=text) == 1
         assert "streamed.csv: run python -m numba_gemm.lab.bench.streamed --out" in capsys.readouterr().err
-        row = {"size": 512, "precision": "ieee", "operands": readme.ON_DEVICE, "seconds": 1.5, "tflops": 60.0}
+        row = {"size": 512, "precision": "ieee", "operands": published.ON_DEVICE, "seconds": 1.5, "tflops": 60.0}
         other = row | {"operands": "pageable", "memory_limit": 4e9, "seconds": 2.0, "predicted_s": 1.9}
         other |= {"bound_by": "products", "peak_bytes": 3.5e9, "of_in_memory": 0.75}
         frame = pd.DataFrame([row | {"of_in_memory": 1.0}, other])
-        frame.to_csv(folder / "latest" / readme.STREAMED, index=False)
-        (folder / "latest" / readme.STREAMED_HOW).write_text(json.dumps(ENVIRONMENT), encoding="utf-8")
+        frame.to_csv(folder / "latest" / published.STREAMED, index=False)
+        (folder / "latest" / published.STREAMED_HOW).write_text(json.dumps(ENVIRONMENT), encoding="utf-8")
         assert self.run(folder, text=text) == 0
         made = (folder / "README.md").read_text(encoding="utf-8")
         assert "At 512 x 512 x 512:" in made
         lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in made.splitlines() if "| `ieee`" in line]
-        assert lines[0] == ["`ieee`", readme.ON_DEVICE, "–", "–", "1.50", "–", "–", "60.0", "1.00"]
+        assert lines[0] == ["`ieee`", published.ON_DEVICE, "–", "–", "1.50", "–", "–", "60.0", "1.00"]
         assert lines[1] == ["`ieee`", "pageable", "4 GB", "3.50 GB", "2.00", "1.90", "products", "60.0", "0.75"]
 
     def test_names_of_streamed_products(self):
         from numba_gemm.lab.bench import streamed
 
-        assert (readme.STREAMED, readme.STREAMED_HOW, readme.ON_DEVICE) == (
+        assert (published.STREAMED, published.STREAMED_HOW, published.ON_DEVICE) == (
             streamed.FILE,
             streamed.HOW,
             streamed.ON_DEVICE,
@@ -1301,20 +1304,20 @@ class TestReadme:
     @pytest.fixture
     def tensor_folder(self, folder):
         """What `bench.tensor_ladder` leaves of three stages, and two of their files."""
-        place = folder / "latest" / readme.PRECISIONS_FOLDER
+        place = folder / "latest" / published.PRECISIONS_FOLDER
         results.save(gpu_frame(), ENVIRONMENT, place)
         where = {"m": 64, "n": 64, "k": 64}
-        rows = [{"stage": readme.CUBLAS, "precision": "ieee", "tflops": 40.0, "ratio_to_cublas": 1.0}]
-        rows += [{"stage": readme.SPLIT, "precision": "bf16x6", "ratio_to_cublas": 9.0}]
+        rows = [{"stage": results.CUBLAS, "precision": "ieee", "tflops": 40.0, "ratio_to_cublas": 1.0}]
+        rows += [{"stage": published.SPLIT, "precision": "bf16x6", "ratio_to_cublas": 9.0}]
         for i, name in enumerate(("one_warpgroup", "bulk_copies", "persistent")):
             speed = 80.0 * 1.25**i
             rows.append({"stage": name, "precision": "bf16x6", "tflops": speed, "ratio_to_cublas": speed / 40})
         errors = {"error_median": 1e-8, "error_max": 1e-7, "median_us": 100.0, "registers": 90.0}
-        pd.DataFrame([where | errors | row for row in rows]).to_csv(place / readme.TENSOR_LADDER_CSV, index=False)
+        pd.DataFrame([where | errors | row for row in rows]).to_csv(place / published.TENSOR_LADDER_CSV, index=False)
         special = [("ieee", "none", 0, 2.0), ("bf16x6", "none", 0, 1.0)]
         special += [("bf16x6", "nan", 1, 3.0), ("bf16x6", "nan", 64, 40.0), ("bf16x6", "inf", 64, 80.0)]
         frame = pd.DataFrame(special, columns=["precision", "value", "rows", "times_as_long"]).assign(**where)
-        frame.to_csv(place / readme.SPECIAL_CSV, index=False)
+        frame.to_csv(place / published.SPECIAL_CSV, index=False)
         (folder / "tensor_core").mkdir()
         for name in ("bulk_copies", "split", "sums"):
             (folder / "tensor_core" / f"{name}.py").write_text(f'"""{name}: some.\n\nLimits: many.\n"""\n')
@@ -1342,10 +1345,14 @@ class TestReadme:
     )
     def test_what_was_not_measured_is_named(self, block, file, folder, capsys):
         assert self.run(folder, text=self.TEXT.format(block, "")) == 1
-        assert f"{getattr(readme, file)}: run python -m numba_gemm.lab.bench.tensor_ladder" in capsys.readouterr().err
+        assert (
+            f"{getattr(published, file)}: run python -m numba_gemm.lab.bench.tensor_ladder" in capsys.readouterr().err
+        )
 
     def test_needs_no_numba(self):
-        code = "import sys, numba_gemm.lab.bench.readme; sys.exit('numba' in sys.modules or 'rich' in sys.modules)"
+        code = (
+            "import sys, numba_gemm.lab.bench.readme.__main__; sys.exit(bool({'numba', 'rich'} & sys.modules.keys()))"
+        )
         assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
