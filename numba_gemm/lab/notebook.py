@@ -32,7 +32,7 @@ from ..simulator.probe import choose, gpu_count, gpu_environment, simulator_requ
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ..models.traffic import Ceilings
+    from ..models.prediction import Ceilings
 
 __all__ = [
     "Listing",
@@ -415,7 +415,7 @@ def compare(results: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        One row per stage: bottleneck and milliseconds predicted by the model (`numba_gemm.models.traffic`) from
+        One row per stage: bottleneck and milliseconds predicted by the model (`numba_gemm.models.prediction`) from
         measured ceilings, if it covers the stage; measured milliseconds, TFLOP/s, fractions of the FP32 peak and of
         cuBLAS's speed, and the gain over the previous row.
 
@@ -427,7 +427,8 @@ def compare(results: pd.DataFrame) -> pd.DataFrame:
     import pandas as pd
 
     from ..kernels.ladder import STAGES
-    from ..models.traffic import WAYS, predict
+    from ..models.accesses import WAYS
+    from ..models.prediction import predict
     from .bench.cases import Shape
     from .bench.model import keeps, rung_of
     from .bench.results import OK, records

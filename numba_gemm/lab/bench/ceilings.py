@@ -28,7 +28,7 @@ from numba_gemm.lab.bench.command import command, commit_hash, json_text, make_f
 from numba_gemm.lab.bench.nvml import sampled_clocks
 from numba_gemm.lab.bench.results import GRAPHS
 from numba_gemm.lab.bench.tables import Table, number
-from numba_gemm.models.traffic import Ceilings, theoretical_ceilings
+from numba_gemm.models.prediction import Ceilings, theoretical_ceilings
 from numba_gemm.runtime.compiler import Cubin, compile_cubin
 from numba_gemm.runtime.device import DeviceProperties, current_device, device_properties, synchronize
 from numba_gemm.runtime.driver import device_scope, launch_kernel, load_kernel
