@@ -545,7 +545,7 @@ def test_an_interrupt_while_rates_are_measured(tiny, by_numpy, monkeypatch, call
 @pytest.mark.simulator
 def test_an_interrupt_as_soon_as_work_begins():
     """Whether the thread has begun or not: nothing goes on when the call has ended."""
-    from numba_gemm.streaming.streamed import _supervised
+    from numba_gemm.streaming.supervision import supervised
 
     under_way = []
 
@@ -559,7 +559,7 @@ def test_an_interrupt_as_soon_as_work_begins():
 
     for _ in range(50):
         with pytest.raises(KeyboardInterrupt):
-            _supervised(work)
+            supervised(work)
         assert not under_way
 
 
@@ -567,7 +567,7 @@ def test_an_interrupt_as_soon_as_work_begins():
 @pytest.mark.parametrize("begins", [True, False])
 def test_interrupt_before_the_thread_begins(monkeypatch, begins):
     """No work is done if the interrupt comes during the start of the thread, even if the thread begins later."""
-    from numba_gemm.streaming.streamed import _supervised
+    from numba_gemm.streaming.supervision import supervised
 
     pending, worked = [], []
 
@@ -581,17 +581,17 @@ def test_interrupt_before_the_thread_begins(monkeypatch, begins):
 
     monkeypatch.setattr(_thread, "start_new_thread", start)
     with pytest.raises(KeyboardInterrupt):
-        _supervised(worked.append)
+        supervised(worked.append)
     assert not worked
 
 
 @pytest.mark.simulator
 def test_repeated_interrupts_stop_once_and_raise_the_first(monkeypatch):
-    from numba_gemm.streaming import streamed
+    from numba_gemm.streaming import supervision
 
     interrupts, stops, start = [], [], _thread.start_new_thread
 
-    class Interrupted(streamed.SimpleQueue):
+    class Interrupted(supervision.SimpleQueue):
         def get(self, timeout):
             if len(interrupts) < 3:
                 interrupts.append(KeyboardInterrupt(len(interrupts)))
@@ -607,10 +607,10 @@ def test_repeated_interrupts_stop_once_and_raise_the_first(monkeypatch):
             time.sleep(0.001)
         raise host.Stopped
 
-    monkeypatch.setattr(streamed, "SimpleQueue", Interrupted)
+    monkeypatch.setattr(supervision, "SimpleQueue", Interrupted)
     monkeypatch.setattr(_thread, "start_new_thread", counted)
     with pytest.raises(KeyboardInterrupt) as caught:
-        streamed._supervised(work)
+        supervision.supervised(work)
     assert caught.value is interrupts[0]
     assert stops == [interrupts[0]]
 
