@@ -24,7 +24,7 @@ from support.operands import NAN, check, filled
 
 from numba_gemm import explain, plan, stages, tiled_sgemm
 from numba_gemm.arrays import Copies, streams
-from numba_gemm.arrays.libraries import cupy_stream
+from numba_gemm.arrays.streams import cupy_stream
 from numba_gemm.gemm import product as products
 from numba_gemm.models.accuracy import compare, reference
 from numba_gemm.runtime import device as devices

@@ -15,7 +15,7 @@ from ..runtime.device import device_count
 from ..runtime.driver import device_scope, start
 from .operand import ArrayKind, Operand, name_of
 from .probe import Probe, Reading
-from .streams import DEFAULT, Stream
+from .streams import DEFAULT, Stream, cupy_stream
 
 FLOAT32 = np.dtype(np.float32)  # one object, in native byte order, which arrays of that type share
 
@@ -109,23 +109,6 @@ class NumbaArrays(ArrayKind):
 
         several = device_count() > 1
         return Probe(read, vector, stream, empty)
-
-
-def cupy_stream(cupy: Any, handle: int, device: int = -1) -> Any:
-    """CuPy's view of a stream that it did not make; CuPy 14 deprecates the class that older ones have for it."""
-    if adopt := getattr(cupy.cuda.Stream, "from_external", None):
-        return adopt(_Handle(handle))
-    return cupy.cuda.ExternalStream(handle, device)
-
-
-class _Handle:
-    """A stream's handle behind the CUDA stream protocol."""
-
-    def __init__(self, handle: int) -> None:
-        self.handle = handle
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return (0, self.handle)
 
 
 class CupyArrays(ArrayKind):

@@ -150,3 +150,20 @@ def release_finished() -> int:
                     call(driver.cuEventDestroy, event)
             del objects
     return len(_held)
+
+
+def cupy_stream(cupy: Any, handle: int, device: int = -1) -> Any:
+    """Return CuPy's view of a stream that it did not create; CuPy 14 deprecates the class that older releases use."""
+    if adopt := getattr(cupy.cuda.Stream, "from_external", None):
+        return adopt(_Handle(handle))
+    return cupy.cuda.ExternalStream(handle, device)
+
+
+class _Handle:
+    """A stream's handle behind the CUDA stream protocol."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self.handle)

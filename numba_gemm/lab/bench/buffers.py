@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from numba_gemm.arrays.libraries import cupy_stream
+from numba_gemm.arrays.streams import cupy_stream
 from numba_gemm.device.units import FLOAT32_BYTES
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.runtime.device import current_device
