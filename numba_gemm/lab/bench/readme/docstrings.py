@@ -12,8 +12,9 @@ from typing import Any
 import pandas as pd
 
 from numba_gemm.lab.bench.cases import Shape
-from numba_gemm.lab.bench.counters import COUNTERS, KEY, TOTAL, WAVEFRONTS
+from numba_gemm.lab.bench.counters import COUNTERS, WAVEFRONTS
 from numba_gemm.lab.bench.environment import device_name
+from numba_gemm.lab.bench.ncu_pages import KEY, TOTAL
 from numba_gemm.lab.bench.readme.published import (
     ASIDE,
     COPY,
