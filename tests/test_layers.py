@@ -22,6 +22,7 @@ from numba_gemm.kernels import STAGES
 
 PACKAGE = Path(numba_gemm.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
+MOST_LINES = 400  # of a module without a reason for more
 PRIVATE = {PACKAGE / "runtime" / "compiler.py", PACKAGE / "simulator" / "patches.py"}
 
 # Of Numba's modules, those that its documentation names.
@@ -132,6 +133,18 @@ def test_only_the_simulator_folder_reads_the_switch(path):
     asked = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "ENABLE_CUDASIM"]
     read = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and node.value == "NUMBA_ENABLE_CUDASIM"]
     assert not asked + read, f"line {(asked + read)[0].lineno}: ask simulator.switch or simulator.probe"
+
+
+@every_source
+def test_a_long_module_has_a_reason(path):
+    text = path.read_text(encoding="utf-8")
+    if (lines := text.count("\n")) <= MOST_LINES:
+        return
+    reason = " ".join((ast.get_docstring(ast.parse(text)) or "").split())
+    assert "One module because" in reason, (
+        f"{lines} lines, more than {MOST_LINES}: divide it by subject, or give the reason in its docstring, in a "
+        'sentence that begins with "One module because"'
+    )
 
 
 @pytest.mark.parametrize("module", ["numba_gemm", "numba_gemm.simulator.probe", "numba_gemm.models.roofline"])

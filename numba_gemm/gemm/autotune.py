@@ -1,4 +1,8 @@
-"""Which stage and configuration is fastest for a product, measured on the user's own GPU: `autotune`."""
+"""Which stage and configuration is fastest for a product, measured on the user's own GPU: `autotune`.
+
+One module because the search and the bench that measures its candidates are one procedure, and nothing else uses a part
+of it.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ The model, in clocks of a multiprocessor (SM). A k-tile costs a block that has t
 that is full its multiply-adds at the configuration's efficiency; between the two, blocks hide each other's waits in
 part. The SM with the most k-tiles decides. Blocks that divide a tile of C pay for it: each writes its part, and the
 last one reads them all. No product is faster than its bytes. The candidate that ends first wins.
+
+One module because the constants of the model are fitted together and mean nothing without the formulas that use them.
 """
 
 from __future__ import annotations

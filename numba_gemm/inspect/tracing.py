@@ -6,6 +6,8 @@ array, iterations of all loops and barrier interval. The cost of a request in se
 hardware's rules (`numba_gemm.models.requests`). The width of an access is the one that the kernel asks for, with
 `load4` and similar functions. A trace does not show what a compiler merges, hoists or removes; docs/tracing.md compares
 both on an H200.
+
+One module because `Trace`, nearly all of it, derives every table and every text from the same private rows.
 """
 
 from __future__ import annotations

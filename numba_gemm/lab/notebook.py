@@ -3,6 +3,8 @@
 A notebook always steps through and traces kernels on Numba's simulator. On a machine with a GPU, times are measured on
 it with the code of ``bench.py`` in a separate process; otherwise, times recorded on an H200 are shown and labelled as
 such. Numba chooses between simulator and GPU once per process, so call `begin` before anything else.
+
+One module because the notebooks import it under one name, and nothing else uses its functions.
 """
 
 from __future__ import annotations
