@@ -48,7 +48,7 @@ from numba_gemm.doctor.requirements import (
     TENSOR_CC,
 )
 
-MEND, LIMIT, NOTE = "mend", "limit", "note"  # no kernel runs; a feature does not work; worth knowing
+ERROR, LIMIT, NOTE = "error", "limit", "note"  # no kernel runs; a feature does not work; worth knowing
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,13 @@ class Finding:
 
 def _on_gpu(facts: Facts) -> str:
     """Level of a problem that keeps kernels from running on a GPU: a note if there is no GPU, or none is requested."""
-    return MEND if facts.place in (GPU, BROKEN_DRIVER) else NOTE
+    return ERROR if facts.place in (GPU, BROKEN_DRIVER) else NOTE
 
 
 def _python(facts: Facts) -> Iterator[Finding]:
     if facts.python < LOWEST_PYTHON:
         yield Finding(
-            MEND,
+            ERROR,
             f"Python is {dotted(facts.python)}; {dotted(LOWEST_PYTHON)} or later is needed",
             f"make an environment of a newer one: python{dotted(LOWEST_PYTHON)} -m venv .venv",
         )
@@ -106,13 +106,13 @@ def _imports(facts: Facts) -> Iterator[Finding]:
                 yield Finding(level, f"{module} does not import ({error}): {consequence}", fix)
             blamed.extend((module, error))
 
-    yield from told(NEEDED, MEND, "no kernel runs, not even on the simulator")
+    yield from told(NEEDED, ERROR, "no kernel runs, not even on the simulator")
     yield from told(NEEDED_BY_COMPILER, _on_gpu(facts), "kernels are not compiled")
     yield from told(NEEDED_BY_TOOLS, LIMIT, "bench.py, memory_lab and traced kernels need it")
     for section in sorted(facts.lost.keys() - {"driver"}):
         if section == "compiler" and blamed:
             continue
-        level = MEND if section == "imports" else _on_gpu(facts)
+        level = ERROR if section == "imports" else _on_gpu(facts)
         command = f"python -m numba_gemm.doctor --section {section}"
         yield Finding(level, f"asking for the {section} failed: {facts.lost[section]}", f"see all of it: {command}")
 
@@ -136,7 +136,7 @@ def _numpy(facts: Facts) -> Iterator[Finding]:
         if found and found < lowest:
             extra = f"[{extra_for(facts)}]" if name == "numba-cuda" else ""
             yield Finding(
-                MEND if name == "numba-cuda" else LIMIT,
+                ERROR if name == "numba-cuda" else LIMIT,
                 f"{name} is {facts.versions[name]}; {dotted(lowest)} or later is needed",
                 f"python -m pip install --upgrade '{name}{extra}>={dotted(lowest)}{',<2.5' * (name == 'numpy')}'",
             )
@@ -147,7 +147,7 @@ def _driver(facts: Facts) -> Iterator[Finding]:
     if not error:
         return
     place, result, hidden = facts.place, driver_result(facts), facts.setting("CUDA_VISIBLE_DEVICES")
-    level = {NO_GPU: LIMIT, BROKEN_DRIVER: MEND}.get(place, NOTE)
+    level = {NO_GPU: LIMIT, BROKEN_DRIVER: ERROR}.get(place, NOTE)
     if result in DRIVER_ANSWERS:
         meaning, fix = DRIVER_ANSWERS[result]
         yield Finding(level, f"{error}: {meaning}", fix)
@@ -207,7 +207,7 @@ def _compiler(facts: Facts) -> Iterator[Finding]:
     missing = [NAMES[name] for name, library in facts.libraries.items() if library.error is not None]
     if missing:
         # Without nvJitLink, cuda-core assembles PTX with the driver, which rejects the options that kernels need.
-        only = "" if level == MEND else "; the simulator does not need them, inspect and precompile do"
+        only = "" if level == ERROR else "; the simulator does not need them, inspect and precompile do"
         causes = {library.error for library in facts.libraries.values() if library.error is not None}
         others = "; ".join(sorted(cause for cause in causes if "LibNotFound" not in cause))
         yield Finding(level, f"{', '.join(missing)} not found{others and f' ({others})'}{only}", install_command(facts))
@@ -258,14 +258,14 @@ def _gpus(facts: Facts) -> Iterator[Finding]:
     if first.cc < LOWEST_CC:
         fix = f"export CUDA_VISIBLE_DEVICES={able[0]}" if able else SIMULATE
         yield Finding(
-            MEND,
+            ERROR,
             f"{first.name} has compute capability {dotted(first.cc)}; {dotted(LOWEST_CC)} or later is needed",
             fix,
         )
     elif facts.supported and first.cc not in facts.supported:
         known = f"{dotted(min(facts.supported))} to {dotted(max(facts.supported))}"
         yield Finding(
-            MEND,
+            ERROR,
             f"{first.name} has compute capability {dotted(first.cc)}, unknown to the compiler, which knows {known}",
             f"python -m pip install --upgrade 'numba-cuda[{extra_for(facts)}]' cuda-toolkit",
         )
@@ -284,7 +284,7 @@ def _gpus(facts: Facts) -> Iterator[Finding]:
             "measure them: python bench.py --stages auto,cublas --precisions all",
         )
     if first.compute_mode == PROHIBITED:
-        yield Finding(MEND, f"{first.name} is set to let no process compute on it", "sudo nvidia-smi -i 0 -c DEFAULT")
+        yield Finding(ERROR, f"{first.name} is set to let no process compute on it", "sudo nvidia-smi -i 0 -c DEFAULT")
     if len(facts.gpus) > 1:
         others = ", ".join(f"{index}: {gpu.name}" for index, gpu in enumerate(facts.gpus))
         yield Finding(
@@ -331,12 +331,12 @@ def _trial(facts: Facts, before: Sequence[Finding]) -> Iterator[Finding]:
         return
     if trial.failure is None:
         yield Finding(
-            MEND,
+            ERROR,
             f"the product on {trial.where} is wrong: its largest error is {trial.error:.3g} times the bound",
             "python -m pytest -k 'ladder or api', and report what fails",
         )
         return
-    if any(finding.level == MEND for finding in before):
+    if any(finding.level == ERROR for finding in before):
         return  # a consequence of the findings before
     fixes = {
         "pinned": pinned_command(facts),
@@ -346,10 +346,10 @@ def _trial(facts: Facts, before: Sequence[Finding]) -> Iterator[Finding]:
     }
     for pattern, meaning, fix in FAILURES:
         if re.search(pattern, trial.failure):
-            yield Finding(MEND, f"{meaning} ({trial.failure})", fix.format(**fixes))
+            yield Finding(ERROR, f"{meaning} ({trial.failure})", fix.format(**fixes))
             return
     command = ("NUMBA_ENABLE_CUDASIM=1 " if trial.simulated else "") + "python -m numba_gemm.doctor --section trial"
-    yield Finding(MEND, f"the product on {trial.where} fails: {trial.failure}", f"see all of it: {command}")
+    yield Finding(ERROR, f"the product on {trial.where} fails: {trial.failure}", f"see all of it: {command}")
 
 
 CHECKS = (
@@ -364,7 +364,7 @@ CHECKS = (
     _cache,
     _optional,
 )
-ORDER = (MEND, LIMIT, NOTE)
+ORDER = (ERROR, LIMIT, NOTE)
 
 
 def diagnose(facts: Facts) -> list[Finding]:
@@ -379,5 +379,5 @@ def diagnose(facts: Facts) -> list[Finding]:
     found = [finding for check in CHECKS for finding in check(facts)]
     found += _trial(facts, found)
     if facts.trial is not None and facts.trial.right and facts.place in (GPU, SIMULATOR):
-        found = [replace(finding, level=LIMIT) if finding.level == MEND else finding for finding in found]
+        found = [replace(finding, level=LIMIT) if finding.level == ERROR else finding for finding in found]
     return sorted(found, key=lambda finding: ORDER.index(finding.level))

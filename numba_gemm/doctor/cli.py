@@ -19,8 +19,8 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     made = argparse.ArgumentParser(
         prog="python -m numba_gemm.doctor",
-        description="Say what this machine has, what will not work and what mends it; then try a product.",
-        epilog="Exit status: 0 where kernels run, on a GPU or the simulator; 1 where something has to be mended.",
+        description="Report this machine, the problems found and the commands that fix them; then multiply matrices.",
+        epilog="Exit status: 0 if kernels run, on a GPU or the simulator; 1 if there is something to fix.",
     )
     made.add_argument(
         "--timeout", type=_seconds, default=300.0, metavar="S", help="seconds that the product may take (default: 300)"

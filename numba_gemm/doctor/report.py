@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from numba_gemm.doctor.checks import MEND, Finding
+from numba_gemm.doctor.checks import ERROR, Finding
 from numba_gemm.doctor.facts import GPU, NOT_READY, PRODUCT, READY, SIMULATOR, Facts, Library, Trial, dotted
 from numba_gemm.doctor.requirements import BINDINGS, DISTRIBUTIONS, NAMES, OPTIONAL
 
 
 def verdict(facts: Facts, findings: Sequence[Finding]) -> tuple[str, int]:
     """Return the last line and the exit status, which is 0 if kernels run on a GPU or on the simulator."""
-    count = sum(finding.level == MEND for finding in findings)
+    count = sum(finding.level == ERROR for finding in findings)
     right = facts.trial is not None and facts.trial.right
     if right and facts.trial is not None and not count:
         if facts.place in (GPU, SIMULATOR):
@@ -21,7 +21,7 @@ def verdict(facts: Facts, findings: Sequence[Finding]) -> tuple[str, int]:
             READY,
         )
     count = max(count, 1)
-    text = f"verdict: not ready: {count} thing{'' if count == 1 else 's'} to mend"
+    text = f"verdict: not ready: {count} thing{'' if count == 1 else 's'} to fix"
     if right:
         text += "; until then NUMBA_ENABLE_CUDASIM=1 runs kernels on Numba's simulator"
     return text, NOT_READY
