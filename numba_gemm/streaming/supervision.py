@@ -1,4 +1,4 @@
-"""Work on a thread of its own, which an interrupt ends in an orderly way."""
+"""Execution on a separate thread, which an interrupt ends in an orderly way."""
 
 from __future__ import annotations
 
