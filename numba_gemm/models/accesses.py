@@ -1,4 +1,4 @@
-"""Every instruction by which a warp of a stage reads and writes a k-tile, lane by lane.
+"""Instructions by which a warp of a stage reads and writes a k-tile, lane by lane.
 
 In global memory, a request takes one pass through the data path of L1 cache and shared memory for each 128-byte line
 that it touches; in shared memory, it takes the wavefronts of `numba_gemm.models.requests`. Operands are row-major and

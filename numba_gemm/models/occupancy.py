@@ -78,7 +78,7 @@ class Occupancy:
     limiters : tuple of str
         The resources that allow the fewest.
     threads, registers, shared : int
-        Of the kernel: threads per block, registers per thread, bytes of shared memory per block (static and dynamic).
+        Threads per block, registers per thread, and bytes of shared memory per block (static and dynamic).
     cc : tuple of int
         Compute capability.
     """

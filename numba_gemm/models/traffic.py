@@ -78,7 +78,7 @@ def shared_reads_untiled(BM: int, BN: int, BK: int) -> int:
 
 
 def shared_reads(BM: int, BN: int, BK: int, TM: int, TN: int) -> int:
-    """The same with thread tiles: BM*BN*BK*(1/TM + 1/TN) (Ling, section 3); TM and TN divide BM and BN."""
+    """Floats that a block reads with thread tiles: BM*BN*BK*(1/TM + 1/TN) (Ling, section 3); TM, TN divide BM, BN."""
     return BM * BN * BK // TN + BM * BN * BK // TM
 
 
@@ -141,7 +141,7 @@ def traffic(stage: LadderStage, config: TileConfig, m: int, n: int, k: int, *, i
     m, n, k : int
         Extents, at least 1.
     in_l2 : bool
-        Whether operands and result are already in the L2 cache and stay there.
+        True if operands and result are already in the L2 cache and stay there.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What stages move: closed forms against counting, every stage's instructions against both, and an H200's counters."""
+"""Memory traffic: closed forms against counting, every stage's instructions against both, and an H200's counters."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_every_stage_is_modelled():
 
 @every_config
 def test_instructions_read_and_write_whole_tiles(stage, config):
-    """What a stage's instructions move, lane by lane, is what the closed forms say of its tiles."""
+    """A stage's instructions, lane by lane, move as much as the closed forms of its tiles say."""
     moved = dict.fromkeys(("global", "load", "store"), 0)
     for access in model.k_tile(stage.name, config, 4096, 4096):
         moved[access.what] += access.width * len(access.places) * access.warps
