@@ -116,7 +116,7 @@ class Worker(threading.Thread):
         self._work = work
 
     def run(self) -> None:
-        """Run simulated threads until there is none left."""
+        """Run simulated threads until the launch ends."""
         try:
             # NumPy's setting for overflow and invalid operations is per operating-system thread.
             with np.errstate(all="ignore"):
