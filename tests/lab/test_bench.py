@@ -1,4 +1,4 @@
-"""bench.py: its command line, its verdicts, its timing, its comparisons, its pictures, and README's tables."""
+"""bench.py: command line, verdicts, timing, comparisons, pictures, and README's tables."""
 
 import dataclasses
 import importlib
@@ -66,7 +66,7 @@ def bench(*arguments, **variables):
     )
 
 
-# Rows as a GPU gives them: the same times for every shape, but for what a test changes.
+# Rows as measured on a GPU, with the same times for every shape except for a test's changes.
 SPEEDS = {"naive": 4000.0, "warp_tiled": 100.0, "auto": 101.0, "cublas": 105.0}
 SHAPES = (*HEADLINE_SHAPES, Shape(2048, 2048, 2048))
 GPU = {
@@ -101,7 +101,7 @@ def gpu_row(stage, shape, median, **changes):
 
 
 def gpu_frame(**medians):
-    """A run; a keyword scales the times of one stage."""
+    """Return the results of a run; a keyword scales the times of one stage."""
     speeds = {stage: speed * medians.get(stage, 1.0) for stage, speed in SPEEDS.items()}
     return results.frame_of(
         gpu_row(stage, shape, speed * math.prod(shape) / 1e9, ratio_to_cublas=speeds["cublas"] / speed)
@@ -272,7 +272,7 @@ def nothing(*_, **__):
     return None
 
 
-# Every command with --out, and what to replace so that it comes as far as that without a GPU, and no further.
+# Every command with --out, and replacements by which it checks --out without a GPU and stops there.
 WITH_OUT = {
     "bench.cli": (["--stages=naive", "--shape=4,4,4"], {"measured": never}),
     "bench.targets.__main__": (["--tiny"], {"Rig": never}),
@@ -315,7 +315,7 @@ class TestCommand:
         assert not (tmp_path / "new").exists()
 
     def test_a_full_disk_leaves_the_previous_files(self, tmp_path):
-        """A limit of a file's size stands for the disk."""
+        """A limit on file sizes stands in for a full disk."""
         results.save(gpu_frame()[:1], ENVIRONMENT, tmp_path)
         before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -508,7 +508,7 @@ class TestContenders:
 
 
 class TestVerdicts:
-    """Stages that are broken on purpose, among right ones, through the whole program."""
+    """Stages that are broken on purpose, among correct ones, through the whole program."""
 
     @pytest.mark.parametrize("name", BROKEN)
     def test_broken_stage(self, name, monkeypatch, tmp_path, capsys):
@@ -540,7 +540,7 @@ class TestVerdicts:
             assert "worst element [" in printed
 
     def test_output_is_nan_before_every_call(self):
-        """A contender that writes nothing is wrong, also after one that was right."""
+        """A contender that writes nothing is wrong, even after a correct one."""
         right = contenders.Contender("right", bound)
         lazy = contenders.Contender("lazy", lambda buffers: contenders.Bound(lambda stream: None))
         plan = host_plan(right, lazy)
@@ -576,7 +576,7 @@ class TestVerdicts:
         assert frame["rounds"].iloc[0] == 5
 
     def test_one_that_cannot_be_timed_does_not_stop_the_rest(self, monkeypatch):
-        """As when one library refuses to be called on this stream at all."""
+        """An example is a library that refuses every call on this stream."""
 
         def interleaved(calls, *, stream, rounds, round_up_to, **_options):
             if any(name.startswith("refuses") for name in calls):
@@ -689,7 +689,7 @@ class TestVerdicts:
         assert (worst.row, worst.col) == (row, col)
 
     def test_numba_arrays_are_judged_on_the_host(self):
-        """What allocates where neither CuPy nor PyTorch is there."""
+        """The library that allocates if neither CuPy nor PyTorch is installed."""
         buffers = DeviceBuffers.random(NumbaLibrary(cuda), Shape(6, 5, 7), 3)
         a, b = buffers.host_copies()
         reference = verify.Reference(buffers)
@@ -746,14 +746,14 @@ def refused_by_cupy():
 
 
 class Device:
-    """As much of the driver as timing needs: one stream, an idle host, and a launch that takes the host a while."""
+    """The part of the driver that timing needs: one stream, an idle host, and a launch that takes host time."""
 
     CUstreamCaptureMode = driver.CUstreamCaptureMode
     LAUNCH_US = 7.0
 
     def __init__(self):
         self.host_us = self.device_us = 0.0
-        self.captured = None  # what is captured, while something is
+        self.captured = None  # captured calls, during a capture
         self.spoils = False
         self.graphs, self.stamps, self.log = {}, {}, []
 
@@ -824,13 +824,13 @@ class Device:
 
     @property
     def clean(self):
-        """Whether nothing is held and nothing captures."""
+        """Return True if nothing is held and nothing is captured."""
         held = [*self.graphs.values(), *self.stamps.values()]
         return self.captured is None and all(value is None for value in held)
 
 
 class TestTiming:
-    """Against a driver of a test: how long things take there is known."""
+    """Timing against a stand-in for the driver, whose times are known."""
 
     @pytest.fixture
     def device(self, monkeypatch):
@@ -846,7 +846,7 @@ class TestTiming:
         timed = self.time({"any": device.product("any", us)})["any"]
         assert timed.captured
         assert len(timed.us) == 5
-        # Where ten milliseconds and more are timed, one launch is left in them.
+        # In spans of ten milliseconds and more, one launch remains.
         assert timed.us == pytest.approx(np.full(5, us), rel=1e-9 if us < timing.SHORT_SPAN_US else 1e-3)
         assert device.clean
 
@@ -860,7 +860,7 @@ class TestTiming:
     @pytest.mark.parametrize("spoils", [False, True])
     @pytest.mark.parametrize("us", [30.0, 1500.0])
     def test_what_cannot_be_captured_is_launched(self, spoils, us, device):
-        """In company, and whether or not the refusal spoils the capture."""
+        """This holds beside other contenders, and even if the refusal invalidates the capture."""
 
         def refuse():
             device.spoils = spoils
@@ -930,7 +930,7 @@ class TestTiming:
 
 
 class TestTimingOfBaselines:
-    """cuBLAS through a library that can be captured, and through one that cannot."""
+    """cuBLAS through a library whose calls can be captured, and through one whose calls cannot."""
 
     def baselines(self, *names):
         return [contenders.Contender("cublas", bound, via=name, capturable=name != "cupy") for name in names]
@@ -1130,7 +1130,7 @@ class TestPlots:
 
 
 def save_targets(folder, environment=ENVIRONMENT, **changes):
-    """What the targets' module leaves of a run: products with few columns, and one that failed its case."""
+    """Write the files of `bench.targets`: products with few columns, and one case that failed."""
     shapes = [Shape(64, few, 64) for few in (1, 4)] + [Shape(1, 64, 64)]
     rows = [
         {"group": "vector", "case": str(shape), **shape._asdict(), "us": 2.0, "baseline": baseline, "status": "ok"}
@@ -1304,7 +1304,7 @@ class TestReadme:
 
     @pytest.fixture
     def tensor_folder(self, folder):
-        """What `bench.tensor_ladder` leaves of three stages, and two of their files."""
+        """Write the files of `bench.tensor_ladder` for three stages, and the sources of two."""
         place = folder / "latest" / published.PRECISIONS_FOLDER
         results.save(gpu_frame(), ENVIRONMENT, place)
         where = {"m": 64, "n": 64, "k": 64}
@@ -1380,7 +1380,7 @@ class TestDocstrings:
         return folder / "ladder" / f"{name}.py"
 
     def count(self, folder, config="tiles", **changes):
-        """Counters of warp_tiled, as the profiler's module writes them."""
+        """Write counters of warp_tiled in the format of `bench.counters`."""
         row = dict(zip(ncu_pages.KEY, ("warp_tiled", config, 4096, 4096, 4096))) | changes
         pd.DataFrame([row | {"registers": 215, "fma_pipe_percent": 74.68}]).to_csv(
             folder / "latest" / counters.COUNTERS, index=False
@@ -1522,7 +1522,7 @@ class TestCeilings:
         assert list(out[0, ::32]) == [16 * (0 + 1), 16 * (1 + 2), 16 * (2 + 0)]
 
     def test_loops_hold_what_is_measured(self):
-        """What is compiled reads 128 bits at a time, or multiplies and adds, and does little else."""
+        """The compiled kernels read 128 bits at a time, or multiply and add, and do little else."""
         variables = {name: value for name, value in os.environ.items() if name != "NUMBA_ENABLE_CUDASIM"}
         done = subprocess.run(
             [sys.executable, "-c", COMPILE_CEILINGS], env=variables, capture_output=True, text=True, check=False
@@ -1539,7 +1539,7 @@ class TestCeilings:
                 load = "LDS" if name == "shared" else "LDG"
                 assert widths == [[load, 128]]
                 assert mix["FADD"] == 4 * mix[load]
-                assert length <= 8 * mix[load]  # which an SM issues in half the time that the load takes
+                assert length <= 8 * mix[load]  # an SM issues these in half the time of the load
 
     def test_probes_of_an_h200(self):
         found = {probe.name: probe for probe in ceilings.probes(132, 60 << 20)}

@@ -1,4 +1,4 @@
-"""The hardware counters: the reading of Nsight Compute's pages, excerpts of real ones, and the command around it.
+"""Hardware counters: parsing of Nsight Compute's pages, from excerpts of real ones, and the command.
 
 ``data/ncu_source.csv`` and ``data/ncu_raw.csv`` were printed on an H200 for products of 1024 cubed, and then shortened.
 """
@@ -33,7 +33,7 @@ NAME = {stage: ncu_pages.kernel_name(STAGES[stage]) for stage in RECORDED}
 
 
 def recorded(file):
-    """A page under the names of today's default configurations, which may not be those of its day."""
+    """Return a page with the names of the current default configurations, which may differ from the recorded ones."""
     text = (ROOT / "tests" / "data" / file).read_text()
     for stage, kernel in RECORDED.items():
         text = text.replace(f'"{kernel}"', f'"{NAME[stage]}"')
@@ -53,7 +53,7 @@ def wavefronts(text=SOURCE, stages=CONFLICT_FREE):
 
 
 def second_kernel(name, *replacements):
-    """The source page of a second kernel: the first's, with some words replaced."""
+    """Return the source page of a second kernel: the first one's, with some words replaced."""
     text = SOURCE[SOURCE.index('"Kernel Name"') :].replace(NAME["conflict_free"], name)
     for old, new in replacements:
         assert old in text
@@ -228,7 +228,7 @@ class TestRawPage:
             ncu_pages.counters(text, RAW_STAGES, CUBE)
 
 
-# Stands in for ncu: prints the page that it is asked for, and keeps its command line.
+# Stand-in for ncu: prints the requested page, and records its command line.
 FAKE_NCU = """#!{python}
 import pathlib, sys
 here = pathlib.Path(__file__).parent

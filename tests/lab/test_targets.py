@@ -1,4 +1,4 @@
-"""The targets' command: its shapes, its verdicts, its command line, and a run of every group on small shapes."""
+"""`bench.targets`: shapes, verdicts, command line, and a run of every group on small shapes."""
 
 import functools
 import json
@@ -192,7 +192,7 @@ def rig(on_gpu):
 
 
 def spoiling(case, name, spoil):
-    """The case, with a contender whose first call does as `spoil` says with its own call."""
+    """Return the case with a contender whose first call is replaced by `spoil`, which receives the original call."""
 
     def make(rig):
         made = dict(case.make(rig))
@@ -289,7 +289,7 @@ class TestMeasurement:
 
     @pytest.mark.parametrize("group", GROUPS)
     def test_tiny_group(self, rig, group):
-        """Every group runs; where the public function refuses, or a library is not there, the row says why."""
+        """Every group runs; if the public function raises, or a library is missing, the row gives the reason."""
         for case in cases_of(group, TINY, 1, 1):
             rows = measure.measure(rig, case)
             assert [row["baseline"] for row in rows] == list(case.against)

@@ -34,7 +34,7 @@ class HostLibrary:
         return host.copy()
 
     def to_host(self, array: Any) -> np.ndarray:
-        """Copy an array to the host; an array that is already there is returned as it is."""
+        """Copy an array to the host; return an array that is already there unchanged."""
         return np.asarray(array)
 
     def copy_from_host(self, host: np.ndarray, array: Any) -> None:

@@ -13,12 +13,12 @@ from numba_gemm.models.roofline import gemm_flops
 
 
 def ours(a: Any, b: Any, c: Any, truth: Truth, work: float, **options: Any) -> Contender:
-    """Contender that calls the public function."""
+    """Return the contender that calls the public function."""
     return Contender([Turn(functools.partial(numba_gemm.tiled_sgemm, a, b, out=c, **options), c, truth.judge)], work)
 
 
 def both(rig: Rig, shape: Shape, layout: str = "NN") -> tuple[Contender, Contender]:
-    """Contenders that call the public function and cuBLAS on the same operands."""
+    """Return the contenders that call the public function and cuBLAS on the same operands."""
     m, n, k = shape
     a, b = matrix(rig.flat_a, m, k, layout[0]), matrix(rig.flat_b, k, n, layout[1])
     c = matrix(rig.flat_c, m, n)

@@ -21,7 +21,7 @@ RANDOM_ROUNDS = 7
 
 
 def plain_case(group: str, shape: Shape, target: float, rounds: int | None = None) -> Case:
-    """Case of the public function against cuBLAS."""
+    """Return a case of the public function against cuBLAS."""
 
     def make(rig: Rig) -> dict[str, Contender]:
         return dict(zip((OURS, CUBLAS), both(rig, shape)))
@@ -30,23 +30,23 @@ def plain_case(group: str, shape: Shape, target: float, rounds: int | None = Non
 
 
 def seed_cases(sizes: Sizes) -> list[Case]:
-    """Shapes of the table that preceded the ladder."""
+    """Return cases with the shapes of the table that preceded the ladder."""
     return [plain_case("seed", shape, 1.0 if shape.m >= sizes.large else 0.9) for shape in sizes.seed]
 
 
 def cube_cases(sizes: Sizes) -> list[Case]:
-    """Cubes."""
+    """Return cases with M = N = K."""
     return [plain_case("cubes", shape, 1.0) for shape in sizes.cubes]
 
 
 def random_cases(sizes: Sizes, count: int, seed: int) -> list[Case]:
-    """Random shapes."""
+    """Return cases with random shapes."""
     shapes = random_shapes(count, seed, sizes.low, sizes.high)
     return [plain_case("random", shape, 0.75, RANDOM_ROUNDS) for shape in shapes]
 
 
 def odd_cases(sizes: Sizes) -> list[Case]:
-    """Shapes that do not fit tiles and wide accesses, against aligned neighbours."""
+    """Return cases with shapes that do not fit tiles and wide accesses, against aligned neighbours."""
 
     def case(shape: Shape, aligned: Shape, layout: str) -> Case:
         neighbour = f"{OURS}, {aligned}"
@@ -61,7 +61,7 @@ def odd_cases(sizes: Sizes) -> list[Case]:
 
 
 def layout_cases(sizes: Sizes) -> list[Case]:
-    """Transposed operands against row-major ones."""
+    """Return cases with transposed operands, against row-major ones."""
     shape, by_rows = sizes.layouts, f"{OURS}, NN"
 
     def case(layout: str) -> Case:
@@ -75,7 +75,7 @@ def layout_cases(sizes: Sizes) -> list[Case]:
 
 
 def vector_cases(sizes: Sizes) -> list[Case]:
-    """A large matrix times a thin one, from either side, as a share of a copy's bandwidth.
+    """Return cases of a large matrix times a thin one, on either side, as a share of a copy's bandwidth.
 
     The large operand alternates between two, each far larger than the L2 cache, so that every call runs with a cold
     cache.
@@ -114,7 +114,7 @@ def same(source: Any, copy: Any) -> tuple[float, str]:
 
 
 def batched_cases(sizes: Sizes) -> list[Case]:
-    """A batch in one call."""
+    """Return the case of a batch in one call."""
     count, shape = sizes.batch, sizes.batched
     m, n, k = shape
 
@@ -141,7 +141,7 @@ def batched_cases(sizes: Sizes) -> list[Case]:
 
 
 def epilogue_cases(sizes: Sizes) -> list[Case]:
-    """Bias and ReLU as an epilogue, against the same call without an epilogue."""
+    """Return the case of bias and ReLU as an epilogue, against the same call without an epilogue."""
     shape = sizes.epilogue
     m, n, k = shape
     plain = f"{OURS}, plain"

@@ -40,7 +40,7 @@ def math_relu(value: Any, row: Any, column: Any, bias: Any) -> Any:
 
 
 def host_cases(sizes: Sizes) -> list[Case]:
-    """Host time per call, for the arrays of each library: plain calls, plans, and shapes that are new."""
+    """Return cases of host time per call, for the arrays of each library: calls, plans, and new shapes."""
     m, n, k = shape = sizes.host
     count = 8 if sizes.elements > 1 << 20 else 2
 
@@ -92,7 +92,7 @@ def host_cases(sizes: Sizes) -> list[Case]:
         def make(rig: Rig) -> dict[str, Contender]:
             turns = []
             for i in range(2 * NEW_SHAPES if not SIMULATOR else 2):
-                rows = m * 16 + 4 * i if not SIMULATOR else m + i  # one configuration serves them all
+                rows = m * 16 + 4 * i if not SIMULATOR else m + i  # all of them use one configuration
                 a, b, c = matrix(rig.flat_a, rows, k), matrix(rig.flat_b, k, n), matrix(rig.flat_c, rows, n)
                 call = functools.partial(numba_gemm.tiled_sgemm, a, b, out=c, precision=kind)
                 turns.append(Turn(call, c, Truth(rig, a, b, precision=kind).judge))

@@ -25,7 +25,7 @@ from numba_gemm.lab.bench.targets.measure import COLUMNS
 
 
 def geomean(values: Sequence[float]) -> float:
-    """Geometric mean."""
+    """Return the geometric mean."""
     return math.exp(math.fsum(map(math.log, values)) / len(values))
 
 
@@ -94,12 +94,12 @@ def lines(large: int) -> list[Line]:
 
 
 def is_large(large: int) -> Callable[[Mapping[Any, Any]], bool]:
-    """Filter for rows with at least this M."""
+    """Return a filter for rows with at least this M."""
     return lambda row: bool(row["m"] >= large)
 
 
 def is_case(name: str) -> Callable[[Mapping[Any, Any]], bool]:
-    """Filter for the rows of one case."""
+    """Return a filter for the rows of one case."""
     return lambda row: bool(row["case"] == name)
 
 
