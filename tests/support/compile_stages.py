@@ -21,7 +21,7 @@ def compiler_environment() -> dict[str, str]:
 
 
 def outcome(job: dict[str, Any]) -> dict[str, Any]:
-    """What the compiler makes of one job; raises whatever it raises."""
+    """Compile one job and describe the result; raise what the compiler raises."""
     from numba_gemm.inspect import report, sass
     from numba_gemm.kernels.ladder import STAGES
 

@@ -106,7 +106,7 @@ class HostGpu:
     capturing : dict
         Captures by the handles of the streams that they record.
     computes : bool
-        Whether launches of the FP32 ladder are computed.
+        True if launches of the FP32 ladder are computed.
     """
 
     def __init__(self):

@@ -23,7 +23,7 @@ GUARD = np.float32(-77.25)  # what surrounds C; a kernel that changes it has wri
 
 @dataclass(frozen=True)
 class Place:
-    """How a matrix lies in its buffer: rows behind rows or columns behind columns, with what spacing and direction."""
+    """Placement of a matrix in its buffer: by rows or by columns, with a spacing and a direction."""
 
     by_columns: bool = False
     extra: int = 0  # floats between the end of a line and the next line, beyond the guard
@@ -129,7 +129,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a case gave."""
+    """Result of a case."""
 
     comparison: Comparison
     guard_kept: bool
@@ -173,5 +173,5 @@ def run(stage: LadderStage, config: TileConfig, case: Case, seed: int = 0, swapp
 
 
 def all_aligned(matrices: Iterable[Matrix]) -> bool:
-    """Whether 128-bit accesses reach every element of the operands."""
+    """Return True if 128-bit accesses reach every element of the operands."""
     return all(matrix.layout.aligned for matrix in matrices)

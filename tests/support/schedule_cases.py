@@ -100,7 +100,7 @@ class Stack:
         self.steps = tuple(stride if own else 0 for stride, own in zip(strides, varies))
 
     def number(self, index: tuple[int, ...]) -> int:
-        """Which of the matrices a product of the batch has."""
+        """Return the number of the matrix that a product of the batch uses."""
         outer, middle, inner = (i if extent > 1 else 0 for i, extent in zip(index, self.extents))
         return (outer * self.extents[1] + middle) * self.extents[2] + inner
 
