@@ -27,7 +27,7 @@ from numba_gemm.lab.memory import (
     strided_copy,
 )
 from numba_gemm.lab.memory import experiment as lab
-from numba_gemm.models.traffic import Ceilings
+from numba_gemm.models.prediction import Ceilings
 from numba_gemm.simulator import patches, probe
 
 simulator = pytest.mark.simulator
