@@ -27,7 +27,7 @@ import pandas as pd
 
 from numba_gemm.inspect import draw, step, trace
 from numba_gemm.kernels.ladder import STAGES
-from numba_gemm.models import traffic
+from numba_gemm.models import prediction, traffic
 from numba_gemm.models.roofline import FLOAT32_BYTES, FP32_LANES_PER_SM
 
 # %% [markdown]
@@ -69,7 +69,7 @@ print("floats from shared memory a multiply-add:", shared_floats(shared_tile, "s
 
 # %%
 print("multiply-adds a clock:", FP32_LANES_PER_SM[9, 0])
-print("floats a clock:       ", traffic.SHARED_BYTES_A_CLOCK // FLOAT32_BYTES)
+print("floats a clock:       ", prediction.SHARED_BYTES_A_CLOCK // FLOAT32_BYTES)
 
 # %% [markdown]
 # To keep the arithmetic busy, a float from shared memory has to serve four multiply-adds, not half of one. The general

@@ -269,7 +269,7 @@ notebook.difference("double_buffered", "register_prefetch")
 
 # %% [markdown]
 # `outer_product` builds a device function with the same two loops over `i` and `j` as before. `launch_bounds` tells
-# the compiler how many blocks are to fit in a multiprocessor, and so how many registers a thread may take; that is a
+# the compiler how many blocks are to fit in a multiprocessor, and so how many registers each thread may take; that is a
 # subject of the next notebook.
 #
 # The same thread, stepped through the same tile:

@@ -26,7 +26,7 @@ import pandas as pd
 
 from numba_gemm.inspect import draw, step, trace
 from numba_gemm.kernels.ladder import STAGES
-from numba_gemm.models import traffic
+from numba_gemm.models import accesses
 from numba_gemm.models.occupancy import occupancy
 
 # %% [markdown]
@@ -205,7 +205,7 @@ counters[["wavefronts of loads for 1000 FLOP", "shared_pipe_percent"]]
 shapes = []
 for TM, TN, WM, WN in ((8, 8, 16, 128), (8, 8, 32, 64), (8, 16, 16, 256), (8, 16, 64, 64), (8, 16, 128, 32)):
     other = config.replace(TM=TM, TN=TN, WM=WM, WN=WN)
-    loads = [access for access in traffic.k_tile("warp_tiled", other, 4096, 4096) if access.what == "load"]
+    loads = [access for access in accesses.k_tile("warp_tiled", other, 4096, 4096) if access.what == "load"]
     kiloflop = 2 * other.BM * other.BN * other.BK / 1000
     shapes.append(
         {

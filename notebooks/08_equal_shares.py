@@ -34,7 +34,7 @@ from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder.stage import default_partition, partition_layout
 from numba_gemm.kernels.product import ONE, Product, dense
 from numba_gemm.kernels.stage import Partition
-from numba_gemm.models.traffic import Ceilings, predict
+from numba_gemm.models.prediction import Ceilings, predict
 from numba_gemm.runtime.launch import simulated
 from numba_gemm.runtime.matrix import Matrix
 
@@ -82,7 +82,7 @@ figure
 # ## Your turn
 #
 # What share of the time is used, from 0 to 1, when so many tiles come in rounds on so many multiprocessors? Replace
-# `None`. The right answers come from the project's model, `models/traffic`, which predicts with it.
+# `None`. The right answers come from the project's model, `models/prediction`, which predicts with it.
 
 
 # %%

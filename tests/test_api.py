@@ -1,4 +1,4 @@
-"""The public function: what it takes, what it returns, what it refuses, and what it must not read or write."""
+"""The public function: arguments, results, errors, and memory that it must not read or write."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ BATCHES = {
 
 @pytest.fixture
 def launches(monkeypatch):
-    """The stage, the extents of C and the batch of each launch."""
+    """Return the stage, the extents of C and the batch of each launch."""
     found, launched = [], launching.launch_product
 
     def count(product, selected, alpha, a, b, beta, c, *others):
@@ -252,7 +252,7 @@ def test_more_than_three_dimensions_take_a_launch_each(launches):
 
 @pytest.mark.parametrize(("epilogue", "extents", "batch"), [(None, (12, 6), (1, 1, 1)), (relu, (4, 6), (1, 1, 3))])
 def test_matrices_that_share_b_count_as_one(launches, epilogue, extents, batch):
-    """Unless an epilogue is told the rows of each."""
+    """They do not if an epilogue uses the row numbers of each."""
     tiled_sgemm(several(3, 4, 5), several(5, 6), stage="stream_k", epilogue=epilogue)
     assert launches == [("stream_k", extents, batch)]
 
@@ -287,7 +287,7 @@ def test_batches_into_out(place, stage, beta, launches):
 
 
 def test_interleaved_operands_of_a_batch():
-    """Matrices of A, B and C that lie element beside element."""
+    """Matrices of A, B and C whose elements alternate in memory."""
     shared = np.full((4, 4, 3, 2), NAN)
     a, b, out = (shared[..., which, :].transpose(2, 0, 1) for which in range(3))
     a[...], b[...] = several(2, 4, 4), several(2, 4, 4, seed=1)
@@ -353,7 +353,7 @@ def position(value, row, col):
 
 
 SCALE = np.float32(2)
-Factors = namedtuple("Factors", "first")  # which the compiler knows, and lists it does not
+Factors = namedtuple("Factors", "first")  # which the compiler supports, unlike lists
 
 
 def scaled_by_global(value, row, col):
@@ -365,7 +365,7 @@ def wrapping(value, row, col, bias):
     return max(value, np.float32(0)) + bias[col]
 
 
-# An epilogue, of which extents of C it takes vectors, and the same with NumPy.
+# An epilogue, the extents of C along which it takes vectors, and the same function in NumPy.
 EPILOGUES = {
     "none": (relu, "", lambda x: np.maximum(x, 0)),
     "columns": (biased_relu, "n", lambda x, bias: np.maximum(x + bias, 0)),
@@ -416,17 +416,17 @@ def test_epilogue_in_place_of_relu(make):
 @pytest.mark.parametrize("stage", ["stream_k", "auto"])
 @pytest.mark.parametrize("shape", [(1, 1), (1, 40), (40, 1), (33, 35)])
 def test_epilogue_is_told_rows_and_columns(stage, shape):
-    """Of C, whichever way round it is computed."""
+    """Row and column are those of C, also if its transpose is computed."""
     m, n = shape
     got = tiled_sgemm(filled(m, 5), filled(5, n), stage=stage, epilogue=position)
     np.testing.assert_array_equal(got, 1000 * np.arange(m)[:, None] + np.arange(n))
 
 
-@pytest.mark.simulator  # what is compiled cannot keep notes
+@pytest.mark.simulator  # compiled code cannot record calls
 @pytest.mark.parametrize("stage", ["stream_k", "auto"])
 @pytest.mark.parametrize("shape", [(1, 1), (1, 40), (40, 1), (33, 35)])
 def test_epilogue_is_told_of_no_element_outside(stage, shape):
-    """Which need not have an element of its vectors."""
+    """Its vectors need not have an element for a position outside of C."""
     m, n = shape
     told = set()
 
@@ -467,7 +467,7 @@ def test_epilogue_may_read_what_the_product_reads():
     np.testing.assert_allclose(got, (a @ b) * a[:, 1:2] - b[2], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.simulator  # what is compiled is not protected
+@pytest.mark.simulator  # compiled code is not protected
 @pytest.mark.parametrize("mapped", [False, True], ids=["frozen", "mapped"])
 def test_epilogue_cannot_write_a_read_only_vector(mapped, tmp_path):
     def writes(value, row, col, vector):
@@ -485,7 +485,7 @@ def test_epilogue_cannot_write_a_read_only_vector(mapped, tmp_path):
     np.testing.assert_array_equal(given, vector)
 
 
-@pytest.mark.simulator  # where the contents are compiled in, they stay as they were at the first call
+@pytest.mark.simulator  # contents that are compiled in stay as they were at the first call
 def test_simulated_epilogue_finds_other_objects_as_they_are_at_the_call():
     factors, (a, b) = [2.0], (filled(5, 4), filled(4, 6))
 
@@ -634,7 +634,7 @@ class Unhashable:
         return value
 
 
-# What is passed; the error; a word for what was passed, for what was expected, and for what to do.
+# The argument; the error; words for what was passed, what was expected, and what to do.
 ERRORS = {
     "a list": (([[1.0]], B), {}, TypeError, "a is a list", "expected a float32 array", "numpy.asarray(a"),
     "None": ((A, None), {}, TypeError, "b is a NoneType", "expected", "convert"),
@@ -860,7 +860,7 @@ def test_epilogue_that_returns_no_number(result):
         tiled_sgemm(A, B, stage="stream_k", epilogue=lambda value, row, col: result)
 
 
-# Epilogues that do not compile, or not to a number; what is said of them.
+# Epilogues that do not compile, or whose result is not a number, and their error messages.
 UNCOMPILABLE = {
     "lambda value, row, col: undefined(value)": "'undefined' is not defined",
     "lambda value, row, col: value.undefined": "Unknown attribute 'undefined' of type float32",
@@ -877,7 +877,7 @@ UNCOMPILABLE = {
 
 
 def test_epilogues_that_do_not_compile():
-    """A readable error, where there is a compiler."""
+    """The error is readable if there is a compiler."""
     code = f"""
 from numba import cuda
 from numba_gemm.runtime import epilogue as epilogues
@@ -922,7 +922,7 @@ epilogues.check_result(epilogues.prepared(lambda value, row, col: value > row, 0
     ids=["colours", "nothing"],
 )
 def test_what_the_compiler_said_is_readable(said, expected, monkeypatch):
-    """In colours, where colorama is installed; or no word."""
+    """With colours if colorama is installed."""
 
     def compiled(*_):
         raise ValueError(said)
@@ -976,7 +976,7 @@ except GpuUnavailable as error:
     assert "driver" in done.stdout
 
 
-# Calls of `f` on `x`, of shape (2, 3), and what is said of them where nothing can be launched.
+# Calls of `f` on `x`, of shape (2, 3), and their error messages if nothing can be launched.
 WRONG_ANYWHERE = {
     "f(x, x.T, stage='fastest')": "ValueError: stage is 'fastest'; expected 'auto' or one of naive, coalesced",
     "f(x, x.T, stage=1)": "TypeError: stage is a int",

@@ -1,4 +1,4 @@
-"""A minute of random calls, and that the fuzzer finds what is wrong."""
+"""A minute of random calls, and a check that the fuzzer finds errors."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Array libraries on a GPU: their arrays, their streams, their allocators, their devices and their threads.
+"""Array libraries on a GPU: arrays, streams, allocators, devices and threads.
 
-Many of these tests hold a stream up with a kernel that takes a fixed time, and then do on the host what would go wrong
-if the product did not wait for that stream, or ran on another one. Each asserts that the stream was still held up by
-then, since it would prove nothing otherwise.
+Many of these tests occupy a stream with a kernel that takes a fixed time. They then do something on the host that would
+go wrong if the product did not wait for that stream, or ran on another one. Each asserts that the stream was still
+occupied at that time; otherwise the test would prove nothing.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from support.operands import NAN, check, filled
 
 from numba_gemm import explain, plan, stages, tiled_sgemm
 from numba_gemm.arrays import Copies, streams
-from numba_gemm.arrays.libraries import cupy_stream
+from numba_gemm.arrays.streams import cupy_stream
 from numba_gemm.gemm import product as products
 from numba_gemm.models.accuracy import compare, reference
 from numba_gemm.runtime import device as devices
 from numba_gemm.runtime.driver import call, device_scope
 from numba_gemm.runtime.workspace import Workspaces
 
-# One worker for the module: what holds a stream up takes longer on a GPU that other workers use.
+# One worker for the module: on a GPU that other workers use, occupying a stream takes longer.
 pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("gpu_interop")]
 
 HOLD_SECONDS = 0.4
@@ -76,9 +76,9 @@ def busy(handle: int) -> bool:
 
 @contextlib.contextmanager
 def new_stream():
-    """The handle of a stream that does not wait for the default stream, nor it for this one.
+    """Return the handle of a stream that does not synchronise with the default stream.
 
-    It is never destroyed, since PyTorch's allocator asks about the streams that a tensor was used on when it dies.
+    It is never destroyed, since PyTorch's allocator queries the streams that a tensor was used on when it is freed.
     """
     handle = int(call(driver.cuStreamCreate, int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)))
     try:
@@ -92,12 +92,12 @@ def new_stream():
 
 def imported(name: str):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what other libraries warn of at their import is not ours to mend
+        warnings.simplefilter("ignore")  # warnings that other libraries raise when they are imported
         return pytest.importorskip(name)
 
 
 class Cupy:
-    """CuPy, in the few words that the tests need of a library."""
+    """The functions of CuPy that the tests need."""
 
     def __init__(self):
         self.module = imported("cupy")
@@ -367,7 +367,7 @@ def test_weights_are_taken_without_grad_mode(checked, mode):
                 result = tiled_sgemm(left, layer.weight.T, given)
                 check(torch.get(tiled_sgemm(left, view, given)), x, weight.T)
             check(torch.get(result), x, weight.T)
-        assert len(checked) == before + 1
+        assert len(checked) == before + (given is None), "with out they differ in strides alone"
         with pytest.raises(ValueError, match=r"b is .* requires grad, and grad mode is enabled"):
             tiled_sgemm(left, view, given)
     with pytest.raises(ValueError, match=r"out is .* requires grad, and grad mode is enabled"):
@@ -428,7 +428,7 @@ M, N, K = 256, 192, 128
 
 @pytest.fixture
 def operands(library):
-    """Two operands full of NaN, and what they are to hold, on the device; everything compiled that the tests use."""
+    """Return two operands full of NaN, and their later contents, on the device; compile all that the tests use."""
     a, b = filled(M, K), filled(K, N)
     late_a, late_b, left, right = library.put(a), library.put(b), library.full((M, K), NAN), library.full((K, N), NAN)
     library.copy_into(left, late_a)
@@ -500,7 +500,7 @@ def test_given_stream_waits_for_the_librarys(library, operands, hold_up):
 
 
 def test_default_stream_is_waited_for(library, operands, hold_up):
-    """The given stream does not follow the default stream of itself."""
+    """The given stream does not synchronise with the default stream by itself."""
     a, b, left, right, late_a, late_b = operands
     hold_up(0)
     library.copy_into(left, late_a)
@@ -573,7 +573,7 @@ def test_result_is_not_waited_for(library, operands, hold_up):
 
 @pytest.mark.parametrize("wrap", [lambda x: x, Interface, Dlpack], ids=["own", "interface", "dlpack"])
 def test_memory_let_go_is_not_reused_before_the_product_is_done(library, hold_up, wrap):
-    """The operands die as soon as the call returns, and their library hands the same memory out to be overwritten."""
+    """The operands are freed as soon as the call returns, and their library allocates the same memory again."""
     a, b = filled(M, K), filled(K, N)
     left, right, out = library.put(a), library.put(b), library.full((M, N), NAN)
     tiled_sgemm(wrap(left), wrap(right), wrap(out))
@@ -611,7 +611,7 @@ def test_result_let_go_is_not_reused_before_the_product_is_done(library, hold_up
 
 
 def test_arrays_of_another_stream_are_held_until_the_product_is_done(hold_up):
-    """Under a pooling allocator the memory of `right` is free for others as soon as its own stream is done."""
+    """A pooling allocator may reuse the memory of `right` as soon as the work on its own stream has ended."""
     a, b = filled(M, K), filled(K, N)
     early_a, early_b = cuda.to_device(a), cuda.to_device(b)
     tiled_sgemm(early_a, early_b).copy_to_host()
@@ -666,7 +666,7 @@ def test_capture_into_a_graph(kind, called_before):
 
 @pytest.fixture
 def checked(monkeypatch):
-    """The calls that were checked in full; none was made before."""
+    """Calls that were checked in full; no call was cached before."""
     products.forget()
     calls, check_in_full = [], products.checked_product
 
@@ -708,7 +708,7 @@ def test_second_call_of_numba_arrays_takes_the_fast_path(checked, bound):
     assert len(checked) == 1
     for _ in range(3):
         check(tiled_sgemm(left, right).copy_to_host(), a, b)
-    assert len(checked) == 2
+    assert len(checked) == 1
 
 
 def test_fast_path_runs_on_the_librarys_current_stream(library, operands, hold_up, checked):
@@ -878,7 +878,7 @@ def check_batch(got, a, b, **scalars):
 
 @contextlib.contextmanager
 def counting_launches(handle):
-    """What is enqueued on a stream goes into a graph, which then runs; gives a list of its kernels' count."""
+    """Capture the work of a stream into a graph, then run it; yields a list that receives the number of kernels."""
     counted = []
     call(driver.cuStreamBeginCapture, handle, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
     try:
@@ -1011,7 +1011,7 @@ def leaky(slope):
     return lambda value, row, col: value if value > 0 else value * slope
 
 
-# An epilogue, of which extents of C it takes vectors, and the same with NumPy.
+# An epilogue, the extents of C along which it takes vectors, and the same function in NumPy.
 EPILOGUES = {
     "bias and ReLU": (biased_relu, "n", lambda x, bias: np.maximum(x + bias, 0)),
     "device function": (affine, "mn", lambda x, rows, cols: x / 2 * rows[:, None] - cols),
@@ -1136,7 +1136,7 @@ def in_another_process(code: str) -> str:
 
 @pytest.mark.parametrize(("options", "expected"), [("{}", 256.0), WITH_EPILOGUE], ids=["plain", "epilogue"])
 def test_second_process_finds_the_kernel(tmp_path, monkeypatch, options, expected):
-    """And cannot compile it; its first product is there soon, the import included."""
+    """It cannot compile, and returns its first product soon, including the import."""
     monkeypatch.setenv("NUMBA_GEMM_CACHE_DIR", str(tmp_path))
     runs = [
         in_another_process(FIRST_CALL.format(unable=unable, options=options)) for unable in (False, True, True, True)
@@ -1148,7 +1148,7 @@ def test_second_process_finds_the_kernel(tmp_path, monkeypatch, options, expecte
 
 
 def test_precompiled_kernels_are_found(tmp_path, monkeypatch):
-    """Those for this GPU, which nobody has named."""
+    """Kernels for this GPU, without naming its compute capability."""
     monkeypatch.setenv("NUMBA_GEMM_CACHE_DIR", str(tmp_path))
     report = in_another_process("import numba_gemm\nfor row in numba_gemm.precompile('coalesced'): print(*row)")
     assert [line.split()[-1] for line in report.splitlines()] == ["False", "False"]
@@ -1185,7 +1185,7 @@ def test_nothing_outside_c_is_written(stage, shape, beta):
 
 @pytest.mark.parametrize("kind", ["numpy", "numba", "cupy", "torch"])
 def test_host_threads(kind):
-    """Threads that start at once, each with its own operands; the first calls compile, and race to do so."""
+    """Concurrent threads, each with its own operands; their first calls compete to compile."""
     count, rounds = 6, 12
     together = threading.Barrier(count)
     library = LIBRARIES[kind]() if kind in LIBRARIES else None
@@ -1223,7 +1223,7 @@ def new_thread_stream():
 
 @pytest.mark.parametrize("kind", ["numpy", "numba"])
 def test_current_context_is_as_it_was(kind):
-    """In this thread, which has a context, and in one that never had any."""
+    """Check this thread, which has a context, and a thread that never had one."""
     a, b = filled(30, 20), filled(20, 10)
     operands = (a, b) if kind == "numpy" else (cuda.to_device(a), cuda.to_device(b))
 

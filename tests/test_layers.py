@@ -1,4 +1,4 @@
-"""Who may import what, and who may ask which questions: the rules that import-linter's contracts cannot say."""
+"""Rules about imports and module sizes that import-linter's contracts cannot express."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ import pytest
 from support.compile_stages import compiler_environment
 
 import numba_gemm
-from numba_gemm.doctor import checks
+from numba_gemm.doctor import facts, requirements
 from numba_gemm.kernels import STAGES
 
 PACKAGE = Path(numba_gemm.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
+MOST_LINES = 400  # of a module without a reason for more
 PRIVATE = {PACKAGE / "runtime" / "compiler.py", PACKAGE / "simulator" / "patches.py"}
 
-# Of Numba's modules, those that its documentation names.
+# Numba's documented modules.
 PUBLIC_NUMBA = {
     "numba",
     "numba.core",
@@ -46,7 +47,7 @@ def contracts() -> dict[str, dict]:
 
 
 def test_every_folder_has_a_layer(contracts):
-    """A new module cannot stay outside of the contract unseen."""
+    """A new folder must be added to the contract."""
     modules = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert modules - {"__init__"} == set(contracts["layers"]["layers"])
     assert {path.name for path in PACKAGE.glob("*.py")} == {"__init__.py", "api.py"}
@@ -71,14 +72,14 @@ def module_of(path: Path) -> str:
 
 
 def defines_a_stage(path: Path) -> bool:
-    """Whether a module assigns the name STAGE."""
+    """Return True if a module assigns the name STAGE."""
     body = ast.parse(path.read_text(encoding="utf-8")).body
     targets = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
     return any(isinstance(target, ast.Name) and target.id == "STAGE" for target in targets)
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
-    """Every absolute module, or name of one, that a file imports."""
+    """Yield the absolute names of the modules that a file imports."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -86,7 +87,7 @@ def imported(tree: ast.AST) -> Iterator[str]:
             yield node.module
 
 
-# Of modules, the packages that bring them; and modules that are used where they are installed.
+# Packages that provide modules, by module; and modules that are used if they are installed.
 DISTRIBUTIONS = {"numba.cuda": "numba-cuda", "cuda.bindings": "cuda-bindings", "cuda.core": "cuda-core"}
 DISTRIBUTIONS |= {"cuda.pathfinder": "cuda-pathfinder"}
 OPTIONAL = {"cupy", "pynvml", "torch"}
@@ -94,7 +95,7 @@ OPTIONAL = {"cupy", "pynvml", "torch"}
 
 @pytest.fixture(scope="module")
 def bounds() -> dict[str, str]:
-    """Lower bounds of the packages that are declared as dependencies, and of the extra for plots."""
+    """Lower bounds of the declared dependencies, and of those of the extra for plots."""
     project = tomllib.loads(PACKAGE.with_name("pyproject.toml").read_text(encoding="utf-8"))["project"]
     required = [*project["dependencies"], *project["optional-dependencies"]["plot"]]
     found = [re.match(r"([\w-]+)(?:.*>=([\d.]+))?", requirement) for requirement in required]
@@ -110,7 +111,7 @@ def test_what_is_imported_is_required_from_a_release_on(path, bounds):
 
 
 def test_the_doctor_knows_the_bounds(bounds):
-    assert {name: checks.dotted(bound) for name, bound in checks.LOWEST.items()} | {
+    assert {name: facts.dotted(bound) for name, bound in requirements.LOWEST.items()} | {
         "matplotlib": bounds["matplotlib"]
     } == bounds
 
@@ -134,9 +135,21 @@ def test_only_the_simulator_folder_reads_the_switch(path):
     assert not asked + read, f"line {(asked + read)[0].lineno}: ask simulator.switch or simulator.probe"
 
 
+@every_source
+def test_a_long_module_has_a_reason(path):
+    text = path.read_text(encoding="utf-8")
+    if (lines := text.count("\n")) <= MOST_LINES:
+        return
+    reason = " ".join((ast.get_docstring(ast.parse(text)) or "").split())
+    assert "One module because" in reason, (
+        f"{lines} lines, more than {MOST_LINES}: divide it by subject, or give the reason in its docstring, in a "
+        'sentence that begins with "One module because"'
+    )
+
+
 @pytest.mark.parametrize("module", ["numba_gemm", "numba_gemm.simulator.probe", "numba_gemm.models.roofline"])
 def test_import_leaves_the_simulator_undecided(module):
-    """Whoever chooses between GPU and simulator must be able to import this first, since importing Numba decides."""
+    """Code that chooses between GPU and simulator imports this first, since importing Numba makes the choice."""
     code = f"import os, sys, {module}; print('numba' in sys.modules, os.environ.get('NUMBA_ENABLE_CUDASIM'))"
     done = subprocess.run(
         [sys.executable, "-c", code], env=compiler_environment(), capture_output=True, text=True, check=False
@@ -146,7 +159,7 @@ def test_import_leaves_the_simulator_undecided(module):
 
 
 def exceptions() -> Iterator[str]:
-    """Names of all exception classes of the package."""
+    """Yield the names of all exception classes of the package."""
     for path in SOURCES:
         module = module_of(path)
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -156,15 +169,15 @@ def exceptions() -> Iterator[str]:
                     yield f"{module}.{node.name}"
 
 
-ARGUMENTS = {  # of exceptions that take another number of them than one
+ARGUMENTS = {  # of exceptions that do not take exactly one
     "numba_gemm.runtime.private_files.Refused": (Path("cache"), "others can write it"),
-    "numba_gemm.simulator.scheduler.DivergentBarrier": ((0, 1, 0), {"a.py:3": [(1, 0, 0)]}, [(0, 0, 0), (2, 0, 0)]),
+    "numba_gemm.simulator.threads.DivergentBarrier": ((0, 1, 0), {"a.py:3": [(1, 0, 0)]}, [(0, 0, 0), (2, 0, 0)]),
 }
 
 
 @pytest.mark.parametrize("name", list(exceptions()))
 def test_exceptions_survive_pickling(name):
-    """As between processes of a pool, which stops for ever at one that does not."""
+    """A pool of processes hangs on an exception that does not."""
     module, _, kind = name.rpartition(".")
     error = getattr(importlib.import_module(module), kind)(*ARGUMENTS.get(name, ("words",)))
     found = pickle.loads(pickle.dumps(error))

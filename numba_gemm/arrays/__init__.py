@@ -1,7 +1,7 @@
-"""Array libraries: what each one's arrays look like to a kernel, where its results go, and on which stream it works.
+"""Array libraries: description of their arrays for kernels, allocation of results, and choice of the stream.
 
-One `ArrayKind` a library. A library is only looked at when the caller has imported it, and none is a dependency. Device
-memory is never copied: kernels take any byte strides.
+There is one `ArrayKind` per library. A library is used only if the caller has imported it, and none is a dependency.
+Device memory is never copied: kernels accept any byte strides.
 """
 
 from __future__ import annotations
@@ -48,28 +48,28 @@ def _refusal(name: str, passed: str, remedy: str) -> TypeError:
 
 
 class OutOfReach(ArrayKind):
-    """Device memory, where there is only the simulator."""
+    """Arrays in device memory, which the simulator cannot reach."""
 
     def owns(self, array: Any) -> bool:
-        """Whether it is an array that only a GPU reaches."""
+        """Return True if only a GPU can reach the array."""
         return any(kind.owns(array) for kind in (CupyArrays(), CudaArrayInterface(), Dlpack()))
 
     def describe(self, name: str, array: Any, stream: Stream | None) -> Operand:
-        """Refuse it."""
+        """Raise TypeError."""
         raise _refusal(name, f"{type(array).__qualname__} in device memory", "a NumPy copy")
 
 
 class TensorsOutOfReach(TorchTensors):
-    """PyTorch tensors where there is only the simulator: those on the CPU are not taken on a GPU either."""
+    """PyTorch tensors in the simulator, including those on the CPU, which are not accepted on a GPU either."""
 
     def describe(self, name: str, array: Any, stream: Stream | None) -> Operand:
-        """Refuse it."""
+        """Raise TypeError."""
         self.check_has_data(name, array)
         raise _refusal(name, f"PyTorch tensor on device {array.device}", f"{name}.detach().cpu().numpy()")
 
 
 HOST: ArrayKind = SimulatedHostArrays() if SIMULATOR else HostArrays()
-# In the order in which they are asked: a library's own arrays before the protocols, which they speak as well.
+# In order of precedence: a library's own arrays come before the protocols, which they support as well.
 KINDS: tuple[ArrayKind, ...] = (
     (SimulatedNumbaArrays(), HOST, TensorsOutOfReach(), OutOfReach())
     if SIMULATOR
@@ -78,16 +78,16 @@ KINDS: tuple[ArrayKind, ...] = (
 
 
 PROTOCOLS = (Dlpack, OutOfReach)  # kinds whose arrays may lie in host memory
-_KIND_OF: dict[type, ArrayKind] = {}  # of types all of whose objects are of one kind
+_KIND_OF: dict[type, ArrayKind] = {}  # types whose objects are all of one kind
 
 
 def kind_of(name: str, array: Any) -> ArrayKind:
-    """Whose array an object is.
+    """Return the library that an array belongs to.
 
     Raises
     ------
     TypeError
-        if it is none that is known.
+        if no library or protocol recognises it.
     """
     own = type(array)
     if (known := _KIND_OF.get(own)) is not None and known in KINDS:
@@ -104,14 +104,14 @@ def kind_of(name: str, array: Any) -> ArrayKind:
 
 
 def describe(name: str, array: Any, stream: Stream | None) -> Operand:
-    """Describe what was passed as parameter `name`, whatever its library.
+    """Describe the array that was passed as parameter `name`, of any library.
 
     DLPack objects in host memory count as NumPy's.
 
     Raises
     ------
     TypeError, ValueError
-        if it is no array that kernels can read, saying why.
+        if kernels cannot read it; the message says why.
     """
     kind = kind_of(name, array)
     if isinstance(kind, PROTOCOLS) and Dlpack().owns(array) and array.__dlpack_device__()[0] in Dlpack.HOST:

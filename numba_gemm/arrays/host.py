@@ -1,6 +1,6 @@
-"""NumPy arrays: copied to the device and back or, in the simulator, used where they are."""
+"""NumPy arrays: copied to the device and back or, in the simulator, used in place."""
 
-# ruff: noqa: D102 -- what the methods are for is said once, in ArrayKind
+# ruff: noqa: D102 -- ArrayKind documents the methods
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .streams import DEFAULT, THREAD_DEFAULT, Stream
 
 
 class HostArrays(ArrayKind):
-    """NumPy arrays, copied to buffers on the current device and back. The product is done when the call returns."""
+    """NumPy arrays, copied to buffers on the current device and back; the call returns when the product is complete."""
 
     name = "NumPy array"
 
@@ -36,7 +36,7 @@ class HostArrays(ArrayKind):
         return Operand(name, self, array, dtype, array.shape, array.strides, pointer, readonly=readonly)
 
     def placed(self, operand: Operand) -> Operand:
-        """Dense, at no address yet: by columns if each matrix is dense by columns, else by rows."""
+        """Return a dense layout without an address: column-major if each matrix is, else row-major."""
         shape = operand.shape
         if _by_columns(operand.array):
             *batch, cols_stride, row_stride = row_major((*shape[:-2], shape[-1], shape[-2]), ITEM)
@@ -66,7 +66,7 @@ class HostArrays(ArrayKind):
         device: int,
         stream: Stream | None,
     ) -> Iterator[Product]:
-        """As for device arrays, by way of copies."""
+        """Do as for device arrays, with copies to and from the device."""
         streams.release_finished()
         queue = THREAD_DEFAULT if stream is None else stream
         c = self.describe("out", np.empty(shape, np.float32), None) if out is None else out
@@ -78,7 +78,7 @@ class HostArrays(ArrayKind):
 
     @contextmanager
     def _on_device(self, operand: Operand, stream: Stream, *, copy: bool = True) -> Iterator[Operand]:
-        """A buffer on the current device for a host array."""
+        """Allocate a buffer on the current device for a host array until the context ends."""
         placed, size = self.placed(operand), ITEM * prod(operand.shape)
         if not size:
             yield placed
@@ -91,11 +91,11 @@ class HostArrays(ArrayKind):
                 call(driver.cuMemcpyHtoDAsync, pointer, dense.ctypes.data, size, stream.handle)
             yield replace(placed, pointer=pointer)
         finally:
-            call(driver.cuMemFree, pointer)  # waits for work that still uses it
+            call(driver.cuMemFree, pointer)  # waits for the work that still uses it
 
 
 class SimulatedHostArrays(HostArrays):
-    """NumPy arrays in the simulator, whose kernels reach them where they are."""
+    """NumPy arrays in the simulator, whose kernels access them in place."""
 
     @contextmanager
     def product(
@@ -110,7 +110,7 @@ class SimulatedHostArrays(HostArrays):
         device: int,
         stream: Stream | None,
     ) -> Iterator[Product]:
-        """The arrays themselves."""
+        """Yield the arrays themselves."""
         c = self.empty(shape, device, DEFAULT) if out is None else out
         yield Product(a, b, c, vectors, DEFAULT, c.array)
 
@@ -128,7 +128,7 @@ class SimulatedHostArrays(HostArrays):
 
 
 class SimulatedNumbaArrays(SimulatedHostArrays):
-    """Numba device arrays in the simulator: host memory behind another face."""
+    """Numba device arrays in the simulator, which are host memory."""
 
     name = NumbaArrays.name
     cast = NumbaArrays.cast
@@ -152,7 +152,7 @@ def _is_dense(array: np.ndarray) -> bool:
 
 
 def _download(place: Operand, array: np.ndarray, stream: Stream) -> None:
-    """Copy a device buffer to the host array that it was made for, and wait for it."""
+    """Copy a device buffer to its host array, and wait for the copy."""
     dense = array if _is_dense(array) else np.empty(array.shape, np.float32)
     if dense.size:
         call(driver.cuMemcpyDtoHAsync, dense.ctypes.data, place.pointer, dense.nbytes, stream.handle)

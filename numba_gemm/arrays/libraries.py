@@ -1,6 +1,6 @@
-"""Device arrays of Numba, CuPy and PyTorch. The latter two are never imported: who has their arrays has done so."""
+"""Device arrays of Numba, CuPy and PyTorch. The latter two are never imported here: a caller with such arrays has."""
 
-# ruff: noqa: D102 -- what the methods are for is said once, in ArrayKind
+# ruff: noqa: D102 -- ArrayKind documents the methods
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from ..runtime.device import device_count
 from ..runtime.driver import device_scope, start
 from .operand import ArrayKind, Operand, name_of
 from .probe import Probe, Reading
-from .streams import DEFAULT, Stream
+from .streams import DEFAULT, Stream, cupy_stream
 
-FLOAT32 = np.dtype(np.float32)  # one object, in native byte order, which arrays of that type share
+FLOAT32 = np.dtype(np.float32)  # one object, in native byte order, shared by all arrays of that type
 
 
 class NumbaArrays(ArrayKind):
-    """Numba device arrays: they work on the stream that they are bound to, else on the default stream."""
+    """Numba device arrays, on the stream that they are bound to, else on the default stream."""
 
     name = "Numba device array"
     cast = "cuda.to_device({0}.copy_to_host().astype(numpy.float32))"
 
     def owns(self, array: Any) -> bool:
-        # A slice of a mapped or managed array keeps the class but not the device pointer: NumPy's it is.
+        # A slice of a mapped or managed array keeps the class but not the device pointer; it counts as NumPy's.
         return bool(getattr(type(array), "__cuda_ndarray__", False)) and hasattr(array, "gpu_data")
 
     def describe(self, name: str, array: Any, stream: Stream | None) -> Operand:
         pointer = int(array.device_ctypes_pointer.value or 0)
         bound = Stream.of(array.stream)
-        # Numba notes the device that was current when the array was made, which need not be the memory's own.
+        # Numba records the device that was current when the array was created, which need not own the memory.
         device = pointer_device(name, pointer) if pointer else None
         return Operand(name, self, array, name_of(array.dtype), array.shape, array.strides, pointer, device, bound)
 
     def streams(self, operands: list[Operand], device: int) -> list[Stream]:
         bound = [operand.stream or DEFAULT for operand in operands]
-        return sorted(bound, key=lambda stream: stream.is_default)  # stable: the first one that is bound leads
+        return sorted(bound, key=lambda stream: stream.is_default)  # stable: the first bound stream comes first
 
     def empty(self, shape: tuple[int, ...], device: int, stream: Stream) -> Operand:
-        # Bound to its stream, so that reading it back, or handing it on, waits for the product.
+        # Bound to its stream, so that copying it to the host, or passing it on, waits for the product.
         bound: Any = 0
         if not stream.is_default:
             bound = cuda.external_stream(stream.handle)
@@ -114,23 +114,6 @@ class NumbaArrays(ArrayKind):
         return Probe(read, vector, stream, empty)
 
 
-def cupy_stream(cupy: Any, handle: int, device: int = -1) -> Any:
-    """CuPy's view of a stream that it did not make; CuPy 14 deprecates the class that older ones have for it."""
-    if adopt := getattr(cupy.cuda.Stream, "from_external", None):
-        return adopt(_Handle(handle))
-    return cupy.cuda.ExternalStream(handle, device)
-
-
-class _Handle:
-    """A stream's handle behind the CUDA stream protocol."""
-
-    def __init__(self, handle: int) -> None:
-        self.handle = handle
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return (0, self.handle)
-
-
 class CupyArrays(ArrayKind):
     """CuPy arrays, on the stream that is current in CuPy."""
 
@@ -153,7 +136,7 @@ class CupyArrays(ArrayKind):
 
     def empty(self, shape: tuple[int, ...], device: int, stream: Stream) -> Operand:
         cupy: Any = sys.modules["cupy"]
-        # CuPy's pool reuses memory in the order of the stream that it was allocated under.
+        # CuPy's pool reuses memory in the order of the stream that was current at the allocation.
         with cupy.cuda.Device(device), cupy_stream(cupy, stream.handle, device):
             return self.describe("out", cupy.empty(shape, cupy.float32), stream)
 
@@ -315,7 +298,7 @@ class TorchTensors(ArrayKind):
         return self.describe("out", result, stream)
 
     def keep(self, operands: list[Operand], device: int, stream: Stream, followed: list[Stream]) -> None:
-        # PyTorch's allocator can be told, and then waits for that stream before it gives the memory to another.
+        # PyTorch's allocator can be notified; it then waits for that stream before it reuses the memory.
         if not all(map(stream.same, followed)):
             torch: Any = sys.modules["torch"]
             if stream.is_default:
@@ -328,7 +311,7 @@ class TorchTensors(ArrayKind):
     def probe(self, array: Any) -> Probe | None:
         torch: Any = sys.modules["torch"]
         own, usual = torch.Tensor, plain_tensors(torch)
-        # Not published, but what PyTorch's own compiled code calls: it leaves out making a stream's Python object.
+        # Not public, but PyTorch's own compiled code calls it; it does not create a Python object for the stream.
         raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # noqa: SLF001
         forward_ad = torch.autograd.forward_ad
         if type(array) is not own or raw_stream is None or not hasattr(forward_ad, "_current_level"):
@@ -393,8 +376,8 @@ class TorchTensors(ArrayKind):
         return Probe(read, vector, stream, empty, None if increment is None else written, FLOAT32_BYTES)
 
     def written(self, out: Operand) -> None:
-        # By its version autograd sees whether a tensor that it saved for backward has been written since. Old releases
-        # of PyTorch offer no way to raise it; a tensor made in inference mode has none.
+        # Autograd uses the version to detect that a tensor saved for backward has been written since. Old releases of
+        # PyTorch offer no way to increment it; a tensor created in inference mode has none.
         torch: Any = sys.modules["torch"]
         increment = getattr(torch.autograd.graph, "increment_version", None)
         if increment is not None and not out.array.is_inference():
@@ -422,12 +405,12 @@ def plain_tensors(torch: Any) -> Callable[[Any], bool]:
 
 
 def _imported(module: str, name: str) -> Any:
-    """A class of a module that the caller has imported, or an empty tuple, of which nothing is an instance."""
+    """Return a class of a module that the caller has imported, else an empty tuple, for `isinstance`."""
     return getattr(sys.modules.get(module), name, ())
 
 
 def pointer_device(name: str, pointer: int) -> int:
-    """The device that an address belongs to."""
+    """Return the device that an address belongs to."""
     start()
     attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
     status, device = driver.cuPointerGetAttribute(attribute, pointer)

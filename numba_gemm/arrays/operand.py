@@ -1,4 +1,4 @@
-"""What all libraries' arrays have in common: where a matrix lies, and how a product gets and keeps its operands."""
+"""Operands of a matrix multiplication, and the interface that every array library implements."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ ITEM = 4  # bytes of a float32
 
 @dataclass(slots=True)
 class Operand:
-    """An array as it was passed, described.
+    """Description of an array as it was passed.
 
     Attributes
     ----------
     name : str
-        The parameter it was passed as.
+        Name of the parameter.
     kind : ArrayKind
-        Whose array it is.
+        Library that it belongs to.
     array : object
-        The array itself; for memory without an array of its own, what keeps it alive.
+        The array itself; for memory without an array of its own, the object that keeps it alive.
     dtype : str
-        In the library's own words.
+        Data type, in the library's own spelling.
     shape, strides : tuple of int
         Extents in elements and strides in bytes.
     pointer : int
         Address of the first element, whose indices are 0.
     device : int or None
-        None for memory that no device owns, such as an empty array's.
+        Device that owns the memory; None if there is none, as for an empty array.
     stream : Stream or None
-        Stream whose work makes the array's contents, where the array says so.
+        Stream whose work produces the contents, if the array names one.
     readonly : bool
-        Whether its library forbids writing it.
+        True if its library forbids writing to it.
     """
 
     name: str
@@ -55,22 +55,22 @@ class Operand:
     readonly: bool = False
 
     def resized(self, rows: int, cols: int) -> Operand:
-        """The first rows and columns of each of its matrices."""
+        """Return the first rows and columns of each of its matrices."""
         return replace(self, shape=(*self.shape[:-2], rows, cols))
 
     def matrix(self, device: int, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Matrix:
-        """A matrix within it, as the launcher wants it."""
+        """Return one of its matrices in the launcher's form."""
         (rows, cols), (row_stride, col_stride) = shape, strides
         owner = self.kind.view(self, pointer, shape, strides)
         return Matrix(pointer, rows, cols, row_stride, col_stride, device, owner)
 
     def vector(self) -> Vector:
-        """The same, of one dimension, as the launcher wants it."""
+        """Return a one-dimensional operand in the launcher's form."""
         owner = self.kind.view(self, self.pointer, self.shape, self.strides)
         return Vector(self.pointer, self.shape[0], self.strides[0], owner)
 
     def overlaps(self, other: Operand) -> bool:
-        """Whether the two share an element, or part of one: exact, however they interleave."""
+        """Return True if the two share at least one byte of an element; exact for interleaved arrays, too."""
         if 0 in self.shape or 0 in other.shape:
             return False
         (low, high), (other_low, other_high) = self.extent(), other.extent()
@@ -89,13 +89,13 @@ class Operand:
         return low, high + ITEM
 
     def overlaps_itself(self) -> bool:
-        """Whether two elements share memory."""
+        """Return True if two of its elements share memory."""
         if 0 in self.shape:
             return False
         axes = sorted([(abs(step), extent) for step, extent in zip(self.strides, self.shape) if extent > 1])
         if axes and axes[0][0] < ITEM:
             return True
-        # Each axis reaches over all before it, as in nearly every array.
+        # In nearly every array, each axis steps over everything that the axes before it span.
         reach, nested = ITEM, True
         for step, extent in axes:
             nested = nested and step >= reach
@@ -105,15 +105,15 @@ class Operand:
         if len(axes) > 2:
             return self._overlaps_itself_anyhow()
         (col_step, cols), (row_step, rows) = axes
-        # Elements i rows and j columns apart, whichever way, can come as near as i * row_step - j * col_step bytes.
+        # Elements that are i rows and j columns apart can be as close as i * row_step - j * col_step bytes.
         down = np.arange(1, rows, dtype=np.int64) * row_step
         before = np.minimum(down // col_step, cols - 1)
         after = np.minimum(before + 1, cols - 1)
         return bool((np.abs(down - np.stack([before, after]) * col_step) < ITEM).any())
 
     def _overlaps_itself_anyhow(self) -> bool:
-        """`overlaps_itself` for any number of axes."""
-        # Two elements differ first along some axis: say that the one before is at 0 there.
+        """Compute `overlaps_itself` for any number of axes."""
+        # Two elements first differ along some axis; without loss of generality, the earlier one is at 0 there.
         part = addresses(self)
         for axis in range(part.ndim):
             before = (slice(None),) * axis
@@ -125,13 +125,13 @@ class Operand:
 
 
 def addresses(operand: Operand) -> np.ndarray:
-    """An array of an operand's addresses, to compare them: where they are not the host's, no element may be read."""
+    """Return an array at an operand's addresses, to compare them; elements in device memory must not be read."""
     return at_address(operand.array, operand.pointer, operand.shape, operand.strides)
 
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Bytes that a product copies to the device, back from it, and from place to place in host memory."""
+    """Bytes that a product copies to the device, back to the host, and within host memory."""
 
     to_device: int = 0
     to_host: int = 0
@@ -140,7 +140,7 @@ class Copies:
 
 @dataclass(slots=True)
 class Product:
-    """Where kernels find a product's operands, where its result goes, and where an epilogue's vectors are."""
+    """Operands, result and epilogue vectors of a product, as kernels access them."""
 
     a: Operand
     b: Operand
@@ -151,52 +151,52 @@ class Product:
 
 
 class ArrayKind:
-    """A library's arrays. The methods here are those of arrays in device memory."""
+    """Arrays of one library. The methods defined here are those for arrays in device memory."""
 
     name = ""
-    cast = "{0}.astype(numpy.float32)"  # how to get float32 out of an array named {0}
+    cast = "{0}.astype(numpy.float32)"  # expression that converts an array named {0} to float32
 
     def owns(self, array: Any) -> bool:
-        """Whether an object is one of this library's arrays."""
+        """Return True if an object is one of this library's arrays."""
         raise NotImplementedError
 
     def owns_type(self, own: type) -> bool:
-        """Whether all objects of a type, of which one is this library's array, are arrays of this library."""
+        """Return True if all objects of the type of one of this library's arrays are such arrays."""
         return False
 
     @property
     def family(self) -> str:
-        """What its results are; arrays of one family may be operands of one product."""
+        """Name of the type of its results; arrays of one family may be operands of one product."""
         return self.name
 
     def describe(self, name: str, array: Any, stream: Stream | None) -> Operand:
-        """Say where an array lies. `stream` is the caller's, if any, which DLPack producers want to be told."""
+        """Describe an array. `stream` is the caller's, if any, which is passed to DLPack producers."""
         raise NotImplementedError
 
     def streams(self, operands: list[Operand], device: int) -> list[Stream]:
-        """Streams whose work the product must follow; the first is the one to run on unless the caller names one."""
+        """Return the streams whose work the product must follow; by default, it runs on the first of them."""
         raise NotImplementedError
 
     def empty(self, shape: tuple[int, ...], device: int, stream: Stream) -> Operand:
-        """Allocate a result that work on a stream will fill."""
+        """Allocate a result that work on a stream will write."""
         raise NotImplementedError
 
     def view(self, operand: Operand, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
-        """What the launcher keeps of an operand for a part of it; in the simulator, that part's array."""
+        """Return the object that keeps a part of an operand alive; in the simulator, that part's array."""
         return operand.array
 
     def placed(self, operand: Operand) -> Operand:
-        """How an operand will lie where kernels find it."""
+        """Return the operand with the layout in which kernels will access it."""
         return operand
 
     def copies(self, given: list[Operand], result: Operand, *, reads_out: bool) -> Copies:
-        """What a product of these operands, and vectors, will copy."""
+        """Return what a product of these operands and vectors will copy."""
         return Copies()
 
     def keep(self, operands: list[Operand], device: int, stream: Stream, followed: list[Stream]) -> None:
-        """See to it that memory the stream still uses is not reused before it is done."""
-        # On its own stream a library reuses memory in stream order. On any other it does not know about our work, and
-        # where the operands are on several, some are on another than ours.
+        """Prevent reuse of memory until the stream has finished with it."""
+        # A library reuses memory in the order of its own stream. It does not know about work on another stream; if the
+        # operands' streams differ, at least one of them is not the product's.
         if not all(map(stream.same, followed)) or any(operand.kind is not self for operand in operands):
             streams.hold(stream, device, [operand.array for operand in operands])
 
@@ -205,7 +205,7 @@ class ArrayKind:
         return None
 
     def written(self, out: Operand) -> None:
-        """Tell the library, if it wants to know, that the caller's `out` has been written."""
+        """Notify the library that the caller's `out` has been written."""
 
     @contextmanager
     def product(
@@ -220,7 +220,7 @@ class ArrayKind:
         device: int,
         stream: Stream | None,
     ) -> Iterator[Product]:
-        """Bring a product's operands to where kernels reach them and, on leaving, its result to where it is wanted.
+        """Copy a product's operands to the device if needed and, on leaving, its result back.
 
         `shape` is that of the result.
         """
@@ -229,7 +229,7 @@ class ArrayKind:
         followed = self.streams(given, device)
         queue = followed[0] if stream is None else stream
         c = self.empty(shape, device, queue) if out is None else out
-        # After the allocation, whose memory may have served earlier work of the library's stream.
+        # After the allocation, whose memory may have been used by earlier work on the library's stream.
         for producer in followed:
             streams.wait_for(queue, producer, device)
         yield Product(a, b, c, vectors, queue, c.array)
@@ -239,13 +239,13 @@ class ArrayKind:
 
 
 def name_of(dtype: np.dtype) -> str:
-    """A NumPy dtype in words."""
-    # NumPy takes microseconds to spell a dtype out, and compares it in a tenth of one.
+    """Return the name of a NumPy dtype."""
+    # NumPy takes microseconds to format a dtype, but only a tenth of a microsecond to compare it.
     return "float32" if dtype == np.float32 else str(dtype)
 
 
 def row_major(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Strides in bytes of a dense array in row order."""
+    """Return the strides in bytes of a dense row-major array."""
     strides = [itemsize] * len(shape)
     for axis in reversed(range(len(shape) - 1)):
         strides[axis] = strides[axis + 1] * shape[axis + 1]

@@ -1,4 +1,4 @@
-"""Probes: fast readers of the arrays of one library, for calls that are like an earlier one."""
+"""Probes: fast readers of one library's arrays, for calls like an earlier one."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
-# What identifies a call, and the addresses of a, b and out, 0 for none. The former is a tuple: the call's tag; type of
-# the arrays; device; the three addresses modulo 16, four bits each; shape and strides of a, of b; and of out, or None.
+# The key of a call, and the addresses of a, b and out; 0 without an out. The key is a tuple: the call's tag; type of
+# the arrays; device; the three addresses modulo 16, four bits each; shape and strides of a, of b, and of out or None.
 Reading = tuple[Hashable, int, int, int]
 
 
@@ -21,14 +21,14 @@ class Probe:
         ``(tag, a, b, out)`` to a `Reading`, whose key includes the tag; None if `a`, `b` and `out` are not float32
         arrays of this type on one device, or have any other property that only the full check handles.
     vector : callable
-        ``(vector, a)`` to its address, size in elements, stride in bytes and device; None likewise, and if it works on
-        another stream than `a`.
+        ``(vector, a)`` to its address, size in elements, stride in bytes and device; None in the same cases, and if
+        its stream is not that of `a`.
     stream : callable
-        ``(a, b, out, device)`` to the handle of the stream that all of them work on; None if there are several.
+        ``(a, b, out, device)`` to the handle of the stream that all of them use; None if there are several.
     empty : callable
-        ``(a, shape, device)`` to a new array on that stream and its address; None if that needs more.
+        ``(a, shape, device)`` to a new array on that stream and its address; None if the full path has to allocate it.
     written : callable, optional
-        Tells the library that `out` has been written.
+        Notifies the library that `out` has been written.
     stride_bytes : int
         Bytes of the unit in which a reading's key gives strides.
     """
@@ -45,7 +45,7 @@ PROBES: dict[type, Probe] = {}
 
 
 def probe_of(kind: Any, array: Any) -> Probe | None:
-    """Return the probe for arrays of this array's type, which is of that kind; None if they need the full check."""
+    """Return the probe for arrays of this array's type and kind; None if they need the full check."""
     probe = PROBES.get(type(array)) or kind.probe(array)
     if probe is not None:
         PROBES[type(array)] = probe

@@ -1,6 +1,6 @@
-"""Objects that are known by what they offer, ``__cuda_array_interface__`` or ``__dlpack__``, not by their library."""
+"""Objects that are recognised by a protocol, ``__cuda_array_interface__`` or ``__dlpack__``, not by their library."""
 
-# ruff: noqa: D102 -- what the methods are for is said once, in ArrayKind
+# ruff: noqa: D102 -- ArrayKind documents the methods
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .streams import DEFAULT, Stream
 
 
 class Foreign(ArrayKind):
-    """Memory known by an exchange protocol only. Results are Numba device arrays, since there is no library to ask."""
+    """Memory that is known only through an exchange protocol. Results are Numba device arrays."""
 
     cast = "a float32 copy of {0}"
 
@@ -31,7 +31,7 @@ class Foreign(ArrayKind):
         return NumbaArrays().empty(shape, device, stream)
 
     def keep(self, operands: list[Operand], device: int, stream: Stream, followed: list[Stream]) -> None:
-        # Whoever owns the memory may reuse it as soon as it is let go, in the order of a stream that we cannot know.
+        # The owner may reuse the memory as soon as it is released, in the order of a stream that is not known here.
         streams.hold(stream, device, [operand.array for operand in operands])
 
 
@@ -96,8 +96,8 @@ class _DlpackVersioned(ctypes.Structure):
 class Dlpack(Foreign):
     """Objects with ``__dlpack__`` and ``__dlpack_device__`` in CUDA device or managed memory.
 
-    The capsule is read but not consumed: it is kept as long as its memory is in use, and then its own destructor calls
-    the deleter, as the protocol has it for a capsule that nobody took over.
+    The capsule is read but not consumed: it is kept for as long as its memory is in use. Then its own destructor calls
+    the deleter, as the protocol specifies for a capsule that has not been consumed.
     """
 
     name = "DLPack object"
@@ -117,7 +117,7 @@ class Dlpack(Foreign):
                 "or CUDA memory (2 and 13); copy it to one of these"
             )
         queue = DEFAULT if stream is None else stream
-        capsule = self._capsule(array, queue.handle or 1)  # DLPack calls 0 ambiguous, and the legacy default stream 1
+        capsule = self._capsule(array, queue.handle or 1)  # DLPack forbids 0; 1 is the legacy default
         tensor, readonly = self._tensor(capsule)
         itemsize = tensor.bits * tensor.lanes // 8
         shape = tuple(tensor.shape[: tensor.ndim])

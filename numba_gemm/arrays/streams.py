@@ -1,7 +1,7 @@
-"""Streams: the handle behind any library's stream, the order between two of them, and what one of them still needs.
+"""Streams of any library: their handles, the order between two of them, and memory that their work still uses.
 
 A stream's handle is the driver's own, an integer: 0 is the default stream, 1 the legacy default stream by name, 2 the
-calling thread's default stream. In the simulator only `Stream` means anything.
+calling thread's default stream. In the simulator, only `Stream` has a meaning.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..runtime.driver import call, device_scope, relaxed_capture
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A stream's handle, and the object that would destroy it when it is let go, if there is one."""
+    """A stream's handle, and the object, if any, that would destroy the stream when it is released."""
 
     handle: int
     owner: Any = None
@@ -52,11 +52,11 @@ class Stream:
 
     @property
     def is_default(self) -> bool:
-        """Whether it is the legacy default stream, under either of its handles."""
+        """True if it is the legacy default stream, under either of its handles."""
         return self.handle in (0, 1)
 
     def same(self, other: Stream) -> bool:
-        """Whether both are one stream."""
+        """Return True if both are the same stream."""
         return self.handle == other.handle or (self.is_default and other.is_default)
 
 
@@ -65,7 +65,7 @@ THREAD_DEFAULT = Stream(2)
 
 
 def device_of(stream: Stream) -> int | None:
-    """The device that a stream belongs to; None for the default streams, which every device has."""
+    """Return the device of a stream; None for the default streams, which every device has."""
     if stream.handle <= THREAD_DEFAULT.handle:
         return None
     call(driver.cuCtxPushCurrent, call(driver.cuStreamGetCtx, stream.handle))
@@ -76,9 +76,9 @@ def device_of(stream: Stream) -> int | None:
 
 
 def is_capturing(stream: Stream) -> bool:
-    """Whether work sent to the stream is being recorded into a graph instead of run."""
+    """Return True if work on the stream is being recorded into a graph instead of executed."""
     if stream.is_default:
-        return False  # it cannot be captured, and asking may break a capture elsewhere
+        return False  # it cannot be captured, and the query may invalidate a capture elsewhere
     status = call(driver.cuStreamIsCapturing, stream.handle)
     return bool(status != driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE)
 
@@ -90,11 +90,11 @@ def _follows_default(stream: Stream) -> bool:
 
 
 def wait_for(stream: Stream, producer: Stream, device: int) -> None:
-    """Make later work of a stream wait for the work already sent to another, without blocking the host.
+    """Make later work on a stream wait for the work already enqueued on another, without blocking the host.
 
-    Nothing is added where the order holds anyway: for one and the same stream, and between the legacy default stream
-    and every stream that follows it. A stream that is being captured takes no dependency on one that is not, since a
-    graph cannot hold it: whoever replays the graph orders it.
+    Nothing is enqueued if the order holds anyway: if both are the same stream, or if one is the legacy default stream
+    and the other synchronises with it. A stream that is being captured does not wait for one that is not, since a graph
+    cannot contain such a dependency; the code that replays the graph has to order them.
     """
     if stream.same(producer):
         return
@@ -108,19 +108,19 @@ def wait_for(stream: Stream, producer: Stream, device: int) -> None:
             call(driver.cuEventRecord, event, producer.handle)
             call(driver.cuStreamWaitEvent, stream.handle, event, 0)
         finally:
-            call(driver.cuEventDestroy, event)  # the driver keeps it until the wait is over
+            call(driver.cuEventDestroy, event)  # the driver keeps it until the wait has ended
 
 
 _held: deque[tuple[int, Any, list[Any]]] = deque()
 
 
 def hold(stream: Stream, device: int, objects: Iterable[Any]) -> None:
-    """Keep objects alive until a stream has done the work sent to it so far.
+    """Keep objects alive until a stream has finished the work enqueued so far.
 
-    They are let go by the first product after that, or call of `hold` or `release_finished`. A driver callback would be
-    prompter, but may not free device memory, and may not wait for the interpreter's lock while the holder of that lock
+    The first product, or call of `hold` or `release_finished`, after that releases them. A driver callback would do so
+    sooner, but must not free device memory, and must not wait for the interpreter's lock while the holder of that lock
     waits for the stream. Nothing is held while the stream is captured: the graph may be replayed for as long as it
-    exists, so its operands are for its owner to keep.
+    exists, so its owner has to keep its operands alive.
     """
     release_finished()
     with device_scope(device):
@@ -132,13 +132,13 @@ def hold(stream: Stream, device: int, objects: Iterable[Any]) -> None:
 
 
 def release_finished() -> int:
-    """Let go of what `hold` keeps for streams that have come far enough; return how many holds remain."""
+    """Release the objects that `hold` keeps for work that has finished; return how many holds remain."""
     if not _held:
         return 0
-    with relaxed_capture():  # asking about an event would otherwise break one
+    with relaxed_capture():  # the query of an event would otherwise invalidate a capture
         for _ in range(len(_held)):
             try:
-                # One at a time, without a lock: a deleter may come back here, and other threads do.
+                # One at a time, without a lock: a deleter may call this function again, and so may other threads.
                 device, event, objects = _held.popleft()
             except IndexError:
                 break
@@ -150,3 +150,20 @@ def release_finished() -> int:
                     call(driver.cuEventDestroy, event)
             del objects
     return len(_held)
+
+
+def cupy_stream(cupy: Any, handle: int, device: int = -1) -> Any:
+    """Return CuPy's view of a stream that it did not create; CuPy 14 deprecates the class that older releases use."""
+    if adopt := getattr(cupy.cuda.Stream, "from_external", None):
+        return adopt(_Handle(handle))
+    return cupy.cuda.ExternalStream(handle, device)
+
+
+class _Handle:
+    """A stream's handle with the CUDA stream protocol."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self.handle)

@@ -1,8 +1,8 @@
-"""``python -m numba_gemm.doctor``: see `numba_gemm.doctor.checks`."""
+"""``python -m numba_gemm.doctor``: see `numba_gemm.doctor.cli`."""
 
 import sys
 
-from .checks import main
+from .cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

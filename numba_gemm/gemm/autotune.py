@@ -1,4 +1,8 @@
-"""`autotune`: measure which stage and configuration is fastest for a product on the user's own GPU."""
+"""`autotune`: measure which stage and configuration is fastest for a product on the user's own GPU.
+
+One module because the search and the bench that measures its candidates are one procedure, and nothing else uses a part
+of it.
+"""
 
 from __future__ import annotations
 

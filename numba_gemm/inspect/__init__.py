@@ -11,12 +11,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .stepping import debug, step
+    from .debugging import debug
+    from .stepping import step
     from .tracing import Trace, trace
 
 __all__ = ["Trace", "debug", "step", "trace"]
 
-_HOMES = {"Trace": ".tracing", "debug": ".stepping", "step": ".stepping", "trace": ".tracing"}
+_HOMES = {"Trace": ".tracing", "debug": ".debugging", "step": ".stepping", "trace": ".tracing"}
 
 
 def __getattr__(name: str) -> Any:

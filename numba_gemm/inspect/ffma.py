@@ -57,7 +57,7 @@ class Reads:
     flags
         operands that are marked for reuse.
     in_place
-        whether the sum overwrites its own addend.
+        True if the sum overwrites its own addend.
     """
 
     banks: tuple[int, int]

@@ -31,7 +31,7 @@ class Loop:
     end : int
         The loop's last line.
     endless : bool
-        Whether the first line holds no test. For ``while True``, the first line is that of the body, on which another
+        True if the first line holds no test. For ``while True``, the first line is that of the body, on which another
         loop may begin; an iteration then begins only at the instruction on that line that was reached first.
     """
 
@@ -40,13 +40,21 @@ class Loop:
     endless: bool = False
 
     def holds(self, line: int) -> bool:
-        """Return whether a line belongs to the loop."""
+        """Return True if a line belongs to the loop."""
         return self.first <= line <= self.end
 
 
 # Functions of these modules belong to the simulator, not to the kernel: their loops do not exist on the hardware.
 STDLIB = sysconfig.get_path("stdlib")
-NOT_KERNELS = ("numba.", "numpy.", "numba_gemm.device.watch", "numba_gemm.simulator.scheduler", "numba_gemm.inspect.")
+NOT_KERNELS = (
+    "numba.",
+    "numpy.",
+    "numba_gemm.device.watch",
+    "numba_gemm.inspect.",
+    "numba_gemm.simulator.kernel_view",
+    "numba_gemm.simulator.launch",
+    "numba_gemm.simulator.scheduler",
+)
 
 
 def _own_loops(function: ast.AST) -> Iterator[Loop]:
@@ -104,7 +112,7 @@ def loops_of(code: CodeType, names: dict[str, Any]) -> tuple[Loop, ...]:
 
 
 def _foreign(frame: FrameType) -> bool:
-    """Return whether a call is outside the kernel's code: in the simulator or in Python itself."""
+    """Return True if a call is outside the kernel's code: in the simulator or in Python itself."""
     module, file = f"{frame.f_globals.get('__name__', '')}.", frame.f_code.co_filename
     own = not file.startswith(("<frozen", STDLIB)) or "site-packages" in file
     return module.startswith(NOT_KERNELS) or not own

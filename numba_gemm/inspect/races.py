@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..device import watch
-from ..simulator.scheduler import WARP_SIZE
+from ..simulator.threads import WARP_SIZE
 from .recording import ATOMIC, COLUMNS, SHARED, Recorder, TracedArray
 
 __all__ = ["Race", "races"]

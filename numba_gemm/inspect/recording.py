@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from ..device import watch
-from ..simulator import scheduler
+from ..simulator import kernel_view, launch, scheduler
+from ..simulator.call_chains import call_chain, callers, position_of
 from .loops import Turns
 
 __all__ = ["ATOMIC", "COLUMNS", "GLOBAL", "SHARED", "Recorder", "Site", "TracedArray"]
@@ -30,7 +31,7 @@ SHARED_NAME = re.compile(r"(\w+)\s*=\s*([\w.]*shared\s*\.\s*array)")
 WORD_BYTES = 4  # size of an element of dynamic shared memory, whatever the dtype of its views
 
 # Frames of these files lie between an access and the kernel's code.
-HIDDEN = (watch.__file__, __file__, scheduler.__file__)
+HIDDEN = (watch.__file__, __file__, kernel_view.__file__, launch.__file__, scheduler.__file__)
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ class Recorder:
             frame = frame.f_back
         assert frame is not None
         text = linecache.getline(frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
-        position = scheduler.position_of(frame)
+        position = position_of(frame)
         column = position[2] if isinstance(position, tuple) else None
         found = [
             match
@@ -210,7 +211,7 @@ class Recorder:
     # ---- accesses
 
     def _site(self, frame: FrameType) -> int:
-        key = scheduler.call_chain(frame)
+        key = call_chain(frame)
         site = self._site_of.get(key)
         if site is None:
             site = self._site_of[key] = len(self.sites)
@@ -218,14 +219,14 @@ class Recorder:
         return site
 
     def _describe(self, frame: FrameType) -> Site:
-        callers = [
+        places = [
             (caller.f_code.co_filename, caller.f_lineno, caller.f_code.co_name)
-            for caller in scheduler.callers(frame)
+            for caller in callers(frame)
             if caller.f_code.co_filename not in HIDDEN and not _numbas(caller)
         ]
-        callers.reverse()
-        own = [place for place in callers if place[0] == self.file] or callers
-        return Site(tuple(callers), own[-1][0], own[-1][1])
+        places.reverse()
+        own = [place for place in places if place[0] == self.file] or places
+        return Site(tuple(places), own[-1][0], own[-1][1])
 
     def access(self, array: Any, address: int, size: int, kind: int) -> int:
         """Record an access of `size` bytes by the running thread and return its row; called by watched arrays."""

@@ -75,7 +75,7 @@ class Loop:
         return sum(instruction.name == name for instruction in self.instructions)
 
     def encloses(self, other: Loop) -> bool:
-        """Return whether another loop lies within this one."""
+        """Return True if another loop lies within this one."""
         return self != other and self.start <= other.start and other.end <= self.end
 
 

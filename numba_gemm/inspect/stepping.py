@@ -1,9 +1,8 @@
-"""Single-stepping and debugging of one thread of a kernel, in the simulator.
+"""Single-stepping of one thread of a kernel, in the simulator.
 
 `step` yields each line that one thread is about to run, with the thread's locals at that moment, and each barrier of
-its block, with the shared arrays as all threads have left them. `debug` runs a launch in which ``breakpoint()`` stops
-in one thread only. Both run the kernel itself, not a model of it: the other threads of the block run as usual between
-the barriers.
+its block, with the shared arrays as all threads have left them. It runs the kernel itself, not a model of it: the other
+threads of the block run as usual between the barriers.
 
 A launch that is stepped through is the only one in its process until its iterator has ended or has been closed. Further
 launches from the same thread are refused; launches from other threads wait.
@@ -11,15 +10,10 @@ launches from the same thread are refused; launches from other threads wait.
 
 from __future__ import annotations
 
-import bdb
 import linecache
-import numbers
 import os
-import reprlib
 import sys
 import textwrap
-import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,93 +24,20 @@ import numpy as np
 
 from ..kernels.ladder import TileConfig
 from ..runtime.launch import Simulated
-from ..simulator import patches, scheduler
+from ..simulator import kernel_view, launch, patches, scheduler
+from .snapshots import WIDTH, Array, arrays_in, is_same, local_values, show, show_change, snapshot
 from .target import arrays_of, prepare
 
-__all__ = ["Step", "Stepping", "debug", "step"]
+__all__ = ["Step", "Stepping", "step"]
 
 Index = tuple[int, int, int]
-Array = np.ndarray[Any, Any]
 
 LADDER = "numba_gemm.kernels.ladder"
 INDENT = "    "
-MOST_ELEMENTS = 4  # changed elements of an array that are listed one by one
-SMALL = 8  # largest array that is shown in full, in elements
-WIDTH = 100
+SCHEDULER = {module.__name__ for module in (kernel_view, launch, scheduler)}
 
 # Python 3.11 runs these in frames of their own, later versions in the frame of the function.
 _COMPREHENSIONS = {"<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>"}
-# From this version on, pdb stops where it is called; earlier versions stop at the next line.
-_STOPS_AT_ONCE = sys.version_info >= (3, 13)
-
-
-# ------------------------------------------------------------------------------------------------ snapshots of values
-
-
-def _same(new: Any, old: Any) -> bool:
-    """Return whether two snapshots are equal; NaN equals NaN."""
-    if new is old:
-        return True
-    if type(new) is not type(old):
-        return False
-    if isinstance(new, (tuple, list)):
-        return len(new) == len(old) and all(map(_same, new, old))
-    if isinstance(new, (numbers.Number, np.generic)):
-        return bool(new == old or (new != new and old != old))
-    return isinstance(new, str) and new == old
-
-
-def _snapshot(value: Any, old: Any, elsewhere: Sequence[Array]) -> Any:
-    """Return a snapshot of a value: a copy of an array, or a view if the array shares memory with one in `elsewhere`.
-
-    If nothing has changed, the `old` snapshot is returned, so that the snapshots of many steps take little memory.
-    """
-    if isinstance(value, np.ndarray):
-        plain = value.view(np.ndarray)
-        shaped = isinstance(old, np.ndarray) and (old.shape, old.dtype) == (plain.shape, plain.dtype)
-        if any(np.may_share_memory(plain, array) for array in elsewhere):
-            plain.flags.writeable = False
-            same = shaped and plain.__array_interface__ == old.__array_interface__
-        else:
-            same = shaped and old.base is None and plain.tobytes() == old.tobytes()
-            if not same:
-                plain = np.array(plain, order="C")
-                plain.flags.writeable = False
-        return old if same else plain
-    if isinstance(value, (tuple, list)):
-        olds = old if type(old) is type(value) and len(old) == len(value) else [None] * len(value)
-        items = [_snapshot(item, before, elsewhere) for item, before in zip(value, olds, strict=True)]
-        if isinstance(value, list):
-            return items
-        return value._make(items) if hasattr(value, "_make") else tuple(items)
-    return value
-
-
-def _show(value: Any) -> str:
-    """Format a value briefly."""
-    if isinstance(value, np.ndarray):
-        if value.base is None and value.ndim == 1 and value.size <= SMALL:
-            return f"[{', '.join(map(str, value))}]"
-        shape = " x ".join(map(str, value.shape)) or "0-d"
-        return f"{shape} {value.dtype}" + ("" if value.base is None else " in global memory")
-    if isinstance(value, (numbers.Number, np.generic)):
-        return str(value)
-    if isinstance(value, tuple):
-        text = f"({', '.join(map(_show, value))})"
-        return text if len(text) <= WIDTH else f"{type(value).__name__} of {len(value)}"
-    return reprlib.repr(value)
-
-
-def _show_change(name: str, new: Any, old: Any) -> str:
-    """Format a local variable that has changed; for an array, its changed elements, unless there are many."""
-    comparable = isinstance(new, np.ndarray) and isinstance(old, np.ndarray)
-    if not comparable or new.shape != old.shape or new.dtype != old.dtype or new.base is not None:
-        return f"{name} = {_show(new)}"
-    bits = f"V{new.itemsize}"
-    places = np.argwhere(np.ascontiguousarray(new).view(bits) != np.ascontiguousarray(old).view(bits))
-    if len(places) <= MOST_ELEMENTS:
-        return ", ".join(f"{name}[{', '.join(map(str, place))}] = {new[tuple(place)]}" for place in places)
-    return f"{name}: {len(places)} of {new.size} elements"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -167,10 +88,10 @@ class Step:
     def __str__(self) -> str:
         """Return the changes since the previous step of the same call, then the current position on its own line."""
         margin = INDENT * self.depth
-        changes = ", ".join(_show_change(name, self.locals[name], self._before.get(name)) for name in self.changed)
+        changes = ", ".join(show_change(name, self.locals[name], self._before.get(name)) for name in self.changed)
         what = self.source
         if self.kind == "barrier":
-            arrays = ", ".join(f"{name} {_show(array)}" for name, array in self.shared.items())
+            arrays = ", ".join(f"{name} {show(array)}" for name, array in self.shared.items())
             what = f"-- barrier {self.barrier}, all threads of block {self.block} --"
             what += f" shared: {arrays}" if arrays else ""
         elif self.kind == "end":
@@ -180,9 +101,6 @@ class Step:
         return "\n".join([*told, f"{os.path.basename(self.file)}:{self.line}  {margin}{what}"])
 
     __repr__ = __str__
-
-
-# ---------------------------------------------------------------------------------------------------------- following
 
 
 class _Calls:
@@ -250,9 +168,9 @@ class _Follower:
     def barrier(self, block_index: Index, number: int) -> Step:
         shared: dict[str, Array] = {}
         for call in reversed(self._stack):  # the kernel's own names come last and take precedence
-            for name, value in _local_values(call.frame).items():
-                shared |= {found: array for found, array in _arrays_in(name, value) if self._is_shared(array)}
-        copies = {name: _snapshot(array, None, ()) for name, array in shared.items()}
+            for name, value in local_values(call.frame).items():
+                shared |= {found: array for found, array in arrays_in(name, value) if self._is_shared(array)}
+        copies = {name: snapshot(array, None, ()) for name, array in shared.items()}
         reached = self._step("barrier", barrier=number, shared=MappingProxyType(copies))
         self._interval = number + 1
         return reached
@@ -271,12 +189,12 @@ class _Follower:
         return self._trace
 
     def _is_below_kernel(self, frame: FrameType) -> bool:
-        """Return whether to follow a frame; never one that the scheduler calls, which would wait for itself."""
+        """Return True if a frame is to be followed; never one that the scheduler calls, which would wait for itself."""
         if frame not in self._calls:
             return False
         caller: FrameType | None = frame
         while caller is not None and caller is not self._stack[0].frame:
-            if caller.f_globals is vars(scheduler):
+            if caller.f_globals.get("__name__") in SCHEDULER:
                 return False
             caller = caller.f_back
         return True
@@ -293,9 +211,7 @@ class _Follower:
     def _step(self, kind: str, **more: Any) -> Step:
         call = self._stack[-1]
         frame, before = call.frame, call.locals
-        values = {
-            name: _snapshot(value, before.get(name), self._global) for name, value in _local_values(frame).items()
-        }
+        values = {name: snapshot(value, before.get(name), self._global) for name, value in local_values(frame).items()}
         code = frame.f_code
         call.locals = MappingProxyType(values)
         return Step(
@@ -306,27 +222,13 @@ class _Follower:
             function=code.co_name,
             depth=len(self._stack) - 1,
             locals=call.locals,
-            changed=tuple(name for name in values if name not in before or not _same(values[name], before[name])),
+            changed=tuple(name for name in values if name not in before or not is_same(values[name], before[name])),
             thread=self._thread,
             block=self._block,
             interval=self._interval,
             _before=before,
             **more,
         )
-
-
-def _local_values(frame: FrameType) -> dict[str, Any]:
-    """Return parameters and local variables that have a value, without those of enclosing functions."""
-    values, code = frame.f_locals, frame.f_code
-    return {name: values[name] for name in dict.fromkeys(code.co_varnames + code.co_cellvars) if name in values}
-
-
-def _arrays_in(name: str, value: Any) -> Iterator[tuple[str, Array]]:
-    if isinstance(value, np.ndarray):
-        yield name, value
-    elif isinstance(value, (tuple, list)):
-        for i, item in enumerate(value):
-            yield from _arrays_in(f"{name}[{i}]", item)
 
 
 class Stepping(Iterator[Step]):
@@ -374,10 +276,7 @@ def _end(pauses: Any, follower: _Follower) -> None:
     follower.forget()
 
 
-# ------------------------------------------------------------------------------------------------------------ checking
-
-
-def _index(what: str, given: int | Sequence[int], where: str, extents: Sequence[int]) -> Index:
+def checked_index(what: str, given: int | Sequence[int], where: str, extents: Sequence[int]) -> Index:
     values: tuple[Any, ...] = tuple(given) if isinstance(given, Iterable) else (given,)
     if not 1 <= len(values) <= 3 or not all(isinstance(value, (int, np.integer)) for value in values):
         raise TypeError(f"{what} is {given!r}; expected one to three integers, in the order x, y, z")
@@ -386,9 +285,6 @@ def _index(what: str, given: int | Sequence[int], where: str, extents: Sequence[
     if not all(0 <= position < extent for position, extent in zip((x, y, z), limits, strict=True)):
         raise ValueError(f"{what} {(x, y, z)} is outside of the {where}, whose extents are {limits}")
     return x, y, z
-
-
-# ---------------------------------------------------------------------------------------------------- public functions
 
 
 def step(
@@ -444,8 +340,8 @@ def step(
         outside the launch.
     """
     made = prepare(stage_or_kernel, grid, block, args, config=config, dynamic_shared=dynamic_shared)
-    chosen_block = _index("block_index", block_index, "grid", made.grid)
-    follower = _Follower(made, chosen_block, _index("thread", thread, "block", made.block), into)
+    chosen_block = checked_index("block_index", block_index, "grid", made.grid)
+    follower = _Follower(made, chosen_block, checked_index("thread", thread, "block", made.block), into)
     pauses = scheduler.pauses(
         made.kernel,
         made.grid,
@@ -457,100 +353,3 @@ def step(
         observer=follower,
     )
     return Stepping(pauses, follower)
-
-
-class _Stopper:
-    """Observer of a launch in which only one thread stops."""
-
-    def __init__(self, file: str, block: Index, thread: Index, line: int | None) -> None:
-        self._file, self._chosen, self._line = file, (block, thread), line
-        self.previous = sys.breakpointhook
-        self.reached = False
-
-    def _is_chosen(self, thread: scheduler.SimulatedThread) -> bool:
-        return (thread.block_index, thread.thread_index) == self._chosen
-
-    def thread_start(self, thread: scheduler.SimulatedThread) -> None:
-        if self._line is not None and self._is_chosen(thread):
-            sys.settrace(self._call)
-
-    def thread_resume(self, thread: scheduler.SimulatedThread) -> None:
-        # The chosen thread gets the hook itself, not a function that calls it, because debuggers show their caller.
-        sys.breakpointhook = self.previous if self._is_chosen(thread) else self._pass_by
-
-    def _pass_by(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            simulated = scheduler.current_thread().worker is threading.current_thread()
-        except RuntimeError:  # no simulated thread is running
-            simulated = False
-        return None if simulated else self.previous(*args, **kwargs)
-
-    def _call(self, frame: FrameType, event: str, arg: Any) -> Any:
-        lines = (line for _, _, line in frame.f_code.co_lines())
-        return self._at if frame.f_code.co_filename == self._file and self._line in lines else None
-
-    def _at(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if event != "line" or frame.f_lineno != self._line:
-            return self._at
-        self.reached = True
-        sys.settrace(None)
-        sys.breakpointhook()
-        installed = frame.f_trace  # by a debugger, which sets it in all callers of its caller
-        if installed is not None and installed != self._at and not _STOPS_AT_ONCE:
-            installed(frame, "line", None)  # the debugger has not been told of this line and would miss it
-        return None  # keep the installed trace function
-
-
-def debug(
-    stage_or_kernel: Any,
-    grid: int | Sequence[int] | None,
-    block: int | Sequence[int] | None,
-    *args: Any,
-    block_index: int | Sequence[int] = (0, 0, 0),
-    thread: int | Sequence[int] = (0, 0, 0),
-    config: TileConfig | str | None = None,
-    dynamic_shared: int | None = None,
-    seed: int | None = None,
-    line: int | None = None,
-) -> None:
-    """Run a launch in the simulator in which ``breakpoint()`` in the kernel stops in one thread only.
-
-    ``breakpoint()`` calls ``sys.breakpointhook`` as usual, which starts pdb unless PYTHONBREAKPOINT or a framework says
-    otherwise. The debugger runs on the operating-system thread of the simulated thread. Stepping follows that thread
-    only, across barriers, and no further than the kernel's end. Quitting the debugger ends the launch silently.
-
-    All blocks run. Parameters that are not listed are those of `step`.
-
-    Parameters
-    ----------
-    line : int, optional
-        Also stop the first time that the thread is about to run this line of the kernel's file, so that the kernel need
-        not be edited.
-
-    Raises
-    ------
-    NotImplementedError, RuntimeError, TypeError, ValueError
-        as `step` does.
-
-    Warns
-    -----
-    RuntimeWarning
-        if the thread has not reached `line`.
-    """
-    made = prepare(stage_or_kernel, grid, block, args, config=config, dynamic_shared=dynamic_shared)
-    chosen_block = _index("block_index", block_index, "grid", made.grid)
-    chosen = _index("thread", thread, "block", made.block)
-    file = patches.python_function(made.kernel).__code__.co_filename
-    stopper = _Stopper(file, chosen_block, chosen, line)
-    try:
-        made.run(seed=seed, observer=stopper)
-    except bdb.BdbQuit:
-        return
-    finally:
-        sys.breakpointhook = stopper.previous
-    if line is not None and not stopper.reached:
-        warnings.warn(
-            f"thread {chosen} of block {chosen_block} has not come to line {line} of {file}",
-            RuntimeWarning,
-            stacklevel=2,
-        )

@@ -6,6 +6,8 @@ array, iterations of all loops and barrier interval. The cost of a request in se
 hardware's rules (`numba_gemm.models.requests`). The width of an access is the one that the kernel asks for, with
 `load4` and similar functions. A trace does not show what a compiler merges, hoists or removes; docs/tracing.md compares
 both on an H200.
+
+One module because `Trace`, nearly all of it, derives every table and every text from the same private rows.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from ..device import watch
 from ..kernels.ladder import TileConfig
 from ..models import requests as rules
 from ..simulator import patches, scheduler
+from ..simulator.threads import WARP_SIZE
 from . import target
 from .races import Race, races
 from .recording import COLUMNS, GLOBAL, SHARED, Recorder, TracedArray
@@ -122,8 +125,8 @@ class Trace:
             {
                 "block": [self.blocks[i] for i in self._column("block")],
                 "thread": self._column("thread"),
-                "warp": self._column("thread") // scheduler.WARP_SIZE,
-                "lane": self._column("thread") % scheduler.WARP_SIZE,
+                "warp": self._column("thread") // WARP_SIZE,
+                "lane": self._column("thread") % WARP_SIZE,
                 "line": self._of_sites("line"),
                 "site": self._of_sites("text"),
                 "array": self._of_arrays("name"),
@@ -147,7 +150,7 @@ class Trace:
         import pandas as pd
 
         table = self._table
-        warps, lanes = np.divmod(self._column("thread"), scheduler.WARP_SIZE)
+        warps, lanes = np.divmod(self._column("thread"), WARP_SIZE)
         names = ("site", "path", "interval", "array", "size", "kind")
         key = np.stack([self._column("block"), warps, *map(self._column, names)], axis=1)
         _, request = np.unique(key, axis=0, return_inverse=True)
@@ -284,7 +287,7 @@ class Trace:
         if not 0 <= request < len(self.requests):
             raise ValueError(f"request is {request}; expected a row of requests, from 0 to {len(self.requests) - 1}")
         members = self._members[request]
-        lanes = self._column("thread")[members] % scheduler.WARP_SIZE
+        lanes = self._column("thread")[members] % WARP_SIZE
         places = self._column("offset")[members] + self.arrays[int(self._column("array")[members[0]])].begin
         return sorted(zip(lanes.tolist(), places.tolist(), strict=True))
 
@@ -338,10 +341,10 @@ class Trace:
         own = table[chosen]
         thread = own[:, COLUMNS.index("thread")]
         key = [own[:, COLUMNS.index(name)] for name in ("block", "array", "interval")]
-        places = np.stack([*key, thread // scheduler.WARP_SIZE, thread, own[:, COLUMNS.index("offset")]], axis=1)
+        places = np.stack([*key, thread // WARP_SIZE, thread, own[:, COLUMNS.index("offset")]], axis=1)
         groups: dict[tuple[int, ...], dict[int, set[int]]] = {}
         for *group, number, offset in np.unique(places, axis=0).tolist():
-            groups.setdefault(tuple(group), {}).setdefault(number % scheduler.WARP_SIZE, set()).add(offset)
+            groups.setdefault(tuple(group), {}).setdefault(number % WARP_SIZE, set()).add(offset)
         requests = cost = 0
         for lanes in groups.values():
             vectors = {lane: sorted({offset // 16 for offset in offsets}) for lane, offsets in lanes.items()}

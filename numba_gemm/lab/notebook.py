@@ -3,6 +3,8 @@
 A notebook always steps through and traces kernels on Numba's simulator. On a machine with a GPU, times are measured on
 it with the code of ``bench.py`` in a separate process; otherwise, times recorded on an H200 are shown and labelled as
 such. Numba chooses between simulator and GPU once per process, so call `begin` before anything else.
+
+One module because the notebooks import it under one name, and nothing else uses its functions.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from ..simulator.probe import choose, gpu_count, gpu_environment, simulator_requ
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ..models.traffic import Ceilings
+    from ..models.prediction import Ceilings
 
 __all__ = [
     "Listing",
@@ -415,7 +417,7 @@ def compare(results: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        One row per stage: bottleneck and milliseconds predicted by the model (`numba_gemm.models.traffic`) from
+        One row per stage: bottleneck and milliseconds predicted by the model (`numba_gemm.models.prediction`) from
         measured ceilings, if it covers the stage; measured milliseconds, TFLOP/s, fractions of the FP32 peak and of
         cuBLAS's speed, and the gain over the previous row.
 
@@ -427,7 +429,8 @@ def compare(results: pd.DataFrame) -> pd.DataFrame:
     import pandas as pd
 
     from ..kernels.ladder import STAGES
-    from ..models.traffic import WAYS, predict
+    from ..models.accesses import WAYS
+    from ..models.prediction import predict
     from .bench.cases import Shape
     from .bench.model import keeps, stage_of
     from .bench.results import OK, records

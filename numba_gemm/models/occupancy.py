@@ -78,7 +78,7 @@ class Occupancy:
     limiters : tuple of str
         The resources that allow the fewest.
     threads, registers, shared : int
-        Of the kernel: threads per block, registers per thread, bytes of shared memory per block (static and dynamic).
+        Threads per block, registers per thread, and bytes of shared memory per block (static and dynamic).
     cc : tuple of int
         Compute capability.
     """
@@ -98,8 +98,8 @@ class Occupancy:
         return (
             f"{self.blocks} blocks ({self.warps} warps, {100 * self.fraction:.1f} %) on a multiprocessor of compute "
             f"capability {self.cc[0]}.{self.cc[1]}, limited by {' and '.join(self.limiters)}; each alone would allow: "
-            f"{allowed}. Threads a block: {self.threads}, registers a thread: {self.registers}, bytes of shared memory "
-            f"a block: {self.shared:,}"
+            f"{allowed}. Threads per block: {self.threads}, registers per thread: {self.registers}, bytes of shared "
+            f"memory per block: {self.shared:,}"
         )
 
 

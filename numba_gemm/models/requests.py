@@ -129,7 +129,7 @@ def copy_wavefronts(lanes: Lanes, size: int, sources: Mapping[int, int]) -> int:
 
 
 def _joined(lanes: Sequence[tuple[int, int]]) -> bool:
-    """Return whether the passes of a load serve twice as many lanes."""
+    """Return True if the passes of a load serve twice as many lanes."""
     places = dict(lanes)
     return any(all(places.get(lane ^ step, place) == place for lane, place in lanes) for step in (1, 2))
 

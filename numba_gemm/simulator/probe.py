@@ -64,7 +64,7 @@ def gpu_count() -> int:
 
 
 def simulator_requested() -> bool:
-    """Return whether the environment requests Numba's simulator, as Numba itself reads NUMBA_ENABLE_CUDASIM.
+    """Return True if the environment requests Numba's simulator, as Numba itself reads NUMBA_ENABLE_CUDASIM.
 
     Numba expects an integer: `1` is yes, `0` is no, and a word is no (Numba warns about it when it is imported).
     """

@@ -91,7 +91,7 @@ class Piece:
     strips : range
         Numbers of the block's strips that form the rows.
     first, last : bool
-        Whether the product begins the sums, and whether it completes them.
+        True if the product begins the sums, and if it completes them.
     """
 
     block: int

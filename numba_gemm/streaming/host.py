@@ -32,9 +32,9 @@ class HostMatrix:
     lying : ndarray
         The array, or its transpose if it is stored by columns: the second axis is contiguous, if any is.
     by_columns : bool
-        Whether its columns are contiguous and its rows are not; the device then stores it by columns.
+        True if its columns are contiguous and its rows are not; the device then stores it by columns.
     direct : bool
-        Whether copies access it directly, without a buffer.
+        True if copies access it directly, without a buffer.
     """
 
     def __init__(self, array: np.ndarray, device: Device) -> None:
@@ -47,12 +47,12 @@ class HostMatrix:
 
     @staticmethod
     def lies_by_columns(array: np.ndarray) -> bool:
-        """Return whether the columns of an array are contiguous and its rows are not."""
+        """Return True if the columns of an array are contiguous and its rows are not."""
         (rows, cols), (down, across) = array.shape, array.strides
         return down == ITEM and rows > 1 and across != ITEM and cols > 1
 
     def _ends(self) -> tuple[int, int]:
-        """Addresses of the first and the last byte."""
+        """Return the addresses of the first and the last byte."""
         first = int(self.lying.ctypes.data)
         far = sum((extent - 1) * step for extent, step in zip(self.lying.shape, self.lying.strides))
         return first, first + far + ITEM - 1
@@ -67,7 +67,7 @@ class HostMatrix:
         return device.matrix(memory, offset, *((cols, rows) if self.by_columns else (rows, cols)))
 
     def strides(self, rows: int, cols: int) -> tuple[int, int]:
-        """Bytes between rows, and between columns, of such a part on the device."""
+        """Return the bytes between rows, and between columns, of such a part on the device."""
         return (ITEM, ITEM * rows) if self.by_columns else (ITEM * cols, ITEM)
 
 
@@ -82,7 +82,7 @@ class Flag:
         self._is_set = False
 
     def is_set(self) -> bool:
-        """Return whether the flag is set."""
+        """Return True if the flag is set."""
         return self._is_set
 
     def set(self) -> None:

@@ -32,7 +32,7 @@ class Products:
     precision : str
         Precision of the multiplications.
     a_by_columns, b_by_columns : bool
-        Whether panels of A and B are stored by columns on the device.
+        True if panels of A and B are stored by columns on the device.
     """
 
     def __init__(self, device: int, precision: str, a_by_columns: bool, b_by_columns: bool) -> None:

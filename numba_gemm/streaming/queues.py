@@ -88,7 +88,7 @@ class Device(Protocol):
         """Allocate page-locked host memory."""
 
     def is_direct(self, first: int, last: int) -> bool:
-        """Return whether copies access the host memory between two addresses directly."""
+        """Return True if copies access the host memory between two addresses directly."""
 
     def scope(self) -> Any:
         """Return the context in which a thread uses the device."""

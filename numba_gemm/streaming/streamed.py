@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import _thread
 import operator
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -23,19 +21,20 @@ from ..runtime.driver import device_scope, failure
 from ..simulator.switch import SIMULATOR
 from . import blocking as dividing
 from .blocking import Blocking
-from .host import HostMatrix, Stopped, reserve_file
+from .host import HostMatrix, reserve_file
 from .pipeline import Done, Run, Stop
 from .prediction import Prediction, predict
 from .products import Products
 from .queues import Device, open_device
 from .rates import measured_rates
+from .supervision import supervised
 
 __all__ = ["blocking_of", "expected_time", "streamed_sgemm"]
 
 SHARE_OF_MEMORY = 0.75  # of the device's memory, the most that a product takes by default
 SHARE_OF_FREE = 0.9
 MOST_THREADS = 8  # per direction; more do not copy faster
-WAIT_S = 0.1
+
 SIMULATED_MEMORY = 1 << 30
 
 
@@ -143,63 +142,11 @@ def streamed_sgemm(
             ready.run(report, stop)()
 
     try:
-        _supervised(multiply)
+        supervised(multiply)
     except BaseException as error:
         _describe(error, done, (m, n))
         raise
     return result
-
-
-def _supervised(work: Callable[[Stop], None]) -> None:
-    """Do work on a separate thread, which an interrupt of this thread does not reach but ends in an orderly way.
-
-    An interrupt may come between any two steps of Python, such as an allocation and its record, or a lock and its
-    release, and is raised in the main thread only. So this thread takes no Python lock: the functions by which it waits
-    and starts threads are written in C.
-    """
-    stop, over = Stop(), SimpleQueue[None]()
-    begun, ended, failures = list[bool](), list[bool](), list[BaseException]()
-
-    def guarded() -> None:
-        begun.append(True)
-        try:
-            if not stop.event.is_set():
-                work(stop)
-        except Stopped:
-            pass  # by an interrupt, which is raised below
-        except BaseException as error:
-            failures.append(error)
-        finally:
-            ended.append(True)
-            over.put(None)
-
-    def is_over() -> bool:
-        return bool(ended) or (stop.event.is_set() and not begun)
-
-    came: BaseException | None = None
-    started = told = False
-    while not is_over():
-        try:
-            if not started:
-                started = True
-                _thread.start_new_thread(guarded, ())
-            while not is_over():
-                if came is not None and not told:
-                    try:
-                        _thread.start_new_thread(stop, (came,))
-                    except RuntimeError:  # too many threads
-                        stop(came)
-                    told = True
-                with suppress(Empty):
-                    over.get(timeout=WAIT_S)  # not forever: that could not be interrupted on all systems
-        except BaseException as raised:
-            came = raised if came is None else came
-    failure = failures.pop() if failures else came
-    if failure is not None:
-        try:
-            raise failure
-        finally:
-            del failure, came  # they refer to this frame
 
 
 def expected_time(
@@ -227,7 +174,7 @@ def expected_time(
         with _prepared(wanted, a, b, result, memory_limit) as ready:
             found.append(ready.expected(stop))
 
-    _supervised(predicted)
+    supervised(predicted)
     return found[0]
 
 

@@ -1,4 +1,4 @@
-"""The adaptors from array libraries, without a GPU: what they read of an array, and what they ask of the driver."""
+"""Adaptors of array libraries, without a GPU: their reading of arrays, and their calls of the driver."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def placed(draw) -> Operand:
 
 
 def touched(x: Operand) -> list[int]:
-    """Every byte of every element."""
+    """Return the addresses of all bytes of all elements."""
     starts = [x.pointer + sum(i * step for i, step in zip(index, x.strides)) for index in np.ndindex(x.shape)]
     return [start + byte for start in starts for byte in range(4)]
 
@@ -95,7 +95,7 @@ def test_overlap_is_exact(x, y):
 
 
 def laid_out(draw, shape) -> np.ndarray:
-    """Small integers in an array of any strides."""
+    """Return small integers in an array with any strides."""
     order = draw(st.permutations(range(len(shape))))
     steps = [draw(st.sampled_from([1, 1, 1, 2, -1])) for _ in shape]
     larger = np.zeros([shape[axis] * abs(steps[axis]) for axis in order], np.float32)
@@ -322,9 +322,9 @@ def test_cupy_is_out_of_the_simulators_reach(monkeypatch):
 
 
 class FakeTensor:
-    """As much of a PyTorch tensor as is looked at before its memory.
+    """The attributes of a PyTorch tensor that are read before its memory.
 
-    `address` is an exception where PyTorch raises it; `tangent` is what `unpack_dual` returns.
+    `address` is an exception if PyTorch raises one; `tangent` is what `unpack_dual` returns.
     """
 
     is_nested = is_quantized = requires_grad = neg = inference = False
@@ -483,7 +483,7 @@ def test_same_stream():
 
 
 class HostDriver:
-    """Does what the driver does to memory, on host memory; what else it is asked for, it records."""
+    """Stand-in for the driver that copies within host memory, and records all other calls."""
 
     def __init__(self, blocking=(), capturing=()):
         self.asked: list[tuple] = []
@@ -492,7 +492,7 @@ class HostDriver:
         self.finished: set[int] = set()
 
     def __call__(self, function, *arguments):
-        """Stands in for `numba_gemm.runtime.driver.call`."""
+        """Stand-in for `numba_gemm.runtime.driver.call`."""
         return getattr(self, function.__name__)(*arguments)
 
     @contextlib.contextmanager
@@ -500,7 +500,7 @@ class HostDriver:
         yield
 
     def cuInit(self, flags):
-        """It is the driver that runs; nothing is to be started."""
+        """Do nothing: this driver needs no start."""
 
     def cuMemAlloc(self, size):
         memory = np.full(size // 4, np.nan, np.float32)
@@ -671,9 +671,9 @@ def test_objects_are_held_until_their_stream_is_done(host_driver):
 
 
 def test_every_product_lets_go_of_what_is_done(host_driver, monkeypatch):
-    """Those that hold nothing themselves, too."""
+    """Calls that hold nothing themselves release them, too."""
     monkeypatch.setattr(streams, "wait_for", lambda *_: None)
-    monkeypatch.setattr(streams, "_held", deque())  # what a failure leaves behind is not for other tests
+    monkeypatch.setattr(streams, "_held", deque())  # so that a failure does not affect other tests
     of_numpy, of_a_library = host.HostArrays(), DeviceArrays([], 5)
     operands = {
         of_numpy: [of_numpy.describe("a", filled(2, 2), None), of_numpy.describe("b", filled(2, 2), None)],
@@ -709,7 +709,7 @@ def test_tensors_are_recorded_on_another_stream(fake_torch, stream, followed, to
     ids=["out", "no out", "out made in inference mode", "old PyTorch"],
 )
 def test_version_of_a_tensor_that_was_given_is_raised(fake_torch, monkeypatch, old, inference, given, raised):
-    """Or autograd would take what it saved for backward for unchanged."""
+    """Otherwise autograd would take a saved tensor for unchanged."""
     seen = []
     graph = types.SimpleNamespace() if old else types.SimpleNamespace(increment_version=seen.append)
     fake_torch.autograd.graph = graph
@@ -736,7 +736,7 @@ def test_numba_arrays_work_on_the_first_bound_stream():
 
 @pytest.mark.parametrize("beta", [0.0, 0.5])
 def test_public_function_through_copies(host_driver, monkeypatch, beta):
-    """As on a GPU: C travels to the device only where it is read."""
+    """As on a GPU: C is copied to the device only if it is read."""
 
     def launched(product, selected, alpha, a, b, beta, c, *_):
         x, y, z = map(as_numpy, (a, b, c))
@@ -753,7 +753,7 @@ def test_public_function_through_copies(host_driver, monkeypatch, beta):
 
 
 class DeviceArrays(ArrayKind):
-    """A library of which everything is known: what it is asked, and in which order."""
+    """A library that records its calls, in order."""
 
     def __init__(self, log, *following):
         self.log, self.following = log, [streams.Stream(handle) for handle in following]
@@ -777,7 +777,7 @@ WAITS = {stream: [("wait", stream, 5), ("wait", stream, 6)] for stream in (5, 6,
     [
         ((5, 5), None, None, [("empty", 5), ("wait", 5, 5), ("wait", 5, 5), ("product", 5)]),
         ((0, 1), None, None, [("empty", 0), ("wait", 0, 0), ("wait", 0, 1), ("product", 0)]),
-        # What lives on one of two streams may be reused as soon as that one is done, whichever the product is on.
+        # Memory of one stream may be reused as soon as that stream is done, whichever of the two runs the product.
         ((5, 6), None, None, [("empty", 5), *WAITS[5], ("product", 5), ("hold", 5, ["a", "b", "result"])]),
         ((5, 6), 6, "out", [*WAITS[6], ("product", 6), ("hold", 6, ["a", "b", "out"])]),
         ((5, 6), 9, "out", [*WAITS[9], ("product", 9), ("hold", 9, ["a", "b", "out"])]),
@@ -815,7 +815,7 @@ def test_protocols_mix_with_numba_and_are_kept(monkeypatch):
 
 
 def test_dlpack_by_the_letter():
-    """A capsule as other producers make it: strides left out, and the elements behind an offset."""
+    """A capsule as other producers create it: without strides, and with an offset before the elements."""
     new = ctypes.pythonapi.PyCapsule_New
     new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
     shape = (ctypes.c_int64 * 2)(3, 5)

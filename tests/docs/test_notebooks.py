@@ -112,7 +112,7 @@ def test_a_listing_is_the_file():
     assert code.text.startswith("from numba import cuda")
     assert code._repr_markdown_().startswith("```python\nfrom numba")
     assert str(lessons.source("dot", function="dot")).startswith("@device_function\ndef dot(")
-    assert "class Prediction" in str(lessons.source("models/traffic", function="Prediction"))
+    assert "class Prediction" in str(lessons.source("models/prediction", function="Prediction"))
     with pytest.raises(ValueError, match="neither a stage nor a module"):
         lessons.source("no such")
     with pytest.raises(ValueError, match=r"naive\.py has no function or class 'dot'"):

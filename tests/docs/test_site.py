@@ -65,14 +65,14 @@ def build(root: Path) -> Path:
 
 
 def inventory(site: Path) -> dict[str, str]:
-    """What the reference describes: kinds by name."""
+    """Return the objects that the reference describes: kinds by name."""
     *_, packed = (site / "objects.inv").read_bytes().split(b"\n", 4)
     lines = zlib.decompress(packed).decode().splitlines()
     return {name: kind for name, kind in (line.split(maxsplit=2)[:2] for line in lines) if kind.startswith("py:")}
 
 
 def missing(page: str, *parts: str) -> list[str]:
-    """Which of them a page does not have; in a few words, where a page has thousands."""
+    """Return the parts that a page does not contain; a failure then prints those only."""
     return [part for part in parts if part not in page]
 
 

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from support.compile_stages import compiler_environment
 
-from numba_gemm.doctor import checks
-from numba_gemm.doctor.checks import BROKEN_DRIVER, LIMIT, MEND, NO_GPU, NOTE, Facts, Finding, Gpu, Library, Trial
+from numba_gemm.doctor import checks, cli, gather, report, requirements
+from numba_gemm.doctor.checks import ERROR, LIMIT, NOTE, Finding
+from numba_gemm.doctor.facts import BROKEN_DRIVER, NO_GPU, PROHIBITED, Facts, Gpu, Library, Trial, dotted, parsed
 from numba_gemm.simulator.probe import simulator_environment
 
 ROOT = Path(checks.__file__).parents[2]
@@ -69,7 +70,7 @@ WANTED = replace(BARE, requested=True, simulated=True, settings=("NUMBA_ENABLE_C
 
 
 def refused(result: int) -> dict:
-    """The facts of a driver that answers so when it is started."""
+    """Return the facts of a driver that returns this error when it is initialised."""
     error = f"the NVIDIA driver does not start: some words (CUresult {result})."
     return {"driver_error": error, "gpu_count": 0, "gpus": (), "trial": SIMULATED}
 
@@ -91,37 +92,37 @@ MISSING = Library(error="DynamicLibNotFoundError: no libnvvm.so")
 
 
 def absent(module: str) -> str:
-    """How the import of a module ends that is not there."""
+    """Return the error of importing a module that is not installed."""
     return f"ModuleNotFoundError: No module named '{module}'"
 
 
-# What is changed of a machine that is ready; then the level of the finding, words of it and words of its fix. A finding
-# to mend comes with a product that failed.
+# Changes to the facts of a machine that is ready; then the level of the finding, words of it, and words of its fix. An
+# error comes with a product that failed.
 ON_GPU = {
-    "old Python": ({"python": (3, 10, 12)}, MEND, "Python is 3.10.12; 3.11", "python3.11 -m venv"),
+    "old Python": ({"python": (3, 10, 12)}, ERROR, "Python is 3.10.12; 3.11", "python3.11 -m venv"),
     "new Python": ({"python": (3, 14, 0)}, NOTE, "Python is 3.14.0", "python3.13 -m venv"),
-    "NumPy without row_stack": (versions(numpy="2.5.0"), MEND, "2.5.0, which removed row_stack", "'numpy<2.5'"),
-    "NumPy later still": (versions(numpy="3.0.0rc1"), MEND, "removed row_stack; numba-cuda 0.30.4", "'numpy<2.5'"),
-    "old numba-cuda": (versions(numba_cuda="0.20.1"), MEND, "0.20.1; 0.30.4 or later", "--upgrade 'numba-cuda[cu13]"),
+    "NumPy without row_stack": (versions(numpy="2.5.0"), ERROR, "2.5.0, which removed row_stack", "'numpy<2.5'"),
+    "NumPy later still": (versions(numpy="3.0.0rc1"), ERROR, "removed row_stack; numba-cuda 0.30.4", "'numpy<2.5'"),
+    "old numba-cuda": (versions(numba_cuda="0.20.1"), ERROR, "0.20.1; 0.30.4 or later", "--upgrade 'numba-cuda[cu13]"),
     "old NumPy": (versions(numpy="1.26.4"), LIMIT, "numpy is 1.26.4; 2.0 or later", "--upgrade 'numpy>=2.0,<2.5'"),
     "old cuda-core": (versions(cuda_core="0.5.1"), LIMIT, "cuda-core is 0.5.1; 0.7 or", "--upgrade 'cuda-core>=0.7'"),
     "old rich": (versions(rich="10.0.0"), LIMIT, "rich is 10.0.0; 12.0 or later", "--upgrade 'rich>=12.0'"),
     "no numba-cuda": (
         {"imports": {"numba_cuda": absent("numba_cuda")}},
-        MEND,
+        ERROR,
         "numba_cuda is not",
         "'numba-cuda[cu13]'",
     ),
-    "no numba": ({"imports": {"numba": absent("numba")}}, MEND, "numba is not installed", "'numba-cuda[cu13]'"),
+    "no numba": ({"imports": {"numba": absent("numba")}}, ERROR, "numba is not installed", "'numba-cuda[cu13]'"),
     "broken numba": (
         {"imports": {"numba": "ImportError: no", "numba.cuda": "ImportError: no"}},
-        MEND,
+        ERROR,
         "numba does not import (ImportError: no)",
         "--force-reinstall --no-deps 'numba==0.68.1'",
     ),
     "a package that another one needs": (
         {"imports": {"numba": absent("llvmlite"), "numba.cuda": absent("llvmlite")}},
-        MEND,
+        ERROR,
         "numba does not import (ModuleNotFoundError: No module named 'llvmlite')",
         "--upgrade 'numba-cuda[cu13]'",
     ),
@@ -135,7 +136,7 @@ ON_GPU = {
             },
             "lost": {"compiler": absent("numpy")},
         },
-        MEND,
+        ERROR,
         "numpy is not installed",
         "pip install 'numpy<2.5'",
     ),
@@ -146,7 +147,7 @@ ON_GPU = {
                 **{module: absent("cuda") for module in ("cuda.pathfinder", "cuda.bindings.driver")},
             },
         },
-        MEND,
+        ERROR,
         "numpy, numba, numba_cuda, cuda.pathfinder, cuda.bindings.driver are not installed",
         "pip install 'numpy<2.5' 'numba-cuda[cu13]'",
     ),
@@ -157,47 +158,47 @@ ON_GPU = {
                 "cuda.bindings.driver": absent("cuda.bindings"),
             },
         },
-        MEND,
+        ERROR,
         "cuda.bindings.driver is not installed",
         "'numba-cuda[cu13]'",
     ),
-    "no cuda-core": ({"imports": {"cuda.core": absent("cuda.core")}}, MEND, "are not compiled", "'numba-cuda[cu13]'"),
+    "no cuda-core": ({"imports": {"cuda.core": absent("cuda.core")}}, ERROR, "are not compiled", "'numba-cuda[cu13]'"),
     "no pandas": ({"imports": {"pandas": absent("pandas")}}, LIMIT, "pandas is not installed", "pip install 'pandas'"),
-    "crash of an import": ({"lost": {"imports": "ended by SIGSEGV"}}, MEND, "SIGSEGV", "--section imports"),
+    "crash of an import": ({"lost": {"imports": "ended by SIGSEGV"}}, ERROR, "SIGSEGV", "--section imports"),
     "crash of the driver": (
         {"lost": {"driver": "SIGSEGV"}, "driver_error": "asking the driver failed: SIGSEGV.", "gpus": ()},
-        MEND,
+        ERROR,
         "asking the driver failed: SIGSEGV",
         "dmesg",
     ),
     "no compiler": (
-        {"libraries": dict.fromkeys(checks.LIBRARIES, MISSING)},
-        MEND,
+        {"libraries": dict.fromkeys(requirements.LIBRARIES, MISSING)},
+        ERROR,
         "NVVM, NVRTC, nvJitLink not found",
         "pip install 'numba-cuda[cu13]'",
     ),
     "no compiler, driver of CUDA 12": (
-        {"libraries": dict.fromkeys(checks.LIBRARIES, MISSING), "driver_cuda": (12, 8)},
-        MEND,
+        {"libraries": dict.fromkeys(requirements.LIBRARIES, MISSING), "driver_cuda": (12, 8)},
+        ERROR,
         "not found",
         "pip install 'numba-cuda[cu12]'",
     ),
-    "no nvJitLink": ({"libraries": {**compiler(), "nvJitLink": MISSING}}, MEND, "nvJitLink not found", "[cu13]"),
+    "no nvJitLink": ({"libraries": {**compiler(), "nvJitLink": MISSING}}, ERROR, "nvJitLink not found", "[cu13]"),
     "old nvJitLink": (
         {"libraries": compiler((12, 2), (12, 2), (12, 2)), "driver_cuda": (12, 2), **versions(cuda_bindings="12.9.3")},
-        MEND,
+        ERROR,
         "nvJitLink is 12.2; 12.3",
         "'nvidia-nvjitlink-cu12==12.3.*'",
     ),
     "PTX newer than nvJitLink": (
         {"libraries": compiler((13, 5), (13, 5), (13, 0))},
-        MEND,
+        ERROR,
         "nvJitLink is of CUDA 13.0 and does not understand the PTX of NVVM's CUDA 13.5",
         "--upgrade 'nvidia-nvjitlink>=13.5,<14'",
     ),
     "compiler of a later major release than the driver": (
         {"driver_cuda": (12, 8)},
-        MEND,
+        ERROR,
         "of CUDA 13.0 and the driver of CUDA 12.8, an earlier major",
         "'numba-cuda[cu12]'",
     ),
@@ -209,54 +210,54 @@ ON_GPU = {
     ),
     "bindings of another major release": (
         versions(cuda_bindings="12.9.3"),
-        MEND,
+        ERROR,
         "cuda-bindings is 12.9.3 and the compiler of CUDA 13.0",
         "'numba-cuda[cu13]'",
     ),
     "driver of CUDA 11": (
         {"driver_cuda": (11, 4)},
-        MEND,
+        ERROR,
         "one of CUDA 11.4; one of CUDA 12.0 or later",
         "ubuntu-drivers install",
     ),
     "driver off the path": ({"driver_off_path": True, "wsl": True}, NOTE, "the loader's path", "/usr/lib/wsl/lib"),
-    "compute capability too low": (gpu(cc=(7, 0)), MEND, "compute capability 7.0; 7.5", "NUMBA_ENABLE_CUDASIM=1"),
+    "compute capability too low": (gpu(cc=(7, 0)), ERROR, "compute capability 7.0; 7.5", "NUMBA_ENABLE_CUDASIM=1"),
     "the other GPU would do": (
         {"gpus": (replace(H200, cc=(6, 1)), H200), "gpu_count": 2},
-        MEND,
+        ERROR,
         "compute capability 6.1; 7.5",
         "export CUDA_VISIBLE_DEVICES=1",
     ),
     "compute capability unknown to the compiler": (
         gpu(cc=(13, 0)),
-        MEND,
+        ERROR,
         "13.0, unknown to the compiler, which knows 7.5 to 12.0",
         "--upgrade",
     ),
     "no tensor cores": (gpu(cc=(7, 5)), LIMIT, 'precision="ieee" alone runs', "stages()"),
     "tensor cores without bulk copies": (gpu(cc=(8, 0)), NOTE, '"fp32_auto" is "ieee"', "--precisions all"),
-    "prohibited": (gpu(compute_mode=2), MEND, "no process compute", "nvidia-smi -i 0 -c DEFAULT"),
+    "prohibited": (gpu(compute_mode=2), ERROR, "no process compute", "nvidia-smi -i 0 -c DEFAULT"),
     "several GPUs": (
         {"gpus": (H200, replace(H200, name="NVIDIA T4")), "gpu_count": 2},
         NOTE,
         "2 GPUs (0: NVIDIA H200, 1: NVIDIA T4)",
         "CUDA_VISIBLE_DEVICES=1",
     ),
-    "stub": (refused(34), MEND, "a toolkit's stub", "/stubs out of LD_LIBRARY_PATH"),
-    "fabric": (refused(802), MEND, "switches between the GPUs", "nvidia-fabricmanager"),
-    "driver of two versions": (refused(803), MEND, "another version than the kernel's", "sudo reboot"),
-    "forward compatibility": (refused(804), MEND, "does not support it", "cuda-compat out of"),
-    "devices lost": (refused(999), MEND, "CUresult 999", "modprobe nvidia_uvm"),
-    "another refusal": (refused(304), MEND, "CUresult 304", "dmesg"),
+    "stub": (refused(34), ERROR, "a toolkit's stub", "/stubs out of LD_LIBRARY_PATH"),
+    "fabric": (refused(802), ERROR, "switches between the GPUs", "nvidia-fabricmanager"),
+    "driver of two versions": (refused(803), ERROR, "another version than the kernel's", "sudo reboot"),
+    "forward compatibility": (refused(804), ERROR, "does not support it", "cuda-compat out of"),
+    "devices lost": (refused(999), ERROR, "CUresult 999", "modprobe nvidia_uvm"),
+    "another refusal": (refused(304), ERROR, "CUresult 304", "dmesg"),
     "library of the driver not seen": (
         {"driver_error": NO_DRIVER, "gpus": (), "trial": SIMULATED},
-        MEND,
+        ERROR,
         "though the kernel has an NVIDIA driver",
         "export LD_LIBRARY_PATH=",
     ),
     "container without its driver": (
         {"driver_error": NO_DRIVER, "gpus": (), "container": True, "trial": SIMULATED},
-        MEND,
+        ERROR,
         "this is a container, and the host has a driver",
         "docker run --gpus all",
     ),
@@ -290,28 +291,28 @@ ON_GPU = {
     "simulator by Numba's file": ({"simulated": True, "trial": SIMULATED}, NOTE, "file that asks", "enable_cudasim"),
     "product fails by old PTX": (
         fails("LinkerError: ptxas fatal : Unsupported .version 8.7; current version is '8.4'"),
-        MEND,
+        ERROR,
         "PTX is newer than",
         "'cuda-toolkit==13.0.*'",
     ),
     "product fails by row_stack": (
         fails("AttributeError: module 'numpy' has no attribute 'row_stack'"),
-        MEND,
+        ERROR,
         "no longer has",
         "'numpy<2.5'",
     ),
-    "product fails by an unknown GPU": (fails("CUDA_ERROR_NO_BINARY_FOR_GPU"), MEND, "not know this GPU", "--upgrade"),
+    "product fails by an unknown GPU": (fails("CUDA_ERROR_NO_BINARY_FOR_GPU"), ERROR, "not know this GPU", "--upgrade"),
     "product fails without nvJitLink": (
         fails("ValueError: ptxas_options option is not supported by the driver API"),
-        MEND,
+        ERROR,
         "missing, or too old",
         "'numba-cuda[cu13]'",
     ),
-    "product fails for memory": (fails("CUDA_ERROR_OUT_OF_MEMORY"), MEND, "memory is full", "nvidia-smi"),
-    "product takes too long": (fails("it did not end within 300 s"), MEND, "too long", "--timeout 1200"),
-    "product fails": (fails("KeyError: 'what'"), MEND, "fails: KeyError: 'what'", "--section trial"),
-    "product is wrong": ({"trial": replace(READY.trial, error=7.0)}, MEND, "7 times the bound", "pytest"),
-    "product is NaN": ({"trial": replace(READY.trial, error=float("nan"))}, MEND, "nan times the bound", "pytest"),
+    "product fails for memory": (fails("CUDA_ERROR_OUT_OF_MEMORY"), ERROR, "memory is full", "nvidia-smi"),
+    "product takes too long": (fails("it did not end within 300 s"), ERROR, "too long", "--timeout 1200"),
+    "product fails": (fails("KeyError: 'what'"), ERROR, "fails: KeyError: 'what'", "--section trial"),
+    "product is wrong": ({"trial": replace(READY.trial, error=7.0)}, ERROR, "7 times the bound", "pytest"),
+    "product is NaN": ({"trial": replace(READY.trial, error=float("nan"))}, ERROR, "nan times the bound", "pytest"),
 }
 
 
@@ -324,15 +325,15 @@ def one(findings: list[Finding], words: str) -> Finding:
 @pytest.mark.parametrize("case", ON_GPU)
 def test_every_known_failure_is_found(case):
     changed, level, words, fix = ON_GPU[case]
-    facts = replace(READY, **{**({"trial": FAILED} if level == MEND else {}), **changed})
+    facts = replace(READY, **{**({"trial": FAILED} if level == ERROR else {}), **changed})
     findings = checks.diagnose(facts)
     finding = one(findings, words)
     assert finding.level == level
     assert fix in finding.fix
-    text, status = checks.verdict(facts, findings)
+    text, status = report.verdict(facts, findings)
     assert len(findings) == 1 + (case == "the other GPU would do"), findings
-    if level == MEND:
-        assert text.startswith("verdict: not ready: 1 thing to mend")
+    if level == ERROR:
+        assert text.startswith("verdict: not ready: 1 thing to fix")
         assert status == 1
     else:
         assert text.startswith("verdict: ready: kernels run on ")
@@ -350,27 +351,27 @@ def test_every_fix_is_one_line():
 
 def test_a_machine_that_is_ready():
     assert checks.diagnose(READY) == []
-    assert checks.verdict(READY, []) == ("verdict: ready: kernels run on NVIDIA H200", 0)
+    assert report.verdict(READY, []) == ("verdict: ready: kernels run on NVIDIA H200", 0)
 
 
 def test_things_to_mend_are_counted():
     facts = replace(READY, **versions(numpy="2.5.1"), libraries={**compiler(), "nvJitLink": MISSING}, trial=FAILED)
     findings = checks.diagnose(facts)
-    assert [finding.level for finding in findings] == [MEND, MEND]
-    assert checks.verdict(facts, findings) == ("verdict: not ready: 2 things to mend", 1)
+    assert [finding.level for finding in findings] == [ERROR, ERROR]
+    assert report.verdict(facts, findings) == ("verdict: not ready: 2 things to fix", 1)
 
 
 def test_a_right_product_overrules_what_was_feared():
-    """What is known of releases grows old: numba-cuda may learn to do without row_stack."""
+    """A correct product overrules what is known of releases: a later numba-cuda may not call row_stack."""
     facts = replace(READY, **versions(numpy="2.5.1"))
     findings = checks.diagnose(facts)
     assert one(findings, "row_stack").level == LIMIT
-    assert checks.verdict(facts, findings)[1] == 0
+    assert report.verdict(facts, findings)[1] == 0
 
 
 def test_without_a_trial_nothing_is_ready():
     facts = replace(READY, trial=None)
-    assert checks.verdict(facts, checks.diagnose(facts)) == ("verdict: not ready: 1 thing to mend", 1)
+    assert report.verdict(facts, checks.diagnose(facts)) == ("verdict: not ready: 1 thing to fix", 1)
 
 
 WITHOUT_GPU = {
@@ -400,7 +401,7 @@ def test_without_a_gpu_the_simulator_is_offered(case):
     finding = one(findings, words)
     assert (finding.level, len(findings)) == (LIMIT, 1)
     assert fix in finding.fix
-    text, status = checks.verdict(facts, findings)
+    text, status = report.verdict(facts, findings)
     assert text.startswith("verdict: no GPU: set NUMBA_ENABLE_CUDASIM=1 before Python starts")
     assert status == 0
 
@@ -409,7 +410,7 @@ def test_without_a_gpu_the_simulator_is_offered(case):
     "changed",
     [
         versions(numpy="2.5.0"),
-        {"libraries": dict.fromkeys(checks.LIBRARIES, MISSING)},
+        {"libraries": dict.fromkeys(requirements.LIBRARIES, MISSING)},
         versions(cuda_bindings="12.9.3"),
     ],
 )
@@ -419,55 +420,55 @@ def test_what_the_simulator_does_not_need_is_a_note(bare, changed):
     findings = checks.diagnose(facts)
     assert {finding.level for finding in findings} <= {NOTE, LIMIT}
     assert len(findings) == 1 + (bare is BARE)
-    assert checks.verdict(facts, findings)[1] == 0
+    assert report.verdict(facts, findings)[1] == 0
 
 
 def test_a_broken_driver_is_told_from_none():
-    """The simulator works, but whoever has a GPU wants to hear that it does not."""
+    """The simulator works, but the owner of a GPU is told that the GPU does not."""
     facts = replace(BARE, kernel_driver=True)
     assert facts.place == BROKEN_DRIVER
-    text, status = checks.verdict(facts, checks.diagnose(facts))
+    text, status = report.verdict(facts, checks.diagnose(facts))
     assert text == (
-        "verdict: not ready: 1 thing to mend; until then NUMBA_ENABLE_CUDASIM=1 runs kernels on Numba's simulator"
+        "verdict: not ready: 1 thing to fix; until then NUMBA_ENABLE_CUDASIM=1 runs kernels on Numba's simulator"
     )
     assert status == 1
 
 
 def test_the_simulator_that_is_asked_for_is_ready():
     assert checks.diagnose(WANTED) == []
-    assert checks.verdict(WANTED, []) == ("verdict: ready: kernels run on Numba's simulator", 0)
+    assert report.verdict(WANTED, []) == ("verdict: ready: kernels run on Numba's simulator", 0)
 
 
 def test_a_simulator_that_fails_is_not_ready():
     facts = replace(WANTED, trial=replace(SIMULATED, error=None, failure="RuntimeError: no"))
     findings = checks.diagnose(facts)
     assert "NUMBA_ENABLE_CUDASIM=1 python -m numba_gemm.doctor --section trial" in findings[0].fix
-    assert checks.verdict(facts, findings) == ("verdict: not ready: 1 thing to mend", 1)
+    assert report.verdict(facts, findings) == ("verdict: not ready: 1 thing to fix", 1)
 
 
 def test_the_capabilities_are_those_of_the_stages():
     from numba_gemm.gemm.precision import STAGES as TENSOR_STAGES
     from numba_gemm.kernels.ladder import STAGES
 
-    assert min(stage.min_cc for stage in STAGES.values()) == checks.LOWEST_CC
+    assert min(stage.min_cc for stage in STAGES.values()) == requirements.LOWEST_CC
     able = [(major, minor) for major in range(7, 13) for minor in range(10)]
-    assert min(cc for cc in able if any(stage.runs_on(cc) for stage in TENSOR_STAGES)) == checks.TENSOR_CC
-    assert [cc for cc in able if TENSOR_STAGES[0].runs_on(cc)] == [checks.BULK_CC]
+    assert min(cc for cc in able if any(stage.runs_on(cc) for stage in TENSOR_STAGES)) == requirements.TENSOR_CC
+    assert [cc for cc in able if TENSOR_STAGES[0].runs_on(cc)] == [requirements.BULK_CC]
 
 
 def test_the_attributes_are_those_of_the_driver():
     from cuda.bindings.driver import CUcomputemode, CUdevice_attribute
 
     for name in ("COMPUTE_CAPABILITY_MAJOR", "COMPUTE_CAPABILITY_MINOR", "COMPUTE_MODE"):
-        assert getattr(CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}") == getattr(checks, name)
-    assert CUcomputemode.CU_COMPUTEMODE_PROHIBITED == checks.PROHIBITED
+        assert getattr(CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}") == getattr(gather, name)
+    assert CUcomputemode.CU_COMPUTEMODE_PROHIBITED == PROHIBITED
 
 
 @pytest.mark.parametrize(
     ("facts", "switch"), [(READY, None), (WANTED, None), (BARE, "1"), (replace(BARE, kernel_driver=True), "1")]
 )
 def test_the_product_is_tried_where_kernels_would_run(facts, switch, monkeypatch):
-    """And compiled for it: a kernel of an earlier day would not prove the compiler."""
+    """Kernels are compiled for it: a cached kernel would not test the compiler."""
     monkeypatch.delenv("NUMBA_ENABLE_CUDASIM", raising=False)
     monkeypatch.setenv("NUMBA_GEMM_CACHE_DIR", "/somewhere")
     seen = []
@@ -476,8 +477,8 @@ def test_the_product_is_tried_where_kernels_would_run(facts, switch, monkeypatch
         seen.append(environment)
         return {"lost": f"{section} within {limit_s} s"}
 
-    monkeypatch.setattr(checks, "asked", asked)
-    trial = checks.with_trial(facts, 5.0).trial
+    monkeypatch.setattr(gather, "asked", asked)
+    trial = gather.with_trial(facts, 5.0).trial
     assert seen[0]["NUMBA_GEMM_CACHE_DIR"] == "off"
     assert seen[0].get("NUMBA_ENABLE_CUDASIM") == switch
     where = "NVIDIA H200" if facts is READY else "Numba's simulator"
@@ -489,18 +490,18 @@ def test_the_product_is_tried_where_kernels_would_run(facts, switch, monkeypatch
     [((13, 0), "12.9.1", "cu13"), ((12, 4), "13.0.0", "cu12"), (None, "12.9.1", "cu12"), (None, None, "cu13")],
 )
 def test_the_compiler_that_is_offered_suits_the_driver(driver, bindings, extra):
-    libraries = dict.fromkeys(checks.LIBRARIES, MISSING)
+    libraries = dict.fromkeys(requirements.LIBRARIES, MISSING)
     facts = replace(BARE, driver_cuda=driver, libraries=libraries, **versions(cuda_bindings=bindings))
     assert one(checks.diagnose(facts), "not found;").fix == f"python -m pip install 'numba-cuda[{extra}]'"
 
 
 def test_the_releases_are_those_of_the_package():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    numpy = f"numpy>={checks.dotted(checks.LOWEST['numpy'])},<{checks.dotted(checks.BROKEN_NUMPY)}"
+    numpy = f"numpy>={dotted(requirements.LOWEST['numpy'])},<{dotted(requirements.BROKEN_NUMPY)}"
     assert numpy in project["dependencies"]
-    assert project["requires-python"] == f">={checks.dotted(checks.LOWEST_PYTHON)}"
-    tested = [checks.parsed(line.rpartition(" ")[2]) for line in project["classifiers"] if "Python :: 3." in line]
-    assert max(tested) == checks.HIGHEST_PYTHON
+    assert project["requires-python"] == f">={dotted(requirements.LOWEST_PYTHON)}"
+    tested = [parsed(line.rpartition(" ")[2]) for line in project["classifiers"] if "Python :: 3." in line]
+    assert max(tested) == requirements.HIGHEST_PYTHON
 
 
 @pytest.mark.parametrize(
@@ -508,21 +509,21 @@ def test_the_releases_are_those_of_the_package():
     [("2.5.0rc1", (2, 5, 0)), ("2.11.0+cpu", (2, 11, 0)), ("13.3.5.0.6", (13, 3, 5, 0, 6)), ("x", ()), (None, ())],
 )
 def test_versions_are_read(version, numbers):
-    assert checks.parsed(version) == numbers
+    assert parsed(version) == numbers
 
 
 def test_a_directory_that_cannot_be_written(tmp_path):
-    assert checks.cannot_write(tmp_path) is None
-    assert checks.cannot_write(tmp_path / "a" / "b") is None
+    assert gather.cannot_write(tmp_path) is None
+    assert gather.cannot_write(tmp_path / "a" / "b") is None
     assert not list(tmp_path.iterdir())
     tmp_path.chmod(0o777)
-    assert "can be written by other users" in checks.cannot_write(tmp_path)
+    assert "can be written by other users" in gather.cannot_write(tmp_path)
     tmp_path.chmod(0o700)
     (tmp_path / "file").touch()
-    assert "is no directory" in checks.cannot_write(tmp_path / "file" / "b")
-    if sys.platform == "linux":  # where nobody can write, whoever they are
-        assert checks.cannot_write(Path("/proc/self")) is not None
-        assert checks.cannot_write(Path("/proc/nothing/of/it")) is not None
+    assert "is no directory" in gather.cannot_write(tmp_path / "file" / "b")
+    if sys.platform == "linux":  # not writable, even for root
+        assert gather.cannot_write(Path("/proc/self")) is not None
+        assert gather.cannot_write(Path("/proc/nothing/of/it")) is not None
 
 
 @pytest.mark.parametrize(
@@ -535,7 +536,7 @@ def test_a_directory_that_cannot_be_written(tmp_path):
     ],
 )
 def test_a_probe_that_dies_is_told(tmp_path, code, words):
-    """Whatever befalls a child process is an answer."""
+    """Every end of a child process gives an answer."""
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys, time\nif '--section' in sys.orig_argv:\n"
         "    class Finder:\n        def find_spec(self, name, *_):\n"
@@ -544,7 +545,7 @@ def test_a_probe_that_dies_is_told(tmp_path, code, words):
     )
     environment = {**simulator_environment(), "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     limit = 1 if "sleep" in code else 60
-    found = checks.asked("trial", limit, environment)
+    found = gather.asked("trial", limit, environment)
     assert words in found["lost"]
 
 
@@ -552,7 +553,7 @@ def test_a_probe_that_dies_is_told(tmp_path, code, words):
 
 
 def hidden() -> dict[str, str]:
-    """The environment of a machine without a GPU: where there is one, it is hidden."""
+    """Return the environment of a machine without a GPU; an existing GPU is hidden."""
     return {**compiler_environment(), "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
 
 
@@ -561,8 +562,8 @@ def run(environment: dict[str, str], *arguments: str, python: str = sys.executab
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert "Traceback" not in done.stdout + done.stderr, done.stderr
     assert "\x1b" not in done.stdout
-    problems = re.findall(r"^(mend|limit|note): .+\nfix: .+$", done.stdout, re.MULTILINE)
-    assert len(problems) == len(re.findall(r"^(?:mend|limit|note|fix): ", done.stdout, re.MULTILINE)) / 2
+    problems = re.findall(r"^(error|limit|note): .+\nfix: .+$", done.stdout, re.MULTILINE)
+    assert len(problems) == len(re.findall(r"^(?:error|limit|note|fix): ", done.stdout, re.MULTILINE)) / 2
     assert done.stdout.rstrip().rpartition("\n")[2].startswith("verdict: ")
     return done
 
@@ -579,7 +580,7 @@ def test_without_a_gpu():
 
 
 def test_on_the_simulator(tmp_path):
-    """The cache is looked at, and neither made nor filled."""
+    """The cache is checked, but neither created nor filled."""
     cache = tmp_path / "cache"
     done = run({**hidden(), "NUMBA_ENABLE_CUDASIM": "1", "NUMBA_GEMM_CACHE_DIR": str(cache)})
     assert (done.returncode, last(done)) == (0, "verdict: ready: kernels run on Numba's simulator"), done.stdout
@@ -595,7 +596,7 @@ def test_simulator_asked_for_by_a_word():
 
 @pytest.fixture
 def bench(tmp_path) -> Path:
-    """A copy of this environment that a test may break: a folder of links to the installed packages."""
+    """Create a copy of this environment that a test may break: a folder of links to the installed packages."""
     made = tmp_path / "env"
     base = Path(sys.base_prefix) / "bin" / f"python{sys.version_info[0]}.{sys.version_info[1]}"
     if not base.exists():
@@ -615,10 +616,10 @@ def packages_of(bench: Path) -> Path:
 
 
 def test_the_copied_environment_works(bench):
-    """What the tests below find is of their making."""
+    """The problems that the tests below find are those that they create."""
     done = run({**hidden(), "NUMBA_ENABLE_CUDASIM": "1"}, python=str(bench / "bin" / "python"))
     assert (done.returncode, last(done)) == (0, "verdict: ready: kernels run on Numba's simulator"), done.stdout
-    assert "mend: " not in done.stdout
+    assert "error: " not in done.stdout
 
 
 def skip_if_found_elsewhere(done):
@@ -642,8 +643,8 @@ def test_a_gpu_without_compiler(bench):
     (packages_of(bench) / "nvidia").unlink()
     done = run({**compiler_environment(), "PYTHONPATH": str(ROOT)}, python=str(bench / "bin" / "python"))
     skip_if_found_elsewhere(done)
-    assert re.search(r"^mend: .*nvJitLink not found", done.stdout, re.MULTILINE), done.stdout
-    assert (done.returncode, last(done)) == (1, "verdict: not ready: 1 thing to mend")
+    assert re.search(r"^error: .*nvJitLink not found", done.stdout, re.MULTILINE), done.stdout
+    assert (done.returncode, last(done)) == (1, "verdict: not ready: 1 thing to fix")
 
 
 @pytest.mark.gpu
@@ -654,7 +655,7 @@ def test_a_gpu_that_is_ready():
     assert done.returncode == 0
 
 
-# A package that is taken away; what is said of it.
+# A package that is removed, and words of its finding.
 MAIMED = {
     "numba_cuda": ("numba_cuda is not installed: no kernel runs, not even on the simulator", "numba-cuda[cu13]"),
     "numba": ("numba is not installed", "numba-cuda[cu13]"),
@@ -666,19 +667,19 @@ MAIMED = {
 
 @pytest.mark.parametrize("package", MAIMED)
 def test_an_installation_without_a_package(bench, package):
-    """The doctor runs where numba does not even import."""
+    """The doctor runs even if numba cannot be imported."""
     words, wanted = MAIMED[package]
     (packages_of(bench) / package).unlink()
     done = run({**hidden(), "NUMBA_ENABLE_CUDASIM": "1"}, python=str(bench / "bin" / "python"))
-    mend = re.findall(r"^mend: (.+)\nfix: (.+)$", done.stdout, re.MULTILINE)
-    assert len(mend) == 1, done.stdout
-    assert words in mend[0][0]
-    assert f"'{wanted}'" in mend[0][1]
-    assert (done.returncode, last(done)) == (1, "verdict: not ready: 1 thing to mend")
+    problems = re.findall(r"^error: (.+)\nfix: (.+)$", done.stdout, re.MULTILINE)
+    assert len(problems) == 1, done.stdout
+    assert words in problems[0][0]
+    assert f"'{wanted}'" in problems[0][1]
+    assert (done.returncode, last(done)) == (1, "verdict: not ready: 1 thing to fix")
 
 
 def test_numpy_that_is_too_new(bench):
-    """One that says that it is of release 2.5 and has no row_stack."""
+    """A stand-in for NumPy claims to be release 2.5 and has no row_stack."""
     packages = packages_of(bench)
     for path in [*packages.glob("numpy-*.dist-info"), packages / "numpy"]:
         path.unlink()
@@ -716,22 +717,22 @@ PRETENDED = {
     "mismatch": (
         {"init": 803},
         ["CUresult 803", "fix: sudo reboot"],
-        "1 thing to mend; until then NUMBA_ENABLE_CUDASIM=1",
+        "1 thing to fix; until then NUMBA_ENABLE_CUDASIM=1",
     ),
-    "stub": ({"init": 34}, ["a toolkit's stub"], "1 thing to mend; until then"),
+    "stub": ({"init": 34}, ["a toolkit's stub"], "1 thing to fix; until then"),
     "old": (
         {"count": 1, "cuda": 11040},
         ["0: Pretended GPU, compute capability 7.0, 16.0 GiB", "one of CUDA 11.4;", "7.0; 7.5 or later"],
-        "things to mend",
+        "things to fix",
     ),
-    "two": ({"count": 2, "cuda": 13000}, ["2 GPUs (0: Pretended GPU, 1: Pretended GPU)"], "to mend"),
+    "two": ({"count": 2, "cuda": 13000}, ["2 GPUs (0: Pretended GPU, 1: Pretended GPU)"], "to fix"),
 }
 
 
 @pytest.mark.simulator
 @pytest.mark.parametrize("case", PRETENDED)
 def test_drivers_that_are_pretended(tmp_path, case):
-    """A library that answers as such drivers do, found where the loader looks first."""
+    """A library that returns the errors of such drivers precedes the real one on the loader's path."""
     if sys.platform != "linux" or (cc := shutil.which("cc")) is None:
         pytest.skip("needs Linux and a C compiler")
     changed, words, end = PRETENDED[case]
@@ -751,7 +752,7 @@ def test_drivers_that_are_pretended(tmp_path, case):
 @pytest.mark.parametrize("value", ["0", "-1", "soon", "inf", "nan"])
 def test_errors_of_the_command_line(value, capsys):
     with pytest.raises(SystemExit) as caught:
-        checks.main(["--timeout", value])
+        cli.main(["--timeout", value])
     assert caught.value.code == 2
     assert f"{value!r} given; expected a number of seconds above 0" in capsys.readouterr().err
 

@@ -504,7 +504,7 @@ def launched_with(gpu, call):
     operands_at = {x.data_ptr(): name for name, x in zip("abc", call(), strict=True)}
 
     def named(words):
-        return [operands_at.get(word, "address" if word > 1 << 32 else word) for word in words]
+        return [operands_at.get(word, "address" if word > 1 << 22 else word) for word in words]
 
     return [
         (

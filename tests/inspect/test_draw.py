@@ -1,4 +1,4 @@
-"""Pictures of traces and of speeds: that they show what was recorded, and what cannot be drawn."""
+"""Pictures of traces and of speeds: their contents, and errors for input that cannot be drawn."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def request(trace, array, op):
 
 
 def overflows(figure):
-    """Whether something reaches beyond the figure."""
+    """Return True if something reaches beyond the figure."""
     figure.draw_without_rendering()
     box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
     return box.x0 < -0.02 or box.y0 < -0.02 or box.x1 > width + 0.02 or box.y1 > height + 0.02
@@ -171,7 +171,7 @@ class TestRequests:
     def test_a_row_of_a_has_one_word_of_each_sector(self, naive):
         figure = draw.sector_map(naive, request(naive, "a", "load"))
         values = image_of(figure)
-        assert values.shape == (8, 32)  # rows of eight floats: four to a line
+        assert values.shape == (8, 32)  # rows of eight floats: four per line
         assert (np.flatnonzero(values[0] == 1) == [0, 8, 16, 24]).all()
         assert np.isnan(values).sum() == values.size - 32
         assert "32 sectors, 4 would do: efficiency 12.5 %" in figure.axes[0].get_title()
@@ -217,7 +217,7 @@ class TestRequests:
 
 
 def panels(figure):
-    """The counts of B, A and C, 0 where there is none; an empty panel is None."""
+    """Return the counts of B, A and C, 0 if there is none; an empty panel is None."""
     _, *axes = figure.axes
     return [np.nan_to_num(np.ma.filled(a.images[0].get_array(), np.nan)) if a.images else None for a in axes]
 
@@ -315,7 +315,7 @@ class TestWhoReadsWhat:
 
 
 def timeline_of(figure):
-    """The counts by row, 0 where there is none."""
+    """Return the counts by row, 0 if there is none."""
     axes = figure.axes[0]
     labels = [label.get_text() for label in axes.get_yticklabels()]
     images = [np.nan_to_num(np.ma.filled(image.get_array(), np.nan))[0] for image in axes.images]
@@ -584,5 +584,5 @@ class TestSharedTiles:
         with pytest.raises(ValueError, match="no tile of two dimensions that begins with 'a' in shared memory"):
             draw.who_reads_what(traced("coalesced", 8, 8, 8, config="test"), shared=True)
         found = traced("conflict_free", 64, 64, 16, config="test")
-        with pytest.raises(ValueError, match="not rows of A and columns of B as they lie"):  # A's tile is turned
+        with pytest.raises(ValueError, match="not rows of A and columns of B as they lie"):  # A's tile is transposed
             draw.who_reads_what(found, shared=True)

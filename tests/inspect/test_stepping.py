@@ -17,7 +17,8 @@ from numba import cuda, float32
 from support.debugger import scripted
 
 from numba_gemm.device import dot as dot_module
-from numba_gemm.inspect.stepping import Step, debug, step
+from numba_gemm.inspect.debugging import debug
+from numba_gemm.inspect.stepping import Step, step
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.tensor_core import TENSOR_STAGES
 from numba_gemm.simulator import scheduler
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.simulator
 def _nothing_survives():
     before, hook, module = set(threading.enumerate()), sys.breakpointhook, cuda
     yield
-    assert set(threading.enumerate()) <= before, "a thread is left"  # of before, some of other tests may end meanwhile
+    assert set(threading.enumerate()) <= before, "a thread is left"  # threads of other tests may end meanwhile
     assert sys.breakpointhook is hook
     assert cuda is module is sys.modules["numba.cuda"]
     with pytest.raises(RuntimeError, match="no simulated thread"):
@@ -65,7 +66,7 @@ SMALL = small.py_func.__code__.co_firstlineno + 1  # of its def
 
 
 def at(steps, source):
-    """Those steps of lines that begin like this."""
+    """Return the steps whose lines begin with this text."""
     return [s for s in steps if s.kind == "line" and s.source.startswith(source)]
 
 
@@ -77,7 +78,7 @@ def small_steps(**options):
 
 
 def product(m=9, n=7, k=10):
-    """Operands of small whole numbers, whose products are exact, and a C of NaN."""
+    """Return operands of small integers, whose products are exact, and a C full of NaN."""
     generator = np.random.default_rng(0)
     a, b = (generator.integers(-4, 5, shape).astype(np.float32) for shape in ((m, k), (k, n)))
     return a, b, np.full((m, n), np.nan, np.float32)
@@ -140,7 +141,7 @@ def test_into_is_functions_or_modules():
     ],
 )
 def test_stepping_changes_no_result(name, into):
-    """Not even where functions are followed of which the simulator itself is made."""
+    """The result is unchanged even if functions of the simulator itself are followed."""
     a, b, c = product(m=3, n=5, k=4)
     kinds = [s.kind for s in stage_steps(name, a, b, c, into=into)]
     assert kinds.index("end") == len(kinds) - 1
@@ -291,7 +292,7 @@ def comprehends(x):
 
 
 def test_comprehensions_are_lines_of_their_function():
-    """In every Python, whether or not it has a frame for them."""
+    """This holds in every release of Python, with or without a frame for comprehensions."""
     x = np.zeros(1)
     steps = list(step(comprehends, 1, 1, x))
     assert x[0] == 17
@@ -426,7 +427,7 @@ def test_two_at_a_time_are_refused():
             next(step(small, 1, 4, *arguments))
         with pytest.raises(RuntimeError, match="until its iterator ends or is closed"):
             scheduler.run(small, 1, 4, arguments)
-        next(first)  # which has not suffered
+        next(first)  # which is unchanged
     assert len(small_steps()) == len(small_steps()) == 16
 
 
@@ -526,7 +527,7 @@ def test_python_ends_whatever_is_under_way(how, last, tmp_path):
 
 
 def test_a_tracer_that_was_there_before_is_there_afterwards():
-    """As of a coverage tool, which follows every operating-system thread."""
+    """An example is a coverage tool, which traces every operating-system thread."""
     seen = set()
 
     def tracer(frame, event, arg):

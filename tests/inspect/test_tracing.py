@@ -1,4 +1,4 @@
-"""The tracer: requests, sectors, wavefronts and races of kernels whose answers are known."""
+"""The tracer: requests, sectors, wavefronts and races of kernels with known results."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_sectors_by_width(size, expected):
         (4 * (LANES // 4), 1),  # several broadcasts
         (4 * (LANES // 4 * 33), 1),
         (8 * LANES, 2),
-        (12 * LANES, 1),  # odd strides meet no bank twice
+        (12 * LANES, 1),  # with odd strides, no bank is used twice
         (16 * LANES, 4),
         (128 * LANES, 32),
         (128 * (LANES // 2), 16),
@@ -99,7 +99,7 @@ def test_wavefronts_of_vectors(size, addresses, load, store):
 
 
 def test_an_h200_counts_the_same_wavefronts():
-    """305 requests, of which Nsight Compute counted `l1tex__data_pipe_lsu_wavefronts_mem_shared`."""
+    """Nsight Compute counted `l1tex__data_pipe_lsu_wavefronts_mem_shared` of these 305 requests."""
     counted = json.loads((DATA / "shared_wavefronts_h200.json").read_text())
     assert len(counted) == 305
     for name, size, write, addresses, wavefronts in counted:
@@ -128,7 +128,7 @@ def test_an_h200_counts_the_same_of_copies():
 
 
 def test_the_count_by_instruction_of_copies_that_zero_depends_on_a_register():
-    """Copies of 16 bytes a lane to 512 neighbouring ones, of which some lanes write zeros: three counts of an H200.
+    """Copies of 16 bytes per lane to 512 contiguous bytes, in which some lanes write zeros: three counts of an H200.
 
     Each row has the lanes that read; the wavefronts that Nsight Compute counts of the instruction where the other lanes
     are named by the predicate register P0, and where by another one; and how many more than with all lanes reading the
@@ -538,7 +538,7 @@ REMOVABLE = [
 @simulator
 @pytest.mark.parametrize(("name", "which"), REMOVABLE)
 def test_a_stage_without_one_of_its_barriers_races(name, which):
-    """One block: of stages that have a schedule, with two tiles."""
+    """One block runs, with two tiles if the stage has a schedule."""
     stage = mutant(name, "stage", BARRIER, "pass", which)
     config = STAGED if name == "stream_k" else stage.test_config
     m, n, k = config.BM + 1, config.BN, (1 if name == "stream_k" else 2) * config.BK + 3

@@ -14,7 +14,7 @@ from support.ladder_cases import Case, Outcome, run
 from support.mutants import BARRIER, STAGED, barriers, mutant
 from support.schedule_cases import Shared, run_shared, shared_cases
 
-from numba_gemm.device.partition import PartitionArguments
+from numba_gemm.device import partition as partitions
 from numba_gemm.kernels.ladder import STAGES, LadderStage
 from numba_gemm.runtime import launch
 from numba_gemm.simulator import scheduler
@@ -52,7 +52,7 @@ def permuted(seed: int) -> Callable[..., None]:
     def run_permuted(kernel: Any, grid: Any, block: Any, args: Any, **options: Any) -> None:
         extents = (*grid, 1)[:3]
         blocks = np.random.default_rng(seed).permutation(list(product(*map(range, extents)))).tolist()
-        partition = next((arg for arg in args if isinstance(arg, PartitionArguments)), None)
+        partition = next((arg for arg in args if isinstance(arg, partitions.PartitionArguments)), None)
         if partition is not None:
             watched = partition._replace(counters=Counters(partition, math.prod(extents)))
             args = [watched if arg is partition else arg for arg in args]

@@ -1,4 +1,4 @@
-"""bench.py: its command line, its verdicts, its timing, its comparisons, its pictures, and README's tables."""
+"""bench.py: command line, verdicts, timing, comparisons, pictures, and README's tables."""
 
 import dataclasses
 import importlib
@@ -30,17 +30,21 @@ from numba_gemm.lab.bench import (
     counters,
     environment,
     model,
+    ncu_pages,
     nvml,
     plots,
-    readme,
     report,
     results,
     run,
-    targets,
     verify,
 )
 from numba_gemm.lab.bench.buffers import DeviceBuffers, HostLibrary, NumbaLibrary
 from numba_gemm.lab.bench.cases import Shape
+from numba_gemm.lab.bench.readme import __main__ as readme
+from numba_gemm.lab.bench.readme import published
+from numba_gemm.lab.bench.readme.tables import HEADLINE_SHAPES
+from numba_gemm.lab.bench.targets import __main__ as targets
+from numba_gemm.lab.bench.targets import case, groups, host_calls, verdicts
 from numba_gemm.models import accuracy
 from numba_gemm.runtime import timing
 from numba_gemm.runtime.device import SIMULATED_DEVICE
@@ -62,9 +66,9 @@ def bench(*arguments, **variables):
     )
 
 
-# Rows as a GPU gives them: the same times for every shape, but for what a test changes.
+# Rows as measured on a GPU, with the same times for every shape except for a test's changes.
 SPEEDS = {"naive": 4000.0, "warp_tiled": 100.0, "auto": 101.0, "cublas": 105.0}
-SHAPES = (*readme.HEADLINE_SHAPES, Shape(2048, 2048, 2048))
+SHAPES = (*HEADLINE_SHAPES, Shape(2048, 2048, 2048))
 GPU = {
     "name": "Test GPU",
     "multiprocessors": 132,
@@ -97,7 +101,7 @@ def gpu_row(stage, shape, median, **changes):
 
 
 def gpu_frame(**medians):
-    """A run; a keyword scales the times of one stage."""
+    """Return the results of a run; a keyword scales the times of one stage."""
     speeds = {stage: speed * medians.get(stage, 1.0) for stage, speed in SPEEDS.items()}
     return results.frame_of(
         gpu_row(stage, shape, speed * math.prod(shape) / 1e9, ratio_to_cublas=speeds["cublas"] / speed)
@@ -268,10 +272,10 @@ def nothing(*_, **__):
     return None
 
 
-# Every command with --out, and what to replace so that it comes as far as that without a GPU, and no further.
+# Every command with --out, and replacements by which it checks --out without a GPU and stops there.
 WITH_OUT = {
     "bench.cli": (["--stages=naive", "--shape=4,4,4"], {"measured": never}),
-    "bench.targets": (["--tiny"], {"Rig": never}),
+    "bench.targets.__main__": (["--tiny"], {"Rig": never}),
     "bench.counters": ([], {"ncu_path": nothing, "supported": list, "profile": never}),
     "bench.tracer": ([], {"simulator_requested": nothing, "counters.ncu_path": nothing, "counted": never}),
     "bench.orders": (["--static"], {"simulator_requested": nothing, "chosen": never}),
@@ -311,7 +315,7 @@ class TestCommand:
         assert not (tmp_path / "new").exists()
 
     def test_a_full_disk_leaves_the_previous_files(self, tmp_path):
-        """A limit of a file's size stands for the disk."""
+        """A limit on file sizes stands in for a full disk."""
         results.save(gpu_frame()[:1], ENVIRONMENT, tmp_path)
         before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -504,7 +508,7 @@ class TestContenders:
 
 
 class TestVerdicts:
-    """Stages that are broken on purpose, among right ones, through the whole program."""
+    """Stages that are broken on purpose, among correct ones, through the whole program."""
 
     @pytest.mark.parametrize("name", BROKEN)
     def test_broken_stage(self, name, monkeypatch, tmp_path, capsys):
@@ -536,7 +540,7 @@ class TestVerdicts:
             assert "worst element [" in printed
 
     def test_output_is_nan_before_every_call(self):
-        """A contender that writes nothing is wrong, also after one that was right."""
+        """A contender that writes nothing is wrong, even after a correct one."""
         right = contenders.Contender("right", bound)
         lazy = contenders.Contender("lazy", lambda buffers: contenders.Bound(lambda stream: None))
         plan = host_plan(right, lazy)
@@ -572,7 +576,7 @@ class TestVerdicts:
         assert frame["rounds"].iloc[0] == 5
 
     def test_one_that_cannot_be_timed_does_not_stop_the_rest(self, monkeypatch):
-        """As when one library refuses to be called on this stream at all."""
+        """An example is a library that refuses every call on this stream."""
 
         def interleaved(calls, *, stream, rounds, round_up_to, **_options):
             if any(name.startswith("refuses") for name in calls):
@@ -685,7 +689,7 @@ class TestVerdicts:
         assert (worst.row, worst.col) == (row, col)
 
     def test_numba_arrays_are_judged_on_the_host(self):
-        """What allocates where neither CuPy nor PyTorch is there."""
+        """The library that allocates if neither CuPy nor PyTorch is installed."""
         buffers = DeviceBuffers.random(NumbaLibrary(cuda), Shape(6, 5, 7), 3)
         a, b = buffers.host_copies()
         reference = verify.Reference(buffers)
@@ -742,14 +746,14 @@ def refused_by_cupy():
 
 
 class Device:
-    """As much of the driver as timing needs: one stream, an idle host, and a launch that takes the host a while."""
+    """The part of the driver that timing needs: one stream, an idle host, and a launch that takes host time."""
 
     CUstreamCaptureMode = driver.CUstreamCaptureMode
     LAUNCH_US = 7.0
 
     def __init__(self):
         self.host_us = self.device_us = 0.0
-        self.captured = None  # what is captured, while something is
+        self.captured = None  # captured calls, during a capture
         self.spoils = False
         self.graphs, self.stamps, self.log = {}, {}, []
 
@@ -820,13 +824,13 @@ class Device:
 
     @property
     def clean(self):
-        """Whether nothing is held and nothing captures."""
+        """Return True if nothing is held and nothing is captured."""
         held = [*self.graphs.values(), *self.stamps.values()]
         return self.captured is None and all(value is None for value in held)
 
 
 class TestTiming:
-    """Against a driver of a test: how long things take there is known."""
+    """Timing against a stand-in for the driver, whose times are known."""
 
     @pytest.fixture
     def device(self, monkeypatch):
@@ -842,7 +846,7 @@ class TestTiming:
         timed = self.time({"any": device.product("any", us)})["any"]
         assert timed.captured
         assert len(timed.us) == 5
-        # Where ten milliseconds and more are timed, one launch is left in them.
+        # In spans of ten milliseconds and more, one launch remains.
         assert timed.us == pytest.approx(np.full(5, us), rel=1e-9 if us < timing.SHORT_SPAN_US else 1e-3)
         assert device.clean
 
@@ -856,7 +860,7 @@ class TestTiming:
     @pytest.mark.parametrize("spoils", [False, True])
     @pytest.mark.parametrize("us", [30.0, 1500.0])
     def test_what_cannot_be_captured_is_launched(self, spoils, us, device):
-        """In company, and whether or not the refusal spoils the capture."""
+        """This holds beside other contenders, and even if the refusal invalidates the capture."""
 
         def refuse():
             device.spoils = spoils
@@ -926,7 +930,7 @@ class TestTiming:
 
 
 class TestTimingOfBaselines:
-    """cuBLAS through a library that can be captured, and through one that cannot."""
+    """cuBLAS through a library whose calls can be captured, and through one whose calls cannot."""
 
     def baselines(self, *names):
         return [contenders.Contender("cublas", bound, via=name, capturable=name != "cupy") for name in names]
@@ -1126,21 +1130,21 @@ class TestPlots:
 
 
 def save_targets(folder, environment=ENVIRONMENT, **changes):
-    """What the targets' module leaves of a run: products with few columns, and one that failed its case."""
+    """Write the files of `bench.targets`: products with few columns, and one case that failed."""
     shapes = [Shape(64, few, 64) for few in (1, 4)] + [Shape(1, 64, 64)]
     rows = [
         {"group": "vector", "case": str(shape), **shape._asdict(), "us": 2.0, "baseline": baseline, "status": "ok"}
         | {"ratio": ratio + shape.n / 1000, "target": target}
         for shape in shapes
-        for baseline, ratio, target in ((targets.COPY, 0.85, 0.85), (targets.CUBLAS, 1.1, targets.INFORMATION))
+        for baseline, ratio, target in ((case.COPY, 0.85, 0.85), (results.CUBLAS, 1.1, case.INFORMATION))
     ]
     for way, status in (("torch", "ok"), ("cupy", "error")):
         rows.append(
-            {"group": "host", "case": targets.host_name(way, "ieee"), **Shape(64, 64, 64)._asdict(), "target": 1.0}
-            | {"baseline": targets.CUBLAS, "status": status, "us": 9.0, "ratio": 0.9 if status == "ok" else math.nan}
+            {"group": "host", "case": host_calls.host_name(way, "ieee"), **Shape(64, 64, 64)._asdict(), "target": 1.0}
+            | {"baseline": results.CUBLAS, "status": status, "us": 9.0, "ratio": 0.9 if status == "ok" else math.nan}
         )
-    frame = targets.frame_of([row | changes for row in rows])
-    targets.save(frame, targets.summary(frame, ("vector", "host"), 2048), environment, folder)
+    frame = verdicts.frame_of([row | changes for row in rows])
+    targets.save(frame, verdicts.summary(frame, ("vector", "host"), 2048), environment, folder)
 
 
 class TestReadme:
@@ -1201,15 +1205,15 @@ class TestReadme:
         assert self.run(folder, "--check") == 1
 
     def test_targets_are_called_what_they_call_themselves(self):
-        assert (readme.TARGETS, readme.TARGETS_SUMMARY, readme.TARGETS_HOW) == (
+        assert (published.TARGETS, published.TARGETS_SUMMARY, published.TARGETS_HOW) == (
             targets.ROWS,
             targets.SUMMARY,
             targets.HOW,
         )
-        assert readme.VECTOR_GROUP in targets.GROUPS
-        assert readme.COPY == targets.COPY
-        assert set(readme.STATISTICS) == set(targets.STATISTICS)
-        assert readme.ASIDE in STAGES
+        assert published.VECTOR_GROUP in groups.GROUPS
+        assert published.COPY == case.COPY
+        assert set(published.STATISTICS) == set(verdicts.STATISTICS)
+        assert published.ASIDE in STAGES
 
     def test_targets_that_cannot_be_shown(self, folder, capsys):
         assert self.run(folder, text=self.TEXT.format("targets", "")) == 1
@@ -1276,23 +1280,23 @@ class TestReadme:
         text = self.TEXT.format("streamed", "")
         assert self.run(folder, text=text) == 1
         assert "streamed.csv: run python -m numba_gemm.lab.bench.streamed --out" in capsys.readouterr().err
-        row = {"size": 512, "precision": "ieee", "operands": readme.ON_DEVICE, "seconds": 1.5, "tflops": 60.0}
+        row = {"size": 512, "precision": "ieee", "operands": published.ON_DEVICE, "seconds": 1.5, "tflops": 60.0}
         other = row | {"operands": "pageable", "memory_limit": 4e9, "seconds": 2.0, "predicted_s": 1.9}
         other |= {"bound_by": "products", "peak_bytes": 3.5e9, "of_in_memory": 0.75}
         frame = pd.DataFrame([row | {"of_in_memory": 1.0}, other])
-        frame.to_csv(folder / "latest" / readme.STREAMED, index=False)
-        (folder / "latest" / readme.STREAMED_HOW).write_text(json.dumps(ENVIRONMENT), encoding="utf-8")
+        frame.to_csv(folder / "latest" / published.STREAMED, index=False)
+        (folder / "latest" / published.STREAMED_HOW).write_text(json.dumps(ENVIRONMENT), encoding="utf-8")
         assert self.run(folder, text=text) == 0
         made = (folder / "README.md").read_text(encoding="utf-8")
         assert "At 512 x 512 x 512:" in made
         lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in made.splitlines() if "| `ieee`" in line]
-        assert lines[0] == ["`ieee`", readme.ON_DEVICE, "–", "–", "1.50", "–", "–", "60.0", "1.00"]
+        assert lines[0] == ["`ieee`", published.ON_DEVICE, "–", "–", "1.50", "–", "–", "60.0", "1.00"]
         assert lines[1] == ["`ieee`", "pageable", "4 GB", "3.50 GB", "2.00", "1.90", "products", "60.0", "0.75"]
 
     def test_names_of_streamed_products(self):
         from numba_gemm.lab.bench import streamed
 
-        assert (readme.STREAMED, readme.STREAMED_HOW, readme.ON_DEVICE) == (
+        assert (published.STREAMED, published.STREAMED_HOW, published.ON_DEVICE) == (
             streamed.FILE,
             streamed.HOW,
             streamed.ON_DEVICE,
@@ -1300,21 +1304,21 @@ class TestReadme:
 
     @pytest.fixture
     def tensor_folder(self, folder):
-        """What `bench.tensor_ladder` leaves of three stages, and two of their files."""
-        place = folder / "latest" / readme.PRECISIONS_FOLDER
+        """Write the files of `bench.tensor_ladder` for three stages, and the sources of two."""
+        place = folder / "latest" / published.PRECISIONS_FOLDER
         results.save(gpu_frame(), ENVIRONMENT, place)
         where = {"m": 64, "n": 64, "k": 64}
-        rows = [{"stage": readme.CUBLAS, "precision": "ieee", "tflops": 40.0, "ratio_to_cublas": 1.0}]
-        rows += [{"stage": readme.DECOMPOSE, "precision": "bf16x6", "ratio_to_cublas": 9.0}]
+        rows = [{"stage": results.CUBLAS, "precision": "ieee", "tflops": 40.0, "ratio_to_cublas": 1.0}]
+        rows += [{"stage": published.DECOMPOSE, "precision": "bf16x6", "ratio_to_cublas": 9.0}]
         for i, name in enumerate(("one_warpgroup", "bulk_copies", "persistent")):
             speed = 80.0 * 1.25**i
             rows.append({"stage": name, "precision": "bf16x6", "tflops": speed, "ratio_to_cublas": speed / 40})
         errors = {"error_median": 1e-8, "error_max": 1e-7, "median_us": 100.0, "registers": 90.0}
-        pd.DataFrame([where | errors | row for row in rows]).to_csv(place / readme.TENSOR_LADDER_CSV, index=False)
+        pd.DataFrame([where | errors | row for row in rows]).to_csv(place / published.TENSOR_LADDER_CSV, index=False)
         special = [("ieee", "none", 0, 2.0), ("bf16x6", "none", 0, 1.0)]
         special += [("bf16x6", "nan", 1, 3.0), ("bf16x6", "nan", 64, 40.0), ("bf16x6", "inf", 64, 80.0)]
         frame = pd.DataFrame(special, columns=["precision", "value", "rows", "times_as_long"]).assign(**where)
-        frame.to_csv(place / readme.SPECIAL_CSV, index=False)
+        frame.to_csv(place / published.SPECIAL_CSV, index=False)
         (folder / "tensor_core").mkdir()
         for name in ("bulk_copies", "decompose", "sums"):
             (folder / "tensor_core" / f"{name}.py").write_text(f'"""{name}: some.\n\nLimits: many.\n"""\n')
@@ -1342,10 +1346,14 @@ class TestReadme:
     )
     def test_what_was_not_measured_is_named(self, block, file, folder, capsys):
         assert self.run(folder, text=self.TEXT.format(block, "")) == 1
-        assert f"{getattr(readme, file)}: run python -m numba_gemm.lab.bench.tensor_ladder" in capsys.readouterr().err
+        assert (
+            f"{getattr(published, file)}: run python -m numba_gemm.lab.bench.tensor_ladder" in capsys.readouterr().err
+        )
 
     def test_needs_no_numba(self):
-        code = "import sys, numba_gemm.lab.bench.readme; sys.exit('numba' in sys.modules or 'rich' in sys.modules)"
+        code = (
+            "import sys, numba_gemm.lab.bench.readme.__main__; sys.exit(bool({'numba', 'rich'} & sys.modules.keys()))"
+        )
         assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
@@ -1372,12 +1380,12 @@ class TestDocstrings:
         return folder / "ladder" / f"{name}.py"
 
     def count(self, folder, config="tiles", **changes):
-        """Counters of warp_tiled, as the profiler's module writes them."""
-        row = dict(zip(counters.KEY, ("warp_tiled", config, 4096, 4096, 4096))) | changes
+        """Write counters of warp_tiled in the format of `bench.counters`."""
+        row = dict(zip(ncu_pages.KEY, ("warp_tiled", config, 4096, 4096, 4096))) | changes
         pd.DataFrame([row | {"registers": 215, "fma_pipe_percent": 74.68}]).to_csv(
             folder / "latest" / counters.COUNTERS, index=False
         )
-        kinds = [{"op": "LDS", "excess_percent": 50.0}, {"op": counters.TOTAL, "excess_percent": 0.04}]
+        kinds = [{"op": "LDS", "excess_percent": 50.0}, {"op": ncu_pages.TOTAL, "excess_percent": 0.04}]
         pd.DataFrame([row | kind for kind in kinds]).to_csv(folder / "latest" / counters.WAVEFRONTS, index=False)
 
     SLOWEST = "Measured: 0.50 TFLOP/s at 4096x4096x4096 on an NVIDIA Test GPU, 0.03 of cuBLAS SGEMM.\n"
@@ -1514,7 +1522,7 @@ class TestCeilings:
         assert list(out[0, ::32]) == [16 * (0 + 1), 16 * (1 + 2), 16 * (2 + 0)]
 
     def test_loops_hold_what_is_measured(self):
-        """What is compiled reads 128 bits at a time, or multiplies and adds, and does little else."""
+        """The compiled kernels read 128 bits at a time, or multiply and add, and do little else."""
         variables = {name: value for name, value in os.environ.items() if name != "NUMBA_ENABLE_CUDASIM"}
         done = subprocess.run(
             [sys.executable, "-c", COMPILE_CEILINGS], env=variables, capture_output=True, text=True, check=False
@@ -1531,7 +1539,7 @@ class TestCeilings:
                 load = "LDS" if name == "shared" else "LDG"
                 assert widths == [[load, 128]]
                 assert mix["FADD"] == 4 * mix[load]
-                assert length <= 8 * mix[load]  # which an SM issues in half the time that the load takes
+                assert length <= 8 * mix[load]  # an SM issues these in half the time of the load
 
     def test_probes_of_an_h200(self):
         found = {probe.name: probe for probe in ceilings.probes(132, 60 << 20)}

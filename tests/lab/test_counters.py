@@ -1,4 +1,4 @@
-"""The hardware counters: the reading of Nsight Compute's pages, excerpts of real ones, and the command around it.
+"""Hardware counters: parsing of Nsight Compute's pages, from excerpts of real ones, and the command.
 
 ``data/ncu_source.csv`` and ``data/ncu_raw.csv`` were printed on an H200 for products of 1024 cubed, and then shortened.
 """
@@ -18,7 +18,7 @@ import pytest
 from numba_gemm.device.tile_loader import ACCESSES
 from numba_gemm.kernels.ladder import STAGES, TileConfig
 from numba_gemm.kernels.ladder.stage import Variant
-from numba_gemm.lab.bench import counters, environment
+from numba_gemm.lab.bench import counters, environment, ncu_pages
 from numba_gemm.lab.bench.cases import Shape
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,11 +29,11 @@ RECORDED = {
     "conflict_free": "conflict_free_128x128x8_8x8",
     "async_copy": "async_copy_128x256x16_8x16_w64x64_s3",
 }
-NAME = {stage: counters.kernel_name(STAGES[stage]) for stage in RECORDED}
+NAME = {stage: ncu_pages.kernel_name(STAGES[stage]) for stage in RECORDED}
 
 
 def recorded(file):
-    """A page under the names of today's default configurations, which may not be those of its day."""
+    """Return a page with the names of the current default configurations, which may differ from the recorded ones."""
     text = (ROOT / "tests" / "data" / file).read_text()
     for stage, kernel in RECORDED.items():
         text = text.replace(f'"{kernel}"', f'"{NAME[stage]}"')
@@ -49,11 +49,11 @@ CONFLICT_STORE = '"300000","262144"'
 
 
 def wavefronts(text=SOURCE, stages=CONFLICT_FREE):
-    return counters.shared_wavefronts(text, stages, CUBE)
+    return ncu_pages.shared_wavefronts(text, stages, CUBE)
 
 
 def second_kernel(name, *replacements):
-    """The source page of a second kernel: the first's, with some words replaced."""
+    """Return the source page of a second kernel: the first one's, with some words replaced."""
     text = SOURCE[SOURCE.index('"Kernel Name"') :].replace(NAME["conflict_free"], name)
     for old, new in replacements:
         assert old in text
@@ -65,8 +65,8 @@ class TestSourcePage:
     def test_real_page(self):
         frame = wavefronts()
         columns = ["op", "bits", "wavefronts", "ideal", "excessive", "excess_percent"]
-        assert list(frame.columns) == [*counters.KEY, *columns]
-        assert set(zip(*(frame[name] for name in counters.KEY))) == {
+        assert list(frame.columns) == [*ncu_pages.KEY, *columns]
+        assert set(zip(*(frame[name] for name in ncu_pages.KEY))) == {
             ("conflict_free", STAGES["conflict_free"].configs[0].name, *CUBE)
         }
         assert frame[columns[:-1]].astype(object).where(frame[columns[:-1]].notna(), None).to_numpy().tolist() == [
@@ -115,7 +115,7 @@ class TestSourcePage:
         ],
     )
     def test_opcode(self, source, expected):
-        assert counters.opcode(source) == expected
+        assert ncu_pages.opcode(source) == expected
 
     @pytest.mark.parametrize(
         ("text", "says"),
@@ -127,7 +127,7 @@ class TestSourcePage:
         ],
     )
     def test_errors(self, text, says):
-        with pytest.raises(counters.CountersError, match=says):
+        with pytest.raises(ncu_pages.CountersError, match=says):
             wavefronts(text)
 
     def test_unaligned_variant_is_the_stage_too(self):
@@ -147,20 +147,20 @@ class TestSourcePage:
     )
     @pytest.mark.parametrize("stage", ["stream_k", "thin"])
     def test_kernels_are_named_for_how_they_load(self, stage, suffix, counts):
-        text = SOURCE.replace(NAME["conflict_free"], counters.kernel_name(STAGES[stage]) + suffix)
+        text = SOURCE.replace(NAME["conflict_free"], ncu_pages.kernel_name(STAGES[stage]) + suffix)
         if counts:
             assert set(wavefronts(text, [STAGES[stage]])["stage"]) == {stage}
         else:
-            with pytest.raises(counters.CountersError, match="reports 0"):
+            with pytest.raises(ncu_pages.CountersError, match="reports 0"):
                 wavefronts(text, [STAGES[stage]])
 
     def test_a_stage_for_few_columns_gets_few(self):
         config = STAGES["thin"].configs[0]
         frame = wavefronts(
-            SOURCE.replace(NAME["conflict_free"], counters.kernel_name(STAGES["thin"])), [STAGES["thin"]]
+            SOURCE.replace(NAME["conflict_free"], ncu_pages.kernel_name(STAGES["thin"])), [STAGES["thin"]]
         )
-        assert set(zip(*(frame[name] for name in counters.KEY))) == {("thin", config.name, 1024, config.BN, 1024)}
-        assert counters.shape_of(STAGES["stream_k"], CUBE) == CUBE
+        assert set(zip(*(frame[name] for name in ncu_pages.KEY))) == {("thin", config.name, 1024, config.BN, 1024)}
+        assert ncu_pages.shape_of(STAGES["stream_k"], CUBE) == CUBE
 
     @pytest.mark.parametrize(
         ("text", "stages", "kept"),
@@ -183,9 +183,9 @@ class TestSourcePage:
 
 class TestRawPage:
     def test_real_page(self):
-        frame = counters.counters(RAW, RAW_STAGES, CUBE).set_index("stage")
+        frame = ncu_pages.counters(RAW, RAW_STAGES, CUBE).set_index("stage")
         assert list(frame.index) == [stage.name for stage in RAW_STAGES]
-        assert {*counters.METRICS, "sectors_per_request"} <= set(frame.columns)
+        assert {*ncu_pages.METRICS, "sectors_per_request"} <= set(frame.columns)
         assert not frame.isna().any(axis=None)
         for stage, column, value in (
             ("naive", "time_us", 4420.896),
@@ -203,15 +203,15 @@ class TestRawPage:
 
     def test_units(self):
         text = RAW.replace('"ns"', '"ms"', 1).replace('"byte"', '"Kbyte"')
-        before, after = (counters.counters(page, RAW_STAGES, CUBE) for page in (RAW, text))
+        before, after = (ncu_pages.counters(page, RAW_STAGES, CUBE) for page in (RAW, text))
         assert (after["time_us"] / before["time_us"]).to_numpy() == pytest.approx(1e6)
         assert (after["l2_bytes"] / before["l2_bytes"]).to_numpy(float) == pytest.approx(1e3)
-        with pytest.raises(counters.CountersError, match="in 'furlong', a unit"):
-            counters.counters(RAW.replace('"byte"', '"furlong"', 1), RAW_STAGES, CUBE)
+        with pytest.raises(ncu_pages.CountersError, match="in 'furlong', a unit"):
+            ncu_pages.counters(RAW.replace('"byte"', '"furlong"', 1), RAW_STAGES, CUBE)
 
     def test_what_a_gpu_does_not_count_is_blank(self):
         text = RAW.replace("sm__pipe_fma_cycles_active.avg", "x").replace('"1,107,296,256"', '"n/a"')
-        frame = counters.counters(text, RAW_STAGES, CUBE).set_index("stage")
+        frame = ncu_pages.counters(text, RAW_STAGES, CUBE).set_index("stage")
         assert frame["fma_pipe_percent"].isna().all()
         assert list(frame["global_load_sectors"].isna()) == [True, False, False, False]
 
@@ -224,11 +224,11 @@ class TestRawPage:
         ],
     )
     def test_errors(self, text, says):
-        with pytest.raises(counters.CountersError, match=says):
-            counters.counters(text, RAW_STAGES, CUBE)
+        with pytest.raises(ncu_pages.CountersError, match=says):
+            ncu_pages.counters(text, RAW_STAGES, CUBE)
 
 
-# Stands in for ncu: prints the page that it is asked for, and keeps its command line.
+# Stand-in for ncu: prints the requested page, and records its command line.
 FAKE_NCU = """#!{python}
 import pathlib, sys
 here = pathlib.Path(__file__).parent
@@ -338,11 +338,11 @@ class TestCommand:
     def test_kernel_names(self):
         config = TileConfig(BM=128, BN=256, BK=16, TM=8, TN=16, WM=64, WN=64, slots=3, dynamic=True)
         stage = dataclasses.replace(STAGES["async_copy"], configs=(config,))
-        assert counters.kernel_name(stage) == RECORDED["async_copy"]
+        assert ncu_pages.kernel_name(stage) == RECORDED["async_copy"]
         stream_k = STAGES["stream_k"]
         for variant in (Variant(a, b, c) for a in ACCESSES for b in ACCESSES for c in (True, False)):
             kernel = re.sub(r"\W", "_", f"stream_k_{stream_k.configs[0].name}_{variant.name}")  # as the compiler does
-            assert counters.is_kernel_of(stream_k, kernel)
+            assert ncu_pages.is_kernel_of(stream_k, kernel)
         assert counters.kernel_filter(RAW_STAGES[:2]) == "regex:^(naive|coalesced)_[0-9]"
 
     @pytest.mark.gpu

@@ -1,7 +1,7 @@
-"""Transfers and overlap: models, pieces and kernels; and both whole, on a pretended device with a clock of its own.
+"""Transfers and overlap: models, pieces and kernels; and both experiments on a simulated device with its own clock.
 
-The pretended device has streams, events, copy engines and page-locked memory, and does at its time what the driver is
-asked for. Where nothing but what a model knows takes time, the experiments must measure what they predict.
+The simulated device has streams, events, copy engines and page-locked memory, and executes driver calls by its clock.
+If only the operations that a model includes take time, an experiment must measure what it predicts.
 """
 
 from __future__ import annotations
@@ -227,16 +227,16 @@ def test_the_host_counts():
 
 
 class Pretended:
-    """A device, and its driver, with a clock that shows what copies, kernels and calls take; in milliseconds.
+    """A device and its driver, with a clock that copies, kernels and calls advance; in milliseconds.
 
-    Every stream does one thing after the other, and every engine too, in the order of the calls. The host sees what was
-    done once it has waited for it.
+    Every stream and every engine works in the order of the calls. The host sees the effects of work after it has waited
+    for it.
     """
 
-    LINK, DEVICE = 54.6e6, 3.876e9  # bytes a millisecond
+    LINK, DEVICE = 54.6e6, 3.876e9  # bytes per millisecond
     HOST = 10e6  # of copies on the host
     STAGING: ClassVar = {True: 8.6e6, False: 16e6}  # of pageable memory, to the device and back
-    TURN = 1.1e-8  # of an element of `work`
+    TURN = 1.1e-8  # per element of `work`
 
     def __init__(self, engines: int = 3, call_ms: float = 1e-6, serial: bool = False):
         self.engines, self.call_ms, self.serial = engines, call_ms, serial
@@ -386,7 +386,7 @@ class Pretended:
 
 
 class HostCopies:
-    """NumPy, for a host whose copies take their time by the pretended device's clock."""
+    """NumPy for a host whose copies advance the simulated device's clock."""
 
     def __init__(self, device: Pretended):
         self.device = device
@@ -428,7 +428,7 @@ def pretend(monkeypatch):
     return make
 
 
-# As many elements as the copy of takes 4.8 microseconds; kernels take a half, as much, and twice as long.
+# The copy of these elements takes 4.8 microseconds; kernels take half as long, as long, and twice as long.
 OVERLAP = {"elements": 1 << 16, "turns": (3, 7, 14), "host_turns": 700, "rounds": 3}
 TRANSFERS = {
     "sizes": (4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20),
@@ -593,7 +593,7 @@ def test_transfers_on_the_pretended_device(pretend):
     assert (copied.loc[TO_DEVICE, "link_lanes"] == 16).all()
     even = frame[frame["part"] == "break-even"].set_index(["what", "direction", "bytes"])
     gained = copied.loc[(TO_DEVICE, PAGEABLE, large), "us"] - copied.loc[(TO_DEVICE, REGISTERED, large), "us"]
-    cost = 10 + large / 31e3  # microseconds, by the pretended device
+    cost = 10 + large / 31e3  # microseconds, on the simulated device
     assert even.loc[("register", TO_DEVICE, large), "copies"] == pytest.approx(cost / gained, rel=0.05)
     assert even.loc[("allocate pinned", TO_HOST, large), "copies"] > even.loc[("register", TO_HOST, large), "copies"]
     chain = frame[frame["part"] == "chain"].set_index(["what", "count"])
@@ -615,7 +615,7 @@ def test_transfers_without_a_known_link_still_measures(pretend, monkeypatch):
 @simulator
 def test_transfers_claims_can_fail(pretend):
     device = pretend(call_ms=0.002)
-    # Pageable memory as fast as page-locked, and everything at a tenth of the link.
+    # Pageable memory is as fast as page-locked memory, and everything runs at a tenth of the link's rate.
     device.LINK, device.STAGING, device.DEVICE = 6e6, {True: 6e6, False: 6e6}, 5e7
     failed = failing(transfers.claims(transfers.transfers(**TRANSFERS)))
     for words in ("three quarters", "to a third", "not half as fast", "ten times", "pays for itself"):

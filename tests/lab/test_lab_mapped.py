@@ -1,4 +1,4 @@
-"""Zero copy, unified addressing, persistence in the L2 cache and the carve-out: counts, predictions, what they undo."""
+"""Zero copy, unified addressing, persistence in the L2 cache and the carve-out: counts, predictions, settings."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def test_windows():
 @pytest.mark.parametrize(
     ("kind", "mib", "share"),
     [
-        ("none", 15, 1),  # it and as much of the stream fill half of the cache
+        ("none", 15, 1),  # the region and an equal part of the stream fill half of the cache
         ("none", 16, 0),
         ("whole", 30, 1),
         ("whole", 31, 0),  # more is marked than was set aside
         ("spread", 40, 0.5),  # 20 of 40
         ("spread", 60, 1 / 3),
         ("guide", 60, 1 / 9),  # a third of 20, of 60
-        ("guide", 25, 0.8 * 20 / 25),  # what lies outside of the window does not fit beside it
+        ("guide", 25, 0.8 * 20 / 25),  # data outside of the window does not fit beside it
         ("guide", 21, 20 / 21 * 20 / 21),
     ],
 )
@@ -171,7 +171,7 @@ def test_attributes_are_set_on_every_node_of_a_graph(monkeypatch):
         status, nodes, count = driver.cuGraphGetNodes(graph, 8)
         assert not int(status)
         for node in nodes[:count]:
-            seen.append(call(driver.cuGraphKernelNodeGetAttribute, node, l2_persistence.POLICY).accessPolicyWindow)
+            seen.append(call(driver.cuGraphKernelNodeGetAttribute, node, l2_persistence.POLICY))
         return original(graph, flags)
 
     original = driver.cuGraphInstantiate
@@ -183,7 +183,8 @@ def test_attributes_are_set_on_every_node_of_a_graph(monkeypatch):
         with movement.kernel_graph(enqueue, 3, stream, l2_persistence.POLICY, value) as graph:
             call(driver.cuGraphLaunch, graph, stream)
             call(driver.cuStreamSynchronize, stream)
-    assert [(window.num_bytes, window.hitRatio) for window in seen] == [(4096, 0.5)] * 3
+    windows = [one.accessPolicyWindow for one in seen]  # views of the values' memory
+    assert [(window.num_bytes, window.hitRatio) for window in windows] == [(4096, 0.5)] * 3
     assert (x.copy_to_host() == 16).all()
 
 
@@ -226,7 +227,7 @@ def test_predicted_times():
 
 
 def zero_copy_frame(**factors):
-    """What an array of 128 MiB takes where the bus moves it in 2.4 ms; some rows longer, by factors."""
+    """Return times for an array of 128 MiB that the bus moves in 2.4 ms; some rows longer, by factors."""
     cases = [("copy", 1, 1)] + [(way, passes, 1) for way in zero_copy.WAYS for passes in (1, 2, 8)]
     cases += [("strided", 1, stride) for stride in (2, 8, 32)]
     rows = []

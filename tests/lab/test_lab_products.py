@@ -1,4 +1,4 @@
-"""Copies with strides, products through shared memory, barriers: what the laboratory counts and predicts of them."""
+"""Strided copies, products through shared memory, and barriers: counts and predictions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from numba_gemm.lab.memory import (
     strided_copy,
 )
 from numba_gemm.lab.memory import experiment as lab
-from numba_gemm.models.traffic import Ceilings
+from numba_gemm.models.prediction import Ceilings
 from numba_gemm.simulator import patches, probe
 
 simulator = pytest.mark.simulator
@@ -37,12 +37,12 @@ H200 = Ceilings(fp32=65.1e12, dram=4.62e12, l2=9.35e12, shared=33.0e12)
 
 
 def machine_results(name):
-    """What was recorded of an experiment."""
+    """Return the recorded results of an experiment."""
     return Path(__file__).parents[2] / "results" / "h200" / "memory_lab" / f"{name}.csv"
 
 
 def fails_on(claims, frame, sentence_part):
-    """Whether just the claims with this in their sentence are refused."""
+    """Return True if exactly the claims that contain this text are rejected."""
     return {sentence for sentence, holds in claims(frame).items() if not holds} == {
         sentence for sentence in claims(frame) if sentence_part in sentence
     }
@@ -95,11 +95,11 @@ def test_sectors_of_a_stride_are_those_of_the_kernel(stride, sectors):
 @pytest.mark.parametrize(
     ("stride", "fetch", "moved"),
     [
-        (1, 64, 128 + 0 + 128),  # whole sectors need no completing
+        (1, 64, 128 + 0 + 128),  # whole sectors are not completed
         (2, 64, 256 + 256 + 256),
         (8, 32, 1024 + 1024 + 1024),
         (8, 64, 1024 + 1024 + 1024),
-        (16, 64, 2048 + 2048 + 1024),  # each float has a fetch of its own
+        (16, 64, 2048 + 2048 + 1024),  # each float takes a separate fetch
         (32, 64, 2048 + 2048 + 1024),
         (32, 32, 1024 + 1024 + 1024),
     ],
@@ -150,12 +150,17 @@ def test_claims_of_strides_can_fail():
 
 
 def changed(kernel, old, new, module, **names):
-    """A kernel with a piece of its source replaced."""
+    """Return a kernel with a part of its source replaced."""
     function = patches.python_function(kernel)
     source = textwrap.dedent(inspect.getsource(function))
     assert old in source
     source, place = source.replace(old, new), f"<{function.__name__} with {new}>"
-    linecache.cache[place] = (len(source), None, source.splitlines(keepends=True), place)  # where the tracer looks
+    linecache.cache[place] = (
+        len(source),
+        None,
+        source.splitlines(keepends=True),
+        place,
+    )  # where the tracer finds the source
     namespace = {**vars(module), **names}
     exec(compile(source, place, "exec"), namespace)
     return namespace[function.__name__]
@@ -167,7 +172,7 @@ def operands(m, n):
 
 
 def traced_cost(found, warp):
-    """Sectors, wavefronts and passes of a warp, from what the kernel does."""
+    """Return sectors, wavefronts and passes of a warp, from a trace of the kernel."""
     own = found.requests[found.requests["warp"] == warp]
     lines = [len({address // LINE for _, address in found.lanes(row)}) for row in own[own["space"] == "global"].index]
     wavefronts = int(own["wavefronts"].sum())
@@ -226,7 +231,7 @@ def test_bounds_of_a_narrow_product(monkeypatch):
 
 @simulator
 def test_a_warp_is_a_row_of_the_block():
-    """What makes a barrier of the warp enough for the tile of A."""
+    """A warp reads only the part of the tile of A that it has written, so its own barrier suffices."""
 
     @cuda.jit
     def rows(out):
@@ -381,7 +386,7 @@ def test_what_the_scheduler_says_of_divergent_barriers():
 
 
 def test_a_child_process_asks_the_scheduler(monkeypatch):
-    """As on a GPU, where this process has no simulator."""
+    """This is the case on a GPU, where this process has no simulator."""
     monkeypatch.setattr(machine, "SIMULATOR", False)
     assert barriers.ask_scheduler() == SAID
 

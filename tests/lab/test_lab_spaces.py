@@ -1,4 +1,4 @@
-"""The laboratory's experiments on memory spaces and on banks: what their predictions are made of."""
+"""Experiments on memory spaces and on banks: the parts of their predictions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_constant_rings_share_no_word():
 
 
 def test_chains_last_for_all_walks_through_device_memory():
-    """Of global memory and of textures, without coming to a line again; and there are as many as the L2 cache is."""
+    """Chains in device memory and textures visit no line twice, and are far longer than the L2 cache."""
     defaults = dict(zip(spaces.memory_spaces.__code__.co_varnames, spaces.memory_spaces.__defaults__))
     lines = defaults["device_kib"] * 8
     assert 2 * defaults["walk_rounds"] * defaults["steps"] < lines
@@ -49,7 +49,7 @@ def test_chains_last_for_all_walks_through_device_memory():
 
 
 def fake(**changed):
-    """A frame of memory spaces that bears out every claim, but for what is changed."""
+    """Return a frame of memory spaces that confirms every claim, except for the changes."""
     waits = dict(zip(spaces.LEVELS, (4, 29, 35, 260, 35, 270, 700, 30, math.nan, 90, 90, 350, 800), strict=True))
     rates = dict(
         zip(spaces.LEVELS, (380, 33, 30, math.nan, 30, 9, 4.6, 20, 0.6, math.nan, 8, math.nan, math.nan), strict=True)
@@ -174,7 +174,7 @@ def test_a_texture_reads_what_lies_in_memory():
 @every_width
 @pytest.mark.parametrize("stride", banks.STRIDES)
 def test_a_stride_conflicts_by_what_it_shares_with_the_banks(bits, stride):
-    """A pass's lanes, so many words apart, come round to the first bank after 32 / gcd of them."""
+    """Lanes of a pass that are `stride` words apart return to the first bank after 32 / gcd of them."""
     words, chosen = bits // 32, banks.elements("stride", stride)
     lanes = 32 // words
     apart = words * stride
@@ -186,7 +186,7 @@ def test_a_stride_conflicts_by_what_it_shares_with_the_banks(bits, stride):
 def test_ways_of_known_patterns():
     for pattern, expected in {"broadcast": 1, "multicast, pairs": 1, "reversed": 1, "two rows, halves": 2}.items():
         assert banks.ways(32, banks.elements(pattern, 0)) == expected
-    # Half a warp at a time: the halves do not meet.
+    # Half a warp at a time: the halves do not conflict.
     assert banks.ways(64, banks.elements("two rows, halves", 0)) == 1
 
 
@@ -228,7 +228,7 @@ def test_each_claim_on_banks_can_fail():
             rows.append((pattern, bits, stride, taken, 1.02 * taken))
     frame = pd.DataFrame(rows, columns=["pattern", "width_bits", "stride", "predicted_wavefronts", "cycles"])
     assert all(banks.claims(frame).values())
-    flat = frame.assign(cycles=frame["width_bits"] / 32)  # lanes that share a word gain nothing by it
+    flat = frame.assign(cycles=frame["width_bits"] / 32)  # lanes that share a word are no faster
     assert sum(not holds for holds in banks.claims(flat).values()) == 4
     slow = frame.assign(cycles=frame["cycles"] * np.where(frame["stride"] == 0, 1.5, 1.3))
     assert sum(not holds for holds in banks.claims(slow).values()) == 3

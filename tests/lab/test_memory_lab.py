@@ -1,4 +1,4 @@
-"""Every experiment of the memory laboratory: what it returns, what it claims, its picture, its kernels, its records."""
+"""Every experiment of the memory laboratory: results, claims, picture, kernels, and recorded run."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_runs_on_a_gpu(name):
 
 @every_experiment
 def test_was_recorded_and_bears_out_its_claims(name):
-    """The run that is committed, read back: what the docstring says of the numbers holds of these."""
+    """The claims of the docstring hold for the committed run."""
     experiment = lab.load(name)
     frame = pd.read_csv(RECORDED / f"{name}.csv")
     described = json.loads((RECORDED / f"{name}.json").read_text(encoding="utf-8"))
@@ -94,7 +94,7 @@ def test_was_recorded_and_bears_out_its_claims(name):
 
 @pytest.fixture(scope="module")
 def compiled():
-    """What the compiler makes of every kernel, from a child process, which need not have the simulator."""
+    """Compile every kernel in a child process, which does not use the simulator."""
     child = [sys.executable, str(SUPPORT / "compile_lab.py")]
     done = subprocess.run(child, env=compiler_environment(), capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stderr

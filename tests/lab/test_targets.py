@@ -1,4 +1,4 @@
-"""The targets' command: its shapes, its verdicts, its command line, and a run of every group on small shapes."""
+"""`bench.targets`: shapes, verdicts, command line, and a run of every group on small shapes."""
 
 import functools
 import json
@@ -10,33 +10,40 @@ import pytest
 
 import numba_gemm
 from numba_gemm.kernels.stage import IEEE
-from numba_gemm.lab.bench import targets
 from numba_gemm.lab.bench.cases import Shape
+from numba_gemm.lab.bench.nvml import ClockSamples
 from numba_gemm.lab.bench.results import CUBLAS, ERROR, OK, WRONG
-from numba_gemm.lab.bench.targets import COPY, FULL, GROUPS, OURS, TINY, Case, Contender, Turn
+from numba_gemm.lab.bench.targets import __main__ as cli
+from numba_gemm.lab.bench.targets import host_calls, measure, verdicts
+from numba_gemm.lab.bench.targets import rig as shared
+from numba_gemm.lab.bench.targets.case import COPY, INFORMATION, OURS, Case, Contender, Outcome, Turn
+from numba_gemm.lab.bench.targets.contenders import both
+from numba_gemm.lab.bench.targets.groups import GROUPS, batched_cases, cases_of, plain_case
+from numba_gemm.lab.bench.targets.rig import Rig, Truth, matrix
+from numba_gemm.lab.bench.targets.sizes import FULL, TINY, random_shapes
 
 
 def target_row(group="seed", case="x", m=4096, ratio=1.05, target=1.0, **changes):
-    row = dict.fromkeys(targets.COLUMNS, math.nan)
+    row = dict.fromkeys(measure.COLUMNS, math.nan)
     row |= {"group": group, "case": case, "m": m, "n": m, "k": m, "us": 5.0, "baseline": CUBLAS}
     return row | {"ratio": ratio, "target": target, "status": OK, "note": ""} | changes
 
 
 def judged(rows, *groups):
-    frame = targets.summary(targets.frame_of(rows), groups, FULL.large)
+    frame = verdicts.summary(verdicts.frame_of(rows), groups, FULL.large)
     return frame.set_index(["what", "statistic"])
 
 
 class TestShapes:
     def test_random_shapes_repeat_by_seed(self):
-        first = targets.random_shapes(200, 7, 64, 8192)
-        assert first == targets.random_shapes(200, 7, 64, 8192)
-        assert first[:20] == targets.random_shapes(20, 7, 64, 8192)
-        assert first != targets.random_shapes(200, 8, 64, 8192)
+        first = random_shapes(200, 7, 64, 8192)
+        assert first == random_shapes(200, 7, 64, 8192)
+        assert first[:20] == random_shapes(20, 7, 64, 8192)
+        assert first != random_shapes(200, 8, 64, 8192)
         assert len(set(first)) == 200
 
     def test_random_extents_are_log_uniform(self):
-        extents = np.array(targets.random_shapes(20_000, 1, 64, 8192))
+        extents = np.array(random_shapes(20_000, 1, 64, 8192))
         assert extents.min() == 64
         assert extents.max() == 8192
         octaves = np.histogram(np.log2(extents), bins=np.arange(6, 14))[0] / extents.size
@@ -44,45 +51,45 @@ class TestShapes:
         assert (abs(np.corrcoef(np.log(extents.T)) - np.eye(3)) < 0.03).all()
 
     def test_random_extents_stay_within_narrow_limits(self):
-        assert set(targets.random_shapes(50, 1, 3, 3)) == {Shape(3, 3, 3)}
-        assert {shape.m for shape in targets.random_shapes(200, 1, 1, 2)} == {1, 2}
+        assert set(random_shapes(50, 1, 3, 3)) == {Shape(3, 3, 3)}
+        assert {shape.m for shape in random_shapes(200, 1, 1, 2)} == {1, 2}
 
     @pytest.mark.parametrize("m", [1, 2, 255, 256, 257, 300, 8192, 16384])
     def test_checked_rows_reach_everywhere(self, m):
-        rows = targets.checked_rows(m, 3)
+        rows = shared.checked_rows(m, 3)
         assert rows == sorted(set(rows))
-        assert rows == targets.checked_rows(m, 3)
+        assert rows == shared.checked_rows(m, 3)
         assert (rows[0], rows[-1]) == (0, m - 1)
-        assert len(rows) <= targets.CHECKED_ROWS + 2
-        assert max(np.diff(rows), default=1) < 2 * math.ceil(m / targets.CHECKED_ROWS)
-        if m <= targets.CHECKED_ROWS:
+        assert len(rows) <= shared.CHECKED_ROWS + 2
+        assert max(np.diff(rows), default=1) < 2 * math.ceil(m / shared.CHECKED_ROWS)
+        if m <= shared.CHECKED_ROWS:
             assert rows == list(range(m))
 
     @pytest.mark.parametrize("sizes", [FULL, TINY], ids=["full", "tiny"])
     def test_cases(self, sizes):
-        cases = [case for group in GROUPS for case in targets.cases_of(group, sizes, 5, 1)]
+        cases = [case for group in GROUPS for case in cases_of(group, sizes, 5, 1)]
         names = [(case.group, case.name) for case in cases if case.group != "random"]
         assert len(set(names)) == len(names)
         for case in cases:
             m, n, k = case.shape
             assert case.batch * max(m * n, m * k, k * n) <= sizes.elements
             assert sum(not math.isnan(target) for target in case.against.values()) == 1
-        assert max(math.prod(case.shape) for case in targets.cases_of("cubes", TINY, 0, 0)) <= 1 << 21
+        assert max(math.prod(case.shape) for case in cases_of("cubes", TINY, 0, 0)) <= 1 << 21
 
     def test_full_cases_are_those_of_the_targets(self):
-        counts = {group: len(targets.cases_of(group, FULL, 200, 1)) for group in GROUPS}
-        libraries, kinds, new = len(targets.LIBRARIES), len(targets.HOST_LIMITS), len(targets.NEW_KINDS)
+        counts = {group: len(cases_of(group, FULL, 200, 1)) for group in GROUPS}
+        libraries, kinds, new = len(host_calls.LIBRARIES), len(host_calls.HOST_LIMITS), len(host_calls.NEW_KINDS)
         host = libraries * kinds + libraries * new + new
         assert list(counts.values()) == [15, 7, 200, 17, 3, 6, 1, 1, host]
         assert 4 * FULL.vector**2 >= 1 << 30
         for _, aligned, _ in FULL.odd:
             assert all(extent % 4 == 0 for extent in aligned)
-        seeds = targets.cases_of("seed", FULL, 0, 0)
+        seeds = cases_of("seed", FULL, 0, 0)
         assert [case.against[CUBLAS] for case in seeds] == [0.9] * 8 + [1.0] * 7
 
     @pytest.mark.parametrize("stored", ["N", "T"])
     def test_matrix(self, stored):
-        made = targets.matrix(np.arange(20.0), 3, 5, stored)
+        made = matrix(np.arange(20.0), 3, 5, stored)
         assert made.shape == (3, 5)
         assert made.flags.c_contiguous is (stored == "N")
         assert sorted(made.ravel()) == list(range(15))
@@ -90,12 +97,12 @@ class TestShapes:
 
 class TestVerdicts:
     def test_statistics(self):
-        assert targets.geomean([0.5, 2.0]) == pytest.approx(1.0)
-        assert targets.geomean([1.1]) == pytest.approx(1.1)
-        assert set(targets.STATISTICS) == {"geomean", "min", "max"}
+        assert verdicts.geomean([0.5, 2.0]) == pytest.approx(1.0)
+        assert verdicts.geomean([1.1]) == pytest.approx(1.1)
+        assert set(verdicts.STATISTICS) == {"geomean", "min", "max"}
 
     def test_every_group_has_a_line_and_every_line_a_limit(self):
-        lines = targets.lines(2048)
+        lines = verdicts.lines(2048)
         assert {group for line in lines for group in line.groups} == set(GROUPS)
         for line in lines:
             assert math.isnan(line.at_least) is not math.isnan(line.at_most)
@@ -133,7 +140,7 @@ class TestVerdicts:
 
     def test_measured_group_without_rows_is_not_met(self):
         frame = judged([], *GROUPS)
-        assert len(frame) == len(targets.lines(2048))
+        assert len(frame) == len(verdicts.lines(2048))
         assert not frame["met"].any()
         assert frame["value"].isna().all()
 
@@ -143,31 +150,31 @@ class TestVerdicts:
 
     @pytest.mark.parametrize(("us", "met"), [(149.0, True), (150.0, True), (150.1, False)])
     def test_new_shapes_have_a_limit_in_microseconds(self, us, met):
-        name, call = targets.new_name(IEEE), targets.host_name("torch", IEEE)
+        name, call = host_calls.new_name(IEEE), host_calls.host_name("torch", IEEE)
         rows = [target_row("host", case=name, us=us), target_row("host", case=call, us=20.0)]
         frame = judged(rows, "host")
         limit = frame.loc[(f"host, {name} whose kernel is loaded: microseconds per call", "max")]
         assert (limit["met"], limit["worst"]) == (met, name)
         assert frame.loc[(f"host, {call}: torch.matmul's time over ours", "min"), "met"]
-        other = targets.host_name("cupy", IEEE)
+        other = host_calls.host_name("cupy", IEEE)
         assert not frame.loc[(f"host, {other}: torch.matmul's time over ours", "min"), "met"]
 
-    @pytest.mark.parametrize("kind", targets.HOST_LIMITS)
+    @pytest.mark.parametrize("kind", host_calls.HOST_LIMITS)
     def test_host_time_has_a_limit_in_units_of_matmul(self, kind):
         """A limit of 1.4 times torch.matmul's time is a ratio of at least 1 / 1.4."""
-        name, least = targets.host_name("torch", kind), 1 / targets.HOST_LIMITS[kind]
+        name, least = host_calls.host_name("torch", kind), 1 / host_calls.HOST_LIMITS[kind]
         for ratio, met in ((least * 1.001, True), (least * 0.999, False)):
             frame = judged([target_row("host", case=name, ratio=ratio, target=least)], "host")
             assert frame.loc[(f"host, {name}: torch.matmul's time over ours", "min"), "met"] == met
 
     def test_row_compares_work_a_microsecond(self):
-        case = Case("vector", "x", Shape(2, 3, 4), lambda rig: {}, {COPY: 0.85, CUBLAS: targets.INFORMATION})
+        case = Case("vector", "x", Shape(2, 3, 4), lambda rig: {}, {COPY: 0.85, CUBLAS: INFORMATION})
         contenders = {name: Contender([], work) for name, work in [(OURS, 10.0), (COPY, 40.0), (CUBLAS, 10.0)]}
-        outcomes = {OURS: targets.Outcome(us=2.0), COPY: targets.Outcome(us=4.0)}
-        outcomes[CUBLAS] = targets.Outcome(status=WRONG, note="half of it")
-        clocks = targets.ClockSamples()
-        copy, cublas = (targets.row(case, contenders, outcomes, name, clocks) for name in (COPY, CUBLAS))
-        assert list(copy) == list(targets.COLUMNS)
+        outcomes = {OURS: Outcome(us=2.0), COPY: Outcome(us=4.0)}
+        outcomes[CUBLAS] = Outcome(status=WRONG, note="half of it")
+        clocks = ClockSamples()
+        copy, cublas = (measure.row(case, contenders, outcomes, name, clocks) for name in (COPY, CUBLAS))
+        assert list(copy) == list(measure.COLUMNS)
         assert copy["ratio"] == 0.5
         assert copy["tflops"] == pytest.approx(48 / 2.0 * 1e-6)
         assert (copy["status"], copy["note"]) == (OK, "")
@@ -179,13 +186,13 @@ class TestVerdicts:
 def rig(on_gpu):
     if on_gpu:
         pytest.importorskip("torch")
-    made = targets.Rig(1, TINY.elements)
+    made = Rig(1, TINY.elements)
     with made.library.stream() as made.stream:
         yield made
 
 
 def spoiling(case, name, spoil):
-    """The case, with a contender whose first call does as `spoil` says with its own call."""
+    """Return the case with a contender whose first call is replaced by `spoil`, which receives the original call."""
 
     def make(rig):
         made = dict(case.make(rig))
@@ -220,13 +227,13 @@ class TestMeasurement:
         ],
     )
     def test_what_is_not_right_is_not_timed(self, rig, spoil, status, says):
-        case = targets.plain_case("seed", Shape(8, 8, 5), 1.0)
-        (row,) = targets.measure(rig, spoiling(case, OURS, spoil))
+        case = plain_case("seed", Shape(8, 8, 5), 1.0)
+        (row,) = measure.measure(rig, spoiling(case, OURS, spoil))
         assert row["status"] == status
         assert says in row["note"]
         assert math.isnan(row["us"])
         assert math.isnan(row["ratio"])
-        (row,) = targets.measure(rig, spoiling(case, CUBLAS, spoil))
+        (row,) = measure.measure(rig, spoiling(case, CUBLAS, spoil))
         assert row["status"] == status
         assert row["note"].startswith("cublas: ")
         assert math.isnan(row["ratio"])
@@ -235,7 +242,7 @@ class TestMeasurement:
         def make(rig):
             raise AttributeError("no plans")
 
-        rows = targets.measure(rig, Case("host", "x", Shape(2, 2, 2), make, {CUBLAS: 1.0, COPY: 1.0}))
+        rows = measure.measure(rig, Case("host", "x", Shape(2, 2, 2), make, {CUBLAS: 1.0, COPY: 1.0}))
         assert [row["status"] for row in rows] == [ERROR, ERROR]
         assert {row["note"] for row in rows} == {"AttributeError: no plans"}
 
@@ -248,9 +255,9 @@ class TestMeasurement:
         assert seen == [0, 1, 2, 0, 1]
 
     def test_sampled_rows_are_named_as_they_are(self, rig, monkeypatch):
-        monkeypatch.setattr(targets, "CHECKED_ROWS", 4)
-        a, b = targets.matrix(rig.flat_a, 64, 4, "T"), targets.matrix(rig.flat_b, 4, 3)
-        truth, c = targets.Truth(rig, a, b), targets.matrix(rig.flat_c, 64, 3)
+        monkeypatch.setattr(shared, "CHECKED_ROWS", 4)
+        a, b = matrix(rig.flat_a, 64, 4, "T"), matrix(rig.flat_b, 4, 3)
+        truth, c = Truth(rig, a, b), matrix(rig.flat_c, 64, 3)
         rig.multiply(a, b, out=c)
         assert len(truth.rows) < 8
         assert truth.judge(c)[1] == ""
@@ -263,17 +270,17 @@ class TestMeasurement:
         assert truth.judge(c)[0] == math.inf
 
     def test_bias_and_relu_in_the_reference(self, rig):
-        a, b = targets.matrix(rig.flat_a, 9, 5), targets.matrix(rig.flat_b, 5, 6)
+        a, b = matrix(rig.flat_a, 9, 5), matrix(rig.flat_b, 5, 6)
         bias = rig.random(6)
         c = rig.multiply(a, b)
         right = (c + bias).clip(0)
         assert 0 < float((right == 0).sum()) < 54
-        assert targets.Truth(rig, a, b, bias).judge(right)[1] == ""
+        assert Truth(rig, a, b, bias).judge(right)[1] == ""
         for wrong in (c.clip(0), c + bias, c.clip(0) + bias):
-            assert targets.Truth(rig, a, b, bias).judge(wrong)[0] > 1
+            assert Truth(rig, a, b, bias).judge(wrong)[0] > 1
 
     def test_batch_is_judged_product_by_product(self, rig):
-        (case,) = targets.batched_cases(TINY)
+        (case,) = batched_cases(TINY)
         own = case.make(rig)[CUBLAS].turns[0]
         own.call()
         assert own.judge(own.out) == (pytest.approx(0, abs=1), "")
@@ -282,12 +289,12 @@ class TestMeasurement:
 
     @pytest.mark.parametrize("group", GROUPS)
     def test_tiny_group(self, rig, group):
-        """Every group runs; where the public function refuses, or a library is not there, the row says why."""
-        for case in targets.cases_of(group, TINY, 1, 1):
-            rows = targets.measure(rig, case)
+        """Every group runs; if the public function raises, or a library is missing, the row gives the reason."""
+        for case in cases_of(group, TINY, 1, 1):
+            rows = measure.measure(rig, case)
             assert [row["baseline"] for row in rows] == list(case.against)
             for row in rows:
-                assert list(row) == list(targets.COLUMNS)
+                assert list(row) == list(measure.COLUMNS)
                 if row["status"] == OK:
                     assert row["us"] > 0
                     assert row["ratio"] > 0
@@ -303,20 +310,20 @@ class TestCommandLine:
         if on_gpu:
             pytest.importorskip("torch")
         arguments = ["--tiny", "--only", "random", "seed", "--shapes=2", "--seed=5", f"--out={tmp_path / 'new'}"]
-        status = targets.main([*arguments, "--commit=0123456"])
-        frame = pd.read_csv(tmp_path / "new" / targets.ROWS)
-        assert list(frame.columns) == list(targets.COLUMNS)
+        status = cli.main([*arguments, "--commit=0123456"])
+        frame = pd.read_csv(tmp_path / "new" / cli.ROWS)
+        assert list(frame.columns) == list(measure.COLUMNS)
         assert list(frame["group"]) == ["seed", "seed", "random", "random"]
         assert set(frame["status"]) == {OK}
         shapes = [Shape(*row) for row in frame[frame["group"] == "random"][["m", "n", "k"]].to_numpy().tolist()]
-        assert shapes == targets.random_shapes(2, 5, TINY.low, TINY.high)
+        assert shapes == random_shapes(2, 5, TINY.low, TINY.high)
 
-        judged = pd.read_csv(tmp_path / "new" / targets.SUMMARY)
+        judged = pd.read_csv(tmp_path / "new" / cli.SUMMARY)
         assert list(judged.columns)[:5] == ["what", "statistic", "value", "at_least", "at_most"]
         assert len(judged) == 5
-        assert status == (targets.ALL_MET if judged["met"].all() else targets.NOT_MET)
+        assert status == (cli.ALL_MET if judged["met"].all() else cli.NOT_MET)
 
-        how = json.loads((tmp_path / "new" / targets.HOW).read_text())
+        how = json.loads((tmp_path / "new" / cli.HOW).read_text())
         assert how["seed"] == 5
         assert how["simulator"] is not on_gpu
         assert how["command"] == "python -m numba_gemm.lab.bench.targets --only seed random --seed 5 --shapes 2"
@@ -338,33 +345,34 @@ class TestCommandLine:
     )
     def test_errors(self, arguments, says, capsys):
         with pytest.raises(SystemExit) as stopped:
-            targets.main(arguments)
-        assert stopped.value.code == targets.UNUSABLE
+            cli.main(arguments)
+        assert stopped.value.code == cli.UNUSABLE
         assert says in capsys.readouterr().err
 
     @pytest.mark.simulator
     def test_simulator_is_refused(self, capsys):
-        assert targets.main([]) == targets.UNUSABLE
+        assert cli.main([]) == cli.UNUSABLE
         assert "the simulator tells no speed" in capsys.readouterr().err
 
     @pytest.mark.parametrize(("lacking", "says"), [("no driver.", "no driver."), (None, "PyTorch is not here")])
     def test_what_is_lacking(self, lacking, says, monkeypatch, capsys, tmp_path):
-        monkeypatch.setattr(targets, "SIMULATOR", False)
-        monkeypatch.setattr(targets, "driver_error", lambda: lacking)
-        monkeypatch.setattr(targets, "optional", lambda module: None)
-        assert targets.main([f"--out={tmp_path}"]) == targets.UNUSABLE
+        for module in (cli, shared):
+            monkeypatch.setattr(module, "SIMULATOR", False)
+        monkeypatch.setattr(cli, "driver_error", lambda: lacking)
+        monkeypatch.setattr(shared, "optional", lambda module: None)
+        assert cli.main([f"--out={tmp_path}"]) == cli.UNUSABLE
         assert says in capsys.readouterr().err
 
     def test_folder_that_cannot_be_written(self, tmp_path, capsys):
         (tmp_path / "file").touch()
-        assert targets.main(["--tiny", f"--out={tmp_path / 'file'}"]) == targets.UNUSABLE
+        assert cli.main(["--tiny", f"--out={tmp_path / 'file'}"]) == cli.UNUSABLE
         assert "results cannot be written there" in capsys.readouterr().err
 
     def test_recorded_command(self):
-        assert targets.command_line(GROUPS, 200, 3) == "python -m numba_gemm.lab.bench.targets --seed 3 --shapes 200"
+        assert cli.command_line(GROUPS, 200, 3) == "python -m numba_gemm.lab.bench.targets --seed 3 --shapes 200"
 
     def test_full_options(self):
-        options = targets.parser().parse_args(["--only", "host", "cubes"])
+        options = cli.parser().parse_args(["--only", "host", "cubes"])
         assert options.only == ["host", "cubes"]
         assert options.shapes == 200
         assert options.seed is None
@@ -374,6 +382,6 @@ class TestCommandLine:
 def test_ours_is_the_public_function(rig, monkeypatch):
     called = []
     monkeypatch.setattr(numba_gemm, "tiled_sgemm", lambda *arguments, **options: called.append(options))
-    own, _ = targets.both(rig, Shape(4, 4, 4))
+    own, _ = both(rig, Shape(4, 4, 4))
     own.turns[0].call()
     assert list(called[0]) == ["out"]

@@ -1,4 +1,4 @@
-"""The tracer against what an H200 counted: the committed comparison, and stages of it traced anew."""
+"""The tracer against an H200's counters: the committed comparison, and some of its stages traced again."""
 
 from __future__ import annotations
 

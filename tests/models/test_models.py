@@ -1,4 +1,4 @@
-"""The closed forms: the error bound and the comparison that every verdict rests on, and the roofline."""
+"""Closed forms: the error bound, the comparison that uses it in every verdict, and the roofline."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ NAN, INF = np.nan, np.inf
 @pytest.mark.parametrize("k", [0, 1, 2, 7, 64, 1024, 65_536, 2**30])
 def test_bound_lies_between_one_rounding_and_all_of_them(k):
     assert UNIT_ROUNDOFF < ieee_bound(k) <= ieee_bound(2 * k + 1)
-    if k < 2**20:  # beyond, the certain bound is no bound any more
+    if k < 2**20:  # beyond, the deterministic bound does not exist
         assert ieee_bound(k) <= 1.1 * (k + 2) * UNIT_ROUNDOFF
 
 
 @pytest.mark.parametrize("k", [2, 16, 500, 4096, 16_000])
 def test_a_lost_term_breaks_the_bound(k):
-    """Of K similar terms one is missing: an error of 1/K of the scale."""
+    """One of K similar terms is missing: an error of 1/K of the scale."""
     a, b = np.ones((1, k), np.float32), np.ones((k, 1), np.float32)
     expected, scale = reference(1.0, a, b)
     assert compare(expected.astype(np.float32), expected, scale, k).ok

@@ -1,4 +1,4 @@
-"""What stages move: closed forms against counting, every stage's instructions against both, and an H200's counters."""
+"""Memory traffic: closed forms against counting, every stage's instructions against both, and an H200's counters."""
 
 from __future__ import annotations
 
@@ -8,9 +8,21 @@ from pathlib import Path
 import pytest
 
 from numba_gemm.kernels.ladder import STAGES
-from numba_gemm.models import traffic as model
+from numba_gemm.models import accesses as model
+from numba_gemm.models.prediction import Ceilings, predict, theoretical_ceilings
 from numba_gemm.models.roofline import gemm_bytes
-from numba_gemm.models.traffic import Ceilings, predict, theoretical_ceilings, traffic
+from numba_gemm.models.traffic import (
+    naive_reads,
+    naive_writes,
+    shared_ratio,
+    shared_reads,
+    shared_reads_untiled,
+    tile_passes,
+    tiled_ratio,
+    tiled_reads,
+    tiled_reads_exact,
+    traffic,
+)
 
 COUNTERS = Path(__file__).parents[2] / "results" / "h200" / "latest" / "counters.csv"
 H200 = theoretical_ceilings(66.9e12, 4.8e12, 132, 1.98e9)
@@ -26,8 +38,8 @@ every_config = pytest.mark.parametrize(
 @pytest.mark.parametrize(("m", "n", "k"), SHAPES)
 def test_naive_counts(m, n, k):
     reads = sum(2 for _ in range(m) for _ in range(n) for _ in range(k))
-    assert model.naive_reads(m, n, k) == reads
-    assert model.naive_writes(m, n) == m * n
+    assert naive_reads(m, n, k) == reads
+    assert naive_writes(m, n) == m * n
 
 
 @pytest.mark.parametrize(("BM", "BN", "BK"), TILES)
@@ -40,13 +52,13 @@ def test_block_tiles_read_what_the_closed_form_says(m, n, k, BM, BN, BK):
                 depth = min(BK, k - p)
                 of_a += min(BM, m - i) * depth
                 of_b += depth * min(BN, n - j)
-    assert model.tiled_reads_exact(m, n, k, BM, BN) == of_a + of_b
-    times_a, times_b = model.tile_passes(m, n, BM, BN)
+    assert tiled_reads_exact(m, n, k, BM, BN) == of_a + of_b
+    times_a, times_b = tile_passes(m, n, BM, BN)
     assert (of_a, of_b) == (times_a * m * k, times_b * k * n)
     if m % BM == n % BN == 0:
-        assert model.tiled_reads(m, n, k, BM, BN) == pytest.approx(of_a + of_b, rel=1e-12)
-        ratio = (of_a + of_b) / model.naive_reads(m, n, k)
-        assert model.tiled_ratio(BM, BN) == pytest.approx(ratio, rel=1e-12)
+        assert tiled_reads(m, n, k, BM, BN) == pytest.approx(of_a + of_b, rel=1e-12)
+        ratio = (of_a + of_b) / naive_reads(m, n, k)
+        assert tiled_ratio(BM, BN) == pytest.approx(ratio, rel=1e-12)
 
 
 @pytest.mark.parametrize(("TM", "TN"), [(1, 1), (2, 1), (1, 4), (2, 4), (8, 8)])
@@ -54,16 +66,16 @@ def test_thread_tiles_read_what_the_closed_form_says(TM, TN):
     BM, BN, BK = 8, 16, 3
     untiled = sum(2 for _ in range(BM) for _ in range(BN) for _ in range(BK))
     reads = sum(TM + TN for _ in range(BM // TM) for _ in range(BN // TN) for _ in range(BK))
-    assert model.shared_reads_untiled(BM, BN, BK) == untiled == model.shared_reads(BM, BN, BK, 1, 1)
-    assert model.shared_reads(BM, BN, BK, TM, TN) == reads
-    assert model.shared_ratio(TM, TN) == pytest.approx(reads / untiled, rel=1e-12)
+    assert shared_reads_untiled(BM, BN, BK) == untiled == shared_reads(BM, BN, BK, 1, 1)
+    assert shared_reads(BM, BN, BK, TM, TN) == reads
+    assert shared_ratio(TM, TN) == pytest.approx(reads / untiled, rel=1e-12)
 
 
 def test_known_ratios():
-    assert model.tiled_ratio(128, 128) == 1 / 128
-    assert model.shared_ratio(8, 8) == 1 / 8
-    assert model.shared_ratio(8, 16) == 0.09375
-    assert model.tile_passes(4096, 4096, 128, 256) == (16, 32)
+    assert tiled_ratio(128, 128) == 1 / 128
+    assert shared_ratio(8, 8) == 1 / 8
+    assert shared_ratio(8, 16) == 0.09375
+    assert tile_passes(4096, 4096, 128, 256) == (16, 32)
 
 
 def test_every_stage_is_modelled():
@@ -72,7 +84,7 @@ def test_every_stage_is_modelled():
 
 @every_config
 def test_instructions_read_and_write_whole_tiles(stage, config):
-    """What a stage's instructions move, lane by lane, is what the closed forms say of its tiles."""
+    """A stage's instructions, lane by lane, move as much as the closed forms of its tiles say."""
     moved = dict.fromkeys(("global", "load", "store"), 0)
     for access in model.k_tile(stage.name, config, 4096, 4096):
         moved[access.what] += access.width * len(access.places) * access.warps
@@ -81,7 +93,7 @@ def test_instructions_read_and_write_whole_tiles(stage, config):
         return
     BM, BN, BK = config.BM, config.BN, config.BK
     assert moved["global"] == BK * (BM + BN)
-    assert moved["load"] == model.shared_reads(BM, BN, BK, config.TM, config.TN)
+    assert moved["load"] == shared_reads(BM, BN, BK, config.TM, config.TN)
     copied = {"async_copy": 0, "thin": 0, "lean_loop": BM * BK, "stream_k": BM * BK}
     assert moved["store"] == copied.get(stage.name, BK * (BM + BN))
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from numba import cuda, float32, float64, int32
 
-from numba_gemm.simulator import scheduler
+from numba_gemm.simulator import launch, scheduler
 from numba_gemm.simulator.switch import device_function
 
 pytestmark = pytest.mark.simulator
@@ -370,7 +370,7 @@ def warp_or_block(x):
         cuda.syncwarp()
 
 
-# Kernel, how many wait at each place, how many have exited.
+# Kernel, number of threads that wait at each place, number that have exited.
 DIVERGENT = [
     (leaves_early, [3], 5),
     (last_one_leaves, [7], 1),
@@ -436,7 +436,7 @@ def warps_alone(target, rounds):
     x = cuda.threadIdx.x
     if x == 40:
         return  # a lane that has exited is not waited for
-    for step in range(rounds * (1 + x // 32)):  # warps need not agree on how often they wait
+    for step in range(rounds * (1 + x // 32)):  # warps may wait different numbers of times
         tile[x] = x + step
         cuda.syncwarp()
         target[x] = tile[x ^ 1] - step
@@ -505,7 +505,7 @@ def test_an_exception_names_its_thread(fail, kind, words, after_barrier):
     assert "thread (1, 2, 0) of block (1, 0, 0)" in str(caught.value)
     assert words in str(caught.value)
     assert any(entry.name == "kernel" for entry in caught.traceback)
-    scheduler.run(logging, 1, 4, ([], 1))  # a failure leaves nothing behind
+    scheduler.run(logging, 1, 4, ([], 1))  # a failure has no later effect
 
 
 def test_the_module_gets_its_cuda_back():
@@ -624,7 +624,7 @@ def test_an_interrupt_at_any_point_of_the_clean_up_leaves_the_simulator_usable(e
 
         def profile(self, frame, event, arg):
             # Clean-up begins when `run_block`, which the first interrupt goes through, has returned.
-            self.began |= event == "return" and frame.f_code is scheduler._Launch.run_block.__code__
+            self.began |= event == "return" and frame.f_code is launch.Launch.run_block.__code__
             if self.began and event in ("call", "c_return") and not self.raised:
                 self.seen += 1
                 if self.seen == self.point:
@@ -669,7 +669,7 @@ def test_a_forked_child_can_launch_while_another_thread_of_the_parent_does():
         warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
         child = os.fork()
     if not child:
-        signal.alarm(20)  # which ends a child that waits for ever
+        signal.alarm(20)  # ends a child that would wait forever
         seen = np.zeros(2)
         with contextlib.suppress(BaseException):
             scheduler.run(launches, 1, 2, (seen,))

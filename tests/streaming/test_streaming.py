@@ -1,4 +1,4 @@
-"""Streamed products: how they are divided, that nothing is read too early, what errors leave behind."""
+"""Streamed products: division, order of copies and products, errors and interrupts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def tiny():
 
 
 class Slow:
-    """Before each piece of a queue's work, a delay that nothing may depend on."""
+    """Random delay before each piece of a queue's work; no result may depend on it."""
 
     def __init__(self, seed: int, scale: float = 0.004) -> None:
         self._random, self._scale = random.Random(seed), scale
@@ -55,7 +55,7 @@ class Slow:
 
 
 def multiplied(x, y, beta, z, alpha):
-    """The products by NumPy, exact for integers: for tests of what is copied where, and when."""
+    """Replace the products by NumPy's, exact for integers, in tests of copies and their order."""
     np.copyto(z, np.float32(alpha) * (x @ y) + (np.float32(beta) * z if beta else np.float32(0)))
 
 
@@ -68,7 +68,7 @@ def by_numpy(monkeypatch):
 
 
 def limit_for(a, b, least, fraction):
-    """A limit of device memory between the smallest that works and what has all on the device at once."""
+    """Return a memory limit between the smallest that works and one at which everything fits on the device."""
     m, k, n = *a.shape, b.shape[1]
     return int(least + fraction * (4 * (m * n + 2 * k * (m + n)) + 4096 - least))
 
@@ -161,7 +161,7 @@ def test_division_with_workspace_fits_the_limit(workspace):
 @pytest.mark.parametrize("extents_", [(5000, 10, 3000), (10, 5000, 3000), (700, 900, 5000), (300, 420, 200)])
 def test_smallest_is_the_minimum_of_all_divisions(extents_):
     def needs(shapes):
-        """More for shallow panels, so that the last division is not the smallest."""
+        """Return more for shallow panels, so that the last division is not the smallest."""
         return (1 << 30) // max(shape.inner for shape in shapes)
 
     every = [*dividing._candidates(*extents_)]
@@ -209,7 +209,7 @@ def test_first_panels_are_thin_and_last_ones_deep():
 
 
 def test_a_product_that_outlasts_its_copies():
-    """Only the first panel and the last strip are not hidden."""
+    """Only the copies of the first panel and of the last strip add to the time."""
     found = Blocking(1024, 1024, 1024, 1024, 1024, (256, 256, 512), 256)
     made = predict(found, Rates(lambda shape: shape.rows * shape.inner * 1e-5, 1e9, 1e9, 1e9))
     first, last = 2 * 4 * 1024 * 256 / 1e9, 4 * 1024 * 256 / 1e9
@@ -220,7 +220,7 @@ def test_a_product_that_outlasts_its_copies():
 
 
 def test_copies_that_outlast_the_product():
-    """All copies to the device in a row, then the last panel's products by strips, and the last strip's way back."""
+    """The time is that of all copies to the device, the last panel's products, and the last strip's copy back."""
     found = Blocking(1024, 1024, 1024, 1024, 1024, (256, 256, 512), 256)
     made = predict(found, Rates(lambda shape: shape.rows * 1e-6, 1e6, 2e6, 1e15))
     copies = 4 * 1024 * 1024 / 1e6 + 4 * 1024 * 1024 / 2e6
@@ -310,7 +310,7 @@ def test_out_of_any_layout(tiny, by_numpy, layout, beta):
 @pytest.mark.parametrize("a_layout", ["by rows", "by columns"])
 @pytest.mark.parametrize("b_layout", ["by rows", "by columns"])
 def test_strides_of_panels_and_blocks(tiny, monkeypatch, a_layout, b_layout):
-    """A GPU kernel is given addresses and strides, the simulator's the arrays; both describe the same memory."""
+    """Kernels on a GPU take addresses and strides, those in the simulator arrays; both describe the same memory."""
     seen = set()
 
     def enqueue(self, alpha, a, b, beta, c, stream, workspace):
@@ -400,7 +400,7 @@ class AlreadyThere:
     [("loaded", 0, 0.0), ("loaded", 0, 1.0), ("used", 1, 0.0), ("gone", 2, 0.0), ("gone", 2, 1.0)],
 )
 def test_every_wait_is_needed(tiny, by_numpy, monkeypatch, gate, slow, beta):
-    """Without any one of the waits, and with that queue slow whose work it is for, results are wrong."""
+    """Results are wrong if any one of the waits is removed and the queue that it waits for is slow."""
     monkeypatch.setattr(pipeline, "AHEAD", 10**6)
     original = pipeline.Gates.get
 
@@ -430,7 +430,7 @@ def test_every_wait_is_needed(tiny, by_numpy, monkeypatch, gate, slow, beta):
 
 @pytest.mark.simulator
 def test_strips_have_one_place_in_all_blocks(tiny, by_numpy, monkeypatch):
-    """A narrow block's strips do not lie where the strips of a wide one after it begin."""
+    """The strips of a narrow block do not overlap the first rows of other strips of a wide block after it."""
     monkeypatch.setattr(queues.SimulatedQueue, "delay_s", 0.0)
 
     class Queue(queues.SimulatedQueue):
@@ -480,7 +480,7 @@ def test_what_progress_raises_ends_it_and_says_what_is_done(tiny, by_numpy, out_
 @pytest.mark.simulator
 @pytest.mark.parametrize("times", [1, 3])
 def test_an_interrupt(tiny, by_numpy, monkeypatch, times):
-    """One from the keyboard, or several by an impatient user: nothing goes on when the call has ended."""
+    """After one interrupt or several, nothing runs once the call has ended."""
     monkeypatch.setattr(queues.SimulatedQueue, "delay_s", 0.004)
     a, b, out = integers(29, 40), integers(40, 37), np.full((29, 37), np.nan, np.float32)
 
@@ -504,7 +504,7 @@ def test_an_interrupt(tiny, by_numpy, monkeypatch, times):
 
 @pytest.mark.simulator
 def test_an_interrupt_does_not_wait_for_a_panel(by_numpy, monkeypatch):
-    """Copies through buffers end with the one that is under way."""
+    """Copies through buffers stop after the current one."""
     monkeypatch.setattr(pipeline, "BUFFER_ELEMENTS", 64)
     original, filled = host.Ring._fill, []
 
@@ -544,8 +544,8 @@ def test_an_interrupt_while_rates_are_measured(tiny, by_numpy, monkeypatch, call
 
 @pytest.mark.simulator
 def test_an_interrupt_as_soon_as_work_begins():
-    """Whether the thread has begun or not: nothing goes on when the call has ended."""
-    from numba_gemm.streaming.streamed import _supervised
+    """Nothing runs after the call has ended, even if the thread had not begun."""
+    from numba_gemm.streaming.supervision import supervised
 
     under_way = []
 
@@ -559,7 +559,7 @@ def test_an_interrupt_as_soon_as_work_begins():
 
     for _ in range(50):
         with pytest.raises(KeyboardInterrupt):
-            _supervised(work)
+            supervised(work)
         assert not under_way
 
 
@@ -567,7 +567,7 @@ def test_an_interrupt_as_soon_as_work_begins():
 @pytest.mark.parametrize("begins", [True, False])
 def test_interrupt_before_the_thread_begins(monkeypatch, begins):
     """No work is done if the interrupt comes during the start of the thread, even if the thread begins later."""
-    from numba_gemm.streaming.streamed import _supervised
+    from numba_gemm.streaming.supervision import supervised
 
     pending, worked = [], []
 
@@ -581,17 +581,17 @@ def test_interrupt_before_the_thread_begins(monkeypatch, begins):
 
     monkeypatch.setattr(_thread, "start_new_thread", start)
     with pytest.raises(KeyboardInterrupt):
-        _supervised(worked.append)
+        supervised(worked.append)
     assert not worked
 
 
 @pytest.mark.simulator
 def test_repeated_interrupts_stop_once_and_raise_the_first(monkeypatch):
-    from numba_gemm.streaming import streamed
+    from numba_gemm.streaming import supervision
 
     interrupts, stops, start = [], [], _thread.start_new_thread
 
-    class Interrupted(streamed.SimpleQueue):
+    class Interrupted(supervision.SimpleQueue):
         def get(self, timeout):
             if len(interrupts) < 3:
                 interrupts.append(KeyboardInterrupt(len(interrupts)))
@@ -607,10 +607,10 @@ def test_repeated_interrupts_stop_once_and_raise_the_first(monkeypatch):
             time.sleep(0.001)
         raise host.Stopped
 
-    monkeypatch.setattr(streamed, "SimpleQueue", Interrupted)
+    monkeypatch.setattr(supervision, "SimpleQueue", Interrupted)
     monkeypatch.setattr(_thread, "start_new_thread", counted)
     with pytest.raises(KeyboardInterrupt) as caught:
-        streamed._supervised(work)
+        supervision.supervised(work)
     assert caught.value is interrupts[0]
     assert stops == [interrupts[0]]
 
@@ -636,7 +636,7 @@ def test_another_file_of_the_same_name_is_left_alone(tmp_path):
 
 @pytest.mark.simulator
 def test_a_failed_product_is_not_kept(tiny, by_numpy):
-    """What was raised does not keep the operands alive once it is forgotten."""
+    """The error does not keep the operands alive once it is released."""
     a, b = integers(29, 40), integers(40, 37)
     gone = weakref.ref(b)
     gc.disable()
@@ -675,7 +675,7 @@ def test_gates_that_are_shut_let_nobody_wait():
 
 @pytest.mark.simulator
 def test_rows_too_far_apart_for_one_copy_are_copied_one_by_one(monkeypatch):
-    """What the driver takes as a pitch ends at 2 GB."""
+    """The driver accepts pitches below 2 GB only."""
     calls = []
     monkeypatch.setattr(queues, "call", lambda function, *arguments: calls.append((function.__name__, *arguments)) or 7)
     queue = queues.CudaQueue(None)
@@ -803,7 +803,7 @@ def space_of(path):
 
 @pytest.mark.simulator
 def test_a_file_gets_its_space_first(tmp_path):
-    """A map's file is sparse until its pages are written; then it has what is written."""
+    """A mapped file is sparse until its pages are written; then it contains the result."""
     out = np.memmap(tmp_path / "c", np.float32, "w+", shape=(512, 1024))
     assert space_of(tmp_path / "c") < 100_000
     host.reserve_file(np.asarray(out)[100:200])  # not a map by its type any more
@@ -834,7 +834,7 @@ def test_a_file_mapped_without_numpy_gets_its_space_too(tmp_path, make):
 
 @pytest.mark.simulator
 def test_other_mappings_are_left_alone(tmp_path):
-    """Anonymous memory, private mappings of a file, and such that are not written."""
+    """Nothing is reserved for anonymous memory, private mappings, and mappings that are not written."""
     path = tmp_path / "c"
     path.write_bytes(bytes(8192))
     with path.open("r+b") as file:
@@ -905,7 +905,7 @@ OUT_ON_DISK = {
 
 @pytest.mark.parametrize("out", OUT_ON_DISK)
 def test_a_disk_that_really_is_full(tmp_path, out):
-    """On a file system of 1 MB, where a page too many would kill the process."""
+    """The file system has 1 MB; writing one page more would end the process."""
     script = FULL_DISK.format(out=OUT_ON_DISK[out].format(path=f"{tmp_path}/c"))
     mounted = f"mount -t tmpfs -o size=1m none {tmp_path} && exec {sys.executable} -c '{script}'"
     environment = compiler_environment()

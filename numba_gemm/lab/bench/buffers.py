@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from numba_gemm.arrays.libraries import cupy_stream
+from numba_gemm.arrays.streams import cupy_stream
 from numba_gemm.device.units import FLOAT32_BYTES
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.runtime.device import current_device
@@ -34,7 +34,7 @@ class HostLibrary:
         return host.copy()
 
     def to_host(self, array: Any) -> np.ndarray:
-        """Copy an array to the host; an array that is already there is returned as it is."""
+        """Copy an array to the host; return an array that is already there unchanged."""
         return np.asarray(array)
 
     def copy_from_host(self, host: np.ndarray, array: Any) -> None:

@@ -28,7 +28,7 @@ from numba_gemm.lab.bench.command import command, commit_hash, json_text, make_f
 from numba_gemm.lab.bench.nvml import sampled_clocks
 from numba_gemm.lab.bench.results import GRAPHS
 from numba_gemm.lab.bench.tables import Table, number
-from numba_gemm.models.traffic import Ceilings, theoretical_ceilings
+from numba_gemm.models.prediction import Ceilings, theoretical_ceilings
 from numba_gemm.runtime.compiler import Cubin, compile_cubin
 from numba_gemm.runtime.device import DeviceProperties, current_device, device_properties, synchronize
 from numba_gemm.runtime.driver import device_scope, launch_kernel, load_kernel
@@ -224,10 +224,10 @@ class _Loaded:
         self._memory = x
         out = _words(library, self.out, 1)
         parameters: dict[str, tuple[float, ...]] = {
-            "fp32": (probe.turns, 1.0, 1.0, *out),
-            "shared": (probe.turns, 1.0, *out),
+            "fp32": (float(probe.turns), 1.0, 1.0, *out),
+            "shared": (float(probe.turns), 1.0, *out),
         }
-        self._words = parameters.get(probe.name) or (probe.turns, *_words(library, x, probe.rows), *out)
+        self._words = parameters.get(probe.name) or (float(probe.turns), *_words(library, x, probe.rows), *out)
         self._kernel = driver.CUfunction(load_kernel(compiled(probe.name, device_properties(device).cc), device))
         self._grid = (probe.threads // THREADS, 1, 1)
 

@@ -1,4 +1,4 @@
-"""Contenders of the benchmark: the stages of the ladder, the public function, cuBLAS, and the triple loop on the CPU.
+"""Contenders of a measurement: ladder stages, the public function, cuBLAS, and the triple loop on the CPU.
 
 Every contender is bound to the same buffers and enqueues one product ``C = A @ B`` on the same stream.
 """
@@ -45,12 +45,12 @@ class Bound:
     config: str = ""
     compile_s: float = math.nan
     deliver: Callable[[], None] = lambda: None
-    """Copies a result that lies elsewhere into the buffers' C; not part of the product."""
+    """Copies a result from elsewhere into the buffers' C; not part of the product."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """Something that multiplies matrices."""
+    """An implementation of matrix multiplication, with the limits of its use."""
 
     stage: str
     bind: Callable[[DeviceBuffers], Bound]
@@ -63,21 +63,21 @@ class Contender:
     max_terms: float = math.inf
     max_columns: float = math.inf
     capturable: bool = True
-    """Whether a stream can capture it into a graph, as far as is known."""
+    """True if a stream can capture it into a graph, as far as is known."""
 
     @property
     def label(self) -> str:
-        """A name that no other contender has."""
+        """Unique name of the contender."""
         precision = "" if self.precision == IEEE else self.precision
         return "/".join(part for part in (self.stage, precision, self.config, self.via) if part)
 
     def takes(self, shape: Shape) -> bool:
-        """Whether a shape is worth this contender's time."""
+        """Return True if the contender is measured at a shape."""
         return shape.m * shape.n * shape.k <= self.max_terms and shape.n <= self.max_columns
 
 
 def stage_contender(stage: Stage, config: Any, precision: str = IEEE) -> Contender:
-    """A stage in one configuration and precision."""
+    """Return the contender for a stage in one configuration and precision."""
 
     def bind(buffers: DeviceBuffers) -> Bound:
         a, b, c = buffers.matrices
@@ -91,14 +91,14 @@ def stage_contender(stage: Stage, config: Any, precision: str = IEEE) -> Contend
 
         return Bound(call, config.name, seconds)
 
-    # Lanes along k are for a C that is no wider than a tile; otherwise they read A once for every tile's columns.
+    # Configurations with lanes along k are for a C no wider than a tile; they read A once per tile of columns.
     columns = config.BN if isinstance(stage, LadderStage) and config.lanes_k > 1 else math.inf
     found = Contender(stage.name, bind, config=config.name, min_cc=stage.min_cc, max_columns=columns)
     return dataclasses.replace(found, precision=precision, only_cc=stage.only_cc)
 
 
 def public_function(precision: str = IEEE) -> Contender:
-    """``tiled_sgemm`` with its own choice of stage, on arrays of whichever library allocated them."""
+    """Return the contender for ``tiled_sgemm`` with its own choice of stage, on arrays of the allocating library."""
 
     def bind(buffers: DeviceBuffers) -> Bound:
         a, b, c = buffers.a, buffers.b, buffers.c
@@ -117,13 +117,13 @@ def public_function(precision: str = IEEE) -> Contender:
 
 
 def choice(buffers: DeviceBuffers, precision: str = IEEE) -> Choice:
-    """What ``stage="auto"`` means for these operands."""
+    """Return the choice of ``stage="auto"`` for these operands."""
     device, product = buffers.matrices[2].device, product_of(*buffers.matrices)
     return autotune_cache.choose(device, problem(product, get_device(device).properties, precision))
 
 
 def triple_loop() -> Contender:
-    """``cpu_sgemm`` on copies of the operands, for small products only."""
+    """Return the contender for ``cpu_sgemm`` on copies of the operands, for small products only."""
 
     def bind(buffers: DeviceBuffers) -> Bound:
         a, b = buffers.host_copies()
@@ -139,7 +139,7 @@ def triple_loop() -> Contender:
 
 @functools.cache
 def cpu_compile_seconds() -> float:
-    """What the first call of ``cpu_sgemm`` costs more than the second."""
+    """Return the seconds that ``cpu_sgemm`` takes to compile."""
     one = np.ones((1, 1), np.float32)
     start = time.perf_counter()
     cpu_sgemm(one, one, one.copy())
@@ -147,7 +147,7 @@ def cpu_compile_seconds() -> float:
 
 
 def cublas() -> tuple[Contender, ...]:
-    """FP32 cuBLAS (TF32 off), through PyTorch and through CuPy where they are there."""
+    """Return the contenders for FP32 cuBLAS (TF32 off), through PyTorch and CuPy if they are available."""
     found = []
     if (torch := optional("torch")) is not None:
         torch.set_float32_matmul_precision("highest")
@@ -159,9 +159,10 @@ def cublas() -> tuple[Contender, ...]:
 
 
 def narrow_cublas() -> tuple[Contender, ...]:
-    """TF32 and BF16 of cuBLAS, through PyTorch; BF16 of copies that are rounded to it, and of operands that are it.
+    """Return the contenders for TF32 and BF16 of cuBLAS, through PyTorch.
 
-    The last one has another result and reads half the bytes: no fair comparison, but the fastest there is.
+    BF16 is measured twice: on operands that are rounded in each call, and on operands that are BF16 already. The latter
+    has a BF16 result and reads half the bytes; it is not a fair comparison, but the fastest product available.
     """
     torch = optional("torch")
     if torch is None:
@@ -218,11 +219,11 @@ def _bind_cupy(cupy: Any, buffers: DeviceBuffers) -> Bound:
 
 
 def _discard(_result: object) -> None:
-    """What a product returns is its output, which the buffers hold already."""
+    """Ignore the result of a call, which is in the buffers already."""
 
 
 def rotating(bound: Sequence[Bound]) -> Call:
-    """A call that goes to the next set of buffers each time."""
+    """Return a call that moves on to the next set of buffers each time."""
     if len(bound) == 1:
         return bound[0].call
     calls = itertools.cycle([one.call for one in bound])
@@ -230,18 +231,18 @@ def rotating(bound: Sequence[Bound]) -> Call:
 
 
 def known_stages() -> tuple[str, ...]:
-    """Every name that ``--stages`` takes: both ladders in climbing order, then the baselines."""
+    """Return every name that ``--stages`` accepts: both ladders in climbing order, then the baselines."""
     return (*STAGES, *NOT_STAGES)
 
 
 def select_contenders(
     names: Iterable[str], *, simulated: bool, all_configs: bool = False, precisions: Sequence[str] = ()
 ) -> tuple[Contender, ...]:
-    """The contenders of some stages, in climbing order, and the public function in some precisions.
+    """Return the contenders for some stages, in climbing order, and for the public function in some precisions.
 
-    In the simulator a stage runs its test configuration, the only one small enough, and there is no cuBLAS. A stage of
-    the tensor cores computes in those of the precisions that it can, or in bf16x6 (tf32) if none is given. cuBLAS's own
-    narrow precisions come with the precisions.
+    In the simulator, a stage runs its test configuration, the only one that is small enough, and cuBLAS is absent. A
+    tensor core stage computes in those of the precisions that it supports; if none is given, in bf16x6, or else in
+    tf32. TF32 and BF16 of cuBLAS are included if `precisions` contains them.
     """
     wanted = set(names)
     chosen: list[Contender] = []

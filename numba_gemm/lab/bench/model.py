@@ -14,7 +14,7 @@ from numba_gemm.lab.bench.buffers import operand_bytes
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.results import fastest, of_float32, records
 from numba_gemm.lab.bench.tables import Table, number, significant
-from numba_gemm.models.traffic import Ceilings, predict
+from numba_gemm.models.prediction import Ceilings, predict
 from numba_gemm.runtime.device import DeviceProperties
 
 __all__ = ["DEFAULT", "choose_ceilings", "keeps", "model_table", "stage_of"]

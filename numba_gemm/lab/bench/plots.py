@@ -14,8 +14,9 @@ from typing import Any
 
 import pandas as pd
 
-from numba_gemm.inspect.draw import BASELINES, SIMULATED, ladder_chart, roofline_chart
+from numba_gemm.inspect.draw import BASELINES, ladder_chart, roofline_chart
 from numba_gemm.inspect.draw import stage_styles as styles
+from numba_gemm.inspect.draw.speeds import SIMULATED
 from numba_gemm.lab.bench.command import command, write_files
 from numba_gemm.lab.bench.results import CPU, NOT_STAGES, fastest, load, names_in, of_float32, records
 

@@ -99,7 +99,7 @@ def operands(kind: str, size: int, source: Sequence[np.ndarray]) -> Iterator[lis
 
 
 class InMemory:
-    """The same matrix multiplication with operands in device memory."""
+    """Matrix multiplication with the same operands in device memory."""
 
     def __init__(self, source: Sequence[np.ndarray]) -> None:
         from numba import cuda

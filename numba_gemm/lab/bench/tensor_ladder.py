@@ -1,10 +1,10 @@
-"""The tensor cores' ladder, stage by stage, beside cuBLAS SGEMM; and what NaN and infinities cost.
+"""Speed and errors of the tensor core stages beside cuBLAS SGEMM, and the cost of NaN and infinity.
 
 ``python -m numba_gemm.lab.bench.tensor_ladder --out DIR`` writes `tensor_ladder.csv`: all stages multiply the same
-decomposed operands, in one precision; the time of the decomposition is a row of its own. Errors are those of positive
-operands, of whose sums tensor cores cut off most. And `special_values.csv`: the public function in that precision,
-with operands of which some elements are NaN, or infinite. It needs a GPU of compute capability 9.0, and PyTorch for
-cuBLAS.
+decomposed operands, in one precision; the decomposition has a row of its own. Errors are those of positive operands,
+for which truncation by the tensor cores is largest. It also writes `special_values.csv`: times of the public function
+in that precision if some elements of the operands are NaN or infinite. It needs a GPU of compute capability 9.0, and
+PyTorch for cuBLAS.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = [
 CSV, SPECIAL_CSV = "tensor_ladder.csv", "special_values.csv"
 PRECISION = "bf16x6"
 SHAPE = (4096, 4096, 4096)
-DECOMPOSE, CUBLAS = "decompose", "cublas"  # rows that are no stages
+DECOMPOSE, CUBLAS = "decompose", "cublas"  # rows other than stages
 SEED = 1
 
 
@@ -59,7 +59,7 @@ def ladder_stages() -> list[TensorStage]:
 
 
 def as_matrix(tensor: Any, device: int) -> Matrix:
-    """Where a PyTorch tensor lies."""
+    """Return a PyTorch tensor in the launcher's form."""
     (rows, cols), (down, across) = tensor.shape, tensor.stride()
     return Matrix(tensor.data_ptr(), rows, cols, FLOAT32_BYTES * down, FLOAT32_BYTES * across, device, tensor)
 
@@ -84,7 +84,7 @@ class PreparedStage:
 
 
 def measured(shape: tuple[int, int, int], precision: str, rounds: int) -> list[dict[str, Any]]:
-    """Return a row for the decomposition, each stage and cuBLAS, timed in turns."""
+    """Return one row each for the decomposition, every stage and cuBLAS, timed in alternation."""
     import torch
 
     m, n, k = shape
@@ -128,7 +128,7 @@ def measured(shape: tuple[int, int, int], precision: str, rounds: int) -> list[d
 
 
 def special_values(shape: tuple[int, int, int], precision: str, rounds: int) -> list[dict[str, Any]]:
-    """A row for each number of A's rows in which an element is NaN or infinite: all of C's are computed again there."""
+    """Return one row per number of A's rows with a NaN or an infinity; these rows of C are computed again."""
     import torch
 
     from numba_gemm.api import tiled_sgemm
@@ -166,7 +166,7 @@ def special_values(shape: tuple[int, int, int], precision: str, rounds: int) -> 
 
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, write, print."""
+    """Measure, write the files and print a table."""
     made = argparse.ArgumentParser(prog="python -m numba_gemm.lab.bench.tensor_ladder", description=__doc__)
     made.add_argument("--out", type=Path, default=Path("results") / "local", help="folder of the results")
     made.add_argument("--rounds", type=int, default=9)

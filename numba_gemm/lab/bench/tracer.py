@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from numba_gemm.lab.bench import counters, environment
+from numba_gemm.lab.bench import counters, environment, ncu_pages
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.command import command, commit_hash, csv_text, json_text, make_folder, write_files
 from numba_gemm.simulator.probe import simulator_requested
@@ -57,7 +57,7 @@ KEY = ["stage", "config", "m", "n", "k", "accesses", "quantity"]
 
 
 def _row(stage: Any, accesses: str, quantity: str, value: float) -> dict[str, Any]:
-    return counters.key(stage, SHAPE) | {"accesses": accesses, "quantity": quantity, "value": int(value)}
+    return ncu_pages.key(stage, SHAPE) | {"accesses": accesses, "quantity": quantity, "value": int(value)}
 
 
 def _order() -> dict[str, list[str]]:
@@ -79,26 +79,26 @@ def counted(ncu: str, child: Sequence[str]) -> pd.DataFrame:
     only = ("-k", counters.kernel_filter(stages))
     metrics = [*REQUESTS.values(), *SECTORS.values()]
     raw = counters.profile(ncu, (*counters.COMMON, "--page", "raw", "--metrics", ",".join(metrics), *only), child)
-    page = counters.table(counters.own_lines(raw)).iloc[1:]
+    page = ncu_pages.table(ncu_pages.own_lines(raw)).iloc[1:]
     rows = []
-    for stage, found in counters.matched(list(zip(page["Kernel Name"], page.to_dict("records"))), stages):
+    for stage, found in ncu_pages.matched(list(zip(page["Kernel Name"], page.to_dict("records"))), stages):
         for quantity, names in (("requests", REQUESTS), ("sectors", SECTORS)):
             for accesses, metric in names.items():
                 rows.append(_row(stage, accesses, quantity, float(found[metric].replace(",", ""))))
-    source = counters.read_source_page(counters.profile(ncu, (*counters.SOURCE_PAGE, *only), child))
-    for stage, lines in counters.matched(source, stages):
-        active = counters.numbers(lines["Predicated-On Thread Instructions Executed"]) > 0
-        opcodes = pd.Series([counters.opcode(line)[0] for line in lines["Source"]], index=lines.index)
+    source = ncu_pages.read_source_page(counters.profile(ncu, (*counters.SOURCE_PAGE, *only), child))
+    for stage, lines in ncu_pages.matched(source, stages):
+        active = ncu_pages.numbers(lines["Predicated-On Thread Instructions Executed"]) > 0
+        opcodes = pd.Series([ncu_pages.opcode(line)[0] for line in lines["Source"]], index=lines.index)
         for accesses, name in INSTRUCTIONS.items():
             own = lines[active & (opcodes == name)]
             if own.empty:
                 continue
             if accesses == COPIES:
-                lanes = counters.numbers(own["Predicated-On Thread Instructions Executed"]).sum()
+                lanes = ncu_pages.numbers(own["Predicated-On Thread Instructions Executed"]).sum()
                 rows.append(_row(stage, accesses, "lanes", lanes))
             else:
-                rows.append(_row(stage, accesses, "requests", counters.numbers(own["Instructions Executed"]).sum()))
-            rows.append(_row(stage, accesses, "wavefronts", counters.numbers(own["L1 Wavefronts Shared"]).sum()))
+                rows.append(_row(stage, accesses, "requests", ncu_pages.numbers(own["Instructions Executed"]).sum()))
+            rows.append(_row(stage, accesses, "wavefronts", ncu_pages.numbers(own["L1 Wavefronts Shared"]).sum()))
     return pd.DataFrame(rows)
 
 
@@ -108,7 +108,7 @@ def traced(name: str) -> list[dict[str, Any]]:
     from numba_gemm.kernels.ladder import STAGES
 
     stage = STAGES[name]
-    shape = counters.shape_of(stage, SHAPE)
+    shape = ncu_pages.shape_of(stage, SHAPE)
     rng = np.random.default_rng(counters.SEED)
     a, b = (rng.standard_normal(extents, np.float32) for extents in ((shape.m, shape.k), (shape.k, shape.n)))
     c = np.empty((shape.m, shape.n), np.float32)
@@ -171,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ncu = counters.ncu_path()
             make_folder(options.out)
             frame = counted(ncu, [sys.executable, "-m", "numba_gemm.lab.bench.tracer", "--child"])
-        except counters.CountersError as error:
+        except ncu_pages.CountersError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
         how = environment.describe(

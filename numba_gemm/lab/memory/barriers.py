@@ -34,6 +34,8 @@ There are four measurements, distinguished by the column `measurement`:
 Source: CUDA C++ Best Practices Guide, "Shared Memory in Matrix Multiplication (C=AB)"; CUDA C++ Programming Guide,
 "Synchronization Functions", "Synchronization Instruction" (throughput; for compute capability 7.x and 8.x, but not 9.0)
 and "Multiprocessor Level" (latency); PTX ISA, "bar.warp.sync" and "barrier".
+
+One module because the kernels, the measurement, the claims and the plot of an experiment are read together.
 """
 
 from __future__ import annotations

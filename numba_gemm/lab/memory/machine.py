@@ -15,7 +15,7 @@ from cuda.bindings import driver
 from numba import cuda
 
 from numba_gemm.lab.bench.model import choose_ceilings
-from numba_gemm.models.traffic import Ceilings
+from numba_gemm.models.prediction import Ceilings
 from numba_gemm.runtime.device import DeviceProperties, current_device, device_properties
 from numba_gemm.runtime.driver import call, device_scope
 from numba_gemm.runtime.timing import Call, Samples, time_interleaved

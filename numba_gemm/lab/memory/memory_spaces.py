@@ -33,6 +33,8 @@ PTX instruction reads it (`numba_gemm.device.texture`).
 
 Source: CUDA C++ Best Practices Guide, "Device Memory Spaces", "Local Memory", "Texture Memory" and "Constant Memory";
 CUDA C++ Programming Guide, "Device Memory Accesses"; NVIDIA H100 Tensor Core GPU Architecture (texture units).
+
+One module because the kernels, the measurement, the claims and the plot of an experiment are read together.
 """
 
 from __future__ import annotations

@@ -60,8 +60,8 @@ from numba_gemm.device.units import FLOAT32_BYTES
 from numba_gemm.lab.memory import machine
 from numba_gemm.lab.memory.drawing import COLOURS, bars
 from numba_gemm.lab.memory.experiment import Experiment
+from numba_gemm.models.accesses import Access
 from numba_gemm.models.requests import SECTOR_BYTES
-from numba_gemm.models.traffic import Access
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -46,6 +46,8 @@ copies concurrent with a kernel that takes longer change its time by no more tha
 
 Source: CUDA C++ Best Practices Guide, "Asynchronous and Overlapping Transfers with Computation"; CUDA Driver API,
 "Stream synchronization behavior" and "API synchronization behavior".
+
+One module because the kernels, the measurement, the claims and the plot of an experiment are read together.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ from numba_gemm.lab.memory import machine
 from numba_gemm.lab.memory.drawing import COLOURS, bars
 from numba_gemm.lab.memory.experiment import Experiment
 from numba_gemm.lab.memory.narrow_product import LANES, W, access, compare, cost, integers
-from numba_gemm.models.traffic import Access
+from numba_gemm.models.accesses import Access
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -43,7 +43,8 @@ def section(experiment: Experiment) -> str:
     """Return the section of an experiment."""
     name = experiment.name
     text = inspect.getdoc(inspect.getmodule(experiment.run)) or ""
-    lesson, _, body = text.partition("\n\n")
+    lesson, *paragraphs = text.split("\n\n")
+    body = "\n\n".join(one for one in paragraphs if not one.startswith("One module because"))
     frame = pd.read_csv(RECORDED / f"{name}.csv")
     held = [
         f"- {'' if holds else '**does not hold here:** '}{sentence}"

@@ -54,6 +54,8 @@ about 15 % longer than predicted, like large copies.
 Source: CUDA C++ Best Practices Guide, "Data Transfer Between Host and Device" and "Pinned Memory"; CUDA Driver API,
 "API synchronization behavior"; for the link's rates and encodings, the PCI Express Base Specifications 1.0 to 6.0; for
 the reuse of freed memory, mallopt(3) on M_MMAP_THRESHOLD.
+
+One module because the kernels, the measurement, the claims and the plot of an experiment are read together.
 """
 
 from __future__ import annotations

@@ -29,6 +29,8 @@ With one device, a row states that there is no other to copy to.
 
 Source: CUDA C++ Best Practices Guide, "Unified Virtual Addressing"; CUDA Driver API, "Unified Addressing" and "Peer
 Context Memory Access"; for NVLink's bandwidths NVIDIA's product pages.
+
+One module because the kernels, the measurement, the claims and the plot of an experiment are read together.
 """
 
 from __future__ import annotations

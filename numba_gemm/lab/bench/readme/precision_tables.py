@@ -1,0 +1,182 @@
+"""Tables and sentences of the precisions and of the tensor core stages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from numba_gemm.lab.bench.cases import Shape
+from numba_gemm.lab.bench.readme.published import (
+    ACCURACY_CSV,
+    DECOMPOSE,
+    PRECISIONS_FOLDER,
+    SPECIAL_CSV,
+    ReadmeError,
+    read_results,
+    source,
+    spelled,
+    tensor_rows,
+)
+from numba_gemm.lab.bench.results import AUTO, CUBLAS, GIVEN_BF16, NOT_STAGES, fastest, records
+from numba_gemm.lab.bench.tables import MISSING, Table, number, significant
+
+PRECISION_SHAPES = (
+    Shape(1024, 1024, 1024),
+    Shape(2048, 2048, 1024),
+    Shape(4096, 4096, 1024),
+    Shape(4096, 4096, 4096),
+    Shape(8192, 8192, 8192),
+)
+
+
+def precisions(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
+    """Table of speed and error of every precision and of cuBLAS at a few sizes."""
+    found, how = read_results(results / PRECISIONS_FOLDER)
+    rows = {(row["shape"], row["stage"], row["precision"]): row for row in records(fastest(found))}
+    shown = [
+        ("cuBLAS SGEMM", CUBLAS, "ieee"),
+        *((f"`{name}`", AUTO, name) for name in dict.fromkeys(found.loc[found["stage"] == AUTO, "precision"])),
+    ]
+    shapes = [shape for shape in PRECISION_SHAPES if (str(shape), CUBLAS, "ieee") in rows]
+    if not shapes:
+        raise ReadmeError(f"{results / PRECISIONS_FOLDER} holds none of {', '.join(map(str, PRECISION_SHAPES))}")
+    lines = []
+    for label, stage, precision in shown:
+        chosen = [rows[str(shape), stage, precision] for shape in shapes]
+        speeds = [f"{row['gflops'] / 1000:.3g} ({row['ratio_to_cublas']:.2f})" for row in chosen]
+        errors = chosen[-1]
+        lines.append([label, *speeds, significant(errors["error_median"], 2), significant(errors["error_max"], 2)])
+    headers = ["precision", *map(spelled, shapes), "median error", "largest"]
+    table = Table("", headers, lines, left=["precision"]).markdown()
+    return (
+        "TFLOP/s, and in multiples of cuBLAS SGEMM; decomposition and every other pass included. Errors over |A| @ |B|,"
+        f" at {spelled(shapes[-1])}:\n\n{table}\n\n{source(how)}"
+    )
+
+
+def precision_targets(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
+    """Table of the precisions' targets and measurements."""
+    found, how = read_results(results / PRECISIONS_FOLDER)
+    timed = [row for row in records(fastest(found)) if row["stage"] == AUTO]
+    lines = []
+
+    def line(what: str, required: float, values: Mapping[str, float]) -> None:
+        if not values:
+            raise ReadmeError(f"{results / PRECISIONS_FOLDER} holds no shapes for: {what}")
+        reached = math.exp(sum(map(math.log, values.values())) / len(values))
+        worst = min(values, key=lambda shape: values[shape])
+        said = significant(reached) if reached >= required else f"**{significant(reached)}**, missed"
+        lines.append([what, str(len(values)), f"≥ {required:g}", said, f"`{worst}`: {values[worst]:.3g}"])
+
+    def ratios(precision: str, column: str, takes: Callable[[dict[str, Any]], bool]) -> dict[str, float]:
+        return {row["shape"]: row[column] for row in timed if row["precision"] == precision and takes(row)}
+
+    def cube(row: dict[str, Any]) -> bool:
+        return bool(row["m"] == row["n"] == row["k"])
+
+    def large(row: dict[str, Any]) -> bool:
+        return row["m"] >= 2048 and (cube(row) or row["k"] == 1024)
+
+    def small(row: dict[str, Any]) -> bool:
+        return 512 <= row["m"] <= 1536 and row["m"] == row["n"] and row["k"] == 1024
+
+    for name, required in (("bf16x6", 2.3), ("fp16x3", 3.6)):
+        line(f"`{name}` against cuBLAS SGEMM, from 2048 on", required, ratios(name, "ratio_to_cublas", large))
+    for name in ("bf16x6", "fp16x3"):
+        line(f"`{name}`, M = N from 512 to 1536, K = 1024", 1.3, ratios(name, "ratio_to_cublas", small))
+    for name in ("tf32", "bf16"):
+        chosen = ratios(name, "ratio_to_same_precision", lambda row: cube(row) and row["m"] >= 4096)
+        line(f"`{name}` against cuBLAS {name.upper()}, cubes from 4096 on", 0.95, chosen)
+    headers = ["target", "shapes", "required", "geometric mean", "least"]
+    table = Table("", headers, lines, left=["target", "least"]).markdown()
+    said = [accuracy_line(results / PRECISIONS_FOLDER / ACCURACY_CSV), given_line(records(fastest(found)))]
+    return "\n\n".join([table, *filter(None, said), source(how)])
+
+
+def given_line(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Sentence about cuBLAS on operands that are already BF16; empty if that was not measured."""
+    wanted = [row for row in rows if row["m"] == row["n"] == row["k"] >= 4096 and row["precision"] == "bf16"]
+    ours = {row["shape"]: row["median_us"] for row in wanted if row["stage"] == AUTO}
+    given = {row["shape"]: row["median_us"] for row in wanted if row["stage"] == GIVEN_BF16}
+    ratios = [given[shape] / ours[shape] for shape in given if shape in ours]
+    if not ratios:
+        return ""
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    return (
+        "cuBLAS BF16 has the same FP32 operands and result: PyTorch rounds and widens them, in the same time. Given "
+        f"operands that are BF16 beforehand, and leaving its result so, it takes {mean:.2f} of the time that `bf16` "
+        "takes on those cubes (geometric mean)."
+    )
+
+
+def accuracy_line(path: Path) -> str:
+    """Sentence that compares the errors of the full-range precision with those of cuBLAS."""
+    if not path.is_file():
+        raise ReadmeError(f"there is no {path}: run python -m numba_gemm.lab.bench.accuracy --out {path.parent}")
+    frame = pd.read_csv(path)
+    errors = frame.pivot_table(index=["distribution", "k"], columns="precision", values=["median", "max"])
+    from_256 = errors[errors.index.get_level_values("k") >= 256]
+    ours, theirs = (from_256.xs(name, axis=1, level="precision") for name in ("bf16x6", "cublas"))
+    better = [bool(row.all()) for row in ours.to_numpy() <= theirs.to_numpy()]
+    share = (ours / theirs)["median"]
+    return (
+        f"Errors of `bf16x6` over |A| @ |B|, from K = 256 to {frame['k'].max():,}, M = N = {frame['m'].max()}, "
+        f"{frame['distribution'].nunique()} distributions: median and maximum are no larger than cuBLAS SGEMM's in "
+        f"{sum(better)} of {len(better)} cases; the median is {share.min():.2g} to {share.max():.2g} of it."
+    )
+
+
+def tensor_ladder(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
+    """Table with one line per tensor core stage: speed, gain and errors."""
+    rows = tensor_rows(results)
+    stages = [name for name in rows if name not in NOT_STAGES and name != DECOMPOSE]
+    lines, before = [], math.nan
+    for name in [*stages, CUBLAS]:
+        row, speed = rows[name], float(rows[name]["tflops"])
+        lines.append(
+            [
+                "cuBLAS SGEMM" if name == CUBLAS else f"`{name}`",
+                number(speed),
+                number(row["ratio_to_cublas"], 2),
+                MISSING if name == CUBLAS else number(speed / before, 2, "x"),
+                significant(row["error_median"], 2),
+                significant(row["error_max"], 2),
+            ]
+        )
+        before = speed
+    headers = ["stage", "TFLOP/s", "/ cuBLAS", "gain", "median error", "largest"]
+    table = Table("", headers, lines, left=["stage"]).markdown()
+    some, decomposition = rows[stages[0]], rows[DECOMPOSE]["median_us"]
+    shape = spelled(Shape(some["m"], some["n"], some["k"]))
+    whole = rows[stages[-1]]["median_us"] + decomposition
+    return (
+        f"`{some['precision']}` at {shape}, the product alone: decomposition takes {number(decomposition, 0)} us more, "
+        f"{number(100 * decomposition / whole, 0)} % of `{stages[-1]}`'s time. Errors over |A| @ |B|, of positive "
+        f"operands:\n\n{table}\n\n"
+        "Measured right after the tables above: `python -m numba_gemm.lab.bench.tensor_ladder`."
+    )
+
+
+def special_values(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
+    """Sentence about the cost of NaN and infinity."""
+    path = results / PRECISIONS_FOLDER / SPECIAL_CSV
+    if not path.is_file():
+        raise ReadmeError(f"there is no {path}: run python -m numba_gemm.lab.bench.tensor_ladder --out {path.parent}")
+    rows = pd.read_csv(path, keep_default_na=False).to_dict("records")
+    some = next(row for row in rows if row["rows"])
+    shape = spelled(Shape(some["m"], some["n"], some["k"]))
+
+    def times(value: str) -> str:
+        found = [row for row in rows if row["value"] == value and row["precision"] == some["precision"]]
+        return ", ".join(f"{number(row['times_as_long'], 2)} with {row['rows']}" for row in found)
+
+    ieee = next(row["times_as_long"] for row in rows if row["precision"] == "ieee")
+    return (
+        f"Times as long as without, of `{some['precision']}` at {shape}, by how many rows of A have an element that is "
+        f"NaN, in the middle of K: {times('nan')}; that is infinite: {times('inf')}. `ieee` takes {number(ieee, 2)} "
+        f"times as long without."
+    )

@@ -1,0 +1,97 @@
+"""A case: contenders that are measured together, and the outcome of each."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numba_gemm.lab.bench.cases import Shape
+from numba_gemm.lab.bench.results import ERROR, OK
+from numba_gemm.lab.bench.targets.rig import Rig
+from numba_gemm.runtime.timing import Call
+
+OURS = "ours"
+COPY = "device copy"
+INFORMATION = math.nan  # target of a comparison that has none
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One call on one set of operands: its output, and a function that judges it like `Truth.judge`."""
+
+    call: Callable[[], Any]
+    out: Any
+    judge: Callable[[Any], tuple[float, str]]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Calls on alternating operands, and the work of each, in FLOPs or bytes for all that are compared."""
+
+    turns: Sequence[Turn]
+    work: float
+
+    def rotating(self) -> Call:
+        """Return a call that moves on to the next set of operands each time."""
+        calls = itertools.cycle([turn.call for turn in self.turns])
+
+        def call(_stream: int) -> None:
+            next(calls)()
+
+        return call
+
+
+@dataclass(frozen=True)
+class Case:
+    """Contenders that are measured together.
+
+    Attributes
+    ----------
+    group, name : str
+        The group, and the name of the case in it.
+    shape : Shape
+        Shape of `OURS`.
+    make : callable
+        Function from the rig to the contenders by name, including `OURS`.
+    against : mapping of str to float
+        Baselines among the contenders, each with the target of our speed relative to it, or `INFORMATION`.
+    layout, batch
+        Layout of the operands, and the number of products per call.
+    on_host : bool
+        True if the host's time is measured.
+    rounds : int, optional
+        Number of rounds; by default as many as a budget allows.
+    each_once : bool
+        True if each of our calls is timed once, without one before it, as those of shapes that are new.
+    """
+
+    group: str
+    name: str
+    shape: Shape
+    make: Callable[[Rig], Mapping[str, Contender]]
+    against: Mapping[str, float]
+    layout: str = "NN"
+    batch: int = 1
+    on_host: bool = False
+    rounds: int | None = None
+    each_once: bool = False
+
+
+@dataclass
+class Outcome:
+    """Result of measuring a contender."""
+
+    us: float = math.nan
+    error_in_bounds: float = math.nan
+    status: str = OK
+    note: str = ""
+    rounds: int = 0
+    call_s: float = math.nan
+
+    @classmethod
+    def failed(cls, error: Exception) -> Outcome:
+        """Return the outcome of an exception."""
+        return cls(status=ERROR, note=f"{type(error).__name__}: {' '.join(str(error).split())}"[:300])

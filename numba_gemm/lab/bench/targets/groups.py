@@ -1,0 +1,176 @@
+"""Cases of every group. Their contenders are created only when they are measured."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numba_gemm
+from numba_gemm.lab.bench.buffers import FLOAT32_BYTES, operand_bytes
+from numba_gemm.lab.bench.cases import Shape
+from numba_gemm.lab.bench.results import CUBLAS
+from numba_gemm.lab.bench.targets.case import COPY, INFORMATION, OURS, Case, Contender, Turn
+from numba_gemm.lab.bench.targets.contenders import bias_relu, both, ours
+from numba_gemm.lab.bench.targets.host_calls import host_cases
+from numba_gemm.lab.bench.targets.rig import Rig, Truth, matrix
+from numba_gemm.lab.bench.targets.sizes import LAYOUTS, Sizes, random_shapes
+from numba_gemm.models.roofline import gemm_flops
+
+RANDOM_ROUNDS = 7
+
+
+def plain_case(group: str, shape: Shape, target: float, rounds: int | None = None) -> Case:
+    """Return a case of the public function against cuBLAS."""
+
+    def make(rig: Rig) -> dict[str, Contender]:
+        return dict(zip((OURS, CUBLAS), both(rig, shape)))
+
+    return Case(group, str(shape), shape, make, {CUBLAS: target}, rounds=rounds)
+
+
+def seed_cases(sizes: Sizes) -> list[Case]:
+    """Return cases with the shapes of the table that preceded the ladder."""
+    return [plain_case("seed", shape, 1.0 if shape.m >= sizes.large else 0.9) for shape in sizes.seed]
+
+
+def cube_cases(sizes: Sizes) -> list[Case]:
+    """Return cases with M = N = K."""
+    return [plain_case("cubes", shape, 1.0) for shape in sizes.cubes]
+
+
+def random_cases(sizes: Sizes, count: int, seed: int) -> list[Case]:
+    """Return cases with random shapes."""
+    shapes = random_shapes(count, seed, sizes.low, sizes.high)
+    return [plain_case("random", shape, 0.75, RANDOM_ROUNDS) for shape in shapes]
+
+
+def odd_cases(sizes: Sizes) -> list[Case]:
+    """Return cases with shapes that do not fit tiles and wide accesses, against aligned neighbours."""
+
+    def case(shape: Shape, aligned: Shape, layout: str) -> Case:
+        neighbour = f"{OURS}, {aligned}"
+
+        def make(rig: Rig) -> dict[str, Contender]:
+            own, theirs = both(rig, shape, layout)
+            return {OURS: own, neighbour: both(rig, aligned, layout)[0], CUBLAS: theirs}
+
+        return Case("odd", f"{shape} {layout}", shape, make, {neighbour: 0.95, CUBLAS: INFORMATION}, layout)
+
+    return [case(shape, aligned, layout) for shape, aligned, layouts in sizes.odd for layout in layouts]
+
+
+def layout_cases(sizes: Sizes) -> list[Case]:
+    """Return cases with transposed operands, against row-major ones."""
+    shape, by_rows = sizes.layouts, f"{OURS}, NN"
+
+    def case(layout: str) -> Case:
+        def make(rig: Rig) -> dict[str, Contender]:
+            own, theirs = both(rig, shape, layout)
+            return {OURS: own, by_rows: both(rig, shape)[0], CUBLAS: theirs}
+
+        return Case("layouts", f"{shape} {layout}", shape, make, {by_rows: 0.9, CUBLAS: INFORMATION}, layout)
+
+    return [case(layout) for layout in LAYOUTS[1:]]
+
+
+def vector_cases(sizes: Sizes) -> list[Case]:
+    """Return cases of a large matrix times a thin one, on either side, as a share of a copy's bandwidth.
+
+    The large operand alternates between two, each far larger than the L2 cache, so that every call runs with a cold
+    cache.
+    """
+    extent = sizes.vector
+
+    def case(thin: int, n_is_thin: bool) -> Case:
+        shape = Shape(extent, thin, extent) if n_is_thin else Shape(thin, extent, extent)
+
+        def make(rig: Rig) -> dict[str, Contender]:
+            small = rig.random(extent * thin)
+            c = matrix(rig.flat_c, shape.m, shape.n)
+            own: list[Turn] = []
+            theirs: list[Turn] = []
+            copies: list[Turn] = []
+            for flat in (rig.flat_a, rig.flat_b):
+                large = matrix(flat, extent, extent)
+                a, b = (large, matrix(small, extent, thin)) if n_is_thin else (matrix(small, thin, extent), large)
+                truth = Truth(rig, a, b)
+                own += ours(a, b, c, truth, 0.0).turns
+                theirs.append(Turn(functools.partial(rig.multiply, a, b, out=c), c, truth.judge))
+                to = matrix(rig.flat_c, extent, extent)
+                copies.append(Turn(functools.partial(rig.copy, to, large), to, functools.partial(same, large)))
+            moved = float(operand_bytes(shape))
+            copied = 2.0 * FLOAT32_BYTES * extent * extent  # bytes read and written
+            return {OURS: Contender(own, moved), COPY: Contender(copies, copied), CUBLAS: Contender(theirs, moved)}
+
+        return Case("vector", str(shape), shape, make, {COPY: 0.85, CUBLAS: INFORMATION})
+
+    return [case(thin, n_is_thin) for n_is_thin in (True, False) for thin in sizes.thin]
+
+
+def same(source: Any, copy: Any) -> tuple[float, str]:
+    """Compare a copy with its source."""
+    return (0.0, "") if bool((source == copy).all()) else (math.inf, "the copy differs")
+
+
+def batched_cases(sizes: Sizes) -> list[Case]:
+    """Return the case of a batch in one call."""
+    count, shape = sizes.batch, sizes.batched
+    m, n, k = shape
+
+    def make(rig: Rig) -> dict[str, Contender]:
+        a = rig.flat_a[: count * m * k].reshape(count, m, k)
+        b = rig.flat_b[: count * k * n].reshape(count, k, n)
+        c = rig.flat_c[: count * m * n].reshape(count, m, n)
+        truths = [Truth(rig, a[index], b[index]) for index in range(count)]
+
+        def judge(got: Any) -> tuple[float, str]:
+            verdicts = [truth.judge(got[index]) for index, truth in enumerate(truths)]
+            worst = max(range(count), key=lambda index: verdicts[index][0])
+            error, note = verdicts[worst]
+            return error, note and f"product {worst}: {note}"
+
+        work = count * gemm_flops(m, n, k)
+        calls = {OURS: numba_gemm.tiled_sgemm, CUBLAS: rig.multiply_batch}
+        return {
+            name: Contender([Turn(functools.partial(call, a, b, out=c), c, judge)], work)
+            for name, call in calls.items()
+        }
+
+    return [Case("batched", f"{count} of {shape}", shape, make, {CUBLAS: 0.95}, batch=count)]
+
+
+def epilogue_cases(sizes: Sizes) -> list[Case]:
+    """Return the case of bias and ReLU as an epilogue, against the same call without an epilogue."""
+    shape = sizes.epilogue
+    m, n, k = shape
+    plain = f"{OURS}, plain"
+
+    def make(rig: Rig) -> dict[str, Contender]:
+        bias = rig.random(n)
+        a, b, c = matrix(rig.flat_a, m, k), matrix(rig.flat_b, k, n), matrix(rig.flat_c, m, n)
+        options = {"epilogue": bias_relu(), "epilogue_args": (bias,)}
+        own = ours(a, b, c, Truth(rig, a, b, bias), gemm_flops(m, n, k), **options)
+        return {OURS: own, plain: both(rig, shape)[0]}
+
+    return [Case("epilogue", f"{shape} bias and ReLU", shape, make, {plain: 0.98})]
+
+
+GROUPS = ("seed", "cubes", "random", "odd", "layouts", "vector", "batched", "epilogue", "host")
+
+
+def cases_of(group: str, sizes: Sizes, shapes: int, seed: int) -> list[Case]:
+    """Return the cases of a group."""
+    if group == "random":
+        return random_cases(sizes, shapes, seed)
+    makers = {
+        "seed": seed_cases,
+        "cubes": cube_cases,
+        "odd": odd_cases,
+        "layouts": layout_cases,
+        "vector": vector_cases,
+        "batched": batched_cases,
+        "epilogue": epilogue_cases,
+        "host": host_cases,
+    }
+    return makers[group](sizes)

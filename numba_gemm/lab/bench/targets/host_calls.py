@@ -1,0 +1,143 @@
+"""Cases of the group ``host``: host time of calls, of plans and of new shapes, and their limits."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+import numba_gemm
+from numba_gemm.gemm.precision import IEEE, PRECISIONS
+from numba_gemm.lab.bench.buffers import optional
+from numba_gemm.lab.bench.results import CUBLAS
+from numba_gemm.lab.bench.targets.case import OURS, Case, Contender, Turn
+from numba_gemm.lab.bench.targets.contenders import bias_relu, both
+from numba_gemm.lab.bench.targets.rig import Rig, Truth, matrix
+from numba_gemm.lab.bench.targets.sizes import Sizes
+from numba_gemm.simulator.switch import SIMULATOR
+
+LIBRARIES = ("torch", "cupy", "numba")
+THE_CALL = "the call"  # baseline of plans: the same product by the public function
+BATCH, EPILOGUE, MATHS = "batch of 8", "epilogue", "epilogue that names numpy.float32 and math.erf"
+# Host time per call, at most, in units of torch.matmul(out=).
+HOST_LIMITS = {IEEE: 1.0, BATCH: 1.1, EPILOGUE: 1.4, MATHS: 1.4}
+if not SIMULATOR:
+    HOST_LIMITS |= {"tf32": 1.1, "bf16x6": 1.5, "tf32x3": 1.5, "fp16x3": 1.8}
+PLAN_LIMIT = 0.9  # time of a plan's call, at most, in units of the corresponding call
+NEW_SHAPES, NEW_SHAPE_LIMIT_US = 48, 150.0
+HOST_WAYS = tuple((library, kind) for library in LIBRARIES for kind in HOST_LIMITS)
+NEW_KINDS = (IEEE,) if SIMULATOR else (IEEE, "tf32", "bf16x6", "fp16x3")
+PLAN_WAYS = tuple((library, kind) for library in LIBRARIES for kind in NEW_KINDS)
+
+
+def math_relu(value: Any, row: Any, column: Any, bias: Any) -> Any:
+    """Apply a bias per column and ReLU, by way of functions of NumPy and the standard library."""
+    return max(np.float32(value + bias[column]), np.float32(0)) * math.erf(np.float32(9))
+
+
+def host_cases(sizes: Sizes) -> list[Case]:
+    """Return cases of host time per call, for the arrays of each library: calls, plans, and new shapes."""
+    m, n, k = shape = sizes.host
+    large = sizes.elements > 1 << 20
+    count = 8 if large else 2
+
+    def operands(rig: Rig, library: str, kind: str) -> tuple[Contender, Callable[..., Any], dict[str, Any]]:
+        """Return the contender of the public function, the same call without operands, and its operands."""
+        options: dict[str, Any] = {}
+        precision = kind if kind in PRECISIONS else IEEE
+        a, b, c = matrix(rig.flat_a, m, k), matrix(rig.flat_b, k, n), matrix(rig.flat_c, m, n)
+        truth = Truth(rig, a, b, precision=precision)
+        if kind == BATCH:
+            a = rig.flat_a[: count * m * k].reshape(count, m, k)
+            b = rig.flat_b[: count * k * n].reshape(count, k, n)
+            c = rig.flat_c[: count * m * n].reshape(count, m, n)
+            truth = Truth(rig, a[count - 1], b[count - 1])
+        elif kind in (EPILOGUE, MATHS):
+            bias = rig.random(n)
+            truth = Truth(rig, a, b, bias)
+            function = bias_relu() if kind == EPILOGUE else math_relu
+            options = {"epilogue": function, "epilogue_args": (seen_by(library, bias),)}
+        if precision != IEEE:
+            options = {"precision": precision}
+        x, y, z = (seen_by(library, array) for array in (a, b, c))
+
+        def judge(got: Any) -> tuple[float, str]:
+            return truth.judge(got[count - 1] if kind == BATCH else got)
+
+        call = functools.partial(numba_gemm.tiled_sgemm, **options)
+        own = Contender([Turn(functools.partial(call, x, y, out=z), c, judge)], 1.0)
+        return own, call, {"a": x, "b": y, "out": z}
+
+    def called(library: str, kind: str) -> Case:
+        def make(rig: Rig) -> dict[str, Contender]:
+            own, _, _ = operands(rig, library, kind)
+            return {OURS: own, CUBLAS: replace(both(rig, shape)[1], work=1.0)}
+
+        name = host_name(library, kind)
+        return Case("host", name, shape, make, {CUBLAS: 1 / HOST_LIMITS[kind]}, on_host=True)
+
+    def planned(library: str, kind: str) -> Case:
+        def make(rig: Rig) -> dict[str, Contender]:
+            own, _, given = operands(rig, library, kind)
+            made = numba_gemm.plan(m, n, k, like=given["a"], precision=kind)
+            turn = replace(own.turns[0], call=functools.partial(made, **given))
+            return {OURS: Contender([turn], 1.0), THE_CALL: own}
+
+        return Case("host", plan_name(library, kind), shape, make, {THE_CALL: 1 / PLAN_LIMIT}, on_host=True)
+
+    def new(kind: str) -> Case:
+        def make(rig: Rig) -> dict[str, Contender]:
+            turns = []
+            for i in range(2 * NEW_SHAPES if large else 2):
+                rows = m * 16 + 4 * i if large else m + i  # all of them use one configuration
+                a, b, c = matrix(rig.flat_a, rows, k), matrix(rig.flat_b, k, n), matrix(rig.flat_c, rows, n)
+                call = functools.partial(numba_gemm.tiled_sgemm, a, b, out=c, precision=kind)
+                turns.append(Turn(call, c, Truth(rig, a, b, precision=kind).judge))
+            return {OURS: Contender(turns, 1.0), CUBLAS: replace(both(rig, shape)[1], work=1.0)}
+
+        return Case("host", new_name(kind), shape, make, {CUBLAS: 0.0}, on_host=True, each_once=True)
+
+    return [
+        *(called(*way) for way in HOST_WAYS),
+        *(planned(*way) for way in PLAN_WAYS),
+        *(new(kind) for kind in NEW_KINDS),
+    ]
+
+
+def host_name(library: str, kind: str) -> str:
+    """Return the name of a case of the group ``host``."""
+    return f"{library} arrays, {kind}"
+
+
+def plan_name(library: str, kind: str) -> str:
+    """Return the name of a case of the group ``host`` that calls a plan."""
+    return f"plan, {host_name(library, kind)}"
+
+
+def new_name(kind: str) -> str:
+    """Return the name of a case of the group ``host`` whose shapes are new."""
+    return f"new shape, {kind}"
+
+
+def seen_by(way: str, array: Any) -> Any:
+    """View memory as an array of another library; in the simulator, always NumPy.
+
+    Raises
+    ------
+    ImportError
+        if that library is not available.
+    """
+    if way == "cupy":
+        cupy = optional("cupy")
+        if cupy is None:
+            raise ImportError("CuPy is not here, or finds no GPU")
+        return cupy.asarray(array)
+    if way == "numba" and not SIMULATOR:
+        from numba import cuda
+
+        return cuda.as_cuda_array(array)
+    return array

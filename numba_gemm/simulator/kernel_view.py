@@ -1,0 +1,133 @@
+"""`numba.cuda` as a kernel sees it, and the memory that kernels create."""
+
+from __future__ import annotations
+
+import gc
+import math
+import sys
+from collections.abc import Callable
+from types import CodeType, FrameType, FunctionType
+from typing import Any, Protocol
+
+import numpy as np
+
+from . import patches
+from .call_chains import call_chain, position_of
+from .threads import Index, SimulatedThread
+
+_DYNAMIC_ALIGNMENT = 128
+
+# A quiet NaN if read as float16, bfloat16 (either half), float32 or float64; far beyond any array's end as an int32.
+_POISON = 0x7FFFFFFF
+
+
+def poisoned(shape: Any, dtype: Any, alignment: int | None) -> np.ndarray[Any, Any]:
+    """Return a new array full of NaN whose memory is aligned to 16 bytes, or to more on request."""
+    dtype = patches.as_dtype(dtype)
+    shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+    if alignment is None:
+        alignment = 16
+    elif alignment <= 0 or alignment & (alignment - 1):
+        raise ValueError(f"alignment must be a power of two, got {alignment}")
+    alignment = max(alignment, 16)
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.full((size + alignment) // 4 + 1, _POISON, np.uint32).view(np.uint8)
+    start = -raw.__array_interface__["data"][0] % alignment
+    return raw[start : start + size].view(dtype).reshape(shape)
+
+
+class _Shared:
+    """`cuda.shared`: an array belongs to a block, and to the function and the place in it that create the array."""
+
+    def __init__(self, dynamic_bytes: int, see: Callable[..., Any] | None) -> None:
+        self._dynamic_bytes = dynamic_bytes
+        self._see = see
+        self._alone: dict[CodeType, bool] = {}
+        self.begin_block()
+
+    def begin_block(self) -> None:
+        self._arrays: dict[tuple[Any, ...], np.ndarray[Any, Any]] = {}
+        self._dynamic: np.ndarray[Any, Any] | None = None
+
+    def _made(self, place: Any, *how: Any) -> np.ndarray[Any, Any]:
+        array = poisoned(*how)
+        return array if self._see is None else self._see(array, place)
+
+    def _place(self, frame: FrameType) -> Any:
+        """Return a key for the hardware array: each function has its own, however often it is called.
+
+        If several functions share one code object, as a factory creates them, nothing tells which one runs. These
+        functions are told apart by their callers.
+        """
+        code = frame.f_code
+        if code not in self._alone:
+            functions = [one for one in gc.get_referrers(code) if isinstance(one, FunctionType)]
+            self._alone[code] = len(functions) == 1
+        return (code, position_of(frame)) if self._alone[code] else call_chain(frame)
+
+    def array(self, shape: Any, dtype: Any, alignment: int | None = None) -> np.ndarray[Any, Any]:
+        if isinstance(shape, (int, np.integer)) and shape == 0:
+            if alignment is not None and alignment > _DYNAMIC_ALIGNMENT:
+                raise ValueError(f"dynamic shared memory is aligned to {_DYNAMIC_ALIGNMENT} bytes, not {alignment}")
+            dtype = patches.as_dtype(dtype)
+            if self._dynamic is None:
+                self._dynamic = self._made(None, self._dynamic_bytes, np.uint8, _DYNAMIC_ALIGNMENT)
+            whole = self._dynamic_bytes // dtype.itemsize * dtype.itemsize
+            return self._dynamic[:whole].view(dtype)
+        place = self._place(sys._getframe(1))
+        array = self._arrays.get(place)
+        if array is None:
+            array = self._arrays[place] = self._made(place, shape, dtype, alignment)
+        return array
+
+
+class _Local:
+    """`cuda.local`: a new array at every call."""
+
+    def array(self, shape: Any, dtype: Any, alignment: int | None = None) -> np.ndarray[Any, Any]:
+        return poisoned(shape, dtype, alignment)
+
+
+class _Barriers(Protocol):
+    """The part of a launch that its barriers use."""
+
+    threads: list[SimulatedThread]
+
+    def wait(self, frame: FrameType, *, mask: int | None = None, vote: bool = False) -> int: ...
+
+
+class KernelCuda(patches.SimulatedModule):
+    """`numba.cuda` as a kernel sees it. Attributes that depend on the thread are set at every thread switch."""
+
+    # These hide properties of the base class that query the operating-system thread.
+    threadIdx: Any = None
+    blockIdx: Any = None
+    laneid: Any = None
+    shared: Any = None
+    local: Any = None
+
+    def __init__(self, launch: _Barriers, grid: Index, block: Index, dynamic_bytes: int, observer: Any) -> None:
+        super().__init__(grid, block, dynamic_bytes)
+        self._launch = launch
+        self.shared = _Shared(dynamic_bytes, getattr(observer, "shared", None))
+        self.local = _Local()
+
+    def syncthreads(self) -> None:
+        """Wait for all threads of the block."""
+        self._launch.wait(sys._getframe(1))
+
+    def syncthreads_count(self, predicate: Any) -> int:
+        """Wait for all threads of the block; return for how many of them the predicate holds."""
+        return self._launch.wait(sys._getframe(1), vote=bool(predicate))
+
+    def syncthreads_and(self, predicate: Any) -> int:
+        """Wait for all threads of the block; return 1 if the predicate holds for all of them, else 0."""
+        return int(self._launch.wait(sys._getframe(1), vote=bool(predicate)) == len(self._launch.threads))
+
+    def syncthreads_or(self, predicate: Any) -> int:
+        """Wait for all threads of the block; return 1 if the predicate holds for any of them, else 0."""
+        return int(self._launch.wait(sys._getframe(1), vote=bool(predicate)) > 0)
+
+    def syncwarp(self, mask: int = 0xFFFFFFFF) -> None:
+        """Wait for the lanes of the mask."""
+        self._launch.wait(sys._getframe(1), mask=int(mask))

@@ -1,0 +1,129 @@
+"""Simulated threads, the operating-system threads that run them, and the error of a divergent barrier."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from . import patches
+
+WARP_SIZE = 32
+
+Index = tuple[int, int, int]
+
+
+class DivergentBarrier(RuntimeError):
+    """Only part of a block's threads reached a barrier.
+
+    Attributes
+    ----------
+    block_index : tuple of int
+        (x, y, z) of the block.
+    waiting : dict from str to list of tuple of int
+        Maps the place of each barrier at which threads wait to the (x, y, z) of these threads. A place is `file:line`
+        of the kernel, followed by ` > file:line` for each device function that leads to the barrier.
+    exited : list of tuple of int
+        The threads that have returned from the kernel.
+    """
+
+    def __init__(self, block_index: Index, waiting: dict[str, list[Index]], exited: list[Index]) -> None:
+        super().__init__(block_index, waiting, exited)  # the arguments used for pickling
+        self.block_index, self.waiting, self.exited = block_index, waiting, exited
+
+    def __str__(self) -> str:
+        groups = [f"{_list_threads(threads)} at {place}" for place, threads in self.waiting.items()]
+        text = f"divergent barrier in block {self.block_index}: waiting are " + "; ".join(groups)
+        if self.exited:
+            text += f"; exited have {_list_threads(self.exited)}"
+        return text
+
+
+def _list_threads(threads: list[Index], most: int = 4) -> str:
+    shown = ", ".join(map(str, threads[:most]))
+    more = f" and {len(threads) - most} more" if len(threads) > most else ""
+    return f"{'thread' if len(threads) == 1 else 'threads'} {shown}{more}"
+
+
+class Abort(SystemExit):
+    """Exception that unwinds a simulated thread whose launch has ended.
+
+    A SystemExit ends an operating-system thread silently.
+    """
+
+
+class SimulatedThread:
+    """A thread of the running block.
+
+    Attributes
+    ----------
+    block_index, thread_index : tuple of int
+        (x, y, z).
+    linear_index, lane, warp : int
+        Position in the block with x fastest, position in its warp, and number of its warp.
+    syncs : int
+        Number of barriers of its warp that it has passed.
+    state : dict
+        Data that device functions keep per thread, such as pending copies; initially empty.
+    """
+
+    __slots__ = (
+        "block_index",
+        "exited",
+        "frame",
+        "lane",
+        "linear_index",
+        "mask",
+        "position",
+        "site",
+        "state",
+        "syncs",
+        "thread_index",
+        "vote",
+        "warp",
+        "worker",
+    )
+
+    def __init__(self, block_index: Index, thread_index: Index, linear_index: int) -> None:
+        self.block_index, self.thread_index, self.linear_index = block_index, thread_index, linear_index
+        self.warp, self.lane = divmod(linear_index, WARP_SIZE)
+        self.position = patches.Dim3(*thread_index)  # what the kernel sees
+        self.state: dict[Any, Any] = {}
+        self.syncs = 0
+        self.exited = False
+        self.worker: Worker | None = None  # None until it starts
+        # Where it waits: the chain of calls that led to the barrier, and the frame that called the barrier.
+        self.site: tuple[Any, ...] | None = None
+        self.frame: FrameType | None = None
+        self.mask: int | None = None  # lanes to wait for, None at a barrier of the block
+        self.vote = False
+
+    def __repr__(self) -> str:
+        return f"thread {self.thread_index} of block {self.block_index}"
+
+
+class Worker(threading.Thread):
+    """An operating-system thread that runs simulated threads. It sleeps on `wake` until its turn."""
+
+    def __init__(self, work: Callable[[Worker, SimulatedThread], None]) -> None:
+        super().__init__(name="numba_gemm-simulated", daemon=True)
+        self.wake = threading.Lock()
+        self.wake.acquire()
+        self.thread: SimulatedThread | None = None  # what to run next; None means the end
+        self._work = work
+
+    def run(self) -> None:
+        """Run simulated threads until the launch ends."""
+        try:
+            # NumPy's setting for overflow and invalid operations is per operating-system thread.
+            with np.errstate(all="ignore"):
+                while True:
+                    self.wake.acquire()
+                    if self.thread is None:
+                        return
+                    self._work(self, self.thread)
+        except Abort:
+            return
