@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil, inf, sqrt
+from math import ceil, gcd, inf, sqrt
 
 from ..device.units import FLOAT32_BYTES
 from ..kernels.ladder import STAGES as LADDER
@@ -37,6 +37,8 @@ SHARED_RATE, LONE_RATE = 21.1, 138
 MEMORY_EFFICIENCY = 0.85
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
 MAX_LINE = 1 << 31  # k-tiles that are counted in 32 bits
+FEW_COLUMNS = 32  # up to which configurations for a C of few columns are considered
+MOST_LANES = max(FP32_LANES_PER_SM.values())
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,11 @@ def rate_of(stage: Stage, config: TileConfig) -> Rate | None:
     return RATES.get((stage.name, config.BM, config.BN, config.BK))
 
 
+def is_narrow(stage: Stage, config: TileConfig) -> bool:
+    """Return True if a configuration is worth considering for a C of few columns only."""
+    return stage.name == "thin" or config.BN <= FEW_COLUMNS // 2
+
+
 class Costs:
     """Times of one configuration on one device, for products of any extents.
 
@@ -126,7 +133,7 @@ class Costs:
             (rate.alone**OVERLAP + (resident * full) ** OVERLAP) ** (1 / OVERLAP)
             for resident in range(rate.resident + 1)
         ]
-        self.narrow = stage.name == "thin" or config.BN <= 16  # worth considering for a C of few columns only
+        self.narrow = is_narrow(stage, config)
         self._blocks = rate.resident * sm_count
         self._size = FLOAT32_BYTES * config.BM * config.BN
         by_floats = STORE_STAGED if config.TM * config.TN >= SUMS_STAGED else STORE_FLOATS
@@ -139,7 +146,7 @@ class Costs:
             return True
         if self.stage.name == "thin":
             return a_along and n <= self.config.BN
-        return n <= 2 * self.config.BN and not a_along
+        return n <= min(2 * self.config.BN, FEW_COLUMNS) and not a_along
 
     def least(self, m: int, n: int, k: int, matrices: int, memory: float) -> tuple[float, int, int]:
         """Return clocks that no division can go below, the number of tiles of C, and of k-tiles of each.
@@ -224,6 +231,13 @@ def rated(cc: tuple[int, int]) -> tuple[tuple[LadderStage, TileConfig], ...]:
     able = [stage for stage in LADDER.values() if stage.runs_on(cc)]
     stages = [stage for stage in able if stage.schedule is not None] or able
     return tuple((stage, config) for stage in stages for config in stage.configs if rate_of(stage, config) is not None)
+
+
+@lru_cache(maxsize=16)
+def common_divisors(cc: tuple[int, int]) -> tuple[int, int]:
+    """Return the largest numbers that divide all extents of C's tiles, and of k-tiles, but for a C of few columns."""
+    configs = [config for stage, config in rated(cc) if not is_narrow(stage, config)]
+    return gcd(*(config.BM for config in configs), *(config.BN for config in configs)), gcd(*(c.BK for c in configs))
 
 
 @lru_cache(maxsize=256)

@@ -19,7 +19,7 @@ from ..kernels.tensor_core import tf32_tma
 from ..kernels.tensor_core.tma_stage import TmaStage, tma_operands
 from ..runtime.device import DeviceProperties
 from . import tensor_heuristics
-from .cost_model import LAUNCH, Costs, costs_of, memory_clocks
+from .cost_model import FEW_COLUMNS, LAUNCH, MOST_LANES, Costs, common_divisors, costs_of, memory_clocks
 from .precision import tensor_stage
 
 ANY_GPU = (99, 0)  # a compute capability that no stage finds too low
@@ -208,7 +208,7 @@ def _ladder_candidates(wanted: Problem, only: Stage | None) -> Iterator[Candidat
     stage = only if isinstance(only, LadderStage) else None
     memory = memory_clocks(matrices * (m * k + k * n + m * n), wanted.memory_bandwidth, wanted.clock_hz)
     in_vectors = wanted.aligned and not wanted.epilogue
-    both_ways = not wanted.epilogue and (min(m, n) <= 32 or wanted.by_columns)
+    both_ways = not wanted.epilogue and (min(m, n) <= FEW_COLUMNS or wanted.by_columns)
     every = costs_of(stage, wanted.cc, wanted.sm_count, wanted.vectors, in_vectors)
     for i, costs in enumerate(every):
         if only is not None or costs.suits(n, wanted.a_along):
@@ -262,9 +262,27 @@ def _best_ladder(wanted: Problem) -> Choice | None:
     return None if found is None else _choice(*found, best[0])
 
 
-@lru_cache(maxsize=4096)
 def best(wanted: Problem) -> Choice:
     """Return the choice that is expected to be fastest, without a reason: the same as `choose`, sooner."""
+    return _best(_rounded_up(wanted))
+
+
+def _rounded_up(wanted: Problem) -> Problem:
+    """Return a problem of as many tiles, for which the choice is the same: extents are rounded up if they can be."""
+    m, n, k, sm_count = wanted.m, wanted.n, wanted.k, wanted.sm_count
+    if wanted.precision != IEEE or min(m, n) <= FEW_COLUMNS:
+        return wanted
+    tile, k_tile = common_divisors(wanted.cc)
+    rows, cols, terms = -(-m // tile) * tile, -(-n // tile) * tile, -(-k // k_tile) * k_tile
+    elements = wanted.matrices * (rows * terms + terms * cols + rows * cols)
+    multiply_adds = wanted.matrices * m * n * k
+    if memory_clocks(elements, wanted.memory_bandwidth, wanted.clock_hz) > multiply_adds / (MOST_LANES * sm_count):
+        return wanted  # the bytes may decide
+    return wanted._replace(m=rows, n=cols, k=terms)
+
+
+@lru_cache(maxsize=4096)
+def _best(wanted: Problem) -> Choice:
     found = _best_ladder(wanted) if wanted.precision == IEEE else next(iter(_ranked_tensor(wanted, None)), None)
     return choose(wanted) if found is None else found
 
