@@ -12,11 +12,12 @@ import numpy as np
 
 from ..simulator.switch import SIMULATOR
 from .host import HostArrays, SimulatedHostArrays, SimulatedNumbaArrays
-from .libraries import CupyArrays, NumbaArrays, TorchTensors
+from .libraries import CupyArrays, NumbaArrays
 from .operand import ITEM, ArrayKind, Copies, Operand, Product, row_major
 from .probe import PROBES, Probe, probe_of
 from .protocols import CudaArrayInterface, Dlpack
 from .streams import Stream
+from .torch_tensors import TorchTensors
 
 __all__ = [
     "ITEM",

@@ -1,22 +1,19 @@
-"""Device arrays of Numba, CuPy and PyTorch. The latter two are never imported here: a caller with such arrays has."""
+"""Device arrays of Numba and CuPy. CuPy is never imported here: a caller with such arrays has."""
 
 # ruff: noqa: D102 -- ArrayKind documents the methods
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from cuda.bindings import driver
 from numba import cuda
 
-from ..device.units import FLOAT32_BYTES
 from ..runtime.device import device_count
 from ..runtime.driver import device_scope, start
-from .operand import ArrayKind, Operand, name_of
+from .operand import ArrayKind, Operand, imported, name_of
 from .probe import Probe, Reading
 from .streams import DEFAULT, Stream, cupy_stream
 
@@ -121,7 +118,7 @@ class CupyArrays(ArrayKind):
     cast = "{0}.astype(cupy.float32)"
 
     def owns(self, array: Any) -> bool:
-        return isinstance(array, _imported("cupy", "ndarray"))
+        return isinstance(array, imported("cupy", "ndarray"))
 
     def owns_type(self, own: type) -> bool:
         return True
@@ -194,219 +191,6 @@ class CupyArrays(ArrayKind):
             return made, made.data.ptr
 
         return Probe(read, vector, stream, empty)
-
-
-class TorchTensors(ArrayKind):
-    """PyTorch CUDA tensors, on the stream that is current in PyTorch."""
-
-    name = "PyTorch tensor"
-    cast = "{0}.to(torch.float32)"
-
-    def __init__(self) -> None:
-        self._is_plain: Callable[[Any], bool] | None = None
-
-    def owns(self, array: Any) -> bool:
-        return isinstance(array, _imported("torch", "Tensor"))
-
-    def owns_type(self, own: type) -> bool:
-        return True
-
-    def describe(self, name: str, array: Any, stream: Stream | None) -> Operand:
-        torch: Any = sys.modules["torch"]
-        if self._is_plain is None:
-            self._is_plain = plain_tensors(torch)
-        if (
-            self._is_plain(array)
-            and not array.is_nested
-            and getattr(torch.autograd.forward_ad, "_current_level", 0) < 0
-        ):
-            with suppress(RuntimeError):  # no storage, or no strides
-                pointer, strides = array.data_ptr(), tuple([4 * step for step in array.stride()])
-                if pointer:
-                    shape = tuple(array.shape)
-                    return Operand(name, self, array, "float32", shape, strides, pointer, array.get_device())
-        self.check_has_data(name, array)
-        kind, layout = array.device.type, array.layout
-        if kind == "cpu":
-            raise TypeError(
-                f"{name} is a PyTorch tensor on the CPU; expected one on a CUDA device; pass {name}.cuda() to compute "
-                f"there, or {name}.detach().numpy() to have it copied there and a NumPy array returned"
-            )
-        if array.is_nested:
-            raise TypeError(
-                f"{name} is a nested tensor; expected one whose matrices all have the same shape; pass "
-                f"torch.nested.to_padded_tensor({name}, 0.0), or one matrix at a time"
-            )
-        if kind != "cuda" or layout != torch.strided:
-            raise TypeError(
-                f"{name} is a PyTorch tensor of layout {layout} on device {array.device}; expected layout "
-                f"torch.strided on a CUDA device; pass {name}.{'to_dense()' if kind == 'cuda' else 'cuda()'}"
-            )
-        if array.is_quantized:
-            raise TypeError(f"{name} is a quantized tensor; expected dtype torch.float32; pass {name}.dequantize()")
-        pointer = self._address(name, array)
-        if array.requires_grad and torch.is_grad_enabled():
-            raise ValueError(
-                f"{name} is a PyTorch tensor that requires grad, and grad mode is enabled; no gradient is recorded "
-                f"here; call under torch.no_grad() or torch.inference_mode(), or pass {name}.detach()"
-            )
-        if torch.autograd.forward_ad.unpack_dual(array).tangent is not None:
-            raise ValueError(
-                f"{name} is a PyTorch tensor with a forward-mode tangent; no derivative is computed here; "
-                f"pass {name}.detach()"
-            )
-        if array.is_neg():
-            raise ValueError(
-                f"{name} is a PyTorch tensor whose negation is still to be done (is_neg() is True); expected one whose "
-                f"memory holds its values; pass {name}.resolve_neg()"
-            )
-        strides = tuple(step * array.element_size() for step in array.stride())
-        shape, device = tuple(array.shape), int(array.device.index)
-        dtype = "float32" if array.dtype is torch.float32 else str(array.dtype)
-        return Operand(name, self, array, dtype, shape, strides, pointer, device)
-
-    @staticmethod
-    def check_has_data(name: str, array: Any) -> None:
-        """Raise TypeError for a fake or meta tensor, before its address is read."""
-        is_fake = isinstance(array, _imported("torch._subclasses.fake_tensor", "FakeTensor"))
-        if is_fake or array.device.type == "meta":
-            raise TypeError(
-                f"{name} is a {'fake' if is_fake else 'meta'} tensor, which has no data; expected a tensor on a CUDA "
-                "device; pass a real tensor, outside FakeTensorMode"
-            )
-
-    @staticmethod
-    def _address(name: str, array: Any) -> int:
-        try:
-            pointer = int(array.data_ptr())
-        except RuntimeError:  # inside torch.func's transforms, tensors have no storage
-            pointer = 0
-        if not pointer and 0 not in array.shape:
-            raise TypeError(
-                f"{name} is a PyTorch tensor without memory of its own, of type {type(array).__qualname__}, such as a "
-                "wrapper subclass, or one inside a torch.func transform; expected a plain tensor; pass the tensor that "
-                "it wraps, outside such transforms"
-            )
-        return pointer
-
-    def streams(self, operands: list[Operand], device: int) -> list[Stream]:
-        return [Stream.of(sys.modules["torch"].cuda.current_stream(device))]
-
-    def empty(self, shape: tuple[int, ...], device: int, stream: Stream) -> Operand:
-        torch: Any = sys.modules["torch"]
-        result = torch.empty(shape, dtype=torch.float32, device=f"cuda:{device}")
-        return self.describe("out", result, stream)
-
-    def keep(self, operands: list[Operand], device: int, stream: Stream, followed: list[Stream]) -> None:
-        # PyTorch's allocator can be notified; it then waits for that stream before it reuses the memory.
-        if not all(map(stream.same, followed)):
-            torch: Any = sys.modules["torch"]
-            if stream.is_default:
-                user = torch.cuda.default_stream(device)
-            else:
-                user = torch.cuda.ExternalStream(stream.handle, device=device)
-            for operand in operands:
-                operand.array.record_stream(user)
-
-    def probe(self, array: Any) -> Probe | None:
-        torch: Any = sys.modules["torch"]
-        own, usual = torch.Tensor, plain_tensors(torch)
-        # Not public, but PyTorch's own compiled code calls it; it does not create a Python object for the stream.
-        raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # noqa: SLF001
-        forward_ad = torch.autograd.forward_ad
-        if type(array) is not own or raw_stream is None or not hasattr(forward_ad, "_current_level"):
-            return None
-        increment: Any = getattr(torch.autograd.graph, "increment_version", None)
-
-        def read(tag: Any, a: Any, b: Any, out: Any) -> Reading | None:
-            if not (usual(a) and usual(b)) or forward_ad._current_level >= 0:  # noqa: SLF001
-                return None
-            try:
-                p, q, device = a.data_ptr(), b.data_ptr(), a.get_device()
-                if out is None:
-                    r, result = 0, None
-                elif usual(out) and out.get_device() == device:
-                    r, result = out.data_ptr(), (out.shape, out.stride())
-                    if not r:
-                        return None
-                else:
-                    return None
-                if not (p and q) or b.get_device() != device:
-                    return None
-                return (
-                    (
-                        tag,
-                        own,
-                        device,
-                        (p & 15) << 8 | (q & 15) << 4 | r & 15,
-                        a.shape,
-                        a.stride(),
-                        b.shape,
-                        b.stride(),
-                        result,
-                    ),
-                    p,
-                    q,
-                    r,
-                )
-            except RuntimeError:  # no storage, or no strides
-                return None
-
-        def vector(x: Any, a: Any) -> tuple[int, int, int, int] | None:
-            if not usual(x) or x.dim() != 1:
-                return None
-            try:
-                p = x.data_ptr()
-                return (p, x.shape[0], 4 * x.stride()[0], x.get_device()) if p else None
-            except RuntimeError:  # no storage, or no strides
-                return None
-
-        def stream(a: Any, b: Any, out: Any, device: int) -> int | None:
-            return raw_stream(device)
-
-        def empty(a: Any, shape: tuple[int, ...], device: int) -> tuple[Any, int] | None:
-            made = a.new_empty(shape)
-            pointer = made.data_ptr()
-            return (made, pointer) if pointer else None
-
-        def written(out: Any) -> None:
-            if not out.is_inference():
-                increment(out)
-
-        return Probe(read, vector, stream, empty, None if increment is None else written, FLOAT32_BYTES)
-
-    def written(self, out: Operand) -> None:
-        # Autograd uses the version to detect that a tensor saved for backward has been written since. Old releases of
-        # PyTorch offer no way to increment it; a tensor created in inference mode has none.
-        torch: Any = sys.modules["torch"]
-        increment = getattr(torch.autograd.graph, "increment_version", None)
-        if increment is not None and not out.array.is_inference():
-            increment(out.array)
-
-
-def plain_tensors(torch: Any) -> Callable[[Any], bool]:
-    """Return a function that is true of tensors whose memory holds the float32 numbers of a product's operand.
-
-    It does not look at forward-mode tangents.
-    """
-    own, float32, strided, grad_enabled = torch.Tensor, torch.float32, torch.strided, torch.is_grad_enabled
-
-    def is_plain(x: Any) -> bool:
-        return (
-            type(x) is own
-            and x.dtype is float32
-            and x.is_cuda
-            and x.layout is strided
-            and not (x.requires_grad and grad_enabled())
-            and not x.is_neg()
-        )
-
-    return is_plain
-
-
-def _imported(module: str, name: str) -> Any:
-    """Return a class of a module that the caller has imported, else an empty tuple, for `isinstance`."""
-    return getattr(sys.modules.get(module), name, ())
 
 
 def pointer_device(name: str, pointer: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -250,3 +251,8 @@ def row_major(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     for axis in reversed(range(len(shape) - 1)):
         strides[axis] = strides[axis + 1] * shape[axis + 1]
     return tuple(strides)
+
+
+def imported(module: str, name: str) -> Any:
+    """Return a class of a module that the caller has imported, else an empty tuple, for `isinstance`."""
+    return getattr(sys.modules.get(module), name, ())

@@ -104,7 +104,7 @@ class BoundProduct:
 
     def frame(self) -> Frame:
         """Return a new frame."""
-        return Frame(self.launches.steps, self._layout, self._handles, self._context)
+        return Frame(self._layout, self._handles, self._context)
 
     def memory_words(self, memory: tuple[int, int]) -> list[int]:
         """Return the moving words of scratch memory, and of counters, at these addresses."""

@@ -20,17 +20,8 @@ from .driver import failure, raw
 ALWAYS = tuple(Moving(slot) for slot in (Slot.ALPHA, Slot.BETA, Slot.A, Slot.B, Slot.C))
 
 
-class LaunchConfig(ctypes.Structure):
-    """The driver's ``CUlaunchConfig``."""
-
-    _fields_ = [
-        ("grid", ctypes.c_uint * 3),
-        ("block", ctypes.c_uint * 3),
-        ("shared", ctypes.c_uint),
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.c_void_p),
-        ("attribute_count", ctypes.c_uint),
-    ]
+# The driver's ``CUlaunchConfig``: grid, block, bytes of dynamic shared memory, stream, attributes, and their number.
+CONFIG, STREAM, STREAM_AT = struct.Struct("=7I4xQQI4x"), struct.Struct("=Q"), 32
 
 
 class _LaunchAttribute(ctypes.Structure):
@@ -54,12 +45,14 @@ class FrameLayout:
         The distinct words that move: alpha, beta, A, B and C first, then the others by slot.
     """
 
-    __slots__ = ("_moved", "_starts", "_words", "moving", "packing")
+    __slots__ = ("_configs", "_moved", "_starts", "_words", "moving", "packing")
 
     def __init__(self, steps: Sequence[Step]) -> None:
         words: list[Any] = []
-        self._starts = []
+        self._starts, self._configs = [], b""
         for step in steps:
+            attributes, count = (ctypes.addressof(OVERLAPPING), 1) if step.overlaps else (0, 0)
+            self._configs += CONFIG.pack(*step.grid, *step.block, step.kernel.dynamic_shared, 0, attributes, count)
             self._starts.append(8 * len(words))
             for argument in step.arguments:
                 words += argument.words
@@ -74,18 +67,22 @@ class FrameLayout:
         self._words = words
         self.packing = _packing(len(places))
 
-    def memory(self) -> tuple[Any, list[int]]:
-        """Return memory for the words, with the constants in place, and the address of each launch's parameters."""
-        # The moving words; all words, of which those that move are not used; the address of each.
-        first, count = 8 * len(self.moving), len(self._words)
-        memory = ctypes.create_string_buffer(first + 16 * count)
+    def memory(self) -> tuple[Any, list[int], int]:
+        """Return memory with the constant words in place, the address of each launch's parameters, and of the configs.
+
+        It holds the moving words; all words, of which those that move are not used; the address of each word; a
+        ``CUlaunchConfig`` per launch.
+        """
+        first, count, configs = 8 * len(self.moving), len(self._words), self._configs
+        memory = (ctypes.c_char * (first + 16 * count + len(configs)))()
         start = ctypes.addressof(memory)
         tables = start + first + 8 * count
         addresses = [*range(start + first, tables, 8)]
         for i, place in self._moved:
             addresses[i] = start + place
         _integers(2 * count).pack_into(memory, first, *self._words, *addresses)
-        return memory, [tables + place for place in self._starts]
+        ctypes.memmove(tables + 8 * count, configs, len(configs))
+        return memory, [tables + place for place in self._starts], tables + 8 * count
 
 
 @cache
@@ -109,12 +106,10 @@ class Frame:
 
     Parameters
     ----------
-    steps : sequence of Step
-        Launches, in order.
     layout : FrameLayout
-        Places of their words.
+        Places of the words of all launches.
     handles : sequence of int
-        Their kernels, as the driver knows them.
+        The launches' kernels, as the driver knows them.
     context : int
         Handle of the device's context.
 
@@ -130,35 +125,32 @@ class Frame:
 
     __slots__ = (
         "_calls",
-        "_configs",
+        "_configs_at",
         "_context",
         "_current",
         "_current_place",
         "_get_current",
-        "_held",
         "_launch",
+        "_memory",
         "_stream",
         "mapped",
         "move",
         "move_operands",
     )
 
-    def __init__(self, steps: Sequence[Step], layout: FrameLayout, handles: Sequence[int], context: int) -> None:
-        memory, places = layout.memory()
+    def __init__(self, layout: FrameLayout, handles: Sequence[int], context: int) -> None:
+        memory, tables, configs = layout.memory()
+        self._memory, self._configs_at, self._stream = memory, configs - ctypes.addressof(memory), 0
         self.move: Callable[..., None] = partial(layout.packing.pack_into, memory, 0)
-        self.mapped = (0, 0)
         self.move_operands: Callable[..., None] = partial(OPERANDS.pack_into, memory, 0)
-        self._held: list[Any] = [memory]
-        self._calls, self._configs = [], []
-        for step, handle, place in zip(steps, handles, places, strict=True):
-            config = LaunchConfig(step.grid, step.block, step.kernel.dynamic_shared)
-            if step.overlaps:
-                config.attributes, config.attribute_count = ctypes.addressof(OVERLAPPING), 1
-            self._configs.append(config)
-            pointers = ctypes.addressof(config), handle, place, None
-            self._calls.append(tuple(map(ctypes.c_void_p, pointers)))
-        self._context, self._stream, self._current = context, 0, ctypes.c_void_p(None)
-        self._current_place = ctypes.c_void_p(ctypes.addressof(self._current))
+        self.mapped = (0, 0)
+        pointer, none = ctypes.c_void_p, ctypes.c_void_p(None)
+        self._calls = [
+            (pointer(configs + i * CONFIG.size), pointer(handle), pointer(table), none)
+            for i, (handle, table) in enumerate(zip(handles, tables, strict=True))
+        ]
+        self._context, self._current = context, pointer(None)
+        self._current_place = pointer(ctypes.addressof(self._current))
         self._launch, self._get_current = raw("cuLaunchKernelEx"), raw("cuCtxGetCurrent")
 
     def in_context(self) -> bool:
@@ -169,8 +161,8 @@ class Frame:
         """Enqueue the kernels on a stream of the device, whose context is current."""
         if stream != self._stream:
             self._stream = stream
-            for config in self._configs:
-                config.stream = stream
+            for i in range(len(self._calls)):
+                STREAM.pack_into(self._memory, self._configs_at + i * CONFIG.size + STREAM_AT, stream)
         launch = self._launch
         for call in self._calls:
             if status := launch(*call):

@@ -91,7 +91,8 @@ class Workspaces:
         """Return memory of at least `size` bytes for launches on a stream; `release` it when they are enqueued.
 
         Memory released on this stream is reused, else memory is allocated. What is too small is freed first, once the
-        stream has finished with it; memory that a graph uses is kept.
+        stream has finished with it, and half as much again is allocated if there is room, so that sizes that grow from
+        call to call rarely wait; memory that a graph uses is kept.
 
         Raises
         ------
@@ -110,17 +111,22 @@ class Workspaces:
                 kept += small
                 return lease
             small.append(lease)
+        grown = size
         with relaxed_capture():
             if small and not key[1]:
                 call(driver.cuStreamSynchronize, stream)
                 for lease in small:
                     call(driver.cuMemFree, lease.pointer)
-            status, pointer = driver.cuMemAlloc(max(size, 1))
+                grown = max(size, *(lease.size * 3 // 2 for lease in small))
+            status, pointer = driver.cuMemAlloc(max(grown, 1))
+            if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY and grown > size:
+                grown = size
+                status, pointer = driver.cuMemAlloc(size)
         if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
             raise MemoryError(f"the device has no {size:,} bytes left for the parts of the operands; free some memory")
         if status != driver.CUresult.CUDA_SUCCESS:
             raise failure("cuMemAlloc", status)
-        return Lease(int(pointer), size, key)
+        return Lease(int(pointer), grown, key)
 
     def release(self, lease: Lease) -> None:
         """Let the next call on the stream have the memory: all launches that use it are enqueued."""

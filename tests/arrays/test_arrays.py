@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from support.operands import LAYOUTS, REPEATING, Exported, check, filled, frozen
 
 from numba_gemm import arrays, tiled_sgemm
-from numba_gemm.arrays import KINDS, ArrayKind, Operand, describe, host, libraries, protocols, streams
+from numba_gemm.arrays import KINDS, ArrayKind, Operand, describe, host, libraries, protocols, streams, torch_tensors
 from numba_gemm.arrays import operand as operand_module
 from numba_gemm.gemm import batches
 from numba_gemm.gemm import launch_choice as launching
@@ -379,7 +379,7 @@ def fake_torch(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", torch)
     fake_tensor = types.SimpleNamespace(FakeTensor=AbstractTensor)
     monkeypatch.setitem(sys.modules, "torch._subclasses.fake_tensor", fake_tensor)
-    monkeypatch.setattr(arrays, "KINDS", (host.HostArrays(), libraries.TorchTensors()))  # as on a GPU
+    monkeypatch.setattr(arrays, "KINDS", (host.HostArrays(), torch_tensors.TorchTensors()))  # as on a GPU
     return torch
 
 
@@ -428,7 +428,7 @@ def test_tensors_that_are_refused(tensor, error, words):
     assert all(word in str(caught.value) for word in words)
 
 
-@pytest.mark.parametrize("kind", [libraries.TorchTensors(), arrays.TensorsOutOfReach()])
+@pytest.mark.parametrize("kind", [torch_tensors.TorchTensors(), arrays.TensorsOutOfReach()])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.usefixtures("fake_torch")
 def test_fake_tensors_are_refused_by_name(kind, device):
@@ -445,7 +445,7 @@ def test_tensors_that_require_grad_are_accepted_without_grad_mode(fake_torch):
 def test_tensors_that_are_accepted():
     assert describe("a", FakeTensor(shape=(0, 4), address=0), None).pointer == 0
     described = describe("a", FakeTensor(), None)
-    assert isinstance(described.kind, libraries.TorchTensors)
+    assert isinstance(described.kind, torch_tensors.TorchTensors)
     assert (described.shape, described.strides, described.pointer, described.device) == ((3, 4), (16, 4), 4096, 0)
 
 
@@ -698,7 +698,7 @@ def test_tensors_are_recorded_on_another_stream(fake_torch, stream, followed, to
     )
     tensor = FakeTensor()
     tensor.record_stream = recorded.append
-    kind = libraries.TorchTensors()
+    kind = torch_tensors.TorchTensors()
     kind.keep([kind.describe("a", tensor, None)], 3, streams.Stream(stream), [streams.Stream(one) for one in followed])
     assert recorded == ([(15, 3)] if told else [])
 
@@ -715,7 +715,7 @@ def test_version_of_a_tensor_that_was_given_is_raised(fake_torch, monkeypatch, o
     fake_torch.autograd.graph = graph
     fake_torch.empty = lambda shape, **_: FakeTensor()
     fake_torch.cuda = types.SimpleNamespace(current_stream=lambda device: types.SimpleNamespace(cuda_stream=0))
-    kind, out = libraries.TorchTensors(), FakeTensor(inference=inference)
+    kind, out = torch_tensors.TorchTensors(), FakeTensor(inference=inference)
     a, b = kind.describe("a", FakeTensor(), None), kind.describe("b", FakeTensor(), None)
     target = kind.describe("out", out, None) if given else None
     with product(kind, a, b, target):

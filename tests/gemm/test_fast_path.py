@@ -22,7 +22,7 @@ from support.host_gpu import CONFIG, CONTEXT, NAIVE, schedule_of, scheduled
 from support.operands import check, filled
 
 from numba_gemm import arrays, plan, tiled_sgemm
-from numba_gemm.arrays import libraries
+from numba_gemm.arrays import libraries, torch_tensors
 from numba_gemm.arrays.operand import ArrayKind, Operand
 from numba_gemm.arrays.probe import Probe
 from numba_gemm.gemm import fast_path, heuristics
@@ -359,7 +359,7 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_is_out_of_the_ordinary_takes_the_full_check(torch, gpu, checked, product, monkeypatch, change):
     monkeypatch.setattr(arrays.streams, "wait_for", lambda *_: None)
-    monkeypatch.setattr(libraries.TorchTensors, "keep", lambda *_: None)
+    monkeypatch.setattr(torch_tensors.TorchTensors, "keep", lambda *_: None)
     a, b, c = operands()
     product(tensor(a), tensor(b), tensor(c))
     arguments, options, error = CHANGES[change](tensor(a), tensor(b), tensor(c))
@@ -652,7 +652,7 @@ ON_DEVICE_ONE = set()
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_call_with_a_changed_array(torch, others, gpu, checked, monkeypatch, library, change, which):
     make = LIBRARIES[library]
-    kinds = {"Numba": libraries.NumbaArrays, "CuPy": libraries.CupyArrays, "PyTorch": libraries.TorchTensors}
+    kinds = {"Numba": libraries.NumbaArrays, "CuPy": libraries.CupyArrays, "PyTorch": torch_tensors.TorchTensors}
     monkeypatch.setattr(arrays, "KINDS", tuple(kind() for kind in kinds.values()))
     monkeypatch.setattr(libraries, "device_count", lambda: 2)
     monkeypatch.setattr(devices, "device_count", lambda: 2)

@@ -556,7 +556,7 @@ def test_frame_packs_words_by_name(gpu):
     steps = PERSISTENT.launches(PERSISTENT.configs[0], product, "bf16x6", None, Gpu((9, 0), 132)).steps
     handles = [gpu.load(None, step.kernel).handle for step in steps]
     layout = FrameLayout(steps)
-    frame = Frame(steps, layout, handles, CONTEXT)
+    frame = Frame(layout, handles, CONTEXT)
     assert len(layout.moving) == 7
     frame.move(1.5, -2.5, 10, 20, 30, 40, 50)
     frame.launch(60)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.host_gpu import LaunchConfig
 
 from numba_gemm.kernels.product import Layout
 from numba_gemm.kernels.step import (
@@ -26,7 +27,7 @@ from numba_gemm.kernels.step import (
     Words,
 )
 from numba_gemm.runtime import frame as frames
-from numba_gemm.runtime.frame import ALWAYS, Frame, FrameLayout, LaunchConfig
+from numba_gemm.runtime.frame import ALWAYS, Frame, FrameLayout
 
 
 def step_of(*arguments, grid=(1, 1, 1), block=(32, 1, 1), shared=0, overlaps=False):
@@ -106,7 +107,7 @@ def test_words_are_where_the_parameters_point(case):
     steps, others = STEPS[case]
     layout = FrameLayout(steps)
     assert layout.moving == (*ALWAYS, *others), "the order in which a bound product passes their values"
-    memory, places = layout.memory()
+    memory, places, _ = layout.memory()
     for values in (values_of(layout), [0.0, 1.0, *range(-16, 16 * (len(layout.moving) - 3), 16)]):
         layout.packing.pack_into(memory, 0, *values)
         check_words(steps, layout, places, values)
@@ -115,7 +116,7 @@ def test_words_are_where_the_parameters_point(case):
 def test_values_of_a_kernel_s_parameters():
     steps, _ = STEPS["scalar, matrix, vector"]
     layout = FrameLayout(steps)
-    memory, (place,) = layout.memory()
+    memory, (place,), _ = layout.memory()
     layout.packing.pack_into(memory, 0, 1.5, 0.0, 4096, 0, 0, 8192)
     assert parameters(steps[0], place)[1] == [1.5, 4096, 3, 5, 20, -4, 0, 0, 7, 4, 8192, 7, 28]
 
@@ -131,7 +132,7 @@ arguments = st.sampled_from([ALPHA, BETA, A, B, C, PARTS]) | st.builds(Words, st
 def test_any_steps(steps):
     layout = FrameLayout(steps)
     assert len(set(layout.moving)) == len(layout.moving)
-    memory, places = layout.memory()
+    memory, places, _ = layout.memory()
     layout.packing.pack_into(memory, 0, *values_of(layout))
     check_words(steps, layout, places, values_of(layout))
 
@@ -175,7 +176,7 @@ def made(monkeypatch):
     driver = Driver(steps)
     monkeypatch.setattr(frames, "raw", driver.raw)
     layout = FrameLayout(steps)
-    return driver, layout, lambda: Frame(steps, layout, [111, 222], 77)
+    return driver, layout, lambda: Frame(layout, [111, 222], 77)
 
 
 def test_launches_in_order_on_a_stream(made):

@@ -140,3 +140,15 @@ def test_memory_that_a_graph_uses_is_never_freed(memory):
 def test_memory_error_names_the_size(memory):
     with pytest.raises(MemoryError, match="2,000,000 bytes"):
         Workspaces().lease(1, 2_000_000)
+
+
+@pytest.mark.parametrize("left", [1 << 20, 1000])
+def test_sizes_that_grow_from_call_to_call_rarely_wait(memory, left):
+    """With little memory left, only what a call needs is allocated."""
+    workspaces, memory.left = Workspaces(), left
+    for size in range(100, 1000):
+        lease = workspaces.lease(1, size)
+        assert lease.size >= size
+        workspaces.release(lease)
+    assert memory.allocated[-1] <= 1500
+    assert len(memory.waited) <= (7 if left > 1000 else 7 + 1000 // 3)

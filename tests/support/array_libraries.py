@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from numba_gemm import arrays, plan, tiled_sgemm
-from numba_gemm.arrays import libraries, probe
+from numba_gemm.arrays import libraries, probe, torch_tensors
 from numba_gemm.gemm import fast_path
 from numba_gemm.gemm import product as products
 from numba_gemm.runtime import epilogue as epilogues
@@ -139,7 +139,7 @@ def torch(no_calls, monkeypatch):
         empty=lambda shape, **_: Tensor(aligned_empty(shape)),
     )
     monkeypatch.setitem(sys.modules, "torch", torch)
-    monkeypatch.setattr(arrays, "KINDS", (libraries.TorchTensors(),))
+    monkeypatch.setattr(arrays, "KINDS", (torch_tensors.TorchTensors(),))
     return torch
 
 

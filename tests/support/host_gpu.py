@@ -88,6 +88,19 @@ def result(*values):
     return (SUCCESS, *values)
 
 
+class LaunchConfig(ctypes.Structure):
+    """The driver's ``CUlaunchConfig``."""
+
+    _fields_ = [
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("attribute_count", ctypes.c_uint),
+    ]
+
+
 class HostGpu:
     """Driver whose kernels multiply matrices in host memory.
 
@@ -144,7 +157,7 @@ class HostGpu:
             return self.status
         assert self.current is not None, "no context is current"
         assert extra.value is None
-        kernel, layout = self.kernels[handle.value], frame.LaunchConfig.from_address(config.value)
+        kernel, layout = self.kernels[handle.value], LaunchConfig.from_address(config.value)
         grid, block, stream = tuple(layout.grid), tuple(layout.block), layout.stream or 0
         arguments = self._arguments(kernel, table)
         overlaps = self._overlaps(layout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...device.units import FLOAT32_BYTES, ceil_div
 from ...simulator.switch import SIMULATOR
@@ -71,8 +71,7 @@ def precision_for(name: str, k: int) -> TensorPrecision:
     return SHORT_SUMS.get(name, precision) if k < LONG_SUM else precision
 
 
-@dataclass(frozen=True)
-class Decomposition:
+class Decomposition(NamedTuple):
     """Decomposed operands of a product in the scratch memory, and the grids of the kernels that make and use them.
 
     Attributes
@@ -315,11 +314,13 @@ class TensorStage(Stage):
             yield from cut(product, MAX_GRID_Y * config.BM, max(product.n, 1))
             return
         batch = product.batch
+        if batch.extents[-1] == 1:
+            yield Piece(0, 0, 0, True, product)
+            return
         count = min(batch.extents[-1], MAX_MATRICES)
-        if batch.extents[-1] > 1:
-            some = product._replace(batch=batch._replace(extents=(1, 1, count)))
-            each = sum(decomposition_of(self.precision_for(precision, product.k), some, config).steps)
-            count = max(1, min(count, MAX_PARTS_BYTES // max(each, 1)))
+        some = product._replace(batch=batch._replace(extents=(1, 1, count)))
+        each = sum(decomposition_of(self.precision_for(precision, product.k), some, config).steps)
+        count = max(1, min(count, MAX_PARTS_BYTES // max(each, 1)))
         for begin in range(0, batch.extents[-1], count):
             size = min(count, batch.extents[-1] - begin)
             steps = begin * batch.a[-1], begin * batch.b[-1], begin * batch.c[-1]
