@@ -22,6 +22,7 @@ from . import tensor_heuristics
 from .cost_model import FEW_COLUMNS, LAUNCH, MOST_LANES, Costs, common_divisors, costs_of, memory_clocks
 from .precision import tensor_stage
 
+TENSOR_TILE = 32  # divides all extents of tiles on tensor cores
 ANY_GPU = (99, 0)  # a compute capability that no stage finds too low
 
 
@@ -173,7 +174,9 @@ def ranked(wanted: Problem, only: Stage | None = None) -> list[Choice]:
     return _ranked_ladder(wanted, only) if wanted.precision == IEEE else _ranked_tensor(wanted, only)
 
 
-def _ranked_tensor(wanted: Problem, only: Stage | None) -> list[Choice]:
+def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None) -> list[Choice]:
+    """Return the `most` fastest candidates, by default all."""
+    wanted = _rounded_up(wanted)
     stage = only or (tf32_tma.STAGE if wanted.tma else tensor_stage(wanted.cc))
     if stage is None:
         return []
@@ -188,7 +191,7 @@ def _ranked_tensor(wanted: Problem, only: Stage | None) -> list[Choice]:
     )
     return [
         Choice(stage, config, clocks=LAUNCH + (before + seconds) * wanted.clock_hz, precision=wanted.precision)
-        for seconds, config in timed
+        for seconds, config in timed[:most]
     ]
 
 
@@ -270,7 +273,9 @@ def best(wanted: Problem) -> Choice:
 def _rounded_up(wanted: Problem) -> Problem:
     """Return a problem of as many tiles, for which the choice is the same: extents are rounded up if they can be."""
     m, n, k, sm_count = wanted.m, wanted.n, wanted.k, wanted.sm_count
-    if wanted.precision != IEEE or min(m, n) <= FEW_COLUMNS:
+    if wanted.precision != IEEE:
+        return wanted._replace(m=-(-m // TENSOR_TILE) * TENSOR_TILE, n=-(-n // TENSOR_TILE) * TENSOR_TILE)
+    if min(m, n) <= FEW_COLUMNS:
         return wanted
     tile, k_tile = common_divisors(wanted.cc)
     rows, cols, terms = -(-m // tile) * tile, -(-n // tile) * tile, -(-k // k_tile) * k_tile
@@ -283,8 +288,8 @@ def _rounded_up(wanted: Problem) -> Problem:
 
 @lru_cache(maxsize=4096)
 def _best(wanted: Problem) -> Choice:
-    found = _best_ladder(wanted) if wanted.precision == IEEE else next(iter(_ranked_tensor(wanted, None)), None)
-    return choose(wanted) if found is None else found
+    found = [_best_ladder(wanted)] if wanted.precision == IEEE else _ranked_tensor(wanted, None, 1)
+    return choose(wanted) if not found or found[0] is None else found[0]
 
 
 @lru_cache(maxsize=4096)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from operator import itemgetter
 from typing import Any
 
 from ..device.units import ceil_div
 from ..kernels.stage import Stage
 from ..kernels.tensor_core import TENSOR_PRECISIONS, TensorPrecision
-from ..kernels.tensor_core.stage import TensorStage, precision_for
+from ..kernels.tensor_core.stage import LONG_SUM, TensorStage, precision_for
+from ..kernels.tensor_core.tma_stage import TmaStage
 
 __all__ = ["SPEEDS", "configs_for", "expected_seconds", "seconds_of", "tile_rates"]
 
@@ -58,20 +61,27 @@ def seconds_of(
 
     It is assumed that all blocks compute one tile after the other at the same pace.
     """
-    decomposed = isinstance(stage, TensorStage)
-    tensor_precision = precision_for(precision, k)
-    rates = tile_rates(tensor_precision) if decomposed else TMA_RATES
-    terms = max(k, tensor_precision.slot_k) if decomposed else k
-    rows, cols = (n, m) if tma == "NN" and not decomposed else (m, n)
+    rows, cols = (n, m) if tma == "NN" and isinstance(stage, TmaStage) else (m, n)
+    slot_k, rated = _rated(stage, precision, k < LONG_SUM)
+    flops_by_area = 2.0 * max(k, slot_k) * sm_count
+    found = []
+    for config, BM, BN, rate in rated:
+        rounds = ceil_div(matrices * ceil_div(rows, BM) * ceil_div(cols, BN), sm_count)
+        found.append((rounds * (TILE_END + BM * BN * flops_by_area / (rate * 1e12)), config))
+    return sorted(found, key=itemgetter(0))
 
-    def seconds(config: Any) -> float:
-        rate = rates.get((config.BM, config.BN), min(rates.values()))
-        rounds = ceil_div(matrices * ceil_div(rows, config.BM) * ceil_div(cols, config.BN), sm_count)
-        flops = 2.0 * config.BM * config.BN * terms
-        return rounds * (TILE_END + flops * sm_count / (rate * 1e12))
 
-    found = [(seconds(config), config) for config in configs_for(stage, precision, k)]
-    return sorted(found, key=lambda one: one[0])
+@lru_cache(maxsize=64)
+def _rated(stage: Stage, precision: str, short: bool) -> tuple[int, list[tuple[Any, int, int, float]]]:
+    """Return the least terms that a sum is computed with; and the configurations, their extents and throughputs."""
+    k = 1 if short else LONG_SUM
+    if isinstance(stage, TensorStage):
+        slot_k, rates = precision_for(precision, k).slot_k, tile_rates(precision_for(precision, k))
+    else:
+        slot_k, rates = 1, TMA_RATES
+    slowest = min(rates.values())
+    configs = configs_for(stage, precision, k)
+    return slot_k, [(one, one.BM, one.BN, rates.get((one.BM, one.BN), slowest)) for one in configs]
 
 
 def decomposition_seconds(

@@ -104,23 +104,24 @@ class Decomposition(NamedTuple):
 
 def decomposition_of(precision: TensorPrecision, product: Product, config: TensorConfig) -> Decomposition:
     """Lay out the decomposed operands of a product; of the batch, only the last dimension counts."""
-    m, n, k, batch = product.m, product.n, product.k, product.batch
-    matrices = batch.extents[-1]
-    shapes = [parts_shape(precision, m, k, config.BM), parts_shape(precision, n, k, config.BN)]
-    blocks = sum(rows // precision.parts * (words // (ROW_WORDS * DECOMPOSED_ROWS)) for rows, words in shapes)
+    k, batch = product.k, product.batch
+    matrices, varies = batch.extents[-1], (batch.a[-1], batch.b[-1])
+    shapes = [parts_shape(precision, product.m, k, config.BM), parts_shape(precision, product.n, k, config.BN)]
+    (rows, a_words), (_, b_words) = shapes
+    blocks = rows // precision.parts * ((a_words + b_words) // (ROW_WORDS * DECOMPOSED_ROWS))
     maxima_blocks = 0
     if precision.scaled:
         spans = max(1, min(decompose.SPANS, ceil_div(k, decompose.SPAN)))
-        shapes += [(spans, words // ROW_WORDS) for _, words in shapes]
-        maxima_blocks = sum(rows * (cols // DECOMPOSED_ROWS) for rows, cols in shapes[2:])
-    offsets, steps, end = [], [], 0
-    for (rows, cols), own in zip(shapes, (batch.a[-1], batch.b[-1]) * 2, strict=False):
-        size = ceil_div(FLOAT32_BYTES * rows * cols, SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
+        shapes += [(spans, a_words // ROW_WORDS), (spans, b_words // ROW_WORDS)]
+        maxima_blocks = spans * ((a_words + b_words) // (ROW_WORDS * DECOMPOSED_ROWS))
+    parts, offsets, steps, end = [], [], [], 0
+    for i, (rows, cols) in enumerate(shapes):
+        size, own = ceil_div(FLOAT32_BYTES * rows * cols, SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT, varies[i & 1]
+        parts.append(Layout(rows, cols, FLOAT32_BYTES * cols, FLOAT32_BYTES))
         offsets.append(end)
         steps.append(size if own else 0)
-        end += size * (matrices if own else 1)
-    parts = tuple(Layout(rows, cols, FLOAT32_BYTES * cols, FLOAT32_BYTES) for rows, cols in shapes)
-    return Decomposition(precision, parts, tuple(offsets), tuple(steps), matrices, end, blocks, maxima_blocks)
+        end += size * matrices if own else size
+    return Decomposition(precision, tuple(parts), tuple(offsets), tuple(steps), matrices, end, blocks, maxima_blocks)
 
 
 # ------------------------------------------------------------------------------------------------------------- kernels

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...device.units import FLOAT32_BYTES, ceil_div
 from ...simulator.switch import SIMULATOR
@@ -28,8 +28,7 @@ STRIDE_END = 1 << 40
 EXTENT_END = 1 << 30  # coordinates, up to a tile beyond the edge, are 32-bit integers
 
 
-@dataclass(frozen=True)
-class TmaOperands:
+class TmaOperands(NamedTuple):
     """Operands of ``U @ V.T``, which is C or its transpose, as tensor maps describe them.
 
     Attributes
@@ -151,10 +150,12 @@ class TmaStage(Stage):
 
     def kernel(self, config: WarpgroupConfig, product: Product, precision: str = "") -> Kernel:
         """Return the kernel that multiplies operands of these layouts."""
-        found = self._operands(product)
+        return self._kernel(config, product, self._operands(product).layout)
+
+    def _kernel(self, config: WarpgroupConfig, product: Product, layout: str) -> Kernel:
         assert self.tensor_precision is not None
         tensor_variant = TensorVariant(self.tensor_precision, product.epilogue, len(product.vectors))
-        return self.kernel_of(config, TmaVariant(tensor_variant, found.layout))
+        return self.kernel_of(config, TmaVariant(tensor_variant, layout))
 
     def _operands(self, product: Product) -> TmaOperands:
         found = tma_operands(product)
@@ -167,7 +168,8 @@ class TmaStage(Stage):
         """Return the launch of a product."""
         assert product.batch.extents[:-1] == (1, 1), "one launch takes one dimension"
         assert self.boxes is not None
-        found, kernel, matrices = self._operands(product), self.kernel(config, product), product.batch.extents[-1]
+        found, matrices = self._operands(product), product.batch.extents[-1]
+        kernel = self._kernel(config, product, found.layout)
         u_box, v_box = self.boxes(config, found.layout)
         blocks = min(ceil_div(found.rows, config.BM) * ceil_div(found.cols, config.BN), gpu.sm_count)
         vectors = (Vector(i, *vector) for i, vector in enumerate(product.vectors))
