@@ -220,7 +220,7 @@ def test_repeated_launch_uses_the_operands_of_the_call(launched):
 class FakeFrame:
     """Stand-in for `Frame`: records the values of moving words."""
 
-    def __init__(self, steps, layout, handles, context):
+    def __init__(self, layout, handles, context):
         self.words, self.moved, self.launched = layout.moving, [], 0
 
     def in_context(self):
