@@ -100,11 +100,20 @@ class Workspaces:
             if the device has not enough memory left.
         """
         key = identity(stream)
+        try:
+            lease = self._free[key].pop()  # atomic: another thread, or a finaliser, may come here too
+        except (KeyError, IndexError):
+            return self._new_lease(key, stream, size, [])
+        if lease.size >= size:
+            return lease
+        return self._new_lease(key, stream, size, [lease])
+
+    def _new_lease(self, key: tuple[int, int], stream: int, size: int, small: list[Lease]) -> Lease:
+        """Return a lease for which none of the first that was found, in `small`, is large enough."""
         kept = self._free.setdefault(key, [])
-        small: list[Lease] = []
         while kept:
             try:
-                lease = kept.pop()  # atomic: another thread, or a finaliser, may come here too
+                lease = kept.pop()
             except IndexError:
                 break
             if lease.size >= size:
@@ -130,7 +139,7 @@ class Workspaces:
 
     def release(self, lease: Lease) -> None:
         """Let the next call on the stream have the memory: all launches that use it are enqueued."""
-        self._free.setdefault(lease.key, []).append(lease)
+        self._free[lease.key].append(lease)  # `_new_lease` made the list
 
 
 def identity(stream: int) -> tuple[int, int]:
