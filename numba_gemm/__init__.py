@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .runtime.kernel_cache import clear_cache
     from .streaming import streamed_sgemm
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Autotuned",
     "Explanation",

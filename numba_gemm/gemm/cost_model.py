@@ -4,6 +4,8 @@ In clocks of a multiprocessor (SM). A k-tile costs a block that has the SM to it
 full its multiply-adds at the configuration's efficiency; between the two, blocks hide each other's waits in part. The
 SM with the most k-tiles decides. Blocks that divide a tile of C pay for it: each writes its part, and the last one
 reads them all. No product is faster than its bytes.
+
+A new shape waits for these functions, so quotients are rounded up in place: a call of `ceil_div` takes as long as five.
 """
 
 from __future__ import annotations
