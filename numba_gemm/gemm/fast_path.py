@@ -131,7 +131,9 @@ def try_fast(
         Those of the public function; alpha and beta are floats.
     """
     probe = PROBES.get(type(a))
-    if probe is None or not (TINY < alpha < HUGE or -HUGE < alpha < -TINY) or not -HUGE < beta < HUGE:
+    if probe is None or not (alpha == 1.0 or TINY < alpha < HUGE or -HUGE < alpha < -TINY):
+        return None
+    if not (beta == 0.0 or -HUGE < beta < HUGE):
         return None
     places: list[int] = []
     if vectors:
@@ -164,14 +166,15 @@ def try_fast(
         below_a, above_a, below_b, above_b = call.reach
         if below_a < a_place - c_place < above_a or below_b < b_place - c_place < above_b:
             return None
-        for place, (below, above) in zip(places, call.vectors):
-            if below < place - c_place < above:
-                return None
+        if places:
+            for place, (below, above) in zip(places, call.vectors):
+                if below < place - c_place < above:
+                    return None
     release_finished()
     try:
         for bound, a_step, b_step, c_step, first in call.launches:
             own_beta = beta if first else 1.0
-            bound(alpha, a_place + a_step, b_place + b_step, own_beta, c_place + c_step, queue, *places)
+            bound(alpha, a_place + a_step, b_place + b_step, own_beta, c_place + c_step, queue, places)
     except NoRoomForMaps:  # such a call has one launch
         return None
     if out is not None and probe.written is not None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..kernels.step import Launches, Moving, Slot
 from .driver import device_scope
-from .frame import Frame, FrameLayout
+from .frame import ALWAYS, Frame, FrameLayout
 from .tensor_maps import TensorMaps
 from .workspace import LEGACY, Lease, Workspace, Workspaces, clear, identity, total_bytes
 
@@ -44,6 +44,7 @@ class BoundProduct:
         "_maps",
         "_memory",
         "_offsets",
+        "_operands_alone",
         "_tensor_maps",
         "device",
         "launches",
@@ -71,12 +72,15 @@ class BoundProduct:
         self.workspaces, self._tensor_maps, self._memory = workspaces, tensor_maps, workspace
         self._layout = FrameLayout(launches.steps)
         words = self._layout.moving
+        self._operands_alone = len(words) == len(ALWAYS)
         self._offsets = tuple([word.offset for word in words if word.slot == Slot.SCRATCH])
         self._counts = Moving(Slot.COUNTERS) in words
         self._maps: tuple[dict[int, int], ...] = tuple({} for _ in launches.maps)
         self._frames: list[Frame] = []
 
-    def __call__(self, alpha: float, a: int, b: int, beta: float, c: int, stream: int, *vectors: int) -> None:
+    def __call__(
+        self, alpha: float, a: int, b: int, beta: float, c: int, stream: int, vectors: Sequence[int] = ()
+    ) -> None:
         """Enqueue the product of operands, and vectors, at these addresses.
 
         Raises
@@ -91,7 +95,11 @@ class BoundProduct:
         except IndexError:
             frame = self.frame()
         if frame.in_context():
-            self._enqueue(frame, alpha, a, b, beta, c, stream, vectors)
+            if self._operands_alone:
+                frame.move_operands(alpha, beta, a, b, c)
+                frame.launch(stream)
+            else:
+                self._enqueue(frame, alpha, a, b, beta, c, stream, vectors)
         else:
             with device_scope(self.device):
                 self._enqueue(frame, alpha, a, b, beta, c, stream, vectors)
@@ -106,51 +114,56 @@ class BoundProduct:
         """Return a new frame."""
         return Frame(self._layout, self._handles, self._context)
 
-    def memory_words(self, memory: tuple[int, int]) -> list[int]:
+    def memory_words(self, scratch: int, counters: int) -> list[int]:
         """Return the moving words of scratch memory, and of counters, at these addresses."""
-        scratch, counters = memory
         words = [scratch + offset for offset in self._offsets]
         if self._counts:
             words.append(counters)
         return words
 
     def _enqueue(
-        self, frame: Frame, alpha: float, a: int, b: int, beta: float, c: int, stream: int, vectors: tuple[int, ...]
+        self, frame: Frame, alpha: float, a: int, b: int, beta: float, c: int, stream: int, vectors: Sequence[int]
     ) -> None:
         launches = self.launches
         if launches.maps:
-            frame.move(alpha, beta, a, b, c, *self.places(a, b), *vectors)
+            self._pack(frame, (a, b), self.places, alpha, a, b, beta, c, vectors)
             frame.launch(stream)
         elif not launches.scratch_bytes and not launches.counters:
             frame.move(alpha, beta, a, b, c, *vectors)
             frame.launch(stream)
         elif self._memory is not None:
-            self._launch_in(self._memory.words, frame, alpha, a, b, beta, c, stream, vectors)
+            self._pack(frame, self._memory.words, self.memory_words, alpha, a, b, beta, c, vectors)
+            frame.launch(stream)
         elif len(launches.steps) == 1:
-            words = self.workspaces.reserve(stream, launches.scratch_bytes, launches.counters)
-            self._launch_in(words, frame, alpha, a, b, beta, c, stream, vectors)
+            memory = self.workspaces.reserve(stream, launches.scratch_bytes, launches.counters)
+            self._pack(frame, memory, self.memory_words, alpha, a, b, beta, c, vectors)
+            frame.launch(stream)
         else:
             lease = self.workspaces.lease(stream, launches.scratch_bytes)
             try:
-                self._launch_in((lease.pointer, 0), frame, alpha, a, b, beta, c, stream, vectors)
+                self._pack(frame, (lease.pointer, 0), self.memory_words, alpha, a, b, beta, c, vectors)
+                frame.launch(stream)
             finally:
                 self.workspaces.release(lease)
 
-    def _launch_in(
-        self,
-        memory: tuple[int, int],
+    @staticmethod
+    def _pack(
         frame: Frame,
+        of: tuple[int, int],
+        words: Callable[[int, int], list[int]],
         alpha: float,
         a: int,
         b: int,
         beta: float,
         c: int,
-        stream: int,
-        vectors: tuple[int, ...],
+        vectors: Sequence[int],
     ) -> None:
-        """Launch with scratch memory, and counters, at these addresses."""
-        frame.move(alpha, beta, a, b, c, *self.memory_words(memory), *vectors)
-        frame.launch(stream)
+        """Give a frame its moving words; those that `words` returns may be there from an earlier call."""
+        if frame.words_of == of and not vectors:
+            frame.move_operands(alpha, beta, a, b, c)
+        else:
+            frame.move(alpha, beta, a, b, c, *words(*of), *vectors)
+            frame.words_of = of
 
     def places(self, a: int, b: int) -> list[int]:
         """Return the addresses of the tensor maps of operands at these addresses."""
@@ -211,10 +224,10 @@ class PrivateLaunches:
             frame = self._frame(stream)
         ready = frame.in_context()
         if ready:
-            if launches.maps and frame.mapped != (a, b):
+            if launches.maps and frame.words_of != (a, b):
                 try:
                     frame.move(alpha, beta, a, b, c, *self._bound.places(a, b))
-                    frame.mapped = a, b
+                    frame.words_of = a, b
                 except NoRoomForMaps:
                     ready = False
             else:
@@ -234,7 +247,7 @@ class PrivateLaunches:
                 own = Workspace(lease.pointer, launches.scratch_bytes, launches.counters)
                 clear(own.words[1], launches.counters, stream)
             self._leases.append(lease)
-            frame.move(0.0, 0.0, 0, 0, 0, *bound.memory_words(own.words))
+            frame.move(0.0, 0.0, 0, 0, 0, *bound.memory_words(*own.words))
         return frame
 
 

@@ -119,8 +119,9 @@ class Frame:
         Takes new values for the moving words, in the order of `FrameLayout.moving`.
     move_operands : callable
         Takes new values for the first five of them alone: alpha, beta, A, B and C.
-    mapped : tuple of int
-        Addresses of A and B that its tensor maps are of, for the caller to note.
+    words_of : tuple of int
+        For the caller to note: the addresses of scratch memory and counters, or of the operands of tensor maps, that
+        the moving words behind the first five are of.
     """
 
     __slots__ = (
@@ -133,9 +134,9 @@ class Frame:
         "_launch",
         "_memory",
         "_stream",
-        "mapped",
         "move",
         "move_operands",
+        "words_of",
     )
 
     def __init__(self, layout: FrameLayout, handles: Sequence[int], context: int) -> None:
@@ -143,7 +144,7 @@ class Frame:
         self._memory, self._configs_at, self._stream = memory, configs - ctypes.addressof(memory), 0
         self.move: Callable[..., None] = partial(layout.packing.pack_into, memory, 0)
         self.move_operands: Callable[..., None] = partial(OPERANDS.pack_into, memory, 0)
-        self.mapped = (0, 0)
+        self.words_of = (0, 0)
         pointer, none = ctypes.c_void_p, ctypes.c_void_p(None)
         self._calls = [
             (pointer(configs + i * CONFIG.size), pointer(handle), pointer(table), none)

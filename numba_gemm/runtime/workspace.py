@@ -18,6 +18,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from dataclasses import dataclass
+from functools import cached_property
 
 from cuda.bindings import driver
 
@@ -47,7 +48,7 @@ class Workspace:
     size: int
     counters: int
 
-    @property
+    @cached_property
     def words(self) -> tuple[int, int]:
         """Addresses of the workspace and of its counters."""
         return self.pointer, self.pointer + _rounded(self.size)
@@ -80,7 +81,7 @@ class Workspaces:
         """Return the addresses of the stream's workspace and of its counters, which it enlarges if necessary."""
         key = identity(stream)
         found = self._workspaces.get(key)
-        if found is None or not found.holds(size, counters):
+        if found is None or found.size < size or found.counters < counters:
             with self._lock:
                 found = self._workspaces.get(key)
                 if found is None or not found.holds(size, counters):

@@ -221,13 +221,16 @@ class FakeFrame:
     """Stand-in for `Frame`: records the values of moving words."""
 
     def __init__(self, layout, handles, context):
-        self.words, self.moved, self.launched = layout.moving, [], 0
+        self.words, self.moved, self.launched, self.words_of = layout.moving, [], 0, (0, 0)
 
     def in_context(self):
         return True
 
     def move(self, *values):
         self.moved.append(dict(zip(self.words, values, strict=True)))
+
+    def move_operands(self, *values):
+        self.moved.append(self.moved[-1] | dict(zip(self.words, values, strict=False)))
 
     def launch(self, stream):
         self.launched += 1
@@ -263,13 +266,13 @@ def test_maps_follow_the_operands(monkeypatch):
     """With layouts "NN", U is B and V is A."""
     bound, maps, frames = bound_launches(monkeypatch, 3)
     found = []
-    for a, b in ((16, 32), (16, 48), (16, 32)):
+    for a, b in ((16, 32), (16, 48), (16, 48), (16, 32)):
         bound(1.0, a, b, 0.0, 64, 7)
         moved = frames[0].moved[-1]
         assert (moved[Moving(Slot.A)], moved[Moving(Slot.B)], moved[Moving(Slot.C)]) == (a, b, 64)
         found.append((moved[Moving(Slot.FIRST_MAP)], moved[Moving(Slot.SECOND_MAP)]))
     assert maps.asked == [(32, Slot.B), (16, Slot.A), (48, Slot.B)]
-    assert found == [(1001, 1002), (1003, 1002), (1001, 1002)]
+    assert found == [(1001, 1002), (1003, 1002), (1003, 1002), (1001, 1002)]
 
 
 def test_nothing_is_launched_without_room_for_maps(monkeypatch):

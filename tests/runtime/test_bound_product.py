@@ -121,7 +121,7 @@ EVERY_STEP = {
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("case", EVERY_STEP)
 def test_every_word_of_every_step_reaches_the_driver(gpu, case, swapped):
-    """Twice, with other values for all words that move; the frame of the first call serves the second."""
+    """In one frame: other values for all words that move; then A, B and the workspace of the call before."""
     gpu.computes = False
     name, precision, changes = EVERY_STEP[case]
     stage, product = STAGES[name], Product(SQUARE, SQUARE, SQUARE)._replace(**changes)
@@ -130,12 +130,12 @@ def test_every_word_of_every_step_reaches_the_driver(gpu, case, swapped):
     launches = stage.launches(stage.configs[0], product, precision, partition, Gpu((9, 0), 132))
     launches = launches.with_operands_swapped() if swapped else launches
     bound = device.loaded(launches)
-    for turn in range(2):
-        alpha, beta, stream = 0.5 + turn, -2.0 * turn, 40 + turn
-        a, b, c = (1 << 44) + 4096 * turn, (1 << 45) + 4096 * turn, (1 << 46) - 16 * turn
+    for turn in range(3):
+        alpha, beta, stream = 0.5 + turn, -2.0 * turn, 40 + (turn > 0)
+        a, b, c = (1 << 44) + 4096 * (turn > 0), (1 << 45) + 4096 * (turn > 0), (1 << 46) - 16 * turn
         vectors = [(1 << 43) + 4 * i + turn for i in range(len(product.vectors))]
         with gpu.recording() as made:
-            bound(alpha, a, b, beta, c, stream, *vectors)
+            bound(alpha, a, b, beta, c, stream, vectors)
         values = {Slot.ALPHA: alpha, Slot.BETA: beta, Slot.A: a, Slot.B: b, Slot.C: c}
         values |= {Slot.VECTORS + i: vector for i, vector in enumerate(vectors)}
         if launches.maps:
@@ -144,6 +144,7 @@ def test_every_word_of_every_step_reaches_the_driver(gpu, case, swapped):
         elif len(launches.steps) > 1:
             lease = device.workspaces.lease(stream, launches.scratch_bytes)
             values[Slot.SCRATCH] = lease.pointer
+            device.workspaces.release(lease)
         elif launches.scratch_bytes:
             needs = launches.scratch_bytes, launches.counters
             values[Slot.SCRATCH], values[Slot.COUNTERS] = device.workspaces.reserve(stream, *needs)
