@@ -9,6 +9,7 @@ from typing import Any
 # The key of a call, and the addresses of a, b and out; 0 without an out. The key is a tuple: the call's tag; type of
 # the arrays; device; the three addresses modulo 16, four bits each; shape and strides of a, of b, and of out or None.
 Reading = tuple[Hashable, int, int, int]
+Alike = Callable[[Any, Any, Any], tuple[int, int, int] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,9 @@ class Probe:
         ``(a, shape, device)`` to a new array on that stream and its address; None if the full path has to allocate it.
     written : callable, optional
         Notifies the library that `out` has been written.
+    alike : callable, optional
+        The key of a reading with an out, to a function of ``(a, b, out)`` that returns their addresses if a reading of
+        them has the same key, else None. By default they are read.
     stride_bytes : int
         Bytes of the unit in which a reading's key gives strides.
     """
@@ -38,10 +42,26 @@ class Probe:
     stream: Callable[[Any, Any, Any, int], int | None]
     empty: Callable[[Any, tuple[int, ...], int], tuple[Any, int] | None]
     written: Callable[[Any], None] | None = None
+    alike: Callable[[Any], Alike] | None = None
     stride_bytes: int = 1
 
 
 PROBES: dict[type, Probe] = {}
+
+
+def alike(probe: Probe, key: Any) -> Alike:
+    """Return a function for arrays like those of a reading with an out; see `Probe.alike`."""
+    if probe.alike is not None:
+        return probe.alike(key)
+    tag, own, read = key[0], key[1], probe.read
+
+    def addresses(a: Any, b: Any, out: Any) -> tuple[int, int, int] | None:
+        if type(a) is not own:
+            return None
+        reading = read(tag, a, b, out)
+        return None if reading is None or reading[0] != key else reading[1:]
+
+    return addresses
 
 
 def probe_of(kind: Any, array: Any) -> Probe | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..device.units import FLOAT32_BYTES
 from .operand import ArrayKind, Operand, imported
-from .probe import Probe, Reading
+from .probe import Alike, Probe, Reading
 from .streams import Stream
 
 
@@ -130,6 +130,7 @@ class TorchTensors(ArrayKind):
     def probe(self, array: Any) -> Probe | None:
         torch: Any = sys.modules["torch"]
         own, usual = torch.Tensor, plain_tensors(torch)
+        float32, strided, grad_enabled = torch.float32, torch.strided, torch.is_grad_enabled
         # Not public, but PyTorch's own compiled code calls it; it does not create a Python object for the stream.
         raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # noqa: SLF001
         forward_ad = torch.autograd.forward_ad
@@ -192,7 +193,47 @@ class TorchTensors(ArrayKind):
             if not out.is_inference():
                 increment(out)
 
-        return Probe(read, vector, stream, empty, None if increment is None else written, FLOAT32_BYTES)
+        def alike(key: Any) -> Alike:
+            _, _, device, offsets, a_shape, a_stride, b_shape, b_stride, (c_shape, c_stride) = key
+
+            def addresses(a: Any, b: Any, out: Any) -> tuple[int, int, int] | None:
+                # As `usual` of all three: calls of functions would take a tenth of the time.
+                if not (
+                    type(a) is type(b) is type(out) is own
+                    and a.dtype is b.dtype is out.dtype is float32
+                    and a.is_cuda
+                    and b.is_cuda
+                    and out.is_cuda
+                    and a.layout is b.layout is out.layout is strided
+                    and not ((a.requires_grad or b.requires_grad or out.requires_grad) and grad_enabled())
+                    and not (a.is_neg() or b.is_neg() or out.is_neg())
+                    and forward_ad._current_level < 0  # noqa: SLF001
+                ):
+                    return None
+                try:
+                    p, q, r = a.data_ptr(), b.data_ptr(), out.data_ptr()
+                    if (
+                        (p & 15) << 8 | (q & 15) << 4 | r & 15 == offsets
+                        and a.get_device() == b.get_device() == out.get_device() == device
+                        and a.shape == a_shape
+                        and b.shape == b_shape
+                        and out.shape == c_shape
+                        and a.stride() == a_stride
+                        and b.stride() == b_stride
+                        and out.stride() == c_stride
+                        and p
+                        and q
+                        and r
+                    ):
+                        return p, q, r
+                except RuntimeError:  # no storage, or no strides
+                    pass
+                return None
+
+            return addresses
+
+        mark = None if increment is None else written
+        return Probe(read, vector, stream, empty, mark, alike, FLOAT32_BYTES)
 
     def written(self, out: Operand) -> None:
         # Autograd uses the version to detect that a tensor saved for backward has been written since. Old releases of

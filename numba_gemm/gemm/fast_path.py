@@ -8,12 +8,12 @@ that was checked. Anything out of the ordinary takes the full check, which decid
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..arrays.operand import Operand
-from ..arrays.probe import PROBES, probe_of
+from ..arrays.probe import PROBES, alike, probe_of
 from ..arrays.streams import Stream, release_finished
 from ..device.units import FLOAT32_BYTES
 from ..kernels.product import VECTOR_BYTES, Layout, Product
@@ -26,7 +26,9 @@ from . import heuristics
 from .precision import resolved
 from .request import Request, chosen
 
-__all__ = ["CallCache", "FirstCall", "remember", "tag_of", "try_fast"]
+__all__ = ["CallCache", "Repeated", "remember", "tag_of", "try_fast"]
+
+Repeated = Callable[[Any, Any, Any, float, float], bool]  # of a, b, out, alpha and beta
 
 MAX_CALLS = 1024
 MAX_LAUNCHES = 64  # of one call that are kept
@@ -89,11 +91,14 @@ class CallCache(dict[Hashable, CachedCall]):
             super().clear()
         self[key] = call
 
-    def first_call(self, tag: Hashable, a: Any, b: Any, out: Any) -> FirstCall | None:
-        """Return a cached call for others like it; None if such calls gain nothing."""
+    def repeating(self, tag: Hashable, a: Any, b: Any, out: Any) -> Repeated | None:
+        """Return a function for calls like a cached one, on the current stream; None if such calls gain nothing."""
         reading = PROBES[type(a)].read(tag, a, b, out)
         call = None if reading is None else self.get(reading[0])
-        return FirstCall(tag, a, b, out, call) if call is not None and FirstCall.is_such(call, out) else None
+        if call is None or out is None or call.vectors or len(call.launches) != 1:
+            return None
+        bound, *steps, first = call.launches[0]
+        return None if any(steps) or not first or bound.memory_given else _repeating(tag, a, b, out, call)
 
 
 def tag_of(stage: Any, precision: Any, epilogue: Any, vectors: Any) -> Hashable | None:
@@ -271,58 +276,37 @@ def _of_other_extents(cache: CallCache, key: Any, stride_bytes: int) -> CachedCa
     return call
 
 
-class FirstCall:
-    """The first repeated call of a plan, for calls like it on the current stream.
+def _repeating(tag: Hashable, a: Any, b: Any, out: Any, call: CachedCall) -> Repeated:
+    """Return a function that computes a product like one that was remembered, and returns False for any other.
 
-    Such a call has an `out` and no vectors, and is one sequence of launches for the whole product.
-
-    Parameters
-    ----------
-    tag : hashable
-        The call's `tag_of`.
-    a, b, out
-        Arrays of the call.
-    call : CachedCall
-        Its launches.
+    The call has an `out` and no vectors, and is one sequence of launches for the whole product.
     """
+    probe = PROBES[type(a)]
+    reading = probe.read(tag, a, b, out)
+    assert reading is not None, "the call was remembered"
+    addresses, launch = alike(probe, reading[0]), call.launches[0][0].private()
+    stream_of, written, device = probe.stream, probe.written, call.device
+    below_a, above_a, below_b, above_b = call.reach
 
-    __slots__ = ("_call", "_key", "_launch", "_probe", "_tag", "_type")
-
-    def __init__(self, tag: Hashable, a: Any, b: Any, out: Any, call: CachedCall) -> None:
-        self._tag, self._call, self._type, self._probe = tag, call, type(a), PROBES[type(a)]
-        reading = self._probe.read(tag, a, b, out)
-        assert reading is not None, "the call was remembered"
-        self._key, self._launch = reading[0], call.launches[0][0].private()
-
-    @staticmethod
-    def is_such(call: CachedCall, out: Any) -> bool:
-        """Return True if a call has an `out`, no vectors, and one sequence of launches."""
-        if out is None or call.vectors or len(call.launches) != 1:
+    def repeat(a: Any, b: Any, out: Any, alpha: float, beta: float) -> bool:
+        places = addresses(a, b, out)
+        if places is None:
             return False
-        bound, *steps, first = call.launches[0]
-        return not any(steps) and first and not bound.memory_given
-
-    def repeat(self, a: Any, b: Any, out: Any, alpha: float, beta: float, vectors: Any) -> bool:
-        """Compute the product if the call is like the first one; return whether it was."""
-        if type(a) is not self._type or type(vectors) is not tuple or vectors:
+        if not (alpha == 1.0 or TINY < alpha < HUGE or -HUGE < alpha < -TINY):
             return False
-        probe = self._probe
-        reading = probe.read(self._tag, a, b, out)
-        if reading is None or reading[0] != self._key:
+        if not (beta == 0.0 or -HUGE < beta < HUGE):
             return False
-        if not (TINY < alpha < HUGE or -HUGE < alpha < -TINY) or not -HUGE < beta < HUGE:
-            return False
-        _, a_place, b_place, c_place = reading
-        call = self._call
-        below_a, above_a, below_b, above_b = call.reach
+        a_place, b_place, c_place = places
         if below_a < a_place - c_place < above_a or below_b < b_place - c_place < above_b:
             return False
-        queue = probe.stream(a, b, out, call.device)
+        queue = stream_of(a, b, out, device)
         if queue is None:
             return False
         release_finished()
-        if not self._launch(alpha, a_place, b_place, beta, c_place, queue):
+        if not launch(alpha, a_place, b_place, beta, c_place, queue):
             return False
-        if probe.written is not None:
-            probe.written(out)
+        if written is not None:
+            written(out)
         return True
+
+    return repeat

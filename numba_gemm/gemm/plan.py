@@ -28,6 +28,7 @@ from .launch_choice import decomposed
 from .precision import IEEE, check_precision, resolved
 
 LAYOUTS = ("NN", "NT", "TN", "TT")
+NO_VECTORS: tuple[Any, ...] = ()  # the one empty tuple that CPython has
 
 
 def plan(
@@ -173,7 +174,7 @@ class Plan:
         request.check_takes_epilogue(stage, self.precision, gpu.cc, epilogue)
         self._epilogue, self._asked = epilogue, stage
         self._memory = memory  # keeps it alive
-        self._first: fast_path.FirstCall | None = None
+        self._repeat: fast_path.Repeated | None = None
         self._repeated = False
         self._calls, self._tag = CallCache(), (stage, self.precision)
         self._product = self._planned(epilogue)
@@ -269,7 +270,7 @@ class Plan:
         alpha: float = 1.0,
         beta: float = 0.0,
         stream: Any = None,
-        epilogue_args: Sequence[Any] = (),
+        epilogue_args: Sequence[Any] = NO_VECTORS,
     ) -> Any:
         """Compute ``C = alpha * A @ B + beta * C``, and the plan's epilogue.
 
@@ -280,8 +281,8 @@ class Plan:
             alpha = request.real("alpha", alpha)
         if type(beta) is not float:
             beta = request.real("beta", beta)
-        first = self._first
-        if first is not None and stream is None and first.repeat(a, b, out, alpha, beta, epilogue_args):
+        repeat = self._repeat
+        if repeat is not None and stream is None and epilogue_args is NO_VECTORS and repeat(a, b, out, alpha, beta):
             return out
         epilogue = self._epilogue
         if epilogue is None and type(epilogue_args) is tuple and not epilogue_args:
@@ -292,7 +293,7 @@ class Plan:
             done = fast_path.try_fast(self._calls, tag, a, b, out, alpha, beta, stream, epilogue_args)
             if done is not None:
                 if not self._repeated and epilogue is None:
-                    self._repeated, self._first = True, self._calls.first_call(tag, a, b, out)
+                    self._repeated, self._repeat = True, self._calls.repeating(tag, a, b, out)
                 return done
         return product.checked_product(
             a,

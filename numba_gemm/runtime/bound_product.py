@@ -9,11 +9,14 @@ from ..kernels.step import Launches, Moving, Slot
 from .driver import device_scope
 from .frame import ALWAYS, Frame, FrameLayout
 from .tensor_maps import TensorMaps
-from .workspace import LEGACY, Lease, Workspace, Workspaces, clear, identity, total_bytes
+from .workspace import Lease, Workspace, Workspaces, clear, identity, total_bytes
 
 
 class NoRoomForMaps(Exception):
     """The device has no place for another tensor map; nothing has been launched."""
+
+
+PrivateLaunches = Callable[[float, int, int, float, int, int], bool]  # alpha, a, b, beta, c, stream
 
 
 class BoundProduct:
@@ -180,74 +183,59 @@ class BoundProduct:
         return found
 
     def private(self) -> PrivateLaunches:
-        """Return the same launches with scratch memory that no other product uses."""
-        return PrivateLaunches(self)
+        """Return the same launches with scratch memory of their own, as a function that is safe from several threads.
 
+        It enqueues the product of operands at some addresses; or returns False, and enqueues nothing, if another
+        context is current, the stream is captured, or there is no room for a tensor map. For products without vectors,
+        and without given memory.
 
-class PrivateLaunches:
-    """The launches of a bound product with scratch memory of their own; safe from several threads.
-
-    Scratch memory is leased once for each stream, and for each thread that calls on it at the same time, and released
-    with this object. Its words then are constants, so that a call changes only the scalars, the addresses of A, B and
-    C, and tensor maps.
-
-    Parameters
-    ----------
-    bound : BoundProduct
-        A product without vectors, and without given memory.
-    """
-
-    __slots__ = ("__weakref__", "_bound", "_frames", "_leases")
-
-    def __init__(self, bound: BoundProduct) -> None:
-        self._bound = bound
-        self._frames: dict[tuple[int, int], list[Frame]] = {}
-        self._leases: list[Lease] = []
-        weakref.finalize(self, _release, bound.workspaces, self._leases)
-
-    def __call__(self, alpha: float, a: int, b: int, beta: float, c: int, stream: int) -> bool:
-        """Enqueue the product of operands at these addresses.
-
-        Return False, and enqueue nothing, if another context is current, the stream is captured, or there is no room
-        for a tensor map.
+        Scratch memory is leased once for each stream, and for each thread that calls on it at the same time, and
+        released with the function. Its words then are constants, so that a call changes only the scalars, the addresses
+        of A, B and C, and tensor maps.
         """
-        launches = self._bound.launches
-        key = identity(stream) if launches.scratch_bytes else LEGACY
-        if key[1]:
-            return False
-        frames = self._frames.get(key)
-        if frames is None:
-            frames = self._frames.setdefault(key, [])
-        try:
-            frame = frames.pop()  # one operation, see `BoundProduct.__call__`
-        except IndexError:
-            frame = self._frame(stream)
-        ready = frame.in_context()
-        if ready:
-            if launches.maps and frame.words_of != (a, b):
-                try:
-                    frame.move(alpha, beta, a, b, c, *self._bound.places(a, b))
-                    frame.words_of = a, b
-                except NoRoomForMaps:
-                    ready = False
-            else:
-                frame.move_operands(alpha, beta, a, b, c)
-            if ready:
-                frame.launch(stream)
-        frames.append(frame)
-        return ready
+        maps, scratch, places = bool(self.launches.maps), self.launches.scratch_bytes, self.places
+        alone: list[Frame] = []  # frames without scratch memory
+        every: dict[tuple[int, int], list[Frame]] = {}
+        leases: list[Lease] = []
 
-    def _frame(self, stream: int) -> Frame:
+        def launch(alpha: float, a: int, b: int, beta: float, c: int, stream: int) -> bool:
+            frames = alone
+            if scratch:
+                key = identity(stream)
+                if key[1]:
+                    return False
+                frames = every.get(key) or every.setdefault(key, [])
+            try:
+                frame = frames.pop()  # one operation, see `BoundProduct.__call__`
+            except IndexError:
+                frame = self._frame_with_memory(stream, leases) if scratch else self.frame()
+            ready = frame.in_context()
+            if ready:
+                if maps and frame.words_of != (a, b):
+                    try:
+                        frame.move(alpha, beta, a, b, c, *places(a, b))
+                        frame.words_of = a, b
+                    except NoRoomForMaps:
+                        ready = False
+                else:
+                    frame.move_operands(alpha, beta, a, b, c)
+                if ready:
+                    frame.launch(stream)
+            frames.append(frame)
+            return ready
+
+        weakref.finalize(launch, _release, self.workspaces, leases)
+        return launch
+
+    def _frame_with_memory(self, stream: int, leases: list[Lease]) -> Frame:
         """Return a frame whose scratch memory, and counters, are its own."""
-        bound, launches = self._bound, self._bound.launches
-        frame = bound.frame()
-        if launches.scratch_bytes:
-            with device_scope(bound.device):
-                lease = bound.workspaces.lease(stream, total_bytes(launches.scratch_bytes, launches.counters))
-                own = Workspace(lease.pointer, launches.scratch_bytes, launches.counters)
-                clear(own.words[1], launches.counters, stream)
-            self._leases.append(lease)
-            frame.move(0.0, 0.0, 0, 0, 0, *bound.memory_words(*own.words))
+        launches, frame = self.launches, self.frame()
+        with device_scope(self.device):
+            lease = self.workspaces.lease(stream, total_bytes(launches.scratch_bytes, launches.counters))
+            own = Workspace(lease.pointer, launches.scratch_bytes, launches.counters)
+            clear(own.words[1], launches.counters, stream)
+        leases.append(lease)
+        frame.move(0.0, 0.0, 0, 0, 0, *self.memory_words(*own.words))
         return frame
 
 

@@ -361,7 +361,8 @@ def test_what_is_out_of_the_ordinary_takes_the_full_check(torch, gpu, checked, p
     monkeypatch.setattr(arrays.streams, "wait_for", lambda *_: None)
     monkeypatch.setattr(torch_tensors.TorchTensors, "keep", lambda *_: None)
     a, b, c = operands()
-    product(tensor(a), tensor(b), tensor(c))
+    for _ in range(3):  # a plan's repeated calls have a way of their own
+        product(tensor(a), tensor(b), tensor(c))
     arguments, options, error = CHANGES[change](tensor(a), tensor(b), tensor(c))
     if error is None:
         product(*arguments, **options)
@@ -373,11 +374,38 @@ def test_what_is_out_of_the_ordinary_takes_the_full_check(torch, gpu, checked, p
         assert len(gpu.launches) == launched
 
 
+# Changes of one array of a plan's repeated call; the error, or None.
+PLAN_CHANGES = {
+    "boundary": (lambda x: Tensor(on_boundary(x, 1)), None),
+    "by columns": (lambda x: Tensor(on_boundary(x.T).T), None),
+    "more rows": (lambda x: Tensor(on_boundary(np.concatenate([x, x]))), ValueError),
+    "CPU": (lambda x: changed(tensor(x), is_cuda=False, device=types.SimpleNamespace(type="cpu")), TypeError),
+}
+
+
+@pytest.mark.parametrize("change", PLAN_CHANGES)
+@pytest.mark.parametrize("which", range(3))
+def test_repeated_calls_of_a_plan_look_at_every_array(torch, gpu, checked, change, which):
+    multiply, values = plan(4, 8, 12), operands()
+    for _ in range(3):
+        multiply(*map(tensor, values))
+    make, error = PLAN_CHANGES[change]
+    arrays_of_call = [make(x) if i == which else tensor(x) for i, x in enumerate(values)]
+    launched = len(gpu.launches)
+    if error is None:
+        check(multiply(*arrays_of_call).x, *values[:2])
+        assert len(checked) == 2
+    else:
+        with pytest.raises(error):
+            multiply(*arrays_of_call)
+        assert len(gpu.launches) == launched
+
+
 @pytest.mark.parametrize("name", ["a", "b", "out"])
 def test_cached_calls_look_at_grad_mode(torch, gpu, checked, product, name):
     given = dict(zip(("a", "b", "out"), map(tensor, operands())))
     given[name].requires_grad = True
-    for mode, full in ((False, 1), (False, 1), (True, 2), (False, 2), (True, 3)):
+    for mode, full in ((False, 1), (False, 1), (False, 1), (True, 2), (False, 2), (True, 3)):
         torch.grad_mode, launched = mode, len(gpu.launches)
         if mode:
             with pytest.raises(ValueError, match=rf"{name} is .* requires grad, and grad mode is enabled"):
@@ -392,8 +420,8 @@ def test_cached_calls_look_at_grad_mode(torch, gpu, checked, product, name):
 def test_cached_calls_look_at_tangents(torch, gpu, checked, product, name):
     given = dict(zip(("a", "b", "out"), map(tensor, operands())))
     given[name].tangent = "a tensor"  # of a level that has been left
-    product(**given)
-    product(**given)
+    for _ in range(3):
+        product(**given)
     assert len(checked) == 1
     torch.autograd.forward_ad._current_level = 0
     with pytest.raises(ValueError, match=rf"{name} is .* forward-mode tangent"):

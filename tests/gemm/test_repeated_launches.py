@@ -99,7 +99,7 @@ class Case:
         products.forget()
         if self._plan is not None:
             self._plan._calls.clear()
-            self._plan._first, self._plan._repeated = None, False
+            self._plan._repeat, self._plan._repeated = None, False
 
 
 CASES = {
@@ -225,7 +225,7 @@ def test_repeated_call_of_a_plan_launches_the_same_in_memory_of_its_own(torch, g
     call(*kept[0])
     with gpu.recording() as cached:
         call(*kept[1], alpha=-1.5, beta=0.25)
-    assert call._plan._first is not None
+    assert call._plan._repeat is not None
     for stream in (40, 40, 50, 40):
         torch.current.cuda_stream = stream
         call(*kept[0])
