@@ -256,6 +256,8 @@ class Guard:
         Closures of these other functions.
     own_cells : tuple
         Contents of the function's own closure, with None for numbers, which may differ.
+    varies : bool
+        True if there are such numbers.
     """
 
     epilogue: Any
@@ -265,13 +267,18 @@ class Guard:
     functions: tuple[tuple[FunctionType, CodeType, Any, Any], ...]
     cells: tuple[tuple[CellType, Any], ...]
     own_cells: tuple[Any, ...]
+    varies: bool
 
     def function_is(self, epilogue: Any, function: FunctionType) -> bool:
         """Return True if a function has this code and these globals; one of `cuda.jit` must be the same object."""
         if function.__code__ is not self.code or function.__globals__ is not self.space:
             return False
-        for cell, known in zip(function.__closure__ or (), self.own_cells):
-            if known is not None and (not _is_filled(cell) or cell.cell_contents is not known):
+        if self.own_cells:
+            try:
+                for cell, known in zip(function.__closure__ or (), self.own_cells):
+                    if known is not None and cell.cell_contents is not known:
+                        return False
+            except ValueError:  # an empty cell
                 return False
         return epilogue is self.epilogue or (epilogue is function and type(self.epilogue) is FunctionType)
 
@@ -285,15 +292,14 @@ class Guard:
                 return False
             if function.__kwdefaults__ is not named:
                 return False
-        return all(_is_filled(cell) and cell.cell_contents is value for cell, value in self.cells)
+        return not self.cells or all(_is_filled(cell) and cell.cell_contents is value for cell, value in self.cells)
 
     def identity(self, function: FunctionType) -> tuple[Any, ...] | None:
         """Return this guard with the function's own numbers; None if it has something else."""
-        cells = function.__closure__
         values: Any = function.__defaults__
-        if cells is not None:
+        if self.varies:
             try:
-                own = zip(cells, self.own_cells)
+                own = zip(function.__closure__ or (), self.own_cells)
                 values = values, tuple([cell.cell_contents for cell, known in own if known is None])
             except ValueError:  # an empty cell
                 return None
@@ -332,6 +338,7 @@ def guard(epilogue: Any) -> Guard | None:
         tuple(walk.functions.values()),
         tuple(walk.cells),
         own_cells,
+        any(value is None for value in own_cells),
     )
 
 

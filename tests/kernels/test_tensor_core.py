@@ -778,15 +778,17 @@ def test_longest_sum_of_a_precision(monkeypatch):
 class FakeFrame:
     """Stand-in for `Frame`: records the values of moving words."""
 
-    def __init__(self, steps, layout, handles, context):
-        self.words, self.moved, self.launched, self.error = layout.moving, [], [], None
-        assert len(handles) == len(steps)
+    def __init__(self, layout, handles, context):
+        self.words, self.moved, self.launched, self.error, self.words_of = layout.moving, [], [], None, (0, 0)
 
     def in_context(self):
         return True
 
     def move(self, *values):
         self.moved.append(dict(zip(self.words, values, strict=True)))
+
+    def move_operands(self, *values):
+        self.moved.append(self.moved[-1] | dict(zip(self.words, values, strict=False)))
 
     def launch(self, stream):
         self.launched.append(stream)
@@ -830,7 +832,7 @@ def test_words_of_a_product(monkeypatch, given):
     """Each moving word has its value: operands, vectors, and parts in leased memory or in the one that was given."""
     workspace = Workspace(1 << 24, 1 << 22, 0) if given else None
     bound_to, workspaces, frames = bound_launches(monkeypatch, workspace)
-    bound_to(2.0, 100, 200, 0.5, 300, 7, 400, 500)
+    bound_to(2.0, 100, 200, 0.5, 300, 7, (400, 500))
     (frame,) = frames
     memory = 1 << 24 if given else 1 << 20
     made = decomposition_of(TENSOR_PRECISIONS["fp16x3"], SCALED, persistent.STAGE.configs[0])
@@ -844,10 +846,10 @@ def test_words_of_a_product(monkeypatch, given):
 
 def test_memory_is_released_after_an_error(monkeypatch):
     bound_to, workspaces, frames = bound_launches(monkeypatch)
-    bound_to(1.0, 0, 0, 0.0, 0, 0, 0, 0)
+    bound_to(1.0, 0, 0, 0.0, 0, 0, (0, 0))
     frames[0].error = RuntimeError("launch failed")
     with pytest.raises(RuntimeError, match="launch failed"):
-        bound_to(1.0, 0, 0, 0.0, 0, 0, 0, 0)
+        bound_to(1.0, 0, 0, 0.0, 0, 0, (0, 0))
     assert len(workspaces.leased) == 2
     assert workspaces.released == workspaces.leased
 
