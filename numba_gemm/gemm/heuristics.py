@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ..device.units import FLOAT32_BYTES, ceil_div
 from ..kernels import STAGES
 from ..kernels.ladder.stage import LadderStage
-from ..kernels.product import Product
+from ..kernels.product import ONE, Product
 from ..kernels.stage import IEEE, Partition, Stage
 from ..kernels.tensor_core import tf32_tma
 from ..kernels.tensor_core.tma_stage import TmaStage, tma_operands
@@ -119,7 +119,7 @@ class Choice(NamedTuple):
 def problem(product: Product, gpu: DeviceProperties, precision: str = IEEE) -> Problem:
     """Return the properties of a product on which the choice of a kernel depends."""
     a, b, c, batch = product.a, product.b, product.c, product.batch
-    whole = all(step % 16 == 0 for steps in (batch.a, batch.b, batch.c) for step in steps)
+    whole = batch is ONE or all(step % 16 == 0 for steps in (batch.a, batch.b, batch.c) for step in steps)
     a_rows, b_rows = a.aligned, b.aligned
     tma = None
     if precision in tf32_tma.STAGE.precisions and tf32_tma.STAGE.runs_on(gpu.cc):

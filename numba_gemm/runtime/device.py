@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from cuda.bindings import driver
@@ -69,7 +69,7 @@ class DeviceProperties:
     max_shared_per_block: int
     memory_bandwidth: float
 
-    @property
+    @cached_property
     def gpu(self) -> Gpu:
         """The properties on which launches depend."""
         return Gpu(self.cc, self.sm_count)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...device.tile_loader import ACCESSES, covers
 from ...device.units import FLOAT32_BYTES, WARP, ceil_div
@@ -167,8 +167,7 @@ class Variant:
         return word if self.epilogue is None else f"{word}_{getattr(self.epilogue, '__name__', 'epilogue')}"
 
 
-@dataclass(frozen=True)
-class PartitionLayout:
+class PartitionLayout(NamedTuple):
     """Launch geometry and workspace of a `Partition`.
 
     Attributes
