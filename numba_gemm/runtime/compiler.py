@@ -1,4 +1,4 @@
-"""Compile kernels with Numba-CUDA's private interfaces; the one module that touches them outside of the simulator.
+"""Compile kernels with Numba-CUDA's private interfaces, which `front_end` uses too, and nothing outside the simulator.
 
 A kernel becomes a cubin for any compute capability, with or without a GPU.
 
@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..simulator.switch import SIMULATOR
+from .front_end import faster
 
 # ---------------------------------------------------------------------------------------------------- compiling
 
@@ -43,7 +44,7 @@ class Cubin:
     code : bytes
         The cubin, for `cuModuleLoadData` or `cuLibraryLoadData`.
     ptx, log : str
-        PTX that it was assembled from, and the output of ptxas.
+        PTX that it was assembled from, empty if it was not kept; and the output of ptxas.
     registers : int
         32-bit registers per thread.
     shared : int
@@ -127,7 +128,7 @@ def _compiling_for(cc: tuple[Any, ...]) -> Iterator[None]:
     from numba.cuda import dispatcher
     from numba.cuda.core.compiler_lock import global_compiler_lock
 
-    with global_compiler_lock:
+    with global_compiler_lock, faster():
         real, compiling_thread = dispatcher.get_current_device, threading.get_ident()
 
         def get_current_device() -> Any:
@@ -239,6 +240,7 @@ def compile_cubin(
     max_registers: int | None = None,
     lineinfo: bool | None = None,
     whole_program: bool = False,
+    keep_ptx: bool = True,
 ) -> Cubin:
     """Compile `kernel` for the compute capability `cc`. Needs no GPU; safe from several threads.
 
@@ -264,6 +266,8 @@ def compile_cubin(
         Let the assembler see that nothing else will be linked to the kernel, which it must know to hand registers from
         warpgroup to warpgroup ("setmaxnreg"). It does only if it makes the PTX itself, by link-time optimization: the
         PTX that is kept is then another one of the same kernel, and the name the one that Numba gives it.
+    keep_ptx : bool
+        False saves the time in which that other PTX is made.
 
     Raises
     ------
@@ -297,17 +301,12 @@ def compile_cubin(
             "launch_bounds": launch_bounds,
         },
     )
-    with _compiling_for(full_cc), _finding_libraries():
-        ptx, _ = cuda.compile_ptx(function, tuple(signature), **settings)
-    ptx = _rename_entry(ptx, name)
-    header = ptx[ptx.index(".entry") :]
-    declared = [int(bits) // 8 for bits in _PTX_PARAMETER.findall(header[: header.index(")")])]
-    expected = _parameter_sizes(signature)
-    if expected is not None and declared != expected:
-        raise CompilationError(
-            f"{name} takes parameters of {declared} bytes where {expected} were expected: "
-            "this release of numba-cuda passes arrays in another way"
-        )
+    ptx = ""
+    if keep_ptx or not whole_program:
+        with _compiling_for(full_cc), _finding_libraries():
+            ptx, _ = cuda.compile_ptx(function, tuple(signature), **settings)
+        ptx = _rename_entry(ptx, name)
+        _check_parameters(ptx, name, signature)
 
     with _finding_libraries():
         if whole_program:
@@ -347,6 +346,18 @@ def compile_cubin(
         spill_loads=spill_loads,
         cc=cc,
     )
+
+
+def _check_parameters(ptx: str, name: str, signature: Sequence[Any]) -> None:
+    """Raise CompilationError if the kernel takes other parameters than `runtime.frame` packs."""
+    header = ptx[ptx.index(".entry") :]
+    declared = [int(bits) // 8 for bits in _PTX_PARAMETER.findall(header[: header.index(")")])]
+    expected = _parameter_sizes(signature)
+    if expected is not None and declared != expected:
+        raise CompilationError(
+            f"{name} takes parameters of {declared} bytes where {expected} were expected: "
+            "this release of numba-cuda passes arrays in another way"
+        )
 
 
 def _entry_name(log: str) -> str:

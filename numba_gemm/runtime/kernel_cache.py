@@ -216,8 +216,8 @@ def key(kernel: Kernel, cc: tuple[int, int], extra: tuple[Any, ...] = ()) -> str
     return name_of(kernel.name, functions, config, variant, kernel.whole_program, tuple(cc), extra)
 
 
-def compile_kernel(kernel: Kernel, cc: tuple[int, int]) -> Cubin:
-    """Compile a kernel for a compute capability; needs no GPU.
+def compile_kernel(kernel: Kernel, cc: tuple[int, int], *, keep_ptx: bool = True) -> Cubin:
+    """Compile a kernel for a compute capability; needs no GPU. `keep_ptx` is that of `compiler.compile_cubin`.
 
     Raises
     ------
@@ -227,7 +227,7 @@ def compile_kernel(kernel: Kernel, cc: tuple[int, int]) -> Cubin:
     if kernel.epilogue is not None:
         epilogues.check_result(kernel.epilogue, kernel.vectors, cc)
     built, signature = kernel.build(kernel.config, kernel.variant), kernel.signature(kernel.variant)
-    return compile_cubin(built, signature, cc, name=kernel.name, whole_program=kernel.whole_program)
+    return compile_cubin(built, signature, cc, name=kernel.name, whole_program=kernel.whole_program, keep_ptx=keep_ptx)
 
 
 def name_of(*parts: Part) -> str | None:
@@ -315,7 +315,7 @@ def fetch(kernel: Kernel, cc: tuple[int, int]) -> tuple[Cubin, bool]:
     Safe from several threads and processes, which at worst compile the same kernel. Kernels of other packages' stages
     are compiled each time, and so are kernels with an epilogue that finds more than `fingerprint` can describe.
     """
-    return fetch_named(partial(compile_kernel, kernel, cc), key(kernel, cc))
+    return fetch_named(partial(compile_kernel, kernel, cc, keep_ptx=False), key(kernel, cc))
 
 
 def kept(name: tuple[Part, ...] | None, compile_kernel: Callable[[], Cubin]) -> Cubin:

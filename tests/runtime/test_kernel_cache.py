@@ -87,7 +87,7 @@ def test_round_trip(place):
 
 def test_a_kernel_is_compiled_once(place, monkeypatch):
     compiled = []
-    monkeypatch.setattr(kernel_cache, "compile_kernel", lambda *kernel: compiled.append(kernel) or CUBIN)
+    monkeypatch.setattr(kernel_cache, "compile_kernel", lambda *kernel, **_: compiled.append(kernel) or CUBIN)
     assert [kernel_cache.fetch(*KERNEL) for _ in range(2)] == [(CUBIN, False), (CUBIN, True)]
     assert compiled == [KERNEL]
     assert fetch(never, *KERNEL) == (CUBIN, True)
@@ -947,7 +947,7 @@ def test_precompile_asks_for_the_gpu_unless_told(place):
 def pretend(place, monkeypatch):
     """Compiling takes no time, and works in the simulator."""
     monkeypatch.setattr(precompile, "SIMULATOR", False)
-    monkeypatch.setattr(kernel_cache, "compile_kernel", lambda *kernel: CUBIN)
+    monkeypatch.setattr(kernel_cache, "compile_kernel", lambda *kernel, **_: CUBIN)
 
 
 @pytest.mark.parametrize("cc", [(7, 5), (8, 0), (9, 0)])

@@ -1,0 +1,185 @@
+"""Numba's front end with less work per kernel: it remembers what it would compute again, and skips what finds nothing.
+
+Most of the time that a kernel takes to compile is spent in Numba's own Python: about 60 nested device functions go
+through 26 passes each. `faster` makes that cheaper for one compilation, which holds Numba's compiler lock. The machine
+code is the same, which `tests/runtime/test_front_end.py` verifies. Each change uses private names of Numba and is left
+out if one of them is missing:
+
+- `BaseFunction.get_call_type` remembers the types of calls of builtin functions with numbers. Numba asks for the same
+  sums and products thousands of times, and describes each rejected template in words.
+- `_IntrinsicTemplate.generic` looks for an intrinsic's implementation among those that it made before it searches all
+  registries for new ones.
+- `TargetConfig.__eq__` and `__hash__` compare the options that were set, instead of making a dict of all. Options are
+  compared at each look-up of a compiled function.
+- `PostProcessor.run` leaves out the variables that live at the entry of each block, which only generators need.
+- `PassManager._runPass` runs a pass without events, timers and checks of its result.
+- `CUDACompiler.define_pipelines` leaves out passes for functions of this package that need none of them: no closures,
+  literal unrolling, context managers or array expressions. An epilogue goes through all passes.
+- The garbage collector is off meanwhile: a compilation makes millions of objects, and few cycles.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+PACKAGE = __name__.partition(".")[0] + "."
+# Passes that do nothing for functions without closures, literal unrolling, context managers and array expressions.
+UNNEEDED = (
+    "AnnotateTypes",
+    "FindLiterallyCalls",
+    "InlineClosureLikes",
+    "InlineInlinables",
+    "InlineOverloads",
+    "LiteralPropagationSubPipelinePass",
+    "LiteralUnroll",
+    "MakeFunctionToJitFunction",
+    "NopythonRewrites",
+    "RewriteDynamicRaises",
+    "WithLifting",
+)
+
+Change = tuple[Any, str, Any]  # an object, the name of an attribute, and its value for the time of a compilation
+
+
+@contextlib.contextmanager
+def faster() -> Iterator[None]:
+    """Compile with less work in Numba's front end; for the thread that holds Numba's compiler lock."""
+    collecting = gc.isenabled()
+    with contextlib.ExitStack() as undo:
+        for change in CHANGES:
+            with contextlib.suppress(ImportError, AttributeError):
+                for owner, name, value in change():
+                    undo.callback(setattr, owner, name, getattr(owner, name))
+                    setattr(owner, name, value)
+        gc.disable()
+        try:
+            yield
+        finally:
+            if collecting:
+                gc.enable()
+
+
+def _types_of_calls() -> list[Change]:
+    from numba.core import errors, types
+    from numba.core.types.functions import BaseFunction
+
+    resolve, plain = BaseFunction.get_call_type, (types.Number, types.Boolean)
+    # By function, context and argument types, which are unique objects and kept alive here.
+    known: dict[tuple[Any, ...], Any] = {}
+
+    def get_call_type(self: Any, context: Any, args: Any, kws: Any) -> Any:
+        if kws or not all(isinstance(arg, plain) for arg in args):
+            return resolve(self, context, args, kws)
+        key = (self, id(context), args)
+        try:
+            found = known.get(key)
+        except TypeError:  # not hashable
+            return resolve(self, context, args, kws)
+        if found is None:
+            try:
+                found = resolve(self, context, args, kws)
+            except errors.TypingError as error:
+                self._depth = 0
+                found = error
+            known[key] = found
+        if isinstance(found, Exception):
+            raise found.with_traceback(None)
+        return found
+
+    return [(BaseFunction, "get_call_type", get_call_type)]
+
+
+def _known_intrinsics() -> list[Change]:
+    from numba.cuda.typing.templates import _IntrinsicTemplate
+
+    make = _IntrinsicTemplate.generic
+
+    def generic(self: Any, args: Any, kws: Any) -> Any:
+        found = self._impl_cache.get((self.context, args, tuple(kws.items())))
+        return make(self, args, kws) if found is None else found
+
+    return [(_IntrinsicTemplate, "generic", generic)]
+
+
+def _comparisons_of_options() -> list[Change]:
+    from numba.cuda.core.targetconfig import TargetConfig
+
+    equal = TargetConfig.__eq__
+    hashes: dict[type, int] = {}
+
+    def __eq__(self: Any, other: Any) -> Any:
+        if self is other or (type(self) is type(other) and self._values == other._values):
+            return True
+        return equal(self, other)
+
+    def __hash__(self: Any) -> int:
+        own = type(self)
+        found = hashes.get(own)
+        if found is None:
+            found = hashes[own] = hash(tuple(sorted(self.options)))  # as it is: of the names alone
+        return found
+
+    return [(TargetConfig, "__eq__", __eq__), (TargetConfig, "__hash__", __hash__)]
+
+
+def _live_variables() -> list[Change]:
+    from numba.cuda.core import transforms
+    from numba.cuda.core.postproc import PostProcessor, VariableLifetime
+
+    run, canonicalize = PostProcessor.run, transforms.canonicalize_cfg
+    insert = PostProcessor._insert_var_dels  # noqa: SLF001
+
+    def run_without_entries(self: Any, emit_dels: bool = False, extend_lifetimes: bool = False) -> Any:
+        function = self.func_ir
+        if function.is_generator:
+            return run(self, emit_dels, extend_lifetimes)
+        function.blocks = canonicalize(function.blocks)
+        function.variable_lifetime = VariableLifetime(function.blocks)
+        function.generator_info = None
+        if emit_dels:
+            insert(self, extend_lifetimes=extend_lifetimes)
+        return None
+
+    return [(PostProcessor, "run", run_without_entries)]
+
+
+def _runs_of_passes() -> list[Change]:
+    from numba.cuda.core.compiler_machinery import PassManager
+
+    def run_pass(self: Any, index: int, a_pass: Any, state: Any) -> None:
+        a_pass.analysis = self._analysis
+        a_pass.run_initialization(state)
+        a_pass.run_pass(state)
+        a_pass.run_finalizer(state)
+
+    return [(PassManager, "_runPass", run_pass)]
+
+
+def _unneeded_passes() -> list[Change]:
+    from numba.cuda.compiler import CUDACompiler
+
+    define = CUDACompiler.define_pipelines
+
+    def define_pipelines(self: Any) -> Any:
+        managers = define(self)
+        if str(self.state.func_id.func.__module__).startswith(PACKAGE):
+            for manager in managers:
+                kept = [one for one in manager.passes if one[0].__name__ not in UNNEEDED]
+                manager.passes[:] = kept
+                manager.finalize()
+        return managers
+
+    return [(CUDACompiler, "define_pipelines", define_pipelines)]
+
+
+CHANGES: tuple[Callable[[], list[Change]], ...] = (
+    _types_of_calls,
+    _known_intrinsics,
+    _comparisons_of_options,
+    _live_variables,
+    _runs_of_passes,
+    _unneeded_passes,
+)

@@ -1,0 +1,45 @@
+"""Compilation with the changes to Numba's front end: the same machine code, fewer steps, and Numba as it was."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import compile_stages
+
+SCRIPT = Path(compile_stages.__file__).with_name("compile_twice.py")
+CALLS = 2_650_000  # of Python functions that a compilation of `thin` may take
+
+MISSING = """
+from numba.cuda.core.postproc import PostProcessor
+from numba_gemm.runtime import front_end
+
+del PostProcessor._insert_var_dels
+run = PostProcessor.run
+with front_end.faster():
+    assert PostProcessor.run is run, "a change without the names that it needs"
+    assert front_end._unneeded_passes()[0][0].define_pipelines.__module__ == front_end.__name__
+"""
+
+
+def run(*arguments):
+    command, environment = [sys.executable, *arguments], compile_stages.compiler_environment()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", ["naive", "thin", "epilogue", "decompose", "persistent"])
+def test_machine_code_is_the_same_in_fewer_steps(name):
+    same, sections, calls, calls_without = json.loads(run(str(SCRIPT), name))
+    assert same
+    assert sections >= 2
+    assert calls < CALLS
+    assert calls < 0.75 * calls_without or (name != "thin" and not calls_without)
+
+
+def test_changes_whose_names_are_missing_are_left_out():
+    run("-c", MISSING)

@@ -1,0 +1,75 @@
+"""Compile a kernel with the changes to Numba's front end and without them, in a process of its own.
+
+``python compile_twice.py NAME`` prints, as JSON: whether the machine code is the same; the number of its sections; and
+Python's calls with the changes and without, 0 unless they are counted.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import nullcontext
+from typing import Any
+
+from numba import cuda
+from numba.core.types.functions import BaseFunction
+from numba.cuda.compiler import CUDACompiler
+
+from numba_gemm.kernels import STAGES
+from numba_gemm.kernels.ladder.stage import Variant
+from numba_gemm.kernels.step import Kernel
+from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TensorVariant
+from numba_gemm.kernels.tensor_core.stage import preparing_kernels
+from numba_gemm.runtime import compiler, kernel_cache
+from numba_gemm.runtime import epilogue as epilogues
+
+COUNTED = "thin"  # counting takes as long as compiling
+
+
+def clipped(value: Any, row: Any, column: Any, bias: Any) -> Any:
+    """An epilogue that only the complete pipeline compiles."""
+
+    def clip(x: Any) -> Any:
+        return min(max(x, 0.0), 6.0)
+
+    return clip(value + bias[column])
+
+
+def kernel_of(name: str) -> Kernel:
+    """Return the kernel of a name."""
+    if name == "decompose":
+        return preparing_kernels(TENSOR_PRECISIONS["bf16x6"], True, False)[0]
+    stage: Any = STAGES["stream_k" if name == "epilogue" else name]
+    if name == "persistent":
+        return stage.kernel_of(stage.configs[-1], TensorVariant(TENSOR_PRECISIONS["bf16"]))
+    if name == "epilogue":
+        config = next(one for one in stage.configs if one.BM == one.BN == 32)
+        return stage.kernel_of(config, Variant("along4", "any", False, epilogues.prepared(clipped, 1), 1))
+    return stage.kernel_of(stage.configs[0], Variant("along1", "across4", False) if stage.schedule else False)
+
+
+def compiled(name: str) -> tuple[list[bytes], int]:
+    """Return instructions and constants of a kernel, and Python's calls; names of functions are numbered."""
+    calls = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count if name == COUNTED else None)
+    try:
+        cubin = kernel_cache.compile_kernel(kernel_of(name), (9, 0), keep_ptx=False)
+    finally:
+        sys.setprofile(None)
+    sections = compiler._sections(cubin.code).items()
+    return sorted(contents for name, contents in sections if name.startswith((".text", ".nv.constant"))), calls
+
+
+if __name__ == "__main__":
+    cuda.compile_ptx(lambda: None, (), cc=(9, 0, "a"))  # Numba's start is not counted
+    before = BaseFunction.get_call_type, CUDACompiler.define_pipelines
+    code, calls = compiled(sys.argv[1])
+    assert before == (BaseFunction.get_call_type, CUDACompiler.define_pipelines), "a change was not undone"
+    compiler.faster = nullcontext
+    code_without, calls_without = compiled(sys.argv[1])
+    print(json.dumps([code == code_without, len(code), calls, calls_without]))
