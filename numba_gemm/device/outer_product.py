@@ -10,12 +10,15 @@ The functions are plain Python over indexable fragments, so the simulator uses t
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from ..simulator.switch import device_function
 
 ORDERS = ("columns", "rows", "snake", "4x4", "4x4-columns")
 """What `outer_product` takes, the default of ``TileConfig.order`` first."""
 
 
+@lru_cache(maxsize=64)
 def outer_product(TM, TN, order):
     """Return a device function ``multiply(a_frag, b_frag, acc)`` that adds the products of one k-step to ``acc``.
 

@@ -23,6 +23,8 @@ PTX ISA: "atom", "ld", "st", "Memory Consistency Model".
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from numba import int64, uint32
 
 from ..simulator.switch import SIMULATOR, device_function
@@ -229,6 +231,7 @@ def tile_place(partition, tile):
     return uint32(top + uint32(tile - uint32(across * height))), across
 
 
+@lru_cache(maxsize=64)
 def row_partial(columns, threads, sums):
     """Return two device functions that store and load row i of a thread tile's part of a partial sum.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import pairwise
 
 from numba import cuda, float32, int32, int64, uint32
@@ -73,6 +74,7 @@ def store_axpby4_any(c, row, col, alpha, acc, beta):
     )
 
 
+@lru_cache(maxsize=64)
 def row_store(columns, apart, aligned):
     """Return a device function that writes row i of a thread tile to C, four consecutive elements at a time.
 
@@ -96,6 +98,7 @@ def row_store(columns, apart, aligned):
     return store_row
 
 
+@lru_cache(maxsize=64)
 def element_store(epilogue):
     """Return a device function that writes one element of C if it lies inside.
 
@@ -116,6 +119,7 @@ def element_store(epilogue):
     return store_plain if epilogue is None else store_with
 
 
+@lru_cache(maxsize=64)
 def staged_store(TM, TN, LANES_M, LANES_N, epilogue):
     """Return a store of a warp's tile by rows, through shared memory, for a C without vector accesses or an epilogue.
 

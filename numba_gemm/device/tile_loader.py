@@ -23,6 +23,7 @@ contribute only to rows of C that do not exist.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from numba import int64, uint32
@@ -99,6 +100,7 @@ def covers(access: str, extent: int, bk: int, threads: int) -> bool:
     return bk % SECTOR == 0 and threads % SECTOR == 0 and (extent % rows == 0 or rows % extent == 0)
 
 
+@lru_cache(maxsize=256)
 def tile_loader(access: str, extent: int, bk: int, threads: int, pitch: int, parts: int = 1) -> TileLoader:
     """Return the loader of tiles of `extent` rows and `bk` k by `threads` threads; ``covers`` must hold.
 

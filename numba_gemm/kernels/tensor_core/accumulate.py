@@ -19,6 +19,8 @@ measured. The correction is less than half a unit in the last place, so a sum th
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from numba import cuda, float32, uint32
 
 from ...device import wgmma
@@ -32,6 +34,7 @@ FOLD = 8  # slots for which the rests stay in the tensor cores
 CUT_OFF = 0.875 * 2.0**-25  # relative truncation; must be below 2^-25, or exact sums would change
 
 
+@lru_cache(maxsize=64)
 def steps(columns: int):
     """Make the device functions that process a thread's sums, for a number of columns per warpgroup.
 
@@ -73,6 +76,7 @@ def steps(columns: int):
     return clear, add, add_exactly, finish
 
 
+@lru_cache(maxsize=64)
 def tile_sums(config: WarpgroupConfig, precision: TensorPrecision):
     """Make a device function ``(total, start, full, empty, i, parity, k_slots, group)`` for a consumer warpgroup.
 

@@ -7,6 +7,7 @@ are results close to infinity, since truncated sums may fail to reach it.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import isnan
 
 from numba import cuda, float32, int32, int64, uint32, uint64
@@ -32,6 +33,7 @@ def place(tile, rows, cols):
     return uint32(group * GROUP + within % height), uint32(within // height)
 
 
+@lru_cache(maxsize=64)
 def of_batch(variant: TensorVariant):
     """Make a device function ``(a, b, c, x, y, steps)`` that returns the operands of this block's matrix of a batch."""
 
@@ -98,6 +100,7 @@ def for_each_sum(groups: int, visit):
     return visits(0)
 
 
+@lru_cache(maxsize=64)
 def sums_store(variant: TensorVariant, across: int, deep: int = 1):
     """Make a device function ``(c, row, col, alpha, total, beta, a, b, x, y, vectors)`` that writes a warp's sums to C.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from numba import cuda, int64, uint32
 
 from ...device import bulk_copy, mbarrier, wgmma
@@ -19,6 +21,7 @@ def first_slot(memory):
     return uint32(uint32(shared_address(memory) + (ALIGNMENT - 1)) & uint32(0xFFFFFFFF - (ALIGNMENT - 1)))
 
 
+@lru_cache(maxsize=64)
 def slot_copies(config: WarpgroupConfig, precision: TensorPrecision):
     """Make a device function ``(at, a, b, s, k_slots, block_row, block_col, full)``, which one thread calls.
 
@@ -41,6 +44,7 @@ def slot_copies(config: WarpgroupConfig, precision: TensorPrecision):
     return fetch
 
 
+@lru_cache(maxsize=64)
 def ring(slots: int):
     """Make the device functions of a ring of slots, which a warpgroup reads one after another.
 
@@ -67,6 +71,7 @@ def ring(slots: int):
     return await_slot, give_back, following
 
 
+@lru_cache(maxsize=64)
 def group_store(columns: int):
     """Make a device function ``(c, row, col, alpha, sums, beta)`` that stores ``alpha * sums + beta * C``.
 
@@ -87,6 +92,7 @@ def group_store(columns: int):
     return store
 
 
+@lru_cache(maxsize=64)
 def slot_products(
     config: WarpgroupConfig, precision: TensorPrecision, chosen: tuple[tuple[int, int], ...], fresh: bool
 ):
@@ -137,6 +143,7 @@ def slot_products(
     return slot
 
 
+@lru_cache(maxsize=64)
 def step_product(config: WarpgroupConfig, precision: TensorPrecision):
     """Make a device function ``(acc, a_tile, b_tile, step)`` that starts ``acc = A @ B`` of one step's first parts.
 

@@ -14,6 +14,7 @@ Limits: the power limit; a tile is stored while its warpgroup's tensor cores idl
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from numba import cuda, float32, int32, int64, uint32
 
@@ -69,6 +70,7 @@ def boxes(config, layout):
     return (config.BM, ROW_WORDS) if layout.along else (ROW_WORDS, PANEL), (config.BN, ROW_WORDS)
 
 
+@lru_cache(maxsize=64)
 def row_loads(along):
     """Make two device functions that load a thread's two rows of U, ``start(group, warp, lane)`` and ``load(...)``.
 
