@@ -23,7 +23,11 @@ from numba_gemm.kernels import STAGES
 PACKAGE = Path(numba_gemm.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 MOST_LINES = 400  # of a module without a reason for more
-PRIVATE = {PACKAGE / "runtime" / "compiler.py", PACKAGE / "runtime" / "front_end.py", PACKAGE / "simulator" / "patches.py"}
+PRIVATE = {
+    PACKAGE / "runtime" / "compiler.py",
+    PACKAGE / "runtime" / "front_end.py",
+    PACKAGE / "simulator" / "patches.py",
+}
 
 # Numba's documented modules.
 PUBLIC_NUMBA = {
