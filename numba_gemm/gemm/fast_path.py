@@ -73,7 +73,8 @@ class CallCache(dict[Hashable, CachedCall]):
     Attributes
     ----------
     checked : set of tuple
-        Tag, type of the arrays, and device of calls that were checked in full; empty unless `any_extents`.
+        Tag, type of the arrays, and device of calls without an epilogue that were checked in full; empty unless
+        `any_extents`.
     """
 
     def __init__(self, any_extents: bool = False) -> None:
@@ -238,7 +239,7 @@ def remember(
     spans = (*reach(left), *reach(right))
     call = CachedCall(request.device, request.shape, tuple(launched), spans, tuple(map(reach, others)))
     cache.store(reading[0], call)
-    if cache.any_extents:
+    if cache.any_extents and request.epilogue is None:
         cache.checked.add((tag, type(a), request.device))
 
 
@@ -249,17 +250,19 @@ def _of_other_extents(cache: CallCache, key: Any, stride_bytes: int) -> CachedCa
     that do not fit.
     """
     tag, own, device, offsets, a_shape, a_strides, b_shape, b_strides, result = key
-    if (tag, own, device) not in cache.checked or len(tag) != 2 or len(a_shape) != 2 or len(b_shape) != 2:
+    if (tag, own, device) not in cache.checked or len(a_shape) != 2 or len(b_shape) != 2:
         return None
     (m, k), (rows, n) = a_shape, b_shape
     if rows != k or not m or not n or not 0 < k <= MAX_K or m * n > MAX_ELEMENTS:
         return None
     shape, strides = ((m, n), (n, 1)) if result is None else result
+    if shape != (m, n):
+        return None
     unit = FLOAT32_BYTES if result is None else stride_bytes
     a = Layout(m, k, a_strides[0] * stride_bytes, a_strides[1] * stride_bytes, offsets >> 8)
     b = Layout(k, n, b_strides[0] * stride_bytes, b_strides[1] * stride_bytes, offsets >> 4 & 15)
-    c = Layout(m, n, strides[0] * unit, strides[-1] * unit, offsets & 15)
-    if shape != (m, n) or c.col_stride != FLOAT32_BYTES or c.row_stride < n * FLOAT32_BYTES:
+    c = Layout(m, n, strides[0] * unit, strides[1] * unit, offsets & 15)
+    if c.col_stride != FLOAT32_BYTES or c.row_stride < n * FLOAT32_BYTES:
         return None
     if (a.row_stride | a.col_stride | b.row_stride | b.col_stride | c.row_stride) % FLOAT32_BYTES or offsets & 0x333:
         return None

@@ -215,6 +215,7 @@ def test_epilogues_take_the_fast_path(torch, gpu, checked):
         check(tiled_sgemm(tensor(a), tensor(b), epilogue=lambda value, row, col: -value).x, a, b, alpha=-1.0)
         check(tiled_sgemm(tensor(a), tensor(b)).x, a, b)
     assert len(checked) == 3, "a call without an epilogue is none of these"
+    assert len(products.calls.checked) == 1, "epilogues are not kept beyond their calls"
     elsewhere = tensor(filled(1, 8)[0], device=1)
     with pytest.raises(ValueError, match=r"several devices: .*epilogue_args\[0\] on device 1; expected one"):
         tiled_sgemm(tensor(a), tensor(b), epilogue=shift, epilogue_args=[elsewhere])
@@ -591,6 +592,8 @@ UNUSUAL = {
     "no rows": (lambda: extents((0, 6), (6, 8)), None),
     "no terms": (lambda: extents((4, 0), (0, 8)), None),
     "shape of out": (lambda: extents((4, 6), (6, 8), (8, 4)), r"expected \(4, 8\)"),
+    "one dimension of out": (lambda: [*extents((4, 6), (6, 8)), tensor(np.ones((1, 4), np.float32)[0])], "dimensions"),
+    "no dimension of out": (lambda: [*extents((4, 6), (6, 8)), Tensor(np.ones((), np.float32))], "dimensions"),
     "out by columns": (lambda: [*extents((4, 6), (6, 8)), Tensor(aligned_empty((8, 4)).T)], None),
     "rows of out overlap": (
         lambda: [
