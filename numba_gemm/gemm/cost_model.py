@@ -16,7 +16,7 @@ from math import ceil, gcd, inf, sqrt
 
 from ..device.units import FLOAT32_BYTES
 from ..kernels.ladder import STAGES as LADDER
-from ..kernels.ladder.stage import LadderStage, TileConfig
+from ..kernels.ladder.stage import MAX_LINE, LadderStage, TileConfig
 from ..kernels.ladder.stream_k import SUMS_STAGED
 from ..kernels.stage import Stage
 from ..models.roofline import FP32_LANES_PER_SM
@@ -38,7 +38,6 @@ SHARED_RATE, LONE_RATE = 21.1, 138
 # Fraction of device memory's theoretical bandwidth that kernels reach.
 MEMORY_EFFICIENCY = 0.85
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
-MAX_LINE = 1 << 31  # k-tiles that are counted in 32 bits
 FEW_COLUMNS = 32  # up to which configurations for a C of few columns are considered
 MOST_LANES = max(FP32_LANES_PER_SM.values())
 

@@ -3,7 +3,8 @@
 Most of the time that a kernel takes to compile is spent in Numba's own Python: about 60 nested device functions go
 through 26 passes each. `faster` makes that cheaper for one compilation, which holds Numba's compiler lock. The machine
 code is the same, which `tests/runtime/test_front_end.py` verifies. Each change uses private names of Numba and is left
-out if one of them is missing:
+out if one of them is missing. Those of passes apply to functions of this package alone: an epilogue, and Numba's own
+functions, are compiled as ever.
 
 - `BaseFunction.get_call_type` remembers the types of calls of builtin functions with numbers. Numba asks for the same
   sums and products thousands of times, and describes each rejected template in words.
@@ -12,9 +13,9 @@ out if one of them is missing:
 - `TargetConfig.__eq__` and `__hash__` compare the options that were set, instead of making a dict of all. Options are
   compared at each look-up of a compiled function.
 - `PostProcessor.run` leaves out the variables that live at the entry of each block, which only generators need.
-- `PassManager._runPass` runs a pass without events, timers and checks of its result.
-- `CUDACompiler.define_pipelines` leaves out passes for functions of this package that need none of them: no closures,
-  literal unrolling, context managers or array expressions. An epilogue goes through all passes.
+- `PassManager._runPass` runs a pass without events, timers, checks of its result and repairs after it.
+- `CUDACompiler.define_pipelines` leaves out passes that do nothing for functions without closures, literal unrolling,
+  context managers and array expressions.
 - The garbage collector is off meanwhile: a compilation makes millions of objects, and few cycles.
 """
 
@@ -60,6 +61,11 @@ def faster() -> Iterator[None]:
         finally:
             if collecting:
                 gc.enable()
+
+
+def _is_own(identity: Any) -> bool:
+    """Return True if a function is one of this package."""
+    return str(identity.func.__module__).startswith(PACKAGE)
 
 
 def _types_of_calls() -> list[Change]:
@@ -134,7 +140,7 @@ def _live_variables() -> list[Change]:
 
     def run_without_entries(self: Any, emit_dels: bool = False, extend_lifetimes: bool = False) -> Any:
         function = self.func_ir
-        if function.is_generator:
+        if function.is_generator or not _is_own(function.func_id):
             return run(self, emit_dels, extend_lifetimes)
         function.blocks = canonicalize(function.blocks)
         function.variable_lifetime = VariableLifetime(function.blocks)
@@ -149,7 +155,12 @@ def _live_variables() -> list[Change]:
 def _runs_of_passes() -> list[Change]:
     from numba.cuda.core.compiler_machinery import PassManager
 
+    complete = PassManager._runPass  # noqa: SLF001
+
     def run_pass(self: Any, index: int, a_pass: Any, state: Any) -> None:
+        if not _is_own(state.func_id):
+            complete(self, index, a_pass, state)
+            return
         a_pass.analysis = self._analysis
         a_pass.run_initialization(state)
         a_pass.run_pass(state)
@@ -165,7 +176,7 @@ def _unneeded_passes() -> list[Change]:
 
     def define_pipelines(self: Any) -> Any:
         managers = define(self)
-        if str(self.state.func_id.func.__module__).startswith(PACKAGE):
+        if _is_own(self.state.func_id):
             for manager in managers:
                 kept = [one for one in manager.passes if one[0].__name__ not in UNNEEDED]
                 manager.passes[:] = kept

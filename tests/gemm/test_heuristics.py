@@ -71,7 +71,7 @@ def test_choice_is_the_fastest_predicted(wanted):
 @pytest.mark.parametrize("shape", [(8191, 8190, 1), (8191, 8190, 5), (5000, 70, 1000), (33, 20_000, 33)])
 @pytest.mark.parametrize("bandwidth", [4.8e12, 3e11])
 def test_rounding_extents_changes_no_choice(shape, bandwidth):
-    """Whether bytes or multiply-adds decide."""
+    """Neither where bytes decide nor where multiply-adds do."""
     wanted = Problem(*shape, memory_bandwidth=bandwidth)
     assert best(wanted) == ranked(wanted)[0]
 

@@ -92,8 +92,9 @@ def host_cases(sizes: Sizes) -> list[Case]:
     def new(kind: str) -> Case:
         def make(rig: Rig) -> dict[str, Contender]:
             turns = []
-            # The first half loads the kernels of the second, none of whose shapes has as many tiles as another.
-            steps = [64 * i + 36 * late for late in (False, True) for i in range(NEW_SHAPES)] if large else [0, 1]
+            # The first half loads the kernels of the second. No shape has as many tiles as another: their extents lie
+            # between different multiples of 32, so that none shares the choice of an earlier one.
+            steps = [64 * i + 4 * late for late in (False, True) for i in range(NEW_SHAPES)] if large else [0, 1]
             for step in steps:
                 rows = (16 * m if large else m) + step
                 a, b, c = matrix(rig.flat_a, rows, k), matrix(rig.flat_b, k, n), matrix(rig.flat_c, rows, n)
