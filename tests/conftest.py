@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
 import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -27,7 +30,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["NUMBA_GEMM_CACHE_DIR"] = tempfile.mkdtemp(prefix="numba_gemm-")
     atexit.register(shutil.rmtree, os.environ["NUMBA_GEMM_CACHE_DIR"], ignore_errors=True)
-
+TURN = Path(os.environ["NUMBA_GEMM_CACHE_DIR"]) / "turn.lock"
 
 pytest_plugins = ("support.host_gpu", "support.array_libraries")  # imported once the lines above have run
 
@@ -54,6 +57,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
         if ON_GPU and item.get_closest_marker("simulator"):
             item.add_marker(pytest.mark.skip(reason="checks the simulator"))
+    items.sort(key=lambda item: item.get_closest_marker("alone") is not None)  # others need not wait for these
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Run tests that measure the whole GPU while no other worker runs one."""
+    if not ON_GPU:
+        return (yield)
+    with TURN.open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
+        return (yield)
 
 
 @pytest.fixture

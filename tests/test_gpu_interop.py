@@ -34,7 +34,7 @@ from numba_gemm.runtime.workspace import Workspaces
 # One worker for the module: on a GPU that other workers use, occupying a stream takes longer.
 pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("gpu_interop")]
 
-HOLD_SECONDS = 0.4
+HOLD_SECONDS = 0.8
 
 
 # ------------------------------------------------------------------------------------------------ holding streams up
@@ -80,6 +80,7 @@ def new_stream():
 
     It is never destroyed, since PyTorch's allocator queries the streams that a tensor was used on when it is freed.
     """
+    cuda.current_context()  # a test may be the first of its process
     handle = int(call(driver.cuStreamCreate, int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)))
     try:
         yield handle

@@ -14,7 +14,7 @@ from numba import cuda
 from ..runtime.device import device_count
 from ..runtime.driver import device_scope, start
 from .operand import ArrayKind, Operand, imported, name_of
-from .probe import Probe, Reading
+from .probe import Alike, Probe, Reading
 from .streams import DEFAULT, Stream, cupy_stream
 
 FLOAT32 = np.dtype(np.float32)  # one object, in native byte order, shared by all arrays of that type
@@ -107,8 +107,36 @@ class NumbaArrays(ArrayKind):
                 made = cuda.device_array(shape, np.float32, stream=a.stream)
             return made, place(made)
 
+        def alike(key: Any) -> Alike:
+            _, _, _, offsets, a_shape, a_strides, b_shape, b_strides, (c_shape, c_strides) = key
+
+            def places(a: Any, b: Any, out: Any) -> tuple[int, int, int, int] | None:
+                if not (
+                    type(a) is type(b) is type(out) is own
+                    and a.dtype is FLOAT32
+                    and b.dtype is FLOAT32
+                    and out.dtype is FLOAT32
+                ):
+                    return None
+                p, q, r, queue = place(a), place(b), place(out), a.stream
+                if (
+                    (p & 15) << 8 | (q & 15) << 4 | r & 15 == offsets
+                    and b.stream is queue
+                    and out.stream is queue
+                    and a.shape == a_shape
+                    and b.shape == b_shape
+                    and out.shape == c_shape
+                    and a.strides == a_strides
+                    and b.strides == b_strides
+                    and out.strides == c_strides
+                ):
+                    return p, q, r, queue if type(queue) is int else Stream.of(queue).handle
+                return None
+
+            return places
+
         several = device_count() > 1
-        return Probe(read, vector, stream, empty)
+        return Probe(read, vector, stream, empty, alike=None if several else alike)
 
 
 class CupyArrays(ArrayKind):
@@ -190,7 +218,35 @@ class CupyArrays(ArrayKind):
             made = own(shape, FLOAT32)
             return made, made.data.ptr
 
-        return Probe(read, vector, stream, empty)
+        def alike(key: Any) -> Alike:
+            _, _, device, offsets, a_shape, a_strides, b_shape, b_strides, (c_shape, c_strides) = key
+
+            def places(a: Any, b: Any, out: Any) -> tuple[int, int, int, int] | None:
+                if not (
+                    type(a) is type(b) is type(out) is own
+                    and a.dtype is FLOAT32
+                    and b.dtype is FLOAT32
+                    and out.dtype is FLOAT32
+                ):
+                    return None
+                x, y, z = a.data, b.data, out.data
+                p, q, r = x.ptr, y.ptr, z.ptr
+                if (
+                    (p & 15) << 8 | (q & 15) << 4 | r & 15 == offsets
+                    and x.device_id == y.device_id == z.device_id == device
+                    and a.shape == a_shape
+                    and b.shape == b_shape
+                    and out.shape == c_shape
+                    and a.strides == a_strides
+                    and b.strides == b_strides
+                    and out.strides == c_strides
+                ):
+                    return p, q, r, current_stream(device).ptr
+                return None
+
+            return places
+
+        return Probe(read, vector, stream, empty, alike=alike)
 
 
 def pointer_device(name: str, pointer: int) -> int:

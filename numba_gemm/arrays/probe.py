@@ -9,7 +9,7 @@ from typing import Any
 # The key of a call, and the addresses of a, b and out; 0 without an out. The key is a tuple: the call's tag; type of
 # the arrays; device; the three addresses modulo 16, four bits each; shape and strides of a, of b, and of out or None.
 Reading = tuple[Hashable, int, int, int]
-Alike = Callable[[Any, Any, Any], tuple[int, int, int] | None]
+Alike = Callable[[Any, Any, Any], tuple[int, int, int, int] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class Probe:
     written : callable, optional
         Notifies the library that `out` has been written.
     alike : callable, optional
-        The key of a reading with an out, to a function of ``(a, b, out)`` that returns their addresses if a reading of
-        them has the same key, else None. By default they are read.
+        The key of a reading with an out, to a function of ``(a, b, out)`` that returns their addresses and stream if a
+        reading of them has the same key, else None. By default they are read.
     stride_bytes : int
         Bytes of the unit in which a reading's key gives strides.
     """
@@ -53,15 +53,18 @@ def alike(probe: Probe, key: Any) -> Alike:
     """Return a function for arrays like those of a reading with an out; see `Probe.alike`."""
     if probe.alike is not None:
         return probe.alike(key)
-    tag, own, read = key[0], key[1], probe.read
+    tag, own, device, read, stream = key[0], key[1], key[2], probe.read, probe.stream
 
-    def addresses(a: Any, b: Any, out: Any) -> tuple[int, int, int] | None:
+    def places(a: Any, b: Any, out: Any) -> tuple[int, int, int, int] | None:
         if type(a) is not own:
             return None
         reading = read(tag, a, b, out)
-        return None if reading is None or reading[0] != key else reading[1:]
+        if reading is None or reading[0] != key:
+            return None
+        queue = stream(a, b, out, device)
+        return None if queue is None else (*reading[1:], queue)
 
-    return addresses
+    return places
 
 
 def probe_of(kind: Any, array: Any) -> Probe | None:

@@ -22,7 +22,7 @@ class TorchTensors(ArrayKind):
     cast = "{0}.to(torch.float32)"
 
     def __init__(self) -> None:
-        self._is_plain: Callable[[Any], bool] | None = None
+        self._are_plain: Callable[[Any, Any, Any], bool] | None = None
 
     def owns(self, array: Any) -> bool:
         return isinstance(array, imported("torch", "Tensor"))
@@ -32,10 +32,10 @@ class TorchTensors(ArrayKind):
 
     def describe(self, name: str, array: Any, stream: Stream | None) -> Operand:
         torch: Any = sys.modules["torch"]
-        if self._is_plain is None:
-            self._is_plain = plain_tensors(torch)
+        if self._are_plain is None:
+            self._are_plain = plain_tensors(torch)
         if (
-            self._is_plain(array)
+            self._are_plain(array, array, array)
             and not array.is_nested
             and getattr(torch.autograd.forward_ad, "_current_level", 0) < 0
         ):
@@ -130,7 +130,7 @@ class TorchTensors(ArrayKind):
     def probe(self, array: Any) -> Probe | None:
         torch: Any = sys.modules["torch"]
         own, usual = torch.Tensor, plain_tensors(torch)
-        float32, strided, grad_enabled = torch.float32, torch.strided, torch.is_grad_enabled
+        float32, grad_enabled = torch.float32, torch.is_grad_enabled
         # Not public, but PyTorch's own compiled code calls it; it does not create a Python object for the stream.
         raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # noqa: SLF001
         forward_ad = torch.autograd.forward_ad
@@ -139,13 +139,13 @@ class TorchTensors(ArrayKind):
         increment: Any = getattr(torch.autograd.graph, "increment_version", None)
 
         def read(tag: Any, a: Any, b: Any, out: Any) -> Reading | None:
-            if not (usual(a) and usual(b)) or forward_ad._current_level >= 0:  # noqa: SLF001
+            if not usual(a, b, a if out is None else out) or forward_ad._current_level >= 0:  # noqa: SLF001
                 return None
             try:
                 p, q, device = a.data_ptr(), b.data_ptr(), a.get_device()
                 if out is None:
                     r, result = 0, None
-                elif usual(out) and out.get_device() == device:
+                elif out.get_device() == device:
                     r, result = out.data_ptr(), (out.shape, out.stride())
                     if not r:
                         return None
@@ -173,7 +173,7 @@ class TorchTensors(ArrayKind):
                 return None
 
         def vector(x: Any, a: Any) -> tuple[int, int, int, int] | None:
-            if not usual(x) or x.dim() != 1:
+            if not usual(x, a, a) or x.dim() != 1:
                 return None
             try:
                 p = x.data_ptr()
@@ -196,15 +196,14 @@ class TorchTensors(ArrayKind):
         def alike(key: Any) -> Alike:
             _, _, device, offsets, a_shape, a_stride, b_shape, b_stride, (c_shape, c_stride) = key
 
-            def addresses(a: Any, b: Any, out: Any) -> tuple[int, int, int] | None:
-                # As `usual` of all three: calls of functions would take a tenth of the time.
+            def places(a: Any, b: Any, out: Any) -> tuple[int, int, int, int] | None:
+                # As `usual`: a call more would take some per cent of the time.
                 if not (
                     type(a) is type(b) is type(out) is own
                     and a.dtype is b.dtype is out.dtype is float32
                     and a.is_cuda
                     and b.is_cuda
                     and out.is_cuda
-                    and a.layout is b.layout is out.layout is strided
                     and not ((a.requires_grad or b.requires_grad or out.requires_grad) and grad_enabled())
                     and not (a.is_neg() or b.is_neg() or out.is_neg())
                     and forward_ad._current_level < 0  # noqa: SLF001
@@ -225,12 +224,12 @@ class TorchTensors(ArrayKind):
                         and q
                         and r
                     ):
-                        return p, q, r
+                        return p, q, r, raw_stream(device)
                 except RuntimeError:  # no storage, or no strides
                     pass
                 return None
 
-            return addresses
+            return places
 
         mark = None if increment is None else written
         return Probe(read, vector, stream, empty, mark, alike, FLOAT32_BYTES)
@@ -244,21 +243,23 @@ class TorchTensors(ArrayKind):
             increment(out.array)
 
 
-def plain_tensors(torch: Any) -> Callable[[Any], bool]:
-    """Return a function that is true of tensors whose memory holds the float32 numbers of a product's operand.
+def plain_tensors(torch: Any) -> Callable[[Any, Any, Any], bool]:
+    """Return a function that is true of three tensors whose memory holds the float32 numbers of a product's operand.
 
-    It does not look at forward-mode tangents.
+    It does not look at forward-mode tangents, nor at layouts: tensors that are not strided have no `data_ptr`. It takes
+    all operands of a product, since a call for each would take longer.
     """
-    own, float32, strided, grad_enabled = torch.Tensor, torch.float32, torch.strided, torch.is_grad_enabled
+    own, float32, grad_enabled = torch.Tensor, torch.float32, torch.is_grad_enabled
 
-    def is_plain(x: Any) -> bool:
+    def are_plain(x: Any, y: Any, z: Any) -> bool:
         return (
-            type(x) is own
-            and x.dtype is float32
+            type(x) is type(y) is type(z) is own
+            and x.dtype is y.dtype is z.dtype is float32
             and x.is_cuda
-            and x.layout is strided
-            and not (x.requires_grad and grad_enabled())
-            and not x.is_neg()
+            and y.is_cuda
+            and z.is_cuda
+            and not ((x.requires_grad or y.requires_grad or z.requires_grad) and grad_enabled())
+            and not (x.is_neg() or y.is_neg() or z.is_neg())
         )
 
-    return is_plain
+    return are_plain

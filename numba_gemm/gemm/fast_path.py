@@ -180,7 +180,7 @@ def try_fast(
     try:
         for bound, a_step, b_step, c_step, first in call.launches:
             own_beta = beta if first else 1.0
-            bound(alpha, a_place + a_step, b_place + b_step, own_beta, c_place + c_step, queue, places)
+            bound.enqueue(alpha, a_place + a_step, b_place + b_step, own_beta, c_place + c_step, queue, places)
     except NoRoomForMaps:  # such a call has one launch
         return None
     if out is not None and probe.written is not None:
@@ -287,23 +287,20 @@ def _repeating(tag: Hashable, a: Any, b: Any, out: Any, call: CachedCall) -> Rep
     probe = PROBES[type(a)]
     reading = probe.read(tag, a, b, out)
     assert reading is not None, "the call was remembered"
-    addresses, launch = alike(probe, reading[0]), call.launches[0][0].private()
-    stream_of, written, device = probe.stream, probe.written, call.device
+    places_of, launch = alike(probe, reading[0]), call.launches[0][0].private()
+    written = probe.written
     below_a, above_a, below_b, above_b = call.reach
 
     def repeat(a: Any, b: Any, out: Any, alpha: float, beta: float) -> bool:
-        places = addresses(a, b, out)
-        if places is None:
+        found = places_of(a, b, out)
+        if found is None:
             return False
         if not (alpha == 1.0 or TINY < alpha < HUGE or -HUGE < alpha < -TINY):
             return False
         if not (beta == 0.0 or -HUGE < beta < HUGE):
             return False
-        a_place, b_place, c_place = places
+        a_place, b_place, c_place, queue = found
         if below_a < a_place - c_place < above_a or below_b < b_place - c_place < above_b:
-            return False
-        queue = stream_of(a, b, out, device)
-        if queue is None:
             return False
         release_finished()
         if not launch(alpha, a_place, b_place, beta, c_place, queue):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from ..kernels.step import Launches, Moving, Slot
 from .driver import device_scope
@@ -81,7 +82,7 @@ class BoundProduct:
         self._maps: tuple[dict[int, int], ...] = tuple({} for _ in launches.maps)
         self._frames: list[Frame] = []
 
-    def __call__(
+    def enqueue(
         self, alpha: float, a: int, b: int, beta: float, c: int, stream: int, vectors: Sequence[int] = ()
     ) -> None:
         """Enqueue the product of operands, and vectors, at these addresses.
@@ -97,15 +98,12 @@ class BoundProduct:
             frame = self._frames.pop()
         except IndexError:
             frame = self.frame()
-        if frame.in_context():
-            if self._operands_alone:
-                frame.move_operands(alpha, beta, a, b, c)
-                frame.launch(stream)
+        if not (self._operands_alone and frame.enqueue(alpha, a, b, beta, c, stream)):
+            if frame.in_context():
+                self._enqueue(frame, alpha, a, b, beta, c, stream, vectors)
             else:
-                self._enqueue(frame, alpha, a, b, beta, c, stream, vectors)
-        else:
-            with device_scope(self.device):
-                self._enqueue(frame, alpha, a, b, beta, c, stream, vectors)
+                with device_scope(self.device):
+                    self._enqueue(frame, alpha, a, b, beta, c, stream, vectors)
         self._frames.append(frame)
 
     @property
@@ -206,23 +204,20 @@ class BoundProduct:
                     return False
                 frames = every.get(key) or every.setdefault(key, [])
             try:
-                frame = frames.pop()  # one operation, see `BoundProduct.__call__`
+                frame = frames.pop()  # one operation, see `enqueue`
             except IndexError:
                 frame = self._frame_with_memory(stream, leases) if scratch else self.frame()
-            ready = frame.in_context()
-            if ready:
-                if maps and frame.words_of != (a, b):
-                    try:
-                        frame.move(alpha, beta, a, b, c, *places(a, b))
-                        frame.words_of = a, b
-                    except NoRoomForMaps:
-                        ready = False
-                else:
-                    frame.move_operands(alpha, beta, a, b, c)
-                if ready:
+            done = False
+            if not maps or frame.words_of == (a, b):
+                done = frame.enqueue(alpha, a, b, beta, c, stream)
+            elif frame.in_context():
+                with suppress(NoRoomForMaps):
+                    frame.move(alpha, beta, a, b, c, *places(a, b))
+                    frame.words_of = a, b
                     frame.launch(stream)
+                    done = True
             frames.append(frame)
-            return ready
+            return done
 
         weakref.finalize(launch, _release, self.workspaces, leases)
         return launch

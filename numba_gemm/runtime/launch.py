@@ -117,7 +117,7 @@ def launch_product(
     places = [vector.pointer for vector in vectors]
     for bound, a_step, b_step, c_step, first in launched:
         own_beta = beta if first else 1.0
-        bound(alpha, a.pointer + a_step, b.pointer + b_step, own_beta, c.pointer + c_step, stream, places)
+        bound.enqueue(alpha, a.pointer + a_step, b.pointer + b_step, own_beta, c.pointer + c_step, stream, places)
     return launched
 
 

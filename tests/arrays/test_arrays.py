@@ -356,6 +356,8 @@ class FakeTensor:
     def data_ptr(self):
         if isinstance(self.address, Exception):
             raise self.address
+        if self.layout != "strided":  # as PyTorch, of every layout that has no storage
+            raise RuntimeError("Cannot access data pointer of Tensor that doesn't have storage")
         return self.address
 
 

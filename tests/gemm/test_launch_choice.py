@@ -36,5 +36,5 @@ def test_operands_are_decomposed_if_there_is_no_room_for_tensor_maps(monkeypatch
             raise NoRoomForMaps
         self.calls.append(arguments)
 
-    monkeypatch.setattr(Recorded, "__call__", call)
+    monkeypatch.setattr(Recorded, "enqueue", call)
     assert calls() == [persistent.STAGE.build]

@@ -85,14 +85,14 @@ def test_launch_tells_the_driver_everything(gpu, layout):
     lay_out = LAYOUTS[layout]
     a, b, c = lay_out(filled(6, 3)), lay_out(filled(3, 5)), lay_out(filled(6, 5, seed=1))
     before, bound = c.copy(), bind(a, b, c)
-    bound(2.0, a.ctypes.data, b.ctypes.data, 0.5, c.ctypes.data, 40)
+    bound.enqueue(2.0, a.ctypes.data, b.ctypes.data, 0.5, c.ctypes.data, 40)
     check(c, a, b, alpha=2.0, beta=0.5, c=before)
     (did,) = gpu.launches
     assert did.grid == (*NAIVE.grid(CONFIG, 6, 5), 1)
     assert did.block == (*NAIVE.block(CONFIG), 1)
     assert (did.shared, did.stream, did.overlaps) == (CONFIG.dynamic_shared, 40, False)
     other_a, other_c = lay_out(filled(6, 3, seed=3)), lay_out(filled(6, 5, seed=4))
-    bound(1.0, other_a.ctypes.data, b.ctypes.data, 0.0, other_c.ctypes.data, 0)
+    bound.enqueue(1.0, other_a.ctypes.data, b.ctypes.data, 0.0, other_c.ctypes.data, 0)
     check(other_c, other_a, b)
     assert gpu.launches[-1].stream == 0
 
@@ -135,7 +135,7 @@ def test_every_word_of_every_step_reaches_the_driver(gpu, case, swapped):
         a, b, c = (1 << 44) + 4096 * (turn > 0), (1 << 45) + 4096 * (turn > 0), (1 << 46) - 16 * turn
         vectors = [(1 << 43) + 4 * i + turn for i in range(len(product.vectors))]
         with gpu.recording() as made:
-            bound(alpha, a, b, beta, c, stream, vectors)
+            bound.enqueue(alpha, a, b, beta, c, stream, vectors)
         values = {Slot.ALPHA: alpha, Slot.BETA: beta, Slot.A: a, Slot.B: b, Slot.C: c}
         values |= {Slot.VECTORS + i: vector for i, vector in enumerate(vectors)}
         if launches.maps:
@@ -174,7 +174,7 @@ def test_only_kernels_that_wait_overlap(gpu, precision):
     """One may start before the kernel that decomposes its operands has ended; the first one of all may not."""
     product = Product(SQUARE, SQUARE, SQUARE)
     bound = devices.get_device(0).bind(PERSISTENT, PERSISTENT.configs[0], product, precision)
-    bound(1.0, 0, 0, 0.0, 0, 40)
+    bound.enqueue(1.0, 0, 0, 0.0, 0, 40)
     assert [did.overlaps for did in gpu.launches] == [False] + [True] * (len(gpu.launches) - 1)
     assert len(gpu.launches) == 2 + (precision == "fp16x3")
 
@@ -475,7 +475,7 @@ def test_bound_products_do_not_hold_vectors(gpu):
 def test_launch_in_a_thread_without_context(gpu):
     a, b, c = filled(3, 3), filled(3, 3), filled(3, 3)
     gpu.current = None
-    bind(a, b, c)(1.0, *addresses(a, b, c)[:2], 0.0, c.ctypes.data, 0)
+    bind(a, b, c).enqueue(1.0, *addresses(a, b, c)[:2], 0.0, c.ctypes.data, 0)
     assert (gpu.pushed, gpu.current, len(gpu.launches)) == ([CONTEXT], None, 1)
     check(c, a, b)
 
@@ -484,8 +484,8 @@ def test_launch_with_memory_in_a_thread_without_context(gpu):
     """Memory is allocated, and tensor maps are written, in the context of the device."""
     gpu.current, device, product = None, devices.get_device(1), Product(SQUARE, SQUARE, SQUARE)
     direct = STAGES["tf32_tma"]
-    device.bind(PERSISTENT, PERSISTENT.configs[0], product, "bf16x6")(1.0, 0, 0, 0.0, 0, 40)
-    device.bind(direct, direct.configs[0], product, "tf32")(1.0, 64, 128, 0.0, 0, 40)
+    device.bind(PERSISTENT, PERSISTENT.configs[0], product, "bf16x6").enqueue(1.0, 0, 0, 0.0, 0, 40)
+    device.bind(direct, direct.configs[0], product, "tf32").enqueue(1.0, 64, 128, 0.0, 0, 40)
     assert (gpu.pushed, gpu.current, len(gpu.launches)) == ([CONTEXT + 1] * 2, None, 3)
 
 
@@ -494,7 +494,7 @@ def test_launch_that_fails_tells_why(gpu, monkeypatch):
     gpu.status = int(driver.CUresult.CUDA_ERROR_INVALID_VALUE)
     monkeypatch.setattr(driver, "cuGetErrorString", lambda status: (0, b"bad words"))
     with pytest.raises(RuntimeError, match=r"cuLaunchKernelEx failed: bad words \(CUDA_ERROR_INVALID_VALUE\)"):
-        bind(a, b, c)(1.0, *addresses(a, b, c)[:2], 0.0, c.ctypes.data, 0)
+        bind(a, b, c).enqueue(1.0, *addresses(a, b, c)[:2], 0.0, c.ctypes.data, 0)
 
 
 def test_memory_of_a_launch_that_fails_is_released(gpu, monkeypatch):
@@ -504,7 +504,7 @@ def test_memory_of_a_launch_that_fails_is_released(gpu, monkeypatch):
     gpu.status = int(driver.CUresult.CUDA_ERROR_INVALID_VALUE)
     for _ in range(3):
         with pytest.raises(RuntimeError, match="cuLaunchKernelEx failed"):
-            bound(1.0, 0, 0, 0.0, 0, 40)
+            bound.enqueue(1.0, 0, 0, 0.0, 0, 40)
     assert len(gpu.allocations) == 1
 
 
@@ -516,7 +516,7 @@ def test_threads_share_a_bound_product(gpu):
         together.wait()
         for turn in range(10):
             x, y, z = filled(4, 4, seed), filled(4, 4, turn), np.full((4, 4), NAN)
-            bound(float(seed + 1), *addresses(x, y, z)[:2], 0.0, z.ctypes.data, 40 + seed)
+            bound.enqueue(float(seed + 1), *addresses(x, y, z)[:2], 0.0, z.ctypes.data, 40 + seed)
             check(z, x, y, alpha=float(seed + 1))
 
     with ThreadPoolExecutor(4) as pool:
@@ -533,7 +533,7 @@ def test_threads_on_one_stream_do_not_share_decomposed_operands(gpu):
     def work(seed):
         together.wait()
         for turn in range(5):
-            bound(1.0, 4096 * seed, turn, 0.0, 0, 40)
+            bound.enqueue(1.0, 4096 * seed, turn, 0.0, 0, 40)
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
@@ -599,11 +599,11 @@ def test_launches_of_one_call_get_one_memory(gpu):
     config, device = PERSISTENT.configs[0], devices.get_device(0)
     bound = device.bind(PERSISTENT, config, product, "bf16x6")
     for stream in (40, 40, 50):
-        bound(1.0, 0, 0, 0.0, 0, stream)
+        bound.enqueue(1.0, 0, 0, 0.0, 0, stream)
     parts = [did.a_parts[0] if "a_parts" in did.arguments else did.a[0] for did in gpu.launches]
     assert parts[0] == parts[1] == parts[2] == parts[3] != parts[4] == parts[5]
     given = Workspace(1 << 20, bound.launches.scratch_bytes, 0)
-    device.bind(PERSISTENT, config, product, "bf16x6", workspace=given)(1.0, 0, 0, 0.0, 0, 40)
+    device.bind(PERSISTENT, config, product, "bf16x6", workspace=given).enqueue(1.0, 0, 0, 0.0, 0, 40)
     assert gpu.launches[-1].a[0] == gpu.launches[-2].a_parts[0] == 1 << 20
     small = replace(given, size=given.size - 1)
     with pytest.raises(ValueError, match=f"expected {given.size} and 0"):
@@ -628,15 +628,15 @@ def test_tensor_maps_describe_the_operands(gpu, letters, swapped):
         launches = launches.with_operands_swapped()
     bound, a, b = devices.get_device(0).loaded(launches), 1 << 20, 1 << 21
     given = (b, a) if swapped else (a, b)
-    bound(1.0, *given, 0.0, 0, 40)
+    bound.enqueue(1.0, *given, 0.0, 0, 40)
     first, second = (map_words(gpu.launches[-1].arguments[name][0]) for name in ("u_map", "v_map"))
     whole = {"N": lambda rows, cols: (cols, rows), "T": lambda rows, cols: (rows, cols)}
     of_a, of_b = [a, *whole[letters[0]](64, 96), 1], [b, *whole[letters[1]](96, 128), 1]
     assert [first[:4], second[:4]] == ([of_b, of_a] if letters == "NN" else [of_a, of_b])
     before = dict(devices.get_device(0).tensor_maps._places)
-    bound(2.0, *given, 0.0, 16, 50)
+    bound.enqueue(2.0, *given, 0.0, 16, 50)
     assert devices.get_device(0).tensor_maps._places == before, "a map serves all products of its matrix"
-    bound(1.0, given[0] + 1024, given[1], 0.0, 0, 40)
+    bound.enqueue(1.0, given[0] + 1024, given[1], 0.0, 0, 40)
     assert len(devices.get_device(0).tensor_maps._places) == 3
 
 
@@ -652,10 +652,10 @@ def test_nothing_is_launched_without_room_for_a_map(gpu, monkeypatch, at):
 
     monkeypatch.setattr(tensor_maps.TensorMaps, "place", limited)
     with pytest.raises(NoRoomForMaps):
-        bound(1.0, 64, 128, 0.0, 0, 40)
+        bound.enqueue(1.0, 64, 128, 0.0, 0, 40)
     assert not gpu.launches
     monkeypatch.setattr(tensor_maps.TensorMaps, "place", place)
-    bound(1.0, 64, 128, 0.0, 0, 40)
+    bound.enqueue(1.0, 64, 128, 0.0, 0, 40)
     assert len(gpu.launches) == 1
 
 

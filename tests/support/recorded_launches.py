@@ -28,7 +28,7 @@ class Recorded:
     def __init__(self, launches: Launches, workspace: Workspace | None) -> None:
         self.launches, self.workspace, self.calls = launches, workspace, []
 
-    def __call__(self, *arguments: Any) -> None:
+    def enqueue(self, *arguments: Any) -> None:
         self.calls.append(arguments)
 
     @property

@@ -78,7 +78,7 @@ class PreparedStage:
         def call(*steps: Step) -> Callable[[int], None]:
             alone = tuple(step._replace(overlaps=False) for step in steps)
             bound = device.loaded(launches._replace(steps=alone), workspace)
-            return lambda stream: bound(1.0, a.pointer, b.pointer, 0.0, c.pointer, stream)
+            return lambda stream: bound.enqueue(1.0, a.pointer, b.pointer, 0.0, c.pointer, stream)
 
         self.decompose, self.multiply = call(*decompose), call(multiply)
 
