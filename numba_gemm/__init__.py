@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .gemm.precompile import precompile
     from .kernels.ladder.cpu import cpu_sgemm
     from .runtime.driver import GpuUnavailable
-    from .runtime.kernel_cache import clear_cache
+    from .runtime.kernel_files import clear_cache
     from .streaming import streamed_sgemm
 
 __version__ = "0.2.0"
@@ -50,7 +50,7 @@ _HOMES = {
     "Plan": ".gemm.plan",
     "autotune": ".gemm.autotune",
     "clear_autotuned": ".gemm.autotune",
-    "clear_cache": ".runtime.kernel_cache",
+    "clear_cache": ".runtime.kernel_files",
     "cpu_sgemm": ".kernels.ladder.cpu",
     "explain": ".gemm.explain",
     "occupancy": ".gemm.occupancy",

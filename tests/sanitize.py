@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import os
 import re
 import subprocess
 import sys
@@ -386,26 +385,13 @@ def kernels(names: list[str] | None, cc: tuple[int, int]) -> list[Any]:
     return list(found)
 
 
-def compile_part(names: list[str] | None, cc: tuple[int, int], part: int, parts: int) -> None:
-    """Compile every `parts`-th kernel of the cases into the cache on disk; needs no GPU."""
-    from numba_gemm.runtime import kernel_cache
-
-    for kernel in kernels(names, cc)[part::parts]:
-        kernel_cache.fetch(kernel, cc)
-
-
 def compile_all(names: list[str] | None) -> None:
-    """Compile all kernels beforehand, with one process per core."""
-    from numba_gemm.runtime import device, kernel_cache
+    """Compile all kernels beforehand, on all cores."""
+    from numba_gemm.runtime import device, kernel_cache, kernel_files
 
-    if kernel_cache.directory() is None:
-        return
-    cc, parts = device.device_properties(0).cc, os.cpu_count() or 1
-    command = [sys.executable, str(Path(__file__).resolve()), *stages_option(names), "--compile", *map(str, (*cc,))]
-    running = [subprocess.Popen([*command, str(part), str(parts)]) for part in range(parts)]
-    statuses = [process.wait() for process in running]
-    if any(statuses):
-        print("kernels could not all be compiled beforehand; the children say why when they need them", file=sys.stderr)
+    if kernel_files.directory() is not None:
+        cc = device.device_properties(0).cc
+        kernel_cache.fetch_all([(kernel, cc) for kernel in kernels(names, cc)])
 
 
 def stages_option(names: list[str] | None) -> list[str]:
@@ -470,14 +456,9 @@ def main() -> int:
         "--out", type=Path, help="write the table to this CSV file, and the tools' own words beside it"
     )
     arguments.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    arguments.add_argument("--compile", nargs=4, type=int, help=argparse.SUPPRESS)
     options = arguments.parse_args()
     if options.child:
         child(options.stages)
-        return 0
-    if options.compile:
-        major, minor, part, parts = options.compile
-        compile_part(options.stages, (major, minor), part, parts)
         return 0
 
     from numba_gemm.inspect.sass import find_tool

@@ -1114,8 +1114,8 @@ from numba import cuda
 from numba_gemm import tiled_sgemm
 unable = {unable}
 if unable:
-    from numba_gemm.runtime import compiler, kernel_cache
-    kernel_cache.compile_cubin = compiler.compile_cubin = compiler.result_type = None
+    from numba_gemm.runtime import compilation, compiler
+    compilation.compile_cubin = compiler.result_type = None
 x, bias, slope = cuda.to_device(np.ones((256, 256), np.float32)), cuda.to_device(np.ones(256, np.float32)), 0.5
 options = {options}
 got = tiled_sgemm(x, x, **options).copy_to_host()

@@ -126,7 +126,7 @@ def _import_facts() -> dict[str, Any]:
             failed[module] = _one_line(error)
     facts: dict[str, Any] = {"imports": failed}
     if not failed.keys() & NEEDED.keys():
-        from numba_gemm.runtime.kernel_cache import directory
+        from numba_gemm.runtime.kernel_files import directory
         from numba_gemm.simulator.switch import SIMULATOR as simulated
 
         facts["simulated"] = simulated

@@ -1,6 +1,6 @@
 """Choices that `autotune` measured, kept on disk from one process to the next, and asked before the model.
 
-They lie beside the compiled kernels (see `kernel_cache`), in one JSON file per kind of device (name, compute
+They lie beside the compiled kernels (see `kernel_files`), in one JSON file per kind of device (name, compute
 capability, number of SMs) and version of the kernels' sources: measurements of others do not apply. Files are replaced
 whole; a process adds its choices to those that others have written meanwhile, under a lock. Each file is read once per
 process. A directory or file that others can change is refused (see `private_files`). Every problem is a `CacheWarning`,
@@ -21,15 +21,17 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+from ..device.units import FLOAT32_BYTES
+from ..kernels.product import ONE, Batch, Product, dense
 from ..kernels.stage import Partition
 from ..runtime import device as devices
-from ..runtime import kernel_cache
+from ..runtime import kernel_files, kernel_key
 from ..runtime.device import DeviceProperties
 from ..runtime.private_files import CacheWarning, PrivateDirectory, Refused, warn_once
 from . import heuristics
 from .heuristics import Choice, Problem
 
-__all__ = ["choose", "clear", "forget", "keep"]
+__all__ = ["choose", "clear", "forget", "keep", "recorded"]
 
 FORMAT = 2  # of a file; another one gives every file another name
 FILE_NAME = re.compile(r"[\w-]+-cc\d+\.\d+-sm\d+-[0-9a-f]{16}\.choices\.json", re.ASCII)  # that `_name` gives
@@ -107,6 +109,42 @@ def keep(device: int, wanted: Problem, choice: Choice, microseconds: float, cand
     return place / name
 
 
+def recorded(device: int) -> list[tuple[Product, Choice]]:
+    """Return products without epilogues, of dense operands, and what was measured for them on a device."""
+    gpu, found = devices.device_properties(device), []
+    for text in _entries(device):
+        product = _product_of(text)
+        if product is not None:
+            wanted = heuristics.problem(product, gpu, _values(text)["precision"])
+            if key(wanted) == text:
+                found.append((product, choose(device, wanted)))
+    return found
+
+
+def _values(text: str) -> dict[str, str]:
+    """Return the fields of a problem in words; raises ValueError for another text."""
+    return dict(word.split("=", 1) for word in text.split(" "))
+
+
+def _product_of(text: str) -> Product | None:
+    """Return a product of dense operands of which a problem in words may be; None if there is none."""
+    try:
+        of = _values(text)
+        m, n, k, matrices = (int(of[name]) for name in ("m", "n", "k", "matrices"))
+        if of["epilogue"] != "False" or min(m, n, k, matrices) < 1:
+            return None
+        a, b = (
+            dense("N" if of["a_along"] == "True" else "T", m, k),
+            dense("T" if of["b_along"] == "True" else "N", k, n),
+        )
+        c = dense("T" if of["by_columns"] == "True" else "N", m, n)
+        steps = ((0, 0, FLOAT32_BYTES * m * k), (0, 0, FLOAT32_BYTES * k * n), (0, 0, FLOAT32_BYTES * m * n))
+        batch = Batch((1, 1, matrices), *steps) if matrices > 1 else ONE
+        return Product(a, b, c, batch)
+    except (KeyError, ValueError):  # the file may hold anything
+        return None
+
+
 def clear(device: int | None = None) -> int:
     """Delete the choices for a device, or for all, and return how many there were on disk.
 
@@ -152,7 +190,7 @@ def _warn(problem: str, error: Exception | None = None) -> None:
 
 def _directory() -> Path | None:
     try:
-        return kernel_cache.directory()
+        return kernel_files.directory()
     except RuntimeError:  # of which the kernel cache warns
         return None
 
@@ -164,7 +202,7 @@ def _prefix(gpu: DeviceProperties) -> str:
 
 @cache
 def _name(gpu: DeviceProperties) -> str:
-    version = hashlib.sha256(repr((FORMAT, kernel_cache.SOURCES)).encode()).hexdigest()
+    version = hashlib.sha256(repr((FORMAT, kernel_key.SOURCES)).encode()).hexdigest()
     return f"{_prefix(gpu)}{version[:16]}.choices.json"
 
 

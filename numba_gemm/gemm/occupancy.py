@@ -78,7 +78,7 @@ def occupancy(
     named = found.precisions[0] if precision is None else precision
     check_stage_precision(found, named)
     kernel = usual_kernel(found, chosen, named)
-    cubin, _ = kernel_cache.fetch(kernel, cc)
+    cubin = kernel_cache.fetch(kernel, cc).cubin
     threads = prod(found.block(chosen)) if isinstance(found, LadderStage) else kernel.threads
     return counting.occupancy(threads, cubin.registers, cubin.shared + kernel.dynamic_shared, cc)
 

@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ..kernels.ladder.stage import LadderStage, TileConfig, Variant
 from ..kernels.product import Product, dense
-from ..kernels.stage import Gpu, Stage
+from ..kernels.stage import Gpu, Partition, Stage
 from ..kernels.step import Kernel
 from ..kernels.tensor_core import tf32_tma
 from ..kernels.tensor_core.stage import LONG_SUM
 from ..kernels.tensor_core.tma_stage import TmaStage
 from ..runtime import device as devices
-from ..runtime import kernel_cache
+from ..runtime import kernel_cache, kernel_files
+from ..runtime.driver import GpuUnavailable
 from ..simulator.switch import SIMULATOR
-from . import heuristics
+from . import autotune_cache, heuristics
 from .cost_model import rated
-from .precision import FP32_AUTO, IEEE, check_precision, tensor_stage
+from .heuristics import Choice
+from .precision import FP32_AUTO, IEEE, check_precision, resolved, tensor_stage
+from .request import chosen
 from .tensor_heuristics import configs_for
 
-__all__ = ["Precompiled", "precompile"]
+__all__ = ["MODELS", "Precompiled", "fetch_with_progress", "kernels_of", "precompile"]
 
 SMALL_TILE = 64 * 64  # elements of a tile with which products of few rows are computed
+
+
+Shape = tuple[int, int, int]  # m, n and k, in elements
+
+# Models for whose properties kernels are chosen where no GPU of a compute capability is present, by vendor's data
+# sheets: multiprocessors, boost clock and bandwidth of device memory.
+MODELS = {
+    (8, 0): ("A100", 108, 1.41e9, 2.04e12),
+    (8, 6): ("GeForce RTX 3090", 82, 1.70e9, 9.36e11),
+    (8, 9): ("GeForce RTX 4090", 128, 2.52e9, 1.01e12),
+    (9, 0): ("H200", 132, 1.98e9, 4.8e12),
+    (10, 0): ("B200", 148, 1.97e9, 8.0e12),
+    (12, 0): ("GeForce RTX 5090", 170, 2.41e9, 1.79e12),
+}
 
 
 class Precompiled(NamedTuple):
@@ -41,8 +59,8 @@ class Precompiled(NamedTuple):
         Compute capability, (major, minor).
     seconds : float
         Time that it took.
-    from_cache : bool
-        True if it was in the cache already.
+    origin : str
+        "compiler", or "cache" or "bundle" if it was there already.
     """
 
     stage: str
@@ -50,13 +68,19 @@ class Precompiled(NamedTuple):
     variant: str
     cc: tuple[int, int]
     seconds: float
-    from_cache: bool
+    origin: str
 
 
 def precompile(
     stages: str | Iterable[str] = "auto",
     cc: tuple[int, int] | Iterable[tuple[int, int]] | None = None,
     precision: str | Iterable[str] = IEEE,
+    *,
+    shapes: Iterable[Shape] | None = None,
+    layouts: str | Iterable[str] = "NN",
+    recorded: bool = False,
+    jobs: int | None = None,
+    progress: bool | None = None,
 ) -> list[Precompiled]:
     """Compile kernels into the cache on disk, so that a process's first product need not wait for the compiler.
 
@@ -71,46 +95,181 @@ def precompile(
         Compute capabilities, (9, 0) for one; then no GPU is needed. By default those of the GPUs that are present.
     precision : str or iterable of str
         Precisions, as `tiled_sgemm` takes them. Stages that do not compute in one of them are left out for it.
+    shapes : iterable of (int, int, int), optional
+        M, N and K of products. Then only the kernels that these stages choose for dense operands of such shapes are
+        compiled, each a few. Without a GPU of a compute capability, the choice is that for a model of it, see `MODELS`.
+    layouts : str or iterable of str
+        Layouts of A and B in `shapes`: "NN", "NT", "TN" or "TT"; T is a matrix that lies by columns.
+    recorded : bool
+        True to compile the kernels that `autotune` chose on the GPUs that are present, too.
+    jobs : int, optional
+        Processes that compile beside each other. By default NUMBA_GEMM_JOBS, or the number of cores, at most 16.
+    progress : bool, optional
+        True to print each kernel to the standard error stream, or, on a terminal, how many are done. By default, on
+        a terminal only.
 
     Returns
     -------
     list of Precompiled
-        A kernel each: stage, config, variant, cc, seconds, from_cache.
+        A kernel each: stage, config, variant, cc, seconds, origin.
 
     Raises
     ------
     ValueError
-        For an unknown stage, or one that a compute capability is too low for.
+        For an unknown stage, or one that a compute capability is too low for; for shapes that are not positive, an
+        unknown layout, or a compute capability without a GPU and without a model.
     GpuUnavailable
         Without `cc` and without a GPU.
     RuntimeError
         Under Numba's simulator; without the compiler's libraries; if NUMBA_GEMM_CACHE_DIR switches the cache off.
+
+    Examples
+    --------
+    For the products of a training step, in a container without a GPU:
+
+    >>> precompile(cc=(9, 0), shapes=[(4096, 6144, 2048)], layouts=["NT", "NN", "TN"])  # doctest: +SKIP
     """
-    if kernel_cache.directory() is None:
+    if kernel_files.directory() is None:
         raise RuntimeError(
             "NUMBA_GEMM_CACHE_DIR switches the kernel cache off; expected a directory to keep kernels in; unset it, or "
             "name one"
         )
+    wanted = kernels_of(stages, cc, precision, shapes=shapes, layouts=layouts, recorded=recorded)
+    fetched = fetch_with_progress([(kernel, target) for *_, kernel, target in wanted], jobs, progress)
+    return [
+        Precompiled(stage, config, variant, target, one.seconds, one.origin)
+        for (stage, config, variant, _, target), one in zip(wanted, fetched, strict=True)
+    ]
+
+
+def kernels_of(
+    stages: str | Iterable[str] = "auto",
+    cc: tuple[int, int] | Iterable[tuple[int, int]] | None = None,
+    precision: str | Iterable[str] = IEEE,
+    *,
+    shapes: Iterable[Shape] | None = None,
+    layouts: str | Iterable[str] = "NN",
+    recorded: bool = False,
+) -> list[tuple[str, str, str, Kernel, tuple[int, int]]]:
+    """Return the kernels of `precompile`: stage, configuration, variant, kernel and compute capability, each once.
+
+    A kernel is followed by itself for the next compute capability, which takes half as long to compile.
+    """
     if SIMULATOR:
         raise RuntimeError("kernels cannot be compiled under Numba's simulator: unset NUMBA_ENABLE_CUDASIM")
     names = [stages] if isinstance(stages, str) else list(stages)
     precisions = [precision] if isinstance(precision, str) else list(precision)
     for one in precisions:
         check_precision(one)
-    ccs = [devices.device_properties(device).cc for device in range(_device_count())] if cc is None else _pairs(cc)
-    wanted = {  # a dict for a set that keeps its order
-        (stage, config, variant, kernel, target): None
-        for target in ccs
-        for name in names
-        for one in precisions
-        for stage, config, variant, kernel in _kernels(name, one, target)
-    }
-    report = []
-    for stage, config, variant, kernel, target in wanted:
-        begin = time.perf_counter()
-        _, from_cache = kernel_cache.fetch(kernel, target)
-        report.append(Precompiled(stage, config, variant, target, time.perf_counter() - begin, from_cache))
-    return report
+    present = range(_device_count()) if cc is None or recorded else range(0)
+    ccs = [devices.device_properties(device).cc for device in present] if cc is None else _pairs(cc)
+    found: list[tuple[Named, tuple[int, int]]] = []
+    for target in dict.fromkeys(ccs):
+        for name in names:
+            for one in precisions:
+                if shapes is None:
+                    found += [(kernel, target) for kernel in _kernels(name, one, target)]
+                else:
+                    products = _products(shapes, [layouts] if isinstance(layouts, str) else layouts)
+                    found += [(kernel, target) for kernel in _chosen(name, one, target, products)]
+    for device in present if recorded else ():
+        gpu = devices.device_properties(device)
+        for product, choice in autotune_cache.recorded(device):
+            found += [(kernel, gpu.cc) for kernel in _launched(choice, product, gpu)]
+    order = {kernel[-1]: i for i, (kernel, _) in reversed(list(enumerate(found)))}
+    unique = dict.fromkeys((*kernel, target) for kernel, target in found)
+    return sorted(unique, key=lambda one: order[one[3]])
+
+
+def fetch_with_progress(
+    tasks: Sequence[tuple[Kernel, tuple[int, int]]], jobs: int | None, progress: bool | None
+) -> list[kernel_cache.Fetched]:
+    """Return what `kernel_cache.fetch_all` returns; print what is done, see `precompile`."""
+    shown = _Progress(len(tasks), progress)
+    try:
+        return kernel_cache.fetch_all(tasks, jobs, lambda i, one: shown.show(tasks[i][0].name, one))
+    finally:
+        shown.end()
+
+
+def _products(shapes: Iterable[Shape], layouts: Iterable[str]) -> list[Product]:
+    """Return products of dense operands."""
+    both = list(layouts)
+    for layout in both:
+        if layout not in ("NN", "NT", "TN", "TT"):
+            raise ValueError(f"layouts has {layout!r}; expected 'NN', 'NT', 'TN' or 'TT'; pass some of these")
+    given = list(shapes)
+    for shape in given:
+        if len(shape) != 3 or not all(isinstance(extent, int) and extent > 0 for extent in shape):
+            raise ValueError(f"shapes has {shape!r}; expected M, N and K, from 1 on; pass (4096, 4096, 4096)")
+    return [_dense(layout[0], layout[1], m, k, n) for m, n, k in given for layout in both]
+
+
+def _chosen(name: str, precision: str, cc: tuple[int, int], products: Iterable[Product]) -> Iterator[Named]:
+    """Yield the kernels that are chosen for products."""
+    count = devices.device_count() if _gpu_is_present() else 0
+    device = next((i for i in range(count) if devices.device_properties(i).cc == cc), None)
+    if device is not None:
+        gpu = devices.device_properties(device)
+    elif cc in MODELS:
+        model, sm_count, clock_hz, bandwidth = MODELS[cc]
+        gpu = devices.DeviceProperties(model, cc, sm_count, clock_hz, 0, 1 << 20, bandwidth)
+    else:
+        known = ", ".join(f"{major}.{minor}" for major, minor in MODELS)
+        raise ValueError(
+            f"shapes are given, no GPU of compute capability {cc[0]}.{cc[1]} is present, and no model of it is known; "
+            f"expected one of {known}; leave shapes out to compile all kernels"
+        )
+    for product in products:
+        wanted = heuristics.problem(product, gpu, resolved(precision, product.m, product.n, product.k, cc))
+        if device is not None:
+            choice = chosen(name, device, wanted)
+        else:
+            choice = heuristics.best(wanted) if name == "auto" else heuristics.named(name, wanted)
+        yield from _launched(choice, product, gpu)
+
+
+def _launched(choice: Choice, product: Product, gpu: devices.DeviceProperties) -> Iterator[Named]:
+    """Yield the kernels that a choice launches for a product."""
+    stage, config, precision, partition, _ = choice.selected
+    turned = choice.oriented(product)
+    if partition is None and stage.takes_partition:
+        partition = Partition(1, 0)
+    for step in stage.launches(config, turned, precision, partition, gpu.gpu).steps:
+        yield _named(stage, precision, step.kernel)
+
+
+def _gpu_is_present() -> bool:
+    try:
+        devices.current_device()
+    except GpuUnavailable:
+        return False
+    return True
+
+
+class _Progress:
+    """Lines about kernels as they are compiled, on the standard error stream."""
+
+    def __init__(self, count: int, wanted: bool | None) -> None:
+        self._count, self._done, self._begin = count, 0, time.perf_counter()
+        self._terminal = sys.stderr.isatty()
+        self._wanted = self._terminal if wanted is None else wanted
+
+    def show(self, name: str, one: kernel_cache.Fetched) -> None:
+        """Count a kernel."""
+        self._done += 1
+        if not self._wanted:
+            return
+        count, seconds = f"{self._done} of {self._count} kernels", time.perf_counter() - self._begin
+        if self._terminal:
+            print(f"\r{count}, {seconds:.0f} s ", end="", file=sys.stderr, flush=True)
+        else:
+            print(f"{count}: {name}, {one.seconds:.1f} s, {one.origin}", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """End the line on a terminal."""
+        if self._wanted and self._terminal and self._done:
+            print(file=sys.stderr)
 
 
 def _device_count() -> int:
@@ -151,9 +310,18 @@ def _ladder_kernels(stage: Stage | None, cc: tuple[int, int]) -> Iterator[Named]
     for one, config in found:
         if stage in (None, one):
             for kernel in _variants(one, config):
-                variant = kernel.variant
-                word = variant.name if isinstance(variant, Variant) else "aligned" if variant else "any"
-                yield one.name, config.name, word, kernel
+                yield _named(one, IEEE, kernel)
+
+
+def _named(stage: Stage, precision: str, kernel: Kernel) -> Named:
+    """Return a kernel with the names of its stage, configuration and variant."""
+    if kernel.config is None:
+        return kernel.name, "", precision, kernel
+    variant = kernel.variant
+    word = variant.name if isinstance(variant, Variant) else precision
+    if precision == IEEE and not isinstance(variant, Variant):
+        word = "aligned" if variant else "any"
+    return stage.name, kernel.config.name, word, kernel
 
 
 def _variants(stage: LadderStage, config: TileConfig) -> Iterator[Kernel]:
@@ -187,6 +355,4 @@ def _tensor_kernels(stage: Stage, precision: str, cc: tuple[int, int]) -> Iterat
             for layout in layouts:
                 product = _dense(layout[0], layout[1], 256, k, 256)
                 for step in stage.launches(config, product, precision, None, gpu).steps:
-                    is_product = step.kernel.config is not None
-                    name = stage.name if is_product else step.kernel.name
-                    yield name, config.name if is_product else "", precision, step.kernel
+                    yield _named(stage, precision, step.kernel)

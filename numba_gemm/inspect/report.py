@@ -13,8 +13,8 @@ from ..gemm.occupancy import LARGE, usual_kernel
 from ..gemm.tensor_heuristics import configs_for
 from ..kernels.stage import IEEE, Stage
 from ..kernels.step import Kernel
+from ..runtime.compilation import compile_kernel
 from ..runtime.compiler import Cubin, supported_ccs
-from ..runtime.kernel_cache import compile_kernel
 from ..simulator.switch import SIMULATOR
 from .sass import Instruction, Loop, disassemble, functions, instruction_mix, main_loop
 

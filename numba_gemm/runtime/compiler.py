@@ -188,6 +188,12 @@ def _sections(cubin: bytes) -> dict[str, bytes]:
     return sections
 
 
+def machine_code(cubin: Cubin) -> list[bytes]:
+    """Return instructions and constants of a kernel, which tell it from another; names of functions are numbered."""
+    sections = _sections(cubin.code).items()
+    return sorted(contents for name, contents in sections if name.startswith((".text", ".nv.constant")))
+
+
 def _static_shared(sections: dict[str, bytes], name: str, cc: tuple[int, int]) -> int:
     # The linker's log leaves shared memory out, since it is laid out after ptxas has spoken; so ask the cubin. From
     # compute capability 9.0 on the section begins with 1 KiB that belongs to the system.
@@ -267,7 +273,7 @@ def compile_cubin(
         warpgroup to warpgroup ("setmaxnreg"). It does only if it makes the PTX itself, by link-time optimization: the
         PTX that is kept is then another one of the same kernel, and the name the one that Numba gives it.
     keep_ptx : bool
-        False saves the time in which that other PTX is made.
+        False to leave the PTX out of the result, and to save the time in which that other PTX is made.
 
     Raises
     ------
@@ -337,7 +343,7 @@ def compile_cubin(
     return Cubin(
         name=name,
         code=code,
-        ptx=ptx,
+        ptx=ptx if keep_ptx else "",
         log=log,
         registers=registers,
         shared=_static_shared(sections, name, cc),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -19,6 +19,7 @@ from ..simulator.probe import gpu_count
 from ..simulator.switch import SIMULATOR
 from . import kernel_cache
 from .bound_product import BoundProduct
+from .compiler import Cubin
 from .driver import call, device_scope, load_kernel, primary_context, start
 from .tensor_maps import TensorMaps
 from .workspace import Workspace, Workspaces
@@ -143,6 +144,10 @@ class OncePerKey:
         self._locks: dict[Hashable, threading.Lock] = {}
         self._lock = threading.Lock()
 
+    def __contains__(self, key: Any) -> bool:
+        """Return True if the value of a key is known."""
+        return key in self._values
+
     def __call__(self, key: Any) -> Any:
         """Return the value of a key."""
         if (value := self._values.get(key)) is not None:  # one operation: another thread may delete it
@@ -207,6 +212,7 @@ class Device:
         self.workspaces, self.tensor_maps = Workspaces(), TensorMaps()
         self.load = OncePerKey(self._load)
         self._resident = OncePerKey(self._count_resident)
+        self._fetched: dict[Kernel, Cubin] = {}  # and not loaded yet
         self._bound: dict[Hashable, BoundProduct] = {}
 
     @property
@@ -216,7 +222,7 @@ class Device:
 
     def _load(self, kernel: Kernel) -> LoadedKernel:
         begin = time.perf_counter()
-        cubin, _ = kernel_cache.fetch(kernel, self.properties.cc)
+        cubin = self._fetched.pop(kernel, None) or kernel_cache.fetch(kernel, self.properties.cc).cubin
         handle = load_kernel(cubin, self.ordinal, kernel.dynamic_shared)
         seconds = time.perf_counter() - begin
         return LoadedKernel(handle, cubin.registers, cubin.shared + kernel.dynamic_shared, cubin.local, seconds)
@@ -311,8 +317,19 @@ class Device:
             launches = launches.with_operands_swapped()
         return self.loaded(launches, workspace)
 
+    def fetch(self, kernels: Sequence[Kernel]) -> None:
+        """Get kernels ready to be loaded: those that must be compiled are compiled beside each other."""
+        missing = [
+            kernel for kernel in dict.fromkeys(kernels) if kernel not in self.load and kernel not in self._fetched
+        ]
+        if len(missing) > 1:
+            # The last one, which multiplies, takes longest.
+            found = kernel_cache.fetch_all([(kernel, self.properties.cc) for kernel in reversed(missing)])
+            self._fetched |= {kernel: one.cubin for kernel, one in zip(reversed(missing), found)}
+
     def loaded(self, launches: Launches, workspace: Workspace | None = None) -> BoundProduct:
         """Return launches with compiled and loaded kernels."""
+        self.fetch([step.kernel for step in launches.steps])
         handles = [self.load(step.kernel).handle for step in launches.steps]
         context = int(primary_context(self.ordinal))
         return BoundProduct(self.ordinal, context, launches, handles, self.workspaces, self.tensor_maps, workspace)

@@ -157,18 +157,18 @@ class PrivateDirectory:
         if now - os.stat(name, dir_fd=self._descriptor, follow_symlinks=False).st_mtime > interval:
             os.utime(name, (now, now), dir_fd=self._descriptor, follow_symlinks=False)
 
-    def write(self, name: str, contents: bytes) -> None:
-        """Write a file, or replace one as a whole.
+    def write(self, name: str, contents: bytes, most: int = MAX_BYTES) -> None:
+        """Write a file of at most so many bytes, or replace one as a whole.
 
         Raises
         ------
         ValueError
-            if the contents are larger than `MAX_BYTES`.
+            if the contents are larger.
         OSError
             if it cannot be written.
         """
-        if len(contents) > MAX_BYTES:
-            raise ValueError(f"it is larger than {MAX_BYTES:,} bytes")
+        if len(contents) > most:
+            raise ValueError(f"it is larger than {most:,} bytes")
         temporary = f".{secrets.token_hex(8)}.tmp"  # the kernel cache deletes it later, should this process die
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL

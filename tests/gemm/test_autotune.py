@@ -582,7 +582,7 @@ def test_broken_file_is_cleared(devices, place):
 
 def test_other_versions_have_their_own(devices, place, monkeypatch):
     keep(0, devices[0])
-    monkeypatch.setattr(autotune_cache.kernel_cache, "SOURCES", "others")
+    monkeypatch.setattr(autotune_cache.kernel_key, "SOURCES", "others")
     autotune_cache.forget()
     assert not is_kept(0, devices[0])
     keep(0, devices[0])

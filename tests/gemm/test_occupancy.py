@@ -77,8 +77,8 @@ def compiled(monkeypatch):
     """Kernels that were compiled, which all need 120 registers and 1024 bytes of static shared memory."""
     kernels = []
     monkeypatch.setattr(module, "SIMULATOR", False)
-    cubin = SimpleNamespace(registers=120, shared=1024)
-    monkeypatch.setattr(kernel_cache, "fetch", lambda kernel, cc: kernels.append(kernel) or (cubin, False))
+    fetched = SimpleNamespace(cubin=SimpleNamespace(registers=120, shared=1024))
+    monkeypatch.setattr(kernel_cache, "fetch", lambda kernel, cc: kernels.append(kernel) or fetched)
     return kernels
 
 

@@ -10,7 +10,7 @@ from numba_gemm import precompile
 from numba_gemm.gemm import precision as precisions
 from numba_gemm.gemm import precompile as module
 from numba_gemm.kernels.tensor_core import SHORT_SUMS, TENSOR_PRECISIONS, TENSOR_STAGES
-from numba_gemm.runtime import kernel_cache
+from numba_gemm.runtime import kernel_cache, kernel_files
 
 H200 = (9, 0)
 # Tiles of 128x256 are for precisions with one product of parts only.
@@ -24,14 +24,17 @@ def fetched(monkeypatch, tmp_path):
     """Names of the kernels that were fetched, as on a machine with a compiler."""
     names = []
 
-    def fetch(kernel, cc):
-        names.append((kernel.name, cc))
-        return SimpleNamespace(), len(names) == 1
+    def fetch_all(tasks, jobs, done):
+        names.extend((kernel.name, cc) for kernel, cc in tasks)
+        found = [kernel_cache.Fetched(SimpleNamespace(), "compiler" if i else "cache", 0.0) for i in range(len(tasks))]
+        for i, one in enumerate(found):
+            done(i, one)
+        return found
 
     monkeypatch.setattr(precisions, "SIMULATOR", False)
     monkeypatch.setattr(module, "SIMULATOR", False)
-    monkeypatch.setattr(kernel_cache, "directory", lambda: tmp_path)
-    monkeypatch.setattr(kernel_cache, "fetch", fetch)
+    monkeypatch.setattr(kernel_files, "directory", lambda: tmp_path)
+    monkeypatch.setattr(kernel_cache, "fetch_all", fetch_all)
     return names
 
 
@@ -64,7 +67,7 @@ def test_kernels_of_a_precision(precision, fetched):
     assert set(names) == EXPECTED[precision]
     assert len(names) == len(set(names)) == len(report), "each is fetched once"
     assert {cc for _, cc in fetched} == {H200}
-    assert [one.from_cache for one in report] == [True] + [False] * (len(report) - 1)
+    assert [one.origin for one in report] == ["cache"] + ["compiler"] * (len(report) - 1)
     for name, one in zip(names, report, strict=True):
         assert name.startswith(one.stage)
         assert one.config in name

@@ -54,7 +54,7 @@ from numba_gemm.kernels.tensor_core.precision import TensorPrecision
 from numba_gemm.kernels.tensor_core.stage import decomposition_of, precision_for
 from numba_gemm.lab.bench import accuracy
 from numba_gemm.models.accuracy import TENSOR_BOUNDS, tensor_bound
-from numba_gemm.runtime import bound_product, kernel_cache
+from numba_gemm.runtime import bound_product, kernel_key
 from numba_gemm.runtime.bound_product import BoundProduct
 from numba_gemm.runtime.launch import launch
 from numba_gemm.runtime.matrix import Matrix, Vector
@@ -952,12 +952,12 @@ def test_cached_kernel_names_are_distinct():
         for name in ("bf16x6", "fp16x3"):
             kernels += kernels_of(name, batched, gpu)[:-1]
     assert len(kernels) == len(variants) + 2 + 4 * (1 + 2)
-    names = [kernel_cache.key(kernel, (9, 0)) for kernel in kernels] + [kernel_cache.key(kernels[0], (8, 0))]
+    names = [kernel_key.key(kernel, (9, 0)) for kernel in kernels] + [kernel_key.key(kernels[0], (8, 0))]
     assert None not in names
     assert len(set(names)) == len(names)
     again = stage.kernel_of(config, TensorVariant(precision, epilogue_of(1.0)))
-    assert kernel_cache.key(again, (9, 0)) == names[4]
-    assert kernel_cache.key(stage.kernel_of(config, TensorVariant(precision, untold)), (9, 0)) is None
+    assert kernel_key.key(again, (9, 0)) == names[4]
+    assert kernel_key.key(stage.kernel_of(config, TensorVariant(precision, untold)), (9, 0)) is None
 
 
 @simulated

@@ -17,7 +17,7 @@ from numba_gemm.kernels.tensor_core.config import ROW_BYTES
 from numba_gemm.kernels.tensor_core.stage import MAX_MATRICES
 from numba_gemm.kernels.tensor_core.tma_stage import TmaVariant, describable, tma_operands
 from numba_gemm.models.accuracy import TENSOR_BOUNDS
-from numba_gemm.runtime import bound_product, kernel_cache
+from numba_gemm.runtime import bound_product, kernel_key
 from numba_gemm.runtime.bound_product import BoundProduct, NoRoomForMaps
 from numba_gemm.runtime.launch import launch
 from numba_gemm.runtime.matrix import Matrix, Vector
@@ -289,7 +289,7 @@ def test_cached_kernel_names_are_distinct():
         return lambda value, row, col: value + bias
 
     def name(config, variant, layout):
-        return kernel_cache.key(tf32_tma.STAGE.kernel_of(config, TmaVariant(variant, layout)), (9, 0))
+        return kernel_key.key(tf32_tma.STAGE.kernel_of(config, TmaVariant(variant, layout)), (9, 0))
 
     variants = [TensorVariant(tf32_tma.PRECISION, *more) for more in ((), (epilogue_of(1.0),), (epilogue_of(2.0),))]
     variants += [TensorVariant(tf32_tma.PRECISION, epilogue_of(1.0), count) for count in (1, 2)]

@@ -21,7 +21,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numba.core import config as numba_config
 from support.compile_stages import compiler_environment
+from support.compiled import CUBIN
 from support.refused_paths import REFUSED_DIRECTORIES, REFUSED_FILES
 
 import numba_gemm
@@ -33,9 +35,8 @@ from numba_gemm.kernels.product import Product, dense
 from numba_gemm.kernels.step import Kernel
 from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TensorVariant, persistent, tf32_tma
 from numba_gemm.kernels.tensor_core.stage import preparing_kernels
+from numba_gemm.runtime import compilation, kernel_cache, kernel_files, kernel_key, private_files
 from numba_gemm.runtime import device as devices
-from numba_gemm.runtime import kernel_cache, private_files
-from numba_gemm.runtime.compiler import Cubin
 from numba_gemm.runtime.fingerprint import fingerprint, frozen
 from numba_gemm.simulator.probe import gpu_count
 
@@ -43,8 +44,8 @@ NAIVE = STAGES["naive"]
 CONFIG = NAIVE.configs[0]
 CC = (9, 0)
 KERNEL = (NAIVE.kernel_of(CONFIG, True), CC)
-CUBIN = Cubin("k", b"\x7fELF\n\0\n" + bytes(range(256)), "// PTX é\n", "log\n", 32, 64, 8, 4, 12, (9, 0))
 OTHER = dataclasses.replace(CUBIN, code=b"other")
+ABOUT = kernel_files.About("k", 1.5, {"numba": "0.1"})
 
 
 def build_elsewhere(config, aligned):
@@ -61,7 +62,7 @@ def never():
 
 def fetch(make, kernel, cc, extra=()):
     """Return what `kernel_cache.fetch` returns, with `make` for the compiler."""
-    return kernel_cache.fetch_named(make, kernel_cache.key(kernel, cc, extra))
+    return kernel_cache.fetch_named(make, kernel_key.key(kernel, cc, extra))
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def place(tmp_path, monkeypatch):
 
 
 def path_of(place: Path) -> Path:
-    return place / f"{kernel_cache.key(*KERNEL)}.kernel"
+    return place / f"{kernel_key.key(*KERNEL)}.kernel"
 
 
 # -------------------------------------------------------------------------------------------------- what is kept
@@ -87,8 +88,16 @@ def test_round_trip(place):
 
 def test_a_kernel_is_compiled_once(place, monkeypatch):
     compiled = []
-    monkeypatch.setattr(kernel_cache, "compile_kernel", lambda *kernel, **_: compiled.append(kernel) or CUBIN)
-    assert [kernel_cache.fetch(*KERNEL) for _ in range(2)] == [(CUBIN, False), (CUBIN, True)]
+
+    def compile_all(tasks, done, jobs):
+        compiled.extend(tasks)
+        for i in range(len(tasks)):
+            done(i, CUBIN, 1.5)
+
+    monkeypatch.setattr(kernel_cache, "compile_all", compile_all)
+    first, second = (kernel_cache.fetch(*KERNEL) for _ in range(2))
+    assert first == (CUBIN, "compiler", 1.5)
+    assert second[:2] == (CUBIN, "cache")
     assert compiled == [KERNEL]
     assert fetch(never, *KERNEL) == (CUBIN, True)
 
@@ -106,7 +115,7 @@ def test_switched_off(place, monkeypatch, value):
     for _ in range(2):
         assert fetch(lambda: CUBIN, *KERNEL) == (CUBIN, False)
     assert not place.exists()
-    assert kernel_cache.clear_cache() == 0
+    assert kernel_files.clear_cache() == 0
     with pytest.raises(RuntimeError, match="NUMBA_GEMM_CACHE_DIR switches the kernel cache off"):
         precompile.precompile("naive", (9, 0))
 
@@ -126,13 +135,13 @@ def test_directory(monkeypatch, variables, expected):
         monkeypatch.delenv(name, raising=False)
     for name, value in (variables | {"HOME": "/home/someone"}).items():
         monkeypatch.setenv(name, value)
-    assert kernel_cache.directory() == Path(expected)
+    assert kernel_files.directory() == Path(expected)
 
 
 def test_directory_of_a_user_who_is_not_there(monkeypatch):
     monkeypatch.setenv("NUMBA_GEMM_CACHE_DIR", "~no-such-user/kernels")
     with pytest.raises(RuntimeError, match="NUMBA_GEMM_CACHE_DIR is ~no-such-user/kernels, and there is no such home"):
-        kernel_cache.directory()
+        kernel_files.directory()
 
 
 # ---------------------------------------------------------------------------------------------------- the key
@@ -208,107 +217,107 @@ def test_every_part_of_a_kernel_counts(kernel):
         for name in ("name", "config", "variant", "whole_program")
         for changed in changes(getattr(kernel, name))
     ]
-    others += [dataclasses.replace(kernel, build=build) for build in kernel_cache.BUILDS - {kernel.build}]
+    others += [dataclasses.replace(kernel, build=build) for build in kernel_key.BUILDS - {kernel.build}]
     others += [dataclasses.replace(kernel, signature=one) for one in {k.signature for k in DIFFERENT}]
-    keys = {kernel_cache.key(other, CC) for other in others}  # one of them has the kernel's own signature
+    keys = {kernel_key.key(other, CC) for other in others}  # one of them has the kernel's own signature
     assert len(keys) == len(others)
     assert None not in keys
-    assert kernel_cache.key(kernel, CC) in keys
-    assert kernel_cache.key(kernel, (10, 0)) not in keys
-    assert kernel_cache.key(kernel, CC, (1,)) not in keys
+    assert kernel_key.key(kernel, CC) in keys
+    assert kernel_key.key(kernel, (10, 0)) not in keys
+    assert kernel_key.key(kernel, CC, (1,)) not in keys
 
 
 def test_every_kernel_has_a_key_of_its_own():
-    keys = {kernel_cache.key(kernel, CC) for kernel in DIFFERENT}
+    keys = {kernel_key.key(kernel, CC) for kernel in DIFFERENT}
     assert len(keys) == len(DIFFERENT)
     assert None not in keys
     for stage in STAGES.values():
-        assert stage.build in kernel_cache.BUILDS
+        assert stage.build in kernel_key.BUILDS
 
 
 def test_extra_parts_are_plain_values():
     with pytest.raises(TypeError, match="expected numbers, strings, bytes and tuples"):
-        kernel_cache.key(*KERNEL, (("name", never),))
+        kernel_key.key(*KERNEL, (("name", never),))
 
 
 def test_what_does_not_shape_the_code_does_not_count():
     described = dataclasses.replace(NAIVE, summary="another", configs=())
-    assert kernel_cache.key(described.kernel_of(CONFIG, True), CC) == kernel_cache.key(*KERNEL)
+    assert kernel_key.key(described.kernel_of(CONFIG, True), CC) == kernel_key.key(*KERNEL)
     launched = dataclasses.replace(KERNEL[0], threads=1, dynamic_shared=1)
-    assert kernel_cache.key(launched, CC) == kernel_cache.key(*KERNEL)
+    assert kernel_key.key(launched, CC) == kernel_key.key(*KERNEL)
 
 
 def test_another_compiler_or_setting_has_another_key(monkeypatch):
-    keys = {kernel_cache.key(*KERNEL)}
+    keys = {kernel_key.key(*KERNEL)}
 
     def changed(target, name, value):
         with monkeypatch.context() as patch:
             patch.setattr(target, name, value)
-            kernel_cache._toolchain.cache_clear()
-            keys.add(kernel_cache.key(*KERNEL))
-        kernel_cache._toolchain.cache_clear()
+            kernel_key._toolchain.cache_clear()
+            keys.add(kernel_key.key(*KERNEL))
+        kernel_key._toolchain.cache_clear()
 
-    changes = [(kernel_cache, "FORMAT", 0), (kernel_cache, "SOURCES", "0")]
+    changes = [(kernel_key, "FORMAT", 0), (kernel_key, "SOURCES", "0")]
     changes += [(sys.implementation, "cache_tag", "cpython-0")]
-    changes += [(kernel_cache.numba_config, name, -1) for name in kernel_cache.SETTINGS]
-    packages = [*kernel_cache.PACKAGES, *(names[0] for names in kernel_cache.LIBRARIES.values())]
-    version = kernel_cache.metadata.version
+    changes += [(numba_config, name, -1) for name in compilation.SETTINGS]
+    packages = [*kernel_key.PACKAGES, *(names[0] for names in kernel_key.LIBRARIES.values())]
+    version = kernel_key.metadata.version
     for package in packages:
         changes.append(
-            (kernel_cache.metadata, "version", lambda name, p=package: "0" if name == p else version(name)),
+            (kernel_key.metadata, "version", lambda name, p=package: "0" if name == p else version(name)),
         )
     for change in changes:
         changed(*change)
     assert len(keys) == 1 + len(changes)
-    assert kernel_cache.key(*KERNEL) in keys
+    assert kernel_key.key(*KERNEL) in keys
 
 
 @pytest.mark.parametrize(
     "setting", ["OPT", "BOUNDSCHECK", "CUDA_DEBUGINFO_DEFAULT", "CUDA_ENABLE_NRT", "DEBUG_ARRAY_OPT"]
 )
 def test_a_setting_that_changes_code_changes_the_key(monkeypatch, setting):
-    before = kernel_cache.key(*KERNEL)
-    monkeypatch.setattr(kernel_cache.numba_config, setting, -1)
-    assert kernel_cache.key(*KERNEL) != before
+    before = kernel_key.key(*KERNEL)
+    monkeypatch.setattr(numba_config, setting, -1)
+    assert kernel_key.key(*KERNEL) != before
 
 
 def test_a_toolkit_s_library_is_told_by_its_contents(tmp_path, monkeypatch):
     """A library that no package brings is told from another release, wherever it lies."""
     found = set()
     loaded = type("LoadedDL", (), {})()
-    monkeypatch.setattr(kernel_cache, "load_nvidia_dynamic_lib", lambda name: loaded)
+    monkeypatch.setattr(kernel_key, "load_nvidia_dynamic_lib", lambda name: loaded)
     for i, contents in enumerate([b"", b"a" * 200_000, b"a" * 199_999 + b"b", b"b" + b"a" * 199_999, b"a" * 200_000]):
         loaded.abs_path = tmp_path / str(i)
         loaded.abs_path.write_bytes(contents)
-        found.add(kernel_cache._library("nvvm", ("no-such-package",)))
+        found.add(kernel_key._library("nvvm", ("no-such-package",)))
     assert len(found) == 4
     loaded.abs_path = tmp_path / "missing"
-    kernel_cache._library("nvvm", ("no-such-package",))  # does not raise
+    kernel_key._library("nvvm", ("no-such-package",))  # does not raise
 
 
 def test_sources_that_count(tmp_path):
     for name in ("device/a.py", "kernels/ladder/b.py", "runtime/epilogue.py", "simulator/switch.py", "api.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
-    hashes = [kernel_cache._hash_of_sources(tmp_path)]
+    hashes = [kernel_key._hash_of_sources(tmp_path)]
     for name in ("device/a.py", "kernels/ladder/b.py", "runtime/epilogue.py", "simulator/switch.py", "kernels/new.py"):
         (tmp_path / name).write_text("changed")
-        hashes.append(kernel_cache._hash_of_sources(tmp_path))
+        hashes.append(kernel_key._hash_of_sources(tmp_path))
     (tmp_path / "device/a.py").rename(tmp_path / "device/c.py")
-    hashes.append(kernel_cache._hash_of_sources(tmp_path))
+    hashes.append(kernel_key._hash_of_sources(tmp_path))
     assert len(set(hashes)) == 7
     (tmp_path / "api.py").write_text("changed")
     (tmp_path / "device/notes.txt").write_text("new")
-    assert kernel_cache._hash_of_sources(tmp_path) == hashes[-1]
-    assert kernel_cache._hash_of_sources(tmp_path / "device" / "none") is None
+    assert kernel_key._hash_of_sources(tmp_path) == hashes[-1]
+    assert kernel_key._hash_of_sources(tmp_path / "device" / "none") is None
 
 
 def test_every_source_of_the_device_code_counts():
     package = Path(numba_gemm.__file__).parent
-    counted = {path for pattern in kernel_cache.SOURCE_PATTERNS for path in package.glob(pattern)}
+    counted = {path for pattern in kernel_key.SOURCE_PATTERNS for path in package.glob(pattern)}
     folders = (path for name in ("device", "kernels", "runtime") for path in package.glob(f"{name}/**/*.py"))
     assert {*folders, package / "simulator" / "switch.py"} == counted
-    assert kernel_cache._hash_of_sources(package) is not None
+    assert kernel_key._hash_of_sources(package) is not None
 
 
 @pytest.mark.parametrize(
@@ -320,7 +329,7 @@ def test_what_cannot_be_told_is_not_kept(place, monkeypatch, changes):
     """Nothing that is hashed would change with the source of a function of another package."""
     kernel = dataclasses.replace(KERNEL[0], **changes)
     if not changes:
-        monkeypatch.setattr(kernel_cache, "SOURCES", None)
+        monkeypatch.setattr(kernel_key, "SOURCES", None)
     for _ in range(2):
         assert fetch(lambda: CUBIN, kernel, CC) == (CUBIN, False)
     assert not place.exists()
@@ -396,7 +405,7 @@ def variant_kernel(variant: Variant) -> Kernel:
 
 
 def variant_key(epilogue=None, vectors=0, a="along4", b="across4", c_aligned=True):
-    return kernel_cache.key(variant_kernel(Variant(a, b, c_aligned, epilogue, vectors)), CC)
+    return kernel_key.key(variant_kernel(Variant(a, b, c_aligned, epilogue, vectors)), CC)
 
 
 def test_every_field_of_a_form_counts():
@@ -437,7 +446,7 @@ def test_every_field_of_a_form_counts():
     }
     assert len(keys) == 33
     assert None not in keys
-    assert variant_key() != kernel_cache.key(dataclasses.replace(DIFFERENT[1], variant=True), CC)
+    assert variant_key() != kernel_key.key(dataclasses.replace(DIFFERENT[1], variant=True), CC)
 
 
 def test_functions_of_the_same_content_are_the_same(monkeypatch):
@@ -596,8 +605,8 @@ def fetch(slope):
     epilogue = epilogues.prepared(lambda value, row, col, bias: value * slope + bias[col], 1)
     stage = STAGES["thin"]
     kernel = stage.kernel_of(stage.configs[0], Variant("along4", "along1", False, epilogue, 1))
-    cubin, found = kernel_cache.fetch(kernel, (9, 0))
-    return found, cubin.code.hex()
+    cubin, origin, _ = kernel_cache.fetch(kernel, (9, 0))
+    return origin == "cache", cubin.code.hex()
 
 print(json.dumps([fetch(2.0), fetch(3.0), fetch(2.0)]))
 """
@@ -615,7 +624,7 @@ def test_epilogues_are_found_by_another_process(place):
 
 # ------------------------------------------------------------------------------------------------ what goes wrong
 
-HEADER = len(kernel_cache.MAGIC)
+HEADER = len(kernel_files.MAGIC)
 DAMAGE = {
     "empty": lambda contents: b"",
     "garbage": lambda contents: b"garbage" * 99,
@@ -628,11 +637,11 @@ DAMAGE = {
     "no body": lambda contents: contents[: HEADER + 32],
     "cut by a byte": lambda contents: contents[:-1],
     "longer": lambda contents: contents + b"\0",
-    "another kernel's": lambda contents: kernel_cache._pack("another", OTHER),
+    "another kernel's": lambda contents: kernel_files.packed("another", OTHER, ABOUT),
     "checked but not compressed": lambda contents: checked(b"no zlib"),
-    "checked but not JSON": lambda contents: checked(kernel_cache.zlib.compress(b"{\nELF")),
-    "checked but not all fields": lambda contents: checked(kernel_cache.zlib.compress(b'{"cc": [9, 0]}\nELF')),
-    "checked but nested too deep": lambda contents: checked(kernel_cache.zlib.compress(b"[" * 100_000)),
+    "checked but not JSON": lambda contents: checked(kernel_files.zlib.compress(b"{\nELF")),
+    "checked but not all fields": lambda contents: checked(kernel_files.zlib.compress(b'{"cc": [9, 0]}\nELF')),
+    "checked but nested too deep": lambda contents: checked(kernel_files.zlib.compress(b"[" * 100_000)),
     "checked but a huge number": lambda contents: with_field("registers", 10**400),
     "checked but no number": lambda contents: with_field("shared", float("nan")),
     "checked but a fraction": lambda contents: with_field("shared", 0.5),
@@ -640,6 +649,8 @@ DAMAGE = {
     "checked but a number for a name": lambda contents: with_field("name", 5),
     "checked but a name that is no text": lambda contents: with_field("name", "\ud800"),
     "checked but no compute capability": lambda contents: with_field("cc", []),
+    "checked but nothing about it": lambda contents: with_field("about", []),
+    "checked but no releases": lambda contents: with_field("about", ["k", 1.0, 5]),
     "checked but cut off": lambda contents: checked(contents[HEADER + 32 : -9]),
     "checked but expands without end": lambda contents: with_field("registers", 1, b"\0" * (64 << 20)),
     "larger than any kernel": lambda contents: with_field("registers", 1, os.urandom(16 << 20)),
@@ -647,31 +658,31 @@ DAMAGE = {
 
 
 def checked(body: bytes) -> bytes:
-    digest = kernel_cache.hashlib.sha256(kernel_cache.key(*KERNEL).encode() + body).digest()
-    return kernel_cache.MAGIC + digest + body
+    digest = kernel_files.hashlib.sha256(kernel_key.key(*KERNEL).encode() + body).digest()
+    return kernel_files.MAGIC + digest + body
 
 
 def with_field(name: str, value: object, code: bytes = CUBIN.code) -> bytes:
     """A kernel's file whose checksum is correct, with one field replaced."""
-    described = dataclasses.asdict(CUBIN) | {name: value}
+    described = dataclasses.asdict(CUBIN) | {"about": ABOUT, name: value}
     del described["code"]
-    return checked(kernel_cache.zlib.compress(json.dumps(described).encode() + b"\n" + code, 1))
+    return checked(kernel_files.zlib.compress(json.dumps(described).encode() + b"\n" + code, 1))
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_broken_file_is_replaced(place, damage):
     fetch(lambda: CUBIN, *KERNEL)
     path_of(place).write_bytes(DAMAGE[damage](path_of(place).read_bytes()))
-    with pytest.warns(kernel_cache.CacheWarning, match="broken file"):
+    with pytest.warns(kernel_files.CacheWarning, match="broken file"):
         assert fetch(lambda: OTHER, *KERNEL) == (OTHER, False)
     assert fetch(never, *KERNEL) == (OTHER, True)
 
 
 def test_any_single_byte_counts(place):
-    whole = kernel_cache._pack("k", CUBIN)
+    whole = kernel_files.packed("k", CUBIN, ABOUT)
     for i in range(len(whole)):
         with pytest.raises(ValueError, match="checksum"):
-            kernel_cache._unpack("k", whole[:i] + bytes([whole[i] ^ 255]) + whole[i + 1 :])
+            kernel_files.unpacked("k", whole[:i] + bytes([whole[i] ^ 255]) + whole[i + 1 :])
 
 
 def blocked_parent(place, monkeypatch):
@@ -715,7 +726,7 @@ def directory_for_a_file(place, monkeypatch):
 
 
 def not_what_it_was(place, monkeypatch):
-    monkeypatch.setattr(kernel_cache, "_pack", lambda name, cubin: b"")
+    monkeypatch.setattr(kernel_files, "packed", lambda *_: b"")
 
 
 UNUSABLE = (
@@ -733,7 +744,7 @@ UNUSABLE = (
 @pytest.mark.parametrize("spoil", UNUSABLE, ids=lambda spoil: spoil.__name__)
 def test_unusable_cache_warns_once(place, monkeypatch, spoil):
     spoil(place, monkeypatch)
-    with pytest.warns(kernel_cache.CacheWarning, match="NUMBA_GEMM_CACHE_DIR") as caught:
+    with pytest.warns(kernel_files.CacheWarning, match="NUMBA_GEMM_CACHE_DIR") as caught:
         fetched = [fetch(lambda: CUBIN, *KERNEL) for _ in range(3)]
     assert fetched == [(CUBIN, False)] * 3
     assert len(caught) == 1
@@ -751,7 +762,7 @@ def test_directory_that_others_can_change_is_refused(place, tmp_path, monkeypatc
     fetch(lambda: CUBIN, *KERNEL)
     assert fetch(never, *KERNEL) == (CUBIN, True)
     spoil(place)
-    with pytest.warns(kernel_cache.CacheWarning, match=words) as caught:
+    with pytest.warns(kernel_files.CacheWarning, match=words) as caught:
         fetched = [fetch(lambda: OTHER, *KERNEL, extra) for extra in ((), (), (1,))]
     assert fetched == [(OTHER, False)] * 3
     assert len(caught) == 1
@@ -764,7 +775,7 @@ def test_file_that_others_can_change_is_refused_and_replaced(place, case):
     fetch(lambda: CUBIN, *KERNEL)
     (place / "elsewhere").write_bytes(path_of(place).read_bytes())
     spoil(path_of(place))
-    with pytest.warns(kernel_cache.CacheWarning, match=words) as caught:
+    with pytest.warns(kernel_files.CacheWarning, match=words) as caught:
         assert fetch(lambda: OTHER, *KERNEL) == (OTHER, False)
     assert len(caught) == 1
     assert fetch(never, *KERNEL) == (OTHER, True)
@@ -789,7 +800,7 @@ def test_what_is_made_is_private(place):
 
 def test_kernels_are_found_where_nothing_can_be_written(place, monkeypatch):
     fetch(lambda: CUBIN, *KERNEL)
-    old = time.time() - 3 * kernel_cache.DAY
+    old = time.time() - 3 * kernel_files.DAY
     os.utime(path_of(place), (old, old))
     place.chmod(0o500)
     monkeypatch.setattr(os, "utime", lambda *_, **__: (_ for _ in ()).throw(PermissionError(13, "no")))
@@ -812,23 +823,23 @@ def clutter(place: Path) -> None:
 
 
 def test_latest_files_stay(place, monkeypatch):
-    monkeypatch.setattr(kernel_cache, "MAX_FILES", 3)
+    monkeypatch.setenv("NUMBA_GEMM_CACHE_SIZE", str(3 * len(kernel_files.packed("k" * 64, CUBIN, ABOUT)) + 400))
     place.mkdir(mode=0o700)
     clutter(place)
     extras = [(i,) for i in range(5)]
     for i, extra in enumerate(extras):
         fetch(lambda: CUBIN, *KERNEL, extra)
-        written = time.time() - 100 * kernel_cache.DAY + i
-        os.utime(place / f"{kernel_cache.key(*KERNEL, extra)}.kernel", (written, written))
+        written = time.time() - 100 * kernel_files.DAY + i
+        os.utime(place / f"{kernel_key.key(*KERNEL, extra)}.kernel", (written, written))
         if i == 2:  # the first one is used, and so outlives the second
             fetch(never, *KERNEL, extras[0])
-    left = [extra for extra in extras if (place / f"{kernel_cache.key(*KERNEL, extra)}.kernel").exists()]
+    left = [extra for extra in extras if (place / f"{kernel_key.key(*KERNEL, extra)}.kernel").exists()]
     assert left == [(0,), (3,), (4,)]
     assert {path.name for path in place.iterdir() if path.suffix != ".kernel"} == NOT_TO_TOUCH
 
 
 def test_clear_cache(place):
-    assert kernel_cache.clear_cache() == 0
+    assert kernel_files.clear_cache() == 0
     for extra in ((), (1,)):
         fetch(lambda: CUBIN, *KERNEL, extra)
     clutter(place)
@@ -851,18 +862,18 @@ def test_threads_share_it(place):
 
 WRITER = """
 import sys, warnings
-from numba_gemm.runtime import kernel_cache
-from test_kernel_cache import CUBIN, KERNEL, fetch
+from numba_gemm.runtime import kernel_files, kernel_key
+from test_kernel_cache import ABOUT, CUBIN, KERNEL, fetch
 warnings.simplefilter("error")
-kernel_cache.MAX_FILES = 2  # so that they delete one another's files, too
-place, name = kernel_cache.directory(), kernel_cache.key(*KERNEL)
+kernel_files.SIZE_LIMIT = 1500  # so that they delete one another's files, too
+place, name = kernel_files.directory(), kernel_key.key(*KERNEL)
 print("ready", flush=True)
 sys.stdin.readline()
 for i in range(300):
-    kernel_cache._write(place, name, CUBIN)
+    kernel_files._write(place, name, CUBIN, ABOUT)
     fetch(lambda: CUBIN, *KERNEL, (i % 4,))
-    kernel_cache._prune(place)
-    assert kernel_cache._read(place, name) in (CUBIN, None)
+    kernel_files._prune(place)
+    assert kernel_files._read(place, name) in (CUBIN, None)
 print("done", fetch(lambda: CUBIN, *KERNEL)[0] == CUBIN)
 """
 
@@ -901,14 +912,14 @@ from numba_gemm.kernels.ladder import STAGES
 stage = STAGES["naive"]
 report = numba_gemm.precompile(["naive"], (9, 0))
 kernels = [stage.usual_kernel(stage.configs[0], aligned) for aligned in (True, False)]
-cubins = [dataclasses.asdict(kernel_cache.fetch(kernel, (9, 0))[0]) for kernel in kernels]
+cubins = [dataclasses.asdict(kernel_cache.fetch(kernel, (9, 0)).cubin) for kernel in kernels]
 for cubin in cubins:
     cubin["code"] = cubin["code"].hex()
 print(json.dumps([report, cubins]))
 """
 # In a process that cannot compile.
 UNABLE = (
-    "from numba_gemm.runtime import compiler as internals\ninternals.compile_cubin = internals.result_type = None\n"
+    "from numba_gemm.runtime import compilation, compiler\ncompilation.compile_cubin = compiler.result_type = None\n"
 )
 
 
@@ -929,12 +940,12 @@ def test_precompiled_kernels_are_what_the_launcher_finds(place):
     again, found = json.loads(in_a_compiling_process(UNABLE + COMPILE))
     expected = [["naive", CONFIG.name, variant, [9, 0]] for variant in ("aligned", "any")]
     assert [row[:4] for row in report] == [row[:4] for row in again] == expected
-    assert [row[5] for row in report] == [False, False]
-    assert [row[5] for row in again] == [True, True]
+    assert [row[5] for row in report] == ["compiler", "compiler"]
+    assert [row[5] for row in again] == ["cache", "cache"]
     assert all(row[4] > 0 for row in report + again)
     assert found == compiled
     assert found[0]["registers"] > 0
-    assert ".entry naive_" in found[0]["ptx"]
+    assert not found[0]["ptx"], "PTX is not kept"
 
 
 @pytest.mark.skipif(gpu_count() > 0, reason="there is a GPU to ask")
@@ -946,8 +957,13 @@ def test_precompile_asks_for_the_gpu_unless_told(place):
 @pytest.fixture
 def pretend(place, monkeypatch):
     """Compiling takes no time, and works in the simulator."""
+
+    def compile_all(tasks, done, jobs):
+        for i in range(len(tasks)):
+            done(i, CUBIN, 0.0)
+
     monkeypatch.setattr(precompile, "SIMULATOR", False)
-    monkeypatch.setattr(kernel_cache, "compile_kernel", lambda *kernel, **_: CUBIN)
+    monkeypatch.setattr(kernel_cache, "compile_all", compile_all)
 
 
 @pytest.mark.parametrize("cc", [(7, 5), (8, 0), (9, 0)])
@@ -970,25 +986,23 @@ def test_precompile_covers_what_auto_chooses(pretend, cc):
 @pytest.mark.parametrize("cc", [(8, 0), (9, 0)])
 def test_precompile_covers_what_is_launched_on_tensor_cores(pretend, monkeypatch, cc, precision):
     monkeypatch.setattr(precisions, "SIMULATOR", False)
-    compiled = set()
-    monkeypatch.setattr(kernel_cache, "fetch", lambda *kernel: (compiled.add(kernel_cache.key(*kernel)), False))
-    precompile.precompile(cc=cc, precision=precision)
+    compiled = {kernel_key.key(kernel, cc) for *_, kernel, _ in precompile.kernels_of("auto", cc, precision)}
     gpu = dataclasses.replace(devices.SIMULATED_DEVICE, cc=cc)
     for m, n, k, (a, b) in itertools.product((64, 1000, 4099), (16, 4096), (64, 1023, 1024, 20000), ("NN", "NT", "TT")):
         product = Product(dense(a, m, k), dense(b, k, n), dense("N", m, n))
         choice = heuristics.choose(heuristics.problem(product, gpu, precision))
         assert choice.precision == precision
         launches = choice.stage.launches(choice.config, choice.oriented(product), precision, None, gpu.gpu)
-        assert {kernel_cache.key(step.kernel, cc) for step in launches.steps} <= compiled, (m, n, k, a, b)
+        assert {kernel_key.key(step.kernel, cc) for step in launches.steps} <= compiled, (m, n, k, a, b)
 
 
 def test_precompile_does_each_kernel_once(pretend):
     rows = precompile.precompile(["naive", "auto", "naive", "async_copy"], [(8, 0), (9, 0), (8, 0)])
     assert len({row[:4] for row in rows}) == len(rows)
     assert {row.cc for row in rows} == {(8, 0), (9, 0)}
-    assert not any(row.from_cache for row in rows)
-    assert rows[0][:4] == ("naive", CONFIG.name, "aligned", (8, 0))
-    assert all(row.from_cache for row in precompile.precompile("naive", (9, 0)))
+    assert all(row.origin == "compiler" for row in rows)
+    assert [row[:4] for row in rows[:2]] == [("naive", CONFIG.name, "aligned", cc) for cc in ((8, 0), (9, 0))]
+    assert all(row.origin == "cache" for row in precompile.precompile("naive", (9, 0)))
 
 
 @pytest.mark.parametrize(

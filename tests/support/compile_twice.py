@@ -20,7 +20,7 @@ from numba_gemm.kernels.ladder.stage import Variant
 from numba_gemm.kernels.step import Kernel
 from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TensorVariant
 from numba_gemm.kernels.tensor_core.stage import preparing_kernels
-from numba_gemm.runtime import compiler, kernel_cache
+from numba_gemm.runtime import compilation, compiler
 from numba_gemm.runtime import epilogue as epilogues
 
 COUNTED = "thin"  # counting takes as long as compiling
@@ -49,7 +49,7 @@ def kernel_of(name: str) -> Kernel:
 
 
 def compiled(name: str) -> tuple[list[bytes], int]:
-    """Return instructions and constants of a kernel, and Python's calls; names of functions are numbered."""
+    """Return the machine code of a kernel, and Python's calls."""
     calls = 0
 
     def count(frame: Any, event: str, argument: Any) -> None:
@@ -58,11 +58,10 @@ def compiled(name: str) -> tuple[list[bytes], int]:
 
     sys.setprofile(count if name == COUNTED else None)
     try:
-        cubin = kernel_cache.compile_kernel(kernel_of(name), (9, 0), keep_ptx=False)
+        cubin = compilation.compile_kernel(kernel_of(name), (9, 0), keep_ptx=False)
     finally:
         sys.setprofile(None)
-    sections = compiler._sections(cubin.code).items()
-    return sorted(contents for name, contents in sections if name.startswith((".text", ".nv.constant"))), calls
+    return compiler.machine_code(cubin), calls
 
 
 if __name__ == "__main__":
@@ -71,5 +70,6 @@ if __name__ == "__main__":
     code, calls = compiled(sys.argv[1])
     assert before == (BaseFunction.get_call_type, CUDACompiler.define_pipelines), "a change was not undone"
     compiler.faster = nullcontext
+    compilation._built.cache_clear()
     code_without, calls_without = compiled(sys.argv[1])
     print(json.dumps([code == code_without, len(code), calls, calls_without]))

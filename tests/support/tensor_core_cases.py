@@ -28,7 +28,7 @@ from numba_gemm.kernels.tensor_core import (
 )
 from numba_gemm.kernels.tensor_core.stage import LONG_SUM
 from numba_gemm.kernels.tensor_core.tma_stage import TmaVariant
-from numba_gemm.runtime import epilogue, kernel_cache
+from numba_gemm.runtime import compilation, epilogue
 from numba_gemm.runtime.matrix import Matrix
 
 CC = (9, 0)
@@ -178,7 +178,7 @@ def main(part: str) -> None:
     from numba_gemm.inspect import sass
 
     for described, kernel, cc in compiled_part(part):
-        cubin = kernel_cache.compile_kernel(kernel, cc)
+        cubin = compilation.compile_kernel(kernel, cc)
         (instructions,) = sass.functions(sass.disassemble(cubin.code)).values()
         row = {
             "name": cubin.name,

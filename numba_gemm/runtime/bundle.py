@@ -1,0 +1,137 @@
+"""Bundles: kernels that were compiled on another machine, in one file, as ``.pyc`` files travel beside modules.
+
+Kernels are named by the sources, what they are built for and the compute capability (`kernel_key.portable_key`): if the
+sources have changed, none is found. Bundles are looked up after the user's own files, in this order: the one that
+NUMBA_GEMM_BUNDLE names, the one that was imported into the cache directory, and the one that came with the package.
+
+A bundle is a line that says so, a line of JSON with offset and size of each kernel, and the kernels, as
+`kernel_files.packed` makes them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+
+from . import kernel_files
+from .compiler import Cubin
+from .kernel_files import IMPORTED, About, packed, unpacked
+from .kernel_key import versions
+from .private_files import PrivateDirectory, Refused, refusal
+
+__all__ = ["PACKAGED", "contents_of", "export", "import_bundle", "look_up", "read"]
+
+MAGIC = b"numba_gemm bundle\n"
+MAX_BYTES = 1 << 30
+PACKAGED = Path(__file__).parents[1] / "kernels.bundle"  # put there by the build, see `hatch_build.py`
+
+
+def export(path: Path, kernels: Iterable[tuple[str, str, Cubin, float]]) -> int:
+    """Write a bundle; return its size in bytes.
+
+    Parameters
+    ----------
+    path : Path
+        File to write.
+    kernels : iterable of (str, str, Cubin, float)
+        Portable key, name, compiled kernel, and seconds that it took. The assembler's output is left out.
+    """
+    made_with, parts = versions(), {}
+    for key, kernel, cubin, seconds in kernels:
+        parts[key] = packed(key, replace(cubin, ptx="", log=""), About(kernel, seconds, made_with))
+    sizes = list(map(len, parts.values()))
+    starts = accumulate(sizes, initial=0)
+    index = {name: [start, size] for name, start, size in zip(parts, starts, sizes)}
+    whole = MAGIC + json.dumps(index).encode() + b"\n" + b"".join(parts.values())
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_bytes(whole)
+    temporary.replace(path)
+    return len(whole)
+
+
+@lru_cache(maxsize=4)
+def _index(path: Path, modified: int, size: int) -> tuple[dict[str, tuple[int, int]], int]:
+    """Return the places of a bundle's kernels, and the offset from which they count."""
+    with path.open("rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:
+            raise ValueError(f"{path} is not a bundle of kernels")
+        found = {str(name): (int(start), int(length)) for name, (start, length) in json.loads(file.readline()).items()}
+        return found, file.tell()
+
+
+def read(path: Path, name: str) -> Cubin | None:
+    """Return a kernel of a bundle by its portable key; None if it is not there.
+
+    Raises
+    ------
+    OSError, ValueError
+        if the bundle cannot be read, is broken, or others can change it.
+    """
+    status = path.stat()
+    if path != PACKAGED and (problem := refusal(path, status)) is not None:  # that one is as safe as the sources
+        raise Refused(path, problem)
+    index, begin = _index(path, status.st_mtime_ns, status.st_size)
+    if name not in index:
+        return None
+    start, size = index[name]
+    with path.open("rb") as file:
+        file.seek(begin + start)
+        return unpacked(name, file.read(size))[0]
+
+
+def contents_of(path: Path) -> Iterator[tuple[str, Cubin]]:
+    """Yield all kernels of a bundle, and their portable keys; raises what `read` raises."""
+    status = path.stat()
+    for name in _index(path, status.st_mtime_ns, status.st_size)[0]:
+        cubin = read(path, name)
+        assert cubin is not None, "the index has it"
+        yield name, cubin
+
+
+def look_up(name: str | None) -> Cubin | None:
+    """Return a kernel by its portable key from the first bundle that has it; None if there is none."""
+    if name is None:
+        return None
+    for path in _places():
+        try:
+            if (found := read(path, name)) is not None:
+                return found
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except Exception as error:  # whatever a parser says of contents that may be anything
+            kernel_files.warn(path, f"the bundle of kernels {path} cannot be read", error)
+    return None
+
+
+def _places() -> Iterator[Path]:
+    if named := os.environ.get("NUMBA_GEMM_BUNDLE"):
+        yield Path(named).expanduser()
+    if (place := kernel_files.place()) is not None:
+        yield place / IMPORTED
+    yield PACKAGED
+
+
+def import_bundle(path: Path) -> int:
+    """Copy a bundle into the cache directory, in place of an earlier one; return its number of kernels.
+
+    Raises
+    ------
+    RuntimeError
+        if the cache is switched off.
+    OSError, ValueError
+        if the file is no bundle, is broken, or the directory cannot be written.
+    """
+    place = kernel_files.directory()
+    if place is None:
+        raise RuntimeError(
+            "NUMBA_GEMM_CACHE_DIR switches the kernel cache off; expected a directory to copy the bundle to; name one"
+        )
+    count = sum(1 for _ in contents_of(path))
+    with PrivateDirectory(place, create=True) as opened:
+        opened.write(IMPORTED, path.read_bytes(), MAX_BYTES)
+    return count

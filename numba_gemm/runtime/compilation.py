@@ -1,0 +1,257 @@
+"""Compilation of kernels: one in this process, several beside each other in processes.
+
+A worker process runs this module. It is sent kernels of this package, and sends back machine code; it uses no GPU.
+Where no worker can be started, or one fails, everything is compiled in the calling process.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ..kernels.step import Kernel
+from ..simulator.probe import gpu_environment
+from . import epilogue as epilogues
+from .compiler import Cubin, compile_cubin
+
+__all__ = ["compile_all", "compile_kernel", "default_jobs"]
+
+Task = tuple[Kernel, tuple[int, int]]  # a kernel, and the compute capability to compile it for
+MAX_JOBS = 16  # by default; each process takes about 400 MB
+# Settings of Numba's, from NUMBA_... or its configuration file, that change code.
+SETTINGS = ("OPT", "BOUNDSCHECK", "CUDA_DEBUGINFO_DEFAULT", "CUDA_ENABLE_NRT", "DEBUG_ARRAY_OPT")
+
+
+def settings() -> dict[str, Any]:
+    """Return the current values of Numba's settings that change code."""
+    from numba.core import config
+
+    return {name: getattr(config, name, None) for name in SETTINGS}
+
+
+def compile_kernel(kernel: Kernel, cc: tuple[int, int], *, keep_ptx: bool = True) -> Cubin:
+    """Compile a kernel for a compute capability; needs no GPU. `keep_ptx` is that of `compiler.compile_cubin`.
+
+    Raises
+    ------
+    TypeError
+        for an epilogue that does not compile, or returns no real number.
+    """
+    if kernel.epilogue is not None:
+        epilogues.check_result(kernel.epilogue, kernel.vectors, cc)
+    built = _built(kernel) if kernel.epilogue is None else kernel.build(kernel.config, kernel.variant)
+    signature = kernel.signature(kernel.variant)
+    return compile_cubin(built, signature, cc, name=kernel.name, whole_program=kernel.whole_program, keep_ptx=keep_ptx)
+
+
+@lru_cache(maxsize=1)
+def _built(kernel: Kernel) -> Any:
+    """Return a kernel's function: for the next compute capability its device functions are typed and lowered."""
+    return kernel.build(kernel.config, kernel.variant)
+
+
+def default_jobs() -> int:
+    """Return how many processes compile beside each other: NUMBA_GEMM_JOBS, or the cores that this process may use.
+
+    Raises
+    ------
+    ValueError
+        if NUMBA_GEMM_JOBS is not a positive integer.
+    """
+    named = os.environ.get("NUMBA_GEMM_JOBS")
+    if named is None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return min(cores, MAX_JOBS)
+    if not named.isdecimal() or int(named) < 1:
+        raise ValueError(f"NUMBA_GEMM_JOBS is {named!r}; expected a number of processes from 1 on; set one")
+    return int(named)
+
+
+def compile_all(tasks: Sequence[Task], done: Callable[[int, Cubin, float], None], jobs: int | None = None) -> None:
+    """Compile kernels, and call `done` with the number of a task, its result and seconds as soon as there is one.
+
+    Parameters
+    ----------
+    tasks : sequence of Task
+        Kernels. Those that take longest had better come first: this process begins with them, while workers start.
+    done : callable
+        Called by one thread at a time, in any order.
+    jobs : int, optional
+        Processes, this one included. By default `default_jobs`.
+
+    Raises
+    ------
+    Exception
+        that of the first kernel that does not compile.
+    """
+    own = deque(i for i, (kernel, _) in enumerate(tasks) if not _can_be_sent(kernel))
+    waiting = deque(sorted(set(range(len(tasks))).difference(own)))
+    left, failures, changed = len(tasks), list[BaseException](), threading.Condition()
+
+    def finished(i: int, cubin: Cubin, begin: float) -> None:
+        nonlocal left
+        seconds = time.perf_counter() - begin
+        with changed:
+            done(i, cubin, seconds)
+            left -= 1
+            changed.notify()
+
+    def serve(worker: _Worker) -> None:
+        try:
+            while worker.wait_until_ready():
+                try:
+                    i = waiting.pop()
+                except IndexError:
+                    return
+                begin = time.perf_counter()
+                cubin = worker.compile(*tasks[i])
+                if cubin is not None:
+                    finished(i, cubin, begin)
+                    continue
+                with changed:
+                    own.append(i)
+                    changed.notify()
+        except BaseException as error:
+            with changed:
+                failures.append(error)
+                changed.notify()
+
+    count = min(default_jobs() if jobs is None else jobs, len(tasks)) - 1
+    with ExitStack() as stack:
+        for _ in range(count if waiting else 0):
+            worker = _start_worker()
+            if worker is None:
+                break
+            stack.callback(worker.stop)
+            threading.Thread(target=serve, args=(worker,), daemon=True).start()
+        while True:
+            for queue in (own, waiting):
+                with suppress(IndexError):
+                    while True:
+                        i = queue.popleft()
+                        begin = time.perf_counter()
+                        finished(i, compile_kernel(*tasks[i], keep_ptx=False), begin)
+            with changed:
+                changed.wait_for(lambda: own or failures or not left)
+                if failures:
+                    raise failures[0]
+                if not left:
+                    return
+
+
+# ----------------------------------------------------------------------------------------------------- worker processes
+
+
+def _can_be_sent(kernel: Kernel) -> bool:
+    """Return True if a worker can compile a kernel: if it is one of this package, and has no epilogue."""
+    own = __name__.partition(".")[0]
+    if kernel.epilogue is not None or kernel.build.__module__.partition(".")[0] != own:
+        return False
+    try:
+        pickle.dumps(kernel)
+    except (pickle.PicklingError, AttributeError, TypeError):  # a function without a name of its own
+        return False
+    return True
+
+
+class _Worker:
+    """A process that compiles one kernel after the other."""
+
+    def __init__(self) -> None:
+        places = [str(Path(place or ".").absolute()) for place in sys.path]
+        environment = gpu_environment() | {"PYTHONPATH": os.pathsep.join(places)}
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", __spec__.name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,  # an interrupt at the terminal is for this process, which then stops the worker
+        )
+        self._ready = False
+
+    def wait_until_ready(self) -> bool:
+        """Return True once the process has started, and False if it cannot compile."""
+        if not self._ready:
+            self._ready = self._answer() == b"ready"
+        return self._ready
+
+    def compile(self, kernel: Kernel, cc: tuple[int, int]) -> Cubin | None:
+        """Return a compiled kernel; None if it could not be compiled."""
+        assert self._process.stdin is not None
+        try:
+            pickle.dump((settings(), kernel, cc), self._process.stdin)
+            self._process.stdin.flush()
+        except OSError:
+            self._ready = False
+            return None
+        answer = self._answer()
+        if not isinstance(answer, Cubin):
+            self._ready = answer is not None
+            return None
+        return answer
+
+    def _answer(self) -> Any:
+        """Return what the process sends next; None if it has ended."""
+        assert self._process.stdout is not None
+        try:
+            return pickle.load(self._process.stdout)
+        except (EOFError, OSError, ValueError, pickle.UnpicklingError):  # ValueError: closed by `stop`
+            return None
+
+    def stop(self) -> None:
+        """End the process, whatever it does."""
+        self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with suppress(OSError):
+                if pipe is not None:
+                    pipe.close()
+        self._process.wait()
+
+
+def _start_worker() -> _Worker | None:
+    """Start a worker; None if this process does not run in a Python that can be started again."""
+    if getattr(sys, "frozen", False) or not Path(sys.executable or "").name.startswith("python"):
+        return None
+    try:
+        return _Worker()
+    except OSError:
+        return None
+
+
+def _serve() -> None:
+    """Compile what arrives on standard input, until it ends."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever is printed is no answer
+
+    def answer(what: Any) -> None:
+        pickle.dump(what, answers)
+        answers.flush()
+
+    from numba.core import config
+
+    answer(b"ready")
+    while True:
+        try:
+            values, kernel, cc = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        vars(config).update(values)
+        try:
+            answer(compile_kernel(kernel, cc, keep_ptx=False))
+        except Exception:  # the other process meets the same one, with a traceback
+            answer(b"failed")
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,185 @@
+"""Names of compiled kernels: hashes of all that shapes their code.
+
+There are two. `key` names what a compiler made on this machine: the package's sources, the stage, its configuration and
+variant, an epilogue that is compiled into it, the compute capability, the compiler and its settings. `portable_key`
+leaves out the releases of the compiler, and names what a bundle brings from another machine; it is None for kernels
+with an epilogue.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from cuda.bindings import driver
+from cuda.pathfinder import load_nvidia_dynamic_lib
+
+from ..kernels import STAGES
+from ..kernels.step import Kernel
+from ..kernels.tensor_core.stage import build_decompose, build_row_maxima
+from .compilation import settings
+from .fingerprint import Part, fingerprint
+
+__all__ = ["key", "name_of", "portable_key", "versions"]
+
+FORMAT = 2  # of a file; another one gives every kernel another name
+
+# Files of this package that can change what a kernel compiles to.
+SOURCE_PATTERNS = (
+    "device/*.py",
+    "simulator/switch.py",
+    "kernels/**/*.py",
+    "runtime/*.py",
+)
+PACKAGES = ("numba", "numba-cuda", "llvmlite", "numpy", "cuda-bindings", "cuda-core")
+# Libraries of the compiler, and the packages that they come in, if they do not come with a toolkit.
+LIBRARIES = {
+    "nvvm": ("nvidia-nvvm", "nvidia-cuda-nvcc-cu12"),
+    "nvJitLink": ("nvidia-nvjitlink", "nvidia-nvjitlink-cu12"),
+}
+
+
+def _hash_of_sources(package: Path) -> str | None:
+    """Names and contents of the package's files that matter; None if it was installed without them."""
+    digest, count = hashlib.sha256(), 0
+    for pattern in SOURCE_PATTERNS:
+        for path in sorted(package.glob(pattern)):
+            contents = path.read_bytes()
+            digest.update(f"{path.relative_to(package).as_posix()} {len(contents)}\n".encode() + contents)
+            count += 1
+    return digest.hexdigest() if count else None
+
+
+# Read at the import, like the sources themselves: they may be edited before the first kernel is compiled.
+try:
+    SOURCES = _hash_of_sources(Path(__file__).parents[1])
+except OSError:
+    SOURCES = None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _library(name: str, packages: tuple[str, ...]) -> Part:
+    """Return the identity of a compiler library's release: the version of its package, else the ends of its file."""
+    versions = tuple(_version(package) for package in packages)
+    if any(versions):
+        return versions
+    try:
+        path = load_nvidia_dynamic_lib(name).abs_path
+        with open(path, "rb") as file:
+            begin = file.read(1 << 16)
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - (1 << 16), 0))
+            return size, hashlib.sha256(begin + file.read()).hexdigest()
+    except (OSError, RuntimeError):
+        pass
+    try:
+        return driver.cuDriverGetVersion()[1]  # without nvJitLink the driver links
+    except RuntimeError:
+        return None
+
+
+@cache
+def _toolchain() -> Part:
+    machine = os.uname().machine if hasattr(os, "uname") else sys.platform
+    return (
+        (sys.implementation.cache_tag, machine),
+        tuple((package, _version(package)) for package in PACKAGES),
+        tuple((name, _library(name, packages)) for name, packages in LIBRARIES.items()),
+    )
+
+
+def _checked(part: Any) -> Part:
+    """A part of a key as it is, if its repr tells it from all others, in this process and the next."""
+    if isinstance(part, tuple):
+        return tuple(map(_checked, part))
+    if part is None or type(part) in (bool, int, float, str, bytes):
+        return part
+    raise TypeError(
+        f"a kernel's key has {part!r}, a {type(part).__qualname__}; expected numbers, strings, bytes and tuples of them"
+    )
+
+
+# The functions of this package that build kernels: the sources that are hashed determine what they build.
+BUILDS = {build_decompose, build_row_maxima, *(stage.build for stage in STAGES.values())}
+PACKAGE = __name__.partition(".")[0]
+
+
+class _Unknown(Exception):
+    """Something that cannot be told from another of its kind."""
+
+
+def _own_name(function: Callable[..., Any]) -> Part:
+    """Return the name of a function of this package; raises `_Unknown` for others."""
+    module = getattr(function, "__module__", "")
+    if module.partition(".")[0] != PACKAGE:
+        raise _Unknown
+    return module, function.__qualname__
+
+
+def _described(value: Any) -> Part:
+    """Return a configuration or variant as values; raises `_Unknown` for an epilogue that cannot be told."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return type(value).__name__, tuple((one.name, _described(getattr(value, one.name))) for one in fields(value))
+    if isinstance(value, tuple):
+        return tuple(map(_described, value))
+    if callable(value):
+        if (found := fingerprint(value)) is None:
+            raise _Unknown
+        return found
+    return _checked(value)
+
+
+def key(kernel: Kernel, cc: tuple[int, int], extra: tuple[Any, ...] = ()) -> str | None:
+    """Return the name of a kernel: a hash of all that shapes its code; None if that cannot be told.
+
+    `extra` may hold numbers, strings, bytes, None and tuples of them, which shape the code as well.
+    """
+    extra = tuple(map(_checked, extra))
+    described = _form(kernel, cc)
+    return None if described is None else name_of(*described, extra)
+
+
+def portable_key(kernel: Kernel, cc: tuple[int, int]) -> str | None:
+    """Return the name of a kernel whichever releases of the compiler made it; None for those with an epilogue."""
+    described = None if kernel.epilogue is not None else _form(kernel, cc)
+    return None if described is None or SOURCES is None else _digest("portable", *described)
+
+
+def _form(kernel: Kernel, cc: tuple[int, int]) -> tuple[Part, ...] | None:
+    """Return what a kernel is built from and for; None if that cannot be told."""
+    if kernel.build not in BUILDS:
+        return None
+    try:
+        functions = _own_name(kernel.build), _own_name(kernel.signature)
+        config, variant = _described(kernel.config), _described(kernel.variant)
+    except _Unknown:
+        return None
+    return kernel.name, functions, config, variant, kernel.whole_program, tuple(cc)
+
+
+def name_of(*parts: Part) -> str | None:
+    """Return the name of a kernel that this package's sources and these parts describe; None without sources."""
+    return None if SOURCES is None else _digest(_toolchain(), *parts)
+
+
+def _digest(*parts: Part) -> str:
+    options = tuple((name, repr(value)) for name, value in settings().items())
+    return hashlib.sha256(repr((FORMAT, SOURCES, options, *parts)).encode()).hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Return the releases of the packages that compile."""
+    return {package: version for package in PACKAGES if (version := _version(package)) is not None}
