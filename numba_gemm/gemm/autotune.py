@@ -12,7 +12,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -399,10 +399,12 @@ class _Bench:
         return choice.stage.launches(config, piece.product, choice.precision, choice.partition, gpu)
 
     def make_room(self, choices: Sequence[Choice]) -> None:
-        """Allocate a workspace for all of them, so that none uses the stream's, which is never freed."""
+        """Compile all kernels beside each other; allocate a workspace, so that none uses the stream's, never freed."""
         if SIMULATOR:
             return
         launches = [self._launches(choice) for choice in choices]
+        with suppress(RuntimeError):  # of a candidate that cannot be compiled, which is then left out
+            devices.get_device(self.device).fetch([step.kernel for one in launches for step in one.steps])
         size, counters = max(one.scratch_bytes for one in launches), max(one.counters for one in launches)
         if not size:
             return

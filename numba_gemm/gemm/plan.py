@@ -212,8 +212,7 @@ class Plan:
             self._choice = choice = choice._replace(partition=owner.partition(stage, config, oriented))
         launches = self._launches(choice)
         if not SIMULATOR:
-            for step in launches.steps:
-                owner.load(step.kernel)
+            owner.load_all([step.kernel for step in launches.steps])
         return launches
 
     def _launches(self, choice: Choice) -> Launches:

@@ -135,18 +135,23 @@ def compile_all(tasks: Sequence[Task], done: Callable[[int, Cubin, float], None]
             stack.callback(worker.stop)
             threading.Thread(target=serve, args=(worker,), daemon=True).start()
         while True:
-            for queue in (own, waiting):
-                with suppress(IndexError):
-                    while True:
-                        i = queue.popleft()
-                        begin = time.perf_counter()
-                        finished(i, compile_kernel(*tasks[i], keep_ptx=False), begin)
+            while not failures and (i := _pop_left(own, waiting)) is not None:
+                begin = time.perf_counter()
+                finished(i, compile_kernel(*tasks[i], keep_ptx=False), begin)
             with changed:
                 changed.wait_for(lambda: own or failures or not left)
                 if failures:
                     raise failures[0]
                 if not left:
                     return
+
+
+def _pop_left(*queues: deque[int]) -> int | None:
+    """Take the first of the first queue that has any, as one operation; None if all are empty."""
+    for queue in queues:
+        with suppress(IndexError):
+            return queue.popleft()
+    return None
 
 
 # ----------------------------------------------------------------------------------------------------- worker processes

@@ -319,18 +319,22 @@ class Device:
 
     def fetch(self, kernels: Sequence[Kernel]) -> None:
         """Get kernels ready to be loaded: those that must be compiled are compiled beside each other."""
-        missing = [
-            kernel for kernel in dict.fromkeys(kernels) if kernel not in self.load and kernel not in self._fetched
-        ]
+        missing = [kernel for kernel in kernels if kernel not in self.load and kernel not in self._fetched]
+        missing = list(dict.fromkeys(missing))
         if len(missing) > 1:
             # The last one, which multiplies, takes longest.
             found = kernel_cache.fetch_all([(kernel, self.properties.cc) for kernel in reversed(missing)])
             self._fetched |= {kernel: one.cubin for kernel, one in zip(reversed(missing), found)}
 
+    def load_all(self, kernels: Sequence[Kernel]) -> list[LoadedKernel]:
+        """Return several kernels, compiled beside each other if they must be compiled, and loaded."""
+        if len(kernels) > 1:
+            self.fetch(kernels)
+        return [self.load(kernel) for kernel in kernels]
+
     def loaded(self, launches: Launches, workspace: Workspace | None = None) -> BoundProduct:
         """Return launches with compiled and loaded kernels."""
-        self.fetch([step.kernel for step in launches.steps])
-        handles = [self.load(step.kernel).handle for step in launches.steps]
+        handles = [kernel.handle for kernel in self.load_all([step.kernel for step in launches.steps])]
         context = int(primary_context(self.ordinal))
         return BoundProduct(self.ordinal, context, launches, handles, self.workspaces, self.tensor_maps, workspace)
 

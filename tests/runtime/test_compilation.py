@@ -171,10 +171,12 @@ def test_errors_of_the_caller_pass_from_a_worker_s_thread(machine):
 
     def done(i, cubin, seconds):
         if "elsewhere" in cubin:
+            machine.gate.set()
             raise OSError("no space")
 
     with pytest.raises(OSError, match="no space"):
         compilation.compile_all(TASKS, done, 2)
+    assert len(machine.here) == 1, "nothing more is begun"
 
 
 def test_kernels_that_are_not_sent():
