@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from ..kernels.ladder.stage import LadderStage, TileConfig, Variant
+from ..kernels.ladder.stage import LadderStage, Variant
 from ..kernels.product import Product, dense
 from ..kernels.stage import Gpu, Partition, Stage
 from ..kernels.step import Kernel
@@ -19,22 +20,20 @@ from ..runtime import kernel_cache, kernel_files
 from ..runtime.driver import GpuUnavailable
 from ..simulator.switch import SIMULATOR
 from . import autotune_cache, heuristics
-from .cost_model import rated
 from .heuristics import Choice
 from .precision import FP32_AUTO, IEEE, check_precision, resolved, tensor_stage
 from .request import chosen
 from .tensor_heuristics import configs_for
 
-__all__ = ["MODELS", "Precompiled", "fetch_with_progress", "kernels_of", "precompile"]
-
-SMALL_TILE = 64 * 64  # elements of a tile with which products of few rows are computed
+__all__ = ["MODELS", "Precompiled", "fetch_with_progress", "kernels_of", "model_of", "precompile"]
 
 
 Shape = tuple[int, int, int]  # m, n and k, in elements
 
 # Models for whose properties kernels are chosen where no GPU of a compute capability is present, by vendor's data
-# sheets: multiprocessors, boost clock and bandwidth of device memory.
+# sheets: multiprocessors, boost clock and bandwidth of device memory. For other capabilities, the last one below.
 MODELS = {
+    (7, 5): ("T4", 40, 1.59e9, 3.2e11),
     (8, 0): ("A100", 108, 1.41e9, 2.04e12),
     (8, 6): ("GeForce RTX 3090", 82, 1.70e9, 9.36e11),
     (8, 9): ("GeForce RTX 4090", 128, 2.52e9, 1.01e12),
@@ -42,6 +41,22 @@ MODELS = {
     (10, 0): ("B200", 148, 1.97e9, 8.0e12),
     (12, 0): ("GeForce RTX 5090", 170, 2.41e9, 1.79e12),
 }
+
+
+def _dense(a: str, b: str, m: int, k: int, n: int) -> Product:
+    return Product(dense(a, m, k), dense(b, k, n), dense("N", m, n))
+
+
+# Extents of usual products: whole vectors, and others.
+WHOLE = sorted({768, 3072, *(1 << i for i in range(6, 15))})
+ANY = (1, 16, 33, 64, 100, 101, 1000, 1001, 4096, 20000)
+
+
+def usual_products(layouts: Iterable[str]) -> list[Product]:
+    """Return products of whole vectors in all layouts, and of other extents in some."""
+    whole = itertools.product(WHOLE, WHOLE, (64, 256, 1024, 4096, 16384))
+    others = ((m, n, k) for m, n, k in itertools.product(ANY, ANY, (64, 1023, 1024, 20000)) if max(m, n) >= 64)
+    return _products(whole, ("NN", "NT", "TN", "TT")) + _products(others, layouts)
 
 
 class Precompiled(NamedTuple):
@@ -87,19 +102,20 @@ def precompile(
     Parameters
     ----------
     stages : str or iterable of str
-        Names of stages as `tiled_sgemm` takes them: a stage's first configuration, or all that may be chosen if it has
-        a schedule; "auto" for all that may be chosen by shape. Stages with a schedule are compiled for A and B that lie
-        by rows or by columns in any combination, aligned; for those that lie by rows, not aligned; and for a C of few
-        rows or one column. Other layouts, and epilogues, are compiled at the first product.
+        Names of stages as `tiled_sgemm` takes them: "auto" for the kernels that are chosen for usual products, which
+        are of a few rows or columns to 20,000. A stage's name for its kernels: those of its first configuration, or, if
+        it divides products among blocks, those that it is chosen with. Kernels for other products, and with epilogues,
+        are compiled at the first one.
     cc : tuple of int or iterable of them, optional
         Compute capabilities, (9, 0) for one; then no GPU is needed. By default those of the GPUs that are present.
     precision : str or iterable of str
         Precisions, as `tiled_sgemm` takes them. Stages that do not compute in one of them are left out for it.
     shapes : iterable of (int, int, int), optional
         M, N and K of products. Then only the kernels that these stages choose for dense operands of such shapes are
-        compiled, each a few. Without a GPU of a compute capability, the choice is that for a model of it, see `MODELS`.
+        compiled. Without a GPU of a compute capability, the choice is that for a model of it, see `MODELS`.
     layouts : str or iterable of str
-        Layouts of A and B in `shapes`: "NN", "NT", "TN" or "TT"; T is a matrix that lies by columns.
+        Layouts of A and B in `shapes`: "NN", "NT", "TN" or "TT"; T is a matrix that lies by columns. Without shapes,
+        the layouts of usual products whose extents are no whole vectors of four; the others are in all four.
     recorded : bool
         True to compile the kernels that `autotune` chose on the GPUs that are present, too.
     jobs : int, optional
@@ -116,8 +132,8 @@ def precompile(
     Raises
     ------
     ValueError
-        For an unknown stage, or one that a compute capability is too low for; for shapes that are not positive, an
-        unknown layout, or a compute capability without a GPU and without a model.
+        For an unknown stage, or one that a compute capability is too low for; for shapes that are not positive, or an
+        unknown layout.
     GpuUnavailable
         Without `cc` and without a GPU.
     RuntimeError
@@ -164,13 +180,14 @@ def kernels_of(
     present = range(_device_count()) if cc is None or recorded else range(0)
     ccs = [devices.device_properties(device).cc for device in present] if cc is None else _pairs(cc)
     found: list[tuple[Named, tuple[int, int]]] = []
+    both = [layouts] if isinstance(layouts, str) else list(layouts)
+    usual, products = usual_products(both), [] if shapes is None else _products(shapes, both)
     for target in dict.fromkeys(ccs):
         for name in names:
             for one in precisions:
                 if shapes is None:
-                    found += [(kernel, target) for kernel in _kernels(name, one, target)]
+                    found += [(kernel, target) for kernel in _kernels(name, one, target, usual)]
                 else:
-                    products = _products(shapes, [layouts] if isinstance(layouts, str) else layouts)
                     found += [(kernel, target) for kernel in _chosen(name, one, target, products)]
     for device in present if recorded else ():
         gpu = devices.device_properties(device)
@@ -209,17 +226,7 @@ def _chosen(name: str, precision: str, cc: tuple[int, int], products: Iterable[P
     """Yield the kernels that are chosen for products."""
     count = devices.device_count() if _gpu_is_present() else 0
     device = next((i for i in range(count) if devices.device_properties(i).cc == cc), None)
-    if device is not None:
-        gpu = devices.device_properties(device)
-    elif cc in MODELS:
-        model, sm_count, clock_hz, bandwidth = MODELS[cc]
-        gpu = devices.DeviceProperties(model, cc, sm_count, clock_hz, 0, 1 << 20, bandwidth)
-    else:
-        known = ", ".join(f"{major}.{minor}" for major, minor in MODELS)
-        raise ValueError(
-            f"shapes are given, no GPU of compute capability {cc[0]}.{cc[1]} is present, and no model of it is known; "
-            f"expected one of {known}; leave shapes out to compile all kernels"
-        )
+    gpu = model_of(cc) if device is None else devices.device_properties(device)
     for product in products:
         wanted = heuristics.problem(product, gpu, resolved(precision, product.m, product.n, product.k, cc))
         if device is not None:
@@ -227,6 +234,12 @@ def _chosen(name: str, precision: str, cc: tuple[int, int], products: Iterable[P
         else:
             choice = heuristics.best(wanted) if name == "auto" else heuristics.named(name, wanted)
         yield from _launched(choice, product, gpu)
+
+
+def model_of(cc: tuple[int, int]) -> devices.DeviceProperties:
+    """Return the properties of a model of a compute capability, see `MODELS`."""
+    name, sm_count, clock_hz, bandwidth = MODELS[max((one for one in MODELS if one <= cc), default=min(MODELS))]
+    return devices.DeviceProperties(name, cc, sm_count, clock_hz, 0, 1 << 20, bandwidth)
 
 
 def _launched(choice: Choice, product: Product, gpu: devices.DeviceProperties) -> Iterator[Named]:
@@ -288,29 +301,19 @@ def _pairs(cc: tuple[int, int] | Iterable[tuple[int, int]]) -> list[tuple[int, i
 Named = tuple[str, str, str, Kernel]  # stage, configuration, variant
 
 
-def _kernels(name: str, precision: str, cc: tuple[int, int]) -> Iterator[Named]:
+def _kernels(name: str, precision: str, cc: tuple[int, int], usual: list[Product]) -> Iterator[Named]:
     """Yield the kernels of a stage, or of all that may be chosen, in a precision."""
     stage = None if name == "auto" else heuristics.resolve(name, cc)
     for one in (IEEE, "bf16x6") if precision == FP32_AUTO else (precision,):
-        if one == IEEE:
-            yield from _ladder_kernels(stage, cc)
-        elif stage is None:
-            found: list[Stage | None] = [tf32_tma.STAGE, tensor_stage(cc)]
-            for other in found:
-                if other is not None and other.runs_on(cc) and one in other.precisions:
-                    yield from _tensor_kernels(other, one, cc)
-        elif one in stage.precisions:
+        if stage is not None and one not in stage.precisions:
+            continue
+        if stage is None or (one == IEEE and stage.takes_partition):
+            if one == IEEE or tensor_stage(cc) is not None:
+                yield from _chosen(name, one, cc, usual)
+        elif isinstance(stage, LadderStage):
+            yield from (_named(stage, one, stage.kernel_of(stage.configs[0], aligned)) for aligned in (True, False))
+        else:
             yield from _tensor_kernels(stage, one, cc)
-
-
-def _ladder_kernels(stage: Stage | None, cc: tuple[int, int]) -> Iterator[Named]:
-    found: Iterable[tuple[LadderStage, TileConfig]] = rated(cc)
-    if isinstance(stage, LadderStage) and not stage.takes_partition:
-        found = [(stage, stage.configs[0])]
-    for one, config in found:
-        if stage in (None, one):
-            for kernel in _variants(one, config):
-                yield _named(one, IEEE, kernel)
 
 
 def _named(stage: Stage, precision: str, kernel: Kernel) -> Named:
@@ -322,28 +325,6 @@ def _named(stage: Stage, precision: str, kernel: Kernel) -> Named:
     if precision == IEEE and not isinstance(variant, Variant):
         word = "aligned" if variant else "any"
     return stage.name, kernel.config.name, word, kernel
-
-
-def _variants(stage: LadderStage, config: TileConfig) -> Iterator[Kernel]:
-    """Yield the kernels that a stage is compiled for."""
-    if not stage.takes_partition:
-        yield from (stage.kernel_of(config, aligned) for aligned in (True, False))
-        return
-    even, odd, small = 64, 65, config.BM * config.BN <= SMALL_TILE  # extents of whole vectors, and not
-    cols = {1} if config.BN == 1 else {even, odd, 1} if small else {even, odd}
-    given = [(a, b, even, even, max(cols - {odd})) for a in "NT" for b in "NT"]
-    given += [("N", "N", even, k, n) for k in (even, odd) for n in sorted(cols)]
-    products = [_dense(*one) for one in given]
-    if small:
-        # For few rows the transpose is computed: by `thin` if B lies by columns, as it needs it.
-        layout = "T" if config.lanes_k > 1 else "N"
-        few = [("N", layout, rows, k, n) for rows in (1, 16) for k in (even, odd) for n in (even, odd)]
-        products += [_dense(*one).transposed for one in few]
-    yield from {stage.kernel(config, product): None for product in products}
-
-
-def _dense(a: str, b: str, m: int, k: int, n: int) -> Product:
-    return Product(dense(a, m, k), dense(b, k, n), dense("N", m, n))
 
 
 def _tensor_kernels(stage: Stage, precision: str, cc: tuple[int, int]) -> Iterator[Named]:

@@ -111,7 +111,6 @@ def test_cache_that_is_switched_off(monkeypatch, capsys):
         (["precompile", "--cc", "9.0", "--shapes", "64x64"], "expected M, N and K, such as"),
         (["precompile", "--cc", "9.0", "--shapes", "64x0x64"], "expected M, N and K, from 1 on"),
         (["precompile", "--cc", "9.0", "--shapes", "64x64x64", "--layouts", "XX"], "expected 'NN', 'NT'"),
-        (["precompile", "--cc", "7.5", "--shapes", "64x64x64"], "no model of it is known"),
         (["precompile", "--cc", "9.0", "--precision", "fp7"], "precision is 'fp7'"),
         (["precompile", "--import", "/no/such/bundle"], "No such file"),
     ],

@@ -7,15 +7,19 @@ from types import SimpleNamespace
 import pytest
 
 from numba_gemm import precompile
+from numba_gemm.gemm import autotune_cache, heuristics
 from numba_gemm.gemm import precision as precisions
 from numba_gemm.gemm import precompile as module
+from numba_gemm.kernels.product import Batch, Product, dense
 from numba_gemm.kernels.tensor_core import SHORT_SUMS, TENSOR_PRECISIONS, TENSOR_STAGES
+from numba_gemm.runtime import device as devices
 from numba_gemm.runtime import kernel_cache, kernel_files
 
 H200 = (9, 0)
 # Tiles of 128x256 are for precisions with one product of parts only.
 WIDE = ("128x256-c2p1",)
-TILES = ("128x128-c2p1", "64x128-c1p1", "64x96-c1p1", "64x64-c1p1")
+TILES = ("128x128-c2p1", "64x128-c1p1", "64x64-c1p1")
+COMPENSATED = (*TILES, "64x96-c1p1")
 MAPPED = ("128x256-c2p1", "128x192-c2p1", "128x128-c2p1", "64x128-c1p1", "64x64-c1p1")
 
 
@@ -54,8 +58,8 @@ EXPECTED = {
     | {f"tf32_tma_{tile}_{layout}" for tile in MAPPED for layout in ("NN", "NT", "TT")},
     "tf32x3": decomposed("persistent", "tf32x3", TILES),
     "bf16": decomposed("persistent", "bf16", WIDE + TILES),
-    "bf16x6": decomposed("persistent", "bf16x6", TILES),
-    "bf16x9": decomposed("persistent", "bf16x9", TILES),
+    "bf16x6": decomposed("persistent", "bf16x6", COMPENSATED),
+    "bf16x9": decomposed("persistent", "bf16x9", COMPENSATED),
     "fp16x3": decomposed("persistent", "fp16x3", TILES),
 }
 
@@ -107,3 +111,102 @@ def test_stage_by_name(fetched):
         precompile("persistent", (8, 0), "bf16x6")
     with pytest.raises(ValueError, match=r"precision is 'fp7'; expected one of ieee, tf32"):
         precompile(cc=H200, precision="fp7")
+
+
+# ------------------------------------------------------------------------------------------------ what to compile
+
+
+def names_of(report):
+    return [(one.stage, one.config, one.variant) for one in report]
+
+
+def test_kernels_for_shapes(fetched):
+    """Only what the products launch; by rows or by columns, for each capability."""
+    report = precompile(cc=[(8, 0), H200], shapes=[(4096, 6144, 2048), (4096, 6144, 2048)], layouts=["NN", "NT"])
+    assert len(report) == len(set(report)) == 4
+    assert {one.cc for one in report} == {(8, 0), H200}
+    assert {one.variant for one in report} == {"along4_across4_aligned", "along4_along4_aligned"}
+    assert names_of(precompile("naive", H200, shapes=[(64, 64, 64), (63, 63, 63)])) == [
+        ("naive", "32x32x1-1x1", "aligned"),
+        ("naive", "32x32x1-1x1", "any"),
+    ]
+
+
+def test_other_capabilities_are_like_the_model_below():
+    assert module.model_of((9, 9)).name == module.model_of(H200).name == "H200"
+    assert module.model_of((7, 0)).name == "T4"
+    assert module.model_of((8, 7)).cc == (8, 7)
+
+
+@pytest.fixture
+def tuned(tmp_path, monkeypatch):
+    """Record choices for products on the simulated device: the last candidate of each."""
+    monkeypatch.setenv("NUMBA_GEMM_CACHE_DIR", str(tmp_path))
+    autotune_cache.forget()
+    gpu = devices.device_properties(0)
+
+    def record(*products):
+        for product in products:
+            wanted = heuristics.problem(product, gpu)
+            choice = heuristics.ranked(wanted)[-1]
+            autotune_cache.keep(0, wanted, choice, 10.0, 2)
+            yield choice
+
+    yield record
+    autotune_cache.forget()
+
+
+def test_recorded_choices(tuned, fetched):
+    batch = Batch((1, 1, 3), (0, 0, 4 * 64 * 32), (0, 0, 4 * 32 * 96), (0, 0, 4 * 64 * 96))
+    square = dense("N", 64, 64)
+    products = [
+        Product(square, square, square),
+        Product(dense("T", 1000, 1001), dense("T", 1001, 500), dense("N", 1000, 500)),
+        Product(dense("N", 64, 32), dense("N", 32, 96), dense("N", 64, 96), batch),
+        Product(square, square, dense("T", 64, 64)),
+    ]
+    chosen = list(tuned(*products))
+    report = precompile([], cc=[], recorded=True)
+    kernels = [choice.stage.kernel(choice.config, choice.oriented(one)) for one, choice in zip(products, chosen)]
+    assert [name for name, _ in fetched] == list(dict.fromkeys(kernel.name for kernel in kernels))
+    assert len(report) >= 3
+
+
+def test_recorded_choices_for_operands_that_are_not_dense_are_left_out(tuned, fetched):
+    odd = dense("N", 64, 64)._replace(offset=4)
+    list(tuned(Product(odd, odd, odd)))
+    assert precompile([], cc=[], recorded=True) == []
+    entries = autotune_cache._entries(0)
+    entries |= {"m=2": {}, "words": {}, "m=x n=1 k=1 matrices=1": {}}
+    assert autotune_cache.recorded(0) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"shapes": [(64, 64)]}, "shapes has .64, 64.; expected M, N and K"),
+        ({"shapes": [(64, 64, 0)]}, "expected M, N and K, from 1 on"),
+        ({"shapes": [(64, 64, 64.0)]}, "expected M, N and K"),
+        ({"shapes": [(64, 64, 64)], "layouts": "NX"}, "layouts has 'NX'; expected 'NN'"),
+    ],
+)
+def test_shapes_that_are_none(fetched, options, says):
+    with pytest.raises(ValueError, match=says):
+        precompile(cc=H200, **options)
+
+
+@pytest.mark.parametrize("progress", [True, False, None])
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress(fetched, capsys, monkeypatch, progress, terminal):
+    monkeypatch.setattr(module.sys.stderr, "isatty", lambda: terminal, raising=False)
+    precompile("naive", H200, progress=progress)
+    lines = capsys.readouterr().err.replace("\r", "\n").splitlines()
+    if progress is False or (progress is None and not terminal):
+        assert not lines
+    elif terminal:
+        assert [line.split(",")[0] for line in lines[1:]] == ["1 of 2 kernels", "2 of 2 kernels"]
+    else:
+        assert lines == [
+            "1 of 2 kernels: naive_32x32x1-1x1, 0.0 s, cache",
+            "2 of 2 kernels: naive_32x32x1-1x1_any, 0.0 s, compiler",
+        ]

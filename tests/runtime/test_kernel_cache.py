@@ -969,7 +969,7 @@ def pretend(place, monkeypatch):
 @pytest.mark.parametrize("cc", [(7, 5), (8, 0), (9, 0)])
 def test_precompile_covers_what_auto_chooses(pretend, cc):
     done = {row[:3] for row in precompile.precompile(cc=cc)}
-    gpu = dataclasses.replace(devices.SIMULATED_DEVICE, cc=cc)
+    gpu = precompile.model_of(cc)
     extents = (1, 16, 33, 64, 100, 101, 1000, 1001, 4096, 20000)
     for m, n, k in itertools.product(extents, extents, (64, 1023, 1024, 20000)):
         if max(m, n) < 64:
@@ -994,6 +994,12 @@ def test_precompile_covers_what_is_launched_on_tensor_cores(pretend, monkeypatch
         assert choice.precision == precision
         launches = choice.stage.launches(choice.config, choice.oriented(product), precision, None, gpu.gpu)
         assert {kernel_key.key(step.kernel, cc) for step in launches.steps} <= compiled, (m, n, k, a, b)
+
+
+@pytest.mark.parametrize(("of", "most"), [(["ieee"], 60), (list(TENSOR_PRECISIONS), 50)], ids=["ieee", "others"])
+def test_usual_products_take_few_kernels(pretend, monkeypatch, of, most):
+    monkeypatch.setattr(precisions, "SIMULATOR", False)
+    assert most / 2 < len(precompile.kernels_of("auto", (9, 0), of)) <= most
 
 
 def test_precompile_does_each_kernel_once(pretend):
