@@ -1,0 +1,56 @@
+"""The benchmark of a process's first products, without a GPU: its cases, and the processes that it runs."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+
+from numba_gemm.lab.bench.first_products import __main__ as first
+from numba_gemm.lab.bench.first_products import child
+
+
+def test_products():
+    found = {kind: list(child.products(kind)) for kind in child.KINDS}
+    assert {kind: len(products) for kind, products in found.items()} == dict(zip(child.KINDS, (1, 15, 6)))
+    step = found["training step"]
+    assert {layout for _, layout in step} == {"NT", "NN", "TN"}
+    assert len({m * n * k for (m, n, k), _ in step}) == len(child.LAYERS) - 1, "of a layer, and of its transpose"
+    assert all(any(extent % 4 for extent in shape) for shape, _ in found["odd shapes"])
+
+
+def test_processes(tmp_path, monkeypatch):
+    """Each cache is filled by the first process alone; a bundle leaves nothing in it."""
+    ran = []
+
+    def run(arguments, **variables):
+        ran.append((arguments, variables))
+        folder = tmp_path / variables["NUMBA_GEMM_CACHE_DIR"]
+        if arguments[1] == first.CHILD and "NUMBA_GEMM_BUNDLE" not in variables:
+            folder.mkdir(exist_ok=True)
+            (folder / "1.kernel").touch()
+        return json.dumps({"products_s": 1.0}), 2.0
+
+    monkeypatch.setattr(first, "run", run)
+    frame = pd.DataFrame(first.measure(["ieee"], tmp_path))
+    assert list(frame["case"][:3]) == ["precompile, ieee", "precompile, all precisions", "export of a bundle"]
+    cases = frame[3:]
+    assert list(zip(cases["case"], cases["cache"])) == [(kind, cache) for kind in child.KINDS for cache in first.CACHES]
+    assert list(cases["kernels_kept"]) == [1, 1, 0] * 3
+    assert (cases["products_s"] == 1.0).all()
+    assert len({variables["NUMBA_GEMM_CACHE_DIR"] for _, variables in ran}) == 3 + 2 * len(child.KINDS)
+    exported = ran[2][0][ran[2][0].index("--export") + 1]
+    assert {variables.get("NUMBA_GEMM_BUNDLE") for _, variables in ran} == {None, exported}
+
+
+def test_a_process_that_fails_is_named():
+    with pytest.raises(RuntimeError, match=r"-c raise SystemExit\(3\) failed"):
+        first.run(["-c", "raise SystemExit(3)"])
+    assert first.run(["-c", "print(1); print(2)"])[0] == "2"
+
+
+@pytest.mark.simulator
+def test_it_needs_a_gpu(capsys, tmp_path):
+    assert first.main(["--out", str(tmp_path)]) == 2
+    assert "the simulator has no times" in capsys.readouterr().err
