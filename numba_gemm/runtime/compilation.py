@@ -27,7 +27,8 @@ from .compiler import Cubin, compile_cubin
 __all__ = ["compile_all", "compile_kernel", "default_jobs"]
 
 Task = tuple[Kernel, tuple[int, int]]  # a kernel, and the compute capability to compile it for
-MAX_JOBS = 16  # by default; each process takes about 400 MB
+MAX_JOBS = 16  # by default
+JOB_BYTES = 1 << 30  # of memory that should be available for each process beside the first; it takes about 400 MB
 # Settings of Numba's, from NUMBA_... or its configuration file, that change code.
 SETTINGS = ("OPT", "BOUNDSCHECK", "CUDA_DEBUGINFO_DEFAULT", "CUDA_ENABLE_NRT", "DEBUG_ARRAY_OPT")
 
@@ -61,7 +62,9 @@ def _built(kernel: Kernel) -> Any:
 
 
 def default_jobs() -> int:
-    """Return how many processes compile beside each other: NUMBA_GEMM_JOBS, or the cores that this process may use.
+    """Return how many processes compile beside each other.
+
+    It is NUMBA_GEMM_JOBS, or the number of cores that this process may use, fewer if there is little memory.
 
     Raises
     ------
@@ -71,10 +74,19 @@ def default_jobs() -> int:
     named = os.environ.get("NUMBA_GEMM_JOBS")
     if named is None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return min(cores, MAX_JOBS)
+        return min(cores, MAX_JOBS, 1 + _available_bytes() // JOB_BYTES)
     if not named.isdecimal() or int(named) < 1:
         raise ValueError(f"NUMBA_GEMM_JOBS is {named!r}; expected a number of processes from 1 on; set one")
     return int(named)
+
+
+def _available_bytes() -> int:
+    """Return the memory that new processes can have without swapping; much if that is not known."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, ValueError, StopIteration):
+        return MAX_JOBS * JOB_BYTES
 
 
 def compile_all(tasks: Sequence[Task], done: Callable[[int, Cubin, float], None], jobs: int | None = None) -> None:

@@ -206,7 +206,20 @@ def test_jobs(monkeypatch):
     assert compilation.default_jobs() == 3
     monkeypatch.delenv("NUMBA_GEMM_JOBS")
     assert 1 <= compilation.default_jobs() <= compilation.MAX_JOBS
+    monkeypatch.setattr(compilation.os, "sched_getaffinity", lambda process: set(range(99)), raising=False)
+    for available, jobs in ((0, 1), (3 << 30, 4), (500 << 30, compilation.MAX_JOBS)):
+        monkeypatch.setattr(compilation, "_available_bytes", lambda size=available: size)
+        assert compilation.default_jobs() == jobs
     for wrong in ("0", "-1", "two", "1.5"):
         monkeypatch.setenv("NUMBA_GEMM_JOBS", wrong)
         with pytest.raises(ValueError, match="expected a number of processes"):
             compilation.default_jobs()
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("MemTotal: 9 kB\nMemAvailable:    2048 kB\n", 2 << 20), ("", 16 << 30), ("MemAvailable: x", 16 << 30)],
+)
+def test_available_memory(monkeypatch, text, size):
+    monkeypatch.setattr(compilation.Path, "read_text", lambda path, encoding: text)
+    assert compilation._available_bytes() == size
