@@ -832,7 +832,7 @@ def test_words_of_a_product(monkeypatch, given):
     """Each moving word has its value: operands, vectors, and parts in leased memory or in the one that was given."""
     workspace = Workspace(1 << 24, 1 << 22, 0) if given else None
     bound_to, workspaces, frames = bound_launches(monkeypatch, workspace)
-    bound_to(2.0, 100, 200, 0.5, 300, 7, (400, 500))
+    bound_to.enqueue(2.0, 100, 200, 0.5, 300, 7, (400, 500))
     (frame,) = frames
     memory = 1 << 24 if given else 1 << 20
     made = decomposition_of(TENSOR_PRECISIONS["fp16x3"], SCALED, persistent.STAGE.configs[0])
@@ -846,10 +846,10 @@ def test_words_of_a_product(monkeypatch, given):
 
 def test_memory_is_released_after_an_error(monkeypatch):
     bound_to, workspaces, frames = bound_launches(monkeypatch)
-    bound_to(1.0, 0, 0, 0.0, 0, 0, (0, 0))
+    bound_to.enqueue(1.0, 0, 0, 0.0, 0, 0, (0, 0))
     frames[0].error = RuntimeError("launch failed")
     with pytest.raises(RuntimeError, match="launch failed"):
-        bound_to(1.0, 0, 0, 0.0, 0, 0, (0, 0))
+        bound_to.enqueue(1.0, 0, 0, 0.0, 0, 0, (0, 0))
     assert len(workspaces.leased) == 2
     assert workspaces.released == workspaces.leased
 

@@ -267,7 +267,7 @@ def test_maps_follow_the_operands(monkeypatch):
     bound, maps, frames = bound_launches(monkeypatch, 3)
     found = []
     for a, b in ((16, 32), (16, 48), (16, 48), (16, 32)):
-        bound(1.0, a, b, 0.0, 64, 7)
+        bound.enqueue(1.0, a, b, 0.0, 64, 7)
         moved = frames[0].moved[-1]
         assert (moved[Moving(Slot.A)], moved[Moving(Slot.B)], moved[Moving(Slot.C)]) == (a, b, 64)
         found.append((moved[Moving(Slot.FIRST_MAP)], moved[Moving(Slot.SECOND_MAP)]))
@@ -278,7 +278,7 @@ def test_maps_follow_the_operands(monkeypatch):
 def test_nothing_is_launched_without_room_for_maps(monkeypatch):
     bound, _, frames = bound_launches(monkeypatch, 1)
     with pytest.raises(NoRoomForMaps):
-        bound(1.0, 16, 32, 0.0, 64, 7)
+        bound.enqueue(1.0, 16, 32, 0.0, 64, 7)
     assert all(not frame.launched for frame in frames)
 
 
