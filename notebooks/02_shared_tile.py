@@ -23,6 +23,7 @@ from numba_gemm.lab import notebook
 notebook.begin()
 
 # %%
+import dataclasses
 import inspect
 from functools import partial
 from types import ModuleType
@@ -31,7 +32,7 @@ import numpy as np
 from numba import cuda, float32
 
 from numba_gemm.inspect import draw, step, trace
-from numba_gemm.kernels.ladder import TileConfig, shared_tile
+from numba_gemm.kernels.ladder import STAGES, TileConfig, shared_tile
 from numba_gemm.models import accuracy
 
 # %% [markdown]
@@ -210,7 +211,7 @@ def without_barrier(number):
     broken = ModuleType("broken")
     broken.__package__ = shared_tile.__package__  # for its relative imports
     exec(compile(text, shared_tile.__file__, "exec"), vars(broken))
-    return broken.STAGE
+    return dataclasses.replace(STAGES["shared_tile"], build=broken.build)
 
 
 def run(stage):
@@ -224,7 +225,7 @@ def run(stage):
 
 
 # %%
-whole = run(shared_tile.STAGE)
+whole = run(STAGES["shared_tile"])
 print(whole.races)
 
 # %% [markdown]

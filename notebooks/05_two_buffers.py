@@ -22,6 +22,7 @@ from numba_gemm.lab import notebook
 notebook.begin()
 
 # %%
+import dataclasses
 import tempfile
 from pathlib import Path
 
@@ -196,7 +197,7 @@ def altered(name, old, new):
     spec = importlib.util.spec_from_file_location("numba_gemm.kernels.ladder.one_buffer", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.STAGE
+    return dataclasses.replace(STAGES[name], build=module.build)
 
 
 one_buffer = altered("double_buffered", "buffer ^= BK", "buffer ^= 0")

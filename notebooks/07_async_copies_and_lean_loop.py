@@ -25,6 +25,7 @@ from numba_gemm.lab import notebook
 notebook.begin()
 
 # %%
+import dataclasses
 import json
 import os
 import tempfile
@@ -199,7 +200,7 @@ def variant(name, before, after):
     spec = importlib.util.spec_from_file_location(f"variant_of_{name}", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.STAGE
+    return dataclasses.replace(STAGES[name], build=module.build)
 
 
 def tried(stage, config="test"):

@@ -150,11 +150,12 @@ def tensor_cases_of(stage: Any, precision: str) -> Iterator[Case]:
 
 def tma_cases_of(stage: Any) -> Iterator[Case]:
     """Yield cases of the stage whose operands tensor maps describe, in all layouts of these."""
-    from numba_gemm.kernels.tensor_core import tf32_tma
+    from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS
+    from numba_gemm.kernels.tensor_core.tma_stage import LAYOUTS
 
-    for config, letters in product(stage.configs, tf32_tma.LAYOUTS):
+    for config, letters in product(stage.configs, LAYOUTS):
         layouts = (*(ROWS if order == "N" else COLUMNS for order in letters), ROWS)
-        shape = (config.BN + 20, config.BN + 36, 2 * tf32_tma.PRECISION.slot_k + 4)
+        shape = (config.BN + 20, config.BN + 36, 2 * TENSOR_PRECISIONS["tf32"].slot_k + 4)
         of = {"stage": stage, "config": config, "shape": shape, "layouts": layouts, "launches": LAUNCHES}
         for epilogue in (False, True):
             yield Case(epilogue=epilogue, precision="tf32", **of)

@@ -9,7 +9,7 @@ import pytest
 import sanitize
 from support.recorded_launches import record_launches
 
-from numba_gemm.device.tile_loader import ACCESSES
+from numba_gemm.device.access import ACCESSES
 from numba_gemm.kernels import STAGES
 from numba_gemm.kernels.stage import Partition
 from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TENSOR_STAGES

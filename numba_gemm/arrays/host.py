@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from cuda.bindings import driver
-from numba import cuda
 
 from ..runtime.driver import call, device_scope
 from . import streams
@@ -140,6 +139,8 @@ class SimulatedNumbaArrays(SimulatedHostArrays):
         return replace(super().describe(name, np.asarray(array), stream), array=array)
 
     def empty(self, shape: tuple[int, ...], device: int, stream: Stream) -> Operand:
+        from numba import cuda
+
         return self.describe("out", cuda.device_array(shape, np.float32), stream)
 
 

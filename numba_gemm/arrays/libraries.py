@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from cuda.bindings import driver
-from numba import cuda
 
 from ..runtime.device import device_count
 from ..runtime.driver import device_scope, start
@@ -43,6 +42,8 @@ class NumbaArrays(ArrayKind):
 
     def empty(self, shape: tuple[int, ...], device: int, stream: Stream) -> Operand:
         # Bound to its stream, so that copying it to the host, or passing it on, waits for the product.
+        from numba import cuda
+
         bound: Any = 0
         if not stream.is_default:
             bound = cuda.external_stream(stream.handle)
@@ -103,6 +104,8 @@ class NumbaArrays(ArrayKind):
             return bound if type(bound) is int else Stream.of(bound).handle
 
         def empty(a: Any, shape: tuple[int, ...], device: int) -> tuple[Any, int] | None:
+            from numba import cuda
+
             with cuda.gpus[device]:
                 made = cuda.device_array(shape, np.float32, stream=a.stream)
             return made, place(made)

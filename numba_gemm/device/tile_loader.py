@@ -29,6 +29,7 @@ from typing import Any
 from numba import int64, uint32
 
 from ..simulator.switch import device_function
+from .access import ACCESSES, LINE, SECTOR, covers
 from .address import (
     address_of,
     col_step,
@@ -42,10 +43,6 @@ from .address import (
     shared_store1,
 )
 from .units import ceil_div
-
-ACCESSES = ("along4", "across4", "along1", "across1", "any")
-SECTOR = 8  # floats along k that neighbouring threads copy of a row: 32 bytes
-LINE = 32  # floats that a warp copies of one k
 
 
 @dataclass(frozen=True)
@@ -86,18 +83,6 @@ class TileLoader:
     def functions(self) -> tuple[Any, ...]:
         """The device functions, in the order above; a kernel's closure needs a separate name for each."""
         return self.origin, self.place, self.valid, self.begin, self.fetch, self.settle
-
-
-def covers(access: str, extent: int, bk: int, threads: int) -> bool:
-    """Return whether the threads' copies cover a tile exactly."""
-    if access == "along4":
-        return bk % 4 == 0 and threads % (bk // 4) == 0 and extent % (threads // (bk // 4)) == 0
-    if access == "across4":
-        return threads % bk == 0 and extent % (4 * (threads // bk)) == 0
-    if access == "across1":
-        return threads % LINE == 0 and extent % LINE == 0 and bk % (threads // LINE) == 0
-    rows = threads // SECTOR
-    return bk % SECTOR == 0 and threads % SECTOR == 0 and (extent % rows == 0 or rows % extent == 0)
 
 
 @lru_cache(maxsize=256)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 WARP = 32  # threads
 FLOAT32_BYTES = 4
+# Tiles that a warpgroup's matrix instruction reads from shared memory: bytes per row, along k, whose 16-byte chunks are
+# permuted by XOR with the row modulo eight; rows form groups of eight.
+ROW_BYTES = 128
+GROUP_BYTES = 8 * ROW_BYTES
 
 
 def ceil_div(x: int, y: int) -> int:

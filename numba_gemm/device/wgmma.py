@@ -27,9 +27,8 @@ Descriptor Format". No simulator twin.
 from __future__ import annotations
 
 from ..simulator.switch import SIMULATOR
+from .units import GROUP_BYTES
 
-ROW_BYTES = 128  # per row of a tile, along k; rows form groups of eight, 16-byte chunks permuted within each by XOR
-GROUP_BYTES = 8 * ROW_BYTES
 STEP_BYTES = 32  # along k that one product takes
 INSTRUCTIONS = {"tf32": "k8.f32.tf32.tf32", "bf16": "k16.f32.bf16.bf16", "f16": "k16.f32.f16.f16"}
 

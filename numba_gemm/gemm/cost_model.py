@@ -16,8 +16,7 @@ from math import ceil, gcd, inf, sqrt
 
 from ..device.units import FLOAT32_BYTES
 from ..kernels.ladder import STAGES as LADDER
-from ..kernels.ladder.stage import MAX_LINE, LadderStage, TileConfig
-from ..kernels.ladder.stream_k import SUMS_STAGED
+from ..kernels.ladder.stage import MAX_LINE, SUMS_STAGED, LadderStage, TileConfig
 from ..kernels.stage import Stage
 from ..models.roofline import FP32_LANES_PER_SM
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from .. import arrays
 from ..arrays import ITEM, ArrayKind, Copies, Operand
-from ..device.partition import FIELDS
 from ..device.units import ceil_div
 from ..kernels.ladder.stage import LadderStage, Variant
 from ..kernels.product import Product
@@ -236,6 +235,8 @@ def _schedule_words(choice: Choice, launches: Launches) -> dict[str, int]:
     """Return the arguments by which a scheduled stage divides its work; empty for other stages."""
     if not choice.stage.takes_partition:
         return {}
+    from ..device.partition import FIELDS
+
     return dict(zip(FIELDS, launches.steps[0].arguments[5].words))  # type: ignore[arg-type]
 
 

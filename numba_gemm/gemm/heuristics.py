@@ -15,13 +15,14 @@ from ..kernels import STAGES
 from ..kernels.ladder.stage import LadderStage
 from ..kernels.product import ONE, Product
 from ..kernels.stage import IEEE, Partition, Stage
-from ..kernels.tensor_core import tf32_tma
+from ..kernels.tensor_core import TENSOR_STAGES
 from ..kernels.tensor_core.tma_stage import TmaStage, tma_operands
 from ..runtime.device import DeviceProperties
 from . import tensor_heuristics
 from .cost_model import FEW_COLUMNS, LAUNCH, MOST_LANES, Costs, common_divisors, costs_of, memory_clocks
 from .precision import tensor_stage
 
+TF32_TMA = TENSOR_STAGES["tf32_tma"]
 TENSOR_TILE = 32  # divides all extents of tiles on tensor cores
 ANY_GPU = (99, 0)  # a compute capability that no stage finds too low
 
@@ -122,7 +123,7 @@ def problem(product: Product, gpu: DeviceProperties, precision: str = IEEE) -> P
     whole = batch is ONE or all(step % 16 == 0 for steps in (batch.a, batch.b, batch.c) for step in steps)
     a_rows, b_rows = a.aligned, b.aligned
     tma = None
-    if precision in tf32_tma.STAGE.precisions and tf32_tma.STAGE.runs_on(gpu.cc):
+    if precision in TF32_TMA.precisions and TF32_TMA.runs_on(gpu.cc):
         tma = tma_operands(product)
     return Problem(
         c.rows,
@@ -177,7 +178,7 @@ def ranked(wanted: Problem, only: Stage | None = None) -> list[Choice]:
 def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None) -> list[Choice]:
     """Return the `most` fastest candidates, by default all."""
     wanted = _rounded_up(wanted)
-    stage = only or (tf32_tma.STAGE if wanted.tma else tensor_stage(wanted.cc))
+    stage = only or (TF32_TMA if wanted.tma else tensor_stage(wanted.cc))
     if stage is None:
         return []
     extents = wanted.m, wanted.n, wanted.k

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..kernels.stage import IEEE
-from ..kernels.tensor_core import TENSOR_PRECISIONS, persistent, warp_mma
+from ..kernels.tensor_core import TENSOR_PRECISIONS, TENSOR_STAGES
 from ..kernels.tensor_core.stage import LONG_SUM, TensorStage
 from ..simulator.switch import SIMULATOR
 
@@ -22,14 +22,14 @@ AUTO_PRECISION = "bf16x6"
 AUTO_K, AUTO_TERMS, AUTO_ELEMENTS, AUTO_EXTENT = 256, 1 << 27, 1 << 18, 256
 AUTO_SHORT_TERMS = 1 << 29  # where sums are shorter than `LONG_SUM`
 
-STAGES: tuple[TensorStage, ...] = (persistent.STAGE, warp_mma.STAGE)  # the first that a GPU can run is used
+STAGES = tuple(TENSOR_STAGES[name] for name in ("persistent", "warp_mma"))  # the first that a GPU can run is used
 
 
 def tensor_stage(cc: tuple[int, int]) -> TensorStage | None:
     """Return the stage that decomposes operands on a GPU of this compute capability; None if there is none."""
     if not SIMULATOR:
         for stage in STAGES:
-            if stage.runs_on(cc):
+            if stage.runs_on(cc) and isinstance(stage, TensorStage):
                 return stage
     return None
 
@@ -47,7 +47,7 @@ def resolved(precision: str, m: int, n: int, k: int, cc: tuple[int, int]) -> str
 def auto_reason(m: int, n: int, k: int, cc: tuple[int, int]) -> tuple[str, str]:
     """Return what `FP32_AUTO` stands for in a product of these extents, and why, in words."""
     terms = AUTO_SHORT_TERMS if k < LONG_SUM else AUTO_TERMS
-    if tensor_stage(cc) is not persistent.STAGE:
+    if tensor_stage(cc) is not STAGES[0]:
         return IEEE, "only compute capability 9.0 has a faster precision of this accuracy"
     if k < AUTO_K:
         return IEEE, f"the error of {AUTO_PRECISION} is no larger than that of float32 sums only from K = {AUTO_K} on"

@@ -12,9 +12,8 @@ from ..kernels.ladder.stage import LadderStage, Variant
 from ..kernels.product import Product, dense
 from ..kernels.stage import Gpu, Partition, Stage
 from ..kernels.step import Kernel
-from ..kernels.tensor_core import tf32_tma
 from ..kernels.tensor_core.stage import LONG_SUM
-from ..kernels.tensor_core.tma_stage import TmaStage
+from ..kernels.tensor_core.tma_stage import LAYOUTS, TmaStage
 from ..runtime import device as devices
 from ..runtime import kernel_cache, kernel_files
 from ..runtime.driver import GpuUnavailable
@@ -332,7 +331,7 @@ def _tensor_kernels(stage: Stage, precision: str, cc: tuple[int, int]) -> Iterat
     gpu = Gpu(cc, 1)
     for k in (LONG_SUM // 2, 2 * LONG_SUM):
         for config in configs_for(stage, precision, k):
-            layouts = tf32_tma.LAYOUTS if isinstance(stage, TmaStage) else ["NN"]
+            layouts = LAYOUTS if isinstance(stage, TmaStage) else ["NN"]
             for layout in layouts:
                 product = _dense(layout[0], layout[1], 256, k, 256)
                 for step in stage.launches(config, product, precision, None, gpu).steps:

@@ -21,6 +21,7 @@ from typing import Any
 
 from ..kernels.step import Kernel
 from ..simulator.probe import gpu_environment
+from ..simulator.switch import SETTINGS_FILE
 from . import epilogue as epilogues
 from .compiler import Cubin, compile_cubin
 
@@ -29,11 +30,29 @@ __all__ = ["compile_all", "compile_kernel", "default_jobs"]
 Task = tuple[Kernel, tuple[int, int]]  # a kernel, and the compute capability to compile it for
 MAX_JOBS = 16  # by default
 JOB_BYTES = 1 << 30  # of memory that should be available for each process beside the first; it takes about 400 MB
-# Settings of Numba's, from NUMBA_... or its configuration file, that change code.
-SETTINGS = ("OPT", "BOUNDSCHECK", "CUDA_DEBUGINFO_DEFAULT", "CUDA_ENABLE_NRT", "DEBUG_ARRAY_OPT")
+# Settings of Numba's that change code: the variable of the environment that sets each, and its value by default.
+SETTINGS = {
+    "OPT": ("NUMBA_OPT", 3),
+    "BOUNDSCHECK": ("NUMBA_BOUNDSCHECK", 0),
+    "CUDA_DEBUGINFO_DEFAULT": ("NUMBA_CUDA_DEBUGINFO", 0),
+    "CUDA_ENABLE_NRT": ("NUMBA_CUDA_ENABLE_NRT", 0),
+    "DEBUG_ARRAY_OPT": ("NUMBA_DEBUG_ARRAY_OPT", 0),
+}
 
 
 def settings() -> dict[str, Any]:
+    """Return those of Numba's settings that change code, and are not what they are by default.
+
+    Numba is imported only if one may be another: by a variable of the environment, or in Numba's file of settings.
+    """
+    named = any(variable in os.environ for variable, _ in SETTINGS.values()) or Path(SETTINGS_FILE).exists()
+    if "numba" not in sys.modules and not named:
+        return {}
+    # What is not set is None, False or 0, by what of Numba was imported.
+    return {name: value for name, value in _values().items() if (value or 0) != SETTINGS[name][1]}
+
+
+def _values() -> dict[str, Any]:
     """Return the current values of Numba's settings that change code."""
     from numba.core import config
 
@@ -207,7 +226,7 @@ class _Worker:
         """Return a compiled kernel; None if it could not be compiled."""
         assert self._process.stdin is not None
         try:
-            pickle.dump((settings(), kernel, cc), self._process.stdin)
+            pickle.dump((_values(), kernel, cc), self._process.stdin)
             self._process.stdin.flush()
         except OSError:
             self._ready = False

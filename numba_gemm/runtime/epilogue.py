@@ -12,7 +12,6 @@ from types import FunctionType
 from typing import Any
 
 import numpy as np
-from numba import types
 
 from ..simulator.switch import SIMULATOR, device_function
 from . import compiler
@@ -25,7 +24,6 @@ EXPECTED = (
     "*epilogue_args) and returns the real number to store"
 )
 REMEDY = "pass such a function, for instance lambda value, row, column: max(value, 0)"
-VECTOR = types.Array(types.float32, 1, "A")
 LINES = 12  # of the compiler's message, which begins with the cause
 NOISE = re.compile("<source elided>|Failed in cuda mode pipeline|During: Pass")
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # Numba writes them if colorama is installed
@@ -132,7 +130,10 @@ def check_result(epilogue: Any, vectors: int, cc: tuple[int, int]) -> None:
     TypeError
         if it does not compile, or returns no real number.
     """
-    name, others = getattr(epilogue, "__name__", "epilogue"), (types.UniTuple(VECTOR, vectors),) if vectors else ()
+    from numba import types
+
+    of_vectors = types.UniTuple(types.Array(types.float32, 1, "A"), vectors)
+    name, others = getattr(epilogue, "__name__", "epilogue"), (of_vectors,) if vectors else ()
     try:
         # Called as a kernel calls it: one that was made for certain types returns what it was made to.
         result = compiler.result_type(

@@ -15,7 +15,6 @@ from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleT
 from typing import Any
 
 import numpy as np
-from numba import cuda, types
 
 from . import compiler
 
@@ -26,6 +25,12 @@ Part = None | bool | int | float | str | bytes | tuple["Part", ...]
 # Modules whose contents depend only on the versions of packages, which are part of every kernel's key.
 KNOWN = {"_operator", "builtins", "cmath", "llvmlite", "math", "numba", "numpy", "operator"}
 MAX_ARRAY = 1 << 16  # bytes of an array that is compiled in
+
+
+def _is_numba_type(value: Any) -> bool:
+    """Return True for a type of Numba; there is none in a process that has not imported Numba."""
+    types = sys.modules.get("numba.core.types")
+    return types is not None and isinstance(value, types.Type)
 
 
 class _Untold(Exception):
@@ -61,7 +66,7 @@ def _value(value: Any, names: frozenset[str], within: tuple[Any, ...]) -> Part:
     if kind is np.ndarray and value.dtype.kind in "biufc" and value.nbytes <= MAX_ARRAY:
         order = bool(value.flags.c_contiguous), bool(value.flags.f_contiguous)
         return "array", value.dtype.str, value.shape, order, value.tobytes()
-    if isinstance(value, types.Type):
+    if _is_numba_type(value):
         return "Numba", str(value)
     for depth, outer in enumerate(within):
         if outer is value:
@@ -201,6 +206,8 @@ def _copy(value: Any, names: frozenset[str], made: dict[Any, Any]) -> Any:
     if (options := _options(value)) is not None:
         copy = made[id(value.py_func)] = _hollow(value.py_func)
         _fill_defaults(copy, value.py_func, made)  # before `cuda.jit`, which reads them
+        from numba import cuda
+
         made[id(value)] = cuda.jit(copy, **options)  # before it is filled with what may name it
         _fill(copy, value.py_func, made)
         return made[id(value)]
@@ -364,7 +371,7 @@ class _Walk:
 
     def value(self, value: Any, names: frozenset[str]) -> bool:
         """Visit a value; whether it, and all that it leads to, cannot change unnoticed."""
-        if _are_numbers(value) or isinstance(value, types.Type) or _member(value) is not None:
+        if _are_numbers(value) or _is_numba_type(value) or _member(value) is not None:
             return True
         if isinstance(value, np.generic) and not isinstance(value, np.void):
             return True

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from ..device import partition as partitions
 from ..device.units import FLOAT32_BYTES
 from ..kernels.product import ONE, Batch, Layout, Product
 from ..kernels.stage import IEEE, MAX_K, Partition, Stage
@@ -247,7 +246,9 @@ def _simulated(
             return values[argument.place.slot]
         if isinstance(argument, MatrixAt):
             return values[argument.place.slot].view(argument.layout)
-        describe: Any = partitions.PartitionArguments
+        from ..device.partition import PartitionArguments
+
+        describe: Any = PartitionArguments
         return describe(scratch, counters, *argument.words[2:])
 
     arguments = [value(argument) for argument in step.arguments if not isinstance(argument, VectorAt)]

@@ -7,12 +7,12 @@ import types
 
 import numpy as np
 import pytest
+from numba import cuda
 from support.array_libraries import tensor
 from support.host_gpu import HostGpu
 
 from numba_gemm import plan, tiled_sgemm
 from numba_gemm.runtime import epilogue as epilogues
-from numba_gemm.runtime import fingerprint
 
 ONES = np.ones((4, 4), np.float32)
 
@@ -346,7 +346,7 @@ def jit(monkeypatch):
     def jit(function=None, **options):
         return (lambda one: DeviceFunction(one, options)) if function is None else DeviceFunction(function, options)
 
-    monkeypatch.setattr(fingerprint.cuda, "jit", jit)
+    monkeypatch.setattr(cuda, "jit", jit)
     return jit
 
 

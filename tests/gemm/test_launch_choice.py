@@ -6,7 +6,7 @@ from support.recorded_launches import Recorded, record_launches
 
 from numba_gemm.gemm import heuristics, precision
 from numba_gemm.gemm.launch_choice import launch_choice
-from numba_gemm.kernels.tensor_core import persistent, tf32_tma
+from numba_gemm.kernels.tensor_core import TENSOR_STAGES
 from numba_gemm.runtime.bound_product import NoRoomForMaps
 from numba_gemm.runtime.device import SIMULATED_DEVICE
 from numba_gemm.runtime.launch import product_of
@@ -21,7 +21,7 @@ def test_operands_are_decomposed_if_there_is_no_room_for_tensor_maps(monkeypatch
     monkeypatch.setattr("numba_gemm.gemm.launch_choice.device_properties", lambda ordinal: SIMULATED_DEVICE)
     product = product_of(SQUARE, SQUARE, SQUARE)
     choice = heuristics.choose(heuristics.problem(product, SIMULATED_DEVICE, "tf32"))
-    assert choice.stage is tf32_tma.STAGE
+    assert choice.stage is TENSOR_STAGES["tf32_tma"]
 
     def calls():
         launched.clear()
@@ -29,7 +29,7 @@ def test_operands_are_decomposed_if_there_is_no_room_for_tensor_maps(monkeypatch
         assert [bound for bound, *_ in done] == [one for one in launched if one.calls]
         return [one.kernel.build for one in launched if one.calls]
 
-    assert calls() == [tf32_tma.STAGE.build]
+    assert calls() == [TENSOR_STAGES["tf32_tma"].build]
 
     def call(self, *arguments):
         if self.launches.maps:
@@ -37,4 +37,4 @@ def test_operands_are_decomposed_if_there_is_no_room_for_tensor_maps(monkeypatch
         self.calls.append(arguments)
 
     monkeypatch.setattr(Recorded, "enqueue", call)
-    assert calls() == [persistent.STAGE.build]
+    assert calls() == [TENSOR_STAGES["persistent"].build]

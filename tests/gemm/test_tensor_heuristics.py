@@ -9,7 +9,7 @@ import pytest
 from numba_gemm.gemm import heuristics, tensor_heuristics
 from numba_gemm.gemm.heuristics import Problem
 from numba_gemm.kernels.product import Product, dense
-from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TENSOR_STAGES, tf32_tma
+from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TENSOR_STAGES
 from numba_gemm.kernels.tensor_core.stage import precision_for
 from numba_gemm.runtime.device import SIMULATED_DEVICE
 
@@ -40,12 +40,12 @@ def test_small_products_get_small_tiles():
 def test_tiles_of_operands_that_tensor_maps_describe(extents, expected):
     assert tiles("tf32_tma", *extents, precision="tf32", tma="NN") == expected
     choice = heuristics.choose(Problem(*extents, precision="tf32", tma="NN"))
-    assert (choice.stage, choice.precision) == (tf32_tma.STAGE, "tf32")
+    assert (choice.stage, choice.precision) == (TENSOR_STAGES["tf32_tma"], "tf32")
     assert expected == (choice.config.BM, choice.config.BN)
     assert "operands as they are" in choice.reason
 
 
-@pytest.mark.parametrize("config", tf32_tma.CONFIGS, ids=lambda config: config.name)
+@pytest.mark.parametrize("config", TENSOR_STAGES["tf32_tma"].configs, ids=lambda config: config.name)
 def test_every_tile_for_tensor_maps_has_a_rate(config):
     assert (config.BM, config.BN) in tensor_heuristics.TMA_RATES
 

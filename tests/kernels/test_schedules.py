@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 from support.schedule_cases import accesses_of, run_shared, scheduled, shared_cases
 
-from numba_gemm.device.tile_loader import ACCESSES
+from numba_gemm.device.access import ACCESSES
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder import stage as ladder_stage
 from numba_gemm.kernels.ladder.stage import default_partition

@@ -46,7 +46,6 @@ from numba_gemm.kernels.tensor_core import (
     WarpgroupConfig,
     accumulate,
     decompose,
-    persistent,
 )
 from numba_gemm.kernels.tensor_core import stage as tensor_stage
 from numba_gemm.kernels.tensor_core.config import LEFT, REGISTERS, ROW_WORDS, SHARED_BYTES, WARPGROUP, parts_shape
@@ -61,6 +60,8 @@ from numba_gemm.runtime.matrix import Matrix, Vector
 from numba_gemm.runtime.tensor_maps import TensorMaps
 from numba_gemm.runtime.workspace import Lease, Workspace, Workspaces, total_bytes
 from numba_gemm.simulator.switch import SIMULATOR
+
+PERSISTENT = TENSOR_STAGES["persistent"]
 
 FLOATS = st.floats(width=32, allow_nan=False)
 # 2^-11 and 2^-8 of the element are left after one part; each further part leaves as much of the rest.
@@ -574,7 +575,7 @@ def test_a_stage_without_scales_refuses_a_scaled_precision(name):
 
 
 def test_tiles_too_wide_for_three_sums_are_refused():
-    stage = TENSOR_STAGES["persistent"]
+    stage = PERSISTENT
     with pytest.raises(ValueError, match="BN <= 128"):
         stage.build(stage.configs[-1], TensorVariant(TENSOR_PRECISIONS["bf16x6"]))
 
@@ -599,7 +600,7 @@ def dense_product(m, n, k, batch=ONE):
 @settings(deadline=None)
 @given(m=st.integers(1, 20000), n=st.integers(1, 20000), k=st.integers(1, 20000))
 def test_a_decomposition_covers_the_product(precision, m, n, k):
-    stage, product = persistent.STAGE, dense_product(m, n, k)
+    stage, product = PERSISTENT, dense_product(m, n, k)
     _, config = tensor_heuristics.seconds_of(stage, precision, m, n, k, 1, 132, "")[0]
     tensor_precision = precision_for(precision, k)
     made = decomposition_of(tensor_precision, product, config)
@@ -621,7 +622,7 @@ def test_steps_of_a_product(precision):
     """Row maxima if the precision is scaled, decomposition, multiplication; each may start before the one before has
     ended if it waits for it."""
     product = dense_product(200, 300, 100)
-    launches = persistent.STAGE.launches(persistent.STAGE.configs[0], product, precision, None, GPU)
+    launches = PERSISTENT.launches(PERSISTENT.configs[0], product, precision, None, GPU)
     names = [step.kernel.name for step in launches.steps]
     own = precision_for(precision, 100).name
     assert names == ["row_maxima"] * TENSOR_PRECISIONS[precision].scaled + [
@@ -660,7 +661,7 @@ def launched(monkeypatch):
 
 VECTOR = Vector(4096, 8, 4, None)
 BATCH = Batch((1, 1, 2), (0, 0, 4096), (0, 0, 4096), (0, 0, 4096))
-TILES = tensor_heuristics.configs_for(persistent.STAGE, "bf16x6", 12)
+TILES = tensor_heuristics.configs_for(PERSISTENT, "bf16x6", 12)
 LAUNCH_KEYS = {
     "stage": {"stage": TENSOR_STAGES["warp_mma"], "config": TENSOR_STAGES["warp_mma"].configs[0]},
     "precision": {"precision": "bf16x9"},
@@ -686,7 +687,7 @@ OPERANDS = {"a": (1 << 20, 8, 12, 48, 4), "b": (1 << 21, 12, 8, 32, 4), "c": (1 
 PLAIN = {"batch": ONE, "epilogue": None, "vectors": ()}
 
 
-def enqueue(stage=persistent.STAGE, config=TILES[0], device=0, **changes):
+def enqueue(stage=PERSISTENT, config=TILES[0], device=0, **changes):
     options = {"precision": "bf16x6", "batch": BATCH, "epilogue": abs, "vectors": (VECTOR,)} | changes
     a, b, c = (Matrix(*options.pop(name, OPERANDS[name]), device, None) for name in "abc")
     launch(stage, config, 1.0, a, b, 0.0, c, **options)
@@ -722,7 +723,7 @@ def test_a_batch_is_launched_in_pieces(launched, monkeypatch):
     assert each.bytes >= 7 * each.steps[0] + 4 * each.parts[1].rows * each.parts[1].cols
 
     def pieces():
-        found = persistent.STAGE.pieces(TILES[0], product, "bf16x6", GPU)
+        found = PERSISTENT.pieces(TILES[0], product, "bf16x6", GPU)
         return [piece.product.batch.matrices for piece in found]
 
     assert pieces() == [7]
@@ -767,7 +768,7 @@ def test_extents_of_a_precision(launched):
 
 def test_longest_sum_of_a_precision(monkeypatch):
     monkeypatch.setattr("numba_gemm.gemm.precision.SIMULATOR", False)
-    monkeypatch.setattr("numba_gemm.gemm.precision.tensor_stage", lambda cc: persistent.STAGE)
+    monkeypatch.setattr("numba_gemm.gemm.precision.tensor_stage", lambda cc: PERSISTENT)
     long = MAX_K + 1
     a, b = np.broadcast_to(np.float32(1), (2, long)), np.broadcast_to(np.float32(1), (long, 2))
     with pytest.raises(ValueError, match=rf"K is {long} and precision is 'bf16x6', which takes up to {MAX_K}"):
@@ -823,7 +824,7 @@ def bound_launches(monkeypatch, workspace=None):
         return frames[-1]
 
     monkeypatch.setattr(bound_product, "Frame", make)
-    launches = persistent.STAGE.launches(persistent.STAGE.configs[0], SCALED, "fp16x3", None, GPU)
+    launches = PERSISTENT.launches(PERSISTENT.configs[0], SCALED, "fp16x3", None, GPU)
     return BoundProduct(0, 1, launches, [1, 2, 3], workspaces, TensorMaps(), workspace), workspaces, frames
 
 
@@ -835,7 +836,7 @@ def test_words_of_a_product(monkeypatch, given):
     bound_to.enqueue(2.0, 100, 200, 0.5, 300, 7, (400, 500))
     (frame,) = frames
     memory = 1 << 24 if given else 1 << 20
-    made = decomposition_of(TENSOR_PRECISIONS["fp16x3"], SCALED, persistent.STAGE.configs[0])
+    made = decomposition_of(TENSOR_PRECISIONS["fp16x3"], SCALED, PERSISTENT.configs[0])
     expected = {Moving(Slot.ALPHA): 2.0, Moving(Slot.BETA): 0.5, Moving(Slot.A): 100, Moving(Slot.B): 200}
     expected |= {Moving(Slot.C): 300, Moving(Slot.VECTORS): 400, Moving(Slot.VECTORS + 1): 500}
     expected |= {Moving(Slot.SCRATCH, offset): memory + offset for offset in made.offsets}
@@ -855,7 +856,7 @@ def test_memory_is_released_after_an_error(monkeypatch):
 
 
 def test_workspace_of_a_precision():
-    launches = persistent.STAGE.launches(TILES[0], dense_product(8, 8, 12), "bf16x6", None, GPU)
+    launches = PERSISTENT.launches(TILES[0], dense_product(8, 8, 12), "bf16x6", None, GPU)
     needed = launches.scratch_bytes
     BoundProduct(0, 1, launches, [1, 2], Workspaces(), TensorMaps(), Workspace(1 << 24, needed, 0))
     words = rf"workspace holds {needed - 1} bytes and 0 counters; expected {needed} and 0; pass an array of "
@@ -932,7 +933,7 @@ UNTOLD = [1.0]
 
 def test_cached_kernel_names_are_distinct():
     """Everything that affects the code is in the name; an epilogue without a fingerprint has no name."""
-    stage, precision, config = persistent.STAGE, TENSOR_PRECISIONS["bf16x6"], TILES[0]
+    stage, precision, config = PERSISTENT, TENSOR_PRECISIONS["bf16x6"], TILES[0]
     variants = [
         TensorVariant(precision),
         TensorVariant(precision, batched=True),

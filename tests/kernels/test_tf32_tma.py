@@ -12,7 +12,14 @@ from support.recorded_launches import record_launches
 from numba_gemm.kernels.product import ONE, Batch, Layout, Product, dense
 from numba_gemm.kernels.stage import Gpu
 from numba_gemm.kernels.step import MapOf, Moving, Slot
-from numba_gemm.kernels.tensor_core import TensorVariant, WarpgroupConfig, persistent, tf32_tma
+from numba_gemm.kernels.tensor_core import (
+    TENSOR_PRECISIONS,
+    TENSOR_STAGES,
+    TensorVariant,
+    WarpgroupConfig,
+    tf32_tma,
+    tma_stage,
+)
 from numba_gemm.kernels.tensor_core.config import ROW_BYTES
 from numba_gemm.kernels.tensor_core.stage import MAX_MATRICES
 from numba_gemm.kernels.tensor_core.tma_stage import TmaVariant, describable, tma_operands
@@ -23,6 +30,9 @@ from numba_gemm.runtime.launch import launch
 from numba_gemm.runtime.matrix import Matrix, Vector
 from numba_gemm.runtime.workspace import Workspaces
 from numba_gemm.simulator.switch import SIMULATOR
+
+TMA = TENSOR_STAGES["tf32_tma"]
+TF32 = TENSOR_PRECISIONS["tf32"]
 
 simulated = pytest.mark.skipif(not SIMULATOR, reason="runs on the simulator")
 
@@ -115,10 +125,10 @@ def test_largest_batch():
         assert (found is not None) == fits
 
 
-@pytest.mark.parametrize("config", tf32_tma.CONFIGS, ids=lambda config: config.name)
+@pytest.mark.parametrize("config", TMA.configs, ids=lambda config: config.name)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_boxes_are_what_a_copy_can_bring(config, layout):
-    for rows, cols in tf32_tma.boxes(config, tf32_tma.LAYOUTS[layout]):
+    for rows, cols in tma_stage.boxes(config, layout):
         assert rows <= 256
         assert 4 * cols == ROW_BYTES
 
@@ -126,32 +136,36 @@ def test_boxes_are_what_a_copy_can_bring(config, layout):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_maps_and_grid_of_a_product(layout):
     """Each operand's map has the kernel's box; blocks are one per tile of C or of its transpose."""
-    m, n, k, config = 200, 1000, 64, tf32_tma.CONFIGS[0]
+    m, n, k, config = 200, 1000, 64, TMA.configs[0]
     a, b = dense(layout[0], m, k), dense(layout[1], k, n)
     batch = Batch((1, 1, 3), (0, 0, 4 * m * k), (0, 0, 0), (0, 0, 4 * m * n))
-    launches = tf32_tma.STAGE.launches(config, product_of(a, b, batch), "tf32", None, GPU)
+    launches = TMA.launches(config, product_of(a, b, batch), "tf32", None, GPU)
     (step,) = launches.steps
-    u_box, v_box = tf32_tma.boxes(config, tf32_tma.LAYOUTS[layout])
+    u_box, v_box = tma_stage.boxes(config, layout)
     a_map = MapOf(Slot.A, a if layout[0] == "N" else a.transposed, v_box if layout == "NN" else u_box, 3, 4 * m * k)
     b_map = MapOf(Slot.B, b if layout[1] == "N" else b.transposed, u_box if layout == "NN" else v_box, 3, 0)
     assert launches.maps == ((b_map, a_map) if layout == "NN" else (a_map, b_map))
     rows, cols = (n, m) if layout == "NN" else (m, n)
     assert step.grid == (-(-rows // config.BM) * -(-cols // config.BN), 3, 1)
     assert (launches.scratch_bytes, launches.counters) == (0, 0)
-    assert tf32_tma.STAGE.launches(config, product_of(a, b), "tf32", None, Gpu((9, 0), 5)).steps[0].grid == (5, 1, 1)
+    assert TMA.launches(config, product_of(a, b), "tf32", None, Gpu((9, 0), 5)).steps[0].grid == (
+        5,
+        1,
+        1,
+    )
 
 
 @simulated
 def test_the_simulator_says_that_it_has_no_matrix_instructions():
     with pytest.raises(NotImplementedError, match="no matrix instructions"):
-        tf32_tma.build(tf32_tma.CONFIGS[0], TensorVariant(tf32_tma.PRECISION), tf32_tma.LAYOUTS["NN"])
+        tf32_tma.build(TMA.configs[0], TensorVariant(TF32), tf32_tma.LAYOUTS["NN"])
 
 
 def test_more_than_one_part_is_refused():
     from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS
 
     with pytest.raises(ValueError, match="one part"):
-        tf32_tma.build(tf32_tma.CONFIGS[0], TensorVariant(TENSOR_PRECISIONS["tf32x3"]), tf32_tma.LAYOUTS["NN"])
+        tf32_tma.build(TMA.configs[0], TensorVariant(TENSOR_PRECISIONS["tf32x3"]), tf32_tma.LAYOUTS["NN"])
 
 
 # -------------------------------------------------------------------------------------------- launches, without a GPU
@@ -172,7 +186,7 @@ BATCH = Batch((1, 1, 2), (0, 0, 4096), (0, 0, 4096), (0, 0, 4096))
 VECTOR = Vector(4096, 8, 4, None)
 SQUARE = matrix(16, 16)
 LAUNCH_KEYS = {
-    "configuration": {"config": tf32_tma.CONFIGS[1]},
+    "configuration": {"config": TMA.configs[1]},
     "device": {"device": 1},
     "layout of B": {"b": matrix(16, 16, by_columns=True)},
     "layout of both": {"a": matrix(16, 16, by_columns=True), "b": matrix(16, 16, by_columns=True)},
@@ -193,10 +207,10 @@ LAUNCH_KEYS = {
 }
 
 
-def enqueue(a=SQUARE, b=SQUARE, c=SQUARE, device=0, config=tf32_tma.CONFIGS[0], **changes):
+def enqueue(a=SQUARE, b=SQUARE, c=SQUARE, device=0, config=TMA.configs[0], **changes):
     options = {"precision": "tf32", "batch": BATCH, "epilogue": abs, "vectors": (VECTOR,)} | changes
     a, b, c = (replace(one, device=device) for one in (a, b, c))
-    launch(tf32_tma.STAGE, config, 1.0, a, b, 0.0, c, **options)
+    launch(TMA, config, 1.0, a, b, 0.0, c, **options)
 
 
 @pytest.mark.parametrize("case", LAUNCH_KEYS)
@@ -258,7 +272,7 @@ def bound_launches(monkeypatch, room):
 
     monkeypatch.setattr(bound_product, "Frame", make)
     maps = FakeMaps(room)
-    launches = tf32_tma.STAGE.launches(tf32_tma.CONFIGS[0], product_of(*[layout_of(16, 16)] * 2), "tf32", None, GPU)
+    launches = TMA.launches(TMA.configs[0], product_of(*[layout_of(16, 16)] * 2), "tf32", None, GPU)
     return BoundProduct(0, 1, launches, [1], Workspaces(), maps), maps, frames
 
 
@@ -289,16 +303,16 @@ def test_cached_kernel_names_are_distinct():
         return lambda value, row, col: value + bias
 
     def name(config, variant, layout):
-        return kernel_key.key(tf32_tma.STAGE.kernel_of(config, TmaVariant(variant, layout)), (9, 0))
+        return kernel_key.key(TMA.kernel_of(config, TmaVariant(variant, layout)), (9, 0))
 
-    variants = [TensorVariant(tf32_tma.PRECISION, *more) for more in ((), (epilogue_of(1.0),), (epilogue_of(2.0),))]
-    variants += [TensorVariant(tf32_tma.PRECISION, epilogue_of(1.0), count) for count in (1, 2)]
-    names = [name(*made) for made in itertools.product(tf32_tma.CONFIGS, variants, LAYOUTS)]
+    variants = [TensorVariant(TF32, *more) for more in ((), (epilogue_of(1.0),), (epilogue_of(2.0),))]
+    variants += [TensorVariant(TF32, epilogue_of(1.0), count) for count in (1, 2)]
+    names = [name(*made) for made in itertools.product(TMA.configs, variants, LAYOUTS)]
     assert None not in names
-    assert len(set(names)) == len(names) == len(variants) * len(LAYOUTS) * len(tf32_tma.CONFIGS)
+    assert len(set(names)) == len(names) == len(variants) * len(LAYOUTS) * len(TMA.configs)
     factors = [1.0]
-    untold = TensorVariant(tf32_tma.PRECISION, lambda value, row, col: value * factors[0])
-    assert name(tf32_tma.CONFIGS[0], untold, "NN") is None
+    untold = TensorVariant(TF32, lambda value, row, col: value * factors[0])
+    assert name(TMA.configs[0], untold, "NN") is None
 
 
 # ------------------------------------------------------------------------------------------------ rows in registers
@@ -381,7 +395,7 @@ def test_sums_are_stored(layout, beta, with_epilogue, m, n, turned):
         return value + across[col] - row
 
     layout, config = tf32_tma.LAYOUTS[layout], WarpgroupConfig(64, 64, producers=1)
-    variant = TensorVariant(tf32_tma.PRECISION, epilogue, 1) if with_epilogue else TensorVariant(tf32_tma.PRECISION)
+    variant = TensorVariant(TF32, epilogue, 1) if with_epilogue else TensorVariant(TF32)
     start_of, _ = tf32_tma.row_loads(layout.along)
     store, groups, down = tf32_tma.sums_store(config, variant, layout), config.BN // 8, 8 if layout.along else 1
     inside = m >= 64 and n >= 64
@@ -456,7 +470,7 @@ SHAPES = [(4, 4, 4), (64, 128, 32), (100, 72, 92), (132, 260, 68), (300, 200, 10
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("config", tf32_tma.CONFIGS, ids=lambda config: config.name)
+@pytest.mark.parametrize("config", TMA.configs, ids=lambda config: config.name)
 def test_product(config, layout, shape):
     import torch
 
@@ -471,7 +485,7 @@ def test_product(config, layout, shape):
         if beta:
             c.copy_(before)
         torch.cuda.synchronize()
-        launch(tf32_tma.STAGE, config, 1.5, as_matrix(a), as_matrix(b), beta, as_matrix(c), precision="tf32")
+        launch(TMA, config, 1.5, as_matrix(a), as_matrix(b), beta, as_matrix(c), precision="tf32")
         assert within(c, a, b, 1.5, beta, before)
         size = 1.5 * (a.double().abs() @ b.double().abs()) + abs(beta) * before.double().abs()
         exact = 1.5 * (rounded(a) @ rounded(b)) + beta * before.double()
@@ -591,5 +605,5 @@ def test_a_plan_says_that_nothing_is_decomposed():
     assert torch.equal(plan(a, b), numba_gemm.tiled_sgemm(a, b, precision="tf32"))
     turned = random("T", 512, 128)
     assert within(plan(turned, b), turned, b)
-    assert numba_gemm.plan(512, 256, 128, precision="tf32", layout="TN").stage == persistent.STAGE.name
-    assert numba_gemm.plan(511, 255, 127, precision="tf32").stage == persistent.STAGE.name
+    assert numba_gemm.plan(512, 256, 128, precision="tf32", layout="TN").stage == "persistent"
+    assert numba_gemm.plan(511, 255, 127, precision="tf32").stage == "persistent"

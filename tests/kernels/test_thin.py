@@ -15,11 +15,11 @@ if not SIMULATOR:
     pytest.skip("runs the kernel on the simulator", allow_module_level=True)
 
 from numba_gemm.device.partition import PartitionArguments
-from numba_gemm.kernels.ladder import thin
+from numba_gemm.kernels.ladder import STAGES, thin
 from numba_gemm.kernels.ladder.stage import TileConfig, Variant
 from numba_gemm.simulator import scheduler
 
-FOUR = thin.STAGE.test_config
+FOUR = STAGES["thin"].test_config
 ONE = TileConfig(BM=4, BN=1, BK=128, TM=2, TN=1, lanes_k=32, slots=2, dynamic=True)
 SIXTEEN = TileConfig(BM=8, BN=16, BK=16, TM=1, TN=16, lanes_k=4, slots=5, pad_b=4, dynamic=True)
 UNEVEN = TileConfig(BM=6, BN=2, BK=32, TM=1, TN=2, lanes_k=8, slots=4, pad_b=1, dynamic=True)  # 12 sums, 48 threads

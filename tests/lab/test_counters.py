@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from numba_gemm.device.tile_loader import ACCESSES
+from numba_gemm.device.access import ACCESSES
 from numba_gemm.kernels.ladder import STAGES, TileConfig
 from numba_gemm.kernels.ladder.stage import Variant
 from numba_gemm.lab.bench import counters, environment, ncu_pages

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from numba_gemm.kernels import STAGES
 from numba_gemm.runtime import compilation
 
 CC = (9, 0)
-TASKS = [(stage.kernel_of(stage.configs[0], True), CC) for stage in list(STAGES.values())[2:7]]
+TASKS = [(stage.kernel_of(stage.configs[0], True), CC) for stage in list(STAGES.values())[:5]]
 
 IN_PROCESSES = """
 import json, sys
@@ -180,9 +181,10 @@ def test_errors_of_the_caller_pass_from_a_worker_s_thread(machine):
 
 
 def test_kernels_that_are_not_sent():
-    naive = STAGES["naive"]
-    assert not compilation._can_be_sent(naive.kernel_of(naive.configs[0], True)), "it is built by a lambda"
+    (kernel, _), *_ = TASKS
     assert all(compilation._can_be_sent(kernel) for kernel, _ in TASKS)
+    for build in (lambda config, aligned: None, json.dumps):  # without a name of its own; of another package
+        assert not compilation._can_be_sent(dataclasses.replace(kernel, build=build))
 
 
 @pytest.mark.parametrize(("frozen", "executable"), [(True, sys.executable), (False, ""), (False, "/usr/bin/blender")])
@@ -223,3 +225,29 @@ def test_jobs(monkeypatch):
 def test_available_memory(monkeypatch, text, size):
     monkeypatch.setattr(compilation.Path, "read_text", lambda path, encoding: text)
     assert compilation._available_bytes() == size
+
+
+IMPORTS = """
+import sys
+from numba_gemm.kernels import STAGES
+from numba_gemm.runtime import kernel_key
+kernel = STAGES["stream_k"].usual_kernel(STAGES["stream_k"].configs[0])
+keys = {kernel_key.key(kernel, (9, 0))}
+assert "numba" not in sys.modules
+import numba.core.config
+keys.add(kernel_key.key(kernel, (9, 0)))
+import numba.cuda
+keys.add(kernel_key.key(kernel, (9, 0)))
+numba.core.config.OPT = 0
+keys.add(kernel_key.key(kernel, (9, 0)))
+print(len(keys))
+"""
+
+
+@pytest.mark.parametrize(("variables", "count"), [({}, 2), ({"NUMBA_CUDA_DEBUGINFO": "0"}, 2)])
+def test_a_key_does_not_depend_on_what_was_imported(variables, count):
+    source = IMPORTS if not variables else IMPORTS.replace("not in", "in")
+    environment = compiler_environment() | variables
+    done = subprocess.run([sys.executable, "-c", source], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{count}\n"

@@ -33,7 +33,7 @@ from numba_gemm.kernels import STAGES
 from numba_gemm.kernels.ladder.stage import TileConfig, Variant
 from numba_gemm.kernels.product import Product, dense
 from numba_gemm.kernels.step import Kernel
-from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TensorVariant, persistent, tf32_tma
+from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TensorVariant
 from numba_gemm.kernels.tensor_core.stage import preparing_kernels
 from numba_gemm.runtime import compilation, kernel_cache, kernel_files, kernel_key, private_files
 from numba_gemm.runtime import device as devices
@@ -201,8 +201,8 @@ TILED = TileConfig(BM=64, BN=64, BK=16, TM=8, TN=4, WM=32, WN=32, slots=4, pad=4
 DIFFERENT = [
     NAIVE.kernel_of(TILED, True),
     STREAM_K.kernel_of(STREAM_K.configs[0], Variant("along4", "across4", True)),
-    persistent.STAGE.kernel_of(persistent.STAGE.configs[0], TensorVariant(TENSOR_PRECISIONS["bf16x6"])),
-    tf32_tma.STAGE.kernel(tf32_tma.STAGE.configs[0], Product(*[dense("N", 64, 64)] * 3)),
+    STAGES["persistent"].kernel_of(STAGES["persistent"].configs[0], TensorVariant(TENSOR_PRECISIONS["bf16x6"])),
+    STAGES["tf32_tma"].kernel(STAGES["tf32_tma"].configs[0], Product(*[dense("N", 64, 64)] * 3)),
     STAGES["warp_mma"].kernel_of(STAGES["warp_mma"].configs[0], TensorVariant(TENSOR_PRECISIONS["tf32"])),
     DECOMPOSE,
     ROW_MAXIMA,
@@ -946,6 +946,23 @@ def test_precompiled_kernels_are_what_the_launcher_finds(place):
     assert found == compiled
     assert found[0]["registers"] > 0
     assert not found[0]["ptx"], "PTX is not kept"
+
+
+WITHOUT_NUMBA = """
+import sys
+from numba_gemm import plan, tiled_sgemm
+from numba_gemm.gemm import heuristics, precompile
+from numba_gemm.runtime import kernel_cache
+
+kernel, cc = precompile.kernels_of("auto", (9, 0), shapes=[(64, 64, 64)])[0][3:]
+fetched = kernel_cache.fetch(kernel, cc)
+print(fetched.origin, *sorted({"numba", "llvmlite", "pandas"}.intersection(sys.modules)))
+"""
+
+
+def test_a_process_that_compiles_nothing_does_not_import_numba(place):
+    assert in_a_compiling_process(WITHOUT_NUMBA) == "compiler llvmlite numba\n"
+    assert in_a_compiling_process(WITHOUT_NUMBA) == "cache\n"
 
 
 @pytest.mark.skipif(gpu_count() > 0, reason="there is a GPU to ask")

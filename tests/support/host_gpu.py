@@ -43,18 +43,18 @@ def parameters(kernel):
     product = {"alpha": SCALAR, "a": MATRIX, "b": MATRIX, "beta": SCALAR, "c": MATRIX}
     if kernel.signature is ladder.signature:
         return product | ({"partition": len(FIELDS)} | vectors if isinstance(kernel.variant, ladder.Variant) else {})
-    if kernel.signature is tensor_core.teaching_signature:
+    if kernel.signature is tensor_core.TEACHING_SIGNATURE:
         return product
-    if kernel.signature is tensor_core.complete_signature:
+    if kernel.signature is tensor_core.COMPLETE_SIGNATURE:
         return product | {"x": MATRIX, "y": MATRIX, "steps": 5} | vectors
-    if kernel.signature is tensor_core.row_maxima_signature:
+    if kernel.signature is tensor_core.ROW_MAXIMA_SIGNATURE:
         return {"a": MATRIX, "a_maxima": MATRIX, "b": MATRIX, "b_maxima": MATRIX, "steps": 4}
-    if kernel.signature is tensor_core.decompose_signature and kernel.variant.precision.scaled:
+    if kernel.signature is tensor_core.DECOMPOSE_SIGNATURE and kernel.variant.precision.scaled:
         operands = ("a", "a_parts", "a_maxima", "b", "b_parts", "b_maxima")
         return dict.fromkeys(operands, MATRIX) | {"steps": 6}
-    if kernel.signature is tensor_core.decompose_signature:
+    if kernel.signature is tensor_core.DECOMPOSE_SIGNATURE:
         return dict.fromkeys(("a", "a_parts", "b", "b_parts"), MATRIX) | {"steps": 4}
-    assert kernel.signature is tma_stage.signature, f"{kernel.name} has parameters that are not known here"
+    assert kernel.signature is tma_stage.SIGNATURE, f"{kernel.name} has parameters that are not known here"
     maps = {"u_map": 1, "v_map": 1}
     return {"alpha": SCALAR} | maps | {"beta": SCALAR, "c": MATRIX, "k": 1, "steps": 3} | vectors
 

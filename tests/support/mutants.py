@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import sys
 from types import ModuleType
 
-from numba_gemm.kernels.ladder import TileConfig
+from numba_gemm.kernels.ladder import STAGES, TileConfig
 
 # In the order in which they import one another; a mutant stage gets fresh copies of all of them.
 DEVICE_MODULES = [
@@ -24,7 +25,7 @@ STAGED = TileConfig(64, 64, 16, 8, 8, 32, 64, 2, pad=4, pad_b=4, dynamic=True, o
 
 
 def barriers(name: str) -> int:
-    return inspect.getsource(sys.modules[f"numba_gemm.kernels.ladder.{name}"]).count(BARRIER)
+    return inspect.getsource(importlib.import_module(f"numba_gemm.kernels.ladder.{name}")).count(BARRIER)
 
 
 def nth(text: str, old: str, new: str, which: int) -> str:
@@ -37,7 +38,7 @@ def mutant(name: str, module: str, old: str, new: str, which: int = 0):
     """The stage of a name, built from sources in one of which the occurrence `which` of `old` is replaced by `new`."""
     stage_module = f"numba_gemm.kernels.ladder.{name}"
     target = stage_module if module == "stage" else f"numba_gemm.device.{module}"
-    originals = {fullname: sys.modules[fullname] for fullname in DEVICE_MODULES}
+    originals = {fullname: importlib.import_module(fullname) for fullname in DEVICE_MODULES}
     try:
         for fullname in [*DEVICE_MODULES, stage_module]:
             original = importlib.import_module(fullname)
@@ -49,6 +50,6 @@ def mutant(name: str, module: str, old: str, new: str, which: int = 0):
             exec(compile(source, str(original.__file__), "exec"), vars(copy))
             if fullname != stage_module:
                 sys.modules[fullname] = copy
-        return copy.STAGE
+        return dataclasses.replace(STAGES[name], build=copy.build)
     finally:
         sys.modules.update(originals)

@@ -23,13 +23,15 @@ from numba_gemm.kernels.tensor_core import (
     TENSOR_STAGES,
     TensorStage,
     TensorVariant,
-    persistent,
-    tf32_tma,
 )
 from numba_gemm.kernels.tensor_core.stage import LONG_SUM
 from numba_gemm.kernels.tensor_core.tma_stage import TmaVariant
 from numba_gemm.runtime import compilation, epilogue
 from numba_gemm.runtime.matrix import Matrix
+
+TMA = TENSOR_STAGES["tf32_tma"]
+PERSISTENT = TENSOR_STAGES["persistent"]
+TF32 = TENSOR_PRECISIONS["tf32"]
 
 CC = (9, 0)
 GPU = Gpu(CC, 132)
@@ -44,7 +46,7 @@ CUT = 2.0**-23  # of a sum, that an addition in the tensor cores cuts off at mos
 COMPILED = ("tf32x3", "bf16x6")
 COMPILED_TOO = (("one_warpgroup", "tf32"), ("fresh_sums", "bf16x9"))
 # Configurations and layouts of operands that tensor maps describe: all of the former, each of the latter.
-TMA_KERNELS = [(index, "NN") for index in range(len(tf32_tma.CONFIGS))] + [(0, "NT"), (0, "TT")]
+TMA_KERNELS = [(index, "NN") for index in range(len(TMA.configs))] + [(0, "NT"), (0, "TT")]
 
 
 def public_name(precision: str) -> str:
@@ -115,7 +117,7 @@ def steps_of(stage: Stage, precision: str, batched: bool = False, gpu: Gpu = GPU
 
 def kernels_of(precision: str, batched: bool = False, gpu: Gpu = GPU) -> list[Kernel]:
     """Return the kernels of a product by `persistent`: row maxima of a scaled precision, decomposition, product."""
-    return [step.kernel for step in steps_of(persistent.STAGE, precision, batched, gpu)]
+    return [step.kernel for step in steps_of(PERSISTENT, precision, batched, gpu)]
 
 
 def passed(step: Step) -> list[str]:
@@ -134,28 +136,28 @@ def taken(ptx: str) -> list[str]:
 def epilogue_kernel() -> Kernel:
     """Return the kernel of the precision that has the most registers in use, with `gelu`."""
     variant = TensorVariant(TENSOR_PRECISIONS["bf16x6"], epilogue.prepared(gelu, 1), 1)
-    return persistent.STAGE.kernel_of(persistent.STAGE.configs[0], variant)
+    return PERSISTENT.kernel_of(PERSISTENT.configs[0], variant)
 
 
 def tma_kernel(index: int, layout: str) -> Kernel:
     """Return the kernel for operands that tensor maps describe."""
-    return tf32_tma.STAGE.kernel_of(tf32_tma.CONFIGS[index], TmaVariant(TensorVariant(tf32_tma.PRECISION), layout))
+    return TMA.kernel_of(TMA.configs[index], TmaVariant(TensorVariant(TF32), layout))
 
 
 def compiled_part(part: str) -> Iterator[tuple[dict[str, Any], Kernel, tuple[int, int]]]:
     """Yield descriptions, kernels and compute capabilities: a stage's in all precisions, or, as "others", all else."""
     if part == "others":
         yield {"stage": "row maxima"}, kernels_of("fp16x3")[0], CC
-        for step in steps_of(persistent.STAGE, "fp16x3", batched=True):
+        for step in steps_of(PERSISTENT, "fp16x3", batched=True):
             yield {"stage": "batched", "precision": "fp16x3", "passed": passed(step)}, step.kernel, CC
         yield {"stage": "epilogue"}, epilogue_kernel(), CC
         for precision in TENSOR_PRECISIONS:
-            step = steps_of(persistent.STAGE, precision)[-2]
+            step = steps_of(PERSISTENT, precision)[-2]
             yield {"stage": "decompose", "precision": precision, "passed": passed(step)}, step.kernel, CC
-    elif part == tf32_tma.STAGE.name:
-        (step,) = steps_of(tf32_tma.STAGE, "tf32")
+    elif part == "tf32_tma":
+        (step,) = steps_of(TMA, "tf32")
         for index, layout in TMA_KERNELS:
-            config = tf32_tma.CONFIGS[index]
+            config = TMA.configs[index]
             described = {
                 "stage": part,
                 "layout": layout,

@@ -9,42 +9,168 @@ Python's signs and indexes from an array's end, which costs instructions, and hi
 are neighbours.
 """
 
-from . import (
-    async_copy,
-    coalesced,
-    conflict_free,
-    double_buffered,
-    lean_loop,
-    naive,
-    register_prefetch,
-    shared_tile,
-    stream_k,
-    thin,
-    thread_tile_1d,
-    thread_tile_2d,
-    vectorized,
-    warp_tiled,
-)
-from .stage import LadderStage, TileConfig
+from ..code import Code
+from .stage import LadderStage, TileConfig, partition_layout
 
-STAGES: dict[str, LadderStage] = {
-    module.STAGE.name: module.STAGE
-    for module in (
-        naive,
-        coalesced,
-        shared_tile,
-        thread_tile_1d,
-        thread_tile_2d,
-        vectorized,
-        conflict_free,
-        double_buffered,
-        register_prefetch,
-        warp_tiled,
-        async_copy,
-        lean_loop,
-        stream_k,
-        thin,
-    )
-}
+
+def _moving(BM, BN, BK, TM, TN, WM, WN, min_blocks=0):
+    """Return tiles of the stages whose addresses move: two padded slots in dynamic shared memory."""
+    return TileConfig(BM, BN, BK, TM, TN, WM, WN, 2, pad=4, pad_b=4, dynamic=True, min_blocks=min_blocks, order="snake")
+
+
+LADDER = (
+    LadderStage(
+        name="naive",
+        summary="one thread per element of C, consecutive threads down a column: uncoalesced on purpose",
+        build=Code("ladder.naive"),
+        configs=(TileConfig(BM=32, BN=32, BK=1),),
+        test_config=TileConfig(BM=8, BN=4, BK=1),
+        block=lambda config: (config.BM, config.BN),
+        rows_along_x=True,
+    ),
+    LadderStage(
+        name="coalesced",
+        summary="consecutive threads along a row: a warp reads and writes whole sectors",
+        build=Code("ladder.coalesced"),
+        configs=(TileConfig(BM=2, BN=128, BK=1),),
+        test_config=TileConfig(BM=4, BN=8, BK=1),
+        block=lambda config: (config.BN, config.BM),
+    ),
+    LadderStage(
+        name="shared_tile",
+        summary="square tiles of A and B in shared memory, one element of C per thread",
+        build=Code("ladder.shared_tile"),
+        configs=(TileConfig(BM=32, BN=32, BK=32), TileConfig(BM=16, BN=16, BK=16)),
+        test_config=TileConfig(BM=8, BN=8, BK=8),
+        block=lambda config: (config.BN, config.BM),
+    ),
+    LadderStage(
+        name="thread_tile_1d",
+        summary="a column of TM results per thread, in registers",
+        build=Code("ladder.thread_tile_1d"),
+        configs=(TileConfig(BM=64, BN=64, BK=8, TM=8),),
+        test_config=TileConfig(BM=16, BN=16, BK=4, TM=4),
+    ),
+    LadderStage(
+        name="thread_tile_2d",
+        summary="TM x TN results per thread: an outer product of register fragments per k-step",
+        build=Code("ladder.thread_tile_2d"),
+        configs=(TileConfig(BM=128, BN=128, BK=8, TM=8, TN=8),),
+        test_config=TileConfig(BM=16, BN=16, BK=4, TM=4, TN=2),
+    ),
+    LadderStage(
+        name="vectorized",
+        summary="128-bit global and shared accesses",
+        build=Code("ladder.vectorized"),
+        configs=(TileConfig(BM=128, BN=128, BK=8, TM=8, TN=8),),
+        test_config=TileConfig(BM=32, BN=16, BK=8, TM=4, TN=4),
+        vectorized=True,
+    ),
+    LadderStage(
+        name="conflict_free",
+        summary="A transposed and swizzled, thread tiles in quadrants: no bank conflicts",
+        build=Code("ladder.conflict_free"),
+        configs=(TileConfig(BM=128, BN=128, BK=8, TM=8, TN=8),),
+        test_config=TileConfig(BM=64, BN=32, BK=8, TM=8, TN=8),
+        vectorized=True,
+    ),
+    LadderStage(
+        name="double_buffered",
+        summary="two shared buffers: global loads staged through registers while computing, one barrier per tile",
+        build=Code("ladder.double_buffered"),
+        configs=(TileConfig(BM=128, BN=128, BK=8, TM=8, TN=8, slots=2),),
+        test_config=TileConfig(BM=64, BN=32, BK=8, TM=8, TN=8, slots=2),
+        vectorized=True,
+    ),
+    LadderStage(
+        name="register_prefetch",
+        summary="the next k-step's fragments load while this one computes",
+        build=Code("ladder.register_prefetch"),
+        configs=(TileConfig(BM=128, BN=128, BK=8, TM=8, TN=8, slots=2, min_blocks=2),),
+        test_config=TileConfig(BM=64, BN=32, BK=8, TM=8, TN=8, slots=2),
+        vectorized=True,
+        ordered=True,
+    ),
+    LadderStage(
+        name="warp_tiled",
+        summary="block, warp and thread tiles with a chosen lane layout, in dynamic shared memory",
+        build=Code("ladder.warp_tiled"),
+        configs=(
+            TileConfig(BM=128, BN=256, BK=16, TM=8, TN=16, WM=64, WN=64, slots=2, pad=4, dynamic=True),
+            TileConfig(BM=128, BN=128, BK=16, TM=8, TN=16, WM=64, WN=64, slots=2, pad=4, dynamic=True, min_blocks=2),
+            TileConfig(BM=128, BN=128, BK=8, TM=8, TN=8, WM=32, WN=64, slots=2, pad=4, dynamic=True, min_blocks=2),
+            TileConfig(BM=64, BN=64, BK=16, TM=8, TN=4, WM=32, WN=32, slots=2, pad=4, dynamic=True),
+        ),
+        test_config=TileConfig(BM=32, BN=32, BK=8, TM=8, TN=4, WM=32, WN=32, slots=2, pad=4, dynamic=True),
+        vectorized=True,
+        ordered=True,
+    ),
+    LadderStage(
+        name="async_copy",
+        summary="cp.async through three or more slots, past the registers",
+        build=Code("ladder.async_copy"),
+        configs=(
+            TileConfig(BM=128, BN=256, BK=16, TM=8, TN=16, WM=64, WN=64, slots=3, pad=4, dynamic=True),
+            TileConfig(BM=128, BN=128, BK=16, TM=8, TN=16, WM=64, WN=64, slots=3, pad=4, dynamic=True, min_blocks=2),
+            TileConfig(BM=64, BN=128, BK=16, TM=8, TN=8, WM=32, WN=64, slots=4, pad=4, dynamic=True),
+            TileConfig(BM=64, BN=64, BK=16, TM=8, TN=4, WM=32, WN=32, slots=4, pad=4, dynamic=True),
+        ),
+        test_config=TileConfig(BM=32, BN=32, BK=8, TM=8, TN=4, WM=32, WN=32, slots=3, pad=4, dynamic=True),
+        vectorized=True,
+        ordered=True,
+        min_cc=(8, 0),
+    ),
+    LadderStage(
+        name="lean_loop",
+        summary="addresses that move instead of indices, edges outside of the loop",
+        build=Code("ladder.lean_loop"),
+        configs=(
+            _moving(128, 256, 16, 8, 16, 64, 64),
+            _moving(128, 128, 16, 8, 16, 64, 64, min_blocks=2),
+            _moving(64, 128, 16, 8, 8, 32, 64),
+            _moving(64, 64, 16, 8, 4, 32, 32),
+        ),
+        test_config=_moving(32, 32, 8, 8, 4, 32, 32),
+        vectorized=True,
+        ordered=True,
+        min_cc=(8, 0),
+    ),
+    LadderStage(
+        name="stream_k",
+        summary="equal parts of the k-tiles for all blocks, any layout, batches, epilogues",
+        build=Code("ladder.stream_k"),
+        configs=(
+            _moving(128, 256, 16, 8, 16, 64, 64),
+            _moving(256, 128, 16, 8, 16, 64, 64),
+            _moving(128, 128, 16, 8, 16, 64, 64, min_blocks=2),
+            _moving(64, 128, 16, 8, 8, 32, 64, min_blocks=3),
+            _moving(64, 64, 16, 8, 4, 32, 32, min_blocks=4),
+            _moving(32, 64, 32, 4, 4, 16, 32, min_blocks=4),
+            _moving(32, 64, 16, 8, 4, 32, 32, min_blocks=8),
+            _moving(32, 32, 16, 4, 4, 16, 32, min_blocks=8),
+            _moving(256, 16, 16, 8, 4, 64, 16, min_blocks=3),
+        ),
+        test_config=_moving(32, 32, 8, 8, 4, 32, 32),
+        schedule=partition_layout,
+        vectorized=True,
+        ordered=True,
+        min_cc=(8, 0),
+    ),
+    LadderStage(
+        name="thin",
+        summary="lanes along k, for a C of few columns",
+        build=Code("ladder.thin"),
+        configs=(
+            TileConfig(BM=64, BN=1, BK=128, TM=8, TN=1, lanes_k=32, slots=3, dynamic=True, min_blocks=2),
+            TileConfig(BM=64, BN=4, BK=128, TM=8, TN=4, lanes_k=32, slots=3, pad_b=1, dynamic=True, min_blocks=2),
+            TileConfig(BM=128, BN=16, BK=32, TM=8, TN=16, lanes_k=8, slots=4, pad_b=2, dynamic=True, min_blocks=2),
+        ),
+        test_config=TileConfig(BM=16, BN=4, BK=32, TM=2, TN=4, lanes_k=8, slots=3, pad_b=1, dynamic=True),
+        schedule=partition_layout,
+        vectorized=True,
+        min_cc=(8, 0),
+    ),
+)
+STAGES: dict[str, LadderStage] = {stage.name: stage for stage in LADDER}
 
 __all__ = ["STAGES", "LadderStage", "TileConfig"]

@@ -25,7 +25,7 @@ from ...device.store import row_store
 from ...device.units import WARP
 from ...device.vector import load4
 from ...simulator.switch import device_function, hardware_only
-from .stage import LadderStage, TileConfig, flat_block, require
+from .stage import require
 
 COPY_K = 8  # consecutive k of a row of A that adjacent threads copy: one sector
 
@@ -147,21 +147,3 @@ def build(config, aligned):
             store_row(c, c_row, block_col + col, alpha, acc, i, beta)
 
     return async_copy
-
-
-STAGE = LadderStage(
-    name="async_copy",
-    summary="cp.async through three or more slots, past the registers",
-    build=build,
-    configs=(
-        TileConfig(BM=128, BN=256, BK=16, TM=8, TN=16, WM=64, WN=64, slots=3, pad=4, dynamic=True),
-        TileConfig(BM=128, BN=128, BK=16, TM=8, TN=16, WM=64, WN=64, slots=3, pad=4, dynamic=True, min_blocks=2),
-        TileConfig(BM=64, BN=128, BK=16, TM=8, TN=8, WM=32, WN=64, slots=4, pad=4, dynamic=True),
-        TileConfig(BM=64, BN=64, BK=16, TM=8, TN=4, WM=32, WN=32, slots=4, pad=4, dynamic=True),
-    ),
-    test_config=TileConfig(BM=32, BN=32, BK=8, TM=8, TN=4, WM=32, WN=32, slots=3, pad=4, dynamic=True),
-    block=flat_block,
-    vectorized=True,
-    ordered=True,
-    min_cc=(8, 0),
-)

@@ -15,7 +15,6 @@ from numba import cuda
 
 from ...device.dot import dot
 from ...device.store import axpby
-from .stage import LadderStage, TileConfig
 
 
 @cuda.jit
@@ -27,11 +26,5 @@ def coalesced(alpha, a, b, beta, c):
         c[row, col] = axpby(alpha, dot(a, b, row, col), beta, c, row, col)
 
 
-STAGE = LadderStage(
-    name="coalesced",
-    summary="consecutive threads along a row: a warp reads and writes whole sectors",
-    build=lambda config, aligned: coalesced,
-    configs=(TileConfig(BM=2, BN=128, BK=1),),
-    test_config=TileConfig(BM=4, BN=8, BK=1),
-    block=lambda config: (config.BN, config.BM),
-)
+def build(config, aligned):
+    return coalesced

@@ -18,7 +18,7 @@ from numba import cuda, float32, uint32
 
 from ...device.store import row_store
 from ...device.vector import fetch4, fetch4_any, load4, store4, store4_down
-from .stage import LadderStage, TileConfig, flat_block, require
+from .stage import require
 
 HALF_WARP = 16  # lanes that store k = 0..3 in one transposing store; the others store k = 4..7
 
@@ -95,14 +95,3 @@ def build(config, aligned):
             store_row(c, c_row, block_col + col, alpha, acc, i, beta)
 
     return conflict_free
-
-
-STAGE = LadderStage(
-    name="conflict_free",
-    summary="A transposed and swizzled, thread tiles in quadrants: no bank conflicts",
-    build=build,
-    configs=(TileConfig(BM=128, BN=128, BK=8, TM=8, TN=8),),
-    test_config=TileConfig(BM=64, BN=32, BK=8, TM=8, TN=8),
-    block=flat_block,
-    vectorized=True,
-)

@@ -17,7 +17,7 @@ from numba import cuda, float32, uint32
 
 from ...device.store import row_store
 from ...device.vector import fetch4, fetch4_any, load4, store4, store4_down
-from .stage import LadderStage, TileConfig, flat_block, require
+from .stage import require
 
 HALF_WARP = 16  # lanes that store k = 0..3 in one transposing store; the others store k = 4..7
 
@@ -119,14 +119,3 @@ def build(config, aligned):
             store_row(c, c_row, block_col + col, alpha, acc, i, beta)
 
     return double_buffered
-
-
-STAGE = LadderStage(
-    name="double_buffered",
-    summary="two shared buffers: global loads staged through registers while computing, one barrier per tile",
-    build=build,
-    configs=(TileConfig(BM=128, BN=128, BK=8, TM=8, TN=8, slots=2),),
-    test_config=TileConfig(BM=64, BN=32, BK=8, TM=8, TN=8, slots=2),
-    block=flat_block,
-    vectorized=True,
-)

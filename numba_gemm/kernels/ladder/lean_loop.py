@@ -19,14 +19,15 @@ Limits: wave quantization: 4096x4096 is 512 tiles on 132 SMs, four rounds where 
 
 from numba import cuda, float32, int64, uint32
 
+from ...device.access import covers
 from ...device.address import col_step, pinned, shared_address, shared_load4, transposed
 from ...device.async_copy import commit_group, wait_group
 from ...device.outer_product import outer_product
 from ...device.store import row_store
-from ...device.tile_loader import covers, tile_loader
+from ...device.tile_loader import tile_loader
 from ...device.units import WARP
 from ...simulator.switch import device_function, hardware_only
-from .stage import LadderStage, TileConfig, flat_block, require
+from .stage import require
 
 
 def build(config, aligned):
@@ -155,41 +156,3 @@ def build(config, aligned):
             store_row(c, c_row, block_col + col, alpha, acc, i, beta)
 
     return lean_loop
-
-
-STAGE = LadderStage(
-    name="lean_loop",
-    summary="addresses that move instead of indices, edges outside of the loop",
-    build=build,
-    configs=(
-        TileConfig(
-            BM=128, BN=256, BK=16, TM=8, TN=16, WM=64, WN=64, slots=2, pad=4, pad_b=4, dynamic=True, order="snake"
-        ),
-        TileConfig(
-            BM=128,
-            BN=128,
-            BK=16,
-            TM=8,
-            TN=16,
-            WM=64,
-            WN=64,
-            slots=2,
-            pad=4,
-            pad_b=4,
-            dynamic=True,
-            min_blocks=2,
-            order="snake",
-        ),
-        TileConfig(
-            BM=64, BN=128, BK=16, TM=8, TN=8, WM=32, WN=64, slots=2, pad=4, pad_b=4, dynamic=True, order="snake"
-        ),
-        TileConfig(BM=64, BN=64, BK=16, TM=8, TN=4, WM=32, WN=32, slots=2, pad=4, pad_b=4, dynamic=True, order="snake"),
-    ),
-    test_config=TileConfig(
-        BM=32, BN=32, BK=8, TM=8, TN=4, WM=32, WN=32, slots=2, pad=4, pad_b=4, dynamic=True, order="snake"
-    ),
-    block=flat_block,
-    vectorized=True,
-    ordered=True,
-    min_cc=(8, 0),
-)

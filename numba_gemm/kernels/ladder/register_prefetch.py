@@ -22,7 +22,7 @@ from ...device.outer_product import outer_product
 from ...device.store import row_store
 from ...device.vector import fetch4, fetch4_any, load4, store4, store4_down
 from ...simulator.switch import device_function, hardware_only
-from .stage import LadderStage, TileConfig, flat_block, require
+from .stage import require
 
 HALF_WARP = 16  # lanes that store k = 0..3 in one transposing store; the others store k = 4..7
 
@@ -137,15 +137,3 @@ def build(config, aligned):
             store_row(c, c_row, block_col + col, alpha, acc, i, beta)
 
     return register_prefetch
-
-
-STAGE = LadderStage(
-    name="register_prefetch",
-    summary="the next k-step's fragments load while this one computes",
-    build=build,
-    configs=(TileConfig(BM=128, BN=128, BK=8, TM=8, TN=8, slots=2, min_blocks=2),),
-    test_config=TileConfig(BM=64, BN=32, BK=8, TM=8, TN=8, slots=2),
-    block=flat_block,
-    vectorized=True,
-    ordered=True,
-)

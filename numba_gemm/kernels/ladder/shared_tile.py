@@ -17,7 +17,7 @@ from numba import cuda, float32, uint32
 
 from ...device.store import axpby
 from ...device.vector import fetch1
-from .stage import LadderStage, TileConfig, require
+from .stage import require
 
 
 def build(config, aligned):
@@ -52,13 +52,3 @@ def build(config, aligned):
             c[row, col] = axpby(alpha, acc, beta, c, row, col)
 
     return shared_tile
-
-
-STAGE = LadderStage(
-    name="shared_tile",
-    summary="square tiles of A and B in shared memory, one element of C per thread",
-    build=build,
-    configs=(TileConfig(BM=32, BN=32, BK=32), TileConfig(BM=16, BN=16, BK=16)),
-    test_config=TileConfig(BM=8, BN=8, BK=8),
-    block=lambda config: (config.BN, config.BM),
-)

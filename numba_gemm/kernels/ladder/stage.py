@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ...device.tile_loader import ACCESSES, covers
+from ...device.access import ACCESSES, covers
 from ...device.units import FLOAT32_BYTES, WARP, ceil_div
-from ...simulator.switch import SIMULATOR
 from ..product import VECTOR_BYTES, Batch, Layout, Product
 from ..stage import IEEE, MAX_GRID_Y, Gpu, Partition, Piece, Stage, cut, require
 from ..step import (
@@ -31,12 +30,10 @@ from ..step import (
     Words,
 )
 
-if not SIMULATOR:
-    from ...device.matrix import kernel_signature, variant_signature
-
 AT_SCRATCH = (Moving(Slot.SCRATCH), Moving(Slot.COUNTERS))
 GROUP = 8  # rows of tiles that are walked together
 MAX_LINE = 1 << 31  # k-tiles that are counted in 32 bits
+SUMS_STAGED = 32  # per thread; from here on, an unaligned C is stored faster through shared memory
 DEFAULT_ORDER = "columns"  # the fastest that was measured for thread tiles of 8x16
 
 
@@ -222,6 +219,8 @@ def _covering(config: TileConfig, extent: int) -> tuple[str, ...]:
 
 def signature(variant: bool | Variant) -> tuple[Any, ...]:
     """Return the Numba types of a kernel's parameters; `variant` is True or False in stages without a schedule."""
+    from ...device.matrix import kernel_signature, variant_signature
+
     return variant_signature(variant) if isinstance(variant, Variant) else kernel_signature(variant)
 
 

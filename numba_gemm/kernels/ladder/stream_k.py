@@ -19,18 +19,18 @@ Limits: small products: the launch, the first memory access and the exchange of 
 
 from numba import cuda, float32, int32, int64, uint32
 
+from ...device.access import covers
 from ...device.address import col_step, pinned, shared_address, shared_load4, transposed
 from ...device.async_copy import commit_group, wait_group
 from ...device.matrix import shifted
 from ...device.outer_product import outer_product
 from ...device.partition import arrive, batch_place, member_of, owner, part_slot, piece, reset, row_partial, tile_place
 from ...device.store import row_store, staged_store
-from ...device.tile_loader import covers, tile_loader
+from ...device.tile_loader import tile_loader
 from ...device.units import FLOAT32_BYTES, WARP
 from ...simulator.switch import device_function, hardware_only
-from .stage import LadderStage, TileConfig, flat_block, partition_layout, require
+from .stage import SUMS_STAGED, require
 
-SUMS_STAGED = 32  # per thread; from here on, an unaligned C is stored faster through shared memory
 SUMS_SPREAD = 64  # per thread; from here on, spreading 4-byte copies over k-steps always pays
 
 
@@ -271,31 +271,3 @@ def build(config, variant):
             body(alpha, a, b, beta, c, partition, ())
 
     return stream_k
-
-
-def config(BM, BN, BK, TM, TN, WM, WN, min_blocks=0):
-    return TileConfig(BM, BN, BK, TM, TN, WM, WN, 2, pad=4, pad_b=4, dynamic=True, min_blocks=min_blocks, order="snake")
-
-
-STAGE = LadderStage(
-    name="stream_k",
-    summary="equal parts of the k-tiles for all blocks, any layout, batches, epilogues",
-    build=build,
-    configs=(
-        config(128, 256, 16, 8, 16, 64, 64),
-        config(256, 128, 16, 8, 16, 64, 64),
-        config(128, 128, 16, 8, 16, 64, 64, min_blocks=2),
-        config(64, 128, 16, 8, 8, 32, 64, min_blocks=3),
-        config(64, 64, 16, 8, 4, 32, 32, min_blocks=4),
-        config(32, 64, 32, 4, 4, 16, 32, min_blocks=4),
-        config(32, 64, 16, 8, 4, 32, 32, min_blocks=8),
-        config(32, 32, 16, 4, 4, 16, 32, min_blocks=8),
-        config(256, 16, 16, 8, 4, 64, 16, min_blocks=3),
-    ),
-    test_config=config(32, 32, 8, 8, 4, 32, 32),
-    block=flat_block,
-    schedule=partition_layout,
-    vectorized=True,
-    ordered=True,
-    min_cc=(8, 0),
-)

@@ -47,7 +47,7 @@ from ...device.partition import (
 from ...device.store import element_store
 from ...device.units import ceil_div
 from ...simulator.switch import device_function, hardware_only
-from .stage import LadderStage, TileConfig, flat_block, partition_layout, require
+from .stage import require
 
 NEVER = 2**31 - 1  # beyond any k of a chunk
 
@@ -285,20 +285,3 @@ def build(config, variant):
             body(alpha, a, b, beta, c, partition, ())
 
     return thin
-
-
-STAGE = LadderStage(
-    name="thin",
-    summary="lanes along k, for a C of few columns",
-    build=build,
-    configs=(
-        TileConfig(BM=64, BN=1, BK=128, TM=8, TN=1, lanes_k=32, slots=3, dynamic=True, min_blocks=2),
-        TileConfig(BM=64, BN=4, BK=128, TM=8, TN=4, lanes_k=32, slots=3, pad_b=1, dynamic=True, min_blocks=2),
-        TileConfig(BM=128, BN=16, BK=32, TM=8, TN=16, lanes_k=8, slots=4, pad_b=2, dynamic=True, min_blocks=2),
-    ),
-    test_config=TileConfig(BM=16, BN=4, BK=32, TM=2, TN=4, lanes_k=8, slots=3, pad_b=1, dynamic=True),
-    block=flat_block,
-    schedule=partition_layout,
-    vectorized=True,
-    min_cc=(8, 0),
-)

@@ -16,7 +16,7 @@ from numba import cuda, float32, uint32
 
 from ...device.store import store_axpby1
 from ...device.vector import fetch1
-from .stage import LadderStage, TileConfig, flat_block, require
+from .stage import require
 
 
 def build(config, aligned):
@@ -66,13 +66,3 @@ def build(config, aligned):
             store_axpby1(c, block_row + row + i, block_col + col, alpha, acc[i], beta)
 
     return thread_tile_1d
-
-
-STAGE = LadderStage(
-    name="thread_tile_1d",
-    summary="a column of TM results per thread, in registers",
-    build=build,
-    configs=(TileConfig(BM=64, BN=64, BK=8, TM=8),),
-    test_config=TileConfig(BM=16, BN=16, BK=4, TM=4),
-    block=flat_block,
-)

@@ -16,7 +16,7 @@ from numba import cuda, float32, uint32
 
 from ...device.store import store_axpby1
 from ...device.vector import fetch1
-from .stage import LadderStage, TileConfig, flat_block, require
+from .stage import require
 
 
 def build(config, aligned):
@@ -79,13 +79,3 @@ def build(config, aligned):
                 store_axpby1(c, block_row + row + i, block_col + col + j, alpha, acc[i, j], beta)
 
     return thread_tile_2d
-
-
-STAGE = LadderStage(
-    name="thread_tile_2d",
-    summary="TM x TN results per thread: an outer product of register fragments per k-step",
-    build=build,
-    configs=(TileConfig(BM=128, BN=128, BK=8, TM=8, TN=8),),
-    test_config=TileConfig(BM=16, BN=16, BK=4, TM=4, TN=2),
-    block=flat_block,
-)

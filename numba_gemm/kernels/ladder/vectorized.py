@@ -16,7 +16,7 @@ from numba import cuda, float32, uint32
 
 from ...device.store import row_store
 from ...device.vector import fetch4, fetch4_any, load4, store4
-from .stage import LadderStage, TileConfig, flat_block, require
+from .stage import require
 
 
 def build(config, aligned):
@@ -86,14 +86,3 @@ def build(config, aligned):
             store_row(c, block_row + row + i, block_col + col, alpha, acc, i, beta)
 
     return vectorized
-
-
-STAGE = LadderStage(
-    name="vectorized",
-    summary="128-bit global and shared accesses",
-    build=build,
-    configs=(TileConfig(BM=128, BN=128, BK=8, TM=8, TN=8),),
-    test_config=TileConfig(BM=32, BN=16, BK=8, TM=4, TN=4),
-    block=flat_block,
-    vectorized=True,
-)

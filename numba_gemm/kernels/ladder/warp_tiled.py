@@ -25,7 +25,7 @@ from ...device.store import row_store
 from ...device.units import WARP
 from ...device.vector import fetch4, fetch4_any, load4, store4, store4_down
 from ...simulator.switch import device_function, hardware_only
-from .stage import LadderStage, TileConfig, flat_block, require
+from .stage import require
 
 
 def build(config, aligned):
@@ -143,20 +143,3 @@ def build(config, aligned):
             store_row(c, c_row, block_col + col, alpha, acc, i, beta)
 
     return warp_tiled
-
-
-STAGE = LadderStage(
-    name="warp_tiled",
-    summary="block, warp and thread tiles with a chosen lane layout, in dynamic shared memory",
-    build=build,
-    configs=(
-        TileConfig(BM=128, BN=256, BK=16, TM=8, TN=16, WM=64, WN=64, slots=2, pad=4, dynamic=True),
-        TileConfig(BM=128, BN=128, BK=16, TM=8, TN=16, WM=64, WN=64, slots=2, pad=4, dynamic=True, min_blocks=2),
-        TileConfig(BM=128, BN=128, BK=8, TM=8, TN=8, WM=32, WN=64, slots=2, pad=4, dynamic=True, min_blocks=2),
-        TileConfig(BM=64, BN=64, BK=16, TM=8, TN=4, WM=32, WN=32, slots=2, pad=4, dynamic=True),
-    ),
-    test_config=TileConfig(BM=32, BN=32, BK=8, TM=8, TN=4, WM=32, WN=32, slots=2, pad=4, dynamic=True),
-    block=flat_block,
-    vectorized=True,
-    ordered=True,
-)

@@ -17,7 +17,6 @@ from ...device import mbarrier, wgmma
 from ...simulator.switch import hardware_only
 from ..stage import require
 from .pipeline import first_slot, group_store, slot_copies, slot_products
-from .stage import TensorStage, WarpgroupConfig
 
 
 def build(config, variant):
@@ -69,11 +68,3 @@ def build(config, variant):
         store(c, block_row, block_col, alpha, acc, beta)
 
     return bulk_copies
-
-
-STAGE = TensorStage(
-    name="bulk_copies",
-    summary="one thread asks for a slot of decomposed operands, then all multiply it",
-    build=build,
-    configs=(WarpgroupConfig(64, 128, max_slots=1),),
-)

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ...device.units import WARP, ceil_div
-from ...device.wgmma import GROUP_BYTES, ROW_BYTES
+from ...device.units import GROUP_BYTES, ROW_BYTES, WARP, ceil_div
 from ..stage import require
 from .precision import TensorPrecision
 
@@ -30,6 +29,11 @@ REGISTERS = 1 << 16  # of a multiprocessor, and of a block at the most
 LEFT = 24  # registers that a thread of a warpgroup that fetches needs, if the others claim what it can do without
 WARP_EXTENT = 32  # rows, and columns, that a warp multiplies where warps do
 DECOMPOSED_ROWS = 32  # of an operand, that a block decomposes at a time, for one slot
+CHUNK_BYTES = 16
+CHUNKS = ROW_BYTES // CHUNK_BYTES  # per row of a slot
+THREADS = DECOMPOSED_ROWS * CHUNKS  # of a block that decomposes
+SPAN = 512  # terms of k in which one block finds the largest elements, or a multiple of it: there are at most SPANS
+SPANS = 256
 
 
 @dataclass(frozen=True)

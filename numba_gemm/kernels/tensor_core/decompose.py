@@ -22,14 +22,9 @@ from ...device.matrix import shifted
 from ...device.narrow import bf16, exponent, f16, pair, pair_f16, power, short_bf16, tf32
 from ...device.vector import store4
 from ...simulator.switch import device_function, hardware_only
-from .config import DECOMPOSED_ROWS, ROW_BYTES, ROW_WORDS
+from .config import CHUNK_BYTES, CHUNKS, DECOMPOSED_ROWS, ROW_BYTES, ROW_WORDS, SPAN, THREADS
 from .precision import TensorPrecision
 
-CHUNK_BYTES = 16
-CHUNKS = ROW_BYTES // CHUNK_BYTES  # per row of a slot
-THREADS = DECOMPOSED_ROWS * CHUNKS
-SPAN = 512  # terms of k in which one block finds the largest elements, or a multiple of it: there are at most SPANS
-SPANS = 256
 AT_ONCE = 16  # elements that a thread loads at a time
 TOP = 14  # logarithm of the magnitude to which the largest element of a row is scaled
 FARTHEST = 120  # limit of a scale's logarithm, so that the product of two scales is a float

@@ -19,7 +19,7 @@ from ...device import mbarrier, wgmma
 from ...simulator.switch import hardware_only
 from ..stage import require
 from .pipeline import first_slot, group_store, slot_copies, slot_products
-from .stage import BARRIER_BYTES, GROUP_ROWS, ROW_BYTES, WARPGROUP, TensorStage, WarpgroupConfig
+from .stage import BARRIER_BYTES, GROUP_ROWS, ROW_BYTES, WARPGROUP
 
 
 def build(config, variant):
@@ -99,11 +99,3 @@ def build(config, variant):
             store(c, block_row + int64(group * GROUP_ROWS), block_col, alpha, total, beta)
 
     return fresh_sums
-
-
-STAGE = TensorStage(
-    name="fresh_sums",
-    summary="sums of a slot are added up outside the tensor cores",
-    build=build,
-    configs=(WarpgroupConfig(128, 128, consumers=2, producers=1),),
-)

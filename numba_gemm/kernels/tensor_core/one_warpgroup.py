@@ -18,7 +18,7 @@ from ...device.vector import load4
 from ...simulator.switch import device_function, hardware_only
 from ..stage import require
 from .pipeline import first_slot, group_store, slot_products
-from .stage import ROW_BYTES, ROW_WORDS, WARPGROUP, TensorStage, WarpgroupConfig
+from .stage import ROW_BYTES, ROW_WORDS, WARPGROUP
 
 
 def build(config, variant):
@@ -80,11 +80,3 @@ def build(config, variant):
         store(c, block_row, block_col, alpha, acc, beta)
 
     return one_warpgroup
-
-
-STAGE = TensorStage(
-    name="one_warpgroup",
-    summary="one warpgroup copies a slot of decomposed operands, then multiplies it",
-    build=build,
-    configs=(WarpgroupConfig(64, 128, max_slots=1),),
-)

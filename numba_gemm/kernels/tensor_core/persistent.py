@@ -25,8 +25,7 @@ from ..stage import require
 from .accumulate import tile_sums
 from .epilogue import of_batch, place, sums_store
 from .pipeline import first_slot, slot_copies
-from .precision import TENSOR_PRECISIONS
-from .stage import BARRIER_BYTES, GROUP_ROWS, LEFT, WARPGROUP, TensorStage, WarpgroupConfig
+from .stage import BARRIER_BYTES, GROUP_ROWS, LEFT, WARPGROUP
 
 
 def build(config, variant):
@@ -100,20 +99,3 @@ def build(config, variant):
         run(alpha, a, b, beta, c, x, y, steps, vectors)
 
     return persistent_with if variant.vectors else persistent
-
-
-STAGE = TensorStage(
-    name="persistent",
-    summary="blocks stay, leading sums are kept apart and compensated",
-    build=build,
-    configs=(
-        WarpgroupConfig(128, 128, consumers=2, producers=1, claim=240),
-        WarpgroupConfig(64, 128, producers=1),
-        WarpgroupConfig(64, 96, producers=1),
-        WarpgroupConfig(64, 64, producers=1),
-        WarpgroupConfig(128, 256, consumers=2, producers=1, claim=240),
-    ),
-    precisions=tuple(TENSOR_PRECISIONS),
-    complete=True,
-    waits=True,
-)

@@ -18,7 +18,7 @@ from ...device import mbarrier, wgmma
 from ...simulator.switch import hardware_only
 from ..stage import require
 from .pipeline import first_slot, group_store, slot_copies, slot_products
-from .stage import BARRIER_BYTES, GROUP_ROWS, ROW_BYTES, WARPGROUP, TensorStage, WarpgroupConfig
+from .stage import BARRIER_BYTES, GROUP_ROWS, ROW_BYTES, WARPGROUP
 
 
 def build(config, variant):
@@ -93,11 +93,3 @@ def build(config, variant):
             store(c, block_row + int64(group * GROUP_ROWS), block_col, alpha, acc, beta)
 
     return producer_consumer
-
-
-STAGE = TensorStage(
-    name="producer_consumer",
-    summary="one warpgroup fetches, another multiplies",
-    build=build,
-    configs=(WarpgroupConfig(64, 128, producers=1),),
-)

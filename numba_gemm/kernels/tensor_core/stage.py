@@ -8,11 +8,10 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ...device.units import FLOAT32_BYTES, ceil_div
-from ...simulator.switch import SIMULATOR
+from ..code import Code
 from ..product import VECTOR_BYTES, Layout, Product
 from ..stage import MAX_GRID_Y, Gpu, Partition, Piece, Stage, cut
 from ..step import ALPHA, AT_A, AT_B, AT_C, BETA, Kernel, Launches, MatrixAt, Moving, Slot, Step, Vector, Words
-from . import decompose
 from .config import (
     ALIGNMENT,
     BARRIER_BYTES,
@@ -21,6 +20,9 @@ from .config import (
     LEFT,
     ROW_BYTES,
     ROW_WORDS,
+    SPAN,
+    SPANS,
+    THREADS,
     WARP_EXTENT,
     WARPGROUP,
     TensorConfig,
@@ -30,11 +32,6 @@ from .config import (
     parts_shape,
 )
 from .precision import SHORT_SUMS, TENSOR_PRECISIONS, TensorPrecision
-
-if not SIMULATOR:
-    from numba.cuda import types
-
-    from ...device.matrix import MatrixType
 
 __all__ = [
     "ALIGNMENT",
@@ -56,7 +53,9 @@ __all__ = [
     "precision_for",
 ]
 
-BATCH_STEPS = 5
+DECOMPOSE_SIGNATURE, ROW_MAXIMA_SIGNATURE, TEACHING_SIGNATURE, COMPLETE_SIGNATURE = (
+    Code("tensor_core.signatures", f"{name}_signature") for name in ("decompose", "row_maxima", "teaching", "complete")
+)
 OVERLAPPING = (9, 0)  # compute capability from which on a kernel can let the next one start before it has ended
 LONG_SUM = 1024  # terms from which on a precision's own products are accurate enough, without `SHORT_SUMS`
 SCRATCH_ALIGNMENT = 256
@@ -111,7 +110,7 @@ def decomposition_of(precision: TensorPrecision, product: Product, config: Tenso
     blocks = rows // precision.parts * ((a_words + b_words) // (ROW_WORDS * DECOMPOSED_ROWS))
     maxima_blocks = 0
     if precision.scaled:
-        spans = max(1, min(decompose.SPANS, ceil_div(k, decompose.SPAN)))
+        spans = max(1, min(SPANS, ceil_div(k, SPAN)))
         shapes += [(spans, a_words // ROW_WORDS), (spans, b_words // ROW_WORDS)]
         maxima_blocks = spans * ((a_words + b_words) // (ROW_WORDS * DECOMPOSED_ROWS))
     parts, offsets, steps, end = [], [], [], 0
@@ -149,55 +148,24 @@ class DecomposeVariant:
 def build_decompose(config: None, variant: DecomposeVariant) -> Any:
     """Build the kernel that decomposes both operands."""
     assert variant.precision is not None
-    return decompose.build(variant.precision, variant.overlapping, variant.batched)
+    from .decompose import build
+
+    return build(variant.precision, variant.overlapping, variant.batched)
 
 
 def build_row_maxima(config: None, variant: DecomposeVariant) -> Any:
     """Build the kernel that finds the largest magnitudes of rows of A and columns of B."""
-    return decompose.build_row_maxima(variant.overlapping, variant.batched)
+    from .decompose import build_row_maxima as build
 
-
-def _steps_type(count: int) -> Any:
-    return types.UniTuple(types.int64, count)
-
-
-def vector_types(count: int) -> tuple[Any, ...]:
-    """Return the Numba type of the epilogue's vectors, as a tuple of one type, or of none."""
-    return (types.UniTuple(types.Array(types.float32, 1, "A"), count),) if count else ()
-
-
-def decompose_signature(variant: DecomposeVariant) -> tuple[Any, ...]:
-    """Return the Numba types of the decomposing kernel's parameters."""
-    words, matrix = MatrixType(True), MatrixType(False)
-    assert variant.precision is not None
-    operand = (matrix, words, words) if variant.precision.scaled else (matrix, words)
-    return (*operand, *operand, _steps_type(2 * len(operand)))
-
-
-def row_maxima_signature(variant: DecomposeVariant) -> tuple[Any, ...]:
-    """Return the Numba types of the parameters of the kernel that finds row maxima."""
-    words, matrix = MatrixType(True), MatrixType(False)
-    return (matrix, words, matrix, words, _steps_type(4))
-
-
-def teaching_signature(variant: TensorVariant) -> tuple[Any, ...]:
-    """Return the Numba types of the parameters (alpha, a, b, beta, c)."""
-    words, matrix = MatrixType(True), MatrixType(False)
-    return (types.float32, words, words, types.float32, matrix)
-
-
-def complete_signature(variant: TensorVariant) -> tuple[Any, ...]:
-    """Return the Numba types of the parameters (alpha, a, b, beta, c, x, y, steps, vectors)."""
-    matrix = MatrixType(False)
-    return (*teaching_signature(variant), matrix, matrix, _steps_type(BATCH_STEPS), *vector_types(variant.vectors))
+    return build(variant.overlapping, variant.batched)
 
 
 @lru_cache(maxsize=256)
 def preparing_kernels(precision: TensorPrecision, overlapping: bool, batched: bool) -> tuple[Kernel, Kernel]:
     """Return the kernel that decomposes operands, and the one that finds row maxima."""
     variant = DecomposeVariant(precision, overlapping, batched)
-    name, threads = f"decompose_{precision.name}", decompose.THREADS
-    first = Kernel(name, build_decompose, decompose_signature, None, variant, 0, threads)
+    name, threads = f"decompose_{precision.name}", THREADS
+    first = Kernel(name, build_decompose, DECOMPOSE_SIGNATURE, None, variant, 0, threads)
     shared = _row_maxima(overlapping, batched)
     return first, shared
 
@@ -205,7 +173,15 @@ def preparing_kernels(precision: TensorPrecision, overlapping: bool, batched: bo
 @lru_cache(maxsize=4)
 def _row_maxima(overlapping: bool, batched: bool) -> Kernel:
     variant = DecomposeVariant(None, overlapping, batched)
-    return Kernel("row_maxima", build_row_maxima, row_maxima_signature, None, variant, 0, decompose.THREADS)
+    return Kernel(
+        "row_maxima",
+        build_row_maxima,
+        ROW_MAXIMA_SIGNATURE,
+        None,
+        variant,
+        0,
+        THREADS,
+    )
 
 
 # --------------------------------------------------------------------------------------------------------------- stage
@@ -249,7 +225,7 @@ class TensorStage(Stage):
         return Kernel(
             f"{self.name}_{variant.precision.name}_{config.name}",
             self.build,
-            complete_signature if self.complete else teaching_signature,
+            COMPLETE_SIGNATURE if self.complete else TEACHING_SIGNATURE,
             config,
             variant,
             config.dynamic_shared(variant.precision),
@@ -278,7 +254,7 @@ class TensorStage(Stage):
         batch, own = product.batch, made.steps
         a_step, b_step, c_step = batch.a[-1], batch.b[-1], batch.c[-1]
         first, maxima = preparing_kernels(tensor_precision, gpu.cc >= OVERLAPPING, batched)
-        threads = (decompose.THREADS, 1, 1)
+        threads = (THREADS, 1, 1)
         grid = (made.decompose_blocks, made.matrices, 1)
         steps = []
         if tensor_precision.scaled:

@@ -13,7 +13,6 @@ Limits: the power limit; a tile is stored while its warpgroup's tensor cores idl
     describe, or two operands that are both contiguous across k, must be rearranged first.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 from numba import cuda, float32, int32, int64, uint32
@@ -28,46 +27,11 @@ from ..stage import require
 from .epilogue import for_each_sum, place
 from .pipeline import first_slot, ring
 from .precision import TENSOR_PRECISIONS
-from .stage import BARRIER_BYTES, GROUP_ROWS, LEFT, ROW_BYTES, ROW_WORDS, WARPGROUP, WarpgroupConfig
-from .tma_stage import TmaStage
+from .stage import BARRIER_BYTES, GROUP_ROWS, LEFT, ROW_BYTES, ROW_WORDS, WARPGROUP
+from .tma_stage import LAYOUTS, PANEL
 
-PRECISION = TENSOR_PRECISIONS["tf32"]
 STEPS = 4  # k-steps per slot, 8 k each
 HELD = 4 * STEPS  # floats of a slot's rows that each thread holds
-PANEL = ROW_WORDS  # rows per panel: their floats of one k are 128 bytes
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Mapping of C to a product ``U @ V.T``, whose V is contiguous along k.
-
-    Attributes
-    ----------
-    along : bool
-        U is contiguous along k; otherwise along its rows.
-    swapped : bool
-        The product is the transpose of C; otherwise C itself.
-    """
-
-    along: bool
-    swapped: bool
-
-
-# Keyed by the orders of A and B: "N" row-major, "T" column-major. With "TN", neither is contiguous along k.
-LAYOUTS = {"NN": Layout(False, True), "NT": Layout(True, False), "TT": Layout(False, False)}
-
-CONFIGS = (
-    WarpgroupConfig(128, 256, consumers=2, producers=1, claim=240),
-    WarpgroupConfig(128, 192, consumers=2, producers=1, claim=240),
-    WarpgroupConfig(128, 128, consumers=2, producers=1, claim=240),
-    WarpgroupConfig(64, 128, producers=1),
-    WarpgroupConfig(64, 64, producers=1),
-)
-
-
-def boxes(config, layout):
-    """Rows and columns of the boxes that copies fetch: of U as stored, and of V."""
-    return (config.BM, ROW_WORDS) if layout.along else (ROW_WORDS, PANEL), (config.BN, ROW_WORDS)
 
 
 @lru_cache(maxsize=64)
@@ -176,12 +140,12 @@ def build(config, variant, layout):
     along x, and the matrices of a batch along y. `steps` lead from one matrix to the next: 0 or 1 for u and v, bytes
     for c.
     """
-    require(config, {"one producer": config.producers == 1, "one part": variant.precision == PRECISION})
+    require(config, {"one producer": config.producers == 1, "one part": variant.precision == TENSOR_PRECISIONS["tf32"]})
     BM, BN, SWAPPED, ALONG = config.BM, config.BN, layout.swapped, layout.along
     SLOTS, CONSUMERS, SLOT, CLAIM = (
-        config.slots(PRECISION),
+        config.slots(TENSOR_PRECISIONS["tf32"]),
         config.consumers,
-        config.slot_bytes(PRECISION),
+        config.slot_bytes(TENSOR_PRECISIONS["tf32"]),
         config.claim,
     )
     U_BYTES, COLUMN_GROUPS, UNIT = ROW_BYTES * BM, BN // 8, 16  # bytes per unit of a descriptor
@@ -308,16 +272,3 @@ def build(config, variant, layout):
 
 def build_variant(config, variant):
     return build(config, variant.tensor_variant, LAYOUTS[variant.layout])
-
-
-STAGE = TmaStage(
-    name="tf32_tma",
-    summary="operands copied by tensor maps, without a decomposition pass",
-    build=build_variant,
-    configs=CONFIGS,
-    min_cc=(9, 0),
-    only_cc=(9, 0),
-    precisions=(PRECISION.name,),
-    tensor_precision=PRECISION,
-    boxes=lambda config, layout: boxes(config, LAYOUTS[layout]),
-)

@@ -8,23 +8,20 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ...device.units import FLOAT32_BYTES, ceil_div
-from ...simulator.switch import SIMULATOR
+from ..code import Code
 from ..product import Layout, Product
 from ..stage import Gpu, Partition, Stage
 from ..step import ALPHA, AT_C, BETA, Argument, Kernel, Launches, MapOf, MatrixAt, Moving, Slot, Step, Vector, Words
-from .config import TensorVariant, WarpgroupConfig
+from .config import ROW_WORDS, TensorVariant, WarpgroupConfig
 from .precision import TensorPrecision
-from .stage import MAX_MATRICES, vector_types
+from .stage import MAX_MATRICES
 
-if not SIMULATOR:
-    from numba.cuda import types
-
-    from ...device.matrix import MatrixType
-
+SIGNATURE = Code("tensor_core.signatures", "tma_signature")
 FIRST_MAP, SECOND_MAP = Words((Moving(Slot.FIRST_MAP),)), Words((Moving(Slot.SECOND_MAP),))
 
 UNIT = 16  # bytes; addresses and strides of a tensor map are multiples
 STRIDE_END = 1 << 40
+PANEL = ROW_WORDS  # rows per panel of `tf32_tma`: their floats of one k are 128 bytes
 EXTENT_END = 1 << 30  # coordinates, up to a tile beyond the edge, are 32-bit integers
 
 
@@ -113,11 +110,30 @@ class TmaVariant:
         return self.tensor_variant.vectors
 
 
-def signature(variant: TmaVariant) -> tuple[Any, ...]:
-    """Return the Numba types of the parameters (alpha, u_map, v_map, beta, c, k, steps, vectors)."""
-    maps, steps = (types.int64, types.int64), types.UniTuple(types.int64, 3)
-    vectors = vector_types(variant.tensor_variant.vectors)
-    return (types.float32, *maps, types.float32, MatrixType(False), types.int64, steps, *vectors)
+@dataclass(frozen=True)
+class TmaLayout:
+    """Mapping of C to a product ``U @ V.T``, whose V is contiguous along k.
+
+    Attributes
+    ----------
+    along : bool
+        U is contiguous along k; otherwise along its rows.
+    swapped : bool
+        The product is the transpose of C; otherwise C itself.
+    """
+
+    along: bool
+    swapped: bool
+
+
+# Keyed by the orders of A and B: "N" row-major, "T" column-major. With "TN", neither is contiguous along k.
+LAYOUTS = {"NN": TmaLayout(False, True), "NT": TmaLayout(True, False), "TT": TmaLayout(False, False)}
+
+
+def boxes(config: WarpgroupConfig, layout: str) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return rows and columns of the boxes that copies of `tf32_tma` fetch: of U as stored, and of V."""
+    along = LAYOUTS[layout].along
+    return (config.BM, ROW_WORDS) if along else (ROW_WORDS, PANEL), (config.BN, ROW_WORDS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +162,7 @@ class TmaStage(Stage):
         """Return its kernel in a configuration and a variant."""
         assert self.tensor_precision is not None
         name, shared = f"{self.name}_{config.name}_{variant.layout}", config.dynamic_shared(self.tensor_precision)
-        return Kernel(name, self.build, signature, config, variant, shared, config.threads, config.claim > 0)
+        return Kernel(name, self.build, SIGNATURE, config, variant, shared, config.threads, config.claim > 0)
 
     def kernel(self, config: WarpgroupConfig, product: Product, precision: str = "") -> Kernel:
         """Return the kernel that multiplies operands of these layouts."""

@@ -21,8 +21,7 @@ from ...simulator.switch import device_function, hardware_only
 from .accumulate import FOLD, steps
 from .epilogue import of_batch, place, sums_store
 from .pipeline import first_slot
-from .precision import TENSOR_PRECISIONS
-from .stage import ROW_BYTES, ROW_WORDS, WARP_EXTENT, TensorStage, WarpConfig
+from .stage import ROW_BYTES, ROW_WORDS, WARP_EXTENT
 
 CHUNK = 16  # bytes per copy, and per row of a fragment
 M = N = WARP_EXTENT
@@ -181,15 +180,3 @@ def build(config, variant):
         run(alpha, a, b, beta, c, x, y, steps, vectors)
 
     return warp_mma_with if variant.vectors else warp_mma
-
-
-STAGE = TensorStage(
-    name="warp_mma",
-    summary="warps multiply from registers, on compute capability 8.0 and up",
-    build=build,
-    configs=(WarpConfig(64, 64),),
-    precisions=tuple(TENSOR_PRECISIONS),
-    complete=True,
-    min_cc=(8, 0),
-    only_cc=None,
-)

@@ -13,11 +13,5 @@ Limits: the bits that tensor cores truncate from long sums.
 """
 
 from .producer_consumer import build
-from .stage import TensorStage, WarpgroupConfig
 
-STAGE = TensorStage(
-    name="wide_tiles",
-    summary="two warpgroups multiply by the same columns",
-    build=build,
-    configs=(WarpgroupConfig(128, 128, consumers=2, producers=1),),
-)
+__all__ = ["build"]

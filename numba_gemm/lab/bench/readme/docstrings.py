@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from numba_gemm.kernels import STAGES
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.counters import COUNTERS, WAVEFRONTS
 from numba_gemm.lab.bench.environment import device_name
@@ -36,8 +37,7 @@ from numba_gemm.lab.bench.readme.published import (
 from numba_gemm.lab.bench.results import AUTO, CUBLAS, NOT_STAGES, OK, fastest, records
 from numba_gemm.lab.bench.tables import number, significant
 
-# Files of stages, and the parts of their module docstrings; the lines of a paragraph after its first are indented.
-IS_STAGE = re.compile(r"^STAGE = ", re.MULTILINE)
+# Parts of the module docstrings of stages; the lines of a paragraph after its first are indented.
 DOCSTRING = re.compile(r'\A"""(?P<text>.*?)"""', re.DOTALL)
 MEASURED = re.compile(r"^Measured: .*\n(?:[ \t]+\S.*\n)*", re.MULTILINE)
 LIMITS = re.compile(r"^Limits: ", re.MULTILINE)
@@ -180,7 +180,7 @@ def stage_files(folder: Path) -> list[Path]:
     """Return the files in a folder that define a stage."""
     if not folder.is_dir():
         raise ReadmeError(f"there is no {folder}")
-    return [path for path in sorted(folder.glob("*.py")) if IS_STAGE.search(path.read_text(encoding="utf-8"))]
+    return [path for path in sorted(folder.glob("*.py")) if path.stem in STAGES]
 
 
 def generate_docstrings(
