@@ -251,3 +251,25 @@ def test_a_key_does_not_depend_on_what_was_imported(variables, count):
     done = subprocess.run([sys.executable, "-c", source], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{count}\n"
+
+
+CHANGED_LATER = """
+import os
+from numba_gemm import tiled_sgemm
+os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
+import numba.cuda
+try:
+    import numba_gemm.device.dot
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def test_a_simulator_that_was_chosen_too_late_is_refused():
+    done = subprocess.run(
+        [sys.executable, "-c", CHANGED_LATER], env=compiler_environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(
+        "numba_gemm was loaded to use a GPU, and Numba was imported later to use the simulator;"
+    )
