@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import sys
 import time
@@ -92,6 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         return _cache(options.clear) if options.command == "cache" else _precompile(options)
+    except BrokenPipeError:  # whoever reads the list has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
     except (OSError, RuntimeError, ValueError) as error:
         print(f"numba-gemm: {error}", file=sys.stderr)
         return UNUSABLE

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 from support.compiled import CUBIN
 
+import numba_gemm
 from numba_gemm.kernels import STAGES
 from numba_gemm.kernels.ladder.stage import Variant
 from numba_gemm.runtime import bundle, kernel_cache, kernel_files, kernel_key, private_files
@@ -132,6 +136,25 @@ def test_a_bundle_that_others_can_change_is_refused(place, tmp_path, monkeypatch
     monkeypatch.setenv("NUMBA_GEMM_BUNDLE", str(path))
     with pytest.warns(private_files.CacheWarning, match="can be written by other users"):
         assert found(KERNELS[0]) is None
+
+
+@pytest.mark.parametrize(("version", "included"), [("standard", True), ("editable", False)])
+def test_the_build_puts_a_bundle_into_a_wheel(tmp_path, monkeypatch, version, included):
+    source = Path(numba_gemm.__file__).parents[1] / "hatch_build.py"
+    spec = importlib.util.spec_from_file_location("hatch_build", source)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    hook, path = module.BundleHook.__new__(module.BundleHook), export(tmp_path / "b", CUBINS[0])
+    for named in ("", str(path)):
+        data = {"force_include": {}}
+        monkeypatch.setenv("NUMBA_GEMM_WHEEL_BUNDLE", named)
+        hook.initialize(version, data)
+        expected = {str(path.resolve()): "numba_gemm/kernels.bundle"} if named and included else {}
+        assert data["force_include"] == expected
+    monkeypatch.setenv("NUMBA_GEMM_WHEEL_BUNDLE", str(tmp_path / "none"))
+    with pytest.raises(FileNotFoundError) if included else nullcontext():
+        hook.initialize(version, data)
+    assert bundle.PACKAGED.name == "kernels.bundle"
 
 
 def test_import_needs_a_cache(place, tmp_path, monkeypatch):
