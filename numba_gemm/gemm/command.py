@@ -46,8 +46,8 @@ def export_bundle(path: Path, jobs: int | None = None, **wanted: object) -> tupl
 def check_bundle(path: Path, sample: int, jobs: int | None = None, **wanted: object) -> tuple[int, list[str]]:
     """Compile some kernels of a bundle again, drawn at random; return their number, and the names of those that differ.
 
-    Parameters are those of `export_bundle`; `sample` is the most kernels that are compiled. Names of kernels that are
-    not in the bundle follow those that differ.
+    Parameters are those of `export_bundle`; `sample` is the most kernels that are compiled. Kernels that are not in the
+    bundle differ, and so may those that another release of the compiler made.
     """
     tasks = [(kernel, cc) for *_, kernel, cc in kernels_of(**wanted)]  # type: ignore[arg-type]
     drawn = random.sample(tasks, min(sample, len(tasks)))
