@@ -404,7 +404,7 @@ class _Bench:
             return
         launches = [self._launches(choice) for choice in choices]
         with suppress(RuntimeError):  # of a candidate that cannot be compiled, which is then left out
-            devices.get_device(self.device).fetch([step.kernel for one in launches for step in one.steps])
+            devices.get_device(self.device).load_all([step.kernel for one in launches for step in one.steps])
         size, counters = max(one.scratch_bytes for one in launches), max(one.counters for one in launches)
         if not size:
             return

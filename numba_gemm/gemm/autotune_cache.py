@@ -115,7 +115,7 @@ def recorded(device: int) -> list[tuple[Product, Choice]]:
     for text in _entries(device):
         product = _product_of(text)
         if product is not None:
-            wanted = heuristics.problem(product, gpu, _values(text)["precision"])
+            wanted = heuristics.problem(product, gpu, _values(text).get("precision", ""))
             if key(wanted) == text:
                 found.append((product, choose(device, wanted)))
     return found

@@ -11,55 +11,31 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..runtime import bundle, kernel_files
-from ..runtime.compilation import compile_all
+from ..runtime.compilation import Task, compile_all
 from ..runtime.compiler import Cubin, machine_code
 from ..runtime.kernel_key import portable_key
-from .precompile import fetch_with_progress, kernels_of, precompile
+from .precompile import fetch_with_progress, kernels_of, require_cache
 
-__all__ = ["check_bundle", "export_bundle", "main"]
+__all__ = ["check_bundle", "main"]
 
 DONE, DIFFERS, UNUSABLE = 0, 1, 2
 
 
-def export_bundle(path: Path, jobs: int | None = None, **wanted: object) -> tuple[int, int]:
-    """Write a bundle of the kernels that `precompile` compiles; return their number, and the size in bytes.
+def check_bundle(path: Path, tasks: Sequence[Task], jobs: int | None = None) -> list[str]:
+    """Compile kernels of a bundle again; return the names of those that differ, or are not in the bundle.
 
-    Parameters
-    ----------
-    path : Path
-        File to write.
-    jobs : int, optional
-        As in `precompile`.
-    **wanted
-        Further parameters of `precompile`, without `progress`.
+    Kernels that another release of the compiler made may differ, too.
     """
-    tasks = [(kernel, cc) for *_, kernel, cc in kernels_of(**wanted)]  # type: ignore[arg-type]
-    fetched = fetch_with_progress(tasks, jobs, None)
-    kernels = [
-        (key, task[0].name, one.cubin, one.seconds)
-        for task, one in zip(tasks, fetched, strict=True)
-        if (key := portable_key(*task)) is not None
-    ]
-    return len(kernels), bundle.export(path, kernels)
-
-
-def check_bundle(path: Path, sample: int, jobs: int | None = None, **wanted: object) -> tuple[int, list[str]]:
-    """Compile some kernels of a bundle again, drawn at random; return their number, and the names of those that differ.
-
-    Parameters are those of `export_bundle`; `sample` is the most kernels that are compiled. Kernels that are not in the
-    bundle differ, and so may those that another release of the compiler made.
-    """
-    tasks = [(kernel, cc) for *_, kernel, cc in kernels_of(**wanted)]  # type: ignore[arg-type]
-    drawn = random.sample(tasks, min(sample, len(tasks)))
     differing: list[str] = []
 
     def compare(i: int, cubin: Cubin, seconds: float) -> None:
-        found = bundle.read(path, portable_key(*drawn[i]) or "")
+        kernel, cc = tasks[i]
+        found = bundle.read(path, portable_key(kernel, cc) or "")
         if found is None or machine_code(found) != machine_code(cubin):
-            differing.append(f"{drawn[i][0].name} for {drawn[i][1]}" + (", missing" if found is None else ""))
+            differing.append(f"{kernel.name} for {cc}" + (", missing" if found is None else ""))
 
-    compile_all(drawn, compare, jobs)
-    return len(drawn), sorted(differing)
+    compile_all(tasks, compare, jobs)
+    return sorted(differing)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -105,28 +81,34 @@ def _precompile(options: argparse.Namespace) -> int:
     if options.brought is not None:
         print(f"{bundle.import_bundle(options.brought)} kernels imported into {kernel_files.directory()}")
         return DONE
-    wanted: dict[str, object] = {
-        "stages": options.stages.split(","),
-        "precision": options.precision.split(","),
-        "cc": None if options.cc is None else [_pair(word) for word in options.cc.split(",")],
-        "shapes": None if options.shapes is None else [_shape(word) for word in options.shapes],
-        "layouts": options.layouts.split(","),
-        "recorded": options.recorded,
-    }
     begin = time.perf_counter()
+    if options.export is None and options.check is None:
+        require_cache()
+    wanted = kernels_of(
+        options.stages.split(","),
+        None if options.cc is None else [_pair(word) for word in options.cc.split(",")],
+        options.precision.split(","),
+        shapes=None if options.shapes is None else [_shape(word) for word in options.shapes],
+        layouts=options.layouts.split(","),
+        recorded=options.recorded,
+    )
+    tasks = [(kernel, cc) for *_, kernel, cc in wanted]
     if options.check is not None:
-        count, differing = check_bundle(options.check, options.sample, options.jobs, **wanted)
+        drawn = random.sample(tasks, min(options.sample, len(tasks)))
+        differing = check_bundle(options.check, drawn, options.jobs)
         for name in differing:
             print(name)
-        print(f"{count} kernels compiled again, {len(differing)} differ")
+        print(f"{len(drawn)} kernels compiled again, {len(differing)} differ")
         return DIFFERS if differing else DONE
+    fetched = fetch_with_progress(tasks, options.jobs, None)
     if options.export is not None:
-        count, size = export_bundle(options.export, options.jobs, **wanted)
-        print(f"{count} kernels, {size / 1e6:.1f} MB, in {options.export}", end="")
+        keys = [portable_key(*task) for task in tasks]
+        made = [(key, task[0].name, one.cubin, one.seconds) for key, task, one in zip(keys, tasks, fetched) if key]
+        size = bundle.export(options.export, made)
+        print(f"{len(made)} kernels, {size / 1e6:.1f} MB, in {options.export}", end="")
     else:
-        report = precompile(jobs=options.jobs, **wanted)  # type: ignore[arg-type]
-        compiled = sum(one.origin == "compiler" for one in report)
-        print(f"{len(report)} kernels, {compiled} of them compiled, in {kernel_files.directory()}", end="")
+        compiled = sum(one.origin == "compiler" for one in fetched)
+        print(f"{len(fetched)} kernels, {compiled} of them compiled, in {kernel_files.directory()}", end="")
     print(f", after {time.perf_counter() - begin:.1f} s")
     return DONE
 
@@ -147,7 +129,7 @@ def _cache(clear: bool) -> int:
         made_with = " ".join(f"{package}={version}" for package, version in one.made_with.items())
         print(f"{one.kernel:72} {cc:>5} {one.seconds:9.1f} s {one.size / 1000:6.1f} KB {used:10} {made_with}")
     if (place / kernel_files.IMPORTED).is_file():
-        brought = sum(1 for _ in bundle.contents_of(place / kernel_files.IMPORTED))
+        brought = len(bundle.contents_of(place / kernel_files.IMPORTED))
         print(f"{brought} kernels more in the bundle that was imported, {place / kernel_files.IMPORTED}")
     total = sum(one.size for one in found)
     print(f"{len(found)} kernels, {total / 1e6:.1f} MB of at most {kernel_files.size_limit() / 1e6:.0f} MB, in {place}")

@@ -16,7 +16,6 @@ from ..kernels.tensor_core.stage import LONG_SUM
 from ..kernels.tensor_core.tma_stage import LAYOUTS, TmaStage
 from ..runtime import device as devices
 from ..runtime import kernel_cache, kernel_files
-from ..runtime.driver import GpuUnavailable
 from ..simulator.switch import SIMULATOR
 from . import autotune_cache, heuristics
 from .heuristics import Choice
@@ -24,7 +23,7 @@ from .precision import FP32_AUTO, IEEE, check_precision, resolved, tensor_stage
 from .request import chosen
 from .tensor_heuristics import configs_for
 
-__all__ = ["MODELS", "Precompiled", "fetch_with_progress", "kernels_of", "model_of", "precompile"]
+__all__ = ["MODELS", "Precompiled", "fetch_with_progress", "kernels_of", "model_of", "precompile", "require_cache"]
 
 
 Shape = tuple[int, int, int]  # m, n and k, in elements
@@ -118,7 +117,8 @@ def precompile(
     recorded : bool
         True to compile the kernels that `autotune` chose on the GPUs that are present, too.
     jobs : int, optional
-        Processes that compile beside each other. By default NUMBA_GEMM_JOBS, or the number of cores, at most 16.
+        Processes that compile beside each other. By default NUMBA_GEMM_JOBS, or the number of cores, at most 16 and
+        one for each GB of available memory.
     progress : bool, optional
         True to print each kernel to the standard error stream, or, on a terminal, how many are done. By default, on
         a terminal only.
@@ -144,17 +144,22 @@ def precompile(
 
     >>> precompile(cc=(9, 0), shapes=[(4096, 6144, 2048)], layouts=["NT", "NN", "TN"])  # doctest: +SKIP
     """
-    if kernel_files.directory() is None:
-        raise RuntimeError(
-            "NUMBA_GEMM_CACHE_DIR switches the kernel cache off; expected a directory to keep kernels in; unset it, or "
-            "name one"
-        )
+    require_cache()
     wanted = kernels_of(stages, cc, precision, shapes=shapes, layouts=layouts, recorded=recorded)
     fetched = fetch_with_progress([(kernel, target) for *_, kernel, target in wanted], jobs, progress)
     return [
         Precompiled(stage, config, variant, target, one.seconds, one.origin)
         for (stage, config, variant, _, target), one in zip(wanted, fetched, strict=True)
     ]
+
+
+def require_cache() -> None:
+    """Raise RuntimeError if there is no directory to keep kernels in."""
+    if kernel_files.directory() is None:
+        raise RuntimeError(
+            "NUMBA_GEMM_CACHE_DIR switches the kernel cache off; expected a directory to keep kernels in; unset it, or "
+            "name one"
+        )
 
 
 def kernels_of(
@@ -180,14 +185,12 @@ def kernels_of(
     ccs = [devices.device_properties(device).cc for device in present] if cc is None else _pairs(cc)
     found: list[tuple[Named, tuple[int, int]]] = []
     both = [layouts] if isinstance(layouts, str) else list(layouts)
-    usual, products = usual_products(both), [] if shapes is None else _products(shapes, both)
+    products = usual_products(both) if shapes is None else _products(shapes, both)
     for target in dict.fromkeys(ccs):
         for name in names:
             for one in precisions:
-                if shapes is None:
-                    found += [(kernel, target) for kernel in _kernels(name, one, target, usual)]
-                else:
-                    found += [(kernel, target) for kernel in _chosen(name, one, target, products)]
+                choose = _kernels if shapes is None else _chosen
+                found += [(kernel, target) for kernel in choose(name, one, target, products)]
     for device in present if recorded else ():
         gpu = devices.device_properties(device)
         for product, choice in autotune_cache.recorded(device):
@@ -223,8 +226,7 @@ def _products(shapes: Iterable[Shape], layouts: Iterable[str]) -> list[Product]:
 
 def _chosen(name: str, precision: str, cc: tuple[int, int], products: Iterable[Product]) -> Iterator[Named]:
     """Yield the kernels that are chosen for products."""
-    count = devices.device_count() if _gpu_is_present() else 0
-    device = next((i for i in range(count) if devices.device_properties(i).cc == cc), None)
+    device = next((i for i in range(devices.device_count()) if devices.device_properties(i).cc == cc), None)
     gpu = model_of(cc) if device is None else devices.device_properties(device)
     for product in products:
         wanted = heuristics.problem(product, gpu, resolved(precision, product.m, product.n, product.k, cc))
@@ -249,14 +251,6 @@ def _launched(choice: Choice, product: Product, gpu: devices.DeviceProperties) -
         partition = Partition(1, 0)
     for step in stage.launches(config, turned, precision, partition, gpu.gpu).steps:
         yield _named(stage, precision, step.kernel)
-
-
-def _gpu_is_present() -> bool:
-    try:
-        devices.current_device()
-    except GpuUnavailable:
-        return False
-    return True
 
 
 class _Progress:

@@ -13,10 +13,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 from . import kernel_files
 from .compiler import Cubin
@@ -54,14 +55,40 @@ def export(path: Path, kernels: Iterable[tuple[str, str, Cubin, float]]) -> int:
     return len(whole)
 
 
-@lru_cache(maxsize=4)
-def _index(path: Path, modified: int, size: int) -> tuple[dict[str, tuple[int, int]], int]:
-    """Return the places of a bundle's kernels, and the offset from which they count."""
+class _Opened(NamedTuple):
+    """An open bundle: the file, the places of its kernels, and the offset from which they count."""
+
+    file: BinaryIO
+    places: dict[str, tuple[int, int]]
+    begin: int
+
+    def kernel(self, name: str) -> Cubin:
+        """Return the kernel of a portable key that it has."""
+        start, size = self.places[name]
+        self.file.seek(self.begin + start)
+        return unpacked(name, self.file.read(size))[0]
+
+
+# By path: modification and size of a bundle, its index, and the offset from which places count.
+_known: dict[Path, tuple[tuple[int, int, int], dict[str, tuple[int, int]], int]] = {}
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[_Opened]:
+    """Open a bundle; raises OSError or ValueError if it cannot be read, is broken, or others can change it."""
     with path.open("rb") as file:
-        if file.read(len(MAGIC)) != MAGIC:
-            raise ValueError(f"{path} is not a bundle of kernels")
-        found = {str(name): (int(start), int(length)) for name, (start, length) in json.loads(file.readline()).items()}
-        return found, file.tell()
+        status = os.fstat(file.fileno())
+        if path != PACKAGED and (problem := refusal(path, status)) is not None:  # that one is as safe as the sources
+            raise Refused(path, problem)
+        state = status.st_ino, status.st_mtime_ns, status.st_size
+        known = _known.get(path)
+        if known is None or known[0] != state:
+            if file.read(len(MAGIC)) != MAGIC:
+                raise ValueError(f"{path} is not a bundle of kernels")
+            places = json.loads(file.readline()).items()
+            known = state, {str(name): (int(start), int(size)) for name, (start, size) in places}, file.tell()
+            _known[path] = known
+        yield _Opened(file, *known[1:])
 
 
 def read(path: Path, name: str) -> Cubin | None:
@@ -72,25 +99,14 @@ def read(path: Path, name: str) -> Cubin | None:
     OSError, ValueError
         if the bundle cannot be read, is broken, or others can change it.
     """
-    status = path.stat()
-    if path != PACKAGED and (problem := refusal(path, status)) is not None:  # that one is as safe as the sources
-        raise Refused(path, problem)
-    index, begin = _index(path, status.st_mtime_ns, status.st_size)
-    if name not in index:
-        return None
-    start, size = index[name]
-    with path.open("rb") as file:
-        file.seek(begin + start)
-        return unpacked(name, file.read(size))[0]
+    with _opened(path) as opened:
+        return opened.kernel(name) if name in opened.places else None
 
 
-def contents_of(path: Path) -> Iterator[tuple[str, Cubin]]:
-    """Yield all kernels of a bundle, and their portable keys; raises what `read` raises."""
-    status = path.stat()
-    for name in _index(path, status.st_mtime_ns, status.st_size)[0]:
-        cubin = read(path, name)
-        assert cubin is not None, "the index has it"
-        yield name, cubin
+def contents_of(path: Path) -> dict[str, Cubin]:
+    """Return all kernels of a bundle by their portable keys; raises as `read` does."""
+    with _opened(path) as opened:
+        return {name: opened.kernel(name) for name in opened.places}
 
 
 def look_up(name: str | None) -> Cubin | None:
@@ -131,7 +147,7 @@ def import_bundle(path: Path) -> int:
         raise RuntimeError(
             "NUMBA_GEMM_CACHE_DIR switches the kernel cache off; expected a directory to copy the bundle to; name one"
         )
-    count = sum(1 for _ in contents_of(path))
+    count = len(contents_of(path))
     with PrivateDirectory(place, create=True) as opened:
         opened.write(IMPORTED, path.read_bytes(), MAX_BYTES)
     return count

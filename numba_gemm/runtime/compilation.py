@@ -24,8 +24,9 @@ from ..simulator.probe import gpu_environment
 from ..simulator.switch import SETTINGS_FILE
 from . import epilogue as epilogues
 from .compiler import Cubin, compile_cubin
+from .sources import SOURCES
 
-__all__ = ["compile_all", "compile_kernel", "default_jobs"]
+__all__ = ["Task", "compile_all", "compile_kernel", "default_jobs"]
 
 Task = tuple[Kernel, tuple[int, int]]  # a kernel, and the compute capability to compile it for
 MAX_JOBS = 16  # by default
@@ -217,9 +218,9 @@ class _Worker:
         self._ready = False
 
     def wait_until_ready(self) -> bool:
-        """Return True once the process has started, and False if it cannot compile."""
+        """Return True once the process has started, and False if it cannot compile the same sources."""
         if not self._ready:
-            self._ready = self._answer() == b"ready"
+            self._ready = self._answer() == SOURCES
         return self._ready
 
     def compile(self, kernel: Kernel, cc: tuple[int, int]) -> Cubin | None:
@@ -276,7 +277,7 @@ def _serve() -> None:
 
     from numba.core import config
 
-    answer(b"ready")
+    answer(SOURCES)
     while True:
         try:
             values, kernel, cc = pickle.load(sys.stdin.buffer)

@@ -212,7 +212,7 @@ class Device:
         self.workspaces, self.tensor_maps = Workspaces(), TensorMaps()
         self.load = OncePerKey(self._load)
         self._resident = OncePerKey(self._count_resident)
-        self._fetched: dict[Kernel, Cubin] = {}  # and not loaded yet
+        self._fetched: dict[Kernel, Cubin] = {}  # by `load_all`, and not loaded yet
         self._bound: dict[Hashable, BoundProduct] = {}
 
     @property
@@ -317,20 +317,21 @@ class Device:
             launches = launches.with_operands_swapped()
         return self.loaded(launches, workspace)
 
-    def fetch(self, kernels: Sequence[Kernel]) -> None:
-        """Get kernels ready to be loaded: those that must be compiled are compiled beside each other."""
-        missing = [kernel for kernel in kernels if kernel not in self.load and kernel not in self._fetched]
-        missing = list(dict.fromkeys(missing))
-        if len(missing) > 1:
-            # The last one, which multiplies, takes longest.
-            found = kernel_cache.fetch_all([(kernel, self.properties.cc) for kernel in reversed(missing)])
-            self._fetched |= {kernel: one.cubin for kernel, one in zip(reversed(missing), found)}
-
     def load_all(self, kernels: Sequence[Kernel]) -> list[LoadedKernel]:
-        """Return several kernels, compiled beside each other if they must be compiled, and loaded."""
-        if len(kernels) > 1:
-            self.fetch(kernels)
-        return [self.load(kernel) for kernel in kernels]
+        """Return several loaded kernels; those that must be compiled are compiled beside each other."""
+        missing = [kernel for kernel in kernels if kernel not in self.load]
+        if len(missing) > 1:
+            self._fetch(list(dict.fromkeys(reversed(missing))))  # the last one, which multiplies, takes longest
+        try:
+            return [self.load(kernel) for kernel in kernels]
+        finally:
+            for kernel in missing:
+                self._fetched.pop(kernel, None)
+
+    def _fetch(self, kernels: list[Kernel]) -> None:
+        """Get kernels ready to be loaded."""
+        found = kernel_cache.fetch_all([(kernel, self.properties.cc) for kernel in kernels])
+        self._fetched |= {kernel: one.cubin for kernel, one in zip(kernels, found)}
 
     def loaded(self, launches: Launches, workspace: Workspace | None = None) -> BoundProduct:
         """Return launches with compiled and loaded kernels."""

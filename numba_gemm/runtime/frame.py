@@ -163,25 +163,16 @@ class Frame:
         if self._get_current(self._current_place) or self._current.value != self._context:  # as `in_context`
             return False
         self.move_operands(alpha, beta, a, b, c)
-        if stream != self._stream:
-            self._follow(stream)
-        launch = self._launch
-        for call in self._calls:
-            if status := launch(*call):
-                raise failure("cuLaunchKernelEx", status)
+        self.launch(stream)
         return True
 
     def launch(self, stream: int) -> None:
         """Enqueue the kernels on a stream of the device, whose context is current."""
         if stream != self._stream:
-            self._follow(stream)
+            self._stream = stream
+            for i in range(len(self._calls)):
+                STREAM.pack_into(self._memory, self._configs_at + i * CONFIG.size + STREAM_AT, stream)
         launch = self._launch
         for call in self._calls:
             if status := launch(*call):
                 raise failure("cuLaunchKernelEx", status)
-
-    def _follow(self, stream: int) -> None:
-        """Change the stream of all launches."""
-        self._stream = stream
-        for i in range(len(self._calls)):
-            STREAM.pack_into(self._memory, self._configs_at + i * CONFIG.size + STREAM_AT, stream)

@@ -87,7 +87,8 @@ def fetch_all(
         kernel_files.keep(place, names[i], cubin, tasks[i][0].name, seconds)
         take(i, cubin, "compiler", seconds)
 
-    compile_all([tasks[i] for i in missing], compiled, jobs)
+    if missing:
+        compile_all([tasks[i] for i in missing], compiled, jobs)
     return [found[i] for i in range(len(tasks))]
 
 

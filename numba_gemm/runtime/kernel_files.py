@@ -23,6 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
+from . import sources
 from .compiler import Cubin
 from .kernel_key import versions
 from .private_files import CacheWarning, PrivateDirectory, Refused, warn_once
@@ -93,7 +94,7 @@ def directory() -> Path | None:
 
 
 class About(NamedTuple):
-    """What a file tells of its kernel beside the code.
+    """Description of a kernel in its file, beside the code.
 
     Attributes
     ----------
@@ -266,8 +267,8 @@ def look_up(place: Path, name: str) -> Cubin | None:
 
 
 def keep(place: Path | None, name: str | None, cubin: Cubin, kernel: str, seconds: float) -> None:
-    """Write a kernel's file, unless it has no name, or there is no place."""
-    if place is None or name is None:
+    """Write a kernel's file, unless it has no name, there is no place, or the sources have been edited meanwhile."""
+    if place is None or name is None or not sources.unchanged():
         return
     try:
         _write(place, name, cubin, About(kernel, seconds, versions()))

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from cuda.bindings import driver
@@ -26,42 +25,18 @@ from ..kernels.step import Kernel
 from ..kernels.tensor_core.stage import build_decompose, build_row_maxima
 from .compilation import settings
 from .fingerprint import Part, fingerprint
+from .sources import SOURCES
 
 __all__ = ["key", "name_of", "portable_key", "versions"]
 
 FORMAT = 2  # of a file; another one gives every kernel another name
 
-# Files of this package that can change what a kernel compiles to.
-SOURCE_PATTERNS = (
-    "device/*.py",
-    "simulator/switch.py",
-    "kernels/**/*.py",
-    "runtime/*.py",
-)
 PACKAGES = ("numba", "numba-cuda", "llvmlite", "numpy", "cuda-bindings", "cuda-core")
 # Libraries of the compiler, and the packages that they come in, if they do not come with a toolkit.
 LIBRARIES = {
     "nvvm": ("nvidia-nvvm", "nvidia-cuda-nvcc-cu12"),
     "nvJitLink": ("nvidia-nvjitlink", "nvidia-nvjitlink-cu12"),
 }
-
-
-def _hash_of_sources(package: Path) -> str | None:
-    """Names and contents of the package's files that matter; None if it was installed without them."""
-    digest, count = hashlib.sha256(), 0
-    for pattern in SOURCE_PATTERNS:
-        for path in sorted(package.glob(pattern)):
-            contents = path.read_bytes()
-            digest.update(f"{path.relative_to(package).as_posix()} {len(contents)}\n".encode() + contents)
-            count += 1
-    return digest.hexdigest() if count else None
-
-
-# Read at the import, like the sources themselves: they may be edited before the first kernel is compiled.
-try:
-    SOURCES = _hash_of_sources(Path(__file__).parents[1])
-except OSError:
-    SOURCES = None
 
 
 def _version(package: str) -> str | None:

@@ -653,7 +653,7 @@ def memory(monkeypatch):
     monkeypatch.setattr(tuning.workspaces, "call", made)
     monkeypatch.setattr(matrix, "SIMULATOR", False)
     monkeypatch.setattr(runtime_devices.get_device(0), "load", lambda kernel: None)
-    monkeypatch.setattr(runtime_devices.get_device(0), "fetch", lambda kernels: None)
+    monkeypatch.setattr(runtime_devices.get_device(0), "load_all", lambda kernels: None)
     monkeypatch.setattr(tuning, "device_scope", lambda device: nullcontext())
     yield made
     assert not made.held

@@ -46,7 +46,7 @@ def test_round_trip(tmp_path):
     path = export(tmp_path / "b", *CUBINS[:2])
     assert [bundle.read(path, kernel_key.portable_key(kernel, CC)) for kernel in KERNELS] == CUBINS[:2]
     assert bundle.read(path, kernel_key.portable_key(KERNELS[0], (8, 0))) is None
-    assert dict(bundle.contents_of(path)) == {
+    assert bundle.contents_of(path) == {
         kernel_key.portable_key(kernel, CC): cubin for kernel, cubin in zip(KERNELS, CUBINS)
     }
 

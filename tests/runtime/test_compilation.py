@@ -81,7 +81,7 @@ class Worker:
 
 @pytest.fixture
 def machine(monkeypatch):
-    """What is compiled here and sent to workers, and the workers that are started, each of which a test supplies.
+    """Record kernels that are compiled here and sent to workers, and start the workers that a test supplies.
 
     Workers are ready once this process has begun with a kernel; it goes on when the gate opens.
     """
@@ -193,6 +193,18 @@ def test_no_worker_where_python_cannot_be_started_again(monkeypatch, frozen, exe
     monkeypatch.setattr(sys, "executable", executable)
     monkeypatch.setattr(compilation, "_Worker", None)
     assert compilation._start_worker() is None
+
+
+def test_a_worker_of_other_sources_compiles_nothing(monkeypatch):
+    """The sources may have been edited since this process imported them."""
+    worker = compilation._Worker()
+    monkeypatch.setattr(compilation, "SOURCES", "others")
+    assert not worker.wait_until_ready()
+    worker.stop()
+    worker = compilation._Worker()
+    monkeypatch.undo()
+    assert worker.wait_until_ready()
+    worker.stop()
 
 
 def test_a_worker_that_ends_is_no_error(monkeypatch):

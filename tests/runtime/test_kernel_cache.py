@@ -35,7 +35,7 @@ from numba_gemm.kernels.product import Product, dense
 from numba_gemm.kernels.step import Kernel
 from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TensorVariant
 from numba_gemm.kernels.tensor_core.stage import preparing_kernels
-from numba_gemm.runtime import compilation, kernel_cache, kernel_files, kernel_key, private_files
+from numba_gemm.runtime import compilation, kernel_cache, kernel_files, kernel_key, private_files, sources
 from numba_gemm.runtime import device as devices
 from numba_gemm.runtime.fingerprint import fingerprint, frozen
 from numba_gemm.simulator.probe import gpu_count
@@ -100,6 +100,17 @@ def test_a_kernel_is_compiled_once(place, monkeypatch):
     assert second[:2] == (CUBIN, "cache")
     assert compiled == [KERNEL]
     assert fetch(never, *KERNEL) == (CUBIN, True)
+
+
+def test_kernels_of_edited_sources_are_not_kept(place, monkeypatch):
+    """A file of a kernel is imported when it is compiled: it may no longer be what the key stands for."""
+    monkeypatch.setattr(sources, "hash_of", lambda package: "edited")
+    assert fetch(lambda: CUBIN, *KERNEL) == (CUBIN, False)
+    assert not place.exists()
+    monkeypatch.undo()
+    monkeypatch.setenv("NUMBA_GEMM_CACHE_DIR", str(place))
+    assert fetch(lambda: OTHER, *KERNEL) == (OTHER, False)
+    assert fetch(never, *KERNEL) == (OTHER, True)
 
 
 def test_compiler_errors_pass_and_leave_nothing(place):
@@ -299,25 +310,25 @@ def test_sources_that_count(tmp_path):
     for name in ("device/a.py", "kernels/ladder/b.py", "runtime/epilogue.py", "simulator/switch.py", "api.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
-    hashes = [kernel_key._hash_of_sources(tmp_path)]
+    hashes = [sources.hash_of(tmp_path)]
     for name in ("device/a.py", "kernels/ladder/b.py", "runtime/epilogue.py", "simulator/switch.py", "kernels/new.py"):
         (tmp_path / name).write_text("changed")
-        hashes.append(kernel_key._hash_of_sources(tmp_path))
+        hashes.append(sources.hash_of(tmp_path))
     (tmp_path / "device/a.py").rename(tmp_path / "device/c.py")
-    hashes.append(kernel_key._hash_of_sources(tmp_path))
+    hashes.append(sources.hash_of(tmp_path))
     assert len(set(hashes)) == 7
     (tmp_path / "api.py").write_text("changed")
     (tmp_path / "device/notes.txt").write_text("new")
-    assert kernel_key._hash_of_sources(tmp_path) == hashes[-1]
-    assert kernel_key._hash_of_sources(tmp_path / "device" / "none") is None
+    assert sources.hash_of(tmp_path) == hashes[-1]
+    assert sources.hash_of(tmp_path / "device" / "none") is None
 
 
 def test_every_source_of_the_device_code_counts():
     package = Path(numba_gemm.__file__).parent
-    counted = {path for pattern in kernel_key.SOURCE_PATTERNS for path in package.glob(pattern)}
+    counted = {path for pattern in sources.PATTERNS for path in package.glob(pattern)}
     folders = (path for name in ("device", "kernels", "runtime") for path in package.glob(f"{name}/**/*.py"))
     assert {*folders, package / "simulator" / "switch.py"} == counted
-    assert kernel_key._hash_of_sources(package) is not None
+    assert sources.hash_of(package) is not None
 
 
 @pytest.mark.parametrize(

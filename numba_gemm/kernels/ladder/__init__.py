@@ -18,7 +18,7 @@ def _moving(BM, BN, BK, TM, TN, WM, WN, min_blocks=0):
     return TileConfig(BM, BN, BK, TM, TN, WM, WN, 2, pad=4, pad_b=4, dynamic=True, min_blocks=min_blocks, order="snake")
 
 
-LADDER = (
+RECORDS = (
     LadderStage(
         name="naive",
         summary="one thread per element of C, consecutive threads down a column: uncoalesced on purpose",
@@ -171,6 +171,6 @@ LADDER = (
         min_cc=(8, 0),
     ),
 )
-STAGES: dict[str, LadderStage] = {stage.name: stage for stage in LADDER}
+STAGES: dict[str, LadderStage] = {stage.name: stage for stage in RECORDS}
 
 __all__ = ["STAGES", "LadderStage", "TileConfig"]

@@ -10,7 +10,7 @@ from .precision import SHORT_SUMS, TENSOR_PRECISIONS, TensorPrecision
 from .stage import TensorStage
 from .tma_stage import TmaStage, boxes
 
-LADDER: tuple[TensorStage | TmaStage, ...] = (
+RECORDS: tuple[TensorStage | TmaStage, ...] = (
     TensorStage(
         name="one_warpgroup",
         summary="one warpgroup copies a slot of decomposed operands, then multiplies it",
@@ -84,7 +84,7 @@ LADDER: tuple[TensorStage | TmaStage, ...] = (
         only_cc=None,
     ),
 )
-TENSOR_STAGES: dict[str, TensorStage | TmaStage] = {stage.name: stage for stage in LADDER}
+TENSOR_STAGES: dict[str, TensorStage | TmaStage] = {stage.name: stage for stage in RECORDS}
 
 __all__ = [
     "SHORT_SUMS",

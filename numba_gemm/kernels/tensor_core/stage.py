@@ -173,15 +173,7 @@ def preparing_kernels(precision: TensorPrecision, overlapping: bool, batched: bo
 @lru_cache(maxsize=4)
 def _row_maxima(overlapping: bool, batched: bool) -> Kernel:
     variant = DecomposeVariant(None, overlapping, batched)
-    return Kernel(
-        "row_maxima",
-        build_row_maxima,
-        ROW_MAXIMA_SIGNATURE,
-        None,
-        variant,
-        0,
-        THREADS,
-    )
+    return Kernel("row_maxima", build_row_maxima, ROW_MAXIMA_SIGNATURE, None, variant, 0, THREADS)
 
 
 # --------------------------------------------------------------------------------------------------------------- stage

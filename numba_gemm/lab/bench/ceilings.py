@@ -24,7 +24,7 @@ from numba import cuda, float32, uint32
 
 from numba_gemm.device.vector import load4, store4
 from numba_gemm.lab.bench import environment
-from numba_gemm.lab.bench.command import command, commit_hash, json_text, make_folder, write_files
+from numba_gemm.lab.bench.command import add_result_options, command, json_text, make_folder, write_files
 from numba_gemm.lab.bench.nvml import sampled_clocks
 from numba_gemm.lab.bench.results import GRAPHS
 from numba_gemm.lab.bench.tables import Table, number
@@ -38,7 +38,6 @@ from numba_gemm.simulator.switch import SIMULATOR, device_function
 __all__ = ["FILE", "KERNELS", "ceilings_of", "load", "main", "multiply_add", "read_global", "read_shared"]
 
 FILE = "ceilings.json"
-DEFAULT_OUT = Path("results") / "local"
 UNITS = {"fp32": "TFLOP/s", "dram": "TB/s", "l2": "TB/s", "shared": "TB/s"}
 RIGHT, WRONG, UNUSABLE = 0, 1, 2
 
@@ -347,11 +346,8 @@ def parser() -> argparse.ArgumentParser:
         "cache and of shared memory.",
         epilog="Exit status: 0, or 1 when a kernel computed something else, or 2 when there is no GPU.",
     )
-    made.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="DIR", help=f"default: {DEFAULT_OUT}")
+    add_result_options(made)
     made.add_argument("--rounds", type=int, default=15, metavar="N", help="default: 15")
-    made.add_argument(
-        "--commit", type=commit_hash, metavar="HASH", help="the commit to record where git cannot tell it"
-    )
     return made
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 USAGE = 2  # exit status if a command cannot do what the arguments ask for
 INTERRUPTED = 130  # exit status that shells report for a program ended by SIGINT
 
+DEFAULT_OUT = Path("results") / "local"
+
 Arguments = ParamSpec("Arguments")
 
 
@@ -113,6 +115,14 @@ def commit_hash(text: str) -> str:
     if not re.fullmatch(r"[0-9a-f]{7,64}(-dirty)?", text):
         raise argparse.ArgumentTypeError(f"{text!r} is no commit: give seven or more hexadecimal digits")
     return text
+
+
+def add_result_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options ``--out`` and ``--commit`` of commands that write results."""
+    parser.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="DIR", help=f"default: {DEFAULT_OUT}")
+    parser.add_argument(
+        "--commit", type=commit_hash, metavar="HASH", help="the commit to record where git cannot tell it"
+    )
 
 
 def require_gpu() -> None:

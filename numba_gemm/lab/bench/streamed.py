@@ -26,8 +26,8 @@ from cuda.bindings import driver
 from numba_gemm.lab.bench import environment
 from numba_gemm.lab.bench.command import (
     USAGE,
+    add_result_options,
     command,
-    commit_hash,
     csv_text,
     json_text,
     make_folder,
@@ -45,7 +45,6 @@ from numba_gemm.streaming import blocking_of, expected_time, streamed_sgemm
 __all__ = ["FILE", "HOW", "ON_DEVICE", "MemoryWatch", "main"]
 
 FILE, HOW = "streamed.csv", "streamed.json"
-DEFAULT_OUT = Path("results") / "local"
 ON_DEVICE = "on the device"
 ROWS = 1024  # rows of a result that are compared at once
 LARGEST = 0.5  # elements of A and B lie within [-LARGEST, LARGEST)
@@ -200,7 +199,7 @@ def order_of(names: Sequence[str]) -> dict[str, int]:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     made = argparse.ArgumentParser(prog="python -m numba_gemm.lab.bench.streamed", description=__doc__)
-    made.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="DIR", help=f"default: {DEFAULT_OUT}")
+    add_result_options(made)
     made.add_argument("--size", type=int, default=32768, metavar="N", help="M = N = K (default: 32768)")
     made.add_argument("--precisions", default="ieee,bf16x6", help="default: ieee,bf16x6")
     made.add_argument("--operands", default=",".join(KINDS), help="kinds of memory (default: all)")
@@ -208,9 +207,6 @@ def parser() -> argparse.ArgumentParser:
         "--limits", default="0,4", metavar="GB", help="limits of device memory, 0 for none (default: 0,4)"
     )
     made.add_argument("--repeats", type=int, default=3, metavar="N", help="default: 3")
-    made.add_argument(
-        "--commit", type=commit_hash, metavar="HASH", help="the commit to record where git cannot tell it"
-    )
     return made
 
 

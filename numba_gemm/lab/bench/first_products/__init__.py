@@ -1,1 +1,1 @@
-"""How long a process waits for its first products: `python -m numba_gemm.lab.bench.first_products`."""
+"""Time that a process waits for its first products: `python -m numba_gemm.lab.bench.first_products`."""

@@ -25,8 +25,8 @@ import pandas as pd
 from numba_gemm.gemm.precision import PRECISIONS
 from numba_gemm.lab.bench import environment
 from numba_gemm.lab.bench.command import (
+    add_result_options,
     command,
-    commit_hash,
     csv_text,
     json_text,
     make_folder,
@@ -38,7 +38,6 @@ from numba_gemm.lab.bench.nvml import sampled_clocks
 from numba_gemm.lab.bench.results import LAUNCHES
 
 FILE, HOW = "first_products.csv", "first_products.json"
-DEFAULT_OUT = Path("results") / "local"
 CHILD = "numba_gemm.lab.bench.first_products.child"
 CACHES = ("empty", "filled", "bundle")
 CCS = "8.0,8.6,8.9,9.0,10.0,12.0"
@@ -88,11 +87,8 @@ def measure(precisions: list[str], place: Path) -> list[dict[str, Any]]:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     made = argparse.ArgumentParser(prog="python -m numba_gemm.lab.bench.first_products", description=__doc__)
-    made.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="DIR", help=f"default: {DEFAULT_OUT}")
+    add_result_options(made)
     made.add_argument("--precisions", default="ieee,bf16x6", help="default: ieee,bf16x6")
-    made.add_argument(
-        "--commit", type=commit_hash, metavar="HASH", help="the commit to record where git cannot tell it"
-    )
     return made
 
 

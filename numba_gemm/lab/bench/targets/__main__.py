@@ -32,9 +32,9 @@ import pandas as pd
 
 from numba_gemm.lab.bench import environment
 from numba_gemm.lab.bench.command import (
+    add_result_options,
     at_least_one,
     command,
-    commit_hash,
     csv_text,
     json_text,
     make_folder,
@@ -51,7 +51,6 @@ from numba_gemm.simulator.switch import SIMULATOR
 
 ROWS, SUMMARY, HOW = "targets.csv", "targets_summary.csv", "targets.json"
 ALL_MET, NOT_MET, UNUSABLE = 0, 1, 2
-DEFAULT_OUT = Path("results") / "local"
 
 
 def seed_option(text: str) -> int:
@@ -70,13 +69,10 @@ def parser() -> argparse.ArgumentParser:
         description="Measure the public function against its targets; needs a GPU and PyTorch.",
         epilog="Exit status: 0 when every target is met, 1 when not, 2 when nothing can be measured.",
     )
-    made.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="DIR", help=f"default: {DEFAULT_OUT}")
+    add_result_options(made)
     made.add_argument("--only", nargs="+", choices=GROUPS, metavar="GROUP", help=f"of {', '.join(GROUPS)}")
     made.add_argument("--seed", type=seed_option, help="of shapes and operands (default: a new one, which is printed)")
     made.add_argument("--shapes", type=at_least_one, default=200, metavar="N", help="random shapes (default: 200)")
-    made.add_argument(
-        "--commit", type=commit_hash, metavar="HASH", help="the commit to record where git cannot tell it"
-    )
     made.add_argument("--tiny", action="store_true", help=argparse.SUPPRESS)
     return made
 
