@@ -30,6 +30,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["NUMBA_GEMM_CACHE_DIR"] = tempfile.mkdtemp(prefix="numba_gemm-")
     atexit.register(shutil.rmtree, os.environ["NUMBA_GEMM_CACHE_DIR"], ignore_errors=True)
+# Several processes run tests: each starts few to compile, and none to compile ahead.
+os.environ.setdefault("NUMBA_GEMM_JOBS", "3")
 TURN = Path(os.environ["NUMBA_GEMM_CACHE_DIR"]) / "turn.lock"
 
 pytest_plugins = ("support.host_gpu", "support.array_libraries")  # imported once the lines above have run

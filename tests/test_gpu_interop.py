@@ -25,6 +25,7 @@ from support.operands import NAN, check, filled
 from numba_gemm import explain, plan, stages, tiled_sgemm
 from numba_gemm.arrays import Copies, streams
 from numba_gemm.arrays.streams import cupy_stream
+from numba_gemm.gemm import fast_path
 from numba_gemm.gemm import product as products
 from numba_gemm.models.accuracy import compare, reference
 from numba_gemm.runtime import device as devices
@@ -729,22 +730,42 @@ def test_fast_path_runs_on_the_librarys_current_stream(library, operands, hold_u
 
 
 @pytest.mark.filterwarnings("ignore")  # PyTorch calls some of these kinds of tensor experimental
-def test_fast_path_refuses_what_the_full_check_refuses():
+@pytest.mark.parametrize("kind", ["function", "plan"])
+def test_fast_path_refuses_what_the_full_check_refuses(kind):
     torch = Torch()
+    product = plan(20, 20, 20) if kind == "plan" else tiled_sgemm
     x, y, out = (torch.put(filled(20, 20, seed)) for seed in range(3))
-    for _ in range(2):
-        tiled_sgemm(x, y, out)
+    for _ in range(3):
+        product(x, y, out)
+    without_memory = y.clone()
+    without_memory.untyped_storage().resize_(0)
     for arguments, remedy in [
         ((x.clone().requires_grad_(), y, out), r"a\.detach\(\)"),
         ((x, y, out.clone().requires_grad_()), r"out\.detach\(\)"),
         ((x, (1j * y).conj().imag, out), r"b\.resolve_neg\(\)"),
+        ((x, torch.module._neg_view(y), out), r"b\.resolve_neg\(\)"),
         ((x, y.double(), out), r"b\.to\(torch\.float32\)"),
         ((x, y.cpu(), out), r"b\.cuda\(\)"),
+        ((x, without_memory, out), "without memory"),
         ((x, y, x), "out shares memory with a"),
         ((x, y, y), "out shares memory with b"),
+        ((x, y[:, :19], out), "shape"),
     ]:
         with pytest.raises((ValueError, TypeError), match=remedy):
-            tiled_sgemm(*arguments)
+            product(*arguments)
+    a, b = torch.get(x), torch.get(y)
+    for left, right, results in [(x, x, (a, a)), (x, y.T, (a, b.T)), (x, y, (a, b))]:
+        check(torch.get(product(left, right, out)), *results)
+
+
+def test_repeated_calls_of_a_plan_read_no_keys(library, monkeypatch):
+    made = plan(28, 20, 36)
+    left, right, out = library.put(filled(28, 36)), library.put(filled(36, 20)), library.full((28, 20), NAN)
+    for _ in range(2):
+        made(left, right, out)
+    monkeypatch.setattr(fast_path, "try_fast", None)
+    other = filled(28, 36, seed=1)
+    check(library.get(made(library.put(other), right, out)), other, filled(36, 20))
 
 
 def test_fast_path_raises_the_version():

@@ -110,7 +110,7 @@ class NumbaArrays(ArrayKind):
                 made = cuda.device_array(shape, np.float32, stream=a.stream)
             return made, place(made)
 
-        def alike(key: Any) -> Alike:
+        def alike(key: Any, a: Any, b: Any, out: Any) -> Alike:
             _, _, _, offsets, a_shape, a_strides, b_shape, b_strides, (c_shape, c_strides) = key
 
             def places(a: Any, b: Any, out: Any) -> tuple[int, int, int, int] | None:
@@ -221,7 +221,7 @@ class CupyArrays(ArrayKind):
             made = own(shape, FLOAT32)
             return made, made.data.ptr
 
-        def alike(key: Any) -> Alike:
+        def alike(key: Any, a: Any, b: Any, out: Any) -> Alike:
             _, _, device, offsets, a_shape, a_strides, b_shape, b_strides, (c_shape, c_strides) = key
 
             def places(a: Any, b: Any, out: Any) -> tuple[int, int, int, int] | None:

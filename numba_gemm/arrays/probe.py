@@ -31,8 +31,8 @@ class Probe:
     written : callable, optional
         Notifies the library that `out` has been written.
     alike : callable, optional
-        The key of a reading with an out, to a function of ``(a, b, out)`` that returns their addresses and stream if a
-        reading of them has the same key, else None. By default they are read.
+        The key of a reading with an out, and its arrays, to a function of ``(a, b, out)`` that returns their addresses
+        and stream if a reading of them has the same key, else None; or to None. By default they are read.
     stride_bytes : int
         Bytes of the unit in which a reading's key gives strides.
     """
@@ -42,17 +42,18 @@ class Probe:
     stream: Callable[[Any, Any, Any, int], int | None]
     empty: Callable[[Any, tuple[int, ...], int], tuple[Any, int] | None]
     written: Callable[[Any], None] | None = None
-    alike: Callable[[Any], Alike] | None = None
+    alike: Callable[[Any, Any, Any, Any], Alike | None] | None = None
     stride_bytes: int = 1
 
 
 PROBES: dict[type, Probe] = {}
 
 
-def alike(probe: Probe, key: Any) -> Alike:
+def alike(probe: Probe, key: Any, a: Any, b: Any, out: Any) -> Alike:
     """Return a function for arrays like those of a reading with an out; see `Probe.alike`."""
-    if probe.alike is not None:
-        return probe.alike(key)
+    found = None if probe.alike is None else probe.alike(key, a, b, out)
+    if found is not None:
+        return found
     tag, own, device, read, stream = key[0], key[1], key[2], probe.read, probe.stream
 
     def places(a: Any, b: Any, out: Any) -> tuple[int, int, int, int] | None:

@@ -111,7 +111,7 @@ def wait_for(stream: Stream, producer: Stream, device: int) -> None:
             call(driver.cuEventDestroy, event)  # the driver keeps it until the wait has ended
 
 
-_held: deque[tuple[int, Any, list[Any]]] = deque()
+held: deque[tuple[int, Any, list[Any]]] = deque()  # device, event, and what is kept until it
 
 
 def hold(stream: Stream, device: int, objects: Iterable[Any]) -> None:
@@ -128,28 +128,28 @@ def hold(stream: Stream, device: int, objects: Iterable[Any]) -> None:
             return
         event = call(driver.cuEventCreate, int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING))
         call(driver.cuEventRecord, event, stream.handle)
-    _held.append((device, event, list(objects)))
+    held.append((device, event, list(objects)))
 
 
 def release_finished() -> int:
     """Release the objects that `hold` keeps for work that has finished; return how many holds remain."""
-    if not _held:
+    if not held:
         return 0
     with relaxed_capture():  # the query of an event would otherwise invalidate a capture
-        for _ in range(len(_held)):
+        for _ in range(len(held)):
             try:
                 # One at a time, without a lock: a deleter may call this function again, and so may other threads.
-                device, event, objects = _held.popleft()
+                device, event, objects = held.popleft()
             except IndexError:
                 break
             with device_scope(device):
                 (status,) = driver.cuEventQuery(event)
                 if status == driver.CUresult.CUDA_ERROR_NOT_READY:
-                    _held.append((device, event, objects))
+                    held.append((device, event, objects))
                 else:
                     call(driver.cuEventDestroy, event)
             del objects
-    return len(_held)
+    return len(held)
 
 
 def cupy_stream(cupy: Any, handle: int, device: int = -1) -> Any:

@@ -130,13 +130,13 @@ class TorchTensors(ArrayKind):
     def probe(self, array: Any) -> Probe | None:
         torch: Any = sys.modules["torch"]
         own, usual = torch.Tensor, plain_tensors(torch)
-        float32, grad_enabled = torch.float32, torch.is_grad_enabled
         # Not public, but PyTorch's own compiled code calls it; it does not create a Python object for the stream.
         raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # noqa: SLF001
         forward_ad = torch.autograd.forward_ad
         if type(array) is not own or raw_stream is None or not hasattr(forward_ad, "_current_level"):
             return None
         increment: Any = getattr(torch.autograd.graph, "increment_version", None)
+        guards: Any = imported("torch._C._dynamo.guards", "TensorGuards") or None
 
         def read(tag: Any, a: Any, b: Any, out: Any) -> Reading | None:
             if not usual(a, b, a if out is None else out) or forward_ad._current_level >= 0:  # noqa: SLF001
@@ -193,46 +193,27 @@ class TorchTensors(ArrayKind):
             if not out.is_inference():
                 increment(out)
 
-        def alike(key: Any) -> Alike:
-            _, _, device, offsets, a_shape, a_stride, b_shape, b_stride, (c_shape, c_stride) = key
+        def alike(key: Any, a: Any, b: Any, out: Any) -> Alike | None:
+            # PyTorch's own compiled code looks at its inputs in this way: their type, dtype, device, shape and strides,
+            # whether they require grad while grad mode is enabled, and whether anything else takes part in their use.
+            try:
+                own = guards(a, b, out, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+            except (TypeError, RuntimeError):  # of another release
+                return None
+            device, offsets = key[2:4]
 
             def places(a: Any, b: Any, out: Any) -> tuple[int, int, int, int] | None:
-                # As `usual`: a call more would take some per cent of the time.
-                if not (
-                    type(a) is type(b) is type(out) is own
-                    and a.dtype is b.dtype is out.dtype is float32
-                    and a.is_cuda
-                    and b.is_cuda
-                    and out.is_cuda
-                    and not ((a.requires_grad or b.requires_grad or out.requires_grad) and grad_enabled())
-                    and not (a.is_neg() or b.is_neg() or out.is_neg())
-                    and forward_ad._current_level < 0  # noqa: SLF001
-                ):
+                if not own(a, b, out) or forward_ad._current_level >= 0:  # noqa: SLF001
                     return None
-                try:
-                    p, q, r = a.data_ptr(), b.data_ptr(), out.data_ptr()
-                    if (
-                        (p & 15) << 8 | (q & 15) << 4 | r & 15 == offsets
-                        and a.get_device() == b.get_device() == out.get_device() == device
-                        and a.shape == a_shape
-                        and b.shape == b_shape
-                        and out.shape == c_shape
-                        and a.stride() == a_stride
-                        and b.stride() == b_stride
-                        and out.stride() == c_stride
-                        and p
-                        and q
-                        and r
-                    ):
-                        return p, q, r, raw_stream(device)
-                except RuntimeError:  # no storage, or no strides
-                    pass
-                return None
+                p, q, r = a.data_ptr(), b.data_ptr(), out.data_ptr()
+                if not (p and q and r) or (p & 15) << 8 | (q & 15) << 4 | r & 15 != offsets:
+                    return None
+                return p, q, r, raw_stream(device)
 
             return places
 
         mark = None if increment is None else written
-        return Probe(read, vector, stream, empty, mark, alike, FLOAT32_BYTES)
+        return Probe(read, vector, stream, empty, mark, alike if guards else None, FLOAT32_BYTES)
 
     def written(self, out: Operand) -> None:
         # Autograd uses the version to detect that a tensor saved for backward has been written since. Old releases of

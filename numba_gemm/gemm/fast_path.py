@@ -14,7 +14,7 @@ from typing import Any
 
 from ..arrays.operand import Operand
 from ..arrays.probe import PROBES, alike, probe_of
-from ..arrays.streams import Stream, release_finished
+from ..arrays.streams import Stream, held, release_finished
 from ..device.units import FLOAT32_BYTES
 from ..kernels.product import VECTOR_BYTES, Layout, Product
 from ..kernels.stage import MAX_K
@@ -176,7 +176,8 @@ def try_fast(
             for place, (below, above) in zip(places, call.vectors):
                 if below < place - c_place < above:
                     return None
-    release_finished()
+    if held:
+        release_finished()
     try:
         for bound, a_step, b_step, c_step, first in call.launches:
             own_beta = beta if first else 1.0
@@ -287,7 +288,7 @@ def _repeating(tag: Hashable, a: Any, b: Any, out: Any, call: CachedCall) -> Rep
     probe = PROBES[type(a)]
     reading = probe.read(tag, a, b, out)
     assert reading is not None, "the call was remembered"
-    places_of, launch = alike(probe, reading[0]), call.launches[0][0].private()
+    places_of, launch = alike(probe, reading[0], a, b, out), call.launches[0][0].private()
     written = probe.written
     below_a, above_a, below_b, above_b = call.reach
 
@@ -302,7 +303,8 @@ def _repeating(tag: Hashable, a: Any, b: Any, out: Any, call: CachedCall) -> Rep
         a_place, b_place, c_place, queue = found
         if below_a < a_place - c_place < above_a or below_b < b_place - c_place < above_b:
             return False
-        release_finished()
+        if held:
+            release_finished()
         if not launch(alpha, a_place, b_place, beta, c_place, queue):
             return False
         if written is not None:

@@ -14,7 +14,8 @@ from ..device.units import FLOAT32_BYTES, ceil_div
 from ..kernels import STAGES
 from ..kernels.ladder.stage import LadderStage
 from ..kernels.product import ONE, Product
-from ..kernels.stage import IEEE, Partition, Stage
+from ..kernels.stage import IEEE, Gpu, Partition, Stage
+from ..kernels.step import Kernel
 from ..kernels.tensor_core import TENSOR_STAGES
 from ..kernels.tensor_core.tma_stage import TmaStage, tma_operands
 from ..runtime.device import DeviceProperties
@@ -115,6 +116,13 @@ class Choice(NamedTuple):
     def oriented(self, product: Product) -> Product:
         """Return the product, or its transpose if that is what is computed."""
         return product.transposed if self.swapped else product
+
+    def kernels(self, product: Product, gpu: Gpu) -> list[Kernel]:
+        """Return the kernels that a product needs, in the order of their launches."""
+        stage, config, precision, partition, _ = self.selected
+        if partition is None and stage.takes_partition:
+            partition = Partition(1, 0)
+        return [step.kernel for step in stage.launches(config, self.oriented(product), precision, partition, gpu).steps]
 
 
 def problem(product: Product, gpu: DeviceProperties, precision: str = IEEE) -> Problem:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ..kernels.ladder.stage import LadderStage, Variant
 from ..kernels.product import Product, dense
-from ..kernels.stage import Gpu, Partition, Stage
+from ..kernels.stage import Gpu, Stage
 from ..kernels.step import Kernel
 from ..kernels.tensor_core.stage import LONG_SUM
 from ..kernels.tensor_core.tma_stage import LAYOUTS, TmaStage
@@ -245,12 +245,8 @@ def model_of(cc: tuple[int, int]) -> devices.DeviceProperties:
 
 def _launched(choice: Choice, product: Product, gpu: devices.DeviceProperties) -> Iterator[Named]:
     """Yield the kernels that a choice launches for a product."""
-    stage, config, precision, partition, _ = choice.selected
-    turned = choice.oriented(product)
-    if partition is None and stage.takes_partition:
-        partition = Partition(1, 0)
-    for step in stage.launches(config, turned, precision, partition, gpu.gpu).steps:
-        yield _named(stage, precision, step.kernel)
+    for kernel in choice.kernels(product, gpu.gpu):
+        yield _named(choice.stage, choice.precision, kernel)
 
 
 class _Progress:

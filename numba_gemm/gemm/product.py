@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+from ..runtime.device import Device
 from ..runtime.workspace import Workspace
-from . import fast_path
+from . import fast_path, gradients
 from .fast_path import CallCache
 from .launch_choice import launch_choice
 from .precision import IEEE
 from .request import Chooser, Request, checked
 
 calls = CallCache(any_extents=True)  # of `tiled_sgemm`
+Device.before_compiling = staticmethod(gradients.compile_ahead)
 
 
 def forget() -> None:

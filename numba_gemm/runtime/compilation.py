@@ -26,7 +26,7 @@ from . import epilogue as epilogues
 from .compiler import Cubin, compile_cubin
 from .sources import SOURCES
 
-__all__ = ["Task", "compile_all", "compile_kernel", "default_jobs"]
+__all__ = ["Task", "Worker", "can_be_sent", "compile_all", "compile_kernel", "default_jobs", "start_worker"]
 
 Task = tuple[Kernel, tuple[int, int]]  # a kernel, and the compute capability to compile it for
 MAX_JOBS = 16  # by default
@@ -126,7 +126,7 @@ def compile_all(tasks: Sequence[Task], done: Callable[[int, Cubin, float], None]
     Exception
         that of the first kernel that does not compile.
     """
-    own = deque(i for i, (kernel, _) in enumerate(tasks) if not _can_be_sent(kernel))
+    own = deque(i for i, (kernel, _) in enumerate(tasks) if not can_be_sent(kernel))
     waiting = deque(sorted(set(range(len(tasks))).difference(own)))
     left, failures, changed = len(tasks), list[BaseException](), threading.Condition()
 
@@ -138,7 +138,7 @@ def compile_all(tasks: Sequence[Task], done: Callable[[int, Cubin, float], None]
             left -= 1
             changed.notify()
 
-    def serve(worker: _Worker) -> None:
+    def serve(worker: Worker) -> None:
         try:
             while worker.wait_until_ready():
                 try:
@@ -161,7 +161,7 @@ def compile_all(tasks: Sequence[Task], done: Callable[[int, Cubin, float], None]
     count = min(default_jobs() if jobs is None else jobs, len(tasks)) - 1
     with ExitStack() as stack:
         for _ in range(count if waiting else 0):
-            worker = _start_worker()
+            worker = start_worker()
             if worker is None:
                 break
             stack.callback(worker.stop)
@@ -189,7 +189,7 @@ def _pop_left(*queues: deque[int]) -> int | None:
 # ----------------------------------------------------------------------------------------------------- worker processes
 
 
-def _can_be_sent(kernel: Kernel) -> bool:
+def can_be_sent(kernel: Kernel) -> bool:
     """Return True if a worker can compile a kernel: if it is one of this package, and has no epilogue."""
     own = __name__.partition(".")[0]
     if kernel.epilogue is not None or kernel.build.__module__.partition(".")[0] != own:
@@ -201,7 +201,7 @@ def _can_be_sent(kernel: Kernel) -> bool:
     return True
 
 
-class _Worker:
+class Worker:
     """A process that compiles one kernel after the other."""
 
     def __init__(self) -> None:
@@ -256,12 +256,12 @@ class _Worker:
         self._process.wait()
 
 
-def _start_worker() -> _Worker | None:
+def start_worker() -> Worker | None:
     """Start a worker; None if this process does not run in a Python that can be started again."""
     if getattr(sys, "frozen", False) or not Path(sys.executable or "").name.startswith("python"):
         return None
     try:
-        return _Worker()
+        return Worker()
     except OSError:
         return None
 

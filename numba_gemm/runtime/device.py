@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from cuda.bindings import driver
 
@@ -205,7 +205,11 @@ class Device:
         Memory for launches.
     tensor_maps : TensorMaps
         Descriptions of matrices.
+    before_compiling : callable, optional
+        Of all devices: called with a device, a stage, a product and a precision before its kernels are compiled.
     """
+
+    before_compiling: ClassVar[Callable[[Device, Stage, Product, str], object] | None] = None
 
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal
@@ -315,27 +319,41 @@ class Device:
         self.check(stage, config, launches.steps[-1].kernel)
         if swapped:
             launches = launches.with_operands_swapped()
-        return self.loaded(launches, workspace)
+        announce = Device.before_compiling
+        if announce is None:
+            return self.loaded(launches, workspace)
+        whole = product.transposed if swapped else product
+        return self.loaded(launches, workspace, lambda: announce(self, stage, whole, precision))
 
-    def load_all(self, kernels: Sequence[Kernel]) -> list[LoadedKernel]:
+    def load_all(
+        self, kernels: Sequence[Kernel], before_compiling: Callable[[], object] | None = None
+    ) -> list[LoadedKernel]:
         """Return several loaded kernels; those that must be compiled are compiled beside each other."""
         missing = [kernel for kernel in kernels if kernel not in self.load]
-        if len(missing) > 1:
-            self._fetch(list(dict.fromkeys(reversed(missing))))  # the last one, which multiplies, takes longest
+        if len(missing) > 1 or (missing and before_compiling is not None):
+            # The last one, which multiplies, takes longest.
+            self._fetch(list(dict.fromkeys(reversed(missing))), before_compiling)
         try:
             return [self.load(kernel) for kernel in kernels]
         finally:
             for kernel in missing:
                 self._fetched.pop(kernel, None)
 
-    def _fetch(self, kernels: list[Kernel]) -> None:
+    def _fetch(self, kernels: list[Kernel], before_compiling: Callable[[], object] | None) -> None:
         """Get kernels ready to be loaded."""
-        found = kernel_cache.fetch_all([(kernel, self.properties.cc) for kernel in kernels])
+        tasks = [(kernel, self.properties.cc) for kernel in kernels]
+        found = kernel_cache.fetch_all(tasks, before_compiling=before_compiling)
         self._fetched |= {kernel: one.cubin for kernel, one in zip(kernels, found)}
 
-    def loaded(self, launches: Launches, workspace: Workspace | None = None) -> BoundProduct:
+    def loaded(
+        self,
+        launches: Launches,
+        workspace: Workspace | None = None,
+        before_compiling: Callable[[], object] | None = None,
+    ) -> BoundProduct:
         """Return launches with compiled and loaded kernels."""
-        handles = [kernel.handle for kernel in self.load_all([step.kernel for step in launches.steps])]
+        kernels = [step.kernel for step in launches.steps]
+        handles = [kernel.handle for kernel in self.load_all(kernels, before_compiling)]
         context = int(primary_context(self.ordinal))
         return BoundProduct(self.ordinal, context, launches, handles, self.workspaces, self.tensor_maps, workspace)
 

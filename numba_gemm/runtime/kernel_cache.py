@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ..kernels.step import Kernel
-from . import bundle, kernel_files
+from . import ahead, bundle, kernel_files
 from .compilation import compile_all
 from .compiler import Cubin
 from .fingerprint import Part
 from .kernel_key import key, name_of, portable_key
 
-__all__ = ["Fetched", "fetch", "fetch_all", "fetch_named", "kept"]
+__all__ = ["Fetched", "compile_ahead", "fetch", "fetch_all", "fetch_named", "kept"]
 
 
 class Fetched(NamedTuple):
@@ -52,6 +52,7 @@ def fetch_all(
     tasks: Sequence[tuple[Kernel, tuple[int, int]]],
     jobs: int | None = None,
     done: Callable[[int, Fetched], None] | None = None,
+    before_compiling: Callable[[], object] | None = None,
 ) -> list[Fetched]:
     """Return several kernels; those that must be compiled are compiled beside each other.
 
@@ -63,6 +64,8 @@ def fetch_all(
         Processes that compile, this one included. By default `compilation.default_jobs`.
     done : callable, optional
         Called with the number of each task and its result, as soon as there is one.
+    before_compiling : callable, optional
+        Called if something must be compiled, before it is.
     """
     place = kernel_files.place()
     names = [key(*task) for task in tasks]
@@ -76,6 +79,7 @@ def fetch_all(
     for i, (kernel, cc) in enumerate(tasks):
         name = names[i]
         begin = time.perf_counter()
+        ahead.wait_for(name)
         if name is not None and place is not None and (cubin := kernel_files.look_up(place, name)) is not None:
             take(i, cubin, "cache", time.perf_counter() - begin)
         elif (cubin := bundle.look_up(portable_key(kernel, cc))) is not None:
@@ -88,8 +92,23 @@ def fetch_all(
         take(i, cubin, "compiler", seconds)
 
     if missing:
+        if before_compiling is not None:
+            before_compiling()
         compile_all([tasks[i] for i in missing], compiled, jobs)
     return [found[i] for i in range(len(tasks))]
+
+
+def compile_ahead(tasks: Sequence[tuple[Kernel, tuple[int, int]]]) -> None:
+    """Start to compile those of some kernels that are neither in the cache nor in a bundle, see `ahead`."""
+    place = kernel_files.place()
+    if place is None:
+        return
+    wanted = []
+    for kernel, cc in tasks:
+        name = key(kernel, cc)
+        if name is not None and not kernel_files.look_up(place, name) and not bundle.look_up(portable_key(kernel, cc)):
+            wanted.append((name, (kernel, cc)))
+    ahead.compile_ahead(wanted)
 
 
 def kept(name: tuple[Part, ...] | None, compile_it: Callable[[], Cubin]) -> Cubin:

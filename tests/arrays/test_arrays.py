@@ -675,7 +675,7 @@ def test_objects_are_held_until_their_stream_is_done(host_driver):
 def test_every_product_lets_go_of_what_is_done(host_driver, monkeypatch):
     """Calls that hold nothing themselves release them, too."""
     monkeypatch.setattr(streams, "wait_for", lambda *_: None)
-    monkeypatch.setattr(streams, "_held", deque())  # so that a failure does not affect other tests
+    monkeypatch.setattr(streams, "held", deque())  # so that a failure does not affect other tests
     of_numpy, of_a_library = host.HostArrays(), DeviceArrays([], 5)
     operands = {
         of_numpy: [of_numpy.describe("a", filled(2, 2), None), of_numpy.describe("b", filled(2, 2), None)],
@@ -683,10 +683,10 @@ def test_every_product_lets_go_of_what_is_done(host_driver, monkeypatch):
     }
     for kind, (a, b) in operands.items():
         streams.hold(streams.Stream(15), 0, [object()])
-        (event,) = (event for _, event, _ in streams._held)
+        (event,) = (event for _, event, _ in streams.held)
         host_driver.finished = {event}
         with product(kind, a, b):
-            assert not streams._held
+            assert not streams.held
 
 
 @pytest.mark.parametrize(

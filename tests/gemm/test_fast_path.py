@@ -52,6 +52,7 @@ def test_second_call_takes_the_fast_path(torch, gpu, checked, product, given):
 
 def test_repeated_call_releases_finished_holds(torch, product, monkeypatch):
     released = []
+    monkeypatch.setattr(fast_path, "held", [None])
     monkeypatch.setattr(fast_path, "release_finished", lambda: released.append(True))
     a, b, _ = operands()
     for calls in range(3):

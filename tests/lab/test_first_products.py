@@ -33,7 +33,7 @@ def test_processes(tmp_path, monkeypatch):
         return json.dumps({"products_s": 1.0}), 2.0
 
     monkeypatch.setattr(first, "run", run)
-    frame = pd.DataFrame(first.measure(["ieee"], tmp_path))
+    frame = pd.DataFrame(first.measure(["ieee"], "9.0", tmp_path))
     assert list(frame["case"][:3]) == ["precompile, ieee", "precompile, all precisions", "export of a bundle"]
     cases = frame[3:]
     assert list(zip(cases["case"], cases["cache"])) == [(kind, cache) for kind in child.KINDS for cache in first.CACHES]

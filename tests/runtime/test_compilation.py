@@ -27,8 +27,8 @@ from numba_gemm.runtime import compilation, compiler
 
 kernels = [STAGES[name].kernel_of(STAGES[name].configs[0], True) for name in ("naive", "coalesced", "shared_tile")]
 kernels += preparing_kernels(TENSOR_PRECISIONS["fp16x3"], True, False)
-start, started = compilation._start_worker, []
-compilation._start_worker = lambda: started.append(start()) or started[-1]
+start, started = compilation.start_worker, []
+compilation.start_worker = lambda: started.append(start()) or started[-1]
 
 def codes(jobs):
     found = {}
@@ -100,7 +100,7 @@ def machine(monkeypatch):
         return worker
 
     monkeypatch.setattr(compilation, "compile_kernel", compile_kernel)
-    monkeypatch.setattr(compilation, "_start_worker", start_worker)
+    monkeypatch.setattr(compilation, "start_worker", start_worker)
     return found
 
 
@@ -182,26 +182,26 @@ def test_errors_of_the_caller_pass_from_a_worker_s_thread(machine):
 
 def test_kernels_that_are_not_sent():
     (kernel, _), *_ = TASKS
-    assert all(compilation._can_be_sent(kernel) for kernel, _ in TASKS)
+    assert all(compilation.can_be_sent(kernel) for kernel, _ in TASKS)
     for build in (lambda config, aligned: None, json.dumps):  # without a name of its own; of another package
-        assert not compilation._can_be_sent(dataclasses.replace(kernel, build=build))
+        assert not compilation.can_be_sent(dataclasses.replace(kernel, build=build))
 
 
 @pytest.mark.parametrize(("frozen", "executable"), [(True, sys.executable), (False, ""), (False, "/usr/bin/blender")])
 def test_no_worker_where_python_cannot_be_started_again(monkeypatch, frozen, executable):
     monkeypatch.setattr(sys, "frozen", frozen, raising=False)
     monkeypatch.setattr(sys, "executable", executable)
-    monkeypatch.setattr(compilation, "_Worker", None)
-    assert compilation._start_worker() is None
+    monkeypatch.setattr(compilation, "Worker", None)
+    assert compilation.start_worker() is None
 
 
 def test_a_worker_of_other_sources_compiles_nothing(monkeypatch):
     """The sources may have been edited since this process imported them."""
-    worker = compilation._Worker()
+    worker = compilation.Worker()
     monkeypatch.setattr(compilation, "SOURCES", "others")
     assert not worker.wait_until_ready()
     worker.stop()
-    worker = compilation._Worker()
+    worker = compilation.Worker()
     monkeypatch.undo()
     assert worker.wait_until_ready()
     worker.stop()
@@ -209,7 +209,7 @@ def test_a_worker_of_other_sources_compiles_nothing(monkeypatch):
 
 def test_a_worker_that_ends_is_no_error(monkeypatch):
     monkeypatch.setattr(compilation, "__spec__", SimpleNamespace(name="no_such_module"))
-    worker = compilation._Worker()
+    worker = compilation.Worker()
     assert not worker.wait_until_ready()
     assert worker.compile(*TASKS[0]) is None
     worker.stop()

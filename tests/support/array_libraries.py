@@ -140,6 +140,26 @@ def torch(no_calls, monkeypatch):
         ),
         empty=lambda shape, **_: Tensor(aligned_empty(shape)),
     )
+
+    class TensorGuards:
+        """What PyTorch's compiled code looks at in its inputs."""
+
+        def __init__(self, *tensors, dynamic_dims_sizes, dynamic_dims_strides):
+            assert dynamic_dims_sizes is dynamic_dims_strides is None
+            self.wanted = self.looks(tensors)
+
+        @staticmethod
+        def looks(tensors):
+            return [
+                (x.dtype, x.layout, x.is_cuda, x.index, x.neg, x.requires_grad and torch.grad_mode, x.shape, x.stride())
+                for x in tensors
+                if type(x) is Tensor and not isinstance(x.address, Exception)
+            ]
+
+        def check(self, *tensors):
+            return len(set(map(id, tensors))) == len(tensors) and self.looks(tensors) == self.wanted
+
+    monkeypatch.setitem(sys.modules, "torch._C._dynamo.guards", types.SimpleNamespace(TensorGuards=TensorGuards))
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setattr(arrays, "KINDS", (torch_tensors.TorchTensors(),))
     return torch
@@ -175,9 +195,11 @@ def checked(monkeypatch):
     return calls
 
 
-@pytest.fixture(params=["function", "plan"])
-def product(request, torch):
-    return plan(4, 8, 12) if request.param == "plan" else tiled_sgemm
+@pytest.fixture(params=["function", "plan", "plan without guards"])
+def product(request, torch, monkeypatch):
+    if request.param == "plan without guards":  # of an old release of PyTorch
+        monkeypatch.delitem(sys.modules, "torch._C._dynamo.guards")
+    return tiled_sgemm if request.param == "function" else plan(4, 8, 12)
 
 
 def operands(seed=0):

@@ -316,7 +316,7 @@ def gpu(monkeypatch):
     for module in (devices, launch):
         monkeypatch.setattr(module, "get_device", own)
     monkeypatch.setattr(devices.Device, "_load", lambda device, kernel: gpu.load(device, kernel))
-    monkeypatch.setattr(devices.Device, "_fetch", lambda device, kernels: None)
+    monkeypatch.setattr(devices.Device, "_fetch", lambda device, kernels, before_compiling: None)
     return gpu
 
 

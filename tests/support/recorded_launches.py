@@ -42,7 +42,9 @@ def record_launches(monkeypatch: pytest.MonkeyPatch) -> list[Recorded]:
     made: list[Recorded] = []
     owners: dict[int, device.Device] = {}
 
-    def loaded(self: device.Device, launches: Launches, workspace: Workspace | None = None) -> Recorded:
+    def loaded(
+        self: device.Device, launches: Launches, workspace: Workspace | None = None, before_compiling: object = None
+    ) -> Recorded:
         made.append(Recorded(launches, workspace))
         return made[-1]
 

@@ -55,7 +55,7 @@ def run(arguments: list[str], **variables: str) -> tuple[str, float]:
     return (done.stdout.splitlines() or [""])[-1], time.perf_counter() - begin
 
 
-def measure(precisions: list[str], place: Path) -> list[dict[str, Any]]:
+def measure(precisions: list[str], ccs: str, place: Path) -> list[dict[str, Any]]:
     """Return the rows of all cases; caches and the bundle lie in `place`."""
     rows: list[dict[str, Any]] = []
     bundle = place / "kernels.bundle"
@@ -63,7 +63,7 @@ def measure(precisions: list[str], place: Path) -> list[dict[str, Any]]:
     for name, arguments in {
         "precompile, ieee": [],
         "precompile, all precisions": ["--precision", of_all],
-        "export of a bundle": ["--precision", of_all, "--layouts", LAYOUTS, "--cc", CCS, "--export", str(bundle)],
+        "export of a bundle": ["--precision", of_all, "--layouts", LAYOUTS, "--cc", ccs, "--export", str(bundle)],
     }.items():
         folder = place / name.replace(" ", "_")
         said, seconds = run(["-m", "numba_gemm", "precompile", *arguments], NUMBA_GEMM_CACHE_DIR=str(folder))
@@ -89,6 +89,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m numba_gemm.lab.bench.first_products", description=__doc__)
     add_result_options(made)
     made.add_argument("--precisions", default="ieee,bf16x6", help="default: ieee,bf16x6")
+    made.add_argument("--ccs", default=CCS, help=f"compute capabilities of the bundle; default: {CCS}")
     return made
 
 
@@ -101,13 +102,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         simulated=False,
         seed=0,
         cache="cold",
-        command=f"python -m numba_gemm.lab.bench.first_products --precisions {options.precisions}",
+        command=f"python -m numba_gemm.lab.bench.first_products --precisions {options.precisions} --ccs {options.ccs}",
         timing=LAUNCHES,
         stated_commit=options.commit,
     )
     make_folder(options.out)
     with tempfile.TemporaryDirectory() as place, sampled_clocks(environment.current_nvml()) as clocks:
-        frame = pd.DataFrame(measure(options.precisions.split(","), Path(place)))
+        frame = pd.DataFrame(measure(options.precisions.split(","), options.ccs, Path(place)))
     environment.conclude(described, [clocks.median_mhz], [clocks.throttle])
     write_files(options.out, {FILE: csv_text(frame, 4), HOW: json_text(described)})
     print(frame.to_string(index=False))

@@ -1,0 +1,109 @@
+"""Compilation ahead of need, in worker processes, while this process goes on.
+
+What is compiled ahead is put into the kernel cache; whoever needs a kernel that is on its way waits for it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from . import kernel_files
+from .compilation import Task, Worker, can_be_sent, default_jobs, start_worker
+
+__all__ = ["compile_ahead", "wait_for"]
+
+CORES_PER_WORKER = 4  # the others are left to the program
+MAX_WORKERS = 4
+IDLE_SECONDS = 20.0  # after which a worker without work ends
+
+
+class _Queue:
+    """Kernels that wait to be compiled, and the threads that serve them, each with a worker process."""
+
+    def __init__(self) -> None:
+        self.pending: dict[str, threading.Event] = {}  # by the names of kernels; set when one is kept, or has failed
+        self._tasks: deque[tuple[str, Task]] = deque()
+        self._changed = threading.Condition()
+        self._workers: set[Worker] = set()
+        self._threads = 0
+
+    def add(self, tasks: Sequence[tuple[str, Task]], most: int) -> None:
+        """Add tasks that are not pending, and start threads for them: `most` of them in all."""
+        with self._changed:
+            for name, task in tasks:
+                if name not in self.pending:
+                    self.pending[name] = threading.Event()
+                    self._tasks.append((name, task))
+            for _ in range(min(len(self._tasks), most - self._threads)):
+                threading.Thread(target=self._serve, name="numba_gemm-compile-ahead", daemon=True).start()
+                self._threads += 1
+            self._changed.notify_all()
+
+    def _take(self) -> tuple[str, Task] | None:
+        """Return a task; None if there has been none for some time, and the thread is to end."""
+        with self._changed:
+            if self._changed.wait_for(lambda: self._tasks, IDLE_SECONDS):
+                return self._tasks.popleft()
+            self._threads -= 1
+            return None
+
+    def _serve(self) -> None:
+        worker = start_worker()
+        if worker is not None:
+            self._workers.add(worker)
+        while (taken := self._take()) is not None:
+            name, (kernel, cc) = taken
+            begin = time.perf_counter()
+            try:
+                if worker is not None and worker.wait_until_ready():
+                    cubin = worker.compile(kernel, cc)
+                    if cubin is not None:
+                        kernel_files.keep(kernel_files.place(), name, cubin, kernel.name, time.perf_counter() - begin)
+            finally:
+                self.pending.pop(name).set()
+        if worker is not None:
+            self._workers.discard(worker)
+            worker.stop()
+
+    def stop(self) -> None:
+        """End all workers, at the end of the process."""
+        for worker in list(self._workers):
+            worker.stop()
+
+
+_queue = _Queue()
+
+
+def _forget() -> None:
+    """Forget the parent's threads, in a process that was forked."""
+    global _queue
+    _queue = _Queue()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+atexit.register(lambda: _queue.stop())
+
+
+def compile_ahead(tasks: Sequence[tuple[str, Task]]) -> None:
+    """Start to compile kernels. Nothing is done where there are few cores, or NUMBA_GEMM_JOBS allows few processes.
+
+    Parameters
+    ----------
+    tasks : sequence of (str, Task)
+        Names of the kernels' files in the cache, where they are not yet, and the kernels.
+    """
+    most = min(default_jobs() // CORES_PER_WORKER, MAX_WORKERS)
+    if most and (sendable := [one for one in tasks if can_be_sent(one[1][0])]):
+        _queue.add(sendable, most)
+
+
+def wait_for(name: str | None) -> None:
+    """Wait until a kernel is in the cache, or has failed to compile, if it is compiled ahead."""
+    if name is not None and (done := _queue.pending.get(name)) is not None:
+        done.wait()

@@ -1,0 +1,133 @@
+"""Compilation ahead of need: what is on its way is waited for, whatever becomes of the worker."""
+
+from __future__ import annotations
+
+import os
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from numba_gemm.kernels import STAGES
+from numba_gemm.runtime import ahead, kernel_cache
+from numba_gemm.runtime.kernel_key import key
+
+CC = (9, 0)
+TASKS = [(stage.kernel_of(stage.configs[0], True), CC) for stage in list(STAGES.values())[:5]]
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Workers without a process: each compiles once the gate opens, unless it is broken. Kept kernels, by name."""
+    found = SimpleNamespace(gate=threading.Event(), kept={}, workers=[], here=[], ready=True, answers=True)
+
+    class Worker:
+        def __init__(self):
+            self.stopped = threading.Event()
+            found.workers.append(self)
+
+        def wait_until_ready(self):
+            return found.ready
+
+        def compile(self, kernel, cc):
+            assert found.gate.wait(60)
+            return f"{kernel.name} elsewhere" if found.answers else None
+
+        def stop(self):
+            self.stopped.set()
+
+    def compile_all(tasks, done, jobs):
+        for i, (kernel, _) in enumerate(tasks):
+            found.here.append(kernel)
+            done(i, f"{kernel.name} here", 0.0)
+
+    monkeypatch.setattr(ahead, "_queue", ahead._Queue())
+    monkeypatch.setattr(ahead, "start_worker", Worker)
+    monkeypatch.setattr(ahead, "default_jobs", lambda: 8)
+    monkeypatch.setattr(ahead.kernel_files, "keep", lambda place, name, cubin, *_: found.kept.update({name: cubin}))
+    monkeypatch.setattr(ahead.kernel_files, "look_up", lambda place, name: found.kept.get(name))
+    monkeypatch.setattr(kernel_cache, "compile_all", compile_all)
+    yield found
+    found.gate.set()
+    for task in TASKS:
+        ahead.wait_for(key(*task))
+
+
+def fetched():
+    return [one.cubin for one in kernel_cache.fetch_all(TASKS)]
+
+
+def test_kernels_on_their_way_are_waited_for(machine):
+    kernel_cache.compile_ahead(TASKS)
+    kernel_cache.compile_ahead(TASKS[:2])
+    threading.Timer(0.1, machine.gate.set).start()
+    assert fetched() == [f"{kernel.name} elsewhere" for kernel, _ in TASKS]
+    assert (machine.here, len(machine.workers)) == ([], 2), "8 processes allow for two workers"
+    assert not ahead._queue.pending
+
+
+def test_what_is_kept_is_not_compiled_ahead(machine):
+    machine.kept = {key(*task): "known" for task in TASKS}
+    kernel_cache.compile_ahead(TASKS)
+    assert not machine.workers
+
+
+@pytest.mark.parametrize("broken", ["ready", "answers"])
+def test_kernels_that_a_worker_does_not_compile_are_compiled_here(machine, broken):
+    setattr(machine, broken, False)
+    machine.gate.set()
+    kernel_cache.compile_ahead(TASKS)
+    assert fetched() == [f"{kernel.name} here" for kernel, _ in TASKS]
+
+
+def test_without_workers_kernels_are_compiled_here(machine, monkeypatch):
+    monkeypatch.setattr(ahead, "start_worker", lambda: None)
+    kernel_cache.compile_ahead(TASKS)
+    assert fetched() == [f"{kernel.name} here" for kernel, _ in TASKS]
+
+
+@pytest.mark.parametrize(("jobs", "workers"), [(1, 0), (3, 0), (4, 1), (16, 4), (200, 4)])
+def test_number_of_workers(machine, monkeypatch, jobs, workers):
+    monkeypatch.setattr(ahead, "default_jobs", lambda: jobs)
+    machine.gate.set()
+    kernel_cache.compile_ahead(TASKS)
+    fetched()
+    assert len(machine.workers) == workers
+
+
+def test_workers_end_after_some_time_without_work(machine, monkeypatch):
+    monkeypatch.setattr(ahead, "IDLE_SECONDS", 0.05)
+    machine.gate.set()
+    kernel_cache.compile_ahead(TASKS[:1])
+    ahead.wait_for(key(*TASKS[0]))
+    (worker,) = machine.workers
+    assert worker.stopped.wait(60)
+    kernel_cache.compile_ahead(TASKS[1:2])
+    ahead.wait_for(key(*TASKS[1]))
+    assert len(machine.workers) == 2
+    assert len(machine.kept) == 2
+
+
+def test_workers_are_stopped_at_exit(machine):
+    machine.gate.set()
+    kernel_cache.compile_ahead(TASKS[:1])
+    ahead.wait_for(key(*TASKS[0]))
+    ahead._queue.stop()
+    assert machine.workers[0].stopped.is_set()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_waits_for_nothing(machine):
+    kernel_cache.compile_ahead(TASKS)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if fetched() == [f"{kernel.name} here" for kernel, _ in TASKS] else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_without_a_cache_nothing_is_compiled_ahead(machine, monkeypatch):
+    monkeypatch.setenv("NUMBA_GEMM_CACHE_DIR", "")
+    kernel_cache.compile_ahead(TASKS)
+    assert not machine.workers
