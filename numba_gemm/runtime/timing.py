@@ -1,4 +1,4 @@
-"""Timing of products: replays of CUDA graphs between events, contenders in turn.
+"""Timing of products: replays of CUDA graphs between events, contenders in turn or one alone.
 
 A graph of one call's repeats leaves out what launching costs the host, the same for every contender. A library that
 cannot be captured into one is launched repeatedly instead, which shows where its calls are short. Contenders take
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,6 +154,59 @@ class _Stopwatch:
             call(driver.cuEventDestroy, event)
 
 
+def _filling(
+    enqueue: Call, stopwatch: _Stopwatch, span_us: float, max_repeats: int, round_up_to: int, graphs: bool
+) -> _Graph | _Launches:
+    """Return as many calls as fill a span, at least one, after two calls outside of any graph."""
+    stream = stopwatch.stream
+    enqueue(stream)
+    call(driver.cuStreamSynchronize, stream)
+    once, capture = stopwatch.time_us(enqueue), graphs
+    # One call's span includes its launch; several, replayed, tell the time without it.
+    if once < span_us / 2:
+        with contextlib.closing(_repeated(enqueue, stream, PROBE_CALLS, graphs)) as probe:
+            once = min(stopwatch.time_us(probe.replay) for _ in range(3)) / PROBE_CALLS
+            capture = probe.captured
+    repeats = max(1, min(max_repeats, round(span_us / max(once, 1e-3))))
+    return _repeated(enqueue, stream, ceil_div(repeats, round_up_to) * round_up_to, capture)
+
+
+def time_alone(
+    enqueue: Call,
+    *,
+    stream: int,
+    min_span_us: float = 10_000.0,
+    max_repeats: int = 1000,
+    round_up_to: int = 1,
+    graphs: bool = True,
+) -> Generator[tuple[float, bool], None, None]:
+    """Time one call again and again while nothing else runs, for as long as the caller asks for more.
+
+    Parameters
+    ----------
+    enqueue, stream, min_span_us, max_repeats, round_up_to, graphs
+        As in `time_interleaved`, for one contender.
+
+    Yields
+    ------
+    tuple of (float, bool)
+        Microseconds per call during one span, and whether a graph was replayed. In the simulator, host time.
+    """
+    if SIMULATOR:
+        while True:
+            yield _host_us(enqueue, stream), False
+    stopwatch = _Stopwatch(stream)
+    work: _Graph | _Launches | None = None
+    try:
+        work = _filling(enqueue, stopwatch, min_span_us, max_repeats, round_up_to, graphs)
+        while True:
+            yield stopwatch.time_us(work.replay) / work.repeats, work.captured
+    finally:
+        if work is not None:
+            work.close()
+        stopwatch.close()
+
+
 def time_interleaved(
     calls: Mapping[str, Call],
     *,
@@ -212,17 +265,7 @@ def time_interleaved(
     rng = np.random.default_rng(seed)
     try:
         for name, enqueue in calls.items():
-            enqueue(stream)
-            call(driver.cuStreamSynchronize, stream)
-            once, capture = stopwatch.time_us(enqueue), graphs
-            # One call's span includes its launch; several, replayed, tell the time without it.
-            if once < min_span_us / 2:
-                with contextlib.closing(_repeated(enqueue, stream, PROBE_CALLS, graphs)) as probe:
-                    once = min(stopwatch.time_us(probe.replay) for _ in range(3)) / PROBE_CALLS
-                    capture = probe.captured
-            repeats = max(1, min(max_repeats, round(min_span_us / max(once, 1e-3))))
-            repeats = ceil_div(repeats, round_up_to) * round_up_to
-            works[name] = _repeated(enqueue, stream, repeats, capture)
+            works[name] = _filling(enqueue, stopwatch, min_span_us, max_repeats, round_up_to, graphs)
         # A replay each to warm up: the first one uploads the graph. It also tells which spans are short.
         leads = {name: stopwatch.time_us(work.replay) < SHORT_SPAN_US for name, work in works.items()}
         names = list(works)

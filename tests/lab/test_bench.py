@@ -38,7 +38,7 @@ from numba_gemm.lab.bench import (
     run,
     verify,
 )
-from numba_gemm.lab.bench.buffers import DeviceBuffers, HostLibrary, NumbaLibrary
+from numba_gemm.lab.bench.buffers import NORMAL, UNIFORM, DeviceBuffers, HostLibrary, NumbaLibrary
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.readme import __main__ as readme
 from numba_gemm.lab.bench.readme import published
@@ -661,12 +661,19 @@ class TestVerdicts:
 
     def test_same_seed_same_operands(self):
         def operands(seed, index=0):
-            return DeviceBuffers.random(HostLibrary(), Shape(5, 6, 7), seed, index).a
+            return DeviceBuffers.random(HostLibrary(), Shape(5, 6, 7), seed, index, UNIFORM).a
 
         assert np.array_equal(operands(1), operands(1))
         assert not np.array_equal(operands(1), operands(2))
         assert not np.array_equal(operands(1), operands(1, index=1))
         assert -1 <= operands(1).min() < 0 < operands(1).max() < 1
+
+    @pytest.mark.parametrize(("distribution", "deviation"), [(NORMAL, 1.0), (UNIFORM, 3**-0.5)])
+    def test_distributions(self, distribution, deviation):
+        values = DeviceBuffers.random(HostLibrary(), Shape(200, 6, 200), 1, distribution=distribution).a
+        assert values.dtype == np.float32
+        assert values.std() == pytest.approx(deviation, rel=0.02)
+        assert values.mean() == pytest.approx(0, abs=0.02)
 
     @pytest.mark.parametrize(
         ("row", "col", "value"),
@@ -915,6 +922,16 @@ class TestTiming:
             self.time({"any": device.product("any", 30.0, interrupt)})
         assert device.clean
 
+    @pytest.mark.parametrize(("us", "graphs"), [(3.0, True), (1500.0, True), (30_000.0, True), (70.0, False)])
+    def test_alone_for_as_long_as_the_caller_asks(self, us, graphs, device):
+        spans = timing.time_alone(device.product("any", us), stream=1, graphs=graphs)
+        for _ in range(5):
+            took, captured = next(spans)
+            assert took == pytest.approx(us, rel=5e-3)
+            assert captured == graphs
+        spans.close()
+        assert device.clean
+
     def test_order_is_shuffled(self, device):
         def orders(seed):
             start = len(device.log)
@@ -1095,10 +1112,33 @@ class TestReport:
         assert [header for part in parts for header in part.headers[1:]] == list(table.headers[1:])
         assert all(part.headers[0] == table.headers[0] for part in parts)
 
+    def test_times_of_each_stage_and_shape(self):
+        frame = gpu_frame()
+        table = report.times_table(frame)
+        assert len(table.rows) == len(frame)
+        shape, stage, precision, low, mean, high, *_ = table.rows[1]
+        assert (shape, stage, precision) == (str(SHAPES[0]), "warp_tiled", "ieee")
+        assert float(low) < float(mean) < float(high)
+        assert table.title in report.markdown(frame, ENVIRONMENT)
+
+    def test_steady_states_are_a_table_of_their_own(self):
+        frame = gpu_frame()
+        title = report.steady_table(frame).title
+        assert title not in report.markdown(frame, ENVIRONMENT)
+        alone = {"steady_us": 10.0, "steady_gflops": 5e4, "steady_ratio_to_cublas": 1.05, "steady_watts": 698.0}
+        at = (frame["stage"] == "auto") & (frame["m"] == SHAPES[0].m)
+        frame.loc[at, list(alone)] = list(alone.values())
+        (row, *_) = report.steady_table(frame).rows
+        assert row[:5] == [str(SHAPES[0]), "auto", "ieee", "50,000", "1.050"]
+        assert row[6] == "698"
+        assert title in report.markdown(frame, ENVIRONMENT)
+
     def test_markdown_names_the_source(self):
         text = report.markdown(gpu_frame(), ENVIRONMENT)
         for word in ("Test GPU", "580.1", "0.30.4", "0123456789ab", "2026-11-21", "python bench.py", "seed 1"):
             assert word in text
+        assert "operands" not in text
+        assert "standard normal operands" in report.markdown(gpu_frame(), ENVIRONMENT | {"operands": "standard normal"})
 
     def test_throttling_in_words(self):
         seen = nvml.ClockSamples([1980, 1900, 1700], 0x1 | 0x4 | 0x40)

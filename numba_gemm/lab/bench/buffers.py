@@ -209,6 +209,24 @@ def choose_library(simulated: bool) -> HostLibrary:
     return NumbaLibrary(cuda)
 
 
+def uniform(rng: np.random.Generator, rows: int, cols: int) -> np.ndarray:
+    """Draw a float32 matrix of uniform values in [-1, 1)."""
+    values = rng.random((rows, cols), dtype=np.float32)
+    values *= np.float32(2)
+    values -= np.float32(1)
+    return values
+
+
+def normal(rng: np.random.Generator, rows: int, cols: int) -> np.ndarray:
+    """Draw a float32 matrix of standard normal values."""
+    return rng.standard_normal((rows, cols), dtype=np.float32)
+
+
+# By name. Values decide how many bits change, and with them power and speed.
+NORMAL, UNIFORM = "standard normal", "uniform in [-1, 1)"
+DISTRIBUTIONS = {NORMAL: normal, UNIFORM: uniform}
+
+
 @dataclass(frozen=True)
 class DeviceBuffers:
     """One set of row-major operands, and views of them for each contender."""
@@ -220,14 +238,16 @@ class DeviceBuffers:
     c: Any
 
     @classmethod
-    def random(cls, library: HostLibrary, shape: Shape, seed: int, index: int = 0) -> DeviceBuffers:
-        """Create operands with uniform values in [-1, 1) from a seed, a shape and an index; C is filled with NaN."""
-        rng = np.random.default_rng([seed, *shape, index])
+    def random(
+        cls, library: HostLibrary, shape: Shape, seed: int, index: int = 0, distribution: str = NORMAL
+    ) -> DeviceBuffers:
+        """Create operands of a distribution from a seed, a shape and an index; C is filled with NaN."""
+        rng, draw = np.random.default_rng([seed, *shape, index]), DISTRIBUTIONS[distribution]
         m, n, k = shape
         c = library.empty(m, n)
         library.fill_nan(c)
-        a = library.from_host(uniform(rng, m, k))
-        b = library.from_host(uniform(rng, k, n))
+        a = library.from_host(draw(rng, m, k))
+        b = library.from_host(draw(rng, k, n))
         return cls(library, shape, a, b, c)
 
     @functools.cached_property
@@ -270,11 +290,3 @@ def operand_bytes(shape: Shape) -> int:
     """Total size of A, B and C in bytes."""
     m, n, k = shape
     return FLOAT32_BYTES * (m * k + k * n + m * n)
-
-
-def uniform(rng: np.random.Generator, rows: int, cols: int) -> np.ndarray:
-    """Draw a float32 matrix of uniform values in [-1, 1)."""
-    values = rng.random((rows, cols), dtype=np.float32)
-    values *= np.float32(2)
-    values -= np.float32(1)
-    return values

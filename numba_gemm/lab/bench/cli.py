@@ -76,6 +76,19 @@ def parser() -> argparse.ArgumentParser:
         type=at_least_one,
         help="interleaved rounds, on a GPU five or more (default: 5 to 25, by what they take)",
     )
+    made.add_argument(
+        "--operands",
+        choices=("normal", "uniform"),
+        default="normal",
+        help="distribution of operands: standard normal (default), or uniform in [-1, 1); it changes power and speed",
+    )
+    made.add_argument(
+        "--steady",
+        choices=("public", "all", "none"),
+        default="public",
+        help="contenders that are also measured alone "
+        "at their steady state, two seconds each and shape: the public function and cuBLAS (default), all, or none",
+    )
     made.add_argument("--seed", type=int, help="seed of the random operands (default: a new one, which is printed)")
     made.add_argument(
         "--out", type=Path, default=DEFAULT_OUT, metavar="DIR", help=f"where results go (default: {DEFAULT_OUT})"
@@ -203,6 +216,7 @@ def benchmark(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         timing=plan.timing,
         stated_commit=options.commit,
     )
+    described["operands"] = plan.distribution
     if SIMULATOR:
         console.print(report.SIMULATOR_NOTICE, style="bold yellow")
     for notice in notices(options, plan, SIMULATOR):
@@ -250,7 +264,7 @@ def command_line(arguments: Sequence[str]) -> str:
 def make_plan(options: argparse.Namespace, seed: int, simulated: bool) -> Plan:
     """Return the measurements to make, from the options and the device."""
     from numba_gemm.lab.bench import environment
-    from numba_gemm.lab.bench.buffers import choose_library
+    from numba_gemm.lab.bench.buffers import NORMAL, UNIFORM, choose_library
     from numba_gemm.lab.bench.contenders import select_contenders
     from numba_gemm.lab.bench.run import Plan
     from numba_gemm.runtime.device import current_device, device_properties
@@ -278,6 +292,8 @@ def make_plan(options: argparse.Namespace, seed: int, simulated: bool) -> Plan:
         seed=seed,
         simulated=simulated,
         cold=options.cold,
+        distribution=UNIFORM if options.operands == "uniform" else NORMAL,
+        steady=options.steady,
         rounds=options.rounds or (COMPARED_ROUNDS if simulated and options.compare else None),
         **device,
     )

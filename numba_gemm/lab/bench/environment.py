@@ -149,6 +149,8 @@ def caption(environment: Mapping[str, Any]) -> str:
         parts.append("CUDA simulator")
     if environment.get("timing"):
         parts.append(TIMINGS[environment["timing"]])
+    if environment.get("operands"):
+        parts.append(f"{environment['operands']} operands")
     parts.append(f"Python {environment.get('python', 'unknown')}")
     parts += [f"{name} {found[name]}" for name in named if name in found]
     if environment.get("commit"):

@@ -27,12 +27,25 @@ THROTTLE_REASONS = {
 
 @dataclass(frozen=True)
 class Nvml:
-    """NVML queries that the harness makes of one GPU."""
+    """NVML queries that the harness makes of one GPU.
+
+    Attributes
+    ----------
+    driver : str
+        Release of the driver.
+    max_sm_clock_mhz : int
+        Highest clock of the multiprocessors.
+    sm_clock_mhz, reasons : callable
+        Return the current clock, and the bits of `THROTTLE_REASONS`.
+    energy_mj : callable, optional
+        Returns the energy that the GPU has taken since the driver was loaded, in millijoules.
+    """
 
     driver: str
     max_sm_clock_mhz: int
     sm_clock_mhz: Callable[[], int]
     reasons: Callable[[], int]
+    energy_mj: Callable[[], int] | None = None
 
 
 def open_nvml(uuid: str) -> Nvml | None:
@@ -54,6 +67,7 @@ def _through_pynvml(uuid: str) -> Nvml:
         nvml.nvmlDeviceGetMaxClockInfo(gpu, SM_CLOCK),
         lambda: nvml.nvmlDeviceGetClockInfo(gpu, SM_CLOCK),
         lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu),
+        lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu),
     )
 
 
@@ -67,15 +81,22 @@ def _through_cuda_bindings(uuid: str) -> Nvml:
         nvml.device_get_max_clock_info(gpu, SM_CLOCK),
         lambda: nvml.device_get_clock_info(gpu, SM_CLOCK),
         lambda: nvml.device_get_current_clocks_event_reasons(gpu),
+        lambda: nvml.device_get_total_energy_consumption(gpu),
     )
 
 
-def _checked(driver: Any, max_clock: Any, clock: Callable[[], Any], reasons: Callable[[], Any]) -> Nvml:
-    """Return the queries after one trial of each, so that unsupported ones fail here."""
+def _checked(
+    driver: Any, max_clock: Any, clock: Callable[[], Any], reasons: Callable[[], Any], energy: Callable[[], Any]
+) -> Nvml:
+    """Return the queries after one trial of each, so that unsupported ones fail here; some GPUs count no energy."""
     text = driver.decode() if isinstance(driver, bytes) else str(driver)
     clock()
     reasons()
-    return Nvml(text, int(max_clock), lambda: int(clock()), lambda: int(reasons()))
+    counted: Callable[[], int] | None = None
+    with contextlib.suppress(Exception):
+        energy()
+        counted = lambda: int(energy())  # noqa: E731
+    return Nvml(text, int(max_clock), lambda: int(clock()), lambda: int(reasons()), counted)
 
 
 @dataclass

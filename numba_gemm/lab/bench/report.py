@@ -31,6 +31,8 @@ EARLIER_NOTE = (
     "the two climbs go, not their speeds."
 )
 
+MOST_TIMES = 60  # lines of the table of times on a terminal; beyond, those of the public function and cuBLAS alone
+
 MODEL_NOTE = (
     "Model: how long each resource is busy at least with what a stage computes and moves, at its ceiling; predicted is "
     "the longest, and ratio measured over that. shared is shared memory and the L1 cache, which have one data path; it "
@@ -58,6 +60,50 @@ def pivot(frame: pd.DataFrame, column: str, title: str, show: Callable[[float], 
         [shape, *(show(values.get((shape, stage), math.nan)) for stage in stages)] for shape in names_in(rows, "shape")
     ]
     return Table(title, ["M x N x K", *stages], lines, left=["M x N x K"])
+
+
+def times_table(frame: pd.DataFrame) -> Table:
+    """Shortest, mean and longest time of each stage and shape, with its speed."""
+    lines = [
+        [
+            row["shape"],
+            row["stage"],
+            row["precision"],
+            *(significant(row[column], 4) for column in ("min_us", "mean_us", "max_us")),
+            speed(row["gflops"]),
+            number(row["percent_of_peak"], 1, " %"),
+        ]
+        for row in records(fastest(frame))
+    ]
+    headers = ["M x N x K", "stage", "precision", "min us", "mean us", "max us", "GFLOP/s", "of peak"]
+    return Table("Times per call, replayed in turns", headers, lines, left=["M x N x K", "stage", "precision"])
+
+
+def steady_table(frame: pd.DataFrame) -> Table:
+    """Speed of each contender alone at its steady state, of plain calls, and of replays in turns with the others."""
+    lines = [
+        [
+            row["shape"],
+            row["stage"],
+            row["precision"],
+            speed(row["steady_gflops"]),
+            number(row["steady_ratio_to_cublas"], 3),
+            number(row["steady_clock_mhz"], 0),
+            number(row["steady_watts"], 0),
+            significant(row["call_us"], 4),
+            number(row["call_ratio_to_cublas"], 3),
+            significant(row["host_us"], 3),
+            number(row["ratio_to_cublas"], 3),
+        ]
+        for row in records(fastest(frame))
+        if not math.isnan(row["steady_us"])
+    ]
+    headers = [
+        *("M x N x K", "stage", "precision", "GFLOP/s alone", "ratio", "MHz", "W"),
+        *("plain call us", "ratio of calls", "host us", "ratio in turns"),
+    ]
+    title = "Each contender alone at its steady state (ratios to cuBLAS SGEMM)"
+    return Table(title, headers, lines, left=["M x N x K", "stage", "precision"])
 
 
 def summary_table(frame: pd.DataFrame) -> Table:
@@ -170,11 +216,13 @@ def markdown(
         tables.append(ratio_table(plain))
     if len(plain) < len(frame):
         tables.append(precision_table(frame))
+    if frame["steady_us"].notna().any():
+        tables.append(steady_table(frame))
     if compared is not None:
         tables.append(changes_table(compared))
     if model is not None:
         tables.append(model)
-    tables.append(summary_table(plain))
+    tables += [summary_table(plain), times_table(frame)]
     for table in tables:
         parts += [f"## {table.title}", table.markdown()]
     parts += [EARLIER_NOTE] if model is None else [EARLIER_NOTE, MODEL_NOTE]
@@ -194,6 +242,10 @@ def show(
         console.print(draw(part))
     if len(plain) < len(frame):
         console.print(draw(precision_table(frame)))
+    if frame["steady_us"].notna().any():
+        console.print(draw(steady_table(frame)))
+    shown = frame if len(frame) <= MOST_TIMES else frame[frame["stage"].isin((AUTO, CUBLAS))]
+    console.print(draw(times_table(shown)))
     if compared is not None:
         console.print(draw(changes_table(compared), bad=REGRESSIONS, good=(FASTER,)))
     if model is not None:

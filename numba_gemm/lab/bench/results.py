@@ -36,8 +36,11 @@ MEASURES = (
     "host_us",
     "compile_s",
 )
-TEXT_EXTRAS = ("status", "via", "config", "throttle", "note")
-NUMBER_EXTRAS = ("sm_clock_mhz", "rounds", "error_median", "error_max", "ratio_to_same_precision")
+TEXT_EXTRAS = ("status", "via", "config", "throttle", "note", "steady_throttle")
+# Columns that begin with "steady" are of a contender alone at its steady state, those with "call" of plain calls.
+ALONE = ("steady_us", "steady_gflops", "steady_ratio_to_cublas", "steady_clock_mhz", "steady_watts")
+CALLS = ("call_us", "call_ratio_to_cublas")
+NUMBER_EXTRAS = ("sm_clock_mhz", "rounds", "error_median", "error_max", "ratio_to_same_precision", *ALONE, *CALLS)
 COLUMNS = (*KEY, *MEASURES, *TEXT_EXTRAS, *NUMBER_EXTRAS)
 
 # Values of `status`. Only rows with OK hold timings.

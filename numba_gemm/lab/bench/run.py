@@ -14,10 +14,12 @@ import pandas as pd
 
 from numba_gemm.gemm.precision import IEEE, runnable
 from numba_gemm.lab.bench import results
-from numba_gemm.lab.bench.buffers import DeviceBuffers, HostLibrary, operand_bytes
+from numba_gemm.lab.bench import steady as steady_state
+from numba_gemm.lab.bench.buffers import NORMAL, DeviceBuffers, HostLibrary, operand_bytes
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.contenders import Bound, Call, Contender, rotating
 from numba_gemm.lab.bench.nvml import ClockSamples, Nvml, sampled_clocks
+from numba_gemm.lab.bench.steady import Steady
 from numba_gemm.lab.bench.verify import Reference
 from numba_gemm.models.roofline import gemm_flops
 from numba_gemm.runtime.device import synchronize
@@ -29,6 +31,9 @@ ROUNDS_BUDGET_S = 2.0  # limit for the rounds of one shape, before their number 
 HOST_BATCH_S = 0.02  # limit for a batch of calls whose host time is measured, within the numbers of calls below
 FEWEST_CALLS, MOST_CALLS = 10, 100  # with fewer, the time after a synchronisation dominates
 LONGEST_BATCH_S = 0.5
+
+# Contenders that are measured at their steady state: the public function and cuBLAS, all, or none.
+PUBLIC, ALL, NONE = STEADY = ("public", "all", "none")
 
 NOT_CAPTURED = "timed by plain launches, as it cannot be captured into a graph"
 
@@ -43,6 +48,10 @@ class Plan:
         size of its L2 cache, which the buffers of ``cold`` must exceed.
     rounds
         interleaved rounds per shape; None chooses between five and twenty-five according to their duration.
+    distribution
+        of the operands, a key of `buffers.DISTRIBUTIONS`.
+    steady
+        contenders that are also measured alone at their steady state, one of `STEADY`.
     """
 
     shapes: Sequence[Shape]
@@ -52,6 +61,8 @@ class Plan:
     simulated: bool
     cold: bool = False
     rounds: int | None = None
+    distribution: str = NORMAL
+    steady: str = PUBLIC
     cc: tuple[int, int] = (0, 0)
     peak: float = math.nan
     l2_bytes: int = 0
@@ -99,6 +110,7 @@ class Candidate:
     first_s: float = math.inf
     samples: Samples | None = None
     host_us: float = math.nan
+    steady: Steady | None = None
 
     @property
     def timeable(self) -> bool:
@@ -144,7 +156,10 @@ def verify_and_time(
     candidates: Sequence[Candidate], plan: Plan, shape: Shape, stream: int, observe: Observer
 ) -> ClockSamples:
     """Create operands, verify and time the candidates on them, and return the clocks sampled meanwhile."""
-    sets = [DeviceBuffers.random(plan.library, shape, plan.seed, index) for index in range(plan.sets(shape))]
+    sets = [
+        DeviceBuffers.random(plan.library, shape, plan.seed, index, plan.distribution)
+        for index in range(plan.sets(shape))
+    ]
     reference = Reference(sets[0])
     for candidate in candidates:
         if candidate.timeable:
@@ -158,7 +173,15 @@ def verify_and_time(
     for candidate in candidates:
         if candidate.samples is not None and not on_host(plan, candidate):
             candidate.host_us = host_time(candidate, stream)
+            if runs_steadily(plan, candidate):
+                call = rotating(candidate.bound)
+                candidate.steady = steady_state.measure(call, stream, plan.nvml, sets=len(sets), graphs=plan.graphs)
     return clocks
+
+
+def runs_steadily(plan: Plan, candidate: Candidate) -> bool:
+    """Return True if a candidate is also measured alone at its steady state."""
+    return plan.steady == ALL or (plan.steady == PUBLIC and candidate.contender.stage in results.NOT_STAGES)
 
 
 def candidate_of(plan: Plan, contender: Contender) -> Candidate:
@@ -314,12 +337,31 @@ def outcome(candidate: Candidate) -> str:
 
 def rows(plan: Plan, shape: Shape, candidates: Sequence[Candidate], clocks: ClockSamples) -> list[dict[str, Any]]:
     """Return the rows of one shape."""
-    baselines = {
-        c.contender.precision: c.samples.median
-        for c in reversed(candidates)
-        if c.contender.stage == results.CUBLAS and c.samples
+    cublas = [c for c in reversed(candidates) if c.contender.stage == results.CUBLAS]
+    baselines = {c.contender.precision: c.samples.median for c in cublas if c.samples}
+    alone = next((c.steady for c in cublas if c.steady and c.contender.precision == IEEE), None)
+    return [
+        row(plan, shape, candidate, clocks, baselines) | alone_at(shape, candidate, alone) for candidate in candidates
+    ]
+
+
+def alone_at(shape: Shape, candidate: Candidate, cublas: Steady | None) -> dict[str, Any]:
+    """Return the columns of a candidate alone at its steady state, with ratios to cuBLAS SGEMM alone at its own."""
+    found = candidate.steady
+    if found is None:
+        return {}
+    return {
+        "steady_us": found.us,
+        "steady_gflops": gemm_flops(*shape) / found.us * 1e-3,
+        "steady_ratio_to_cublas": math.nan if cublas is None else cublas.us / found.us,
+        "steady_clock_mhz": found.clock_mhz,
+        "steady_watts": found.watts,
+        "call_us": found.call_us,
+        "call_ratio_to_cublas": math.nan if cublas is None else cublas.call_us / found.call_us,
+        "steady_throttle": found.throttle
+        if found.settled
+        else "; ".join(filter(None, [found.throttle, "not settled"])),
     }
-    return [row(plan, shape, candidate, clocks, baselines) for candidate in candidates]
 
 
 def row(

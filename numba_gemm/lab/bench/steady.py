@@ -1,0 +1,109 @@
+"""Speed of one contender alone at its steady state: nothing else runs until clocks and power have settled."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from numba_gemm.lab.bench.nvml import ClockSamples, Nvml, sampled_clocks
+from numba_gemm.runtime.device import synchronize
+from numba_gemm.runtime.timing import time_alone
+
+Call = Callable[[int], None]
+
+WINDOW_S = 0.5  # of which the median is taken
+MOST_WINDOWS = 8
+SETTLED = 0.005  # relative difference of the medians of two windows that follow each other
+CALLS_S = 0.3  # of plain calls
+MOST_CALLS = 20_000
+
+
+@dataclass(frozen=True)
+class Steady:
+    """Times of one contender alone.
+
+    Attributes
+    ----------
+    us : float
+        Microseconds per call on the device: the median of the last window.
+    call_us : float
+        Microseconds per plain call, one after the other, from the host's clock.
+    clock_mhz : float
+        Median clock of the multiprocessors during the last window; NaN if unknown.
+    watts : float
+        Mean power during the last window; NaN if unknown.
+    throttle : str
+        Throttle reasons during the last window.
+    settled : bool
+        True if the last two windows agree.
+    captured : bool
+        True if graphs were replayed; else `us` includes launching where that takes longer than the work.
+    """
+
+    us: float
+    call_us: float
+    clock_mhz: float
+    watts: float
+    throttle: str
+    settled: bool
+    captured: bool
+
+
+def measure(enqueue: Call, stream: int, nvml: Nvml | None, *, sets: int = 1, graphs: bool = True) -> Steady:
+    """Run a contender until two windows agree, or `MOST_WINDOWS` have passed; then time plain calls.
+
+    Parameters
+    ----------
+    enqueue : callable
+        Enqueues one product on a stream.
+    stream : int
+        Handle of the stream.
+    nvml : Nvml, optional
+        Source of clocks and energy.
+    sets : int
+        Sets of operands among which the calls rotate.
+    graphs : bool
+        False if the contender cannot be captured.
+    """
+    spans = time_alone(enqueue, stream=stream, round_up_to=sets, graphs=graphs)
+    before, settled = math.inf, False
+    try:
+        for _ in range(MOST_WINDOWS):
+            times, captured, watts, clocks = _window(spans.__next__, nvml)
+            median = statistics.median(times)
+            settled = abs(median / before - 1) < SETTLED
+            if settled:
+                break
+            before = median
+    finally:
+        spans.close()
+    call_us = _plain_call_us(enqueue, stream, median)
+    return Steady(median, call_us, clocks.median_mhz, watts, clocks.throttle, settled, captured)
+
+
+def _window(span: Callable[[], tuple[float, bool]], nvml: Nvml | None) -> tuple[list[float], bool, float, ClockSamples]:
+    """Return times of spans, whether they are replays, mean power in watts and clocks, over `WINDOW_S` seconds."""
+    times: list[float] = []
+    counted = None if nvml is None else nvml.energy_mj
+    with sampled_clocks(nvml) as clocks:
+        energy, begin = 0 if counted is None else counted(), time.perf_counter()
+        while (seconds := time.perf_counter() - begin) < WINDOW_S or not times:
+            us, captured = span()
+            times.append(us)
+        watts = math.nan if counted is None else (counted() - energy) * 1e-3 / seconds
+    return times, captured, watts, clocks
+
+
+def _plain_call_us(enqueue: Call, stream: int, us: float) -> float:
+    """Return microseconds per call of a batch of plain calls, until the last one's result is there."""
+    count = max(2, min(MOST_CALLS, round(CALLS_S * 1e6 / max(us, 1e-3))))
+    enqueue(stream)
+    synchronize(stream)
+    begin = time.perf_counter()
+    for _ in range(count):
+        enqueue(stream)
+    synchronize(stream)
+    return (time.perf_counter() - begin) / count * 1e6

@@ -1,0 +1,98 @@
+"""Contenders alone at their steady state: when a run has settled, and what is reported of it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from numba_gemm.lab.bench import run, steady
+from numba_gemm.lab.bench.cases import Shape
+from numba_gemm.lab.bench.contenders import Contender
+from numba_gemm.lab.bench.nvml import Nvml
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A device whose calls take `us` microseconds, given by the seconds since the start; plain calls 5 us longer."""
+    found = SimpleNamespace(seconds=0.0, us=lambda seconds: 100.0, calls=0, closed=False)
+
+    def time_alone(enqueue, *, stream, round_up_to, graphs):
+        try:
+            while True:
+                us = found.us(found.seconds)
+                found.seconds += 0.01
+                yield us, graphs
+        finally:
+            found.closed = True
+
+    def enqueue(_stream):
+        found.calls += 1
+        found.seconds += (found.us(found.seconds) + 5) * 1e-6
+
+    found.enqueue = enqueue
+    found.nvml = Nvml("1", 1980, lambda: 1500, lambda: 4, lambda: int(found.seconds * 650_000))
+    monkeypatch.setattr(steady, "time_alone", time_alone)
+    monkeypatch.setattr(steady, "synchronize", lambda stream: None)
+    monkeypatch.setattr(steady.time, "perf_counter", lambda: found.seconds)
+    return found
+
+
+def test_constant_speed_settles_after_two_windows(machine):
+    found = steady.measure(machine.enqueue, 1, machine.nvml)
+    assert (found.us, found.settled, found.captured) == (100.0, True, True)
+    assert found.watts == pytest.approx(650, rel=1e-2)
+    assert found.call_us == pytest.approx(105)
+    assert (found.clock_mhz, found.throttle) == (1500, "power cap")
+    assert machine.closed
+    assert machine.seconds == pytest.approx(2 * steady.WINDOW_S + steady.CALLS_S, rel=0.1)
+
+
+def test_the_last_window_counts(machine):
+    """The clock drops after 0.7 s."""
+    machine.us = lambda seconds: 100.0 if seconds < 0.7 else 120.0
+    found = steady.measure(machine.enqueue, 1, None)
+    assert (found.us, found.settled) == (120.0, True)
+    assert math.isnan(found.watts)
+    assert math.isnan(found.clock_mhz)
+
+
+def test_speed_that_never_settles_is_reported_as_such(machine):
+    machine.us = lambda seconds: 100.0 * 1.1**seconds
+    found = steady.measure(machine.enqueue, 1, machine.nvml)
+    assert not found.settled
+    assert machine.seconds >= steady.MOST_WINDOWS * steady.WINDOW_S
+
+
+def test_a_long_call_is_timed_at_least_once(machine):
+    machine.us = lambda seconds: 3e6
+    steady.measure(machine.enqueue, 1, None)
+    assert machine.calls == 3, "one to warm up, and two"
+
+
+def test_what_is_measured_alone():
+    stages = ("naive", "auto", "cublas", "cpu")
+    for asked, wanted in ((run.PUBLIC, stages[1:]), (run.ALL, stages), (run.NONE, ())):
+        plan = SimpleNamespace(steady=asked)
+        candidates = [run.Candidate(Contender(stage, bind=None)) for stage in stages]
+        assert tuple(one.contender.stage for one in candidates if run.runs_steadily(plan, one)) == wanted
+
+
+def test_ratios_are_to_cublas_alone():
+    shape = Shape(100, 100, 100)
+    results = itertools.starmap(
+        steady.Steady,
+        [(50.0, 60.0, 1500.0, 700.0, "power cap", True, True), (100.0, 90.0, 1980.0, 600.0, "", False, True)],
+    )
+    ours, cublas = results
+    row = run.alone_at(shape, run.Candidate(Contender("auto", bind=None), steady=ours), cublas)
+    assert row["steady_ratio_to_cublas"] == 2.0
+    assert row["call_ratio_to_cublas"] == 1.5
+    assert row["steady_gflops"] == pytest.approx(2e6 / 50e-6 * 1e-9)
+    assert row["steady_throttle"] == "power cap"
+    other = run.alone_at(shape, run.Candidate(Contender("cublas", bind=None), steady=cublas), None)
+    assert math.isnan(other["steady_ratio_to_cublas"])
+    assert other["steady_throttle"] == "not settled"
+    assert run.alone_at(shape, run.Candidate(Contender("naive", bind=None)), cublas) == {}
