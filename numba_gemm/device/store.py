@@ -99,12 +99,19 @@ def row_store(columns, apart, aligned):
 
 
 @lru_cache(maxsize=64)
+def callable_from_kernels(epilogue):
+    """Return a caller's function as a device function, unless ``cuda.jit`` made it; then it has its own options."""
+    return epilogue if hasattr(epilogue, "targetoptions") else device_function(epilogue)
+
+
+@lru_cache(maxsize=64)
 def element_store(epilogue):
     """Return a device function that writes one element of C if it lies inside.
 
     Its parameters are ``(c, row, col, alpha, acc, beta, vectors)``. `epilogue` is the caller's last step,
     ``epilogue(value, row, col, *vectors)``, or None.
     """
+    epilogue = epilogue and callable_from_kernels(epilogue)
 
     @device_function
     def store_plain(c, row, col, alpha, acc, beta, vectors):
@@ -142,6 +149,7 @@ def staged_store(TM, TN, LANES_M, LANES_N, epilogue):
     TO_NEXT = tuple(below - above for above, below in pairwise(FIRST_ROWS))  # rows of C from one iteration to the next
     PLAIN = epilogue is None
     store1 = element_store(epilogue)
+    epilogue = epilogue and callable_from_kernels(epilogue)
 
     @device_function
     def final(value, row, col, vectors):

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..simulator.switch import SIMULATOR, device_function
+from ..simulator.switch import SIMULATOR
 from . import compiler
 from .fingerprint import Guard, fingerprint, frozen, guard
 
@@ -34,7 +34,7 @@ MAX_MADE = 1024
 
 
 def prepared(epilogue: Any, vectors: int) -> Callable[..., Any]:
-    """Return the device function that kernels are built with, for a caller's epilogue that takes so many vectors.
+    """Return the function that kernels are built with, for a caller's epilogue that takes so many vectors.
 
     Equal content gives the same object, so that its kernels are found again: also for a lambda expression that is
     evaluated repeatedly. A changed global gives another object. If the content cannot be determined, the same function
@@ -72,7 +72,7 @@ def prepared(epilogue: Any, vectors: int) -> Callable[..., Any]:
             if len(_made) >= MAX_MADE:
                 _made.clear()
             copy = frozen(given)
-            _made[known] = _checking(copy) if SIMULATOR else copy if jitted else device_function(copy)
+            _made[known] = _checking(copy) if SIMULATOR else copy
         return _made[known]
 
 
@@ -132,12 +132,16 @@ def check_result(epilogue: Any, vectors: int, cc: tuple[int, int]) -> None:
     """
     from numba import types
 
+    from ..device.store import callable_from_kernels
+
     of_vectors = types.UniTuple(types.Array(types.float32, 1, "A"), vectors)
     name, others = getattr(epilogue, "__name__", "epilogue"), (of_vectors,) if vectors else ()
     try:
         # Called as a kernel calls it: one that was made for certain types returns what it was made to.
         result = compiler.result_type(
-            _caller(epilogue, bool(vectors)), (types.float32, types.int64, types.int64, *others), cc
+            _caller(callable_from_kernels(epilogue), bool(vectors)),
+            (types.float32, types.int64, types.int64, *others),
+            cc,
         )
     except RuntimeError:  # of the compiler's libraries
         raise

@@ -583,7 +583,8 @@ def in_closure():
 
 def constants(prepared):
     with internals._compiling_for((9, 0, "a")):
-        text, _ = cuda.compile_ptx(prepared.py_func, (float32, int64, int64), device=True, cc=(9, 0, "a"))
+        function = getattr(prepared, "py_func", prepared)
+        text, _ = cuda.compile_ptx(function, (float32, int64, int64), device=True, cc=(9, 0, "a"))
     return [word in text for word in ("40400000", "40A00000", "0, 0, 64, 64", "0, 0, 160, 64")]
 
 for get in (
@@ -631,6 +632,14 @@ def test_epilogues_are_found_by_another_process(place):
     codes = [code for _, code in compiled]
     assert codes == [code for _, code in found]
     assert codes[0] == codes[2] != codes[1]
+
+
+def test_kept_kernels_with_an_epilogue_need_no_numba(place):
+    in_a_compiling_process(FETCH_WITH_EPILOGUE)
+    found = in_a_compiling_process(FETCH_WITH_EPILOGUE + "import sys; print('numba' in sys.modules)")
+    fetched, imported = found.splitlines()
+    assert [cached for cached, _ in json.loads(fetched)] == [True, True, True]
+    assert imported == "False"
 
 
 # ------------------------------------------------------------------------------------------------ what goes wrong
