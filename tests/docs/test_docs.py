@@ -46,9 +46,9 @@ def test_a_page_says_what_happens(page, monkeypatch, capsys, tmp_path):
             assert re.sub(r"\.py:\d+", ".py:", printed) == re.sub(r"\.py:\d+", ".py:", output), code
 
 
-def test_readmes_first_picture(tmp_path):
-    """The command that README has for it, but for the installation."""
-    text = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+def test_first_picture(tmp_path):
+    """Run the tutorial's command, except for the installation."""
+    text = (DOCS / "tutorial.md").read_text(encoding="utf-8")
     (command,) = re.findall(r"<!-- picture:begin -->\n```bash\n(.*?)```\n<!-- picture:end -->", text, re.DOTALL)
     code = re.search(r' -c "\n(.*?)"\n', command, re.DOTALL).group(1)
     assert "NUMBA_ENABLE_CUDASIM=1" in command
