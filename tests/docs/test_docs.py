@@ -59,6 +59,14 @@ def test_first_picture(tmp_path):
     assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 32, "not blank"
 
 
+def test_readme_is_short():
+    """Two printed pages: one generated table, one chart; everything else is in the documentation."""
+    text = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    assert len(re.findall(r"^\|[ :|-]+\|$", text, re.MULTILINE)) == 1
+    assert len(re.findall(r"<img |!\[", text)) == 1
+    assert len(text.split()) < 1100
+
+
 def test_broken_on_purpose_is_described_as_it_is():
     """The table of mutations names modules and tests that exist."""
     root = DOCS.parent
