@@ -1,7 +1,7 @@
 """How the documentation's site is built: ``python -m sphinx -W --keep-going docs build/site``.
 
-Nothing is computed for it. Reference pages come from docstrings, tables from README's generated blocks, notebooks with
-the outputs that are committed with them.
+Nothing is computed for it. Reference pages come from docstrings, tables from generated blocks, and notebooks have the
+outputs that are committed with them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ project = "numba_gemm"
 author = "The numba_gemm authors"
 release = version = numba_gemm.__version__
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "numpydoc"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "numpydoc"]
 exclude_patterns = ["_build", "**.ipynb_checkpoints"]
 
 nb_execution_mode = "off"
@@ -48,6 +48,7 @@ myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
+autosummary_generate = False  # its tables link to descriptions on the same page
 autodoc_typehints = "none"  # the docstrings say more, shapes and units, than the annotations
 numpydoc_show_class_members = False  # autodoc lists them
 default_role = "py:obj"  # a name between backticks is a link where there is something to link to
@@ -93,11 +94,12 @@ def expand_modules(app: Sphinx, docname: str, source: list[str]) -> None:
     def section(match: re.Match[str]) -> str:
         package, members, without = match.groups()
         folder, option = f"../../{package.replace('.', '/')}", "members" if members else "no-members"
-        return "\n".join(
+        names = [name for name in modules_of(package) if name != without]
+        listed = "\n".join(f"   ~{package}.{name}" for name in names)
+        return f"```{{eval-rst}}\n.. py:currentmodule:: None\n.. autosummary::\n\n{listed}\n```\n\n" + "\n".join(
             f"## {name}\n\n[{name}.py]({folder}/{name}.py)\n\n"
             f"```{{eval-rst}}\n.. automodule:: {package}.{name}\n   :{option}:\n```\n"
-            for name in modules_of(package)
-            if name != without
+            for name in names
         )
 
     if docname.startswith("api/"):

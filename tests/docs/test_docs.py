@@ -46,9 +46,9 @@ def test_a_page_says_what_happens(page, monkeypatch, capsys, tmp_path):
             assert re.sub(r"\.py:\d+", ".py:", printed) == re.sub(r"\.py:\d+", ".py:", output), code
 
 
-def test_readmes_first_picture(tmp_path):
-    """The command that README has for it, but for the installation."""
-    text = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+def test_first_picture(tmp_path):
+    """Run the tutorial's command, except for the installation."""
+    text = (DOCS / "tutorial.md").read_text(encoding="utf-8")
     (command,) = re.findall(r"<!-- picture:begin -->\n```bash\n(.*?)```\n<!-- picture:end -->", text, re.DOTALL)
     code = re.search(r' -c "\n(.*?)"\n', command, re.DOTALL).group(1)
     assert "NUMBA_ENABLE_CUDASIM=1" in command
@@ -57,6 +57,14 @@ def test_readmes_first_picture(tmp_path):
     pixels = pytest.importorskip("matplotlib.image").imread(path)
     assert min(pixels.shape[:2]) > 300
     assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 32, "not blank"
+
+
+def test_readme_is_short():
+    """Two printed pages: one generated table, one chart; everything else is in the documentation."""
+    text = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    assert len(re.findall(r"^\|[ :|-]+\|$", text, re.MULTILINE)) == 1
+    assert len(re.findall(r"<img |!\[", text)) == 1
+    assert len(text.split()) < 1100
 
 
 def test_broken_on_purpose_is_described_as_it_is():

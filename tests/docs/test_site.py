@@ -1,6 +1,6 @@
-"""The documentation's site: that it builds without a warning, holds what it should, and links to what there is.
+"""The documentation's site: it builds without a warning, is complete, and has no broken links.
 
-Also that what its pages on tasks show runs, as they say, and that what its answers refer to exists.
+The code of README, the home page, the FAQ and the how-to guides runs as shown, and what the FAQ refers to exists.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ import numba_gemm
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PACKAGES = ("device", "inspect", "kernels/ladder", "kernels/tensor_core", "lab/memory", "models", "streaming")
-NEIGHBOURS = ("CONTRIBUTING.md", "README.md", "docs", "numba_gemm", "pyproject.toml", "results", "tests")
+NEIGHBOURS = ("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "SECURITY.md", "pyproject.toml")
+NEIGHBOURS += ("docs", "numba_gemm", "results", "tests")
 MADE = ("_build", "notebooks")  # in docs/, by building the site there
 
 
@@ -116,11 +117,13 @@ def test_site(tmp_path):
     assert broken_links(site) == []
     faq, index = ((site / name).read_text(encoding="utf-8") for name in ("faq.html", "index.html"))
     assert missing(faq, 'href="source/tests/kernels/test_ladder.py.html#L-') == []
-    for block in ("headline", "ladder"):  # README's tables are on the first page
-        table = re.search(rf"<!-- results:begin {block} -->(.*?)<!--", (ROOT / "README.md").read_text(), re.DOTALL)
+    benchmarks = (site / "benchmarks.html").read_text(encoding="utf-8")
+    for block, source, page in (("headline", "README.md", index), ("ladder", "docs/benchmarks.md", benchmarks)):
+        table = re.search(rf"<!-- results:begin {block} -->(.*?)<!--", (ROOT / source).read_text("utf-8"), re.DOTALL)
         rows = [row.split("|") for row in table[1].splitlines() if row.startswith("|")][2:]
         assert len(rows) > 3
-        assert missing(index, *(f"<p>{row[2].strip()}</p>" for row in rows)) == []
+        assert missing(page, *(f"<p>{row[2].strip()}</p>" for row in rows)) == []
+    assert missing((site / "changelog.html").read_text(encoding="utf-8"), numba_gemm.__version__) == []
 
     shutil.copytree(ROOT / "notebooks", notebooks, dirs_exist_ok=True)
     (notebooks / "99_sample.ipynb").write_text(sample())
@@ -147,7 +150,7 @@ def test_broken_links_are_found(tmp_path):
     assert sorted(broken_links(tmp_path)) == ["b.html: a.html#gone", "b.html: c.html"]
 
 
-# ---------------------------------------------------------------------------------------- what answers refer to
+# ---------------------------------------------------------------------------------------- references of the FAQ
 
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 
@@ -182,13 +185,15 @@ def dangling(page: Path, text: str) -> list[str]:
 def test_what_is_linked_exists(name):
     text = (DOCS / name).read_text(encoding="utf-8")
     assert dangling(DOCS / name, text) == []
-    # Each answer names tests, and what it says of others' issues, it links to by the number that it gives.
+    # Each answer links to something in the repository, and those about kernels to tests; issues are cited by number.
     if name == "faq.md":
-        answers = text.split("\n## ")[1:]
-        assert len(answers) == 10
-        for answer in answers:
+        use, kernels = (section.split("\n### ")[1:] for section in text.split("\n## ")[1:])
+        assert len(use) > 5
+        assert len(kernels) > 5
+        for answer in (*use, *kernels):
             assert answer.splitlines()[0].endswith("?")
-            assert any("/tests/" in target for _, target in LINK.findall(answer))
+            local = [target for _, target in LINK.findall(answer) if not target.startswith("https://")]
+            assert any("/tests/" in target for target in local) or (answer in use and local)
         for label, target in LINK.findall(text):
             if target.startswith("https://"):
                 assert re.fullmatch(r"https://github\.com/[\w-]+/[\w-]+/issues/\d+", target)
@@ -201,9 +206,9 @@ def test_dangling_links_are_found():
     assert dangling(DOCS / "faq.md", text) == [f"{place}: has no gone", "../tests/no.py: no such file"]
 
 
-# ------------------------------------------------------------------------------------------------ what tasks show
+# ------------------------------------------------------------------------------------------------ code of pages
 
-PAGES = sorted((DOCS / "how_to").glob("*.md"))
+PAGES = [ROOT / "README.md", DOCS / "index.md", DOCS / "faq.md", *sorted((DOCS / "how_to").glob("*.md"))]
 BLOCK = re.compile(
     r"^(?:<!-- needs (a GPU|the compiler) -->\n)?```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?",
     re.DOTALL | re.MULTILINE,
@@ -219,12 +224,12 @@ def test_every_block_is_found():
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if "```python" in page.read_text()], ids=lambda page: page.stem
 )
-def test_a_task_does_what_it_says(page, monkeypatch, capsys, tmp_path):
+def test_code_of_a_page_runs(page, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results").symlink_to(ROOT / "results")
     namespace: dict = {}
     for number, (needs, code, output) in enumerate(BLOCK.findall(page.read_text(encoding="utf-8"))):
-        name = f"<docs/how_to/{page.name} {number}>"
+        name = f"<{page.relative_to(ROOT)} {number}>"
         monkeypatch.setitem(linecache.cache, name, (len(code), None, code.splitlines(keepends=True), name))
         compiled = compile(code, name, "exec")
         if needs:

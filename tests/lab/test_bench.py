@@ -42,6 +42,7 @@ from numba_gemm.lab.bench.buffers import NORMAL, UNIFORM, DeviceBuffers, HostLib
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.readme import __main__ as readme
 from numba_gemm.lab.bench.readme import published
+from numba_gemm.lab.bench.readme.blocks import BLOCK, GENERATORS
 from numba_gemm.lab.bench.readme.tables import HEADLINE_SHAPES
 from numba_gemm.lab.bench.targets import __main__ as targets
 from numba_gemm.lab.bench.targets import case, groups, host_calls, verdicts
@@ -1200,7 +1201,7 @@ class TestReadme:
         path = folder / "README.md"
         if text is not None:
             path.write_text(text, encoding="utf-8")
-        places = [f"--readme={path}", f"--results={folder / 'latest'}", f"--ladder={folder / 'ladder'}"]
+        places = [f"--pages={path}", f"--results={folder / 'latest'}", f"--ladder={folder / 'ladder'}"]
         return readme.main([*places, *arguments])
 
     @pytest.mark.parametrize(("block", "subject"), [("headline", "auto"), ("ladder", "warp_tiled")])
@@ -1217,6 +1218,20 @@ class TestReadme:
             assert word in made
         results.save(gpu_frame(**{subject: 0.9}), ENVIRONMENT, folder / "latest")
         assert self.run(folder, "--check") == 1
+
+    def test_blocks_of_several_pages(self, folder):
+        page = folder / "page.md"
+        page.write_text(self.TEXT.format("headline", ""), encoding="utf-8")
+        pages = ["--pages", str(folder / "README.md"), str(page)]
+        assert self.run(folder, *pages, text=self.TEXT.format("ladder", "")) == 0
+        assert "| `warp_tiled` |" in (folder / "README.md").read_text(encoding="utf-8")
+        assert "`tiled_sgemm`" in page.read_text(encoding="utf-8")
+        page.write_text("no block", encoding="utf-8")
+        assert self.run(folder, *pages, "--check") == 1
+
+    def test_every_block_is_published_once(self):
+        texts = [page.read_text(encoding="utf-8") for page in readme.PAGES]
+        assert sorted(match["name"] for text in texts for match in BLOCK.finditer(text)) == sorted(GENERATORS)
 
     def test_ladder_gains(self, folder):
         assert self.run(folder, text=self.TEXT.format("ladder", "")) == 0
@@ -1374,12 +1389,30 @@ class TestReadme:
         (line,) = (line for line in made.splitlines() if line.startswith("| `bulk_copies` |"))
         assert [cell.strip() for cell in line.split("|")[2:-1]] == ["100.0", "2.50", "1.25x", "1e-08", "1e-07"]
         assert "100 us more, 50 % of `persistent`'s time" in made
-        assert "3.00 with 1, 40.00 with 64; that is infinite: 80.00 with 64. `ieee` takes 2.00 times as long" in made
+        assert "3.00 with 1 row, 40.00 with 64 rows. When they contain an infinity: 80.00 with 64 rows. `ieee`" in made
+        assert "takes 2.00 times as long" in made
         stage = (tensor_folder / "tensor_core" / "bulk_copies.py").read_text()
         assert "100.0 TFLOP/s of bf16x6 at 64x64x64" in stage
         assert "1.25 times\n    one_warpgroup" in stage or "1.25 times one_warpgroup" in stage
         for other in ("decompose", "sums"):
             assert "Measured" not in (tensor_folder / "tensor_core" / f"{other}.py").read_text()
+
+    def test_precision_summary(self, tensor_folder, capsys):
+        text, place = self.TEXT.format("precision_summary", ""), f"--tensor-core={tensor_folder / 'tensor_core'}"
+        assert self.run(tensor_folder, place, text=text) == 1
+        assert "holds no bf16x6, fp16x3, tf32 at 4096x4096x4096" in capsys.readouterr().err
+        for cublas, share in ((1.25, "0.80"), (1.01, None)):  # its time, in units of that in the FP32 run
+            frame = gpu_frame(cublas=cublas)
+            auto = frame[frame["stage"] == "auto"]
+            others = [auto.assign(precision=name, ratio_to_cublas=2.5) for name in ("bf16x6", "fp16x3", "tf32")]
+            place_of_results = tensor_folder / "latest" / published.PRECISIONS_FOLDER
+            results.save(pd.concat([frame, *others]), ENVIRONMENT, place_of_results)
+            assert self.run(tensor_folder, place) == 0
+            made = (tensor_folder / "README.md").read_text(encoding="utf-8")
+            assert made.count(" (2.50)") == 3
+            assert "up to 40 times as long when rows of A contain NaN, and up to 80 times" in made
+            assert ("power cap" in made) is (share is not None)
+            assert share is None or f"are {share} of those given here" in made
 
     @pytest.mark.parametrize(
         ("block", "file"), [("tensor_ladder", "TENSOR_LADDER_CSV"), ("special_values", "SPECIAL_CSV")]

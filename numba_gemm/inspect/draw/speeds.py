@@ -23,7 +23,7 @@ BASELINES: dict[str, dict[str, Any]] = {
 MARKERS = "ov^<>sDpPX*"
 CHOICE_LABEL = "tiled_sgemm's choice"
 SIMULATED = "CUDA simulator: these timings mean nothing"
-LADDER_SHAPE = (4096, 4096, 4096)  # README's
+LADDER_SHAPE = (4096, 4096, 4096)  # of the ladder's table in the documentation
 
 
 def stage_styles(stages: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -91,7 +91,7 @@ def _gpu_number(environment: Mapping[str, Any] | None, name: str) -> float:
 
 
 def _ladder_shape(rows: Any, ladder: Sequence[str]) -> tuple[int, int, int]:
-    """Return README's shape if all stages have it, else the largest shape that most stages have, cubes first."""
+    """Return the shape of the ladder's table if all stages have it, else the most common one, cubes first."""
     rows = rows[rows["stage"].isin(ladder)]
     shapes: dict[tuple[int, int, int], int] = {}
     for m, n, k in zip(rows["m"], rows["n"], rows["k"], strict=True):

@@ -1,1 +1,1 @@
-"""Generation of README's tables and of the stages' measurements: ``python -m numba_gemm.lab.bench.readme``."""
+"""Generated tables of README and docs/, and the stages' measurements: ``python -m numba_gemm.lab.bench.readme``."""

@@ -76,7 +76,7 @@ def tensor_measured(name: str, rows: Rows, results: Path) -> str:
 def generate_tensor_docstrings(folder: Path, results: Path) -> dict[Path, str]:
     """Return the source of every measured tensor core stage with its paragraph generated again."""
     if not (results / PRECISIONS_FOLDER / TENSOR_LADDER_CSV).is_file():
-        return {}  # README's table reports that it is missing
+        return {}  # the table reports that it is missing
     rows = tensor_rows(results)
     paths = [path for path in sorted(folder.glob("*.py")) if path.stem in rows or path.stem == DIRECT]
     return {

@@ -1,4 +1,4 @@
-"""Tables and sentences of the precisions and of the tensor core stages."""
+"""Tables and sentences of the precisions and of the tensor-core stages."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from typing import Any
 import pandas as pd
 
 from numba_gemm.lab.bench.cases import Shape
+from numba_gemm.lab.bench.environment import device_name
 from numba_gemm.lab.bench.readme.published import (
     ACCURACY_CSV,
     DECOMPOSE,
+    LADDER_SHAPE,
     PRECISIONS_FOLDER,
     SPECIAL_CSV,
     ReadmeError,
+    in_turns,
     read_results,
     source,
     spelled,
@@ -52,9 +55,55 @@ def precisions(frame: pd.DataFrame, environment: Mapping[str, Any], results: Pat
         lines.append([label, *speeds, significant(errors["error_median"], 2), significant(errors["error_max"], 2)])
     headers = ["precision", *map(spelled, shapes), "median error", "largest"]
     table = Table("", headers, lines, left=["precision"]).markdown()
+    said = (
+        f"TFLOP/s, {in_turns(how)}; in parentheses, multiples of cuBLAS SGEMM in the same run. Decomposition and every "
+        f"other pass are included. Errors over |A| @ |B|, at {spelled(shapes[-1])}:"
+    )
+    return "\n\n".join(filter(None, [said, table, power_line(frame, found), source(how)]))
+
+
+SUMMARISED = ("bf16x6", "fp16x3", "tf32")  # the precisions that most users choose from
+PLACE = ("m", "n", "k", "layout", "cache")
+SLOWER = 0.98  # a smaller share of the speed in another run is reported
+
+
+def precision_summary(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
+    """Sentences about the precisions' speeds at one size, the effect of the power cap, and the cost of NaN."""
+    found, how = read_results(results / PRECISIONS_FOLDER)
+    timed = at_ladder_shape(found)
+    if missing := [name for name in SUMMARISED if (AUTO, name) not in timed]:
+        raise ReadmeError(f"{results / PRECISIONS_FOLDER} holds no {', '.join(missing)} at {LADDER_SHAPE}")
+    speeds = [
+        f"`{name}` {row['gflops'] / 1000:.3g} ({row['ratio_to_cublas']:.2f})"
+        for name, row in ((name, timed[AUTO, name]) for name in SUMMARISED)
+    ]
+    said = (
+        f"TFLOP/s and multiples of cuBLAS SGEMM at {spelled(LADDER_SHAPE)} on an {device_name(how)}, {in_turns(how)}: "
+        f"{', '.join(speeds)}."
+    )
+    return " ".join(filter(None, [said, power_line(frame, found), special_line(results)]))
+
+
+def at_ladder_shape(found: pd.DataFrame) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return the rows of the shape at which the ladder is shown, by stage and precision."""
+    wanted = (*LADDER_SHAPE, "nn", "hot")
+    rows = [row for row in records(fastest(found)) if tuple(row[name] for name in PLACE) == wanted]
+    return {(row["stage"], row["precision"]): row for row in rows}
+
+
+def power_line(frame: pd.DataFrame, found: pd.DataFrame) -> str:
+    """Sentences that compare cuBLAS SGEMM beside tensor-core kernels with the run of the FP32 stages.
+
+    Empty if cuBLAS SGEMM is as fast there as here, or was not measured in both.
+    """
+    cublas = [at_ladder_shape(run).get((CUBLAS, "ieee"), {}) for run in (frame, found)]
+    alone, beside = (float(row.get("gflops", math.nan)) / 1000 for row in cublas)
+    if not beside < SLOWER * alone:
+        return ""
     return (
-        "TFLOP/s, and in multiples of cuBLAS SGEMM; decomposition and every other pass included. Errors over |A| @ |B|,"
-        f" at {spelled(shapes[-1])}:\n\n{table}\n\n{source(how)}"
+        f"Tensor-core kernels run into the power cap, which also slows down contenders that take turns with them: at "
+        f"{spelled(LADDER_SHAPE)} cuBLAS SGEMM reached {beside:.1f} TFLOP/s in this run, and {alone:.1f} in that of "
+        f"the FP32 stages. Ratios to the latter speed are {beside / alone:.2f} of those given here."
     )
 
 
@@ -107,9 +156,8 @@ def given_line(rows: Sequence[Mapping[str, Any]]) -> str:
         return ""
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
     return (
-        "cuBLAS BF16 has the same FP32 operands and result: PyTorch rounds and widens them, in the same time. Given "
-        f"operands that are BF16 beforehand, and leaving its result so, it takes {mean:.2f} of the time that `bf16` "
-        "takes on those cubes (geometric mean)."
+        "cuBLAS BF16 is given the same FP32 operands and result; its time includes PyTorch's conversions. With "
+        f"operands and result in BF16, cuBLAS takes {mean:.2f} of the time of `bf16` on those cubes (geometric mean)."
     )
 
 
@@ -157,26 +205,48 @@ def tensor_ladder(frame: pd.DataFrame, environment: Mapping[str, Any], results: 
         f"`{some['precision']}` at {shape}, the product alone: decomposition takes {number(decomposition, 0)} us more, "
         f"{number(100 * decomposition / whole, 0)} % of `{stages[-1]}`'s time. Errors over |A| @ |B|, of positive "
         f"operands:\n\n{table}\n\n"
-        "Measured right after the tables above: `python -m numba_gemm.lab.bench.tensor_ladder`."
+        "Measured right after the precisions' table: `python -m numba_gemm.lab.bench.tensor_ladder`."
     )
 
 
 def special_values(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
-    """Sentence about the cost of NaN and infinity."""
-    path = results / PRECISIONS_FOLDER / SPECIAL_CSV
-    if not path.is_file():
-        raise ReadmeError(f"there is no {path}: run python -m numba_gemm.lab.bench.tensor_ladder --out {path.parent}")
-    rows = pd.read_csv(path, keep_default_na=False).to_dict("records")
+    """Sentences about the cost of NaN and infinities."""
+    rows = read_special(results)
     some = next(row for row in rows if row["rows"])
-    shape = spelled(Shape(some["m"], some["n"], some["k"]))
+    shape, precision = spelled(Shape(some["m"], some["n"], some["k"])), f"`{some['precision']}`"
 
     def times(value: str) -> str:
-        found = [row for row in rows if row["value"] == value and row["precision"] == some["precision"]]
-        return ", ".join(f"{number(row['times_as_long'], 2)} with {row['rows']}" for row in found)
+        found = [row for row in rows if row["value"] == value]
+        return ", ".join(
+            f"{number(row['times_as_long'], 2)} with {row['rows']} row{'s' if row['rows'] > 1 else ''}" for row in found
+        )
 
     ieee = next(row["times_as_long"] for row in rows if row["precision"] == "ieee")
     return (
-        f"Times as long as without, of `{some['precision']}` at {shape}, by how many rows of A have an element that is "
-        f"NaN, in the middle of K: {times('nan')}; that is infinite: {times('inf')}. `ieee` takes {number(ieee, 2)} "
-        f"times as long without."
+        f"Slowdown of {precision} at {shape} when rows of A contain NaN, one element per row, in the middle of K: "
+        f"{times('nan')}. When they contain an infinity: {times('inf')}. `ieee`, which has no slow path, takes "
+        f"{number(ieee, 2)} times as long as {precision} without special values."
     )
+
+
+def special_line(results: Path) -> str:
+    """Sentence about the largest slowdowns by NaN and infinities."""
+    rows = read_special(results)
+    worst = {
+        value: max((row for row in rows if row["value"] == value), key=lambda row: float(row["times_as_long"]))
+        for value in ("nan", "inf")
+    }
+    nan, inf = worst["nan"], worst["inf"]
+    return (
+        f"`{nan['precision']}` takes up to {number(nan['times_as_long'], 0)} times as long when rows of A contain NaN, "
+        f"and up to {number(inf['times_as_long'], 0)} times as long when they contain an infinity."
+    )
+
+
+def read_special(results: Path) -> list[dict[str, Any]]:
+    """Return the times with NaN and infinities in A."""
+    path = results / PRECISIONS_FOLDER / SPECIAL_CSV
+    if not path.is_file():
+        raise ReadmeError(f"there is no {path}: run python -m numba_gemm.lab.bench.tensor_ladder --out {path.parent}")
+    found = pd.read_csv(path, keep_default_na=False).to_dict("records")
+    return [{str(name): value for name, value in row.items()} for row in found]

@@ -12,7 +12,7 @@ import pandas as pd
 
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.environment import caption
-from numba_gemm.lab.bench.results import FAILURES, NOT_STAGES, load, records
+from numba_gemm.lab.bench.results import FAILURES, GRAPHS, NOT_STAGES, load, records
 
 LADDER_SHAPE = Shape(4096, 4096, 4096)
 
@@ -56,6 +56,12 @@ def tflops(rows: Rows, stage: str) -> float:
 def spelled(shape: Shape) -> str:
     """Format a shape for prose."""
     return " x ".join(str(extent) for extent in shape)
+
+
+def in_turns(environment: Mapping[str, Any]) -> str:
+    """Describe how contenders were timed beside each other."""
+    replayed = environment.get("timing") == GRAPHS
+    return f"{'CUDA-graph replays' if replayed else 'calls'} measured in turns with other contenders"
 
 
 def source(environment: Mapping[str, Any]) -> str:
@@ -104,5 +110,5 @@ def read_results(results: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     if environment.get("simulator") or not environment.get("gpu"):
         raise ReadmeError(f"{results} was not measured on a GPU")
     if frame["status"].isin(FAILURES).any():
-        raise ReadmeError(f"{results} holds rows that are wrong or failed; README shows verified results only")
+        raise ReadmeError(f"{results} holds rows that are wrong or failed; only verified results are published")
     return frame, environment

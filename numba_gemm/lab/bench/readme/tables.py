@@ -20,6 +20,7 @@ from numba_gemm.lab.bench.readme.published import (
     TARGETS_SUMMARY,
     ReadmeError,
     at,
+    in_turns,
     ladder_stages,
     read_targets,
     source,
@@ -61,7 +62,7 @@ def headline(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path)
         raise ReadmeError(f"the results hold none of the headline's shapes: {', '.join(map(str, HEADLINE_SHAPES))}")
     headers = ["M x N x K", "cuBLAS SGEMM", "`tiled_sgemm`", "ratio", "its choice", "error / bound"]
     table = Table("", headers, lines, left=["M x N x K", "its choice"]).markdown()
-    return f"TFLOP/s, FP32 arithmetic throughout (TF32 off):\n\n{table}\n\n{source(environment)}"
+    return f"TFLOP/s in FP32 arithmetic (TF32 off), {in_turns(environment)}:\n\n{table}\n\n{source(environment)}"
 
 
 def ladder(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
@@ -86,10 +87,10 @@ def ladder(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -
         before = speed
     headers = ["stage", "TFLOP/s", "of FP32 peak", "/ cuBLAS", "gain", "error / bound"]
     table = Table("", headers, lines, left=["stage"]).markdown()
-    return f"At {spelled(LADDER_SHAPE)}:\n\n{table}\n\n{source(environment)}"
+    return f"At {spelled(LADDER_SHAPE)}, {in_turns(environment)}:\n\n{table}\n\n{source(environment)}"
 
 
-OTHER_ARRAYS = re.compile("(cupy|numba) arrays")  # whose rows README sums up
+OTHER_ARRAYS = re.compile("(cupy|numba) arrays")  # whose rows are summed up in a sentence
 
 
 def targets(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
