@@ -24,14 +24,11 @@ from numba_gemm.lab.bench import (
     cases,
     ceilings,
     cli,
-    command,
     compare,
     contenders,
     counters,
-    environment,
     model,
     ncu_pages,
-    nvml,
     plots,
     report,
     results,
@@ -45,6 +42,7 @@ from numba_gemm.lab.bench.readme import published
 from numba_gemm.lab.bench.readme.tables import HEADLINE_SHAPES
 from numba_gemm.lab.bench.targets import __main__ as targets
 from numba_gemm.lab.bench.targets import case, groups, host_calls, verdicts
+from numba_gemm.lab.harness import command, environment, nvml
 from numba_gemm.models import accuracy
 from numba_gemm.runtime import timing
 from numba_gemm.runtime.device import SIMULATED_DEVICE
@@ -286,7 +284,6 @@ WITH_OUT = {
     ),
     "bench.accuracy": ([], {"require_gpu": nothing, "measured": never}),
     "bench.streamed": ([], {"require_gpu": nothing, "environment.describe": nothing, "measure": never}),
-    "memory.__main__": (["misaligned_copy"], {"record": never}),
 }
 
 
@@ -370,7 +367,7 @@ class TestCommand:
 PRINTS = """
 import sys
 from pathlib import Path
-from numba_gemm.lab.bench.command import command, write_files
+from numba_gemm.lab.harness.command import command, write_files
 @command
 def main():
     for _ in range(5000):

@@ -18,8 +18,9 @@ import pytest
 from numba_gemm.device.access import ACCESSES
 from numba_gemm.kernels.ladder import STAGES, TileConfig
 from numba_gemm.kernels.ladder.stage import Variant
-from numba_gemm.lab.bench import counters, environment, ncu_pages
+from numba_gemm.lab.bench import counters, ncu_pages
 from numba_gemm.lab.bench.cases import Shape
+from numba_gemm.lab.harness import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 CUBE = Shape(1024, 1024, 1024)

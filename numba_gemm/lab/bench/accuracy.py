@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from numba_gemm.device.units import ceil_div
-from numba_gemm.lab.bench.command import USAGE, command, csv_text, make_folder, require_gpu, write_files
+from numba_gemm.lab.harness.command import USAGE, command, csv_text, make_folder, require_gpu, write_files
 
 __all__ = ["DISTRIBUTIONS", "main", "measured", "operands", "quotients"]
 
@@ -115,7 +115,7 @@ def measured(ks: Sequence[int], extent: int, seed: int, precisions: Sequence[str
 
 def draw(frame: pd.DataFrame, title: str) -> bytes:
     """Plot median (solid) and maximum (dashed) errors against K as a PNG, one panel per distribution."""
-    from numba_gemm.lab.bench.plots import png, pyplot
+    from numba_gemm.lab.harness.pictures import png, pyplot
 
     plt = pyplot()
     names = list(dict.fromkeys(frame["distribution"]))

@@ -23,11 +23,11 @@ from cuda.bindings import driver
 from numba import cuda, float32, uint32
 
 from numba_gemm.device.vector import load4, store4
-from numba_gemm.lab.bench import environment
-from numba_gemm.lab.bench.command import add_result_options, command, json_text, make_folder, write_files
-from numba_gemm.lab.bench.nvml import sampled_clocks
-from numba_gemm.lab.bench.results import GRAPHS
 from numba_gemm.lab.bench.tables import Table, number
+from numba_gemm.lab.harness import environment
+from numba_gemm.lab.harness.command import add_result_options, command, json_text, make_folder, write_files
+from numba_gemm.lab.harness.environment import GRAPHS
+from numba_gemm.lab.harness.nvml import sampled_clocks
 from numba_gemm.models.prediction import Ceilings, theoretical_ceilings
 from numba_gemm.runtime.compiler import Cubin, compile_cubin
 from numba_gemm.runtime.device import DeviceProperties, current_device, device_properties, synchronize

@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from numba_gemm.lab.bench import environment
 from numba_gemm.lab.bench.cases import Shape, parse_shape
-from numba_gemm.lab.bench.command import command, csv_text, json_text, make_folder, write_files
 from numba_gemm.lab.bench.ncu_pages import METRICS, TOTAL, CountersError, counters, shape_of, shared_wavefronts
+from numba_gemm.lab.harness import environment
+from numba_gemm.lab.harness.command import command, csv_text, json_text, make_folder, write_files
 from numba_gemm.simulator.probe import driver_error, simulator_requested
 
 if TYPE_CHECKING:

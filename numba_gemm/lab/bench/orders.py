@@ -26,11 +26,12 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from numba_gemm.lab.bench import environment
 from numba_gemm.lab.bench.cases import Shape
-from numba_gemm.lab.bench.command import command, csv_text, json_text, make_folder, write_files
 from numba_gemm.lab.bench.counters import shape_option
-from numba_gemm.lab.bench.results import CUBLAS, GRAPHS
+from numba_gemm.lab.bench.results import CUBLAS
+from numba_gemm.lab.harness import environment
+from numba_gemm.lab.harness.command import command, csv_text, json_text, make_folder, write_files
+from numba_gemm.lab.harness.environment import GRAPHS
 from numba_gemm.simulator.probe import driver_error, simulator_requested
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ import numpy as np
 import pandas as pd
 from cuda.bindings import driver
 
-from numba_gemm.lab.bench import environment
-from numba_gemm.lab.bench.command import (
+from numba_gemm.lab.harness import environment
+from numba_gemm.lab.harness.command import (
     USAGE,
     add_result_options,
     command,
@@ -34,8 +34,8 @@ from numba_gemm.lab.bench.command import (
     require_gpu,
     write_files,
 )
-from numba_gemm.lab.bench.nvml import sampled_clocks
-from numba_gemm.lab.bench.results import LAUNCHES
+from numba_gemm.lab.harness.environment import LAUNCHES
+from numba_gemm.lab.harness.nvml import sampled_clocks
 from numba_gemm.models.accuracy import ieee_bound
 from numba_gemm.runtime.device import current_device, synchronize
 from numba_gemm.runtime.driver import device_scope

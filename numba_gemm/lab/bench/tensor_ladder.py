@@ -22,7 +22,7 @@ from numba_gemm.gemm.precision import IEEE
 from numba_gemm.kernels.step import Step
 from numba_gemm.kernels.tensor_core import TENSOR_STAGES, TensorStage, WarpgroupConfig
 from numba_gemm.lab.bench.accuracy import quotients
-from numba_gemm.lab.bench.command import USAGE, command, csv_text, make_folder, require_gpu, write_files
+from numba_gemm.lab.harness.command import USAGE, command, csv_text, make_folder, require_gpu, write_files
 from numba_gemm.models.roofline import FLOAT32_BYTES, gemm_flops
 from numba_gemm.runtime.device import current_device, device_properties, get_device
 from numba_gemm.runtime.launch import product_of

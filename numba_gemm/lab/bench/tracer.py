@@ -25,9 +25,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from numba_gemm.lab.bench import counters, environment, ncu_pages
+from numba_gemm.lab.bench import counters, ncu_pages
 from numba_gemm.lab.bench.cases import Shape
-from numba_gemm.lab.bench.command import command, commit_hash, csv_text, json_text, make_folder, write_files
+from numba_gemm.lab.harness import environment
+from numba_gemm.lab.harness.command import command, commit_hash, csv_text, json_text, make_folder, write_files
 from numba_gemm.simulator.probe import simulator_requested
 
 __all__ = ["COUNTED", "SHAPE", "TRACED", "compare", "counted", "main", "traced"]

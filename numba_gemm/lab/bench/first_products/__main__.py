@@ -23,8 +23,9 @@ from typing import Any
 import pandas as pd
 
 from numba_gemm.gemm.precision import PRECISIONS
-from numba_gemm.lab.bench import environment
-from numba_gemm.lab.bench.command import (
+from numba_gemm.lab.bench.first_products.child import KINDS
+from numba_gemm.lab.harness import environment
+from numba_gemm.lab.harness.command import (
     add_result_options,
     command,
     csv_text,
@@ -33,9 +34,8 @@ from numba_gemm.lab.bench.command import (
     require_gpu,
     write_files,
 )
-from numba_gemm.lab.bench.first_products.child import KINDS
-from numba_gemm.lab.bench.nvml import sampled_clocks
-from numba_gemm.lab.bench.results import LAUNCHES
+from numba_gemm.lab.harness.environment import LAUNCHES
+from numba_gemm.lab.harness.nvml import sampled_clocks
 
 FILE, HOW = "first_products.csv", "first_products.json"
 CHILD = "numba_gemm.lab.bench.first_products.child"

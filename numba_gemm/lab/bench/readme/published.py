@@ -11,8 +11,8 @@ from typing import Any
 import pandas as pd
 
 from numba_gemm.lab.bench.cases import Shape
-from numba_gemm.lab.bench.environment import caption
 from numba_gemm.lab.bench.results import FAILURES, NOT_STAGES, load, records
+from numba_gemm.lab.harness.environment import caption
 
 LADDER_SHAPE = Shape(4096, 4096, 4096)
 

@@ -13,13 +13,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from numba_gemm.lab.bench.nvml import Nvml, open_nvml
-from numba_gemm.lab.bench.results import GRAPHS, LAUNCHES
+from numba_gemm.lab.harness.nvml import Nvml, open_nvml
 
 if TYPE_CHECKING:
     from numba_gemm.runtime.device import DeviceProperties
 
 PACKAGE = Path(__file__).resolve().parents[2]
+# Values of `timing` in the environment of a run on a GPU: without or with launch overhead.
+GRAPHS, LAUNCHES = "graphs", "launches"
 TIMINGS = {GRAPHS: "timed by replays of CUDA graphs", LAUNCHES: "timed by plain launches, which count"}
 DISTRIBUTIONS = (
     "numba-cuda",

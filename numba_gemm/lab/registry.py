@@ -1,0 +1,48 @@
+"""Names of all experiments, and where they are defined."""
+
+from __future__ import annotations
+
+import importlib
+
+from numba_gemm.lab.harness.experiment import Experiment
+
+__all__ = ["EXPERIMENTS", "GROUPS", "MEMORY", "load"]
+
+MEMORY = (
+    "transfers",
+    "overlap",
+    "zero_copy",
+    "unified_addressing",
+    "memory_spaces",
+    "carve_out",
+    "misaligned_copy",
+    "strided_copy",
+    "l2_persistence",
+    "bank_conflicts",
+    "narrow_product",
+    "product_with_transpose",
+    "barriers",
+)
+"""Experiments on memory, in the order of the guide's sections."""
+
+GROUPS = {"memory": MEMORY}
+"""Names that stand for several experiments."""
+
+EXPERIMENTS = {name: f"memory.{name}:EXPERIMENT" for name in MEMORY}
+"""Module and attribute of each experiment."""
+
+
+def load(name: str) -> Experiment:
+    """Return an experiment by its name.
+
+    Raises
+    ------
+    ValueError
+        if there is no experiment of that name.
+    """
+    if name not in EXPERIMENTS:
+        raise ValueError(f"there is no experiment {name!r}; expected one of: {', '.join((*GROUPS, *EXPERIMENTS))}")
+    module, _, attribute = EXPERIMENTS[name].partition(":")
+    experiment = getattr(importlib.import_module(f"{__package__}.{module}"), attribute)
+    assert isinstance(experiment, Experiment)
+    return experiment
