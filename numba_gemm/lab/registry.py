@@ -28,7 +28,15 @@ MEMORY = (
 GROUPS = {"memory": MEMORY}
 """Names that stand for several experiments."""
 
-EXPERIMENTS = {name: f"memory.{name}:EXPERIMENT" for name in MEMORY}
+EXPERIMENTS = {
+    "accuracy": "bench.accuracy:EXPERIMENT",
+    "tensor_ladder": "bench.tensor_ladder:TENSOR_LADDER",
+    "special_values": "bench.tensor_ladder:SPECIAL_VALUES",
+    "orders": "bench.orders:EXPERIMENT",
+    "streamed": "bench.streamed:EXPERIMENT",
+    "first_products": "bench.first_products:EXPERIMENT",
+    **{name: f"memory.{name}:EXPERIMENT" for name in MEMORY},
+}
 """Module and attribute of each experiment."""
 
 

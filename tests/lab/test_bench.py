@@ -276,14 +276,7 @@ WITH_OUT = {
     "bench.targets.__main__": (["--tiny"], {"Rig": never}),
     "bench.counters": ([], {"ncu_path": nothing, "supported": list, "profile": never}),
     "bench.tracer": ([], {"simulator_requested": nothing, "counters.ncu_path": nothing, "counted": never}),
-    "bench.orders": (["--static"], {"simulator_requested": nothing, "chosen": never}),
     "bench.ceilings": ([], {"SIMULATOR": False, "measured": never}),
-    "bench.tensor_ladder": (
-        [],
-        {"require_gpu": nothing, "device_properties": lambda _: SIMULATED_DEVICE, "measured": never},
-    ),
-    "bench.accuracy": ([], {"require_gpu": nothing, "measured": never}),
-    "bench.streamed": ([], {"require_gpu": nothing, "environment.describe": nothing, "measure": never}),
 }
 
 
@@ -298,18 +291,6 @@ class TestCommand:
         (tmp_path / "file").touch()
         assert module.main([*arguments, f"--out={tmp_path / 'file'}"]) == 2
         assert "results cannot be written there" in capsys.readouterr().err
-
-    @pytest.mark.parametrize("name", ["tensor_ladder", "accuracy", "streamed"])
-    @pytest.mark.parametrize(("simulated", "says"), [(True, "unset NUMBA_ENABLE_CUDASIM"), (False, "no driver.")])
-    def test_no_gpu(self, name, simulated, says, monkeypatch, tmp_path, capsys):
-        monkeypatch.setattr(command, "simulator_requested", lambda: simulated)
-        monkeypatch.setattr(command, "driver_error", lambda: "no driver.")
-        module = importlib.import_module(f"numba_gemm.lab.bench.{name}")
-        assert module.main([f"--out={tmp_path / 'new'}"]) == 2
-        said = capsys.readouterr().err
-        assert says in said
-        assert said.count("\n") == 1
-        assert not (tmp_path / "new").exists()
 
     def test_a_full_disk_leaves_the_previous_files(self, tmp_path):
         """A limit on file sizes stands in for a full disk."""
@@ -1214,7 +1195,7 @@ class TestReadme:
 
     def test_targets_that_cannot_be_shown(self, folder, capsys):
         assert self.run(folder, text=self.TEXT.format("targets", "")) == 1
-        assert "targets_summary.csv: run python -m numba_gemm.lab.bench.targets --out" in capsys.readouterr().err
+        assert "targets_summary.csv: run python -m numba_gemm.lab targets --out" in capsys.readouterr().err
         save_targets(folder / "latest", environment={"simulator": True})
         assert self.run(folder) == 1
         assert "targets_summary.csv was not measured on a GPU" in capsys.readouterr().err
@@ -1276,7 +1257,7 @@ class TestReadme:
     def test_streamed(self, folder, capsys):
         text = self.TEXT.format("streamed", "")
         assert self.run(folder, text=text) == 1
-        assert "streamed.csv: run python -m numba_gemm.lab.bench.streamed --out" in capsys.readouterr().err
+        assert "streamed.csv: run python -m numba_gemm.lab streamed --out" in capsys.readouterr().err
         row = {"size": 512, "precision": "ieee", "operands": published.ON_DEVICE, "seconds": 1.5, "tflops": 60.0}
         other = row | {"operands": "pageable", "memory_limit": 4e9, "seconds": 2.0, "predicted_s": 1.9}
         other |= {"bound_by": "products", "peak_bytes": 3.5e9, "of_in_memory": 0.75}
@@ -1293,11 +1274,8 @@ class TestReadme:
     def test_names_of_streamed_products(self):
         from numba_gemm.lab.bench import streamed
 
-        assert (published.STREAMED, published.STREAMED_HOW, published.ON_DEVICE) == (
-            streamed.FILE,
-            streamed.HOW,
-            streamed.ON_DEVICE,
-        )
+        assert streamed.EXPERIMENT.files == (published.STREAMED, published.STREAMED_HOW)
+        assert published.ON_DEVICE == streamed.ON_DEVICE
 
     @pytest.fixture
     def tensor_folder(self, folder):
@@ -1343,9 +1321,7 @@ class TestReadme:
     )
     def test_what_was_not_measured_is_named(self, block, file, folder, capsys):
         assert self.run(folder, text=self.TEXT.format(block, "")) == 1
-        assert (
-            f"{getattr(published, file)}: run python -m numba_gemm.lab.bench.tensor_ladder" in capsys.readouterr().err
-        )
+        assert f"{getattr(published, file)}: run python -m numba_gemm.lab {block}" in capsys.readouterr().err
 
     def test_needs_no_numba(self):
         code = (
@@ -1450,7 +1426,7 @@ class TestDocstrings:
         path = self.stage(folder, "thin")
         path.write_text(self.HEAD.format("thin") + self.OLD + self.LIMITS + self.CODE)
         assert self.run(folder) == 1
-        assert "targets.csv: run python -m numba_gemm.lab.bench.targets --out" in capsys.readouterr().err
+        assert "targets.csv: run python -m numba_gemm.lab targets --out" in capsys.readouterr().err
         save_targets(folder / "latest")
         assert self.run(folder) == 0
         text = path.read_text()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from numba_gemm.lab.harness.nvml import Nvml, open_nvml
+from numba_gemm.simulator.probe import driver_error
 
 if TYPE_CHECKING:
     from numba_gemm.runtime.device import DeviceProperties
@@ -62,7 +63,7 @@ def describe(
         "simulator": simulated,
         "commit": commit() or stated_commit,
         "source_sha256": source_digest(),
-        "gpu": None if simulated else describe_gpu(),
+        "gpu": None if simulated or driver_error() else describe_gpu(),
         "versions": versions(),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
@@ -107,6 +108,8 @@ def device_name(environment: Mapping[str, Any]) -> str:
 
 def current_nvml() -> Nvml | None:
     """Return NVML for the current GPU, or None."""
+    if driver_error():
+        return None
     from numba import cuda
 
     return open_nvml(cuda.get_current_device().uuid)

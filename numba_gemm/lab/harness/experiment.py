@@ -17,7 +17,7 @@ from numba_gemm.lab.harness.command import UsageError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["PREDICTED", "Experiment", "Parameter", "Unavailable", "so_far"]
+__all__ = ["PREDICTED", "Experiment", "Parameter", "Unavailable", "last_row", "so_far"]
 
 PREDICTED = "predicted"
 SEPARATOR = re.compile(r",(?! )")  # a value may contain a comma and a space
@@ -74,7 +74,7 @@ class Experiment:
     parse : mapping
         Functions that read options which their parameter's annotation does not describe.
     progress : callable, optional
-        Describes the result so far in one line, after each part.
+        Describes the result so far in one line, after each part; by default, only its number of rows now and then.
     summary : callable, optional
         Table to print instead of the DataFrame.
     summary_file : str
@@ -177,3 +177,11 @@ def so_far(rows: Iterable[Mapping[str, Any]]) -> Iterator[pd.DataFrame]:
     for row in rows:
         found.append(row)
         yield pd.DataFrame(found)
+
+
+def last_row(frame: pd.DataFrame) -> str:
+    """Describe the last row of a result in one line, without what it lacks."""
+    row = frame.iloc[-1].dropna()
+    return ", ".join(
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in row.items()
+    )

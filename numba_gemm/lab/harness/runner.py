@@ -100,9 +100,10 @@ def _measured(
             for frame in [found] if isinstance(found, pd.DataFrame) else found:
                 if experiment.progress:
                     print(experiment.progress(frame), flush=True)
-                if time.perf_counter() - saved > SAVE_INTERVAL_S:
+                if (now := time.perf_counter()) - saved > SAVE_INTERVAL_S:
                     save()
-                    saved = time.perf_counter()
+                    saved = now
+                    print(f"{len(frame)} rows after {now - begin:.0f} s", flush=True)
         finally:
             if len(frame):
                 save()

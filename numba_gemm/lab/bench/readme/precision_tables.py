@@ -116,7 +116,7 @@ def given_line(rows: Sequence[Mapping[str, Any]]) -> str:
 def accuracy_line(path: Path) -> str:
     """Sentence that compares the errors of the full-range precision with those of cuBLAS."""
     if not path.is_file():
-        raise ReadmeError(f"there is no {path}: run python -m numba_gemm.lab.bench.accuracy --out {path.parent}")
+        raise ReadmeError(f"there is no {path}: run python -m numba_gemm.lab accuracy --out {path.parent}")
     frame = pd.read_csv(path)
     errors = frame.pivot_table(index=["distribution", "k"], columns="precision", values=["median", "max"])
     from_256 = errors[errors.index.get_level_values("k") >= 256]
@@ -157,7 +157,7 @@ def tensor_ladder(frame: pd.DataFrame, environment: Mapping[str, Any], results: 
         f"`{some['precision']}` at {shape}, the product alone: decomposition takes {number(decomposition, 0)} us more, "
         f"{number(100 * decomposition / whole, 0)} % of `{stages[-1]}`'s time. Errors over |A| @ |B|, of positive "
         f"operands:\n\n{table}\n\n"
-        "Measured right after the tables above: `python -m numba_gemm.lab.bench.tensor_ladder`."
+        "Measured right after the tables above: `python -m numba_gemm.lab tensor_ladder`."
     )
 
 
@@ -165,7 +165,7 @@ def special_values(frame: pd.DataFrame, environment: Mapping[str, Any], results:
     """Sentence about the cost of NaN and infinity."""
     path = results / PRECISIONS_FOLDER / SPECIAL_CSV
     if not path.is_file():
-        raise ReadmeError(f"there is no {path}: run python -m numba_gemm.lab.bench.tensor_ladder --out {path.parent}")
+        raise ReadmeError(f"there is no {path}: run python -m numba_gemm.lab special_values --out {path.parent}")
     rows = pd.read_csv(path, keep_default_na=False).to_dict("records")
     some = next(row for row in rows if row["rows"])
     shape = spelled(Shape(some["m"], some["n"], some["k"]))
