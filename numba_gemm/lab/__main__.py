@@ -14,14 +14,15 @@ if TYPE_CHECKING:
     from numba_gemm.lab.harness.experiment import Experiment, Parameter
 
 RIGHT, WRONG, UNUSABLE = 0, 1, 2
+DESCRIPTION = "Run experiments. On the simulator they are small, and times mean nothing."
 USAGE = """%(prog)s --list
        %(prog)s NAME... [--out DIR] [--commit HASH] [--no-plot]
-       %(prog)s NAME [options of the experiment]
+       %(prog)s NAME... [options that all of these experiments have]
        %(prog)s NAME --help"""
 
 
 def parser(experiments: Sequence[Experiment]) -> argparse.ArgumentParser:
-    """Return the parser of the options, for a single experiment with its parameters."""
+    """Return the parser of the options, with the parameters that all of the experiments have."""
     only = experiments[0] if len(experiments) == 1 else None
     prog = "python -m numba_gemm.lab"
     made = argparse.ArgumentParser(
@@ -29,9 +30,7 @@ def parser(experiments: Sequence[Experiment]) -> argparse.ArgumentParser:
         usage=None if only else USAGE,
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description=only.lesson
-        if only
-        else "Run experiments. On the simulator they are small, and times mean nothing.",
+        description=only.lesson if only else DESCRIPTION,
         epilog="Exit status: 0; 1 if a result is wrong or a claim does not hold; 2 for unusable arguments, or if this "
         "machine cannot run\nany of the experiments; 130 if interrupted.",
     )
@@ -39,7 +38,10 @@ def parser(experiments: Sequence[Experiment]) -> argparse.ArgumentParser:
         made.add_argument("--list", action="store_true", help="list the experiments")
     add_result_options(made)
     made.add_argument("--no-plot", action="store_true", help="draw nothing")
-    for name, parameter in only.parameters.items() if only else ():
+    taken = [experiment.parameters for experiment in experiments]
+    for name, parameter in taken[0].items() if taken else ():
+        if any(name not in others for others in taken):
+            continue
         option = f"--{name.replace('_', '-')}"
         text = parameter.help.replace("%", "%%")
         if parameter.parse is bool:
@@ -50,7 +52,7 @@ def parser(experiments: Sequence[Experiment]) -> argparse.ArgumentParser:
                 type=_type(parameter),
                 default=argparse.SUPPRESS,
                 metavar=name.upper(),
-                help=f"{text} Default: {shown(parameter.default)}.".replace("%", "%%"),
+                help=f"{text} Default: {shown(parameter.default)}." if only else text,
             )
     return made
 

@@ -29,6 +29,11 @@ GROUPS = {"memory": MEMORY}
 """Names that stand for several experiments."""
 
 EXPERIMENTS = {
+    "ceilings": "bench.ceilings:EXPERIMENT",
+    "counters": "bench.counters:EXPERIMENT",
+    "shared_wavefronts": "bench.counters:SHARED_WAVEFRONTS",
+    "tracer_counted": "bench.tracer:COUNTING",
+    "tracer": "bench.tracer:EXPERIMENT",
     "accuracy": "bench.accuracy:EXPERIMENT",
     "tensor_ladder": "bench.tensor_ladder:TENSOR_LADDER",
     "special_values": "bench.tensor_ladder:SPECIAL_VALUES",

@@ -20,6 +20,7 @@ from numba import cuda
 import numba_gemm
 from numba_gemm import kernels
 from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.lab.__main__ import main as lab_main
 from numba_gemm.lab.bench import (
     cases,
     ceilings,
@@ -274,9 +275,6 @@ def nothing(*_, **__):
 WITH_OUT = {
     "bench.cli": (["--stages=naive", "--shape=4,4,4"], {"measured": never}),
     "bench.targets.__main__": (["--tiny"], {"Rig": never}),
-    "bench.counters": ([], {"ncu_path": nothing, "supported": list, "profile": never}),
-    "bench.tracer": ([], {"simulator_requested": nothing, "counters.ncu_path": nothing, "counted": never}),
-    "bench.ceilings": ([], {"SIMULATOR": False, "measured": never}),
 }
 
 
@@ -1523,15 +1521,17 @@ class TestCeilings:
         assert all(probe.rows % ceilings.ROWS_AT_ONCE == 0 for probe in found.values())
 
     def test_record_is_read_back(self, tmp_path):
-        probe = ceilings.Probe("fp32", 1000, 10)
-        timed = {name: (probe, Samples(np.array([1.0, 2.0, 4.0]))) for name in ceilings.KERNELS}
-        content = ceilings.record(timed, ENVIRONMENT, ceilings.Ceilings(**LIMITS))
+        found = {name: ceilings.Probe(name, 1000, 10, 4) for name in ceilings.KERNELS}
+        samples = dict.fromkeys(found, Samples(np.array([1.0, 2.0, 4.0])))
+        frame = ceilings.rates(found, samples, ceilings.Ceilings(**LIMITS))
+        content = ENVIRONMENT | ceilings.facts(frame)
         (tmp_path / ceilings.FILE).write_text(json.dumps(content))
-        found, name = ceilings.load(tmp_path / ceilings.FILE)
+        read, name = ceilings.load(tmp_path / ceilings.FILE)
         assert name == "Test GPU"
-        assert found.fp32 == probe.work * 1e6
-        assert content["medians"]["dram"] == probe.work * 1e6 / 2
-        assert "| fp32 | TFLOP/s |" in ceilings.table(content).markdown()
+        assert read.fp32 == found["fp32"].work * 1e6
+        assert content["medians"]["dram"] == found["dram"].work * 1e6 / 2
+        assert content["theoretical"] == LIMITS
+        assert ceilings.summary(frame)["fastest"][0] == pytest.approx(read.fp32 / 1e12)
 
     @pytest.mark.parametrize(
         ("text", "says"),
@@ -1544,15 +1544,9 @@ class TestCeilings:
         with pytest.raises(ValueError, match=f"holds no ceilings .*{says}.*write it anew"):
             ceilings.load(path)
 
-    @pytest.mark.simulator
-    def test_the_simulator_has_none(self, tmp_path, capsys):
-        assert ceilings.main(["--out", str(tmp_path)]) == 2
-        assert "the simulator has no ceilings" in capsys.readouterr().err
-        assert not list(tmp_path.iterdir())
-
     @pytest.mark.gpu
     def test_measured_on_a_gpu(self, tmp_path):
-        assert ceilings.main(["--rounds=5", "--out", str(tmp_path)]) == 0
+        assert lab_main(["ceilings", "--rounds=5", "--out", str(tmp_path)]) == 0
         content = json.loads((tmp_path / ceilings.FILE).read_text())
         for name, most in (("fp32", 1.02), ("dram", 1.02), ("l2", 1.5), ("shared", 1.02)):
             assert 0 < content["medians"][name] <= content["ceilings"][name] <= most * content["theoretical"][name]

@@ -159,11 +159,11 @@ def test_out_is_looked_at_before_anything_runs(run, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nothing"], "there is no experiment 'nothing'; expected one of: memory, accuracy"),
+        (["nothing"], "there is no experiment 'nothing'; expected one of: memory, ceilings"),
         ([], "name one or more experiments"),
         (["strided_copy", "--strides=1,two"], "argument --strides: invalid literal"),
         (["strided_copy", "--stride=1"], "unrecognized arguments: --stride=1"),
-        (["strided_copy", "barriers", "--rounds=1"], "unrecognized arguments: --rounds=1"),
+        (["strided_copy", "barriers", "--strides=1"], "unrecognized arguments: --strides=1"),
         (["narrow_product", "--m=5"], "m and n are 5 and 32; expected multiples of 32"),
         (["strided_copy", "--commit=x"], "'x' is no commit"),
     ],

@@ -8,6 +8,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -17,7 +18,7 @@ from numba_gemm.lab.harness.command import UsageError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["PREDICTED", "Experiment", "Parameter", "Unavailable", "last_row", "so_far"]
+__all__ = ["PREDICTED", "Experiment", "Parameter", "Unavailable", "attrs", "last_row", "so_far"]
 
 PREDICTED = "predicted"
 SEPARATOR = re.compile(r",(?! )")  # a value may contain a comma and a space
@@ -166,7 +167,7 @@ def _parser(annotation: Any) -> Callable[[str], Any]:
     if origin in (Sequence, tuple):
         item = _parser(arguments[0])
         return lambda text: tuple(item(part.strip()) for part in SEPARATOR.split(text) if part.strip())
-    if annotation not in (bool, float, int, str):
+    if annotation not in (bool, float, int, str, Path):
         raise TypeError(f"no option can be made of {annotation}: add a function to Experiment.parse")
     return typing.cast("Callable[[str], Any]", annotation)
 
@@ -177,6 +178,11 @@ def so_far(rows: Iterable[Mapping[str, Any]]) -> Iterator[pd.DataFrame]:
     for row in rows:
         found.append(row)
         yield pd.DataFrame(found)
+
+
+def attrs(frame: pd.DataFrame) -> dict[str, Any]:
+    """Return the attributes of a result, for `Experiment.facts`."""
+    return {str(name): value for name, value in frame.attrs.items()}
 
 
 def last_row(frame: pd.DataFrame) -> str:
