@@ -37,8 +37,9 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from numba import cuda
 
+from numba_gemm.lab.harness.experiment import Unavailable
 from numba_gemm.lab.memory import barriers, l2_persistence, machine, overlap, strided_copy
-from numba_gemm.lab.memory.experiment import NAMES, Unavailable, load
+from numba_gemm.lab.registry import MEMORY, load
 from numba_gemm.models import requests
 
 pd.set_option("display.max_colwidth", None)
@@ -93,7 +94,7 @@ def claims(name, here):
     return found.rename_axis("claim")
 
 
-pd.DataFrame([{"experiment": name, "section": load(name).section, "lesson": load(name).lesson} for name in NAMES])
+pd.DataFrame([{"experiment": name, "section": load(name).section, "lesson": load(name).lesson} for name in MEMORY])
 
 # %% [markdown]
 # ## A map
@@ -412,7 +413,7 @@ pd.DataFrame([{"kernel": name, "the scheduler says": said} for name, said in bar
 
 # %%
 rows = []
-for name in NAMES:
+for name in MEMORY:
     held = load(name).claims(recorded(name)[0])
     rows.append({"experiment": name, "claims": len(held), "hold": sum(held.values())})
 summary = pd.DataFrame(rows).set_index("experiment")
@@ -422,7 +423,7 @@ summary
 # %% [markdown]
 # They hold because they were written after measuring: several say that the guide's rule does *not* hold here. The rest
 # of the laboratory, and what it cannot explain, is in [docs/memory_lab.md](../docs/memory_lab.md);
-# `python -m numba_gemm.lab.memory --list` runs it on your own GPU.
+# `python -m numba_gemm.lab --list` runs it on your own GPU.
 #
 # ### Your turn: an experiment
 #

@@ -96,7 +96,7 @@ def _describe(driver: ctypes.CDLL, index: int) -> dict[str, Any]:
 
 def _release(driver: ctypes.CDLL) -> str | None:
     """Return the driver's own version, from NVML or the kernel module."""
-    from numba_gemm.lab.bench.nvml import open_nvml
+    from numba_gemm.lab.harness.nvml import open_nvml
 
     uuid = (ctypes.c_ubyte * 16)()
     try:

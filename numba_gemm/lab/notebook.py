@@ -55,7 +55,7 @@ PACKAGE = Path(__file__).parents[1]
 RECORDED = PACKAGE / "recorded" if (PACKAGE / "recorded").is_dir() else PACKAGE.parent / "results"
 SHAPE = (4096, 4096, 4096)
 MEASURE = "import sys; from numba_gemm.lab.bench.cli import main; sys.exit(main(sys.argv[1:]))"
-CEILINGS = "import sys; from numba_gemm.lab.bench.ceilings import main; sys.exit(main(sys.argv[1:]))"
+CEILINGS = "import sys; from numba_gemm.lab.__main__ import main; sys.exit(main(sys.argv[1:]))"
 SECONDS = 900  # time limit of a measurement
 DOTS_PER_INCH = 100
 
@@ -400,7 +400,7 @@ def _ceilings(gpu: str) -> Ceilings:
     if name == gpu or not has_gpu():
         return found
     with tempfile.TemporaryDirectory() as folder:
-        _run(CEILINGS, "--out", folder)
+        _run(CEILINGS, "ceilings", "--out", folder)
         return ceilings.load(Path(folder) / ceilings.FILE)[0]
 
 

@@ -364,7 +364,7 @@ def test_read_only_path_is_for_a_and_b():
 def test_orders_are_compiled_without_a_gpu(tmp_path):
     options = ("--static", "--stages", "register_prefetch", "--out", str(tmp_path))
     done = subprocess.run(
-        [sys.executable, "-m", "numba_gemm.lab.bench.orders", *options],
+        [sys.executable, "-m", "numba_gemm.lab", "orders", *options],
         env=compiler_environment(),
         capture_output=True,
         text=True,

@@ -20,18 +20,16 @@ from numba import cuda
 import numba_gemm
 from numba_gemm import kernels
 from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.lab.__main__ import main as lab_main
 from numba_gemm.lab.bench import (
     cases,
     ceilings,
     cli,
-    command,
     compare,
     contenders,
     counters,
-    environment,
     model,
     ncu_pages,
-    nvml,
     plots,
     report,
     results,
@@ -46,6 +44,7 @@ from numba_gemm.lab.bench.readme.blocks import BLOCK, GENERATORS
 from numba_gemm.lab.bench.readme.tables import HEADLINE_SHAPES
 from numba_gemm.lab.bench.targets import __main__ as targets
 from numba_gemm.lab.bench.targets import case, groups, host_calls, verdicts
+from numba_gemm.lab.harness import command, environment, nvml
 from numba_gemm.models import accuracy
 from numba_gemm.runtime import timing
 from numba_gemm.runtime.device import SIMULATED_DEVICE
@@ -277,17 +276,6 @@ def nothing(*_, **__):
 WITH_OUT = {
     "bench.cli": (["--stages=naive", "--shape=4,4,4"], {"measured": never}),
     "bench.targets.__main__": (["--tiny"], {"Rig": never}),
-    "bench.counters": ([], {"ncu_path": nothing, "supported": list, "profile": never}),
-    "bench.tracer": ([], {"simulator_requested": nothing, "counters.ncu_path": nothing, "counted": never}),
-    "bench.orders": (["--static"], {"simulator_requested": nothing, "chosen": never}),
-    "bench.ceilings": ([], {"SIMULATOR": False, "measured": never}),
-    "bench.tensor_ladder": (
-        [],
-        {"require_gpu": nothing, "device_properties": lambda _: SIMULATED_DEVICE, "measured": never},
-    ),
-    "bench.accuracy": ([], {"require_gpu": nothing, "measured": never}),
-    "bench.streamed": ([], {"require_gpu": nothing, "environment.describe": nothing, "measure": never}),
-    "memory.__main__": (["misaligned_copy"], {"record": never}),
 }
 
 
@@ -302,18 +290,6 @@ class TestCommand:
         (tmp_path / "file").touch()
         assert module.main([*arguments, f"--out={tmp_path / 'file'}"]) == 2
         assert "results cannot be written there" in capsys.readouterr().err
-
-    @pytest.mark.parametrize("name", ["tensor_ladder", "accuracy", "streamed"])
-    @pytest.mark.parametrize(("simulated", "says"), [(True, "unset NUMBA_ENABLE_CUDASIM"), (False, "no driver.")])
-    def test_no_gpu(self, name, simulated, says, monkeypatch, tmp_path, capsys):
-        monkeypatch.setattr(command, "simulator_requested", lambda: simulated)
-        monkeypatch.setattr(command, "driver_error", lambda: "no driver.")
-        module = importlib.import_module(f"numba_gemm.lab.bench.{name}")
-        assert module.main([f"--out={tmp_path / 'new'}"]) == 2
-        said = capsys.readouterr().err
-        assert says in said
-        assert said.count("\n") == 1
-        assert not (tmp_path / "new").exists()
 
     def test_a_full_disk_leaves_the_previous_files(self, tmp_path):
         """A limit on file sizes stands in for a full disk."""
@@ -371,7 +347,7 @@ class TestCommand:
 PRINTS = """
 import sys
 from pathlib import Path
-from numba_gemm.lab.bench.command import command, write_files
+from numba_gemm.lab.harness.command import command, write_files
 @command
 def main():
     for _ in range(5000):
@@ -1272,7 +1248,7 @@ class TestReadme:
 
     def test_targets_that_cannot_be_shown(self, folder, capsys):
         assert self.run(folder, text=self.TEXT.format("targets", "")) == 1
-        assert "targets_summary.csv: run python -m numba_gemm.lab.bench.targets --out" in capsys.readouterr().err
+        assert "targets_summary.csv: run python -m numba_gemm.lab targets --out" in capsys.readouterr().err
         save_targets(folder / "latest", environment={"simulator": True})
         assert self.run(folder) == 1
         assert "targets_summary.csv was not measured on a GPU" in capsys.readouterr().err
@@ -1334,7 +1310,7 @@ class TestReadme:
     def test_streamed(self, folder, capsys):
         text = self.TEXT.format("streamed", "")
         assert self.run(folder, text=text) == 1
-        assert "streamed.csv: run python -m numba_gemm.lab.bench.streamed --out" in capsys.readouterr().err
+        assert "streamed.csv: run python -m numba_gemm.lab streamed --out" in capsys.readouterr().err
         row = {"size": 512, "precision": "ieee", "operands": published.ON_DEVICE, "seconds": 1.5, "tflops": 60.0}
         other = row | {"operands": "pageable", "memory_limit": 4e9, "seconds": 2.0, "predicted_s": 1.9}
         other |= {"bound_by": "products", "peak_bytes": 3.5e9, "of_in_memory": 0.75}
@@ -1351,11 +1327,8 @@ class TestReadme:
     def test_names_of_streamed_products(self):
         from numba_gemm.lab.bench import streamed
 
-        assert (published.STREAMED, published.STREAMED_HOW, published.ON_DEVICE) == (
-            streamed.FILE,
-            streamed.HOW,
-            streamed.ON_DEVICE,
-        )
+        assert streamed.EXPERIMENT.files == (published.STREAMED, published.STREAMED_HOW)
+        assert published.ON_DEVICE == streamed.ON_DEVICE
 
     @pytest.fixture
     def tensor_folder(self, folder):
@@ -1419,9 +1392,7 @@ class TestReadme:
     )
     def test_what_was_not_measured_is_named(self, block, file, folder, capsys):
         assert self.run(folder, text=self.TEXT.format(block, "")) == 1
-        assert (
-            f"{getattr(published, file)}: run python -m numba_gemm.lab.bench.tensor_ladder" in capsys.readouterr().err
-        )
+        assert f"{getattr(published, file)}: run python -m numba_gemm.lab {block}" in capsys.readouterr().err
 
     def test_needs_no_numba(self):
         code = (
@@ -1526,7 +1497,7 @@ class TestDocstrings:
         path = self.stage(folder, "thin")
         path.write_text(self.HEAD.format("thin") + self.OLD + self.LIMITS + self.CODE)
         assert self.run(folder) == 1
-        assert "targets.csv: run python -m numba_gemm.lab.bench.targets --out" in capsys.readouterr().err
+        assert "targets.csv: run python -m numba_gemm.lab targets --out" in capsys.readouterr().err
         save_targets(folder / "latest")
         assert self.run(folder) == 0
         text = path.read_text()
@@ -1623,15 +1594,17 @@ class TestCeilings:
         assert all(probe.rows % ceilings.ROWS_AT_ONCE == 0 for probe in found.values())
 
     def test_record_is_read_back(self, tmp_path):
-        probe = ceilings.Probe("fp32", 1000, 10)
-        timed = {name: (probe, Samples(np.array([1.0, 2.0, 4.0]))) for name in ceilings.KERNELS}
-        content = ceilings.record(timed, ENVIRONMENT, ceilings.Ceilings(**LIMITS))
+        found = {name: ceilings.Probe(name, 1000, 10, 4) for name in ceilings.KERNELS}
+        samples = dict.fromkeys(found, Samples(np.array([1.0, 2.0, 4.0])))
+        frame = ceilings.rates(found, samples, ceilings.Ceilings(**LIMITS))
+        content = ENVIRONMENT | ceilings.facts(frame)
         (tmp_path / ceilings.FILE).write_text(json.dumps(content))
-        found, name = ceilings.load(tmp_path / ceilings.FILE)
+        read, name = ceilings.load(tmp_path / ceilings.FILE)
         assert name == "Test GPU"
-        assert found.fp32 == probe.work * 1e6
-        assert content["medians"]["dram"] == probe.work * 1e6 / 2
-        assert "| fp32 | TFLOP/s |" in ceilings.table(content).markdown()
+        assert read.fp32 == found["fp32"].work * 1e6
+        assert content["medians"]["dram"] == found["dram"].work * 1e6 / 2
+        assert content["theoretical"] == LIMITS
+        assert ceilings.summary(frame)["fastest"][0] == pytest.approx(read.fp32 / 1e12)
 
     @pytest.mark.parametrize(
         ("text", "says"),
@@ -1644,15 +1617,9 @@ class TestCeilings:
         with pytest.raises(ValueError, match=f"holds no ceilings .*{says}.*write it anew"):
             ceilings.load(path)
 
-    @pytest.mark.simulator
-    def test_the_simulator_has_none(self, tmp_path, capsys):
-        assert ceilings.main(["--out", str(tmp_path)]) == 2
-        assert "the simulator has no ceilings" in capsys.readouterr().err
-        assert not list(tmp_path.iterdir())
-
     @pytest.mark.gpu
     def test_measured_on_a_gpu(self, tmp_path):
-        assert ceilings.main(["--rounds=5", "--out", str(tmp_path)]) == 0
+        assert lab_main(["ceilings", "--rounds=5", "--out", str(tmp_path)]) == 0
         content = json.loads((tmp_path / ceilings.FILE).read_text())
         for name, most in (("fp32", 1.02), ("dram", 1.02), ("l2", 1.5), ("shared", 1.02)):
             assert 0 < content["medians"][name] <= content["ceilings"][name] <= most * content["theoretical"][name]

@@ -18,8 +18,11 @@ import pytest
 from numba_gemm.device.access import ACCESSES
 from numba_gemm.kernels.ladder import STAGES, TileConfig
 from numba_gemm.kernels.ladder.stage import Variant
-from numba_gemm.lab.bench import counters, environment, ncu_pages
+from numba_gemm.lab.__main__ import main
+from numba_gemm.lab.bench import counters, launch_each, ncu_pages
+from numba_gemm.lab.bench.buffers import HostLibrary
 from numba_gemm.lab.bench.cases import Shape
+from numba_gemm.lab.harness import environment, machine, runner
 
 ROOT = Path(__file__).resolve().parents[2]
 CUBE = Shape(1024, 1024, 1024)
@@ -172,13 +175,12 @@ class TestSourcePage:
         ],
     )
     def test_verdict(self, text, stages, kept):
-        right, line = counters.verdict(wavefronts(text, stages))
-        assert right is kept
-        assert line.endswith("OK" if kept else "TOO MANY")
+        claims = counters.claims(wavefronts(text, stages))
+        assert claims == {"conflict_free has at most 1 % excess shared wavefronts": kept}
 
     def test_no_verdict_of_other_stages(self):
         text = SOURCE.replace(NAME["conflict_free"], NAME["naive"])
-        assert counters.verdict(wavefronts(text, [STAGES["naive"]])) is None
+        assert counters.claims(wavefronts(text, [STAGES["naive"]])) == {}
 
 
 class TestRawPage:
@@ -250,46 +252,44 @@ class TestCommand:
         path.chmod(0o755)
         (folder / "source").write_text(SOURCE)
         (folder / "raw").write_text(RAW)
-        monkeypatch.setattr(counters, "ncu_path", lambda: str(path))
+        monkeypatch.setattr(machine, "SIMULATOR", False)
+        monkeypatch.setattr(runner, "SIMULATOR", False)
+        for module in (machine, environment):
+            monkeypatch.setattr(module, "driver_error", lambda: None)
+        monkeypatch.setattr("numba_gemm.inspect.sass.find_tool", lambda name: str(path))
         monkeypatch.setattr(environment, "describe_gpu", lambda: {"name": "Test GPU"})
+        monkeypatch.setattr(environment, "current_nvml", lambda: None)
         return folder
 
-    def run(self, tmp_path, *arguments):
-        return counters.main(["--stages=conflict_free", "--shape=1024,1024,1024", f"--out={tmp_path}/out", *arguments])
+    def run(self, tmp_path, *arguments, name="shared_wavefronts"):
+        options = ["--stages=conflict_free", "--shape=1024,1024,1024", f"--out={tmp_path}/out", *arguments]
+        return main([*name.split(), *options])
 
     def test_files(self, ncu, tmp_path, capsys):
-        assert self.run(tmp_path) == 0
-        assert "conflict_free: 0.00 % excess shared wavefronts, at most 1 % allowed: OK" in capsys.readouterr().out
+        assert self.run(tmp_path, name="counters shared_wavefronts") == 0
+        assert "holds: conflict_free has at most 1 % excess shared wavefronts" in capsys.readouterr().out
         out = tmp_path / "out"
-        assert sorted(path.name for path in out.iterdir()) == sorted(
-            (counters.COUNTERS, counters.WAVEFRONTS, counters.HOW)
-        )
+        names = {"counters": counters.COUNTERS, "shared_wavefronts": counters.WAVEFRONTS}
+        assert {path.name for path in out.iterdir()} == {*names.values(), *(f"{name}.json" for name in names)}
         assert pd.read_csv(out / counters.COUNTERS)["instructions"].tolist() == [44872192]
         assert pd.read_csv(out / counters.WAVEFRONTS)["op"].tolist() == ["LDS", "STS", "STS", "total"]
-        how = json.loads((out / counters.HOW).read_text())
-        assert how["gpu"] == {"name": "Test GPU"}
-        assert how["ncu"]["version"] == "2025.3.1.0"
-        assert how["command"].endswith("counters --stages conflict_free --shape 1024,1024,1024")
-        assert [line.split()[0] for line in how["ncu"]["commands"]] == ["ncu", "ncu"]
-        for path in (tmp_path, sys.executable, ROOT):
-            assert str(path) not in json.dumps(how)
+        for name in names:
+            how = json.loads((out / f"{name}.json").read_text())
+            assert how["gpu"] == {"name": "Test GPU"}
+            assert how["ncu"]["version"] == "2025.3.1.0"
+            assert how["command"].endswith(f"{name} --stages conflict_free --shape 1024,1024,1024")
+            assert [line.split()[0] for line in how["ncu"]["commands"]] == ["ncu"]
+            for path in (tmp_path, sys.executable, ROOT):
+                assert str(path) not in json.dumps(how)
         for page in ("source", "raw"):
             given = (ncu / f"{page}.argv").read_text().splitlines()
             assert given[given.index("-k") + 1] == "regex:^(conflict_free)_[0-9]"
-            assert given[given.index("-m") :] == [
-                "-m",
-                "numba_gemm.lab.bench.counters",
-                "--child",
-                "--stages",
-                "conflict_free",
-                "--shape",
-                "1024,1024,1024",
-            ]
+            assert given[given.index("-m") :] == ["-m", counters.CHILD, "conflict_free", "1024,1024,1024"]
 
     def test_conflicts_fail(self, ncu, tmp_path, capsys):
         (ncu / "source").write_text(SOURCE.replace(STORE, '"400000","262144"'))
         assert self.run(tmp_path) == 1
-        assert "TOO MANY" in capsys.readouterr().out
+        assert "DOES NOT HOLD" in capsys.readouterr().out
 
     @pytest.mark.parametrize(
         ("page", "says"),
@@ -312,8 +312,8 @@ class TestCommand:
         ],
     )
     def test_what_is_missing(self, simulator, driver, says, tmp_path, monkeypatch, capsys):
-        monkeypatch.setattr(counters, "simulator_requested", lambda: simulator)
-        monkeypatch.setattr(counters, "driver_error", lambda: driver)
+        monkeypatch.setattr(machine, "SIMULATOR", simulator)
+        monkeypatch.setattr(machine, "driver_error", lambda: driver)
         monkeypatch.setattr("numba_gemm.inspect.sass.find_tool", lambda name: None)
         assert self.run(tmp_path) == 2
         assert says in capsys.readouterr().err
@@ -323,7 +323,6 @@ class TestCommand:
         ("arguments", "says"),
         [
             (["--stages=naive,fast"], "unknown stage fast; known are naive"),
-            (["--stages=,"], "names no stage"),
             (["--shape=1,2"], "is not M,N,K"),
         ],
     )
@@ -352,7 +351,8 @@ class TestCommand:
         command = [
             sys.executable,
             "-m",
-            "numba_gemm.lab.bench.counters",
+            "numba_gemm.lab",
+            "counters",
             "--stages=naive,conflict_free",
             "--shape=512,512,64",
         ]
@@ -371,18 +371,9 @@ class TestCommand:
             launched.append(stage.name)
             columns[stage.name] = b.cols, c.cols
 
-        monkeypatch.setattr("numba_gemm.runtime.launch.launch", launch)
-        monkeypatch.setattr(
-            "numba_gemm.lab.bench.buffers.choose_library", lambda simulated: counters_library(simulated)
-        )
-        assert counters.main(["--child", "--stages=naive,thin,stream_k", "--shape=8,8,8"]) == 0
+        monkeypatch.setattr(launch_each, "launch", launch)
+        monkeypatch.setattr(launch_each, "choose_library", lambda simulated: HostLibrary())
+        launch_each.launch_each([STAGES[name] for name in ("naive", "thin", "stream_k")], Shape(8, 8, 8))
         assert launched == ["naive", "thin", "stream_k"]
         few = STAGES["thin"].configs[0].BN
         assert columns == {"naive": (8, 8), "thin": (few, few), "stream_k": (8, 8)}
-
-
-def counters_library(simulated):
-    from numba_gemm.lab.bench.buffers import HostLibrary
-
-    assert not simulated
-    return HostLibrary()

@@ -7,8 +7,8 @@ import json
 import pandas as pd
 import pytest
 
-from numba_gemm.lab.bench.first_products import __main__ as first
-from numba_gemm.lab.bench.first_products import child
+from numba_gemm.lab.bench import first_products as first
+from numba_gemm.lab.bench import first_products_child as child
 
 
 def test_products():
@@ -33,7 +33,7 @@ def test_processes(tmp_path, monkeypatch):
         return json.dumps({"products_s": 1.0}), 2.0
 
     monkeypatch.setattr(first, "run", run)
-    frame = pd.DataFrame(first.measure(["ieee"], "9.0", tmp_path))
+    frame = pd.DataFrame(first.measured(["ieee"], ["9.0"], tmp_path))
     assert list(frame["case"][:3]) == ["precompile, ieee", "precompile, all precisions", "export of a bundle"]
     cases = frame[3:]
     assert list(zip(cases["case"], cases["cache"])) == [(kind, cache) for kind in child.KINDS for cache in first.CACHES]
@@ -48,9 +48,3 @@ def test_a_process_that_fails_is_named():
     with pytest.raises(RuntimeError, match=r"-c raise SystemExit\(3\) failed"):
         first.run(["-c", "raise SystemExit(3)"])
     assert first.run(["-c", "print(1); print(2)"])[0] == "2"
-
-
-@pytest.mark.simulator
-def test_it_needs_a_gpu(capsys, tmp_path):
-    assert first.main(["--out", str(tmp_path)]) == 2
-    assert "the simulator has no times" in capsys.readouterr().err

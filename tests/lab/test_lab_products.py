@@ -18,6 +18,7 @@ from support.compile_stages import compiler_environment
 
 from numba_gemm.inspect import sass
 from numba_gemm.inspect import trace as tracing
+from numba_gemm.lab import registry as lab
 from numba_gemm.lab.memory import (
     barriers,
     machine,
@@ -26,7 +27,6 @@ from numba_gemm.lab.memory import (
     product_with_transpose,
     strided_copy,
 )
-from numba_gemm.lab.memory import experiment as lab
 from numba_gemm.models.prediction import Ceilings
 from numba_gemm.simulator import patches, probe
 
@@ -314,7 +314,7 @@ import json
 from numba.cuda import types
 from numba_gemm.runtime.compiler import compile_cubin
 from numba_gemm.inspect import sass
-from numba_gemm.lab.memory import experiment as lab
+from numba_gemm.lab import registry as lab
 
 for name in ("narrow_product", "product_with_transpose", "barriers", "strided_copy"):
     for kernel, (function, signature) in lab.load(name).kernels.items():

@@ -11,7 +11,7 @@ import pytest
 from numba_gemm.lab.bench import run, steady
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.contenders import Contender
-from numba_gemm.lab.bench.nvml import Nvml
+from numba_gemm.lab.harness.nvml import Nvml
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import pytest
 import numba_gemm
 from numba_gemm.kernels.stage import IEEE
 from numba_gemm.lab.bench.cases import Shape
-from numba_gemm.lab.bench.nvml import ClockSamples
 from numba_gemm.lab.bench.results import CUBLAS, ERROR, OK, WRONG
 from numba_gemm.lab.bench.targets import __main__ as cli
 from numba_gemm.lab.bench.targets import host_calls, measure, verdicts
@@ -21,6 +20,7 @@ from numba_gemm.lab.bench.targets.contenders import both
 from numba_gemm.lab.bench.targets.groups import GROUPS, batched_cases, cases_of, plain_case
 from numba_gemm.lab.bench.targets.rig import Rig, Truth, matrix
 from numba_gemm.lab.bench.targets.sizes import FULL, TINY, random_shapes
+from numba_gemm.lab.harness.nvml import ClockSamples
 
 
 def target_row(group="seed", case="x", m=4096, ratio=1.05, target=1.0, **changes):

@@ -11,12 +11,12 @@ from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.lab.bench import tracer
 
 pytestmark = pytest.mark.simulator
-LATEST = Path(__file__).parents[2] / tracer.LATEST
+COUNTED = Path(__file__).parents[2] / tracer.COUNTED
 
 
 @pytest.fixture(scope="module")
 def counts():
-    return pd.read_csv(LATEST / tracer.COUNTED)
+    return pd.read_csv(COUNTED)
 
 
 def test_all_stages_were_counted_in_their_configurations(counts):
@@ -26,7 +26,7 @@ def test_all_stages_were_counted_in_their_configurations(counts):
 
 
 def test_the_committed_comparison_is_of_these_counts(counts):
-    compared = pd.read_csv(LATEST / tracer.TRACED)
+    compared = pd.read_csv(COUNTED.with_name("tracer.csv"))
     traces = compared[[*tracer.KEY, "traced"]].rename(columns={"traced": "value"})
     again = tracer.compare(traces, counts)
     assert again[[*tracer.KEY, "counted", "traced", "within"]].equals(

@@ -1013,23 +1013,16 @@ def test_a_limit_beyond_what_is_free():
 # ------------------------------------------------------------------------------------------------------- the benchmark
 
 
-@pytest.mark.simulator
-def test_the_benchmark_needs_a_gpu(capsys):
-    from numba_gemm.lab.bench import streamed
-
-    assert streamed.main([]) == 2
-    assert "the simulator has no times" in capsys.readouterr().err
-
-
 @pytest.mark.gpu
 @pytest.mark.alone
 def test_the_benchmark(tmp_path):
     import pandas as pd
 
+    from numba_gemm.lab.__main__ import main
     from numba_gemm.lab.bench import streamed
 
     options = ["--size", "1024", "--precisions", "ieee", "--limits", "0,0.02", "--repeats", "1", "--out", str(tmp_path)]
-    assert streamed.main(options) == streamed.RIGHT
-    frame = pd.read_csv(tmp_path / streamed.FILE)
+    assert main(["streamed", *options]) == 0
+    frame = pd.read_csv(tmp_path / "streamed.csv")
     assert list(frame["operands"]) == [streamed.ON_DEVICE, *(kind for kind in streamed.KINDS for _ in range(2))]
     assert (frame["largest_difference"].dropna() < 1e-3).all()

@@ -8,15 +8,15 @@ import traceback
 
 from numba.cuda import types
 
-from numba_gemm.lab.memory import experiment as lab
+from numba_gemm.lab.registry import MEMORY, load
 from numba_gemm.runtime.compiler import compile_cubin
 
 CCS = ((8, 0), (9, 0))
 
 
 def main() -> None:
-    for name in sys.argv[1:] or lab.NAMES:
-        for kernel, (function, signature) in lab.load(name).kernels.items():
+    for name in sys.argv[1:] or MEMORY:
+        for kernel, (function, signature) in load(name).kernels.items():
             for cc in CCS:
                 line = {"experiment": name, "kernel": kernel, "cc": cc}
                 try:

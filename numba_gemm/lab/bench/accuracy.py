@@ -1,30 +1,29 @@
 """Errors of each precision and of cuBLAS against K, on operand distributions that are hard to sum accurately.
 
-``python -m numba_gemm.lab.bench.accuracy --out DIR`` writes `accuracy.csv` and `error_against_k.png`. It needs a GPU of
-compute capability 9.0, and PyTorch for cuBLAS.
+It needs a GPU of compute capability 9.0, and PyTorch for cuBLAS.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from numba_gemm.device.units import ceil_div
-from numba_gemm.lab.bench.command import USAGE, command, csv_text, make_folder, require_gpu, write_files
+from numba_gemm.lab.harness.experiment import Experiment, Unavailable, so_far
 
-__all__ = ["DISTRIBUTIONS", "main", "measured", "operands", "quotients"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["DISTRIBUTIONS", "EXPERIMENT", "measured", "operands", "quotients"]
 
 Matrices = tuple[np.ndarray, np.ndarray]
 Generator = np.random.Generator
 
-CSV, PNG = "accuracy.csv", "error_against_k.png"
 KS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+COLUMNS = 4  # panels per row of the plot
 EXTENT = 512  # M and N; for smaller ones cuBLAS splits the sums
 
 
@@ -113,16 +112,39 @@ def measured(ks: Sequence[int], extent: int, seed: int, precisions: Sequence[str
                 yield where | {"median": median, "max": worst}
 
 
-def draw(frame: pd.DataFrame, title: str) -> bytes:
-    """Plot median (solid) and maximum (dashed) errors against K as a PNG, one panel per distribution."""
-    from numba_gemm.lab.bench.plots import png, pyplot
+def accuracy(extent: int = EXTENT, seed: int = 1) -> Iterator[pd.DataFrame]:
+    """Measure the errors of all precisions that the GPU can run.
 
-    plt = pyplot()
+    Parameters
+    ----------
+    extent : int
+        M and N.
+    seed : int
+        Seed of the operands.
+
+    Yields
+    ------
+    DataFrame
+        One row per distribution, K and precision: ``distribution``, ``m``, ``n``, ``k``, ``precision``, and the
+        ``median`` and ``max`` of the error over ``|A| @ |B|``.
+    """
+    from numba_gemm.gemm.precision import IEEE, runnable
+    from numba_gemm.runtime.device import current_device, device_properties
+
+    precisions = runnable(device_properties(current_device()).cc)
+    if set(precisions) <= {IEEE}:
+        raise Unavailable("this needs a GPU of compute capability 9.0")
+    yield from so_far(measured(KS, extent, seed, (IEEE, *(name for name in precisions if name != IEEE))))
+
+
+def plot(frame: pd.DataFrame, figure: Figure) -> None:
+    """Plot median (solid) and maximum (dashed) errors against K, one panel per distribution."""
+    from matplotlib import colormaps
+
     names = list(dict.fromkeys(frame["distribution"]))
     precisions = list(dict.fromkeys(frame["precision"]))
-    columns = 4
-    figure, axes = plt.subplots(ceil_div(len(names), columns), columns, figsize=(18, 9), sharex=True, squeeze=False)
-    colours = plt.get_cmap("tab10").colors
+    axes = figure.subplots(ceil_div(len(names), COLUMNS), COLUMNS, sharex=True, squeeze=False)
+    colours = colormaps["tab10"](range(10))
     for axis, name in zip(axes.flat, names, strict=False):
         for i, precision in enumerate(precisions):
             rows = frame[(frame["distribution"] == name) & (frame["precision"] == precision)].sort_values("k")
@@ -140,37 +162,21 @@ def draw(frame: pd.DataFrame, title: str) -> bytes:
     axes[0][0].set_ylabel("error / (|A| @ |B|): median, and dashed the largest")
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower right", bbox_to_anchor=(0.97, 0.12))
-    figure.suptitle(title)
-    figure.tight_layout()
-    drawn = png(figure, dpi=110)
-    plt.close(figure)
-    return drawn
 
 
-@command
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure the errors, write the files and draw the figure."""
-    from numba_gemm.gemm.precision import IEEE, runnable
-    from numba_gemm.runtime.device import current_device, device_properties
-
-    made = argparse.ArgumentParser(prog="python -m numba_gemm.lab.bench.accuracy", description=__doc__)
-    made.add_argument("--out", type=Path, default=Path("results") / "local", help="folder of the results")
-    made.add_argument("--extent", type=int, default=EXTENT, help=f"M and N (default: {EXTENT})")
-    made.add_argument("--seed", type=int, default=1)
-    options = made.parse_args(arguments)
-    require_gpu()
-    gpu = device_properties(current_device())
-    precisions = [name for name in runnable(gpu.cc) if name != IEEE]
-    if not precisions:
-        print("this needs a GPU of compute capability 9.0", file=sys.stderr)
-        return USAGE
-    make_folder(options.out)
-    frame = pd.DataFrame(measured(KS, options.extent, options.seed, (IEEE, *precisions)))
-    write_files(options.out, {CSV: csv_text(frame, 4)})
-    write_files(options.out, {PNG: draw(frame, f"{gpu.name}: M = N = {options.extent}")})
-    print(frame.pivot_table(index=["distribution", "k"], columns="precision", values="median").to_string())
-    return 0
+def medians(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the median errors, one column per precision."""
+    return frame.pivot_table(index=["distribution", "k"], columns="precision", values="median").reset_index()
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+EXPERIMENT = Experiment(
+    name="accuracy",
+    run=accuracy,
+    plot=plot,
+    needs=("gpu", "torch"),
+    unavailable="the simulator has no tensor cores, and no cuBLAS to compare with",
+    summary=medians,
+    digits=4,
+    picture="error_against_k.png",
+    figure=(18.0, 9.0),
+)

@@ -1,45 +1,41 @@
 """Measured peak rates of a GPU: FP32 multiply-adds, and reads of device memory, L2 cache and shared memory.
 
-``python -m numba_gemm.lab.bench.ceilings --out DIR`` runs one kernel per rate, checks its result, and writes
-`ceilings.json`: the rate of the fastest round in FLOP/s or byte/s, and the environment. ``bench.py --model`` predicts
-times from it. The kernels do no other work that takes time; they sum and store the values that they read or multiply,
-so that the compiler cannot eliminate the work.
+Each rate has a kernel, whose result is checked. `ceilings.json` contains the rate of the fastest round in FLOP/s or
+byte/s, from which ``bench.py --model`` predicts times. The kernels do no other work that takes time; they sum and store
+the values that they read or multiply, so that the compiler cannot eliminate the work.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from cuda.bindings import driver
 from numba import cuda, float32, uint32
 
 from numba_gemm.device.vector import load4, store4
-from numba_gemm.lab.bench import environment
-from numba_gemm.lab.bench.command import add_result_options, command, json_text, make_folder, write_files
-from numba_gemm.lab.bench.nvml import sampled_clocks
-from numba_gemm.lab.bench.results import GRAPHS
-from numba_gemm.lab.bench.tables import Table, number
+from numba_gemm.lab.harness import environment
+from numba_gemm.lab.harness.command import at_least_one
+from numba_gemm.lab.harness.environment import GRAPHS
+from numba_gemm.lab.harness.experiment import Experiment, Unavailable
 from numba_gemm.models.prediction import Ceilings, theoretical_ceilings
 from numba_gemm.runtime.compiler import Cubin, compile_cubin
 from numba_gemm.runtime.device import DeviceProperties, current_device, device_properties, synchronize
 from numba_gemm.runtime.driver import device_scope, launch_kernel, load_kernel
 from numba_gemm.runtime.timing import Samples, time_interleaved
-from numba_gemm.simulator.switch import SIMULATOR, device_function
+from numba_gemm.simulator.switch import device_function
 
-__all__ = ["FILE", "KERNELS", "ceilings_of", "load", "main", "multiply_add", "read_global", "read_shared"]
+__all__ = ["EXPERIMENT", "FILE", "KERNELS", "ceilings_of", "load", "multiply_add", "read_global", "read_shared"]
 
 FILE = "ceilings.json"
 UNITS = {"fp32": "TFLOP/s", "dram": "TB/s", "l2": "TB/s", "shared": "TB/s"}
-RIGHT, WRONG, UNUSABLE = 0, 1, 2
 
 THREADS, BLOCKS_PER_SM = 256, 4
 ROWS_AT_ONCE = 4  # vectors per thread that are loaded from global memory at the same time
@@ -240,8 +236,18 @@ def _words(library: Any, array: Any, rows: int) -> tuple[int, ...]:
     return (library.address(array), rows, cols, 4 * cols, 4)
 
 
-def measured(rounds: int, commit: str | None = None) -> tuple[dict[str, tuple[Probe, Samples]], dict[str, Any]]:
-    """Check and time every kernel on the current GPU; return the samples and the environment.
+def ceilings(rounds: int = 15) -> pd.DataFrame:
+    """Check and time every kernel on the current GPU.
+
+    Parameters
+    ----------
+    rounds : int
+        Samples of each measurement.
+
+    Returns
+    -------
+    DataFrame
+        One row per rate: ``ceiling``, ``fastest``, ``median`` and ``theoretical``, in FLOP/s or byte/s.
 
     Raises
     ------
@@ -252,15 +258,11 @@ def measured(rounds: int, commit: str | None = None) -> tuple[dict[str, tuple[Pr
 
     device, library = current_device(), choose_library(simulated=False)
     properties = device_properties(device)
+    try:
+        theory = ceilings_of(properties)
+    except ValueError as error:
+        raise Unavailable(str(error)) from None
     found = {probe.name: probe for probe in probes(properties.sm_count, properties.l2_bytes)}
-    described = environment.describe(
-        simulated=False,
-        seed=0,
-        cache="hot, but for dram",
-        command=f"python -m numba_gemm.lab.bench.ceilings --rounds {rounds}",
-        timing=GRAPHS,
-        stated_commit=commit,
-    )
     with ExitStack() as scopes:
         scopes.enter_context(device_scope(device))
         stream = scopes.enter_context(library.stream())
@@ -276,10 +278,7 @@ def measured(rounds: int, commit: str | None = None) -> tuple[dict[str, tuple[Pr
                     f"kernel {name} stored {stored.min()} to {stored.max()}; expected {found[name].expected}: its time "
                     "means nothing; report this with the GPU's name and the versions of numba-cuda and the driver"
                 )
-        with sampled_clocks(environment.current_nvml()) as clocks:
-            samples = time_interleaved(calls, stream=stream, rounds=rounds)
-        environment.conclude(described, [clocks.median_mhz], [clocks.throttle])
-    return {name: (found[name], samples[name]) for name in found}, described
+        return rates(found, time_interleaved(calls, stream=stream, rounds=rounds), theory)
 
 
 def ceilings_of(properties: DeviceProperties) -> Ceilings:
@@ -295,11 +294,33 @@ def ceilings_of(properties: DeviceProperties) -> Ceilings:
     )
 
 
-def record(found: dict[str, tuple[Probe, Samples]], described: dict[str, Any], theory: Ceilings) -> dict[str, Any]:
-    """Return the contents of `ceilings.json`: the environment, and rates in FLOP/s and byte/s."""
-    best = {name: probe.work / samples.min * 1e6 for name, (probe, samples) in found.items()}
-    median = {name: probe.work / samples.median * 1e6 for name, (probe, samples) in found.items()}
-    return described | {"ceilings": best, "medians": median, "theoretical": asdict(theory)}
+def rates(found: Mapping[str, Probe], samples: Mapping[str, Samples], theory: Ceilings) -> pd.DataFrame:
+    """Return the rates of the samples, one row per probe."""
+    rows = [
+        {
+            "ceiling": name,
+            "fastest": probe.work / samples[name].min * 1e6,
+            "median": probe.work / samples[name].median * 1e6,
+            "theoretical": getattr(theory, name),
+        }
+        for name, probe in found.items()
+    ]
+    return pd.DataFrame(rows)
+
+
+def facts(frame: pd.DataFrame) -> dict[str, dict[str, float]]:
+    """Return the rates for `ceilings.json`, in FLOP/s and byte/s."""
+    names = {"ceilings": "fastest", "medians": "median", "theoretical": "theoretical"}
+    return {key: dict(zip(frame["ceiling"], frame[column].astype(float))) for key, column in names.items()}
+
+
+def summary(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the rates in TFLOP/s and TB/s, and the percentage of the theoretical ones that is reached."""
+    shown = frame.assign(
+        unit=frame["ceiling"].map(UNITS), reached_percent=100 * frame["fastest"] / frame["theoretical"]
+    )
+    shown[["fastest", "median", "theoretical"]] /= 1e12
+    return shown[["ceiling", "unit", "fastest", "median", "theoretical", "reached_percent"]]
 
 
 def load(path: Path) -> tuple[Ceilings, str]:
@@ -313,9 +334,7 @@ def load(path: Path) -> tuple[Ceilings, str]:
         if the file does not have this format.
     """
     if not path.is_file():
-        raise FileNotFoundError(
-            f"no ceilings at {path}; write them with: python -m numba_gemm.lab.bench.ceilings --out DIR"
-        )
+        raise FileNotFoundError(f"no ceilings at {path}; write them with: python -m numba_gemm.lab ceilings --out DIR")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         values = {name: float(content["ceilings"][name]) for name in UNITS}
@@ -323,60 +342,17 @@ def load(path: Path) -> tuple[Ceilings, str]:
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{path} holds no ceilings ({type(error).__name__}: {error}); expected what "
-            "python -m numba_gemm.lab.bench.ceilings writes; write it anew"
+            "python -m numba_gemm.lab ceilings writes; write it anew"
         ) from error
 
 
-def table(content: dict[str, Any]) -> Table:
-    """Return a table of measured and theoretical ceilings."""
-    rows = []
-    for name, unit in UNITS.items():
-        best, median, theory = (content[kind][name] for kind in ("ceilings", "medians", "theoretical"))
-        share = number(100 * best / theory, 1, " %")
-        rows.append([name, unit, *(number(value / 1e12, 2) for value in (best, median, theory)), share])
-    headers = ["ceiling", "unit", "fastest", "median", "theoretical", "reached"]
-    return Table("Ceilings", headers, rows, left=["ceiling", "unit"])
-
-
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
-    made = argparse.ArgumentParser(
-        prog="python -m numba_gemm.lab.bench.ceilings",
-        description="Measure what this GPU can do at most: FP32 multiply-adds, and reads of device memory, of the L2 "
-        "cache and of shared memory.",
-        epilog="Exit status: 0, or 1 when a kernel computed something else, or 2 when there is no GPU.",
-    )
-    add_result_options(made)
-    made.add_argument("--rounds", type=int, default=15, metavar="N", help="default: 15")
-    return made
-
-
-@command
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, write the file and print a table; return the exit status."""
-    options = parser().parse_args(arguments)
-    if options.rounds < 1:
-        parser().error(f"argument --rounds: {options.rounds} is not at least 1")
-    if SIMULATOR:
-        print("error: the simulator has no ceilings: unset NUMBA_ENABLE_CUDASIM, on a GPU", file=sys.stderr)
-        return UNUSABLE
-    try:
-        theory = ceilings_of(device_properties(current_device()))
-    except (RuntimeError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return UNUSABLE
-    make_folder(options.out)
-    try:
-        content = record(*measured(options.rounds, options.commit), theory)
-    except (RuntimeError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return WRONG
-    write_files(options.out, {FILE: json_text(content)})
-    print(table(content).markdown())
-    print(environment.caption(content))
-    print(f"ceilings in {options.out / FILE}")
-    return RIGHT
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+EXPERIMENT = Experiment(
+    name="ceilings",
+    run=ceilings,
+    unavailable="the simulator has no ceilings: unset NUMBA_ENABLE_CUDASIM, on a GPU",
+    parse={"rounds": at_least_one},
+    summary=summary,
+    facts=facts,
+    cache="hot, but for dram",
+    timing=GRAPHS,
+)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from numba_gemm.lab.bench import cases
-from numba_gemm.lab.bench.command import UsageError, at_least_one, command, commit_hash, make_folder
+from numba_gemm.lab.harness.command import UsageError, at_least_one, command, commit_hash, make_folder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -174,15 +174,16 @@ def benchmark(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Run the parts of the benchmark that need numba."""
     from rich.console import Console
 
-    from numba_gemm.lab.bench import compare, environment, model, plots, report, results
+    from numba_gemm.lab.bench import compare, model, plots, report, results
     from numba_gemm.lab.bench.run import FEWEST_ROUNDS
+    from numba_gemm.lab.harness import environment, pictures
     from numba_gemm.runtime.device import current_device, device_properties
     from numba_gemm.simulator.switch import SIMULATOR
 
     if not SIMULATOR and options.rounds is not None and options.rounds < FEWEST_ROUNDS:
         parser().error(f"argument --rounds: {options.rounds} is too few to tell a spread: give five or more")
     if options.plot:
-        plots.pyplot()
+        pictures.pyplot()
     old = None
     if options.compare:
         try:
@@ -263,10 +264,10 @@ def command_line(arguments: Sequence[str]) -> str:
 
 def make_plan(options: argparse.Namespace, seed: int, simulated: bool) -> Plan:
     """Return the measurements to make, from the options and the device."""
-    from numba_gemm.lab.bench import environment
     from numba_gemm.lab.bench.buffers import NORMAL, UNIFORM, choose_library
     from numba_gemm.lab.bench.contenders import select_contenders
     from numba_gemm.lab.bench.run import Plan
+    from numba_gemm.lab.harness import environment
     from numba_gemm.runtime.device import current_device, device_properties
 
     shapes = chosen_shapes(options, simulated)
@@ -319,9 +320,10 @@ def measured(plan: Plan, described: dict[str, Any], console: Console, out: Path)
     import pandas as pd
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from numba_gemm.lab.bench import environment, results
+    from numba_gemm.lab.bench import results
     from numba_gemm.lab.bench.contenders import Contender
     from numba_gemm.lab.bench.run import run
+    from numba_gemm.lab.harness import environment
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     frame = results.frame_of([])

@@ -7,7 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from numba_gemm.lab.bench.results import FAILURES, GRAPHS, KEY, fastest
+from numba_gemm.lab.bench.results import FAILURES, KEY, fastest
+from numba_gemm.lab.harness.environment import GRAPHS
 
 SMALLEST_CHANGE = 0.01  # relative change of the median; smaller ones are ignored
 

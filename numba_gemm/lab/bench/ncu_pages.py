@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from numba_gemm.lab.bench.cases import Shape
+from numba_gemm.lab.harness.experiment import Unavailable
 
 if TYPE_CHECKING:
     from numba_gemm.kernels.ladder.stage import LadderStage
@@ -50,7 +51,7 @@ KEY = ("stage", "config", "m", "n", "k")
 FORMS = re.compile(r"(_any|_(along[14]|across[14]|any)_(along[14]|across[14]|any)_(aligned|any))?")
 
 
-class CountersError(Exception):
+class CountersError(Unavailable):
     """The counters cannot be read; the message gives the reason."""
 
 

@@ -1,12 +1,7 @@
-"""``python -m numba_gemm.lab.bench.orders`` measures the effect of FMA order within a k-step and of the read-only path.
+"""Effect of FMA order within a k-step, and of loads on the read-only path.
 
 Each stage with `LadderStage.ordered` is compiled in every order. If it loads A and B through registers, it is also
-compiled with these loads on the read-only path. The command writes two files into ``--out``:
-
-orders.csv
-    one row per variant: registers, the analysis of its SASS by `numba_gemm.inspect.ffma`, and its speed;
-orders.json
-    the environment of the measurement.
+compiled with these loads on the read-only path.
 
 Every variant is verified and then timed together with the others, and with cuBLAS if it is available. Without a GPU, or
 with ``--static``, the variants are only compiled and analysed.
@@ -14,24 +9,21 @@ with ``--static``, the variants are only compiled and analysed.
 
 from __future__ import annotations
 
-import argparse
 import math
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from numba_gemm.lab.bench import environment
-from numba_gemm.lab.bench.cases import Shape
-from numba_gemm.lab.bench.command import command, csv_text, json_text, make_folder, write_files
-from numba_gemm.lab.bench.counters import shape_option
-from numba_gemm.lab.bench.results import CUBLAS, GRAPHS
-from numba_gemm.simulator.probe import driver_error, simulator_requested
+from numba_gemm.lab.bench.cases import Shape, parse_shape
+from numba_gemm.lab.bench.results import CUBLAS
+from numba_gemm.lab.harness.command import UsageError
+from numba_gemm.lab.harness.environment import GRAPHS
+from numba_gemm.lab.harness.experiment import Experiment
+from numba_gemm.simulator.probe import driver_error
 
 if TYPE_CHECKING:
     from numba_gemm.kernels.ladder.stage import LadderStage, TileConfig
@@ -39,10 +31,7 @@ if TYPE_CHECKING:
     from numba_gemm.runtime.compiler import Cubin
     from numba_gemm.runtime.timing import Call
 
-TABLE, HOW = "orders.csv", "orders.json"
-RIGHT, WRONG, UNUSABLE = 0, 1, 2
 DEFAULT_SHAPE = Shape(4096, 4096, 4096)
-DEFAULT_OUT = Path("results") / "local"
 DEFAULT_CC = (9, 0)
 SEED, ROUNDS = 1, 15
 ORDINARY, READ_ONLY = "ordinary", "read-only"
@@ -171,7 +160,7 @@ def measured(found: Sequence[Variant], shape: Shape, rounds: int) -> pd.DataFram
         stream = scopes.enter_context(library.stream())
         buffers = DeviceBuffers.random(library, shape, SEED)
         if not all(matrix.layout.aligned for matrix in buffers.matrices):
-            raise ValueError(f"the kernels measured here take aligned operands: N and K multiples of 4, not {shape}")
+            raise UsageError(f"the kernels measured here take aligned operands: N and K multiples of 4, not {shape}")
         reference = Reference(buffers)
         rows: dict[str, dict[str, Any]] = {}
         calls: dict[str, Call] = {}
@@ -206,86 +195,79 @@ def compared(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(of_default=frame["tflops"] / own, of_cublas=frame["tflops"] / fastest)
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line; imports no numba."""
-    made = argparse.ArgumentParser(
-        prog="python -m numba_gemm.lab.bench.orders",
-        description="Measure the orders of a k-step's products and the read-only path of global loads.",
-        epilog="Exit status: 0, or 1 when a product was wrong, or 2 when nothing can be done.",
-    )
-    made.add_argument("--out", type=Path, default=DEFAULT_OUT, metavar="DIR", help=f"default: {DEFAULT_OUT}")
-    made.add_argument("--shape", type=shape_option, default=DEFAULT_SHAPE, metavar="M,N,K", help="4096,4096,4096")
-    made.add_argument("--stages", metavar="A,B,...", help="of those that take an order (default: all)")
-    made.add_argument("--all-configs", action="store_true", help="every configuration, not only the default ones")
-    made.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help=f"default: {ROUNDS}")
-    made.add_argument("--static", action="store_true", help="only compile, for 9.0, as where there is no GPU")
-    return made
-
-
-def chosen(names: str | None) -> list[LadderStage]:
-    """Return the stages of ``--stages`` that have `LadderStage.ordered`.
+def chosen(names: Sequence[str]) -> list[LadderStage]:
+    """Return the stages of these names that have `LadderStage.ordered`; without names, all.
 
     Raises
     ------
-    ValueError
+    UsageError
         if a name is not one of them.
     """
     from numba_gemm.kernels.ladder import STAGES
 
     known = {stage.name: stage for stage in STAGES.values() if stage.ordered}
-    wanted = list(known) if names is None else names.split(",")
-    if unknown := [name for name in wanted if name not in known]:
-        raise ValueError(f"{', '.join(unknown)}: no stage that takes an order; those are {', '.join(known)}")
-    return [known[name] for name in wanted]
+    if unknown := [name for name in names if name not in known]:
+        raise UsageError(f"{', '.join(unknown)}: no stage that takes an order; those are {', '.join(known)}")
+    return [known[name] for name in names or known]
 
 
-def measure(options: argparse.Namespace) -> pd.DataFrame:
-    """Compile, check and time the requested variants, and write both files."""
+def orders(
+    shape: Shape = DEFAULT_SHAPE,
+    stages: Sequence[str] = (),
+    all_configs: bool = False,
+    rounds: int = ROUNDS,
+    static: bool = False,
+) -> pd.DataFrame:
+    """Compile, check and time variants of stages.
+
+    Parameters
+    ----------
+    shape : Shape
+        M, N and K.
+    stages : sequence of str
+        Stages that take an order; all by default.
+    all_configs : bool
+        Measure every configuration, not only the default ones.
+    rounds : int
+        Samples of each measurement.
+    static : bool
+        Only compile, for compute capability 9.0, as where there is no GPU.
+
+    Returns
+    -------
+    DataFrame
+        One row per variant: registers, the analysis of its SASS by `numba_gemm.inspect.ffma`, and its speed.
+    """
     from numba_gemm.runtime.device import current_device, device_properties
 
-    make_folder(options.out)
-    static = options.static or driver_error() is not None
+    static = static or driver_error() is not None
     cc = DEFAULT_CC if static else device_properties(current_device()).cc
     found = [
         variant
-        for stage in chosen(options.stages)
+        for stage in chosen(stages)
         if stage.min_cc <= cc
-        for config in (stage.configs if options.all_configs else stage.configs[:1])
+        for config in (stage.configs if all_configs else stage.configs[:1])
         for variant in variants(stage, config, cc)
     ]
     if static:
-        frame = pd.DataFrame([static_row(variant) for variant in found]).assign(tflops=math.nan)
-    else:
-        frame = measured(found, options.shape, options.rounds)
-    frame = compared(frame)
-    files = {TABLE: csv_text(frame)}
-    if not static:
-        stages = ",".join(dict.fromkeys(variant.stage.name for variant in found))
-        command = f"python -m numba_gemm.lab.bench.orders --stages {stages} --shape {','.join(map(str, options.shape))}"
-        command += " --all-configs" if options.all_configs else ""
-        how = environment.describe(simulated=False, seed=SEED, cache="hot", command=command, timing=GRAPHS)
-        files[HOW] = json_text(how)
-    write_files(options.out, files)
-    return frame
+        return compared(pd.DataFrame([static_row(variant) for variant in found]).assign(tflops=math.nan))
+    return compared(measured(found, shape, rounds))
 
 
-@command
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit status."""
-    options = parser().parse_args(arguments)
-    if simulator_requested():
-        print("error: the simulator compiles nothing: unset NUMBA_ENABLE_CUDASIM", file=sys.stderr)
-        return UNUSABLE
-    try:
-        frame = measure(options)
-    except (RuntimeError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return UNUSABLE
-    shown = frame.reindex(columns=list(SHOWN))
-    print(shown.to_string(index=False, float_format=lambda value: f"{value:.4g}", na_rep="-"))
-    print(f"results in {options.out}")
-    return WRONG if "wrong" in frame.get("status", pd.Series(dtype=str)).to_numpy() else RIGHT
+def claims(frame: pd.DataFrame) -> dict[str, bool]:
+    """Check the results of all variants, unless they were only compiled."""
+    return {"every product is correct": bool((frame["status"] != "wrong").all())} if "status" in frame else {}
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+EXPERIMENT = Experiment(
+    name="orders",
+    run=orders,
+    claims=claims,
+    needs=(),
+    unavailable="the simulator compiles nothing: unset NUMBA_ENABLE_CUDASIM",
+    parse={"shape": parse_shape},
+    summary=lambda frame: frame.reindex(columns=list(SHOWN)),
+    seed=SEED,
+    cache="hot",
+    timing=GRAPHS,
+)

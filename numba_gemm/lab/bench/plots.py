@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,29 +16,12 @@ import pandas as pd
 from numba_gemm.inspect.draw import BASELINES, ladder_chart, roofline_chart
 from numba_gemm.inspect.draw import stage_styles as styles
 from numba_gemm.inspect.draw.speeds import SIMULATED
-from numba_gemm.lab.bench.command import command, write_files
 from numba_gemm.lab.bench.results import CPU, NOT_STAGES, fastest, load, names_in, of_float32, records
+from numba_gemm.lab.harness.command import command, write_files
+from numba_gemm.lab.harness.pictures import png, pyplot
 
 SPEED_PNG, ROOFLINE_PNG, LADDER_PNG = "gflops_vs_size.png", "roofline.png", "ladder.png"
 DPI = 130
-
-
-def pyplot() -> Any:
-    """Import matplotlib.pyplot for drawing to files.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        if matplotlib is not installed; the message gives the command that installs it.
-    """
-    try:
-        import matplotlib
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError("--plot needs matplotlib: pip install 'numba-gemm[plot]'") from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    return plt
 
 
 def families(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
@@ -96,13 +78,6 @@ def speed_against_size(frame: pd.DataFrame, environment: Mapping[str, Any]) -> b
 def gpu_number(environment: Mapping[str, Any], name: str) -> float:
     """Return a number from the description of the GPU; 0 without a GPU."""
     return float((environment.get("gpu") or {}).get(name) or 0)
-
-
-def png(figure: Any, **options: Any) -> bytes:
-    """Render a figure as PNG; ``options`` are those of ``savefig``."""
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", **options)
-    return drawn.getvalue()
 
 
 def finish(plt: Any, figure: Any, environment: Mapping[str, Any]) -> bytes:

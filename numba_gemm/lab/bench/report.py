@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from numba_gemm.lab.bench.compare import FASTER, REGRESSIONS, SAME
-from numba_gemm.lab.bench.environment import caption
 from numba_gemm.lab.bench.results import AUTO, CUBLAS, FAILURES, fastest, names_in, of_float32, records
 from numba_gemm.lab.bench.tables import MISSING, Table, number, significant
+from numba_gemm.lab.harness.environment import caption
 
 SIMULATOR_NOTICE = (
     "No GPU was used: Numba's simulator ran every thread in Python. The products were verified; "

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from numba_gemm.lab.bench.command import csv_text, json_text, write_files
+from numba_gemm.lab.harness.command import csv_text, json_text, write_files
 
 # Values of the column `stage` other than stages: the public function's own choice, and the baselines.
 AUTO, CUBLAS, CPU = NOT_STAGES = ("auto", "cublas", "cpu")
@@ -46,9 +46,6 @@ COLUMNS = (*KEY, *MEASURES, *TEXT_EXTRAS, *NUMBER_EXTRAS)
 # Values of `status`. Only rows with OK hold timings.
 OK, WRONG, ERROR, UNSUPPORTED = "ok", "wrong", "error", "unsupported"
 FAILURES = (WRONG, ERROR)
-
-# Values of `timing` in the environment of a run on a GPU: without or with launch overhead.
-GRAPHS, LAUNCHES = "graphs", "launches"
 
 
 def frame_of(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:

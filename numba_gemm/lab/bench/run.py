@@ -18,9 +18,10 @@ from numba_gemm.lab.bench import steady as steady_state
 from numba_gemm.lab.bench.buffers import NORMAL, DeviceBuffers, HostLibrary, operand_bytes
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.contenders import Bound, Call, Contender, rotating
-from numba_gemm.lab.bench.nvml import ClockSamples, Nvml, sampled_clocks
 from numba_gemm.lab.bench.steady import Steady
 from numba_gemm.lab.bench.verify import Reference
+from numba_gemm.lab.harness import environment
+from numba_gemm.lab.harness.nvml import ClockSamples, Nvml, sampled_clocks
 from numba_gemm.models.roofline import gemm_flops
 from numba_gemm.runtime.device import synchronize
 from numba_gemm.runtime.timing import Samples, host_time_us, time_interleaved
@@ -79,8 +80,8 @@ class Plan:
 
     @property
     def timing(self) -> str | None:
-        """Kind of device timing, one of `results.TIMINGS`; None in the simulator."""
-        return None if self.simulated else results.GRAPHS if self.graphs else results.LAUNCHES
+        """Kind of device timing, one of `environment.TIMINGS`; None in the simulator."""
+        return None if self.simulated else environment.GRAPHS if self.graphs else environment.LAUNCHES
 
     @property
     def steps(self) -> int:

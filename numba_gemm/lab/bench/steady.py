@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from numba_gemm.lab.bench.nvml import ClockSamples, Nvml, sampled_clocks
+from numba_gemm.lab.harness.nvml import ClockSamples, Nvml, sampled_clocks
 from numba_gemm.runtime.device import synchronize
 from numba_gemm.runtime.timing import time_alone
 

@@ -1,20 +1,18 @@
-"""Streamed calls compared with device calls: ``python -m numba_gemm.lab.bench.streamed --out DIR``.
+"""Streamed calls compared with calls on operands in device memory.
 
-It times `tiled_sgemm` on operands in device memory, then `streamed_sgemm` on the same operands in page-locked memory,
-in pageable memory and in memory-mapped files, with and without a limit of device memory. Each time is reported with the
-prediction of `numba_gemm.streaming.expected_time` from separately timed copies. Results are compared element by
-element with those of the device call. It writes `streamed.csv` and `streamed.json`.
+The experiment times `tiled_sgemm` on operands in device memory, then `streamed_sgemm` on the same operands in page-
+locked memory, in pageable memory and in memory-mapped files, with and without a limit of device memory. Each time is
+reported with the prediction of `numba_gemm.streaming.expected_time` from separately timed copies. Results are compared
+element by element with those of the device call.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,33 +21,22 @@ import numpy as np
 import pandas as pd
 from cuda.bindings import driver
 
-from numba_gemm.lab.bench import environment
-from numba_gemm.lab.bench.command import (
-    USAGE,
-    add_result_options,
-    command,
-    csv_text,
-    json_text,
-    make_folder,
-    require_gpu,
-    write_files,
-)
-from numba_gemm.lab.bench.nvml import sampled_clocks
-from numba_gemm.lab.bench.results import LAUNCHES
+from numba_gemm.lab.harness.command import UsageError
+from numba_gemm.lab.harness.environment import LAUNCHES
+from numba_gemm.lab.harness.experiment import Experiment
 from numba_gemm.models.accuracy import ieee_bound
 from numba_gemm.runtime.device import current_device, synchronize
 from numba_gemm.runtime.driver import device_scope
 from numba_gemm.runtime.pinned_memory import pinned
 from numba_gemm.streaming import blocking_of, expected_time, streamed_sgemm
 
-__all__ = ["FILE", "HOW", "ON_DEVICE", "MemoryWatch", "main"]
+__all__ = ["EXPERIMENT", "ON_DEVICE", "MemoryWatch", "streamed"]
 
-FILE, HOW = "streamed.csv", "streamed.json"
 ON_DEVICE = "on the device"
 ROWS = 1024  # rows of a result that are compared at once
 LARGEST = 0.5  # elements of A and B lie within [-LARGEST, LARGEST)
 KINDS = ("page-locked", "pageable", "memory map")
-RIGHT, WRONG = 0, 1
+PRECISIONS = ("ieee", "bf16x6")
 
 
 class MemoryWatch:
@@ -82,7 +69,7 @@ class MemoryWatch:
 
 
 @contextmanager
-def operands(kind: str, size: int, source: Sequence[np.ndarray]) -> Iterator[list[np.ndarray]]:
+def allocated(kind: str, size: int, source: Sequence[np.ndarray]) -> Iterator[list[np.ndarray]]:
     """Allocate A, B and an empty C in a kind of memory, and copy the values of A and B from a source."""
     with ExitStack() as scopes:
         if kind == "page-locked":
@@ -130,27 +117,51 @@ def nan_last(value: float) -> tuple[bool, float]:
     return math.isnan(value), value
 
 
-def measure(
-    size: int, precisions: Sequence[str], kinds: Sequence[str], limits: Sequence[int | None], repeats: int
-) -> pd.DataFrame:
-    """Return one row per streamed case, with median times, and one per precision for the device call.
+def streamed(
+    size: int = 32768,
+    precisions: Sequence[str] = PRECISIONS,
+    operands: Sequence[str] = KINDS,
+    limits: Sequence[float] = (0, 4),
+    repeats: int = 3,
+) -> Iterator[pd.DataFrame]:
+    """Time streamed products, each in turn with the device call, so that the device is equally warm for both.
 
-    Each round times both calls in turn, so that the device is equally warm for both.
+    Parameters
+    ----------
+    size : int
+        M, N and K.
+    precisions : sequence of str
+        Precisions.
+    operands : sequence of str
+        Kinds of memory of the operands: page-locked, pageable, memory map.
+    limits : sequence of float
+        Limits of device memory in GB; 0 for none.
+    repeats : int
+        Samples of each measurement.
+
+    Yields
+    ------
+    DataFrame
+        One row per streamed case, with median times, and one per precision for the device call: ``size``,
+        ``precision``, ``operands``, ``seconds``, ``tflops``, ``of_in_memory``, ``memory_limit``, ``predicted_s``,
+        ``bound_by``, ``blocks``, ``panels``, ``device_bytes``, ``peak_bytes``, ``left_bytes``, ``largest_difference``.
     """
+    if unknown := set(operands) - set(KINDS):
+        raise UsageError(f"unknown kinds of memory {sorted(unknown)}; expected some of {', '.join(KINDS)}")
     rng, device = np.random.default_rng(0), current_device()
     rows: list[dict[str, Any]] = []
     source = [rng.random((size, size), np.float32) - np.float32(LARGEST) for _ in range(2)]
     inside, spans_inside = InMemory(source), {precision: list[float]() for precision in precisions}
     for precision in precisions:
         inside.seconds(precision)  # loads kernels and allocates the workspace
-    for kind in kinds:
-        with operands(kind, size, source) as (a, b, c):
+    for kind in operands:
+        with allocated(kind, size, source) as (a, b, c):
             for precision in precisions:
                 streamed_sgemm(a[:512], b[:, :512], precision=precision)
                 for limit in limits:
-                    how: dict[str, Any] = {"memory_limit": limit, "precision": precision}
+                    how: dict[str, Any] = {"memory_limit": int(limit * 1e9) or None, "precision": precision}
                     blocking, prediction = blocking_of(a, b, **how), expected_time(a, b, c, **how)
-                    print(f"{kind}, {precision}, limit {limit}: {prediction}", flush=True)
+                    print(f"{kind}, {precision}, limit {limit:g} GB: {prediction}", flush=True)
                     c.fill(np.nan)
                     with MemoryWatch(device) as watch:
                         streamed_sgemm(a, b, c, **how)
@@ -165,7 +176,7 @@ def measure(
                         {
                             "precision": precision,
                             "operands": kind,
-                            "memory_limit": limit,
+                            "memory_limit": how["memory_limit"],
                             "seconds": float(np.median([span for _, span in pairs])),
                             "of_in_memory": float(np.median([own / span for own, span in pairs])),
                             "predicted_s": prediction.seconds,
@@ -178,72 +189,42 @@ def measure(
                             "largest_difference": inside.largest_difference(c),
                         }
                     )
-                    print(rows[-1], flush=True)
+                    yield table(size, spans_inside, rows)
+
+
+def table(size: int, spans: Mapping[str, Sequence[float]], rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    """Return the rows of the device calls and the others, by precision."""
     first: list[dict[str, Any]] = [
-        {"precision": name, "operands": ON_DEVICE, "seconds": float(np.median(spans)), "of_in_memory": 1.0}
-        for name, spans in spans_inside.items()
+        {"precision": name, "operands": ON_DEVICE, "seconds": float(np.median(found)), "of_in_memory": 1.0}
+        for name, found in spans.items()
+        if found
     ]
-    frame = pd.DataFrame(first + rows).sort_values(
-        "precision", kind="stable", key=lambda names: names.map(order_of(precisions))
-    )
+    order = {name: place for place, name in enumerate(spans)}
+    frame = pd.DataFrame([*first, *rows])
+    frame = frame.sort_values("precision", kind="stable", key=lambda names: names.map(order))
     frame.insert(0, "size", size)
     frame.insert(4, "tflops", 2.0 * size**3 / frame["seconds"] / 1e12)
     return frame
 
 
-def order_of(names: Sequence[str]) -> dict[str, int]:
-    """Map each name to its position."""
-    return {name: place for place, name in enumerate(names)}
-
-
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
-    made = argparse.ArgumentParser(prog="python -m numba_gemm.lab.bench.streamed", description=__doc__)
-    add_result_options(made)
-    made.add_argument("--size", type=int, default=32768, metavar="N", help="M = N = K (default: 32768)")
-    made.add_argument("--precisions", default="ieee,bf16x6", help="default: ieee,bf16x6")
-    made.add_argument("--operands", default=",".join(KINDS), help="kinds of memory (default: all)")
-    made.add_argument(
-        "--limits", default="0,4", metavar="GB", help="limits of device memory, 0 for none (default: 0,4)"
-    )
-    made.add_argument("--repeats", type=int, default=3, metavar="N", help="default: 3")
-    return made
-
-
-@command
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, write the files and print a table; return the exit status."""
-    options = parser().parse_args(arguments)
-    require_gpu()
-    limits = [int(float(text) * 1e9) or None for text in options.limits.split(",")]
-    described = environment.describe(
-        simulated=False,
-        seed=0,
-        cache="cold",
-        command=f"python -m numba_gemm.lab.bench.streamed --size {options.size} --limits {options.limits}",
-        timing=LAUNCHES,
-        stated_commit=options.commit,
-    )
-    kinds, precisions = options.operands.split(","), options.precisions.split(",")
-    if unknown := set(kinds) - set(KINDS):
-        print(f"error: unknown kinds of memory {sorted(unknown)}; expected some of {', '.join(KINDS)}", file=sys.stderr)
-        return USAGE
-    make_folder(options.out)
-    with sampled_clocks(environment.current_nvml()) as clocks:
-        frame = measure(options.size, precisions, kinds, limits, options.repeats)
-    environment.conclude(described, [clocks.median_mhz], [clocks.throttle])
-    write_files(options.out, {FILE: csv_text(frame, 5), HOW: json_text(described)})
-    print(frame.to_string(index=False))
-    streamed = frame[frame["operands"] != ON_DEVICE]
+def claims(frame: pd.DataFrame) -> dict[str, bool]:
+    """Check the results and the memory of the streamed products."""
+    rows = frame[frame["operands"] != ON_DEVICE]
     # Both results have errors, each within the bound.
-    most = 2 * ieee_bound(options.size) * options.size * LARGEST**2
-    wrong = ~(streamed["largest_difference"] <= most)
-    over = streamed["peak_bytes"] > streamed["memory_limit"].fillna(streamed["device_bytes"])
-    for found, what in ((wrong, "differ from the product on the device"), (over, "take more memory than they may")):
-        if found.any():
-            print(f"error: {found.sum()} products {what}", file=sys.stderr)
-    return WRONG if (wrong | over).any() else RIGHT
+    most = 2 * rows["size"].map(ieee_bound) * rows["size"] * LARGEST**2
+    allowed = rows["memory_limit"].fillna(rows["device_bytes"])
+    return {
+        "streamed products are those on the device": bool((rows["largest_difference"] <= most).all()),
+        "no product takes more memory than it may": bool((rows["peak_bytes"] <= allowed).all()),
+    }
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+EXPERIMENT = Experiment(
+    name="streamed",
+    run=streamed,
+    claims=claims,
+    unavailable="the simulator has no times",
+    cache="cold",
+    timing=LAUNCHES,
+    digits=5,
+)

@@ -1,18 +1,15 @@
 """Speed and errors of the tensor core stages beside cuBLAS SGEMM, and the cost of NaN and infinity.
 
-``python -m numba_gemm.lab.bench.tensor_ladder --out DIR`` writes `tensor_ladder.csv`: all stages multiply the same
-decomposed operands, in one precision; the decomposition has a row of its own. Errors are those of positive operands,
-for which truncation by the tensor cores is largest. It also writes `special_values.csv`: times of the public function
-in that precision if some elements of the operands are NaN or infinite. It needs a GPU of compute capability 9.0, and
-PyTorch for cuBLAS.
+In the experiment `tensor_ladder`, all stages multiply the same decomposed operands, in one precision; the decomposition
+has a row of its own. Errors are those of positive operands, for which truncation by the tensor cores is largest.
+`special_values` times the public function in that precision if some elements of the operands are NaN or infinite. Both
+need a GPU of compute capability 9.0, and PyTorch for cuBLAS.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,31 +19,20 @@ from numba_gemm.gemm.precision import IEEE
 from numba_gemm.kernels.step import Step
 from numba_gemm.kernels.tensor_core import TENSOR_STAGES, TensorStage, WarpgroupConfig
 from numba_gemm.lab.bench.accuracy import quotients
-from numba_gemm.lab.bench.command import USAGE, command, csv_text, make_folder, require_gpu, write_files
+from numba_gemm.lab.harness.experiment import Experiment
 from numba_gemm.models.roofline import FLOAT32_BYTES, gemm_flops
-from numba_gemm.runtime.device import current_device, device_properties, get_device
+from numba_gemm.runtime.device import current_device, get_device
 from numba_gemm.runtime.launch import product_of
 from numba_gemm.runtime.matrix import Matrix
 from numba_gemm.runtime.timing import time_interleaved
 from numba_gemm.runtime.workspace import Workspace
 
-__all__ = [
-    "CSV",
-    "DECOMPOSE",
-    "PRECISION",
-    "SHAPE",
-    "SPECIAL_CSV",
-    "ladder_stages",
-    "main",
-    "measured",
-    "special_values",
-]
+__all__ = ["DECOMPOSE", "SPECIAL_VALUES", "TENSOR_LADDER", "ladder_stages", "special_values", "tensor_ladder"]
 
-CSV, SPECIAL_CSV = "tensor_ladder.csv", "special_values.csv"
 PRECISION = "bf16x6"
 SHAPE = (4096, 4096, 4096)
 DECOMPOSE, CUBLAS = "decompose", "cublas"  # rows other than stages
-SEED = 1
+SEED, ROUNDS = 1, 9
 
 
 def ladder_stages() -> list[TensorStage]:
@@ -83,8 +69,26 @@ class PreparedStage:
         self.decompose, self.multiply = call(*decompose), call(multiply)
 
 
-def measured(shape: tuple[int, int, int], precision: str, rounds: int) -> list[dict[str, Any]]:
-    """Return one row each for the decomposition, every stage and cuBLAS, timed in alternation."""
+def tensor_ladder(
+    shape: tuple[int, int, int] = SHAPE, precision: str = PRECISION, rounds: int = ROUNDS
+) -> pd.DataFrame:
+    """Time the decomposition, every stage and cuBLAS in alternation.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        M, N and K.
+    precision : str
+        Precision of the tensor cores.
+    rounds : int
+        Samples of each measurement.
+
+    Returns
+    -------
+    DataFrame
+        One row each: ``stage``, ``precision``, ``m``, ``n``, ``k``, ``error_median`` and ``error_max`` over
+        ``|A| @ |B|``, ``config``, ``registers``, ``median_us``, ``ratio_to_cublas`` and ``tflops``.
+    """
     import torch
 
     m, n, k = shape
@@ -124,11 +128,34 @@ def measured(shape: tuple[int, int, int], precision: str, rounds: int) -> list[d
         rows[name] |= {"median_us": sample.median, "ratio_to_cublas": samples[CUBLAS].median / sample.median}
         if name != DECOMPOSE:
             rows[name]["tflops"] = gemm_flops(m, n, k) / sample.median * 1e-6
-    return list(rows.values())
+    return pd.DataFrame(rows.values())
 
 
-def special_values(shape: tuple[int, int, int], precision: str, rounds: int) -> list[dict[str, Any]]:
-    """Return one row per number of A's rows with a NaN or an infinity; these rows of C are computed again."""
+def special_values(
+    shape: tuple[int, int, int] = SHAPE, precision: str = PRECISION, rounds: int = ROUNDS
+) -> pd.DataFrame:
+    """Time products in which rows of A have a NaN or an infinity; these rows of C are computed again.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        M, N and K.
+    precision : str
+        Precision of the tensor cores.
+    rounds : int
+        Samples of each measurement.
+
+    Returns
+    -------
+    DataFrame
+        One row per value and number of rows: ``m``, ``n``, ``k``, ``precision``, ``value``, ``rows``, ``median_us``,
+        and ``times_as_long`` as with finite operands.
+
+    Raises
+    ------
+    RuntimeError
+        if C has other elements that are NaN or infinite.
+    """
     import torch
 
     from numba_gemm.api import tiled_sgemm
@@ -161,27 +188,21 @@ def special_values(shape: tuple[int, int, int], precision: str, rounds: int) -> 
     finite = samples[f"{precision} none 0"].median
     for name, sample in samples.items():
         rows[name] |= {"median_us": sample.median, "times_as_long": sample.median / finite}
-    return list(rows.values())
+    return pd.DataFrame(rows.values())
 
 
-@command
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, write the files and print a table."""
-    made = argparse.ArgumentParser(prog="python -m numba_gemm.lab.bench.tensor_ladder", description=__doc__)
-    made.add_argument("--out", type=Path, default=Path("results") / "local", help="folder of the results")
-    made.add_argument("--rounds", type=int, default=9)
-    options = made.parse_args(arguments)
-    require_gpu()
-    if device_properties(current_device()).cc != (9, 0):
-        print("this needs a GPU of compute capability 9.0", file=sys.stderr)
-        return USAGE
-    make_folder(options.out)
-    for name, made_by in ((CSV, measured), (SPECIAL_CSV, special_values)):
-        frame = pd.DataFrame(made_by(SHAPE, PRECISION, options.rounds))
-        write_files(options.out, {name: csv_text(frame, 5)})
-        print(frame.to_string(index=False))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+TENSOR_LADDER = Experiment(
+    name="tensor_ladder",
+    lesson="Speed and errors of the tensor core stages beside cuBLAS SGEMM.",
+    run=tensor_ladder,
+    needs=("gpu", "hopper", "torch"),
+    unavailable="the simulator has no times, and no cuBLAS to compare with",
+    seed=SEED,
+    digits=5,
+)
+SPECIAL_VALUES = replace(
+    TENSOR_LADDER,
+    name="special_values",
+    lesson="Slowdown of a tensor core precision when rows of A contain NaN or Inf.",
+    run=special_values,
+)

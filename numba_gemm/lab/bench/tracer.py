@@ -1,8 +1,7 @@
-"""Counts of the tracer compared with a GPU's counters: ``python -m numba_gemm.lab.bench.tracer``.
+"""Counts of the tracer compared with a GPU's counters.
 
-On a GPU, with Nsight Compute, it writes `tracer_counted.csv` and `tracer_counted.json` into ``--out``. On the simulator
-(NUMBA_ENABLE_CUDASIM=1) it traces the same launches on all cores, reads that file, and writes `tracer.csv`: one row per
-stage and quantity, with both numbers. It exits with 1 if a pair differs by more than 2 %.
+`tracer_counted` counts every stage with Nsight Compute on a GPU. `tracer` traces the same launches on the simulator
+(NUMBA_ENABLE_CUDASIM=1), on all cores, and compares: one row per stage and quantity, with both numbers.
 
 Requests and sectors of global memory are `l1tex__t_requests` and `l1tex__t_sectors`. Requests and wavefronts of shared
 memory are counted per instruction (section SourceCounters), those of copies per lane, since many copies execute with no
@@ -13,10 +12,8 @@ element, and the compiler merges neighbouring reads into vectors; `JOINED` lists
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -25,18 +22,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from numba_gemm.lab.bench import counters, environment, ncu_pages
+from numba_gemm.lab.bench import counters, ncu_pages
 from numba_gemm.lab.bench.cases import Shape
-from numba_gemm.lab.bench.command import command, commit_hash, csv_text, json_text, make_folder, write_files
-from numba_gemm.simulator.probe import simulator_requested
+from numba_gemm.lab.harness.command import UsageError
+from numba_gemm.lab.harness.experiment import Experiment, attrs
 
-__all__ = ["COUNTED", "SHAPE", "TRACED", "compare", "counted", "main", "traced"]
+__all__ = ["COUNTED", "COUNTING", "EXPERIMENT", "SHAPE", "compare", "traced", "tracer", "tracer_counted"]
 
-COUNTED, COUNTED_HOW, TRACED = "tracer_counted.csv", "tracer_counted.json", "tracer.csv"
 SHAPE = Shape(128, 256, 128)
 TOLERANCE = 0.02
-COMMAND = "python -m numba_gemm.lab.bench.tracer"
-LATEST = Path("results") / "h200" / "latest"
+COUNTED = Path("results") / "h200" / "latest" / "tracer_counted.csv"
 
 # Operands that stages read from shared memory element by element and the compiler reads four at a time.
 JOINED = {"shared_tile": ("a_tile",), "thread_tile_1d": ("a_tile",), "thread_tile_2d": ("b_tile",)}
@@ -67,15 +62,16 @@ def _order() -> dict[str, list[str]]:
     return {"stage": list(STAGES), "accesses": kinds, "quantity": ["requests", "lanes", "sectors", "wavefronts"]}
 
 
-def counted(ncu: str, child: Sequence[str]) -> pd.DataFrame:
-    """Return the GPU's counters for a child process that launches each stage once.
+def tracer_counted() -> pd.DataFrame:
+    """Count all stages with Nsight Compute.
 
-    Raises
-    ------
-    CountersError
-        if ncu fails.
+    Returns
+    -------
+    DataFrame
+        One row per stage, kind of access and quantity: the columns `KEY`, and ``value``.
     """
-    stages = counters.supported(counters.chosen_stages(None))
+    stages, ncu = counters.chosen_stages(), counters.ncu_path()
+    child = [sys.executable, *counters.child(stages, SHAPE)]
     only = ("-k", counters.kernel_filter(stages))
     metrics = [*REQUESTS.values(), *SECTORS.values()]
     raw = counters.profile(ncu, (*counters.COMMON, "--page", "raw", "--metrics", ",".join(metrics), *only), child)
@@ -99,7 +95,9 @@ def counted(ncu: str, child: Sequence[str]) -> pd.DataFrame:
             else:
                 rows.append(_row(stage, accesses, "requests", ncu_pages.numbers(own["Instructions Executed"]).sum()))
             rows.append(_row(stage, accesses, "wavefronts", ncu_pages.numbers(own["L1 Wavefronts Shared"]).sum()))
-    return pd.DataFrame(rows)
+    frame = pd.DataFrame(rows)
+    frame.attrs["ncu"] = {"version": counters.ncu_version(ncu)}
+    return frame
 
 
 def traced(name: str) -> list[dict[str, Any]]:
@@ -153,49 +151,50 @@ def compare(traces: pd.DataFrame, counts: pd.DataFrame) -> pd.DataFrame:
     return both
 
 
-@command
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Count, or trace and compare; return the exit status."""
-    made = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
-    made.add_argument("--out", type=Path, default=LATEST, help=f"folder of the results (default: {LATEST})")
-    made.add_argument(
-        "--commit", type=commit_hash, metavar="HASH", help="the commit to record where git cannot tell it"
-    )
-    made.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    options = made.parse_args(arguments)
-    if options.child:
-        counters.launch_each(counters.supported(counters.chosen_stages(None)), SHAPE)
-        return 0
-    if not simulator_requested():
-        try:
-            ncu = counters.ncu_path()
-            make_folder(options.out)
-            frame = counted(ncu, [sys.executable, "-m", "numba_gemm.lab.bench.tracer", "--child"])
-        except ncu_pages.CountersError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
-        how = environment.describe(
-            simulated=False, seed=counters.SEED, cache="cold", command=COMMAND, stated_commit=options.commit
-        )
-        how["ncu"] = {"version": counters.ncu_version(ncu)}
-        write_files(options.out, {COUNTED: csv_text(frame, 15), COUNTED_HOW: json_text(how)})
-        print(frame.to_string(index=False))
-        return 0
-    if not (options.out / COUNTED).is_file():
-        print(f"error: there is no {options.out / COUNTED}: run this on a GPU first", file=sys.stderr)
-        return 2
-    make_folder(options.out)
+def tracer(counted: Path = COUNTED) -> pd.DataFrame:
+    """Trace all stages, and compare the counts with those of a GPU.
+
+    Parameters
+    ----------
+    counted : Path
+        File of the experiment `tracer_counted`.
+
+    Returns
+    -------
+    DataFrame
+        One row per stage, kind of access and quantity: the columns `KEY`, ``counted``, ``traced``, their ``ratio``,
+        and ``within``, which is True if they differ by at most 2 %.
+    """
     from numba_gemm.kernels.ladder import STAGES
 
+    if not counted.is_file():
+        raise UsageError(f"there is no {counted}: run python -m numba_gemm.lab tracer_counted on a GPU first")
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
         rows = [row for found in pool.map(traced, STAGES) for row in found]
-    frame = compare(pd.DataFrame(rows), pd.read_csv(options.out / COUNTED))
-    write_files(options.out, {TRACED: csv_text(frame, 4)})
-    print(frame.to_string(index=False))
-    off = frame[~frame["within"]]
-    print(f"{len(frame)} numbers, {len(off)} of them off by more than {TOLERANCE:.0%}")
-    return 1 if len(off) else 0
+    return compare(pd.DataFrame(rows), pd.read_csv(counted))
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def claims(frame: pd.DataFrame) -> dict[str, bool]:
+    """Check that no pair of counts differs by more than the tolerance."""
+    return {f"the tracer's {len(frame)} counts are the GPU's, to {TOLERANCE:.0%}": bool(frame["within"].all())}
+
+
+COUNTING = Experiment(
+    name="tracer_counted",
+    lesson="Hardware counters of every stage at the shape that the tracer can trace.",
+    run=tracer_counted,
+    needs=("gpu", "ncu"),
+    unavailable=counters.EXPERIMENT.unavailable,
+    facts=attrs,
+    seed=counters.SEED,
+    cache="cold",
+    digits=15,
+)
+EXPERIMENT = Experiment(
+    name="tracer",
+    run=tracer,
+    claims=claims,
+    needs=("simulator",),
+    seed=counters.SEED,
+    digits=4,
+)

@@ -34,9 +34,9 @@ from numba import cuda, float32, uint32
 from numba_gemm.device.address import shared_address, shared_load1, shared_load2, shared_load4
 from numba_gemm.device.texture import cycles
 from numba_gemm.device.units import WARP
+from numba_gemm.lab.harness.experiment import Experiment
 from numba_gemm.lab.memory import machine
 from numba_gemm.lab.memory.drawing import COLOURS, curve
-from numba_gemm.lab.memory.experiment import Experiment
 from numba_gemm.models import requests
 from numba_gemm.simulator.switch import device_function
 
@@ -273,6 +273,7 @@ EXPERIMENT = Experiment(
     run=bank_conflicts,
     plot=plot,
     claims=claims,
+    facts=machine.facts,
     small={
         "strides": (1, 2, 32, 33),
         "patterns": ("broadcast", "multicast, pairs"),

@@ -51,9 +51,9 @@ import pandas as pd
 from numba import cuda, float32, int32, uint32
 
 from numba_gemm.device.units import FLOAT32_BYTES, WARP, ceil_div
+from numba_gemm.lab.harness.experiment import Experiment
 from numba_gemm.lab.memory import machine, narrow_product
 from numba_gemm.lab.memory.drawing import COLOURS, bars, curve
-from numba_gemm.lab.memory.experiment import Experiment
 from numba_gemm.lab.memory.narrow_product import W
 from numba_gemm.runtime.timing import Call
 from numba_gemm.simulator import probe, scheduler
@@ -488,6 +488,7 @@ EXPERIMENT = Experiment(
     run=barriers,
     plot=plot,
     claims=claims,
+    facts=machine.facts,
     small={"blocks": (32, 64), "turns": 8, "rounds_a_launch": 4, "steps": (1, 2), "m": 32, "grid": 1, "rounds": 1},
     kernels={
         **{kernel.__name__: (kernel, "float32[::1], float32, int64") for kernel in LOOPS.values()},

@@ -39,9 +39,9 @@ from numba_gemm import tiled_sgemm
 from numba_gemm.device.units import FLOAT32_BYTES, ceil_div
 from numba_gemm.gemm.occupancy import Occupancy
 from numba_gemm.gemm.occupancy import occupancy as occupancy_of
+from numba_gemm.lab.harness.experiment import Experiment, Unavailable
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.lab.memory.drawing import curve
-from numba_gemm.lab.memory.experiment import Experiment, Unavailable
 from numba_gemm.models.occupancy import LIMITS, occupancy
 from numba_gemm.models.roofline import gemm_flops
 from numba_gemm.runtime.driver import call
@@ -375,6 +375,7 @@ EXPERIMENT = Experiment(
     run=carve_out,
     plot=plot,
     claims=claims,
+    facts=machine.facts,
     small={
         "elements": 1 << 20,
         "tiles": (48 * KIB,),

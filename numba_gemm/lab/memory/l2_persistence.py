@@ -45,9 +45,9 @@ import pandas as pd
 from cuda.bindings import driver
 from numba import cuda, uint32
 
+from numba_gemm.lab.harness.experiment import Experiment, Unavailable
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.lab.memory.drawing import COLOURS, curve
-from numba_gemm.lab.memory.experiment import Experiment, Unavailable
 from numba_gemm.runtime.driver import call
 from numba_gemm.runtime.timing import Call
 
@@ -364,6 +364,7 @@ EXPERIMENT = Experiment(
     run=l2_persistence,
     plot=plot,
     claims=claims,
+    facts=machine.facts,
     small={"set_aside": 6 << 10, "stream": 16 << 10, "shares": (1 / 3, 2), "launches": 1, "rounds": 1},
     kernels={"double_both": (double_both, "int32[::1], int32[::1], int64, int64")},
 )

@@ -22,7 +22,7 @@ from numba_gemm.runtime.timing import Call, Samples, time_interleaved
 from numba_gemm.simulator import scheduler
 from numba_gemm.simulator.switch import SIMULATOR
 
-__all__ = ["SIMULATOR", "attribute", "ceilings", "enqueue", "in_context", "properties", "streams", "timed"]
+__all__ = ["SIMULATOR", "attribute", "ceilings", "enqueue", "facts", "in_context", "properties", "streams", "timed"]
 
 ROUNDS = 15
 Extent = int | tuple[int, ...]
@@ -84,6 +84,11 @@ def properties() -> DeviceProperties:
 def ceilings() -> tuple[Ceilings, str]:
     """Ceilings of the current device in byte/s and FLOP/s, and a description of their source."""
     return choose_ceilings(None, properties())
+
+
+def facts(_frame: Any) -> dict[str, str]:
+    """Return the source of the ceilings that predictions use, to be recorded with a result."""
+    return {"ceilings": ceilings()[1]}
 
 
 def attribute(name: str) -> int:

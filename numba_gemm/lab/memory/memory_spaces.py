@@ -54,9 +54,9 @@ from numba import cuda, float32, uint32, uint64
 from numba_gemm.device.texture import cycles, nanoseconds, texel
 from numba_gemm.device.units import WARP, ceil_div
 from numba_gemm.lab.bench import ceilings
+from numba_gemm.lab.harness.experiment import Experiment
 from numba_gemm.lab.memory import machine
 from numba_gemm.lab.memory.drawing import bars
-from numba_gemm.lab.memory.experiment import Experiment
 from numba_gemm.runtime.driver import call
 from numba_gemm.simulator.switch import device_function
 
@@ -577,6 +577,7 @@ EXPERIMENT = Experiment(
     run=memory_spaces,
     plot=plot,
     claims=claims,
+    facts=machine.facts,
     small={
         "steps": 64,
         "l1_kib": 2,

@@ -27,9 +27,9 @@ import pandas as pd
 from numba import cuda
 
 from numba_gemm.device.units import FLOAT32_BYTES, WARP
+from numba_gemm.lab.harness.experiment import Experiment
 from numba_gemm.lab.memory import machine
 from numba_gemm.lab.memory.drawing import curve
-from numba_gemm.lab.memory.experiment import Experiment
 from numba_gemm.models import requests
 
 if TYPE_CHECKING:
@@ -170,6 +170,7 @@ EXPERIMENT = Experiment(
     run=misaligned_copy,
     plot=plot,
     claims=claims,
+    facts=machine.facts,
     small={"offsets": (0, 1, 8), "blocks": (BLOCK, 33), "elements": 512, "rounds": 1},
     kernels={"offset_copy": (offset_copy, "float32[::1], float32[::1], int64")},
 )

@@ -57,9 +57,10 @@ import pandas as pd
 from numba import cuda, float32, uint32
 
 from numba_gemm.device.units import FLOAT32_BYTES
+from numba_gemm.lab.harness.command import UsageError
+from numba_gemm.lab.harness.experiment import Experiment
 from numba_gemm.lab.memory import machine
 from numba_gemm.lab.memory.drawing import COLOURS, bars
-from numba_gemm.lab.memory.experiment import Experiment
 from numba_gemm.models.accesses import Access
 from numba_gemm.models.requests import SECTOR_BYTES
 
@@ -240,7 +241,7 @@ def narrow_product(m: int = 8192, n: int = 8192, rounds: int = machine.ROUNDS) -
         if a result is wrong.
     """
     if m < W or n < W or m % W or n % W:
-        raise ValueError(f"m and n are {m} and {n}; expected multiples of {W}")
+        raise UsageError(f"m and n are {m} and {n}; expected multiples of {W}")
     host_a, host_b = integers(m, W, 0), integers(W, n, 1)
     a, b, c = cuda.to_device(host_a), cuda.to_device(host_b), cuda.device_array((m, n), np.float32)
     calls = {name: machine.enqueue(kernel, (n // W, m // W), (W, W), a, b, c) for name, kernel in KERNELS.items()}
@@ -298,6 +299,7 @@ EXPERIMENT = Experiment(
     run=narrow_product,
     plot=plot,
     claims=claims,
+    facts=machine.facts,
     small={"m": 64, "n": 32, "rounds": 1},
     kernels={name: (kernel, "float32[:, ::1], float32[:, ::1], float32[:, ::1]") for name, kernel in KERNELS.items()},
 )

@@ -66,9 +66,9 @@ from cuda.bindings import driver
 from numba import cuda
 
 from numba_gemm.device.units import FLOAT32_BYTES, ceil_div
+from numba_gemm.lab.harness.experiment import Experiment
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.lab.memory.drawing import COLOURS, bars, curve
-from numba_gemm.lab.memory.experiment import Experiment
 from numba_gemm.runtime import pinned_memory
 from numba_gemm.runtime.driver import call
 from numba_gemm.runtime.timing import Call
@@ -638,6 +638,7 @@ EXPERIMENT = Experiment(
     run=overlap,
     plot=plot,
     claims=claims,
+    facts=machine.facts,
     small={
         "elements": 1 << 14,
         "turns": (3, 8, 21),

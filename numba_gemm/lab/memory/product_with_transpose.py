@@ -37,9 +37,10 @@ import pandas as pd
 from numba import cuda, float32, uint32
 
 from numba_gemm.device.units import FLOAT32_BYTES
+from numba_gemm.lab.harness.command import UsageError
+from numba_gemm.lab.harness.experiment import Experiment
 from numba_gemm.lab.memory import machine
 from numba_gemm.lab.memory.drawing import COLOURS, bars
-from numba_gemm.lab.memory.experiment import Experiment
 from numba_gemm.lab.memory.narrow_product import LANES, W, access, compare, cost, integers
 from numba_gemm.models.accesses import Access
 
@@ -125,7 +126,7 @@ def product_with_transpose(m: int = 8192, rounds: int = machine.ROUNDS) -> pd.Da
         if a result is wrong.
     """
     if m < W or m % W:
-        raise ValueError(f"m is {m}; expected a multiple of {W}")
+        raise UsageError(f"m is {m}; expected a multiple of {W}")
     host = integers(m, W, 0)
     a, c = cuda.to_device(host), cuda.device_array((m, m), np.float32)
     calls = {name: machine.enqueue(kernel, (m // W, m // W), (W, W), a, c) for name, kernel in KERNELS.items()}
@@ -180,6 +181,7 @@ EXPERIMENT = Experiment(
     run=product_with_transpose,
     plot=plot,
     claims=claims,
+    facts=machine.facts,
     small={"m": 64, "rounds": 1},
     kernels={name: (kernel, "float32[:, ::1], float32[:, ::1]") for name, kernel in KERNELS.items()},
 )

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from numba_gemm.lab.bench.command import command, write_files
-from numba_gemm.lab.memory.experiment import NAMES, Experiment, load
+from numba_gemm.lab.harness.command import command, write_files
+from numba_gemm.lab.harness.experiment import Experiment
+from numba_gemm.lab.registry import MEMORY, load
 
 PAGE, RECORDED = Path("docs") / "memory_lab.md", Path("results") / "h200" / "memory_lab"
 INTRODUCTION = """# The memory laboratory
@@ -27,8 +28,8 @@ CUDA C++ Best Practices Guide, whose sections number them; each is a file in
 the sentences of its lesson that numbers decide.
 
 ```bash
-python -m numba_gemm.lab.memory --list
-python -m numba_gemm.lab.memory strided_copy bank_conflicts
+python -m numba_gemm.lab --list
+python -m numba_gemm.lab strided_copy bank_conflicts
 ```
 
 With `NUMBA_ENABLE_CUDASIM=1` and no GPU, most run small: their counts mean something then, not their times. Below is
@@ -57,10 +58,10 @@ def section(experiment: Experiment) -> str:
 
 def page() -> str:
     """Return the whole page."""
-    experiments = [load(name) for name in NAMES]
-    described = [json.loads((RECORDED / f"{name}.json").read_text(encoding="utf-8")) for name in NAMES]
+    experiments = [load(name) for name in MEMORY]
+    described = [json.loads((RECORDED / f"{name}.json").read_text(encoding="utf-8")) for name in MEMORY]
     sections = [section(experiment) for experiment in experiments]
-    count = sum(len(load(name).claims(pd.read_csv(RECORDED / f"{name}.csv"))) for name in NAMES)
+    count = sum(len(load(name).claims(pd.read_csv(RECORDED / f"{name}.csv"))) for name in MEMORY)
     failed = sum(text.count(FAILED) for text in sections)
     words = INTRODUCTION.format(
         date=max(one["date"] for one in described)[:10],

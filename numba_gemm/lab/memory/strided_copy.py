@@ -41,9 +41,9 @@ from cuda.bindings import driver
 from numba import cuda
 
 from numba_gemm.device.units import FLOAT32_BYTES, WARP, ceil_div
+from numba_gemm.lab.harness.experiment import Experiment
 from numba_gemm.lab.memory import machine
 from numba_gemm.lab.memory.drawing import curve
-from numba_gemm.lab.memory.experiment import Experiment
 from numba_gemm.models import requests
 from numba_gemm.runtime.driver import call
 from numba_gemm.runtime.timing import Call
@@ -208,6 +208,7 @@ EXPERIMENT = Experiment(
     run=strided_copy,
     plot=plot,
     claims=claims,
+    facts=machine.facts,
     small={"strides": (1, 2, 8, 32), "elements": 256, "rounds": 1},
     kernels={
         "stride_copy": (stride_copy, "float32[::1], float32[::1], int64"),

@@ -74,9 +74,9 @@ import pandas as pd
 from numba import cuda
 
 from numba_gemm.device.units import ceil_div
+from numba_gemm.lab.harness.experiment import Experiment
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.lab.memory.drawing import COLOURS, MARKERS, MEASURED, PREDICTED
-from numba_gemm.lab.memory.experiment import Experiment
 from numba_gemm.runtime import pinned_memory
 
 if TYPE_CHECKING:
@@ -653,6 +653,7 @@ EXPERIMENT = Experiment(
     run=transfers,
     plot=plot,
     claims=claims,
+    facts=machine.facts,
     small={
         "sizes": (4 << 10, 64 << 10, 1 << 20),
         "pinning_sizes": (64 << 10, 1 << 20),

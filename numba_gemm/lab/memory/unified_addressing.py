@@ -48,9 +48,9 @@ from cuda.bindings import driver
 from numba import cuda
 
 from numba_gemm.device.units import FLOAT32_BYTES
+from numba_gemm.lab.harness.experiment import Experiment, Unavailable
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.lab.memory.drawing import bars
-from numba_gemm.lab.memory.experiment import Experiment, Unavailable
 from numba_gemm.runtime import pinned_memory
 from numba_gemm.runtime.device import current_device, device_count
 from numba_gemm.runtime.driver import call, device_scope, failure, primary_context
@@ -457,6 +457,7 @@ EXPERIMENT = Experiment(
     run=unified_addressing,
     plot=plot,
     claims=claims,
+    facts=machine.facts,
     small={"elements": 1 << 16, "copy_bytes": MIB, "rounds": 1},
     unavailable="the simulator has one memory, and no driver that knows of addresses",
     kernels={"double": (double, "float32[::1]")},

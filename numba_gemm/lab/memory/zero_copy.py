@@ -46,9 +46,9 @@ from cuda.bindings import driver
 from numba import cuda, uint32
 
 from numba_gemm.device.units import FLOAT32_BYTES, WARP
+from numba_gemm.lab.harness.experiment import Experiment, Unavailable
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.lab.memory.drawing import bars, curve
-from numba_gemm.lab.memory.experiment import Experiment, Unavailable
 from numba_gemm.models import requests
 from numba_gemm.runtime import pinned_memory
 from numba_gemm.runtime.driver import call
@@ -272,6 +272,7 @@ EXPERIMENT = Experiment(
     run=zero_copy,
     plot=plot,
     claims=claims,
+    facts=machine.facts,
     small={"elements": 1 << 16, "passes": (1, 2), "strides": (8,), "rounds": 1},
     unavailable="the simulator has no host memory apart from the device's",
     kernels={

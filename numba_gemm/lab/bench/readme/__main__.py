@@ -35,10 +35,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from numba_gemm.lab.bench.command import command, write_files
 from numba_gemm.lab.bench.readme.blocks import generate
 from numba_gemm.lab.bench.readme.docstrings import generate_docstrings, generate_tensor_docstrings
 from numba_gemm.lab.bench.readme.published import ReadmeError, read_results
+from numba_gemm.lab.harness.command import command, write_files
 
 ROOT = Path(__file__).resolve().parents[4]
 PAGES = tuple(ROOT / name for name in ("README.md", "docs/benchmarks.md", "docs/benchmarks_precision.md"))

@@ -14,7 +14,6 @@ import pandas as pd
 from numba_gemm.kernels import STAGES
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.counters import COUNTERS, WAVEFRONTS
-from numba_gemm.lab.bench.environment import device_name
 from numba_gemm.lab.bench.ncu_pages import KEY, TOTAL
 from numba_gemm.lab.bench.readme.published import (
     ASIDE,
@@ -36,6 +35,7 @@ from numba_gemm.lab.bench.readme.published import (
 )
 from numba_gemm.lab.bench.results import AUTO, CUBLAS, NOT_STAGES, OK, fastest, records
 from numba_gemm.lab.bench.tables import number, significant
+from numba_gemm.lab.harness.environment import device_name
 
 # Parts of the module docstrings of stages; the lines of a paragraph after its first are indented.
 DOCSTRING = re.compile(r'\A"""(?P<text>.*?)"""', re.DOTALL)

@@ -30,8 +30,14 @@ from typing import Any
 
 import pandas as pd
 
-from numba_gemm.lab.bench import environment
-from numba_gemm.lab.bench.command import (
+from numba_gemm.lab.bench.results import OK
+from numba_gemm.lab.bench.targets.groups import GROUPS, cases_of
+from numba_gemm.lab.bench.targets.measure import measure
+from numba_gemm.lab.bench.targets.rig import SEED_BITS, Rig
+from numba_gemm.lab.bench.targets.sizes import FULL, TINY, Sizes
+from numba_gemm.lab.bench.targets.verdicts import frame_of, summary
+from numba_gemm.lab.harness import environment
+from numba_gemm.lab.harness.command import (
     add_result_options,
     at_least_one,
     command,
@@ -40,12 +46,7 @@ from numba_gemm.lab.bench.command import (
     make_folder,
     write_files,
 )
-from numba_gemm.lab.bench.results import GRAPHS, OK
-from numba_gemm.lab.bench.targets.groups import GROUPS, cases_of
-from numba_gemm.lab.bench.targets.measure import measure
-from numba_gemm.lab.bench.targets.rig import SEED_BITS, Rig
-from numba_gemm.lab.bench.targets.sizes import FULL, TINY, Sizes
-from numba_gemm.lab.bench.targets.verdicts import frame_of, summary
+from numba_gemm.lab.harness.environment import GRAPHS
 from numba_gemm.simulator.probe import driver_error
 from numba_gemm.simulator.switch import SIMULATOR
 

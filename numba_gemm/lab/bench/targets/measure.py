@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from numba_gemm.lab.bench.nvml import ClockSamples, sampled_clocks
 from numba_gemm.lab.bench.results import OK, WRONG
 from numba_gemm.lab.bench.run import MIN_SPAN_US, NOT_CAPTURED, affordable_rounds
 from numba_gemm.lab.bench.targets.case import OURS, Case, Contender, Outcome
 from numba_gemm.lab.bench.targets.rig import Rig
+from numba_gemm.lab.harness.nvml import ClockSamples, sampled_clocks
 from numba_gemm.models.roofline import gemm_flops
 from numba_gemm.runtime.timing import Samples, host_time_us, time_interleaved
 from numba_gemm.simulator.switch import SIMULATOR

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from numba_gemm.gemm.precision import IEEE
-from numba_gemm.lab.bench import environment
 from numba_gemm.lab.bench.buffers import DeviceBuffers, HostLibrary, TorchLibrary, optional, uniform
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.verify import Reference
+from numba_gemm.lab.harness import environment
 from numba_gemm.simulator.switch import SIMULATOR
 
 # Limit on the rows of C that are checked, in addition to the first and the last: one in 64 at the largest shape.

@@ -1,4 +1,4 @@
-"""Shared parts of the harness' commands: one-line errors, robust standard output, atomic files."""
+"""Shared parts of commands: one-line errors, robust standard output, atomic files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DEFAULT_OUT = Path("results") / "local"
 Arguments = ParamSpec("Arguments")
 
 
-class UsageError(Exception):
+class UsageError(ValueError):
     """The command cannot do what the arguments ask for; the message gives the reason in one line."""
 
 

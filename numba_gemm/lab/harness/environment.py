@@ -13,13 +13,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from numba_gemm.lab.bench.nvml import Nvml, open_nvml
-from numba_gemm.lab.bench.results import GRAPHS, LAUNCHES
+from numba_gemm.lab.harness.nvml import Nvml, open_nvml
+from numba_gemm.simulator.probe import driver_error
 
 if TYPE_CHECKING:
     from numba_gemm.runtime.device import DeviceProperties
 
 PACKAGE = Path(__file__).resolve().parents[2]
+# Values of `timing` in the environment of a run on a GPU: without or with launch overhead.
+GRAPHS, LAUNCHES = "graphs", "launches"
 TIMINGS = {GRAPHS: "timed by replays of CUDA graphs", LAUNCHES: "timed by plain launches, which count"}
 DISTRIBUTIONS = (
     "numba-cuda",
@@ -61,7 +63,7 @@ def describe(
         "simulator": simulated,
         "commit": commit() or stated_commit,
         "source_sha256": source_digest(),
-        "gpu": None if simulated else describe_gpu(),
+        "gpu": None if simulated or driver_error() else describe_gpu(),
         "versions": versions(),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
@@ -106,6 +108,8 @@ def device_name(environment: Mapping[str, Any]) -> str:
 
 def current_nvml() -> Nvml | None:
     """Return NVML for the current GPU, or None."""
+    if driver_error():
+        return None
     from numba import cuda
 
     return open_nvml(cuda.get_current_device().uuid)

@@ -1,0 +1,107 @@
+"""Time that a process waits for its first products.
+
+Each case is a process of its own (`first_products_child`): one product of NumPy arrays; the 15 products of a training
+step, which are five layers, forward and both gradients, of PyTorch tensors; and six odd shapes. It runs with an empty
+kernel cache, with what that left, and with an empty cache and a bundle. The import of PyTorch is not counted. It also
+measures `precompile` of all kernels in FP32 and in every precision, and the export of the bundle.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from numba_gemm.gemm.precision import PRECISIONS
+from numba_gemm.lab.bench.first_products_child import KINDS
+from numba_gemm.lab.harness.environment import LAUNCHES
+from numba_gemm.lab.harness.experiment import Experiment, last_row, so_far
+
+CHILD = "numba_gemm.lab.bench.first_products_child"
+CACHES = ("empty", "filled", "bundle")
+CCS = ("8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
+LAYOUTS = "NN,NT,TN,TT"
+
+
+def run(arguments: list[str], **variables: str) -> tuple[str, float]:
+    """Run Python in a process of its own; return its last line, and the seconds that it took."""
+    begin = time.perf_counter()
+    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_GEMM_BUNDLE"} | variables
+    done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(arguments)} failed:\n{done.stderr}")
+    return (done.stdout.splitlines() or [""])[-1], time.perf_counter() - begin
+
+
+def measured(precisions: Sequence[str], ccs: Sequence[str], place: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of all cases; caches and the bundle lie in `place`."""
+    bundle = place / "kernels.bundle"
+    of_all = ",".join(PRECISIONS)
+    for name, arguments in {
+        "precompile, ieee": [],
+        "precompile, all precisions": ["--precision", of_all],
+        "export of a bundle": [
+            "--precision",
+            of_all,
+            "--layouts",
+            LAYOUTS,
+            "--cc",
+            ",".join(ccs),
+            "--export",
+            str(bundle),
+        ],
+    }.items():
+        folder = place / name.replace(" ", "_")
+        said, seconds = run(["-m", "numba_gemm", "precompile", *arguments], NUMBA_GEMM_CACHE_DIR=str(folder))
+        yield {"case": name, "cache": "empty", "process_s": seconds, "said": said.replace(str(place), "...")}
+    for precision in precisions:
+        for kind in KINDS:
+            for cache in CACHES:
+                folder = place / f"{kind}-{precision}-{'bundle' if cache == 'bundle' else 'own'}".replace(" ", "_")
+                variables = {"NUMBA_GEMM_CACHE_DIR": str(folder)}
+                if cache == "bundle":
+                    variables["NUMBA_GEMM_BUNDLE"] = str(bundle)
+                said, seconds = run(["-m", CHILD, kind, precision], **variables)
+                count = len(list(folder.glob("*.kernel"))) if folder.is_dir() else 0
+                row = {"case": kind, "precision": precision, "cache": cache, "kernels_kept": count}
+                yield row | json.loads(said) | {"process_s": seconds}
+
+
+def first_products(precisions: Sequence[str] = ("ieee", "bf16x6"), ccs: Sequence[str] = CCS) -> Iterator[pd.DataFrame]:
+    """Measure the first products of processes.
+
+    Parameters
+    ----------
+    precisions : sequence of str
+        Precisions of the products.
+    ccs : sequence of str
+        Compute capabilities of the bundle.
+
+    Yields
+    ------
+    DataFrame
+        One row per process: ``case``, ``cache``, ``process_s``, ``said``, and for products ``precision``,
+        ``kernels_kept`` in the cache, ``imports_s``, ``context_s``, ``products_s`` and ``torch_matmul_s``.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        yield from so_far(measured(precisions, ccs, Path(place)))
+
+
+EXPERIMENT = Experiment(
+    name="first_products",
+    run=first_products,
+    progress=last_row,
+    needs=("gpu", "torch"),
+    unavailable="the simulator has no times",
+    cache="cold",
+    timing=LAUNCHES,
+    digits=4,
+)

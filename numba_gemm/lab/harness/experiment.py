@@ -1,0 +1,193 @@
+"""Description of an experiment, and the parameters that it takes."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from numba_gemm.lab.harness.command import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["PREDICTED", "Experiment", "Parameter", "Unavailable", "attrs", "last_row", "so_far"]
+
+PREDICTED = "predicted"
+SEPARATOR = re.compile(r",(?! )")  # a value may contain a comma and a space
+
+
+class Unavailable(UsageError):
+    """An experiment cannot run on this machine; the message says what it lacks."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of an experiment, from the signature and the docstring of its function.
+
+    Attributes
+    ----------
+    parse : callable
+        Converts the text of a command line option.
+    default : object
+        Default value.
+    help : str
+        Description from the docstring.
+    """
+
+    parse: Callable[[str], Any]
+    default: Any
+    help: str
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment: how to run it, to plot it, and to interpret its result.
+
+    Attributes
+    ----------
+    name : str
+        Its name on the command line, and the stem of its files.
+    run : callable
+        Returns a DataFrame with one row per measurement, or yields the DataFrame measured so far after each part, so
+        that an interrupted run keeps it. Results are verified before they are timed. Column names contain units, and
+        those that begin with ``predicted`` hold predictions. All parameters have defaults, those of the recorded run.
+    lesson : str
+        One line; by default the first line of the docstring of the module of `run`.
+    claims : callable, optional
+        Maps sentences about the results to booleans: True if such a DataFrame confirms the sentence. They are not
+        checked in the simulator, whose times mean nothing, unless the experiment needs it.
+    plot : callable, optional
+        Plots such a DataFrame, fresh or read back from CSV, into an empty figure.
+    needs : tuple of str
+        What the machine must have without the simulator; keys of `numba_gemm.lab.harness.machine.CHECKS`.
+    small : mapping
+        Defaults in the simulator, for which it takes seconds.
+    unavailable : str
+        Reason why the simulator cannot run it; empty if it can.
+    parse : mapping
+        Functions that read options which their parameter's annotation does not describe.
+    progress : callable, optional
+        Describes the result so far in one line, after each part; by default, only its number of rows now and then.
+    summary : callable, optional
+        Table to print instead of the DataFrame.
+    summary_file : str
+        File to which the summary is written as CSV; empty for none.
+    facts : callable, optional
+        Returns further entries of the JSON file.
+    seed : int
+        Seed to record if there is no parameter of this name; a parameter whose default is None gets a random seed.
+    cache, timing
+        State of the caches, and `numba_gemm.lab.harness.environment.GRAPHS` or ``LAUNCHES``, to record.
+    own_clocks : bool
+        True if the rows have columns ``sm_clock_mhz`` and ``throttle``. Otherwise clocks are sampled during the run.
+    digits : int
+        Significant digits in the CSV file.
+    picture : str
+        File of the plot; by default NAME.png.
+    figure : tuple of float
+        Size of the plot in inches.
+    section : str
+        Section of the memory chapter of the CUDA C++ Best Practices Guide, such as "9.2.1.3".
+    kernels : mapping
+        Kernels by name, with their parameters' types such as "float32[::1], int64", for compilation without a GPU.
+    """
+
+    name: str
+    run: Callable[..., pd.DataFrame | Iterator[pd.DataFrame]]
+    lesson: str = ""
+    claims: Callable[[pd.DataFrame], dict[str, bool]] = lambda frame: {}
+    plot: Callable[[pd.DataFrame, Figure], None] | None = None
+    needs: tuple[str, ...] = ("gpu",)
+    small: Mapping[str, Any] = field(default_factory=dict)
+    unavailable: str = ""
+    parse: Mapping[str, Callable[[str], Any]] = field(default_factory=dict)
+    progress: Callable[[pd.DataFrame], str] | None = None
+    summary: Callable[[pd.DataFrame], pd.DataFrame] | None = None
+    summary_file: str = ""
+    facts: Callable[[pd.DataFrame], Mapping[str, Any]] = lambda frame: {}
+    seed: int = 0
+    cache: str = "as the experiment says"
+    timing: str | None = None
+    own_clocks: bool = False
+    digits: int = 6
+    picture: str = ""
+    figure: tuple[float, float] = (9.0, 5.0)
+    section: str = ""
+    kernels: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.lesson:
+            doc = inspect.getdoc(inspect.getmodule(self.run)) or ""
+            object.__setattr__(self, "lesson", doc.partition("\n")[0])
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Files that a run writes: the table, its environment, and perhaps a summary and a plot."""
+        picture = [self.picture or f"{self.name}.png"] if self.plot else []
+        return tuple(filter(None, (f"{self.name}.csv", f"{self.name}.json", self.summary_file, *picture)))
+
+    @property
+    def parameters(self) -> dict[str, Parameter]:
+        """Parameters of `run` by name."""
+        described = _descriptions(inspect.getdoc(self.run) or "")
+        return {
+            name: Parameter(
+                self.parse.get(name) or _parser(parameter.annotation), parameter.default, described.get(name, "")
+            )
+            for name, parameter in inspect.signature(self.run, eval_str=True).parameters.items()
+        }
+
+
+def _descriptions(doc: str) -> dict[str, str]:
+    """Read the section Parameters of a docstring in NumPy's format."""
+    found: dict[str, str] = {}
+    names: list[str] = []
+    section = re.search(r"^Parameters\n-+\n(.*?)(?:\n\n\w+\n-+\n|\Z)", doc, re.DOTALL | re.MULTILINE)
+    for line in section[1].splitlines() if section else ():
+        if line.startswith(" "):
+            found |= {name: f"{found.get(name, '')} {line.strip()}".strip() for name in names}
+        else:
+            names = line.partition(" : ")[0].split(", ")
+    return found
+
+
+def _parser(annotation: Any) -> Callable[[str], Any]:
+    """Return the function that reads a value of an annotated type; sequences are separated by commas."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (types.UnionType, typing.Union):
+        return _parser(next(kind for kind in arguments if kind is not type(None)))
+    if origin in (Sequence, tuple):
+        item = _parser(arguments[0])
+        return lambda text: tuple(item(part.strip()) for part in SEPARATOR.split(text) if part.strip())
+    if annotation not in (bool, float, int, str, Path):
+        raise TypeError(f"no option can be made of {annotation}: add a function to Experiment.parse")
+    return typing.cast("Callable[[str], Any]", annotation)
+
+
+def so_far(rows: Iterable[Mapping[str, Any]]) -> Iterator[pd.DataFrame]:
+    """Yield the DataFrame of all rows so far, after each row."""
+    found: list[Mapping[str, Any]] = []
+    for row in rows:
+        found.append(row)
+        yield pd.DataFrame(found)
+
+
+def attrs(frame: pd.DataFrame) -> dict[str, Any]:
+    """Return the attributes of a result, for `Experiment.facts`."""
+    return {str(name): value for name, value in frame.attrs.items()}
+
+
+def last_row(frame: pd.DataFrame) -> str:
+    """Describe the last row of a result in one line, without what it lacks."""
+    row = frame.iloc[-1].dropna()
+    return ", ".join(
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in row.items()
+    )

@@ -1,0 +1,145 @@
+"""Run of an experiment: machine check, environment, clocks, files, and the verdict on its claims."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from numba_gemm.lab.harness import environment, pictures
+from numba_gemm.lab.harness.command import csv_text, json_text, make_folder, write_files
+from numba_gemm.lab.harness.experiment import Experiment
+from numba_gemm.lab.harness.machine import check
+from numba_gemm.lab.harness.nvml import sampled_clocks
+from numba_gemm.simulator.switch import SIMULATOR
+
+__all__ = ["command_line", "run"]
+
+SAVE_INTERVAL_S = 5.0
+CLOCK_COLUMNS = ("sm_clock_mhz", "throttle")  # of experiments that sample clocks for each row
+SEED_BITS = 32
+MOST_ROWS = 80
+
+
+def run(
+    experiment: Experiment, given: Mapping[str, Any], *, out: Path, commit: str | None = None, plot: bool = True
+) -> bool:
+    """Run an experiment, print its result and write its files; return True if its claims hold.
+
+    If it is interrupted or fails, what was measured until then is saved.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        The experiment.
+    given : mapping
+        Parameters that replace its defaults.
+    out : Path
+        Folder of the files.
+    commit : str, optional
+        Commit to record where git cannot tell it.
+    plot : bool
+        False to draw nothing.
+
+    Raises
+    ------
+    Unavailable
+        if this machine cannot run it.
+    """
+    check(experiment)
+    make_folder(out)
+    drawn = plot and experiment.plot is not None
+    if drawn:
+        pictures.pyplot()  # fails now if matplotlib is missing, not after the measurement
+    parameters = {**(experiment.small if SIMULATOR else {}), **given}
+    known = experiment.parameters
+    if "seed" in known and parameters.get("seed", known["seed"].default) is None:
+        parameters["seed"] = secrets.randbits(SEED_BITS)
+    described = environment.describe(
+        simulated=SIMULATOR,
+        seed=parameters.get("seed", known["seed"].default) if "seed" in known else experiment.seed,
+        cache=experiment.cache,
+        command=command_line(experiment, parameters),
+        timing=None if SIMULATOR else experiment.timing,
+        stated_commit=commit,
+    )
+    print(f"{environment.device_name(described)}, commit {described['commit']}: {described['command']}", flush=True)
+    frame = _measured(experiment, parameters, described, out)
+    summary = experiment.summary(frame) if experiment.summary else frame
+    print(summary.to_string(index=False, float_format=lambda value: f"{value:.4g}", na_rep="-", max_rows=MOST_ROWS))
+    if drawn:
+        name = experiment.picture or f"{experiment.name}.png"
+        write_files(out, {name: pictures.drawn(experiment, frame, environment.device_name(described))})
+    print(f"results in {out}")
+    return _judged(experiment, frame)
+
+
+def _measured(
+    experiment: Experiment, parameters: Mapping[str, Any], described: dict[str, Any], out: Path
+) -> pd.DataFrame:
+    """Run an experiment and save its results, at the end and meanwhile."""
+    begin = saved = time.perf_counter()
+    frame = pd.DataFrame()
+    with sampled_clocks(None if SIMULATOR or experiment.own_clocks else environment.current_nvml()) as clocks:
+
+        def save() -> None:
+            if experiment.own_clocks:
+                environment.conclude(described, *(frame[column] for column in CLOCK_COLUMNS))
+            elif not SIMULATOR:
+                environment.conclude(described, [clocks.median_mhz], [clocks.throttle])
+            described["seconds"] = round(time.perf_counter() - begin, 1)
+            _save(experiment, frame, described, out)
+
+        try:
+            found = experiment.run(**parameters)
+            for frame in [found] if isinstance(found, pd.DataFrame) else found:
+                if experiment.progress:
+                    print(experiment.progress(frame), flush=True)
+                if (now := time.perf_counter()) - saved > SAVE_INTERVAL_S:
+                    save()
+                    saved = now
+                    print(f"{len(frame)} rows after {now - begin:.0f} s", flush=True)
+        finally:
+            if len(frame):
+                save()
+    return frame
+
+
+def _save(experiment: Experiment, frame: pd.DataFrame, described: Mapping[str, Any], out: Path) -> None:
+    """Write the table, its environment, and the summary if it has a file."""
+    files = {
+        f"{experiment.name}.csv": csv_text(frame, experiment.digits),
+        f"{experiment.name}.json": json_text({**described, **experiment.facts(frame)}),
+    }
+    if experiment.summary and experiment.summary_file:
+        files[experiment.summary_file] = csv_text(experiment.summary(frame))
+    write_files(out, files)
+
+
+def _judged(experiment: Experiment, frame: pd.DataFrame) -> bool:
+    """Print which claims hold; return True if all do, or if the simulator cannot tell."""
+    if SIMULATOR and "simulator" not in experiment.needs:
+        print("times are the simulator's and mean nothing; claims are not checked")
+        return True
+    claims = experiment.claims(frame)
+    for sentence, holds in claims.items():
+        print(f"{'holds' if holds else 'DOES NOT HOLD'}: {sentence}")
+    return all(claims.values())
+
+
+def command_line(experiment: Experiment, parameters: Mapping[str, Any]) -> str:
+    """Return the command that repeats a run."""
+    words = ["python", "-m", "numba_gemm.lab", experiment.name]
+    known = experiment.parameters
+    for name, value in parameters.items():
+        if name in known and value == known[name].default:
+            continue
+        words.append(f"--{name.replace('_', '-')}")
+        if value is not True:
+            words.append(",".join(map(str, value)) if isinstance(value, list | tuple | range) else str(value))
+    return shlex.join(words)

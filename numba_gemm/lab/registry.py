@@ -1,0 +1,61 @@
+"""Names of all experiments, and where they are defined."""
+
+from __future__ import annotations
+
+import importlib
+
+from numba_gemm.lab.harness.experiment import Experiment
+
+__all__ = ["EXPERIMENTS", "GROUPS", "MEMORY", "load"]
+
+MEMORY = (
+    "transfers",
+    "overlap",
+    "zero_copy",
+    "unified_addressing",
+    "memory_spaces",
+    "carve_out",
+    "misaligned_copy",
+    "strided_copy",
+    "l2_persistence",
+    "bank_conflicts",
+    "narrow_product",
+    "product_with_transpose",
+    "barriers",
+)
+"""Experiments on memory, in the order of the guide's sections."""
+
+GROUPS = {"memory": MEMORY}
+"""Names that stand for several experiments."""
+
+EXPERIMENTS = {
+    "ceilings": "bench.ceilings:EXPERIMENT",
+    "counters": "bench.counters:EXPERIMENT",
+    "shared_wavefronts": "bench.counters:SHARED_WAVEFRONTS",
+    "tracer_counted": "bench.tracer:COUNTING",
+    "tracer": "bench.tracer:EXPERIMENT",
+    "accuracy": "bench.accuracy:EXPERIMENT",
+    "tensor_ladder": "bench.tensor_ladder:TENSOR_LADDER",
+    "special_values": "bench.tensor_ladder:SPECIAL_VALUES",
+    "orders": "bench.orders:EXPERIMENT",
+    "streamed": "bench.streamed:EXPERIMENT",
+    "first_products": "bench.first_products:EXPERIMENT",
+    **{name: f"memory.{name}:EXPERIMENT" for name in MEMORY},
+}
+"""Module and attribute of each experiment."""
+
+
+def load(name: str) -> Experiment:
+    """Return an experiment by its name.
+
+    Raises
+    ------
+    ValueError
+        if there is no experiment of that name.
+    """
+    if name not in EXPERIMENTS:
+        raise ValueError(f"there is no experiment {name!r}; expected one of: {', '.join((*GROUPS, *EXPERIMENTS))}")
+    module, _, attribute = EXPERIMENTS[name].partition(":")
+    experiment = getattr(importlib.import_module(f"{__package__}.{module}"), attribute)
+    assert isinstance(experiment, Experiment)
+    return experiment

@@ -1,0 +1,217 @@
+"""The harness of all experiments: options, machine checks, files, interruption, claims and exit statuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+
+import pandas as pd
+import pytest
+
+from numba_gemm.lab import __main__ as cli
+from numba_gemm.lab import registry
+from numba_gemm.lab.harness import experiment as lab
+from numba_gemm.lab.harness import machine, runner
+
+every_experiment = pytest.mark.parametrize("name", registry.EXPERIMENTS)
+
+
+def measured(sizes: Sequence[int] = (1, 2), share: float = 0.5, cold: bool = False, seed: int | None = None):
+    """Measure.
+
+    Parameters
+    ----------
+    sizes : sequence of int
+        Sizes, as many
+        as there are.
+    share, cold : float, bool
+        Other parameters.
+
+    Returns
+    -------
+    DataFrame
+        One row per size.
+    """
+    yield from lab.so_far({"size": size, "us": size * share, "seed": seed} for size in sizes)
+
+
+def plot(frame, figure):
+    figure.subplots().plot(frame["size"], frame["us"])
+
+
+def interrupted():
+    yield pd.DataFrame({"us": [1.0]})
+    raise KeyboardInterrupt
+
+
+def failing():
+    yield pd.DataFrame({"us": [1.0]})
+    raise AssertionError("a product is wrong")
+
+
+def unavailable():
+    raise lab.Unavailable("it has one device")
+
+
+EXPERIMENTS = {
+    "measured": lab.Experiment("measured", measured, plot=plot, small={"share": 0.25}, facts=lambda frame: {"x": 1}),
+    "claiming": lab.Experiment(
+        "claiming",
+        measured,
+        claims=lambda frame: {"sizes are small": bool((frame["size"] < 3).all())},
+        summary=lambda frame: frame[["us"]],
+        summary_file="summary.csv",
+        needs=("simulator",),
+    ),
+    "interrupted": lab.Experiment("interrupted", interrupted, lesson="Interrupted."),
+    "failing": lab.Experiment("failing", failing),
+    "unavailable": lab.Experiment("unavailable", unavailable),
+}
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """Run experiments of this module by the command line, in the simulator wherever the tests run."""
+    monkeypatch.setattr(registry, "EXPERIMENTS", EXPERIMENTS)
+    monkeypatch.setattr(registry, "load", lambda name: EXPERIMENTS[name])
+    monkeypatch.setattr(machine, "SIMULATOR", True)
+    monkeypatch.setattr(runner, "SIMULATOR", True)
+    names = EXPERIMENTS.keys()
+
+    def main(*arguments: str) -> int:
+        count = sum(word in names for word in arguments)
+        return cli.main([*arguments[:count], f"--out={tmp_path}", *arguments[count:]])
+
+    return main
+
+
+def test_parameters_are_those_of_the_function():
+    found = EXPERIMENTS["measured"].parameters
+    assert {name: parameter.help for name, parameter in found.items()} == {
+        "sizes": "Sizes, as many as there are.",
+        "share": "Other parameters.",
+        "cold": "Other parameters.",
+        "seed": "",
+    }
+    assert found["sizes"].parse("3,4") == (3, 4)
+    assert found["seed"].parse("5") == 5
+
+
+def test_a_value_may_contain_a_comma_and_a_space():
+    parse = registry.load("bank_conflicts").parameters["patterns"].parse
+    assert parse("broadcast,multicast, pairs") == ("broadcast", "multicast, pairs")
+
+
+def test_options_reach_the_function_and_the_record(run, tmp_path):
+    assert run("measured", "--sizes", "3,4", "--cold", "--seed=7") == 0
+    frame = pd.read_csv(tmp_path / "measured.csv")
+    assert list(frame["size"]) == [3, 4]
+    assert list(frame["us"]) == [0.75, 1.0]  # by the default of the simulator
+    described = json.loads((tmp_path / "measured.json").read_text(encoding="utf-8"))
+    assert described["command"] == "python -m numba_gemm.lab measured --share 0.25 --sizes 3,4 --cold --seed 7"
+    assert (described["seed"], described["x"], described["simulator"]) == (7, 1, True)
+    assert {path.name for path in tmp_path.iterdir()} == set(EXPERIMENTS["measured"].files)
+
+
+def test_a_seed_is_drawn_and_recorded(run, tmp_path):
+    assert run("measured", "--no-plot") == 0
+    described = json.loads((tmp_path / "measured.json").read_text(encoding="utf-8"))
+    assert (pd.read_csv(tmp_path / "measured.csv")["seed"] == described["seed"]).all()
+    assert described["command"].endswith(f"--seed {described['seed']}")
+    assert not (tmp_path / "measured.png").exists()
+
+
+@pytest.mark.parametrize(("sizes", "status", "said"), [("1,2", 0, "holds:"), ("1,3", 1, "DOES NOT HOLD:")])
+def test_claims_decide_the_status(run, tmp_path, capsys, sizes, status, said):
+    assert run("claiming", f"--sizes={sizes}") == status
+    assert f"{said} sizes are small" in capsys.readouterr().out
+    assert (tmp_path / "summary.csv").read_text().splitlines()[0] == "us"
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "said"), [("interrupted", 130, "interrupted\n"), ("failing", 1, "a product is wrong\n")]
+)
+def test_what_was_measured_is_kept(run, tmp_path, capsys, name, status, said):
+    assert run(name) == status
+    assert capsys.readouterr().err.endswith(said)
+    assert len(pd.read_csv(tmp_path / f"{name}.csv")) == 1
+    assert (tmp_path / f"{name}.json").is_file()
+
+
+def test_a_failure_leaves_the_others_to_run(run, tmp_path):
+    assert run("failing", "unavailable", "measured", "--no-plot") == 1
+    assert (tmp_path / "measured.csv").is_file()
+
+
+def test_an_experiment_that_cannot_run_is_left_out(run, capsys):
+    assert run("unavailable", "measured", "--no-plot") == 0
+    assert capsys.readouterr().err == "error: unavailable: it has one device\n"
+    assert run("unavailable") == 2
+
+
+def test_out_is_looked_at_before_anything_runs(run, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert run("interrupted", "measured", f"--out={tmp_path / 'file'}") == 2
+    assert "results cannot be written there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nothing"], "there is no experiment 'nothing'; expected one of: memory, ceilings"),
+        ([], "name one or more experiments"),
+        (["strided_copy", "--strides=1,two"], "argument --strides: invalid literal"),
+        (["strided_copy", "--stride=1"], "unrecognized arguments: --stride=1"),
+        (["strided_copy", "barriers", "--strides=1"], "unrecognized arguments: --strides=1"),
+        (["narrow_product", "--m=5"], "m and n are 5 and 32; expected multiples of 32"),
+        (["strided_copy", "--commit=x"], "'x' is no commit"),
+    ],
+)
+@pytest.mark.simulator
+def test_a_wrong_command_line(arguments, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    try:
+        status = cli.main(arguments)
+    except SystemExit as exit:  # argparse's own
+        status = exit.code
+    assert status == 2
+    assert said in capsys.readouterr().err
+
+
+@every_experiment
+def test_help_describes_every_option(name, capsys):
+    experiment = registry.load(name)
+    assert experiment.name == name
+    assert re.fullmatch(r"[A-Z].+", experiment.lesson)
+    with pytest.raises(SystemExit, match="0"):
+        cli.main([name, "--help"])
+    said = capsys.readouterr().out
+    for parameter, found in experiment.parameters.items():
+        assert f"--{parameter.replace('_', '-')}" in said
+        assert found.help, parameter
+
+
+@every_experiment
+def test_parameters_of_the_simulator_are_parameters(name):
+    experiment = registry.load(name)
+    assert experiment.small.keys() <= experiment.parameters.keys()
+    assert set(experiment.needs) <= machine.CHECKS.keys()
+
+
+@every_experiment
+def test_without_a_gpu(name, monkeypatch, tmp_path, capsys):
+    experiment = registry.load(name)
+    if "gpu" not in experiment.needs:
+        pytest.skip("it can do without")
+    monkeypatch.setattr(machine, "SIMULATOR", False)
+    monkeypatch.setattr(machine, "driver_error", lambda: "no driver.")
+    assert cli.main([name, f"--out={tmp_path / 'new'}"]) == 2
+    assert capsys.readouterr().err == f"error: {name}: this needs a GPU, and no driver.\n"
+    assert not (tmp_path / "new").exists()
+
+
+def test_list_names_all(capsys):
+    assert cli.main(["--list"]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert names == [*registry.EXPERIMENTS, *registry.GROUPS]
