@@ -1,4 +1,4 @@
-"""`bench.targets`: shapes, verdicts, command line, and a run of every group on small shapes."""
+"""The experiment `targets`: shapes, verdicts, command line, and a run of every group on small shapes."""
 
 import functools
 import json
@@ -10,16 +10,17 @@ import pytest
 
 import numba_gemm
 from numba_gemm.kernels.stage import IEEE
+from numba_gemm.lab.__main__ import main
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.results import CUBLAS, ERROR, OK, WRONG
-from numba_gemm.lab.bench.targets import __main__ as cli
-from numba_gemm.lab.bench.targets import host_calls, measure, verdicts
+from numba_gemm.lab.bench.targets import experiment, host_calls, measure, verdicts
 from numba_gemm.lab.bench.targets import rig as shared
 from numba_gemm.lab.bench.targets.case import COPY, INFORMATION, OURS, Case, Contender, Outcome, Turn
 from numba_gemm.lab.bench.targets.contenders import both
 from numba_gemm.lab.bench.targets.groups import GROUPS, batched_cases, cases_of, plain_case
 from numba_gemm.lab.bench.targets.rig import Rig, Truth, matrix
 from numba_gemm.lab.bench.targets.sizes import FULL, TINY, random_shapes
+from numba_gemm.lab.harness.experiment import Unavailable
 from numba_gemm.lab.harness.nvml import ClockSamples
 
 
@@ -309,74 +310,62 @@ class TestCommandLine:
     def test_tiny_run(self, tmp_path, capsys, on_gpu):
         if on_gpu:
             pytest.importorskip("torch")
-        arguments = ["--tiny", "--only", "random", "seed", "--shapes=2", "--seed=5", f"--out={tmp_path / 'new'}"]
-        status = cli.main([*arguments, "--commit=0123456"])
-        frame = pd.read_csv(tmp_path / "new" / cli.ROWS)
+        arguments = ["--tiny", "--only=random,seed", "--shapes=2", "--seed=5", f"--out={tmp_path / 'new'}"]
+        status = main(["targets", *arguments, "--commit=0123456"])
+        frame = pd.read_csv(tmp_path / "new" / "targets.csv")
         assert list(frame.columns) == list(measure.COLUMNS)
         assert list(frame["group"]) == ["seed", "seed", "random", "random"]
         assert set(frame["status"]) == {OK}
         shapes = [Shape(*row) for row in frame[frame["group"] == "random"][["m", "n", "k"]].to_numpy().tolist()]
         assert shapes == random_shapes(2, 5, TINY.low, TINY.high)
 
-        judged = pd.read_csv(tmp_path / "new" / cli.SUMMARY)
+        judged = pd.read_csv(tmp_path / "new" / "targets_summary.csv")
         assert list(judged.columns)[:5] == ["what", "statistic", "value", "at_least", "at_most"]
         assert len(judged) == 5
-        assert status == (cli.ALL_MET if judged["met"].all() else cli.NOT_MET)
+        assert status == int(on_gpu and not judged["met"].all())
 
-        how = json.loads((tmp_path / "new" / cli.HOW).read_text())
+        how = json.loads((tmp_path / "new" / "targets.json").read_text())
         assert how["seed"] == 5
         assert how["simulator"] is not on_gpu
-        assert how["command"] == "python -m numba_gemm.lab.bench.targets --only seed random --seed 5 --shapes 2"
+        assert how["command"].startswith("python -m numba_gemm.lab targets --tiny --shapes 2 --only random,seed")
+        assert how["clocks"]["throttle_reasons"] is not None
         printed = capsys.readouterr().out
-        assert "seed 5" in printed
-        assert printed.index("random shapes") > printed.index("random: ")
+        assert printed.index("random shapes") > printed.index(f"random {shapes[0]}")
 
     @pytest.mark.parametrize(
         ("arguments", "says"),
         [
-            (["--only", "fast"], "invalid choice: 'fast'"),
-            (["--only"], "expected at least one argument"),
+            (["--only", "fast"], "there is no group fast; expected some of seed, cubes"),
             (["--shapes", "0"], "is not at least 1"),
             (["--seed", "-1"], "is not from 0 to 4294967295"),
             (["--seed", "4294967296"], "is not from 0 to 4294967295"),
-            (["--commit", "main"], "'main' is no commit"),
             (["--ou", "here"], "unrecognized arguments: --ou"),
         ],
     )
-    def test_errors(self, arguments, says, capsys):
-        with pytest.raises(SystemExit) as stopped:
-            cli.main(arguments)
-        assert stopped.value.code == cli.UNUSABLE
+    def test_errors(self, arguments, says, capsys, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        try:
+            status = main(["targets", *arguments])
+        except SystemExit as stopped:
+            status = stopped.code
+        assert status == 2
         assert says in capsys.readouterr().err
 
-    @pytest.mark.simulator
-    def test_simulator_is_refused(self, capsys):
-        assert cli.main([]) == cli.UNUSABLE
-        assert "the simulator tells no speed" in capsys.readouterr().err
-
-    @pytest.mark.parametrize(("lacking", "says"), [("no driver.", "no driver."), (None, "PyTorch is not here")])
-    def test_what_is_lacking(self, lacking, says, monkeypatch, capsys, tmp_path):
-        for module in (cli, shared):
-            monkeypatch.setattr(module, "SIMULATOR", False)
-        monkeypatch.setattr(cli, "driver_error", lambda: lacking)
+    def test_library_that_is_lacking(self, monkeypatch):
+        monkeypatch.setattr(shared, "SIMULATOR", False)
         monkeypatch.setattr(shared, "optional", lambda module: None)
-        assert cli.main([f"--out={tmp_path}"]) == cli.UNUSABLE
-        assert says in capsys.readouterr().err
+        with pytest.raises(Unavailable, match="PyTorch is not here"):
+            next(experiment.targets(tiny=True))
 
-    def test_folder_that_cannot_be_written(self, tmp_path, capsys):
-        (tmp_path / "file").touch()
-        assert cli.main(["--tiny", f"--out={tmp_path / 'file'}"]) == cli.UNUSABLE
-        assert "results cannot be written there" in capsys.readouterr().err
-
-    def test_recorded_command(self):
-        assert cli.command_line(GROUPS, 200, 3) == "python -m numba_gemm.lab.bench.targets --seed 3 --shapes 200"
-
-    def test_full_options(self):
-        options = cli.parser().parse_args(["--only", "host", "cubes"])
-        assert options.only == ["host", "cubes"]
-        assert options.shapes == 200
-        assert options.seed is None
-        assert not options.tiny
+    def test_group_that_was_not_completed_is_not_judged(self):
+        frame = verdicts.frame_of([target_row("seed"), target_row("cubes")])
+        assert len(experiment.judged(frame)) == 5
+        frame.attrs = {"groups": ("seed",), "large": 2048}
+        assert set(experiment.claims(frame)) == {
+            "seed shapes, cuBLAS's time over ours (geomean)",
+            "seed shapes from 2048 on (min)",
+            "seed shapes below 2048 (min)",
+        }
 
 
 def test_ours_is_the_public_function(rig, monkeypatch):
