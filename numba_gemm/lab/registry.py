@@ -29,6 +29,7 @@ GROUPS = {"memory": MEMORY}
 """Names that stand for several experiments."""
 
 EXPERIMENTS = {
+    "targets": "bench.targets.experiment:EXPERIMENT",
     "ceilings": "bench.ceilings:EXPERIMENT",
     "counters": "bench.counters:EXPERIMENT",
     "shared_wavefronts": "bench.counters:SHARED_WAVEFRONTS",

@@ -1,8 +1,9 @@
-"""`bench.targets`: shapes, verdicts, command line, and a run of every group on small shapes."""
+"""The experiment `targets`: shapes, verdicts, command line, and a run of every group on small shapes."""
 
 import functools
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -10,17 +11,21 @@ import pytest
 
 import numba_gemm
 from numba_gemm.kernels.stage import IEEE
+from numba_gemm.lab.__main__ import main
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.results import CUBLAS, ERROR, OK, WRONG
-from numba_gemm.lab.bench.targets import __main__ as cli
-from numba_gemm.lab.bench.targets import host_calls, measure, verdicts
+from numba_gemm.lab.bench.targets import experiment, host_calls, measure, verdicts
 from numba_gemm.lab.bench.targets import rig as shared
-from numba_gemm.lab.bench.targets.case import COPY, INFORMATION, OURS, Case, Contender, Outcome, Turn
+from numba_gemm.lab.bench.targets.case import COPY, OURS, Case, Contender, Outcome, Turn
 from numba_gemm.lab.bench.targets.contenders import both
-from numba_gemm.lab.bench.targets.groups import GROUPS, batched_cases, cases_of, plain_case
+from numba_gemm.lab.bench.targets.groups import GROUPS, batched_cases, cases_of, product_case
 from numba_gemm.lab.bench.targets.rig import Rig, Truth, matrix
 from numba_gemm.lab.bench.targets.sizes import FULL, TINY, random_shapes
+from numba_gemm.lab.bench.targets.table import targets
+from numba_gemm.lab.harness.experiment import Unavailable
 from numba_gemm.lab.harness.nvml import ClockSamples
+
+LATEST = Path(__file__).parents[2] / "results" / "h200" / "latest"
 
 
 def target_row(group="seed", case="x", m=4096, ratio=1.05, target=1.0, **changes):
@@ -73,7 +78,8 @@ class TestShapes:
         for case in cases:
             m, n, k = case.shape
             assert case.batch * max(m * n, m * k, k * n) <= sizes.elements
-            assert sum(not math.isnan(target) for target in case.against.values()) == 1
+            assert case.target > 0 or case.each_once
+            assert len(set(case.baselines)) == len(case.baselines)
         assert max(math.prod(case.shape) for case in cases_of("cubes", TINY, 0, 0)) <= 1 << 21
 
     def test_full_cases_are_those_of_the_targets(self):
@@ -85,7 +91,25 @@ class TestShapes:
         for _, aligned, _ in FULL.odd:
             assert all(extent % 4 == 0 for extent in aligned)
         seeds = cases_of("seed", FULL, 0, 0)
-        assert [case.against[CUBLAS] for case in seeds] == [0.9] * 8 + [1.0] * 7
+        assert [case.target for case in seeds] == [0.9] * 8 + [1.0] * 7
+
+    def test_targets_of_rows_are_those_that_were_recorded(self):
+        recorded = pd.read_csv(LATEST / "targets.csv")
+        seed = json.loads((LATEST / "targets.json").read_text(encoding="utf-8"))["seed"]
+        cases = [case for group in GROUPS if group != "host" for case in cases_of(group, FULL, 200, seed)]
+        made = {(case.group, case.name, name): case.target for case in cases for name in case.baselines[:1]}
+        found = recorded[recorded["target"].notna() & (recorded["group"] != "host")]
+        assert {tuple(row[:3]): row[3] for row in found[["group", "case", "baseline", "target"]].to_numpy()} == made
+
+    def test_recorded_rows_are_judged_as_they_were(self):
+        """Without the group host, whose cases are fewer in the simulator."""
+        made = experiment.judged(pd.read_csv(LATEST / "targets.csv"))
+        recorded = pd.read_csv(LATEST / "targets_summary.csv")
+        one, other = (frame[~frame["what"].str.startswith("host")] for frame in (made, recorded))
+        columns = ["what", "statistic", "at_least", "met", "cases", "failed", "worst"]
+        assert len(one) == 12
+        assert one[columns].to_dict("list") == other[columns].to_dict("list")
+        np.testing.assert_allclose(one["value"], other["value"], rtol=1e-5)
 
     @pytest.mark.parametrize("stored", ["N", "T"])
     def test_matrix(self, stored):
@@ -102,7 +126,7 @@ class TestVerdicts:
         assert set(verdicts.STATISTICS) == {"geomean", "min", "max"}
 
     def test_every_group_has_a_line_and_every_line_a_limit(self):
-        lines = verdicts.lines(2048)
+        lines = targets(2048)
         assert {group for line in lines for group in line.groups} == set(GROUPS)
         for line in lines:
             assert math.isnan(line.at_least) is not math.isnan(line.at_most)
@@ -140,7 +164,7 @@ class TestVerdicts:
 
     def test_measured_group_without_rows_is_not_met(self):
         frame = judged([], *GROUPS)
-        assert len(frame) == len(verdicts.lines(2048))
+        assert len(frame) == len(targets(2048))
         assert not frame["met"].any()
         assert frame["value"].isna().all()
 
@@ -168,7 +192,7 @@ class TestVerdicts:
             assert frame.loc[(f"host, {name}: torch.matmul's time over ours", "min"), "met"] == met
 
     def test_row_compares_work_a_microsecond(self):
-        case = Case("vector", "x", Shape(2, 3, 4), lambda rig: {}, {COPY: 0.85, CUBLAS: INFORMATION})
+        case = Case("vector", "x", Shape(2, 3, 4), lambda rig: {}, (COPY, CUBLAS), target=0.85)
         contenders = {name: Contender([], work) for name, work in [(OURS, 10.0), (COPY, 40.0), (CUBLAS, 10.0)]}
         outcomes = {OURS: Outcome(us=2.0), COPY: Outcome(us=4.0)}
         outcomes[CUBLAS] = Outcome(status=WRONG, note="half of it")
@@ -176,6 +200,8 @@ class TestVerdicts:
         copy, cublas = (measure.row(case, contenders, outcomes, name, clocks) for name in (COPY, CUBLAS))
         assert list(copy) == list(measure.COLUMNS)
         assert copy["ratio"] == 0.5
+        assert copy["target"] == 0.85
+        assert math.isnan(cublas["target"])
         assert copy["tflops"] == pytest.approx(48 / 2.0 * 1e-6)
         assert (copy["status"], copy["note"]) == (OK, "")
         assert math.isnan(cublas["ratio"])
@@ -201,7 +227,7 @@ def spoiling(case, name, spoil):
         made[name] = Contender([Turn(wrong, turn.out, turn.judge), *others], made[name].work)
         return made
 
-    return Case(case.group, case.name, case.shape, make, case.against, case.layout, case.batch)
+    return Case(case.group, case.name, case.shape, make, case.baselines, case.layout, case.batch)
 
 
 def changes_last(call, out):
@@ -227,7 +253,7 @@ class TestMeasurement:
         ],
     )
     def test_what_is_not_right_is_not_timed(self, rig, spoil, status, says):
-        case = plain_case("seed", Shape(8, 8, 5), 1.0)
+        case = product_case("seed", Shape(8, 8, 5))
         (row,) = measure.measure(rig, spoiling(case, OURS, spoil))
         assert row["status"] == status
         assert says in row["note"]
@@ -242,7 +268,7 @@ class TestMeasurement:
         def make(rig):
             raise AttributeError("no plans")
 
-        rows = measure.measure(rig, Case("host", "x", Shape(2, 2, 2), make, {CUBLAS: 1.0, COPY: 1.0}))
+        rows = measure.measure(rig, Case("host", "x", Shape(2, 2, 2), make, (CUBLAS, COPY)))
         assert [row["status"] for row in rows] == [ERROR, ERROR]
         assert {row["note"] for row in rows} == {"AttributeError: no plans"}
 
@@ -292,7 +318,7 @@ class TestMeasurement:
         """Every group runs; if the public function raises, or a library is missing, the row gives the reason."""
         for case in cases_of(group, TINY, 1, 1):
             rows = measure.measure(rig, case)
-            assert [row["baseline"] for row in rows] == list(case.against)
+            assert [row["baseline"] for row in rows] == list(case.baselines)
             for row in rows:
                 assert list(row) == list(measure.COLUMNS)
                 if row["status"] == OK:
@@ -309,74 +335,62 @@ class TestCommandLine:
     def test_tiny_run(self, tmp_path, capsys, on_gpu):
         if on_gpu:
             pytest.importorskip("torch")
-        arguments = ["--tiny", "--only", "random", "seed", "--shapes=2", "--seed=5", f"--out={tmp_path / 'new'}"]
-        status = cli.main([*arguments, "--commit=0123456"])
-        frame = pd.read_csv(tmp_path / "new" / cli.ROWS)
+        arguments = ["--tiny", "--only=random,seed", "--shapes=2", "--seed=5", f"--out={tmp_path / 'new'}"]
+        status = main(["targets", *arguments, "--commit=0123456"])
+        frame = pd.read_csv(tmp_path / "new" / "targets.csv")
         assert list(frame.columns) == list(measure.COLUMNS)
         assert list(frame["group"]) == ["seed", "seed", "random", "random"]
         assert set(frame["status"]) == {OK}
         shapes = [Shape(*row) for row in frame[frame["group"] == "random"][["m", "n", "k"]].to_numpy().tolist()]
         assert shapes == random_shapes(2, 5, TINY.low, TINY.high)
 
-        judged = pd.read_csv(tmp_path / "new" / cli.SUMMARY)
+        judged = pd.read_csv(tmp_path / "new" / "targets_summary.csv")
         assert list(judged.columns)[:5] == ["what", "statistic", "value", "at_least", "at_most"]
         assert len(judged) == 5
-        assert status == (cli.ALL_MET if judged["met"].all() else cli.NOT_MET)
+        assert status == int(on_gpu and not judged["met"].all())
 
-        how = json.loads((tmp_path / "new" / cli.HOW).read_text())
+        how = json.loads((tmp_path / "new" / "targets.json").read_text())
         assert how["seed"] == 5
         assert how["simulator"] is not on_gpu
-        assert how["command"] == "python -m numba_gemm.lab.bench.targets --only seed random --seed 5 --shapes 2"
+        assert how["command"].startswith("python -m numba_gemm.lab targets --tiny --shapes 2 --only random,seed")
+        assert how["clocks"]["throttle_reasons"] is not None
         printed = capsys.readouterr().out
-        assert "seed 5" in printed
-        assert printed.index("random shapes") > printed.index("random: ")
+        assert printed.index("random shapes") > printed.index(f"random {shapes[0]}")
 
     @pytest.mark.parametrize(
         ("arguments", "says"),
         [
-            (["--only", "fast"], "invalid choice: 'fast'"),
-            (["--only"], "expected at least one argument"),
+            (["--only", "fast"], "there is no group fast; expected some of seed, cubes"),
             (["--shapes", "0"], "is not at least 1"),
             (["--seed", "-1"], "is not from 0 to 4294967295"),
             (["--seed", "4294967296"], "is not from 0 to 4294967295"),
-            (["--commit", "main"], "'main' is no commit"),
             (["--ou", "here"], "unrecognized arguments: --ou"),
         ],
     )
-    def test_errors(self, arguments, says, capsys):
-        with pytest.raises(SystemExit) as stopped:
-            cli.main(arguments)
-        assert stopped.value.code == cli.UNUSABLE
+    def test_errors(self, arguments, says, capsys, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        try:
+            status = main(["targets", *arguments])
+        except SystemExit as stopped:
+            status = stopped.code
+        assert status == 2
         assert says in capsys.readouterr().err
 
-    @pytest.mark.simulator
-    def test_simulator_is_refused(self, capsys):
-        assert cli.main([]) == cli.UNUSABLE
-        assert "the simulator tells no speed" in capsys.readouterr().err
-
-    @pytest.mark.parametrize(("lacking", "says"), [("no driver.", "no driver."), (None, "PyTorch is not here")])
-    def test_what_is_lacking(self, lacking, says, monkeypatch, capsys, tmp_path):
-        for module in (cli, shared):
-            monkeypatch.setattr(module, "SIMULATOR", False)
-        monkeypatch.setattr(cli, "driver_error", lambda: lacking)
+    def test_library_that_is_lacking(self, monkeypatch):
+        monkeypatch.setattr(shared, "SIMULATOR", False)
         monkeypatch.setattr(shared, "optional", lambda module: None)
-        assert cli.main([f"--out={tmp_path}"]) == cli.UNUSABLE
-        assert says in capsys.readouterr().err
+        with pytest.raises(Unavailable, match="PyTorch is not here"):
+            next(experiment.targets(tiny=True))
 
-    def test_folder_that_cannot_be_written(self, tmp_path, capsys):
-        (tmp_path / "file").touch()
-        assert cli.main(["--tiny", f"--out={tmp_path / 'file'}"]) == cli.UNUSABLE
-        assert "results cannot be written there" in capsys.readouterr().err
-
-    def test_recorded_command(self):
-        assert cli.command_line(GROUPS, 200, 3) == "python -m numba_gemm.lab.bench.targets --seed 3 --shapes 200"
-
-    def test_full_options(self):
-        options = cli.parser().parse_args(["--only", "host", "cubes"])
-        assert options.only == ["host", "cubes"]
-        assert options.shapes == 200
-        assert options.seed is None
-        assert not options.tiny
+    def test_group_that_was_not_completed_is_not_judged(self):
+        frame = verdicts.frame_of([target_row("seed"), target_row("cubes")])
+        assert len(experiment.judged(frame)) == 5
+        frame.attrs = {"groups": ("seed",), "large": 2048}
+        assert set(experiment.claims(frame)) == {
+            "seed shapes, cuBLAS's time over ours (geomean)",
+            "seed shapes from 2048 on (min)",
+            "seed shapes below 2048 (min)",
+        }
 
 
 def test_ours_is_the_public_function(rig, monkeypatch):

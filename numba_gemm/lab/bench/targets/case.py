@@ -56,8 +56,10 @@ class Case:
         Shape of `OURS`.
     make : callable
         Function from the rig to the contenders by name, including `OURS`.
-    against : mapping of str to float
-        Baselines among the contenders, each with the target of our speed relative to it, or `INFORMATION`.
+    baselines : tuple of str
+        Contenders to compare with. The first one has a target; the others are informative.
+    target : float
+        Required speed relative to the first baseline, set by `numba_gemm.lab.bench.targets.groups.cases_of`.
     layout, batch
         Layout of the operands, and the number of products per call.
     on_host : bool
@@ -72,12 +74,13 @@ class Case:
     name: str
     shape: Shape
     make: Callable[[Rig], Mapping[str, Contender]]
-    against: Mapping[str, float]
+    baselines: tuple[str, ...]
     layout: str = "NN"
     batch: int = 1
     on_host: bool = False
     rounds: int | None = None
     each_once: bool = False
+    target: float = 0.0
 
 
 @dataclass

@@ -4,74 +4,39 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import replace
 from typing import Any
 
 import numba_gemm
 from numba_gemm.lab.bench.buffers import FLOAT32_BYTES, operand_bytes
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.results import CUBLAS
-from numba_gemm.lab.bench.targets.case import COPY, INFORMATION, OURS, Case, Contender, Turn
+from numba_gemm.lab.bench.targets.case import COPY, OURS, Case, Contender, Turn
 from numba_gemm.lab.bench.targets.contenders import bias_relu, both, ours
 from numba_gemm.lab.bench.targets.host_calls import host_cases
 from numba_gemm.lab.bench.targets.rig import Rig, Truth, matrix
 from numba_gemm.lab.bench.targets.sizes import LAYOUTS, Sizes, random_shapes
+from numba_gemm.lab.bench.targets.table import least_ratio
 from numba_gemm.models.roofline import gemm_flops
 
 RANDOM_ROUNDS = 7
 
 
-def plain_case(group: str, shape: Shape, target: float, rounds: int | None = None) -> Case:
-    """Return a case of the public function against cuBLAS."""
+def product_case(
+    group: str, shape: Shape, layout: str = "NN", neighbour: tuple[Shape, str] | None = None, rounds: int | None = None
+) -> Case:
+    """Return a case of the public function against cuBLAS, or against itself at another shape and layout."""
+    odd = neighbour is not None and neighbour[0] != shape
+    name = "" if neighbour is None else f"{OURS}, {neighbour[0] if odd else neighbour[1]}"
 
     def make(rig: Rig) -> dict[str, Contender]:
-        return dict(zip((OURS, CUBLAS), both(rig, shape)))
+        own, theirs = both(rig, shape, layout)
+        other = {} if neighbour is None else {name: both(rig, *neighbour)[0]}
+        return {OURS: own, **other, CUBLAS: theirs}
 
-    return Case(group, str(shape), shape, make, {CUBLAS: target}, rounds=rounds)
-
-
-def seed_cases(sizes: Sizes) -> list[Case]:
-    """Return cases with the shapes of the table that preceded the ladder."""
-    return [plain_case("seed", shape, 1.0 if shape.m >= sizes.large else 0.9) for shape in sizes.seed]
-
-
-def cube_cases(sizes: Sizes) -> list[Case]:
-    """Return cases with M = N = K."""
-    return [plain_case("cubes", shape, 1.0) for shape in sizes.cubes]
-
-
-def random_cases(sizes: Sizes, count: int, seed: int) -> list[Case]:
-    """Return cases with random shapes."""
-    shapes = random_shapes(count, seed, sizes.low, sizes.high)
-    return [plain_case("random", shape, 0.75, RANDOM_ROUNDS) for shape in shapes]
-
-
-def odd_cases(sizes: Sizes) -> list[Case]:
-    """Return cases with shapes that do not fit tiles and wide accesses, against aligned neighbours."""
-
-    def case(shape: Shape, aligned: Shape, layout: str) -> Case:
-        neighbour = f"{OURS}, {aligned}"
-
-        def make(rig: Rig) -> dict[str, Contender]:
-            own, theirs = both(rig, shape, layout)
-            return {OURS: own, neighbour: both(rig, aligned, layout)[0], CUBLAS: theirs}
-
-        return Case("odd", f"{shape} {layout}", shape, make, {neighbour: 0.95, CUBLAS: INFORMATION}, layout)
-
-    return [case(shape, aligned, layout) for shape, aligned, layouts in sizes.odd for layout in layouts]
-
-
-def layout_cases(sizes: Sizes) -> list[Case]:
-    """Return cases with transposed operands, against row-major ones."""
-    shape, by_rows = sizes.layouts, f"{OURS}, NN"
-
-    def case(layout: str) -> Case:
-        def make(rig: Rig) -> dict[str, Contender]:
-            own, theirs = both(rig, shape, layout)
-            return {OURS: own, by_rows: both(rig, shape)[0], CUBLAS: theirs}
-
-        return Case("layouts", f"{shape} {layout}", shape, make, {by_rows: 0.9, CUBLAS: INFORMATION}, layout)
-
-    return [case(layout) for layout in LAYOUTS[1:]]
+    if neighbour is None:
+        return Case(group, str(shape), shape, make, (CUBLAS,), layout, rounds=rounds)
+    return Case(group, f"{shape} {layout}", shape, make, (name, CUBLAS), layout, rounds=rounds)
 
 
 def vector_cases(sizes: Sizes) -> list[Case]:
@@ -103,7 +68,7 @@ def vector_cases(sizes: Sizes) -> list[Case]:
             copied = 2.0 * FLOAT32_BYTES * extent * extent  # bytes read and written
             return {OURS: Contender(own, moved), COPY: Contender(copies, copied), CUBLAS: Contender(theirs, moved)}
 
-        return Case("vector", str(shape), shape, make, {COPY: 0.85, CUBLAS: INFORMATION})
+        return Case("vector", str(shape), shape, make, (COPY, CUBLAS))
 
     return [case(thin, n_is_thin) for n_is_thin in (True, False) for thin in sizes.thin]
 
@@ -137,7 +102,7 @@ def batched_cases(sizes: Sizes) -> list[Case]:
             for name, call in calls.items()
         }
 
-    return [Case("batched", f"{count} of {shape}", shape, make, {CUBLAS: 0.95}, batch=count)]
+    return [Case("batched", f"{count} of {shape}", shape, make, (CUBLAS,), batch=count)]
 
 
 def epilogue_cases(sizes: Sizes) -> list[Case]:
@@ -153,24 +118,29 @@ def epilogue_cases(sizes: Sizes) -> list[Case]:
         own = ours(a, b, c, Truth(rig, a, b, bias), gemm_flops(m, n, k), **options)
         return {OURS: own, plain: both(rig, shape)[0]}
 
-    return [Case("epilogue", f"{shape} bias and ReLU", shape, make, {plain: 0.98})]
+    return [Case("epilogue", f"{shape} bias and ReLU", shape, make, (plain,))]
 
 
 GROUPS = ("seed", "cubes", "random", "odd", "layouts", "vector", "batched", "epilogue", "host")
 
 
 def cases_of(group: str, sizes: Sizes, shapes: int, seed: int) -> list[Case]:
-    """Return the cases of a group."""
-    if group == "random":
-        return random_cases(sizes, shapes, seed)
-    makers = {
-        "seed": seed_cases,
-        "cubes": cube_cases,
-        "odd": odd_cases,
-        "layouts": layout_cases,
-        "vector": vector_cases,
-        "batched": batched_cases,
-        "epilogue": epilogue_cases,
-        "host": host_cases,
+    """Return the cases of a group, with their targets; `shapes` is the number of random ones."""
+    products = {
+        "seed": [product_case("seed", shape) for shape in sizes.seed],
+        "cubes": [product_case("cubes", shape) for shape in sizes.cubes],
+        "random": [
+            product_case("random", shape, rounds=RANDOM_ROUNDS)
+            for shape in random_shapes(shapes, seed, sizes.low, sizes.high)
+        ],
+        # Shapes that do not fit tiles and wide accesses, against aligned neighbours.
+        "odd": [
+            product_case("odd", shape, layout, (aligned, layout))
+            for shape, aligned, layouts in sizes.odd
+            for layout in layouts
+        ],
+        "layouts": [product_case("layouts", sizes.layouts, layout, (sizes.layouts, "NN")) for layout in LAYOUTS[1:]],
     }
-    return makers[group](sizes)
+    others = {"vector": vector_cases, "batched": batched_cases, "epilogue": epilogue_cases, "host": host_cases}
+    found = products[group] if group in products else others[group](sizes)
+    return [replace(case, target=least_ratio(case, sizes.large)) for case in found]

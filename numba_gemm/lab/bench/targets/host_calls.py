@@ -78,7 +78,7 @@ def host_cases(sizes: Sizes) -> list[Case]:
             return {OURS: own, CUBLAS: replace(both(rig, shape)[1], work=1.0)}
 
         name = host_name(library, kind)
-        return Case("host", name, shape, make, {CUBLAS: 1 / HOST_LIMITS[kind]}, on_host=True)
+        return Case("host", name, shape, make, (CUBLAS,), on_host=True)
 
     def planned(library: str, kind: str) -> Case:
         def make(rig: Rig) -> dict[str, Contender]:
@@ -87,7 +87,7 @@ def host_cases(sizes: Sizes) -> list[Case]:
             turn = replace(own.turns[0], call=functools.partial(made, given["a"], given["b"], out=given["out"]))
             return {OURS: Contender([turn], 1.0), THE_CALL: own}
 
-        return Case("host", plan_name(library, kind), shape, make, {THE_CALL: 1 / PLAN_LIMIT}, on_host=True)
+        return Case("host", plan_name(library, kind), shape, make, (THE_CALL,), on_host=True)
 
     def new(kind: str) -> Case:
         def make(rig: Rig) -> dict[str, Contender]:
@@ -102,7 +102,7 @@ def host_cases(sizes: Sizes) -> list[Case]:
                 turns.append(Turn(call, c, Truth(rig, a, b, precision=kind).judge))
             return {OURS: Contender(turns, 1.0), CUBLAS: replace(both(rig, shape)[1], work=1.0)}
 
-        return Case("host", new_name(kind), shape, make, {CUBLAS: 0.0}, on_host=True, each_once=True)
+        return Case("host", new_name(kind), shape, make, (CUBLAS,), on_host=True, each_once=True)
 
     return [
         *(called(*way) for way in HOST_WAYS),

@@ -11,7 +11,7 @@ import numpy as np
 
 from numba_gemm.lab.bench.results import OK, WRONG
 from numba_gemm.lab.bench.run import MIN_SPAN_US, NOT_CAPTURED, affordable_rounds
-from numba_gemm.lab.bench.targets.case import OURS, Case, Contender, Outcome
+from numba_gemm.lab.bench.targets.case import INFORMATION, OURS, Case, Contender, Outcome
 from numba_gemm.lab.bench.targets.rig import Rig
 from numba_gemm.lab.harness.nvml import ClockSamples, sampled_clocks
 from numba_gemm.models.roofline import gemm_flops
@@ -70,8 +70,8 @@ def measure(rig: Rig, case: Case) -> list[dict[str, Any]]:
                 if not (samples.captured or case.on_host or SIMULATOR):
                     outcomes[name].note = NOT_CAPTURED
     except Exception as error:
-        outcomes = dict.fromkeys((OURS, *case.against), Outcome.failed(error))
-    return [row(case, contenders, outcomes, baseline, clocks) for baseline in case.against]
+        outcomes = dict.fromkeys((OURS, *case.baselines), Outcome.failed(error))
+    return [row(case, contenders, outcomes, baseline, clocks) for baseline in case.baselines]
 
 
 def timed_together(
@@ -139,7 +139,7 @@ def row(
         "baseline": baseline,
         "baseline_us": other.us,
         "ratio": ratio,
-        "target": case.against[baseline],
+        "target": case.target if baseline == case.baselines[0] else INFORMATION,
         "status": own.status if own.status != OK else other.status,
         "error_in_bounds": own.error_in_bounds,
         "rounds": own.rounds,

@@ -15,6 +15,7 @@ from numba_gemm.lab.bench.buffers import DeviceBuffers, HostLibrary, TorchLibrar
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.verify import Reference
 from numba_gemm.lab.harness import environment
+from numba_gemm.lab.harness.experiment import Unavailable
 from numba_gemm.simulator.switch import SIMULATOR
 
 # Limit on the rows of C that are checked, in addition to the first and the last: one in 64 at the largest shape.
@@ -45,7 +46,7 @@ class Rig:
         if not SIMULATOR:
             self.torch = optional("torch")
             if self.torch is None:
-                raise RuntimeError("PyTorch is not here, or finds no GPU: there is no cuBLAS to compare with")
+                raise Unavailable("PyTorch is not here, or finds no GPU: there is no cuBLAS to compare with")
             self.library = TorchLibrary(self.torch)
             self.torch.set_float32_matmul_precision("highest")
             self.torch.backends.cuda.matmul.allow_tf32 = False

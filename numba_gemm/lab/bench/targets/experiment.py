@@ -1,0 +1,120 @@
+"""Performance of the public function, compared with its targets.
+
+``ratio`` is the speed of `tiled_sgemm` divided by that of the baseline, both as work per microsecond, so larger is
+better; rows without ``target`` are informative. `targets_summary.csv` has one row per target: the statistic of the
+rows, its value, and its limits. cuBLAS is called through PyTorch, with TF32 off.
+
+Entries of `numba_gemm.autotune`'s cache on this machine are used, as in any call; NUMBA_GEMM_CACHE_DIR=off disables it.
+
+Every result is checked before it is timed, for unwritten elements and against float64 at rows spread over all of C. A
+wrong result or an exception fails the target. All contenders of a case are timed together, on the same memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pandas as pd
+
+from numba_gemm.lab.bench.results import OK
+from numba_gemm.lab.bench.targets.groups import GROUPS, cases_of
+from numba_gemm.lab.bench.targets.measure import measure
+from numba_gemm.lab.bench.targets.rig import SEED_BITS, Rig
+from numba_gemm.lab.bench.targets.sizes import FULL, TINY
+from numba_gemm.lab.bench.targets.verdicts import frame_of, summary
+from numba_gemm.lab.harness.command import UsageError, at_least_one
+from numba_gemm.lab.harness.environment import GRAPHS
+from numba_gemm.lab.harness.experiment import Experiment
+
+__all__ = ["EXPERIMENT", "targets"]
+
+
+def seed_option(text: str) -> int:
+    """Parse the value of ``--seed``."""
+    value = int(text)
+    if not 0 <= value < 1 << SEED_BITS:
+        raise ValueError(f"{text} is not from 0 to {(1 << SEED_BITS) - 1}")
+    return value
+
+
+def targets(
+    only: Sequence[str] = GROUPS, seed: int | None = None, shapes: int = 200, tiny: bool = False
+) -> Iterator[pd.DataFrame]:
+    """Measure the cases of groups.
+
+    Parameters
+    ----------
+    only : sequence of str
+        Groups to measure.
+    seed : int, optional
+        Seed of shapes and operands; a new one by default.
+    shapes : int
+        Number of random shapes.
+    tiny : bool
+        Use shapes that are small enough for the simulator.
+
+    Yields
+    ------
+    DataFrame
+        One row per comparison, with `numba_gemm.lab.bench.targets.measure.COLUMNS`. Its ``attrs`` name the groups that
+        are complete, and the extent from which a shape is large.
+    """
+    if unknown := set(only) - set(GROUPS):
+        raise UsageError(f"there is no group {', '.join(sorted(unknown))}; expected some of {', '.join(GROUPS)}")
+    sizes = TINY if tiny else FULL
+    rig = Rig(secrets.randbits(SEED_BITS) if seed is None else seed, sizes.elements)
+    rows: list[dict[str, Any]] = []
+    complete: list[str] = []
+    with rig.library.stream() as rig.stream:
+        for group in (group for group in GROUPS if group in only):
+            cases = cases_of(group, sizes, shapes, rig.seed)
+            for case in cases:
+                rows += measure(rig, case)
+                with contextlib.suppress(Exception):  # if the GPU has failed, the rows say so
+                    rig.library.release()  # else memory from the checks is missing for the next case
+                if case is cases[-1]:
+                    complete.append(group)
+                frame = frame_of(rows)
+                frame.attrs = {"groups": tuple(complete), "large": sizes.large}
+                yield frame
+
+
+def progress(frame: pd.DataFrame) -> str:
+    """Describe the result of the last case in one line."""
+    last = frame.iloc[-1]
+    rows = frame[(frame["group"] == last["group"]) & (frame["case"] == last["case"])].to_dict("records")
+    said = [f"{row['ratio']:.3f} of {row['baseline']}" for row in rows if not math.isnan(row["ratio"])]
+    notes = dict.fromkeys(f"{row['status']}: {row['note']}" for row in rows if row["status"] != OK)
+    took = f"{last['us']:.5g} us"
+    return f"{last['group']} {last['case']}: {', '.join([took, *said, *notes])}"
+
+
+def judged(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per target of the complete groups; those of a recorded result all are."""
+    groups = frame.attrs.get("groups", tuple(frame["group"].unique()))
+    return summary(frame, groups, frame.attrs.get("large", FULL.large))
+
+
+def claims(frame: pd.DataFrame) -> dict[str, bool]:
+    """Check all targets of the complete groups."""
+    return {f"{row['what']} ({row['statistic']})": bool(row["met"]) for row in judged(frame).to_dict("records")}
+
+
+EXPERIMENT = Experiment(
+    name="targets",
+    run=targets,
+    claims=claims,
+    needs=("gpu", "torch"),
+    small={"tiny": True, "shapes": 2},
+    parse={"seed": seed_option, "shapes": at_least_one},
+    progress=progress,
+    summary=judged,
+    summary_file="targets_summary.csv",
+    cache="hot, but for the group vector",
+    timing=GRAPHS,
+    own_clocks=True,
+)

@@ -1,0 +1,107 @@
+"""Table of the targets: which rows, which statistic of them, and what is required of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from numba_gemm.lab.bench.targets.case import Case
+from numba_gemm.lab.bench.targets.host_calls import (
+    HOST_LIMITS,
+    HOST_WAYS,
+    NEW_KINDS,
+    NEW_SHAPE_LIMIT_US,
+    PLAN_LIMIT,
+    PLAN_WAYS,
+    host_name,
+    new_name,
+    plan_name,
+)
+
+__all__ = ["Target", "least_ratio", "targets"]
+
+Row = Mapping[Any, Any]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A target.
+
+    Attributes
+    ----------
+    what : str
+        Its name.
+    groups : tuple of str
+        Groups of its rows; it is judged if all of them were measured.
+    statistic : str
+        One of `numba_gemm.lab.bench.targets.verdicts.STATISTICS`.
+    at_least, at_most : float
+        Limits of the statistic; NaN for none.
+    rows : callable
+        Filter for the rows of the groups, by ``m`` and ``case``.
+    column : str
+        Column that the statistic is computed from.
+    """
+
+    what: str
+    groups: tuple[str, ...]
+    statistic: str
+    at_least: float = math.nan
+    at_most: float = math.nan
+    rows: Callable[[Row], bool] = lambda row: True
+    column: str = "ratio"
+
+
+def targets(large: int) -> list[Target]:
+    """Return all targets; `large` as in `Sizes`."""
+
+    def is_large(row: Row) -> bool:
+        return bool(row["m"] >= large)
+
+    def is_small(row: Row) -> bool:
+        return not is_large(row)
+
+    def host(what: str, name: str, least: float) -> Target:
+        return Target(f"host, {name}: {what}", ("host",), "min", least, rows=is_case(name))
+
+    return [
+        Target("seed shapes, cuBLAS's time over ours", ("seed",), "geomean", 1.0),
+        Target(f"seed shapes from {large} on", ("seed",), "min", 1.0, rows=is_large),
+        Target(f"seed shapes below {large}", ("seed",), "min", 0.9, rows=is_small),
+        Target("cubes, cuBLAS's time over ours", ("cubes",), "min", 1.0),
+        Target(f"seed shapes from {large} on, and cubes", ("seed", "cubes"), "geomean", 1.03, rows=is_large),
+        Target("random shapes, cuBLAS's time over ours", ("random",), "geomean", 0.95),
+        Target("random shapes, cuBLAS's time over ours", ("random",), "min", 0.75),
+        Target("odd shapes, speed over their aligned neighbours'", ("odd",), "min", 0.95),
+        Target("layouts TN, NT and TT, NN's time over theirs", ("layouts",), "min", 0.9),
+        Target("matrix times vector, cold: share of a copy's bandwidth", ("vector",), "min", 0.85),
+        Target("batched, cuBLAS's time over ours", ("batched",), "min", 0.95),
+        Target("bias and ReLU, the plain product's time over theirs", ("epilogue",), "min", 0.98),
+        *(host("torch.matmul's time over ours", host_name(*way), 1 / HOST_LIMITS[way[1]]) for way in HOST_WAYS),
+        *(host("the call's time over the plan's", plan_name(*way), 1 / PLAN_LIMIT) for way in PLAN_WAYS),
+        *(
+            Target(
+                f"host, {name} whose kernel is loaded: microseconds per call",
+                ("host",),
+                "max",
+                at_most=NEW_SHAPE_LIMIT_US,
+                rows=is_case(name),
+                column="us",
+            )
+            for name in map(new_name, NEW_KINDS)
+        ),
+    ]
+
+
+def is_case(name: str) -> Callable[[Row], bool]:
+    """Return a filter for the rows of one case."""
+    return lambda row: bool(row["case"] == name)
+
+
+def least_ratio(case: Case, large: int) -> float:
+    """Return what is required of a case alone: the limit of the minimum that it is part of, or 0."""
+    row = {"m": case.shape.m, "case": case.name}
+    limits = [t.at_least for t in targets(large) if t.statistic == "min" and case.group in t.groups and t.rows(row)]
+    return max(limits, default=0.0)
