@@ -276,7 +276,7 @@ def in_a_process(code, *arguments, simulated=False):
     return done.stdout
 
 
-INSPECT = "import sys; from numba_gemm.inspect.__main__ import main; sys.exit(main(sys.argv[1:]))"
+INSPECT = "import sys; from numba_gemm.inspect.cli import main; sys.exit(main(sys.argv[1:]))"
 print(in_a_process(INSPECT, "column_strip", "--cc", "9.0"))
 
 # %% [markdown]

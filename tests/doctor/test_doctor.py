@@ -1,4 +1,4 @@
-"""``python -m numba_gemm.doctor``: every known failure as facts, and the command on installations that are broken."""
+"""``numba-gemm doctor``: every known failure as facts, and the command on installations that are broken."""
 
 from __future__ import annotations
 
