@@ -14,18 +14,10 @@ from typing import Any, NoReturn, ParamSpec, TextIO, cast
 USAGE = 2  # exit status if a command cannot do what the arguments ask for
 INTERRUPTED = 130  # exit status that shells report for a program ended by SIGINT
 
-# Packages that are not always installed, and what installs them.
-INSTALLED_BY = {
-    "cupy": "numba-gemm[bench]",
-    "matplotlib": "numba-gemm[bench]",
-    "rich": "numba-gemm[bench]",
-    "torch": "numba-gemm[torch]",
-    "cuda": "numba-gemm[cu13]",
-    "llvmlite": "numba-gemm[cu13]",
-    "numba": "numba-gemm[cu13]",
-    "numpy": "numba-gemm",
-    "pandas": "numba-gemm",
-}
+COMPILER = "'numba-gemm[cu13]', or 'numba-gemm[cu12]' for a driver of CUDA 12"
+BENCH = "'numba-gemm[bench]', or 'numba-gemm[bench-cu12]' for a driver of CUDA 12"
+INSTALLED_BY = {"numba": COMPILER, "numba_cuda": COMPILER, "cuda": COMPILER, "matplotlib": BENCH, "rich": BENCH}
+INSTALLED_BY |= {"pandas": "pandas"}
 
 Arguments = ParamSpec("Arguments")
 
@@ -126,7 +118,7 @@ def output_ended() -> bool:
 def _advice(error: Exception) -> str:
     """Return how to install a package that is missing; empty for other errors."""
     name = ((isinstance(error, ModuleNotFoundError) and error.name) or "").partition(".")[0]
-    return f"; install it with: pip install '{INSTALLED_BY[name]}'" if name in INSTALLED_BY else ""
+    return f"; install it with: pip install {INSTALLED_BY[name]}" if name in INSTALLED_BY else ""
 
 
 def one_line(text: str) -> str:

@@ -165,11 +165,11 @@ def test_what_cannot_be_done_is_one_line_with_status_2(line, variables, says):
 
 # Subcommands where a package is missing; its import fails, as it does where it is not installed.
 MISSING = [
-    ("rich", "bench --stages naive --shape 4,4,4", "pip install 'numba-gemm[bench]'"),
-    ("pandas", "bench --stages naive --shape 4,4,4", "pip install 'numba-gemm'"),
+    ("rich", "bench --stages naive --shape 4,4,4", "pip install 'numba-gemm[bench]', or"),
+    ("pandas", "bench --stages naive --shape 4,4,4", "pip install pandas"),
     ("matplotlib", "bench --stages naive --shape 4,4,4 --plot", "pip install 'numba-gemm[bench]'"),
     ("numba", "bench --list", "pip install 'numba-gemm[cu13]'"),
-    ("pandas", "lab accuracy", "pip install 'numba-gemm'"),
+    ("pandas", "lab accuracy", "pip install pandas"),
     ("cuda", "explain 64x64x64 --cc 9.0", "pip install 'numba-gemm[cu13]'"),
 ]
 

@@ -100,7 +100,7 @@ def test_instruction_mix(kernel):
 
 def test_missing_disassembler_names_the_extra(monkeypatch):
     monkeypatch.setattr(sass, "find_tool", lambda name: None)
-    with pytest.raises(sass.ToolMissing, match=re.escape("numba-gemm[test]")):
+    with pytest.raises(sass.ToolMissing, match=re.escape("numba-gemm[inspect]")):
         sass.disassemble(b"")
 
 
