@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 DEFAULT_OUT = Path("results") / "local"
 RIGHT, WRONG = 0, 1
 PIPE_WIDTH = 160
-COMPARED_ROUNDS = 5  # in the simulator, which otherwise makes one call and measures no spread
 
 
 def shape(text: str) -> cases.Shape:
@@ -244,7 +243,6 @@ def benchmark(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
     if bool(frame["status"].isin(results.FAILURES).any()):
         return WRONG
-    # The simulator's changes are reported like any other, but do not fail the run.
     slower = compared is not None and not SIMULATOR and not compare.regressions(compared).empty
     return WRONG if slower else RIGHT
 
@@ -257,7 +255,7 @@ def command_line(arguments: Sequence[str]) -> str:
             at = kept.index(option)
             del kept[at : at + 2]
         kept = [argument for argument in kept if not argument.startswith(option + "=")]
-    return shlex.join(["python", "bench.py", *kept])
+    return shlex.join(["numba-gemm", "bench", *kept])
 
 
 def make_plan(options: argparse.Namespace, seed: int, simulated: bool) -> Plan:
@@ -291,7 +289,7 @@ def make_plan(options: argparse.Namespace, seed: int, simulated: bool) -> Plan:
         seed=seed,
         simulated=simulated,
         cold=options.cold,
-        rounds=options.rounds or (COMPARED_ROUNDS if simulated and options.compare else None),
+        rounds=options.rounds,
         **device,
     )
 
@@ -344,10 +342,10 @@ def progress_line(rows: pd.DataFrame) -> str:
 
     every = records(rows)
     failed = names_in([row for row in every if row["status"] in FAILURES], "stage")
-    right = sum(row["status"] == "ok" for row in every)
-    said = f"{every[0]['shape']}: {right} right"
+    correct = sum(row["status"] == "ok" for row in every)
+    said = f"{every[0]['shape']}: {correct} correct"
     if failed:
-        said += f", NOT RIGHT: {', '.join(failed)}"
+        said += f", NOT CORRECT: {', '.join(failed)}"
     timed = [row for row in records(fastest(rows)) if not math.isnan(row["percent_of_peak"])]
     if timed:
         top = max(timed, key=lambda row: row["gflops"])
