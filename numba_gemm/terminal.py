@@ -22,7 +22,7 @@ INSTALLED_BY |= {"pandas": "pandas"}
 Arguments = ParamSpec("Arguments")
 
 
-class UsageError(Exception):
+class UsageError(ValueError):
     """The command cannot do what the arguments ask for; the message gives the reason in one line."""
 
 

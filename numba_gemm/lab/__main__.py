@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(listing())
         return 0
     if options.name is None:
-        parser().error("the following arguments are required: NAME")
+        parser().error("name one or more experiments; --list shows all")
     module, _ = MEASUREMENTS[options.name]
     return int(importlib.import_module(f"numba_gemm.lab.{module}").main(given[1:]))
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support.compiled import CUBIN
 
+import numba_gemm
 from numba_gemm import explain
 from numba_gemm.arrays import Copies
 from numba_gemm.gemm import precision
@@ -165,6 +166,19 @@ def test_autotune_measures_operands_of_the_shape(monkeypatch, capsys):
     assert (a.shape, a.strides) == ((3, 64, 32), (64 * 32 * 4, 4, 64 * 4))
     assert (b.shape, b.strides) == ((3, 32, 48), (32 * 48 * 4, 48 * 4, 4))
     assert options == {"precision": "ieee", "candidates": 2, "seconds": 30.0}
+
+
+def test_autotune_prints_what_it_measured(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("NUMBA_GEMM_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(autotune_command, "simulator_requested", lambda: False)
+    try:
+        assert autotune_command.main(["32x16x16", "--layout", "NT", "--candidates", "2", "--seconds", "1"]) == 0
+    finally:
+        numba_gemm.clear_autotuned()
+    out = capsys.readouterr().out
+    assert out.startswith("M=32, N=16, K=16 on ")
+    assert "the fastest of 2 candidates" in out
+    assert str(tmp_path) in out
 
 
 EXPLAINED = {
