@@ -15,7 +15,7 @@ import subprocess
 import sys
 
 if importlib.util.find_spec("numba_gemm") is None:  # a fresh machine, such as Colab's
-    subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", "numba-gemm[cu12,plot]"])
+    subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", "numba-gemm[cu12,notebooks]"])
 
 from numba_gemm.lab import notebook
 

@@ -22,7 +22,7 @@ import subprocess
 import sys
 
 if importlib.util.find_spec("numba_gemm") is None:  # a fresh machine, such as Colab's
-    subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", "numba-gemm[cu12,plot]"])
+    subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", "numba-gemm[cu12,notebooks]"])
 
 from numba_gemm.lab import notebook
 
@@ -423,7 +423,7 @@ summary
 # %% [markdown]
 # They hold because they were written after measuring: several say that the guide's rule does *not* hold here. The rest
 # of the laboratory, and what it cannot explain, is in [docs/memory_lab.md](../docs/memory_lab.md);
-# `python -m numba_gemm.lab --list` runs it on your own GPU.
+# `numba-gemm lab --list` runs it on your own GPU.
 #
 # ### Your turn: an experiment
 #

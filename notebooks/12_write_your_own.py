@@ -16,7 +16,7 @@ import subprocess
 import sys
 
 if importlib.util.find_spec("numba_gemm") is None:  # a fresh machine, such as Colab's
-    subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", "numba-gemm[cu12,plot]"])
+    subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", "numba-gemm[cu12,notebooks]"])
 
 from numba_gemm.lab import notebook
 
@@ -276,7 +276,7 @@ def in_a_process(code, *arguments, simulated=False):
     return done.stdout
 
 
-INSPECT = "import sys; from numba_gemm.inspect.__main__ import main; sys.exit(main(sys.argv[1:]))"
+INSPECT = "import sys; from numba_gemm.inspect.cli import main; sys.exit(main(sys.argv[1:]))"
 print(in_a_process(INSPECT, "column_strip", "--cc", "9.0"))
 
 # %% [markdown]

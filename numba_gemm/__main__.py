@@ -1,8 +1,8 @@
-"""``python -m numba_gemm``: the command ``numba-gemm``, see `numba_gemm.gemm.command`."""
+"""``python -m numba_gemm``: the command ``numba-gemm``, see `numba_gemm.command`."""
 
 import sys
 
-from .gemm.command import main
+from .command import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -54,7 +54,8 @@ def test_every_folder_has_a_layer(contracts):
     """A new folder must be added to the contract."""
     modules = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert modules - {"__init__"} == set(contracts["layers"]["layers"])
-    assert {path.name for path in PACKAGE.glob("*.py")} == {"__init__.py", "__main__.py", "api.py"}
+    files = {path.name for path in PACKAGE.glob("*.py")}
+    assert files == {"__init__.py", "__main__.py", "api.py", "command.py", "terminal.py"}
 
 
 @pytest.mark.parametrize("folder", sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py")))
@@ -93,9 +94,9 @@ OPTIONAL = {"cupy", "pynvml", "torch"}
 
 @pytest.fixture(scope="module")
 def bounds() -> dict[str, str]:
-    """Lower bounds of the declared dependencies, and of those of the extra for plots."""
+    """Lower bounds of the declared dependencies, and of those of the benchmark's extra."""
     project = tomllib.loads(PACKAGE.with_name("pyproject.toml").read_text(encoding="utf-8"))["project"]
-    required = [*project["dependencies"], *project["optional-dependencies"]["plot"]]
+    required = [*project["dependencies"], *project["optional-dependencies"]["bench"]]
     found = [re.match(r"([\w-]+)(?:.*>=([\d.]+))?", requirement) for requirement in required]
     return {match[1]: match[2] for match in found}
 
@@ -109,9 +110,8 @@ def test_what_is_imported_is_required_from_a_release_on(path, bounds):
 
 
 def test_the_doctor_knows_the_bounds(bounds):
-    assert {name: facts.dotted(bound) for name, bound in requirements.LOWEST.items()} | {
-        "matplotlib": bounds["matplotlib"]
-    } == bounds
+    known = {name: facts.dotted(bound) for name, bound in requirements.LOWEST.items()}
+    assert known | {name: bounds[name] for name in ("cupy-cuda13x", "matplotlib")} == bounds
 
 
 @every_source

@@ -2,7 +2,7 @@
 
 All orders compute the same TM*TN products and add each to its own accumulator once, so their results are bitwise equal.
 They differ in which operand stays the same from one multiply-add to the next, and so in what the compiler can keep out
-of the register file. `numba_gemm.inspect.ffma` reads this from SASS; ``python -m numba_gemm.lab orders`` measures
+of the register file. `numba_gemm.inspect.ffma` reads this from SASS; ``numba-gemm lab orders`` measures
 it. The compiler starts from this order but chooses its own.
 
 The functions are plain Python over indexable fragments, so the simulator uses them unchanged.

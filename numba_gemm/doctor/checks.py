@@ -108,7 +108,7 @@ def _imports(facts: Facts) -> Iterator[Finding]:
 
     yield from told(NEEDED, ERROR, "no kernel runs, not even on the simulator")
     yield from told(NEEDED_BY_COMPILER, _on_gpu(facts), "kernels are not compiled")
-    yield from told(NEEDED_BY_TOOLS, LIMIT, "bench.py, memory_lab and traced kernels need it")
+    yield from told(NEEDED_BY_TOOLS, LIMIT, "numba-gemm bench, numba-gemm lab and traced kernels need it")
     for section in sorted(facts.lost.keys() - {"driver"}):
         if section == "compiler" and blamed:
             continue
@@ -281,7 +281,7 @@ def _gpus(facts: Facts) -> Iterator[Finding]:
             NOTE,
             f"{first.name} has compute capability {dotted(first.cc)}: every precision runs, without the instructions "
             f'of {dotted(BULK_CC)} that make them fastest; "fp32_auto" is "ieee"',
-            "measure them: python bench.py --stages auto,cublas --precisions all",
+            "measure them: numba-gemm bench --stages auto,cublas --precisions all",
         )
     if first.compute_mode == PROHIBITED:
         yield Finding(ERROR, f"{first.name} is set to let no process compute on it", "sudo nvidia-smi -i 0 -c DEFAULT")
@@ -307,22 +307,25 @@ def _cache(facts: Facts) -> Iterator[Finding]:
 
 def _optional(facts: Facts) -> Iterator[Finding]:
     cupy = [name for name in CUPY if name in facts.versions]
+    install_cupy = f"python -m pip install 'cupy-cuda{extra_for(facts)[2:]}x[ctk]'"
     torch = facts.versions.get("torch")
     if len(cupy) > 1:
         yield Finding(
             LIMIT,
             f"{' and '.join(cupy)} are installed together and overwrite one another",
-            f"python -m pip uninstall -y {' '.join(cupy)} && python -m pip install cupy-cuda{extra_for(facts)[2:]}x",
+            f"python -m pip uninstall -y {' '.join(cupy)} && {install_cupy}",
         )
     elif not cupy and (torch is None or torch.endswith("+cpu")) and facts.place == GPU:
         without = "PyTorch is one without CUDA and CuPy is not installed" if torch else "neither CuPy nor PyTorch is"
         yield Finding(
             NOTE,
             f"{without}{'' if torch else ' installed'}: cuBLAS is not measured beside the stages",
-            f"python -m pip install cupy-cuda{extra_for(facts)[2:]}x",
+            install_cupy,
         )
     if "matplotlib" not in facts.versions:
         yield Finding(NOTE, "matplotlib is not installed: there are no pictures", "python -m pip install matplotlib")
+    if "rich" not in facts.versions:
+        yield Finding(NOTE, "rich is not installed: the benchmark does not run", "python -m pip install rich")
 
 
 def _trial(facts: Facts, before: Sequence[Finding]) -> Iterator[Finding]:

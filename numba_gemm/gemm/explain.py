@@ -12,20 +12,26 @@ import numpy as np
 from .. import arrays
 from ..arrays import ITEM, ArrayKind, Copies, Operand
 from ..device.units import ceil_div
-from ..kernels.ladder.stage import LadderStage, Variant
+from ..kernels.ladder.stage import LadderStage, Variant, default_partition
 from ..kernels.product import Product
-from ..kernels.stage import Stage
+from ..kernels.stage import Partition, Stage
 from ..kernels.step import Launches, Slot
 from ..kernels.tensor_core.stage import TensorStage, precision_for
 from ..kernels.tensor_core.tma_stage import TmaStage, tma_operands
+from ..models.occupancy import LIMITS
 from ..runtime import device as devices
 from ..runtime import workspace as workspaces
-from . import heuristics
+from ..runtime.device import DeviceProperties
+from ..runtime.launch import product_of
+from . import batches, heuristics
 from .heuristics import Choice
-from .precision import FP32_AUTO, IEEE, auto_reason
-from .request import checked
+from .occupancy import occupancy
+from .plan import LAYOUTS
+from .precision import FP32_AUTO, IEEE, auto_reason, check_precision, resolved
+from .precompile import model_of
+from .request import batch_dimensions, check_names, check_size, check_terms, checked, chosen
 
-__all__ = ["Explanation", "explain"]
+__all__ = ["Explanation", "explain", "explain_shape"]
 
 
 @dataclass(frozen=True)
@@ -142,7 +148,6 @@ def explain(
     """
     wanted = checked(a, b, out, alpha, beta, None, stage, epilogue, epilogue_args, precision=precision)
     kind, device = wanted.a.kind, devices.get_device(wanted.device)
-    gpu = device.properties
     strides = arrays.row_major(wanted.shape, ITEM)
     result = wanted.out or Operand("out", kind, None, "float32", wanted.shape, strides, 0, wanted.device)
     given = [wanted.a, wanted.b, *wanted.vectors]
@@ -155,30 +160,111 @@ def explain(
         return Explanation(
             "", "", wanted.precision, (0, 0, 0), 0, 0, 1, "", "", False, False, copies, 0, 0, 0.0, reason
         )
-
     choices = [wanted.choose(product) for product in products]
+    m, n = wanted.shape[-2:]
+    words = _precision_words(precision, wanted.precision, m, n, wanted.k, device.properties.cc)
+    return _explanation(products, choices, device.properties, device.partition, wanted.precision, copies, words)
+
+
+def explain_shape(
+    m: int,
+    n: int,
+    k: int,
+    *,
+    batch: int = 1,
+    layout: str = "NN",
+    stage: str = "auto",
+    precision: str = IEEE,
+    cc: tuple[int, int] | None = None,
+) -> Explanation:
+    """Describe what `tiled_sgemm` would do with dense operands in device memory, without arrays.
+
+    Parameters
+    ----------
+    m, n, k : int
+        Extents in elements.
+    batch : int
+        Number of products; each has its own A and B.
+    layout : str
+        Layouts of A and B, see `plan`.
+    stage, precision : str
+        As for `tiled_sgemm`.
+    cc : tuple of int, optional
+        Compute capability. Without a GPU that has it, the description is for a model of one, see
+        `numba_gemm.gemm.precompile.MODELS`. By default, that of the current GPU.
+
+    Raises
+    ------
+    ValueError
+        For extents that are not positive, and for arguments that `tiled_sgemm` refuses.
+    GpuUnavailable
+        Without a GPU and without `cc`.
+    """
+    check_names(stage, precision)
+    shapes = {"a": (batch, m, k), "b": (batch, k, n), "out": (batch, m, n)}
+    for name, shape in shapes.items():
+        if min(shape) < 1:
+            raise ValueError(f"{name} has shape {shape}; expected extents from 1 on; pass such extents")
+        check_size(name, shape)
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout is {layout!r}; expected one of {', '.join(LAYOUTS)}; pass one of these")
+    ordinal, gpu = _gpu(cc)
+    if stage != "auto":
+        heuristics.resolve(stage, gpu.cc)
+    check_precision(precision, gpu.cc)
+    arithmetic = resolved(precision, m, n, k, gpu.cc)
+    check_terms(arithmetic, k)
+    x, y, z = (_dense(name, shape, order) for (name, shape), order in zip(shapes.items(), (*layout, "N")))
+    at_once = batch_dimensions(stage, arithmetic, gpu.cc)
+    products = [product_of(*parts) for parts in batches.products(x, y, z, 0, at_once=at_once, fold=True)]
+    choices = []
+    for product in products:
+        wanted = heuristics.problem(product, gpu, arithmetic)
+        if ordinal is not None:
+            choices.append(chosen(stage, ordinal, wanted))
+        else:
+            choices.append(heuristics.best(wanted) if stage == "auto" else heuristics.named(stage, wanted))
+    partition = _model_partition(gpu) if ordinal is None else devices.get_device(ordinal).partition
+    words = _precision_words(precision, arithmetic, m, n, k, gpu.cc)
+    if ordinal is None:
+        words += f"modelled on the {gpu.name}; "
+    return _explanation(products, choices, gpu, partition, arithmetic, Copies(), words)
+
+
+Partitions = Callable[[Stage, Any, Product], Partition | None]
+
+
+def _explanation(
+    products: Sequence[Product],
+    choices: Sequence[Choice],
+    gpu: DeviceProperties,
+    partition: Partitions,
+    precision: str,
+    copies: Copies,
+    words: str,
+) -> Explanation:
+    """Describe the launches of a product's parts; `partition` divides products that a choice leaves undivided."""
     sequences = [
-        sequence for product, choice in zip(products, choices) for sequence in _sequences(device, choice, product)
+        sequence
+        for product, choice in zip(products, choices)
+        for sequence in _sequences(gpu, partition, choice, product)
     ]
     choice, config = choices[0], choices[0].config
     oriented, launches = choice.oriented(products[0]), sequences[0]
     a_access, b_access, c_vectors = _accesses(choice.stage, config, oriented)
     (rows, cols), blocks = _block_tile(choice, oriented), prod(launches.steps[-1].grid)
     tiles = ceil_div(oriented.m, rows) * ceil_div(oriented.n, cols)
-    words = _schedule_words(choice, launches)
+    fields = _schedule_words(choice, launches)
     clocks = sum(one.clocks for one in choices) if all(one.clocks for one in choices) else None
-    reason = choice.reason or heuristics.choose(heuristics.problem(products[0], gpu, wanted.precision)).reason
-    if precision == FP32_AUTO:
-        m, n = wanted.shape[-2:]
-        reason = f"{FP32_AUTO} stands for {wanted.precision}, since {auto_reason(m, n, wanted.k, gpu.cc)[1]}; {reason}"
+    reason = choice.reason or heuristics.choose(heuristics.problem(products[0], gpu, precision)).reason
     return Explanation(
         stage=choice.stage.name,
         config=config.name,
-        precision=wanted.precision,
-        tile=(rows, cols, _terms(choice, wanted.k)),
+        precision=precision,
+        tile=(rows, cols, _terms(choice, oriented.k)),
         blocks=blocks,
-        whole_tiles=words["whole"] if words else tiles * oriented.batch.matrices,
-        split=_split(words, launches.counters, blocks),
+        whole_tiles=fields["whole"] if fields else tiles * oriented.batch.matrices,
+        split=_split(fields, launches.counters, blocks),
         a_access=a_access,
         b_access=b_access,
         c_vectors=c_vectors,
@@ -187,17 +273,56 @@ def explain(
         workspace_bytes=workspaces.total_bytes(launches.scratch_bytes, launches.counters),
         launches=sum(len(sequence.steps) for sequence in sequences),
         microseconds=None if clocks is None else clocks / gpu.clock_hz * 1e6,
-        reason=reason,
+        reason=words + reason,
     )
 
 
-def _sequences(device: devices.Device, choice: Choice, product: Product) -> list[Launches]:
+def _precision_words(asked: str, precision: str, m: int, n: int, k: int, cc: tuple[int, int]) -> str:
+    """Return the reason for the precision that "fp32_auto" stands for; empty for other precisions."""
+    if asked != FP32_AUTO:
+        return ""
+    return f"{FP32_AUTO} stands for {precision}, since {auto_reason(m, n, k, cc)[1]}; "
+
+
+def _gpu(cc: tuple[int, int] | None) -> tuple[int | None, DeviceProperties]:
+    """Return the ordinal of a GPU of a compute capability, by default the current one, or None; and properties."""
+    if cc is None:
+        current = devices.current_device()
+        return current, devices.device_properties(current)
+    for ordinal in range(devices.device_count()):
+        if (found := devices.device_properties(ordinal)).cc == cc:
+            return ordinal, found
+    if cc not in LIMITS:
+        known = ", ".join(f"{major}.{minor}" for major, minor in LIMITS)
+        raise ValueError(f"compute capability {cc[0]}.{cc[1]} is not known; expected one of {known}; pass one of these")
+    return None, model_of(cc)
+
+
+def _dense(name: str, shape: tuple[int, int, int], order: str) -> Operand:
+    """Return a dense batch of matrices without memory, stored by rows, "N", or by columns, "T"."""
+    _, rows, cols = shape
+    within = (ITEM * cols, ITEM) if order == "N" else (ITEM, ITEM * rows)
+    return Operand(name, ArrayKind(), None, "float32", shape, (ITEM * rows * cols, *within), 0)
+
+
+def _model_partition(gpu: DeviceProperties) -> Partitions:
+    """Return how a GPU that is not present divides products; this compiles the kernel."""
+
+    def partition(stage: Stage, config: Any, product: Product) -> Partition | None:
+        if not isinstance(stage, LadderStage) or not stage.takes_partition:
+            return None
+        return default_partition(config, product, occupancy(stage, config, gpu.cc).blocks * gpu.sm_count)
+
+    return partition
+
+
+def _sequences(gpu: DeviceProperties, partition: Partitions, choice: Choice, product: Product) -> list[Launches]:
     """Return the launches of each piece of a product."""
-    stage, config, gpu = choice.stage, choice.config, device.properties.gpu
+    stage, config = choice.stage, choice.config
     found = []
-    for piece in stage.pieces(config, choice.oriented(product), choice.precision, gpu):
-        partition = device.partition(stage, config, piece.product) if choice.partition is None else choice.partition
-        found.append(stage.launches(config, piece.product, choice.precision, partition, gpu))
+    for piece in stage.pieces(config, choice.oriented(product), choice.precision, gpu.gpu):
+        divided = partition(stage, config, piece.product) if choice.partition is None else choice.partition
+        found.append(stage.launches(config, piece.product, choice.precision, divided, gpu.gpu))
     return found
 
 

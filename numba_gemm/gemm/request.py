@@ -109,13 +109,13 @@ class Request:
         if 0 in self.shape:
             return
         places = tuple(vector.vector() for vector in vectors)
-        at_once = _batch_dimensions(self.stage, self.precision, devices.device_properties(self.device).cc)
+        at_once = batch_dimensions(self.stage, self.precision, devices.device_properties(self.device).cc)
         for x, y, z, batch in batches.products(a, b, c, self.device, at_once=at_once, fold=self.epilogue is None):
             yield Part(x, y, z, places, product_of(x, y, z, batch, self.epilogue, places))
 
 
 @cache
-def _batch_dimensions(stage: str, precision: str, cc: tuple[int, int]) -> int:
+def batch_dimensions(stage: str, precision: str, cc: tuple[int, int]) -> int:
     """Return the batch dimensions that one launch of a stage takes, or of all stages that "auto" may mean."""
     if stage != "auto":
         return STAGES[stage].batch_dimensions
@@ -200,8 +200,7 @@ def checked(
     check_precision(precision, cc)
     precision = resolved(precision, m, n, k, cc)
     check_takes_epilogue(stage, precision, cc, epilogue)
-    if precision != IEEE and k > MAX_K:
-        raise ValueError(f"K is {k} and precision is {precision!r}, which takes up to {MAX_K}; expected less")
+    check_terms(precision, k)
     if alpha == 0 or k == 0 or 0 in shape:
         # Sums without terms: a and b are not read, and alpha = 0 keeps an infinite or NaN alpha out of beta * C.
         alpha, k, left, right = 0.0, 0, left.resized(m, 0), right.resized(0, n)
@@ -218,6 +217,12 @@ def check_size(name: str, shape: tuple[int, ...]) -> None:
             f"{name} has shape {shape}, which is more than {sys.maxsize} bytes; expected a size that can be addressed; "
             "use smaller extents"
         )
+
+
+def check_terms(precision: str, k: int) -> None:
+    """Raise ValueError if sums are too long for a precision of the tensor cores."""
+    if precision != IEEE and k > MAX_K:
+        raise ValueError(f"K is {k} and precision is {precision!r}, which takes up to {MAX_K}; expected less")
 
 
 def check_names(stage: Any, precision: Any) -> None:

@@ -92,7 +92,7 @@ def disassemble(cubin: bytes) -> str:
     nvdisasm = find_tool("nvdisasm")
     if nvdisasm is None:
         raise ToolMissing(
-            "nvdisasm was not found, so there is no SASS to read: install the extra, pip install 'numba-gemm[test]', "
+            "nvdisasm was not found, so there is no SASS to read: pip install 'numba-gemm[inspect]', "
             "or put a CUDA toolkit's bin folder on PATH"
         )
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""``python -m numba_gemm.lab NAME... [options]``: run experiments, print and save their results."""
+"""``numba-gemm lab NAME...``, also ``python -m numba_gemm.lab``: run experiments, print and save their results."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from numba_gemm.lab.harness.command import UsageError, add_result_options, command
+from numba_gemm.terminal import Parser
 
 if TYPE_CHECKING:
     from numba_gemm.lab.harness.experiment import Experiment, Parameter
@@ -21,14 +22,13 @@ USAGE = """%(prog)s --list
        %(prog)s NAME --help"""
 
 
-def parser(experiments: Sequence[Experiment]) -> argparse.ArgumentParser:
+def parser(experiments: Sequence[Experiment]) -> Parser:
     """Return the parser of the options, with the parameters that all of the experiments have."""
     only = experiments[0] if len(experiments) == 1 else None
-    prog = "python -m numba_gemm.lab"
-    made = argparse.ArgumentParser(
+    prog = "numba-gemm lab"
+    made = Parser(
         prog=f"{prog} {only.name}" if only else prog,
         usage=None if only else USAGE,
-        allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description=only.lesson if only else DESCRIPTION,
         epilog="Exit status: 0; 1 if a result is wrong or a claim does not hold; 2 for unusable arguments, or if this "
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the named experiments; return the exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     count = next((place for place, word in enumerate(given) if word.startswith("-")), len(given))
-    experiments = expanded(given[:count])
+    experiments = expanded(given[:count]) if count else []
     made = parser(experiments)
     options = vars(made.parse_args(given[count:]))
     if not experiments:

@@ -1,4 +1,4 @@
-"""``python -m numba_gemm.doctor``: every known failure as facts, and the command on installations that are broken."""
+"""``numba-gemm doctor``: every known failure as facts, and the command on installations that are broken."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ READY = Facts(
         "numba": "0.68.1",
         "numpy": "2.4.6",
         "matplotlib": "3.11.2",
+        "rich": "15.0.0",
         "cupy-cuda13x": "14.2.0",
         "cuda-bindings": "13.0.3",
     },
@@ -267,14 +268,20 @@ ON_GPU = {
         "(/home/user cannot be written): each process compiles",
         "export NUMBA_GEMM_CACHE_DIR=",
     ),
-    "no cuBLAS": (versions(cupy_cuda13x=None), NOTE, "neither CuPy nor PyTorch is installed", "install cupy-cuda13x"),
+    "no cuBLAS": (
+        versions(cupy_cuda13x=None),
+        NOTE,
+        "neither CuPy nor PyTorch is installed",
+        "install 'cupy-cuda13x[ctk]'",
+    ),
     "PyTorch without CUDA": (
         versions(cupy_cuda13x=None, torch="2.11.0+cpu"),
         NOTE,
         "PyTorch is one without CUDA",
-        "install cupy-cuda13x",
+        "install 'cupy-cuda13x[ctk]'",
     ),
     "two CuPys": (versions(cupy_cuda12x="14.2.0"), LIMIT, "overwrite one another", "-y cupy-cuda12x cupy-cuda13x"),
+    "no rich": (versions(rich=None), NOTE, "the benchmark does not run", "install rich"),
     "no matplotlib": (versions(matplotlib=None), NOTE, "there are no pictures", "install matplotlib"),
     "simulator by a word": (
         {"settings": ("NUMBA_ENABLE_CUDASIM=yes",)},

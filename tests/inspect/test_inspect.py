@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 import subprocess
 import sys
 
@@ -101,7 +100,7 @@ def test_instruction_mix(kernel):
 
 def test_missing_disassembler_names_the_extra(monkeypatch):
     monkeypatch.setattr(sass, "find_tool", lambda name: None)
-    with pytest.raises(sass.ToolMissing, match=re.escape("numba-gemm[test]")):
+    with pytest.raises(sass.ToolMissing, match=re.escape("numba-gemm[inspect]")):
         sass.disassemble(b"")
 
 
@@ -157,7 +156,7 @@ def test_code_is_printed_on_request():
         (["async_copy", "--cc", "7.5"], {}, 2, ["async_copy needs compute capability 8.0", "7.5"]),
         (["naive", "--cc", "8.5"], {}, 2, ["compiler does not know compute capability 8.5", "8.0, 8.6"]),
         (["naive", "--cc", "99.0", "--ffma"], {}, 2, ["compiler does not know compute capability 99.0", "12.0"]),
-        (["naive"], {"NUMBA_ENABLE_CUDASIM": "1"}, 1, ["simulator", "unset NUMBA_ENABLE_CUDASIM"]),
+        (["naive"], {"NUMBA_ENABLE_CUDASIM": "1"}, 2, ["simulator", "unset NUMBA_ENABLE_CUDASIM"]),
     ],
     ids=["stage", "config", "cc", "min_cc", "unknown_cc", "unknown_cc_ffma", "simulator"],
 )
@@ -178,7 +177,7 @@ def test_a_closed_pipe_ends_the_command():
         assert running.stdout.readline().startswith("config: ")
         running.stdout.close()
         assert running.stderr.read() == ""
-    assert running.returncode == -signal.SIGPIPE
+    assert running.returncode == 0
 
 
 def ffmas(*operands: str) -> list[sass.Instruction]:

@@ -120,8 +120,10 @@ class TestCommandLine:
             "--stages=naive,coalesced,auto,cpu", "--shape", ",".join(map(str, shape)), "--out", tmp_path, "--seed", 7
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        assert ("timings mean nothing" in done.stdout) is not on_gpu
-        assert "Stage summary" in done.stdout
+        assert ("No GPU was used" in done.stdout) is not on_gpu
+        assert ("Verdicts" in done.stdout) is not on_gpu
+        assert ("Stage summary" in done.stdout) is on_gpu
+        assert ("GFLOP/s" in done.stdout) is on_gpu
 
         header = (tmp_path / "results.csv").read_text().splitlines()[0].split(",")
         assert header[: len(REQUIRED_COLUMNS)] == REQUIRED_COLUMNS
@@ -169,7 +171,7 @@ class TestCommandLine:
             (["--compare", "no/such/folder"], "no results at"),
             (["--commit", "main"], "'main' is no commit"),
             (["--ceilings", "no.json"], "--ceilings says what --model predicts by: give both"),
-            (["--model", "--ceilings", "no.json"], "no ceilings at no.json; write them with: python -m"),
+            (["--model", "--ceilings", "no.json"], "no ceilings at no.json; write them with: numba-gemm lab"),
             (["--shape", "16,16,16", "--ou", "here"], "unrecognized arguments: --ou"),
         ],
     )
@@ -188,9 +190,9 @@ class TestCommandLine:
 
     def test_recorded_command_names_no_folder(self):
         line = cli.command_line(["--out", "/a/b", "--seed", "3", "--compare=/c", "--plot", "--out=/d"])
-        assert line == "python bench.py --seed 3 --plot"
-        assert cli.command_line(["--commit", "0123456", "--commit=0123456", "--cold"]) == "python bench.py --cold"
-        assert cli.command_line(["--model", "--ceilings", "/a.json"]) == "python bench.py --model"
+        assert line == "numba-gemm bench --seed 3 --plot"
+        assert cli.command_line(["--commit", "0123456", "--commit=0123456", "--cold"]) == "numba-gemm bench --cold"
+        assert cli.command_line(["--model", "--ceilings", "/a.json"]) == "numba-gemm bench --model"
 
     def test_few_rounds_are_refused_on_a_gpu(self, monkeypatch, capsys):
         monkeypatch.setattr("numba_gemm.simulator.switch.SIMULATOR", False)
@@ -255,7 +257,7 @@ class TestCommandLine:
         "variables", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}]
     )
     def test_any_encoding(self, variables, tmp_path):
-        done = bench("--stages=naive", "--shape=16,12,9", "--out", tmp_path, **variables)
+        done = bench("--stages=naive", "--precisions=tf32", "--shape=16,12,9", "--out", tmp_path, **variables)
         assert done.returncode == 0, done.stderr
         assert "results in" in done.stdout
         assert "–" in (tmp_path / "report.md").read_text(encoding="utf-8")
@@ -381,7 +383,7 @@ class TestProvenance:
         assert cli.main(["--stages=naive", "--shape=4,4,4", "--commit=0123456789ab", f"--out={tmp_path}"]) == 0
         described = results.load(tmp_path)[1]
         assert described["commit"] == recorded
-        assert described["command"] == "python bench.py --stages=naive --shape=4,4,4"
+        assert described["command"] == "numba-gemm bench --stages=naive --shape=4,4,4"
 
     def test_digest_is_of_the_code_alone(self, monkeypatch, tmp_path):
         def digest(text, name="module.py"):
@@ -501,7 +503,7 @@ class TestVerdicts:
         code = cli.main([f"--stages=coalesced,{name}", "--shape=16,12,9", f"--out={tmp_path}", "--seed=1"])
         printed = " ".join(capsys.readouterr().out.split())
         assert code == 1
-        assert f"NOT RIGHT: {name}" in printed
+        assert f"NOT CORRECT: {name}" in printed
         assert f"{status.upper()}, not timed." in printed
         frame = results.load(tmp_path)[0].set_index("stage")
         assert frame.loc["coalesced", "status"] == "ok"
@@ -610,7 +612,7 @@ class TestVerdicts:
         plan = dataclasses.replace(host_plan(right), shapes=[large, small], library=Library())
         monkeypatch.setattr(cli, "make_plan", lambda *_: plan)
         assert cli.main(["--seed=1", f"--out={tmp_path}"]) == 1
-        assert "33x12x9: 0 right, NOT RIGHT: right" in capsys.readouterr().out
+        assert "33x12x9: 0 correct, NOT CORRECT: right" in capsys.readouterr().out
         frame = results.load(tmp_path)[0].set_index("m")
         assert list(frame["status"]) == ["error", "ok"]
         assert str(error) in frame.loc[33, "note"]
@@ -1049,15 +1051,30 @@ class TestCompare:
             results.load(tmp_path / "other.csv")
 
     @pytest.mark.simulator
-    def test_marked_by_the_program(self, tmp_path, capsys):
-        arguments = ["--stages=coalesced", "--shape=4,4,4", "--seed=1"]
+    def test_the_simulator_compares_verdicts_alone(self, monkeypatch, tmp_path, capsys):
+        arguments = ["--stages=coalesced,naive", "--shape=4,4,4", "--seed=1"]
         assert cli.main([*arguments, f"--out={tmp_path / 'old'}"]) == 0
         frame, described = results.load(tmp_path / "old")
         frame[TIMES] /= 1000
         results.save(frame, described, tmp_path / "old")
-        assert cli.main([*arguments, f"--out={tmp_path / 'new'}", f"--compare={tmp_path / 'old'}"]) == 0
-        assert "slower" in capsys.readouterr().out
-        assert "slower" in (tmp_path / "new" / "report.md").read_text()
+        against = [f"--out={tmp_path / 'new'}", f"--compare={tmp_path / 'old'}"]
+        assert cli.main([*arguments, *against]) == 0
+        assert "0 of 2 verdicts changed" in capsys.readouterr().out
+        monkeypatch.setattr(run, "verify", lambda candidate, *_: candidate.fail(ValueError("broken on purpose")))
+        assert cli.main([*arguments, *against]) == 1
+        out = capsys.readouterr().out
+        text = (tmp_path / "new" / "report.md").read_text()
+        for said in (out, text):
+            assert "2 of 2 verdicts changed" in said
+            assert "broken on purpose" in said
+            assert "slower" not in said
+            assert "GFLOP/s" not in said
+
+    def test_changes_are_in_the_report(self):
+        compared = compare.compare(gpu_frame(warp_tiled=1.05), gpu_frame())
+        text = report.markdown(gpu_frame(warp_tiled=1.05), ENVIRONMENT, compared)
+        assert f"{len(SHAPES)} of {len(compared)} measurements changed" in text
+        assert text.count("+5.0 % | slower |") == len(SHAPES)
 
 
 class TestReport:
@@ -1073,6 +1090,29 @@ class TestReport:
         }.items():
             assert rows[stage][-1] == f"{figure} %"
         assert rows["naive"][1] == str(SHAPES[0])
+
+    def test_the_simulator_has_verdicts_and_no_times(self):
+        shapes = [Shape(16, 12, 9), Shape(8, 8, 8)]
+        frame = results.frame_of(
+            [
+                gpu_row("naive", shapes[0], 100.0, status="ok", error_in_bounds=0.2),
+                gpu_row("naive", shapes[1], 100.0, status="ok", error_in_bounds=0.1),
+                gpu_row("auto", shapes[0], math.nan, status="wrong", error_in_bounds=7.0, note="too large"),
+                gpu_row("auto", shapes[0], 100.0, status="ok", config="other"),
+                gpu_row("auto", shapes[1], math.nan, status="unsupported", precision="tf32", error_in_bounds=math.nan),
+            ]
+        )
+        table = report.verdict_table(frame)
+        assert list(table.headers) == ["stage", "16x12x9", "8x8x8", "error"]
+        assert table.rows == [
+            ["naive", "correct", "correct", "0.2"],
+            ["auto", "wrong", "–", "7"],
+            ["auto tf32", "–", "unsupported", "–"],
+        ]
+        text = report.markdown(frame, ENVIRONMENT | {"simulator": True, "gpu": None})
+        assert "too large" in text
+        for word in ("GFLOP/s", "cuBLAS", "Earlier", "of peak"):
+            assert word not in text
 
     def test_best_size(self):
         frame = gpu_frame()
@@ -1245,7 +1285,7 @@ class TestReadme:
 
     def test_targets_that_cannot_be_shown(self, folder, capsys):
         assert self.run(folder, text=self.TEXT.format("targets", "")) == 1
-        assert "targets_summary.csv: run python -m numba_gemm.lab targets --out" in capsys.readouterr().err
+        assert "targets_summary.csv: run numba-gemm lab targets --out" in capsys.readouterr().err
         save_targets(folder / "latest", environment={"simulator": True})
         assert self.run(folder) == 1
         assert "targets_summary.csv was not measured on a GPU" in capsys.readouterr().err
@@ -1307,7 +1347,7 @@ class TestReadme:
     def test_streamed(self, folder, capsys):
         text = self.TEXT.format("streamed", "")
         assert self.run(folder, text=text) == 1
-        assert "streamed.csv: run python -m numba_gemm.lab streamed --out" in capsys.readouterr().err
+        assert "streamed.csv: run numba-gemm lab streamed --out" in capsys.readouterr().err
         row = {"size": 512, "precision": "ieee", "operands": published.ON_DEVICE, "seconds": 1.5, "tflops": 60.0}
         other = row | {"operands": "pageable", "memory_limit": 4e9, "seconds": 2.0, "predicted_s": 1.9}
         other |= {"bound_by": "products", "peak_bytes": 3.5e9, "of_in_memory": 0.75}
@@ -1389,7 +1429,7 @@ class TestReadme:
     )
     def test_what_was_not_measured_is_named(self, block, file, folder, capsys):
         assert self.run(folder, text=self.TEXT.format(block, "")) == 1
-        assert f"{getattr(published, file)}: run python -m numba_gemm.lab {block}" in capsys.readouterr().err
+        assert f"{getattr(published, file)}: run numba-gemm lab {block}" in capsys.readouterr().err
 
     def test_needs_no_numba(self):
         code = (
@@ -1494,7 +1534,7 @@ class TestDocstrings:
         path = self.stage(folder, "thin")
         path.write_text(self.HEAD.format("thin") + self.OLD + self.LIMITS + self.CODE)
         assert self.run(folder) == 1
-        assert "targets.csv: run python -m numba_gemm.lab targets --out" in capsys.readouterr().err
+        assert "targets.csv: run numba-gemm lab targets --out" in capsys.readouterr().err
         save_targets(folder / "latest")
         assert self.run(folder) == 0
         text = path.read_text()
@@ -1630,7 +1670,7 @@ class TestModel:
         printed, text = " ".join(capsys.readouterr().out.split()), (tmp_path / "report.md").read_text()
         for said in (printed, text):
             assert "Model: microseconds by ceilings measured on Test GPU, which is not this device" in said
-            assert ("the measured ones are the simulator's and mean nothing" in said) is not on_gpu
+            assert ("ratio is measured over predicted" in said) is on_gpu
             assert "predicted is the longest" in said
         assert [line.split(" | ")[0] for line in text.partition("Model:")[2].splitlines()[4:6]] == [
             "| naive",
@@ -1656,7 +1696,7 @@ class TestModel:
         frame = gpu_frame().assign(config=lambda frame: frame["stage"].map(lambda name: default_config(name)))
         device = dataclasses.replace(SIMULATED_DEVICE, name="Test GPU")
         table = model.model_table(frame, ceilings.Ceilings(**LIMITS), "theory", device, simulated=False)
-        assert table.title == "Model: microseconds by theory"
+        assert table.title == "Model: microseconds by theory; ratio is measured over predicted"
         assert {row[0] for row in table.rows} == {"naive", "warp_tiled"}
         rows = {tuple(row[:2]): dict(zip(table.headers, row)) for row in table.rows}
         row = rows["warp_tiled", "4096x4096x4096"]

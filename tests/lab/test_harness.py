@@ -109,7 +109,7 @@ def test_options_reach_the_function_and_the_record(run, tmp_path):
     assert list(frame["size"]) == [3, 4]
     assert list(frame["us"]) == [0.75, 1.0]  # by the default of the simulator
     described = json.loads((tmp_path / "measured.json").read_text(encoding="utf-8"))
-    assert described["command"] == "python -m numba_gemm.lab measured --share 0.25 --sizes 3,4 --cold --seed 7"
+    assert described["command"] == "numba-gemm lab measured --share 0.25 --sizes 3,4 --cold --seed 7"
     assert (described["seed"], described["x"], described["simulator"]) == (7, 1, True)
     assert {path.name for path in tmp_path.iterdir()} == set(EXPERIMENTS["measured"].files)
 

@@ -87,12 +87,12 @@ def test_ratios_are_to_cublas_alone():
         [(50.0, 60.0, 1500.0, 700.0, "power cap", True, True), (100.0, 90.0, 1980.0, 600.0, "", False, True)],
     )
     ours, cublas = results
-    row = run.alone_at(shape, run.Candidate(Contender("auto", bind=None), steady=ours), cublas)
+    row = steady.columns(shape, ours, cublas)
     assert row["steady_ratio_to_cublas"] == 2.0
     assert row["call_ratio_to_cublas"] == 1.5
     assert row["steady_gflops"] == pytest.approx(2e6 / 50e-6 * 1e-9)
     assert row["steady_throttle"] == "power cap"
-    other = run.alone_at(shape, run.Candidate(Contender("cublas", bind=None), steady=cublas), None)
+    other = steady.columns(shape, cublas, None)
     assert math.isnan(other["steady_ratio_to_cublas"])
     assert other["steady_throttle"] == "not settled"
-    assert run.alone_at(shape, run.Candidate(Contender("naive", bind=None)), cublas) == {}
+    assert steady.columns(shape, None, cublas) == {}

@@ -352,7 +352,7 @@ class TestCommandLine:
         how = json.loads((tmp_path / "new" / "targets.json").read_text())
         assert how["seed"] == 5
         assert how["simulator"] is not on_gpu
-        assert how["command"].startswith("python -m numba_gemm.lab targets --tiny --shapes 2 --only random,seed")
+        assert how["command"].startswith("numba-gemm lab targets --tiny --shapes 2 --only random,seed")
         assert how["clocks"]["throttle_reasons"] is not None
         printed = capsys.readouterr().out
         assert printed.index("random shapes") > printed.index(f"random {shapes[0]}")

@@ -144,7 +144,9 @@ def test_the_build_puts_a_bundle_into_a_wheel(tmp_path, monkeypatch, version, in
     spec = importlib.util.spec_from_file_location("hatch_build", source)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    hook, path = module.BundleHook.__new__(module.BundleHook), export(tmp_path / "b", CUBINS[0])
+    monkeypatch.setattr(module, "recorded_files", lambda root: {})
+    monkeypatch.setattr(module.WheelFiles, "root", str(tmp_path))
+    hook, path = module.WheelFiles.__new__(module.WheelFiles), export(tmp_path / "b", CUBINS[0])
     for named in ("", str(path)):
         data = {"force_include": {}}
         monkeypatch.setenv("NUMBA_GEMM_WHEEL_BUNDLE", named)

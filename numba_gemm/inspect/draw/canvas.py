@@ -22,7 +22,7 @@ def new_figure(width: float, height: float) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
-        raise ModuleNotFoundError("pictures need matplotlib: pip install 'numba-gemm[plot]'") from None
+        raise ModuleNotFoundError("pictures need matplotlib: pip install matplotlib") from None
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     return Figure(figsize=(width, height), dpi=DPI, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08))

@@ -334,7 +334,7 @@ def load(path: Path) -> tuple[Ceilings, str]:
         if the file does not have this format.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"no ceilings at {path}; write them with: python -m numba_gemm.lab ceilings --out DIR")
+        raise FileNotFoundError(f"no ceilings at {path}; write them with: numba-gemm lab ceilings --out DIR")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         values = {name: float(content["ceilings"][name]) for name in UNITS}
@@ -342,7 +342,7 @@ def load(path: Path) -> tuple[Ceilings, str]:
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{path} holds no ceilings ({type(error).__name__}: {error}); expected what "
-            "python -m numba_gemm.lab ceilings writes; write it anew"
+            "numba-gemm lab ceilings writes; write it anew"
         ) from error
 
 

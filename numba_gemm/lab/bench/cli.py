@@ -1,4 +1,4 @@
-"""Command line of ``bench.py``."""
+"""``numba-gemm bench``, also ``python bench.py``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from numba_gemm.lab.bench import cases
-from numba_gemm.lab.harness.command import UsageError, at_least_one, command, commit_hash, make_folder
+from numba_gemm.lab.harness.command import commit_hash, make_folder
+from numba_gemm.simulator import probe
+from numba_gemm.terminal import Parser, UsageError, at_least_one, command
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
 DEFAULT_OUT = Path("results") / "local"
 RIGHT, WRONG = 0, 1
 PIPE_WIDTH = 160
-COMPARED_ROUNDS = 5  # in the simulator, which otherwise makes one call and measures no spread
 
 
 def shape(text: str) -> cases.Shape:
@@ -34,26 +35,32 @@ def shape(text: str) -> cases.Shape:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Return the parser of the command line; imports no numba."""
-    made = argparse.ArgumentParser(
-        prog="bench.py",
-        allow_abbrev=False,  # the recorded command drops options by their full names
+    made = Parser(
+        prog="numba-gemm bench",
         description="Verify, then time, every stage of the ladder and cuBLAS. Without a GPU, Numba's simulator runs "
-        "small products: they are verified, and their timings mean nothing.",
-        epilog="Exit status: 0 when every product is right and nothing got slower than in --compare's run beyond "
-        "the spread, 1 when not, 2 for a wrong command line or an output that cannot be written, 130 when interrupted.",
+        "small products: they are verified, and not timed.",
+        epilog="Exit status: 0 if every product is correct and nothing is slower than in the results of --compare "
+        "beyond the spread; 1 otherwise; 2 for arguments that are wrong, or an output that cannot be written; 130 if "
+        "interrupted, which keeps the shapes that were measured.",
     )
-    made.add_argument("--list", action="store_true", help="list the stages, one a line, and stop")
+    made.add_argument("--list", action="store_true", help="list the stages, one per line, and stop")
     made.add_argument(
         "--stages", metavar="A,B,...", help="stages to run; auto, cublas and cpu are names too (default: all)"
     )
     made.add_argument(
         "--precisions",
         metavar="A,B,...",
-        help="also the public function in these precisions of the tensor cores, or in all, and cuBLAS's own",
+        help="also the public function in these tensor-core precisions, or in all, and cuBLAS in the same ones",
     )
-    made.add_argument("--shape", type=shape, action="append", metavar="M,N,K", help="a shape to run; repeatable")
+    made.add_argument(
+        "--shape",
+        type=shape,
+        action="append",
+        metavar="M,N,K",
+        help="a shape to run; repeatable (default: those of --sizes)",
+    )
     made.add_argument(
         "--sizes",
         choices=list(cases.ON_GPU),
@@ -69,31 +76,38 @@ def parser() -> argparse.ArgumentParser:
     )
     made.set_defaults(cold=False)
     made.add_argument(
-        "--configs", choices=("default", "all"), default="default", help="a stage's first configuration, or all"
+        "--configs",
+        choices=("default", "all"),
+        default="default",
+        help="the first configuration of each stage, or all (default: default)",
     )
     made.add_argument(
         "--rounds",
         type=at_least_one,
-        help="interleaved rounds, on a GPU five or more (default: 5 to 25, by what they take)",
+        metavar="N",
+        help="interleaved rounds, on a GPU five or more (default: 5 to 25, depending on their duration)",
+    )
+    made.add_argument(
+        "--seed", type=int, metavar="N", help="seed of the random operands (default: a new one, which is printed)"
     )
     made.add_argument(
         "--operands",
         choices=("normal", "uniform"),
         default="normal",
-        help="distribution of operands: standard normal (default), or uniform in [-1, 1); it changes power and speed",
+        help="distribution of the operands: standard normal, or uniform in [-1, 1); it changes power and speed "
+        "(default: normal)",
     )
     made.add_argument(
         "--steady",
         choices=("public", "all", "none"),
         default="public",
-        help="contenders that are also measured alone "
-        "at their steady state, two seconds each and shape: the public function and cuBLAS (default), all, or none",
+        help="contenders that are also measured alone at their steady state, for one to four seconds per shape: the "
+        "public function and cuBLAS, all, or none (default: public)",
     )
-    made.add_argument("--seed", type=int, help="seed of the random operands (default: a new one, which is printed)")
     made.add_argument(
         "--out", type=Path, default=DEFAULT_OUT, metavar="DIR", help=f"where results go (default: {DEFAULT_OUT})"
     )
-    made.add_argument("--compare", type=Path, metavar="OLD", help="an older results folder or CSV; marks what changed")
+    made.add_argument("--compare", type=Path, metavar="OLD", help="an older results folder or CSV; report what changed")
     made.add_argument(
         "--commit", type=commit_hash, metavar="HASH", help="the commit to record where git cannot tell it"
     )
@@ -104,7 +118,7 @@ def parser() -> argparse.ArgumentParser:
         "--ceilings",
         type=Path,
         metavar="FILE",
-        help="ceilings.json to predict by (default: that of the committed results for the same GPU, else theory)",
+        help="ceilings.json for --model (default: that of results/h200/latest for the same GPU, else theoretical ones)",
     )
     made.add_argument("--plot", action="store_true", help="also draw gflops_vs_size.png, roofline.png and ladder.png")
     return made
@@ -112,12 +126,11 @@ def parser() -> argparse.ArgumentParser:
 
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; return the exit status.
-
-    Numba is imported only here, so that the caller can choose between GPU and simulator first.
-    """
+    """Run the benchmark, without a GPU on Numba's simulator; return the exit status."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     options = parser().parse_args(arguments)
+    if probe.driver_error() is not None:
+        probe.choose(simulator=True)  # before anything imports Numba
     return list_stages() if options.list else benchmark(options, arguments)
 
 
@@ -246,7 +259,6 @@ def benchmark(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
     if bool(frame["status"].isin(results.FAILURES).any()):
         return WRONG
-    # The simulator's changes are reported like any other, but do not fail the run.
     slower = compared is not None and not SIMULATOR and not compare.regressions(compared).empty
     return WRONG if slower else RIGHT
 
@@ -259,7 +271,7 @@ def command_line(arguments: Sequence[str]) -> str:
             at = kept.index(option)
             del kept[at : at + 2]
         kept = [argument for argument in kept if not argument.startswith(option + "=")]
-    return shlex.join(["python", "bench.py", *kept])
+    return shlex.join(["numba-gemm", "bench", *kept])
 
 
 def make_plan(options: argparse.Namespace, seed: int, simulated: bool) -> Plan:
@@ -295,7 +307,7 @@ def make_plan(options: argparse.Namespace, seed: int, simulated: bool) -> Plan:
         cold=options.cold,
         distribution=UNIFORM if options.operands == "uniform" else NORMAL,
         steady=options.steady,
-        rounds=options.rounds or (COMPARED_ROUNDS if simulated and options.compare else None),
+        rounds=options.rounds,
         **device,
     )
 
@@ -349,10 +361,10 @@ def progress_line(rows: pd.DataFrame) -> str:
 
     every = records(rows)
     failed = names_in([row for row in every if row["status"] in FAILURES], "stage")
-    right = sum(row["status"] == "ok" for row in every)
-    said = f"{every[0]['shape']}: {right} right"
+    correct = sum(row["status"] == "ok" for row in every)
+    said = f"{every[0]['shape']}: {correct} correct"
     if failed:
-        said += f", NOT RIGHT: {', '.join(failed)}"
+        said += f", NOT CORRECT: {', '.join(failed)}"
     timed = [row for row in records(fastest(rows)) if not math.isnan(row["percent_of_peak"])]
     if timed:
         top = max(timed, key=lambda row: row["gflops"])

@@ -20,7 +20,8 @@ from numba_gemm.runtime.device import DeviceProperties
 __all__ = ["DEFAULT", "choose_ceilings", "keeps", "model_table", "stage_of"]
 
 DEFAULT = Path("results") / "h200" / "latest" / measuring.FILE
-HEADERS = ("stage", "M x N x K", "FP32", "DRAM", "L2", "shared", "bound by", "predicted", "measured", "ratio")
+PREDICTED = ("stage", "M x N x K", "FP32", "DRAM", "L2", "shared", "bound by", "predicted")
+MEASURED = ("measured", "ratio")
 
 
 def choose_ceilings(path: Path | None, properties: DeviceProperties) -> tuple[Ceilings, str]:
@@ -56,6 +57,8 @@ def model_table(
 ) -> Table:
     """Table of predicted and measured microseconds, one line per stage and shape; the baselines have no prediction.
 
+    In the simulator, nothing is measured.
+
     Parameters
     ----------
     frame : DataFrame
@@ -65,7 +68,7 @@ def model_table(
     device : DeviceProperties
         The device of the measurement.
     simulated : bool
-        True if the simulator measured the times.
+        True if the products ran on the simulator.
     """
     lines = []
     for row in records(fastest(of_float32(frame))):
@@ -83,13 +86,17 @@ def model_table(
                 *(microseconds(1e6 * seconds) for seconds in busy),
                 made.binding,
                 microseconds(1e6 * made.seconds),
-                microseconds(row["median_us"]),
-                significant(row["median_us"] * 1e-6 / made.seconds),
+                *(() if simulated else measured_cells(row["median_us"], made.seconds)),
             ]
         )
-    meaning = "; the measured ones are the simulator's and mean nothing" if simulated else ""
-    title = f"Model: microseconds by {source}{meaning}"
-    return Table(title, HEADERS, lines, left=["stage", "M x N x K", "bound by"])
+    headers = PREDICTED if simulated else PREDICTED + MEASURED
+    title = f"Model: microseconds by {source}" + ("" if simulated else "; ratio is measured over predicted")
+    return Table(title, headers, lines, left=["stage", "M x N x K", "bound by"])
+
+
+def measured_cells(microseconds_taken: float, seconds_predicted: float) -> tuple[str, str]:
+    """Return the measured time, and its ratio to the predicted one."""
+    return microseconds(microseconds_taken), significant(microseconds_taken * 1e-6 / seconds_predicted)
 
 
 def microseconds(value: float) -> str:

@@ -11,14 +11,27 @@ from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from numba_gemm.lab.bench.compare import FASTER, REGRESSIONS, SAME
-from numba_gemm.lab.bench.results import AUTO, CUBLAS, FAILURES, fastest, names_in, of_float32, records
+from numba_gemm.gemm.precision import IEEE
+from numba_gemm.lab.bench.compare import FASTER, REGRESSIONS, SAME, SLOWER
+from numba_gemm.lab.bench.results import (
+    AUTO,
+    CUBLAS,
+    ERROR,
+    FAILURES,
+    OK,
+    UNSUPPORTED,
+    WRONG,
+    fastest,
+    names_in,
+    of_float32,
+    records,
+)
 from numba_gemm.lab.bench.tables import MISSING, Table, number, significant
 from numba_gemm.lab.harness.environment import caption
 
 SIMULATOR_NOTICE = (
     "No GPU was used: Numba's simulator ran every thread in Python. The products were verified; "
-    "their timings mean nothing."
+    "the times in results.csv mean nothing."
 )
 
 # Best percentage of FP32 peak in the table of 15 sizes that preceded this ladder, for its versions of these stages and
@@ -35,10 +48,28 @@ MOST_TIMES = 60  # lines of the table of times on a terminal; beyond, those of t
 
 MODEL_NOTE = (
     "Model: how long each resource is busy at least with what a stage computes and moves, at its ceiling; predicted is "
-    "the longest, and ratio measured over that. shared is shared memory and the L1 cache, which have one data path; it "
-    "and FP32 are those of the multiprocessor with most blocks. Latencies, and all instructions but multiply-adds, "
-    "come on top."
+    "the longest. shared is shared memory and the L1 cache, which have one data path; it and FP32 are those of the "
+    "multiprocessor with most blocks. Latencies, and all instructions but multiply-adds, come on top."
 )
+
+
+# Verdict on a configuration, the worst first.
+VERDICTS = {WRONG: "wrong", ERROR: "error", OK: "correct", UNSUPPORTED: "unsupported"}
+
+
+def verdict_table(frame: pd.DataFrame) -> Table:
+    """Verdicts, one line per stage and one column per shape, and the worst error; for runs without times."""
+    rows = records(frame)
+    shapes = names_in(rows, "shape")
+    lines = []
+    for stage, precision in dict.fromkeys((row["stage"], row["precision"]) for row in rows):
+        mine = [row for row in rows if (row["stage"], row["precision"]) == (stage, precision)]
+        found = {shape: {row["status"] for row in mine if row["shape"] == shape} for shape in shapes}
+        verdicts = [next((VERDICTS[one] for one in VERDICTS if one in found[shape]), MISSING) for shape in shapes]
+        errors = [row["error_in_bounds"] for row in mine if not math.isnan(row["error_in_bounds"])]
+        name = stage if precision == IEEE else f"{stage} {precision}"
+        lines.append([name, *verdicts, significant(max(errors, default=math.nan), 2)])
+    return Table("Verdicts (worst error in units of the bound)", ["stage", *shapes, "error"], lines, left=["stage"])
 
 
 def speed_table(frame: pd.DataFrame) -> Table:
@@ -179,8 +210,16 @@ def label(row: Mapping[str, Any]) -> str:
     return f"{row['stage']} {row['config']}".strip()
 
 
-def changes_table(compared: pd.DataFrame) -> Table:
-    """Table of the rows of a comparison whose verdict is not ``same``."""
+def changes_table(compared: pd.DataFrame, simulated: bool = False) -> Table:
+    """Table of the rows of a comparison whose verdict is not ``same``; in the simulator, without those of times."""
+    if simulated:
+        changed = [row for row in records(compared) if row["verdict"] not in (SAME, SLOWER, FASTER)]
+        return Table(
+            f"{len(changed)} of {len(compared)} verdicts changed",
+            ["stage", "M x N x K", "verdict"],
+            [[row["stage"], row["shape"], row["verdict"]] for row in changed],
+            left=["stage", "M x N x K", "verdict"],
+        )
     lines = [
         [
             row["stage"],
@@ -205,28 +244,20 @@ def markdown(
     model: Table | None = None,
 ) -> str:
     """Return the whole report as markdown."""
+    simulated = bool(environment.get("simulator"))
     parts = ["# Results", caption(environment) + f", seed {environment.get('seed')}."]
-    if environment.get("simulator"):
+    if simulated:
         parts.append(SIMULATOR_NOTICE)
     if problems := problem_lines(frame):
         parts += ["## Wrong or failed", "\n".join(f"- {problem}" for problem in problems)]
     plain = of_float32(frame)
-    tables: list[Table] = [speed_table(plain)]
-    if plain["ratio_to_cublas"].notna().any():
+    tables = [verdict_table(frame)] if simulated else [speed_table(plain)]
+    if plain["ratio_to_cublas"].notna().any() and not simulated:
         tables.append(ratio_table(plain))
-    if len(plain) < len(frame):
-        tables.append(precision_table(frame))
-    if frame["steady_us"].notna().any():
-        tables.append(steady_table(frame))
-    if compared is not None:
-        tables.append(changes_table(compared))
-    if model is not None:
-        tables.append(model)
-    tables += [summary_table(plain), times_table(frame)]
+    tables += more_tables(frame, simulated, compared, model)
     for table in tables:
         parts += [f"## {table.title}", table.markdown()]
-    parts += [EARLIER_NOTE] if model is None else [EARLIER_NOTE, MODEL_NOTE]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, *notes(simulated, model)]) + "\n"
 
 
 def show(
@@ -237,25 +268,48 @@ def show(
     model: Table | None = None,
 ) -> None:
     """Print the report on a terminal."""
-    plain = of_float32(frame)
-    for part in folded(speed_table(plain), console.width):
-        console.print(draw(part))
-    if len(plain) < len(frame):
-        console.print(draw(precision_table(frame)))
-    if frame["steady_us"].notna().any():
-        console.print(draw(steady_table(frame)))
-    shown = frame if len(frame) <= MOST_TIMES else frame[frame["stage"].isin((AUTO, CUBLAS))]
-    console.print(draw(times_table(shown)))
-    if compared is not None:
-        console.print(draw(changes_table(compared), bad=REGRESSIONS, good=(FASTER,)))
-    if model is not None:
-        console.print(draw(model))
-    console.print(draw(summary_table(plain)))
-    for note in (EARLIER_NOTE,) if model is None else (EARLIER_NOTE, MODEL_NOTE):
+    simulated = bool(environment.get("simulator"))
+    for part in folded(verdict_table(frame) if simulated else speed_table(of_float32(frame)), console.width):
+        console.print(draw(part, bad=(VERDICTS[WRONG], VERDICTS[ERROR])))
+    for table in more_tables(frame, simulated, compared, model, MOST_TIMES):
+        console.print(draw(table, bad=REGRESSIONS, good=(FASTER,)))
+    for note in notes(simulated, model):
         console.print(note, style="dim")
     for problem in problem_lines(frame):
         console.print(problem, style="bold red")
     console.print(caption(environment), style="dim")
+
+
+def more_tables(
+    frame: pd.DataFrame,
+    simulated: bool,
+    compared: pd.DataFrame | None,
+    model: Table | None,
+    most_times: int | None = None,
+) -> list[Table]:
+    """Return the tables after the first one: precisions, steady state, changes, model, summary, times.
+
+    If there are more than `most_times` times, those of the public function and cuBLAS alone.
+    """
+    plain, tables = of_float32(frame), []
+    if len(plain) < len(frame) and not simulated:
+        tables.append(precision_table(frame))
+    if frame["steady_us"].notna().any():
+        tables.append(steady_table(frame))
+    if compared is not None:
+        tables.append(changes_table(compared, simulated))
+    if model is not None:
+        tables.append(model)
+    if simulated:
+        return tables
+    few = most_times is None or len(frame) <= most_times
+    timed = frame if few else frame[frame["stage"].isin((AUTO, CUBLAS))]
+    return [*tables, summary_table(plain), times_table(timed)]
+
+
+def notes(simulated: bool, model: Table | None) -> list[str]:
+    """Return the notes below the tables."""
+    return ([] if simulated else [EARLIER_NOTE]) + ([] if model is None else [MODEL_NOTE])
 
 
 def folded(table: Table, width: int) -> Iterator[Table]:
@@ -274,12 +328,12 @@ def folded(table: Table, width: int) -> Iterator[Table]:
 
 
 def draw(table: Table, bad: Sequence[str] = (), good: Sequence[str] = ()) -> RichTable:
-    """Convert a table for a terminal; rows that end in a word of ``bad`` or ``good`` are coloured."""
+    """Convert a table for a terminal; rows with a word of ``bad``, or that end in one of ``good``, are coloured."""
     drawn = RichTable(title=table.title, box=box.SIMPLE_HEAD, title_justify="left")
     for header in table.headers:
         drawn.add_column(broken(header), justify="left" if header in table.left else "right", no_wrap=True)
     for row in table.rows:
-        drawn.add_row(*row, style="bold red" if row[-1] in bad else "green" if row[-1] in good else "")
+        drawn.add_row(*row, style="bold red" if set(row) & set(bad) else "green" if row[-1] in good else "")
     return drawn
 
 

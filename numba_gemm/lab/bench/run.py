@@ -342,27 +342,9 @@ def rows(plan: Plan, shape: Shape, candidates: Sequence[Candidate], clocks: Cloc
     baselines = {c.contender.precision: c.samples.median for c in cublas if c.samples}
     alone = next((c.steady for c in cublas if c.steady and c.contender.precision == IEEE), None)
     return [
-        row(plan, shape, candidate, clocks, baselines) | alone_at(shape, candidate, alone) for candidate in candidates
+        row(plan, shape, candidate, clocks, baselines) | steady_state.columns(shape, candidate.steady, alone)
+        for candidate in candidates
     ]
-
-
-def alone_at(shape: Shape, candidate: Candidate, cublas: Steady | None) -> dict[str, Any]:
-    """Return the columns of a candidate alone at its steady state, with ratios to cuBLAS SGEMM alone at its own."""
-    found = candidate.steady
-    if found is None:
-        return {}
-    return {
-        "steady_us": found.us,
-        "steady_gflops": gemm_flops(*shape) / found.us * 1e-3,
-        "steady_ratio_to_cublas": math.nan if cublas is None else cublas.us / found.us,
-        "steady_clock_mhz": found.clock_mhz,
-        "steady_watts": found.watts,
-        "call_us": found.call_us,
-        "call_ratio_to_cublas": math.nan if cublas is None else cublas.call_us / found.call_us,
-        "steady_throttle": found.throttle
-        if found.settled
-        else "; ".join(filter(None, [found.throttle, "not settled"])),
-    }
 
 
 def row(

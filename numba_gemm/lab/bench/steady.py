@@ -7,8 +7,11 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.harness.nvml import ClockSamples, Nvml, sampled_clocks
+from numba_gemm.models.roofline import gemm_flops
 from numba_gemm.runtime.device import synchronize
 from numba_gemm.runtime.timing import time_alone
 
@@ -107,3 +110,20 @@ def _plain_call_us(enqueue: Call, stream: int, us: float) -> float:
         enqueue(stream)
     synchronize(stream)
     return (time.perf_counter() - begin) / count * 1e6
+
+
+def columns(shape: Shape, found: Steady | None, cublas: Steady | None) -> dict[str, Any]:
+    """Return the columns of a contender alone, with ratios to cuBLAS SGEMM alone; none if it was not measured."""
+    if found is None:
+        return {}
+    throttle = found.throttle if found.settled else "; ".join(filter(None, [found.throttle, "not settled"]))
+    return {
+        "steady_us": found.us,
+        "steady_gflops": gemm_flops(*shape) / found.us * 1e-3,
+        "steady_ratio_to_cublas": math.nan if cublas is None else cublas.us / found.us,
+        "steady_clock_mhz": found.clock_mhz,
+        "steady_watts": found.watts,
+        "steady_throttle": throttle,
+        "call_us": found.call_us,
+        "call_ratio_to_cublas": math.nan if cublas is None else cublas.call_us / found.call_us,
+    }

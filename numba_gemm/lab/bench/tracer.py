@@ -168,7 +168,7 @@ def tracer(counted: Path = COUNTED) -> pd.DataFrame:
     from numba_gemm.kernels.ladder import STAGES
 
     if not counted.is_file():
-        raise UsageError(f"there is no {counted}: run python -m numba_gemm.lab tracer_counted on a GPU first")
+        raise UsageError(f"there is no {counted}: run numba-gemm lab tracer_counted on a GPU first")
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
         rows = [row for found in pool.map(traced, STAGES) for row in found]
     return compare(pd.DataFrame(rows), pd.read_csv(counted))

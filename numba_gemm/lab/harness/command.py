@@ -1,113 +1,41 @@
-"""Shared parts of commands: one-line errors, robust standard output, atomic files."""
+"""Shared parts of the harness's commands: options of commands that write results, and atomic files."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import fcntl
-import functools
-import io
 import json
 import os
 import re
-import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TextIO, cast
+from typing import TYPE_CHECKING, Any
 
 from numba_gemm.simulator.probe import driver_error, simulator_requested
+from numba_gemm.terminal import INTERRUPTED, USAGE, UsageError, at_least_one, command
 
 if TYPE_CHECKING:
     import pandas as pd
 
-USAGE = 2  # exit status if a command cannot do what the arguments ask for
-INTERRUPTED = 130  # exit status that shells report for a program ended by SIGINT
+__all__ = [
+    "DEFAULT_OUT",
+    "INTERRUPTED",
+    "USAGE",
+    "UsageError",
+    "add_result_options",
+    "at_least_one",
+    "command",
+    "commit_hash",
+    "csv_text",
+    "json_text",
+    "make_folder",
+    "require_gpu",
+    "write_files",
+]
 
 DEFAULT_OUT = Path("results") / "local"
-
-Arguments = ParamSpec("Arguments")
-
-
-class UsageError(ValueError):
-    """The command cannot do what the arguments ask for; the message gives the reason in one line."""
-
-
-class _Output:
-    """Standard output that discards text after a write has failed, because of a full disk or a closed pipe."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self.error: OSError | None = None
-
-    def write(self, text: str) -> int:
-        self._attempt(self._stream.write, text)
-        return len(text)
-
-    def flush(self) -> None:
-        self._attempt(self._stream.flush)
-
-    def _attempt(self, function: Callable[..., Any], *arguments: str) -> None:
-        try:
-            function(*arguments)
-        except OSError as error:
-            self.error = error
-            # Python flushes the remaining buffer at exit, and would fail again.
-            with contextlib.suppress(OSError), open(os.devnull, "wb") as null:
-                os.dup2(null.fileno(), self._stream.fileno())
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-@contextlib.contextmanager
-def _output() -> Iterator[_Output]:
-    """Redirect `print` to an `_Output`, which replaces characters that the encoding lacks by "?"."""
-    with contextlib.ExitStack() as scopes:
-        # Python has no standard output if the descriptor is closed.
-        stream = sys.stdout or scopes.enter_context(open(os.devnull, "w"))
-        if isinstance(stream, io.TextIOWrapper):
-            scopes.callback(stream.reconfigure, errors=stream.errors)
-            stream.reconfigure(errors="replace")
-        output = _Output(stream)
-        scopes.enter_context(contextlib.redirect_stdout(cast("TextIO", output)))
-        scopes.callback(output.flush)
-        yield output
-
-
-def command(main: Callable[Arguments, int]) -> Callable[Arguments, int]:
-    """Wrap a command's function, which returns the exit status.
-
-    A `UsageError` or a missing package ends it with one line and status 2, Ctrl-C with one line and status 130. If
-    standard output fails, the command still runs to its end, since it also writes files; its status is then 2 instead
-    of 0, unless the output is a closed pipe.
-    """
-
-    @functools.wraps(main)
-    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> int:
-        with _output() as output:
-            try:
-                status = main(*args, **kwargs)
-            except (UsageError, ModuleNotFoundError) as error:
-                print(f"error: {error}", file=sys.stderr)
-                status = USAGE
-            except KeyboardInterrupt:
-                print("interrupted", file=sys.stderr)
-                status = INTERRUPTED
-        if output.error is not None and not isinstance(output.error, BrokenPipeError):
-            print(f"error: standard output cannot be written: {output.error.strerror}", file=sys.stderr)
-            status = status or USAGE
-        return status
-
-    return run
-
-
-def at_least_one(text: str) -> int:
-    """Parse a positive integer; the type of an option."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
-    return value
 
 
 def commit_hash(text: str) -> str:

@@ -134,7 +134,7 @@ def _judged(experiment: Experiment, frame: pd.DataFrame) -> bool:
 
 def command_line(experiment: Experiment, parameters: Mapping[str, Any]) -> str:
     """Return the command that repeats a run."""
-    words = ["python", "-m", "numba_gemm.lab", experiment.name]
+    words = ["numba-gemm", "lab", experiment.name]
     known = experiment.parameters
     for name, value in parameters.items():
         if name in known and value == known[name].default:

@@ -1,7 +1,7 @@
 """Memory laboratory: predicted and measured costs of each data path of a GPU, one file per experiment.
 
-``python -m numba_gemm.lab --list`` lists the experiments, ``python -m numba_gemm.lab NAME...`` runs them, and
-``python -m numba_gemm.lab memory`` runs all of them.
+``numba-gemm lab --list`` lists the experiments, ``numba-gemm lab NAME...`` runs them, and
+``numba-gemm lab memory`` runs all of them.
 In Python, each is a function with parameters that returns a DataFrame::
 
     from numba_gemm.lab.memory.strided_copy import strided_copy

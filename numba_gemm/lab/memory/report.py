@@ -28,8 +28,8 @@ CUDA C++ Best Practices Guide, whose sections number them; each is a file in
 the sentences of its lesson that numbers decide.
 
 ```bash
-python -m numba_gemm.lab --list
-python -m numba_gemm.lab strided_copy bank_conflicts
+numba-gemm lab --list
+numba-gemm lab strided_copy bank_conflicts
 ```
 
 With `NUMBA_ENABLE_CUDASIM=1` and no GPU, most run small: their counts mean something then, not their times. Below is

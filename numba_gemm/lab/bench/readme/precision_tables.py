@@ -10,7 +10,6 @@ from typing import Any
 import pandas as pd
 
 from numba_gemm.lab.bench.cases import Shape
-from numba_gemm.lab.harness.environment import device_name
 from numba_gemm.lab.bench.readme.published import (
     ACCURACY_CSV,
     DECOMPOSE,
@@ -26,6 +25,7 @@ from numba_gemm.lab.bench.readme.published import (
 )
 from numba_gemm.lab.bench.results import AUTO, CUBLAS, GIVEN_BF16, NOT_STAGES, fastest, records
 from numba_gemm.lab.bench.tables import MISSING, Table, number, significant
+from numba_gemm.lab.harness.environment import device_name
 
 PRECISION_SHAPES = (
     Shape(1024, 1024, 1024),
@@ -164,7 +164,7 @@ def given_line(rows: Sequence[Mapping[str, Any]]) -> str:
 def accuracy_line(path: Path) -> str:
     """Sentence that compares the errors of the full-range precision with those of cuBLAS."""
     if not path.is_file():
-        raise ReadmeError(f"there is no {path}: run python -m numba_gemm.lab accuracy --out {path.parent}")
+        raise ReadmeError(f"there is no {path}: run numba-gemm lab accuracy --out {path.parent}")
     frame = pd.read_csv(path)
     errors = frame.pivot_table(index=["distribution", "k"], columns="precision", values=["median", "max"])
     from_256 = errors[errors.index.get_level_values("k") >= 256]
@@ -205,7 +205,7 @@ def tensor_ladder(frame: pd.DataFrame, environment: Mapping[str, Any], results: 
         f"`{some['precision']}` at {shape}, the product alone: decomposition takes {number(decomposition, 0)} us more, "
         f"{number(100 * decomposition / whole, 0)} % of `{stages[-1]}`'s time. Errors over |A| @ |B|, of positive "
         f"operands:\n\n{table}\n\n"
-        "Measured right after the precisions' table: `python -m numba_gemm.lab tensor_ladder`."
+        "Measured right after the precisions' table: `numba-gemm lab tensor_ladder`."
     )
 
 
@@ -247,6 +247,6 @@ def read_special(results: Path) -> list[dict[str, Any]]:
     """Return the times with NaN and infinities in A."""
     path = results / PRECISIONS_FOLDER / SPECIAL_CSV
     if not path.is_file():
-        raise ReadmeError(f"there is no {path}: run python -m numba_gemm.lab special_values --out {path.parent}")
+        raise ReadmeError(f"there is no {path}: run numba-gemm lab special_values --out {path.parent}")
     found = pd.read_csv(path, keep_default_na=False).to_dict("records")
     return [{str(name): value for name, value in row.items()} for row in found]

@@ -76,7 +76,7 @@ def read_targets(
     found = []
     for path in (results / file, results / (described or TARGETS_HOW)):
         if not path.is_file():
-            raise ReadmeError(f"there is no {path}: run python -m numba_gemm.lab {module} --out {results}")
+            raise ReadmeError(f"there is no {path}: run numba-gemm lab {module} --out {results}")
         found.append(path)
     how = json.loads(found[1].read_text(encoding="utf-8"))
     if how.get("simulator") or not how.get("gpu"):
@@ -88,7 +88,7 @@ def tensor_rows(results: Path) -> Rows:
     """Return the rows of `numba_gemm.lab.bench.tensor_ladder`, by stage in ladder order."""
     path = results / PRECISIONS_FOLDER / TENSOR_LADDER_CSV
     if not path.is_file():
-        raise ReadmeError(f"there is no {path}: run python -m numba_gemm.lab tensor_ladder --out {path.parent}")
+        raise ReadmeError(f"there is no {path}: run numba-gemm lab tensor_ladder --out {path.parent}")
     found = pd.read_csv(path).to_dict("records")
     return {str(row["stage"]): {str(name): value for name, value in row.items()} for row in found}
 

@@ -1,1 +1,1 @@
-"""Comparison of the public function's performance with its targets: ``python -m numba_gemm.lab targets``."""
+"""Comparison of the public function's performance with its targets: ``numba-gemm lab targets``."""

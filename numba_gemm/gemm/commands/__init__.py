@@ -1,0 +1,1 @@
+"""Subcommands of ``numba-gemm`` about products: explain, autotune, precompile, cache."""
