@@ -35,7 +35,7 @@ def pyplot() -> Any:
     try:
         import matplotlib
     except ModuleNotFoundError:
-        raise ModuleNotFoundError("--plot needs matplotlib: pip install 'numba-gemm[bench]'") from None
+        raise ModuleNotFoundError("--plot needs matplotlib: pip install matplotlib") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
