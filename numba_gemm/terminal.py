@@ -14,10 +14,11 @@ from typing import Any, NoReturn, ParamSpec, TextIO, cast
 USAGE = 2  # exit status if a command cannot do what the arguments ask for
 INTERRUPTED = 130  # exit status that shells report for a program ended by SIGINT
 
+# Packages that may be missing, and the requirements that install them.
 COMPILER = "'numba-gemm[cu13]', or 'numba-gemm[cu12]' for a driver of CUDA 12"
 BENCH = "'numba-gemm[bench]', or 'numba-gemm[bench-cu12]' for a driver of CUDA 12"
-INSTALLED_BY = {"numba": COMPILER, "numba_cuda": COMPILER, "cuda": COMPILER, "matplotlib": BENCH, "rich": BENCH}
-INSTALLED_BY |= {"pandas": "pandas"}
+INSTALLED_BY = {"numba": COMPILER, "numba_cuda": COMPILER, "cuda": COMPILER, "rich": BENCH}
+INSTALLED_BY |= {name: name for name in ("matplotlib", "pandas")}
 
 Arguments = ParamSpec("Arguments")
 

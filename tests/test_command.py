@@ -35,8 +35,8 @@ def status_of(*arguments):
         return stopped.code
 
 
-# Modules that a subcommand's help imports beside the standard library's.
-HELP_IMPORTS = {"precompile": {"numpy"}, "cache": {"numpy"}}
+# Modules that a subcommand's help may import beside the standard library's.
+HELP_IMPORTS = {"precompile": {"numpy"}, "cache": {"numpy"}, "lab": {"numpy", "pandas"}}
 HEAVY = {"cupy", "matplotlib", "numba", "numpy", "pandas", "rich", "torch"}
 
 IMPORTED = f"""
@@ -61,7 +61,7 @@ def test_help_imports_little_and_tells_the_exit_status(name):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert set(done.stderr.split()[1:]) == HELP_IMPORTS.get(name, set())
+    assert set(done.stderr.split()[1:]) <= HELP_IMPORTS.get(name, set())
     assert done.stdout.startswith(f"usage: {' '.join(['numba-gemm', name]).strip()} ")
     assert "Status 2" in done.stdout or "; 2 for " in done.stdout or "status 2" in done.stdout
 
@@ -168,7 +168,7 @@ def test_what_cannot_be_done_is_one_line_with_status_2(line, variables, says):
 MISSING = [
     ("rich", "bench --stages naive --shape 4,4,4", "pip install 'numba-gemm[bench]', or"),
     ("pandas", "bench --stages naive --shape 4,4,4", "pip install pandas"),
-    ("matplotlib", "bench --stages naive --shape 4,4,4 --plot", "pip install 'numba-gemm[bench]'"),
+    ("matplotlib", "bench --stages naive --shape 4,4,4 --plot", "pip install matplotlib"),
     ("numba", "bench --list", "pip install 'numba-gemm[cu13]'"),
     ("pandas", "lab accuracy", "pip install pandas"),
     ("cuda", "explain 64x64x64 --cc 9.0", "pip install 'numba-gemm[cu13]'"),

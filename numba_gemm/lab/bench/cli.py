@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from numba_gemm.lab.bench import cases
 from numba_gemm.lab.harness.command import commit_hash, make_folder
 from numba_gemm.simulator import probe
-from numba_gemm.terminal import Parser, UsageError, at_least_one, command
+from numba_gemm.terminal import BENCH, Parser, UsageError, at_least_one, command
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -321,7 +321,10 @@ def notices(options: argparse.Namespace, plan: Plan, simulated: bool) -> list[st
         return said
     asked = options.stages is None or CUBLAS in stage_names(options.stages)
     if asked and not simulated:
-        said.append("neither CuPy nor PyTorch is here with a GPU: no cuBLAS rows, no ratio_to_cublas")
+        said.append(
+            "neither CuPy nor PyTorch can use the GPU: no cuBLAS rows, no ratio_to_cublas; CuPy comes with pip install "
+            + BENCH
+        )
     elif asked and options.stages is not None:
         said.append("cublas needs a GPU: left out")
     return said

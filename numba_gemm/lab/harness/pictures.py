@@ -26,7 +26,7 @@ def pyplot() -> Any:
     try:
         import matplotlib
     except ModuleNotFoundError:
-        raise ModuleNotFoundError("plots need matplotlib: pip install 'numba-gemm[bench]'") from None
+        raise ModuleNotFoundError("plots need matplotlib: pip install matplotlib") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
