@@ -12,7 +12,7 @@ import pytest
 from numba_gemm.lab import __main__ as cli
 from numba_gemm.lab import registry
 from numba_gemm.lab.harness import experiment as lab
-from numba_gemm.lab.harness import machine, runner
+from numba_gemm.lab.harness import needs, runner
 
 every_experiment = pytest.mark.parametrize("name", registry.EXPERIMENTS)
 
@@ -75,7 +75,7 @@ def run(monkeypatch, tmp_path):
     """Run experiments of this module by the command line, in the simulator wherever the tests run."""
     monkeypatch.setattr(registry, "EXPERIMENTS", EXPERIMENTS)
     monkeypatch.setattr(registry, "load", lambda name: EXPERIMENTS[name])
-    monkeypatch.setattr(machine, "SIMULATOR", True)
+    monkeypatch.setattr(needs, "SIMULATOR", True)
     monkeypatch.setattr(runner, "SIMULATOR", True)
     names = EXPERIMENTS.keys()
 
@@ -196,7 +196,7 @@ def test_help_describes_every_option(name, capsys):
 def test_parameters_of_the_simulator_are_parameters(name):
     experiment = registry.load(name)
     assert experiment.small.keys() <= experiment.parameters.keys()
-    assert set(experiment.needs) <= machine.CHECKS.keys()
+    assert set(experiment.needs) <= needs.CHECKS.keys()
 
 
 @every_experiment
@@ -204,8 +204,8 @@ def test_without_a_gpu(name, monkeypatch, tmp_path, capsys):
     experiment = registry.load(name)
     if "gpu" not in experiment.needs:
         pytest.skip("it can do without")
-    monkeypatch.setattr(machine, "SIMULATOR", False)
-    monkeypatch.setattr(machine, "driver_error", lambda: "no driver.")
+    monkeypatch.setattr(needs, "SIMULATOR", False)
+    monkeypatch.setattr(needs, "driver_error", lambda: "no driver.")
     assert cli.main([name, f"--out={tmp_path / 'new'}"]) == 2
     assert capsys.readouterr().err == f"error: {name}: this needs a GPU, and no driver.\n"
     assert not (tmp_path / "new").exists()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from numba_gemm.lab.bench import cases
-from numba_gemm.lab.harness.command import UsageError, at_least_one, command, commit_hash, make_folder
+from numba_gemm.lab.harness.command import UsageError, add_result_options, at_least_one, command, make_folder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from numba_gemm.lab.bench.run import Plan
 
-DEFAULT_OUT = Path("results") / "local"
 RIGHT, WRONG = 0, 1
 PIPE_WIDTH = 160
 COMPARED_ROUNDS = 5  # in the simulator, which otherwise makes one call and measures no spread
@@ -77,13 +76,8 @@ def parser() -> argparse.ArgumentParser:
         help="interleaved rounds, on a GPU five or more (default: 5 to 25, by what they take)",
     )
     made.add_argument("--seed", type=int, help="seed of the random operands (default: a new one, which is printed)")
-    made.add_argument(
-        "--out", type=Path, default=DEFAULT_OUT, metavar="DIR", help=f"where results go (default: {DEFAULT_OUT})"
-    )
+    add_result_options(made)
     made.add_argument("--compare", type=Path, metavar="OLD", help="an older results folder or CSV; marks what changed")
-    made.add_argument(
-        "--commit", type=commit_hash, metavar="HASH", help="the commit to record where git cannot tell it"
-    )
     made.add_argument(
         "--model", action="store_true", help="also predict times from bytes and the device's ceilings, and compare"
     )

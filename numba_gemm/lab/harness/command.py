@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TextIO, cast
 
-from numba_gemm.simulator.probe import driver_error, simulator_requested
-
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -123,14 +121,6 @@ def add_result_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--commit", type=commit_hash, metavar="HASH", help="the commit to record where git cannot tell it"
     )
-
-
-def require_gpu() -> None:
-    """Raise `UsageError` if there is no GPU to measure."""
-    if simulator_requested():
-        raise UsageError("the simulator has no times: unset NUMBA_ENABLE_CUDASIM, on a GPU")
-    if (reason := driver_error()) is not None:
-        raise UsageError(f"this needs a GPU, and {reason}")
 
 
 def make_folder(path: Path) -> None:
