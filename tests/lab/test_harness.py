@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -12,7 +13,9 @@ import pytest
 from numba_gemm.lab import __main__ as cli
 from numba_gemm.lab import registry
 from numba_gemm.lab.harness import experiment as lab
-from numba_gemm.lab.harness import needs, runner
+from numba_gemm.lab.harness import needs, pictures, runner
+
+LATEST = Path(__file__).parents[2] / "results" / "h200" / "latest"
 
 every_experiment = pytest.mark.parametrize("name", registry.EXPERIMENTS)
 
@@ -209,6 +212,26 @@ def test_without_a_gpu(name, monkeypatch, tmp_path, capsys):
     assert cli.main([name, f"--out={tmp_path / 'new'}"]) == 2
     assert capsys.readouterr().err == f"error: {name}: this needs a GPU, and no driver.\n"
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("counters.csv", "orders.csv", "shared_wavefronts.csv", "streamed.csv", "targets.csv", "tracer.csv"),
+        *(f"precisions/{name}.csv" for name in ("accuracy", "special_values", "tensor_ladder")),
+    ],
+)
+def test_recorded_results_are_read(path):
+    """Tables, claims and pictures are made of committed files; only targets may have been missed."""
+    experiment, frame = registry.load(Path(path).stem), pd.read_csv(LATEST / path)
+    if experiment.summary:
+        assert len(experiment.summary(frame))
+    if experiment.progress:
+        assert frame[frame.columns[0]].iloc[-1] in experiment.progress(frame)
+    missed = [sentence for sentence, holds in experiment.claims(frame).items() if not holds]
+    assert not missed or experiment.name == "targets"
+    if experiment.plot:
+        assert len(pictures.drawn(experiment, frame, "H200")) > 5000
 
 
 def test_list_names_all(capsys):
