@@ -7,11 +7,13 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from numba_gemm.lab import __main__ as cli
 from numba_gemm.lab import registry
+from numba_gemm.lab.bench import streamed
 from numba_gemm.lab.harness import experiment as lab
 from numba_gemm.lab.harness import needs, pictures, runner
 
@@ -232,6 +234,19 @@ def test_recorded_results_are_read(path):
     assert not missed or experiment.name == "targets"
     if experiment.plot:
         assert len(pictures.drawn(experiment, frame, "H200")) > 5000
+
+
+def test_streamed_rows_are_those_that_were_recorded():
+    """The table made after each case has the recorded columns and order, and claims notice a wrong product."""
+    recorded = pd.read_csv(LATEST / "streamed.csv")
+    precisions = list(dict.fromkeys(recorded["precision"]))
+    spans = {name: list(recorded["seconds"][recorded["precision"] == name][:1]) for name in precisions}
+    others = recorded[recorded["operands"] != streamed.ON_DEVICE].drop(columns=["size", "tflops"])
+    frame = streamed.table(32768, spans, others.to_dict("records"))
+    pd.testing.assert_frame_equal(frame.reset_index(drop=True), recorded, rtol=1e-4, check_dtype=False)
+    for column, value in (("largest_difference", np.nan), ("peak_bytes", 1e12)):
+        frame.loc[frame.index[-1], column] = value
+        assert list(streamed.claims(frame).values()).count(False) == (1 if column == "largest_difference" else 2)
 
 
 def test_list_names_all(capsys):
