@@ -26,8 +26,7 @@ try:
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
-    from numba_gemm.lab.bench.cli import at_least_one
-    from numba_gemm.lab.harness.command import command, write_files
+    from numba_gemm.lab.harness.command import at_least_one, command, write_files
 except ModuleNotFoundError as missing:
     sys.exit(f"{missing}: pip install -e '.[cu13,notebooks]' brings it")
 

@@ -22,7 +22,7 @@ from numba_gemm.lab.__main__ import main
 from numba_gemm.lab.bench import counters, launch_each, ncu_pages
 from numba_gemm.lab.bench.buffers import HostLibrary
 from numba_gemm.lab.bench.cases import Shape
-from numba_gemm.lab.harness import environment, machine, runner
+from numba_gemm.lab.harness import environment, needs, runner
 
 ROOT = Path(__file__).resolve().parents[2]
 CUBE = Shape(1024, 1024, 1024)
@@ -252,9 +252,9 @@ class TestCommand:
         path.chmod(0o755)
         (folder / "source").write_text(SOURCE)
         (folder / "raw").write_text(RAW)
-        monkeypatch.setattr(machine, "SIMULATOR", False)
+        monkeypatch.setattr(needs, "SIMULATOR", False)
         monkeypatch.setattr(runner, "SIMULATOR", False)
-        for module in (machine, environment):
+        for module in (needs, environment):
             monkeypatch.setattr(module, "driver_error", lambda: None)
         monkeypatch.setattr("numba_gemm.inspect.sass.find_tool", lambda name: str(path))
         monkeypatch.setattr(environment, "describe_gpu", lambda: {"name": "Test GPU"})
@@ -312,8 +312,8 @@ class TestCommand:
         ],
     )
     def test_what_is_missing(self, simulator, driver, says, tmp_path, monkeypatch, capsys):
-        monkeypatch.setattr(machine, "SIMULATOR", simulator)
-        monkeypatch.setattr(machine, "driver_error", lambda: driver)
+        monkeypatch.setattr(needs, "SIMULATOR", simulator)
+        monkeypatch.setattr(needs, "driver_error", lambda: driver)
         monkeypatch.setattr("numba_gemm.inspect.sass.find_tool", lambda name: None)
         assert self.run(tmp_path) == 2
         assert says in capsys.readouterr().err

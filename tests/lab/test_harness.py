@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from numba_gemm.lab import __main__ as cli
 from numba_gemm.lab import registry
+from numba_gemm.lab.bench import streamed
 from numba_gemm.lab.harness import experiment as lab
-from numba_gemm.lab.harness import machine, runner
+from numba_gemm.lab.harness import needs, pictures, runner
+
+LATEST = Path(__file__).parents[2] / "results" / "h200" / "latest"
 
 every_experiment = pytest.mark.parametrize("name", registry.EXPERIMENTS)
 
@@ -75,7 +80,7 @@ def run(monkeypatch, tmp_path):
     """Run experiments of this module by the command line, in the simulator wherever the tests run."""
     monkeypatch.setattr(registry, "EXPERIMENTS", EXPERIMENTS)
     monkeypatch.setattr(registry, "load", lambda name: EXPERIMENTS[name])
-    monkeypatch.setattr(machine, "SIMULATOR", True)
+    monkeypatch.setattr(needs, "SIMULATOR", True)
     monkeypatch.setattr(runner, "SIMULATOR", True)
     names = EXPERIMENTS.keys()
 
@@ -196,7 +201,7 @@ def test_help_describes_every_option(name, capsys):
 def test_parameters_of_the_simulator_are_parameters(name):
     experiment = registry.load(name)
     assert experiment.small.keys() <= experiment.parameters.keys()
-    assert set(experiment.needs) <= machine.CHECKS.keys()
+    assert set(experiment.needs) <= needs.CHECKS.keys()
 
 
 @every_experiment
@@ -204,11 +209,44 @@ def test_without_a_gpu(name, monkeypatch, tmp_path, capsys):
     experiment = registry.load(name)
     if "gpu" not in experiment.needs:
         pytest.skip("it can do without")
-    monkeypatch.setattr(machine, "SIMULATOR", False)
-    monkeypatch.setattr(machine, "driver_error", lambda: "no driver.")
+    monkeypatch.setattr(needs, "SIMULATOR", False)
+    monkeypatch.setattr(needs, "driver_error", lambda: "no driver.")
     assert cli.main([name, f"--out={tmp_path / 'new'}"]) == 2
     assert capsys.readouterr().err == f"error: {name}: this needs a GPU, and no driver.\n"
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("counters.csv", "orders.csv", "shared_wavefronts.csv", "streamed.csv", "targets.csv", "tracer.csv"),
+        *(f"precisions/{name}.csv" for name in ("accuracy", "special_values", "tensor_ladder")),
+    ],
+)
+def test_recorded_results_are_read(path):
+    """Tables, claims and pictures are made of committed files; only targets may have been missed."""
+    experiment, frame = registry.load(Path(path).stem), pd.read_csv(LATEST / path)
+    if experiment.summary:
+        assert len(experiment.summary(frame))
+    if experiment.progress:
+        assert frame[frame.columns[0]].iloc[-1] in experiment.progress(frame)
+    missed = [sentence for sentence, holds in experiment.claims(frame).items() if not holds]
+    assert not missed or experiment.name == "targets"
+    if experiment.plot:
+        assert len(pictures.drawn(experiment, frame, "H200")) > 5000
+
+
+def test_streamed_rows_are_those_that_were_recorded():
+    """The table made after each case has the recorded columns and order, and claims notice a wrong product."""
+    recorded = pd.read_csv(LATEST / "streamed.csv")
+    precisions = list(dict.fromkeys(recorded["precision"]))
+    spans = {name: list(recorded["seconds"][recorded["precision"] == name][:1]) for name in precisions}
+    others = recorded[recorded["operands"] != streamed.ON_DEVICE].drop(columns=["size", "tflops"])
+    frame = streamed.table(32768, spans, others.to_dict("records"))
+    pd.testing.assert_frame_equal(frame.reset_index(drop=True), recorded, rtol=1e-4, check_dtype=False)
+    for column, value in (("largest_difference", np.nan), ("peak_bytes", 1e12)):
+        frame.loc[frame.index[-1], column] = value
+        assert list(streamed.claims(frame).values()).count(False) == (1 if column == "largest_difference" else 2)
 
 
 def test_list_names_all(capsys):

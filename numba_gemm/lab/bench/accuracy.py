@@ -155,7 +155,7 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
         axis.grid(True, alpha=0.2)
-        axis.set_xlabel("K")
+        axis.set_xlabel(f"K, M = N = {frame['m'].max()}")
         axis.tick_params(labelbottom=True)
     for axis in list(axes.flat)[len(names) :]:
         axis.axis("off")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from numba_gemm.lab.bench import cases
-from numba_gemm.lab.harness.command import commit_hash, make_folder
+from numba_gemm.lab.harness.command import add_result_options, make_folder
 from numba_gemm.simulator import probe
 from numba_gemm.terminal import BENCH, Parser, UsageError, at_least_one, command
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from numba_gemm.lab.bench.run import Plan
 
-DEFAULT_OUT = Path("results") / "local"
 RIGHT, WRONG = 0, 1
 PIPE_WIDTH = 160
 
@@ -104,13 +103,8 @@ def parser() -> Parser:
         help="contenders that are also measured alone at their steady state, for one to four seconds per shape: the "
         "public function and cuBLAS, all, or none (default: public)",
     )
-    made.add_argument(
-        "--out", type=Path, default=DEFAULT_OUT, metavar="DIR", help=f"where results go (default: {DEFAULT_OUT})"
-    )
+    add_result_options(made)
     made.add_argument("--compare", type=Path, metavar="OLD", help="an older results folder or CSV; report what changed")
-    made.add_argument(
-        "--commit", type=commit_hash, metavar="HASH", help="the commit to record where git cannot tell it"
-    )
     made.add_argument(
         "--model", action="store_true", help="also predict times from bytes and the device's ceilings, and compare"
     )

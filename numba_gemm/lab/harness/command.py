@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from numba_gemm.simulator.probe import driver_error, simulator_requested
 from numba_gemm.terminal import INTERRUPTED, USAGE, UsageError, at_least_one, command
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ __all__ = [
     "csv_text",
     "json_text",
     "make_folder",
-    "require_gpu",
     "write_files",
 ]
 
@@ -51,14 +49,6 @@ def add_result_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--commit", type=commit_hash, metavar="HASH", help="the commit to record where git cannot tell it"
     )
-
-
-def require_gpu() -> None:
-    """Raise `UsageError` if there is no GPU to measure."""
-    if simulator_requested():
-        raise UsageError("the simulator has no times: unset NUMBA_ENABLE_CUDASIM, on a GPU")
-    if (reason := driver_error()) is not None:
-        raise UsageError(f"this needs a GPU, and {reason}")
 
 
 def make_folder(path: Path) -> None:

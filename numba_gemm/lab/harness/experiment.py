@@ -67,7 +67,7 @@ class Experiment:
     plot : callable, optional
         Plots such a DataFrame, fresh or read back from CSV, into an empty figure.
     needs : tuple of str
-        What the machine must have without the simulator; keys of `numba_gemm.lab.harness.machine.CHECKS`.
+        What the machine must have without the simulator; keys of `numba_gemm.lab.harness.needs.CHECKS`.
     small : mapping
         Defaults in the simulator, for which it takes seconds.
     unavailable : str

@@ -14,7 +14,7 @@ import pandas as pd
 from numba_gemm.lab.harness import environment, pictures
 from numba_gemm.lab.harness.command import csv_text, json_text, make_folder, write_files
 from numba_gemm.lab.harness.experiment import Experiment
-from numba_gemm.lab.harness.machine import check
+from numba_gemm.lab.harness.needs import check
 from numba_gemm.lab.harness.nvml import sampled_clocks
 from numba_gemm.simulator.switch import SIMULATOR
 

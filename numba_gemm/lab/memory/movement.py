@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +15,18 @@ from cuda.bindings import driver
 from numba_gemm.runtime.driver import call, failure
 from numba_gemm.runtime.timing import Call
 
-__all__ = ["Events", "address", "clear", "copy", "device_array", "finish", "kernel_graph", "median_ms", "span_ms"]
+__all__ = [
+    "Events",
+    "address",
+    "clear",
+    "copy",
+    "device_array",
+    "finish",
+    "host_us",
+    "kernel_graph",
+    "median_ms",
+    "span_ms",
+]
 
 
 def address(place: Any) -> int:
@@ -106,6 +118,16 @@ def median_ms(streams: Sequence[int], work: Callable[[], object], rounds: int) -
     """Median of several spans, after an untimed one."""
     span_ms(streams, work)
     return statistics.median(span_ms(streams, work) for _ in range(rounds))
+
+
+def host_us(work: Callable[[], object], rounds: int) -> float:
+    """Median microseconds of host work by the host's clock, after an untimed round."""
+    spans = []
+    for _ in range(rounds + 1):
+        begin = time.perf_counter()
+        work()
+        spans.append(time.perf_counter() - begin)
+    return statistics.median(spans[1:]) * 1e6
 
 
 @contextmanager

@@ -187,16 +187,6 @@ def _link_by_bindings(uuid: str) -> tuple[float, float]:
     return nvml.device_get_curr_pcie_link_generation(gpu), nvml.device_get_curr_pcie_link_width(gpu)
 
 
-def host_us(work: Callable[[], object], rounds: int) -> float:
-    """Median microseconds of host work by the host's clock, after an untimed round."""
-    spans = []
-    for _ in range(rounds + 1):
-        begin = time.perf_counter()
-        work()
-        spans.append(time.perf_counter() - begin)
-    return statistics.median(spans[1:]) * 1e6
-
-
 def both_ends_us(make: Callable[[], AbstractContextManager[object]], rounds: int) -> tuple[float, float]:
     """Median microseconds of entering a context, and of leaving it."""
     entering, leaving = [], []
@@ -283,7 +273,7 @@ def measure_copies(sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
                 ON_HOST,
                 PAGEABLE,
                 size,
-                host_us(partial(np.copyto, target[: size // ITEM], source[: size // ITEM]), rounds),
+                movement.host_us(partial(np.copyto, target[: size // ITEM], source[: size // ITEM]), rounds),
             )
         # An idle link may use a lower generation, so query it during copies.
         for _ in range(4):
@@ -319,7 +309,7 @@ def pinning_costs(size: int, rounds: int) -> dict[str, float]:
     touched = np.ones(size, np.uint8)
     register, unregister = both_ends_us(lambda: pinned_memory.registered(touched), rounds)
     allocate, free = both_ends_us(lambda: pinned_memory.pinned(size, np.uint8), rounds)
-    touch = host_us(lambda: np.empty(size, np.uint8).fill(1), rounds)
+    touch = movement.host_us(lambda: np.empty(size, np.uint8).fill(1), rounds)
     return {
         "register": register,
         "unregister": unregister,

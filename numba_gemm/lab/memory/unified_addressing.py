@@ -36,8 +36,6 @@ One module because the kernels, the measurement, the claims and the plot of an e
 from __future__ import annotations
 
 import contextlib
-import statistics
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -239,16 +237,6 @@ def end_peer_access(one: int, other: int) -> None:
         call(driver.cuCtxDisablePeerAccess, primary_context(other))
 
 
-def host_ms(work: Callable[[], None], rounds: int) -> float:
-    """Median milliseconds of blocking work by the host's clock, since no event spans two devices."""
-    spans = []
-    for _ in range(rounds + 1):
-        begin = time.perf_counter()
-        work()
-        spans.append(1e3 * (time.perf_counter() - begin))
-    return statistics.median(spans[1:])
-
-
 def reach_each_other(first: int, second: int) -> bool:
     """True if each device can access the other's memory."""
     one, other = (call(driver.cuDeviceGet, device) for device in (first, second))
@@ -304,7 +292,7 @@ def between_devices(first: int, second: int, size: int, rounds: int) -> list[dic
                     size,
                 )
             assert np.array_equal(found, values), f"{way}: the copy is wrong"
-            gb_s[way] = size / host_ms(work, rounds) / 1e6
+            gb_s[way] = size / movement.host_us(work, rounds) / 1e3  # no event spans two devices
 
         reachable = reach_each_other(first, second)
         for way, work in {"to host": to_host, "from host": from_host, "staged": staged, "not enabled": peer}.items():
