@@ -57,18 +57,3 @@ def test_readmes_first_picture(tmp_path):
     pixels = pytest.importorskip("matplotlib.image").imread(path)
     assert min(pixels.shape[:2]) > 300
     assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 32, "not blank"
-
-
-def test_broken_on_purpose_is_described_as_it_is():
-    """The table of mutations names modules and tests that exist."""
-    root = DOCS.parent
-    tests = {path.name: path.read_text(encoding="utf-8") for path in (root / "tests").rglob("test_*.py")}
-    rows = re.findall(
-        r"^\|.*\| `([\w/]+\.py)` \| (.*) \|$", (root / "CONTRIBUTING.md").read_text("utf-8"), re.MULTILINE
-    )
-    assert len(rows) > 50
-    for module, finders in rows:
-        assert (root / "numba_gemm" / module).exists() or (root / module).exists(), module
-        for name, functions in re.findall(r"`(test_\w+\.py)`: (`\w+`(?:, `\w+`)*)", finders):
-            for function in re.findall(r"`(\w+)`", functions):
-                assert re.search(rf"def \w*{function}\w*\(", tests[name]), f"{name}: {function}"
