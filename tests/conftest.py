@@ -34,9 +34,15 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 os.environ.setdefault("NUMBA_GEMM_JOBS", "3")
 TURN = Path(os.environ["NUMBA_GEMM_CACHE_DIR"]) / "turn.lock"
 
-pytest_plugins = ("support.host_gpu", "support.array_libraries")  # imported once the lines above have run
+# Imported once the lines above have run.
+pytest_plugins = (
+    "support.session",
+    "support.host_gpu",
+    "support.array_libraries",
+)
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int | None:
     # Workers share the one GPU and its memory; four keep it busy. Otherwise, as many as there are cores.
     return min(4, os.cpu_count() or 1) if ON_GPU else None
@@ -53,6 +59,7 @@ def pytest_report_header() -> str:
     )
 
 
+@pytest.hookimpl(trylast=True)  # after a plugin or an option has shuffled the tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not ON_GPU and item.get_closest_marker("gpu"):

@@ -78,7 +78,7 @@ def strided(draw, rows, cols):
     return spaced(filled(rows, cols), draw(st.sampled_from([-2, -1, 1, 3])), draw(st.sampled_from([-3, -1, 1, 2])))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_any_shape_and_strides(data):
     m, n, k = (data.draw(st.integers(0, 6), label) for label in "mnk")

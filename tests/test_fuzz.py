@@ -1,4 +1,4 @@
-"""A minute of random calls, and a check that the fuzzer finds errors."""
+"""Random calls for a few seconds, more of them in the exhaustive set, and a check that the fuzzer finds errors."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ import numpy as np
 import pytest
 
 WORKERS = 4
-OPTIONS = fuzz.Options(seed=1, first=0, cases=0, seconds=20.0, jobs=WORKERS, space=fuzz.whole_space())
+OPTIONS = fuzz.Options(seed=1, first=0, cases=0, seconds=5.0, jobs=WORKERS, space=fuzz.whole_space())
+MORE = dataclasses.replace(OPTIONS, seed=2, seconds=20.0)
 
 
 @pytest.mark.parametrize("worker", range(WORKERS))
-def test_random_calls(worker):
-    report = fuzz.work(OPTIONS, worker)
+@pytest.mark.parametrize("options", [OPTIONS, pytest.param(MORE, marks=pytest.mark.exhaustive)], ids=["few", "more"])
+def test_random_calls(options, worker):
+    report = fuzz.work(options, worker)
     assert sum(report.cases.values()) > 0
     assert not report.failures, "\n".join(
-        f"python tests/fuzz.py --replay {OPTIONS.seed}:{number}: {wrong}" for number, wrong in report.failures
+        f"python tests/fuzz.py --replay {options.seed}:{number}: {wrong}" for number, wrong in report.failures
     )
 
 

@@ -84,7 +84,7 @@ def touched(x: Operand) -> list[int]:
     return [start + byte for start in starts for byte in range(4)]
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 @given(placed(), placed())
 def test_overlap_is_exact(x, y):
     assert x.overlaps(y) == bool(set(touched(x)) & set(touched(y)))
@@ -104,7 +104,7 @@ def laid_out(draw, shape) -> np.ndarray:
     return array
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data(), st.integers(0, 3), st.booleans(), st.sampled_from([2, 4, 13, 1 << 31]))
 def test_pieces_of_a_batch_are_the_batch(data, at_once, fold, most):
     batch = data.draw(st.lists(st.integers(1, 3), max_size=5), "batch")

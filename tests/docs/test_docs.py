@@ -65,18 +65,3 @@ def test_readme_is_short():
     assert len(re.findall(r"^\|[ :|-]+\|$", text, re.MULTILINE)) == 1
     assert len(re.findall(r"<img |!\[", text)) == 1
     assert len(text.split()) < 1100
-
-
-def test_broken_on_purpose_is_described_as_it_is():
-    """The table of mutations names modules and tests that exist."""
-    root = DOCS.parent
-    tests = {path.name: path.read_text(encoding="utf-8") for path in (root / "tests").rglob("test_*.py")}
-    rows = re.findall(
-        r"^\|.*\| `([\w/]+\.py)` \| (.*) \|$", (root / "CONTRIBUTING.md").read_text("utf-8"), re.MULTILINE
-    )
-    assert len(rows) > 50
-    for module, finders in rows:
-        assert (root / "numba_gemm" / module).exists() or (root / module).exists(), module
-        for name, functions in re.findall(r"`(test_\w+\.py)`: (`\w+`(?:, `\w+`)*)", finders):
-            for function in re.findall(r"`(\w+)`", functions):
-                assert re.search(rf"def \w*{function}\w*\(", tests[name]), f"{name}: {function}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from numba_gemm.gemm import cost_model
@@ -44,7 +44,6 @@ def test_rates_are_possible(key):
     assert rate.resident * costs_of_key(key).config.threads <= 2048, "more threads than an SM has"
 
 
-@settings(deadline=None)
 @given(
     extents, extents, extents, matrices, st.booleans(), st.booleans(), st.integers(1, 200), st.sampled_from([*RATES])
 )
@@ -56,7 +55,6 @@ def test_more_work_is_never_predicted_faster(m, n, k, matrices, vectors, stores_
         assert one <= clocks(costs, *larger, matrices)
 
 
-@settings(deadline=None)
 @given(extents, extents, extents, matrices, st.integers(1, 200), st.sampled_from([(9, 0), (8, 0)]))
 def test_divisions_divide_every_k_tile_once(m, n, k, matrices, sm_count, cc):
     """The line of shared k-tiles, cut at g * base + min(g, extra), has no gap and no overlap."""
@@ -81,7 +79,6 @@ def test_divisions_divide_every_k_tile_once(m, n, k, matrices, sm_count, cc):
             assert least <= costs.clocks(tiles, k_tiles, blocks, whole, 0.0), "a division below the bound"
 
 
-@settings(deadline=None)
 @given(extents, extents, extents, st.sampled_from([*RATES]), st.floats(0, 2))
 def test_clocks_beyond_a_limit_may_be_infinite(m, n, k, key, fraction):
     costs = costs_of_key(key)

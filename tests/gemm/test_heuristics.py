@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from numba_gemm.gemm.cost_model import rate_of, rated
@@ -39,7 +39,6 @@ def tiles_of(config, wanted):
     return -(-wanted.m // config.BM) * -(-wanted.n // config.BN) * wanted.matrices
 
 
-@settings(deadline=None)
 @given(problems)
 def test_choice_runs_on_the_device(wanted):
     choice = choose(wanted)
@@ -57,7 +56,6 @@ def test_choice_runs_on_the_device(wanted):
         assert made.counters <= tiles_of(choice.config, turned)
 
 
-@settings(deadline=None)
 @given(problems)
 def test_choice_is_the_fastest_predicted(wanted):
     found = ranked(wanted)

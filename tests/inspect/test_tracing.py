@@ -714,10 +714,10 @@ def test_many_that_race_are_found_soon():
         total[0] = 1
         cuda.atomic.add(total, 0, 1)
 
-    begin = time.perf_counter()
+    begin = time.process_time()
     found = trace(kernel, 1, 1024, floats(1))
     assert {race.count for race in found.races} == {1}
-    assert time.perf_counter() - begin < 20
+    assert time.process_time() - begin < 20
 
 
 def copies(wait_before_barrier, barrier):

@@ -82,7 +82,7 @@ def test_any_thread_order_gives_the_same_bits(stage, layout, monkeypatch):
 
 
 @pytest.mark.parametrize("stage", STAGES.values(), ids=label)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.data())
 def test_any_shape(stage, data):
     config = stage.test_config

@@ -10,7 +10,7 @@ import functools
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,8 @@ from support.compile_stages import compiler_environment
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder.stage import LadderStage, TileConfig
 
-MAIN_CC = (9, 0)  # compiled for in every configuration, aligned and not; for the others in the default one, aligned
-BATCHES = (((7, 5), (8, 0), (8, 6)), (MAIN_CC,), ((8, 9), (10, 0), (12, 0)))
+MAIN_CC = (9, 0)
+OTHER_CCS = (((7, 5), (8, 0), (8, 6)), ((8, 9), (10, 0), (12, 0)))
 
 # k-steps that one iteration of the main loop multiplies in straight-line code, where a stage claims more than one.
 K_STEPS = {
@@ -57,15 +57,6 @@ class Case:
     def __str__(self) -> str:
         variant = "aligned" if self.aligned else "unaligned"
         return f"{self.stage.name} {self.config.name} {variant} for {self.cc[0]}.{self.cc[1]}"
-
-
-def cases(stage: LadderStage, ccs: Iterable[tuple[int, int]]) -> list[Case]:
-    found = []
-    for cc in ccs:
-        if cc >= stage.min_cc:
-            configs, variants = (stage.configs, (True, False)) if cc == MAIN_CC else (stage.configs[:1], (True,))
-            found += [Case(stage, config, cc, aligned) for config in configs for aligned in variants]
-    return found
 
 
 # Requirements on every compilation. Each function returns a description of the defect, or None.
@@ -155,14 +146,32 @@ def problems(batch: list[Case]) -> Iterator[str]:
             yield from (f"{case}: not {name}: {problem}" for name, problem in found if problem)
 
 
-# A batch is a test, so that workers share the compilations and none is done twice.
-@pytest.mark.parametrize("ccs", BATCHES, ids=lambda ccs: "+".join(f"{major}.{minor}" for major, minor in ccs))
-@pytest.mark.parametrize("name", STAGES)
-def test_compiled_stage_is_what_it_claims(name, ccs):
-    batch = cases(STAGES[name], ccs)
-    assert {case.cc for case in batch} == {cc for cc in ccs if cc >= STAGES[name].min_cc}
+def check(batch: list[Case]) -> None:
+    assert batch
     if found := list(problems(batch)):
         pytest.fail("\n".join(found), pytrace=False)
+
+
+# The batches of the tests are disjoint, so that no case is compiled twice.
+@pytest.mark.parametrize("name", STAGES)
+def test_compiled_stage_is_what_it_claims(name):
+    stage = STAGES[name]
+    check([Case(stage, stage.configs[0], MAIN_CC, aligned) for aligned in (True, False)])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", [name for name, stage in STAGES.items() if len(stage.configs) > 1])
+def test_every_configuration_is_what_it_claims(name):
+    stage = STAGES[name]
+    check([Case(stage, config, MAIN_CC, aligned) for config in stage.configs[1:] for aligned in (True, False)])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("ccs", OTHER_CCS, ids=lambda ccs: "+".join(f"{major}.{minor}" for major, minor in ccs))
+@pytest.mark.parametrize("name", STAGES)
+def test_stage_is_what_it_claims_for_every_compute_capability(name, ccs):
+    stage = STAGES[name]
+    check([Case(stage, stage.configs[0], cc, True) for cc in ccs if cc >= stage.min_cc])
 
 
 # Settings of Numba that users make for their own kernels.

@@ -31,7 +31,6 @@ def addresses(x):
     return [x[row : row + 1, col : col + 1].ctypes.data for row, col in places]
 
 
-@settings(deadline=None)
 @given(views(), st.data())
 def test_part_is_a_slice(x, data):
     (first_row, end_row), (first_col, end_col) = (

@@ -75,7 +75,7 @@ def operands_of(m, n, k, layout):
     return [numbered(place, *shape) for place, shape in zip(LAYOUTS[layout], shapes, strict=True)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(extents, extents, st.integers(0, 40), layouts, extents, extents, st.integers(1, 50))
 def test_cut(m, n, k, layout, rows, cols, max_k):
     a, b, c = operands_of(m, n, k, layout)
@@ -89,7 +89,7 @@ def test_cut(m, n, k, layout, rows, cols, max_k):
 
 
 @pytest.mark.parametrize("stage", DIVIDED, ids=name_of)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.data())
 def test_pieces(stage, data):
     config = stage.test_config or stage.configs[0]
@@ -113,7 +113,7 @@ def test_pieces(stage, data):
 
 
 @pytest.mark.parametrize("stage", COMPLETE, ids=name_of)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.data())
 def test_pieces_of_a_batch(stage, data):
     """Parts of a batch's matrices take a limited memory at a time, unless those of one matrix need more."""

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support import SUPPORT
 from support.compile_stages import compiler_environment
@@ -84,7 +84,6 @@ def narrow_of(kind):
 
 @simulated
 @pytest.mark.parametrize(("kind", "bits"), [("tf32", 13), ("bf16", 16), ("short", 17)])
-@settings(deadline=None)
 @given(value=FLOATS)
 def test_rounding_is_to_the_nearest(kind, bits, value):
     rounded = narrow_of(kind)(np.float32(value))
@@ -289,7 +288,6 @@ def test_scales_bring_the_largest_of_a_row_to_one_size(turned):
 
 
 @simulated
-@settings(deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=40))
 def test_nothing_is_lost_between_a_total_and_its_rests(values):
     """Sums of integers in float32: what the total rounds off goes to the rests, so both together stay exact."""
@@ -305,7 +303,6 @@ def test_nothing_is_lost_between_a_total_and_its_rests(values):
 
 
 @simulated
-@settings(deadline=None)
 @given(st.integers(-(2**23), 2**23), st.integers(-(2**16), 2**16))
 def test_a_sum_that_is_a_float_stays_as_it_is(total, rest):
     _, _, _, finish = accumulate.steps(8)
@@ -597,7 +594,6 @@ def dense_product(m, n, k, batch=ONE):
 
 
 @pytest.mark.parametrize("precision", TENSOR_PRECISIONS)
-@settings(deadline=None)
 @given(m=st.integers(1, 20000), n=st.integers(1, 20000), k=st.integers(1, 20000))
 def test_a_decomposition_covers_the_product(precision, m, n, k):
     stage, product = PERSISTENT, dense_product(m, n, k)
@@ -971,15 +967,24 @@ def test_the_simulator_says_that_it_has_no_matrix_instructions():
 # ------------------------------------------------------------------------------------------------------- compiled
 
 
-@pytest.mark.parametrize("part", [*TENSOR_STAGES, "others"])
-@pytest.mark.timeout(900)  # dozens of kernels
+# One test per configuration of `persistent`, which is compiled in every precision.
+CONFIGURED = [f"persistent:{index}" for stage, index in CONFIGS if stage == "persistent"]
+PARTS = [
+    *(name for name in TENSOR_STAGES if name != "persistent"),
+    "others",
+    CONFIGURED[0],
+    *(pytest.param(part, marks=pytest.mark.exhaustive) for part in CONFIGURED[1:]),
+]
+
+
+@pytest.mark.parametrize("part", PARTS)
 def test_compiled_kernels_are_what_they_claim(part):
     command = [sys.executable, str(SUPPORT / "tensor_core_cases.py"), part]
     done = subprocess.run(command, env=compiler_environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     expected = {"others": 2 + 3 + len(TENSOR_PRECISIONS), "tf32_tma": len(TMA_KERNELS)}
-    count = sum(len(compiled_precisions(stage, index)) for stage, index in CONFIGS if stage == part)
+    count = sum(len(compiled_precisions(*one)) for one in CONFIGS if part in (one[0], f"{one[0]}:{one[1]}"))
     assert len(rows) == expected.get(part, count)
     for row in rows:
         name, opcodes = f"{row['name']}, {row.get('precision', row.get('layout'))}", row["opcodes"]

@@ -36,7 +36,9 @@ def test_the_committed_comparison_is_of_these_counts(counts):
     assert compared["within"].all()
 
 
-@pytest.mark.parametrize("name", ["naive", "coalesced", "shared_tile", "warp_tiled", "thin"])
+@pytest.mark.parametrize(
+    "name", ["naive", "coalesced", "shared_tile", pytest.param("warp_tiled", marks=pytest.mark.exhaustive), "thin"]
+)
 def test_a_stage_is_traced_as_it_was_counted(name, counts):
     found = tracer.compare(pd.DataFrame(tracer.traced(name)), counts[counts["stage"] == name])
     assert (found["ratio"] == 1).all()

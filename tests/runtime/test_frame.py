@@ -6,7 +6,7 @@ import ctypes
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.host_gpu import LaunchConfig
 
@@ -127,7 +127,6 @@ words = st.integers(-(1 << 63), (1 << 63) - 1) | st.builds(
 arguments = st.sampled_from([ALPHA, BETA, A, B, C, PARTS]) | st.builds(Words, st.lists(words, max_size=6).map(tuple))
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(arguments, max_size=6).map(lambda some: step_of(*some)), min_size=1, max_size=4))
 def test_any_steps(steps):
     layout = FrameLayout(steps)

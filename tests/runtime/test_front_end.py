@@ -32,7 +32,9 @@ def run(*arguments):
     return done.stdout
 
 
-@pytest.mark.parametrize("name", ["naive", "thin", "epilogue", "decompose", "persistent"])
+@pytest.mark.parametrize(
+    "name", ["naive", "thin", "epilogue", "decompose", pytest.param("persistent", marks=pytest.mark.exhaustive)]
+)
 def test_machine_code_is_the_same_in_fewer_steps(name):
     same, sections, calls, calls_without = json.loads(run(str(SCRIPT), name))
     assert same

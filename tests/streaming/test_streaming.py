@@ -7,6 +7,7 @@ import errno
 import gc
 import mmap
 import os
+import queue
 import random
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import weakref
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.compile_stages import compiler_environment
 from support.streaming_cases import least_memory, tiny_blocks
@@ -78,7 +79,7 @@ def limit_for(a, b, least, fraction):
 extents = st.integers(1, 5000)
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(extents, extents, st.integers(1, 40000), st.integers(0, 30), st.integers(0, 1000))
 def test_blocks_and_panels_cover_each_term_once(m, n, k, size, workspace):
     limit = 200_000 * 2**size // 4
@@ -102,6 +103,7 @@ def test_blocks_and_panels_cover_each_term_once(m, n, k, size, workspace):
         for strip in piece.strips:
             done = summed.setdefault((piece.block, strip), [])
             assert piece.first == (not done)
+            assert piece.last == (piece.inner.end == k)
             done.append(piece.inner)
         area += piece.rows.extent * piece.cols.extent * piece.inner.extent
         assert found.shape(piece) in found.shapes()
@@ -113,9 +115,9 @@ def test_blocks_and_panels_cover_each_term_once(m, n, k, size, workspace):
 
 
 def test_many_panels_take_no_time():
-    begin = time.perf_counter()
+    begin = time.thread_time()
     assert dividing.smallest(1000, 1000, 10**7, lambda shapes: 0) < 8 << 20
-    assert time.perf_counter() - begin < 20
+    assert time.thread_time() - begin < 20
 
 
 def test_more_memory_copies_less():
@@ -477,21 +479,35 @@ def test_what_progress_raises_ends_it_and_says_what_is_done(tiny, by_numpy, out_
     assert not threads_of_runs()
 
 
+@pytest.fixture
+def interrupt():
+    """Return a function for other threads: interrupt the main thread, and wait until it has noticed."""
+    noticed = queue.SimpleQueue()
+
+    def handle(*_):
+        noticed.put(None)
+        raise KeyboardInterrupt
+
+    def send():
+        os.kill(os.getpid(), signal.SIGINT)
+        noticed.get(timeout=60)
+
+    before = signal.signal(signal.SIGINT, handle)
+    yield send
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.simulator
 @pytest.mark.parametrize("times", [1, 3])
-def test_an_interrupt(tiny, by_numpy, monkeypatch, times):
+def test_an_interrupt(tiny, by_numpy, monkeypatch, interrupt, times):
     """After one interrupt or several, nothing runs once the call has ended."""
-    monkeypatch.setattr(queues.SimulatedQueue, "delay_s", 0.004)
+    monkeypatch.setattr(queues.SimulatedQueue, "delay_s", 0.01)
     a, b, out = integers(29, 40), integers(40, 37), np.full((29, 37), np.nan, np.float32)
-
-    def interrupts():
-        for _ in range(times):
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.02)
 
     def progress(part):
         if part.number == 2:
-            threading.Thread(target=interrupts).start()
+            for _ in range(times):
+                interrupt()
 
     with pytest.raises(KeyboardInterrupt) as caught:
         streamed_sgemm(a, b, out, memory_limit=least_memory(a, b), progress=progress)
@@ -503,18 +519,19 @@ def test_an_interrupt(tiny, by_numpy, monkeypatch, times):
 
 
 @pytest.mark.simulator
-def test_an_interrupt_does_not_wait_for_a_panel(by_numpy, monkeypatch):
+def test_an_interrupt_does_not_wait_for_a_panel(by_numpy, monkeypatch, interrupt):
     """Copies through buffers stop after the current one."""
     monkeypatch.setattr(pipeline, "BUFFER_ELEMENTS", 64)
     original, filled = host.Ring._fill, []
 
     def fill(self, *arguments):
         filled.append(1)
+        if len(filled) == 10:
+            interrupt()
         time.sleep(0.02)
         original(self, *arguments)
 
     monkeypatch.setattr(host.Ring, "_fill", fill)
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         streamed_sgemm(integers(512, 256), integers(256, 512))  # 4096 buffers, 20 ms each
     assert len(filled) < 200
@@ -523,12 +540,11 @@ def test_an_interrupt_does_not_wait_for_a_panel(by_numpy, monkeypatch):
 
 @pytest.mark.simulator
 @pytest.mark.parametrize("call", ["expected_time", "progress"])
-def test_an_interrupt_while_rates_are_measured(tiny, by_numpy, monkeypatch, call):
+def test_an_interrupt_while_rates_are_measured(tiny, by_numpy, monkeypatch, interrupt, call):
     original = rates.bring_in
 
     def bring_in(*arguments):
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.3)
+        interrupt()
         return original(*arguments)
 
     monkeypatch.setattr(rates, "bring_in", bring_in)

@@ -145,7 +145,10 @@ def tma_kernel(index: int, layout: str) -> Kernel:
 
 
 def compiled_part(part: str) -> Iterator[tuple[dict[str, Any], Kernel, tuple[int, int]]]:
-    """Yield descriptions, kernels and compute capabilities: a stage's in all precisions, or, as "others", all else."""
+    """Yield descriptions, kernels and compute capabilities of a part.
+
+    It is a stage in all precisions, such as "warp_mma", one of its configurations, "persistent:2", or "others".
+    """
     if part == "others":
         yield {"stage": "row maxima"}, kernels_of("fp16x3")[0], CC
         for step in steps_of(PERSISTENT, "fp16x3", batched=True):
@@ -167,12 +170,18 @@ def compiled_part(part: str) -> Iterator[tuple[dict[str, Any], Kernel, tuple[int
             }
             yield described, tma_kernel(index, layout), CC
     else:
-        stage = TENSOR_STAGES[part]
+        name, _, only = part.partition(":")
+        stage = TENSOR_STAGES[name]
         words = passed(steps_of(stage, "tf32x3")[-1])  # the same in all precisions and configurations
-        for index, config in enumerate(stage.configs):
-            for precision in compiled_precisions(part, index):  # for the oldest GPU that has its instructions
-                described = {"stage": part, "precision": precision, "claim": config.claim, "passed": words}
-                yield described, stage_kernel(part, index, precision), stage.min_cc
+        for index in [int(only)] if only else range(len(stage.configs)):
+            for precision in compiled_precisions(name, index):  # for the oldest GPU that has its instructions
+                described = {
+                    "stage": name,
+                    "precision": precision,
+                    "claim": stage.configs[index].claim,
+                    "passed": words,
+                }
+                yield described, stage_kernel(name, index, precision), stage.min_cc
 
 
 def main(part: str) -> None:
