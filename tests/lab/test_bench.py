@@ -1249,6 +1249,36 @@ class TestReadme:
         texts = [page.read_text(encoding="utf-8") for page in readme.PAGES]
         assert sorted(match["name"] for text in texts for match in BLOCK.finditer(text)) == sorted(GENERATORS)
 
+    def test_headline_is_of_the_steady_state_if_that_was_measured(self, folder):
+        """Otherwise it is of contenders in turns."""
+        assert self.run(folder, text=self.TEXT.format("headline", "")) == 0
+        assert "measured in turns with other contenders" in (folder / "README.md").read_text(encoding="utf-8")
+        frame = gpu_frame()
+        public = frame["stage"].isin(("auto", "cublas"))
+        frame.loc[public, "steady_us"] = frame["median_us"] * frame["stage"].map({"auto": 1.25, "cublas": 2.0})
+        frame.loc[public, "steady_gflops"] = 12_340.0
+        frame.loc[public, "steady_ratio_to_cublas"] = 1.777
+        results.save(frame, ENVIRONMENT, folder / "latest")
+        assert self.run(folder) == 0
+        text = (folder / "README.md").read_text(encoding="utf-8")
+        assert "each contender alone at its steady state" in text
+        assert "| 12.3 | 12.3 | 1.777 |" in text
+        frame.loc[frame["stage"] == "cublas", "steady_us"] = math.nan
+        results.save(frame, ENVIRONMENT, folder / "latest")
+        assert self.run(folder) == 0
+        assert "measured in turns with other contenders" in (folder / "README.md").read_text(encoding="utf-8")
+
+    def test_ratios_alone(self):
+        rows = [
+            gpu_row("auto", SHAPES[0], 9.0, precision="tf32", steady_us=10.0),
+            gpu_row("cublas", SHAPES[0], 9.0, precision="tf32", steady_us=15.0),
+            gpu_row("cublas", SHAPES[0], 9.0, steady_us=40.0),
+            gpu_row("naive", SHAPES[0], 99.0),
+        ]
+        found = results.alone(results.frame_of(rows))
+        assert list(found["median_us"]) == [10.0, 15.0, 40.0]
+        assert list(found["ratio_to_same_precision"]) == [1.5, 1.0, 1.0]
+
     def test_ladder_gains(self, folder):
         assert self.run(folder, text=self.TEXT.format("ladder", "")) == 0
         lines = (folder / "README.md").read_text(encoding="utf-8").splitlines()

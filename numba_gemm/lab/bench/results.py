@@ -84,6 +84,8 @@ def load(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         raise ValueError(f"{csv} is no results file: {' '.join(str(error).split())}") from error
     for column in TEXT_EXTRAS:
         frame[column] = frame[column].fillna("") if column in frame.columns else ""
+    for column in {*NUMBER_EXTRAS}.difference(frame.columns):  # of results that are older than these
+        frame[column] = math.nan
     beside = csv.with_name(ENVIRONMENT)
     return frame, _environment(beside) if beside.is_file() else {}
 
@@ -103,6 +105,21 @@ def fastest(frame: pd.DataFrame) -> pd.DataFrame:
     timed = frame[frame["median_us"].notna()]
     best = timed.groupby(list(KEY), sort=False)["median_us"].idxmin()
     return timed.loc[best].sort_index().reset_index(drop=True)
+
+
+def alone(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows that were measured alone at their steady state, with these times, speeds and ratios.
+
+    They take the places of those of replays in turns with other contenders.
+    """
+    found = frame[frame["steady_us"].notna()].copy()
+    found["median_us"], found["gflops"] = found["steady_us"], found["steady_gflops"]
+    found["ratio_to_cublas"] = found["steady_ratio_to_cublas"]
+    keys = ["precision", *EXTENTS, "layout", "cache"]
+    baselines = found[found["stage"] == CUBLAS].drop_duplicates(keys).set_index(keys)["steady_us"]
+    theirs = baselines.reindex(pd.MultiIndex.from_frame(found[keys])).to_numpy()
+    found["ratio_to_same_precision"] = theirs / found["steady_us"]
+    return found
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:

@@ -182,7 +182,8 @@ def verify_and_time(
 
 def runs_steadily(plan: Plan, candidate: Candidate) -> bool:
     """Return True if a candidate is also measured alone at its steady state."""
-    return plan.steady == ALL or (plan.steady == PUBLIC and candidate.contender.stage in results.NOT_STAGES)
+    public = (*results.NOT_STAGES, results.GIVEN_BF16)
+    return plan.steady == ALL or (plan.steady == PUBLIC and candidate.contender.stage in public)
 
 
 def candidate_of(plan: Plan, contender: Contender) -> Candidate:

@@ -17,7 +17,9 @@ from numba_gemm.lab.bench.readme.published import (
     PRECISIONS_FOLDER,
     SPECIAL_CSV,
     ReadmeError,
-    in_turns,
+    compared,
+    how_timed,
+    is_alone,
     read_results,
     source,
     spelled,
@@ -39,7 +41,7 @@ PRECISION_SHAPES = (
 def precisions(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
     """Table of speed and error of every precision and of cuBLAS at a few sizes."""
     found, how = read_results(results / PRECISIONS_FOLDER)
-    rows = {(row["shape"], row["stage"], row["precision"]): row for row in records(fastest(found))}
+    rows = {(row["shape"], row["stage"], row["precision"]): row for row in records(fastest(compared(found)))}
     shown = [
         ("cuBLAS SGEMM", CUBLAS, "ieee"),
         *((f"`{name}`", AUTO, name) for name in dict.fromkeys(found.loc[found["stage"] == AUTO, "precision"])),
@@ -56,8 +58,8 @@ def precisions(frame: pd.DataFrame, environment: Mapping[str, Any], results: Pat
     headers = ["precision", *map(spelled, shapes), "median error", "largest"]
     table = Table("", headers, lines, left=["precision"]).markdown()
     said = (
-        f"TFLOP/s, {in_turns(how)}; in parentheses, multiples of cuBLAS SGEMM in the same run. Decomposition and every "
-        f"other pass are included. Errors over |A| @ |B|, at {spelled(shapes[-1])}:"
+        f"TFLOP/s, {how_timed(found, how)}; in parentheses, multiples of cuBLAS SGEMM in the same run. Decomposition "
+        f"and every other pass are included. Errors over |A| @ |B|, at {spelled(shapes[-1])}:"
     )
     return "\n\n".join(filter(None, [said, table, power_line(frame, found), source(how)]))
 
@@ -70,7 +72,7 @@ SLOWER = 0.98  # a smaller share of the speed in another run is reported
 def precision_summary(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
     """Sentences about the precisions' speeds at one size, the effect of the power cap, and the cost of NaN."""
     found, how = read_results(results / PRECISIONS_FOLDER)
-    timed = at_ladder_shape(found)
+    timed = at_ladder_shape(compared(found))
     if missing := [name for name in SUMMARISED if (AUTO, name) not in timed]:
         raise ReadmeError(f"{results / PRECISIONS_FOLDER} holds no {', '.join(missing)} at {LADDER_SHAPE}")
     speeds = [
@@ -78,8 +80,8 @@ def precision_summary(frame: pd.DataFrame, environment: Mapping[str, Any], resul
         for name, row in ((name, timed[AUTO, name]) for name in SUMMARISED)
     ]
     said = (
-        f"TFLOP/s and multiples of cuBLAS SGEMM at {spelled(LADDER_SHAPE)} on an {device_name(how)}, {in_turns(how)}: "
-        f"{', '.join(speeds)}."
+        f"TFLOP/s and multiples of cuBLAS SGEMM at {spelled(LADDER_SHAPE)} on an {device_name(how)}, "
+        f"{how_timed(found, how)}: {', '.join(speeds)}."
     )
     return " ".join(filter(None, [said, power_line(frame, found), special_line(results)]))
 
@@ -94,8 +96,10 @@ def at_ladder_shape(found: pd.DataFrame) -> dict[tuple[str, str], dict[str, Any]
 def power_line(frame: pd.DataFrame, found: pd.DataFrame) -> str:
     """Sentences that compare cuBLAS SGEMM beside tensor-core kernels with the run of the FP32 stages.
 
-    Empty if cuBLAS SGEMM is as fast there as here, or was not measured in both.
+    Empty if cuBLAS SGEMM is as fast there as here, or was not measured in both, or each contender was measured alone.
     """
+    if is_alone(found):
+        return ""
     cublas = [at_ladder_shape(run).get((CUBLAS, "ieee"), {}) for run in (frame, found)]
     alone, beside = (float(row.get("gflops", math.nan)) / 1000 for row in cublas)
     if not beside < SLOWER * alone:
@@ -110,7 +114,7 @@ def power_line(frame: pd.DataFrame, found: pd.DataFrame) -> str:
 def precision_targets(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
     """Table of the precisions' targets and measurements."""
     found, how = read_results(results / PRECISIONS_FOLDER)
-    timed = [row for row in records(fastest(found)) if row["stage"] == AUTO]
+    timed = [row for row in records(fastest(compared(found))) if row["stage"] == AUTO]
     lines = []
 
     def line(what: str, required: float, values: Mapping[str, float]) -> None:
@@ -142,7 +146,7 @@ def precision_targets(frame: pd.DataFrame, environment: Mapping[str, Any], resul
         line(f"`{name}` against cuBLAS {name.upper()}, cubes from 4096 on", 0.95, chosen)
     headers = ["target", "shapes", "required", "geometric mean", "least"]
     table = Table("", headers, lines, left=["target", "least"]).markdown()
-    said = [accuracy_line(results / PRECISIONS_FOLDER / ACCURACY_CSV), given_line(records(fastest(found)))]
+    said = [accuracy_line(results / PRECISIONS_FOLDER / ACCURACY_CSV), given_line(records(fastest(compared(found))))]
     return "\n\n".join([table, *filter(None, said), source(how)])
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from numba_gemm.lab.bench.cases import Shape
-from numba_gemm.lab.bench.results import FAILURES, NOT_STAGES, load, records
+from numba_gemm.lab.bench.results import AUTO, CUBLAS, FAILURES, NOT_STAGES, alone, load, records
 from numba_gemm.lab.harness.environment import GRAPHS, caption
 
 LADDER_SHAPE = Shape(4096, 4096, 4096)
@@ -38,9 +38,14 @@ Rows = dict[str, dict[str, Any]]
 
 def at(frame: pd.DataFrame, shape: Shape) -> Rows:
     """Return the FP32 rows of a shape with a warm cache, by stage in ladder order; empty without a stage of it."""
-    wanted = {"precision": "ieee", "layout": "nn", "cache": "hot", "m": shape.m, "n": shape.n, "k": shape.k}
-    rows = {row["stage"]: row for row in records(frame) if all(row[name] == value for name, value in wanted.items())}
+    rows = rows_at(frame, shape)
     return rows if ladder_stages(rows) else {}
+
+
+def rows_at(frame: pd.DataFrame, shape: Shape) -> Rows:
+    """Return the FP32 rows of a shape with a warm cache, by stage."""
+    wanted = {"precision": "ieee", "layout": "nn", "cache": "hot", "m": shape.m, "n": shape.n, "k": shape.k}
+    return {row["stage"]: row for row in records(frame) if all(row[name] == value for name, value in wanted.items())}
 
 
 def ladder_stages(rows: Rows) -> list[str]:
@@ -62,6 +67,22 @@ def in_turns(environment: Mapping[str, Any]) -> str:
     """Describe how contenders were timed beside each other."""
     replayed = environment.get("timing") == GRAPHS
     return f"{'CUDA-graph replays' if replayed else 'calls'} measured in turns with other contenders"
+
+
+def how_timed(frame: pd.DataFrame, environment: Mapping[str, Any]) -> str:
+    """Describe how the contenders of `compared` were timed."""
+    return "each contender alone at its steady state" if is_alone(frame) else in_turns(environment)
+
+
+def is_alone(frame: pd.DataFrame) -> bool:
+    """Return True if the public function and cuBLAS were measured alone wherever they were timed."""
+    public = frame[frame["stage"].isin((AUTO, CUBLAS)) & frame["median_us"].notna()]
+    return bool(len(public)) and bool(public["steady_us"].notna().all())
+
+
+def compared(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return results from which contenders are compared: those alone if there are such, else those in turns."""
+    return alone(frame) if is_alone(frame) else frame
 
 
 def source(environment: Mapping[str, Any]) -> str:

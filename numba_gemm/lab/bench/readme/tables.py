@@ -20,9 +20,12 @@ from numba_gemm.lab.bench.readme.published import (
     TARGETS_SUMMARY,
     ReadmeError,
     at,
+    compared,
+    how_timed,
     in_turns,
     ladder_stages,
     read_targets,
+    rows_at,
     source,
     spelled,
     tflops,
@@ -41,10 +44,10 @@ HEADLINE_SHAPES = (
 
 def headline(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
     """Table of the public function and cuBLAS at a few sizes, with the chosen stage and configuration."""
-    timed = fastest(frame)
+    timed = fastest(compared(frame))
     lines = []
     for shape in HEADLINE_SHAPES:
-        rows = at(timed, shape)
+        rows = rows_at(timed, shape)
         if AUTO not in rows:
             continue
         own = rows[AUTO]
@@ -62,7 +65,8 @@ def headline(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path)
         raise ReadmeError(f"the results hold none of the headline's shapes: {', '.join(map(str, HEADLINE_SHAPES))}")
     headers = ["M x N x K", "cuBLAS SGEMM", "`tiled_sgemm`", "ratio", "its choice", "error / bound"]
     table = Table("", headers, lines, left=["M x N x K", "its choice"]).markdown()
-    return f"TFLOP/s in FP32 arithmetic (TF32 off), {in_turns(environment)}:\n\n{table}\n\n{source(environment)}"
+    how = how_timed(frame, environment)
+    return f"TFLOP/s in FP32 arithmetic (TF32 off), {how}:\n\n{table}\n\n{source(environment)}"
 
 
 def ladder(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
