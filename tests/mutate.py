@@ -1,6 +1,6 @@
 """Apply the edits of `mutations.toml` to a copy of the project, one at a time, and report those that no test notices.
 
-``python tests/mutate.py`` runs all of them, which takes about ten minutes; ``--sample N --seed S`` runs N that are not
+``python tests/mutate.py`` runs all of them, which takes a few minutes; ``--sample N --seed S`` runs N that are not
 marked `slow`, and ``--only TEXT`` those whose file or test names contain a text. An edit is caught if each of its tests
 fails; before that, the same tests have to pass on the unedited copy.
 """

@@ -22,8 +22,7 @@ def length(count: int, minutes: float | None, workers: int) -> str:
     """Return a line that says how many tests there are, and how long they take if that is known."""
     if minutes is None:
         return f"{count} tests"
-    processes = "1 process" if workers == 1 else f"{workers} processes"
-    return f"{count} tests: about {max(round(minutes / workers), 1)} minutes in {processes} on idle cores"
+    return f"{count} tests: about {max(minutes / workers, 1):.0f} min on idle cores (processes: {workers})"
 
 
 def announcement(config: pytest.Config, count: int) -> str:
