@@ -20,6 +20,8 @@ from .call_chains import call_chain, calls_kernels, place_of
 from .kernel_view import KernelCuda
 from .threads import Abort, DivergentBarrier, Index, SimulatedThread, Worker
 
+WAIT_S = 0.2  # after which a wait begins anew: CPython misses a signal between its look for signals and a wait
+
 
 class Launch:
     """A launch. Threads hand over to each other directly; the caller sleeps until a block is done."""
@@ -76,7 +78,8 @@ class Launch:
         self._begin_interval()
         self._switch(self._queue.pop())
         while True:
-            self._caller.acquire()
+            while not self._caller.acquire(timeout=WAIT_S):
+                pass
             if self._request is None:
                 break
             made = None

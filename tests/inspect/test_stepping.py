@@ -492,7 +492,7 @@ def test_a_divergent_barrier_comes_out(thread):
 
 
 ENDS = """
-import signal, sys, threading, time
+import signal, sys, threading
 from numba import cuda
 from numba_gemm.inspect.stepping import step
 
@@ -506,7 +506,6 @@ def endless():
 
 def interrupt():
     begun.wait()
-    time.sleep(0.5)  # CPython misses a signal that comes between its look for signals and a wait that begins
     signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
 thread = threading.Thread(target=interrupt)

@@ -579,7 +579,7 @@ def test_only_functions_are_kernels():
 
 
 INTERRUPTED = """
-import signal, sys, threading, time
+import signal, sys, threading
 from numba import cuda
 from numba_gemm.simulator import scheduler
 
@@ -595,7 +595,6 @@ def endless(waits):
 
 def interrupt():
     begun.wait()
-    time.sleep(0.5)  # CPython misses a signal that comes between its look for signals and a wait that begins
     signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
 thread = threading.Thread(target=interrupt)
@@ -617,6 +616,10 @@ def test_an_endless_kernel_can_be_interrupted(waits):
     assert done.stderr == ""
 
 
+# Python calls functions of these when an object is freed, and then ignores what they raise.
+CALLBACKS = {"_weakrefset", "weakref", "hypothesis"}
+
+
 @pytest.mark.parametrize("ends", ["interrupted", "finished"])
 def test_an_interrupt_at_any_point_of_the_clean_up_leaves_the_simulator_usable(ends):
     """A profiler raises KeyboardInterrupt where CPython handles signals: at the start of functions and after calls."""
@@ -635,6 +638,8 @@ def test_an_interrupt_at_any_point_of_the_clean_up_leaves_the_simulator_usable(e
         def profile(self, frame, event, arg):
             # Clean-up begins when `run_block`, which the first interrupt goes through, has returned.
             self.began |= event == "return" and frame.f_code is launch.Launch.run_block.__code__
+            if frame.f_globals["__name__"].partition(".")[0] in CALLBACKS:
+                return
             if self.began and event in ("call", "c_return") and not self.raised:
                 self.seen += 1
                 if self.seen == self.point:
