@@ -330,7 +330,7 @@ def _optional(facts: Facts) -> Iterator[Finding]:
 
 def _trial(facts: Facts, before: Sequence[Finding]) -> Iterator[Finding]:
     trial = facts.trial
-    if trial is None or trial.right:
+    if trial is None or trial.correct:
         return
     if trial.failure is None:
         yield Finding(
@@ -381,6 +381,6 @@ def diagnose(facts: Facts) -> list[Finding]:
     """
     found = [finding for check in CHECKS for finding in check(facts)]
     found += _trial(facts, found)
-    if facts.trial is not None and facts.trial.right and facts.place in (GPU, SIMULATOR):
+    if facts.trial is not None and facts.trial.correct and facts.place in (GPU, SIMULATOR):
         found = [replace(finding, level=LIMIT) if finding.level == ERROR else finding for finding in found]
     return sorted(found, key=lambda finding: ORDER.index(finding.level))

@@ -57,7 +57,7 @@ class Trial:
     failure: str | None = None
 
     @property
-    def right(self) -> bool:
+    def correct(self) -> bool:
         """True if there is a result and it is correct."""
         return self.failure is None and self.error is not None and self.error <= 1.0
 

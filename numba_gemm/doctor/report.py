@@ -12,8 +12,8 @@ from numba_gemm.doctor.requirements import BINDINGS, DISTRIBUTIONS, NAMES, OPTIO
 def verdict(facts: Facts, findings: Sequence[Finding]) -> tuple[str, int]:
     """Return the last line and the exit status, which is 0 if kernels run on a GPU or on the simulator."""
     count = sum(finding.level == ERROR for finding in findings)
-    right = facts.trial is not None and facts.trial.right
-    if right and facts.trial is not None and not count:
+    correct = facts.trial is not None and facts.trial.correct
+    if correct and facts.trial is not None and not count:
         if facts.place in (GPU, SIMULATOR):
             return f"verdict: ready: kernels run on {facts.trial.where}", READY
         return (
@@ -22,7 +22,7 @@ def verdict(facts: Facts, findings: Sequence[Finding]) -> tuple[str, int]:
         )
     count = max(count, 1)
     text = f"verdict: not ready: {count} thing{'' if count == 1 else 's'} to fix"
-    if right:
+    if correct:
         text += "; until then NUMBA_ENABLE_CUDASIM=1 runs kernels on Numba's simulator"
     return text, NOT_READY
 
@@ -74,5 +74,5 @@ def trial_line(trial: Trial) -> str:
     shape = f"{PRODUCT} x {PRODUCT} x {PRODUCT} on {trial.where}"
     if trial.failure is not None:
         return f"{'product':<13}  {shape}: failed: {trial.failure}"
-    word = "right" if trial.right else "WRONG"
+    word = "correct" if trial.correct else "WRONG"
     return f"{'product':<13}  {shape}: {word}, largest error {trial.error:.2g} of the bound, {trial.seconds:.1f} s"

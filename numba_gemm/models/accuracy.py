@@ -155,7 +155,7 @@ class Comparison:
         return self.in_bounds <= 1.0
 
     def __str__(self) -> str:
-        verdict = "right" if self.ok else "WRONG"
+        verdict = "correct" if self.ok else "WRONG"
         return (
             f"{verdict}: worst element [{self.row}, {self.col}] is {self.got:.9g}, expected {self.expected:.9g}, "
             f"{self.in_bounds:.3g} of the bound"

@@ -1,7 +1,7 @@
 """Files of compiled kernels, kept on disk from one process to the next.
 
-A kernel lies in one file, named by all that shapes its code (`kernel_key.key`). So a file is right or not found; none
-is ever out of date. Files are replaced whole and checked when they are read.
+A kernel lies in one file, named by all that shapes its code (`kernel_key.key`). So a file is the one that is
+wanted, or is not found; none is ever out of date. Files are replaced whole and checked when they are read.
 
 The environment variable NUMBA_GEMM_CACHE_DIR names the directory; "off" (or "0", "no", "none", "false", or nothing, in
 upper or lower case) keeps no kernels. Unset, it is ``numba_gemm`` in XDG_CACHE_HOME or ~/.cache. NUMBA_GEMM_CACHE_SIZE

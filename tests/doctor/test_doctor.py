@@ -368,7 +368,7 @@ def test_things_to_mend_are_counted():
     assert report.verdict(facts, findings) == ("verdict: not ready: 2 things to fix", 1)
 
 
-def test_a_right_product_overrules_what_was_feared():
+def test_a_correct_product_overrules_what_was_feared():
     """A correct product overrules what is known of releases: a later numba-cuda may not call row_stack."""
     facts = replace(READY, **versions(numpy="2.5.1"))
     findings = checks.diagnose(facts)
@@ -583,7 +583,7 @@ def test_without_a_gpu():
     done = run(hidden())
     assert done.returncode == 0, done.stdout
     assert last(done).startswith("verdict: no GPU: set NUMBA_ENABLE_CUDASIM=1")
-    assert "64 x 64 x 64 on Numba's simulator: right" in done.stdout
+    assert "64 x 64 x 64 on Numba's simulator: correct" in done.stdout
 
 
 def test_on_the_simulator(tmp_path):

@@ -256,7 +256,7 @@ def run_all() -> None:
                 multiply(stage, config, cuda.to_device(a), cuda.to_device(b), c, precision)
                 error = np.abs(c.copy_to_host() - a.astype(np.float64) @ b) / (np.abs(a.astype(np.float64)) @ np.abs(b))
                 correct = error.max() <= bound(name, precision, k)
-                print(name, config.name, own, "right" if correct else "WRONG", flush=True)
+                print(name, config.name, own, "correct" if correct else "WRONG", flush=True)
 
 
 if __name__ == "__main__":

@@ -43,5 +43,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         brought = len(bundle.contents_of(place / kernel_files.IMPORTED))
         print(f"{brought} kernels more in the bundle that was imported, {place / kernel_files.IMPORTED}")
     total = sum(one.size for one in found)
-    print(f"{len(found)} kernels, {total / 1e6:.1f} MB of at most {kernel_files.size_limit() / 1e6:.0f} MB, in {place}")
+    count = f"{len(found)} kernel{'' if len(found) == 1 else 's'}"
+    print(f"{count}, {total / 1e6:.1f} MB of at most {kernel_files.size_limit() / 1e6:.0f} MB, in {place}")
     return 0
