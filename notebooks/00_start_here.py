@@ -28,6 +28,7 @@ from functools import partial
 import numpy as np
 from numba import cuda, float32
 
+from numba_gemm import launchable
 from numba_gemm.inspect import draw, step, trace
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.models import accuracy
@@ -275,6 +276,18 @@ print(accuracy.compare(without_last, *accuracy.reference(1.0, a, b), k=30))
 
 # %%
 notebook.source("naive")
+
+# %% [markdown]
+# It is launched in the same way as yours, and so is every other stage. `launchable` returns the kernel for given
+# extents, with its grid, its block, and the bytes of shared memory that the launch has to ask for:
+
+# %%
+kernel, grid, block, shared = launchable("naive", 20, 12, 30)
+print(f"grid {grid}, block {block}, {shared} bytes of shared memory")
+
+c = cuda.device_array((20, 12), np.float32)
+kernel[grid, block, 0, shared](1.0, cuda.to_device(a), cuda.to_device(b), 0.0, c)
+print(accuracy.compare(c.copy_to_host(), *accuracy.reference(1.0, a, b), k=30))
 
 # %% [markdown]
 # And this is what one of your warps reads and writes:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .gemm.plan import Plan, plan
     from .gemm.precompile import precompile
     from .kernels.ladder.cpu import cpu_sgemm
+    from .kernels.launchable import Launchable, launchable
     from .runtime.driver import GpuUnavailable
     from .runtime.kernel_files import clear_cache
     from .streaming import streamed_sgemm
@@ -26,6 +27,7 @@ __all__ = [
     "Autotuned",
     "Explanation",
     "GpuUnavailable",
+    "Launchable",
     "Occupancy",
     "Plan",
     "__version__",
@@ -34,6 +36,7 @@ __all__ = [
     "clear_cache",
     "cpu_sgemm",
     "explain",
+    "launchable",
     "occupancy",
     "plan",
     "precompile",
@@ -46,6 +49,7 @@ _HOMES = {
     "Autotuned": ".gemm.autotune",
     "Explanation": ".gemm.explain",
     "GpuUnavailable": ".runtime.driver",
+    "Launchable": ".kernels.launchable",
     "Occupancy": ".gemm.occupancy",
     "Plan": ".gemm.plan",
     "autotune": ".gemm.autotune",
@@ -53,6 +57,7 @@ _HOMES = {
     "clear_cache": ".runtime.kernel_files",
     "cpu_sgemm": ".kernels.ladder.cpu",
     "explain": ".gemm.explain",
+    "launchable": ".kernels.launchable",
     "occupancy": ".gemm.occupancy",
     "plan": ".gemm.plan",
     "precompile": ".gemm.precompile",

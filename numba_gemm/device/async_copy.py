@@ -15,12 +15,12 @@ from __future__ import annotations
 from ..simulator.switch import SIMULATOR
 
 if SIMULATOR:
-    from ..simulator.scheduler import current_thread
+    from ..simulator.scheduler import thread_state
     from .watch import Copy, address
 
     def _groups():
         """Groups of this thread's copies in flight, oldest first; the last group is still open."""
-        return current_thread().state.setdefault("async_groups", [[]])
+        return thread_state().setdefault("async_groups", [[]])
 
     def _start(tile, tile_row, tile_col, inside, matrix, row, col, count):
         to = address(tile) + int(tile_row) * tile.strides[0] + int(tile_col) * tile.strides[1]

@@ -36,7 +36,7 @@ def poisoned(shape: Any, dtype: Any, alignment: int | None) -> np.ndarray[Any, A
     return raw[start : start + size].view(dtype).reshape(shape)
 
 
-class _Shared:
+class Shared:
     """`cuda.shared`: an array belongs to a block, and to the function and the place in it that create the array."""
 
     def __init__(self, dynamic_bytes: int, see: Callable[..., Any] | None) -> None:
@@ -46,6 +46,7 @@ class _Shared:
         self.begin_block()
 
     def begin_block(self) -> None:
+        """Forget the arrays of the block before."""
         self._arrays: dict[tuple[Any, ...], np.ndarray[Any, Any]] = {}
         self._dynamic: np.ndarray[Any, Any] | None = None
 
@@ -66,6 +67,7 @@ class _Shared:
         return (code, position_of(frame)) if self._alone[code] else call_chain(frame)
 
     def array(self, shape: Any, dtype: Any, alignment: int | None = None) -> np.ndarray[Any, Any]:
+        """Return the array of the calling line; a shape of 0 is all dynamic shared memory."""
         if isinstance(shape, (int, np.integer)) and shape == 0:
             if alignment is not None and alignment > _DYNAMIC_ALIGNMENT:
                 raise ValueError(f"dynamic shared memory is aligned to {_DYNAMIC_ALIGNMENT} bytes, not {alignment}")
@@ -77,7 +79,8 @@ class _Shared:
         place = self._place(sys._getframe(1))
         array = self._arrays.get(place)
         if array is None:
-            array = self._arrays[place] = self._made(place, shape, dtype, alignment)
+            # Threads of Numba's own simulator run at the same time: the first array counts.
+            array = self._arrays.setdefault(place, self._made(place, shape, dtype, alignment))
         return array
 
 
@@ -109,7 +112,7 @@ class KernelCuda(patches.SimulatedModule):
     def __init__(self, launch: _Barriers, grid: Index, block: Index, dynamic_bytes: int, observer: Any) -> None:
         super().__init__(grid, block, dynamic_bytes)
         self._launch = launch
-        self.shared = _Shared(dynamic_bytes, getattr(observer, "shared", None))
+        self.shared = Shared(dynamic_bytes, getattr(observer, "shared", None))
         self.local = _Local()
 
     def syncthreads(self) -> None:

@@ -1,7 +1,8 @@
-"""Private interfaces of Numba's simulator that the scheduler builds on.
+"""Private interfaces of Numba's simulator that the scheduler and `numba_kernel` build on.
 
-This module uses `numba.cuda.simulator.kernelapi` (`FakeCUDAModule`, `Dim3`) and `numba.cuda.simulator.kernel`
-(`FakeCUDAKernel.fn`, `_kernel_context`). If they change, simulated launches fail.
+This module uses `numba.cuda.simulator.kernelapi` (`FakeCUDAModule`, `Dim3`), `numba.cuda.simulator.kernel`
+(`FakeCUDAKernel.fn`, `_kernel_context`, `BlockThread`, and `FakeCUDAModule`, which a launch looks up there), and the
+array in a `FakeWithinKernelCUDAArray`. If they change, simulated launches fail.
 """
 
 from __future__ import annotations
@@ -20,11 +21,15 @@ from .switch import SIMULATOR
 # Placeholders for names that exist only in the simulator. On hardware the scheduler can be imported but not run.
 SimulatedModule: Any = object
 Dim3: Any = tuple
+NumbaThread: Any = ()  # of Numba's own simulator
+NumbaKernel: Any = object
 
 if SIMULATOR:
+    from numba.cuda.simulator import kernel as numba_simulator
     from numba.cuda.simulator import kernelapi
 
     SimulatedModule, Dim3 = kernelapi.FakeCUDAModule, kernelapi.Dim3
+    NumbaThread, NumbaKernel = numba_simulator.BlockThread, numba_simulator.FakeCUDAKernel
 
 
 def as_dtype(dtype: Any) -> np.dtype[Any]:
@@ -41,6 +46,12 @@ def python_function(kernel: Any) -> Callable[..., Any]:
     if not isinstance(function, FunctionType):
         raise TypeError(f"expected a kernel made by cuda.jit or a Python function, got {kernel!r}")
     return function
+
+
+def plain_array(argument: Any) -> np.ndarray[Any, Any]:
+    """Return the NumPy array behind an array argument of a kernel on Numba's own simulator."""
+    array: np.ndarray[Any, Any] = argument._item._ary
+    return array
 
 
 # Functions of these packages never look up `cuda` in their own module on behalf of a kernel.
@@ -97,17 +108,32 @@ class SimulatedCuda:
 
     def install(self, kernel: Callable[..., Any], module: Any) -> None:
         """Replace `numba.cuda` with `module` until `restore`."""
+        if numba_simulator._kernel_context is not None:
+            raise RuntimeError("a kernel is running on Numba's own simulator, which runs one at a time")
+        self._set(numba_simulator, "_kernel_context", module)  # for user functions made by cuda.jit(device=True)
+        self._replace(kernel, module)
+
+    def install_at_launch(self, kernel: Callable[..., Any], make: Callable[..., Any]) -> None:
+        """Let the next launch of Numba's own simulator use ``make(grid, block, dynamic_bytes)`` until `restore`."""
+
+        def made(*launch: Any) -> Any:
+            module = make(*launch)
+            self._replace(kernel, module)
+            return module
+
+        self._set(numba_simulator, "FakeCUDAModule", made)
+
+    def _set(self, module: ModuleType, name: str, value: Any) -> None:
+        # Each undo is recorded before its change: a KeyboardInterrupt may arrive between any two calls.
+        self._undo.append(functools.partial(setattr, module, name, getattr(module, name)))
+        setattr(module, name, value)
+
+    def _replace(self, kernel: Callable[..., Any], module: Any) -> None:
         from numba import cuda
-        from numba.cuda.simulator import kernel as simulator
 
         namespaces, cells = _reachable(kernel)
         namespaces += [vars(m) for name, m in list(sys.modules.items()) if name.startswith("numba_gemm.device.")]
         held = [cell for cell in cells if cell.cell_contents is cuda]
-        if simulator._kernel_context is not None:
-            raise RuntimeError("a kernel is running on Numba's own simulator, which runs one at a time")
-        # Each undo is recorded before its change: a KeyboardInterrupt may arrive between any two calls.
-        self._undo.append(functools.partial(setattr, simulator, "_kernel_context", None))
-        simulator._kernel_context = module  # for user functions made by cuda.jit(device=True)
         for namespace in {id(namespace): namespace for namespace in namespaces}.values():
             # Numba's own `swapped_cuda_module` is unsuitable: it leaves the module in while a device function runs.
             names = [name for name, value in namespace.items() if value is cuda]

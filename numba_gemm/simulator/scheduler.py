@@ -33,7 +33,7 @@ from .launch import Launch
 from .switch import SIMULATOR
 from .threads import DivergentBarrier, Index, SimulatedThread, Worker
 
-__all__ = ["DivergentBarrier", "SimulatedThread", "current_thread", "pause", "pauses", "run"]
+__all__ = ["DivergentBarrier", "SimulatedThread", "current_thread", "pause", "pauses", "run", "thread_state"]
 
 MAX_BLOCK_THREADS = 1024
 
@@ -53,6 +53,15 @@ def current_thread() -> SimulatedThread:
     if _active is None or _active.current is None:
         raise RuntimeError("no simulated thread is running: simulated kernels are launched by scheduler.run")
     return _active.current
+
+
+def thread_state() -> dict[Any, Any]:
+    """Return the data that device functions keep for the running thread, here or on Numba's own simulator."""
+    thread = threading.current_thread()
+    if isinstance(thread, patches.NumbaThread):
+        state: dict[Any, Any] = vars(thread).setdefault("numba_gemm_state", {})
+        return state
+    return current_thread().state
 
 
 def pause(value: Any) -> None:

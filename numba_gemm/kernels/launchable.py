@@ -1,0 +1,109 @@
+"""Kernels of the FP32 ladder in the form in which Numba launches kernels: ``kernel[grid, block](...)``."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .ladder import STAGES, TileConfig
+from .ladder.stage import Variant, default_partition
+from .product import Layout, Product, dense
+from .stage import Partition
+
+ANY_STRIDES = (12, 8)  # bytes; no access of neighbours is possible
+
+
+class Launchable(NamedTuple):
+    """Kernel and launch configuration of a product, see `launchable`.
+
+    Attributes
+    ----------
+    kernel : callable
+        ``kernel[grid, block, 0, shared](alpha, a, b, beta, c)``.
+    grid, block : tuple of int
+        Blocks of the launch, and threads of a block.
+    shared : int
+        Bytes of dynamic shared memory.
+    """
+
+    kernel: Any
+    grid: tuple[int, ...]
+    block: tuple[int, int]
+    shared: int
+
+
+def launchable(
+    stage: str,
+    m: int,
+    n: int,
+    k: int,
+    *,
+    config: TileConfig | None = None,
+    contiguous: bool = True,
+    blocks: int | None = None,
+) -> Launchable:
+    """Return the kernel of a stage of the FP32 ladder and its launch configuration, for launches by Numba itself.
+
+    The kernel computes ``c = alpha * a @ b + beta * c``. Nothing checks the extents of the arrays at a launch.
+
+    Parameters
+    ----------
+    stage : str
+        Name of a stage of the FP32 ladder.
+    m, n, k : int
+        Extents: `a` is (m, k), `b` is (k, n), `c` is (m, n). All are positive.
+    config : TileConfig, optional
+        Tile configuration; by default, the stage's first one.
+    contiguous : bool
+        True for C-contiguous arrays that begin at a multiple of 16 bytes, as those that Numba allocates. If `n` and `k`
+        are multiples of 4, the kernel then uses 128-bit accesses. False for arrays of any strides.
+    blocks : int, optional
+        Number of blocks that share the tiles of C equally, in `stream_k` and `thin`. Tiles may then be divided along k;
+        the kernel keeps a workspace for the partial sums, and two of its launches must not run at the same time. By
+        default, one block computes each tile.
+
+    Returns
+    -------
+    Launchable
+        The kernel, its grid, its block, and its dynamic shared memory in bytes.
+
+    Raises
+    ------
+    ValueError
+        for unknown stages, extents that are not positive, and `blocks` for a stage that does not share tiles.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from numba import cuda
+    >>> from numba_gemm import launchable
+    >>> a, b = (cuda.to_device(np.ones((256, 256), np.float32)) for _ in range(2))
+    >>> c = cuda.device_array((256, 256), np.float32)
+    >>> kernel, grid, block, shared = launchable("vectorized", 256, 256, 256)
+    >>> kernel[grid, block, 0, shared](1.0, a, b, 0.0, c)
+    """
+    if stage not in STAGES:
+        raise ValueError(f"stage is {stage!r}, expected one of {', '.join(STAGES)}")
+    if min(m, n, k) < 1:
+        raise ValueError(f"extents are m = {m}, n = {n}, k = {k}, expected positive ones")
+    record = STAGES[stage]
+    config = config or record.configs[0]
+    a, b, c = (dense("N", *shape) if contiguous else Layout(*shape, *ANY_STRIDES) for shape in ((m, k), (k, n), (m, n)))
+    product = Product(a, b, c)
+    grid: tuple[int, ...] = record.grid(config, m, n)
+    division = None
+    if record.schedule is not None:
+        tiles = grid[0] * grid[1]
+        partition = Partition(tiles, tiles) if blocks is None else default_partition(config, product, blocks)
+        division = record.schedule(config, m, n, k, product.batch, partition)
+        grid = division.grid
+    elif blocks is not None:
+        raise ValueError(f"stage {stage} gives each block one tile; expected no number of blocks, got {blocks}")
+    variant = record.variant(config, product)
+    if isinstance(variant, Variant):
+        aligned = variant.a == "along4", False, variant.c_aligned
+    else:
+        aligned = variant, variant, variant
+    from . import array_kernel  # imports Numba
+
+    kernel = array_kernel.build(record.build, config, variant, aligned, contiguous, division)
+    return Launchable(kernel, grid, record.block(config), config.dynamic_shared)

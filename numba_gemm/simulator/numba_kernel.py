@@ -1,0 +1,50 @@
+"""Kernels that Numba's own simulator runs, launched by ``kernel[grid, block, stream, shared](...)``.
+
+Numba's simulator refuses shared arrays with an alignment, treats `syncwarp` as no barrier, and replaces `cuda` in the
+kernel's module alone. Its threads run at the same time, in an order that the operating system chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from . import patches
+from .kernel_view import Shared
+
+
+class _Cuda(patches.SimulatedModule):
+    """`numba.cuda` with aligned shared arrays and barriers of warps."""
+
+    shared: Any = None  # hides a property of the base class
+
+    def __init__(self, grid: Any, block: Any, dynamic_bytes: int) -> None:
+        super().__init__(grid, block, dynamic_bytes)
+        self.shared = Shared(dynamic_bytes, None)
+        self.shared.array(0, np.uint8)  # dynamic shared memory, before threads ask for it
+
+    def syncwarp(self, mask: int = 0xFFFFFFFF) -> None:
+        """Wait for all threads of the block, which must all call this: Numba's simulator has no warps."""
+        self.syncthreads()
+
+
+class NumbaKernel(patches.NumbaKernel):
+    """Kernel of Numba's own simulator, whose device functions may be in any module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        def silent(*args: Any) -> None:
+            with np.errstate(all="ignore"):  # NumPy's setting is per operating-system thread
+                function(*args)
+
+        super().__init__(silent, device=False)
+
+    def __call__(self, *args: Any) -> None:
+        """Launch the kernel as configured by ``[grid, block, stream, shared]``."""
+        replacement = patches.SimulatedCuda()
+        try:
+            replacement.install_at_launch(self.fn, _Cuda)
+            super().__call__(*args)
+        finally:
+            replacement.restore()

@@ -1,0 +1,113 @@
+"""Stages launched by Numba itself: on a GPU, on Numba's own simulator, and compiled for arrays without a GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from numba import cuda
+from support import SUPPORT
+from support.compile_stages import compiler_environment
+from support.operands import NAN, check, filled
+
+from numba_gemm import launchable
+from numba_gemm.device import store
+from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.simulator import scheduler
+
+SHARING = [name for name, stage in STAGES.items() if stage.schedule is not None]
+# Extents beyond the tiles, contiguous operands, and the number of blocks that share the tiles.
+LAUNCHES = {
+    "aligned": ((4, 0), True, None),
+    "odd": ((0, 1), True, None),
+    "any strides": ((3, 0), False, None),
+    "shared": ((0, 4), True, 3),
+    "shared, any strides": ((1, 0), False, 5),
+}
+CASES = [
+    (stage, case) for stage in STAGES for case, (*_, blocks) in LAUNCHES.items() if blocks is None or stage in SHARING
+]
+
+
+def launched(stage, config, case, k, alpha=0.5, beta=0.0):
+    """Launch a stage for one tile and a part of another one, and compare the result with float64."""
+    (rows, cols), contiguous, blocks = LAUNCHES[case]
+    m, n = config.BM + rows, config.BN + cols
+    a, b, before = filled(m, k), filled(k, n, 1), filled(m, n, 2)
+    c = np.full((m, n), NAN) if beta == 0 else before
+    if contiguous:
+        operands = [cuda.to_device(x) for x in (a, b, c)]
+    else:  # A by columns, B a part of a larger matrix, C by columns
+        larger = cuda.to_device(np.hstack([b, b]))
+        operands = [cuda.to_device(np.asfortranarray(a)), larger[:, :n], cuda.to_device(np.asfortranarray(c))]
+    kernel, grid, block, shared = launchable(stage, m, n, k, config=config, contiguous=contiguous, blocks=blocks)
+    for _ in range(2 if blocks else 1):  # the second one finds the counters of shared tiles as the first one left them
+        operands[2].copy_to_device(c if contiguous else np.asfortranarray(c))
+        kernel[grid, block, 0, shared](alpha, operands[0], operands[1], beta, operands[2])
+        check(operands[2].copy_to_host(), a, b, alpha=alpha, beta=beta, c=before)
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize(("stage", "case"), CASES)
+def test_numbas_own_simulator_runs_every_stage(stage, case, monkeypatch):
+    def refuse(*args):
+        raise AssertionError("the package's own scheduler ran")
+
+    monkeypatch.setattr(scheduler, "Launch", refuse)
+    config = STAGES[stage].test_config
+    launched(stage, config, case, k=max(20, 5 * config.BK // 2))
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("stage", ["coalesced", "vectorized", "stream_k"])
+def test_numbas_own_simulator_adds_to_c(stage):
+    launched(stage, STAGES[stage].test_config, "odd", k=9, beta=-2.0)
+
+
+@pytest.mark.simulator
+def test_a_kernel_that_raises_leaves_numba_as_it_was():
+    config = STAGES["stream_k"].test_config
+    kernel, grid, block, shared = launchable("stream_k", 32, 32, 8, config=config)
+    a, b = filled(32, 8), filled(8, 32)
+    with pytest.raises(AttributeError, match="NoneType"):
+        kernel[grid, block, 0, shared](1, a, b, 0, None)
+    assert store.cuda is cuda
+    launched("stream_k", config, "aligned", k=8)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Grid size")
+@pytest.mark.parametrize(("stage", "case"), CASES)
+def test_numba_launches_every_stage(stage, case):
+    launched(stage, STAGES[stage].configs[0], case, k=516 if case in ("aligned", "shared") else 517, beta=-2.0)
+
+
+def test_every_stage_compiles_for_arrays():
+    command = [sys.executable, str(SUPPORT / "compile_launchables.py"), *STAGES]
+    done = subprocess.run(command, env=compiler_environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [result["stage"] for result in results] == [stage for stage in STAGES for _ in range(3)]
+    for result in results:
+        if result["contiguous"] and result["layout"] == "A":  # refused: 128-bit accesses would be to other elements
+            assert "expected a C-contiguous float32 matrix; launchable(..., contiguous=False)" in result["error"]
+        else:
+            assert (result.get("error"), result["local"], result["generic"]) == (None, 0, []), result
+            vectors = STAGES[result["stage"]].vectorized and result["contiguous"] and result["stage"] != "thin"
+            assert result["vectors"] or not vectors, result
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "says"),
+    [
+        (("nope", 8, 8, 8), {}, "stage is 'nope', expected one of naive, coalesced, "),
+        (("naive", 8, 0, 8), {}, "extents are m = 8, n = 0, k = 8, expected positive ones"),
+        (("naive", 8, 8, 8), {"blocks": 2}, "expected no number of blocks, got 2"),
+    ],
+)
+def test_wrong_arguments(arguments, options, says):
+    with pytest.raises(ValueError, match=says):
+        launchable(*arguments, **options)
