@@ -23,6 +23,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,7 +34,7 @@ from .launch import Launch
 from .switch import SIMULATOR
 from .threads import DivergentBarrier, Index, SimulatedThread, Worker
 
-__all__ = ["DivergentBarrier", "SimulatedThread", "current_thread", "pause", "pauses", "run"]
+__all__ = ["DivergentBarrier", "SimulatedThread", "current_thread", "exchange", "pause", "pauses", "run"]
 
 MAX_BLOCK_THREADS = 1024
 
@@ -53,6 +54,22 @@ def current_thread() -> SimulatedThread:
     if _active is None or _active.current is None:
         raise RuntimeError("no simulated thread is running: simulated kernels are launched by scheduler.run")
     return _active.current
+
+
+def exchange(value: Any) -> list[Any]:
+    """Return the values that the lanes of the running thread's warp pass to the same call, in the order of the lanes.
+
+    For twins of instructions that a warp executes together. As on hardware, all 32 lanes must take part, and memory
+    accesses before and after the instruction are not ordered by it.
+
+    Raises
+    ------
+    RuntimeError
+        If lanes are missing: they have exited, wait elsewhere, or the block has no whole warps.
+    """
+    current_thread()
+    assert _active is not None
+    return _active.exchange(sys._getframe(1), value)
 
 
 def pause(value: Any) -> None:
