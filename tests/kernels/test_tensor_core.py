@@ -41,6 +41,7 @@ from numba_gemm.kernels.tensor_core import (
     SHORT_SUMS,
     TENSOR_PRECISIONS,
     TENSOR_STAGES,
+    DirectStage,
     TensorStage,
     TensorVariant,
     WarpgroupConfig,
@@ -66,7 +67,12 @@ PERSISTENT = TENSOR_STAGES["persistent"]
 FLOATS = st.floats(width=32, allow_nan=False)
 # 2^-11 and 2^-8 of the element are left after one part; each further part leaves as much of the rest.
 UNITS = {"tf32": 2.0**-11, "bf16": 2.0**-8, "f16": 2.0**-11}
-CONFIGS = [(stage, index) for stage in TENSOR_STAGES for index in range(len(TENSOR_STAGES[stage].configs))]
+CONFIGS = [
+    (name, index)
+    for name, stage in TENSOR_STAGES.items()
+    if not isinstance(stage, DirectStage)  # has no slots
+    for index in range(len(stage.configs))
+]
 TEACHING = [name for name, stage in TENSOR_STAGES.items() if isinstance(stage, TensorStage) and not stage.complete]
 
 
