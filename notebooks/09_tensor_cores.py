@@ -42,6 +42,7 @@ from numba_gemm.kernels.tensor_core.config import ROW_WORDS, parts_shape
 from numba_gemm.kernels.tensor_core.pipeline import group_store
 from numba_gemm.models.accuracy import TENSOR_BOUNDS, bound
 from numba_gemm.simulator import scheduler
+from numba_gemm.simulator.tensor_core import add_products
 
 # %% [markdown]
 # ## What a tensor core multiplies
@@ -257,27 +258,17 @@ table(rows, "precision", parts=".0f", products=".0f", median_error=".1e", larges
 # largely cancel. Tensor cores **cut off** what does not fit, always towards zero. Of numbers of one sign each step then
 # takes a little away, and nothing gives it back: the sum drifts.
 #
-# NVIDIA does not say how the adder is made, and the simulator has none. So here is a *model* of it, in NumPy. An
-# instruction adds the products of 8 terms of TF32 (16 of BF16) to the running sum: all are written with the exponent
-# of the largest, cut off a few bits behind the 24 of a float, added exactly, and the sum is cut to 24 bits. How many
-# bits more, `extra`, is the model's one free number. Adders of this kind were found in older tensor cores by Fasi,
-# Higham, Mikaitis and Pranesh (2021, doi:10.7717/peerj-cs.330).
-
+# NVIDIA does not document the adder, so the package has a *model* of it. One instruction adds the products of 8 terms
+# of TF32 (16 of BF16) to the running sum: all are aligned to the largest exponent, truncated a few bits behind the 24
+# of a float and added exactly, and the sum is truncated to 24 bits. How many bits more, `extra`, is the model's one
+# free number. Adders of this kind were found in older tensor cores by Fasi, Higham, Mikaitis and Pranesh (2021,
+# doi:10.7717/peerj-cs.330).
 
 # %%
-def cut(x, largest, bits):
-    """Cut numbers off, towards zero, so many bits below the leading one of the largest."""
-    unit = np.ldexp(1.0, np.frexp(largest)[1] - bits)
-    return np.trunc(x / unit) * unit
+notebook.source("simulator/tensor_core", function="add_products")
 
-
-def instruction(acc, products, extra):
-    """A model, not the hardware: sums `acc` of shape (m, n), and products of shape (m, n, terms), added and cut."""
-    terms = np.concatenate([acc[..., None], products], axis=-1)
-    largest = np.abs(terms).max(axis=-1, keepdims=True)
-    total = cut(terms, largest, 24 + extra).sum(axis=-1)
-    return cut(total, total, 24)
-
+# %%
+notebook.source("simulator/tensor_core", function="truncate")
 
 # %% [markdown]
 # Now a long sum of positive numbers in TF32, all inside: the model with 0 to 3 bits more, and what the H200 did
@@ -295,7 +286,7 @@ drift = pd.DataFrame(index=pd.Index(ks, name="k"))
 for extra in range(4):
     acc, errors = np.zeros((12, 12)), {}
     for k in range(0, ks[-1], 8):
-        acc = instruction(acc, x[:, None, k : k + 8] * y[None, :, k : k + 8], extra)
+        acc = add_products(acc, x[:, None, k : k + 8] * y[None, :, k : k + 8], extra)
         if k + 8 in ks:
             exact = wide_a[:, : k + 8] @ wide_b[:, : k + 8].T
             errors[k + 8] = np.median(np.abs(acc - exact) / exact)
@@ -318,6 +309,60 @@ figure
 # First the error falls: roundings of A and B cancel in longer sums. Then the drift takes over, and grows in proportion
 # to K. From K = 4096 on the recorded points lie by the model's line with two more bits, and by no other. That is a good
 # reason to trust the model for what follows, and no proof that the adder is built so.
+#
+# ## One warp, without a GPU
+#
+# The simulator's matrix instruction uses this model, with two more bits. So the smallest stage on tensor cores,
+# `one_warp`, runs without a GPU. One warp computes 16 x 8 elements of C. Each of its 32 lanes loads its **fragments**,
+# eight elements of A and four of B, from global memory and rounds them to BF16. Then one instruction multiplies the
+# fragments of all lanes and adds the products to four sums per lane:
+
+# %%
+notebook.source("one_warp", function="one_warp")
+
+# %% [markdown]
+# Lane 5 holds rows 1 and 9 of its sums, in columns 2 and 3. For each turn of the loop, here are two of its words, each
+# with two BF16, and its sums after the instruction:
+
+# %%
+warp_a, warp_b = np.random.default_rng(5).random((2, 16, 64)).astype(np.float32)
+warp_b, warp_c = np.ascontiguousarray(warp_b[:8].T), np.zeros((16, 8), np.float32)
+
+
+def halves(word):
+    """The two BF16 of a word."""
+    return (np.array([word], np.uint32).view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+with step("one_warp", None, None, 1.0, warp_a, warp_b, 0.0, warp_c, thread=5) as steps:
+    for s in steps:
+        if s.source == "k += K":
+            k, left, right, acc = (s.locals[name] for name in ("k", "left", "right", "acc"))
+            print(f"k = {k:2}:  A {halves(left[0])},  B {halves(right[0])},  sums {np.array(acc)}")
+
+# %% [markdown]
+# The result is that of the model to the bit. It is smaller than the exact product of the rounded operands, because
+# every instruction truncates:
+
+# %%
+rounded_a, rounded_b = (np.vectorize(narrow.bf16)(operand).astype(np.float64) for operand in (warp_a, warp_b))
+acc = np.zeros((16, 8))
+for k in range(0, 64, 16):
+    acc = add_products(acc, rounded_a[:, None, k : k + 16] * rounded_b.T[None, :, k : k + 16])
+assert np.array_equal(acc, warp_c)
+too_small = (rounded_a @ rounded_b - warp_c) / (rounded_a @ rounded_b)
+print(f"too small by {too_small.min():.1e} to {too_small.max():.1e} of an element; 2^-24 is {2.0**-24:.1e}")
+
+# %% [markdown]
+# `trace` shows the cost of loading fragments directly: a request of A touches eight rows, and uses half of each
+# sector.
+
+# %%
+traced = trace("one_warp", None, None, 1.0, warp_a, warp_b, 0.0, warp_c)
+traced.lines[["array", "op", "bits", "requests", "per_request", "efficiency"]]
+
+# %% [markdown]
+# ## Three ways to sum
 #
 # **Predict:** `bf16x6` makes six products of parts, so the sum inside is cut six times as often. At K = 4096, with all
 # of its bits in the parts, is it more accurate than cuBLAS's FP32, about the same, or less? By what factor?
@@ -345,7 +390,7 @@ def slot(acc, s, products):
     acc = np.asarray(acc, np.float64).reshape(m, n)
     for i, j in products:
         for k in range(six.slot_k * s, six.slot_k * (s + 1), 16):
-            acc = instruction(acc, a_parts[i][:, None, k : k + 16] * b_parts[j][None, :, k : k + 16], extra=2)
+            acc = add_products(acc, a_parts[i][:, None, k : k + 16] * b_parts[j][None, :, k : k + 16])
     return acc.astype(np.float32).reshape(-1, 4)
 
 
@@ -577,8 +622,8 @@ speed.invert_yaxis()
 figure
 
 # %% [markdown]
-# The first stage: all 128 threads copy a **slot**, 64 terms of k of every part, into shared memory; a barrier; then the
-# tensor cores multiply it. `descriptor` tells them where the slot lies, `wait` until they are done.
+# The first stage after `one_warp`: all 128 threads copy a **slot**, 64 terms of k of every part, into shared memory; a
+# barrier; then the tensor cores multiply it. `descriptor` tells them where the slot lies, `wait` until they are done.
 
 # %%
 notebook.source("one_warpgroup", function="one_warpgroup")
@@ -628,7 +673,7 @@ notebook.difference("fresh_sums", "persistent", context=1)
 # %%
 head = str(notebook.source("persistent", doc=True)).partition('"""\n')[0]
 print(head[head.index("Limits:") :])
-print("stages:", ", ".join(TENSOR_STAGES))
+print("all stages:", ", ".join(TENSOR_STAGES))
 
 # %% [markdown]
 # Power, and bytes on their way. Since notebook 1 nearly every step has been about moving data: coalesced, shared,

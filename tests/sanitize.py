@@ -121,7 +121,7 @@ def cases_of(stage: Any, config: Any) -> Iterator[Case]:
 
 
 def tensor_cases_of(stage: Any, precision: str) -> Iterator[Case]:
-    """Yield cases of a stage that decomposes operands: two tiles per side, three slots along k, the last ones partial.
+    """Yield cases of a stage without tensor maps: two tiles per side, three slots along k, the last ones partial.
 
     There are long sums, too, if short ones use another kernel.
     """
@@ -134,7 +134,7 @@ def tensor_cases_of(stage: Any, precision: str) -> Iterator[Case]:
         shape = (config.BM + 13, config.BN + 19, 2 * slot_k + 3)
         even = (config.BM + 16, config.BN + 32, 2 * slot_k + 4)
         of = {"stage": stage, "config": config, "precision": precision}
-        if not stage.complete:
+        if not stage.takes_epilogue:
             of["public"] = True
             yield Case(shape=shape, layouts=(ROWS, ROWS, OFF), launches=LAUNCHES, **of)
             yield Case(shape=even, layouts=(COLUMNS, COLUMNS, ROWS), **of)

@@ -7,7 +7,12 @@ columns l % 4 * 2 and the next. Of A and B, it holds what `load4` returns. `load
 bytes from shared memory. Lane l passes the address of row l % 8 of block l // 8, and gets word l % 4 of row l // 4 of
 each block.
 
-PTX ISA: "mma.sync", "ldmatrix". No simulator twin.
+The twin of `multiply` exchanges the fragments of the warp's 32 lanes and adds as `simulator.tensor_core` models it. It
+raises if a lane is missing.
+
+`bf16_word` rounds two floats to the nearest BF16 and packs them into a word, as operands of `multiply`.
+
+PTX ISA: "mma.sync", "ldmatrix", "cvt.rn.bf16x2.f32". `load4` has no simulator twin.
 """
 
 from __future__ import annotations
@@ -18,10 +23,47 @@ INSTRUCTIONS = {"tf32": "m16n8k8.row.col.f32.tf32.tf32", "bf16": "m16n8k16.row.c
 INSTRUCTIONS["f16"] = "m16n8k16.row.col.f32.f16.f16"
 
 if SIMULATOR:
+    import numpy as np
+
+    from ..simulator.scheduler import current_thread, exchange
+    from ..simulator.tensor_core import add_products
+    from .narrow import bf16
+
+    def bf16_word(low, high):
+        """Round two floats to BF16 and pack them into a word, the first in its lower half."""
+        low, high = (bf16(value).view(np.uint32) for value in (low, high))
+        return low >> np.uint32(16) | high
+
+    def _narrow(words, kind):
+        """Numbers in 32-bit words, in float64; the lower 13 bits of TF32 are ignored."""
+        words = np.array(words, np.uint32)
+        if kind == "f16":
+            return words.view(np.float16).astype(np.float64)
+        if kind == "bf16":
+            words = words.view(np.uint16).astype(np.uint32) << np.uint32(16)
+        else:
+            words = words & np.uint32(0xFFFFE000)
+        return words.view(np.float32).astype(np.float64)
 
     def multiply(kind):
-        """Raise: the simulator has no matrix instructions."""
-        raise NotImplementedError("the simulator has no matrix instructions; compile for 8.0 or later, or run on a GPU")
+        """Return the device function ``(c, a, b)``."""
+
+        def product(c, a, b):
+            fragments = exchange((a, b))
+
+            def line(operand, group, word):
+                """Row `group` of A's or B's block of eight rows, from words `word` and the next block's along k."""
+                first, second = word
+                lanes = [fragments[4 * group + i][operand] for i in range(4)]
+                return _narrow([lane[first] for lane in lanes] + [lane[second] for lane in lanes], kind)
+
+            group, member = divmod(current_thread().lane, 4)
+            rows = np.stack([line(0, group, (0, 2)), line(0, group, (1, 3))])
+            columns = np.stack([line(1, 2 * member, (0, 1)), line(1, 2 * member + 1, (0, 1))])
+            sums = np.array(c, np.float32).reshape(2, 2)
+            return tuple(add_products(sums, rows[:, None] * columns[None]).astype(np.float32).flat)
+
+        return product
 
 else:
     from llvmlite import ir
@@ -29,6 +71,15 @@ else:
     from numba.cuda.extending import intrinsic
 
     from .address import FLOAT, WORD, inline
+
+    @intrinsic
+    def bf16_word(typingctx, low, high):
+        """Round two floats to BF16 and pack them into a word, the first in its lower half."""
+
+        def codegen(context, builder, signature, args):
+            return inline(builder, WORD, args, "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f")
+
+        return types.uint32(types.float32, types.float32), codegen
 
     @intrinsic
     def load4(typingctx, address):

@@ -332,7 +332,7 @@ def step(
     Raises
     ------
     NotImplementedError
-        for a tensor core stage, whose instructions the simulator lacks.
+        for a tensor core stage other than `one_warp`, whose instructions the simulator lacks.
     RuntimeError
         outside the simulator.
     TypeError, ValueError

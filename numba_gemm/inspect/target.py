@@ -11,7 +11,9 @@ import numpy as np
 from ..gemm.occupancy import config_of, stage_of
 from ..kernels.ladder import LadderStage, TileConfig
 from ..kernels.stage import Stage
-from ..runtime.launch import Simulated, simulated
+from ..kernels.tensor_core import DirectStage
+from ..runtime.device import get_device
+from ..runtime.launch import Simulated, product_of, simulated
 from ..runtime.matrix import Matrix
 from ..simulator import patches
 from ..simulator.switch import SIMULATOR
@@ -29,7 +31,7 @@ def _matrix(name: str, array: Any) -> Matrix:
     return Matrix(array.ctypes.data, rows, cols, down, across, 0, array)
 
 
-def _of_stage(stage: LadderStage, args: Sequence[Any], config: TileConfig | str | None) -> Simulated:
+def _of_stage(stage: LadderStage | DirectStage, args: Sequence[Any], config: TileConfig | str | None) -> Simulated:
     if len(args) != 5:
         raise TypeError(f"a stage takes five arguments (alpha, a, b, beta, c), got {len(args)}")
     alpha, a, b, beta, c = args
@@ -39,7 +41,12 @@ def _of_stage(stage: LadderStage, args: Sequence[Any], config: TileConfig | str 
     if not c.size:
         raise ValueError(f"c has shape {c.shape}: no block would run")
     chosen = stage.test_config if config == TEST_CONFIG else config_of(stage, config)
-    return simulated(stage, chosen, float(alpha), x, y, float(beta), z)
+    if isinstance(stage, LadderStage):
+        return simulated(stage, chosen, float(alpha), x, y, float(beta), z)
+    gpu = get_device(0).properties.gpu
+    (launch,) = stage.launches(chosen, product_of(x, y, z), stage.precisions[0], None, gpu).steps
+    kernel = launch.kernel.build(launch.kernel.config, launch.kernel.variant)
+    return Simulated(kernel, launch.grid, launch.block[:2], (np.float32(alpha), a, b, np.float32(beta), c))
 
 
 def prepare(
@@ -55,8 +62,9 @@ def prepare(
 
     Parameters
     ----------
-    stage_or_kernel : str, LadderStage or kernel
-        The name of a stage, a `LadderStage`, a kernel made by ``cuda.jit`` in the simulator, or a Python function.
+    stage_or_kernel : str, LadderStage, DirectStage or kernel
+        The name of a stage, a stage of the FP32 ladder, `one_warp`, a kernel made by ``cuda.jit`` in the simulator, or
+        a Python function.
     grid, block : int or sequence of one to three int, or None
         Number of blocks, and of threads per block, in the order x, y, z. None takes the stage's own.
     args : sequence
@@ -72,7 +80,7 @@ def prepare(
     RuntimeError
         outside the simulator.
     NotImplementedError
-        for a tensor core stage, whose instructions the simulator lacks.
+        for a tensor core stage other than `one_warp`, whose instructions the simulator lacks.
     TypeError, ValueError
         if `stage_or_kernel` is neither a stage nor a kernel, or does not take the arguments.
     """
@@ -85,10 +93,10 @@ def prepare(
         stage_or_kernel = stage_of(stage_or_kernel)
     if isinstance(stage_or_kernel, Stage) and stage_or_kernel.test_config is None:
         raise NotImplementedError(
-            f"{stage_or_kernel.name} multiplies on tensor cores, and the simulator has no matrix instructions; take "
-            "one of the ladder's"
+            f"{stage_or_kernel.name} multiplies on tensor cores by instructions that the simulator lacks; take "
+            "'one_warp', or a stage of the FP32 ladder"
         )
-    if isinstance(stage_or_kernel, LadderStage):
+    if isinstance(stage_or_kernel, LadderStage | DirectStage):
         made = _of_stage(stage_or_kernel, args, config)
         shared = made.dynamic_shared if dynamic_shared is None else dynamic_shared
         blocks, threads = (made.grid if grid is None else grid), (made.block if block is None else block)

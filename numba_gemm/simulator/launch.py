@@ -18,8 +18,9 @@ import numpy as np
 from . import patches
 from .call_chains import call_chain, calls_kernels, place_of
 from .kernel_view import KernelCuda
-from .threads import Abort, DivergentBarrier, Index, SimulatedThread, Worker
+from .threads import WARP_SIZE, Abort, DivergentBarrier, Index, SimulatedThread, Worker
 
+ALL_LANES = (1 << WARP_SIZE) - 1
 WAIT_S = 0.2  # after which a wait begins anew: CPython misses a signal between its look for signals and a wait
 
 
@@ -165,8 +166,11 @@ class Launch:
         if self.on_end is not None:
             self.on_end(thread)
 
-    def wait(self, frame: FrameType, *, mask: int | None = None, vote: bool = False) -> int:
-        """Hold the current thread at the barrier called by `frame`; return how many threads of the block voted yes."""
+    def wait(self, frame: FrameType, *, mask: int | None = None, vote: bool = False, orders: bool = True) -> int:
+        """Hold the current thread at the barrier called by `frame`; return how many threads of the block voted yes.
+
+        A wait that does not order memory accesses (`orders`) is no barrier to the detection of races.
+        """
         thread = self.current
         if self._aborting or thread is None or thread.worker is None:
             raise Abort
@@ -179,8 +183,30 @@ class Launch:
             if self._aborting:
                 raise Abort
         thread.site = thread.frame = None
-        thread.syncs += mask is not None
+        thread.syncs += mask is not None and orders
         return self.tally
+
+    def exchange(self, frame: FrameType, value: Any) -> list[Any]:
+        """Return the values that the 32 lanes of the current thread's warp pass to the call by `frame`.
+
+        Values are kept twice, for even and odd exchanges: a lane may reach the next exchange, but not the one after it,
+        before all lanes have read this one.
+        """
+        thread = self.current
+        if thread is None:
+            raise Abort
+        thread.exchanges += 1
+        number, site = thread.exchanges, call_chain(frame)
+        thread.passed[number % 2] = (number, site, value)
+        self.wait(frame, mask=ALL_LANES, orders=False)
+        found = [other.passed[number % 2] for other in self.threads if other.warp == thread.warp]
+        here = [one for one in found if one is not None and one[:2] == (number, site)]
+        if len(here) < WARP_SIZE:
+            raise RuntimeError(
+                f"{len(here)} lanes of warp {thread.warp} execute {place_of(frame)} together; the instruction needs "
+                f"all {WARP_SIZE} lanes of a warp"
+            )
+        return [one[2] for one in here]
 
     def _switch(self, thread: SimulatedThread, *, idle: Worker | None = None) -> None:
         """Let `thread` run. The caller must sleep next; a caller that becomes idle passes itself as `idle`."""

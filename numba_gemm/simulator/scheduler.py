@@ -23,6 +23,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,7 +34,16 @@ from .launch import Launch
 from .switch import SIMULATOR
 from .threads import DivergentBarrier, Index, SimulatedThread, Worker
 
-__all__ = ["DivergentBarrier", "SimulatedThread", "current_thread", "pause", "pauses", "run", "thread_state"]
+__all__ = [
+    "DivergentBarrier",
+    "SimulatedThread",
+    "current_thread",
+    "exchange",
+    "pause",
+    "pauses",
+    "run",
+    "thread_state",
+]
 
 MAX_BLOCK_THREADS = 1024
 
@@ -62,6 +72,22 @@ def thread_state() -> dict[Any, Any]:
         state: dict[Any, Any] = vars(thread).setdefault("numba_gemm_state", {})
         return state
     return current_thread().state
+
+
+def exchange(value: Any) -> list[Any]:
+    """Return the values that the lanes of the running thread's warp pass to the same call, in the order of the lanes.
+
+    For twins of instructions that a warp executes together. As on hardware, all 32 lanes must take part, and memory
+    accesses before and after the instruction are not ordered by it.
+
+    Raises
+    ------
+    RuntimeError
+        If lanes are missing: they have exited, wait elsewhere, or the block has no whole warps.
+    """
+    current_thread()
+    assert _active is not None
+    return _active.exchange(sys._getframe(1), value)
 
 
 def pause(value: Any) -> None:

@@ -66,17 +66,21 @@ class SimulatedThread:
         Position in the block with x fastest, position in its warp, and number of its warp.
     syncs : int
         Number of barriers of its warp that it has passed.
+    exchanges, passed : int, list
+        Number of exchanges with its warp that it has reached; number, place and value of the last even and odd one.
     state : dict
         Data that device functions keep per thread, such as pending copies; initially empty.
     """
 
     __slots__ = (
         "block_index",
+        "exchanges",
         "exited",
         "frame",
         "lane",
         "linear_index",
         "mask",
+        "passed",
         "position",
         "site",
         "state",
@@ -93,6 +97,8 @@ class SimulatedThread:
         self.position = patches.Dim3(*thread_index)  # what the kernel sees
         self.state: dict[Any, Any] = {}
         self.syncs = 0
+        self.exchanges = 0
+        self.passed: list[tuple[int, Any, Any] | None] = [None, None]
         self.exited = False
         self.worker: Worker | None = None  # None until it starts
         # Where it waits: the chain of calls that led to the barrier, and the frame that called the barrier.

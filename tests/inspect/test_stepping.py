@@ -199,6 +199,25 @@ def test_warp_tiled_accumulates_a_thread_tile():
     assert not np.isnan(frags).any()
 
 
+@pytest.mark.parametrize("lane", [0, 13, 31])
+def test_one_warp_loads_fragments_and_sums_in_the_tensor_core(lane):
+    a, b, c = product(m=16, n=8, k=40)
+    turns = [s.locals for s in at(stage_steps("one_warp", a, b, c, thread=lane), "k += K")]
+    group, member = divmod(lane, 4)
+    assert [int(turn["k"]) for turn in turns] == [0, 16, 32]
+    for i, turn in enumerate(turns):
+        halves = np.array([*turn["left"], *turn["right"]], np.uint32).view(np.uint16).astype(np.uint32) << 16
+        words = halves.view(np.float32).reshape(6, 2)
+        padded_a, padded_b = (np.pad(x, padding) for x, padding in ((a, ((0, 0), (0, 8))), (b, ((0, 8), (0, 0)))))
+        first = 16 * i + 2 * member
+        for word, (row, k) in enumerate(((group, 0), (group + 8, 0), (group, 8), (group + 8, 8))):
+            np.testing.assert_array_equal(words[word], padded_a[row, first + k : first + k + 2])
+        for word, k in enumerate((0, 8)):
+            np.testing.assert_array_equal(words[4 + word], padded_b[first + k : first + k + 2, group])
+        sums = (a[:, : 16 * i + 16] @ b[: 16 * i + 16])[[group, group + 8], 2 * member : 2 * member + 2]
+        np.testing.assert_array_equal(turn["acc"], sums.flat)
+
+
 def test_locals_stay_as_they_were():
     steps = small_steps()
     kept = [s.locals["kept"] for s in steps if s.depth == 0 and "kept" in s.locals]
@@ -562,7 +581,11 @@ REFUSED = [
     ({"kernel": 7}, TypeError, "a kernel made by"),
     ({"kernel": "fastest"}, ValueError, "stage is 'fastest'; expected one of naive"),
     ({"args": ()}, TypeError, "does not take these arguments"),
-    ({"kernel": "wide_tiles"}, NotImplementedError, "wide_tiles multiplies on tensor cores, and the simulator has no"),
+    (
+        {"kernel": "wide_tiles"},
+        NotImplementedError,
+        "wide_tiles multiplies on tensor cores by instructions that the simulator lacks",
+    ),
     ({"kernel": TENSOR_STAGES["warp_mma"]}, NotImplementedError, "warp_mma multiplies on tensor cores"),
     (
         {"kernel": STAGES["naive"], "args": (1, A, B, 0, C), "config": "huge"},

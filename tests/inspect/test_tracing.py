@@ -525,6 +525,21 @@ def test_a_stage_has_no_races(name):
     assert not found.requests.empty
 
 
+@simulator
+def test_accesses_of_one_warp():
+    """Lanes of a group of four read neighbours: two sectors of A per row hold 16 terms, each read by two requests."""
+    m, n, k = 16, 8, 32
+    found = trace("one_warp", None, None, 1.0, floats(m, k), floats(k, n), 0.0, np.zeros((m, n), np.float32))
+    assert found.races == []
+    counts = {row.array: (row.op, row.requests, row.sectors) for row in found.lines.itertuples()}
+    turns = k // 16
+    assert counts == {
+        "a": ("load", 8 * turns, 8 * 8 * turns),
+        "b": ("load", 4 * turns, 4 * 4 * turns),
+        "c": ("store", 4, 32),
+    }
+
+
 PARTIAL = {("stream_k", 3), ("thin", 4)}  # barriers that order partial sums in global memory
 REMOVABLE = [
     (name, i)
@@ -769,7 +784,7 @@ def test_writes_race_with_each_other():
         ((3, 1, 1), TypeError, "expected a kernel"),
         ((copy_by, 1, 1, floats(2).astype(np.complex64), floats(2), 0, 1), TypeError, "x holds complex64"),
         ((lambda *xs: None, 1, 1, floats(2)), TypeError, "any number of arguments"),
-        (("persistent", None, None), NotImplementedError, "the simulator has no matrix instructions"),
+        (("persistent", None, None), NotImplementedError, "by instructions that the simulator lacks"),
     ],
 )
 def test_what_cannot_be_traced(arguments, error, complaint):

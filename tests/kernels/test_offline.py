@@ -19,7 +19,9 @@ from support import SUPPORT
 from support.compile_stages import compiler_environment
 
 from numba_gemm.kernels.ladder import STAGES
-from numba_gemm.kernels.ladder.stage import LadderStage, TileConfig
+from numba_gemm.kernels.ladder.stage import TileConfig
+from numba_gemm.kernels.stage import Stage
+from numba_gemm.kernels.tensor_core import TENSOR_STAGES
 
 MAIN_CC = (9, 0)
 OTHER_CCS = (((7, 5), (8, 0), (8, 6)), ((8, 9), (10, 0), (12, 0)))
@@ -45,7 +47,7 @@ Code = dict[str, Any]  # output of compile_stages.py for a case
 class Case:
     """One compilation."""
 
-    stage: LadderStage
+    stage: Stage
     config: TileConfig
     cc: tuple[int, int]
     aligned: bool
@@ -172,6 +174,20 @@ def test_every_configuration_is_what_it_claims(name):
 def test_stage_is_what_it_claims_for_every_compute_capability(name, ccs):
     stage = STAGES[name]
     check([Case(stage, stage.configs[0], cc, True) for cc in ccs if cc >= stage.min_cc])
+
+
+def test_one_warp_multiplies_by_one_instruction():
+    stage = TENSOR_STAGES["one_warp"]
+    ccs = [cc for cc in (MAIN_CC, *OTHER_CCS[0], *OTHER_CCS[1]) if cc >= stage.min_cc]
+    assert len(ccs) == 6
+    for case, code in compile_cases([Case(stage, stage.configs[0], cc, True) for cc in ccs]):
+        assert "error" not in code, f"{case}: {code['error']}"
+        for claim in (stays_in_registers, addresses_name_their_memory):
+            assert claim(case, code) is None, f"{case}: {claim.__name__}"
+        found = {name: code["opcodes"].get(name, 0) for name in ("HMMA", "F2FP", "LDG", "STG", "BAR")}
+        # Six words of two floats, and C once more: it is written with and without beta * C.
+        assert found == {"HMMA": 1, "F2FP": 6, "LDG": 12 + 4, "STG": 2 * 4, "BAR": 0}, f"{case}: {found}"
+        assert code["shared"] == 0
 
 
 # Settings of Numba that users make for their own kernels.

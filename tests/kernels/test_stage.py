@@ -15,12 +15,18 @@ from numba_gemm.kernels.ladder import STAGES as LADDER
 from numba_gemm.kernels.ladder import stage as ladder_stage
 from numba_gemm.kernels.product import VECTOR_BYTES, Batch, Product, dense
 from numba_gemm.kernels.stage import Gpu, cut
+from numba_gemm.kernels.tensor_core import direct_stage
 from numba_gemm.kernels.tensor_core import stage as tensor_stage
+from numba_gemm.kernels.tensor_core.direct_stage import DirectStage
 from numba_gemm.kernels.tensor_core.stage import TensorStage
 from numba_gemm.runtime.matrix import at_address
 
 GPU = Gpu((9, 0), 132)
-DIVIDED = [stage for stage in STAGES.values() if stage.name in LADDER or not getattr(stage, "complete", True)]
+DIVIDED = [
+    stage
+    for stage in STAGES.values()
+    if stage.name in LADDER or isinstance(stage, DirectStage) or not getattr(stage, "complete", True)
+]
 COMPLETE = [stage for stage in STAGES.values() if isinstance(stage, TensorStage) and stage.complete]
 
 
@@ -101,6 +107,7 @@ def test_pieces(stage, data):
         patch.setattr(stages, "MAX_K", max_k)
         patch.setattr(ladder_stage, "MAX_GRID_Y", most)
         patch.setattr(tensor_stage, "MAX_GRID_Y", most)
+        patch.setattr(direct_stage, "MAX_GRID_Y", most)
         pieces = [*stage.pieces(config, Product(*map(layout_of, (a, b, c))), stage.precisions[0], GPU)]
     check_pieces(pieces, a, b, c)
     for piece in pieces:

@@ -468,7 +468,7 @@ class TestContenders:
         stage = kernels.STAGES[name]
         ((chosen, precision, config),) = self.labels((name, None))
         assert chosen == name
-        assert precision == next(one for one in ("ieee", "bf16x6", "tf32") if one in stage.precisions)
+        assert precision == next(one for one in ("ieee", "bf16x6", "tf32", "bf16") if one in stage.precisions)
         assert config in [one.name for one in stage.configs]
         (contender,) = contenders.select_contenders([name], simulated=False)
         assert (contender.min_cc, contender.only_cc) == (stage.min_cc, stage.only_cc)

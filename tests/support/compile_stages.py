@@ -23,7 +23,7 @@ def compiler_environment() -> dict[str, str]:
 def outcome(job: dict[str, Any]) -> dict[str, Any]:
     """Return the compiled code of one job; the compiler's errors pass through."""
     from numba_gemm.inspect import report, sass
-    from numba_gemm.kernels.ladder import STAGES
+    from numba_gemm.kernels import STAGES
 
     stage = STAGES[job["stage"]]
     config = next(config for config in stage.configs if config.name == job["config"])

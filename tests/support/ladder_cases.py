@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from numba_gemm.kernels.ladder import STAGES, LadderStage, TileConfig
+from numba_gemm.kernels.ladder import STAGES, TileConfig
+from numba_gemm.kernels.stage import IEEE, Stage
 from numba_gemm.models.accuracy import Comparison, compare, reference
 from numba_gemm.runtime.device import synchronize
 from numba_gemm.runtime.launch import launch
@@ -144,7 +145,9 @@ class Outcome:
         return f"{self.comparison}{'' if self.guard_kept else '; WROTE OUTSIDE OF C'}"
 
 
-def run(stage: LadderStage, config: TileConfig, case: Case, seed: int = 0, swapped: bool = False) -> Outcome:
+def run(
+    stage: Stage, config: TileConfig, case: Case, seed: int = 0, swapped: bool = False, precision: str = IEEE
+) -> Outcome:
     """Run one case with fresh random operands, C holding NaN where beta is 0, and compare it with float64.
 
     If `swapped`, the kernel computes the transpose.
@@ -164,12 +167,14 @@ def run(stage: LadderStage, config: TileConfig, case: Case, seed: int = 0, swapp
     written[...] = True
     operands = [Operand.place(*pair) for pair in ((a_buffer, a), (b_buffer, b), (c_buffer, c))]
     matrices = [operand.matrix for operand in operands]
-    launch(stage, config, case.alpha, matrices[0], matrices[1], case.beta, matrices[2], swapped=swapped)
+    options = {"swapped": swapped, "precision": precision}
+    launch(stage, config, case.alpha, matrices[0], matrices[1], case.beta, matrices[2], **options)
     synchronize()
     operands[2].fetch()
     expected, scale = reference(case.alpha, a, b, case.beta, before)
     guard_kept = bool(np.all(c_buffer[~mine] == GUARD))
-    return Outcome(compare(c, expected, scale, k, alpha=case.alpha), guard_kept, all_aligned(matrices), c.copy())
+    comparison = compare(c, expected, scale, k, alpha=case.alpha, precision=precision)
+    return Outcome(comparison, guard_kept, all_aligned(matrices), c.copy())
 
 
 def all_aligned(matrices: Iterable[Matrix]) -> bool:

@@ -1,16 +1,28 @@
 """The tensor-core ladder: products of operands that are decomposed into narrow numbers.
 
-`TENSOR_PRECISIONS` are the precisions. `TENSOR_STAGES` are the stages: six in climbing order, then `tf32_tma`, whose
-operands need no decomposition, and `warp_mma` for GPUs other than those of compute capability 9.0.
+`TENSOR_PRECISIONS` are the precisions. `TENSOR_STAGES` are the stages: `one_warp`, which rounds operands as it loads
+them and runs on the simulator; six in climbing order; `tf32_tma`, whose operands need no decomposition; and `warp_mma`
+for GPUs other than those of compute capability 9.0.
 """
 
 from ..code import Code
+from ..ladder.stage import TileConfig
 from .config import TensorVariant, WarpConfig, WarpgroupConfig
+from .direct_stage import DirectStage
 from .precision import SHORT_SUMS, TENSOR_PRECISIONS, TensorPrecision
 from .stage import TensorStage
 from .tma_stage import TmaStage, boxes
 
-RECORDS: tuple[TensorStage | TmaStage, ...] = (
+ONE_INSTRUCTION = TileConfig(BM=16, BN=8, BK=16, TM=2, TN=2)
+
+RECORDS: tuple[DirectStage | TensorStage | TmaStage, ...] = (
+    DirectStage(
+        name="one_warp",
+        summary="one warp loads fragments from global memory and multiplies them on tensor cores",
+        build=Code("tensor_core.one_warp"),
+        configs=(ONE_INSTRUCTION,),
+        test_config=ONE_INSTRUCTION,
+    ),
     TensorStage(
         name="one_warpgroup",
         summary="one warpgroup copies a slot of decomposed operands, then multiplies it",
@@ -84,12 +96,13 @@ RECORDS: tuple[TensorStage | TmaStage, ...] = (
         only_cc=None,
     ),
 )
-TENSOR_STAGES: dict[str, TensorStage | TmaStage] = {stage.name: stage for stage in RECORDS}
+TENSOR_STAGES: dict[str, DirectStage | TensorStage | TmaStage] = {stage.name: stage for stage in RECORDS}
 
 __all__ = [
     "SHORT_SUMS",
     "TENSOR_PRECISIONS",
     "TENSOR_STAGES",
+    "DirectStage",
     "TensorPrecision",
     "TensorStage",
     "TensorVariant",

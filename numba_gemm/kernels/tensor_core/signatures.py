@@ -40,6 +40,12 @@ def row_maxima_signature(variant: DecomposeVariant) -> tuple[Any, ...]:
     return (matrix, words, matrix, words, _steps_type(4))
 
 
+def direct_signature(variant: TensorVariant) -> tuple[Any, ...]:
+    """Return the Numba types of the parameters (alpha, a, b, beta, c) for operands that are not decomposed."""
+    matrix = MatrixType(False)
+    return (types.float32, matrix, matrix, types.float32, matrix)
+
+
 def teaching_signature(variant: TensorVariant) -> tuple[Any, ...]:
     """Return the Numba types of the parameters (alpha, a, b, beta, c)."""
     words, matrix = MatrixType(True), MatrixType(False)

@@ -242,7 +242,7 @@ def select_contenders(
 
     In the simulator, a stage runs its test configuration, the only one that is small enough, and cuBLAS is absent. A
     tensor core stage computes in those of the precisions that it supports; if there is none, in bf16x6, or else in
-    tf32. TF32 and BF16 of cuBLAS are included if `precisions` contains them.
+    its first. TF32 and BF16 of cuBLAS are included if `precisions` contains them.
     """
     wanted = set(names)
     chosen: list[Contender] = []
