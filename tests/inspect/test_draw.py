@@ -544,6 +544,34 @@ class TestWhatAThreadDoes:
             draw.sequence({"one": [draw.Event("use", 1, needs=0)]}, self.KINDS)
 
 
+class TestMemories:
+    NEAR, FAR = draw.Memory("near", "2 KB", "one thread", 100.0, 4.0, True), draw.Memory("far", "", "all", 0.1)
+
+    def test_a_row_per_level(self):
+        figure = draw.memory_hierarchy([self.NEAR, self.FAR], 132, "one GPU")
+        boxes, bars = figure.axes
+        near, far, frame = boxes.patches
+        assert near.get_width() < far.get_width()
+        assert frame.get_y() < near.get_y() < frame.get_y() + frame.get_height() < far.get_y()
+        written = {text.get_text() for text in boxes.texts}
+        assert written >= {"near: 2 KB", "one thread", "far", "all", "in each of 132 multiprocessors"}
+        assert [bar.get_width() for bar in bars.patches] == [100.0, 0.1]
+        assert [text.get_text() for text in bars.texts] == ["100 TB/s\n4 cycles", "0.1 TB/s"]
+        assert not overflows(figure)
+
+    def test_no_frame_without_a_multiprocessor(self):
+        boxes, _ = draw.memory_hierarchy([self.FAR], 132, "one level").axes
+        assert len(boxes.patches) == 1
+
+    def test_what_cannot_be_drawn(self):
+        with pytest.raises(ValueError, match="0 levels"):
+            draw.memory_hierarchy([], 132, "none")
+        with pytest.raises(ValueError, match="1 levels: expected one or more, with positive bandwidths"):
+            draw.memory_hierarchy([self.FAR._replace(tb_s=0.0)], 132, "no bandwidth")
+        with pytest.raises(ValueError, match="the 1 levels of a multiprocessor before"):
+            draw.memory_hierarchy([self.FAR, self.NEAR], 132, "wrong order")
+
+
 class TestSchedule:
     def test_bars_are_pieces(self):
         figure = draw.schedule([(0, 0, 3, True), (1, 1, 1, False), (1, 2, 1, False)], 2, "three")

@@ -11,6 +11,7 @@ Okabe and Ito, which colour-blind readers can tell apart (https://jfly.uni-koeln
 """
 
 from .all_accesses import timeline, who_reads_what
+from .memories import Memory, memory_hierarchy
 from .one_array import reuse_map, thread_map
 from .one_request import bank_map, sector_map
 from .palette import ACCENT, CHOICE, COLOURS, CUBLAS, OTHER, OUTLINE, colour, ramp, shades
@@ -26,10 +27,12 @@ __all__ = [
     "OTHER",
     "OUTLINE",
     "Event",
+    "Memory",
     "Piece",
     "bank_map",
     "colour",
     "ladder_chart",
+    "memory_hierarchy",
     "ramp",
     "reuse_map",
     "roofline_chart",
