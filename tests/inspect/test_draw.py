@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from numba_gemm.inspect import trace
+from numba_gemm.inspect.register_tile import RegisterTile
 
 draw = pytest.importorskip("numba_gemm.inspect.draw")
 pytest.importorskip("matplotlib")
@@ -570,6 +571,33 @@ class TestMemories:
             draw.memory_hierarchy([self.FAR._replace(tb_s=0.0)], 132, "no bandwidth")
         with pytest.raises(ValueError, match="the 1 levels of a multiprocessor before"):
             draw.memory_hierarchy([self.FAR, self.NEAR], 132, "wrong order")
+
+
+class TestRegisterBanks:
+    TILE = RegisterTile([4, 5], [6, 7], [[0, 1], [2, 3]])
+
+    def test_a_cell_per_register(self):
+        figure = draw.register_banks({"one": (self.TILE, [[True, False], [False, False]])}, 2, "two banks")
+        (axes,) = figure.axes
+        assert axes.get_title() == "one: 1 of 4 FFMA wait"
+        cells = [patch for patch in axes.patches if patch.get_fill()]
+        texts = [text.get_text() for text in axes.texts if text.get_text().startswith("R")]
+        assert texts == ["R4", "R5", "R6", "R7", "R0", "R1", "R2", "R3"]
+        even, odd = ({to_hex(cell.get_facecolor()) for cell in cells[bank::2]} for bank in (0, 1))
+        assert len(even) == len(odd) == 1
+        assert even != odd
+        (outline,) = [patch for patch in axes.patches if not patch.get_fill()]
+        assert (int(outline.get_x()), int(outline.get_y())) == (0, 0)
+        assert to_hex(outline.get_edgecolor()) == draw.CHOICE.lower()
+        (legend,) = figure.legends
+        assert [text.get_text() for text in legend.get_texts()] == ["bank 0", "bank 1", "waits"]
+        assert not overflows(figure)
+
+    def test_what_cannot_be_drawn(self):
+        with pytest.raises(ValueError, match="0 tiles and 4 banks"):
+            draw.register_banks({}, 4)
+        with pytest.raises(ValueError, match="1 tiles and 5 banks: expected tiles, and 1 to 4 banks"):
+            draw.register_banks({"one": (self.TILE, [[False] * 2] * 2)}, 5)
 
 
 class TestSchedule:

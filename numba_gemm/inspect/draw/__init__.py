@@ -15,6 +15,7 @@ from .memories import Memory, memory_hierarchy
 from .one_array import reuse_map, thread_map
 from .one_request import bank_map, sector_map
 from .palette import ACCENT, CHOICE, COLOURS, CUBLAS, OTHER, OUTLINE, colour, ramp, shades
+from .registers import register_banks
 from .schedules import Event, Piece, schedule, sequence
 from .speeds import BASELINES, ladder_chart, roofline_chart, stage_styles
 
@@ -34,6 +35,7 @@ __all__ = [
     "ladder_chart",
     "memory_hierarchy",
     "ramp",
+    "register_banks",
     "reuse_map",
     "roofline_chart",
     "schedule",
