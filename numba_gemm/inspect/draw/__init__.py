@@ -1,4 +1,4 @@
-"""Plots of recorded traces and of measured speeds; docs/tracing.md shows how to call them.
+"""Plots of recorded traces, of registers and memories, and of measured speeds; docs/tracing.md shows how to call them.
 
 Each function returns a matplotlib Figure, about 700 pixels wide. ``savefig`` writes it to a file; a notebook shows it
 after ``%matplotlib inline``.
