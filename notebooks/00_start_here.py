@@ -31,9 +31,84 @@ from numba import cuda, float32
 from numba_gemm import launchable
 from numba_gemm.inspect import draw, step, trace
 from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.lab.memory.carve_out import SPLITS
 from numba_gemm.models import accuracy
+from numba_gemm.models.occupancy import REGISTERS
 
 # %% [markdown]
+# ## Why matrix multiplication
+#
+# General matrix multiplication, **GEMM**, computes `C = alpha * A @ B + beta * C` for an M x K matrix A, a K x N matrix
+# B and an M x N matrix C. Solvers of linear systems and simulations are built on it, and so are neural networks: fully
+# connected layers, convolutions and attention all consist of matrix products and a little elementwise work. The next
+# three cells compute a small layer of each kind from its definition and as a product, and compare the results.
+#
+# **A fully connected layer.** Each output is a weighted sum of all inputs. Samples are the rows of A, weights the
+# columns of B, and the bias is the C that is added:
+
+
+# %%
+generator = np.random.default_rng(0)
+
+
+def integers(*shape):
+    return generator.integers(-4, 5, shape).astype(np.float32)  # sums of integers are exact
+
+
+samples, weights, bias = integers(8, 5), integers(3, 5), integers(3)
+layer = np.zeros((8, 3), np.float32)
+for sample in range(8):
+    for unit in range(3):
+        layer[sample, unit] = sum(samples[sample] * weights[unit]) + bias[unit]
+
+assert np.array_equal(samples @ weights.T + bias, layer)
+print("M, N, K =", (8, 3, 5))
+
+# %% [markdown]
+# **A convolution.** Each output pixel is the sum of a patch of the image times a filter. Write every patch as a row of
+# A and every filter as a column of B; this rearrangement is called **im2col**. It repeats pixels: here A has four times
+# as many elements as the images. Libraries therefore often build the patches while they load a tile, and never store A.
+
+# %%
+images, filters = integers(2, 3, 6, 6), integers(4, 3, 3, 3)  # 2 images and 4 filters of 3 channels
+convolved = np.zeros((2, 4, 4, 4), np.float32)
+for row in range(4):
+    for col in range(4):
+        patch = images[:, :, row : row + 3, col : col + 3]
+        for number in range(4):
+            convolved[:, number, row, col] = (patch * filters[number]).sum(axis=(1, 2, 3))
+
+patches = np.lib.stride_tricks.sliding_window_view(images, (3, 3), axis=(2, 3))
+columns = patches.transpose(0, 2, 3, 1, 4, 5).reshape(2 * 4 * 4, 3 * 3 * 3)  # im2col: one row per output pixel
+found = columns @ filters.reshape(4, 27).T
+
+assert np.array_equal(found.reshape(2, 4, 4, 4).transpose(0, 3, 1, 2), convolved)
+print("M, N, K =", (32, 4, 27), "- elements of A per pixel:", columns.size / images.size)
+
+# %% [markdown]
+# **Attention.** Each query is compared with each key, and the values are averaged with weights that depend on the
+# results. These are two products, with a softmax of the rows between them:
+
+
+# %%
+def softmax(scores):
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+queries, keys, values = integers(6, 4), integers(7, 4), integers(7, 5)
+attention = np.zeros((6, 5), np.float32)
+for number, query in enumerate(queries):
+    shares = softmax(np.array([sum(query * key) for key in keys]) / 2)  # 2 is the square root of a key's length
+    attention[number] = sum(share * value for share, value in zip(shares, values, strict=True))
+
+np.testing.assert_allclose(softmax(queries @ keys.T / 2) @ values, attention, rtol=1e-5, atol=1e-6)
+print("M, N, K =", (6, 7, 4), "and", (6, 5, 7))
+
+# %% [markdown]
+# Real layers have thousands of rows and columns. Almost all of their arithmetic is in these products, so the speed of
+# this one operation decides the speed of many programs.
+#
 # ## One picture first
 #
 # `naive` is the simplest kernel here. A **thread** of it computes one element of C. This is one of its threads, as it
@@ -161,6 +236,26 @@ spaces = notebook.recorded("memory_lab/memory_spaces.csv")
 shown = spaces[spaces["space"].isin(["register", "shared", "global"])]
 print("recorded on an NVIDIA H200")
 shown[["space", "level", "latency_cycles", "tb_s"]].round(1).set_index(["space", "level"])
+
+# %% [markdown]
+# As a diagram, with the capacities. Each multiprocessor has its own registers and its own storage for shared memory and
+# L1; a bandwidth is that of all multiprocessors together. Bandwidths and latencies were recorded, that of the host for
+# copies from page-locked memory. Registers and L1 have the sizes of compute capability 9.0 in the CUDA C++ Programming
+# Guide, the size of L2 was reported by the driver, and that of the device memory is from NVIDIA's data sheet.
+
+# %% mystnb={"image": {"alt": "Diagram of five memories, registers to host: each level is farther and slower"}}
+gpu, at = spaces.attrs["environment"]["gpu"], spaces.set_index(["space", "level"])[["tb_s", "latency_cycles"]]
+copies = notebook.recorded("memory_lab/transfers.csv").query("part == 'copy' and memory == 'pinned'")
+on_chip, shared_sizes = SPLITS[9, 0]  # KB
+shared_by = f"threads of a block; up to {shared_sizes[-1]} KB shared"
+levels = [
+    draw.Memory("registers", f"{4 * REGISTERS // 1024} KB", "one thread", *at.loc["register", "registers"], True),
+    draw.Memory("shared memory and L1", f"{on_chip} KB", shared_by, *at.loc["shared", "shared memory"], True),
+    draw.Memory("L2 cache", f"{gpu['l2_bytes'] >> 20} MB", "all threads", *at.loc["global", "L2"]),
+    draw.Memory("device memory", "141 GB", "all threads, and copies of the host", *at.loc["global", "device memory"]),
+    draw.Memory("host memory", "", "the host; the GPU over PCI Express", copies["gb_s"].max() / 1e3),
+]
+draw.memory_hierarchy(levels, gpu["multiprocessors"], spaces.attrs["source"])
 
 # %% [markdown]
 # Now compare with what it can compute. That is counted in FLOP, floating-point operations: a multiply-add,

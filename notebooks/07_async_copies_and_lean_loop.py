@@ -38,6 +38,8 @@ from numba import cuda, float32
 
 from numba_gemm.device.async_copy import commit_group, cp_async16, wait_group
 from numba_gemm.inspect import draw, step, trace
+from numba_gemm.inspect.ffma import clocks_by_ports
+from numba_gemm.inspect.register_tile import RegisterTile, waits_on_maxwell
 from numba_gemm.inspect.target import prepare
 from numba_gemm.kernels.ladder import STAGES
 
@@ -484,6 +486,89 @@ orders = orders[(orders["stage"] == "lean_loop") & (orders["loads_by"] == "ordin
 orders[["loop_ffma", "reuse_flags", "collisions", "tflops"]].astype({"reuse_flags": int, "collisions": int})
 
 # %% [markdown]
+# ### Sixteen FFMA by hand
+#
+# The allocation of registers is easiest to follow for a thread tile of 4 x 4 and the rule of Maxwell and Pascal: four
+# banks, the register's number modulo four, and an FFMA waits if two of its sources are in one bank
+# ([S. Gray](https://github.com/NervanaSystems/maxas/wiki/SGEMM)). The tile needs 16 registers for the sums and 4 each
+# for a column of A and a row of B. Numbered in order, these are its first FFMA (destination, A, B, addend):
+
+# %%
+in_order = RegisterTile(range(16, 20), range(20, 24), [range(row, row + 4) for row in (0, 4, 8, 12)])
+for instruction in in_order.ffma()[:5]:
+    print(instruction.name, instruction.operands)
+
+# %% [markdown]
+# **Predict:** how many of the 16 wait? A load of 128 bits fills four consecutive registers, so those of A and of B stay
+# where they are; the sums can move. How many still wait after the best rearrangement of the sums?
+
+# %% mystnb={"image": {"alt": "Registers of a 4 x 4 tile by bank; 16 FFMA wait if numbered in order, 4 rearranged"}}
+rearranged = RegisterTile(in_order.a, in_order.b, [(1, 2, 5, 6), (3, 0, 7, 4), (11, 8, 15, 12), (9, 10, 13, 14)])
+tiles = {"in order": in_order, "rearranged": rearranged}
+draw.register_banks({name: (tile, waits_on_maxwell(tile)) for name, tile in tiles.items()}, 4)
+
+# %% [markdown]
+# In order, a sum is always in the bank of its B. Rearranged, each sum is in a bank of its own; on the diagonal the
+# registers of A and B still share one.
+#
+# ### Your turn: no waits
+#
+# Loads of 64 bits fill two consecutive registers, the first of them even, so A and B can be in two pairs each. Return
+# the registers of A, of B and of the rows of C, so that R0 to R23 suffice and no FFMA waits.
+
+
+# %%
+def allocate():
+    return None  # your answer: [a0, a1, a2, a3], [b0, b1, b2, b3], [[c00, c01, c02, c03], ...]
+
+
+# %%
+def waits(registers):
+    """Return the number of FFMA that wait, or what is wrong with an allocation."""
+    if registers is None:
+        return None
+    tile = RegisterTile(*registers)
+    if not set(range(24)).issuperset([*tile.a, *tile.b, *np.ravel(tile.c)]):
+        return "not in R0 to R23"
+    if any(pair[0] % 2 or pair[1] != pair[0] + 1 for side in (tile.a, tile.b) for pair in (side[:2], side[2:])):
+        return "not loaded in pairs"
+    return sum(map(sum, waits_on_maxwell(tile)))
+
+
+answered = notebook.check(waits, ((allocate(),), 0))
+
+# %% [markdown]
+# A solution:
+
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+def allocate():
+    # A in banks 0 and 1, B in banks 2 and 3; each sum in one of the two banks that its A and B leave.
+    sums = [[1, 2, 5, 6], [3, 0, 7, 4], [9, 10, 13, 14], [11, 8, 15, 12]]
+    return [16, 17, 20, 21], [18, 19, 22, 23], sums
+
+
+assert notebook.check(waits, ((allocate(),), 0))
+
+# %% [markdown]
+# **Predict:** with two banks, three sources always share one. Does the allocation still matter on Ampere and later, if
+# operands are kept and reads may be booked up to three clocks ahead? Does the order? The model is that of
+# `numba_gemm/inspect/ffma.py`, measured by others on an RTX A6000 and assumed for an H200:
+
+# %%
+rows = []
+for name, tile in (tiles | {"solution": RegisterTile(*allocate())}).items():
+    for order in ("rows", "snake"):
+        reads = tile.reads(snake=order == "snake")
+        row = {"registers": name, "order": order, "collisions": sum(one.collides for one in reads)}
+        row |= {"reads": sum(sum(one.banks) for one in reads), "clocks per FFMA": clocks_by_ports(100 * reads)}
+        rows.append(row)
+pd.DataFrame(rows).set_index(["registers", "order"]).round(2)
+
+# %% [markdown]
+# By this model the allocation hardly matters here, although the number of collisions differs: neighbouring FFMA leave
+# time for the reads. The number of reads matters, and snake order saves some.
+#
 # ## Predict, then measure
 #
 # The model counts bytes and multiply-adds, and these are the same for all three. By the model nothing can be gained

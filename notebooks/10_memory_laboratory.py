@@ -7,8 +7,8 @@
 #
 # The memory laboratory (`numba_gemm.lab.memory`) asks the GPU. Each of its experiments follows a section of the CUDA
 # C++ Best Practices Guide, predicts, measures, draws both, and has **claims**: sentences that the numbers decide. This
-# notebook runs seven of them, on the way of the data from the host's memory to a warp. Guess before each; some of the
-# rules turn out to be wrong.
+# notebook runs seven of them, on the way of the data from the host's memory to a warp, and shows what five more have
+# recorded. Guess before each; some of the rules turn out to be wrong.
 #
 # Unlike those before it this notebook runs its kernels on the GPU, if there is one, for about a minute in all. Without
 # one they run on the simulator, small: what is counted then means something, times do not.
@@ -72,7 +72,7 @@ def run(name, **parameters):
     return frame
 
 
-def picture(name, here, height=4.4):
+def picture(name, here=None, height=4.4):
     """The recorded run, and below it the one of this machine's GPU."""
     frame, source = recorded(name)
     shown = [(frame, source)]
@@ -85,7 +85,7 @@ def picture(name, here, height=4.4):
     return figure
 
 
-def claims(name, here):
+def claims(name, here=None):
     """Each sentence, and whether numbers bear it out."""
     columns = {"recorded": load(name).claims(recorded(name)[0])}
     if here is not None and not machine.SIMULATOR:
@@ -106,6 +106,12 @@ pd.DataFrame([{"experiment": name, "section": load(name).section, "lesson": load
 spaces, source = recorded("memory_spaces")
 print(source)
 spaces[["space", "level", "latency_cycles", "tb_s", "predicted_tb_s"]].round(1)
+
+# %% [markdown]
+# The guide describes the same spaces by where they are, who can access them, and for how long they exist:
+
+# %%
+spaces[["space", "location", "cached", "access", "scope", "lifetime"]].drop_duplicates().set_index("space")
 
 # %% [markdown]
 # From registers to device memory, each place is farther and gives less. A GPU's answer to the distance is to do
@@ -204,6 +210,45 @@ claims("overlap", here)
 # %% [markdown]
 # The formula holds. What breaks the overlap is what makes the host wait: pageable memory, and the default stream beside
 # ordinary ("blocking") streams.
+#
+# ## Zero copy: kernels that read host memory
+#
+# Page-locked memory can be **mapped**: it has a device pointer, and a kernel's loads fetch it over the link while other
+# warps compute. No copy is started. This experiment and the next one are shown as recorded; `numba-gemm lab zero_copy
+# unified_addressing` runs them on your GPU.
+#
+# **Predict:** a kernel reads a large array once. Is it faster to map the array or to copy it first? What if the kernel
+# makes eight passes over the array, or if the lanes of a warp read with a stride?
+
+# %%
+picture("zero_copy")
+
+# %%
+claims("zero_copy")
+
+# %% [markdown]
+# On this GPU mapping does not pay off even for one pass: it takes slightly longer than a copy followed by the kernel.
+# Every further pass crosses the link again, and so does every sector of a strided read. Map memory that a kernel reads
+# once, coalesced, when a separate copy is inconvenient; copy everything else. On a GPU that shares its memory with the
+# host, nothing crosses a link, and mapping avoids the copy altogether; that was not measured.
+#
+# ## One address range
+#
+# Host and devices share one range of addresses (unified virtual addressing), so the driver can tell from a pointer
+# where its memory is. It is also the basis of copies from one GPU to another.
+#
+# **Predict:** for which kinds of host memory is the device pointer equal to the host pointer? How much faster than
+# through the host is a direct copy between two GPUs?
+
+# %%
+picture("unified_addressing")
+
+# %%
+claims("unified_addressing")
+
+# %% [markdown]
+# Here the two pointers of registered memory are equal, although the guide says that they differ: query the device
+# attribute instead of assuming either. Between GPUs with NVLink, enable peer access before copying.
 #
 # ## Coalescing, with a stride
 #
@@ -370,6 +415,63 @@ claims("bank_conflicts", here)
 # Of all rules this is the most exact: dashed and solid lines lie on each other. That is why `trace` can count
 # wavefronts without a GPU. Where the rule surprises, it is in your favour: neighbours that share a wide word join their
 # passes.
+#
+# ## Two products in shared memory
+#
+# The guide explains shared memory with `C = A @ B`, where A has 32 columns and B 32 rows. A block of 32 x 32 threads
+# computes a tile of C, with neither tile of A and B in shared memory (`simple`), with that of A (`shared_a`), or with
+# both (`shared_ab`). This experiment and the next two are shown as recorded; `numba-gemm lab narrow_product
+# product_with_transpose carve_out` runs them on your GPU, and the first two also on the simulator.
+
+# %%
+notebook.source("lab/memory/narrow_product", function="shared_ab")
+
+# %% [markdown]
+# **Predict:** on a V100 the guide measured 119.9, 144.4 and 195.5 GB/s for the three. Is the order the same on an H200?
+
+# %%
+picture("narrow_product")
+
+# %%
+claims("narrow_product")
+
+# %% [markdown]
+# The tile of A alone does not help here: L1 already serves many of the repeated reads, and shared memory takes as many
+# passes as hits in L1. Both tiles together are the fastest, because shared memory cannot miss.
+#
+# In `C = A @ A.T` neighbouring threads need rows of A that are 128 bytes apart. `strided` reads them directly;
+# `coalesced` reads along rows and transposes in shared memory; `padded` does the same in a tile with rows of 33 floats.
+#
+# **Predict:** which step gains more, coalescing or padding?
+
+# %%
+picture("product_with_transpose")
+
+# %%
+claims("product_with_transpose")
+
+# %% [markdown]
+# Make global reads coalesced first, then remove bank conflicts. The number of passes through L1 and shared memory
+# predicts the order of the three kernels, and their speeds approximately.
+#
+# ## Shared memory or L1
+#
+# A multiprocessor's shared memory and its L1 cache are parts of one storage. The **carve-out** is the share that a
+# kernel prefers for shared memory.
+#
+# **Predict:** a block reads a tile again and again from global memory. At which carve-out does it slow down? Which
+# stages of the ladder slow down with little shared memory, and which with little L1?
+
+# %%
+picture("carve_out", height=6)
+
+# %%
+claims("carve_out")
+
+# %% [markdown]
+# A tile that is read again has to fit the L1 that is left, and a kernel with shared tiles needs room for several
+# blocks. A plain copy uses neither and does not change. No kernel here is noticeably slower without a preference than
+# with the best one, so leave the choice to the driver unless a measurement says otherwise.
 #
 # ## Barriers
 #

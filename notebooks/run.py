@@ -32,7 +32,7 @@ except ModuleNotFoundError as missing:
 
 HERE = Path(__file__).parent
 SECONDS = 1200  # that a cell may take, at real sizes on a GPU
-KEPT = {"jupyter", "tags"}  # of a cell's metadata
+KEPT = {"jupyter", "mystnb", "tags"}  # of a cell's metadata
 VOLATILE = {"execution", "language_info", "widgets"}
 
 

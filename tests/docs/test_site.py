@@ -139,6 +139,8 @@ def test_site(tmp_path):
         == []
     )
     assert missing(page, "ZeroDivisionError") == ["ZeroDivisionError"]
+    start = (site / "notebooks" / "00_start_here.html").read_text(encoding="utf-8")
+    assert missing(start, 'alt="Diagram of five memories') == []
     tutorial = (site / "tutorial.html").read_text(encoding="utf-8")
     assert missing(tutorial, *(f'href="notebooks/{path.stem}.html' for path in notebooks.glob("*.ipynb"))) == []
     assert broken_links(site) == []

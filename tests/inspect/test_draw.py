@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from numba_gemm.inspect import trace
+from numba_gemm.inspect.register_tile import RegisterTile
 
 draw = pytest.importorskip("numba_gemm.inspect.draw")
 pytest.importorskip("matplotlib")
@@ -542,6 +543,61 @@ class TestWhatAThreadDoes:
             draw.sequence({"one": [draw.Event("store", 1)]}, self.KINDS)
         with pytest.raises(ValueError, match="event 0 of one needs event 0, which is not before it"):
             draw.sequence({"one": [draw.Event("use", 1, needs=0)]}, self.KINDS)
+
+
+class TestMemories:
+    NEAR, FAR = draw.Memory("near", "2 KB", "one thread", 100.0, 4.0, True), draw.Memory("far", "", "all", 0.1)
+
+    def test_a_row_per_level(self):
+        figure = draw.memory_hierarchy([self.NEAR, self.FAR], 132, "one GPU")
+        boxes, bars = figure.axes
+        near, far, frame = boxes.patches
+        assert near.get_width() < far.get_width()
+        assert frame.get_y() < near.get_y() < frame.get_y() + frame.get_height() < far.get_y()
+        written = {text.get_text() for text in boxes.texts}
+        assert written >= {"near: 2 KB", "one thread", "far", "all", "in each of 132 multiprocessors"}
+        assert [bar.get_width() for bar in bars.patches] == [100.0, 0.1]
+        assert [text.get_text() for text in bars.texts] == ["100 TB/s\n4 cycles", "0.1 TB/s"]
+        assert not overflows(figure)
+
+    def test_no_frame_without_a_multiprocessor(self):
+        boxes, _ = draw.memory_hierarchy([self.FAR], 132, "one level").axes
+        assert len(boxes.patches) == 1
+
+    def test_what_cannot_be_drawn(self):
+        with pytest.raises(ValueError, match="0 levels"):
+            draw.memory_hierarchy([], 132, "none")
+        with pytest.raises(ValueError, match="1 levels: expected one or more, with positive bandwidths"):
+            draw.memory_hierarchy([self.FAR._replace(tb_s=0.0)], 132, "no bandwidth")
+        with pytest.raises(ValueError, match="the 1 levels of a multiprocessor before"):
+            draw.memory_hierarchy([self.FAR, self.NEAR], 132, "wrong order")
+
+
+class TestRegisterBanks:
+    TILE = RegisterTile([4, 5], [6, 7], [[0, 1], [2, 3]])
+
+    def test_a_cell_per_register(self):
+        figure = draw.register_banks({"one": (self.TILE, [[True, False], [False, False]])}, 2, "two banks")
+        (axes,) = figure.axes
+        assert axes.get_title() == "one: 1 of 4 FFMA wait"
+        cells = [patch for patch in axes.patches if patch.get_fill()]
+        texts = [text.get_text() for text in axes.texts if text.get_text().startswith("R")]
+        assert texts == ["R4", "R5", "R6", "R7", "R0", "R1", "R2", "R3"]
+        even, odd = ({to_hex(cell.get_facecolor()) for cell in cells[bank::2]} for bank in (0, 1))
+        assert len(even) == len(odd) == 1
+        assert even != odd
+        (outline,) = [patch for patch in axes.patches if not patch.get_fill()]
+        assert (int(outline.get_x()), int(outline.get_y())) == (0, 0)
+        assert to_hex(outline.get_edgecolor()) == draw.CHOICE.lower()
+        (legend,) = figure.legends
+        assert [text.get_text() for text in legend.get_texts()] == ["bank 0", "bank 1", "waits"]
+        assert not overflows(figure)
+
+    def test_what_cannot_be_drawn(self):
+        with pytest.raises(ValueError, match="0 tiles and 4 banks"):
+            draw.register_banks({}, 4)
+        with pytest.raises(ValueError, match="1 tiles and 5 banks: expected tiles, and 1 to 4 banks"):
+            draw.register_banks({"one": (self.TILE, [[False] * 2] * 2)}, 5)
 
 
 class TestSchedule:

@@ -14,6 +14,7 @@ from support.ladder_cases import Case, run
 
 from numba_gemm.device.outer_product import ORDERS, outer_product
 from numba_gemm.inspect import ffma, sass
+from numba_gemm.inspect.register_tile import RegisterTile, waits_on_maxwell
 from numba_gemm.kernels.ladder import STAGES, TileConfig
 from numba_gemm.kernels.ladder.stage import DEFAULT_ORDER
 from numba_gemm.simulator.switch import SIMULATOR
@@ -223,6 +224,36 @@ def test_collisions_depend_on_the_architecture():
     two, three, none = ffma.ffma_reads(ffmas("R9, R0, R1, R2", "R9, R1, R3, R5", "R9, R2, R1, RZ"))
     assert [one.collides for one in (two, three, none)] == [True, True, False]
     assert [one.collides_on_volta for one in (two, three, none)] == [False, True, False]
+
+
+SMALL = RegisterTile([4, 5], [6, 7], [[0, 1], [2, 3]])
+
+
+def test_the_registers_of_a_tile_become_ffmas():
+    assert [one.operands for one in SMALL.ffma()] == [
+        "R0, R4, R6, R0",
+        "R1, R4, R7, R1",
+        "R2, R5, R6, R2",
+        "R3, R5, R7, R3",
+    ]
+    snake = ["R0, R4.reuse, R6, R0", "R1, R4, R7.reuse, R1", "R3, R5.reuse, R7, R3", "R2, R5, R6, R2"]
+    assert [one.operands for one in SMALL.ffma(snake=True, reuse=True)] == snake
+    assert [one.banks for one in SMALL.reads(snake=True)] == [(3, 0), (0, 2), (0, 2), (2, 0)]
+
+
+def test_ffmas_of_a_tile_that_wait_on_maxwell():
+    assert waits_on_maxwell(SMALL) == [[True, False], [True, True]]  # R0 and R4; R2 and R6; R3 and R7
+    in_order = RegisterTile(range(16, 20), range(20, 24), [range(row, row + 4) for row in (0, 4, 8, 12)])
+    assert waits_on_maxwell(in_order) == [[True] * 4] * 4
+    sums = [[1, 2, 5, 6], [3, 0, 7, 4], [9, 10, 13, 14], [11, 8, 15, 12]]
+    assert waits_on_maxwell(RegisterTile([16, 17, 20, 21], [18, 19, 22, 23], sums)) == [[False] * 4] * 4
+
+
+def test_wrong_registers_of_a_tile():
+    with pytest.raises(ValueError, match=r"c has rows of \[1, 1\]: expected 2 of 2"):
+        RegisterTile([4, 5], [6, 7], [[0], [1]])
+    with pytest.raises(ValueError, match="used more than once: R4, R6"):
+        RegisterTile([4, 6], [6, 7], [[0, 1], [2, 4]])
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from numba.core.errors import NumbaPerformanceWarning
 
 from numba_gemm.lab.memory import carve_out, l2_persistence, unified_addressing, zero_copy
+from numba_gemm.lab.notebook import recorded
 from numba_gemm.models.occupancy import occupancy
 
 MIB = 1 << 20
@@ -122,6 +123,18 @@ def l2_frame(**slower):
 )
 def test_claims_of_persistence_can_fail(wrong):
     assert all(l2_persistence.claims(l2_frame(**wrong)).values()) == (not wrong)
+
+
+def test_thrashing_is_recorded_as_described():
+    """The numbers of the paragraph "Thrashing"."""
+    times = recorded("memory_lab/l2_persistence.csv").pivot(index=["way", "region_mib"], columns="window", values="ms")
+    for way in l2_persistence.WAYS:
+        whole, none = times.loc[way, "whole"], times.loc[way, "none"]
+        assert 1.225 < whole[35] / whole[30] < 1.255
+        gains = 1 - (whole / none).loc[35:60]
+        assert len(gains) == 6
+        assert 0.095 < gains.min() < gains.max() < 0.115
+        assert gains.max() < (1 - whole[30] / none[30]) / 2
 
 
 def persisting_limit():

@@ -1,4 +1,4 @@
-"""Plots of recorded traces and of measured speeds; docs/tracing.md shows how to call them.
+"""Plots of recorded traces, of registers and memories, and of measured speeds; docs/tracing.md shows how to call them.
 
 Each function returns a matplotlib Figure, about 700 pixels wide. ``savefig`` writes it to a file; a notebook shows it
 after ``%matplotlib inline``.
@@ -11,9 +11,11 @@ Okabe and Ito, which colour-blind readers can tell apart (https://jfly.uni-koeln
 """
 
 from .all_accesses import timeline, who_reads_what
+from .memories import Memory, memory_hierarchy
 from .one_array import reuse_map, thread_map
 from .one_request import bank_map, sector_map
 from .palette import ACCENT, CHOICE, COLOURS, CUBLAS, OTHER, OUTLINE, colour, ramp, shades
+from .registers import register_banks
 from .schedules import Event, Piece, schedule, sequence
 from .speeds import BASELINES, ladder_chart, roofline_chart, stage_styles
 
@@ -26,11 +28,14 @@ __all__ = [
     "OTHER",
     "OUTLINE",
     "Event",
+    "Memory",
     "Piece",
     "bank_map",
     "colour",
     "ladder_chart",
+    "memory_hierarchy",
     "ramp",
+    "register_banks",
     "reuse_map",
     "roofline_chart",
     "schedule",
