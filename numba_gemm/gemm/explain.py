@@ -211,7 +211,7 @@ def explain_shape(
     ordinal, gpu = _gpu(cc)
     if stage != "auto":
         heuristics.resolve(stage, gpu.cc)
-    check_precision(precision, gpu.cc)
+    check_precision(precision, gpu.cc, stage)
     arithmetic = resolved(precision, m, n, k, gpu.cc)
     check_terms(arithmetic, k)
     x, y, z = (_dense(name, shape, order) for (name, shape), order in zip(shapes.items(), (*layout, "N")))
@@ -329,7 +329,9 @@ def _sequences(gpu: DeviceProperties, partition: Partitions, choice: Choice, pro
 def _accesses(stage: Stage, config: Any, product: Product) -> tuple[str, str, bool]:
     """Return how A and B are loaded, and whether C is written in vectors."""
     if not isinstance(stage, LadderStage):
-        word = "decomposed" if isinstance(stage, TensorStage) else "tensor map"
+        word = (
+            "decomposed" if isinstance(stage, TensorStage) else "tensor map" if isinstance(stage, TmaStage) else "any"
+        )
         return word, word, False
     variant = stage.variant(config, product)
     if isinstance(variant, Variant):

@@ -17,6 +17,7 @@ from ..kernels.product import ONE, Product
 from ..kernels.stage import IEEE, Gpu, Partition, Stage
 from ..kernels.step import Kernel
 from ..kernels.tensor_core import TENSOR_STAGES
+from ..kernels.tensor_core.stage import TensorStage
 from ..kernels.tensor_core.tma_stage import TmaStage, tma_operands
 from ..runtime.device import DeviceProperties
 from . import tensor_heuristics
@@ -328,7 +329,8 @@ def named(name: str, wanted: Problem) -> Choice:
         )
     if wanted.tma and not isinstance(stage, TmaStage):
         wanted = wanted._replace(tma="")  # it decomposes the operands
-    found = ranked(wanted, stage) if stage.takes_partition or wanted.precision != IEEE else []
+    compared = stage.takes_partition or isinstance(stage, TensorStage | TmaStage)
+    found = ranked(wanted, stage) if compared else []
     if not found:
         return Choice(stage, stage.configs[0], reason=f"stage {name} was asked for", precision=wanted.precision)
     return found[0]._replace(reason=f"stage {name} was asked for; {_reason(found[0], wanted, len(found))}")

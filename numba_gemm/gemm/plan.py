@@ -169,7 +169,7 @@ class Plan:
         self.m, self.n, self.k, self.batch, self.device, self.layout = m, n, k, batch, device, layout
         owner = devices.get_device(device)
         gpu = owner.properties
-        check_precision(precision, gpu.cc)
+        check_precision(precision, gpu.cc, stage)
         self.precision = resolved(precision, m, n, k, gpu.cc)
         request.check_takes_epilogue(stage, self.precision, gpu.cc, epilogue)
         self._epilogue, self._asked = epilogue, stage

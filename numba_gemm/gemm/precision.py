@@ -6,6 +6,7 @@ from typing import Any
 
 from ..kernels.stage import IEEE
 from ..kernels.tensor_core import TENSOR_PRECISIONS, TENSOR_STAGES
+from ..kernels.tensor_core.direct_stage import DirectStage
 from ..kernels.tensor_core.stage import LONG_SUM, TensorStage
 from ..simulator.switch import SIMULATOR
 
@@ -34,8 +35,11 @@ def tensor_stage(cc: tuple[int, int]) -> TensorStage | None:
     return None
 
 
-def runnable(cc: tuple[int, int]) -> tuple[str, ...]:
-    """Return the precisions that a GPU of this compute capability can compute in."""
+def runnable(cc: tuple[int, int], stage: str = "auto") -> tuple[str, ...]:
+    """Return the precisions that a GPU of this compute capability, or in the simulator a stage, can compute in."""
+    direct = TENSOR_STAGES.get(stage)
+    if SIMULATOR and isinstance(direct, DirectStage):
+        return direct.precisions
     return (IEEE,) if tensor_stage(cc) is None else PRECISIONS
 
 
@@ -56,15 +60,18 @@ def auto_reason(m: int, n: int, k: int, cc: tuple[int, int]) -> tuple[str, str]:
     return AUTO_PRECISION, f"its error and range are no worse than those of {IEEE}, and it is faster for such extents"
 
 
-def check_precision(precision: Any, cc: tuple[int, int] | None = None) -> None:
-    """Raise TypeError or ValueError unless this is a precision, and one for this compute capability if given."""
+def check_precision(precision: Any, cc: tuple[int, int] | None = None, stage: str = "auto") -> None:
+    """Raise TypeError or ValueError unless this is a precision, and one for this compute capability if given.
+
+    In the simulator, which has one matrix instruction, the stage decides, too.
+    """
     if not isinstance(precision, str):
         raise TypeError(
             f"precision is a {type(precision).__qualname__}; expected a str; pass one of {', '.join(KNOWN)}"
         )
     if precision not in KNOWN:
         raise ValueError(f"precision is {precision!r}; expected one of {', '.join(KNOWN)}; pass one of these")
-    if cc is not None and precision != FP32_AUTO and precision not in (able := runnable(cc)):
+    if cc is not None and precision != FP32_AUTO and precision not in (able := runnable(cc, stage)):
         where = (
             "the simulator, which has no matrix instructions" if SIMULATOR else f"compute capability {cc[0]}.{cc[1]}"
         )

@@ -197,7 +197,7 @@ def checked(
     cc = devices.device_properties(device).cc
     if stage != "auto":
         heuristics.resolve(stage, cc)
-    check_precision(precision, cc)
+    check_precision(precision, cc, stage)
     precision = resolved(precision, m, n, k, cc)
     check_takes_epilogue(stage, precision, cc, epilogue)
     check_terms(precision, k)

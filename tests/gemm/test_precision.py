@@ -47,11 +47,17 @@ def test_smallest_k_of_fp32_auto(monkeypatch):
 
 
 @simulated
-def test_the_simulator_runs_float32_alone():
+def test_the_simulator_runs_float32_and_one_stage_of_tensor_cores():
     a = np.ones((4, 5), np.float32)
+    for product in (numba_gemm.tiled_sgemm, numba_gemm.plan(4, 4, 5, precision="bf16", stage="one_warp")):
+        options = {} if isinstance(product, numba_gemm.Plan) else {"precision": "bf16", "stage": "one_warp"}
+        assert (product(a, a.T, **options) == 5).all()
+    told = numba_gemm.explain(a, a.T, precision="bf16", stage="one_warp")
+    assert (told.stage, told.launches, told.a_access) == ("one_warp", 1, "any")
+    assert "decomposed" not in str(told)
     for precision, stages in {name: ["auto"] for name in TENSOR_PRECISIONS}.items():
         stages += [stage.name for stage in TENSOR_STAGES.values() if precision in stage.precisions]
-        for stage in stages:
+        for stage in set(stages).difference({"one_warp"}):
             with pytest.raises(ValueError, match="this is the simulator, which has no matrix instructions"):
                 numba_gemm.tiled_sgemm(a, a.T, precision=precision, stage=stage)
             with pytest.raises(ValueError, match="this is the simulator, which has no matrix instructions"):
