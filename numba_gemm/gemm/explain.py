@@ -13,7 +13,7 @@ from .. import arrays
 from ..arrays import ITEM, ArrayKind, Copies, Operand
 from ..device.units import ceil_div
 from ..kernels.ladder.stage import LadderStage, Variant, default_partition
-from ..kernels.product import Product
+from ..kernels.product import LAYOUTS, Product
 from ..kernels.stage import Partition, Stage
 from ..kernels.step import Launches, Slot
 from ..kernels.tensor_core.stage import TensorStage, precision_for
@@ -26,7 +26,6 @@ from ..runtime.launch import product_of
 from . import batches, heuristics
 from .heuristics import Choice
 from .occupancy import occupancy
-from .plan import LAYOUTS
 from .precision import FP32_AUTO, IEEE, auto_reason, check_precision, resolved
 from .precompile import model_of
 from .request import batch_dimensions, check_names, check_size, check_terms, checked, chosen
@@ -329,9 +328,8 @@ def _sequences(gpu: DeviceProperties, partition: Partitions, choice: Choice, pro
 def _accesses(stage: Stage, config: Any, product: Product) -> tuple[str, str, bool]:
     """Return how A and B are loaded, and whether C is written in vectors."""
     if not isinstance(stage, LadderStage):
-        word = (
-            "decomposed" if isinstance(stage, TensorStage) else "tensor map" if isinstance(stage, TmaStage) else "any"
-        )
+        read = "tensor map" if isinstance(stage, TmaStage) else "any"
+        word = "decomposed" if isinstance(stage, TensorStage) else read
         return word, word, False
     variant = stage.variant(config, product)
     if isinstance(variant, Variant):
@@ -353,9 +351,9 @@ def _block_tile(choice: Choice, product: Product) -> tuple[int, int]:
 
 def _terms(choice: Choice, k: int) -> int:
     """Return the terms of the sums that a block takes at a time."""
-    if isinstance(choice.stage, LadderStage):
-        return int(choice.config.BK)
-    return precision_for(choice.precision, k).slot_k
+    if isinstance(choice.stage, TensorStage | TmaStage):
+        return precision_for(choice.precision, k).slot_k
+    return int(choice.config.BK)
 
 
 def _schedule_words(choice: Choice, launches: Launches) -> dict[str, int]:

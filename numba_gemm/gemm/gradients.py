@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 from ..kernels.product import ONE, Product, dense
 from ..kernels.stage import Stage
+from ..kernels.step import Kernel
 from ..runtime import kernel_cache
 from ..runtime.device import Device
 from . import heuristics
@@ -26,16 +28,18 @@ def gradients(product: Product) -> tuple[Product, Product]:
     return of_a, Product(a.transposed, c, dense("N", b.rows, b.cols))
 
 
-def compile_ahead(device: Device, stage: Stage, product: Product, precision: str) -> None:
-    """Start to compile the kernels of a product's gradients; see `runtime.ahead`.
+def compile_ahead(
+    device: Device, stage: Stage, product: Product, precision: str, kernels: Sequence[Kernel] = ()
+) -> None:
+    """Start to compile the kernels of a product's gradients, but for the product's own; see `runtime.ahead`.
 
-    Only if PyTorch has been imported, and the stage is the one that is chosen for such products.
+    Nothing is done unless PyTorch has been imported and the stage is the one that is chosen for such products.
     """
     if "torch" not in sys.modules or product.batch != ONE or product.epilogue is not None:
         return
-    gpu, kernels = device.properties, []
+    gpu, needed = device.properties, []
     for one in gradients(product):
         choice = chosen("auto", device.ordinal, heuristics.problem(one, gpu, precision))
         if choice.stage is stage:
-            kernels += choice.kernels(one, gpu.gpu)
-    kernel_cache.compile_ahead([(kernel, gpu.cc) for kernel in dict.fromkeys(kernels)])
+            needed += choice.kernels(one, gpu.gpu)
+    kernel_cache.compile_ahead([(kernel, gpu.cc) for kernel in dict.fromkeys(needed) if kernel not in kernels])

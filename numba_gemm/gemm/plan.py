@@ -12,7 +12,7 @@ from typing import Any
 from .. import arrays
 from ..arrays import ITEM
 from ..device.units import ceil_div
-from ..kernels.product import Batch, Product, dense
+from ..kernels.product import LAYOUTS, Batch, Product, dense
 from ..kernels.step import Launches
 from ..kernels.tensor_core.tma_stage import TmaStage, tma_operands
 from ..runtime import device as devices
@@ -27,7 +27,6 @@ from .heuristics import Choice
 from .launch_choice import decomposed
 from .precision import IEEE, check_precision, resolved
 
-LAYOUTS = ("NN", "NT", "TN", "TT")
 NO_VECTORS: tuple[Any, ...] = ()  # the one empty tuple that CPython has
 
 

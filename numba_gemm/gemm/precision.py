@@ -35,6 +35,9 @@ def tensor_stage(cc: tuple[int, int]) -> TensorStage | None:
     return None
 
 
+DIRECT = tuple(stage for stage in TENSOR_STAGES.values() if isinstance(stage, DirectStage))
+
+
 def runnable(cc: tuple[int, int], stage: str = "auto") -> tuple[str, ...]:
     """Return the precisions that a GPU of this compute capability, or in the simulator a stage, can compute in."""
     direct = TENSOR_STAGES.get(stage)
@@ -73,8 +76,12 @@ def check_precision(precision: Any, cc: tuple[int, int] | None = None, stage: st
         raise ValueError(f"precision is {precision!r}; expected one of {', '.join(KNOWN)}; pass one of these")
     if cc is not None and precision != FP32_AUTO and precision not in (able := runnable(cc, stage)):
         where = (
-            "the simulator, which has no matrix instructions" if SIMULATOR else f"compute capability {cc[0]}.{cc[1]}"
+            "the simulator, which has no matrix instructions for it"
+            if SIMULATOR
+            else f"compute capability {cc[0]}.{cc[1]}"
         )
+        direct = [f"{one.name!r} for {', '.join(one.precisions)}" for one in DIRECT if SIMULATOR]
+        advice = f"one of these, or stage {', '.join(direct)}" if direct else "one of these"
         raise ValueError(
-            f"precision is {precision!r}, and this is {where}; expected one of {', '.join(able)}; pass one of these"
+            f"precision is {precision!r}, and this is {where}; expected one of {', '.join(able)}; pass {advice}"
         )

@@ -9,11 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ..kernels.ladder.stage import LadderStage, Variant
-from ..kernels.product import Product, dense
+from ..kernels.product import LAYOUTS, Product, dense
 from ..kernels.stage import Gpu, Stage
 from ..kernels.step import Kernel
 from ..kernels.tensor_core.stage import LONG_SUM
-from ..kernels.tensor_core.tma_stage import LAYOUTS, TmaStage
+from ..kernels.tensor_core.tma_stage import LAYOUTS as TMA_LAYOUTS
+from ..kernels.tensor_core.tma_stage import TmaStage
 from ..runtime import device as devices
 from ..runtime import kernel_cache, kernel_files
 from ..simulator.switch import SIMULATOR
@@ -54,7 +55,7 @@ def usual_products(layouts: Iterable[str]) -> list[Product]:
     """Return products of whole vectors in all layouts, and of other extents in some."""
     whole = itertools.product(WHOLE, WHOLE, (64, 256, 1024, 4096, 16384))
     others = ((m, n, k) for m, n, k in itertools.product(ANY, ANY, (64, 1023, 1024, 20000)) if max(m, n) >= 64)
-    return _products(whole, ("NN", "NT", "TN", "TT")) + _products(others, layouts)
+    return _products(whole, LAYOUTS) + _products(others, layouts)
 
 
 class Precompiled(NamedTuple):
@@ -215,8 +216,8 @@ def _products(shapes: Iterable[Shape], layouts: Iterable[str]) -> list[Product]:
     """Return products of dense operands."""
     both = list(layouts)
     for layout in both:
-        if layout not in ("NN", "NT", "TN", "TT"):
-            raise ValueError(f"layouts has {layout!r}; expected 'NN', 'NT', 'TN' or 'TT'; pass some of these")
+        if layout not in LAYOUTS:
+            raise ValueError(f"layouts has {layout!r}; expected some of {', '.join(LAYOUTS)}; pass some of these")
     given = list(shapes)
     for shape in given:
         if len(shape) != 3 or not all(isinstance(extent, int) and extent > 0 for extent in shape):
@@ -321,7 +322,7 @@ def _tensor_kernels(stage: Stage, precision: str, cc: tuple[int, int]) -> Iterat
     gpu = Gpu(cc, 1)
     for k in (LONG_SUM // 2, 2 * LONG_SUM):
         for config in configs_for(stage, precision, k):
-            layouts = LAYOUTS if isinstance(stage, TmaStage) else ["NN"]
+            layouts = TMA_LAYOUTS if isinstance(stage, TmaStage) else ["NN"]
             for layout in layouts:
                 product = _dense(layout[0], layout[1], 256, k, 256)
                 for step in stage.launches(config, product, precision, None, gpu).steps:

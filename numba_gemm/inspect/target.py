@@ -12,8 +12,7 @@ from ..gemm.occupancy import config_of, stage_of
 from ..kernels.ladder import LadderStage, TileConfig
 from ..kernels.stage import Stage
 from ..kernels.tensor_core import DirectStage
-from ..runtime.device import get_device
-from ..runtime.launch import Simulated, product_of, simulated
+from ..runtime.launch import Simulated, simulated
 from ..runtime.matrix import Matrix
 from ..simulator import patches
 from ..simulator.switch import SIMULATOR
@@ -41,12 +40,7 @@ def _of_stage(stage: LadderStage | DirectStage, args: Sequence[Any], config: Til
     if not c.size:
         raise ValueError(f"c has shape {c.shape}: no block would run")
     chosen = stage.test_config if config == TEST_CONFIG else config_of(stage, config)
-    if isinstance(stage, LadderStage):
-        return simulated(stage, chosen, float(alpha), x, y, float(beta), z)
-    gpu = get_device(0).properties.gpu
-    (launch,) = stage.launches(chosen, product_of(x, y, z), stage.precisions[0], None, gpu).steps
-    kernel = launch.kernel.build(launch.kernel.config, launch.kernel.variant)
-    return Simulated(kernel, launch.grid, launch.block[:2], (np.float32(alpha), a, b, np.float32(beta), c))
+    return simulated(stage, chosen, float(alpha), x, y, float(beta), z, precision=stage.precisions[0])
 
 
 def prepare(

@@ -82,9 +82,9 @@ def launchable(
     >>> kernel[grid, block, 0, shared](1.0, a, b, 0.0, c)
     """
     if stage not in STAGES:
-        raise ValueError(f"stage is {stage!r}, expected one of {', '.join(STAGES)}")
+        raise ValueError(f"stage is {stage!r}; expected one of {', '.join(STAGES)}; pass one of these")
     if min(m, n, k) < 1:
-        raise ValueError(f"extents are m = {m}, n = {n}, k = {k}, expected positive ones")
+        raise ValueError(f"m is {m}, n is {n} and k is {k}; expected extents from 1 on; pass such extents")
     record = STAGES[stage]
     config = config or record.configs[0]
     a, b, c = (dense("N", *shape) if contiguous else Layout(*shape, *ANY_STRIDES) for shape in ((m, k), (k, n), (m, n)))
@@ -97,7 +97,9 @@ def launchable(
         division = record.schedule(config, m, n, k, product.batch, partition)
         grid = division.grid
     elif blocks is not None:
-        raise ValueError(f"stage {stage} gives each block one tile; expected no number of blocks, got {blocks}")
+        raise ValueError(
+            f"blocks is {blocks} and stage is {stage!r}, which gives each block one tile; expected None; leave it out"
+        )
     variant = record.variant(config, product)
     if isinstance(variant, Variant):
         aligned = variant.a == "along4", False, variant.c_aligned

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from ..device.units import FLOAT32_BYTES
 
 VECTOR_BYTES = 16  # of a 128-bit access
+LAYOUTS = ("NN", "NT", "TN", "TT")  # of A and B: N is stored by rows, T by columns
 
 
 class Layout(NamedTuple):

@@ -1,6 +1,6 @@
 """Compilation ahead of need, in worker processes, while this process goes on.
 
-What is compiled ahead is put into the kernel cache; whoever needs a kernel that is on its way waits for it.
+Such kernels are put into the kernel cache. A product that needs one of them waits until it is there.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 
 from . import kernel_files
 from .compilation import Task, Worker, can_be_sent, default_jobs, start_worker
@@ -57,18 +58,22 @@ class _Queue:
         if worker is not None:
             self._workers.add(worker)
         while (taken := self._take()) is not None:
-            name, (kernel, cc) = taken
-            begin = time.perf_counter()
-            try:
+            name, task = taken
+            # An error, such as a warning that is raised, is left to the product that needs the kernel.
+            with suppress(Exception):
                 if worker is not None and worker.wait_until_ready():
-                    cubin = worker.compile(kernel, cc)
-                    if cubin is not None:
-                        kernel_files.keep(kernel_files.place(), name, cubin, kernel.name, time.perf_counter() - begin)
-            finally:
-                self.pending.pop(name).set()
+                    self._compile(worker, name, task)
+            self.pending.pop(name).set()
         if worker is not None:
             self._workers.discard(worker)
             worker.stop()
+
+    @staticmethod
+    def _compile(worker: Worker, name: str, task: Task) -> None:
+        begin = time.perf_counter()
+        cubin = worker.compile(*task)
+        if cubin is not None:
+            kernel_files.keep(kernel_files.place(), name, cubin, task[0].name, time.perf_counter() - begin)
 
     def stop(self) -> None:
         """End all workers, at the end of the process."""

@@ -206,10 +206,11 @@ class Device:
     tensor_maps : TensorMaps
         Descriptions of matrices.
     before_compiling : callable, optional
-        Of all devices: called with a device, a stage, a product and a precision before its kernels are compiled.
+        Of all devices: called with a device, a stage, a product, a precision and the product's kernels before any of
+        them is compiled.
     """
 
-    before_compiling: ClassVar[Callable[[Device, Stage, Product, str], object] | None] = None
+    before_compiling: ClassVar[Callable[[Device, Stage, Product, str, Sequence[Kernel]], object] | None] = None
 
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal
@@ -323,7 +324,8 @@ class Device:
         if announce is None:
             return self.loaded(launches, workspace)
         whole = product.transposed if swapped else product
-        return self.loaded(launches, workspace, lambda: announce(self, stage, whole, precision))
+        kernels = [step.kernel for step in launches.steps]
+        return self.loaded(launches, workspace, lambda: announce(self, stage, whole, precision, kernels))
 
     def load_all(
         self, kernels: Sequence[Kernel], before_compiling: Callable[[], object] | None = None

@@ -218,11 +218,12 @@ def simulated(
     beta: float,
     c: Matrix,
     partition: Partition | None = None,
+    precision: str = IEEE,
 ) -> Simulated:
     """Return a stage's launch in the simulator, for operands that one launch can compute."""
     product, device = product_of(a, b, c), get_device(c.device)
     partition = device.partition(stage, config, product) if partition is None else partition
-    launches = stage.launches(config, product, IEEE, partition, device.properties.gpu)
+    launches = stage.launches(config, product, precision, partition, device.properties.gpu)
     return _simulated(launches, alpha, _Place(a, 0), _Place(b, 0), beta, _Place(c, 0), ())
 
 

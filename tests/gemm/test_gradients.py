@@ -57,6 +57,9 @@ def test_a_training_step_needs_the_kernels_that_are_compiled_ahead(monkeypatch, 
     needed = [choice.kernels(one, device.properties.gpu) for choice, one in zip(choices, backward)]
     assert announced == [list(itertools.chain(*needed))]
     assert len(set(announced[0])) == 2
+    own = announced[0][0]
+    gradients.compile_ahead(device, choices[0].stage, forward, "ieee", [own])
+    assert announced[1] == [kernel for kernel in announced[0] if kernel is not own], "compiled by the product itself"
 
 
 def test_nothing_is_compiled_ahead_for_others(monkeypatch, announced):
@@ -80,5 +83,6 @@ def test_kernels_are_announced_before_they_are_compiled(torch, gpu, monkeypatch)
     monkeypatch.setattr(devices.Device, "_fetch", lambda device, kernels, before_compiling: before_compiling())
     for _ in range(2):
         tiled_sgemm(tensor(filled(4, 12)), tensor(filled(12, 8)))
-    ((_, stage, product, precision),) = seen
+    ((_, stage, product, precision, kernels),) = seen
+    assert [kernel.name for kernel in kernels] == [gpu.launches[0].kernel]
     assert (stage.name, product.m, product.n, product.k, precision) == ("stream_k", 4, 8, 12, "ieee")

@@ -55,6 +55,9 @@ def test_the_simulator_runs_float32_and_one_stage_of_tensor_cores():
     told = numba_gemm.explain(a, a.T, precision="bf16", stage="one_warp")
     assert (told.stage, told.launches, told.a_access) == ("one_warp", 1, "any")
     assert "decomposed" not in str(told)
+    assert "16 terms of the sums at a time" in str(told)
+    with pytest.raises(ValueError, match="expected one of ieee; pass one of these, or stage 'one_warp' for bf16"):
+        numba_gemm.tiled_sgemm(a, a.T, precision="bf16")
     for precision, stages in {name: ["auto"] for name in TENSOR_PRECISIONS}.items():
         stages += [stage.name for stage in TENSOR_STAGES.values() if precision in stage.precisions]
         for stage in set(stages).difference({"one_warp"}):

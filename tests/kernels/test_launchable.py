@@ -103,9 +103,17 @@ def test_every_stage_compiles_for_arrays():
 @pytest.mark.parametrize(
     ("arguments", "options", "says"),
     [
-        (("nope", 8, 8, 8), {}, "stage is 'nope', expected one of naive, coalesced, "),
-        (("naive", 8, 0, 8), {}, "extents are m = 8, n = 0, k = 8, expected positive ones"),
-        (("naive", 8, 8, 8), {"blocks": 2}, "expected no number of blocks, got 2"),
+        (("nope", 8, 8, 8), {}, "stage is 'nope'; expected one of naive, coalesced, "),
+        (
+            ("naive", 8, 0, 8),
+            {},
+            "m is 8, n is 0 and k is 8; expected extents from 1 on; pass such extents",
+        ),
+        (
+            ("naive", 8, 8, 8),
+            {"blocks": 2},
+            "blocks is 2 and stage is 'naive', which gives each block one tile; expected None; leave it out",
+        ),
     ],
 )
 def test_wrong_arguments(arguments, options, says):

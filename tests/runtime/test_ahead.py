@@ -81,6 +81,25 @@ def test_kernels_that_a_worker_does_not_compile_are_compiled_here(machine, broke
     assert fetched() == [f"{kernel.name} here" for kernel, _ in TASKS]
 
 
+def test_an_error_leaves_the_kernel_to_whoever_needs_it(machine, monkeypatch):
+    """Other kernels are still compiled ahead."""
+    keep = ahead.kernel_files.keep
+
+    def failing(place, name, *rest):
+        if name == key(*TASKS[0]):
+            raise RuntimeWarning("the cache cannot be written")
+        keep(place, name, *rest)
+
+    monkeypatch.setattr(ahead.kernel_files, "keep", failing)
+    monkeypatch.setattr(ahead, "default_jobs", lambda: 4)
+    machine.gate.set()
+    kernel_cache.compile_ahead(TASKS)
+    for task in TASKS:
+        ahead.wait_for(key(*task))
+    assert set(machine.kept) == {key(*task) for task in TASKS[1:]}
+    assert len(machine.workers) == 1
+
+
 def test_without_workers_kernels_are_compiled_here(machine, monkeypatch):
     monkeypatch.setattr(ahead, "start_worker", lambda: None)
     kernel_cache.compile_ahead(TASKS)

@@ -142,7 +142,7 @@ def torch(no_calls, monkeypatch):
     )
 
     class TensorGuards:
-        """What PyTorch's compiled code looks at in its inputs."""
+        """Checks of compiled PyTorch code on its inputs."""
 
         def __init__(self, *tensors, dynamic_dims_sizes, dynamic_dims_strides):
             assert dynamic_dims_sizes is dynamic_dims_strides is None

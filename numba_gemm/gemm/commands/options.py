@@ -6,9 +6,8 @@ import argparse
 import functools
 from collections.abc import Callable, Sequence
 
+from ...kernels.product import LAYOUTS
 from ...terminal import Parser, UsageError, at_least_one, command
-
-LAYOUTS = ("NN", "NT", "TN", "TT")
 
 
 def shape(text: str) -> tuple[int, int, int]:

@@ -8,12 +8,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...kernels.product import LAYOUTS
 from ...runtime import bundle, kernel_files
 from ...runtime.compilation import Task, compile_all
 from ...runtime.compiler import Cubin, machine_code
 from ...runtime.kernel_key import portable_key
 from ...terminal import Parser, at_least_one, compute_capability
-from .options import LAYOUTS, gemm_command, shape
+from .options import gemm_command, shape
 
 __all__ = ["check_bundle", "main"]
 
