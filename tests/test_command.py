@@ -211,7 +211,7 @@ def test_bench_runs_on_the_simulator_without_a_gpu(tmp_path, on_gpu):
         timeout=120,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     assert ("No GPU was used" in done.stdout) is not on_gpu
     assert (tmp_path / "here" / "report.md").is_file()
 

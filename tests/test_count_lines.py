@@ -48,7 +48,9 @@ def test_without_git(tree, monkeypatch):
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
-def test_change_since_the_last_tag(tree, tmp_path):
+def test_change_since_the_last_tag(tree, tmp_path, monkeypatch):
+    monkeypatch.delenv("GIT_DIR", raising=False)  # which git would take instead of the tree
+
     def git(*arguments):
         subprocess.run(["git", *IDENTITY, *arguments], cwd=tree, check=True, capture_output=True)
 

@@ -33,9 +33,10 @@ def compile_ahead(
 ) -> None:
     """Start to compile the kernels of a product's gradients, but for the product's own; see `runtime.ahead`.
 
-    Nothing is done unless PyTorch has been imported and the stage is the one that is chosen for such products.
+    Nothing is done unless PyTorch has been imported and the stage is the one that is chosen for such products, nor for
+    a product without terms, whose gradients are empty.
     """
-    if "torch" not in sys.modules or product.batch != ONE or product.epilogue is not None:
+    if "torch" not in sys.modules or product.batch != ONE or product.epilogue is not None or product.k == 0:
         return
     gpu, needed = device.properties, []
     for one in gradients(product):

@@ -35,14 +35,14 @@ def untouched(*shape):
 
 @pytest.fixture(autouse=True)
 def nothing_runs(monkeypatch):
-    monkeypatch.setattr(BoundProduct, "__call__", lambda *_: pytest.fail("launched"))
+    monkeypatch.setattr(BoundProduct, "enqueue", lambda *_: pytest.fail("launched"))
     monkeypatch.setattr(launch, "_simulated", lambda *_: pytest.fail("simulated"))
 
 
 def record_launches(monkeypatch):
     """Return a list that takes the launches of products, in place of launching them."""
     done = []
-    monkeypatch.setattr(BoundProduct, "__call__", lambda bound, *_: done.append(bound.launches))
+    monkeypatch.setattr(BoundProduct, "enqueue", lambda bound, *_: done.append(bound.launches))
     monkeypatch.setattr(launch, "_simulated", lambda launches, *_: SimpleNamespace(run=lambda: done.append(launches)))
     return done
 

@@ -71,6 +71,7 @@ def test_nothing_is_compiled_ahead_for_others(monkeypatch, announced):
     monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
     gradients.compile_ahead(device, stage, product._replace(epilogue=max), "ieee")
     gradients.compile_ahead(device, stage, product._replace(batch=product.batch._replace(extents=(1, 1, 2))), "ieee")
+    gradients.compile_ahead(device, stage, Product(dense("N", 64, 0), dense("N", 0, 64), order), "ieee")
     assert not announced
     gradients.compile_ahead(device, gradients.heuristics.STAGES["naive"], product, "ieee")
     assert announced == [[]]

@@ -140,6 +140,7 @@ def test_a_bundle_that_others_can_change_is_refused(place, tmp_path, monkeypatch
 
 @pytest.mark.parametrize(("version", "included"), [("standard", True), ("editable", False)])
 def test_the_build_puts_a_bundle_into_a_wheel(tmp_path, monkeypatch, version, included):
+    pytest.importorskip("hatchling")  # the build installs it
     source = Path(numba_gemm.__file__).parents[1] / "hatch_build.py"
     spec = importlib.util.spec_from_file_location("hatch_build", source)
     module = importlib.util.module_from_spec(spec)
