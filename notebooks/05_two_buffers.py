@@ -116,7 +116,7 @@ def events(s, before):
     if "values" in s.changed and "fetch" in before:
         yield "L"
     for name in FRAGMENTS:
-        if s.depth == 0 and name in s.changed and np.isfinite(s.locals[name]).all():
+        if s.function != "read_fragments" and name in s.changed and np.isfinite(s.locals[name]).all():
             yield f"r{s.locals[name][0]:.0f}"
     for name in FRAGMENTS:
         if f"{name}[i] *" in s.source or f"multiply({name}" in s.source:
@@ -200,7 +200,7 @@ def altered(name, old, new):
     return dataclasses.replace(STAGES[name], build=module.build)
 
 
-one_buffer = altered("double_buffered", "buffer ^= BK", "buffer ^= 0")
+one_buffer = altered("double_buffered", "uint32(buffer ^ BK)", "buffer")
 broken = trace(one_buffer, None, None, 1, a, b, 0, c, blocks=[(0, 0, 0)], config="test")
 print(f"{len(broken.races)} pairs of lines race; one of A and one of B:")
 print(next(race for race in broken.races if race.array == "a_tile"))

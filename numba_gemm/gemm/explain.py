@@ -12,7 +12,7 @@ import numpy as np
 from .. import arrays
 from ..arrays import ITEM, ArrayKind, Copies, Operand
 from ..device.units import ceil_div
-from ..kernels.ladder.stage import LadderStage, Variant, default_partition
+from ..kernels.ladder.stage import ANY, FITS, LadderStage, Variant, default_partition
 from ..kernels.product import LAYOUTS, Product
 from ..kernels.stage import Partition, Stage
 from ..kernels.step import Launches, Slot
@@ -334,8 +334,7 @@ def _accesses(stage: Stage, config: Any, product: Product) -> tuple[str, str, bo
     variant = stage.variant(config, product)
     if isinstance(variant, Variant):
         return variant.a, variant.b, variant.c_aligned
-    word = "aligned" if variant else "any"
-    return word, word, variant and stage.vectorized
+    return FITS[variant], FITS[variant], variant != ANY and stage.vectorized
 
 
 def _block_tile(choice: Choice, product: Product) -> tuple[int, int]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from ..kernels.ladder.stage import LadderStage, Variant
+from ..kernels.ladder.stage import FITS, LadderStage, Variant
 from ..kernels.product import LAYOUTS, Product, dense
 from ..kernels.stage import Gpu, Stage
 from ..kernels.step import Kernel
@@ -301,7 +301,7 @@ def _kernels(name: str, precision: str, cc: tuple[int, int], usual: list[Product
             if one == IEEE or tensor_stage(cc) is not None:
                 yield from _chosen(name, one, cc, usual)
         elif isinstance(stage, LadderStage):
-            yield from (_named(stage, one, stage.kernel_of(stage.configs[0], aligned)) for aligned in (True, False))
+            yield from (_named(stage, one, stage.kernel_of(stage.configs[0], fit)) for fit in stage.fits)
         else:
             yield from _tensor_kernels(stage, one, cc)
 
@@ -313,7 +313,7 @@ def _named(stage: Stage, precision: str, kernel: Kernel) -> Named:
     variant = kernel.variant
     word = variant.name if isinstance(variant, Variant) else precision
     if precision == IEEE and not isinstance(variant, Variant):
-        word = "aligned" if variant else "any"
+        word = FITS[variant]
     return stage.name, kernel.config.name, word, kernel
 
 

@@ -22,7 +22,7 @@ NO_CODE = b".version 7.0\n.target sm_75\n.address_size 64\n"
 def build(
     stage: Callable[..., Any],
     config: TileConfig,
-    variant: bool | Variant,
+    variant: int | Variant,
     aligned: tuple[bool, bool, bool],
     contiguous: bool,
     division: PartitionLayout | None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from .ladder import STAGES, TileConfig
-from .ladder.stage import Variant, default_partition
+from .ladder.stage import ANY, Variant, default_partition
 from .product import Layout, Product, dense
 from .stage import Partition
 
@@ -104,7 +104,7 @@ def launchable(
     if isinstance(variant, Variant):
         aligned = variant.a == "along4", False, variant.c_aligned
     else:
-        aligned = variant, variant, variant
+        aligned = (variant != ANY,) * 3
     from . import array_kernel  # imports Numba
 
     kernel = array_kernel.build(record.build, config, variant, aligned, contiguous, division)

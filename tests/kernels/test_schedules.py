@@ -140,4 +140,16 @@ def test_aligned_variant_of_unscheduled_stages(case):
     place, _, aligned = ALIGNED[case]
     for which in range(3):
         product = Product(*(placed(*(place if i == which else ROWS)) for i in range(3)))
-        assert STAGES["vectorized"].variant(COVERED, product) is aligned
+        assert STAGES["vectorized"].variant(COVERED, product) == (ladder_stage.ALIGNED if aligned else ladder_stage.ANY)
+
+
+@pytest.mark.parametrize("extra", [(0, 0, 0), (4, 0, 0), (0, 4, 0), (0, 0, 4)])
+def test_whole_tiles_of_unscheduled_stages(extra):
+    stage = STAGES["vectorized"]
+    config = stage.configs[0]
+    m, n, k = (extent + more for extent, more in zip((2 * config.BM, config.BN, 3 * config.BK), extra))
+    product = Product(dense("N", m, k), dense("N", k, n), dense("N", m, n))
+    assert stage.variant(config, product) == (ladder_stage.ALIGNED if any(extra) else ladder_stage.WHOLE)
+    assert STAGES["double_buffered"].variant(STAGES["double_buffered"].configs[0], product) == ladder_stage.ALIGNED
+    empty = Product(dense("N", m, 0), dense("N", 0, n), dense("N", m, n))
+    assert stage.variant(config, empty) != ladder_stage.WHOLE

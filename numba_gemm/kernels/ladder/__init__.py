@@ -2,11 +2,12 @@
 
 `STAGES` is the single list that drives the API, the tests, the benchmark and the inspector, in climbing order.
 
-Two idioms recur in the kernels, for the sake of what Numba makes of them. Loops over k are ``while`` loops: Numba's
-``range`` selects its next value, and the compiler, which then does not see that an index grows by a constant,
-computes every address anew. And a thread's index is taken as ``uint32``: what may be negative is divided with
-Python's signs and indexes from an array's end, which costs instructions, and hides from the compiler which elements
-are neighbours.
+Three idioms recur in the kernels, for the sake of what Numba makes of them. Loops over k that stay loops are ``while``
+loops: Numba's ``range`` selects its next value, and the compiler, which then does not see that an index grows by a
+constant, computes every address anew. A loop over the k-steps of a tile is unrolled if a local array is indexed by its
+counter, since registers have no addresses; otherwise, the compiler leaves a loop of that size as it is. And a thread's
+index is taken as ``uint32``: what may be negative is divided with Python's signs and indexes from an array's end, which
+costs instructions, and hides from the compiler which elements are neighbours.
 """
 
 from ..code import Code
@@ -65,6 +66,7 @@ RECORDS = (
         configs=(TileConfig(BM=128, BN=128, BK=8, TM=8, TN=8),),
         test_config=TileConfig(BM=32, BN=16, BK=8, TM=4, TN=4),
         vectorized=True,
+        whole_tiles=True,
     ),
     LadderStage(
         name="conflict_free",
@@ -73,6 +75,7 @@ RECORDS = (
         configs=(TileConfig(BM=128, BN=128, BK=8, TM=8, TN=8),),
         test_config=TileConfig(BM=64, BN=32, BK=8, TM=8, TN=8),
         vectorized=True,
+        whole_tiles=True,
     ),
     LadderStage(
         name="double_buffered",

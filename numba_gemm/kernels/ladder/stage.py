@@ -135,6 +135,10 @@ class TileConfig:
         return dataclasses.replace(self, **changes)
 
 
+ANY, ALIGNED, WHOLE = range(3)  # what a kernel of a stage without a schedule may rely on
+FITS = ("any", "aligned", "whole")
+
+
 @dataclass(frozen=True)
 class Variant:
     """Specialisation of a scheduled stage's kernel to its operands.
@@ -217,11 +221,11 @@ def _covering(config: TileConfig, extent: int) -> tuple[str, ...]:
     return tuple(access for access in ACCESSES if covers(access, extent, config.BK, config.threads))
 
 
-def signature(variant: bool | Variant) -> tuple[Any, ...]:
-    """Return the Numba types of a kernel's parameters; `variant` is True or False in stages without a schedule."""
+def signature(variant: int | Variant) -> tuple[Any, ...]:
+    """Return the Numba types of a kernel's parameters."""
     from ...device.matrix import kernel_signature, variant_signature
 
-    return variant_signature(variant) if isinstance(variant, Variant) else kernel_signature(variant)
+    return variant_signature(variant) if isinstance(variant, Variant) else kernel_signature(variant != ANY)
 
 
 def flat_block(config: TileConfig) -> tuple[int, int]:
@@ -233,14 +237,15 @@ def flat_block(config: TileConfig) -> tuple[int, int]:
 class LadderStage(Stage):
     """A stage of the FP32 ladder.
 
-    ``build(config, aligned)`` returns a ``cuda.jit`` kernel with the parameters ``(alpha, a, b, beta, c)``: float32
-    scalars and 2-D float32 arrays of any byte strides, of shapes (m, k), (k, n), (m, n). ``aligned`` promises that
-    every operand has unit column stride, 16-byte aligned rows and a multiple of four columns; it is False unless
-    ``vectorized``. ``block(config)`` is the shape of a block. Stages that are ``ordered`` form a k-step's products in
-    the configuration's order; the others have a fixed order.
+    ``build(config, fit)`` returns a ``cuda.jit`` kernel with the parameters ``(alpha, a, b, beta, c)``: float32 scalars
+    and 2-D float32 arrays of any byte strides, of shapes (m, k), (k, n), (m, n). ``fit`` says what it may rely on:
+    `ANY` nothing; `ALIGNED` that every operand has unit column stride, 16-byte aligned rows and a multiple of four
+    columns; `WHOLE`, in stages that have ``whole_tiles``, that the extents are also multiples of the block tile's.
+    ``block(config)`` is the shape of a block. Stages that are ``ordered`` form a k-step's products in the
+    configuration's order; the others have a fixed order.
 
     A stage with a ``schedule`` divides its work by a `Partition` and takes any layout, batches and an epilogue:
-    ``build(config, variant)`` takes a `Variant` in place of ``aligned``. The kernel takes a
+    ``build(config, variant)`` takes a `Variant` in place of ``fit``. The kernel takes a
     `numba_gemm.device.partition.PartitionArguments` behind C, and the epilogue's vectors, if any, as a tuple behind
     that. ``schedule(config, m, n, k, batch, partition)`` returns the `PartitionLayout` of a launch.
     """
@@ -249,6 +254,7 @@ class LadderStage(Stage):
     vectorized: bool = False
     rows_along_x: bool = False
     ordered: bool = False
+    whole_tiles: bool = False
     schedule: Callable[..., PartitionLayout] | None = None
 
     def __post_init__(self) -> None:
@@ -275,16 +281,25 @@ class LadderStage(Stage):
         rows, cols = ceil_div(m, config.BM), ceil_div(n, config.BN)
         return (rows, cols) if self.rows_along_x else (cols, rows)
 
-    def variant(self, config: TileConfig, product: Product) -> bool | Variant:
+    @property
+    def fits(self) -> tuple[int, ...]:
+        """What kernels of a stage without a schedule may rely on, the most first."""
+        return (WHOLE, ALIGNED, ANY) if self.whole_tiles else (ALIGNED, ANY)
+
+    def variant(self, config: TileConfig, product: Product) -> int | Variant:
         """Return the specialisation of its kernel to these operands."""
         if self.schedule is not None:
             return variant_of(config, product)
-        return product.a.aligned and product.b.aligned and product.c.aligned
+        if not (product.a.aligned and product.b.aligned and product.c.aligned):
+            return ANY
+        whole = product.m % config.BM == product.n % config.BN == product.k % config.BK == 0 < product.k
+        return WHOLE if whole and self.whole_tiles else ALIGNED
 
     @lru_cache(maxsize=4096)  # noqa: B019 -- stages last as long as the process
-    def kernel_of(self, config: TileConfig, variant: bool | Variant) -> Kernel:
+    def kernel_of(self, config: TileConfig, variant: int | Variant) -> Kernel:
         """Return its kernel in a configuration and a variant."""
-        suffix = f"_{variant.name}" if isinstance(variant, Variant) else "" if variant else "_any"
+        word = variant.name if isinstance(variant, Variant) else FITS[variant]
+        suffix = "" if variant == ALIGNED else f"_{word}"
         name, threads = f"{self.name}_{config.name}{suffix}", config.threads
         return Kernel(name, self.build, signature, config, variant, config.dynamic_shared, threads)
 
@@ -293,7 +308,9 @@ class LadderStage(Stage):
         return self.kernel_of(config, self.variant(config, product))
 
     def usual_kernel(self, config: TileConfig, aligned: bool = True) -> Kernel:
-        """Return the kernel for operands stored by rows, aligned or of any strides."""
+        """Return the kernel for operands stored by rows: for aligned ones of whole tiles, or for any."""
+        if self.schedule is None:
+            return self.kernel_of(config, self.fits[0] if aligned else ANY)
         strides = (VECTOR_BYTES, FLOAT32_BYTES) if aligned else (3 * FLOAT32_BYTES, 2 * FLOAT32_BYTES)
         layout = Layout(4, 4, *strides)
         return self.kernel(config, Product(layout, layout, layout))
