@@ -29,6 +29,7 @@ GROUPS = {"memory": MEMORY}
 """Names that stand for several experiments."""
 
 EXPERIMENTS = {
+    "bench": "bench.experiment:EXPERIMENT",
     "targets": "bench.targets.experiment:EXPERIMENT",
     "ceilings": "bench.ceilings:EXPERIMENT",
     "counters": "bench.counters:EXPERIMENT",

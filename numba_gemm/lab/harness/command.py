@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_OUT",
     "INTERRUPTED",
+    "SEED_BITS",
     "USAGE",
     "UsageError",
     "add_result_options",
@@ -30,10 +31,12 @@ __all__ = [
     "csv_text",
     "json_text",
     "make_folder",
+    "seed",
     "write_files",
 ]
 
 DEFAULT_OUT = Path("results") / "local"
+SEED_BITS = 32
 
 
 def commit_hash(text: str) -> str:
@@ -49,6 +52,14 @@ def add_result_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--commit", type=commit_hash, metavar="HASH", help="the commit to record where git cannot tell it"
     )
+
+
+def seed(text: str) -> int:
+    """Parse a seed; the type of an option."""
+    value = int(text)
+    if not 0 <= value < 1 << SEED_BITS:
+        raise ValueError(f"{text} is not from 0 to {(1 << SEED_BITS) - 1}")
+    return value
 
 
 def make_folder(path: Path) -> None:
