@@ -44,8 +44,7 @@ class Bound:
     call: Call
     config: str = ""
     compile_s: float = math.nan
-    deliver: Callable[[], None] = lambda: None
-    """Copies a result from elsewhere into the buffers' C; not part of the product."""
+    deliver: Callable[[], None] = lambda: None  # copies a result from elsewhere into C; not part of the product
 
 
 @dataclass(frozen=True)
@@ -62,8 +61,7 @@ class Contender:
     only_cc: tuple[int, int] | None = None
     max_terms: float = math.inf
     max_columns: float = math.inf
-    capturable: bool = True
-    """True if a stream can capture it into a graph, as far as is known."""
+    capturable: bool = True  # by a stream into a graph, as far as is known
 
     @property
     def label(self) -> str:
@@ -109,9 +107,9 @@ def public_function(precision: str = IEEE) -> Contender:
         # CuPy and PyTorch have a current stream, which the harness sets; Numba has none.
         if buffers.library.name == "numba":
             return Bound(
-                lambda stream: _discard(tiled_sgemm(a, b, c, precision=precision, stream=stream)), name, seconds
+                lambda stream: discard(tiled_sgemm(a, b, c, precision=precision, stream=stream)), name, seconds
             )
-        return Bound(lambda _stream: _discard(tiled_sgemm(a, b, c, precision=precision)), name, seconds)
+        return Bound(lambda _stream: discard(tiled_sgemm(a, b, c, precision=precision)), name, seconds)
 
     return Contender(AUTO, bind, precision=precision)
 
@@ -132,7 +130,7 @@ def triple_loop() -> Contender:
         def deliver() -> None:
             buffers.library.copy_from_host(out, buffers.c)
 
-        return Bound(lambda _stream: _discard(cpu_sgemm(a, b, out)), "", cpu_compile_seconds(), deliver)
+        return Bound(lambda _stream: discard(cpu_sgemm(a, b, out)), "", cpu_compile_seconds(), deliver)
 
     return Contender(CPU, bind, on_host=True, max_terms=CPU_TERMS)
 
@@ -161,8 +159,8 @@ def cublas() -> tuple[Contender, ...]:
 def narrow_cublas() -> tuple[Contender, ...]:
     """Return the contenders for TF32 and BF16 of cuBLAS, through PyTorch.
 
-    BF16 is measured twice: on operands that are rounded in each call, and on operands that are BF16 already. The latter
-    has a BF16 result and reads half the bytes; it is not a fair comparison, but the fastest product available.
+    BF16 is measured on operands that are rounded in each call, and on operands that are BF16 already. The latter has a
+    BF16 result and reads half the bytes: not a fair comparison, but the fastest product available.
     """
     torch = optional("torch")
     if torch is None:
@@ -199,7 +197,7 @@ def narrow_cublas() -> tuple[Contender, ...]:
         def call(_stream: int) -> None:
             torch.matmul(half_a, half_b, out=half_c)
 
-        return Bound(call, deliver=lambda: _discard(c.copy_(half_c)))
+        return Bound(call, deliver=lambda: discard(c.copy_(half_c)))
 
     return (
         Contender(CUBLAS, tf32, via="torch", precision="tf32"),
@@ -210,15 +208,15 @@ def narrow_cublas() -> tuple[Contender, ...]:
 
 def _bind_torch(torch: Any, buffers: DeviceBuffers) -> Bound:
     a, b, c = buffers.torch_views(torch)
-    return Bound(lambda _stream: _discard(torch.matmul(a, b, out=c)))
+    return Bound(lambda _stream: discard(torch.matmul(a, b, out=c)))
 
 
 def _bind_cupy(cupy: Any, buffers: DeviceBuffers) -> Bound:
     a, b, c = buffers.cupy_views(cupy)
-    return Bound(lambda _stream: _discard(cupy.matmul(a, b, out=c)))
+    return Bound(lambda _stream: discard(cupy.matmul(a, b, out=c)))
 
 
-def _discard(_result: object) -> None:
+def discard(_result: object) -> None:
     """Ignore the result of a call, which is in the buffers already."""
 
 
@@ -241,8 +239,7 @@ def select_contenders(
     """Return the contenders for some stages, in climbing order, and for the public function in some precisions.
 
     In the simulator, a stage runs its test configuration, the only one that is small enough, and cuBLAS is absent. A
-    tensor core stage computes in those of the precisions that it supports; if there is none, in bf16x6, or else in
-    its first. TF32 and BF16 of cuBLAS are included if `precisions` contains them.
+    tensor core stage computes in those of the precisions that it supports; without any, in bf16x6, or else its first.
     """
     wanted = set(names)
     chosen: list[Contender] = []

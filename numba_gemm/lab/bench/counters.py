@@ -1,8 +1,7 @@
 """Hardware counters of every stage, read with Nsight Compute.
 
-`shared_wavefronts` has the wavefronts (cycles of shared memory) per kind of access, measured and as the access width
-requires; `counters` has time, pipes, instructions, occupancy and traffic. ``ncu`` runs a child process for each, which
-launches each stage once, `thin` with only as many columns as its tile has.
+``ncu`` runs a child process (`launch_each`), which launches each stage once, `thin` with only as many columns as its
+tile has. A wavefront is a cycle of shared memory.
 """
 
 from __future__ import annotations
@@ -50,13 +49,7 @@ def kernel_filter(stages: Iterable[LadderStage]) -> str:
 
 
 def profile(ncu: str, options: Sequence[str], child: Sequence[str]) -> str:
-    """Return ncu's output for a child process.
-
-    Raises
-    ------
-    CountersError
-        if ncu fails, for example because counters are reserved for administrators; with ncu's own message.
-    """
+    """Return ncu's output for a child process; raise `CountersError` with its message if it fails."""
     try:
         done = subprocess.run(
             [ncu, *options, *child], capture_output=True, text=True, timeout=TIMEOUT_S, check=False, errors="replace"
@@ -115,10 +108,7 @@ def measured(
 ) -> pd.DataFrame:
     """Return a page of ncu's report about stages as a table, with ncu's version and command in ``attrs``.
 
-    Raises
-    ------
-    CountersError
-        if ncu fails, or if its output cannot be parsed; the output is then kept in a temporary file.
+    Output that cannot be parsed is kept in a temporary file.
     """
     stages, ncu = chosen_stages(names), ncu_path()
     options, module = [*page, "-k", kernel_filter(stages)], child(stages, shape)
@@ -135,7 +125,7 @@ def measured(
 
 
 def counters(shape: Shape = DEFAULT_SHAPE, stages: Sequence[str] = ()) -> pd.DataFrame:
-    """Count what each stage's default configuration does.
+    """Count what each stage's default configuration does: columns of `ncu_pages.METRICS`.
 
     Parameters
     ----------
@@ -143,18 +133,12 @@ def counters(shape: Shape = DEFAULT_SHAPE, stages: Sequence[str] = ()) -> pd.Dat
         M, N and K.
     stages : sequence of str
         Stages to profile; all by default.
-
-    Returns
-    -------
-    DataFrame
-        One row per stage: the columns `numba_gemm.lab.bench.ncu_pages.KEY` and ``METRICS``, and
-        ``sectors_per_request``.
     """
     return measured(RAW_PAGE, ncu_pages.counters, shape, stages)
 
 
 def shared_wavefronts(shape: Shape = DEFAULT_SHAPE, stages: Sequence[str] = ()) -> pd.DataFrame:
-    """Count the wavefronts of shared memory of each stage's default configuration.
+    """Count wavefronts of shared memory, one row per stage and kind of access, and one with ``op`` "total".
 
     Parameters
     ----------
@@ -162,11 +146,6 @@ def shared_wavefronts(shape: Shape = DEFAULT_SHAPE, stages: Sequence[str] = ()) 
         M, N and K.
     stages : sequence of str
         Stages to profile; all by default.
-
-    Returns
-    -------
-    DataFrame
-        One row per stage and kind of access, and one per stage with ``op`` "total".
     """
     return measured(SOURCE_PAGE, ncu_pages.shared_wavefronts, shape, stages)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -54,15 +53,15 @@ class Variant:
 
     @property
     def label(self) -> str:
-        """Unique name of the variant."""
+        """Return a unique name."""
         return f"{self.stage.name} {self.config.name} {self.loads_by}"
 
 
 def read_only(ptx: str) -> str:
-    """Return PTX with ``ld.global.nc`` for the loads of A and B, which end with the last loop; later loads read C.
+    """Return PTX with ``ld.global.nc`` for the loads of A and B, which end with the last loop.
 
-    C is written, so the read-only path must not read it. The loads stay where NVVM put them, so that only the path
-    differs; ptxas may move them afterwards.
+    Later loads read C, which is written, so the read-only path must not read it. The loads stay where NVVM put them,
+    so that only the path differs; ptxas may move them afterwards.
     """
     lines = ptx.split("\n")
     labels = {line.partition(":")[0].strip(): number for number, line in enumerate(lines) if line.startswith("$L")}
@@ -104,14 +103,8 @@ def static_row(variant: Variant) -> dict[str, Any]:
 
     kernel = variant.stage.usual_kernel(variant.config)
     made = report.Compiled(variant.stage, variant.config, True, variant.cubin, kernel, variant.stage.precisions[0])
-    about = {
-        "stage": variant.stage.name,
-        "config": variant.own.name,
-        "order": variant.config.order,
-        "loads_by": variant.loads_by,
-        "registers": made.registers,
-        "spills": made.spills,
-    }
+    about: dict[str, Any] = {"stage": variant.stage.name, "config": variant.own.name, "order": variant.config.order}
+    about |= {"loads_by": variant.loads_by, "registers": made.registers, "spills": made.spills}
     try:
         return about | asdict(ffma.ffma_stats(made.instructions, variant.config))
     except sass.ToolMissing:
@@ -119,10 +112,7 @@ def static_row(variant: Variant) -> dict[str, Any]:
 
 
 class Loaded:
-    """A variant on the current device with packed arguments; each call enqueues one launch.
-
-    The launcher compiles only unchanged stages, so a changed kernel is launched here.
-    """
+    """A variant on the current device with packed arguments; the launcher compiles only unchanged stages."""
 
     def __init__(self, variant: Variant, buffers: DeviceBuffers) -> None:
         from cuda.bindings import driver
@@ -146,18 +136,13 @@ class Loaded:
 
 def measured(found: Sequence[Variant], shape: Shape, rounds: int) -> pd.DataFrame:
     """Check and time variants and cuBLAS: one row each, with ``status``, ``error_in_bounds``, ``us`` and ``tflops``."""
-    from numba_gemm.lab.bench.buffers import DeviceBuffers, choose_library
+    from numba_gemm.lab.bench.buffers import DeviceBuffers, on_device
     from numba_gemm.lab.bench.contenders import cublas
-    from numba_gemm.lab.bench.verify import Reference
+    from numba_gemm.lab.bench.verify import Reference, call_on_nan
     from numba_gemm.models.roofline import gemm_flops
-    from numba_gemm.runtime.device import current_device, synchronize
-    from numba_gemm.runtime.driver import device_scope
     from numba_gemm.runtime.timing import time_interleaved
 
-    library = choose_library(simulated=False)
-    with ExitStack() as scopes:
-        scopes.enter_context(device_scope(current_device()))
-        stream = scopes.enter_context(library.stream())
+    with on_device() as (library, stream):
         buffers = DeviceBuffers.random(library, shape, SEED)
         if not all(matrix.layout.aligned for matrix in buffers.matrices):
             raise UsageError(f"the kernels measured here take aligned operands: N and K multiples of 4, not {shape}")
@@ -173,10 +158,7 @@ def measured(found: Sequence[Variant], shape: Shape, rounds: int) -> pd.DataFram
             rows[name] = {"stage": CUBLAS, "config": contender.via}
             calls[name] = contender.bind(buffers).call
         for name in list(calls):
-            library.fill_nan(buffers.c)
-            synchronize(stream)
-            calls[name](stream)
-            synchronize(stream)
+            call_on_nan(library, buffers.c, calls[name], stream)
             verdict = reference.compare(buffers.c)
             rows[name] |= {"status": "ok" if verdict.ok else "wrong", "error_in_bounds": verdict.in_bounds}
             if not verdict.ok:
@@ -196,13 +178,7 @@ def compared(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def chosen(names: Sequence[str]) -> list[LadderStage]:
-    """Return the stages of these names that have `LadderStage.ordered`; without names, all.
-
-    Raises
-    ------
-    UsageError
-        if a name is not one of them.
-    """
+    """Return the stages of these names that have `LadderStage.ordered`; without names, all."""
     from numba_gemm.kernels.ladder import STAGES
 
     known = {stage.name: stage for stage in STAGES.values() if stage.ordered}
@@ -218,7 +194,7 @@ def orders(
     rounds: int = ROUNDS,
     static: bool = False,
 ) -> pd.DataFrame:
-    """Compile, check and time variants of stages.
+    """Compile, analyse, check and time variants of stages, one row each.
 
     Parameters
     ----------
@@ -232,11 +208,6 @@ def orders(
         Samples of each measurement.
     static : bool
         Only compile, for compute capability 9.0, as where there is no GPU.
-
-    Returns
-    -------
-    DataFrame
-        One row per variant: registers, the analysis of its SASS by `numba_gemm.inspect.ffma`, and its speed.
     """
     from numba_gemm.runtime.device import current_device, device_properties
 

@@ -19,7 +19,7 @@ from numba_gemm.lab.bench.buffers import NORMAL, DeviceBuffers, HostLibrary, ope
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.contenders import Bound, Call, Contender, rotating
 from numba_gemm.lab.bench.steady import Steady
-from numba_gemm.lab.bench.verify import Reference
+from numba_gemm.lab.bench.verify import Reference, call_on_nan
 from numba_gemm.lab.harness import environment
 from numba_gemm.lab.harness.nvml import ClockSamples, Nvml, sampled_clocks
 from numba_gemm.models.roofline import gemm_flops
@@ -185,12 +185,7 @@ def verify(candidate: Candidate, sets: Sequence[DeviceBuffers], reference: Refer
     c = sets[0].c
     try:
         candidate.bound = [candidate.contender.bind(buffers) for buffers in sets]
-        plan.library.fill_nan(c)
-        synchronize(stream)
-        start = time.perf_counter()
-        candidate.bound[0].call(stream)
-        synchronize(stream)
-        candidate.first_s = time.perf_counter() - start
+        candidate.first_s = call_on_nan(plan.library, c, candidate.bound[0].call, stream)
         candidate.bound[0].deliver()
         verdict, candidate.error_median, candidate.error_max = reference.judge(c, candidate.contender.precision)
     except Exception as error:  # a contender may raise anything; the others continue

@@ -46,41 +46,19 @@ class Contender:
 
 @dataclass(frozen=True)
 class Case:
-    """Contenders that are measured together.
-
-    Attributes
-    ----------
-    group, name : str
-        The group, and the name of the case in it.
-    shape : Shape
-        Shape of `OURS`.
-    make : callable
-        Function from the rig to the contenders by name, including `OURS`.
-    baselines : tuple of str
-        Contenders to compare with. The first one has a target; the others are informative.
-    target : float
-        Required speed relative to the first baseline, set by `numba_gemm.lab.bench.targets.groups.cases_of`.
-    layout, batch
-        Layout of the operands, and the number of products per call.
-    on_host : bool
-        True if the host's time is measured.
-    rounds : int, optional
-        Number of rounds; by default as many as a budget allows.
-    each_once : bool
-        True if each of our calls is timed once, without one before it, as those of shapes that are new.
-    """
+    """Contenders that are measured together."""
 
     group: str
     name: str
-    shape: Shape
-    make: Callable[[Rig], Mapping[str, Contender]]
-    baselines: tuple[str, ...]
+    shape: Shape  # of `OURS`
+    make: Callable[[Rig], Mapping[str, Contender]]  # returns the contenders by name, including `OURS`
+    baselines: tuple[str, ...]  # contenders to compare with: the first has a target, the others are informative
     layout: str = "NN"
-    batch: int = 1
-    on_host: bool = False
-    rounds: int | None = None
-    each_once: bool = False
-    target: float = 0.0
+    batch: int = 1  # products per call
+    on_host: bool = False  # True if the host's time is measured
+    rounds: int | None = None  # by default as many as a budget allows
+    each_once: bool = False  # True if each of our calls is timed once, unprepared, as those of shapes that are new
+    target: float = 0.0  # required speed relative to the first baseline, set by `groups.cases_of`
 
 
 @dataclass

@@ -112,31 +112,24 @@ def host_cases(sizes: Sizes) -> list[Case]:
 
 
 def host_name(library: str, kind: str) -> str:
-    """Return the name of a case of the group ``host``."""
+    """Return the name of a case of calls."""
     return f"{library} arrays, {kind}"
 
 
 def plan_name(library: str, kind: str) -> str:
-    """Return the name of a case of the group ``host`` that calls a plan."""
+    """Return the name of a case of a plan's calls."""
     return f"plan, {host_name(library, kind)}"
 
 
 def new_name(kind: str) -> str:
-    """Return the name of a case of the group ``host`` whose shapes are new."""
+    """Return the name of a case whose shapes are new."""
     return f"new shape, {kind}"
 
 
 def seen_by(way: str, array: Any) -> Any:
-    """View memory as an array of another library; in the simulator, always NumPy.
-
-    Raises
-    ------
-    ImportError
-        if that library is not available.
-    """
+    """View memory as an array of another library, which must be available; in the simulator, always NumPy."""
     if way == "cupy":
-        cupy = optional("cupy")
-        if cupy is None:
+        if (cupy := optional("cupy")) is None:
             raise ImportError("CuPy is not here, or finds no GPU")
         return cupy.asarray(array)
     if way == "numba" and not SIMULATOR:

@@ -15,13 +15,12 @@ from numba_gemm.lab.bench.buffers import DeviceBuffers, HostLibrary, TorchLibrar
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.verify import Reference
 from numba_gemm.lab.harness import environment
+from numba_gemm.lab.harness.command import SEED_BITS
 from numba_gemm.lab.harness.experiment import Unavailable
 from numba_gemm.simulator.switch import SIMULATOR
 
 # Limit on the rows of C that are checked, in addition to the first and the last: one in 64 at the largest shape.
 CHECKED_ROWS = 256
-
-SEED_BITS = 32
 
 
 def checked_rows(m: int, seed: int) -> list[int]:

@@ -12,42 +12,22 @@ from numba_gemm.lab.bench.cases import SEED_EXTENTS, Shape
 
 @dataclass(frozen=True)
 class Sizes:
-    """Shapes of every group.
-
-    Attributes
-    ----------
-    seed, cubes : tuple of Shape
-        Shapes of two groups.
-    large : int
-        M from which a seed shape has the higher target.
-    low, high : int
-        Limits of the random extents.
-    odd : tuple of (Shape, Shape, tuple of str)
-        Shapes that do not fit tiles, their aligned neighbours, and the layouts in which both are multiplied.
-    layouts, epilogue, host : Shape
-        Shapes of three groups.
-    vector, thin : int, tuple of int
-        Extent of the square matrix, and the small extents of the thin operand.
-    batch, batched : int, Shape
-        Number of batch entries, and their shape.
-    elements : int
-        Elements of the largest operand.
-    """
+    """Shapes of every group."""
 
     seed: tuple[Shape, ...]
     cubes: tuple[Shape, ...]
-    large: int
-    low: int
+    large: int  # M from which a seed shape has the higher target
+    low: int  # least and largest extent of random shapes
     high: int
-    odd: tuple[tuple[Shape, Shape, tuple[str, ...]], ...]
+    odd: tuple[tuple[Shape, Shape, tuple[str, ...]], ...]  # not of tiles; aligned neighbours; layouts of both
     layouts: Shape
     epilogue: Shape
     host: Shape
-    vector: int
-    thin: tuple[int, ...]
-    batch: int
-    batched: Shape
-    elements: int
+    vector: int  # extent of the square matrix
+    thin: tuple[int, ...]  # small extents of the other operand
+    batch: int  # number of entries
+    batched: Shape  # of each entry
+    elements: int  # of the largest operand
 
 
 LAYOUTS = ("NN", "TN", "NT", "TT")  # one letter each for A and B; T is the transpose of a row-major matrix

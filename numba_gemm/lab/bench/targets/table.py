@@ -7,18 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from numba_gemm.lab.bench.targets import host_calls
 from numba_gemm.lab.bench.targets.case import Case
-from numba_gemm.lab.bench.targets.host_calls import (
-    HOST_LIMITS,
-    HOST_WAYS,
-    NEW_KINDS,
-    NEW_SHAPE_LIMIT_US,
-    PLAN_LIMIT,
-    PLAN_WAYS,
-    host_name,
-    new_name,
-    plan_name,
-)
 
 __all__ = ["Target", "least_ratio", "targets"]
 
@@ -27,31 +17,15 @@ Row = Mapping[Any, Any]
 
 @dataclass(frozen=True)
 class Target:
-    """A target.
-
-    Attributes
-    ----------
-    what : str
-        Its name.
-    groups : tuple of str
-        Groups of its rows; it is judged if all of them were measured.
-    statistic : str
-        One of `numba_gemm.lab.bench.targets.verdicts.STATISTICS`.
-    at_least, at_most : float
-        Limits of the statistic; NaN for none.
-    rows : callable
-        Filter for the rows of the groups, by ``m`` and ``case``.
-    column : str
-        Column that the statistic is computed from.
-    """
+    """A target; it is judged if all of its groups were measured."""
 
     what: str
     groups: tuple[str, ...]
-    statistic: str
-    at_least: float = math.nan
+    statistic: str  # one of `numba_gemm.lab.bench.targets.verdicts.STATISTICS`
+    at_least: float = math.nan  # limits of the statistic; NaN for none
     at_most: float = math.nan
-    rows: Callable[[Row], bool] = lambda row: True
-    column: str = "ratio"
+    rows: Callable[[Row], bool] = lambda row: True  # filter for the rows of the groups, by `m` and `case`
+    column: str = "ratio"  # that the statistic is computed from
 
 
 def targets(large: int) -> list[Target]:
@@ -66,6 +40,13 @@ def targets(large: int) -> list[Target]:
     def host(what: str, name: str, least: float) -> Target:
         return Target(f"host, {name}: {what}", ("host",), "min", least, rows=is_case(name))
 
+    def new(name: str) -> Target:
+        what = f"host, {name} whose kernel is loaded: microseconds per call"
+        most = host_calls.NEW_SHAPE_LIMIT_US
+        return Target(what, ("host",), "max", at_most=most, rows=is_case(name), column="us")
+
+    called = [(host_calls.host_name(*way), 1 / host_calls.HOST_LIMITS[way[1]]) for way in host_calls.HOST_WAYS]
+    planned = [host_calls.plan_name(*way) for way in host_calls.PLAN_WAYS]
     return [
         Target("seed shapes, cuBLAS's time over ours", ("seed",), "geomean", 1.0),
         Target(f"seed shapes from {large} on", ("seed",), "min", 1.0, rows=is_large),
@@ -79,19 +60,9 @@ def targets(large: int) -> list[Target]:
         Target("matrix times vector, cold: share of a copy's bandwidth", ("vector",), "min", 0.85),
         Target("batched, cuBLAS's time over ours", ("batched",), "min", 0.95),
         Target("bias and ReLU, the plain product's time over theirs", ("epilogue",), "min", 0.98),
-        *(host("torch.matmul's time over ours", host_name(*way), 1 / HOST_LIMITS[way[1]]) for way in HOST_WAYS),
-        *(host("the call's time over the plan's", plan_name(*way), 1 / PLAN_LIMIT) for way in PLAN_WAYS),
-        *(
-            Target(
-                f"host, {name} whose kernel is loaded: microseconds per call",
-                ("host",),
-                "max",
-                at_most=NEW_SHAPE_LIMIT_US,
-                rows=is_case(name),
-                column="us",
-            )
-            for name in map(new_name, NEW_KINDS)
-        ),
+        *(host("torch.matmul's time over ours", name, least) for name, least in called),
+        *(host("the call's time over the plan's", name, 1 / host_calls.PLAN_LIMIT) for name in planned),
+        *(new(host_calls.new_name(kind)) for kind in host_calls.NEW_KINDS),
     ]
 
 

@@ -40,18 +40,8 @@ def summary(frame: pd.DataFrame, groups: Iterable[str], large: int) -> pd.DataFr
         low, high = (-math.inf if math.isnan(target.at_least) else target.at_least), target.at_most
         complete = bool(rows) and len(there) == len(rows)
         worst = (max if target.column == "us" else min)(there, key=lambda row: row[target.column], default=None)
-        judged.append(
-            {
-                "what": target.what,
-                "statistic": target.statistic,
-                "value": value,
-                "at_least": target.at_least,
-                "at_most": target.at_most,
-                "met": complete and low <= value <= (math.inf if math.isnan(high) else high),
-                "cases": len(rows),
-                "failed": len(rows) - len(there),
-                "worst": worst["case"] if worst else "",
-            }
-        )
+        met = complete and low <= value <= (math.inf if math.isnan(high) else high)
+        limits = (target.what, target.statistic, value, target.at_least, target.at_most, met)
+        judged.append((*limits, len(rows), len(rows) - len(there), worst["case"] if worst else ""))
     columns = ["what", "statistic", "value", "at_least", "at_most", "met", "cases", "failed", "worst"]
     return pd.DataFrame(judged, columns=columns)
