@@ -42,7 +42,7 @@ from numba_gemm.lab.bench.buffers import NORMAL, UNIFORM, DeviceBuffers, HostLib
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.readme import __main__ as readme
 from numba_gemm.lab.bench.readme import published
-from numba_gemm.lab.bench.readme.blocks import BLOCK, GENERATORS
+from numba_gemm.lab.bench.readme.__main__ import BLOCK, GENERATORS
 from numba_gemm.lab.bench.readme.tables import HEADLINE_SHAPES
 from numba_gemm.lab.bench.targets import case, groups, host_calls, verdicts
 from numba_gemm.lab.bench.targets.experiment import EXPERIMENT as TARGETS
@@ -1193,8 +1193,8 @@ def save_targets(folder, environment=ENVIRONMENT, **changes):
         )
     frame = verdicts.frame_of([row | changes for row in rows])
     files = (frame, verdicts.summary(frame, ("vector", "host"), 2048))
-    texts = dict(zip((published.TARGETS, published.TARGETS_SUMMARY), map(command.csv_text, files)))
-    command.write_files(folder, {**texts, published.TARGETS_HOW: command.json_text(environment)})
+    texts = dict(zip(("targets.csv", published.TARGETS_SUMMARY), map(command.csv_text, files)))
+    command.write_files(folder, {**texts, "targets.json": command.json_text(environment)})
 
 
 class TestReadme:
@@ -1299,8 +1299,7 @@ class TestReadme:
         assert self.run(folder, "--check") == 1
 
     def test_targets_are_called_what_they_call_themselves(self):
-        files = (published.TARGETS, published.TARGETS_HOW, published.TARGETS_SUMMARY)
-        assert TARGETS.files == files
+        assert TARGETS.files == ("targets.csv", "targets.json", published.TARGETS_SUMMARY)
         assert published.VECTOR_GROUP in groups.GROUPS
         assert published.COPY == case.COPY
         assert set(published.STATISTICS) == set(verdicts.STATISTICS)
@@ -1375,8 +1374,8 @@ class TestReadme:
         other = row | {"operands": "pageable", "memory_limit": 4e9, "seconds": 2.0, "predicted_s": 1.9}
         other |= {"bound_by": "products", "peak_bytes": 3.5e9, "of_in_memory": 0.75}
         frame = pd.DataFrame([row | {"of_in_memory": 1.0}, other])
-        frame.to_csv(folder / "latest" / published.STREAMED, index=False)
-        (folder / "latest" / published.STREAMED_HOW).write_text(json.dumps(ENVIRONMENT), encoding="utf-8")
+        frame.to_csv(folder / "latest" / "streamed.csv", index=False)
+        (folder / "latest" / "streamed.json").write_text(json.dumps(ENVIRONMENT), encoding="utf-8")
         assert self.run(folder, text=text) == 0
         made = (folder / "README.md").read_text(encoding="utf-8")
         assert "At 512 x 512 x 512:" in made
@@ -1387,7 +1386,6 @@ class TestReadme:
     def test_names_of_streamed_products(self):
         from numba_gemm.lab.bench import streamed
 
-        assert streamed.EXPERIMENT.files == (published.STREAMED, published.STREAMED_HOW)
         assert published.ON_DEVICE == streamed.ON_DEVICE
 
     @pytest.fixture
@@ -1402,11 +1400,11 @@ class TestReadme:
             speed = 80.0 * 1.25**i
             rows.append({"stage": name, "precision": "bf16x6", "tflops": speed, "ratio_to_cublas": speed / 40})
         errors = {"error_median": 1e-8, "error_max": 1e-7, "median_us": 100.0, "registers": 90.0}
-        pd.DataFrame([where | errors | row for row in rows]).to_csv(place / published.TENSOR_LADDER_CSV, index=False)
+        pd.DataFrame([where | errors | row for row in rows]).to_csv(place / "tensor_ladder.csv", index=False)
         special = [("ieee", "none", 0, 2.0), ("bf16x6", "none", 0, 1.0)]
         special += [("bf16x6", "nan", 1, 3.0), ("bf16x6", "nan", 64, 40.0), ("bf16x6", "inf", 64, 80.0)]
         frame = pd.DataFrame(special, columns=["precision", "value", "rows", "times_as_long"]).assign(**where)
-        frame.to_csv(place / published.SPECIAL_CSV, index=False)
+        frame.to_csv(place / "special_values.csv", index=False)
         (folder / "tensor_core").mkdir()
         for name in ("bulk_copies", "decompose", "sums"):
             (folder / "tensor_core" / f"{name}.py").write_text(f'"""{name}: some.\n\nLimits: many.\n"""\n')
@@ -1447,12 +1445,10 @@ class TestReadme:
             assert ("power cap" in made) is (share is not None)
             assert share is None or f"are {share} of those given here" in made
 
-    @pytest.mark.parametrize(
-        ("block", "file"), [("tensor_ladder", "TENSOR_LADDER_CSV"), ("special_values", "SPECIAL_CSV")]
-    )
-    def test_what_was_not_measured_is_named(self, block, file, folder, capsys):
+    @pytest.mark.parametrize("block", ["tensor_ladder", "special_values"])
+    def test_what_was_not_measured_is_named(self, block, folder, capsys):
         assert self.run(folder, text=self.TEXT.format(block, "")) == 1
-        assert f"{getattr(published, file)}: run numba-gemm lab {block}" in capsys.readouterr().err
+        assert f"{block}.csv: run numba-gemm lab {block}" in capsys.readouterr().err
 
     def test_needs_no_numba(self):
         code = (

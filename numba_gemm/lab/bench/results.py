@@ -97,10 +97,18 @@ def alone(frame: pd.DataFrame) -> pd.DataFrame:
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the rows as dictionaries, with the name MxNxK of the shape as ``shape``."""
-    rows: list[dict[str, Any]] = [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
-    for row in rows:
-        row["shape"] = f"{row['m']}x{row['n']}x{row['k']}"
-    return rows
+    return [row | {"shape": f"{row['m']}x{row['n']}x{row['k']}"} for row in dictionaries(frame)]
+
+
+def dictionaries(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of any table as dictionaries."""
+    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+
+
+def geomean(values: Iterable[float]) -> float:
+    """Return the geometric mean."""
+    logarithms = list(map(math.log, values))
+    return math.exp(math.fsum(logarithms) / len(logarithms))
 
 
 def names_in(rows: Iterable[Mapping[str, Any]], column: str) -> list[str]:

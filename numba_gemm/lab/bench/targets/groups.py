@@ -11,12 +11,11 @@ import numba_gemm
 from numba_gemm.lab.bench.buffers import FLOAT32_BYTES, operand_bytes
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.results import CUBLAS
-from numba_gemm.lab.bench.targets.case import COPY, OURS, Case, Contender, Turn
-from numba_gemm.lab.bench.targets.contenders import bias_relu, both, ours
+from numba_gemm.lab.bench.targets.case import COPY, OURS, Case, Contender, Turn, bias_relu, both, ours
 from numba_gemm.lab.bench.targets.host_calls import host_cases
 from numba_gemm.lab.bench.targets.rig import Rig, Truth, matrix
 from numba_gemm.lab.bench.targets.sizes import LAYOUTS, Sizes, random_shapes
-from numba_gemm.lab.bench.targets.table import least_ratio
+from numba_gemm.lab.bench.targets.verdicts import least_ratio
 from numba_gemm.models.roofline import gemm_flops
 
 RANDOM_ROUNDS = 7

@@ -14,8 +14,7 @@ import numba_gemm
 from numba_gemm.gemm.precision import IEEE, PRECISIONS
 from numba_gemm.lab.bench.buffers import optional
 from numba_gemm.lab.bench.results import CUBLAS
-from numba_gemm.lab.bench.targets.case import OURS, Case, Contender, Turn
-from numba_gemm.lab.bench.targets.contenders import bias_relu, both
+from numba_gemm.lab.bench.targets.case import OURS, Case, Contender, Turn, bias_relu, both
 from numba_gemm.lab.bench.targets.rig import Rig, Truth, matrix
 from numba_gemm.lab.bench.targets.sizes import Sizes
 from numba_gemm.simulator.switch import SIMULATOR
