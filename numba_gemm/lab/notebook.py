@@ -3,8 +3,6 @@
 A notebook always steps through and traces kernels on Numba's simulator. On a machine with a GPU, times are measured on
 it with the code of ``bench.py`` in a separate process; otherwise, times recorded on an H200 are shown and labelled as
 such. Numba chooses between simulator and GPU once per process, so call `begin` before anything else.
-
-One module because the notebooks import it under one name, and nothing else uses its functions.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ import ast
 import datetime
 import difflib
 import fcntl
-import io
 import json
 import os
 import platform
@@ -24,7 +21,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,11 +81,6 @@ def begin(on_gpu: bool = False) -> None:
     on_gpu : bool
         Run kernels on the GPU if there is one. By default they run on the simulator, which can step and trace them, and
         only `measure` uses a GPU.
-
-    Raises
-    ------
-    RuntimeError
-        if Numba was imported before, with the other choice.
     """
     simulated = not (on_gpu and has_gpu())
     if "numba" in sys.modules and simulator_requested() != simulated:
@@ -116,28 +108,16 @@ def _show_figures() -> None:
         return
     from matplotlib.figure import Figure
 
-    def png(figure: Figure) -> bytes:
-        file = io.BytesIO()
-        figure.savefig(file, format="png", dpi=DOTS_PER_INCH)
-        return file.getvalue()
+    from .harness.pictures import png
 
-    shell.display_formatter.formatters["image/png"].for_type(Figure, png)
+    shell.display_formatter.formatters["image/png"].for_type(Figure, partial(png, dpi=DOTS_PER_INCH))
 
 
 class Listing:
-    """Text that a notebook displays as code.
-
-    Attributes
-    ----------
-    text, language : str
-        The text and its language.
-    """
+    """Text that a notebook displays as code."""
 
     def __init__(self, text: str, language: str) -> None:
         self.text, self.language = text, language
-
-    def __str__(self) -> str:
-        return self.text
 
     def __repr__(self) -> str:
         return self.text
@@ -174,11 +154,6 @@ def source(name: str, function: str | None = None, doc: bool = False) -> Listing
         Return only this function or class of the module.
     doc : bool
         Include the module's docstring, which explains the cost and gain of a stage.
-
-    Raises
-    ------
-    ValueError
-        if there is no such stage, module or function.
     """
     text = _file(name).read_text(encoding="utf-8")
     if function is None:
@@ -201,11 +176,6 @@ def difference(before: str, after: str, context: int = 2) -> Listing:
         Names as for `source`.
     context : int
         Unchanged lines to show around a change.
-
-    Raises
-    ------
-    ValueError
-        if there is no such stage or module.
     """
     old, new = (_code(name).splitlines(keepends=True) for name in (before, after))
     changes = difflib.unified_diff(old, new, f"{before}.py", f"{after}.py", n=context)
@@ -265,11 +235,6 @@ def recorded(name: str) -> pd.DataFrame:
     -------
     DataFrame
         The table; ``attrs["source"]`` gives GPU, date and commit if a file beside it records them.
-
-    Raises
-    ------
-    FileNotFoundError
-        if there is no such file.
     """
     import pandas as pd
 
@@ -308,13 +273,6 @@ def measure(*stages: str, shape: tuple[int, int, int] = SHAPE, precisions: Seque
     -------
     DataFrame
         Rows and columns of ``results.csv``; ``attrs["source"]`` gives their origin.
-
-    Raises
-    ------
-    ValueError
-        if there is no recorded time for a stage and shape.
-    RuntimeError
-        if the benchmark fails; the message contains its output.
     """
     import pandas as pd
 
@@ -420,11 +378,6 @@ def compare(results: pd.DataFrame) -> pd.DataFrame:
         One row per stage: bottleneck and milliseconds predicted by the model (`numba_gemm.models.prediction`) from
         measured ceilings, if it covers the stage; measured milliseconds, TFLOP/s, fractions of the FP32 peak and of
         cuBLAS's speed, and the gain over the previous row.
-
-    Raises
-    ------
-    ValueError
-        if the results are empty or of several shapes.
     """
     import pandas as pd
 
@@ -441,31 +394,22 @@ def compare(results: pd.DataFrame) -> pd.DataFrame:
     shape = Shape(*map(int, shapes.iloc[0]))
     gpu = results.attrs["environment"]["gpu"]
     ceilings = _ceilings(gpu["name"])
-    lines: list[dict[str, Any]] = []
-    before = None
+    lines: list[tuple[Any, ...]] = []
+    before, nan = None, float("nan")
     for row in records(results[results["precision"] == "ieee"]):
         if row["status"] != OK:
             print(f"{row['stage']} was not timed: {row['status']}, {row['note']}")
             continue
-        found = stage_of(row) if row["stage"] in WAYS else None
-        stage = row["stage"] in STAGES
-        made = None
-        if found is not None:
+        stage, made = row["stage"] in STAGES, None
+        if row["stage"] in WAYS and (found := stage_of(row)) is not None:
             in_l2 = keeps(gpu["l2_bytes"], shape, cold=False)
             made = predict(*found, *shape, ceilings, in_l2=in_l2, sm_count=gpu["multiprocessors"])
-        lines.append(
-            {
-                "stage": row["stage"],
-                "bound by": made.binding if made else "",
-                "predicted ms": round(1e3 * made.seconds, 3) if made else float("nan"),
-                "measured ms": round(row["median_us"] / 1e3, 3),
-                "TFLOP/s": round(row["gflops"] / 1e3, 1),
-                "of peak": f"{row['percent_of_peak']:.0f} %",
-                "of cuBLAS": round(row["ratio_to_cublas"], 2),
-                "gain": round(before / row["median_us"], 2) if before and stage else float("nan"),
-            }
-        )
+        predicted = (made.binding, round(1e3 * made.seconds, 3)) if made else ("", nan)
+        speed = (round(row["gflops"] / 1e3, 1), f"{row['percent_of_peak']:.0f} %", round(row["ratio_to_cublas"], 2))
+        gain = round(before / row["median_us"], 2) if before and stage else nan
+        lines.append((row["stage"], *predicted, round(row["median_us"] / 1e3, 3), *speed, gain))
         before = row["median_us"] if stage else before
-    made_frame = pd.DataFrame(lines).set_index("stage")
-    made_frame.attrs.update(results.attrs)
-    return made_frame
+    columns = ["stage", "bound by", "predicted ms", "measured ms", "TFLOP/s", "of peak", "of cuBLAS", "gain"]
+    table = pd.DataFrame(lines, columns=columns).set_index("stage")
+    table.attrs.update(results.attrs)
+    return table

@@ -63,10 +63,7 @@ def seed(text: str) -> int:
 
 
 def make_folder(path: Path) -> None:
-    """Make the folder of ``--out``, and raise `UsageError` if files cannot be written there.
-
-    Call this before any measurement.
-    """
+    """Make the folder of ``--out``; before any measurement, raise `UsageError` if files cannot be written there."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
@@ -76,15 +73,10 @@ def make_folder(path: Path) -> None:
 
 
 def write_files(folder: Path, contents: Mapping[str, str | bytes]) -> None:
-    """Write files that belong together into a folder, text as UTF-8.
+    """Write files that belong together into a folder, text as UTF-8, or raise `UsageError`.
 
     They are written to temporary files and then renamed, so that a full disk leaves the previous files intact. The
     folder is locked meanwhile: if two processes write the same files, one process's set remains, never a mixture.
-
-    Raises
-    ------
-    UsageError
-        if the files cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

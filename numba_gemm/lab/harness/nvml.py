@@ -27,25 +27,13 @@ THROTTLE_REASONS = {
 
 @dataclass(frozen=True)
 class Nvml:
-    """NVML queries that the harness makes of one GPU.
+    """NVML queries that the harness makes of one GPU."""
 
-    Attributes
-    ----------
-    driver : str
-        Release of the driver.
-    max_sm_clock_mhz : int
-        Highest clock of the multiprocessors.
-    sm_clock_mhz, reasons : callable
-        Return the current clock, and the bits of `THROTTLE_REASONS`.
-    energy_mj : callable, optional
-        Returns the energy that the GPU has taken since the driver was loaded, in millijoules.
-    """
-
-    driver: str
+    driver: str  # its release
     max_sm_clock_mhz: int
-    sm_clock_mhz: Callable[[], int]
-    reasons: Callable[[], int]
-    energy_mj: Callable[[], int] | None = None
+    sm_clock_mhz: Callable[[], int]  # the current clock
+    reasons: Callable[[], int]  # bits of `THROTTLE_REASONS`
+    energy_mj: Callable[[], int] | None = None  # millijoules that the GPU has taken since the driver was loaded
 
 
 def open_nvml(uuid: str) -> Nvml | None:
