@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from numba_gemm.api import tiled_sgemm
 from numba_gemm.device.units import ceil_div
+from numba_gemm.gemm.precision import IEEE, runnable
 from numba_gemm.lab.harness.experiment import Experiment, Unavailable, so_far
+from numba_gemm.runtime.device import current_device, device_properties
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -79,8 +82,6 @@ def measured(ks: Sequence[int], extent: int, seed: int, precisions: Sequence[str
     """Yield one row per distribution, K and precision; cuBLAS's FP32 is called ``cublas``."""
     import torch
 
-    from numba_gemm.api import tiled_sgemm
-
     torch.backends.cuda.matmul.allow_tf32 = False
     for distribution in DISTRIBUTIONS:
         for k in ks:
@@ -102,9 +103,6 @@ def accuracy(extent: int = EXTENT, seed: int = 1) -> Iterator[pd.DataFrame]:
     seed : int
         Seed of the operands.
     """
-    from numba_gemm.gemm.precision import IEEE, runnable
-    from numba_gemm.runtime.device import current_device, device_properties
-
     precisions = runnable(device_properties(current_device()).cc)
     if set(precisions) <= {IEEE}:
         raise Unavailable("this needs a GPU of compute capability 9.0")

@@ -252,26 +252,23 @@ class DeviceBuffers:
     @functools.cached_property
     def matrices(self) -> tuple[Matrix, Matrix, Matrix]:
         """A, B and C as arguments of the launcher."""
-        return self._matrix(self.a), self._matrix(self.b), self._matrix(self.c)
 
-    def _matrix(self, array: Any) -> Matrix:
-        rows, cols = (int(extent) for extent in array.shape)
-        strides = {"row_stride": FLOAT32_BYTES * cols, "col_stride": FLOAT32_BYTES}
-        return Matrix(self.library.address(array), rows, cols, **strides, device=current_device(), owner=array)
+        def matrix(array: Any) -> Matrix:
+            rows, cols = (int(extent) for extent in array.shape)
+            strides = {"row_stride": FLOAT32_BYTES * cols, "col_stride": FLOAT32_BYTES}
+            return Matrix(self.library.address(array), rows, cols, **strides, device=current_device(), owner=array)
 
-    def torch_views(self, torch: Any) -> tuple[Any, Any, Any]:
+        return matrix(self.a), matrix(self.b), matrix(self.c)
+
+    def torch_views(self, torch: Any) -> tuple[Any, ...]:
         """A, B and C as PyTorch tensors that share their memory."""
-        if self.library.name == "torch":
-            return self.a, self.b, self.c
-        a, b, c = (torch.as_tensor(array, device="cuda") for array in (self.a, self.b, self.c))
-        return a, b, c
+        arrays = (self.a, self.b, self.c)
+        return arrays if self.library.name == "torch" else tuple(torch.as_tensor(x, device="cuda") for x in arrays)
 
-    def cupy_views(self, cupy: Any) -> tuple[Any, Any, Any]:
+    def cupy_views(self, cupy: Any) -> tuple[Any, ...]:
         """A, B and C as CuPy arrays that share their memory."""
-        if self.library.name == "cupy":
-            return self.a, self.b, self.c
-        a, b, c = (cupy.asarray(array) for array in (self.a, self.b, self.c))
-        return a, b, c
+        arrays = (self.a, self.b, self.c)
+        return arrays if self.library.name == "cupy" else tuple(cupy.asarray(x) for x in arrays)
 
     def host_copies(self) -> tuple[np.ndarray, np.ndarray]:
         """Copy A and B to the host."""

@@ -19,6 +19,8 @@ from cuda.bindings import driver
 from numba import cuda, float32, uint32
 
 from numba_gemm.device.vector import load4, store4
+from numba_gemm.lab.bench.buffers import on_device
+from numba_gemm.lab.bench.verify import call_on_nan
 from numba_gemm.lab.harness import environment
 from numba_gemm.lab.harness.command import at_least_one
 from numba_gemm.lab.harness.environment import GRAPHS
@@ -149,7 +151,7 @@ def compiled(name: str, cc: tuple[int, int]) -> Cubin:
     """Compile the kernel of a rate for a compute capability; needs no GPU."""
     from numba.cuda import types
 
-    from numba_gemm.device.matrix import MatrixType
+    from numba_gemm.device.matrix import MatrixType  # which the simulator lacks
 
     scalar, matrix = types.float32, MatrixType(True)
     signatures = {
@@ -229,9 +231,6 @@ def ceilings(rounds: int = 15) -> pd.DataFrame:
     rounds : int
         Samples of each measurement.
     """
-    from numba_gemm.lab.bench.buffers import on_device
-    from numba_gemm.lab.bench.verify import call_on_nan
-
     device = current_device()
     properties = device_properties(device)
     try:

@@ -13,22 +13,28 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
+from cuda.bindings import driver
 
+from numba_gemm.inspect import ffma, report, sass
+from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.kernels.ladder.stage import LadderStage, TileConfig
+from numba_gemm.lab.bench.buffers import DeviceBuffers, on_device
 from numba_gemm.lab.bench.cases import Shape, parse_shape
+from numba_gemm.lab.bench.contenders import cublas
 from numba_gemm.lab.bench.results import CUBLAS
+from numba_gemm.lab.bench.verify import Reference, call_on_nan
 from numba_gemm.lab.harness.command import UsageError
 from numba_gemm.lab.harness.environment import GRAPHS
 from numba_gemm.lab.harness.experiment import Experiment
+from numba_gemm.models.roofline import gemm_flops
+from numba_gemm.runtime.compiler import Cubin, target
+from numba_gemm.runtime.device import current_device, device_properties
+from numba_gemm.runtime.driver import launch_kernel, load_kernel
+from numba_gemm.runtime.timing import Call, time_interleaved
 from numba_gemm.simulator.probe import driver_error
-
-if TYPE_CHECKING:
-    from numba_gemm.kernels.ladder.stage import LadderStage, TileConfig
-    from numba_gemm.lab.bench.buffers import DeviceBuffers
-    from numba_gemm.runtime.compiler import Cubin
-    from numba_gemm.runtime.timing import Call
 
 DEFAULT_SHAPE = Shape(4096, 4096, 4096)
 DEFAULT_CC = (9, 0)
@@ -75,8 +81,6 @@ def on_read_only_path(cubin: Cubin) -> Cubin:
     """Link a kernel again from its `read_only` PTX; registers are 0 if the linker has it cached and does not say."""
     from cuda.core import Linker, LinkerOptions, ObjectCode
 
-    from numba_gemm.runtime.compiler import target
-
     ptx = read_only(cubin.ptx)
     options = LinkerOptions(arch=target(cubin.cc), ptxas_options=["-v"])
     linker = Linker(ObjectCode.from_ptx(ptx.encode()), options=options)
@@ -88,8 +92,6 @@ def on_read_only_path(cubin: Cubin) -> Cubin:
 
 def variants(stage: LadderStage, config: TileConfig, cc: tuple[int, int]) -> Iterator[Variant]:
     """Compile every variant of a configuration, starting with the unchanged one."""
-    from numba_gemm.inspect import ffma, report
-
     for ordered in ffma.orders(stage, config):
         yield Variant(stage, config, ordered, ORDINARY, report.compiled(stage, ordered, cc).cubin)
     own = report.compiled(stage, config, cc).cubin
@@ -99,8 +101,6 @@ def variants(stage: LadderStage, config: TileConfig, cc: tuple[int, int]) -> Ite
 
 def static_row(variant: Variant) -> dict[str, Any]:
     """Analyse a variant's SASS, if nvdisasm is available to print it."""
-    from numba_gemm.inspect import ffma, report, sass
-
     kernel = variant.stage.usual_kernel(variant.config)
     made = report.Compiled(variant.stage, variant.config, True, variant.cubin, kernel, variant.stage.precisions[0])
     about: dict[str, Any] = {"stage": variant.stage.name, "config": variant.own.name, "order": variant.config.order}
@@ -115,10 +115,6 @@ class Loaded:
     """A variant on the current device with packed arguments; the launcher compiles only unchanged stages."""
 
     def __init__(self, variant: Variant, buffers: DeviceBuffers) -> None:
-        from cuda.bindings import driver
-
-        from numba_gemm.runtime.driver import load_kernel
-
         a, b, c = buffers.matrices
         stage, config, cubin = variant.stage, variant.config, variant.cubin
         self.registers = cubin.registers
@@ -128,20 +124,11 @@ class Loaded:
         self.shared = config.dynamic_shared
 
     def __call__(self, stream: int) -> None:
-        """Enqueue one launch."""
-        from numba_gemm.runtime.driver import launch_kernel
-
         launch_kernel(self.function, self.grid, self.block, self.shared, stream, self.words)
 
 
 def measured(found: Sequence[Variant], shape: Shape, rounds: int) -> pd.DataFrame:
     """Check and time variants and cuBLAS: one row each, with ``status``, ``error_in_bounds``, ``us`` and ``tflops``."""
-    from numba_gemm.lab.bench.buffers import DeviceBuffers, on_device
-    from numba_gemm.lab.bench.contenders import cublas
-    from numba_gemm.lab.bench.verify import Reference, call_on_nan
-    from numba_gemm.models.roofline import gemm_flops
-    from numba_gemm.runtime.timing import time_interleaved
-
     with on_device() as (library, stream):
         buffers = DeviceBuffers.random(library, shape, SEED)
         if not all(matrix.layout.aligned for matrix in buffers.matrices):
@@ -179,8 +166,6 @@ def compared(frame: pd.DataFrame) -> pd.DataFrame:
 
 def chosen(names: Sequence[str]) -> list[LadderStage]:
     """Return the stages of these names that have `LadderStage.ordered`; without names, all."""
-    from numba_gemm.kernels.ladder import STAGES
-
     known = {stage.name: stage for stage in STAGES.values() if stage.ordered}
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"{', '.join(unknown)}: no stage that takes an order; those are {', '.join(known)}")
@@ -209,8 +194,6 @@ def orders(
     static : bool
         Only compile, for compute capability 9.0, as where there is no GPU.
     """
-    from numba_gemm.runtime.device import current_device, device_properties
-
     static = static or driver_error() is not None
     cc = DEFAULT_CC if static else device_properties(current_device()).cc
     found = [

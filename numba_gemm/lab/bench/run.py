@@ -282,15 +282,12 @@ def best_of_cublas(candidates: Sequence[Candidate]) -> list[Candidate]:
     if len(baselines) < 2:
         return list(candidates)
     best = min(baselines, key=lambda c: c.samples.median if c.samples else math.inf)
-    others = [f"through {c.contender.via}: {outcome(c)}" for c in baselines if c is not best]
-    best.note = "; ".join(filter(None, [best.note, *others]))
+    for c in baselines:
+        if c is not best:
+            result = f"{c.samples.median:.6g} us" if c.samples else c.status
+            said = f"through {c.contender.via}: {', '.join(filter(None, [result, c.note]))}"
+            best.note = "; ".join(filter(None, [best.note, said]))
     return [c for c in candidates if c not in baselines or c is best]
-
-
-def outcome(candidate: Candidate) -> str:
-    """Describe the outcome of a candidate in a few words."""
-    result = f"{candidate.samples.median:.6g} us" if candidate.samples else candidate.status
-    return ", ".join(filter(None, [result, candidate.note]))
 
 
 def rows(plan: Plan, shape: Shape, candidates: Sequence[Candidate], clocks: ClockSamples) -> list[dict[str, Any]]:
@@ -312,9 +309,7 @@ def row(
     values: dict[str, Any] = {
         "stage": contender.stage,
         "precision": contender.precision,
-        "m": shape.m,
-        "n": shape.n,
-        "k": shape.k,
+        **shape._asdict(),
         "layout": "nn",  # neither operand is transposed; all are row-major
         "cache": "cold" if plan.cold else "hot",
         "error_in_bounds": candidate.error_in_bounds,
@@ -331,22 +326,14 @@ def row(
     if samples is None:
         return values
     gflops = gemm_flops(*shape) / samples.median * 1e-3
+    values |= {f"{name}_us": getattr(samples, name) for name in ("min", "median", "mean", "max", "p10", "p90")}
     values |= {
-        "min_us": samples.min,
-        "median_us": samples.median,
-        "mean_us": samples.mean,
-        "max_us": samples.max,
-        "p10_us": samples.p10,
-        "p90_us": samples.p90,
         "rounds": len(samples.us),
         "gflops": gflops,
         "ratio_to_cublas": baselines.get(IEEE, math.nan) / samples.median,
         "ratio_to_same_precision": baselines.get(contender.precision, math.nan) / samples.median,
     }
     if not on_host(plan, candidate):
-        values |= {
-            "percent_of_peak": 100 * gflops * 1e9 / plan.peak,
-            "sm_clock_mhz": clocks.median_mhz,
-            "throttle": clocks.throttle,
-        }
+        values |= {"percent_of_peak": 100 * gflops * 1e9 / plan.peak}
+        values |= {"sm_clock_mhz": clocks.median_mhz, "throttle": clocks.throttle}
     return values

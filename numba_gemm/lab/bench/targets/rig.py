@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numba import cuda
 
 from numba_gemm.gemm.precision import IEEE
 from numba_gemm.lab.bench.buffers import DeviceBuffers, HostLibrary, TorchLibrary, optional, uniform
@@ -68,8 +69,6 @@ class Rig:
 
     def synchronize(self) -> None:
         """Wait for all streams, since arrays of some libraries come with a stream of their own."""
-        from numba import cuda
-
         cuda.synchronize()
 
 
