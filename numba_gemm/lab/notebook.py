@@ -76,11 +76,8 @@ def gpu_name() -> str:
 def begin(on_gpu: bool = False) -> None:
     """Choose and print the device of this notebook's kernels, before Numba is imported.
 
-    Parameters
-    ----------
-    on_gpu : bool
-        Run kernels on the GPU if there is one. By default they run on the simulator, which can step and trace them, and
-        only `measure` uses a GPU.
+    With `on_gpu` they run on the GPU if there is one. By default they run on the simulator, which can step and trace
+    them, and only `measure` uses a GPU.
     """
     simulated = not (on_gpu and has_gpu())
     if "numba" in sys.modules and simulator_requested() != simulated:
@@ -168,22 +165,14 @@ def source(name: str, function: str | None = None, doc: bool = False) -> Listing
 
 
 def difference(before: str, after: str, context: int = 2) -> Listing:
-    """Return the unified diff of two stages' code, without docstrings.
-
-    Parameters
-    ----------
-    before, after : str
-        Names as for `source`.
-    context : int
-        Unchanged lines to show around a change.
-    """
+    """Return the unified diff of two stages' code, without docstrings; `context` unchanged lines surround a change."""
     old, new = (_code(name).splitlines(keepends=True) for name in (before, after))
     changes = difflib.unified_diff(old, new, f"{before}.py", f"{after}.py", n=context)
     return Listing("".join(changes), "diff")
 
 
 def check(answer: Callable[..., Any], *cases: tuple[tuple[Any, ...], Any]) -> bool:
-    """Check the answer to an exercise, and print the first case that fails.
+    """Check the answer to an exercise, and print the first case that fails; return True if none does.
 
     Parameters
     ----------
@@ -191,11 +180,6 @@ def check(answer: Callable[..., Any], *cases: tuple[tuple[Any, ...], Any]) -> bo
         The reader's function; None as its result means that it is not answered yet.
     *cases : tuple of (arguments, expected)
         Arguments and the expected result. Floats and arrays must agree within 1e-5, other results must be equal.
-
-    Returns
-    -------
-    bool
-        True if all cases pass.
     """
     import numpy as np
 
@@ -224,17 +208,9 @@ def _short(value: Any) -> str:
 
 
 def recorded(name: str) -> pd.DataFrame:
-    """Return a table that was recorded on an H200.
+    """Return a table that was recorded on an H200; ``attrs["source"]`` gives GPU, date and commit, if they are known.
 
-    Parameters
-    ----------
-    name : str
-        A file in ``results/h200``, such as "latest/results.csv" or "memory_lab/transfers.csv".
-
-    Returns
-    -------
-    DataFrame
-        The table; ``attrs["source"]`` gives GPU, date and commit if a file beside it records them.
+    `name` is a file in ``results/h200``, such as "latest/results.csv" or "memory_lab/transfers.csv".
     """
     import pandas as pd
 
@@ -260,6 +236,8 @@ def _tell(frame: pd.DataFrame, environment: dict[str, Any], how: str) -> None:
 def measure(*stages: str, shape: tuple[int, int, int] = SHAPE, precisions: Sequence[str] = ()) -> pd.DataFrame:
     """Time stages and cuBLAS on this machine's GPU; without one, return times recorded on an H200.
 
+    The table has the rows and columns of ``results.csv``; ``attrs["source"]`` gives their origin.
+
     Parameters
     ----------
     *stages : str
@@ -268,11 +246,6 @@ def measure(*stages: str, shape: tuple[int, int, int] = SHAPE, precisions: Seque
         M, N and K.
     precisions : sequence of str
         Precisions of `tiled_sgemm` in addition to FP32; they apply to "auto".
-
-    Returns
-    -------
-    DataFrame
-        Rows and columns of ``results.csv``; ``attrs["source"]`` gives their origin.
     """
     import pandas as pd
 
@@ -363,21 +336,11 @@ def _ceilings(gpu: str) -> Ceilings:
 
 
 def compare(results: pd.DataFrame) -> pd.DataFrame:
-    """Compare predicted and measured times of the stages in a table of `measure`.
+    """Compare predicted and measured times of the stages in a table of `measure`, of one shape.
 
-    Stages without times, for example for want of a compute capability, are omitted and printed with the reason.
-
-    Parameters
-    ----------
-    results : DataFrame
-        Results of one shape.
-
-    Returns
-    -------
-    DataFrame
-        One row per stage: bottleneck and milliseconds predicted by the model (`numba_gemm.models.prediction`) from
-        measured ceilings, if it covers the stage; measured milliseconds, TFLOP/s, fractions of the FP32 peak and of
-        cuBLAS's speed, and the gain over the previous row.
+    Each stage has a row: bottleneck and milliseconds predicted by the model (`numba_gemm.models.prediction`) from
+    measured ceilings, if it covers the stage; measured milliseconds, TFLOP/s, fractions of the FP32 peak and of
+    cuBLAS's speed, and the gain over the previous row. Stages without times are printed with the reason.
     """
     import pandas as pd
 

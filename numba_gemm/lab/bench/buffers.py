@@ -29,6 +29,7 @@ class HostLibrary:
     """NumPy: arrays of the simulator, and the reference's arithmetic if no GPU library is installed."""
 
     name = "numpy"
+    xp: Any = np  # a module with NumPy's functions
 
     def from_host(self, host: np.ndarray) -> Any:
         return host.copy()
@@ -40,7 +41,7 @@ class HostLibrary:
         array[...] = self.from_host(host)
 
     def empty(self, rows: int, cols: int) -> Any:
-        return np.empty((rows, cols), np.float32)
+        return self.xp.empty((rows, cols), np.float32)
 
     def fill_nan(self, array: Any) -> None:
         array.fill(np.nan)
@@ -59,7 +60,7 @@ class HostLibrary:
         return array.astype(np.float32)
 
     def median(self, array: Any) -> float:
-        return float(np.median(array))
+        return float(self.xp.median(array))
 
     @contextmanager
     def stream(self) -> Iterator[int]:
@@ -97,22 +98,16 @@ class CupyLibrary(DeviceLibrary):
     name = "cupy"
 
     def __init__(self, cupy: Any) -> None:
-        self.cupy = cupy
+        self.xp = cupy
 
     def from_host(self, host: np.ndarray) -> Any:
-        return self.cupy.asarray(host)
+        return self.xp.asarray(host)
 
     def to_host(self, array: Any) -> np.ndarray:
-        return self.cupy.asnumpy(array)
-
-    def empty(self, rows: int, cols: int) -> Any:
-        return self.cupy.empty((rows, cols), self.cupy.float32)
-
-    def median(self, array: Any) -> float:
-        return float(self.cupy.median(array))
+        return self.xp.asnumpy(array)
 
     def release(self) -> None:
-        self.cupy.get_default_memory_pool().free_all_blocks()
+        self.xp.get_default_memory_pool().free_all_blocks()
 
 
 class TorchLibrary(DeviceLibrary):

@@ -21,19 +21,17 @@ from cuda.bindings import driver
 from numba_gemm.inspect import ffma, report, sass
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder.stage import LadderStage, TileConfig
-from numba_gemm.lab.bench.buffers import DeviceBuffers, on_device
+from numba_gemm.lab.bench.buffers import DeviceBuffers, choose_library
 from numba_gemm.lab.bench.cases import Shape, parse_shape
-from numba_gemm.lab.bench.contenders import cublas
-from numba_gemm.lab.bench.results import CUBLAS
-from numba_gemm.lab.bench.verify import Reference, call_on_nan
+from numba_gemm.lab.bench.contenders import Bound, Contender, cublas
+from numba_gemm.lab.bench.results import CUBLAS, FAILURES
+from numba_gemm.lab.bench.run import NONE, Plan, run
 from numba_gemm.lab.harness.command import UsageError
 from numba_gemm.lab.harness.environment import GRAPHS
 from numba_gemm.lab.harness.experiment import Experiment
-from numba_gemm.models.roofline import gemm_flops
 from numba_gemm.runtime.compiler import Cubin, target
 from numba_gemm.runtime.device import current_device, device_properties
-from numba_gemm.runtime.driver import launch_kernel, load_kernel
-from numba_gemm.runtime.timing import Call, time_interleaved
+from numba_gemm.runtime.driver import device_scope, launch_kernel, load_kernel
 from numba_gemm.simulator.probe import driver_error
 
 DEFAULT_SHAPE = Shape(4096, 4096, 4096)
@@ -56,11 +54,6 @@ class Variant:
     config: TileConfig
     loads_by: str
     cubin: Cubin
-
-    @property
-    def label(self) -> str:
-        """Return a unique name."""
-        return f"{self.stage.name} {self.config.name} {self.loads_by}"
 
 
 def read_only(ptx: str) -> str:
@@ -117,7 +110,6 @@ class Loaded:
     def __init__(self, variant: Variant, buffers: DeviceBuffers) -> None:
         a, b, c = buffers.matrices
         stage, config, cubin = variant.stage, variant.config, variant.cubin
-        self.registers = cubin.registers
         self.function = driver.CUfunction(load_kernel(cubin, c.device, config.dynamic_shared))
         self.words = (1.0, *a.words, *b.words, 0.0, *c.words)
         self.grid, self.block = (*stage.grid(config, c.rows, c.cols), 1), (*stage.block(config), 1)
@@ -129,32 +121,22 @@ class Loaded:
 
 def measured(found: Sequence[Variant], shape: Shape, rounds: int) -> pd.DataFrame:
     """Check and time variants and cuBLAS: one row each, with ``status``, ``error_in_bounds``, ``us`` and ``tflops``."""
-    with on_device() as (library, stream):
-        buffers = DeviceBuffers.random(library, shape, SEED)
-        if not all(matrix.layout.aligned for matrix in buffers.matrices):
-            raise UsageError(f"the kernels measured here take aligned operands: N and K multiples of 4, not {shape}")
-        reference = Reference(buffers)
-        rows: dict[str, dict[str, Any]] = {}
-        calls: dict[str, Call] = {}
-        for variant in found:
-            loaded = Loaded(variant, buffers)
-            rows[variant.label] = static_row(variant) | {"registers": loaded.registers}
-            calls[variant.label] = loaded
-        for contender in cublas():
-            name = f"{CUBLAS} {contender.via}"
-            rows[name] = {"stage": CUBLAS, "config": contender.via}
-            calls[name] = contender.bind(buffers).call
-        for name in list(calls):
-            call_on_nan(library, buffers.c, calls[name], stream)
-            verdict = reference.compare(buffers.c)
-            rows[name] |= {"status": "ok" if verdict.ok else "wrong", "error_in_bounds": verdict.in_bounds}
-            if not verdict.ok:
-                del calls[name]
-        for name, samples in time_interleaved(calls, stream=stream, rounds=rounds, seed=SEED).items():
-            tflops = gemm_flops(*shape) / samples.median * 1e-6
-            rows[name] |= {"us": samples.median, "p10_us": samples.p10, "p90_us": samples.p90, "tflops": tflops}
-    frame = pd.DataFrame(rows.values())
-    return frame if "tflops" in frame else frame.assign(tflops=math.nan)
+    if shape.n % 4 or shape.k % 4:
+        raise UsageError(f"the kernels measured here take aligned operands: N and K multiples of 4, not {shape}")
+
+    def contender(variant: Variant) -> Contender:
+        bind = lambda buffers: Bound(Loaded(variant, buffers))  # noqa: E731
+        return Contender(variant.stage.name, bind, via=variant.loads_by, config=variant.config.name)
+
+    library, contenders = choose_library(simulated=False), (*map(contender, found), *cublas())
+    plan = Plan([shape], contenders, library, SEED, simulated=False, rounds=rounds, steady=NONE)
+    with device_scope(current_device()):
+        (timed,) = run(plan)
+    rows = [static_row(variant) | {"registers": variant.cubin.registers} for variant in found]
+    rows += [{"stage": CUBLAS, "config": via} for via in timed["via"][len(found) :]]
+    kept = timed[["status", "error_in_bounds", "median_us", "p10_us", "p90_us", "note"]]
+    kept = kept.rename(columns={"median_us": "us"}).assign(tflops=timed["gflops"] / 1000)
+    return pd.DataFrame(rows).join(kept)
 
 
 def compared(frame: pd.DataFrame) -> pd.DataFrame:
@@ -210,7 +192,7 @@ def orders(
 
 def claims(frame: pd.DataFrame) -> dict[str, bool]:
     """Check the results of all variants, unless they were only compiled."""
-    return {"every product is correct": bool((frame["status"] != "wrong").all())} if "status" in frame else {}
+    return {"every product is correct": not frame["status"].isin(FAILURES).any()} if "status" in frame else {}
 
 
 EXPERIMENT = Experiment(

@@ -14,20 +14,8 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from numba_gemm.gemm.precision import IEEE
+from numba_gemm.lab.bench import results
 from numba_gemm.lab.bench.compare import FASTER, REGRESSIONS, SAME, SLOWER
-from numba_gemm.lab.bench.results import (
-    AUTO,
-    CUBLAS,
-    ERROR,
-    FAILURES,
-    OK,
-    UNSUPPORTED,
-    WRONG,
-    fastest,
-    names_in,
-    of_float32,
-    records,
-)
 from numba_gemm.lab.bench.tables import (
     MISSING,
     SHAPE,
@@ -68,7 +56,7 @@ MOST_TIMES = 60  # lines of the table of times on a terminal; beyond, those of t
 PIPE_WIDTH = 160
 
 # Verdict on a configuration, the worst first.
-VERDICTS = {WRONG: "wrong", ERROR: "error", OK: "correct", UNSUPPORTED: "unsupported"}
+VERDICTS = {results.WRONG: "wrong", results.ERROR: "error", results.OK: "correct", results.UNSUPPORTED: "unsupported"}
 
 PRECISION = text("precision")
 RATIO, PEAK = figure("ratio", "ratio_to_cublas", number, 3), figure("of peak", "percent_of_peak", number, 1, " %")
@@ -83,8 +71,8 @@ def worst_error(rows: Sequence[Row]) -> str:
 
 def verdict_table(frame: pd.DataFrame) -> Table:
     """Verdicts, one line per stage and one column per shape, and the worst error; for runs without times."""
-    rows = records(frame)
-    shapes = names_in(rows, "shape")
+    rows = results.records(frame)
+    shapes = results.names_in(rows, "shape")
     lines = []
     for stage, precision in dict.fromkeys((row["stage"], row["precision"]) for row in rows):
         mine = [row for row in rows if (row["stage"], row["precision"]) == (stage, precision)]
@@ -101,10 +89,10 @@ def speed_table(frame: pd.DataFrame) -> Table:
 
 def pivot(frame: pd.DataFrame, column: str, title: str, show: Callable[[float], str]) -> Table:
     """Table of one column of the results, with shapes as rows and stages as columns."""
-    rows = records(frame)
-    stages = names_in(rows, "stage")
-    values = {(row["shape"], row["stage"]): row[column] for row in records(fastest(frame))}
-    shapes = names_in(rows, "shape")
+    rows = results.records(frame)
+    stages = results.names_in(rows, "stage")
+    values = {(row["shape"], row["stage"]): row[column] for row in results.records(results.fastest(frame))}
+    shapes = results.names_in(rows, "shape")
     lines = [[shape, *(show(values.get((shape, stage), math.nan)) for stage in stages)] for shape in shapes]
     return Table(title, ["M x N x K", *stages], lines, left=["M x N x K"])
 
@@ -113,14 +101,14 @@ def times_table(frame: pd.DataFrame) -> Table:
     """Shortest, mean and longest time of each stage and shape, with its speed."""
     times = [figure(f"{name} us", f"{name}_us", significant, 4) for name in ("min", "mean", "max")]
     title = "Times per call, replayed in turns"
-    return table(title, records(fastest(frame)), SHAPE, STAGE, PRECISION, *times, SPEED, PEAK)
+    return table(title, results.records(results.fastest(frame)), SHAPE, STAGE, PRECISION, *times, SPEED, PEAK)
 
 
 def steady_table(frame: pd.DataFrame) -> Table:
     """Speed of each contender alone at its steady state, of plain calls, and of replays in turns with the others."""
     return table(
         "Each contender alone at its steady state (ratios to cuBLAS SGEMM)",
-        (row for row in records(fastest(frame)) if not math.isnan(row["steady_us"])),
+        (row for row in results.records(results.fastest(frame)) if not math.isnan(row["steady_us"])),
         *(SHAPE, STAGE, PRECISION),
         figure("GFLOP/s alone", "steady_gflops", speed),
         figure("ratio", "steady_ratio_to_cublas", number, 3),
@@ -135,9 +123,9 @@ def steady_table(frame: pd.DataFrame) -> Table:
 
 def summary_table(frame: pd.DataFrame) -> Table:
     """Best speed of each stage, with the earlier figures."""
-    rows, timed = records(frame), records(fastest(frame))
+    rows, timed = results.records(frame), results.records(results.fastest(frame))
     lines = []
-    for stage in names_in(rows, "stage"):
+    for stage in results.names_in(rows, "stage"):
         every, mine = ([row for row in of if row["stage"] == stage] for of in (rows, timed))
         cells = [", ".join(sorted({row["status"] for row in every})), MISSING, MISSING, MISSING]
         if mine:
@@ -151,10 +139,10 @@ def summary_table(frame: pd.DataFrame) -> Table:
 
 def precision_table(frame: pd.DataFrame) -> Table:
     """Speed and error of every precision, one line per shape and precision; FP32 for comparison."""
-    chosen = frame[(frame["precision"] != IEEE) | frame["stage"].isin((AUTO, CUBLAS))]
+    chosen = frame[(frame["precision"] != IEEE) | frame["stage"].isin((results.AUTO, results.CUBLAS))]
     return table(
         "Precisions (ratios to cuBLAS FP32, and to cuBLAS in the same precision; errors over abs(A) @ abs(B))",
-        records(fastest(chosen)),
+        results.records(results.fastest(chosen)),
         *(SHAPE, PRECISION, text("stage", "by"), SPEED, RATIO),
         figure("to its own", "ratio_to_same_precision", number, 3),
         figure("median error", "error_median", significant, 2),
@@ -167,15 +155,15 @@ def problem_lines(frame: pd.DataFrame) -> list[str]:
     said = "{name} at {shape}: {status}, not timed. {note}"
     return [
         said.format(**row | {"name": f"{row['stage']} {row['config']}".strip(), "status": row["status"].upper()})
-        for row in records(frame)
-        if row["status"] in FAILURES
+        for row in results.records(frame)
+        if row["status"] in results.FAILURES
     ]
 
 
 def changes_table(compared: pd.DataFrame, simulated: bool = False) -> Table:
     """Table of the rows of a comparison whose verdict is not ``same``; in the simulator, without those of times."""
     unchanged, what = ((SAME, SLOWER, FASTER), "verdicts") if simulated else ((SAME,), "measurements")
-    changed = [row for row in records(compared) if row["verdict"] not in unchanged]
+    changed = [row for row in results.records(compared) if row["verdict"] not in unchanged]
     times = [
         figure("GFLOP/s before", "gflops_old", speed),
         figure("GFLOP/s now", "gflops_new", speed),
@@ -198,7 +186,7 @@ def markdown(
         parts.append(SIMULATOR_NOTICE)
     if problems := problem_lines(frame):
         parts += ["## Wrong or failed", "\n".join(f"- {problem}" for problem in problems)]
-    plain = of_float32(frame)
+    plain = results.of_float32(frame)
     tables = [verdict_table(frame)] if simulated else [speed_table(plain)]
     if plain["ratio_to_cublas"].notna().any() and not simulated:
         title = "Speed in multiples of cuBLAS"
@@ -219,8 +207,8 @@ def show(
     if console is None:  # rich assumes 80 columns for a pipe or a file, and would wrap the tables
         console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
     simulated = bool(environment.get("simulator"))
-    for part in folded(verdict_table(frame) if simulated else speed_table(of_float32(frame)), console.width):
-        console.print(drawn(part, bad=(VERDICTS[WRONG], VERDICTS[ERROR])))
+    for part in folded(verdict_table(frame) if simulated else speed_table(results.of_float32(frame)), console.width):
+        console.print(drawn(part, bad=(VERDICTS[results.WRONG], VERDICTS[results.ERROR])))
     for shown in more_tables(frame, simulated, compared, model, MOST_TIMES):
         console.print(drawn(shown, bad=REGRESSIONS, good=(FASTER,)))
     for note in notes(simulated, model):
@@ -238,7 +226,7 @@ def more_tables(
     most_times: float = math.inf,
 ) -> Iterator[Table]:
     """Yield the tables after the first one; times of the public function and cuBLAS alone if there are too many."""
-    plain = of_float32(frame)
+    plain = results.of_float32(frame)
     if len(plain) < len(frame) and not simulated:
         yield precision_table(frame)
     if frame["steady_us"].notna().any():
@@ -249,7 +237,9 @@ def more_tables(
         yield model
     if not simulated:
         yield summary_table(plain)
-        yield times_table(frame if len(frame) <= most_times else frame[frame["stage"].isin((AUTO, CUBLAS))])
+        yield times_table(
+            frame if len(frame) <= most_times else frame[frame["stage"].isin((results.AUTO, results.CUBLAS))]
+        )
 
 
 def notes(simulated: bool, model: Table | None) -> list[str]:
