@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from cuda.bindings import driver
 from numba import cuda, float32, uint32
 
 from numba_gemm.device.vector import load4, store4
-from numba_gemm.lab.bench.buffers import on_device
+from numba_gemm.lab.bench.buffers import HostLibrary, launcher, on_device
 from numba_gemm.lab.bench.verify import call_on_nan
 from numba_gemm.lab.harness import environment
 from numba_gemm.lab.harness.command import at_least_one
@@ -28,8 +27,7 @@ from numba_gemm.lab.harness.experiment import Experiment, Unavailable
 from numba_gemm.models.prediction import Ceilings, theoretical_ceilings
 from numba_gemm.runtime.compiler import Cubin, compile_cubin
 from numba_gemm.runtime.device import DeviceProperties, current_device, device_properties
-from numba_gemm.runtime.driver import launch_kernel, load_kernel
-from numba_gemm.runtime.timing import Samples, time_interleaved
+from numba_gemm.runtime.timing import Call, Samples, time_interleaved
 from numba_gemm.simulator.switch import device_function
 
 __all__ = ["EXPERIMENT", "FILE", "KERNELS", "ceilings_of", "load", "multiply_add", "read_global", "read_shared"]
@@ -198,26 +196,16 @@ def probes(sm_count: int, l2_bytes: int) -> list[Probe]:
     return [Probe(name, threads, TURNS[name], rows.get(name, 0)) for name in KERNELS]
 
 
-class _Loaded:
-    """A loaded kernel and its buffers; calling it enqueues a launch."""
-
-    def __init__(self, probe: Probe, library: Any, device: int, x: Any) -> None:
-        self.out = library.empty(1, probe.threads)
-        self._memory = x
-        out = _words(library, self.out, 1)
-        parameters: dict[str, tuple[float, ...]] = {
-            "fp32": (float(probe.turns), 1.0, 1.0, *out),
-            "shared": (float(probe.turns), 1.0, *out),
-        }
-        self._words = parameters.get(probe.name) or (float(probe.turns), *_words(library, x, probe.rows), *out)
-        self._kernel = driver.CUfunction(load_kernel(compiled(probe.name, device_properties(device).cc), device))
-        self._grid = (probe.threads // THREADS, 1, 1)
-
-    def __call__(self, stream: int) -> None:
-        launch_kernel(self._kernel, self._grid, (THREADS, 1, 1), 0, stream, self._words)
+def loaded(probe: Probe, library: HostLibrary, device: int, x: Any) -> tuple[Any, Call]:
+    """Return the output of a kernel, and the call that launches it."""
+    out = library.empty(1, probe.threads)
+    operands = {"fp32": (1.0, 1.0), "shared": (1.0,)}.get(probe.name) or _words(library, x, probe.rows)
+    words = (float(probe.turns), *operands, *_words(library, out, 1))
+    kernel = compiled(probe.name, device_properties(device).cc)
+    return out, launcher(kernel, device, (probe.threads // THREADS, 1, 1), (THREADS, 1, 1), words)
 
 
-def _words(library: Any, array: Any, rows: int) -> tuple[int, ...]:
+def _words(library: HostLibrary, array: Any, rows: int) -> tuple[int, ...]:
     """Pack the first rows of an array as a matrix argument of a kernel."""
     cols = int(array.shape[1])
     return (library.address(array), rows, cols, 4 * cols, 4)
@@ -240,15 +228,16 @@ def ceilings(rounds: int = 15) -> pd.DataFrame:
     found = {probe.name: probe for probe in probes(properties.sm_count, properties.l2_bytes)}
     with on_device() as (library, stream):
         x = library.from_host(np.ones((found["dram"].rows, 4 * found["dram"].threads), np.float32))
-        calls = {name: _Loaded(probe, library, device, x) for name, probe in found.items()}
-        for name, call in calls.items():
-            call_on_nan(library, call.out, call, stream)
-            stored = library.to_host(call.out)
-            if not (stored == found[name].expected).all():
+        kernels = {name: loaded(probe, library, device, x) for name, probe in found.items()}  # keeps their outputs
+        for name, (out, call) in kernels.items():
+            call_on_nan(library, out, call, stream)
+            stored, expected = library.to_host(out), found[name].expected
+            if not (stored == expected).all():
                 raise RuntimeError(
-                    f"kernel {name} stored {stored.min()} to {stored.max()}; expected {found[name].expected}: its time "
+                    f"kernel {name} stored {stored.min()} to {stored.max()}; expected {expected}: its time "
                     "means nothing; report this with the GPU's name and the versions of numba-cuda and the driver"
                 )
+        calls = {name: call for name, (_, call) in kernels.items()}
         return rates(found, time_interleaved(calls, stream=stream, rounds=rounds), theory)
 
 

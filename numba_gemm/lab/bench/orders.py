@@ -16,12 +16,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pandas as pd
-from cuda.bindings import driver
 
 from numba_gemm.inspect import ffma, report, sass
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder.stage import LadderStage, TileConfig
-from numba_gemm.lab.bench.buffers import DeviceBuffers, choose_library
+from numba_gemm.lab.bench.buffers import DeviceBuffers, choose_library, launcher
 from numba_gemm.lab.bench.cases import Shape, parse_shape
 from numba_gemm.lab.bench.contenders import Bound, Contender, cublas
 from numba_gemm.lab.bench.results import CUBLAS, FAILURES
@@ -31,7 +30,7 @@ from numba_gemm.lab.harness.environment import GRAPHS
 from numba_gemm.lab.harness.experiment import Experiment
 from numba_gemm.runtime.compiler import Cubin, target
 from numba_gemm.runtime.device import current_device, device_properties
-from numba_gemm.runtime.driver import device_scope, launch_kernel, load_kernel
+from numba_gemm.runtime.driver import device_scope
 from numba_gemm.simulator.probe import driver_error
 
 DEFAULT_SHAPE = Shape(4096, 4096, 4096)
@@ -104,28 +103,18 @@ def static_row(variant: Variant) -> dict[str, Any]:
         return about
 
 
-class Loaded:
-    """A variant on the current device with packed arguments; the launcher compiles only unchanged stages."""
-
-    def __init__(self, variant: Variant, buffers: DeviceBuffers) -> None:
-        a, b, c = buffers.matrices
-        stage, config, cubin = variant.stage, variant.config, variant.cubin
-        self.function = driver.CUfunction(load_kernel(cubin, c.device, config.dynamic_shared))
-        self.words = (1.0, *a.words, *b.words, 0.0, *c.words)
-        self.grid, self.block = (*stage.grid(config, c.rows, c.cols), 1), (*stage.block(config), 1)
-        self.shared = config.dynamic_shared
-
-    def __call__(self, stream: int) -> None:
-        launch_kernel(self.function, self.grid, self.block, self.shared, stream, self.words)
-
-
 def measured(found: Sequence[Variant], shape: Shape, rounds: int) -> pd.DataFrame:
     """Check and time variants and cuBLAS: one row each, with ``status``, ``error_in_bounds``, ``us`` and ``tflops``."""
     if shape.n % 4 or shape.k % 4:
         raise UsageError(f"the kernels measured here take aligned operands: N and K multiples of 4, not {shape}")
 
     def contender(variant: Variant) -> Contender:
-        bind = lambda buffers: Bound(Loaded(variant, buffers))  # noqa: E731
+        def bind(buffers: DeviceBuffers) -> Bound:
+            (a, b, c), stage, config = buffers.matrices, variant.stage, variant.config
+            grid, block = (*stage.grid(config, c.rows, c.cols), 1), (*stage.block(config), 1)
+            words = (1.0, *a.words, *b.words, 0.0, *c.words)
+            return Bound(launcher(variant.cubin, c.device, grid, block, words, config.dynamic_shared))
+
         return Contender(variant.stage.name, bind, via=variant.loads_by, config=variant.config.name)
 
     library, contenders = choose_library(simulated=False), (*map(contender, found), *cublas())
