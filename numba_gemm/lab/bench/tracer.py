@@ -8,7 +8,6 @@ count per instruction differs from the hardware's for copies in which some lanes
 from __future__ import annotations
 
 import os
-import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -56,18 +55,15 @@ def _order() -> dict[str, list[str]]:
 
 def tracer_counted() -> pd.DataFrame:
     """Count all stages with Nsight Compute: one row per stage, kind of access and quantity."""
-    stages, ncu = counters.chosen_stages(), counters.ncu_path()
-    child = [sys.executable, *counters.child(stages, SHAPE)]
-    only = ("-k", counters.kernel_filter(stages))
-    metrics = [*REQUESTS.values(), *SECTORS.values()]
-    raw = counters.profile(ncu, (*counters.COMMON, "--page", "raw", "--metrics", ",".join(metrics), *only), child)
+    stages, metrics = counters.chosen_stages(), ",".join([*REQUESTS.values(), *SECTORS.values()])
+    raw, how = counters.profile((*counters.COMMON, "--page", "raw", "--metrics", metrics), stages, SHAPE)
     page = ncu_pages.table(ncu_pages.own_lines(raw)).iloc[1:]
     rows = []
     for stage, found in ncu_pages.matched(list(zip(page["Kernel Name"], page.to_dict("records"))), stages):
         for quantity, names in (("requests", REQUESTS), ("sectors", SECTORS)):
             for accesses, metric in names.items():
                 rows.append(_row(stage, accesses, quantity, float(found[metric].replace(",", ""))))
-    source = ncu_pages.read_source_page(counters.profile(ncu, (*counters.SOURCE_PAGE, *only), child))
+    source = ncu_pages.read_source_page(counters.profile(counters.SOURCE_PAGE, stages, SHAPE)[0])
     for stage, lines in ncu_pages.matched(source, stages):
         active = ncu_pages.numbers(lines["Predicated-On Thread Instructions Executed"]) > 0
         opcodes = pd.Series([ncu_pages.opcode(line)[0] for line in lines["Source"]], index=lines.index)
@@ -82,7 +78,7 @@ def tracer_counted() -> pd.DataFrame:
                 rows.append(_row(stage, accesses, "requests", ncu_pages.numbers(own["Instructions Executed"]).sum()))
             rows.append(_row(stage, accesses, "wavefronts", ncu_pages.numbers(own["L1 Wavefronts Shared"]).sum()))
     frame = pd.DataFrame(rows)
-    frame.attrs["ncu"] = {"version": counters.ncu_version(ncu)}
+    frame.attrs["ncu"] = how
     return frame
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numba_gemm
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.results import ERROR, OK
-from numba_gemm.lab.bench.targets.rig import Rig, Truth, matrix
+from numba_gemm.lab.bench.targets.rig import Rig, Truth
 from numba_gemm.models.roofline import gemm_flops
 from numba_gemm.runtime.timing import Call
 
@@ -88,10 +88,8 @@ def ours(a: Any, b: Any, c: Any, truth: Truth, work: float, **options: Any) -> C
 
 def both(rig: Rig, shape: Shape, layout: str = "NN") -> tuple[Contender, Contender]:
     """Return the contenders that call the public function and cuBLAS on the same operands."""
-    m, n, k = shape
-    a, b = matrix(rig.flat_a, m, k, layout[0]), matrix(rig.flat_b, k, n, layout[1])
-    c = matrix(rig.flat_c, m, n)
-    truth, work = Truth(rig, a, b), gemm_flops(m, n, k)
+    a, b, c = rig.operands(shape, layout)
+    truth, work = Truth(rig, a, b), gemm_flops(*shape)
     theirs = Contender([Turn(functools.partial(rig.multiply, a, b, out=c), c, truth.judge)], work)
     return ours(a, b, c, truth, work), theirs
 

@@ -67,6 +67,17 @@ class Rig:
         values = self.torch.empty(elements, dtype=self.torch.float32, device="cuda")
         return values.uniform_(-1.0, 1.0, generator=generator)
 
+    def operands(self, shape: Shape, layout: str = "NN") -> tuple[Any, Any, Any]:
+        """Return A, B and C of a shape, in the memory that all cases share."""
+        m, n, k = shape
+        return matrix(self.flat_a, m, k, layout[0]), matrix(self.flat_b, k, n, layout[1]), matrix(self.flat_c, m, n)
+
+    def batch(self, count: int, shape: Shape) -> list[Any]:
+        """Return batches of A, B and C."""
+        m, n, k = shape
+        extents = ((self.flat_a, m, k), (self.flat_b, k, n), (self.flat_c, m, n))
+        return [flat[: count * rows * cols].reshape(count, rows, cols) for flat, rows, cols in extents]
+
     def synchronize(self) -> None:
         """Wait for all streams, since arrays of some libraries come with a stream of their own."""
         cuda.synchronize()
