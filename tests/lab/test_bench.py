@@ -22,7 +22,6 @@ from numba_gemm import kernels
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.lab.__main__ import main as lab_main
 from numba_gemm.lab.bench import (
-    buffers,
     cases,
     ceilings,
     cli,
@@ -602,9 +601,10 @@ class TestVerdicts:
         timed = run.time_on_host
         monkeypatch.setattr(run, "time_on_host", time_on_host)
         right = contenders.Contender("right", shaped)
-        monkeypatch.setattr(contenders, "select_contenders", lambda *_, **__: (right,))
-        monkeypatch.setattr(buffers, "choose_library", lambda _: Library())
-        assert cli.main(["--shape=33,12,9", "--shape=16,12,9", "--seed=1", f"--out={tmp_path}"]) == 1
+        plan = dataclasses.replace(host_plan(right), shapes=[large, Shape(16, 12, 9)], library=Library())
+        whole = run.run
+        monkeypatch.setattr(run, "run", lambda _plan: whole(plan))
+        assert cli.main(["--stages=naive", "--shape=16,12,9", "--seed=1", f"--out={tmp_path}"]) == 1
         assert "33x12x9: 0 correct, NOT CORRECT: right" in capsys.readouterr().out
         frame = results.load(tmp_path)[0].set_index("m")
         assert list(frame["status"]) == ["error", "ok"]
