@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from numba_gemm.lab.harness.command import UsageError, add_result_options, command
+from numba_gemm.lab.harness.options import add_parameters
 from numba_gemm.terminal import Parser
 
 if TYPE_CHECKING:
-    from numba_gemm.lab.harness.experiment import Experiment, Parameter
+    from numba_gemm.lab.harness.experiment import Experiment
 
 RIGHT, WRONG, UNUSABLE = 0, 1, 2
 DESCRIPTION = "Run experiments. On the simulator they are small, and times mean nothing."
@@ -38,42 +39,8 @@ def parser(experiments: Sequence[Experiment]) -> Parser:
         made.add_argument("--list", action="store_true", help="list the experiments")
     add_result_options(made)
     made.add_argument("--no-plot", action="store_true", help="draw nothing")
-    taken = [experiment.parameters for experiment in experiments]
-    for name, parameter in taken[0].items() if taken else ():
-        if any(name not in others for others in taken):
-            continue
-        option = f"--{name.replace('_', '-')}"
-        text = parameter.help.replace("%", "%%")
-        if parameter.parse is bool:
-            made.add_argument(option, action="store_true", default=argparse.SUPPRESS, help=text)
-        else:
-            made.add_argument(
-                option,
-                type=_type(parameter),
-                default=argparse.SUPPRESS,
-                metavar=name.upper(),
-                help=f"{text} Default: {shown(parameter.default)}." if only else text,
-            )
+    add_parameters(made, experiments)
     return made
-
-
-def _type(parameter: Parameter) -> Callable[[str], Any]:
-    """Return an option's type, whose errors are those of the parameter."""
-
-    def convert(text: str) -> Any:
-        try:
-            return parameter.parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return convert
-
-
-def shown(value: Any) -> str:
-    """Format a default as it would be written in an option."""
-    if isinstance(value, range):
-        return f"{value.start},...,{value[-1]}"
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def expanded(names: Iterable[str]) -> list[Experiment]:

@@ -3,8 +3,6 @@
 A notebook always steps through and traces kernels on Numba's simulator. On a machine with a GPU, times are measured on
 it with the code of ``bench.py`` in a separate process; otherwise, times recorded on an H200 are shown and labelled as
 such. Numba chooses between simulator and GPU once per process, so call `begin` before anything else.
-
-One module because the notebooks import it under one name, and nothing else uses its functions.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ import ast
 import datetime
 import difflib
 import fcntl
-import io
 import json
 import os
 import platform
@@ -24,7 +21,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,16 +76,8 @@ def gpu_name() -> str:
 def begin(on_gpu: bool = False) -> None:
     """Choose and print the device of this notebook's kernels, before Numba is imported.
 
-    Parameters
-    ----------
-    on_gpu : bool
-        Run kernels on the GPU if there is one. By default they run on the simulator, which can step and trace them, and
-        only `measure` uses a GPU.
-
-    Raises
-    ------
-    RuntimeError
-        if Numba was imported before, with the other choice.
+    With `on_gpu` they run on the GPU if there is one. By default they run on the simulator, which can step and trace
+    them, and only `measure` uses a GPU.
     """
     simulated = not (on_gpu and has_gpu())
     if "numba" in sys.modules and simulator_requested() != simulated:
@@ -116,28 +105,16 @@ def _show_figures() -> None:
         return
     from matplotlib.figure import Figure
 
-    def png(figure: Figure) -> bytes:
-        file = io.BytesIO()
-        figure.savefig(file, format="png", dpi=DOTS_PER_INCH)
-        return file.getvalue()
+    from .harness.pictures import png
 
-    shell.display_formatter.formatters["image/png"].for_type(Figure, png)
+    shell.display_formatter.formatters["image/png"].for_type(Figure, partial(png, dpi=DOTS_PER_INCH))
 
 
 class Listing:
-    """Text that a notebook displays as code.
-
-    Attributes
-    ----------
-    text, language : str
-        The text and its language.
-    """
+    """Text that a notebook displays as code."""
 
     def __init__(self, text: str, language: str) -> None:
         self.text, self.language = text, language
-
-    def __str__(self) -> str:
-        return self.text
 
     def __repr__(self) -> str:
         return self.text
@@ -174,11 +151,6 @@ def source(name: str, function: str | None = None, doc: bool = False) -> Listing
         Return only this function or class of the module.
     doc : bool
         Include the module's docstring, which explains the cost and gain of a stage.
-
-    Raises
-    ------
-    ValueError
-        if there is no such stage, module or function.
     """
     text = _file(name).read_text(encoding="utf-8")
     if function is None:
@@ -193,27 +165,14 @@ def source(name: str, function: str | None = None, doc: bool = False) -> Listing
 
 
 def difference(before: str, after: str, context: int = 2) -> Listing:
-    """Return the unified diff of two stages' code, without docstrings.
-
-    Parameters
-    ----------
-    before, after : str
-        Names as for `source`.
-    context : int
-        Unchanged lines to show around a change.
-
-    Raises
-    ------
-    ValueError
-        if there is no such stage or module.
-    """
+    """Return the unified diff of two stages' code, without docstrings; `context` unchanged lines surround a change."""
     old, new = (_code(name).splitlines(keepends=True) for name in (before, after))
     changes = difflib.unified_diff(old, new, f"{before}.py", f"{after}.py", n=context)
     return Listing("".join(changes), "diff")
 
 
 def check(answer: Callable[..., Any], *cases: tuple[tuple[Any, ...], Any]) -> bool:
-    """Check the answer to an exercise, and print the first case that fails.
+    """Check the answer to an exercise, and print the first case that fails; return True if none does.
 
     Parameters
     ----------
@@ -221,11 +180,6 @@ def check(answer: Callable[..., Any], *cases: tuple[tuple[Any, ...], Any]) -> bo
         The reader's function; None as its result means that it is not answered yet.
     *cases : tuple of (arguments, expected)
         Arguments and the expected result. Floats and arrays must agree within 1e-5, other results must be equal.
-
-    Returns
-    -------
-    bool
-        True if all cases pass.
     """
     import numpy as np
 
@@ -254,22 +208,9 @@ def _short(value: Any) -> str:
 
 
 def recorded(name: str) -> pd.DataFrame:
-    """Return a table that was recorded on an H200.
+    """Return a table that was recorded on an H200; ``attrs["source"]`` gives GPU, date and commit, if they are known.
 
-    Parameters
-    ----------
-    name : str
-        A file in ``results/h200``, such as "latest/results.csv" or "memory_lab/transfers.csv".
-
-    Returns
-    -------
-    DataFrame
-        The table; ``attrs["source"]`` gives GPU, date and commit if a file beside it records them.
-
-    Raises
-    ------
-    FileNotFoundError
-        if there is no such file.
+    `name` is a file in ``results/h200``, such as "latest/results.csv" or "memory_lab/transfers.csv".
     """
     import pandas as pd
 
@@ -295,6 +236,8 @@ def _tell(frame: pd.DataFrame, environment: dict[str, Any], how: str) -> None:
 def measure(*stages: str, shape: tuple[int, int, int] = SHAPE, precisions: Sequence[str] = ()) -> pd.DataFrame:
     """Time stages and cuBLAS on this machine's GPU; without one, return times recorded on an H200.
 
+    The table has the rows and columns of ``results.csv``; ``attrs["source"]`` gives their origin.
+
     Parameters
     ----------
     *stages : str
@@ -303,18 +246,6 @@ def measure(*stages: str, shape: tuple[int, int, int] = SHAPE, precisions: Seque
         M, N and K.
     precisions : sequence of str
         Precisions of `tiled_sgemm` in addition to FP32; they apply to "auto".
-
-    Returns
-    -------
-    DataFrame
-        Rows and columns of ``results.csv``; ``attrs["source"]`` gives their origin.
-
-    Raises
-    ------
-    ValueError
-        if there is no recorded time for a stage and shape.
-    RuntimeError
-        if the benchmark fails; the message contains its output.
     """
     import pandas as pd
 
@@ -405,26 +336,11 @@ def _ceilings(gpu: str) -> Ceilings:
 
 
 def compare(results: pd.DataFrame) -> pd.DataFrame:
-    """Compare predicted and measured times of the stages in a table of `measure`.
+    """Compare predicted and measured times of the stages in a table of `measure`, of one shape.
 
-    Stages without times, for example for want of a compute capability, are omitted and printed with the reason.
-
-    Parameters
-    ----------
-    results : DataFrame
-        Results of one shape.
-
-    Returns
-    -------
-    DataFrame
-        One row per stage: bottleneck and milliseconds predicted by the model (`numba_gemm.models.prediction`) from
-        measured ceilings, if it covers the stage; measured milliseconds, TFLOP/s, fractions of the FP32 peak and of
-        cuBLAS's speed, and the gain over the previous row.
-
-    Raises
-    ------
-    ValueError
-        if the results are empty or of several shapes.
+    Each stage has a row: bottleneck and milliseconds predicted by the model (`numba_gemm.models.prediction`) from
+    measured ceilings, if it covers the stage; measured milliseconds, TFLOP/s, fractions of the FP32 peak and of
+    cuBLAS's speed, and the gain over the previous row. Stages without times are printed with the reason.
     """
     import pandas as pd
 
@@ -441,31 +357,22 @@ def compare(results: pd.DataFrame) -> pd.DataFrame:
     shape = Shape(*map(int, shapes.iloc[0]))
     gpu = results.attrs["environment"]["gpu"]
     ceilings = _ceilings(gpu["name"])
-    lines: list[dict[str, Any]] = []
-    before = None
+    lines: list[tuple[Any, ...]] = []
+    before, nan = None, float("nan")
     for row in records(results[results["precision"] == "ieee"]):
         if row["status"] != OK:
             print(f"{row['stage']} was not timed: {row['status']}, {row['note']}")
             continue
-        found = stage_of(row) if row["stage"] in WAYS else None
-        stage = row["stage"] in STAGES
-        made = None
-        if found is not None:
+        stage, made = row["stage"] in STAGES, None
+        if row["stage"] in WAYS and (found := stage_of(row)) is not None:
             in_l2 = keeps(gpu["l2_bytes"], shape, cold=False)
             made = predict(*found, *shape, ceilings, in_l2=in_l2, sm_count=gpu["multiprocessors"])
-        lines.append(
-            {
-                "stage": row["stage"],
-                "bound by": made.binding if made else "",
-                "predicted ms": round(1e3 * made.seconds, 3) if made else float("nan"),
-                "measured ms": round(row["median_us"] / 1e3, 3),
-                "TFLOP/s": round(row["gflops"] / 1e3, 1),
-                "of peak": f"{row['percent_of_peak']:.0f} %",
-                "of cuBLAS": round(row["ratio_to_cublas"], 2),
-                "gain": round(before / row["median_us"], 2) if before and stage else float("nan"),
-            }
-        )
+        predicted = (made.binding, round(1e3 * made.seconds, 3)) if made else ("", nan)
+        speed = (round(row["gflops"] / 1e3, 1), f"{row['percent_of_peak']:.0f} %", round(row["ratio_to_cublas"], 2))
+        gain = round(before / row["median_us"], 2) if before and stage else nan
+        lines.append((row["stage"], *predicted, round(row["median_us"] / 1e3, 3), *speed, gain))
         before = row["median_us"] if stage else before
-    made_frame = pd.DataFrame(lines).set_index("stage")
-    made_frame.attrs.update(results.attrs)
-    return made_frame
+    columns = ["stage", "bound by", "predicted ms", "measured ms", "TFLOP/s", "of peak", "of cuBLAS", "gain"]
+    table = pd.DataFrame(lines, columns=columns).set_index("stage")
+    table.attrs.update(results.attrs)
+    return table

@@ -29,6 +29,7 @@ GROUPS = {"memory": MEMORY}
 """Names that stand for several experiments."""
 
 EXPERIMENTS = {
+    "bench": "bench.experiment:EXPERIMENT",
     "targets": "bench.targets.experiment:EXPERIMENT",
     "ceilings": "bench.ceilings:EXPERIMENT",
     "counters": "bench.counters:EXPERIMENT",
@@ -47,13 +48,7 @@ EXPERIMENTS = {
 
 
 def load(name: str) -> Experiment:
-    """Return an experiment by its name.
-
-    Raises
-    ------
-    ValueError
-        if there is no experiment of that name.
-    """
+    """Return an experiment by its name, or raise ValueError."""
     if name not in EXPERIMENTS:
         raise ValueError(f"there is no experiment {name!r}; expected one of: {', '.join((*GROUPS, *EXPERIMENTS))}")
     module, _, attribute = EXPERIMENTS[name].partition(":")

@@ -1,7 +1,7 @@
 """bench.py: command line, verdicts, timing, comparisons, pictures, and README's tables."""
 
 import dataclasses
-import importlib
+import io
 import json
 import math
 import os
@@ -28,6 +28,7 @@ from numba_gemm.lab.bench import (
     compare,
     contenders,
     counters,
+    experiment,
     model,
     ncu_pages,
     plots,
@@ -40,10 +41,11 @@ from numba_gemm.lab.bench.buffers import NORMAL, UNIFORM, DeviceBuffers, HostLib
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.readme import __main__ as readme
 from numba_gemm.lab.bench.readme import published
-from numba_gemm.lab.bench.readme.blocks import BLOCK, GENERATORS
+from numba_gemm.lab.bench.readme.__main__ import BLOCK, GENERATORS
 from numba_gemm.lab.bench.readme.tables import HEADLINE_SHAPES
-from numba_gemm.lab.bench.targets import case, experiment, groups, host_calls, verdicts
-from numba_gemm.lab.harness import command, environment, nvml
+from numba_gemm.lab.bench.targets import case, groups, host_calls, verdicts
+from numba_gemm.lab.bench.targets.experiment import EXPERIMENT as TARGETS
+from numba_gemm.lab.harness import command, environment, nvml, runner
 from numba_gemm.models import accuracy
 from numba_gemm.runtime import timing
 from numba_gemm.runtime.device import SIMULATED_DEVICE
@@ -109,6 +111,12 @@ def gpu_frame(**medians):
     )
 
 
+def save(frame, described, folder):
+    """Write the files of a run."""
+    texts = (command.csv_text(frame), command.json_text(described))
+    command.write_files(folder, dict(zip(experiment.EXPERIMENT.files, texts)))
+
+
 def never(*_, **__):
     raise AssertionError("this must not be reached")
 
@@ -167,7 +175,7 @@ class TestCommandLine:
             (["--hot", "--cold"], "not allowed with"),
             (["--stages", "naive,fast"], "unknown stage fast; known are naive, coalesced"),
             (["--stages", ","], "names no stage"),
-            (["--seed", "-1"], "must not be negative"),
+            (["--seed", "-1"], "is not from 0 to"),
             (["--compare", "no/such/folder"], "no results at"),
             (["--commit", "main"], "'main' is no commit"),
             (["--ceilings", "no.json"], "--ceilings says what --model predicts by: give both"),
@@ -188,26 +196,30 @@ class TestCommandLine:
         assert cli.main(["--shape", "4096,4096,4096"]) == 2
         assert "too large for the simulator: 4096x4096x4096" in capsys.readouterr().err
 
-    def test_recorded_command_names_no_folder(self):
-        line = cli.command_line(["--out", "/a/b", "--seed", "3", "--compare=/c", "--plot", "--out=/d"])
-        assert line == "numba-gemm bench --seed 3 --plot"
-        assert cli.command_line(["--commit", "0123456", "--commit=0123456", "--cold"]) == "numba-gemm bench --cold"
-        assert cli.command_line(["--model", "--ceilings", "/a.json"]) == "numba-gemm bench --model"
+    def test_recorded_command_names_parameters_alone(self, monkeypatch):
+        """It repeats the run, in any folder, if it is given as it stands."""
+        given = []
+        monkeypatch.setattr(runner, "run", lambda experiment, options, **_: given.append(options) or True)
+        arguments = ["--stages=naive,cpu", "--shape=4,4,4", "--shape", "16,12,9", "--cold", "--seed=3"]
+        assert cli.main([*arguments, "--out=/a", "--commit=0123456", "--model"]) == 0
+        line = runner.command_line(experiment.EXPERIMENT, given[0])
+        assert line.split()[:2] == ["numba-gemm", "bench"]
+        assert not any(word in line for word in ("--out", "--commit", "--model", "--hot"))
+        assert cli.main(line.split()[2:]) == 0
+        assert given[1] == given[0]
 
     def test_few_rounds_are_refused_on_a_gpu(self, monkeypatch, capsys):
         monkeypatch.setattr("numba_gemm.simulator.switch.SIMULATOR", False)
-        monkeypatch.setattr(cli, "make_plan", lambda *_: never("make_plan"))
-        with pytest.raises(SystemExit) as stopped:
-            cli.main(["--rounds", "4"])
-        assert stopped.value.code == 2
-        assert "argument --rounds: 4 is too few to tell a spread: give five or more" in capsys.readouterr().err
+        monkeypatch.setattr("numba_gemm.runtime.device.current_device", lambda: never("current_device"))
+        assert cli.main(["--rounds", "4"]) == 2
+        assert "--rounds: 4 is too few to tell a spread: give five or more" in capsys.readouterr().err
         with pytest.raises(AssertionError):
             cli.main(["--rounds", "5"])
 
     def test_out_is_made_before_anything_is_measured(self, monkeypatch, tmp_path, capsys):
         arguments = ["--stages=naive", "--shape=4,4,4"]
         (tmp_path / "file").touch()
-        monkeypatch.setattr(cli, "measured", lambda *_: never("measured"))
+        monkeypatch.setattr(run, "run", never)
         for folder in ("file", "file/below"):
             assert cli.main([*arguments, f"--out={tmp_path / folder}"]) == 2
             assert "results cannot be written there: " in capsys.readouterr().err
@@ -231,12 +243,12 @@ class TestCommandLine:
         ],
     )
     def test_what_cannot_be_compared_is_refused_at_once(self, file, content, says, monkeypatch, tmp_path, capsys):
-        results.save(gpu_frame(), ENVIRONMENT, tmp_path)
+        save(gpu_frame(), ENVIRONMENT, tmp_path)
         if isinstance(content, bytes):
             (tmp_path / file).write_bytes(content)
         else:
             gpu_frame().assign(**content).to_csv(tmp_path / file, index=False)
-        monkeypatch.setattr(cli, "measured", lambda *_: never("measured"))
+        monkeypatch.setattr(run, "run", never)
         assert cli.main(["--stages=naive", "--shape=4,4,4", f"--out={tmp_path / 'out'}", f"--compare={tmp_path}"]) == 2
         said = capsys.readouterr().err
         assert said.startswith(f"error: {tmp_path / file} ")
@@ -269,37 +281,16 @@ class TestCommandLine:
         assert not (tmp_path / "new").exists()
 
 
-def nothing(*_, **__):
-    return None
-
-
-# Every command with --out, and replacements by which it checks --out without a GPU and stops there.
-WITH_OUT = {
-    "bench.cli": (["--stages=naive", "--shape=4,4,4"], {"measured": never}),
-}
-
-
 class TestCommand:
-    @pytest.mark.parametrize("name", WITH_OUT)
-    def test_out_is_looked_at_before_anything_runs(self, name, monkeypatch, tmp_path, capsys):
-        arguments, replaced = WITH_OUT[name]
-        module = importlib.import_module(f"numba_gemm.lab.{name}")
-        for attribute, value in replaced.items():
-            monkeypatch.setattr(f"{module.__name__}.{attribute}", value)
-        monkeypatch.setattr("numba_gemm.gemm.precision.runnable", lambda cc: ("ieee", "tf32"))
-        (tmp_path / "file").touch()
-        assert module.main([*arguments, f"--out={tmp_path / 'file'}"]) == 2
-        assert "results cannot be written there" in capsys.readouterr().err
-
     def test_a_full_disk_leaves_the_previous_files(self, tmp_path):
         """A limit on file sizes stands in for a full disk."""
-        results.save(gpu_frame()[:1], ENVIRONMENT, tmp_path)
+        save(gpu_frame()[:1], ENVIRONMENT, tmp_path)
         before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (max(map(len, before.values())), hard))
         try:
             with pytest.raises(command.UsageError, match=r"results\.csv, environment\.json cannot be written"):
-                results.save(gpu_frame(), {"seed": 2}, tmp_path)
+                save(gpu_frame(), {"seed": 2}, tmp_path)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -366,7 +357,7 @@ class TestCases:
         assert (cases.ON_GPU["seed"][0].m, cases.ON_GPU["seed"][-1].m) == (128, 16384)
 
     def test_default_runs_each_shape_once(self):
-        shapes = cases.default_shapes(simulated=False)
+        shapes = cases.chosen_shapes((), (), simulated=False)
         assert len(shapes) == 15 + 6 - 1  # 1024 cubed is in both
         assert len(set(shapes)) == len(shapes)
 
@@ -383,7 +374,8 @@ class TestProvenance:
         assert cli.main(["--stages=naive", "--shape=4,4,4", "--commit=0123456789ab", f"--out={tmp_path}"]) == 0
         described = results.load(tmp_path)[1]
         assert described["commit"] == recorded
-        assert described["command"] == "numba-gemm bench --stages=naive --shape=4,4,4"
+        drawn = described["seed"]
+        assert described["command"] == f"numba-gemm bench --stages naive --shape 4,4,4 --seed {drawn}"
 
     def test_digest_is_of_the_code_alone(self, monkeypatch, tmp_path):
         def digest(text, name="module.py"):
@@ -450,13 +442,13 @@ class TestContenders:
     def labels(line, simulated=False):
         names, precisions = line
         selected = contenders.select_contenders(
-            cli.stage_names(names), simulated=simulated, precisions=cli.precision_names(precisions)
+            experiment.stage_names(names), simulated=simulated, precisions=experiment.precision_names(precisions)
         )
         return [(one.stage, one.precision, one.config) for one in selected]
 
     def test_stage_in_the_precisions_named(self):
         config = kernels.STAGES["one_warpgroup"].configs[0].name
-        assert self.labels(("one_warpgroup", "bf16x6,tf32x3")) == [
+        assert self.labels((["one_warpgroup"], ["bf16x6", "tf32x3"])) == [
             ("one_warpgroup", "bf16x6", config),
             ("one_warpgroup", "tf32x3", config),
             ("auto", "bf16x6", ""),
@@ -466,7 +458,7 @@ class TestContenders:
     @pytest.mark.parametrize("name", kernels.STAGES)
     def test_every_stage_can_be_named(self, name):
         stage = kernels.STAGES[name]
-        ((chosen, precision, config),) = self.labels((name, None))
+        ((chosen, precision, config),) = self.labels(([name], ()))
         assert chosen == name
         assert precision == next(one for one in ("ieee", "bf16x6", "tf32", "bf16") if one in stage.precisions)
         assert config in [one.name for one in stage.configs]
@@ -475,7 +467,7 @@ class TestContenders:
 
     def test_labels_are_distinct(self):
         selected = contenders.select_contenders(
-            contenders.known_stages(), simulated=True, all_configs=True, precisions=cli.precision_names("all")
+            contenders.known_stages(), simulated=True, all_configs=True, precisions=experiment.precision_names(["all"])
         )
         labels = [one.label for one in selected]
         assert len(labels) == len(set(labels))
@@ -577,7 +569,7 @@ class TestVerdicts:
     @pytest.mark.parametrize("error", [MemoryError("no room"), RuntimeError("CUDA out of memory. Tried to allocate")])
     @pytest.mark.parametrize("place", ["operands", "reference", "timing"])
     def test_a_shape_without_memory_does_not_stop_the_rest(self, place, error, monkeypatch, tmp_path, capsys):
-        large, small = Shape(33, 12, 9), Shape(16, 12, 9)
+        large = Shape(33, 12, 9)
 
         def refuse(shape):
             if shape == large:
@@ -609,9 +601,10 @@ class TestVerdicts:
         timed = run.time_on_host
         monkeypatch.setattr(run, "time_on_host", time_on_host)
         right = contenders.Contender("right", shaped)
-        plan = dataclasses.replace(host_plan(right), shapes=[large, small], library=Library())
-        monkeypatch.setattr(cli, "make_plan", lambda *_: plan)
-        assert cli.main(["--seed=1", f"--out={tmp_path}"]) == 1
+        plan = dataclasses.replace(host_plan(right), shapes=[large, Shape(16, 12, 9)], library=Library())
+        whole = run.run
+        monkeypatch.setattr(run, "run", lambda _plan: whole(plan))
+        assert cli.main(["--stages=naive", "--shape=16,12,9", "--seed=1", f"--out={tmp_path}"]) == 1
         assert "33x12x9: 0 correct, NOT CORRECT: right" in capsys.readouterr().out
         frame = results.load(tmp_path)[0].set_index("m")
         assert list(frame["status"]) == ["error", "ok"]
@@ -1042,7 +1035,7 @@ class TestCompare:
         assert set(compare.compare(both, gpu_frame())["verdict"]) == {"same"}
 
     def test_through_a_file(self, tmp_path):
-        results.save(gpu_frame(), ENVIRONMENT, tmp_path)
+        save(gpu_frame(), ENVIRONMENT, tmp_path)
         old, described = results.load(tmp_path / "results.csv")
         assert described == ENVIRONMENT
         assert set(compare.compare(gpu_frame(), old)["verdict"]) == {"same"}
@@ -1056,7 +1049,7 @@ class TestCompare:
         assert cli.main([*arguments, f"--out={tmp_path / 'old'}"]) == 0
         frame, described = results.load(tmp_path / "old")
         frame[TIMES] /= 1000
-        results.save(frame, described, tmp_path / "old")
+        save(frame, described, tmp_path / "old")
         against = [f"--out={tmp_path / 'new'}", f"--compare={tmp_path / 'old'}"]
         assert cli.main([*arguments, *against]) == 0
         assert "0 of 2 verdicts changed" in capsys.readouterr().out
@@ -1167,12 +1160,12 @@ class TestPlots:
         [(gpu_frame(), ENVIRONMENT), (gpu_frame().query("m == 4096"), {"simulator": True, "gpu": None})],
         ids=["several sizes on a GPU", "one shape in the simulator"],
     )
-    def test_pictures_show_something(self, frame, environment, tmp_path):
+    def test_pictures_show_something(self, frame, environment):
         image = pytest.importorskip("matplotlib.image")
-        paths = plots.draw(frame, environment, tmp_path)
-        assert [path.name for path in paths] == ["gflops_vs_size.png", "roofline.png", "ladder.png"]
-        for path in paths:
-            pixels = image.imread(path)
+        found = plots.pictures(frame, environment)
+        assert list(found) == ["gflops_vs_size.png", "roofline.png", "ladder.png"]
+        for picture in found.values():
+            pixels = image.imread(io.BytesIO(picture))
             assert pixels.shape[0] > 300
             assert pixels.shape[1] > 500
             assert np.ptp(pixels[..., :3], axis=(0, 1)).min() > 0.5
@@ -1200,8 +1193,8 @@ def save_targets(folder, environment=ENVIRONMENT, **changes):
         )
     frame = verdicts.frame_of([row | changes for row in rows])
     files = (frame, verdicts.summary(frame, ("vector", "host"), 2048))
-    texts = dict(zip((published.TARGETS, published.TARGETS_SUMMARY), map(command.csv_text, files)))
-    command.write_files(folder, {**texts, published.TARGETS_HOW: command.json_text(environment)})
+    texts = dict(zip(("targets.csv", published.TARGETS_SUMMARY), map(command.csv_text, files)))
+    command.write_files(folder, {**texts, "targets.json": command.json_text(environment)})
 
 
 class TestReadme:
@@ -1209,7 +1202,7 @@ class TestReadme:
 
     @pytest.fixture
     def folder(self, tmp_path):
-        results.save(gpu_frame(), ENVIRONMENT, tmp_path / "latest")
+        save(gpu_frame(), ENVIRONMENT, tmp_path / "latest")
         (tmp_path / "ladder").mkdir()
         return tmp_path
 
@@ -1232,7 +1225,7 @@ class TestReadme:
         assert made.endswith("\n\nafter\n")
         for word in ("Test GPU", "580.1", "2026-11-21", "python bench.py", "`tiled_sgemm`"):
             assert word in made
-        results.save(gpu_frame(**{subject: 0.9}), ENVIRONMENT, folder / "latest")
+        save(gpu_frame(**{subject: 0.9}), ENVIRONMENT, folder / "latest")
         assert self.run(folder, "--check") == 1
 
     def test_blocks_of_several_pages(self, folder):
@@ -1258,13 +1251,13 @@ class TestReadme:
         frame.loc[public, "steady_us"] = frame["median_us"] * frame["stage"].map({"auto": 1.25, "cublas": 2.0})
         frame.loc[public, "steady_gflops"] = 12_340.0
         frame.loc[public, "steady_ratio_to_cublas"] = 1.777
-        results.save(frame, ENVIRONMENT, folder / "latest")
+        save(frame, ENVIRONMENT, folder / "latest")
         assert self.run(folder) == 0
         text = (folder / "README.md").read_text(encoding="utf-8")
         assert "each contender alone at its steady state" in text
         assert "| 12.3 | 12.3 | 1.777 |" in text
         frame.loc[frame["stage"] == "cublas", "steady_us"] = math.nan
-        results.save(frame, ENVIRONMENT, folder / "latest")
+        save(frame, ENVIRONMENT, folder / "latest")
         assert self.run(folder) == 0
         assert "measured in turns with other contenders" in (folder / "README.md").read_text(encoding="utf-8")
 
@@ -1306,8 +1299,7 @@ class TestReadme:
         assert self.run(folder, "--check") == 1
 
     def test_targets_are_called_what_they_call_themselves(self):
-        files = (published.TARGETS, published.TARGETS_HOW, published.TARGETS_SUMMARY)
-        assert experiment.EXPERIMENT.files == files
+        assert TARGETS.files == ("targets.csv", "targets.json", published.TARGETS_SUMMARY)
         assert published.VECTOR_GROUP in groups.GROUPS
         assert published.COPY == case.COPY
         assert set(published.STATISTICS) == set(verdicts.STATISTICS)
@@ -1323,7 +1315,7 @@ class TestReadme:
     def test_what_is_no_stage_stays_out_of_the_ladder(self, folder):
         frame = gpu_frame()
         thin = frame[frame["stage"] == "naive"].assign(stage="thin")
-        results.save(pd.concat([frame, thin]), ENVIRONMENT, folder / "latest")
+        save(pd.concat([frame, thin]), ENVIRONMENT, folder / "latest")
         assert self.run(folder, text=self.TEXT.format("ladder", "")) == 0
         assert "thin" not in (folder / "README.md").read_text(encoding="utf-8")
 
@@ -1355,15 +1347,15 @@ class TestReadme:
                 "unknown block x",
             ),
             (
-                lambda folder: results.save(gpu_frame(), ENVIRONMENT | {"simulator": True}, folder / "latest"),
+                lambda folder: save(gpu_frame(), ENVIRONMENT | {"simulator": True}, folder / "latest"),
                 "not measured on a GPU",
             ),
             (
-                lambda folder: results.save(gpu_frame().assign(status="wrong"), ENVIRONMENT, folder / "latest"),
+                lambda folder: save(gpu_frame().assign(status="wrong"), ENVIRONMENT, folder / "latest"),
                 "wrong or failed",
             ),
             (
-                lambda folder: results.save(gpu_frame().query("m == 2048"), ENVIRONMENT, folder / "latest"),
+                lambda folder: save(gpu_frame().query("m == 2048"), ENVIRONMENT, folder / "latest"),
                 "no stage at 4096x4096x4096",
             ),
         ],
@@ -1382,8 +1374,8 @@ class TestReadme:
         other = row | {"operands": "pageable", "memory_limit": 4e9, "seconds": 2.0, "predicted_s": 1.9}
         other |= {"bound_by": "products", "peak_bytes": 3.5e9, "of_in_memory": 0.75}
         frame = pd.DataFrame([row | {"of_in_memory": 1.0}, other])
-        frame.to_csv(folder / "latest" / published.STREAMED, index=False)
-        (folder / "latest" / published.STREAMED_HOW).write_text(json.dumps(ENVIRONMENT), encoding="utf-8")
+        frame.to_csv(folder / "latest" / "streamed.csv", index=False)
+        (folder / "latest" / "streamed.json").write_text(json.dumps(ENVIRONMENT), encoding="utf-8")
         assert self.run(folder, text=text) == 0
         made = (folder / "README.md").read_text(encoding="utf-8")
         assert "At 512 x 512 x 512:" in made
@@ -1394,14 +1386,13 @@ class TestReadme:
     def test_names_of_streamed_products(self):
         from numba_gemm.lab.bench import streamed
 
-        assert streamed.EXPERIMENT.files == (published.STREAMED, published.STREAMED_HOW)
         assert published.ON_DEVICE == streamed.ON_DEVICE
 
     @pytest.fixture
     def tensor_folder(self, folder):
         """Write the files of `bench.tensor_ladder` for three stages, and the sources of two."""
         place = folder / "latest" / published.PRECISIONS_FOLDER
-        results.save(gpu_frame(), ENVIRONMENT, place)
+        save(gpu_frame(), ENVIRONMENT, place)
         where = {"m": 64, "n": 64, "k": 64}
         rows = [{"stage": results.CUBLAS, "precision": "ieee", "tflops": 40.0, "ratio_to_cublas": 1.0}]
         rows += [{"stage": published.DECOMPOSE, "precision": "bf16x6", "ratio_to_cublas": 9.0}]
@@ -1409,11 +1400,11 @@ class TestReadme:
             speed = 80.0 * 1.25**i
             rows.append({"stage": name, "precision": "bf16x6", "tflops": speed, "ratio_to_cublas": speed / 40})
         errors = {"error_median": 1e-8, "error_max": 1e-7, "median_us": 100.0, "registers": 90.0}
-        pd.DataFrame([where | errors | row for row in rows]).to_csv(place / published.TENSOR_LADDER_CSV, index=False)
+        pd.DataFrame([where | errors | row for row in rows]).to_csv(place / "tensor_ladder.csv", index=False)
         special = [("ieee", "none", 0, 2.0), ("bf16x6", "none", 0, 1.0)]
         special += [("bf16x6", "nan", 1, 3.0), ("bf16x6", "nan", 64, 40.0), ("bf16x6", "inf", 64, 80.0)]
         frame = pd.DataFrame(special, columns=["precision", "value", "rows", "times_as_long"]).assign(**where)
-        frame.to_csv(place / published.SPECIAL_CSV, index=False)
+        frame.to_csv(place / "special_values.csv", index=False)
         (folder / "tensor_core").mkdir()
         for name in ("bulk_copies", "decompose", "sums"):
             (folder / "tensor_core" / f"{name}.py").write_text(f'"""{name}: some.\n\nLimits: many.\n"""\n')
@@ -1446,7 +1437,7 @@ class TestReadme:
             auto = frame[frame["stage"] == "auto"]
             others = [auto.assign(precision=name, ratio_to_cublas=2.5) for name in ("bf16x6", "fp16x3", "tf32")]
             place_of_results = tensor_folder / "latest" / published.PRECISIONS_FOLDER
-            results.save(pd.concat([frame, *others]), ENVIRONMENT, place_of_results)
+            save(pd.concat([frame, *others]), ENVIRONMENT, place_of_results)
             assert self.run(tensor_folder, place) == 0
             made = (tensor_folder / "README.md").read_text(encoding="utf-8")
             assert made.count(" (2.50)") == 3
@@ -1454,12 +1445,10 @@ class TestReadme:
             assert ("power cap" in made) is (share is not None)
             assert share is None or f"are {share} of those given here" in made
 
-    @pytest.mark.parametrize(
-        ("block", "file"), [("tensor_ladder", "TENSOR_LADDER_CSV"), ("special_values", "SPECIAL_CSV")]
-    )
-    def test_what_was_not_measured_is_named(self, block, file, folder, capsys):
+    @pytest.mark.parametrize("block", ["tensor_ladder", "special_values"])
+    def test_what_was_not_measured_is_named(self, block, folder, capsys):
         assert self.run(folder, text=self.TEXT.format(block, "")) == 1
-        assert f"{getattr(published, file)}: run numba-gemm lab {block}" in capsys.readouterr().err
+        assert f"{block}.csv: run numba-gemm lab {block}" in capsys.readouterr().err
 
     def test_needs_no_numba(self):
         code = (
@@ -1479,7 +1468,7 @@ class TestDocstrings:
 
     @pytest.fixture
     def folder(self, tmp_path):
-        results.save(gpu_frame().assign(config="tiles"), ENVIRONMENT, tmp_path / "latest")
+        save(gpu_frame().assign(config="tiles"), ENVIRONMENT, tmp_path / "latest")
         (tmp_path / "ladder").mkdir()
         for stage in ("naive", "warp_tiled"):
             self.stage(tmp_path, stage).write_text(self.HEAD.format(stage) + self.LIMITS + self.CODE)
@@ -1579,7 +1568,7 @@ class TestDocstrings:
 
     def test_regression_and_no_cublas(self, folder):
         frame = gpu_frame(warp_tiled=50.0).query("stage != 'cublas'").assign(ratio_to_cublas=math.nan)
-        results.save(frame, ENVIRONMENT, folder / "latest")
+        save(frame, ENVIRONMENT, folder / "latest")
         assert self.run(folder) == 0
         assert "0.40 TFLOP/s at 4096x4096x4096 on an NVIDIA Test GPU, 0.80 times naive." in (
             " ".join(self.stage(folder, "warp_tiled").read_text().split())

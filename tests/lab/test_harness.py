@@ -164,7 +164,7 @@ def test_out_is_looked_at_before_anything_runs(run, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nothing"], "there is no experiment 'nothing'; expected one of: memory, targets"),
+        (["nothing"], "there is no experiment 'nothing'; expected one of: memory, bench, targets"),
         ([], "name one or more experiments"),
         (["strided_copy", "--strides=1,two"], "argument --strides: invalid literal"),
         (["strided_copy", "--stride=1"], "unrecognized arguments: --stride=1"),

@@ -16,12 +16,11 @@ from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.results import CUBLAS, ERROR, OK, WRONG
 from numba_gemm.lab.bench.targets import experiment, host_calls, measure, verdicts
 from numba_gemm.lab.bench.targets import rig as shared
-from numba_gemm.lab.bench.targets.case import COPY, OURS, Case, Contender, Outcome, Turn
-from numba_gemm.lab.bench.targets.contenders import both
+from numba_gemm.lab.bench.targets.case import COPY, OURS, Case, Contender, Outcome, Turn, both
 from numba_gemm.lab.bench.targets.groups import GROUPS, batched_cases, cases_of, product_case
 from numba_gemm.lab.bench.targets.rig import Rig, Truth, matrix
 from numba_gemm.lab.bench.targets.sizes import FULL, TINY, random_shapes
-from numba_gemm.lab.bench.targets.table import targets
+from numba_gemm.lab.bench.targets.verdicts import targets
 from numba_gemm.lab.harness.experiment import Unavailable
 from numba_gemm.lab.harness.nvml import ClockSamples
 

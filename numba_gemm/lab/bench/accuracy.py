@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from numba_gemm.api import tiled_sgemm
 from numba_gemm.device.units import ceil_div
+from numba_gemm.gemm.precision import IEEE, runnable
 from numba_gemm.lab.harness.experiment import Experiment, Unavailable, so_far
+from numba_gemm.runtime.device import current_device, device_properties
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,38 +24,21 @@ __all__ = ["DISTRIBUTIONS", "EXPERIMENT", "measured", "operands", "quotients"]
 
 Matrices = tuple[np.ndarray, np.ndarray]
 Generator = np.random.Generator
+Distribution = Callable[[Generator, int, int, int], Matrices]
 
 KS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 COLUMNS = 4  # panels per row of the plot
 EXTENT = 512  # M and N; for smaller ones cuBLAS splits the sums
 
 
-def _uniform(rng: Generator, m: int, n: int, k: int) -> Matrices:
-    """Uniform in [-1, 1)."""
-    return rng.uniform(-1, 1, (m, k)), rng.uniform(-1, 1, (k, n))
-
-
-def _normal(rng: Generator, m: int, n: int, k: int) -> Matrices:
-    return rng.standard_normal((m, k)), rng.standard_normal((k, n))
-
-
-def _positive(rng: Generator, m: int, n: int, k: int) -> Matrices:
-    """Uniform in [0, 1): truncation errors have one sign and accumulate."""
-    return rng.uniform(0, 1, (m, k)), rng.uniform(0, 1, (k, n))
-
-
-def _log_uniform(rng: Generator, m: int, n: int, k: int) -> Matrices:
-    """Log-uniform, so that products span 60 orders of magnitude, with both signs."""
-
-    def factor(shape: tuple[int, int]) -> np.ndarray:
-        return 10.0 ** rng.uniform(-15, 15, shape) * rng.choice([-1.0, 1.0], shape)
-
-    return factor((m, k)), factor((k, n))
+def _alike(draw: Callable[[Generator, tuple[int, int]], np.ndarray]) -> Distribution:
+    """Return the distribution that draws A, and then B, in the same way."""
+    return lambda rng, m, n, k: (draw(rng, (m, k)), draw(rng, (k, n)))
 
 
 def _ill_scaled(rng: Generator, m: int, n: int, k: int) -> Matrices:
     """Standard normal, with each row of A and column of B scaled by a factor between 10^-15 and 10^15."""
-    a, b = _normal(rng, m, n, k)
+    a, b = DISTRIBUTIONS["normal"](rng, m, n, k)
     return a * 10.0 ** rng.uniform(-15, 15, (m, 1)), b * 10.0 ** rng.uniform(-15, 15, (1, n))
 
 
@@ -64,20 +50,17 @@ def _cancelling(rng: Generator, m: int, n: int, k: int) -> Matrices:
     return np.concatenate([a, -a], axis=1)[:, :k], np.concatenate([b, b + small])[:k]
 
 
-def _just_above_one(rng: Generator, m: int, n: int, k: int) -> Matrices:
-    """Values just above 1 + 2^-10: each part leaves a positive remainder; truncation errors are large, of one sign."""
-    near = 1 + 2.0**-10
-    return near + rng.uniform(0, 2.0**-12, (m, k)), near + rng.uniform(0, 2.0**-12, (k, n))
-
-
-DISTRIBUTIONS: dict[str, Callable[[Generator, int, int, int], Matrices]] = {
-    "uniform": _uniform,
-    "normal": _normal,
-    "positive": _positive,
-    "log_uniform": _log_uniform,
+DISTRIBUTIONS: dict[str, Distribution] = {
+    "uniform": _alike(lambda rng, shape: rng.uniform(-1, 1, shape)),
+    "normal": _alike(lambda rng, shape: rng.standard_normal(shape)),
+    # Truncation errors have one sign and accumulate.
+    "positive": _alike(lambda rng, shape: rng.uniform(0, 1, shape)),
+    # Products span 60 orders of magnitude, with both signs.
+    "log_uniform": _alike(lambda rng, shape: 10.0 ** rng.uniform(-15, 15, shape) * rng.choice([-1.0, 1.0], shape)),
     "ill_scaled": _ill_scaled,
     "cancelling": _cancelling,
-    "just_above_one": _just_above_one,
+    # Each part leaves a positive remainder; truncation errors are large, of one sign.
+    "just_above_one": _alike(lambda rng, shape: 1 + 2.0**-10 + rng.uniform(0, 2.0**-12, shape)),
 }
 
 
@@ -99,8 +82,6 @@ def measured(ks: Sequence[int], extent: int, seed: int, precisions: Sequence[str
     """Yield one row per distribution, K and precision; cuBLAS's FP32 is called ``cublas``."""
     import torch
 
-    from numba_gemm.api import tiled_sgemm
-
     torch.backends.cuda.matmul.allow_tf32 = False
     for distribution in DISTRIBUTIONS:
         for k in ks:
@@ -113,7 +94,7 @@ def measured(ks: Sequence[int], extent: int, seed: int, precisions: Sequence[str
 
 
 def accuracy(extent: int = EXTENT, seed: int = 1) -> Iterator[pd.DataFrame]:
-    """Measure the errors of all precisions that the GPU can run.
+    """Measure the errors of all precisions that the GPU can run: median and maximum over ``|A| @ |B|``.
 
     Parameters
     ----------
@@ -121,16 +102,7 @@ def accuracy(extent: int = EXTENT, seed: int = 1) -> Iterator[pd.DataFrame]:
         M and N.
     seed : int
         Seed of the operands.
-
-    Yields
-    ------
-    DataFrame
-        One row per distribution, K and precision: ``distribution``, ``m``, ``n``, ``k``, ``precision``, and the
-        ``median`` and ``max`` of the error over ``|A| @ |B|``.
     """
-    from numba_gemm.gemm.precision import IEEE, runnable
-    from numba_gemm.runtime.device import current_device, device_properties
-
     precisions = runnable(device_properties(current_device()).cc)
     if set(precisions) <= {IEEE}:
         raise Unavailable("this needs a GPU of compute capability 9.0")

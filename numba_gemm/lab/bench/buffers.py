@@ -10,47 +10,48 @@ import functools
 import importlib
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from cuda.bindings import driver
 
 from numba_gemm.arrays.streams import cupy_stream
 from numba_gemm.device.units import FLOAT32_BYTES
 from numba_gemm.lab.bench.cases import Shape
+from numba_gemm.runtime.compiler import Cubin
 from numba_gemm.runtime.device import current_device
+from numba_gemm.runtime.driver import device_scope, launch_kernel, load_kernel
 from numba_gemm.runtime.matrix import Matrix
+from numba_gemm.runtime.timing import Call
+
+Extent = tuple[int, int, int]
 
 
 class HostLibrary:
     """NumPy: arrays of the simulator, and the reference's arithmetic if no GPU library is installed."""
 
     name = "numpy"
+    xp: Any = np  # a module with NumPy's functions
 
     def from_host(self, host: np.ndarray) -> Any:
-        """Copy a host array into a new array."""
         return host.copy()
 
     def to_host(self, array: Any) -> np.ndarray:
-        """Copy an array to the host; return an array that is already there unchanged."""
         return np.asarray(array)
 
     def copy_from_host(self, host: np.ndarray, array: Any) -> None:
-        """Overwrite an array with the values of a host array."""
         array[...] = self.from_host(host)
 
     def empty(self, rows: int, cols: int) -> Any:
-        """Allocate an uninitialised float32 matrix."""
-        return np.empty((rows, cols), np.float32)
+        return self.xp.empty((rows, cols), np.float32)
 
     def fill_nan(self, array: Any) -> None:
-        """Overwrite every element with NaN."""
         array.fill(np.nan)
 
     def address(self, array: Any) -> int:
-        """Return the address of the first element."""
         return int(array.ctypes.data)
 
     # Arithmetic of the reference. `computable` returns an array with Python's operators.
@@ -64,8 +65,7 @@ class HostLibrary:
         return array.astype(np.float32)
 
     def median(self, array: Any) -> float:
-        """Median of an array that follows from `computable`."""
-        return float(np.median(array))
+        return float(self.xp.median(array))
 
     @contextmanager
     def stream(self) -> Iterator[int]:
@@ -103,22 +103,16 @@ class CupyLibrary(DeviceLibrary):
     name = "cupy"
 
     def __init__(self, cupy: Any) -> None:
-        self.cupy = cupy
+        self.xp = cupy
 
     def from_host(self, host: np.ndarray) -> Any:
-        return self.cupy.asarray(host)
+        return self.xp.asarray(host)
 
     def to_host(self, array: Any) -> np.ndarray:
-        return self.cupy.asnumpy(array)
-
-    def empty(self, rows: int, cols: int) -> Any:
-        return self.cupy.empty((rows, cols), self.cupy.float32)
-
-    def median(self, array: Any) -> float:
-        return float(self.cupy.median(array))
+        return self.xp.asnumpy(array)
 
     def release(self) -> None:
-        self.cupy.get_default_memory_pool().free_all_blocks()
+        self.xp.get_default_memory_pool().free_all_blocks()
 
 
 class TorchLibrary(DeviceLibrary):
@@ -127,8 +121,7 @@ class TorchLibrary(DeviceLibrary):
     name = "torch"
 
     def __init__(self, torch: Any, device: str = "cuda") -> None:
-        self.torch = torch
-        self.device = device
+        self.torch, self.device = torch, device
 
     def from_host(self, host: np.ndarray) -> Any:
         return self.torch.from_numpy(host).to(self.device, copy=True)
@@ -167,8 +160,7 @@ class NumbaLibrary(DeviceLibrary):
         return self.cuda.to_device(host)
 
     def to_host(self, array: Any) -> np.ndarray:
-        # `computable` returns host arrays here.
-        return array if isinstance(array, np.ndarray) else array.copy_to_host()
+        return array if isinstance(array, np.ndarray) else array.copy_to_host()  # `computable` returns host arrays
 
     def empty(self, rows: int, cols: int) -> Any:
         return self.cuda.device_array((rows, cols), np.float32)
@@ -209,6 +201,20 @@ def choose_library(simulated: bool) -> HostLibrary:
     return NumbaLibrary(cuda)
 
 
+@contextmanager
+def on_device() -> Iterator[tuple[HostLibrary, int]]:
+    """Yield the library that allocates on the current GPU, and the handle of a stream current in all libraries."""
+    library = choose_library(simulated=False)
+    with device_scope(current_device()), library.stream() as stream:
+        yield library, stream
+
+
+def launcher(cubin: Cubin, device: int, grid: Extent, block: Extent, words: Sequence[float], shared: int = 0) -> Call:
+    """Return the call that launches a kernel which is no stage's; its outputs must outlive the call."""
+    kernel = driver.CUfunction(load_kernel(cubin, device, shared))
+    return lambda stream: launch_kernel(kernel, grid, block, shared, stream, words)
+
+
 def uniform(rng: np.random.Generator, rows: int, cols: int) -> np.ndarray:
     """Draw a float32 matrix of uniform values in [-1, 1)."""
     values = rng.random((rows, cols), dtype=np.float32)
@@ -217,14 +223,13 @@ def uniform(rng: np.random.Generator, rows: int, cols: int) -> np.ndarray:
     return values
 
 
-def normal(rng: np.random.Generator, rows: int, cols: int) -> np.ndarray:
-    """Draw a float32 matrix of standard normal values."""
-    return rng.standard_normal((rows, cols), dtype=np.float32)
-
-
-# By name. Values decide how many bits change, and with them power and speed.
-NORMAL, UNIFORM = "standard normal", "uniform in [-1, 1)"
-DISTRIBUTIONS = {NORMAL: normal, UNIFORM: uniform}
+# Values decide how many bits change, and with them power and speed.
+NORMAL, UNIFORM, POSITIVE = "standard normal", "uniform in [-1, 1)", "uniform in [0, 1)"
+DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, int, int], np.ndarray]] = {
+    NORMAL: lambda rng, rows, cols: rng.standard_normal((rows, cols), dtype=np.float32),
+    UNIFORM: uniform,
+    POSITIVE: lambda rng, rows, cols: rng.random((rows, cols), dtype=np.float32),
+}
 
 
 @dataclass(frozen=True)
@@ -253,33 +258,23 @@ class DeviceBuffers:
     @functools.cached_property
     def matrices(self) -> tuple[Matrix, Matrix, Matrix]:
         """A, B and C as arguments of the launcher."""
-        return self._matrix(self.a), self._matrix(self.b), self._matrix(self.c)
 
-    def _matrix(self, array: Any) -> Matrix:
-        rows, cols = (int(extent) for extent in array.shape)
-        return Matrix(
-            pointer=self.library.address(array),
-            rows=rows,
-            cols=cols,
-            row_stride=FLOAT32_BYTES * cols,
-            col_stride=FLOAT32_BYTES,
-            device=current_device(),
-            owner=array,
-        )
+        def matrix(array: Any) -> Matrix:
+            rows, cols = (int(extent) for extent in array.shape)
+            strides = {"row_stride": FLOAT32_BYTES * cols, "col_stride": FLOAT32_BYTES}
+            return Matrix(self.library.address(array), rows, cols, **strides, device=current_device(), owner=array)
 
-    def torch_views(self, torch: Any) -> tuple[Any, Any, Any]:
+        return matrix(self.a), matrix(self.b), matrix(self.c)
+
+    def torch_views(self, torch: Any) -> tuple[Any, ...]:
         """A, B and C as PyTorch tensors that share their memory."""
-        if self.library.name == "torch":
-            return self.a, self.b, self.c
-        a, b, c = (torch.as_tensor(array, device="cuda") for array in (self.a, self.b, self.c))
-        return a, b, c
+        arrays = (self.a, self.b, self.c)
+        return arrays if self.library.name == "torch" else tuple(torch.as_tensor(x, device="cuda") for x in arrays)
 
-    def cupy_views(self, cupy: Any) -> tuple[Any, Any, Any]:
+    def cupy_views(self, cupy: Any) -> tuple[Any, ...]:
         """A, B and C as CuPy arrays that share their memory."""
-        if self.library.name == "cupy":
-            return self.a, self.b, self.c
-        a, b, c = (cupy.asarray(array) for array in (self.a, self.b, self.c))
-        return a, b, c
+        arrays = (self.a, self.b, self.c)
+        return arrays if self.library.name == "cupy" else tuple(cupy.asarray(x) for x in arrays)
 
     def host_copies(self) -> tuple[np.ndarray, np.ndarray]:
         """Copy A and B to the host."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -24,14 +25,8 @@ ON_GPU: dict[str, tuple[Shape, ...]] = {
     "seed": tuple(Shape(extent, extent, 1024) for extent in SEED_EXTENTS),
     "square": tuple(Shape(extent, extent, extent) for extent in SQUARE_EXTENTS),
     "odd": (
-        Shape(127, 129, 131),
-        Shape(1000, 1000, 1000),
-        Shape(1, 4096, 4096),
-        Shape(4096, 1, 4096),
-        Shape(4096, 4096, 1),
-        Shape(2047, 2049, 1025),
-        Shape(4093, 4099, 1021),
-        Shape(8191, 513, 2053),
+        *(Shape(127, 129, 131), Shape(1000, 1000, 1000), Shape(1, 4096, 4096), Shape(4096, 1, 4096)),
+        *(Shape(4096, 4096, 1), Shape(2047, 2049, 1025), Shape(4093, 4099, 1021), Shape(8191, 513, 2053)),
     ),
     "quick": (Shape(512, 512, 1024), Shape(1001, 999, 517), Shape(2048, 2048, 2048)),
 }
@@ -47,25 +42,16 @@ SIMULATED: dict[str, tuple[Shape, ...]] = {
 SIMULATED_TERMS = 1 << 21  # multiply-adds; several minutes per stage
 
 
-def default_shapes(simulated: bool) -> tuple[Shape, ...]:
-    """Return the shapes to measure if none are requested."""
-    return SIMULATED["quick"] if simulated else named_shapes(("seed", "square"), simulated=False)
-
-
-def named_shapes(names: tuple[str, ...], simulated: bool) -> tuple[Shape, ...]:
-    """Return the shapes of the named sets, in order and without duplicates."""
+def chosen_shapes(names: Sequence[str], shapes: Sequence[Shape], simulated: bool) -> tuple[Shape, ...]:
+    """Return the shapes of the named sets and others, in order and without duplicates; defaults if there are none."""
     sets = SIMULATED if simulated else ON_GPU
-    return tuple(dict.fromkeys(shape for name in names for shape in sets[name]))
+    if not names and not shapes:
+        names = ("quick",) if simulated else ("seed", "square")
+    return tuple(dict.fromkeys([*(shape for name in names for shape in sets[name]), *shapes]))
 
 
 def parse_shape(text: str) -> Shape:
-    """Parse ``M,N,K``.
-
-    Raises
-    ------
-    ValueError
-        if ``text`` is not three positive integers.
-    """
+    """Parse ``M,N,K``; raise ValueError unless these are three positive integers."""
     try:
         m, n, k = (int(part) for part in text.split(","))
     except ValueError:
@@ -76,13 +62,7 @@ def parse_shape(text: str) -> Shape:
 
 
 def check_simulated(shapes: tuple[Shape, ...]) -> None:
-    """Raise an error for shapes that would take the simulator hours.
-
-    Raises
-    ------
-    ValueError
-        if any shape is too large; the message names them.
-    """
+    """Raise ValueError, which names them, for shapes that would take the simulator hours."""
     large = [str(shape) for shape in shapes if shape.m * shape.n * shape.k > SIMULATED_TERMS]
     if large:
         raise ValueError(

@@ -1,8 +1,7 @@
 """Measured peak rates of a GPU: FP32 multiply-adds, and reads of device memory, L2 cache and shared memory.
 
-Each rate has a kernel, whose result is checked. `ceilings.json` contains the rate of the fastest round in FLOP/s or
-byte/s, from which ``bench.py --model`` predicts times. The kernels do no other work that takes time; they sum and store
-the values that they read or multiply, so that the compiler cannot eliminate the work.
+Each rate has a kernel, whose result is checked; it stores the sum of its values, so that the compiler cannot eliminate
+the work. ``bench.py --model`` predicts times from the rates of the fastest rounds, in `ceilings.json`.
 """
 
 from __future__ import annotations
@@ -10,26 +9,25 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from cuda.bindings import driver
 from numba import cuda, float32, uint32
 
 from numba_gemm.device.vector import load4, store4
+from numba_gemm.lab.bench.buffers import HostLibrary, launcher, on_device
+from numba_gemm.lab.bench.verify import call_on_nan
 from numba_gemm.lab.harness import environment
 from numba_gemm.lab.harness.command import at_least_one
 from numba_gemm.lab.harness.environment import GRAPHS
 from numba_gemm.lab.harness.experiment import Experiment, Unavailable
 from numba_gemm.models.prediction import Ceilings, theoretical_ceilings
 from numba_gemm.runtime.compiler import Cubin, compile_cubin
-from numba_gemm.runtime.device import DeviceProperties, current_device, device_properties, synchronize
-from numba_gemm.runtime.driver import device_scope, launch_kernel, load_kernel
-from numba_gemm.runtime.timing import Samples, time_interleaved
+from numba_gemm.runtime.device import DeviceProperties, current_device, device_properties
+from numba_gemm.runtime.timing import Call, Samples, time_interleaved
 from numba_gemm.simulator.switch import device_function
 
 __all__ = ["EXPERIMENT", "FILE", "KERNELS", "ceilings_of", "load", "multiply_add", "read_global", "read_shared"]
@@ -151,7 +149,7 @@ def compiled(name: str, cc: tuple[int, int]) -> Cubin:
     """Compile the kernel of a rate for a compute capability; needs no GPU."""
     from numba.cuda import types
 
-    from numba_gemm.device.matrix import MatrixType
+    from numba_gemm.device.matrix import MatrixType  # which the simulator lacks
 
     scalar, matrix = types.float32, MatrixType(True)
     signatures = {
@@ -165,24 +163,12 @@ def compiled(name: str, cc: tuple[int, int]) -> Cubin:
 
 @dataclass(frozen=True)
 class Probe:
-    """Work of one kernel launch.
+    """Work of one kernel launch."""
 
-    Attributes
-    ----------
-    name : str
-        Key of the kernel in `KERNELS`.
-    threads : int
-        Threads of all blocks.
-    turns : int
-        Turns per launch.
-    rows : int
-        Rows of the buffer in global memory; 0 if there is none.
-    """
-
-    name: str
-    threads: int
+    name: str  # key of the kernel in `KERNELS`
+    threads: int  # of all blocks
     turns: int
-    rows: int = 0
+    rows: int = 0  # of the buffer in global memory, if there is one
 
     @property
     def work(self) -> int:
@@ -210,102 +196,65 @@ def probes(sm_count: int, l2_bytes: int) -> list[Probe]:
     return [Probe(name, threads, TURNS[name], rows.get(name, 0)) for name in KERNELS]
 
 
-class _Loaded:
-    """A loaded kernel and its buffers; calling it enqueues a launch."""
-
-    def __init__(self, probe: Probe, library: Any, device: int, x: Any) -> None:
-        self.out = library.empty(1, probe.threads)
-        library.fill_nan(self.out)
-        self._memory = x
-        out = _words(library, self.out, 1)
-        parameters: dict[str, tuple[float, ...]] = {
-            "fp32": (float(probe.turns), 1.0, 1.0, *out),
-            "shared": (float(probe.turns), 1.0, *out),
-        }
-        self._words = parameters.get(probe.name) or (float(probe.turns), *_words(library, x, probe.rows), *out)
-        self._kernel = driver.CUfunction(load_kernel(compiled(probe.name, device_properties(device).cc), device))
-        self._grid = (probe.threads // THREADS, 1, 1)
-
-    def __call__(self, stream: int) -> None:
-        launch_kernel(self._kernel, self._grid, (THREADS, 1, 1), 0, stream, self._words)
+def loaded(probe: Probe, library: HostLibrary, device: int, x: Any) -> tuple[Any, Call]:
+    """Return the output of a kernel, and the call that launches it."""
+    out = library.empty(1, probe.threads)
+    operands = {"fp32": (1.0, 1.0), "shared": (1.0,)}.get(probe.name) or _words(library, x, probe.rows)
+    words = (float(probe.turns), *operands, *_words(library, out, 1))
+    kernel = compiled(probe.name, device_properties(device).cc)
+    return out, launcher(kernel, device, (probe.threads // THREADS, 1, 1), (THREADS, 1, 1), words)
 
 
-def _words(library: Any, array: Any, rows: int) -> tuple[int, ...]:
+def _words(library: HostLibrary, array: Any, rows: int) -> tuple[int, ...]:
     """Pack the first rows of an array as a matrix argument of a kernel."""
     cols = int(array.shape[1])
     return (library.address(array), rows, cols, 4 * cols, 4)
 
 
 def ceilings(rounds: int = 15) -> pd.DataFrame:
-    """Check and time every kernel on the current GPU.
+    """Check and time every kernel on the current GPU; rates are in FLOP/s or byte/s.
 
     Parameters
     ----------
     rounds : int
         Samples of each measurement.
-
-    Returns
-    -------
-    DataFrame
-        One row per rate: ``ceiling``, ``fastest``, ``median`` and ``theoretical``, in FLOP/s or byte/s.
-
-    Raises
-    ------
-    RuntimeError
-        if a kernel stored a wrong result.
     """
-    from numba_gemm.lab.bench.buffers import choose_library
-
-    device, library = current_device(), choose_library(simulated=False)
+    device = current_device()
     properties = device_properties(device)
     try:
         theory = ceilings_of(properties)
     except ValueError as error:
         raise Unavailable(str(error)) from None
     found = {probe.name: probe for probe in probes(properties.sm_count, properties.l2_bytes)}
-    with ExitStack() as scopes:
-        scopes.enter_context(device_scope(device))
-        stream = scopes.enter_context(library.stream())
+    with on_device() as (library, stream):
         x = library.from_host(np.ones((found["dram"].rows, 4 * found["dram"].threads), np.float32))
-        calls = {name: _Loaded(probe, library, device, x) for name, probe in found.items()}
-        for name, call in calls.items():
-            synchronize(0)
-            call(stream)
-            synchronize(stream)
-            stored = library.to_host(call.out)
-            if not (stored == found[name].expected).all():
+        kernels = {name: loaded(probe, library, device, x) for name, probe in found.items()}  # keeps their outputs
+        for name, (out, call) in kernels.items():
+            call_on_nan(library, out, call, stream)
+            stored, expected = library.to_host(out), found[name].expected
+            if not (stored == expected).all():
                 raise RuntimeError(
-                    f"kernel {name} stored {stored.min()} to {stored.max()}; expected {found[name].expected}: its time "
+                    f"kernel {name} stored {stored.min()} to {stored.max()}; expected {expected}: its time "
                     "means nothing; report this with the GPU's name and the versions of numba-cuda and the driver"
                 )
+        calls = {name: call for name, (_, call) in kernels.items()}
         return rates(found, time_interleaved(calls, stream=stream, rounds=rounds), theory)
 
 
 def ceilings_of(properties: DeviceProperties) -> Ceilings:
-    """Return the theoretical ceilings of a device.
-
-    Raises
-    ------
-    ValueError
-        if the FP32 lanes of the compute capability or the memory bandwidth are unknown.
-    """
-    return theoretical_ceilings(
-        environment.peak_flops(properties), properties.memory_bandwidth, properties.sm_count, properties.clock_hz
-    )
+    """Return the theoretical ceilings of a device; raise ValueError if lanes or bandwidth are unknown."""
+    peak = environment.peak_flops(properties)
+    return theoretical_ceilings(peak, properties.memory_bandwidth, properties.sm_count, properties.clock_hz)
 
 
 def rates(found: Mapping[str, Probe], samples: Mapping[str, Samples], theory: Ceilings) -> pd.DataFrame:
     """Return the rates of the samples, one row per probe."""
+    columns = ["ceiling", "fastest", "median", "theoretical"]
     rows = [
-        {
-            "ceiling": name,
-            "fastest": probe.work / samples[name].min * 1e6,
-            "median": probe.work / samples[name].median * 1e6,
-            "theoretical": getattr(theory, name),
-        }
+        (name, probe.work / samples[name].min * 1e6, probe.work / samples[name].median * 1e6, getattr(theory, name))
         for name, probe in found.items()
     ]
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=columns)
 
 
 def facts(frame: pd.DataFrame) -> dict[str, dict[str, float]]:
@@ -326,12 +275,7 @@ def summary(frame: pd.DataFrame) -> pd.DataFrame:
 def load(path: Path) -> tuple[Ceilings, str]:
     """Read a `ceilings.json`; return the ceilings and the name of the GPU.
 
-    Raises
-    ------
-    FileNotFoundError
-        if there is no such file.
-    ValueError
-        if the file does not have this format.
+    It raises FileNotFoundError, or ValueError if the file does not have this format.
     """
     if not path.is_file():
         raise FileNotFoundError(f"no ceilings at {path}; write them with: numba-gemm lab ceilings --out DIR")

@@ -5,7 +5,6 @@ Every contender is bound to the same buffers and enqueues one product ``C = A @ 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import math
@@ -18,7 +17,7 @@ import numpy as np
 
 from numba_gemm.api import tiled_sgemm
 from numba_gemm.gemm import autotune_cache
-from numba_gemm.gemm.heuristics import Choice, problem
+from numba_gemm.gemm.heuristics import problem
 from numba_gemm.gemm.occupancy import LARGE
 from numba_gemm.gemm.precision import IEEE
 from numba_gemm.gemm.tensor_heuristics import configs_for
@@ -44,8 +43,7 @@ class Bound:
     call: Call
     config: str = ""
     compile_s: float = math.nan
-    deliver: Callable[[], None] = lambda: None
-    """Copies a result from elsewhere into the buffers' C; not part of the product."""
+    deliver: Callable[[], None] = lambda: None  # copies a result from elsewhere into C; not part of the product
 
 
 @dataclass(frozen=True)
@@ -62,8 +60,7 @@ class Contender:
     only_cc: tuple[int, int] | None = None
     max_terms: float = math.inf
     max_columns: float = math.inf
-    capturable: bool = True
-    """True if a stream can capture it into a graph, as far as is known."""
+    capturable: bool = True  # by a stream into a graph, as far as is known
 
     @property
     def label(self) -> str:
@@ -93,8 +90,8 @@ def stage_contender(stage: Stage, config: Any, precision: str = IEEE) -> Contend
 
     # Configurations with lanes along k are for a C no wider than a tile; they read A once per tile of columns.
     columns = config.BN if isinstance(stage, LadderStage) and config.lanes_k > 1 else math.inf
-    found = Contender(stage.name, bind, config=config.name, min_cc=stage.min_cc, max_columns=columns)
-    return dataclasses.replace(found, precision=precision, only_cc=stage.only_cc)
+    limits: dict[str, Any] = {"min_cc": stage.min_cc, "only_cc": stage.only_cc, "max_columns": columns}
+    return Contender(stage.name, bind, config=config.name, precision=precision, **limits)
 
 
 def public_function(precision: str = IEEE) -> Contender:
@@ -102,24 +99,18 @@ def public_function(precision: str = IEEE) -> Contender:
 
     def bind(buffers: DeviceBuffers) -> Bound:
         a, b, c = buffers.a, buffers.b, buffers.c
-        chosen, device = choice(buffers, precision), get_device(buffers.matrices[2].device)
-        kernel = chosen.stage.kernel(chosen.config, chosen.oriented(product_of(*buffers.matrices)), precision)
+        product, device = product_of(*buffers.matrices), get_device(buffers.matrices[2].device)
+        chosen = autotune_cache.choose(buffers.matrices[2].device, problem(product, device.properties, precision))
+        kernel = chosen.stage.kernel(chosen.config, chosen.oriented(product), precision)
         seconds = 0.0 if SIMULATOR else device.load(kernel).compile_s
         name = f"{chosen.stage.name} {chosen.config.name}" if precision == IEEE else chosen.config.name
         # CuPy and PyTorch have a current stream, which the harness sets; Numba has none.
+        call: Call = lambda _stream: discard(tiled_sgemm(a, b, c, precision=precision))  # noqa: E731
         if buffers.library.name == "numba":
-            return Bound(
-                lambda stream: _discard(tiled_sgemm(a, b, c, precision=precision, stream=stream)), name, seconds
-            )
-        return Bound(lambda _stream: _discard(tiled_sgemm(a, b, c, precision=precision)), name, seconds)
+            call = lambda stream: discard(tiled_sgemm(a, b, c, precision=precision, stream=stream))  # noqa: E731
+        return Bound(call, name, seconds)
 
     return Contender(AUTO, bind, precision=precision)
-
-
-def choice(buffers: DeviceBuffers, precision: str = IEEE) -> Choice:
-    """Return the choice of ``stage="auto"`` for these operands."""
-    device, product = buffers.matrices[2].device, product_of(*buffers.matrices)
-    return autotune_cache.choose(device, problem(product, get_device(device).properties, precision))
 
 
 def triple_loop() -> Contender:
@@ -128,11 +119,8 @@ def triple_loop() -> Contender:
     def bind(buffers: DeviceBuffers) -> Bound:
         a, b = buffers.host_copies()
         out = np.full((buffers.shape.m, buffers.shape.n), np.nan, np.float32)
-
-        def deliver() -> None:
-            buffers.library.copy_from_host(out, buffers.c)
-
-        return Bound(lambda _stream: _discard(cpu_sgemm(a, b, out)), "", cpu_compile_seconds(), deliver)
+        deliver = functools.partial(buffers.library.copy_from_host, out, buffers.c)
+        return Bound(lambda _stream: discard(cpu_sgemm(a, b, out)), "", cpu_compile_seconds(), deliver)
 
     return Contender(CPU, bind, on_host=True, max_terms=CPU_TERMS)
 
@@ -151,18 +139,24 @@ def cublas() -> tuple[Contender, ...]:
     found = []
     if (torch := optional("torch")) is not None:
         torch.set_float32_matmul_precision("highest")
-        found.append(Contender(CUBLAS, functools.partial(_bind_torch, torch), via="torch"))
+        found.append(Contender(CUBLAS, lambda buffers: matmul(torch, *buffers.torch_views(torch)), via="torch"))
     if (cupy := optional("cupy")) is not None:
         # CuPy refuses to call cuBLAS on a stream that is being captured.
-        found.append(Contender(CUBLAS, functools.partial(_bind_cupy, cupy), via="cupy", capturable=False))
+        bind = lambda buffers: matmul(cupy, *buffers.cupy_views(cupy))  # noqa: E731
+        found.append(Contender(CUBLAS, bind, via="cupy", capturable=False))
     return tuple(found)
+
+
+def matmul(library: Any, a: Any, b: Any, c: Any) -> Bound:
+    """Return the call of a library's product."""
+    return Bound(lambda _stream: discard(library.matmul(a, b, out=c)))
 
 
 def narrow_cublas() -> tuple[Contender, ...]:
     """Return the contenders for TF32 and BF16 of cuBLAS, through PyTorch.
 
-    BF16 is measured twice: on operands that are rounded in each call, and on operands that are BF16 already. The latter
-    has a BF16 result and reads half the bytes; it is not a fair comparison, but the fastest product available.
+    BF16 is measured on operands that are rounded in each call, and on operands that are BF16 already. The latter has a
+    BF16 result and reads half the bytes: not a fair comparison, but the fastest product available.
     """
     torch = optional("torch")
     if torch is None:
@@ -199,7 +193,7 @@ def narrow_cublas() -> tuple[Contender, ...]:
         def call(_stream: int) -> None:
             torch.matmul(half_a, half_b, out=half_c)
 
-        return Bound(call, deliver=lambda: _discard(c.copy_(half_c)))
+        return Bound(call, deliver=lambda: discard(c.copy_(half_c)))
 
     return (
         Contender(CUBLAS, tf32, via="torch", precision="tf32"),
@@ -208,17 +202,7 @@ def narrow_cublas() -> tuple[Contender, ...]:
     )
 
 
-def _bind_torch(torch: Any, buffers: DeviceBuffers) -> Bound:
-    a, b, c = buffers.torch_views(torch)
-    return Bound(lambda _stream: _discard(torch.matmul(a, b, out=c)))
-
-
-def _bind_cupy(cupy: Any, buffers: DeviceBuffers) -> Bound:
-    a, b, c = buffers.cupy_views(cupy)
-    return Bound(lambda _stream: _discard(cupy.matmul(a, b, out=c)))
-
-
-def _discard(_result: object) -> None:
+def discard(_result: object) -> None:
     """Ignore the result of a call, which is in the buffers already."""
 
 
@@ -241,8 +225,7 @@ def select_contenders(
     """Return the contenders for some stages, in climbing order, and for the public function in some precisions.
 
     In the simulator, a stage runs its test configuration, the only one that is small enough, and cuBLAS is absent. A
-    tensor core stage computes in those of the precisions that it supports; if there is none, in bf16x6, or else in
-    its first. TF32 and BF16 of cuBLAS are included if `precisions` contains them.
+    tensor core stage computes in those of the precisions that it supports; without any, in bf16x6, or else its first.
     """
     wanted = set(names)
     chosen: list[Contender] = []

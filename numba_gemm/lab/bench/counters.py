@@ -1,8 +1,7 @@
 """Hardware counters of every stage, read with Nsight Compute.
 
-`shared_wavefronts` has the wavefronts (cycles of shared memory) per kind of access, measured and as the access width
-requires; `counters` has time, pipes, instructions, occupancy and traffic. ``ncu`` runs a child process for each, which
-launches each stage once, `thin` with only as many columns as its tile has.
+``ncu`` runs a child process (`launch_each`), which launches each stage once, `thin` with only as many columns as its
+tile has. A wavefront is a cycle of shared memory.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -49,25 +48,20 @@ def kernel_filter(stages: Iterable[LadderStage]) -> str:
     return f"regex:^({'|'.join(stage.name for stage in stages)})_[0-9]"
 
 
-def profile(ncu: str, options: Sequence[str], child: Sequence[str]) -> str:
-    """Return ncu's output for a child process.
-
-    Raises
-    ------
-    CountersError
-        if ncu fails, for example because counters are reserved for administrators; with ncu's own message.
-    """
+def profile(page: Sequence[str], stages: Sequence[LadderStage], shape: Shape) -> tuple[str, dict[str, Any]]:
+    """Return ncu's output for a page about stages, and its version and command; raise `CountersError` if it fails."""
+    ncu, options = ncu_path(), [*page, "-k", kernel_filter(stages)]
+    child = ["-m", CHILD, ",".join(stage.name for stage in stages), ",".join(map(str, shape))]
+    line = [ncu, *options, sys.executable, *child]
     try:
-        done = subprocess.run(
-            [ncu, *options, *child], capture_output=True, text=True, timeout=TIMEOUT_S, check=False, errors="replace"
-        )
+        done = subprocess.run(line, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, errors="replace")
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CountersError(f"ncu did not run to its end: {error}") from error
     complaints = [line for line in done.stdout.splitlines() if line.startswith("==ERROR==")]
     if done.returncode != 0 or complaints:
         said = "\n".join((*complaints, *done.stderr.splitlines()[-10:])) or done.stdout[-2000:]
         raise CountersError(f"ncu failed with exit status {done.returncode}:\n{said}")
-    return done.stdout
+    return done.stdout, {"version": ncu_version(ncu), "commands": [shlex.join(["ncu", *options, "python", *child])]}
 
 
 def chosen_stages(names: Sequence[str] = ()) -> list[LadderStage]:
@@ -86,11 +80,6 @@ def chosen_stages(names: Sequence[str] = ()) -> list[LadderStage]:
     if not kept:
         raise CountersError("this GPU can run none of the stages")
     return kept
-
-
-def child(stages: Iterable[LadderStage], shape: Shape) -> list[str]:
-    """Return the arguments of Python for the process that launches these stages."""
-    return ["-m", CHILD, ",".join(stage.name for stage in stages), ",".join(map(str, shape))]
 
 
 def ncu_path() -> str:
@@ -115,27 +104,22 @@ def measured(
 ) -> pd.DataFrame:
     """Return a page of ncu's report about stages as a table, with ncu's version and command in ``attrs``.
 
-    Raises
-    ------
-    CountersError
-        if ncu fails, or if its output cannot be parsed; the output is then kept in a temporary file.
+    Output that cannot be parsed is kept in a temporary file.
     """
-    stages, ncu = chosen_stages(names), ncu_path()
-    options, module = [*page, "-k", kernel_filter(stages)], child(stages, shape)
-    text = profile(ncu, options, [sys.executable, *module])
+    stages = chosen_stages(names)
+    text, how = profile(page, stages, shape)
     try:
         frame = read(text, stages, shape)
     except (CountersError, ValueError) as error:  # errors of pandas are ValueErrors
         with tempfile.NamedTemporaryFile("w", suffix=".ncu.txt", delete=False, encoding="utf-8") as file:
             file.write(text)
         raise CountersError(f"{error}; ncu's output is in {file.name}") from error
-    commands = [shlex.join(["ncu", *options, "python", *module])]
-    frame.attrs["ncu"] = {"version": ncu_version(ncu), "commands": commands}
+    frame.attrs["ncu"] = how
     return frame
 
 
 def counters(shape: Shape = DEFAULT_SHAPE, stages: Sequence[str] = ()) -> pd.DataFrame:
-    """Count what each stage's default configuration does.
+    """Count what each stage's default configuration does: columns of `ncu_pages.METRICS`.
 
     Parameters
     ----------
@@ -143,18 +127,12 @@ def counters(shape: Shape = DEFAULT_SHAPE, stages: Sequence[str] = ()) -> pd.Dat
         M, N and K.
     stages : sequence of str
         Stages to profile; all by default.
-
-    Returns
-    -------
-    DataFrame
-        One row per stage: the columns `numba_gemm.lab.bench.ncu_pages.KEY` and ``METRICS``, and
-        ``sectors_per_request``.
     """
     return measured(RAW_PAGE, ncu_pages.counters, shape, stages)
 
 
 def shared_wavefronts(shape: Shape = DEFAULT_SHAPE, stages: Sequence[str] = ()) -> pd.DataFrame:
-    """Count the wavefronts of shared memory of each stage's default configuration.
+    """Count wavefronts of shared memory, one row per stage and kind of access, and one with ``op`` "total".
 
     Parameters
     ----------
@@ -162,11 +140,6 @@ def shared_wavefronts(shape: Shape = DEFAULT_SHAPE, stages: Sequence[str] = ()) 
         M, N and K.
     stages : sequence of str
         Stages to profile; all by default.
-
-    Returns
-    -------
-    DataFrame
-        One row per stage and kind of access, and one per stage with ``op`` "total".
     """
     return measured(SOURCE_PAGE, ncu_pages.shared_wavefronts, shape, stages)
 

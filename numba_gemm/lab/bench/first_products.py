@@ -1,9 +1,8 @@
 """Time that a process waits for its first products.
 
-Each case is a process of its own (`first_products_child`): one product of NumPy arrays; the 15 products of a training
-step, which are five layers, forward and both gradients, of PyTorch tensors; and six odd shapes. It runs with an empty
-kernel cache, with what that left, and with an empty cache and a bundle. The import of PyTorch is not counted. It also
-measures `precompile` of all kernels in FP32 and in every precision, and the export of the bundle.
+Each case is a process of its own (`first_products_child`): one product of NumPy arrays, the 15 of a training step in
+PyTorch, or six odd shapes; with an empty kernel cache, with what that left, and with an empty cache and a bundle. The
+import of PyTorch is not counted.
 """
 
 from __future__ import annotations
@@ -44,21 +43,10 @@ def run(arguments: list[str], **variables: str) -> tuple[str, float]:
 def measured(precisions: Sequence[str], ccs: Sequence[str], place: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of all cases; caches and the bundle lie in `place`."""
     bundle = place / "kernels.bundle"
-    of_all = ",".join(PRECISIONS)
-    for name, arguments in {
-        "precompile, ieee": [],
-        "precompile, all precisions": ["--precision", of_all],
-        "export of a bundle": [
-            "--precision",
-            of_all,
-            "--layouts",
-            LAYOUTS,
-            "--cc",
-            ",".join(ccs),
-            "--export",
-            str(bundle),
-        ],
-    }.items():
+    of_all = ["--precision", ",".join(PRECISIONS)]
+    exported = [*of_all, "--layouts", LAYOUTS, "--cc", ",".join(ccs), "--export", str(bundle)]
+    cases = {"precompile, ieee": [], "precompile, all precisions": of_all, "export of a bundle": exported}
+    for name, arguments in cases.items():
         folder = place / name.replace(" ", "_")
         said, seconds = run(["-m", "numba_gemm", "precompile", *arguments], NUMBA_GEMM_CACHE_DIR=str(folder))
         yield {"case": name, "cache": "empty", "process_s": seconds, "said": said.replace(str(place), "...")}
@@ -84,12 +72,6 @@ def first_products(precisions: Sequence[str] = ("ieee", "bf16x6"), ccs: Sequence
         Precisions of the products.
     ccs : sequence of str
         Compute capabilities of the bundle.
-
-    Yields
-    ------
-    DataFrame
-        One row per process: ``case``, ``cache``, ``process_s``, ``said``, and for products ``precision``,
-        ``kernels_kept`` in the cache, ``imports_s``, ``context_s``, ``products_s`` and ``torch_matmul_s``.
     """
     with tempfile.TemporaryDirectory() as place:
         yield from so_far(measured(precisions, ccs, Path(place)))

@@ -13,27 +13,20 @@ from numba_gemm.lab.bench import ceilings as measuring
 from numba_gemm.lab.bench.buffers import operand_bytes
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.results import fastest, of_float32, records
-from numba_gemm.lab.bench.tables import Table, number, significant
+from numba_gemm.lab.bench.tables import SHAPE, STAGE, Table, figure, number, significant, table, text
 from numba_gemm.models.prediction import Ceilings, predict
 from numba_gemm.runtime.device import DeviceProperties
 
 __all__ = ["DEFAULT", "choose_ceilings", "keeps", "model_table", "stage_of"]
 
 DEFAULT = Path("results") / "h200" / "latest" / measuring.FILE
-PREDICTED = ("stage", "M x N x K", "FP32", "DRAM", "L2", "shared", "bound by", "predicted")
-MEASURED = ("measured", "ratio")
 
 
 def choose_ceilings(path: Path | None, properties: DeviceProperties) -> tuple[Ceilings, str]:
     """Return the ceilings to predict from, and a description of their source.
 
     The ceilings are those of `path` if one is given; else those of `DEFAULT` if they were measured on a GPU of this
-    name; else the theoretical ones of this device.
-
-    Raises
-    ------
-    FileNotFoundError, ValueError
-        as `numba_gemm.lab.bench.ceilings.load` and `ceilings_of` do.
+    name; else the theoretical ones of this device. Errors are those of `ceilings.load` and `ceilings.ceilings_of`.
     """
     if path is not None:
         found, name = measuring.load(path)
@@ -57,46 +50,27 @@ def model_table(
 ) -> Table:
     """Table of predicted and measured microseconds, one line per stage and shape; the baselines have no prediction.
 
-    In the simulator, nothing is measured.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        Results.
-    ceilings, source
-        From `choose_ceilings`.
-    device : DeviceProperties
-        The device of the measurement.
-    simulated : bool
-        True if the products ran on the simulator.
+    `ceilings` and `source` are from `choose_ceilings`. In the simulator, nothing is measured.
     """
     lines = []
     for row in records(fastest(of_float32(frame))):
-        found = stage_of(row)
-        if found is None:
+        if (found := stage_of(row)) is None:
             continue
         shape = Shape(int(row["m"]), int(row["n"]), int(row["k"]))
         in_l2 = keeps(device.l2_bytes, shape, row["cache"] == "cold")
         made = predict(*found, *shape, ceilings, in_l2=in_l2, sm_count=device.sm_count)
-        busy = (made.fp32, made.dram, made.l2, made.shared)
-        lines.append(
-            [
-                row["stage"],
-                row["shape"],
-                *(microseconds(1e6 * seconds) for seconds in busy),
-                made.binding,
-                microseconds(1e6 * made.seconds),
-                *(() if simulated else measured_cells(row["median_us"], made.seconds)),
-            ]
-        )
-    headers = PREDICTED if simulated else PREDICTED + MEASURED
-    title = f"Model: microseconds by {source}" + ("" if simulated else "; ratio is measured over predicted")
-    return Table(title, headers, lines, left=["stage", "M x N x K", "bound by"])
-
-
-def measured_cells(microseconds_taken: float, seconds_predicted: float) -> tuple[str, str]:
-    """Return the measured time, and its ratio to the predicted one."""
-    return microseconds(microseconds_taken), significant(microseconds_taken * 1e-6 / seconds_predicted)
+        busy = {name: 1e6 * getattr(made, name) for name in ("fp32", "dram", "l2", "shared")}
+        predicted = {"bound_by": made.binding, "predicted_us": 1e6 * made.seconds}
+        lines.append(row | busy | predicted | {"ratio": row["median_us"] * 1e-6 / made.seconds})
+    measured = [figure("measured", "median_us", microseconds), figure("ratio", "ratio", significant)]
+    return table(
+        f"Model: microseconds by {source}" + ("" if simulated else "; ratio is measured over predicted"),
+        lines,
+        *(STAGE, SHAPE, figure("FP32", "fp32", microseconds), figure("DRAM", "dram", microseconds)),
+        *(figure("L2", "l2", microseconds), figure("shared", "shared", microseconds)),
+        *(text("bound_by", "bound by"), figure("predicted", "predicted_us", microseconds)),
+        *([] if simulated else measured),
+    )
 
 
 def microseconds(value: float) -> str:

@@ -72,13 +72,7 @@ def shape_of(stage: LadderStage, shape: Shape) -> Shape:
 
 
 def matched(found: Sequence[tuple[str, Any]], stages: Sequence[LadderStage]) -> list[tuple[LadderStage, Any]]:
-    """Pair each stage with the value found under the name of its kernel.
-
-    Raises
-    ------
-    CountersError
-        if a stage has no kernel, or several, for example because the shape takes more than one launch.
-    """
+    """Pair each stage with the value found under the name of its kernel, of which there must be one."""
     pairs = []
     for stage in stages:
         name = kernel_name(stage)
@@ -135,8 +129,8 @@ def opcode(source: str) -> tuple[str, int]:
 def shared_wavefronts(text: str, stages: Sequence[LadderStage], shape: Shape) -> pd.DataFrame:
     """Wavefronts of shared memory from ncu's source page, per stage, operation and width, with one total per stage.
 
-    ``ideal`` is the number that the access widths require, ``excessive`` the number beyond that, and ``excess_percent``
-    the latter in percent of the former; NaN for a stage that does not use shared memory.
+    ``ideal`` is the number that the access widths require, ``excessive`` the number beyond it. ``excess_percent`` is
+    NaN for a stage that does not use shared memory.
     """
     rows: list[Mapping[Any, Any]] = []
     for stage, lines in matched(read_source_page(text), stages):

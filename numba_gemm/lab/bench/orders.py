@@ -12,24 +12,26 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
+from numba_gemm.inspect import ffma, report, sass
+from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.kernels.ladder.stage import LadderStage, TileConfig
+from numba_gemm.lab.bench.buffers import DeviceBuffers, choose_library, launcher
 from numba_gemm.lab.bench.cases import Shape, parse_shape
-from numba_gemm.lab.bench.results import CUBLAS
+from numba_gemm.lab.bench.contenders import Bound, Contender, cublas
+from numba_gemm.lab.bench.results import CUBLAS, FAILURES
+from numba_gemm.lab.bench.run import NONE, Plan, run
 from numba_gemm.lab.harness.command import UsageError
 from numba_gemm.lab.harness.environment import GRAPHS
 from numba_gemm.lab.harness.experiment import Experiment
+from numba_gemm.runtime.compiler import Cubin, target
+from numba_gemm.runtime.device import current_device, device_properties
+from numba_gemm.runtime.driver import device_scope
 from numba_gemm.simulator.probe import driver_error
-
-if TYPE_CHECKING:
-    from numba_gemm.kernels.ladder.stage import LadderStage, TileConfig
-    from numba_gemm.lab.bench.buffers import DeviceBuffers
-    from numba_gemm.runtime.compiler import Cubin
-    from numba_gemm.runtime.timing import Call
 
 DEFAULT_SHAPE = Shape(4096, 4096, 4096)
 DEFAULT_CC = (9, 0)
@@ -52,17 +54,12 @@ class Variant:
     loads_by: str
     cubin: Cubin
 
-    @property
-    def label(self) -> str:
-        """Unique name of the variant."""
-        return f"{self.stage.name} {self.config.name} {self.loads_by}"
-
 
 def read_only(ptx: str) -> str:
-    """Return PTX with ``ld.global.nc`` for the loads of A and B, which end with the last loop; later loads read C.
+    """Return PTX with ``ld.global.nc`` for the loads of A and B, which end with the last loop.
 
-    C is written, so the read-only path must not read it. The loads stay where NVVM put them, so that only the path
-    differs; ptxas may move them afterwards.
+    Later loads read C, which is written, so the read-only path must not read it. The loads stay where NVVM put them,
+    so that only the path differs; ptxas may move them afterwards.
     """
     lines = ptx.split("\n")
     labels = {line.partition(":")[0].strip(): number for number, line in enumerate(lines) if line.startswith("$L")}
@@ -76,8 +73,6 @@ def on_read_only_path(cubin: Cubin) -> Cubin:
     """Link a kernel again from its `read_only` PTX; registers are 0 if the linker has it cached and does not say."""
     from cuda.core import Linker, LinkerOptions, ObjectCode
 
-    from numba_gemm.runtime.compiler import target
-
     ptx = read_only(cubin.ptx)
     options = LinkerOptions(arch=target(cubin.cc), ptxas_options=["-v"])
     linker = Linker(ObjectCode.from_ptx(ptx.encode()), options=options)
@@ -89,8 +84,6 @@ def on_read_only_path(cubin: Cubin) -> Cubin:
 
 def variants(stage: LadderStage, config: TileConfig, cc: tuple[int, int]) -> Iterator[Variant]:
     """Compile every variant of a configuration, starting with the unchanged one."""
-    from numba_gemm.inspect import ffma, report
-
     for ordered in ffma.orders(stage, config):
         yield Variant(stage, config, ordered, ORDINARY, report.compiled(stage, ordered, cc).cubin)
     own = report.compiled(stage, config, cc).cubin
@@ -100,92 +93,39 @@ def variants(stage: LadderStage, config: TileConfig, cc: tuple[int, int]) -> Ite
 
 def static_row(variant: Variant) -> dict[str, Any]:
     """Analyse a variant's SASS, if nvdisasm is available to print it."""
-    from numba_gemm.inspect import ffma, report, sass
-
     kernel = variant.stage.usual_kernel(variant.config)
     made = report.Compiled(variant.stage, variant.config, True, variant.cubin, kernel, variant.stage.precisions[0])
-    about = {
-        "stage": variant.stage.name,
-        "config": variant.own.name,
-        "order": variant.config.order,
-        "loads_by": variant.loads_by,
-        "registers": made.registers,
-        "spills": made.spills,
-    }
+    about: dict[str, Any] = {"stage": variant.stage.name, "config": variant.own.name, "order": variant.config.order}
+    about |= {"loads_by": variant.loads_by, "registers": made.registers, "spills": made.spills}
     try:
         return about | asdict(ffma.ffma_stats(made.instructions, variant.config))
     except sass.ToolMissing:
         return about
 
 
-class Loaded:
-    """A variant on the current device with packed arguments; each call enqueues one launch.
-
-    The launcher compiles only unchanged stages, so a changed kernel is launched here.
-    """
-
-    def __init__(self, variant: Variant, buffers: DeviceBuffers) -> None:
-        from cuda.bindings import driver
-
-        from numba_gemm.runtime.driver import load_kernel
-
-        a, b, c = buffers.matrices
-        stage, config, cubin = variant.stage, variant.config, variant.cubin
-        self.registers = cubin.registers
-        self.function = driver.CUfunction(load_kernel(cubin, c.device, config.dynamic_shared))
-        self.words = (1.0, *a.words, *b.words, 0.0, *c.words)
-        self.grid, self.block = (*stage.grid(config, c.rows, c.cols), 1), (*stage.block(config), 1)
-        self.shared = config.dynamic_shared
-
-    def __call__(self, stream: int) -> None:
-        """Enqueue one launch."""
-        from numba_gemm.runtime.driver import launch_kernel
-
-        launch_kernel(self.function, self.grid, self.block, self.shared, stream, self.words)
-
-
 def measured(found: Sequence[Variant], shape: Shape, rounds: int) -> pd.DataFrame:
     """Check and time variants and cuBLAS: one row each, with ``status``, ``error_in_bounds``, ``us`` and ``tflops``."""
-    from numba_gemm.lab.bench.buffers import DeviceBuffers, choose_library
-    from numba_gemm.lab.bench.contenders import cublas
-    from numba_gemm.lab.bench.verify import Reference
-    from numba_gemm.models.roofline import gemm_flops
-    from numba_gemm.runtime.device import current_device, synchronize
-    from numba_gemm.runtime.driver import device_scope
-    from numba_gemm.runtime.timing import time_interleaved
+    if shape.n % 4 or shape.k % 4:
+        raise UsageError(f"the kernels measured here take aligned operands: N and K multiples of 4, not {shape}")
 
-    library = choose_library(simulated=False)
-    with ExitStack() as scopes:
-        scopes.enter_context(device_scope(current_device()))
-        stream = scopes.enter_context(library.stream())
-        buffers = DeviceBuffers.random(library, shape, SEED)
-        if not all(matrix.layout.aligned for matrix in buffers.matrices):
-            raise UsageError(f"the kernels measured here take aligned operands: N and K multiples of 4, not {shape}")
-        reference = Reference(buffers)
-        rows: dict[str, dict[str, Any]] = {}
-        calls: dict[str, Call] = {}
-        for variant in found:
-            loaded = Loaded(variant, buffers)
-            rows[variant.label] = static_row(variant) | {"registers": loaded.registers}
-            calls[variant.label] = loaded
-        for contender in cublas():
-            name = f"{CUBLAS} {contender.via}"
-            rows[name] = {"stage": CUBLAS, "config": contender.via}
-            calls[name] = contender.bind(buffers).call
-        for name in list(calls):
-            library.fill_nan(buffers.c)
-            synchronize(stream)
-            calls[name](stream)
-            synchronize(stream)
-            verdict = reference.compare(buffers.c)
-            rows[name] |= {"status": "ok" if verdict.ok else "wrong", "error_in_bounds": verdict.in_bounds}
-            if not verdict.ok:
-                del calls[name]
-        for name, samples in time_interleaved(calls, stream=stream, rounds=rounds, seed=SEED).items():
-            tflops = gemm_flops(*shape) / samples.median * 1e-6
-            rows[name] |= {"us": samples.median, "p10_us": samples.p10, "p90_us": samples.p90, "tflops": tflops}
-    frame = pd.DataFrame(rows.values())
-    return frame if "tflops" in frame else frame.assign(tflops=math.nan)
+    def contender(variant: Variant) -> Contender:
+        def bind(buffers: DeviceBuffers) -> Bound:
+            (a, b, c), stage, config = buffers.matrices, variant.stage, variant.config
+            grid, block = (*stage.grid(config, c.rows, c.cols), 1), (*stage.block(config), 1)
+            words = (1.0, *a.words, *b.words, 0.0, *c.words)
+            return Bound(launcher(variant.cubin, c.device, grid, block, words, config.dynamic_shared))
+
+        return Contender(variant.stage.name, bind, via=variant.loads_by, config=variant.config.name)
+
+    library, contenders = choose_library(simulated=False), (*map(contender, found), *cublas())
+    plan = Plan([shape], contenders, library, SEED, simulated=False, rounds=rounds, steady=NONE)
+    with device_scope(current_device()):
+        (timed,) = run(plan)
+    rows = [static_row(variant) | {"registers": variant.cubin.registers} for variant in found]
+    rows += [{"stage": CUBLAS, "config": via} for via in timed["via"][len(found) :]]
+    kept = timed[["status", "error_in_bounds", "median_us", "p10_us", "p90_us", "note"]]
+    kept = kept.rename(columns={"median_us": "us"}).assign(tflops=timed["gflops"] / 1000)
+    return pd.DataFrame(rows).join(kept)
 
 
 def compared(frame: pd.DataFrame) -> pd.DataFrame:
@@ -196,15 +136,7 @@ def compared(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def chosen(names: Sequence[str]) -> list[LadderStage]:
-    """Return the stages of these names that have `LadderStage.ordered`; without names, all.
-
-    Raises
-    ------
-    UsageError
-        if a name is not one of them.
-    """
-    from numba_gemm.kernels.ladder import STAGES
-
+    """Return the stages of these names that have `LadderStage.ordered`; without names, all."""
     known = {stage.name: stage for stage in STAGES.values() if stage.ordered}
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"{', '.join(unknown)}: no stage that takes an order; those are {', '.join(known)}")
@@ -218,7 +150,7 @@ def orders(
     rounds: int = ROUNDS,
     static: bool = False,
 ) -> pd.DataFrame:
-    """Compile, check and time variants of stages.
+    """Compile, analyse, check and time variants of stages, one row each.
 
     Parameters
     ----------
@@ -232,14 +164,7 @@ def orders(
         Samples of each measurement.
     static : bool
         Only compile, for compute capability 9.0, as where there is no GPU.
-
-    Returns
-    -------
-    DataFrame
-        One row per variant: registers, the analysis of its SASS by `numba_gemm.inspect.ffma`, and its speed.
     """
-    from numba_gemm.runtime.device import current_device, device_properties
-
     static = static or driver_error() is not None
     cc = DEFAULT_CC if static else device_properties(current_device()).cc
     found = [
@@ -256,7 +181,7 @@ def orders(
 
 def claims(frame: pd.DataFrame) -> dict[str, bool]:
     """Check the results of all variants, unless they were only compiled."""
-    return {"every product is correct": bool((frame["status"] != "wrong").all())} if "status" in frame else {}
+    return {"every product is correct": not frame["status"].isin(FAILURES).any()} if "status" in frame else {}
 
 
 EXPERIMENT = Experiment(

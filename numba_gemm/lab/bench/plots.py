@@ -50,16 +50,9 @@ def speed_against_size(frame: pd.DataFrame, environment: Mapping[str, Any]) -> b
             ordered = rows[chosen].assign(size=size[chosen]).sort_values("size")
             spread = ordered["gflops"] * ordered["median_us"]
             axis.plot(ordered["size"], ordered["gflops"], label=stage, markersize=5, linewidth=1.4, **looks[stage])
-            axis.fill_between(
-                ordered["size"],
-                spread / ordered["p90_us"],
-                spread / ordered["p10_us"],
-                color=looks[stage]["color"],
-                alpha=0.2,
-                linewidth=0,
-            )
-        peak = gpu_number(environment, "fp32_peak_gflops")
-        if peak:
+            low, high, colour = spread / ordered["p90_us"], spread / ordered["p10_us"], looks[stage]["color"]
+            axis.fill_between(ordered["size"], low, high, color=colour, alpha=0.2, linewidth=0)
+        if peak := (environment.get("gpu") or {}).get("fp32_peak_gflops"):
             axis.axhline(peak, color="grey", linewidth=1)
             axis.annotate("FP32 peak", (0.01, peak), xycoords=("axes fraction", "data"), va="bottom", color="grey")
         # Linear in y: the stages of interest are within a factor of two of each other.
@@ -72,38 +65,26 @@ def speed_against_size(frame: pd.DataFrame, environment: Mapping[str, Any]) -> b
     axes[0][0].set_ylabel("GFLOP/s")
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize="small")
-    return finish(plt, figure, environment)
-
-
-def gpu_number(environment: Mapping[str, Any], name: str) -> float:
-    """Return a number from the description of the GPU; 0 without a GPU."""
-    return float((environment.get("gpu") or {}).get(name) or 0)
-
-
-def finish(plt: Any, figure: Any, environment: Mapping[str, Any]) -> bytes:
-    """Add the device name as the title, render the figure and close it."""
-    gpu = environment.get("gpu") or {"name": SIMULATED}
-    figure.suptitle(gpu["name"])
+    figure.suptitle((environment.get("gpu") or {"name": SIMULATED})["name"])
     figure.tight_layout()
     drawn = png(figure, dpi=DPI, bbox_inches="tight")
     plt.close(figure)
     return drawn
 
 
-def draw(frame: pd.DataFrame, environment: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write the plots: none if only the CPU was timed, and no ladder if no stage of it was timed."""
+def pictures(frame: pd.DataFrame, environment: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the plots by file: none if only the CPU was timed, and no ladder if no stage of it was timed."""
     frame = of_float32(frame)
     timed = fastest(frame[frame["stage"] != CPU])
     if timed.empty:
-        return []
-    pictures = {
+        return {}
+    found = {
         SPEED_PNG: speed_against_size(frame, environment),
         ROOFLINE_PNG: png(roofline_chart(frame, environment), dpi=DPI),
     }
     if not set(timed["stage"]) <= {*NOT_STAGES, *BASELINES}:
-        pictures[LADDER_PNG] = png(ladder_chart(frame, environment), dpi=DPI)
-    write_files(folder, pictures)
-    return [folder / name for name in pictures]
+        found[LADDER_PNG] = png(ladder_chart(frame, environment), dpi=DPI)
+    return found
 
 
 @command
@@ -114,19 +95,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Draw the results in a folder again; nothing is measured.",
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="with results.csv and environment.json")
-    options = parser.parse_args(arguments)
+    folder = parser.parse_args(arguments).folder
     try:
-        if not options.folder.is_dir():
-            raise FileNotFoundError(f"{options.folder} is no folder: expected one with results.csv")
-        written = draw(*load(options.folder), options.folder)
+        if not folder.is_dir():
+            raise FileNotFoundError(f"{folder} is no folder: expected one with results.csv")
+        made = pictures(*load(folder))
     except (FileNotFoundError, ModuleNotFoundError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
-    for path in written:
-        print(f"wrote {path}")
-    if not written:
-        print(f"nothing was timed in {options.folder}, so nothing is drawn", file=sys.stderr)
-    return 0 if written else 1
+    write_files(folder, made)
+    for name in made:
+        print(f"wrote {folder / name}")
+    if not made:
+        print(f"nothing was timed in {folder}, so nothing is drawn", file=sys.stderr)
+    return 0 if made else 1
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -12,21 +14,22 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from numba_gemm.gemm.precision import IEEE
+from numba_gemm.lab.bench import results
 from numba_gemm.lab.bench.compare import FASTER, REGRESSIONS, SAME, SLOWER
-from numba_gemm.lab.bench.results import (
-    AUTO,
-    CUBLAS,
-    ERROR,
-    FAILURES,
-    OK,
-    UNSUPPORTED,
-    WRONG,
-    fastest,
-    names_in,
-    of_float32,
-    records,
+from numba_gemm.lab.bench.tables import (
+    MISSING,
+    SHAPE,
+    STAGE,
+    Column,
+    Row,
+    Table,
+    figure,
+    number,
+    significant,
+    speed,
+    table,
+    text,
 )
-from numba_gemm.lab.bench.tables import MISSING, Table, number, significant
 from numba_gemm.lab.harness.environment import caption
 
 SIMULATOR_NOTICE = (
@@ -43,32 +46,39 @@ EARLIER_NOTE = (
     "double_buffered still conflict where they store A transposed; the earlier cublas is another release. Compare how "
     "the two climbs go, not their speeds."
 )
-
-MOST_TIMES = 60  # lines of the table of times on a terminal; beyond, those of the public function and cuBLAS alone
-
 MODEL_NOTE = (
     "Model: how long each resource is busy at least with what a stage computes and moves, at its ceiling; predicted is "
     "the longest. shared is shared memory and the L1 cache, which have one data path; it and FP32 are those of the "
     "multiprocessor with most blocks. Latencies, and all instructions but multiply-adds, come on top."
 )
 
+MOST_TIMES = 60  # lines of the table of times on a terminal; beyond, those of the public function and cuBLAS alone
+PIPE_WIDTH = 160
 
 # Verdict on a configuration, the worst first.
-VERDICTS = {WRONG: "wrong", ERROR: "error", OK: "correct", UNSUPPORTED: "unsupported"}
+VERDICTS = {results.WRONG: "wrong", results.ERROR: "error", results.OK: "correct", results.UNSUPPORTED: "unsupported"}
+
+PRECISION = text("precision")
+RATIO, PEAK = figure("ratio", "ratio_to_cublas", number, 3), figure("of peak", "percent_of_peak", number, 1, " %")
+SPEED = figure("GFLOP/s", "gflops", speed)
+
+
+def worst_error(rows: Sequence[Row]) -> str:
+    """Format the worst error of some rows."""
+    errors = (row["error_in_bounds"] for row in rows if not math.isnan(row["error_in_bounds"]))
+    return significant(max(errors, default=math.nan), 2)
 
 
 def verdict_table(frame: pd.DataFrame) -> Table:
     """Verdicts, one line per stage and one column per shape, and the worst error; for runs without times."""
-    rows = records(frame)
-    shapes = names_in(rows, "shape")
+    rows = results.records(frame)
+    shapes = results.names_in(rows, "shape")
     lines = []
     for stage, precision in dict.fromkeys((row["stage"], row["precision"]) for row in rows):
         mine = [row for row in rows if (row["stage"], row["precision"]) == (stage, precision)]
         found = {shape: {row["status"] for row in mine if row["shape"] == shape} for shape in shapes}
         verdicts = [next((VERDICTS[one] for one in VERDICTS if one in found[shape]), MISSING) for shape in shapes]
-        errors = [row["error_in_bounds"] for row in mine if not math.isnan(row["error_in_bounds"])]
-        name = stage if precision == IEEE else f"{stage} {precision}"
-        lines.append([name, *verdicts, significant(max(errors, default=math.nan), 2)])
+        lines.append([stage if precision == IEEE else f"{stage} {precision}", *verdicts, worst_error(mine)])
     return Table("Verdicts (worst error in units of the bound)", ["stage", *shapes, "error"], lines, left=["stage"])
 
 
@@ -77,164 +87,90 @@ def speed_table(frame: pd.DataFrame) -> Table:
     return pivot(frame, "gflops", "GFLOP/s", speed)
 
 
-def ratio_table(frame: pd.DataFrame) -> Table:
-    """Speed relative to cuBLAS, one line per shape and one column per stage."""
-    return pivot(frame, "ratio_to_cublas", "Speed in multiples of cuBLAS", lambda value: number(value, 3))
-
-
 def pivot(frame: pd.DataFrame, column: str, title: str, show: Callable[[float], str]) -> Table:
     """Table of one column of the results, with shapes as rows and stages as columns."""
-    rows = records(frame)
-    stages = names_in(rows, "stage")
-    values = {(row["shape"], row["stage"]): row[column] for row in records(fastest(frame))}
-    lines = [
-        [shape, *(show(values.get((shape, stage), math.nan)) for stage in stages)] for shape in names_in(rows, "shape")
-    ]
+    rows = results.records(frame)
+    stages = results.names_in(rows, "stage")
+    values = {(row["shape"], row["stage"]): row[column] for row in results.records(results.fastest(frame))}
+    shapes = results.names_in(rows, "shape")
+    lines = [[shape, *(show(values.get((shape, stage), math.nan)) for stage in stages)] for shape in shapes]
     return Table(title, ["M x N x K", *stages], lines, left=["M x N x K"])
 
 
 def times_table(frame: pd.DataFrame) -> Table:
     """Shortest, mean and longest time of each stage and shape, with its speed."""
-    lines = [
-        [
-            row["shape"],
-            row["stage"],
-            row["precision"],
-            *(significant(row[column], 4) for column in ("min_us", "mean_us", "max_us")),
-            speed(row["gflops"]),
-            number(row["percent_of_peak"], 1, " %"),
-        ]
-        for row in records(fastest(frame))
-    ]
-    headers = ["M x N x K", "stage", "precision", "min us", "mean us", "max us", "GFLOP/s", "of peak"]
-    return Table("Times per call, replayed in turns", headers, lines, left=["M x N x K", "stage", "precision"])
+    times = [figure(f"{name} us", f"{name}_us", significant, 4) for name in ("min", "mean", "max")]
+    title = "Times per call, replayed in turns"
+    return table(title, results.records(results.fastest(frame)), SHAPE, STAGE, PRECISION, *times, SPEED, PEAK)
 
 
 def steady_table(frame: pd.DataFrame) -> Table:
     """Speed of each contender alone at its steady state, of plain calls, and of replays in turns with the others."""
-    lines = [
-        [
-            row["shape"],
-            row["stage"],
-            row["precision"],
-            speed(row["steady_gflops"]),
-            number(row["steady_ratio_to_cublas"], 3),
-            number(row["steady_clock_mhz"], 0),
-            number(row["steady_watts"], 0),
-            significant(row["call_us"], 4),
-            number(row["call_ratio_to_cublas"], 3),
-            significant(row["host_us"], 3),
-            number(row["ratio_to_cublas"], 3),
-        ]
-        for row in records(fastest(frame))
-        if not math.isnan(row["steady_us"])
-    ]
-    headers = [
-        *("M x N x K", "stage", "precision", "GFLOP/s alone", "ratio", "MHz", "W"),
-        *("plain call us", "ratio of calls", "host us", "ratio in turns"),
-    ]
-    title = "Each contender alone at its steady state (ratios to cuBLAS SGEMM)"
-    return Table(title, headers, lines, left=["M x N x K", "stage", "precision"])
+    return table(
+        "Each contender alone at its steady state (ratios to cuBLAS SGEMM)",
+        (row for row in results.records(results.fastest(frame)) if not math.isnan(row["steady_us"])),
+        *(SHAPE, STAGE, PRECISION),
+        figure("GFLOP/s alone", "steady_gflops", speed),
+        figure("ratio", "steady_ratio_to_cublas", number, 3),
+        figure("MHz", "steady_clock_mhz", number, 0),
+        figure("W", "steady_watts", number, 0),
+        figure("plain call us", "call_us", significant, 4),
+        figure("ratio of calls", "call_ratio_to_cublas", number, 3),
+        figure("host us", "host_us", significant, 3),
+        replace(RATIO, header="ratio in turns"),
+    )
 
 
 def summary_table(frame: pd.DataFrame) -> Table:
     """Best speed of each stage, with the earlier figures."""
-    rows, timed = records(frame), records(fastest(frame))
+    rows, timed = results.records(frame), results.records(results.fastest(frame))
     lines = []
-    for stage in names_in(rows, "stage"):
-        errors = [row["error_in_bounds"] for row in rows if row["stage"] == stage]
-        error = significant(max((e for e in errors if not math.isnan(e)), default=math.nan), 2)
-        compared = [error, number(EARLIER.get(stage, math.nan), 1, " %")]
-        mine = [row for row in timed if row["stage"] == stage]
-        if not mine:
-            status = ", ".join(sorted({row["status"] for row in rows if row["stage"] == stage}))
-            lines.append([stage, status, MISSING, MISSING, MISSING, *compared])
-            continue
-        top = max(mine, key=lambda row: row["gflops"])
-        lines.append(
-            [
-                stage,
-                top["shape"],
-                speed(top["gflops"]),
-                number(top["percent_of_peak"], 1, " %"),
-                number(top["ratio_to_cublas"], 3),
-                *compared,
-            ]
-        )
+    for stage in results.names_in(rows, "stage"):
+        every, mine = ([row for row in of if row["stage"] == stage] for of in (rows, timed))
+        cells = [", ".join(sorted({row["status"] for row in every})), MISSING, MISSING, MISSING]
+        if mine:
+            top = max(mine, key=lambda row: row["gflops"])
+            cells = [column.cell(top) for column in (SHAPE, SPEED, PEAK, RATIO)]
+        lines.append([stage, *cells, worst_error(every), number(EARLIER.get(stage, math.nan), 1, " %")])
     headers = ["stage", "best size", "GFLOP/s", "of peak", "ratio", "error", "earlier"]
-    return Table(
-        "Stage summary (ratio to cuBLAS, worst error in units of the bound)",
-        headers,
-        lines,
-        left=["stage", "best size"],
-    )
+    title = "Stage summary (ratio to cuBLAS, worst error in units of the bound)"
+    return Table(title, headers, lines, left=["stage", "best size"])
 
 
 def precision_table(frame: pd.DataFrame) -> Table:
     """Speed and error of every precision, one line per shape and precision; FP32 for comparison."""
-    chosen = frame[(frame["precision"] != "ieee") | frame["stage"].isin((AUTO, CUBLAS))]
-    lines = [
-        [
-            row["shape"],
-            row["precision"],
-            row["stage"],
-            speed(row["gflops"]),
-            number(row["ratio_to_cublas"], 3),
-            number(row["ratio_to_same_precision"], 3),
-            significant(row["error_median"], 2),
-            significant(row["error_max"], 2),
-        ]
-        for row in records(fastest(chosen))
-    ]
-    headers = ["M x N x K", "precision", "by", "GFLOP/s", "ratio", "to its own", "median error", "largest"]
-    title = "Precisions (ratios to cuBLAS FP32, and to cuBLAS in the same precision; errors over abs(A) @ abs(B))"
-    return Table(title, headers, lines, left=["M x N x K", "precision", "by"])
-
-
-def speed(gflops: float) -> str:
-    """Format GFLOP/s as an integer, or with three digits for small values."""
-    return number(gflops, 0) if gflops >= 100 else significant(gflops)
+    chosen = frame[(frame["precision"] != IEEE) | frame["stage"].isin((results.AUTO, results.CUBLAS))]
+    return table(
+        "Precisions (ratios to cuBLAS FP32, and to cuBLAS in the same precision; errors over abs(A) @ abs(B))",
+        results.records(results.fastest(chosen)),
+        *(SHAPE, PRECISION, text("stage", "by"), SPEED, RATIO),
+        figure("to its own", "ratio_to_same_precision", number, 3),
+        figure("median error", "error_median", significant, 2),
+        figure("largest", "error_max", significant, 2),
+    )
 
 
 def problem_lines(frame: pd.DataFrame) -> list[str]:
     """Return one line per row that is wrong or raised."""
+    said = "{name} at {shape}: {status}, not timed. {note}"
     return [
-        f"{label(row)} at {row['shape']}: {row['status'].upper()}, not timed. {row['note']}"
-        for row in records(frame)
-        if row["status"] in FAILURES
+        said.format(**row | {"name": f"{row['stage']} {row['config']}".strip(), "status": row["status"].upper()})
+        for row in results.records(frame)
+        if row["status"] in results.FAILURES
     ]
-
-
-def label(row: Mapping[str, Any]) -> str:
-    """Name of a row: stage and configuration."""
-    return f"{row['stage']} {row['config']}".strip()
 
 
 def changes_table(compared: pd.DataFrame, simulated: bool = False) -> Table:
     """Table of the rows of a comparison whose verdict is not ``same``; in the simulator, without those of times."""
-    if simulated:
-        changed = [row for row in records(compared) if row["verdict"] not in (SAME, SLOWER, FASTER)]
-        return Table(
-            f"{len(changed)} of {len(compared)} verdicts changed",
-            ["stage", "M x N x K", "verdict"],
-            [[row["stage"], row["shape"], row["verdict"]] for row in changed],
-            left=["stage", "M x N x K", "verdict"],
-        )
-    lines = [
-        [
-            row["stage"],
-            row["shape"],
-            speed(row["gflops_old"]),
-            speed(row["gflops_new"]),
-            MISSING if math.isnan(row["change"]) else f"{100 * row['change']:+.1f} %",
-            row["verdict"],
-        ]
-        for row in records(compared)
-        if row["verdict"] != SAME
+    unchanged, what = ((SAME, SLOWER, FASTER), "verdicts") if simulated else ((SAME,), "measurements")
+    changed = [row for row in results.records(compared) if row["verdict"] not in unchanged]
+    times = [
+        figure("GFLOP/s before", "gflops_old", speed),
+        figure("GFLOP/s now", "gflops_new", speed),
+        figure("time", "change", lambda change: MISSING if math.isnan(change) else f"{100 * change:+.1f} %"),
     ]
-    title = f"{len(lines)} of {len(compared)} measurements changed"
-    headers = ["stage", "M x N x K", "GFLOP/s before", "GFLOP/s now", "time", "verdict"]
-    return Table(title, headers, lines, left=["stage", "M x N x K", "verdict"])
+    columns: list[Column] = [STAGE, SHAPE, *([] if simulated else times), text("verdict")]
+    return table(f"{len(changed)} of {len(compared)} {what} changed", changed, *columns)
 
 
 def markdown(
@@ -250,29 +186,31 @@ def markdown(
         parts.append(SIMULATOR_NOTICE)
     if problems := problem_lines(frame):
         parts += ["## Wrong or failed", "\n".join(f"- {problem}" for problem in problems)]
-    plain = of_float32(frame)
+    plain = results.of_float32(frame)
     tables = [verdict_table(frame)] if simulated else [speed_table(plain)]
     if plain["ratio_to_cublas"].notna().any() and not simulated:
-        tables.append(ratio_table(plain))
-    tables += more_tables(frame, simulated, compared, model)
-    for table in tables:
-        parts += [f"## {table.title}", table.markdown()]
+        title = "Speed in multiples of cuBLAS"
+        tables.append(pivot(plain, "ratio_to_cublas", title, lambda value: number(value, 3)))
+    for shown in [*tables, *more_tables(frame, simulated, compared, model)]:
+        parts += [f"## {shown.title}", shown.markdown()]
     return "\n\n".join([*parts, *notes(simulated, model)]) + "\n"
 
 
 def show(
-    console: Console,
     frame: pd.DataFrame,
     environment: Mapping[str, Any],
     compared: pd.DataFrame | None = None,
     model: Table | None = None,
+    console: Console | None = None,
 ) -> None:
     """Print the report on a terminal."""
+    if console is None:  # rich assumes 80 columns for a pipe or a file, and would wrap the tables
+        console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
     simulated = bool(environment.get("simulator"))
-    for part in folded(verdict_table(frame) if simulated else speed_table(of_float32(frame)), console.width):
-        console.print(draw(part, bad=(VERDICTS[WRONG], VERDICTS[ERROR])))
-    for table in more_tables(frame, simulated, compared, model, MOST_TIMES):
-        console.print(draw(table, bad=REGRESSIONS, good=(FASTER,)))
+    for part in folded(verdict_table(frame) if simulated else speed_table(results.of_float32(frame)), console.width):
+        console.print(drawn(part, bad=(VERDICTS[results.WRONG], VERDICTS[results.ERROR])))
+    for shown in more_tables(frame, simulated, compared, model, MOST_TIMES):
+        console.print(drawn(shown, bad=REGRESSIONS, good=(FASTER,)))
     for note in notes(simulated, model):
         console.print(note, style="dim")
     for problem in problem_lines(frame):
@@ -285,26 +223,23 @@ def more_tables(
     simulated: bool,
     compared: pd.DataFrame | None,
     model: Table | None,
-    most_times: int | None = None,
-) -> list[Table]:
-    """Return the tables after the first one: precisions, steady state, changes, model, summary, times.
-
-    If there are more than `most_times` times, those of the public function and cuBLAS alone.
-    """
-    plain, tables = of_float32(frame), []
+    most_times: float = math.inf,
+) -> Iterator[Table]:
+    """Yield the tables after the first one; times of the public function and cuBLAS alone if there are too many."""
+    plain = results.of_float32(frame)
     if len(plain) < len(frame) and not simulated:
-        tables.append(precision_table(frame))
+        yield precision_table(frame)
     if frame["steady_us"].notna().any():
-        tables.append(steady_table(frame))
+        yield steady_table(frame)
     if compared is not None:
-        tables.append(changes_table(compared, simulated))
+        yield changes_table(compared, simulated)
     if model is not None:
-        tables.append(model)
-    if simulated:
-        return tables
-    few = most_times is None or len(frame) <= most_times
-    timed = frame if few else frame[frame["stage"].isin((AUTO, CUBLAS))]
-    return [*tables, summary_table(plain), times_table(timed)]
+        yield model
+    if not simulated:
+        yield summary_table(plain)
+        yield times_table(
+            frame if len(frame) <= most_times else frame[frame["stage"].isin((results.AUTO, results.CUBLAS))]
+        )
 
 
 def notes(simulated: bool, model: Table | None) -> list[str]:
@@ -327,14 +262,14 @@ def folded(table: Table, width: int) -> Iterator[Table]:
         start = stop
 
 
-def draw(table: Table, bad: Sequence[str] = (), good: Sequence[str] = ()) -> RichTable:
+def drawn(table: Table, bad: Sequence[str] = (), good: Sequence[str] = ()) -> RichTable:
     """Convert a table for a terminal; rows with a word of ``bad``, or that end in one of ``good``, are coloured."""
-    drawn = RichTable(title=table.title, box=box.SIMPLE_HEAD, title_justify="left")
+    made = RichTable(title=table.title, box=box.SIMPLE_HEAD, title_justify="left")
     for header in table.headers:
-        drawn.add_column(broken(header), justify="left" if header in table.left else "right", no_wrap=True)
+        made.add_column(broken(header), justify="left" if header in table.left else "right", no_wrap=True)
     for row in table.rows:
-        drawn.add_row(*row, style="bold red" if set(row) & set(bad) else "green" if row[-1] in good else "")
-    return drawn
+        made.add_row(*row, style="bold red" if set(row) & set(bad) else "green" if row[-1] in good else "")
+    return made
 
 
 def broken(header: str) -> str:

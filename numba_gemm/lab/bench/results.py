@@ -10,8 +10,6 @@ from typing import Any
 
 import pandas as pd
 
-from numba_gemm.lab.harness.command import csv_text, json_text, write_files
-
 # Values of the column `stage` other than stages: the public function's own choice, and the baselines.
 AUTO, CUBLAS, CPU = NOT_STAGES = ("auto", "cublas", "cpu")
 
@@ -23,18 +21,8 @@ EXTENTS = ("m", "n", "k")
 TEXT_KEYS = ("stage", "precision", "layout", "cache")
 KEY = ("stage", "precision", "m", "n", "k", "layout", "cache")
 MEASURES = (
-    "min_us",
-    "median_us",
-    "mean_us",
-    "max_us",
-    "p10_us",
-    "p90_us",
-    "gflops",
-    "percent_of_peak",
-    "ratio_to_cublas",
-    "error_in_bounds",
-    "host_us",
-    "compile_s",
+    *("min_us", "median_us", "mean_us", "max_us", "p10_us", "p90_us"),
+    *("gflops", "percent_of_peak", "ratio_to_cublas", "error_in_bounds", "host_us", "compile_s"),
 )
 TEXT_EXTRAS = ("status", "via", "config", "throttle", "note", "steady_throttle")
 # Columns that begin with "steady" are of a contender alone at its steady state, those with "call" of plain calls.
@@ -54,22 +42,10 @@ def frame_of(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame([blank | dict(row) for row in rows], columns=list(COLUMNS))
 
 
-def save(
-    frame: pd.DataFrame, environment: Mapping[str, Any], folder: Path, others: Mapping[str, str] | None = None
-) -> None:
-    """Write ``results.csv``, ``environment.json`` and ``others`` into a folder, as `write_files` does."""
-    write_files(folder, {RESULTS: csv_text(frame), ENVIRONMENT: json_text(environment), **(others or {})})
-
-
 def load(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Read a results folder, or a results CSV with the environment beside it if there is one.
 
-    Raises
-    ------
-    FileNotFoundError
-        if there is no such file.
-    ValueError
-        if the file or the environment beside it is malformed; the message names the file.
+    Raise FileNotFoundError if there is no such file, and ValueError, which names the file, if one is malformed.
     """
     csv = path / RESULTS if path.is_dir() else path
     if not csv.is_file():
@@ -108,10 +84,7 @@ def fastest(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def alone(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows that were measured alone at their steady state, with these times, speeds and ratios.
-
-    They take the places of those of replays in turns with other contenders.
-    """
+    """Return the rows that were measured alone, with these times, speeds and ratios in place of those in turns."""
     found = frame[frame["steady_us"].notna()].copy()
     found["median_us"], found["gflops"] = found["steady_us"], found["steady_gflops"]
     found["ratio_to_cublas"] = found["steady_ratio_to_cublas"]
@@ -124,10 +97,18 @@ def alone(frame: pd.DataFrame) -> pd.DataFrame:
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the rows as dictionaries, with the name MxNxK of the shape as ``shape``."""
-    rows: list[dict[str, Any]] = [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
-    for row in rows:
-        row["shape"] = f"{row['m']}x{row['n']}x{row['k']}"
-    return rows
+    return [row | {"shape": f"{row['m']}x{row['n']}x{row['k']}"} for row in dictionaries(frame)]
+
+
+def dictionaries(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of any table as dictionaries."""
+    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+
+
+def geomean(values: Iterable[float]) -> float:
+    """Return the geometric mean."""
+    logarithms = list(map(math.log, values))
+    return math.exp(math.fsum(logarithms) / len(logarithms))
 
 
 def names_in(rows: Iterable[Mapping[str, Any]], column: str) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from numba_gemm.lab.bench.buffers import NORMAL, DeviceBuffers, HostLibrary, ope
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.contenders import Bound, Call, Contender, rotating
 from numba_gemm.lab.bench.steady import Steady
-from numba_gemm.lab.bench.verify import Reference
+from numba_gemm.lab.bench.verify import Reference, call_on_nan
 from numba_gemm.lab.harness import environment
 from numba_gemm.lab.harness.nvml import ClockSamples, Nvml, sampled_clocks
 from numba_gemm.models.roofline import gemm_flops
@@ -41,19 +41,7 @@ NOT_CAPTURED = "timed by plain launches, as it cannot be captured into a graph"
 
 @dataclass(frozen=True)
 class Plan:
-    """Measurements to make, and their settings.
-
-    peak
-        FP32 FLOP/s of the GPU; NaN in the simulator.
-    l2_bytes
-        size of its L2 cache, which the buffers of ``cold`` must exceed.
-    rounds
-        interleaved rounds per shape; None chooses between five and twenty-five according to their duration.
-    distribution
-        of the operands, a key of `buffers.DISTRIBUTIONS`.
-    steady
-        contenders that are also measured alone at their steady state, one of `STEADY`.
-    """
+    """Measurements to make, and their settings."""
 
     shapes: Sequence[Shape]
     contenders: Sequence[Contender]
@@ -61,20 +49,17 @@ class Plan:
     seed: int
     simulated: bool
     cold: bool = False
-    rounds: int | None = None
-    distribution: str = NORMAL
+    rounds: int | None = None  # interleaved rounds per shape; None for five to twenty-five, by their duration
+    distribution: str = NORMAL  # a key of `buffers.DISTRIBUTIONS`
     steady: str = PUBLIC
     cc: tuple[int, int] = (0, 0)
-    peak: float = math.nan
-    l2_bytes: int = 0
+    peak: float = math.nan  # FP32 FLOP/s of the GPU
+    l2_bytes: int = 0  # size of its L2 cache, which the buffers of `cold` must exceed
     nvml: Nvml | None = None
 
     @property
     def graphs(self) -> bool:
-        """True if calls are replayed as graphs: always, unless the only available cuBLAS cannot be captured.
-
-        In that case, every contender is launched directly.
-        """
+        """True if calls are replayed as graphs; False, for all alike, if the only cuBLAS cannot be captured."""
         baselines = [contender.capturable for contender in self.contenders if contender.stage == results.CUBLAS]
         return any(baselines) or not baselines
 
@@ -82,11 +67,6 @@ class Plan:
     def timing(self) -> str | None:
         """Kind of device timing, one of `environment.TIMINGS`; None in the simulator."""
         return None if self.simulated else environment.GRAPHS if self.graphs else environment.LAUNCHES
-
-    @property
-    def steps(self) -> int:
-        """Total number of verifications, for a progress bar."""
-        return sum(len(self.at(shape)) for shape in self.shapes)
 
     def at(self, shape: Shape) -> list[Contender]:
         """Return the contenders that support a shape."""
@@ -122,26 +102,20 @@ class Candidate:
         self.note = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 
 
-Observer = Callable[[Shape, Contender], None]
-
-
-def run(plan: Plan, observe: Observer = lambda _shape, _contender: None) -> Iterator[pd.DataFrame]:
-    """Measure every shape; yield the rows of each as soon as they are complete.
-
-    ``observe`` is called after each verification.
-    """
+def run(plan: Plan) -> Iterator[pd.DataFrame]:
+    """Measure every shape; yield the rows of each as soon as they are complete."""
     with plan.library.stream() as stream:
         for shape in plan.shapes:
-            yield results.frame_of(measure(plan, shape, stream, observe))
+            yield results.frame_of(measure(plan, shape, stream))
             plan.library.release()
 
 
-def measure(plan: Plan, shape: Shape, stream: int, observe: Observer) -> list[dict[str, Any]]:
+def measure(plan: Plan, shape: Shape, stream: int) -> list[dict[str, Any]]:
     """Verify and time every contender of one shape; mark those that run out of memory."""
     candidates = [candidate_of(plan, contender) for contender in plan.at(shape)]
     clocks = ClockSamples()
     try:
-        clocks = verify_and_time(candidates, plan, shape, stream, observe)
+        clocks = verify_and_time(candidates, plan, shape, stream)
     except Exception as error:
         if not out_of_memory(error):
             raise
@@ -153,9 +127,7 @@ def measure(plan: Plan, shape: Shape, stream: int, observe: Observer) -> list[di
     return rows(plan, shape, best_of_cublas(candidates), clocks)
 
 
-def verify_and_time(
-    candidates: Sequence[Candidate], plan: Plan, shape: Shape, stream: int, observe: Observer
-) -> ClockSamples:
+def verify_and_time(candidates: Sequence[Candidate], plan: Plan, shape: Shape, stream: int) -> ClockSamples:
     """Create operands, verify and time the candidates on them, and return the clocks sampled meanwhile."""
     sets = [
         DeviceBuffers.random(plan.library, shape, plan.seed, index, plan.distribution)
@@ -165,7 +137,6 @@ def verify_and_time(
     for candidate in candidates:
         if candidate.timeable:
             verify(candidate, sets, reference, plan, stream)
-        observe(shape, candidate.contender)
     del reference  # gigabytes at the largest shapes; only the operands are needed for timing
     plan.library.release()
     with sampled_clocks(plan.nvml) as clocks:
@@ -189,14 +160,13 @@ def runs_steadily(plan: Plan, candidate: Candidate) -> bool:
 def candidate_of(plan: Plan, contender: Contender) -> Candidate:
     """Create a candidate, marked as unsupported if the GPU cannot run it."""
     if contender.stage == results.AUTO and contender.precision not in runnable(plan.cc):
-        return Candidate(
-            contender, status=results.UNSUPPORTED, note=f"{contender.precision} needs compute capability 8.0"
-        )
+        note = f"{contender.precision} needs compute capability 8.0"
+        return Candidate(contender, status=results.UNSUPPORTED, note=note)
     runs = contender.min_cc <= plan.cc if contender.only_cc is None else contender.only_cc == plan.cc
     if runs or (plan.simulated and contender.precision == IEEE):
         return Candidate(contender)
-    needed = ".".join(str(part) for part in contender.min_cc)
-    return Candidate(contender, status=results.UNSUPPORTED, note=f"needs compute capability {needed}")
+    note = f"needs compute capability {'.'.join(map(str, contender.min_cc))}"
+    return Candidate(contender, status=results.UNSUPPORTED, note=note)
 
 
 def out_of_memory(error: Exception) -> bool:
@@ -215,12 +185,7 @@ def verify(candidate: Candidate, sets: Sequence[DeviceBuffers], reference: Refer
     c = sets[0].c
     try:
         candidate.bound = [candidate.contender.bind(buffers) for buffers in sets]
-        plan.library.fill_nan(c)
-        synchronize(stream)
-        start = time.perf_counter()
-        candidate.bound[0].call(stream)
-        synchronize(stream)
-        candidate.first_s = time.perf_counter() - start
+        candidate.first_s = call_on_nan(plan.library, c, candidate.bound[0].call, stream)
         candidate.bound[0].deliver()
         verdict, candidate.error_median, candidate.error_max = reference.judge(c, candidate.contender.precision)
     except Exception as error:  # a contender may raise anything; the others continue
@@ -264,15 +229,8 @@ def time_on_device(candidates: Sequence[Candidate], plan: Plan, sets: int, strea
 
 def interleave(calls: dict[str, Call], stream: int, rounds: int, sets: int, plan: Plan) -> dict[str, Samples]:
     """Call `time_interleaved` with repeats that use every set of buffers equally."""
-    return time_interleaved(
-        calls,
-        stream=stream,
-        rounds=rounds,
-        min_span_us=MIN_SPAN_US,
-        round_up_to=sets,
-        graphs=plan.graphs,
-        seed=plan.seed,
-    )
+    how: dict[str, Any] = {"min_span_us": MIN_SPAN_US, "round_up_to": sets, "graphs": plan.graphs, "seed": plan.seed}
+    return time_interleaved(calls, stream=stream, rounds=rounds, **how)
 
 
 def affordable_rounds(seconds: Sequence[float]) -> int:
@@ -315,9 +273,7 @@ def host_time(candidate: Candidate, stream: int) -> float:
     batch = max(FEWEST_CALLS, min(MOST_CALLS, int(HOST_BATCH_S / call_s)))
     rounds = FEWEST_ROUNDS if call_s < HOST_BATCH_S else 1
     call = candidate.bound[0].call
-    return host_time_us(
-        lambda: call(stream), batch=batch, rounds=rounds, synchronize=lambda: synchronize(stream)
-    )  # fmt: skip
+    return host_time_us(lambda: call(stream), batch=batch, rounds=rounds, synchronize=lambda: synchronize(stream))
 
 
 def best_of_cublas(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -326,15 +282,12 @@ def best_of_cublas(candidates: Sequence[Candidate]) -> list[Candidate]:
     if len(baselines) < 2:
         return list(candidates)
     best = min(baselines, key=lambda c: c.samples.median if c.samples else math.inf)
-    others = [f"through {c.contender.via}: {outcome(c)}" for c in baselines if c is not best]
-    best.note = "; ".join(filter(None, [best.note, *others]))
+    for c in baselines:
+        if c is not best:
+            result = f"{c.samples.median:.6g} us" if c.samples else c.status
+            said = f"through {c.contender.via}: {', '.join(filter(None, [result, c.note]))}"
+            best.note = "; ".join(filter(None, [best.note, said]))
     return [c for c in candidates if c not in baselines or c is best]
-
-
-def outcome(candidate: Candidate) -> str:
-    """Describe the outcome of a candidate in a few words."""
-    result = f"{candidate.samples.median:.6g} us" if candidate.samples else candidate.status
-    return ", ".join(filter(None, [result, candidate.note]))
 
 
 def rows(plan: Plan, shape: Shape, candidates: Sequence[Candidate], clocks: ClockSamples) -> list[dict[str, Any]]:
@@ -356,9 +309,7 @@ def row(
     values: dict[str, Any] = {
         "stage": contender.stage,
         "precision": contender.precision,
-        "m": shape.m,
-        "n": shape.n,
-        "k": shape.k,
+        **shape._asdict(),
         "layout": "nn",  # neither operand is transposed; all are row-major
         "cache": "cold" if plan.cold else "hot",
         "error_in_bounds": candidate.error_in_bounds,
@@ -375,22 +326,14 @@ def row(
     if samples is None:
         return values
     gflops = gemm_flops(*shape) / samples.median * 1e-3
+    values |= {f"{name}_us": getattr(samples, name) for name in ("min", "median", "mean", "max", "p10", "p90")}
     values |= {
-        "min_us": samples.min,
-        "median_us": samples.median,
-        "mean_us": samples.mean,
-        "max_us": samples.max,
-        "p10_us": samples.p10,
-        "p90_us": samples.p90,
         "rounds": len(samples.us),
         "gflops": gflops,
         "ratio_to_cublas": baselines.get(IEEE, math.nan) / samples.median,
         "ratio_to_same_precision": baselines.get(contender.precision, math.nan) / samples.median,
     }
     if not on_host(plan, candidate):
-        values |= {
-            "percent_of_peak": 100 * gflops * 1e9 / plan.peak,
-            "sm_clock_mhz": clocks.median_mhz,
-            "throttle": clocks.throttle,
-        }
+        values |= {"percent_of_peak": 100 * gflops * 1e9 / plan.peak}
+        values |= {"sm_clock_mhz": clocks.median_mhz, "throttle": clocks.throttle}
     return values

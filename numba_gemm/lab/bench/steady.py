@@ -26,50 +26,21 @@ MOST_CALLS = 20_000
 
 @dataclass(frozen=True)
 class Steady:
-    """Times of one contender alone.
+    """Times of one contender alone."""
 
-    Attributes
-    ----------
-    us : float
-        Microseconds per call on the device: the median of the last window.
-    call_us : float
-        Microseconds per plain call, one after the other, from the host's clock.
-    clock_mhz : float
-        Median clock of the multiprocessors during the last window; NaN if unknown.
-    watts : float
-        Mean power during the last window; NaN if unknown.
-    throttle : str
-        Throttle reasons during the last window.
-    settled : bool
-        True if the last two windows agree.
-    captured : bool
-        True if graphs were replayed; else `us` includes launching where that takes longer than the work.
-    """
-
-    us: float
-    call_us: float
-    clock_mhz: float
-    watts: float
-    throttle: str
-    settled: bool
-    captured: bool
+    us: float  # per call on the device: the median of the last window
+    call_us: float  # per plain call, one after the other, from the host's clock
+    clock_mhz: float  # median clock of the multiprocessors during the last window; NaN if unknown
+    watts: float  # mean power during the last window; NaN if unknown
+    throttle: str  # reasons during the last window
+    settled: bool  # True if the last two windows agree
+    captured: bool  # True if graphs were replayed; else `us` includes launching where that takes longer than the work
 
 
 def measure(enqueue: Call, stream: int, nvml: Nvml | None, *, sets: int = 1, graphs: bool = True) -> Steady:
     """Run a contender until two windows agree, or `MOST_WINDOWS` have passed; then time plain calls.
 
-    Parameters
-    ----------
-    enqueue : callable
-        Enqueues one product on a stream.
-    stream : int
-        Handle of the stream.
-    nvml : Nvml, optional
-        Source of clocks and energy.
-    sets : int
-        Sets of operands among which the calls rotate.
-    graphs : bool
-        False if the contender cannot be captured.
+    `enqueue` rotates among `sets` of operands; `graphs` is False if it cannot be captured.
     """
     spans = time_alone(enqueue, stream=stream, round_up_to=sets, graphs=graphs)
     before, settled = math.inf, False

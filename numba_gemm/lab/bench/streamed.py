@@ -1,14 +1,12 @@
 """Streamed calls compared with calls on operands in device memory.
 
-The experiment times `tiled_sgemm` on operands in device memory, then `streamed_sgemm` on the same operands in page-
-locked memory, in pageable memory and in memory-mapped files, with and without a limit of device memory. Each time is
-reported with the prediction of `numba_gemm.streaming.expected_time` from separately timed copies. Results are compared
-element by element with those of the device call.
+Operands of `streamed_sgemm` lie in page-locked memory, in pageable memory and in memory-mapped files; device memory is
+limited, or not. Times stand beside the predictions of `numba_gemm.streaming.expected_time` from separately timed
+copies. Results are compared element by element with those of `tiled_sgemm` on the device.
 """
 
 from __future__ import annotations
 
-import math
 import tempfile
 import threading
 import time
@@ -21,6 +19,7 @@ import numpy as np
 import pandas as pd
 from cuda.bindings import driver
 
+from numba_gemm.api import tiled_sgemm
 from numba_gemm.lab.harness.command import UsageError
 from numba_gemm.lab.harness.environment import LAUNCHES
 from numba_gemm.lab.harness.experiment import Experiment
@@ -95,8 +94,6 @@ class InMemory:
 
     def seconds(self, precision: str) -> float:
         """Time one call in seconds."""
-        from numba_gemm import tiled_sgemm
-
         synchronize(0)
         begin = time.perf_counter()
         tiled_sgemm(self._a, self._b, out=self._c, precision=precision)
@@ -108,13 +105,9 @@ class InMemory:
         most = 0.0
         for begin in range(0, len(other), ROWS):  # all of C at once would take as much memory again
             mine = self._c[begin : begin + ROWS].copy_to_host()
-            most = max(most, float(np.abs(mine - other[begin : begin + ROWS]).max(initial=0.0)), key=nan_last)
+            # `np.maximum` keeps a NaN of either.
+            most = float(np.maximum(most, np.abs(mine - other[begin : begin + ROWS]).max(initial=0.0)))
         return most
-
-
-def nan_last(value: float) -> tuple[bool, float]:
-    """Sort key that orders NaN last."""
-    return math.isnan(value), value
 
 
 def streamed(
@@ -137,14 +130,7 @@ def streamed(
     limits : sequence of float
         Limits of device memory in GB; 0 for none.
     repeats : int
-        Samples of each measurement.
-
-    Yields
-    ------
-    DataFrame
-        One row per streamed case, with median times, and one per precision for the device call: ``size``,
-        ``precision``, ``operands``, ``seconds``, ``tflops``, ``of_in_memory``, ``memory_limit``, ``predicted_s``,
-        ``bound_by``, ``blocks``, ``panels``, ``device_bytes``, ``peak_bytes``, ``left_bytes``, ``largest_difference``.
+        Samples of each measurement, whose median is taken.
     """
     if unknown := set(operands) - set(KINDS):
         raise UsageError(f"unknown kinds of memory {sorted(unknown)}; expected some of {', '.join(KINDS)}")
@@ -172,23 +158,13 @@ def streamed(
                         streamed_sgemm(a, b, c, **how)
                         pairs.append((own, time.perf_counter() - begin))
                     spans_inside[precision] += [own for own, _ in pairs]
-                    rows.append(
-                        {
-                            "precision": precision,
-                            "operands": kind,
-                            "memory_limit": how["memory_limit"],
-                            "seconds": float(np.median([span for _, span in pairs])),
-                            "of_in_memory": float(np.median([own / span for own, span in pairs])),
-                            "predicted_s": prediction.seconds,
-                            "bound_by": prediction.bound_by,
-                            "blocks": blocking.count,
-                            "panels": len(blocking.depths),
-                            "device_bytes": blocking.device_bytes,
-                            "peak_bytes": watch.most,
-                            "left_bytes": watch.after,
-                            "largest_difference": inside.largest_difference(c),
-                        }
-                    )
+                    row = {"precision": precision, "operands": kind, "memory_limit": how["memory_limit"]}
+                    row["seconds"] = float(np.median([span for _, span in pairs]))
+                    row["of_in_memory"] = float(np.median([own / span for own, span in pairs]))
+                    row |= {"predicted_s": prediction.seconds, "bound_by": prediction.bound_by}
+                    row |= {"blocks": blocking.count, "panels": len(blocking.depths)}
+                    row |= {"device_bytes": blocking.device_bytes, "peak_bytes": watch.most, "left_bytes": watch.after}
+                    rows.append(row | {"largest_difference": inside.largest_difference(c)})
                     yield table(size, spans_inside, rows)
 
 

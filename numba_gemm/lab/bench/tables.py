@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 MISSING = "–"
+
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -21,11 +24,43 @@ class Table:
     def markdown(self) -> str:
         """Return the table in GitHub's markdown, without its title."""
         lines = [line(self.headers), line([":--" if header in self.left else "--:" for header in self.headers])]
-        lines += [line(row) for row in self.rows]
-        return "\n".join(lines)
+        return "\n".join([*lines, *map(line, self.rows)])
 
 
-def line(cells: Sequence[str]) -> str:
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: its header, and the text of a row's cell."""
+
+    header: str
+    cell: Callable[[Row], str]
+    left: bool = False
+
+
+def table(title: str, rows: Iterable[Row], *columns: Column) -> Table:
+    """Return a table with one line per row."""
+    lines = [[column.cell(row) for column in columns] for row in rows]
+    return Table(title, [column.header for column in columns], lines, [one.header for one in columns if one.left])
+
+
+def text(name: str, header: str = "") -> Column:
+    """Return a left-aligned column of text."""
+    return Column(header or name, lambda row: str(row[name]), left=True)
+
+
+def code(name: str, header: str = "") -> Column:
+    """Return a left-aligned column of names in code."""
+    return Column(header or name, lambda row: f"`{row[name]}`", left=True)
+
+
+def figure(header: str, name: str, show: Callable[..., str], *options: Any) -> Column:
+    """Return a column of numbers, formatted by a function with these options."""
+    return Column(header, lambda row: show(row[name], *options))
+
+
+SHAPE, STAGE = text("shape", "M x N x K"), text("stage")
+
+
+def line(cells: Iterable[str]) -> str:
     """Format one row of a markdown table."""
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
@@ -38,3 +73,8 @@ def number(value: float, digits: int = 1, unit: str = "") -> str:
 def significant(value: float, digits: int = 3) -> str:
     """Format a number with significant digits; a dash if there is none."""
     return MISSING if math.isnan(value) else f"{value:.{digits}g}"
+
+
+def speed(gflops: float) -> str:
+    """Format GFLOP/s as an integer, or with three digits for small values."""
+    return number(gflops, 0) if gflops >= 100 else significant(gflops)

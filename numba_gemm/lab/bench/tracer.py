@@ -1,19 +1,13 @@
 """Counts of the tracer compared with a GPU's counters.
 
-`tracer_counted` counts every stage with Nsight Compute on a GPU. `tracer` traces the same launches on the simulator
-(NUMBA_ENABLE_CUDASIM=1), on all cores, and compares: one row per stage and quantity, with both numbers.
-
-Requests and sectors of global memory are `l1tex__t_requests` and `l1tex__t_sectors`. Requests and wavefronts of shared
-memory are counted per instruction (section SourceCounters), those of copies per lane, since many copies execute with no
-active lane. The shape has whole k-tiles for every stage, because Nsight Compute's count per instruction differs from
-the hardware's for copies in which some lanes write zeros (docs/tracing.md). Three stages read shared memory element by
-element, and the compiler merges neighbouring reads into vectors; `JOINED` lists the operands, read from the SASS.
+Requests and wavefronts of shared memory are counted per instruction (section SourceCounters), those of copies per lane,
+since many copies execute with no active lane. The shape has whole k-tiles for every stage, because Nsight Compute's
+count per instruction differs from the hardware's for copies in which some lanes write zeros (docs/tracing.md).
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -33,20 +27,17 @@ SHAPE = Shape(128, 256, 128)
 TOLERANCE = 0.02
 COUNTED = Path("results") / "h200" / "latest" / "tracer_counted.csv"
 
-# Operands that stages read from shared memory element by element and the compiler reads four at a time.
+OPS, COPIES = {"load": "ld", "store": "st"}, "shared copies"
+
+# Operands that stages read from shared memory element by element and the compiler reads four at a time: see the SASS.
 JOINED = {"shared_tile": ("a_tile",), "thread_tile_1d": ("a_tile",), "thread_tile_2d": ("b_tile",)}
 # Stages for which one block represents all: their blocks differ only in addresses if tiles divide the shape evenly.
 ONE_BLOCK = ("naive", "coalesced", "shared_tile", "thread_tile_1d", "thread_tile_2d")
 
-REQUESTS = {
-    "global loads": "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
-    "global stores": "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum",
-}
-SECTORS = {
-    "global loads": "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
-    "global stores": "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
-}
-COPIES = "shared copies"
+REQUESTS, SECTORS = (
+    {f"global {name}s": f"l1tex__t_{what}_pipe_lsu_mem_global_op_{op}.sum" for name, op in OPS.items()}
+    for what in ("requests", "sectors")
+)
 INSTRUCTIONS = {"shared loads": "LDS", "shared stores": "STS", COPIES: "LDGSTS"}
 KEY = ["stage", "config", "m", "n", "k", "accesses", "quantity"]
 
@@ -63,25 +54,16 @@ def _order() -> dict[str, list[str]]:
 
 
 def tracer_counted() -> pd.DataFrame:
-    """Count all stages with Nsight Compute.
-
-    Returns
-    -------
-    DataFrame
-        One row per stage, kind of access and quantity: the columns `KEY`, and ``value``.
-    """
-    stages, ncu = counters.chosen_stages(), counters.ncu_path()
-    child = [sys.executable, *counters.child(stages, SHAPE)]
-    only = ("-k", counters.kernel_filter(stages))
-    metrics = [*REQUESTS.values(), *SECTORS.values()]
-    raw = counters.profile(ncu, (*counters.COMMON, "--page", "raw", "--metrics", ",".join(metrics), *only), child)
+    """Count all stages with Nsight Compute: one row per stage, kind of access and quantity."""
+    stages, metrics = counters.chosen_stages(), ",".join([*REQUESTS.values(), *SECTORS.values()])
+    raw, how = counters.profile((*counters.COMMON, "--page", "raw", "--metrics", metrics), stages, SHAPE)
     page = ncu_pages.table(ncu_pages.own_lines(raw)).iloc[1:]
     rows = []
     for stage, found in ncu_pages.matched(list(zip(page["Kernel Name"], page.to_dict("records"))), stages):
         for quantity, names in (("requests", REQUESTS), ("sectors", SECTORS)):
             for accesses, metric in names.items():
                 rows.append(_row(stage, accesses, quantity, float(found[metric].replace(",", ""))))
-    source = ncu_pages.read_source_page(counters.profile(ncu, (*counters.SOURCE_PAGE, *only), child))
+    source = ncu_pages.read_source_page(counters.profile(counters.SOURCE_PAGE, stages, SHAPE)[0])
     for stage, lines in ncu_pages.matched(source, stages):
         active = ncu_pages.numbers(lines["Predicated-On Thread Instructions Executed"]) > 0
         opcodes = pd.Series([ncu_pages.opcode(line)[0] for line in lines["Source"]], index=lines.index)
@@ -96,7 +78,7 @@ def tracer_counted() -> pd.DataFrame:
                 rows.append(_row(stage, accesses, "requests", ncu_pages.numbers(own["Instructions Executed"]).sum()))
             rows.append(_row(stage, accesses, "wavefronts", ncu_pages.numbers(own["L1 Wavefronts Shared"]).sum()))
     frame = pd.DataFrame(rows)
-    frame.attrs["ncu"] = {"version": counters.ncu_version(ncu)}
+    frame.attrs["ncu"] = how
     return frame
 
 
@@ -158,12 +140,6 @@ def tracer(counted: Path = COUNTED) -> pd.DataFrame:
     ----------
     counted : Path
         File of the experiment `tracer_counted`.
-
-    Returns
-    -------
-    DataFrame
-        One row per stage, kind of access and quantity: the columns `KEY`, ``counted``, ``traced``, their ``ratio``,
-        and ``within``, which is True if they differ by at most 2 %.
     """
     from numba_gemm.kernels.ladder import STAGES
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from numba_gemm.lab.bench.buffers import DeviceBuffers, HostLibrary
 from numba_gemm.models import accuracy
+from numba_gemm.runtime.device import synchronize
 
 PANEL_ELEMENTS = 1 << 25  # 256 MiB of float64 at a time
 
@@ -27,9 +29,8 @@ class Panel:
 class Reference:
     """Float64 reference of a set of operands, shared by all contenders of a shape.
 
-    It is computed where the operands are (FP64 cuBLAS, through the library that allocated them), in panels of rows, so
-    that neither it nor a comparison needs much more memory than the result. The scale is kept in float32: it is a sum
-    of positive terms, so rounding hardly changes it.
+    It is computed where the operands are (FP64 cuBLAS, through the library that allocated them), in panels of rows, to
+    save memory. The scale is kept in float32: it is a sum of positive terms, so rounding hardly changes it.
     """
 
     def __init__(self, buffers: DeviceBuffers) -> None:
@@ -50,11 +51,7 @@ class Reference:
             yield Panel(rows, wide @ b, library.float32(abs(wide) @ abs_b))
 
     def compare(self, c: Any, precision: str = "ieee") -> accuracy.Comparison:
-        """Judge the result of a precision by its worst element.
-
-        The device only finds the row with the largest ratio of error to scale. `accuracy.compare` judges that row on
-        the host, so that the bound is defined in one place.
-        """
+        """Judge the result of a precision by its worst element."""
         return worst(self._worst_of(*found, precision) for found in self._errors(c))
 
     def judge(self, c: Any, precision: str) -> tuple[accuracy.Comparison, float, float]:
@@ -78,18 +75,23 @@ class Reference:
                 yield panel, rows, abs(self.library.float64(rows) - panel.expected) / panel.scale
 
     def _worst_of(self, panel: Panel, product: Any, error: Any, precision: str) -> accuracy.Comparison:
+        """Judge the row of the largest error on the host, by the definition of the bound that `models` has."""
         # The first NaN or, without any, the largest error: argmax of all three libraries agrees on both.
         row = int(error.argmax()) // int(error.shape[1])
         one = slice(row, row + 1)
-        host = self.library.to_host
-        judged = accuracy.compare(
-            host(product[one]),
-            host(panel.expected[one]),
-            host(panel.scale[one]).astype(np.float64),
-            self.k,
-            precision,
-        )
+        mine, expected, scale = (self.library.to_host(x[one]) for x in (product, panel.expected, panel.scale))
+        judged = accuracy.compare(mine, expected, scale.astype(np.float64), self.k, precision)
         return dataclasses.replace(judged, row=panel.rows.start + row)
+
+
+def call_on_nan(library: HostLibrary, out: Any, call: Callable[[int], object], stream: int) -> float:
+    """Call once on an output filled with NaN; return the seconds until its result is there."""
+    library.fill_nan(out)
+    synchronize(stream)
+    begin = time.perf_counter()
+    call(stream)
+    synchronize(stream)
+    return time.perf_counter() - begin
 
 
 def worst(verdicts: Iterable[accuracy.Comparison]) -> accuracy.Comparison:

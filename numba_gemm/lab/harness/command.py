@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DEFAULT_OUT",
     "INTERRUPTED",
+    "SEED_BITS",
     "USAGE",
     "UsageError",
     "add_result_options",
@@ -30,10 +31,12 @@ __all__ = [
     "csv_text",
     "json_text",
     "make_folder",
+    "seed",
     "write_files",
 ]
 
 DEFAULT_OUT = Path("results") / "local"
+SEED_BITS = 32
 
 
 def commit_hash(text: str) -> str:
@@ -51,11 +54,16 @@ def add_result_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def make_folder(path: Path) -> None:
-    """Make the folder of ``--out``, and raise `UsageError` if files cannot be written there.
+def seed(text: str) -> int:
+    """Parse a seed; the type of an option."""
+    value = int(text)
+    if not 0 <= value < 1 << SEED_BITS:
+        raise ValueError(f"{text} is not from 0 to {(1 << SEED_BITS) - 1}")
+    return value
 
-    Call this before any measurement.
-    """
+
+def make_folder(path: Path) -> None:
+    """Make the folder of ``--out``; before any measurement, raise `UsageError` if files cannot be written there."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
@@ -65,15 +73,10 @@ def make_folder(path: Path) -> None:
 
 
 def write_files(folder: Path, contents: Mapping[str, str | bytes]) -> None:
-    """Write files that belong together into a folder, text as UTF-8.
+    """Write files that belong together into a folder, text as UTF-8, or raise `UsageError`.
 
     They are written to temporary files and then renamed, so that a full disk leaves the previous files intact. The
     folder is locked meanwhile: if two processes write the same files, one process's set remains, never a mixture.
-
-    Raises
-    ------
-    UsageError
-        if the files cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

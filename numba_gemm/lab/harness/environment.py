@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import datetime
 import hashlib
 import importlib.metadata
@@ -23,37 +24,17 @@ PACKAGE = Path(__file__).resolve().parents[2]
 # Values of `timing` in the environment of a run on a GPU: without or with launch overhead.
 GRAPHS, LAUNCHES = "graphs", "launches"
 TIMINGS = {GRAPHS: "timed by replays of CUDA graphs", LAUNCHES: "timed by plain launches, which count"}
+CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 DISTRIBUTIONS = (
-    "numba-cuda",
-    "numba",
-    "numpy",
-    "pandas",
-    "cuda-bindings",
-    "cuda-core",
-    "cupy-cuda12x",
-    "cupy-cuda13x",
-    "cupy",
-    "torch",
-    "nvidia-cublas",
-    "nvidia-cublas-cu12",
-    "nvidia-nvvm",
-    "nvidia-nvjitlink",
+    *("numba-cuda", "numba", "numpy", "pandas", "cuda-bindings", "cuda-core", *CUPY, "torch"),
+    *("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-nvvm", "nvidia-nvjitlink"),
 )
 
 
 def describe(
-    *,
-    simulated: bool,
-    seed: int,
-    cache: str,
-    command: str,
-    timing: str | None = None,
-    stated_commit: str | None = None,
+    *, simulated: bool, seed: int, cache: str, command: str, timing: str | None, stated_commit: str | None
 ) -> dict[str, Any]:
-    """Return the part of the environment that is known before the run.
-
-    ``timing`` is one of `TIMINGS`, or None if it does not apply; ``stated_commit`` is used if git does not answer.
-    """
+    """Return the part of the environment that is known before the run; `stated_commit` counts if git has none."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": command,
@@ -137,7 +118,7 @@ def caption(environment: Mapping[str, Any]) -> str:
     """Summarise GPU, driver, versions, commit, date and command in one sentence."""
     gpu = environment.get("gpu")
     found = environment.get("versions", {})
-    named = ("numba-cuda", "numba", "cupy-cuda13x", "cupy-cuda12x", "cupy", "torch", "nvidia-cublas")
+    named = ("numba-cuda", "numba", *CUPY, "torch", "nvidia-cublas")
     parts = []
     if gpu:
         peak = f", FP32 peak {gpu['fp32_peak_gflops'] / 1000:.1f} TFLOP/s" if gpu.get("fp32_peak_gflops") else ""
@@ -167,24 +148,16 @@ def versions() -> dict[str, str]:
     """Return the versions of installed packages that results depend on."""
     found = {}
     for name in DISTRIBUTIONS:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
 
 
 def commit() -> str | None:
     """Return the commit of the checkout, with ``-dirty`` if the package differs from it; None outside a checkout."""
+    line = ["git", "describe", "--always", "--abbrev=12", "--dirty", "--exclude=*"]
     try:
-        described = subprocess.run(
-            ["git", "describe", "--always", "--abbrev=12", "--dirty", "--exclude=*"],
-            cwd=PACKAGE,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
+        described = subprocess.run(line, cwd=PACKAGE, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return described.stdout.strip() or None if described.returncode == 0 else None
@@ -193,9 +166,8 @@ def commit() -> str | None:
 def source_digest() -> str:
     """Return a digest of the package's Python code, which identifies it even outside a checkout.
 
-    It is computed from the syntax trees without docstrings, so comments and layout do not matter, nor do the
-    measurements written into docstrings after a run. Releases of Python differ in their trees: compare digests of one
-    release only.
+    Comments, layout and docstrings, into which measurements are written after a run, do not matter. Releases of Python
+    differ in their syntax trees: compare digests of one release only.
     """
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):

@@ -30,97 +30,52 @@ class Unavailable(UsageError):
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of an experiment, from the signature and the docstring of its function.
+    """A parameter of an experiment, from the signature and the docstring of its function."""
 
-    Attributes
-    ----------
-    parse : callable
-        Converts the text of a command line option.
-    default : object
-        Default value.
-    help : str
-        Description from the docstring.
-    """
-
-    parse: Callable[[str], Any]
+    parse: Callable[[str], Any]  # converts the text of a command line option
     default: Any
     help: str
+    many: bool = False  # True for a sequence, whose option may be repeated
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment: how to run it, to plot it, and to interpret its result.
+    """An experiment: how to run it, to plot it, and to interpret its result."""
 
-    Attributes
-    ----------
-    name : str
-        Its name on the command line, and the stem of its files.
-    run : callable
-        Returns a DataFrame with one row per measurement, or yields the DataFrame measured so far after each part, so
-        that an interrupted run keeps it. Results are verified before they are timed. Column names contain units, and
-        those that begin with ``predicted`` hold predictions. All parameters have defaults, those of the recorded run.
-    lesson : str
-        One line; by default the first line of the docstring of the module of `run`.
-    claims : callable, optional
-        Maps sentences about the results to booleans: True if such a DataFrame confirms the sentence. They are not
-        checked in the simulator, whose times mean nothing, unless the experiment needs it.
-    plot : callable, optional
-        Plots such a DataFrame, fresh or read back from CSV, into an empty figure.
-    needs : tuple of str
-        What the machine must have without the simulator; keys of `numba_gemm.lab.harness.needs.CHECKS`.
-    small : mapping
-        Defaults in the simulator, for which it takes seconds.
-    unavailable : str
-        Reason why the simulator cannot run it; empty if it can.
-    parse : mapping
-        Functions that read options which their parameter's annotation does not describe.
-    progress : callable, optional
-        Describes the result so far in one line, after each part; by default, only its number of rows now and then.
-    summary : callable, optional
-        Table to print instead of the DataFrame.
-    summary_file : str
-        File to which the summary is written as CSV; empty for none.
-    facts : callable, optional
-        Returns further entries of the JSON file.
-    seed : int
-        Seed to record if there is no parameter of this name; a parameter whose default is None gets a random seed.
-    cache, timing
-        State of the caches, and `numba_gemm.lab.harness.environment.GRAPHS` or ``LAUNCHES``, to record.
-    own_clocks : bool
-        True if the rows have columns ``sm_clock_mhz`` and ``throttle``. Otherwise clocks are sampled during the run.
-    digits : int
-        Significant digits in the CSV file.
-    picture : str
-        File of the plot; by default NAME.png.
-    figure : tuple of float
-        Size of the plot in inches.
-    section : str
-        Section of the memory chapter of the CUDA C++ Best Practices Guide, such as "9.2.1.3".
-    kernels : mapping
-        Kernels by name, with their parameters' types such as "float32[::1], int64", for compilation without a GPU.
-    """
-
-    name: str
+    name: str  # on the command line, and the stem of its files
+    # Returns a DataFrame with one row per measurement, or yields the DataFrame measured so far after each part, so that
+    # an interrupted run keeps it. Results are verified before they are timed. Column names contain units; those that
+    # begin with `predicted` hold predictions. All parameters have defaults, those of the recorded run.
     run: Callable[..., pd.DataFrame | Iterator[pd.DataFrame]]
-    lesson: str = ""
+    lesson: str = ""  # one line; by default the first line of the docstring of the module of `run`
+    # Maps sentences about the results to booleans: True if such a DataFrame confirms the sentence.
     claims: Callable[[pd.DataFrame], dict[str, bool]] = lambda frame: {}
+    claims_of_times: bool = True  # False if claims hold in the simulator too; it need not be set if `needs` names it
+    # Plots such a DataFrame, fresh or read back from CSV, into an empty figure.
     plot: Callable[[pd.DataFrame, Figure], None] | None = None
-    needs: tuple[str, ...] = ("gpu",)
-    small: Mapping[str, Any] = field(default_factory=dict)
-    unavailable: str = ""
-    parse: Mapping[str, Callable[[str], Any]] = field(default_factory=dict)
+    needs: tuple[str, ...] = ("gpu",)  # of a machine without the simulator: keys of `needs.CHECKS`
+    small: Mapping[str, Any] = field(default_factory=dict)  # defaults in the simulator, for which it takes seconds
+    unavailable: str = ""  # reason why the simulator cannot run it; empty if it can
+    parse: Mapping[str, Callable[[str], Any]] = field(default_factory=dict)  # of options that no annotation describes
+    # Describes the result so far in one line, after each part; by default, only its number of rows now and then.
     progress: Callable[[pd.DataFrame], str] | None = None
-    summary: Callable[[pd.DataFrame], pd.DataFrame] | None = None
-    summary_file: str = ""
-    facts: Callable[[pd.DataFrame], Mapping[str, Any]] = lambda frame: {}
-    seed: int = 0
-    cache: str = "as the experiment says"
-    timing: str | None = None
-    own_clocks: bool = False
-    digits: int = 6
-    picture: str = ""
-    figure: tuple[float, float] = (9.0, 5.0)
-    section: str = ""
+    summary: Callable[[pd.DataFrame], pd.DataFrame] | None = None  # table to print instead of the DataFrame
+    summary_file: str = ""  # file to which the summary is written as CSV; empty for none
+    # Prints a complete result, instead of the table, and returns further files.
+    report: Callable[[pd.DataFrame, Mapping[str, Any]], Mapping[str, str | bytes]] | None = None
+    facts: Callable[[pd.DataFrame], Mapping[str, Any]] = lambda frame: {}  # further entries of the JSON file
+    seed: int = 0  # to record without a parameter of this name; one whose default is None gets a random seed
+    cache: str = "as the experiment says"  # state of the caches, to record
+    timing: str | None = None  # `environment.GRAPHS` or `LAUNCHES`, to record
+    own_clocks: bool = False  # True if rows have `sm_clock_mhz` and `throttle`; otherwise the harness samples clocks
+    digits: int = 6  # significant digits in the CSV file
+    command: str = ""  # words after `numba-gemm`; by default `lab NAME`
+    table: str = ""  # CSV file; by default NAME.csv
+    record: str = ""  # JSON file; by default NAME.json
+    picture: str = ""  # file of the plot; by default NAME.png
+    figure: tuple[float, float] = (9.0, 5.0)  # size of the plot in inches
+    section: str = ""  # of the memory chapter of the CUDA C++ Best Practices Guide, such as "9.2.1.3"
+    # Kernels by name, with their parameters' types such as "float32[::1], int64", for compilation without a GPU.
     kernels: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -130,19 +85,24 @@ class Experiment:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Files that a run writes: the table, its environment, and perhaps a summary and a plot."""
-        picture = [self.picture or f"{self.name}.png"] if self.plot else []
-        return tuple(filter(None, (f"{self.name}.csv", f"{self.name}.json", self.summary_file, *picture)))
+        """Files that a run writes: the table, its environment, and perhaps a summary and, as the last one, a plot."""
+        picture = (self.picture or f"{self.name}.png") if self.plot else ""
+        table, record = self.table or f"{self.name}.csv", self.record or f"{self.name}.json"
+        return tuple(filter(None, (table, record, self.summary_file, picture)))
 
     @property
     def parameters(self) -> dict[str, Parameter]:
         """Parameters of `run` by name."""
         described = _descriptions(inspect.getdoc(self.run) or "")
+        found = inspect.signature(self.run, eval_str=True).parameters
         return {
             name: Parameter(
-                self.parse.get(name) or _parser(parameter.annotation), parameter.default, described.get(name, "")
+                self.parse.get(name) or _parser(one.annotation),
+                one.default,
+                described.get(name, ""),
+                many=typing.get_origin(_without_none(one.annotation)) is Sequence,
             )
-            for name, parameter in inspect.signature(self.run, eval_str=True).parameters.items()
+            for name, one in found.items()
         }
 
 
@@ -159,14 +119,28 @@ def _descriptions(doc: str) -> dict[str, str]:
     return found
 
 
+def _without_none(annotation: Any) -> Any:
+    """Return the type of an annotation that also allows None."""
+    if typing.get_origin(annotation) not in (types.UnionType, typing.Union):
+        return annotation
+    return next(kind for kind in typing.get_args(annotation) if kind is not type(None))
+
+
 def _parser(annotation: Any) -> Callable[[str], Any]:
     """Return the function that reads a value of an annotated type; sequences are separated by commas."""
+    annotation = _without_none(annotation)
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin in (types.UnionType, typing.Union):
-        return _parser(next(kind for kind in arguments if kind is not type(None)))
     if origin in (Sequence, tuple):
         item = _parser(arguments[0])
         return lambda text: tuple(item(part.strip()) for part in SEPARATOR.split(text) if part.strip())
+    if origin is typing.Literal:
+
+        def choice(text: str) -> str:
+            if text not in arguments:
+                raise ValueError(f"invalid choice: {text!r}; expected one of {', '.join(arguments)}")
+            return text
+
+        return choice
     if annotation not in (bool, float, int, str, Path):
         raise TypeError(f"no option can be made of {annotation}: add a function to Experiment.parse")
     return typing.cast("Callable[[str], Any]", annotation)

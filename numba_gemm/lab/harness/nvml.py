@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import statistics
 import threading
 from collections.abc import Callable, Iterator
@@ -10,6 +11,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SM_CLOCK = 1  # NVML_CLOCK_SM
+
+# By module: initialisation, handle by UUID, driver, highest clock, clock, throttle reasons, energy.
+FUNCTIONS = {
+    "pynvml": (
+        *("nvmlInit", "nvmlDeviceGetHandleByUUID", "nvmlSystemGetDriverVersion", "nvmlDeviceGetMaxClockInfo"),
+        *("nvmlDeviceGetClockInfo", "nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetTotalEnergyConsumption"),
+    ),
+    "cuda.bindings.nvml": (
+        *("init_v2", "device_get_handle_by_uuid", "system_get_driver_version", "device_get_max_clock_info"),
+        *("device_get_clock_info", "device_get_current_clocks_event_reasons", "device_get_total_energy_consumption"),
+    ),
+}
+Query = Callable[..., Any]
 
 # nvmlClocksEventReasons bits that slow a busy GPU down; an idle GPU and a clock set by a user are not among them.
 THROTTLE_REASONS = {
@@ -27,76 +41,40 @@ THROTTLE_REASONS = {
 
 @dataclass(frozen=True)
 class Nvml:
-    """NVML queries that the harness makes of one GPU.
+    """NVML queries that the harness makes of one GPU."""
 
-    Attributes
-    ----------
-    driver : str
-        Release of the driver.
-    max_sm_clock_mhz : int
-        Highest clock of the multiprocessors.
-    sm_clock_mhz, reasons : callable
-        Return the current clock, and the bits of `THROTTLE_REASONS`.
-    energy_mj : callable, optional
-        Returns the energy that the GPU has taken since the driver was loaded, in millijoules.
-    """
-
-    driver: str
+    driver: str  # its release
     max_sm_clock_mhz: int
-    sm_clock_mhz: Callable[[], int]
-    reasons: Callable[[], int]
-    energy_mj: Callable[[], int] | None = None
+    sm_clock_mhz: Callable[[], int]  # the current clock
+    reasons: Callable[[], int]  # bits of `THROTTLE_REASONS`
+    energy_mj: Callable[[], int] | None = None  # millijoules that the GPU has taken since the driver was loaded
 
 
 def open_nvml(uuid: str) -> Nvml | None:
     """Open NVML for the GPU with a UUID (``GPU-...``) through pynvml or cuda.bindings; None if neither works."""
-    for opener in (_through_pynvml, _through_cuda_bindings):
+    for module, names in FUNCTIONS.items():
         # Missing, outdated or forbidden in this container: clocks are omitted, results are not.
         with contextlib.suppress(Exception):
-            return opener(uuid)
+            found = importlib.import_module(module)
+            return _opened(uuid, *(getattr(found, name) for name in names))
     return None
 
 
-def _through_pynvml(uuid: str) -> Nvml:
-    import pynvml as nvml
-
-    nvml.nvmlInit()
-    gpu = nvml.nvmlDeviceGetHandleByUUID(uuid)
-    return _checked(
-        nvml.nvmlSystemGetDriverVersion(),
-        nvml.nvmlDeviceGetMaxClockInfo(gpu, SM_CLOCK),
-        lambda: nvml.nvmlDeviceGetClockInfo(gpu, SM_CLOCK),
-        lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu),
-        lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu),
-    )
-
-
-def _through_cuda_bindings(uuid: str) -> Nvml:
-    from cuda.bindings import nvml
-
-    nvml.init_v2()
-    gpu = nvml.device_get_handle_by_uuid(uuid)
-    return _checked(
-        nvml.system_get_driver_version(),
-        nvml.device_get_max_clock_info(gpu, SM_CLOCK),
-        lambda: nvml.device_get_clock_info(gpu, SM_CLOCK),
-        lambda: nvml.device_get_current_clocks_event_reasons(gpu),
-        lambda: nvml.device_get_total_energy_consumption(gpu),
-    )
-
-
-def _checked(
-    driver: Any, max_clock: Any, clock: Callable[[], Any], reasons: Callable[[], Any], energy: Callable[[], Any]
+def _opened(
+    uuid: str, start: Query, find: Query, driver: Query, max_clock: Query, clock: Query, reasons: Query, energy: Query
 ) -> Nvml:
     """Return the queries after one trial of each, so that unsupported ones fail here; some GPUs count no energy."""
-    text = driver.decode() if isinstance(driver, bytes) else str(driver)
-    clock()
-    reasons()
+    start()
+    gpu, text = find(uuid), driver()
+    most = int(max_clock(gpu, SM_CLOCK))
+    clock(gpu, SM_CLOCK)
+    reasons(gpu)
     counted: Callable[[], int] | None = None
     with contextlib.suppress(Exception):
-        energy()
-        counted = lambda: int(energy())  # noqa: E731
-    return Nvml(text, int(max_clock), lambda: int(clock()), lambda: int(reasons()), counted)
+        energy(gpu)
+        counted = lambda: int(energy(gpu))  # noqa: E731
+    named = text.decode() if isinstance(text, bytes) else str(text)
+    return Nvml(named, most, lambda: int(clock(gpu, SM_CLOCK)), lambda: int(reasons(gpu)), counted)
 
 
 @dataclass

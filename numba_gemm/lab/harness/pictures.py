@@ -16,13 +16,7 @@ DPI = 120
 
 
 def pyplot() -> Any:
-    """Import matplotlib.pyplot for drawing to files.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        if matplotlib is not installed; the message gives the command that installs it.
-    """
+    """Import matplotlib.pyplot for drawing to files; a ModuleNotFoundError gives the command that installs it."""
     try:
         import matplotlib
     except ModuleNotFoundError:

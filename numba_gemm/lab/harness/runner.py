@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from numba_gemm.lab.harness import environment, pictures
-from numba_gemm.lab.harness.command import csv_text, json_text, make_folder, write_files
+from numba_gemm.lab.harness.command import SEED_BITS, csv_text, json_text, make_folder, write_files
 from numba_gemm.lab.harness.experiment import Experiment
 from numba_gemm.lab.harness.needs import check
 from numba_gemm.lab.harness.nvml import sampled_clocks
@@ -22,7 +22,6 @@ __all__ = ["command_line", "run"]
 
 SAVE_INTERVAL_S = 5.0
 CLOCK_COLUMNS = ("sm_clock_mhz", "throttle")  # of experiments that sample clocks for each row
-SEED_BITS = 32
 MOST_ROWS = 80
 
 
@@ -31,25 +30,15 @@ def run(
 ) -> bool:
     """Run an experiment, print its result and write its files; return True if its claims hold.
 
-    If it is interrupted or fails, what was measured until then is saved.
+    If it is interrupted or fails, what was measured until then is saved. It raises `Unavailable` if this machine cannot
+    run it.
 
     Parameters
     ----------
-    experiment : Experiment
-        The experiment.
     given : mapping
         Parameters that replace its defaults.
-    out : Path
-        Folder of the files.
     commit : str, optional
         Commit to record where git cannot tell it.
-    plot : bool
-        False to draw nothing.
-
-    Raises
-    ------
-    Unavailable
-        if this machine cannot run it.
     """
     check(experiment)
     make_folder(out)
@@ -70,11 +59,14 @@ def run(
     )
     print(f"{environment.device_name(described)}, commit {described['commit']}: {described['command']}", flush=True)
     frame = _measured(experiment, parameters, described, out)
-    summary = experiment.summary(frame) if experiment.summary else frame
-    print(summary.to_string(index=False, float_format=lambda value: f"{value:.4g}", na_rep="-", max_rows=MOST_ROWS))
+    if experiment.report:
+        write_files(out, experiment.report(frame, described))
+    else:
+        shown = experiment.summary(frame) if experiment.summary else frame
+        print(shown.to_string(index=False, float_format=lambda value: f"{value:.4g}", na_rep="-", max_rows=MOST_ROWS))
     if drawn:
-        name = experiment.picture or f"{experiment.name}.png"
-        write_files(out, {name: pictures.drawn(experiment, frame, environment.device_name(described))})
+        image = pictures.drawn(experiment, frame, environment.device_name(described))
+        write_files(out, {experiment.files[-1]: image})
     print(f"results in {out}")
     return _judged(experiment, frame)
 
@@ -93,7 +85,11 @@ def _measured(
             elif not SIMULATOR:
                 environment.conclude(described, [clocks.median_mhz], [clocks.throttle])
             described["seconds"] = round(time.perf_counter() - begin, 1)
-            _save(experiment, frame, described, out)
+            described.update(experiment.facts(frame))
+            files = dict(zip(experiment.files, (csv_text(frame, experiment.digits), json_text(described))))
+            if experiment.summary and experiment.summary_file:
+                files[experiment.summary_file] = csv_text(experiment.summary(frame))
+            write_files(out, files)
 
         try:
             found = experiment.run(**parameters)
@@ -110,20 +106,9 @@ def _measured(
     return frame
 
 
-def _save(experiment: Experiment, frame: pd.DataFrame, described: Mapping[str, Any], out: Path) -> None:
-    """Write the table, its environment, and the summary if it has a file."""
-    files = {
-        f"{experiment.name}.csv": csv_text(frame, experiment.digits),
-        f"{experiment.name}.json": json_text({**described, **experiment.facts(frame)}),
-    }
-    if experiment.summary and experiment.summary_file:
-        files[experiment.summary_file] = csv_text(experiment.summary(frame))
-    write_files(out, files)
-
-
 def _judged(experiment: Experiment, frame: pd.DataFrame) -> bool:
     """Print which claims hold; return True if all do, or if the simulator cannot tell."""
-    if SIMULATOR and "simulator" not in experiment.needs:
+    if SIMULATOR and experiment.claims_of_times and "simulator" not in experiment.needs:
         print("times are the simulator's and mean nothing; claims are not checked")
         return True
     claims = experiment.claims(frame)
@@ -134,12 +119,14 @@ def _judged(experiment: Experiment, frame: pd.DataFrame) -> bool:
 
 def command_line(experiment: Experiment, parameters: Mapping[str, Any]) -> str:
     """Return the command that repeats a run."""
-    words = ["numba-gemm", "lab", experiment.name]
+    words = ["numba-gemm", *(experiment.command or f"lab {experiment.name}").split()]
     known = experiment.parameters
     for name, value in parameters.items():
         if name in known and value == known[name].default:
             continue
-        words.append(f"--{name.replace('_', '-')}")
-        if value is not True:
-            words.append(",".join(map(str, value)) if isinstance(value, list | tuple | range) else str(value))
+        repeated = isinstance(value, list | tuple) and any(isinstance(item, tuple) for item in value)
+        for one in value if repeated else [value]:
+            words.append(f"--{name.replace('_', '-')}")
+            if one is not True:
+                words.append(",".join(map(str, one)) if isinstance(one, list | tuple | range) else str(one))
     return shlex.join(words)

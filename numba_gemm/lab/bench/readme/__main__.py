@@ -1,41 +1,22 @@
 """``python -m numba_gemm.lab.bench.readme`` writes the blocks generated from committed results; ``--check`` compares.
 
-These are the blocks of the pages in `PAGES`, and in each stage's docstring the paragraph that begins with
-``Measured: ``.
-
-A generated block is enclosed by ``<!-- results:begin NAME -->`` and ``<!-- results:end NAME -->``. NAME is one of
-
-headline
-    the public function and cuBLAS at a few sizes;
-precision_summary
-    speeds of a few precisions at one size, the effect of the power cap, and the cost of NaN and infinities;
-ladder
-    one line per stage at 4096 x 4096 x 4096;
-targets
-    the measurements of `numba_gemm.lab.bench.targets`, compared with the targets;
-precisions, precision_targets
-    the measurements of ``bench.py --precisions`` and `numba_gemm.lab.bench.accuracy`, from the folder `precisions` of
-    the results, per shape and compared with the targets;
-tensor_ladder, special_values
-    the measurements of `numba_gemm.lab.bench.tensor_ladder`, from the same folder;
-streamed
-    the measurements of `numba_gemm.lab.bench.streamed`.
-
-The paragraph of a stage gives its speed at that shape and, if the files of `numba_gemm.lab.bench.counters` are beside
-the results, the GPU's counters. That of `thin`, a stage for a C with few columns, gives measurements of
-`numba_gemm.lab.bench.targets`. The paragraph precedes ``Limits: ``, which is written by hand.
-
-Neither numba nor a GPU is needed.
+A block is enclosed by ``<!-- results:begin NAME -->`` and ``<!-- results:end NAME -->``; `GENERATORS` has the names. In
+the docstring of a stage, the paragraph that begins with ``Measured: `` is generated; it precedes ``Limits: ``, which is
+written by hand. Neither numba nor a GPU is needed.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from numba_gemm.lab.bench.readme.blocks import generate
+import pandas as pd
+
+from numba_gemm.lab.bench.readme import precision_tables, tables
 from numba_gemm.lab.bench.readme.docstrings import generate_docstrings, generate_tensor_docstrings
 from numba_gemm.lab.bench.readme.published import ReadmeError, read_results
 from numba_gemm.lab.harness.command import command, write_files
@@ -46,6 +27,38 @@ LADDER_FOLDER = ROOT / "numba_gemm" / "kernels" / "ladder"
 TENSOR_FOLDER = ROOT / "numba_gemm" / "kernels" / "tensor_core"
 RESULTS_FOLDER = ROOT / "results" / "h200" / "latest"
 
+BLOCK = re.compile(
+    r"(?P<begin><!-- results:begin (?P<name>\w+) -->\n)(?P<body>.*?)(?P<end><!-- results:end (?P=name) -->)", re.DOTALL
+)
+GENERATORS: dict[str, Callable[[pd.DataFrame, Mapping[str, Any], Path], str]] = {
+    "headline": tables.headline,
+    "precision_summary": precision_tables.precision_summary,
+    "ladder": tables.ladder,
+    "targets": tables.targets,
+    "precisions": precision_tables.precisions,
+    "precision_targets": precision_tables.precision_targets,
+    "tensor_ladder": precision_tables.tensor_ladder,
+    "special_values": precision_tables.special_values,
+    "streamed": tables.streamed,
+}
+
+
+def generate(page: Path, frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
+    """Return the text of a page with every block generated again."""
+    if not page.is_file():
+        raise ReadmeError(f"there is no {page}")
+    text = page.read_text(encoding="utf-8")
+    names = [match["name"] for match in BLOCK.finditer(text)]
+    if not names:
+        raise ReadmeError(f"{page} has no block between <!-- results:begin NAME --> and <!-- results:end NAME -->")
+    if unknown := sorted(set(names) - set(GENERATORS)):
+        raise ReadmeError(f"{page}: unknown block {', '.join(unknown)}: known are {', '.join(GENERATORS)}")
+
+    def replaced(match: re.Match[str]) -> str:
+        return f"{match['begin']}{GENERATORS[match['name']](frame, environment, results)}\n{match['end']}"
+
+    return BLOCK.sub(replaced, text)
+
 
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,17 +66,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m numba_gemm.lab.bench.readme", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file would change")
-    parser.add_argument(
-        "--pages", type=Path, nargs="+", default=PAGES, metavar="FILE", help="the files whose blocks to write"
-    )
-    parser.add_argument(
-        "--ladder", type=Path, default=LADDER_FOLDER, help="folder with the stages whose docstrings to write"
-    )
-    parser.add_argument("--tensor-core", type=Path, default=TENSOR_FOLDER, help="the same, of the tensor cores' stages")
-    parser.add_argument(
-        "--results", type=Path, default=RESULTS_FOLDER, help="folder with results.csv and environment.json"
-    )
+    add = parser.add_argument
+    add("--check", action="store_true", help="write nothing; exit 1 when a file would change")
+    add("--pages", type=Path, nargs="+", default=PAGES, metavar="FILE", help="the files whose blocks to write")
+    add("--ladder", type=Path, default=LADDER_FOLDER, help="folder with the stages whose docstrings to write")
+    add("--tensor-core", type=Path, default=TENSOR_FOLDER, help="the same, of the tensor cores' stages")
+    add("--results", type=Path, default=RESULTS_FOLDER, help="folder with results.csv and environment.json")
     options = parser.parse_args(arguments)
     try:
         frame, environment = read_results(options.results)

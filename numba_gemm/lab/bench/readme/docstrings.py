@@ -15,25 +15,9 @@ from numba_gemm.kernels import STAGES
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.counters import COUNTERS, WAVEFRONTS
 from numba_gemm.lab.bench.ncu_pages import KEY, TOTAL
-from numba_gemm.lab.bench.readme.published import (
-    ASIDE,
-    COPY,
-    DECOMPOSE,
-    LADDER_SHAPE,
-    PRECISIONS_FOLDER,
-    TARGETS,
-    TENSOR_LADDER_CSV,
-    VECTOR_GROUP,
-    ReadmeError,
-    Rows,
-    at,
-    ladder_stages,
-    read_results,
-    read_targets,
-    tensor_rows,
-    tflops,
-)
-from numba_gemm.lab.bench.results import AUTO, CUBLAS, NOT_STAGES, OK, fastest, records
+from numba_gemm.lab.bench.readme import published
+from numba_gemm.lab.bench.readme.published import ASIDE, LADDER_SHAPE, PRECISIONS_FOLDER, ReadmeError, Rows, tflops
+from numba_gemm.lab.bench.results import AUTO, CUBLAS, OK, dictionaries, fastest
 from numba_gemm.lab.bench.tables import number, significant
 from numba_gemm.lab.harness.environment import device_name
 
@@ -46,24 +30,26 @@ DOCSTRING_WIDTH = 118
 DIRECT, DIRECT_PRECISION = "tf32_tma", "tf32"  # the stage whose operands are not decomposed
 
 
+def gpu(environment: Mapping[str, Any]) -> str:
+    """Return the name of the GPU with its vendor's."""
+    return f"an NVIDIA {device_name(environment).removeprefix('NVIDIA ')}"
+
+
 def tensor_measured(name: str, rows: Rows, results: Path) -> str:
     """Return the paragraph of a tensor core stage."""
-    found, how = read_results(results / PRECISIONS_FOLDER)
-    gpu = device_name(how).removeprefix("NVIDIA ")
+    found, how = published.read_results(results / PRECISIONS_FOLDER)
     if name == DIRECT:
-        timed = [row for row in records(fastest(found)) if (row["stage"], row["precision"]) == (AUTO, DIRECT_PRECISION)]
-        shapes = {str(row["shape"]): row for row in timed}
-        if (row := shapes.get(str(LADDER_SHAPE))) is None:
+        direct = published.warm_rows(fastest(found), LADDER_SHAPE).get((AUTO, DIRECT_PRECISION))
+        if direct is None:
             raise ReadmeError(f"the results hold no {DIRECT_PRECISION} at {LADDER_SHAPE}")
         return filled(
-            f"Measured: {number(row['gflops'] / 1000)} TFLOP/s of {DIRECT_PRECISION} at {LADDER_SHAPE} on an NVIDIA "
-            f"{gpu}, {number(row['ratio_to_same_precision'], 2)} of cuBLAS TF32."
+            f"Measured: {number(direct['gflops'] / 1000)} TFLOP/s of {DIRECT_PRECISION} at {LADDER_SHAPE} on "
+            f"{gpu(how)}, {number(direct['ratio_to_same_precision'], 2)} of cuBLAS TF32."
         )
-    row, stages = rows[name], [stage for stage in rows if stage not in NOT_STAGES and stage != DECOMPOSE]
-    shape = Shape(row["m"], row["n"], row["k"])
+    row, stages = rows[name], published.ladder_stages(rows)
     text = (
-        f"Measured: {number(row['tflops'])} TFLOP/s of {row['precision']} at {shape} on an NVIDIA {gpu}, "
-        f"{number(row['ratio_to_cublas'], 2)} of cuBLAS SGEMM"
+        f"Measured: {number(row['tflops'])} TFLOP/s of {row['precision']} at {Shape(row['m'], row['n'], row['k'])} on "
+        f"{gpu(how)}, {number(row['ratio_to_cublas'], 2)} of cuBLAS SGEMM"
     )
     if (before := stages.index(name) - 1) >= 0:
         text += f" and {number(row['tflops'] / rows[stages[before]]['tflops'], 2)} times {stages[before]}"
@@ -75,22 +61,17 @@ def tensor_measured(name: str, rows: Rows, results: Path) -> str:
 
 def generate_tensor_docstrings(folder: Path, results: Path) -> dict[Path, str]:
     """Return the source of every measured tensor core stage with its paragraph generated again."""
-    if not (results / PRECISIONS_FOLDER / TENSOR_LADDER_CSV).is_file():
+    try:
+        rows = published.tensor_rows(results)
+    except ReadmeError:
         return {}  # the table reports that it is missing
-    rows = tensor_rows(results)
-    paths = [path for path in sorted(folder.glob("*.py")) if path.stem in rows or path.stem == DIRECT]
-    return {
-        path: with_paragraph(path.read_text(encoding="utf-8"), tensor_measured(path.stem, rows, results))
-        for path in paths
-        if path.stem != DECOMPOSE
-    }
+    names = {*published.ladder_stages(rows), DIRECT}
+    paths = [path for path in sorted(folder.glob("*.py")) if path.stem in names]
+    return {path: with_paragraph(path, tensor_measured(path.stem, rows, results)) for path in paths}
 
 
 def counted(results: Path, file: str, row: Mapping[str, Any], **wanted: Any) -> dict[str, Any]:
-    """Return the row of counters that belongs to a row of results; empty if there is none.
-
-    It must be of the same configuration, since another one has other registers and bank conflicts.
-    """
+    """Return the row of counters of the same configuration as a row of results; empty if there is none."""
     path = results / file
     if not path.is_file():
         return {}
@@ -98,16 +79,13 @@ def counted(results: Path, file: str, row: Mapping[str, Any], **wanted: Any) -> 
     frame = pd.read_csv(path, dtype={"stage": str, "config": str})
     if missing := [name for name in wanted if name not in frame.columns]:
         raise ReadmeError(f"{path} has no column {', '.join(missing)}")
-    for found in frame.to_dict("records"):
-        if all(found[name] == value for name, value in wanted.items()):
-            return {str(name): value for name, value in found.items()}
-    return {}
+    found = (one for one in dictionaries(frame) if all(one[name] == value for name, value in wanted.items()))
+    return next(found, {})
 
 
 def clauses(results: Path, row: Mapping[str, Any]) -> Iterator[str]:
     """Yield a clause per counter of a stage."""
-    counters = counted(results, COUNTERS, row)
-    shared = counted(results, WAVEFRONTS, row, op=TOTAL)
+    counters, shared = counted(results, COUNTERS, row), counted(results, WAVEFRONTS, row, op=TOTAL)
     for value, digits, words in (
         (counters.get("registers", math.nan), 0, "registers per thread"),
         (counters.get("fma_pipe_percent", math.nan), 1, "% of the FMA pipe"),
@@ -121,10 +99,8 @@ def measured(rows: Rows, stage: str, environment: Mapping[str, Any], results: Pa
     """Return the paragraph of a stage: its speed relative to the previous stage and to cuBLAS, and its counters."""
     if stage == ASIDE:
         return filled(measured_aside(results))
-    row, speed = rows[stage], tflops(rows, stage)
-    ladder = ladder_stages(rows)
-    gpu = device_name(environment).removeprefix("NVIDIA ")
-    text = f"Measured: {number(speed, 1 if speed >= 10 else 2)} TFLOP/s at {LADDER_SHAPE} on an NVIDIA {gpu}"
+    row, speed, ladder = rows[stage], tflops(rows, stage), published.ladder_stages(rows)
+    text = f"Measured: {number(speed, 1 if speed >= 10 else 2)} TFLOP/s at {LADDER_SHAPE} on {gpu(environment)}"
     ratio, before = float(row["ratio_to_cublas"]), ladder.index(stage) - 1
     comparisons = [] if math.isnan(ratio) else [f"{number(ratio, 2)} of cuBLAS SGEMM"]
     if before >= 0:
@@ -138,17 +114,17 @@ def measured(rows: Rows, stage: str, environment: Mapping[str, Any], results: Pa
 
 def measured_aside(results: Path) -> str:
     """Return the paragraph of the stage for a C with few columns, from the targets in which B has few columns."""
-    rows, how = read_targets(results, TARGETS)
-    ours = [row for row in rows if row["group"] == VECTOR_GROUP and row["m"] > row["n"] and row["status"] == OK]
+    rows, how = published.read_measured(results, "targets")
+    group = published.VECTOR_GROUP
+    ours = [row for row in rows if row["group"] == group and row["m"] > row["n"] and row["status"] == OK]
     if not ours:
-        raise ReadmeError(f"{results / TARGETS} holds no product of the group {VECTOR_GROUP}")
-    ratios = [[row for row in ours if row["baseline"] == baseline] for baseline in (COPY, CUBLAS)]
+        raise ReadmeError(f"{results / 'targets.csv'} holds no product of the group {group}")
+    ratios = [[row for row in ours if row["baseline"] == baseline] for baseline in (published.COPY, CUBLAS)]
     shares, over_cublas = (listed([number(float(row["ratio"]), 2) for row in found]) for found in ratios)
     columns = listed([str(row["n"]) for row in ratios[0]])
-    gpu = device_name(how).removeprefix("NVIDIA ")
     return (
-        f"Measured: {ours[0]['m']}x{ours[0]['k']} times {columns} columns on an NVIDIA {gpu}, by tiled_sgemm, A not in "
-        f"the cache: {shares} of a copy's bandwidth, {over_cublas} of cuBLAS SGEMM."
+        f"Measured: {ours[0]['m']}x{ours[0]['k']} times {columns} columns on {gpu(how)}, by tiled_sgemm, A not in the "
+        f"cache: {shares} of a copy's bandwidth, {over_cublas} of cuBLAS SGEMM."
     )
 
 
@@ -159,16 +135,16 @@ def listed(words: Sequence[str]) -> str:
 
 def filled(paragraph: str) -> str:
     """Wrap the lines of a docstring's paragraph."""
-    return textwrap.fill(
-        paragraph, DOCSTRING_WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
-    )
+    how = textwrap.TextWrapper(DOCSTRING_WIDTH, "", "    ", break_long_words=False, break_on_hyphens=False)
+    return how.fill(paragraph)
 
 
-def with_paragraph(source: str, paragraph: str) -> str:
+def with_paragraph(path: Path, paragraph: str) -> str:
     """Return a module's source with the paragraph in its docstring: before ``Limits: ``, else at the end."""
+    source = path.read_text(encoding="utf-8")
     docstring = DOCSTRING.match(source)
     if docstring is None:
-        raise ReadmeError('a stage begins with a docstring in """')
+        raise ReadmeError(f'{path.name}: a stage begins with a docstring in """')
     text = MEASURED.sub("", docstring["text"].rstrip() + "\n").rstrip()
     text += "\n" if "\n" in text else "\n\n"  # a blank line after a one-line summary
     limits = LIMITS.search(text)
@@ -176,33 +152,14 @@ def with_paragraph(source: str, paragraph: str) -> str:
     return f'"""{text[:at]}{paragraph}\n{text[at:]}"""{source[docstring.end() :]}'
 
 
-def stage_files(folder: Path) -> list[Path]:
-    """Return the files in a folder that define a stage."""
-    if not folder.is_dir():
-        raise ReadmeError(f"there is no {folder}")
-    return [path for path in sorted(folder.glob("*.py")) if path.stem in STAGES]
-
-
 def generate_docstrings(
     folder: Path, frame: pd.DataFrame, environment: Mapping[str, Any], results: Path
 ) -> dict[Path, str]:
-    """Return the source of every stage with its paragraph generated again.
-
-    Raises
-    ------
-    ReadmeError
-        if a stage was not measured or has no docstring.
-    """
-    rows = at(fastest(frame), LADDER_SHAPE)
-    paths = stage_files(folder)
+    """Return the source of every stage, all of which must have been measured, with its paragraph generated again."""
+    if not folder.is_dir():
+        raise ReadmeError(f"there is no {folder}")
+    rows = published.at(fastest(frame), LADDER_SHAPE)
+    paths = [path for path in sorted(folder.glob("*.py")) if path.stem in STAGES]
     if unmeasured := [path.stem for path in paths if path.stem not in rows and path.stem != ASIDE]:
         raise ReadmeError(f"the results hold no {', '.join(unmeasured)} at {LADDER_SHAPE}: measure every stage there")
-    made = {}
-    for path in paths:
-        try:
-            made[path] = with_paragraph(
-                path.read_text(encoding="utf-8"), measured(rows, path.stem, environment, results)
-            )
-        except ReadmeError as error:
-            raise ReadmeError(f"{path.name}: {error}") from error
-    return made
+    return {path: with_paragraph(path, measured(rows, path.stem, environment, results)) for path in paths}

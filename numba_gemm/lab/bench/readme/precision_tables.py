@@ -10,38 +10,24 @@ from typing import Any
 import pandas as pd
 
 from numba_gemm.lab.bench.cases import Shape
-from numba_gemm.lab.bench.readme.published import (
-    ACCURACY_CSV,
-    DECOMPOSE,
-    LADDER_SHAPE,
-    PRECISIONS_FOLDER,
-    SPECIAL_CSV,
-    ReadmeError,
-    compared,
-    how_timed,
-    is_alone,
-    read_results,
-    source,
-    spelled,
-    tensor_rows,
-)
-from numba_gemm.lab.bench.results import AUTO, CUBLAS, GIVEN_BF16, NOT_STAGES, fastest, records
-from numba_gemm.lab.bench.tables import MISSING, Table, number, significant
+from numba_gemm.lab.bench.readme import published
+from numba_gemm.lab.bench.readme.published import LADDER_SHAPE, PRECISIONS_FOLDER, ReadmeError, source, spelled
+from numba_gemm.lab.bench.results import AUTO, CUBLAS, GIVEN_BF16, dictionaries, fastest, geomean, records
+from numba_gemm.lab.bench.tables import Table, figure, number, significant, table, text
 from numba_gemm.lab.harness.environment import device_name
 
 PRECISION_SHAPES = (
-    Shape(1024, 1024, 1024),
-    Shape(2048, 2048, 1024),
-    Shape(4096, 4096, 1024),
-    Shape(4096, 4096, 4096),
-    Shape(8192, 8192, 8192),
+    *(Shape(1024, 1024, 1024), Shape(2048, 2048, 1024), Shape(4096, 4096, 1024)),
+    *(Shape(4096, 4096, 4096), Shape(8192, 8192, 8192)),
 )
+SUMMARISED = ("bf16x6", "fp16x3", "tf32")  # the precisions that most users choose from
+SLOWER = 0.98  # a smaller share of the speed in another run is reported
 
 
 def precisions(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
     """Table of speed and error of every precision and of cuBLAS at a few sizes."""
-    found, how = read_results(results / PRECISIONS_FOLDER)
-    rows = {(row["shape"], row["stage"], row["precision"]): row for row in records(fastest(compared(found)))}
+    found, how = published.read_results(results / PRECISIONS_FOLDER)
+    rows = {(row["shape"], row["stage"], row["precision"]): row for row in records(fastest(published.compared(found)))}
     shown = [
         ("cuBLAS SGEMM", CUBLAS, "ieee"),
         *((f"`{name}`", AUTO, name) for name in dict.fromkeys(found.loc[found["stage"] == AUTO, "precision"])),
@@ -56,23 +42,18 @@ def precisions(frame: pd.DataFrame, environment: Mapping[str, Any], results: Pat
         errors = chosen[-1]
         lines.append([label, *speeds, significant(errors["error_median"], 2), significant(errors["error_max"], 2)])
     headers = ["precision", *map(spelled, shapes), "median error", "largest"]
-    table = Table("", headers, lines, left=["precision"]).markdown()
+    made = Table("", headers, lines, left=["precision"]).markdown()
     said = (
-        f"TFLOP/s, {how_timed(found, how)}; in parentheses, multiples of cuBLAS SGEMM in the same run. Decomposition "
-        f"and every other pass are included. Errors over |A| @ |B|, at {spelled(shapes[-1])}:"
+        f"TFLOP/s, {published.how_timed(found, how)}; in parentheses, multiples of cuBLAS SGEMM in the same run. "
+        f"Decomposition and every other pass are included. Errors over |A| @ |B|, at {spelled(shapes[-1])}:"
     )
-    return "\n\n".join(filter(None, [said, table, power_line(frame, found), source(how)]))
-
-
-SUMMARISED = ("bf16x6", "fp16x3", "tf32")  # the precisions that most users choose from
-PLACE = ("m", "n", "k", "layout", "cache")
-SLOWER = 0.98  # a smaller share of the speed in another run is reported
+    return "\n\n".join(filter(None, [said, made, power_line(frame, found), source(how)]))
 
 
 def precision_summary(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
     """Sentences about the precisions' speeds at one size, the effect of the power cap, and the cost of NaN."""
-    found, how = read_results(results / PRECISIONS_FOLDER)
-    timed = at_ladder_shape(compared(found))
+    found, how = published.read_results(results / PRECISIONS_FOLDER)
+    timed = published.warm_rows(fastest(published.compared(found)), LADDER_SHAPE)
     if missing := [name for name in SUMMARISED if (AUTO, name) not in timed]:
         raise ReadmeError(f"{results / PRECISIONS_FOLDER} holds no {', '.join(missing)} at {LADDER_SHAPE}")
     speeds = [
@@ -81,16 +62,9 @@ def precision_summary(frame: pd.DataFrame, environment: Mapping[str, Any], resul
     ]
     said = (
         f"TFLOP/s and multiples of cuBLAS SGEMM at {spelled(LADDER_SHAPE)} on an {device_name(how)}, "
-        f"{how_timed(found, how)}: {', '.join(speeds)}."
+        f"{published.how_timed(found, how)}: {', '.join(speeds)}."
     )
     return " ".join(filter(None, [said, power_line(frame, found), special_line(results)]))
-
-
-def at_ladder_shape(found: pd.DataFrame) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return the rows of the shape at which the ladder is shown, by stage and precision."""
-    wanted = (*LADDER_SHAPE, "nn", "hot")
-    rows = [row for row in records(fastest(found)) if tuple(row[name] for name in PLACE) == wanted]
-    return {(row["stage"], row["precision"]): row for row in rows}
 
 
 def power_line(frame: pd.DataFrame, found: pd.DataFrame) -> str:
@@ -98,10 +72,9 @@ def power_line(frame: pd.DataFrame, found: pd.DataFrame) -> str:
 
     Empty if cuBLAS SGEMM is as fast there as here, or was not measured in both, or each contender was measured alone.
     """
-    if is_alone(found):
+    if published.is_alone(found):
         return ""
-    cublas = [at_ladder_shape(run).get((CUBLAS, "ieee"), {}) for run in (frame, found)]
-    alone, beside = (float(row.get("gflops", math.nan)) / 1000 for row in cublas)
+    alone, beside = (published.tflops(published.rows_at(fastest(run), LADDER_SHAPE), CUBLAS) for run in (frame, found))
     if not beside < SLOWER * alone:
         return ""
     return (
@@ -113,16 +86,15 @@ def power_line(frame: pd.DataFrame, found: pd.DataFrame) -> str:
 
 def precision_targets(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
     """Table of the precisions' targets and measurements."""
-    found, how = read_results(results / PRECISIONS_FOLDER)
-    timed = [row for row in records(fastest(compared(found))) if row["stage"] == AUTO]
+    found, how = published.read_results(results / PRECISIONS_FOLDER)
+    timed = [row for row in records(fastest(published.compared(found))) if row["stage"] == AUTO]
     lines = []
 
     def line(what: str, required: float, values: Mapping[str, float]) -> None:
         if not values:
             raise ReadmeError(f"{results / PRECISIONS_FOLDER} holds no shapes for: {what}")
-        reached = math.exp(sum(map(math.log, values.values())) / len(values))
-        worst = min(values, key=lambda shape: values[shape])
-        said = significant(reached) if reached >= required else f"**{significant(reached)}**, missed"
+        mean, worst = geomean(values.values()), min(values, key=lambda shape: values[shape])
+        said = published.reached(mean, mean >= required)
         lines.append([what, str(len(values)), f"≥ {required:g}", said, f"`{worst}`: {values[worst]:.3g}"])
 
     def ratios(precision: str, column: str, takes: Callable[[dict[str, Any]], bool]) -> dict[str, float]:
@@ -145,9 +117,9 @@ def precision_targets(frame: pd.DataFrame, environment: Mapping[str, Any], resul
         chosen = ratios(name, "ratio_to_same_precision", lambda row: cube(row) and row["m"] >= 4096)
         line(f"`{name}` against cuBLAS {name.upper()}, cubes from 4096 on", 0.95, chosen)
     headers = ["target", "shapes", "required", "geometric mean", "least"]
-    table = Table("", headers, lines, left=["target", "least"]).markdown()
-    said = [accuracy_line(results / PRECISIONS_FOLDER / ACCURACY_CSV), given_line(records(fastest(compared(found))))]
-    return "\n\n".join([table, *filter(None, said), source(how)])
+    made = Table("", headers, lines, left=["target", "least"]).markdown()
+    said = [accuracy_line(results), given_line(records(fastest(published.compared(found))))]
+    return "\n\n".join([made, *filter(None, said), source(how)])
 
 
 def given_line(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -158,18 +130,16 @@ def given_line(rows: Sequence[Mapping[str, Any]]) -> str:
     ratios = [given[shape] / ours[shape] for shape in given if shape in ours]
     if not ratios:
         return ""
-    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
     return (
         "cuBLAS BF16 is given the same FP32 operands and result; its time includes PyTorch's conversions. With "
-        f"operands and result in BF16, cuBLAS takes {mean:.2f} of the time of `bf16` on those cubes (geometric mean)."
+        f"operands and result in BF16, cuBLAS takes {geomean(ratios):.2f} of the time of `bf16` on those cubes "
+        "(geometric mean)."
     )
 
 
-def accuracy_line(path: Path) -> str:
+def accuracy_line(results: Path) -> str:
     """Sentence that compares the errors of the full-range precision with those of cuBLAS."""
-    if not path.is_file():
-        raise ReadmeError(f"there is no {path}: run numba-gemm lab accuracy --out {path.parent}")
-    frame = pd.read_csv(path)
+    frame = published.read_precisions(results, "accuracy")
     errors = frame.pivot_table(index=["distribution", "k"], columns="precision", values=["median", "max"])
     from_256 = errors[errors.index.get_level_values("k") >= 256]
     ours, theirs = (from_256.xs(name, axis=1, level="precision") for name in ("bf16x6", "cublas"))
@@ -184,31 +154,28 @@ def accuracy_line(path: Path) -> str:
 
 def tensor_ladder(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
     """Table with one line per tensor core stage: speed, gain and errors."""
-    rows = tensor_rows(results)
-    stages = [name for name in rows if name not in NOT_STAGES and name != DECOMPOSE]
+    rows = published.tensor_rows(results)
+    stages = published.ladder_stages(rows)
     lines, before = [], math.nan
     for name in [*stages, CUBLAS]:
-        row, speed = rows[name], float(rows[name]["tflops"])
-        lines.append(
-            [
-                "cuBLAS SGEMM" if name == CUBLAS else f"`{name}`",
-                number(speed),
-                number(row["ratio_to_cublas"], 2),
-                MISSING if name == CUBLAS else number(speed / before, 2, "x"),
-                significant(row["error_median"], 2),
-                significant(row["error_max"], 2),
-            ]
-        )
-        before = speed
-    headers = ["stage", "TFLOP/s", "/ cuBLAS", "gain", "median error", "largest"]
-    table = Table("", headers, lines, left=["stage"]).markdown()
-    some, decomposition = rows[stages[0]], rows[DECOMPOSE]["median_us"]
+        row, own = rows[name], name == CUBLAS
+        gain = math.nan if own else float(row["tflops"]) / before
+        lines.append(row | {"stage": "cuBLAS SGEMM" if own else f"`{name}`", "gain": gain})
+        before = float(row["tflops"])
+    made = table(
+        "",
+        lines,
+        *(text("stage"), figure("TFLOP/s", "tflops", number), figure("/ cuBLAS", "ratio_to_cublas", number, 2)),
+        *(figure("gain", "gain", number, 2, "x"), figure("median error", "error_median", significant, 2)),
+        figure("largest", "error_max", significant, 2),
+    )
+    some, decomposition = rows[stages[0]], rows[published.DECOMPOSE]["median_us"]
     shape = spelled(Shape(some["m"], some["n"], some["k"]))
     whole = rows[stages[-1]]["median_us"] + decomposition
     return (
         f"`{some['precision']}` at {shape}, the product alone: decomposition takes {number(decomposition, 0)} us more, "
         f"{number(100 * decomposition / whole, 0)} % of `{stages[-1]}`'s time. Errors over |A| @ |B|, of positive "
-        f"operands:\n\n{table}\n\n"
+        f"operands:\n\n{made.markdown()}\n\n"
         "Measured right after the precisions' table: `numba-gemm lab tensor_ladder`."
     )
 
@@ -236,11 +203,10 @@ def special_values(frame: pd.DataFrame, environment: Mapping[str, Any], results:
 def special_line(results: Path) -> str:
     """Sentence about the largest slowdowns by NaN and infinities."""
     rows = read_special(results)
-    worst = {
-        value: max((row for row in rows if row["value"] == value), key=lambda row: float(row["times_as_long"]))
+    nan, inf = (
+        max((row for row in rows if row["value"] == value), key=lambda row: float(row["times_as_long"]))
         for value in ("nan", "inf")
-    }
-    nan, inf = worst["nan"], worst["inf"]
+    )
     return (
         f"`{nan['precision']}` takes up to {number(nan['times_as_long'], 0)} times as long when rows of A contain NaN, "
         f"and up to {number(inf['times_as_long'], 0)} times as long when they contain an infinity."
@@ -249,8 +215,4 @@ def special_line(results: Path) -> str:
 
 def read_special(results: Path) -> list[dict[str, Any]]:
     """Return the times with NaN and infinities in A."""
-    path = results / PRECISIONS_FOLDER / SPECIAL_CSV
-    if not path.is_file():
-        raise ReadmeError(f"there is no {path}: run numba-gemm lab special_values --out {path.parent}")
-    found = pd.read_csv(path, keep_default_na=False).to_dict("records")
-    return [{str(name): value for name, value in row.items()} for row in found]
+    return dictionaries(published.read_precisions(results, "special_values", keep_default_na=False))

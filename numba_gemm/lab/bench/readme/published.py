@@ -11,21 +11,17 @@ from typing import Any
 import pandas as pd
 
 from numba_gemm.lab.bench.cases import Shape
-from numba_gemm.lab.bench.results import AUTO, CUBLAS, FAILURES, NOT_STAGES, alone, load, records
+from numba_gemm.lab.bench.results import AUTO, CUBLAS, FAILURES, NOT_STAGES, alone, dictionaries, load, records
+from numba_gemm.lab.bench.tables import significant
 from numba_gemm.lab.harness.environment import GRAPHS, caption
 
 LADDER_SHAPE = Shape(4096, 4096, 4096)
-
 ASIDE = "thin"  # the stage that is not meant for the ladder's shape
+PRECISIONS_FOLDER = "precisions"  # results of `bench.py --precisions`, `accuracy`, `tensor_ladder`, `special_values`
 
-# File names and columns of `numba_gemm.lab.bench.targets`, which needs Numba; this module does not.
-TARGETS, TARGETS_SUMMARY, TARGETS_HOW = "targets.csv", "targets_summary.csv", "targets.json"
-# Of `bench.py --precisions`, `numba_gemm.lab.bench.accuracy` and `numba_gemm.lab.bench.tensor_ladder`.
-PRECISIONS_FOLDER, ACCURACY_CSV = "precisions", "accuracy.csv"
-TENSOR_LADDER_CSV, SPECIAL_CSV, DECOMPOSE = "tensor_ladder.csv", "special_values.csv", "decompose"
-
-STREAMED, STREAMED_HOW, ON_DEVICE = "streamed.csv", "streamed.json", "on the device"  # of numba_gemm.lab.bench.streamed
-VECTOR_GROUP, COPY = "vector", "device copy"
+# Names that experiments use which need Numba; this module does not.
+TARGETS_SUMMARY, VECTOR_GROUP, COPY = "targets_summary.csv", "vector", "device copy"
+DECOMPOSE, ON_DEVICE = "decompose", "on the device"
 STATISTICS = {"geomean": "geometric mean", "min": "least", "max": "most"}
 
 
@@ -44,13 +40,19 @@ def at(frame: pd.DataFrame, shape: Shape) -> Rows:
 
 def rows_at(frame: pd.DataFrame, shape: Shape) -> Rows:
     """Return the FP32 rows of a shape with a warm cache, by stage."""
-    wanted = {"precision": "ieee", "layout": "nn", "cache": "hot", "m": shape.m, "n": shape.n, "k": shape.k}
-    return {row["stage"]: row for row in records(frame) if all(row[name] == value for name, value in wanted.items())}
+    return {stage: row for (stage, precision), row in warm_rows(frame, shape).items() if precision == "ieee"}
+
+
+def warm_rows(frame: pd.DataFrame, shape: Shape) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return the rows of a shape with a warm cache, by stage and precision."""
+    wanted = {"layout": "nn", "cache": "hot", **shape._asdict()}
+    rows = (row for row in records(frame) if all(row[name] == value for name, value in wanted.items()))
+    return {(row["stage"], row["precision"]): row for row in rows}
 
 
 def ladder_stages(rows: Rows) -> list[str]:
-    """Return the stages of the ladder among some rows."""
-    return [stage for stage in rows if stage not in (*NOT_STAGES, ASIDE)]
+    """Return the stages of a ladder among some rows."""
+    return [stage for stage in rows if stage not in (*NOT_STAGES, ASIDE, DECOMPOSE)]
 
 
 def tflops(rows: Rows, stage: str) -> float:
@@ -61,6 +63,11 @@ def tflops(rows: Rows, stage: str) -> float:
 def spelled(shape: Shape) -> str:
     """Format a shape for prose."""
     return " x ".join(str(extent) for extent in shape)
+
+
+def reached(value: float, met: bool) -> str:
+    """Format the value that a target requires."""
+    return significant(value) if met else f"**{significant(value)}**, missed"
 
 
 def in_turns(environment: Mapping[str, Any]) -> str:
@@ -90,38 +97,34 @@ def source(environment: Mapping[str, Any]) -> str:
     return f"Measured on {caption(environment)}."
 
 
-def read_targets(
-    results: Path, file: str, described: str | None = None, module: str = "targets"
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return the rows of a file of results and their environment."""
-    found = []
-    for path in (results / file, results / (described or TARGETS_HOW)):
-        if not path.is_file():
-            raise ReadmeError(f"there is no {path}: run numba-gemm lab {module} --out {results}")
-        found.append(path)
-    how = json.loads(found[1].read_text(encoding="utf-8"))
+def existing(path: Path, experiment: str) -> Path:
+    """Return the path of an experiment's file; raise `ReadmeError` if it does not exist."""
+    if not path.is_file():
+        raise ReadmeError(f"there is no {path}: run numba-gemm lab {experiment} --out {path.parent}")
+    return path
+
+
+def read_measured(results: Path, experiment: str, file: str = "") -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the rows of an experiment's table, or of another file that it writes, and their environment."""
+    path = existing(results / (file or f"{experiment}.csv"), experiment)
+    how = json.loads(existing(results / f"{experiment}.json", experiment).read_text(encoding="utf-8"))
     if how.get("simulator") or not how.get("gpu"):
-        raise ReadmeError(f"{found[0]} was not measured on a GPU")
-    return [{str(name): value for name, value in row.items()} for row in pd.read_csv(found[0]).to_dict("records")], how
+        raise ReadmeError(f"{path} was not measured on a GPU")
+    return dictionaries(pd.read_csv(path)), how
+
+
+def read_precisions(results: Path, experiment: str, **options: Any) -> pd.DataFrame:
+    """Return the table of an experiment on precisions."""
+    return pd.read_csv(existing(results / PRECISIONS_FOLDER / f"{experiment}.csv", experiment), **options)
 
 
 def tensor_rows(results: Path) -> Rows:
     """Return the rows of `numba_gemm.lab.bench.tensor_ladder`, by stage in ladder order."""
-    path = results / PRECISIONS_FOLDER / TENSOR_LADDER_CSV
-    if not path.is_file():
-        raise ReadmeError(f"there is no {path}: run numba-gemm lab tensor_ladder --out {path.parent}")
-    found = pd.read_csv(path).to_dict("records")
-    return {str(row["stage"]): {str(name): value for name, value in row.items()} for row in found}
+    return {str(row["stage"]): row for row in dictionaries(read_precisions(results, "tensor_ladder"))}
 
 
 def read_results(results: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Load results that may be published, and their environment.
-
-    Raises
-    ------
-    ReadmeError
-        if the results are missing, contain failures, or were not measured on a GPU.
-    """
+    """Load results and their environment; raise `ReadmeError` unless they are complete, correct and of a GPU."""
     try:
         frame, environment = load(results)
     except (FileNotFoundError, ValueError) as error:

@@ -1,13 +1,8 @@
 """Performance of the public function, compared with its targets.
 
-``ratio`` is the speed of `tiled_sgemm` divided by that of the baseline, both as work per microsecond, so larger is
-better; rows without ``target`` are informative. `targets_summary.csv` has one row per target: the statistic of the
-rows, its value, and its limits. cuBLAS is called through PyTorch, with TF32 off.
-
-Entries of `numba_gemm.autotune`'s cache on this machine are used, as in any call; NUMBA_GEMM_CACHE_DIR=off disables it.
-
-Every result is checked before it is timed, for unwritten elements and against float64 at rows spread over all of C. A
-wrong result or an exception fails the target. All contenders of a case are timed together, on the same memory.
+``ratio`` is the speed of `tiled_sgemm` divided by that of the baseline, as work per microsecond; rows without
+``target`` are informative. A wrong result or an exception fails the target. cuBLAS is called through PyTorch, with TF32
+off. Entries of `numba_gemm.autotune`'s cache are used, as in any call; NUMBA_GEMM_CACHE_DIR=off disables it.
 """
 
 from __future__ import annotations
@@ -23,28 +18,20 @@ import pandas as pd
 from numba_gemm.lab.bench.results import OK
 from numba_gemm.lab.bench.targets.groups import GROUPS, cases_of
 from numba_gemm.lab.bench.targets.measure import measure
-from numba_gemm.lab.bench.targets.rig import SEED_BITS, Rig
+from numba_gemm.lab.bench.targets.rig import Rig
 from numba_gemm.lab.bench.targets.sizes import FULL, TINY
 from numba_gemm.lab.bench.targets.verdicts import frame_of, summary
-from numba_gemm.lab.harness.command import UsageError, at_least_one
+from numba_gemm.lab.harness.command import SEED_BITS, UsageError, at_least_one, seed
 from numba_gemm.lab.harness.environment import GRAPHS
 from numba_gemm.lab.harness.experiment import Experiment
 
 __all__ = ["EXPERIMENT", "targets"]
 
 
-def seed_option(text: str) -> int:
-    """Parse the value of ``--seed``."""
-    value = int(text)
-    if not 0 <= value < 1 << SEED_BITS:
-        raise ValueError(f"{text} is not from 0 to {(1 << SEED_BITS) - 1}")
-    return value
-
-
 def targets(
     only: Sequence[str] = GROUPS, seed: int | None = None, shapes: int = 200, tiny: bool = False
 ) -> Iterator[pd.DataFrame]:
-    """Measure the cases of groups.
+    """Measure the cases of groups, one row per comparison.
 
     Parameters
     ----------
@@ -56,12 +43,6 @@ def targets(
         Number of random shapes.
     tiny : bool
         Use shapes that are small enough for the simulator.
-
-    Yields
-    ------
-    DataFrame
-        One row per comparison, with `numba_gemm.lab.bench.targets.measure.COLUMNS`. Its ``attrs`` name the groups that
-        are complete, and the extent from which a shape is large.
     """
     if unknown := set(only) - set(GROUPS):
         raise UsageError(f"there is no group {', '.join(sorted(unknown))}; expected some of {', '.join(GROUPS)}")
@@ -78,7 +59,7 @@ def targets(
                     rig.library.release()  # else memory from the checks is missing for the next case
                 if case is cases[-1]:
                     complete.append(group)
-                frame = frame_of(rows)
+                frame = frame_of(rows)  # `attrs`: groups that are complete, and the M from which a shape is large
                 frame.attrs = {"groups": tuple(complete), "large": sizes.large}
                 yield frame
 
@@ -110,7 +91,7 @@ EXPERIMENT = Experiment(
     claims=claims,
     needs=("gpu", "torch"),
     small={"tiny": True, "shapes": 2},
-    parse={"seed": seed_option, "shapes": at_least_one},
+    parse={"seed": seed, "shapes": at_least_one},
     progress=progress,
     summary=judged,
     summary_file="targets_summary.csv",

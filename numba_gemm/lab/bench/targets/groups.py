@@ -11,12 +11,11 @@ import numba_gemm
 from numba_gemm.lab.bench.buffers import FLOAT32_BYTES, operand_bytes
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.results import CUBLAS
-from numba_gemm.lab.bench.targets.case import COPY, OURS, Case, Contender, Turn
-from numba_gemm.lab.bench.targets.contenders import bias_relu, both, ours
+from numba_gemm.lab.bench.targets.case import COPY, OURS, Case, Contender, Turn, bias_relu, both, ours
 from numba_gemm.lab.bench.targets.host_calls import host_cases
 from numba_gemm.lab.bench.targets.rig import Rig, Truth, matrix
 from numba_gemm.lab.bench.targets.sizes import LAYOUTS, Sizes, random_shapes
-from numba_gemm.lab.bench.targets.table import least_ratio
+from numba_gemm.lab.bench.targets.verdicts import least_ratio
 from numba_gemm.models.roofline import gemm_flops
 
 RANDOM_ROUNDS = 7
@@ -81,12 +80,9 @@ def same(source: Any, copy: Any) -> tuple[float, str]:
 def batched_cases(sizes: Sizes) -> list[Case]:
     """Return the case of a batch in one call."""
     count, shape = sizes.batch, sizes.batched
-    m, n, k = shape
 
     def make(rig: Rig) -> dict[str, Contender]:
-        a = rig.flat_a[: count * m * k].reshape(count, m, k)
-        b = rig.flat_b[: count * k * n].reshape(count, k, n)
-        c = rig.flat_c[: count * m * n].reshape(count, m, n)
+        a, b, c = rig.batch(count, shape)
         truths = [Truth(rig, a[index], b[index]) for index in range(count)]
 
         def judge(got: Any) -> tuple[float, str]:
@@ -95,7 +91,7 @@ def batched_cases(sizes: Sizes) -> list[Case]:
             error, note = verdicts[worst]
             return error, note and f"product {worst}: {note}"
 
-        work = count * gemm_flops(m, n, k)
+        work = count * gemm_flops(*shape)
         calls = {OURS: numba_gemm.tiled_sgemm, CUBLAS: rig.multiply_batch}
         return {
             name: Contender([Turn(functools.partial(call, a, b, out=c), c, judge)], work)
@@ -107,15 +103,13 @@ def batched_cases(sizes: Sizes) -> list[Case]:
 
 def epilogue_cases(sizes: Sizes) -> list[Case]:
     """Return the case of bias and ReLU as an epilogue, against the same call without an epilogue."""
-    shape = sizes.epilogue
-    m, n, k = shape
-    plain = f"{OURS}, plain"
+    shape, plain = sizes.epilogue, f"{OURS}, plain"
 
     def make(rig: Rig) -> dict[str, Contender]:
-        bias = rig.random(n)
-        a, b, c = matrix(rig.flat_a, m, k), matrix(rig.flat_b, k, n), matrix(rig.flat_c, m, n)
+        bias = rig.random(shape.n)
+        a, b, c = rig.operands(shape)
         options = {"epilogue": bias_relu(), "epilogue_args": (bias,)}
-        own = ours(a, b, c, Truth(rig, a, b, bias), gemm_flops(m, n, k), **options)
+        own = ours(a, b, c, Truth(rig, a, b, bias), gemm_flops(*shape), **options)
         return {OURS: own, plain: both(rig, shape)[0]}
 
     return [Case("epilogue", f"{shape} bias and ReLU", shape, make, (plain,))]

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numba import cuda
 
 import numba_gemm
 from numba_gemm.gemm.precision import IEEE, PRECISIONS
 from numba_gemm.lab.bench.buffers import optional
 from numba_gemm.lab.bench.results import CUBLAS
-from numba_gemm.lab.bench.targets.case import OURS, Case, Contender, Turn
-from numba_gemm.lab.bench.targets.contenders import bias_relu, both
-from numba_gemm.lab.bench.targets.rig import Rig, Truth, matrix
+from numba_gemm.lab.bench.targets.case import OURS, Case, Contender, Turn, bias_relu, both
+from numba_gemm.lab.bench.targets.rig import Rig, Truth
 from numba_gemm.lab.bench.targets.sizes import Sizes
 from numba_gemm.simulator.switch import SIMULATOR
 
@@ -41,23 +40,20 @@ def math_relu(value: Any, row: Any, column: Any, bias: Any) -> Any:
 
 def host_cases(sizes: Sizes) -> list[Case]:
     """Return cases of host time per call, for the arrays of each library: calls, plans, and new shapes."""
-    m, n, k = shape = sizes.host
-    large = sizes.elements > 1 << 20
+    shape, large = sizes.host, sizes.elements > 1 << 20
     count = 8 if large else 2
 
-    def operands(rig: Rig, library: str, kind: str) -> tuple[Contender, Callable[..., Any], dict[str, Any]]:
-        """Return the contender of the public function, the same call without operands, and its operands."""
+    def operands(rig: Rig, library: str, kind: str) -> tuple[Contender, tuple[Any, ...]]:
+        """Return the contender of the public function, and its operands."""
         options: dict[str, Any] = {}
         precision = kind if kind in PRECISIONS else IEEE
-        a, b, c = matrix(rig.flat_a, m, k), matrix(rig.flat_b, k, n), matrix(rig.flat_c, m, n)
+        a, b, c = rig.operands(shape)
         truth = Truth(rig, a, b, precision=precision)
         if kind == BATCH:
-            a = rig.flat_a[: count * m * k].reshape(count, m, k)
-            b = rig.flat_b[: count * k * n].reshape(count, k, n)
-            c = rig.flat_c[: count * m * n].reshape(count, m, n)
+            a, b, c = rig.batch(count, shape)
             truth = Truth(rig, a[count - 1], b[count - 1])
         elif kind in (EPILOGUE, MATHS):
-            bias = rig.random(n)
+            bias = rig.random(shape.n)
             truth = Truth(rig, a, b, bias)
             function = bias_relu() if kind == EPILOGUE else math_relu
             options = {"epilogue": function, "epilogue_args": (seen_by(library, bias),)}
@@ -68,23 +64,20 @@ def host_cases(sizes: Sizes) -> list[Case]:
         def judge(got: Any) -> tuple[float, str]:
             return truth.judge(got[count - 1] if kind == BATCH else got)
 
-        call = functools.partial(numba_gemm.tiled_sgemm, **options)
-        own = Contender([Turn(functools.partial(call, x, y, out=z), c, judge)], 1.0)
-        return own, call, {"a": x, "b": y, "out": z}
+        call = functools.partial(numba_gemm.tiled_sgemm, x, y, out=z, **options)
+        return Contender([Turn(call, c, judge)], 1.0), (x, y, z)
 
     def called(library: str, kind: str) -> Case:
         def make(rig: Rig) -> dict[str, Contender]:
-            own, _, _ = operands(rig, library, kind)
-            return {OURS: own, CUBLAS: replace(both(rig, shape)[1], work=1.0)}
+            return {OURS: operands(rig, library, kind)[0], CUBLAS: replace(both(rig, shape)[1], work=1.0)}
 
-        name = host_name(library, kind)
-        return Case("host", name, shape, make, (CUBLAS,), on_host=True)
+        return Case("host", host_name(library, kind), shape, make, (CUBLAS,), on_host=True)
 
     def planned(library: str, kind: str) -> Case:
         def make(rig: Rig) -> dict[str, Contender]:
-            own, _, given = operands(rig, library, kind)
-            made = numba_gemm.plan(m, n, k, like=given["a"], precision=kind)
-            turn = replace(own.turns[0], call=functools.partial(made, given["a"], given["b"], out=given["out"]))
+            own, (a, b, c) = operands(rig, library, kind)
+            made = numba_gemm.plan(*shape, like=a, precision=kind)
+            turn = replace(own.turns[0], call=functools.partial(made, a, b, out=c))
             return {OURS: Contender([turn], 1.0), THE_CALL: own}
 
         return Case("host", plan_name(library, kind), shape, make, (THE_CALL,), on_host=True)
@@ -96,8 +89,7 @@ def host_cases(sizes: Sizes) -> list[Case]:
             # between different multiples of 32, so that none shares the choice of an earlier one.
             steps = [64 * i + 4 * late for late in (False, True) for i in range(NEW_SHAPES)] if large else [0, 1]
             for step in steps:
-                rows = (16 * m if large else m) + step
-                a, b, c = matrix(rig.flat_a, rows, k), matrix(rig.flat_b, k, n), matrix(rig.flat_c, rows, n)
+                a, b, c = rig.operands(shape._replace(m=(16 if large else 1) * shape.m + step))
                 call = functools.partial(numba_gemm.tiled_sgemm, a, b, out=c, precision=kind)
                 turns.append(Turn(call, c, Truth(rig, a, b, precision=kind).judge))
             return {OURS: Contender(turns, 1.0), CUBLAS: replace(both(rig, shape)[1], work=1.0)}
@@ -112,35 +104,26 @@ def host_cases(sizes: Sizes) -> list[Case]:
 
 
 def host_name(library: str, kind: str) -> str:
-    """Return the name of a case of the group ``host``."""
+    """Return the name of a case of calls."""
     return f"{library} arrays, {kind}"
 
 
 def plan_name(library: str, kind: str) -> str:
-    """Return the name of a case of the group ``host`` that calls a plan."""
+    """Return the name of a case of a plan's calls."""
     return f"plan, {host_name(library, kind)}"
 
 
 def new_name(kind: str) -> str:
-    """Return the name of a case of the group ``host`` whose shapes are new."""
+    """Return the name of a case whose shapes are new."""
     return f"new shape, {kind}"
 
 
 def seen_by(way: str, array: Any) -> Any:
-    """View memory as an array of another library; in the simulator, always NumPy.
-
-    Raises
-    ------
-    ImportError
-        if that library is not available.
-    """
+    """View memory as an array of another library, which must be available; in the simulator, always NumPy."""
     if way == "cupy":
-        cupy = optional("cupy")
-        if cupy is None:
+        if (cupy := optional("cupy")) is None:
             raise ImportError("CuPy is not here, or finds no GPU")
         return cupy.asarray(array)
     if way == "numba" and not SIMULATOR:
-        from numba import cuda
-
         return cuda.as_cuda_array(array)
     return array

@@ -125,25 +125,12 @@ def row(
     if not math.isnan(own.us + other.us):
         ratio = contenders[OURS].work / own.us / (contenders[baseline].work / other.us)
     m, n, k = case.shape
-    said = [own.note]
-    if other.note and other is not own:
-        said.append(f"{baseline}: {other.note}")
-    return {
-        "group": case.group,
-        "case": case.name,
-        **case.shape._asdict(),
-        "layout": case.layout,
-        "batch": case.batch,
-        "us": own.us,
-        "tflops": math.nan if case.on_host else case.batch * gemm_flops(m, n, k) / own.us * 1e-6,
-        "baseline": baseline,
-        "baseline_us": other.us,
-        "ratio": ratio,
-        "target": case.target if baseline == case.baselines[0] else INFORMATION,
-        "status": own.status if own.status != OK else other.status,
-        "error_in_bounds": own.error_in_bounds,
-        "rounds": own.rounds,
-        "sm_clock_mhz": clocks.median_mhz,
-        "throttle": clocks.throttle,
-        "note": "; ".join(filter(None, said)),
-    }
+    tflops = math.nan if case.on_host else case.batch * gemm_flops(m, n, k) / own.us * 1e-6
+    target = case.target if baseline == case.baselines[0] else INFORMATION
+    status = own.status if own.status != OK else other.status
+    notes = [own.note, f"{baseline}: {other.note}" if other.note and other is not own else ""]
+    values = (
+        *(case.group, case.name, m, n, k, case.layout, case.batch, own.us, tflops, baseline, other.us, ratio, target),
+        *(status, own.error_in_bounds, own.rounds, clocks.median_mhz, clocks.throttle, "; ".join(filter(None, notes))),
+    )
+    return dict(zip(COLUMNS, values, strict=True))

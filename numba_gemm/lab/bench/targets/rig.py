@@ -9,19 +9,19 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numba import cuda
 
 from numba_gemm.gemm.precision import IEEE
 from numba_gemm.lab.bench.buffers import DeviceBuffers, HostLibrary, TorchLibrary, optional, uniform
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.verify import Reference
 from numba_gemm.lab.harness import environment
+from numba_gemm.lab.harness.command import SEED_BITS
 from numba_gemm.lab.harness.experiment import Unavailable
 from numba_gemm.simulator.switch import SIMULATOR
 
 # Limit on the rows of C that are checked, in addition to the first and the last: one in 64 at the largest shape.
 CHECKED_ROWS = 256
-
-SEED_BITS = 32
 
 
 def checked_rows(m: int, seed: int) -> list[int]:
@@ -67,10 +67,19 @@ class Rig:
         values = self.torch.empty(elements, dtype=self.torch.float32, device="cuda")
         return values.uniform_(-1.0, 1.0, generator=generator)
 
+    def operands(self, shape: Shape, layout: str = "NN") -> tuple[Any, Any, Any]:
+        """Return A, B and C of a shape, in the memory that all cases share."""
+        m, n, k = shape
+        return matrix(self.flat_a, m, k, layout[0]), matrix(self.flat_b, k, n, layout[1]), matrix(self.flat_c, m, n)
+
+    def batch(self, count: int, shape: Shape) -> list[Any]:
+        """Return batches of A, B and C."""
+        m, n, k = shape
+        extents = ((self.flat_a, m, k), (self.flat_b, k, n), (self.flat_c, m, n))
+        return [flat[: count * rows * cols].reshape(count, rows, cols) for flat, rows, cols in extents]
+
     def synchronize(self) -> None:
         """Wait for all streams, since arrays of some libraries come with a stream of their own."""
-        from numba import cuda
-
         cuda.synchronize()
 
 

@@ -3,76 +3,42 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from numba_gemm.lab.bench.cases import SEED_EXTENTS, Shape
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Shapes of every group.
-
-    Attributes
-    ----------
-    seed, cubes : tuple of Shape
-        Shapes of two groups.
-    large : int
-        M from which a seed shape has the higher target.
-    low, high : int
-        Limits of the random extents.
-    odd : tuple of (Shape, Shape, tuple of str)
-        Shapes that do not fit tiles, their aligned neighbours, and the layouts in which both are multiplied.
-    layouts, epilogue, host : Shape
-        Shapes of three groups.
-    vector, thin : int, tuple of int
-        Extent of the square matrix, and the small extents of the thin operand.
-    batch, batched : int, Shape
-        Number of batch entries, and their shape.
-    elements : int
-        Elements of the largest operand.
-    """
-
-    seed: tuple[Shape, ...]
-    cubes: tuple[Shape, ...]
-    large: int
-    low: int
-    high: int
-    odd: tuple[tuple[Shape, Shape, tuple[str, ...]], ...]
-    layouts: Shape
-    epilogue: Shape
-    host: Shape
-    vector: int
-    thin: tuple[int, ...]
-    batch: int
-    batched: Shape
-    elements: int
-
+from numba_gemm.lab.bench.cases import ON_GPU, Shape
 
 LAYOUTS = ("NN", "TN", "NT", "TT")  # one letter each for A and B; T is the transpose of a row-major matrix
-FULL = Sizes(
-    seed=tuple(Shape(extent, extent, 1024) for extent in SEED_EXTENTS),
-    cubes=tuple(Shape(extent, extent, extent) for extent in (2048, 3072, 4096, 6144, 8192, 12288, 16384)),
-    large=2048,
-    low=64,
-    high=8192,
-    odd=(
+CUBES = tuple(Shape(extent, extent, extent) for extent in (2048, 3072, 4096, 6144, 8192, 12288, 16384))
+
+
+class Sizes(NamedTuple):
+    """Shapes of every group; by default those that have targets."""
+
+    seed: tuple[Shape, ...] = ON_GPU["seed"]
+    cubes: tuple[Shape, ...] = CUBES
+    large: int = 2048  # M from which a seed shape has the higher target
+    low: int = 64  # least and largest extent of random shapes
+    high: int = 8192
+    odd: tuple[tuple[Shape, Shape, tuple[str, ...]], ...] = (  # not of tiles; aligned neighbours; layouts of both
         (Shape(4093, 4099, 1021), Shape(4096, 4096, 1024), ("NN",)),
         (Shape(2047, 2049, 1023), Shape(2048, 2048, 1024), LAYOUTS),
         (Shape(3001, 3007, 2011), Shape(3000, 3008, 2012), LAYOUTS),
         (Shape(8191, 8193, 1025), Shape(8192, 8192, 1024), LAYOUTS),
         (Shape(5003, 1999, 3001), Shape(5004, 2000, 3000), LAYOUTS),
-    ),
-    layouts=Shape(4096, 4096, 4096),
-    epilogue=Shape(4096, 4096, 4096),
-    host=Shape(64, 64, 64),
-    vector=16384,
-    thin=(1, 4, 16),
-    batch=64,
-    batched=Shape(512, 512, 512),
-    elements=1 << 28,
-)
+    )
+    layouts: Shape = Shape(4096, 4096, 4096)
+    epilogue: Shape = Shape(4096, 4096, 4096)
+    host: Shape = Shape(64, 64, 64)
+    vector: int = 16384  # extent of the square matrix
+    thin: tuple[int, ...] = (1, 4, 16)  # small extents of the other operand
+    batch: int = 64  # number of entries
+    batched: Shape = Shape(512, 512, 512)  # of each entry
+    elements: int = 1 << 28  # of the largest operand
+
+
+FULL = Sizes()
 # Sizes small enough to try the program in the simulator.
 TINY = Sizes(
     seed=(Shape(8, 8, 16), Shape(16, 16, 16)),

@@ -1,21 +1,85 @@
-"""Verdicts of the targets on the measured rows."""
+"""Targets: which rows, which statistic of them and what is required of it; and the verdicts on measured rows."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
-from numba_gemm.lab.bench.results import OK
+from numba_gemm.lab.bench.results import OK, geomean
+from numba_gemm.lab.bench.targets import host_calls
+from numba_gemm.lab.bench.targets.case import Case
 from numba_gemm.lab.bench.targets.measure import COLUMNS
-from numba_gemm.lab.bench.targets.table import targets
+
+__all__ = ["STATISTICS", "Target", "frame_of", "least_ratio", "summary", "targets"]
+
+Row = Mapping[Any, Any]
 
 
-def geomean(values: Sequence[float]) -> float:
-    """Return the geometric mean."""
-    return math.exp(math.fsum(map(math.log, values)) / len(values))
+@dataclass(frozen=True)
+class Target:
+    """A target; it is judged if all of its groups were measured."""
+
+    what: str
+    groups: tuple[str, ...]
+    statistic: str  # one of `numba_gemm.lab.bench.targets.verdicts.STATISTICS`
+    at_least: float = math.nan  # limits of the statistic; NaN for none
+    at_most: float = math.nan
+    rows: Callable[[Row], bool] = lambda row: True  # filter for the rows of the groups, by `m` and `case`
+    column: str = "ratio"  # that the statistic is computed from
+
+
+def targets(large: int) -> list[Target]:
+    """Return all targets; `large` as in `Sizes`."""
+
+    def is_large(row: Row) -> bool:
+        return bool(row["m"] >= large)
+
+    def is_small(row: Row) -> bool:
+        return not is_large(row)
+
+    def host(what: str, name: str, least: float) -> Target:
+        return Target(f"host, {name}: {what}", ("host",), "min", least, rows=is_case(name))
+
+    def new(name: str) -> Target:
+        what = f"host, {name} whose kernel is loaded: microseconds per call"
+        most = host_calls.NEW_SHAPE_LIMIT_US
+        return Target(what, ("host",), "max", at_most=most, rows=is_case(name), column="us")
+
+    called = [(host_calls.host_name(*way), 1 / host_calls.HOST_LIMITS[way[1]]) for way in host_calls.HOST_WAYS]
+    planned = [host_calls.plan_name(*way) for way in host_calls.PLAN_WAYS]
+    return [
+        Target("seed shapes, cuBLAS's time over ours", ("seed",), "geomean", 1.0),
+        Target(f"seed shapes from {large} on", ("seed",), "min", 1.0, rows=is_large),
+        Target(f"seed shapes below {large}", ("seed",), "min", 0.9, rows=is_small),
+        Target("cubes, cuBLAS's time over ours", ("cubes",), "min", 1.0),
+        Target(f"seed shapes from {large} on, and cubes", ("seed", "cubes"), "geomean", 1.03, rows=is_large),
+        Target("random shapes, cuBLAS's time over ours", ("random",), "geomean", 0.95),
+        Target("random shapes, cuBLAS's time over ours", ("random",), "min", 0.75),
+        Target("odd shapes, speed over their aligned neighbours'", ("odd",), "min", 0.95),
+        Target("layouts TN, NT and TT, NN's time over theirs", ("layouts",), "min", 0.9),
+        Target("matrix times vector, cold: share of a copy's bandwidth", ("vector",), "min", 0.85),
+        Target("batched, cuBLAS's time over ours", ("batched",), "min", 0.95),
+        Target("bias and ReLU, the plain product's time over theirs", ("epilogue",), "min", 0.98),
+        *(host("torch.matmul's time over ours", name, least) for name, least in called),
+        *(host("the call's time over the plan's", name, 1 / host_calls.PLAN_LIMIT) for name in planned),
+        *(new(host_calls.new_name(kind)) for kind in host_calls.NEW_KINDS),
+    ]
+
+
+def is_case(name: str) -> Callable[[Row], bool]:
+    """Return a filter for the rows of one case."""
+    return lambda row: bool(row["case"] == name)
+
+
+def least_ratio(case: Case, large: int) -> float:
+    """Return what is required of a case alone: the limit of the minimum that it is part of, or 0."""
+    row = {"m": case.shape.m, "case": case.name}
+    limits = [t.at_least for t in targets(large) if t.statistic == "min" and case.group in t.groups and t.rows(row)]
+    return max(limits, default=0.0)
 
 
 STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {"geomean": geomean, "min": min, "max": max}
@@ -40,18 +104,8 @@ def summary(frame: pd.DataFrame, groups: Iterable[str], large: int) -> pd.DataFr
         low, high = (-math.inf if math.isnan(target.at_least) else target.at_least), target.at_most
         complete = bool(rows) and len(there) == len(rows)
         worst = (max if target.column == "us" else min)(there, key=lambda row: row[target.column], default=None)
-        judged.append(
-            {
-                "what": target.what,
-                "statistic": target.statistic,
-                "value": value,
-                "at_least": target.at_least,
-                "at_most": target.at_most,
-                "met": complete and low <= value <= (math.inf if math.isnan(high) else high),
-                "cases": len(rows),
-                "failed": len(rows) - len(there),
-                "worst": worst["case"] if worst else "",
-            }
-        )
+        met = complete and low <= value <= (math.inf if math.isnan(high) else high)
+        limits = (target.what, target.statistic, value, target.at_least, target.at_most, met)
+        judged.append((*limits, len(rows), len(rows) - len(there), worst["case"] if worst else ""))
     columns = ["what", "statistic", "value", "at_least", "at_most", "met", "cases", "failed", "worst"]
     return pd.DataFrame(judged, columns=columns)

@@ -1,0 +1,264 @@
+"""The benchmark: stages, the public function and cuBLAS, each product verified and then timed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pandas as pd
+
+from numba_gemm.lab.bench import results
+from numba_gemm.lab.bench.cases import Shape, check_simulated, chosen_shapes, parse_shape
+from numba_gemm.lab.harness.command import UsageError, at_least_one, seed
+from numba_gemm.lab.harness.experiment import Experiment, attrs
+from numba_gemm.terminal import BENCH
+
+if TYPE_CHECKING:
+    from numba_gemm.lab.bench.run import Plan
+    from numba_gemm.models.prediction import Ceilings
+    from numba_gemm.runtime.device import DeviceProperties
+
+__all__ = ["CORRECT", "EXPERIMENT", "Report", "bench", "precision_names", "stage_names"]
+
+CORRECT = "every product is correct"
+
+
+def bench(
+    stages: Sequence[str] | None = None,
+    precisions: Sequence[str] = (),
+    shape: Sequence[Shape] = (),
+    sizes: Sequence[Literal["seed", "square", "odd", "quick"]] = (),
+    cold: bool = False,
+    configs: Literal["default", "all"] = "default",
+    rounds: int | None = None,
+    seed: int | None = None,
+    operands: Literal["normal", "uniform"] = "normal",
+    steady: Literal["public", "all", "none"] = "public",
+) -> Iterator[pd.DataFrame]:
+    """Verify and time contenders at each shape; yield the columns `results.COLUMNS`, one row per contender and shape.
+
+    Parameters
+    ----------
+    stages : sequence of str
+        Stages to run, separated by commas; auto, cublas and cpu are names too. Default: the FP32 ladder and these.
+    precisions : sequence of str
+        Also the public function in these tensor-core precisions, or all, and cuBLAS in the same ones. Default: none.
+    shape : sequence of Shape
+        A shape to run, as M,N,K; repeatable. Default: those of --sizes.
+    sizes : sequence of str
+        seed, square, odd, quick: a named set of shapes; repeatable. Default: seed and square; in the simulator quick.
+    cold : bool
+        Rotate sets of operands that exceed the L2 cache.
+    configs : str
+        The default, first configuration of each stage, or all.
+    rounds : int
+        Interleaved rounds, on a GPU five or more. Default: 5 to 25, depending on their duration.
+    seed : int
+        Seed of the random operands. Default: a new one, which is printed.
+    operands : str
+        Distribution: standard normal, or uniform in [-1, 1); it changes power and speed.
+    steady : str
+        Contenders also measured alone at their steady state: the public function and cuBLAS (public), all, or none.
+    """
+    from numba_gemm.lab.bench import buffers
+    from numba_gemm.lab.bench.contenders import select_contenders
+    from numba_gemm.lab.bench.run import FEWEST_ROUNDS, Plan
+    from numba_gemm.lab.harness import environment
+    from numba_gemm.runtime.device import current_device, device_properties
+    from numba_gemm.simulator.switch import SIMULATOR
+
+    shapes, device = chosen_shapes(sizes, shape, SIMULATOR), dict[str, Any]()
+    if SIMULATOR:
+        try:
+            check_simulated(shapes)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+    else:
+        if rounds is not None and rounds < FEWEST_ROUNDS:
+            raise UsageError(f"--rounds: {rounds} is too few to tell a spread: give five or more")
+        properties = device_properties(current_device())
+        device = {"cc": properties.cc, "peak": environment.peak_flops(properties), "l2_bytes": properties.l2_bytes}
+        device["nvml"] = environment.current_nvml()
+    plan = Plan(
+        shapes=shapes,
+        contenders=select_contenders(
+            stage_names(stages),
+            simulated=SIMULATOR,
+            all_configs=configs == "all",
+            precisions=precision_names(precisions),
+        ),
+        library=buffers.choose_library(SIMULATOR),
+        seed=seed or 0,
+        simulated=SIMULATOR,
+        cold=cold,
+        rounds=rounds,
+        distribution=buffers.UNIFORM if operands == "uniform" else buffers.NORMAL,
+        steady=steady,
+        **device,
+    )
+    if not any(map(plan.at, shapes)):
+        raise UsageError("nothing to measure: no chosen stage takes a chosen shape")
+    return measured(plan, notices(plan, stages))
+
+
+def measured(plan: Plan, said: Iterable[str]) -> Iterator[pd.DataFrame]:
+    """Print messages, then measure a plan and yield all rows after each shape."""
+    from numba_gemm.lab.bench.run import run
+
+    for line in (*said, f"seed {plan.seed}, operands in {plan.library.name}"):
+        print(line, flush=True)
+    frame = results.frame_of([])
+    for rows in run(plan):
+        if rows.empty:
+            continue
+        frame = rows if frame.empty else pd.concat([frame, rows], ignore_index=True)
+        cache = "cold" if plan.cold else "hot"
+        frame.attrs = {"cache": cache, "timing": plan.timing, "operands": plan.distribution}
+        yield frame
+
+
+def stage_names(names: Sequence[str] | None) -> Sequence[str]:
+    """Return the stages to run; by default the FP32 ladder and the baselines."""
+    from numba_gemm.kernels.ladder import STAGES
+    from numba_gemm.lab.bench.contenders import known_stages
+
+    known = known_stages()
+    if names is None:
+        return [*STAGES, *results.NOT_STAGES]
+    if unknown := [name for name in names if name not in known]:
+        raise UsageError(f"unknown stage {', '.join(unknown)}; known are {', '.join(known)}")
+    if not names:
+        raise UsageError("--stages names no stage")
+    return names
+
+
+def precision_names(names: Sequence[str]) -> Sequence[str]:
+    """Return the precisions, without float32 itself."""
+    from numba_gemm.gemm.precision import IEEE, PRECISIONS
+
+    known = [name for name in PRECISIONS if name != IEEE]
+    if list(names) == ["all"]:
+        return known
+    if unknown := [name for name in names if name not in known]:
+        raise UsageError(f"unknown precision {', '.join(unknown)}; known are {', '.join(known)}, and all")
+    return names
+
+
+def notices(plan: Plan, stages: Sequence[str] | None) -> Iterator[str]:
+    """Yield a message for each request that cannot be met, and in the simulator that its times mean nothing."""
+    from numba_gemm.lab.bench.report import SIMULATOR_NOTICE
+
+    if plan.simulated:
+        yield SIMULATOR_NOTICE
+    asked = stages is None or results.CUBLAS in stages
+    if not asked or any(contender.stage == results.CUBLAS for contender in plan.contenders):
+        return
+    if not plan.simulated:
+        yield (
+            "neither CuPy nor PyTorch can use the GPU: no cuBLAS rows, no ratio_to_cublas; CuPy comes with pip install "
+            + BENCH
+        )
+    elif stages is not None:
+        yield "cublas needs a GPU: left out"
+
+
+def progress(frame: pd.DataFrame) -> str:
+    """Describe the results of the last shape in one line."""
+    extents = list(results.EXTENTS)
+    rows = frame[(frame[extents] == frame[extents].iloc[-1]).all(axis=1)]
+    every = results.records(rows)
+    failed = results.names_in([row for row in every if row["status"] in results.FAILURES], "stage")
+    said = f"{every[0]['shape']}: {sum(row['status'] == results.OK for row in every)} correct"
+    if failed:
+        said += f", NOT CORRECT: {', '.join(failed)}"
+    timed = [row for row in results.records(results.fastest(rows)) if not math.isnan(row["percent_of_peak"])]
+    if timed:
+        top = max(timed, key=lambda row: row["gflops"])
+        ratio = "" if math.isnan(top["ratio_to_cublas"]) else f", {top['ratio_to_cublas']:.3f} of cuBLAS"
+        said += f"; fastest {top['stage']}: {top['gflops']:,.0f} GFLOP/s{ratio}"
+    return said
+
+
+@dataclass
+class Report:
+    """Report of a run, with what it is compared with."""
+
+    old_path: Path | None = None
+    old: tuple[pd.DataFrame, dict[str, Any]] | None = None
+    model: tuple[Ceilings, str, DeviceProperties] | None = None
+    plot: bool = False
+
+    @classmethod
+    def of(cls, compare: Path | None, model: bool, ceilings: Path | None, plot: bool) -> Report:
+        """Read the older results and the ceilings; raise `UsageError` if they cannot be read."""
+        from numba_gemm.lab.bench.model import choose_ceilings
+        from numba_gemm.lab.harness import pictures
+        from numba_gemm.runtime.device import current_device, device_properties
+
+        if plot:
+            pictures.pyplot()  # fails now if matplotlib is missing, not after the measurement
+        if ceilings and not model:
+            raise UsageError("--ceilings says what --model predicts by: give both")
+        try:
+            old = results.load(compare) if compare else None
+            device = device_properties(current_device()) if model else None
+            return cls(compare, old, (*choose_ceilings(ceilings, device), device) if device else None, plot)
+        except (OSError, ValueError) as error:
+            raise UsageError(str(error)) from None
+
+    def compared(self, frame: pd.DataFrame) -> pd.DataFrame | None:
+        """Compare a result with the older one, if there is one."""
+        from numba_gemm.lab.bench.compare import compare
+
+        return compare(frame, self.old[0]) if self.old else None
+
+    def claims(self, frame: pd.DataFrame) -> dict[str, bool]:
+        """Check all products, and on a GPU that none is slower or no longer correct."""
+        from numba_gemm.lab.bench.compare import regressions
+        from numba_gemm.simulator.switch import SIMULATOR
+
+        compared = self.compared(frame)
+        found = {CORRECT: not frame["status"].isin(results.FAILURES).any()}
+        if compared is not None and not SIMULATOR:
+            found[f"nothing is slower than in {self.old_path}"] = regressions(compared).empty
+        return found
+
+    def __call__(self, frame: pd.DataFrame, environment: Mapping[str, Any]) -> dict[str, str | bytes]:
+        """Print the report, and return its files."""
+        from numba_gemm.lab.bench import plots, report
+        from numba_gemm.lab.bench.compare import timed_alike
+        from numba_gemm.lab.bench.model import model_table
+        from numba_gemm.lab.harness.environment import device_name
+        from numba_gemm.simulator.switch import SIMULATOR
+
+        compared = self.compared(frame)
+        if self.old and compared is not None:
+            if device_name(self.old[1]) != device_name(environment):
+                print(f"{self.old_path} was measured on {device_name(self.old[1])}")
+            if not timed_alike(environment, self.old[1]):
+                print(f"launching counts in only one of this run and {self.old_path}")
+            if compared.empty:
+                print(f"{self.old_path} has no measurement in common with this run")
+        modelled = model_table(frame, *self.model, SIMULATOR) if self.model else None
+        report.show(frame, environment, compared, modelled)
+        drawn = plots.pictures(frame, environment) if self.plot else {}
+        return {"report.md": report.markdown(frame, environment, compared, modelled), **drawn}
+
+
+EXPERIMENT = Experiment(
+    name="bench",
+    command="bench",
+    run=bench,
+    claims=Report().claims,
+    claims_of_times=False,
+    parse={"shape": lambda text: (parse_shape(text),), "seed": seed, "rounds": at_least_one},
+    progress=progress,
+    report=Report(),
+    facts=attrs,
+    own_clocks=True,
+    table=results.RESULTS,
+    record=results.ENVIRONMENT,
+)
