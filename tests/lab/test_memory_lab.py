@@ -115,11 +115,16 @@ def test_the_page_is_what_was_recorded(monkeypatch, tmp_path, capsys):
 
     monkeypatch.chdir(RECORDED.parents[2])
     assert report.main(["--check"]) == 0, "run python -m numba_gemm.lab.memory.report"
+    text = report.PAGE.read_text(encoding="utf-8")
     monkeypatch.setattr(report, "PAGE", tmp_path / "page.md")
+    report.PAGE.write_text(text.replace("\n- ", "\n- it is said that "), encoding="utf-8")
     assert report.main(["--check"]) == 1
     assert report.main([]) == 0
     assert report.main(["--check"]) == 0
     assert report.main(["--chek"]) == 2
+    report.PAGE.write_text(text.replace("begin zero_copy", "begin zero_copies"), encoding="utf-8")
+    assert report.main([]) == 2
+    assert "expected ['provenance', 'transfers'," in capsys.readouterr().err
 
 
 def test_every_module_is_listed():

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import types
 import typing
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
 from numba_gemm.lab.harness.command import UsageError
@@ -18,7 +21,7 @@ from numba_gemm.lab.harness.command import UsageError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["PREDICTED", "Experiment", "Parameter", "Unavailable", "attrs", "last_row", "so_far"]
+__all__ = ["PREDICTED", "Experiment", "Parameter", "Unavailable", "attrs", "decided", "last_row", "so_far"]
 
 PREDICTED = "predicted"
 SEPARATOR = re.compile(r",(?! )")  # a value may contain a comma and a space
@@ -134,6 +137,11 @@ class Experiment:
         picture = [self.picture or f"{self.name}.png"] if self.plot else []
         return tuple(filter(None, (f"{self.name}.csv", f"{self.name}.json", self.summary_file, *picture)))
 
+    def frame(self, **parameters: Any) -> pd.DataFrame:
+        """Run the experiment with these parameters, and return its whole result."""
+        found = self.run(**parameters)
+        return found if isinstance(found, pd.DataFrame) else deque(found, maxlen=1)[0]
+
     @property
     def parameters(self) -> dict[str, Parameter]:
         """Parameters of `run` by name."""
@@ -178,6 +186,19 @@ def so_far(rows: Iterable[Mapping[str, Any]]) -> Iterator[pd.DataFrame]:
     for row in rows:
         found.append(row)
         yield pd.DataFrame(found)
+
+
+def decided(claims: Callable[[pd.DataFrame], Mapping[str, Any]]) -> Callable[[pd.DataFrame], dict[str, bool]]:
+    """Decorate claims whose values may be several: they hold if there are any, and all of them are true."""
+
+    @functools.wraps(claims)
+    def as_bools(frame: pd.DataFrame) -> dict[str, bool]:
+        found = {
+            sentence: list(holds) if isinstance(holds, Iterator) else holds for sentence, holds in claims(frame).items()
+        }
+        return {sentence: bool(np.size(holds) and np.all(holds)) for sentence, holds in found.items()}
+
+    return as_bools
 
 
 def attrs(frame: pd.DataFrame) -> dict[str, Any]:
