@@ -22,7 +22,19 @@ from numba_gemm.runtime.timing import Call, Samples, time_interleaved
 from numba_gemm.simulator import scheduler
 from numba_gemm.simulator.switch import SIMULATOR
 
-__all__ = ["SIMULATOR", "attribute", "ceilings", "enqueue", "facts", "in_context", "properties", "streams", "timed"]
+__all__ = [
+    "ROUNDS",
+    "SIMULATOR",
+    "attribute",
+    "ceilings",
+    "enqueue",
+    "facts",
+    "in_context",
+    "properties",
+    "streams",
+    "timed",
+    "verify",
+]
 
 ROUNDS = 15
 Extent = int | tuple[int, ...]
@@ -74,6 +86,12 @@ def timed(calls: Mapping[Any, Call], *, rounds: int = ROUNDS) -> dict[Any, Sampl
             {repr(name): enqueued for name, enqueued in calls.items()}, stream=stream, rounds=rounds
         )
     return {name: found[repr(name)] for name in calls}
+
+
+def verify(out: Any, expected: Any, what: Any = "") -> None:
+    """Raise AssertionError unless a device array holds the expected elements, in this order."""
+    found = out.copy_to_host()
+    np.testing.assert_array_equal(found, np.reshape(expected, found.shape), str(what))
 
 
 def properties() -> DeviceProperties:
