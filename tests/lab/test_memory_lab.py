@@ -46,7 +46,8 @@ def test_is_described(name):
     assert experiment.name == name == experiment.run.__name__
     assert experiment.section[0].isdigit()
     assert experiment.lesson.endswith(".")
-    assert "Returns" in (experiment.run.__doc__ or "")
+    assert "one row per" in (experiment.run.__doc__ or "").lower()
+    assert all(parameter.help for parameter in experiment.parameters.values())
 
 
 @pytest.mark.simulator
@@ -72,7 +73,7 @@ def test_runs_in_the_simulator_or_says_why_not(name, tmp_path, capsys):
 def test_runs_on_a_gpu(name):
     experiment = load(name)
     try:
-        frame = experiment.run(**experiment.small)
+        frame = experiment.frame(**experiment.small)
     except Unavailable as reason:
         pytest.skip(str(reason))
     assert any(column.startswith(PREDICTED) for column in frame)

@@ -155,15 +155,16 @@ class Experiment:
 
 
 def _descriptions(doc: str) -> dict[str, str]:
-    """Read the section Parameters of a docstring in NumPy's format."""
+    """Read the section Parameters of a docstring, in NumPy's format or with one line ``name: text`` per parameter."""
     found: dict[str, str] = {}
     names: list[str] = []
     section = re.search(r"^Parameters\n-+\n(.*?)(?:\n\n\w+\n-+\n|\Z)", doc, re.DOTALL | re.MULTILINE)
     for line in section[1].splitlines() if section else ():
-        if line.startswith(" "):
-            found |= {name: f"{found.get(name, '')} {line.strip()}".strip() for name in names}
-        else:
-            names = line.partition(" : ")[0].split(", ")
+        text = line.strip()
+        if not line.startswith(" "):
+            named, _, text = line.partition(" : ")[0].partition(": ")
+            names = named.split(", ")
+        found |= {name: f"{found.get(name, '')} {text}".strip() for name in names}
     return found
 
 

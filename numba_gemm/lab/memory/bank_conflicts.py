@@ -19,7 +19,7 @@ from numba import cuda, float32, uint32
 from numba_gemm.device.address import shared_address, shared_load1, shared_load2, shared_load4
 from numba_gemm.device.texture import cycles
 from numba_gemm.device.units import WARP
-from numba_gemm.lab.harness.experiment import Experiment, decided
+from numba_gemm.lab.harness.experiment import decided
 from numba_gemm.lab.memory import machine
 from numba_gemm.lab.memory.drawing import COLOURS, Figure, curve
 from numba_gemm.models import requests
@@ -133,27 +133,18 @@ def bank_conflicts(
 ) -> pd.DataFrame:
     """Read shared memory by each pattern and width.
 
+    One row per pattern and width: ``pattern`` ("stride", or the name), ``stride`` in elements (0 for other
+    patterns), ``ways`` of the conflict, ``predicted_wavefronts`` per request, ``cycles`` per request and
+    multiprocessor (median of the blocks), and ``us`` per launch.
+
     Parameters
     ----------
-    strides : sequence of int
-        Elements between neighbouring lanes, at most 33; 1 is added, from which the others are predicted.
-    widths : sequence of int
-        Bits per element: 32, 64, 128.
-    patterns : sequence of str
-        Names from `PATTERNS`.
-    turns : int
-        Turns of the loop, each with 16 reads per lane.
-    threads, blocks : int
-        Launch geometry; one block per multiprocessor by default.
-    rounds : int
-        Samples of each measurement.
-
-    Returns
-    -------
-    DataFrame
-        One row per pattern and width: ``pattern`` ("stride", or the name), ``stride`` in elements (0 for other
-        patterns), ``ways`` of the conflict, ``predicted_wavefronts`` per request, ``cycles`` per request and
-        multiprocessor (median of the blocks), and ``us`` per launch.
+    strides: Elements between neighbouring lanes, at most 33; 1 is added, from which the others are predicted.
+    widths: Bits per element: 32, 64, 128.
+    patterns: Names from `PATTERNS`.
+    turns: Turns of the loop, each with 16 reads per lane.
+    threads, blocks: Launch geometry; one block per multiprocessor by default.
+    rounds: Samples of each measurement.
     """
     blocks = blocks or machine.properties().sm_count
     cases = [("stride", stride) for stride in dict.fromkeys((1, *strides))] + [(name, 0) for name in patterns]
@@ -230,16 +221,9 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-EXPERIMENT = Experiment(
-    "bank_conflicts",
-    bank_conflicts,
-    claims=claims,
-    plot=plot,
-    facts=machine.facts,
-    section="9.2.3.1",
-    small={"strides": (1, 2, 32, 33), "patterns": ("broadcast", "multicast, pairs"), "turns": 2}
-    | {"threads": 32, "blocks": 1, "rounds": 1},
-    kernels={
-        f"read_{bits}": (kernel, "int64, uint32[::1], float32[::1], uint64[::1]") for bits, kernel in KERNELS.items()
-    },
-)
+SMALL: dict[str, Any] = {"strides": (1, 2, 32, 33), "patterns": ("broadcast", "multicast, pairs"), "turns": 2}
+SMALL |= {"threads": 32, "blocks": 1, "rounds": 1}
+SIGNATURES = {
+    f"read_{bits}": (kernel, "int64, uint32[::1], float32[::1], uint64[::1]") for bits, kernel in KERNELS.items()
+}
+EXPERIMENT = machine.experiment(bank_conflicts, "9.2.3.1", claims, plot, SMALL, SIGNATURES)

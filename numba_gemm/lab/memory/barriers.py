@@ -20,7 +20,7 @@ import pandas as pd
 from numba import cuda, float32, int32, uint32
 
 from numba_gemm.device.units import FLOAT32_BYTES, WARP, ceil_div
-from numba_gemm.lab.harness.experiment import Experiment, decided
+from numba_gemm.lab.harness.experiment import decided
 from numba_gemm.lab.memory import machine, narrow_product
 from numba_gemm.lab.memory.drawing import Figure, bars, curve, log2_x
 from numba_gemm.lab.memory.narrow_product import W
@@ -252,28 +252,18 @@ def barriers(
 ) -> pd.DataFrame:
     """Time barriers in loops, rounds and a matrix multiplication, and run divergent ones under the scheduler.
 
+    One row per kernel: ``us`` and ``ns_a_turn``, with a barrier in each of ``turns``. Divergent kernels are not
+    timed; ``barrier`` is their name, and they have ``outcome`` and its expected first word, ``predicted_outcome``.
+
     Parameters
     ----------
-    blocks : sequence of int
-        Threads per block in the loops, multiples of 32.
-    turns : int
-        Turns of a loop, a multiple of `UNROLLED`.
-    rounds_a_launch : int
-        Rounds with a barrier after each, a multiple of the 4 warps.
-    steps : tuple of int
-        Steps of a short and of a long round, each with `CHUNK` multiply-adds.
-    m : int
-        Rows and columns of the product for "tile of A", a multiple of 32.
-    grid : int
-        Blocks of the loops and rounds; 0 means one per multiprocessor.
-    rounds : int
-        Samples of each measurement.
-
-    Returns
-    -------
-    DataFrame
-        One row per kernel: ``us`` and ``ns_a_turn``, with a barrier in each of ``turns``. Divergent kernels are not
-        timed; ``barrier`` is their name, and they have ``outcome`` and its expected first word, ``predicted_outcome``.
+    blocks: Threads per block in the loops, multiples of 32.
+    turns: Turns of a loop, a multiple of `UNROLLED`.
+    rounds_a_launch: Rounds with a barrier after each, a multiple of the 4 warps.
+    steps: Steps of a short and of a long round, each with `CHUNK` multiply-adds.
+    m: Rows and columns of the product for "tile of A", a multiple of 32.
+    grid: Blocks of the loops and rounds; 0 means one per multiprocessor.
+    rounds: Samples of each measurement.
     """
     properties = machine.properties()
     clock_hz, grid, one = properties.clock_hz, grid or properties.sm_count, np.float32(1)
@@ -380,17 +370,10 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 
 LOOP_TYPES = "float32[::1], float32, int64"
 ROUND_TYPES, TILE_TYPES = "float32[::1], float32, int32[:, ::1]", "float32[:, ::1], float32[:, ::1], float32[:, ::1]"
-EXPERIMENT = Experiment(
-    "barriers",
-    barriers,
-    claims=claims,
-    plot=plot,
-    facts=machine.facts,
-    section="9.2.3.2",
-    small={"blocks": (32, 64), "turns": 8, "rounds_a_launch": 4, "steps": (1, 2), "m": 32, "grid": 1, "rounds": 1},
-    kernels={
-        **{f"loop_{barrier}": (kernel, LOOP_TYPES) for barrier, kernel in LOOPS.items()},
-        **{kernel.__name__: (kernel, ROUND_TYPES) for kernel in ROUNDS.values()},
-        "shared_a_syncthreads": (shared_a_syncthreads, TILE_TYPES),
-    },
-)
+SMALL = {"blocks": (32, 64), "turns": 8, "rounds_a_launch": 4, "steps": (1, 2), "m": 32, "grid": 1, "rounds": 1}
+SIGNATURES = {
+    **{f"loop_{barrier}": (kernel, LOOP_TYPES) for barrier, kernel in LOOPS.items()},
+    **{kernel.__name__: (kernel, ROUND_TYPES) for kernel in ROUNDS.values()},
+    "shared_a_syncthreads": (shared_a_syncthreads, TILE_TYPES),
+}
+EXPERIMENT = machine.experiment(barriers, "9.2.3.2", claims, plot, SMALL, SIGNATURES)

@@ -22,7 +22,7 @@ from numba_gemm import tiled_sgemm
 from numba_gemm.device.units import FLOAT32_BYTES, ceil_div
 from numba_gemm.gemm.occupancy import Occupancy
 from numba_gemm.gemm.occupancy import occupancy as occupancy_of
-from numba_gemm.lab.harness.experiment import Experiment, Unavailable, decided
+from numba_gemm.lab.harness.experiment import Unavailable, decided
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.lab.memory.drawing import Figure, curve
 from numba_gemm.models.occupancy import LIMITS, occupancy
@@ -211,26 +211,17 @@ def carve_out(
 ) -> Iterator[pd.DataFrame]:
     """Run kernels with every split of the multiprocessors' memory, and without a preference.
 
+    One row per ``kernel`` ("copy", "reread 48 KiB" and so on, or a stage) and preference, ``percent`` (-1 for
+    none): ``ms`` (median), ``gb_s`` or ``tflop_s``, and predicted sizes and blocks per multiprocessor.
+
     Parameters
     ----------
-    elements : int
-        Floats to copy, a multiple of `COPY_BLOCK`.
-    tiles : sequence of int
-        Bytes that a block reads repeatedly, multiples of 16 KB.
-    block_reads : int
-        Bytes that a block reads per launch, rounded down to whole tiles.
-    stages : sequence of str
-        Stages of the ladder.
-    size : int
-        M, N and K of the stages.
-    rounds : int
-        Samples of each measurement.
-
-    Returns
-    -------
-    iterator of DataFrame
-        One row per ``kernel`` ("copy", "reread 48 KiB" and so on, or a stage) and preference, ``percent`` (-1 for
-        none): ``ms`` (median), ``gb_s`` or ``tflop_s``, and predicted sizes and blocks per multiprocessor.
+    elements: Floats to copy, a multiple of `COPY_BLOCK`.
+    tiles: Bytes that a block reads repeatedly, multiples of 16 KB.
+    block_reads: Bytes that a block reads per launch, rounded down to whole tiles.
+    stages: Stages of the ladder.
+    size: M, N and K of the stages.
+    rounds: Samples of each measurement.
     """
     cc = machine.properties().cc
     if cc not in SPLITS:
@@ -297,18 +288,11 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-EXPERIMENT = Experiment(
-    "carve_out",
-    carve_out,
-    claims=claims,
-    plot=plot,
-    facts=machine.facts,
-    section="9.2",
-    small={"elements": 1 << 20, "tiles": (48 * KIB,), "block_reads": 1 << 20}
-    | {"stages": ("shared_tile",), "size": 512, "rounds": 1},
-    unavailable="the simulator has no L1 cache, and no graphs that carry the preference",
-    kernels={
-        "copy": (copy, "float32[::1], float32[::1]"),
-        "reread": (reread, "int64, int64, float32[::1], float32[::1]"),
-    },
-)
+SMALL: dict[str, Any] = {"elements": 1 << 20, "tiles": (48 * KIB,), "block_reads": 1 << 20}
+SMALL |= {"stages": ("shared_tile",), "size": 512, "rounds": 1}
+SIGNATURES = {
+    "copy": (copy, "float32[::1], float32[::1]"),
+    "reread": (reread, "int64, int64, float32[::1], float32[::1]"),
+}
+UNAVAILABLE = "the simulator has no L1 cache, and no graphs that carry the preference"
+EXPERIMENT = machine.experiment(carve_out, "9.2", claims, plot, SMALL, SIGNATURES, UNAVAILABLE)

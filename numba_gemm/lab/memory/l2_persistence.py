@@ -20,7 +20,7 @@ from cuda.bindings import driver
 from numba import cuda, uint32
 
 from numba_gemm.lab.harness.command import UsageError
-from numba_gemm.lab.harness.experiment import Experiment, Unavailable, decided
+from numba_gemm.lab.harness.experiment import Unavailable, decided
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.lab.memory.drawing import COLOURS, Figure, curve
 from numba_gemm.runtime.driver import call
@@ -194,26 +194,18 @@ def l2_persistence(
 ) -> Iterator[pd.DataFrame]:
     """Double a region and a stream under each window, set in each way; the simulator has no windows.
 
+    One row per region, window and ``way`` ("stream" or "graph": where the window is set): ``set_aside_mib`` as
+    rounded by the driver, ``clamped`` if the device made the window smaller, ``ms`` per launch (median), ``gb_s``
+    read and written by the threads, and ``predicted_staying``, a fraction of the region. The others are predicted
+    from the first region, which has `BASELINE` bytes.
+
     Parameters
     ----------
-    set_aside : float
-        Share of the L2 cache for persisting accesses; less where the device does not allow as much.
-    stream : int
-        Bytes of the stream, at least those of the largest region; there is one thread per element.
-    shares : sequence of float
-        Sizes of the region relative to what is set aside; rounded to whole blocks of threads.
-    launches : int
-        Consecutive launches per sample.
-    rounds : int
-        Samples of each measurement.
-
-    Returns
-    -------
-    iterator of DataFrame
-        One row per region, window and ``way`` ("stream" or "graph": where the window is set): ``set_aside_mib`` as
-        rounded by the driver, ``clamped`` if the device made the window smaller, ``ms`` per launch (median), ``gb_s``
-        read and written by the threads, and ``predicted_staying``, a fraction of the region. The others are predicted
-        from the first region, which has `BASELINE` bytes.
+    set_aside: Share of the L2 cache for persisting accesses; less where the device does not allow as much.
+    stream: Bytes of the stream, at least those of the largest region; there is one thread per element.
+    shares: Sizes of the region relative to what is set aside; rounded to whole blocks of threads.
+    launches: Consecutive launches per sample.
+    rounds: Samples of each measurement.
     """
     kinds: Sequence[str] = WINDOWS[:1]
     ways: Sequence[str] = WAYS[:1]
@@ -306,13 +298,6 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-EXPERIMENT = Experiment(
-    "l2_persistence",
-    l2_persistence,
-    claims=claims,
-    plot=plot,
-    facts=machine.facts,
-    section="9.2.2",
-    small={"set_aside": 1e-4, "stream": 64 << 10, "shares": (1 / 3, 2), "launches": 1, "rounds": 1},
-    kernels={"double_both": (double_both, "int32[::1], int32[::1], int64, int64")},
-)
+SMALL = {"set_aside": 1e-4, "stream": 64 << 10, "shares": (1 / 3, 2), "launches": 1, "rounds": 1}
+SIGNATURES = {"double_both": (double_both, "int32[::1], int32[::1], int64, int64")}
+EXPERIMENT = machine.experiment(l2_persistence, "9.2.2", claims, plot, SMALL, SIGNATURES)

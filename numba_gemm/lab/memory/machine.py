@@ -6,7 +6,7 @@ In the simulator, kernels run under the package's scheduler, one thread after th
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from cuda.bindings import driver
 from numba import cuda
 
 from numba_gemm.lab.bench.model import choose_ceilings
+from numba_gemm.lab.harness.experiment import Experiment
 from numba_gemm.models.prediction import Ceilings
 from numba_gemm.runtime.device import DeviceProperties, current_device, device_properties
 from numba_gemm.runtime.driver import call, device_scope
@@ -28,6 +29,7 @@ __all__ = [
     "attribute",
     "ceilings",
     "enqueue",
+    "experiment",
     "facts",
     "in_context",
     "properties",
@@ -114,4 +116,27 @@ def attribute(name: str) -> int:
     device = call(driver.cuDeviceGet, current_device())
     return int(
         call(driver.cuDeviceGetAttribute, getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}"), device)
+    )
+
+
+def experiment(
+    run: Callable[..., Any],
+    section: str,
+    claims: Callable[[Any], dict[str, bool]],
+    plot: Callable[..., None],
+    small: Mapping[str, Any],
+    kernels: Mapping[str, tuple[Any, str]],
+    unavailable: str = "",
+) -> Experiment:
+    """Describe an experiment of the laboratory, named after the function that runs it; see `Experiment`."""
+    return Experiment(
+        run.__name__,
+        run,
+        claims=claims,
+        plot=plot,
+        small=small,
+        kernels=kernels,
+        section=section,
+        unavailable=unavailable,
+        facts=facts,
     )

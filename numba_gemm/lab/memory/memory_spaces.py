@@ -23,7 +23,7 @@ from numba import cuda, float32, uint32, uint64
 from numba_gemm.device.texture import cycles, nanoseconds, texel
 from numba_gemm.device.units import WARP, ceil_div
 from numba_gemm.lab.bench import ceilings
-from numba_gemm.lab.harness.experiment import Experiment, decided
+from numba_gemm.lab.harness.experiment import decided
 from numba_gemm.lab.memory import machine
 from numba_gemm.lab.memory.drawing import Figure, bars
 from numba_gemm.runtime.driver import call
@@ -384,26 +384,19 @@ def memory_spaces(
 ) -> pd.DataFrame:
     """Measure latency and bandwidth of every memory space at every level that can hold its data.
 
+    One row per space and level: the guide's properties of the space, ``latency_cycles`` and ``latency_ns`` per read
+    (medians), and ``tb_s`` that lanes receive (median); NaN if not measured or predicted.
+
     Parameters
     ----------
-    steps : int
-        Timed reads of a chain, a multiple of 32; `device_kib` must have enough lines for all walks.
-    l1_kib, l2_kib, device_kib : int
-        Global memory that chains cover: less than L1, between L1 and L2, and more than L2.
-    read_kib : int
-        Device memory that is read for its bandwidth; for L2, `l2_kib`. Both are rounded to whole rows of vectors.
-    turns : int
-        Turns of the kernels that read repeatedly.
-    blocks, threads : int
-        Launch geometry of the kernels that measure bandwidth; four blocks per multiprocessor by default.
-    walk_rounds, rounds : int
-        Samples of each latency, and of each bandwidth.
-
-    Returns
-    -------
-    DataFrame
-        One row per space and level: the guide's properties of the space, ``latency_cycles`` and ``latency_ns`` per
-        read (medians), and ``tb_s`` that lanes receive (median); NaN if not measured or predicted.
+    steps: Timed reads of a chain, a multiple of 32; `device_kib` must have enough lines for all walks.
+    l1_kib, l2_kib, device_kib: Global memory that chains cover: less than L1, between L1 and L2, and more than L2.
+    read_kib: Device memory that is read for its bandwidth; for L2, `l2_kib`. Both are rounded to whole rows of
+        vectors.
+    turns: Turns of the kernels that read repeatedly.
+    blocks, threads: Launch geometry of the kernels that measure bandwidth; four blocks per multiprocessor by
+        default.
+    walk_rounds, rounds: Samples of each latency, and of each bandwidth.
     """
     properties = machine.properties()
     theory = ceilings.ceilings_of(properties)
@@ -495,28 +488,29 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 
 
 CHASE, FLOATS = "int64, int64, int64, uint64[::1]", "float32[:, ::1]"
-EXPERIMENT = Experiment(
-    "memory_spaces",
-    memory_spaces,
-    claims=claims,
-    plot=plot,
-    facts=machine.facts,
-    section="9.2",
-    small={"steps": 64, "l1_kib": 2, "l2_kib": 4, "device_kib": 32, "read_kib": 4, "turns": 2, "blocks": 1}
-    | {"threads": 32, "walk_rounds": 2, "rounds": 1},
-    kernels={
-        "chase_global": (chase_global, f"uint32[::1], {CHASE}"),
-        "chase_shared": (chase_shared, f"uint32[::1], {CHASE}"),
-        "chase_local": (chase_local, f"uint32[::1], {CHASE}"),
-        "chase_constant": (chase_constant, CHASE),
-        "chase_texture": (chase_texture, f"uint64, {CHASE}"),
-        "chase_registers": (chase_registers, "float32, int64, uint64[::1]"),
-        "read_cached": (read_cached, f"int64, {FLOATS}, {FLOATS}"),
-        "read_local": (read_local, f"int64, {FLOATS}, {FLOATS}"),
-        "read_constant": (read_constant, "int64, int64, uint32[::1]"),
-        "read_texture": (read_texture, "int64, uint64, uint32[::1]"),
-        "read_global": (ceilings.read_global, f"int64, {FLOATS}, {FLOATS}"),
-        "read_shared": (ceilings.read_shared, f"int64, float32, {FLOATS}"),
-        "multiply_add": (ceilings.multiply_add, f"int64, float32, float32, {FLOATS}"),
-    },
-)
+SMALL: dict[str, Any] = {
+    "steps": 64,
+    "l1_kib": 2,
+    "l2_kib": 4,
+    "device_kib": 32,
+    "read_kib": 4,
+    "turns": 2,
+    "blocks": 1,
+}
+SMALL |= {"threads": 32, "walk_rounds": 2, "rounds": 1}
+SIGNATURES = {
+    "chase_global": (chase_global, f"uint32[::1], {CHASE}"),
+    "chase_shared": (chase_shared, f"uint32[::1], {CHASE}"),
+    "chase_local": (chase_local, f"uint32[::1], {CHASE}"),
+    "chase_constant": (chase_constant, CHASE),
+    "chase_texture": (chase_texture, f"uint64, {CHASE}"),
+    "chase_registers": (chase_registers, "float32, int64, uint64[::1]"),
+    "read_cached": (read_cached, f"int64, {FLOATS}, {FLOATS}"),
+    "read_local": (read_local, f"int64, {FLOATS}, {FLOATS}"),
+    "read_constant": (read_constant, "int64, int64, uint32[::1]"),
+    "read_texture": (read_texture, "int64, uint64, uint32[::1]"),
+    "read_global": (ceilings.read_global, f"int64, {FLOATS}, {FLOATS}"),
+    "read_shared": (ceilings.read_shared, f"int64, float32, {FLOATS}"),
+    "multiply_add": (ceilings.multiply_add, f"int64, float32, float32, {FLOATS}"),
+}
+EXPERIMENT = machine.experiment(memory_spaces, "9.2", claims, plot, SMALL, SIGNATURES)

@@ -16,7 +16,7 @@ import pandas as pd
 from numba import cuda
 
 from numba_gemm.device.units import FLOAT32_BYTES, WARP
-from numba_gemm.lab.harness.experiment import Experiment, decided
+from numba_gemm.lab.harness.experiment import decided
 from numba_gemm.lab.memory import machine
 from numba_gemm.lab.memory.drawing import Figure, curve
 from numba_gemm.models import requests
@@ -55,21 +55,14 @@ def misaligned_copy(
 ) -> pd.DataFrame:
     """Copy floats from each offset with blocks of `BLOCK`, and from offset 0 with blocks of other sizes.
 
+    One row per copy, with ``sectors`` per warp of 32 lanes and ``gb_s`` of bytes read and written.
+
     Parameters
     ----------
-    offsets : sequence of int
-        Offsets in elements; 0 is added, from which the others are predicted.
-    blocks : sequence of int
-        Threads per block for the copies from offset 0.
-    elements : int
-        Floats to copy, rounded down to whole blocks.
-    rounds : int
-        Samples of each measurement.
-
-    Returns
-    -------
-    DataFrame
-        One row per copy, with ``sectors`` per warp of 32 lanes and ``gb_s`` of bytes read and written.
+    offsets: Offsets in elements; 0 is added, from which the others are predicted.
+    blocks: Threads per block for the copies from offset 0.
+    elements: Floats to copy, rounded down to whole blocks.
+    rounds: Samples of each measurement.
     """
     cases = list(dict.fromkeys([(0, BLOCK), *((each, BLOCK) for each in offsets), *((0, each) for each in blocks)]))
     values = np.arange(elements + max(offset for offset, _ in cases), dtype=np.float32)
@@ -137,13 +130,6 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-EXPERIMENT = Experiment(
-    "misaligned_copy",
-    misaligned_copy,
-    claims=claims,
-    plot=plot,
-    facts=machine.facts,
-    section="9.2.1.3",
-    small={"offsets": (0, 1, 8), "blocks": (BLOCK, 33), "elements": 512, "rounds": 1},
-    kernels={"offset_copy": (offset_copy, "float32[::1], float32[::1], int64")},
-)
+SMALL = {"offsets": (0, 1, 8), "blocks": (BLOCK, 33), "elements": 512, "rounds": 1}
+SIGNATURES = {"offset_copy": (offset_copy, "float32[::1], float32[::1], int64")}
+EXPERIMENT = machine.experiment(misaligned_copy, "9.2.1.3", claims, plot, SMALL, SIGNATURES)

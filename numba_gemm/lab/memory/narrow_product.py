@@ -17,7 +17,7 @@ from numba import cuda, float32, uint32
 
 from numba_gemm.device.units import FLOAT32_BYTES
 from numba_gemm.lab.harness.command import UsageError
-from numba_gemm.lab.harness.experiment import Experiment, decided
+from numba_gemm.lab.harness.experiment import decided
 from numba_gemm.lab.memory import machine
 from numba_gemm.lab.memory.drawing import COLOURS, Figure, bars
 from numba_gemm.models.accesses import Access
@@ -148,19 +148,14 @@ def integers(rows: int, cols: int, seed: int) -> np.ndarray:
 def narrow_product(m: int = 8192, n: int = 8192, rounds: int = machine.ROUNDS) -> pd.DataFrame:
     """Multiply an m x 32 matrix by a 32 x n one with each kernel.
 
+    One row per kernel: per warp, ``global_sectors_a_warp`` requested, ``shared_wavefronts_a_warp`` and
+    ``passes_a_warp`` through the data path that L1 and shared memory share; ``gb_s`` (effective bandwidth) of
+    ``moved_mb`` (each element of A, B and C once), and its bounds.
+
     Parameters
     ----------
-    m, n : int
-        Multiples of 32.
-    rounds : int
-        Samples of each measurement.
-
-    Returns
-    -------
-    DataFrame
-        One row per kernel: per warp, ``global_sectors_a_warp`` requested, ``shared_wavefronts_a_warp`` and
-        ``passes_a_warp`` through the data path that L1 and shared memory share; ``gb_s`` (effective bandwidth) of
-        ``moved_mb`` (each element of A, B and C once), and its bounds.
+    m, n: Multiples of 32.
+    rounds: Samples of each measurement.
     """
     if m < W or n < W or m % W or n % W:
         raise UsageError(f"m and n are {m} and {n}; expected multiples of {W}")
@@ -207,13 +202,6 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-EXPERIMENT = Experiment(
-    "narrow_product",
-    narrow_product,
-    claims=claims,
-    plot=plot,
-    facts=machine.facts,
-    section="9.2.3.2",
-    small={"m": 64, "n": 32, "rounds": 1},
-    kernels={name: (kernel, "float32[:, ::1], float32[:, ::1], float32[:, ::1]") for name, kernel in KERNELS.items()},
-)
+SMALL = {"m": 64, "n": 32, "rounds": 1}
+SIGNATURES = {name: (kernel, "float32[:, ::1], float32[:, ::1], float32[:, ::1]") for name, kernel in KERNELS.items()}
+EXPERIMENT = machine.experiment(narrow_product, "9.2.3.2", claims, plot, SMALL, SIGNATURES)

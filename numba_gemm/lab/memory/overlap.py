@@ -25,7 +25,7 @@ from cuda.bindings import driver
 from numba import cuda
 
 from numba_gemm.device.units import FLOAT32_BYTES, ceil_div
-from numba_gemm.lab.harness.experiment import Experiment, decided, so_far
+from numba_gemm.lab.harness.experiment import decided, so_far
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.lab.memory.drawing import COLOURS, Figure, bars, curve
 from numba_gemm.runtime import pinned_memory
@@ -368,30 +368,21 @@ def overlap(
 ) -> Iterator[pd.DataFrame]:
     """Overlap copies and kernels in every way that the guide describes, and in some that prevent it.
 
+    One row per median time ``ms``, with the times that it is predicted from, each measured alone: ``transfer_ms``,
+    ``back_ms`` of the other direction, ``kernel_ms``, ``host_ms``, and their ``sum_ms``; ``returned_ms``, when the
+    host had enqueued all; ``left_out``, the elements that the guide's listing would not compute; ``engines``, the
+    device's copy engines. Part "timeline" has one row per stage.
+
     Parameters
     ----------
-    elements : int
-        Floats to copy and to compute on; more than `BLOCK` + 1.
-    turns : sequence of int
-        Fused multiply-adds per element, one kernel for each. The middle one is used in all parts except "staged".
-    streams : sequence of int
-        Numbers of streams for staged copies and kernels; 1 is sequential.
-    remainder_streams : sequence of int
-        Numbers of streams for a number of elements that they do not divide.
-    timeline_streams : int
-        Streams of the run whose stages are recorded.
-    host_turns : int
-        NumPy additions of the host's work.
-    rounds : int
-        Samples of each time.
-
-    Returns
-    -------
-    iterator of DataFrame
-        One row per median time ``ms``, with the times that it is predicted from, each measured alone:
-        ``transfer_ms``, ``back_ms`` of the other direction, ``kernel_ms``, ``host_ms``, and their ``sum_ms``;
-        ``returned_ms``, when the host had enqueued all; ``left_out``, the elements that the guide's listing would not
-        compute; ``engines``, the device's copy engines. Part "timeline" has one row per stage.
+    elements: Floats to copy and to compute on; more than `BLOCK` + 1.
+    turns: Fused multiply-adds per element, one kernel for each. The middle one is used in all parts except
+        "staged".
+    streams: Numbers of streams for staged copies and kernels; 1 is sequential.
+    remainder_streams: Numbers of streams for a number of elements that they do not divide.
+    timeline_streams: Streams of the run whose stages are recorded.
+    host_turns: NumPy additions of the host's work.
+    rounds: Samples of each time.
     """
     with ExitStack() as scopes:
         scopes.enter_context(machine.in_context())
@@ -500,15 +491,7 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-EXPERIMENT = Experiment(
-    "overlap",
-    overlap,
-    claims=claims,
-    plot=plot,
-    facts=machine.facts,
-    section="9.1.2",
-    small={"elements": 1 << 14, "turns": (3, 8, 21), "streams": (1, 2, 4)}
-    | {"remainder_streams": (3,), "host_turns": 5, "rounds": 2},
-    unavailable="the simulator has no streams",
-    kernels={"work": (work, "float32[::1], int64, float32, float32")},
-)
+SMALL: dict[str, Any] = {"elements": 1 << 14, "turns": (3, 8, 21), "streams": (1, 2, 4)}
+SMALL |= {"remainder_streams": (3,), "host_turns": 5, "rounds": 2}
+SIGNATURES = {"work": (work, "float32[::1], int64, float32, float32")}
+EXPERIMENT = machine.experiment(overlap, "9.1.2", claims, plot, SMALL, SIGNATURES, "the simulator has no streams")

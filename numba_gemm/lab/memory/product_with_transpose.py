@@ -17,7 +17,7 @@ from numba import cuda, float32, uint32
 
 from numba_gemm.device.units import FLOAT32_BYTES
 from numba_gemm.lab.harness.command import UsageError
-from numba_gemm.lab.harness.experiment import Experiment, decided
+from numba_gemm.lab.harness.experiment import decided
 from numba_gemm.lab.memory import machine
 from numba_gemm.lab.memory.drawing import COLOURS, Axes, Figure, bars
 from numba_gemm.lab.memory.narrow_product import LANES, W, access, compare, integers
@@ -82,17 +82,12 @@ def accesses(kernel: str, m: int) -> Iterator[Access]:
 def product_with_transpose(m: int = 8192, rounds: int = machine.ROUNDS) -> pd.DataFrame:
     """Multiply an m x 32 matrix by its transpose with each kernel.
 
+    One row per kernel, with the columns of `narrow_product`; A counts once in ``moved_mb``.
+
     Parameters
     ----------
-    m : int
-        Multiple of 32.
-    rounds : int
-        Samples of each measurement.
-
-    Returns
-    -------
-    DataFrame
-        One row per kernel, with the columns of `narrow_product`; A counts once in ``moved_mb``.
+    m: Multiple of 32.
+    rounds: Samples of each measurement.
     """
     if m < W or m % W:
         raise UsageError(f"m is {m}; expected a multiple of {W}")
@@ -136,13 +131,6 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-EXPERIMENT = Experiment(
-    "product_with_transpose",
-    product_with_transpose,
-    claims=claims,
-    plot=plot,
-    facts=machine.facts,
-    section="9.2.3.3",
-    small={"m": 64, "rounds": 1},
-    kernels={name: (kernel, "float32[:, ::1], float32[:, ::1]") for name, kernel in KERNELS.items()},
-)
+SMALL = {"m": 64, "rounds": 1}
+SIGNATURES = {name: (kernel, "float32[:, ::1], float32[:, ::1]") for name, kernel in KERNELS.items()}
+EXPERIMENT = machine.experiment(product_with_transpose, "9.2.3.3", claims, plot, SMALL, SIGNATURES)

@@ -17,7 +17,7 @@ from cuda.bindings import driver
 from numba import cuda
 
 from numba_gemm.device.units import FLOAT32_BYTES, WARP, ceil_div
-from numba_gemm.lab.harness.experiment import Experiment, decided
+from numba_gemm.lab.harness.experiment import decided
 from numba_gemm.lab.memory import machine
 from numba_gemm.lab.memory.drawing import Figure, curve, log2_x
 from numba_gemm.models import requests
@@ -83,20 +83,14 @@ def strided_copy(
 ) -> pd.DataFrame:
     """Copy the same number of floats with each stride.
 
+    One row per stride: ``sectors`` that a warp requests for reading, or for writing, ``efficiency`` (needed bytes
+    over those of these sectors), ``fetch_bytes``, and ``gb_s`` of needed bytes, read and written.
+
     Parameters
     ----------
-    strides : sequence of int
-        Strides in elements; 1 is added, from which the others are predicted.
-    elements : int
-        Floats to copy, a multiple of `BLOCK`. The arrays have this size times the largest stride.
-    rounds : int
-        Samples of each measurement.
-
-    Returns
-    -------
-    DataFrame
-        One row per stride: ``sectors`` that a warp requests for reading, or for writing, ``efficiency`` (needed bytes
-        over those of these sectors), ``fetch_bytes``, and ``gb_s`` of needed bytes, read and written.
+    strides: Strides in elements; 1 is added, from which the others are predicted.
+    elements: Floats to copy, a multiple of `BLOCK`. The arrays have this size times the largest stride.
+    rounds: Samples of each measurement.
     """
     chosen = list(dict.fromkeys([1, *strides]))
     room = elements * max(chosen)
@@ -159,16 +153,9 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-EXPERIMENT = Experiment(
-    "strided_copy",
-    strided_copy,
-    claims=claims,
-    plot=plot,
-    facts=machine.facts,
-    section="9.2.1.4",
-    small={"strides": (1, 2, 8, 32), "elements": 256, "rounds": 1},
-    kernels={
-        "stride_copy": (stride_copy, "float32[::1], float32[::1], int64"),
-        "number": (number, "float32[::1]"),
-    },
-)
+SMALL = {"strides": (1, 2, 8, 32), "elements": 256, "rounds": 1}
+SIGNATURES = {
+    "stride_copy": (stride_copy, "float32[::1], float32[::1], int64"),
+    "number": (number, "float32[::1]"),
+}
+EXPERIMENT = machine.experiment(strided_copy, "9.2.1.4", claims, plot, SMALL, SIGNATURES)

@@ -24,7 +24,7 @@ import pandas as pd
 from numba import cuda
 
 from numba_gemm.device.units import ceil_div
-from numba_gemm.lab.harness.experiment import Experiment, decided
+from numba_gemm.lab.harness.experiment import decided
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.lab.memory.drawing import Figure, curve
 from numba_gemm.runtime import pinned_memory
@@ -364,29 +364,19 @@ def transfers(
 ) -> Iterator[pd.DataFrame]:
     """Copy between host and device, page-lock memory, pack small pieces, and keep a chain of kernels on the device.
 
+    One row per median time ``us``; rows of part "break-even" have ``copies`` instead, after which page-locking has
+    paid off, infinity if never. ``bytes`` are those of a copy, ``count`` is that of copies, pieces or steps;
+    ``gb_s`` of copies on the device counts reading and writing. Predictions are NaN if the link is unknown.
+
     Parameters
     ----------
-    sizes : sequence of int
-        Bytes of the copies, multiples of 4. The smallest tells the latency.
-    pinning_sizes : sequence of int
-        Bytes to page-lock; each one of `sizes`.
-    pieces : int
-        Pieces to be packed, which lie scattered; at most 65535.
-    piece_bytes : sequence of int
-        Bytes of such a piece, multiples of 4.
-    steps : sequence of int
-        Kernels of the chains.
-    chain_bytes : int
-        Bytes that they read and write, a multiple of 4.
-    rounds : int
-        Samples of each time.
-
-    Returns
-    -------
-    iterator of DataFrame
-        One row per median time ``us``; rows of part "break-even" have ``copies`` instead, after which page-locking has
-        paid off, infinity if never. ``bytes`` are those of a copy, ``count`` is that of copies, pieces or steps;
-        ``gb_s`` of copies on the device counts reading and writing. Predictions are NaN if the link is unknown.
+    sizes: Bytes of the copies, multiples of 4. The smallest tells the latency.
+    pinning_sizes: Bytes to page-lock; each one of `sizes`.
+    pieces: Pieces to be packed, which lie scattered; at most 65535.
+    piece_bytes: Bytes of such a piece, multiples of 4.
+    steps: Kernels of the chains.
+    chain_bytes: Bytes that they read and write, a multiple of 4.
+    rounds: Samples of each time.
     """
     with machine.in_context():
         copies = measure_copies(sizes, rounds)
@@ -485,18 +475,11 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-EXPERIMENT = Experiment(
-    "transfers",
-    transfers,
-    claims=claims,
-    plot=plot,
-    facts=machine.facts,
-    section="9.1",
-    small={"sizes": (4 << 10, 64 << 10, 1 << 20), "pinning_sizes": (64 << 10, 1 << 20), "pieces": 20}
-    | {"piece_bytes": (1 << 10, 4 << 10), "steps": (1, 3), "chain_bytes": 1 << 16, "rounds": 2},
-    unavailable="the simulator has no copies between host and device",
-    kernels={
-        "unpack": (unpack, "uint32[::1], uint32[::1], int64[::1], int64"),
-        "step": (step, "float32[::1]"),
-    },
-)
+SMALL: dict[str, Any] = {"sizes": (4 << 10, 64 << 10, 1 << 20), "pinning_sizes": (64 << 10, 1 << 20), "pieces": 20}
+SMALL |= {"piece_bytes": (1 << 10, 4 << 10), "steps": (1, 3), "chain_bytes": 1 << 16, "rounds": 2}
+SIGNATURES = {
+    "unpack": (unpack, "uint32[::1], uint32[::1], int64[::1], int64"),
+    "step": (step, "float32[::1]"),
+}
+UNAVAILABLE = "the simulator has no copies between host and device"
+EXPERIMENT = machine.experiment(transfers, "9.1", claims, plot, SMALL, SIGNATURES, UNAVAILABLE)

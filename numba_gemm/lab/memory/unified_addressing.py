@@ -20,7 +20,7 @@ from cuda.bindings import driver
 from numba import cuda
 
 from numba_gemm.device.units import FLOAT32_BYTES
-from numba_gemm.lab.harness.experiment import Experiment, Unavailable, decided
+from numba_gemm.lab.harness.experiment import Unavailable, decided
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.lab.memory.drawing import Figure, bars
 from numba_gemm.runtime import pinned_memory
@@ -248,21 +248,15 @@ def end_target(device: int, target: int, stream: int) -> None:
 def unified_addressing(elements: int = 1 << 20, copy_bytes: int = 256 * MIB, rounds: int = 9) -> Iterator[pd.DataFrame]:
     """Query addresses of every kind of memory; with two devices, also copy from one to the other.
 
+    ``part`` "pointer" has one row per kind of memory (``name``), with the driver's answers: ``host_pointer`` and
+    ``device_pointer`` are the "same" as the address, "another" or "absent", ``equal`` compares the two. ``part``
+    "copy" has one row per way between two devices, or one that says why there is none.
+
     Parameters
     ----------
-    elements : int
-        Floats of each queried array, a multiple of `BLOCK`.
-    copy_bytes : int
-        Bytes to copy between devices.
-    rounds : int
-        Samples of each copy.
-
-    Returns
-    -------
-    iterator of DataFrame
-        ``part`` "pointer" has one row per kind of memory (``name``), with the driver's answers: ``host_pointer`` and
-        ``device_pointer`` are the "same" as the address, "another" or "absent", ``equal`` compares the two. ``part``
-        "copy" has one row per way between two devices, or one that says why there is none.
+    elements: Floats of each queried array, a multiple of `BLOCK`.
+    copy_bytes: Bytes to copy between devices.
+    rounds: Samples of each copy.
     """
     with machine.in_context():
         if not machine.attribute("UNIFIED_ADDRESSING"):
@@ -283,7 +277,10 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
     """Plot the driver's answers for each kind of memory, and the bandwidth between devices."""
     upper, lower = figure.subplots(2, 1, height_ratios=[3, 2])
     shown = [*COLUMNS[1:4], "host_pointer", "device_pointer", "equal", "predicted_equal_by_guide", "predicted_equal"]
-    titles = [column.replace("predicted_equal", "predicted").replace("_", " ") for column in shown]
+    titles = [
+        column.replace("predicted_equal_by", "by").replace("predicted_equal", "predicted").replace("_", " ")
+        for column in shown
+    ]
     pointers = frame[frame["part"] == POINTERS].to_dict("records")
     cells = [[word(row[column]) for column in shown] for row in pointers]
     upper.axis("off")
@@ -338,14 +335,14 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     return made
 
 
-EXPERIMENT = Experiment(
-    "unified_addressing",
+SMALL = {"elements": 1 << 16, "copy_bytes": MIB, "rounds": 1}
+SIGNATURES = {"double": (double, "float32[::1]")}
+EXPERIMENT = machine.experiment(
     unified_addressing,
-    claims=claims,
-    plot=plot,
-    facts=machine.facts,
-    section="9.1.4",
-    small={"elements": 1 << 16, "copy_bytes": MIB, "rounds": 1},
-    unavailable="the simulator has one memory, and no driver that knows of addresses",
-    kernels={"double": (double, "float32[::1]")},
+    "9.1.4",
+    claims,
+    plot,
+    SMALL,
+    SIGNATURES,
+    "the simulator has one memory, and no driver that knows of addresses",
 )

@@ -19,7 +19,7 @@ from cuda.bindings import driver
 from numba import cuda, uint32
 
 from numba_gemm.device.units import FLOAT32_BYTES, WARP
-from numba_gemm.lab.harness.experiment import Experiment, Unavailable, decided
+from numba_gemm.lab.harness.experiment import Unavailable, decided
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.lab.memory.drawing import Figure, bars, curve
 from numba_gemm.lab.memory.strided_copy import sectors_a_warp
@@ -79,22 +79,15 @@ def zero_copy(
 ) -> Iterator[pd.DataFrame]:
     """Add an array in host memory to sums in device memory, in each way.
 
+    One row per measurement: ``crossing_mib`` over the bus, ``gb_s`` of the array in all passes, ``integrated`` if
+    device and host share memory. The first row, "copy", is the copy alone, from which the others are predicted.
+
     Parameters
     ----------
-    elements : int
-        Floats of the array, a multiple of `BLOCK` and of every stride; several times the L2 cache.
-    passes : sequence of int
-        Numbers of times that the array is added.
-    strides : sequence of int
-        Floats between neighbouring lanes, in single passes.
-    rounds : int
-        Samples of each measurement.
-
-    Returns
-    -------
-    iterator of DataFrame
-        One row per measurement: ``crossing_mib`` over the bus, ``gb_s`` of the array in all passes, ``integrated`` if
-        device and host share memory. The first row, "copy", is the copy alone, from which the others are predicted.
+    elements: Floats of the array, a multiple of `BLOCK` and of every stride; several times the L2 cache.
+    passes: Numbers of times that the array is added.
+    strides: Floats between neighbouring lanes, in single passes.
+    rounds: Samples of each measurement.
     """
     with ExitStack() as scopes:
         scopes.enter_context(machine.in_context())
@@ -197,18 +190,12 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-EXPERIMENT = Experiment(
-    "zero_copy",
-    zero_copy,
-    claims=claims,
-    plot=plot,
-    facts=machine.facts,
-    section="9.1.3",
-    small={"elements": 1 << 16, "passes": (1, 2), "strides": (8,), "rounds": 1},
-    unavailable="the simulator has no host memory apart from the device's",
-    kernels={
-        "add": (add, "float32[::1], float32[::1]"),
-        "add_and_keep": (add_and_keep, "float32[::1], float32[::1], float32[::1]"),
-        "add_strided": (add_strided, "float32[::1], float32[::1], int64, int64"),
-    },
+SMALL = {"elements": 1 << 16, "passes": (1, 2), "strides": (8,), "rounds": 1}
+SIGNATURES = {
+    "add": (add, "float32[::1], float32[::1]"),
+    "add_and_keep": (add_and_keep, "float32[::1], float32[::1], float32[::1]"),
+    "add_strided": (add_strided, "float32[::1], float32[::1], int64, int64"),
+}
+EXPERIMENT = machine.experiment(
+    zero_copy, "9.1.3", claims, plot, SMALL, SIGNATURES, "the simulator has no host memory apart from the device's"
 )
