@@ -190,14 +190,14 @@ def so_far(rows: Iterable[Mapping[str, Any]]) -> Iterator[pd.DataFrame]:
 
 
 def decided(claims: Callable[[pd.DataFrame], Mapping[str, Any]]) -> Callable[[pd.DataFrame], dict[str, bool]]:
-    """Decorate claims whose values may be several: they hold if there are any, and all of them are true."""
+    """Decorate claims whose values may be several: they hold if all are true, and are left out if there are none."""
 
     @functools.wraps(claims)
     def as_bools(frame: pd.DataFrame) -> dict[str, bool]:
         found = {
             sentence: list(holds) if isinstance(holds, Iterator) else holds for sentence, holds in claims(frame).items()
         }
-        return {sentence: bool(np.size(holds) and np.all(holds)) for sentence, holds in found.items()}
+        return {sentence: bool(np.all(holds)) for sentence, holds in found.items() if np.size(holds)}
 
     return as_bools
 

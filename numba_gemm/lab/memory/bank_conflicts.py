@@ -141,7 +141,7 @@ def bank_conflicts(
     ----------
     strides: Elements between neighbouring lanes, at most 33; 1 is added, from which the others are predicted.
     widths: Bits per element: 32, 64, 128.
-    patterns: Names from `PATTERNS`.
+    patterns: Patterns other than strides, by name.
     turns: Turns of the loop, each with 16 reads per lane.
     threads, blocks: Launch geometry; one block per multiprocessor by default.
     rounds: Samples of each measurement.

@@ -258,9 +258,9 @@ def barriers(
     Parameters
     ----------
     blocks: Threads per block in the loops, multiples of 32.
-    turns: Turns of a loop, a multiple of `UNROLLED`.
+    turns: Turns of a loop, a multiple of 8.
     rounds_a_launch: Rounds with a barrier after each, a multiple of the 4 warps.
-    steps: Steps of a short and of a long round, each with `CHUNK` multiply-adds.
+    steps: Steps of a short and of a long round, each with 16 multiply-adds.
     m: Rows and columns of the product for "tile of A", a multiple of 32.
     grid: Blocks of the loops and rounds; 0 means one per multiprocessor.
     rounds: Samples of each measurement.

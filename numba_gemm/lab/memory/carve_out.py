@@ -216,7 +216,7 @@ def carve_out(
 
     Parameters
     ----------
-    elements: Floats to copy, a multiple of `COPY_BLOCK`.
+    elements: Floats to copy, a multiple of 256.
     tiles: Bytes that a block reads repeatedly, multiples of 16 KB.
     block_reads: Bytes that a block reads per launch, rounded down to whole tiles.
     stages: Stages of the ladder.

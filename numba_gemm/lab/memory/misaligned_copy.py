@@ -53,7 +53,7 @@ def misaligned_copy(
     elements: int = 1 << 26,
     rounds: int = machine.ROUNDS,
 ) -> pd.DataFrame:
-    """Copy floats from each offset with blocks of `BLOCK`, and from offset 0 with blocks of other sizes.
+    """Copy floats from each offset with blocks of 256, and from offset 0 with blocks of other sizes.
 
     One row per copy, with ``sectors`` per warp of 32 lanes and ``gb_s`` of bytes read and written.
 

@@ -375,7 +375,7 @@ def overlap(
 
     Parameters
     ----------
-    elements: Floats to copy and to compute on; more than `BLOCK` + 1.
+    elements: Floats to copy and to compute on; more than 257.
     turns: Fused multiply-adds per element, one kernel for each. The middle one is used in all parts except
         "staged".
     streams: Numbers of streams for staged copies and kernels; 1 is sequential.

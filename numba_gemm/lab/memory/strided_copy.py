@@ -89,7 +89,7 @@ def strided_copy(
     Parameters
     ----------
     strides: Strides in elements; 1 is added, from which the others are predicted.
-    elements: Floats to copy, a multiple of `BLOCK`. The arrays have this size times the largest stride.
+    elements: Floats to copy, a multiple of 256. The arrays have this size times the largest stride.
     rounds: Samples of each measurement.
     """
     chosen = list(dict.fromkeys([1, *strides]))
@@ -154,8 +154,5 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 
 
 SMALL = {"strides": (1, 2, 8, 32), "elements": 256, "rounds": 1}
-SIGNATURES = {
-    "stride_copy": (stride_copy, "float32[::1], float32[::1], int64"),
-    "number": (number, "float32[::1]"),
-}
+SIGNATURES = {"stride_copy": (stride_copy, "float32[::1], float32[::1], int64"), "number": (number, "float32[::1]")}
 EXPERIMENT = machine.experiment(strided_copy, "9.2.1.4", claims, plot, SMALL, SIGNATURES)

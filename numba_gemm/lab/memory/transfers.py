@@ -24,6 +24,7 @@ import pandas as pd
 from numba import cuda
 
 from numba_gemm.device.units import ceil_div
+from numba_gemm.lab.harness.command import UsageError
 from numba_gemm.lab.harness.experiment import decided
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.lab.memory.drawing import Figure, curve
@@ -378,6 +379,8 @@ def transfers(
     chain_bytes: Bytes that they read and write, a multiple of 4.
     rounds: Samples of each time.
     """
+    if missing := set(pinning_sizes) - set(sizes):
+        raise UsageError(f"pinning_sizes has {sorted(missing)}; expected some of sizes, {list(sizes)}")
     with machine.in_context():
         copies = measure_copies(sizes, rounds)
         rows, known = list(copies), rates(copies)
@@ -477,9 +480,6 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 
 SMALL: dict[str, Any] = {"sizes": (4 << 10, 64 << 10, 1 << 20), "pinning_sizes": (64 << 10, 1 << 20), "pieces": 20}
 SMALL |= {"piece_bytes": (1 << 10, 4 << 10), "steps": (1, 3), "chain_bytes": 1 << 16, "rounds": 2}
-SIGNATURES = {
-    "unpack": (unpack, "uint32[::1], uint32[::1], int64[::1], int64"),
-    "step": (step, "float32[::1]"),
-}
+SIGNATURES = {"unpack": (unpack, "uint32[::1], uint32[::1], int64[::1], int64"), "step": (step, "float32[::1]")}
 UNAVAILABLE = "the simulator has no copies between host and device"
 EXPERIMENT = machine.experiment(transfers, "9.1", claims, plot, SMALL, SIGNATURES, UNAVAILABLE)

@@ -254,7 +254,7 @@ def unified_addressing(elements: int = 1 << 20, copy_bytes: int = 256 * MIB, rou
 
     Parameters
     ----------
-    elements: Floats of each queried array, a multiple of `BLOCK`.
+    elements: Floats of each queried array, a multiple of 256.
     copy_bytes: Bytes to copy between devices.
     rounds: Samples of each copy.
     """

@@ -84,7 +84,7 @@ def zero_copy(
 
     Parameters
     ----------
-    elements: Floats of the array, a multiple of `BLOCK` and of every stride; several times the L2 cache.
+    elements: Floats of the array, a multiple of 256 and of every stride; several times the L2 cache.
     passes: Numbers of times that the array is added.
     strides: Floats between neighbouring lanes, in single passes.
     rounds: Samples of each measurement.
