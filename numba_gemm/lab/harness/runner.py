@@ -128,7 +128,7 @@ def _judged(experiment: Experiment, frame: pd.DataFrame, by_default: bool) -> bo
         return True
     try:
         claims = experiment.claims(frame)
-    except LookupError as error:
+    except (LookupError, ValueError) as error:
         if by_default:
             raise
         print(f"claims are not checked: with these parameters, the result lacks rows that they need ({error})")
