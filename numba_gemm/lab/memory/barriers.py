@@ -22,7 +22,7 @@ from numba import cuda, float32, int32, uint32
 from numba_gemm.device.units import FLOAT32_BYTES, WARP, ceil_div
 from numba_gemm.lab.harness.experiment import decided
 from numba_gemm.lab.memory import machine, narrow_product
-from numba_gemm.lab.memory.drawing import Figure, bars, curve, log2_x
+from numba_gemm.lab.memory.drawing import Figure, bars, curves, log2_x
 from numba_gemm.lab.memory.narrow_product import W
 from numba_gemm.runtime.timing import Call
 from numba_gemm.simulator import probe, scheduler
@@ -312,10 +312,8 @@ def barriers(
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
     """Plot the loops against the block size, the rounds, and the scheduler's outcomes."""
     axes = figure.subplot_mosaic([["loop", "rounds"], ["loop", "said"]], height_ratios=[3, 2])
-    loops = frame[frame["measurement"] == "loop"].sort_values("block")
-    for index, barrier in enumerate(LOOPS):
-        own = loops[loops["barrier"] == barrier]
-        curve(axes["loop"], own["block"], own["ns_a_turn"], own["predicted_ns_a_turn"], barrier, index)
+    loops = frame[frame["measurement"] == "loop"]
+    curves(axes["loop"], loops, "barrier", "block", "ns_a_turn")
     log2_x(axes["loop"], [int(block) for block in loops["block"].unique()])
     axes["loop"].set_yscale("log", base=2)
     axes["loop"].yaxis.set_major_formatter("{x:g}")

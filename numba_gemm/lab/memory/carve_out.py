@@ -24,7 +24,7 @@ from numba_gemm.gemm.occupancy import Occupancy
 from numba_gemm.gemm.occupancy import occupancy as occupancy_of
 from numba_gemm.lab.harness.experiment import Unavailable, decided
 from numba_gemm.lab.memory import machine, movement
-from numba_gemm.lab.memory.drawing import Figure, curve
+from numba_gemm.lab.memory.drawing import Figure, curves
 from numba_gemm.models.occupancy import LIMITS, occupancy
 from numba_gemm.models.roofline import gemm_flops
 from numba_gemm.runtime.driver import call
@@ -156,49 +156,36 @@ class Case:
         )
 
 
-def copy_case(elements: int, cc: tuple[int, int]) -> Case:
-    """Copy of floats."""
-    values = np.arange(elements, dtype=np.float32) % 1000
-    x, out = cuda.to_device(values), cuda.device_array(elements, np.float32)
-    enqueue = machine.enqueue(copy, elements // COPY_BLOCK, COPY_BLOCK, x, out)
-    return Case("copy", enqueue, 2 * FLOAT32_BYTES * elements, occupancy(COPY_BLOCK, REGISTERS, 0, cc), out, values)
-
-
-def reread_case(tile: int, block_reads: int, cc: tuple[int, int]) -> Case:
-    """One block per multiprocessor that reads a tile of this size repeatedly, `block_reads` bytes in total."""
-    blocks, elements, turns = machine.properties().sm_count, tile // FLOAT32_BYTES, block_reads // tile
-    values = np.arange(blocks * elements, dtype=np.float32) % 8  # sums are exact
-    x, out = cuda.to_device(values), cuda.device_array(blocks * REREAD_BLOCK, np.float32)
-    expected = turns * values.reshape(blocks, -1, REREAD_BLOCK).sum(axis=1).ravel()
-    enqueue = machine.enqueue(reread, blocks, REREAD_BLOCK, turns, elements, x, out)
-    found, name = occupancy(REREAD_BLOCK, REGISTERS, 0, cc), f"reread {tile // KIB} KiB"
-    return Case(name, enqueue, float(blocks * turns * tile), found, out, expected, tile)
-
-
-def product_case(stage: str, size: int) -> Case:
-    """A stage of the ladder, for square matrices."""
-    rng = np.random.default_rng(0)
-    a, b = (rng.integers(-4, 5, (size, size)).astype(np.float32) for _ in range(2))  # sums are exact
-    on_device = cuda.to_device(a), cuda.to_device(b)
-    out = cuda.device_array((size, size), np.float32)
-    every = max(1, size // 64) | 1  # rows in every tile, at varying positions
-
-    def enqueue(stream: int) -> None:
-        tiled_sgemm(*on_device, out, stage=stage, stream=stream)
-
-    work = gemm_flops(size, size, size)
-    return Case(stage, enqueue, work, occupancy_of(stage), out, a[::every] @ b, flops=True, every=every)
-
-
 def cases(
     elements: int, tiles: Sequence[int], block_reads: int, stages: Sequence[str], size: int, cc: tuple[int, int]
 ) -> Iterator[Case]:
-    """Yield all cases one after the other; each frees its arrays before the next."""
-    yield copy_case(elements, cc)
+    """Yield a copy, repeated reads of each tile by one block per multiprocessor, and products by each stage."""
+    values = np.arange(elements, dtype=np.float32) % 1000
+    x, out = cuda.to_device(values), cuda.device_array(elements, np.float32)
+    launch, found = (
+        machine.enqueue(copy, elements // COPY_BLOCK, COPY_BLOCK, x, out),
+        occupancy(COPY_BLOCK, REGISTERS, 0, cc),
+    )
+    yield Case("copy", launch, 2 * FLOAT32_BYTES * elements, found, out, values)
+    blocks, found = machine.properties().sm_count, occupancy(REREAD_BLOCK, REGISTERS, 0, cc)
     for tile in tiles:
-        yield reread_case(tile, block_reads, cc)
+        words, turns = tile // FLOAT32_BYTES, block_reads // tile
+        values = np.arange(blocks * words, dtype=np.float32) % 8  # sums are exact
+        x, out = cuda.to_device(values), cuda.device_array(blocks * REREAD_BLOCK, np.float32)
+        sums = turns * values.reshape(blocks, -1, REREAD_BLOCK).sum(axis=1).ravel()
+        launch = machine.enqueue(reread, blocks, REREAD_BLOCK, turns, words, x, out)
+        yield Case(f"reread {tile // KIB} KiB", launch, float(blocks * turns * tile), found, out, sums, tile)
+    rng, work = np.random.default_rng(0), gemm_flops(size, size, size)
+    a, b = (rng.integers(-4, 5, (size, size)).astype(np.float32) for _ in range(2))  # sums are exact
+    operands, out = (cuda.to_device(a), cuda.to_device(b)), cuda.device_array((size, size), np.float32)
+    every = max(1, size // 64) | 1  # rows in every tile, at varying positions
+    expected = a[::every] @ b
     for stage in stages:
-        yield product_case(stage, size)
+
+        def product(stream: int, stage: str = stage, out: Any = out) -> None:
+            tiled_sgemm(*operands, out, stage=stage, stream=stream)
+
+        yield Case(stage, product, work, occupancy_of(stage), out, expected, flops=True, every=every)
 
 
 def carve_out(
@@ -243,18 +230,16 @@ def carve_out(
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
     """Plot speed against the preferred shared memory, relative to no preference, for reads and for stages."""
     left, right = figure.subplots(1, 2)
-    products = frame["tflop_s"].notna()
-    for axes, found in ((left, frame[~products]), (right, frame[products])):
-        for index, name in enumerate(dict.fromkeys(found["kernel"])):
-            rows = found[found["kernel"] == name].set_index("percent").sort_index()
-            default, chosen = rows["ms"].loc[NO_PREFERENCE], rows.drop(index=NO_PREFERENCE)
-            if axes is left:
-                curve(axes, chosen.index, chosen["gb_s"] / 1e3, chosen["predicted_gb_s"] / 1e3, name, index)
-            else:
-                curve(axes, chosen.index, default / chosen["ms"], default / chosen["predicted_ms"], name, index)
+    default = frame[frame["percent"] == NO_PREFERENCE].set_index("kernel")["ms"]
+    chosen = frame[frame["percent"] != NO_PREFERENCE]
+    read, products = chosen[chosen["tflop_s"].isna()], chosen[chosen["tflop_s"].notna()]
+    before = products["kernel"].map(default)
+    gain = products.assign(gain=before / products["ms"], predicted_gain=before / products["predicted_ms"])
+    for axes, rows, y in ((left, read, "gb_s"), (right, gain, "gain")):
+        curves(axes, rows, "kernel", "percent", y)
         axes.set(xlabel="preferred shared memory in %", ylim=(0, None))
         axes.legend(fontsize=7, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.12))
-    left.set(ylabel="TB/s", title="a copy, and repeated reads")
+    left.set(ylabel="GB/s", title="a copy, and repeated reads")
     right.set(ylabel="speed over that without a preference", title="products")
 
 

@@ -22,7 +22,7 @@ from numba import cuda, uint32
 from numba_gemm.lab.harness.command import UsageError
 from numba_gemm.lab.harness.experiment import Unavailable, decided
 from numba_gemm.lab.memory import machine, movement
-from numba_gemm.lab.memory.drawing import COLOURS, Figure, curve
+from numba_gemm.lab.memory.drawing import COLOURS, Figure, curves
 from numba_gemm.runtime.driver import call
 from numba_gemm.runtime.timing import Call
 
@@ -256,10 +256,7 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
     """Plot milliseconds per launch against the region's size, one curve per window; the ways side by side."""
     ways = [way for way in WAYS if (frame["way"] == way).any()]
     for axes, way in zip(np.atleast_1d(figure.subplots(1, len(ways), sharey=True)), ways):
-        for index, kind in enumerate(WINDOWS):
-            found = frame[(frame["way"] == way) & (frame["window"] == kind)].sort_values("region_mib")
-            if len(found):
-                curve(axes, found["region_mib"], found["ms"], found["predicted_ms"], kind, index)
+        curves(axes, frame[frame["way"] == way], "window", "region_mib", "ms")
         axes.axvline(frame["set_aside_mib"].iloc[0], color=COLOURS[-1], linestyle=":", linewidth=1, label="set aside")
         cut = ", some cut to the largest" if frame["clamped"].any() else ""
         axes.set(xlabel="region in MiB", ylim=(0, None), title=f"window on the {way}{cut}")

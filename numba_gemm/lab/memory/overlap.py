@@ -27,7 +27,7 @@ from numba import cuda
 from numba_gemm.device.units import FLOAT32_BYTES, ceil_div
 from numba_gemm.lab.harness.experiment import decided, so_far
 from numba_gemm.lab.memory import machine, movement
-from numba_gemm.lab.memory.drawing import COLOURS, Figure, bars, curve
+from numba_gemm.lab.memory.drawing import COLOURS, Figure, bars, curves
 from numba_gemm.runtime import pinned_memory
 from numba_gemm.runtime.driver import call
 from numba_gemm.runtime.timing import Call
@@ -410,8 +410,7 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
     """Plot time against the number of streams, the timeline, and the other parts as bars."""
     axes = figure.subplot_mosaic([["staged", "others"], ["timeline", "others"]], width_ratios=[5, 4])
     staged, line, others = (axes[name] for name in ("staged", "timeline", "others"))
-    for index, (turns, at) in enumerate(frame[frame["part"] == "staged"].groupby("turns")):
-        curve(staged, at["streams"], at["ms"], at["predicted_ms"], f"{turns} turns", index)
+    curves(staged, frame[frame["part"] == "staged"], "turns", "streams", "ms", "{} turns")
     staged.set_xscale("log", base=2)
     staged.set(xlabel="streams", ylabel="ms", ylim=(0, None), title="staged (dashed: predicted)")
     staged.legend(handles=staged.lines[::2], fontsize="x-small")

@@ -27,7 +27,7 @@ from numba_gemm.device.units import ceil_div
 from numba_gemm.lab.harness.command import UsageError
 from numba_gemm.lab.harness.experiment import decided
 from numba_gemm.lab.memory import machine, movement
-from numba_gemm.lab.memory.drawing import Figure, curve
+from numba_gemm.lab.memory.drawing import Figure, curves
 from numba_gemm.runtime import pinned_memory
 
 ITEM = 4
@@ -401,16 +401,14 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
     theoretical = copies["theoretical_gb_s"].dropna().unique()  # of the link, and of device memory
     copies = copies[(copies["direction"] != ON_HOST) & (copies["memory"] != WRITE_COMBINED)]
     copies = copies[(copies["direction"] != TO_HOST) | (copies["memory"] != REGISTERED)]
-    by_way, by_memory = ["direction", "memory"], ["what", "memory"]
+    copies = copies.replace({"direction": {TO_DEVICE: "H2D", TO_HOST: "D2H"}})
     for place, rows, names, x, y in (
-        (axes[0], copies, by_way, "bytes", "gb_s"),
-        (axes[1], pinning, ["what"], "bytes", "us"),
-        (axes[2], packing, by_memory, "bytes", "us"),
-        (axes[3], chain, ["what"], "count", "us"),
+        (axes[0], copies, ["direction", "memory"], "bytes", "gb_s"),
+        (axes[1], pinning, "what", "bytes", "us"),
+        (axes[2], packing, ["what", "memory"], "bytes", "us"),
+        (axes[3], chain, "what", "count", "us"),
     ):
-        for index, (name, at) in enumerate(rows.groupby(names, sort=False)):
-            label = ", ".join(map(str, name)).replace(TO_DEVICE, "H2D").replace(TO_HOST, "D2H")
-            curve(place, at[x], at[y], at[f"predicted_{y}"], label, index, in_legend=False)
+        curves(place, rows, names, x, y, in_legend=False)
         place.set(yscale="log", ylabel="GB/s" if y == "gb_s" else "µs")
         place.set_xscale("log", base=2)
         place.legend(fontsize="xx-small")

@@ -21,7 +21,7 @@ from numba import cuda, uint32
 from numba_gemm.device.units import FLOAT32_BYTES, WARP
 from numba_gemm.lab.harness.experiment import Unavailable, decided
 from numba_gemm.lab.memory import machine, movement
-from numba_gemm.lab.memory.drawing import Figure, bars, curve
+from numba_gemm.lab.memory.drawing import Figure, bars, curves
 from numba_gemm.lab.memory.strided_copy import sectors_a_warp
 from numba_gemm.models import requests
 from numba_gemm.runtime import pinned_memory
@@ -150,9 +150,7 @@ def row_of(way: str, passes: int, stride: int, size: int, ms: float, copy_ms: fl
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
     """Plot milliseconds against the number of passes, and of a single pass against the stride."""
     left, right = figure.subplots(1, 2, width_ratios=[3, 2])
-    for index, way in enumerate(WAYS):
-        found = frame[frame["way"] == way].sort_values("passes")
-        curve(left, found["passes"], found["ms"], found["predicted_ms"], way, index)
+    curves(left, frame[frame["way"].isin(WAYS)], "way", "passes", "ms")
     left.axhline(frame[frame["way"] == "copy"]["ms"].iloc[0], color="0.5", linestyle=":", label="the copy alone")
     left.set(xlabel="passes over the array", ylabel="ms", ylim=(0, None))
     left.set_title(f"{frame['mib'].iloc[0]:.4g} MiB, coalesced")
