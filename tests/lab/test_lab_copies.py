@@ -77,6 +77,11 @@ def test_break_even():
     assert break_even(100.0, 5.0, 6.0) == math.inf
 
 
+def test_memory_of_sizes_that_are_not_copied_cannot_pay_off():
+    with pytest.raises(ValueError, match=r"pinning_sizes has \[8192\]; expected some of sizes, \[4096\]"):
+        transfers.EXPERIMENT.frame(sizes=(4096,), pinning_sizes=(4096, 8192))
+
+
 def test_places_are_scattered():
     places = transfers.scattered(100)
     assert len(set(places.tolist())) == 100

@@ -103,27 +103,20 @@ def step(data: Any) -> None:
 
 def link() -> tuple[float, float]:
     """Current generation and lanes of the device's link; NaN if NVML does not report them."""
-    for ask in (_link_by_pynvml, _link_by_bindings):
-        # Missing, outdated or forbidden in this container: the link is unknown.
-        with contextlib.suppress(Exception):
-            return ask(cuda.get_current_device().uuid)
+    # Missing, outdated or forbidden in this container: the link is unknown.
+    with contextlib.suppress(Exception):
+        import pynvml
+
+        pynvml.nvmlInit()
+        gpu = pynvml.nvmlDeviceGetHandleByUUID(cuda.get_current_device().uuid)
+        return pynvml.nvmlDeviceGetCurrPcieLinkGeneration(gpu), pynvml.nvmlDeviceGetCurrPcieLinkWidth(gpu)
+    with contextlib.suppress(Exception):
+        from cuda.bindings import nvml
+
+        nvml.init_v2()
+        gpu = nvml.device_get_handle_by_uuid(cuda.get_current_device().uuid)
+        return nvml.device_get_curr_pcie_link_generation(gpu), nvml.device_get_curr_pcie_link_width(gpu)
     return math.nan, math.nan
-
-
-def _link_by_pynvml(uuid: str) -> tuple[float, float]:
-    import pynvml as nvml
-
-    nvml.nvmlInit()
-    gpu = nvml.nvmlDeviceGetHandleByUUID(uuid)
-    return nvml.nvmlDeviceGetCurrPcieLinkGeneration(gpu), nvml.nvmlDeviceGetCurrPcieLinkWidth(gpu)
-
-
-def _link_by_bindings(uuid: str) -> tuple[float, float]:
-    from cuda.bindings import nvml
-
-    nvml.init_v2()
-    gpu = nvml.device_get_handle_by_uuid(uuid)
-    return nvml.device_get_curr_pcie_link_generation(gpu), nvml.device_get_curr_pcie_link_width(gpu)
 
 
 def both_ends_us(make: Callable[[], AbstractContextManager[object]], rounds: int) -> tuple[float, float]:
