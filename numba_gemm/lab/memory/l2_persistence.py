@@ -149,7 +149,7 @@ class Arrays:
         self.streamed = cuda.to_device(np.ones(stream // ITEM, np.int32))
         self.values = np.arange(region // ITEM, dtype=np.int32) % 1000
         self.launch(region, stream)(0)
-        machine.verify(self.streamed, np.full(stream // ITEM, 2), "the stream was not doubled")
+        machine.verify(self.streamed, np.broadcast_to(2, stream // ITEM), "the stream was not doubled")
 
     def launch(self, region: int, threads: int) -> Call:
         """Return a launch with one thread per element of so many bytes."""
