@@ -64,7 +64,7 @@ def run(name, **parameters):
         print(f"Not run here: {experiment.unavailable}.")
         return None
     try:
-        frame = experiment.run(**(experiment.small if machine.SIMULATOR else parameters))
+        frame = experiment.frame(**(experiment.small if machine.SIMULATOR else parameters))
     except Unavailable as reason:
         print(f"Not run here: {reason}.")
         return None

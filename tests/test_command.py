@@ -208,7 +208,7 @@ def test_bench_runs_on_the_simulator_without_a_gpu(tmp_path, on_gpu):
         [sys.executable, "-m", "numba_gemm", "bench", "--stages", "naive", "--shape", "8,8,8", "--out", "here"],
         cwd=tmp_path,
         env={name: value for name, value in os.environ.items() if name != "NUMBA_ENABLE_CUDASIM"}
-        | {"PYTHONPATH": str(ROOT)},
+        | {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])},
         capture_output=True,
         text=True,
         timeout=120,

@@ -69,6 +69,12 @@ EXPERIMENTS = {
         summary_file="summary.csv",
         needs=("simulator",),
     ),
+    "particular": lab.Experiment(
+        "particular",
+        measured,
+        claims=lab.decided(lambda frame: {"size 2 takes 1": frame.set_index("size")["us"].loc[2] == 1.0}),
+        needs=("simulator",),
+    ),
     "interrupted": lab.Experiment("interrupted", interrupted, lesson="Interrupted."),
     "failing": lab.Experiment("failing", failing),
     "unavailable": lab.Experiment("unavailable", unavailable),
@@ -132,6 +138,51 @@ def test_claims_decide_the_status(run, tmp_path, capsys, sizes, status, said):
     assert run("claiming", f"--sizes={sizes}") == status
     assert f"{said} sizes are small" in capsys.readouterr().out
     assert (tmp_path / "summary.csv").read_text().splitlines()[0] == "us"
+
+
+def test_claims_about_rows_that_other_parameters_leave_out_are_not_checked(run, capsys):
+    assert run("particular") == 0
+    assert "holds: size 2 takes 1" in capsys.readouterr().out
+    assert run("particular", "--sizes=3") == 0
+    assert "claims are not checked" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("holds", "expected"),
+    [
+        (True, {"it is so": True}),
+        (np.bool_(False), {"it is so": False}),
+        (pd.Series([True, True]), {"it is so": True}),
+        (pd.Series([True, False]), {"it is so": False}),
+        (pd.Series([], dtype=bool), {}),
+        ((size > 1 for size in (2, 1)), {"it is so": False}),
+        ((size > 1 for size in (2, 3)), {"it is so": True}),
+        (iter(()), {}),
+    ],
+)
+def test_claims_are_decided(holds, expected):
+    found = lab.decided(lambda frame: {"it is so": holds})(pd.DataFrame())
+    assert found == expected
+    assert all(type(value) is bool for value in found.values())
+
+
+def test_a_frame_is_the_last_of_those_that_are_yielded():
+    assert list(EXPERIMENTS["measured"].frame(sizes=(3, 5))["size"]) == [3, 5]
+    whole = lab.Experiment("whole", lambda size=1: pd.DataFrame({"size": [size]}), lesson="Whole.")
+    assert list(whole.frame(size=4)["size"]) == [4]
+
+
+def test_a_parameter_may_be_described_in_one_line():
+    assert lab._descriptions("""Measure.
+
+Parameters
+----------
+sizes: Sizes, as many
+    as there are.
+m, n: Extents.
+share : float
+    Share: a fraction.
+""") == {"sizes": "Sizes, as many as there are.", "m": "Extents.", "n": "Extents.", "share": "Share: a fraction."}
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,11 @@ def test_break_even():
     assert break_even(100.0, 5.0, 6.0) == math.inf
 
 
+def test_memory_of_sizes_that_are_not_copied_cannot_pay_off():
+    with pytest.raises(ValueError, match=r"pinning_sizes has \[8192\]; expected some of sizes, \[4096\]"):
+        transfers.EXPERIMENT.frame(sizes=(4096,), pinning_sizes=(4096, 8192))
+
+
 def test_places_are_scattered():
     places = transfers.scattered(100)
     assert len(set(places.tolist())) == 100
@@ -117,7 +122,7 @@ def test_break_even_counts_the_first_touch_against_what_needs_none(monkeypatch):
         for memory, us in ((PAGEABLE, 30.0), (PINNED, 5.0), (REGISTERED, 10.0))
         for size in (1000, 4000)
     ]
-    rows = transfers.measure_pinning([1000, 4000], copies, 1)
+    rows = list(transfers.measure_pinning([1000, 4000], copies, 1))
     made = {(row["what"], row["direction"], row["bytes"]): row for row in rows if row["part"] == "break-even"}
     assert len(made) == 8
     for size in (1000, 4000):
@@ -454,7 +459,7 @@ def failing(claims: dict[str, bool]) -> list[str]:
 @simulator
 def test_overlap_measures_what_it_predicts_where_nothing_else_takes_time(pretend):
     device = pretend()
-    frame = back_from_csv(overlap.overlap(**OVERLAP))
+    frame = back_from_csv(overlap.EXPERIMENT.frame(**OVERLAP))
     ratio = frame["ms"] / frame["predicted_ms"]
     assert ratio.between(0.99, 1.02).all(), frame[~ratio.between(0.99, 1.02)]
     assert not failing(overlap.claims(frame))
@@ -488,7 +493,7 @@ def test_overlap_measures_what_it_predicts_where_nothing_else_takes_time(pretend
 @simulator
 def test_overlap_of_a_device_with_one_copy_engine(pretend):
     pretend(engines=1)
-    frame = overlap.overlap(**OVERLAP)
+    frame = overlap.EXPERIMENT.frame(**OVERLAP)
     ratio = frame["ms"] / frame["predicted_ms"]
     assert ratio.between(0.99, 1.02).all(), frame[~ratio.between(0.99, 1.02)]
     assert len(failing(overlap.claims(frame))) == 1
@@ -498,7 +503,7 @@ def test_overlap_of_a_device_with_one_copy_engine(pretend):
 @simulator
 def test_nothing_overlaps_on_a_device_that_does_one_thing_at_a_time(pretend):
     pretend(serial=True)
-    failed = failing(overlap.claims(overlap.overlap(**OVERLAP)))
+    failed = failing(overlap.claims(overlap.EXPERIMENT.frame(**OVERLAP)))
     for words in ("faster than the sequence", "any number of streams", "a tenth sooner", "numbers that streams"):
         assert any(words in sentence for sentence in failed), words
     for words in ("in two streams overlap", "with a non-blocking one", "all of both copies"):
@@ -515,7 +520,7 @@ def test_calls_that_do_not_return_are_noticed(pretend):
         device.wait_until(device.at(stream))
 
     device.cuMemcpyAsync = blocking
-    failed = failing(overlap.claims(overlap.overlap(**OVERLAP)))
+    failed = failing(overlap.claims(overlap.EXPERIMENT.frame(**OVERLAP)))
     assert any("asynchronous calls return" in sentence for sentence in failed)
 
 
@@ -529,14 +534,16 @@ def test_work_of_the_host_that_is_not_hidden_is_noticed(pretend, monkeypatch):
         counter[:] = turns
 
     monkeypatch.setattr(overlap, "host_work", host_work)
-    assert [sentence[:14] for sentence in failing(overlap.claims(overlap.overlap(**OVERLAP)))] == ["three quarters"]
+    assert [sentence[:14] for sentence in failing(overlap.claims(overlap.EXPERIMENT.frame(**OVERLAP)))] == [
+        "three quarters"
+    ]
 
 
 @simulator
 def test_a_pageable_copy_that_returns_at_once_is_noticed(pretend):
     device = pretend()
     device.locked[0] = 1 << 63  # all of the host's memory
-    failed = failing(overlap.claims(overlap.overlap(**OVERLAP)))
+    failed = failing(overlap.claims(overlap.EXPERIMENT.frame(**OVERLAP)))
     assert [sentence[:23] for sentence in failed] == ["a copy of pageable memo", "with it, all takes more"]
 
 
@@ -544,7 +551,7 @@ def test_a_pageable_copy_that_returns_at_once_is_noticed(pretend):
 @pytest.mark.parametrize(("what", "later"), [("copy", 0.03), (KERNEL, 0.2)])
 def test_a_timeline_that_lags_behind_is_noticed(pretend, what, later):
     pretend()
-    frame = overlap.overlap(**OVERLAP)
+    frame = overlap.EXPERIMENT.frame(**OVERLAP)
     late = (frame["part"] == "timeline") & (frame["what"] == what) & (frame["stream"] == 1)
     frame.loc[late, "begin_ms"] += later * frame["predicted_end_ms"].max()
     assert [sentence[:16] for sentence in failing(overlap.claims(frame))] == ["its copies begin"]
@@ -563,13 +570,13 @@ def test_overlap_raises_for_wrong_results(pretend, monkeypatch, change):
         copy = device.cuMemcpyAsync
         device.cuMemcpyAsync = lambda to, from_, size, stream: copy(to, from_, size - 4 * (size > 4), stream)
     with pytest.raises(AssertionError, match="is wrong"):
-        overlap.overlap(**OVERLAP)
+        overlap.EXPERIMENT.frame(**OVERLAP)
 
 
 @simulator
 def test_transfers_on_the_pretended_device(pretend):
     device = pretend(call_ms=0.002)
-    frame = back_from_csv(transfers.transfers(**TRANSFERS))
+    frame = back_from_csv(transfers.EXPERIMENT.frame(**TRANSFERS))
     assert not device.pending
     assert not device.locked
     assert not failing(transfers.claims(frame))
@@ -607,7 +614,7 @@ def test_transfers_on_the_pretended_device(pretend):
 def test_transfers_without_a_known_link_still_measures(pretend, monkeypatch):
     pretend(call_ms=0.002)
     monkeypatch.setattr(transfers, "link", lambda: (math.nan, math.nan))
-    frame = transfers.transfers(**TRANSFERS)
+    frame = transfers.EXPERIMENT.frame(**TRANSFERS)
     assert frame[(frame["part"] == "copy") & (frame["direction"] == TO_DEVICE)]["predicted_us"].isna().all()
     assert "three quarters of the link" in failing(transfers.claims(back_from_csv(frame)))[0]
 
@@ -617,7 +624,7 @@ def test_transfers_claims_can_fail(pretend):
     device = pretend(call_ms=0.002)
     # Pageable memory is as fast as page-locked memory, and everything runs at a tenth of the link's rate.
     device.LINK, device.STAGING, device.DEVICE = 6e6, {True: 6e6, False: 6e6}, 5e7
-    failed = failing(transfers.claims(transfers.transfers(**TRANSFERS)))
+    failed = failing(transfers.claims(transfers.EXPERIMENT.frame(**TRANSFERS)))
     for words in ("three quarters", "to a third", "not half as fast", "ten times", "pays for itself"):
         assert any(words in sentence for sentence in failed), words
 
@@ -634,7 +641,7 @@ def test_transfers_claims_can_fail(pretend):
 )
 def test_each_claim_on_copies_can_fail(pretend, rows, slower, words):
     pretend(call_ms=0.002)
-    frame = transfers.transfers(**TRANSFERS)
+    frame = transfers.EXPERIMENT.frame(**TRANSFERS)
     at = np.logical_and.reduce([frame[column] == value for column, value in rows.items()])
     frame.loc[at, "us"] *= slower
     frame.loc[at, "gb_s"] /= slower
@@ -653,7 +660,7 @@ def test_transfers_raises_for_wrong_copies(pretend, less, words):
 
     device.cuMemcpyAsync = wrong
     with pytest.raises(AssertionError, match=words):
-        transfers.transfers(**TRANSFERS)
+        transfers.EXPERIMENT.frame(**TRANSFERS)
 
 
 @simulator
@@ -668,7 +675,7 @@ def test_transfers_raises_for_a_wrong_chain(pretend, monkeypatch):
 
     monkeypatch.setattr(machine, "enqueue", forgetful)
     with pytest.raises(AssertionError, match="a chain of"):
-        transfers.transfers(**TRANSFERS)
+        transfers.EXPERIMENT.frame(**TRANSFERS)
 
 
 @simulator
@@ -676,7 +683,7 @@ def test_transfers_raises_for_a_wrong_chain(pretend, monkeypatch):
 def test_pictures_of_frames_read_back(pretend, experiment):
     figures = pytest.importorskip("matplotlib.figure")
     pretend(call_ms=1e-6 if experiment is overlap else 0.002)
-    frame = experiment.EXPERIMENT.run(**(OVERLAP if experiment is overlap else TRANSFERS))
+    frame = experiment.EXPERIMENT.frame(**(OVERLAP if experiment is overlap else TRANSFERS))
     figure = figures.Figure(figsize=(9, 5), layout="constrained")
     experiment.plot(back_from_csv(frame), figure)
     file = io.BytesIO()

@@ -85,7 +85,7 @@ def test_bytes_of_a_launch():
 
 @pytest.mark.simulator
 def test_the_simulator_has_the_control_alone():
-    frame = l2_persistence.l2_persistence(**l2_persistence.EXPERIMENT.small)
+    frame = l2_persistence.EXPERIMENT.frame(**l2_persistence.EXPERIMENT.small)
     assert set(frame["window"]) == {"none"}
     assert set(frame["way"]) == {"stream"}
 
@@ -102,7 +102,17 @@ def test_a_kernel_that_does_not_double_is_found(monkeypatch):
 
     monkeypatch.setattr(l2_persistence, "double_both", tripled)
     with pytest.raises(AssertionError, match="region"):
-        l2_persistence.l2_persistence(**l2_persistence.EXPERIMENT.small)
+        l2_persistence.EXPERIMENT.frame(**l2_persistence.EXPERIMENT.small)
+
+
+@pytest.mark.simulator
+def test_the_set_aside_is_a_share_of_the_cache():
+    small = {**l2_persistence.EXPERIMENT.small, "shares": (1.0, 3.0)}
+    frame = l2_persistence.EXPERIMENT.frame(**small)
+    assert set(frame["set_aside_mib"] * MIB) == {round(1e-4 * L2)}
+    assert list(frame["region_mib"] * MIB) == [6144, 6144, 18432]
+    with pytest.raises(ValueError, match="expected no more than the stream's 65536"):
+        l2_persistence.EXPERIMENT.frame(**{**small, "shares": (20.0,)})
 
 
 def l2_frame(**slower):
@@ -153,18 +163,20 @@ def test_the_set_aside_is_put_back(monkeypatch):
     from numba_gemm.lab.memory import machine
 
     before = persisting_limit()
-    l2_persistence.l2_persistence(**l2_persistence.EXPERIMENT.small)
+    l2_persistence.EXPERIMENT.frame(**l2_persistence.EXPERIMENT.small)
     assert persisting_limit() == before
 
     def fails(*args):
         raise AssertionError("wrong")
 
-    monkeypatch.setattr(l2_persistence, "check", fails)
-    with pytest.raises(AssertionError, match="wrong"):
-        l2_persistence.l2_persistence(**l2_persistence.EXPERIMENT.small)
+    with monkeypatch.context() as patched:
+        patched.setattr(l2_persistence.Arrays, "check", fails)
+        with pytest.raises(AssertionError, match="wrong"):
+            l2_persistence.EXPERIMENT.frame(**l2_persistence.EXPERIMENT.small)
     assert persisting_limit() == before
-    with pytest.raises(l2_persistence.Unavailable, match="at most"):
-        l2_persistence.l2_persistence(set_aside=machine.properties().l2_bytes * 2, stream=MIB, shares=(1e-3,))
+    frame = l2_persistence.EXPERIMENT.frame(set_aside=2.0, stream=MIB, shares=(1e-3,), launches=1, rounds=1)
+    assert frame["set_aside_mib"].max() * MIB <= machine.attribute("MAX_PERSISTING_L2_CACHE_SIZE")
+    assert persisting_limit() == before
 
 
 @pytest.mark.gpu

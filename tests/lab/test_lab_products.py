@@ -305,7 +305,7 @@ LISTED = {
     ("product_with_transpose", "coalesced"): {"LDG.E": 2, "LDS": 64, "STS": 2, "BAR": 1},
     ("product_with_transpose", "padded"): {"LDG.E": 2, "LDS": 64, "STS": 2, "BAR": 1},
     ("barriers", "shared_a_syncthreads"): {"LDG.E": 33, "LDS": 32, "STS": 1, "BAR": 1},
-    ("barriers", "warp_barriers"): {"BAR": 0, "WARPSYNC": 0},
+    ("barriers", "loop_syncwarp"): {"BAR": 0, "WARPSYNC": 0},
     ("barriers", "warp_rounds"): {"BAR": 0, "WARPSYNC": 0},
     ("strided_copy", "stride_copy"): {"LDG.E": 1, "STG.E": 1},
 }
@@ -337,7 +337,7 @@ def test_instructions_are_those_that_are_counted():
         for opcode, count in counts.items():
             same = [own for own in found[key] if own == opcode or own.partition(".")[0] == opcode]
             assert len(same) == count, (key, opcode)
-    loop = found["barriers", "block_barriers"]
+    loop = found["barriers", "loop_syncthreads"]
     assert sum(own.startswith("BAR") for own in loop) % barriers.UNROLLED == 0
     assert sum(own.startswith("BAR") for own in loop) == sum(own == "FFMA" for own in loop)
 
@@ -406,7 +406,9 @@ def test_the_simulators_environment(monkeypatch):
 
 @simulator
 def test_lost_turns_are_seen(monkeypatch):
-    lost = changed(barriers.no_barriers, "range(0, turns, UNROLLED)", "range(1, turns, UNROLLED + 1)", barriers)
+    fewer = "range(1, turns, UNROLLED + 1)"
+    none = {"of_warp": False, "of_block": False}
+    lost = changed(barriers.LOOPS["none"], "range(0, turns, UNROLLED)", fewer, barriers, **none)
     monkeypatch.setitem(barriers.LOOPS, "none", lost)
     with pytest.raises(AssertionError):
         barriers.barriers(**{**lab.load("barriers").small, "turns": 72})

@@ -46,7 +46,8 @@ def test_is_described(name):
     assert experiment.name == name == experiment.run.__name__
     assert experiment.section[0].isdigit()
     assert experiment.lesson.endswith(".")
-    assert "Returns" in (experiment.run.__doc__ or "")
+    assert "one row per" in (experiment.run.__doc__ or "").lower()
+    assert all(parameter.help for parameter in experiment.parameters.values())
 
 
 @pytest.mark.simulator
@@ -72,7 +73,7 @@ def test_runs_in_the_simulator_or_says_why_not(name, tmp_path, capsys):
 def test_runs_on_a_gpu(name):
     experiment = load(name)
     try:
-        frame = experiment.run(**experiment.small)
+        frame = experiment.frame(**experiment.small)
     except Unavailable as reason:
         pytest.skip(str(reason))
     assert any(column.startswith(PREDICTED) for column in frame)
@@ -115,11 +116,16 @@ def test_the_page_is_what_was_recorded(monkeypatch, tmp_path, capsys):
 
     monkeypatch.chdir(RECORDED.parents[2])
     assert report.main(["--check"]) == 0, "run python -m numba_gemm.lab.memory.report"
+    text = report.PAGE.read_text(encoding="utf-8")
     monkeypatch.setattr(report, "PAGE", tmp_path / "page.md")
+    report.PAGE.write_text(text.replace("\n- ", "\n- it is said that "), encoding="utf-8")
     assert report.main(["--check"]) == 1
     assert report.main([]) == 0
     assert report.main(["--check"]) == 0
     assert report.main(["--chek"]) == 2
+    report.PAGE.write_text(text.replace("begin zero_copy", "begin zero_copies"), encoding="utf-8")
+    assert report.main([]) == 2
+    assert "expected ['provenance', 'transfers'," in capsys.readouterr().err
 
 
 def test_every_module_is_listed():

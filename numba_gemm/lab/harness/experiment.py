@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import types
 import typing
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
 from numba_gemm.lab.harness.command import UsageError
@@ -18,7 +21,7 @@ from numba_gemm.lab.harness.command import UsageError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["PREDICTED", "Experiment", "Parameter", "Unavailable", "attrs", "last_row", "so_far"]
+__all__ = ["PREDICTED", "Experiment", "Parameter", "Unavailable", "attrs", "decided", "last_row", "so_far"]
 
 PREDICTED = "predicted"
 SEPARATOR = re.compile(r",(?! )")  # a value may contain a comma and a space
@@ -90,6 +93,11 @@ class Experiment:
         table, record = self.table or f"{self.name}.csv", self.record or f"{self.name}.json"
         return tuple(filter(None, (table, record, self.summary_file, picture)))
 
+    def frame(self, **parameters: Any) -> pd.DataFrame:
+        """Run the experiment with these parameters, and return its whole result."""
+        found = self.run(**parameters)
+        return found if isinstance(found, pd.DataFrame) else deque(found, maxlen=1)[0]
+
     @property
     def parameters(self) -> dict[str, Parameter]:
         """Parameters of `run` by name."""
@@ -107,15 +115,16 @@ class Experiment:
 
 
 def _descriptions(doc: str) -> dict[str, str]:
-    """Read the section Parameters of a docstring in NumPy's format."""
+    """Read the section Parameters of a docstring, in NumPy's format or with one line ``name: text`` per parameter."""
     found: dict[str, str] = {}
     names: list[str] = []
     section = re.search(r"^Parameters\n-+\n(.*?)(?:\n\n\w+\n-+\n|\Z)", doc, re.DOTALL | re.MULTILINE)
     for line in section[1].splitlines() if section else ():
-        if line.startswith(" "):
-            found |= {name: f"{found.get(name, '')} {line.strip()}".strip() for name in names}
-        else:
-            names = line.partition(" : ")[0].split(", ")
+        text = line.strip()
+        if not line.startswith(" "):
+            named, _, text = line.partition(" : ")[0].partition(": ")
+            names = named.split(", ")
+        found |= {name: f"{found.get(name, '')} {text}".strip() for name in names}
     return found
 
 
@@ -152,6 +161,19 @@ def so_far(rows: Iterable[Mapping[str, Any]]) -> Iterator[pd.DataFrame]:
     for row in rows:
         found.append(row)
         yield pd.DataFrame(found)
+
+
+def decided(claims: Callable[[pd.DataFrame], Mapping[str, Any]]) -> Callable[[pd.DataFrame], dict[str, bool]]:
+    """Decorate claims whose values may be several: they hold if all are true, and are left out if there are none."""
+
+    @functools.wraps(claims)
+    def as_bools(frame: pd.DataFrame) -> dict[str, bool]:
+        found = {
+            sentence: list(holds) if isinstance(holds, Iterator) else holds for sentence, holds in claims(frame).items()
+        }
+        return {sentence: bool(np.all(holds)) for sentence, holds in found.items() if np.size(holds)}
+
+    return as_bools
 
 
 def attrs(frame: pd.DataFrame) -> dict[str, Any]:

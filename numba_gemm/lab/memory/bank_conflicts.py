@@ -1,31 +1,16 @@
 """In each pass, a request to shared memory takes as many cycles as its fullest bank has words to deliver.
 
-Shared memory has 32 banks of 32-bit words, and each delivers one word per cycle. A warp that reads 32 words from 32
-banks is served at once, in one wavefront; words in the same bank wait for each other. Lanes that read the same word do
-not: the bank delivers it to all of them (broadcast), and this also works for several words in different banks
-(multicast). A stride of s words spreads a warp over 32 / gcd(s, 32) banks: odd strides have no conflict, a stride of 32
-puts all lanes into one bank, and 33, which is one element of padding, again has no conflict.
+32 banks deliver one word per cycle each. Reads of 64 and 128 bits per lane are served in passes of half a warp and of a
+quarter (`numba_gemm.models.requests`). The times of one width are predicted from its time at stride 1.
 
-Wider reads are served in passes, of half a warp for 64 bits and of a quarter for 128, so that without a conflict they
-take 2 and 4 wavefronts. Each pass takes as many as its fullest bank has words (`numba_gemm.models.requests`, which also
-describes when passes join). `predicted_wavefronts` counts them, one cycle each; `predicted_us` is the time of the same
-width at stride 1, scaled by the wavefronts. A block of 32 warps per multiprocessor keeps the banks busy, so that
-`cycles` per request, by the multiprocessor's clock, measure the banks and not latency.
-
-On an H200 every stride takes its wavefronts to 1 %, 1 to 32 cycles at any width, and so does every pattern of 32-bit
-reads. If several lanes share a wide word, passes join, and fewer wavefronts take less time: two or more lanes per word
-of 128 bits take about 2.2 cycles instead of 4, per word of 64 bits about 1.07 instead of 2. That is about 10 and 7 %
-more than the 2 and 1 wavefronts predicted, whether 2, 4 or all 32 lanes share; this is not explained. A word shared by
-lanes that are not neighbours, every eighth, joins no passes and saves nothing.
-
-Source: CUDA C++ Best Practices Guide, "Shared Memory and Memory Banks"; CUDA C++ Programming Guide, "Shared Memory".
+Source: CUDA C++ Best Practices Guide, "Shared Memory and Memory Banks"; details in docs/memory_lab.md.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -34,14 +19,11 @@ from numba import cuda, float32, uint32
 from numba_gemm.device.address import shared_address, shared_load1, shared_load2, shared_load4
 from numba_gemm.device.texture import cycles
 from numba_gemm.device.units import WARP
-from numba_gemm.lab.harness.experiment import Experiment
+from numba_gemm.lab.harness.experiment import decided
 from numba_gemm.lab.memory import machine
-from numba_gemm.lab.memory.drawing import COLOURS, curve
+from numba_gemm.lab.memory.drawing import COLOURS, Figure, curve
 from numba_gemm.models import requests
 from numba_gemm.simulator.switch import device_function
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 WORD = 4
 ROW = requests.BANKS * WORD  # bytes; the banks repeat after each row
@@ -151,70 +133,48 @@ def bank_conflicts(
 ) -> pd.DataFrame:
     """Read shared memory by each pattern and width.
 
+    One row per pattern and width: ``pattern`` ("stride", or the name), ``stride`` in elements (0 for other
+    patterns), ``ways`` of the conflict, ``predicted_wavefronts`` per request, ``cycles`` per request and
+    multiprocessor (median of the blocks), and ``us`` per launch.
+
     Parameters
     ----------
-    strides : sequence of int
-        Elements between neighbouring lanes, 1 to 33. Must include 1, from which the others are predicted.
-    widths : sequence of int
-        Bits per element: 32, 64, 128.
-    patterns : sequence of str
-        Names from `PATTERNS`.
-    turns : int
-        Turns of the loop, each with 16 reads per lane.
-    threads, blocks : int
-        Launch geometry; one block per multiprocessor by default.
-    rounds : int
-        Samples of each measurement.
-
-    Returns
-    -------
-    DataFrame
-        One row per pattern and width: ``pattern`` ("stride", or the name), ``width_bits``, ``stride`` in elements (0
-        for other patterns), ``ways`` of the conflict, ``predicted_wavefronts`` per request, ``cycles`` per request and
-        multiprocessor (median of the blocks), ``us`` per launch (median), and ``predicted_us``.
-
-    Raises
-    ------
-    AssertionError
-        if a lane read wrong values.
+    strides: Elements between neighbouring lanes, at most 33; 1 is added, from which the others are predicted.
+    widths: Bits per element: 32, 64, 128.
+    patterns: Patterns other than strides, by name.
+    turns: Turns of the loop, each with 16 reads per lane.
+    threads, blocks: Launch geometry; one block per multiprocessor by default.
+    rounds: Samples of each measurement.
     """
     blocks = blocks or machine.properties().sm_count
     cases = [("stride", stride) for stride in dict.fromkeys((1, *strides))] + [(name, 0) for name in patterns]
     warps = threads // WARP
     sums, took = cuda.device_array(blocks * threads, np.float32), cuda.device_array(blocks, np.uint64)
-    calls, counted = {}, {}
+    rows: dict[tuple[str, int, int], dict[str, Any]] = {}
+    calls = {}
     for bits in widths:
         for pattern, stride in cases:
             chosen = elements(pattern, stride)
-            places = cuda.to_device(np.array([place for _, place in request(bits, chosen)], np.uint32))
+            asked = request(bits, chosen)
+            places = cuda.to_device(np.array([place for _, place in asked], np.uint32))
             name = (pattern, bits, stride)
             calls[name] = machine.enqueue(KERNELS[bits], blocks, threads, turns, places, sums, took)
             calls[name](0)
-            lanes = np.resize(expected(bits, chosen, turns), blocks * threads)
-            np.testing.assert_array_equal(sums.copy_to_host(), lanes, str(name))
-            counted[name] = statistics.median(took.copy_to_host().tolist()) / (turns * READS * warps)
-    samples = machine.timed(calls, rounds=rounds)
-    rows = []
-    for pattern, bits, stride in calls:
-        chosen = elements(pattern, stride)
-        taken = {
-            name: requests.wavefronts(request(bits, places), bits // 8)
-            for name, places in (("this", chosen), ("least", range(WARP)))
-        }
-        name, free = (pattern, bits, stride), samples["stride", bits, 1].median
-        rows.append(
-            {
+            machine.verify(sums, np.resize(expected(bits, chosen, turns), blocks * threads), name)
+            rows[name] = {
                 "pattern": pattern,
                 "width_bits": bits,
                 "stride": stride,
                 "ways": ways(bits, chosen),
-                "predicted_wavefronts": taken["this"],
-                "cycles": counted[name],
-                "us": samples[name].median,
-                "predicted_us": free * taken["this"] / taken["least"],
+                "predicted_wavefronts": requests.wavefronts(asked, bits // 8),
+                "cycles": statistics.median(took.copy_to_host().tolist()) / (turns * READS * warps),
             }
-        )
-    return pd.DataFrame(rows)
+    least = {bits: requests.wavefronts(request(bits, range(WARP)), bits // 8) for bits in widths}
+    us = {name: found.median for name, found in machine.timed(calls, rounds=rounds).items()}
+    return pd.DataFrame(
+        row | {"us": us[name], "predicted_us": us["stride", name[1], 1] * row["predicted_wavefronts"] / least[name[1]]}
+        for name, row in rows.items()
+    )
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
@@ -228,7 +188,7 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
         places = [number + 0.25 * (index - 1) for number in range(len(names))]
         right.bar(places, others["cycles"], width=0.22, color=COLOURS[index])
         right.plot(places, others["predicted_wavefronts"], "_", color="black", markersize=7)
-    left.set(xlabel="stride in elements", ylabel="cycles a request of a warp", yscale="log", title="by stride")
+    left.set(xlabel="stride in elements", ylabel="cycles per request of a warp", yscale="log", title="by stride")
     left.set_xticks([1, 4, 8, 12, 16, 20, 24, 28, 32])
     left.set_yticks([1, 2, 4, 8, 16, 32], [str(value) for value in (1, 2, 4, 8, 16, 32)])
     left.minorticks_off()
@@ -238,51 +198,32 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
     right.set_title("black: wavefronts predicted")
 
 
-def claims(frame: pd.DataFrame) -> dict[str, bool]:
-    """Check the statements of the module's docstring against a result."""
-    strided = frame[frame["stride"] > 0]
-    free = strided[strided["stride"] == 1].set_index("width_bits")
+@decided
+def claims(frame: pd.DataFrame) -> dict[str, Any]:
+    """Claims of the lesson."""
+    strides, narrow, names = frame["stride"], frame["width_bits"] == 32, frame["pattern"]
+    free = frame[strides == 1].set_index("width_bits")
     slower = frame["cycles"] / frame["width_bits"].map(free["cycles"])
     more = frame["predicted_wavefronts"] / frame["width_bits"].map(free["predicted_wavefronts"])
     off = (slower / more - 1).abs()
-    narrow = frame["width_bits"] == 32
-    shared_words = frame["pattern"].str.startswith(("broadcast", "multicast"))
-    joined = (frame["width_bits"] > 32) & frame["pattern"].isin(["broadcast", "multicast, pairs", "multicast, fours"])
+    alike = names.str.startswith(("broadcast", "multicast"))
+    joined = ~narrow & names.isin(["broadcast", "multicast, pairs", "multicast, fours"])
+    padded, unpadded = slower[narrow & (strides == 33)], slower[narrow & (strides == 32)]
     return {
-        "at every stride and width, a request's time grows as wavefronts do, to 15 %": bool(
-            (off[frame["stride"] > 0] < 0.15).all()
+        "at every stride and width, a request's time grows as wavefronts do, to 15 %": off[strides > 0] < 0.15,
+        "and so it does by every other pattern": off[strides == 0] < 0.15,
+        "without a conflict, a request takes a cycle a wavefront, to 15 %": (
+            (free["cycles"] / free["predicted_wavefronts"] - 1).abs() < 0.15
         ),
-        "and so it does by every other pattern": bool((off[frame["stride"] == 0] < 0.15).all()),
-        "without a conflict, a request takes a cycle a wavefront, to 15 %": bool(
-            ((free["cycles"] / free["predicted_wavefronts"] - 1).abs() < 0.15).all()
-        ),
-        "an element of padding turns a 32-way conflict into none": bool(
-            (slower[narrow & (frame["stride"] == 33)] < 1.15).all()
-            and (slower[narrow & (frame["stride"] == 32)] > 20).all()
-        ),
-        "lanes that read the same words take no longer than lanes that read different ones": bool(
-            (slower[shared_words] < 1.15).all()
-        ),
-        "neighbours that share a wide word take less than two thirds of that": bool((slower[joined] < 2 / 3).all()),
+        "an element of padding turns a 32-way conflict into none": (padded < 1.15).all() and (unpadded > 20).all(),
+        "lanes that read the same words take no longer than lanes that read different ones": slower[alike] < 1.15,
+        "neighbours that share a wide word take less than two thirds of that": slower[joined] < 2 / 3,
     }
 
 
-EXPERIMENT = Experiment(
-    name="bank_conflicts",
-    section="9.2.3.1",
-    run=bank_conflicts,
-    plot=plot,
-    claims=claims,
-    facts=machine.facts,
-    small={
-        "strides": (1, 2, 32, 33),
-        "patterns": ("broadcast", "multicast, pairs"),
-        "turns": 2,
-        "threads": 32,
-        "blocks": 1,
-        "rounds": 1,
-    },
-    kernels={
-        f"read_{bits}": (kernel, "int64, uint32[::1], float32[::1], uint64[::1]") for bits, kernel in KERNELS.items()
-    },
-)
+SMALL: dict[str, Any] = {"strides": (1, 2, 32, 33), "patterns": ("broadcast", "multicast, pairs"), "turns": 2}
+SMALL |= {"threads": 32, "blocks": 1, "rounds": 1}
+SIGNATURES = {
+    f"read_{bits}": (kernel, "int64, uint32[::1], float32[::1], uint64[::1]") for bits, kernel in KERNELS.items()
+}
+EXPERIMENT = machine.experiment(bank_conflicts, "9.2.3.1", claims, plot, SMALL, SIGNATURES)

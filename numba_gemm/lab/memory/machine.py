@@ -6,7 +6,7 @@ In the simulator, kernels run under the package's scheduler, one thread after th
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from cuda.bindings import driver
 from numba import cuda
 
 from numba_gemm.lab.bench.model import choose_ceilings
+from numba_gemm.lab.harness.experiment import Experiment
 from numba_gemm.models.prediction import Ceilings
 from numba_gemm.runtime.device import DeviceProperties, current_device, device_properties
 from numba_gemm.runtime.driver import call, device_scope
@@ -22,7 +23,20 @@ from numba_gemm.runtime.timing import Call, Samples, time_interleaved
 from numba_gemm.simulator import scheduler
 from numba_gemm.simulator.switch import SIMULATOR
 
-__all__ = ["SIMULATOR", "attribute", "ceilings", "enqueue", "facts", "in_context", "properties", "streams", "timed"]
+__all__ = [
+    "ROUNDS",
+    "SIMULATOR",
+    "attribute",
+    "ceilings",
+    "enqueue",
+    "experiment",
+    "facts",
+    "in_context",
+    "properties",
+    "streams",
+    "timed",
+    "verify",
+]
 
 ROUNDS = 15
 Extent = int | tuple[int, ...]
@@ -76,6 +90,12 @@ def timed(calls: Mapping[Any, Call], *, rounds: int = ROUNDS) -> dict[Any, Sampl
     return {name: found[repr(name)] for name in calls}
 
 
+def verify(out: Any, expected: Any, what: Any = "") -> None:
+    """Raise AssertionError unless a device array holds the expected elements, in this order."""
+    found = out.copy_to_host()
+    np.testing.assert_array_equal(found, np.reshape(expected, found.shape), str(what))
+
+
 def properties() -> DeviceProperties:
     """Properties of the current device; in the simulator, those of an H200."""
     return device_properties(current_device())
@@ -96,4 +116,27 @@ def attribute(name: str) -> int:
     device = call(driver.cuDeviceGet, current_device())
     return int(
         call(driver.cuDeviceGetAttribute, getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}"), device)
+    )
+
+
+def experiment(
+    run: Callable[..., Any],
+    section: str,
+    claims: Callable[[Any], dict[str, bool]],
+    plot: Callable[..., None],
+    small: Mapping[str, Any],
+    kernels: Mapping[str, tuple[Any, str]],
+    unavailable: str = "",
+) -> Experiment:
+    """Describe an experiment of the laboratory, named after the function that runs it; see `Experiment`."""
+    return Experiment(
+        run.__name__,
+        run,
+        claims=claims,
+        plot=plot,
+        small=small,
+        kernels=kernels,
+        section=section,
+        unavailable=unavailable,
+        facts=facts,
     )

@@ -1,40 +1,9 @@
 """The level that holds the data decides how long a read takes, more than the memory space that a kernel names.
 
-The guide orders the spaces by latency: global, local and texture memory are the slowest, then constant memory, shared
-memory and registers (column `predicted_latency_order`, 1 is the lowest). The order reflects their location: the first
-three are in device memory, off the chip. On an H200, in cycles per read:
+Latency is that of a chain of dependent reads by one thread; bandwidth that of all multiprocessors, in bytes that lanes
+receive. Predicted are the guide's order of latencies, and theoretical rates.
 
-- Confirmed: registers, 4; shared memory, 29; a constant in the first cache, 34. Data in device memory itself take
-  longest: about 700 cycles for global memory, 730 through a texture.
-- Not confirmed: local and global memory in L1, 35 and 39 cycles, are as close as that constant, and closer than one
-  that is not in the first cache, 104. L1 and shared memory are the same storage. Data in L2 take about 280 cycles as
-  local memory, 290 as global memory and 325 through a texture. So three spaces with the same rank in the guide range
-  from 35 to more than 700 cycles, and a texture is slower than global memory at each level: by about 50 cycles in L1,
-  by 40 beyond.
-
-Latency is that of a chain of reads, each of which returns the index of the next, followed by one thread between two
-readings of the multiprocessor's clock; nanoseconds are those of the GPU's clock. The chains visit lines of memory once
-in a random order, after a pass that loads them into the intended cache; those in device memory are far longer than the
-L2 cache and never return to a line. Index arithmetic is included: one more instruction turns an index into an address,
-except for textures. The latency of device memory includes misses in address translation, which half a gigabyte in
-random order causes. The local memory of one thread soon exceeds L1: its consecutive words are 128 bytes apart,
-interleaved with those of the warp's other lanes. The latency of registers is that of a chain of multiply-adds.
-
-Bandwidth is that of all multiprocessors, in bytes that lanes receive, with four blocks of 256 threads each. Registers
-deliver three operands per multiply-add. The predictions are theoretical rates: for device memory from its clock and
-width; for shared memory and L1 128 bytes per clock and multiprocessor, for L2 64; for registers as many operands as
-multiply-adds take; for textures one texel of 16 bytes per clock for each of a multiprocessor's four texture units. All
-of these are reached to 6 %, textures to less than 1 %, except for L2: about 9.4 of 16.7 TB/s, which is not explained
-here. A constant is one word for all lanes of a warp, and the cost of a request grows with the number of different
-addresses: 32 of them are predicted to take 32 times as long as one, and do.
-
-Numba has no textures. A texture object is a number that the driver creates and a kernel takes as an argument, and one
-PTX instruction reads it (`numba_gemm.device.texture`).
-
-Source: CUDA C++ Best Practices Guide, "Device Memory Spaces", "Local Memory", "Texture Memory" and "Constant Memory";
-CUDA C++ Programming Guide, "Device Memory Accesses"; NVIDIA H100 Tensor Core GPU Architecture (texture units).
-
-One module because the kernels, the measurement, the claims and the plot of an experiment are read together.
+Source: CUDA C++ Best Practices Guide, "Device Memory Spaces"; details in docs/memory_lab.md.
 """
 
 from __future__ import annotations
@@ -44,7 +13,7 @@ import math
 import statistics
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -54,14 +23,11 @@ from numba import cuda, float32, uint32, uint64
 from numba_gemm.device.texture import cycles, nanoseconds, texel
 from numba_gemm.device.units import WARP, ceil_div
 from numba_gemm.lab.bench import ceilings
-from numba_gemm.lab.harness.experiment import Experiment
+from numba_gemm.lab.harness.experiment import decided
 from numba_gemm.lab.memory import machine
-from numba_gemm.lab.memory.drawing import bars
+from numba_gemm.lab.memory.drawing import Figure, bars
 from numba_gemm.runtime.driver import call
 from numba_gemm.simulator.switch import device_function
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 WORD, LINE, KIB = 4, 32, 1024  # bytes; words; bytes
 LINKS = 32  # links of a chain per turn of the loop that follows it
@@ -314,18 +280,23 @@ class _Walk:
     def __init__(self, kernel: Any, memory: tuple[Any, ...], order: np.ndarray, warm: int, steps: int, at: int = 0):
         self.kernel, self.memory, self.order = kernel, memory, order
         self.warm, self.steps, self.at = ceil_div(warm, LINKS) * LINKS, steps, at
-        self.out = cuda.to_device(np.zeros(3, np.uint64))
 
     def measure(self) -> tuple[float, float]:
         """Return cycles and nanoseconds per step; raise AssertionError if the walk ends at a wrong place."""
-        start, walked = int(self.order[self.at]), self.warm + self.steps
-        machine.enqueue(self.kernel, 1, 1, *self.memory, start, self.warm, self.steps, self.out)(0)
-        found = self.out.copy_to_host()
-        end = (self.at + walked) % len(self.order)
-        assert found[2] == self.order[end], f"{self.kernel.__name__} ends at {found[2]}, not at {self.order[end]}"
+        start, end = int(self.order[self.at]), (self.at + self.warm + self.steps) % len(self.order)
+        found = per_step(self.kernel, (*self.memory, start, self.warm), self.steps, self.order[end])
         if not self.warm:
             self.at = end
-        return float(found[0]) / self.steps, float(found[1]) / self.steps
+        return found
+
+
+def per_step(kernel: Any, arguments: tuple[Any, ...], steps: int, end: int) -> tuple[float, float]:
+    """Return cycles and nanoseconds per step of one thread; raise AssertionError if its result is not `end`."""
+    out = cuda.to_device(np.zeros(3, np.uint64))
+    machine.enqueue(kernel, 1, 1, *arguments, steps, out)(0)
+    found = out.copy_to_host()
+    assert found[2] == end, f"{kernel.__name__} ends at {found[2]}, not at {end}"
+    return float(found[0]) / steps, float(found[1]) / steps
 
 
 def walks(stack: ExitStack, steps: int, l1: int, l2: int, device: int, rounds: int) -> dict[tuple[str, str], _Walk]:
@@ -349,15 +320,6 @@ def walks(stack: ExitStack, steps: int, l1: int, l2: int, device: int, rounds: i
     return found
 
 
-def measure_registers(steps: int) -> tuple[float, float]:
-    """Return cycles and nanoseconds per multiply-add of a chain."""
-    out = cuda.to_device(np.zeros(3, np.uint64))
-    machine.enqueue(chase_registers, 1, 1, np.float32(1), steps, out)(0)
-    found = out.copy_to_host()
-    assert found[2] == steps, f"{steps} multiply-adds gave {found[2]}"
-    return float(found[0]) / steps, float(found[1]) / steps
-
-
 def constant_sum(turns: int, apart: int) -> np.ndarray:
     """Return the sum of each lane of `read_constant`, modulo 2 to the 32."""
     first = np.arange(WARP)[:, None] * apart + np.arange(turns) % FIRST
@@ -378,65 +340,34 @@ def bandwidths(
     small = cuda.to_device(np.ones((rows["L2"], 4 * lanes), np.float32))
     tile = cuda.to_device(np.ones((ROWS, 4 * WARP), np.float32))
     texture = stack.enter_context(linear_texture(cuda.to_device(np.ones(4 * WARP * ROWS, np.uint32)), 4))
-    one, vector = np.float32(1), 4 * WORD
-    chains = ceilings.CHAINS
-    # Kernel, arguments before the sums, type of the sums, expected value per lane, and bytes that a lane receives.
-    work: dict[tuple[str, str], tuple[Any, tuple[Any, ...], Any, Any, int]] = {
-        ("register", "registers"): (
-            ceilings.multiply_add,
-            (2 * turns, one, one),
-            np.float32,
-            2 * turns * chains * ceilings.LINKS + chains * (chains - 1) // 2,
-            2 * turns * chains * ceilings.LINKS * OPERANDS * WORD,
-        ),
-        ("shared", "shared memory"): (
-            ceilings.read_shared,
-            (turns, one),
-            np.float32,
-            4 * READS * turns,
-            vector * READS * turns,
-        ),
-        ("local", "L1"): (read_local, (turns, tile), np.float32, READS * turns, WORD * READS * turns),
-        ("global", "L1"): (read_cached, (turns, tile), np.float32, 4 * READS * turns, vector * READS * turns),
-        ("global", "L2"): (
-            ceilings.read_global,
-            (turns, small),
-            np.float32,
-            4 * rows["L2"] * turns,
-            vector * rows["L2"] * turns,
-        ),
-        ("global", DEVICE): (
-            ceilings.read_global,
-            (1, large),
-            np.float32,
-            4 * rows[DEVICE],
-            vector * rows[DEVICE],
-        ),
-        ("constant", ONE): (
-            read_constant,
-            (turns, 0),
-            np.uint32,
-            np.resize(constant_sum(turns, 0), lanes),
-            WORD * READS * turns,
-        ),
-        ("constant", MANY): (
-            read_constant,
-            (turns, 1),
-            np.uint32,
-            np.resize(constant_sum(turns, 1), lanes),
-            WORD * READS * turns,
-        ),
-        ("texture", "L1"): (read_texture, (turns, texture), np.uint32, 4 * READS * turns, TEXEL * READS * turns),
+    one, reads, chains = np.float32(1), READS * turns, ceilings.CHAINS
+    added = 2 * turns * chains * ceilings.LINKS
+    # Kernel, arguments before the sums, and words that a lane receives: ones, except for constants and registers.
+    work: dict[tuple[str, str], tuple[Any, tuple[Any, ...], int]] = {
+        ("register", "registers"): (ceilings.multiply_add, (2 * turns, one, one), OPERANDS * added),
+        ("shared", "shared memory"): (ceilings.read_shared, (turns, one), 4 * reads),
+        ("local", "L1"): (read_local, (turns, tile), reads),
+        ("global", "L1"): (read_cached, (turns, tile), 4 * reads),
+        ("global", "L2"): (ceilings.read_global, (turns, small), 4 * rows["L2"] * turns),
+        ("global", DEVICE): (ceilings.read_global, (1, large), 4 * rows[DEVICE]),
+        ("constant", ONE): (read_constant, (turns, 0), reads),
+        ("constant", MANY): (read_constant, (turns, 1), reads),
+        ("texture", "L1"): (read_texture, (turns, texture), 4 * reads),
+    }
+    sums: dict[tuple[str, str], Any] = {name: words for name, (_, _, words) in work.items()} | {
+        ("register", "registers"): added + chains * (chains - 1) // 2,
+        ("constant", ONE): np.resize(constant_sum(turns, 0), lanes),
+        ("constant", MANY): np.resize(constant_sum(turns, 1), lanes),
     }
     calls = {}
-    for name, (kernel, arguments, dtype, expected, _) in work.items():
-        shape = (1, lanes) if dtype is np.float32 else (lanes,)
-        out = cuda.to_device(np.zeros(shape, dtype))
+    for name, (kernel, arguments, _) in work.items():
+        words = name[0] in ("constant", "texture")
+        out = cuda.to_device(np.zeros(lanes, np.uint32) if words else np.zeros((1, lanes), np.float32))
         calls[name] = machine.enqueue(kernel, blocks, threads, *arguments, out)
         calls[name](0)
-        np.testing.assert_array_equal(out.copy_to_host().reshape(-1), np.broadcast_to(expected, lanes), str(name))
+        machine.verify(out, np.broadcast_to(sums[name], lanes), name)
     samples = machine.timed(calls, rounds=rounds)
-    return {name: lanes * work[name][4] / samples[name].median * 1e6 for name in work}
+    return {name: lanes * WORD * work[name][2] / samples[name].median * 1e6 for name in work}
 
 
 def memory_spaces(
@@ -453,33 +384,19 @@ def memory_spaces(
 ) -> pd.DataFrame:
     """Measure latency and bandwidth of every memory space at every level that can hold its data.
 
+    One row per space and level: the guide's properties of the space, ``latency_cycles`` and ``latency_ns`` per read
+    (medians), and ``tb_s`` that lanes receive (median); NaN if not measured or predicted.
+
     Parameters
     ----------
-    steps : int
-        Timed reads of a chain, a multiple of 32; `device_kib` must have enough lines for all walks.
-    l1_kib, l2_kib, device_kib : int
-        Global memory that chains cover: less than L1, between L1 and L2, and more than L2.
-    read_kib : int
-        Device memory that is read for its bandwidth; for L2, `l2_kib`. Both are rounded to whole rows of vectors.
-    turns : int
-        Turns of the kernels that read repeatedly.
-    blocks, threads : int
-        Launch geometry of the kernels that measure bandwidth; four blocks per multiprocessor by default.
-    walk_rounds, rounds : int
-        Samples of each latency, and of each bandwidth.
-
-    Returns
-    -------
-    DataFrame
-        One row per space and level: the guide's properties of the space (``location``; ``cached``, "-" if not
-        applicable; ``access``, ``scope``, ``lifetime``; ``predicted_latency_order``, 1 is the lowest),
-        ``latency_cycles`` and ``latency_ns`` per read (medians), ``tb_s`` that lanes receive (median) and
-        ``predicted_tb_s``; NaN if not measured or predicted.
-
-    Raises
-    ------
-    AssertionError
-        if a walk ends at a wrong place, or a sum is wrong.
+    steps: Timed reads of a chain, a multiple of 32; `device_kib` must have enough lines for all walks.
+    l1_kib, l2_kib, device_kib: Global memory that chains cover: less than L1, between L1 and L2, and more than L2.
+    read_kib: Device memory that is read for its bandwidth; for L2, `l2_kib`. Both are rounded to whole rows of
+        vectors.
+    turns: Turns of the kernels that read repeatedly.
+    blocks, threads: Launch geometry of the kernels that measure bandwidth; four blocks per multiprocessor by
+        default.
+    walk_rounds, rounds: Samples of each latency, and of each bandwidth.
     """
     properties = machine.properties()
     theory = ceilings.ceilings_of(properties)
@@ -490,7 +407,8 @@ def memory_spaces(
         # The buffers for bandwidth evict from L2 what remains of the chains since they were written.
         rates = bandwidths(stack, turns, blocks, threads, l2_kib, read_kib, rounds)
         found = {name: [walk.measure() for _ in range(walk_rounds)] for name, walk in chains.items()}
-        found["register", "registers"] = [measure_registers(steps) for _ in range(walk_rounds)]
+        chain = chase_registers, (np.float32(1),), steps, steps
+        found["register", "registers"] = [per_step(*chain) for _ in range(walk_rounds)]
     predicted = {
         ("register", "registers"): theory.fp32 / 2 * OPERANDS * WORD,
         ("shared", "shared memory"): theory.shared,
@@ -506,15 +424,16 @@ def memory_spaces(
         taken = [statistics.median(values) for values in zip(*found.get(name, [(math.nan, math.nan)]), strict=True)]
         row: dict[str, Any] = {"space": name[0], "level": name[1], **dict(zip(COLUMNS, SPACES[name[0]], strict=True))}
         row |= {"latency_cycles": taken[0], "latency_ns": taken[1]}
-        row |= {"tb_s": rates.get(name, math.nan) / 1e12, "predicted_tb_s": predicted.get(name, math.nan) / 1e12}
-        rows.append(row)
+        rows.append(
+            row | {"tb_s": rates.get(name, math.nan) / 1e12, "predicted_tb_s": predicted.get(name, math.nan) / 1e12}
+        )
     return pd.DataFrame(rows)
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
     """Plot latency, and bandwidth with its prediction, by space and level."""
     left, right = figure.subplots(1, 2)
-    for axes, column, label in ((left, "latency_cycles", "cycles a read in a chain"), (right, "tb_s", "TB/s")):
+    for axes, column, label in ((left, "latency_cycles", "cycles per read in a chain"), (right, "tb_s", "TB/s")):
         shown = frame[frame[column].notna()].sort_values(column, ascending=column == "latency_cycles")
         names = [
             space if level.startswith((space, "registers")) else f"{space}, {level}"
@@ -528,81 +447,70 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
             axes.set_xlim(1, shown[column].max() * 3)
 
 
-def claims(frame: pd.DataFrame) -> dict[str, bool]:
-    """Check the statements of the module's docstring against a result."""
+@decided
+def claims(frame: pd.DataFrame) -> dict[str, Any]:
+    """Claims of the lesson."""
     at = frame.set_index(["space", "level"])
     wait, rate, predicted = (at[column].to_dict() for column in ("latency_cycles", "tb_s", "predicted_tb_s"))
     outwards = [("register", "registers"), ("shared", "shared memory"), ("global", "L2"), ("global", DEVICE)]
     pairs = list(itertools.pairwise(outwards))
     far = [("global", DEVICE), ("texture", DEVICE)]
-    others = [value for name, value in wait.items() if name not in far and not math.isnan(value)]
+    near = [wait[name] for name in (*outwards[:2], ("constant", ONE))]
+    in_l1 = [wait[space, "L1"] for space in ("local", "global")]
     return {
-        "from registers by shared memory and L2 to device memory, each waits longer": all(
+        "from registers by shared memory and L2 to device memory, each waits longer": (
             wait[one] < wait[other] for one, other in pairs
         ),
-        "and each gives fewer bytes a second": all(rate[one] > rate[other] for one, other in pairs),
-        "registers, shared memory, a constant that its first cache holds: in the guide's order": wait[
-            "register", "registers"
-        ]
-        < wait["shared", "shared memory"]
-        < wait["constant", ONE],
-        "not in it: local and global memory that L1 holds are nearer than a constant beyond the first cache": max(
-            wait["local", "L1"], wait["global", "L1"]
-        )
-        < wait["constant", "beyond"],
-        "nothing waits as long as global memory and textures that no cache holds": min(wait[name] for name in far)
-        > max(others),
-        "local memory that L1 holds is as near as global memory there": 0.5
-        < wait["local", "L1"] / wait["global", "L1"]
-        < 2,
+        "and each gives fewer bytes a second": (rate[one] > rate[other] for one, other in pairs),
+        "registers, shared memory, a constant that its first cache holds: in the guide's order": near == sorted(near),
+        "not in it: local and global memory that L1 holds are nearer than a constant beyond the first cache": (
+            max(in_l1) < wait["constant", "beyond"]
+        ),
+        "nothing waits as long as global memory and textures that no cache holds": (
+            min(wait[name] for name in far)
+            > max(value for name, value in wait.items() if name not in far and not math.isnan(value))
+        ),
+        "local memory that L1 holds is as near as global memory there": 0.5 < in_l1[0] / in_l1[1] < 2,
         "a hit in L1 waits a third of a hit in L2, or less": wait["global", "L1"] < wait["global", "L2"] / 3,
-        "a texture is farther than global memory wherever both are": all(
+        "a texture is farther than global memory wherever both are": (
             wait["texture", level] > wait["global", level] for level in ("L1", "L2", DEVICE)
         ),
-        "but for L2, each gives 85 % of its theoretical bandwidth and more": all(
+        "but for L2, each gives 85 % of its theoretical bandwidth and more": (
             rate[name] > 0.85 * predicted[name]
             for name in rate
             if name not in (("global", "L2"), ("constant", MANY)) and not math.isnan(predicted[name])
         ),
         "L2 does not give three quarters": rate["global", "L2"] < 0.75 * predicted["global", "L2"],
-        "32 addresses of constants give a 32nd of the bytes of one, to a tenth": bool(
+        "32 addresses of constants give a 32nd of the bytes of one, to a tenth": (
             abs(rate["constant", MANY] / predicted["constant", MANY] - 1) < 0.1
         ),
     }
 
 
-EXPERIMENT = Experiment(
-    name="memory_spaces",
-    section="9.2",
-    run=memory_spaces,
-    plot=plot,
-    claims=claims,
-    facts=machine.facts,
-    small={
-        "steps": 64,
-        "l1_kib": 2,
-        "l2_kib": 4,
-        "device_kib": 32,
-        "read_kib": 4,
-        "turns": 2,
-        "blocks": 1,
-        "threads": 32,
-        "walk_rounds": 2,
-        "rounds": 1,
-    },
-    kernels={
-        "chase_global": (chase_global, "uint32[::1], int64, int64, int64, uint64[::1]"),
-        "chase_shared": (chase_shared, "uint32[::1], int64, int64, int64, uint64[::1]"),
-        "chase_local": (chase_local, "uint32[::1], int64, int64, int64, uint64[::1]"),
-        "chase_constant": (chase_constant, "int64, int64, int64, uint64[::1]"),
-        "chase_texture": (chase_texture, "uint64, int64, int64, int64, uint64[::1]"),
-        "chase_registers": (chase_registers, "float32, int64, uint64[::1]"),
-        "read_cached": (read_cached, "int64, float32[:, ::1], float32[:, ::1]"),
-        "read_local": (read_local, "int64, float32[:, ::1], float32[:, ::1]"),
-        "read_constant": (read_constant, "int64, int64, uint32[::1]"),
-        "read_texture": (read_texture, "int64, uint64, uint32[::1]"),
-        "read_global": (ceilings.read_global, "int64, float32[:, ::1], float32[:, ::1]"),
-        "read_shared": (ceilings.read_shared, "int64, float32, float32[:, ::1]"),
-        "multiply_add": (ceilings.multiply_add, "int64, float32, float32, float32[:, ::1]"),
-    },
-)
+CHASE, FLOATS = "int64, int64, int64, uint64[::1]", "float32[:, ::1]"
+SMALL: dict[str, Any] = {
+    "steps": 64,
+    "l1_kib": 2,
+    "l2_kib": 4,
+    "device_kib": 32,
+    "read_kib": 4,
+    "turns": 2,
+    "blocks": 1,
+}
+SMALL |= {"threads": 32, "walk_rounds": 2, "rounds": 1}
+SIGNATURES = {
+    "chase_global": (chase_global, f"uint32[::1], {CHASE}"),
+    "chase_shared": (chase_shared, f"uint32[::1], {CHASE}"),
+    "chase_local": (chase_local, f"uint32[::1], {CHASE}"),
+    "chase_constant": (chase_constant, CHASE),
+    "chase_texture": (chase_texture, f"uint64, {CHASE}"),
+    "chase_registers": (chase_registers, "float32, int64, uint64[::1]"),
+    "read_cached": (read_cached, f"int64, {FLOATS}, {FLOATS}"),
+    "read_local": (read_local, f"int64, {FLOATS}, {FLOATS}"),
+    "read_constant": (read_constant, "int64, int64, uint32[::1]"),
+    "read_texture": (read_texture, "int64, uint64, uint32[::1]"),
+    "read_global": (ceilings.read_global, f"int64, {FLOATS}, {FLOATS}"),
+    "read_shared": (ceilings.read_shared, f"int64, float32, {FLOATS}"),
+    "multiply_add": (ceilings.multiply_add, f"int64, float32, float32, {FLOATS}"),
+}
+EXPERIMENT = machine.experiment(memory_spaces, "9.2", claims, plot, SMALL, SIGNATURES)

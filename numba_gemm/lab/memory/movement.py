@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from cuda.bindings import driver
+from numba import cuda
 
 from numba_gemm.runtime.driver import call, failure
 from numba_gemm.runtime.timing import Call
@@ -21,11 +22,13 @@ __all__ = [
     "clear",
     "copy",
     "device_array",
+    "device_memory",
     "finish",
     "host_us",
     "kernel_graph",
     "median_ms",
     "span_ms",
+    "view",
 ]
 
 
@@ -54,19 +57,27 @@ def finish(*streams: int) -> None:
         call(driver.cuStreamSynchronize, stream)
 
 
+def view(pointer: int, elements: int, dtype: Any = np.float32) -> Any:
+    """View memory at a device pointer as a one-dimensional Numba device array."""
+    described = {"shape": (elements,), "typestr": np.dtype(dtype).str, "data": (pointer, False), "version": 3}
+    return cuda.as_cuda_array(type("Memory", (), {"__cuda_array_interface__": described})(), sync=False)
+
+
+@contextmanager
+def device_memory(size: int) -> Iterator[int]:
+    """Allocate memory on the current device and yield its address; freed without waiting for the collector."""
+    address = int(call(driver.cuMemAlloc, max(size, 1)))
+    try:
+        yield address
+    finally:
+        call(driver.cuMemFree, address)
+
+
 @contextmanager
 def device_array(elements: int, dtype: Any = np.float32) -> Iterator[Any]:
-    """Yield an uninitialised one-dimensional Numba device array, freed at the end without waiting for the collector."""
-    from numba import cuda
-
-    size = max(elements * np.dtype(dtype).itemsize, 1)
-    pointer = int(call(driver.cuMemAlloc, size))
-    try:
-        described = {"shape": (elements,), "typestr": np.dtype(dtype).str, "data": (pointer, False), "version": 3}
-        holder = type("Memory", (), {"__cuda_array_interface__": described})()
-        yield cuda.as_cuda_array(holder, sync=False)
-    finally:
-        call(driver.cuMemFree, pointer)
+    """Yield an uninitialised one-dimensional Numba device array."""
+    with device_memory(elements * np.dtype(dtype).itemsize) as pointer:
+        yield view(pointer, elements, dtype)
 
 
 class Events:

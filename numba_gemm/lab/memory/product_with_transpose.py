@@ -1,36 +1,15 @@
 """Shared memory turns a strided read into a coalesced one, and padding a tile removes its bank conflicts.
 
-C = A A^T, where A has 32 columns, by blocks of 32 x 32 threads, with one element of C per thread. For neighbouring
-elements in a row of C, the transposed operand's elements come from different rows of A, 128 bytes apart. Three kernels:
+C = A A^T, where A has 32 columns: reading the transposed operand with a stride of 128 bytes, through a tile of shared
+memory whose columns lie in one bank, and through one whose rows are padded. Predictions are those of `narrow_product`.
 
-- `strided` reads them directly: at each of 32 steps a warp touches 32 sectors, in 32 lines.
-- `coalesced` reads rows of A, 4 sectors per warp, and writes each as a column of a tile of 32 x 32 floats in shared
-  memory, whose rows it then reads. A column lies in one bank: its 32 floats take 32 wavefronts.
-- `padded` is the same, except that the rows of the tile have an unused 33rd float. A column now lies in 32 banks, and
-  takes one wavefront.
-
-The guide's table reports 12.8, 140.2 and 199.4 GB/s on a V100 for them, as no optimization, coalesced through shared
-memory and without bank conflicts.
-
-The predictions are those of `narrow_product`, here with 4 (M K + M M) bytes: a request takes one pass through the data
-path of L1 and shared memory per line of global memory that it touches, and per wavefront, at the ceiling of 128 bytes
-per clock. A warp takes 1057, 100 and 69 passes, which exceeds everything else, whether L1 hits or misses. So the three
-speeds should be as 1 to 10.6 to 15.3; on the guide's V100 they were as 1 to 11.0 to 15.6.
-
-The measured bandwidth of `strided` and `padded` stays below the prediction by the time that passes do not hide: from a
-block's loads through its barrier to its stores, with two blocks per multiprocessor. It is smallest for `strided`, which
-has the most passes. `coalesced` is faster than predicted, by about 7 % on an H200, as if a store with conflicts took
-about 25 wavefronts instead of 32; its machine code has the 64 loads and 2 stores that are counted. That is not
-explained.
-
-Source: CUDA C++ Best Practices Guide, "Shared Memory in Matrix Multiplication (C=AA^T)"; CUDA C++ Programming Guide,
-"Shared Memory", compute capability 5.x.
+Source: CUDA C++ Best Practices Guide, "Shared Memory in Matrix Multiplication (C=AA^T)"; details in docs/memory_lab.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -38,14 +17,11 @@ from numba import cuda, float32, uint32
 
 from numba_gemm.device.units import FLOAT32_BYTES
 from numba_gemm.lab.harness.command import UsageError
-from numba_gemm.lab.harness.experiment import Experiment
+from numba_gemm.lab.harness.experiment import decided
 from numba_gemm.lab.memory import machine
-from numba_gemm.lab.memory.drawing import COLOURS, bars
-from numba_gemm.lab.memory.narrow_product import LANES, W, access, compare, cost, integers
+from numba_gemm.lab.memory.drawing import COLOURS, Axes, Figure, bars
+from numba_gemm.lab.memory.narrow_product import LANES, W, access, compare, integers
 from numba_gemm.models.accesses import Access
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @cuda.jit
@@ -106,32 +82,20 @@ def accesses(kernel: str, m: int) -> Iterator[Access]:
 def product_with_transpose(m: int = 8192, rounds: int = machine.ROUNDS) -> pd.DataFrame:
     """Multiply an m x 32 matrix by its transpose with each kernel.
 
+    One row per kernel, with the columns of `narrow_product`; A counts once in ``moved_mb``.
+
     Parameters
     ----------
-    m : int
-        Multiple of 32.
-    rounds : int
-        Samples of each measurement.
-
-    Returns
-    -------
-    DataFrame
-        One row per kernel, with the columns of `narrow_product`; A counts once in ``moved_mb``.
-
-    Raises
-    ------
-    ValueError
-        for another extent.
-    AssertionError
-        if a result is wrong.
+    m: Multiple of 32.
+    rounds: Samples of each measurement.
     """
     if m < W or m % W:
         raise UsageError(f"m is {m}; expected a multiple of {W}")
     host = integers(m, W, 0)
     a, c = cuda.to_device(host), cuda.device_array((m, m), np.float32)
     calls = {name: machine.enqueue(kernel, (m // W, m // W), (W, W), a, c) for name, kernel in KERNELS.items()}
-    costs = {name: cost(accesses(name, m)) for name in KERNELS}
-    return compare(calls, costs, c, host @ host.T, FLOAT32_BYTES * (m * W + m * m), rounds)
+    moved = FLOAT32_BYTES * (m * W + m * m)
+    return compare(calls, (accesses(name, m) for name in KERNELS), c, host @ host.T, moved, rounds)
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
@@ -140,48 +104,33 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
     names, places = list(frame["kernel"]), range(len(frame))
     bars(left, names, frame["gb_s"], frame["predicted_by_hits_gb_s"])
     left.set(xlabel="effective bandwidth in GB/s", xlim=(0, 1.1 * frame["predicted_by_hits_gb_s"].max()))
-    label(left, frame["gb_s"], "{:.0f}")
     right.barh(places, frame["passes_a_warp"], height=0.6, color=COLOURS[3])
-    label(right, frame["passes_a_warp"], "{:.0f}")
-    right.set(xlabel="passes a warp, L1 and shared", xscale="log", xlim=(10, 3000))
+    right.set(xlabel="passes per warp, L1 and shared", xscale="log", xlim=(10, 3000))
+    label(left, frame["gb_s"])
+    label(right, frame["passes_a_warp"])
 
 
-def label(axes: Any, values: pd.Series[float], form: str) -> None:
+def label(axes: Axes, values: pd.Series[float]) -> None:
     """Write each value at the base of its bar."""
+    coords: Any = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
     for place, value in enumerate(values):
-        axes.annotate(
-            form.format(value), (0, place), (6, 0), xycoords=("axes fraction", "data"), textcoords="offset points"
-        )
+        axes.annotate(f"{value:.0f}", (0, place), (6, 0), **coords)
 
 
-def claims(frame: pd.DataFrame) -> dict[str, bool]:
-    """Check the statements of the module's docstring against a result."""
+@decided
+def claims(frame: pd.DataFrame) -> dict[str, Any]:
+    """Claims of the lesson."""
     at = frame.set_index("kernel")
-    passes, gb_s = at["passes_a_warp"], at["gb_s"]
+    passes, gb_s, allowed = at["passes_a_warp"], at["gb_s"], at["predicted_by_hits_gb_s"]
     return {
         "a warp takes 1057, 100 and 69 passes": list(passes[list(KERNELS)]) == [1057, 100, 69],
-        "coalesced reads are more than five times as fast as strided ones": bool(
-            gb_s["coalesced"] > 5 * gb_s["strided"]
-        ),
-        "without bank conflicts the same is faster by more than a tenth": bool(
-            gb_s["padded"] > 1.1 * gb_s["coalesced"]
-        ),
-        "no kernel is faster than its passes allow, to a tenth": bool(
-            (gb_s < 1.1 * at["predicted_by_hits_gb_s"]).all()
-        ),
-        "every kernel reaches more than half of what its passes allow": bool(
-            (gb_s > at["predicted_by_hits_gb_s"] / 2).all()
-        ),
+        "coalesced reads are more than five times as fast as strided ones": gb_s["coalesced"] > 5 * gb_s["strided"],
+        "without bank conflicts the same is faster by more than a tenth": gb_s["padded"] > 1.1 * gb_s["coalesced"],
+        "no kernel is faster than its passes allow, to a tenth": gb_s < 1.1 * allowed,
+        "every kernel reaches more than half of what its passes allow": gb_s > allowed / 2,
     }
 
 
-EXPERIMENT = Experiment(
-    name="product_with_transpose",
-    section="9.2.3.3",
-    run=product_with_transpose,
-    plot=plot,
-    claims=claims,
-    facts=machine.facts,
-    small={"m": 64, "rounds": 1},
-    kernels={name: (kernel, "float32[:, ::1], float32[:, ::1]") for name, kernel in KERNELS.items()},
-)
+SMALL = {"m": 64, "rounds": 1}
+SIGNATURES = {name: (kernel, "float32[:, ::1], float32[:, ::1]") for name, kernel in KERNELS.items()}
+EXPERIMENT = machine.experiment(product_with_transpose, "9.2.3.3", claims, plot, SMALL, SIGNATURES)

@@ -1,93 +1,39 @@
 """A copy between host and device approaches the link's speed only if it is large and its memory page-locked.
 
-Copies. The predicted time of a copy is that of the smallest copy of its kind, 4 KB here, plus its bytes divided by the
-bandwidth of the path. Between page-locked memory and the device the path is the link: transfers per second and lane,
-times lanes, times the fraction of the bits that its encoding leaves for data (16 lanes of PCIe 5.0: 63 GB/s). Packet
-headers are not included. On an H200, copies of 4 MB and more take about 9 to 15 % longer than predicted, and the
-largest move about 55 GB/s in either direction. A copy of 64 KB takes hardly longer than one of 4 KB; below 1 MB, copies
-take from a fifth less than predicted to two fifths more. Registered memory is copied as fast as memory that was
-allocated page-locked. So is write-combined memory to the device, from 1 MB on; the other direction is not measured.
+Parts: copies of each kind of memory ("copy"), the cost of page-locking and the copies after which it has paid off
+("pinning", "break-even"), small pieces copied one by one or "packed" ("packing"), and a "chain" of kernels whose data
+stay on the device or not. Predicted from the smallest copy and the bandwidth of the path.
 
-The driver cannot pass pageable memory to the copy engine. It copies through page-locked memory of its own, and is
-predicted to be as fast as one thread of this host copies the same number of bytes, or as the link, whichever is slower.
-This prediction is accurate only to a factor of slightly more than two. NumPy copies 1 MB at about 35 GB/s, as if in the
-host's cache; the driver moves it at about 11 GB/s and takes twice the predicted time. It moves 64 MB to the host at
-about 16 GB/s and takes two fifths to half of the predicted time, because the host copied this size at no more than 7.
-For 256 MB it takes about a fifth longer than predicted to the device, and a fifth to two fifths less to the host. The
-difference between the two directions is not explained.
-
-A copy on the device reads and writes, and both count: 3.9 TB/s of the theoretical 4.8 at 256 MB, 10 % longer than
-predicted. Copies of 4 and 16 MB fit the L2 cache and take a seventh to a fifth less than predicted.
-
-Page-locking. The predicted cost is proportional to the bytes, as measured for the largest size here: for 256 MB,
-registering takes about 7 ms and unregistering 5, allocating page-locked memory about 110 and freeing it 35. At 64 MB
-the prediction is accurate to a fifth, for freeing to two fifths. Registering smaller memory costs more per byte, as if
-each call had a fixed cost: for 1 MB, registering and unregistering take 4 to 6 times as long as predicted, for 4 MB 1.5
-to 2 times. Allocating and freeing do not follow that pattern: they take nearly twice the predicted time for 1 MB, but
-only two thirds of it for 4 MB. The first touch of new memory takes about 60 ms for 256 MB, but up to 16 MB only a tenth
-to a third of what that predicts. It is as if few of the rounds touched new pages; the C library may reuse memory that
-was freed before.
-
-Registering pays off after as many copies as it takes to save the time of registering and unregistering; the number is
-predicted from the predicted times. From 4 MB on it pays off with the first or second copy, at 1 MB after about 4.
-Allocating page-locked memory includes its first touch, which other memory needs too, so only the time beyond that
-counts: it pays off after 2 to 11 copies of 4 MB and more, and after about 15 of 1 MB. The cost of pinning to the rest
-of the system does not show here.
-
-Packing. Many small copies are predicted to take one latency each. From page-locked memory they take a third to a half
-of that, about 3 to 4 µs each, where one alone takes 9 to 11: latency is not throughput, and calls overlap. From
-pageable memory they take a fifth to a quarter up to 16 KB; at 64 KB they take about four fifths of the prediction.
-Packed into one page-locked buffer, they are predicted to take the host's copy, one latency and the link's time, plus
-reading and writing device memory for unpacking. That leaves out the launch and NumPy's call: 1000 pieces of 1 KB take
-about 0.4 ms, where 0.12 are predicted. At 64 KB they take nearly twice as long as predicted, and half of the excess is
-the host's copy: with its rate measured for 64 MB, 7 GB/s, instead of that for 256 MB, the prediction would be 10.6 of
-the measured 13.6 ms. Packing gains a factor of about 11 at 1 KB, of 5 at 4 KB, and of nearly 2 at 16 KB. At 64 KB it
-loses: copied one by one from page-locked memory, the pieces take less than a third of the time, since the link is
-faster than the host can pack. Only pieces in pageable memory still gain from packing, by a quarter.
-
-Chains. Data that stay on the device are copied once in each direction, however many kernels work on them. With a round
-trip after each step, both copies count for every step: 16 steps on 64 MB take about 40 ms instead of 3.3. Kernels are
-predicted from the theoretical bandwidth of device memory, 28 µs per step. They take about 50: a kernel that moves one
-float per thread reaches little more than half of that bandwidth (as in `strided_copy`, at stride 1). Round trips take
-about 15 % longer than predicted, like large copies.
-
-Source: CUDA C++ Best Practices Guide, "Data Transfer Between Host and Device" and "Pinned Memory"; CUDA Driver API,
-"API synchronization behavior"; for the link's rates and encodings, the PCI Express Base Specifications 1.0 to 6.0; for
-the reuse of freed memory, mallopt(3) on M_MMAP_THRESHOLD.
-
-One module because the kernels, the measurement, the claims and the plot of an experiment are read together.
+Source: CUDA C++ Best Practices Guide, "Data Transfer Between Host and Device"; details in docs/memory_lab.md.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numba import cuda
 
 from numba_gemm.device.units import ceil_div
-from numba_gemm.lab.harness.experiment import Experiment
+from numba_gemm.lab.harness.command import UsageError
+from numba_gemm.lab.harness.experiment import decided
 from numba_gemm.lab.memory import machine, movement
-from numba_gemm.lab.memory.drawing import COLOURS, MARKERS, MEASURED, PREDICTED
+from numba_gemm.lab.memory.drawing import Figure, curves
 from numba_gemm.runtime import pinned_memory
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 ITEM = 4
 BLOCK = 256
 GUARD = 64  # words behind the copied ones, which must not change
 UNTOUCHED = np.uint32(0xFFFFFFFF)  # value that `movement.clear` writes
-ROUNDS = 7
 SIZES = tuple(4 << power for power in range(10, 28, 2))  # 4 KB to 256 MB
 
 TO_DEVICE, TO_HOST, ON_DEVICE, ON_HOST = "host to device", "device to host", "on the device", "on the host"
@@ -104,8 +50,7 @@ LINKS: dict[float, tuple[float, float]] = {
     6: (64, 236 / 256),
 }
 
-
-# ----------------------------------------------------------------------------------------------------------- models
+Row = dict[str, Any]
 
 
 def link_gb_s(generation: float, lanes: float) -> float:
@@ -139,9 +84,6 @@ def scattered(pieces: int) -> np.ndarray:
     return np.random.default_rng(0).permutation(2 * pieces)[:pieces]
 
 
-# ---------------------------------------------------------------------------------------------------------- kernels
-
-
 @cuda.jit
 def unpack(target: Any, packed: Any, places: Any, length: Any) -> None:
     """Copy each piece of `length` consecutive elements to its place, with one row of blocks per piece."""
@@ -159,32 +101,22 @@ def step(data: Any) -> None:
         data[x] += np.float32(1)
 
 
-# ---------------------------------------------------------------------------------------------------------- helpers
-
-
 def link() -> tuple[float, float]:
     """Current generation and lanes of the device's link; NaN if NVML does not report them."""
-    for ask in (_link_by_pynvml, _link_by_bindings):
-        # Missing, outdated or forbidden in this container: the link is unknown.
-        with contextlib.suppress(Exception):
-            return ask(cuda.get_current_device().uuid)
+    # Missing, outdated or forbidden in this container: the link is unknown.
+    with contextlib.suppress(Exception):
+        import pynvml
+
+        pynvml.nvmlInit()
+        gpu = pynvml.nvmlDeviceGetHandleByUUID(cuda.get_current_device().uuid)
+        return pynvml.nvmlDeviceGetCurrPcieLinkGeneration(gpu), pynvml.nvmlDeviceGetCurrPcieLinkWidth(gpu)
+    with contextlib.suppress(Exception):
+        from cuda.bindings import nvml
+
+        nvml.init_v2()
+        gpu = nvml.device_get_handle_by_uuid(cuda.get_current_device().uuid)
+        return nvml.device_get_curr_pcie_link_generation(gpu), nvml.device_get_curr_pcie_link_width(gpu)
     return math.nan, math.nan
-
-
-def _link_by_pynvml(uuid: str) -> tuple[float, float]:
-    import pynvml as nvml
-
-    nvml.nvmlInit()
-    gpu = nvml.nvmlDeviceGetHandleByUUID(uuid)
-    return nvml.nvmlDeviceGetCurrPcieLinkGeneration(gpu), nvml.nvmlDeviceGetCurrPcieLinkWidth(gpu)
-
-
-def _link_by_bindings(uuid: str) -> tuple[float, float]:
-    from cuda.bindings import nvml
-
-    nvml.init_v2()
-    gpu = nvml.device_get_handle_by_uuid(uuid)
-    return nvml.device_get_curr_pcie_link_generation(gpu), nvml.device_get_curr_pcie_link_width(gpu)
 
 
 def both_ends_us(make: Callable[[], AbstractContextManager[object]], rounds: int) -> tuple[float, float]:
@@ -208,20 +140,15 @@ def check(found: np.ndarray, expected: np.ndarray, what: str) -> None:
         raise AssertionError(f"{what}: more was written than was to be copied")
 
 
-# -------------------------------------------------------------------------------------------------------- four parts
-
-
-def measure_copies(sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
-    """Rows of part "copy"."""
+def measure_copies(sizes: Sequence[int], rounds: int) -> list[Row]:
+    """Return rows of part "copy"."""
     words = max(sizes) // ITEM
     room = words + GUARD
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
 
     def add(direction: str, memory: str, size: int, us: float, times: int = 1) -> None:
-        rows.append(
-            {"part": "copy", "what": "copy", "direction": direction, "memory": memory, "bytes": size, "count": 1}
-            | {"us": us, "gb_s": times * size / us / 1e3}
-        )
+        row = {"part": "copy", "what": "copy", "direction": direction, "memory": memory, "bytes": size, "count": 1}
+        rows.append(row | {"us": us, "gb_s": times * size / us / 1e3})
 
     with ExitStack() as scopes:
         (stream,) = scopes.enter_context(machine.streams())
@@ -238,43 +165,35 @@ def measure_copies(sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
             np.add(values, salt, out=host)
         scopes.enter_context(pinned_memory.registered(hosts[REGISTERED]))
 
-        def on_device(place: Any, size: int) -> np.ndarray:
-            """Copy device memory to the host, including the guard behind it."""
-            movement.copy(back, place, size + GUARD * ITEM, stream)
-            movement.finish(stream)
-            return back[: size // ITEM + GUARD]
-
         def time_us(target: Any, source: Any, size: int) -> float:
             return 1e3 * movement.median_ms([stream], lambda: movement.copy(target, source, size, stream), rounds)
 
-        for salt, (memory, host) in enumerate(hosts.items()):
+        def to_device(direction: str, memory: str, target: Any, source: Any, salt: int, times: int) -> None:
+            """Measure copies to device memory, checked by copies to the host that include the guard."""
             for size in sizes:
-                movement.clear(near, room * ITEM, stream)
-                us = time_us(near, host, size)
-                check(on_device(near, size), values[: size // ITEM] + np.uint32(salt), f"{memory} to device")
-                add(TO_DEVICE, memory, size, us)
+                movement.clear(target, room * ITEM, stream)
+                us = time_us(target, source, size)
+                movement.copy(back, target, size + GUARD * ITEM, stream)
+                movement.finish(stream)
+                expected = values[: size // ITEM] + np.uint32(salt)
+                check(back[: size // ITEM + GUARD], expected, f"{memory}, {direction}")
+                add(direction, memory, size, us, times)
+
+        for salt, (memory, host) in enumerate(hosts.items()):
+            to_device(TO_DEVICE, memory, near, host, salt, 1)
         movement.copy(near, values, room * ITEM, stream)
         for memory, host in hosts.items():
-            if memory == WRITE_COMBINED:
-                continue  # the host reads write-combined memory too slowly for this direction to be useful
-            for size in sizes:
+            # The host reads write-combined memory too slowly for this direction to be useful.
+            for size in sizes if memory != WRITE_COMBINED else ():
                 host[: size // ITEM + GUARD] = UNTOUCHED
                 us = time_us(host, near, size)
-                check(host[: size // ITEM + GUARD], values[: size // ITEM], f"device to {memory}")
+                check(host[: size // ITEM + GUARD], values[: size // ITEM], f"{memory}, {TO_HOST}")
                 add(TO_HOST, memory, size, us)
-        for size in sizes:
-            movement.clear(far, room * ITEM, stream)
-            us = time_us(far, near, size)
-            check(on_device(far, size), values[: size // ITEM], ON_DEVICE)
-            add(ON_DEVICE, "device", size, us, times=2)
+        to_device(ON_DEVICE, "device", far, near, 0, 2)
         source, target = hosts[PAGEABLE], np.empty_like(hosts[PAGEABLE])
         for size in sizes:
-            add(
-                ON_HOST,
-                PAGEABLE,
-                size,
-                movement.host_us(partial(np.copyto, target[: size // ITEM], source[: size // ITEM]), rounds),
-            )
+            copy = partial(np.copyto, target[: size // ITEM], source[: size // ITEM])
+            add(ON_HOST, PAGEABLE, size, movement.host_us(copy, rounds))
         # An idle link may use a lower generation, so query it during copies.
         for _ in range(4):
             movement.copy(near, values, words * ITEM, stream)
@@ -287,7 +206,7 @@ def measure_copies(sizes: Sequence[int], rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
-def predict_copies(rows: Sequence[dict[str, Any]], link_bandwidth: float, device_bandwidth: float) -> None:
+def predict_copies(rows: Sequence[Row], link_bandwidth: float, device_bandwidth: float) -> None:
     """Add the theoretical bandwidth and the predicted time and bandwidth to rows of copies."""
     smallest = min(row["bytes"] for row in rows)
     latency = {(row["direction"], row["memory"]): row["us"] for row in rows if row["bytes"] == smallest}
@@ -296,8 +215,7 @@ def predict_copies(rows: Sequence[dict[str, Any]], link_bandwidth: float, device
         direction, memory, size = row["direction"], row["memory"], row["bytes"]
         if direction == ON_HOST:
             continue
-        times = 2 if direction == ON_DEVICE else 1
-        theoretical = device_bandwidth if direction == ON_DEVICE else link_bandwidth
+        times, theoretical = (2, device_bandwidth) if direction == ON_DEVICE else (1, link_bandwidth)
         bandwidth = float(np.minimum(theoretical, by_host[size])) if memory == PAGEABLE else theoretical
         predicted = copy_us(latency[direction, memory], times * size, bandwidth)
         row |= {"theoretical_gb_s": theoretical, "predicted_us": predicted}
@@ -310,49 +228,32 @@ def pinning_costs(size: int, rounds: int) -> dict[str, float]:
     register, unregister = both_ends_us(lambda: pinned_memory.registered(touched), rounds)
     allocate, free = both_ends_us(lambda: pinned_memory.pinned(size, np.uint8), rounds)
     touch = movement.host_us(lambda: np.empty(size, np.uint8).fill(1), rounds)
-    return {
-        "register": register,
-        "unregister": unregister,
-        "allocate pinned": allocate,
-        "free pinned": free,
-        "first touch": touch,
-    }
+    costs = {"register": register, "unregister": unregister, "allocate pinned": allocate, "free pinned": free}
+    return costs | {"first touch": touch}
 
 
-def measure_pinning(sizes: Sequence[int], copies: Sequence[Mapping[str, Any]], rounds: int) -> list[dict[str, Any]]:
-    """Rows of the parts "pinning" and "break-even"."""
+def measure_pinning(sizes: Sequence[int], copies: Sequence[Row], rounds: int) -> Iterator[Row]:
+    """Yield rows of the parts "pinning" and "break-even"."""
     costs = {(what, size): us for size in sizes for what, us in pinning_costs(size, rounds).items()}
-    largest = max(sizes)
-    predicted = {(what, size): costs[what, largest] * size / largest for what, size in costs}
-    rows: list[dict[str, Any]] = [
-        {"part": "pinning", "what": what, "bytes": size, "count": 1, "us": us, "predicted_us": predicted[what, size]}
-        for (what, size), us in costs.items()
-    ]
+    predicted = {(what, size): costs[what, max(sizes)] * size / max(sizes) for what, size in costs}
+    for (what, size), us in costs.items():
+        row = {"part": "pinning", "what": what, "bytes": size, "count": 1, "us": us}
+        yield row | {"predicted_us": predicted[what, size]}
     of = {(row["direction"], row["memory"], row["bytes"]): row for row in copies}
-    for direction in (TO_DEVICE, TO_HOST):
-        for size in sizes:
-            for memory, ways in (
-                (REGISTERED, ("register", "unregister")),
-                (PINNED, ("allocate pinned", "free pinned")),
-            ):
-                row = {"part": "break-even", "what": ways[0], "direction": direction, "memory": memory, "bytes": size}
-                for prefix, cost in (("", costs), ("predicted_", predicted)):
-                    anyway = cost["first touch", size] if memory == PINNED else 0.0
-                    row[f"{prefix}copies"] = break_even(
-                        sum(cost[way, size] for way in ways) - anyway,
-                        of[direction, PAGEABLE, size][f"{prefix}us"],
-                        of[direction, memory, size][f"{prefix}us"],
-                    )
-                rows.append(row)
-    return rows
+    ways = {REGISTERED: ("register", "unregister"), PINNED: ("allocate pinned", "free pinned")}
+    for direction, size, memory in itertools.product((TO_DEVICE, TO_HOST), sizes, ways):
+        row = {"part": "break-even", "what": ways[memory][0], "direction": direction, "memory": memory, "bytes": size}
+        for prefix, cost in (("", costs), ("predicted_", predicted)):
+            anyway = cost["first touch", size] if memory == PINNED else 0.0
+            slow, fast = (of[direction, each, size][f"{prefix}us"] for each in (PAGEABLE, memory))
+            row[f"{prefix}copies"] = break_even(sum(cost[way, size] for way in ways[memory]) - anyway, slow, fast)
+        yield row
 
 
-def measure_packing(pieces: int, size: int, copies: Sequence[Mapping[str, Any]], rounds: int) -> list[dict[str, Any]]:
-    """Rows of part "packing" for one size of pieces."""
-    known = rates(copies)
+def measure_packing(pieces: int, size: int, known: Mapping[str, float], rounds: int) -> Iterator[Row]:
+    """Yield rows of part "packing" for one size of pieces."""
     places = scattered(pieces)
     length, total = size // ITEM, pieces * size
-    rows: list[dict[str, Any]] = []
     with ExitStack() as scopes:
         (stream,) = scopes.enter_context(machine.streams())
         pageable = np.arange(2 * pieces * length, dtype=np.uint32)
@@ -380,14 +281,12 @@ def measure_packing(pieces: int, size: int, copies: Sequence[Mapping[str, Any]],
 
         expected = np.full((2 * pieces, length), UNTOUCHED)
         expected[places] = table[places]
-        separate = {
-            memory: pieces * known[memory] + total / bandwidth / 1e3
-            for memory, bandwidth in ((PAGEABLE, known["pageable link"]), (PINNED, known["link"]))
-        }
+        slow = pieces * known[PAGEABLE] + total / known["pageable link"] / 1e3
+        fast = pieces * known[PINNED] + total / known["link"] / 1e3
         once = packed_us(known[PINNED], total, known["host"], known["link"], known["device"])
         ways: list[tuple[str, str, Callable[[], None], float]] = [
-            ("one by one", PAGEABLE, lambda: one_by_one(pageable), separate[PAGEABLE]),
-            ("one by one", PINNED, lambda: one_by_one(pinned), separate[PINNED]),
+            ("one by one", PAGEABLE, lambda: one_by_one(pageable), slow),
+            ("one by one", PINNED, lambda: one_by_one(pinned), fast),
             ("packed", PINNED, by_packing, once),
         ]
         for what, memory, work, predicted in ways:
@@ -398,20 +297,13 @@ def measure_packing(pieces: int, size: int, copies: Sequence[Mapping[str, Any]],
             movement.copy(back, target, pageable.nbytes, stream)
             movement.finish(stream)
             check(back, expected.reshape(-1), f"pieces of {size} bytes {what} from {memory} memory")
-            rows.append(
-                {"part": "packing", "what": what, "direction": TO_DEVICE, "memory": memory, "bytes": size}
-                | {"count": pieces, "us": us, "gb_s": total / us / 1e3, "predicted_us": predicted}
-            )
-    return rows
+            row = {"part": "packing", "what": what, "direction": TO_DEVICE, "memory": memory, "bytes": size}
+            yield row | {"count": pieces, "us": us, "gb_s": total / us / 1e3, "predicted_us": predicted}
 
 
-def measure_chain(
-    steps: Sequence[int], size: int, copies: Sequence[Mapping[str, Any]], rounds: int
-) -> list[dict[str, Any]]:
-    """Rows of part "chain"."""
-    known = rates(copies)
+def measure_chain(steps: Sequence[int], size: int, known: Mapping[str, float], rounds: int) -> Iterator[Row]:
+    """Yield rows of part "chain"."""
     words = size // ITEM
-    rows: list[dict[str, Any]] = []
     with ExitStack() as scopes:
         (stream,) = scopes.enter_context(machine.streams())
         start, result = (scopes.enter_context(pinned_memory.pinned(words)) for _ in range(2))
@@ -419,35 +311,27 @@ def measure_chain(
         start[:] = np.arange(words, dtype=np.uint32) % 4096
         advance = machine.enqueue(step, ceil_div(words, BLOCK), BLOCK, data)
 
-        def kept(count: int) -> None:
-            movement.copy(data, start, size, stream)
-            for _ in range(count):
-                advance(stream)
-            movement.copy(result, data, size, stream)
-
-        def round_trips(count: int) -> None:
-            for number in range(count):
-                movement.copy(data, result if number else start, size, stream)
-                advance(stream)
+        def chain(trips: int, count: int) -> None:
+            """Enqueue so many steps, with so many copies to the device and back."""
+            for trip in range(trips):
+                movement.copy(data, result if trip else start, size, stream)
+                for _ in range(count // trips):
+                    advance(stream)
                 movement.copy(result, data, size, stream)
 
-        def measure(what: str, work: Callable[[int], None], count: int, trips: int) -> dict[str, Any]:
+        for count, what in itertools.product(steps, ("kept on the device", "round trips")):
+            trips = count if what == "round trips" else 1
             result[:] = -1
-            us = 1e3 * movement.median_ms([stream], lambda: work(count), rounds)
+            us = 1e3 * movement.median_ms([stream], partial(chain, trips, count), rounds)
             if not np.array_equal(result, start + np.float32(count)):
                 raise AssertionError(f"a chain of {count} steps, {what}: the result is wrong")
             latencies = known[PINNED] + known["back"]
             predicted = chain_us(trips, count, size, latencies, known["link"], known["device"])
             row = {"part": "chain", "what": what, "memory": PINNED, "bytes": size, "count": count}
-            return row | {"us": us, "predicted_us": predicted}
-
-        for count in steps:
-            rows.append(measure("kept on the device", kept, count, 1))
-            rows.append(measure("round trips", round_trips, count, count))
-    return rows
+            yield row | {"us": us, "predicted_us": predicted}
 
 
-def rates(copies: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def rates(copies: Sequence[Row]) -> dict[str, float]:
     """Latencies of copies to the device and `back` in microseconds; bandwidths of link, host and device in GB/s."""
     of = {(row["direction"], row["memory"], row["bytes"]): row for row in copies}
     small, large = min(row["bytes"] for row in copies), max(row["bytes"] for row in copies)
@@ -470,192 +354,123 @@ def transfers(
     piece_bytes: Sequence[int] = (1 << 10, 4 << 10, 16 << 10, 64 << 10),
     steps: Sequence[int] = (1, 2, 4, 8, 16),
     chain_bytes: int = 64 << 20,
-    rounds: int = ROUNDS,
-) -> pd.DataFrame:
+    rounds: int = 7,
+) -> Iterator[pd.DataFrame]:
     """Copy between host and device, page-lock memory, pack small pieces, and keep a chain of kernels on the device.
+
+    One row per median time ``us``; rows of part "break-even" have ``copies`` instead, after which page-locking has
+    paid off, infinity if never. ``bytes`` are those of a copy, ``count`` is that of copies, pieces or steps;
+    ``gb_s`` of copies on the device counts reading and writing. Predictions are NaN if the link is unknown.
 
     Parameters
     ----------
-    sizes : sequence of int
-        Bytes of the copies, multiples of 4. The smallest tells the latency.
-    pinning_sizes : sequence of int
-        Bytes to page-lock; each one of `sizes`.
-    pieces : int
-        Pieces to be packed, which lie scattered; at most 65535.
-    piece_bytes : sequence of int
-        Bytes of such a piece, multiples of 4.
-    steps : sequence of int
-        Kernels of the chains.
-    chain_bytes : int
-        Bytes that they read and write, a multiple of 4.
-    rounds : int
-        Samples of each time, of which the median counts.
-
-    Returns
-    -------
-    DataFrame
-        A row a time, ``us``, with ``predicted_us``; in a row of part "break-even" there are ``copies`` and
-        ``predicted_copies`` instead: after how many copies page-locking has paid for itself, infinity if never.
-        ``part``; ``what`` is done; ``direction``; ``memory`` of the host; ``bytes`` of a copy, and ``count`` of copies,
-        pieces or steps; ``gb_s``, ``theoretical_gb_s`` and ``predicted_gb_s``, of copies on the device read and
-        written; ``link_generation`` and ``link_lanes``, NaN where they are not known, like what is predicted by them.
-
-    Raises
-    ------
-    AssertionError
-        if anything that was copied is wrong.
+    sizes: Bytes of the copies, multiples of 4. The smallest tells the latency.
+    pinning_sizes: Bytes to page-lock; each one of `sizes`.
+    pieces: Pieces to be packed, which lie scattered; at most 65535.
+    piece_bytes: Bytes of such a piece, multiples of 4.
+    steps: Kernels of the chains.
+    chain_bytes: Bytes that they read and write, a multiple of 4.
+    rounds: Samples of each time.
     """
+    if missing := set(pinning_sizes) - set(sizes):
+        raise UsageError(f"pinning_sizes has {sorted(missing)}; expected some of sizes, {list(sizes)}")
     with machine.in_context():
         copies = measure_copies(sizes, rounds)
-        rows = [
-            *copies,
-            *measure_pinning(pinning_sizes, copies, max(rounds // 2, 1)),
-            *(row for size in piece_bytes for row in measure_packing(pieces, size, copies, rounds)),
-            *measure_chain(steps, chain_bytes, copies, rounds),
-        ]
-    return pd.DataFrame(rows)
-
-
-# --------------------------------------------------------------------------------------------- picture and claims
-
-
-def pair(axes: Axes, x: Any, measured: Any, predicted: Any, label: str, index: int) -> None:
-    """Plot a measured curve, and the predicted one without a legend entry."""
-    colour = COLOURS[index % len(COLOURS)]
-    axes.plot(x, measured, label=label, color=colour, marker=MARKERS[index % len(MARKERS)], **MEASURED)
-    axes.plot(x, predicted, color=colour, **PREDICTED)
+        rows, known = list(copies), rates(copies)
+        yield pd.DataFrame(rows)
+        rows += measure_pinning(pinning_sizes, copies, max(rounds // 2, 1))
+        yield pd.DataFrame(rows)
+        for size in piece_bytes:
+            rows += measure_packing(pieces, size, known, rounds)
+            yield pd.DataFrame(rows)
+        rows += measure_chain(steps, chain_bytes, known, rounds)
+        yield pd.DataFrame(rows)
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
     """Plot bandwidth against size, costs of page-locking, small pieces, and chains."""
-    axes = figure.subplots(2, 2)
-    part = dict(iter(frame.groupby("part")))
-    lines = [
-        (TO_DEVICE, PINNED),
-        (TO_DEVICE, REGISTERED),
-        (TO_DEVICE, PAGEABLE),
-        (TO_HOST, PINNED),
-        (TO_HOST, PAGEABLE),
-        (ON_DEVICE, "device"),
-    ]
-    for index, (direction, memory) in enumerate(lines):
-        at = part["copy"][(part["copy"]["direction"] == direction) & (part["copy"]["memory"] == memory)]
-        at = at.sort_values("bytes")
-        label = {TO_DEVICE: f"H2D, {memory}", TO_HOST: f"D2H, {memory}"}.get(direction, direction)
-        pair(axes[0, 0], at["bytes"], at["gb_s"], at["predicted_gb_s"], label, index)
-    for theoretical in part["copy"]["theoretical_gb_s"].dropna().unique():  # of the link, and of device memory
-        axes[0, 0].axhline(theoretical, color="0.5", linestyle=":")
-    axes[0, 0].set(xlabel="bytes a copy", ylabel="GB/s", title="copies (dotted: theoretical)")
-    for index, (what, at) in enumerate(part["pinning"].groupby("what", sort=False)):
-        pair(axes[0, 1], at["bytes"], at["us"], at["predicted_us"], str(what), index)
-    axes[0, 1].set(xlabel="bytes", ylabel="µs", title="page-locking")
-    for index, (way, at) in enumerate(part["packing"].groupby(["what", "memory"], sort=False)):
-        label = ", ".join(map(str, way))
-        pair(axes[1, 0], at["bytes"], at["us"], at["predicted_us"], label, index)
-    axes[1, 0].set(xlabel="bytes a piece", ylabel="µs", title=f"{part['packing']['count'].iloc[0]:.0f} small pieces")
-    for index, (what, at) in enumerate(part["chain"].groupby("what", sort=False)):
-        pair(axes[1, 1], at["count"], at["us"], at["predicted_us"], str(what), index)
-    axes[1, 1].set(xlabel="steps", ylabel="µs", title=f"chains on {part['chain']['bytes'].iloc[0] / 1e6:.0f} MB")
-    for each in axes.flat:
-        each.set_xscale("log", base=2)
-        each.set_yscale("log")
-        each.legend(fontsize="xx-small")
+    axes = figure.subplots(2, 2).flat
+    copies, pinning, packing, chain = (frame[frame["part"] == name] for name in ("copy", "pinning", "packing", "chain"))
+    theoretical = copies["theoretical_gb_s"].dropna().unique()  # of the link, and of device memory
+    copies = copies[(copies["direction"] != ON_HOST) & (copies["memory"] != WRITE_COMBINED)]
+    copies = copies[(copies["direction"] != TO_HOST) | (copies["memory"] != REGISTERED)]
+    copies = copies.replace({"direction": {TO_DEVICE: "H2D", TO_HOST: "D2H"}})
+    for place, rows, names, x, y in (
+        (axes[0], copies, ["direction", "memory"], "bytes", "gb_s"),
+        (axes[1], pinning, "what", "bytes", "us"),
+        (axes[2], packing, ["what", "memory"], "bytes", "us"),
+        (axes[3], chain, "what", "count", "us"),
+    ):
+        curves(place, rows, names, x, y, in_legend=False)
+        place.set(yscale="log", ylabel="GB/s" if y == "gb_s" else "µs")
+        place.set_xscale("log", base=2)
+        place.legend(fontsize="xx-small")
+    for gb_s in theoretical:
+        axes[0].axhline(gb_s, color="0.5", linestyle=":")
+    axes[0].set(xlabel="bytes per copy", title="copies (dotted: theoretical)")
+    axes[1].set(xlabel="bytes", title="page-locking")
+    axes[2].set(xlabel="bytes per piece", title=f"{packing['count'].iloc[0]:.0f} small pieces")
+    axes[3].set(xlabel="steps", title=f"chains on {chain['bytes'].iloc[0] / 1e6:.0f} MB")
 
 
-def claims(frame: pd.DataFrame) -> dict[str, bool]:
-    """Check the statements of the module's docstring against a result."""
-    rows: dict[str, list[dict[str, Any]]] = {}
-    for row in frame.to_dict("records"):
-        rows.setdefault(row["part"], []).append({str(name): value for name, value in row.items()})
-    copied = {(row["direction"], row["memory"], row["bytes"]): row for row in rows["copy"]}
-    speed = {key: row["gb_s"] for key, row in copied.items()}
-    small, large = min(row["bytes"] for row in rows["copy"]), max(row["bytes"] for row in rows["copy"])
-    both = (TO_DEVICE, TO_HOST)
-    long = [row for (_, memory, size), row in copied.items() if memory == PINNED and size >= min(4 << 20, large)]
-    copies = {(row["what"], row["direction"], row["bytes"]): row["copies"] for row in rows["break-even"]}
-    pinning = {(row["what"], row["bytes"]): row["us"] for row in rows["pinning"]}
-    locked = max(row["bytes"] for row in rows["pinning"])
-    packed = {(row["what"], row["memory"], row["bytes"]): row for row in rows["packing"]}
-    packing = {key: row["us"] for key, row in packed.items()}
-    sizes = sorted({row["bytes"] for row in rows["packing"]})
-    gain = {
-        size: min(packing["one by one", memory, size] for memory in (PAGEABLE, PINNED))
-        / packing["packed", PINNED, size]
-        for size in sizes
-    }
-    chain = {(row["what"], row["count"]): row["us"] for row in rows["chain"]}
-    most = max(row["count"] for row in rows["chain"])
+@decided
+def claims(frame: pd.DataFrame) -> dict[str, Any]:
+    """Claims of the lesson."""
+    part: Any = dict(iter(frame.groupby("part")))
+    copied, packings = part["copy"], part["packing"]
+    speed = copied.pivot(index="bytes", columns=["memory", "direction"], values="gb_s")
+    large, small, ways = speed.iloc[-1], speed.iloc[0], [TO_DEVICE, TO_HOST]
+    pinned = copied[copied["memory"] == PINNED]
+    long = pinned[pinned["bytes"] >= min(4 << 20, pinned["bytes"].max())]
+    us = pinned.pivot(index="bytes", columns="direction", values="us")
+    link = pinned.groupby("direction")["theoretical_gb_s"].max()
+    locked = part["pinning"].pivot(index="bytes", columns="what", values="us").iloc[-1]
+    pays = part["break-even"].pivot(index="bytes", columns=["what", "direction"], values="copies").iloc[-1]
+    packing = packings.pivot(index="bytes", columns=["what", "memory"], values="us")
+    packed, one_by_one = packing["packed", PINNED], packing["one by one"]
+    separate = packings[(packings["what"] == "one by one") & (packings["memory"] == PINNED)]
+    gain = one_by_one.min(axis=1) / packed
+    chain = part["chain"].pivot(index="count", columns="what", values="us")
     return {
         "a large copy of page-locked memory reaches three quarters of the link's theoretical bandwidth, and no more "
-        "than all of it": all(
-            0.75 <= speed[way, PINNED, large] / copied[way, PINNED, large]["theoretical_gb_s"] <= 1 for way in both
+        "than all of it": (large[PINNED] / link).between(0.75, 1),
+        "of 4 MB and more, it takes what latency and link predict, to a third": (
+            (long["us"] / long["predicted_us"]).between(3 / 4, 4 / 3, inclusive="neither")
         ),
-        "of 4 MB and more, it takes what latency and link predict, to a third": all(
-            3 / 4 < row["us"] / row["predicted_us"] < 4 / 3 for row in long
+        "one of 64 KB takes no more than half as long again as the smallest": (us < 1.5 * us.iloc[0])[
+            us.index <= 65536
+        ],
+        "a large copy of pageable memory is not half as fast as one of page-locked memory": (
+            large[PAGEABLE][ways] < large[PINNED][ways] / 2
         ),
-        "one of 64 KB takes no more than half as long again as the smallest": all(
-            speed[way, PINNED, size] * small * 1.5 > speed[way, PINNED, small] * size
-            for way, memory, size in copied
-            if memory == PINNED and size <= 64 << 10
+        "registered memory is copied like memory allocated page-locked, to a fifth": (
+            (large[REGISTERED] / large[PINNED]).between(0.8, 1.25, inclusive="neither")
         ),
-        "a large copy of pageable memory is not half as fast as one of page-locked memory": all(
-            speed[way, PAGEABLE, large] < speed[way, PINNED, large] / 2 for way in both
+        "so is write-combined memory, to the device": (
+            0.8 < large[WRITE_COMBINED, TO_DEVICE] / large[PINNED, TO_DEVICE] < 1.25
         ),
-        "registered memory is copied like memory allocated page-locked, to a fifth": all(
-            0.8 < speed[way, REGISTERED, large] / speed[way, PINNED, large] < 1.25 for way in both
+        "the smallest copy does not reach a tenth of the largest one's bandwidth": small[PINNED] < large[PINNED] / 10,
+        "a large copy on the device is more than ten times as fast as one from the host": (
+            large["device", ON_DEVICE] > 10 * large[PINNED, TO_DEVICE]
         ),
-        "so is write-combined memory, to the device": bool(
-            0.8 < speed[TO_DEVICE, WRITE_COMBINED, large] / speed[TO_DEVICE, PINNED, large] < 1.25
+        "registering a large array pays for itself within two copies, either way": pays["register"] <= 2,
+        "allocating page-locked memory takes longer than registering what is there": (
+            locked["allocate pinned"] > locked["register"]
         ),
-        "the smallest copy does not reach a tenth of the largest one's bandwidth": all(
-            speed[way, PINNED, small] < speed[way, PINNED, large] / 10 for way in both
+        "pieces of up to 4 KB are copied at least twice as fast packed": gain[gain.index <= 4 << 10] >= 2,
+        "one by one from page-locked memory, small copies overlap: none takes three quarters of a latency": (
+            separate["us"] < 0.75 * separate["predicted_us"]
         ),
-        "a large copy on the device is more than ten times as fast as one from the host": bool(
-            speed[ON_DEVICE, "device", large] > 10 * speed[TO_DEVICE, PINNED, large]
-        ),
-        "registering a large array pays for itself within two copies, either way": all(
-            copies["register", way, locked] <= 2 for way in both
-        ),
-        "allocating page-locked memory takes longer than registering what is there": bool(
-            pinning["allocate pinned", locked] > pinning["register", locked]
-        ),
-        "pieces of up to 4 KB are copied at least twice as fast packed": bool(
-            all(gain[size] >= 2 for size in sizes if size <= 4 << 10)
-        ),
-        "one by one from page-locked memory, small copies overlap: none takes three quarters of a latency": all(
-            row["us"] < 0.75 * row["predicted_us"]
-            for (what, memory, _), row in packed.items()
-            if (what, memory) == ("one by one", PINNED)
-        ),
-        "of 64 KB, they are copied sooner so than packed": all(
-            packing["one by one", PINNED, size] < packing["packed", PINNED, size] for size in sizes if size >= 64 << 10
-        ),
-        "the smaller the pieces, the more packing gains": bool(gain[sizes[0]] > gain[sizes[-1]]),
-        "round trips take a chain at least half as many times as long as it has steps": bool(
-            chain["round trips", most] >= most / 2 * chain["kept on the device", most]
+        "of 64 KB, they are copied sooner so than packed": (one_by_one[PINNED] < packed)[packed.index >= 64 << 10],
+        "the smaller the pieces, the more packing gains": gain.iloc[0] > gain.iloc[-1],
+        "round trips take a chain at least half as many times as long as it has steps": (
+            chain["round trips"].iloc[-1] >= chain.index[-1] / 2 * chain["kept on the device"].iloc[-1]
         ),
     }
 
 
-EXPERIMENT = Experiment(
-    name="transfers",
-    section="9.1",
-    run=transfers,
-    plot=plot,
-    claims=claims,
-    facts=machine.facts,
-    small={
-        "sizes": (4 << 10, 64 << 10, 1 << 20),
-        "pinning_sizes": (64 << 10, 1 << 20),
-        "pieces": 20,
-        "piece_bytes": (1 << 10, 4 << 10),
-        "steps": (1, 3),
-        "chain_bytes": 1 << 16,
-        "rounds": 2,
-    },
-    unavailable="the simulator has no copies between host and device",
-    kernels={
-        "unpack": (unpack, "uint32[::1], uint32[::1], int64[::1], int64"),
-        "step": (step, "float32[::1]"),
-    },
-)
+SMALL: dict[str, Any] = {"sizes": (4 << 10, 64 << 10, 1 << 20), "pinning_sizes": (64 << 10, 1 << 20), "pieces": 20}
+SMALL |= {"piece_bytes": (1 << 10, 4 << 10), "steps": (1, 3), "chain_bytes": 1 << 16, "rounds": 2}
+SIGNATURES = {"unpack": (unpack, "uint32[::1], uint32[::1], int64[::1], int64"), "step": (step, "float32[::1]")}
+UNAVAILABLE = "the simulator has no copies between host and device"
+EXPERIMENT = machine.experiment(transfers, "9.1", claims, plot, SMALL, SIGNATURES, UNAVAILABLE)

@@ -1,36 +1,10 @@
 """Host and all devices share one address range: a pointer reveals its memory, and which accesses are possible.
 
-For every kind of memory, the driver is queried about an address: its type, its device, the pointers by which host and
-device reach it, and its extent. For host memory, the device pointer is compared with the host pointer. According to the
-guide, they are equal for memory allocated as page-locked, and differ for memory registered later; that is
-`predicted_equal_by_guide`. The device attribute `CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM` tells whether this device can
-use the host pointer of registered memory; that is `predicted_equal`. On an H200 the attribute is 1, and the two
-pointers of registered memory are equal: there the guide's statement is out of date. (The driver knows nothing of
-pageable memory, which has no device pointer.) A kernel then writes through each device pointer, and the host checks
-that the memory has changed.
+For every kind of memory: the driver's answers about an address; for page-locked memory, host and device pointers, which
+are equal as the guide says ("by_guide") or as an attribute of the device says. With two devices: copies between them,
+directly ("peer"), before peer access is enabled, and through host memory ("staged").
 
-A common address range is also the basis of copies between devices. With two devices, an array is copied from the first
-to the second:
-
-- "peer": by `cuMemcpyPeerAsync`, after each context has been given access to the other's memory;
-- "not enabled": by the same call before that;
-- "staged": to page-locked host memory and from there, one copy after the other.
-
-The prediction for "staged" is the time of the two copies over PCIe, "to host" and "from host", each measured alone:
-copies through host memory cannot exceed half a link's bandwidth. Between two H200s it is about 27.6 GB/s, as predicted.
-For "peer" the prediction is the bandwidth of a device's active NVLinks in one direction, by NVIDIA's figures for their
-version; there is no prediction without such links, or if NVML does not report them. The measured bandwidth is about
-390 GB/s of 450, 14 times that of staging; packet overhead is not predicted. For "not enabled" there is no prediction:
-the driver may stage the copy or use the direct path. It reaches about 38 GB/s: more than the two copies in series, and
-less than either of them alone. It is as if the driver staged in pieces, with one on its way in while another is on its
-way out.
-
-With one device, a row states that there is no other to copy to.
-
-Source: CUDA C++ Best Practices Guide, "Unified Virtual Addressing"; CUDA Driver API, "Unified Addressing" and "Peer
-Context Memory Access"; for NVLink's bandwidths NVIDIA's product pages.
-
-One module because the kernels, the measurement, the claims and the plot of an experiment are read together.
+Source: CUDA C++ Best Practices Guide, "Unified Virtual Addressing"; details in docs/memory_lab.md.
 """
 
 from __future__ import annotations
@@ -38,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -46,17 +20,12 @@ from cuda.bindings import driver
 from numba import cuda
 
 from numba_gemm.device.units import FLOAT32_BYTES
-from numba_gemm.lab.harness.experiment import Experiment, Unavailable
+from numba_gemm.lab.harness.experiment import Unavailable, decided
 from numba_gemm.lab.memory import machine, movement
-from numba_gemm.lab.memory.drawing import bars
+from numba_gemm.lab.memory.drawing import Figure, bars
 from numba_gemm.runtime import pinned_memory
 from numba_gemm.runtime.device import current_device, device_count
 from numba_gemm.runtime.driver import call, device_scope, failure, primary_context
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-__all__ = ["NVLINK_GB_S", "double", "equal_by_guide", "in_series", "unified_addressing"]
 
 BLOCK = 256
 MIB = 1 << 20
@@ -65,21 +34,8 @@ DEVICE_MEMORY = ("device", "managed")
 POINTERS, COPIES = "pointer", "copy"
 TYPES = {1: "host", 2: "device", 3: "array", 4: "unified"}  # CUmemorytype
 COLUMNS = (
-    "part",
-    "name",
-    "memory_type",
-    "managed",
-    "device",
-    "host_pointer",
-    "device_pointer",
-    "range_bytes",
-    "equal",
-    "predicted_equal_by_guide",
-    "predicted_equal",
-    "mib",
-    "gb_s",
-    "predicted_gb_s",
-    "note",
+    *("part", "name", "memory_type", "managed", "device", "host_pointer", "device_pointer", "range_bytes"),
+    *("equal", "predicted_equal_by_guide", "predicted_equal", "mib", "gb_s", "predicted_gb_s", "note"),
 )
 
 NVLINK_GB_S = {1: 20.0, 2: 25.0, 3: 25.0, 4: 25.0, 5: 25.0, 6: 25.0, 7: 50.0}
@@ -114,33 +70,16 @@ def known(attribute: str, address: int) -> int | None:
 
 
 @contextlib.contextmanager
-def device_memory(size: int) -> Iterator[int]:
-    """Allocate memory on the current device and yield its address; freed at the end."""
-    address = int(call(driver.cuMemAlloc, size))
-    try:
-        yield address
-    finally:
-        call(driver.cuMemFree, address)
-
-
-@contextlib.contextmanager
-def managed_memory(size: int) -> Iterator[int]:
-    """Allocate managed memory, which migrates to its user, and yield its address; freed at the end."""
-    address = int(call(driver.cuMemAllocManaged, size, int(driver.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL)))
-    try:
-        yield address
-    finally:
-        call(driver.cuMemFree, address)
-
-
-@contextlib.contextmanager
 def allocated(memory: str, elements: int) -> Iterator[int]:
     """Allocate an array in a kind of memory and yield its address; freed at the end."""
     with ExitStack() as scopes:
         if memory == "device":
-            yield scopes.enter_context(device_memory(FLOAT32_BYTES * elements))
-        elif memory == "managed":
-            yield scopes.enter_context(managed_memory(FLOAT32_BYTES * elements))
+            yield scopes.enter_context(movement.device_memory(FLOAT32_BYTES * elements))
+        elif memory == "managed":  # it migrates to its user
+            everywhere = int(driver.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL)
+            address = int(call(driver.cuMemAllocManaged, FLOAT32_BYTES * elements, everywhere))
+            scopes.callback(call, driver.cuMemFree, address)
+            yield address
         elif memory == "mapped":
             yield movement.address(scopes.enter_context(pinned_memory.pinned(elements)))
         else:
@@ -162,23 +101,19 @@ def described(memory: str, elements: int, usable: bool) -> dict[str, Any]:
     with allocated(memory, elements) as address:
         kind = known("MEMORY_TYPE", address)
         pointers = {"host": known("HOST_POINTER", address), "device": known("DEVICE_POINTER", address)}
-        row: dict[str, Any] = {
-            "part": POINTERS,
-            "name": memory,
-            "memory_type": TYPES.get(kind or 0, "unknown"),
-            "managed": bool(known("IS_MANAGED", address)),
-            "device": known("DEVICE_ORDINAL", address) if kind else None,
-            "host_pointer": relation(pointers["host"], address),
-            "device_pointer": relation(pointers["device"], address),
-            "range_bytes": known("RANGE_SIZE", address) if kind else None,
-        }
+        row: dict[str, Any] = (
+            {"part": POINTERS, "name": memory, "memory_type": TYPES.get(kind or 0, "unknown")}
+            | {"managed": bool(known("IS_MANAGED", address))}
+            | {"device": known("DEVICE_ORDINAL", address) if kind else None}
+            | {f"{side}_pointer": relation(pointer, address) for side, pointer in pointers.items()}
+            | {"range_bytes": known("RANGE_SIZE", address) if kind else None}
+        )
         if memory == "pageable":
             return row
         if memory in HOST_MEMORY:
             mapped = int(call(driver.cuMemHostGetDevicePointer, address, 0))
             assert mapped == pointers["device"], f"of {memory} memory, two calls tell different device pointers"
-            row["equal"] = mapped == address
-            row["predicted_equal_by_guide"] = equal_by_guide(memory)
+            row |= {"equal": mapped == address, "predicted_equal_by_guide": equal_by_guide(memory)}
             row["predicted_equal"] = usable if memory == "registered" else True
         check_pointer(memory, address, pointers["device"] or 0, elements)
         return row
@@ -187,13 +122,11 @@ def described(memory: str, elements: int, usable: bool) -> dict[str, Any]:
 def check_pointer(memory: str, address: int, pointer: int, elements: int) -> None:
     """Check that a kernel that writes through a device pointer changes the memory at an address."""
     values = np.arange(elements, dtype=np.float32)
-    view = {"shape": (elements,), "typestr": "<f4", "data": (pointer, False), "version": 3}
-    seen = cuda.as_cuda_array(type("Memory", (), {"__cuda_array_interface__": view})(), sync=False)
     call(driver.cuMemcpy, address, movement.address(values), values.nbytes)
     with machine.streams() as (stream,):
         call(driver.cuCtxSynchronize)
-        machine.enqueue(double, elements // BLOCK, BLOCK, seen)(stream)
-        call(driver.cuStreamSynchronize, stream)
+        machine.enqueue(double, elements // BLOCK, BLOCK, movement.view(pointer, elements))(stream)
+        movement.finish(stream)
     found = np.empty_like(values)
     call(driver.cuMemcpy, movement.address(found), address, found.nbytes)
     np.testing.assert_array_equal(found, 2 * values, memory)
@@ -243,13 +176,13 @@ def reach_each_other(first: int, second: int) -> bool:
     return bool(call(driver.cuDeviceCanAccessPeer, one, other) and call(driver.cuDeviceCanAccessPeer, other, one))
 
 
-def between_devices(first: int, second: int, size: int, rounds: int) -> list[dict[str, Any]]:
-    """Rows for copies from the first device, which is current, to the second."""
+def between_devices(first: int, second: int, size: int, rounds: int) -> Iterator[dict[str, Any]]:
+    """Yield rows for copies from the first device, which is current, to the second."""
     gb_s: dict[str, float] = {}
     with ExitStack() as scopes:
         (stream,) = scopes.enter_context(machine.streams())
         host = scopes.enter_context(pinned_memory.pinned(size, np.uint8))
-        source = scopes.enter_context(device_memory(size))
+        source = scopes.enter_context(movement.device_memory(size))
         with device_scope(second):
             target = int(call(driver.cuMemAlloc, size))
             onward = int(call(driver.cuStreamCreate, driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
@@ -261,12 +194,12 @@ def between_devices(first: int, second: int, size: int, rounds: int) -> list[dic
 
         def to_host() -> None:
             movement.copy(host, source, size, stream)
-            call(driver.cuStreamSynchronize, stream)
+            movement.finish(stream)
 
         def from_host() -> None:
             with device_scope(second):
                 movement.copy(target, host, size, onward)
-                call(driver.cuStreamSynchronize, onward)
+                movement.finish(onward)
 
         def staged() -> None:
             to_host()
@@ -274,9 +207,9 @@ def between_devices(first: int, second: int, size: int, rounds: int) -> list[dic
 
         def peer() -> None:
             call(driver.cuMemcpyPeerAsync, target, contexts[0], source, contexts[1], size, stream)
-            call(driver.cuStreamSynchronize, stream)
+            movement.finish(stream)
 
-        def measure(way: str, work: Callable[[], None]) -> None:
+        def measured(way: str, work: Callable[[], None]) -> dict[str, Any]:
             found = np.empty_like(values)
             with device_scope(second):
                 call(driver.cuMemsetD8, target, 0, size)
@@ -285,34 +218,21 @@ def between_devices(first: int, second: int, size: int, rounds: int) -> list[dic
                 host[:] = 0
             work()
             with device_scope(second):
-                call(
-                    driver.cuMemcpy,
-                    movement.address(found),
-                    movement.address(host) if way == "to host" else target,
-                    size,
-                )
+                end = movement.address(host) if way == "to host" else target
+                call(driver.cuMemcpy, movement.address(found), end, size)
             assert np.array_equal(found, values), f"{way}: the copy is wrong"
             gb_s[way] = size / movement.host_us(work, rounds) / 1e3  # no event spans two devices
+            predicted = {"staged": lambda: in_series(gb_s["to host"], gb_s["from host"]), "peer": nvlink_gb_s}
+            row = {"part": COPIES, "name": way, "mib": size / MIB, "gb_s": gb_s[way], "note": note}
+            return row | {"predicted_gb_s": predicted[way]() if way in predicted else None}
 
         reachable = reach_each_other(first, second)
+        note = "" if reachable else "these devices cannot access each other's memory"
         for way, work in {"to host": to_host, "from host": from_host, "staged": staged, "not enabled": peer}.items():
-            measure(way, work)
+            yield measured(way, work)
         if reachable:
             with peer_access(first, second):
-                measure("peer", peer)
-    predicted = {"staged": in_series(gb_s["to host"], gb_s["from host"]), "peer": nvlink_gb_s()}
-    note = "" if reachable else "these devices cannot access each other's memory"
-    return [
-        {
-            "part": COPIES,
-            "name": way,
-            "mib": size / MIB,
-            "gb_s": value,
-            "predicted_gb_s": predicted.get(way),
-            "note": note,
-        }
-        for way, value in gb_s.items()
-    ]
+                yield measured("peer", peer)
 
 
 def end_target(device: int, target: int, stream: int) -> None:
@@ -325,33 +245,18 @@ def end_target(device: int, target: int, stream: int) -> None:
 # ------------------------------------------------------------------------------------------------------- experiment
 
 
-def unified_addressing(elements: int = 1 << 20, copy_bytes: int = 256 * MIB, rounds: int = 9) -> pd.DataFrame:
+def unified_addressing(elements: int = 1 << 20, copy_bytes: int = 256 * MIB, rounds: int = 9) -> Iterator[pd.DataFrame]:
     """Query addresses of every kind of memory; with two devices, also copy from one to the other.
+
+    ``part`` "pointer" has one row per kind of memory (``name``), with the driver's answers: ``host_pointer`` and
+    ``device_pointer`` are the "same" as the address, "another" or "absent", ``equal`` compares the two. ``part``
+    "copy" has one row per way between two devices, or one that says why there is none.
 
     Parameters
     ----------
-    elements : int
-        Floats of each queried array, a multiple of `BLOCK`.
-    copy_bytes : int
-        Bytes to copy between devices.
-    rounds : int
-        Samples of each copy.
-
-    Returns
-    -------
-    DataFrame
-        ``part`` "pointer" has one row per kind of memory (``name``): ``memory_type`` reported by the driver,
-        ``managed``, ``device`` (its ordinal), ``host_pointer`` and ``device_pointer`` ("same" as the address,
-        "another", "absent"), ``range_bytes`` of the allocation; for page-locked memory, ``equal`` if host and device
-        pointer are equal, ``predicted_equal_by_guide`` and ``predicted_equal``. ``part`` "copy" has one row per way
-        between two devices: ``mib``, ``gb_s`` (median), ``predicted_gb_s``, ``note``.
-
-    Raises
-    ------
-    Unavailable
-        on a device without unified addressing.
-    AssertionError
-        if a kernel writes to the wrong memory, or a copy is wrong.
+    elements: Floats of each queried array, a multiple of 256.
+    copy_bytes: Bytes to copy between devices.
+    rounds: Samples of each copy.
     """
     with machine.in_context():
         if not machine.attribute("UNIFIED_ADDRESSING"):
@@ -359,36 +264,31 @@ def unified_addressing(elements: int = 1 << 20, copy_bytes: int = 256 * MIB, rou
         usable = bool(machine.attribute("CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM"))
         kinds = HOST_MEMORY + DEVICE_MEMORY[: 1 + bool(machine.attribute("MANAGED_MEMORY"))]
         rows = [described(memory, elements, usable) for memory in kinds]
+        yield pd.DataFrame(rows, columns=list(COLUMNS))
         first = current_device()
-        others = [device for device in range(device_count()) if device != first]
-        if others:
-            rows += between_devices(first, others[0], copy_bytes, rounds)
-        else:
-            rows.append({"part": COPIES, "name": "unavailable", "note": "one device: there is none to copy to"})
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+        other = next((device for device in range(device_count()) if device != first), None)
+        alone = {"part": COPIES, "name": "unavailable", "note": "one device: there is none to copy to"}
+        for row in [alone] if other is None else between_devices(first, other, copy_bytes, rounds):
+            rows.append(row)
+            yield pd.DataFrame(rows, columns=list(COLUMNS))
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
     """Plot the driver's answers for each kind of memory, and the bandwidth between devices."""
     upper, lower = figure.subplots(2, 1, height_ratios=[3, 2])
-    pointers = frame[frame["part"] == POINTERS]
-    shown = {
-        "name": "memory",
-        "memory_type": "type",
-        "managed": "managed",
-        "host_pointer": "host pointer",
-        "device_pointer": "device pointer",
-        "equal": "equal",
-        "predicted_equal_by_guide": "by the guide",
-        "predicted_equal": "by the attribute",
-    }
-    cells = [[word(row[column]) for column in shown] for row in pointers.to_dict("records")]
+    shown = [*COLUMNS[1:4], "host_pointer", "device_pointer", "equal", "predicted_equal_by_guide", "predicted_equal"]
+    titles = [
+        column.replace("predicted_equal_by", "by").replace("predicted_equal", "predicted").replace("_", " ")
+        for column in shown
+    ]
+    pointers = frame[frame["part"] == POINTERS].to_dict("records")
+    cells = [[word(row[column]) for column in shown] for row in pointers]
     upper.axis("off")
-    table = upper.table(cells, colLabels=list(shown.values()), loc="center", cellLoc="center")
+    table = upper.table(cells, colLabels=titles, loc="center", cellLoc="center")
     table.auto_set_font_size(False)
     table.set_fontsize(8)
     table.scale(1, 1.5)
-    upper.set_title("what the driver knows of an address; whether host and device pointer are equal")
+    upper.set_title("the driver's answers about an address; whether host and device pointer are equal")
     copies = frame[(frame["part"] == COPIES) & frame["gb_s"].notna()]
     if len(copies):
         bars(lower, list(copies["name"]), copies["gb_s"], copies["predicted_gb_s"])
@@ -405,48 +305,44 @@ def word(value: Any) -> str:
     return {"True": "yes", "False": "no"}.get(str(value), str(value))
 
 
-def claims(frame: pd.DataFrame) -> dict[str, bool]:
-    """Check the statements of the module's docstring against a result."""
+@decided
+def claims(frame: pd.DataFrame) -> dict[str, Any]:
+    """Claims of the lesson; those on copies only with two devices."""
     rows = {row["name"]: row for row in frame.to_dict("records")}
-    types = {name: row["memory_type"] for name, row in rows.items() if row["part"] == POINTERS}
     compared = [row for row in rows.values() if row["equal"] in (True, False)]
-    made = {
-        "an address alone tells host memory from device memory": all(
-            types[name] == ("device" if name == "device" else "host")
+    made: dict[str, Any] = {
+        "an address alone tells host memory from device memory": (
+            rows[name]["memory_type"] == ("device" if name == "device" else "host")
             for name in ("pinned", "mapped", "registered", "device")
         ),
-        "the driver knows nothing of pageable memory": types["pageable"] == "unknown",
-        "memory that was allocated page-locked has one pointer for host and device": all(
+        "the driver knows nothing of pageable memory": rows["pageable"]["memory_type"] == "unknown",
+        "memory that was allocated page-locked has one pointer for host and device": (
             rows[name]["equal"] for name in ("pinned", "mapped")
         ),
-        "of registered memory, the device's attribute tells whether it has": all(
+        "of registered memory, the device's attribute tells whether it has": (
             row["equal"] == row["predicted_equal"] for row in compared
         ),
     }
     if "staged" in rows:
-        staged, predicted = rows["staged"]["gb_s"], rows["staged"]["predicted_gb_s"]
-        made["staging takes as long as its two copies"] = bool(0.8 < staged / predicted < 1.25)
+        ratio = rows["staged"]["gb_s"] / rows["staged"]["predicted_gb_s"]
+        made["staging takes as long as its two copies"] = 0.8 < ratio < 1.25
     if "peer" in rows:
         peer, links = rows["peer"]["gb_s"], rows["peer"]["predicted_gb_s"]
-        made["a copy from device to device is faster than one staged in host memory"] = bool(
-            peer > rows["staged"]["gb_s"]
-        )
+        made["a copy from device to device is faster than one staged in host memory"] = peer > rows["staged"]["gb_s"]
         made["it reaches no more than the links carry"] = not peer > links  # NaN if the links are unknown
-    if "peer" in rows and "not enabled" in rows:
-        made["without access to each other's memory, it is not half as fast"] = bool(
-            rows["not enabled"]["gb_s"] < rows["peer"]["gb_s"] / 2
-        )
+        slow = rows["not enabled"]["gb_s"]
+        made["without access to each other's memory, it is not half as fast"] = slow < peer / 2
     return made
 
 
-EXPERIMENT = Experiment(
-    name="unified_addressing",
-    section="9.1.4",
-    run=unified_addressing,
-    plot=plot,
-    claims=claims,
-    facts=machine.facts,
-    small={"elements": 1 << 16, "copy_bytes": MIB, "rounds": 1},
-    unavailable="the simulator has one memory, and no driver that knows of addresses",
-    kernels={"double": (double, "float32[::1]")},
+SMALL = {"elements": 1 << 16, "copy_bytes": MIB, "rounds": 1}
+SIGNATURES = {"double": (double, "float32[::1]")}
+EXPERIMENT = machine.experiment(
+    unified_addressing,
+    "9.1.4",
+    claims,
+    plot,
+    SMALL,
+    SIGNATURES,
+    "the simulator has one memory, and no driver that knows of addresses",
 )
