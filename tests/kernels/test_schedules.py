@@ -150,6 +150,6 @@ def test_whole_tiles_of_unscheduled_stages(extra):
     m, n, k = (extent + more for extent, more in zip((2 * config.BM, config.BN, 3 * config.BK), extra))
     product = Product(dense("N", m, k), dense("N", k, n), dense("N", m, n))
     assert stage.variant(config, product) == (ladder_stage.ALIGNED if any(extra) else ladder_stage.WHOLE)
-    assert STAGES["double_buffered"].variant(STAGES["double_buffered"].configs[0], product) == ladder_stage.ALIGNED
+    assert STAGES["warp_tiled"].variant(STAGES["warp_tiled"].configs[0], product) == ladder_stage.ALIGNED
     empty = Product(dense("N", m, 0), dense("N", 0, n), dense("N", m, n))
     assert stage.variant(config, empty) != ladder_stage.WHOLE

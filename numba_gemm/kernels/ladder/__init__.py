@@ -84,6 +84,7 @@ RECORDS = (
         configs=(TileConfig(BM=128, BN=128, BK=8, TM=8, TN=8, slots=2),),
         test_config=TileConfig(BM=64, BN=32, BK=8, TM=8, TN=8, slots=2),
         vectorized=True,
+        whole_tiles=True,
     ),
     LadderStage(
         name="register_prefetch",

@@ -19,13 +19,13 @@ from numba import cuda, float32, uint32
 from ...device.store import row_store
 from ...device.vector import fetch4, fetch4_any, load4, store4, store4_down
 from ...simulator.switch import device_function, hardware_only
-from .stage import require
+from .stage import ANY, require
 
 REGISTERS = 128  # per thread, for two blocks of 256 threads per SM
 HALF_WARP = 16  # lanes that store k = 0..3 in one transposing store; the others store k = 4..7
 
 
-def build(config, aligned):
+def build(config, fit):
     BM, BN, BK, TM, TN = config.BM, config.BN, config.BK, config.TM, config.TN
     THREADS = config.threads
     A_VECTORS, B_VECTORS = max(BK // 4, 1), max(BN // 4, 1)  # per row of the tiles that are copied
@@ -48,8 +48,8 @@ def build(config, aligned):
             "two buffers: slots == 2": config.slots == 2,
         },
     )
-    fetch = fetch4 if aligned else fetch4_any
-    store_row = row_store(TN, BN // 2, aligned)
+    fetch = (fetch4_any, fetch4, load4)[fit]
+    store_row = row_store(TN, BN // 2, fit != ANY)
 
     @device_function
     def multiply_tile(a_tile, b_tile, buffer, a_place, col, acc):
@@ -65,7 +65,7 @@ def build(config, aligned):
                 for i in range(TM):
                     acc[i, j] += a_frag[i] * b_frag[j]
 
-    @cuda.jit(**hardware_only(max_registers=REGISTERS if aligned else None))
+    @cuda.jit(**hardware_only(max_registers=None if fit == ANY else REGISTERS))
     def double_buffered(alpha, a, b, beta, c):
         a_tile = cuda.shared.array(A_SHAPE, float32, alignment=16)
         b_tile = cuda.shared.array(B_SHAPE, float32, alignment=16)
