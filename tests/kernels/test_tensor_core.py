@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import math
-import subprocess
-import sys
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import SUPPORT
-from support.compile_stages import compiler_environment
+from support.offline import offline
 from support.recorded_launches import record_launches
 from support.tensor_core_cases import (
     ALL_PRECISIONS,
@@ -23,6 +19,7 @@ from support.tensor_core_cases import (
     TMA_KERNELS,
     bound,
     compiled_precisions,
+    compiled_rows,
     kernels_of,
     multiply,
     precisions_of,
@@ -974,25 +971,26 @@ def test_the_simulator_says_that_it_has_no_matrix_instructions():
 # ------------------------------------------------------------------------------------------------------- compiled
 
 
-# One test per configuration of `persistent`, which is compiled in every precision.
-CONFIGURED = [f"persistent:{index}" for stage, index in CONFIGS if stage == "persistent"]
+# Stages with a test per configuration, since many precisions or layouts of each are compiled.
+SPLIT = ("persistent", "tf32_tma", "warp_mma")
 PARTS = [
-    *(name for name in TENSOR_STAGES if name != "persistent"),
+    *(name for name in dict(CONFIGS) if name not in SPLIT),
     "others",
-    CONFIGURED[0],
-    *(pytest.param(part, marks=pytest.mark.exhaustive) for part in CONFIGURED[1:]),
+    *(
+        pytest.param(f"{stage}:{index}", marks=pytest.mark.exhaustive if index else ())
+        for stage, index in CONFIGS
+        if stage in SPLIT
+    ),
 ]
 
 
 @pytest.mark.parametrize("part", PARTS)
 def test_compiled_kernels_are_what_they_claim(part):
-    command = [sys.executable, str(SUPPORT / "tensor_core_cases.py"), part]
-    done = subprocess.run(command, env=compiler_environment(), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    expected = {"others": 2 + 3 + len(TENSOR_PRECISIONS), "tf32_tma": len(TMA_KERNELS)}
+    rows = offline(compiled_rows, part)
+    expected = {f"tf32_tma:{index}": [one for one, _ in TMA_KERNELS].count(index) for index, _ in TMA_KERNELS}
+    expected["others"] = 2 + 3 + len(TENSOR_PRECISIONS)
     count = sum(len(compiled_precisions(*one)) for one in CONFIGS if part in (one[0], f"{one[0]}:{one[1]}"))
-    assert len(rows) == expected.get(part, count)
+    assert len(rows) == expected.get(part, count) > 0
     for row in rows:
         name, opcodes = f"{row['name']}, {row.get('precision', row.get('layout'))}", row["opcodes"]
         assert row["local"] == 0, name

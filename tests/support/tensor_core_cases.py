@@ -1,13 +1,10 @@
 """Kernels of the tensor-core ladder for tests: their precisions, error bounds, products on a GPU, and compiled code.
 
-As a program with the name of a part, it compiles that part and prints one JSON line per kernel. It then runs without
-the simulator, which has no compiler (see `compile_stages`). With ``--run`` it runs every stage once on a GPU of compute
-capability 9.0, for compute-sanitizer.
+As a program with ``--run`` it runs every stage once on a GPU of compute capability 9.0, for compute-sanitizer.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import sys
@@ -147,7 +144,7 @@ def tma_kernel(index: int, layout: str) -> Kernel:
 def compiled_part(part: str) -> Iterator[tuple[dict[str, Any], Kernel, tuple[int, int]]]:
     """Yield descriptions, kernels and compute capabilities of a part.
 
-    It is a stage in all precisions, such as "warp_mma", one of its configurations, "persistent:2", or "others".
+    It is a stage in all precisions, such as "bulk_copies", one of its configurations, "persistent:2", or "others".
     """
     if part == "others":
         yield {"stage": "row maxima"}, kernels_of("fp16x3")[0], CC
@@ -157,12 +154,14 @@ def compiled_part(part: str) -> Iterator[tuple[dict[str, Any], Kernel, tuple[int
         for precision in TENSOR_PRECISIONS:
             step = steps_of(PERSISTENT, precision)[-2]
             yield {"stage": "decompose", "precision": precision, "passed": passed(step)}, step.kernel, CC
-    elif part == "tf32_tma":
+    elif part.startswith("tf32_tma:"):
         (step,) = steps_of(TMA, "tf32")
         for index, layout in TMA_KERNELS:
+            if part != f"tf32_tma:{index}":
+                continue
             config = TMA.configs[index]
             described = {
-                "stage": part,
+                "stage": "tf32_tma",
                 "layout": layout,
                 "BM": config.BM,
                 "claim": config.claim,
@@ -184,10 +183,11 @@ def compiled_part(part: str) -> Iterator[tuple[dict[str, Any], Kernel, tuple[int
                 yield described, stage_kernel(name, index, precision), stage.min_cc
 
 
-def main(part: str) -> None:
-    """Compile a part."""
+def compiled_rows(part: str) -> list[dict[str, Any]]:
+    """Compile a part where there is a compiler, and describe its kernels."""
     from numba_gemm.inspect import sass
 
+    rows = []
     for described, kernel, cc in compiled_part(part):
         cubin = compilation.compile_kernel(kernel, cc)
         (instructions,) = sass.functions(sass.disassemble(cubin.code)).values()
@@ -200,7 +200,8 @@ def main(part: str) -> None:
             "taken": taken(cubin.ptx),
             "opcodes": sass.instruction_mix(instructions),
         }
-        print(json.dumps(described | row), flush=True)
+        rows.append(described | row)
+    return rows
 
 
 # --------------------------------------------------------------------------------------------------- products on a GPU
@@ -260,4 +261,5 @@ def run_all() -> None:
 
 
 if __name__ == "__main__":
-    run_all() if sys.argv[1:] == ["--run"] else main(sys.argv[1])
+    assert sys.argv[1:] == ["--run"]
+    run_all()
