@@ -1,7 +1,7 @@
 """Every stage over one table: shapes around the tile edges, layouts, alpha and beta, against float64.
 
-In the simulator a stage's smallest configuration runs the table and every production configuration one ragged case;
-on a GPU every configuration runs the whole table."""
+In the simulator a stage's smallest configuration runs the table, and production configurations two ragged cases: the
+first one in every run, others in the exhaustive set. On a GPU every configuration runs the whole table."""
 
 from __future__ import annotations
 
@@ -49,7 +49,14 @@ def test_table(stage, config, layout):
     assert False in aligned
 
 
-@pytest.mark.parametrize(("stage", "config"), CONFIGS, ids=label)
+@pytest.mark.parametrize(
+    ("stage", "config"),
+    [
+        pytest.param(stage, config, marks=[pytest.mark.exhaustive] * (SIMULATOR and config is not stage.configs[0]))
+        for stage, config in CONFIGS
+    ],
+    ids=label,
+)
 def test_production_configuration_ragged(stage, config):
     m, n, k = config.BM + 1, config.BN // 2 + 3, config.BK + 3
     if config.BM > 64:

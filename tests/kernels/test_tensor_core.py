@@ -15,11 +15,11 @@ from support.offline import offline
 from support.recorded_launches import record_launches
 from support.tensor_core_cases import (
     ALL_PRECISIONS,
+    COMPILED,
     GPU,
-    TMA_KERNELS,
     bound,
-    compiled_precisions,
     compiled_rows,
+    compiled_ways,
     kernels_of,
     multiply,
     precisions_of,
@@ -971,26 +971,23 @@ def test_the_simulator_says_that_it_has_no_matrix_instructions():
 # ------------------------------------------------------------------------------------------------------- compiled
 
 
-# Stages with a test per configuration, since many precisions or layouts of each are compiled.
-SPLIT = ("persistent", "tf32_tma", "warp_mma")
-PARTS = [
-    *(name for name in dict(CONFIGS) if name not in SPLIT),
-    "others",
-    *(
-        pytest.param(f"{stage}:{index}", marks=pytest.mark.exhaustive if index else ())
-        for stage, index in CONFIGS
-        if stage in SPLIT
-    ),
+def repeats(stage, index, how):
+    """Return True for further configurations, and for the second stage that is compiled in every precision."""
+    complete = stage in ("persistent", "tf32_tma", "warp_mma")
+    return complete and (index > 0 or (stage == "warp_mma" and how not in COMPILED))
+
+
+PARTS = ["others"] + [
+    pytest.param(f"{stage}:{index}:{how}", marks=[pytest.mark.exhaustive] * repeats(stage, index, how))
+    for stage, index in CONFIGS
+    for how in compiled_ways(stage, index)
 ]
 
 
 @pytest.mark.parametrize("part", PARTS)
 def test_compiled_kernels_are_what_they_claim(part):
     rows = offline(compiled_rows, part)
-    expected = {f"tf32_tma:{index}": [one for one, _ in TMA_KERNELS].count(index) for index, _ in TMA_KERNELS}
-    expected["others"] = 2 + 3 + len(TENSOR_PRECISIONS)
-    count = sum(len(compiled_precisions(*one)) for one in CONFIGS if part in (one[0], f"{one[0]}:{one[1]}"))
-    assert len(rows) == expected.get(part, count) > 0
+    assert len(rows) == (2 + 3 + len(TENSOR_PRECISIONS) if part == "others" else 1)
     for row in rows:
         name, opcodes = f"{row['name']}, {row.get('precision', row.get('layout'))}", row["opcodes"]
         assert row["local"] == 0, name

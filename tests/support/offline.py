@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import io
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ class CompilerProcess:
         self._errors = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 - closed by `close`
         self._process = subprocess.Popen(
             [sys.executable, "-m", "support.offline"],
+            cwd=Path(__file__).parents[2],
             env=gpu_environment() | variables | {"PYTHONPATH": os.pathsep.join(paths)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -74,6 +77,16 @@ def offline(function: Callable[..., Any], *arguments: Any) -> Any:
         _started.append(CompilerProcess())
         atexit.register(_started[-1].close)
     return _started[-1](function, *arguments)
+
+
+def run_command(module: str, arguments: list[str]) -> tuple[int, str, str]:
+    """Run the `main` of a module; return its status and what it prints, on standard output and as errors."""
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as errors:
+        try:
+            status = importlib.import_module(module).main(arguments)
+        except SystemExit as ended:
+            status = ended.code
+    return status, out.getvalue(), errors.getvalue()
 
 
 def main() -> None:
