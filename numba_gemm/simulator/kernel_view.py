@@ -64,7 +64,7 @@ class Shared:
         """
         code = frame.f_code
         if code not in self._alone:
-            # The search of all objects is slow; it is for functions that the kernel finds in a container.
+            # The search of all objects is slow: for functions that a kernel finds in a dictionary or an attribute.
             count = self.functions[code] or sum(isinstance(one, FunctionType) for one in gc.get_referrers(code))
             self._alone[code] = count == 1
         return (code, position_of(frame)) if self._alone[code] else call_chain(frame)

@@ -92,8 +92,8 @@ def _reachable(kernel: Callable[..., Any]) -> tuple[list[dict[str, Any]], list[C
 
     Also count those functions by their code.
 
-    The search follows names of globals, attributes of modules, and closures. It does not follow functions inside
-    containers; of those, only functions made by `cuda.jit(device=True)` and those in `numba_gemm.device` work.
+    The search follows names of globals, attributes of modules, closures, tuples and lists. Of functions inside other
+    containers, only those made by `cuda.jit(device=True)` and those in `numba_gemm.device` work.
     """
     namespaces: dict[int, dict[str, Any]] = {}
     cells: dict[int, CellType] = {}
@@ -117,7 +117,9 @@ def _reachable(kernel: Callable[..., Any]) -> tuple[list[dict[str, Any]], list[C
                 values.append(cell.cell_contents)
                 cells[id(cell)] = cell
         for value in values:
-            if isinstance(value, ModuleType) and value.__name__.partition(".")[0] not in _LEAVES:
+            if isinstance(value, (tuple, list)):
+                pending += value
+            elif isinstance(value, ModuleType) and value.__name__.partition(".")[0] not in _LEAVES:
                 pending += [vars(value)[name] for name in names if name in vars(value)]
             else:
                 pending.append(value)
