@@ -26,6 +26,11 @@ ON_GPU = not simulator_requested()
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# A simulated launch has one running thread at a time, and on one core they take turns much faster than across cores.
+if not ON_GPU and hasattr(os, "sched_setaffinity") and "PYTEST_XDIST_WORKER" in os.environ:
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw")) % len(cores)]})
+
 # The tests' own kernel cache, not the user's: made by the first process, inherited by its workers and children.
 if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["NUMBA_GEMM_CACHE_DIR"] = tempfile.mkdtemp(prefix="numba_gemm-")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 WORKERS = 4
-OPTIONS = fuzz.Options(seed=1, first=0, cases=0, seconds=5.0, jobs=WORKERS, space=fuzz.whole_space())
-MORE = dataclasses.replace(OPTIONS, seed=2, seconds=20.0)
+OPTIONS = fuzz.Options(seed=1, first=0, cases=0, seconds=3.0, jobs=WORKERS, space=fuzz.whole_space())
+MORE = dataclasses.replace(OPTIONS, seed=2, seconds=15.0)
 
 
 @pytest.mark.parametrize("worker", range(WORKERS))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable
 from types import CodeType, FrameType, FunctionType
 from typing import Any, Protocol
@@ -42,6 +43,7 @@ class Shared:
     def __init__(self, dynamic_bytes: int, see: Callable[..., Any] | None) -> None:
         self._dynamic_bytes = dynamic_bytes
         self._see = see
+        self.functions: Counter[CodeType] = Counter()  # of the kernel and its known callees, by their code
         self._alone: dict[CodeType, bool] = {}
         self.begin_block()
 
@@ -62,8 +64,9 @@ class Shared:
         """
         code = frame.f_code
         if code not in self._alone:
-            functions = [one for one in gc.get_referrers(code) if isinstance(one, FunctionType)]
-            self._alone[code] = len(functions) == 1
+            # The search of all objects is slow: for functions that a kernel finds in a dictionary or an attribute.
+            count = self.functions[code] or sum(isinstance(one, FunctionType) for one in gc.get_referrers(code))
+            self._alone[code] = count == 1
         return (code, position_of(frame)) if self._alone[code] else call_chain(frame)
 
     def array(self, shape: Any, dtype: Any, alignment: int | None = None) -> np.ndarray[Any, Any]:

@@ -2,7 +2,8 @@
 
 This module uses `numba.cuda.simulator.kernelapi` (`FakeCUDAModule`, `Dim3`), `numba.cuda.simulator.kernel`
 (`FakeCUDAKernel.fn`, `_kernel_context`, `BlockThread`, and `FakeCUDAModule`, which a launch looks up there), and the
-array in a `FakeWithinKernelCUDAArray`. If they change, simulated launches fail.
+array in a `FakeWithinKernelCUDAArray`. If they change, simulated launches fail. It also replaces `Type.__call__` of
+Numba's numbers by a faster function with the same results.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+from collections import Counter
 from collections.abc import Callable
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
@@ -24,12 +26,34 @@ Dim3: Any = tuple
 NumbaThread: Any = ()  # of Numba's own simulator
 NumbaKernel: Any = object
 
+
+def _make_casts_fast() -> None:
+    """Let ``uint32(value)`` and the like call NumPy's type at once.
+
+    Kernels cast at every step, and Numba first tells a cast from a signature: a third of the time of some launches.
+    """
+    from numba import types
+
+    names = [f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)] + ["float32", "float64"]
+    numpy_types = {name: getattr(np, name) for name in names}
+    numbers = {int, float, bool, np.bool_, *numpy_types.values()}
+    cast_or_signature = types.Type.__call__
+
+    def call(self: Any, *args: Any) -> Any:
+        if len(args) == 1 and type(args[0]) in numbers and self.name in numpy_types:
+            return numpy_types[self.name](args[0])
+        return cast_or_signature(self, *args)
+
+    types.Integer.__call__ = types.Float.__call__ = call
+
+
 if SIMULATOR:
     from numba.cuda.simulator import kernel as numba_simulator
     from numba.cuda.simulator import kernelapi
 
     SimulatedModule, Dim3 = kernelapi.FakeCUDAModule, kernelapi.Dim3
     NumbaThread, NumbaKernel = numba_simulator.BlockThread, numba_simulator.FakeCUDAKernel
+    _make_casts_fast()
 
 
 def as_dtype(dtype: Any) -> np.dtype[Any]:
@@ -63,14 +87,17 @@ def _names(code: CodeType) -> set[str]:
     return set(code.co_names).union(*nested)
 
 
-def _reachable(kernel: Callable[..., Any]) -> tuple[list[dict[str, Any]], list[CellType]]:
+def _reachable(kernel: Callable[..., Any]) -> tuple[list[dict[str, Any]], list[CellType], Counter[CodeType]]:
     """Return the module dictionaries and closure cells in which `kernel` or its callees may find `cuda`.
 
-    The search follows names of globals, attributes of modules, and closures. It does not follow functions inside
-    containers; of those, only functions made by `cuda.jit(device=True)` and those in `numba_gemm.device` work.
+    Also count those functions by their code.
+
+    The search follows names of globals, attributes of modules, closures, tuples and lists. Of functions inside other
+    containers, only those made by `cuda.jit(device=True)` and those in `numba_gemm.device` work.
     """
     namespaces: dict[int, dict[str, Any]] = {}
     cells: dict[int, CellType] = {}
+    codes: Counter[CodeType] = Counter()
     seen: set[int] = set()
     pending: list[Any] = [kernel]
     while pending:
@@ -81,6 +108,7 @@ def _reachable(kernel: Callable[..., Any]) -> tuple[list[dict[str, Any]], list[C
         if (function.__module__ or "").partition(".")[0] in _LEAVES:
             continue
         seen.add(id(function))
+        codes[function.__code__] += 1
         namespaces[id(function.__globals__)] = function.__globals__
         names = _names(function.__code__)
         values = [function.__globals__[name] for name in names if name in function.__globals__]
@@ -89,11 +117,13 @@ def _reachable(kernel: Callable[..., Any]) -> tuple[list[dict[str, Any]], list[C
                 values.append(cell.cell_contents)
                 cells[id(cell)] = cell
         for value in values:
-            if isinstance(value, ModuleType) and value.__name__.partition(".")[0] not in _LEAVES:
+            if isinstance(value, (tuple, list)):
+                pending += value
+            elif isinstance(value, ModuleType) and value.__name__.partition(".")[0] not in _LEAVES:
                 pending += [vars(value)[name] for name in names if name in vars(value)]
             else:
                 pending.append(value)
-    return list(namespaces.values()), list(cells.values())
+    return list(namespaces.values()), list(cells.values()), codes
 
 
 class SimulatedCuda:
@@ -131,7 +161,7 @@ class SimulatedCuda:
     def _replace(self, kernel: Callable[..., Any], module: Any) -> None:
         from numba import cuda
 
-        namespaces, cells = _reachable(kernel)
+        namespaces, cells, module.shared.functions = _reachable(kernel)
         namespaces += [vars(m) for name, m in list(sys.modules.items()) if name.startswith("numba_gemm.device.")]
         held = [cell for cell in cells if cell.cell_contents is cuda]
         for namespace in {id(namespace): namespace for namespace in namespaces}.values():

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from support.compile_stages import compiler_environment
 from support.ladder_cases import Case, run
+from support.offline import offline, run_command
 
 from numba_gemm.device.outer_product import ORDERS, outer_product
 from numba_gemm.inspect import ffma, sass
@@ -110,14 +111,8 @@ def test_unreadable_cubin_is_reported():
         sass.disassemble(b"not a cubin")
 
 
-def inspect(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "numba_gemm.inspect", *arguments],
-        env=compiler_environment() | variables,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def inspect(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.CompletedProcess(arguments, *offline(run_command, "numba_gemm.inspect.cli", arguments))
 
 
 TILES = {"32x32x32-1x1": 2 * 32 * 32 * 4, "16x16x16-1x1": 2 * 16 * 16 * 4}  # of shared_tile: bytes of shared memory
@@ -149,21 +144,20 @@ def test_code_is_printed_on_request():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "variables", "status", "words"),
+    ("arguments", "words"),
     [
-        (["nonesuch"], {}, 2, ["unknown stage 'nonesuch'", "naive, coalesced"]),
-        (["naive", "--config", "1x1"], {}, 2, ["no configuration '1x1'", "32x32x1-1x1"]),
-        (["naive", "--cc", "90"], {}, 2, ["not a compute capability: '90'", "9.0"]),
-        (["async_copy", "--cc", "7.5"], {}, 2, ["async_copy needs compute capability 8.0", "7.5"]),
-        (["naive", "--cc", "8.5"], {}, 2, ["compiler does not know compute capability 8.5", "8.0, 8.6"]),
-        (["naive", "--cc", "99.0", "--ffma"], {}, 2, ["compiler does not know compute capability 99.0", "12.0"]),
-        (["naive"], {"NUMBA_ENABLE_CUDASIM": "1"}, 2, ["simulator", "unset NUMBA_ENABLE_CUDASIM"]),
+        (["nonesuch"], ["unknown stage 'nonesuch'", "naive, coalesced"]),
+        (["naive", "--config", "1x1"], ["no configuration '1x1'", "32x32x1-1x1"]),
+        (["naive", "--cc", "90"], ["not a compute capability: '90'", "9.0"]),
+        (["async_copy", "--cc", "7.5"], ["async_copy needs compute capability 8.0", "7.5"]),
+        (["naive", "--cc", "8.5"], ["compiler does not know compute capability 8.5", "8.0, 8.6"]),
+        (["naive", "--cc", "99.0", "--ffma"], ["compiler does not know compute capability 99.0", "12.0"]),
     ],
-    ids=["stage", "config", "cc", "min_cc", "unknown_cc", "unknown_cc_ffma", "simulator"],
+    ids=["stage", "config", "cc", "min_cc", "unknown_cc", "unknown_cc_ffma"],
 )
-def test_errors_say_what_to_do(arguments, variables, status, words):
-    done = inspect(*arguments, **variables)
-    assert done.returncode == status
+def test_errors_say_what_to_do(arguments, words):
+    done = inspect(*arguments)
+    assert done.returncode == 2
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
     for word in words:
@@ -393,14 +387,8 @@ def test_read_only_path_is_for_a_and_b():
 
 def test_orders_are_compiled_without_a_gpu(tmp_path):
     options = ("--static", "--stages", "register_prefetch", "--out", str(tmp_path))
-    done = subprocess.run(
-        [sys.executable, "-m", "numba_gemm.lab", "orders", *options],
-        env=compiler_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    status, _, errors = offline(run_command, "numba_gemm.lab.__main__", ["orders", *options])
+    assert status == 0, errors
     frame = pd.read_csv(tmp_path / "orders.csv")
     assert list(frame["order"]) == [*ORDERS, ORDERS[0]]
     assert list(frame["loads_by"]) == ["ordinary"] * len(ORDERS) + ["read-only"]

@@ -520,7 +520,8 @@ def traced(stage, shape=(40, 36, 20), **options):
 @simulator
 @pytest.mark.parametrize("name", STAGES)
 def test_a_stage_has_no_races(name):
-    found = traced(name)
+    config = STAGES[name].test_config
+    found = traced(name, (min(config.BM + 8, 40), min(config.BN + 4, 36), 20))
     assert found.races == []
     assert not found.requests.empty
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from numba import cuda
-from support import SUPPORT
-from support.compile_stages import compiler_environment
+from support import compile_launchables
+from support.offline import offline
 from support.operands import NAN, check, filled
 
 from numba_gemm import launchable
@@ -85,18 +81,16 @@ def test_numba_launches_every_stage(stage, case):
     launched(stage, STAGES[stage].configs[0], case, k=516 if case in ("aligned", "shared") else 517, beta=-2.0)
 
 
-def test_every_stage_compiles_for_arrays():
-    command = [sys.executable, str(SUPPORT / "compile_launchables.py"), *STAGES]
-    done = subprocess.run(command, env=compiler_environment(), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    results = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [result["stage"] for result in results] == [stage for stage in STAGES for _ in range(3)]
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_stage_compiles_for_arrays(stage):
+    results = offline(compile_launchables.results, stage)
+    assert len(results) == 3
     for result in results:
         if result["contiguous"] and result["layout"] == "A":  # refused: 128-bit accesses would be to other elements
             assert "expected a C-contiguous float32 matrix; launchable(..., contiguous=False)" in result["error"]
         else:
             assert (result.get("error"), result["local"], result["generic"]) == (None, 0, []), result
-            vectors = STAGES[result["stage"]].vectorized and result["contiguous"] and result["stage"] != "thin"
+            vectors = STAGES[stage].vectorized and result["contiguous"] and stage != "thin"
             assert result["vectors"] or not vectors, result
 
 

@@ -7,16 +7,14 @@ a loop was not unrolled, four accesses did not become one. None of that shows in
 from __future__ import annotations
 
 import functools
-import json
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from support import SUPPORT
-from support.compile_stages import compiler_environment
+from support import compile_stages
+from support.offline import CompilerProcess, offline
 
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder.stage import TileConfig
@@ -42,7 +40,7 @@ K_STEPS = {
 
 BY_ELEMENT = ("thin",)  # stages whose operands all travel by asynchronous copies, and whose C is too narrow for vectors
 
-Code = dict[str, Any]  # output of compile_stages.py for a case
+Code = dict[str, Any]  # of a case, from `compile_stages.outcome`
 
 
 @dataclass(frozen=True)
@@ -130,30 +128,19 @@ CLAIMS = (
 )
 
 
-def compile_cases(batch: list[Case], **variables: str) -> Iterator[tuple[Case, Code]]:
-    """Compile cases in one child process, since starting one costs more than compiling."""
-    done = subprocess.run(
-        [sys.executable, str(SUPPORT / "compile_stages.py")],
-        input="".join(json.dumps(case.job) + "\n" for case in batch),
-        env=compiler_environment() | variables,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, f"the compiling process failed:\n{done.stderr}"
-    for case, line in zip(batch, done.stdout.splitlines(), strict=True):
-        code = json.loads(line)
-        assert case.job.items() <= code.items()
-        yield case, code
+Compiler = Callable[..., Any]  # `offline`, or a process with settings of its own
+
+
+def compile_cases(batch: list[Case], compiler: Compiler = offline) -> Iterator[tuple[Case, Code]]:
+    """Compile cases where there is a compiler."""
+    for case in batch:
+        yield case, compiler(compile_stages.outcome, case.job)
 
 
 def problems(batch: list[Case]) -> Iterator[str]:
     for case, code in compile_cases(batch):
-        if "error" in code:
-            yield f"{case}: {code['error']}"
-        else:
-            found = ((claim.__name__, claim(case, code)) for claim in CLAIMS)
-            yield from (f"{case}: not {name}: {problem}" for name, problem in found if problem)
+        found = ((claim.__name__, claim(case, code)) for claim in CLAIMS)
+        yield from (f"{case}: not {name}: {problem}" for name, problem in found if problem)
 
 
 def check(batch: list[Case]) -> None:
@@ -189,7 +176,6 @@ def test_one_warp_multiplies_by_one_instruction():
     ccs = [cc for cc in (MAIN_CC, *OTHER_CCS[0], *OTHER_CCS[1]) if cc >= stage.min_cc]
     assert len(ccs) == 6
     for case, code in compile_cases([Case(stage, stage.configs[0], cc, True) for cc in ccs]):
-        assert "error" not in code, f"{case}: {code['error']}"
         for claim in (stays_in_registers, addresses_name_their_memory):
             assert claim(case, code) is None, f"{case}: {claim.__name__}"
         found = {name: code["opcodes"].get(name, 0) for name in ("HMMA", "F2FP", "LDG", "STG", "BAR")}
@@ -203,14 +189,13 @@ SETTINGS = ("NUMBA_BOUNDSCHECK", "NUMBA_CUDA_DEBUGINFO", "NUMBA_CUDA_ENABLE_NRT"
 
 
 @functools.cache
-def compiled_with(**variables: str) -> Code:
+def compiled_by(compiler: Compiler) -> Code:
     stage = STAGES["shared_tile"]
-    ((_, code),) = compile_cases([Case(stage, stage.configs[-1], MAIN_CC, True)], **variables)
+    ((_, code),) = compile_cases([Case(stage, stage.configs[-1], MAIN_CC, True)], compiler)
     return code
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_settings_of_numba_change_no_stage(setting):
-    found = compiled_with(**{setting: "1"})
-    assert "error" not in found, found["error"]
-    assert found == compiled_with()
+    with closing(CompilerProcess(**{setting: "1"})) as compiler:
+        assert compiled_by(compiler) == compiled_by(offline)

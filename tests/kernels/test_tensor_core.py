@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import math
-import subprocess
-import sys
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import SUPPORT
-from support.compile_stages import compiler_environment
+from support.offline import offline
 from support.recorded_launches import record_launches
 from support.tensor_core_cases import (
     ALL_PRECISIONS,
+    COMPILED,
     GPU,
-    TMA_KERNELS,
     bound,
-    compiled_precisions,
+    compiled_rows,
+    compiled_ways,
     kernels_of,
     multiply,
     precisions_of,
@@ -974,25 +971,23 @@ def test_the_simulator_says_that_it_has_no_matrix_instructions():
 # ------------------------------------------------------------------------------------------------------- compiled
 
 
-# One test per configuration of `persistent`, which is compiled in every precision.
-CONFIGURED = [f"persistent:{index}" for stage, index in CONFIGS if stage == "persistent"]
-PARTS = [
-    *(name for name in TENSOR_STAGES if name != "persistent"),
-    "others",
-    CONFIGURED[0],
-    *(pytest.param(part, marks=pytest.mark.exhaustive) for part in CONFIGURED[1:]),
+def repeats(stage, index, how):
+    """Return True for further configurations, and for the second stage that is compiled in every precision."""
+    complete = stage in ("persistent", "tf32_tma", "warp_mma")
+    return complete and (index > 0 or (stage == "warp_mma" and how not in COMPILED))
+
+
+PARTS = ["others"] + [
+    pytest.param(f"{stage}:{index}:{how}", marks=[pytest.mark.exhaustive] * repeats(stage, index, how))
+    for stage, index in CONFIGS
+    for how in compiled_ways(stage, index)
 ]
 
 
 @pytest.mark.parametrize("part", PARTS)
 def test_compiled_kernels_are_what_they_claim(part):
-    command = [sys.executable, str(SUPPORT / "tensor_core_cases.py"), part]
-    done = subprocess.run(command, env=compiler_environment(), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    expected = {"others": 2 + 3 + len(TENSOR_PRECISIONS), "tf32_tma": len(TMA_KERNELS)}
-    count = sum(len(compiled_precisions(*one)) for one in CONFIGS if part in (one[0], f"{one[0]}:{one[1]}"))
-    assert len(rows) == expected.get(part, count)
+    rows = offline(compiled_rows, part)
+    assert len(rows) == (2 + 3 + len(TENSOR_PRECISIONS) if part == "others" else 1)
     for row in rows:
         name, opcodes = f"{row['name']}, {row.get('precision', row.get('layout'))}", row["opcodes"]
         assert row["local"] == 0, name

@@ -14,7 +14,7 @@ import warnings
 import numba.cuda as renamed_cuda
 import numpy as np
 import pytest
-from numba import cuda, float32, float64, int32
+from numba import cuda, float32, float64, int32, types
 
 from numba_gemm.simulator import launch, scheduler
 from numba_gemm.simulator.switch import device_function
@@ -273,6 +273,40 @@ def test_a_shared_array_belongs_to_its_place_in_the_source():
     assert loop[0] == loop[1]
     assert len({a, b, c, e, loop[0]}) == 5
     assert not set(addresses[0]) & set(addresses[3])
+
+
+def allocator(extent):
+    return device_function(lambda: cuda.shared.array(extent, float32))
+
+
+first, *others = (allocator(4) for _ in range(3))
+
+
+@cuda.jit
+def arrays_of_one_factory(found):
+    found.append((first(), others[0](), others[1]()))
+    cuda.syncthreads()
+
+
+def test_functions_of_one_factory_have_arrays_of_their_own():
+    """Their code is the same object, whether the kernel finds them by name or in a list."""
+    found = []
+    scheduler.run(arrays_of_one_factory, 1, 2, (found,))
+    one, other = ([array.ctypes.data for array in arrays] for arrays in found)
+    assert one == other
+    assert len(set(one)) == 3
+
+
+@pytest.mark.parametrize("name", ["int8", "int64", "uint8", "uint32", "float32", "float64"])
+@pytest.mark.parametrize("value", [3, True, 2.75, np.int16(7), np.float32(0.1), np.bool_(True), np.ones(2)])
+def test_casts_are_numpys(name, value):
+    kind, expected = getattr(types, name), getattr(np, name)(value)
+    assert type(kind(value)) is type(expected)
+    np.testing.assert_array_equal(kind(value), expected)
+    assert kind(types.int32).return_type is kind, "a signature"
+    if name.startswith("uint"):
+        with pytest.raises(OverflowError):
+            kind(-1)
 
 
 @cuda.jit

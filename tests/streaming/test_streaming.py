@@ -410,12 +410,12 @@ def test_every_wait_is_needed(tiny, by_numpy, monkeypatch, gate, slow, beta):
         found = original(self, name)
         return AlreadyThere() if name[0] == gate else found
 
-    made = []
+    made, delays = [], {}
 
     class Queue(queues.SimulatedQueue):
         def __init__(self):
             super().__init__()
-            self.delay_s = 0.004 if len(made) == slow else 0.0
+            self.delay_s = delays.get(len(made), 0.0)
             made.append(self)
 
     monkeypatch.setattr(queues, "SimulatedQueue", Queue)
@@ -425,6 +425,7 @@ def test_every_wait_is_needed(tiny, by_numpy, monkeypatch, gate, slow, beta):
     streamed_sgemm(a, b, right := c.copy(), beta=beta, memory_limit=limit)
     np.testing.assert_array_equal(right, expected)
     made.clear()
+    delays[slow] = 0.004
     monkeypatch.setattr(pipeline.Gates, "get", get)
     streamed_sgemm(a, b, c, beta=beta, memory_limit=limit)
     assert not np.array_equal(c, expected)

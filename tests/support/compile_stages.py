@@ -1,15 +1,7 @@
-"""A child process of test_offline.py: compiles stages, and prints what became of each as a line of JSON.
-
-Reads from its standard input one JSON line a job, ``{"stage": ..., "config": ..., "cc": [9, 0], "aligned": true}``. It
-runs without the simulator, which has no compiler: the tests' own process may have switched the simulator on, and cannot
-switch it off.
-"""
+"""Compiled code of stages for test_offline.py, and the environment of processes that compile."""
 
 from __future__ import annotations
 
-import json
-import sys
-import traceback
 from typing import Any
 
 from numba_gemm.simulator.probe import gpu_environment
@@ -21,7 +13,7 @@ def compiler_environment() -> dict[str, str]:
 
 
 def outcome(job: dict[str, Any]) -> dict[str, Any]:
-    """Return the compiled code of one job; the compiler's errors pass through."""
+    """Compile a job, ``{"stage": ..., "config": ..., "cc": [9, 0], "aligned": true}``, and describe its code."""
     from numba_gemm.inspect import report, sass
     from numba_gemm.kernels import STAGES
 
@@ -39,17 +31,3 @@ def outcome(job: dict[str, Any]) -> dict[str, Any]:
         "widths": [[name, bits] for name, bits in sass.access_widths(weak)],
         "ffma_in_loop": compiled.loop.count("FFMA") if compiled.loop else 0,
     }
-
-
-def main() -> None:
-    for line in sys.stdin:
-        job = json.loads(line)
-        try:
-            result = outcome(job)
-        except Exception:
-            result = {"error": traceback.format_exc()}
-        print(json.dumps(job | result), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,13 +1,10 @@
 """Kernels of the tensor-core ladder for tests: their precisions, error bounds, products on a GPU, and compiled code.
 
-As a program with the name of a part, it compiles that part and prints one JSON line per kernel. It then runs without
-the simulator, which has no compiler (see `compile_stages`). With ``--run`` it runs every stage once on a GPU of compute
-capability 9.0, for compute-sanitizer.
+As a program with ``--run`` it runs every stage once on a GPU of compute capability 9.0, for compute-sanitizer.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import sys
@@ -45,8 +42,8 @@ CUT = 2.0**-23  # of a sum, that an addition in the tensor cores cuts off at mos
 # Precisions in which the teaching stages are compiled, and two further kernels.
 COMPILED = ("tf32x3", "bf16x6")
 COMPILED_TOO = (("one_warpgroup", "tf32"), ("fresh_sums", "bf16x9"))
-# Configurations and layouts of operands that tensor maps describe: all of the former, each of the latter.
-TMA_KERNELS = [(index, "NN") for index in range(len(TMA.configs))] + [(0, "NT"), (0, "TT")]
+# Layouts of operands that tensor maps describe; further configurations have the first one alone.
+TMA_LAYOUTS = ("NN", "NT", "TT")
 
 
 def public_name(precision: str) -> str:
@@ -67,9 +64,11 @@ def precisions_of(name: str, index: int) -> list[str]:
     ]
 
 
-def compiled_precisions(name: str, index: int) -> list[str]:
-    """Return those of `precisions_of` in which the tests compile a stage that decomposes operands."""
+def compiled_ways(name: str, index: int) -> list[str]:
+    """Return the precisions, or the layouts, in which the tests compile a configuration of a stage."""
     found, stage = precisions_of(name, index), TENSOR_STAGES[name]
+    if stage is TMA:
+        return [*TMA_LAYOUTS[: 1 if index else None]]
     if isinstance(stage, TensorStage) and stage.complete:
         return found
     return [precision for precision in found if precision in COMPILED or (name, precision) in COMPILED_TOO]
@@ -147,7 +146,7 @@ def tma_kernel(index: int, layout: str) -> Kernel:
 def compiled_part(part: str) -> Iterator[tuple[dict[str, Any], Kernel, tuple[int, int]]]:
     """Yield descriptions, kernels and compute capabilities of a part.
 
-    It is a stage in all precisions, such as "warp_mma", one of its configurations, "persistent:2", or "others".
+    It is "others", or a stage, the index of a configuration, and a precision or a layout: "persistent:0:bf16x6".
     """
     if part == "others":
         yield {"stage": "row maxima"}, kernels_of("fp16x3")[0], CC
@@ -157,37 +156,25 @@ def compiled_part(part: str) -> Iterator[tuple[dict[str, Any], Kernel, tuple[int
         for precision in TENSOR_PRECISIONS:
             step = steps_of(PERSISTENT, precision)[-2]
             yield {"stage": "decompose", "precision": precision, "passed": passed(step)}, step.kernel, CC
-    elif part == "tf32_tma":
+        return
+    name, index, how = part.split(":")
+    stage = TENSOR_STAGES[name]
+    config = stage.configs[int(index)]
+    described = {"stage": name, "claim": config.claim}
+    if stage is TMA:
         (step,) = steps_of(TMA, "tf32")
-        for index, layout in TMA_KERNELS:
-            config = TMA.configs[index]
-            described = {
-                "stage": part,
-                "layout": layout,
-                "BM": config.BM,
-                "claim": config.claim,
-                "passed": passed(step),
-            }
-            yield described, tma_kernel(index, layout), CC
-    else:
-        name, _, only = part.partition(":")
-        stage = TENSOR_STAGES[name]
+        described |= {"layout": how, "BM": config.BM, "passed": passed(step)}
+        yield described, tma_kernel(int(index), how), CC
+    else:  # for the oldest GPU that has its instructions
         words = passed(steps_of(stage, "tf32x3")[-1])  # the same in all precisions and configurations
-        for index in [int(only)] if only else range(len(stage.configs)):
-            for precision in compiled_precisions(name, index):  # for the oldest GPU that has its instructions
-                described = {
-                    "stage": name,
-                    "precision": precision,
-                    "claim": stage.configs[index].claim,
-                    "passed": words,
-                }
-                yield described, stage_kernel(name, index, precision), stage.min_cc
+        yield described | {"precision": how, "passed": words}, stage_kernel(name, int(index), how), stage.min_cc
 
 
-def main(part: str) -> None:
-    """Compile a part."""
+def compiled_rows(part: str) -> list[dict[str, Any]]:
+    """Compile a part where there is a compiler, and describe its kernels."""
     from numba_gemm.inspect import sass
 
+    rows = []
     for described, kernel, cc in compiled_part(part):
         cubin = compilation.compile_kernel(kernel, cc)
         (instructions,) = sass.functions(sass.disassemble(cubin.code)).values()
@@ -200,7 +187,8 @@ def main(part: str) -> None:
             "taken": taken(cubin.ptx),
             "opcodes": sass.instruction_mix(instructions),
         }
-        print(json.dumps(described | row), flush=True)
+        rows.append(described | row)
+    return rows
 
 
 # --------------------------------------------------------------------------------------------------- products on a GPU
@@ -260,4 +248,5 @@ def run_all() -> None:
 
 
 if __name__ == "__main__":
-    run_all() if sys.argv[1:] == ["--run"] else main(sys.argv[1])
+    assert sys.argv[1:] == ["--run"]
+    run_all()
