@@ -1,6 +1,7 @@
 """Compilation ahead of need, in worker processes, while this process goes on.
 
-Such kernels are put into the kernel cache. A product that needs one of them waits until it is there.
+Such kernels are put into the kernel cache. A product that needs one of them waits until it is there if a worker is
+compiling it, and compiles it itself otherwise.
 """
 
 from __future__ import annotations
@@ -53,15 +54,29 @@ class _Queue:
             self._threads -= 1
             return None
 
+    def wait_for(self, name: str) -> None:
+        """Wait until a kernel has been compiled, or has failed to; take it back if no worker has begun with it."""
+        with self._changed:
+            done = self.pending.get(name)
+            if done is None:
+                return
+            for one in self._tasks:
+                if one[0] == name:
+                    self._tasks.remove(one)
+                    self.pending.pop(name).set()
+                    return
+        done.wait()
+
     def _serve(self) -> None:
         worker = start_worker()
         if worker is not None:
             self._workers.add(worker)
+        ready = worker is not None and worker.wait_until_ready()
         while (taken := self._take()) is not None:
             name, task = taken
             # An error, such as a warning that is raised, is left to the product that needs the kernel.
             with suppress(Exception):
-                if worker is not None and worker.wait_until_ready():
+                if worker is not None and ready:
                     self._compile(worker, name, task)
             self.pending.pop(name).set()
         if worker is not None:
@@ -109,6 +124,6 @@ def compile_ahead(tasks: Sequence[tuple[str, Task]]) -> None:
 
 
 def wait_for(name: str | None) -> None:
-    """Wait until a kernel is in the cache, or has failed to compile, if it is compiled ahead."""
-    if name is not None and (done := _queue.pending.get(name)) is not None:
-        done.wait()
+    """Wait until a kernel is in the cache, or has failed to compile, if a worker compiles it."""
+    if name is not None:
+        _queue.wait_for(name)

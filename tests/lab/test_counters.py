@@ -143,6 +143,7 @@ class TestSourcePage:
             ("_along4_across4_aligned", True),
             ("_any_along1_any(float, float)", True),
             ("_any", True),
+            ("_whole", True),
             ("", True),
             ("_rows", False),
             ("_along4_across4_aligned_relu", False),

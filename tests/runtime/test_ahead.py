@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 @pytest.fixture
 def machine(monkeypatch):
     """Workers without a process: each compiles once the gate opens, unless it is broken. Kept kernels, by name."""
-    found = SimpleNamespace(gate=threading.Event(), kept={}, workers=[], here=[], ready=True, answers=True)
+    found = SimpleNamespace(gate=threading.Event(), kept={}, workers=[], begun=[], here=[], ready=True, answers=True)
 
     class Worker:
         def __init__(self):
@@ -31,6 +32,7 @@ def machine(monkeypatch):
             return found.ready
 
         def compile(self, kernel, cc):
+            found.begun.append(kernel)
             assert found.gate.wait(60)
             return f"{kernel.name} elsewhere" if found.answers else None
 
@@ -50,20 +52,45 @@ def machine(monkeypatch):
     monkeypatch.setattr(kernel_cache, "compile_all", compile_all)
     yield found
     found.gate.set()
-    for task in TASKS:
-        ahead.wait_for(key(*task))
+    until(lambda: not ahead._queue.pending)
 
 
-def fetched():
-    return [one.cubin for one in kernel_cache.fetch_all(TASKS)]
+def fetched(tasks=TASKS):
+    return [one.cubin for one in kernel_cache.fetch_all(tasks)]
+
+
+def until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def begun(machine, count):
+    """Wait until workers have begun to compile so many kernels."""
+    until(lambda: len(machine.begun) >= count)
 
 
 def test_kernels_on_their_way_are_waited_for(machine):
-    kernel_cache.compile_ahead(TASKS)
     kernel_cache.compile_ahead(TASKS[:2])
+    kernel_cache.compile_ahead(TASKS[:2])
+    begun(machine, 2)
     threading.Timer(0.1, machine.gate.set).start()
-    assert fetched() == [f"{kernel.name} elsewhere" for kernel, _ in TASKS]
+    assert fetched(TASKS[:2]) == [f"{kernel.name} elsewhere" for kernel, _ in TASKS[:2]]
     assert (machine.here, len(machine.workers)) == ([], 2), "8 processes allow for two workers"
+    assert not ahead._queue.pending
+
+
+def test_kernels_that_no_worker_has_begun_are_compiled_here(machine):
+    """Two workers compile; the rest of the queue would wait for them, or for workers that are still starting."""
+    kernel_cache.compile_ahead(TASKS)
+    begun(machine, 2)
+    waiting = [task for task in TASKS if task[0] not in machine.begun]
+    assert len(waiting) == 3
+    assert fetched(waiting) == [f"{kernel.name} here" for kernel, _ in waiting]
+    machine.gate.set()
+    others = [task for task in TASKS if task not in waiting]
+    assert fetched(others) == [f"{kernel.name} elsewhere" for kernel, _ in others]
     assert not ahead._queue.pending
 
 
@@ -94,8 +121,7 @@ def test_an_error_leaves_the_kernel_to_whoever_needs_it(machine, monkeypatch):
     monkeypatch.setattr(ahead, "default_jobs", lambda: 4)
     machine.gate.set()
     kernel_cache.compile_ahead(TASKS)
-    for task in TASKS:
-        ahead.wait_for(key(*task))
+    until(lambda: not ahead._queue.pending)
     assert set(machine.kept) == {key(*task) for task in TASKS[1:]}
     assert len(machine.workers) == 1
 
@@ -112,6 +138,7 @@ def test_number_of_workers(machine, monkeypatch, jobs, workers):
     machine.gate.set()
     kernel_cache.compile_ahead(TASKS)
     fetched()
+    until(lambda: len(machine.workers) >= workers)
     assert len(machine.workers) == workers
 
 
@@ -119,11 +146,11 @@ def test_workers_end_after_some_time_without_work(machine, monkeypatch):
     monkeypatch.setattr(ahead, "IDLE_SECONDS", 0.05)
     machine.gate.set()
     kernel_cache.compile_ahead(TASKS[:1])
-    ahead.wait_for(key(*TASKS[0]))
+    until(lambda: not ahead._queue.pending)
     (worker,) = machine.workers
     assert worker.stopped.wait(60)
     kernel_cache.compile_ahead(TASKS[1:2])
-    ahead.wait_for(key(*TASKS[1]))
+    until(lambda: not ahead._queue.pending)
     assert len(machine.workers) == 2
     assert len(machine.kept) == 2
 
@@ -131,7 +158,7 @@ def test_workers_end_after_some_time_without_work(machine, monkeypatch):
 def test_workers_are_stopped_at_exit(machine):
     machine.gate.set()
     kernel_cache.compile_ahead(TASKS[:1])
-    ahead.wait_for(key(*TASKS[0]))
+    until(lambda: not ahead._queue.pending)
     ahead._queue.stop()
     assert machine.workers[0].stopped.is_set()
 

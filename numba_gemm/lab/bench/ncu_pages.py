@@ -48,7 +48,7 @@ UNITS |= {"byte": 1.0, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}
 KEY = ("stage", "config", "m", "n", "k")
 
 # Suffixes that the launcher appends to a kernel's name: alignment or, for scheduled stages, tile loaders.
-FORMS = re.compile(r"(_any|_(along[14]|across[14]|any)_(along[14]|across[14]|any)_(aligned|any))?")
+FORMS = re.compile(r"(_any|_whole|_(along[14]|across[14]|any)_(along[14]|across[14]|any)_(aligned|any))?")
 
 
 class CountersError(Unavailable):
