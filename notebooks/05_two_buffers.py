@@ -72,8 +72,9 @@ draw.timeline(conflict_free, warp=0)
 #
 # `double_buffered` has two **buffers** of each shared tile. It asks for the next tile before it multiplies this one,
 # keeps what arrives in registers (`a_next`, `b_next`), and stores it after the multiplication into the buffer that
-# nobody reads. A **prologue** before the loop fills the first buffer. What is generated here is the difference
-# between the two files:
+# nobody reads. A **prologue** before the loop fills the first buffer. The last tile is multiplied behind the loop; so
+# `multiply_tile` is a function, which is called in two places. What is generated here is the difference between the
+# two files:
 
 # %%
 notebook.difference("conflict_free", "double_buffered")
@@ -325,8 +326,8 @@ for s in step(
         print(f"{s.source:<30} a_even: {even[:3]}...   a_odd: {odd[:3]}...   acc[0, 0] = {s.locals['acc'][0, 0]:.0f}")
 
 # %% [markdown]
-# At each step one set is multiplied, and the other already holds the step after. (Behind the last k-step there is
-# none.) What races could there be? Reads have moved across a barrier: `r8` stands behind it, in the interval of the
+# At each step one set is multiplied, and the other already holds the step after. (Behind the last k-step it holds
+# zeros.) What races could there be? Reads have moved across a barrier: `r8` stands behind it, in the interval of the
 # next tile. The comment at the barrier says why that is right, and the tracer looks:
 
 # %%
@@ -348,7 +349,9 @@ notebook.compare(results)
 draw.ladder_chart(results)
 
 # %% [markdown]
-# Each of the two steps gains about a tenth. That is less than hiding all latencies might promise, because other warps
+# In this recorded run, each of the two steps gains about a tenth. (It was made before the k-steps of a tile were
+# unrolled in `conflict_free` and `double_buffered`, which speeds both up; the diary, `docs/experiments.md`, has the
+# figures.) That is less than hiding all latencies might promise, because other warps
 # had been hiding a part of them before. And it is not free: the tile that waits in registers, and the second set of
 # fragments, take registers that nobody else can have then.
 #

@@ -34,6 +34,7 @@ GENERATORS: dict[str, Callable[[pd.DataFrame, Mapping[str, Any], Path], str]] = 
     "headline": tables.headline,
     "precision_summary": precision_tables.precision_summary,
     "ladder": tables.ladder,
+    "cuda_c": tables.cuda_c,
     "targets": tables.targets,
     "precisions": precision_tables.precisions,
     "precision_targets": precision_tables.precision_targets,

@@ -21,6 +21,7 @@ HEADLINE_SHAPES = (
     *(Shape(8192, 8192, 8192), Shape(16384, 16384, 1024)),
 )
 ERROR = figure("error / bound", "error_in_bounds", significant, 2)
+LARGE = 1024  # from here on, `cuda_c` shows a size
 OTHER_ARRAYS = re.compile("(cupy|numba) arrays")  # whose rows are summed up in a sentence
 
 
@@ -64,6 +65,22 @@ def ladder(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -
         *(figure("gain", "gain", number, 2, "x"), ERROR),
     )
     return f"At {spelled(LADDER_SHAPE)}, {in_turns(environment)}:\n\n{made.markdown()}\n\n{source(environment)}"
+
+
+def cuda_c(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
+    """Table of the stages that also exist as kernels in CUDA C, and of those kernels."""
+    found, how = published.read_measured(results, "cuda_c")
+    pairs = (("v1", "vectorized"), ("v2", "conflict_free"), ("v3", "double_buffered"))
+
+    def beside(kernel: str, stage: str) -> Column:
+        def cell(row: Mapping[str, Any]) -> str:
+            return f"{number(row[stage])} / {number(row[kernel])} = {number(row[stage] / row[kernel], 3)}"
+
+        return Column(f"`{stage}` / CUDA C", cell)
+
+    rows = (row for row in found if row["n"] >= LARGE)
+    made = table("", rows, text("n", "M = N"), *(beside(*pair) for pair in pairs))
+    return f"TFLOP/s at K = {found[0]['k']}, {how['method']}:\n\n{made.markdown()}\n\n{source(how)}"
 
 
 def targets(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
