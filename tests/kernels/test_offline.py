@@ -64,12 +64,13 @@ class Case:
 # Requirements on every compilation. Each function returns a description of the defect, or None.
 
 
-# Two blocks of 256 threads per SM leave 128 registers per thread, a few less than this compiler target wants.
-MAY_SPILL = {("vectorized", (12, 0)): 104}  # bytes
+# Bytes. Two blocks of 256 threads per SM leave 128 registers per thread, a few less than these kernels want; with one
+# block, `vectorized` takes a third longer.
+MAY_SPILL = {("vectorized", (12, 0), True): 28, ("conflict_free", (9, 0), False): 16}
 
 
 def stays_in_registers(case: Case, code: Code) -> str | None:
-    if code["spills"] <= MAY_SPILL.get((case.stage.name, case.cc), 0) and code["spills"]:
+    if 0 < code["spills"] <= MAY_SPILL.get((case.stage.name, case.cc, case.aligned), 0):
         return None
     accesses = {"LDL", "STL"} & code["opcodes"].keys()
     if code["local"] or code["spills"] or accesses:

@@ -100,19 +100,20 @@ def build(config, aligned):
             store4_down(a_tile, a_col, a_row + i * A_ROWS, values)
         for i in range(B_LOADS):
             store4(b_tile, b_row + i * B_ROWS, b_col, fetch(b, b_row + i * B_ROWS, block_col + b_col))
-        buffer = uint32(0)
+        buffer = 0
         cuda.syncthreads()  # all threads have written the first tiles before any reads them
         read_fragments(a_tile, b_tile, buffer, 0, row, col, a_even, b_even)
 
         k0 = 0
         while k0 < k:
-            k0 += BK
-            for i in range(A_LOADS):
-                values = fetch(a, block_row + a_row + i * A_ROWS, k0 + a_col)
-                a_next[i, 0], a_next[i, 1], a_next[i, 2], a_next[i, 3] = values
-            for i in range(B_LOADS):
-                values = fetch(b, k0 + b_row + i * B_ROWS, block_col + b_col)
-                b_next[i, 0], b_next[i, 1], b_next[i, 2], b_next[i, 3] = values
+            more = k0 + BK < k
+            if more:
+                for i in range(A_LOADS):
+                    values = fetch(a, block_row + a_row + i * A_ROWS, k0 + BK + a_col)
+                    a_next[i, 0], a_next[i, 1], a_next[i, 2], a_next[i, 3] = values
+                for i in range(B_LOADS):
+                    values = fetch(b, k0 + BK + b_row + i * B_ROWS, block_col + b_col)
+                    b_next[i, 0], b_next[i, 1], b_next[i, 2], b_next[i, 3] = values
             p = 0
             while p < BK - 2:
                 read_fragments(a_tile, b_tile, buffer, p + 1, row, col, a_odd, b_odd)
@@ -122,18 +123,20 @@ def build(config, aligned):
                 p += 2
             read_fragments(a_tile, b_tile, buffer, BK - 1, row, col, a_odd, b_odd)
             multiply(a_even, b_even, acc)
-            buffer = uint32(buffer ^ BK)
-            for i in range(A_LOADS):
-                values = (a_next[i, 0], a_next[i, 1], a_next[i, 2], a_next[i, 3])
-                store4_down(a_tile, buffer + a_col, a_row + i * A_ROWS, values)
-            for i in range(B_LOADS):
-                values = (b_next[i, 0], b_next[i, 1], b_next[i, 2], b_next[i, 3])
-                store4(b_tile, buffer + b_row + i * B_ROWS, b_col, values)
-            # all threads have written the next tiles before any reads them, and have read this tile's last
-            # fragments before the next iteration overwrites it
-            cuda.syncthreads()
-            read_fragments(a_tile, b_tile, buffer, 0, row, col, a_even, b_even)
+            buffer ^= BK
+            if more:
+                for i in range(A_LOADS):
+                    values = (a_next[i, 0], a_next[i, 1], a_next[i, 2], a_next[i, 3])
+                    store4_down(a_tile, buffer + a_col, a_row + i * A_ROWS, values)
+                for i in range(B_LOADS):
+                    values = (b_next[i, 0], b_next[i, 1], b_next[i, 2], b_next[i, 3])
+                    store4(b_tile, buffer + b_row + i * B_ROWS, b_col, values)
+                # all threads have written the next tiles before any reads them, and have read this tile's last
+                # fragments before the next iteration overwrites it
+                cuda.syncthreads()
+                read_fragments(a_tile, b_tile, buffer, 0, row, col, a_even, b_even)
             multiply(a_odd, b_odd, acc)
+            k0 += BK
 
         for i in range(TM):
             c_row = block_row + row + i // 4 * (4 * LANES_M) + i % 4
