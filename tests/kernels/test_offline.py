@@ -70,7 +70,7 @@ MAY_SPILL = {("vectorized", (12, 0), True): 28, ("conflict_free", (9, 0), False)
 
 
 def stays_in_registers(case: Case, code: Code) -> str | None:
-    if 0 < code["spills"] <= MAY_SPILL.get((case.stage.name, case.cc, case.aligned), 0):
+    if 0 < max(code["local"], code["spills"]) <= MAY_SPILL.get((case.stage.name, case.cc, case.aligned), 0):
         return None
     accesses = {"LDL", "STL"} & code["opcodes"].keys()
     if code["local"] or code["spills"] or accesses:
