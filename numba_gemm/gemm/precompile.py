@@ -66,7 +66,8 @@ class Precompiled(NamedTuple):
     stage, config : str
         Names of the stage and its configuration; the configuration is empty for kernels that prepare operands.
     variant : str
-        "aligned" for operands that allow 128-bit accesses, or "any". For a scheduled stage, how tiles of A
+        "aligned" for operands that allow 128-bit accesses, "whole" if they also consist of whole tiles, or "any". For a
+        scheduled stage, how tiles of A
         and of B are loaded, and whether C is aligned (`numba_gemm.kernels.ladder.stage.Variant`). On tensor cores, the
         precision.
     cc : tuple of int

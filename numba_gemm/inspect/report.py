@@ -105,7 +105,8 @@ def compiled(
     cc : (int, int)
         Compute capability, such as (9, 0).
     aligned : bool
-        True to compile for operands that allow 128-bit accesses. A stage without such accesses still saves address
+        True to compile for operands that allow 128-bit accesses, and consist of whole tiles if the stage has a kernel
+        for them. A stage without such accesses still saves address
         arithmetic. Stages of the tensor-core ladder have one kernel for both.
     precision : str, optional
         A precision that the stage computes in. By default its first.

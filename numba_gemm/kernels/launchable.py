@@ -43,7 +43,8 @@ def launchable(
 ) -> Launchable:
     """Return the kernel of a stage of the FP32 ladder and its launch configuration, for launches by Numba itself.
 
-    The kernel computes ``c = alpha * a @ b + beta * c``. Nothing checks the extents of the arrays at a launch.
+    The kernel computes ``c = alpha * a @ b + beta * c`` for these extents only: it may rely on whole tiles, and nothing
+    checks the arrays at a launch.
 
     Parameters
     ----------

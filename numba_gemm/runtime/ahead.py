@@ -71,7 +71,9 @@ class _Queue:
         worker = start_worker()
         if worker is not None:
             self._workers.add(worker)
-        ready = worker is not None and worker.wait_until_ready()
+        ready = False
+        with suppress(Exception):
+            ready = worker is not None and worker.wait_until_ready()
         while (taken := self._take()) is not None:
             name, task = taken
             # An error, such as a warning that is raised, is left to the product that needs the kernel.

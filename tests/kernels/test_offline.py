@@ -64,9 +64,9 @@ class Case:
 # Requirements on every compilation. Each function returns a description of the defect, or None.
 
 
-# Bytes. Two blocks of 256 threads per SM leave 128 registers per thread, a few less than these kernels want; with one
-# block, `vectorized` takes a third longer.
-MAY_SPILL = {("vectorized", (12, 0), True): 28, ("conflict_free", (9, 0), False): 16}
+# Bytes. Two blocks of 256 threads per SM leave 128 registers per thread, five less than this kernel wants; with one
+# block, it takes a third longer on compute capability 9.0.
+MAY_SPILL = {("vectorized", (12, 0), True): 28}
 
 
 def stays_in_registers(case: Case, code: Code) -> str | None:

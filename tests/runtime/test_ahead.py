@@ -29,6 +29,8 @@ def machine(monkeypatch):
             found.workers.append(self)
 
         def wait_until_ready(self):
+            if found.ready is None:
+                raise OSError("the process has ended")
             return found.ready
 
         def compile(self, kernel, cc):
@@ -100,9 +102,9 @@ def test_what_is_kept_is_not_compiled_ahead(machine):
     assert not machine.workers
 
 
-@pytest.mark.parametrize("broken", ["ready", "answers"])
-def test_kernels_that_a_worker_does_not_compile_are_compiled_here(machine, broken):
-    setattr(machine, broken, False)
+@pytest.mark.parametrize(("broken", "value"), [("ready", False), ("ready", None), ("answers", False)])
+def test_kernels_that_a_worker_does_not_compile_are_compiled_here(machine, broken, value):
+    setattr(machine, broken, value)
     machine.gate.set()
     kernel_cache.compile_ahead(TASKS)
     assert fetched() == [f"{kernel.name} here" for kernel, _ in TASKS]

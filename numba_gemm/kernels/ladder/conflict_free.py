@@ -18,10 +18,8 @@ from numba import cuda, float32, uint32
 
 from ...device.store import row_store
 from ...device.vector import fetch4, fetch4_any, load4, store4, store4_down
-from ...simulator.switch import hardware_only
 from .stage import ANY, require
 
-REGISTERS = 128  # per thread, for two blocks of 256 threads per SM; vector accesses need fewer anyway
 HALF_WARP = 16  # lanes that store k = 0..3 in one transposing store; the others store k = 4..7
 
 
@@ -45,10 +43,10 @@ def build(config, fit):
             ),
         },
     )
-    fetch = (fetch4_any, fetch4, load4)[fit]
+    fetch = (fetch4_any, fetch4, load4)[fit]  # ANY, ALIGNED, WHOLE
     store_row = row_store(TN, BN // 2, fit != ANY)
 
-    @cuda.jit(**hardware_only(max_registers=REGISTERS if fit == ANY else None))
+    @cuda.jit
     def conflict_free(alpha, a, b, beta, c):
         a_tile = cuda.shared.array((BK, BM), float32, alignment=16)
         b_tile = cuda.shared.array((BK, BN), float32, alignment=16)

@@ -48,7 +48,7 @@ def build(config, fit):
             "two buffers: slots == 2": config.slots == 2,
         },
     )
-    fetch = (fetch4_any, fetch4, load4)[fit]
+    fetch = (fetch4_any, fetch4, load4)[fit]  # ANY, ALIGNED, WHOLE
     store_row = row_store(TN, BN // 2, fit != ANY)
 
     @device_function

@@ -135,7 +135,7 @@ class TileConfig:
         return dataclasses.replace(self, **changes)
 
 
-ANY, ALIGNED, WHOLE = range(3)  # what a kernel of a stage without a schedule may rely on
+ANY, ALIGNED, WHOLE = range(3)  # guarantees to a kernel of a stage without a schedule
 FITS = ("any", "aligned", "whole")
 
 
@@ -283,7 +283,7 @@ class LadderStage(Stage):
 
     @property
     def fits(self) -> tuple[int, ...]:
-        """What kernels of a stage without a schedule may rely on, the most first."""
+        """Guarantees that its kernels are made for in a stage without a schedule, the strongest first."""
         return (WHOLE, ALIGNED, ANY) if self.whole_tiles else (ALIGNED, ANY)
 
     def variant(self, config: TileConfig, product: Product) -> int | Variant:
@@ -308,7 +308,7 @@ class LadderStage(Stage):
         return self.kernel_of(config, self.variant(config, product))
 
     def usual_kernel(self, config: TileConfig, aligned: bool = True) -> Kernel:
-        """Return the kernel for operands stored by rows: for aligned ones of whole tiles, or for any."""
+        """Return the kernel for operands stored by rows: of any strides, or with the strongest guarantees."""
         if self.schedule is None:
             return self.kernel_of(config, self.fits[0] if aligned else ANY)
         strides = (VECTOR_BYTES, FLOAT32_BYTES) if aligned else (3 * FLOAT32_BYTES, 2 * FLOAT32_BYTES)

@@ -43,7 +43,7 @@ def build(config, fit):
             ),
         },
     )
-    fetch = (fetch4_any, fetch4, load4)[fit]
+    fetch = (fetch4_any, fetch4, load4)[fit]  # ANY, ALIGNED, WHOLE
     store_row = row_store(TN, 4, fit != ANY)
 
     @cuda.jit(**hardware_only(max_registers=REGISTERS))
