@@ -10,6 +10,7 @@ A new shape waits for these functions, so quotients are rounded up in place: a c
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, gcd, inf, sqrt
@@ -39,6 +40,8 @@ MEMORY_EFFICIENCY = 0.85
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
 FEW_COLUMNS = 32  # up to which configurations for a C of few columns are considered
 MOST_LANES = max(FP32_LANES_PER_SM.values())
+
+Way = tuple[float, int, tuple[int, int] | None]  # clocks; blocks, negated; blocks and whole tiles of a division
 
 
 @dataclass(frozen=True)
@@ -178,42 +181,66 @@ class Costs:
         most = min(k_tiles, self._blocks // tiles)
         return found + [(tiles * split, 0) for split in SPLITS if split <= most]
 
-    def clocks(self, tiles: int, k_tiles: int, blocks: int, whole: int, memory: float, limit: float = inf) -> float:
-        """Return the clocks that a product takes with a division, or infinity if they are more than `limit`."""
-        sms, store, k_tile = self.sms, self._store, self._k_tile
-        if blocks > self._blocks:  # one block per tile, in rounds
-            most = self.rate.resident
-            rounds, rest = divmod(-(-blocks // sms), most)
-            clocks = rounds * (TILE + most * store + k_tiles * k_tile[most])
-            if rest:
-                clocks += TILE + rest * store + k_tiles * k_tile[rest]
-            return LAUNCH + (clocks if clocks > memory else memory)
-        resident = -(-blocks // sms)
-        clocks = 0.0
-        if whole:
-            clocks = -(-whole // blocks) * (TILE + resident * store + k_tiles * k_tile[resident])
-        divided_tiles = tiles - whole
-        if divided_tiles > 0:
-            shared = divided_tiles * k_tiles
-            divided = -(-shared // blocks)  # k-tiles of divided tiles, of the block that has most
-            summing = divided * k_tile[resident]
-            if LAUNCH + clocks + summing > limit:
-                return inf
-            even = shared % blocks == 0 and k_tiles % divided == 0  # else pieces straddle tiles
-            of_tiles = divided / k_tiles
-            pieces = 1 if even else ceil(of_tiles) + 1  # of tiles, per block
-            clocks += summing + pieces * PIECE + resident * store * (of_tiles if of_tiles > 1.0 else 1.0)
-            parts = k_tiles / divided  # of a tile
-            if not even or parts > 1:
+    def ways(self, tiles: int, k_tiles: int, limit: float = inf, least: float = inf) -> list[Way]:
+        """Return each way to divide a product, and the clocks that it takes if memory does not limit it.
+
+        Ways that take more clocks than `limit` may be left out, and so may ways that take more than both `least` and an
+        earlier one.
+        """
+        if not self.stage.takes_partition:
+            return [(self.clocks(tiles, k_tiles, [(tiles, tiles)])[0][0], 0, None)]
+        return self.clocks(tiles, k_tiles, self.divisions(tiles, k_tiles), limit, least)
+
+    def clocks(
+        self,
+        tiles: int,
+        k_tiles: int,
+        divisions: Iterable[tuple[int, int]],
+        limit: float = inf,
+        least: float = inf,
+    ) -> list[Way]:
+        """Return the clocks that a product takes with some divisions, as `ways` does."""
+        sms, store, k_tile, size, most, at_once = (
+            self.sms, self._store, self._k_tile, self._size, self._blocks, self._at_once
+        )  # fmt: skip
+        found: list[Way] = []
+        for division in divisions:
+            blocks, whole = division
+            resident, clocks = -(-blocks // sms), 0.0
+            if blocks > most:  # one block per tile, in rounds
+                each = self.rate.resident
+                rounds, rest = divmod(resident, each)
+                clocks = rounds * (TILE + each * store + k_tiles * k_tile[each])
+                if rest:
+                    clocks += TILE + rest * store + k_tiles * k_tile[rest]
+                whole = tiles
+            elif whole:
+                clocks = -(-whole // blocks) * (TILE + resident * store + k_tiles * k_tile[resident])
+            divided_tiles = tiles - whole
+            if divided_tiles > 0:
+                shared = divided_tiles * k_tiles
+                divided = -(-shared // blocks)  # k-tiles of divided tiles, of the block that has most
+                summing = divided * k_tile[resident]
+                if LAUNCH + clocks + summing + (PIECE + MEET if divided < k_tiles else PIECE) > limit:
+                    continue
+                even = not (shared % blocks or k_tiles % divided)  # else pieces straddle tiles
+                of_tiles = divided / k_tiles
+                pieces = 1 if even else ceil(of_tiles) + 1  # of tiles, per block
+                clocks += summing + pieces * PIECE + resident * store * (of_tiles if of_tiles > 1.0 else 1.0)
+                parts = k_tiles / divided  # of a tile
                 if not even:
                     parts += 1
-                reading = SHARED_RATE * sms / (divided_tiles if divided_tiles < sms else sms)
-                if reading > LONE_RATE:
-                    reading = LONE_RATE
-                size = self._size
-                clocks += MEET + pieces * size * sqrt(resident) / SHARED_RATE + parts * size / reading
-                clocks += TRIP * -(-parts // self._at_once)
-        return LAUNCH + (clocks if clocks > memory else memory)
+                if parts > 1:
+                    reading = SHARED_RATE * sms / (divided_tiles if divided_tiles < sms else sms)
+                    if reading > LONE_RATE:
+                        reading = LONE_RATE
+                    clocks += MEET + pieces * size * sqrt(resident) / SHARED_RATE + parts * size / reading
+                    clocks += TRIP * -(-parts // at_once)
+            clocks += LAUNCH
+            if clocks < limit:
+                limit = clocks if clocks > least else least
+            found.append((clocks, -blocks, division))
+        return found
 
 
 def memory_clocks(elements: int, bandwidth: float, clock_hz: float) -> float:

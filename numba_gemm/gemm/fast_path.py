@@ -9,8 +9,7 @@ that was checked. Anything out of the ordinary takes the full check, which decid
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..arrays.operand import Operand
 from ..arrays.probe import PROBES, alike, probe_of
@@ -37,8 +36,7 @@ MAX_ELEMENTS = 1 << 40  # of a result that is allocated without the full check
 TINY, HUGE = 1.2e-38, 3.4e38
 
 
-@dataclass(frozen=True, slots=True)
-class CachedCall:
+class CachedCall(NamedTuple):
     """A call's launches.
 
     Attributes

@@ -5,7 +5,6 @@ The candidate that `cost_model` expects to end first wins; on tensor cores, the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 from math import inf
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from ..kernels.tensor_core.stage import TensorStage
 from ..kernels.tensor_core.tma_stage import TmaStage, tma_operands
 from ..runtime.device import DeviceProperties
 from . import tensor_heuristics
-from .cost_model import FEW_COLUMNS, LAUNCH, MOST_LANES, Costs, common_divisors, costs_of, memory_clocks
+from .cost_model import FEW_COLUMNS, LAUNCH, MOST_LANES, Costs, Way, common_divisors, costs_of, memory_clocks
 from .precision import tensor_stage
 
 TF32_TMA = TENSOR_STAGES["tf32_tma"]
@@ -181,12 +180,11 @@ def _dotted(cc: tuple[int, int]) -> str:
 
 def ranked(wanted: Problem, only: Stage | None = None) -> list[Choice]:
     """Return all candidates, or one stage's, the one that is expected to be fastest first."""
-    return _ranked_ladder(wanted, only) if wanted.precision == IEEE else _ranked_tensor(wanted, only)
+    return _ranked_ladder(wanted, only) if wanted.precision == IEEE else _ranked_tensor(_rounded_up(wanted), only)
 
 
 def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None) -> list[Choice]:
-    """Return the `most` fastest candidates, by default all."""
-    wanted = _rounded_up(wanted)
+    """Return the `most` fastest candidates, by default all; extents are rounded up."""
     stage = only or (TF32_TMA if wanted.tma else tensor_stage(wanted.cc))
     if stage is None:
         return []
@@ -205,46 +203,56 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
     ]
 
 
-Candidate = tuple[float, int, Costs, bool, int, int, float]  # see `_ladder_candidates`
+Candidate = tuple[float, int, Costs, bool, int, int]  # see `_ladder_candidates`
 
 
-def _ladder_candidates(wanted: Problem, only: Stage | None) -> Iterator[Candidate]:
-    """Yield the candidates of a float32 product.
+def _ladder_candidates(wanted: Problem, only: Stage | None, memory: float) -> list[Candidate]:
+    """Return the candidates of a float32 product.
 
-    Yields
-    ------
-    tuple
-        Clocks that no division can go below; the candidate's number; costs; swapped; tiles, and k-tiles of each; clocks
-        that the operands' bytes take.
+    Parameters
+    ----------
+    wanted, only
+        The product, and the stage if it is named.
+    memory : float
+        Clocks that the operands' bytes take.
+
+    Returns
+    -------
+    list of tuple
+        Clocks that no division can go below; the candidate's number; costs; swapped; tiles, and k-tiles of each.
     """
     m, n, k, matrices = wanted.m, wanted.n, wanted.k, wanted.matrices
     stage = only if isinstance(only, LadderStage) else None
-    memory = memory_clocks(matrices * (m * k + k * n + m * n), wanted.memory_bandwidth, wanted.clock_hz)
     in_vectors = wanted.aligned and not wanted.epilogue
     both_ways = not wanted.epilogue and (min(m, n) <= FEW_COLUMNS or wanted.by_columns)
-    every = costs_of(stage, wanted.cc, wanted.sm_count, wanted.vectors, in_vectors)
-    for i, costs in enumerate(every):
-        if only is not None or costs.suits(n, wanted.a_along):
+    found, a_along, b_along = [], wanted.a_along, wanted.b_along
+    for i, costs in enumerate(costs_of(stage, wanted.cc, wanted.sm_count, wanted.vectors, in_vectors)):
+        if only is not None or not costs.narrow or costs.suits(n, a_along):
             least, tiles, k_tiles = costs.least(m, n, k, matrices, memory)
-            yield least, 2 * i, costs, False, tiles, k_tiles, memory
-        if both_ways and costs.stage.takes_partition and (only is not None or costs.suits(m, wanted.b_along)):
+            found.append((least, 2 * i, costs, False, tiles, k_tiles))
+        if both_ways and costs.stage.takes_partition and (only is not None or costs.suits(m, b_along)):
             least, tiles, k_tiles = costs.least(n, m, k, matrices, memory)
-            yield least, 2 * i + 1, costs, True, tiles, k_tiles, memory
+            found.append((least, 2 * i + 1, costs, True, tiles, k_tiles))
+    return found
+
+
+def _memory(wanted: Problem) -> float:
+    """Return the clocks that a product's operands take to be read or written once."""
+    m, n, k = wanted.m, wanted.n, wanted.k
+    return memory_clocks(wanted.matrices * (m * k + k * n + m * n), wanted.memory_bandwidth, wanted.clock_hz)
 
 
 def _timed(
-    costs: Costs, tiles: int, k_tiles: int, memory: float, aligned: bool, limit: float = inf
-) -> list[tuple[float, int, tuple[int, int] | None]]:
+    costs: Costs, tiles: int, k_tiles: int, memory: float, aligned: bool, limit: float | None = None
+) -> list[Way]:
     """Return expected clocks, blocks negated, and division, for each way to divide the product.
 
-    Clocks beyond `limit` may be given as infinite.
+    With a `limit`, only the fastest are sure to be there, if they take no more clocks than that.
     """
-    if not costs.stage.takes_partition:
-        return [(costs.clocks(tiles, k_tiles, tiles, tiles, memory) / (1 if aligned else 0.93), 0, None)]
-    return [
-        (costs.clocks(tiles, k_tiles, blocks, whole, memory, limit), -blocks, (blocks, whole))
-        for blocks, whole in costs.divisions(tiles, k_tiles)
-    ]
+    least = LAUNCH + memory
+    slower = 1.0 if aligned or costs.stage.takes_partition else 0.93
+    ways = costs.ways(tiles, k_tiles) if limit is None else costs.ways(tiles, k_tiles, limit, least)
+    return [((clocks if clocks > least else least) / slower, blocks, division) for clocks, blocks, division in ways]
 
 
 def _choice(costs: Costs, division: tuple[int, int] | None, swapped: bool, clocks: float) -> Choice:
@@ -253,9 +261,10 @@ def _choice(costs: Costs, division: tuple[int, int] | None, swapped: bool, clock
 
 
 def _ranked_ladder(wanted: Problem, only: Stage | None) -> list[Choice]:
+    memory = _memory(wanted)
     found = [
         (clocks, blocks, _choice(costs, division, swapped, clocks))
-        for _, _, costs, swapped, tiles, k_tiles, memory in _ladder_candidates(wanted, only)
+        for _, _, costs, swapped, tiles, k_tiles in _ladder_candidates(wanted, only, memory)
         for clocks, blocks, division in _timed(costs, tiles, k_tiles, memory, wanted.aligned)
     ]
     # If several wait for memory alone, more blocks have more bytes under way.
@@ -266,7 +275,8 @@ def _best_ladder(wanted: Problem) -> Choice | None:
     """Return the first of `_ranked_ladder`, without timing candidates that cannot be it."""
     best: tuple[float, int, int] = inf, 0, 0  # clocks, blocks negated, and number of the candidate, as in the ranking
     found: tuple[Costs, tuple[int, int] | None, bool] | None = None
-    for least, i, costs, swapped, tiles, k_tiles, memory in sorted(_ladder_candidates(wanted, None)):
+    memory = _memory(wanted)
+    for least, i, costs, swapped, tiles, k_tiles in sorted(_ladder_candidates(wanted, None, memory)):
         if least > best[0]:
             break
         for clocks, blocks, division in _timed(costs, tiles, k_tiles, memory, wanted.aligned, best[0]):

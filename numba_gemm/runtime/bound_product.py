@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from ..kernels.step import Launches, Moving, Slot
-from .driver import device_scope
+from .driver import device_scope, zero_is_per_thread
 from .frame import ALWAYS, Frame, FrameLayout
 from .tensor_maps import TensorMaps
 from .workspace import Lease, Workspace, Workspaces, clear, identity, total_bytes
@@ -192,13 +192,14 @@ class BoundProduct:
         of A, B and C, and tensor maps.
         """
         maps, scratch, places = bool(self.launches.maps), self.launches.scratch_bytes, self.places
-        alone: list[Frame] = []  # frames without scratch memory
+        alone: list[Frame] = []  # frames of the default stream, or of any stream if there is no scratch memory
         every: dict[tuple[int, int], list[Frame]] = {}
         leases: list[Lease] = []
+        legacy = not zero_is_per_thread()
 
         def launch(alpha: float, a: int, b: int, beta: float, c: int, stream: int) -> bool:
             frames = alone
-            if scratch:
+            if scratch and (stream or not legacy):
                 key = identity(stream)
                 if key[1]:
                     return False

@@ -40,7 +40,7 @@ MAX_BOUND = 1024  # bound products that are kept; with more layouts than that in
 MAX_EPILOGUES = 256  # kernels with an epilogue that are kept; others are read from disk, or compiled, again
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # one object per device, by which choices are remembered
 class DeviceProperties:
     """Properties of a device; in the simulator, of an H200.
 
@@ -225,6 +225,11 @@ class Device:
         """Properties of the device."""
         return device_properties(self.ordinal)
 
+    @cached_property
+    def context(self) -> int:
+        """Handle of its primary context."""
+        return int(primary_context(self.ordinal))
+
     def _load(self, kernel: Kernel) -> LoadedKernel:
         begin = time.perf_counter()
         cubin = self._fetched.pop(kernel, None) or kernel_cache.fetch(kernel, self.properties.cc).cubin
@@ -356,8 +361,7 @@ class Device:
         """Return launches with compiled and loaded kernels."""
         kernels = [step.kernel for step in launches.steps]
         handles = [kernel.handle for kernel in self.load_all(kernels, before_compiling)]
-        context = int(primary_context(self.ordinal))
-        return BoundProduct(self.ordinal, context, launches, handles, self.workspaces, self.tensor_maps, workspace)
+        return BoundProduct(self.ordinal, self.context, launches, handles, self.workspaces, self.tensor_maps, workspace)
 
 
 @cache

@@ -34,6 +34,7 @@ class _LaunchAttribute(ctypes.Structure):
 OVERLAPPING = _LaunchAttribute(
     int(driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION), b"", (1,)
 )
+ATTRIBUTES, NO_ATTRIBUTES = (ctypes.addressof(OVERLAPPING), 1), (0, 0)  # address and number
 
 
 class FrameLayout:
@@ -50,11 +51,11 @@ class FrameLayout:
     def __init__(self, steps: Sequence[Step]) -> None:
         words: list[Any] = []
         self._starts, self._configs = [], b""
-        for step in steps:
-            attributes, count = (ctypes.addressof(OVERLAPPING), 1) if step.overlaps else (0, 0)
-            self._configs += CONFIG.pack(*step.grid, *step.block, step.kernel.dynamic_shared, 0, attributes, count)
+        for kernel, grid, block, arguments, overlaps in steps:
+            attributes = ATTRIBUTES if overlaps else NO_ATTRIBUTES
+            self._configs += CONFIG.pack(*grid, *block, kernel.dynamic_shared, 0, *attributes)
             self._starts.append(8 * len(words))
-            for argument in step.arguments:
+            for argument in arguments:
                 words += argument.words
         # Other words are integers, also NumPy's: shapes of arrays may have these.
         moved = [(i, word) for i, word in enumerate(words) if type(word) is Moving]
@@ -163,7 +164,13 @@ class Frame:
         if self._get_current(self._current_place) or self._current.value != self._context:  # as `in_context`
             return False
         self.move_operands(alpha, beta, a, b, c)
-        self.launch(stream)
+        if stream != self._stream:
+            self.launch(stream)
+            return True
+        launch = self._launch
+        for call in self._calls:
+            if status := launch(*call):
+                raise failure("cuLaunchKernelEx", status)
         return True
 
     def launch(self, stream: int) -> None:

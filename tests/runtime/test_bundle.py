@@ -102,7 +102,7 @@ def test_other_releases_of_the_compiler_find_the_same(monkeypatch):
 def test_kernels_with_an_epilogue_do_not_travel():
     stage = STAGES["stream_k"]
     plain = Variant("along4", "along4", True)
-    variants = plain, dataclasses.replace(plain, epilogue=lambda value, row, col: value)
+    variants = plain, plain._replace(epilogue=lambda value, row, col: value)
     keys = [kernel_key.portable_key(stage.kernel_of(stage.configs[0], variant), CC) for variant in variants]
     assert keys[0] is not None
     assert keys[1] is None

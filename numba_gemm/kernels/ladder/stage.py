@@ -78,6 +78,9 @@ class TileConfig:
     pad_b: int = 0
     lanes_k: int = 1
 
+    def __hash__(self) -> int:  # of few fields: a new product is looked up by its configuration several times
+        return hash((self.BM, self.BN, self.BK, self.TM, self.TN))
+
     def __post_init__(self) -> None:
         require(
             self,
@@ -139,8 +142,7 @@ ANY, ALIGNED, WHOLE = range(3)  # guarantees to a kernel of a stage without a sc
 FITS = ("any", "aligned", "whole")
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(NamedTuple):
     """Specialisation of a scheduled stage's kernel to its operands.
 
     Attributes

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from ...device.units import GROUP_BYTES, ROW_BYTES, WARP, ceil_div
 from ..stage import require
@@ -68,6 +68,9 @@ class WarpgroupConfig(Tiles):
     producers: int = 0
     max_slots: int = MAX_SLOTS
     claim: int = 0
+
+    def __hash__(self) -> int:  # of few fields, see `TileConfig`
+        return hash((self.BM, self.BN, self.consumers))
 
     def __post_init__(self) -> None:
         positive = min(self.BM, self.BN, self.consumers) > 0 and self.producers >= 0
@@ -168,8 +171,7 @@ class WarpConfig(Tiles):
 TensorConfig = WarpgroupConfig | WarpConfig
 
 
-@dataclass(frozen=True)
-class TensorVariant:
+class TensorVariant(NamedTuple):
     """Specialisation of a kernel.
 
     Attributes

@@ -49,6 +49,9 @@ class TensorPrecision:
     compensated: bool = False
     stepwise: bool = False
 
+    def __hash__(self) -> int:  # of few fields, see `TileConfig`
+        return hash((self.name, self.parts))
+
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"{self.name}: kind is {self.kind!r}; expected one of {', '.join(KINDS)}")
