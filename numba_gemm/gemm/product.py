@@ -7,14 +7,14 @@ from typing import Any
 
 from ..runtime.device import Device
 from ..runtime.workspace import Workspace
-from . import fast_path, gradients
+from . import fast_path, next_kernels
 from .fast_path import CallCache
 from .launch_choice import launch_choice
 from .precision import IEEE
 from .request import Chooser, Request, checked
 
 calls = CallCache(any_extents=True)  # of `tiled_sgemm`
-Device.before_compiling = staticmethod(gradients.compile_ahead)
+Device.before_compiling = staticmethod(next_kernels.compile_ahead)
 
 
 def forget() -> None:

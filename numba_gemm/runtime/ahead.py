@@ -23,30 +23,37 @@ CORES_PER_WORKER = 4  # the others are left to the program
 MAX_WORKERS = 4
 IDLE_SECONDS = 20.0  # after which a worker without work ends
 
+Named = tuple[str, Task]  # the name of a kernel's file, and the kernel
+
 
 class _Queue:
     """Kernels that wait to be compiled, and the threads that serve them, each with a worker process."""
 
     def __init__(self) -> None:
         self.pending: dict[str, threading.Event] = {}  # by the names of kernels; set when one is kept, or has failed
-        self._tasks: deque[tuple[str, Task]] = deque()
+        self._tasks: deque[Named] = deque()
         self._changed = threading.Condition()
         self._workers: set[Worker] = set()
         self._threads = 0
 
-    def add(self, tasks: Sequence[tuple[str, Task]], most: int) -> None:
-        """Add tasks that are not pending, and start threads for them: `most` of them in all."""
+    def add(self, needed: Sequence[Named], others: Sequence[Named], most: int) -> None:
+        """Add kernels that are not pending, and start threads for them: `most` of them in all.
+
+        Those that are needed come before all that wait. Of the others, only those are added that a worker has time for.
+        """
         with self._changed:
-            for name, task in tasks:
-                if name not in self.pending:
-                    self.pending[name] = threading.Event()
-                    self._tasks.append((name, task))
+            new = [one for one in needed if one[0] not in self.pending]
+            idle = most - len(self.pending) - len(new)
+            extra = [one for one in others if one[0] not in self.pending][: max(idle, 0)]
+            self.pending |= {name: threading.Event() for name, _ in new + extra}
+            self._tasks.extendleft(reversed(new))
+            self._tasks.extend(extra)
             for _ in range(min(len(self._tasks), most - self._threads)):
                 threading.Thread(target=self._serve, name="numba_gemm-compile-ahead", daemon=True).start()
                 self._threads += 1
             self._changed.notify_all()
 
-    def _take(self) -> tuple[str, Task] | None:
+    def _take(self) -> Named | None:
         """Return a task; None if there has been none for some time, and the thread is to end."""
         with self._changed:
             if self._changed.wait_for(lambda: self._tasks, IDLE_SECONDS):
@@ -112,17 +119,20 @@ if hasattr(os, "register_at_fork"):
 atexit.register(lambda: _queue.stop())
 
 
-def compile_ahead(tasks: Sequence[tuple[str, Task]]) -> None:
+def compile_ahead(needed: Sequence[Named], others: Sequence[Named]) -> None:
     """Start to compile kernels. Nothing is done where there are few cores, or NUMBA_GEMM_JOBS allows few processes.
 
     Parameters
     ----------
-    tasks : sequence of (str, Task)
+    needed : sequence of (str, Task)
         Names of the kernels' files in the cache, where they are not yet, and the kernels.
+    others : sequence of (str, Task)
+        The same for kernels that are compiled only by workers that have nothing else to do, the most likely ones first.
     """
     most = min(default_jobs() // CORES_PER_WORKER, MAX_WORKERS)
-    if most and (sendable := [one for one in tasks if can_be_sent(one[1][0])]):
-        _queue.add(sendable, most)
+    if most:
+        needed, others = ([one for one in named if can_be_sent(one[1][0])] for named in (needed, others))
+        _queue.add(needed, others, most)
 
 
 def wait_for(name: str | None) -> None:

@@ -7,12 +7,12 @@ A kernel is looked up among the user's own files (`kernel_files`), then in bundl
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from ..kernels.step import Kernel
 from . import ahead, bundle, kernel_files
-from .compilation import compile_all
+from .compilation import Task, compile_all
 from .compiler import Cubin
 from .fingerprint import Part
 from .kernel_key import key, name_of, portable_key
@@ -98,17 +98,19 @@ def fetch_all(
     return [found[i] for i in range(len(tasks))]
 
 
-def compile_ahead(tasks: Sequence[tuple[Kernel, tuple[int, int]]]) -> None:
+def compile_ahead(needed: Sequence[Kernel], others: Sequence[Kernel], cc: tuple[int, int]) -> None:
     """Start to compile those of some kernels that are neither in the cache nor in a bundle, see `ahead`."""
     place = kernel_files.place()
     if place is None:
         return
-    wanted = []
-    for kernel, cc in tasks:
-        name = key(kernel, cc)
-        if name is not None and not kernel_files.look_up(place, name) and not bundle.look_up(portable_key(kernel, cc)):
-            wanted.append((name, (kernel, cc)))
-    ahead.compile_ahead(wanted)
+
+    def missing(kernels: Sequence[Kernel]) -> Iterator[tuple[str, Task]]:
+        for kernel in kernels:
+            name = key(kernel, cc)
+            if name and not kernel_files.look_up(place, name) and not bundle.look_up(portable_key(kernel, cc)):
+                yield name, (kernel, cc)
+
+    ahead.compile_ahead(list(missing(needed)), list(missing(others)))
 
 
 def kept(name: tuple[Part, ...] | None, compile_it: Callable[[], Cubin]) -> Cubin:

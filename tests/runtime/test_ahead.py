@@ -14,7 +14,8 @@ from numba_gemm.runtime import ahead, kernel_cache
 from numba_gemm.runtime.kernel_key import key
 
 CC = (9, 0)
-TASKS = [(stage.kernel_of(stage.configs[0], True), CC) for stage in list(STAGES.values())[:5]]
+KERNELS = [stage.kernel_of(stage.configs[0], True) for stage in list(STAGES.values())[:5]]
+TASKS = [(kernel, CC) for kernel in KERNELS]
 pytestmark = pytest.mark.filterwarnings("error")
 
 
@@ -31,7 +32,7 @@ def machine(monkeypatch):
         def wait_until_ready(self):
             if found.ready is None:
                 raise OSError("the process has ended")
-            return found.ready
+            return found.ready.wait(60) if isinstance(found.ready, threading.Event) else found.ready
 
         def compile(self, kernel, cc):
             found.begun.append(kernel)
@@ -57,6 +58,10 @@ def machine(monkeypatch):
     until(lambda: not ahead._queue.pending)
 
 
+def compile_ahead(needed, others=()):
+    kernel_cache.compile_ahead(needed, others, CC)
+
+
 def fetched(tasks=TASKS):
     return [one.cubin for one in kernel_cache.fetch_all(tasks)]
 
@@ -74,8 +79,8 @@ def begun(machine, count):
 
 
 def test_kernels_on_their_way_are_waited_for(machine):
-    kernel_cache.compile_ahead(TASKS[:2])
-    kernel_cache.compile_ahead(TASKS[:2])
+    compile_ahead(KERNELS[:2])
+    compile_ahead(KERNELS[:2])
     begun(machine, 2)
     threading.Timer(0.1, machine.gate.set).start()
     assert fetched(TASKS[:2]) == [f"{kernel.name} elsewhere" for kernel, _ in TASKS[:2]]
@@ -85,7 +90,7 @@ def test_kernels_on_their_way_are_waited_for(machine):
 
 def test_kernels_that_no_worker_has_begun_are_compiled_here(machine):
     """Two workers compile; the rest of the queue would wait for them, or for workers that are still starting."""
-    kernel_cache.compile_ahead(TASKS)
+    compile_ahead(KERNELS)
     begun(machine, 2)
     waiting = [task for task in TASKS if task[0] not in machine.begun]
     assert len(waiting) == 3
@@ -96,9 +101,45 @@ def test_kernels_that_no_worker_has_begun_are_compiled_here(machine):
     assert not ahead._queue.pending
 
 
+def test_needed_kernels_come_first(machine, monkeypatch):
+    """The worker is busy with the first one; the last ones that were asked for are the next to be needed."""
+    monkeypatch.setattr(ahead, "default_jobs", lambda: 4)
+    compile_ahead(KERNELS[:1])
+    begun(machine, 1)
+    compile_ahead(KERNELS[1:2])
+    compile_ahead(KERNELS[2:4])
+    machine.gate.set()
+    until(lambda: not ahead._queue.pending)
+    assert machine.begun == [KERNELS[i] for i in (0, 2, 3, 1)]
+
+
+@pytest.mark.parametrize(("jobs", "needed", "expected"), [(16, 2, 4), (16, 0, 4), (8, 2, 2), (8, 1, 2), (4, 2, 2)])
+def test_others_are_compiled_by_workers_without_work(machine, monkeypatch, jobs, needed, expected):
+    monkeypatch.setattr(ahead, "default_jobs", lambda: jobs)
+    compile_ahead(KERNELS[:needed], KERNELS[needed:])
+    begun(machine, min(expected, jobs // 4))
+    compile_ahead([], KERNELS[needed:])  # all workers have work still
+    assert set(ahead._queue.pending) == {key(*task) for task in TASKS[:expected]}
+    machine.gate.set()
+    until(lambda: not ahead._queue.pending)
+    assert set(machine.begun) == set(KERNELS[:expected])
+
+
+def test_needed_kernels_come_before_others_that_wait(machine):
+    """Two workers, each about to start; of two others, none has begun when a product needs two kernels more."""
+    machine.ready = threading.Event()
+    compile_ahead([], KERNELS[:2])
+    compile_ahead(KERNELS[2:4])
+    machine.gate.set()
+    machine.ready.set()
+    until(lambda: not ahead._queue.pending)
+    assert set(machine.begun[:2]) == set(KERNELS[2:4])
+    assert set(machine.begun[2:]) == set(KERNELS[:2])
+
+
 def test_what_is_kept_is_not_compiled_ahead(machine):
     machine.kept = {key(*task): "known" for task in TASKS}
-    kernel_cache.compile_ahead(TASKS)
+    compile_ahead(KERNELS)
     assert not machine.workers
 
 
@@ -106,7 +147,7 @@ def test_what_is_kept_is_not_compiled_ahead(machine):
 def test_kernels_that_a_worker_does_not_compile_are_compiled_here(machine, broken, value):
     setattr(machine, broken, value)
     machine.gate.set()
-    kernel_cache.compile_ahead(TASKS)
+    compile_ahead(KERNELS)
     assert fetched() == [f"{kernel.name} here" for kernel, _ in TASKS]
 
 
@@ -122,7 +163,7 @@ def test_an_error_leaves_the_kernel_to_whoever_needs_it(machine, monkeypatch):
     monkeypatch.setattr(ahead.kernel_files, "keep", failing)
     monkeypatch.setattr(ahead, "default_jobs", lambda: 4)
     machine.gate.set()
-    kernel_cache.compile_ahead(TASKS)
+    compile_ahead(KERNELS)
     until(lambda: not ahead._queue.pending)
     assert set(machine.kept) == {key(*task) for task in TASKS[1:]}
     assert len(machine.workers) == 1
@@ -130,7 +171,7 @@ def test_an_error_leaves_the_kernel_to_whoever_needs_it(machine, monkeypatch):
 
 def test_without_workers_kernels_are_compiled_here(machine, monkeypatch):
     monkeypatch.setattr(ahead, "start_worker", lambda: None)
-    kernel_cache.compile_ahead(TASKS)
+    compile_ahead(KERNELS)
     assert fetched() == [f"{kernel.name} here" for kernel, _ in TASKS]
 
 
@@ -138,7 +179,7 @@ def test_without_workers_kernels_are_compiled_here(machine, monkeypatch):
 def test_number_of_workers(machine, monkeypatch, jobs, workers):
     monkeypatch.setattr(ahead, "default_jobs", lambda: jobs)
     machine.gate.set()
-    kernel_cache.compile_ahead(TASKS)
+    compile_ahead(KERNELS)
     fetched()
     until(lambda: len(machine.workers) >= workers)
     assert len(machine.workers) == workers
@@ -147,11 +188,11 @@ def test_number_of_workers(machine, monkeypatch, jobs, workers):
 def test_workers_end_after_some_time_without_work(machine, monkeypatch):
     monkeypatch.setattr(ahead, "IDLE_SECONDS", 0.05)
     machine.gate.set()
-    kernel_cache.compile_ahead(TASKS[:1])
+    compile_ahead(KERNELS[:1])
     until(lambda: not ahead._queue.pending)
     (worker,) = machine.workers
     assert worker.stopped.wait(60)
-    kernel_cache.compile_ahead(TASKS[1:2])
+    compile_ahead(KERNELS[1:2])
     until(lambda: not ahead._queue.pending)
     assert len(machine.workers) == 2
     assert len(machine.kept) == 2
@@ -159,7 +200,7 @@ def test_workers_end_after_some_time_without_work(machine, monkeypatch):
 
 def test_workers_are_stopped_at_exit(machine):
     machine.gate.set()
-    kernel_cache.compile_ahead(TASKS[:1])
+    compile_ahead(KERNELS[:1])
     until(lambda: not ahead._queue.pending)
     ahead._queue.stop()
     assert machine.workers[0].stopped.is_set()
@@ -168,7 +209,7 @@ def test_workers_are_stopped_at_exit(machine):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_process_waits_for_nothing(machine):
-    kernel_cache.compile_ahead(TASKS)
+    compile_ahead(KERNELS)
     child = os.fork()
     if child == 0:
         os._exit(0 if fetched() == [f"{kernel.name} here" for kernel, _ in TASKS] else 1)
@@ -177,5 +218,5 @@ def test_a_forked_process_waits_for_nothing(machine):
 
 def test_without_a_cache_nothing_is_compiled_ahead(machine, monkeypatch):
     monkeypatch.setenv("NUMBA_GEMM_CACHE_DIR", "")
-    kernel_cache.compile_ahead(TASKS)
+    compile_ahead(KERNELS)
     assert not machine.workers

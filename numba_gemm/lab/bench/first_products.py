@@ -40,19 +40,23 @@ def run(arguments: list[str], **variables: str) -> tuple[str, float]:
     return (done.stdout.splitlines() or [""])[-1], time.perf_counter() - begin
 
 
-def measured(precisions: Sequence[str], ccs: Sequence[str], place: Path) -> Iterator[dict[str, Any]]:
+def measured(
+    precisions: Sequence[str], ccs: Sequence[str], place: Path, caches: Sequence[str] = CACHES
+) -> Iterator[dict[str, Any]]:
     """Yield the rows of all cases; caches and the bundle lie in `place`."""
+    if unknown := set(caches) - set(CACHES):
+        raise ValueError(f"caches has {min(unknown)!r}; expected some of {', '.join(CACHES)}; pass some of these")
     bundle = place / "kernels.bundle"
     of_all = ["--precision", ",".join(PRECISIONS)]
     exported = [*of_all, "--layouts", LAYOUTS, "--cc", ",".join(ccs), "--export", str(bundle)]
     cases = {"precompile, ieee": [], "precompile, all precisions": of_all, "export of a bundle": exported}
-    for name, arguments in cases.items():
+    for name, arguments in cases.items() if "bundle" in caches else ():
         folder = place / name.replace(" ", "_")
         said, seconds = run(["-m", "numba_gemm", "precompile", *arguments], NUMBA_GEMM_CACHE_DIR=str(folder))
         yield {"case": name, "cache": "empty", "process_s": seconds, "said": said.replace(str(place), "...")}
     for precision in precisions:
         for kind in KINDS:
-            for cache in CACHES:
+            for cache in caches:
                 folder = place / f"{kind}-{precision}-{'bundle' if cache == 'bundle' else 'own'}".replace(" ", "_")
                 variables = {"NUMBA_GEMM_CACHE_DIR": str(folder)}
                 if cache == "bundle":
@@ -63,7 +67,9 @@ def measured(precisions: Sequence[str], ccs: Sequence[str], place: Path) -> Iter
                 yield row | json.loads(said) | {"process_s": seconds}
 
 
-def first_products(precisions: Sequence[str] = ("ieee", "bf16x6"), ccs: Sequence[str] = CCS) -> Iterator[pd.DataFrame]:
+def first_products(
+    precisions: Sequence[str] = ("ieee", "bf16x6"), ccs: Sequence[str] = CCS, caches: Sequence[str] = CACHES
+) -> Iterator[pd.DataFrame]:
     """Measure the first products of processes.
 
     Parameters
@@ -72,9 +78,12 @@ def first_products(precisions: Sequence[str] = ("ieee", "bf16x6"), ccs: Sequence
         Precisions of the products.
     ccs : sequence of str
         Compute capabilities of the bundle.
+    caches : sequence of str
+        Caches that the processes find: "empty", "filled" by the process before, and "bundle". Without the last one,
+        `precompile` and the export of a bundle are left out, too.
     """
     with tempfile.TemporaryDirectory() as place:
-        yield from so_far(measured(precisions, ccs, Path(place)))
+        yield from so_far(measured(precisions, ccs, Path(place), caches))
 
 
 EXPERIMENT = Experiment(
