@@ -168,17 +168,17 @@ class BoundProduct:
 
     def places(self, a: int, b: int) -> list[int]:
         """Return the addresses of the tensor maps of operands at these addresses."""
-        found = []
-        for known, wanted in zip(self._maps, self.launches.maps):
-            pointer = a if wanted.slot == Slot.A else b
-            place = known.get(pointer)
-            if place is None:
-                place = self._tensor_maps.place(pointer, wanted)
-                if place is None:
-                    raise NoRoomForMaps
-                known[pointer] = place
-            found.append(place)
-        return found
+        maps = self.launches.maps
+        pointers = [a if wanted.slot == Slot.A else b for wanted in maps]
+        known = [places.get(pointer, 0) for places, pointer in zip(self._maps, pointers)]
+        if all(known):
+            return known
+        made = self._tensor_maps.places(list(zip(pointers, maps)))
+        if made is None:
+            raise NoRoomForMaps
+        for places, pointer, place in zip(self._maps, pointers, made):
+            places[pointer] = place
+        return made
 
     def private(self) -> PrivateLaunches:
         """Return the same launches with scratch memory of their own, as a function that is safe from several threads.

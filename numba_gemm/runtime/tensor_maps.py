@@ -7,6 +7,7 @@ graphs may refer to it at any time. The number of maps is limited, so that memor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from cuda.bindings import driver
@@ -31,29 +32,34 @@ class TensorMaps:
         self._count = 0
         self._stream: Any = None
 
-    def place(self, pointer: int, wanted: MapOf) -> int | None:
-        """Return the address of the map of a matrix at `pointer`; None if there is no room, or no such map.
+    def places(self, matrices: Sequence[tuple[int, MapOf]]) -> list[int] | None:
+        """Return the addresses of the maps of matrices at some addresses; None if there is no room, or no such map.
 
         A copy brings a box of up to 256 rows and 32 columns, whose elements it rounds to TF32, to nearest; 16-byte
         chunks of a row of 128 bytes are permuted by XOR with the row modulo 8.
         """
-        matrices = wanted.matrices if wanted.step else 1
-        key = pointer, wanted.layout, wanted.box, matrices, wanted.step
-        found = self._places.get(key)
-        if found is None:
+        keys = [_key(*one) for one in matrices]
+        own: dict[tuple[Any, ...], int] = {}
+        try:
             # Atomic operations without a lock: another thread, or a finaliser, may come here too.
-            own = self._next_place()
-            if own is None:
-                return None
-            try:
-                encoded = _encode(pointer, wanted)
-                if encoded is not None:
-                    self._write(own, encoded)
-                    found = self._places.setdefault(key, own)
-            finally:
-                if found != own:
-                    self._free.append(own)
-        return found
+            data = []
+            for key, one in zip(keys, matrices, strict=True):
+                if key not in self._places and key not in own:
+                    place = self._next_place()
+                    if place is None:
+                        return None
+                    own[key] = place
+                    encoded = _encode(*one)
+                    if encoded is None:
+                        return None
+                    data.append((place, encoded))
+            if data:
+                self._write(data)
+            found = [self._places.setdefault(key, own.get(key, 0)) for key in keys]
+            own = {key: place for key, place in own.items() if place not in found}
+            return found
+        finally:
+            self._free += own.values()
 
     def _next_place(self) -> int | None:
         try:
@@ -72,13 +78,19 @@ class TensorMaps:
         self._free += range(int(page) + MAP_BYTES, int(page) + PAGE * MAP_BYTES, MAP_BYTES)
         return int(page)
 
-    def _write(self, place: int, data: bytes) -> None:
+    def _write(self, data: Sequence[tuple[int, bytes]]) -> None:
         with relaxed_capture():
             if self._stream is None:
                 # A stream that no other waits for and that is never captured.
                 self._stream = call(driver.cuStreamCreate, int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
-            call(driver.cuMemcpyHtoDAsync, place, data, len(data), self._stream)
+            for place, encoded in data:
+                call(driver.cuMemcpyHtoDAsync, place, encoded, len(encoded), self._stream)
             call(driver.cuStreamSynchronize, self._stream)
+
+
+def _key(pointer: int, wanted: MapOf) -> tuple[Any, ...]:
+    """Return all that a map depends on."""
+    return pointer, wanted.layout, wanted.box, wanted.matrices if wanted.step else 1, wanted.step
 
 
 def _encode(pointer: int, wanted: MapOf) -> bytes | None:

@@ -139,7 +139,7 @@ def test_every_word_of_every_step_reaches_the_driver(gpu, case, swapped):
         values = {Slot.ALPHA: alpha, Slot.BETA: beta, Slot.A: a, Slot.B: b, Slot.C: c}
         values |= {Slot.VECTORS + i: vector for i, vector in enumerate(vectors)}
         if launches.maps:
-            places = [device.tensor_maps.place({Slot.A: a, Slot.B: b}[one.slot], one) for one in launches.maps]
+            places = device.tensor_maps.places([({Slot.A: a, Slot.B: b}[one.slot], one) for one in launches.maps])
             values |= {Slot.FIRST_MAP: places[0], Slot.SECOND_MAP: places[1]}
         elif len(launches.steps) > 1:
             lease = device.workspaces.lease(stream, launches.scratch_bytes)
@@ -644,17 +644,17 @@ def test_tensor_maps_describe_the_operands(gpu, letters, swapped):
 def test_nothing_is_launched_without_room_for_a_map(gpu, monkeypatch, at):
     stage, product = STAGES["tf32_tma"], Product(SQUARE, SQUARE, SQUARE)
     bound = devices.get_device(0).bind(stage, stage.configs[0], product, "tf32")
-    place, asked = tensor_maps.TensorMaps.place, []
+    next_place, asked = tensor_maps.TensorMaps._next_place, []
 
-    def limited(self, pointer, wanted):
-        asked.append(pointer)
-        return None if len(asked) > at else place(self, pointer, wanted)
+    def limited(self):
+        asked.append(self)
+        return None if len(asked) > at else next_place(self)
 
-    monkeypatch.setattr(tensor_maps.TensorMaps, "place", limited)
+    monkeypatch.setattr(tensor_maps.TensorMaps, "_next_place", limited)
     with pytest.raises(NoRoomForMaps):
         bound.enqueue(1.0, 64, 128, 0.0, 0, 40)
     assert not gpu.launches
-    monkeypatch.setattr(tensor_maps.TensorMaps, "place", place)
+    monkeypatch.setattr(tensor_maps.TensorMaps, "_next_place", next_place)
     bound.enqueue(1.0, 64, 128, 0.0, 0, 40)
     assert len(gpu.launches) == 1
 
@@ -664,8 +664,8 @@ def test_number_of_tensor_maps_is_bounded(gpu, monkeypatch):
     stage, product = STAGES["tf32_tma"], Product(SQUARE, SQUARE, SQUARE)
     (wanted, _) = stage.launches(stage.configs[0], product, "tf32", None, Gpu((9, 0), 132)).maps
     maps = devices.get_device(0).tensor_maps
-    found = [maps.place(64 * i, wanted) for i in range(tensor_maps.PAGE + 3)]
-    assert len(set(found)) == tensor_maps.PAGE + 1
+    found = [maps.places([(64 * i, wanted)]) for i in range(tensor_maps.PAGE + 3)]
+    assert len({place for one in found[:-3] for place in one}) == tensor_maps.PAGE
     assert found[-3:] == [None] * 3
-    assert maps.place(0, wanted) == found[0]
+    assert maps.places([(0, wanted)]) == found[0]
     assert len(gpu.allocations) == 1

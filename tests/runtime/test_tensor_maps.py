@@ -59,6 +59,12 @@ class Driver:
         assert stream == 7
 
 
+def place(maps, pointer, one):
+    """Return the place of one map; None if there is none."""
+    found = maps.places([(pointer, one)])
+    return found and found[0]
+
+
 @pytest.fixture
 def fake(monkeypatch):
     return Driver(monkeypatch)
@@ -66,12 +72,12 @@ def fake(monkeypatch):
 
 def test_a_map_is_made_once_and_stays(fake):
     maps = TensorMaps()
-    first = maps.place(ADDRESS, wanted())
-    assert maps.place(ADDRESS, wanted(matrices=5)) == first, "all five are one"
-    assert maps.place(ADDRESS, wanted(slot=Slot.B)) == first, "a map serves either operand"
-    others = {maps.place(ADDRESS + 64 * i, wanted()) for i in range(1, 600)}
-    others |= {maps.place(ADDRESS, wanted(box=(16, 16))), maps.place(ADDRESS, wanted(matrices=5, step=64))}
-    others.add(maps.place(ADDRESS, wanted(layout=Layout(8, 12, 64, 4))))
+    first = place(maps, ADDRESS, wanted())
+    assert place(maps, ADDRESS, wanted(matrices=5)) == first, "all five are one"
+    assert place(maps, ADDRESS, wanted(slot=Slot.B)) == first, "a map serves either operand"
+    others = {place(maps, ADDRESS + 64 * i, wanted()) for i in range(1, 600)}
+    others |= {place(maps, ADDRESS, wanted(box=(16, 16))), place(maps, ADDRESS, wanted(matrices=5, step=64))}
+    others.add(place(maps, ADDRESS, wanted(layout=Layout(8, 12, 64, 4))))
     assert (len(others), len(fake.encoded), fake.allocated) == (602, 603, 2)
     assert set(fake.written) == others | {first}
 
@@ -87,24 +93,41 @@ def test_a_map_is_made_once_and_stays(fake):
 )
 def test_what_a_map_describes(fake, one, extents, strides, box):
     """Columns before rows; the stride of a single row does not count."""
-    TensorMaps().place(ADDRESS, one)
+    place(TensorMaps(), ADDRESS, one)
     assert fake.encoded == [(ADDRESS, extents, strides, box)]
 
 
 def test_maps_end_where_their_places_do(fake):
     maps = TensorMaps()
     fake.status = fake.CUresult.CUDA_ERROR_OUT_OF_MEMORY
-    assert maps.place(ADDRESS, wanted()) is None
+    assert place(maps, ADDRESS, wanted()) is None
     fake.status = fake.CUresult.CUDA_SUCCESS
     maps._count = tensor_maps.MAX_MAPS
-    assert maps.place(ADDRESS, wanted()) is None
+    assert place(maps, ADDRESS, wanted()) is None
     assert not fake.written
 
 
 def test_a_map_that_the_driver_refuses_takes_no_place(fake):
     maps = TensorMaps()
     fake.refusal = fake.CUresult.CUDA_ERROR_INVALID_VALUE
-    assert maps.place(ADDRESS, wanted()) is None
+    assert place(maps, ADDRESS, wanted()) is None
     fake.refusal = fake.CUresult.CUDA_SUCCESS
-    assert maps.place(ADDRESS, wanted()) is not None
+    assert place(maps, ADDRESS, wanted()) is not None
     assert (fake.allocated, len(fake.written), len(maps._free)) == (1, 1, tensor_maps.PAGE - 1)
+
+
+def test_maps_of_both_operands_are_written_together(fake, monkeypatch):
+    maps, waits = TensorMaps(), []
+    monkeypatch.setattr(tensor_maps.driver, "cuStreamSynchronize", waits.append)
+    both = [(ADDRESS, wanted()), (ADDRESS + 64, wanted(slot=Slot.B))]
+    found = maps.places(both)
+    assert found == [place(maps, *one) for one in both]
+    assert (len(set(found)), len(fake.encoded), len(waits)) == (2, 2, 1)
+    assert maps.places([both[0], both[0]]) == [found[0]] * 2, "a product of a matrix with itself"
+
+
+def test_if_one_of_two_maps_is_refused_neither_takes_a_place(fake):
+    maps = TensorMaps()
+    fake.refusal = fake.CUresult.CUDA_ERROR_INVALID_VALUE
+    assert maps.places([(ADDRESS, wanted()), (ADDRESS + 64, wanted())]) is None
+    assert (len(fake.written), len(maps._free), len(maps._places)) == (0, tensor_maps.PAGE, 0)
