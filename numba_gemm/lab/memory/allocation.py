@@ -166,16 +166,16 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
 @decided
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     """Claims of the lesson."""
-    large = frame[frame["bytes"] >= MIB].pivot(index="bytes", columns="way", values="us")
+    large = frame[frame["bytes"] >= 16 * MIB].pivot(index="bytes", columns="way", values="us")
     kept, busy_us = frame[frame["way"] == KEPT], frame["busy_us"].max()
     busy = frame.groupby("way")["free_busy_us"]
     return {
         "all memory begins at a multiple of 256 bytes": frame["aligned_to"] >= 256,
-        "from 1 MiB on, a pool that keeps memory is at least ten times as fast as cuMemAlloc and cuMemFree": (
+        "from 16 MiB on, a pool that keeps memory is at least ten times as fast as cuMemAlloc and cuMemFree": (
             large[DIRECT] > 10 * large[KEPT]
         ),
         "its time does not depend on the size: none is twice the median": kept["us"] < 2 * kept["us"].median(),
-        "from 1 MiB on, a pool that is trimmed takes at least five times as long": large[TRIMMED] > 5 * large[KEPT],
+        "from 16 MiB on, a pool that is trimmed takes at least five times as long": large[TRIMMED] > 5 * large[KEPT],
         "cuMemFree waits for a kernel that runs": busy.min()[DIRECT] > 0.8 * busy_us,
         "freeing in stream order takes less than a tenth of that": busy.max()[[TRIMMED, KEPT]]
         < frame["busy_us"].max() / 10,

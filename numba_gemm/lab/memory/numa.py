@@ -1,8 +1,8 @@
-"""Page-locked memory on another NUMA node is copied at nearly the same speed; pageable memory feels every crossing.
+"""Speed of copies by the NUMA node of the host memory, and by that of the thread that copies.
 
 The pages of a host buffer are placed on each NUMA node, and copied by a thread that runs on each node: page-locked, as
 pageable memory, and by the host alone ("on the host"). Predicted is the link's speed for the first, the speed of the
-host's copy or of the link for the second, and for the third the best speed measured, by the distances of the nodes.
+host's copy or of the link for the second, and for the third the best speed within a node, by the nodes' distances.
 
 Source: CUDA C++ Best Practices Guide, "NUMA Best Practices"; details in docs/memory_lab.md.
 """
@@ -96,7 +96,7 @@ def placed(node: int, elements: int) -> np.ndarray:
         values = (MBIND[platform.machine()], array.ctypes.data, size, BIND, ctypes.addressof(mask), 64, 0)
         ctypes.CDLL(None).syscall(*map(ctypes.c_long, values))
     with running_on(node):
-        array[:] = np.arange(elements) % 1000
+        array[:] = np.resize(np.arange(1000, dtype=np.float32), elements)
     return array
 
 
@@ -162,8 +162,7 @@ def measure(
 def predicted(frame: pd.DataFrame) -> pd.DataFrame:
     """Add the predicted speeds."""
     host = frame[frame["memory"] == transfers.ON_HOST]
-    best = (host["gb_s"] * host["distance"]).max() / NEAREST
-    copied = best * NEAREST / frame["distance"]
+    copied = host["gb_s"][host["distance"] == NEAREST].max() * NEAREST / frame["distance"]
     either = np.minimum(copied, frame["link_gb_s"].fillna(np.inf))
     speeds = {transfers.ON_HOST: copied, transfers.PAGEABLE: either, transfers.PINNED: frame["link_gb_s"]}
     return frame.assign(predicted_gb_s=sum(of.where(frame["memory"] == name, 0) for name, of in speeds.items()))

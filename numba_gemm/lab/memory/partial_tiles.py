@@ -1,4 +1,4 @@
-"""Tiles that extend beyond a matrix are filled with zeros, and take the time of whole tiles.
+"""Tiles that extend beyond a matrix are filled with zeros, which are copied and multiplied like other elements.
 
 Products by the stage `shared_tile` with tiles of 16 x 16 and of 32 x 32: of extents that are multiples of both, and of
 one less. Predicted for the latter is the time of the former, which has the same blocks and the same tiles.
