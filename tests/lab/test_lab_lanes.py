@@ -101,7 +101,7 @@ def test_sizes_that_are_no_whole_copies_are_left_out():
 
 @pytest.mark.simulator
 @pytest.mark.parametrize(("way", "width"), async_copies.KERNELS)
-def test_a_warp_asks_for_its_width(way, width):
+def test_a_warp_asks_for_its_width_and_copies_it(way, width):
     kind = np.uint64 if (way, width) == (async_copies.SYNC, 8) else np.float32
     x = np.arange(async_copies.LARGEST // 4, dtype=np.float32).view(kind)[None]
     out, took = np.zeros_like(x), np.zeros((1, async_copies.THREADS), np.uint64)
@@ -109,6 +109,8 @@ def test_a_warp_asks_for_its_width(way, width):
     read = requests[requests["array"] == "x"]
     assert len(read) == 2 * async_copies.THREADS // 32
     assert set(read["sectors"]) == {width}
+    copied = 2 * async_copies.THREADS * width // x.itemsize
+    np.testing.assert_array_equal(out[0, :copied], x[0, :copied])
 
 
 def copies_frame(**factors):
