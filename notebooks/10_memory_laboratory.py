@@ -7,8 +7,8 @@
 #
 # The memory laboratory (`numba_gemm.lab.memory`) asks the GPU. Each of its experiments follows a section of the CUDA
 # C++ Best Practices Guide, predicts, measures, draws both, and has **claims**: sentences that the numbers decide. This
-# notebook runs eight of them, on the way of the data from the host's memory to a warp, and shows what most of the others
-# have recorded. Guess before each; some of the rules turn out to be wrong.
+# notebook runs eight of them, on the way of the data from the host's memory to a warp, and shows what others have
+# recorded. Guess before each; some of the rules turn out to be wrong.
 #
 # Unlike those before it this notebook runs its kernels on the GPU, if there is one, for about a minute in all. Without
 # one they run on the simulator, small: what is counted then means something, times do not.
@@ -272,8 +272,8 @@ claims("unified_addressing")
 #
 # ## Coalescing, in any order
 #
-# On the device now. Notebook 1 counted sectors of 32 bytes: a warp that copies 32 neighbouring floats asks for four. Here
-# its lanes copy the same floats in another order, or some lanes copy nothing:
+# On the device now. Notebook 1 counted sectors of 32 bytes: a warp that copies 32 neighbouring floats asks for four.
+# Here its lanes copy the same floats in another order, or some lanes copy nothing:
 
 # %%
 notebook.source("lab/memory/coalescing", function="place_copy")
@@ -306,9 +306,8 @@ def spread(active):
 
 
 # %%
-def sectors_of(active):
+def sectors_of(lanes, active):
     """Sectors that the warp asks for, or what is wrong with the answer."""
-    lanes = spread(active)
     if lanes is None:
         return None
     if len(set(lanes)) != active or not set(range(32)).issuperset(lanes):
@@ -316,8 +315,8 @@ def sectors_of(active):
     return requests.sectors([(lane, 4 * lane) for lane in lanes], 4)
 
 
-right = [((active,), min(active, 4)) for active in (1, 2, 3, 4, 9)]
-answered = notebook.check(sectors_of, *right)
+counts = (1, 2, 3, 4, 9)
+answered = notebook.check(sectors_of, *[((spread(active), active), min(active, 4)) for active in counts])
 
 # %% [markdown]
 # A solution:
@@ -329,7 +328,7 @@ def spread(active):
     return [8 * (number % 4) + number // 4 for number in range(active)]
 
 
-assert notebook.check(sectors_of, *right)
+assert notebook.check(sectors_of, *[((spread(active), active), min(active, 4)) for active in counts])
 
 # %% [markdown]
 # ## Coalescing, with a stride
@@ -619,8 +618,8 @@ pd.DataFrame([{"kernel": name, "the scheduler says": said} for name, said in bar
 #
 # ## Getting memory at all
 #
-# Before anything moves, memory must be allocated. `cuMemAlloc` asks the driver each time, and `cuMemFree` waits until the
-# device is idle. A **pool** keeps what is freed, and hands it out in the order of a stream.
+# Before anything moves, memory must be allocated. `cuMemAlloc` asks the driver each time, and `cuMemFree` waits until
+# the device is idle. A **pool** keeps what is freed, and hands it out in the order of a stream.
 #
 # **Predict:** how much longer does it take to allocate and free a gigabyte than a few bytes, with each?
 
@@ -654,8 +653,8 @@ summary
 #
 # ### Your turn: an experiment
 #
-# Does a copy of every second float64 waste as much as one of every fourth float32? Count by the rule first, and predict;
-# on a GPU write the copy and time it with `machine.timed`, as `strided_copy` does. A start:
+# Does a copy of every second float64 waste as much as one of every fourth float32? Count by the rule first, and
+# predict; on a GPU write the copy and time it with `machine.timed`, as `strided_copy` does. A start:
 
 # %%
 doubles = [(lane, 8 * 2 * lane) for lane in range(32)]
