@@ -167,6 +167,7 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     """Claims of the lesson."""
     large = frame[frame["bytes"] >= 16 * MIB].pivot(index="bytes", columns="way", values="us")
+    large = large.reindex(columns=[DIRECT, TRIMMED, KEPT])
     kept, busy_us = frame[frame["way"] == KEPT], frame["busy_us"].max()
     busy = frame.groupby("way")["free_busy_us"]
     return {
