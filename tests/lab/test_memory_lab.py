@@ -113,6 +113,13 @@ def test_kernels_compile_without_a_gpu(name, compiled):
     assert not [line for line in found if "error" in line]
 
 
+def test_asynchronous_copies_have_their_widths(compiled):
+    found = {line["kernel"]: line["copies"] for line in compiled if line["experiment"] == "async_copies"}
+    assert {name: widths for name, widths in found.items() if widths} == {
+        f"asynchronous_{width}": [width] for width in (4, 8, 16)
+    }
+
+
 def test_the_page_is_what_was_recorded(monkeypatch, tmp_path, capsys):
     from numba_gemm.lab.memory import report
 
