@@ -169,5 +169,5 @@ def test_one_node_is_a_reason(monkeypatch):
     from numba_gemm.lab.harness.experiment import Unavailable
 
     monkeypatch.setattr(numa, "processors", lambda: {0: {0}})
-    with pytest.raises(Unavailable, match="one NUMA node"):
+    with pytest.raises(Unavailable, match="has 1 NUMA node"):
         numa.EXPERIMENT.frame()

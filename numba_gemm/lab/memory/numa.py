@@ -30,7 +30,6 @@ from numba_gemm.runtime import pinned_memory
 from numba_gemm.runtime.device import current_device
 from numba_gemm.runtime.driver import call
 
-MIB = 1 << 20
 NODES = Path("/sys/devices/system/node")
 BIND = 2  # Linux: MPOL_BIND
 MBIND = {"x86_64": 237, "aarch64": 235}  # Linux: number of the system call
@@ -90,7 +89,7 @@ def running_on(node: int) -> Iterator[None]:
 def placed(node: int, elements: int) -> np.ndarray:
     """Return float32 memory that is bound to a node if that is permitted, and touched first from there."""
     size = -(-4 * elements // mmap.PAGESIZE) * mmap.PAGESIZE
-    array = np.frombuffer(mmap.mmap(-1, size), np.float32)[:elements]
+    array = np.frombuffer(mmap.mmap(-1, size), np.float32)[:elements]  # shared, so that `node_of` finds it alone
     mask = ctypes.c_ulong(1 << node)
     if platform.machine() in MBIND:  # not permitted in some containers
         values = (MBIND[platform.machine()], array.ctypes.data, size, BIND, ctypes.addressof(mask), 64, 0)
@@ -111,52 +110,53 @@ def numa(elements: int = 1 << 26, rounds: int = 9) -> Iterator[pd.DataFrame]:
     elements: Floats of a buffer; several times the host's caches.
     rounds: Samples of each measurement.
     """
-    runs = [node for node, found in processors().items() if found]
-    if len(processors()) < 2:
-        raise Unavailable("this machine has one NUMA node, so host memory cannot be placed on another")
+    nodes = processors()
+    if len(nodes) < 2:
+        raise Unavailable(
+            f"this system has {len(nodes) or 'no known'} NUMA node; expected two or more to place memory on"
+        )
     rows: list[dict[str, Any]] = []
     with ExitStack() as scopes:
         scopes.enter_context(machine.in_context())
         (stream,) = scopes.enter_context(machine.streams())
         near = scopes.enter_context(movement.device_array(elements))
-        buffers = {node: [placed(node, elements) for _ in range(2)] for node in processors()}
+        buffers = {node: [placed(node, elements) for _ in range(2)] for node in nodes}
         held = {node: pair for node, pair in buffers.items() if {node_of(one.ctypes.data) for one in pair} == {node}}
         if len(held) < 2:
             raise Unavailable(f"this process gets memory of the NUMA nodes {list(held)} only, of {list(buffers)}")
+        for source, _ in held.values():
+            movement.copy(near, source, source.nbytes, stream)
+        common = {"gpu_node": gpu_node(), "link_gb_s": transfers.link_gb_s(*transfers.link())}  # an idle link is slower
         for node, (source, target) in held.items():
             for memory in MEMORIES:
                 with ExitStack() as locked:
                     for array in (source, target) if memory == transfers.PINNED else ():
                         locked.enter_context(pinned_memory.registered(array))
-                    for thread in runs:
+                    for thread in (node for node, found in nodes.items() if found):
                         with running_on(thread):
-                            rows += measure(memory, source, target, near, stream, rounds, node, thread)
+                            times = measure(memory, source, target, near, stream, rounds)
+                        row = {"memory": memory, "memory_node": node, "thread_node": thread} | common
+                        row |= {"distance": distance(thread, node)}
+                        for direction, ms in times.items():
+                            rows.append(row | {"direction": direction, "ms": ms, "gb_s": source.nbytes / ms / 1e6})
                 yield predicted(pd.DataFrame(rows))
 
 
-def measure(
-    memory: str, source: Any, target: Any, near: Any, stream: int, rounds: int, node: int, thread: int
-) -> list[dict[str, Any]]:
-    """Return the rows of a memory, on a node and copied by a thread on a node."""
+def measure(memory: str, source: Any, target: Any, near: Any, stream: int, rounds: int) -> dict[str, float]:
+    """Median milliseconds of copies from `source` to `target`, by the host or by way of the device, by direction."""
     target[:] = 0
-    size = source.nbytes
     if memory == transfers.ON_HOST:
         times = {transfers.ON_HOST: movement.host_us(lambda: np.copyto(target, source), rounds) / 1e3}
     else:
-        movement.clear(near, size, stream)
+        movement.clear(near, source.nbytes, stream)
         work = {
-            transfers.TO_DEVICE: lambda: movement.copy(near, source, size, stream),
-            transfers.TO_HOST: lambda: movement.copy(target, near, size, stream),
+            transfers.TO_DEVICE: lambda: movement.copy(near, source, source.nbytes, stream),
+            transfers.TO_HOST: lambda: movement.copy(target, near, source.nbytes, stream),
         }
         times = {direction: movement.median_ms([stream], copy, rounds) for direction, copy in work.items()}
-    np.testing.assert_array_equal(target, source, f"{memory}, node {node}, thread on {thread}")
-    for _ in range(4):  # an idle link may be slower
-        movement.copy(near, source, size, stream)
-    link = transfers.link_gb_s(*transfers.link())
-    movement.finish(stream)
-    row = {"memory": memory, "memory_node": node, "thread_node": thread, "gpu_node": gpu_node(), "link_gb_s": link}
-    row |= {"distance": distance(thread, node)}
-    return [row | {"direction": name, "ms": ms, "gb_s": size / ms / 1e6} for name, ms in times.items()]
+    if not np.array_equal(target, source):
+        raise AssertionError(f"{memory}: what was copied is wrong")
+    return times
 
 
 def predicted(frame: pd.DataFrame) -> pd.DataFrame:
