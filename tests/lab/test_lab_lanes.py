@@ -58,7 +58,7 @@ def test_a_copy_to_wrong_places_is_found(monkeypatch):
 
 
 def coalescing_frame(**factors):
-    us = {"upper half idle": 60, "24 lanes idle": 40}
+    us = {"upper half idle": 90, "24 lanes idle": 87}
     return pd.DataFrame(
         coalescing.row_of(pattern, 1 << 20, us.get(pattern, 100) * factors.get(pattern.replace(" ", "_"), 1), 100)
         for pattern in coalescing.PATTERNS
@@ -71,8 +71,8 @@ def coalescing_frame(**factors):
         ({}, None),
         ({"reversed": 1.1}, "takes the same time"),
         ({"odd_lanes_idle": 0.8}, "save no time"),
-        ({"upper_half_idle": 1.6}, "are saved"),
-        ({"24_lanes_idle": 0.5}, "no less than its sectors predict"),
+        ({"upper_half_idle": 1.1}, "less than a quarter"),
+        ({"24_lanes_idle": 0.8}, "less than a quarter"),
     ],
 )
 def test_claims_of_coalescing_can_fail(wrong, words):

@@ -79,7 +79,7 @@ def allocation_frame(aligned=512, kept=3.0, large=1.0, trimmed=1.0, waits=1.0, s
         ({}, None),
         ({"aligned": 128}, "multiple of 256"),
         ({"kept": 9.0}, "does not depend on the size"),
-        ({"large": 0.1}, "ten times as fast"),
+        ({"large": 0.1}, "five times as fast"),
         ({"trimmed": 0.05}, "trimmed"),
         ({"waits": 0.5}, "cuMemFree waits"),
         ({"stream_ordered": 300}, "in stream order"),

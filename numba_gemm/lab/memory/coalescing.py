@@ -1,4 +1,4 @@
-"""A warp requests the sectors that its lanes touch, in whatever order; idle lanes save only whole sectors.
+"""A warp requests the sectors that its lanes touch, in whatever order; idle lanes save little.
 
 Warps copy 32 consecutive floats each, with a permutation of the lanes or with some lanes idle. Predicted is the time of
 the copy in order, times the sectors requested by a warp, over those of the copy in order.
@@ -119,10 +119,8 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
         "a permuted warp asks for the same four sectors as one in order": at["sectors"][full] == 4,
         "and takes the same time, to 5 %": (slower[full] - 1).abs() < 0.05,
         "lanes that are idle in every sector save no time, to a tenth": slower[idle & ~some] > 0.9,
-        "sectors without an active lane are saved": slower[some] < 0.9,
-        "but not in proportion: a copy takes no less than its sectors predict": (
-            at["us"][some] > 0.95 * at["predicted_us"][some]
-        ),
+        "sectors without an active lane save time, but less than a quarter of it": (0.75 < slower[some])
+        & (slower[some] < 0.95),
     }
 
 

@@ -178,11 +178,14 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     ms = one.pivot(index="turns", columns="way", values="ms")
     best = frame[frame["way"] == STAGED].groupby("turns")["ms"].min()
     staged, short = frame["way"] == STAGED, frame["kernel_ms"] < frame["there_ms"]
+    long = one.groupby("turns")["kernel_ms"].min() > one["there_ms"].min()
     return {
         "one kernel on mapped memory, read and written, is faster than copying, computing and copying back": (
             ms[MAPPED] < ms[STAGED]
         ),
-        "so are kernels that only read or only write it": ms[[READ, WRITTEN]].max(axis=1) < ms[STAGED],
+        "so are kernels that only read or only write it, if they take longer than a copy": (
+            ms[[READ, WRITTEN]].max(axis=1) < ms[STAGED]
+        )[long],
         "without streams, it takes no more than a quarter longer than the best number of streams": (
             ms[MAPPED] < 1.25 * best
         ),
