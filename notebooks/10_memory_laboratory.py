@@ -292,7 +292,8 @@ picture("coalescing", here)
 claims("coalescing", here)
 
 # %% [markdown]
-# The order never matters. An idle lane saves something only if its whole sector is idle, too.
+# The order never matters. An idle lane saves something only if its whole sector is idle, too, and then little: an H200
+# takes nine tenths of the time for half of the sectors.
 #
 # ### Your turn: lanes that cost most
 #

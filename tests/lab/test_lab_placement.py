@@ -33,7 +33,7 @@ def test_predicted_times_of_mapped_memory_and_streams():
 
 def streams_frame(**factors):
     rows = []
-    for turns, kernel in ((1, 0.1), (100, 1.2)):
+    for turns, kernel in ((1, 0.1), (100, 2.4)):
         for way, count in [("staged", 1), ("staged", 4), ("read", 1), ("written", 1), ("mapped", 1)]:
             predicted = mapped_streams.predicted_ms(way, count, 1.2, 1.2, kernel)
             ms = 1.1 * predicted * factors.get(f"{way}_{count}", 1)
