@@ -7,7 +7,7 @@
 #
 # The memory laboratory (`numba_gemm.lab.memory`) asks the GPU. Each of its experiments follows a section of the CUDA
 # C++ Best Practices Guide, predicts, measures, draws both, and has **claims**: sentences that the numbers decide. This
-# notebook runs seven of them, on the way of the data from the host's memory to a warp, and shows what five more have
+# notebook runs eight of them, on the way of the data from the host's memory to a warp, and shows what others have
 # recorded. Guess before each; some of the rules turn out to be wrong.
 #
 # Unlike those before it this notebook runs its kernels on the GPU, if there is one, for about a minute in all. Without
@@ -72,12 +72,19 @@ def run(name, **parameters):
     return frame
 
 
+def is_recorded(name):
+    """True if there is a recorded run."""
+    return (notebook.RECORDED / "h200" / "memory_lab" / f"{name}.csv").is_file()
+
+
 def picture(name, here=None, height=4.4):
     """The recorded run, and below it the one of this machine's GPU."""
-    frame, source = recorded(name)
-    shown = [(frame, source)]
+    shown = [recorded(name)] if is_recorded(name) else []
     if here is not None and not machine.SIMULATOR:
         shown.append((here, f"measured now on {notebook.gpu_name()}"))
+    if not shown:
+        print(f"No run is recorded; numba-gemm lab {name} measures one.")
+        return None
     figure = Figure(figsize=(9.5, height * len(shown)), layout="constrained")
     for part, (frame, title) in zip(np.atleast_1d(figure.subfigures(len(shown), 1)), shown, strict=True):
         load(name).plot(frame, part)
@@ -87,7 +94,7 @@ def picture(name, here=None, height=4.4):
 
 def claims(name, here=None):
     """Each sentence, and whether numbers bear it out."""
-    columns = {"recorded": load(name).claims(recorded(name)[0])}
+    columns = {"recorded": load(name).claims(recorded(name)[0])} if is_recorded(name) else {}
     if here is not None and not machine.SIMULATOR:
         columns["here"] = load(name).claims(here)
     found = pd.DataFrame(columns).replace({True: "holds", False: "DOES NOT HOLD"})
@@ -232,6 +239,19 @@ claims("zero_copy")
 # once, coalesced, when a separate copy is inconvenient; copy everything else. On a GPU that shares its memory with the
 # host, nothing crosses a link, and mapping avoids the copy altogether; that was not measured.
 #
+# A kernel can write mapped memory, too. Then one kernel uses both directions of the link and computes, all at once,
+# without a single stream. Its rival is the staged work of the section before, with results copied back in each stream.
+#
+# **Predict:** with copies there and back of time T each, and a kernel of time E: what does mapped memory take, if all
+# overlaps, and what do n streams take?
+
+# %%
+picture("mapped_streams")
+
+# %%
+claims("mapped_streams")
+
+# %% [markdown]
 # ## One address range
 #
 # Host and devices share one range of addresses (unified virtual addressing), so the driver can tell from a pointer
@@ -250,10 +270,71 @@ claims("unified_addressing")
 # Here the two pointers of registered memory are equal, although the guide says that they differ: query the device
 # attribute instead of assuming either. Between GPUs with NVLink, enable peer access before copying.
 #
+# ## Coalescing, in any order
+#
+# On the device now. Notebook 1 counted sectors of 32 bytes: a warp that copies 32 neighbouring floats asks for four.
+# Here its lanes copy the same floats in another order, or some lanes copy nothing:
+
+# %%
+notebook.source("lab/memory/coalescing", function="place_copy")
+
+# %% [markdown]
+# **Predict:** which of these patterns need more than four sectors, and which need fewer?
+
+# %%
+here = run("coalescing")
+here[["pattern", "lanes", "sectors"]]
+
+# %%
+picture("coalescing", here)
+
+# %%
+claims("coalescing", here)
+
+# %% [markdown]
+# The order never matters. An idle lane saves something only if its whole sector is idle, too, and then little: an H200
+# takes nine tenths of the time for half of the sectors.
+#
+# ### Your turn: lanes that cost most
+#
+# Only `active` lanes copy, each the float of its own number. Return their numbers, such that the warp asks for as many
+# sectors as possible.
+
+
+# %%
+def spread(active):
+    return None  # your answer: a list of lanes
+
+
+# %%
+def sectors_of(lanes, active):
+    """Sectors that the warp asks for, or what is wrong with the answer."""
+    if lanes is None:
+        return None
+    if len(set(lanes)) != active or not set(range(32)).issuperset(lanes):
+        return f"expected {active} different lanes"
+    return requests.sectors([(lane, 4 * lane) for lane in lanes], 4)
+
+
+counts = (1, 2, 3, 4, 9)
+answered = notebook.check(sectors_of, *[((spread(active), active), min(active, 4)) for active in counts])
+
+# %% [markdown]
+# A solution:
+
+
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
+def spread(active):
+    # One lane in each sector first, as `spread(4)` has them: 0, 8, 16, 24.
+    return [8 * (number % 4) + number // 4 for number in range(active)]
+
+
+assert notebook.check(sectors_of, *[((spread(active), active), min(active, 4)) for active in counts])
+
+# %% [markdown]
 # ## Coalescing, with a stride
 #
-# On the device now. Notebook 1 counted sectors of 32 bytes. Here each thread copies one float, `stride` floats from its
-# neighbour's:
+# Now each thread copies one float, `stride` floats from its neighbour's:
 
 # %%
 notebook.source("lab/memory/strided_copy", function="stride_copy")
@@ -454,6 +535,33 @@ claims("product_with_transpose")
 # Make global reads coalesced first, then remove bank conflicts. The number of passes through L1 and shared memory
 # predicts the order of the three kernels, and their speeds approximately.
 #
+# Both have whole tiles only. `shared_tile` of the ladder fills what lies outside of a matrix with zeros.
+#
+# **Predict:** matrices of 4095 rows and columns have as many tiles as those of 4096. How much longer does a product of
+# the smaller ones take?
+
+# %%
+picture("partial_tiles")
+
+# %%
+claims("partial_tiles")
+
+# %% [markdown]
+# ## On the way to shared memory
+#
+# Notebook 7's asynchronous copies pass the registers by. The guide compares them with loads and stores, for elements of
+# 4, 8 and 16 bytes: a thread reads the clock before its first copy, and when all are done.
+#
+# **Predict:** a synchronous copy waits for its load before it stores. If the compiler unrolls the loop four times, how
+# many times does a thread wait for 24 elements? And with asynchronous copies?
+
+# %%
+picture("async_copies")
+
+# %%
+claims("async_copies")
+
+# %% [markdown]
 # ## Shared memory or L1
 #
 # A multiprocessor's shared memory and its L1 cache are parts of one storage. The **carve-out** is the share that a
@@ -509,13 +617,30 @@ pd.DataFrame([{"kernel": name, "the scheduler says": said} for name, said in bar
 # **Question:** two calls of `syncthreads`, one in either branch of an `if`: every thread reaches one. Why is it wrong
 # all the same? (Look for it in the table. A barrier is a place in the program where all meet; these are two places.)
 #
+# ## Getting memory at all
+#
+# Before anything moves, memory must be allocated. `cuMemAlloc` asks the driver each time, and `cuMemFree` waits until
+# the device is idle. A **pool** keeps what is freed, and hands it out in the order of a stream.
+#
+# **Predict:** how much longer does it take to allocate and free a gigabyte than a few bytes, with each?
+
+# %%
+picture("allocation")
+
+# %%
+claims("allocation")
+
+# %% [markdown]
+# One experiment more needs a host with several NUMA nodes, `numba-gemm lab numa`: whether it matters in which
+# processor's memory a host buffer is, and where the thread runs that copies it.
+#
 # ## How good are the rules?
 #
 # All experiments, as recorded: sentences, and how many the numbers bear out.
 
 # %%
 rows = []
-for name in MEMORY:
+for name in filter(is_recorded, MEMORY):
     held = load(name).claims(recorded(name)[0])
     rows.append({"experiment": name, "claims": len(held), "hold": sum(held.values())})
 summary = pd.DataFrame(rows).set_index("experiment")
@@ -529,12 +654,12 @@ summary
 #
 # ### Your turn: an experiment
 #
-# Is a stride of -1, a warp that reads backwards, as good as a stride of 1? Count by the rule first, and predict; on a
-# GPU write the copy and time it with `machine.timed`, as `strided_copy` does. A start:
+# Does a copy of every second float64 waste as much as one of every fourth float32? Count by the rule first, and
+# predict; on a GPU write the copy and time it with `machine.timed`, as `strided_copy` does. A start:
 
 # %%
-backwards = [(lane, 4 * (31 - lane)) for lane in range(32)]
-print(requests.sectors(backwards, 4), "sectors;", strided_copy.sectors_a_warp(1), "at stride 1")
+doubles = [(lane, 8 * 2 * lane) for lane in range(32)]
+print(requests.sectors(doubles, 8), "sectors;", strided_copy.sectors_a_warp(4), "of float32 at stride 4")
 
 # %% [markdown]
 # ## The question it leaves open

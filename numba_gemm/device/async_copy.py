@@ -1,9 +1,9 @@
 """Asynchronous copies from global to shared memory, past the registers (compute capability 8.0 and up).
 
-`cp_async4` and `cp_async16` start a copy of 4 or 16 bytes and return at once; outside of the matrix they write zeros
-and read nothing. `commit_group` closes the group of all copies that this thread has started since the last one, and
-``wait_group(n)`` waits until at most the newest n groups of this thread are in flight. A thread's wait does not cover
-the copies of other threads: a barrier must follow before their bytes are read. PTX ISA: "cp.async",
+`cp_async4`, `cp_async8` and `cp_async16` start a copy of 4, 8 or 16 bytes and return at once; outside of the matrix
+they write zeros and read nothing. `commit_group` closes the group of all copies that this thread has started since the
+last one, and ``wait_group(n)`` waits until at most the newest n groups of this thread are in flight. A thread's wait
+does not cover the copies of other threads: a barrier must follow before their bytes are read. PTX ISA: "cp.async",
 "cp.async.commit_group", "cp.async.wait_group".
 
 The simulator twins guarantee no more than the hardware does. A copy's destination holds NaN from the start of the copy,
@@ -44,6 +44,10 @@ if SIMULATOR:
     def cp_async4(tile, tile_row, tile_col, inside, matrix, row, col):
         """Start copying ``matrix[row, col]`` to ``tile[tile_row, tile_col]``, or a zero unless ``inside``."""
         _start(tile, tile_row, tile_col, inside, matrix, row, col, 1)
+
+    def cp_async8(tile, tile_row, tile_col, inside, matrix, row, col):
+        """Start copying ``matrix[row, col:col+2]`` to ``tile[tile_row, tile_col:]``, or zeros unless ``inside``."""
+        _start(tile, tile_row, tile_col, inside, matrix, row, col, 2)
 
     def cp_async16(tile, tile_row, tile_col, inside, matrix, row, col):
         """Start copying ``matrix[row, col:col+4]`` to ``tile[tile_row, tile_col:]``, or zeros unless ``inside``."""
@@ -98,6 +102,7 @@ else:
         return intrinsic(start)
 
     cp_async4 = copy(4, "ca")
+    cp_async8 = copy(8, "ca")
     cp_async16 = copy(16, "cg")
 
     def statement(builder, code):

@@ -73,8 +73,8 @@ def python_function(kernel: Any) -> Callable[..., Any]:
 
 
 def plain_array(argument: Any) -> np.ndarray[Any, Any]:
-    """Return the NumPy array behind an array argument of a kernel on Numba's own simulator."""
-    array: np.ndarray[Any, Any] = argument._item._ary
+    """Return the NumPy array behind an array argument of a kernel; only Numba's own simulator wraps it."""
+    array: np.ndarray[Any, Any] = argument if isinstance(argument, np.ndarray) else argument._item._ary
     return array
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import traceback
 
@@ -12,6 +13,7 @@ from numba_gemm.lab.registry import MEMORY, load
 from numba_gemm.runtime.compiler import compile_cubin
 
 CCS = ((8, 0), (9, 0))
+COPIES = re.compile(r"cp\.async\.\w+\.shared\.global \[[^]]+\], \[[^]]+\], (\d+)")
 
 
 def main() -> None:
@@ -23,6 +25,7 @@ def main() -> None:
                     parameters = eval(f"({signature},)", vars(types).copy())
                     made = compile_cubin(function, parameters, cc, name=kernel)
                     line |= {"registers": made.registers, "local": made.local, "spills": made.spill_stores}
+                    line["copies"] = sorted({int(size) for size in COPIES.findall(made.ptx)})
                 except Exception:
                     line |= {"error": traceback.format_exc()}
                 print(json.dumps(line), flush=True)

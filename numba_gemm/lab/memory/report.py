@@ -1,4 +1,4 @@
-"""Generated blocks of docs/memory_lab.md: the lesson, picture and claims of each recorded experiment.
+"""Generated blocks of docs/memory_lab.md: each experiment's lesson, and its picture and claims if it is recorded.
 
 ``python -m numba_gemm.lab.memory.report`` writes them, ``--check`` verifies that they are up to date. The text between
 them is written by hand.
@@ -23,22 +23,31 @@ BLOCK = re.compile(r"(<!-- memory_lab:begin (\w+) -->\n).*?(<!-- memory_lab:end 
 FAILED = "**does not hold here:** "
 
 
+def is_recorded(experiment: Experiment) -> bool:
+    """Return True if there is a recorded run of an experiment."""
+    return (RECORDED / f"{experiment.name}.csv").is_file()
+
+
 def claims_of(experiment: Experiment) -> dict[str, bool]:
     """Return the claims of an experiment, decided by its recorded run."""
     return experiment.claims(pd.read_csv(RECORDED / f"{experiment.name}.csv"))
 
 
 def section(experiment: Experiment) -> str:
-    """Return the heading, lesson, picture and claims of an experiment."""
+    """Return the heading and lesson of an experiment, with the picture and the claims of a recorded run."""
     name = experiment.name
-    held = "\n".join(f"- {'' if holds else FAILED}{sentence}" for sentence, holds in claims_of(experiment).items())
-    title = f"## {experiment.section} [{name}](../numba_gemm/lab/memory/{name}.py)"
-    picture = f"![{name}](../{(RECORDED / name).as_posix()}.png)"
-    return "\n\n".join([title, f"**{experiment.lesson}**", picture, "The numbers say:", held]) + "\n"
+    parts = [f"## {experiment.section} [{name}](../numba_gemm/lab/memory/{name}.py)", f"**{experiment.lesson}**"]
+    if is_recorded(experiment):
+        held = "\n".join(f"- {'' if holds else FAILED}{sentence}" for sentence, holds in claims_of(experiment).items())
+        parts += [f"![{name}](../{(RECORDED / name).as_posix()}.png)", "The numbers say:", held]
+    else:
+        parts.append(f"No run is recorded; `numba-gemm lab {name}` measures it.")
+    return "\n\n".join(parts) + "\n"
 
 
 def provenance(experiments: Sequence[Experiment]) -> str:
     """Return the sentence on GPU, date, commit and claims of the recorded runs."""
+    experiments = [experiment for experiment in experiments if is_recorded(experiment)]
     described = [json.loads((RECORDED / f"{one.name}.json").read_text(encoding="utf-8")) for one in experiments]
     held = [holds for experiment in experiments for holds in claims_of(experiment).values()]
     gpus = ", ".join(sorted({one["gpu"]["name"] for one in described}))

@@ -1,0 +1,109 @@
+"""Tiles that extend beyond a matrix are filled with zeros, which are copied and multiplied like other elements.
+
+Products by the stage `shared_tile` with tiles of 16 x 16 and of 32 x 32: of extents that are multiples of both, and of
+one less. Predicted for the latter is the time of the former, which has the same blocks and the same tiles.
+
+Source: CUDA C++ Best Practices Guide, "Shared Memory in Matrix Multiplication (C=AB)", whose matrices consist of whole
+tiles; details in docs/memory_lab.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from numba_gemm.device.units import ceil_div
+from numba_gemm.kernels.ladder import STAGES
+from numba_gemm.kernels.ladder.stage import TileConfig
+from numba_gemm.lab.bench.buffers import DeviceBuffers, choose_library
+from numba_gemm.lab.bench.cases import Shape
+from numba_gemm.lab.harness.experiment import decided
+from numba_gemm.lab.memory import machine
+from numba_gemm.lab.memory.drawing import Figure, bars
+from numba_gemm.models import accuracy
+from numba_gemm.models.roofline import gemm_flops
+from numba_gemm.runtime.launch import launch
+
+STAGE = STAGES["shared_tile"]
+CHECKED = 64  # rows at either end of a product
+CONFIGS = {config.BM: config for config in STAGE.configs}
+
+
+def products(extent: int, tiles: Sequence[int]) -> Iterator[tuple[int, Callable[[int], None]]]:
+    """Yield each tile with the call that enqueues a product of square matrices, after checking rows at both ends."""
+    buffers = DeviceBuffers.random(choose_library(machine.SIMULATOR), Shape(extent, extent, extent), 0)
+    a, b, c = buffers.matrices
+    to_host = buffers.library.to_host
+    rows = np.r_[: min(extent, CHECKED), max(0, extent - CHECKED) : extent]
+    expected, scale = accuracy.reference(1.0, to_host(buffers.a)[rows], to_host(buffers.b))
+    for tile in tiles:
+
+        def call(stream: int, config: TileConfig = CONFIGS[tile]) -> None:
+            launch(STAGE, config, 1.0, a, b, 0.0, c, stream=stream)
+
+        buffers.library.fill_nan(buffers.c)
+        call(0)
+        found = accuracy.compare(to_host(buffers.c)[rows], expected, scale, extent)
+        assert found.ok, f"tiles of {tile}, extent {extent}: {found}"
+        yield tile, call
+
+
+def partial_tiles(
+    extents: Sequence[int] = (1024, 2048, 4096), tiles: Sequence[int] = (16, 32), rounds: int = machine.ROUNDS
+) -> Iterator[pd.DataFrame]:
+    """Multiply square matrices with each tile, of each extent and of one less.
+
+    One row per tile and extent: ``whole`` if the extent is a multiple of the tile, ``zeros_percent`` of the
+    multiply-adds that have a factor outside of A or B, ``us``, and ``tflop_s`` of the product itself.
+
+    Parameters
+    ----------
+    extents: M, N and K, multiples of 32.
+    tiles: Sides of the tiles: 16, 32.
+    rounds: Samples of each measurement.
+    """
+    rows: list[dict[str, Any]] = []
+    for extent in extents:
+        calls = {(tile, size): call for size in (extent, extent - 1) for tile, call in products(size, tiles)}
+        us = {name: samples.median for name, samples in machine.timed(calls, rounds=rounds).items()}
+        rows += (row_of(tile, size, us[tile, size], us[tile, extent]) for tile, size in calls)
+        yield pd.DataFrame(rows)
+
+
+def row_of(tile: int, size: int, us: float, whole_us: float) -> dict[str, Any]:
+    """Return one row of the result."""
+    computed = ceil_div(size, tile) * tile
+    row = {"tile": tile, "extent": size, "whole": size % tile == 0, "zeros_percent": 100 * (1 - (size / computed) ** 3)}
+    flops = gemm_flops(size, size, size)
+    row |= {"us": us, "tflop_s": flops / us / 1e6}
+    return row | {"predicted_us": whole_us, "predicted_tflop_s": flops / whole_us / 1e6}
+
+
+def plot(frame: pd.DataFrame, figure: Figure) -> None:
+    """Plot the speed of each product."""
+    axes = figure.subplots()
+    by = frame.sort_values(["extent", "tile"])
+    names = [f"{row.extent} cubed, tiles of {row.tile}" for row in by.itertuples()]
+    bars(axes, names, by["tflop_s"], by["predicted_tflop_s"])
+    axes.set(xlabel="TFLOP/s")
+
+
+@decided
+def claims(frame: pd.DataFrame) -> dict[str, Any]:
+    """Claims of the lesson."""
+    off = frame["us"] / frame["predicted_us"]
+    partial, large = ~frame["whole"], frame["extent"] > 4000
+    us = frame[frame["whole"]].pivot(index="extent", columns="tile", values="us")
+    return {
+        "with one row and column less, a product takes no more than a quarter longer": off[partial] < 1.25,
+        "so does a large one, to a tenth": off[partial & large] < 1.1,
+        "and none takes less than nine tenths of the time": off[partial] > 0.9,
+        "tiles of 32 x 32 are faster than tiles of 16 x 16": us[32] < us[16] if {16, 32} <= set(us) else [],
+    }
+
+
+SMALL = {"extents": (32,), "rounds": 1}
+EXPERIMENT = machine.experiment(partial_tiles, "9.2.3.2", claims, plot, SMALL, {})
