@@ -482,7 +482,7 @@ claims("carve_out")
 # round?
 
 # %%
-notebook.source("lab/memory/barriers", function="block_rounds")
+notebook.source("lab/memory/barriers", function="rounds")
 
 # %%
 here = run("barriers")

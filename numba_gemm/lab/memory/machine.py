@@ -6,7 +6,7 @@ In the simulator, kernels run under the package's scheduler, one thread after th
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -21,22 +21,7 @@ from numba_gemm.runtime.device import DeviceProperties, current_device, device_p
 from numba_gemm.runtime.driver import call, device_scope
 from numba_gemm.runtime.timing import Call, Samples, time_interleaved
 from numba_gemm.simulator import scheduler
-from numba_gemm.simulator.switch import SIMULATOR
-
-__all__ = [
-    "ROUNDS",
-    "SIMULATOR",
-    "attribute",
-    "ceilings",
-    "enqueue",
-    "experiment",
-    "facts",
-    "in_context",
-    "properties",
-    "streams",
-    "timed",
-    "verify",
-]
+from numba_gemm.simulator.switch import SIMULATOR as SIMULATOR
 
 ROUNDS = 15
 Extent = int | tuple[int, ...]
@@ -96,6 +81,15 @@ def verify(out: Any, expected: Any, what: Any = "") -> None:
     np.testing.assert_array_equal(found, np.reshape(expected, found.shape), str(what))
 
 
+def checked_us(calls: Mapping[Any, Call], out: Any, expected: Any, rounds: int) -> dict[Any, float]:
+    """Median microseconds of kernels that each store the expected elements in `out`, which is checked first."""
+    for name, enqueued in calls.items():
+        out.copy_to_device(np.full(out.shape, np.nan, np.float32))
+        enqueued(0)
+        verify(out, expected, name)
+    return {name: samples.median for name, samples in timed(calls, rounds=rounds).items()}
+
+
 def properties() -> DeviceProperties:
     """Properties of the current device; in the simulator, those of an H200."""
     return device_properties(current_device())
@@ -120,23 +114,8 @@ def attribute(name: str) -> int:
 
 
 def experiment(
-    run: Callable[..., Any],
-    section: str,
-    claims: Callable[[Any], dict[str, bool]],
-    plot: Callable[..., None],
-    small: Mapping[str, Any],
-    kernels: Mapping[str, tuple[Any, str]],
-    unavailable: str = "",
+    run: Any, section: str, claims: Any, plot: Any, small: Any, kernels: Any, unavailable: str = ""
 ) -> Experiment:
     """Describe an experiment of the laboratory, named after the function that runs it; see `Experiment`."""
-    return Experiment(
-        run.__name__,
-        run,
-        claims=claims,
-        plot=plot,
-        small=small,
-        kernels=kernels,
-        section=section,
-        unavailable=unavailable,
-        facts=facts,
-    )
+    described = {"section": section, "claims": claims, "plot": plot, "small": small, "kernels": kernels}
+    return Experiment(run.__name__, run, facts=facts, unavailable=unavailable, **described)

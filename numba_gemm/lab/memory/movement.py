@@ -16,21 +16,6 @@ from numba import cuda
 from numba_gemm.runtime.driver import call, failure
 from numba_gemm.runtime.timing import Call
 
-__all__ = [
-    "Events",
-    "address",
-    "clear",
-    "copy",
-    "device_array",
-    "device_memory",
-    "finish",
-    "host_us",
-    "kernel_graph",
-    "median_ms",
-    "span_ms",
-    "view",
-]
-
 
 def address(place: Any) -> int:
     """Return the address of the first byte of a NumPy array or a device array; an address is returned unchanged."""

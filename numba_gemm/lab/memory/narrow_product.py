@@ -8,7 +8,7 @@ Source: CUDA C++ Best Practices Guide, "Shared Memory in Matrix Multiplication (
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,6 @@ from numba_gemm.runtime.timing import Call
 
 W = 32  # K, and the sides of a block and of its tile of C
 LINE_BYTES = 128
-LANES = np.arange(W)
 
 
 @cuda.jit
@@ -40,19 +39,26 @@ def simple(a: Any, b: Any, c: Any) -> None:
     c[row, col] = acc
 
 
-@cuda.jit
-def shared_a(a: Any, b: Any, c: Any) -> None:
-    """Load the tile of A once, coalesced, and then read it from shared memory."""
-    a_tile = cuda.shared.array((W, W), float32)
-    x, y = cuda.threadIdx.x, cuda.threadIdx.y
-    row = cuda.blockIdx.y * cuda.blockDim.y + y
-    col = cuda.blockIdx.x * cuda.blockDim.x + x
-    a_tile[y, x] = a[row, x]
-    cuda.syncwarp()  # row y of the tile is written by all lanes of this warp, and read by this warp only
-    acc = float32(0)
-    for i in range(uint32(W)):
-        acc += a_tile[y, i] * b[i, col]
-    c[row, col] = acc
+def through_a(of_block: bool) -> Any:
+    """Return a kernel that loads the tile of A once, coalesced; behind it is a barrier of the block, or of the warp."""
+
+    @cuda.jit
+    def shared_a(a: Any, b: Any, c: Any) -> None:
+        a_tile = cuda.shared.array((W, W), float32)
+        x, y = cuda.threadIdx.x, cuda.threadIdx.y
+        row = cuda.blockIdx.y * cuda.blockDim.y + y
+        col = cuda.blockIdx.x * cuda.blockDim.x + x
+        a_tile[y, x] = a[row, x]
+        if of_block:
+            cuda.syncthreads()  # stronger than needed
+        else:
+            cuda.syncwarp()  # row y of the tile is written by all lanes of this warp, and read by this warp only
+        acc = float32(0)
+        for i in range(uint32(W)):
+            acc += a_tile[y, i] * b[i, col]
+        c[row, col] = acc
+
+    return shared_a
 
 
 @cuda.jit
@@ -72,39 +78,28 @@ def shared_ab(a: Any, b: Any, c: Any) -> None:
     c[row, col] = acc
 
 
-KERNELS: dict[str, Any] = {"simple": simple, "shared_a": shared_a, "shared_ab": shared_ab}
-COPIES = {"simple": 0, "shared_a": 1, "shared_ab": 2}  # tiles that a block copies to shared memory
+Accesses = Sequence[tuple[str, int, int]]
+KERNELS: dict[str, Any] = {"simple": simple, "shared_a": through_a(of_block=False), "shared_ab": shared_ab}
+ACCESSES: dict[str, Accesses] = {
+    "simple": [("global", 0, W), ("global", 1, W + 1)],
+    "shared_a": [("global", 1, W + 2), ("store", 1, 1), ("load", 0, W)],
+    "shared_ab": [("global", 1, 3), ("store", 1, 2), ("load", 0, W), ("load", 1, W)],
+}
+"""Requests of a warp by kernel: to global memory, or loads and stores of shared memory; the distance of neighbouring
+lanes in floats; and their number."""
 
 
-def accesses(kernel: str, n: int) -> Iterator[Access]:
-    """Yield the accesses of warp y = 1 of block (0, 0), with the kernel's indices; rows of B and C have n floats."""
-    x, y = LANES, 1
-    tiled_a, tiled_b = COPIES[kernel] >= 1, COPIES[kernel] >= 2
-    if tiled_a:
-        yield access("global", y * W + x)
-        yield access("store", y * W + x)
-    if tiled_b:
-        yield access("global", y * n + x)
-        yield access("store", y * W + x)
-    for i in range(W):
-        yield access("load" if tiled_a else "global", y * W + i + 0 * x)
-        yield access("load" if tiled_b else "global", i * (W if tiled_b else n) + x)
-    yield access("global", y * n + x)
-
-
-def access(what: str, places: np.ndarray) -> Access:
-    """One request of a warp with one float per lane, to global memory or as a load or store of shared memory."""
-    return Access(what, 1, tuple(places.tolist()), 1)
-
-
-def cost(found: Iterator[Access]) -> dict[str, int]:
+def cost(accesses: Accesses) -> dict[str, int]:
     """Sectors of global memory, wavefronts of shared memory, and passes through their common data path, per warp."""
-    requests = list(found)
-    return {
-        "global_sectors": sum(request.sectors for request in requests if request.what == "global"),
-        "shared_wavefronts": sum(request.passes for request in requests if request.what != "global"),
-        "passes": sum(request.passes for request in requests),
-    }
+    found = {"global_sectors": 0, "shared_wavefronts": 0, "passes": 0}
+    for what, apart, times in accesses:
+        request = Access(what, 1, tuple(apart * lane for lane in range(W)), 1)
+        found["passes"] += times * request.passes
+        if what == "global":
+            found["global_sectors"] += times * request.sectors
+        else:
+            found["shared_wavefronts"] += times * request.passes
+    return found
 
 
 def bounds(m: int, n: int, found: Mapping[str, int], least: int) -> tuple[float, float]:
@@ -122,21 +117,18 @@ def bounds(m: int, n: int, found: Mapping[str, int], least: int) -> tuple[float,
 
 
 def compare(
-    calls: Mapping[str, Call], found: Iterable[Iterator[Access]], c: Any, expected: np.ndarray, moved: int, rounds: int
+    calls: Mapping[str, Call], accesses: Mapping[str, Accesses], c: Any, expected: np.ndarray, moved: int, rounds: int
 ) -> pd.DataFrame:
-    """Check and time kernels that compute the same C of integers; `found` are the accesses of a warp of each."""
-    for name, enqueued in calls.items():
-        c.copy_to_device(np.full(c.shape, np.nan, np.float32))
-        enqueued(0)
-        machine.verify(c, expected, name)
+    """Check and time kernels that compute the same C of integers."""
     (m, n), rows = c.shape, []
-    for (name, samples), accessed in zip(machine.timed(calls, rounds=rounds).items(), found, strict=True):
-        counts = cost(accessed)
+    for name, us in machine.checked_us(calls, c, expected, rounds).items():
+        counts = cost(accesses[name])
         hits, misses = bounds(m, n, counts, moved)
         row = {"kernel": name, "m": m, "n": n} | {f"{what}_a_warp": count for what, count in counts.items()}
-        row |= {"moved_mb": moved / 1e6, "us": samples.median, "gb_s": moved / samples.median / 1e3}
-        row |= {"predicted_by_hits_gb_s": moved / hits / 1e3, "predicted_by_misses_gb_s": moved / misses / 1e3}
-        rows.append(row)
+        row |= {"moved_mb": moved / 1e6, "us": us, "gb_s": moved / us / 1e3}
+        rows.append(
+            row | {"predicted_by_hits_gb_s": moved / hits / 1e3, "predicted_by_misses_gb_s": moved / misses / 1e3}
+        )
     return pd.DataFrame(rows)
 
 
@@ -163,7 +155,7 @@ def narrow_product(m: int = 8192, n: int = 8192, rounds: int = machine.ROUNDS) -
     a, b, c = cuda.to_device(host_a), cuda.to_device(host_b), cuda.device_array((m, n), np.float32)
     calls = {name: machine.enqueue(kernel, (n // W, m // W), (W, W), a, b, c) for name, kernel in KERNELS.items()}
     moved = FLOAT32_BYTES * (m * W + W * n + m * n)
-    return compare(calls, (accesses(name, n) for name in KERNELS), c, host_a @ host_b, moved, rounds)
+    return compare(calls, ACCESSES, c, host_a @ host_b, moved, rounds)
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
