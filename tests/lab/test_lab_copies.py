@@ -320,17 +320,11 @@ class Pretended:
     # ------------------------------------------------------------------------------------- streams and events
 
     @contextmanager
-    def streams(self, count: int = 1):
-        yield [next(self.numbers) for _ in range(count)]
-
-    def cuStreamCreate(self, flags):
-        assert int(flags) == 0
-        stream = next(self.numbers)
-        self.blocking.add(stream)
-        return stream
-
-    def cuStreamDestroy(self, stream):
-        self.blocking.remove(stream)
+    def streams(self, count: int = 1, blocking: bool = False):
+        made = [next(self.numbers) for _ in range(count)]
+        self.blocking.update(made if blocking else ())
+        yield made
+        self.blocking.difference_update(made)
 
     def cuStreamSynchronize(self, stream):
         self.wait_until(self.at(stream))
@@ -412,7 +406,7 @@ class HostCopies:
 def pretend(monkeypatch):
     def make(**properties) -> Pretended:
         device = Pretended(**properties)
-        for module in (movement, pinned_memory, overlap):
+        for module in (movement, pinned_memory):
             monkeypatch.setattr(module, "call", device.call)
         monkeypatch.setattr(movement, "device_array", device.device_array)
         monkeypatch.setattr(machine, "streams", device.streams)

@@ -52,13 +52,14 @@ def in_context() -> Iterator[None]:
 
 
 @contextmanager
-def streams(count: int = 1) -> Iterator[list[int]]:
-    """Yield handles of new streams that do not wait for the default one; in the simulator, of the default stream."""
+def streams(count: int = 1, blocking: bool = False) -> Iterator[list[int]]:
+    """Yield handles of new streams, which wait for the default one if `blocking`; in the simulator, of that stream."""
     if SIMULATOR:
         yield [0] * count
         return
+    kind = driver.CUstream_flags.CU_STREAM_DEFAULT if blocking else driver.CUstream_flags.CU_STREAM_NON_BLOCKING
     with in_context():
-        made = [int(call(driver.cuStreamCreate, driver.CUstream_flags.CU_STREAM_NON_BLOCKING)) for _ in range(count)]
+        made = [int(call(driver.cuStreamCreate, kind)) for _ in range(count)]
         try:
             yield made
         finally:

@@ -31,6 +31,16 @@ def copy(target: Any, source: Any, size: int, stream: int) -> None:
     call(driver.cuMemcpyAsync, address(target), address(source), size, stream)
 
 
+def copying(target: Any, source: Any) -> Call:
+    """Return a call that enqueues a copy of a whole array to another one of the same size, and keeps both alive."""
+    to, from_, size = address(target), address(source), source.nbytes
+
+    def enqueue(stream: int, _kept: Any = (target, source)) -> None:
+        copy(to, from_, size, stream)
+
+    return enqueue
+
+
 def clear(target: Any, size: int, stream: int) -> None:
     """Enqueue setting all bits of device memory; as float32 they are NaN, unlike any result."""
     call(driver.cuMemsetD8Async, address(target), 0xFF, size, stream)
@@ -95,8 +105,7 @@ class Events:
 
 def span_ms(streams: Sequence[int], work: Callable[[], object]) -> float:
     """Milliseconds from the common start of all streams to the end of the work enqueued on them."""
-    events = Events()
-    try:
+    with contextlib.closing(Events()) as events:
         events.record("begin", streams[0])
         for stream in streams[1:]:
             events.wait("begin", stream)
@@ -106,8 +115,6 @@ def span_ms(streams: Sequence[int], work: Callable[[], object]) -> float:
             events.wait(number, streams[0])
         events.record("end", streams[0])
         return events.ms("begin", "end")
-    finally:
-        events.close()
 
 
 def median_ms(streams: Sequence[int], work: Callable[[], object], rounds: int) -> float:
