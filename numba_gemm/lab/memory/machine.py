@@ -114,6 +114,14 @@ def attribute(name: str) -> int:
     )
 
 
+def nvml_gpu() -> tuple[Any, Any]:
+    """Return the NVML of cuda.bindings and its handle of the current device; an exception if either is missing."""
+    from cuda.bindings import nvml
+
+    nvml.init_v2()
+    return nvml, nvml.device_get_handle_by_uuid(cuda.get_current_device().uuid)
+
+
 def experiment(
     run: Any, section: str, claims: Any, plot: Any, small: Any, kernels: Any, unavailable: str = ""
 ) -> Experiment:
