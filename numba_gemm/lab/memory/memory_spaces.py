@@ -55,19 +55,10 @@ COLUMNS = ("location", "cached", "access", "scope", "lifetime", "predicted_laten
 DEVICE = "device memory"
 ONE, MANY = "constant cache", "32 addresses"
 LEVELS = (
-    ("register", "registers"),
-    ("shared", "shared memory"),
-    ("local", "L1"),
-    ("local", "L2"),
-    ("global", "L1"),
-    ("global", "L2"),
-    ("global", DEVICE),
-    ("constant", ONE),
-    ("constant", MANY),
-    ("constant", "beyond"),
-    ("texture", "L1"),
-    ("texture", "L2"),
-    ("texture", DEVICE),
+    *(("register", "registers"), ("shared", "shared memory"), ("local", "L1"), ("local", "L2")),
+    *(("global", level) for level in ("L1", "L2", DEVICE)),
+    *(("constant", level) for level in (ONE, MANY, "beyond")),
+    *(("texture", level) for level in ("L1", "L2", DEVICE)),
 )
 
 
@@ -107,12 +98,18 @@ def copy_array(memory: Any, chain: Any) -> None:
         i = uint32(i + 1)
 
 
-def walker(read: Any) -> Any:
+@device_function
+def multiply_add(one: Any, value: Any) -> Any:
+    """Multiply and add in registers, as a step of a chain."""
+    return value * one + one
+
+
+def walker(read: Any, number: Any) -> Any:
     """Return a device function that follows a chain of reads, first untimed ones to warm up, then timed ones."""
 
     @device_function
     def walk(memory: Any, start: Any, warm: Any, steps: Any, out: Any) -> None:
-        place = uint32(start + cuda.threadIdx.x)  # as far as the compiler knows, it differs between lanes
+        place = number(start + cuda.threadIdx.x)  # as far as the compiler knows, it differs between lanes
         for counts in range(2):
             left = uint32(steps) if counts else uint32(warm)
             since, begin = nanoseconds(), cycles()
@@ -122,18 +119,26 @@ def walker(read: Any) -> Any:
                 left = uint32(left - uint32(LINKS))
             end, until = cycles(), nanoseconds()
             out[0], out[1] = end - begin, until - since
-        out[2] = place
+        out[2] = uint64(place)
 
     return walk
 
 
-walk_array, walk_texture = walker(element), walker(first_channel)
+walk_array, walk_texture = walker(element, uint32), walker(first_channel, uint32)
+walk_registers = walker(multiply_add, float32)
 
 
-@cuda.jit
-def chase_global(chain: Any, start: Any, warm: Any, steps: Any, out: Any) -> None:
-    """Follow a chain in global memory."""
-    walk_array(chain, start, warm, steps, out)
+def chaser(walk: Any) -> Any:
+    """Return a kernel that follows a chain in memory that is passed to it."""
+
+    @cuda.jit
+    def chase(memory: Any, start: Any, warm: Any, steps: Any, out: Any) -> None:
+        walk(memory, start, warm, steps, out)
+
+    return chase
+
+
+chase_global, chase_texture, chase_registers = map(chaser, (walk_array, walk_texture, walk_registers))
 
 
 @cuda.jit
@@ -156,25 +161,6 @@ def chase_local(chain: Any, start: Any, warm: Any, steps: Any, out: Any) -> None
 def chase_constant(start: Any, warm: Any, steps: Any, out: Any) -> None:
     """Follow one of the two chains in constant memory."""
     walk_array(cuda.const.array_like(CONSTANT), start, warm, steps, out)
-
-
-@cuda.jit
-def chase_texture(texture: Any, start: Any, warm: Any, steps: Any, out: Any) -> None:
-    """Follow a chain through a texture with one channel."""
-    walk_texture(texture, start, warm, steps, out)
-
-
-@cuda.jit
-def chase_registers(one: Any, steps: Any, out: Any) -> None:
-    """Chain of multiply-adds in which each needs the result of the previous one."""
-    value, left = float32(0), uint32(steps)
-    since, begin = nanoseconds(), cycles()
-    while left > uint32(0):
-        for _ in range(LINKS):
-            value = value * one + one
-        left = uint32(left - uint32(LINKS))
-    end, until = cycles(), nanoseconds()
-    out[0], out[1], out[2] = end - begin, until - since, uint64(value)
 
 
 # ---------------------------------------------------------------------------------------------------- bandwidth
@@ -314,7 +300,7 @@ def chains(
     for level, order in ((ONE, NEAR_ORDER), ("beyond", FAR_ORDER)):
         found["constant", level] = walks(chase_constant, (), order, len(order), steps)
     found["register", "registers"] = (
-        per_step(chase_registers, (np.float32(1),), steps, steps) for _ in itertools.count()
+        per_step(chase_registers, (np.float32(1), 0, 0), steps, steps) for _ in itertools.count()
     )
     return found
 
@@ -492,7 +478,7 @@ SIGNATURES = {
     "chase_local": (chase_local, f"uint32[::1], {CHASE}"),
     "chase_constant": (chase_constant, CHASE),
     "chase_texture": (chase_texture, f"uint64, {CHASE}"),
-    "chase_registers": (chase_registers, "float32, int64, uint64[::1]"),
+    "chase_registers": (chase_registers, f"float32, {CHASE}"),
     "read_cached": (read_cached, f"int64, {FLOATS}, {FLOATS}"),
     "read_local": (read_local, f"int64, {FLOATS}, {FLOATS}"),
     "read_constant": (read_constant, "int64, int64, uint32[::1]"),
