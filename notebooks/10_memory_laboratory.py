@@ -482,7 +482,7 @@ claims("carve_out")
 # round?
 
 # %%
-notebook.source("lab/memory/barriers", function="rounds")
+notebook.source("lab/memory/barriers", function="rounds_of")
 
 # %%
 here = run("barriers")

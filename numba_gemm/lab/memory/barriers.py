@@ -56,10 +56,7 @@ def counter(of_warp: bool = False, of_block: bool = False) -> Any:
 
 
 def rounds_of(of_block: bool) -> Any:
-    """Return a kernel that runs each warp's steps of each round, with a barrier of the block, or of the warp, after it.
-
-    Its argument `steps` has one row per round.
-    """
+    """Return a kernel with a barrier of the block, or of the warp, after each round, for which `steps` has a row."""
 
     @cuda.jit
     def rounds(out: Any, one: Any, steps: Any) -> None:
