@@ -195,25 +195,21 @@ class Bench:
         return {"elements": self.source.size} | row | alone | others | {"ms": ms, "predicted_ms": predicted}
 
 
-def measure_staged(bench: Bench, turns: Sequence[int], counts: Sequence[int]) -> Rows:
-    """Yield a kernel of each length on each number of streams."""
-    for each in turns:
-        kernel = bench.kernel_ms(each)
-        for count in counts:
-            ms, what = bench.staged(bench.source.size, count, each), "in sequence" if count == 1 else "staged"
-            predicted = staged_ms(bench.transfer, kernel, count)
-            yield bench.row("staged", what, count, ms, predicted, turns=each, kernel_ms=kernel)
-
-
-def measure_remainder(bench: Bench, counts: Sequence[int]) -> Rows:
-    """Yield one block and one element fewer, so that no number of streams divides the data."""
-    elements = bench.source.size - BLOCK - 1
+def measure_staged(bench: Bench, part: str, elements: int, turns: Sequence[int], counts: Sequence[int]) -> Rows:
+    """Yield a kernel of each length on the first elements, on each number of streams."""
     share = elements / bench.source.size
-    transfer, kernel = bench.transfer * share, bench.kernel * share
-    for count in counts:
-        ms, others = bench.staged(elements, count, bench.turns), {"transfer_ms": transfer, "kernel_ms": kernel}
-        others["left_out"] = left_out(elements, count)
-        yield bench.row("remainder", f"{elements} elements", count, ms, staged_ms(transfer, kernel, count), **others)
+    for each in turns:
+        transfer, kernel = bench.transfer * share, bench.kernel_ms(each) * share
+        for count in counts:
+            what = "in sequence" if count == 1 else part if part == "staged" else f"{elements} elements"
+            others = {
+                "turns": each,
+                "transfer_ms": transfer,
+                "kernel_ms": kernel,
+                "left_out": left_out(elements, count),
+            }
+            ms, predicted = bench.staged(elements, count, each), staged_ms(transfer, kernel, count)
+            yield bench.row(part, what, count, ms, predicted, **others)
 
 
 def measure_timeline(bench: Bench, count: int) -> Rows:
@@ -348,9 +344,10 @@ def overlap(
 
         def measured() -> Rows:
             bench.transfer = bench.alone_ms(movement.copying(data, source))
-            yield from measure_staged(bench, turns, streams)
+            yield from measure_staged(bench, "staged", elements, turns, streams)
+            # One block and one element fewer, so that no number of streams divides the data.
+            yield from measure_staged(bench, "remainder", elements - BLOCK - 1, [bench.turns], remainder_streams)
             bench.kernel = bench.kernel_ms(bench.turns)
-            yield from measure_remainder(bench, remainder_streams)
             yield from measure_timeline(bench, timeline_streams)
             yield from measure_host(bench, host_turns)
             yield from measure_together(bench, blocking, sent, machine.attribute("ASYNC_ENGINE_COUNT"))
@@ -378,12 +375,10 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
     line.set(xlabel="ms (dashed: predicted)", ylabel="stream", title="timeline")
     line.legend(fontsize="x-small")
     rest = frame[~frame["part"].isin(["staged", "timeline"])]
-    names = []
-    for part, what, streams in zip(rest["part"], rest["what"], rest["streams"]):
-        named = f"{part}: {what}" if part in ("independent", "default stream") else what
-        names.append(f"{part}, {streams:.0f} streams" if part == "remainder" else named)
-    names = [name.replace(TO_DEVICE, "H2D").replace(TO_HOST, "D2H") for name in names]
-    bars(others, names, rest["ms"], rest["predicted_ms"])
+    ways = rest["what"].where(rest["part"] != "remainder", rest["streams"].map("{:.0f} streams".format))
+    prefixes = rest["part"].map({"directions": "", "host": ""}).fillna(rest["part"] + ": ")
+    names = (prefixes + ways).replace({TO_DEVICE: "H2D", TO_HOST: "D2H"}, regex=True)
+    bars(others, names.tolist(), rest["ms"], rest["predicted_ms"])
     others.tick_params(axis="y", labelsize="x-small")
     others.set(xlabel="ms")
 
@@ -392,16 +387,12 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     """Claims of the lesson."""
     longest = frame[["transfer_ms", "kernel_ms", "back_ms"]].max(axis=1)
-    frame = frame.assign(
-        overlaps=frame["ms"] < (longest + frame["sum_ms"]) / 2, off=frame["ms"] / frame["predicted_ms"] - 1
-    )
+    overlaps = frame["ms"] < (longest + frame["sum_ms"]) / 2
+    frame = frame.assign(overlaps=overlaps, off=frame["ms"] / frame["predicted_ms"] - 1)
     part = dict(iter(frame.groupby("part")))
     staged, remainder, line, directions = (part[name] for name in ("staged", "remainder", "timeline", "directions"))
-    host: Any = part["host"].set_index("what")
-    after, meanwhile, pageable = (
-        host.loc[what] for what in ("host after device", "host meanwhile", "host meanwhile, pageable")
-    )
-    overlapping: Any = frame[frame["part"].isin(["independent", "default stream"])].set_index("what")["overlaps"]
+    after, meanwhile, pageable = part["host"].to_dict("records")
+    overlapping: Any = frame.set_index("what")["overlaps"]
     by_streams = staged.pivot(index="turns", columns="streams", values="ms")
     busy, whole = meanwhile["transfer_ms"] + meanwhile["kernel_ms"], line["predicted_end_ms"].max()
     late = (line["begin_ms"] - line["predicted_begin_ms"]).abs() / whole
