@@ -1,8 +1,5 @@
 """In each pass, a request to shared memory takes as many cycles as its fullest bank has words to deliver.
 
-32 banks deliver one word per cycle each. Reads of 64 and 128 bits per lane are served in passes of half a warp and of a
-quarter (`numba_gemm.models.requests`). The times of one width are predicted from its time at stride 1.
-
 Source: CUDA C++ Best Practices Guide, "Shared Memory and Memory Banks"; details in docs/memory_lab.md.
 """
 

@@ -1,9 +1,5 @@
 """A barrier costs the wait: nothing for syncwarp in a converged warp, the slowest warp for syncthreads.
 
-Measurements: a "loop" with a barrier after each multiply-add; rounds of multiply-adds, in "uneven rounds" with one warp
-that does more; `shared_a` of `narrow_product` with either barrier ("tile of A"); and "divergent" barriers, undefined on
-hardware, which run under the simulator's scheduler.
-
 Source: CUDA C++ Programming Guide, "Synchronization Functions"; details in docs/memory_lab.md.
 """
 

@@ -1,9 +1,5 @@
 """A multiprocessor's L1 cache and shared memory share one storage: more for one is less for the other.
 
-A copy, repeated reads of a tile ("reread") and stages of the ladder, each with every preferred share of shared memory,
-which is an attribute of a graph's kernel node; -1 is no preference. Predicted are the level that serves repeated reads,
-and the speed of stages by the blocks that fit side by side.
-
 Source: CUDA C++ Programming Guide, "Compute Capabilities"; details in docs/memory_lab.md.
 """
 

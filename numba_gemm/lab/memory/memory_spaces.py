@@ -1,8 +1,5 @@
 """The level that holds the data decides how long a read takes, more than the memory space that a kernel names.
 
-Latency is that of a chain of dependent reads by one thread; bandwidth that of all multiprocessors, in bytes that lanes
-receive. Predicted are the guide's order of latencies, and theoretical rates.
-
 One module because the kernels, the measurement, the claims and the plot of an experiment are read together.
 
 Source: CUDA C++ Best Practices Guide, "Device Memory Spaces"; details in docs/memory_lab.md.

@@ -1,8 +1,5 @@
 """A copy that starts off a 32-byte boundary requests one more sector per warp, and pays for it only in the caches.
 
-Two predictions scale the bandwidth of the aligned copy: by the sectors that warps request, as in the guide, and by the
-bytes that device memory moves, which stay the same, since neighbouring warps share the additional sector in a cache.
-
 Source: CUDA C++ Best Practices Guide, "Effects of Misaligned Accesses"; details in docs/memory_lab.md.
 """
 

@@ -1,8 +1,5 @@
 """A tile in shared memory is read from global memory once per block, instead of once per multiply-add.
 
-C = A B, where A has 32 columns: without shared memory, with the tile of A in it, and with both tiles. A warp is one row
-of the block. Two predictions bound the bandwidth: all repeated requests hit L1, or none does.
-
 Source: CUDA C++ Best Practices Guide, "Shared Memory in Matrix Multiplication (C=AB)"; details in docs/memory_lab.md.
 """
 

@@ -1,9 +1,5 @@
 """Copies, kernels and host code overlap if they use different streams and page-locked memory.
 
-Parts: copies and kernels in stages ("staged", "remainder", "timeline"), work of the "host", "independent" work in two
-streams, the "default stream", and copies in both "directions". Each time is predicted from those of copies, kernels and
-host code alone, by the guide's formula for stages, and otherwise as their longest or their sum.
-
 One module because the kernels, the measurement, the claims and the plot of an experiment are read together.
 
 Source: CUDA C++ Best Practices Guide, "Asynchronous and Overlapping Transfers with Computation"; details in

@@ -1,8 +1,5 @@
 """Shared memory turns a strided read into a coalesced one, and padding a tile removes its bank conflicts.
 
-C = A A^T, where A has 32 columns: reading the transposed operand with a stride of 128 bytes, through a tile of shared
-memory whose columns lie in one bank, and through one whose rows are padded. Predictions are those of `narrow_product`.
-
 Source: CUDA C++ Best Practices Guide, "Shared Memory in Matrix Multiplication (C=AA^T)"; details in docs/memory_lab.md.
 """
 

@@ -1,8 +1,5 @@
 """A strided copy pays for whole sectors: half is wasted at stride 2, seven eighths from stride 8 on.
 
-Two predictions scale the bandwidth of stride 1: by the sectors that a warp requests, and by the bytes that device
-memory moves if L2 fetches `fetch_bytes` at once and completes the sectors that are written in part.
-
 Source: CUDA C++ Best Practices Guide, "Strided Accesses"; details in docs/memory_lab.md.
 """
 

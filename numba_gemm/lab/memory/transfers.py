@@ -1,9 +1,5 @@
 """A copy between host and device approaches the link's speed only if it is large and its memory page-locked.
 
-Parts: copies of each kind of memory ("copy"), the cost of page-locking and the copies after which it has paid off
-("pinning", "break-even"), small pieces copied one by one or "packed" ("packing"), and a "chain" of kernels whose data
-stay on the device or not. Predicted from the smallest copy and the bandwidth of the path.
-
 One module because the kernels, the measurement, the claims and the plot of an experiment are read together.
 
 Source: CUDA C++ Best Practices Guide, "Data Transfer Between Host and Device"; details in docs/memory_lab.md.

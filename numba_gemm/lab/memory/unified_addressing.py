@@ -1,9 +1,5 @@
 """Host and all devices share one address range: a pointer reveals its memory, and which accesses are possible.
 
-For every kind of memory: the driver's answers about an address; for page-locked memory, host and device pointers, which
-are equal as the guide says ("by_guide") or as an attribute of the device says. With two devices: copies between them,
-directly ("peer"), before peer access is enabled, and through host memory ("staged").
-
 Source: CUDA C++ Best Practices Guide, "Unified Virtual Addressing"; details in docs/memory_lab.md.
 """
 
