@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -42,13 +42,9 @@ def enqueue(kernel: Any, grid: Extent, block: Extent, *args: Any) -> Call:
     return launch
 
 
-@contextmanager
-def in_context() -> Iterator[None]:
+def in_context() -> AbstractContextManager[None]:
     """Make the current device's context current for calls of the driver; no effect in the simulator."""
-    with ExitStack() as scopes:
-        if not SIMULATOR:
-            scopes.enter_context(device_scope(current_device()))
-        yield
+    return nullcontext() if SIMULATOR else device_scope(current_device())
 
 
 @contextmanager
@@ -58,22 +54,18 @@ def streams(count: int = 1, blocking: bool = False) -> Iterator[list[int]]:
         yield [0] * count
         return
     kind = driver.CUstream_flags.CU_STREAM_DEFAULT if blocking else driver.CUstream_flags.CU_STREAM_NON_BLOCKING
-    with in_context():
+    with in_context(), ExitStack() as scopes:
         made = [int(call(driver.cuStreamCreate, kind)) for _ in range(count)]
-        try:
-            yield made
-        finally:
-            for stream in made:
-                call(driver.cuStreamDestroy, stream)
+        for stream in made:
+            scopes.callback(call, driver.cuStreamDestroy, stream)
+        yield made
 
 
 def timed(calls: Mapping[Any, Call], *, rounds: int = ROUNDS) -> dict[Any, Samples]:
     """Time calls in turn like `numba_gemm.runtime.timing.time_interleaved`; results have the keys of the calls."""
+    named = {repr(name): enqueued for name, enqueued in calls.items()}
     with streams() as (stream,):
-        found = time_interleaved(
-            {repr(name): enqueued for name, enqueued in calls.items()}, stream=stream, rounds=rounds
-        )
-    return {name: found[repr(name)] for name in calls}
+        return dict(zip(calls, time_interleaved(named, stream=stream, rounds=rounds).values()))
 
 
 def verify(out: Any, expected: Any, what: Any = "") -> None:
@@ -108,10 +100,8 @@ def facts(_frame: Any) -> dict[str, str]:
 
 def attribute(name: str) -> int:
     """Return an attribute of the current device, named as in the driver without ``CU_DEVICE_ATTRIBUTE_``."""
-    device = call(driver.cuDeviceGet, current_device())
-    return int(
-        call(driver.cuDeviceGetAttribute, getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}"), device)
-    )
+    named = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+    return int(call(driver.cuDeviceGetAttribute, named, call(driver.cuDeviceGet, current_device())))
 
 
 def nvml_gpu() -> tuple[Any, Any]:

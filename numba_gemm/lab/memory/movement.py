@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import numpy as np
@@ -105,7 +104,7 @@ class Events:
 
 def span_ms(streams: Sequence[int], work: Callable[[], object]) -> float:
     """Milliseconds from the common start of all streams to the end of the work enqueued on them."""
-    with contextlib.closing(Events()) as events:
+    with closing(Events()) as events:
         events.record("begin", streams[0])
         for stream in streams[1:]:
             events.wait("begin", stream)
@@ -140,12 +139,10 @@ def kernel_graph(enqueue: Call, launches: int, stream: int, attribute: Any = Non
     try:
         for _ in range(launches):
             enqueue(stream)
-    except BaseException:
-        with contextlib.suppress(RuntimeError):  # a stream left in capture mode refuses everything else
-            call(driver.cuGraphDestroy, call(driver.cuStreamEndCapture, stream))
-        raise
-    graph = call(driver.cuStreamEndCapture, stream)
-    try:
+    finally:
+        graph = call(driver.cuStreamEndCapture, stream)  # a stream left in capture mode refuses everything else
+    with ExitStack() as scopes:
+        scopes.callback(call, driver.cuGraphDestroy, graph)
         status, nodes, count = driver.cuGraphGetNodes(graph, launches + 1)
         if int(status):
             raise failure("cuGraphGetNodes", status)
@@ -154,9 +151,5 @@ def kernel_graph(enqueue: Call, launches: int, stream: int, attribute: Any = Non
         for node in nodes[:count] if attribute is not None else ():
             call(driver.cuGraphKernelNodeSetAttribute, node, attribute, value)
         executable = call(driver.cuGraphInstantiate, graph, 0)
-    finally:
-        call(driver.cuGraphDestroy, graph)
-    try:
+        scopes.callback(call, driver.cuGraphExecDestroy, executable)
         yield executable
-    finally:
-        call(driver.cuGraphExecDestroy, executable)
