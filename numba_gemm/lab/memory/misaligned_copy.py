@@ -5,6 +5,7 @@ Source: CUDA C++ Best Practices Guide, "Effects of Misaligned Accesses"; details
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,20 +29,14 @@ def offset_copy(odata: Any, idata: Any, offset: Any) -> None:
     odata[x] = idata[x]
 
 
-def sectors_a_block(block: int, offset: int, number: int) -> int:
-    """Sectors that the warps of a block request, for reading or for writing."""
-    count = 0
-    for first in range(0, block, WARP):
-        lanes = range(min(WARP, block - first))
-        start = number * block + first + offset
-        count += requests.sectors(((lane, FLOAT32_BYTES * (start + lane)) for lane in lanes), FLOAT32_BYTES)
-    return count
-
-
 def sectors_a_float(block: int, offset: int) -> float:
-    """Sectors per copied float, for reading or for writing; at best an eighth."""
-    blocks = 8  # the alignment of blocks to sectors repeats after these
-    return sum(sectors_a_block(block, offset, number) for number in range(blocks)) / (blocks * block)
+    """Sectors that warps request per copied float, for reading or for writing; at best an eighth."""
+    count, blocks = 0, 8  # the alignment of blocks to sectors repeats after these
+    for number, first in itertools.product(range(blocks), range(0, block, WARP)):
+        start = number * block + first + offset
+        lanes = range(min(WARP, block - first))
+        count += requests.sectors(((lane, FLOAT32_BYTES * (start + lane)) for lane in lanes), FLOAT32_BYTES)
+    return count / (blocks * block)
 
 
 def misaligned_copy(
