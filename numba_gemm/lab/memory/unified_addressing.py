@@ -262,14 +262,11 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
     """Plot the driver's answers for each kind of memory, and the bandwidth between devices."""
     upper, lower = figure.subplots(2, 1, height_ratios=[3, 2])
     shown = [*COLUMNS[1:4], "host_pointer", "device_pointer", "equal", "predicted_equal_by_guide", "predicted_equal"]
-    titles = [*(column.replace("_", " ") for column in shown[:-2]), "by guide", "predicted"]
     cells = frame[frame["part"] == POINTERS][shown].astype(object)
     cells = cells.where(cells.notna(), "").replace({True: "yes", False: "no"})
+    cells.columns = [*(column.replace("_", " ") for column in shown[:-2]), "by guide", "predicted"]
     upper.axis("off")
-    table = upper.table(cells.to_numpy().tolist(), colLabels=titles, loc="center", cellLoc="center")
-    table.auto_set_font_size(False)
-    table.set_fontsize(8)
-    table.scale(1, 1.5)
+    upper.text(0.5, 0.5, cells.to_string(index=False), family="monospace", ha="center", va="center")
     upper.set_title("the driver's answers about an address; whether host and device pointer are equal")
     copies = frame[(frame["part"] == COPIES) & frame["gb_s"].notna()]
     if len(copies):
