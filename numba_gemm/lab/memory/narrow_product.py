@@ -19,7 +19,6 @@ from numba_gemm.lab.memory import machine
 from numba_gemm.lab.memory.drawing import COLOURS, Figure, bars
 from numba_gemm.models.accesses import Access
 from numba_gemm.models.requests import SECTOR_BYTES
-from numba_gemm.runtime.timing import Call
 
 W = 32  # K, and the sides of a block and of its tile of C
 LINE_BYTES = 128
@@ -114,18 +113,25 @@ def bounds(m: int, n: int, found: Mapping[str, int], least: int) -> tuple[float,
 
 
 def compare(
-    calls: Mapping[str, Call], accesses: Mapping[str, Accesses], c: Any, expected: np.ndarray, moved: int, rounds: int
+    kernels: Mapping[str, Any],
+    accesses: Mapping[str, Accesses],
+    operands: Sequence[np.ndarray],
+    expected: np.ndarray,
+    rounds: int,
 ) -> pd.DataFrame:
     """Check and time kernels that compute the same C of integers."""
-    (m, n), rows = c.shape, []
+    (m, n), moved = expected.shape, expected.nbytes + sum(operand.nbytes for operand in operands)
+    c, on_device = cuda.device_array((m, n), np.float32), [cuda.to_device(operand) for operand in operands]
+    grid, block = (n // W, m // W), (W, W)
+    calls = {name: machine.enqueue(kernel, grid, block, *on_device, c) for name, kernel in kernels.items()}
+    rows = []
     for name, us in machine.checked_us(calls, c, expected, rounds).items():
         counts = cost(accesses[name])
         hits, misses = bounds(m, n, counts, moved)
         row = {"kernel": name, "m": m, "n": n} | {f"{what}_a_warp": count for what, count in counts.items()}
         row |= {"moved_mb": moved / 1e6, "us": us, "gb_s": moved / us / 1e3}
-        rows.append(
-            row | {"predicted_by_hits_gb_s": moved / hits / 1e3, "predicted_by_misses_gb_s": moved / misses / 1e3}
-        )
+        row |= {"predicted_by_hits_gb_s": moved / hits / 1e3, "predicted_by_misses_gb_s": moved / misses / 1e3}
+        rows.append(row)
     return pd.DataFrame(rows)
 
 
@@ -148,11 +154,8 @@ def narrow_product(m: int = 8192, n: int = 8192, rounds: int = machine.ROUNDS) -
     """
     if m < W or n < W or m % W or n % W:
         raise UsageError(f"m and n are {m} and {n}; expected multiples of {W}")
-    host_a, host_b = integers(m, W, 0), integers(W, n, 1)
-    a, b, c = cuda.to_device(host_a), cuda.to_device(host_b), cuda.device_array((m, n), np.float32)
-    calls = {name: machine.enqueue(kernel, (n // W, m // W), (W, W), a, b, c) for name, kernel in KERNELS.items()}
-    moved = FLOAT32_BYTES * (m * W + W * n + m * n)
-    return compare(calls, ACCESSES, c, host_a @ host_b, moved, rounds)
+    a, b = integers(m, W, 0), integers(W, n, 1)
+    return compare(KERNELS, ACCESSES, (a, b), a @ b, rounds)
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:

@@ -133,13 +133,9 @@ class Bench:
     transfer: float = 0.0
     kernel: float = 0.0
 
-    def ms(self, run: Callable[[], object], streams: Sequence[int]) -> float:
-        """Median span of work on streams."""
-        return movement.median_ms(streams, run, self.rounds)
-
     def alone_ms(self, enqueue: Call) -> float:
         """Median span of one copy or kernel."""
-        return self.ms(lambda: enqueue(self.streams[0]), self.streams[:1])
+        return movement.median_ms(self.streams[:1], lambda: enqueue(self.streams[0]), self.rounds)
 
     def kernel_ms(self, turns: int) -> float:
         """Time of the kernel alone on all the data."""
@@ -180,8 +176,8 @@ class Bench:
                 compute(stream)
 
         self.clear()
-        ms, what = self.ms(run, self.streams[:count]), f"{elements} elements in {count} stages of {turns} turns"
-        self.check(turns, what, elements=elements)
+        ms = movement.median_ms(self.streams[:count], run, self.rounds)
+        self.check(turns, f"{elements} elements in {count} stages of {turns} turns", elements=elements)
         return ms
 
     def row(self, part: str, what: str, streams: int, ms: float, predicted: float, **others: Any) -> dict[str, Any]:
@@ -289,7 +285,8 @@ def measure_together(bench: Bench, blocking: int, sent: Any, engines: int) -> Ro
 
     for part, what, streams, overlaps in cases:
         bench.clear()
-        ms = bench.ms(functools.partial(enqueue, streams), list(dict.fromkeys(streams.values())))
+        used = list(dict.fromkeys(streams.values()))
+        ms = movement.median_ms(used, functools.partial(enqueue, streams), bench.rounds)
         if TO_HOST in streams and not np.array_equal(bench.result, bench.source):
             raise AssertionError(f"{part}, {what}: what came back is wrong")
         if TO_DEVICE in streams:
