@@ -311,42 +311,47 @@ def constant_sum(turns: int, apart: int) -> np.ndarray:
 
 def bandwidths(
     stack: ExitStack, turns: int, blocks: int, threads: int, l2_kib: int, read_kib: int, rounds: int
-) -> dict[tuple[str, str], float]:
-    """Return bytes per second that lanes receive, by memory, from kernels that are checked once."""
-    lanes = blocks * threads
+) -> dict[tuple[str, str], tuple[float, float]]:
+    """Return TB/s that lanes receive, measured by kernels that are checked once, and predicted, by memory."""
+    lanes, properties = blocks * threads, machine.properties()
+    theory = ceilings.ceilings_of(properties)
     unit = ceilings.ROWS_AT_ONCE * 4 * WORD * lanes
     rows = [ceilings.ROWS_AT_ONCE * max(1, kib * KIB // unit) for kib in (l2_kib, read_kib)]
     small, large = (cuda.to_device(np.ones((count, 4 * lanes), np.float32)) for count in rows)
     tile = cuda.to_device(np.ones((1, 4 * WARP * ROWS), np.float32))
     texture = stack.enter_context(linear_texture(cuda.to_device(np.ones(4 * WARP * ROWS, np.uint32)), 4))
     one, reads, chains = np.float32(1), READS * turns, ceilings.CHAINS
-    added = 2 * turns * chains * ceilings.LINKS
-    # Kernel, arguments before the sums, and words that a lane receives: ones, except for constants and registers.
-    work: dict[tuple[str, str], tuple[Any, tuple[Any, ...], int]] = {
-        ("register", "registers"): (ceilings.multiply_add, (2 * turns, one, one), OPERANDS * added),
-        ("shared", "shared memory"): (ceilings.read_shared, (turns, one), 4 * reads),
-        ("local", "L1"): (read_local, (turns, tile), reads),
-        ("global", "L1"): (read_cached, (turns, tile), 4 * reads),
-        ("global", "L2"): (ceilings.read_global, (turns, small), 4 * rows[0] * turns),
-        ("global", DEVICE): (ceilings.read_global, (1, large), 4 * rows[1]),
-        ("constant", ONE): (read_constant, (turns, 0), reads),
-        ("constant", MANY): (read_constant, (turns, 1), reads),
-        ("texture", "L1"): (read_texture, (turns, texture), 4 * reads),
+    added, operands = 2 * turns * chains * ceilings.LINKS, theory.fp32 / 2 * OPERANDS * WORD
+    texels = TEXTURE_UNITS * TEXEL * properties.sm_count * properties.clock_hz
+    # Kernel, arguments before the sums, words that a lane receives, which are ones but for constants and registers, and
+    # predicted byte/s.
+    work: dict[tuple[str, str], tuple[Any, tuple[Any, ...], int, float]] = {
+        ("register", "registers"): (ceilings.multiply_add, (2 * turns, one, one), OPERANDS * added, operands),
+        ("shared", "shared memory"): (ceilings.read_shared, (turns, one), 4 * reads, theory.shared),
+        ("local", "L1"): (read_local, (turns, tile), reads, theory.shared),
+        ("global", "L1"): (read_cached, (turns, tile), 4 * reads, theory.shared),
+        ("global", "L2"): (ceilings.read_global, (turns, small), 4 * rows[0] * turns, theory.l2),
+        ("global", DEVICE): (ceilings.read_global, (1, large), 4 * rows[1], theory.dram),
+        ("constant", ONE): (read_constant, (turns, 0), reads, math.nan),
+        ("constant", MANY): (read_constant, (turns, 1), reads, math.nan),
+        ("texture", "L1"): (read_texture, (turns, texture), 4 * reads, texels),
     }
-    sums: dict[tuple[str, str], Any] = {name: words for name, (_, _, words) in work.items()} | {
+    sums: dict[tuple[str, str], Any] = {
         ("register", "registers"): added + chains * (chains - 1) // 2,
         ("constant", ONE): np.resize(constant_sum(turns, 0), lanes),
         ("constant", MANY): np.resize(constant_sum(turns, 1), lanes),
     }
     calls = {}
-    for name, (kernel, arguments, _) in work.items():
-        words = name[0] in ("constant", "texture")
-        out = cuda.to_device(np.zeros(lanes, np.uint32) if words else np.zeros((1, lanes), np.float32))
+    for name, (kernel, arguments, words, _) in work.items():
+        integers = name[0] in ("constant", "texture")
+        out = cuda.to_device(np.zeros(lanes, np.uint32) if integers else np.zeros((1, lanes), np.float32))
         calls[name] = machine.enqueue(kernel, blocks, threads, *arguments, out)
         calls[name](0)
-        machine.verify(out, np.broadcast_to(sums[name], lanes), name)
-    samples = machine.timed(calls, rounds=rounds)
-    return {name: lanes * WORD * work[name][2] / samples[name].median * 1e6 for name in work}
+        machine.verify(out, np.broadcast_to(sums.get(name, words), lanes), name)
+    us = {name: samples.median for name, samples in machine.timed(calls, rounds=rounds).items()}
+    found = {name: (lanes * WORD * work[name][2] / us[name] / 1e6, work[name][3] / 1e12) for name in work}
+    found["constant", MANY] = found["constant", MANY][0], found["constant", ONE][0] / WARP
+    return found
 
 
 def memory_spaces(
@@ -377,9 +382,7 @@ def memory_spaces(
         default.
     walk_rounds, rounds: Samples of each latency, and of each bandwidth.
     """
-    properties = machine.properties()
-    theory = ceilings.ceilings_of(properties)
-    blocks = blocks or properties.sm_count * ceilings.BLOCKS_PER_SM
+    blocks = blocks or machine.properties().sm_count * ceilings.BLOCKS_PER_SM
     covered = {"L1": l1_kib, "L2": l2_kib, DEVICE: device_kib}
     lines = {level: kib * KIB // (LINE * WORD) for level, kib in covered.items()}
     with ExitStack() as stack:
@@ -387,22 +390,12 @@ def memory_spaces(
         # The buffers for bandwidth evict from L2 what remains of the chains since they were written.
         rates = bandwidths(stack, turns, blocks, threads, l2_kib, read_kib, rounds)
         waits = {name: np.median([next(walk) for _ in range(walk_rounds)], axis=0) for name, walk in walked.items()}
-    predicted = {
-        ("register", "registers"): theory.fp32 / 2 * OPERANDS * WORD,
-        ("shared", "shared memory"): theory.shared,
-        ("local", "L1"): theory.shared,
-        ("global", "L1"): theory.shared,
-        ("global", "L2"): theory.l2,
-        ("global", DEVICE): theory.dram,
-        ("constant", MANY): rates["constant", ONE] / WARP,
-        ("texture", "L1"): TEXTURE_UNITS * TEXEL * properties.sm_count * properties.clock_hz,
-    }
+    unknown = math.nan, math.nan
     return pd.DataFrame(
         {"space": space, "level": level}
         | dict(zip(COLUMNS, SPACES[space]))
-        | dict(zip(("latency_cycles", "latency_ns"), waits.get((space, level), (math.nan, math.nan))))
-        | {"tb_s": rates.get((space, level), math.nan) / 1e12}
-        | {"predicted_tb_s": predicted.get((space, level), math.nan) / 1e12}
+        | dict(zip(("latency_cycles", "latency_ns"), waits.get((space, level), unknown)))
+        | dict(zip(("tb_s", "predicted_tb_s"), rates.get((space, level), unknown)))
         for space, level in LEVELS
     )
 
