@@ -413,7 +413,7 @@ def pretend(monkeypatch):
         monkeypatch.setattr(machine, "enqueue", device.enqueue)
         monkeypatch.setattr(machine, "attribute", {"ASYNC_ENGINE_COUNT": device.engines}.__getitem__)
         monkeypatch.setattr(transfers, "link", lambda: (5, 16))
-        for module in (overlap, transfers):
+        for module in (movement, overlap, transfers):
             monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=device.clock))
         monkeypatch.setattr(transfers, "np", HostCopies(device))
 

@@ -13,7 +13,7 @@ import functools
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -98,22 +98,6 @@ def host_work(counter: np.ndarray, turns: int) -> None:
     counter[:] = 0
     for _ in range(turns):
         np.add(counter, 1, out=counter)
-
-
-def host_ms(stream: int, run: Callable[[], float], rounds: int) -> tuple[float, float]:
-    """Median milliseconds of host time until stream and host are done, and until `run` had enqueued its work.
-
-    `run` returns the time of `time.perf_counter` after enqueuing; it may do more work afterwards.
-    """
-    spans, returns = [], []
-    for _ in range(rounds + 1):
-        movement.finish(stream)
-        begin = time.perf_counter()
-        enqueued = run()
-        movement.finish(stream)
-        spans.append(time.perf_counter() - begin)
-        returns.append(enqueued - begin)
-    return 1e3 * statistics.median(spans[1:]), 1e3 * statistics.median(returns[1:])
 
 
 @dataclass
@@ -228,22 +212,22 @@ def measure_timeline(bench: Bench, count: int) -> Rows:
 
 
 def measure_host(bench: Bench, host_turns: int) -> Rows:
-    """Yield host work after, and during, copies and kernels of the device."""
+    """Yield host work after, and during, copies and kernels of the device, by the host's clock."""
     stream, compute = bench.streams[0], worker(bench.data, bench.turns)
-    counter = np.zeros(HOST_ELEMENTS, np.float32)
+    counter, returned = np.zeros(HOST_ELEMENTS, np.float32), []
     pinned, pageable = (movement.copying(bench.data, source) for source in (bench.source, np.array(bench.source)))
 
-    def run(copy: Call | None, wait: bool = False) -> float:
-        if copy is not None:
-            copy(stream)
-            compute(stream)
-        enqueued = time.perf_counter()
+    def run(copy: Call, wait: bool) -> None:
+        begin = time.perf_counter()
+        copy(stream)
+        compute(stream)
+        returned.append(1e3 * (time.perf_counter() - begin))
         if wait:
             movement.finish(stream)
         host_work(counter, host_turns)
-        return enqueued
+        movement.finish(stream)
 
-    host, _ = host_ms(stream, lambda: run(None), bench.rounds)
+    host = movement.host_us(lambda: host_work(counter, host_turns), bench.rounds) / 1e3
     fast, kernel, slow = bench.transfer, bench.kernel, bench.alone_ms(pageable)
     for what, copy, wait, copying, predicted in (
         ("host after device", pinned, True, fast, fast + kernel + host),
@@ -252,12 +236,12 @@ def measure_host(bench: Bench, host_turns: int) -> Rows:
     ):
         bench.clear()
         counter[:] = -1
-        ms, returned = host_ms(stream, functools.partial(run, copy, wait), bench.rounds)
+        ms = movement.host_us(functools.partial(run, copy, wait), bench.rounds) / 1e3
         bench.check(bench.turns, what)
         if not (counter == host_turns).all():
             raise AssertionError(f"{what}: the host's result is wrong")
-        others = {"transfer_ms": copying, "host_ms": host, "returned_ms": returned, "sum_ms": copying + kernel + host}
-        yield bench.row("host", what, 1, ms, predicted, **others)
+        others = {"transfer_ms": copying, "host_ms": host, "returned_ms": statistics.median(returned[-bench.rounds :])}
+        yield bench.row("host", what, 1, ms, predicted, **others, sum_ms=copying + kernel + host)
 
 
 def measure_together(bench: Bench, blocking: int, sent: Any, engines: int) -> Rows:
