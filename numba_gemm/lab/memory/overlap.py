@@ -178,14 +178,9 @@ def measure_staged(bench: Bench, part: str, elements: int, turns: Sequence[int],
         transfer, kernel = bench.transfer * share, bench.kernel_ms(each) * share
         for count in counts:
             what = "in sequence" if count == 1 else part if part == "staged" else f"{elements} elements"
-            others = {
-                "turns": each,
-                "transfer_ms": transfer,
-                "kernel_ms": kernel,
-                "left_out": left_out(elements, count),
-            }
             ms, predicted = bench.staged(elements, count, each), staged_ms(transfer, kernel, count)
-            yield bench.row(part, what, count, ms, predicted, **others)
+            others = {"turns": each, "transfer_ms": transfer, "kernel_ms": kernel}
+            yield bench.row(part, what, count, ms, predicted, **others, left_out=left_out(elements, count))
 
 
 def measure_timeline(bench: Bench, count: int) -> Rows:

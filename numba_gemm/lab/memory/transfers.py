@@ -238,11 +238,11 @@ def measure_packing(pieces: int, size: int, known: Mapping[str, float], rounds: 
         pinned[:] = pageable
         movement.copying(index, places)(stream)  # once: the places of the pieces do not change
         put = machine.enqueue(unpack, (ceil_div(length, BLOCK), pieces), BLOCK, target, packed, index, length)
-        move, table = movement.copying(packed, buffer), pageable.reshape(-1, length)
+        move, table, offsets = movement.copying(packed, buffer), pageable.reshape(-1, length), (places * size).tolist()
 
         def one_by_one(source: np.ndarray) -> None:
             to, from_ = movement.address(target), movement.address(source)
-            for offset in (places * size).tolist():
+            for offset in offsets:
                 movement.copy(to + offset, from_ + offset, size, stream)
 
         def by_packing() -> None:
