@@ -42,12 +42,6 @@ PATTERNS = {
 
 
 @device_function
-def read_32(tile: Any, address: Any) -> Any:
-    """Read one word of a tile with one instruction."""
-    return shared_load1(tile, address)
-
-
-@device_function
 def read_64(tile: Any, address: Any) -> Any:
     """Read two words of a tile with one instruction, and return their sum."""
     x, y = shared_load2(tile, address)
@@ -91,7 +85,7 @@ def reader(read: Any) -> Any:
     return read_rows
 
 
-KERNELS = {32: reader(read_32), 64: reader(read_64), 128: reader(read_128)}
+KERNELS = {32: reader(shared_load1), 64: reader(read_64), 128: reader(read_128)}
 """Kernels by the bits that a lane reads at once."""
 
 
