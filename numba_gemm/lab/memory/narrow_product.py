@@ -87,15 +87,14 @@ lanes in floats; and their number."""
 
 def cost(accesses: Accesses) -> dict[str, int]:
     """Sectors of global memory, wavefronts of shared memory, and passes through their common data path, per warp."""
-    found = {"global_sectors": 0, "shared_wavefronts": 0, "passes": 0}
-    for what, apart, times in accesses:
-        request = Access(what, 1, tuple(apart * lane for lane in range(W)), 1)
-        found["passes"] += times * request.passes
-        if what == "global":
-            found["global_sectors"] += times * request.sectors
-        else:
-            found["shared_wavefronts"] += times * request.passes
-    return found
+    requests = [
+        (times, Access(what, 1, tuple(apart * lane for lane in range(W)), 1)) for what, apart, times in accesses
+    ]
+    return {
+        "global_sectors": sum(times * each.sectors for times, each in requests if each.what == "global"),
+        "shared_wavefronts": sum(times * each.passes for times, each in requests if each.what != "global"),
+        "passes": sum(times * each.passes for times, each in requests),
+    }
 
 
 def bounds(m: int, n: int, found: Mapping[str, int], least: int) -> tuple[float, float]:

@@ -145,22 +145,16 @@ def nvlink_gb_s() -> float:
 
 @contextlib.contextmanager
 def peer_access(first: int, second: int) -> Iterator[None]:
-    """Enable peer access between two devices' contexts; disabled again at the end if it was disabled before."""
+    """Enable peer access between two devices, the first of which is current; undone if it was not enabled before."""
     with ExitStack() as scopes:
-        for one, other in ((first, second), (second, first)):
-            with device_scope(one):
-                (status,) = driver.cuCtxEnablePeerAccess(primary_context(other), 0)
+        for one, other in ((second, first), (first, second)):
+            scopes.enter_context(device_scope(one))
+            (status,) = driver.cuCtxEnablePeerAccess(primary_context(other), 0)
             if status == driver.CUresult.CUDA_SUCCESS:
-                scopes.callback(end_peer_access, one, other)
+                scopes.callback(call, driver.cuCtxDisablePeerAccess, primary_context(other))
             elif status != driver.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED:
                 raise failure("cuCtxEnablePeerAccess", status)
         yield
-
-
-def end_peer_access(one: int, other: int) -> None:
-    """Disable a context's access to another device's memory."""
-    with device_scope(one):
-        call(driver.cuCtxDisablePeerAccess, primary_context(other))
 
 
 def reach_each_other(first: int, second: int) -> bool:
