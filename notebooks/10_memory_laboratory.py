@@ -590,7 +590,7 @@ claims("carve_out")
 # round?
 
 # %%
-notebook.source("lab/memory/barriers", function="block_rounds")
+notebook.source("lab/memory/barriers", function="rounds_of")
 
 # %%
 here = run("barriers")

@@ -188,7 +188,7 @@ def traced_cost(found, warp):
 def test_cost_of_a_narrow_product_is_that_of_the_kernel(kernel):
     a, b, c = operands(32, 64)
     found = tracing(narrow_product.KERNELS[kernel], (2, 1), (W, W), a, b, c, blocks=[(1, 0)])
-    predicted = narrow_product.cost(narrow_product.accesses(kernel, 64))
+    predicted = narrow_product.cost(narrow_product.ACCESSES[kernel])
     assert traced_cost(found, 1) == traced_cost(found, 31) == predicted
     assert not found.races
     assert np.array_equal(c[:, 32:], (a @ b)[:, 32:])
@@ -199,7 +199,7 @@ def test_cost_of_a_narrow_product_is_that_of_the_kernel(kernel):
 def test_cost_of_a_product_with_the_transpose_is_that_of_the_kernel(kernel):
     a, c = narrow_product.integers(64, W, 0), np.full((64, 64), np.nan, np.float32)
     found = tracing(product_with_transpose.KERNELS[kernel], (2, 2), (W, W), a, c, blocks=[(1, 0)])
-    predicted = narrow_product.cost(product_with_transpose.accesses(kernel, 64))
+    predicted = narrow_product.cost(product_with_transpose.ACCESSES[kernel])
     assert traced_cost(found, 1) == traced_cost(found, 31) == predicted
     assert not found.races
     assert np.array_equal(c[:32, 32:], (a @ a.T)[:32, 32:])
@@ -207,7 +207,7 @@ def test_cost_of_a_product_with_the_transpose_is_that_of_the_kernel(kernel):
 
 def test_passes_predict_the_ratios_of_the_guides_table():
     passes = {
-        name: narrow_product.cost(product_with_transpose.accesses(name, 1024))["passes"]
+        name: narrow_product.cost(product_with_transpose.ACCESSES[name])["passes"]
         for name in product_with_transpose.KERNELS
     }
     assert passes == {"strided": 1057, "coalesced": 100, "padded": 69}
@@ -220,7 +220,7 @@ def test_bounds_of_a_narrow_product(monkeypatch):
     m = n = 8192
     moved = 4 * (m * W + W * n + m * n)
     found = {
-        name: narrow_product.bounds(m, n, narrow_product.cost(narrow_product.accesses(name, n)), moved)
+        name: narrow_product.bounds(m, n, narrow_product.cost(narrow_product.ACCESSES[name]), moved)
         for name in narrow_product.KERNELS
     }
     warps = m * n / W
@@ -250,7 +250,7 @@ def test_a_warp_is_a_row_of_the_block():
 )
 def test_no_weaker_barrier_would_do(name, barrier, weaker):
     a, b, c = operands(32, 32)
-    weak = changed(narrow_product.KERNELS[name], barrier, weaker, narrow_product)
+    weak = changed(narrow_product.KERNELS[name], barrier, weaker, narrow_product, of_block=False)
     assert tracing(weak, 1, (W, W), a, b, c).races
 
 
@@ -278,19 +278,19 @@ def test_extents_are_whole_tiles():
         product_with_transpose.product_with_transpose(48)
 
 
-def of_products(names, accesses, n, gb_s):
-    costs = [narrow_product.cost(accesses(name, n)) for name in names]
-    frame = pd.DataFrame(costs).add_suffix("_a_warp").assign(kernel=list(names), gb_s=gb_s)
+def of_products(accesses, gb_s):
+    costs = [narrow_product.cost(requests) for requests in accesses.values()]
+    frame = pd.DataFrame(costs).add_suffix("_a_warp").assign(kernel=list(accesses), gb_s=gb_s)
     return frame.assign(predicted_by_hits_gb_s=33_000 / frame["passes_a_warp"], predicted_by_misses_gb_s=200)
 
 
 def test_claims_of_products_can_fail():
-    frame = of_products(narrow_product.KERNELS, narrow_product.accesses, 64, [400, 380, 450])
+    frame = of_products(narrow_product.ACCESSES, [400, 380, 450])
     assert all(narrow_product.claims(frame).values())
     assert fails_on(narrow_product.claims, frame.assign(gb_s=[452, 380, 450]), "both tiles in shared memory")
     assert fails_on(narrow_product.claims, frame.assign(gb_s=[330, 380, 450]), "the tile of A alone")
     assert fails_on(narrow_product.claims, frame.assign(gb_s=[400, 380, 420]), "both tiles reach")
-    frame = of_products(product_with_transpose.KERNELS, product_with_transpose.accesses, 64, [30, 300, 410])
+    frame = of_products(product_with_transpose.ACCESSES, [30, 300, 410])
     assert all(product_with_transpose.claims(frame).values())
     assert fails_on(product_with_transpose.claims, frame.assign(gb_s=[30, 310, 310]), "without bank conflicts")
 
@@ -306,7 +306,7 @@ LISTED = {
     ("product_with_transpose", "padded"): {"LDG.E": 2, "LDS": 64, "STS": 2, "BAR": 1},
     ("barriers", "shared_a_syncthreads"): {"LDG.E": 33, "LDS": 32, "STS": 1, "BAR": 1},
     ("barriers", "loop_syncwarp"): {"BAR": 0, "WARPSYNC": 0},
-    ("barriers", "warp_rounds"): {"BAR": 0, "WARPSYNC": 0},
+    ("barriers", "rounds_syncwarp"): {"BAR": 0, "WARPSYNC": 0},
     ("strided_copy", "stride_copy"): {"LDG.E": 1, "STG.E": 1},
 }
 LISTING = """

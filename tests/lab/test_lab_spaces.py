@@ -90,21 +90,27 @@ def test_claims_can_fail(changed, failing):
 @pytest.mark.simulator
 def test_a_walk_that_ends_elsewhere_is_an_error():
     chain, order = spaces.ring(range(64), 64)
-    walk = spaces._Walk(spaces.chase_shared, (chain,), order, 32, 32)
-    walk.measure()
-    walk.memory = (np.roll(chain, 1),)
+    next(spaces.walks(spaces.chase_shared, (chain,), order, 32, 32))
     with pytest.raises(AssertionError, match="chase_shared ends at"):
-        walk.measure()
+        next(spaces.walks(spaces.chase_shared, (np.roll(chain, 1),), order, 32, 32))
 
 
 @pytest.mark.simulator
-def test_walks_through_device_memory_go_on_where_the_last_ended():
+def test_walks_through_device_memory_go_on_where_the_last_ended(monkeypatch):
     chain, order = spaces.ring(range(0, 32 * 128, 32), 32 * 128)
-    walk = spaces._Walk(spaces.chase_global, (chain,), order, 0, 32)
-    walk.measure()
-    assert walk.at == 32
-    walk.measure()
-    assert walk.at == 64
+    seen, per_step = [], spaces.per_step
+
+    def recording(kernel, arguments, steps, end):
+        seen.append((arguments[-2], end))
+        return per_step(kernel, arguments, steps, end)
+
+    monkeypatch.setattr(spaces, "per_step", recording)
+    for warm, places in ((0, [(0, 32), (32, 64)]), (32, [(0, 64), (0, 64)])):
+        walked = spaces.walks(spaces.chase_global, (chain,), order, warm, 32)
+        next(walked)
+        next(walked)
+        assert seen == [(order[begin], order[end]) for begin, end in places]
+        seen.clear()
 
 
 @pytest.mark.simulator

@@ -1,14 +1,11 @@
 """In each pass, a request to shared memory takes as many cycles as its fullest bank has words to deliver.
 
-32 banks deliver one word per cycle each. Reads of 64 and 128 bits per lane are served in passes of half a warp and of a
-quarter (`numba_gemm.models.requests`). The times of one width are predicted from its time at stride 1.
-
 Source: CUDA C++ Best Practices Guide, "Shared Memory and Memory Banks"; details in docs/memory_lab.md.
 """
 
 from __future__ import annotations
 
-import statistics
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,12 +39,6 @@ PATTERNS = {
     "two rows, halves": lambda lane: lane % 16 + 32 * (lane // 16),
 }
 """Element that each lane reads, for patterns other than strides."""
-
-
-@device_function
-def read_32(tile: Any, address: Any) -> Any:
-    """Read one word of a tile with one instruction."""
-    return shared_load1(tile, address)
 
 
 @device_function
@@ -94,7 +85,7 @@ def reader(read: Any) -> Any:
     return read_rows
 
 
-KERNELS = {32: reader(read_32), 64: reader(read_64), 128: reader(read_128)}
+KERNELS = {32: reader(shared_load1), 64: reader(read_64), 128: reader(read_128)}
 """Kernels by the bits that a lane reads at once."""
 
 
@@ -150,31 +141,22 @@ def bank_conflicts(
     cases = [("stride", stride) for stride in dict.fromkeys((1, *strides))] + [(name, 0) for name in patterns]
     warps = threads // WARP
     sums, took = cuda.device_array(blocks * threads, np.float32), cuda.device_array(blocks, np.uint64)
-    rows: dict[tuple[str, int, int], dict[str, Any]] = {}
-    calls = {}
-    for bits in widths:
-        for pattern, stride in cases:
-            chosen = elements(pattern, stride)
-            asked = request(bits, chosen)
-            places = cuda.to_device(np.array([place for _, place in asked], np.uint32))
-            name = (pattern, bits, stride)
-            calls[name] = machine.enqueue(KERNELS[bits], blocks, threads, turns, places, sums, took)
-            calls[name](0)
-            machine.verify(sums, np.resize(expected(bits, chosen, turns), blocks * threads), name)
-            rows[name] = {
-                "pattern": pattern,
-                "width_bits": bits,
-                "stride": stride,
-                "ways": ways(bits, chosen),
-                "predicted_wavefronts": requests.wavefronts(asked, bits // 8),
-                "cycles": statistics.median(took.copy_to_host().tolist()) / (turns * READS * warps),
-            }
-    least = {bits: requests.wavefronts(request(bits, range(WARP)), bits // 8) for bits in widths}
-    us = {name: found.median for name, found in machine.timed(calls, rounds=rounds).items()}
-    return pd.DataFrame(
-        row | {"us": us[name], "predicted_us": us["stride", name[1], 1] * row["predicted_wavefronts"] / least[name[1]]}
-        for name, row in rows.items()
-    )
+    rows, calls = [], {}
+    for bits, (pattern, stride) in itertools.product(widths, cases):
+        chosen, name = elements(pattern, stride), (pattern, bits, stride)
+        asked = request(bits, chosen)
+        places = cuda.to_device(np.array([place for _, place in asked], np.uint32))
+        calls[name] = machine.enqueue(KERNELS[bits], blocks, threads, turns, places, sums, took)
+        calls[name](0)
+        machine.verify(sums, np.resize(expected(bits, chosen, turns), blocks * threads), name)
+        row = dict(zip(("pattern", "width_bits", "stride"), name)) | {"ways": ways(bits, chosen)}
+        row["predicted_wavefronts"] = requests.wavefronts(asked, bits // 8)
+        rows.append(row | {"cycles": np.median(took.copy_to_host()) / (turns * READS * warps)})
+    us = [samples.median for samples in machine.timed(calls, rounds=rounds).values()]
+    frame = pd.DataFrame(rows).assign(us=us)
+    free = frame[frame["stride"] == 1].set_index("width_bits")
+    per_wavefront = frame["width_bits"].map(free["us"] / free["predicted_wavefronts"])
+    return frame.assign(predicted_us=per_wavefront * frame["predicted_wavefronts"])
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
@@ -188,11 +170,9 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
         places = [number + 0.25 * (index - 1) for number in range(len(names))]
         right.bar(places, others["cycles"], width=0.22, color=COLOURS[index])
         right.plot(places, others["predicted_wavefronts"], "_", color="black", markersize=7)
-    left.set(xlabel="stride in elements", ylabel="cycles per request of a warp", yscale="log", title="by stride")
-    left.set_xticks([1, 4, 8, 12, 16, 20, 24, 28, 32])
-    left.set_yticks([1, 2, 4, 8, 16, 32], [str(value) for value in (1, 2, 4, 8, 16, 32)])
-    left.minorticks_off()
-    left.set_ylim(0.8, 150)
+    left.set(xlabel="stride in elements", ylabel="cycles per request of a warp", ylim=(0.8, 150), title="by stride")
+    left.set_yscale("log", base=2)
+    left.yaxis.set_major_formatter("{x:g}")
     left.legend(loc="upper left", ncols=3, fontsize="small", columnspacing=1.0)
     right.set_xticks(range(len(names)), names, rotation=40, ha="right")
     right.set_title("black: wavefronts predicted")

@@ -1,9 +1,5 @@
 """A barrier costs the wait: nothing for syncwarp in a converged warp, the slowest warp for syncthreads.
 
-Measurements: a "loop" with a barrier after each multiply-add; rounds of multiply-adds, in "uneven rounds" with one warp
-that does more; `shared_a` of `narrow_product` with either barrier ("tile of A"); and "divergent" barriers, undefined on
-hardware, which run under the simulator's scheduler.
-
 Source: CUDA C++ Programming Guide, "Synchronization Functions"; details in docs/memory_lab.md.
 """
 
@@ -12,19 +8,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from numba import cuda, float32, int32, uint32
+from numba import cuda, float32, int32
 
 from numba_gemm.device.units import FLOAT32_BYTES, WARP, ceil_div
 from numba_gemm.lab.harness.experiment import decided
 from numba_gemm.lab.memory import machine, narrow_product
 from numba_gemm.lab.memory.drawing import Figure, bars, curves, log2_x
 from numba_gemm.lab.memory.narrow_product import W
-from numba_gemm.runtime.timing import Call
 from numba_gemm.simulator import probe, scheduler
 
 UNROLLED = 8  # unrolled turns of a loop, so that the loop counter costs little
@@ -56,45 +51,24 @@ def counter(of_warp: bool = False, of_block: bool = False) -> Any:
     return count
 
 
-@cuda.jit
-def warp_rounds(out: Any, one: Any, steps: Any) -> None:
-    """Run each warp's steps of each round, with a warp barrier after the round; `steps` has one row per round."""
-    warp = cuda.threadIdx.x // WARP
-    x = float32(0)
-    for turn in range(steps.shape[0]):
-        for _ in range(steps[turn, warp]):
-            for _ in range(CHUNK):
-                x = x * one + one
-        cuda.syncwarp()
-    out[cuda.grid(1)] = x
+def rounds_of(of_block: bool) -> Any:
+    """Return a kernel with a barrier of the block, or of the warp, after each round, for which `steps` has a row."""
 
+    @cuda.jit
+    def rounds(out: Any, one: Any, steps: Any) -> None:
+        warp = cuda.threadIdx.x // WARP
+        x = float32(0)
+        for turn in range(steps.shape[0]):
+            for _ in range(steps[turn, warp]):
+                for _ in range(CHUNK):
+                    x = x * one + one
+            if of_block:
+                cuda.syncthreads()
+            else:
+                cuda.syncwarp()
+        out[cuda.grid(1)] = x
 
-@cuda.jit
-def block_rounds(out: Any, one: Any, steps: Any) -> None:
-    """Same as `warp_rounds`, with a block barrier after each round."""
-    warp = cuda.threadIdx.x // WARP
-    x = float32(0)
-    for turn in range(steps.shape[0]):
-        for _ in range(steps[turn, warp]):
-            for _ in range(CHUNK):
-                x = x * one + one
-        cuda.syncthreads()
-    out[cuda.grid(1)] = x
-
-
-@cuda.jit
-def shared_a_syncthreads(a: Any, b: Any, c: Any) -> None:
-    """`shared_a` of `narrow_product` with a block barrier instead of the warp barrier."""
-    a_tile = cuda.shared.array((W, W), float32)
-    x, y = cuda.threadIdx.x, cuda.threadIdx.y
-    row = cuda.blockIdx.y * cuda.blockDim.y + y
-    col = cuda.blockIdx.x * cuda.blockDim.x + x
-    a_tile[y, x] = a[row, x]
-    cuda.syncthreads()  # stronger than needed: row y of the tile is written and read by this warp only
-    acc = float32(0)
-    for i in range(uint32(W)):
-        acc += a_tile[y, i] * b[i, col]
-    c[row, col] = acc
+    return rounds
 
 
 # ---------------------------------------------------------------- kernels for the simulator only, with 64 threads
@@ -102,7 +76,6 @@ def shared_a_syncthreads(a: Any, b: Any, c: Any) -> None:
 DIVERGENT_BLOCK = 64
 
 
-@cuda.jit
 def block_barrier_after_return(out: Any) -> None:
     """The second warp returns before the first one reaches the barrier."""
     t = cuda.threadIdx.x
@@ -112,7 +85,6 @@ def block_barrier_after_return(out: Any) -> None:
     out[t] = 1
 
 
-@cuda.jit
 def block_barrier_in_branch(out: Any) -> None:
     """The first warp has an additional barrier, while the second one waits at the next barrier."""
     t = cuda.threadIdx.x
@@ -122,7 +94,6 @@ def block_barrier_in_branch(out: Any) -> None:
     cuda.syncthreads()
 
 
-@cuda.jit
 def block_barrier_in_both_branches(out: Any) -> None:
     """Each warp waits at its own barrier."""
     t = cuda.threadIdx.x
@@ -133,7 +104,6 @@ def block_barrier_in_both_branches(out: Any) -> None:
     out[t] = 1
 
 
-@cuda.jit
 def warp_barrier_after_return(out: Any) -> None:
     """Half of each warp returns before the other half reaches the barrier of all lanes."""
     t = cuda.threadIdx.x
@@ -143,7 +113,6 @@ def warp_barrier_after_return(out: Any) -> None:
     out[t] = 1
 
 
-@cuda.jit
 def warp_barrier_in_both_branches(out: Any) -> None:
     """The halves of each warp wait at different barriers of all lanes."""
     t = cuda.threadIdx.x
@@ -154,7 +123,6 @@ def warp_barrier_in_both_branches(out: Any) -> None:
     out[t] = 1
 
 
-@cuda.jit
 def warp_barrier_of_absent_lanes(out: Any) -> None:
     """Half of each warp waits for all lanes, while the other half waits at a block barrier."""
     t = cuda.threadIdx.x
@@ -164,7 +132,6 @@ def warp_barrier_of_absent_lanes(out: Any) -> None:
     out[t] = 1
 
 
-@cuda.jit
 def masked_barrier_in_branch(out: Any) -> None:
     """Half of each warp exchanges numbers through a barrier of only these lanes."""
     numbers = cuda.shared.array(DIVERGENT_BLOCK, int32)
@@ -177,13 +144,13 @@ def masked_barrier_in_branch(out: Any) -> None:
 
 
 DIVERGENT = {
-    kernel.__name__: (kernel, said)
-    for said, kernels in (
-        (DIVERGES, (block_barrier_after_return, block_barrier_in_branch, block_barrier_in_both_branches)),
-        (DIVERGES, (warp_barrier_of_absent_lanes,)),
-        (FULL, (warp_barrier_after_return, warp_barrier_in_both_branches, masked_barrier_in_branch)),
-    )
-    for kernel in kernels
+    "block_barrier_after_return": (block_barrier_after_return, DIVERGES),
+    "block_barrier_in_branch": (block_barrier_in_branch, DIVERGES),
+    "block_barrier_in_both_branches": (block_barrier_in_both_branches, DIVERGES),
+    "warp_barrier_of_absent_lanes": (warp_barrier_of_absent_lanes, DIVERGES),
+    "warp_barrier_after_return": (warp_barrier_after_return, FULL),
+    "warp_barrier_in_both_branches": (warp_barrier_in_both_branches, FULL),
+    "masked_barrier_in_branch": (masked_barrier_in_branch, FULL),
 }
 """Kernels with the outcome that the scheduler should report."""
 
@@ -220,8 +187,8 @@ def ask_scheduler() -> dict[str, str]:
 # ------------------------------------------------------------------------------------------------------- experiment
 
 LOOPS = {"none": counter(), "syncwarp": counter(of_warp=True), "syncthreads": counter(of_block=True)}
-ROUNDS = {"syncwarp": warp_rounds, "syncthreads": block_rounds}
-TILES = {"syncwarp": narrow_product.shared_a, "syncthreads": shared_a_syncthreads}
+ROUNDS = {"syncwarp": rounds_of(of_block=False), "syncthreads": rounds_of(of_block=True)}
+TILES = {"syncwarp": narrow_product.KERNELS["shared_a"], "syncthreads": narrow_product.through_a(of_block=True)}
 
 
 def least_clocks(barrier: str, block: int) -> float:
@@ -265,44 +232,34 @@ def barriers(
     grid: Blocks of the loops and rounds; 0 means one per multiprocessor.
     rounds: Samples of each measurement.
     """
-    properties = machine.properties()
-    clock_hz, grid, one = properties.clock_hz, grid or properties.sm_count, np.float32(1)
-    calls: dict[tuple[str, str, int], Call] = {}
-    predicted: dict[tuple[str, str, int], tuple[int, float]] = {}  # turns, and total seconds
+    clock_hz, grid, one = machine.properties().clock_hz, grid or machine.properties().sm_count, np.float32(1)
+    rows: list[dict[str, Any]] = []
 
-    def add(
-        what: str, kernels: Mapping[str, Any], geometry: Any, arguments: Any, out: Any, expected: np.ndarray
-    ) -> Iterator[tuple[str, str, int]]:
-        """Check kernels that differ in their barriers, add them to those to be timed, and yield their names."""
-        for barrier, kernel in kernels.items():
-            name = what, barrier, int(np.prod(geometry[1]))
-            calls[name] = machine.enqueue(kernel, *geometry, *arguments)
-            out.copy_to_device(np.full(out.shape, np.nan, np.float32))
-            calls[name](0)
-            machine.verify(out, expected, name)
-            yield name
+    def measure(
+        what: str, kernels: Mapping[str, Any], shape: Any, arguments: Any, out: Any, sums: Any, turns: int, least: Any
+    ) -> None:
+        """Add a row for each of the kernels, which differ in their barriers; `least` are their predicted seconds."""
+        calls = {barrier: machine.enqueue(kernel, *shape, *arguments) for barrier, kernel in kernels.items()}
+        for barrier, us in machine.checked_us(calls, out, sums, rounds).items():
+            row = {"measurement": what, "barrier": barrier, "block": int(np.prod(shape[1])), "turns": turns, "us": us}
+            rows.append(row | {"ns_a_turn": 1e3 * us / turns, "predicted_ns_a_turn": 1e9 * least[barrier] / turns})
 
     for block in blocks:
-        out, counted = cuda.device_array(grid * block, np.float32), np.full(grid * block, turns)
-        for name in add("loop", LOOPS, (grid, block), (out, one, turns), out, counted):
-            predicted[name] = turns, turns * least_clocks(name[1], block) / clock_hz
-    out, (short, long) = cuda.device_array(grid * UNEVEN_BLOCK, np.float32), steps
-    for what, least in (("even rounds", long), ("uneven rounds", short)):
-        planned = uneven(rounds_a_launch, least, long)
-        counted, on_device = np.tile(np.repeat(CHUNK * planned.sum(axis=0), WARP), grid), cuda.to_device(planned)
-        for name in add(what, ROUNDS, (grid, UNEVEN_BLOCK), (out, one, on_device), out, counted):
-            predicted[name] = rounds_a_launch, LATENCY * CHUNK * critical(name[1], planned) / clock_hz
+        out = cuda.device_array(grid * block, np.float32)
+        least = {barrier: turns * least_clocks(barrier, block) / clock_hz for barrier in LOOPS}
+        measure("loop", LOOPS, (grid, block), (out, one, turns), out, np.full(out.size, turns), turns, least)
+    for what, short in (("even rounds", steps[1]), ("uneven rounds", steps[0])):
+        planned = uneven(rounds_a_launch, short, steps[1])
+        out, on_device = cuda.device_array(grid * UNEVEN_BLOCK, np.float32), cuda.to_device(planned)
+        sums = np.tile(np.repeat(CHUNK * planned.sum(axis=0), WARP), grid)
+        least = {barrier: LATENCY * CHUNK * critical(barrier, planned) / clock_hz for barrier in ROUNDS}
+        measure(what, ROUNDS, (grid, UNEVEN_BLOCK), (out, one, on_device), out, sums, rounds_a_launch, least)
     host_a, host_b = narrow_product.integers(m, W, 0), narrow_product.integers(W, m, 1)
     a, b, c = cuda.to_device(host_a), cuda.to_device(host_b), cuda.device_array((m, m), np.float32)
-    passed = narrow_product.cost(narrow_product.accesses("shared_a", m))
+    passed = narrow_product.cost(narrow_product.ACCESSES["shared_a"])
     hits, _ = narrow_product.bounds(m, m, passed, FLOAT32_BYTES * (2 * m * W + m * m))
-    for name in add("tile of A", TILES, ((m // W, m // W), (W, W)), (a, b, c), c, host_a @ host_b):
-        predicted[name] = 1, hits / 1e6
-    rows: list[dict[str, Any]] = []
-    for (what, barrier, block), samples in machine.timed(calls, rounds=rounds).items():
-        turns, seconds = predicted[what, barrier, block]
-        row = {"measurement": what, "barrier": barrier, "block": block, "turns": turns, "us": samples.median}
-        rows.append(row | {"ns_a_turn": 1e3 * samples.median / turns, "predicted_ns_a_turn": 1e9 * seconds / turns})
+    least = dict.fromkeys(TILES, hits / 1e6)
+    measure("tile of A", TILES, ((m // W, m // W), (W, W)), (a, b, c), c, host_a @ host_b, 1, least)
     for barrier, said in ask_scheduler().items():
         row = {"measurement": "divergent", "barrier": barrier, "block": DIVERGENT_BLOCK}
         rows.append(row | {"outcome": said, "predicted_outcome": DIVERGENT[barrier][1]})
@@ -371,7 +328,7 @@ ROUND_TYPES, TILE_TYPES = "float32[::1], float32, int32[:, ::1]", "float32[:, ::
 SMALL = {"blocks": (32, 64), "turns": 8, "rounds_a_launch": 4, "steps": (1, 2), "m": 32, "grid": 1, "rounds": 1}
 SIGNATURES = {
     **{f"loop_{barrier}": (kernel, LOOP_TYPES) for barrier, kernel in LOOPS.items()},
-    **{kernel.__name__: (kernel, ROUND_TYPES) for kernel in ROUNDS.values()},
-    "shared_a_syncthreads": (shared_a_syncthreads, TILE_TYPES),
+    **{f"rounds_{barrier}": (kernel, ROUND_TYPES) for barrier, kernel in ROUNDS.items()},
+    "shared_a_syncthreads": (TILES["syncthreads"], TILE_TYPES),
 }
 EXPERIMENT = machine.experiment(barriers, "9.2.3.2", claims, plot, SMALL, SIGNATURES)

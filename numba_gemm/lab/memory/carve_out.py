@@ -1,17 +1,13 @@
 """A multiprocessor's L1 cache and shared memory share one storage: more for one is less for the other.
 
-A copy, repeated reads of a tile ("reread") and stages of the ladder, each with every preferred share of shared memory,
-which is an attribute of a graph's kernel node; -1 is no preference. Predicted are the level that serves repeated reads,
-and the speed of stages by the blocks that fit side by side.
-
 Source: CUDA C++ Programming Guide, "Compute Capabilities"; details in docs/memory_lab.md.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -45,6 +41,12 @@ SPLITS: dict[tuple[int, int], tuple[int, tuple[int, ...]]] = {
     (9, 0): (256, (0, 8, 16, 32, 64, 100, 132, 164, 196, 228)),
 }
 """KB of L1 cache and shared memory together, and the possible sizes of shared memory, by compute capability."""
+
+SCALES = {"gb_s": 1e6, "tflop_s": 1e9}  # bytes or FLOP per millisecond
+COLUMNS = (
+    *("kernel", "percent", "tile_kib", "ms", *SCALES, "predicted_shared_kib", "predicted_l1_kib"),
+    *("predicted_blocks", "predicted_ms", *(f"predicted_{unit}" for unit in SCALES)),
+)
 
 
 @cuda.jit
@@ -98,8 +100,7 @@ def blocks_in(shared: int, found: Occupancy) -> int:
     return min(*others, shared // block_bytes(found))
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """A kernel to run with every preference.
 
     A launch does `work` bytes or FLOP, and its blocks read a tile of `tile` bytes repeatedly, if not 0. It overwrites
@@ -113,47 +114,37 @@ class Case:
     out: Any
     expected: np.ndarray
     tile: int = 0
-    flops: bool = False
     every: int = 1
+    unit: str = "gb_s"
 
-    def measured(self, percent: int, stream: int, rounds: int) -> float:
-        """Return the milliseconds of a launch with a preference, after checking its result."""
-        call(driver.cuMemsetD32Async, movement.address(self.out), NAN, self.out.size, stream)
-        attribute = value = None
-        if percent != NO_PREFERENCE:
-            attribute, value = CARVE_OUT, driver.CUkernelNodeAttrValue()
-            value.sharedMemCarveout = percent
-        with movement.kernel_graph(self.enqueue, 1, stream, attribute, value) as graph:
-            ms = movement.median_ms([stream], lambda: call(driver.cuGraphLaunch, graph, stream), rounds)
-        assert np.array_equal(self.out.copy_to_host()[:: self.every], self.expected), (
-            f"the result of {self.name} is wrong"
-        )
-        return ms
 
-    def row(self, percent: int, ms: float, default_ms: float) -> dict[str, Any]:
-        """Return one row of the result; `default_ms` is the time without a preference."""
-        cc, (limits, _) = self.occupancy.cc, machine.ceilings()
-        shared = l1 = None
-        blocks = self.occupancy.blocks
-        if percent != NO_PREFERENCE:
-            shared = shared_size(percent, block_bytes(self.occupancy), cc)
-            l1, blocks = SPLITS[cc][0] * KIB - shared, blocks_in(shared, self.occupancy)
-        if not self.tile:
-            predicted_ms = default_ms * self.occupancy.blocks / blocks
-        elif l1 is None:
-            predicted_ms = float("nan")
-        else:
-            predicted_ms = 1e3 * self.work / (limits.shared if self.tile <= l1 else limits.l2)
-        unit, scale = ("tflop_s", 1e9) if self.flops else ("gb_s", 1e6)
-        rates = dict.fromkeys(("gb_s", "tflop_s")) | {unit: self.work / ms / scale}
-        predicted = dict.fromkeys(("gb_s", "tflop_s")) | {unit: self.work / predicted_ms / scale}
-        return (
-            {"kernel": self.name, "percent": percent, "tile_kib": self.tile / KIB if self.tile else None, "ms": ms}
-            | rates
-            | {"predicted_shared_kib": shared and shared / KIB, "predicted_l1_kib": l1 and l1 / KIB}
-            | {"predicted_blocks": blocks, "predicted_ms": predicted_ms}
-            | {f"predicted_{name}": rate for name, rate in predicted.items()}
-        )
+def checked_ms(case: Case, percent: int, stream: int, rounds: int) -> float:
+    """Return the milliseconds of a launch with a preference, after checking its result."""
+    call(driver.cuMemsetD32Async, movement.address(case.out), NAN, case.out.size, stream)
+    attribute = value = None
+    if percent != NO_PREFERENCE:
+        attribute, value = CARVE_OUT, driver.CUkernelNodeAttrValue()
+        value.sharedMemCarveout = percent
+    with movement.kernel_graph(case.enqueue, 1, stream, attribute, value) as graph:
+        ms = movement.median_ms([stream], lambda: call(driver.cuGraphLaunch, graph, stream), rounds)
+    assert np.array_equal(case.out.copy_to_host()[:: case.every], case.expected), f"{case.name}: the result is wrong"
+    return ms
+
+
+def predictions(case: Case, percent: int, default_ms: float) -> dict[str, Any]:
+    """Return the predicted columns of a row; `default_ms` is the time without a preference."""
+    found = case.occupancy
+    if percent == NO_PREFERENCE:
+        predicted = {"blocks": found.blocks, "ms": math.nan if case.tile else default_ms}
+    else:
+        shared = shared_size(percent, block_bytes(found), found.cc)
+        l1, blocks = SPLITS[found.cc][0] * KIB - shared, blocks_in(shared, found)
+        predicted = {"shared_kib": shared / KIB, "l1_kib": l1 / KIB, "blocks": blocks}
+        limits, _ = machine.ceilings()
+        read_ms = 1e3 * case.work / (limits.shared if case.tile <= l1 else limits.l2)
+        predicted["ms"] = read_ms if case.tile else default_ms * found.blocks / blocks
+    predicted[case.unit] = case.work / predicted["ms"] / SCALES[case.unit]
+    return {f"predicted_{name}": value for name, value in predicted.items()}
 
 
 def cases(
@@ -162,11 +153,8 @@ def cases(
     """Yield a copy, repeated reads of each tile by one block per multiprocessor, and products by each stage."""
     values = np.arange(elements, dtype=np.float32) % 1000
     x, out = cuda.to_device(values), cuda.device_array(elements, np.float32)
-    launch, found = (
-        machine.enqueue(copy, elements // COPY_BLOCK, COPY_BLOCK, x, out),
-        occupancy(COPY_BLOCK, REGISTERS, 0, cc),
-    )
-    yield Case("copy", launch, 2 * FLOAT32_BYTES * elements, found, out, values)
+    launch = machine.enqueue(copy, elements // COPY_BLOCK, COPY_BLOCK, x, out)
+    yield Case("copy", launch, 2 * FLOAT32_BYTES * elements, occupancy(COPY_BLOCK, REGISTERS, 0, cc), out, values)
     blocks, found = machine.properties().sm_count, occupancy(REREAD_BLOCK, REGISTERS, 0, cc)
     for tile in tiles:
         words, turns = tile // FLOAT32_BYTES, block_reads // tile
@@ -185,7 +173,7 @@ def cases(
         def product(stream: int, stage: str = stage, out: Any = out) -> None:
             tiled_sgemm(*operands, out, stage=stage, stream=stream)
 
-        yield Case(stage, product, work, occupancy_of(stage), out, expected, flops=True, every=every)
+        yield Case(stage, product, work, occupancy_of(stage), out, expected, every=every, unit="tflop_s")
 
 
 def carve_out(
@@ -221,10 +209,12 @@ def carve_out(
             movement.finish(stream)
             default_ms = 0.0
             for percent in (NO_PREFERENCE, *percentages(cc)):
-                ms = case.measured(percent, stream, rounds)
+                ms = checked_ms(case, percent, stream, rounds)
                 default_ms = default_ms or ms
-                rows.append(case.row(percent, ms, default_ms))
-                yield pd.DataFrame(rows)
+                row = {"kernel": case.name, "percent": percent, "tile_kib": case.tile / KIB or None, "ms": ms}
+                row[case.unit] = case.work / ms / SCALES[case.unit]
+                rows.append(row | predictions(case, percent, default_ms))
+                yield pd.DataFrame(rows, columns=COLUMNS)
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
@@ -251,23 +241,19 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
     tiles = chosen[chosen["tile_kib"].notna()]
     fits = tiles["tile_kib"] <= tiles["predicted_l1_kib"]
     far = tiles[tiles["tile_kib"] >= 2 * tiles["predicted_l1_kib"]]
-    slowest_inside, fastest_outside = (
-        tiles[fits].groupby("kernel")["ms"].max(),
-        tiles[~fits].groupby("kernel")["ms"].min(),
-    )
-    products = chosen[chosen["tflop_s"].notna()]
-    best = products.groupby("kernel")[["predicted_blocks", "ms"]].agg({"predicted_blocks": "max", "ms": "min"})
-    fewer = products[products["predicted_blocks"] < products["kernel"].map(best["predicted_blocks"])]
+    inside, outside = (tiles[where].groupby("kernel")["ms"] for where in (fits, ~fits))
+    products = chosen[chosen["tflop_s"].notna()].groupby("kernel")
+    fewer = products.obj[products.obj["predicted_blocks"] < products["predicted_blocks"].transform("max")]
     return {
         "a copy takes the same time under every split": copied.max() < 1.1 * copied.min(),
         "a tile that fits into what is left for L1 is read faster than where it does not": (
-            (slowest_inside < fastest_outside)[fastest_outside.index]
+            (inside.max() < outside.min())[outside.min().index]
         ),
         "tiles of twice what is left and more are read at the L2 cache's pace or below": (
             far["ms"] > 0.9 * far["predicted_ms"]
         ),
         "a stage is slower where fewer of its blocks fit side by side": (
-            fewer["ms"] > 1.03 * fewer["kernel"].map(best["ms"])
+            fewer["ms"] > 1.03 * fewer["kernel"].map(products["ms"].min())
         ),
         "but it loses no more than the share of blocks that it lost": fewer["ms"] < 1.1 * fewer["predicted_ms"],
     }

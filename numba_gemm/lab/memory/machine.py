@@ -6,8 +6,8 @@ In the simulator, kernels run under the package's scheduler, one thread after th
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -21,22 +21,7 @@ from numba_gemm.runtime.device import DeviceProperties, current_device, device_p
 from numba_gemm.runtime.driver import call, device_scope
 from numba_gemm.runtime.timing import Call, Samples, time_interleaved
 from numba_gemm.simulator import scheduler
-from numba_gemm.simulator.switch import SIMULATOR
-
-__all__ = [
-    "ROUNDS",
-    "SIMULATOR",
-    "attribute",
-    "ceilings",
-    "enqueue",
-    "experiment",
-    "facts",
-    "in_context",
-    "properties",
-    "streams",
-    "timed",
-    "verify",
-]
+from numba_gemm.simulator.switch import SIMULATOR as SIMULATOR
 
 ROUNDS = 15
 Extent = int | tuple[int, ...]
@@ -57,43 +42,45 @@ def enqueue(kernel: Any, grid: Extent, block: Extent, *args: Any) -> Call:
     return launch
 
 
-@contextmanager
-def in_context() -> Iterator[None]:
+def in_context() -> AbstractContextManager[None]:
     """Make the current device's context current for calls of the driver; no effect in the simulator."""
-    with ExitStack() as scopes:
-        if not SIMULATOR:
-            scopes.enter_context(device_scope(current_device()))
-        yield
+    return nullcontext() if SIMULATOR else device_scope(current_device())
 
 
 @contextmanager
-def streams(count: int = 1) -> Iterator[list[int]]:
-    """Yield handles of new streams that do not wait for the default one; in the simulator, of the default stream."""
+def streams(count: int = 1, blocking: bool = False) -> Iterator[list[int]]:
+    """Yield handles of new streams, which wait for the default one if `blocking`; in the simulator, of that stream."""
     if SIMULATOR:
         yield [0] * count
         return
-    with in_context():
-        made = [int(call(driver.cuStreamCreate, driver.CUstream_flags.CU_STREAM_NON_BLOCKING)) for _ in range(count)]
-        try:
-            yield made
-        finally:
-            for stream in made:
-                call(driver.cuStreamDestroy, stream)
+    kind = driver.CUstream_flags.CU_STREAM_DEFAULT if blocking else driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+    with in_context(), ExitStack() as scopes:
+        made = [int(call(driver.cuStreamCreate, kind)) for _ in range(count)]
+        for stream in made:
+            scopes.callback(call, driver.cuStreamDestroy, stream)
+        yield made
 
 
 def timed(calls: Mapping[Any, Call], *, rounds: int = ROUNDS) -> dict[Any, Samples]:
     """Time calls in turn like `numba_gemm.runtime.timing.time_interleaved`; results have the keys of the calls."""
+    named = {repr(name): enqueued for name, enqueued in calls.items()}
     with streams() as (stream,):
-        found = time_interleaved(
-            {repr(name): enqueued for name, enqueued in calls.items()}, stream=stream, rounds=rounds
-        )
-    return {name: found[repr(name)] for name in calls}
+        return dict(zip(calls, time_interleaved(named, stream=stream, rounds=rounds).values()))
 
 
 def verify(out: Any, expected: Any, what: Any = "") -> None:
     """Raise AssertionError unless a device array holds the expected elements, in this order."""
     found = out.copy_to_host()
     np.testing.assert_array_equal(found, np.reshape(expected, found.shape), str(what))
+
+
+def checked_us(calls: Mapping[Any, Call], out: Any, expected: Any, rounds: int) -> dict[Any, float]:
+    """Median microseconds of kernels that each store the expected elements in `out`, which is checked first."""
+    for name, enqueued in calls.items():
+        out.copy_to_device(np.full(out.shape, np.nan, np.float32))
+        enqueued(0)
+        verify(out, expected, name)
+    return {name: samples.median for name, samples in timed(calls, rounds=rounds).items()}
 
 
 def properties() -> DeviceProperties:
@@ -113,30 +100,21 @@ def facts(_frame: Any) -> dict[str, str]:
 
 def attribute(name: str) -> int:
     """Return an attribute of the current device, named as in the driver without ``CU_DEVICE_ATTRIBUTE_``."""
-    device = call(driver.cuDeviceGet, current_device())
-    return int(
-        call(driver.cuDeviceGetAttribute, getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}"), device)
-    )
+    named = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+    return int(call(driver.cuDeviceGetAttribute, named, call(driver.cuDeviceGet, current_device())))
+
+
+def nvml_gpu() -> tuple[Any, Any]:
+    """Return the NVML of cuda.bindings and its handle of the current device; an exception if either is missing."""
+    from cuda.bindings import nvml
+
+    nvml.init_v2()
+    return nvml, nvml.device_get_handle_by_uuid(cuda.get_current_device().uuid)
 
 
 def experiment(
-    run: Callable[..., Any],
-    section: str,
-    claims: Callable[[Any], dict[str, bool]],
-    plot: Callable[..., None],
-    small: Mapping[str, Any],
-    kernels: Mapping[str, tuple[Any, str]],
-    unavailable: str = "",
+    run: Any, section: str, claims: Any, plot: Any, small: Any, kernels: Any, unavailable: str = ""
 ) -> Experiment:
     """Describe an experiment of the laboratory, named after the function that runs it; see `Experiment`."""
-    return Experiment(
-        run.__name__,
-        run,
-        claims=claims,
-        plot=plot,
-        small=small,
-        kernels=kernels,
-        section=section,
-        unavailable=unavailable,
-        facts=facts,
-    )
+    described = {"section": section, "claims": claims, "plot": plot, "small": small, "kernels": kernels}
+    return Experiment(run.__name__, run, facts=facts, unavailable=unavailable, **described)

@@ -1,8 +1,5 @@
 """The level that holds the data decides how long a read takes, more than the memory space that a kernel names.
 
-Latency is that of a chain of dependent reads by one thread; bandwidth that of all multiprocessors, in bytes that lanes
-receive. Predicted are the guide's order of latencies, and theoretical rates.
-
 One module because the kernels, the measurement, the claims and the plot of an experiment are read together.
 
 Source: CUDA C++ Best Practices Guide, "Device Memory Spaces"; details in docs/memory_lab.md.
@@ -12,8 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -56,19 +52,10 @@ COLUMNS = ("location", "cached", "access", "scope", "lifetime", "predicted_laten
 DEVICE = "device memory"
 ONE, MANY = "constant cache", "32 addresses"
 LEVELS = (
-    ("register", "registers"),
-    ("shared", "shared memory"),
-    ("local", "L1"),
-    ("local", "L2"),
-    ("global", "L1"),
-    ("global", "L2"),
-    ("global", DEVICE),
-    ("constant", ONE),
-    ("constant", MANY),
-    ("constant", "beyond"),
-    ("texture", "L1"),
-    ("texture", "L2"),
-    ("texture", DEVICE),
+    *(("register", "registers"), ("shared", "shared memory"), ("local", "L1"), ("local", "L2")),
+    *(("global", level) for level in ("L1", "L2", DEVICE)),
+    *(("constant", level) for level in (ONE, MANY, "beyond")),
+    *(("texture", level) for level in ("L1", "L2", DEVICE)),
 )
 
 
@@ -108,12 +95,18 @@ def copy_array(memory: Any, chain: Any) -> None:
         i = uint32(i + 1)
 
 
-def walker(read: Any) -> Any:
+@device_function
+def multiply_add(one: Any, value: Any) -> Any:
+    """Multiply and add in registers, as a step of a chain."""
+    return value * one + one
+
+
+def walker(read: Any, number: Any) -> Any:
     """Return a device function that follows a chain of reads, first untimed ones to warm up, then timed ones."""
 
     @device_function
     def walk(memory: Any, start: Any, warm: Any, steps: Any, out: Any) -> None:
-        place = uint32(start + cuda.threadIdx.x)  # as far as the compiler knows, it differs between lanes
+        place = number(start + cuda.threadIdx.x)  # as far as the compiler knows, it differs between lanes
         for counts in range(2):
             left = uint32(steps) if counts else uint32(warm)
             since, begin = nanoseconds(), cycles()
@@ -123,18 +116,26 @@ def walker(read: Any) -> Any:
                 left = uint32(left - uint32(LINKS))
             end, until = cycles(), nanoseconds()
             out[0], out[1] = end - begin, until - since
-        out[2] = place
+        out[2] = uint64(place)
 
     return walk
 
 
-walk_array, walk_texture = walker(element), walker(first_channel)
+walk_array, walk_texture = walker(element, uint32), walker(first_channel, uint32)
+walk_registers = walker(multiply_add, float32)
 
 
-@cuda.jit
-def chase_global(chain: Any, start: Any, warm: Any, steps: Any, out: Any) -> None:
-    """Follow a chain in global memory."""
-    walk_array(chain, start, warm, steps, out)
+def chaser(walk: Any) -> Any:
+    """Return a kernel that follows a chain in memory that is passed to it."""
+
+    @cuda.jit
+    def chase(memory: Any, start: Any, warm: Any, steps: Any, out: Any) -> None:
+        walk(memory, start, warm, steps, out)
+
+    return chase
+
+
+chase_global, chase_texture, chase_registers = map(chaser, (walk_array, walk_texture, walk_registers))
 
 
 @cuda.jit
@@ -159,93 +160,69 @@ def chase_constant(start: Any, warm: Any, steps: Any, out: Any) -> None:
     walk_array(cuda.const.array_like(CONSTANT), start, warm, steps, out)
 
 
-@cuda.jit
-def chase_texture(texture: Any, start: Any, warm: Any, steps: Any, out: Any) -> None:
-    """Follow a chain through a texture with one channel."""
-    walk_texture(texture, start, warm, steps, out)
-
-
-@cuda.jit
-def chase_registers(one: Any, steps: Any, out: Any) -> None:
-    """Chain of multiply-adds in which each needs the result of the previous one."""
-    value, left = float32(0), uint32(steps)
-    since, begin = nanoseconds(), cycles()
-    while left > uint32(0):
-        for _ in range(LINKS):
-            value = value * one + one
-        left = uint32(left - uint32(LINKS))
-    end, until = cycles(), nanoseconds()
-    out[0], out[1], out[2] = end - begin, until - since, uint64(value)
-
-
 # ---------------------------------------------------------------------------------------------------- bandwidth
+
+
+@device_function
+def four_floats(memory: Any, place: Any) -> Any:
+    """Read four words of a matrix with one row, and return their sum."""
+    x, y, z, w = ceilings.load4(memory, uint32(0), place)
+    return (x + y) + (z + w)
+
+
+@device_function
+def four_channels(texture: Any, place: Any) -> Any:
+    """Read a word of a texture with four channels, and return their sum."""
+    x, y, z, w = texel(texture, uint32(place))
+    return (x + y) + (z + w)
+
+
+def summing(read: Any, number: Any, apart: int) -> Any:
+    """Return a device function that sums reads of places `apart` from each other, from another start in each turn."""
+
+    @device_function
+    def total_of(memory: Any, turns: Any, start: Any) -> Any:
+        total, turn, last = number(0), uint32(0), uint32(turns)
+        while turn < last:
+            first = uint32(start + turn % FIRST * apart)
+            for i in range(READS):
+                total = number(total + read(memory, first + uint32(i * apart)))
+            turn = uint32(turn + 1)
+        return total
+
+    return total_of
+
+
+sum_vectors, sum_texels = summing(four_floats, float32, 4 * WARP), summing(four_channels, uint32, WARP)
+sum_floats, sum_words = summing(element, float32, 1), summing(element, uint32, 1)
 
 
 @cuda.jit
 def read_cached(turns: Any, x: Any, out: Any) -> None:
-    """Read rows of a small array, four floats per thread and the same ones in all blocks, like `read_shared`."""
-    thread = uint32(cuda.threadIdx.x)
-    tid = uint32(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
-    col, last = uint32(thread % 32 * 4), uint32(turns)
-    acc = cuda.local.array(4, float32)
-    for q in range(4):
-        acc[q] = float32(0)
-    turn = uint32(0)
-    while turn < last:
-        first = uint32(turn % FIRST)
-        for i in range(0, READS, 4):
-            row = uint32(first + uint32(i))
-            one_row, next_row = ceilings.load4(x, row, col), ceilings.load4(x, row + uint32(1), col)
-            third_row, last_row = ceilings.load4(x, row + uint32(2), col), ceilings.load4(x, row + uint32(3), col)
-            ceilings.add4(acc, one_row)
-            ceilings.add4(acc, next_row)
-            ceilings.add4(acc, third_row)
-            ceilings.add4(acc, last_row)
-        turn = uint32(turn + 1)
-    out[0, tid] = (acc[0] + acc[1]) + (acc[2] + acc[3])
+    """Read rows of a small array, four floats per thread and the same ones in all blocks."""
+    out[0, uint32(cuda.grid(1))] = sum_vectors(x, turns, uint32(cuda.threadIdx.x % WARP * 4))
 
 
 @cuda.jit
 def read_local(turns: Any, x: Any, out: Any) -> None:
-    """Read a thread's copy of a few floats, starting at a different one in each turn."""
+    """Read a thread's copy of a few floats."""
     memory = cuda.local.array(ROWS, float32)
     for i in range(ROWS):
         memory[i] = x[0, i]
-    total, turn, last = float32(0), uint32(0), uint32(turns)
-    while turn < last:
-        first = uint32(turn % FIRST)
-        for i in range(READS):
-            total += memory[first + uint32(i)]
-        turn = uint32(turn + 1)
-    out[0, uint32(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)] = total
+    out[0, uint32(cuda.grid(1))] = sum_floats(memory, turns, uint32(0))
 
 
 @cuda.jit
 def read_constant(turns: Any, apart: Any, out: Any) -> None:
     """Read constants that are `apart` words apart in neighbouring lanes; with 0, all lanes read the same word."""
-    memory = cuda.const.array_like(CONSTANT)
-    at = uint32(cuda.threadIdx.x % WARP) * uint32(apart)
-    total, turn, last = uint32(0), uint32(0), uint32(turns)
-    while turn < last:
-        first = uint32(at + turn % FIRST)
-        for i in range(READS):
-            total = uint32(total + memory[first + uint32(i)])
-        turn = uint32(turn + 1)
-    out[uint32(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)] = total
+    start = uint32(cuda.threadIdx.x % WARP) * uint32(apart)
+    out[uint32(cuda.grid(1))] = sum_words(cuda.const.array_like(CONSTANT), turns, start)
 
 
 @cuda.jit
 def read_texture(turns: Any, texture: Any, out: Any) -> None:
-    """Read texels of four channels, consecutive in the lanes, starting at a different row of 32 in each turn."""
-    lane = uint32(cuda.threadIdx.x % WARP)
-    total, turn, last = uint32(0), uint32(0), uint32(turns)
-    while turn < last:
-        first = uint32(turn % FIRST * WARP + lane)
-        for i in range(READS):
-            x, y, z, w = texel(texture, uint32(first + uint32(i * WARP)))
-            total = uint32(total + (x + y) + (z + w))
-        turn = uint32(turn + 1)
-    out[uint32(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)] = total
+    """Read texels of four channels, consecutive in the lanes."""
+    out[uint32(cuda.grid(1))] = sum_texels(texture, turns, uint32(cuda.threadIdx.x % WARP))
 
 
 # -------------------------------------------------------------------------------------------------------- host code
@@ -272,26 +249,6 @@ def linear_texture(array: Any, channels: int) -> Iterator[Any]:
             call(driver.cuTexObjectDestroy, texture)
 
 
-class _Walk:
-    """A chain in some memory, and the kernel that follows it.
-
-    A walk without warm-up continues where the last one ended, so that no cache holds its lines; others start at the
-    same place again.
-    """
-
-    def __init__(self, kernel: Any, memory: tuple[Any, ...], order: np.ndarray, warm: int, steps: int, at: int = 0):
-        self.kernel, self.memory, self.order = kernel, memory, order
-        self.warm, self.steps, self.at = ceil_div(warm, LINKS) * LINKS, steps, at
-
-    def measure(self) -> tuple[float, float]:
-        """Return cycles and nanoseconds per step; raise AssertionError if the walk ends at a wrong place."""
-        start, end = int(self.order[self.at]), (self.at + self.warm + self.steps) % len(self.order)
-        found = per_step(self.kernel, (*self.memory, start, self.warm), self.steps, self.order[end])
-        if not self.warm:
-            self.at = end
-        return found
-
-
 def per_step(kernel: Any, arguments: tuple[Any, ...], steps: int, end: int) -> tuple[float, float]:
     """Return cycles and nanoseconds per step of one thread; raise AssertionError if its result is not `end`."""
     out = cuda.to_device(np.zeros(3, np.uint64))
@@ -301,24 +258,47 @@ def per_step(kernel: Any, arguments: tuple[Any, ...], steps: int, end: int) -> t
     return float(found[0]) / steps, float(found[1]) / steps
 
 
-def walks(stack: ExitStack, steps: int, l1: int, l2: int, device: int, rounds: int) -> dict[tuple[str, str], _Walk]:
-    """Return the chains by space and level; those of L1, L2 and device memory have one link per line of 32 words."""
+def walks(
+    kernel: Any, memory: tuple[Any, ...], order: np.ndarray, warm: int, steps: int, at: int = 0
+) -> Iterator[tuple[float, float]]:
+    """Yield cycles and nanoseconds per step of one walk along a chain after the other.
+
+    A walk without warm-up continues where the last one ended, so that no cache holds its lines; others start at the
+    same place again.
+    """
+    warm = ceil_div(warm, LINKS) * LINKS
+    while True:
+        end = (at + warm + steps) % len(order)
+        yield per_step(kernel, (*memory, int(order[at]), warm), steps, order[end])
+        if not warm:
+            at = end
+
+
+def chains(
+    stack: ExitStack, steps: int, lines: Mapping[str, int], rounds: int
+) -> dict[tuple[str, str], Iterator[tuple[float, float]]]:
+    """Return walks by space and level; chains in L1, L2 and device memory have one link per line of 32 words."""
     found = {}
-    for level, lines in (("L1", l1), ("L2", l2), (DEVICE, device)):
-        chain, order = ring(range(0, LINE * lines, LINE), LINE * lines)
+    for level, count in lines.items():
+        chain, order = ring(range(0, LINE * count, LINE), LINE * count)
         array = cuda.to_device(chain)
         texture = stack.enter_context(linear_texture(array, 1))
         # Two passes over the lines, so that the second half of a chain has not evicted the first.
-        warm, other = (0, rounds * steps % lines) if level == DEVICE else (2 * lines, 0)
-        found["global", level] = _Walk(chase_global, (array,), order, warm, steps)
-        found["texture", level] = _Walk(chase_texture, (texture,), order, warm, steps, other)
-    chain, order = ring(range(SHARED_WORDS), SHARED_WORDS)
-    found["shared", "shared memory"] = _Walk(chase_shared, (cuda.to_device(chain),), order, LINKS, steps)
-    for level, words in (("L1", LOCAL_LINES), ("L2", LOCAL_WORDS)):
+        warm, other = (0, rounds * steps % count) if level == DEVICE else (2 * count, 0)
+        found["global", level] = walks(chase_global, (array,), order, warm, steps)
+        found["texture", level] = walks(chase_texture, (texture,), order, warm, steps, other)
+    for space, level, kernel, words, warm in (
+        ("shared", "shared memory", chase_shared, SHARED_WORDS, LINKS),
+        ("local", "L1", chase_local, LOCAL_LINES, LOCAL_LINES),
+        ("local", "L2", chase_local, LOCAL_WORDS, LOCAL_WORDS),
+    ):
         chain, order = ring(range(words), words)
-        found["local", level] = _Walk(chase_local, (cuda.to_device(chain),), order, words, steps)
-    found["constant", ONE] = _Walk(chase_constant, (), NEAR_ORDER, len(NEAR_ORDER), steps)
-    found["constant", "beyond"] = _Walk(chase_constant, (), FAR_ORDER, len(FAR_ORDER), steps)
+        found[space, level] = walks(kernel, (cuda.to_device(chain),), order, warm, steps)
+    for level, order in ((ONE, NEAR_ORDER), ("beyond", FAR_ORDER)):
+        found["constant", level] = walks(chase_constant, (), order, len(order), steps)
+    found["register", "registers"] = (
+        per_step(chase_registers, (np.float32(1), 0, 0), steps, steps) for _ in itertools.count()
+    )
     return found
 
 
@@ -331,45 +311,47 @@ def constant_sum(turns: int, apart: int) -> np.ndarray:
 
 def bandwidths(
     stack: ExitStack, turns: int, blocks: int, threads: int, l2_kib: int, read_kib: int, rounds: int
-) -> dict[tuple[str, str], float]:
-    """Return bytes per second that lanes receive, by memory, from kernels that are checked once."""
-    lanes = blocks * threads
+) -> dict[tuple[str, str], tuple[float, float]]:
+    """Return TB/s that lanes receive, measured by kernels that are checked once, and predicted, by memory."""
+    lanes, properties = blocks * threads, machine.properties()
+    theory = ceilings.ceilings_of(properties)
     unit = ceilings.ROWS_AT_ONCE * 4 * WORD * lanes
-    rows = {
-        level: ceilings.ROWS_AT_ONCE * max(1, kib * KIB // unit) for level, kib in (("L2", l2_kib), (DEVICE, read_kib))
-    }
-    large = cuda.to_device(np.ones((rows[DEVICE], 4 * lanes), np.float32))
-    small = cuda.to_device(np.ones((rows["L2"], 4 * lanes), np.float32))
-    tile = cuda.to_device(np.ones((ROWS, 4 * WARP), np.float32))
+    rows = [ceilings.ROWS_AT_ONCE * max(1, kib * KIB // unit) for kib in (l2_kib, read_kib)]
+    small, large = (cuda.to_device(np.ones((count, 4 * lanes), np.float32)) for count in rows)
+    tile = cuda.to_device(np.ones((1, 4 * WARP * ROWS), np.float32))
     texture = stack.enter_context(linear_texture(cuda.to_device(np.ones(4 * WARP * ROWS, np.uint32)), 4))
     one, reads, chains = np.float32(1), READS * turns, ceilings.CHAINS
-    added = 2 * turns * chains * ceilings.LINKS
-    # Kernel, arguments before the sums, and words that a lane receives: ones, except for constants and registers.
-    work: dict[tuple[str, str], tuple[Any, tuple[Any, ...], int]] = {
-        ("register", "registers"): (ceilings.multiply_add, (2 * turns, one, one), OPERANDS * added),
-        ("shared", "shared memory"): (ceilings.read_shared, (turns, one), 4 * reads),
-        ("local", "L1"): (read_local, (turns, tile), reads),
-        ("global", "L1"): (read_cached, (turns, tile), 4 * reads),
-        ("global", "L2"): (ceilings.read_global, (turns, small), 4 * rows["L2"] * turns),
-        ("global", DEVICE): (ceilings.read_global, (1, large), 4 * rows[DEVICE]),
-        ("constant", ONE): (read_constant, (turns, 0), reads),
-        ("constant", MANY): (read_constant, (turns, 1), reads),
-        ("texture", "L1"): (read_texture, (turns, texture), 4 * reads),
+    added, operands = 2 * turns * chains * ceilings.LINKS, theory.fp32 / 2 * OPERANDS * WORD
+    texels = TEXTURE_UNITS * TEXEL * properties.sm_count * properties.clock_hz
+    # Kernel, arguments before the sums, words that a lane receives, which are ones but for constants and registers, and
+    # predicted byte/s.
+    work: dict[tuple[str, str], tuple[Any, tuple[Any, ...], int, float]] = {
+        ("register", "registers"): (ceilings.multiply_add, (2 * turns, one, one), OPERANDS * added, operands),
+        ("shared", "shared memory"): (ceilings.read_shared, (turns, one), 4 * reads, theory.shared),
+        ("local", "L1"): (read_local, (turns, tile), reads, theory.shared),
+        ("global", "L1"): (read_cached, (turns, tile), 4 * reads, theory.shared),
+        ("global", "L2"): (ceilings.read_global, (turns, small), 4 * rows[0] * turns, theory.l2),
+        ("global", DEVICE): (ceilings.read_global, (1, large), 4 * rows[1], theory.dram),
+        ("constant", ONE): (read_constant, (turns, 0), reads, math.nan),
+        ("constant", MANY): (read_constant, (turns, 1), reads, math.nan),
+        ("texture", "L1"): (read_texture, (turns, texture), 4 * reads, texels),
     }
-    sums: dict[tuple[str, str], Any] = {name: words for name, (_, _, words) in work.items()} | {
+    sums: dict[tuple[str, str], Any] = {
         ("register", "registers"): added + chains * (chains - 1) // 2,
         ("constant", ONE): np.resize(constant_sum(turns, 0), lanes),
         ("constant", MANY): np.resize(constant_sum(turns, 1), lanes),
     }
     calls = {}
-    for name, (kernel, arguments, _) in work.items():
-        words = name[0] in ("constant", "texture")
-        out = cuda.to_device(np.zeros(lanes, np.uint32) if words else np.zeros((1, lanes), np.float32))
+    for name, (kernel, arguments, words, _) in work.items():
+        integers = name[0] in ("constant", "texture")
+        out = cuda.to_device(np.zeros(lanes, np.uint32) if integers else np.zeros((1, lanes), np.float32))
         calls[name] = machine.enqueue(kernel, blocks, threads, *arguments, out)
         calls[name](0)
-        machine.verify(out, np.broadcast_to(sums[name], lanes), name)
-    samples = machine.timed(calls, rounds=rounds)
-    return {name: lanes * WORD * work[name][2] / samples[name].median * 1e6 for name in work}
+        machine.verify(out, np.broadcast_to(sums.get(name, words), lanes), name)
+    us = {name: samples.median for name, samples in machine.timed(calls, rounds=rounds).items()}
+    found = {name: (lanes * WORD * work[name][2] / us[name] / 1e6, work[name][3] / 1e12) for name in work}
+    found["constant", MANY] = found["constant", MANY][0], found["constant", ONE][0] / WARP
+    return found
 
 
 def memory_spaces(
@@ -400,36 +382,22 @@ def memory_spaces(
         default.
     walk_rounds, rounds: Samples of each latency, and of each bandwidth.
     """
-    properties = machine.properties()
-    theory = ceilings.ceilings_of(properties)
-    blocks = blocks or properties.sm_count * ceilings.BLOCKS_PER_SM
-    l1, l2, device = (kib * KIB // (LINE * WORD) for kib in (l1_kib, l2_kib, device_kib))
+    blocks = blocks or machine.properties().sm_count * ceilings.BLOCKS_PER_SM
+    covered = {"L1": l1_kib, "L2": l2_kib, DEVICE: device_kib}
+    lines = {level: kib * KIB // (LINE * WORD) for level, kib in covered.items()}
     with ExitStack() as stack:
-        chains = walks(stack, steps, l1, l2, device, walk_rounds)
+        walked = chains(stack, steps, lines, walk_rounds)
         # The buffers for bandwidth evict from L2 what remains of the chains since they were written.
         rates = bandwidths(stack, turns, blocks, threads, l2_kib, read_kib, rounds)
-        found = {name: [walk.measure() for _ in range(walk_rounds)] for name, walk in chains.items()}
-        chain = chase_registers, (np.float32(1),), steps, steps
-        found["register", "registers"] = [per_step(*chain) for _ in range(walk_rounds)]
-    predicted = {
-        ("register", "registers"): theory.fp32 / 2 * OPERANDS * WORD,
-        ("shared", "shared memory"): theory.shared,
-        ("local", "L1"): theory.shared,
-        ("global", "L1"): theory.shared,
-        ("global", "L2"): theory.l2,
-        ("global", DEVICE): theory.dram,
-        ("constant", MANY): rates["constant", ONE] / WARP,
-        ("texture", "L1"): TEXTURE_UNITS * TEXEL * properties.sm_count * properties.clock_hz,
-    }
-    rows = []
-    for name in LEVELS:
-        taken = [statistics.median(values) for values in zip(*found.get(name, [(math.nan, math.nan)]), strict=True)]
-        row: dict[str, Any] = {"space": name[0], "level": name[1], **dict(zip(COLUMNS, SPACES[name[0]], strict=True))}
-        row |= {"latency_cycles": taken[0], "latency_ns": taken[1]}
-        rows.append(
-            row | {"tb_s": rates.get(name, math.nan) / 1e12, "predicted_tb_s": predicted.get(name, math.nan) / 1e12}
-        )
-    return pd.DataFrame(rows)
+        waits = {name: np.median([next(walk) for _ in range(walk_rounds)], axis=0) for name, walk in walked.items()}
+    unknown = math.nan, math.nan
+    return pd.DataFrame(
+        {"space": space, "level": level}
+        | dict(zip(COLUMNS, SPACES[space]))
+        | dict(zip(("latency_cycles", "latency_ns"), waits.get((space, level), unknown)))
+        | dict(zip(("tb_s", "predicted_tb_s"), rates.get((space, level), unknown)))
+        for space, level in LEVELS
+    )
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
@@ -453,34 +421,28 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     """Claims of the lesson."""
     at = frame.set_index(["space", "level"])
-    wait, rate, predicted = (at[column].to_dict() for column in ("latency_cycles", "tb_s", "predicted_tb_s"))
+    wait, rate, predicted = (at[name].dropna().to_dict() for name in ("latency_cycles", "tb_s", "predicted_tb_s"))
     outwards = [("register", "registers"), ("shared", "shared memory"), ("global", "L2"), ("global", DEVICE)]
-    pairs = list(itertools.pairwise(outwards))
-    far = [("global", DEVICE), ("texture", DEVICE)]
     near = [wait[name] for name in (*outwards[:2], ("constant", ONE))]
+    far = [wait.pop(name) for name in (("global", DEVICE), ("texture", DEVICE))]
     in_l1 = [wait[space, "L1"] for space in ("local", "global")]
+    direct = predicted.keys() - {("global", "L2"), ("constant", MANY)}
+    farther = [wait["texture", level] > wait["global", level] for level in ("L1", "L2")]
     return {
         "from registers by shared memory and L2 to device memory, each waits longer": (
-            wait[one] < wait[other] for one, other in pairs
+            np.diff([*(wait[name] for name in outwards[:3]), far[0]]) > 0
         ),
-        "and each gives fewer bytes a second": (rate[one] > rate[other] for one, other in pairs),
+        "and each gives fewer bytes a second": np.diff([rate[name] for name in outwards]) < 0,
         "registers, shared memory, a constant that its first cache holds: in the guide's order": near == sorted(near),
         "not in it: local and global memory that L1 holds are nearer than a constant beyond the first cache": (
             max(in_l1) < wait["constant", "beyond"]
         ),
-        "nothing waits as long as global memory and textures that no cache holds": (
-            min(wait[name] for name in far)
-            > max(value for name, value in wait.items() if name not in far and not math.isnan(value))
-        ),
+        "nothing waits as long as global memory and textures that no cache holds": min(far) > max(wait.values()),
         "local memory that L1 holds is as near as global memory there": 0.5 < in_l1[0] / in_l1[1] < 2,
         "a hit in L1 waits a third of a hit in L2, or less": wait["global", "L1"] < wait["global", "L2"] / 3,
-        "a texture is farther than global memory wherever both are": (
-            wait["texture", level] > wait["global", level] for level in ("L1", "L2", DEVICE)
-        ),
+        "a texture is farther than global memory wherever both are": [*farther, far[1] > far[0]],
         "but for L2, each gives 85 % of its theoretical bandwidth and more": (
-            rate[name] > 0.85 * predicted[name]
-            for name in rate
-            if name not in (("global", "L2"), ("constant", MANY)) and not math.isnan(predicted[name])
+            rate[name] > 0.85 * predicted[name] for name in direct
         ),
         "L2 does not give three quarters": rate["global", "L2"] < 0.75 * predicted["global", "L2"],
         "32 addresses of constants give a 32nd of the bytes of one, to a tenth": (
@@ -506,7 +468,7 @@ SIGNATURES = {
     "chase_local": (chase_local, f"uint32[::1], {CHASE}"),
     "chase_constant": (chase_constant, CHASE),
     "chase_texture": (chase_texture, f"uint64, {CHASE}"),
-    "chase_registers": (chase_registers, "float32, int64, uint64[::1]"),
+    "chase_registers": (chase_registers, f"float32, {CHASE}"),
     "read_cached": (read_cached, f"int64, {FLOATS}, {FLOATS}"),
     "read_local": (read_local, f"int64, {FLOATS}, {FLOATS}"),
     "read_constant": (read_constant, "int64, int64, uint32[::1]"),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,21 +14,6 @@ from numba import cuda
 
 from numba_gemm.runtime.driver import call, failure
 from numba_gemm.runtime.timing import Call
-
-__all__ = [
-    "Events",
-    "address",
-    "clear",
-    "copy",
-    "device_array",
-    "device_memory",
-    "finish",
-    "host_us",
-    "kernel_graph",
-    "median_ms",
-    "span_ms",
-    "view",
-]
 
 
 def address(place: Any) -> int:
@@ -44,6 +28,16 @@ def address(place: Any) -> int:
 def copy(target: Any, source: Any, size: int, stream: int) -> None:
     """Enqueue a copy of `size` bytes; the driver infers the direction from the addresses."""
     call(driver.cuMemcpyAsync, address(target), address(source), size, stream)
+
+
+def copying(target: Any, source: Any) -> Call:
+    """Return a call that enqueues a copy of a whole array to another one of the same size, and keeps both alive."""
+    to, from_, size = address(target), address(source), source.nbytes
+
+    def enqueue(stream: int, _kept: Any = (target, source)) -> None:
+        copy(to, from_, size, stream)
+
+    return enqueue
 
 
 def clear(target: Any, size: int, stream: int) -> None:
@@ -110,8 +104,7 @@ class Events:
 
 def span_ms(streams: Sequence[int], work: Callable[[], object]) -> float:
     """Milliseconds from the common start of all streams to the end of the work enqueued on them."""
-    events = Events()
-    try:
+    with closing(Events()) as events:
         events.record("begin", streams[0])
         for stream in streams[1:]:
             events.wait("begin", stream)
@@ -121,8 +114,6 @@ def span_ms(streams: Sequence[int], work: Callable[[], object]) -> float:
             events.wait(number, streams[0])
         events.record("end", streams[0])
         return events.ms("begin", "end")
-    finally:
-        events.close()
 
 
 def median_ms(streams: Sequence[int], work: Callable[[], object], rounds: int) -> float:
@@ -148,12 +139,10 @@ def kernel_graph(enqueue: Call, launches: int, stream: int, attribute: Any = Non
     try:
         for _ in range(launches):
             enqueue(stream)
-    except BaseException:
-        with contextlib.suppress(RuntimeError):  # a stream left in capture mode refuses everything else
-            call(driver.cuGraphDestroy, call(driver.cuStreamEndCapture, stream))
-        raise
-    graph = call(driver.cuStreamEndCapture, stream)
-    try:
+    finally:
+        graph = call(driver.cuStreamEndCapture, stream)  # a stream left in capture mode refuses everything else
+    with ExitStack() as scopes:
+        scopes.callback(call, driver.cuGraphDestroy, graph)
         status, nodes, count = driver.cuGraphGetNodes(graph, launches + 1)
         if int(status):
             raise failure("cuGraphGetNodes", status)
@@ -162,9 +151,5 @@ def kernel_graph(enqueue: Call, launches: int, stream: int, attribute: Any = Non
         for node in nodes[:count] if attribute is not None else ():
             call(driver.cuGraphKernelNodeSetAttribute, node, attribute, value)
         executable = call(driver.cuGraphInstantiate, graph, 0)
-    finally:
-        call(driver.cuGraphDestroy, graph)
-    try:
+        scopes.callback(call, driver.cuGraphExecDestroy, executable)
         yield executable
-    finally:
-        call(driver.cuGraphExecDestroy, executable)

@@ -1,14 +1,11 @@
 """A tile in shared memory is read from global memory once per block, instead of once per multiply-add.
 
-C = A B, where A has 32 columns: without shared memory, with the tile of A in it, and with both tiles. A warp is one row
-of the block. Two predictions bound the bandwidth: all repeated requests hit L1, or none does.
-
 Source: CUDA C++ Best Practices Guide, "Shared Memory in Matrix Multiplication (C=AB)"; details in docs/memory_lab.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,11 +19,9 @@ from numba_gemm.lab.memory import machine
 from numba_gemm.lab.memory.drawing import COLOURS, Figure, bars
 from numba_gemm.models.accesses import Access
 from numba_gemm.models.requests import SECTOR_BYTES
-from numba_gemm.runtime.timing import Call
 
 W = 32  # K, and the sides of a block and of its tile of C
 LINE_BYTES = 128
-LANES = np.arange(W)
 
 
 @cuda.jit
@@ -40,19 +35,26 @@ def simple(a: Any, b: Any, c: Any) -> None:
     c[row, col] = acc
 
 
-@cuda.jit
-def shared_a(a: Any, b: Any, c: Any) -> None:
-    """Load the tile of A once, coalesced, and then read it from shared memory."""
-    a_tile = cuda.shared.array((W, W), float32)
-    x, y = cuda.threadIdx.x, cuda.threadIdx.y
-    row = cuda.blockIdx.y * cuda.blockDim.y + y
-    col = cuda.blockIdx.x * cuda.blockDim.x + x
-    a_tile[y, x] = a[row, x]
-    cuda.syncwarp()  # row y of the tile is written by all lanes of this warp, and read by this warp only
-    acc = float32(0)
-    for i in range(uint32(W)):
-        acc += a_tile[y, i] * b[i, col]
-    c[row, col] = acc
+def through_a(of_block: bool) -> Any:
+    """Return a kernel that loads the tile of A once, coalesced; behind it is a barrier of the block, or of the warp."""
+
+    @cuda.jit
+    def shared_a(a: Any, b: Any, c: Any) -> None:
+        a_tile = cuda.shared.array((W, W), float32)
+        x, y = cuda.threadIdx.x, cuda.threadIdx.y
+        row = cuda.blockIdx.y * cuda.blockDim.y + y
+        col = cuda.blockIdx.x * cuda.blockDim.x + x
+        a_tile[y, x] = a[row, x]
+        if of_block:
+            cuda.syncthreads()  # stronger than needed
+        else:
+            cuda.syncwarp()  # row y of the tile is written by all lanes of this warp, and read by this warp only
+        acc = float32(0)
+        for i in range(uint32(W)):
+            acc += a_tile[y, i] * b[i, col]
+        c[row, col] = acc
+
+    return shared_a
 
 
 @cuda.jit
@@ -72,38 +74,26 @@ def shared_ab(a: Any, b: Any, c: Any) -> None:
     c[row, col] = acc
 
 
-KERNELS: dict[str, Any] = {"simple": simple, "shared_a": shared_a, "shared_ab": shared_ab}
-COPIES = {"simple": 0, "shared_a": 1, "shared_ab": 2}  # tiles that a block copies to shared memory
+Accesses = Sequence[tuple[str, int, int]]
+KERNELS: dict[str, Any] = {"simple": simple, "shared_a": through_a(of_block=False), "shared_ab": shared_ab}
+ACCESSES: dict[str, Accesses] = {
+    "simple": [("global", 0, W), ("global", 1, W + 1)],
+    "shared_a": [("global", 1, W + 2), ("store", 1, 1), ("load", 0, W)],
+    "shared_ab": [("global", 1, 3), ("store", 1, 2), ("load", 0, W), ("load", 1, W)],
+}
+"""Requests of a warp by kernel: to global memory, or loads and stores of shared memory; the distance of neighbouring
+lanes in floats; and their number."""
 
 
-def accesses(kernel: str, n: int) -> Iterator[Access]:
-    """Yield the accesses of warp y = 1 of block (0, 0), with the kernel's indices; rows of B and C have n floats."""
-    x, y = LANES, 1
-    tiled_a, tiled_b = COPIES[kernel] >= 1, COPIES[kernel] >= 2
-    if tiled_a:
-        yield access("global", y * W + x)
-        yield access("store", y * W + x)
-    if tiled_b:
-        yield access("global", y * n + x)
-        yield access("store", y * W + x)
-    for i in range(W):
-        yield access("load" if tiled_a else "global", y * W + i + 0 * x)
-        yield access("load" if tiled_b else "global", i * (W if tiled_b else n) + x)
-    yield access("global", y * n + x)
-
-
-def access(what: str, places: np.ndarray) -> Access:
-    """One request of a warp with one float per lane, to global memory or as a load or store of shared memory."""
-    return Access(what, 1, tuple(places.tolist()), 1)
-
-
-def cost(found: Iterator[Access]) -> dict[str, int]:
+def cost(accesses: Accesses) -> dict[str, int]:
     """Sectors of global memory, wavefronts of shared memory, and passes through their common data path, per warp."""
-    requests = list(found)
+    requests = [
+        (times, Access(what, 1, tuple(apart * lane for lane in range(W)), 1)) for what, apart, times in accesses
+    ]
     return {
-        "global_sectors": sum(request.sectors for request in requests if request.what == "global"),
-        "shared_wavefronts": sum(request.passes for request in requests if request.what != "global"),
-        "passes": sum(request.passes for request in requests),
+        "global_sectors": sum(times * each.sectors for times, each in requests if each.what == "global"),
+        "shared_wavefronts": sum(times * each.passes for times, each in requests if each.what != "global"),
+        "passes": sum(times * each.passes for times, each in requests),
     }
 
 
@@ -122,19 +112,23 @@ def bounds(m: int, n: int, found: Mapping[str, int], least: int) -> tuple[float,
 
 
 def compare(
-    calls: Mapping[str, Call], found: Iterable[Iterator[Access]], c: Any, expected: np.ndarray, moved: int, rounds: int
+    kernels: Mapping[str, Any],
+    accesses: Mapping[str, Accesses],
+    operands: Sequence[np.ndarray],
+    expected: np.ndarray,
+    rounds: int,
 ) -> pd.DataFrame:
-    """Check and time kernels that compute the same C of integers; `found` are the accesses of a warp of each."""
-    for name, enqueued in calls.items():
-        c.copy_to_device(np.full(c.shape, np.nan, np.float32))
-        enqueued(0)
-        machine.verify(c, expected, name)
-    (m, n), rows = c.shape, []
-    for (name, samples), accessed in zip(machine.timed(calls, rounds=rounds).items(), found, strict=True):
-        counts = cost(accessed)
+    """Check and time kernels that compute the same C of integers."""
+    (m, n), moved = expected.shape, expected.nbytes + sum(operand.nbytes for operand in operands)
+    c, on_device = cuda.device_array((m, n), np.float32), [cuda.to_device(operand) for operand in operands]
+    grid, block = (n // W, m // W), (W, W)
+    calls = {name: machine.enqueue(kernel, grid, block, *on_device, c) for name, kernel in kernels.items()}
+    rows = []
+    for name, us in machine.checked_us(calls, c, expected, rounds).items():
+        counts = cost(accesses[name])
         hits, misses = bounds(m, n, counts, moved)
         row = {"kernel": name, "m": m, "n": n} | {f"{what}_a_warp": count for what, count in counts.items()}
-        row |= {"moved_mb": moved / 1e6, "us": samples.median, "gb_s": moved / samples.median / 1e3}
+        row |= {"moved_mb": moved / 1e6, "us": us, "gb_s": moved / us / 1e3}
         row |= {"predicted_by_hits_gb_s": moved / hits / 1e3, "predicted_by_misses_gb_s": moved / misses / 1e3}
         rows.append(row)
     return pd.DataFrame(rows)
@@ -159,11 +153,8 @@ def narrow_product(m: int = 8192, n: int = 8192, rounds: int = machine.ROUNDS) -
     """
     if m < W or n < W or m % W or n % W:
         raise UsageError(f"m and n are {m} and {n}; expected multiples of {W}")
-    host_a, host_b = integers(m, W, 0), integers(W, n, 1)
-    a, b, c = cuda.to_device(host_a), cuda.to_device(host_b), cuda.device_array((m, n), np.float32)
-    calls = {name: machine.enqueue(kernel, (n // W, m // W), (W, W), a, b, c) for name, kernel in KERNELS.items()}
-    moved = FLOAT32_BYTES * (m * W + W * n + m * n)
-    return compare(calls, (accesses(name, n) for name in KERNELS), c, host_a @ host_b, moved, rounds)
+    a, b = integers(m, W, 0), integers(W, n, 1)
+    return compare(KERNELS, ACCESSES, (a, b), a @ b, rounds)
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:

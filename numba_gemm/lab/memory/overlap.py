@@ -1,9 +1,5 @@
 """Copies, kernels and host code overlap if they use different streams and page-locked memory.
 
-Parts: copies and kernels in stages ("staged", "remainder", "timeline"), work of the "host", "independent" work in two
-streams, the "default stream", and copies in both "directions". Each time is predicted from those of copies, kernels and
-host code alone, by the guide's formula for stages, and otherwise as their longest or their sum.
-
 One module because the kernels, the measurement, the claims and the plot of an experiment are read together.
 
 Source: CUDA C++ Best Practices Guide, "Asynchronous and Overlapping Transfers with Computation"; details in
@@ -12,26 +8,25 @@ docs/memory_lab.md.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from cuda.bindings import driver
 from numba import cuda
 
-from numba_gemm.device.units import FLOAT32_BYTES, ceil_div
+from numba_gemm.device.units import ceil_div
 from numba_gemm.lab.harness.experiment import decided, so_far
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.lab.memory.drawing import COLOURS, Figure, bars, curves
 from numba_gemm.runtime import pinned_memory
-from numba_gemm.runtime.driver import call
 from numba_gemm.runtime.timing import Call
 
 BLOCK = 256
@@ -98,37 +93,11 @@ def worker(data: Any, turns: int) -> Call:
     return machine.enqueue(work, ceil_div(data.size, BLOCK), BLOCK, data, turns, one, one)
 
 
-@contextmanager
-def blocking_stream() -> Iterator[int]:
-    """Yield a new stream that synchronises with the legacy default stream."""
-    stream = int(call(driver.cuStreamCreate, driver.CUstream_flags.CU_STREAM_DEFAULT))
-    try:
-        yield stream
-    finally:
-        call(driver.cuStreamDestroy, stream)
-
-
 def host_work(counter: np.ndarray, turns: int) -> None:
     """Count to `turns` in every element, one step at a time."""
     counter[:] = 0
     for _ in range(turns):
         np.add(counter, 1, out=counter)
-
-
-def host_ms(stream: int, run: Callable[[], float], rounds: int) -> tuple[float, float]:
-    """Median milliseconds of host time until stream and host are done, and until `run` had enqueued its work.
-
-    `run` returns the time of `time.perf_counter` after enqueuing; it may do more work afterwards.
-    """
-    spans, returns = [], []
-    for _ in range(rounds + 1):
-        movement.finish(stream)
-        begin = time.perf_counter()
-        enqueued = run()
-        movement.finish(stream)
-        spans.append(time.perf_counter() - begin)
-        returns.append(enqueued - begin)
-    return 1e3 * statistics.median(spans[1:]), 1e3 * statistics.median(returns[1:])
 
 
 @dataclass
@@ -148,61 +117,51 @@ class Bench:
     transfer: float = 0.0
     kernel: float = 0.0
 
-    def ms(self, run: Callable[[], object], streams: Sequence[int]) -> float:
-        """Median span of work on streams."""
-        return movement.median_ms(streams, run, self.rounds)
-
-    def upload(self, target: Any, stream: int, source: Any = None) -> None:
-        """Enqueue a copy of all the host's data, page-locked by default."""
-        movement.copy(target, self.source if source is None else source, self.source.nbytes, stream)
+    def alone_ms(self, enqueue: Call) -> float:
+        """Median span of one copy or kernel."""
+        return movement.median_ms(self.streams[:1], lambda: enqueue(self.streams[0]), self.rounds)
 
     def kernel_ms(self, turns: int) -> float:
         """Time of the kernel alone on all the data."""
-        kernel, stream = worker(self.data, turns), self.streams[0]
-        self.upload(self.data, stream)
-        return self.ms(lambda: kernel(stream), [stream])
+        movement.copying(self.data, self.source)(self.streams[0])
+        return self.alone_ms(worker(self.data, turns))
 
-    def clear(self, other: bool = False) -> None:
-        """Overwrite the device's array so that nothing in it looks like a result; copy the data to the other one."""
+    def clear(self) -> None:
+        """Overwrite the results so that nothing in them looks like one; copy the data to the other device array."""
+        self.result[:] = -1
         movement.clear(self.data, self.source.nbytes, self.streams[0])
-        if other:
-            self.upload(self.other, self.streams[0])
+        movement.copying(self.other, self.source)(self.streams[0])
         movement.finish(self.streams[0])
 
     def check(self, turns: int, what: str, data: Any = None, elements: int | None = None) -> None:
-        """Raise AssertionError unless the first elements on the device are those of the host plus `turns`."""
-        data, elements = self.data if data is None else data, elements or self.source.size
-        movement.copy(self.result, data, elements * FLOAT32_BYTES, self.streams[0])
+        """Raise AssertionError unless the first elements on the device are the host's plus `turns`, the others NaN."""
+        movement.copying(self.result, self.data if data is None else data)(self.streams[0])
         movement.finish(self.streams[0])
-        added = self.result[:elements]
-        np.subtract(added, self.source[:elements], out=added)  # in place, which saves touching more memory
-        if not (added == turns).all():
+        np.subtract(self.result, self.source, out=self.result)  # in place, which saves touching more memory
+        added, others = np.split(self.result, [elements or self.source.size])
+        if not ((added == turns).all() and np.isnan(others).all()):
             raise AssertionError(f"{what}: the result is wrong")
 
-    def part(self, begin: int, end: int, turns: int) -> tuple[int, int, int, Call]:
-        """Return a piece's addresses on device and host, its bytes, and the call for its kernel."""
-        to, from_ = (movement.address(array) + begin * FLOAT32_BYTES for array in (self.data, self.source))
-        return to, from_, (end - begin) * FLOAT32_BYTES, worker(self.data[begin:end], turns)
+    def parts(self, elements: int, count: int, turns: int) -> list[tuple[Call, Call]]:
+        """Return the calls that copy and compute each piece."""
+        places = [slice(*piece) for piece in pieces(elements, count)]
+        return [
+            (movement.copying(self.data[place], self.source[place]), worker(self.data[place], turns))
+            for place in places
+        ]
 
     def staged(self, elements: int, count: int, turns: int) -> float:
         """Time and check work that copies and computes one piece per stream."""
-        parts = [self.part(begin, end, turns) for begin, end in pieces(elements, count)]
+        parts = self.parts(elements, count, turns)
 
         def run() -> None:
-            for stream, (to, from_, size, kernel) in zip(self.streams, parts):
-                movement.copy(to, from_, size, stream)
-                kernel(stream)
+            for stream, (copy, compute) in zip(self.streams, parts):
+                copy(stream)
+                compute(stream)
 
         self.clear()
-        ms = self.ms(run, self.streams[:count])
+        ms = movement.median_ms(self.streams[:count], run, self.rounds)
         self.check(turns, f"{elements} elements in {count} stages of {turns} turns", elements=elements)
-        if elements < self.source.size:
-            untouched = np.full(1, -1, np.float32)
-            behind = movement.address(self.data) + elements * FLOAT32_BYTES
-            movement.copy(untouched, behind, FLOAT32_BYTES, self.streams[0])
-            movement.finish(self.streams[0])
-            if not np.isnan(untouched[0]):
-                raise AssertionError(f"{elements} elements in {count} stages: the one behind them was written")
         return ms
 
     def row(self, part: str, what: str, streams: int, ms: float, predicted: float, **others: Any) -> dict[str, Any]:
@@ -212,46 +171,32 @@ class Bench:
         return {"elements": self.source.size} | row | alone | others | {"ms": ms, "predicted_ms": predicted}
 
 
-def measure_staged(bench: Bench, turns: Sequence[int], counts: Sequence[int]) -> Rows:
-    """Yield a kernel of each length on each number of streams."""
-    for each in turns:
-        kernel = bench.kernel_ms(each)
-        for count in counts:
-            ms, what = bench.staged(bench.source.size, count, each), "in sequence" if count == 1 else "staged"
-            predicted = staged_ms(bench.transfer, kernel, count)
-            yield bench.row("staged", what, count, ms, predicted, turns=each, kernel_ms=kernel)
-
-
-def measure_remainder(bench: Bench, counts: Sequence[int]) -> Rows:
-    """Yield one block and one element fewer, so that no number of streams divides the data."""
-    elements = bench.source.size - BLOCK - 1
+def measure_staged(bench: Bench, part: str, elements: int, turns: Sequence[int], counts: Sequence[int]) -> Rows:
+    """Yield a kernel of each length on the first elements, on each number of streams."""
     share = elements / bench.source.size
-    transfer, kernel = bench.transfer * share, bench.kernel * share
-    for count in counts:
-        ms, others = bench.staged(elements, count, bench.turns), {"transfer_ms": transfer, "kernel_ms": kernel}
-        others["left_out"] = left_out(elements, count)
-        yield bench.row("remainder", f"{elements} elements", count, ms, staged_ms(transfer, kernel, count), **others)
+    for each in turns:
+        transfer, kernel = bench.transfer * share, bench.kernel_ms(each) * share
+        for count in counts:
+            what = "in sequence" if count == 1 else part if part == "staged" else f"{elements} elements"
+            ms, predicted = bench.staged(elements, count, each), staged_ms(transfer, kernel, count)
+            others = {"turns": each, "transfer_ms": transfer, "kernel_ms": kernel}
+            yield bench.row(part, what, count, ms, predicted, **others, left_out=left_out(elements, count))
 
 
 def measure_timeline(bench: Bench, count: int) -> Rows:
     """Yield start and end of each copy and kernel of one staged run."""
-    parts = [bench.part(begin, end, bench.turns) for begin, end in pieces(bench.source.size, count)]
-    events, streams = movement.Events(), bench.streams
-    try:
+    parts = bench.parts(bench.source.size, count, bench.turns)
+    with contextlib.closing(movement.Events()) as events:
         for _ in range(2):  # the first run only creates the events
             bench.clear()
-            events.record("start", streams[0])
-            for number, (stream, (to, from_, size, compute)) in enumerate(zip(streams, parts)):
-                events.wait(("copy", number - 1, "end") if number else "start", stream)
-                events.record(("copy", number, "begin"), stream)
-                movement.copy(to, from_, size, stream)
-                events.record(("copy", number, "end"), stream)
-                if number:
-                    events.wait((KERNEL, number - 1, "end"), stream)
-                events.record((KERNEL, number, "begin"), stream)
-                compute(stream)
-                events.record((KERNEL, number, "end"), stream)
-            movement.finish(*streams)
+            events.record("start", bench.streams[0])
+            for number, (stream, calls) in enumerate(zip(bench.streams, parts)):
+                for what, enqueue in zip(("copy", KERNEL), calls):
+                    events.wait((what, number - 1, "end") if number else "start", stream)
+                    events.record((what, number, "begin"), stream)
+                    enqueue(stream)
+                    events.record((what, number, "end"), stream)
+            movement.finish(*bench.streams)
         bench.check(bench.turns, "the timeline's run")
         for number, (*copied, begin, end) in enumerate(pipeline(bench.transfer, bench.kernel, len(parts))):
             for what, (first, last) in (("copy", copied), (KERNEL, (begin, end))):
@@ -259,104 +204,78 @@ def measure_timeline(bench: Bench, count: int) -> Rows:
                 others = {"stream": number, "begin_ms": times[0], "end_ms": times[1]}
                 others |= {"predicted_begin_ms": first, "predicted_end_ms": last}
                 yield bench.row("timeline", what, len(parts), times[1] - times[0], last - first, **others)
-    finally:
-        events.close()
 
 
 def measure_host(bench: Bench, host_turns: int) -> Rows:
-    """Yield host work after, and during, copies and kernels of the device."""
+    """Yield host work after, and during, copies and kernels of the device, by the host's clock."""
     stream, compute = bench.streams[0], worker(bench.data, bench.turns)
-    pageable, counter = np.array(bench.source), np.zeros(HOST_ELEMENTS, np.float32)
+    counter, returned = np.zeros(HOST_ELEMENTS, np.float32), []
+    pinned, pageable = (movement.copying(bench.data, source) for source in (bench.source, np.array(bench.source)))
 
-    def run(source: np.ndarray | None, wait: bool = False) -> float:
-        if source is not None:
-            bench.upload(bench.data, stream, source)
-            compute(stream)
-        enqueued = time.perf_counter()
+    def run(copy: Call, wait: bool) -> None:
+        begin = time.perf_counter()
+        copy(stream)
+        compute(stream)
+        returned.append(1e3 * (time.perf_counter() - begin))
         if wait:
             movement.finish(stream)
         host_work(counter, host_turns)
-        return enqueued
+        movement.finish(stream)
 
-    host, _ = host_ms(stream, lambda: run(None), bench.rounds)
-    fast, kernel = bench.transfer, bench.kernel
-    slow = bench.ms(lambda: bench.upload(bench.data, stream, pageable), [stream])
-    ways: list[tuple[str, Callable[[], float], float, float]] = [
-        ("host after device", lambda: run(bench.source, wait=True), fast, fast + kernel + host),
-        ("host meanwhile", lambda: run(bench.source), fast, max(fast + kernel, host)),
-        ("host meanwhile, pageable", lambda: run(pageable), slow, slow + max(kernel, host)),
-    ]
-    for what, work, copying, predicted in ways:
+    host = movement.host_us(lambda: host_work(counter, host_turns), bench.rounds) / 1e3
+    fast, kernel, slow = bench.transfer, bench.kernel, bench.alone_ms(pageable)
+    for what, copy, wait, copying, predicted in (
+        ("host after device", pinned, True, fast, fast + kernel + host),
+        ("host meanwhile", pinned, False, fast, max(fast + kernel, host)),
+        ("host meanwhile, pageable", pageable, False, slow, slow + max(kernel, host)),
+    ):
         bench.clear()
         counter[:] = -1
-        ms, returned = host_ms(stream, work, bench.rounds)
+        ms = movement.host_us(functools.partial(run, copy, wait), bench.rounds) / 1e3
         bench.check(bench.turns, what)
         if not (counter == host_turns).all():
             raise AssertionError(f"{what}: the host's result is wrong")
-        others = {"transfer_ms": copying, "host_ms": host, "returned_ms": returned, "sum_ms": copying + kernel + host}
-        yield bench.row("host", what, 1, ms, predicted, **others)
+        others = {"transfer_ms": copying, "host_ms": host, "returned_ms": statistics.median(returned[-bench.rounds :])}
+        yield bench.row("host", what, 1, ms, predicted, **others, sum_ms=copying + kernel + host)
 
 
-def measure_independent(bench: Bench) -> Rows:
-    """Yield, for the parts "independent" and "default stream", a kernel on one array and a copy to another."""
-    first, second = bench.streams[:2]
-    compute, alone = worker(bench.other, bench.turns), (bench.transfer, bench.kernel)
+def measure_together(bench: Bench, blocking: int, sent: Any, engines: int) -> Rows:
+    """Yield copies and kernels that do not depend on each other, by the streams in which they are."""
+    first, second, third = bench.streams[:3]
+    does = {TO_DEVICE: movement.copying(bench.data, bench.source), TO_HOST: movement.copying(bench.result, sent)}
+    does[KERNEL] = worker(bench.other, bench.turns)
+    movement.copying(sent, bench.source)(first)
+    alone = {TO_DEVICE: bench.transfer, TO_HOST: bench.alone_ms(does[TO_HOST]), KERNEL: bench.kernel}
+    cases = [
+        ("independent", "one stream", {KERNEL: first, TO_DEVICE: first}, False),
+        ("independent", "two streams", {KERNEL: first, TO_DEVICE: second}, True),
+        ("default stream", "blocking stream", {KERNEL: blocking, TO_DEVICE: LEGACY}, False),
+        ("default stream", "non-blocking stream", {KERNEL: first, TO_DEVICE: LEGACY}, True),
+    ]
+    own = dict(zip(does, (first, second, third)))
+    for names in itertools.chain.from_iterable(itertools.combinations(does, count) for count in (2, 3)):
+        cases.append(("directions", " + ".join(names), {name: own[name] for name in names}, True))
 
-    def enqueue(computing: int, copying: int) -> None:
-        compute(computing)
-        bench.upload(bench.data, copying)
-        if copying == LEGACY:
-            movement.finish(LEGACY)  # a blocking copy keeps the host waiting
+    def enqueue(streams: Mapping[str, int]) -> None:
+        for name, stream in streams.items():
+            does[name](stream)
+            if stream == LEGACY:
+                movement.finish(LEGACY)  # a blocking copy keeps the host waiting
 
-    with blocking_stream() as blocking:
-        for part, what, computing, copying, overlaps in (
-            ("independent", "one stream", first, first, False),
-            ("independent", "two streams", first, second, True),
-            ("default stream", "blocking stream", blocking, LEGACY, False),
-            ("default stream", "non-blocking stream", first, LEGACY, True),
-        ):
-            bench.clear(other=True)
-            ms = bench.ms(functools.partial(enqueue, computing, copying), list(dict.fromkeys([computing, copying])))
+    for part, what, streams, overlaps in cases:
+        bench.clear()
+        used = list(dict.fromkeys(streams.values()))
+        ms = movement.median_ms(used, functools.partial(enqueue, streams), bench.rounds)
+        if TO_HOST in streams and not np.array_equal(bench.result, bench.source):
+            raise AssertionError(f"{part}, {what}: what came back is wrong")
+        if TO_DEVICE in streams:
             bench.check(0, f"{part}, {what}, the copy")
-            # The warm-up round has computed on the same array, too.
+        if KERNEL in streams:  # the warm-up round has computed on the same array, too
             bench.check((bench.rounds + 1) * bench.turns, f"{part}, {what}, the kernel", bench.other)
-            predicted = max(alone) if overlaps else sum(alone)
-            yield bench.row(part, what, 1 + overlaps, ms, predicted, sum_ms=sum(alone))
-
-
-def measure_directions(bench: Bench, engines: int) -> Rows:
-    """Yield copies both ways and a kernel, in every combination."""
-    up, down, third = bench.streams[:3]
-    with movement.device_array(bench.source.size) as sent:
-        bench.upload(sent, up)
-        movement.finish(up)
-        compute = worker(bench.other, bench.turns)
-        does: dict[str, Callable[[], object]] = {
-            TO_DEVICE: lambda: bench.upload(bench.data, up),
-            TO_HOST: lambda: movement.copy(bench.result, sent, bench.source.nbytes, down),
-            KERNEL: lambda: compute(third),
-        }
-
-        def enqueue(together: Sequence[str]) -> None:
-            for each in together:
-                does[each]()
-
-        alone = {TO_DEVICE: bench.transfer, TO_HOST: bench.ms(does[TO_HOST], [down]), KERNEL: bench.kernel}
-        for together in itertools.chain.from_iterable(itertools.combinations(does, count) for count in (2, 3)):
-            what = " + ".join(together)
-            bench.clear(other=True)
-            bench.result[:] = -1
-            ms = bench.ms(functools.partial(enqueue, together), [up, down, third])
-            if TO_HOST in together and not np.array_equal(bench.result, bench.source):
-                raise AssertionError(f"{what}: what came back is wrong")
-            if TO_DEVICE in together:
-                bench.check(0, what)
-            if KERNEL in together:
-                bench.check((bench.rounds + 1) * bench.turns, what, bench.other)
-            times = [alone[each] if each in together else 0.0 for each in does]
-            others = dict(zip(("transfer_ms", "back_ms", "kernel_ms"), times)) | {"sum_ms": sum(times)}
-            predicted = concurrent_ms(times[0], times[1], times[2], engines)
-            yield bench.row("directions", what, len(together), ms, predicted, engines=engines, **others)
+        up, back, kernel = (alone[name] if name in streams else 0.0 for name in does)
+        others = {"transfer_ms": up, "back_ms": back, "kernel_ms": kernel, "sum_ms": up + back + kernel}
+        predicted = concurrent_ms(up, back, kernel, engines if overlaps else 0)
+        yield bench.row(part, what, len(streams) if overlaps else 1, ms, predicted, engines=engines, **others)
 
 
 def overlap(
@@ -388,22 +307,22 @@ def overlap(
     """
     with ExitStack() as scopes:
         scopes.enter_context(machine.in_context())
-        engines = machine.attribute("ASYNC_ENGINE_COUNT")
         handles = scopes.enter_context(machine.streams(max(3, timeline_streams, *streams, *remainder_streams)))
+        (blocking,) = scopes.enter_context(machine.streams(blocking=True))
         source, result = (scopes.enter_context(pinned_memory.pinned(elements)) for _ in range(2))
-        data, other = (scopes.enter_context(movement.device_array(elements)) for _ in range(2))
+        data, other, sent = (scopes.enter_context(movement.device_array(elements)) for _ in range(3))
         source[:] = np.resize(np.arange(PERIOD, dtype=np.float32), elements)
         bench = Bench(source, result, data, other, handles, turns[len(turns) // 2], rounds)
 
         def measured() -> Rows:
-            bench.transfer = bench.ms(lambda: bench.upload(data, handles[0]), handles[:1])
-            yield from measure_staged(bench, turns, streams)
+            bench.transfer = bench.alone_ms(movement.copying(data, source))
+            yield from measure_staged(bench, "staged", elements, turns, streams)
+            # One block and one element fewer, so that no number of streams divides the data.
+            yield from measure_staged(bench, "remainder", elements - BLOCK - 1, [bench.turns], remainder_streams)
             bench.kernel = bench.kernel_ms(bench.turns)
-            yield from measure_remainder(bench, remainder_streams)
             yield from measure_timeline(bench, timeline_streams)
             yield from measure_host(bench, host_turns)
-            yield from measure_independent(bench)
-            yield from measure_directions(bench, engines)
+            yield from measure_together(bench, blocking, sent, machine.attribute("ASYNC_ENGINE_COUNT"))
 
         yield from so_far(measured())
 
@@ -428,12 +347,10 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
     line.set(xlabel="ms (dashed: predicted)", ylabel="stream", title="timeline")
     line.legend(fontsize="x-small")
     rest = frame[~frame["part"].isin(["staged", "timeline"])]
-    names = []
-    for part, what, streams in zip(rest["part"], rest["what"], rest["streams"]):
-        named = f"{part}: {what}" if part in ("independent", "default stream") else what
-        names.append(f"{part}, {streams:.0f} streams" if part == "remainder" else named)
-    names = [name.replace(TO_DEVICE, "H2D").replace(TO_HOST, "D2H") for name in names]
-    bars(others, names, rest["ms"], rest["predicted_ms"])
+    ways = rest["what"].where(rest["part"] != "remainder", rest["streams"].map("{:.0f} streams".format))
+    prefixes = rest["part"].map({"directions": "", "host": ""}).fillna(rest["part"] + ": ")
+    names = (prefixes + ways).replace({TO_DEVICE: "H2D", TO_HOST: "D2H"}, regex=True)
+    bars(others, names.tolist(), rest["ms"], rest["predicted_ms"])
     others.tick_params(axis="y", labelsize="x-small")
     others.set(xlabel="ms")
 
@@ -442,16 +359,12 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     """Claims of the lesson."""
     longest = frame[["transfer_ms", "kernel_ms", "back_ms"]].max(axis=1)
-    frame = frame.assign(
-        overlaps=frame["ms"] < (longest + frame["sum_ms"]) / 2, off=frame["ms"] / frame["predicted_ms"] - 1
-    )
+    overlaps = frame["ms"] < (longest + frame["sum_ms"]) / 2
+    frame = frame.assign(overlaps=overlaps, off=frame["ms"] / frame["predicted_ms"] - 1)
     part = dict(iter(frame.groupby("part")))
     staged, remainder, line, directions = (part[name] for name in ("staged", "remainder", "timeline", "directions"))
-    host: Any = part["host"].set_index("what")
-    after, meanwhile, pageable = (
-        host.loc[what] for what in ("host after device", "host meanwhile", "host meanwhile, pageable")
-    )
-    overlapping: Any = frame[frame["part"].isin(["independent", "default stream"])].set_index("what")["overlaps"]
+    after, meanwhile, pageable = part["host"].to_dict("records")
+    overlapping: Any = frame.set_index("what")["overlaps"]
     by_streams = staged.pivot(index="turns", columns="streams", values="ms")
     busy, whole = meanwhile["transfer_ms"] + meanwhile["kernel_ms"], line["predicted_end_ms"].max()
     late = (line["begin_ms"] - line["predicted_begin_ms"]).abs() / whole

@@ -1,27 +1,20 @@
 """Shared memory turns a strided read into a coalesced one, and padding a tile removes its bank conflicts.
 
-C = A A^T, where A has 32 columns: reading the transposed operand with a stride of 128 bytes, through a tile of shared
-memory whose columns lie in one bank, and through one whose rows are padded. Predictions are those of `narrow_product`.
-
 Source: CUDA C++ Best Practices Guide, "Shared Memory in Matrix Multiplication (C=AA^T)"; details in docs/memory_lab.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from numba import cuda, float32, uint32
 
-from numba_gemm.device.units import FLOAT32_BYTES
 from numba_gemm.lab.harness.command import UsageError
 from numba_gemm.lab.harness.experiment import decided
 from numba_gemm.lab.memory import machine
-from numba_gemm.lab.memory.drawing import COLOURS, Axes, Figure, bars
-from numba_gemm.lab.memory.narrow_product import LANES, W, access, compare, integers
-from numba_gemm.models.accesses import Access
+from numba_gemm.lab.memory.drawing import COLOURS, Figure, bars
+from numba_gemm.lab.memory.narrow_product import Accesses, W, compare, integers
 
 
 @cuda.jit
@@ -60,23 +53,14 @@ WIDTHS = {"coalesced": W, "padded": W + 1}  # row width of the transposed tile
 KERNELS: dict[str, Any] = {"strided": strided, **{name: through_shared(width) for name, width in WIDTHS.items()}}
 
 
-def accesses(kernel: str, m: int) -> Iterator[Access]:
-    """Yield the accesses of warp y = 1 of block (0, 0), with the kernel's indices."""
-    x, y = LANES, 1
-    if kernel == "strided":
-        for i in range(W):
-            yield access("global", y * W + i + 0 * x)
-            yield access("global", x * W + i)
-    else:
-        width = WIDTHS[kernel]
-        yield access("global", y * W + x)
-        yield access("store", y * W + x)
-        yield access("global", y * W + x)
-        yield access("store", x * width + y)
-        for i in range(W):
-            yield access("load", y * W + i + 0 * x)
-            yield access("load", i * width + x)
-    yield access("global", y * m + x)
+ACCESSES: dict[str, Accesses] = {
+    "strided": [("global", 0, W), ("global", W, W), ("global", 1, 1)],
+    **{
+        name: [("global", 1, 3), ("store", 1, 1), ("store", width, 1), ("load", 0, W), ("load", 1, W)]
+        for name, width in WIDTHS.items()
+    },
+}
+"""Requests of a warp by kernel, as in `narrow_product`."""
 
 
 def product_with_transpose(m: int = 8192, rounds: int = machine.ROUNDS) -> pd.DataFrame:
@@ -91,11 +75,8 @@ def product_with_transpose(m: int = 8192, rounds: int = machine.ROUNDS) -> pd.Da
     """
     if m < W or m % W:
         raise UsageError(f"m is {m}; expected a multiple of {W}")
-    host = integers(m, W, 0)
-    a, c = cuda.to_device(host), cuda.device_array((m, m), np.float32)
-    calls = {name: machine.enqueue(kernel, (m // W, m // W), (W, W), a, c) for name, kernel in KERNELS.items()}
-    moved = FLOAT32_BYTES * (m * W + m * m)
-    return compare(calls, (accesses(name, m) for name in KERNELS), c, host @ host.T, moved, rounds)
+    a = integers(m, W, 0)
+    return compare(KERNELS, ACCESSES, (a,), a @ a.T, rounds)
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
@@ -106,15 +87,10 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
     left.set(xlabel="effective bandwidth in GB/s", xlim=(0, 1.1 * frame["predicted_by_hits_gb_s"].max()))
     right.barh(places, frame["passes_a_warp"], height=0.6, color=COLOURS[3])
     right.set(xlabel="passes per warp, L1 and shared", xscale="log", xlim=(10, 3000))
-    label(left, frame["gb_s"])
-    label(right, frame["passes_a_warp"])
-
-
-def label(axes: Axes, values: pd.Series[float]) -> None:
-    """Write each value at the base of its bar."""
-    coords: Any = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
-    for place, value in enumerate(values):
-        axes.annotate(f"{value:.0f}", (0, place), (6, 0), **coords)
+    for axes, column in ((left, "gb_s"), (right, "passes_a_warp")):
+        for place, value in enumerate(frame[column]):  # at the base of its bar
+            at: Any = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+            axes.annotate(f"{value:.0f}", (0, place), (6, 0), **at)
 
 
 @decided

@@ -1,8 +1,5 @@
 """A strided copy pays for whole sectors: half is wasted at stride 2, seven eighths from stride 8 on.
 
-Two predictions scale the bandwidth of stride 1: by the sectors that a warp requests, and by the bytes that device
-memory moves if L2 fetches `fetch_bytes` at once and completes the sectors that are written in part.
-
 Source: CUDA C++ Best Practices Guide, "Strided Accesses"; details in docs/memory_lab.md.
 """
 
@@ -69,13 +66,17 @@ def fetch_granularity() -> int:
 def check(copy: Call, odata: Any, stride: int, elements: int) -> None:
     """Raise AssertionError unless a copy is correct at both ends of the array and writes nothing in between."""
     floats = min(CHECKED, elements) * stride
-    ends = {begin: odata[begin : begin + floats] for begin in (0, elements * stride - floats)}
-    for end in ends.values():
-        end.copy_to_device(np.full(floats, -1, np.float32))
+    begins = (0, elements * stride - floats)
+    for begin in begins:
+        odata[begin : begin + floats].copy_to_device(np.full(floats, -1, np.float32))
     copy(0)
-    for begin, end in ends.items():
+    for begin in begins:
         places = np.arange(begin, begin + floats)
-        machine.verify(end, np.where(places % stride == 0, places % PERIOD, -1).astype(np.float32), stride)
+        machine.verify(
+            odata[begin : begin + floats],
+            np.where(places % stride == 0, places % PERIOD, -1).astype(np.float32),
+            stride,
+        )
 
 
 def strided_copy(
@@ -100,22 +101,21 @@ def strided_copy(
     for stride in chosen:
         calls[stride] = machine.enqueue(stride_copy, elements // BLOCK, BLOCK, odata, idata, stride)
         check(calls[stride], odata, stride, elements)
-    us = {stride: samples.median for stride, samples in machine.timed(calls, rounds=rounds).items()}
-    fetch_bytes = fetch_granularity()
-    size = 2 * FLOAT32_BYTES * elements
-    best = size / us[1] / 1e3
+    us = [samples.median for samples in machine.timed(calls, rounds=rounds).values()]
+    sectors, fetch_bytes = np.array([sectors_a_warp(stride) for stride in chosen]), fetch_granularity()
+    moved = np.array([moved_a_warp(stride, fetch_bytes) for stride in chosen])
+    gb_s = 2 * FLOAT32_BYTES * elements / np.array(us) / 1e3
     return pd.DataFrame(
         {
-            "stride": stride,
-            "sectors": sectors_a_warp(stride),
-            "efficiency": FLOAT32_BYTES * WARP / (requests.SECTOR_BYTES * sectors_a_warp(stride)),
+            "stride": chosen,
+            "sectors": sectors,
+            "efficiency": FLOAT32_BYTES * WARP / (requests.SECTOR_BYTES * sectors),
             "fetch_bytes": fetch_bytes,
-            "us": us[stride],
-            "gb_s": size / us[stride] / 1e3,
-            "predicted_by_sectors_gb_s": best * sectors_a_warp(1) / sectors_a_warp(stride),
-            "predicted_by_fetches_gb_s": best * moved_a_warp(1, fetch_bytes) / moved_a_warp(stride, fetch_bytes),
+            "us": us,
+            "gb_s": gb_s,
+            "predicted_by_sectors_gb_s": gb_s[0] * sectors[0] / sectors,
+            "predicted_by_fetches_gb_s": gb_s[0] * moved[0] / moved,
         }
-        for stride in chosen
     )
 
 
@@ -136,9 +136,7 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     """Claims of the lesson."""
     at = frame.set_index("stride").sort_index()
-    gb_s, by_sectors, by_fetches = (
-        at[name] for name in ("gb_s", "predicted_by_sectors_gb_s", "predicted_by_fetches_gb_s")
-    )
+    gb_s, by_sectors, by_fetches = at["gb_s"], at["predicted_by_sectors_gb_s"], at["predicted_by_fetches_gb_s"]
     return {
         "a warp asks for 4 sectors more with each step of the stride, until 32 at stride 8": (
             at["sectors"] == np.minimum(4 * at.index, 32)

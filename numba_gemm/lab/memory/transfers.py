@@ -1,9 +1,5 @@
 """A copy between host and device approaches the link's speed only if it is large and its memory page-locked.
 
-Parts: copies of each kind of memory ("copy"), the cost of page-locking and the copies after which it has paid off
-("pinning", "break-even"), small pieces copied one by one or "packed" ("packing"), and a "chain" of kernels whose data
-stay on the device or not. Predicted from the smallest copy and the bandwidth of the path.
-
 One module because the kernels, the measurement, the claims and the plot of an experiment are read together.
 
 Source: CUDA C++ Best Practices Guide, "Data Transfer Between Host and Device"; details in docs/memory_lab.md.
@@ -14,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -61,7 +56,7 @@ def link_gb_s(generation: float, lanes: float) -> float:
     return rate * data * lanes / 8
 
 
-def copy_us(latency_us: float, size: int, gb_s: float) -> float:
+def copy_us(latency_us: Any, size: Any, gb_s: Any) -> Any:
     """Predicted microseconds of a copy of `size` bytes."""
     return latency_us + size / gb_s / 1e3
 
@@ -105,33 +100,21 @@ def step(data: Any) -> None:
 
 def link() -> tuple[float, float]:
     """Current generation and lanes of the device's link; NaN if NVML does not report them."""
-    # Missing, outdated or forbidden in this container: the link is unknown.
-    with contextlib.suppress(Exception):
-        import pynvml
-
-        pynvml.nvmlInit()
-        gpu = pynvml.nvmlDeviceGetHandleByUUID(cuda.get_current_device().uuid)
-        return pynvml.nvmlDeviceGetCurrPcieLinkGeneration(gpu), pynvml.nvmlDeviceGetCurrPcieLinkWidth(gpu)
-    with contextlib.suppress(Exception):
-        from cuda.bindings import nvml
-
-        nvml.init_v2()
-        gpu = nvml.device_get_handle_by_uuid(cuda.get_current_device().uuid)
+    with contextlib.suppress(Exception):  # missing, outdated or forbidden in this container
+        nvml, gpu = machine.nvml_gpu()
         return nvml.device_get_curr_pcie_link_generation(gpu), nvml.device_get_curr_pcie_link_width(gpu)
     return math.nan, math.nan
 
 
-def both_ends_us(make: Callable[[], AbstractContextManager[object]], rounds: int) -> tuple[float, float]:
+def both_ends_us(make: Callable[[], AbstractContextManager[object]], rounds: int) -> list[float]:
     """Median microseconds of entering a context, and of leaving it."""
-    entering, leaving = [], []
+    moments = []
     for _ in range(rounds):
         begin = time.perf_counter()
         with make():
             entered = time.perf_counter()
-        left = time.perf_counter()
-        entering.append(entered - begin)
-        leaving.append(left - entered)
-    return statistics.median(entering) * 1e6, statistics.median(leaving) * 1e6
+        moments.append((begin, entered, time.perf_counter()))
+    return [float(us) for us in 1e6 * np.median(np.diff(moments), axis=0)]
 
 
 def check(found: np.ndarray, expected: np.ndarray, what: str) -> None:
@@ -142,86 +125,72 @@ def check(found: np.ndarray, expected: np.ndarray, what: str) -> None:
         raise AssertionError(f"{what}: more was written than was to be copied")
 
 
-def measure_copies(sizes: Sequence[int], rounds: int) -> list[Row]:
-    """Return rows of part "copy"."""
-    words = max(sizes) // ITEM
-    room = words + GUARD
+def measure_copies(sizes: Sequence[int], rounds: int) -> pd.DataFrame:
+    """Return the rows of part "copy"."""
+    room = max(sizes) // ITEM + GUARD
     rows: list[Row] = []
-
-    def add(direction: str, memory: str, size: int, us: float, times: int = 1) -> None:
-        row = {"part": "copy", "what": "copy", "direction": direction, "memory": memory, "bytes": size, "count": 1}
-        rows.append(row | {"us": us, "gb_s": times * size / us / 1e3})
-
     with ExitStack() as scopes:
         (stream,) = scopes.enter_context(machine.streams())
         values, back = (scopes.enter_context(pinned_memory.pinned(room, np.uint32)) for _ in range(2))
-        near, far = (scopes.enter_context(movement.device_array(room, np.uint32)) for _ in range(2))
-        values[:] = np.arange(1, room + 1, dtype=np.uint32)
+        data, near, far = (scopes.enter_context(movement.device_array(room, np.uint32)) for _ in range(3))
         hosts = {
             PAGEABLE: np.empty(room, np.uint32),
             PINNED: scopes.enter_context(pinned_memory.pinned(room, np.uint32)),
             REGISTERED: np.empty(room, np.uint32),
             WRITE_COMBINED: scopes.enter_context(pinned_memory.pinned(room, np.uint32, write_combined=True)),
         }
-        for salt, host in enumerate(hosts.values()):
-            np.add(values, salt, out=host)
+        for array in (values, *hosts.values()):
+            array[:] = np.arange(1, room + 1, dtype=np.uint32)
         scopes.enter_context(pinned_memory.registered(hosts[REGISTERED]))
-
-        def time_us(target: Any, source: Any, size: int) -> float:
-            return 1e3 * movement.median_ms([stream], lambda: movement.copy(target, source, size, stream), rounds)
-
-        def to_device(direction: str, memory: str, target: Any, source: Any, salt: int, times: int) -> None:
-            """Measure copies to device memory, checked by copies to the host that include the guard."""
+        movement.copying(data, values)(stream)
+        cases = [(TO_DEVICE, memory, near, host) for memory, host in hosts.items()]
+        # The host reads write-combined memory too slowly for this direction to be useful.
+        cases += [(TO_HOST, memory, host, data) for memory, host in hosts.items() if memory != WRITE_COMBINED]
+        for direction, memory, target, source in [*cases, (ON_DEVICE, "device", far, data)]:
             for size in sizes:
-                movement.clear(target, room * ITEM, stream)
-                us = time_us(target, source, size)
-                movement.copy(back, target, size + GUARD * ITEM, stream)
-                movement.finish(stream)
-                expected = values[: size // ITEM] + np.uint32(salt)
-                check(back[: size // ITEM + GUARD], expected, f"{memory}, {direction}")
-                add(direction, memory, size, us, times)
-
-        for salt, (memory, host) in enumerate(hosts.items()):
-            to_device(TO_DEVICE, memory, near, host, salt, 1)
-        movement.copy(near, values, room * ITEM, stream)
-        for memory, host in hosts.items():
-            # The host reads write-combined memory too slowly for this direction to be useful.
-            for size in sizes if memory != WRITE_COMBINED else ():
-                host[: size // ITEM + GUARD] = UNTOUCHED
-                us = time_us(host, near, size)
-                check(host[: size // ITEM + GUARD], values[: size // ITEM], f"{memory}, {TO_HOST}")
-                add(TO_HOST, memory, size, us)
-        to_device(ON_DEVICE, "device", far, near, 0, 2)
+                end = size // ITEM + GUARD
+                found = target if direction == TO_HOST else back
+                if direction == TO_HOST:
+                    target[:end] = UNTOUCHED
+                else:
+                    movement.clear(target, room * ITEM, stream)
+                run = partial(movement.copy, target, source, size, stream)
+                rows.append(copy_row(direction, memory, size, 1e3 * movement.median_ms([stream], run, rounds)))
+                if direction != TO_HOST:
+                    movement.copying(back, target)(stream)
+                    movement.finish(stream)
+                check(found[:end], values[: size // ITEM], f"{memory}, {direction}")
         source, target = hosts[PAGEABLE], np.empty_like(hosts[PAGEABLE])
         for size in sizes:
-            copy = partial(np.copyto, target[: size // ITEM], source[: size // ITEM])
-            add(ON_HOST, PAGEABLE, size, movement.host_us(copy, rounds))
+            run = partial(np.copyto, target[: size // ITEM], source[: size // ITEM])
+            rows.append(copy_row(ON_HOST, PAGEABLE, size, movement.host_us(run, rounds)))
         # An idle link may use a lower generation, so query it during copies.
         for _ in range(4):
-            movement.copy(near, values, words * ITEM, stream)
+            movement.copying(data, values)(stream)
         generation, lanes = link()
         movement.finish(stream)
-    predict_copies(rows, link_gb_s(generation, lanes), machine.properties().memory_bandwidth / 1e9)
-    for row in rows:
-        if row["direction"] in (TO_DEVICE, TO_HOST):
-            row |= {"link_generation": generation, "link_lanes": lanes}
-    return rows
+    device_bandwidth = machine.properties().memory_bandwidth / 1e9
+    copies = predict_copies(pd.DataFrame(rows), link_gb_s(generation, lanes), device_bandwidth)
+    copies.loc[copies["direction"].isin([TO_DEVICE, TO_HOST]), ["link_generation", "link_lanes"]] = generation, lanes
+    return copies
 
 
-def predict_copies(rows: Sequence[Row], link_bandwidth: float, device_bandwidth: float) -> None:
-    """Add the theoretical bandwidth and the predicted time and bandwidth to rows of copies."""
-    smallest = min(row["bytes"] for row in rows)
-    latency = {(row["direction"], row["memory"]): row["us"] for row in rows if row["bytes"] == smallest}
-    by_host = {row["bytes"]: row["gb_s"] for row in rows if row["direction"] == ON_HOST}
-    for row in rows:
-        direction, memory, size = row["direction"], row["memory"], row["bytes"]
-        if direction == ON_HOST:
-            continue
-        times, theoretical = (2, device_bandwidth) if direction == ON_DEVICE else (1, link_bandwidth)
-        bandwidth = float(np.minimum(theoretical, by_host[size])) if memory == PAGEABLE else theoretical
-        predicted = copy_us(latency[direction, memory], times * size, bandwidth)
-        row |= {"theoretical_gb_s": theoretical, "predicted_us": predicted}
-        row |= {"predicted_gb_s": times * size / predicted / 1e3}
+def copy_row(direction: str, memory: str, size: int, us: float) -> Row:
+    """Return a row of part "copy", without its prediction; a copy on the device reads and writes."""
+    row = {"part": "copy", "what": "copy", "direction": direction, "memory": memory, "bytes": size, "count": 1}
+    return row | {"us": us, "gb_s": (2 if direction == ON_DEVICE else 1) * size / us / 1e3}
+
+
+def predict_copies(copies: pd.DataFrame, link_bandwidth: float, device_bandwidth: float) -> pd.DataFrame:
+    """Return copies with theoretical bandwidth, predicted time and predicted bandwidth."""
+    latency = copies.sort_values("bytes").groupby(["direction", "memory"])["us"].transform("first")
+    bandwidths = {TO_DEVICE: link_bandwidth, TO_HOST: link_bandwidth, ON_DEVICE: device_bandwidth}
+    theoretical = copies["direction"].map(bandwidths)
+    on_host = copies[copies["direction"] == ON_HOST].set_index("bytes")["gb_s"]
+    slower = np.minimum(theoretical, copies["bytes"].map(on_host))
+    moved = copies["bytes"] * np.where(copies["direction"] == ON_DEVICE, 2, 1)
+    predicted = copy_us(latency, moved, theoretical.where(copies["memory"] != PAGEABLE, slower))
+    return copies.assign(theoretical_gb_s=theoretical, predicted_us=predicted, predicted_gb_s=moved / predicted / 1e3)
 
 
 def pinning_costs(size: int, rounds: int) -> dict[str, float]:
@@ -234,21 +203,23 @@ def pinning_costs(size: int, rounds: int) -> dict[str, float]:
     return costs | {"first touch": touch}
 
 
-def measure_pinning(sizes: Sequence[int], copies: Sequence[Row], rounds: int) -> Iterator[Row]:
+def measure_pinning(sizes: Sequence[int], copies: pd.DataFrame, rounds: int) -> Iterator[Row]:
     """Yield rows of the parts "pinning" and "break-even"."""
-    costs = {(what, size): us for size in sizes for what, us in pinning_costs(size, rounds).items()}
-    predicted = {(what, size): costs[what, max(sizes)] * size / max(sizes) for what, size in costs}
-    for (what, size), us in costs.items():
-        row = {"part": "pinning", "what": what, "bytes": size, "count": 1, "us": us}
-        yield row | {"predicted_us": predicted[what, size]}
-    of = {(row["direction"], row["memory"], row["bytes"]): row for row in copies}
+    costs = {size: pinning_costs(size, rounds) for size in sizes}
+    largest = max(sizes)
+    predicted = {size: {what: us * size / largest for what, us in costs[largest].items()} for size in sizes}
+    for size, cost in costs.items():
+        for what, us in cost.items():
+            row = {"part": "pinning", "what": what, "bytes": size, "count": 1, "us": us}
+            yield row | {"predicted_us": predicted[size][what]}
+    of = copies.set_index(["direction", "memory", "bytes"])
     ways = {REGISTERED: ("register", "unregister"), PINNED: ("allocate pinned", "free pinned")}
     for direction, size, memory in itertools.product((TO_DEVICE, TO_HOST), sizes, ways):
         row = {"part": "break-even", "what": ways[memory][0], "direction": direction, "memory": memory, "bytes": size}
-        for prefix, cost in (("", costs), ("predicted_", predicted)):
-            anyway = cost["first touch", size] if memory == PINNED else 0.0
-            slow, fast = (of[direction, each, size][f"{prefix}us"] for each in (PAGEABLE, memory))
-            row[f"{prefix}copies"] = break_even(sum(cost[way, size] for way in ways[memory]) - anyway, slow, fast)
+        for prefix, cost in (("", costs[size]), ("predicted_", predicted[size])):
+            slow, fast = (of[f"{prefix}us"][direction, each, size] for each in (PAGEABLE, memory))
+            anyway = cost["first touch"] if memory == PINNED else 0.0
+            row[f"{prefix}copies"] = break_even(sum(cost[way] for way in ways[memory]) - anyway, slow, fast)
         yield row
 
 
@@ -265,10 +236,9 @@ def measure_packing(pieces: int, size: int, known: Mapping[str, float], rounds: 
         packed = scopes.enter_context(movement.device_array(pieces * length, np.uint32))
         index = scopes.enter_context(movement.device_array(pieces, np.int64))
         pinned[:] = pageable
-        movement.copy(index, places, places.nbytes, stream)  # once: the places of the pieces do not change
-        movement.finish(stream)
+        movement.copying(index, places)(stream)  # once: the places of the pieces do not change
         put = machine.enqueue(unpack, (ceil_div(length, BLOCK), pieces), BLOCK, target, packed, index, length)
-        table, offsets = pageable.reshape(-1, length), (places * size).tolist()
+        move, table, offsets = movement.copying(packed, buffer), pageable.reshape(-1, length), (places * size).tolist()
 
         def one_by_one(source: np.ndarray) -> None:
             to, from_ = movement.address(target), movement.address(source)
@@ -278,7 +248,7 @@ def measure_packing(pieces: int, size: int, known: Mapping[str, float], rounds: 
         def by_packing() -> None:
             # "clip" saves NumPy a temporary buffer; all places are valid.
             np.take(table, places, axis=0, out=buffer.reshape(pieces, length), mode="clip")
-            movement.copy(packed, buffer, total, stream)
+            move(stream)
             put(stream)
 
         expected = np.full((2 * pieces, length), UNTOUCHED)
@@ -286,17 +256,16 @@ def measure_packing(pieces: int, size: int, known: Mapping[str, float], rounds: 
         slow = pieces * known[PAGEABLE] + total / known["pageable link"] / 1e3
         fast = pieces * known[PINNED] + total / known["link"] / 1e3
         once = packed_us(known[PINNED], total, known["host"], known["link"], known["device"])
-        ways: list[tuple[str, str, Callable[[], None], float]] = [
-            ("one by one", PAGEABLE, lambda: one_by_one(pageable), slow),
-            ("one by one", PINNED, lambda: one_by_one(pinned), fast),
+        for what, memory, work, predicted in (
+            ("one by one", PAGEABLE, partial(one_by_one, pageable), slow),
+            ("one by one", PINNED, partial(one_by_one, pinned), fast),
             ("packed", PINNED, by_packing, once),
-        ]
-        for what, memory, work, predicted in ways:
+        ):
             buffer[:] = 0
             movement.clear(packed, total, stream)
             movement.clear(target, pageable.nbytes, stream)
             us = 1e3 * movement.median_ms([stream], work, rounds)
-            movement.copy(back, target, pageable.nbytes, stream)
+            movement.copying(back, target)(stream)
             movement.finish(stream)
             check(back, expected.reshape(-1), f"pieces of {size} bytes {what} from {memory} memory")
             row = {"part": "packing", "what": what, "direction": TO_DEVICE, "memory": memory, "bytes": size}
@@ -311,15 +280,14 @@ def measure_chain(steps: Sequence[int], size: int, known: Mapping[str, float], r
         start, result = (scopes.enter_context(pinned_memory.pinned(words)) for _ in range(2))
         data = scopes.enter_context(movement.device_array(words))
         start[:] = np.arange(words, dtype=np.uint32) % 4096
+        begin, back, again = itertools.starmap(movement.copying, ((data, start), (result, data), (data, result)))
         advance = machine.enqueue(step, ceil_div(words, BLOCK), BLOCK, data)
 
         def chain(trips: int, count: int) -> None:
             """Enqueue so many steps, with so many copies to the device and back."""
             for trip in range(trips):
-                movement.copy(data, result if trip else start, size, stream)
-                for _ in range(count // trips):
-                    advance(stream)
-                movement.copy(result, data, size, stream)
+                for enqueue in (again if trip else begin, *[advance] * (count // trips), back):
+                    enqueue(stream)
 
         for count, what in itertools.product(steps, ("kept on the device", "round trips")):
             trips = count if what == "round trips" else 1
@@ -333,19 +301,18 @@ def measure_chain(steps: Sequence[int], size: int, known: Mapping[str, float], r
             yield row | {"us": us, "predicted_us": predicted}
 
 
-def rates(copies: Sequence[Row]) -> dict[str, float]:
+def rates(copies: pd.DataFrame) -> dict[str, float]:
     """Latencies of copies to the device and `back` in microseconds; bandwidths of link, host and device in GB/s."""
-    of = {(row["direction"], row["memory"], row["bytes"]): row for row in copies}
-    small, large = min(row["bytes"] for row in copies), max(row["bytes"] for row in copies)
-    host, link_bandwidth = of[ON_HOST, PAGEABLE, large]["gb_s"], of[TO_DEVICE, PINNED, large]["theoretical_gb_s"]
+    of = copies.set_index(["direction", "memory", "bytes"])
+    small, large = copies["bytes"].min(), copies["bytes"].max()
+    host, link_bandwidth = of["gb_s"][ON_HOST, PAGEABLE, large], of["theoretical_gb_s"][TO_DEVICE, PINNED, large]
     return {
-        PAGEABLE: of[TO_DEVICE, PAGEABLE, small]["us"],
-        PINNED: of[TO_DEVICE, PINNED, small]["us"],
-        "back": of[TO_HOST, PINNED, small]["us"],
+        **{memory: of["us"][TO_DEVICE, memory, small] for memory in (PAGEABLE, PINNED)},
+        "back": of["us"][TO_HOST, PINNED, small],
         "host": host,
         "link": link_bandwidth,
-        "pageable link": float(np.minimum(host, link_bandwidth)),
-        "device": of[ON_DEVICE, "device", large]["theoretical_gb_s"],
+        "pageable link": np.minimum(host, link_bandwidth),
+        "device": of["theoretical_gb_s"][ON_DEVICE, "device", large],
     }
 
 
@@ -378,15 +345,15 @@ def transfers(
         raise UsageError(f"pinning_sizes has {sorted(missing)}; expected some of sizes, {list(sizes)}")
     with machine.in_context():
         copies = measure_copies(sizes, rounds)
-        rows, known = list(copies), rates(copies)
-        yield pd.DataFrame(rows)
-        rows += measure_pinning(pinning_sizes, copies, max(rounds // 2, 1))
-        yield pd.DataFrame(rows)
-        for size in piece_bytes:
-            rows += measure_packing(pieces, size, known, rounds)
-            yield pd.DataFrame(rows)
-        rows += measure_chain(steps, chain_bytes, known, rounds)
-        yield pd.DataFrame(rows)
+        yield copies
+        known = rates(copies)
+        for measured in (
+            measure_pinning(pinning_sizes, copies, max(rounds // 2, 1)),
+            *(measure_packing(pieces, size, known, rounds) for size in piece_bytes),
+            measure_chain(steps, chain_bytes, known, rounds),
+        ):
+            copies = pd.concat([copies, pd.DataFrame(measured)], ignore_index=True)
+            yield copies
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:

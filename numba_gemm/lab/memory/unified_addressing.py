@@ -1,15 +1,12 @@
 """Host and all devices share one address range: a pointer reveals its memory, and which accesses are possible.
 
-For every kind of memory: the driver's answers about an address; for page-locked memory, host and device pointers, which
-are equal as the guide says ("by_guide") or as an attribute of the device says. With two devices: copies between them,
-directly ("peer"), before peer access is enabled, and through host memory ("staged").
-
 Source: CUDA C++ Best Practices Guide, "Unified Virtual Addressing"; details in docs/memory_lab.md.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -139,35 +136,25 @@ def nvlink_gb_s() -> float:
     """Theoretical bandwidth of the current device's active NVLinks in one direction; NaN if unknown."""
     total = 0.0
     with contextlib.suppress(Exception):  # NVML missing or not permitted: no prediction
-        from cuda.bindings import nvml
-
-        nvml.init_v2()
-        gpu = nvml.device_get_handle_by_uuid(cuda.get_current_device().uuid)
+        nvml, gpu = machine.nvml_gpu()
         for link in range(nvml.NVLINK_MAX_LINKS):  # the loop ends with an error after the last link
             if nvml.device_get_nvlink_state(gpu, link):
-                total += NVLINK_GB_S.get(int(nvml.device_get_nvlink_version(gpu, link)), float("nan"))
-    return total or float("nan")
+                total += NVLINK_GB_S.get(int(nvml.device_get_nvlink_version(gpu, link)), math.nan)
+    return total or math.nan
 
 
 @contextlib.contextmanager
 def peer_access(first: int, second: int) -> Iterator[None]:
-    """Enable peer access between two devices' contexts; disabled again at the end if it was disabled before."""
+    """Enable peer access between two devices, the first of which is current; undone if it was not enabled before."""
     with ExitStack() as scopes:
-        for one, other in ((first, second), (second, first)):
-            with device_scope(one):
-                (status,) = driver.cuCtxEnablePeerAccess(primary_context(other), 0)
-            if status == driver.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED:
-                continue
-            if int(status):
+        for one, other in ((second, first), (first, second)):
+            scopes.enter_context(device_scope(one))
+            (status,) = driver.cuCtxEnablePeerAccess(primary_context(other), 0)
+            if status == driver.CUresult.CUDA_SUCCESS:
+                scopes.callback(call, driver.cuCtxDisablePeerAccess, primary_context(other))
+            elif status != driver.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED:
                 raise failure("cuCtxEnablePeerAccess", status)
-            scopes.callback(end_peer_access, one, other)
         yield
-
-
-def end_peer_access(one: int, other: int) -> None:
-    """Disable a context's access to another device's memory."""
-    with device_scope(one):
-        call(driver.cuCtxDisablePeerAccess, primary_context(other))
 
 
 def reach_each_other(first: int, second: int) -> bool:
@@ -179,18 +166,20 @@ def reach_each_other(first: int, second: int) -> bool:
 def between_devices(first: int, second: int, size: int, rounds: int) -> Iterator[dict[str, Any]]:
     """Yield rows for copies from the first device, which is current, to the second."""
     gb_s: dict[str, float] = {}
+    values = np.resize(np.arange(251, dtype=np.uint8), size)
+    found, contexts = np.empty_like(values), (primary_context(second), primary_context(first))
+    reachable = reach_each_other(first, second)
+    note = "" if reachable else "these devices cannot access each other's memory"
     with ExitStack() as scopes:
+        scopes.enter_context(device_scope(second))
+        target = scopes.enter_context(movement.device_memory(size))
+        (onward,) = scopes.enter_context(machine.streams())
+        scopes.enter_context(device_scope(first))
+        source = scopes.enter_context(movement.device_memory(size))
         (stream,) = scopes.enter_context(machine.streams())
         host = scopes.enter_context(pinned_memory.pinned(size, np.uint8))
-        source = scopes.enter_context(movement.device_memory(size))
-        with device_scope(second):
-            target = int(call(driver.cuMemAlloc, size))
-            onward = int(call(driver.cuStreamCreate, driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
-        scopes.callback(end_target, second, target, onward)
-        values = np.resize(np.arange(251, dtype=np.uint8), size)
         call(driver.cuMemcpy, source, movement.address(values), size)
         call(driver.cuCtxSynchronize)
-        contexts = primary_context(second), primary_context(first)
 
         def to_host() -> None:
             movement.copy(host, source, size, stream)
@@ -210,7 +199,6 @@ def between_devices(first: int, second: int, size: int, rounds: int) -> Iterator
             movement.finish(stream)
 
         def measured(way: str, work: Callable[[], None]) -> dict[str, Any]:
-            found = np.empty_like(values)
             with device_scope(second):
                 call(driver.cuMemsetD8, target, 0, size)
                 call(driver.cuCtxSynchronize)
@@ -226,20 +214,11 @@ def between_devices(first: int, second: int, size: int, rounds: int) -> Iterator
             row = {"part": COPIES, "name": way, "mib": size / MIB, "gb_s": gb_s[way], "note": note}
             return row | {"predicted_gb_s": predicted[way]() if way in predicted else None}
 
-        reachable = reach_each_other(first, second)
-        note = "" if reachable else "these devices cannot access each other's memory"
         for way, work in {"to host": to_host, "from host": from_host, "staged": staged, "not enabled": peer}.items():
             yield measured(way, work)
         if reachable:
             with peer_access(first, second):
                 yield measured("peer", peer)
-
-
-def end_target(device: int, target: int, stream: int) -> None:
-    """Free memory and a stream of a device."""
-    with device_scope(device):
-        call(driver.cuStreamDestroy, stream)
-        call(driver.cuMemFree, target)
 
 
 # ------------------------------------------------------------------------------------------------------- experiment
@@ -277,17 +256,11 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
     """Plot the driver's answers for each kind of memory, and the bandwidth between devices."""
     upper, lower = figure.subplots(2, 1, height_ratios=[3, 2])
     shown = [*COLUMNS[1:4], "host_pointer", "device_pointer", "equal", "predicted_equal_by_guide", "predicted_equal"]
-    titles = [
-        column.replace("predicted_equal_by", "by").replace("predicted_equal", "predicted").replace("_", " ")
-        for column in shown
-    ]
-    pointers = frame[frame["part"] == POINTERS].to_dict("records")
-    cells = [[word(row[column]) for column in shown] for row in pointers]
+    cells = frame[frame["part"] == POINTERS][shown].astype(object)
+    cells = cells.where(cells.notna(), "").replace({True: "yes", False: "no"})
+    cells.columns = [*(column.replace("_", " ") for column in shown[:-2]), "by guide", "predicted"]
     upper.axis("off")
-    table = upper.table(cells, colLabels=titles, loc="center", cellLoc="center")
-    table.auto_set_font_size(False)
-    table.set_fontsize(8)
-    table.scale(1, 1.5)
+    upper.text(0.5, 0.5, cells.to_string(index=False), family="monospace", ha="center", va="center")
     upper.set_title("the driver's answers about an address; whether host and device pointer are equal")
     copies = frame[(frame["part"] == COPIES) & frame["gb_s"].notna()]
     if len(copies):
@@ -296,13 +269,6 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
     else:
         lower.axis("off")
         lower.text(0.5, 0.5, frame["note"].dropna().iloc[0], ha="center")
-
-
-def word(value: Any) -> str:
-    """Format a cell of the table: yes, no, a word, or nothing."""
-    if value is None or value != value:
-        return ""
-    return {"True": "yes", "False": "no"}.get(str(value), str(value))
 
 
 @decided
