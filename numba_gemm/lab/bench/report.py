@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-import sys
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pandas as pd
-from rich import box
-from rich.console import Console
-from rich.table import Table as RichTable
 
 from numba_gemm.gemm.precision import IEEE
 from numba_gemm.lab.bench import results
-from numba_gemm.lab.bench.compare import FASTER, REGRESSIONS, SAME, SLOWER
+from numba_gemm.lab.bench.compare import FASTER, SAME, SLOWER
 from numba_gemm.lab.bench.tables import (
     MISSING,
     SHAPE,
@@ -52,7 +49,7 @@ MODEL_NOTE = (
     "multiprocessor with most blocks. Latencies, and all instructions but multiply-adds, come on top."
 )
 
-MOST_TIMES = 60  # lines of the table of times on a terminal; beyond, those of the public function and cuBLAS alone
+MOST_LINES = 60  # of a table on a terminal; longer ones are in report.md alone
 PIPE_WIDTH = 160
 
 # Verdict on a configuration, the worst first.
@@ -80,11 +77,6 @@ def verdict_table(frame: pd.DataFrame) -> Table:
         verdicts = [next((VERDICTS[one] for one in VERDICTS if one in found[shape]), MISSING) for shape in shapes]
         lines.append([stage if precision == IEEE else f"{stage} {precision}", *verdicts, worst_error(mine)])
     return Table("Verdicts (worst error in units of the bound)", ["stage", *shapes, "error"], lines, left=["stage"])
-
-
-def speed_table(frame: pd.DataFrame) -> Table:
-    """GFLOP/s, one line per shape and one column per stage."""
-    return pivot(frame, "gflops", "GFLOP/s", speed)
 
 
 def pivot(frame: pd.DataFrame, column: str, title: str, show: Callable[[float], str]) -> Table:
@@ -186,49 +178,33 @@ def markdown(
         parts.append(SIMULATOR_NOTICE)
     if problems := problem_lines(frame):
         parts += ["## Wrong or failed", "\n".join(f"- {problem}" for problem in problems)]
-    plain = results.of_float32(frame)
-    tables = [verdict_table(frame)] if simulated else [speed_table(plain)]
-    if plain["ratio_to_cublas"].notna().any() and not simulated:
-        title = "Speed in multiples of cuBLAS"
-        tables.append(pivot(plain, "ratio_to_cublas", title, lambda value: number(value, 3)))
-    for shown in [*tables, *more_tables(frame, simulated, compared, model)]:
+    for shown in tables(frame, simulated, compared, model):
         parts += [f"## {shown.title}", shown.markdown()]
     return "\n\n".join([*parts, *notes(simulated, model)]) + "\n"
 
 
 def show(
-    frame: pd.DataFrame,
-    environment: Mapping[str, Any],
-    compared: pd.DataFrame | None = None,
-    model: Table | None = None,
-    console: Console | None = None,
+    frame: pd.DataFrame, environment: Mapping[str, Any], compared: pd.DataFrame | None, model: Table | None
 ) -> None:
-    """Print the report on a terminal."""
-    if console is None:  # rich assumes 80 columns for a pipe or a file, and would wrap the tables
-        console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
-    simulated = bool(environment.get("simulator"))
-    for part in folded(verdict_table(frame) if simulated else speed_table(results.of_float32(frame)), console.width):
-        console.print(drawn(part, bad=(VERDICTS[results.WRONG], VERDICTS[results.ERROR])))
-    for shown in more_tables(frame, simulated, compared, model, MOST_TIMES):
-        console.print(drawn(shown, bad=REGRESSIONS, good=(FASTER,)))
-    for note in notes(simulated, model):
-        console.print(note, style="dim")
-    for problem in problem_lines(frame):
-        console.print(problem, style="bold red")
-    console.print(caption(environment), style="dim")
+    """Print the report on a terminal, without its longest tables."""
+    simulated, width = bool(environment.get("simulator")), shutil.get_terminal_size((PIPE_WIDTH, 0)).columns
+    for shown in tables(frame, simulated, compared, model):
+        if len(shown.rows) <= MOST_LINES:
+            print(f"\n{shown.title}\n{shown.plain(width)}")
+    print("", *notes(simulated, model), *problem_lines(frame), caption(environment), sep="\n")
 
 
-def more_tables(
-    frame: pd.DataFrame,
-    simulated: bool,
-    compared: pd.DataFrame | None,
-    model: Table | None,
-    most_times: float = math.inf,
-) -> Iterator[Table]:
-    """Yield the tables after the first one; times of the public function and cuBLAS alone if there are too many."""
+def tables(frame: pd.DataFrame, simulated: bool, compared: pd.DataFrame | None, model: Table | None) -> Iterator[Table]:
+    """Yield the tables of a report, in order."""
     plain = results.of_float32(frame)
-    if len(plain) < len(frame) and not simulated:
-        yield precision_table(frame)
+    if simulated:
+        yield verdict_table(frame)
+    else:
+        yield pivot(plain, "gflops", "GFLOP/s", speed)
+        if plain["ratio_to_cublas"].notna().any():
+            yield pivot(plain, "ratio_to_cublas", "Speed in multiples of cuBLAS", lambda value: number(value, 3))
+        if len(plain) < len(frame):
+            yield precision_table(frame)
     if frame["steady_us"].notna().any():
         yield steady_table(frame)
     if compared is not None:
@@ -237,41 +213,9 @@ def more_tables(
         yield model
     if not simulated:
         yield summary_table(plain)
-        yield times_table(
-            frame if len(frame) <= most_times else frame[frame["stage"].isin((results.AUTO, results.CUBLAS))]
-        )
+        yield times_table(frame)
 
 
 def notes(simulated: bool, model: Table | None) -> list[str]:
     """Return the notes below the tables."""
     return ([] if simulated else [EARLIER_NOTE]) + ([] if model is None else [MODEL_NOTE])
-
-
-def folded(table: Table, width: int) -> Iterator[Table]:
-    """Split a wide table into several that fit a terminal, each with the first column."""
-    headers = [max(broken(header).split("\n"), key=len) for header in table.headers]
-    widths = [max(map(len, column)) + 3 for column in zip(headers, *table.rows, strict=True)]
-    start = 1
-    while start < len(widths):
-        stop, used = start, widths[0]
-        while stop < len(widths) and (stop == start or used + widths[stop] <= width):
-            used += widths[stop]
-            stop += 1
-        rows = [[row[0], *row[start:stop]] for row in table.rows]
-        yield Table(table.title, [table.headers[0], *table.headers[start:stop]], rows, table.left)
-        start = stop
-
-
-def drawn(table: Table, bad: Sequence[str] = (), good: Sequence[str] = ()) -> RichTable:
-    """Convert a table for a terminal; rows with a word of ``bad``, or that end in one of ``good``, are coloured."""
-    made = RichTable(title=table.title, box=box.SIMPLE_HEAD, title_justify="left")
-    for header in table.headers:
-        made.add_column(broken(header), justify="left" if header in table.left else "right", no_wrap=True)
-    for row in table.rows:
-        made.add_row(*row, style="bold red" if set(row) & set(bad) else "green" if row[-1] in good else "")
-    return made
-
-
-def broken(header: str) -> str:
-    """Break a long stage name into two lines."""
-    return header.replace("_", "_\n", 1)
