@@ -699,7 +699,7 @@ class TestVerdicts:
     @pytest.mark.parametrize(("us", "calls"), [(5.0, 100), (400.0, 50), (3000.0, 10), (49_000.0, 10), (51_000.0, None)])
     def test_host_time_takes_ten_calls_or_none(self, us, calls, monkeypatch):
         monkeypatch.setattr(run, "host_time_us", lambda enqueue, *, batch, rounds, synchronize: float(batch))
-        candidate = run.Candidate(contenders.Contender("any", bound), [contenders.Bound(never)])
+        candidate = run.Candidate([contenders.Bound(never)], contender=contenders.Contender("any", bound))
         candidate.samples = Samples(np.full(5, us))
         taken = run.host_time(candidate, 0)
         assert math.isnan(taken) if calls is None else taken == calls

@@ -76,7 +76,7 @@ def test_what_is_measured_alone():
     stages = ("naive", "auto", "cublas", "cpu")
     for asked, wanted in ((run.PUBLIC, stages[1:]), (run.ALL, stages), (run.NONE, ())):
         plan = SimpleNamespace(steady=asked)
-        candidates = [run.Candidate(Contender(stage, bind=None)) for stage in stages]
+        candidates = [run.Candidate(contender=Contender(stage, bind=None)) for stage in stages]
         assert tuple(one.contender.stage for one in candidates if run.runs_steadily(plan, one)) == wanted
 
 

@@ -14,21 +14,22 @@ from numba_gemm.kernels.stage import IEEE
 from numba_gemm.lab.__main__ import main
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.results import CUBLAS, ERROR, OK, WRONG
+from numba_gemm.lab.bench.run import Outcome
+from numba_gemm.lab.bench.targets import case as shared
 from numba_gemm.lab.bench.targets import experiment, host_calls, measure, verdicts
-from numba_gemm.lab.bench.targets import rig as shared
-from numba_gemm.lab.bench.targets.case import COPY, OURS, Case, Contender, Outcome, Turn, both
+from numba_gemm.lab.bench.targets.case import COPY, OURS, Case, Contender, Rig, Truth, Turn, both, matrix
 from numba_gemm.lab.bench.targets.groups import GROUPS, batched_cases, cases_of, product_case
-from numba_gemm.lab.bench.targets.rig import Rig, Truth, matrix
 from numba_gemm.lab.bench.targets.sizes import FULL, TINY, random_shapes
 from numba_gemm.lab.bench.targets.verdicts import targets
 from numba_gemm.lab.harness.experiment import Unavailable
 from numba_gemm.lab.harness.nvml import ClockSamples
+from numba_gemm.runtime.timing import Samples
 
 LATEST = Path(__file__).parents[2] / "results" / "h200" / "latest"
 
 
 def target_row(group="seed", case="x", m=4096, ratio=1.05, target=1.0, **changes):
-    row = dict.fromkeys(measure.COLUMNS, math.nan)
+    row = dict.fromkeys(verdicts.COLUMNS, math.nan)
     row |= {"group": group, "case": case, "m": m, "n": m, "k": m, "us": 5.0, "baseline": CUBLAS}
     return row | {"ratio": ratio, "target": target, "status": OK, "note": ""} | changes
 
@@ -193,11 +194,11 @@ class TestVerdicts:
     def test_row_compares_work_a_microsecond(self):
         case = Case("vector", "x", Shape(2, 3, 4), lambda rig: {}, (COPY, CUBLAS), target=0.85)
         contenders = {name: Contender([], work) for name, work in [(OURS, 10.0), (COPY, 40.0), (CUBLAS, 10.0)]}
-        outcomes = {OURS: Outcome(us=2.0), COPY: Outcome(us=4.0)}
+        outcomes = {name: Outcome(samples=Samples(np.array([us]))) for name, us in ((OURS, 2.0), (COPY, 4.0))}
         outcomes[CUBLAS] = Outcome(status=WRONG, note="half of it")
         clocks = ClockSamples()
         copy, cublas = (measure.row(case, contenders, outcomes, name, clocks) for name in (COPY, CUBLAS))
-        assert list(copy) == list(measure.COLUMNS)
+        assert list(copy) == list(verdicts.COLUMNS)
         assert copy["ratio"] == 0.5
         assert copy["target"] == 0.85
         assert math.isnan(cublas["target"])
@@ -271,14 +272,6 @@ class TestMeasurement:
         assert [row["status"] for row in rows] == [ERROR, ERROR]
         assert {row["note"] for row in rows} == {"AttributeError: no plans"}
 
-    def test_every_operand_has_its_turn(self):
-        seen = []
-        turns = [Turn(functools.partial(seen.append, index), None, None) for index in range(3)]
-        call = Contender(turns, 1.0).rotating()
-        for _ in range(5):
-            call(0)
-        assert seen == [0, 1, 2, 0, 1]
-
     def test_sampled_rows_are_named_as_they_are(self, rig, monkeypatch):
         monkeypatch.setattr(shared, "CHECKED_ROWS", 4)
         a, b = matrix(rig.flat_a, 64, 4, "T"), matrix(rig.flat_b, 4, 3)
@@ -319,7 +312,7 @@ class TestMeasurement:
             rows = measure.measure(rig, case)
             assert [row["baseline"] for row in rows] == list(case.baselines)
             for row in rows:
-                assert list(row) == list(measure.COLUMNS)
+                assert list(row) == list(verdicts.COLUMNS)
                 if row["status"] == OK:
                     assert row["us"] > 0
                     assert row["ratio"] > 0
@@ -337,7 +330,7 @@ class TestCommandLine:
         arguments = ["--tiny", "--only=random,seed", "--shapes=2", "--seed=5", f"--out={tmp_path / 'new'}"]
         status = main(["targets", *arguments, "--commit=0123456"])
         frame = pd.read_csv(tmp_path / "new" / "targets.csv")
-        assert list(frame.columns) == list(measure.COLUMNS)
+        assert list(frame.columns) == list(verdicts.COLUMNS)
         assert list(frame["group"]) == ["seed", "seed", "random", "random"]
         assert set(frame["status"]) == {OK}
         shapes = [Shape(*row) for row in frame[frame["group"] == "random"][["m", "n", "k"]].to_numpy().tolist()]

@@ -99,7 +99,7 @@ def bench(
         steady=steady,
         **device,
     )
-    if not any(map(plan.at, shapes)):
+    if not any(contender.takes(each) for contender in plan.contenders for each in shapes):
         raise UsageError("nothing to measure: no chosen stage takes a chosen shape")
     return measured(plan, notices(plan, stages))
 

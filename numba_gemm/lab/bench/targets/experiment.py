@@ -16,9 +16,9 @@ from typing import Any
 import pandas as pd
 
 from numba_gemm.lab.bench.results import OK
+from numba_gemm.lab.bench.targets.case import Rig
 from numba_gemm.lab.bench.targets.groups import GROUPS, cases_of
 from numba_gemm.lab.bench.targets.measure import measure
-from numba_gemm.lab.bench.targets.rig import Rig
 from numba_gemm.lab.bench.targets.sizes import FULL, TINY
 from numba_gemm.lab.bench.targets.verdicts import frame_of, summary
 from numba_gemm.lab.harness.command import SEED_BITS, UsageError, at_least_one, seed

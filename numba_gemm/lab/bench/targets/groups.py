@@ -11,9 +11,20 @@ import numba_gemm
 from numba_gemm.lab.bench.buffers import FLOAT32_BYTES, operand_bytes
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.results import CUBLAS
-from numba_gemm.lab.bench.targets.case import COPY, OURS, Case, Contender, Turn, bias_relu, both, ours
+from numba_gemm.lab.bench.targets.case import (
+    COPY,
+    OURS,
+    Case,
+    Contender,
+    Rig,
+    Truth,
+    Turn,
+    bias_relu,
+    both,
+    matrix,
+    ours,
+)
 from numba_gemm.lab.bench.targets.host_calls import host_cases
-from numba_gemm.lab.bench.targets.rig import Rig, Truth, matrix
 from numba_gemm.lab.bench.targets.sizes import LAYOUTS, Sizes, random_shapes
 from numba_gemm.lab.bench.targets.verdicts import least_ratio
 from numba_gemm.models.roofline import gemm_flops
@@ -108,7 +119,7 @@ def epilogue_cases(sizes: Sizes) -> list[Case]:
     def make(rig: Rig) -> dict[str, Contender]:
         bias = rig.random(shape.n)
         a, b, c = rig.operands(shape)
-        options = {"epilogue": bias_relu(), "epilogue_args": (bias,)}
+        options = {"epilogue": bias_relu, "epilogue_args": (bias,)}
         own = ours(a, b, c, Truth(rig, a, b, bias), gemm_flops(*shape), **options)
         return {OURS: own, plain: both(rig, shape)[0]}
 

@@ -14,8 +14,7 @@ import numba_gemm
 from numba_gemm.gemm.precision import IEEE, PRECISIONS
 from numba_gemm.lab.bench.buffers import optional
 from numba_gemm.lab.bench.results import CUBLAS
-from numba_gemm.lab.bench.targets.case import OURS, Case, Contender, Turn, bias_relu, both
-from numba_gemm.lab.bench.targets.rig import Rig, Truth
+from numba_gemm.lab.bench.targets.case import OURS, Case, Contender, Rig, Truth, Turn, bias_relu, both
 from numba_gemm.lab.bench.targets.sizes import Sizes
 from numba_gemm.simulator.switch import SIMULATOR
 
@@ -55,7 +54,7 @@ def host_cases(sizes: Sizes) -> list[Case]:
         elif kind in (EPILOGUE, MATHS):
             bias = rig.random(shape.n)
             truth = Truth(rig, a, b, bias)
-            function = bias_relu() if kind == EPILOGUE else math_relu
+            function = bias_relu if kind == EPILOGUE else math_relu
             options = {"epilogue": function, "epilogue_args": (seen_by(library, bias),)}
         if precision != IEEE:
             options = {"precision": precision}

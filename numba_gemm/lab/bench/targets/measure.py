@@ -9,26 +9,26 @@ from typing import Any
 
 import numpy as np
 
+from numba_gemm.lab.bench.contenders import Bound
 from numba_gemm.lab.bench.results import OK, WRONG
-from numba_gemm.lab.bench.run import MIN_SPAN_US, NOT_CAPTURED, affordable_rounds
-from numba_gemm.lab.bench.targets.case import INFORMATION, OURS, Case, Contender, Outcome
-from numba_gemm.lab.bench.targets.rig import Rig
+from numba_gemm.lab.bench.run import Outcome, Plan, time_on_device
+from numba_gemm.lab.bench.targets.case import INFORMATION, OURS, Case, Contender, Rig
 from numba_gemm.lab.harness.nvml import ClockSamples, sampled_clocks
 from numba_gemm.models.roofline import gemm_flops
-from numba_gemm.runtime.timing import Samples, host_time_us, time_interleaved
+from numba_gemm.runtime.timing import Call, Samples, host_time_us
 from numba_gemm.simulator.switch import SIMULATOR
 
 HOST_ROUNDS, HOST_BATCH = 15, 100
 
-COLUMNS = (
-    *("group", "case", "m", "n", "k", "layout", "batch", "us", "tflops", "baseline", "baseline_us", "ratio", "target"),
-    *("status", "error_in_bounds", "rounds", "sm_clock_mhz", "throttle", "note"),
-)
+
+def on_stream(call: Callable[[], Any]) -> Call:
+    """Return a call that ignores the stream, which is current already."""
+    return lambda _stream: call()
 
 
 def verified(rig: Rig, contender: Contender) -> Outcome:
     """Make every call on a C filled with NaN and judge the result; then time one more call."""
-    outcome = Outcome(error_in_bounds=0.0)
+    outcome = Outcome([Bound(on_stream(turn.call)) for turn in contender.turns], error_in_bounds=0.0)
     try:
         for turn in contender.turns:
             rig.library.fill_nan(turn.out)
@@ -40,13 +40,12 @@ def verified(rig: Rig, contender: Contender) -> Outcome:
             if note:
                 outcome.status, outcome.note = WRONG, note
                 return outcome
-        if not SIMULATOR:
-            start = time.perf_counter()
-            contender.turns[0].call()
-            rig.synchronize()
-            outcome.call_s = time.perf_counter() - start
+        begin = time.perf_counter()
+        contender.turns[0].call()
+        rig.synchronize()
+        outcome.first_s = time.perf_counter() - begin
     except Exception as error:
-        return Outcome.failed(error)
+        outcome.fail(error)
     return outcome
 
 
@@ -56,39 +55,26 @@ def measure(rig: Rig, case: Case) -> list[dict[str, Any]]:
     contenders: Mapping[str, Contender] = {}
     try:
         contenders = case.make(rig)
-        first_times = timed_once(rig, contenders[OURS]) if case.each_once else None
+        new_shapes = timed_once(rig, contenders[OURS]) if case.each_once else None
         outcomes = {name: verified(rig, contender) for name, contender in contenders.items()}
-        right = [name for name, outcome in outcomes.items() if outcome.status == OK]
+        right = {name: outcome for name, outcome in outcomes.items() if outcome.timeable}
         if OURS in right and len(right) > 1:
             # A thread that samples clocks would slow down the host.
             with sampled_clocks(None if case.on_host else rig.nvml) as clocks:
-                timed = timed_together(rig, case, {name: contenders[name] for name in right}, outcomes)
-            if first_times is not None:
-                timed[OURS] = first_times
-            for name, samples in timed.items():
-                outcomes[name].us, outcomes[name].rounds = samples.median, len(samples.us)
-                if not (samples.captured or case.on_host or SIMULATOR):
-                    outcomes[name].note = NOT_CAPTURED
+                if case.on_host:
+                    time_on_host(rig, contenders, right)
+                else:
+                    rounds = 1 if SIMULATOR else case.rounds
+                    plan = Plan((), (), rig.library, rig.seed, SIMULATOR, rounds=rounds)
+                    sets = max(len(outcome.bound) for outcome in right.values())
+                    time_on_device(right, plan, sets, rig.stream)
+            if new_shapes is not None:
+                outcomes[OURS].samples = new_shapes
     except Exception as error:
-        outcomes = dict.fromkeys((OURS, *case.baselines), Outcome.failed(error))
+        failed = Outcome()
+        failed.fail(error)
+        outcomes = dict.fromkeys((OURS, *case.baselines), failed)
     return [row(case, contenders, outcomes, baseline, clocks) for baseline in case.baselines]
-
-
-def timed_together(
-    rig: Rig, case: Case, contenders: Mapping[str, Contender], outcomes: Mapping[str, Outcome]
-) -> dict[str, Samples]:
-    """Time the contenders with correct results together; return their samples."""
-    if case.on_host:
-        return timed_on_host(rig, {name: contender.turns[0].call for name, contender in contenders.items()})
-    rounds = 1 if SIMULATOR else case.rounds or affordable_rounds([outcomes[name].call_s for name in contenders])
-    return time_interleaved(
-        {name: contender.rotating() for name, contender in contenders.items()},
-        stream=rig.stream,
-        rounds=rounds,
-        min_span_us=MIN_SPAN_US,
-        round_up_to=max(len(contender.turns) for contender in contenders.values()),
-        seed=rig.seed,
-    )
 
 
 def timed_once(rig: Rig, contender: Contender) -> Samples:
@@ -102,14 +88,16 @@ def timed_once(rig: Rig, contender: Contender) -> Samples:
     return Samples(np.array(spent[len(spent) // 2 :]))
 
 
-def timed_on_host(rig: Rig, calls: Mapping[str, Callable[[], Any]]) -> dict[str, Samples]:
-    """Measure the host time of calls, in alternating batches."""
+def time_on_host(rig: Rig, contenders: Mapping[str, Contender], outcomes: Mapping[str, Outcome]) -> None:
+    """Measure the host time of calls, in alternating batches; the first round is the warm-up."""
     batch, rounds = (1, 1) if SIMULATOR else (HOST_BATCH, HOST_ROUNDS)
-    spent: dict[str, list[float]] = {name: [] for name in calls}
+    spent: dict[str, list[float]] = {name: [] for name in outcomes}
     for _ in range(rounds + 1):
-        for name, call in calls.items():
-            spent[name].append(host_time_us(call, synchronize=rig.synchronize, batch=batch, rounds=1))
-    return {name: Samples(np.array(us[1:])) for name, us in spent.items()}  # without the first round, the warm-up
+        for name, us in spent.items():
+            call = contenders[name].turns[0].call
+            us.append(host_time_us(call, synchronize=rig.synchronize, batch=batch, rounds=1))
+    for name, outcome in outcomes.items():
+        outcome.samples = Samples(np.array(spent[name][1:]))
 
 
 def row(
@@ -121,16 +109,28 @@ def row(
 ) -> dict[str, Any]:
     """Return the row of one baseline; its ratio requires that both results are correct."""
     own, other = outcomes[OURS], outcomes[baseline]
+    us, other_us = (outcome.samples.median if outcome.samples else math.nan for outcome in (own, other))
     ratio = math.nan
-    if not math.isnan(own.us + other.us):
-        ratio = contenders[OURS].work / own.us / (contenders[baseline].work / other.us)
-    m, n, k = case.shape
-    tflops = math.nan if case.on_host else case.batch * gemm_flops(m, n, k) / own.us * 1e-6
-    target = case.target if baseline == case.baselines[0] else INFORMATION
-    status = own.status if own.status != OK else other.status
+    if own.samples and other.samples:
+        ratio = contenders[OURS].work / us / (contenders[baseline].work / other_us)
+    tflops = math.nan if case.on_host else case.batch * gemm_flops(*case.shape) / us * 1e-6
     notes = [own.note, f"{baseline}: {other.note}" if other.note and other is not own else ""]
-    values = (
-        *(case.group, case.name, m, n, k, case.layout, case.batch, own.us, tflops, baseline, other.us, ratio, target),
-        *(status, own.error_in_bounds, own.rounds, clocks.median_mhz, clocks.throttle, "; ".join(filter(None, notes))),
-    )
-    return dict(zip(COLUMNS, values, strict=True))
+    return {
+        "group": case.group,
+        "case": case.name,
+        **case.shape._asdict(),
+        "layout": case.layout,
+        "batch": case.batch,
+        "us": us,
+        "tflops": tflops,
+        "baseline": baseline,
+        "baseline_us": other_us,
+        "ratio": ratio,
+        "target": case.target if baseline == case.baselines[0] else INFORMATION,
+        "status": own.status if own.status != OK else other.status,
+        "error_in_bounds": own.error_in_bounds,
+        "rounds": len(own.samples.us) if own.samples else 0,
+        "sm_clock_mhz": clocks.median_mhz,
+        "throttle": clocks.throttle,
+        "note": "; ".join(filter(None, notes)),
+    }

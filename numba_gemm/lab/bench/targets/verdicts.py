@@ -12,9 +12,11 @@ import pandas as pd
 from numba_gemm.lab.bench.results import OK, geomean
 from numba_gemm.lab.bench.targets import host_calls
 from numba_gemm.lab.bench.targets.case import Case
-from numba_gemm.lab.bench.targets.measure import COLUMNS
 
-__all__ = ["STATISTICS", "Target", "frame_of", "least_ratio", "summary", "targets"]
+COLUMNS = (
+    *("group", "case", "m", "n", "k", "layout", "batch", "us", "tflops", "baseline", "baseline_us", "ratio", "target"),
+    *("status", "error_in_bounds", "rounds", "sm_clock_mhz", "throttle", "note"),
+)
 
 Row = Mapping[Any, Any]
 
