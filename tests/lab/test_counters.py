@@ -96,12 +96,12 @@ class TestSourcePage:
         )
         empty = second_kernel(NAME["naive"])
         kept = [line for line in empty.splitlines() if "Shared" not in line or "Address Space" in line]
-        stages = [STAGES[name] for name in ("naive", "conflict_free", "async_copy")]
+        stages = [STAGES[name] for name in ("conflict_free", "async_copy", "naive")]
         frame = wavefronts("\n".join((SOURCE, "==PROF== between", copies, *kept)), stages)
-        assert list(frame["stage"]) == ["naive"] + 4 * ["conflict_free"] + 4 * ["async_copy"]
+        assert list(frame["stage"]) == 4 * ["conflict_free"] + 4 * ["async_copy"] + ["naive"]
         (copied,) = frame[frame["op"] == "LDGSTS"].to_dict("records")
         assert (copied["stage"], copied["bits"], copied["excessive"]) == ("async_copy", 128, 300000 - 262144)
-        naive = frame.iloc[0]
+        naive = frame.iloc[-1]
         assert (naive["op"], naive["wavefronts"], naive["ideal"]) == ("total", 0, 0)
         assert pd.isna(naive["excess_percent"])
 
@@ -123,9 +123,12 @@ class TestSourcePage:
     @pytest.mark.parametrize(
         ("text", "says"),
         [
-            ("==PROF== nothing\n", "reports 0; it profiled nothing"),
-            (SOURCE + second_kernel(NAME["conflict_free"]), "reports 2"),
-            (SOURCE.replace(NAME["conflict_free"], "conflict_free_8x8"), "it profiled conflict_free_8x8"),
+            ("==PROF== nothing\n", "but ncu profiled nothing"),
+            (
+                SOURCE + second_kernel(NAME["conflict_free"]),
+                f"profiled {NAME['conflict_free']}, {NAME['conflict_free']}",
+            ),
+            (SOURCE.replace(NAME["conflict_free"], "conflict_free_8x8"), "profiled conflict_free_8x8"),
             (SOURCE.replace("Shared Ideal", "Shared Best"), "no column L1 Wavefronts Shared Ideal"),
         ],
     )
@@ -138,25 +141,12 @@ class TestSourcePage:
         assert list(wavefronts(text)["stage"]) == 4 * ["conflict_free"]
 
     @pytest.mark.parametrize(
-        ("suffix", "counts"),
-        [
-            ("_along4_across4_aligned", True),
-            ("_any_along1_any(float, float)", True),
-            ("_any", True),
-            ("_whole", True),
-            ("", True),
-            ("_rows", False),
-            ("_along4_across4_aligned_relu", False),
-        ],
+        "suffix", ["_along4_across4_aligned", "_any_along1_any(float, float)", "_any", "_whole", ""]
     )
     @pytest.mark.parametrize("stage", ["stream_k", "thin"])
-    def test_kernels_are_named_for_how_they_load(self, stage, suffix, counts):
+    def test_kernels_are_named_for_how_they_load(self, stage, suffix):
         text = SOURCE.replace(NAME["conflict_free"], ncu_pages.kernel_name(STAGES[stage]) + suffix)
-        if counts:
-            assert set(wavefronts(text, [STAGES[stage]])["stage"]) == {stage}
-        else:
-            with pytest.raises(ncu_pages.CountersError, match="reports 0"):
-                wavefronts(text, [STAGES[stage]])
+        assert set(wavefronts(text, [STAGES[stage]])["stage"]) == {stage}
 
     def test_a_stage_for_few_columns_gets_few(self):
         config = STAGES["thin"].configs[0]
@@ -223,7 +213,7 @@ class TestRawPage:
         [
             ("", "raw page is empty"),
             (RAW.replace("Kernel Name", "Kernel"), "no column Kernel Name"),
-            (RAW.replace(NAME["coalesced"], "coalesced_x"), f"one launch of {NAME['coalesced']}"),
+            (RAW.replace(NAME["coalesced"], "coalesced_x"), "but ncu profiled .*coalesced_x"),
         ],
     )
     def test_errors(self, text, says):
@@ -252,7 +242,9 @@ class TestCommand:
         path.write_text(FAKE_NCU.format(python=sys.executable))
         path.chmod(0o755)
         (folder / "source").write_text(SOURCE)
-        (folder / "raw").write_text(RAW)
+        others = [f'"{NAME[stage.name]}"' for stage in RAW_STAGES if stage.name != "conflict_free"]
+        own = [line for line in RAW.splitlines() if not any(other in line for other in others)]
+        (folder / "raw").write_text("\n".join(own))
         monkeypatch.setattr(needs, "SIMULATOR", False)
         monkeypatch.setattr(runner, "SIMULATOR", False)
         for module in (needs, environment):
@@ -342,7 +334,7 @@ class TestCommand:
         stream_k = STAGES["stream_k"]
         for variant in (Variant(a, b, c) for a in ACCESSES for b in ACCESSES for c in (True, False)):
             kernel = re.sub(r"\W", "_", f"stream_k_{stream_k.configs[0].name}_{variant.name}")  # as the compiler does
-            assert ncu_pages.is_kernel_of(stream_k, kernel)
+            assert kernel.startswith(ncu_pages.kernel_name(stream_k))
         assert counters.kernel_filter(RAW_STAGES[:2]) == "regex:^(naive|coalesced)_[0-9]"
 
     @pytest.mark.gpu

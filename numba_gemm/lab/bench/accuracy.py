@@ -20,8 +20,6 @@ from numba_gemm.runtime.device import current_device, device_properties
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["DISTRIBUTIONS", "EXPERIMENT", "measured", "operands", "quotients"]
-
 Matrices = tuple[np.ndarray, np.ndarray]
 Generator = np.random.Generator
 Distribution = Callable[[Generator, int, int, int], Matrices]
@@ -98,10 +96,8 @@ def accuracy(extent: int = EXTENT, seed: int = 1) -> Iterator[pd.DataFrame]:
 
     Parameters
     ----------
-    extent : int
-        M and N.
-    seed : int
-        Seed of the operands.
+    extent: M and N.
+    seed: Seed of the operands.
     """
     precisions = runnable(device_properties(current_device()).cc)
     if set(precisions) <= {IEEE}:

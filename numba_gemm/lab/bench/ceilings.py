@@ -21,7 +21,6 @@ from numba_gemm.device.vector import load4, store4
 from numba_gemm.lab.bench.buffers import HostLibrary, launcher, on_device
 from numba_gemm.lab.bench.verify import call_on_nan
 from numba_gemm.lab.harness import environment
-from numba_gemm.lab.harness.command import at_least_one
 from numba_gemm.lab.harness.environment import GRAPHS
 from numba_gemm.lab.harness.experiment import Experiment, Unavailable
 from numba_gemm.models.prediction import Ceilings, theoretical_ceilings
@@ -29,8 +28,7 @@ from numba_gemm.runtime.compiler import Cubin, compile_cubin
 from numba_gemm.runtime.device import DeviceProperties, current_device, device_properties
 from numba_gemm.runtime.timing import Call, Samples, time_interleaved
 from numba_gemm.simulator.switch import device_function
-
-__all__ = ["EXPERIMENT", "FILE", "KERNELS", "ceilings_of", "load", "multiply_add", "read_global", "read_shared"]
+from numba_gemm.terminal import at_least_one
 
 FILE = "ceilings.json"
 UNITS = {"fp32": "TFLOP/s", "dram": "TB/s", "l2": "TB/s", "shared": "TB/s"}
@@ -216,8 +214,7 @@ def ceilings(rounds: int = 15) -> pd.DataFrame:
 
     Parameters
     ----------
-    rounds : int
-        Samples of each measurement.
+    rounds: Samples of each measurement.
     """
     device = current_device()
     properties = device_properties(device)

@@ -26,15 +26,10 @@ def compare(new: pd.DataFrame, old: pd.DataFrame) -> pd.DataFrame:
     ``change`` is the new median divided by the old one, minus one. If a run measured several configurations of a stage,
     the fastest counts.
     """
-    key = list(KEY)
-    before, after = fastest(old), fastest(new)
-    joined = before.merge(after, on=key, how="left", suffixes=("_old", "_new"))
-    cases = key[1:]
-    covered = joined.merge(new[cases].drop_duplicates(), on=cases, how="left", indicator=True)["_merge"] == "both"
-    failed = joined.merge(
-        new.loc[new["status"].isin(FAILURES), key].drop_duplicates(), on=key, how="left", indicator=True
-    )
-    measured = new["stage"].unique()
+    key, cases = list(KEY), list(KEY[1:])
+    joined = fastest(old).merge(fastest(new), on=key, how="left", suffixes=("_old", "_new"))
+    covered = _rows_in(joined, new, cases) & joined["stage"].isin(new["stage"])
+    failed = _rows_in(joined, new[new["status"].isin(FAILURES)], key)
 
     joined["change"] = joined["median_us_new"] / joined["median_us_old"] - 1
     # As a ratio of times: the slower run has the smaller ratio to cuBLAS. NaN if a run has no ratio.
@@ -49,10 +44,15 @@ def compare(new: pd.DataFrame, old: pd.DataFrame) -> pd.DataFrame:
     joined.loc[absent, "verdict"] = LOST
     joined.loc[slower, "verdict"] = SLOWER
     joined.loc[faster, "verdict"] = FASTER
-    joined.loc[absent & (failed["_merge"] == "both").to_numpy(), "verdict"] = BROKEN
-    kept = covered.to_numpy() & joined["stage"].isin(measured).to_numpy()
+    joined.loc[absent & failed, "verdict"] = BROKEN
     columns = [*key, "median_us_old", "median_us_new", "gflops_old", "gflops_new", "change", "verdict"]
-    return joined.loc[kept, columns].reset_index(drop=True)
+    return joined.loc[covered, columns].reset_index(drop=True)
+
+
+def _rows_in(frame: pd.DataFrame, other: pd.DataFrame, columns: list[str]) -> Any:
+    """Return which rows of a table have the values of some columns in common with a row of another."""
+    found, others = (pd.MultiIndex.from_frame(one[columns]) for one in (frame, other))
+    return found.isin(others)
 
 
 def timed_alike(new: Mapping[str, Any], old: Mapping[str, Any]) -> bool:

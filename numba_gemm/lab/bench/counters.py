@@ -50,7 +50,9 @@ def kernel_filter(stages: Iterable[LadderStage]) -> str:
 
 def profile(page: Sequence[str], stages: Sequence[LadderStage], shape: Shape) -> tuple[str, dict[str, Any]]:
     """Return ncu's output for a page about stages, and its version and command; raise `CountersError` if it fails."""
-    ncu, options = ncu_path(), [*page, "-k", kernel_filter(stages)]
+    from numba_gemm.inspect.sass import find_tool
+
+    ncu, options = find_tool("ncu") or "ncu", [*page, "-k", kernel_filter(stages)]
     child = ["-m", CHILD, ",".join(stage.name for stage in stages), ",".join(map(str, shape))]
     line = [ncu, *options, sys.executable, *child]
     try:
@@ -61,7 +63,9 @@ def profile(page: Sequence[str], stages: Sequence[LadderStage], shape: Shape) ->
     if done.returncode != 0 or complaints:
         said = "\n".join((*complaints, *done.stderr.splitlines()[-10:])) or done.stdout[-2000:]
         raise CountersError(f"ncu failed with exit status {done.returncode}:\n{said}")
-    return done.stdout, {"version": ncu_version(ncu), "commands": [shlex.join(["ncu", *options, "python", *child])]}
+    version = re.search(r"Version\s+(\S+)", subprocess.run([ncu, "--version"], capture_output=True, text=True).stdout)
+    command = shlex.join(["ncu", *options, "python", *child])
+    return done.stdout, {"version": version and version[1], "commands": [command]}
 
 
 def chosen_stages(names: Sequence[str] = ()) -> list[LadderStage]:
@@ -80,23 +84,6 @@ def chosen_stages(names: Sequence[str] = ()) -> list[LadderStage]:
     if not kept:
         raise CountersError("this GPU can run none of the stages")
     return kept
-
-
-def ncu_path() -> str:
-    """Return the path of ncu, or its name if it is not found."""
-    from numba_gemm.inspect.sass import find_tool
-
-    return find_tool("ncu") or "ncu"
-
-
-def ncu_version(ncu: str) -> str | None:
-    """Return the version that ncu reports."""
-    try:
-        done = subprocess.run([ncu, "--version"], capture_output=True, text=True, timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    version = re.search(r"Version\s+(\S+)", done.stdout)
-    return version[1] if version else None
 
 
 def measured(
@@ -123,10 +110,8 @@ def counters(shape: Shape = DEFAULT_SHAPE, stages: Sequence[str] = ()) -> pd.Dat
 
     Parameters
     ----------
-    shape : Shape
-        M, N and K.
-    stages : sequence of str
-        Stages to profile; all by default.
+    shape: M, N and K.
+    stages: Stages to profile; all by default.
     """
     return measured(RAW_PAGE, ncu_pages.counters, shape, stages)
 
@@ -136,10 +121,8 @@ def shared_wavefronts(shape: Shape = DEFAULT_SHAPE, stages: Sequence[str] = ()) 
 
     Parameters
     ----------
-    shape : Shape
-        M, N and K.
-    stages : sequence of str
-        Stages to profile; all by default.
+    shape: M, N and K.
+    stages: Stages to profile; all by default.
     """
     return measured(SOURCE_PAGE, ncu_pages.shared_wavefronts, shape, stages)
 

@@ -12,16 +12,14 @@ import pandas as pd
 
 from numba_gemm.lab.bench import results
 from numba_gemm.lab.bench.cases import Shape, check_simulated, chosen_shapes, parse_shape
-from numba_gemm.lab.harness.command import UsageError, at_least_one, seed
+from numba_gemm.lab.harness.command import UsageError, seed
 from numba_gemm.lab.harness.experiment import Experiment, attrs
-from numba_gemm.terminal import BENCH
+from numba_gemm.terminal import BENCH, at_least_one
 
 if TYPE_CHECKING:
     from numba_gemm.lab.bench.run import Plan
     from numba_gemm.models.prediction import Ceilings
     from numba_gemm.runtime.device import DeviceProperties
-
-__all__ = ["CORRECT", "EXPERIMENT", "Report", "bench", "precision_names", "stage_names"]
 
 CORRECT = "every product is correct"
 
@@ -42,26 +40,18 @@ def bench(
 
     Parameters
     ----------
-    stages : sequence of str
-        Stages to run, separated by commas; auto, cublas and cpu are names too. Default: the FP32 ladder and these.
-    precisions : sequence of str
-        Also the public function in these tensor-core precisions, or all, and cuBLAS in the same ones. Default: none.
-    shape : sequence of Shape
-        A shape to run, as M,N,K; repeatable. Default: those of --sizes.
-    sizes : sequence of str
-        seed, square, odd, quick: a named set of shapes; repeatable. Default: seed and square; in the simulator quick.
-    cold : bool
-        Rotate sets of operands that exceed the L2 cache.
-    configs : str
-        The default, first configuration of each stage, or all.
-    rounds : int
-        Interleaved rounds, on a GPU five or more. Default: 5 to 25, depending on their duration.
-    seed : int
-        Seed of the random operands. Default: a new one, which is printed.
-    operands : str
-        Distribution: standard normal, or uniform in [-1, 1); it changes power and speed.
-    steady : str
-        Contenders also measured alone at their steady state: the public function and cuBLAS (public), all, or none.
+    stages: Stages to run, separated by commas; auto, cublas and cpu are names too. Default: the FP32 ladder and these.
+    precisions: Also the public function in these tensor-core precisions, or all, and cuBLAS in the same ones. Default:
+        none.
+    shape: A shape to run, as M,N,K; repeatable. Default: those of --sizes.
+    sizes: seed, square, odd, quick: a named set of shapes; repeatable. Default: seed and square; in the simulator
+        quick.
+    cold: Rotate sets of operands that exceed the L2 cache.
+    configs: The default, first configuration of each stage, or all.
+    rounds: Interleaved rounds, on a GPU five or more. Default: 5 to 25, depending on their duration.
+    seed: Seed of the random operands. Default: a new one, which is printed.
+    operands: Distribution: standard normal, or uniform in [-1, 1); it changes power and speed.
+    steady: Contenders also measured alone at their steady state: the public function and cuBLAS (public), all, or none.
     """
     from numba_gemm.lab.bench import buffers
     from numba_gemm.lab.bench.contenders import select_contenders

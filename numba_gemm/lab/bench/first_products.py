@@ -68,10 +68,8 @@ def first_products(precisions: Sequence[str] = ("ieee", "bf16x6"), ccs: Sequence
 
     Parameters
     ----------
-    precisions : sequence of str
-        Precisions of the products.
-    ccs : sequence of str
-        Compute capabilities of the bundle.
+    precisions: Precisions of the products.
+    ccs: Compute capabilities of the bundle.
     """
     with tempfile.TemporaryDirectory() as place:
         yield from so_far(measured(precisions, ccs, Path(place)))

@@ -17,8 +17,6 @@ from numba_gemm.lab.bench.tables import SHAPE, STAGE, Table, figure, number, sig
 from numba_gemm.models.prediction import Ceilings, predict
 from numba_gemm.runtime.device import DeviceProperties
 
-__all__ = ["DEFAULT", "choose_ceilings", "keeps", "model_table", "stage_of"]
-
 DEFAULT = Path("results") / "h200" / "latest" / measuring.FILE
 
 

@@ -47,9 +47,6 @@ UNITS |= {"byte": 1.0, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}
 
 KEY = ("stage", "config", "m", "n", "k")
 
-# Suffixes that the launcher appends to a kernel's name: alignment or, for scheduled stages, tile loaders.
-FORMS = re.compile(r"(_any|_whole|_(along[14]|across[14]|any)_(along[14]|across[14]|any)_(aligned|any))?")
-
 
 class CountersError(Unavailable):
     """The counters cannot be read; the message gives the reason."""
@@ -60,31 +57,20 @@ def kernel_name(stage: LadderStage) -> str:
     return re.sub(r"[^A-Za-z0-9_$]", "_", f"{stage.name}_{stage.configs[0].name}")
 
 
-def is_kernel_of(stage: LadderStage, kernel: str) -> bool:
-    """True if a kernel's name, with or without parameters, is that of a stage's default configuration."""
-    own, name = kernel_name(stage), kernel.partition("(")[0]
-    return name.startswith(own) and FORMS.fullmatch(name, len(own)) is not None
-
-
 def shape_of(stage: LadderStage, shape: Shape) -> Shape:
     """Return the shape that a stage multiplies; for `thin`, N is limited to the columns of its tile."""
     return shape._replace(n=min(shape.n, stage.configs[0].BN)) if stage.name == NARROW_STAGE else shape
 
 
 def matched(found: Sequence[tuple[str, Any]], stages: Sequence[LadderStage]) -> list[tuple[LadderStage, Any]]:
-    """Pair each stage with the value found under the name of its kernel, of which there must be one."""
-    pairs = []
-    for stage in stages:
-        name = kernel_name(stage)
-        of_stage = [value for kernel, value in found if is_kernel_of(stage, kernel)]
-        if len(of_stage) != 1:
-            kernels = ", ".join(kernel for kernel, _ in found) or "nothing"
-            raise CountersError(
-                f"expected one launch of {name}, but ncu reports {len(of_stage)}; it profiled {kernels}. "
-                "A shape that takes several launches a product cannot be profiled"
-            )
-        pairs.append((stage, of_stage[0]))
-    return pairs
+    """Pair each stage with the value found for its kernel; the kernels are in the order of the stages, one of each."""
+    names, expected = [kernel for kernel, _ in found], list(map(kernel_name, stages))
+    if len(names) != len(expected) or not all(map(str.startswith, names, expected)):
+        raise CountersError(
+            f"expected one launch of each of {', '.join(expected)}, but ncu profiled {', '.join(names) or 'nothing'}. "
+            "A shape that takes several launches per product cannot be profiled"
+        )
+    return [(stage, value) for stage, (_, value) in zip(stages, found)]
 
 
 def own_lines(text: str) -> list[str]:

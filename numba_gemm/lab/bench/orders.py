@@ -154,16 +154,11 @@ def orders(
 
     Parameters
     ----------
-    shape : Shape
-        M, N and K.
-    stages : sequence of str
-        Stages that take an order; all by default.
-    all_configs : bool
-        Measure every configuration, not only the default ones.
-    rounds : int
-        Samples of each measurement.
-    static : bool
-        Only compile, for compute capability 9.0, as where there is no GPU.
+    shape: M, N and K.
+    stages: Stages that take an order; all by default.
+    all_configs: Measure every configuration, not only the default ones.
+    rounds: Samples of each measurement.
+    static: Only compile, for compute capability 9.0, as where there is no GPU.
     """
     static = static or driver_error() is not None
     cc = DEFAULT_CC if static else device_properties(current_device()).cc

@@ -34,15 +34,6 @@ SIMULATOR_NOTICE = (
     "the times in results.csv mean nothing."
 )
 
-# Best percentage of FP32 peak in the table of 15 sizes that preceded this ladder, for its versions of these stages and
-# for cuBLAS.
-EARLIER = {"vectorized": 54.5, "conflict_free": 68.6, "double_buffered": 75.7, "cublas": 83.9}
-EARLIER_NOTE = (
-    "Earlier: percent of peak on another card, in CUDA C, from mean times, for M = N from 128 to 16384, "
-    "K = 1024. Those kernels have no edges, no strides, no alpha and no beta; the earlier conflict_free and "
-    "double_buffered still conflict where they store A transposed; the earlier cublas is another release. Compare how "
-    "the two climbs go, not their speeds."
-)
 MODEL_NOTE = (
     "Model: how long each resource is busy at least with what a stage computes and moves, at its ceiling; predicted is "
     "the longest. shared is shared memory and the L1 cache, which have one data path; it and FP32 are those of the "
@@ -114,7 +105,7 @@ def steady_table(frame: pd.DataFrame) -> Table:
 
 
 def summary_table(frame: pd.DataFrame) -> Table:
-    """Best speed of each stage, with the earlier figures."""
+    """Best speed of each stage."""
     rows, timed = results.records(frame), results.records(results.fastest(frame))
     lines = []
     for stage in results.names_in(rows, "stage"):
@@ -123,8 +114,8 @@ def summary_table(frame: pd.DataFrame) -> Table:
         if mine:
             top = max(mine, key=lambda row: row["gflops"])
             cells = [column.cell(top) for column in (SHAPE, SPEED, PEAK, RATIO)]
-        lines.append([stage, *cells, worst_error(every), number(EARLIER.get(stage, math.nan), 1, " %")])
-    headers = ["stage", "best size", "GFLOP/s", "of peak", "ratio", "error", "earlier"]
+        lines.append([stage, *cells, worst_error(every)])
+    headers = ["stage", "best size", "GFLOP/s", "of peak", "ratio", "error"]
     title = "Stage summary (ratio to cuBLAS, worst error in units of the bound)"
     return Table(title, headers, lines, left=["stage", "best size"])
 
@@ -180,7 +171,7 @@ def markdown(
         parts += ["## Wrong or failed", "\n".join(f"- {problem}" for problem in problems)]
     for shown in tables(frame, simulated, compared, model):
         parts += [f"## {shown.title}", shown.markdown()]
-    return "\n\n".join([*parts, *notes(simulated, model)]) + "\n"
+    return "\n\n".join([*parts, *([MODEL_NOTE] if model else [])]) + "\n"
 
 
 def show(
@@ -191,7 +182,7 @@ def show(
     for shown in tables(frame, simulated, compared, model):
         if len(shown.rows) <= MOST_LINES:
             print(f"\n{shown.title}\n{shown.plain(width)}")
-    print("", *notes(simulated, model), *problem_lines(frame), caption(environment), sep="\n")
+    print("", *([MODEL_NOTE] if model else []), *problem_lines(frame), caption(environment), sep="\n")
 
 
 def tables(frame: pd.DataFrame, simulated: bool, compared: pd.DataFrame | None, model: Table | None) -> Iterator[Table]:
@@ -214,8 +205,3 @@ def tables(frame: pd.DataFrame, simulated: bool, compared: pd.DataFrame | None, 
     if not simulated:
         yield summary_table(plain)
         yield times_table(frame)
-
-
-def notes(simulated: bool, model: Table | None) -> list[str]:
-    """Return the notes below the tables."""
-    return ([] if simulated else [EARLIER_NOTE]) + ([] if model is None else [MODEL_NOTE])

@@ -29,8 +29,6 @@ from numba_gemm.runtime.launch import product_of
 from numba_gemm.runtime.timing import Call, time_interleaved
 from numba_gemm.runtime.workspace import Workspace
 
-__all__ = ["DECOMPOSE", "SPECIAL_VALUES", "TENSOR_LADDER", "ladder_stages", "special_values", "tensor_ladder"]
-
 PRECISION = "bf16x6"
 SHAPE = Shape(4096, 4096, 4096)
 DECOMPOSE = "decompose"  # a row that is no stage
@@ -71,12 +69,9 @@ def tensor_ladder(shape: Shape = SHAPE, precision: str = PRECISION, rounds: int 
 
     Parameters
     ----------
-    shape : Shape
-        M, N and K.
-    precision : str
-        Precision of the tensor cores.
-    rounds : int
-        Samples of each measurement.
+    shape: M, N and K.
+    precision: Precision of the tensor cores.
+    rounds: Samples of each measurement.
     """
     with on_device() as (library, stream):
         buffers = DeviceBuffers.random(library, shape, SEED, distribution=POSITIVE)
@@ -112,12 +107,9 @@ def special_values(shape: Shape = SHAPE, precision: str = PRECISION, rounds: int
 
     Parameters
     ----------
-    shape : Shape
-        M, N and K.
-    precision : str
-        Precision of the tensor cores.
-    rounds : int
-        Samples of each measurement.
+    shape: M, N and K.
+    precision: Precision of the tensor cores.
+    rounds: Samples of each measurement.
     """
     import torch
 

@@ -21,8 +21,6 @@ from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.harness.command import UsageError
 from numba_gemm.lab.harness.experiment import Experiment, attrs
 
-__all__ = ["COUNTED", "COUNTING", "EXPERIMENT", "SHAPE", "compare", "traced", "tracer", "tracer_counted"]
-
 SHAPE = Shape(128, 256, 128)
 TOLERANCE = 0.02
 COUNTED = Path("results") / "h200" / "latest" / "tracer_counted.csv"
@@ -138,8 +136,7 @@ def tracer(counted: Path = COUNTED) -> pd.DataFrame:
 
     Parameters
     ----------
-    counted : Path
-        File of the experiment `tracer_counted`.
+    counted: File of the experiment `tracer_counted`.
     """
     from numba_gemm.kernels.ladder import STAGES
 

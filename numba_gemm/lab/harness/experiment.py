@@ -21,8 +21,6 @@ from numba_gemm.lab.harness.command import UsageError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["PREDICTED", "Experiment", "Parameter", "Unavailable", "attrs", "decided", "last_row", "so_far"]
-
 PREDICTED = "predicted"
 SEPARATOR = re.compile(r",(?! )")  # a value may contain a comma and a space
 

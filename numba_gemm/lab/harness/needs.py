@@ -8,8 +8,6 @@ from numba_gemm.lab.harness.experiment import Experiment, Unavailable
 from numba_gemm.simulator.probe import driver_error
 from numba_gemm.simulator.switch import SIMULATOR
 
-__all__ = ["CHECKS", "check"]
-
 
 def _gpu() -> str | None:
     reason = driver_error()

@@ -8,8 +8,6 @@ from typing import Any
 
 from numba_gemm.lab.harness.experiment import Experiment, Parameter
 
-__all__ = ["add_parameters", "spelled"]
-
 
 def add_parameters(parser: argparse.ArgumentParser, experiments: Sequence[Experiment]) -> None:
     """Add the parameters that all of the experiments have, with defaults in the help of a single one."""

@@ -18,8 +18,6 @@ from numba_gemm.lab.harness.needs import check
 from numba_gemm.lab.harness.nvml import sampled_clocks
 from numba_gemm.simulator.switch import SIMULATOR
 
-__all__ = ["command_line", "run"]
-
 SAVE_INTERVAL_S = 5.0
 CLOCK_COLUMNS = ("sm_clock_mhz", "throttle")  # of experiments that sample clocks for each row
 MOST_ROWS = 80
