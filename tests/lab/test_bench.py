@@ -30,7 +30,6 @@ from numba_gemm.lab.bench import (
     counters,
     experiment,
     model,
-    ncu_pages,
     plots,
     report,
     results,
@@ -1474,11 +1473,11 @@ class TestDocstrings:
 
     def count(self, folder, config="tiles", **changes):
         """Write counters of warp_tiled in the format of `bench.counters`."""
-        row = dict(zip(ncu_pages.KEY, ("warp_tiled", config, 4096, 4096, 4096))) | changes
+        row = dict(zip(counters.KEY, ("warp_tiled", config, 4096, 4096, 4096))) | changes
         pd.DataFrame([row | {"registers": 215, "fma_pipe_percent": 74.68}]).to_csv(
             folder / "latest" / counters.COUNTERS, index=False
         )
-        kinds = [{"op": "LDS", "excess_percent": 50.0}, {"op": ncu_pages.TOTAL, "excess_percent": 0.04}]
+        kinds = [{"op": "LDS", "excess_percent": 50.0}, {"op": counters.TOTAL, "excess_percent": 0.04}]
         pd.DataFrame([row | kind for kind in kinds]).to_csv(folder / "latest" / counters.WAVEFRONTS, index=False)
 
     SLOWEST = "Measured: 0.50 TFLOP/s at 4096x4096x4096 on an NVIDIA Test GPU, 0.03 of cuBLAS SGEMM.\n"

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from numba_gemm.lab.bench import counters, ncu_pages
+from numba_gemm.lab.bench import counters
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.harness.command import UsageError
 from numba_gemm.lab.harness.experiment import Experiment, attrs
@@ -41,7 +41,7 @@ KEY = ["stage", "config", "m", "n", "k", "accesses", "quantity"]
 
 
 def _row(stage: Any, accesses: str, quantity: str, value: float) -> dict[str, Any]:
-    return ncu_pages.key(stage, SHAPE) | {"accesses": accesses, "quantity": quantity, "value": int(value)}
+    return counters.key(stage, SHAPE) | {"accesses": accesses, "quantity": quantity, "value": int(value)}
 
 
 def _order() -> dict[str, list[str]]:
@@ -55,26 +55,26 @@ def tracer_counted() -> pd.DataFrame:
     """Count all stages with Nsight Compute: one row per stage, kind of access and quantity."""
     stages, metrics = counters.chosen_stages(), ",".join([*REQUESTS.values(), *SECTORS.values()])
     raw, how = counters.profile((*counters.COMMON, "--page", "raw", "--metrics", metrics), stages, SHAPE)
-    page = ncu_pages.table(ncu_pages.own_lines(raw)).iloc[1:]
+    page = counters.table(counters.own_lines(raw)).iloc[1:]
     rows = []
-    for stage, found in ncu_pages.matched(list(zip(page["Kernel Name"], page.to_dict("records"))), stages):
+    for stage, found in counters.matched(list(zip(page["Kernel Name"], page.to_dict("records"))), stages):
         for quantity, names in (("requests", REQUESTS), ("sectors", SECTORS)):
             for accesses, metric in names.items():
                 rows.append(_row(stage, accesses, quantity, float(found[metric].replace(",", ""))))
-    source = ncu_pages.read_source_page(counters.profile(counters.SOURCE_PAGE, stages, SHAPE)[0])
-    for stage, lines in ncu_pages.matched(source, stages):
-        active = ncu_pages.numbers(lines["Predicated-On Thread Instructions Executed"]) > 0
-        opcodes = pd.Series([ncu_pages.opcode(line)[0] for line in lines["Source"]], index=lines.index)
+    source = counters.read_source_page(counters.profile(counters.SOURCE_PAGE, stages, SHAPE)[0])
+    for stage, lines in counters.matched(source, stages):
+        active = counters.numbers(lines["Predicated-On Thread Instructions Executed"]) > 0
+        opcodes = pd.Series([counters.opcode(line)[0] for line in lines["Source"]], index=lines.index)
         for accesses, name in INSTRUCTIONS.items():
             own = lines[active & (opcodes == name)]
             if own.empty:
                 continue
             if accesses == COPIES:
-                lanes = ncu_pages.numbers(own["Predicated-On Thread Instructions Executed"]).sum()
+                lanes = counters.numbers(own["Predicated-On Thread Instructions Executed"]).sum()
                 rows.append(_row(stage, accesses, "lanes", lanes))
             else:
-                rows.append(_row(stage, accesses, "requests", ncu_pages.numbers(own["Instructions Executed"]).sum()))
-            rows.append(_row(stage, accesses, "wavefronts", ncu_pages.numbers(own["L1 Wavefronts Shared"]).sum()))
+                rows.append(_row(stage, accesses, "requests", counters.numbers(own["Instructions Executed"]).sum()))
+            rows.append(_row(stage, accesses, "wavefronts", counters.numbers(own["L1 Wavefronts Shared"]).sum()))
     frame = pd.DataFrame(rows)
     frame.attrs["ncu"] = how
     return frame
@@ -86,7 +86,7 @@ def traced(name: str) -> list[dict[str, Any]]:
     from numba_gemm.kernels.ladder import STAGES
 
     stage = STAGES[name]
-    shape = ncu_pages.shape_of(stage, SHAPE)
+    shape = counters.shape_of(stage, SHAPE)
     rng = np.random.default_rng(counters.SEED)
     a, b = (rng.standard_normal(extents, np.float32) for extents in ((shape.m, shape.k), (shape.k, shape.n)))
     c = np.empty((shape.m, shape.n), np.float32)
