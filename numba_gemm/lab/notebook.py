@@ -14,7 +14,6 @@ import fcntl
 import json
 import os
 import platform
-import stat
 import subprocess
 import sys
 import tempfile
@@ -33,26 +32,13 @@ if TYPE_CHECKING:
 
     from ..models.prediction import Ceilings
 
-__all__ = [
-    "Listing",
-    "begin",
-    "check",
-    "compare",
-    "difference",
-    "gpu_name",
-    "has_gpu",
-    "measure",
-    "measured_here",
-    "recorded",
-    "source",
-]
+__all__ = ["Listing", "begin", "check", "compare", "difference", "gpu_name", "has_gpu", "measure", "recorded", "source"]
 
 PACKAGE = Path(__file__).parents[1]
 # An installed package contains copies of files of a checkout.
 RECORDED = PACKAGE / "recorded" if (PACKAGE / "recorded").is_dir() else PACKAGE.parent / "results"
 SHAPE = (4096, 4096, 4096)
-MEASURE = "import sys; from numba_gemm.lab.bench.cli import main; sys.exit(main(sys.argv[1:]))"
-CEILINGS = "import sys; from numba_gemm.lab.__main__ import main; sys.exit(main(sys.argv[1:]))"
+COMMAND = ("-m", "numba_gemm")
 SECONDS = 900  # time limit of a measurement
 DOTS_PER_INCH = 100
 
@@ -255,7 +241,7 @@ def measure(*stages: str, shape: tuple[int, int, int] = SHAPE, precisions: Seque
         if precisions:
             options += ["--precisions", ",".join(precisions)]
         with tempfile.TemporaryDirectory() as folder:
-            _run(MEASURE, *options, "--out", folder)
+            _run("bench", *options, "--out", folder)
             frame = pd.read_csv(Path(folder) / "results.csv")
             environment = json.loads((Path(folder) / "environment.json").read_text(encoding="utf-8"))
         _tell(frame, environment, "measured now")
@@ -273,44 +259,24 @@ def measure(*stages: str, shape: tuple[int, int, int] = SHAPE, precisions: Seque
     return frame
 
 
-def measured_here(results: pd.DataFrame) -> bool:
-    """True if `measure` uses a GPU of this machine."""
-    return str(results.attrs.get("source", "")).startswith("measured now")
-
-
-def _run(code: str, *arguments: str) -> str:
-    """Run Python in a process that uses the GPU, and return its output."""
-    command = [sys.executable, "-c", code, *arguments]
+def _run(*arguments: str) -> None:
+    """Run a command of the package in a process that uses the GPU."""
+    line = [sys.executable, *COMMAND, *arguments]
     with _alone():
-        done = subprocess.run(
-            command, env=gpu_environment(), capture_output=True, text=True, timeout=SECONDS, check=False
-        )
+        done = subprocess.run(line, env=gpu_environment(), capture_output=True, text=True, timeout=SECONDS, check=False)
     if done.returncode:
         raise RuntimeError(f"the measurement ended with status {done.returncode}:\n{done.stdout}\n{done.stderr}")
-    return done.stdout
-
-
-def _lock() -> int:
-    """Open the lock file of this user's measurements on this machine; raise OSError if that is not safe."""
-    # Not in /tmp, where another user could create a link, or hold the lock of a file.
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not base.is_absolute():
-        base = Path.home() / ".cache"
-    path = base / "numba_gemm" / f"measure-{platform.node()}.lock"
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    found = os.fstat(lock)
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        os.close(lock)
-        raise OSError(f"{path} is not a file that only this user can open; remove it")
-    return lock
 
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Hold the lock of measurements, after waiting for other notebooks of this user."""
+    """Wait until no other notebook of this user measures on this machine, and hold the lock of measurements."""
+    # Not in /tmp, where another user could hold the lock. Opening a folder to lock it changes nothing in it.
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
-        lock = _lock()
+        path = (base if base.is_absolute() else Path.home() / ".cache") / "numba_gemm" / f"measure-{platform.node()}"
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except (OSError, RuntimeError) as error:  # RuntimeError: no home directory
         warnings.warn(f"measuring without waiting for other notebooks to finish: {error}", RuntimeWarning, stacklevel=2)
         yield
@@ -331,7 +297,7 @@ def _ceilings(gpu: str) -> Ceilings:
     if name == gpu or not has_gpu():
         return found
     with tempfile.TemporaryDirectory() as folder:
-        _run(CEILINGS, "ceilings", "--out", folder)
+        _run("lab", "ceilings", "--out", folder)
         return ceilings.load(Path(folder) / ceilings.FILE)[0]
 
 

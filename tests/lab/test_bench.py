@@ -25,7 +25,6 @@ from numba_gemm.lab.bench import (
     cases,
     ceilings,
     cli,
-    compare,
     contenders,
     counters,
     experiment,
@@ -34,15 +33,14 @@ from numba_gemm.lab.bench import (
     report,
     results,
     run,
-    verify,
 )
-from numba_gemm.lab.bench.buffers import NORMAL, UNIFORM, DeviceBuffers, HostLibrary, NumbaLibrary
+from numba_gemm.lab.bench.buffers import NORMAL, UNIFORM, DeviceBuffers, HostLibrary, NumbaLibrary, Reference
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.readme import __main__ as readme
 from numba_gemm.lab.bench.readme import published
 from numba_gemm.lab.bench.readme.__main__ import BLOCK, GENERATORS
 from numba_gemm.lab.bench.readme.tables import HEADLINE_SHAPES
-from numba_gemm.lab.bench.targets import case, groups, host_calls, verdicts
+from numba_gemm.lab.bench.targets import case, groups, verdicts
 from numba_gemm.lab.bench.targets.experiment import EXPERIMENT as TARGETS
 from numba_gemm.lab.harness import command, environment, nvml, runner
 from numba_gemm.models import accuracy
@@ -650,9 +648,9 @@ class TestVerdicts:
     )
     def test_worst_element_across_panels(self, row, col, value, monkeypatch):
         """The judge on panels names the same element as the one on whole matrices."""
-        monkeypatch.setattr(verify, "PANEL_ELEMENTS", 17 * 13)
+        monkeypatch.setattr("numba_gemm.lab.bench.buffers.PANEL_ELEMENTS", 17 * 13)
         buffers = DeviceBuffers.random(HostLibrary(), Shape(64, 17, 9), 3)
-        reference = verify.Reference(buffers)
+        reference = Reference(buffers)
         assert len(reference.panels) > 3
         product = buffers.a @ buffers.b
         expected, scale = accuracy.reference(1.0, buffers.a, buffers.b)
@@ -668,7 +666,7 @@ class TestVerdicts:
         """The library that allocates if neither CuPy nor PyTorch is installed."""
         buffers = DeviceBuffers.random(NumbaLibrary(cuda), Shape(6, 5, 7), 3)
         a, b = buffers.host_copies()
-        reference = verify.Reference(buffers)
+        reference = Reference(buffers)
         product = a @ b
         assert reference.compare(cuda.to_device(product)).ok
         product[4, 2] += 1
@@ -971,18 +969,18 @@ class TestCompare:
         [(1.0, "same"), (1.015, "same"), (1.05, "slower"), (0.985, "same"), (0.9, "faster")],
     )
     def test_verdict_needs_disjoint_spreads(self, factor, verdict):
-        compared = compare.compare(gpu_frame(warp_tiled=factor), gpu_frame())
+        compared = results.compare(gpu_frame(warp_tiled=factor), gpu_frame())
         verdicts = compared.set_index("stage")["verdict"]
         assert set(verdicts["warp_tiled"]) == {verdict}
         assert set(verdicts.drop("warp_tiled")) == {"same"}
         assert len(compared) == len(gpu_frame())
-        assert len(compare.regressions(compared)) == (len(SHAPES) if verdict == "slower" else 0)
+        assert len(results.regressions(compared)) == (len(SHAPES) if verdict == "slower" else 0)
 
     def test_a_change_below_a_percent_is_none(self):
         old, new = gpu_frame(), gpu_frame(warp_tiled=1.009)
         for frame in (old, new):
             frame["p10_us"] = frame["p90_us"] = frame["median_us"]
-        assert compare.regressions(compare.compare(new, old)).empty
+        assert results.regressions(results.compare(new, old)).empty
 
     @pytest.mark.parametrize(
         ("factor", "cublas", "verdict"),
@@ -1003,20 +1001,20 @@ class TestCompare:
             (gpu_frame(), verdict),
             (gpu_frame().assign(ratio_to_cublas=math.nan), "slower" if factor > 1 else "faster"),
         ):
-            changed = compare.compare(new, other).set_index("stage")["verdict"]
+            changed = results.compare(new, other).set_index("stage")["verdict"]
             assert set(changed["warp_tiled"]) == {expected}
 
     def test_timed_alike(self):
-        assert compare.timed_alike({"timing": "graphs"}, {})
-        assert compare.timed_alike({"timing": None}, {"timing": None})
-        assert not compare.timed_alike({"timing": "launches"}, {})
+        assert results.timed_alike({"timing": "graphs"}, {})
+        assert results.timed_alike({"timing": None}, {"timing": None})
+        assert not results.timed_alike({"timing": "launches"}, {})
 
     def test_a_stage_that_broke_is_a_regression(self):
         new = gpu_frame()
         hit = (new["stage"] == "naive") & (new["m"] == 8192)
         new.loc[hit, ["min_us", "median_us", "p10_us", "p90_us", "gflops"]] = math.nan
         new.loc[hit, "status"] = "wrong"
-        found = compare.regressions(compare.compare(new, gpu_frame()))
+        found = results.regressions(results.compare(new, gpu_frame()))
         assert list(found["stage"]) == ["naive"]
         assert list(found["verdict"]) == ["broken"]
         assert "broken" in report.changes_table(found).markdown()
@@ -1024,20 +1022,20 @@ class TestCompare:
     def test_only_what_the_new_run_covers_counts(self):
         new = gpu_frame()
         new = new[(new["stage"] == "naive") & (new["m"] == 4096)].reset_index(drop=True)
-        compared = compare.compare(new, gpu_frame())
+        compared = results.compare(new, gpu_frame())
         assert len(compared) == 1
-        assert compare.compare(new, gpu_frame().assign(cache="cold")).empty
+        assert results.compare(new, gpu_frame().assign(cache="cold")).empty
 
     def test_the_fastest_configuration_stands_for_a_stage(self):
         extra = gpu_frame(warp_tiled=1.5).query("stage == 'warp_tiled'").assign(config="other")
         both = pd.concat([extra, gpu_frame()], ignore_index=True)
-        assert set(compare.compare(both, gpu_frame())["verdict"]) == {"same"}
+        assert set(results.compare(both, gpu_frame())["verdict"]) == {"same"}
 
     def test_through_a_file(self, tmp_path):
         save(gpu_frame(), ENVIRONMENT, tmp_path)
         old, described = results.load(tmp_path / "results.csv")
         assert described == ENVIRONMENT
-        assert set(compare.compare(gpu_frame(), old)["verdict"]) == {"same"}
+        assert set(results.compare(gpu_frame(), old)["verdict"]) == {"same"}
         (tmp_path / "other.csv").write_text("a,b\n1,2\n")
         with pytest.raises(ValueError, match="no results file: it has no column stage"):
             results.load(tmp_path / "other.csv")
@@ -1063,7 +1061,7 @@ class TestCompare:
             assert "GFLOP/s" not in said
 
     def test_changes_are_in_the_report(self):
-        compared = compare.compare(gpu_frame(warp_tiled=1.05), gpu_frame())
+        compared = results.compare(gpu_frame(warp_tiled=1.05), gpu_frame())
         text = report.markdown(gpu_frame(warp_tiled=1.05), ENVIRONMENT, compared)
         assert f"{len(SHAPES)} of {len(compared)} measurements changed" in text
         assert text.count("+5.0 % | slower |") == len(SHAPES)
@@ -1182,7 +1180,7 @@ def save_targets(folder, environment=ENVIRONMENT, **changes):
     ]
     for way, status in (("torch", "ok"), ("cupy", "error")):
         rows.append(
-            {"group": "host", "case": host_calls.host_name(way, "ieee"), **Shape(64, 64, 64)._asdict(), "target": 1.0}
+            {"group": "host", "case": verdicts.host_name(way, "ieee"), **Shape(64, 64, 64)._asdict(), "target": 1.0}
             | {"baseline": results.CUBLAS, "status": status, "us": 9.0, "ratio": 0.9 if status == "ok" else math.nan}
         )
     frame = verdicts.frame_of([row | changes for row in rows])

@@ -22,7 +22,7 @@ from numba_gemm.lab.__main__ import main
 from numba_gemm.lab.bench import buffers, counters
 from numba_gemm.lab.bench.buffers import HostLibrary
 from numba_gemm.lab.bench.cases import Shape
-from numba_gemm.lab.harness import environment, needs, runner
+from numba_gemm.lab.harness import environment, runner
 
 ROOT = Path(__file__).resolve().parents[2]
 CUBE = Shape(1024, 1024, 1024)
@@ -245,9 +245,8 @@ class TestCommand:
         others = [f'"{NAME[stage.name]}"' for stage in RAW_STAGES if stage.name != "conflict_free"]
         own = [line for line in RAW.splitlines() if not any(other in line for other in others)]
         (folder / "raw").write_text("\n".join(own))
-        monkeypatch.setattr(needs, "SIMULATOR", False)
         monkeypatch.setattr(runner, "SIMULATOR", False)
-        for module in (needs, environment):
+        for module in (runner, environment):
             monkeypatch.setattr(module, "driver_error", lambda: None)
         monkeypatch.setattr("numba_gemm.inspect.sass.find_tool", lambda name: str(path))
         monkeypatch.setattr(environment, "describe_gpu", lambda: {"name": "Test GPU"})
@@ -305,8 +304,8 @@ class TestCommand:
         ],
     )
     def test_what_is_missing(self, simulator, driver, says, tmp_path, monkeypatch, capsys):
-        monkeypatch.setattr(needs, "SIMULATOR", simulator)
-        monkeypatch.setattr(needs, "driver_error", lambda: driver)
+        monkeypatch.setattr(runner, "SIMULATOR", simulator)
+        monkeypatch.setattr(runner, "driver_error", lambda: driver)
         monkeypatch.setattr("numba_gemm.inspect.sass.find_tool", lambda name: None)
         assert self.run(tmp_path) == 2
         assert says in capsys.readouterr().err

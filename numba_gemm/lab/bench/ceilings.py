@@ -18,8 +18,7 @@ import pandas as pd
 from numba import cuda, float32, uint32
 
 from numba_gemm.device.vector import load4, store4
-from numba_gemm.lab.bench.buffers import HostLibrary, launcher, on_device
-from numba_gemm.lab.bench.verify import call_on_nan
+from numba_gemm.lab.bench.buffers import HostLibrary, call_on_nan, launcher, on_device
 from numba_gemm.lab.harness import environment
 from numba_gemm.lab.harness.environment import GRAPHS
 from numba_gemm.lab.harness.experiment import Experiment, Unavailable

@@ -201,13 +201,13 @@ class Report:
 
     def compared(self, frame: pd.DataFrame) -> pd.DataFrame | None:
         """Compare a result with the older one, if there is one."""
-        from numba_gemm.lab.bench.compare import compare
+        from numba_gemm.lab.bench.results import compare
 
         return compare(frame, self.old[0]) if self.old else None
 
     def claims(self, frame: pd.DataFrame) -> dict[str, bool]:
         """Check all products, and on a GPU that none is slower or no longer correct."""
-        from numba_gemm.lab.bench.compare import regressions
+        from numba_gemm.lab.bench.results import regressions
         from numba_gemm.simulator.switch import SIMULATOR
 
         compared = self.compared(frame)
@@ -219,8 +219,8 @@ class Report:
     def __call__(self, frame: pd.DataFrame, environment: Mapping[str, Any]) -> dict[str, str | bytes]:
         """Print the report, and return its files."""
         from numba_gemm.lab.bench import plots, report
-        from numba_gemm.lab.bench.compare import timed_alike
         from numba_gemm.lab.bench.model import model_table
+        from numba_gemm.lab.bench.results import timed_alike
         from numba_gemm.lab.harness.environment import device_name
         from numba_gemm.simulator.switch import SIMULATOR
 

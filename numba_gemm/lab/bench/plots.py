@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,8 +16,9 @@ from numba_gemm.inspect.draw import BASELINES, ladder_chart, roofline_chart
 from numba_gemm.inspect.draw import stage_styles as styles
 from numba_gemm.inspect.draw.speeds import SIMULATED
 from numba_gemm.lab.bench.results import CPU, NOT_STAGES, fastest, load, names_in, of_float32, records
-from numba_gemm.lab.harness.command import command, write_files
+from numba_gemm.lab.harness.command import UsageError, command, write_files
 from numba_gemm.lab.harness.pictures import png, pyplot
+from numba_gemm.terminal import Parser
 
 SPEED_PNG, ROOFLINE_PNG, LADDER_PNG = "gflops_vs_size.png", "roofline.png", "ladder.png"
 DPI = 130
@@ -90,25 +90,20 @@ def pictures(frame: pd.DataFrame, environment: Mapping[str, Any]) -> dict[str, b
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Draw the plots of a folder's results again; return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m numba_gemm.lab.bench.plots",
-        description="Draw the results in a folder again; nothing is measured.",
-    )
+    parser = Parser(prog="python -m numba_gemm.lab.bench.plots", description="Draw the results in a folder again.")
     parser.add_argument("folder", type=Path, metavar="DIR", help="with results.csv and environment.json")
     folder = parser.parse_args(arguments).folder
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is no folder: expected one with results.csv")
     try:
-        if not folder.is_dir():
-            raise FileNotFoundError(f"{folder} is no folder: expected one with results.csv")
         made = pictures(*load(folder))
-    except (FileNotFoundError, ModuleNotFoundError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    write_files(folder, made)
-    for name in made:
-        print(f"wrote {folder / name}")
+    except (FileNotFoundError, ValueError) as error:
+        raise UsageError(str(error)) from None
     if not made:
-        print(f"nothing was timed in {folder}, so nothing is drawn", file=sys.stderr)
-    return 0 if made else 1
+        raise UsageError(f"nothing was timed in {folder}, so nothing is drawn")
+    write_files(folder, made)
+    print(f"wrote {', '.join(made)}")
+    return 0
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import pandas as pd
 
 from numba_gemm.gemm.precision import IEEE
 from numba_gemm.lab.bench import results
-from numba_gemm.lab.bench.compare import FASTER, SAME, SLOWER
+from numba_gemm.lab.bench.results import FASTER, SAME, SLOWER
 from numba_gemm.lab.bench.tables import (
     MISSING,
     SHAPE,
@@ -81,10 +81,15 @@ def pivot(frame: pd.DataFrame, column: str, title: str, show: Callable[[float], 
 
 
 def times_table(frame: pd.DataFrame) -> Table:
-    """Shortest, mean and longest time of each stage and shape, with its speed."""
-    times = [figure(f"{name} us", f"{name}_us", significant, 4) for name in ("min", "mean", "max")]
-    title = "Times per call, replayed in turns"
-    return table(title, results.records(results.fastest(frame)), SHAPE, STAGE, PRECISION, *times, SPEED, PEAK)
+    """Shortest, mean and longest time of each stage, precision and shape, with its speed and errors."""
+    return table(
+        "Times per call, replayed in turns (ratios to cuBLAS FP32, and to its own precision; errors over |A| @ |B|)",
+        results.records(results.fastest(frame)),
+        *(SHAPE, STAGE, PRECISION),
+        *(figure(f"{name} us", f"{name}_us", significant, 4) for name in ("min", "mean", "max")),
+        *(SPEED, PEAK, RATIO, figure("to its own", "ratio_to_same_precision", number, 3)),
+        *(figure("median error", "error_median", significant, 2), figure("largest", "error_max", significant, 2)),
+    )
 
 
 def steady_table(frame: pd.DataFrame) -> Table:
@@ -118,19 +123,6 @@ def summary_table(frame: pd.DataFrame) -> Table:
     headers = ["stage", "best size", "GFLOP/s", "of peak", "ratio", "error"]
     title = "Stage summary (ratio to cuBLAS, worst error in units of the bound)"
     return Table(title, headers, lines, left=["stage", "best size"])
-
-
-def precision_table(frame: pd.DataFrame) -> Table:
-    """Speed and error of every precision, one line per shape and precision; FP32 for comparison."""
-    chosen = frame[(frame["precision"] != IEEE) | frame["stage"].isin((results.AUTO, results.CUBLAS))]
-    return table(
-        "Precisions (ratios to cuBLAS FP32, and to cuBLAS in the same precision; errors over abs(A) @ abs(B))",
-        results.records(results.fastest(chosen)),
-        *(SHAPE, PRECISION, text("stage", "by"), SPEED, RATIO),
-        figure("to its own", "ratio_to_same_precision", number, 3),
-        figure("median error", "error_median", significant, 2),
-        figure("largest", "error_max", significant, 2),
-    )
 
 
 def problem_lines(frame: pd.DataFrame) -> list[str]:
@@ -194,8 +186,6 @@ def tables(frame: pd.DataFrame, simulated: bool, compared: pd.DataFrame | None, 
         yield pivot(plain, "gflops", "GFLOP/s", speed)
         if plain["ratio_to_cublas"].notna().any():
             yield pivot(plain, "ratio_to_cublas", "Speed in multiples of cuBLAS", lambda value: number(value, 3))
-        if len(plain) < len(frame):
-            yield precision_table(frame)
     if frame["steady_us"].notna().any():
         yield steady_table(frame)
     if compared is not None:

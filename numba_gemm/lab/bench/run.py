@@ -15,11 +15,10 @@ import pandas as pd
 from numba_gemm.gemm.precision import IEEE, runnable
 from numba_gemm.lab.bench import results
 from numba_gemm.lab.bench import steady as steady_state
-from numba_gemm.lab.bench.buffers import NORMAL, DeviceBuffers, HostLibrary, operand_bytes
+from numba_gemm.lab.bench.buffers import NORMAL, DeviceBuffers, HostLibrary, Reference, call_on_nan, operand_bytes
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.contenders import Bound, Contender, rotating
 from numba_gemm.lab.bench.steady import Steady
-from numba_gemm.lab.bench.verify import Reference, call_on_nan
 from numba_gemm.lab.harness import environment
 from numba_gemm.lab.harness.nvml import ClockSamples, Nvml, sampled_clocks
 from numba_gemm.models.roofline import gemm_flops

@@ -16,11 +16,10 @@ import pandas as pd
 from numba_gemm.gemm.precision import IEEE
 from numba_gemm.kernels.step import Step
 from numba_gemm.kernels.tensor_core import TENSOR_STAGES, TensorStage, WarpgroupConfig
-from numba_gemm.lab.bench.buffers import POSITIVE, DeviceBuffers, on_device
+from numba_gemm.lab.bench.buffers import POSITIVE, DeviceBuffers, Reference, call_on_nan, on_device
 from numba_gemm.lab.bench.cases import Shape, parse_shape
 from numba_gemm.lab.bench.contenders import cublas, discard
 from numba_gemm.lab.bench.results import CUBLAS
-from numba_gemm.lab.bench.verify import Reference, call_on_nan
 from numba_gemm.lab.harness.experiment import Experiment
 from numba_gemm.models.accuracy import bound
 from numba_gemm.models.roofline import FLOAT32_BYTES, gemm_flops

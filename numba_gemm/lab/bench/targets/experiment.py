@@ -16,10 +16,8 @@ from typing import Any
 import pandas as pd
 
 from numba_gemm.lab.bench.results import OK
-from numba_gemm.lab.bench.targets.case import Rig
-from numba_gemm.lab.bench.targets.groups import GROUPS, cases_of
-from numba_gemm.lab.bench.targets.measure import measure
-from numba_gemm.lab.bench.targets.sizes import FULL, TINY
+from numba_gemm.lab.bench.targets.case import Rig, measure
+from numba_gemm.lab.bench.targets.groups import FULL, GROUPS, TINY, cases_of
 from numba_gemm.lab.bench.targets.verdicts import frame_of, summary
 from numba_gemm.lab.harness.command import SEED_BITS, UsageError, seed
 from numba_gemm.lab.harness.environment import GRAPHS
