@@ -12,23 +12,20 @@ import importlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from cuda.bindings import driver
 
 from numba_gemm.arrays.streams import cupy_stream
 from numba_gemm.device.units import FLOAT32_BYTES
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.models import accuracy
-from numba_gemm.runtime.compiler import Cubin
 from numba_gemm.runtime.device import current_device, synchronize
-from numba_gemm.runtime.driver import device_scope, launch_kernel, load_kernel
+from numba_gemm.runtime.driver import device_scope
 from numba_gemm.runtime.matrix import Matrix
-from numba_gemm.runtime.timing import Call
 
 Extent = tuple[int, int, int]
 
@@ -210,12 +207,6 @@ def on_device() -> Iterator[tuple[HostLibrary, int]]:
     library = choose_library(simulated=False)
     with device_scope(current_device()), library.stream() as stream:
         yield library, stream
-
-
-def launcher(cubin: Cubin, device: int, grid: Extent, block: Extent, words: Sequence[float], shared: int = 0) -> Call:
-    """Return the call that launches a kernel which is no stage's; its outputs must outlive the call."""
-    kernel = driver.CUfunction(load_kernel(cubin, device, shared))
-    return lambda stream: launch_kernel(kernel, grid, block, shared, stream, words)
 
 
 def uniform(rng: np.random.Generator, rows: int, cols: int) -> np.ndarray:
