@@ -198,25 +198,24 @@ def recorded(name: str) -> pd.DataFrame:
 
     `name` is a file in ``results/h200``, such as "latest/results.csv" or "memory_lab/transfers.csv".
     """
-    import pandas as pd
-
     path = RECORDED / "h200" / name
     if not path.is_file():
         raise FileNotFoundError(f"no recorded table {name}: expected {path}")
+    return _read(path, "recorded")
+
+
+def _read(path: Path, how: str) -> pd.DataFrame:
+    """Read a table, and its source from the description beside it, if there is one."""
+    import pandas as pd
+
     frame = pd.read_csv(path)
-    described = (path.with_suffix(".json"), path.parent / "environment.json")
-    environment = next((beside for beside in described if beside.is_file()), None)
-    if environment is not None:
-        _tell(frame, json.loads(environment.read_text(encoding="utf-8")), "recorded")
+    described = next(filter(Path.is_file, (path.with_suffix(".json"), path.parent / "environment.json")), None)
+    if described is not None:
+        environment = json.loads(described.read_text(encoding="utf-8"))
+        gpu, commit = environment.get("gpu") or {"name": "the simulator"}, str(environment.get("commit") or "")[:7]
+        at = environment["date"][:10] + (f", commit {commit}" if commit else "")
+        frame.attrs |= {"environment": environment, "source": f"{how} on {gpu['name']}, {at}"}
     return frame
-
-
-def _tell(frame: pd.DataFrame, environment: dict[str, Any], how: str) -> None:
-    gpu = environment.get("gpu") or {"name": "the simulator"}
-    commit = str(environment.get("commit") or "")[:7]
-    at = f"{environment['date'][:10]}" + (f", commit {commit}" if commit else "")
-    frame.attrs["environment"] = environment
-    frame.attrs["source"] = f"{how} on {gpu['name']}, {at}"
 
 
 def measure(*stages: str, shape: tuple[int, int, int] = SHAPE, precisions: Sequence[str] = ()) -> pd.DataFrame:
@@ -233,8 +232,6 @@ def measure(*stages: str, shape: tuple[int, int, int] = SHAPE, precisions: Seque
     precisions : sequence of str
         Precisions of `tiled_sgemm` in addition to FP32; they apply to "auto".
     """
-    import pandas as pd
-
     names = [*stages, "cublas"]
     if has_gpu():
         options = ["--stages", ",".join(names), "--shape", ",".join(map(str, shape))]
@@ -242,17 +239,13 @@ def measure(*stages: str, shape: tuple[int, int, int] = SHAPE, precisions: Seque
             options += ["--precisions", ",".join(precisions)]
         with tempfile.TemporaryDirectory() as folder:
             _run("bench", *options, "--out", folder)
-            frame = pd.read_csv(Path(folder) / "results.csv")
-            environment = json.loads((Path(folder) / "environment.json").read_text(encoding="utf-8"))
-        _tell(frame, environment, "measured now")
+            frame = _read(Path(folder) / "results.csv", "measured now")
     else:
         frame = recorded("latest/precisions/results.csv" if precisions else "latest/results.csv")
-        kept = dict(frame.attrs)
         wanted = frame["stage"].isin(names) & (frame[["m", "n", "k"]] == list(shape)).all(axis=1)
         wanted &= (frame["layout"] == "nn") & (frame["cache"] == "hot")
         wanted &= frame["precision"].isin(["ieee", *precisions])
         frame = frame[wanted].reset_index(drop=True)
-        frame.attrs.update(kept)
         if missing := set(names) - set(frame["stage"]):
             raise ValueError(f"nothing was recorded of {', '.join(sorted(missing))} at {shape}")
     print(frame.attrs["source"])
@@ -311,16 +304,11 @@ def compare(results: pd.DataFrame) -> pd.DataFrame:
     import pandas as pd
 
     from ..kernels.ladder import STAGES
-    from ..models.accesses import WAYS
-    from ..models.prediction import predict
-    from .bench.cases import Shape
-    from .bench.model import keeps, stage_of
+    from .bench.model import predicted
     from .bench.results import OK, records
 
-    shapes = results[["m", "n", "k"]].drop_duplicates()
-    if len(shapes) != 1:
-        raise ValueError(f"expected results of one shape, got {len(shapes)}")
-    shape = Shape(*map(int, shapes.iloc[0]))
+    if (count := len(results[["m", "n", "k"]].drop_duplicates())) != 1:
+        raise ValueError(f"expected results of one shape, got {count}")
     gpu = results.attrs["environment"]["gpu"]
     ceilings = _ceilings(gpu["name"])
     lines: list[tuple[Any, ...]] = []
@@ -329,14 +317,11 @@ def compare(results: pd.DataFrame) -> pd.DataFrame:
         if row["status"] != OK:
             print(f"{row['stage']} was not timed: {row['status']}, {row['note']}")
             continue
-        stage, made = row["stage"] in STAGES, None
-        if row["stage"] in WAYS and (found := stage_of(row)) is not None:
-            in_l2 = keeps(gpu["l2_bytes"], shape, cold=False)
-            made = predict(*found, *shape, ceilings, in_l2=in_l2, sm_count=gpu["multiprocessors"])
-        predicted = (made.binding, round(1e3 * made.seconds, 3)) if made else ("", nan)
+        stage, made = row["stage"] in STAGES, predicted(row, ceilings, gpu["l2_bytes"], gpu["multiprocessors"])
+        model = (made.binding, round(1e3 * made.seconds, 3)) if made else ("", nan)
         speed = (round(row["gflops"] / 1e3, 1), f"{row['percent_of_peak']:.0f} %", round(row["ratio_to_cublas"], 2))
         gain = round(before / row["median_us"], 2) if before and stage else nan
-        lines.append((row["stage"], *predicted, round(row["median_us"] / 1e3, 3), *speed, gain))
+        lines.append((row["stage"], *model, round(row["median_us"] / 1e3, 3), *speed, gain))
         before = row["median_us"] if stage else before
     columns = ["stage", "bound by", "predicted ms", "measured ms", "TFLOP/s", "of peak", "of cuBLAS", "gain"]
     table = pd.DataFrame(lines, columns=columns).set_index("stage")

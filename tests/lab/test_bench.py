@@ -665,7 +665,7 @@ class TestVerdicts:
     def test_numba_arrays_are_judged_on_the_host(self):
         """The library that allocates if neither CuPy nor PyTorch is installed."""
         buffers = DeviceBuffers.random(NumbaLibrary(cuda), Shape(6, 5, 7), 3)
-        a, b = buffers.host_copies()
+        a, b = (buffers.library.to_host(array) for array in (buffers.a, buffers.b))
         reference = Reference(buffers)
         product = a @ b
         assert reference.compare(cuda.to_device(product)).ok
@@ -1718,10 +1718,13 @@ class TestModel:
         assert float(row["ratio"]) == pytest.approx(measured / flop_us, rel=0.01)
         assert rows["naive", "2048x2048x2048"]["DRAM"] == "0"  # 48 MB stay in the L2 cache
 
-    def test_what_the_l2_cache_keeps(self):
-        assert model.keeps(60 << 20, Shape(2048, 2048, 2048), cold=False)
-        assert not model.keeps(60 << 20, Shape(2048, 2048, 2048), cold=True)
-        assert not model.keeps(60 << 20, Shape(4096, 4096, 4096), cold=False)
+    @pytest.mark.parametrize(
+        ("size", "cache", "kept"), [(2048, "hot", True), (2048, "cold", False), (4096, "hot", False)]
+    )
+    def test_what_the_l2_cache_keeps(self, size, cache, kept):
+        row = gpu_row("naive", Shape(size, size, size), 1.0, cache=cache, config=default_config("naive"))
+        made = model.predicted(row, ceilings.Ceilings(**LIMITS), 60 << 20, 132)
+        assert (made.dram == 0) is kept
 
 
 def default_config(name):

@@ -59,10 +59,10 @@ class HostLibrary:
         return array
 
     def float64(self, array: Any) -> Any:
-        return array.astype(np.float64)
+        return self.xp.asarray(array, dtype=self.xp.float64)
 
     def float32(self, array: Any) -> Any:
-        return array.astype(np.float32)
+        return self.xp.asarray(array, dtype=self.xp.float32)
 
     def median(self, array: Any) -> float:
         return float(self.xp.median(array))
@@ -120,32 +120,23 @@ class TorchLibrary(DeviceLibrary):
 
     name = "torch"
 
-    def __init__(self, torch: Any, device: str = "cuda") -> None:
-        self.torch, self.device = torch, device
+    def __init__(self, torch: Any) -> None:
+        self.xp = torch
 
     def from_host(self, host: np.ndarray) -> Any:
-        return self.torch.from_numpy(host).to(self.device, copy=True)
+        return self.xp.from_numpy(host).to("cuda", copy=True)
 
     def to_host(self, array: Any) -> np.ndarray:
         return array.cpu().numpy()
 
     def empty(self, rows: int, cols: int) -> Any:
-        return self.torch.empty((rows, cols), dtype=self.torch.float32, device=self.device)
+        return self.xp.empty((rows, cols), dtype=self.xp.float32, device="cuda")
 
     def fill_nan(self, array: Any) -> None:
         array.fill_(math.nan)
 
-    def float64(self, array: Any) -> Any:
-        return array.double()
-
-    def float32(self, array: Any) -> Any:
-        return array.float()
-
-    def median(self, array: Any) -> float:
-        return float(array.median())
-
     def release(self) -> None:
-        self.torch.cuda.empty_cache()
+        self.xp.cuda.empty_cache()
 
 
 class NumbaLibrary(DeviceLibrary):
@@ -260,19 +251,13 @@ class DeviceBuffers:
 
         return matrix(self.a), matrix(self.b), matrix(self.c)
 
-    def torch_views(self, torch: Any) -> tuple[Any, ...]:
-        """A, B and C as PyTorch tensors that share their memory."""
+    def views(self, library: Any) -> tuple[Any, ...]:
+        """A, B and C as arrays of CuPy or PyTorch that share their memory."""
         arrays = (self.a, self.b, self.c)
-        return arrays if self.library.name == "torch" else tuple(torch.as_tensor(x, device="cuda") for x in arrays)
-
-    def cupy_views(self, cupy: Any) -> tuple[Any, ...]:
-        """A, B and C as CuPy arrays that share their memory."""
-        arrays = (self.a, self.b, self.c)
-        return arrays if self.library.name == "cupy" else tuple(cupy.asarray(x) for x in arrays)
-
-    def host_copies(self) -> tuple[np.ndarray, np.ndarray]:
-        """Copy A and B to the host."""
-        return self.library.to_host(self.a), self.library.to_host(self.b)
+        if self.library.xp is library:
+            return arrays
+        convert = library.asarray if library.__name__ == "cupy" else functools.partial(library.as_tensor, device="cuda")
+        return tuple(map(convert, arrays))
 
 
 def operand_bytes(shape: Shape) -> int:

@@ -62,10 +62,7 @@ def bench(
 
     shapes, device = chosen_shapes(sizes, shape, SIMULATOR), dict[str, Any]()
     if SIMULATOR:
-        try:
-            check_simulated(shapes)
-        except ValueError as error:
-            raise UsageError(str(error)) from None
+        check_simulated(shapes)
     else:
         if rounds is not None and rounds < FEWEST_ROUNDS:
             raise UsageError(f"--rounds: {rounds} is too few to tell a spread: give five or more")

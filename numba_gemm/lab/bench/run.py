@@ -18,7 +18,6 @@ from numba_gemm.lab.bench import steady as steady_state
 from numba_gemm.lab.bench.buffers import NORMAL, DeviceBuffers, HostLibrary, Reference, call_on_nan, operand_bytes
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.contenders import Bound, Contender, rotating
-from numba_gemm.lab.bench.steady import Steady
 from numba_gemm.lab.harness import environment
 from numba_gemm.lab.harness.nvml import ClockSamples, Nvml, sampled_clocks
 from numba_gemm.models.roofline import gemm_flops
@@ -100,7 +99,7 @@ class Candidate(Outcome):
     error_median: float = math.nan
     error_max: float = math.nan
     host_us: float = math.nan
-    steady: Steady | None = None
+    steady: dict[str, Any] = field(default_factory=dict)  # columns of it alone
 
 
 def run(plan: Plan) -> Iterator[pd.DataFrame]:
@@ -149,7 +148,9 @@ def verify_and_time(candidates: Sequence[Candidate], plan: Plan, shape: Shape, s
             candidate.host_us = host_time(candidate, stream)
             if runs_steadily(plan, candidate):
                 call = rotating(candidate.bound)
-                candidate.steady = steady_state.measure(call, stream, plan.nvml, sets=len(sets), graphs=plan.graphs)
+                candidate.steady = steady_state.measure(
+                    call, stream, shape, plan.nvml, sets=len(sets), graphs=plan.graphs
+                )
     return clocks
 
 
@@ -244,18 +245,13 @@ def time_on_host(candidates: Sequence[Candidate], plan: Plan, stream: int) -> No
     Times of the simulator mean nothing, so unless rounds are requested, that of the verified call is reported.
     """
     spent: dict[str, list[float]] = {c.contender.label: [] for c in candidates}
-    if plan.simulated and plan.rounds is None:
-        spent = {c.contender.label: [c.first_s * 1e6] for c in candidates}
-        rounds = 0
-    else:
-        rounds = plan.rounds or FEWEST_ROUNDS
-    for _ in range(rounds):
+    for _ in range(plan.rounds or (0 if plan.simulated else FEWEST_ROUNDS)):
         for candidate in candidates:
             start = time.perf_counter()
             candidate.bound[0].call(stream)
             spent[candidate.contender.label].append((time.perf_counter() - start) * 1e6)
     for candidate in candidates:
-        candidate.samples = Samples(np.array(spent[candidate.contender.label]))
+        candidate.samples = Samples(np.array(spent[candidate.contender.label] or [candidate.first_s * 1e6]))
         candidate.host_us = candidate.samples.median
 
 
@@ -292,9 +288,9 @@ def rows(plan: Plan, shape: Shape, candidates: Sequence[Candidate], clocks: Cloc
     """Return the rows of one shape."""
     cublas = [c for c in reversed(candidates) if c.contender.stage == results.CUBLAS]
     baselines = {c.contender.precision: c.samples.median for c in cublas if c.samples}
-    alone = next((c.steady for c in cublas if c.steady and c.contender.precision == IEEE), None)
+    alone = next((c.steady for c in cublas if c.steady and c.contender.precision == IEEE), {})
     return [
-        row(plan, shape, candidate, clocks, baselines) | steady_state.columns(shape, candidate.steady, alone)
+        row(plan, shape, candidate, clocks, baselines) | candidate.steady | steady_state.ratios(candidate.steady, alone)
         for candidate in candidates
     ]
 

@@ -15,6 +15,7 @@ from numba_gemm.gemm.precision import IEEE, PRECISIONS
 from numba_gemm.lab.bench.buffers import FLOAT32_BYTES, operand_bytes, optional
 from numba_gemm.lab.bench.cases import ON_GPU, Shape
 from numba_gemm.lab.bench.results import CUBLAS
+from numba_gemm.lab.bench.targets import verdicts
 from numba_gemm.lab.bench.targets.case import (
     COPY,
     OURS,
@@ -27,20 +28,6 @@ from numba_gemm.lab.bench.targets.case import (
     both,
     matrix,
     ours,
-)
-from numba_gemm.lab.bench.targets.verdicts import (
-    BATCH,
-    EPILOGUE,
-    HOST_WAYS,
-    MATHS,
-    NEW_KINDS,
-    NEW_SHAPES,
-    PLAN_WAYS,
-    THE_CALL,
-    host_name,
-    least_ratio,
-    new_name,
-    plan_name,
 )
 from numba_gemm.models.roofline import gemm_flops
 from numba_gemm.simulator.switch import SIMULATOR
@@ -102,6 +89,7 @@ def random_shapes(count: int, seed: int, low: int, high: int) -> list[Shape]:
 
 
 RANDOM_ROUNDS = 7
+NEW_SHAPES = 48
 
 
 def product_case(
@@ -220,7 +208,7 @@ def cases_of(group: str, sizes: Sizes, shapes: int, seed: int) -> list[Case]:
     }
     others = {"vector": vector_cases, "batched": batched_cases, "epilogue": epilogue_cases, "host": host_cases}
     found = products[group] if group in products else others[group](sizes)
-    return [replace(case, target=least_ratio(case, sizes.large)) for case in found]
+    return [replace(case, target=verdicts.least_ratio(case, sizes.large)) for case in found]
 
 
 def math_relu(value: Any, row: Any, column: Any, bias: Any) -> Any:
@@ -239,20 +227,20 @@ def host_cases(sizes: Sizes) -> list[Case]:
         precision = kind if kind in PRECISIONS else IEEE
         a, b, c = rig.operands(shape)
         truth = Truth(rig, a, b, precision=precision)
-        if kind == BATCH:
+        if kind == verdicts.BATCH:
             a, b, c = rig.batch(count, shape)
             truth = Truth(rig, a[count - 1], b[count - 1])
-        elif kind in (EPILOGUE, MATHS):
+        elif kind in (verdicts.EPILOGUE, verdicts.MATHS):
             bias = rig.random(shape.n)
             truth = Truth(rig, a, b, bias)
-            function = bias_relu if kind == EPILOGUE else math_relu
+            function = bias_relu if kind == verdicts.EPILOGUE else math_relu
             options = {"epilogue": function, "epilogue_args": (seen_by(library, bias),)}
         if precision != IEEE:
             options = {"precision": precision}
         x, y, z = (seen_by(library, array) for array in (a, b, c))
 
         def judge(got: Any) -> tuple[float, str]:
-            return truth.judge(got[count - 1] if kind == BATCH else got)
+            return truth.judge(got[count - 1] if kind == verdicts.BATCH else got)
 
         call = functools.partial(numba_gemm.tiled_sgemm, x, y, out=z, **options)
         return Contender([Turn(call, c, judge)], 1.0), (x, y, z)
@@ -261,16 +249,16 @@ def host_cases(sizes: Sizes) -> list[Case]:
         def make(rig: Rig) -> dict[str, Contender]:
             return {OURS: operands(rig, library, kind)[0], CUBLAS: replace(both(rig, shape)[1], work=1.0)}
 
-        return Case("host", host_name(library, kind), shape, make, (CUBLAS,), on_host=True)
+        return Case("host", verdicts.host_name(library, kind), shape, make, (CUBLAS,), on_host=True)
 
     def planned(library: str, kind: str) -> Case:
         def make(rig: Rig) -> dict[str, Contender]:
             own, (a, b, c) = operands(rig, library, kind)
             made = numba_gemm.plan(*shape, like=a, precision=kind)
             turn = replace(own.turns[0], call=functools.partial(made, a, b, out=c))
-            return {OURS: Contender([turn], 1.0), THE_CALL: own}
+            return {OURS: Contender([turn], 1.0), verdicts.THE_CALL: own}
 
-        return Case("host", plan_name(library, kind), shape, make, (THE_CALL,), on_host=True)
+        return Case("host", verdicts.plan_name(library, kind), shape, make, (verdicts.THE_CALL,), on_host=True)
 
     def new(kind: str) -> Case:
         def make(rig: Rig) -> dict[str, Contender]:
@@ -284,12 +272,12 @@ def host_cases(sizes: Sizes) -> list[Case]:
                 turns.append(Turn(call, c, Truth(rig, a, b, precision=kind).judge))
             return {OURS: Contender(turns, 1.0), CUBLAS: replace(both(rig, shape)[1], work=1.0)}
 
-        return Case("host", new_name(kind), shape, make, (CUBLAS,), on_host=True, each_once=True)
+        return Case("host", verdicts.new_name(kind), shape, make, (CUBLAS,), on_host=True, each_once=True)
 
     return [
-        *(called(*way) for way in HOST_WAYS),
-        *(planned(*way) for way in PLAN_WAYS),
-        *(new(kind) for kind in NEW_KINDS),
+        *(called(*way) for way in verdicts.HOST_WAYS),
+        *(planned(*way) for way in verdicts.PLAN_WAYS),
+        *(new(kind) for kind in verdicts.NEW_KINDS),
     ]
 
 

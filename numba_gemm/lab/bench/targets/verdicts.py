@@ -27,7 +27,7 @@ HOST_LIMITS = {IEEE: 1.0, BATCH: 1.1, EPILOGUE: 1.4, MATHS: 1.4}
 if not SIMULATOR:
     HOST_LIMITS |= {"tf32": 1.1, "bf16x6": 1.5, "tf32x3": 1.5, "fp16x3": 1.8}
 PLAN_LIMIT = 0.9  # time of a plan's call, at most, in units of the corresponding call
-NEW_SHAPES, NEW_SHAPE_LIMIT_US = 48, 150.0
+NEW_SHAPE_LIMIT_US = 150.0
 HOST_WAYS = tuple((library, kind) for library in LIBRARIES for kind in HOST_LIMITS)
 NEW_KINDS = (IEEE,) if SIMULATOR else (IEEE, "tf32", "bf16x6", "fp16x3")
 PLAN_WAYS = tuple((library, kind) for library in LIBRARIES for kind in NEW_KINDS)
