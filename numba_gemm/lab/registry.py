@@ -6,22 +6,9 @@ import importlib
 
 from numba_gemm.lab.harness.experiment import Experiment
 
-__all__ = ["EXPERIMENTS", "GROUPS", "MEMORY", "load"]
-
 MEMORY = (
-    "transfers",
-    "overlap",
-    "zero_copy",
-    "unified_addressing",
-    "memory_spaces",
-    "carve_out",
-    "misaligned_copy",
-    "strided_copy",
-    "l2_persistence",
-    "bank_conflicts",
-    "narrow_product",
-    "product_with_transpose",
-    "barriers",
+    *("transfers", "overlap", "zero_copy", "unified_addressing", "memory_spaces", "carve_out", "misaligned_copy"),
+    *("strided_copy", "l2_persistence", "bank_conflicts", "narrow_product", "product_with_transpose", "barriers"),
 )
 """Experiments on memory, in the order of the guide's sections."""
 

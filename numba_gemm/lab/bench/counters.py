@@ -178,7 +178,6 @@ def read_counters(text: str, stages: Sequence[LadderStage], shape: Shape) -> pd.
 CHILD = "numba_gemm.lab.bench.counters"
 COUNTERS, WAVEFRONTS = "counters.csv", "shared_wavefronts.csv"
 DEFAULT_SHAPE = Shape(4096, 4096, 4096)
-TIMEOUT_S = 1800
 
 SHOWN = (
     *("stage", "time_us", "registers", "fma_pipe_percent", "issue_slots_percent", "shared_pipe_percent"),
@@ -205,10 +204,7 @@ def profile(page: Sequence[str], stages: Sequence[LadderStage], shape: Shape) ->
     ncu, options = find_tool("ncu") or "ncu", [*page, "-k", kernel_filter(stages)]
     child = ["-m", CHILD, ",".join(stage.name for stage in stages), ",".join(map(str, shape))]
     line = [ncu, *options, sys.executable, *child]
-    try:
-        done = subprocess.run(line, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, errors="replace")
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise CountersError(f"ncu did not run to its end: {error}") from error
+    done = subprocess.run(line, capture_output=True, text=True, check=False, errors="replace")
     complaints = [line for line in done.stdout.splitlines() if line.startswith("==ERROR==")]
     if done.returncode != 0 or complaints:
         said = "\n".join((*complaints, *done.stderr.splitlines()[-10:])) or done.stdout[-2000:]

@@ -140,16 +140,12 @@ def notices(plan: Plan, stages: Sequence[str] | None) -> Iterator[str]:
 
     if plan.simulated:
         yield SIMULATOR_NOTICE
-    asked = stages is None or results.CUBLAS in stages
-    if not asked or any(contender.stage == results.CUBLAS for contender in plan.contenders):
+    if any(contender.stage == results.CUBLAS for contender in plan.contenders):
         return
-    if not plan.simulated:
-        yield (
-            "neither CuPy nor PyTorch can use the GPU: no cuBLAS rows, no ratio_to_cublas; CuPy comes with pip install "
-            + BENCH
-        )
-    elif stages is not None:
+    if plan.simulated and stages is not None and results.CUBLAS in stages:
         yield "cublas needs a GPU: left out"
+    elif not plan.simulated and (stages is None or results.CUBLAS in stages):
+        yield f"neither CuPy nor PyTorch can use the GPU: there is no cuBLAS; CuPy comes with pip install {BENCH}"
 
 
 def progress(frame: pd.DataFrame) -> str:

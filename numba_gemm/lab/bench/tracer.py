@@ -44,13 +44,6 @@ def _row(stage: Any, accesses: str, quantity: str, value: float) -> dict[str, An
     return counters.key(stage, SHAPE) | {"accesses": accesses, "quantity": quantity, "value": int(value)}
 
 
-def _order() -> dict[str, list[str]]:
-    from numba_gemm.kernels.ladder import STAGES
-
-    kinds = [*REQUESTS, *INSTRUCTIONS]
-    return {"stage": list(STAGES), "accesses": kinds, "quantity": ["requests", "lanes", "sectors", "wavefronts"]}
-
-
 def tracer_counted() -> pd.DataFrame:
     """Count all stages with Nsight Compute: one row per stage, kind of access and quantity."""
     stages, metrics = counters.chosen_stages(), ",".join([*REQUESTS.values(), *SECTORS.values()])
@@ -120,12 +113,15 @@ def traced(name: str) -> list[dict[str, Any]]:
 
 def compare(traces: pd.DataFrame, counts: pd.DataFrame) -> pd.DataFrame:
     """Return both numbers and their ratio; a quantity that is missing on one side counts as 0 there."""
+    from numba_gemm.kernels.ladder import STAGES
+
     both = counts.merge(traces, on=KEY, how="outer", suffixes=("_counted", "_traced"), sort=False).fillna(0)
     both = both.rename(columns={"value_counted": "counted", "value_traced": "traced"})
     both[["counted", "traced"]] = both[["counted", "traced"]].astype("int64")
     both = both[(both["counted"] > 0) | (both["traced"] > 0)]
-    places = [[names.index(value) for value in both[column]] for column, names in _order().items()]
-    both = both.iloc[np.lexsort(places[::-1])].reset_index(drop=True)
+    kinds = [*STAGES, *REQUESTS, *INSTRUCTIONS, "requests", "lanes", "sectors", "wavefronts"]
+    order = {name: place for place, name in enumerate(kinds)}
+    both = both.sort_values(KEY[:1] + KEY[-2:], key=lambda names: names.map(order), kind="stable", ignore_index=True)
     both["ratio"] = both["traced"] / both["counted"]
     both["within"] = (both["ratio"] - 1).abs() <= TOLERANCE
     return both
