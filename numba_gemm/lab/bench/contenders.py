@@ -174,30 +174,25 @@ def narrow_cublas() -> tuple[Contender, ...]:
 
         return Bound(call)
 
-    def bf16(buffers: DeviceBuffers) -> Bound:
+    def bf16(buffers: DeviceBuffers, given: bool) -> Bound:
         a, b, c = buffers.views(torch)
-        half_a, half_b, half_c = (torch.empty_like(x, dtype=torch.bfloat16) for x in (a, b, c))
+        half_a, half_b, half_c = (x.bfloat16() for x in (a, b, c))
 
-        def call(_stream: int) -> None:
+        def multiply(_stream: int) -> None:
+            torch.matmul(half_a, half_b, out=half_c)
+
+        def convert(stream: int) -> None:
             half_a.copy_(a)
             half_b.copy_(b)
-            torch.matmul(half_a, half_b, out=half_c)
+            multiply(stream)
             c.copy_(half_c)
 
-        return Bound(call)
+        return Bound(multiply, deliver=lambda: discard(c.copy_(half_c))) if given else Bound(convert)
 
-    def given_bf16(buffers: DeviceBuffers) -> Bound:
-        a, b, c = buffers.views(torch)
-        half_a, half_b, half_c = a.bfloat16(), b.bfloat16(), torch.empty_like(c, dtype=torch.bfloat16)
-
-        def call(_stream: int) -> None:
-            torch.matmul(half_a, half_b, out=half_c)
-
-        return Bound(call, deliver=lambda: discard(c.copy_(half_c)))
-
+    given_bf16 = functools.partial(bf16, given=True)
     return (
         Contender(CUBLAS, tf32, via="torch", precision="tf32"),
-        Contender(CUBLAS, bf16, via="torch", precision="bf16"),
+        Contender(CUBLAS, functools.partial(bf16, given=False), via="torch", precision="bf16"),
         Contender(GIVEN_BF16, given_bf16, via="torch", precision="bf16"),
     )
 

@@ -56,18 +56,14 @@ def tracer_counted() -> pd.DataFrame:
                 rows.append(_row(stage, accesses, quantity, float(found[metric].replace(",", ""))))
     source = counters.read_source_page(counters.profile(counters.SOURCE_PAGE, stages, SHAPE)[0])
     for stage, lines in counters.matched(source, stages):
-        active = counters.numbers(lines["Predicated-On Thread Instructions Executed"]) > 0
-        opcodes = pd.Series([counters.opcode(line)[0] for line in lines["Source"]], index=lines.index)
+        columns = {"Predicated-On Thread Instructions Executed": "lanes", "Instructions Executed": "requests"}
+        columns |= {"L1 Wavefronts Shared": "wavefronts"}
+        found = lines.reindex(columns=list(columns), fill_value="").apply(counters.numbers).rename(columns=columns)
+        found["name"] = [counters.opcode(line)[0] for line in lines["Source"]]
         for accesses, name in INSTRUCTIONS.items():
-            own = lines[active & (opcodes == name)]
-            if own.empty:
-                continue
-            if accesses == COPIES:
-                lanes = counters.numbers(own["Predicated-On Thread Instructions Executed"]).sum()
-                rows.append(_row(stage, accesses, "lanes", lanes))
-            else:
-                rows.append(_row(stage, accesses, "requests", counters.numbers(own["Instructions Executed"]).sum()))
-            rows.append(_row(stage, accesses, "wavefronts", counters.numbers(own["L1 Wavefronts Shared"]).sum()))
+            own = found[(found["lanes"] > 0) & (found["name"] == name)]
+            quantities = ("lanes" if accesses == COPIES else "requests", "wavefronts")
+            rows += [_row(stage, accesses, quantity, own[quantity].sum()) for quantity in quantities if len(own)]
     frame = pd.DataFrame(rows)
     frame.attrs["ncu"] = how
     return frame

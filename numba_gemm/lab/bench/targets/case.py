@@ -99,10 +99,8 @@ class Rig:
             self.multiply, self.multiply_batch = self.torch.matmul, self.torch.bmm
             self.copy = self.torch.Tensor.copy_
             self.nvml = environment.current_nvml()
-        self.drawn = 0
-        self.flat_a, self.flat_b = self.random(elements), self.random(elements)
-        self.flat_c = self.random(elements)
-        self.stream = 0
+        self.drawn = self.stream = 0
+        self.flat_a, self.flat_b, self.flat_c = (self.random(elements) for _ in range(3))
 
     def random(self, elements: int) -> Any:
         """Draw a vector of uniform values in [-1, 1) on the device; on the host, a gibibyte would take seconds."""
