@@ -109,8 +109,7 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
     """Plot median (solid) and maximum (dashed) errors against K, one panel per distribution."""
     from matplotlib import colormaps
 
-    names = list(dict.fromkeys(frame["distribution"]))
-    precisions = list(dict.fromkeys(frame["precision"]))
+    names, precisions = frame["distribution"].unique(), frame["precision"].unique()
     axes = figure.subplots(ceil_div(len(names), COLUMNS), COLUMNS, sharex=True, squeeze=False)
     colours = colormaps["tab10"](range(10))
     for axis, name in zip(axes.flat, names, strict=False):
@@ -144,7 +143,6 @@ EXPERIMENT = Experiment(
     needs=("gpu", "torch"),
     unavailable="the simulator has no tensor cores, and no cuBLAS to compare with",
     summary=medians,
-    digits=4,
     picture="error_against_k.png",
     figure=(18.0, 9.0),
 )

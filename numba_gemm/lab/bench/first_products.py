@@ -83,5 +83,4 @@ EXPERIMENT = Experiment(
     unavailable="the simulator has no times",
     cache="cold",
     timing=LAUNCHES,
-    digits=4,
 )

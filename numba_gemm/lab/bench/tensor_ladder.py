@@ -158,7 +158,6 @@ TENSOR_LADDER = Experiment(
     needs=("gpu", "hopper", "torch"),
     unavailable="the simulator has no times, and no cuBLAS to compare with",
     seed=SEED,
-    digits=5,
 )
 SPECIAL_VALUES = replace(
     TENSOR_LADDER,

@@ -153,7 +153,6 @@ COUNTING = Experiment(
     facts=attrs,
     seed=counters.SEED,
     cache="cold",
-    digits=15,
 )
 EXPERIMENT = Experiment(
     name="tracer",
@@ -161,5 +160,4 @@ EXPERIMENT = Experiment(
     claims=claims,
     needs=("simulator",),
     seed=counters.SEED,
-    digits=4,
 )

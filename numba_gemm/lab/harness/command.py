@@ -87,9 +87,9 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def csv_text(frame: pd.DataFrame, digits: int = 6) -> str:
-    """Format a table as CSV, with floats rounded to this many significant digits."""
-    return frame.to_csv(index=False, float_format=f"%.{digits}g", lineterminator="\n")
+def csv_text(frame: pd.DataFrame) -> str:
+    """Format a table as CSV, with floats rounded to six significant digits."""
+    return frame.to_csv(index=False, float_format="%.6g", lineterminator="\n")
 
 
 def json_text(value: Mapping[str, Any]) -> str:

@@ -70,7 +70,6 @@ class Experiment:
     cache: str = "as the experiment says"  # state of the caches, to record
     timing: str | None = None  # `environment.GRAPHS` or `LAUNCHES`, to record
     own_clocks: bool = False  # True if rows have `sm_clock_mhz` and `throttle`; otherwise the harness samples clocks
-    digits: int = 6  # significant digits in the CSV file
     command: str = ""  # words after `numba-gemm`; by default `lab NAME`
     table: str = ""  # CSV file; by default NAME.csv
     record: str = ""  # JSON file; by default NAME.json

@@ -136,7 +136,7 @@ def _measured(
                 environment.conclude(described, [clocks.median_mhz], [clocks.throttle])
             described["seconds"] = round(time.perf_counter() - begin, 1)
             described.update(experiment.facts(frame))
-            files = dict(zip(experiment.files, (csv_text(frame, experiment.digits), json_text(described))))
+            files = dict(zip(experiment.files, (csv_text(frame), json_text(described))))
             if experiment.summary and experiment.summary_file:
                 files[experiment.summary_file] = csv_text(experiment.summary(frame))
             write_files(out, files)
