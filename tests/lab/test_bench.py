@@ -396,7 +396,7 @@ class TestProvenance:
         [("graphs", "timed by replays of CUDA graphs"), ("launches", "timed by plain launches"), (None, None)],
     )
     def test_footer_says_how_it_was_timed(self, how, says):
-        text = report.markdown(gpu_frame(), ENVIRONMENT | {"timing": how})
+        text = report.text_of(gpu_frame(), ENVIRONMENT | {"timing": how})
         assert ("timed by" in text) is (says is not None)
         assert says is None or says in text
 
@@ -1062,7 +1062,7 @@ class TestCompare:
 
     def test_changes_are_in_the_report(self):
         compared = results.compare(gpu_frame(warp_tiled=1.05), gpu_frame())
-        text = report.markdown(gpu_frame(warp_tiled=1.05), ENVIRONMENT, compared)
+        text = report.text_of(gpu_frame(warp_tiled=1.05), ENVIRONMENT, compared)
         assert f"{len(SHAPES)} of {len(compared)} measurements changed" in text
         assert text.count("+5.0 % | slower |") == len(SHAPES)
 
@@ -1092,7 +1092,7 @@ class TestReport:
             ["auto", "wrong", "–", "7"],
             ["auto tf32", "–", "unsupported", "–"],
         ]
-        text = report.markdown(frame, ENVIRONMENT | {"simulator": True, "gpu": None})
+        text = report.text_of(frame, ENVIRONMENT | {"simulator": True, "gpu": None})
         assert "too large" in text
         for word in ("GFLOP/s", "cuBLAS", "of peak"):
             assert word not in text
@@ -1119,26 +1119,26 @@ class TestReport:
         shape, stage, precision, low, mean, high, *_ = table.rows[1]
         assert (shape, stage, precision) == (str(SHAPES[0]), "warp_tiled", "ieee")
         assert float(low) < float(mean) < float(high)
-        assert table.title in report.markdown(frame, ENVIRONMENT)
+        assert table.title in report.text_of(frame, ENVIRONMENT)
 
     def test_steady_states_are_a_table_of_their_own(self):
         frame = gpu_frame()
         title = report.steady_table(frame).title
-        assert title not in report.markdown(frame, ENVIRONMENT)
+        assert title not in report.text_of(frame, ENVIRONMENT)
         alone = {"steady_us": 10.0, "steady_gflops": 5e4, "steady_ratio_to_cublas": 1.05, "steady_watts": 698.0}
         at = (frame["stage"] == "auto") & (frame["m"] == SHAPES[0].m)
         frame.loc[at, list(alone)] = list(alone.values())
         (row, *_) = report.steady_table(frame).rows
         assert row[:5] == [str(SHAPES[0]), "auto", "ieee", "50,000", "1.050"]
         assert row[6] == "698"
-        assert title in report.markdown(frame, ENVIRONMENT)
+        assert title in report.text_of(frame, ENVIRONMENT)
 
     def test_markdown_names_the_source(self):
-        text = report.markdown(gpu_frame(), ENVIRONMENT)
+        text = report.text_of(gpu_frame(), ENVIRONMENT)
         for word in ("Test GPU", "580.1", "0.30.4", "0123456789ab", "2026-11-21", "python bench.py", "seed 1"):
             assert word in text
         assert "operands" not in text
-        assert "standard normal operands" in report.markdown(gpu_frame(), ENVIRONMENT | {"operands": "standard normal"})
+        assert "standard normal operands" in report.text_of(gpu_frame(), ENVIRONMENT | {"operands": "standard normal"})
 
     def test_throttling_in_words(self):
         seen = nvml.ClockSamples([1980, 1900, 1700], 0x1 | 0x4 | 0x40)

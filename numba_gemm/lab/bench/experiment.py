@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from numba_gemm.runtime.device import DeviceProperties
 
 CORRECT = "every product is correct"
+PIPE_WIDTH = 160  # of the report where there is no terminal
 
 
 def bench(
@@ -226,9 +228,10 @@ class Report:
             if compared.empty:
                 print(f"{self.old_path} has no measurement in common with this run")
         modelled = model_table(frame, *self.model, SIMULATOR) if self.model else None
-        report.show(frame, environment, compared, modelled)
+        width = shutil.get_terminal_size((PIPE_WIDTH, 0)).columns
+        print(report.text_of(frame, environment, compared, modelled, width))
         drawn = plots.pictures(frame, environment) if self.plot else {}
-        return {"report.md": report.markdown(frame, environment, compared, modelled), **drawn}
+        return {"report.md": report.text_of(frame, environment, compared, modelled), **drawn}
 
 
 EXPERIMENT = Experiment(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -41,7 +40,6 @@ MODEL_NOTE = (
 )
 
 MOST_LINES = 60  # of a table on a terminal; longer ones are in report.md alone
-PIPE_WIDTH = 160
 
 # Verdict on a configuration, the worst first.
 VERDICTS = {results.WRONG: "wrong", results.ERROR: "error", results.OK: "correct", results.UNSUPPORTED: "unsupported"}
@@ -148,33 +146,23 @@ def changes_table(compared: pd.DataFrame, simulated: bool = False) -> Table:
     return table(f"{len(changed)} of {len(compared)} {what} changed", changed, *columns)
 
 
-def markdown(
+def text_of(
     frame: pd.DataFrame,
     environment: Mapping[str, Any],
     compared: pd.DataFrame | None = None,
     model: Table | None = None,
+    width: int = 0,
 ) -> str:
-    """Return the whole report as markdown."""
+    """Return the report as markdown, or with a width for a terminal, without its longest tables."""
     simulated = bool(environment.get("simulator"))
-    parts = ["# Results", caption(environment) + f", seed {environment.get('seed')}."]
-    if simulated:
-        parts.append(SIMULATOR_NOTICE)
-    if problems := problem_lines(frame):
-        parts += ["## Wrong or failed", "\n".join(f"- {problem}" for problem in problems)]
+    parts = [] if width else ["# Results", SIMULATOR_NOTICE if simulated else ""]
     for shown in tables(frame, simulated, compared, model):
-        parts += [f"## {shown.title}", shown.markdown()]
-    return "\n\n".join([*parts, *([MODEL_NOTE] if model else [])]) + "\n"
-
-
-def show(
-    frame: pd.DataFrame, environment: Mapping[str, Any], compared: pd.DataFrame | None, model: Table | None
-) -> None:
-    """Print the report on a terminal, without its longest tables."""
-    simulated, width = bool(environment.get("simulator")), shutil.get_terminal_size((PIPE_WIDTH, 0)).columns
-    for shown in tables(frame, simulated, compared, model):
-        if len(shown.rows) <= MOST_LINES:
-            print(f"\n{shown.title}\n{shown.plain(width)}")
-    print("", *([MODEL_NOTE] if model else []), *problem_lines(frame), caption(environment), sep="\n")
+        if not width:
+            parts += [f"## {shown.title}", shown.markdown()]
+        elif len(shown.rows) <= MOST_LINES:
+            parts.append(f"{shown.title}\n{shown.plain(width)}")
+    parts += [MODEL_NOTE if model else "", "\n".join(f"- {problem}" for problem in problem_lines(frame))]
+    return "\n\n".join(filter(None, [*parts, f"{caption(environment)}, seed {environment.get('seed')}."])) + "\n"
 
 
 def tables(frame: pd.DataFrame, simulated: bool, compared: pd.DataFrame | None, model: Table | None) -> Iterator[Table]:

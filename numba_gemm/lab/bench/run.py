@@ -32,7 +32,7 @@ FEWEST_CALLS, MOST_CALLS = 10, 100  # with fewer, the time after a synchronisati
 LONGEST_BATCH_S = 0.5
 
 # Contenders that are measured at their steady state: the public function and cuBLAS, all, or none.
-PUBLIC, ALL, NONE = STEADY = ("public", "all", "none")
+PUBLIC, ALL, NONE = ("public", "all", "none")
 
 NOT_CAPTURED = "timed by plain launches, as it cannot be captured into a graph"
 

@@ -37,17 +37,17 @@ class Published:
     """Committed results in a folder; it raises `ReadmeError` if they are missing or may not be published."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.precisions_folder = folder, folder / PRECISIONS_FOLDER
         self.frame, self.environment = read_results(folder)
 
     @functools.cached_property
     def precisions(self) -> tuple[pd.DataFrame, dict[str, Any]]:
         """Results of the precisions, and their environment."""
-        return read_results(self.folder / PRECISIONS_FOLDER)
+        return read_results(self.precisions_folder)
 
     def of_precisions(self, experiment: str, **options: Any) -> pd.DataFrame:
         """Return the table of an experiment on precisions; ``options`` are those of `pandas.read_csv`."""
-        return pd.read_csv(existing(self.folder / PRECISIONS_FOLDER / f"{experiment}.csv", experiment), **options)
+        return pd.read_csv(existing(self.precisions_folder / f"{experiment}.csv", experiment), **options)
 
     def tensor_rows(self) -> Rows:
         """Return the rows of `numba_gemm.lab.bench.tensor_ladder`, by stage in ladder order."""

@@ -11,16 +11,7 @@ import pandas as pd
 
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.readme import published
-from numba_gemm.lab.bench.readme.published import (
-    LADDER_SHAPE,
-    PRECISIONS_FOLDER,
-    Published,
-    ReadmeError,
-    in_turns,
-    source,
-    spelled,
-    tflops,
-)
+from numba_gemm.lab.bench.readme.published import Published, ReadmeError, source, spelled, tflops
 from numba_gemm.lab.bench.results import AUTO, CUBLAS, GIVEN_BF16, dictionaries, fastest, geomean, records
 from numba_gemm.lab.bench.tables import MISSING, Column, Table, code, figure, number, significant, table, text
 from numba_gemm.lab.harness.environment import device_name
@@ -56,9 +47,9 @@ def headline(found: Published) -> str:
 
 def ladder(found: Published) -> str:
     """Table with one line per stage and its gain over the previous one."""
-    rows = published.rows_at(fastest(found.frame), LADDER_SHAPE)
+    rows = published.rows_at(fastest(found.frame), published.LADDER_SHAPE)
     if not published.ladder_stages(rows):
-        raise ReadmeError(f"the results hold no stage at {LADDER_SHAPE}")
+        raise ReadmeError(f"the results hold no stage at {published.LADDER_SHAPE}")
     names, before = {AUTO: "`tiled_sgemm`, its own choice", CUBLAS: "cuBLAS SGEMM"}, math.nan
     lines = []
     for stage in [*published.ladder_stages(rows), *(name for name in names if name in rows)]:
@@ -74,7 +65,7 @@ def ladder(found: Published) -> str:
         *(figure("gain", "gain", number, 2, "x"), ERROR),
     )
     how = found.environment
-    return f"At {spelled(LADDER_SHAPE)}, {in_turns(how)}:\n\n{made.markdown()}\n\n{source(how)}"
+    return f"At {spelled(published.LADDER_SHAPE)}, {published.in_turns(how)}:\n\n{made.markdown()}\n\n{source(how)}"
 
 
 def cuda_c(found: Published) -> str:
@@ -172,7 +163,7 @@ def precisions(found: Published) -> str:
     ]
     shapes = [shape for shape in PRECISION_SHAPES if (str(shape), CUBLAS, "ieee") in rows]
     if not shapes:
-        raise ReadmeError(f"{found.folder / PRECISIONS_FOLDER} holds none of {', '.join(map(str, PRECISION_SHAPES))}")
+        raise ReadmeError(f"{found.precisions_folder} holds none of {', '.join(map(str, PRECISION_SHAPES))}")
     lines = []
     for label, stage, precision in shown:
         chosen = [rows[str(shape), stage, precision] for shape in shapes]
@@ -191,15 +182,15 @@ def precisions(found: Published) -> str:
 def precision_summary(found: Published) -> str:
     """Sentences about the precisions' speeds at one size, the effect of the power cap, and the cost of NaN."""
     frame, how = found.precisions
-    timed = published.warm_rows(fastest(published.compared(frame)), LADDER_SHAPE)
+    timed = published.warm_rows(fastest(published.compared(frame)), published.LADDER_SHAPE)
     if missing := [name for name in SUMMARISED if (AUTO, name) not in timed]:
-        raise ReadmeError(f"{found.folder / PRECISIONS_FOLDER} holds no {', '.join(missing)} at {LADDER_SHAPE}")
+        raise ReadmeError(f"{found.precisions_folder} holds no {', '.join(missing)} at {published.LADDER_SHAPE}")
     speeds = [
         f"`{name}` {row['gflops'] / 1000:.3g} ({row['ratio_to_cublas']:.2f})"
         for name, row in ((name, timed[AUTO, name]) for name in SUMMARISED)
     ]
     said = (
-        f"TFLOP/s and multiples of cuBLAS SGEMM at {spelled(LADDER_SHAPE)} on an {device_name(how)}, "
+        f"TFLOP/s and multiples of cuBLAS SGEMM at {spelled(published.LADDER_SHAPE)} on an {device_name(how)}, "
         f"{published.how_timed(frame, how)}: {', '.join(speeds)}."
     )
     return " ".join(filter(None, [said, power_line(found), special_line(found)]))
@@ -213,13 +204,13 @@ def power_line(found: Published) -> str:
     runs = (found.frame, found.precisions[0])
     if published.is_alone(runs[1]):
         return ""
-    alone, beside = (tflops(published.rows_at(fastest(run), LADDER_SHAPE), CUBLAS) for run in runs)
+    alone, beside = (tflops(published.rows_at(fastest(run), published.LADDER_SHAPE), CUBLAS) for run in runs)
     if not beside < SLOWER * alone:
         return ""
     return (
         f"Tensor-core kernels run into the power cap, which also slows down contenders that take turns with them: at "
-        f"{spelled(LADDER_SHAPE)} cuBLAS SGEMM reached {beside:.1f} TFLOP/s in this run, and {alone:.1f} in that of "
-        f"the FP32 stages. Ratios to the latter speed are {beside / alone:.2f} of those given here."
+        f"{spelled(published.LADDER_SHAPE)} cuBLAS SGEMM reached {beside:.1f} TFLOP/s in this run, and {alone:.1f} in "
+        f"that of the FP32 stages. Ratios to the latter speed are {beside / alone:.2f} of those given here."
     )
 
 
@@ -230,7 +221,7 @@ def precision_targets(found: Published) -> str:
     for what, precision, column, shapes, required in PRECISION_TARGETS:
         rows = records(timed[(timed["stage"] == AUTO) & (timed["precision"] == precision)].query(shapes))
         if not rows:
-            raise ReadmeError(f"{found.folder / PRECISIONS_FOLDER} holds no shapes for: {what}")
+            raise ReadmeError(f"{found.precisions_folder} holds no shapes for: {what}")
         mean, worst = geomean(row[column] for row in rows), min(rows, key=lambda row: float(row[column]))
         said = published.reached(mean, mean >= required)
         lines.append([what, str(len(rows)), f"≥ {required:g}", said, f"`{worst['shape']}`: {worst[column]:.3g}"])
