@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numba import cuda, float32
+from numba import cuda
 
 import numba_gemm
 from numba_gemm.gemm.precision import IEEE
@@ -179,10 +179,16 @@ def both(rig: Rig, shape: Shape, layout: str = "NN") -> tuple[Contender, Contend
     return ours(a, b, c, truth, work), theirs
 
 
-@cuda.jit(device=True)
-def bias_relu(value: Any, row: Any, column: Any, bias: Any) -> Any:
-    """Epilogue: a bias per column, then ReLU."""
-    return max(value + bias[column], float32(0))
+@functools.cache
+def bias_relu() -> Any:
+    """Return the device function of the epilogue: a bias per column, then ReLU."""
+    from numba import float32  # a closure, as an epilogue may be; the kind `MATHS` names globals
+
+    @cuda.jit(device=True)
+    def bias_relu(value, row, column, bias):  # type: ignore[no-untyped-def]
+        return max(value + bias[column], float32(0))
+
+    return bias_relu
 
 
 HOST_ROUNDS, HOST_BATCH = 15, 100

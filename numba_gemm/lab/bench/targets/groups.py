@@ -179,7 +179,7 @@ def epilogue_cases(sizes: Sizes) -> list[Case]:
     def make(rig: Rig) -> dict[str, Contender]:
         bias = rig.random(shape.n)
         a, b, c = rig.operands(shape)
-        options = {"epilogue": bias_relu, "epilogue_args": (bias,)}
+        options = {"epilogue": bias_relu(), "epilogue_args": (bias,)}
         own = ours(a, b, c, Truth(rig, a, b, bias), gemm_flops(*shape), **options)
         return {OURS: own, plain: both(rig, shape)[0]}
 
@@ -233,7 +233,7 @@ def host_cases(sizes: Sizes) -> list[Case]:
         elif kind in (verdicts.EPILOGUE, verdicts.MATHS):
             bias = rig.random(shape.n)
             truth = Truth(rig, a, b, bias)
-            function = bias_relu if kind == verdicts.EPILOGUE else math_relu
+            function = bias_relu() if kind == verdicts.EPILOGUE else math_relu
             options = {"epilogue": function, "epilogue_args": (seen_by(library, bias),)}
         if precision != IEEE:
             options = {"precision": precision}
