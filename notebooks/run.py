@@ -26,7 +26,8 @@ try:
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
-    from numba_gemm.lab.harness.command import at_least_one, command, write_files
+    from numba_gemm.lab.harness.command import command, write_files
+    from numba_gemm.terminal import at_least_one
 except ModuleNotFoundError as missing:
     sys.exit(f"{missing}: pip install -e '.[cu13,notebooks]' brings it")
 

@@ -17,7 +17,7 @@ INTERRUPTED = 130  # exit status that shells report for a program ended by SIGIN
 # Packages that may be missing, and the requirements that install them.
 COMPILER = "'numba-gemm[cu13]', or 'numba-gemm[cu12]' for a driver of CUDA 12"
 BENCH = "'numba-gemm[bench]', or 'numba-gemm[bench-cu12]' for a driver of CUDA 12"
-INSTALLED_BY = {"numba": COMPILER, "numba_cuda": COMPILER, "cuda": COMPILER, "rich": BENCH}
+INSTALLED_BY = {"numba": COMPILER, "numba_cuda": COMPILER, "cuda": COMPILER}
 INSTALLED_BY |= {name: name for name in ("matplotlib", "pandas")}
 
 Arguments = ParamSpec("Arguments")

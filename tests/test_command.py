@@ -38,7 +38,7 @@ def status_of(*arguments):
 # Modules that a subcommand's help may import beside the standard library's.
 TABLES = {"numpy", "pandas"}
 HELP_IMPORTS = {"precompile": {"numpy"}, "cache": {"numpy"}, "bench": TABLES, "lab": TABLES}
-HEAVY = {"cupy", "matplotlib", "numba", "numpy", "pandas", "rich", "torch"}
+HEAVY = {"cupy", "matplotlib", "numba", "numpy", "pandas", "torch"}
 
 IMPORTED = f"""
 import sys
@@ -169,7 +169,6 @@ def test_what_cannot_be_done_is_one_line_with_status_2(line, variables, says):
 
 # Subcommands where a package is missing; its import fails, as it does where it is not installed.
 MISSING = [
-    ("rich", "bench --stages naive --shape 4,4,4", "pip install 'numba-gemm[bench]', or"),
     ("pandas", "bench --stages naive --shape 4,4,4", "pip install pandas"),
     ("matplotlib", "bench --stages naive --shape 4,4,4 --plot", "pip install matplotlib"),
     ("numba", "bench --list", "pip install 'numba-gemm[cu13]'"),

@@ -324,8 +324,6 @@ def _optional(facts: Facts) -> Iterator[Finding]:
         )
     if "matplotlib" not in facts.versions:
         yield Finding(NOTE, "matplotlib is not installed: there are no pictures", "python -m pip install matplotlib")
-    if "rich" not in facts.versions:
-        yield Finding(NOTE, "rich is not installed: the benchmark does not run", "python -m pip install rich")
 
 
 def _trial(facts: Facts, before: Sequence[Finding]) -> Iterator[Finding]:

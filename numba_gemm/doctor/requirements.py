@@ -6,7 +6,7 @@ LOWEST_PYTHON, HIGHEST_PYTHON = (3, 11), (3, 13)
 LOWEST_CC, TENSOR_CC, BULK_CC = (7, 5), (8, 0), (9, 0)
 LOWEST_DRIVER = (12, 0)  # CUDA release
 LOWEST_LINKER = (12, 3)  # older releases of nvJitLink lack functions that cuda-core calls
-# Lower bounds of the requirements, and of rich in the extras, as in pyproject.toml.
+# Lower bounds of the requirements, as in pyproject.toml.
 LOWEST = {
     "numba-cuda": (0, 30, 4),
     "cuda-bindings": (12, 9, 3),
@@ -16,7 +16,6 @@ LOWEST = {
     "numba": (0, 60),
     "numpy": (2, 0),
     "pandas": (2, 2, 2),
-    "rich": (12, 0),
 }
 # The first compilation of numba-cuda calls numpy.row_stack, which this release removed.
 BROKEN_NUMPY = (2, 5)
@@ -26,7 +25,7 @@ BINDINGS = ("cuda-bindings", "cuda-core", "cuda-pathfinder", "cuda-toolkit")
 COMPILER = ("nvidia-nvvm", "nvidia-cuda-nvrtc", "nvidia-nvjitlink")
 COMPILER_12 = ("nvidia-cuda-nvcc-cu12", "nvidia-cuda-nvrtc-cu12", "nvidia-nvjitlink-cu12")
 CUPY = ("cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x")
-OPTIONAL = ("matplotlib", "rich", *CUPY, "torch")
+OPTIONAL = ("matplotlib", *CUPY, "torch")
 LIBRARIES = dict(zip(("nvvm", "nvrtc", "nvJitLink"), zip(COMPILER, COMPILER_12)))
 NAMES = {"nvvm": "NVVM", "nvrtc": "NVRTC", "nvJitLink": "nvJitLink"}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from numba_gemm.lab.harness.command import UsageError, add_result_options, command
-from numba_gemm.lab.harness.options import add_parameters
+from numba_gemm.lab.harness.experiment import add_parameters
 from numba_gemm.terminal import Parser
 
 if TYPE_CHECKING:

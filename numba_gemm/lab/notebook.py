@@ -14,7 +14,6 @@ import fcntl
 import json
 import os
 import platform
-import stat
 import subprocess
 import sys
 import tempfile
@@ -33,26 +32,13 @@ if TYPE_CHECKING:
 
     from ..models.prediction import Ceilings
 
-__all__ = [
-    "Listing",
-    "begin",
-    "check",
-    "compare",
-    "difference",
-    "gpu_name",
-    "has_gpu",
-    "measure",
-    "measured_here",
-    "recorded",
-    "source",
-]
+__all__ = ["Listing", "begin", "check", "compare", "difference", "gpu_name", "has_gpu", "measure", "recorded", "source"]
 
 PACKAGE = Path(__file__).parents[1]
 # An installed package contains copies of files of a checkout.
 RECORDED = PACKAGE / "recorded" if (PACKAGE / "recorded").is_dir() else PACKAGE.parent / "results"
 SHAPE = (4096, 4096, 4096)
-MEASURE = "import sys; from numba_gemm.lab.bench.cli import main; sys.exit(main(sys.argv[1:]))"
-CEILINGS = "import sys; from numba_gemm.lab.__main__ import main; sys.exit(main(sys.argv[1:]))"
+COMMAND = ("-m", "numba_gemm")
 SECONDS = 900  # time limit of a measurement
 DOTS_PER_INCH = 100
 
@@ -212,25 +198,24 @@ def recorded(name: str) -> pd.DataFrame:
 
     `name` is a file in ``results/h200``, such as "latest/results.csv" or "memory_lab/transfers.csv".
     """
-    import pandas as pd
-
     path = RECORDED / "h200" / name
     if not path.is_file():
         raise FileNotFoundError(f"no recorded table {name}: expected {path}")
+    return _read(path, "recorded")
+
+
+def _read(path: Path, how: str) -> pd.DataFrame:
+    """Read a table, and its source from the description beside it, if there is one."""
+    import pandas as pd
+
     frame = pd.read_csv(path)
-    described = (path.with_suffix(".json"), path.parent / "environment.json")
-    environment = next((beside for beside in described if beside.is_file()), None)
-    if environment is not None:
-        _tell(frame, json.loads(environment.read_text(encoding="utf-8")), "recorded")
+    described = next(filter(Path.is_file, (path.with_suffix(".json"), path.parent / "environment.json")), None)
+    if described is not None:
+        environment = json.loads(described.read_text(encoding="utf-8"))
+        gpu, commit = environment.get("gpu") or {"name": "the simulator"}, str(environment.get("commit") or "")[:7]
+        at = environment["date"][:10] + (f", commit {commit}" if commit else "")
+        frame.attrs |= {"environment": environment, "source": f"{how} on {gpu['name']}, {at}"}
     return frame
-
-
-def _tell(frame: pd.DataFrame, environment: dict[str, Any], how: str) -> None:
-    gpu = environment.get("gpu") or {"name": "the simulator"}
-    commit = str(environment.get("commit") or "")[:7]
-    at = f"{environment['date'][:10]}" + (f", commit {commit}" if commit else "")
-    frame.attrs["environment"] = environment
-    frame.attrs["source"] = f"{how} on {gpu['name']}, {at}"
 
 
 def measure(*stages: str, shape: tuple[int, int, int] = SHAPE, precisions: Sequence[str] = ()) -> pd.DataFrame:
@@ -247,70 +232,44 @@ def measure(*stages: str, shape: tuple[int, int, int] = SHAPE, precisions: Seque
     precisions : sequence of str
         Precisions of `tiled_sgemm` in addition to FP32; they apply to "auto".
     """
-    import pandas as pd
-
     names = [*stages, "cublas"]
     if has_gpu():
         options = ["--stages", ",".join(names), "--shape", ",".join(map(str, shape))]
         if precisions:
             options += ["--precisions", ",".join(precisions)]
         with tempfile.TemporaryDirectory() as folder:
-            _run(MEASURE, *options, "--out", folder)
-            frame = pd.read_csv(Path(folder) / "results.csv")
-            environment = json.loads((Path(folder) / "environment.json").read_text(encoding="utf-8"))
-        _tell(frame, environment, "measured now")
+            _run("bench", *options, "--out", folder)
+            frame = _read(Path(folder) / "results.csv", "measured now")
     else:
         frame = recorded("latest/precisions/results.csv" if precisions else "latest/results.csv")
-        kept = dict(frame.attrs)
         wanted = frame["stage"].isin(names) & (frame[["m", "n", "k"]] == list(shape)).all(axis=1)
         wanted &= (frame["layout"] == "nn") & (frame["cache"] == "hot")
         wanted &= frame["precision"].isin(["ieee", *precisions])
         frame = frame[wanted].reset_index(drop=True)
-        frame.attrs.update(kept)
         if missing := set(names) - set(frame["stage"]):
             raise ValueError(f"nothing was recorded of {', '.join(sorted(missing))} at {shape}")
     print(frame.attrs["source"])
     return frame
 
 
-def measured_here(results: pd.DataFrame) -> bool:
-    """True if `measure` uses a GPU of this machine."""
-    return str(results.attrs.get("source", "")).startswith("measured now")
-
-
-def _run(code: str, *arguments: str) -> str:
-    """Run Python in a process that uses the GPU, and return its output."""
-    command = [sys.executable, "-c", code, *arguments]
+def _run(*arguments: str) -> None:
+    """Run a command of the package in a process that uses the GPU."""
+    line = [sys.executable, *COMMAND, *arguments]
     with _alone():
-        done = subprocess.run(
-            command, env=gpu_environment(), capture_output=True, text=True, timeout=SECONDS, check=False
-        )
+        done = subprocess.run(line, env=gpu_environment(), capture_output=True, text=True, timeout=SECONDS, check=False)
     if done.returncode:
         raise RuntimeError(f"the measurement ended with status {done.returncode}:\n{done.stdout}\n{done.stderr}")
-    return done.stdout
-
-
-def _lock() -> int:
-    """Open the lock file of this user's measurements on this machine; raise OSError if that is not safe."""
-    # Not in /tmp, where another user could create a link, or hold the lock of a file.
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not base.is_absolute():
-        base = Path.home() / ".cache"
-    path = base / "numba_gemm" / f"measure-{platform.node()}.lock"
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    found = os.fstat(lock)
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        os.close(lock)
-        raise OSError(f"{path} is not a file that only this user can open; remove it")
-    return lock
 
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Hold the lock of measurements, after waiting for other notebooks of this user."""
+    """Wait until no other notebook of this user measures on this machine, and hold the lock of measurements."""
+    # Not in /tmp, where another user could hold the lock. Opening a folder to lock it changes nothing in it.
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
-        lock = _lock()
+        path = (base if base.is_absolute() else Path.home() / ".cache") / "numba_gemm" / f"measure-{platform.node()}"
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except (OSError, RuntimeError) as error:  # RuntimeError: no home directory
         warnings.warn(f"measuring without waiting for other notebooks to finish: {error}", RuntimeWarning, stacklevel=2)
         yield
@@ -331,7 +290,7 @@ def _ceilings(gpu: str) -> Ceilings:
     if name == gpu or not has_gpu():
         return found
     with tempfile.TemporaryDirectory() as folder:
-        _run(CEILINGS, "ceilings", "--out", folder)
+        _run("lab", "ceilings", "--out", folder)
         return ceilings.load(Path(folder) / ceilings.FILE)[0]
 
 
@@ -345,16 +304,11 @@ def compare(results: pd.DataFrame) -> pd.DataFrame:
     import pandas as pd
 
     from ..kernels.ladder import STAGES
-    from ..models.accesses import WAYS
-    from ..models.prediction import predict
-    from .bench.cases import Shape
-    from .bench.model import keeps, stage_of
+    from .bench.model import predicted
     from .bench.results import OK, records
 
-    shapes = results[["m", "n", "k"]].drop_duplicates()
-    if len(shapes) != 1:
-        raise ValueError(f"expected results of one shape, got {len(shapes)}")
-    shape = Shape(*map(int, shapes.iloc[0]))
+    if (count := len(results[["m", "n", "k"]].drop_duplicates())) != 1:
+        raise ValueError(f"expected results of one shape, got {count}")
     gpu = results.attrs["environment"]["gpu"]
     ceilings = _ceilings(gpu["name"])
     lines: list[tuple[Any, ...]] = []
@@ -363,14 +317,11 @@ def compare(results: pd.DataFrame) -> pd.DataFrame:
         if row["status"] != OK:
             print(f"{row['stage']} was not timed: {row['status']}, {row['note']}")
             continue
-        stage, made = row["stage"] in STAGES, None
-        if row["stage"] in WAYS and (found := stage_of(row)) is not None:
-            in_l2 = keeps(gpu["l2_bytes"], shape, cold=False)
-            made = predict(*found, *shape, ceilings, in_l2=in_l2, sm_count=gpu["multiprocessors"])
-        predicted = (made.binding, round(1e3 * made.seconds, 3)) if made else ("", nan)
+        stage, made = row["stage"] in STAGES, predicted(row, ceilings, gpu["l2_bytes"], gpu["multiprocessors"])
+        model = (made.binding, round(1e3 * made.seconds, 3)) if made else ("", nan)
         speed = (round(row["gflops"] / 1e3, 1), f"{row['percent_of_peak']:.0f} %", round(row["ratio_to_cublas"], 2))
         gain = round(before / row["median_us"], 2) if before and stage else nan
-        lines.append((row["stage"], *predicted, round(row["median_us"] / 1e3, 3), *speed, gain))
+        lines.append((row["stage"], *model, round(row["median_us"] / 1e3, 3), *speed, gain))
         before = row["median_us"] if stage else before
     columns = ["stage", "bound by", "predicted ms", "measured ms", "TFLOP/s", "of peak", "of cuBLAS", "gain"]
     table = pd.DataFrame(lines, columns=columns).set_index("stage")

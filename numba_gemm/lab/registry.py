@@ -6,28 +6,10 @@ import importlib
 
 from numba_gemm.lab.harness.experiment import Experiment
 
-__all__ = ["EXPERIMENTS", "GROUPS", "MEMORY", "load"]
-
 MEMORY = (
-    "transfers",
-    "overlap",
-    "zero_copy",
-    "mapped_streams",
-    "unified_addressing",
-    "memory_spaces",
-    "carve_out",
-    "coalescing",
-    "misaligned_copy",
-    "strided_copy",
-    "l2_persistence",
-    "bank_conflicts",
-    "narrow_product",
-    "partial_tiles",
-    "product_with_transpose",
-    "async_copies",
-    "barriers",
-    "allocation",
-    "numa",
+    *("transfers", "overlap", "zero_copy", "mapped_streams", "unified_addressing", "memory_spaces", "carve_out"),
+    *("coalescing", "misaligned_copy", "strided_copy", "l2_persistence", "bank_conflicts", "narrow_product"),
+    *("partial_tiles", "product_with_transpose", "async_copies", "barriers", "allocation", "numa"),
 )
 """Experiments on memory, in the order of the guide's sections."""
 

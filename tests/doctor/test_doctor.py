@@ -38,7 +38,6 @@ READY = Facts(
         "numba": "0.68.1",
         "numpy": "2.4.6",
         "matplotlib": "3.11.2",
-        "rich": "15.0.0",
         "cupy-cuda13x": "14.2.0",
         "cuda-bindings": "13.0.3",
     },
@@ -107,7 +106,6 @@ ON_GPU = {
     "old numba-cuda": (versions(numba_cuda="0.20.1"), ERROR, "0.20.1; 0.30.4 or later", "--upgrade 'numba-cuda[cu13]"),
     "old NumPy": (versions(numpy="1.26.4"), LIMIT, "numpy is 1.26.4; 2.0 or later", "--upgrade 'numpy>=2.0,<2.5'"),
     "old cuda-core": (versions(cuda_core="0.5.1"), LIMIT, "cuda-core is 0.5.1; 0.7 or", "--upgrade 'cuda-core>=0.7'"),
-    "old rich": (versions(rich="10.0.0"), LIMIT, "rich is 10.0.0; 12.0 or later", "--upgrade 'rich>=12.0'"),
     "no numba-cuda": (
         {"imports": {"numba_cuda": absent("numba_cuda")}},
         ERROR,
@@ -281,7 +279,6 @@ ON_GPU = {
         "install 'cupy-cuda13x[ctk]'",
     ),
     "two CuPys": (versions(cupy_cuda12x="14.2.0"), LIMIT, "overwrite one another", "-y cupy-cuda12x cupy-cuda13x"),
-    "no rich": (versions(rich=None), NOTE, "the benchmark does not run", "install rich"),
     "no matplotlib": (versions(matplotlib=None), NOTE, "there are no pictures", "install matplotlib"),
     "simulator by a word": (
         {"settings": ("NUMBA_ENABLE_CUDASIM=yes",)},

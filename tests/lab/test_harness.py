@@ -15,7 +15,7 @@ from numba_gemm.lab import __main__ as cli
 from numba_gemm.lab import registry
 from numba_gemm.lab.bench import streamed
 from numba_gemm.lab.harness import experiment as lab
-from numba_gemm.lab.harness import needs, pictures, runner
+from numba_gemm.lab.harness import pictures, runner
 
 LATEST = Path(__file__).parents[2] / "results" / "h200" / "latest"
 
@@ -86,7 +86,6 @@ def run(monkeypatch, tmp_path):
     """Run experiments of this module by the command line, in the simulator wherever the tests run."""
     monkeypatch.setattr(registry, "EXPERIMENTS", EXPERIMENTS)
     monkeypatch.setattr(registry, "load", lambda name: EXPERIMENTS[name])
-    monkeypatch.setattr(needs, "SIMULATOR", True)
     monkeypatch.setattr(runner, "SIMULATOR", True)
     names = EXPERIMENTS.keys()
 
@@ -252,7 +251,7 @@ def test_help_describes_every_option(name, capsys):
 def test_parameters_of_the_simulator_are_parameters(name):
     experiment = registry.load(name)
     assert experiment.small.keys() <= experiment.parameters.keys()
-    assert set(experiment.needs) <= needs.CHECKS.keys()
+    assert set(experiment.needs) <= runner.CHECKS.keys()
 
 
 @every_experiment
@@ -260,8 +259,8 @@ def test_without_a_gpu(name, monkeypatch, tmp_path, capsys):
     experiment = registry.load(name)
     if "gpu" not in experiment.needs:
         pytest.skip("it can do without")
-    monkeypatch.setattr(needs, "SIMULATOR", False)
-    monkeypatch.setattr(needs, "driver_error", lambda: "no driver.")
+    monkeypatch.setattr(runner, "SIMULATOR", False)
+    monkeypatch.setattr(runner, "driver_error", lambda: "no driver.")
     assert cli.main([name, f"--out={tmp_path / 'new'}"]) == 2
     assert capsys.readouterr().err == f"error: {name}: this needs a GPU, and no driver.\n"
     assert not (tmp_path / "new").exists()

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.lab.bench import buffers, orders, run
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.contenders import Bound, Contender
@@ -16,52 +15,44 @@ from numba_gemm.lab.harness.command import UsageError
 from numba_gemm.runtime.timing import Samples
 
 SHAPE = Shape(16, 12, 8)
-STAGE = STAGES["async_copy"]
 
 
 @pytest.fixture
 def measured(monkeypatch):
-    """Return a function that measures variants, of which those named `lazy` compute nothing."""
-    made = []
-
-    def random(*arguments):
-        made.append(buffers.DeviceBuffers.random(*arguments))
-        return made[-1]
-
-    def launcher(cubin, *_):
-        return (lambda _stream: None) if cubin.name == "lazy" else product(made[-1])
+    """Return a function that measures stages of these names, of which those named `lazy` compute nothing."""
 
     def product(operands):
         return lambda _stream: np.matmul(operands.a, operands.b, out=operands.c)
 
-    def variant(name):
-        cubin = SimpleNamespace(name=name, registers=200)
-        return orders.Variant(STAGE, STAGE.configs[0], STAGE.configs[0], name, cubin)
+    def contender(stage, config):
+        name = stage.name
+        lazy = lambda _stream: None  # noqa: E731
+        return Contender(name, lambda to: Bound(lazy if name == "lazy" else product(to)), config=config, min_cc=(8, 0))
 
     def timed(calls, **_):
         return {name: Samples(np.array([20.0 if "cublas" in name else 10.0]), True) for name in calls}
 
-    monkeypatch.setattr(run, "DeviceBuffers", SimpleNamespace(random=random))
     monkeypatch.setattr(run, "time_interleaved", timed)
     monkeypatch.setattr(run, "host_time_us", lambda *_, **__: 1.0)
-    monkeypatch.setattr(buffers, "current_device", lambda: 0)
-    for name, value in {
-        "launcher": launcher,
+    for function, value in {
+        "stage_contender": contender,
         "choose_library": lambda simulated: buffers.HostLibrary(),
         "current_device": lambda: 0,
         "device_scope": lambda _: contextlib.nullcontext(),
         "cublas": lambda: (Contender("cublas", lambda to: Bound(product(to)), via="torch"),),
-        "static_row": lambda of: {"stage": of.stage.name, "config": of.own.name, "loads_by": of.loads_by},
+        "device_properties": lambda _: SimpleNamespace(cc=(9, 0)),
+        "driver_error": lambda: None,
+        "chosen": lambda names: [SimpleNamespace(name=name, min_cc=(8, 0), configs=["tiles"]) for name in names],
+        "static_row": lambda stage, config, own, cc: {"stage": stage.name, "config": own, "registers": 200},
     }.items():
-        monkeypatch.setattr(orders, name, value)
-    return lambda *names, shape=SHAPE: orders.compared(orders.measured([*map(variant, names)], shape, 5))
+        monkeypatch.setattr(orders, function, value)
+    monkeypatch.setattr(orders.ffma, "orders", lambda stage, config: [config])
+    return lambda *names, shape=SHAPE: orders.orders(shape, names)
 
 
 def test_rows(measured):
-    frame = measured("ordinary", "read-only")
-    assert list(frame["stage"]) == ["async_copy", "async_copy", "cublas"]
-    assert list(frame["loads_by"])[:2] == ["ordinary", "read-only"]
-    assert list(frame["config"])[2] == "torch"
+    frame = measured("async_copy", "warp_tiled")
+    assert list(frame["stage"]) == ["async_copy", "warp_tiled", "cublas"]
     assert list(frame["registers"])[:2] == [200, 200]
     assert list(frame["us"]) == [10, 10, 20]
     assert list(frame["tflops"]) == pytest.approx([2e-6 * 16 * 12 * 8 / us for us in (10, 10, 20)])
@@ -71,7 +62,7 @@ def test_rows(measured):
 
 
 def test_a_wrong_variant_is_not_timed(measured):
-    frame = measured("ordinary", "lazy")
+    frame = measured("async_copy", "lazy")
     assert list(frame["status"]) == ["ok", "wrong", "ok"]
     assert list(frame["us"].isna()) == [False, True, False]
     assert orders.claims(frame) == {"every product is correct": False}
@@ -79,4 +70,4 @@ def test_a_wrong_variant_is_not_timed(measured):
 
 def test_operands_are_aligned(measured):
     with pytest.raises(UsageError, match="multiples of 4, not 16x12x9"):
-        measured("ordinary", shape=Shape(16, 12, 9))
+        measured("async_copy", shape=Shape(16, 12, 9))

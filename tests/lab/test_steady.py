@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from types import SimpleNamespace
 
@@ -12,6 +11,8 @@ from numba_gemm.lab.bench import run, steady
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.contenders import Contender
 from numba_gemm.lab.harness.nvml import Nvml
+
+SHAPE = Shape(100, 100, 100)
 
 
 @pytest.fixture
@@ -41,11 +42,12 @@ def machine(monkeypatch):
 
 
 def test_constant_speed_settles_after_two_windows(machine):
-    found = steady.measure(machine.enqueue, 1, machine.nvml)
-    assert (found.us, found.settled, found.captured) == (100.0, True, True)
-    assert found.watts == pytest.approx(650, rel=1e-2)
-    assert found.call_us == pytest.approx(105)
-    assert (found.clock_mhz, found.throttle) == (1500, "power cap")
+    found = steady.measure(machine.enqueue, 1, SHAPE, machine.nvml)
+    assert (found["steady_us"], found["steady_throttle"]) == (100.0, "power cap")
+    assert found["steady_gflops"] == pytest.approx(2e6 / 100e-6 * 1e-9)
+    assert found["steady_watts"] == pytest.approx(650, rel=1e-2)
+    assert found["call_us"] == pytest.approx(105)
+    assert found["steady_clock_mhz"] == 1500
     assert machine.closed
     assert machine.seconds == pytest.approx(2 * steady.WINDOW_S + steady.CALLS_S, rel=0.1)
 
@@ -53,22 +55,22 @@ def test_constant_speed_settles_after_two_windows(machine):
 def test_the_last_window_counts(machine):
     """The clock drops after 0.7 s."""
     machine.us = lambda seconds: 100.0 if seconds < 0.7 else 120.0
-    found = steady.measure(machine.enqueue, 1, None)
-    assert (found.us, found.settled) == (120.0, True)
-    assert math.isnan(found.watts)
-    assert math.isnan(found.clock_mhz)
+    found = steady.measure(machine.enqueue, 1, SHAPE, None)
+    assert (found["steady_us"], found["steady_throttle"]) == (120.0, "")
+    assert math.isnan(found["steady_watts"])
+    assert math.isnan(found["steady_clock_mhz"])
 
 
 def test_speed_that_never_settles_is_reported_as_such(machine):
     machine.us = lambda seconds: 100.0 * 1.1**seconds
-    found = steady.measure(machine.enqueue, 1, machine.nvml)
-    assert not found.settled
+    found = steady.measure(machine.enqueue, 1, SHAPE, machine.nvml)
+    assert found["steady_throttle"] == "power cap; not settled"
     assert machine.seconds >= steady.MOST_WINDOWS * steady.WINDOW_S
 
 
 def test_a_long_call_is_timed_at_least_once(machine):
     machine.us = lambda seconds: 3e6
-    steady.measure(machine.enqueue, 1, None)
+    steady.measure(machine.enqueue, 1, SHAPE, None)
     assert machine.calls == 3, "one to warm up, and two"
 
 
@@ -76,23 +78,12 @@ def test_what_is_measured_alone():
     stages = ("naive", "auto", "cublas", "cpu")
     for asked, wanted in ((run.PUBLIC, stages[1:]), (run.ALL, stages), (run.NONE, ())):
         plan = SimpleNamespace(steady=asked)
-        candidates = [run.Candidate(Contender(stage, bind=None)) for stage in stages]
+        candidates = [run.Candidate(contender=Contender(stage, bind=None)) for stage in stages]
         assert tuple(one.contender.stage for one in candidates if run.runs_steadily(plan, one)) == wanted
 
 
 def test_ratios_are_to_cublas_alone():
-    shape = Shape(100, 100, 100)
-    results = itertools.starmap(
-        steady.Steady,
-        [(50.0, 60.0, 1500.0, 700.0, "power cap", True, True), (100.0, 90.0, 1980.0, 600.0, "", False, True)],
-    )
-    ours, cublas = results
-    row = steady.columns(shape, ours, cublas)
-    assert row["steady_ratio_to_cublas"] == 2.0
-    assert row["call_ratio_to_cublas"] == 1.5
-    assert row["steady_gflops"] == pytest.approx(2e6 / 50e-6 * 1e-9)
-    assert row["steady_throttle"] == "power cap"
-    other = steady.columns(shape, cublas, None)
-    assert math.isnan(other["steady_ratio_to_cublas"])
-    assert other["steady_throttle"] == "not settled"
-    assert steady.columns(shape, None, cublas) == {}
+    ours, cublas = ({"steady_us": us, "call_us": call} for us, call in ((50.0, 60.0), (100.0, 90.0)))
+    assert steady.ratios(ours, cublas) == {"steady_ratio_to_cublas": 2.0, "call_ratio_to_cublas": 1.5}
+    assert all(map(math.isnan, steady.ratios(ours, {}).values()))
+    assert steady.ratios({}, cublas) == {}

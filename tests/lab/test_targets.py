@@ -14,21 +14,21 @@ from numba_gemm.kernels.stage import IEEE
 from numba_gemm.lab.__main__ import main
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.results import CUBLAS, ERROR, OK, WRONG
-from numba_gemm.lab.bench.targets import experiment, host_calls, measure, verdicts
-from numba_gemm.lab.bench.targets import rig as shared
-from numba_gemm.lab.bench.targets.case import COPY, OURS, Case, Contender, Outcome, Turn, both
-from numba_gemm.lab.bench.targets.groups import GROUPS, batched_cases, cases_of, product_case
-from numba_gemm.lab.bench.targets.rig import Rig, Truth, matrix
-from numba_gemm.lab.bench.targets.sizes import FULL, TINY, random_shapes
+from numba_gemm.lab.bench.run import Outcome
+from numba_gemm.lab.bench.targets import case as shared
+from numba_gemm.lab.bench.targets import experiment, verdicts
+from numba_gemm.lab.bench.targets.case import COPY, OURS, Case, Contender, Rig, Truth, Turn, both, matrix
+from numba_gemm.lab.bench.targets.groups import FULL, GROUPS, TINY, batched_cases, cases_of, product_case, random_shapes
 from numba_gemm.lab.bench.targets.verdicts import targets
 from numba_gemm.lab.harness.experiment import Unavailable
 from numba_gemm.lab.harness.nvml import ClockSamples
+from numba_gemm.runtime.timing import Samples
 
 LATEST = Path(__file__).parents[2] / "results" / "h200" / "latest"
 
 
 def target_row(group="seed", case="x", m=4096, ratio=1.05, target=1.0, **changes):
-    row = dict.fromkeys(measure.COLUMNS, math.nan)
+    row = dict.fromkeys(verdicts.COLUMNS, math.nan)
     row |= {"group": group, "case": case, "m": m, "n": m, "k": m, "us": 5.0, "baseline": CUBLAS}
     return row | {"ratio": ratio, "target": target, "status": OK, "note": ""} | changes
 
@@ -83,7 +83,7 @@ class TestShapes:
 
     def test_full_cases_are_those_of_the_targets(self):
         counts = {group: len(cases_of(group, FULL, 200, 1)) for group in GROUPS}
-        libraries, kinds, new = len(host_calls.LIBRARIES), len(host_calls.HOST_LIMITS), len(host_calls.NEW_KINDS)
+        libraries, kinds, new = len(verdicts.LIBRARIES), len(verdicts.HOST_LIMITS), len(verdicts.NEW_KINDS)
         host = libraries * kinds + libraries * new + new
         assert list(counts.values()) == [15, 7, 200, 17, 3, 6, 1, 1, host]
         assert 4 * FULL.vector**2 >= 1 << 30
@@ -173,19 +173,19 @@ class TestVerdicts:
 
     @pytest.mark.parametrize(("us", "met"), [(149.0, True), (150.0, True), (150.1, False)])
     def test_new_shapes_have_a_limit_in_microseconds(self, us, met):
-        name, call = host_calls.new_name(IEEE), host_calls.host_name("torch", IEEE)
+        name, call = verdicts.new_name(IEEE), verdicts.host_name("torch", IEEE)
         rows = [target_row("host", case=name, us=us), target_row("host", case=call, us=20.0)]
         frame = judged(rows, "host")
         limit = frame.loc[(f"host, {name} whose kernel is loaded: microseconds per call", "max")]
         assert (limit["met"], limit["worst"]) == (met, name)
         assert frame.loc[(f"host, {call}: torch.matmul's time over ours", "min"), "met"]
-        other = host_calls.host_name("cupy", IEEE)
+        other = verdicts.host_name("cupy", IEEE)
         assert not frame.loc[(f"host, {other}: torch.matmul's time over ours", "min"), "met"]
 
-    @pytest.mark.parametrize("kind", host_calls.HOST_LIMITS)
+    @pytest.mark.parametrize("kind", verdicts.HOST_LIMITS)
     def test_host_time_has_a_limit_in_units_of_matmul(self, kind):
         """A limit of 1.4 times torch.matmul's time is a ratio of at least 1 / 1.4."""
-        name, least = host_calls.host_name("torch", kind), 1 / host_calls.HOST_LIMITS[kind]
+        name, least = verdicts.host_name("torch", kind), 1 / verdicts.HOST_LIMITS[kind]
         for ratio, met in ((least * 1.001, True), (least * 0.999, False)):
             frame = judged([target_row("host", case=name, ratio=ratio, target=least)], "host")
             assert frame.loc[(f"host, {name}: torch.matmul's time over ours", "min"), "met"] == met
@@ -193,11 +193,11 @@ class TestVerdicts:
     def test_row_compares_work_a_microsecond(self):
         case = Case("vector", "x", Shape(2, 3, 4), lambda rig: {}, (COPY, CUBLAS), target=0.85)
         contenders = {name: Contender([], work) for name, work in [(OURS, 10.0), (COPY, 40.0), (CUBLAS, 10.0)]}
-        outcomes = {OURS: Outcome(us=2.0), COPY: Outcome(us=4.0)}
+        outcomes = {name: Outcome(samples=Samples(np.array([us]))) for name, us in ((OURS, 2.0), (COPY, 4.0))}
         outcomes[CUBLAS] = Outcome(status=WRONG, note="half of it")
         clocks = ClockSamples()
-        copy, cublas = (measure.row(case, contenders, outcomes, name, clocks) for name in (COPY, CUBLAS))
-        assert list(copy) == list(measure.COLUMNS)
+        copy, cublas = (shared.row(case, contenders, outcomes, name, clocks) for name in (COPY, CUBLAS))
+        assert list(copy) == list(verdicts.COLUMNS)
         assert copy["ratio"] == 0.5
         assert copy["target"] == 0.85
         assert math.isnan(cublas["target"])
@@ -253,12 +253,12 @@ class TestMeasurement:
     )
     def test_what_is_not_right_is_not_timed(self, rig, spoil, status, says):
         case = product_case("seed", Shape(8, 8, 5))
-        (row,) = measure.measure(rig, spoiling(case, OURS, spoil))
+        (row,) = shared.measure(rig, spoiling(case, OURS, spoil))
         assert row["status"] == status
         assert says in row["note"]
         assert math.isnan(row["us"])
         assert math.isnan(row["ratio"])
-        (row,) = measure.measure(rig, spoiling(case, CUBLAS, spoil))
+        (row,) = shared.measure(rig, spoiling(case, CUBLAS, spoil))
         assert row["status"] == status
         assert row["note"].startswith("cublas: ")
         assert math.isnan(row["ratio"])
@@ -267,17 +267,9 @@ class TestMeasurement:
         def make(rig):
             raise AttributeError("no plans")
 
-        rows = measure.measure(rig, Case("host", "x", Shape(2, 2, 2), make, (CUBLAS, COPY)))
+        rows = shared.measure(rig, Case("host", "x", Shape(2, 2, 2), make, (CUBLAS, COPY)))
         assert [row["status"] for row in rows] == [ERROR, ERROR]
         assert {row["note"] for row in rows} == {"AttributeError: no plans"}
-
-    def test_every_operand_has_its_turn(self):
-        seen = []
-        turns = [Turn(functools.partial(seen.append, index), None, None) for index in range(3)]
-        call = Contender(turns, 1.0).rotating()
-        for _ in range(5):
-            call(0)
-        assert seen == [0, 1, 2, 0, 1]
 
     def test_sampled_rows_are_named_as_they_are(self, rig, monkeypatch):
         monkeypatch.setattr(shared, "CHECKED_ROWS", 4)
@@ -316,10 +308,10 @@ class TestMeasurement:
     def test_tiny_group(self, rig, group):
         """Every group runs; if the public function raises, or a library is missing, the row gives the reason."""
         for case in cases_of(group, TINY, 1, 1):
-            rows = measure.measure(rig, case)
+            rows = shared.measure(rig, case)
             assert [row["baseline"] for row in rows] == list(case.baselines)
             for row in rows:
-                assert list(row) == list(measure.COLUMNS)
+                assert list(row) == list(verdicts.COLUMNS)
                 if row["status"] == OK:
                     assert row["us"] > 0
                     assert row["ratio"] > 0
@@ -337,7 +329,7 @@ class TestCommandLine:
         arguments = ["--tiny", "--only=random,seed", "--shapes=2", "--seed=5", f"--out={tmp_path / 'new'}"]
         status = main(["targets", *arguments, "--commit=0123456"])
         frame = pd.read_csv(tmp_path / "new" / "targets.csv")
-        assert list(frame.columns) == list(measure.COLUMNS)
+        assert list(frame.columns) == list(verdicts.COLUMNS)
         assert list(frame["group"]) == ["seed", "seed", "random", "random"]
         assert set(frame["status"]) == {OK}
         shapes = [Shape(*row) for row in frame[frame["group"] == "random"][["m", "n", "k"]].to_numpy().tolist()]

@@ -20,8 +20,6 @@ from numba_gemm.runtime.device import current_device, device_properties
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["DISTRIBUTIONS", "EXPERIMENT", "measured", "operands", "quotients"]
-
 Matrices = tuple[np.ndarray, np.ndarray]
 Generator = np.random.Generator
 Distribution = Callable[[Generator, int, int, int], Matrices]
@@ -98,10 +96,8 @@ def accuracy(extent: int = EXTENT, seed: int = 1) -> Iterator[pd.DataFrame]:
 
     Parameters
     ----------
-    extent : int
-        M and N.
-    seed : int
-        Seed of the operands.
+    extent: M and N.
+    seed: Seed of the operands.
     """
     precisions = runnable(device_properties(current_device()).cc)
     if set(precisions) <= {IEEE}:
@@ -113,8 +109,7 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
     """Plot median (solid) and maximum (dashed) errors against K, one panel per distribution."""
     from matplotlib import colormaps
 
-    names = list(dict.fromkeys(frame["distribution"]))
-    precisions = list(dict.fromkeys(frame["precision"]))
+    names, precisions = frame["distribution"].unique(), frame["precision"].unique()
     axes = figure.subplots(ceil_div(len(names), COLUMNS), COLUMNS, sharex=True, squeeze=False)
     colours = colormaps["tab10"](range(10))
     for axis, name in zip(axes.flat, names, strict=False):
@@ -148,7 +143,6 @@ EXPERIMENT = Experiment(
     needs=("gpu", "torch"),
     unavailable="the simulator has no tensor cores, and no cuBLAS to compare with",
     summary=medians,
-    digits=4,
     picture="error_against_k.png",
     figure=(18.0, 9.0),
 )

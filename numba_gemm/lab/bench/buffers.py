@@ -1,31 +1,31 @@
 """Operands of a measurement: allocated once and shared by all contenders without a copy.
 
 CuPy allocates if it can be imported, else PyTorch, else Numba; in the simulator, NumPy. The other libraries get views
-of the same memory.
+of the same memory. Results are verified against float64, element by element, before anything is timed.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from cuda.bindings import driver
 
 from numba_gemm.arrays.streams import cupy_stream
 from numba_gemm.device.units import FLOAT32_BYTES
 from numba_gemm.lab.bench.cases import Shape
-from numba_gemm.runtime.compiler import Cubin
-from numba_gemm.runtime.device import current_device
-from numba_gemm.runtime.driver import device_scope, launch_kernel, load_kernel
+from numba_gemm.models import accuracy
+from numba_gemm.runtime.device import current_device, synchronize
+from numba_gemm.runtime.driver import device_scope
 from numba_gemm.runtime.matrix import Matrix
-from numba_gemm.runtime.timing import Call
 
 Extent = tuple[int, int, int]
 
@@ -59,10 +59,10 @@ class HostLibrary:
         return array
 
     def float64(self, array: Any) -> Any:
-        return array.astype(np.float64)
+        return self.xp.asarray(array, dtype=self.xp.float64)
 
     def float32(self, array: Any) -> Any:
-        return array.astype(np.float32)
+        return self.xp.asarray(array, dtype=self.xp.float32)
 
     def median(self, array: Any) -> float:
         return float(self.xp.median(array))
@@ -120,32 +120,23 @@ class TorchLibrary(DeviceLibrary):
 
     name = "torch"
 
-    def __init__(self, torch: Any, device: str = "cuda") -> None:
-        self.torch, self.device = torch, device
+    def __init__(self, torch: Any) -> None:
+        self.xp = torch
 
     def from_host(self, host: np.ndarray) -> Any:
-        return self.torch.from_numpy(host).to(self.device, copy=True)
+        return self.xp.from_numpy(host).to("cuda", copy=True)
 
     def to_host(self, array: Any) -> np.ndarray:
         return array.cpu().numpy()
 
     def empty(self, rows: int, cols: int) -> Any:
-        return self.torch.empty((rows, cols), dtype=self.torch.float32, device=self.device)
+        return self.xp.empty((rows, cols), dtype=self.xp.float32, device="cuda")
 
     def fill_nan(self, array: Any) -> None:
         array.fill_(math.nan)
 
-    def float64(self, array: Any) -> Any:
-        return array.double()
-
-    def float32(self, array: Any) -> Any:
-        return array.float()
-
-    def median(self, array: Any) -> float:
-        return float(array.median())
-
     def release(self) -> None:
-        self.torch.cuda.empty_cache()
+        self.xp.cuda.empty_cache()
 
 
 class NumbaLibrary(DeviceLibrary):
@@ -209,12 +200,6 @@ def on_device() -> Iterator[tuple[HostLibrary, int]]:
         yield library, stream
 
 
-def launcher(cubin: Cubin, device: int, grid: Extent, block: Extent, words: Sequence[float], shared: int = 0) -> Call:
-    """Return the call that launches a kernel which is no stage's; its outputs must outlive the call."""
-    kernel = driver.CUfunction(load_kernel(cubin, device, shared))
-    return lambda stream: launch_kernel(kernel, grid, block, shared, stream, words)
-
-
 def uniform(rng: np.random.Generator, rows: int, cols: int) -> np.ndarray:
     """Draw a float32 matrix of uniform values in [-1, 1)."""
     values = rng.random((rows, cols), dtype=np.float32)
@@ -266,22 +251,101 @@ class DeviceBuffers:
 
         return matrix(self.a), matrix(self.b), matrix(self.c)
 
-    def torch_views(self, torch: Any) -> tuple[Any, ...]:
-        """A, B and C as PyTorch tensors that share their memory."""
+    def views(self, library: Any) -> tuple[Any, ...]:
+        """A, B and C as arrays of CuPy or PyTorch that share their memory."""
         arrays = (self.a, self.b, self.c)
-        return arrays if self.library.name == "torch" else tuple(torch.as_tensor(x, device="cuda") for x in arrays)
-
-    def cupy_views(self, cupy: Any) -> tuple[Any, ...]:
-        """A, B and C as CuPy arrays that share their memory."""
-        arrays = (self.a, self.b, self.c)
-        return arrays if self.library.name == "cupy" else tuple(cupy.asarray(x) for x in arrays)
-
-    def host_copies(self) -> tuple[np.ndarray, np.ndarray]:
-        """Copy A and B to the host."""
-        return self.library.to_host(self.a), self.library.to_host(self.b)
+        if self.library.xp is library:
+            return arrays
+        convert = library.asarray if library.__name__ == "cupy" else functools.partial(library.as_tensor, device="cuda")
+        return tuple(map(convert, arrays))
 
 
 def operand_bytes(shape: Shape) -> int:
     """Total size of A, B and C in bytes."""
     m, n, k = shape
     return FLOAT32_BYTES * (m * k + k * n + m * n)
+
+
+PANEL_ELEMENTS = 1 << 25  # 256 MiB of float64 at a time
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Some rows of the reference: the float64 result and the scale of its errors."""
+
+    rows: slice
+    expected: Any
+    scale: Any
+
+
+class Reference:
+    """Float64 reference of a set of operands, shared by all contenders of a shape.
+
+    It is computed where the operands are (FP64 cuBLAS, through the library that allocated them), in panels of rows, to
+    save memory. The scale is kept in float32: it is a sum of positive terms, so rounding hardly changes it.
+    """
+
+    def __init__(self, buffers: DeviceBuffers) -> None:
+        self.library: HostLibrary = buffers.library
+        self.k = buffers.shape.k
+        self.panels = tuple(self._panels(buffers))
+
+    def _panels(self, buffers: DeviceBuffers) -> Iterator[Panel]:
+        library = self.library
+        m, n, k = buffers.shape
+        a = library.computable(buffers.a)
+        b = library.float64(library.computable(buffers.b))
+        abs_b = abs(b)
+        step = max(1, PANEL_ELEMENTS // max(n, k))
+        for start in range(0, m, step):
+            rows = slice(start, min(m, start + step))
+            wide = library.float64(a[rows])
+            yield Panel(rows, wide @ b, library.float32(abs(wide) @ abs_b))
+
+    def compare(self, c: Any, precision: str = "ieee") -> accuracy.Comparison:
+        """Judge the result of a precision by its worst element."""
+        return worst(self._worst_of(*found, precision) for found in self._errors(c))
+
+    def judge(self, c: Any, precision: str) -> tuple[accuracy.Comparison, float, float]:
+        """Call `compare`; return its verdict, and the median and maximum of the errors relative to the scale.
+
+        With several panels, the median is that of the panels' medians; a panel has up to 2^25 elements of C or of A.
+        """
+        verdicts, medians, largest = [], [], []
+        for panel, product, error in self._errors(c):
+            verdicts.append(self._worst_of(panel, product, error, precision))
+            medians.append(self.library.median(error))
+            largest.append(float(error.max()))
+        return worst(verdicts), float(np.median(medians)), max(largest)
+
+    def _errors(self, c: Any) -> Iterator[tuple[Panel, Any, Any]]:
+        """Yield each panel with the corresponding rows of the result and their errors relative to the scale."""
+        product = self.library.computable(c)
+        for panel in self.panels:
+            rows = product[panel.rows]
+            with np.errstate(invalid="ignore", divide="ignore"):
+                yield panel, rows, abs(self.library.float64(rows) - panel.expected) / panel.scale
+
+    def _worst_of(self, panel: Panel, product: Any, error: Any, precision: str) -> accuracy.Comparison:
+        """Judge the row of the largest error on the host, by the definition of the bound that `models` has."""
+        # The first NaN or, without any, the largest error: argmax of all three libraries agrees on both.
+        row = int(error.argmax()) // int(error.shape[1])
+        one = slice(row, row + 1)
+        mine, expected, scale = (self.library.to_host(x[one]) for x in (product, panel.expected, panel.scale))
+        judged = accuracy.compare(mine, expected, scale.astype(np.float64), self.k, precision)
+        return dataclasses.replace(judged, row=panel.rows.start + row)
+
+
+def call_on_nan(library: HostLibrary, out: Any, call: Callable[[int], object], stream: int) -> float:
+    """Call once on an output filled with NaN; return the seconds until its result is there."""
+    library.fill_nan(out)
+    synchronize(stream)
+    begin = time.perf_counter()
+    call(stream)
+    synchronize(stream)
+    return time.perf_counter() - begin
+
+
+def worst(verdicts: Iterable[accuracy.Comparison]) -> accuracy.Comparison:
+    """Return the verdict of the largest error; the result must have rows."""
+    return max(verdicts, key=lambda verdict: verdict.in_bounds)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from numba_gemm.terminal import UsageError
+
 
 class Shape(NamedTuple):
     """Extents of a matrix multiplication: A is (m, k), B is (k, n), C is (m, n)."""
@@ -62,10 +64,10 @@ def parse_shape(text: str) -> Shape:
 
 
 def check_simulated(shapes: tuple[Shape, ...]) -> None:
-    """Raise ValueError, which names them, for shapes that would take the simulator hours."""
+    """Raise `UsageError`, which names them, for shapes that would take the simulator hours."""
     large = [str(shape) for shape in shapes if shape.m * shape.n * shape.k > SIMULATED_TERMS]
     if large:
-        raise ValueError(
+        raise UsageError(
             f"too large for the simulator: {', '.join(large)}. Here M*N*K may be at most {SIMULATED_TERMS:,}; "
             "larger products need an NVIDIA GPU"
         )

@@ -15,22 +15,21 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from cuda.bindings import driver
 from numba import cuda, float32, uint32
 
 from numba_gemm.device.vector import load4, store4
-from numba_gemm.lab.bench.buffers import HostLibrary, launcher, on_device
-from numba_gemm.lab.bench.verify import call_on_nan
+from numba_gemm.lab.bench.buffers import HostLibrary, call_on_nan, on_device
 from numba_gemm.lab.harness import environment
-from numba_gemm.lab.harness.command import at_least_one
 from numba_gemm.lab.harness.environment import GRAPHS
 from numba_gemm.lab.harness.experiment import Experiment, Unavailable
 from numba_gemm.models.prediction import Ceilings, theoretical_ceilings
 from numba_gemm.runtime.compiler import Cubin, compile_cubin
 from numba_gemm.runtime.device import DeviceProperties, current_device, device_properties
+from numba_gemm.runtime.driver import launch_kernel, load_kernel
 from numba_gemm.runtime.timing import Call, Samples, time_interleaved
 from numba_gemm.simulator.switch import device_function
-
-__all__ = ["EXPERIMENT", "FILE", "KERNELS", "ceilings_of", "load", "multiply_add", "read_global", "read_shared"]
+from numba_gemm.terminal import at_least_one
 
 FILE = "ceilings.json"
 UNITS = {"fp32": "TFLOP/s", "dram": "TB/s", "l2": "TB/s", "shared": "TB/s"}
@@ -201,8 +200,9 @@ def loaded(probe: Probe, library: HostLibrary, device: int, x: Any) -> tuple[Any
     out = library.empty(1, probe.threads)
     operands = {"fp32": (1.0, 1.0), "shared": (1.0,)}.get(probe.name) or _words(library, x, probe.rows)
     words = (float(probe.turns), *operands, *_words(library, out, 1))
-    kernel = compiled(probe.name, device_properties(device).cc)
-    return out, launcher(kernel, device, (probe.threads // THREADS, 1, 1), (THREADS, 1, 1), words)
+    kernel = driver.CUfunction(load_kernel(compiled(probe.name, device_properties(device).cc), device, 0))
+    grid, block = (probe.threads // THREADS, 1, 1), (THREADS, 1, 1)
+    return out, lambda stream: launch_kernel(kernel, grid, block, 0, stream, words)
 
 
 def _words(library: HostLibrary, array: Any, rows: int) -> tuple[int, ...]:
@@ -216,8 +216,7 @@ def ceilings(rounds: int = 15) -> pd.DataFrame:
 
     Parameters
     ----------
-    rounds : int
-        Samples of each measurement.
+    rounds: Samples of each measurement.
     """
     device = current_device()
     properties = device_properties(device)

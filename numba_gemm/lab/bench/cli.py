@@ -8,7 +8,7 @@ from pathlib import Path
 
 from numba_gemm.lab.bench.experiment import EXPERIMENT, Report
 from numba_gemm.lab.harness.command import add_result_options, command
-from numba_gemm.lab.harness.options import add_parameters
+from numba_gemm.lab.harness.experiment import add_parameters
 from numba_gemm.simulator import probe
 from numba_gemm.terminal import Parser
 

@@ -117,7 +117,7 @@ def triple_loop() -> Contender:
     """Return the contender for ``cpu_sgemm`` on copies of the operands, for small products only."""
 
     def bind(buffers: DeviceBuffers) -> Bound:
-        a, b = buffers.host_copies()
+        a, b = (buffers.library.to_host(array) for array in (buffers.a, buffers.b))
         out = np.full((buffers.shape.m, buffers.shape.n), np.nan, np.float32)
         deliver = functools.partial(buffers.library.copy_from_host, out, buffers.c)
         return Bound(lambda _stream: discard(cpu_sgemm(a, b, out)), "", cpu_compile_seconds(), deliver)
@@ -136,19 +136,19 @@ def cpu_compile_seconds() -> float:
 
 def cublas() -> tuple[Contender, ...]:
     """Return the contenders for FP32 cuBLAS (TF32 off), through PyTorch and CuPy if they are available."""
-    found = []
     if (torch := optional("torch")) is not None:
         torch.set_float32_matmul_precision("highest")
-        found.append(Contender(CUBLAS, lambda buffers: matmul(torch, *buffers.torch_views(torch)), via="torch"))
-    if (cupy := optional("cupy")) is not None:
-        # CuPy refuses to call cuBLAS on a stream that is being captured.
-        bind = lambda buffers: matmul(cupy, *buffers.cupy_views(cupy))  # noqa: E731
-        found.append(Contender(CUBLAS, bind, via="cupy", capturable=False))
-    return tuple(found)
+    # CuPy refuses to call cuBLAS on a stream that is being captured.
+    return tuple(
+        Contender(CUBLAS, functools.partial(matmul, library), via=name, capturable=name != "cupy")
+        for name in ("torch", "cupy")
+        if (library := optional(name)) is not None
+    )
 
 
-def matmul(library: Any, a: Any, b: Any, c: Any) -> Bound:
+def matmul(library: Any, buffers: DeviceBuffers) -> Bound:
     """Return the call of a library's product."""
+    a, b, c = buffers.views(library)
     return Bound(lambda _stream: discard(library.matmul(a, b, out=c)))
 
 
@@ -163,7 +163,7 @@ def narrow_cublas() -> tuple[Contender, ...]:
         return ()
 
     def tf32(buffers: DeviceBuffers) -> Bound:
-        a, b, c = buffers.torch_views(torch)
+        a, b, c = buffers.views(torch)
 
         def call(_stream: int) -> None:
             torch.backends.cuda.matmul.allow_tf32 = True
@@ -174,30 +174,25 @@ def narrow_cublas() -> tuple[Contender, ...]:
 
         return Bound(call)
 
-    def bf16(buffers: DeviceBuffers) -> Bound:
-        a, b, c = buffers.torch_views(torch)
-        half_a, half_b, half_c = (torch.empty_like(x, dtype=torch.bfloat16) for x in (a, b, c))
+    def bf16(buffers: DeviceBuffers, given: bool) -> Bound:
+        a, b, c = buffers.views(torch)
+        half_a, half_b, half_c = (x.bfloat16() for x in (a, b, c))
 
-        def call(_stream: int) -> None:
+        def multiply(_stream: int) -> None:
+            torch.matmul(half_a, half_b, out=half_c)
+
+        def convert(stream: int) -> None:
             half_a.copy_(a)
             half_b.copy_(b)
-            torch.matmul(half_a, half_b, out=half_c)
+            multiply(stream)
             c.copy_(half_c)
 
-        return Bound(call)
+        return Bound(multiply, deliver=lambda: discard(c.copy_(half_c))) if given else Bound(convert)
 
-    def given_bf16(buffers: DeviceBuffers) -> Bound:
-        a, b, c = buffers.torch_views(torch)
-        half_a, half_b, half_c = a.bfloat16(), b.bfloat16(), torch.empty_like(c, dtype=torch.bfloat16)
-
-        def call(_stream: int) -> None:
-            torch.matmul(half_a, half_b, out=half_c)
-
-        return Bound(call, deliver=lambda: discard(c.copy_(half_c)))
-
+    given_bf16 = functools.partial(bf16, given=True)
     return (
         Contender(CUBLAS, tf32, via="torch", precision="tf32"),
-        Contender(CUBLAS, bf16, via="torch", precision="bf16"),
+        Contender(CUBLAS, functools.partial(bf16, given=False), via="torch", precision="bf16"),
         Contender(GIVEN_BF16, given_bf16, via="torch", precision="bf16"),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,18 +13,17 @@ import pandas as pd
 
 from numba_gemm.lab.bench import results
 from numba_gemm.lab.bench.cases import Shape, check_simulated, chosen_shapes, parse_shape
-from numba_gemm.lab.harness.command import UsageError, at_least_one, seed
+from numba_gemm.lab.harness.command import UsageError, seed
 from numba_gemm.lab.harness.experiment import Experiment, attrs
-from numba_gemm.terminal import BENCH
+from numba_gemm.terminal import BENCH, at_least_one
 
 if TYPE_CHECKING:
     from numba_gemm.lab.bench.run import Plan
     from numba_gemm.models.prediction import Ceilings
     from numba_gemm.runtime.device import DeviceProperties
 
-__all__ = ["CORRECT", "EXPERIMENT", "Report", "bench", "precision_names", "stage_names"]
-
 CORRECT = "every product is correct"
+PIPE_WIDTH = 160  # of the report where there is no terminal
 
 
 def bench(
@@ -42,26 +42,18 @@ def bench(
 
     Parameters
     ----------
-    stages : sequence of str
-        Stages to run, separated by commas; auto, cublas and cpu are names too. Default: the FP32 ladder and these.
-    precisions : sequence of str
-        Also the public function in these tensor-core precisions, or all, and cuBLAS in the same ones. Default: none.
-    shape : sequence of Shape
-        A shape to run, as M,N,K; repeatable. Default: those of --sizes.
-    sizes : sequence of str
-        seed, square, odd, quick: a named set of shapes; repeatable. Default: seed and square; in the simulator quick.
-    cold : bool
-        Rotate sets of operands that exceed the L2 cache.
-    configs : str
-        The default, first configuration of each stage, or all.
-    rounds : int
-        Interleaved rounds, on a GPU five or more. Default: 5 to 25, depending on their duration.
-    seed : int
-        Seed of the random operands. Default: a new one, which is printed.
-    operands : str
-        Distribution: standard normal, or uniform in [-1, 1); it changes power and speed.
-    steady : str
-        Contenders also measured alone at their steady state: the public function and cuBLAS (public), all, or none.
+    stages: Stages to run, separated by commas; auto, cublas and cpu are names too. Default: the FP32 ladder and these.
+    precisions: Also the public function in these tensor-core precisions, or all, and cuBLAS in the same ones. Default:
+        none.
+    shape: A shape to run, as M,N,K; repeatable. Default: those of --sizes.
+    sizes: seed, square, odd, quick: a named set of shapes; repeatable. Default: seed and square; in the simulator
+        quick.
+    cold: Rotate sets of operands that exceed the L2 cache.
+    configs: The default, first configuration of each stage, or all.
+    rounds: Interleaved rounds, on a GPU five or more. Default: 5 to 25, depending on their duration.
+    seed: Seed of the random operands. Default: a new one, which is printed.
+    operands: Distribution: standard normal, or uniform in [-1, 1); it changes power and speed.
+    steady: Contenders also measured alone at their steady state: the public function and cuBLAS (public), all, or none.
     """
     from numba_gemm.lab.bench import buffers
     from numba_gemm.lab.bench.contenders import select_contenders
@@ -72,10 +64,7 @@ def bench(
 
     shapes, device = chosen_shapes(sizes, shape, SIMULATOR), dict[str, Any]()
     if SIMULATOR:
-        try:
-            check_simulated(shapes)
-        except ValueError as error:
-            raise UsageError(str(error)) from None
+        check_simulated(shapes)
     else:
         if rounds is not None and rounds < FEWEST_ROUNDS:
             raise UsageError(f"--rounds: {rounds} is too few to tell a spread: give five or more")
@@ -99,7 +88,7 @@ def bench(
         steady=steady,
         **device,
     )
-    if not any(map(plan.at, shapes)):
+    if not any(contender.takes(each) for contender in plan.contenders for each in shapes):
         raise UsageError("nothing to measure: no chosen stage takes a chosen shape")
     return measured(plan, notices(plan, stages))
 
@@ -153,16 +142,12 @@ def notices(plan: Plan, stages: Sequence[str] | None) -> Iterator[str]:
 
     if plan.simulated:
         yield SIMULATOR_NOTICE
-    asked = stages is None or results.CUBLAS in stages
-    if not asked or any(contender.stage == results.CUBLAS for contender in plan.contenders):
+    if any(contender.stage == results.CUBLAS for contender in plan.contenders):
         return
-    if not plan.simulated:
-        yield (
-            "neither CuPy nor PyTorch can use the GPU: no cuBLAS rows, no ratio_to_cublas; CuPy comes with pip install "
-            + BENCH
-        )
-    elif stages is not None:
+    if plan.simulated and stages is not None and results.CUBLAS in stages:
         yield "cublas needs a GPU: left out"
+    elif not plan.simulated and (stages is None or results.CUBLAS in stages):
+        yield f"neither CuPy nor PyTorch can use the GPU: there is no cuBLAS; CuPy comes with pip install {BENCH}"
 
 
 def progress(frame: pd.DataFrame) -> str:
@@ -211,13 +196,13 @@ class Report:
 
     def compared(self, frame: pd.DataFrame) -> pd.DataFrame | None:
         """Compare a result with the older one, if there is one."""
-        from numba_gemm.lab.bench.compare import compare
+        from numba_gemm.lab.bench.results import compare
 
         return compare(frame, self.old[0]) if self.old else None
 
     def claims(self, frame: pd.DataFrame) -> dict[str, bool]:
         """Check all products, and on a GPU that none is slower or no longer correct."""
-        from numba_gemm.lab.bench.compare import regressions
+        from numba_gemm.lab.bench.results import regressions
         from numba_gemm.simulator.switch import SIMULATOR
 
         compared = self.compared(frame)
@@ -229,8 +214,8 @@ class Report:
     def __call__(self, frame: pd.DataFrame, environment: Mapping[str, Any]) -> dict[str, str | bytes]:
         """Print the report, and return its files."""
         from numba_gemm.lab.bench import plots, report
-        from numba_gemm.lab.bench.compare import timed_alike
         from numba_gemm.lab.bench.model import model_table
+        from numba_gemm.lab.bench.results import timed_alike
         from numba_gemm.lab.harness.environment import device_name
         from numba_gemm.simulator.switch import SIMULATOR
 
@@ -243,9 +228,10 @@ class Report:
             if compared.empty:
                 print(f"{self.old_path} has no measurement in common with this run")
         modelled = model_table(frame, *self.model, SIMULATOR) if self.model else None
-        report.show(frame, environment, compared, modelled)
+        width = shutil.get_terminal_size((PIPE_WIDTH, 0)).columns
+        print(report.text_of(frame, environment, compared, modelled, width))
         drawn = plots.pictures(frame, environment) if self.plot else {}
-        return {"report.md": report.markdown(frame, environment, compared, modelled), **drawn}
+        return {"report.md": report.text_of(frame, environment, compared, modelled), **drawn}
 
 
 EXPERIMENT = Experiment(

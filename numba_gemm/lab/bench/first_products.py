@@ -74,12 +74,9 @@ def first_products(
 
     Parameters
     ----------
-    precisions : sequence of str
-        Precisions of the products.
-    ccs : sequence of str
-        Compute capabilities of the bundle.
-    caches : sequence of str
-        Caches that the processes find: "empty", "filled" by the process before, and "bundle". Without the last one,
+    precisions: Precisions of the products.
+    ccs: Compute capabilities of the bundle.
+    caches: Caches that the processes find: "empty", "filled" by the process before, and "bundle". Without the last one,
         `precompile` and the export of a bundle are left out, too.
     """
     with tempfile.TemporaryDirectory() as place:
@@ -94,5 +91,4 @@ EXPERIMENT = Experiment(
     unavailable="the simulator has no times",
     cache="cold",
     timing=LAUNCHES,
-    digits=4,
 )

@@ -8,16 +8,14 @@ from typing import Any
 import pandas as pd
 
 from numba_gemm.kernels.ladder import STAGES
-from numba_gemm.kernels.ladder.stage import LadderStage, TileConfig
 from numba_gemm.lab.bench import ceilings as measuring
 from numba_gemm.lab.bench.buffers import operand_bytes
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.results import fastest, of_float32, records
 from numba_gemm.lab.bench.tables import SHAPE, STAGE, Table, figure, number, significant, table, text
-from numba_gemm.models.prediction import Ceilings, predict
+from numba_gemm.models.accesses import WAYS
+from numba_gemm.models.prediction import Ceilings, Prediction, predict
 from numba_gemm.runtime.device import DeviceProperties
-
-__all__ = ["DEFAULT", "choose_ceilings", "keeps", "model_table", "stage_of"]
 
 DEFAULT = Path("results") / "h200" / "latest" / measuring.FILE
 
@@ -40,9 +38,18 @@ def choose_ceilings(path: Path | None, properties: DeviceProperties) -> tuple[Ce
     return measuring.ceilings_of(properties), f"theoretical ceilings of {of}"
 
 
-def keeps(l2_bytes: int, shape: Shape, cold: bool) -> bool:
-    """True if the operands of a call are still in the L2 cache from the previous call."""
-    return not cold and operand_bytes(shape) <= l2_bytes
+def predicted(row: dict[str, Any], ceilings: Ceilings, l2_bytes: int, sm_count: int) -> Prediction | None:
+    """Predict the time of a row of results; None if the model does not cover its stage and configuration.
+
+    Operands that fit into the L2 cache stay there from call to call, unless the row is of a cold cache.
+    """
+    stage = STAGES.get(row["stage"])
+    named = {config.name: config for config in (*stage.configs, stage.test_config)} if stage else {}
+    if stage is None or row["stage"] not in WAYS or row["config"] not in named:
+        return None
+    shape = Shape(int(row["m"]), int(row["n"]), int(row["k"]))
+    in_l2 = row["cache"] != "cold" and operand_bytes(shape) <= l2_bytes
+    return predict(stage, named[row["config"]], *shape, ceilings, in_l2=in_l2, sm_count=sm_count)
 
 
 def model_table(
@@ -54,21 +61,16 @@ def model_table(
     """
     lines = []
     for row in records(fastest(of_float32(frame))):
-        if (found := stage_of(row)) is None:
-            continue
-        shape = Shape(int(row["m"]), int(row["n"]), int(row["k"]))
-        in_l2 = keeps(device.l2_bytes, shape, row["cache"] == "cold")
-        made = predict(*found, *shape, ceilings, in_l2=in_l2, sm_count=device.sm_count)
-        busy = {name: 1e6 * getattr(made, name) for name in ("fp32", "dram", "l2", "shared")}
-        predicted = {"bound_by": made.binding, "predicted_us": 1e6 * made.seconds}
-        lines.append(row | busy | predicted | {"ratio": row["median_us"] * 1e-6 / made.seconds})
+        if (made := predicted(row, ceilings, device.l2_bytes, device.sm_count)) is not None:
+            busy = {name: 1e6 * getattr(made, name) for name in ("fp32", "dram", "l2", "shared", "seconds")}
+            lines.append(row | busy | {"bound_by": made.binding, "ratio": row["median_us"] / busy["seconds"]})
+    resources = {"FP32": "fp32", "DRAM": "dram", "L2": "l2", "shared": "shared"}
     measured = [figure("measured", "median_us", microseconds), figure("ratio", "ratio", significant)]
     return table(
         f"Model: microseconds by {source}" + ("" if simulated else "; ratio is measured over predicted"),
         lines,
-        *(STAGE, SHAPE, figure("FP32", "fp32", microseconds), figure("DRAM", "dram", microseconds)),
-        *(figure("L2", "l2", microseconds), figure("shared", "shared", microseconds)),
-        *(text("bound_by", "bound by"), figure("predicted", "predicted_us", microseconds)),
+        *(STAGE, SHAPE, *(figure(header, name, microseconds) for header, name in resources.items())),
+        *(text("bound_by", "bound by"), figure("predicted", "seconds", microseconds)),
         *([] if simulated else measured),
     )
 
@@ -76,12 +78,3 @@ def model_table(
 def microseconds(value: float) -> str:
     """Format microseconds with one decimal, or with three digits below 100."""
     return number(value) if value >= 100 else significant(value)
-
-
-def stage_of(row: dict[str, Any]) -> tuple[LadderStage, TileConfig] | None:
-    """Return the stage and configuration of a result; None if it is not a stage of the ladder."""
-    stage = STAGES.get(row["stage"])
-    if stage is None:
-        return None
-    named = {config.name: config for config in (*stage.configs, stage.test_config)}
-    return (stage, named[row["config"]]) if row["config"] in named else None

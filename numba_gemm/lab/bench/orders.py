@@ -1,18 +1,15 @@
-"""Effect of FMA order within a k-step, and of loads on the read-only path.
+"""Effect of FMA order within a k-step.
 
-Each stage with `LadderStage.ordered` is compiled in every order. If it loads A and B through registers, it is also
-compiled with these loads on the read-only path.
-
-Every variant is verified and then timed together with the others, and with cuBLAS if it is available. Without a GPU, or
-with ``--static``, the variants are only compiled and analysed.
+Each stage with `LadderStage.ordered` is compiled in every order. Every variant is verified and then timed together with
+the others, and with cuBLAS if it is available. Without a GPU, or with ``--static``, the variants are only compiled and
+analysed.
 """
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import pandas as pd
@@ -20,15 +17,14 @@ import pandas as pd
 from numba_gemm.inspect import ffma, report, sass
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder.stage import LadderStage, TileConfig
-from numba_gemm.lab.bench.buffers import DeviceBuffers, choose_library, launcher
+from numba_gemm.lab.bench.buffers import choose_library
 from numba_gemm.lab.bench.cases import Shape, parse_shape
-from numba_gemm.lab.bench.contenders import Bound, Contender, cublas
+from numba_gemm.lab.bench.contenders import cublas, stage_contender
 from numba_gemm.lab.bench.results import CUBLAS, FAILURES
 from numba_gemm.lab.bench.run import NONE, Plan, run
 from numba_gemm.lab.harness.command import UsageError
 from numba_gemm.lab.harness.environment import GRAPHS
 from numba_gemm.lab.harness.experiment import Experiment
-from numba_gemm.runtime.compiler import Cubin, target
 from numba_gemm.runtime.device import current_device, device_properties
 from numba_gemm.runtime.driver import device_scope
 from numba_gemm.simulator.probe import driver_error
@@ -36,96 +32,37 @@ from numba_gemm.simulator.probe import driver_error
 DEFAULT_SHAPE = Shape(4096, 4096, 4096)
 DEFAULT_CC = (9, 0)
 SEED, ROUNDS = 1, 15
-ORDINARY, READ_ONLY = "ordinary", "read-only"
 
 SHOWN = (
-    *("stage", "config", "order", "loads_by", "registers", "in_place", "reuse_flags", "collisions"),
+    *("stage", "config", "order", "registers", "in_place", "reuse_flags", "collisions"),
     *("clocks_4", "clocks_ports", "pipe_percent", "tflops", "of_default", "of_cublas"),
 )
 
-
-@dataclass(frozen=True)
-class Variant:
-    """A configuration of a stage with one order of its FMAs and one way of loading A and B."""
-
-    stage: LadderStage
-    own: TileConfig
-    config: TileConfig
-    loads_by: str
-    cubin: Cubin
+Variant = tuple[LadderStage, TileConfig]  # with one order of its FMAs
 
 
-def read_only(ptx: str) -> str:
-    """Return PTX with ``ld.global.nc`` for the loads of A and B, which end with the last loop.
-
-    Later loads read C, which is written, so the read-only path must not read it. The loads stay where NVVM put them,
-    so that only the path differs; ptxas may move them afterwards.
-    """
-    lines = ptx.split("\n")
-    labels = {line.partition(":")[0].strip(): number for number, line in enumerate(lines) if line.startswith("$L")}
-    branches = ((number, re.search(r"\bbra(?:\.uni)?\s+(\$L\w+)", line)) for number, line in enumerate(lines))
-    end = max((number for number, branch in branches if branch and labels[branch[1]] <= number), default=0)
-    changed = (line.replace("ld.global.", "ld.global.nc.") for line in lines[:end])
-    return "\n".join([*changed, *lines[end:]])
-
-
-def on_read_only_path(cubin: Cubin) -> Cubin:
-    """Link a kernel again from its `read_only` PTX; registers are 0 if the linker has it cached and does not say."""
-    from cuda.core import Linker, LinkerOptions, ObjectCode
-
-    ptx = read_only(cubin.ptx)
-    options = LinkerOptions(arch=target(cubin.cc), ptxas_options=["-v"])
-    linker = Linker(ObjectCode.from_ptx(ptx.encode()), options=options)
-    code = bytes(linker.link("cubin").code)
-    log = linker.get_info_log().strip("\0\n") + linker.get_error_log().strip("\0\n")
-    registers = re.search(r"Used (\d+) registers", log)
-    return replace(cubin, ptx=ptx, code=code, log=log, registers=int(registers[1]) if registers else 0)
-
-
-def variants(stage: LadderStage, config: TileConfig, cc: tuple[int, int]) -> Iterator[Variant]:
-    """Compile every variant of a configuration, starting with the unchanged one."""
-    for ordered in ffma.orders(stage, config):
-        yield Variant(stage, config, ordered, ORDINARY, report.compiled(stage, ordered, cc).cubin)
-    own = report.compiled(stage, config, cc).cubin
-    if read_only(own.ptx) != own.ptx:  # equal if A and B bypass the registers
-        yield Variant(stage, config, config, READ_ONLY, on_read_only_path(own))
-
-
-def static_row(variant: Variant) -> dict[str, Any]:
-    """Analyse a variant's SASS, if nvdisasm is available to print it."""
-    kernel = variant.stage.usual_kernel(variant.config)
-    made = report.Compiled(variant.stage, variant.config, True, variant.cubin, kernel, variant.stage.precisions[0])
-    about: dict[str, Any] = {"stage": variant.stage.name, "config": variant.own.name, "order": variant.config.order}
-    about |= {"loads_by": variant.loads_by, "registers": made.registers, "spills": made.spills}
+def static_row(stage: LadderStage, config: TileConfig, own: TileConfig, cc: tuple[int, int]) -> dict[str, Any]:
+    """Compile a variant of a configuration, and analyse its SASS if nvdisasm is available to print it."""
+    made = report.compiled(stage, config, cc)
+    about: dict[str, Any] = {"stage": stage.name, "config": own.name, "order": config.order}
+    about |= {"registers": made.registers, "spills": made.spills}
     try:
-        return about | asdict(ffma.ffma_stats(made.instructions, variant.config))
+        return about | asdict(ffma.ffma_stats(made.instructions, config))
     except sass.ToolMissing:
         return about
 
 
-def measured(found: Sequence[Variant], shape: Shape, rounds: int) -> pd.DataFrame:
+def measured(found: Sequence[Variant], shape: Shape, rounds: int, cc: tuple[int, int]) -> pd.DataFrame:
     """Check and time variants and cuBLAS: one row each, with ``status``, ``error_in_bounds``, ``us`` and ``tflops``."""
     if shape.n % 4 or shape.k % 4:
-        raise UsageError(f"the kernels measured here take aligned operands: N and K multiples of 4, not {shape}")
-
-    def contender(variant: Variant) -> Contender:
-        def bind(buffers: DeviceBuffers) -> Bound:
-            (a, b, c), stage, config = buffers.matrices, variant.stage, variant.config
-            grid, block = (*stage.grid(config, c.rows, c.cols), 1), (*stage.block(config), 1)
-            words = (1.0, *a.words, *b.words, 0.0, *c.words)
-            return Bound(launcher(variant.cubin, c.device, grid, block, words, config.dynamic_shared))
-
-        return Contender(variant.stage.name, bind, via=variant.loads_by, config=variant.config.name)
-
-    library, contenders = choose_library(simulated=False), (*map(contender, found), *cublas())
-    plan = Plan([shape], contenders, library, SEED, simulated=False, rounds=rounds, steady=NONE)
+        raise UsageError(f"the kernels analysed here take aligned operands: N and K multiples of 4, not {shape}")
+    contenders = (*(stage_contender(*variant) for variant in found), *cublas())
+    library = choose_library(simulated=False)
+    plan = Plan([shape], contenders, library, SEED, simulated=False, rounds=rounds, steady=NONE, cc=cc)
     with device_scope(current_device()):
         (timed,) = run(plan)
-    rows = [static_row(variant) | {"registers": variant.cubin.registers} for variant in found]
-    rows += [{"stage": CUBLAS, "config": via} for via in timed["via"][len(found) :]]
     kept = timed[["status", "error_in_bounds", "median_us", "p10_us", "p90_us", "note"]]
-    kept = kept.rename(columns={"median_us": "us"}).assign(tflops=timed["gflops"] / 1000)
-    return pd.DataFrame(rows).join(kept)
+    return kept.rename(columns={"median_us": "us"}).assign(tflops=timed["gflops"] / 1000)
 
 
 def compared(frame: pd.DataFrame) -> pd.DataFrame:
@@ -154,29 +91,27 @@ def orders(
 
     Parameters
     ----------
-    shape : Shape
-        M, N and K.
-    stages : sequence of str
-        Stages that take an order; all by default.
-    all_configs : bool
-        Measure every configuration, not only the default ones.
-    rounds : int
-        Samples of each measurement.
-    static : bool
-        Only compile, for compute capability 9.0, as where there is no GPU.
+    shape: M, N and K.
+    stages: Stages that take an order; all by default.
+    all_configs: Measure every configuration, not only the default ones.
+    rounds: Samples of each measurement.
+    static: Only compile, for compute capability 9.0, as where there is no GPU.
     """
     static = static or driver_error() is not None
     cc = DEFAULT_CC if static else device_properties(current_device()).cc
     found = [
-        variant
+        (stage, ordered, config)
         for stage in chosen(stages)
         if stage.min_cc <= cc
         for config in (stage.configs if all_configs else stage.configs[:1])
-        for variant in variants(stage, config, cc)
+        for ordered in ffma.orders(stage, config)
     ]
+    rows = [static_row(*variant, cc) for variant in found]
     if static:
-        return compared(pd.DataFrame([static_row(variant) for variant in found]).assign(tflops=math.nan))
-    return compared(measured(found, shape, rounds))
+        return compared(pd.DataFrame(rows).assign(tflops=math.nan))
+    timed = measured([(stage, ordered) for stage, ordered, _ in found], shape, rounds, cc)
+    baseline = {"stage": CUBLAS}
+    return compared(pd.DataFrame([*rows, *[baseline] * (len(timed) - len(rows))]).join(timed))
 
 
 def claims(frame: pd.DataFrame) -> dict[str, bool]:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,8 +16,9 @@ from numba_gemm.inspect.draw import BASELINES, ladder_chart, roofline_chart
 from numba_gemm.inspect.draw import stage_styles as styles
 from numba_gemm.inspect.draw.speeds import SIMULATED
 from numba_gemm.lab.bench.results import CPU, NOT_STAGES, fastest, load, names_in, of_float32, records
-from numba_gemm.lab.harness.command import command, write_files
+from numba_gemm.lab.harness.command import UsageError, command, write_files
 from numba_gemm.lab.harness.pictures import png, pyplot
+from numba_gemm.terminal import Parser
 
 SPEED_PNG, ROOFLINE_PNG, LADDER_PNG = "gflops_vs_size.png", "roofline.png", "ladder.png"
 DPI = 130
@@ -27,31 +27,22 @@ DPI = 130
 def families(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """Group rows by panel: cubes, and M = N for each K with at least two sizes; all shapes if there is neither."""
     square = frame[frame["m"] == frame["n"]]
-    found = [("M = N = K", square[square["m"] == square["k"]])]
-    found += [(f"M = N, K = {k}", rows) for k, rows in square.groupby("k")]
-    found = [(title, rows) for title, rows in found if rows["m"].nunique() > 1]
-    return found or [("every shape, by the cube root of M*N*K", frame)]
+    cubes = [("M = N = K", square[square["m"] == square["k"]])]
+    found = [*cubes, *((f"M = N, K = {k}", rows) for k, rows in square.groupby("k"))]
+    found = [(title, rows.assign(size=rows["m"])) for title, rows in found if rows["m"].nunique() > 1]
+    return found or [("every shape", frame.assign(size=(frame["m"] * frame["n"] * frame["k"]) ** (1 / 3)))]
 
 
 def speed_against_size(frame: pd.DataFrame, environment: Mapping[str, Any]) -> bytes:
-    """Plot GFLOP/s of every stage against M, one panel per family of shapes."""
+    """Plot GFLOP/s of every stage against M, or the cube root of M*N*K, one panel per family of shapes."""
     plt = pyplot()
     best = fastest(frame)
-    panels = families(best)
-    stages = names_in(records(best), "stage")
-    looks = styles(stages)
+    panels, looks = families(best), styles(names_in(records(best), "stage"))
     figure, axes = plt.subplots(1, len(panels), figsize=(7.5 * len(panels), 6), squeeze=False, sharey=True)
     for axis, (title, rows) in zip(axes[0], panels, strict=True):
-        by_cube = title.startswith("every")
-        size = (rows["m"] * rows["n"] * rows["k"]) ** (1 / 3) if by_cube else rows["m"]
-        for stage in stages:
-            chosen = rows["stage"] == stage
-            # Error bars span p10 to p90; most are shorter than the line is wide.
-            ordered = rows[chosen].assign(size=size[chosen]).sort_values("size")
-            spread = ordered["gflops"] * ordered["median_us"]
-            axis.plot(ordered["size"], ordered["gflops"], label=stage, markersize=5, linewidth=1.4, **looks[stage])
-            low, high, colour = spread / ordered["p90_us"], spread / ordered["p10_us"], looks[stage]["color"]
-            axis.fill_between(ordered["size"], low, high, color=colour, alpha=0.2, linewidth=0)
+        for stage, look in looks.items():
+            ordered = rows[rows["stage"] == stage].sort_values("size")
+            axis.plot(ordered["size"], ordered["gflops"], label=stage, markersize=5, linewidth=1.4, **look)
         if peak := (environment.get("gpu") or {}).get("fp32_peak_gflops"):
             axis.axhline(peak, color="grey", linewidth=1)
             axis.annotate("FP32 peak", (0.01, peak), xycoords=("axes fraction", "data"), va="bottom", color="grey")
@@ -60,7 +51,7 @@ def speed_against_size(frame: pd.DataFrame, environment: Mapping[str, Any]) -> b
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_formatter("{x:.0f}")
         axis.set_title(title)
-        axis.set_xlabel("size" if by_cube else "M")
+        axis.set_xlabel("M" if title.startswith("M") else "cube root of M*N*K")
         axis.grid(True, which="both", alpha=0.2)
     axes[0][0].set_ylabel("GFLOP/s")
     handles, labels = axes[0][0].get_legend_handles_labels()
@@ -90,25 +81,20 @@ def pictures(frame: pd.DataFrame, environment: Mapping[str, Any]) -> dict[str, b
 @command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Draw the plots of a folder's results again; return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m numba_gemm.lab.bench.plots",
-        description="Draw the results in a folder again; nothing is measured.",
-    )
+    parser = Parser(prog="python -m numba_gemm.lab.bench.plots", description="Draw the results in a folder again.")
     parser.add_argument("folder", type=Path, metavar="DIR", help="with results.csv and environment.json")
     folder = parser.parse_args(arguments).folder
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is no folder: expected one with results.csv")
     try:
-        if not folder.is_dir():
-            raise FileNotFoundError(f"{folder} is no folder: expected one with results.csv")
         made = pictures(*load(folder))
-    except (FileNotFoundError, ModuleNotFoundError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    write_files(folder, made)
-    for name in made:
-        print(f"wrote {folder / name}")
+    except (FileNotFoundError, ValueError) as error:
+        raise UsageError(str(error)) from None
     if not made:
-        print(f"nothing was timed in {folder}, so nothing is drawn", file=sys.stderr)
-    return 0 if made else 1
+        raise UsageError(f"nothing was timed in {folder}, so nothing is drawn")
+    write_files(folder, made)
+    print(f"wrote {', '.join(made)}")
+    return 0
 
 
 if __name__ == "__main__":

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pandas as pd
-from rich import box
-from rich.console import Console
-from rich.table import Table as RichTable
 
 from numba_gemm.gemm.precision import IEEE
 from numba_gemm.lab.bench import results
-from numba_gemm.lab.bench.compare import FASTER, REGRESSIONS, SAME, SLOWER
+from numba_gemm.lab.bench.results import FASTER, SAME, SLOWER
 from numba_gemm.lab.bench.tables import (
     MISSING,
     SHAPE,
@@ -37,23 +33,13 @@ SIMULATOR_NOTICE = (
     "the times in results.csv mean nothing."
 )
 
-# Best percentage of FP32 peak in the table of 15 sizes that preceded this ladder, for its versions of these stages and
-# for cuBLAS.
-EARLIER = {"vectorized": 54.5, "conflict_free": 68.6, "double_buffered": 75.7, "cublas": 83.9}
-EARLIER_NOTE = (
-    "Earlier: percent of peak on another card, in CUDA C, from mean times, for M = N from 128 to 16384, "
-    "K = 1024. Those kernels have no edges, no strides, no alpha and no beta; the earlier conflict_free and "
-    "double_buffered still conflict where they store A transposed; the earlier cublas is another release. Compare how "
-    "the two climbs go, not their speeds."
-)
 MODEL_NOTE = (
     "Model: how long each resource is busy at least with what a stage computes and moves, at its ceiling; predicted is "
     "the longest. shared is shared memory and the L1 cache, which have one data path; it and FP32 are those of the "
     "multiprocessor with most blocks. Latencies, and all instructions but multiply-adds, come on top."
 )
 
-MOST_TIMES = 60  # lines of the table of times on a terminal; beyond, those of the public function and cuBLAS alone
-PIPE_WIDTH = 160
+MOST_LINES = 60  # of a table on a terminal; longer ones are in report.md alone
 
 # Verdict on a configuration, the worst first.
 VERDICTS = {results.WRONG: "wrong", results.ERROR: "error", results.OK: "correct", results.UNSUPPORTED: "unsupported"}
@@ -82,11 +68,6 @@ def verdict_table(frame: pd.DataFrame) -> Table:
     return Table("Verdicts (worst error in units of the bound)", ["stage", *shapes, "error"], lines, left=["stage"])
 
 
-def speed_table(frame: pd.DataFrame) -> Table:
-    """GFLOP/s, one line per shape and one column per stage."""
-    return pivot(frame, "gflops", "GFLOP/s", speed)
-
-
 def pivot(frame: pd.DataFrame, column: str, title: str, show: Callable[[float], str]) -> Table:
     """Table of one column of the results, with shapes as rows and stages as columns."""
     rows = results.records(frame)
@@ -98,10 +79,15 @@ def pivot(frame: pd.DataFrame, column: str, title: str, show: Callable[[float], 
 
 
 def times_table(frame: pd.DataFrame) -> Table:
-    """Shortest, mean and longest time of each stage and shape, with its speed."""
-    times = [figure(f"{name} us", f"{name}_us", significant, 4) for name in ("min", "mean", "max")]
-    title = "Times per call, replayed in turns"
-    return table(title, results.records(results.fastest(frame)), SHAPE, STAGE, PRECISION, *times, SPEED, PEAK)
+    """Shortest, mean and longest time of each stage, precision and shape, with its speed and errors."""
+    return table(
+        "Times per call, replayed in turns (ratios to cuBLAS FP32, and to its own precision; errors over |A| @ |B|)",
+        results.records(results.fastest(frame)),
+        *(SHAPE, STAGE, PRECISION),
+        *(figure(f"{name} us", f"{name}_us", significant, 4) for name in ("min", "mean", "max")),
+        *(SPEED, PEAK, RATIO, figure("to its own", "ratio_to_same_precision", number, 3)),
+        *(figure("median error", "error_median", significant, 2), figure("largest", "error_max", significant, 2)),
+    )
 
 
 def steady_table(frame: pd.DataFrame) -> Table:
@@ -122,7 +108,7 @@ def steady_table(frame: pd.DataFrame) -> Table:
 
 
 def summary_table(frame: pd.DataFrame) -> Table:
-    """Best speed of each stage, with the earlier figures."""
+    """Best speed of each stage."""
     rows, timed = results.records(frame), results.records(results.fastest(frame))
     lines = []
     for stage in results.names_in(rows, "stage"):
@@ -131,23 +117,10 @@ def summary_table(frame: pd.DataFrame) -> Table:
         if mine:
             top = max(mine, key=lambda row: row["gflops"])
             cells = [column.cell(top) for column in (SHAPE, SPEED, PEAK, RATIO)]
-        lines.append([stage, *cells, worst_error(every), number(EARLIER.get(stage, math.nan), 1, " %")])
-    headers = ["stage", "best size", "GFLOP/s", "of peak", "ratio", "error", "earlier"]
+        lines.append([stage, *cells, worst_error(every)])
+    headers = ["stage", "best size", "GFLOP/s", "of peak", "ratio", "error"]
     title = "Stage summary (ratio to cuBLAS, worst error in units of the bound)"
     return Table(title, headers, lines, left=["stage", "best size"])
-
-
-def precision_table(frame: pd.DataFrame) -> Table:
-    """Speed and error of every precision, one line per shape and precision; FP32 for comparison."""
-    chosen = frame[(frame["precision"] != IEEE) | frame["stage"].isin((results.AUTO, results.CUBLAS))]
-    return table(
-        "Precisions (ratios to cuBLAS FP32, and to cuBLAS in the same precision; errors over abs(A) @ abs(B))",
-        results.records(results.fastest(chosen)),
-        *(SHAPE, PRECISION, text("stage", "by"), SPEED, RATIO),
-        figure("to its own", "ratio_to_same_precision", number, 3),
-        figure("median error", "error_median", significant, 2),
-        figure("largest", "error_max", significant, 2),
-    )
 
 
 def problem_lines(frame: pd.DataFrame) -> list[str]:
@@ -173,62 +146,34 @@ def changes_table(compared: pd.DataFrame, simulated: bool = False) -> Table:
     return table(f"{len(changed)} of {len(compared)} {what} changed", changed, *columns)
 
 
-def markdown(
+def text_of(
     frame: pd.DataFrame,
     environment: Mapping[str, Any],
     compared: pd.DataFrame | None = None,
     model: Table | None = None,
+    width: int = 0,
 ) -> str:
-    """Return the whole report as markdown."""
+    """Return the report as markdown, or with a width for a terminal, without its longest tables."""
     simulated = bool(environment.get("simulator"))
-    parts = ["# Results", caption(environment) + f", seed {environment.get('seed')}."]
+    parts = [] if width else ["# Results", SIMULATOR_NOTICE if simulated else ""]
+    for shown in tables(frame, simulated, compared, model):
+        if not width:
+            parts += [f"## {shown.title}", shown.markdown()]
+        elif len(shown.rows) <= MOST_LINES:
+            parts.append(f"{shown.title}\n{shown.plain(width)}")
+    parts += [MODEL_NOTE if model else "", "\n".join(f"- {problem}" for problem in problem_lines(frame))]
+    return "\n\n".join(filter(None, [*parts, f"{caption(environment)}, seed {environment.get('seed')}."])) + "\n"
+
+
+def tables(frame: pd.DataFrame, simulated: bool, compared: pd.DataFrame | None, model: Table | None) -> Iterator[Table]:
+    """Yield the tables of a report, in order."""
+    plain = results.of_float32(frame)
     if simulated:
-        parts.append(SIMULATOR_NOTICE)
-    if problems := problem_lines(frame):
-        parts += ["## Wrong or failed", "\n".join(f"- {problem}" for problem in problems)]
-    plain = results.of_float32(frame)
-    tables = [verdict_table(frame)] if simulated else [speed_table(plain)]
-    if plain["ratio_to_cublas"].notna().any() and not simulated:
-        title = "Speed in multiples of cuBLAS"
-        tables.append(pivot(plain, "ratio_to_cublas", title, lambda value: number(value, 3)))
-    for shown in [*tables, *more_tables(frame, simulated, compared, model)]:
-        parts += [f"## {shown.title}", shown.markdown()]
-    return "\n\n".join([*parts, *notes(simulated, model)]) + "\n"
-
-
-def show(
-    frame: pd.DataFrame,
-    environment: Mapping[str, Any],
-    compared: pd.DataFrame | None = None,
-    model: Table | None = None,
-    console: Console | None = None,
-) -> None:
-    """Print the report on a terminal."""
-    if console is None:  # rich assumes 80 columns for a pipe or a file, and would wrap the tables
-        console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
-    simulated = bool(environment.get("simulator"))
-    for part in folded(verdict_table(frame) if simulated else speed_table(results.of_float32(frame)), console.width):
-        console.print(drawn(part, bad=(VERDICTS[results.WRONG], VERDICTS[results.ERROR])))
-    for shown in more_tables(frame, simulated, compared, model, MOST_TIMES):
-        console.print(drawn(shown, bad=REGRESSIONS, good=(FASTER,)))
-    for note in notes(simulated, model):
-        console.print(note, style="dim")
-    for problem in problem_lines(frame):
-        console.print(problem, style="bold red")
-    console.print(caption(environment), style="dim")
-
-
-def more_tables(
-    frame: pd.DataFrame,
-    simulated: bool,
-    compared: pd.DataFrame | None,
-    model: Table | None,
-    most_times: float = math.inf,
-) -> Iterator[Table]:
-    """Yield the tables after the first one; times of the public function and cuBLAS alone if there are too many."""
-    plain = results.of_float32(frame)
-    if len(plain) < len(frame) and not simulated:
-        yield precision_table(frame)
+        yield verdict_table(frame)
+    else:
+        yield pivot(plain, "gflops", "GFLOP/s", speed)
+        if plain["ratio_to_cublas"].notna().any():
+            yield pivot(plain, "ratio_to_cublas", "Speed in multiples of cuBLAS", lambda value: number(value, 3))
     if frame["steady_us"].notna().any():
         yield steady_table(frame)
     if compared is not None:
@@ -237,41 +182,4 @@ def more_tables(
         yield model
     if not simulated:
         yield summary_table(plain)
-        yield times_table(
-            frame if len(frame) <= most_times else frame[frame["stage"].isin((results.AUTO, results.CUBLAS))]
-        )
-
-
-def notes(simulated: bool, model: Table | None) -> list[str]:
-    """Return the notes below the tables."""
-    return ([] if simulated else [EARLIER_NOTE]) + ([] if model is None else [MODEL_NOTE])
-
-
-def folded(table: Table, width: int) -> Iterator[Table]:
-    """Split a wide table into several that fit a terminal, each with the first column."""
-    headers = [max(broken(header).split("\n"), key=len) for header in table.headers]
-    widths = [max(map(len, column)) + 3 for column in zip(headers, *table.rows, strict=True)]
-    start = 1
-    while start < len(widths):
-        stop, used = start, widths[0]
-        while stop < len(widths) and (stop == start or used + widths[stop] <= width):
-            used += widths[stop]
-            stop += 1
-        rows = [[row[0], *row[start:stop]] for row in table.rows]
-        yield Table(table.title, [table.headers[0], *table.headers[start:stop]], rows, table.left)
-        start = stop
-
-
-def drawn(table: Table, bad: Sequence[str] = (), good: Sequence[str] = ()) -> RichTable:
-    """Convert a table for a terminal; rows with a word of ``bad``, or that end in one of ``good``, are coloured."""
-    made = RichTable(title=table.title, box=box.SIMPLE_HEAD, title_justify="left")
-    for header in table.headers:
-        made.add_column(broken(header), justify="left" if header in table.left else "right", no_wrap=True)
-    for row in table.rows:
-        made.add_row(*row, style="bold red" if set(row) & set(bad) else "green" if row[-1] in good else "")
-    return made
-
-
-def broken(header: str) -> str:
-    """Break a long stage name into two lines."""
-    return header.replace("_", "_\n", 1)
+        yield times_table(frame)

@@ -15,11 +15,9 @@ import pandas as pd
 from numba_gemm.gemm.precision import IEEE, runnable
 from numba_gemm.lab.bench import results
 from numba_gemm.lab.bench import steady as steady_state
-from numba_gemm.lab.bench.buffers import NORMAL, DeviceBuffers, HostLibrary, operand_bytes
+from numba_gemm.lab.bench.buffers import NORMAL, DeviceBuffers, HostLibrary, Reference, call_on_nan, operand_bytes
 from numba_gemm.lab.bench.cases import Shape
-from numba_gemm.lab.bench.contenders import Bound, Call, Contender, rotating
-from numba_gemm.lab.bench.steady import Steady
-from numba_gemm.lab.bench.verify import Reference, call_on_nan
+from numba_gemm.lab.bench.contenders import Bound, Contender, rotating
 from numba_gemm.lab.harness import environment
 from numba_gemm.lab.harness.nvml import ClockSamples, Nvml, sampled_clocks
 from numba_gemm.models.roofline import gemm_flops
@@ -34,7 +32,7 @@ FEWEST_CALLS, MOST_CALLS = 10, 100  # with fewer, the time after a synchronisati
 LONGEST_BATCH_S = 0.5
 
 # Contenders that are measured at their steady state: the public function and cuBLAS, all, or none.
-PUBLIC, ALL, NONE = STEADY = ("public", "all", "none")
+PUBLIC, ALL, NONE = ("public", "all", "none")
 
 NOT_CAPTURED = "timed by plain launches, as it cannot be captured into a graph"
 
@@ -68,30 +66,21 @@ class Plan:
         """Kind of device timing, one of `environment.TIMINGS`; None in the simulator."""
         return None if self.simulated else environment.GRAPHS if self.graphs else environment.LAUNCHES
 
-    def at(self, shape: Shape) -> list[Contender]:
-        """Return the contenders that support a shape."""
-        return [contender for contender in self.contenders if contender.takes(shape)]
-
     def sets(self, shape: Shape) -> int:
         """Number of sets of buffers: one, or as many as exceed twice the L2 cache."""
         return 1 + math.ceil(2 * self.l2_bytes / operand_bytes(shape)) if self.cold else 1
 
 
 @dataclass
-class Candidate:
-    """A contender at one shape, and its outcome."""
+class Outcome:
+    """Verdict on some calls, and their times."""
 
-    contender: Contender
     bound: list[Bound] = field(default_factory=list)
     status: str = results.OK
     note: str = ""
     error_in_bounds: float = math.nan
-    error_median: float = math.nan
-    error_max: float = math.nan
     first_s: float = math.inf
     samples: Samples | None = None
-    host_us: float = math.nan
-    steady: Steady | None = None
 
     @property
     def timeable(self) -> bool:
@@ -100,6 +89,17 @@ class Candidate:
     def fail(self, error: Exception) -> None:
         self.status = results.ERROR
         self.note = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+
+
+@dataclass(kw_only=True)
+class Candidate(Outcome):
+    """A contender at one shape, and its outcome."""
+
+    contender: Contender
+    error_median: float = math.nan
+    error_max: float = math.nan
+    host_us: float = math.nan
+    steady: dict[str, Any] = field(default_factory=dict)  # columns of it alone
 
 
 def run(plan: Plan) -> Iterator[pd.DataFrame]:
@@ -112,7 +112,7 @@ def run(plan: Plan) -> Iterator[pd.DataFrame]:
 
 def measure(plan: Plan, shape: Shape, stream: int) -> list[dict[str, Any]]:
     """Verify and time every contender of one shape; mark those that run out of memory."""
-    candidates = [candidate_of(plan, contender) for contender in plan.at(shape)]
+    candidates = [candidate_of(plan, contender) for contender in plan.contenders if contender.takes(shape)]
     clocks = ClockSamples()
     try:
         clocks = verify_and_time(candidates, plan, shape, stream)
@@ -139,15 +139,18 @@ def verify_and_time(candidates: Sequence[Candidate], plan: Plan, shape: Shape, s
             verify(candidate, sets, reference, plan, stream)
     del reference  # gigabytes at the largest shapes; only the operands are needed for timing
     plan.library.release()
+    right = [candidate for candidate in candidates if candidate.timeable]
     with sampled_clocks(plan.nvml) as clocks:
-        time_on_device([c for c in candidates if c.timeable and not on_host(plan, c)], plan, len(sets), stream)
-    time_on_host([c for c in candidates if c.timeable and on_host(plan, c)], plan, stream)
+        time_on_device({c.contender.label: c for c in right if not on_host(plan, c)}, plan, len(sets), stream)
+    time_on_host([c for c in right if on_host(plan, c)], plan, stream)
     for candidate in candidates:
         if candidate.samples is not None and not on_host(plan, candidate):
             candidate.host_us = host_time(candidate, stream)
             if runs_steadily(plan, candidate):
                 call = rotating(candidate.bound)
-                candidate.steady = steady_state.measure(call, stream, plan.nvml, sets=len(sets), graphs=plan.graphs)
+                candidate.steady = steady_state.measure(
+                    call, stream, shape, plan.nvml, sets=len(sets), graphs=plan.graphs
+                )
     return clocks
 
 
@@ -159,14 +162,16 @@ def runs_steadily(plan: Plan, candidate: Candidate) -> bool:
 
 def candidate_of(plan: Plan, contender: Contender) -> Candidate:
     """Create a candidate, marked as unsupported if the GPU cannot run it."""
+    runs, note = contender.min_cc <= plan.cc, f"needs compute capability {'.'.join(map(str, contender.min_cc))}"
+    if contender.only_cc is not None:
+        runs = contender.only_cc == plan.cc
+    if plan.simulated and contender.precision == IEEE:
+        runs = True
     if contender.stage == results.AUTO and contender.precision not in runnable(plan.cc):
-        note = f"{contender.precision} needs compute capability 8.0"
-        return Candidate(contender, status=results.UNSUPPORTED, note=note)
-    runs = contender.min_cc <= plan.cc if contender.only_cc is None else contender.only_cc == plan.cc
-    if runs or (plan.simulated and contender.precision == IEEE):
-        return Candidate(contender)
-    note = f"needs compute capability {'.'.join(map(str, contender.min_cc))}"
-    return Candidate(contender, status=results.UNSUPPORTED, note=note)
+        runs, note = False, f"{contender.precision} needs compute capability 8.0"
+    if runs:
+        return Candidate(contender=contender)
+    return Candidate(contender=contender, status=results.UNSUPPORTED, note=note)
 
 
 def out_of_memory(error: Exception) -> bool:
@@ -196,41 +201,35 @@ def verify(candidate: Candidate, sets: Sequence[DeviceBuffers], reference: Refer
         candidate.status, candidate.note = results.WRONG, str(verdict)
 
 
-def time_on_device(candidates: Sequence[Candidate], plan: Plan, sets: int, stream: int) -> None:
-    """Time candidates together, so that clock drift affects all of them equally.
+def time_on_device(outcomes: Mapping[str, Outcome], plan: Plan, sets: int, stream: int) -> None:
+    """Time calls together, so that clock drift affects all of them equally.
 
-    If the joint run raises, each candidate is tried alone to find the cause, and the others run again.
+    If the joint run raises, each is tried alone to find the cause, and the others run again.
     """
-    if not candidates:
+    if not outcomes:
         return
-    calls = {c.contender.label: rotating(c.bound) for c in candidates}
-    rounds = plan.rounds or affordable_rounds([c.first_s for c in candidates])
+    calls = {name: rotating(outcome.bound) for name, outcome in outcomes.items()}
+    rounds = plan.rounds or affordable_rounds([outcome.first_s for outcome in outcomes.values()])
+    how: dict[str, Any] = {"min_span_us": MIN_SPAN_US, "round_up_to": sets, "graphs": plan.graphs, "seed": plan.seed}
     try:
-        timed = interleave(calls, stream, rounds, sets, plan)
+        timed = time_interleaved(calls, stream=stream, rounds=rounds, **how)
     except Exception as joint:
-        for candidate in candidates:
-            label = candidate.contender.label
+        for name, outcome in outcomes.items():
             try:
-                interleave({label: calls[label]}, stream, 1, sets, plan)
+                time_interleaved({name: calls[name]}, stream=stream, rounds=1, **how)
             except Exception as error:
-                candidate.fail(error)
-        survivors = [c for c in candidates if c.timeable]
-        if len(survivors) == len(candidates):
+                outcome.fail(error)
+        survivors = {name: outcome for name, outcome in outcomes.items() if outcome.timeable}
+        if len(survivors) == len(outcomes):
             if out_of_memory(joint):
                 raise
             raise RuntimeError("contenders can be timed alone but not together") from joint
         time_on_device(survivors, plan, sets, stream)
         return
-    for candidate in candidates:
-        candidate.samples = timed[candidate.contender.label]
-        if plan.graphs and not candidate.samples.captured:
-            candidate.note = NOT_CAPTURED
-
-
-def interleave(calls: dict[str, Call], stream: int, rounds: int, sets: int, plan: Plan) -> dict[str, Samples]:
-    """Call `time_interleaved` with repeats that use every set of buffers equally."""
-    how: dict[str, Any] = {"min_span_us": MIN_SPAN_US, "round_up_to": sets, "graphs": plan.graphs, "seed": plan.seed}
-    return time_interleaved(calls, stream=stream, rounds=rounds, **how)
+    for name, outcome in outcomes.items():
+        outcome.samples = timed[name]
+        if plan.timing == environment.GRAPHS and not timed[name].captured:
+            outcome.note = NOT_CAPTURED
 
 
 def affordable_rounds(seconds: Sequence[float]) -> int:
@@ -246,18 +245,13 @@ def time_on_host(candidates: Sequence[Candidate], plan: Plan, stream: int) -> No
     Times of the simulator mean nothing, so unless rounds are requested, that of the verified call is reported.
     """
     spent: dict[str, list[float]] = {c.contender.label: [] for c in candidates}
-    if plan.simulated and plan.rounds is None:
-        spent = {c.contender.label: [c.first_s * 1e6] for c in candidates}
-        rounds = 0
-    else:
-        rounds = plan.rounds or FEWEST_ROUNDS
-    for _ in range(rounds):
+    for _ in range(plan.rounds or (0 if plan.simulated else FEWEST_ROUNDS)):
         for candidate in candidates:
             start = time.perf_counter()
             candidate.bound[0].call(stream)
             spent[candidate.contender.label].append((time.perf_counter() - start) * 1e6)
     for candidate in candidates:
-        candidate.samples = Samples(np.array(spent[candidate.contender.label]))
+        candidate.samples = Samples(np.array(spent[candidate.contender.label] or [candidate.first_s * 1e6]))
         candidate.host_us = candidate.samples.median
 
 
@@ -294,9 +288,9 @@ def rows(plan: Plan, shape: Shape, candidates: Sequence[Candidate], clocks: Cloc
     """Return the rows of one shape."""
     cublas = [c for c in reversed(candidates) if c.contender.stage == results.CUBLAS]
     baselines = {c.contender.precision: c.samples.median for c in cublas if c.samples}
-    alone = next((c.steady for c in cublas if c.steady and c.contender.precision == IEEE), None)
+    alone = next((c.steady for c in cublas if c.steady and c.contender.precision == IEEE), {})
     return [
-        row(plan, shape, candidate, clocks, baselines) | steady_state.columns(shape, candidate.steady, alone)
+        row(plan, shape, candidate, clocks, baselines) | candidate.steady | steady_state.ratios(candidate.steady, alone)
         for candidate in candidates
     ]
 

@@ -29,8 +29,6 @@ from numba_gemm.runtime.driver import device_scope
 from numba_gemm.runtime.pinned_memory import pinned
 from numba_gemm.streaming import blocking_of, expected_time, streamed_sgemm
 
-__all__ = ["EXPERIMENT", "ON_DEVICE", "MemoryWatch", "streamed"]
-
 ON_DEVICE = "on the device"
 ROWS = 1024  # rows of a result that are compared at once
 LARGEST = 0.5  # elements of A and B lie within [-LARGEST, LARGEST)
@@ -121,16 +119,11 @@ def streamed(
 
     Parameters
     ----------
-    size : int
-        M, N and K.
-    precisions : sequence of str
-        Precisions.
-    operands : sequence of str
-        Kinds of memory of the operands: page-locked, pageable, memory map.
-    limits : sequence of float
-        Limits of device memory in GB; 0 for none.
-    repeats : int
-        Samples of each measurement, whose median is taken.
+    size: M, N and K.
+    precisions: Precisions.
+    operands: Kinds of memory of the operands: page-locked, pageable, memory map.
+    limits: Limits of device memory in GB; 0 for none.
+    repeats: Samples of each measurement, whose median is taken.
     """
     if unknown := set(operands) - set(KINDS):
         raise UsageError(f"unknown kinds of memory {sorted(unknown)}; expected some of {', '.join(KINDS)}")
@@ -202,5 +195,4 @@ EXPERIMENT = Experiment(
     unavailable="the simulator has no times",
     cache="cold",
     timing=LAUNCHES,
-    digits=5,
 )

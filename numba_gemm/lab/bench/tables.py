@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
+
 MISSING = "–"
 
 Row = Mapping[str, Any]
@@ -25,6 +27,13 @@ class Table:
         """Return the table in GitHub's markdown, without its title."""
         lines = [line(self.headers), line([":--" if header in self.left else "--:" for header in self.headers])]
         return "\n".join([*lines, *map(line, self.rows)])
+
+    def plain(self, width: int) -> str:
+        """Return the table for a terminal; columns beyond its width follow below, after the first column again."""
+        if not self.rows:
+            return ""
+        names, cells = [row[0] for row in self.rows], [row[1:] for row in self.rows]
+        return pd.DataFrame(cells, names, pd.Index(self.headers[1:], name=self.headers[0])).to_string(line_width=width)
 
 
 @dataclass(frozen=True)

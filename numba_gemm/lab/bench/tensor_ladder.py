@@ -16,11 +16,10 @@ import pandas as pd
 from numba_gemm.gemm.precision import IEEE
 from numba_gemm.kernels.step import Step
 from numba_gemm.kernels.tensor_core import TENSOR_STAGES, TensorStage, WarpgroupConfig
-from numba_gemm.lab.bench.buffers import POSITIVE, DeviceBuffers, on_device
+from numba_gemm.lab.bench.buffers import POSITIVE, DeviceBuffers, Reference, call_on_nan, on_device
 from numba_gemm.lab.bench.cases import Shape, parse_shape
 from numba_gemm.lab.bench.contenders import cublas, discard
 from numba_gemm.lab.bench.results import CUBLAS
-from numba_gemm.lab.bench.verify import Reference, call_on_nan
 from numba_gemm.lab.harness.experiment import Experiment
 from numba_gemm.models.accuracy import bound
 from numba_gemm.models.roofline import FLOAT32_BYTES, gemm_flops
@@ -28,8 +27,6 @@ from numba_gemm.runtime.device import get_device
 from numba_gemm.runtime.launch import product_of
 from numba_gemm.runtime.timing import Call, time_interleaved
 from numba_gemm.runtime.workspace import Workspace
-
-__all__ = ["DECOMPOSE", "SPECIAL_VALUES", "TENSOR_LADDER", "ladder_stages", "special_values", "tensor_ladder"]
 
 PRECISION = "bf16x6"
 SHAPE = Shape(4096, 4096, 4096)
@@ -71,12 +68,9 @@ def tensor_ladder(shape: Shape = SHAPE, precision: str = PRECISION, rounds: int 
 
     Parameters
     ----------
-    shape : Shape
-        M, N and K.
-    precision : str
-        Precision of the tensor cores.
-    rounds : int
-        Samples of each measurement.
+    shape: M, N and K.
+    precision: Precision of the tensor cores.
+    rounds: Samples of each measurement.
     """
     with on_device() as (library, stream):
         buffers = DeviceBuffers.random(library, shape, SEED, distribution=POSITIVE)
@@ -112,12 +106,9 @@ def special_values(shape: Shape = SHAPE, precision: str = PRECISION, rounds: int
 
     Parameters
     ----------
-    shape : Shape
-        M, N and K.
-    precision : str
-        Precision of the tensor cores.
-    rounds : int
-        Samples of each measurement.
+    shape: M, N and K.
+    precision: Precision of the tensor cores.
+    rounds: Samples of each measurement.
     """
     import torch
 
@@ -167,7 +158,6 @@ TENSOR_LADDER = Experiment(
     needs=("gpu", "hopper", "torch"),
     unavailable="the simulator has no times, and no cuBLAS to compare with",
     seed=SEED,
-    digits=5,
 )
 SPECIAL_VALUES = replace(
     TENSOR_LADDER,

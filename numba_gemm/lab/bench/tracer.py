@@ -16,12 +16,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from numba_gemm.lab.bench import counters, ncu_pages
+from numba_gemm.lab.bench import counters
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.harness.command import UsageError
 from numba_gemm.lab.harness.experiment import Experiment, attrs
-
-__all__ = ["COUNTED", "COUNTING", "EXPERIMENT", "SHAPE", "compare", "traced", "tracer", "tracer_counted"]
 
 SHAPE = Shape(128, 256, 128)
 TOLERANCE = 0.02
@@ -43,40 +41,29 @@ KEY = ["stage", "config", "m", "n", "k", "accesses", "quantity"]
 
 
 def _row(stage: Any, accesses: str, quantity: str, value: float) -> dict[str, Any]:
-    return ncu_pages.key(stage, SHAPE) | {"accesses": accesses, "quantity": quantity, "value": int(value)}
-
-
-def _order() -> dict[str, list[str]]:
-    from numba_gemm.kernels.ladder import STAGES
-
-    kinds = [*REQUESTS, *INSTRUCTIONS]
-    return {"stage": list(STAGES), "accesses": kinds, "quantity": ["requests", "lanes", "sectors", "wavefronts"]}
+    return counters.key(stage, SHAPE) | {"accesses": accesses, "quantity": quantity, "value": int(value)}
 
 
 def tracer_counted() -> pd.DataFrame:
     """Count all stages with Nsight Compute: one row per stage, kind of access and quantity."""
     stages, metrics = counters.chosen_stages(), ",".join([*REQUESTS.values(), *SECTORS.values()])
     raw, how = counters.profile((*counters.COMMON, "--page", "raw", "--metrics", metrics), stages, SHAPE)
-    page = ncu_pages.table(ncu_pages.own_lines(raw)).iloc[1:]
+    page = counters.table(counters.own_lines(raw)).iloc[1:]
     rows = []
-    for stage, found in ncu_pages.matched(list(zip(page["Kernel Name"], page.to_dict("records"))), stages):
+    for stage, found in counters.matched(list(zip(page["Kernel Name"], page.to_dict("records"))), stages):
         for quantity, names in (("requests", REQUESTS), ("sectors", SECTORS)):
             for accesses, metric in names.items():
                 rows.append(_row(stage, accesses, quantity, float(found[metric].replace(",", ""))))
-    source = ncu_pages.read_source_page(counters.profile(counters.SOURCE_PAGE, stages, SHAPE)[0])
-    for stage, lines in ncu_pages.matched(source, stages):
-        active = ncu_pages.numbers(lines["Predicated-On Thread Instructions Executed"]) > 0
-        opcodes = pd.Series([ncu_pages.opcode(line)[0] for line in lines["Source"]], index=lines.index)
+    source = counters.read_source_page(counters.profile(counters.SOURCE_PAGE, stages, SHAPE)[0])
+    for stage, lines in counters.matched(source, stages):
+        columns = {"Predicated-On Thread Instructions Executed": "lanes", "Instructions Executed": "requests"}
+        columns |= {"L1 Wavefronts Shared": "wavefronts"}
+        found = lines.reindex(columns=list(columns), fill_value="").apply(counters.numbers).rename(columns=columns)
+        found["name"] = [counters.opcode(line)[0] for line in lines["Source"]]
         for accesses, name in INSTRUCTIONS.items():
-            own = lines[active & (opcodes == name)]
-            if own.empty:
-                continue
-            if accesses == COPIES:
-                lanes = ncu_pages.numbers(own["Predicated-On Thread Instructions Executed"]).sum()
-                rows.append(_row(stage, accesses, "lanes", lanes))
-            else:
-                rows.append(_row(stage, accesses, "requests", ncu_pages.numbers(own["Instructions Executed"]).sum()))
-            rows.append(_row(stage, accesses, "wavefronts", ncu_pages.numbers(own["L1 Wavefronts Shared"]).sum()))
+            own = found[(found["lanes"] > 0) & (found["name"] == name)]
+            quantities = ("lanes" if accesses == COPIES else "requests", "wavefronts")
+            rows += [_row(stage, accesses, quantity, own[quantity].sum()) for quantity in quantities if len(own)]
     frame = pd.DataFrame(rows)
     frame.attrs["ncu"] = how
     return frame
@@ -88,7 +75,7 @@ def traced(name: str) -> list[dict[str, Any]]:
     from numba_gemm.kernels.ladder import STAGES
 
     stage = STAGES[name]
-    shape = ncu_pages.shape_of(stage, SHAPE)
+    shape = counters.shape_of(stage, SHAPE)
     rng = np.random.default_rng(counters.SEED)
     a, b = (rng.standard_normal(extents, np.float32) for extents in ((shape.m, shape.k), (shape.k, shape.n)))
     c = np.empty((shape.m, shape.n), np.float32)
@@ -122,12 +109,15 @@ def traced(name: str) -> list[dict[str, Any]]:
 
 def compare(traces: pd.DataFrame, counts: pd.DataFrame) -> pd.DataFrame:
     """Return both numbers and their ratio; a quantity that is missing on one side counts as 0 there."""
+    from numba_gemm.kernels.ladder import STAGES
+
     both = counts.merge(traces, on=KEY, how="outer", suffixes=("_counted", "_traced"), sort=False).fillna(0)
     both = both.rename(columns={"value_counted": "counted", "value_traced": "traced"})
     both[["counted", "traced"]] = both[["counted", "traced"]].astype("int64")
     both = both[(both["counted"] > 0) | (both["traced"] > 0)]
-    places = [[names.index(value) for value in both[column]] for column, names in _order().items()]
-    both = both.iloc[np.lexsort(places[::-1])].reset_index(drop=True)
+    kinds = [*STAGES, *REQUESTS, *INSTRUCTIONS, "requests", "lanes", "sectors", "wavefronts"]
+    order = {name: place for place, name in enumerate(kinds)}
+    both = both.sort_values(KEY[:1] + KEY[-2:], key=lambda names: names.map(order), kind="stable", ignore_index=True)
     both["ratio"] = both["traced"] / both["counted"]
     both["within"] = (both["ratio"] - 1).abs() <= TOLERANCE
     return both
@@ -138,8 +128,7 @@ def tracer(counted: Path = COUNTED) -> pd.DataFrame:
 
     Parameters
     ----------
-    counted : Path
-        File of the experiment `tracer_counted`.
+    counted: File of the experiment `tracer_counted`.
     """
     from numba_gemm.kernels.ladder import STAGES
 
@@ -164,7 +153,6 @@ COUNTING = Experiment(
     facts=attrs,
     seed=counters.SEED,
     cache="cold",
-    digits=15,
 )
 EXPERIMENT = Experiment(
     name="tracer",
@@ -172,5 +160,4 @@ EXPERIMENT = Experiment(
     claims=claims,
     needs=("simulator",),
     seed=counters.SEED,
-    digits=4,
 )

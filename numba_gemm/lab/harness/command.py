@@ -13,27 +13,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from numba_gemm.terminal import INTERRUPTED, USAGE, UsageError, at_least_one, command
+from numba_gemm.terminal import UsageError as UsageError
+from numba_gemm.terminal import command as command
 
 if TYPE_CHECKING:
     import pandas as pd
-
-__all__ = [
-    "DEFAULT_OUT",
-    "INTERRUPTED",
-    "SEED_BITS",
-    "USAGE",
-    "UsageError",
-    "add_result_options",
-    "at_least_one",
-    "command",
-    "commit_hash",
-    "csv_text",
-    "json_text",
-    "make_folder",
-    "seed",
-    "write_files",
-]
 
 DEFAULT_OUT = Path("results") / "local"
 SEED_BITS = 32
@@ -103,9 +87,9 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def csv_text(frame: pd.DataFrame, digits: int = 6) -> str:
-    """Format a table as CSV, with floats rounded to this many significant digits."""
-    return frame.to_csv(index=False, float_format=f"%.{digits}g", lineterminator="\n")
+def csv_text(frame: pd.DataFrame) -> str:
+    """Format a table as CSV, with floats rounded to six significant digits."""
+    return frame.to_csv(index=False, float_format="%.6g", lineterminator="\n")
 
 
 def json_text(value: Mapping[str, Any]) -> str:

@@ -116,32 +116,25 @@ def conclude(environment: dict[str, Any], clocks_mhz: Iterable[float], throttle:
 
 def caption(environment: Mapping[str, Any]) -> str:
     """Summarise GPU, driver, versions, commit, date and command in one sentence."""
-    gpu = environment.get("gpu")
-    found = environment.get("versions", {})
-    named = ("numba-cuda", "numba", *CUPY, "torch", "nvidia-cublas")
-    parts = []
+    gpu, clocks, found = (environment.get(name) or {} for name in ("gpu", "clocks", "versions"))
+    parts = ["CUDA simulator"]
     if gpu:
         peak = f", FP32 peak {gpu['fp32_peak_gflops'] / 1000:.1f} TFLOP/s" if gpu.get("fp32_peak_gflops") else ""
-        parts.append(f"{gpu['name']} ({gpu['multiprocessors']} SMs at up to {gpu['max_clock_mhz']:.0f} MHz{peak})")
-        clocks = environment.get("clocks", {})
+        parts = [f"{gpu['name']} ({gpu['multiprocessors']} SMs at up to {gpu['max_clock_mhz']:.0f} MHz{peak})"]
         if clocks.get("sm_mhz_lowest"):
             parts.append(f"SM clock during the run {clocks['sm_mhz_lowest']:.0f} to {clocks['sm_mhz_highest']:.0f} MHz")
         if clocks.get("throttle_reasons"):
             parts.append(f"throttled by: {', '.join(clocks['throttle_reasons'])}")
-        driver = gpu.get("driver") or "unknown"
-        parts.append(f"driver {driver} (CUDA {gpu.get('cuda_driver_api')})")
-    else:
-        parts.append("CUDA simulator")
-    if environment.get("timing"):
-        parts.append(TIMINGS[environment["timing"]])
-    if environment.get("operands"):
-        parts.append(f"{environment['operands']} operands")
+        parts.append(f"driver {gpu.get('driver') or 'unknown'} (CUDA {gpu.get('cuda_driver_api')})")
+    parts.append(TIMINGS.get(environment.get("timing") or "", ""))
+    parts.append(f"{environment['operands']} operands" if environment.get("operands") else "")
     parts.append(f"Python {environment.get('python', 'unknown')}")
-    parts += [f"{name} {found[name]}" for name in named if name in found]
-    if environment.get("commit"):
-        parts.append(f"commit {environment['commit']}")
+    parts += [
+        f"{name} {found[name]}" for name in ("numba-cuda", "numba", *CUPY, "torch", "nvidia-cublas") if name in found
+    ]
+    parts.append(f"commit {environment['commit']}" if environment.get("commit") else "")
     parts.append(str(environment.get("date", "undated"))[:10])
-    return f"{', '.join(parts)}; `{environment.get('command', 'python bench.py')}`"
+    return f"{', '.join(filter(None, parts))}; `{environment.get('command', 'python bench.py')}`"
 
 
 def versions() -> dict[str, str]:

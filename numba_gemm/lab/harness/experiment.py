@@ -1,7 +1,8 @@
-"""Description of an experiment, and the parameters that it takes."""
+"""Description of an experiment, the parameters that it takes, and their options of a command line."""
 
 from __future__ import annotations
 
+import argparse
 import functools
 import inspect
 import re
@@ -20,8 +21,6 @@ from numba_gemm.lab.harness.command import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-__all__ = ["PREDICTED", "Experiment", "Parameter", "Unavailable", "attrs", "decided", "last_row", "so_far"]
 
 PREDICTED = "predicted"
 SEPARATOR = re.compile(r",(?! )")  # a value may contain a comma and a space
@@ -71,7 +70,6 @@ class Experiment:
     cache: str = "as the experiment says"  # state of the caches, to record
     timing: str | None = None  # `environment.GRAPHS` or `LAUNCHES`, to record
     own_clocks: bool = False  # True if rows have `sm_clock_mhz` and `throttle`; otherwise the harness samples clocks
-    digits: int = 6  # significant digits in the CSV file
     command: str = ""  # words after `numba-gemm`; by default `lab NAME`
     table: str = ""  # CSV file; by default NAME.csv
     record: str = ""  # JSON file; by default NAME.json
@@ -187,3 +185,39 @@ def last_row(frame: pd.DataFrame) -> str:
     return ", ".join(
         f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in row.items()
     )
+
+
+def add_parameters(parser: argparse.ArgumentParser, experiments: Sequence[Experiment]) -> None:
+    """Add the parameters that all of the experiments have, with defaults in the help of a single one."""
+    taken = [experiment.parameters for experiment in experiments]
+    for name, parameter in taken[0].items() if taken else ():
+        if any(name not in others for others in taken):
+            continue
+        option: dict[str, Any] = {"default": argparse.SUPPRESS, "help": parameter.help.replace("%", "%%")}
+        if parameter.parse is bool:
+            option["action"] = "store_true"
+        else:
+            option |= {"action": "extend" if parameter.many else "store", "type": _type(parameter)}
+            option["metavar"] = name.upper()
+            if len(taken) == 1 and parameter.default not in (None, (), ""):
+                option["help"] += f" Default: {spelled(parameter.default)}."
+        parser.add_argument(f"--{name.replace('_', '-')}", **option)
+
+
+def _type(parameter: Parameter) -> Callable[[str], Any]:
+    """Return an option's type, whose errors are those of the parameter."""
+
+    def convert(text: str) -> Any:
+        try:
+            return parameter.parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert
+
+
+def spelled(value: Any) -> str:
+    """Format a value as it is written in an option."""
+    if isinstance(value, range) and len(value) > 2:
+        return f"{value.start},...,{value[-1]}"
+    return ",".join(map(str, value)) if isinstance(value, list | tuple | range) else str(value)

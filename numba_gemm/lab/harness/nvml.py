@@ -3,27 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import statistics
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 SM_CLOCK = 1  # NVML_CLOCK_SM
-
-# By module: initialisation, handle by UUID, driver, highest clock, clock, throttle reasons, energy.
-FUNCTIONS = {
-    "pynvml": (
-        *("nvmlInit", "nvmlDeviceGetHandleByUUID", "nvmlSystemGetDriverVersion", "nvmlDeviceGetMaxClockInfo"),
-        *("nvmlDeviceGetClockInfo", "nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetTotalEnergyConsumption"),
-    ),
-    "cuda.bindings.nvml": (
-        *("init_v2", "device_get_handle_by_uuid", "system_get_driver_version", "device_get_max_clock_info"),
-        *("device_get_clock_info", "device_get_current_clocks_event_reasons", "device_get_total_energy_consumption"),
-    ),
-}
-Query = Callable[..., Any]
 
 # nvmlClocksEventReasons bits that slow a busy GPU down; an idle GPU and a clock set by a user are not among them.
 THROTTLE_REASONS = {
@@ -51,30 +36,31 @@ class Nvml:
 
 
 def open_nvml(uuid: str) -> Nvml | None:
-    """Open NVML for the GPU with a UUID (``GPU-...``) through pynvml or cuda.bindings; None if neither works."""
-    for module, names in FUNCTIONS.items():
-        # Missing, outdated or forbidden in this container: clocks are omitted, results are not.
-        with contextlib.suppress(Exception):
-            found = importlib.import_module(module)
-            return _opened(uuid, *(getattr(found, name) for name in names))
+    """Open NVML for the GPU with a UUID (``GPU-...``); None if cuda.bindings lacks it, or it may not be used here."""
+    with contextlib.suppress(Exception):  # clocks are omitted, results are not
+        from cuda.bindings import nvml
+
+        nvml.init_v2()
+        gpu, driver = nvml.device_get_handle_by_uuid(uuid), str(nvml.system_get_driver_version())
+        highest = int(nvml.device_get_max_clock_info(gpu, SM_CLOCK))
+
+        def clock() -> int:
+            return int(nvml.device_get_clock_info(gpu, SM_CLOCK))
+
+        def reasons() -> int:
+            return int(nvml.device_get_current_clocks_event_reasons(gpu))
+
+        def energy() -> int:
+            return int(nvml.device_get_total_energy_consumption(gpu))
+
+        clock()  # what a GPU does not support fails here
+        reasons()
+        try:
+            energy()
+        except Exception:
+            return Nvml(driver, highest, clock, reasons)
+        return Nvml(driver, highest, clock, reasons, energy)
     return None
-
-
-def _opened(
-    uuid: str, start: Query, find: Query, driver: Query, max_clock: Query, clock: Query, reasons: Query, energy: Query
-) -> Nvml:
-    """Return the queries after one trial of each, so that unsupported ones fail here; some GPUs count no energy."""
-    start()
-    gpu, text = find(uuid), driver()
-    most = int(max_clock(gpu, SM_CLOCK))
-    clock(gpu, SM_CLOCK)
-    reasons(gpu)
-    counted: Callable[[], int] | None = None
-    with contextlib.suppress(Exception):
-        energy(gpu)
-        counted = lambda: int(energy(gpu))  # noqa: E731
-    named = text.decode() if isinstance(text, bytes) else str(text)
-    return Nvml(named, most, lambda: int(clock(gpu, SM_CLOCK)), lambda: int(reasons(gpu)), counted)
 
 
 @dataclass

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
     from numba_gemm.lab.harness.experiment import Experiment
 
-__all__ = ["drawn", "png", "pyplot"]
-
 DPI = 120
 
 

@@ -10,15 +10,12 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-import pandas as pd
-
-from numba_gemm.lab.bench.readme import precision_tables, tables
+from numba_gemm.lab.bench.readme import tables
 from numba_gemm.lab.bench.readme.docstrings import generate_docstrings, generate_tensor_docstrings
-from numba_gemm.lab.bench.readme.published import ReadmeError, read_results
+from numba_gemm.lab.bench.readme.published import Published, ReadmeError
 from numba_gemm.lab.harness.command import command, write_files
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -30,21 +27,21 @@ RESULTS_FOLDER = ROOT / "results" / "h200" / "latest"
 BLOCK = re.compile(
     r"(?P<begin><!-- results:begin (?P<name>\w+) -->\n)(?P<body>.*?)(?P<end><!-- results:end (?P=name) -->)", re.DOTALL
 )
-GENERATORS: dict[str, Callable[[pd.DataFrame, Mapping[str, Any], Path], str]] = {
+GENERATORS: dict[str, Callable[[Published], str]] = {
     "headline": tables.headline,
-    "precision_summary": precision_tables.precision_summary,
+    "precision_summary": tables.precision_summary,
     "ladder": tables.ladder,
     "cuda_c": tables.cuda_c,
     "targets": tables.targets,
-    "precisions": precision_tables.precisions,
-    "precision_targets": precision_tables.precision_targets,
-    "tensor_ladder": precision_tables.tensor_ladder,
-    "special_values": precision_tables.special_values,
+    "precisions": tables.precisions,
+    "precision_targets": tables.precision_targets,
+    "tensor_ladder": tables.tensor_ladder,
+    "special_values": tables.special_values,
     "streamed": tables.streamed,
 }
 
 
-def generate(page: Path, frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
+def generate(page: Path, found: Published) -> str:
     """Return the text of a page with every block generated again."""
     if not page.is_file():
         raise ReadmeError(f"there is no {page}")
@@ -56,7 +53,7 @@ def generate(page: Path, frame: pd.DataFrame, environment: Mapping[str, Any], re
         raise ReadmeError(f"{page}: unknown block {', '.join(unknown)}: known are {', '.join(GENERATORS)}")
 
     def replaced(match: re.Match[str]) -> str:
-        return f"{match['begin']}{GENERATORS[match['name']](frame, environment, results)}\n{match['end']}"
+        return f"{match['begin']}{GENERATORS[match['name']](found)}\n{match['end']}"
 
     return BLOCK.sub(replaced, text)
 
@@ -75,10 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--results", type=Path, default=RESULTS_FOLDER, help="folder with results.csv and environment.json")
     options = parser.parse_args(arguments)
     try:
-        frame, environment = read_results(options.results)
-        made = {page: generate(page, frame, environment, options.results) for page in options.pages}
-        made |= generate_docstrings(options.ladder, frame, environment, options.results)
-        made |= generate_tensor_docstrings(options.tensor_core, options.results)
+        found = Published(options.results)
+        made = {page: generate(page, found) for page in options.pages}
+        made |= generate_docstrings(options.ladder, found) | generate_tensor_docstrings(options.tensor_core, found)
     except ReadmeError as error:
         print(f"cannot generate tables and docstrings: {error}", file=sys.stderr)
         return 1

@@ -13,10 +13,9 @@ import pandas as pd
 
 from numba_gemm.kernels import STAGES
 from numba_gemm.lab.bench.cases import Shape
-from numba_gemm.lab.bench.counters import COUNTERS, WAVEFRONTS
-from numba_gemm.lab.bench.ncu_pages import KEY, TOTAL
+from numba_gemm.lab.bench.counters import COUNTERS, KEY, TOTAL, WAVEFRONTS
 from numba_gemm.lab.bench.readme import published
-from numba_gemm.lab.bench.readme.published import ASIDE, LADDER_SHAPE, PRECISIONS_FOLDER, ReadmeError, Rows, tflops
+from numba_gemm.lab.bench.readme.published import ASIDE, LADDER_SHAPE, Published, ReadmeError, Rows, tflops
 from numba_gemm.lab.bench.results import AUTO, CUBLAS, OK, dictionaries, fastest
 from numba_gemm.lab.bench.tables import number, significant
 from numba_gemm.lab.harness.environment import device_name
@@ -35,11 +34,11 @@ def gpu(environment: Mapping[str, Any]) -> str:
     return f"an NVIDIA {device_name(environment).removeprefix('NVIDIA ')}"
 
 
-def tensor_measured(name: str, rows: Rows, results: Path) -> str:
+def tensor_measured(name: str, rows: Rows, found: Published) -> str:
     """Return the paragraph of a tensor core stage."""
-    found, how = published.read_results(results / PRECISIONS_FOLDER)
+    frame, how = found.precisions
     if name == DIRECT:
-        direct = published.warm_rows(fastest(found), LADDER_SHAPE).get((AUTO, DIRECT_PRECISION))
+        direct = published.warm_rows(fastest(frame), LADDER_SHAPE).get((AUTO, DIRECT_PRECISION))
         if direct is None:
             raise ReadmeError(f"the results hold no {DIRECT_PRECISION} at {LADDER_SHAPE}")
         return filled(
@@ -59,15 +58,15 @@ def tensor_measured(name: str, rows: Rows, results: Path) -> str:
     )
 
 
-def generate_tensor_docstrings(folder: Path, results: Path) -> dict[Path, str]:
+def generate_tensor_docstrings(folder: Path, found: Published) -> dict[Path, str]:
     """Return the source of every measured tensor core stage with its paragraph generated again."""
     try:
-        rows = published.tensor_rows(results)
+        rows = found.tensor_rows()
     except ReadmeError:
         return {}  # the table reports that it is missing
     names = {*published.ladder_stages(rows), DIRECT}
     paths = [path for path in sorted(folder.glob("*.py")) if path.stem in names]
-    return {path: with_paragraph(path, tensor_measured(path.stem, rows, results)) for path in paths}
+    return {path: with_paragraph(path, tensor_measured(path.stem, rows, found)) for path in paths}
 
 
 def counted(results: Path, file: str, row: Mapping[str, Any], **wanted: Any) -> dict[str, Any]:
@@ -95,32 +94,32 @@ def clauses(results: Path, row: Mapping[str, Any]) -> Iterator[str]:
             yield f"{number(value, digits)} {words}"
 
 
-def measured(rows: Rows, stage: str, environment: Mapping[str, Any], results: Path) -> str:
+def measured(rows: Rows, stage: str, found: Published) -> str:
     """Return the paragraph of a stage: its speed relative to the previous stage and to cuBLAS, and its counters."""
     if stage == ASIDE:
-        return filled(measured_aside(results))
+        return filled(measured_aside(found))
     row, speed, ladder = rows[stage], tflops(rows, stage), published.ladder_stages(rows)
-    text = f"Measured: {number(speed, 1 if speed >= 10 else 2)} TFLOP/s at {LADDER_SHAPE} on {gpu(environment)}"
+    text = f"Measured: {number(speed, 1 if speed >= 10 else 2)} TFLOP/s at {LADDER_SHAPE} on {gpu(found.environment)}"
     ratio, before = float(row["ratio_to_cublas"]), ladder.index(stage) - 1
     comparisons = [] if math.isnan(ratio) else [f"{number(ratio, 2)} of cuBLAS SGEMM"]
     if before >= 0:
         comparisons.append(f"{number(speed / tflops(rows, ladder[before]), 2)} times {ladder[before]}")
     if comparisons:
         text += f", {' and '.join(comparisons)}"
-    if found := ", ".join(clauses(results, row)):
-        text += f"; {found}"
+    if said := ", ".join(clauses(found.folder, row)):
+        text += f"; {said}"
     return filled(f"{text}.")
 
 
-def measured_aside(results: Path) -> str:
+def measured_aside(found: Published) -> str:
     """Return the paragraph of the stage for a C with few columns, from the targets in which B has few columns."""
-    rows, how = published.read_measured(results, "targets")
+    rows, how = found.measured("targets")
     group = published.VECTOR_GROUP
     ours = [row for row in rows if row["group"] == group and row["m"] > row["n"] and row["status"] == OK]
     if not ours:
-        raise ReadmeError(f"{results / 'targets.csv'} holds no product of the group {group}")
+        raise ReadmeError(f"{found.folder / 'targets.csv'} holds no product of the group {group}")
     ratios = [[row for row in ours if row["baseline"] == baseline] for baseline in (published.COPY, CUBLAS)]
-    shares, over_cublas = (listed([number(float(row["ratio"]), 2) for row in found]) for found in ratios)
+    shares, over_cublas = (listed([number(float(row["ratio"]), 2) for row in some]) for some in ratios)
     columns = listed([str(row["n"]) for row in ratios[0]])
     return (
         f"Measured: {ours[0]['m']}x{ours[0]['k']} times {columns} columns on {gpu(how)}, by tiled_sgemm, A not in the "
@@ -152,14 +151,12 @@ def with_paragraph(path: Path, paragraph: str) -> str:
     return f'"""{text[:at]}{paragraph}\n{text[at:]}"""{source[docstring.end() :]}'
 
 
-def generate_docstrings(
-    folder: Path, frame: pd.DataFrame, environment: Mapping[str, Any], results: Path
-) -> dict[Path, str]:
+def generate_docstrings(folder: Path, found: Published) -> dict[Path, str]:
     """Return the source of every stage, all of which must have been measured, with its paragraph generated again."""
     if not folder.is_dir():
         raise ReadmeError(f"there is no {folder}")
-    rows = published.at(fastest(frame), LADDER_SHAPE)
+    rows = published.rows_at(fastest(found.frame), LADDER_SHAPE)
     paths = [path for path in sorted(folder.glob("*.py")) if path.stem in STAGES]
     if unmeasured := [path.stem for path in paths if path.stem not in rows and path.stem != ASIDE]:
         raise ReadmeError(f"the results hold no {', '.join(unmeasured)} at {LADDER_SHAPE}: measure every stage there")
-    return {path: with_paragraph(path, measured(rows, path.stem, environment, results)) for path in paths}
+    return {path: with_paragraph(path, measured(rows, path.stem, found)) for path in paths}

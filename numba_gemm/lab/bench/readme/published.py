@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Mapping
@@ -32,10 +33,33 @@ class ReadmeError(Exception):
 Rows = dict[str, dict[str, Any]]
 
 
-def at(frame: pd.DataFrame, shape: Shape) -> Rows:
-    """Return the FP32 rows of a shape with a warm cache, by stage in ladder order; empty without a stage of it."""
-    rows = rows_at(frame, shape)
-    return rows if ladder_stages(rows) else {}
+class Published:
+    """Committed results in a folder; it raises `ReadmeError` if they are missing or may not be published."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.precisions_folder = folder, folder / PRECISIONS_FOLDER
+        self.frame, self.environment = read_results(folder)
+
+    @functools.cached_property
+    def precisions(self) -> tuple[pd.DataFrame, dict[str, Any]]:
+        """Results of the precisions, and their environment."""
+        return read_results(self.precisions_folder)
+
+    def of_precisions(self, experiment: str, **options: Any) -> pd.DataFrame:
+        """Return the table of an experiment on precisions; ``options`` are those of `pandas.read_csv`."""
+        return pd.read_csv(existing(self.precisions_folder / f"{experiment}.csv", experiment), **options)
+
+    def tensor_rows(self) -> Rows:
+        """Return the rows of `numba_gemm.lab.bench.tensor_ladder`, by stage in ladder order."""
+        return {str(row["stage"]): row for row in dictionaries(self.of_precisions("tensor_ladder"))}
+
+    def measured(self, experiment: str, file: str = "") -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """Return the rows of an experiment's table, or of another file that it writes, and their environment."""
+        path = existing(self.folder / (file or f"{experiment}.csv"), experiment)
+        how = json.loads(existing(self.folder / f"{experiment}.json", experiment).read_text(encoding="utf-8"))
+        if how.get("simulator") or not how.get("gpu"):
+            raise ReadmeError(f"{path} was not measured on a GPU")
+        return dictionaries(pd.read_csv(path)), how
 
 
 def rows_at(frame: pd.DataFrame, shape: Shape) -> Rows:
@@ -102,25 +126,6 @@ def existing(path: Path, experiment: str) -> Path:
     if not path.is_file():
         raise ReadmeError(f"there is no {path}: run numba-gemm lab {experiment} --out {path.parent}")
     return path
-
-
-def read_measured(results: Path, experiment: str, file: str = "") -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return the rows of an experiment's table, or of another file that it writes, and their environment."""
-    path = existing(results / (file or f"{experiment}.csv"), experiment)
-    how = json.loads(existing(results / f"{experiment}.json", experiment).read_text(encoding="utf-8"))
-    if how.get("simulator") or not how.get("gpu"):
-        raise ReadmeError(f"{path} was not measured on a GPU")
-    return dictionaries(pd.read_csv(path)), how
-
-
-def read_precisions(results: Path, experiment: str, **options: Any) -> pd.DataFrame:
-    """Return the table of an experiment on precisions."""
-    return pd.read_csv(existing(results / PRECISIONS_FOLDER / f"{experiment}.csv", experiment), **options)
-
-
-def tensor_rows(results: Path) -> Rows:
-    """Return the rows of `numba_gemm.lab.bench.tensor_ladder`, by stage in ladder order."""
-    return {str(row["stage"]): row for row in dictionaries(read_precisions(results, "tensor_ladder"))}
 
 
 def read_results(results: Path) -> tuple[pd.DataFrame, dict[str, Any]]:

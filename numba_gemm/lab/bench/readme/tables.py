@@ -1,20 +1,20 @@
-"""Tables of FP32 results: the public function, the ladder, its targets, and operands in host memory."""
+"""Blocks of pages: tables and sentences about the public function, the ladders, targets and precisions."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.readme import published
-from numba_gemm.lab.bench.readme.published import LADDER_SHAPE, ReadmeError, in_turns, source, spelled, tflops
-from numba_gemm.lab.bench.results import AUTO, CUBLAS, fastest
-from numba_gemm.lab.bench.tables import MISSING, Column, code, figure, number, significant, table, text
+from numba_gemm.lab.bench.readme.published import Published, ReadmeError, source, spelled, tflops
+from numba_gemm.lab.bench.results import AUTO, CUBLAS, GIVEN_BF16, dictionaries, fastest, geomean, records
+from numba_gemm.lab.bench.tables import MISSING, Column, Table, code, figure, number, significant, table, text
+from numba_gemm.lab.harness.environment import device_name
 
 HEADLINE_SHAPES = (
     *(Shape(1024, 1024, 1024), Shape(2048, 2048, 1024), Shape(4096, 4096, 4096)),
@@ -25,13 +25,13 @@ LARGE = 1024  # from here on, `cuda_c` shows a size
 OTHER_ARRAYS = re.compile("(cupy|numba) arrays")  # whose rows are summed up in a sentence
 
 
-def headline(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
+def headline(found: Published) -> str:
     """Table of the public function and cuBLAS at a few sizes, with the chosen stage and configuration."""
-    timed, rows = fastest(published.compared(frame)), []
+    timed, rows = fastest(published.compared(found.frame)), []
     for shape in HEADLINE_SHAPES:
-        found = published.rows_at(timed, shape)
-        if AUTO in found:
-            rows.append(found[AUTO] | {"shape": spelled(shape), "cublas": tflops(found, CUBLAS)})
+        here = published.rows_at(timed, shape)
+        if AUTO in here:
+            rows.append(here[AUTO] | {"shape": spelled(shape), "cublas": tflops(here, CUBLAS)})
     if not rows:
         raise ReadmeError(f"the results hold none of the headline's shapes: {', '.join(map(str, HEADLINE_SHAPES))}")
     made = table(
@@ -41,15 +41,15 @@ def headline(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path)
         Column("`tiled_sgemm`", lambda row: number(row["gflops"] / 1000)),
         *(figure("ratio", "ratio_to_cublas", number, 3), code("config", "its choice"), ERROR),
     )
-    how = published.how_timed(frame, environment)
-    return f"TFLOP/s in FP32 arithmetic (TF32 off), {how}:\n\n{made.markdown()}\n\n{source(environment)}"
+    how = published.how_timed(found.frame, found.environment)
+    return f"TFLOP/s in FP32 arithmetic (TF32 off), {how}:\n\n{made.markdown()}\n\n{source(found.environment)}"
 
 
-def ladder(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
+def ladder(found: Published) -> str:
     """Table with one line per stage and its gain over the previous one."""
-    rows = published.at(fastest(frame), LADDER_SHAPE)
-    if not rows:
-        raise ReadmeError(f"the results hold no stage at {LADDER_SHAPE}")
+    rows = published.rows_at(fastest(found.frame), published.LADDER_SHAPE)
+    if not published.ladder_stages(rows):
+        raise ReadmeError(f"the results hold no stage at {published.LADDER_SHAPE}")
     names, before = {AUTO: "`tiled_sgemm`, its own choice", CUBLAS: "cuBLAS SGEMM"}, math.nan
     lines = []
     for stage in [*published.ladder_stages(rows), *(name for name in names if name in rows)]:
@@ -64,12 +64,13 @@ def ladder(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -
         *(figure("of FP32 peak", "percent_of_peak", number, 1, " %"), figure("/ cuBLAS", "ratio_to_cublas", number, 3)),
         *(figure("gain", "gain", number, 2, "x"), ERROR),
     )
-    return f"At {spelled(LADDER_SHAPE)}, {in_turns(environment)}:\n\n{made.markdown()}\n\n{source(environment)}"
+    how = found.environment
+    return f"At {spelled(published.LADDER_SHAPE)}, {published.in_turns(how)}:\n\n{made.markdown()}\n\n{source(how)}"
 
 
-def cuda_c(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
+def cuda_c(found: Published) -> str:
     """Table of the stages that also exist as kernels in CUDA C, and of those kernels."""
-    found, how = published.read_measured(results, "cuda_c")
+    rows, how = found.measured("cuda_c")
     pairs = (("v1", "vectorized"), ("v2", "conflict_free"), ("v3", "double_buffered"))
 
     def beside(kernel: str, stage: str) -> Column:
@@ -78,14 +79,14 @@ def cuda_c(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -
 
         return Column(f"`{stage}` / CUDA C", cell)
 
-    rows = (row for row in found if row["n"] >= LARGE)
-    made = table("", rows, text("n", "M = N"), *(beside(*pair) for pair in pairs))
-    return f"TFLOP/s at K = {found[0]['k']}, {how['method']}:\n\n{made.markdown()}\n\n{source(how)}"
+    large = (row for row in rows if row["n"] >= LARGE)
+    made = table("", large, text("n", "M = N"), *(beside(*pair) for pair in pairs))
+    return f"TFLOP/s at K = {rows[0]['k']}, {how['method']}:\n\n{made.markdown()}\n\n{source(how)}"
 
 
-def targets(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
+def targets(found: Published) -> str:
     """Table of the public function's targets and measurements."""
-    judged, how = published.read_measured(results, "targets", published.TARGETS_SUMMARY)
+    judged, how = found.measured("targets", published.TARGETS_SUMMARY)
     others = [row for row in judged if OTHER_ARRAYS.search(row["what"])]
 
     def cases(row: Mapping[str, Any]) -> str:
@@ -111,16 +112,16 @@ def targets(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) 
     return "\n\n".join(parts)
 
 
-def streamed(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path) -> str:
+def streamed(found: Published) -> str:
     """Table of the speed of streamed calls relative to calls with operands in device memory."""
-    found, how = published.read_measured(results, "streamed")
+    rows, how = found.measured("streamed")
 
     def shown(form: str, scale: float = 1.0) -> Callable[[float], str]:
         return lambda value: MISSING if math.isnan(value) else form.format(value / scale)
 
     made = table(
         "",
-        found,
+        rows,
         *(code("precision"), text("operands")),
         figure("limit", "memory_limit", shown("{:g} GB", 1e9)),
         figure("taken", "peak_bytes", shown("{:.2f} GB", 1e9)),
@@ -128,5 +129,194 @@ def streamed(frame: pd.DataFrame, environment: Mapping[str, Any], results: Path)
         Column("bound by", lambda row: row["bound_by"] if isinstance(row["bound_by"], str) else MISSING, left=True),
         *(figure("TFLOP/s", "tflops", shown("{:.1f}")), figure("of in-memory", "of_in_memory", shown("{:.2f}"))),
     )
-    size = int(found[0]["size"])
+    size = int(rows[0]["size"])
     return f"At {spelled(Shape(size, size, size))}:\n\n{made.markdown()}\n\n{source(how)}"
+
+
+PRECISION_SHAPES = (
+    *(Shape(1024, 1024, 1024), Shape(2048, 2048, 1024), Shape(4096, 4096, 1024)),
+    *(Shape(4096, 4096, 4096), Shape(8192, 8192, 8192)),
+)
+SUMMARISED = ("bf16x6", "fp16x3", "tf32")  # the precisions that most users choose from
+SLOWER = 0.98  # a smaller share of the speed in another run is reported
+LARGE_SHAPES = "m >= 2048 and (m == n == k or k == 1024)"
+SMALL_SHAPES = "512 <= m <= 1536 and m == n and k == 1024"
+CUBES = "m >= 4096 and m == n == k"
+# Of speed ratios: the target, the precision, their column, the shapes, and the geometric mean that is required.
+PRECISION_TARGETS = (
+    ("`bf16x6` against cuBLAS SGEMM, from 2048 on", "bf16x6", "ratio_to_cublas", LARGE_SHAPES, 2.3),
+    ("`fp16x3` against cuBLAS SGEMM, from 2048 on", "fp16x3", "ratio_to_cublas", LARGE_SHAPES, 3.6),
+    ("`bf16x6`, M = N from 512 to 1536, K = 1024", "bf16x6", "ratio_to_cublas", SMALL_SHAPES, 1.3),
+    ("`fp16x3`, M = N from 512 to 1536, K = 1024", "fp16x3", "ratio_to_cublas", SMALL_SHAPES, 1.3),
+    ("`tf32` against cuBLAS TF32, cubes from 4096 on", "tf32", "ratio_to_same_precision", CUBES, 0.95),
+    ("`bf16` against cuBLAS BF16, cubes from 4096 on", "bf16", "ratio_to_same_precision", CUBES, 0.95),
+)
+
+
+def precisions(found: Published) -> str:
+    """Table of speed and error of every precision and of cuBLAS at a few sizes."""
+    frame, how = found.precisions
+    rows = {(row["shape"], row["stage"], row["precision"]): row for row in records(fastest(published.compared(frame)))}
+    shown = [
+        ("cuBLAS SGEMM", CUBLAS, "ieee"),
+        *((f"`{name}`", AUTO, name) for name in dict.fromkeys(frame.loc[frame["stage"] == AUTO, "precision"])),
+    ]
+    shapes = [shape for shape in PRECISION_SHAPES if (str(shape), CUBLAS, "ieee") in rows]
+    if not shapes:
+        raise ReadmeError(f"{found.precisions_folder} holds none of {', '.join(map(str, PRECISION_SHAPES))}")
+    lines = []
+    for label, stage, precision in shown:
+        chosen = [rows[str(shape), stage, precision] for shape in shapes]
+        speeds = [f"{row['gflops'] / 1000:.3g} ({row['ratio_to_cublas']:.2f})" for row in chosen]
+        errors = chosen[-1]
+        lines.append([label, *speeds, significant(errors["error_median"], 2), significant(errors["error_max"], 2)])
+    headers = ["precision", *map(spelled, shapes), "median error", "largest"]
+    made = Table("", headers, lines, left=["precision"]).markdown()
+    said = (
+        f"TFLOP/s, {published.how_timed(frame, how)}; in parentheses, multiples of cuBLAS SGEMM in the same run. "
+        f"Decomposition and every other pass are included. Errors over |A| @ |B|, at {spelled(shapes[-1])}:"
+    )
+    return "\n\n".join(filter(None, [said, made, power_line(found), source(how)]))
+
+
+def precision_summary(found: Published) -> str:
+    """Sentences about the precisions' speeds at one size, the effect of the power cap, and the cost of NaN."""
+    frame, how = found.precisions
+    timed = published.warm_rows(fastest(published.compared(frame)), published.LADDER_SHAPE)
+    if missing := [name for name in SUMMARISED if (AUTO, name) not in timed]:
+        raise ReadmeError(f"{found.precisions_folder} holds no {', '.join(missing)} at {published.LADDER_SHAPE}")
+    speeds = [
+        f"`{name}` {row['gflops'] / 1000:.3g} ({row['ratio_to_cublas']:.2f})"
+        for name, row in ((name, timed[AUTO, name]) for name in SUMMARISED)
+    ]
+    said = (
+        f"TFLOP/s and multiples of cuBLAS SGEMM at {spelled(published.LADDER_SHAPE)} on an {device_name(how)}, "
+        f"{published.how_timed(frame, how)}: {', '.join(speeds)}."
+    )
+    return " ".join(filter(None, [said, power_line(found), special_line(found)]))
+
+
+def power_line(found: Published) -> str:
+    """Sentences that compare cuBLAS SGEMM beside tensor-core kernels with the run of the FP32 stages.
+
+    Empty if cuBLAS SGEMM is as fast there as here, or was not measured in both, or each contender was measured alone.
+    """
+    runs = (found.frame, found.precisions[0])
+    if published.is_alone(runs[1]):
+        return ""
+    alone, beside = (tflops(published.rows_at(fastest(run), published.LADDER_SHAPE), CUBLAS) for run in runs)
+    if not beside < SLOWER * alone:
+        return ""
+    return (
+        f"Tensor-core kernels run into the power cap, which also slows down contenders that take turns with them: at "
+        f"{spelled(published.LADDER_SHAPE)} cuBLAS SGEMM reached {beside:.1f} TFLOP/s in this run, and {alone:.1f} in "
+        f"that of the FP32 stages. Ratios to the latter speed are {beside / alone:.2f} of those given here."
+    )
+
+
+def precision_targets(found: Published) -> str:
+    """Table of the precisions' targets and measurements."""
+    frame, how = found.precisions
+    timed, lines = fastest(published.compared(frame)), []
+    for what, precision, column, shapes, required in PRECISION_TARGETS:
+        rows = records(timed[(timed["stage"] == AUTO) & (timed["precision"] == precision)].query(shapes))
+        if not rows:
+            raise ReadmeError(f"{found.precisions_folder} holds no shapes for: {what}")
+        mean, worst = geomean(row[column] for row in rows), min(rows, key=lambda row: float(row[column]))
+        said = published.reached(mean, mean >= required)
+        lines.append([what, str(len(rows)), f"≥ {required:g}", said, f"`{worst['shape']}`: {worst[column]:.3g}"])
+    headers = ["target", "shapes", "required", "geometric mean", "least"]
+    made = Table("", headers, lines, left=["target", "least"]).markdown()
+    return "\n\n".join([made, *filter(None, [accuracy_line(found), given_line(timed)]), source(how)])
+
+
+def given_line(timed: pd.DataFrame) -> str:
+    """Sentence about cuBLAS on operands that are already BF16; empty if that was not measured."""
+    cubes = timed[timed["precision"] == "bf16"].query(CUBES).pivot(index="m", columns="stage", values="median_us")
+    ratios = cubes[GIVEN_BF16] / cubes[AUTO] if {GIVEN_BF16, AUTO} <= {*cubes.columns} else pd.Series()
+    if ratios.dropna().empty:
+        return ""
+    return (
+        "cuBLAS BF16 is given the same FP32 operands and result; its time includes PyTorch's conversions. With "
+        f"operands and result in BF16, cuBLAS takes {geomean(ratios.dropna()):.2f} of the time of `bf16` on those "
+        "cubes (geometric mean)."
+    )
+
+
+def accuracy_line(found: Published) -> str:
+    """Sentence that compares the errors of the full-range precision with those of cuBLAS."""
+    frame = found.of_precisions("accuracy")
+    errors = frame.pivot_table(index=["distribution", "k"], columns="precision", values=["median", "max"])
+    from_256 = errors[errors.index.get_level_values("k") >= 256]
+    ours, theirs = (from_256.xs(name, axis=1, level="precision") for name in ("bf16x6", "cublas"))
+    better = [bool(row.all()) for row in ours.to_numpy() <= theirs.to_numpy()]
+    share = (ours / theirs)["median"]
+    return (
+        f"Errors of `bf16x6` over |A| @ |B|, from K = 256 to {frame['k'].max():,}, M = N = {frame['m'].max()}, "
+        f"{frame['distribution'].nunique()} distributions: median and maximum are no larger than cuBLAS SGEMM's in "
+        f"{sum(better)} of {len(better)} cases; the median is {share.min():.2g} to {share.max():.2g} of it."
+    )
+
+
+def tensor_ladder(found: Published) -> str:
+    """Table with one line per tensor core stage: speed, gain and errors."""
+    rows = found.tensor_rows()
+    stages = published.ladder_stages(rows)
+    lines, before = [], math.nan
+    for name in [*stages, CUBLAS]:
+        row, own = rows[name], name == CUBLAS
+        gain = math.nan if own else float(row["tflops"]) / before
+        lines.append(row | {"stage": "cuBLAS SGEMM" if own else f"`{name}`", "gain": gain})
+        before = float(row["tflops"])
+    made = table(
+        "",
+        lines,
+        *(text("stage"), figure("TFLOP/s", "tflops", number), figure("/ cuBLAS", "ratio_to_cublas", number, 2)),
+        *(figure("gain", "gain", number, 2, "x"), figure("median error", "error_median", significant, 2)),
+        figure("largest", "error_max", significant, 2),
+    )
+    some, decomposition = rows[stages[0]], rows[published.DECOMPOSE]["median_us"]
+    shape = spelled(Shape(some["m"], some["n"], some["k"]))
+    whole = rows[stages[-1]]["median_us"] + decomposition
+    return (
+        f"`{some['precision']}` at {shape}, the product alone: decomposition takes {number(decomposition, 0)} us more, "
+        f"{number(100 * decomposition / whole, 0)} % of `{stages[-1]}`'s time. Errors over |A| @ |B|, of positive "
+        f"operands:\n\n{made.markdown()}\n\n"
+        "Measured right after the precisions' table: `numba-gemm lab tensor_ladder`."
+    )
+
+
+def special_values(found: Published) -> str:
+    """Sentences about the cost of NaN and infinities."""
+    rows = read_special(found)
+    some = next(row for row in rows if row["rows"])
+    shape, precision = spelled(Shape(some["m"], some["n"], some["k"])), f"`{some['precision']}`"
+    nan, inf = (
+        ", ".join(
+            f"{number(row['times_as_long'], 2)} with {row['rows']} row{'s' if row['rows'] > 1 else ''}"
+            for row in rows
+            if row["value"] == value
+        )
+        for value in ("nan", "inf")
+    )
+    ieee = next(row["times_as_long"] for row in rows if row["precision"] == "ieee")
+    return (
+        f"Slowdown of {precision} at {shape} when rows of A contain NaN, one element per row, in the middle of K: "
+        f"{nan}. When they contain an infinity: {inf}. `ieee`, which has no slow path, takes "
+        f"{number(ieee, 2)} times as long as {precision} without special values."
+    )
+
+
+def special_line(found: Published) -> str:
+    """Sentence about the largest slowdowns by NaN and infinities."""
+    rows = read_special(found)
+    nan, inf = (max(row["times_as_long"] for row in rows if row["value"] == value) for value in ("nan", "inf"))
+    return (
+        f"`{rows[-1]['precision']}` takes up to {number(nan, 0)} times as long when rows of A contain NaN, "
+        f"and up to {number(inf, 0)} times as long when they contain an infinity."
+    )
+
+
+def read_special(found: Published) -> list[dict[str, Any]]:
+    """Return the times with NaN and infinities in A."""
+    return dictionaries(found.of_precisions("special_values", keep_default_na=False))

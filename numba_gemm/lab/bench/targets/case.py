@@ -1,20 +1,31 @@
-"""Cases, the contenders that are measured together in each, and the outcome of each contender."""
+"""Cases, the contenders that are measured together in each, their memory, and their measurement."""
 
 from __future__ import annotations
 
 import functools
-import itertools
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+from numba import cuda
+
 import numba_gemm
+from numba_gemm.gemm.precision import IEEE
+from numba_gemm.lab.bench.buffers import DeviceBuffers, HostLibrary, Reference, TorchLibrary, optional, uniform
 from numba_gemm.lab.bench.cases import Shape
-from numba_gemm.lab.bench.results import ERROR, OK
-from numba_gemm.lab.bench.targets.rig import Rig, Truth
+from numba_gemm.lab.bench.contenders import Bound
+from numba_gemm.lab.bench.results import OK, WRONG
+from numba_gemm.lab.bench.run import Outcome, Plan, time_on_device
+from numba_gemm.lab.harness import environment
+from numba_gemm.lab.harness.command import SEED_BITS
+from numba_gemm.lab.harness.experiment import Unavailable
+from numba_gemm.lab.harness.nvml import ClockSamples, sampled_clocks
 from numba_gemm.models.roofline import gemm_flops
-from numba_gemm.runtime.timing import Call
+from numba_gemm.runtime.timing import Call, Samples, host_time_us
+from numba_gemm.simulator.switch import SIMULATOR
 
 OURS = "ours"
 COPY = "device copy"
@@ -37,15 +48,6 @@ class Contender:
     turns: Sequence[Turn]
     work: float
 
-    def rotating(self) -> Call:
-        """Return a call that moves on to the next set of operands each time."""
-        calls = itertools.cycle([turn.call for turn in self.turns])
-
-        def call(_stream: int) -> None:
-            next(calls)()
-
-        return call
-
 
 @dataclass(frozen=True)
 class Case:
@@ -64,21 +66,104 @@ class Case:
     target: float = 0.0  # required speed relative to the first baseline, set by `groups.cases_of`
 
 
-@dataclass
-class Outcome:
-    """Result of measuring a contender."""
+# Limit on the rows of C that are checked, in addition to the first and the last: one in 64 at the largest shape.
+CHECKED_ROWS = 256
 
-    us: float = math.nan
-    error_in_bounds: float = math.nan
-    status: str = OK
-    note: str = ""
-    rounds: int = 0
-    call_s: float = math.nan
 
-    @classmethod
-    def failed(cls, error: Exception) -> Outcome:
-        """Return the outcome of an exception."""
-        return cls(status=ERROR, note=f"{type(error).__name__}: {' '.join(str(error).split())}"[:300])
+def checked_rows(m: int, seed: int) -> list[int]:
+    """Return the rows of C to check: all, or the first, the last and a random one out of each of equal parts."""
+    if m <= CHECKED_ROWS:
+        return list(range(m))
+    parts = np.arange(CHECKED_ROWS + 1) * m // CHECKED_ROWS
+    return sorted({0, m - 1, *np.random.default_rng([seed, m]).integers(parts[:-1], parts[1:]).tolist()})
+
+
+class Rig:
+    """Memory shared by all cases, and the library to compare with: PyTorch, or NumPy in the simulator."""
+
+    def __init__(self, seed: int, elements: int) -> None:
+        self.seed = seed
+        self.library: HostLibrary = HostLibrary()
+        self.torch: Any = None
+        self.multiply: Callable[..., Any] = np.matmul
+        self.multiply_batch: Callable[..., Any] = np.matmul
+        self.copy: Callable[..., Any] = np.copyto
+        self.nvml = None
+        if not SIMULATOR:
+            self.torch = optional("torch")
+            if self.torch is None:
+                raise Unavailable("PyTorch is not here, or finds no GPU: there is no cuBLAS to compare with")
+            self.library = TorchLibrary(self.torch)
+            self.torch.set_float32_matmul_precision("highest")
+            self.torch.backends.cuda.matmul.allow_tf32 = False
+            self.multiply, self.multiply_batch = self.torch.matmul, self.torch.bmm
+            self.copy = self.torch.Tensor.copy_
+            self.nvml = environment.current_nvml()
+        self.drawn = self.stream = 0
+        self.flat_a, self.flat_b, self.flat_c = (self.random(elements) for _ in range(3))
+
+    def random(self, elements: int) -> Any:
+        """Draw a vector of uniform values in [-1, 1) on the device; on the host, a gibibyte would take seconds."""
+        self.drawn += 1
+        if self.torch is None:
+            return uniform(np.random.default_rng([self.seed, self.drawn]), 1, elements)[0]
+        generator = self.torch.Generator(device="cuda").manual_seed(self.seed + (self.drawn << SEED_BITS))
+        values = self.torch.empty(elements, dtype=self.torch.float32, device="cuda")
+        return values.uniform_(-1.0, 1.0, generator=generator)
+
+    def operands(self, shape: Shape, layout: str = "NN") -> tuple[Any, Any, Any]:
+        """Return A, B and C of a shape, in the memory that all cases share."""
+        m, n, k = shape
+        return matrix(self.flat_a, m, k, layout[0]), matrix(self.flat_b, k, n, layout[1]), matrix(self.flat_c, m, n)
+
+    def batch(self, count: int, shape: Shape) -> list[Any]:
+        """Return batches of A, B and C."""
+        m, n, k = shape
+        extents = ((self.flat_a, m, k), (self.flat_b, k, n), (self.flat_c, m, n))
+        return [flat[: count * rows * cols].reshape(count, rows, cols) for flat, rows, cols in extents]
+
+    def synchronize(self) -> None:
+        """Wait for all streams, since arrays of some libraries come with a stream of their own."""
+        cuda.synchronize()
+
+
+def matrix(flat: Any, rows: int, cols: int, stored: str = "N") -> Any:
+    """View the beginning of a vector as a row-major matrix, or with "T" as the transpose of a row-major one."""
+    values = flat[: rows * cols]
+    return values.reshape(rows, cols) if stored == "N" else values.reshape(cols, rows).T
+
+
+class Truth:
+    """Float64 product of two operands at `checked_rows`, computed on first use.
+
+    With a bias, it is the result of bias and ReLU, neither of which amplifies an error.
+    """
+
+    def __init__(self, rig: Rig, a: Any, b: Any, bias: Any = None, precision: str = IEEE) -> None:
+        self.library, self.a, self.b, self.bias, self.precision = rig.library, a, b, bias, precision
+        self.rows = checked_rows(int(a.shape[0]), rig.seed)
+
+    @functools.cached_property
+    def reference(self) -> Reference:
+        """Reference of the checked rows."""
+        (_, k), n = self.a.shape, self.b.shape[1]
+        some = DeviceBuffers(self.library, Shape(len(self.rows), int(n), int(k)), self.a[self.rows], self.b, None)
+        made = Reference(some)
+        if self.bias is not None:
+            bias = self.library.float64(self.bias)
+            weight = self.library.float32(abs(bias))
+            made.panels = tuple(
+                replace(panel, expected=(panel.expected + bias).clip(0), scale=panel.scale + weight)
+                for panel in made.panels
+            )
+        return made
+
+    def judge(self, c: Any) -> tuple[float, str]:
+        """Return the worst error in units of the bound, and a description; empty if the result is correct."""
+        if bool((c != c).any()):
+            return math.inf, "elements of C are NaN, or were not written"
+        found = self.reference.compare(c[self.rows], self.precision)
+        return found.in_bounds, "" if found.ok else str(replace(found, row=self.rows[found.row]))
 
 
 def ours(a: Any, b: Any, c: Any, truth: Truth, work: float, **options: Any) -> Contender:
@@ -97,10 +182,128 @@ def both(rig: Rig, shape: Shape, layout: str = "NN") -> tuple[Contender, Contend
 @functools.cache
 def bias_relu() -> Any:
     """Return the device function of the epilogue: a bias per column, then ReLU."""
-    from numba import cuda, float32
+    from numba import float32  # a closure, as an epilogue may be; the kind `MATHS` names globals
 
     @cuda.jit(device=True)
     def bias_relu(value, row, column, bias):  # type: ignore[no-untyped-def]
         return max(value + bias[column], float32(0))
 
     return bias_relu
+
+
+HOST_ROUNDS, HOST_BATCH = 15, 100
+
+
+def on_stream(call: Callable[[], Any]) -> Call:
+    """Return a call that ignores the stream, which is current already."""
+    return lambda _stream: call()
+
+
+def verified(rig: Rig, contender: Contender) -> Outcome:
+    """Make every call on a C filled with NaN and judge the result; then time one more call."""
+    outcome = Outcome([Bound(on_stream(turn.call)) for turn in contender.turns], error_in_bounds=0.0)
+    try:
+        for turn in contender.turns:
+            rig.library.fill_nan(turn.out)
+            rig.synchronize()
+            turn.call()
+            rig.synchronize()
+            error, note = turn.judge(turn.out)
+            outcome.error_in_bounds = max(outcome.error_in_bounds, error)
+            if note:
+                outcome.status, outcome.note = WRONG, note
+                return outcome
+        begin = time.perf_counter()
+        contender.turns[0].call()
+        rig.synchronize()
+        outcome.first_s = time.perf_counter() - begin
+    except Exception as error:
+        outcome.fail(error)
+    return outcome
+
+
+def measure(rig: Rig, case: Case) -> list[dict[str, Any]]:
+    """Return the rows of a case, one per baseline, including failures."""
+    clocks = ClockSamples()
+    contenders: Mapping[str, Contender] = {}
+    try:
+        contenders = case.make(rig)
+        new_shapes = timed_once(rig, contenders[OURS]) if case.each_once else None
+        outcomes = {name: verified(rig, contender) for name, contender in contenders.items()}
+        right = {name: outcome for name, outcome in outcomes.items() if outcome.timeable}
+        if OURS in right and len(right) > 1:
+            # A thread that samples clocks would slow down the host.
+            with sampled_clocks(None if case.on_host else rig.nvml) as clocks:
+                if case.on_host:
+                    time_on_host(rig, contenders, right)
+                else:
+                    rounds = 1 if SIMULATOR else case.rounds
+                    plan = Plan((), (), rig.library, rig.seed, SIMULATOR, rounds=rounds)
+                    sets = max(len(outcome.bound) for outcome in right.values())
+                    time_on_device(right, plan, sets, rig.stream)
+            if new_shapes is not None:
+                outcomes[OURS].samples = new_shapes
+    except Exception as error:
+        failed = Outcome()
+        failed.fail(error)
+        outcomes = dict.fromkeys((OURS, *case.baselines), failed)
+    return [row(case, contenders, outcomes, baseline, clocks) for baseline in case.baselines]
+
+
+def timed_once(rig: Rig, contender: Contender) -> Samples:
+    """Measure the host time of each call; the first half of them is the warm-up, which loads kernels."""
+    spent = []
+    for turn in contender.turns:
+        rig.synchronize()
+        begin = time.perf_counter()
+        turn.call()
+        spent.append((time.perf_counter() - begin) * 1e6)
+    return Samples(np.array(spent[len(spent) // 2 :]))
+
+
+def time_on_host(rig: Rig, contenders: Mapping[str, Contender], outcomes: Mapping[str, Outcome]) -> None:
+    """Measure the host time of calls, in alternating batches; the first round is the warm-up."""
+    batch, rounds = (1, 1) if SIMULATOR else (HOST_BATCH, HOST_ROUNDS)
+    spent: dict[str, list[float]] = {name: [] for name in outcomes}
+    for _ in range(rounds + 1):
+        for name, us in spent.items():
+            call = contenders[name].turns[0].call
+            us.append(host_time_us(call, synchronize=rig.synchronize, batch=batch, rounds=1))
+    for name, outcome in outcomes.items():
+        outcome.samples = Samples(np.array(spent[name][1:]))
+
+
+def row(
+    case: Case,
+    contenders: Mapping[str, Contender],
+    outcomes: Mapping[str, Outcome],
+    baseline: str,
+    clocks: ClockSamples,
+) -> dict[str, Any]:
+    """Return the row of one baseline; its ratio requires that both results are correct."""
+    own, other = outcomes[OURS], outcomes[baseline]
+    us, other_us = (outcome.samples.median if outcome.samples else math.nan for outcome in (own, other))
+    ratio = math.nan
+    if own.samples and other.samples:
+        ratio = contenders[OURS].work / us / (contenders[baseline].work / other_us)
+    tflops = math.nan if case.on_host else case.batch * gemm_flops(*case.shape) / us * 1e-6
+    notes = [own.note, f"{baseline}: {other.note}" if other.note and other is not own else ""]
+    return {
+        "group": case.group,
+        "case": case.name,
+        **case.shape._asdict(),
+        "layout": case.layout,
+        "batch": case.batch,
+        "us": us,
+        "tflops": tflops,
+        "baseline": baseline,
+        "baseline_us": other_us,
+        "ratio": ratio,
+        "target": case.target if baseline == case.baselines[0] else INFORMATION,
+        "status": own.status if own.status != OK else other.status,
+        "error_in_bounds": own.error_in_bounds,
+        "rounds": len(own.samples.us) if own.samples else 0,
+        "sm_clock_mhz": clocks.median_mhz,
+        "throttle": clocks.throttle,
+        "note": "; ".join(filter(None, notes)),
+    }

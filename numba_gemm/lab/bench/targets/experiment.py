@@ -16,16 +16,13 @@ from typing import Any
 import pandas as pd
 
 from numba_gemm.lab.bench.results import OK
-from numba_gemm.lab.bench.targets.groups import GROUPS, cases_of
-from numba_gemm.lab.bench.targets.measure import measure
-from numba_gemm.lab.bench.targets.rig import Rig
-from numba_gemm.lab.bench.targets.sizes import FULL, TINY
+from numba_gemm.lab.bench.targets.case import Rig, measure
+from numba_gemm.lab.bench.targets.groups import FULL, GROUPS, TINY, cases_of
 from numba_gemm.lab.bench.targets.verdicts import frame_of, summary
-from numba_gemm.lab.harness.command import SEED_BITS, UsageError, at_least_one, seed
+from numba_gemm.lab.harness.command import SEED_BITS, UsageError, seed
 from numba_gemm.lab.harness.environment import GRAPHS
 from numba_gemm.lab.harness.experiment import Experiment
-
-__all__ = ["EXPERIMENT", "targets"]
+from numba_gemm.terminal import at_least_one
 
 
 def targets(
@@ -35,14 +32,10 @@ def targets(
 
     Parameters
     ----------
-    only : sequence of str
-        Groups to measure.
-    seed : int, optional
-        Seed of shapes and operands; a new one by default.
-    shapes : int
-        Number of random shapes.
-    tiny : bool
-        Use shapes that are small enough for the simulator.
+    only: Groups to measure.
+    seed: Seed of shapes and operands; a new one by default.
+    shapes: Number of random shapes.
+    tiny: Use shapes that are small enough for the simulator.
     """
     if unknown := set(only) - set(GROUPS):
         raise UsageError(f"there is no group {', '.join(sorted(unknown))}; expected some of {', '.join(GROUPS)}")

@@ -1,24 +1,95 @@
-"""Cases of every group. Their contenders are created only when they are measured."""
+"""Shapes and cases of every group. Contenders are created only when they are measured."""
 
 from __future__ import annotations
 
 import functools
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import cuda
 
 import numba_gemm
-from numba_gemm.lab.bench.buffers import FLOAT32_BYTES, operand_bytes
-from numba_gemm.lab.bench.cases import Shape
+from numba_gemm.gemm.precision import IEEE, PRECISIONS
+from numba_gemm.lab.bench.buffers import FLOAT32_BYTES, operand_bytes, optional
+from numba_gemm.lab.bench.cases import ON_GPU, Shape
 from numba_gemm.lab.bench.results import CUBLAS
-from numba_gemm.lab.bench.targets.case import COPY, OURS, Case, Contender, Turn, bias_relu, both, ours
-from numba_gemm.lab.bench.targets.host_calls import host_cases
-from numba_gemm.lab.bench.targets.rig import Rig, Truth, matrix
-from numba_gemm.lab.bench.targets.sizes import LAYOUTS, Sizes, random_shapes
-from numba_gemm.lab.bench.targets.verdicts import least_ratio
+from numba_gemm.lab.bench.targets import verdicts
+from numba_gemm.lab.bench.targets.case import (
+    COPY,
+    OURS,
+    Case,
+    Contender,
+    Rig,
+    Truth,
+    Turn,
+    bias_relu,
+    both,
+    matrix,
+    ours,
+)
 from numba_gemm.models.roofline import gemm_flops
+from numba_gemm.simulator.switch import SIMULATOR
+
+LAYOUTS = ("NN", "TN", "NT", "TT")  # one letter each for A and B; T is the transpose of a row-major matrix
+CUBES = tuple(Shape(extent, extent, extent) for extent in (2048, 3072, 4096, 6144, 8192, 12288, 16384))
+
+
+class Sizes(NamedTuple):
+    """Shapes of every group; by default those that have targets."""
+
+    seed: tuple[Shape, ...] = ON_GPU["seed"]
+    cubes: tuple[Shape, ...] = CUBES
+    large: int = 2048  # M from which a seed shape has the higher target
+    low: int = 64  # least and largest extent of random shapes
+    high: int = 8192
+    odd: tuple[tuple[Shape, Shape, tuple[str, ...]], ...] = (  # not of tiles; aligned neighbours; layouts of both
+        (Shape(4093, 4099, 1021), Shape(4096, 4096, 1024), ("NN",)),
+        (Shape(2047, 2049, 1023), Shape(2048, 2048, 1024), LAYOUTS),
+        (Shape(3001, 3007, 2011), Shape(3000, 3008, 2012), LAYOUTS),
+        (Shape(8191, 8193, 1025), Shape(8192, 8192, 1024), LAYOUTS),
+        (Shape(5003, 1999, 3001), Shape(5004, 2000, 3000), LAYOUTS),
+    )
+    layouts: Shape = Shape(4096, 4096, 4096)
+    epilogue: Shape = Shape(4096, 4096, 4096)
+    host: Shape = Shape(64, 64, 64)
+    vector: int = 16384  # extent of the square matrix
+    thin: tuple[int, ...] = (1, 4, 16)  # small extents of the other operand
+    batch: int = 64  # number of entries
+    batched: Shape = Shape(512, 512, 512)  # of each entry
+    elements: int = 1 << 28  # of the largest operand
+
+
+FULL = Sizes()
+# Sizes small enough to try the program in the simulator.
+TINY = Sizes(
+    seed=(Shape(8, 8, 16), Shape(16, 16, 16)),
+    cubes=(Shape(16, 16, 16),),
+    large=16,
+    low=4,
+    high=12,
+    odd=((Shape(7, 9, 5), Shape(8, 8, 4), LAYOUTS),),
+    layouts=Shape(16, 16, 16),
+    epilogue=Shape(12, 12, 12),
+    host=Shape(8, 8, 8),
+    vector=16,
+    thin=(1, 4),
+    batch=2,
+    batched=Shape(8, 8, 8),
+    elements=1 << 10,
+)
+
+
+def random_shapes(count: int, seed: int, low: int, high: int) -> list[Shape]:
+    """Return shapes with log-uniform integer extents from `low` to `high`; a longer list starts with a shorter one."""
+    logarithms = np.random.default_rng(seed).uniform(math.log(low), math.log(high + 1), (count, 3))
+    extents = np.clip(np.exp(logarithms).astype(int), low, high)
+    return [Shape(*row) for row in extents.tolist()]
+
 
 RANDOM_ROUNDS = 7
+NEW_SHAPES = 48
 
 
 def product_case(
@@ -137,4 +208,85 @@ def cases_of(group: str, sizes: Sizes, shapes: int, seed: int) -> list[Case]:
     }
     others = {"vector": vector_cases, "batched": batched_cases, "epilogue": epilogue_cases, "host": host_cases}
     found = products[group] if group in products else others[group](sizes)
-    return [replace(case, target=least_ratio(case, sizes.large)) for case in found]
+    return [replace(case, target=verdicts.least_ratio(case, sizes.large)) for case in found]
+
+
+def math_relu(value: Any, row: Any, column: Any, bias: Any) -> Any:
+    """Apply a bias per column and ReLU, by way of functions of NumPy and the standard library."""
+    return max(np.float32(value + bias[column]), np.float32(0)) * math.erf(np.float32(9))
+
+
+def host_cases(sizes: Sizes) -> list[Case]:
+    """Return cases of host time per call, for the arrays of each library: calls, plans, and new shapes."""
+    shape, large = sizes.host, sizes.elements > 1 << 20
+    count = 8 if large else 2
+
+    def operands(rig: Rig, library: str, kind: str) -> tuple[Contender, tuple[Any, ...]]:
+        """Return the contender of the public function, and its operands."""
+        options: dict[str, Any] = {}
+        precision = kind if kind in PRECISIONS else IEEE
+        a, b, c = rig.operands(shape)
+        truth = Truth(rig, a, b, precision=precision)
+        if kind == verdicts.BATCH:
+            a, b, c = rig.batch(count, shape)
+            truth = Truth(rig, a[count - 1], b[count - 1])
+        elif kind in (verdicts.EPILOGUE, verdicts.MATHS):
+            bias = rig.random(shape.n)
+            truth = Truth(rig, a, b, bias)
+            function = bias_relu() if kind == verdicts.EPILOGUE else math_relu
+            options = {"epilogue": function, "epilogue_args": (seen_by(library, bias),)}
+        if precision != IEEE:
+            options = {"precision": precision}
+        x, y, z = (seen_by(library, array) for array in (a, b, c))
+
+        def judge(got: Any) -> tuple[float, str]:
+            return truth.judge(got[count - 1] if kind == verdicts.BATCH else got)
+
+        call = functools.partial(numba_gemm.tiled_sgemm, x, y, out=z, **options)
+        return Contender([Turn(call, c, judge)], 1.0), (x, y, z)
+
+    def called(library: str, kind: str) -> Case:
+        def make(rig: Rig) -> dict[str, Contender]:
+            return {OURS: operands(rig, library, kind)[0], CUBLAS: replace(both(rig, shape)[1], work=1.0)}
+
+        return Case("host", verdicts.host_name(library, kind), shape, make, (CUBLAS,), on_host=True)
+
+    def planned(library: str, kind: str) -> Case:
+        def make(rig: Rig) -> dict[str, Contender]:
+            own, (a, b, c) = operands(rig, library, kind)
+            made = numba_gemm.plan(*shape, like=a, precision=kind)
+            turn = replace(own.turns[0], call=functools.partial(made, a, b, out=c))
+            return {OURS: Contender([turn], 1.0), verdicts.THE_CALL: own}
+
+        return Case("host", verdicts.plan_name(library, kind), shape, make, (verdicts.THE_CALL,), on_host=True)
+
+    def new(kind: str) -> Case:
+        def make(rig: Rig) -> dict[str, Contender]:
+            turns = []
+            # The first half loads the kernels of the second. No shape has as many tiles as another: their extents lie
+            # between different multiples of 32, so that none shares the choice of an earlier one.
+            steps = [64 * i + 4 * late for late in (False, True) for i in range(NEW_SHAPES)] if large else [0, 1]
+            for step in steps:
+                a, b, c = rig.operands(shape._replace(m=(16 if large else 1) * shape.m + step))
+                call = functools.partial(numba_gemm.tiled_sgemm, a, b, out=c, precision=kind)
+                turns.append(Turn(call, c, Truth(rig, a, b, precision=kind).judge))
+            return {OURS: Contender(turns, 1.0), CUBLAS: replace(both(rig, shape)[1], work=1.0)}
+
+        return Case("host", verdicts.new_name(kind), shape, make, (CUBLAS,), on_host=True, each_once=True)
+
+    return [
+        *(called(*way) for way in verdicts.HOST_WAYS),
+        *(planned(*way) for way in verdicts.PLAN_WAYS),
+        *(new(kind) for kind in verdicts.NEW_KINDS),
+    ]
+
+
+def seen_by(way: str, array: Any) -> Any:
+    """View memory as an array of another library, which must be available; in the simulator, always NumPy."""
+    if way == "cupy":
+        if (cupy := optional("cupy")) is None:
+            raise ImportError("CuPy is not here, or finds no GPU")
+        return cupy.asarray(array)
+    if way == "numba" and not SIMULATOR:
+        return cuda.as_cuda_array(array)
+    return array

@@ -9,12 +9,29 @@ from typing import Any
 
 import pandas as pd
 
+from numba_gemm.gemm.precision import IEEE
 from numba_gemm.lab.bench.results import OK, geomean
-from numba_gemm.lab.bench.targets import host_calls
 from numba_gemm.lab.bench.targets.case import Case
-from numba_gemm.lab.bench.targets.measure import COLUMNS
+from numba_gemm.simulator.switch import SIMULATOR
 
-__all__ = ["STATISTICS", "Target", "frame_of", "least_ratio", "summary", "targets"]
+COLUMNS = (
+    *("group", "case", "m", "n", "k", "layout", "batch", "us", "tflops", "baseline", "baseline_us", "ratio", "target"),
+    *("status", "error_in_bounds", "rounds", "sm_clock_mhz", "throttle", "note"),
+)
+
+LIBRARIES = ("torch", "cupy", "numba")
+THE_CALL = "the call"  # baseline of plans: the same product by the public function
+BATCH, EPILOGUE, MATHS = "batch of 8", "epilogue", "epilogue that names numpy.float32 and math.erf"
+# Host time per call, at most, in units of torch.matmul(out=).
+HOST_LIMITS = {IEEE: 1.0, BATCH: 1.1, EPILOGUE: 1.4, MATHS: 1.4}
+if not SIMULATOR:
+    HOST_LIMITS |= {"tf32": 1.1, "bf16x6": 1.5, "tf32x3": 1.5, "fp16x3": 1.8}
+PLAN_LIMIT = 0.9  # time of a plan's call, at most, in units of the corresponding call
+NEW_SHAPE_LIMIT_US = 150.0
+HOST_WAYS = tuple((library, kind) for library in LIBRARIES for kind in HOST_LIMITS)
+NEW_KINDS = (IEEE,) if SIMULATOR else (IEEE, "tf32", "bf16x6", "fp16x3")
+PLAN_WAYS = tuple((library, kind) for library in LIBRARIES for kind in NEW_KINDS)
+
 
 Row = Mapping[Any, Any]
 
@@ -32,6 +49,21 @@ class Target:
     column: str = "ratio"  # that the statistic is computed from
 
 
+def host_name(library: str, kind: str) -> str:
+    """Return the name of a case of calls."""
+    return f"{library} arrays, {kind}"
+
+
+def plan_name(library: str, kind: str) -> str:
+    """Return the name of a case of a plan's calls."""
+    return f"plan, {host_name(library, kind)}"
+
+
+def new_name(kind: str) -> str:
+    """Return the name of a case whose shapes are new."""
+    return f"new shape, {kind}"
+
+
 def targets(large: int) -> list[Target]:
     """Return all targets; `large` as in `Sizes`."""
 
@@ -46,11 +78,11 @@ def targets(large: int) -> list[Target]:
 
     def new(name: str) -> Target:
         what = f"host, {name} whose kernel is loaded: microseconds per call"
-        most = host_calls.NEW_SHAPE_LIMIT_US
+        most = NEW_SHAPE_LIMIT_US
         return Target(what, ("host",), "max", at_most=most, rows=is_case(name), column="us")
 
-    called = [(host_calls.host_name(*way), 1 / host_calls.HOST_LIMITS[way[1]]) for way in host_calls.HOST_WAYS]
-    planned = [host_calls.plan_name(*way) for way in host_calls.PLAN_WAYS]
+    called = [(host_name(*way), 1 / HOST_LIMITS[way[1]]) for way in HOST_WAYS]
+    planned = [plan_name(*way) for way in PLAN_WAYS]
     return [
         Target("seed shapes, cuBLAS's time over ours", ("seed",), "geomean", 1.0),
         Target(f"seed shapes from {large} on", ("seed",), "min", 1.0, rows=is_large),
@@ -65,8 +97,8 @@ def targets(large: int) -> list[Target]:
         Target("batched, cuBLAS's time over ours", ("batched",), "min", 0.95),
         Target("bias and ReLU, the plain product's time over theirs", ("epilogue",), "min", 0.98),
         *(host("torch.matmul's time over ours", name, least) for name, least in called),
-        *(host("the call's time over the plan's", name, 1 / host_calls.PLAN_LIMIT) for name in planned),
-        *(new(host_calls.new_name(kind)) for kind in host_calls.NEW_KINDS),
+        *(host("the call's time over the plan's", name, 1 / PLAN_LIMIT) for name in planned),
+        *(new(new_name(kind)) for kind in NEW_KINDS),
     ]
 
 
