@@ -17,7 +17,7 @@ functions, are compiled as ever.
 - `CUDACompiler.define_pipelines` leaves out passes that do nothing for functions without closures, literal unrolling,
   context managers and array expressions.
 - The garbage collector is off meanwhile: a compilation makes millions of objects, and few cycles. It passes over those
-  that are left, and looks at all of them after every eighth compilation.
+  that the first compilations of a process leave.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ UNNEEDED = (
     "WithLifting",
 )
 
-UNCOLLECTED = 8  # compilations, each of which leaves some 10 MB of garbage
+UNCOLLECTED = 4  # first compilations of a process, each of which leaves some 10 MB of garbage
 
 Change = tuple[Any, str, Any]  # an object, the name of an attribute, and its value for the time of a compilation
 
@@ -71,15 +71,13 @@ _compilations = 0
 
 
 def _spare_the_collector() -> None:
-    """Move what a compilation made to the collector's oldest generation, or collect garbage if it is time for that.
+    """Move what one of the first compilations made to the collector's oldest generation.
 
-    A collection of the young objects takes 5 to 10 % of a compilation, and finds few.
+    A collection of the young objects takes 5 to 10 % of a compilation that a product waits for, and finds few.
     """
     global _compilations
     _compilations += 1
-    if _compilations % UNCOLLECTED == 0:
-        gc.collect()
-    elif not gc.get_freeze_count():  # else the program has frozen objects of its own, which are not to be thawed
+    if _compilations <= UNCOLLECTED and not gc.get_freeze_count():  # what the program has frozen is not to be thawed
         gc.freeze()
         gc.unfreeze()
 

@@ -44,11 +44,18 @@ assert not gc.isenabled(), "the program had switched it off"
 gc.enable()
 collections = []
 gc.callbacks.append(lambda phase, info: collections.append(info["generation"]))
-left = [compiled() for _ in range(front_end.UNCOLLECTED - 1)]
-assert not collections
-assert all(node() for node in left), "a young generation was collected"
-left.append(compiled())
-assert not any(node() for node in left[:-1])
+left = [compiled() for _ in range(front_end.UNCOLLECTED)]
+gc.collect(1)
+assert all(node() for node in left), "they are not in the oldest generation"
+collections.clear()
+many = [[] for _ in range(300)]
+assert not collections, "many objects count as young"
+late = compiled()
+gc.collect(1)
+assert not late(), "that of later compilations is collected soon"
+gc.collect()
+assert not any(node() for node in left)
+front_end._compilations = 0
 gc.freeze()
 frozen = gc.get_freeze_count()
 compiled()
@@ -78,5 +85,5 @@ def test_changes_whose_names_are_missing_are_left_out():
     run("-c", MISSING)
 
 
-def test_the_collector_looks_at_several_compilations_at_once():
+def test_the_collector_passes_over_the_first_compilations():
     run("-c", COLLECTOR)
