@@ -31,11 +31,14 @@ from numba_gemm.runtime import front_end
 class Node:
     pass
 
+made = []
+
 def compiled():
     with front_end.faster():
         assert not gc.isenabled()
         node = Node()
         node.node = node
+        made.append([[] for _ in range(10_000)])
         return weakref.ref(node)
 
 gc.disable()
@@ -45,11 +48,9 @@ gc.enable()
 collections = []
 gc.callbacks.append(lambda phase, info: collections.append(info["generation"]))
 left = [compiled() for _ in range(front_end.UNCOLLECTED)]
+assert not collections
 gc.collect(1)
 assert all(node() for node in left), "they are not in the oldest generation"
-collections.clear()
-many = [[] for _ in range(300)]
-assert not collections, "many objects count as young"
 late = compiled()
 gc.collect(1)
 assert not late(), "that of later compilations is collected soon"
