@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pandas as pd
@@ -28,7 +28,7 @@ from numba_gemm.lab.bench.run import NONE, Plan, run
 from numba_gemm.lab.harness.command import UsageError
 from numba_gemm.lab.harness.environment import GRAPHS
 from numba_gemm.lab.harness.experiment import Experiment
-from numba_gemm.runtime.compiler import Cubin, target
+from numba_gemm.runtime.compiler import Cubin, assemble
 from numba_gemm.runtime.device import current_device, device_properties
 from numba_gemm.runtime.driver import device_scope
 from numba_gemm.simulator.probe import driver_error
@@ -70,16 +70,8 @@ def read_only(ptx: str) -> str:
 
 
 def on_read_only_path(cubin: Cubin) -> Cubin:
-    """Link a kernel again from its `read_only` PTX; registers are 0 if the linker has it cached and does not say."""
-    from cuda.core import Linker, LinkerOptions, ObjectCode
-
-    ptx = read_only(cubin.ptx)
-    options = LinkerOptions(arch=target(cubin.cc), ptxas_options=["-v"])
-    linker = Linker(ObjectCode.from_ptx(ptx.encode()), options=options)
-    code = bytes(linker.link("cubin").code)
-    log = linker.get_info_log().strip("\0\n") + linker.get_error_log().strip("\0\n")
-    registers = re.search(r"Used (\d+) registers", log)
-    return replace(cubin, ptx=ptx, code=code, log=log, registers=int(registers[1]) if registers else 0)
+    """Assemble a kernel again from its `read_only` PTX."""
+    return assemble(read_only(cubin.ptx), cubin.cc, cubin.name)
 
 
 def variants(stage: LadderStage, config: TileConfig, cc: tuple[int, int]) -> Iterator[Variant]:
