@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import select
 import subprocess
 import sys
 import threading
@@ -275,6 +276,8 @@ def _serve() -> None:
         pickle.dump(what, answers)
         answers.flush()
 
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
     from numba.core import config
 
     answer(SOURCES)
@@ -288,6 +291,14 @@ def _serve() -> None:
             answer(compile_kernel(kernel, cc, keep_ptx=False))
         except Exception:  # the other process meets the same one, with a traceback
             answer(b"failed")
+
+
+def _end_with_parent() -> None:
+    """End this process, whatever it does, when standard input is closed: the process that started it may be killed."""
+    closed = select.poll()
+    closed.register(0, 0)  # errors and the end of the other side are reported, input is not
+    closed.poll()
+    os._exit(1)
 
 
 if __name__ == "__main__":

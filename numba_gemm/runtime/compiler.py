@@ -20,7 +20,7 @@ import re
 import struct
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..simulator.switch import SIMULATOR
@@ -284,7 +284,6 @@ def compile_cubin(
     """
     if SIMULATOR:
         raise RuntimeError("kernels cannot be compiled under Numba's simulator: unset NUMBA_ENABLE_CUDASIM")
-    from cuda.core import Linker, LinkerOptions, ObjectCode
     from numba import cuda
 
     options = getattr(kernel, "targetoptions", {})
@@ -296,17 +295,15 @@ def compile_cubin(
         name = "kernel_" + name
 
     full_cc: tuple[Any, ...] = (*cc, "a") if cc >= (9, 0) else cc
-    function, settings = (
-        getattr(kernel, "py_func", kernel),
-        {
-            "cc": full_cc,
-            "debug": False,
-            "opt": options.get("opt"),
-            "fastmath": options.get("fastmath", False),
-            "lineinfo": lineinfo,
-            "launch_bounds": launch_bounds,
-        },
-    )
+    function = getattr(kernel, "py_func", kernel)
+    settings = {
+        "cc": full_cc,
+        "debug": False,
+        "opt": options.get("opt"),
+        "fastmath": options.get("fastmath", False),
+        "lineinfo": lineinfo,
+        "launch_bounds": launch_bounds,
+    }
     ptx = ""
     if keep_ptx or not whole_program:
         with _compiling_for(full_cc), _finding_libraries():
@@ -314,17 +311,25 @@ def compile_cubin(
         ptx = _rename_entry(ptx, name)
         _check_parameters(ptx, name, signature)
 
+    if whole_program:
+        with _compiling_for(full_cc), _finding_libraries():
+            ltoir, _ = cuda.compile(function, tuple(signature), device=False, abi="numba", output="ltoir", **settings)
+        cubin = assemble(ltoir, cc, None, max_registers, lineinfo)
+    else:
+        cubin = assemble(ptx, cc, name, max_registers, lineinfo)
+    return replace(cubin, ptx=ptx if keep_ptx else "")
+
+
+def assemble(
+    source: str | bytes, cc: tuple[int, int], name: str | None, max_registers: int | None = None, lineinfo: bool = False
+) -> Cubin:
+    """Assemble PTX, or LTO-IR, whose kernel has a name that the linker tells."""
+    from cuda.core import Linker, LinkerOptions, ObjectCode
+
+    whole_program = isinstance(source, bytes)
     with _finding_libraries():
-        if whole_program:
-            with _compiling_for(full_cc):
-                intermediate, _ = cuda.compile(
-                    function, tuple(signature), device=False, abi="numba", output="ltoir", **settings
-                )
-            source = ObjectCode.from_ltoir(intermediate)
-        else:
-            source = ObjectCode.from_ptx(ptx.encode())
         linker = Linker(
-            source,
+            ObjectCode.from_ltoir(source) if isinstance(source, bytes) else ObjectCode.from_ptx(source.encode()),
             options=LinkerOptions(
                 arch=target(cc),
                 ptxas_options=["-v"],
@@ -336,14 +341,13 @@ def compile_cubin(
         )
         code = bytes(linker.link("cubin").code)
     log = linker.get_info_log().strip("\0\n") + linker.get_error_log().strip("\0\n")
-    if whole_program:
-        name = _entry_name(log)
+    name = _entry_name(log) if name is None else name
     sections = _sections(code)
     registers, local, spill_stores, spill_loads = _resources(name, log, sections)
     return Cubin(
         name=name,
         code=code,
-        ptx=ptx if keep_ptx else "",
+        ptx=source if isinstance(source, str) else "",
         log=log,
         registers=registers,
         shared=_static_shared(sections, name, cc),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pickle
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ import pytest
 from support.compile_stages import compiler_environment
 
 from numba_gemm.kernels import STAGES
+from numba_gemm.kernels.ladder.stage import Variant
 from numba_gemm.runtime import compilation
 
 CC = (9, 0)
@@ -213,6 +215,21 @@ def test_a_worker_that_ends_is_no_error(monkeypatch):
     assert not worker.wait_until_ready()
     assert worker.compile(*TASKS[0]) is None
     worker.stop()
+
+
+def test_a_worker_ends_with_the_process_that_started_it():
+    """Before it has compiled what it was sent."""
+    worker = compilation.Worker()
+    assert worker.wait_until_ready()
+    process = worker._process
+    pickle.dump(
+        ({}, STAGES["stream_k"].kernel_of(STAGES["stream_k"].configs[0], Variant("along1", "across1", False)), CC),
+        process.stdin,
+    )
+    process.stdin.close()
+    assert process.stdout.read() == b""
+    assert process.wait(60) == 1
+    process.stdout.close()
 
 
 def test_jobs(monkeypatch):

@@ -24,6 +24,45 @@ with front_end.faster():
     assert front_end._unneeded_passes()[0][0].define_pipelines.__module__ == front_end.__name__
 """
 
+COLLECTOR = """
+import gc, weakref
+from numba_gemm.runtime import front_end
+
+class Node:
+    pass
+
+made = []
+
+def compiled():
+    with front_end.faster():
+        assert not gc.isenabled()
+        node = Node()
+        node.node = node
+        made.append([[] for _ in range(10_000)])
+        return weakref.ref(node)
+
+gc.disable()
+compiled()
+assert not gc.isenabled(), "the program had switched it off"
+gc.enable()
+collections = []
+gc.callbacks.append(lambda phase, info: collections.append(info["generation"]))
+left = [compiled() for _ in range(front_end.UNCOLLECTED)]
+assert not collections
+gc.collect(1)
+assert all(node() for node in left), "they are not in the oldest generation"
+late = compiled()
+gc.collect(1)
+assert not late(), "that of later compilations is collected soon"
+gc.collect()
+assert not any(node() for node in left)
+front_end._compilations = 0
+gc.freeze()
+frozen = gc.get_freeze_count()
+compiled()
+assert gc.get_freeze_count() == frozen, "the program's own objects were thawed"
+"""
+
 
 def run(*arguments):
     command, environment = [sys.executable, *arguments], compile_stages.compiler_environment()
@@ -45,3 +84,7 @@ def test_machine_code_is_the_same_in_fewer_steps(name):
 
 def test_changes_whose_names_are_missing_are_left_out():
     run("-c", MISSING)
+
+
+def test_the_collector_passes_over_the_first_compilations():
+    run("-c", COLLECTOR)

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import bisect
+import functools
+import hashlib
+import itertools
+import re
+import subprocess
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from numba_gemm.simulator.probe import gpu_environment
+
+Code = dict[str, Any]  # of a job, see `outcomes`
 
 
 def compiler_environment() -> dict[str, str]:
@@ -12,22 +22,117 @@ def compiler_environment() -> dict[str, str]:
     return gpu_environment()
 
 
-def outcome(job: dict[str, Any]) -> dict[str, Any]:
-    """Compile a job, ``{"stage": ..., "config": ..., "cc": [9, 0], "aligned": true}``, and describe its code."""
-    from numba_gemm.inspect import report, sass
+def outcomes(jobs: list[dict[str, Any]]) -> list[Code]:
+    """Compile jobs, ``{"stage": ..., "config": ..., "cc": [9, 0], "aligned": true}``, and describe their code.
+
+    The code that all jobs of a compute capability compile to is read at once: a process of nvdisasm takes 0.2 s before
+    it reads the first instruction.
+    """
+    made = [_compiled(job) for job in jobs]
+    read: dict[int, list[Any]] = {}
+    for cc in dict.fromkeys(one.cubin.cc for one in made):
+        chosen = [i for i, one in enumerate(made) if one.cubin.cc == cc]
+        read |= zip(chosen, instructions([made[i].cubin for i in chosen]))
+    return [_described(one.cubin, one.shared, read[i]) for i, one in enumerate(made)]
+
+
+def assembled(job: dict[str, Any], ccs: list[list[int]]) -> list[Code]:
+    """Compile a job, unless it was the last one, and assemble its PTX for others; the code is not read."""
+    from numba_gemm.runtime.compiler import assemble, target
+
+    made = _compiled(job)
+    found = []
+    for cc in ccs:
+        major, minor = cc
+        ptx, count = re.subn(r"(?m)^\.target \w+", f".target {target((major, minor))}", made.cubin.ptx)
+        assert count == 1
+        cubin = assemble(ptx, (major, minor), made.cubin.name)
+        found.append(_described(cubin, cubin.shared + made.kernel.dynamic_shared, []))
+    return found
+
+
+@functools.lru_cache(maxsize=1)
+def _made(name: str, config_name: str, cc: tuple[int, int], aligned: bool) -> Any:
+    from numba_gemm.inspect import report
     from numba_gemm.kernels import STAGES
 
-    stage = STAGES[job["stage"]]
-    config = next(config for config in stage.configs if config.name == job["config"])
-    compiled = report.compiled(stage, config, tuple(job["cc"]), job["aligned"])
+    config = next(config for config in STAGES[name].configs if config.name == config_name)
+    return report.compiled(STAGES[name], config, cc, aligned)
+
+
+def _compiled(job: dict[str, Any]) -> Any:
+    return _made(job["stage"], job["config"], tuple(job["cc"]), job["aligned"])
+
+
+def _hash(text: str) -> str:
+    """Return a hash of PTX without its target and the numbers of names."""
+    names: dict[str, str] = {}
+    text = re.sub(r"(?m)^\.target \w+", "", text)
+    text = re.sub(r"_ZN\w+|_cudapy_smem_\d+", lambda found: names.setdefault(found[0], f"name{len(names)}"), text)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _described(cubin: Any, shared: int, found: list[Any]) -> Code:
+    from numba_gemm.inspect import sass
+    from numba_gemm.runtime.compiler import machine_code
+
     # Without the floats that blocks exchange, whose accesses are ordered (STRONG) and not part of any claim.
-    weak = [instruction for instruction in compiled.instructions if "STRONG" not in instruction.opcode]
+    weak = [instruction for instruction in found if "STRONG" not in instruction.opcode]
+    loop = sass.main_loop(found)
     return {
-        "registers": compiled.registers,
-        "shared": compiled.shared,
-        "local": compiled.local,
-        "spills": compiled.spills,
-        "opcodes": sass.instruction_mix(compiled.instructions),
+        "ptx": _hash(cubin.ptx),
+        "code": hashlib.sha256(b"".join(machine_code(cubin))).hexdigest(),
+        "registers": cubin.registers,
+        "shared": shared,
+        "local": cubin.local,
+        "spills": cubin.spill_stores + cubin.spill_loads,
+        "opcodes": sass.instruction_mix(found),
         "widths": [[name, bits] for name, bits in sass.access_widths(weak)],
-        "ffma_in_loop": compiled.loop.count("FFMA") if compiled.loop else 0,
+        "ffma_in_loop": loop.count("FFMA") if loop else 0,
     }
+
+
+def instructions(cubins: list[Any]) -> list[list[Any]]:
+    """Return the instructions of several kernels for one compute capability, as `Compiled.instructions` does."""
+    from numba_gemm.inspect import report, sass
+    from numba_gemm.runtime import compiler
+
+    codes = []
+    for cubin in cubins:
+        parts = {name: code for name, code in compiler._sections(cubin.code).items() if name.startswith(".text.")}
+        own = [name for name in parts if not any(word in name for word in report.COMPILERS_OWN)]
+        assert len(own) == 1, f"{cubin.name}: not one function but {', '.join(parts)}"
+        codes.append(parts[own[0]])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "code")
+        path.write_bytes(b"".join(codes))
+        architecture = compiler.target(cubins[0].cc).replace("sm_", "SM")
+        command = [str(sass.find_tool("nvdisasm")), "-b", architecture, str(path)]
+        listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    starts = [0, *itertools.accumulate(map(len, codes))]
+    result: list[list[Any]] = [[] for _ in codes]
+    for found in filter(None, map(sass.INSTRUCTION.match, listing.splitlines())):
+        if found["opcode"] != "NOP" and found["predicate"] != sass.NEVER:
+            number = bisect.bisect_right(starts, int(found["address"], 16)) - 1
+            result[number].append(_instruction(found, starts[number]))
+    return result
+
+
+def read_alike(jobs: list[dict[str, Any]]) -> list[bool]:
+    """Return whether `instructions` are those that the package reads, by job."""
+    made = [_compiled(job) for job in jobs]
+
+    def told(found: list[Any]) -> list[Any]:
+        return [(one.address, one.opcode, one.target) for one in found]
+
+    read = instructions([one.cubin for one in made])
+    return [told(found) == told(one.instructions) for one, found in zip(made, read, strict=True)]
+
+
+def _instruction(found: re.Match[str], start: int) -> Any:
+    from numba_gemm.inspect import sass
+
+    opcode, operands = found["opcode"], found["operands"]
+    jump = re.search(r"0x([0-9a-f]+)$", operands) if opcode.startswith("BRA") else None
+    target = int(jump[1], 16) - start if jump else None
+    return sass.Instruction(int(found["address"], 16) - start, opcode, operands, target)

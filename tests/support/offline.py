@@ -6,6 +6,7 @@ A child process serves all calls of a test process, since starting one costs mor
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import io
 import json
@@ -100,6 +101,7 @@ def main() -> None:
         except Exception:
             answer = None, traceback.format_exc()
         print(json.dumps(answer), file=answers, flush=True)
+        gc.freeze()  # Numba keeps what it has compiled, and the collector would look at all of it again and again
 
 
 if __name__ == "__main__":
