@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -228,6 +230,9 @@ def test_compiled_code_writes_to_out():
 @pytest.mark.parametrize("only", [True, False], ids=["only choice", "beside others"])
 def test_inductor_measures_and_takes_ours(only, products, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    pytest.importorskip("torch._inductor.config")
+    if not hasattr(torch._inductor.config, "external_matmul"):
+        pytest.skip("needs PyTorch 2.5")
     torch._dynamo.reset()
     options = {"max_autotune": True, "external_matmul": [ours.external_matmul("bf16x6")]}
     options["max_autotune_gemm_backends"] = "" if only else "ATEN"
@@ -368,3 +373,14 @@ def test_tangents_are_refused():
         with pytest.raises(NotImplementedError, match=r"pass tensor\.detach\(\)"):
             ours.linear(forward_ad.make_dual(a, a), b.mT)
         close(ours.matmul(a, b), a @ b)
+
+
+@pytest.mark.gpu
+def test_code_of_the_guide_runs():
+    torch._dynamo.reset()
+    text = (Path(__file__).parents[1] / "docs" / "how_to" / "pytorch.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 5
+    namespace: dict = {}
+    for block in blocks:
+        exec(block, namespace)

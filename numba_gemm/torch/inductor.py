@@ -19,8 +19,8 @@ def external_matmul(precision: str = IEEE) -> Callable[..., Tensor]:
     """Return a function for Inductor's option `external_matmul`, a candidate beside its own kernels.
 
     With ``max_autotune``, Inductor measures it for each product of two matrices and takes it where it is the fastest.
-    Inductor keeps no compiled code on disk that may refer to such functions, and logs that it cannot pickle its cache's
-    key.
+    The option exists from PyTorch 2.5 on. Inductor keeps no compiled code on disk that may refer to such functions, and
+    logs that it cannot pickle its cache's key.
 
     Parameters
     ----------
