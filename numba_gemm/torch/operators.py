@@ -31,8 +31,8 @@ def _on_host(a: Tensor, b: Tensor, out: Tensor | None = None, **options: Any) ->
 
     def array(x: Tensor | None) -> Any:
         if x is None or x.device.type != "cpu" or x.layout != torch.strided or x.is_quantized:
-            return x  # others are refused
-        return x.detach().numpy()
+            return x  # refused
+        return x if x.requires_grad and torch.is_grad_enabled() else x.detach().numpy()  # refused, as on a GPU
 
     options["epilogue_args"] = [array(x) for x in options.get("epilogue_args", ())]
     result = tiled_sgemm(array(a), array(b), array(out), **options)
