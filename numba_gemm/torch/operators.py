@@ -1,0 +1,194 @@
+"""Operators that are registered with PyTorch, their gradients, and what they compute.
+
+``numba_gemm::matmul`` and ``numba_gemm::addmm`` have gradients, computed by ``numba_gemm::matmul`` in the same
+precision; ``numba_gemm::matmul_out`` writes to a given tensor and has none. They are defined through
+`torch.library.Library`, which takes less time per call than `torch.library.custom_op`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..api import tiled_sgemm
+from ..gemm.precision import IEEE
+from ..gemm.request import check_takes_epilogue
+from ..runtime.device import device_properties
+from ..simulator.switch import SIMULATOR
+
+__all__ = ["DEVICE", "OPERATORS", "PLAIN", "check_float32", "compute", "compute_into", "compute_sum"]
+
+DEVICE = "cpu" if SIMULATOR else "cuda"  # type of the devices whose tensors are taken
+PLAIN = (Tensor, torch.nn.Parameter)  # types whose memory is read
+
+
+def _on_host(a: Tensor, b: Tensor, out: Tensor | None = None, **options: Any) -> Tensor:
+    """Compute a product of CPU tensors on the simulator; parameters are those of `tiled_sgemm`."""
+
+    def array(x: Tensor | None) -> Any:
+        if x is None or x.device.type != "cpu" or x.layout != torch.strided or x.is_quantized:
+            return x  # refused
+        return x if x.requires_grad and torch.is_grad_enabled() else x.detach().numpy()  # refused, as on a GPU
+
+    options["epilogue_args"] = [array(x) for x in options.get("epilogue_args", ())]
+    result = tiled_sgemm(array(a), array(b), array(out), **options)
+    return torch.from_numpy(result) if out is None else out
+
+
+_sgemm = _on_host if SIMULATOR else tiled_sgemm
+
+
+def _plain(x: Tensor) -> Tensor:
+    """Return a parameter as a plain tensor, which takes the fast path."""
+    return x.detach() if type(x) is torch.nn.Parameter else x
+
+
+def compute(a: Tensor, b: Tensor, alpha: float = 1.0, precision: str = IEEE) -> Tensor:
+    """Compute ``alpha * a @ b``."""
+    return _sgemm(_plain(a), _plain(b), alpha=alpha, precision=precision)
+
+
+def compute_into(
+    out: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0, beta: float = 0.0, precision: str = IEEE
+) -> None:
+    """Compute ``alpha * a @ b + beta * out`` in `out`."""
+    _sgemm(_plain(a), _plain(b), _plain(out), alpha=alpha, beta=beta, precision=precision)
+
+
+def _plus_column(value: Any, row: Any, col: Any, bias: Any) -> Any:
+    return value + bias[col]
+
+
+@cache
+def _adds_in_kernel(device: int, precision: str) -> bool:
+    try:
+        check_takes_epilogue("auto", precision, device_properties(device).cc, _plus_column)
+    except ValueError:
+        return False
+    return True
+
+
+def compute_sum(
+    input: Tensor, a: Tensor, b: Tensor, beta: float = 1.0, alpha: float = 1.0, precision: str = IEEE
+) -> Tensor:
+    """Compute ``alpha * a @ b + beta * input``."""
+    if beta == 0:
+        return compute(a, b, alpha, precision)
+    if beta == 1 and input.shape == b.shape[-1:] and _adds_in_kernel(max(a.get_device(), 0), precision):
+        # With an epilogue, a batch is not computed as one taller matrix unless it is one.
+        taller = a.dim() > 2 and b.dim() == 2 and a.is_contiguous()
+        result = _sgemm(
+            _plain(a).flatten(0, -2) if taller else _plain(a),
+            _plain(b),
+            alpha=alpha,
+            precision=precision,
+            epilogue=_plus_column,
+            epilogue_args=(_plain(input),),
+        )
+        return result.view(*a.shape[:-1], b.shape[-1]) if taller else result
+    check_float32("input", input)
+    out = _empty(a, b).copy_(input)
+    return _sgemm(_plain(a), _plain(b), out, alpha=alpha, beta=beta, precision=precision)
+
+
+def check_float32(name: str, x: Tensor) -> None:
+    """Raise TypeError unless a tensor has the dtype float32."""
+    if x.dtype != torch.float32:
+        raise TypeError(f"{name} has dtype {x.dtype}; expected torch.float32; pass {name}.to(torch.float32)")
+
+
+def _empty(a: Tensor, b: Tensor) -> Tensor:
+    """Return an uninitialised result; raise TypeError or ValueError for operands that do not fit."""
+    for name, x in (("a", a), ("b", b)):
+        check_float32(name, x)
+        if x.dim() < 2:
+            raise ValueError(f"{name} has {x.dim()} dimensions; expected 2 or more; pass {name}.reshape(rows, columns)")
+    if a.shape[-1] != b.shape[-2]:
+        raise ValueError(f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}; expected (..., M, K) and (..., K, N)")
+    return a.new_empty((*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]))
+
+
+def _fake(a: Tensor, b: Tensor, *_: Any) -> Tensor:
+    return _empty(a, b)
+
+
+def _fake_sum(input: Tensor, a: Tensor, b: Tensor, *_: Any) -> Tensor:
+    check_float32("input", input)
+    return _empty(a, b).copy_(input)
+
+
+def _fake_out(out: Tensor, a: Tensor, b: Tensor, *_: Any) -> None:
+    if out.shape != (expected := _empty(a, b).shape):
+        raise ValueError(f"out has shape {tuple(out.shape)}; expected {tuple(expected)}; pass an out of that shape")
+
+
+def _by_columns(x: Tensor) -> bool:
+    return x.stride(-2) < x.stride(-1)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """Keep what the gradients of ``(input,) a, b, (beta,) alpha, precision`` need."""
+    *added, a, b = (x for x in inputs if isinstance(x, Tensor))
+    *betas, ctx.alpha, ctx.precision = (x for x in inputs if not isinstance(x, Tensor))
+    ctx.added = (added[0].shape, betas[0]) if added else None
+    ctx.shapes, ctx.by_columns = (a.shape, b.shape), (_by_columns(a), _by_columns(b))
+    *_, needs_a, needs_b = ctx.needs_input_grad[: len(added) + 2]
+    ctx.save_for_backward(a if needs_b else None, b if needs_a else None)
+
+
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    """Return the gradients of the arguments of either operator, computed by ``numba_gemm::matmul``."""
+    a, b = ctx.saved_tensors
+    (a_shape, b_shape), (a_by_columns, b_by_columns) = ctx.shapes, ctx.by_columns
+
+    def product(x: Tensor, y: Tensor, by_columns: bool) -> Tensor:
+        """Return x @ y in the layout of the operand, so that autograd need not copy it."""
+        if by_columns:
+            return OPERATORS.matmul.default(y.mT, x.mT, ctx.alpha, ctx.precision).mT
+        return OPERATORS.matmul.default(x, y, ctx.alpha, ctx.precision)
+
+    of_a = of_b = None
+    if b is not None:
+        of_a = product(grad, b.mT, a_by_columns).sum_to_size(a_shape)
+    if a is not None:
+        above = grad
+        if len(b_shape) == 2:  # one long sum instead of a batch of products and their sum
+            a, above = a.flatten(0, -2), grad.flatten(0, -2)
+        of_b = product(a.mT, above, b_by_columns).sum_to_size(b_shape)
+    if ctx.added is None:
+        return of_a, of_b, None, None
+    shape, beta = ctx.added
+    of_input = (grad if beta == 1 else grad * beta).sum_to_size(shape) if ctx.needs_input_grad[0] else None
+    return of_input, of_a, of_b, None, None, None
+
+
+_library = torch.library.Library("numba_gemm", "DEF")
+
+
+def _define(schema: str, computed: Callable[..., Any], fake: Callable[..., Any], differentiable: bool = True) -> None:
+    name = schema.partition("(")[0]
+    _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    # On all devices: `tiled_sgemm` refuses operands that it cannot read, and says why.
+    _library.impl(name, computed, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"numba_gemm::{name}", fake, lib=_library)
+    if differentiable:
+        torch.library.register_autograd(f"numba_gemm::{name}", _gradients, setup_context=_save, lib=_library)
+
+
+_define('matmul(Tensor a, Tensor b, float alpha=1.0, str precision="ieee") -> Tensor', compute, _fake)
+_define(
+    'addmm(Tensor input, Tensor a, Tensor b, float beta=1.0, float alpha=1.0, str precision="ieee") -> Tensor',
+    compute_sum,
+    _fake_sum,
+)
+_define(
+    'matmul_out(Tensor(c!) out, Tensor a, Tensor b, float alpha=1.0, float beta=0.0, str precision="ieee") -> ()',
+    compute_into,
+    _fake_out,
+    differentiable=False,
+)
+OPERATORS = torch.ops.numba_gemm

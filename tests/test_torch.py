@@ -1,0 +1,386 @@
+"""What is offered to PyTorch: values, gradients, tracing, compilation, what is replaced, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.operands import check, filled
+
+torch = pytest.importorskip("torch")
+
+import numba_gemm.torch as ours  # noqa: E402
+from numba_gemm.torch import operators  # noqa: E402
+
+DEVICE, OPERATORS = operators.DEVICE, operators.OPERATORS
+pytestmark = pytest.mark.skipif(
+    DEVICE == "cuda" and not torch.cuda.is_available(), reason="PyTorch finds no GPU, and the simulator is off"
+)
+OPCHECK = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+
+
+def tensor(*shape, seed=0, grad=False):
+    return (
+        torch.from_numpy(filled(int(np.prod(shape[:-1])), shape[-1], seed).reshape(shape))
+        .to(DEVICE)
+        .requires_grad_(grad)
+    )
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected.to(found.dtype), atol=1e-4, rtol=1e-4)
+
+
+@pytest.fixture
+def products(monkeypatch):
+    """The precisions of the products that are computed here."""
+    seen, compute = [], operators._sgemm
+
+    def counted(*operands, precision, **options):
+        seen.append(precision)
+        return compute(*operands, precision="ieee", **options)
+
+    monkeypatch.setattr(operators, "_sgemm", counted)
+    return seen
+
+
+# ------------------------------------------------------------------------------------------------------- functions
+
+SHAPES = {  # of a and b
+    "matrices": ((5, 7), (7, 6)),
+    "batch": ((2, 5, 7), (2, 7, 6)),
+    "shared b": ((2, 3, 5, 7), (7, 6)),
+    "broadcast": ((3, 1, 5, 7), (2, 7, 6)),
+    "no terms": ((5, 0), (0, 6)),
+}
+INPUTS = {"bias": (6,), "column": (5, 1), "matrix": (5, 6), "scalar": ()}
+
+
+def operands(shapes, layout="rows"):
+    """Leaves that require grad, in rows or in columns."""
+    found = []
+    for seed, shape in enumerate(shapes):
+        x = tensor(*shape, seed=seed) if shape else torch.tensor(0.5, device=DEVICE)
+        found.append((x.mT.contiguous().mT if layout == "columns" and x.dim() > 1 else x).requires_grad_())
+    return found
+
+
+@pytest.mark.parametrize("layout", ["rows", "columns"])
+@pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
+def test_matmul_and_its_gradients(shapes, layout):
+    a, b = operands(shapes, layout)
+    result = ours.matmul(a, b)
+    close(result, a.detach() @ b.detach())
+    weights = tensor(*result.shape, seed=3)
+    found = torch.autograd.grad(result, (a, b), weights)
+    for one, expected, x in zip(found, torch.autograd.grad(a @ b, (a, b), weights), (a, b), strict=True):
+        close(one, expected)
+        if x.dim() == 2 and x.numel():
+            assert one.stride() == x.stride(), "autograd would copy it"
+
+
+@pytest.mark.parametrize("factors", [(1, 1), (0.5, 2), (0, 1)], ids=str)
+@pytest.mark.parametrize("batch", [(), (2,)], ids=["matrix", "batch"])
+@pytest.mark.parametrize("shape", INPUTS.values(), ids=INPUTS)
+def test_addmm_and_its_gradients(shape, batch, factors):
+    beta, alpha = factors
+    leaves = operands([shape, (*batch, 5, 7), (7, 6)])
+
+    def expected(c, a, b):
+        return beta * c + alpha * (a @ b)
+
+    result = ours.addmm(*leaves, beta=beta, alpha=alpha)
+    close(result, expected(*leaves).detach())
+    with torch.no_grad():  # without an operator
+        close(ours.addmm(*leaves, beta=beta, alpha=alpha), result)
+    weights = tensor(*result.shape, seed=3)
+    found = torch.autograd.grad(result, leaves, weights)
+    for one, other in zip(found, torch.autograd.grad(expected(*leaves), leaves, weights), strict=True):
+        close(one, other)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_linear_is_that_of_a_layer(bias):
+    layer, x = torch.nn.Linear(7, 6, bias=bias, device=DEVICE), tensor(2, 5, 7)
+    found, expected = ours.linear(x, layer.weight, layer.bias), layer(x)
+    close(found, expected.detach())
+    for one, other in zip(*(torch.autograd.grad(y.square().sum(), layer.parameters()) for y in (found, expected))):
+        close(one, other)
+        assert one.is_contiguous()
+
+
+def test_results_are_written_to_out():
+    a, b, out = tensor(5, 7), tensor(7, 6, seed=1), tensor(6, 5, seed=2).T
+    version, before = out._version, out.clone()
+    assert ours.matmul(a, b, out=out) is out
+    assert out._version > version or DEVICE == "cpu"
+    close(out, a @ b)
+    ours.addmm(before, a, b, beta=2, out=out)
+    close(out, 2 * before + a @ b)
+    ours.addmm(out, a, b, alpha=-1, out=out)
+    close(out, 2 * before)
+    with pytest.raises(RuntimeError, match=r"requires grad; .* torch\.no_grad\(\)"):
+        ours.matmul(a.requires_grad_(), b, out=out)
+    with torch.no_grad():
+        close(ours.matmul(a, b, out=out), a @ b)
+
+
+def test_error_is_within_the_bound():
+    a, b = tensor(40, 70), tensor(70, 30, seed=1, grad=True)
+    found = ours.matmul(a, b).detach().cpu().numpy()
+    check(found, a.cpu().numpy(), b.detach().cpu().numpy())
+
+
+def test_only_what_a_gradient_needs_is_kept():
+    a, b = tensor(5, 7), tensor(7, 6, grad=True)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(tuple(x.shape)) or x, lambda x: x):
+        ours.matmul(a, b)
+        ours.matmul(a.requires_grad_(), b.detach())
+    assert kept == [(5, 7), (7, 6)]
+
+
+def test_gradients_have_the_precision_of_the_product(products):
+    layer = torch.nn.Linear(7, 6, device=DEVICE)
+    x = tensor(5, 7, grad=True)
+    y = ours.linear(x, layer.weight, layer.bias, precision="bf16x6")
+    (first,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    first.square().sum().backward()
+    assert set(products) == {"bf16x6"}
+    assert len(products) > 4
+
+
+def test_calls_without_gradients_use_no_operator(monkeypatch):
+    a, b, out = tensor(5, 7), torch.nn.Parameter(tensor(7, 6)), tensor(5, 6)
+    used = []
+
+    class Seen(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            used.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with torch.no_grad(), monkeypatch.context() as patch:
+        patch.setattr(ours.functions, "OPERATORS", None)
+        close(ours.matmul(a, b), a @ b)
+        ours.matmul(a, b, out=out)
+        ours.linear(a, b.mT, out[0])
+    with torch.no_grad(), Seen():
+        ours.matmul(a, b)
+    assert OPERATORS.matmul.default in used
+
+
+# ------------------------------------------------------------------------------------------------------- operators
+
+
+@pytest.mark.parametrize(("shapes", "layout"), [(SHAPES["matrices"], "columns"), (SHAPES["shared b"], "rows")], ids=str)
+def test_operators_are_registered_correctly(shapes, layout):
+    a, b = operands(shapes, layout)
+    out = torch.empty_like((a @ b).detach())
+    for operator, arguments in {
+        OPERATORS.matmul.default: (a, b, 2.0, "ieee"),
+        OPERATORS.addmm.default: (tensor(6, grad=True), a, b),
+        OPERATORS.matmul_out.default: (out, a.detach(), b.detach(), 2.0, 0.5),
+    }.items():
+        found = torch.library.opcheck(operator, arguments, test_utils=OPCHECK)
+        assert set(found.values()) == {"SUCCESS"}
+
+
+@pytest.mark.filterwarnings("ignore:Input #. requires gradient and is not a double precision:UserWarning")
+@pytest.mark.parametrize("shapes", [((2, 3), (3, 2)), ((2, 1, 2), (2, 1))], ids=str)
+def test_gradients_are_those_of_differences(shapes):
+    # Products are linear in each operand, so large steps add no error.
+    a, b = operands(shapes)
+    bias = tensor(b.shape[-1], grad=True)
+    options = {"eps": 0.5, "atol": 1e-3, "rtol": 1e-3}
+    assert torch.autograd.gradcheck(ours.matmul, (a, b), **options)
+    assert torch.autograd.gradcheck(partial(ours.addmm, alpha=2, beta=0.5), (bias, a, b), **options)
+    assert torch.autograd.gradgradcheck(ours.matmul, (a, b), **options)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_code_is_one_graph(backend, products):
+    torch._dynamo.reset()
+    weight, bias = tensor(6, 7, grad=True), tensor(6, grad=True)
+
+    def loss(x):
+        y = torch.relu(ours.linear(x, weight, bias, precision="tf32"))
+        return ours.matmul(y, weight, precision="tf32").square().sum()
+
+    compiled = torch.compile(loss, backend=backend, fullgraph=True)
+    for rows in (5, 4, 3):  # other shapes are traced anew, or with symbolic extents
+        found, expected = (torch.autograd.grad(f(tensor(rows, 7)), (weight, bias)) for f in (compiled, loss))
+        for one, other in zip(found, expected, strict=True):
+            close(one, other)
+    assert set(products) == {"tf32"}
+
+
+def test_compiled_code_writes_to_out():
+    torch._dynamo.reset()
+    a, b, out = tensor(5, 7), tensor(7, 6), tensor(5, 6)
+    before = out.clone()
+    compiled = torch.compile(lambda c: ours.addmm(c, a, b, out=c) * 2, backend="aot_eager", fullgraph=True)
+    close(compiled(out), 2 * (before + a @ b))
+    close(out, before + a @ b)
+
+
+@pytest.mark.filterwarnings("ignore")  # Inductor's own
+@pytest.mark.parametrize("only", [True, False], ids=["only choice", "beside others"])
+def test_inductor_measures_and_takes_ours(only, products, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    pytest.importorskip("torch._inductor.config")
+    if not hasattr(torch._inductor.config, "external_matmul"):
+        pytest.skip("needs PyTorch 2.5")
+    torch._dynamo.reset()
+    options = {"max_autotune": True, "external_matmul": [ours.external_matmul("bf16x6")]}
+    options["max_autotune_gemm_backends"] = "" if only else "ATEN"
+    a, b = tensor(12, 8), tensor(8, 16, seed=1)
+    compiled = torch.compile(lambda a, b: torch.relu(a @ b), options=options, fullgraph=True)
+    close(compiled(a, b), torch.relu(a @ b))
+    measured = len(products)
+    assert measured > 0
+    compiled(a, b)
+    if only:
+        assert len(products) == measured + 1
+
+
+# -------------------------------------------------------------------------------------------------------- override
+
+
+def replaced_products():
+    x, y, bias = tensor(2, 5, 7), tensor(2, 7, 5), tensor(5)
+    layer = torch.nn.Linear(7, 6, device=DEVICE)
+    return {
+        "mm": (1, lambda: torch.mm(x[0], y[0])),
+        "bmm": (1, lambda: torch.bmm(x, y)),
+        "addmm": (1, lambda: torch.addmm(bias, x[0], y[0], beta=0.5, alpha=2)),
+        "baddbmm": (1, lambda: torch.baddbmm(bias, x, y, beta=0)),
+        "matmul": (1, lambda: x @ y),
+        "linear": (1, lambda: layer(x)),
+        "einsum": (1, lambda: torch.einsum("bij,bjk->bik", x, y)),
+        "backward": (2, lambda: torch.autograd.grad(layer(x).square().sum(), layer.weight)[0]),
+        "float64": (0, lambda: x.double() @ y.double()),
+        "bfloat16": (0, lambda: x.bfloat16() @ y.bfloat16()),
+        "vector": (0, lambda: x[0] @ y[0, :, 0]),
+        "sparse": (0, lambda: x[0].to_sparse() @ y[0]),
+        "meta": (0, lambda: (x.to("meta") @ y.to("meta")).new_zeros(1, device=DEVICE)),
+        "out": (0, lambda: torch.mm(x[0], y[0], out=x.new_empty(5, 5))),
+        "add": (0, lambda: x + x),
+    }
+
+
+@pytest.mark.parametrize("name", replaced_products())
+def test_products_are_replaced_in_the_context(name, products):
+    expected, call = replaced_products()[name]
+    right = call().detach()
+    assert products == []
+    with ours.override(precision="tf32"):
+        found = call()
+    assert products == ["tf32"] * expected
+    close(found.detach(), right)
+    call()
+    assert len(products) == expected, "outside of the context"
+
+
+@pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
+def test_products_are_replaced_without_grad_mode(mode, products):
+    layer, x = torch.nn.Linear(7, 6, device=DEVICE), tensor(2, 5, 7)
+    expected = layer(x).detach()
+    with getattr(torch, mode)(), ours.override():
+        close(layer(x), expected)
+        assert products == ["ieee"]
+        torch.einsum("bij,kj->bik", x, layer.weight)
+    assert products == ["ieee"] * 2
+
+
+def test_autocast_is_left_to_pytorch(products):
+    layer, x = torch.nn.Linear(7, 6, device=DEVICE), tensor(5, 7)
+    with ours.override(), torch.autocast(DEVICE, dtype=torch.bfloat16):
+        assert layer(x).dtype is torch.bfloat16
+    assert products == []
+
+
+def test_errors_in_the_context_are_those_of_pytorch():
+    with ours.override(), pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        torch.mm(tensor(5, 7), tensor(5, 7))
+    for make in (ours.override, ours.external_matmul):
+        with pytest.raises(ValueError, match="precision is 'fp16'; expected one of ieee"):
+            make(precision="fp16")
+
+
+# --------------------------------------------------------------------------------- tensors that are not plain ones
+
+
+class Named(torch.Tensor):
+    """A subclass without an implementation of its own."""
+
+
+def test_tensors_without_data_give_such_results():
+    from torch._subclasses import FakeTensorMode
+
+    meta = ours.addmm(
+        torch.empty(6, device="meta"), torch.empty(2, 5, 7, device="meta"), torch.empty(7, 6, device="meta")
+    )
+    assert (meta.device.type, meta.shape) == ("meta", (2, 5, 6))
+    with FakeTensorMode() as mode:
+        a, b = mode.from_tensor(tensor(5, 7)), mode.from_tensor(tensor(7, 6))
+        assert ours.matmul(a, b).shape == (5, 6)
+
+
+def test_subclasses_and_negations_are_computed():
+    a, b = tensor(5, 7), tensor(7, 6, seed=1)
+    close(ours.matmul(torch._neg_view(a), b), -(a @ b))
+    found = ours.matmul(a.as_subclass(Named), b)
+    assert type(found) is Named
+    close(found.as_subclass(torch.Tensor), a @ b)
+    batch = tensor(2, 5, 7)
+    close(torch.func.vmap(lambda x: ours.matmul(x, b))(batch), batch @ b)
+
+
+REFUSED = [
+    (lambda x: x.double(), TypeError, r"a has dtype .*float64; expected"),
+    (lambda x: x[0], ValueError, r"a has 1 dimensions.*; pass a\.reshape\(rows, columns\)"),
+    (lambda x: x[:, :4], ValueError, r"a has shape \(5, 4\)"),
+    (lambda x: x.to_sparse(), TypeError, "a is a PyTorch tensor"),
+    (lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), TypeError, "a is a PyTorch tensor|quantized"),
+]
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's, about quantized tensors
+@pytest.mark.parametrize(("change", "error", "words"), REFUSED)
+@pytest.mark.parametrize("grad", [False, True], ids=["direct", "operator"])
+def test_tensors_that_are_refused(change, error, words, grad):
+    with pytest.raises(error, match=words):
+        ours.matmul(change(tensor(5, 7)), tensor(7, 6, grad=grad))
+
+
+def test_dtypes_are_not_cast():
+    a, b, c = tensor(5, 7), tensor(7, 6), tensor(5, 6).double()
+    for out in (None, tensor(5, 6)):
+        with pytest.raises(TypeError, match=r"input has dtype torch\.float64"):
+            ours.addmm(c, a, b, out=out)
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own
+def test_tangents_are_refused():
+    a, b = tensor(5, 7), tensor(7, 6)
+    with pytest.raises(NotImplementedError, match="forward-mode tangent"):
+        torch.func.jvp(lambda x: ours.matmul(x, b), (a,), (a,))
+    forward_ad = torch.autograd.forward_ad
+    with forward_ad.dual_level():
+        with pytest.raises(NotImplementedError, match=r"pass tensor\.detach\(\)"):
+            ours.linear(forward_ad.make_dual(a, a), b.mT)
+        close(ours.matmul(a, b), a @ b)
+
+
+@pytest.mark.gpu
+def test_code_of_the_guide_runs():
+    torch._dynamo.reset()
+    text = (Path(__file__).parents[1] / "docs" / "how_to" / "pytorch.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 5
+    namespace: dict = {}
+    for block in blocks:
+        exec(block, namespace)
