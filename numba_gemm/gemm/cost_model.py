@@ -66,12 +66,11 @@ class Rate:
 # By stage and block tile; configurations that win nowhere are left out. `resident` follows from registers, threads and
 # shared memory.
 RATES: dict[tuple[str, int, int, int], Rate] = {
-    ("register_prefetch", 128, 128, 8): Rate(0.64, alone=710, resident=2),
+    ("register_prefetch", 64, 64, 16): Rate(0.53, alone=1030, resident=4),
+    ("register_prefetch", 128, 128, 16): Rate(0.69, alone=2210, resident=2),
+    ("register_prefetch", 128, 256, 16): Rate(0.72, alone=680, resident=1),
     ("shared_tile", 16, 16, 16): Rate(0.12, alone=670, resident=8),
     ("shared_tile", 32, 32, 32): Rate(0.136, alone=1500, resident=2),
-    ("warp_tiled", 64, 64, 16): Rate(0.53, alone=1030, resident=4),
-    ("warp_tiled", 128, 128, 16): Rate(0.69, alone=2210, resident=2),
-    ("warp_tiled", 128, 256, 16): Rate(0.72, alone=680, resident=1),
     ("stream_k", 128, 256, 16): Rate(0.994, alone=3430, resident=1, floats=1.09),
     ("stream_k", 256, 128, 16): Rate(0.957, alone=3435, resident=1, floats=1.03),
     ("stream_k", 128, 128, 16): Rate(0.85, alone=2945, resident=2),
