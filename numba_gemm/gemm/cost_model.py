@@ -224,11 +224,11 @@ def memory_clocks(elements: int, bandwidth: float, clock_hz: float) -> float:
 def rated(cc: tuple[int, int]) -> tuple[tuple[LadderStage, TileConfig], ...]:
     """Return the configurations that have a rate, of the stages that serve a compute capability best.
 
-    A stage with a schedule serves every shape and layout better than the stages before it; where it runs, they are left
-    out.
+    A stage that takes any layout with a schedule serves every shape better than the stages before it; where it runs,
+    they are left out.
     """
     able = [stage for stage in LADDER.values() if stage.runs_on(cc)]
-    stages = [stage for stage in able if stage.schedule is not None] or able
+    stages = [stage for stage in able if stage.takes_variants] or able
     return tuple((stage, config) for stage in stages for config in stage.configs if rate_of(stage, config) is not None)
 
 

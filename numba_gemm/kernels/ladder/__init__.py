@@ -14,34 +14,24 @@ from ..code import Code
 from .stage import DEFAULT_ORDER, LadderStage, TileConfig, partition_layout
 
 
-def _buffered_tiles():
-    """Return the configurations of the stages that copy through registers: two slots in dynamic memory, A padded."""
+def _large(BM, BN, BK, TM, TN, WM, WN, order=DEFAULT_ORDER, min_blocks=0):
+    """Return tiles of the stages from bigger_tiles on: two slots in dynamic shared memory, A padded."""
+    return TileConfig(BM, BN, BK, TM, TN, WM, WN, 2, pad=4, dynamic=True, min_blocks=min_blocks, order=order)
+
+
+def _large_tiles(order=DEFAULT_ORDER):
+    """Return the configurations of these stages, in an order of products."""
     return (
-        TileConfig(BM=128, BN=256, BK=16, TM=8, TN=16, WM=64, WN=64, slots=2, pad=4, dynamic=True),
-        TileConfig(BM=128, BN=128, BK=16, TM=8, TN=16, WM=64, WN=64, slots=2, pad=4, dynamic=True, min_blocks=2),
-        TileConfig(BM=128, BN=128, BK=8, TM=8, TN=8, WM=32, WN=64, slots=2, pad=4, dynamic=True, min_blocks=2),
-        TileConfig(BM=64, BN=64, BK=16, TM=8, TN=4, WM=32, WN=32, slots=2, pad=4, dynamic=True),
+        _large(128, 256, 16, 8, 16, 64, 64, order),
+        _large(128, 128, 16, 8, 16, 64, 64, order, min_blocks=2),
+        _large(64, 128, 16, 8, 8, 32, 64, order),
+        _large(64, 64, 16, 8, 4, 32, 32, order),
     )
-
-
-def _copied(BM, BN, BK, TM, TN, WM, WN, slots, order=DEFAULT_ORDER, min_blocks=0):
-    """Return tiles of the stages that copy asynchronously: slots in dynamic shared memory, A padded."""
-    return TileConfig(BM, BN, BK, TM, TN, WM, WN, slots, pad=4, dynamic=True, min_blocks=min_blocks, order=order)
 
 
 def _moving(BM, BN, BK, TM, TN, WM, WN, min_blocks=0):
     """Return tiles of stream_k: two slots in dynamic shared memory, A and B padded."""
     return TileConfig(BM, BN, BK, TM, TN, WM, WN, 2, pad=4, pad_b=4, dynamic=True, min_blocks=min_blocks, order="snake")
-
-
-def _copied_tiles(order):
-    """Return the configurations of the stages that copy asynchronously, in this order of products."""
-    return (
-        _copied(128, 256, 16, 8, 16, 64, 64, 3, order),
-        _copied(128, 128, 16, 8, 16, 64, 64, 3, order, min_blocks=2),
-        _copied(64, 128, 16, 8, 8, 32, 64, 4, order),
-        _copied(64, 64, 16, 8, 4, 32, 32, 4, order),
-    )
 
 
 RECORDS = (
@@ -115,8 +105,8 @@ RECORDS = (
         name="warp_tiled",
         summary="block, warp and thread tiles, larger and nearly square, in dynamic shared memory",
         build=Code("ladder.warp_tiled"),
-        configs=_buffered_tiles(),
-        test_config=TileConfig(BM=32, BN=32, BK=8, TM=8, TN=4, WM=32, WN=32, slots=2, pad=4, dynamic=True),
+        configs=_large_tiles(),
+        test_config=_large(32, 32, 8, 8, 4, 32, 32),
         vectorized=True,
         ordered=True,
         whole_tiles=True,
@@ -125,8 +115,8 @@ RECORDS = (
         name="register_prefetch",
         summary="the next k-step's fragments load while this one computes",
         build=Code("ladder.register_prefetch"),
-        configs=_buffered_tiles(),
-        test_config=TileConfig(BM=32, BN=32, BK=8, TM=8, TN=4, WM=32, WN=32, slots=2, pad=4, dynamic=True),
+        configs=_large_tiles(),
+        test_config=_large(32, 32, 8, 8, 4, 32, 32),
         vectorized=True,
         ordered=True,
         whole_tiles=True,
@@ -135,43 +125,47 @@ RECORDS = (
         name="async_copy",
         summary="cp.async through three or more slots, past the registers",
         build=Code("ladder.async_copy"),
-        configs=_copied_tiles(DEFAULT_ORDER),
-        test_config=_copied(32, 32, 8, 8, 4, 32, 32, 3),
+        configs=_large_tiles(),
+        test_config=_large(32, 32, 8, 8, 4, 32, 32),
         vectorized=True,
         ordered=True,
         min_cc=(8, 0),
+        whole_tiles=True,
     ),
     LadderStage(
         name="moving_addresses",
         summary="addresses that move instead of indices",
         build=Code("ladder.moving_addresses"),
-        configs=_copied_tiles(DEFAULT_ORDER),
-        test_config=_copied(32, 32, 8, 8, 4, 32, 32, 3),
+        configs=_large_tiles(),
+        test_config=_large(32, 32, 8, 8, 4, 32, 32),
         vectorized=True,
         ordered=True,
         min_cc=(8, 0),
+        whole_tiles=True,
     ),
     LadderStage(
         name="snake_order",
         summary="moving_addresses with products in snake order: fewer conflicts of register banks",
         build=Code("ladder.moving_addresses"),
-        configs=_copied_tiles("snake"),
-        test_config=_copied(32, 32, 8, 8, 4, 32, 32, 3, "snake"),
+        configs=_large_tiles("snake"),
+        test_config=_large(32, 32, 8, 8, 4, 32, 32, "snake"),
         vectorized=True,
         ordered=True,
         min_cc=(8, 0),
+        whole_tiles=True,
     ),
     LadderStage(
         name="basic_stream_k",
         summary="equal parts of the k-tiles for all blocks",
         build=Code("ladder.basic_stream_k"),
-        configs=_copied_tiles("snake"),
-        test_config=_copied(32, 32, 8, 8, 4, 32, 32, 3, "snake"),
+        configs=_large_tiles("snake"),
+        test_config=_large(32, 32, 8, 8, 4, 32, 32, "snake"),
         schedule=partition_layout,
         plain=True,
         vectorized=True,
         ordered=True,
         min_cc=(8, 0),
+        whole_tiles=True,
     ),
     LadderStage(
         name="stream_k",

@@ -18,13 +18,14 @@ from ...device.store import row_store
 from ...device.units import WARP
 from ...simulator.switch import hardware_only
 from .moving_addresses import main_loop
+from .stage import ANY
 
 
-def build(config, aligned):
+def build(config, fit):
     BM, BN, BK, TM, TN, WM, WN = config.BM, config.BN, config.BK, config.TM, config.TN, config.WM, config.WN
     LANES_M, LANES_N = WM // TM, WN // TN  # lanes of a warp along rows and columns
-    accumulate = main_loop(config, aligned)
-    store_row = row_store(TN, 4 * LANES_N, aligned)
+    accumulate = main_loop(config, fit)
+    store_row = row_store(TN, 4 * LANES_N, fit != ANY)
     store_partial_row, load_partial_row = row_partial(TN, config.threads, BM * BN)
 
     @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
@@ -56,9 +57,8 @@ def build(config, aligned):
             for i in range(TM):
                 for j in range(TN):
                     acc[i, j] = float32(0)
-            k0 = int64(first) * BK
-            cuda.syncthreads()  # all threads have read the last tile's fragments before these copies overwrite them
-            accumulate(tiles, a, b, block_row, block_col, row, col, k0, min(int64(last) * BK, k) - k0, acc)
+            cuda.syncthreads()  # all threads have read ahead in the last tile before these copies overwrite it
+            accumulate(tiles, a, b, block_row, block_col, row, col, int64(first) * BK, min(int64(last) * BK, k), acc)
 
             complete = True
             if uint32(last - first) < k_tiles:

@@ -1,87 +1,98 @@
 """moving_addresses: each thread keeps the addresses of its copies and adds to them.
 
-Bottleneck before: one instruction in eight is not a multiply-add. Most of the others compute addresses from indices and
-    strides, and compare indices with the edges, again for every tile.
+Bottleneck before: one instruction in ten is not a multiply-add. Many of them compute addresses from indices and strides,
+    again for every tile.
 Idea: addresses in place of indices. Before the loop, each thread computes where its copies begin in global and in
-    shared memory. In the loop it adds a tile's length to the former and a slot's to the latter; what differs from one
-    copy to the next by a constant is part of the instruction. `pinned` values cannot be computed again, which the
-    compiler would do in every tile to save a register. Rows of A and columns of B beyond the last are replaced by the
-    last one, since their results are never stored: only k is compared with its end.
+    shared memory. For each tile it adds a constant to the former, and the other buffer's distance to the latter. Where
+    copies or fragments differ by a constant, that is part of the instruction. `pinned` values cannot be computed again,
+    which the compiler would do in every tile to save a register. Rows of A and columns of B beyond the last are
+    replaced by the last, since their results are never stored, so only k is compared with its end.
 Traffic: the same.
-Registers and shared memory: as async_copy, and addresses in place of indices: one of 64 bits for each row of A that the
-    thread copies, and one for B.
+Registers and shared memory: as async_copy, and addresses in place of indices: one of 64 bits for each vector of A that
+    the thread copies, and one for B.
 Limits: register banks. A multiply-add reads three registers, and two of them often lie in the same of two banks, which
-    then needs a second clock.
+    then takes a clock more.
 """
 
-from numba import cuda, float32, int32, int64, uint32
+from numba import cuda, float32, int64, uint32
 
 from ...device.address import (
     address_of,
     col_step,
     copy4_or_zero,
     copy16_or_zero,
+    global_load4_or_zero,
     pinned,
     row_step,
     shared_address,
     shared_load4,
+    shared_store1,
 )
 from ...device.async_copy import commit_group, wait_group
 from ...device.outer_product import outer_product
 from ...device.store import row_store
 from ...device.units import WARP
+from ...device.vector import fetch4_any
 from ...simulator.switch import device_function, hardware_only
-from .stage import require
-
-COPY_K = 8  # consecutive k of a row of A that adjacent threads copy: one sector
+from .stage import ANY, WHOLE, require
 
 
-def main_loop(config, aligned):
+def main_loop(config, fit):
     """Return a device function that adds terms of their sums to the accumulators of a block tile."""
     BM, BN, BK, TM, TN, WM, WN = config.BM, config.BN, config.BK, config.TM, config.TN, config.WM, config.WN
-    THREADS, SLOTS = config.threads, config.slots
-    A_ROWS = THREADS // COPY_K  # rows of A that the block copies at a time
-    A_COPIES = BM // max(A_ROWS, 1)  # per thread and sector
-    B_WIDTH = 4 if aligned else 1  # floats of B per copy
+    THREADS = config.threads
+    A_VECTORS = max(BK // 4, 1)  # per row of A's tile
+    A_ROWS = THREADS // A_VECTORS  # rows of A that the block copies at a time
+    A_LOADS = BM // max(A_ROWS, 1)  # vectors of A that each thread stages
+    B_WIDTH = 1 if fit == ANY else 4  # floats of B per copy
     B_ROWS = max(THREADS * B_WIDTH // BN, 1)  # rows of B that the block copies at a time
     LANES_M, LANES_N = WM // TM, WN // TN  # lanes of a warp along rows and columns
     A_PITCH, B_PITCH = 4 * (BM + config.pad), 4 * BN  # bytes from one k to the next
-    B_START = BK * A_PITCH  # bytes from the start of a slot to its tile of B
-    SLOT = B_START + BK * B_PITCH  # bytes per slot
-    IN_FLIGHT = SLOTS - 2  # groups that may be in flight when the next tile is needed
+    B_START = BK * A_PITCH  # bytes from the start of a buffer to its tile of B
+    BUFFER = B_START + BK * B_PITCH  # bytes per buffer
     require(
         config,
         {
             "TM % 4 == 0, TN is 4, 8 or 16": TM % 4 == 0 and TN in (4, 8, 16),
             "warps have tiles: WM > 0": WM > 0,
-            "BK % 8 == 0": BK % COPY_K == 0,
-            "copies cover A's tile: threads % 8 == 0 and BM % (threads/8) == 0": (
-                A_ROWS > 0 and THREADS % COPY_K == 0 and BM % A_ROWS == 0
+            "BK % 4 == 0": BK % 4 == 0,
+            "pad % 4 == 0": config.pad % 4 == 0,
+            "copies cover A's tile: threads % (BK/4) == 0 and BM % (threads/(BK/4)) == 0": (
+                A_ROWS > 0 and THREADS % A_VECTORS == 0 and BM % A_ROWS == 0
             ),
             "copies cover B's tile, a whole number of its rows at a time": (
                 THREADS * B_WIDTH % BN == 0 and BK % B_ROWS == 0
             ),
-            "three or more slots": SLOTS >= 3,
-            "pad % 4 == 0": config.pad % 4 == 0,
+            "two buffers: slots == 2": config.slots == 2,
             "dynamic shared memory": config.dynamic,
         },
     )
+    copy_b = copy4_or_zero if fit == ANY else copy16_or_zero
     multiply = outer_product(TM, TN, config.order)  # one k-step; acc[i, j] += a_frag[i] * b_frag[j] for all i, j
-    copy_b = copy16_or_zero if aligned else copy4_or_zero
 
     @device_function
-    def start_copies(tiles, a, b, a_at, b_at, a_to, b_to, a_left, b_left):
-        """Start this thread's copies of the next tiles, as one group; of its rows, a_left and b_left k exist."""
-        for p in range(0, BK, COPY_K):
-            for i in range(A_COPIES):
-                to = uint32(a_to + p * A_PITCH + 4 * i * A_ROWS)
-                copy4_or_zero(tiles, to, a, a_at[i] + p * col_step(a), p < a_left)
+    def fetch(a, at, row, k, end):
+        """Read a[row, k:k+4], which is at an address; zeros from k = end on."""
+        if fit == ANY:
+            return fetch4_any(a, row, k)
+        return global_load4_or_zero(a, at, fit == WHOLE or k < end)
+
+    @device_function
+    def start_copies(tiles, b, b_at, b_to, k, end):
+        """Start this thread's copies of B's tile, the first of which is of row k, as one group."""
         for p in range(0, BK, B_ROWS):
-            copy_b(tiles, uint32(b_to + p * B_PITCH), b, b_at[0] + p * row_step(b), p < b_left)
+            inside = fit == WHOLE or k + p < end
+            copy_b(tiles, uint32(b_to + p * B_PITCH), b, b_at + p * row_step(b), inside)
         commit_group()
-        for i in range(A_COPIES):
-            a_at[i] += BK * col_step(a)
-        b_at[0] += BK * row_step(b)
+
+    @device_function
+    def store_a(tiles, a_to, i, values):
+        """Store four k of a row of A's tile, transposing."""
+        to = uint32(a_to + 4 * i * A_ROWS)
+        shared_store1(tiles, to, values[0])
+        shared_store1(tiles, uint32(to + A_PITCH), values[1])
+        shared_store1(tiles, uint32(to + 2 * A_PITCH), values[2])
+        shared_store1(tiles, uint32(to + 3 * A_PITCH), values[3])
 
     @device_function
     def read_fragments(tiles, a_from, b_from, p, a_frag, b_frag):
@@ -94,71 +105,84 @@ def main_loop(config, aligned):
             b_frag[j], b_frag[j + 1], b_frag[j + 2], b_frag[j + 3] = values
 
     @device_function
-    def accumulate(tiles, a, b, block_row, block_col, row, col, k0, terms, acc):
-        """Add `terms` terms from k0 on to the sums of this thread, whose first group is at (row, col) of the tile."""
+    def multiply_tile(tiles, a_from, b_from, a_even, b_even, a_odd, b_odd, acc):
+        """Add the products of the tiles, but for the last k-step, whose fragments end in a_odd, b_odd."""
+        p = uint32(0)
+        while p < uint32(BK // 2 - 1):
+            read_fragments(tiles, a_from, b_from, 1, a_odd, b_odd)
+            multiply(a_even, b_even, acc)
+            read_fragments(tiles, a_from, b_from, 2, a_even, b_even)
+            multiply(a_odd, b_odd, acc)
+            a_from, b_from = uint32(a_from + 2 * A_PITCH), uint32(b_from + 2 * B_PITCH)
+            p = uint32(p + 1)
+        read_fragments(tiles, a_from, b_from, 1, a_odd, b_odd)
+        multiply(a_even, b_even, acc)
+
+    @device_function
+    def accumulate(tiles, a, b, block_row, block_col, row, col, k0, end, acc):
+        """Add the terms k0 to end of the sums of this thread, whose first group is at (row, col) of the tile."""
         start = shared_address(tiles)
         tid = uint32(cuda.threadIdx.x)
-        a_row, a_col = tid // COPY_K, tid % COPY_K
+        a_row, a_col = tid // A_VECTORS, tid % A_VECTORS * 4
         b_row, b_col = tid // (BN // B_WIDTH), tid % (BN // B_WIDTH) * B_WIDTH
 
         # addresses of this thread's first copies, and of its fragments of the first k-step
-        a_at = cuda.local.array(A_COPIES, int64)
-        b_at = cuda.local.array(1, int64)
-        for i in range(A_COPIES):
+        a_at = cuda.local.array(A_LOADS, int64)
+        for i in range(A_LOADS):
             a_at[i] = address_of(a, min(block_row + a_row + i * A_ROWS, a.shape[0] - 1), k0 + a_col)
-        b_at[0] = address_of(b, k0 + b_row, min(block_col + b_col, b.shape[1] - B_WIDTH))
+        b_at = address_of(b, k0 + b_row, min(block_col + b_col, b.shape[1] - B_WIDTH))
         a_to = pinned(uint32(start + a_col * A_PITCH + 4 * a_row))
         b_to = pinned(uint32(start + B_START + b_row * B_PITCH + 4 * b_col))
         a_from = pinned(uint32(start + 4 * row))
         b_from = pinned(uint32(start + B_START + 4 * col))
 
+        a_next = cuda.local.array((A_LOADS, 4), float32)
         a_even = cuda.local.array(TM, float32)  # fragments of the even k-steps
         b_even = cuda.local.array(TN, float32)
         a_odd = cuda.local.array(TM, float32)  # fragments of the odd k-steps
         b_odd = cuda.local.array(TN, float32)
-        k = int32(terms)  # 32 bits suffice: launch.MAX_K bounds it
-        a_left, b_left = int32(k - a_col), int32(k - b_row)
-        for s in range(SLOTS - 1):
-            start_copies(tiles, a, b, a_at, b_at, uint32(a_to + s * SLOT), uint32(b_to + s * SLOT), a_left, b_left)
-            a_left, b_left = int32(a_left - BK), int32(b_left - BK)
-        wait_group(IN_FLIGHT)
-        cuda.syncthreads()  # the copies of all threads have landed before any reads the first tiles
-        read_slot, write_slot = uint32(0), uint32((SLOTS - 1) * SLOT)  # bytes from the first slot
+
+        start_copies(tiles, b, b_at, b_to, k0 + b_row, end)
+        for i in range(A_LOADS):
+            store_a(tiles, a_to, i, fetch(a, a_at[i], block_row + a_row + i * A_ROWS, k0 + a_col, end))
+        buffer = uint32(0)  # bytes from the first buffer to the one that is read
+        wait_group(0)
+        cuda.syncthreads()  # all threads' stores and copies of the first tiles are complete before any reads them
         read_fragments(tiles, a_from, b_from, 0, a_even, b_even)
 
-        while k > 0:
-            k = int32(k - BK)
-            start_copies(tiles, a, b, a_at, b_at, uint32(a_to + write_slot), uint32(b_to + write_slot), a_left, b_left)
-            a_left, b_left = int32(a_left - BK), int32(b_left - BK)
-            a_now, b_now = uint32(a_from + read_slot), uint32(b_from + read_slot)
-            p = uint32(0)
-            while p < uint32(BK // 2 - 1):
-                read_fragments(tiles, a_now, b_now, 1, a_odd, b_odd)
-                multiply(a_even, b_even, acc)
-                read_fragments(tiles, a_now, b_now, 2, a_even, b_even)
-                multiply(a_odd, b_odd, acc)
-                a_now, b_now = uint32(a_now + 2 * A_PITCH), uint32(b_now + 2 * B_PITCH)
-                p = uint32(p + 1)
-            read_fragments(tiles, a_now, b_now, 1, a_odd, b_odd)
-            multiply(a_even, b_even, acc)
-            write_slot = read_slot
-            read_slot = uint32(read_slot + SLOT) if read_slot < uint32((SLOTS - 1) * SLOT) else uint32(0)
-            wait_group(IN_FLIGHT)
-            # the copies of all threads have landed before any reads the next tiles; and all have read this tile's last
-            # fragments before the next iteration's copies overwrite it
+        k0 += BK
+        while k0 < end:
+            b_at += BK * row_step(b)
+            start_copies(tiles, b, b_at, uint32(b_to + uint32(BUFFER - buffer)), k0 + b_row, end)
+            for i in range(A_LOADS):
+                a_at[i] += BK * col_step(a)
+                values = fetch(a, a_at[i], block_row + a_row + i * A_ROWS, k0 + a_col, end)
+                a_next[i, 0], a_next[i, 1], a_next[i, 2], a_next[i, 3] = values
+            a_now, b_now = uint32(a_from + buffer), uint32(b_from + buffer)
+            multiply_tile(tiles, a_now, b_now, a_even, b_even, a_odd, b_odd, acc)
+            buffer = uint32(BUFFER - buffer)
+            for i in range(A_LOADS):
+                values = (a_next[i, 0], a_next[i, 1], a_next[i, 2], a_next[i, 3])
+                store_a(tiles, uint32(a_to + buffer), i, values)
+            wait_group(0)
+            # all threads' stores and copies of the next tiles are complete before any reads them, and all have read
+            # this tile's last fragments before the next iteration overwrites it
             cuda.syncthreads()
-            read_fragments(tiles, uint32(a_from + read_slot), uint32(b_from + read_slot), 0, a_even, b_even)
+            read_fragments(tiles, uint32(a_from + buffer), uint32(b_from + buffer), 0, a_even, b_even)
             multiply(a_odd, b_odd, acc)
-        wait_group(0)  # no copy may outlive the block
+            k0 += BK
+        a_now, b_now = uint32(a_from + buffer), uint32(b_from + buffer)
+        multiply_tile(tiles, a_now, b_now, a_even, b_even, a_odd, b_odd, acc)
+        multiply(a_odd, b_odd, acc)
 
     return accumulate
 
 
-def build(config, aligned):
+def build(config, fit):
     BM, BN, TM, TN, WM, WN = config.BM, config.BN, config.TM, config.TN, config.WM, config.WN
     LANES_M, LANES_N = WM // TM, WN // TN  # lanes of a warp along rows and columns
-    accumulate = main_loop(config, aligned)
-    store_row = row_store(TN, 4 * LANES_N, aligned)
+    accumulate = main_loop(config, fit)
+    store_row = row_store(TN, 4 * LANES_N, fit != ANY)
 
     @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
     def moving_addresses(alpha, a, b, beta, c):
