@@ -219,8 +219,7 @@ def _warp_tiled(config: TileConfig, warp: _Warp) -> Accesses:
 
 
 def _async_copy(config: TileConfig, warp: _Warp) -> Accesses:
-    for _ in range(config.BM * config.BK // warp.threads):
-        yield warp.a(warp.tid // 8, warp.tid % 8, 1)
+    yield from _transposing(config, warp, config.BM + config.pad, 0)
     yield from _rows(config, warp, stored=False)
     yield from _fragments(config, warp, config.BM + config.pad, config.BN)
 

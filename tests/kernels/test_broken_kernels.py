@@ -23,7 +23,6 @@ pytestmark = pytest.mark.simulator
 
 SHARED = ("basic_stream_k", "stream_k", "thin")  # stages that share tiles
 TURNS = ("stream_k", "thin")  # stages that count tiles, not terms
-KEPT = ("moving_addresses", "snake_order")  # stages that count the terms left
 TILED = [name for name in STAGES if name not in ("naive", "coalesced", "snake_order")]  # one stage for each module
 
 UNWRITTEN = np.uint32(0x7FC0DEAD)  # a NaN that no sum is: what lies outside of C may be one
@@ -148,12 +147,16 @@ MUTATIONS = [
     ("vectorized", "matrix", "col + i < matrix.shape[1]", "col + i <= matrix.shape[1]", 1),
     ("thread_tile_1d", "store", "row < c.shape[0]", "row <= c.shape[0]", 0),
     ("vectorized", "store", "row < c.shape[0]", "row <= c.shape[0]", 1),
-    ("async_copy", "stage", "row < a.shape[0]", "row <= a.shape[0]", 0),
+    ("async_copy", "stage", "row < b.shape[0]", "row <= b.shape[0]", 0),
     ("async_copy", "stage", "col < b.shape[1]", "col <= b.shape[1]", 0),
     # a k-tile or a k-step lost
-    *[(name, "stage", "while k0 < k", "while k0 + BK < k", 0) for name in TILED if name not in (*KEPT, *SHARED)],
+    *[
+        (name, "stage", "while k0 < k", "while k0 + BK < k", 0)
+        for name in TILED
+        if name not in ("moving_addresses", *SHARED)
+    ],
     *[(name, "stage", "while left > uint32(0)", "while left > uint32(1)", 0) for name in TURNS],
-    ("moving_addresses", "stage", "while k > 0", "while k > BK", 0),
+    ("moving_addresses", "stage", "while k0 < end", "while k0 + BK < end", 0),
     ("register_prefetch", "stage", "buffer, BK - 1,", "buffer, BK - 2,", 0),
     ("double_buffered", "stage", "while k0 < k:", "while k0 + BK < k:", 0),
     # a stride, an index or a buffer taken for another
@@ -174,26 +177,26 @@ MUTATIONS = [
     ("vectorized", "store", "alpha * acc[2] + beta * old[2]", "acc[2] + beta * old[2]", 0),
     ("vectorized", "store", "alpha * acc[3] + beta * old[3]", "alpha * acc[3] + beta * old[2]", 1),
     # asynchronous copies waited for too little, or not in their group
-    ("async_copy", "stage", "wait_group(IN_FLIGHT)", "wait_group(IN_FLIGHT + 1)", 0),
-    ("async_copy", "stage", "wait_group(IN_FLIGHT)", "wait_group(IN_FLIGHT + 1)", 1),
-    ("async_copy", "stage", "        commit_group()\n", "", 0),
-    ("async_copy", "stage", "write_slot = read_slot", "write_slot = write_slot", 0),
+    *[
+        (name, "stage", "wait_group(0)", "wait_group(1)", which)
+        for name in ("async_copy", "moving_addresses")
+        for which in (0, 1)
+    ],
+    *[(name, "stage", "        commit_group()\n", "", 0) for name in ("async_copy", "moving_addresses")],
+    ("async_copy", "stage", "buffer = uint32(buffer ^ BK)", "buffer = uint32(buffer)", 0),
+    ("moving_addresses", "stage", "buffer = uint32(BUFFER - buffer)", "buffer = uint32(buffer)", 0),
     *[(name, "stage", "wait_group(0)", "pass", which) for name in ("stream_k",) for which in (0, 1)],
     *[(name, "stage", "commit_group()\n", "pass\n", which) for name in ("stream_k",) for which in (0, 1)],
     ("thin", "stage", "commit_group()\n", "pass\n", 0),
     ("thin", "stage", "commit_group()\n", "pass\n", 1),
     ("thin", "stage", "wait_group(NEWEST)", "wait_group(NEWEST + 1)", 0),
     # of moving addresses: edges, first tiles and slots
-    ("moving_addresses", "stage", "p < a_left", "p <= a_left", 0),
-    ("moving_addresses", "stage", "p < b_left", "p <= b_left", 0),
+    ("moving_addresses", "stage", "or k < end", "or k <= end", 0),
+    ("moving_addresses", "stage", "or k + p < end", "or k + p <= end", 0),
     ("moving_addresses", "stage", "a.shape[0] - 1", "a.shape[0]", 0),
     ("moving_addresses", "stage", "b.shape[1] - B_WIDTH", "b.shape[1]", 0),
     ("moving_addresses", "stage", "a_at[i] += BK * col_step(a)", "a_at[i] += 0", 0),
-    ("moving_addresses", "stage", "b_at[0] += BK * row_step(b)", "b_at[0] += 0", 0),
-    ("moving_addresses", "stage", "wait_group(IN_FLIGHT)", "wait_group(IN_FLIGHT + 1)", 0),
-    ("moving_addresses", "stage", "wait_group(IN_FLIGHT)", "wait_group(IN_FLIGHT + 1)", 1),
-    ("moving_addresses", "stage", "        commit_group()\n", "", 0),
-    ("moving_addresses", "stage", "write_slot = read_slot", "write_slot = write_slot", 0),
+    ("moving_addresses", "stage", "b_at += BK * row_step(b)", "b_at += 0", 0),
     *[(name, "stage", "slot = other", "slot = slot", 0) for name in TURNS],
     ("stream_k", "stage", "width = narrow if first == uint32(0) else int64(BK)", "width = narrow", 0),
     ("stream_k", "stage", "narrow + (int64(first) - 1) * BK", "int64(first) * BK", 0),
@@ -269,7 +272,7 @@ MUTATIONS = [
     ],
     ("stream_k", "stage", "if uint32(q + r) < parts", "if True", 0),
     ("basic_stream_k", "stage", "min(int64(last) * BK, k)", "int64(last) * BK", 0),
-    ("basic_stream_k", "stage", "k0 = int64(first) * BK", "k0 = int64(0)", 0),
+    ("basic_stream_k", "stage", "int64(first) * BK", "int64(0)", 0),
     ("thin", "stage", "if uint32(q + p) < parts", "if True", 0),
     ("stream_k", "partition", "min(block, uint32(partition.extra))", "uint32(0)", 0),
     ("stream_k", "partition", "uint32(extra + uint32(uint32(at - long) // base))", "uint32(at // base)", 0),

@@ -20,7 +20,7 @@ def counts():
 
 
 # Stages whose kernels or configurations are newer than the counts, until these are taken again.
-NEWER = {"register_prefetch", "moving_addresses", "snake_order", "basic_stream_k"}
+NEWER = {"register_prefetch", "async_copy", "moving_addresses", "snake_order", "basic_stream_k"}
 
 
 def test_all_stages_were_counted_in_their_configurations(counts):

@@ -1,7 +1,7 @@
 """moving_addresses: each thread keeps the addresses of its copies and adds to them.
 
-Bottleneck before: one instruction in ten is not a multiply-add. Many of them compute addresses from indices and strides,
-    again for every tile.
+Bottleneck before: one instruction in ten is not a multiply-add. Many of them compute addresses from indices and
+    strides, again for every tile.
 Idea: addresses in place of indices. Before the loop, each thread computes where its copies begin in global and in
     shared memory. For each tile it adds a constant to the former, and the other buffer's distance to the latter. Where
     copies or fragments differ by a constant, that is part of the instruction. `pinned` values cannot be computed again,

@@ -46,11 +46,16 @@ def _row(stage: Any, accesses: str, quantity: str, value: float) -> dict[str, An
     return ncu_pages.key(stage, SHAPE) | {"accesses": accesses, "quantity": quantity, "value": int(value)}
 
 
-def _order() -> dict[str, list[str]]:
+def _order(counted: pd.DataFrame) -> dict[str, list[str]]:
+    """Return the values of each column in the table's order; stages as they were counted, then the others."""
     from numba_gemm.kernels.ladder import STAGES
 
     kinds = [*REQUESTS, *INSTRUCTIONS]
-    return {"stage": list(STAGES), "accesses": kinds, "quantity": ["requests", "lanes", "sectors", "wavefronts"]}
+    return {
+        "stage": list(dict.fromkeys([*counted["stage"], *STAGES])),
+        "accesses": kinds,
+        "quantity": ["requests", "lanes", "sectors", "wavefronts"],
+    }
 
 
 def tracer_counted() -> pd.DataFrame:
@@ -126,7 +131,7 @@ def compare(traces: pd.DataFrame, counts: pd.DataFrame) -> pd.DataFrame:
     both = both.rename(columns={"value_counted": "counted", "value_traced": "traced"})
     both[["counted", "traced"]] = both[["counted", "traced"]].astype("int64")
     both = both[(both["counted"] > 0) | (both["traced"] > 0)]
-    places = [[names.index(value) for value in both[column]] for column, names in _order().items()]
+    places = [[names.index(value) for value in both[column]] for column, names in _order(counts).items()]
     both = both.iloc[np.lexsort(places[::-1])].reset_index(drop=True)
     both["ratio"] = both["traced"] / both["counted"]
     both["within"] = (both["ratio"] - 1).abs() <= TOLERANCE
