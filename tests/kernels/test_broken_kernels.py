@@ -147,16 +147,10 @@ MUTATIONS = [
     ("vectorized", "matrix", "col + i < matrix.shape[1]", "col + i <= matrix.shape[1]", 1),
     ("thread_tile_1d", "store", "row < c.shape[0]", "row <= c.shape[0]", 0),
     ("vectorized", "store", "row < c.shape[0]", "row <= c.shape[0]", 1),
-    ("async_copy", "stage", "row < b.shape[0]", "row <= b.shape[0]", 0),
-    ("async_copy", "stage", "col < b.shape[1]", "col <= b.shape[1]", 0),
     # a k-tile or a k-step lost
-    *[
-        (name, "stage", "while k0 < k", "while k0 + BK < k", 0)
-        for name in TILED
-        if name not in ("moving_addresses", *SHARED)
-    ],
+    *[(name, "stage", "while k0 < k", "while k0 + BK < k", 0) for name in TILED if name not in ("async_copy", *SHARED)],
     *[(name, "stage", "while left > uint32(0)", "while left > uint32(1)", 0) for name in TURNS],
-    ("moving_addresses", "stage", "while k0 < end", "while k0 + BK < end", 0),
+    ("async_copy", "stage", "while k0 < end", "while k0 + BK < end", 0),
     ("register_prefetch", "stage", "buffer, BK - 1,", "buffer, BK - 2,", 0),
     ("double_buffered", "stage", "while k0 < k:", "while k0 + BK < k:", 0),
     # a stride, an index or a buffer taken for another
@@ -177,24 +171,25 @@ MUTATIONS = [
     ("vectorized", "store", "alpha * acc[2] + beta * old[2]", "acc[2] + beta * old[2]", 0),
     ("vectorized", "store", "alpha * acc[3] + beta * old[3]", "alpha * acc[3] + beta * old[2]", 1),
     # asynchronous copies waited for too little, or not in their group
+    *[("async_copy", "stage", "wait_group(0)", "wait_group(1)", which) for which in (0, 1)],
+    ("async_copy", "stage", "        commit_group()\n", "", 0),
     *[
-        (name, "stage", "wait_group(0)", "wait_group(1)", which)
-        for name in ("async_copy", "moving_addresses")
-        for which in (0, 1)
+        (name, "stage", "buffer = uint32(BUFFER - buffer)", "buffer = uint32(buffer)", 0)
+        for name in ("moving_addresses", "async_copy")
     ],
-    *[(name, "stage", "        commit_group()\n", "", 0) for name in ("async_copy", "moving_addresses")],
-    ("async_copy", "stage", "buffer = uint32(buffer ^ BK)", "buffer = uint32(buffer)", 0),
-    ("moving_addresses", "stage", "buffer = uint32(BUFFER - buffer)", "buffer = uint32(buffer)", 0),
     *[(name, "stage", "wait_group(0)", "pass", which) for name in ("stream_k",) for which in (0, 1)],
     *[(name, "stage", "commit_group()\n", "pass\n", which) for name in ("stream_k",) for which in (0, 1)],
     ("thin", "stage", "commit_group()\n", "pass\n", 0),
     ("thin", "stage", "commit_group()\n", "pass\n", 1),
     ("thin", "stage", "wait_group(NEWEST)", "wait_group(NEWEST + 1)", 0),
     # of moving addresses: edges, first tiles and slots
-    ("moving_addresses", "stage", "or k < end", "or k <= end", 0),
-    ("moving_addresses", "stage", "or k + p < end", "or k + p <= end", 0),
+    ("moving_addresses", "stage", "k0 + a_col < k", "k0 + a_col <= k", 0),
+    ("moving_addresses", "stage", "p < k", "p <= k", 1),
+    ("async_copy", "stage", "or k < end", "or k <= end", 0),
+    ("async_copy", "stage", "or k + p < end", "or k + p <= end", 0),
+    ("async_copy", "stage", "b.shape[1] - B_WIDTH", "b.shape[1]", 0),
     ("moving_addresses", "stage", "a.shape[0] - 1", "a.shape[0]", 0),
-    ("moving_addresses", "stage", "b.shape[1] - B_WIDTH", "b.shape[1]", 0),
+    ("moving_addresses", "stage", "b.shape[1] - 4", "b.shape[1]", 0),
     ("moving_addresses", "stage", "a_at[i] += BK * col_step(a)", "a_at[i] += 0", 0),
     ("moving_addresses", "stage", "b_at += BK * row_step(b)", "b_at += 0", 0),
     *[(name, "stage", "slot = other", "slot = slot", 0) for name in TURNS],

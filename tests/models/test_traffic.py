@@ -94,7 +94,7 @@ def test_instructions_read_and_write_whole_tiles(stage, config):
     BM, BN, BK = config.BM, config.BN, config.BK
     assert moved["global"] == BK * (BM + BN)
     assert moved["load"] == shared_reads(BM, BN, BK, config.TM, config.TN)
-    copying = ("async_copy", "moving_addresses", "snake_order", "basic_stream_k", "stream_k")
+    copying = ("async_copy", "snake_order", "basic_stream_k", "stream_k")
     copied = dict.fromkeys(copying, BM * BK) | {"thin": 0}
     assert moved["store"] == copied.get(stage.name, BK * (BM + BN))
 

@@ -26,7 +26,7 @@ STAGED = TileConfig(64, 64, 16, 8, 8, 32, 64, 2, pad=4, pad_b=4, dynamic=True, o
 
 def module_of(name: str) -> str:
     """Return the name of the module with a stage's kernel."""
-    return STAGES[name].build.__module__
+    return importlib.import_module(STAGES[name].build.__module__).build.__module__
 
 
 def barriers(name: str) -> int:

@@ -5,9 +5,9 @@ Bottleneck before: wave quantization. Blocks run in rounds, and the last round i
 Idea: Stream-K. The k-tiles of all shared tiles of C form one line, which is cut into equal pieces, one per block. A
     block whose piece begins or ends within a tile of C writes a partial sum to a workspace. The last block to arrive at
     the tile adds the parts, always in the order of k. With many tiles of C, only those of the last two rounds are
-    shared; each of the others is computed by one block. The main loop is that of moving_addresses.
+    shared; each of the others is computed by one block. The main loop is that of async_copy, in snake order.
 Traffic: the same, plus at most two partial tiles per block, written and read.
-Registers and shared memory: as moving_addresses, plus the position on the line.
+Registers and shared memory: as async_copy, plus the position on the line.
 Limits: one layout. `stream_k` adds loaders for transposed and other operands, batches and epilogues.
 """
 
@@ -17,7 +17,7 @@ from ...device.partition import arrive, owner, part_slot, piece, reset, row_part
 from ...device.store import row_store
 from ...device.units import WARP
 from ...simulator.switch import hardware_only
-from .moving_addresses import main_loop
+from .async_copy import main_loop
 from .stage import ANY
 
 

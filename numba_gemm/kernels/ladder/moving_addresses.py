@@ -1,17 +1,16 @@
-"""moving_addresses: each thread keeps the addresses of its copies and adds to them.
+"""moving_addresses: each thread keeps the addresses of its loads and stores, and adds to them.
 
 Bottleneck before: one instruction in ten is not a multiply-add. Many of them compute addresses from indices and
     strides, again for every tile.
-Idea: addresses in place of indices. Before the loop, each thread computes where its copies begin in global and in
-    shared memory. For each tile it adds a constant to the former, and the other buffer's distance to the latter. Where
-    copies or fragments differ by a constant, that is part of the instruction. `pinned` values cannot be computed again,
-    which the compiler would do in every tile to save a register. Rows of A and columns of B beyond the last are
+Idea: addresses in place of indices. Before the loop, each thread computes where its loads begin in global and its
+    stores in shared memory. For each tile it adds a constant to the former, and the other buffer's distance to the
+    latter. Where accesses differ by a constant, that is part of the instruction. `pinned` values cannot be computed
+    again, which the compiler would do in every tile to save a register. Rows of A and columns of B beyond the last are
     replaced by the last, since their results are never stored, so only k is compared with its end.
 Traffic: the same.
-Registers and shared memory: as async_copy, and addresses in place of indices: one of 64 bits for each vector of A that
-    the thread copies, and one for B.
-Limits: register banks. A multiply-add reads three registers, and two of them often lie in the same of two banks, which
-    then takes a clock more.
+Registers and shared memory: as register_prefetch, and addresses in place of indices: one of 64 bits for each vector of
+    A that the thread loads, and one for B.
+Limits: each vector of B is loaded by one instruction and stored by another one, and waits in registers in between.
 """
 
 from numba import cuda, float32, int64, uint32
@@ -19,16 +18,14 @@ from numba import cuda, float32, int64, uint32
 from ...device.address import (
     address_of,
     col_step,
-    copy4_or_zero,
-    copy16_or_zero,
     global_load4_or_zero,
     pinned,
     row_step,
     shared_address,
     shared_load4,
     shared_store1,
+    shared_store4,
 )
-from ...device.async_copy import commit_group, wait_group
 from ...device.outer_product import outer_product
 from ...device.store import row_store
 from ...device.units import WARP
@@ -37,15 +34,13 @@ from ...simulator.switch import device_function, hardware_only
 from .stage import ANY, WHOLE, require
 
 
-def main_loop(config, fit):
-    """Return a device function that adds terms of their sums to the accumulators of a block tile."""
+def build(config, fit):
     BM, BN, BK, TM, TN, WM, WN = config.BM, config.BN, config.BK, config.TM, config.TN, config.WM, config.WN
     THREADS = config.threads
-    A_VECTORS = max(BK // 4, 1)  # per row of A's tile
+    A_VECTORS, B_VECTORS = max(BK // 4, 1), max(BN // 4, 1)  # per row of the tiles that are copied
     A_ROWS = THREADS // A_VECTORS  # rows of A that the block copies at a time
-    A_LOADS = BM // max(A_ROWS, 1)  # vectors of A that each thread stages
-    B_WIDTH = 1 if fit == ANY else 4  # floats of B per copy
-    B_ROWS = max(THREADS * B_WIDTH // BN, 1)  # rows of B that the block copies at a time
+    B_ROWS = THREADS // B_VECTORS  # rows of B
+    A_LOADS, B_LOADS = BM // max(A_ROWS, 1), BK // max(B_ROWS, 1)  # vectors that each thread stages
     LANES_M, LANES_N = WM // TM, WN // TN  # lanes of a warp along rows and columns
     A_PITCH, B_PITCH = 4 * (BM + config.pad), 4 * BN  # bytes from one k to the next
     B_START = BK * A_PITCH  # bytes from the start of a buffer to its tile of B
@@ -60,30 +55,22 @@ def main_loop(config, fit):
             "copies cover A's tile: threads % (BK/4) == 0 and BM % (threads/(BK/4)) == 0": (
                 A_ROWS > 0 and THREADS % A_VECTORS == 0 and BM % A_ROWS == 0
             ),
-            "copies cover B's tile, a whole number of its rows at a time": (
-                THREADS * B_WIDTH % BN == 0 and BK % B_ROWS == 0
+            "copies cover B's tile: threads % (BN/4) == 0 and BK % (threads/(BN/4)) == 0": (
+                B_ROWS > 0 and THREADS % B_VECTORS == 0 and BK % B_ROWS == 0
             ),
             "two buffers: slots == 2": config.slots == 2,
             "dynamic shared memory": config.dynamic,
         },
     )
-    copy_b = copy4_or_zero if fit == ANY else copy16_or_zero
+    store_row = row_store(TN, 4 * LANES_N, fit != ANY)
     multiply = outer_product(TM, TN, config.order)  # one k-step; acc[i, j] += a_frag[i] * b_frag[j] for all i, j
 
     @device_function
-    def fetch(a, at, row, k, end):
-        """Read a[row, k:k+4], which is at an address; zeros from k = end on."""
+    def fetch(x, at, row, col, inside):
+        """Read x[row, col:col+4], which is at an address, or return zeros unless inside."""
         if fit == ANY:
-            return fetch4_any(a, row, k)
-        return global_load4_or_zero(a, at, fit == WHOLE or k < end)
-
-    @device_function
-    def start_copies(tiles, b, b_at, b_to, k, end):
-        """Start this thread's copies of B's tile, the first of which is of row k, as one group."""
-        for p in range(0, BK, B_ROWS):
-            inside = fit == WHOLE or k + p < end
-            copy_b(tiles, uint32(b_to + p * B_PITCH), b, b_at + p * row_step(b), inside)
-        commit_group()
+            return fetch4_any(x, row, col)
+        return global_load4_or_zero(x, at, fit == WHOLE or inside)
 
     @device_function
     def store_a(tiles, a_to, i, values):
@@ -118,55 +105,72 @@ def main_loop(config, fit):
         read_fragments(tiles, a_from, b_from, 1, a_odd, b_odd)
         multiply(a_even, b_even, acc)
 
-    @device_function
-    def accumulate(tiles, a, b, block_row, block_col, row, col, k0, end, acc):
-        """Add the terms k0 to end of the sums of this thread, whose first group is at (row, col) of the tile."""
+    @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
+    def moving_addresses(alpha, a, b, beta, c):
+        tiles = cuda.shared.array(0, float32, alignment=16)
         start = shared_address(tiles)
+        k = a.shape[1]
         tid = uint32(cuda.threadIdx.x)
-        a_row, a_col = tid // A_VECTORS, tid % A_VECTORS * 4
-        b_row, b_col = tid // (BN // B_WIDTH), tid % (BN // B_WIDTH) * B_WIDTH
+        warp, lane = tid // WARP, tid % WARP
+        block_row = int64(cuda.blockIdx.y) * BM
+        block_col = int64(cuda.blockIdx.x) * BN
+        a_row, a_col = block_row + tid // A_VECTORS, tid % A_VECTORS * 4
+        b_row, b_col = tid // B_VECTORS, block_col + tid % B_VECTORS * 4
+        row = warp // (BN // WN) * WM + lane // LANES_N * 4  # this thread's first group within the block tile
+        col = warp % (BN // WN) * WN + lane % LANES_N * 4
 
-        # addresses of this thread's first copies, and of its fragments of the first k-step
+        # addresses of this thread's first loads and stores, and of its fragments of the first k-step
         a_at = cuda.local.array(A_LOADS, int64)
         for i in range(A_LOADS):
-            a_at[i] = address_of(a, min(block_row + a_row + i * A_ROWS, a.shape[0] - 1), k0 + a_col)
-        b_at = address_of(b, k0 + b_row, min(block_col + b_col, b.shape[1] - B_WIDTH))
-        a_to = pinned(uint32(start + a_col * A_PITCH + 4 * a_row))
-        b_to = pinned(uint32(start + B_START + b_row * B_PITCH + 4 * b_col))
+            a_at[i] = address_of(a, min(a_row + i * A_ROWS, a.shape[0] - 1), a_col)
+        b_at = address_of(b, b_row, min(b_col, b.shape[1] - 4))
+        a_to = pinned(uint32(start + a_col * A_PITCH + 4 * (tid // A_VECTORS)))
+        b_to = pinned(uint32(start + B_START + b_row * B_PITCH + 4 * (tid % B_VECTORS * 4)))
         a_from = pinned(uint32(start + 4 * row))
         b_from = pinned(uint32(start + B_START + 4 * col))
 
         a_next = cuda.local.array((A_LOADS, 4), float32)
+        b_next = cuda.local.array((B_LOADS, 4), float32)
         a_even = cuda.local.array(TM, float32)  # fragments of the even k-steps
         b_even = cuda.local.array(TN, float32)
         a_odd = cuda.local.array(TM, float32)  # fragments of the odd k-steps
         b_odd = cuda.local.array(TN, float32)
+        acc = cuda.local.array((TM, TN), float32)
+        for i in range(TM):
+            for j in range(TN):
+                acc[i, j] = float32(0)
 
-        start_copies(tiles, b, b_at, b_to, k0 + b_row, end)
         for i in range(A_LOADS):
-            store_a(tiles, a_to, i, fetch(a, a_at[i], block_row + a_row + i * A_ROWS, k0 + a_col, end))
+            store_a(tiles, a_to, i, fetch(a, a_at[i], a_row + i * A_ROWS, a_col, a_col < k))
+        for i in range(B_LOADS):
+            p = b_row + i * B_ROWS
+            values = fetch(b, b_at + i * B_ROWS * row_step(b), p, b_col, p < k)
+            shared_store4(tiles, uint32(b_to + i * B_ROWS * B_PITCH), values)
         buffer = uint32(0)  # bytes from the first buffer to the one that is read
-        wait_group(0)
-        cuda.syncthreads()  # all threads' stores and copies of the first tiles are complete before any reads them
+        cuda.syncthreads()  # all threads have written the first tiles before any reads them
         read_fragments(tiles, a_from, b_from, 0, a_even, b_even)
 
-        k0 += BK
-        while k0 < end:
-            b_at += BK * row_step(b)
-            start_copies(tiles, b, b_at, uint32(b_to + uint32(BUFFER - buffer)), k0 + b_row, end)
+        k0 = BK
+        while k0 < k:
             for i in range(A_LOADS):
                 a_at[i] += BK * col_step(a)
-                values = fetch(a, a_at[i], block_row + a_row + i * A_ROWS, k0 + a_col, end)
+                values = fetch(a, a_at[i], a_row + i * A_ROWS, k0 + a_col, k0 + a_col < k)
                 a_next[i, 0], a_next[i, 1], a_next[i, 2], a_next[i, 3] = values
+            b_at += BK * row_step(b)
+            for i in range(B_LOADS):
+                p = k0 + b_row + i * B_ROWS
+                values = fetch(b, b_at + i * B_ROWS * row_step(b), p, b_col, p < k)
+                b_next[i, 0], b_next[i, 1], b_next[i, 2], b_next[i, 3] = values
             a_now, b_now = uint32(a_from + buffer), uint32(b_from + buffer)
             multiply_tile(tiles, a_now, b_now, a_even, b_even, a_odd, b_odd, acc)
             buffer = uint32(BUFFER - buffer)
             for i in range(A_LOADS):
-                values = (a_next[i, 0], a_next[i, 1], a_next[i, 2], a_next[i, 3])
-                store_a(tiles, uint32(a_to + buffer), i, values)
-            wait_group(0)
-            # all threads' stores and copies of the next tiles are complete before any reads them, and all have read
-            # this tile's last fragments before the next iteration overwrites it
+                store_a(tiles, uint32(a_to + buffer), i, (a_next[i, 0], a_next[i, 1], a_next[i, 2], a_next[i, 3]))
+            for i in range(B_LOADS):
+                values = (b_next[i, 0], b_next[i, 1], b_next[i, 2], b_next[i, 3])
+                shared_store4(tiles, uint32(b_to + uint32(buffer + i * B_ROWS * B_PITCH)), values)
+            # all threads have written the next tiles before any reads them, and have read this tile's last fragments
+            # before the next iteration overwrites it
             cuda.syncthreads()
             read_fragments(tiles, uint32(a_from + buffer), uint32(b_from + buffer), 0, a_even, b_even)
             multiply(a_odd, b_odd, acc)
@@ -175,29 +179,6 @@ def main_loop(config, fit):
         multiply_tile(tiles, a_now, b_now, a_even, b_even, a_odd, b_odd, acc)
         multiply(a_odd, b_odd, acc)
 
-    return accumulate
-
-
-def build(config, fit):
-    BM, BN, TM, TN, WM, WN = config.BM, config.BN, config.TM, config.TN, config.WM, config.WN
-    LANES_M, LANES_N = WM // TM, WN // TN  # lanes of a warp along rows and columns
-    accumulate = main_loop(config, fit)
-    store_row = row_store(TN, 4 * LANES_N, fit != ANY)
-
-    @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
-    def moving_addresses(alpha, a, b, beta, c):
-        tiles = cuda.shared.array(0, float32, alignment=16)
-        tid = uint32(cuda.threadIdx.x)
-        warp, lane = tid // WARP, tid % WARP
-        block_row = int64(cuda.blockIdx.y) * BM
-        block_col = int64(cuda.blockIdx.x) * BN
-        row = warp // (BN // WN) * WM + lane // LANES_N * 4  # this thread's first group within the block tile
-        col = warp % (BN // WN) * WN + lane % LANES_N * 4
-        acc = cuda.local.array((TM, TN), float32)
-        for i in range(TM):
-            for j in range(TN):
-                acc[i, j] = float32(0)
-        accumulate(tiles, a, b, block_row, block_col, row, col, 0, a.shape[1], acc)
         for i in range(TM):
             c_row = block_row + row + i // 4 * (4 * LANES_M) + i % 4
             store_row(c, c_row, block_col + col, alpha, acc, i, beta)

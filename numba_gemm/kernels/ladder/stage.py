@@ -228,12 +228,11 @@ def signature(variant: int | Variant) -> tuple[Any, ...]:
     return variant_signature(variant) if isinstance(variant, Variant) else kernel_signature(variant != ANY)
 
 
-def shared_work_signature(fit: int) -> tuple[Any, ...]:
-    """Return the Numba types of the parameters of a `LadderStage.plain` stage's kernel."""
+def plain_signature(fit: int) -> tuple[Any, ...]:
+    """Return those of the kernel of a stage that is `LadderStage.plain`."""
     from ...device.matrix import kernel_signature
-    from ...device.partition import PARTITION
 
-    return (*kernel_signature(fit != ANY), PARTITION)
+    return kernel_signature(fit != ANY, partition=True)
 
 
 def flat_block(config: TileConfig) -> tuple[int, int]:
@@ -316,7 +315,7 @@ class LadderStage(Stage):
         word = variant.name if isinstance(variant, Variant) else FITS[variant]
         suffix = "" if variant == ALIGNED else f"_{word}"
         name, threads = f"{self.name}_{config.name}{suffix}", config.threads
-        types = shared_work_signature if self.plain else signature
+        types = plain_signature if self.plain else signature
         return Kernel(name, self.build, types, config, variant, config.dynamic_shared, threads)
 
     def kernel(self, config: TileConfig, product: Product, precision: str = IEEE) -> Kernel:
