@@ -291,7 +291,7 @@ with step("async_copy", None, None, 1, a, b, 0, c, config="test") as steps:
         multiplied = s.source.startswith("buffer = uint32(BUFFER")
         if s.kind != "barrier" and not multiplied:
             continue
-        of_b = s.shared["tiles"][: 2 * FLOATS].reshape(2, FLOATS)[:, config.BK * PITCH :]
+        of_b = s.locals["tiles"][: 2 * FLOATS].reshape(2, FLOATS)[:, config.BK * PITCH :]
         shown = []
         for own in of_b[:, :: config.BN]:  # column 0 of B, in each buffer
             shown.append("   NaN  " if np.isnan(own).any() else f"k {own[0]:2.0f}..{own[-1]:2.0f}")

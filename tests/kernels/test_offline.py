@@ -30,6 +30,7 @@ K_STEPS = {
     "vectorized": lambda config: config.BK,
     "conflict_free": lambda config: config.BK,
     "double_buffered": lambda config: config.BK,
+    "warp_tiled": lambda config: 2,
     "register_prefetch": lambda config: 2,
     "moving_addresses": lambda config: 2,
     "async_copy": lambda config: 2,

@@ -78,7 +78,9 @@ def build(config, fit):
         while p < uint32(buffer + BK):
             read_fragments(a_tile, b_tile, p, row, col, a_frag, b_frag)
             multiply(a_frag, b_frag, acc)
-            p = uint32(p + 1)
+            read_fragments(a_tile, b_tile, p + 1, row, col, a_frag, b_frag)
+            multiply(a_frag, b_frag, acc)
+            p = uint32(p + 2)
 
     @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
     def warp_tiled(alpha, a, b, beta, c):
