@@ -371,6 +371,9 @@ tried(
 # that read a bank twice or more (`collisions`):
 
 # %%
+notebook.source("snake_order")
+
+# %%
 orders = notebook.recorded("latest/orders.csv")
 print(orders.attrs["source"])
 chosen = orders["stage"].isin(["lean_loop", "async_copy"])  # lean_loop was a kernel with the same loop

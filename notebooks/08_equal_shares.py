@@ -374,7 +374,10 @@ told(**{" x ".join(map(str, shape)): pair(*shape) for shape in shapes})
 # nothing; it swaps strides, and then the *columns* are contiguous. By custom such products are named by two letters, N
 # as it is and T transposed. `stream_k`, which `tiled_sgemm` uses, is `basic_stream_k` with a loader for each way in
 # which an operand can lie, `along4` where k is contiguous and `across4` where rows or columns are, and for those that
-# allow no vectors; the kernel is compiled for the pair at hand. It also takes batches and epilogues.
+# allow no vectors; the kernel is compiled for the pair at hand. It also takes batches and epilogues:
+
+# %%
+notebook.source("stream_k", function="body")
 
 # %%
 named = {"NN": (x, x), "NT": (x, x.T), "TN": (x.T, x), "TT": (x.T, x.T), "NN, off by one": (x[:, 1:], x[1:, :])}

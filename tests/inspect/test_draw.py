@@ -403,7 +403,8 @@ class TestLadder:
         frame, environment = recorded
         figure = draw.ladder_chart(frame, environment)
         bars, speeds = bars_of(figure), at(frame, 4096)
-        assert list(bars) == [*(name for name in STAGES if name != "thin"), "tiled_sgemm's choice"]
+        timed = [name for name in STAGES if name != "thin" and name in speeds]
+        assert list(bars) == [*timed, "tiled_sgemm's choice"]
         for name, width in bars.items():
             assert width == pytest.approx(speeds["auto" if "choice" in name else name] / 1000)
         gain = speeds["coalesced"] / speeds["naive"]
