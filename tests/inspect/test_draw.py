@@ -404,7 +404,8 @@ class TestLadder:
         figure = draw.ladder_chart(frame, environment)
         bars, speeds = bars_of(figure), at(frame, 4096)
         timed = [name for name in STAGES if name != "thin" and name in speeds]
-        assert list(bars) == [*timed, "tiled_sgemm's choice"]
+        assert [name for name in bars if name in STAGES] == timed
+        assert list(bars)[-1] == "tiled_sgemm's choice"
         for name, width in bars.items():
             assert width == pytest.approx(speeds["auto" if "choice" in name else name] / 1000)
         gain = speeds["coalesced"] / speeds["naive"]
