@@ -450,7 +450,7 @@ notebook.compare(results)
 # | [4](04_vectors_and_banks.ipynb) | four floats at a time, and never two in the same bank |
 # | [5](05_two_buffers.ipynb) | load the next tile while this one is multiplied |
 # | [6](06_warp_tiles.ipynb) | a tile for each warp, and what registers cost |
-# | [7](07_async_copies_and_lean_loop.ipynb) | copies that need no thread, and a loop of little but multiply-adds |
+# | [7](07_async_copies_and_addresses.ipynb) | copies that need no thread, and a loop of little but multiply-adds |
 # | [8](08_equal_shares.ipynb) | equal work for all multiprocessors |
 # | [9](09_tensor_cores.ipynb) | units that multiply whole matrices, and what becomes of precision |
 # | [10](10_memory_laboratory.ipynb) | experiments: what each memory does |

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 5. Nobody waits: `double_buffered` and `register_prefetch`
+# # 5. Load the next tile while multiplying: `double_buffered`
 #
 # **The question.** After notebook 4 every access is as wide as it can be, and none meets a bank twice. Still the
 # multiply-add units of the GPU stand idle nearly half of the time. What do the threads do meanwhile? They wait: for
@@ -107,7 +107,6 @@ draw.thread_map(double_buffered, "a_tile", "store")
 
 # %%
 own_k = np.tile(np.arange(24, dtype=np.float32), (64, 1))  # own_k[i, k] == k
-FRAGMENTS = ("a_frag", "a_even", "a_odd")
 
 
 def events(s, before):
@@ -116,12 +115,10 @@ def events(s, before):
         yield "|"
     if "values" in s.changed and "fetch" in before:
         yield "L"
-    for name in FRAGMENTS:
-        if s.function != "read_fragments" and name in s.changed and np.isfinite(s.locals[name]).all():
-            yield f"r{s.locals[name][0]:.0f}"
-    for name in FRAGMENTS:
-        if f"{name}[i] *" in s.source or f"multiply({name}" in s.source:
-            yield f"m{s.locals[name][0]:.0f}"
+    if "a_frag" in s.changed and np.isfinite(s.locals["a_frag"]).all():
+        yield f"r{s.locals['a_frag'][0]:.0f}"
+    if "a_frag[i] *" in s.source:
+        yield f"m{s.locals['a_frag'][0]:.0f}"
     if s.source.startswith("store4_down("):
         yield "S"
 
@@ -256,37 +253,8 @@ def barriers(k):
 assert notebook.check(barriers, *right)
 
 # %% [markdown]
-# ## The same idea once more, one level down
-#
-# Look at the tape of `double_buffered` again: `r0 m0 r1 m1 r2 m2`. Each k-step reads its fragments from shared
-# memory, and its multiply-adds need them at once. Shared memory is quick, but it is not a register: the table at the
-# top gives its latency. (This is the order of the source. The compiler may move a read ahead, but never across a
-# barrier.)
-#
-# `register_prefetch` has two buffers again, now of registers: one set of fragments for even k-steps, one for odd
-# ones. While one is multiplied, the next k-step's is read into the other.
-
-# %%
-notebook.difference("double_buffered", "register_prefetch")
-
-# %% [markdown]
-# `outer_product` builds a device function with the same two loops over `i` and `j` as before. `launch_bounds` tells
-# the compiler how many blocks are to fit in a multiprocessor, and so how many registers each thread may take; that is a
-# subject of the next notebook.
-#
-# The same thread, stepped through the same tile:
-
-# %%
-tapes["register_prefetch"] = tape("register_prefetch")
-print(" ".join(tapes["register_prefetch"]))
-
-# %% [markdown]
-# `r1` now comes before `m0`, `r2` before `m1`: but for the very first, 64 multiply-adds stand between a read and the
-# first instruction that needs it. Even the first read of the next tile, `r8`, is covered. It comes right behind the
-# barrier, and `m7`, the last k-step of this tile, is made while it is in flight.
-#
-# All three tapes as a picture, a box for each event, as long as it has instructions; the arrows go from a load or a
-# read to what needs it, and the numbers are k-steps. The longer an arrow, the more latency it hides.
+# Both tapes as a picture, a box for each event, as long as it has instructions; the arrows go from a load or a read to
+# what needs it, and the numbers are k-steps. The longer an arrow, the more latency it hides.
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 WORK = {"L": 6, "S": 18, "r": 4, "m": 64, "|": 2}  # instructions of a thread in this configuration
@@ -315,51 +283,28 @@ draw.sequence(
 )
 
 # %% [markdown]
-# Here are the fragments themselves, at each multiplication. Remember that every element of A is its own k:
-
-# %%
-for s in step(
-    "register_prefetch", None, None, 1, own_k[:, :16], np.ones((16, 32), np.float32), 0, c, thread=5, config="test"
-):
-    if s.source.startswith("multiply("):
-        even, odd = s.locals["a_even"], s.locals["a_odd"]
-        print(f"{s.source:<30} a_even: {even[:3]}...   a_odd: {odd[:3]}...   acc[0, 0] = {s.locals['acc'][0, 0]:.0f}")
-
-# %% [markdown]
-# At each step one set is multiplied, and the other already holds the step after. (Behind the last k-step it holds
-# zeros.) What races could there be? Reads have moved across a barrier: `r8` stands behind it, in the interval of the
-# next tile. The comment at the barrier says why that is right, and the tracer looks:
-
-# %%
-print(trace("register_prefetch", None, None, 1, a, b, 0, c, blocks=[(0, 0, 0)], config="test").races)
-print(f"largest error: {abs(c - a @ b).max():.1e}")
-
-# %% [markdown]
 # ## Predict, then measure
 #
-# What does the model of notebook 1 say? All three stages move the same bytes by the same instructions, and the model
-# knows nothing of latency. So it must predict the same time for all three. If there is a gain, it comes from what the
-# model leaves out: waiting, above all.
+# What does the model of notebook 1 say? Both stages move the same bytes by the same instructions, and the model knows
+# nothing of latency. So it must predict the same time for both. If there is a gain, it comes from what the model leaves
+# out: waiting, above all.
 
 # %%
-results = notebook.measure("conflict_free", "double_buffered", "register_prefetch")
+results = notebook.measure("conflict_free", "double_buffered")
 notebook.compare(results)
 
 # %%
 draw.ladder_chart(results)
 
 # %% [markdown]
-# In this recorded run, each of the two steps gains about a tenth. (It was made before the k-steps of a tile were
-# unrolled in `conflict_free` and `double_buffered`, which speeds both up; the diary, `docs/experiments.md`, has the
-# figures.) That is less than hiding all latencies might promise, because other warps
-# had been hiding a part of them before. And it is not free: the tile that waits in registers, and the second set of
-# fragments, take registers that nobody else can have then.
+# The gain is less than hiding all latencies might promise, because other warps hid a part of them before. And it is not
+# free: the part of the next tile that waits in registers takes registers from everything else.
 #
 # ## The question it leaves open
 #
-# Now the multiprocessor rarely waits, so it must be busy. Busy with what? Profiling counters say in how many of its
-# slots, four a clock, it starts an instruction (`issue_slots_percent`), and how much of the time its multiply-add
-# units are busy (`fma_pipe_percent`):
+# Global memory is waited for no longer. Profiling counters say in how many of its slots, four a clock, a multiprocessor
+# starts an instruction (`issue_slots_percent`), and how much of the time its multiply-add units are busy
+# (`fma_pipe_percent`):
 
 # %%
 counters = notebook.recorded("latest/counters.csv")
@@ -368,6 +313,6 @@ counters["multiply-adds of all instructions"] = (4096**3 / 32 / counters["instru
 counters[["fma_pipe_percent", "issue_slots_percent", "multiply-adds of all instructions", "registers"]]
 
 # %% [markdown]
-# It starts an instruction in more than eight of ten slots, and one in five of these is no multiply-add. For every 64
-# multiply-adds a thread reads four vectors of fragments, and computes where they lie. Can it make more of what it
-# reads? That is [notebook 6](06_warp_tiles.ipynb).
+# What is left beside the multiply-adds is shared memory. In the tape, each k-step reads its fragments just before it
+# needs them, `r1 m1 r2 m2`, and for every 64 multiply-adds a thread reads four vectors. Can it make more of what it
+# reads, and read it earlier? That is [notebook 6](06_warp_tiles.ipynb).

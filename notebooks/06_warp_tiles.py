@@ -1,9 +1,9 @@
 # %% [markdown]
-# # 6. A tile for each level: `warp_tiled`
+# # 6. Warp tiles and register prefetch: `warp_tiled` and `register_prefetch`
 #
-# **The question.** After notebook 5 hardly anybody waits. A multiprocessor starts an instruction in most of its
-# slots, but one in five is no multiply-add. For every 64 multiply-adds a thread reads four vectors of fragments from
-# shared memory, and computes where they lie. Can it make more of what it reads?
+# **The question.** After notebook 5 a block no longer waits for global memory. What it waits for now is shared memory:
+# for every 64 multiply-adds a thread reads four vectors of fragments, and it needs them at once. Can it make more of
+# what it reads, and read it earlier?
 #
 # Run the cells from top to bottom. The outputs that are stored here are of a run on a machine with an NVIDIA H200;
 # the next cell says where yours happens.
@@ -35,8 +35,8 @@ from numba_gemm.models.occupancy import occupancy
 # In each k-step a thread reads TM floats of A and TN floats of B, and makes TM * TN multiply-adds of them. So it
 # reads 1/TM + 1/TN floats for each, as notebook 3 has found: the larger the thread tile, the fewer. What does it
 # cost? Everything that a thread keeps lies in **registers**, and it can have 255 of them. The sums alone are TM * TN.
-# Since notebook 5 there are two sets of fragments as well, and the part of the next tile that waits to be stored.
-# This must be kept in block tiles of 128 x 256 x 16:
+# Beside them are the fragments, of which this notebook will want two sets, and the part of the next tile that waits to
+# be stored. This must be kept in block tiles of 128 x 256 x 16:
 
 # %%
 tiles = [(8, 8), (8, 16), (16, 16)]
@@ -64,7 +64,7 @@ levels = {"block": (config.BM, config.BN), "warp": (config.WM, config.WN), "thre
 pd.DataFrame(levels, index=["rows of C", "columns of C"]).T
 
 # %%
-notebook.difference("register_prefetch", "warp_tiled")
+notebook.difference("double_buffered", "warp_tiled")
 
 # %% [markdown]
 # Besides the warp tiles there are two smaller things. The tiles are now larger than the 48 KB of shared memory that a
@@ -80,7 +80,7 @@ notebook.difference("register_prefetch", "warp_tiled")
 # %%
 rng = np.random.default_rng(6)
 found = {}
-for stage in ("register_prefetch", "warp_tiled"):
+for stage in ("double_buffered", "warp_tiled"):
     tile = STAGES[stage].configs[0]
     a, b = rng.standard_normal((tile.BM, tile.BK), np.float32), rng.standard_normal((tile.BK, tile.BN), np.float32)
     c = np.zeros((tile.BM, tile.BN), np.float32)
@@ -88,10 +88,10 @@ for stage in ("register_prefetch", "warp_tiled"):
     print(f"{stage}: {tile.name}, largest error {abs(c - a @ b).max():.0e}, races: {found[stage].races}")
 
 # %% [markdown]
-# Who stores each element of C, first in `register_prefetch`:
+# Who stores each element of C, first in `double_buffered`:
 
 # %%
-draw.thread_map(found["register_prefetch"], "c", "store")
+draw.thread_map(found["double_buffered"], "c", "store")
 
 # %% [markdown]
 # A warp has two rows of threads, sixteen in each. With their quadrants they own two bands, 64 rows apart: few rows,
@@ -124,9 +124,9 @@ columns = np.repeat(np.arange(config.BN, dtype=np.float32)[None], config.BK, axi
 
 with step("warp_tiled", None, None, 1, rows, columns, 0, np.zeros_like(c), thread=37) as steps:
     s = next(s for s in steps if s.source.startswith("multiply("))
-print(f"{s.source}    warp {s.locals['warp']}, lane {s.locals['lane']}")
-print("rows of A:   ", *s.locals["a_even"].astype(int))
-print("columns of B:", *s.locals["b_even"].astype(int))
+print(f"{s.source}    warp {37 // 32}, lane {37 % 32}")
+print("rows of A:   ", *s.locals["a_frag"].astype(int))
+print("columns of B:", *s.locals["b_frag"].astype(int))
 
 # %% [markdown]
 # These 24 floats make 128 products: all rows with all columns, the cells of C in the picture.
@@ -241,9 +241,9 @@ for stage in found:
     print(f"{stage}: {occupancy(tile.threads, int(counters.loc[stage, 'registers']), shared, cc=(9, 0))}\n")
 
 # %% [markdown]
-# One block of eight warps, where there were two. That looks like a loss: fewer warps can step in while another waits.
-# But notebook 5 has taught each thread to go on while its own loads are in flight, and a larger tile gives it more to
-# go on with. Registers hide latency in either way: as more threads, or as more work in each.
+# One block of eight warps, where there were two. That is a loss: each of the four schedulers has two warps to choose
+# from, and when both wait for their fragments, it has none. Registers can hide latency in two ways: as more threads, or
+# as more work in each. Here only the second is left.
 #
 # (`numba_gemm.occupancy("warp_tiled", device=(9, 0))` compiles a stage and tells the same. It needs a process without
 # the simulator.)
@@ -280,24 +280,60 @@ def most_registers(threads, blocks):
 assert notebook.check(most_registers, *right)
 
 # %% [markdown]
-# The first case is why `register_prefetch` tells the compiler its `launch_bounds`: two blocks of 256 threads leave
-# 128 registers, and one more would halve the occupancy.
+# The first case is the limit of `double_buffered`, `max_registers=128`: two blocks of 256 threads leave 128 registers,
+# and one more would halve the occupancy.
 #
-# ## Predict, then measure
+# ## The fragments of the next k-step
 #
-# Fewer wavefronts and fewer loads for each FLOP; and the block tile has grown, too, so that less is read from the L2
-# cache. Will the model of notebook 1 predict a gain? It has no reason to: in both kernels it finds the arithmetic
-# itself busy longest. What is saved is instructions, and it does not count those.
+# `register_prefetch` has two buffers again, now of registers: one set of fragments for even k-steps, one for odd ones.
+# While one is multiplied, the fragments of the next k-step are read into the other.
 
 # %%
-results = notebook.measure("register_prefetch", "warp_tiled")
+notebook.difference("warp_tiled", "register_prefetch")
+
+# %% [markdown]
+# Every element of A is its own k here, so a value in a register tells which k-step it belongs to. These are the
+# fragments of a thread at each multiplication, in the smallest configuration, whose tiles have 8 k:
+
+# %%
+own_k = np.tile(np.arange(16, dtype=np.float32), (32, 1))  # own_k[i, k] == k
+ones, sums = np.ones((16, 32), np.float32), np.zeros((32, 32), np.float32)
+for s in step("register_prefetch", None, None, 1, own_k, ones, 0, sums, thread=5, config="test"):
+    if s.source.startswith("multiply("):
+        even, odd = s.locals["a_even"], s.locals["a_odd"]
+        print(f"{s.source:<30} a_even: {even[:3]}...   a_odd: {odd[:3]}...   acc[0, 0] = {s.locals['acc'][0, 0]:.0f}")
+
+# %% [markdown]
+# At each step one set is multiplied, and the other already holds the step after. Even the first read of the next tile
+# is covered: it comes right behind the barrier, and the last k-step of this tile is multiplied while it is in flight.
+# What races could there be, if reads have moved across a barrier? The comment at the barrier says why there is none,
+# and the tracer looks:
+
+# %%
+config = STAGES["register_prefetch"].test_config
+a, b = rng.standard_normal((config.BM, 24), np.float32), rng.standard_normal((24, config.BN), np.float32)
+c = np.zeros((config.BM, config.BN), np.float32)
+print(trace("register_prefetch", None, None, 1, a, b, 0, c, config="test").races)
+print(f"largest error: {abs(c - a @ b).max():.1e}")
+
+# %% [markdown]
+# ## Predict, then measure
+#
+# Fewer wavefronts and fewer loads for each FLOP; the block tile has grown, too, so that less is read from the L2 cache;
+# and then the same again, in another order. Will the model of notebook 1 predict a gain? It has no reason to: in all
+# three kernels it finds the arithmetic itself busy longest. It counts neither instructions nor waits.
+
+# %%
+results = notebook.measure("double_buffered", "warp_tiled", "register_prefetch")
 notebook.compare(results)
 
 # %%
 draw.ladder_chart(results)
 
 # %% [markdown]
-# About a tenth again: faster, with half as many warps. cuBLAS is within reach.
+# The two ideas need each other. The larger tiles leave the schedulers with two warps each, and gain little until each
+# warp reads ahead. Two sets of fragments in tiles of 128 x 128 gained nothing: there the compiler already reads ahead
+# as far as 128 registers allow (`docs/experiments.md`). Together they gain a tenth, with half as many warps.
 #
 # ## The question it leaves open
 #
@@ -308,6 +344,6 @@ counters["multiply-adds of all instructions"] = (4096**3 / 32 / counters["instru
 counters[["fma_pipe_percent", "issue_slots_percent", "multiply-adds of all instructions", "registers"]]
 
 # %% [markdown]
-# One in seven is still something else. Look at what a tile's trip takes: a load from global memory into registers,
+# Every tenth or so is still something else. Look at what a tile's trip takes: a load from global memory into registers,
 # there a wait, and then a store to shared memory, for A even four stores, as it is transposed on its way. Can a tile
-# travel without passing through registers? That is [notebook 7](07_async_copies_and_lean_loop.ipynb).
+# travel without passing through registers? That is [notebook 7](07_async_copies_and_addresses.ipynb).

@@ -520,7 +520,7 @@ draw.roofline_chart(frame, environment)
 # %%
 timed = frame[(frame["status"] == "ok") & (frame["precision"] == "ieee")]
 table = timed.pivot_table(index=["m", "n", "k"], columns="stage", values="ratio_to_cublas", sort=False)
-table[["lean_loop", "stream_k", "auto"]].round(3)
+table[["double_buffered", "stream_k", "auto"]].round(3)
 
 # %% [markdown]
 # **Is a difference one?** Each time is the median of many rounds, and `p10_us` to `p90_us` is where the middle eight

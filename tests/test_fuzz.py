@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
+from pathlib import Path
 
 import fuzz
 import numpy as np
 import pytest
+
+from numba_gemm.kernels.ladder import STAGES
 
 WORKERS = 4
 OPTIONS = fuzz.Options(seed=1, first=0, cases=0, seconds=3.0, jobs=WORKERS, space=fuzz.whole_space())
@@ -117,6 +121,14 @@ def test_a_call_that_should_be_refused(monkeypatch):
     for spoiled in fuzz.SPOILED:
         outcome = fuzz.run(fuzz.Case("refused", (CALL,), spoiled=spoiled), {"numpy": fuzz.Library()})
         assert outcome.wrong == [f"a call with a wrong {spoiled} was not refused"]
+
+
+def test_the_committed_digests_are_of_cases_that_can_be_drawn():
+    file = Path(__file__).parent / "data" / "digests_h200.json"
+    _, space, digests = fuzz.read_digests(file)
+    assert digests
+    assert set(space.stages) <= set(STAGES)
+    assert len(space.stages) == len(json.loads(file.read_text())["space"]["stages"])
 
 
 def test_digests_are_of_the_result(monkeypatch):

@@ -187,10 +187,12 @@ else:
     def matrix_shape(matrix):
         return lambda matrix: extents(matrix)
 
-    def kernel_signature(aligned: bool) -> tuple[types.Type, ...]:
-        """Numba types of every GEMM kernel's parameters (alpha, a, b, beta, c)."""
+    def kernel_signature(aligned: bool, partition: bool = False) -> tuple[types.Type, ...]:
+        """Numba types of every GEMM kernel's parameters (alpha, a, b, beta, c), and of a partition behind them."""
+        from .partition import PARTITION
+
         matrix = MatrixType(aligned)
-        return (types.float32, matrix, matrix, types.float32, matrix)
+        return (types.float32, matrix, matrix, types.float32, matrix, *((PARTITION,) if partition else ()))
 
     def variant_signature(variant) -> tuple[types.Type, ...]:
         """Return the Numba types of a kernel's parameters, for a `numba_gemm.kernels.ladder.stage.Variant`."""

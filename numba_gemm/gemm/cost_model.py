@@ -69,12 +69,11 @@ class Rate:
 # By stage and block tile; configurations that win nowhere are left out. `resident` follows from registers, threads and
 # shared memory.
 RATES: dict[tuple[str, int, int, int], Rate] = {
-    ("register_prefetch", 128, 128, 8): Rate(0.64, alone=710, resident=2),
+    ("register_prefetch", 64, 64, 16): Rate(0.53, alone=1030, resident=4),
+    ("register_prefetch", 128, 128, 16): Rate(0.69, alone=2210, resident=2),
+    ("register_prefetch", 128, 256, 16): Rate(0.72, alone=680, resident=1),
     ("shared_tile", 16, 16, 16): Rate(0.12, alone=670, resident=8),
     ("shared_tile", 32, 32, 32): Rate(0.136, alone=1500, resident=2),
-    ("warp_tiled", 64, 64, 16): Rate(0.53, alone=1030, resident=4),
-    ("warp_tiled", 128, 128, 16): Rate(0.69, alone=2210, resident=2),
-    ("warp_tiled", 128, 256, 16): Rate(0.72, alone=680, resident=1),
     ("stream_k", 128, 256, 16): Rate(0.994, alone=3430, resident=1, floats=1.09),
     ("stream_k", 256, 128, 16): Rate(0.957, alone=3435, resident=1, floats=1.03),
     ("stream_k", 128, 128, 16): Rate(0.85, alone=2945, resident=2),
@@ -252,11 +251,11 @@ def memory_clocks(elements: int, bandwidth: float, clock_hz: float) -> float:
 def rated(cc: tuple[int, int]) -> tuple[tuple[LadderStage, TileConfig], ...]:
     """Return the configurations that have a rate, of the stages that serve a compute capability best.
 
-    A stage with a schedule serves every shape and layout better than the stages before it; where it runs, they are left
-    out.
+    A stage that takes any layout with a schedule serves every shape better than the stages before it; where it runs,
+    they are left out.
     """
     able = [stage for stage in LADDER.values() if stage.runs_on(cc)]
-    stages = [stage for stage in able if stage.schedule is not None] or able
+    stages = [stage for stage in able if stage.takes_variants] or able
     return tuple((stage, config) for stage in stages for config in stage.configs if rate_of(stage, config) is not None)
 
 

@@ -219,13 +219,12 @@ def _warp_tiled(config: TileConfig, warp: _Warp) -> Accesses:
 
 
 def _async_copy(config: TileConfig, warp: _Warp) -> Accesses:
-    for _ in range(config.BM * config.BK // warp.threads):
-        yield warp.a(warp.tid // 8, warp.tid % 8, 1)
+    yield from _transposing(config, warp, config.BM + config.pad, 0)
     yield from _rows(config, warp, stored=False)
     yield from _fragments(config, warp, config.BM + config.pad, config.BN)
 
 
-def _lean_loop(config: TileConfig, warp: _Warp) -> Accesses:
+def _stream_k(config: TileConfig, warp: _Warp) -> Accesses:
     yield from _transposing(config, warp, config.BM + config.pad, 0)
     lanes, b_pitch = warp.threads // config.BK, config.BN  # lanes that copy a row of B
     if config.BN % (4 * lanes) == 0:
@@ -266,11 +265,13 @@ WAYS: dict[str, Way] = {
     "vectorized": _vectorized,
     "conflict_free": _conflict_free,
     "double_buffered": _conflict_free,
-    "register_prefetch": _conflict_free,
     "warp_tiled": _warp_tiled,
+    "register_prefetch": _warp_tiled,
+    "moving_addresses": _warp_tiled,
     "async_copy": _async_copy,
-    "lean_loop": _lean_loop,
-    "stream_k": _lean_loop,
+    "snake_order": _async_copy,
+    "basic_stream_k": _async_copy,
+    "stream_k": _stream_k,
     "thin": _thin,
 }
 

@@ -152,7 +152,7 @@ def test_what_was_recorded_says_where(monkeypatch, capsys):
     )
     assert table.loc["coalesced", "predicted ms"] < table.loc["coalesced", "measured ms"]
     assert "recorded on NVIDIA H200" in lessons.recorded("memory_lab/transfers.csv").attrs["source"]
-    with pytest.raises(ValueError, match="nothing was recorded of cublas, naive at"):
+    with pytest.raises(ValueError, match="nothing was recorded of naive, cublas at"):
         lessons.measure("naive", shape=(5, 6, 7))
     with pytest.raises(FileNotFoundError, match="no recorded table"):
         lessons.recorded("latest/none.csv")

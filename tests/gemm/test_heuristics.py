@@ -158,7 +158,7 @@ def test_a_named_stage_is_run(name):
     assert choice.stage is STAGES[name]
     assert choice.config in choice.stage.configs
     assert name in choice.reason
-    if choice.stage.takes_partition:
+    if choice.stage.takes_variants:
         assert choice.clocks == min(one.clocks for one in ranked(Problem(300, 200, 100), choice.stage))
     else:
         assert choice.config is choice.stage.configs[0]

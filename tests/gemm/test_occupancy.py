@@ -102,7 +102,7 @@ def test_precisions(stage, compiled):
 
 @pytest.mark.usefixtures("compiled")
 def test_stage_and_precision_have_to_agree():
-    assert numba_gemm.occupancy("lean_loop", device=(9, 0), precision="ieee").blocks == 2
+    assert numba_gemm.occupancy("async_copy", device=(9, 0), precision="ieee").blocks == 2
     with pytest.raises(ValueError, match="precision is 'bf16' and stage is 'naive', which computes in ieee"):
         numba_gemm.occupancy("naive", device=(9, 0), precision="bf16")
     with pytest.raises(ValueError, match="precision is 'fp16x3' and stage is 'one_warpgroup', which computes in tf32,"):
@@ -152,7 +152,7 @@ COMPILED = [
     ((3, None, (9, 0)), "TypeError: stage is 3; expected a Stage or its name"),
     (("naive", "8x8", (9, 0)), "ValueError: config is '8x8'; expected one of 32x32x1-1x1 for stage 'naive'"),
     (("naive", 8, (9, 0)), "TypeError: config is 8; expected a TileConfig, or the name of one"),
-    (("lean_loop", None, (7, 5)), "ValueError: device is (7, 5), of compute capability 7.5; expected one of 8.0, "),
+    (("async_copy", None, (7, 5)), "ValueError: device is (7, 5), of compute capability 7.5; expected one of 8.0, "),
     (("naive", None, (6, 0)), "ValueError: device is (6, 0), of compute capability 6.0; expected one of 7.5, "),
 ]
 

@@ -191,7 +191,7 @@ def test_warp_tiled_accumulates_a_thread_tile():
     a, b, c = product(m=32, n=32, k=16)
     steps = list(stage_steps("warp_tiled", a, b, c, into="numba_gemm.kernels.ladder"))
     sums = [s.locals["acc"] for s in at(steps, "k0 += BK")]
-    parts = [a[:, :k] @ b[:k] for k in (8, 16)]
+    parts = [a[:, :8] @ b[:8]]  # the last tile is multiplied after the loop
     rows = [i // 4 * 16 + i % 4 for i in range(8)]
     np.testing.assert_array_equal(sums, [part[rows, :4] for part in parts])
     frags = [s.locals["a_frag"] for s in at(steps, "values = load4(b_tile")][::4]

@@ -21,8 +21,9 @@ from numba_gemm.simulator import scheduler
 
 pytestmark = pytest.mark.simulator
 
-MOVING = ("lean_loop", "stream_k", "thin")  # stages whose addresses move
-TILED = [name for name in STAGES if name not in ("naive", "coalesced")]
+SHARED = ("basic_stream_k", "stream_k", "thin")  # stages that share tiles
+TURNS = ("stream_k", "thin")  # stages that count tiles, not terms
+TILED = [name for name in STAGES if name not in ("naive", "coalesced", "snake_order")]  # one stage for each module
 
 UNWRITTEN = np.uint32(0x7FC0DEAD)  # a NaN that no sum is: what lies outside of C may be one
 
@@ -73,7 +74,7 @@ def table(stage: LadderStage) -> Iterator[Callable[[], Outcome]]:
         Case((bm + 1, bn + 3, 4 * bk - 1), "one float off", 1.0, 0.0),
     ]
     if stage.schedule is not None:
-        shared = [(config, case) for case in shared_cases(config)]
+        shared = [(config, case) for case in shared_cases(stage, config)]
         if stage.name == "stream_k":
             shared += [
                 (STAGED, Shared("along1 across1", (67, 69, 23), 3, whole=1, epilogue=True)),
@@ -109,8 +110,9 @@ def test_the_cases_pass_unbroken(name, monkeypatch):
 
 # Barriers of stream_k that only `inspect.trace` (`test_tracing.py`) and compute-sanitizer's racecheck (`sanitize.py`)
 # see missing: the first one keeps a warp that is ahead from copying over a C that another stages, but simulated warps
-# go in step; the last one keeps it from staging over fragments that are read ahead, and never used.
-ONLY_RACES = [("stream_k", 0), ("stream_k", 4)]
+# go in step; the last one keeps it from staging over fragments that are read ahead, and never used. The first one of
+# basic_stream_k keeps it from copying over such fragments.
+ONLY_RACES = [("stream_k", 0), ("stream_k", 4), ("basic_stream_k", 0)]
 BARRIERS = [(name, i) for name in TILED for i in range(barriers(name)) if (name, i) not in ONLY_RACES]
 
 
@@ -145,11 +147,10 @@ MUTATIONS = [
     ("vectorized", "matrix", "col + i < matrix.shape[1]", "col + i <= matrix.shape[1]", 1),
     ("thread_tile_1d", "store", "row < c.shape[0]", "row <= c.shape[0]", 0),
     ("vectorized", "store", "row < c.shape[0]", "row <= c.shape[0]", 1),
-    ("async_copy", "stage", "row < a.shape[0]", "row <= a.shape[0]", 0),
-    ("async_copy", "stage", "col < b.shape[1]", "col <= b.shape[1]", 0),
     # a k-tile or a k-step lost
-    *[(name, "stage", "while k0 < k", "while k0 + BK < k", 0) for name in TILED if name not in MOVING],
-    *[(name, "stage", "while left > uint32(0)", "while left > uint32(1)", 0) for name in MOVING],
+    *[(name, "stage", "while k0 < k", "while k0 + BK < k", 0) for name in TILED if name not in ("async_copy", *SHARED)],
+    *[(name, "stage", "while left > uint32(0)", "while left > uint32(1)", 0) for name in TURNS],
+    ("async_copy", "stage", "while k0 < end", "while k0 + BK < end", 0),
     ("register_prefetch", "stage", "buffer, BK - 1,", "buffer, BK - 2,", 0),
     ("double_buffered", "stage", "while k0 < k:", "while k0 + BK < k:", 0),
     # a stride, an index or a buffer taken for another
@@ -170,19 +171,28 @@ MUTATIONS = [
     ("vectorized", "store", "alpha * acc[2] + beta * old[2]", "acc[2] + beta * old[2]", 0),
     ("vectorized", "store", "alpha * acc[3] + beta * old[3]", "alpha * acc[3] + beta * old[2]", 1),
     # asynchronous copies waited for too little, or not in their group
-    ("async_copy", "stage", "wait_group(IN_FLIGHT)", "wait_group(IN_FLIGHT + 1)", 0),
-    ("async_copy", "stage", "wait_group(IN_FLIGHT)", "wait_group(IN_FLIGHT + 1)", 1),
+    *[("async_copy", "stage", "wait_group(0)", "wait_group(1)", which) for which in (0, 1)],
     ("async_copy", "stage", "        commit_group()\n", "", 0),
-    ("async_copy", "stage", "write_slot = read_slot", "write_slot = write_slot", 0),
-    *[(name, "stage", "wait_group(0)", "pass", which) for name in ("lean_loop", "stream_k") for which in (0, 1)],
-    *[(name, "stage", "commit_group()\n", "pass\n", which) for name in ("lean_loop", "stream_k") for which in (0, 1)],
+    *[
+        (name, "stage", "buffer = uint32(BUFFER - buffer)", "buffer = uint32(buffer)", 0)
+        for name in ("moving_addresses", "async_copy")
+    ],
+    *[(name, "stage", "wait_group(0)", "pass", which) for name in ("stream_k",) for which in (0, 1)],
+    *[(name, "stage", "commit_group()\n", "pass\n", which) for name in ("stream_k",) for which in (0, 1)],
     ("thin", "stage", "commit_group()\n", "pass\n", 0),
     ("thin", "stage", "commit_group()\n", "pass\n", 1),
     ("thin", "stage", "wait_group(NEWEST)", "wait_group(NEWEST + 1)", 0),
     # of moving addresses: edges, first tiles and slots
-    ("lean_loop", "stage", "width = k - (int64(left) - 1) * BK", "width = int64(BK)", 0),
-    ("lean_loop", "stage", "more = left > uint32(0)", "more = True", 0),
-    *[(name, "stage", "slot = other", "slot = slot", 0) for name in MOVING],
+    ("moving_addresses", "stage", "k0 + a_col < k", "k0 + a_col <= k", 0),
+    ("moving_addresses", "stage", "p < k", "p <= k", 1),
+    ("async_copy", "stage", "or k < end", "or k <= end", 0),
+    ("async_copy", "stage", "or k + p < end", "or k + p <= end", 0),
+    ("async_copy", "stage", "b.shape[1] - B_WIDTH", "b.shape[1]", 0),
+    ("moving_addresses", "stage", "a.shape[0] - 1", "a.shape[0]", 0),
+    ("moving_addresses", "stage", "b.shape[1] - 4", "b.shape[1]", 0),
+    ("moving_addresses", "stage", "a_at[i] += BK * col_step(a)", "a_at[i] += 0", 0),
+    ("moving_addresses", "stage", "b_at += BK * row_step(b)", "b_at += 0", 0),
+    *[(name, "stage", "slot = other", "slot = slot", 0) for name in TURNS],
     ("stream_k", "stage", "width = narrow if first == uint32(0) else int64(BK)", "width = narrow", 0),
     ("stream_k", "stage", "narrow + (int64(first) - 1) * BK", "int64(first) * BK", 0),
     (
@@ -228,12 +238,12 @@ MUTATIONS = [
     ("thin", "stage", "other == uint32((SLOTS - 1) * SLOT)", "other == uint32(SLOTS * SLOT)", 0),
     ("thin", "stage", "e % SUMS * SUMS_PITCH + e // SUMS * LANES", "e // SUMS * SUMS_PITCH + e % SUMS * LANES", 0),
     ("thin", "stage", "values[r, 3] * four[3]", "values[r, 2] * four[3]", 0),
-    ("lean_loop", "outer_product", "a_frag[i + 1] * b_frag[TN - 1 - j]", "a_frag[i + 1] * b_frag[j]", 0),
-    ("lean_loop", "outer_product", "acc[i + 1, TN - 1 - j]", "acc[i + 1, j]", 0),
+    ("snake_order", "outer_product", "a_frag[i + 1] * b_frag[TN - 1 - j]", "a_frag[i + 1] * b_frag[j]", 0),
+    ("snake_order", "outer_product", "acc[i + 1, TN - 1 - j]", "acc[i + 1, j]", 0),
     # pieces of tiles, and where their sums meet
     *[
         (name, "stage", old, new, 0)
-        for name in ("stream_k", "thin")
+        for name in SHARED
         for old, new in (
             ("while at < end or own < whole", "while at < end"),
             ("own + uint32(cuda.gridDim.x)", "own + uint32(1)"),
@@ -244,12 +254,20 @@ MUTATIONS = [
             ("int64(parts) - 1", "int64(parts) - 2"),
             ("cuda.syncthreads_or(final) != 0", "final != 0"),
             ("= float32(0)", "+= float32(0)"),
+        )
+    ],
+    *[
+        (name, "stage", old, new, 0)
+        for name in ("stream_k", "thin")
+        for old, new in (
             ("i1 * partition.a_middle", "i1 * partition.a_inner"),
             ("i2 * partition.b_inner", "i2 * partition.b_middle"),
             ("i0 * partition.c_outer", "i0 * partition.c_middle"),
         )
     ],
     ("stream_k", "stage", "if uint32(q + r) < parts", "if True", 0),
+    ("basic_stream_k", "stage", "min(int64(last) * BK, k)", "int64(last) * BK", 0),
+    ("basic_stream_k", "stage", "int64(first) * BK", "int64(0)", 0),
     ("thin", "stage", "if uint32(q + p) < parts", "if True", 0),
     ("stream_k", "partition", "min(block, uint32(partition.extra))", "uint32(0)", 0),
     ("stream_k", "partition", "uint32(extra + uint32(uint32(at - long) // base))", "uint32(at // base)", 0),

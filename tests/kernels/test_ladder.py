@@ -214,13 +214,13 @@ IMPOSSIBLE = [
     ("warp_tiled", {"BM": 32, "BN": 32, "BK": 8, "TM": 8, "TN": 4, "WM": 32, "WN": 32, "pad": -4}, "pads not negative"),
     (
         "async_copy",
-        {"BM": 24, "BN": 256, "BK": 16, "TM": 4, "TN": 16, "WM": 8, "WN": 256, "slots": 5, "dynamic": True},
+        {"BM": 24, "BN": 256, "BK": 16, "TM": 4, "TN": 16, "WM": 8, "WN": 256, "slots": 2, "dynamic": True},
         "copies cover B's tile",
     ),
     (
         "async_copy",
-        {"BM": 32, "BN": 32, "BK": 8, "TM": 8, "TN": 4, "WM": 32, "WN": 32, "slots": 2, "dynamic": True},
-        "three or more slots",
+        {"BM": 32, "BN": 32, "BK": 8, "TM": 8, "TN": 4, "WM": 32, "WN": 32, "slots": 3, "dynamic": True},
+        "two buffers",
     ),
     ("coalesced", {"BM": 64, "BN": 64, "BK": 1}, "threads <= 1024"),
     ("coalesced", {"BM": 4, "BN": 0, "BK": 1}, "every extent positive"),

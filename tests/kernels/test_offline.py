@@ -34,10 +34,12 @@ K_STEPS = {
     "vectorized": lambda config: config.BK,
     "conflict_free": lambda config: config.BK,
     "double_buffered": lambda config: config.BK,
-    "register_prefetch": lambda config: 2,
     "warp_tiled": lambda config: 2,
+    "register_prefetch": lambda config: 2,
+    "moving_addresses": lambda config: 2,
     "async_copy": lambda config: 2,
-    "lean_loop": lambda config: 2,
+    "snake_order": lambda config: 2,
+    "basic_stream_k": lambda config: 2,
     "stream_k": lambda config: 2,
     "thin": lambda config: 4,
 }
@@ -111,7 +113,7 @@ def accesses_are_as_wide_as_claimed(case: Case, code: Code) -> str | None:
 
 
 def copies_asynchronously_if_claimed(case: Case, code: Code) -> str | None:
-    copying = ("async_copy", "lean_loop", "stream_k", "thin")
+    copying = ("async_copy", "snake_order", "basic_stream_k", "stream_k", "thin")
     claimed, found = case.stage.name in copying, "LDGSTS" in code["opcodes"]
     return None if claimed == found else f"LDGSTS: {found}, expected {claimed}"
 

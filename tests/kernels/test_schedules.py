@@ -29,7 +29,7 @@ def test_table(stage, config, monkeypatch):
     for group in (2, 8):
         monkeypatch.setattr(ladder_stage, "GROUP", group)
         monkeypatch.setattr(get_device(0), "_bound", {})  # without launches of another group
-        for case in shared_cases(config):
+        for case in shared_cases(stage, config):
             outcomes = [run_shared(stage, config, case) for _ in range(LAUNCHES)]
             for outcome in outcomes:
                 assert outcome.ok, f"{stage.name} {config.name}, {case}: {outcome}"
@@ -38,7 +38,9 @@ def test_table(stage, config, monkeypatch):
 
 def test_cases_reach_every_access():
     stage = STAGES["stream_k"]
-    reached = {case.accesses: accesses_of(stage, stage.test_config, case) for case in shared_cases(stage.test_config)}
+    reached = {
+        case.accesses: accesses_of(stage, stage.test_config, case) for case in shared_cases(stage, stage.test_config)
+    }
     assert all(accesses == name for name, accesses in reached.items())
     for side in (0, 1):
         assert {accesses.split()[side] for accesses in reached.values()} == set(ACCESSES)
@@ -150,6 +152,6 @@ def test_whole_tiles_of_unscheduled_stages(extra):
     m, n, k = (extent + more for extent, more in zip((2 * config.BM, config.BN, 3 * config.BK), extra))
     product = Product(dense("N", m, k), dense("N", k, n), dense("N", m, n))
     assert stage.variant(config, product) == (ladder_stage.ALIGNED if any(extra) else ladder_stage.WHOLE)
-    assert STAGES["warp_tiled"].variant(STAGES["warp_tiled"].configs[0], product) == ladder_stage.ALIGNED
+    assert STAGES["async_copy"].variant(STAGES["async_copy"].configs[0], product) == ladder_stage.ALIGNED
     empty = Product(dense("N", m, 0), dense("N", 0, n), dense("N", m, n))
     assert stage.variant(config, empty) != ladder_stage.WHOLE

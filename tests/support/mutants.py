@@ -24,8 +24,13 @@ BARRIER = "cuda.syncthreads()"
 STAGED = TileConfig(64, 64, 16, 8, 8, 32, 64, 2, pad=4, pad_b=4, dynamic=True, order="snake")
 
 
+def module_of(name: str) -> str:
+    """Return the name of the module with a stage's kernel."""
+    return importlib.import_module(STAGES[name].build.__module__).build.__module__
+
+
 def barriers(name: str) -> int:
-    return inspect.getsource(importlib.import_module(f"numba_gemm.kernels.ladder.{name}")).count(BARRIER)
+    return inspect.getsource(importlib.import_module(module_of(name))).count(BARRIER)
 
 
 def nth(text: str, old: str, new: str, which: int) -> str:
@@ -36,7 +41,7 @@ def nth(text: str, old: str, new: str, which: int) -> str:
 
 def mutant(name: str, module: str, old: str, new: str, which: int = 0):
     """The stage of a name, built from sources in one of which the occurrence `which` of `old` is replaced by `new`."""
-    stage_module = f"numba_gemm.kernels.ladder.{name}"
+    stage_module = module_of(name)
     target = stage_module if module == "stage" else f"numba_gemm.device.{module}"
     originals = {fullname: importlib.import_module(fullname) for fullname in DEVICE_MODULES}
     try:

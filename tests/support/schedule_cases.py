@@ -59,13 +59,15 @@ class Shared:
         return f"{'x'.join(map(str, self.shape))} {self.accesses}, {partition}, beta={self.beta}{extras}"
 
 
-def shared_cases(config: TileConfig) -> list[Shared]:
+def shared_cases(stage: LadderStage, config: TileConfig) -> list[Shared]:
     """Pieces that begin and end anywhere in a tile, each access with extents that it takes.
+
+    A stage without batches and epilogues has the cases without them.
 
     First those that find most of the broken kernels in the least time.
     """
     bm, bn, bk = config.BM, config.BN, config.BK
-    return [
+    cases = [
         Shared("across1 across1", (bm - 3, bn - 1, 2 * bk + 3), 2),
         Shared("along4 along4", (bm - 4, bn, 2 * bk + 4), 1),
         Shared("across4 along4", (bm + 4, bn + 4, 2 * bk + 4), 3, whole=2, beta=0.5),
@@ -76,6 +78,7 @@ def shared_cases(config: TileConfig) -> list[Shared]:
         Shared("along4 across4", (bm + 4, bn + 4, 3 * bk + 4), 5, beta=-2.0),
         Shared("along1 across1", (bm + 3, bn - 1, 4 * bk - 1), 3, beta=0.5, epilogue=True),
     ]
+    return [case for case in cases if stage.takes_epilogue or not (case.batch or case.epilogue)]
 
 
 EXTENTS = (2, 3, 2)

@@ -11,11 +11,26 @@ costs instructions, and hides from the compiler which elements are neighbours.
 """
 
 from ..code import Code
-from .stage import LadderStage, TileConfig, partition_layout
+from .stage import DEFAULT_ORDER, LadderStage, TileConfig, partition_layout
+
+
+def _large(BM, BN, BK, TM, TN, WM, WN, order=DEFAULT_ORDER, min_blocks=0):
+    """Return tiles of the stages from bigger_tiles on: two slots in dynamic shared memory, A padded."""
+    return TileConfig(BM, BN, BK, TM, TN, WM, WN, 2, pad=4, dynamic=True, min_blocks=min_blocks, order=order)
+
+
+def _large_tiles(order=DEFAULT_ORDER):
+    """Return the configurations of these stages, in an order of products."""
+    return (
+        _large(128, 256, 16, 8, 16, 64, 64, order),
+        _large(128, 128, 16, 8, 16, 64, 64, order, min_blocks=2),
+        _large(64, 128, 16, 8, 8, 32, 64, order),
+        _large(64, 64, 16, 8, 4, 32, 32, order),
+    )
 
 
 def _moving(BM, BN, BK, TM, TN, WM, WN, min_blocks=0):
-    """Return tiles of the stages whose addresses move: two padded slots in dynamic shared memory."""
+    """Return tiles of stream_k: two slots in dynamic shared memory, A and B padded."""
     return TileConfig(BM, BN, BK, TM, TN, WM, WN, 2, pad=4, pad_b=4, dynamic=True, min_blocks=min_blocks, order="snake")
 
 
@@ -87,57 +102,69 @@ RECORDS = (
         whole_tiles=True,
     ),
     LadderStage(
+        name="warp_tiled",
+        summary="block, warp and thread tiles, larger and nearly square, in dynamic shared memory",
+        build=Code("ladder.warp_tiled"),
+        configs=_large_tiles(),
+        test_config=_large(32, 32, 8, 8, 4, 32, 32),
+        vectorized=True,
+        ordered=True,
+        whole_tiles=True,
+    ),
+    LadderStage(
         name="register_prefetch",
         summary="the next k-step's fragments load while this one computes",
         build=Code("ladder.register_prefetch"),
-        configs=(TileConfig(BM=128, BN=128, BK=8, TM=8, TN=8, slots=2, min_blocks=2),),
-        test_config=TileConfig(BM=64, BN=32, BK=8, TM=8, TN=8, slots=2),
+        configs=_large_tiles(),
+        test_config=_large(32, 32, 8, 8, 4, 32, 32),
         vectorized=True,
         ordered=True,
+        whole_tiles=True,
     ),
     LadderStage(
-        name="warp_tiled",
-        summary="block, warp and thread tiles with a chosen lane layout, in dynamic shared memory",
-        build=Code("ladder.warp_tiled"),
-        configs=(
-            TileConfig(BM=128, BN=256, BK=16, TM=8, TN=16, WM=64, WN=64, slots=2, pad=4, dynamic=True),
-            TileConfig(BM=128, BN=128, BK=16, TM=8, TN=16, WM=64, WN=64, slots=2, pad=4, dynamic=True, min_blocks=2),
-            TileConfig(BM=128, BN=128, BK=8, TM=8, TN=8, WM=32, WN=64, slots=2, pad=4, dynamic=True, min_blocks=2),
-            TileConfig(BM=64, BN=64, BK=16, TM=8, TN=4, WM=32, WN=32, slots=2, pad=4, dynamic=True),
-        ),
-        test_config=TileConfig(BM=32, BN=32, BK=8, TM=8, TN=4, WM=32, WN=32, slots=2, pad=4, dynamic=True),
+        name="moving_addresses",
+        summary="addresses that move instead of indices",
+        build=Code("ladder.moving_addresses"),
+        configs=_large_tiles(),
+        test_config=_large(32, 32, 8, 8, 4, 32, 32),
         vectorized=True,
         ordered=True,
+        whole_tiles=True,
     ),
     LadderStage(
         name="async_copy",
-        summary="cp.async through three or more slots, past the registers",
+        summary="cp.async: B's tiles go past the registers",
         build=Code("ladder.async_copy"),
-        configs=(
-            TileConfig(BM=128, BN=256, BK=16, TM=8, TN=16, WM=64, WN=64, slots=3, pad=4, dynamic=True),
-            TileConfig(BM=128, BN=128, BK=16, TM=8, TN=16, WM=64, WN=64, slots=3, pad=4, dynamic=True, min_blocks=2),
-            TileConfig(BM=64, BN=128, BK=16, TM=8, TN=8, WM=32, WN=64, slots=4, pad=4, dynamic=True),
-            TileConfig(BM=64, BN=64, BK=16, TM=8, TN=4, WM=32, WN=32, slots=4, pad=4, dynamic=True),
-        ),
-        test_config=TileConfig(BM=32, BN=32, BK=8, TM=8, TN=4, WM=32, WN=32, slots=3, pad=4, dynamic=True),
+        configs=_large_tiles(),
+        test_config=_large(32, 32, 8, 8, 4, 32, 32),
         vectorized=True,
         ordered=True,
         min_cc=(8, 0),
+        whole_tiles=True,
     ),
     LadderStage(
-        name="lean_loop",
-        summary="addresses that move instead of indices, edges outside of the loop",
-        build=Code("ladder.lean_loop"),
-        configs=(
-            _moving(128, 256, 16, 8, 16, 64, 64),
-            _moving(128, 128, 16, 8, 16, 64, 64, min_blocks=2),
-            _moving(64, 128, 16, 8, 8, 32, 64),
-            _moving(64, 64, 16, 8, 4, 32, 32),
-        ),
-        test_config=_moving(32, 32, 8, 8, 4, 32, 32),
+        name="snake_order",
+        summary="async_copy with products in snake order: fewer conflicts of register banks",
+        build=Code("ladder.snake_order"),
+        configs=_large_tiles("snake"),
+        test_config=_large(32, 32, 8, 8, 4, 32, 32, "snake"),
         vectorized=True,
         ordered=True,
         min_cc=(8, 0),
+        whole_tiles=True,
+    ),
+    LadderStage(
+        name="basic_stream_k",
+        summary="equal parts of the k-tiles for all blocks",
+        build=Code("ladder.basic_stream_k"),
+        configs=_large_tiles("snake"),
+        test_config=_large(32, 32, 8, 8, 4, 32, 32, "snake"),
+        schedule=partition_layout,
+        plain=True,
+        vectorized=True,
+        ordered=True,
+        min_cc=(8, 0),
+        whole_tiles=True,
     ),
     LadderStage(
         name="stream_k",

@@ -1,147 +1,202 @@
-"""async_copy: tiles go from global to shared memory without passing through registers.
+"""async_copy: B's tiles go from global to shared memory without passing through registers.
 
-Bottleneck before: the next tile waits in registers while the current one is multiplied, and every element of A is
-    stored by its own instruction. Only one tile can be loaded ahead.
-Idea: ``cp.async``. Each thread starts its copies and continues; with three or more slots, two or more tiles are in
-    flight. A is transposed by 4-byte copies: a warp copies 8 k of 4 rows, 32 bytes per row (one sector if the row is
-    aligned to sectors). Four floats of padding per row of the tile distribute the 32 words over the 32 banks. B is
-    copied in whole vectors. Counters have 32 bits, which saves an instruction per addition and comparison; the launcher
-    splits K long before they overflow.
-Traffic: the same; the copies write to shared memory directly.
-Registers and shared memory: TM*TN accumulators and 2*(TM + TN) fragments; slots*BK*(BM + pad + BN) floats (73 KB at
-    128x256x16 in three slots).
-Measured: 50.0 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 0.98 of cuBLAS SGEMM and 1.05 times warp_tiled; 204
-    registers per thread, 79.5 % of the FMA pipe, 7.0 % excess shared wavefronts.
-Limits: the FMA pipe is now nearly as busy as under cuBLAS. One instruction in eight is not a multiply-add, and operands
-    conflict in register banks. The copies of A still take four wavefronts each, one per row.
+Bottleneck before: the next tiles wait in registers while the current ones are multiplied, 24 per thread. Each vector is
+    loaded by one instruction and stored by another one, which waits for the first.
+Idea: ``cp.async``. Each thread starts its copies of B's next tile and continues; the data arrive in shared memory while
+    it multiplies, and the thread waits for them before the barrier at the end of the tile. A is transposed on its way.
+    Asynchronous copies could do that only four bytes at a time, which take more instructions and four times the
+    bandwidth of shared memory. Its vectors go through registers as before.
+Traffic: the same; copies of B write to shared memory directly.
+Registers and shared memory: TM*TN accumulators, 2*(TM + TN) fragments, the staged floats of A, and addresses; 2*BK*(BM
+    + pad + BN) floats (49 KB at 128x256x16).
+Limits: register banks. A multiply-add reads three registers, and two of them often lie in the same of two banks, which
+    then takes a clock more.
 """
 
-from numba import cuda, float32, uint32
+from numba import cuda, float32, int64, uint32
 
-from ...device.async_copy import commit_group, cp_async4, cp_async16, wait_group
+from ...device.address import (
+    address_of,
+    col_step,
+    copy4_or_zero,
+    copy16_or_zero,
+    global_load4_or_zero,
+    pinned,
+    row_step,
+    shared_address,
+    shared_load4,
+    shared_store1,
+)
+from ...device.async_copy import commit_group, wait_group
 from ...device.outer_product import outer_product
-from ...device.shared import shared_view
 from ...device.store import row_store
 from ...device.units import WARP
-from ...device.vector import load4
+from ...device.vector import fetch4_any
 from ...simulator.switch import device_function, hardware_only
-from .stage import require
-
-COPY_K = 8  # consecutive k of a row of A that adjacent threads copy: one sector
+from .stage import ANY, WHOLE, require
 
 
-def build(config, aligned):
+def main_loop(config, fit):
+    """Return a device function that adds terms of their sums to the accumulators of a block tile."""
     BM, BN, BK, TM, TN, WM, WN = config.BM, config.BN, config.BK, config.TM, config.TN, config.WM, config.WN
-    THREADS, SLOTS = config.threads, config.slots
-    BM_PAD = BM + config.pad
-    A_ROWS = THREADS // COPY_K  # rows of A that the block copies at a time
-    B_WIDTH = 4 if aligned else 1  # floats of B per copy
-    B_COLS = min(BN, THREADS * B_WIDTH)  # columns of B that the block copies at a time
-    B_ROWS = THREADS * B_WIDTH // B_COLS  # rows of B
+    THREADS = config.threads
+    A_VECTORS = max(BK // 4, 1)  # per row of A's tile
+    A_ROWS = THREADS // A_VECTORS  # rows of A that the block copies at a time
+    A_LOADS = BM // max(A_ROWS, 1)  # vectors of A that each thread stages
+    B_WIDTH = 1 if fit == ANY else 4  # floats of B per copy
+    B_ROWS = max(THREADS * B_WIDTH // BN, 1)  # rows of B that the block copies at a time
     LANES_M, LANES_N = WM // TM, WN // TN  # lanes of a warp along rows and columns
-    B_START = SLOTS * BK * BM_PAD  # start of B's slots in shared memory
-    IN_FLIGHT = SLOTS - 2  # groups that may be in flight when the next tile is needed
+    A_PITCH, B_PITCH = 4 * (BM + config.pad), 4 * BN  # bytes from one k to the next
+    B_START = BK * A_PITCH  # bytes from the start of a buffer to its tile of B
+    BUFFER = B_START + BK * B_PITCH  # bytes per buffer
     require(
         config,
         {
             "TM % 4 == 0, TN is 4, 8 or 16": TM % 4 == 0 and TN in (4, 8, 16),
             "warps have tiles: WM > 0": WM > 0,
-            "BK % 8 == 0": BK % COPY_K == 0,
-            "copies cover A's tile: threads % 8 == 0 and BM % (threads/8) == 0": (
-                A_ROWS > 0 and THREADS % COPY_K == 0 and BM % A_ROWS == 0
+            "BK % 4 == 0": BK % 4 == 0,
+            "pad % 4 == 0": config.pad % 4 == 0,
+            "copies cover A's tile: threads % (BK/4) == 0 and BM % (threads/(BK/4)) == 0": (
+                A_ROWS > 0 and THREADS % A_VECTORS == 0 and BM % A_ROWS == 0
             ),
             "copies cover B's tile, a whole number of its rows at a time": (
-                BN % B_COLS == 0 and THREADS * B_WIDTH % B_COLS == 0 and BK % B_ROWS == 0
+                THREADS * B_WIDTH % BN == 0 and BK % B_ROWS == 0
             ),
-            "three or more slots": SLOTS >= 3,
-            "pad % 4 == 0": config.pad % 4 == 0,
+            "two buffers: slots == 2": config.slots == 2,
             "dynamic shared memory": config.dynamic,
         },
     )
-    store_row = row_store(TN, 4 * LANES_N, aligned)
+    copy_b = copy4_or_zero if fit == ANY else copy16_or_zero
     multiply = outer_product(TM, TN, config.order)  # one k-step; acc[i, j] += a_frag[i] * b_frag[j] for all i, j
-    copy_b = cp_async16 if aligned else cp_async4
 
     @device_function
-    def start_copies(a, b, a_tile, b_tile, slot, k0, block_row, block_col, tid):
-        """Start this thread's copies of the tiles at k0 to the rows from `slot` on, as one group."""
-        a_row, a_col = tid // COPY_K, tid % COPY_K
-        for p in range(0, BK, COPY_K):
-            for i in range(0, BM, A_ROWS):
-                row, col = block_row + a_row + i, k0 + a_col + p
-                inside = row < a.shape[0] and col < a.shape[1]
-                cp_async4(a_tile, slot + a_col + p, a_row + i, inside, a, row, col)
-        b_row, b_col = tid // (B_COLS // B_WIDTH), tid % (B_COLS // B_WIDTH) * B_WIDTH
+    def fetch(a, at, row, k, end):
+        """Read a[row, k:k+4], which is at an address; zeros from k = end on."""
+        if fit == ANY:
+            return fetch4_any(a, row, k)
+        return global_load4_or_zero(a, at, fit == WHOLE or k < end)
+
+    @device_function
+    def start_copies(tiles, b, b_at, b_to, k, end):
+        """Start this thread's copies of B's tile, the first of which is of row k, as one group."""
         for p in range(0, BK, B_ROWS):
-            for j in range(0, BN, B_COLS):
-                row, col = k0 + b_row + p, block_col + b_col + j
-                inside = row < b.shape[0] and col < b.shape[1]
-                copy_b(b_tile, slot + b_row + p, b_col + j, inside, b, row, col)
+            inside = fit == WHOLE or k + p < end
+            copy_b(tiles, uint32(b_to + p * B_PITCH), b, b_at + p * row_step(b), inside)
         commit_group()
 
     @device_function
-    def read_fragments(a_tile, b_tile, slot, p, row, col, a_frag, b_frag):
-        """Read the fragments of k-step p from the tiles at `slot`."""
+    def store_a(tiles, a_to, i, values):
+        """Store four k of a row of A's tile, transposing."""
+        to = uint32(a_to + 4 * i * A_ROWS)
+        shared_store1(tiles, to, values[0])
+        shared_store1(tiles, uint32(to + A_PITCH), values[1])
+        shared_store1(tiles, uint32(to + 2 * A_PITCH), values[2])
+        shared_store1(tiles, uint32(to + 3 * A_PITCH), values[3])
+
+    @device_function
+    def read_fragments(tiles, a_from, b_from, p, a_frag, b_frag):
+        """Read the fragments of the k-step p steps after the one at a_from and b_from; p is a constant."""
         for i in range(0, TM, 4):
-            values = load4(a_tile, slot + p, row + i * LANES_M)
+            values = shared_load4(tiles, uint32(a_from + p * A_PITCH + 4 * i * LANES_M))
             a_frag[i], a_frag[i + 1], a_frag[i + 2], a_frag[i + 3] = values
         for j in range(0, TN, 4):
-            values = load4(b_tile, slot + p, col + j * LANES_N)
+            values = shared_load4(tiles, uint32(b_from + p * B_PITCH + 4 * j * LANES_N))
             b_frag[j], b_frag[j + 1], b_frag[j + 2], b_frag[j + 3] = values
 
-    @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
-    def async_copy(alpha, a, b, beta, c):
-        tiles = cuda.shared.array(0, float32, alignment=16)
-        a_tile = shared_view(tiles, 0, SLOTS * BK, BM_PAD)
-        b_tile = shared_view(tiles, B_START, SLOTS * BK, BN)
-        k = a.shape[1]
-        tid = uint32(cuda.threadIdx.x)
-        warp, lane = tid // WARP, tid % WARP
-        block_row = cuda.blockIdx.y * BM
-        block_col = cuda.blockIdx.x * BN
-        row = warp // (BN // WN) * WM + lane // LANES_N * 4  # this thread's first group within the block tile
-        col = warp % (BN // WN) * WN + lane % LANES_N * 4
+    @device_function
+    def multiply_tile(tiles, a_from, b_from, a_even, b_even, a_odd, b_odd, acc):
+        """Add the products of the tiles, but for the last k-step, whose fragments end in a_odd, b_odd."""
+        p = uint32(0)
+        while p < uint32(BK // 2 - 1):
+            read_fragments(tiles, a_from, b_from, 1, a_odd, b_odd)
+            multiply(a_even, b_even, acc)
+            read_fragments(tiles, a_from, b_from, 2, a_even, b_even)
+            multiply(a_odd, b_odd, acc)
+            a_from, b_from = uint32(a_from + 2 * A_PITCH), uint32(b_from + 2 * B_PITCH)
+            p = uint32(p + 1)
+        read_fragments(tiles, a_from, b_from, 1, a_odd, b_odd)
+        multiply(a_even, b_even, acc)
 
+    @device_function
+    def accumulate(tiles, a, b, block_row, block_col, row, col, k0, end, acc):
+        """Add the terms k0 to end of the sums of this thread, whose first group is at (row, col) of the tile."""
+        start = shared_address(tiles)
+        tid = uint32(cuda.threadIdx.x)
+        a_row, a_col = tid // A_VECTORS, tid % A_VECTORS * 4
+        b_row, b_col = tid // (BN // B_WIDTH), tid % (BN // B_WIDTH) * B_WIDTH
+
+        # addresses of this thread's first copies, and of its fragments of the first k-step
+        a_at = cuda.local.array(A_LOADS, int64)
+        for i in range(A_LOADS):
+            a_at[i] = address_of(a, min(block_row + a_row + i * A_ROWS, a.shape[0] - 1), k0 + a_col)
+        b_at = address_of(b, k0 + b_row, min(block_col + b_col, b.shape[1] - B_WIDTH))
+        a_to = pinned(uint32(start + a_col * A_PITCH + 4 * a_row))
+        b_to = pinned(uint32(start + B_START + b_row * B_PITCH + 4 * b_col))
+        a_from = pinned(uint32(start + 4 * row))
+        b_from = pinned(uint32(start + B_START + 4 * col))
+
+        a_next = cuda.local.array((A_LOADS, 4), float32)
         a_even = cuda.local.array(TM, float32)  # fragments of the even k-steps
         b_even = cuda.local.array(TN, float32)
         a_odd = cuda.local.array(TM, float32)  # fragments of the odd k-steps
         b_odd = cuda.local.array(TN, float32)
+
+        start_copies(tiles, b, b_at, b_to, k0 + b_row, end)
+        for i in range(A_LOADS):
+            store_a(tiles, a_to, i, fetch(a, a_at[i], block_row + a_row + i * A_ROWS, k0 + a_col, end))
+        buffer = uint32(0)  # bytes from the first buffer to the one that is read
+        wait_group(0)
+        cuda.syncthreads()  # all threads' stores and copies of the first tiles are complete before any reads them
+        read_fragments(tiles, a_from, b_from, 0, a_even, b_even)
+
+        k0 += BK
+        while k0 < end:
+            b_at += BK * row_step(b)
+            start_copies(tiles, b, b_at, uint32(b_to + uint32(BUFFER - buffer)), k0 + b_row, end)
+            for i in range(A_LOADS):
+                a_at[i] += BK * col_step(a)
+                values = fetch(a, a_at[i], block_row + a_row + i * A_ROWS, k0 + a_col, end)
+                a_next[i, 0], a_next[i, 1], a_next[i, 2], a_next[i, 3] = values
+            a_now, b_now = uint32(a_from + buffer), uint32(b_from + buffer)
+            multiply_tile(tiles, a_now, b_now, a_even, b_even, a_odd, b_odd, acc)
+            buffer = uint32(BUFFER - buffer)
+            for i in range(A_LOADS):
+                values = (a_next[i, 0], a_next[i, 1], a_next[i, 2], a_next[i, 3])
+                store_a(tiles, uint32(a_to + buffer), i, values)
+            wait_group(0)
+            # all threads' stores and copies of the next tiles are complete before any reads them, and all have read
+            # this tile's last fragments before the next iteration overwrites it
+            cuda.syncthreads()
+            read_fragments(tiles, uint32(a_from + buffer), uint32(b_from + buffer), 0, a_even, b_even)
+            multiply(a_odd, b_odd, acc)
+            k0 += BK
+        a_now, b_now = uint32(a_from + buffer), uint32(b_from + buffer)
+        multiply_tile(tiles, a_now, b_now, a_even, b_even, a_odd, b_odd, acc)
+        multiply(a_odd, b_odd, acc)
+
+    return accumulate
+
+
+def build(config, fit):
+    BM, BN, TM, TN, WM, WN = config.BM, config.BN, config.TM, config.TN, config.WM, config.WN
+    LANES_M, LANES_N = WM // TM, WN // TN  # lanes of a warp along rows and columns
+    accumulate = main_loop(config, fit)
+    store_row = row_store(TN, 4 * LANES_N, fit != ANY)
+
+    @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
+    def async_copy(alpha, a, b, beta, c):
+        tiles = cuda.shared.array(0, float32, alignment=16)
+        tid = uint32(cuda.threadIdx.x)
+        warp, lane = tid // WARP, tid % WARP
+        block_row = int64(cuda.blockIdx.y) * BM
+        block_col = int64(cuda.blockIdx.x) * BN
+        row = warp // (BN // WN) * WM + lane // LANES_N * 4  # this thread's first group within the block tile
+        col = warp % (BN // WN) * WN + lane % LANES_N * 4
         acc = cuda.local.array((TM, TN), float32)
         for i in range(TM):
             for j in range(TN):
                 acc[i, j] = float32(0)
-
-        for s in range(SLOTS - 1):
-            start_copies(a, b, a_tile, b_tile, s * BK, s * BK, block_row, block_col, tid)
-        wait_group(IN_FLIGHT)
-        cuda.syncthreads()  # the copies of all threads have landed before any reads the first tiles
-        read_slot = uint32(0)
-        write_slot = uint32((SLOTS - 1) * BK)
-        read_fragments(a_tile, b_tile, read_slot, 0, row, col, a_even, b_even)
-
-        k0 = uint32(0)  # 32 bits suffice: launch.MAX_K bounds k
-        while k0 < k:
-            start_copies(a, b, a_tile, b_tile, write_slot, k0 + (SLOTS - 1) * BK, block_row, block_col, tid)
-            p = uint32(0)
-            while p < BK - 2:
-                read_fragments(a_tile, b_tile, read_slot, p + 1, row, col, a_odd, b_odd)
-                multiply(a_even, b_even, acc)
-                read_fragments(a_tile, b_tile, read_slot, p + 2, row, col, a_even, b_even)
-                multiply(a_odd, b_odd, acc)
-                p = uint32(p + 2)
-            read_fragments(a_tile, b_tile, read_slot, BK - 1, row, col, a_odd, b_odd)
-            multiply(a_even, b_even, acc)
-            write_slot = read_slot
-            read_slot = uint32(read_slot + BK) if read_slot < (SLOTS - 1) * BK else uint32(0)
-            wait_group(IN_FLIGHT)
-            # the copies of all threads have landed before any reads the next tiles; and all have read this tile's last
-            # fragments before the next iteration's copies overwrite it
-            cuda.syncthreads()
-            read_fragments(a_tile, b_tile, read_slot, 0, row, col, a_even, b_even)
-            multiply(a_odd, b_odd, acc)
-            k0 = uint32(k0 + BK)
-        wait_group(0)  # no copy may outlive the block
-
+        accumulate(tiles, a, b, block_row, block_col, row, col, 0, a.shape[1], acc)
         for i in range(TM):
             c_row = block_row + row + i // 4 * (4 * LANES_M) + i % 4
             store_row(c, c_row, block_col + col, alpha, acc, i, beta)

@@ -230,6 +230,13 @@ def signature(variant: int | Variant) -> tuple[Any, ...]:
     return variant_signature(variant) if isinstance(variant, Variant) else kernel_signature(variant != ANY)
 
 
+def plain_signature(fit: int) -> tuple[Any, ...]:
+    """Return those of the kernel of a stage that is `LadderStage.plain`."""
+    from ...device.matrix import kernel_signature
+
+    return kernel_signature(fit != ANY, partition=True)
+
+
 def flat_block(config: TileConfig) -> tuple[int, int]:
     """A one-dimensional block of a configuration's threads."""
     return (config.threads, 1)
@@ -249,7 +256,8 @@ class LadderStage(Stage):
     A stage with a ``schedule`` divides its work by a `Partition` and takes any layout, batches and an epilogue:
     ``build(config, variant)`` takes a `Variant` in place of ``fit``. The kernel takes a
     `numba_gemm.device.partition.PartitionArguments` behind C, and the epilogue's vectors, if any, as a tuple behind
-    that. ``schedule(config, m, n, k, batch, partition)`` returns the `PartitionLayout` of a launch.
+    that. ``schedule(config, m, n, k, batch, partition)`` returns the `PartitionLayout` of a launch. A scheduled stage
+    that is ``plain`` takes ``fit`` all the same, and neither batches nor an epilogue.
     """
 
     block: Callable[[TileConfig], tuple[int, int]] = flat_block
@@ -258,20 +266,26 @@ class LadderStage(Stage):
     ordered: bool = False
     whole_tiles: bool = False
     schedule: Callable[..., PartitionLayout] | None = None
+    plain: bool = False
 
     def __post_init__(self) -> None:
         if self.test_config.threads > 64:
             raise ValueError(f"{self.name}: test_config {self.test_config.name} has more than 64 threads")
 
     @property
+    def takes_variants(self) -> bool:
+        """True if its kernels are made for a `Variant`; the others are made for a ``fit``."""
+        return self.schedule is not None and not self.plain
+
+    @property
     def batch_dimensions(self) -> int:
         """Dimensions of a batch that one launch takes."""
-        return 0 if self.schedule is None else 3
+        return 3 if self.takes_variants else 0
 
     @property
     def takes_epilogue(self) -> bool:
         """True if it applies an epilogue."""
-        return self.schedule is not None
+        return self.takes_variants
 
     @property
     def takes_partition(self) -> bool:
@@ -285,12 +299,12 @@ class LadderStage(Stage):
 
     @property
     def fits(self) -> tuple[int, ...]:
-        """Guarantees that its kernels are made for in a stage without a schedule, the strongest first."""
+        """Guarantees that its kernels are made for if they take no `Variant`, the strongest first."""
         return (WHOLE, ALIGNED, ANY) if self.whole_tiles else (ALIGNED, ANY)
 
     def variant(self, config: TileConfig, product: Product) -> int | Variant:
         """Return the specialisation of its kernel to these operands."""
-        if self.schedule is not None:
+        if self.takes_variants:
             return variant_of(config, product)
         if not (product.a.aligned and product.b.aligned and product.c.aligned):
             return ANY
@@ -303,7 +317,8 @@ class LadderStage(Stage):
         word = variant.name if isinstance(variant, Variant) else FITS[variant]
         suffix = "" if variant == ALIGNED else f"_{word}"
         name, threads = f"{self.name}_{config.name}{suffix}", config.threads
-        return Kernel(name, self.build, signature, config, variant, config.dynamic_shared, threads)
+        types = plain_signature if self.plain else signature
+        return Kernel(name, self.build, types, config, variant, config.dynamic_shared, threads)
 
     def kernel(self, config: TileConfig, product: Product, precision: str = IEEE) -> Kernel:
         """Return the kernel that multiplies operands of these layouts."""
@@ -311,7 +326,7 @@ class LadderStage(Stage):
 
     def usual_kernel(self, config: TileConfig, aligned: bool = True) -> Kernel:
         """Return the kernel for operands stored by rows: of any strides, or with the strongest guarantees."""
-        if self.schedule is None:
+        if not self.takes_variants:
             return self.kernel_of(config, self.fits[0] if aligned else ANY)
         strides = (VECTOR_BYTES, FLOAT32_BYTES) if aligned else (3 * FLOAT32_BYTES, 2 * FLOAT32_BYTES)
         layout = Layout(4, 4, *strides)

@@ -1,15 +1,14 @@
-"""stream_k: an equal share of the k-tiles for every multiprocessor, whatever the shape.
+"""stream_k: Stream-K for operands of any layout, batches and epilogues; the stage that "auto" uses.
 
-Bottleneck before: blocks run in rounds, and the last round is seldom full. A small C, or a long K, has fewer tiles than
-    the GPU has multiprocessors.
-Idea: as many blocks as the GPU holds at once, each with the same number of k-tiles (Stream-K, see `device.partition`).
-    A block whose share ends within a tile of C leaves a partial sum in a workspace; the last block to arrive at the
-    tile adds the parts in a fixed order. With many tiles, only those of the last rounds are shared; with few, this is
-    split-K. A tile loader for each of five layouts makes transposed operands almost as fast. The matrices of a batch
-    are additional tiles. An epilogue is applied to the elements of C as they are stored.
+Bottleneck before: operands that are not stored by rows, or not aligned, are loaded float by float. The matrices of a
+    batch take a launch each, and an epilogue a pass over C.
+Idea: basic_stream_k with a tile loader for each of five layouts, which makes transposed operands almost as fast. The
+    matrices of a batch are additional tiles. An epilogue is applied to the elements of C as they are stored. As many
+    blocks as the GPU holds at once have the same number of k-tiles each (see `device.partition`); with few tiles, this
+    is split-K.
 Traffic: the same, plus at most two partial tiles per block, written and read.
-Registers and shared memory: those of lean_loop, plus those for finding the next tile.
-Measured: 56.8 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 1.11 of cuBLAS SGEMM and 1.03 times lean_loop; 253
+Registers and shared memory: those of basic_stream_k.
+Measured: 56.8 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 1.11 of cuBLAS SGEMM and 1.19 times warp_tiled; 253
     registers per thread, 85.5 % of the FMA pipe, 2.3 % excess shared wavefronts.
 Limits: small products: the launch, the first memory access and the exchange of partial sums take longer than the
     multiplications, and small tiles read their fragments more often. Odd extents: rows that are not 16-byte aligned are

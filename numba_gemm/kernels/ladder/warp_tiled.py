@@ -1,20 +1,20 @@
-"""warp_tiled: block, warp and thread tiles, a chosen position for each lane, and larger tiles in dynamic shared memory.
+"""warp_tiled: tiles of C for blocks, warps and threads, each nearly square and larger than before.
 
 Bottleneck before: an 8x8 thread tile reads 16 floats of shared memory for 64 multiply-adds. The reads take issue slots,
     and three quarters of the bandwidth of shared memory.
 Idea: one tile per level. A warp owns WM x WN of C and arranges its lanes so that this tile is nearly square: 8 x 4
-    lanes with 8x16 elements each give 64x64. Thread tiles grow to 8x16. They consist of groups of four rows and four
+    lanes with 8x16 elements each give 64x64. Thread tiles grow to 8x16; they consist of groups of four rows and four
     columns, interleaved with those of the other lanes. The block tile grows with them, beyond the 48 KB of static
     shared memory. The rows of A's tile are padded by four floats instead of swizzled. The transposing stores, now few,
     then have two-way conflicts, but the address of a read is a plain sum.
 Traffic: M*N*K*(1/BM + 1/BN) floats from global memory; 1/TM + 1/TN reads of shared memory per multiply-add: 0.19 at
     8x16, 0.25 at 8x8.
-Registers and shared memory: TM*TN accumulators (128), 2*(TM + TN) fragments and the staged floats, close to the limit
-    of 255; 2*BK*(BM + pad + BN) floats (49 KB at 128x256x16).
-Measured: 47.5 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 0.93 of cuBLAS SGEMM and 1.12 times register_prefetch; 224
+Registers and shared memory: TM*TN accumulators (128), TM + TN fragments and the staged floats; 2*BK*(BM + pad + BN)
+    floats (49 KB at 128x256x16).
+Measured: 47.5 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 0.93 of cuBLAS SGEMM and 1.24 times double_buffered; 224
     registers per thread, 75.6 % of the FMA pipe, 2.3 % excess shared wavefronts.
-Limits: still issue slots: one instruction in seven is not a multiply-add. Many of these move a tile through registers
-    and store it transposed.
+Limits: one block of eight warps has an SM to itself, two warps per scheduler. When both wait for fragments, nothing is
+    multiplied: after every barrier, and wherever one warp's k-step is shorter than the other's wait.
 """
 
 from numba import cuda, float32, uint32
@@ -25,10 +25,10 @@ from ...device.store import row_store
 from ...device.units import WARP
 from ...device.vector import fetch4, fetch4_any, load4, store4, store4_down
 from ...simulator.switch import device_function, hardware_only
-from .stage import require
+from .stage import ANY, require
 
 
-def build(config, aligned):
+def build(config, fit):
     BM, BN, BK, TM, TN, WM, WN = config.BM, config.BN, config.BK, config.TM, config.TN, config.WM, config.WN
     THREADS = config.threads
     A_VECTORS, B_VECTORS = max(BK // 4, 1), max(BN // 4, 1)  # per row of the tiles that are copied
@@ -55,19 +55,32 @@ def build(config, aligned):
             "dynamic shared memory": config.dynamic,
         },
     )
-    fetch = fetch4 if aligned else fetch4_any
-    store_row = row_store(TN, 4 * LANES_N, aligned)
+    fetch = (fetch4_any, fetch4, load4)[fit]  # ANY, ALIGNED, WHOLE
+    store_row = row_store(TN, 4 * LANES_N, fit != ANY)
     multiply = outer_product(TM, TN, config.order)  # one k-step; acc[i, j] += a_frag[i] * b_frag[j] for all i, j
 
     @device_function
-    def read_fragments(a_tile, b_tile, buffer, p, row, col, a_frag, b_frag):
-        """Read the fragments of k-step p from the tiles at `buffer`."""
+    def read_fragments(a_tile, b_tile, p, row, col, a_frag, b_frag):
+        """Read the fragments of k-step p, counted from the first buffer."""
         for i in range(0, TM, 4):
-            values = load4(a_tile, buffer + p, row + i * LANES_M)
+            values = load4(a_tile, p, row + i * LANES_M)
             a_frag[i], a_frag[i + 1], a_frag[i + 2], a_frag[i + 3] = values
         for j in range(0, TN, 4):
-            values = load4(b_tile, buffer + p, col + j * LANES_N)
+            values = load4(b_tile, p, col + j * LANES_N)
             b_frag[j], b_frag[j + 1], b_frag[j + 2], b_frag[j + 3] = values
+
+    @device_function
+    def multiply_tile(a_tile, b_tile, buffer, row, col, acc):
+        """Add the products of the tiles in the rows from `buffer` on."""
+        a_frag = cuda.local.array(TM, float32)
+        b_frag = cuda.local.array(TN, float32)
+        p = buffer
+        while p < uint32(buffer + BK):
+            read_fragments(a_tile, b_tile, p, row, col, a_frag, b_frag)
+            multiply(a_frag, b_frag, acc)
+            read_fragments(a_tile, b_tile, p + 1, row, col, a_frag, b_frag)
+            multiply(a_frag, b_frag, acc)
+            p = uint32(p + 2)
 
     @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
     def warp_tiled(alpha, a, b, beta, c):
@@ -86,10 +99,6 @@ def build(config, aligned):
 
         a_next = cuda.local.array((A_LOADS, 4), float32)
         b_next = cuda.local.array((B_LOADS, 4), float32)
-        a_even = cuda.local.array(TM, float32)  # fragments of the even k-steps
-        b_even = cuda.local.array(TN, float32)
-        a_odd = cuda.local.array(TM, float32)  # fragments of the odd k-steps
-        b_odd = cuda.local.array(TN, float32)
         acc = cuda.local.array((TM, TN), float32)
         for i in range(TM):
             for j in range(TN):
@@ -100,43 +109,30 @@ def build(config, aligned):
             store4_down(a_tile, a_col, a_row + i * A_ROWS, values)
         for i in range(B_LOADS):
             store4(b_tile, b_row + i * B_ROWS, b_col, fetch(b, b_row + i * B_ROWS, block_col + b_col))
-        buffer = 0
+        buffer = uint32(0)  # first row of the tiles that are read
         cuda.syncthreads()  # all threads have written the first tiles before any reads them
-        read_fragments(a_tile, b_tile, buffer, 0, row, col, a_even, b_even)
 
-        k0 = 0
+        k0 = BK
         while k0 < k:
-            more = k0 + BK < k
-            if more:
-                for i in range(A_LOADS):
-                    values = fetch(a, block_row + a_row + i * A_ROWS, k0 + BK + a_col)
-                    a_next[i, 0], a_next[i, 1], a_next[i, 2], a_next[i, 3] = values
-                for i in range(B_LOADS):
-                    values = fetch(b, k0 + BK + b_row + i * B_ROWS, block_col + b_col)
-                    b_next[i, 0], b_next[i, 1], b_next[i, 2], b_next[i, 3] = values
-            p = 0
-            while p < BK - 2:
-                read_fragments(a_tile, b_tile, buffer, p + 1, row, col, a_odd, b_odd)
-                multiply(a_even, b_even, acc)
-                read_fragments(a_tile, b_tile, buffer, p + 2, row, col, a_even, b_even)
-                multiply(a_odd, b_odd, acc)
-                p += 2
-            read_fragments(a_tile, b_tile, buffer, BK - 1, row, col, a_odd, b_odd)
-            multiply(a_even, b_even, acc)
-            buffer ^= BK
-            if more:
-                for i in range(A_LOADS):
-                    values = (a_next[i, 0], a_next[i, 1], a_next[i, 2], a_next[i, 3])
-                    store4_down(a_tile, buffer + a_col, a_row + i * A_ROWS, values)
-                for i in range(B_LOADS):
-                    values = (b_next[i, 0], b_next[i, 1], b_next[i, 2], b_next[i, 3])
-                    store4(b_tile, buffer + b_row + i * B_ROWS, b_col, values)
-                # all threads have written the next tiles before any reads them, and have read this tile's last
-                # fragments before the next iteration overwrites it
-                cuda.syncthreads()
-                read_fragments(a_tile, b_tile, buffer, 0, row, col, a_even, b_even)
-            multiply(a_odd, b_odd, acc)
+            for i in range(A_LOADS):
+                values = fetch(a, block_row + a_row + i * A_ROWS, k0 + a_col)
+                a_next[i, 0], a_next[i, 1], a_next[i, 2], a_next[i, 3] = values
+            for i in range(B_LOADS):
+                values = fetch(b, k0 + b_row + i * B_ROWS, block_col + b_col)
+                b_next[i, 0], b_next[i, 1], b_next[i, 2], b_next[i, 3] = values
+            multiply_tile(a_tile, b_tile, buffer, row, col, acc)
+            buffer = uint32(buffer ^ BK)
+            for i in range(A_LOADS):
+                values = (a_next[i, 0], a_next[i, 1], a_next[i, 2], a_next[i, 3])
+                store4_down(a_tile, buffer + a_col, a_row + i * A_ROWS, values)
+            for i in range(B_LOADS):
+                values = (b_next[i, 0], b_next[i, 1], b_next[i, 2], b_next[i, 3])
+                store4(b_tile, buffer + b_row + i * B_ROWS, b_col, values)
+            # all threads have written the next tiles before any reads them, and have read this tile before the next
+            # iteration overwrites it
+            cuda.syncthreads()
             k0 += BK
+        multiply_tile(a_tile, b_tile, buffer, row, col, acc)
 
         for i in range(TM):
             c_row = block_row + row + i // 4 * (4 * LANES_M) + i % 4

@@ -115,8 +115,9 @@ def compare(traces: pd.DataFrame, counts: pd.DataFrame) -> pd.DataFrame:
     both = both.rename(columns={"value_counted": "counted", "value_traced": "traced"})
     both[["counted", "traced"]] = both[["counted", "traced"]].astype("int64")
     both = both[(both["counted"] > 0) | (both["traced"] > 0)]
-    kinds = [*STAGES, *REQUESTS, *INSTRUCTIONS, "requests", "lanes", "sectors", "wavefronts"]
-    order = {name: place for place, name in enumerate(kinds)}
+    # Stages as they were counted, then the others.
+    kinds = [*counts["stage"], *STAGES, *REQUESTS, *INSTRUCTIONS, "requests", "lanes", "sectors", "wavefronts"]
+    order = {name: place for place, name in enumerate(dict.fromkeys(kinds))}
     both = both.sort_values(KEY[:1] + KEY[-2:], key=lambda names: names.map(order), kind="stable", ignore_index=True)
     both["ratio"] = both["traced"] / both["counted"]
     both["within"] = (both["ratio"] - 1).abs() <= TOLERANCE

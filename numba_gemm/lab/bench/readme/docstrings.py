@@ -98,17 +98,28 @@ def measured(rows: Rows, stage: str, found: Published) -> str:
     """Return the paragraph of a stage: its speed relative to the previous stage and to cuBLAS, and its counters."""
     if stage == ASIDE:
         return filled(measured_aside(found))
-    row, speed, ladder = rows[stage], tflops(rows, stage), published.ladder_stages(rows)
+    row, speed = rows[stage], tflops(rows, stage)
     text = f"Measured: {number(speed, 1 if speed >= 10 else 2)} TFLOP/s at {LADDER_SHAPE} on {gpu(found.environment)}"
-    ratio, before = float(row["ratio_to_cublas"]), ladder.index(stage) - 1
+    ratio, below = float(row["ratio_to_cublas"]), measured_below(stage, rows)
     comparisons = [] if math.isnan(ratio) else [f"{number(ratio, 2)} of cuBLAS SGEMM"]
-    if before >= 0:
-        comparisons.append(f"{number(speed / tflops(rows, ladder[before]), 2)} times {ladder[before]}")
+    if below:
+        comparisons.append(f"{number(speed / tflops(rows, below[-1]), 2)} times {below[-1]}")
     if comparisons:
         text += f", {' and '.join(comparisons)}"
     if said := ", ".join(clauses(found.folder, row)):
         text += f"; {said}"
     return filled(f"{text}.")
+
+
+def was_measured(stage: str, rows: Rows) -> bool:
+    """Return True if there is a row of a stage in one of its present configurations."""
+    return stage in rows and any(config.name == rows[stage]["config"] for config in STAGES[stage].configs)
+
+
+def measured_below(stage: str, rows: Rows) -> list[str]:
+    """Return the measured stages below another one, the lowest first."""
+    names = list(STAGES)
+    return [name for name in names[: names.index(stage)] if was_measured(name, rows)]
 
 
 def measured_aside(found: Published) -> str:
@@ -139,12 +150,18 @@ def filled(paragraph: str) -> str:
 
 
 def with_paragraph(path: Path, paragraph: str) -> str:
-    """Return a module's source with the paragraph in its docstring: before ``Limits: ``, else at the end."""
+    """Return a module's source with the paragraph in its docstring: before ``Limits: ``, else at the end.
+
+    If the paragraph is empty, the docstring has none.
+    """
     source = path.read_text(encoding="utf-8")
     docstring = DOCSTRING.match(source)
     if docstring is None:
         raise ReadmeError(f'{path.name}: a stage begins with a docstring in """')
     text = MEASURED.sub("", docstring["text"].rstrip() + "\n").rstrip()
+    if not paragraph:
+        end = "\n" if "\n" in text else ""
+        return f'"""{text}{end}"""{source[docstring.end() :]}'
     text += "\n" if "\n" in text else "\n\n"  # a blank line after a one-line summary
     limits = LIMITS.search(text)
     at = limits.start() if limits else len(text)
@@ -152,11 +169,13 @@ def with_paragraph(path: Path, paragraph: str) -> str:
 
 
 def generate_docstrings(folder: Path, found: Published) -> dict[Path, str]:
-    """Return the source of every stage, all of which must have been measured, with its paragraph generated again."""
+    """Return the source of every stage with its paragraph generated again; without one if it was not measured."""
     if not folder.is_dir():
         raise ReadmeError(f"there is no {folder}")
     rows = published.rows_at(fastest(found.frame), LADDER_SHAPE)
     paths = [path for path in sorted(folder.glob("*.py")) if path.stem in STAGES]
-    if unmeasured := [path.stem for path in paths if path.stem not in rows and path.stem != ASIDE]:
-        raise ReadmeError(f"the results hold no {', '.join(unmeasured)} at {LADDER_SHAPE}: measure every stage there")
-    return {path: with_paragraph(path, measured(rows, path.stem, found)) for path in paths}
+    paragraphs = {
+        path: measured(rows, path.stem, found) if path.stem == ASIDE or was_measured(path.stem, rows) else ""
+        for path in paths
+    }
+    return {path: with_paragraph(path, paragraph) for path, paragraph in paragraphs.items()}

@@ -1,0 +1,16 @@
+"""snake_order: the products of a k-step in an order that reads fewer registers.
+
+Bottleneck before: register banks. A multiply-add reads three registers, and two of them often lie in the same of two
+    banks, which then takes a clock more.
+Idea: products row after row of the thread tile, every other row backwards, so that from each multiply-add to the next
+    one operand stays the same. The compiler keeps it beside the pipe instead of reading it again, and finds registers
+    whose banks alternate. The kernel is that of async_copy, in configurations of another order.
+Traffic: the same.
+Registers and shared memory: the same, within ten registers.
+Limits: wave quantization: 4096x4096 is 512 tiles on 132 SMs, four rounds where 3.88 would suffice. Within a round, one
+    instruction in twelve is not a multiply-add, and most of these read fragments.
+"""
+
+from .async_copy import build
+
+__all__ = ["build"]
