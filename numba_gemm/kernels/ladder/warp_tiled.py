@@ -6,7 +6,8 @@ Idea: one tile per level. A warp owns WM x WN of C and arranges its lanes so tha
     lanes with 8x16 elements each give 64x64. Thread tiles grow to 8x16; they consist of groups of four rows and four
     columns, interleaved with those of the other lanes. The block tile grows with them, beyond the 48 KB of static
     shared memory. The rows of A's tile are padded by four floats instead of swizzled. The transposing stores, now few,
-    then have two-way conflicts, but the address of a read is a plain sum.
+    then have two-way conflicts, but the address of a read is a plain sum. Two k-steps are written out, so that the
+    compiler can read the second one's fragments during the first.
 Traffic: M*N*K*(1/BM + 1/BN) floats from global memory; 1/TM + 1/TN reads of shared memory per multiply-add: 0.19 at
     8x16, 0.25 at 8x8.
 Registers and shared memory: TM*TN accumulators (128), TM + TN fragments and the staged floats; 2*BK*(BM + pad + BN)
@@ -14,7 +15,7 @@ Registers and shared memory: TM*TN accumulators (128), TM + TN fragments and the
 Measured: 47.5 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 0.93 of cuBLAS SGEMM and 1.24 times double_buffered; 224
     registers per thread, 75.6 % of the FMA pipe, 2.3 % excess shared wavefronts.
 Limits: one block of eight warps has an SM to itself, two warps per scheduler. When both wait for fragments, nothing is
-    multiplied: after every barrier, and wherever one warp's k-step is shorter than the other's wait.
+    multiplied: after every barrier, and at every other k-step. By itself, the larger tile gains nothing here.
 """
 
 from numba import cuda, float32, uint32
