@@ -514,7 +514,6 @@ def test_default_stream_is_waited_for(library, operands, hold_up):
         check(library.get(result), a, b)
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("wrap", [Interface, Dlpack])
 @pytest.mark.parametrize("given_another", [False, True])
 def test_protocols_bring_their_stream(library, operands, hold_up, wrap, given_another):

@@ -16,9 +16,14 @@ import numba_gemm.torch as ours  # noqa: E402
 from numba_gemm.torch import operators  # noqa: E402
 
 DEVICE, OPERATORS = operators.DEVICE, operators.OPERATORS
-pytestmark = pytest.mark.skipif(
-    DEVICE == "cuda" and not torch.cuda.is_available(), reason="PyTorch finds no GPU, and the simulator is off"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        DEVICE == "cuda" and not torch.cuda.is_available(), reason="PyTorch finds no GPU, and the simulator is off"
+    ),
+    # Of PyTorch itself: from its compiler, and from the first product in the thread of a backward pass.
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS:UserWarning"),
+]
 OPCHECK = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 
 

@@ -326,17 +326,15 @@ def test_repeated_call_takes_few_function_calls(torch, checked, monkeypatch, cas
 @pytest.fixture
 def room(monkeypatch):
     """A list: while it is not empty, each new tensor map takes one element, and there is no room for others."""
-    left, place = [], TensorMaps.place
+    left, next_place = [], TensorMaps._next_place
 
-    def limited(self, pointer, wanted):
-        if (pointer, wanted) in self._places:
-            return place(self, pointer, wanted)
+    def limited(self):
         if not left:
             return None
         left.pop()
-        return place(self, pointer, wanted)
+        return next_place(self)
 
-    monkeypatch.setattr(TensorMaps, "place", limited)
+    monkeypatch.setattr(TensorMaps, "_next_place", limited)
     return left
 
 

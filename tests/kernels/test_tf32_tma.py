@@ -256,11 +256,15 @@ class FakeMaps:
     def __init__(self, room):
         self.room, self.asked = room, []
 
-    def place(self, pointer, wanted):
-        if len(self.asked) == self.room:
-            return None
-        self.asked.append((pointer, wanted.slot))
-        return 1000 + len(self.asked)
+    def places(self, matrices):
+        found = []
+        for pointer, wanted in matrices:
+            if (pointer, wanted.slot) not in self.asked:
+                if len(self.asked) == self.room:
+                    return None
+                self.asked.append((pointer, wanted.slot))
+            found.append(1001 + self.asked.index((pointer, wanted.slot)))
+        return found
 
 
 def bound_launches(monkeypatch, room):

@@ -50,15 +50,13 @@ class TileConfig:
     slots
         buffers of each shared tile.
     pad, pad_b
-        unused floats at the end of a row of the shared A tile, and of the shared B tile where that is transposed on its
-        way.
+        unused floats at the end of a row of the shared A tile, and of the shared B tile where that is transposed.
     dynamic
         true if the tiles are in dynamic shared memory, which may exceed 48 KB.
     min_blocks
         blocks per SM that the compiler must leave registers for; 0 leaves it free.
     order
-        order of a k-step's products, one of `numba_gemm.device.outer_product.ORDERS`, in stages that are
-        `Stage.ordered`.
+        order of a k-step's products, one of `device.outer_product.ORDERS`, in stages that are ``ordered``.
     lanes_k
         threads that share a thread tile, each with other terms of its sums.
     """
@@ -79,7 +77,7 @@ class TileConfig:
     lanes_k: int = 1
 
     def __hash__(self) -> int:  # of few fields: a new product is looked up by its configuration several times
-        return hash((self.BM, self.BN, self.BK, self.TM, self.TN))
+        return hash((self.BM, self.BN, self.BK, self.TM))
 
     def __post_init__(self) -> None:
         require(
