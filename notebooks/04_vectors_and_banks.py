@@ -368,6 +368,8 @@ draw.ladder_chart(results)
 #
 # What Nsight Compute, NVIDIA's profiler, counted on an H200 says so, too. In percent of the time, how busy is the
 # multiply-add pipe, and how busy the path of shared memory:
+#
+# (The counters are of an earlier run. The loops from `vectorized` on were rewritten since, and take less time.)
 
 # %%
 counted = notebook.recorded("latest/counters.csv").set_index("stage")

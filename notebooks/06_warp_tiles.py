@@ -189,6 +189,8 @@ counted
 # %% [markdown]
 # A quarter fewer instructions, and a sixth fewer wavefronts. The profiling counters of an H200 say the same of the
 # loads, for a whole product, and how busy shared memory's path was:
+#
+# (The counters are of an earlier run. The loops from `vectorized` on were rewritten since, and take less time.)
 
 # %%
 counters = notebook.recorded("latest/counters.csv")

@@ -49,6 +49,8 @@ from numba_gemm.kernels.ladder import STAGES
 # What are the instructions of `register_prefetch`? A profiler counted what an H200 executed, and a product of 4096
 # cubed takes a known number of multiply-adds: M * N * K of them, 32 to an instruction, because an instruction is one of
 # a whole warp. (**FFMA** is the instruction's name.) The rest is the price:
+#
+# (The counters are of an earlier run. The loops from `vectorized` on were rewritten since, and take less time.)
 
 # %%
 counters = notebook.recorded("latest/counters.csv").set_index("stage")

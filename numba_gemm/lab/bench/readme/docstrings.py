@@ -27,6 +27,7 @@ LIMITS = re.compile(r"^Limits: ", re.MULTILINE)
 DOCSTRING_WIDTH = 118
 
 DIRECT, DIRECT_PRECISION = "tf32_tma", "tf32"  # the stage whose operands are not decomposed
+SAME_KERNEL = 0.015  # relative difference of the times of one kernel in two runs, at most
 
 
 def gpu(environment: Mapping[str, Any]) -> str:
@@ -83,8 +84,10 @@ def counted(results: Path, file: str, row: Mapping[str, Any], **wanted: Any) -> 
 
 
 def clauses(results: Path, row: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a clause per counter of a stage."""
+    """Yield a clause per counter of a stage; none if the kernel that was counted took another time."""
     counters, shared = counted(results, COUNTERS, row), counted(results, WAVEFRONTS, row, op=TOTAL)
+    if not math.isclose(counters.get("time_us", math.nan), float(row["median_us"]), rel_tol=SAME_KERNEL):
+        return
     for value, digits, words in (
         (counters.get("registers", math.nan), 0, "registers per thread"),
         (counters.get("fma_pipe_percent", math.nan), 1, "% of the FMA pipe"),
