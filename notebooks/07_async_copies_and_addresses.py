@@ -481,8 +481,8 @@ notebook.compare(results)
 draw.ladder_chart(results)
 
 # %% [markdown]
-# Each gains by taking something away: computed addresses, a trip through registers, reads of registers. On the H200
-# whose times are in the repository it is here that the climb passes cuBLAS.
+# Each takes something away: computed addresses, a trip through registers, reads of registers. On the H200 whose times are
+# in the repository, the first gains 2 %, and the others 0.3 % each: once addresses cost nothing, little is left to take.
 #
 # ## The question it leaves open
 #
