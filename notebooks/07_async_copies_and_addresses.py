@@ -50,7 +50,8 @@ from numba_gemm.kernels.ladder import STAGES
 # cubed takes a known number of multiply-adds: M * N * K of them, 32 to an instruction, because an instruction is one of
 # a whole warp. (**FFMA** is the instruction's name.) The rest is the price:
 #
-# (The counters are of an earlier run. The loops from `vectorized` on were rewritten since, and take less time.)
+# (These counters are from an earlier run, before the loops were rewritten. There, `register_prefetch` used tiles of
+# 128 x 128 x 8, and `async_copy` copied A asynchronously, too. The listing below is of the present kernels.)
 
 # %%
 counters = notebook.recorded("latest/counters.csv").set_index("stage")
@@ -153,8 +154,8 @@ def mix_chart(listed):
 mix_chart(listed) if listed else None
 
 # %% [markdown]
-# In the first bar most of what multiplies nothing is grey. Each load and each store has an address, computed from
-# indices, for every tile, again. The second bar is the next stage.
+# In the first bar nearly half of these instructions are grey. Most of them compute the addresses of loads and stores
+# from indices, again for every tile. The second bar is the next stage.
 #
 # ## The first idea: addresses that move
 #
@@ -196,21 +197,21 @@ with step("moving_addresses", None, None, 1, a, b, 0, c, config="test") as steps
 print("all are right:", bool((c == 20).all()))
 
 # %% [markdown]
-# ## The second idea: a copy that is only ordered
+# ## The second idea: a copy that continues in the background
 #
 # An ordinary load brings a value into a register, and the first instruction that uses it waits for it. From compute
 # capability 8.0 on there is another way, **`cp.async`**: an instruction that says "copy these 4, 8 or 16 bytes from
 # global to shared memory", and is done. The copy itself happens later, past the registers. Three device functions of
 # `numba_gemm.device.async_copy` are all there is to it:
 #
-# - `cp_async4` and `cp_async16` order a copy;
-# - `commit_group()` closes a **group**: all copies that this thread has ordered since the last one;
+# - `cp_async4` and `cp_async16` start a copy;
+# - `commit_group()` closes a **group**: all copies that this thread has started since the last one;
 # - `wait_group(n)` waits until at most the newest `n` groups of this thread are still under way. `wait_group(0)`
 #   waits for all.
 #
-# Between order and wait, what lies in shared memory is anyone's guess: the old bytes, the new ones, or some of both.
+# Between start and wait, the contents of the destination are undefined: the old bytes, the new ones, or some of both.
 # That is a hard thing to test, because a kernel that reads too early is often lucky. So the simulator's twins of these
-# functions are as weak as the hardware may be. The destination holds NaN from the order on, and the copy lands at the
+# functions are as weak as the hardware may be. The destination holds NaN from the start on, and the copy lands at the
 # wait that guarantees it, and no sooner. One thread, four floats:
 
 
@@ -481,8 +482,9 @@ notebook.compare(results)
 draw.ladder_chart(results)
 
 # %% [markdown]
-# Each takes something away: computed addresses, a trip through registers, reads of registers. On the H200 whose times are
-# in the repository, the first gains 2 %, and the others 0.3 % each: once addresses cost nothing, little is left to take.
+# Each takes something away: computed addresses, a trip through registers, reads of registers. On the H200 whose times
+# are in the repository, the first gains 2 %, and the others 0.3 % and 0.4 %: once addresses cost nothing, little is
+# left to take.
 #
 # ## The question it leaves open
 #

@@ -326,7 +326,7 @@ times = recorded.pivot_table(index=["m", "n", "k"], columns="stage", values="med
 gains = pd.DataFrame({"tiles": [-(-m // config.BM) * -(-n // config.BN) for m, n, _ in times.index]}, times.index)
 gains["rounds"] = (gains["tiles"] / SMS).round(2)
 gains["predicted gain"] = [round(1 / used(count, SMS), 2) for count in gains["tiles"]]
-gains["measured gain"] = (times["snake_order"] / times["stream_k"]).round(2)
+gains["measured gain"] = (times["snake_order"] / times["basic_stream_k"]).round(2)
 gains[gains.index.get_level_values("m") >= 512]
 
 # %% [markdown]

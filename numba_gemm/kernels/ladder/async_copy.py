@@ -3,15 +3,15 @@
 Bottleneck before: the next tiles wait in registers while the current ones are multiplied, 24 per thread. Each vector is
     loaded by one instruction and stored by another one, which waits for the first.
 Idea: ``cp.async``. Each thread starts its copies of B's next tile and continues; the data arrive in shared memory while
-    it multiplies, and the thread waits for them before the barrier at the end of the tile. A is transposed on its way.
-    Asynchronous copies could do that only four bytes at a time, which take more instructions and four times the
-    bandwidth of shared memory. Its vectors go through registers as before.
+    it multiplies, and the thread waits for them before the barrier at the end of the tile. A is transposed on its way,
+    which asynchronous copies can do only four bytes at a time. Each such copy of a warp would take four wavefronts of
+    shared memory, more than an ordinary store. A's vectors therefore go through registers as before.
 Traffic: the same; copies of B write to shared memory directly.
 Registers and shared memory: TM*TN accumulators, 2*(TM + TN) fragments, the staged floats of A, and addresses; 2*BK*(BM
     + pad + BN) floats (49 KB at 128x256x16).
 Measured: 54.0 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 1.05 of cuBLAS SGEMM and 1.00 times moving_addresses.
-Limits: register banks. A multiply-add reads three registers, and two of them often lie in the same of two banks, which
-    then takes a clock more.
+Limits: register banks. A multiply-add reads three registers from two banks, so at least two of them share a bank
+    unless an operand is kept from the multiply-add before. Such reads can cost an extra clock.
 """
 
 from numba import cuda, float32, int64, uint32
@@ -38,7 +38,7 @@ from .stage import ANY, WHOLE, require
 
 
 def main_loop(config, fit):
-    """Return a device function that adds terms of their sums to the accumulators of a block tile."""
+    """Return a device function that multiplies a range of k and adds the products to a thread's accumulators."""
     BM, BN, BK, TM, TN, WM, WN = config.BM, config.BN, config.BK, config.TM, config.TN, config.WM, config.WN
     THREADS = config.threads
     A_VECTORS = max(BK // 4, 1)  # per row of A's tile
@@ -120,7 +120,7 @@ def main_loop(config, fit):
 
     @device_function
     def accumulate(tiles, a, b, block_row, block_col, row, col, k0, end, acc):
-        """Add the terms k0 to end of the sums of this thread, whose first group is at (row, col) of the tile."""
+        """Add the products of k0 <= k < end; this thread's first group is at (row, col) of the block tile."""
         start = shared_address(tiles)
         tid = uint32(cuda.threadIdx.x)
         a_row, a_col = tid // A_VECTORS, tid % A_VECTORS * 4

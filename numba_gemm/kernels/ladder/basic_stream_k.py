@@ -1,7 +1,7 @@
 """basic_stream_k: an equal share of the k-tiles for every block, for operands stored by rows.
 
 Bottleneck before: wave quantization. Blocks run in rounds, and the last round is seldom full: 4096x4096 is 512 tiles on
-    132 SMs, four rounds where 3.88 would suffice. A small C, or a long K, has fewer tiles than the GPU has SMs.
+    132 SMs, four rounds where 3.88 would suffice. A small C has fewer tiles than the GPU has SMs, however long K is.
 Idea: Stream-K. The k-tiles of all shared tiles of C form one line, which is cut into equal pieces, one per block. A
     block whose piece begins or ends within a tile of C writes a partial sum to a workspace. The last block to arrive at
     the tile adds the parts, always in the order of k. With many tiles of C, only those of the last two rounds are
@@ -58,7 +58,7 @@ def build(config, fit):
             for i in range(TM):
                 for j in range(TN):
                     acc[i, j] = float32(0)
-            cuda.syncthreads()  # all threads have read ahead in the last tile before these copies overwrite it
+            cuda.syncthreads()  # all threads have read the previous piece's last fragments before copies overwrite them
             accumulate(tiles, a, b, block_row, block_col, row, col, int64(first) * BK, min(int64(last) * BK, k), acc)
 
             complete = True
@@ -73,7 +73,8 @@ def build(config, fit):
                 if tid == uint32(0) and arrive(partition, int64(index)) == int64(parts) - 1:
                     final = int32(1)
                     reset(partition, int64(index))
-                complete = cuda.syncthreads_or(final) != 0  # all threads know whether theirs is the last block
+                # no thread reads the parts before thread 0 has counted this block as the last, when all are visible
+                complete = cuda.syncthreads_or(final) != 0
                 if complete:
                     for i in range(TM):
                         for j in range(TN):

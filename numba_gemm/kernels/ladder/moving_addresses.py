@@ -2,11 +2,11 @@
 
 Bottleneck before: one instruction in ten is not a multiply-add. Many of them compute addresses from indices and
     strides, again for every tile.
-Idea: addresses in place of indices. Before the loop, each thread computes where its loads begin in global and its
-    stores in shared memory. For each tile it adds a constant to the former, and the other buffer's distance to the
-    latter. Where accesses differ by a constant, that is part of the instruction. `pinned` values cannot be computed
-    again, which the compiler would do in every tile to save a register. Rows of A and columns of B beyond the last are
-    replaced by the last, since their results are never stored, so only k is compared with its end.
+Idea: addresses in place of indices. Before the loop, each thread computes the global addresses of its first loads and
+    the shared addresses of its first stores. For each tile it adds a constant to the global addresses, and the offset
+    of the buffer to the shared ones. A constant distance between two accesses is part of the instruction. `pinned`
+    keeps the compiler from computing an address again in every tile to save a register. Rows of A and columns of B
+    beyond the last are replaced by the last, since their results are never stored, so only k is compared with its end.
 Traffic: the same.
 Registers and shared memory: as register_prefetch, and addresses in place of indices: one of 64 bits for each vector of
     A that the thread loads, and one for B.

@@ -1,8 +1,8 @@
 """register_prefetch: the fragments of the next k-step are read while the current ones are multiplied.
 
-Bottleneck before: each k-step starts with reads of shared memory and waits about 30 clocks for them before its first
-    multiply-add. The registers of a large thread tile leave room for only two warps per scheduler, and after a barrier
-    both wait.
+Bottleneck before: every other k-step starts with reads of shared memory and waits about 30 clocks for them before its
+    first multiply-add. A large thread tile takes so many registers that only two warps fit per scheduler; after a
+    barrier both wait.
 Idea: two sets of fragments. While one set is multiplied, the fragments of the next k-step are read into the other. The
     first fragments of the next tile are read right after the barrier at the end of the current tile, so that the tile's
     last k-step hides that latency as well.
@@ -10,8 +10,8 @@ Traffic: the same.
 Registers and shared memory: TM*TN accumulators, 2*(TM + TN) fragments and the staged floats, close to the limit of 255;
     2*BK*(BM + pad + BN) floats (49 KB at 128x256x16).
 Measured: 52.8 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 1.03 of cuBLAS SGEMM and 1.09 times warp_tiled.
-Limits: still issue slots: one instruction in nine is not a multiply-add. Many of these move a tile through registers
-    and store it transposed.
+Limits: issue slots: one instruction in ten is not a multiply-add. Nearly half of these read fragments; most of the
+    others compute addresses, again for every tile.
 """
 
 from numba import cuda, float32, uint32

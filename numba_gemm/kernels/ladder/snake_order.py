@@ -1,7 +1,7 @@
 """snake_order: the products of a k-step in an order that reads fewer registers.
 
-Bottleneck before: register banks. A multiply-add reads three registers, and two of them often lie in the same of two
-    banks, which then takes a clock more.
+Bottleneck before: register banks. A multiply-add reads three registers from two banks, so at least two of them share a
+    bank unless an operand is kept from the multiply-add before. Such reads can cost an extra clock.
 Idea: products row after row of the thread tile, every other row backwards, so that from each multiply-add to the next
     one operand stays the same. The compiler keeps it beside the pipe instead of reading it again, and finds registers
     whose banks alternate. The kernel is that of async_copy, in configurations of another order.

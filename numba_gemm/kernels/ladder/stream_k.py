@@ -3,17 +3,17 @@
 Bottleneck before: operands that are not stored by rows, or not aligned, are loaded float by float. The matrices of a
     batch take a launch each, and an epilogue a pass over C.
 Idea: basic_stream_k with a tile loader for each of five layouts, which makes transposed operands almost as fast. The
-    matrices of a batch are additional tiles. An epilogue is applied to the elements of C as they are stored. As many
-    blocks as the GPU holds at once have the same number of k-tiles each (see `device.partition`); with few tiles, this
-    is split-K.
+    matrices of a batch are additional tiles. An epilogue is applied to the elements of C as they are stored. The main
+    loop also multiplies the last k-tile, and switches off its loads by a predicate; that of basic_stream_k multiplies
+    it after the loop. With few tiles, equal shares are split-K (see `device.partition`).
 Traffic: the same, plus at most two partial tiles per block, written and read.
 Registers and shared memory: those of basic_stream_k.
 Measured: 56.8 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 1.11 of cuBLAS SGEMM and 1.02 times basic_stream_k; 253
     registers per thread, 85.5 % of the FMA pipe, 2.3 % excess shared wavefronts.
 Limits: small products: the launch, the first memory access and the exchange of partial sums take longer than the
     multiplications, and small tiles read their fragments more often. Odd extents: rows that are not 16-byte aligned are
-    copied 4 bytes at a time. Large tiles spread these copies, four times as many, over the first k-steps. The last
-    tiles are partly outside C.
+    copied 4 bytes at a time, in four times as many copies, which large thread tiles spread over the first k-steps; and
+    tiles at the edges lie partly outside C.
 """
 
 from numba import cuda, float32, int32, int64, uint32
@@ -56,8 +56,8 @@ def build(config, variant):
             "a staged C fits into the tiles": FLOAT32_BYTES * (THREADS // WARP) * WARP_FLOATS <= 2 * SLOT,
         },
     )
-    # So many 4-byte copies at once would stall all warps; spread over the first k-steps, they do not. Small thread
-    # tiles, whose multiprocessors run several blocks, gain from this only if B is transposed on the way.
+    # All 4-byte copies of a tile at once would stall all warps; spread over the first k-steps, they do not. Small
+    # thread tiles, whose multiprocessors run several blocks, gain from this only if B is transposed on the way.
     FLOATS = not (variant.a.endswith("4") and variant.b.endswith("4"))
     SPREADS = FLOATS and (TM * TN >= SUMS_SPREAD or not variant.b.startswith("across"))
     SPREAD = min(2, BK // 2 - 1) if SPREADS else 0  # pairs of k-steps
@@ -159,7 +159,9 @@ def build(config, variant):
             left = uint32(last - first)
             place_a(x, block_row, k0, tid, a_addresses)
             place_b(y, block_col, k0, tid, b_addresses)
-            cuda.syncthreads()  # all threads have read the last tile's fragments before these copies overwrite them
+            # all threads have read the previous piece's fragments, those read ahead at its end and its staged C before
+            # these copies overwrite them
+            cuda.syncthreads()
             begin_b(tiles, b_to, y, b_addresses, b_valid, width, tid, b_staged)
             begin_a(tiles, a_to, x, a_addresses, a_valid, width, tid, a_staged)
             commit_group()
@@ -226,7 +228,8 @@ def build(config, variant):
                 final = int32(0)
                 if tid == uint32(0) and arrive(partition, int64(index)) == int64(parts) - 1:
                     final = int32(1)
-                complete = cuda.syncthreads_or(final) != 0  # and all threads know the count
+                # no thread reads the parts before thread 0 has counted this block as the last, when all are visible
+                complete = cuda.syncthreads_or(final) != 0
                 if complete:
                     if tid == uint32(0):
                         reset(partition, int64(index))

@@ -1,7 +1,7 @@
 """warp_tiled: tiles of C for blocks, warps and threads, each nearly square and larger than before.
 
-Bottleneck before: an 8x8 thread tile reads 16 floats of shared memory for 64 multiply-adds. The reads take issue slots,
-    and three quarters of the bandwidth of shared memory.
+Bottleneck before: an 8x8 thread tile reads 16 floats of shared memory for 64 multiply-adds. The reads take issue slots.
+    With a full FMA pipe, they would take three quarters of the bandwidth of shared memory.
 Idea: one tile per level. A warp owns WM x WN of C and arranges its lanes so that this tile is nearly square: 8 x 4
     lanes with 8x16 elements each give 64x64. Thread tiles grow to 8x16; they consist of groups of four rows and four
     columns, interleaved with those of the other lanes. The block tile grows with them, beyond the 48 KB of static
