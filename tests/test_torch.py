@@ -371,13 +371,57 @@ def test_dtypes_are_not_cast():
 @pytest.mark.filterwarnings("ignore")  # PyTorch's own
 def test_tangents_are_refused():
     a, b = tensor(5, 7), tensor(7, 6)
-    with pytest.raises(NotImplementedError, match="forward-mode tangent"):
-        torch.func.jvp(lambda x: ours.matmul(x, b), (a,), (a,))
     forward_ad = torch.autograd.forward_ad
     with forward_ad.dual_level():
         with pytest.raises(NotImplementedError, match=r"pass tensor\.detach\(\)"):
             ours.linear(forward_ad.make_dual(a, a), b.mT)
         close(ours.matmul(a, b), a @ b)
+        x, grad = tensor(5, 7, grad=True), forward_ad.make_dual(a @ b, a @ b)
+        with pytest.raises(NotImplementedError, match="forward-mode tangent"):
+            torch.autograd.grad(ours.matmul(x, b), x, grad)
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own
+def test_transforms_that_differentiate_are_refused():
+    a, b = tensor(5, 7), tensor(7, 6)
+    one = torch.ones((), device=DEVICE)
+
+    def outer(x):
+        return torch.func.jvp(lambda s: (ours.matmul(x, b) * s).sum(), (one,), (one,))[1]
+
+    for differentiated in (
+        lambda: torch.func.jvp(lambda x: ours.matmul(x, b), (a,), (a,)),
+        lambda: torch.func.jvp(outer, (a,), (a,)),
+        lambda: torch.func.grad(lambda x: ours.matmul(x, b).sum())(a),
+        lambda: torch.func.grad(lambda x: torch.func.vmap(lambda y: ours.matmul(y, b))(x[None]).sum())(a),
+    ):
+        with pytest.raises(NotImplementedError, match="differentiates"):
+            differentiated()
+
+
+def test_what_is_refused_leaves_out_as_it_was():
+    a, square = tensor(6, 6), tensor(6, 6, seed=1)
+    before, added = a.clone(), torch.zeros(6, device=DEVICE)
+    with pytest.raises(ValueError, match="shares memory"):
+        ours.addmm(added, a, square, out=a)
+    with pytest.raises(ValueError, match="precision"):
+        ours.addmm(added, square, square, out=a, precision="nope")
+    assert torch.equal(a, before)
+
+
+def test_what_is_added_is_checked_though_beta_is_0():
+    a, b = tensor(5, 7), tensor(7, 6)
+    with pytest.raises(RuntimeError, match="expand"):
+        ours.addmm(tensor(9, 9), a, b, beta=0)
+    with pytest.raises(TypeError, match="input has dtype"):
+        ours.addmm(tensor(5, 6).double(), a, b, beta=0)
+
+
+def test_a_choice_for_inductor_is_one_function_and_declines_other_dtypes():
+    assert ours.external_matmul() is ours.external_matmul("ieee") is ours.external_matmul(precision="ieee")
+    wide = tensor(4, 4).double()
+    with pytest.raises(NotImplementedError, match="float64"):
+        ours.external_matmul()(wide, wide, wide.clone())
 
 
 @pytest.mark.gpu

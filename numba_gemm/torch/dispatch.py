@@ -20,6 +20,15 @@ _REPLACED = {  # PyTorch's operators: dimensions of their matrices, and what com
     _aten.addmm.default: (2, OPERATORS.addmm.default),
     _aten.baddbmm.default: (3, OPERATORS.addmm.default),
 }
+# Operators that PyTorch composes of these, and that arrive whole in inference mode.
+_COMPOSED = {
+    _aten.matmul.default,
+    _aten.linear.default,
+    _aten.einsum.default,
+    _aten.tensordot.default,
+    _aten.chain_matmul.default,
+    _aten.linalg_multi_dot.default,
+}
 
 
 def override(*, precision: str = IEEE) -> Override:
@@ -75,7 +84,7 @@ class Override(TorchDispatchMode):
                 factors = [float(kwargs.get(name, 1)) for name in ("beta", "alpha")] if len(args) == 3 else [1.0]
                 with torch.no_grad():  # autograd records what PyTorch's own operator computes
                     return ours(*args, *factors, self._precision)
-        elif torch.is_inference_mode_enabled():  # operators composed of others arrive here whole
+        elif func in _COMPOSED and torch.is_inference_mode_enabled():
             with self:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:

@@ -1,7 +1,7 @@
 """Functions of tensors. They call the operators only where PyTorch has to see the call.
 
-That is the case for gradients, while code is traced or compiled, under dispatch modes, in the transforms of
-`torch.func`, and for subclasses of tensors. All other calls take less time on the host without the operators.
+That is the case for gradients, while code is traced or compiled, under dispatch modes, inside `torch.func.vmap`, and
+for subclasses of tensors. All other calls take less time on the host without the operators.
 """
 
 from __future__ import annotations
@@ -12,14 +12,22 @@ import torch
 from torch import Tensor
 
 from ..gemm.precision import IEEE
-from .operators import OPERATORS, PLAIN, check_float32, compute, compute_into, compute_sum
+from .operators import (
+    OPERATORS,
+    PLAIN,
+    check_float32,
+    compute,
+    compute_into,
+    compute_sum,
+    refuse_tangents,
+    tangents_are_possible,
+)
 
 __all__ = ["addmm", "linear", "matmul"]
 
 # Not public; PyTorch's own Python code asks the same.
 _modes = torch._C._len_torch_dispatch_stack  # noqa: SLF001
 _transforms = torch._C._are_functorch_transforms_active  # noqa: SLF001
-_forward_ad = torch.autograd.forward_ad
 
 
 def matmul(a: Tensor, b: Tensor, *, out: Tensor | None = None, precision: str = IEEE) -> Tensor:
@@ -114,11 +122,16 @@ def addmm(
         return call(input, a, b, beta, alpha, precision)
     call = compute_into if _direct(input, a, b, out) else OPERATORS.matmul_out.default
     _refuse_gradients("addmm", input, a, b, out)
-    if out is not input and beta != 0:
-        check_float32("input", input)
+    if out is input or beta == 0:
+        call(out, a, b, alpha, beta, precision)
+        return out
+    check_float32("input", input)
+    if torch.compiler.is_compiling() or input.untyped_storage().data_ptr() == out.untyped_storage().data_ptr():
         out.copy_(input)
-    call(out, a, b, alpha, beta, precision)
-    return out
+        call(out, a, b, alpha, beta, precision)
+        return out
+    call(out, a, b, alpha, 0.0, precision)  # first, so that operands that are refused leave `out` as it is
+    return out.add_(input, alpha=beta)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, precision: str = IEEE) -> Tensor:
@@ -162,19 +175,25 @@ def _direct(*tensors: Tensor) -> bool:
     """Return True if PyTorch need not see a call with these tensors."""
     if torch.compiler.is_compiling():
         return False
-    if _forward_ad._current_level >= 0:  # noqa: SLF001
-        _refuse_tangents(*tensors)
-    if _modes() or _transforms():
+    if _transforms():
+        _refuse_differentiation()
+        return False
+    if tangents_are_possible():
+        refuse_tangents(*tensors)
+    if _modes():
         return False
     grad = torch.is_grad_enabled()
     return not any(type(x) not in PLAIN or (grad and x.requires_grad) or x.is_meta or x.is_neg() for x in tensors)
 
 
-def _refuse_tangents(*tensors: Tensor) -> None:
-    if any(_forward_ad.unpack_dual(x).tangent is not None for x in tensors):  # the operators would drop them
+def _refuse_differentiation() -> None:
+    """Raise NotImplementedError inside transforms of `torch.func` that differentiate."""
+    kinds = torch._C._functorch.TransformType  # noqa: SLF001
+    active = torch._C._functorch.get_interpreter_stack() or ()  # noqa: SLF001
+    if any(one.key() in (kinds.Grad, kinds.Jvp) for one in active):
         raise NotImplementedError(
-            "a tensor has a forward-mode tangent; expected none, since forward-mode derivatives are not computed here; "
-            "pass tensor.detach(), or use torch.matmul"
+            "called inside a transform of torch.func that differentiates (grad, vjp, jvp, jacrev, hessian); expected "
+            "none, since registered operators have no such derivatives; use torch.matmul, or torch.autograd"
         )
 
 

@@ -14,7 +14,6 @@ from .operators import compute_into
 __all__ = ["external_matmul"]
 
 
-@cache
 def external_matmul(precision: str = IEEE) -> Callable[..., Tensor]:
     """Return a function for Inductor's option `external_matmul`, a candidate beside its own kernels.
 
@@ -45,10 +44,17 @@ def external_matmul(precision: str = IEEE) -> Callable[..., Tensor]:
     >>> compiled = torch.compile(torch.mm, options=options)
     """
     check_precision(precision)
+    return _product(precision)
 
+
+@cache
+def _product(precision: str) -> Callable[..., Tensor]:
     def product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
-        with torch.no_grad():
-            compute_into(out, a, b, 1.0, 0.0, precision)
+        try:
+            with torch.no_grad():
+                compute_into(out, a, b, 1.0, 0.0, precision)
+        except (TypeError, ValueError) as error:  # of another dtype, for example: Inductor takes another candidate
+            raise NotImplementedError(str(error)) from error
         return out
 
     product.__name__ = f"numba_gemm_{precision}"  # Inductor's compiled code refers to it by this name

@@ -20,9 +20,20 @@ from ..gemm.request import check_takes_epilogue
 from ..runtime.device import device_properties
 from ..simulator.switch import SIMULATOR
 
-__all__ = ["DEVICE", "OPERATORS", "PLAIN", "check_float32", "compute", "compute_into", "compute_sum"]
+__all__ = [
+    "DEVICE",
+    "OPERATORS",
+    "PLAIN",
+    "check_float32",
+    "compute",
+    "compute_into",
+    "compute_sum",
+    "refuse_tangents",
+    "tangents_are_possible",
+]
 
 DEVICE = "cpu" if SIMULATOR else "cuda"  # type of the devices whose tensors are taken
+_forward_ad = torch.autograd.forward_ad
 PLAIN = (Tensor, torch.nn.Parameter)  # types whose memory is read
 
 
@@ -77,7 +88,10 @@ def compute_sum(
 ) -> Tensor:
     """Compute ``alpha * a @ b + beta * input``."""
     if beta == 0:
-        return compute(a, b, alpha, precision)
+        check_float32("input", input)
+        result = compute(a, b, alpha, precision)
+        input.expand(result.shape)  # raises RuntimeError, as PyTorch's operator does, if it cannot be broadcast
+        return result
     if beta == 1 and input.shape == b.shape[-1:] and _adds_in_kernel(max(a.get_device(), 0), precision):
         # With an epilogue, a batch is not computed as one taller matrix unless it is one.
         taller = a.dim() > 2 and b.dim() == 2 and a.is_contiguous()
@@ -93,6 +107,20 @@ def compute_sum(
     check_float32("input", input)
     out = _empty(a, b).copy_(input)
     return _sgemm(_plain(a), _plain(b), out, alpha=alpha, beta=beta, precision=precision)
+
+
+def refuse_tangents(*tensors: Tensor) -> None:
+    """Raise NotImplementedError if a tensor has a forward-mode tangent, which the operators would drop."""
+    if any(_forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        raise NotImplementedError(
+            "a tensor has a forward-mode tangent; expected none, since forward-mode derivatives are not computed here; "
+            "pass tensor.detach(), or use torch.matmul"
+        )
+
+
+def tangents_are_possible() -> bool:
+    """Return True inside a level of forward-mode differentiation."""
+    return _forward_ad._current_level >= 0  # noqa: SLF001 -- PyTorch's own Python code asks the same
 
 
 def check_float32(name: str, x: Tensor) -> None:
@@ -143,6 +171,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """Return the gradients of the arguments of either operator, computed by ``numba_gemm::matmul``."""
     a, b = ctx.saved_tensors
+    if tangents_are_possible():
+        refuse_tangents(*(x for x in (grad, a, b) if x is not None))
     (a_shape, b_shape), (a_by_columns, b_by_columns) = ctx.shapes, ctx.by_columns
 
     def product(x: Tensor, y: Tensor, by_columns: bool) -> Tensor:
