@@ -109,14 +109,15 @@ def cases_of(stage: Any, config: Any) -> Iterator[Case]:
         yield Case(stage, config, (m + 13, n + 19, 2 * k + 3), (ROWS, ROWS, ROWS))
         yield Case(stage, config, (1, 3, 1), (ROWS, ROWS, ROWS))
         return
-    even, odd = (n // 4 + 1) * 4, n + 1
+    even, odd, epilogue = (n // 4 + 1) * 4, n + 1, stage.takes_epilogue
+    batch = BATCH if stage.batch_dimensions else Case.batch
     yield Case(stage, config, (m + 12, even, 4 * k + 4), (ROWS, ROWS, ROWS), 7)
     yield Case(stage, config, (m + 12, even, 4 * k + 4), (COLUMNS, COLUMNS, ROWS), 5, whole=1)
     yield Case(stage, config, (m + 13, odd, 4 * k + 3), (OFF, OFF, OFF), 7)
     yield Case(stage, config, (m + 13, odd, 4 * k + 3), (COLUMNS_OFF, COLUMNS_OFF, ROWS), 5, whole=1)
     yield Case(stage, config, (m + 13, odd, 2 * k + 3), (SPACED, SPACED, SPACED), 8)
-    yield Case(stage, config, (m // 2, even, 2 * k), (ROWS, ROWS, ROWS), 5, whole=2, batch=BATCH, epilogue=True)
-    yield Case(stage, config, (m + 13, odd, 4 * k + 3), (OFF, OFF, OFF), 3, epilogue=True)
+    yield Case(stage, config, (m // 2, even, 2 * k), (ROWS, ROWS, ROWS), 5, whole=2, batch=batch, epilogue=epilogue)
+    yield Case(stage, config, (m + 13, odd, 4 * k + 3), (OFF, OFF, OFF), 3, epilogue=epilogue)
     yield Case(stage, config, (1, 3, 1), (ROWS, ROWS, ROWS), 1)
 
 
@@ -317,9 +318,10 @@ def variant_of(case: Case, product: Any) -> str:
             layout = f"-{case.stage.kernel(case.config, product).variant.layout}"
         return f"{case.precision}{layout}-{'epilogue' if case.epilogue else 'plain'}{batch}"
     variant = case.stage.variant(case.config, product)
+    word = variant.name if case.stage.takes_variants else "aligned" if variant else "unaligned"
     if not case.stage.takes_partition:
-        return "aligned" if variant else "unaligned"
-    word = f"{variant.name}-{case.blocks}blocks"
+        return word
+    word += f"-{case.blocks}blocks"
     word += f"-{case.whole}whole" if case.whole else ""
     return word + batch
 

@@ -18,6 +18,7 @@ from numba_gemm.runtime.launch import launch
 from numba_gemm.runtime.matrix import Vector, at_address
 
 STREAM_K = STAGES["stream_k"]
+SCHEDULED = [stage for stage in STAGES.values() if stage.takes_partition]
 TENSOR = list(sanitize.cases([*TENSOR_PRECISIONS], (9, 0)))
 
 
@@ -28,7 +29,7 @@ def on_host(operands):
 
 
 @pytest.mark.simulator
-@pytest.mark.parametrize("case", [*sanitize.cases_of(STREAM_K, STREAM_K.test_config)])
+@pytest.mark.parametrize("case", [case for one in SCHEDULED for case in sanitize.cases_of(one, one.test_config)])
 def test_cases_are_correct(case):
     operands = sanitize.Operands(case)
     options = operands.options()
@@ -38,6 +39,13 @@ def test_cases_are_correct(case):
     assert not operands.judge(1.5, -0.5, operands.flats["c"]) <= 1
     launch(case.stage, case.config, 1.5, a, b, -0.5, c, partition=Partition(case.blocks, case.whole), **options)
     assert operands.judge(1.5, -0.5, operands.flats["c"]) <= 1
+
+
+@pytest.mark.parametrize("stage", SCHEDULED, ids=lambda stage: stage.name)
+def test_variants_differ(stage):
+    cases = [*sanitize.cases_of(stage, stage.configs[0])]
+    words = [(sanitize.variant_of(case, sanitize.Operands(case).product()), case.shape) for case in cases]
+    assert len(set(words)) == len(words)
 
 
 def test_variants_say_what_runs():

@@ -17,7 +17,7 @@ from contextlib import suppress
 from . import kernel_files
 from .compilation import Task, Worker, can_be_sent, default_jobs, start_worker
 
-__all__ = ["compile_ahead", "wait_for"]
+__all__ = ["compile_ahead", "wait_for", "wait_until_idle"]
 
 CORES_PER_WORKER = 4  # the others are left to the program
 MAX_WORKERS = 4
@@ -73,6 +73,11 @@ class _Queue:
                     self.pending.pop(name).set()
                     return
         done.wait()
+
+    def wait_until_idle(self) -> None:
+        """Wait until there are no kernels to compile."""
+        for done in list(self.pending.values()):
+            done.wait()
 
     def _serve(self) -> None:
         worker = start_worker()
@@ -139,3 +144,8 @@ def wait_for(name: str | None) -> None:
     """Wait until a kernel is in the cache, or has failed to compile, if a worker compiles it."""
     if name is not None:
         _queue.wait_for(name)
+
+
+def wait_until_idle() -> None:
+    """Wait until nothing is compiled ahead, for example to measure host times: other processes slow down the host."""
+    _queue.wait_until_idle()

@@ -44,6 +44,7 @@ UNNEEDED = (
 )
 
 UNCOLLECTED = 4  # first compilations of a process, each of which leaves some 10 MB of garbage
+FROZEN_BY_PYTHON = 1000  # more objects than Python 3.12 itself starts with; a program that freezes its own has more
 
 Change = tuple[Any, str, Any]  # an object, the name of an attribute, and its value for the time of a compilation
 
@@ -77,7 +78,8 @@ def _spare_the_collector() -> None:
     """
     global _compilations
     _compilations += 1
-    if _compilations <= UNCOLLECTED and not gc.get_freeze_count():  # what the program has frozen is not to be thawed
+    # What the program has frozen is not to be thawed.
+    if _compilations <= UNCOLLECTED and gc.get_freeze_count() < FROZEN_BY_PYTHON:
         gc.freeze()
         gc.unfreeze()
 

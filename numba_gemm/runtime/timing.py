@@ -18,6 +18,7 @@ from cuda.bindings import driver
 
 from ..device.units import ceil_div
 from ..simulator.switch import SIMULATOR
+from . import ahead
 from .driver import call
 
 Call = Callable[[int], None]
@@ -294,8 +295,10 @@ def host_time_us(
     """Median microseconds that a call keeps the host busy.
 
     Calls are made in batches, with a synchronisation between batches and outside of the span, so that a full launch
-    queue does not count; a call whose device work takes long is better timed in smaller batches.
+    queue does not count; a call whose device work takes long is better timed in smaller batches. Kernels that worker
+    processes compile ahead are waited for before.
     """
+    ahead.wait_until_idle()
     spans = []
     for _ in range(rounds):
         synchronize()

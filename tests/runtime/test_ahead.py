@@ -113,6 +113,20 @@ def test_needed_kernels_come_first(machine, monkeypatch):
     assert machine.begun == [KERNELS[i] for i in (0, 2, 3, 1)]
 
 
+def test_idle_is_waited_for(machine):
+    ahead.wait_until_idle()  # nothing is compiled
+    compile_ahead(KERNELS)
+    begun(machine, 2)
+    waiting = threading.Thread(target=ahead.wait_until_idle)
+    waiting.start()
+    waiting.join(0.2)
+    assert waiting.is_alive()
+    machine.gate.set()
+    waiting.join(60)
+    assert not waiting.is_alive()
+    assert set(machine.begun) == set(KERNELS)
+
+
 @pytest.mark.parametrize(("jobs", "needed", "expected"), [(16, 2, 4), (16, 0, 4), (8, 2, 2), (8, 1, 2), (4, 2, 2)])
 def test_others_are_compiled_by_workers_without_work(machine, monkeypatch, jobs, needed, expected):
     monkeypatch.setattr(ahead, "default_jobs", lambda: jobs)

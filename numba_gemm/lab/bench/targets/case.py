@@ -24,6 +24,7 @@ from numba_gemm.lab.harness.command import SEED_BITS
 from numba_gemm.lab.harness.experiment import Unavailable
 from numba_gemm.lab.harness.nvml import ClockSamples, sampled_clocks
 from numba_gemm.models.roofline import gemm_flops
+from numba_gemm.runtime import ahead
 from numba_gemm.runtime.timing import Call, Samples, host_time_us
 from numba_gemm.simulator.switch import SIMULATOR
 
@@ -251,9 +252,14 @@ def measure(rig: Rig, case: Case) -> list[dict[str, Any]]:
 
 
 def timed_once(rig: Rig, contender: Contender) -> Samples:
-    """Measure the host time of each call; the first half of them is the warm-up, which loads kernels."""
-    spent = []
+    """Measure the host time of each call; the first half of them is the warm-up, which loads kernels.
+
+    Kernels that worker processes compile ahead after the warm-up are waited for.
+    """
+    spent: list[float] = []
     for turn in contender.turns:
+        if len(spent) == len(contender.turns) // 2:
+            ahead.wait_until_idle()
         rig.synchronize()
         begin = time.perf_counter()
         turn.call()
