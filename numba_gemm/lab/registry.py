@@ -30,6 +30,8 @@ EXPERIMENTS = {
     "orders": "bench.orders:EXPERIMENT",
     "streamed": "bench.streamed:EXPERIMENT",
     "first_products": "bench.first_products:EXPERIMENT",
+    "transformer_step": "bench.transformer:STEP",
+    "training": "bench.transformer:TRAINING",
     **{name: f"memory.{name}:EXPERIMENT" for name in MEMORY},
 }
 """Module and attribute of each experiment."""
