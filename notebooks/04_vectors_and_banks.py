@@ -368,8 +368,6 @@ draw.ladder_chart(results)
 #
 # What Nsight Compute, NVIDIA's profiler, counted on an H200 says so, too. In percent of the time, how busy is the
 # multiply-add pipe, and how busy the path of shared memory:
-#
-# (The counters are of an earlier run. The loops from `vectorized` on were rewritten since, and take less time.)
 
 # %%
 counted = notebook.recorded("latest/counters.csv").set_index("stage")
@@ -379,8 +377,9 @@ counted.loc[["thread_tile_2d", "vectorized", "conflict_free"], wanted]
 # %% [markdown]
 # ## The question it leaves open
 #
-# Neither is busy for much more than half of the time, and yet the kernel is not done sooner. When neither is busy,
-# somebody waits. Here is what a warp does in five tiles of K, barrier by barrier:
+# In `conflict_free` the multiply-adds' pipe is busy for two thirds of the time and shared memory's path for half of
+# it, and yet the kernel is not done sooner. When neither is busy, somebody waits. Here is what a warp does in five
+# tiles of K, barrier by barrier:
 
 # %%
 m, n, k = tile.BM, tile.BN, 5 * tile.BK

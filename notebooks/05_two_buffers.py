@@ -305,8 +305,6 @@ draw.ladder_chart(results)
 # Global memory is waited for no longer. Profiling counters say in how many of its slots, four a clock, a multiprocessor
 # starts an instruction (`issue_slots_percent`), and how much of the time its multiply-add units are busy
 # (`fma_pipe_percent`):
-#
-# (The counters are of an earlier run. The loops from `vectorized` on were rewritten since, and take less time.)
 
 # %%
 counters = notebook.recorded("latest/counters.csv")

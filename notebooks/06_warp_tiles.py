@@ -189,8 +189,6 @@ counted
 # %% [markdown]
 # A quarter fewer instructions, and a sixth fewer wavefronts. The profiling counters of an H200 say the same of the
 # loads, for a whole product, and how busy shared memory's path was:
-#
-# (The counters are of an earlier run. The loops from `vectorized` on were rewritten since, and take less time.)
 
 # %%
 counters = notebook.recorded("latest/counters.csv")
@@ -347,7 +345,7 @@ counters["multiply-adds of all instructions"] = (4096**3 / 32 / counters["instru
 counters[["fma_pipe_percent", "issue_slots_percent", "multiply-adds of all instructions", "registers"]]
 
 # %% [markdown]
-# In this earlier run, one instruction in seven of `warp_tiled` was something else. In the present `register_prefetch`
-# it is one in ten, as notebook 7 counts. Consider the path of a tile: each vector is loaded from global memory into
-# registers, waits there, and is stored to shared memory. A vector of A takes four stores, since it is transposed. Can
-# a tile travel without passing through registers? That is [notebook 7](07_async_copies_and_addresses.ipynb).
+# In `warp_tiled` one instruction in ten is something else, and so it is in `register_prefetch`, as notebook 7 counts.
+# Consider the path of a tile: each vector is loaded from global memory into registers, waits there, and is stored to
+# shared memory. A vector of A takes four stores, since it is transposed. Can a tile travel without passing through
+# registers? That is [notebook 7](07_async_copies_and_addresses.ipynb).

@@ -49,9 +49,6 @@ from numba_gemm.kernels.ladder import STAGES
 # What are the instructions of `register_prefetch`? A profiler counted what an H200 executed, and a product of 4096
 # cubed takes a known number of multiply-adds: M * N * K of them, 32 to an instruction, because an instruction is one of
 # a whole warp. (**FFMA** is the instruction's name.) The rest is the price:
-#
-# (These counters are from an earlier run, before the loops were rewritten. There, `register_prefetch` used tiles of
-# 128 x 128 x 8, and `async_copy` copied A asynchronously, too. The listing below is of the present kernels.)
 
 # %%
 counters = notebook.recorded("latest/counters.csv").set_index("stage")
@@ -379,9 +376,7 @@ notebook.source("snake_order")
 # %%
 orders = notebook.recorded("latest/orders.csv")
 print(orders.attrs["source"])
-chosen = orders["stage"].isin(["lean_loop", "async_copy"])  # lean_loop was a kernel with the same loop
-chosen &= ~((orders["stage"] == "async_copy") & orders["stage"].eq("lean_loop").any())
-orders = orders[chosen & (orders["loads_by"] == "ordinary")].set_index("order")
+orders = orders[orders["stage"] == "snake_order"].set_index("order")
 orders[["loop_ffma", "reuse_flags", "collisions", "tflops"]].astype({"reuse_flags": int, "collisions": int})
 
 # %% [markdown]

@@ -79,9 +79,13 @@ def test_runs_on_a_gpu(name):
     assert any(column.startswith(PREDICTED) for column in frame)
 
 
+# Claims that the committed run refutes; docs/memory_lab.md shows them, and says what the rows tell of the cause.
+REFUTED = {"overlap": ["three quarters of the shorter of host's and device's work are hidden behind the other"]}
+
+
 @every_experiment
 def test_was_recorded_and_bears_out_its_claims(name):
-    """The claims of the docstring hold for the committed run."""
+    """All other claims hold for the committed run."""
     experiment = load(name)
     if not (RECORDED / f"{name}.csv").is_file():
         pytest.skip("no run is recorded")
@@ -91,7 +95,7 @@ def test_was_recorded_and_bears_out_its_claims(name):
     assert described["commit"]
     claims = experiment.claims(frame)
     assert claims
-    assert not [sentence for sentence, holds in claims.items() if not holds]
+    assert [sentence for sentence, holds in claims.items() if not holds] == REFUTED.get(name, [])
     assert not blank(drawn(experiment, frame))
     assert (RECORDED / f"{name}.png").is_file()
 

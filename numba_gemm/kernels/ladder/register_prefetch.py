@@ -9,7 +9,8 @@ Idea: two sets of fragments. While one set is multiplied, the fragments of the n
 Traffic: the same.
 Registers and shared memory: TM*TN accumulators, 2*(TM + TN) fragments and the staged floats, close to the limit of 255;
     2*BK*(BM + pad + BN) floats (49 KB at 128x256x16).
-Measured: 52.8 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 1.03 of cuBLAS SGEMM and 1.09 times warp_tiled.
+Measured: 52.8 TFLOP/s at 4096x4096x4096 on an NVIDIA H200, 1.03 of cuBLAS SGEMM and 1.09 times warp_tiled; 218
+    registers per thread, 82.7 % of the FMA pipe, 2.3 % excess shared wavefronts.
 Limits: issue slots: one instruction in ten is not a multiply-add. Nearly half of these read fragments; most of the
     others compute addresses, again for every tile.
 """
