@@ -289,6 +289,30 @@ def test_products_are_replaced_in_the_context(name, products):
     assert len(products) == expected, "outside of the context"
 
 
+SAMPLES = {  # PyTorch's own test cases by operator: how many of them have products to compute here, at least
+    "mm": 3,
+    "addmm": 6,
+    "bmm": 1,
+    "baddbmm": 8,
+    "matmul": 11,
+    "nn.functional.linear": 20,
+}
+
+
+@pytest.mark.parametrize(("name", "replaced"), SAMPLES.items())
+def test_samples_of_pytorch_pass_through_the_context(name, replaced, products):
+    cases = pytest.importorskip("torch.testing._internal.common_methods_invocations")
+    (info, *_) = (one for one in cases.op_db if one.name == name)
+    passed = 0
+    for sample in info.sample_inputs(DEVICE, torch.float32):
+        expected, before = info(sample.input, *sample.args, **sample.kwargs), len(products)
+        with ours.override():
+            found = info(sample.input, *sample.args, **sample.kwargs)
+        close(found, expected)
+        passed += len(products) > before
+    assert passed >= replaced
+
+
 @pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
 def test_products_are_replaced_without_grad_mode(mode, products):
     layer, x = torch.nn.Linear(7, 6, device=DEVICE), tensor(2, 5, 7)
