@@ -7,6 +7,7 @@ still choose Numba's simulator (NUMBA_ENABLE_CUDASIM=1) after ``import numba_gem
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ _HOMES = {
     "tiled_sgemm": ".api",
 }
 
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 if not TYPE_CHECKING:  # else type checkers would accept every name
 
