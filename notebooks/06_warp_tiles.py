@@ -245,7 +245,7 @@ for stage in found:
 # from, and when both wait for their fragments, it has none. Registers can hide latency in two ways: as more threads, or
 # as more work in each. Here only the second is left.
 #
-# (`numba_gemm.occupancy("warp_tiled", device=(9, 0))` compiles a stage and tells the same. It needs a process without
+# (`numba_gemm.occupancy("warp_tiled", cc=(9, 0))` compiles a stage and tells the same. It needs a process without
 # the simulator.)
 #
 # ## Your turn again

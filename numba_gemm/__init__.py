@@ -7,6 +7,7 @@ still choose Numba's simulator (NUMBA_ENABLE_CUDASIM=1) after ``import numba_gem
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -66,14 +67,17 @@ _HOMES = {
     "tiled_sgemm": ".api",
 }
 
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name], __name__), name)
-    globals()[name] = value  # the next use finds it without coming here
-    return value
+if not TYPE_CHECKING:  # else type checkers would accept every name
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(_HOMES[name], __name__), name)
+        globals()[name] = value  # the next use finds it without coming here
+        return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return list(__all__)

@@ -10,6 +10,7 @@ from .gemm.request import real
 from .gemm.stage_table import StageTable
 from .kernels import STAGES
 from .kernels.stage import IEEE
+from .typing import ArrayT, PrecisionName, Scalar, StageChoice
 
 
 def stages() -> StageTable:
@@ -24,18 +25,18 @@ def stages() -> StageTable:
 
 
 def tiled_sgemm(
-    a: Any,
-    b: Any,
-    out: Any = None,
+    a: ArrayT,
+    b: ArrayT,
+    out: ArrayT | None = None,
     *,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    stage: str = "auto",
-    precision: str = IEEE,
+    alpha: Scalar = 1.0,
+    beta: Scalar = 0.0,
+    stage: StageChoice = "auto",
+    precision: PrecisionName = IEEE,
     stream: Any = None,
     epilogue: Callable[..., Any] | None = None,
     epilogue_args: Sequence[Any] = (),
-) -> Any:
+) -> ArrayT:
     """Compute ``C = alpha * A @ B + beta * C`` in float32 on the GPU, for matrices or batches of them.
 
     Parameters

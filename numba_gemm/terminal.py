@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, ParamSpec, TextIO, cast
 
+from . import target
+
 USAGE = 2  # exit status if a command cannot do what the arguments ask for
 INTERRUPTED = 130  # exit status that shells report for a program ended by SIGINT
 
@@ -151,9 +153,18 @@ def positive_seconds(text: str) -> float:
     return value
 
 
-def compute_capability(text: str) -> tuple[int, int]:
-    """Parse a compute capability: "9.0" becomes (9, 0); the type of an option."""
-    major, _, minor = text.partition(".")
-    if not (major.isdecimal() and minor.isdecimal()):
-        raise argparse.ArgumentTypeError(f"not a compute capability: {text!r}; write it as 9.0")
-    return int(major), int(minor)
+def _refusing(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return a parser as the type of an option, whose errors argparse prints."""
+
+    def parsed(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parsed
+
+
+# Types of options, see `target`: "9.0" or "sm_90" becomes (9, 0), and "8.0,9.0" a list.
+compute_capability = _refusing(target.compute_capability)
+compute_capabilities = _refusing(target.compute_capabilities)

@@ -55,7 +55,7 @@ def test_every_folder_has_a_layer(contracts):
     modules = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert modules - {"__init__"} == set(contracts["layers"]["layers"])
     files = {path.name for path in PACKAGE.glob("*.py")}
-    assert files == {"__init__.py", "__main__.py", "api.py", "command.py", "terminal.py"}
+    assert files == {"__init__.py", "__main__.py", "api.py", "command.py", "target.py", "terminal.py", "typing.py"}
 
 
 @pytest.mark.parametrize("folder", sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py")))

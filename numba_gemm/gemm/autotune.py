@@ -33,6 +33,7 @@ from ..runtime.matrix import at_address
 from ..runtime.timing import time_interleaved
 from ..runtime.workspace import Workspace
 from ..simulator.switch import SIMULATOR
+from ..typing import ArrayT, DeviceLike, PrecisionName
 from . import autotune_cache, heuristics
 from .heuristics import Choice, Problem
 from .launch_choice import launch_choice
@@ -132,11 +133,11 @@ class Autotuned:
 
 
 def autotune(
-    a: Any,
-    b: Any,
-    out: Any = None,
+    a: ArrayT,
+    b: ArrayT,
+    out: ArrayT | None = None,
     *,
-    precision: str = IEEE,
+    precision: PrecisionName = IEEE,
     epilogue: Callable[..., Any] | None = None,
     epilogue_args: Sequence[Any] = (),
     candidates: int = 12,
@@ -231,13 +232,14 @@ def autotune(
     return Autotuned(wanted, gpu.name, tuple(measured[i] for i in order), model, stored)
 
 
-def clear_autotuned(device: int | None = None) -> int:
+def clear_autotuned(device: DeviceLike | None = None) -> int:
     """Forget what `autotune` chose, on disk too: the model chooses again.
 
     Parameters
     ----------
-    device : int, optional
-        Ordinal of the GPU whose kind of GPU is meant. By default all that were ever measured.
+    device : int, str or device object, optional
+        GPU whose kind of GPU is meant: 0, "cuda:0", or an object of PyTorch, CuPy, Numba or cuda.core. By default all
+        that were ever measured.
 
     Returns
     -------
@@ -249,7 +251,7 @@ def clear_autotuned(device: int | None = None) -> int:
     OSError
         if the directory cannot be written, or others can change it.
     """
-    count = autotune_cache.clear(device)
+    count = autotune_cache.clear(None if device is None else devices.ordinal_of(device))
     forget()
     return count
 

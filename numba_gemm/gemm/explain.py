@@ -23,6 +23,8 @@ from ..runtime import device as devices
 from ..runtime import workspace as workspaces
 from ..runtime.device import DeviceProperties
 from ..runtime.launch import product_of
+from ..target import dotted
+from ..typing import ArrayT, ComputeCapability, DeviceLike, Layout, PrecisionName, Scalar, StageChoice
 from . import batches, heuristics
 from .heuristics import Choice
 from .occupancy import occupancy
@@ -116,14 +118,14 @@ class Explanation:
 
 
 def explain(
-    a: Any,
-    b: Any,
-    out: Any = None,
+    a: ArrayT,
+    b: ArrayT,
+    out: ArrayT | None = None,
     *,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    stage: str = "auto",
-    precision: str = IEEE,
+    alpha: Scalar = 1.0,
+    beta: Scalar = 0.0,
+    stage: StageChoice = "auto",
+    precision: PrecisionName = IEEE,
     epilogue: Callable[..., Any] | None = None,
     epilogue_args: Sequence[Any] = (),
 ) -> Explanation:
@@ -171,10 +173,11 @@ def explain_shape(
     k: int,
     *,
     batch: int = 1,
-    layout: str = "NN",
-    stage: str = "auto",
-    precision: str = IEEE,
-    cc: tuple[int, int] | None = None,
+    layout: Layout = "NN",
+    stage: StageChoice = "auto",
+    precision: PrecisionName = IEEE,
+    cc: ComputeCapability | None = None,
+    device: DeviceLike | None = None,
 ) -> Explanation:
     """Describe what `tiled_sgemm` would do with dense operands in device memory, without arrays.
 
@@ -188,9 +191,11 @@ def explain_shape(
         Layouts of A and B, see `plan`.
     stage, precision : str
         As for `tiled_sgemm`.
-    cc : tuple of int, optional
-        Compute capability. Without a GPU that has it, the description is for a model of one, see
-        `numba_gemm.gemm.precompile.MODELS`. By default, that of the current GPU.
+    cc : tuple of int, float, int or str, optional
+        Compute capability, (9, 0), 9.0, 90, "9.0" or "sm_90". Without a GPU that has it, the description is for a model
+        of one, see `numba_gemm.gemm.precompile.MODELS`. By default, that of `device`.
+    device : int, str or device object, optional
+        GPU: 0, "cuda:0", or an object of PyTorch, CuPy, Numba or cuda.core. By default, the current one.
 
     Raises
     ------
@@ -207,7 +212,7 @@ def explain_shape(
         check_size(name, shape)
     if layout not in LAYOUTS:
         raise ValueError(f"layout is {layout!r}; expected one of {', '.join(LAYOUTS)}; pass one of these")
-    ordinal, gpu = _gpu(cc)
+    ordinal, gpu = _gpu(cc, device)
     if stage != "auto":
         heuristics.resolve(stage, gpu.cc)
     check_precision(precision, gpu.cc, stage)
@@ -283,18 +288,21 @@ def _precision_words(asked: str, precision: str, m: int, n: int, k: int, cc: tup
     return f"{FP32_AUTO} stands for {precision}, since {auto_reason(m, n, k, cc)[1]}; "
 
 
-def _gpu(cc: tuple[int, int] | None) -> tuple[int | None, DeviceProperties]:
-    """Return the ordinal of a GPU of a compute capability, by default the current one, or None; and properties."""
-    if cc is None:
-        current = devices.current_device()
-        return current, devices.device_properties(current)
+def _gpu(cc: Any, device: Any) -> tuple[int | None, DeviceProperties]:
+    """Return the ordinal and properties of a device, or of a GPU of a compute capability; None for a model of one."""
+    wanted = devices.capability_of(cc, device)
+    if cc is None or device is not None:
+        ordinal = devices.ordinal_of(device)
+        return ordinal, devices.device_properties(ordinal)
     for ordinal in range(devices.device_count()):
-        if (found := devices.device_properties(ordinal)).cc == cc:
+        if (found := devices.device_properties(ordinal)).cc == wanted:
             return ordinal, found
-    if cc not in LIMITS:
-        known = ", ".join(f"{major}.{minor}" for major, minor in LIMITS)
-        raise ValueError(f"compute capability {cc[0]}.{cc[1]} is not known; expected one of {known}; pass one of these")
-    return None, model_of(cc)
+    if wanted not in LIMITS:
+        known = ", ".join(map(dotted, LIMITS))
+        raise ValueError(
+            f"compute capability {dotted(wanted)} is not known; expected one of {known}; pass one of these as cc"
+        )
+    return None, model_of(wanted)
 
 
 def _dense(name: str, shape: tuple[int, int, int], order: str) -> Operand:
@@ -310,7 +318,7 @@ def _model_partition(gpu: DeviceProperties) -> Partitions:
     def partition(stage: Stage, config: Any, product: Product) -> Partition | None:
         if not isinstance(stage, LadderStage) or not stage.takes_partition:
             return None
-        return default_partition(config, product, occupancy(stage, config, gpu.cc).blocks * gpu.sm_count)
+        return default_partition(config, product, occupancy(stage, config, cc=gpu.cc).blocks * gpu.sm_count)
 
     return partition
 

@@ -19,6 +19,7 @@ from ..kernels.tensor_core import TENSOR_STAGES
 from ..kernels.tensor_core.stage import TensorStage
 from ..kernels.tensor_core.tma_stage import TmaStage, tma_operands
 from ..runtime.device import DeviceProperties
+from ..target import dotted
 from . import tensor_heuristics
 from .cost_model import FEW_COLUMNS, LAUNCH, MOST_LANES, Costs, Way, common_divisors, costs_of, memory_clocks
 from .precision import tensor_stage
@@ -168,14 +169,10 @@ def resolve(name: str, cc: tuple[int, int]) -> Stage:
         able = ", ".join(other.name for other in STAGES.values() if other.runs_on(cc))
         wanted = stage.min_cc if stage.only_cc is None else stage.only_cc
         raise ValueError(
-            f"stage is {name!r}, which needs compute capability {_dotted(wanted)}; this GPU has {_dotted(cc)}; "
+            f"stage is {name!r}, which needs compute capability {dotted(wanted)}; this GPU has {dotted(cc)}; "
             f"pass 'auto' or one of {able}"
         )
     return stage
-
-
-def _dotted(cc: tuple[int, int]) -> str:
-    return f"{cc[0]}.{cc[1]}"
 
 
 def ranked(wanted: Problem, only: Stage | None = None) -> list[Choice]:
@@ -317,7 +314,7 @@ def choose(wanted: Problem) -> Choice:
     """Return the choice that is expected to be fastest, and the reason."""
     found = ranked(wanted)
     if not found:
-        raise RuntimeError(f"no stage in cost_model.RATES runs on compute capability {_dotted(wanted.cc)}")
+        raise RuntimeError(f"no stage in cost_model.RATES runs on compute capability {dotted(wanted.cc)}")
     return found[0]._replace(reason=_reason(found[0], wanted, len(found)))
 
 

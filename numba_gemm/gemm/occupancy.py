@@ -16,6 +16,8 @@ from ..models.occupancy import Occupancy
 from ..runtime import device as devices
 from ..runtime import kernel_cache
 from ..simulator.switch import SIMULATOR
+from ..target import dotted
+from ..typing import ComputeCapability, DeviceLike, PrecisionName, StageName
 from .heuristics import check_stage_precision
 
 __all__ = ["Occupancy", "config_of", "occupancy", "stage_of", "usual_kernel"]
@@ -24,10 +26,12 @@ LARGE = 4096  # extents of operands whose sums are long
 
 
 def occupancy(
-    stage: str | Stage,
+    stage: StageName | Stage,
     config: str | TileConfig | WarpgroupConfig | WarpConfig | None = None,
-    device: int | tuple[int, int] | None = None,
-    precision: str | None = None,
+    *,
+    cc: ComputeCapability | None = None,
+    device: DeviceLike | None = None,
+    precision: PrecisionName | None = None,
 ) -> Occupancy:
     """Compute how many blocks of a stage a multiprocessor holds at once, and what keeps it from holding more.
 
@@ -39,9 +43,10 @@ def occupancy(
         A stage of `stages`, or its name.
     config : str, TileConfig, WarpgroupConfig or WarpConfig, optional
         A configuration, or the name of one of the stage's. By default its first.
-    device : int or tuple of int, optional
-        A device's ordinal, or a compute capability, (9, 0) for one, for which no GPU is needed. By default the current
-        device.
+    cc : tuple of int, float, int or str, optional
+        A compute capability, (9, 0), 9.0, 90, "9.0" or "sm_90"; then no GPU is needed. By default that of `device`.
+    device : int, str or device object, optional
+        A GPU: 0, "cuda:0", or an object of PyTorch, CuPy, Numba or cuda.core. By default the current one.
     precision : str, optional
         A precision that the stage computes in. By default its first.
 
@@ -57,30 +62,30 @@ def occupancy(
     ValueError
         For an unknown stage, configuration or compute capability, or one that the stage cannot run on.
     GpuUnavailable
-        Without a GPU, unless a compute capability is given.
+        Without a GPU, unless `cc` is given.
     RuntimeError
         Under Numba's simulator, which compiles nothing; without the compiler's libraries.
     """
     if SIMULATOR:
         raise RuntimeError(
             "a kernel's registers are known once it is compiled, and Numba's simulator compiles nothing; expected the "
-            "compiler; unset NUMBA_ENABLE_CUDASIM, and without a GPU pass a compute capability, device=(9, 0)"
+            "compiler; unset NUMBA_ENABLE_CUDASIM, and without a GPU pass a compute capability, cc=(9, 0)"
         )
     found = stage_of(stage)
     chosen = config_of(found, config)
-    cc = _compute_capability(device)
-    if cc not in counting.LIMITS or not found.runs_on(cc):
-        known = ", ".join(f"{major}.{minor}" for major, minor in counting.LIMITS if found.runs_on((major, minor)))
+    target = devices.capability_of(cc, device)
+    if target not in counting.LIMITS or not found.runs_on(target):
+        known = ", ".join(map(dotted, filter(found.runs_on, counting.LIMITS)))
         raise ValueError(
-            f"device is {device!r}, of compute capability {cc[0]}.{cc[1]}; expected one of {known} for stage "
-            f"{found.name!r}; pass one, (9, 0) for an H200, or another stage"
+            f"the compute capability is {dotted(target)}; expected one of {known} for stage {found.name!r}; pass one, "
+            "cc=(9, 0) for an H200, or another stage"
         )
     named = found.precisions[0] if precision is None else precision
     check_stage_precision(found, named)
     kernel = usual_kernel(found, chosen, named)
-    cubin = kernel_cache.fetch(kernel, cc).cubin
+    cubin = kernel_cache.fetch(kernel, target).cubin
     threads = prod(found.block(chosen)) if isinstance(found, LadderStage) else kernel.threads
-    return counting.occupancy(threads, cubin.registers, cubin.shared + kernel.dynamic_shared, cc)
+    return counting.occupancy(threads, cubin.registers, cubin.shared + kernel.dynamic_shared, target)
 
 
 def usual_kernel(stage: Stage, config: Any, precision: str, aligned: bool = True) -> Kernel:
@@ -117,19 +122,3 @@ def config_of(stage: Stage, config: Any) -> Any:
             "a TileConfig of your own"
         )
     return named[config]
-
-
-def _compute_capability(device: int | tuple[int, int] | None) -> tuple[int, int]:
-    if isinstance(device, tuple) and [type(part) for part in device] == [int, int]:
-        return device
-    if device is None:
-        return devices.device_properties(devices.current_device()).cc
-    if type(device) is not int:
-        raise TypeError(
-            f"device is {device!r}; expected a device's ordinal or a compute capability; pass 0, or (9, 0) for an H200"
-        )
-    devices.current_device()  # raises GpuUnavailable with the reason
-    count = devices.device_count()
-    if not 0 <= device < count:
-        raise ValueError(f"device is {device}; expected 0 to {count - 1}; pass one of these, or a compute capability")
-    return devices.device_properties(device).cc

@@ -21,6 +21,7 @@ from ..runtime import workspace as workspaces
 from ..runtime.driver import device_scope
 from ..runtime.workspace import ALIGNMENT, Workspace
 from ..simulator.switch import SIMULATOR
+from ..typing import Array, ArrayT, DeviceLike, Layout, PrecisionName, Scalar, StageChoice
 from . import fast_path, heuristics, product, request
 from .fast_path import CallCache
 from .heuristics import Choice
@@ -36,13 +37,13 @@ def plan(
     k: int,
     *,
     batch: int | Sequence[int] = (),
-    like: Any = None,
-    device: int | None = None,
-    stage: str = "auto",
-    layout: str = "NN",
-    precision: str = IEEE,
+    like: Array | None = None,
+    device: DeviceLike | None = None,
+    stage: StageChoice = "auto",
+    layout: Layout = "NN",
+    precision: PrecisionName = IEEE,
     epilogue: Callable[..., Any] | None = None,
-    workspace: Any = None,
+    workspace: Array | None = None,
 ) -> Plan:
     """Decide how to compute ``C = alpha * A @ B + beta * C`` for given extents; compile and load the kernels.
 
@@ -56,8 +57,8 @@ def plan(
         Batch dimensions of C, in front of the other two. By default none.
     like : array, optional
         An array on the device to plan for.
-    device : int, optional
-        The ordinal of that device. By default the current one.
+    device : int, str or device object, optional
+        That device: 0, "cuda:0", or an object of PyTorch, CuPy, Numba or cuda.core. By default the current one.
     stage, precision, epilogue
         As for `tiled_sgemm`. The epilogue's vectors are passed to the plan.
     layout : str
@@ -112,13 +113,9 @@ def _extent(name: str, value: Any) -> int:
 
 def _place(like: Any, device: Any) -> int:
     found = None if like is None else arrays.describe("like", like, None).device
-    if device is None:
-        return devices.current_device() if found is None else found
-    ordinal, count = operator.index(device), devices.device_count()
-    if not 0 <= ordinal < count:
-        raise ValueError(
-            f"device is {ordinal}; expected an ordinal below {count}, the number of GPUs; pass one of these"
-        )
+    if device is None and found is not None:
+        return found
+    ordinal = devices.ordinal_of(device)
     if found not in (None, ordinal):
         raise ValueError(
             f"like lies on device {found} and device is {ordinal}; expected one device; pass one of the two"
@@ -262,14 +259,14 @@ class Plan:
 
     def __call__(
         self,
-        a: Any,
-        b: Any,
-        out: Any = None,
-        alpha: float = 1.0,
-        beta: float = 0.0,
+        a: ArrayT,
+        b: ArrayT,
+        out: ArrayT | None = None,
+        alpha: Scalar = 1.0,
+        beta: Scalar = 0.0,
         stream: Any = None,
         epilogue_args: Sequence[Any] = NO_VECTORS,
-    ) -> Any:
+    ) -> ArrayT:
         """Compute ``C = alpha * A @ B + beta * C``, and the plan's epilogue.
 
         Parameters, result and errors are those of `tiled_sgemm`; a ValueError also for operands of other extents than
@@ -281,7 +278,7 @@ class Plan:
             beta = request.real("beta", beta)
         repeat = self._repeat
         if repeat is not None and stream is None and epilogue_args is NO_VECTORS and repeat(a, b, out, alpha, beta):
-            return out
+            return out  # type: ignore[return-value]  # None is refused by `repeat`
         epilogue = self._epilogue
         if epilogue is None and type(epilogue_args) is tuple and not epilogue_args:
             tag: Any = self._tag

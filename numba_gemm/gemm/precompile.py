@@ -18,6 +18,8 @@ from ..kernels.tensor_core.tma_stage import TmaStage
 from ..runtime import device as devices
 from ..runtime import kernel_cache, kernel_files
 from ..simulator.switch import SIMULATOR
+from ..target import compute_capabilities
+from ..typing import ComputeCapability, DeviceLike, Layout, PrecisionName, StageChoice
 from . import autotune_cache, heuristics
 from .heuristics import Choice
 from .precision import FP32_AUTO, IEEE, check_precision, resolved, tensor_stage
@@ -87,12 +89,13 @@ class Precompiled(NamedTuple):
 
 
 def precompile(
-    stages: str | Iterable[str] = "auto",
-    cc: tuple[int, int] | Iterable[tuple[int, int]] | None = None,
-    precision: str | Iterable[str] = IEEE,
+    stages: StageChoice | Iterable[StageChoice] = "auto",
+    cc: ComputeCapability | Iterable[ComputeCapability] | None = None,
+    precision: PrecisionName | Iterable[PrecisionName] = IEEE,
     *,
+    device: DeviceLike | None = None,
     shapes: Iterable[Shape] | None = None,
-    layouts: str | Iterable[str] = "NN",
+    layouts: Layout | Iterable[Layout] = "NN",
     recorded: bool = False,
     jobs: int | None = None,
     progress: bool | None = None,
@@ -106,10 +109,13 @@ def precompile(
         are of a few rows or columns to 20,000. A stage's name for its kernels: those of its first configuration, or, if
         it divides products among blocks, those that it is chosen with. Kernels for other products, and with epilogues,
         are compiled at the first one.
-    cc : tuple of int or iterable of them, optional
-        Compute capabilities, (9, 0) for one; then no GPU is needed. By default those of the GPUs that are present.
+    cc : tuple of int, float, int or str, or iterable of them, optional
+        Compute capabilities: (9, 0), 9.0, 90, "9.0" or "sm_90" for one; then no GPU is needed. By default those of the
+        GPUs that are present.
     precision : str or iterable of str
         Precisions, as `tiled_sgemm` takes them. Stages that do not compute in one of them are left out for it.
+    device : int, str or device object, optional
+        GPU to compile for instead: 0, "cuda:0", or an object of PyTorch, CuPy, Numba or cuda.core.
     shapes : iterable of (int, int, int), optional
         M, N and K of products. Then only the kernels that these stages choose for dense operands of such shapes are
         compiled. Without a GPU of a compute capability, the choice is that for a model of it, see `MODELS`.
@@ -147,7 +153,7 @@ def precompile(
     >>> precompile(cc=(9, 0), shapes=[(4096, 6144, 2048)], layouts=["NT", "NN", "TN"])  # doctest: +SKIP
     """
     require_cache()
-    wanted = kernels_of(stages, cc, precision, shapes=shapes, layouts=layouts, recorded=recorded)
+    wanted = kernels_of(stages, cc, precision, device=device, shapes=shapes, layouts=layouts, recorded=recorded)
     fetched = fetch_with_progress([(kernel, target) for *_, kernel, target in wanted], jobs, progress)
     return [
         Precompiled(stage, config, variant, target, one.seconds, one.origin)
@@ -165,12 +171,13 @@ def require_cache() -> None:
 
 
 def kernels_of(
-    stages: str | Iterable[str] = "auto",
-    cc: tuple[int, int] | Iterable[tuple[int, int]] | None = None,
-    precision: str | Iterable[str] = IEEE,
+    stages: StageChoice | Iterable[StageChoice] = "auto",
+    cc: ComputeCapability | Iterable[ComputeCapability] | None = None,
+    precision: PrecisionName | Iterable[PrecisionName] = IEEE,
     *,
+    device: DeviceLike | None = None,
     shapes: Iterable[Shape] | None = None,
-    layouts: str | Iterable[str] = "NN",
+    layouts: Layout | Iterable[Layout] = "NN",
     recorded: bool = False,
 ) -> list[tuple[str, str, str, Kernel, tuple[int, int]]]:
     """Return the kernels of `precompile`: stage, configuration, variant, kernel and compute capability, each once.
@@ -183,8 +190,14 @@ def kernels_of(
     precisions = [precision] if isinstance(precision, str) else list(precision)
     for one in precisions:
         check_precision(one)
-    present = range(_device_count()) if cc is None or recorded else range(0)
-    ccs = [devices.device_properties(device).cc for device in present] if cc is None else _pairs(cc)
+    ccs = [] if cc is None else compute_capabilities(cc)
+    present = [] if device is None else [devices.ordinal_of(device)]
+    if device is None and (cc is None or recorded):
+        present = _all_devices()
+    if cc is None:
+        ccs = [devices.device_properties(ordinal).cc for ordinal in present]
+    elif device is not None:
+        ccs = [devices.capability_of(one, device) for one in ccs]
     found: list[tuple[Named, tuple[int, int]]] = []
     both = [layouts] if isinstance(layouts, str) else list(layouts)
     products = usual_products(both) if shapes is None else _products(shapes, both)
@@ -193,9 +206,9 @@ def kernels_of(
             for one in precisions:
                 choose = _kernels if shapes is None else _chosen
                 found += [(kernel, target) for kernel in choose(name, one, target, products)]
-    for device in present if recorded else ():
-        gpu = devices.device_properties(device)
-        for product, choice in autotune_cache.recorded(device):
+    for ordinal in present if recorded else ():
+        gpu = devices.device_properties(ordinal)
+        for product, choice in autotune_cache.recorded(ordinal):
             found += [(kernel, gpu.cc) for kernel in _launched(choice, product, gpu)]
     order = {kernel[-1]: i for i, (kernel, _) in reversed(list(enumerate(found)))}
     unique = dict.fromkeys((*kernel, target) for kernel, target in found)
@@ -276,17 +289,9 @@ class _Progress:
             print(file=sys.stderr)
 
 
-def _device_count() -> int:
+def _all_devices() -> list[int]:
     devices.current_device()  # raises GpuUnavailable with the reason
-    return devices.device_count()
-
-
-def _pairs(cc: tuple[int, int] | Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    found = list(cc)
-    pairs = [tuple(found)] if found and isinstance(found[0], int) else found
-    if not all(isinstance(pair, tuple) and [type(part) for part in pair] == [int, int] for pair in pairs):
-        raise TypeError(f"cc is {cc!r}; expected (major, minor), or several of them; pass (9, 0) for an H200")
-    return pairs  # type: ignore[return-value]
+    return list(range(devices.device_count()))
 
 
 Named = tuple[str, str, str, Kernel]  # stage, configuration, variant

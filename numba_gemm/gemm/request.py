@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import numbers
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,8 @@ from . import autotune_cache, batches, heuristics
 from .cost_model import rated
 from .heuristics import ANY_GPU, Choice
 from .precision import FP32_AUTO, check_precision, resolved, tensor_stage
+
+LOG = logging.getLogger("numba_gemm.choices")
 
 Chooser = Callable[[Product], Choice]
 
@@ -126,15 +129,27 @@ def batch_dimensions(stage: str, precision: str, cc: tuple[int, int]) -> int:
 
 def chosen(stage: str, device: int, wanted: heuristics.Problem) -> Choice:
     """Return the choice for a problem: of a stage's name, or of "auto", as measured or by the model."""
-    return autotune_cache.choose(device, wanted) if stage == "auto" else heuristics.named(stage, wanted)
+    choice = autotune_cache.choose(device, wanted) if stage == "auto" else heuristics.named(stage, wanted)
+    if LOG.isEnabledFor(logging.DEBUG):
+        _log(choice, device, wanted)
+    return choice
+
+
+def _log(choice: Choice, device: int, wanted: heuristics.Problem) -> None:
+    batch = f" x {wanted.matrices}" if wanted.matrices > 1 else ""
+    LOG.debug(
+        "M=%d N=%d K=%d%s, %s, device %d: stage %s, configuration %s: %s",
+        *(wanted.m, wanted.n, wanted.k, batch, choice.precision, device, choice.stage.name, choice.config.name),
+        choice.reason or heuristics.choose(wanted).reason,
+    )
 
 
 def checked(
     a: Any,
     b: Any,
     out: Any,
-    alpha: float,
-    beta: float,
+    alpha: Any,
+    beta: Any,
     stream: Any,
     stage: str,
     epilogue: Callable[..., Any] | None,

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from ..simulator.probe import simulator_requested
+from ..target import dotted
 from ..terminal import Parser, UsageError, command, compute_capability, output_ended
 
 
@@ -51,7 +52,7 @@ def run(arguments: argparse.Namespace) -> None:
         if not isinstance(stage, LadderStage):
             raise ValueError(f"{stage.name} has no multiply-adds of float32 to count")
         table = list(ffma.rows(stage, arguments.cc, arguments.config))
-        print(f"{stage.name} for compute capability {report.dotted(arguments.cc)}, aligned operands")
+        print(f"{stage.name} for compute capability {dotted(arguments.cc)}, aligned operands")
         print(ffma.as_text(table))
         print(ffma.LEGEND)
         return

@@ -16,6 +16,8 @@ from ..kernels.step import Kernel
 from ..runtime.compilation import compile_kernel
 from ..runtime.compiler import Cubin, supported_ccs
 from ..simulator.switch import SIMULATOR
+from ..target import compute_capability, dotted
+from ..typing import ComputeCapability
 from .sass import Instruction, Loop, disassemble, functions, instruction_mix, main_loop
 
 # Before compute capability 9.0, a shuffle is a call unless the compiler can see that the whole warp takes part.
@@ -92,7 +94,7 @@ class Compiled:
 
 
 def compiled(
-    stage: Stage, config: Any, cc: tuple[int, int], aligned: bool = True, precision: str | None = None
+    stage: Stage, config: Any, cc: ComputeCapability, aligned: bool = True, precision: str | None = None
 ) -> Compiled:
     """Compile one configuration of a stage as the launcher would on a GPU of this compute capability.
 
@@ -102,8 +104,8 @@ def compiled(
         A stage, from ``numba_gemm.stages()``.
     config : TileConfig, WarpgroupConfig or WarpConfig
         One of its configurations.
-    cc : (int, int)
-        Compute capability, such as (9, 0).
+    cc : tuple of int, float, int or str
+        Compute capability: (9, 0), 9.0, 90, "9.0" or "sm_90".
     aligned : bool
         True to compile for operands that allow 128-bit accesses, and consist of whole tiles if the stage has a kernel
         for them. A stage without such accesses still saves address
@@ -118,6 +120,7 @@ def compiled(
     RuntimeError
         under the simulator, or if the compiler's packages are not installed.
     """
+    cc = compute_capability(cc)
     if not stage.runs_on(cc):
         wanted = f"{dotted(stage.min_cc)} or higher" if stage.only_cc is None else dotted(stage.only_cc)
         raise ValueError(f"{stage.name} needs compute capability {wanted}, and {dotted(cc)} was asked for")
@@ -133,7 +136,7 @@ def compiled(
 
 
 def variants(
-    stage: Stage, cc: tuple[int, int], config_name: str | None = None, precision: str | None = None
+    stage: Stage, cc: ComputeCapability, config_name: str | None = None, precision: str | None = None
 ) -> Iterator[Compiled]:
     """Compile a stage's configurations one by one, or only the named one, for aligned operands and for any."""
     named = stage.precisions[0] if precision is None else precision
@@ -141,8 +144,3 @@ def variants(
         if config_name in (None, config.name):
             for aligned in (True, False) if named == IEEE else (True,):
                 yield compiled(stage, config, cc, aligned, named)
-
-
-def dotted(cc: tuple[int, int]) -> str:
-    """Format a compute capability: (9, 0) becomes "9.0"."""
-    return f"{cc[0]}.{cc[1]}"

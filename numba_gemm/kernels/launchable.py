@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from ..typing import LadderStageName
 from .ladder import STAGES, TileConfig
 from .ladder.stage import ANY, Variant, default_partition
 from .product import Layout, Product, dense
@@ -32,7 +33,7 @@ class Launchable(NamedTuple):
 
 
 def launchable(
-    stage: str,
+    stage: LadderStageName,
     m: int,
     n: int,
     k: int,

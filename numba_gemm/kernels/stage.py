@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
+from ..typing import PrecisionName, StageName
 from .product import Product
 from .step import Kernel, Launches
 
-IEEE = "ieee"  # float32 multiply-adds
+IEEE: Final = "ieee"  # float32 multiply-adds
 MAX_K = 1 << 30  # terms of a sum that a kernel counts
 MAX_GRID_Y = 65535
 
@@ -137,14 +138,14 @@ class Stage:
         True if its launches divide the work by a `Partition`.
     """
 
-    name: str
+    name: StageName
     summary: str
     build: Callable[[Any, Any], Any]
     configs: tuple[Any, ...]
     test_config: Any = None
     min_cc: tuple[int, int] = (7, 5)
     only_cc: tuple[int, int] | None = None
-    precisions: tuple[str, ...] = (IEEE,)
+    precisions: tuple[PrecisionName, ...] = (IEEE,)
 
     @property
     def batch_dimensions(self) -> int:

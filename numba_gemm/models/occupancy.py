@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..device.units import WARP, ceil_div
+from ..target import compute_capability, dotted
+from ..typing import ComputeCapability
 
 __all__ = ["LIMITS", "Occupancy", "SmLimits", "occupancy"]
 
@@ -103,7 +105,7 @@ class Occupancy:
         )
 
 
-def occupancy(threads: int, registers: int, shared: int, cc: tuple[int, int]) -> Occupancy:
+def occupancy(threads: int, registers: int, shared: int, cc: ComputeCapability) -> Occupancy:
     """Compute the number of blocks that a multiprocessor holds at once.
 
     A warp's registers come from one of the multiprocessor's four partitions, in units of 256. A block's shared memory
@@ -117,17 +119,18 @@ def occupancy(threads: int, registers: int, shared: int, cc: tuple[int, int]) ->
         32-bit registers per thread, 1 to 255.
     shared : int
         Bytes of shared memory per block, static and dynamic.
-    cc : tuple of int
-        Compute capability, (major, minor).
+    cc : tuple of int, float, int or str
+        Compute capability: (9, 0), 9.0, 90, "9.0" or "sm_90".
 
     Raises
     ------
     ValueError
         For a compute capability that is not in `LIMITS`, or for resources that no block can have.
     """
+    cc = compute_capability(cc)
     if cc not in LIMITS:
-        known = ", ".join(f"{major}.{minor}" for major, minor in LIMITS)
-        raise ValueError(f"cc is {cc!r}; expected one of {known}, as (major, minor); pass (9, 0) for an H200")
+        known = ", ".join(map(dotted, LIMITS))
+        raise ValueError(f"cc is {cc!r}; expected one of {known}; pass (9, 0) for an H200")
     has = LIMITS[cc]
     for name, value, least, most in (
         ("threads", threads, 1, MAX_THREADS),

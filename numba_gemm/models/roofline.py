@@ -7,6 +7,8 @@ bytes.
 from __future__ import annotations
 
 from ..device.units import FLOAT32_BYTES
+from ..target import compute_capability, dotted
+from ..typing import ComputeCapability
 
 # FP32 multiply-adds that one multiprocessor starts per clock, by compute capability.
 # Source: CUDA C++ Programming Guide, section "Arithmetic Instructions", table of throughputs
@@ -44,7 +46,7 @@ def arithmetic_intensity(m: int, n: int, k: int, beta: float = 0.0) -> float:
     return gemm_flops(m, n, k) / moved if moved else 0.0
 
 
-def fp32_peak(sm_count: int, clock_hz: float, cc: tuple[int, int]) -> float:
+def fp32_peak(sm_count: int, clock_hz: float, cc: ComputeCapability) -> float:
     """Return the FP32 peak in FLOP/s: multiprocessors x lanes x 2 FLOP per lane and clock x clock.
 
     Raises
@@ -52,9 +54,10 @@ def fp32_peak(sm_count: int, clock_hz: float, cc: tuple[int, int]) -> float:
     ValueError
         For a compute capability that is not in `FP32_LANES_PER_SM`.
     """
+    cc = compute_capability(cc)
     if cc not in FP32_LANES_PER_SM:
-        known = ", ".join(f"{major}.{minor}" for major, minor in sorted(FP32_LANES_PER_SM))
-        raise ValueError(f"compute capability {cc[0]}.{cc[1]}: FP32 lanes a multiprocessor are known for {known}")
+        known = ", ".join(map(dotted, sorted(FP32_LANES_PER_SM)))
+        raise ValueError(f"compute capability {dotted(cc)}: FP32 lanes a multiprocessor are known for {known}")
     return 2.0 * sm_count * FP32_LANES_PER_SM[cc] * clock_hz
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from . import kernel_files
-from .compilation import Task, Worker, can_be_sent, default_jobs, start_worker
+from .compilation import Task, Worker, can_be_sent, default_jobs, log_compiled, start_worker
 
 __all__ = ["compile_ahead", "wait_for", "wait_until_idle"]
 
@@ -102,7 +102,9 @@ class _Queue:
         begin = time.perf_counter()
         cubin = worker.compile(*task)
         if cubin is not None:
-            kernel_files.keep(kernel_files.place(), name, cubin, task[0].name, time.perf_counter() - begin)
+            seconds = time.perf_counter() - begin
+            kernel_files.keep(kernel_files.place(), name, cubin, task[0].name, seconds)
+            log_compiled(task, seconds, " ahead of need")
 
     def stop(self) -> None:
         """End all workers, at the end of the process."""

@@ -6,6 +6,7 @@ Where no worker can be started, or one fails, everything is compiled in the call
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import select
@@ -23,11 +24,24 @@ from typing import Any
 from ..kernels.step import Kernel
 from ..simulator.probe import gpu_environment
 from ..simulator.switch import SETTINGS_FILE
+from ..target import dotted
 from . import epilogue as epilogues
 from .compiler import Cubin, compile_cubin
 from .sources import SOURCES
 
-__all__ = ["Task", "Worker", "can_be_sent", "compile_all", "compile_kernel", "default_jobs", "start_worker"]
+__all__ = [
+    "LOG",
+    "Task",
+    "Worker",
+    "can_be_sent",
+    "compile_all",
+    "compile_kernel",
+    "default_jobs",
+    "log_compiled",
+    "start_worker",
+]
+
+LOG = logging.getLogger("numba_gemm.kernels")
 
 Task = tuple[Kernel, tuple[int, int]]  # a kernel, and the compute capability to compile it for
 MAX_JOBS = 16  # by default
@@ -40,6 +54,12 @@ SETTINGS = {
     "CUDA_ENABLE_NRT": ("NUMBA_CUDA_ENABLE_NRT", 0),
     "DEBUG_ARRAY_OPT": ("NUMBA_DEBUG_ARRAY_OPT", 0),
 }
+
+
+def log_compiled(task: Task, seconds: float, where: str = "") -> None:
+    """Tell that a kernel was compiled."""
+    kernel, cc = task
+    LOG.info("kernel %s for compute capability %s: compiled%s in %.2f s", kernel.name, dotted(cc), where, seconds)
 
 
 def settings() -> dict[str, Any]:

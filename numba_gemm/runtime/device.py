@@ -17,6 +17,7 @@ from ..kernels.stage import IEEE, Gpu, Partition, Stage
 from ..kernels.step import Kernel, Launches
 from ..simulator.probe import gpu_count
 from ..simulator.switch import SIMULATOR
+from ..target import compute_capability, device_index, dotted
 from . import kernel_cache
 from .bound_product import BoundProduct
 from .compiler import Cubin
@@ -29,10 +30,12 @@ __all__ = [
     "DeviceProperties",
     "LoadedKernel",
     "OncePerKey",
+    "capability_of",
     "current_device",
     "device_count",
     "device_properties",
     "get_device",
+    "ordinal_of",
     "synchronize",
 ]
 
@@ -123,6 +126,32 @@ def current_device() -> int:
     if not int(call(driver.cuCtxGetCurrent)):
         return 0
     return int(call(driver.cuCtxGetDevice))
+
+
+def ordinal_of(device: Any = None) -> int:
+    """Return the ordinal of a device as people write it, see `target`; for None, that of the current one."""
+    ordinal = None if device is None else device_index(device)
+    current = current_device()  # raises GpuUnavailable with the reason
+    if ordinal is None:
+        return current
+    if not 0 <= ordinal < (count := device_count()):
+        raise ValueError(f"device is {device!r}; expected 0 to {count - 1}, ordinals of GPUs; pass one of these")
+    return ordinal
+
+
+def capability_of(cc: Any = None, device: Any = None) -> tuple[int, int]:
+    """Return `cc`, which needs no GPU, or the compute capability of a device; refuse both if they differ."""
+    wanted = None if cc is None else compute_capability(cc)
+    if device is None and wanted is not None:
+        return wanted
+    ordinal = ordinal_of(device)
+    found = device_properties(ordinal).cc
+    if wanted not in (None, found):
+        raise ValueError(
+            f"cc is {cc!r} and device {ordinal} has compute capability {dotted(found)}; expected one of the two, or "
+            "both for the same GPU; leave one out"
+        )
+    return found
 
 
 def synchronize(stream: int = 0) -> None:

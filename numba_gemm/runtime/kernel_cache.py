@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from ..kernels.step import Kernel
+from ..target import dotted
 from . import ahead, bundle, kernel_files
-from .compilation import Task, compile_all
+from .compilation import LOG, Task, compile_all, log_compiled
 from .compiler import Cubin
 from .fingerprint import Part
 from .kernel_key import key, name_of, portable_key
@@ -73,6 +74,11 @@ def fetch_all(
 
     def take(i: int, cubin: Cubin, origin: str, seconds: float) -> None:
         found[i] = Fetched(cubin, origin, seconds)
+        kernel, cc = tasks[i]
+        if origin == "compiler":
+            log_compiled(tasks[i], seconds)
+        else:
+            LOG.debug("kernel %s for compute capability %s: found in the %s", kernel.name, dotted(cc), origin)
         if done is not None:
             done(i, found[i])
 

@@ -16,9 +16,10 @@ from cuda.bindings import driver
 
 from ..gemm.precision import IEEE
 from ..gemm.request import Request, checked
-from ..runtime.device import device_count
+from ..runtime.device import ordinal_of
 from ..runtime.driver import device_scope, failure
 from ..simulator.switch import SIMULATOR
+from ..typing import DeviceLike, PrecisionName, Scalar
 from . import blocking as dividing
 from .blocking import Blocking
 from .host import HostMatrix, reserve_file
@@ -43,12 +44,12 @@ def streamed_sgemm(
     b: np.ndarray,
     out: np.ndarray | None = None,
     *,
-    alpha: float = 1.0,
-    beta: float = 0.0,
+    alpha: Scalar = 1.0,
+    beta: Scalar = 0.0,
     memory_limit: int | None = None,
-    precision: str = IEEE,
+    precision: PrecisionName = IEEE,
     progress: bool | Callable[[Done], object] = False,
-    device: int | None = None,
+    device: DeviceLike | None = None,
 ) -> np.ndarray:
     """Compute ``C = alpha * A @ B + beta * C`` in float32 for matrices in host memory that need not fit on the GPU.
 
@@ -78,8 +79,8 @@ def streamed_sgemm(
         True prints the predicted time, and then the progress, to stderr. A callable is called with a `Done` for each
         part of `out` that is complete, on another thread; an exception that it raises ends the product. Sums without
         terms (K = 0, or `alpha` 0) are not reported.
-    device : int, optional
-        Ordinal of the GPU. By default, the current one.
+    device : int, str or device object, optional
+        GPU: 0, "cuda:0", or an object of PyTorch, CuPy, Numba or cuda.core. By default, the current one.
 
     Returns
     -------
@@ -154,10 +155,10 @@ def expected_time(
     b: np.ndarray,
     out: np.ndarray | None = None,
     *,
-    beta: float = 0.0,
+    beta: Scalar = 0.0,
     memory_limit: int | None = None,
-    precision: str = IEEE,
-    device: int | None = None,
+    precision: PrecisionName = IEEE,
+    device: DeviceLike | None = None,
 ) -> Prediction:
     """Predict how long `streamed_sgemm` takes, from copies of parts of the operands and models of the products.
 
@@ -222,8 +223,8 @@ def blocking_of(
     b: np.ndarray,
     *,
     memory_limit: int | None = None,
-    precision: str = IEEE,
-    device: int | None = None,
+    precision: PrecisionName = IEEE,
+    device: DeviceLike | None = None,
 ) -> Blocking:
     """Return how `streamed_sgemm` divides a product if `out` is stored by rows: its launches and device memory.
 
@@ -242,7 +243,7 @@ def blocking_of(
     return _divided(products, (m, n, wanted.k), memory_limit, wanted.device)
 
 
-def _checked(a: Any, b: Any, out: Any, alpha: Any, beta: Any, precision: Any, device: int | None) -> Request:
+def _checked(a: Any, b: Any, out: Any, alpha: Any, beta: Any, precision: Any, device: Any) -> Request:
     for name, array in (("a", a), ("b", b), ("out", out)):
         if array is None and name == "out":
             continue
@@ -255,11 +256,8 @@ def _checked(a: Any, b: Any, out: Any, alpha: Any, beta: Any, precision: Any, de
             raise ValueError(
                 f"{name} has {array.ndim} dimensions, shape {array.shape}; expected 2; pass one matrix at a time"
             )
-    if device is not None:
-        device = operator.index(device)
-        if not 0 <= device < device_count():
-            raise ValueError(f"device is {device}; expected 0 to {device_count() - 1}; pass one of these")
-    return checked(a, b, out, alpha, beta, None, "auto", None, (), device, precision)
+    home = None if device is None else ordinal_of(device)
+    return checked(a, b, out, alpha, beta, None, "auto", None, (), home, precision)
 
 
 def _check_extents(wanted: Request) -> None:

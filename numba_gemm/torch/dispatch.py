@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..gemm.precision import IEEE, check_precision
+from ..typing import PrecisionName
 from .operators import DEVICE, OPERATORS, PLAIN
 
 __all__ = ["Override", "override"]
@@ -31,7 +32,7 @@ _COMPOSED = {
 }
 
 
-def override(*, precision: str = IEEE) -> Override:
+def override(*, precision: PrecisionName = IEEE) -> Override:
     """Return a context manager in which PyTorch's own float32 products on CUDA are computed here.
 
     `mm`, `addmm`, `bmm` and `baddbmm` are replaced, and with them `matmul`, ``@``, `linear`, `einsum` and others that
@@ -72,7 +73,7 @@ def override(*, precision: str = IEEE) -> Override:
 class Override(TorchDispatchMode):
     """Context manager of `override`."""
 
-    def __init__(self, precision: str) -> None:
+    def __init__(self, precision: PrecisionName) -> None:
         super().__init__()
         self._precision = precision
 

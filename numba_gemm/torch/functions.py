@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..gemm.precision import IEEE
+from ..typing import PrecisionName
 from .operators import (
     OPERATORS,
     PLAIN,
@@ -30,7 +31,7 @@ _modes = torch._C._len_torch_dispatch_stack  # noqa: SLF001
 _transforms = torch._C._are_functorch_transforms_active  # noqa: SLF001
 
 
-def matmul(a: Tensor, b: Tensor, *, out: Tensor | None = None, precision: str = IEEE) -> Tensor:
+def matmul(a: Tensor, b: Tensor, *, out: Tensor | None = None, precision: PrecisionName = IEEE) -> Tensor:
     """Multiply matrices, or batches of them, as `torch.matmul` does, in a given precision.
 
     Parameters
@@ -81,7 +82,7 @@ def addmm(
     beta: float = 1.0,
     alpha: float = 1.0,
     out: Tensor | None = None,
-    precision: str = IEEE,
+    precision: PrecisionName = IEEE,
 ) -> Tensor:
     """Compute ``beta * input + alpha * a @ b``, as `torch.addmm` and `torch.baddbmm` do, in a given precision.
 
@@ -134,7 +135,7 @@ def addmm(
     return out.add_(input, alpha=beta)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, precision: str = IEEE) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, precision: PrecisionName = IEEE) -> Tensor:
     """Compute ``x @ weight.T + bias``, as `torch.nn.functional.linear` does, in a given precision.
 
     Parameters

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from ..gemm.precision import IEEE, check_precision
+from ..typing import PrecisionName
 from .operators import compute_into
 
 __all__ = ["external_matmul"]
 
 
-def external_matmul(precision: str = IEEE) -> Callable[..., Tensor]:
+def external_matmul(precision: PrecisionName = IEEE) -> Callable[..., Tensor]:
     """Return a function for Inductor's option `external_matmul`, a candidate beside its own kernels.
 
     With ``max_autotune``, Inductor measures it for each product of two matrices and takes it where it is the fastest.
@@ -48,7 +49,7 @@ def external_matmul(precision: str = IEEE) -> Callable[..., Tensor]:
 
 
 @cache
-def _product(precision: str) -> Callable[..., Tensor]:
+def _product(precision: PrecisionName) -> Callable[..., Tensor]:
     def product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
         try:
             with torch.no_grad():

@@ -19,6 +19,7 @@ from ..gemm.precision import IEEE
 from ..gemm.request import check_takes_epilogue
 from ..runtime.device import device_properties
 from ..simulator.switch import SIMULATOR
+from ..typing import PrecisionName
 
 __all__ = [
     "DEVICE",
@@ -58,13 +59,13 @@ def _plain(x: Tensor) -> Tensor:
     return x.detach() if type(x) is torch.nn.Parameter else x
 
 
-def compute(a: Tensor, b: Tensor, alpha: float = 1.0, precision: str = IEEE) -> Tensor:
+def compute(a: Tensor, b: Tensor, alpha: float = 1.0, precision: PrecisionName = IEEE) -> Tensor:
     """Compute ``alpha * a @ b``."""
     return _sgemm(_plain(a), _plain(b), alpha=alpha, precision=precision)
 
 
 def compute_into(
-    out: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0, beta: float = 0.0, precision: str = IEEE
+    out: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0, beta: float = 0.0, precision: PrecisionName = IEEE
 ) -> None:
     """Compute ``alpha * a @ b + beta * out`` in `out`."""
     _sgemm(_plain(a), _plain(b), _plain(out), alpha=alpha, beta=beta, precision=precision)
@@ -75,7 +76,7 @@ def _plus_column(value: Any, row: Any, col: Any, bias: Any) -> Any:
 
 
 @cache
-def _adds_in_kernel(device: int, precision: str) -> bool:
+def _adds_in_kernel(device: int, precision: PrecisionName) -> bool:
     try:
         check_takes_epilogue("auto", precision, device_properties(device).cc, _plus_column)
     except ValueError:
@@ -84,7 +85,7 @@ def _adds_in_kernel(device: int, precision: str) -> bool:
 
 
 def compute_sum(
-    input: Tensor, a: Tensor, b: Tensor, beta: float = 1.0, alpha: float = 1.0, precision: str = IEEE
+    input: Tensor, a: Tensor, b: Tensor, beta: float = 1.0, alpha: float = 1.0, precision: PrecisionName = IEEE
 ) -> Tensor:
     """Compute ``alpha * a @ b + beta * input``."""
     if beta == 0:

@@ -216,6 +216,44 @@ def test_every_block_is_found():
     assert len(BLOCK.findall(text)) == text.count("```python") > 10
 
 
+# Modules for users, beside the package itself.
+PUBLIC_MODULES = {f"numba_gemm.{name}" for name in ("inspect", "streaming", "torch", "typing")}
+
+
+def internal_names(code: str) -> list[str]:
+    """Return what a piece of code uses of this package that is not public."""
+    found = []
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            found += [one.name for one in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module == "numba_gemm":
+            found += [f"numba_gemm.{one.name}" for one in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found.append(node.module or "")
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "numba_gemm":
+            found.append(f"numba_gemm.{node.attr}")
+    public = {"numba_gemm", *PUBLIC_MODULES, *(f"numba_gemm.{name}" for name in numba_gemm.__all__)}
+    return [name for name in found if name.partition(".")[0] == "numba_gemm" and name not in public]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_code_of_a_page_uses_public_names_only(page):
+    code = [code for _, code, _ in BLOCK.findall(page.read_text(encoding="utf-8"))]
+    assert [name for one in code for name in internal_names(one)] == []
+
+
+def test_internal_names_are_found():
+    code = """
+import numba_gemm, numba_gemm.runtime.device as devices
+from numba_gemm import plan, gemm
+from numba_gemm.kernels import STAGES
+from numba_gemm.torch import matmul
+numba_gemm.lab.registry, numba_gemm.plan
+"""
+    names = ["runtime.device", "gemm", "kernels", "lab"]
+    assert sorted(internal_names(code)) == sorted(f"numba_gemm.{name}" for name in names)
+
+
 @pytest.mark.simulator
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if "```python" in page.read_text()], ids=lambda page: page.stem

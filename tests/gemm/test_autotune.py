@@ -530,6 +530,7 @@ def devices(monkeypatch):
     own = runtime_devices.device_properties(0)
     others = [own, dataclasses.replace(own, name="NVIDIA Other/8 GB", sm_count=78), own]
     monkeypatch.setattr(runtime_devices, "device_properties", lambda device=0: others[device])
+    monkeypatch.setattr(runtime_devices, "device_count", lambda: 3)
     return [
         heuristics.Problem(M, N, K),
         heuristics.Problem(M, N, K, sm_count=78),

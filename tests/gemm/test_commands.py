@@ -113,7 +113,7 @@ def test_cache_that_is_switched_off(monkeypatch, capsys):
 
 
 REFUSED = {
-    "cc": (command, ["--cc", "9"], "not a compute capability: '9'; write it as 9.0"),
+    "cc": (command, ["--cc", "9"], "cc is '9'; expected a compute capability, as (9, 0), 9.0,"),
     "shape": (command, ["--cc", "9.0", "--shapes", "64x64"], "expected M, N and K, from 1 on, such as"),
     "no extent": (command, ["--cc", "9.0", "--shapes", "64x0x64"], "expected M, N and K, from 1 on"),
     "layout": (command, ["--cc", "9.0", "--layouts", "NN,XX"], "'XX' given; expected some of NN, NT, TN, TT"),
@@ -204,7 +204,7 @@ def test_explain_tells_what_the_function_tells(case, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--cc", "8.0"], ["108 SMs", "modelled on the A100", "Expected: "]),
+        (["--cc", "sm_80"], ["108 SMs", "modelled on the A100", "Expected: "]),
         (["--cc", "8.9", "--stage", "naive"], ["Stage naive", "modelled on the GeForce RTX 4090"]),
         (["--cc", "8.0", "--precision", "bf16x6"], ["precision bf16x6", "operands decomposed first"]),
         (["--cc", "8.0", "--precision", "fp32_auto"], ["fp32_auto stands for ieee"]),

@@ -13,7 +13,6 @@ from support.compile_stages import compiler_environment
 
 import numba_gemm
 from numba_gemm.gemm import occupancy as module
-from numba_gemm.gemm.occupancy import _compute_capability
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TENSOR_STAGES
 from numba_gemm.models.occupancy import LIMITS, occupancy
@@ -85,7 +84,7 @@ def compiled(monkeypatch):
 @pytest.mark.parametrize("stage", TENSOR_STAGES.values(), ids=lambda stage: stage.name)
 def test_precisions(stage, compiled):
     for precision in stage.precisions:
-        found = numba_gemm.occupancy(stage.name, device=(9, 0), precision=precision)
+        found = numba_gemm.occupancy(stage.name, cc=(9, 0), precision=precision)
         (kernel,) = compiled
         compiled.clear()
         assert kernel.name.startswith(f"{stage.name}_")
@@ -93,7 +92,7 @@ def test_precisions(stage, compiled):
         assert kernel.config is stage.configs[0]
         assert found == occupancy(kernel.threads, 120, 1024 + kernel.dynamic_shared, (9, 0))
     for config in stage.configs:
-        assert numba_gemm.occupancy(stage, config, (9, 0)) == numba_gemm.occupancy(stage, config.name, (9, 0))
+        assert numba_gemm.occupancy(stage, config, cc=90) == numba_gemm.occupancy(stage, config.name, cc="9.0")
         first, second = compiled
         compiled.clear()
         assert first is second, "by default, in the stage's first precision"
@@ -102,42 +101,28 @@ def test_precisions(stage, compiled):
 
 @pytest.mark.usefixtures("compiled")
 def test_stage_and_precision_have_to_agree():
-    assert numba_gemm.occupancy("async_copy", device=(9, 0), precision="ieee").blocks == 2
+    assert numba_gemm.occupancy("async_copy", cc="sm_90", precision="ieee").blocks == 2
     with pytest.raises(ValueError, match="precision is 'bf16' and stage is 'naive', which computes in ieee"):
-        numba_gemm.occupancy("naive", device=(9, 0), precision="bf16")
+        numba_gemm.occupancy("naive", cc=(9, 0), precision="bf16")
     with pytest.raises(ValueError, match="precision is 'fp16x3' and stage is 'one_warpgroup', which computes in tf32,"):
-        numba_gemm.occupancy("one_warpgroup", device=(9, 0), precision="fp16x3")
-    with pytest.raises(ValueError, match=r"of compute capability 8\.0; expected one of 9\.0 for stage 'persistent'"):
-        numba_gemm.occupancy("persistent", device=(8, 0))
+        numba_gemm.occupancy("one_warpgroup", cc=9.0, precision="fp16x3")
+    with pytest.raises(ValueError, match=r"compute capability is 8\.0; expected one of 9\.0 for stage 'persistent'"):
+        numba_gemm.occupancy("persistent", cc=(8, 0))
 
 
 @pytest.mark.simulator
 def test_the_simulator_compiles_nothing():
-    with pytest.raises(RuntimeError, match=r"unset NUMBA_ENABLE_CUDASIM, and without a GPU pass .* device=\(9, 0\)"):
+    with pytest.raises(RuntimeError, match=r"unset NUMBA_ENABLE_CUDASIM, and without a GPU pass .* cc=\(9, 0\)"):
         numba_gemm.occupancy("naive")
-
-
-@pytest.mark.parametrize(
-    ("device", "error", "says"),
-    [
-        ([9, 0], TypeError, r"device is \[9, 0\]; expected a device's ordinal or a compute capability"),
-        ((9, 0.5), TypeError, "expected a device's ordinal"),
-        (True, TypeError, "device is True"),
-        (-1, ValueError, "device is -1; expected 0 to"),
-    ],
-)
-def test_devices_that_are_none(device, error, says):
-    with pytest.raises(error, match=says):
-        _compute_capability(device)
 
 
 CHILD = """
 import json, sys
 import numba_gemm
 for arguments in json.loads(sys.stdin.read()):
-    stage, config, device = arguments
+    stage, config, cc = arguments
     try:
-        found = numba_gemm.occupancy(stage, config, tuple(device))
+        found = numba_gemm.occupancy(stage, config, cc=cc)
         print(json.dumps([found.blocks, found.warps, found.shared, list(found.cc)]))
     except (TypeError, ValueError) as error:
         print(json.dumps(f"{type(error).__name__}: {error}"))
@@ -152,8 +137,8 @@ COMPILED = [
     ((3, None, (9, 0)), "TypeError: stage is 3; expected a Stage or its name"),
     (("naive", "8x8", (9, 0)), "ValueError: config is '8x8'; expected one of 32x32x1-1x1 for stage 'naive'"),
     (("naive", 8, (9, 0)), "TypeError: config is 8; expected a TileConfig, or the name of one"),
-    (("async_copy", None, (7, 5)), "ValueError: device is (7, 5), of compute capability 7.5; expected one of 8.0, "),
-    (("naive", None, (6, 0)), "ValueError: device is (6, 0), of compute capability 6.0; expected one of 7.5, "),
+    (("async_copy", None, (7, 5)), "ValueError: the compute capability is 7.5; expected one of 8.0, "),
+    (("naive", None, (6, 0)), "ValueError: the compute capability is 6.0; expected one of 7.5, "),
 ]
 
 

@@ -129,7 +129,7 @@ WRONG_PLANS = {
     "stage": ((4, 4, 4), {"stage": "best"}, ValueError, ["stage is 'best'", "'auto' or one of naive", "pass"]),
     "stage number": ((4, 4, 4), {"stage": 1}, TypeError, ["stage is a int", "expected a str", "pass"]),
     "like": ((4, 4, 4), {"like": [1.0]}, TypeError, ["like is a list", "expected", "numpy.asarray"]),
-    "device": ((4, 4, 4), {"device": 99}, ValueError, ["device is 99", "expected an ordinal below", "pass"]),
+    "device": ((4, 4, 4), {"device": 99}, ValueError, ["device is 99", "expected 0 to", "pass"]),
     "batch negative": ((4, 4, 4), {"batch": (2, -1)}, ValueError, ["batch is -1", "expected 0 or more"]),
     "batch text": ((4, 4, 4), {"batch": ("2",)}, TypeError, ["batch is a str", "expected an int"]),
     "precision": ((4, 4, 4), {"precision": "best"}, ValueError, ["precision is 'best'", "expected one of ieee"]),

@@ -119,7 +119,7 @@ TILES = {"32x32x32-1x1": 2 * 32 * 32 * 4, "16x16x16-1x1": 2 * 16 * 16 * 4}  # of
 
 
 def test_report_has_a_line_for_each_quantity():
-    done = inspect("shared_tile", "--cc", "8.6")
+    done = inspect("shared_tile", "--cc", "sm_86")
     assert done.returncode == 0, done.stderr
     blocks = [block.splitlines() for block in done.stdout.strip().split("\n\n")]
     labels = [f"config: {name} {variant}" for name in TILES for variant in ("aligned", "unaligned")]
@@ -148,7 +148,7 @@ def test_code_is_printed_on_request():
     [
         (["nonesuch"], ["unknown stage 'nonesuch'", "naive, coalesced"]),
         (["naive", "--config", "1x1"], ["no configuration '1x1'", "32x32x1-1x1"]),
-        (["naive", "--cc", "90"], ["not a compute capability: '90'", "9.0"]),
+        (["naive", "--cc", "9"], ["cc is '9'; expected a compute capability", "9.0"]),
         (["async_copy", "--cc", "7.5"], ["async_copy needs compute capability 8.0", "7.5"]),
         (["naive", "--cc", "8.5"], ["compiler does not know compute capability 8.5", "8.0, 8.6"]),
         (["naive", "--cc", "99.0", "--ffma"], ["compiler does not know compute capability 99.0", "12.0"]),

@@ -88,6 +88,16 @@ def test_kernels_on_their_way_are_waited_for(machine):
     assert not ahead._queue.pending
 
 
+def test_compilation_ahead_is_logged(machine, caplog):
+    caplog.set_level("INFO", logger="numba_gemm")
+    machine.gate.set()
+    compile_ahead(KERNELS[:1])
+    until(lambda: not ahead._queue.pending)
+    (record,) = caplog.records
+    said = f"kernel {KERNELS[0].name} for compute capability 9.0: compiled ahead of need in "
+    assert (record.name, record.getMessage()[: len(said)]) == ("numba_gemm.kernels", said)
+
+
 def test_kernels_that_no_worker_has_begun_are_compiled_here(machine):
     """Two workers compile; the rest of the queue would wait for them, or for workers that are still starting."""
     compile_ahead(KERNELS)

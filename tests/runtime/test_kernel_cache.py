@@ -1053,9 +1053,9 @@ def test_precompile_does_each_kernel_once(pretend):
     [
         ("fastest", (9, 0), ValueError, "expected 'auto' or one of naive"),
         ("async_copy", (7, 5), ValueError, "needs compute capability 8.0"),
-        ("naive", (9,), TypeError, r"expected \(major, minor\)"),
-        ("naive", "9.0", TypeError, r"expected \(major, minor\)"),
-        ("naive", [9.0], TypeError, r"expected \(major, minor\)"),
+        ("naive", (9,), ValueError, "cc is 9; expected a compute capability"),
+        ("naive", "9", ValueError, "cc is '9'; expected a compute capability"),
+        ("naive", [None], TypeError, "cc is None; expected a compute capability"),
     ],
 )
 def test_precompile_refuses(pretend, stages, cc, error, match):

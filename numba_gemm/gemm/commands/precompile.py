@@ -13,7 +13,7 @@ from ...runtime import bundle, kernel_files
 from ...runtime.compilation import Task, compile_all
 from ...runtime.compiler import Cubin, machine_code
 from ...runtime.kernel_key import portable_key
-from ...terminal import Parser, at_least_one, compute_capability
+from ...terminal import Parser, at_least_one, compute_capabilities
 from .options import gemm_command, shape
 
 __all__ = ["check_bundle", "main"]
@@ -63,11 +63,6 @@ def parser() -> Parser:
         "--sample", type=at_least_one, default=8, metavar="N", help="kernels that --check compiles (default: 8)"
     )
     return made
-
-
-def compute_capabilities(text: str) -> list[tuple[int, int]]:
-    """Parse compute capabilities separated by commas; the type of an option."""
-    return [compute_capability(word) for word in text.split(",")]
 
 
 def layouts(text: str) -> list[str]:

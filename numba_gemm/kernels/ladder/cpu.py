@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import njit
+
+from ...typing import Scalar
 
 
 @njit(nogil=True)
@@ -23,7 +23,9 @@ def _triple_loop(alpha, a, b, beta, c):
             c[row, col] = acc
 
 
-def cpu_sgemm(a: Any, b: Any, out: Any = None, *, alpha: float = 1.0, beta: float = 0.0) -> Any:
+def cpu_sgemm(
+    a: np.ndarray, b: np.ndarray, out: np.ndarray | None = None, *, alpha: Scalar = 1.0, beta: Scalar = 0.0
+) -> np.ndarray:
     """Compute ``alpha * a @ b + beta * out`` by three nested loops on one core, with float32 sums.
 
     Parameters

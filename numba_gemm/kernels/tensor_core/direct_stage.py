@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from ...device.units import ceil_div
+from ...typing import PrecisionName
 from ..code import Code
 from ..product import Product
 from ..stage import MAX_GRID_Y, Gpu, Partition, Piece, Stage, cut
@@ -27,7 +28,7 @@ class DirectStage(Stage):
     """
 
     min_cc: tuple[int, int] = (8, 0)
-    precisions: tuple[str, ...] = ("bf16",)
+    precisions: tuple[PrecisionName, ...] = ("bf16",)
 
     @lru_cache(maxsize=64)  # noqa: B019 -- stages last as long as the process
     def kernel_of(self, config: Any, precision: str) -> Kernel:

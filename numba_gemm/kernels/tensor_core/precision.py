@@ -13,6 +13,7 @@ of two.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 KINDS = ("tf32", "bf16", "f16")
 
@@ -85,7 +86,7 @@ def _smallest_first(parts: int, most: int) -> tuple[tuple[int, int], ...]:
     return tuple(sorted(pairs, key=lambda pair: (-sum(pair), pair)))
 
 
-TENSOR_PRECISIONS: dict[str, TensorPrecision] = {
+TENSOR_PRECISIONS: dict[Any, TensorPrecision] = {  # by name, a `typing.PrecisionName`
     precision.name: precision
     for precision in (
         TensorPrecision("tf32", "tf32", 1, _smallest_first(1, 0)),

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ...device.units import FLOAT32_BYTES, ceil_div
+from ...typing import PrecisionName
 from ..code import Code
 from ..product import VECTOR_BYTES, Layout, Product
 from ..stage import MAX_GRID_Y, Gpu, Partition, Piece, Stage, cut
@@ -193,7 +194,7 @@ class TensorStage(Stage):
 
     min_cc: tuple[int, int] = (9, 0)
     only_cc: tuple[int, int] | None = (9, 0)
-    precisions: tuple[str, ...] = tuple(name for name, precision in TENSOR_PRECISIONS.items() if not precision.scaled)
+    precisions: tuple[PrecisionName, ...] = tuple(name for name, one in TENSOR_PRECISIONS.items() if not one.scaled)
     complete: bool = False
     waits: bool = False
 

@@ -76,7 +76,7 @@ def quotients(torch: Any, c: Any, a: Any, b: Any) -> tuple[float, float]:
     return float(error.median()), float(error.max())
 
 
-def measured(ks: Sequence[int], extent: int, seed: int, precisions: Sequence[str]) -> Iterator[dict[str, Any]]:
+def measured(ks: Sequence[int], extent: int, seed: int, precisions: Sequence[Any]) -> Iterator[dict[str, Any]]:
     """Yield one row per distribution, K and precision; cuBLAS's FP32 is called ``cublas``."""
     import torch
 

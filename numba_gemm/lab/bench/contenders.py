@@ -94,7 +94,7 @@ def stage_contender(stage: Stage, config: Any, precision: str = IEEE) -> Contend
     return Contender(stage.name, bind, config=config.name, precision=precision, **limits)
 
 
-def public_function(precision: str = IEEE) -> Contender:
+def public_function(precision: Any = IEEE) -> Contender:
     """Return the contender for ``tiled_sgemm`` with its own choice of stage, on arrays of the allocating library."""
 
     def bind(buffers: DeviceBuffers) -> Bound:

@@ -35,7 +35,7 @@ def products(kind: str) -> Iterator[tuple[tuple[int, int, int], str]]:
             yield (outputs, inputs, ROWS), "TN"  # gradient of the weights
 
 
-def measured(kind: str, precision: str) -> dict[str, float]:
+def measured(kind: str, precision: Any) -> dict[str, float]:
     """Return the seconds of imports, of making a context, and of the first products, with those of torch.matmul."""
     import numpy as np
 

@@ -74,7 +74,7 @@ def compared(frame: pd.DataFrame) -> pd.DataFrame:
 
 def chosen(names: Sequence[str]) -> list[LadderStage]:
     """Return the stages of these names that have `LadderStage.ordered`; without names, all."""
-    known = {stage.name: stage for stage in STAGES.values() if stage.ordered}
+    known: dict[str, LadderStage] = {stage.name: stage for stage in STAGES.values() if stage.ordered}
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"{', '.join(unknown)}: no stage that takes an order; those are {', '.join(known)}")
     return [known[name] for name in names or known]

@@ -90,7 +90,7 @@ class InMemory:
         self._a, self._b = (cuda.to_device(values) for values in source)
         self._c = cuda.device_array((source[0].shape[0], source[1].shape[1]), np.float32)
 
-    def seconds(self, precision: str) -> float:
+    def seconds(self, precision: Any) -> float:
         """Time one call in seconds."""
         synchronize(0)
         begin = time.perf_counter()
@@ -136,7 +136,8 @@ def streamed(
     for kind in operands:
         with allocated(kind, size, source) as (a, b, c):
             for precision in precisions:
-                streamed_sgemm(a[:512], b[:, :512], precision=precision)
+                options: dict[str, Any] = {"precision": precision}
+                streamed_sgemm(a[:512], b[:, :512], **options)
                 for limit in limits:
                     how: dict[str, Any] = {"memory_limit": int(limit * 1e9) or None, "precision": precision}
                     blocking, prediction = blocking_of(a, b, **how), expected_time(a, b, c, **how)

@@ -117,7 +117,7 @@ def special_values(shape: Shape = SHAPE, precision: str = PRECISION, rounds: int
     m, n, k = shape
     b, c = torch.randn(k, n, device="cuda"), torch.empty(m, n, device="cuda")
 
-    def call_with(a: Any, precision: str) -> Call:
+    def call_with(a: Any, precision: Any) -> Call:
         return lambda stream: discard(tiled_sgemm(a, b, c, precision=precision, stream=stream))
 
     rows: dict[str, dict[str, Any]] = {}

@@ -148,7 +148,7 @@ def predictions(case: Case, percent: int, default_ms: float) -> dict[str, Any]:
 
 
 def cases(
-    elements: int, tiles: Sequence[int], block_reads: int, stages: Sequence[str], size: int, cc: tuple[int, int]
+    elements: int, tiles: Sequence[int], block_reads: int, stages: Sequence[Any], size: int, cc: tuple[int, int]
 ) -> Iterator[Case]:
     """Yield a copy, repeated reads of each tile by one block per multiprocessor, and products by each stage."""
     values = np.arange(elements, dtype=np.float32) % 1000
@@ -170,7 +170,7 @@ def cases(
     expected = a[::every] @ b
     for stage in stages:
 
-        def product(stream: int, stage: str = stage, out: Any = out) -> None:
+        def product(stream: int, stage: Any = stage, out: Any = out) -> None:
             tiled_sgemm(*operands, out, stage=stage, stream=stream)
 
         yield Case(stage, product, work, occupancy_of(stage), out, expected, every=every, unit="tflop_s")

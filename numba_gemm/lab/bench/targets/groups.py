@@ -251,7 +251,7 @@ def host_cases(sizes: Sizes) -> list[Case]:
 
         return Case("host", verdicts.host_name(library, kind), shape, make, (CUBLAS,), on_host=True)
 
-    def planned(library: str, kind: str) -> Case:
+    def planned(library: str, kind: Any) -> Case:
         def make(rig: Rig) -> dict[str, Contender]:
             own, (a, b, c) = operands(rig, library, kind)
             made = numba_gemm.plan(*shape, like=a, precision=kind)
@@ -260,7 +260,7 @@ def host_cases(sizes: Sizes) -> list[Case]:
 
         return Case("host", verdicts.plan_name(library, kind), shape, make, (verdicts.THE_CALL,), on_host=True)
 
-    def new(kind: str) -> Case:
+    def new(kind: Any) -> Case:
         def make(rig: Rig) -> dict[str, Contender]:
             turns = []
             # The first half loads the kernels of the second. No shape has as many tiles as another: their extents lie
