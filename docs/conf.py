@@ -47,7 +47,7 @@ nb_execution_mode = "off"
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 
-autodoc_mock_imports = ["torch"]  # not needed to read docstrings
+autodoc_mock_imports = ["jax", "torch"]  # not needed to read docstrings
 autodoc_member_order = "bysource"
 autosummary_generate = False  # its tables link to descriptions on the same page
 autodoc_typehints = "none"  # the docstrings say more, shapes and units, than the annotations

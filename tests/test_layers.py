@@ -89,7 +89,7 @@ def imported(tree: ast.AST) -> Iterator[str]:
 # Packages that provide modules, by module; and modules that are used if they are installed.
 DISTRIBUTIONS = {"numba.cuda": "numba-cuda", "cuda.bindings": "cuda-bindings", "cuda.core": "cuda-core"}
 DISTRIBUTIONS |= {"cuda.pathfinder": "cuda-pathfinder"}
-OPTIONAL = {"cupy", "pynvml", "torch"}
+OPTIONAL = {"cupy", "jax", "pynvml", "torch"}
 
 
 @pytest.fixture(scope="module")

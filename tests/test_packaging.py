@@ -28,12 +28,13 @@ def all_of(extra):
 
 
 def test_extras_are_named_by_task():
-    assert set(EXTRAS) == {"cu12", "cu13", "bench", "bench-cu12", "inspect", "notebooks", "torch", "docs", "dev"}
+    libraries = {"bench", "bench-cu12", "jax", "jax-cu12", "torch"}
+    assert set(EXTRAS) == {"cu12", "cu13", "inspect", "notebooks", "docs", "dev"} | libraries
 
 
 @pytest.mark.parametrize("extra", ["docs", "dev", "inspect", "notebooks"])
 def test_large_gpu_libraries_are_of_their_own_extras(extra):
-    assert not [name for name in all_of(extra) if name.startswith(("cupy", "torch"))]
+    assert not [name for name in all_of(extra) if name.startswith(("cupy", "jax", "torch"))]
 
 
 def test_every_extra_that_is_named_exists():
