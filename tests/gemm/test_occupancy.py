@@ -131,6 +131,14 @@ def test_devices_that_are_none(device, error, says):
         _compute_capability(device)
 
 
+def test_configuration_of_another_ladder():
+    config = STAGES["warp_tiled"].configs[0]
+    with pytest.raises(
+        TypeError, match=r"config is TileConfig.*; expected a WarpgroupConfig, .* for stage 'persistent'"
+    ):
+        numba_gemm.occupancy("persistent", config)
+
+
 CHILD = """
 import json, sys
 import numba_gemm
