@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .gemm import fast_path, product
-from .gemm.request import real
 from .gemm.stage_table import StageTable
 from .kernels import STAGES
+from .kernels.scalars import real
 from .kernels.stage import IEEE
 from .typing import ArrayT, PrecisionName, Scalar, StageChoice
 

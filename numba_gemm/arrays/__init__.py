@@ -43,7 +43,7 @@ ACCEPTED = (
 
 def _refusal(name: str, passed: str, remedy: str) -> TypeError:
     return TypeError(
-        f"{name} is a {passed}, and this is Numba's CUDA simulator; expected a NumPy or Numba array; pass {remedy}, or "
+        f"{name} is {passed}, and this is Numba's CUDA simulator; expected a NumPy or Numba array; pass {remedy}, or "
         "unset NUMBA_ENABLE_CUDASIM on a machine with a GPU"
     )
 
@@ -57,7 +57,7 @@ class OutOfReach(ArrayKind):
 
     def describe(self, name: str, array: Any, stream: Stream | None) -> Operand:
         """Raise TypeError."""
-        raise _refusal(name, f"{type(array).__qualname__} in device memory", "a NumPy copy")
+        raise _refusal(name, f"an array in device memory, of type {type(array).__qualname__}", "a NumPy copy")
 
 
 class TensorsOutOfReach(TorchTensors):
@@ -66,7 +66,7 @@ class TensorsOutOfReach(TorchTensors):
     def describe(self, name: str, array: Any, stream: Stream | None) -> Operand:
         """Raise TypeError."""
         self.check_has_data(name, array)
-        raise _refusal(name, f"PyTorch tensor on device {array.device}", f"{name}.detach().cpu().numpy()")
+        raise _refusal(name, f"a PyTorch tensor on device {array.device}", f"{name}.detach().cpu().numpy()")
 
 
 HOST: ArrayKind = SimulatedHostArrays() if SIMULATOR else HostArrays()
@@ -99,7 +99,7 @@ def kind_of(name: str, array: Any) -> ArrayKind:
                 _KIND_OF[own] = kind
             return kind
     raise TypeError(
-        f"{name} is a {type(array).__qualname__}; expected {ACCEPTED}; convert it, for instance with "
+        f"{name} is of type {type(array).__qualname__}; expected {ACCEPTED}; convert it, for instance with "
         f"numpy.asarray({name}, dtype=numpy.float32)"
     )
 
@@ -116,5 +116,12 @@ def describe(name: str, array: Any, stream: Stream | None) -> Operand:
     """
     kind = kind_of(name, array)
     if isinstance(kind, PROTOCOLS) and Dlpack().owns(array) and array.__dlpack_device__()[0] in Dlpack.HOST:
-        return HOST.describe(name, np.from_dlpack(array), stream)
+        try:
+            host = np.from_dlpack(array)
+        except (BufferError, RuntimeError) as error:  # NumPy has no such dtype, BF16 for example
+            raise TypeError(
+                f"{name} is of type {type(array).__qualname__} and dtype {getattr(array, 'dtype', 'unknown')}, which "
+                f"NumPy cannot read ({error}); expected float32; convert {name} to float32"
+            ) from None
+        return HOST.describe(name, host, stream)
     return kind.describe(name, array, stream)

@@ -46,8 +46,8 @@ class Stream:
         if type(stream).__module__.startswith("numba.cuda.simulator"):
             return cls(0, stream)  # the simulator's streams have no handle, and need none
         raise TypeError(
-            f"stream is {stream!r}, a {type(stream).__qualname__}; expected a stream of Numba, CuPy or PyTorch, an "
-            "object with __cuda_stream__, or a handle (an int, not negative); pass None for the current stream"
+            f"stream is {stream!r}, of type {type(stream).__qualname__}; expected a stream of Numba, CuPy or PyTorch, "
+            "an object with __cuda_stream__, or a handle (an int, not negative); pass None for the current stream"
         )
 
     @property

@@ -257,9 +257,12 @@ def clear_autotuned(device: DeviceLike | None = None) -> int:
 
 
 def check_positive(name: str, value: Any, kind: Any) -> None:
-    """Raise ValueError unless an option is a positive number of a kind."""
-    if not isinstance(value, kind) or not value > 0:
-        raise ValueError(f"{name} is {value!r}; expected a positive {kind.__name__.lower()} number; pass one")
+    """Raise TypeError or ValueError unless an option is a positive number of a kind."""
+    advice = f"expected {'an int' if kind is numbers.Integral else 'a number'} above 0; pass one"
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} is {value!r}, of type {type(value).__qualname__}; {advice}")
+    if not value > 0:
+        raise ValueError(f"{name} is {value!r}; {advice}")
 
 
 def diverse(ranked: Sequence[Choice], count: int) -> list[Choice]:

@@ -14,7 +14,7 @@ from ..arrays import ITEM, ArrayKind, Copies, Operand
 from ..device.units import ceil_div
 from ..kernels.ladder.stage import ANY, FITS, LadderStage, Variant, default_partition
 from ..kernels.product import LAYOUTS, Product
-from ..kernels.stage import Partition, Stage
+from ..kernels.stage import Partition, Stage, check_grid
 from ..kernels.step import Launches, Slot
 from ..kernels.tensor_core.stage import TensorStage, precision_for
 from ..kernels.tensor_core.tma_stage import TmaStage, tma_operands
@@ -255,6 +255,7 @@ def _explanation(
     ]
     choice, config = choices[0], choices[0].config
     oriented, launches = choice.oriented(products[0]), sequences[0]
+    check_grid(launches.steps[-1].grid)
     a_access, b_access, c_vectors = _accesses(choice.stage, config, oriented)
     (rows, cols), blocks = _block_tile(choice, oriented), prod(launches.steps[-1].grid)
     tiles = ceil_div(oriented.m, rows) * ceil_div(oriented.n, cols)

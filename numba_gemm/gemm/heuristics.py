@@ -168,9 +168,9 @@ def resolve(name: str, cc: tuple[int, int]) -> Stage:
     if cc != ANY_GPU and not stage.runs_on(cc):
         able = ", ".join(other.name for other in STAGES.values() if other.runs_on(cc))
         wanted = stage.min_cc if stage.only_cc is None else stage.only_cc
+        advice = f"pass 'auto' or one of {able}" if able else "no stage runs on it; use a GPU of 7.5 or higher"
         raise ValueError(
-            f"stage is {name!r}, which needs compute capability {dotted(wanted)}; this GPU has {dotted(cc)}; "
-            f"pass 'auto' or one of {able}"
+            f"stage is {name!r}, which needs compute capability {dotted(wanted)}; this GPU has {dotted(cc)}; {advice}"
         )
     return stage
 

@@ -15,6 +15,7 @@ from ..models import occupancy as counting
 from ..models.occupancy import Occupancy
 from ..runtime import device as devices
 from ..runtime import kernel_cache
+from ..runtime.driver import advising
 from ..simulator.switch import SIMULATOR
 from ..target import dotted
 from ..typing import ComputeCapability, DeviceLike, PrecisionName, StageName
@@ -25,6 +26,7 @@ __all__ = ["Occupancy", "config_of", "occupancy", "stage_of", "usual_kernel"]
 LARGE = 4096  # extents of operands whose sums are long
 
 
+@advising("Pass a compute capability, (9, 0) for an H200, for which no GPU is needed")
 def occupancy(
     stage: StageName | Stage,
     config: str | TileConfig | WarpgroupConfig | WarpConfig | None = None,
@@ -66,13 +68,13 @@ def occupancy(
     RuntimeError
         Under Numba's simulator, which compiles nothing; without the compiler's libraries.
     """
+    found = stage_of(stage)
+    chosen = config_of(found, config)
     if SIMULATOR:
         raise RuntimeError(
             "a kernel's registers are known once it is compiled, and Numba's simulator compiles nothing; expected the "
             "compiler; unset NUMBA_ENABLE_CUDASIM, and without a GPU pass a compute capability, cc=(9, 0)"
         )
-    found = stage_of(stage)
-    chosen = config_of(found, config)
     target = devices.capability_of(cc, device)
     if target not in counting.LIMITS or not found.runs_on(target):
         known = ", ".join(map(dotted, filter(found.runs_on, counting.LIMITS)))
@@ -111,14 +113,18 @@ def config_of(stage: Stage, config: Any) -> Any:
     """A configuration, the one of a stage's that has a name, or its first; raises TypeError or ValueError if none."""
     if config is None:
         return stage.configs[0]
-    if isinstance(config, TileConfig | WarpgroupConfig | WarpConfig):
+    kind = type(stage.configs[0])
+    if isinstance(config, kind):
         return config
     if not isinstance(config, str):
-        raise TypeError(f"config is {config!r}; expected a TileConfig, or the name of one; leave it out for the first")
+        raise TypeError(
+            f"config is {config!r}; expected a {kind.__name__}, or the name of one, for stage {stage.name!r}; leave it "
+            "out for the first"
+        )
     named = {one.name: one for one in stage.configs}
     if config not in named:
         raise ValueError(
             f"config is {config!r}; expected one of {', '.join(named)} for stage {stage.name!r}; pass one of these, or "
-            "a TileConfig of your own"
+            f"a {kind.__name__} of your own"
         )
     return named[config]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import operator
 from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from types import FunctionType
@@ -13,6 +12,8 @@ from .. import arrays
 from ..arrays import ITEM
 from ..device.units import ceil_div
 from ..kernels.product import LAYOUTS, Batch, Product, dense
+from ..kernels.scalars import index, real
+from ..kernels.stage import check_grid
 from ..kernels.step import Launches
 from ..kernels.tensor_core.tma_stage import TmaStage, tma_operands
 from ..runtime import device as devices
@@ -91,24 +92,14 @@ def plan(
     >>> float(multiply(a, b).max())
     16.0
     """
-    m, n, k = _extent("m", m), _extent("n", n), _extent("k", k)
-    extents = tuple(_extent("batch", extent) for extent in (batch if isinstance(batch, Iterable) else (batch,)))
+    m, n, k = index("m", m), index("n", n), index("k", k)
+    extents = tuple(index("batch", extent) for extent in (batch if isinstance(batch, Iterable) else (batch,)))
     for name, shape in {"a": (*extents, m, k), "b": (*extents, k, n), "out": (*extents, m, n)}.items():
         request.check_size(name, shape)
     if layout not in LAYOUTS:
         raise ValueError(f"layout is {layout!r}; expected one of {', '.join(LAYOUTS)}; pass one of these")
     request.check_names(stage, precision)
     return Plan(m, n, k, _place(like, device), stage, layout, workspace, precision, extents, epilogue)
-
-
-def _extent(name: str, value: Any) -> int:
-    try:
-        extent = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} is a {type(value).__qualname__}; expected an int; pass int({name})") from None
-    if extent < 0:
-        raise ValueError(f"{name} is {extent}; expected 0 or more; pass the extent of an array")
-    return extent
 
 
 def _place(like: Any, device: Any) -> int:
@@ -182,6 +173,7 @@ class Plan:
         self.stage, self.config = self._choice.stage.name, self._choice.config
         last = launches[0].steps[-1]
         self.grid, self.block = last.grid, last.block
+        check_grid(self.grid)
         needs = max(one.scratch_bytes for one in launches), max(one.counters for one in launches)
         self.workspace_bytes = workspaces.total_bytes(*needs)
         self._workspace = None if memory is None else self._given(memory, *needs)
@@ -243,6 +235,11 @@ class Plan:
                 f"workspace is large enough but starts at address {described.pointer:#x}; expected alignment to "
                 f"{ALIGNMENT} bytes; pass a newly allocated device array, not a slice of one"
             )
+        if described.device is None and described.pointer and not SIMULATOR:
+            raise TypeError(
+                f"workspace is a {described.kind.name}; expected device memory; pass a device array of Numba, CuPy or "
+                f"PyTorch, of {elements} elements"
+            )
         made = Workspace(described.pointer, max(size, (room - ITEM * counters) // ALIGNMENT * ALIGNMENT), counters)
         if counters and described.device is not None:
             with device_scope(self.device):
@@ -273,9 +270,9 @@ class Plan:
         the plan's, or on another device.
         """
         if type(alpha) is not float:
-            alpha = request.real("alpha", alpha)
+            alpha = real("alpha", alpha)
         if type(beta) is not float:
-            beta = request.real("beta", beta)
+            beta = real("beta", beta)
         repeat = self._repeat
         if repeat is not None and stream is None and epilogue_args is NO_VECTORS and repeat(a, b, out, alpha, beta):
             return out  # type: ignore[return-value]  # None is refused by `repeat`

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from ..kernels import STAGES
 from ..kernels.ladder.stage import FITS, LadderStage, Variant
 from ..kernels.product import LAYOUTS, Product, dense
+from ..kernels.scalars import index
 from ..kernels.stage import Gpu, Stage
 from ..kernels.step import Kernel
 from ..kernels.tensor_core.stage import LONG_SUM
@@ -17,13 +20,16 @@ from ..kernels.tensor_core.tma_stage import LAYOUTS as TMA_LAYOUTS
 from ..kernels.tensor_core.tma_stage import TmaStage
 from ..runtime import device as devices
 from ..runtime import kernel_cache, kernel_files
+from ..runtime.compiler import supported_ccs
+from ..runtime.driver import advising
+from ..runtime.private_files import PrivateDirectory
 from ..simulator.switch import SIMULATOR
 from ..target import compute_capabilities
 from ..typing import ComputeCapability, DeviceLike, Layout, PrecisionName, StageChoice
 from . import autotune_cache, heuristics
 from .heuristics import Choice
 from .precision import FP32_AUTO, IEEE, check_precision, resolved, tensor_stage
-from .request import chosen
+from .request import check_size, chosen
 from .tensor_heuristics import configs_for
 
 __all__ = ["MODELS", "Precompiled", "fetch_with_progress", "kernels_of", "model_of", "precompile", "require_cache"]
@@ -88,6 +94,7 @@ class Precompiled(NamedTuple):
     origin: str
 
 
+@advising("Pass a compute capability, cc=(9, 0) for an H200, for which no GPU is needed")
 def precompile(
     stages: StageChoice | Iterable[StageChoice] = "auto",
     cc: ComputeCapability | Iterable[ComputeCapability] | None = None,
@@ -138,9 +145,12 @@ def precompile(
 
     Raises
     ------
+    TypeError
+        For arguments of other types.
     ValueError
-        For an unknown stage, or one that a compute capability is too low for; for shapes that are not positive, or an
-        unknown layout.
+        For an unknown stage, or one that a compute capability is too low for; for a compute capability that no stage
+        runs on, or that the compiler does not know; if no stage computes in one of the precisions; for extents or
+        `jobs` that are not positive, or an unknown layout.
     GpuUnavailable
         Without `cc` and without a GPU.
     RuntimeError
@@ -153,6 +163,7 @@ def precompile(
     >>> precompile(cc=(9, 0), shapes=[(4096, 6144, 2048)], layouts=["NT", "NN", "TN"])  # doctest: +SKIP
     """
     require_cache()
+    jobs = None if jobs is None else index("jobs", jobs, 1)
     wanted = kernels_of(stages, cc, precision, device=device, shapes=shapes, layouts=layouts, recorded=recorded)
     fetched = fetch_with_progress([(kernel, target) for *_, kernel, target in wanted], jobs, progress)
     return [
@@ -162,12 +173,21 @@ def precompile(
 
 
 def require_cache() -> None:
-    """Raise RuntimeError if there is no directory to keep kernels in."""
-    if kernel_files.directory() is None:
+    """Create the directory that kernels are kept in; raise RuntimeError if there is none."""
+    place = kernel_files.directory()
+    if place is None:
         raise RuntimeError(
             "NUMBA_GEMM_CACHE_DIR switches the kernel cache off; expected a directory to keep kernels in; unset it, or "
             "name one"
         )
+    try:
+        with PrivateDirectory(place, create=True):
+            pass
+    except OSError as error:
+        raise RuntimeError(
+            f"kernels cannot be kept in {place} ({error}); expected a directory that only you can write to; set "
+            "NUMBA_GEMM_CACHE_DIR to one"
+        ) from None
 
 
 def kernels_of(
@@ -184,12 +204,19 @@ def kernels_of(
 
     A kernel is followed by itself for the next compute capability, which takes half as long to compile.
     """
-    if SIMULATOR:
-        raise RuntimeError("kernels cannot be compiled under Numba's simulator: unset NUMBA_ENABLE_CUDASIM")
-    names = [stages] if isinstance(stages, str) else list(stages)
-    precisions = [precision] if isinstance(precision, str) else list(precision)
+    names, precisions = _several("stages", stages), _several("precision", precision)
     for one in precisions:
         check_precision(one)
+    for name in names:
+        if name != "auto":
+            heuristics.resolve(name, heuristics.ANY_GPU)
+    both = _several("layouts", layouts)
+    given = None if shapes is None else _products(shapes, both)
+    if SIMULATOR:
+        raise RuntimeError(
+            "this process runs Numba's simulator, which compiles nothing; expected the compiler; unset "
+            "NUMBA_ENABLE_CUDASIM before Python starts, and without a GPU pass a compute capability, cc=(9, 0)"
+        )
     ccs = [] if cc is None else compute_capabilities(cc)
     present = [] if device is None else [devices.ordinal_of(device)]
     if device is None and (cc is None or recorded):
@@ -199,9 +226,9 @@ def kernels_of(
     elif device is not None:
         ccs = [devices.capability_of(one, device) for one in ccs]
     found: list[tuple[Named, tuple[int, int]]] = []
-    both = [layouts] if isinstance(layouts, str) else list(layouts)
-    products = usual_products(both) if shapes is None else _products(shapes, both)
+    products = usual_products(both) if given is None else given
     for target in dict.fromkeys(ccs):
+        _check_target(target)
         for name in names:
             for one in precisions:
                 choose = _kernels if shapes is None else _chosen
@@ -210,6 +237,12 @@ def kernels_of(
         gpu = devices.device_properties(ordinal)
         for product, choice in autotune_cache.recorded(ordinal):
             found += [(kernel, gpu.cc) for kernel in _launched(choice, product, gpu)]
+    if not found and names and precisions and ccs and products:
+        targets = ", ".join(f"{major}.{minor}" for major, minor in ccs)
+        raise ValueError(
+            f"stages are {', '.join(names)}, precisions {', '.join(precisions)}, and compute capabilities {targets}; "
+            "expected a stage that computes in one of the precisions there; change one of them"
+        )
     order = {kernel[-1]: i for i, (kernel, _) in reversed(list(enumerate(found)))}
     unique = dict.fromkeys((*kernel, target) for kernel, target in found)
     return sorted(unique, key=lambda one: order[one[3]])
@@ -226,16 +259,45 @@ def fetch_with_progress(
         shown.end()
 
 
+def _several(name: str, given: str | Iterable[str]) -> list[str]:
+    """Return the strings of a parameter that takes one or several; raise TypeError for anything else."""
+    found = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
+    for one in found:
+        if not isinstance(one, str):
+            raise TypeError(
+                f"{name} has an object of type {type(one).__qualname__}; expected a str, or several; pass such"
+            )
+    return found
+
+
+def _check_target(cc: tuple[int, int]) -> None:
+    """Raise ValueError unless kernels can be compiled for a compute capability."""
+    known = [one for one in supported_ccs() if any(stage.runs_on(one) for stage in STAGES.values())]
+    if cc not in known:
+        raise ValueError(
+            f"cc is {cc}; expected one that stages run on and the compiler knows, of "
+            f"{', '.join(f'({major}, {minor})' for major, minor in known)}; pass one of these"
+        )
+
+
 def _products(shapes: Iterable[Shape], layouts: Iterable[str]) -> list[Product]:
     """Return products of dense operands."""
     both = list(layouts)
     for layout in both:
         if layout not in LAYOUTS:
             raise ValueError(f"layouts has {layout!r}; expected some of {', '.join(LAYOUTS)}; pass some of these")
-    given = list(shapes)
-    for shape in given:
-        if len(shape) != 3 or not all(isinstance(extent, int) and extent > 0 for extent in shape):
-            raise ValueError(f"shapes has {shape!r}; expected M, N and K, from 1 on; pass (4096, 4096, 4096)")
+    given = []
+    for shape in shapes if isinstance(shapes, Iterable) else (shapes,):
+        if isinstance(shape, str) or not isinstance(shape, Sequence):
+            raise TypeError(f"shapes has {shape!r}; expected tuples of M, N and K; pass [(4096, 4096, 4096)]")
+        try:
+            m, n, k = map(operator.index, shape)
+        except (TypeError, ValueError):
+            m = n = k = 0
+        if min(m, n, k) < 1:
+            raise ValueError(f"shapes has {shape!r}; expected M, N and K, from 1 on; pass [(4096, 4096, 4096)]")
+        check_size("out", (m, n))
+        given.append((m, n, k))
     return [_dense(layout[0], layout[1], m, k, n) for m, n, k in given for layout in both]
 
 

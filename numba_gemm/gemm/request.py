@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
-import numbers
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,13 +10,12 @@ from functools import cache
 from math import prod
 from typing import Any
 
-import numpy as np
-
 from .. import arrays
 from ..arrays import Operand, streams
 from ..kernels import STAGES
 from ..kernels.ladder import STAGES as LADDER
 from ..kernels.product import Product
+from ..kernels.scalars import real
 from ..kernels.stage import IEEE, MAX_K
 from ..runtime import device as devices
 from ..runtime import epilogue as epilogues
@@ -165,7 +162,7 @@ def checked(
     check_takes_epilogue(stage, precision, ANY_GPU, epilogue)
     if isinstance(epilogue_args, str) or not isinstance(epilogue_args, Sequence):
         raise TypeError(
-            f"epilogue_args is a {type(epilogue_args).__qualname__}; expected a tuple or list of vectors; "
+            f"epilogue_args is of type {type(epilogue_args).__qualname__}; expected a tuple or list of vectors; "
             "pass (vector,) for one"
         )
     given = tuple(epilogue_args)
@@ -243,7 +240,9 @@ def check_terms(precision: str, k: int) -> None:
 def check_names(stage: Any, precision: Any) -> None:
     """Raise TypeError or ValueError unless these are a stage and a precision that it computes in."""
     if not isinstance(stage, str):
-        raise TypeError(f"stage is a {type(stage).__qualname__}; expected a str; pass 'auto' or the name of a stage")
+        raise TypeError(
+            f"stage is of type {type(stage).__qualname__}; expected a str; pass 'auto' or the name of a stage"
+        )
     check_precision(precision)
     if stage == "auto":
         return
@@ -279,30 +278,6 @@ def check_takes_epilogue(stage: str, precision: str, cc: tuple[int, int], epilog
         )
 
 
-def real(name: str, value: Any) -> float:
-    """A scalar, rounded to float32.
-
-    Raises
-    ------
-    TypeError, ValueError
-        if it is no real number.
-    """
-    if isinstance(value, np.ndarray) and value.ndim == 0:
-        value = value[()]
-    # NumPy registers timedelta64 as an Integral.
-    if type(value) is not float and (
-        isinstance(value, np.timedelta64) or not isinstance(value, numbers.Real | np.bool_)
-    ):
-        raise TypeError(
-            f"{name} is {value!r}, a {type(value).__qualname__}; expected a real number; pass float({name}) if it is "
-            "one"
-        )
-    try:
-        return ctypes.c_float(float(value)).value  # rounds to nearest, and to infinity beyond float32's range
-    except OverflowError:
-        raise ValueError(f"{name} is an integer beyond the range of a float; expected less; pass a float") from None
-
-
 def _check_matrix(operand: Operand) -> None:
     name = operand.name
     if len(operand.shape) < 2:
@@ -327,17 +302,22 @@ def _check_vector(operand: Operand, left: Operand) -> None:
     _check_elements(operand)
 
 
+# A converted copy would take the result with it, unless the caller keeps it.
+OTHER_OUT = "allocate another array, copy out into it if beta is not 0, and pass it"
+
+
 def _check_elements(operand: Operand) -> None:
-    name = operand.name
+    name, is_out = operand.name, operand.name == "out"
     if operand.dtype != "float32":
         raise TypeError(
             f"{name} has dtype {operand.dtype}; expected float32, and nothing is cast silently; "
-            f"pass {operand.kind.cast.format(name)}"
+            + (OTHER_OUT if is_out else f"pass {operand.kind.cast.format(name)}")
         )
     if operand.device is not None and any(value % arrays.ITEM for value in (operand.pointer, *operand.strides)):
         raise ValueError(
             f"{name} has elements off the 4-byte boundaries that a GPU reads float32 at (address {operand.pointer:#x}, "
-            f"strides {operand.strides}); expected aligned elements; pass a contiguous copy of {name}"
+            f"strides {operand.strides}); expected aligned elements; "
+            + (OTHER_OUT if is_out else f"pass a contiguous copy of {name}")
         )
 
 
@@ -355,7 +335,7 @@ def _check_out(
             f"{right.shape}; pass an array of that shape, or no out"
         )
     if target.readonly:
-        raise ValueError("out is read-only; expected an array that can be written; pass a copy of it")
+        raise ValueError(f"out is read-only; expected an array that can be written; {OTHER_OUT}")
     for other in (left, right, *vectors):
         if target.overlaps(other):
             raise ValueError(
@@ -365,7 +345,7 @@ def _check_out(
     if target.overlaps_itself():
         raise ValueError(
             f"out, of shape {target.shape} and strides {target.strides} bytes, has elements that share memory; "
-            "expected distinct ones; pass a copy of it"
+            f"expected distinct ones; {OTHER_OUT}"
         )
 
 

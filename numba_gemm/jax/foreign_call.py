@@ -134,7 +134,7 @@ class Call(NamedTuple):
 
     operands: list[Buffer]
     results: list[Buffer]
-    attributes: list[str]
+    attributes: list[Any]
     stream: Callable[[], int]
 
 

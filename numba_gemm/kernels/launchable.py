@@ -8,7 +8,8 @@ from ..typing import LadderStageName
 from .ladder import STAGES, TileConfig
 from .ladder.stage import ANY, Variant, default_partition
 from .product import Layout, Product, dense
-from .stage import Partition
+from .scalars import index
+from .stage import Partition, check_grid
 
 ANY_STRIDES = (12, 8)  # bytes; no access of neighbours is possible
 
@@ -70,8 +71,11 @@ def launchable(
 
     Raises
     ------
+    TypeError
+        for arguments of other types.
     ValueError
-        for unknown stages, extents that are not positive, and `blocks` for a stage that does not share tiles.
+        for unknown stages, extents or `blocks` that are not positive, a product that needs several launches, a
+        configuration that the stage does not take, and `blocks` for a stage that does not share tiles.
 
     Examples
     --------
@@ -83,25 +87,32 @@ def launchable(
     >>> kernel, grid, block, shared = launchable("vectorized", 256, 256, 256)
     >>> kernel[grid, block, 0, shared](1.0, a, b, 0.0, c)
     """
+    if not isinstance(stage, str):
+        raise TypeError(f"stage is of type {type(stage).__qualname__}; expected a str; pass the name of a stage")
     if stage not in STAGES:
         raise ValueError(f"stage is {stage!r}; expected one of {', '.join(STAGES)}; pass one of these")
-    if min(m, n, k) < 1:
-        raise ValueError(f"m is {m}, n is {n} and k is {k}; expected extents from 1 on; pass such extents")
+    m, n, k = index("m", m, 1), index("n", n, 1), index("k", k, 1)
     record = STAGES[stage]
-    config = config or record.configs[0]
+    if config is None:
+        config = record.configs[0]
+    if not isinstance(config, TileConfig):
+        raise TypeError(f"config is {config!r}; expected a TileConfig; pass one, or leave it out for the stage's first")
     a, b, c = (dense("N", *shape) if contiguous else Layout(*shape, *ANY_STRIDES) for shape in ((m, k), (k, n), (m, n)))
     product = Product(a, b, c)
     grid: tuple[int, ...] = record.grid(config, m, n)
     division = None
     if record.schedule is not None:
         tiles = grid[0] * grid[1]
-        partition = Partition(tiles, tiles) if blocks is None else default_partition(config, product, blocks)
+        partition = Partition(tiles, tiles)
+        if blocks is not None:
+            partition = default_partition(config, product, index("blocks", blocks, 1))
         division = record.schedule(config, m, n, k, product.batch, partition)
         grid = division.grid
     elif blocks is not None:
         raise ValueError(
             f"blocks is {blocks} and stage is {stage!r}, which gives each block one tile; expected None; leave it out"
         )
+    check_grid(grid)
     variant = record.variant(config, product)
     if isinstance(variant, Variant):
         aligned = variant.a == "along4", False, variant.c_aligned

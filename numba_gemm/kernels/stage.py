@@ -12,7 +12,7 @@ from .step import Kernel, Launches
 
 IEEE: Final = "ieee"  # float32 multiply-adds
 MAX_K = 1 << 30  # terms of a sum that a kernel counts
-MAX_GRID_Y = 65535
+MAX_GRID_X, MAX_GRID_Y = (1 << 31) - 1, 65535
 
 
 class Config(Protocol):
@@ -40,6 +40,15 @@ def require(config: Any, constraints: Mapping[str, bool]) -> None:
     broken = [name for name, holds in constraints.items() if not holds]
     if broken:
         raise ValueError(f"configuration {config.name} breaks: {'; '.join(broken)}")
+
+
+def check_grid(grid: tuple[int, ...]) -> None:
+    """Raise ValueError if a launch has more blocks than a GPU allows."""
+    if grid[0] > MAX_GRID_X or grid[1] > MAX_GRID_Y:
+        raise ValueError(
+            f"the product takes a grid of {grid[0]} by {grid[1]} blocks; expected at most {MAX_GRID_X} by "
+            f"{MAX_GRID_Y}; divide it into products of fewer rows or columns"
+        )
 
 
 class Partition(NamedTuple):

@@ -23,18 +23,30 @@ if TYPE_CHECKING:
     from .compiler import Cubin
 
 
+USE_SIMULATOR = (
+    "Install the driver, or set NUMBA_ENABLE_CUDASIM=1 in the environment before Python starts, to run on Numba's CUDA "
+    "simulator: without a GPU, and slowly"
+)
+
+
 class GpuUnavailable(RuntimeError):
     """There is no GPU to run on, and the simulator is not asked for."""
 
-    def __init__(self, reason: str):
-        super().__init__(reason)
+    def __init__(self, reason: str, advice: str = USE_SIMULATOR):
+        super().__init__(reason, advice)
 
     def __str__(self) -> str:
-        return (
-            f"no GPU can be used: {self.args[0]} Expected an NVIDIA GPU and its driver. Install the driver, or set "
-            "NUMBA_ENABLE_CUDASIM=1 in the environment before Python starts, to run on Numba's CUDA simulator: without "
-            "a GPU, and slowly"
-        )
+        reason, advice = self.args
+        return f"no GPU can be used: {reason} Expected an NVIDIA GPU and its driver. {advice}"
+
+
+@contextmanager
+def advising(advice: str) -> Iterator[None]:
+    """Replace the advice of a `GpuUnavailable`, for what the simulator cannot do; also a decorator."""
+    try:
+        yield
+    except GpuUnavailable as error:
+        raise GpuUnavailable(error.args[0], advice) from None
 
 
 def call(function: Any, *arguments: Any) -> Any:

@@ -47,7 +47,7 @@ def prepared(epilogue: Any, vectors: int) -> Callable[..., Any]:
     """
     function = getattr(epilogue, "py_func", epilogue)
     if not isinstance(function, FunctionType):
-        raise TypeError(f"epilogue is {epilogue!r}, a {type(epilogue).__qualname__}; {EXPECTED}; {REMEDY}")
+        raise TypeError(f"epilogue is {epilogue!r}, of type {type(epilogue).__qualname__}; {EXPECTED}; {REMEDY}")
     signature = inspect.signature(function, follow_wrapped=False)  # functools.wraps would show the wrapped one's
     named = [one for one in signature.parameters.values() if one.kind in (one.KEYWORD_ONLY, one.VAR_KEYWORD)]
     if named:  # even with defaults: Numba-CUDA does not bind them, the simulator would
@@ -114,7 +114,7 @@ def _checking(function: Callable[..., Any]) -> Callable[..., Any]:
         result = function(*arguments)
         if not isinstance(result, numbers.Real | np.bool_):
             raise TypeError(
-                f"epilogue {function.__name__} returned {result!r}, a {type(result).__qualname__}; {EXPECTED}; "
+                f"epilogue {function.__name__} returned {result!r}, of type {type(result).__qualname__}; {EXPECTED}; "
                 "return a float"
             )
         return result

@@ -117,7 +117,7 @@ def streamed_sgemm(
     memory_limit = _checked_limit(memory_limit)
     if not callable(progress) and not isinstance(progress, bool | np.bool_):
         raise TypeError(
-            f"progress is a {type(progress).__qualname__}; expected a bool or a callable; pass one of these"
+            f"progress is of type {type(progress).__qualname__}; expected a bool or a callable; pass one of these"
         )
     m, n = wanted.shape
     result = np.empty((m, n), np.float32) if out is None else out
@@ -249,8 +249,8 @@ def _checked(a: Any, b: Any, out: Any, alpha: Any, beta: Any, precision: Any, de
             continue
         if not isinstance(array, np.ndarray):
             raise TypeError(
-                f"{name} is a {type(array).__qualname__}; expected a NumPy array or memory map; for arrays on the GPU "
-                "call tiled_sgemm"
+                f"{name} is of type {type(array).__qualname__}; expected a NumPy array or memory map; for arrays "
+                "on the GPU call tiled_sgemm"
             )
         if array.ndim != 2:
             raise ValueError(
@@ -270,7 +270,8 @@ def _checked_limit(memory_limit: Any) -> int | None:
         return None
     if isinstance(memory_limit, bool) or not hasattr(memory_limit, "__index__"):
         raise TypeError(
-            f"memory_limit is a {type(memory_limit).__qualname__}; expected a number of bytes; pass an int, as 8 << 30"
+            f"memory_limit is of type {type(memory_limit).__qualname__}; expected a number of bytes; pass an int, "
+            "as 8 << 30"
         )
     limit = operator.index(memory_limit)
     if limit < 1:

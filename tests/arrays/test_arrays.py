@@ -306,9 +306,24 @@ def test_dlpack_memory_lives_as_long_as_the_operand():
 @pytest.mark.parametrize("array", [Interfaced(), Exported(A, (2, 0))])
 def test_device_memory_is_out_of_the_simulators_reach(array):
     with pytest.raises(
-        TypeError, match=r"b is a .* in device memory, .* expected a NumPy or Numba array; pass a NumPy copy"
+        TypeError,
+        match=r"b is an array in device memory, .* expected a NumPy or Numba array; pass a NumPy copy",
     ):
         tiled_sgemm(A, array)
+
+
+def test_dtype_that_numpy_lacks():
+    class Bfloat16:
+        dtype = "bfloat16"
+
+        def __dlpack_device__(self):
+            return (1, 0)
+
+        def __dlpack__(self, **_):
+            raise BufferError("Unsupported dtype in DLTensor.")
+
+    with pytest.raises(TypeError, match=r"b is of type .*Bfloat16 and dtype bfloat16, .*; convert b to float32"):
+        tiled_sgemm(A, Bfloat16())
 
 
 @pytest.mark.simulator
@@ -317,7 +332,7 @@ def test_cupy_is_out_of_the_simulators_reach(monkeypatch):
         __qualname__ = "ndarray"
 
     monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(ndarray=FakeCupyArray))
-    with pytest.raises(TypeError, match=r"a is a ndarray in device memory, .*simulator; .* pass a NumPy copy"):
+    with pytest.raises(TypeError, match=r"a is an array in device memory, of type ndarray, .*; pass a NumPy copy"):
         tiled_sgemm(FakeCupyArray(), B)
 
 

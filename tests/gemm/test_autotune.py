@@ -149,9 +149,8 @@ def test_candidates_that_cannot_run_are_left_out(monkeypatch):
     [
         ((4, 0, 4), {}, "nothing to multiply"),
         ((0, 3, 4), {}, "nothing to multiply"),
-        ((4, 3, 4), {"candidates": 0}, "candidates is 0; expected a positive integral number"),
-        ((4, 3, 4), {"candidates": 2.5}, "candidates is 2.5; expected"),
-        ((4, 3, 4), {"seconds": -1.0}, "seconds is -1.0; expected a positive real number"),
+        ((4, 3, 4), {"candidates": 0}, "candidates is 0; expected an int above 0"),
+        ((4, 3, 4), {"seconds": -1.0}, "seconds is -1.0; expected a number above 0"),
         ((4, 3, 4), {"seconds": float("nan")}, "seconds is nan; expected"),
     ],
 )
@@ -159,6 +158,18 @@ def test_wrong_arguments(extents, options, words):
     m, k, n = extents
     with pytest.raises(ValueError, match=words):
         autotune(filled(m, k), filled(k, n), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"candidates": 2.5}, r"candidates is 2\.5, of type float; expected an int above 0"),
+        ({"seconds": "30"}, "seconds is '30', of type str; expected a number above 0"),
+    ],
+)
+def test_arguments_of_wrong_types(options, words):
+    with pytest.raises(TypeError, match=words):
+        autotune(A, B, **options)
 
 
 def test_operands_are_checked_as_ever():

@@ -444,7 +444,7 @@ def test_stage_counts(torch, checked):
     for stage in ("naive", "coalesced", "naive", "coalesced"):
         check(tiled_sgemm(tensor(a), tensor(b), stage=stage).x, a, b)
     assert len(checked) == 2
-    with pytest.raises(TypeError, match="stage is a list"):
+    with pytest.raises(TypeError, match="stage is of type list"):
         tiled_sgemm(tensor(a), tensor(b), stage=["naive"])
 
 

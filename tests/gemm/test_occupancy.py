@@ -116,6 +116,14 @@ def test_the_simulator_compiles_nothing():
         numba_gemm.occupancy("naive")
 
 
+def test_configuration_of_another_ladder():
+    config = STAGES["warp_tiled"].configs[0]
+    with pytest.raises(
+        TypeError, match=r"config is TileConfig.*; expected a WarpgroupConfig, .* for stage 'persistent'"
+    ):
+        numba_gemm.occupancy("persistent", config)
+
+
 CHILD = """
 import json, sys
 import numba_gemm

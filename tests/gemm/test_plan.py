@@ -77,7 +77,7 @@ def test_plan_with_an_epilogue():
     for wrong in ((), (bias, bias)):
         with pytest.raises(TypeError, match="pass as many epilogue_args as it takes"):
             made(a, b, epilogue_args=wrong)
-    with pytest.raises(TypeError, match="epilogue_args is a ndarray; expected a tuple or list"):
+    with pytest.raises(TypeError, match="epilogue_args is of type ndarray; expected a tuple or list"):
         made(a, b, epilogue_args=bias)
 
 
@@ -120,18 +120,19 @@ SQUARE = filled(4, 4)
 
 # Arguments of a plan; the error; words of it.
 WRONG_PLANS = {
-    "m text": (("4", 4, 4), {}, TypeError, ["m is a str", "expected an int", "int(m)"]),
+    "m text": (("4", 4, 4), {}, TypeError, ["m is '4', of type str", "expected an int", "pass one"]),
     "n negative": ((4, -1, 4), {}, ValueError, ["n is -1", "expected 0 or more", "pass"]),
-    "k fraction": ((4, 4, 4.5), {}, TypeError, ["k is a float", "expected an int"]),
+    "k fraction": ((4, 4, 4.5), {}, TypeError, ["k is 4.5, of type float", "expected an int"]),
     "m huge": ((2**70, 1, 1), {}, ValueError, ["a has shape (1180591620717411303424, 1)", "addressed", "smaller"]),
     "C huge": ((2**40, 2**40, 0), {}, ValueError, ["out has shape", "more than", "addressed", "smaller"]),
     "layout": ((4, 4, 4), {"layout": "NC"}, ValueError, ["layout is 'NC'", "expected one of NN", "pass"]),
     "stage": ((4, 4, 4), {"stage": "best"}, ValueError, ["stage is 'best'", "'auto' or one of naive", "pass"]),
-    "stage number": ((4, 4, 4), {"stage": 1}, TypeError, ["stage is a int", "expected a str", "pass"]),
-    "like": ((4, 4, 4), {"like": [1.0]}, TypeError, ["like is a list", "expected", "numpy.asarray"]),
+    "stage number": ((4, 4, 4), {"stage": 1}, TypeError, ["stage is of type int", "expected a str", "pass"]),
+    "like": ((4, 4, 4), {"like": [1.0]}, TypeError, ["like is of type list", "expected", "numpy.asarray"]),
     "device": ((4, 4, 4), {"device": 99}, ValueError, ["device is 99", "expected 0 to", "pass"]),
     "batch negative": ((4, 4, 4), {"batch": (2, -1)}, ValueError, ["batch is -1", "expected 0 or more"]),
-    "batch text": ((4, 4, 4), {"batch": ("2",)}, TypeError, ["batch is a str", "expected an int"]),
+    "too many blocks": ((2**40, 3, 5), {}, ValueError, ["a grid of", "expected at most 2147483647", "divide it"]),
+    "batch text": ((4, 4, 4), {"batch": ("2",)}, TypeError, ["batch is '2', of type str", "expected an int"]),
     "precision": ((4, 4, 4), {"precision": "best"}, ValueError, ["precision is 'best'", "expected one of ieee"]),
     "precision of a stage": (
         (4, 4, 4),
@@ -232,6 +233,8 @@ def test_plan_keeps_a_given_workspace(gpu, monkeypatch):
     ):
         with pytest.raises(ValueError, match=words):
             plan(4, 4, 4, workspace=wrong)
+    with pytest.raises(TypeError, match="workspace is a NumPy array; expected device memory; pass a device array of"):
+        plan(4, 4, 4, workspace=memory)
     monkeypatch.setattr(arrays, "KINDS", (host.HostArrays(),))
     described = host.HostArrays().describe("workspace", memory, None)
     described.device = 0

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from numba_gemm import precompile
+from numba_gemm import GpuUnavailable, precompile
 from numba_gemm.gemm import autotune_cache, heuristics
 from numba_gemm.gemm import precision as precisions
 from numba_gemm.gemm import precompile as module
+from numba_gemm.kernels import STAGES
 from numba_gemm.kernels.product import Batch, Product, dense
 from numba_gemm.kernels.tensor_core import SHORT_SUMS, TENSOR_PRECISIONS, TENSOR_STAGES
 from numba_gemm.runtime import device as devices
@@ -93,7 +96,8 @@ def test_other_capabilities_multiply_by_warps(fetched):
     own = decomposed("warp_mma", "tf32", ["64x64-w32x32"]) | decomposed("warp_mma", "bf16x6", ["64x64-w32x32"])
     assert set(fetched) == {(name, cc) for name in own for cc in ((8, 0), (8, 9))}
     fetched.clear()
-    assert precompile(cc=(7, 5), precision="bf16x6") == []
+    with pytest.raises(ValueError, match=r"precisions bf16x6, and compute capabilities 7\.5; expected a stage that"):
+        precompile(cc=(7, 5), precision="bf16x6")
 
 
 def test_stage_by_name(fetched):
@@ -106,7 +110,8 @@ def test_stage_by_name(fetched):
         "decompose_tf32x3",
     }, "it does not compute in fp16x3"
     assert {one.variant for one in report} == {"bf16x6", "tf32x3"}
-    assert precompile("naive", H200, "tf32") == []
+    with pytest.raises(ValueError, match=r"stages are naive, precisions tf32, .* change one of them"):
+        precompile("naive", H200, "tf32")
     with pytest.raises(ValueError, match=r"stage is 'persistent', which needs compute capability 9\.0"):
         precompile("persistent", (8, 0), "bf16x6")
     with pytest.raises(ValueError, match=r"precision is 'fp7'; expected one of ieee, tf32"):
@@ -196,6 +201,48 @@ def test_recorded_choices_for_operands_that_are_not_dense_are_left_out(tuned, fe
 def test_shapes_that_are_none(fetched, options, says):
     with pytest.raises(ValueError, match=says):
         precompile(cc=H200, **options)
+
+
+@pytest.mark.parametrize(
+    ("stages", "options", "error", "says"),
+    [
+        ("nope", {}, ValueError, "stage is 'nope'; expected 'auto' or one of naive"),
+        (5, {}, TypeError, "stages has an object of type int; expected a str"),
+        (STAGES["naive"], {}, TypeError, "stages has an object of type LadderStage; expected a str"),
+        ("naive", {"shapes": (1, 2, 3)}, TypeError, r"shapes has 1; .* pass \[\(4096, 4096, 4096\)\]"),
+        ("naive", {"shapes": [(2**40, 2**40, 1)]}, ValueError, "out has shape .* use smaller extents"),
+        ("naive", {"layouts": 5}, TypeError, "layouts has an object of type int"),
+        ("naive", {"jobs": 0}, ValueError, "jobs is 0; expected 1 or more"),
+        ("naive", {"jobs": "2"}, TypeError, "jobs is '2', of type str; expected an int"),
+    ],
+)
+def test_wrong_arguments_are_told_before_a_missing_gpu(fetched, stages, options, error, says):
+    with pytest.raises(error, match=says):
+        precompile(stages, **options)
+
+
+@pytest.mark.parametrize("cc", [(3, 5), (20, 0)])
+def test_capabilities_that_no_kernel_is_for(fetched, cc):
+    with pytest.raises(ValueError, match=r"cc is .*; expected one that stages run on .*\(9, 0\).*; pass one of these"):
+        precompile("naive", cc)
+
+
+def test_advice_without_a_gpu_works(fetched, monkeypatch):
+    def current_device():
+        raise GpuUnavailable("none.")
+
+    monkeypatch.setattr(devices, "current_device", current_device)
+    with pytest.raises(GpuUnavailable, match=r"none\. .* Pass a compute capability, cc=\(9, 0\)") as caught:
+        precompile("naive")
+    assert "CUDASIM" not in str(pickle.loads(pickle.dumps(caught.value)))
+    assert precompile("naive", cc=(9, 0), shapes=[(np.int64(64), 64, 64)])
+
+
+def test_a_place_that_cannot_keep_kernels(fetched, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(kernel_files, "directory", lambda: tmp_path / "file")
+    with pytest.raises(RuntimeError, match=r"kernels cannot be kept in .*file .*; set NUMBA_GEMM_CACHE_DIR to one"):
+        precompile("naive", H200)
 
 
 @pytest.mark.parametrize("progress", [True, False, None])

@@ -41,15 +41,18 @@ X = filled(3, 3)
 @pytest.mark.parametrize(
     ("arguments", "keywords", "error", "words"),
     [
-        (([[1.0]], X), {}, TypeError, "a is a list"),
-        ((X, X.astype(np.float64)), {}, TypeError, "b is a 2-D float64 array"),
-        ((X[0], X), {}, TypeError, "a is a 1-D float32 array"),
-        ((X, X, [1]), {}, TypeError, "out is a list"),
+        (([[1.0]], X), {}, TypeError, "a is of type list"),
+        ((X, X.astype(np.float64)), {}, TypeError, "b is of shape .* and dtype float64"),
+        ((X[0], X), {}, TypeError, "a is of shape .* and dtype float32; expected .* 2-D"),
+        ((X, X, [1]), {}, TypeError, "out is of type list"),
         ((X, filled(4, 3)), {}, ValueError, "columns"),
         ((X, X, filled(3, 4)), {}, ValueError, "out is"),
         ((X, X, frozen(filled(3, 3))), {}, ValueError, "read-only"),
         ((X, X, X), {}, ValueError, "overlaps"),
         ((X, X), {"beta": 1.0}, ValueError, "no out"),
+        ((X, X), {"alpha": None}, TypeError, "alpha is None, of type NoneType; expected a real number"),
+        ((X, X), {"alpha": [2.0]}, TypeError, "expected a real number; pass a number"),
+        ((X, X), {"alpha": 10**400}, ValueError, "alpha is beyond the range of a float"),
     ],
 )
 def test_errors(arguments, keywords, error, words):

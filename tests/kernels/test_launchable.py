@@ -101,15 +101,32 @@ def test_every_stage_compiles_for_arrays(stage):
         (
             ("naive", 8, 0, 8),
             {},
-            "m is 8, n is 0 and k is 8; expected extents from 1 on; pass such extents",
+            "n is 0; expected 1 or more; pass such a number",
         ),
         (
             ("naive", 8, 8, 8),
             {"blocks": 2},
             "blocks is 2 and stage is 'naive', which gives each block one tile; expected None; leave it out",
         ),
+        (("stream_k", 8, 8, 8), {"blocks": 0}, "blocks is 0; expected 1 or more"),
+        (("naive", 2**40, 2**40, 8), {}, "a grid of 34359738368 by 34359738368 blocks; expected at most"),
     ],
 )
 def test_wrong_arguments(arguments, options, says):
     with pytest.raises(ValueError, match=says):
+        launchable(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "says"),
+    [
+        ((["naive"], 8, 8, 8), {}, "stage is of type list; expected a str"),
+        (("naive", 8.0, 8, 8), {}, r"m is 8\.0, of type float; expected an int"),
+        (("naive", 8, 8, "8"), {}, "k is '8', of type str; expected an int"),
+        (("naive", 8, 8, 8), {"config": "32x32"}, "config is '32x32'; expected a TileConfig"),
+        (("stream_k", 8, 8, 8), {"blocks": 2.5}, r"blocks is 2\.5, of type float; expected an int"),
+    ],
+)
+def test_arguments_of_wrong_types(arguments, options, says):
+    with pytest.raises(TypeError, match=says):
         launchable(*arguments, **options)

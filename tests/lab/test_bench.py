@@ -272,10 +272,18 @@ class TestCommandLine:
         assert "results in" in done.stdout
         assert "–" in (tmp_path / "report.md").read_text(encoding="utf-8")
 
+    @pytest.mark.simulator
+    @pytest.mark.parametrize(
+        ("stage", "says"), [("cublas", "only on a GPU; name another"), ("thin", "pass a shape such as 64,4,64")]
+    )
+    def test_reason_for_nothing(self, tmp_path, capsys, stage, says):
+        assert cli.main([f"--stages={stage}", "--shape=64,64,64", f"--out={tmp_path}"]) == 2
+        assert says in capsys.readouterr().err
+
     def test_no_folder_for_nothing(self, monkeypatch, tmp_path, capsys):
         monkeypatch.setattr(contenders, "CPU_TERMS", 1)
         assert cli.main(["--stages=cpu", "--shape=4,4,4", f"--out={tmp_path / 'new'}"]) == 2
-        assert "nothing to measure" in capsys.readouterr().err
+        assert "nothing to measure: the shapes have more than 1 multiply-adds" in capsys.readouterr().err
         assert not (tmp_path / "new").exists()
 
 

@@ -36,10 +36,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import numpy as np
 
     from ...runtime.device import current_device
+    from ...runtime.driver import advising
     from ..autotune import autotune
+    from ..precision import check_precision
     from ..request import check_size
 
-    current_device()  # raises GpuUnavailable
+    check_precision(options.precision)
+    with advising("Run this on a machine with a GPU"):
+        current_device()
     m, n, k = options.shape
     batch = () if options.batch == 1 else (options.batch,)
     shapes = {"a": (*batch, m, k), "b": (*batch, k, n), "out": (*batch, m, n)}

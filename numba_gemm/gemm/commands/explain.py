@@ -32,10 +32,10 @@ def parser() -> Parser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the description; return the exit status."""
     options = parser().parse_args(arguments)
-    from ...runtime.driver import GpuUnavailable
+    from ...runtime.driver import advising
     from ..explain import explain_shape
 
-    try:
+    with advising("Pass --cc 9.0 for a model of a GPU"):
         explanation = explain_shape(
             *options.shape,
             batch=options.batch,
@@ -44,7 +44,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
             precision=options.precision,
             cc=options.cc,
         )
-    except GpuUnavailable as error:
-        raise RuntimeError(f"{error}; or pass --cc 9.0 for a model of a GPU") from error
     print(explanation)
     return 0

@@ -12,8 +12,9 @@ from ...kernels.product import LAYOUTS
 from ...runtime import bundle, kernel_files
 from ...runtime.compilation import Task, compile_all
 from ...runtime.compiler import Cubin, machine_code
+from ...runtime.driver import advising
 from ...runtime.kernel_key import portable_key
-from ...terminal import Parser, at_least_one, compute_capabilities
+from ...terminal import Parser, UsageError, at_least_one, compute_capabilities
 from .options import gemm_command, shape
 
 __all__ = ["check_bundle", "main"]
@@ -81,17 +82,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.brought is not None:
         print(f"{bundle.import_bundle(options.brought)} kernels imported into {kernel_files.directory()}")
         return DONE
+    if options.export is not None and (options.export.is_dir() or not options.export.absolute().parent.is_dir()):
+        raise UsageError(f"--export {options.export}: expected a file in a directory that exists; name one")
     begin = time.perf_counter()
     if options.export is None and options.check is None:
         require_cache()
-    wanted = kernels_of(
-        options.stages.split(","),
-        options.cc,
-        options.precision.split(","),
-        shapes=options.shapes,
-        layouts=options.layouts,
-        recorded=options.recorded,
-    )
+    with advising("Pass --cc 9.0, for which no GPU is needed" if not options.recorded else "Leave out --recorded"):
+        wanted = kernels_of(
+            options.stages.split(","),
+            options.cc,
+            options.precision.split(","),
+            shapes=options.shapes,
+            layouts=options.layouts,
+            recorded=options.recorded,
+        )
     tasks = [(kernel, cc) for *_, kernel, cc in wanted]
     if options.check is not None:
         drawn = random.sample(tasks, min(options.sample, len(tasks)))

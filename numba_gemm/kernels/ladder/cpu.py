@@ -6,6 +6,7 @@ import numpy as np
 from numba import njit
 
 from ...typing import Scalar
+from ..scalars import real
 
 
 @njit(nogil=True)
@@ -45,14 +46,17 @@ def cpu_sgemm(
     Raises
     ------
     TypeError
-        For anything but 2-D float32 NumPy arrays.
+        For anything but 2-D float32 NumPy arrays, and real numbers as `alpha` and `beta`.
     ValueError
         If the shapes do not match, if out overlaps a or b or is read-only, or if beta is not 0 and out is not given.
     """
     for name, array in {"a": a, "b": b, **({} if out is None else {"out": out})}.items():
         if not isinstance(array, np.ndarray) or array.ndim != 2 or array.dtype != np.float32:
-            kind = f"{array.ndim}-D {array.dtype} array" if isinstance(array, np.ndarray) else type(array).__name__
-            raise TypeError(f"{name} is a {kind}; cpu_sgemm takes 2-D float32 NumPy arrays; convert it first")
+            kind = f"type {type(array).__qualname__}"
+            if isinstance(array, np.ndarray):
+                kind = f"shape {array.shape} and dtype {array.dtype}"
+            raise TypeError(f"{name} is of {kind}; expected a NumPy array, 2-D and float32; pass such an array")
+    alpha, beta = real("alpha", alpha), real("beta", beta)
     if a.shape[1] != b.shape[0]:
         raise ValueError(f"a is {a.shape} and b is {b.shape}; a's columns must be as many as b's rows")
     shape = (a.shape[0], b.shape[1])
@@ -68,7 +72,5 @@ def cpu_sgemm(
         raise ValueError("out overlaps a or b; pass an array of its own")
     if alpha == 0 or a.shape[1] == 0:
         alpha, a, b = 0.0, a[:, :0], b[:0]
-    with np.errstate(over="ignore", under="ignore"):  # rounded to infinity or 0, as on the GPU
-        scalars = np.float32(alpha), np.float32(beta)
-    _triple_loop(scalars[0], a, b, scalars[1], out)
+    _triple_loop(np.float32(alpha), a, b, np.float32(beta), out)
     return out

@@ -11,7 +11,7 @@ from ...device.units import FLOAT32_BYTES, ceil_div
 from ...typing import PrecisionName
 from ..code import Code
 from ..product import VECTOR_BYTES, Layout, Product
-from ..stage import MAX_GRID_Y, Gpu, Partition, Piece, Stage, cut
+from ..stage import MAX_GRID_X, MAX_GRID_Y, Gpu, Partition, Piece, Stage, cut
 from ..step import ALPHA, AT_A, AT_B, AT_C, BETA, Kernel, Launches, MatrixAt, Moving, Slot, Step, Vector, Words
 from .config import (
     ALIGNMENT,
@@ -60,7 +60,6 @@ DECOMPOSE_SIGNATURE, ROW_MAXIMA_SIGNATURE, TEACHING_SIGNATURE, COMPLETE_SIGNATUR
 OVERLAPPING = (9, 0)  # compute capability from which on a kernel can let the next one start before it has ended
 LONG_SUM = 1024  # terms from which on a precision's own products are accurate enough, without `SHORT_SUMS`
 SCRATCH_ALIGNMENT = 256
-MAX_BLOCKS = (1 << 31) - 1  # along x
 MAX_MATRICES = (1 << 16) - 1  # along y
 MAX_PARTS_BYTES = 1 << 30  # of the parts of a batch's matrices that are decomposed at a time, unless one needs more
 
@@ -267,7 +266,7 @@ class TensorStage(Stage):
             vectors = (Vector(i, *vector) for i, vector in enumerate(product.vectors))
             arguments += (x, y, Words((own[0], own[1], c_step, a_step, b_step)), *vectors)
             # Blocks of warpgroups fill a multiprocessor and stay; of others there is one per tile.
-            most = gpu.sm_count if isinstance(config, WarpgroupConfig) else MAX_BLOCKS
+            most = gpu.sm_count if isinstance(config, WarpgroupConfig) else MAX_GRID_X
             grid = (min(rows * cols, most), made.matrices, 1)
         else:
             grid = (cols, rows, 1)

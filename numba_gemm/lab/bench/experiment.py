@@ -89,7 +89,7 @@ def bench(
         **device,
     )
     if not any(contender.takes(each) for contender in plan.contenders for each in shapes):
-        raise UsageError("nothing to measure: no chosen stage takes a chosen shape")
+        raise UsageError(f"nothing to measure: {reason_for_nothing(plan)}")
     return measured(plan, notices(plan, stages))
 
 
@@ -134,6 +134,18 @@ def precision_names(names: Sequence[str]) -> Sequence[str]:
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"unknown precision {', '.join(unknown)}; known are {', '.join(known)}, and all")
     return names
+
+
+def reason_for_nothing(plan: Plan) -> str:
+    """Return why no contender takes a shape, and what to do."""
+    if not plan.contenders:
+        where = "on a GPU" if plan.simulated else f"with CuPy or PyTorch, by pip install {BENCH}"
+        return f"{results.CUBLAS} is measured only {where}; name another stage"
+    columns = max(contender.max_columns for contender in plan.contenders)
+    if not math.isinf(columns):
+        return f"{plan.contenders[0].stage} is for up to {columns} columns of C; pass a shape such as 64,{columns},64"
+    terms = max(contender.max_terms for contender in plan.contenders)
+    return f"the shapes have more than {terms:,} multiply-adds, too many for the chosen stages; pass smaller shapes"
 
 
 def notices(plan: Plan, stages: Sequence[str] | None) -> Iterator[str]:

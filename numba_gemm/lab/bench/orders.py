@@ -106,7 +106,10 @@ def orders(
         for config in (stage.configs if all_configs else stage.configs[:1])
         for ordered in ffma.orders(stage, config)
     ]
-    rows = [static_row(*variant, cc) for variant in found]
+    rows = []
+    for stage, ordered, config in found:
+        rows.append(static_row(stage, ordered, config, cc))
+        print(f"{len(rows)} of {len(found)} compiled: {stage.name} {config.name} {ordered.order}", flush=True)
     if static:
         return compared(pd.DataFrame(rows).assign(tflops=math.nan))
     timed = measured([(stage, ordered) for stage, ordered, _ in found], shape, rounds, cc)

@@ -54,7 +54,8 @@ def way(torch: Any, name: str) -> Iterator[None]:
 
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = name == TF32
-    replaced = override(precision=name.split()[-1]) if name.startswith("override") else contextlib.nullcontext()
+    precision: Any = name.split()[-1]
+    replaced = override(precision=precision) if name.startswith("override") else contextlib.nullcontext()
     try:
         with replaced:
             yield
@@ -69,7 +70,7 @@ def compiled(torch: Any, block: Any, name: str) -> Any:
     from numba_gemm.torch import external_matmul
 
     torch.compiler.reset()
-    external = name.partition(", external ")[2]
+    external: Any = name.partition(", external ")[2]
     options = {"max_autotune": True, "external_matmul": [external_matmul(external)]} if external else None
     return torch.compile(block, options=options)
 

@@ -40,9 +40,9 @@ def add_result_options(parser: argparse.ArgumentParser) -> None:
 
 def seed(text: str) -> int:
     """Parse a seed; the type of an option."""
-    value = int(text)
+    value = int(text) if text.isdecimal() else -1
     if not 0 <= value < 1 << SEED_BITS:
-        raise ValueError(f"{text} is not from 0 to {(1 << SEED_BITS) - 1}")
+        raise ValueError(f"{text!r} is not from 0 to {(1 << SEED_BITS) - 1}")
     return value
 
 

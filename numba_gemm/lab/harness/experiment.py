@@ -150,7 +150,19 @@ def _parser(annotation: Any) -> Callable[[str], Any]:
         return choice
     if annotation not in (bool, float, int, str, Path):
         raise TypeError(f"no option can be made of {annotation}: add a function to Experiment.parse")
-    return typing.cast("Callable[[str], Any]", annotation)
+    return number(annotation) if annotation in (int, float) else typing.cast("Callable[[str], Any]", annotation)
+
+
+def number(kind: type[int] | type[float]) -> Callable[[str], float]:
+    """Return the function that reads a number; Python's own errors name its functions."""
+
+    def parsed(text: str) -> float:
+        try:
+            return kind(text)
+        except ValueError:
+            raise ValueError(f"{text!r} is not a {'whole ' if kind is int else ''}number") from None
+
+    return parsed
 
 
 def so_far(rows: Iterable[Mapping[str, Any]]) -> Iterator[pd.DataFrame]:
