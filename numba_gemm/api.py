@@ -61,8 +61,8 @@ def tiled_sgemm(
         than float32 sums, over float32's range, from K = 256 and K = 1024 on; "tf32x3" (two TF32) and "fp16x3" (two
         FP16, scaled by row and column) are less accurate for sums of one sign; "tf32" and "bf16" round the elements.
         "fp32_auto" is the fastest precision whose stated error and range are no worse than those of "ieee", if no
-        element but 0 is below 2^-109. A named stage computes in its own `Stage.precisions` only. See
-        docs/precision.md.
+        element but 0 is below 2^-109. A named stage computes in its own `Stage.precisions` only. Names
+        of JAX, PyTorch and cuBLAS for the same arithmetic are accepted, too. See docs/precision.md.
     stream : optional
         Stream to run on: a stream of Numba, CuPy or PyTorch, an object with ``__cuda_stream__``, or a handle. By
         default the current stream of the arrays' library; for Numba arrays and ``__cuda_array_interface__`` the first

@@ -20,7 +20,7 @@ from ..runtime import kernel_cache, kernel_files
 from ..simulator.switch import SIMULATOR
 from . import autotune_cache, heuristics
 from .heuristics import Choice
-from .precision import FP32_AUTO, IEEE, check_precision, resolved, tensor_stage
+from .precision import FP32_AUTO, IEEE, canonical, resolved, tensor_stage
 from .request import chosen
 from .tensor_heuristics import configs_for
 
@@ -180,9 +180,7 @@ def kernels_of(
     if SIMULATOR:
         raise RuntimeError("kernels cannot be compiled under Numba's simulator: unset NUMBA_ENABLE_CUDASIM")
     names = [stages] if isinstance(stages, str) else list(stages)
-    precisions = [precision] if isinstance(precision, str) else list(precision)
-    for one in precisions:
-        check_precision(one)
+    precisions = [canonical(one) for one in ([precision] if isinstance(precision, str) else precision)]
     present = range(_device_count()) if cc is None or recorded else range(0)
     ccs = [devices.device_properties(device).cc for device in present] if cc is None else _pairs(cc)
     found: list[tuple[Named, tuple[int, int]]] = []

@@ -26,7 +26,7 @@ from ..runtime.matrix import Matrix, Vector
 from . import autotune_cache, batches, heuristics
 from .cost_model import rated
 from .heuristics import ANY_GPU, Choice
-from .precision import FP32_AUTO, check_precision, resolved, tensor_stage
+from .precision import FP32_AUTO, canonical, check_precision, resolved, tensor_stage
 
 Chooser = Callable[[Product], Choice]
 
@@ -146,7 +146,7 @@ def checked(
     alpha, beta = real("alpha", alpha), real("beta", beta)
     if beta != 0 and out is None:
         raise ValueError(f"beta is {beta:g} and out is None; expected an array C to scale; pass it as out, or beta=0")
-    check_names(stage, precision)  # this needs no GPU
+    precision = check_names(stage, precision)  # this needs no GPU
     check_takes_epilogue(stage, precision, ANY_GPU, epilogue)
     if isinstance(epilogue_args, str) or not isinstance(epilogue_args, Sequence):
         raise TypeError(
@@ -225,13 +225,19 @@ def check_terms(precision: str, k: int) -> None:
         raise ValueError(f"K is {k} and precision is {precision!r}, which takes up to {MAX_K}; expected less")
 
 
-def check_names(stage: Any, precision: Any) -> None:
-    """Raise TypeError or ValueError unless these are a stage and a precision that it computes in."""
+def check_names(stage: Any, precision: Any) -> str:
+    """Return the package's name of a precision.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Unless these are a stage and a precision that it computes in.
+    """
     if not isinstance(stage, str):
         raise TypeError(f"stage is a {type(stage).__qualname__}; expected a str; pass 'auto' or the name of a stage")
-    check_precision(precision)
+    precision = canonical(precision)
     if stage == "auto":
-        return
+        return precision
     found = heuristics.resolve(stage, ANY_GPU)
     if precision == FP32_AUTO:
         raise ValueError(
@@ -239,6 +245,7 @@ def check_names(stage: Any, precision: Any) -> None:
             f"the precision, one of {', '.join(found.precisions)}, or leave out the stage"
         )
     heuristics.check_stage_precision(found, precision)
+    return precision
 
 
 def _taking_epilogues(precision: str, cc: tuple[int, int]) -> list[str]:

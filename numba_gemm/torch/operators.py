@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..api import tiled_sgemm
-from ..gemm.precision import IEEE
+from ..gemm.precision import IEEE, canonical
 from ..gemm.request import check_takes_epilogue
 from ..runtime.device import device_properties
 from ..simulator.switch import SIMULATOR
@@ -77,7 +77,7 @@ def _plus_column(value: Any, row: Any, col: Any, bias: Any) -> Any:
 @cache
 def _adds_in_kernel(device: int, precision: str) -> bool:
     try:
-        check_takes_epilogue("auto", precision, device_properties(device).cc, _plus_column)
+        check_takes_epilogue("auto", canonical(precision), device_properties(device).cc, _plus_column)
     except ValueError:
         return False
     return True

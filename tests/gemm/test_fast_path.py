@@ -300,7 +300,7 @@ def test_number_of_vectors_counts(torch, checked, vectors):
     assert len(checked) == 2
 
 
-@pytest.mark.parametrize("precision", ["ieee", "bf16x6", "tf32", "fp32_auto"])
+@pytest.mark.parametrize("precision", ["ieee", "bf16x6", "tf32", "fp32_auto", "BFX9"])
 def test_plan_of_every_precision_takes_the_fast_path(torch, gpu, checked, precision):
     multiply, (a, b, c) = plan(4, 8, 12, precision=precision), operands()
     for _ in range(3):
@@ -555,7 +555,7 @@ def skewed(x):
 WAYS = {"by rows": on_boundary, "by columns": lambda x: on_boundary(x.T).T, "skewed": skewed}
 
 
-@pytest.mark.parametrize("precision", ["ieee", "bf16x6", "tf32", "fp32_auto"])
+@pytest.mark.parametrize("precision", ["ieee", "bf16x6", "tf32", "fp32_auto", "BFX9"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("shape", [(1, 1, 1), (4, 8, 12), (5, 3, 7), (1, 70, 33), (70, 1, 64), (300, 260, 40)])
 def test_other_extents_are_launched_as_in_the_full_check(torch, gpu, checked, precision, shape, way):
