@@ -43,10 +43,11 @@ def tiled_sgemm(
     a, b : array of shape (..., M, K), array of shape (..., K, N); float32
         Arrays of one library: NumPy, Numba, CuPy, PyTorch (on CUDA), or any object with ``__cuda_array_interface__`` or
         ``__dlpack__``. M, N and K may be 0, and strides are arbitrary: transposed, sliced, reversed, broadcast.
-        Dimensions before the last two are batch dimensions, which are broadcast as in NumPy. Arrays in device memory
-        are read in place. NumPy arrays are copied to the GPU, and the result back.
+        Dimensions before the last two are batch dimensions, which are broadcast as in NumPy; vectors, of shape (K,),
+        are multiplied as by `numpy.matmul`. Arrays in device memory are read in place. NumPy
+        arrays are copied to the GPU, and the result back.
     out : array of shape (..., M, N), float32, optional
-        C, an array of the same library, with the broadcast batch dimensions; it is overwritten. Its elements must be
+        C, an array of the same library, with the shape of the result; it is overwritten. Its elements must be
         distinct and may not be shared with `a` or `b`; strides are arbitrary otherwise. PyTorch's autograd is told that
         it was modified in place.
     alpha, beta : real number
@@ -80,7 +81,8 @@ def tiled_sgemm(
     Returns
     -------
     array of shape (..., M, N), float32
-        `out` if given, else a new array of the library of `a` and `b`, in row order; a Numba device array if they are
+        Without M if `a` is a vector, and without N if `b` is one: of two vectors, an array of shape (). `out` if given,
+        else a new array of the library of `a` and `b`, in row order; a Numba device array if they are
         known by ``__cuda_array_interface__`` or ``__dlpack__`` only. A NumPy result is complete at the return; others
         are complete in the order of the stream.
 

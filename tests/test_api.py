@@ -89,6 +89,63 @@ def test_any_shape_and_strides(data):
     check(c, a, b, alpha=alpha, beta=beta, c=before)
 
 
+# ----------------------------------------------------------------------------------------------------- vectors
+
+VECTORS = {  # shapes of a and of b
+    "row": ((7,), (7, 6)),
+    "column": ((5, 7), (7,)),
+    "inner": ((7,), (7,)),
+    "row, batch": ((7,), (2, 3, 7, 6)),
+    "column, batch": ((2, 5, 7), (7,)),
+    "no terms": ((0,), (0, 6)),
+    "no terms, inner": ((0,), (0,)),
+    "no columns": ((7,), (7, 0)),
+}
+
+
+def of_shape(shape, seed=0):
+    return filled(int(np.prod(shape[:-1])), shape[-1], seed).reshape(shape)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+@pytest.mark.parametrize("stage", ["auto", "coalesced"])
+@pytest.mark.parametrize("shapes", VECTORS.values(), ids=VECTORS)
+def test_vectors_are_multiplied_as_by_matmul(shapes, stage, beta):
+    a, b = map(of_shape, shapes)
+    expected = a.astype(float) @ b
+    result = tiled_sgemm(a, b, stage=stage)
+    assert (type(result), result.shape) == (np.ndarray, expected.shape)
+    np.testing.assert_allclose(result, expected, atol=1e-5)
+    for spacing in (1, 2):
+        before = np.float32(np.random.default_rng(1).uniform(-1, 1, (*expected.shape, spacing)))
+        out = before.copy()[..., 0]
+        assert tiled_sgemm(a[..., ::-1], np.flip(b, max(b.ndim - 2, 0)), out, alpha=2, beta=beta, stage=stage) is out
+        np.testing.assert_allclose(out, 2 * expected + beta * before[..., 0], atol=1e-5)
+
+
+def test_batch_of_vectors_by_columns():
+    a, b, out = of_shape((2, 5, 7)), of_shape((7,), 1), np.full((5, 2), NAN).T
+    assert tiled_sgemm(a, b, out, stage="coalesced") is out
+    np.testing.assert_allclose(out, a @ b, atol=1e-5)
+
+
+@pytest.mark.parametrize("shapes", VECTORS.values(), ids=VECTORS)
+def test_vectors_of_numba(shapes):
+    a, b = map(of_shape, shapes)
+    result = tiled_sgemm(cuda.to_device(a), cuda.to_device(b), stage="coalesced")
+    assert type(result) is type(cuda.to_device(a))
+    assert tuple(result.shape) == (a @ b).shape
+    np.testing.assert_allclose(result.copy_to_host(), a @ b, atol=1e-5)
+
+
+def test_epilogue_of_vectors_counts_as_that_of_matrices():
+    a, b, bias = of_shape((7,)), of_shape((7, 6)), of_shape((6,), 1)
+    result = tiled_sgemm(a, b, epilogue=shifted, epilogue_args=(bias,))
+    np.testing.assert_allclose(result, a @ b + bias, atol=1e-5)
+    result = tiled_sgemm(b.T, a, epilogue=lambda value, row, col: value + 10 * row + col)
+    np.testing.assert_allclose(result, b.T @ a + 10 * np.arange(6), atol=1e-5)
+
+
 # ------------------------------------------------------------------------------------------------ alpha and beta
 
 
@@ -643,7 +700,11 @@ ERRORS = {
     "a list": (([[1.0]], B), {}, TypeError, "a is a list", "expected a float32 array", "numpy.asarray(a"),
     "None": ((A, None), {}, TypeError, "b is a NoneType", "expected", "convert"),
     "a scalar": ((A, np.float32(1)), {}, TypeError, "b is a float32", "expected", "convert"),
-    "vector": ((A[0], B), {}, ValueError, "a has 1 dimensions, shape (4,)", "expected 2", "a.reshape("),
+    "vector": ((A[:, 0], B), {}, ValueError, "(3,) and b has shape (4, 5): 3 elements of a", "(K,)", "pass"),
+    "vectors": ((A[0], B[:3, 0]), {}, ValueError, "4 elements of a against 3 elements of b", "expected", "pass"),
+    "no dimensions": ((A, np.array(1, np.float32)), {}, ValueError, "b has 0 dimensions", "expected 2", "alpha"),
+    "matrix for a vector": ((A[0], B, C[:1]), {}, ValueError, "out has shape (1, 5)", "expected (5,)", "pass"),
+    "vector for a number": ((A[0], B[:, 0], C[0, :1]), {}, ValueError, "out has shape (1,)", "expected ()", "pass"),
     "batches": (
         (np.stack([A] * 2), np.stack([B] * 3)),
         *({}, ValueError, "batch dimensions (2,) and (3,)", "expected equal ones, or 1", "pass arrays"),
@@ -757,7 +818,7 @@ ERRORS = {
         {"epilogue": relu, "stage": "naive"},
         *(ValueError, "stage is 'naive', which takes no epilogue", "one of stream_k", "pass"),
     ),
-    "0-d": ((A, B, np.array(1, np.float32)), {}, ValueError, "out has 0 dimensions", "expected 2", "reshape"),
+    "0-d": ((A, B, np.array(1, np.float32)), {}, ValueError, "out has shape ()", "expected (3, 5)", "no out"),
     "float64": ((A.astype(float), B), {}, TypeError, "a has dtype float64", "expected float32", "a.astype("),
     "integers": ((A, B.astype(int)), {}, TypeError, "b has dtype int64", "expected float32", "b.astype("),
     "byte order": ((A.astype(">f4"), B), {}, TypeError, "dtype >f4", "expected float32", "a.astype("),

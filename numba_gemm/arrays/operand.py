@@ -55,9 +55,18 @@ class Operand:
     stream: Stream | None = None
     readonly: bool = False
 
-    def resized(self, rows: int, cols: int) -> Operand:
-        """Return the first rows and columns of each of its matrices."""
-        return replace(self, shape=(*self.shape[:-2], rows, cols))
+    def emptied(self, axis: int) -> Operand:
+        """Return the same array with an extent of 0 along an axis."""
+        return replace(self, shape=(*self.shape[:axis], 0, *self.shape[axis + 1 :]))
+
+    def as_rows(self) -> Operand:
+        """Return the same elements with an axis of extent 1 before the last: vectors become matrices of one row."""
+        extent, step = self.shape[-1], self.strides[-1]
+        return replace(self, shape=(*self.shape[:-1], 1, extent), strides=(*self.strides[:-1], extent * step, step))
+
+    def as_columns(self) -> Operand:
+        """Return the same elements with an axis of extent 1 after the last: vectors become matrices of one column."""
+        return replace(self, shape=(*self.shape, 1), strides=(*self.strides, ITEM))
 
     def matrix(self, device: int, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Matrix:
         """Return one of its matrices in the launcher's form."""

@@ -160,8 +160,7 @@ def explain(
             "", "", wanted.precision, (0, 0, 0), 0, 0, 1, "", "", False, False, copies, 0, 0, 0.0, reason
         )
     choices = [wanted.choose(product) for product in products]
-    m, n = wanted.shape[-2:]
-    words = _precision_words(canonical(precision), wanted.precision, m, n, wanted.k, device.properties.cc)
+    words = _precision_words(canonical(precision), wanted.precision, *wanted.extents, wanted.k, device.properties.cc)
     return _explanation(products, choices, device.properties, device.partition, wanted.precision, copies, words)
 
 

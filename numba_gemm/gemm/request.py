@@ -69,7 +69,7 @@ class Request:
     given : tuple
         Shapes of a and b as the caller gave them.
     shape : tuple of int
-        Shape of C.
+        Shape of C; without the axis of rows if a is a vector, and without that of columns if b is one.
     k : int
         Terms of each sum.
     alpha, beta : float
@@ -99,6 +99,12 @@ class Request:
     device: int
     stream: streams.Stream | None
 
+    @property
+    def extents(self) -> tuple[int, int]:
+        """Rows and columns of C; 1 for an axis that its shape lacks."""
+        a, b = self.given
+        return a[-2] if len(a) > 1 else 1, b[-1] if len(b) > 1 else 1
+
     def choose(self, product: Product) -> Choice:
         """Return the kernel for a part of the product: the stage that was named, the one measured, or the model's."""
         wanted = heuristics.problem(product, devices.device_properties(self.device), self.precision)
@@ -108,6 +114,10 @@ class Request:
         """Yield the parts of the product, for operands and vectors in memory that kernels can read."""
         if 0 in self.shape:
             return
+        if len(b.shape) == 1:
+            b, c = b.as_columns(), c.as_columns()
+        if len(a.shape) == 1:
+            a, c = a.as_rows(), c.as_rows()
         places = tuple(vector.vector() for vector in vectors)
         at_once = batch_dimensions(self.stage, self.precision, devices.device_properties(self.device).cc)
         for x, y, z, batch in batches.products(a, b, c, self.device, at_once=at_once, fold=self.epilogue is None):
@@ -164,17 +174,25 @@ def checked(
     vectors = [arrays.describe(f"epilogue_args[{i}]", one, queue) for i, one in enumerate(given)]
     operands = [left, right] if target is None else [left, right, target]
     for operand in operands:
-        _check_matrix(operand)
+        _check_elements(operand)
     if left.kind.family != right.kind.family:
         raise TypeError(
             f"a is of kind {left.kind.name} and b of kind {right.kind.name}; expected both of one kind; "
             "convert one of them"
         )
-    (m, k), n = left.shape[-2:], right.shape[-1]
-    if right.shape[-2] != k:
+    for operand in (left, right):
+        if not operand.shape:
+            raise ValueError(
+                f"{operand.name} has 0 dimensions; expected 2, 1 for a vector, or more for a batch; multiply by a "
+                "number with alpha"
+            )
+    *rows, k = left.shape[-2:]
+    terms, *cols = right.shape[-2:]
+    if terms != k:
         raise ValueError(
-            f"a has shape {left.shape} and b has shape {right.shape}: {k} columns of a against {right.shape[-2]} rows "
-            "of b; expected shapes (M, K) and (K, N); pass a transpose or slice that fits"
+            f"a has shape {left.shape} and b has shape {right.shape}: {k} {'columns' if rows else 'elements'} of a "
+            f"against {terms} {'rows' if cols else 'elements'} of b; expected shapes (M, K) and (K, N), or (K,) for a "
+            "vector; pass a transpose or slice that fits"
         )
     batch = batches.broadcast(left.shape[:-2], right.shape[:-2])
     if batch is None:
@@ -182,7 +200,7 @@ def checked(
             f"a has shape {left.shape} and b has shape {right.shape}: batch dimensions {left.shape[:-2]} and "
             f"{right.shape[:-2]}; expected equal ones, or 1, counted from the last; pass arrays whose batches fit"
         )
-    shape, shapes = (*batch, m, n), (tuple(left.shape), tuple(right.shape))
+    shape, shapes = (*batch, *rows, *cols), (tuple(left.shape), tuple(right.shape))
     for vector in vectors:
         _check_vector(vector, left)
     check_size("out", shape)
@@ -198,12 +216,12 @@ def checked(
     if stage != "auto":
         heuristics.resolve(stage, cc)
     check_precision(precision, cc, stage)
-    precision = resolved(precision, m, n, k, cc)
+    precision = resolved(precision, prod(rows), prod(cols), k, cc)
     check_takes_epilogue(stage, precision, cc, epilogue)
     check_terms(precision, k)
     if alpha == 0 or k == 0 or 0 in shape:
         # Sums without terms: a and b are not read, and alpha = 0 keeps an infinite or NaN alpha out of beta * C.
-        alpha, k, left, right = 0.0, 0, left.resized(m, 0), right.resized(0, n)
+        alpha, k, left, right = 0.0, 0, left.emptied(len(left.shape) - 1), right.emptied(max(len(right.shape) - 2, 0))
         stage, precision = (stage if stage in LADDER else "auto"), IEEE
     return Request(
         left, right, target, vectors, last_step, shapes, shape, k, alpha, beta, stage, precision, device, queue
@@ -293,16 +311,6 @@ def real(name: str, value: Any) -> float:
         return ctypes.c_float(float(value)).value  # rounds to nearest, and to infinity beyond float32's range
     except OverflowError:
         raise ValueError(f"{name} is an integer beyond the range of a float; expected less; pass a float") from None
-
-
-def _check_matrix(operand: Operand) -> None:
-    name = operand.name
-    if len(operand.shape) < 2:
-        raise ValueError(
-            f"{name} has {len(operand.shape)} dimensions, shape {operand.shape}; expected 2, or more for a batch; "
-            f"pass {name}.reshape(rows, columns)"
-        )
-    _check_elements(operand)
 
 
 def _check_vector(operand: Operand, left: Operand) -> None:

@@ -58,16 +58,23 @@ def _plain(x: Tensor) -> Tensor:
     return x.detach() if type(x) is torch.nn.Parameter else x
 
 
+def _matrix(name: str, x: Tensor) -> Tensor:
+    """Return an operand as a plain tensor; raise ValueError for a vector."""
+    if x.dim() < 2:
+        raise ValueError(f"{name} has {x.dim()} dimensions; expected 2 or more; pass {name}.reshape(rows, columns)")
+    return _plain(x)
+
+
 def compute(a: Tensor, b: Tensor, alpha: float = 1.0, precision: str = IEEE) -> Tensor:
     """Compute ``alpha * a @ b``."""
-    return _sgemm(_plain(a), _plain(b), alpha=alpha, precision=precision)
+    return _sgemm(_matrix("a", a), _matrix("b", b), alpha=alpha, precision=precision)
 
 
 def compute_into(
     out: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0, beta: float = 0.0, precision: str = IEEE
 ) -> None:
     """Compute ``alpha * a @ b + beta * out`` in `out`."""
-    _sgemm(_plain(a), _plain(b), _plain(out), alpha=alpha, beta=beta, precision=precision)
+    _sgemm(_matrix("a", a), _matrix("b", b), _plain(out), alpha=alpha, beta=beta, precision=precision)
 
 
 def _plus_column(value: Any, row: Any, col: Any, bias: Any) -> Any:
@@ -96,8 +103,8 @@ def compute_sum(
         # With an epilogue, a batch is not computed as one taller matrix unless it is one.
         taller = a.dim() > 2 and b.dim() == 2 and a.is_contiguous()
         result = _sgemm(
-            _plain(a).flatten(0, -2) if taller else _plain(a),
-            _plain(b),
+            _plain(a).flatten(0, -2) if taller else _matrix("a", a),
+            _matrix("b", b),
             alpha=alpha,
             precision=precision,
             epilogue=_plus_column,
@@ -106,7 +113,7 @@ def compute_sum(
         return result.view(*a.shape[:-1], b.shape[-1]) if taller else result
     check_float32("input", input)
     out = _empty(a, b).copy_(input)
-    return _sgemm(_plain(a), _plain(b), out, alpha=alpha, beta=beta, precision=precision)
+    return _sgemm(_matrix("a", a), _matrix("b", b), out, alpha=alpha, beta=beta, precision=precision)
 
 
 def refuse_tangents(*tensors: Tensor) -> None:
@@ -133,8 +140,7 @@ def _empty(a: Tensor, b: Tensor) -> Tensor:
     """Return an uninitialised result; raise TypeError or ValueError for operands that do not fit."""
     for name, x in (("a", a), ("b", b)):
         check_float32(name, x)
-        if x.dim() < 2:
-            raise ValueError(f"{name} has {x.dim()} dimensions; expected 2 or more; pass {name}.reshape(rows, columns)")
+        _matrix(name, x)
     if a.shape[-1] != b.shape[-2]:
         raise ValueError(f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}; expected (..., M, K) and (..., K, N)")
     return a.new_empty((*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]))
