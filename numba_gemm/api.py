@@ -30,13 +30,14 @@ def tiled_sgemm(
     *,
     alpha: float = 1.0,
     beta: float = 0.0,
+    c: Any = None,
     stage: str = "auto",
     precision: str = IEEE,
     stream: Any = None,
     epilogue: Callable[..., Any] | None = None,
     epilogue_args: Sequence[Any] = (),
 ) -> Any:
-    """Compute ``C = alpha * A @ B + beta * C`` in float32 on the GPU, for matrices or batches of them.
+    """Compute ``alpha * A @ B + beta * C`` in float32 on the GPU, for matrices or batches of them.
 
     Parameters
     ----------
@@ -47,12 +48,15 @@ def tiled_sgemm(
         are multiplied as by `numpy.matmul`. Arrays in device memory are read in place. NumPy
         arrays are copied to the GPU, and the result back.
     out : array of shape (..., M, N), float32, optional
-        C, an array of the same library, with the shape of the result; it is overwritten. Its elements must be
+        Array of the same library for the result, and C unless `c` is given; it is overwritten. Its elements must be
         distinct and may not be shared with `a` or `b`; strides are arbitrary otherwise. PyTorch's autograd is told that
         it was modified in place.
     alpha, beta : real number
         Scalars, rounded to float32. C is not read if `beta` is 0 and may then hold NaN; `a` and `b` are not read if
         `alpha` is 0.
+    c : array of a shape that is broadcast to (..., M, N), float32, optional
+        C if it is to be kept, an array of the same library; it is not written. It may share memory with `a` and `b`,
+        and with `out` if both are the same array. It is copied to the result first, which takes a pass over memory.
     stage : str
         Name of a stage in `stages()`, or "auto" for the fastest one for these shapes, layouts and this GPU, by a model
         or as `autotune` measured it. `explain` describes the choice.
@@ -94,11 +98,11 @@ def tiled_sgemm(
         invalid `alpha`, `beta` or `stream`; for an epilogue that is not a function, does not take these arguments, does
         not compile, or does not return a real number.
     ValueError
-        For shapes that do not fit; an `out` that is read-only, or overlaps `a`, `b`, a vector or itself; ``beta != 0``
-        without `out`; operands on several devices; a PyTorch tensor that requires grad while grad mode is enabled, or
-        has a forward-mode tangent; an unknown stage or precision, or one that the GPU cannot run; a stage that does not
-        compute in the precision, or takes no epilogue; vectors without an epilogue; a K beyond 2**30 with an epilogue
-        or on tensor cores.
+        For shapes that do not fit; an `out` that is read-only, or overlaps `a`, `b`, `c`, a vector or itself;
+        ``beta != 0`` without `out` and `c`; operands on several devices; a PyTorch tensor that requires grad while grad
+        mode is enabled, or has a forward-mode tangent; an unknown stage or precision, or one that the GPU cannot run; a
+        stage that does not compute in the precision, or takes no epilogue; vectors without an epilogue; a K beyond
+        2**30 with an epilogue or on tensor cores.
     GpuUnavailable
         Without a GPU, unless Numba's simulator is on (NUMBA_ENABLE_CUDASIM=1).
 
@@ -128,7 +132,7 @@ def tiled_sgemm(
         alpha = real("alpha", alpha)
     if type(beta) is not float:
         beta = real("beta", beta)
-    tag = fast_path.tag_of(stage, precision, epilogue, epilogue_args)
+    tag = fast_path.tag_of(stage, precision, epilogue, epilogue_args) if c is None else None
     if tag is not None:
         done = fast_path.try_fast(product.calls, tag, a, b, out, alpha, beta, stream, epilogue_args)
         if done is not None:
@@ -146,4 +150,5 @@ def tiled_sgemm(
         tag=tag,
         epilogue=epilogue,
         epilogue_args=epilogue_args,
+        c=c,
     )

@@ -168,6 +168,39 @@ def test_scalars_round_to_float32():
     assert tiled_sgemm(a * NAN, b, alpha=1e-300, stage="naive")[0, 0] == 0
 
 
+ADDENDS = {"matrix": (5, 6), "bias": (6,), "column": (5, 1), "number": (), "batch": (2, 5, 6)}
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("library", [np.array, cuda.to_device], ids=["NumPy", "Numba"])
+@pytest.mark.parametrize("shape", ADDENDS.values(), ids=ADDENDS)
+def test_c_is_added_and_kept(shape, library, given):
+    a, b = of_shape((2, 5, 7)), of_shape((7, 6), 1)
+    c = np.float32(np.random.default_rng(2).uniform(-1, 1, shape))
+    addend, out = library(c), library(np.full((2, 5, 6), NAN)) if given else None
+    result = tiled_sgemm(library(a), library(b), out, alpha=2, beta=-0.5, c=addend)
+    assert out is None or result is out
+    assert type(result) is type(library(a))
+    np.testing.assert_allclose(np.asarray(result), 2 * (a @ b) - 0.5 * c, atol=1e-5)
+    np.testing.assert_array_equal(np.asarray(addend), c)
+
+
+def test_c_with_vectors_without_terms_and_with_an_epilogue():
+    a, b, c = of_shape((7,)), of_shape((7, 6)), of_shape((6,), 2)
+    np.testing.assert_allclose(tiled_sgemm(a, b, beta=1, c=c), a @ b + c, atol=1e-5)
+    np.testing.assert_allclose(tiled_sgemm(a, b, alpha=0, beta=3, c=c), 3 * c, atol=1e-5)
+    np.testing.assert_allclose(tiled_sgemm(a, b, beta=1, c=c, epilogue=relu), np.maximum(a @ b + c, 0), atol=1e-5)
+    square = of_shape((6, 6))
+    np.testing.assert_allclose(tiled_sgemm(square, square, beta=1, c=square), square @ square + square, atol=1e-5)
+
+
+def test_c_that_is_out_is_updated_in_place():
+    a, b, c = of_shape((5, 7)), of_shape((7, 6), 1), of_shape((5, 6), 2)
+    out = c.copy()
+    assert tiled_sgemm(a, b, out, beta=2, c=out[:]) is out
+    check(out, a, b, beta=2, c=c)
+
+
 def test_beta_zero_does_not_read_c():
     a, b = filled(5, 4), filled(4, 6)
     out = np.full((5, 6), NAN)
@@ -878,6 +911,11 @@ ERRORS = {
         "expected a str",
         "name of a stage",
     ),
+    "c of another shape": ((A, B), {"c": A, "beta": 1}, ValueError, "c has shape (3, 4)", "expected (3, 5)", "reshape"),
+    "c larger": ((A, B), {"c": C[None], "beta": 1}, ValueError, "c has shape (1, 3, 5)", "expected (3, 5)", "reshape"),
+    "c float64": ((A, B), {"c": C.astype(float)}, TypeError, "c has dtype float64", "expected float32", "c.astype("),
+    "c of Numba": ((A, B), {"c": cuda.to_device(C)}, TypeError, "c is of kind Numba", "expected one", "convert c"),
+    "c overlaps out": ((A, B, C), {"c": C[:1], "beta": 1}, ValueError, "out shares memory with c", "same", "out=c"),
     "stream text": ((A, B), {"stream": "s"}, TypeError, "stream is 's', a str", "expected a stream", "pass None"),
     "stream negative": ((A, B), {"stream": -1}, TypeError, "stream is -1", "not negative", "pass None"),
     "stream bool": ((A, B), {"stream": True}, TypeError, "stream is True", "expected a stream", "pass None"),
@@ -1050,7 +1088,7 @@ WRONG_ANYWHERE = {
     "f(x, x.T, stream='s')": "TypeError: stream is 's'",
     "f(x, [[1.0]])": "TypeError: b is a list",
     "f(x, x.T.astype(float))": "TypeError: b has dtype float64",
-    "f(x[0], x.T)": "ValueError: a has 1 dimensions",
+    "f(x[:, 0], x.T)": "ValueError: a has shape (2,) and b has shape (3, 2)",
     "f(x, x)": "ValueError: a has shape (2, 3) and b has shape (2, 3)",
     "f(x, x.T, x)": "ValueError: out has shape (2, 3); expected (2, 2)",
     "f(x[:, :2], x[:, 1:], x[:, :2])": "ValueError: out shares memory with a",
@@ -1131,5 +1169,5 @@ def test_stages_print_as_a_table():
 def test_signature():
     parameters = inspect.signature(tiled_sgemm).parameters
     keyword_only = [name for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY]
-    assert keyword_only == ["alpha", "beta", "stage", "precision", "stream", "epilogue", "epilogue_args"]
+    assert keyword_only == ["alpha", "beta", "c", "stage", "precision", "stream", "epilogue", "epilogue_args"]
     assert list(parameters) == ["a", "b", "out", *keyword_only]

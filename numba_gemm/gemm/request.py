@@ -62,6 +62,8 @@ class Request:
         Operands; with K = 0 where alpha is 0, since they are not read.
     out : Operand or None
         C, if the caller gave one.
+    addend : Operand or None
+        Array to copy into C beforehand.
     vectors : list of Operand
         The epilogue's vectors.
     epilogue : callable or None
@@ -87,6 +89,7 @@ class Request:
     a: Operand
     b: Operand
     out: Operand | None
+    addend: Operand | None
     vectors: list[Operand]
     epilogue: Callable[..., Any] | None
     given: tuple[tuple[int, ...], tuple[int, ...]]
@@ -151,11 +154,12 @@ def checked(
     epilogue_args: Sequence[Any],
     home: int | None = None,
     precision: str = IEEE,
+    c: Any = None,
 ) -> Request:
     """Check everything that can be checked without compiling; parameters are those of `checked_product`."""
     alpha, beta = real("alpha", alpha), real("beta", beta)
-    if beta != 0 and out is None:
-        raise ValueError(f"beta is {beta:g} and out is None; expected an array C to scale; pass it as out, or beta=0")
+    if beta != 0 and out is None and c is None:
+        raise ValueError(f"beta is {beta:g} and out is None; expected an array C; pass it as out or c, or beta=0")
     precision = check_names(stage, precision)  # this needs no GPU
     check_takes_epilogue(stage, precision, ANY_GPU, epilogue)
     if isinstance(epilogue_args, str) or not isinstance(epilogue_args, Sequence):
@@ -171,8 +175,9 @@ def checked(
 
     left, right = arrays.describe("a", a, queue), arrays.describe("b", b, queue)
     target = None if out is None else arrays.describe("out", out, queue)
+    addend = None if c is None else arrays.describe("c", c, queue)
     vectors = [arrays.describe(f"epilogue_args[{i}]", one, queue) for i, one in enumerate(given)]
-    operands = [left, right] if target is None else [left, right, target]
+    operands = [one for one in (left, right, target, addend) if one is not None]
     for operand in operands:
         _check_elements(operand)
     if left.kind.family != right.kind.family:
@@ -182,10 +187,7 @@ def checked(
         )
     for operand in (left, right):
         if not operand.shape:
-            raise ValueError(
-                f"{operand.name} has 0 dimensions; expected 2, 1 for a vector, or more for a batch; multiply by a "
-                "number with alpha"
-            )
+            raise ValueError(f"{operand.name} has 0 dimensions; expected 2, or 1 for a vector; pass a number as alpha")
     *rows, k = left.shape[-2:]
     terms, *cols = right.shape[-2:]
     if terms != k:
@@ -206,6 +208,10 @@ def checked(
     check_size("out", shape)
     if target is not None:
         _check_out(target, shape, left, right, vectors)
+    if addend is not None:
+        _check_addend(addend, shape, left, target)
+        if beta == 0 or (target is not None and addend.is_same(target)):
+            addend = None
     device = _common_device([*operands, *vectors], home)
     if queue is not None and devices.device_count() > 1 and streams.device_of(queue) not in (None, device):
         raise ValueError(
@@ -224,7 +230,7 @@ def checked(
         alpha, k, left, right = 0.0, 0, left.emptied(len(left.shape) - 1), right.emptied(max(len(right.shape) - 2, 0))
         stage, precision = (stage if stage in LADDER else "auto"), IEEE
     return Request(
-        left, right, target, vectors, last_step, shapes, shape, k, alpha, beta, stage, precision, device, queue
+        left, right, target, addend, vectors, last_step, shapes, shape, k, alpha, beta, stage, precision, device, queue
     )
 
 
@@ -313,12 +319,16 @@ def real(name: str, value: Any) -> float:
         raise ValueError(f"{name} is an integer beyond the range of a float; expected less; pass a float") from None
 
 
-def _check_vector(operand: Operand, left: Operand) -> None:
+def _check_family(operand: Operand, left: Operand) -> None:
     if operand.kind.family != left.kind.family:
         raise TypeError(
             f"{operand.name} is of kind {operand.kind.name} and a of kind {left.kind.name}; expected one kind; convert "
             f"{operand.name}"
         )
+
+
+def _check_vector(operand: Operand, left: Operand) -> None:
+    _check_family(operand, left)
     if len(operand.shape) != 1:
         raise ValueError(
             f"{operand.name} has {len(operand.shape)} dimensions, shape {operand.shape}; expected 1; "
@@ -367,6 +377,14 @@ def _check_out(
             f"out, of shape {target.shape} and strides {target.strides} bytes, has elements that share memory; "
             "expected distinct ones; pass a copy of it"
         )
+
+
+def _check_addend(addend: Operand, shape: tuple[int, ...], left: Operand, target: Operand | None) -> None:
+    _check_family(addend, left)
+    if addend.broadcast(shape) is None:
+        raise ValueError(f"c has shape {addend.shape}; expected {shape}, or a shape that broadcasts to it; reshape c")
+    if target is not None and not addend.is_same(target) and target.overlaps(addend):
+        raise ValueError("out shares memory with c, and is not the same array; pass out=c for both, or another out")
 
 
 def _common_device(operands: list[Operand], home: int | None = None) -> int:

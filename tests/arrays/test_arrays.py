@@ -752,6 +752,10 @@ def test_public_function_through_copies(host_driver, monkeypatch, beta):
     out = c.copy()
     assert tiled_sgemm(a, b, out, alpha=2, beta=beta) is out
     check(out, a, b, alpha=2, beta=beta, c=c)
+    kept, out = c.copy(), np.full((5, 4), np.nan, np.float32)
+    assert tiled_sgemm(a, b, out, alpha=2, beta=beta, c=kept) is out
+    check(out, a, b, alpha=2, beta=beta, c=c)
+    assert np.array_equal(kept, c)
 
 
 @pytest.mark.parametrize("shapes", [((3,), (3, 4)), ((5, 3), (3,)), ((2, 5, 3), (3,)), ((3,), (3,))], ids=str)
