@@ -16,6 +16,7 @@ import pytest
 from cuda.bindings import driver
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba import cuda
 from support.operands import LAYOUTS, REPEATING, Exported, check, filled, frozen
 
 from numba_gemm import arrays, tiled_sgemm
@@ -776,6 +777,26 @@ def test_vectors_through_copies(host_driver, monkeypatch, shapes, given):
     result = tiled_sgemm(a, b, out)
     assert result.shape == expected.shape
     np.testing.assert_allclose(result, expected, atol=1e-5)
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("shape", [(5, 4), (4,), (5, 1), ()], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_c_is_copied_by_numba_to_addresses_behind_the_first(monkeypatch, layout, shape):
+    class Assigned:
+        def __init__(self, interface):
+            self.array = operand_module.at_address(None, interface["data"][0], interface["shape"], interface["strides"])
+
+        def setitem(self, key, value, stream):
+            assert min(self.array.strides) > 0
+            self.array[key] = value.array
+
+    monkeypatch.setattr(cuda, "from_cuda_array_interface", Assigned, raising=False)
+    source = np.float32(np.random.default_rng(0).uniform(-1, 1, shape))[..., ::-1] if shape else np.float32([3])[0:1]
+    target = LAYOUTS[layout](np.zeros((5, 4), np.float32))
+    places = [operand(x.ctypes.data, x.shape, x.strides) for x in (source, target)]
+    protocols.Dlpack().copy(*places, 0, streams.DEFAULT)
+    assert np.array_equal(target, np.broadcast_to(source, (5, 4)))
 
 
 class DeviceArrays(ArrayKind):
