@@ -10,7 +10,7 @@ from .gemm.stage_table import StageTable
 from .kernels import STAGES
 from .kernels.scalars import real
 from .kernels.stage import IEEE
-from .typing import ArrayT, PrecisionName, Scalar, StageChoice
+from .typing import Array, ArrayT, PrecisionName, Scalar, StageChoice
 
 
 def stages() -> StageTable:
@@ -31,28 +31,33 @@ def tiled_sgemm(
     *,
     alpha: Scalar = 1.0,
     beta: Scalar = 0.0,
+    c: Array | None = None,
     stage: StageChoice = "auto",
     precision: PrecisionName = IEEE,
     stream: Any = None,
     epilogue: Callable[..., Any] | None = None,
     epilogue_args: Sequence[Any] = (),
 ) -> ArrayT:
-    """Compute ``C = alpha * A @ B + beta * C`` in float32 on the GPU, for matrices or batches of them.
+    """Compute ``alpha * A @ B + beta * C`` in float32 on the GPU, for matrices or batches of them.
 
     Parameters
     ----------
     a, b : array of shape (..., M, K), array of shape (..., K, N); float32
         Arrays of one library: NumPy, Numba, CuPy, PyTorch (on CUDA), or any object with ``__cuda_array_interface__`` or
         ``__dlpack__``. M, N and K may be 0, and strides are arbitrary: transposed, sliced, reversed, broadcast.
-        Dimensions before the last two are batch dimensions, which are broadcast as in NumPy. Arrays in device memory
-        are read in place. NumPy arrays are copied to the GPU, and the result back.
+        Dimensions before the last two are batch dimensions, which are broadcast as in NumPy; vectors, of shape (K,),
+        are multiplied as by `numpy.matmul`. Arrays in device memory are read in place. NumPy
+        arrays are copied to the GPU, and the result back.
     out : array of shape (..., M, N), float32, optional
-        C, an array of the same library, with the broadcast batch dimensions; it is overwritten. Its elements must be
+        Array of the same library for the result, and C unless `c` is given; it is overwritten. Its elements must be
         distinct and may not be shared with `a` or `b`; strides are arbitrary otherwise. PyTorch's autograd is told that
         it was modified in place.
     alpha, beta : real number
         Scalars, rounded to float32. C is not read if `beta` is 0 and may then hold NaN; `a` and `b` are not read if
         `alpha` is 0.
+    c : array of a shape that is broadcast to (..., M, N), float32, optional
+        C if it is to be kept, an array of the same library; it is not written. It may share memory with `a` and `b`,
+        and with `out` if both are the same array. It is copied to the result first, which takes a pass over memory.
     stage : str
         Name of a stage in `stages()`, or "auto" for the fastest one for these shapes, layouts and this GPU, by a model
         or as `autotune` measured it. `explain` describes the choice.
@@ -62,8 +67,8 @@ def tiled_sgemm(
         than float32 sums, over float32's range, from K = 256 and K = 1024 on; "tf32x3" (two TF32) and "fp16x3" (two
         FP16, scaled by row and column) are less accurate for sums of one sign; "tf32" and "bf16" round the elements.
         "fp32_auto" is the fastest precision whose stated error and range are no worse than those of "ieee", if no
-        element but 0 is below 2^-109. A named stage computes in its own `Stage.precisions` only. See
-        docs/precision.md.
+        element but 0 is below 2^-109. A named stage computes in its own `Stage.precisions` only. Names
+        of JAX, PyTorch and cuBLAS for the same arithmetic are accepted, too. See docs/precision.md.
     stream : optional
         Stream to run on: a stream of Numba, CuPy or PyTorch, an object with ``__cuda_stream__``, or a handle. By
         default the current stream of the arrays' library; for Numba arrays and ``__cuda_array_interface__`` the first
@@ -81,7 +86,8 @@ def tiled_sgemm(
     Returns
     -------
     array of shape (..., M, N), float32
-        `out` if given, else a new array of the library of `a` and `b`, in row order; a Numba device array if they are
+        Without M if `a` is a vector, and without N if `b` is one: of two vectors, an array of shape (). `out` if given,
+        else a new array of the library of `a` and `b`, in row order; a Numba device array if they are
         known by ``__cuda_array_interface__`` or ``__dlpack__`` only. A NumPy result is complete at the return; others
         are complete in the order of the stream.
 
@@ -93,11 +99,11 @@ def tiled_sgemm(
         invalid `alpha`, `beta` or `stream`; for an epilogue that is not a function, does not take these arguments, does
         not compile, or does not return a real number.
     ValueError
-        For shapes that do not fit; an `out` that is read-only, or overlaps `a`, `b`, a vector or itself; ``beta != 0``
-        without `out`; operands on several devices; a PyTorch tensor that requires grad while grad mode is enabled, or
-        has a forward-mode tangent; an unknown stage or precision, or one that the GPU cannot run; a stage that does not
-        compute in the precision, or takes no epilogue; vectors without an epilogue; a K beyond 2**30 with an epilogue
-        or on tensor cores.
+        For shapes that do not fit; an `out` that is read-only, or overlaps `a`, `b`, `c`, a vector or itself;
+        ``beta != 0`` without `out` and `c`; operands on several devices; a PyTorch tensor that requires grad while grad
+        mode is enabled, or has a forward-mode tangent; an unknown stage or precision, or one that the GPU cannot run; a
+        stage that does not compute in the precision, or takes no epilogue; vectors without an epilogue; a K beyond
+        2**30 with an epilogue or on tensor cores.
     GpuUnavailable
         Without a GPU, unless Numba's simulator is on (NUMBA_ENABLE_CUDASIM=1).
 
@@ -127,7 +133,7 @@ def tiled_sgemm(
         alpha = real("alpha", alpha)
     if type(beta) is not float:
         beta = real("beta", beta)
-    tag = fast_path.tag_of(stage, precision, epilogue, epilogue_args)
+    tag = fast_path.tag_of(stage, precision, epilogue, epilogue_args) if c is None else None
     if tag is not None:
         done = fast_path.try_fast(product.calls, tag, a, b, out, alpha, beta, stream, epilogue_args)
         if done is not None:
@@ -145,4 +151,5 @@ def tiled_sgemm(
         tag=tag,
         epilogue=epilogue,
         epilogue_args=epilogue_args,
+        c=c,
     )

@@ -92,8 +92,27 @@ StageName: TypeAlias = Literal[LadderStageName, TensorStageName]
 StageChoice: TypeAlias = Literal[StageName, "auto"]
 """Name of a stage, or "auto", as `tiled_sgemm` takes it."""
 
-PrecisionName: TypeAlias = Literal["ieee", "tf32", "tf32x3", "bf16", "bf16x6", "bf16x9", "fp16x3", "fp32_auto"]
-"""Name of a precision as `tiled_sgemm` takes it."""
+PrecisionName: TypeAlias = Literal[
+    "ieee",
+    "tf32",
+    "tf32x3",
+    "bf16",
+    "bf16x6",
+    "bf16x9",
+    "fp16x3",
+    "fp32_auto",
+    "fp32",
+    "float32",
+    "highest",
+    "bfx9",
+    "F32_F32_F32",
+    "TF32_TF32_F32",
+    "TF32_TF32_F32_X3",
+    "BF16_BF16_F32",
+    "BF16_BF16_F32_X6",
+    "BF16_BF16_F32_X9",
+]
+"""Name of a precision as `tiled_sgemm` takes it: this package's, or another library's name of the same."""
 
 Layout: TypeAlias = Literal["NN", "NT", "TN", "TT"]
 """Layouts of A and B: "N" by rows, "T" by columns."""

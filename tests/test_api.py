@@ -89,6 +89,63 @@ def test_any_shape_and_strides(data):
     check(c, a, b, alpha=alpha, beta=beta, c=before)
 
 
+# ----------------------------------------------------------------------------------------------------- vectors
+
+VECTORS = {  # shapes of a and of b
+    "row": ((7,), (7, 6)),
+    "column": ((5, 7), (7,)),
+    "inner": ((7,), (7,)),
+    "row, batch": ((7,), (2, 3, 7, 6)),
+    "column, batch": ((2, 5, 7), (7,)),
+    "no terms": ((0,), (0, 6)),
+    "no terms, inner": ((0,), (0,)),
+    "no columns": ((7,), (7, 0)),
+}
+
+
+def of_shape(shape, seed=0):
+    return filled(int(np.prod(shape[:-1])), shape[-1], seed).reshape(shape)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+@pytest.mark.parametrize("stage", ["auto", "coalesced"])
+@pytest.mark.parametrize("shapes", VECTORS.values(), ids=VECTORS)
+def test_vectors_are_multiplied_as_by_matmul(shapes, stage, beta):
+    a, b = map(of_shape, shapes)
+    expected = a.astype(float) @ b
+    result = tiled_sgemm(a, b, stage=stage)
+    assert (type(result), result.shape) == (np.ndarray, expected.shape)
+    np.testing.assert_allclose(result, expected, atol=1e-5)
+    for spacing in (1, 2):
+        before = np.float32(np.random.default_rng(1).uniform(-1, 1, (*expected.shape, spacing)))
+        out = before.copy()[..., 0]
+        assert tiled_sgemm(a[..., ::-1], np.flip(b, max(b.ndim - 2, 0)), out, alpha=2, beta=beta, stage=stage) is out
+        np.testing.assert_allclose(out, 2 * expected + beta * before[..., 0], atol=1e-5)
+
+
+def test_batch_of_vectors_by_columns():
+    a, b, out = of_shape((2, 5, 7)), of_shape((7,), 1), np.full((5, 2), NAN).T
+    assert tiled_sgemm(a, b, out, stage="coalesced") is out
+    np.testing.assert_allclose(out, a @ b, atol=1e-5)
+
+
+@pytest.mark.parametrize("shapes", VECTORS.values(), ids=VECTORS)
+def test_vectors_of_numba(shapes):
+    a, b = map(of_shape, shapes)
+    result = tiled_sgemm(cuda.to_device(a), cuda.to_device(b), stage="coalesced")
+    assert type(result) is type(cuda.to_device(a))
+    assert tuple(result.shape) == (a @ b).shape
+    np.testing.assert_allclose(result.copy_to_host(), a @ b, atol=1e-5)
+
+
+def test_epilogue_of_vectors_counts_as_that_of_matrices():
+    a, b, bias = of_shape((7,)), of_shape((7, 6)), of_shape((6,), 1)
+    result = tiled_sgemm(a, b, epilogue=shifted, epilogue_args=(bias,))
+    np.testing.assert_allclose(result, a @ b + bias, atol=1e-5)
+    result = tiled_sgemm(b.T, a, epilogue=lambda value, row, col: value + 10 * row + col)
+    np.testing.assert_allclose(result, b.T @ a + 10 * np.arange(6), atol=1e-5)
+
+
 # ------------------------------------------------------------------------------------------------ alpha and beta
 
 
@@ -109,6 +166,39 @@ def test_scalars_round_to_float32():
     assert tiled_sgemm(a, b, alpha=1e300, stage="naive")[0, 0] == np.inf
     # Rounded to 0, it counts as 0: NaNs in a are not read.
     assert tiled_sgemm(a * NAN, b, alpha=1e-300, stage="naive")[0, 0] == 0
+
+
+ADDENDS = {"matrix": (5, 6), "bias": (6,), "column": (5, 1), "number": (), "batch": (2, 5, 6)}
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("library", [np.array, cuda.to_device], ids=["NumPy", "Numba"])
+@pytest.mark.parametrize("shape", ADDENDS.values(), ids=ADDENDS)
+def test_c_is_added_and_kept(shape, library, given):
+    a, b = of_shape((2, 5, 7)), of_shape((7, 6), 1)
+    c = np.float32(np.random.default_rng(2).uniform(-1, 1, shape))
+    addend, out = library(c), library(np.full((2, 5, 6), NAN)) if given else None
+    result = tiled_sgemm(library(a), library(b), out, alpha=2, beta=-0.5, c=addend)
+    assert out is None or result is out
+    assert type(result) is type(library(a))
+    np.testing.assert_allclose(np.asarray(result), 2 * (a @ b) - 0.5 * c, atol=1e-5)
+    np.testing.assert_array_equal(np.asarray(addend), c)
+
+
+def test_c_with_vectors_without_terms_and_with_an_epilogue():
+    a, b, c = of_shape((7,)), of_shape((7, 6)), of_shape((6,), 2)
+    np.testing.assert_allclose(tiled_sgemm(a, b, beta=1, c=c), a @ b + c, atol=1e-5)
+    np.testing.assert_allclose(tiled_sgemm(a, b, alpha=0, beta=3, c=c), 3 * c, atol=1e-5)
+    np.testing.assert_allclose(tiled_sgemm(a, b, beta=1, c=c, epilogue=relu), np.maximum(a @ b + c, 0), atol=1e-5)
+    square = of_shape((6, 6))
+    np.testing.assert_allclose(tiled_sgemm(square, square, beta=1, c=square), square @ square + square, atol=1e-5)
+
+
+def test_c_that_is_out_is_updated_in_place():
+    a, b, c = of_shape((5, 7)), of_shape((7, 6), 1), of_shape((5, 6), 2)
+    out = c.copy()
+    assert tiled_sgemm(a, b, out, beta=2, c=out[:]) is out
+    check(out, a, b, beta=2, c=c)
 
 
 def test_beta_zero_does_not_read_c():
@@ -643,7 +733,11 @@ ERRORS = {
     "a list": (([[1.0]], B), {}, TypeError, "a is of type list", "expected a float32 array", "numpy.asarray(a"),
     "None": ((A, None), {}, TypeError, "b is of type NoneType", "expected", "convert"),
     "a scalar": ((A, np.float32(1)), {}, TypeError, "b is of type float32", "expected", "convert"),
-    "vector": ((A[0], B), {}, ValueError, "a has 1 dimensions, shape (4,)", "expected 2", "a.reshape("),
+    "vector": ((A[:, 0], B), {}, ValueError, "(3,) and b has shape (4, 5): 3 elements of a", "(K,)", "pass"),
+    "vectors": ((A[0], B[:3, 0]), {}, ValueError, "4 elements of a against 3 elements of b", "expected", "pass"),
+    "no dimensions": ((A, np.array(1, np.float32)), {}, ValueError, "b has 0 dimensions", "expected 2", "alpha"),
+    "matrix for a vector": ((A[0], B, C[:1]), {}, ValueError, "out has shape (1, 5)", "expected (5,)", "pass"),
+    "vector for a number": ((A[0], B[:, 0], C[0, :1]), {}, ValueError, "out has shape (1,)", "expected ()", "pass"),
     "batches": (
         (np.stack([A] * 2), np.stack([B] * 3)),
         *({}, ValueError, "batch dimensions (2,) and (3,)", "expected equal ones, or 1", "pass arrays"),
@@ -757,7 +851,7 @@ ERRORS = {
         {"epilogue": relu, "stage": "naive"},
         *(ValueError, "stage is 'naive', which takes no epilogue", "one of stream_k", "pass"),
     ),
-    "0-d": ((A, B, np.array(1, np.float32)), {}, ValueError, "out has 0 dimensions", "expected 2", "reshape"),
+    "0-d": ((A, B, np.array(1, np.float32)), {}, ValueError, "out has shape ()", "expected (3, 5)", "no out"),
     "float64": ((A.astype(float), B), {}, TypeError, "a has dtype float64", "expected float32", "a.astype("),
     "integers": ((A, B.astype(int)), {}, TypeError, "b has dtype int64", "expected float32", "b.astype("),
     "byte order": ((A.astype(">f4"), B), {}, TypeError, "dtype >f4", "expected float32", "a.astype("),
@@ -824,6 +918,11 @@ ERRORS = {
         "expected a str",
         "name of a stage",
     ),
+    "c of another shape": ((A, B), {"c": A, "beta": 1}, ValueError, "c has shape (3, 4)", "expected (3, 5)", "reshape"),
+    "c larger": ((A, B), {"c": C[None], "beta": 1}, ValueError, "c has shape (1, 3, 5)", "expected (3, 5)", "reshape"),
+    "c float64": ((A, B), {"c": C.astype(float)}, TypeError, "c has dtype float64", "expected float32", "c.astype("),
+    "c of Numba": ((A, B), {"c": cuda.to_device(C)}, TypeError, "c is of kind Numba", "expected one", "convert c"),
+    "c overlaps out": ((A, B, C), {"c": C[:1], "beta": 1}, ValueError, "out shares memory with c", "same", "out=c"),
     "stream text": ((A, B), {"stream": "s"}, TypeError, "stream is 's', of type str", "expected a stream", "pass None"),
     "stream negative": ((A, B), {"stream": -1}, TypeError, "stream is -1", "not negative", "pass None"),
     "stream bool": ((A, B), {"stream": True}, TypeError, "stream is True", "expected a stream", "pass None"),
@@ -996,7 +1095,7 @@ WRONG_ANYWHERE = {
     "f(x, x.T, stream='s')": "TypeError: stream is 's'",
     "f(x, [[1.0]])": "TypeError: b is of type list",
     "f(x, x.T.astype(float))": "TypeError: b has dtype float64",
-    "f(x[0], x.T)": "ValueError: a has 1 dimensions",
+    "f(x[:, 0], x.T)": "ValueError: a has shape (2,) and b has shape (3, 2)",
     "f(x, x)": "ValueError: a has shape (2, 3) and b has shape (2, 3)",
     "f(x, x.T, x)": "ValueError: out has shape (2, 3); expected (2, 2)",
     "f(x[:, :2], x[:, 1:], x[:, :2])": "ValueError: out shares memory with a",
@@ -1077,5 +1176,5 @@ def test_stages_print_as_a_table():
 def test_signature():
     parameters = inspect.signature(tiled_sgemm).parameters
     keyword_only = [name for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY]
-    assert keyword_only == ["alpha", "beta", "stage", "precision", "stream", "epilogue", "epilogue_args"]
+    assert keyword_only == ["alpha", "beta", "c", "stage", "precision", "stream", "epilogue", "epilogue_args"]
     assert list(parameters) == ["a", "b", "out", *keyword_only]

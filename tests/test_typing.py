@@ -10,7 +10,7 @@ from typing import get_args
 
 import numba_gemm
 from numba_gemm import typing as names
-from numba_gemm.gemm.precision import KNOWN
+from numba_gemm.gemm.precision import ALIASES, KNOWN
 from numba_gemm.kernels import STAGES
 from numba_gemm.kernels.ladder import STAGES as LADDER
 from numba_gemm.kernels.product import LAYOUTS
@@ -39,7 +39,7 @@ def test_the_names_are_those_of_the_registries():
     assert get_args(names.TensorStageName) == tuple(TENSOR_STAGES)
     assert get_args(names.StageName) == tuple(STAGES)
     assert get_args(names.StageChoice) == (*STAGES, "auto")
-    assert get_args(names.PrecisionName) == KNOWN
+    assert get_args(names.PrecisionName) == (*KNOWN, *ALIASES)
     assert get_args(names.Layout) == LAYOUTS
 
 

@@ -64,16 +64,22 @@ class HostArrays(ArrayKind):
         reads_out: bool,
         device: int,
         stream: Stream | None,
+        addend: Operand | None = None,
     ) -> Iterator[Product]:
         """Do as for device arrays, with copies to and from the device."""
         streams.release_finished()
         queue = THREAD_DEFAULT if stream is None else stream
         c = self.describe("out", np.empty(shape, np.float32), None) if out is None else out
+        if addend is not None:
+            self.copy(addend, c, device, queue)
         with device_scope(device), ExitStack() as buffers:
             x, y, *others = (buffers.enter_context(self._on_device(one, queue)) for one in (a, b, *vectors))
             z = buffers.enter_context(self._on_device(c, queue, copy=reads_out))
             yield Product(x, y, z, others, queue, c.array)
             _download(z, c.array, queue)
+
+    def copy(self, source: Operand, target: Operand, device: int, stream: Stream) -> None:
+        np.copyto(np.asarray(target.array), np.asarray(source.array))
 
     @contextmanager
     def _on_device(self, operand: Operand, stream: Stream, *, copy: bool = True) -> Iterator[Operand]:
@@ -108,9 +114,12 @@ class SimulatedHostArrays(HostArrays):
         reads_out: bool,
         device: int,
         stream: Stream | None,
+        addend: Operand | None = None,
     ) -> Iterator[Product]:
         """Yield the arrays themselves."""
         c = self.empty(shape, device, DEFAULT) if out is None else out
+        if addend is not None:
+            self.copy(addend, c, device, DEFAULT)
         yield Product(a, b, c, vectors, DEFAULT, c.array)
 
     def view(self, operand: Operand, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:

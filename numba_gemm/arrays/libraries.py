@@ -51,6 +51,27 @@ class NumbaArrays(ArrayKind):
         with cuda.gpus[device]:
             return self.describe("out", cuda.device_array(shape, np.float32, stream=bound), stream)
 
+    def copy(self, source: Operand, target: Operand, device: int, stream: Stream) -> None:
+        from numba import cuda
+
+        found = source.broadcast(target.shape)
+        assert found is not None, "the shapes were checked"
+        places, pairs = [found.pointer, target.pointer], []
+        for extent, *steps in zip(target.shape, found.strides, target.strides):
+            if steps[1] < 0:  # Numba assigns only to elements behind the first one's address
+                places = [place + (extent - 1) * step for place, step in zip(places, steps)]
+                steps = [-step for step in steps]
+            pairs.append(steps)
+        with cuda.gpus[device]:
+            queue: Any = cuda.default_stream() if stream.handle == 0 else cuda.external_stream(stream.handle)
+            read, written = (
+                cuda.from_cuda_array_interface(
+                    {"shape": target.shape, "strides": strides, "typestr": "<f4", "data": (place, False), "version": 2}
+                )
+                for place, strides in zip(places, zip(*pairs) if pairs else ((), ()))
+            )
+            written.setitem(..., read, queue)
+
     def probe(self, array: Any) -> Probe | None:
         own = type(array)
         if issubclass(own, np.ndarray):  # mapped and managed memory, whose slices are NumPy's
@@ -167,6 +188,11 @@ class CupyArrays(ArrayKind):
         # CuPy's pool reuses memory in the order of the stream that was current at the allocation.
         with cupy.cuda.Device(device), cupy_stream(cupy, stream.handle, device):
             return self.describe("out", cupy.empty(shape, cupy.float32), stream)
+
+    def copy(self, source: Operand, target: Operand, device: int, stream: Stream) -> None:
+        cupy: Any = sys.modules["cupy"]
+        with cupy.cuda.Device(device), cupy_stream(cupy, stream.handle, device):
+            target.array[...] = source.array
 
     def probe(self, array: Any) -> Probe | None:
         cupy: Any = sys.modules["cupy"]

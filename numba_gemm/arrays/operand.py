@@ -55,9 +55,26 @@ class Operand:
     stream: Stream | None = None
     readonly: bool = False
 
-    def resized(self, rows: int, cols: int) -> Operand:
-        """Return the first rows and columns of each of its matrices."""
-        return replace(self, shape=(*self.shape[:-2], rows, cols))
+    def emptied(self, axis: int) -> Operand:
+        """Return the same array with an extent of 0 along an axis."""
+        return replace(self, shape=(*self.shape[:axis], 0, *self.shape[axis + 1 :]))
+
+    def broadcast(self, shape: tuple[int, ...]) -> Operand | None:
+        """Return the same array with another shape, by NumPy's rules of broadcasting; None if it does not fit."""
+        missing = len(shape) - len(self.shape)
+        if missing < 0 or any(own not in (1, extent) for own, extent in zip(self.shape, shape[missing:])):
+            return None
+        own = [0 if extent == 1 else step for extent, step in zip(self.shape, self.strides)]
+        return replace(self, shape=shape, strides=(*[0] * missing, *own))
+
+    def as_rows(self) -> Operand:
+        """Return the same elements with an axis of extent 1 before the last: vectors become matrices of one row."""
+        extent, step = self.shape[-1], self.strides[-1]
+        return replace(self, shape=(*self.shape[:-1], 1, extent), strides=(*self.strides[:-1], extent * step, step))
+
+    def as_columns(self) -> Operand:
+        """Return the same elements with an axis of extent 1 after the last: vectors become matrices of one column."""
+        return replace(self, shape=(*self.shape, 1), strides=(*self.strides, ITEM))
 
     def matrix(self, device: int, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Matrix:
         """Return one of its matrices in the launcher's form."""
@@ -69,6 +86,10 @@ class Operand:
         """Return a one-dimensional operand in the launcher's form."""
         owner = self.kind.view(self, self.pointer, self.shape, self.strides)
         return Vector(self.pointer, self.shape[0], self.strides[0], owner)
+
+    def is_same(self, other: Operand) -> bool:
+        """Return True if both have the same elements at the same addresses."""
+        return (self.pointer, self.shape, self.strides) == (other.pointer, other.shape, other.strides)
 
     def overlaps(self, other: Operand) -> bool:
         """Return True if the two share at least one byte of an element; exact for interleaved arrays, too."""
@@ -201,6 +222,10 @@ class ArrayKind:
         if not all(map(stream.same, followed)) or any(operand.kind is not self for operand in operands):
             streams.hold(stream, device, [operand.array for operand in operands])
 
+    def copy(self, source: Operand, target: Operand, device: int, stream: Stream) -> None:
+        """Copy an array into one of the same family in the order of a stream, broadcast as in NumPy."""
+        raise NotImplementedError
+
     def probe(self, array: Any) -> Probe | None:
         """Return the probe for arrays of exactly this type; None if every call checks them in full."""
         return None
@@ -220,21 +245,25 @@ class ArrayKind:
         reads_out: bool,
         device: int,
         stream: Stream | None,
+        addend: Operand | None = None,
     ) -> Iterator[Product]:
         """Copy a product's operands to the device if needed and, on leaving, its result back.
 
-        `shape` is that of the result.
+        `shape` is that of the result. `addend` is an array to copy into the result beforehand.
         """
         streams.release_finished()
-        given = [a, b, *vectors] if out is None else [a, b, out, *vectors]
+        read = [a, b, *vectors] if addend is None else [a, b, *vectors, addend]
+        given = read if out is None else [a, b, out, *read[2:]]
         followed = self.streams(given, device)
         queue = followed[0] if stream is None else stream
         c = self.empty(shape, device, queue) if out is None else out
         # After the allocation, whose memory may have been used by earlier work on the library's stream.
         for producer in followed:
             streams.wait_for(queue, producer, device)
+        if addend is not None:
+            self.copy(addend, c, device, queue)
         yield Product(a, b, c, vectors, queue, c.array)
-        self.keep([a, b, c, *vectors], device, queue, followed)
+        self.keep([a, b, c, *read[2:]], device, queue, followed)
         if out is not None:
             out.kind.written(out)
 

@@ -30,6 +30,9 @@ class Foreign(ArrayKind):
     def empty(self, shape: tuple[int, ...], device: int, stream: Stream) -> Operand:
         return NumbaArrays().empty(shape, device, stream)
 
+    def copy(self, source: Operand, target: Operand, device: int, stream: Stream) -> None:
+        NumbaArrays().copy(source, target, device, stream)
+
     def keep(self, operands: list[Operand], device: int, stream: Stream, followed: list[Stream]) -> None:
         # The owner may reuse the memory as soon as it is released, in the order of a stream that is not known here.
         streams.hold(stream, device, [operand.array for operand in operands])

@@ -119,13 +119,22 @@ class TorchTensors(ArrayKind):
     def keep(self, operands: list[Operand], device: int, stream: Stream, followed: list[Stream]) -> None:
         # PyTorch's allocator can be notified; it then waits for that stream before it reuses the memory.
         if not all(map(stream.same, followed)):
-            torch: Any = sys.modules["torch"]
-            if stream.is_default:
-                user = torch.cuda.default_stream(device)
-            else:
-                user = torch.cuda.ExternalStream(stream.handle, device=device)
+            user = self._own_stream(stream, device)
             for operand in operands:
                 operand.array.record_stream(user)
+
+    def copy(self, source: Operand, target: Operand, device: int, stream: Stream) -> None:
+        torch: Any = sys.modules["torch"]
+        with torch.no_grad(), torch.cuda.stream(self._own_stream(stream, device)):
+            target.array.copy_(source.array)
+
+    @staticmethod
+    def _own_stream(stream: Stream, device: int) -> Any:
+        """Return PyTorch's view of a stream."""
+        torch: Any = sys.modules["torch"]
+        if stream.is_default:
+            return torch.cuda.default_stream(device)
+        return torch.cuda.ExternalStream(stream.handle, device=device)
 
     def probe(self, array: Any) -> Probe | None:
         torch: Any = sys.modules["torch"]

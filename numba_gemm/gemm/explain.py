@@ -28,7 +28,7 @@ from ..typing import ArrayT, ComputeCapability, DeviceLike, Layout, PrecisionNam
 from . import batches, heuristics
 from .heuristics import Choice
 from .occupancy import occupancy
-from .precision import FP32_AUTO, IEEE, auto_reason, check_precision, resolved
+from .precision import FP32_AUTO, IEEE, auto_reason, canonical, check_precision, resolved
 from .precompile import model_of
 from .request import batch_dimensions, check_names, check_size, check_terms, checked, chosen
 
@@ -162,8 +162,7 @@ def explain(
             "", "", wanted.precision, (0, 0, 0), 0, 0, 1, "", "", False, False, copies, 0, 0, 0.0, reason
         )
     choices = [wanted.choose(product) for product in products]
-    m, n = wanted.shape[-2:]
-    words = _precision_words(precision, wanted.precision, m, n, wanted.k, device.properties.cc)
+    words = _precision_words(canonical(precision), wanted.precision, *wanted.extents, wanted.k, device.properties.cc)
     return _explanation(products, choices, device.properties, device.partition, wanted.precision, copies, words)
 
 
@@ -204,7 +203,7 @@ def explain_shape(
     GpuUnavailable
         Without a GPU and without `cc`.
     """
-    check_names(stage, precision)
+    precision = check_names(stage, precision)
     shapes = {"a": (batch, m, k), "b": (batch, k, n), "out": (batch, m, n)}
     for name, shape in shapes.items():
         if min(shape) < 1:

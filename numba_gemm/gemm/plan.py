@@ -98,7 +98,7 @@ def plan(
         request.check_size(name, shape)
     if layout not in LAYOUTS:
         raise ValueError(f"layout is {layout!r}; expected one of {', '.join(LAYOUTS)}; pass one of these")
-    request.check_names(stage, precision)
+    precision = request.check_names(stage, precision)
     return Plan(m, n, k, _place(like, device), stage, layout, workspace, precision, extents, epilogue)
 
 

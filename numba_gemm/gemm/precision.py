@@ -9,12 +9,43 @@ from ..kernels.tensor_core import TENSOR_PRECISIONS, TENSOR_STAGES
 from ..kernels.tensor_core.direct_stage import DirectStage
 from ..kernels.tensor_core.stage import LONG_SUM, TensorStage
 from ..simulator.switch import SIMULATOR
+from ..typing import PrecisionName
 
-__all__ = ["FP32_AUTO", "IEEE", "KNOWN", "PRECISIONS", "auto_reason", "check_precision", "resolved", "runnable"]
+__all__ = [
+    "ALIASES",
+    "FP32_AUTO",
+    "IEEE",
+    "KNOWN",
+    "PRECISIONS",
+    "auto_reason",
+    "canonical",
+    "check_precision",
+    "resolved",
+    "runnable",
+]
 
 FP32_AUTO = "fp32_auto"
 PRECISIONS = (IEEE, *TENSOR_PRECISIONS)
 KNOWN = (*PRECISIONS, FP32_AUTO)
+
+# Names that other libraries give to exactly the same arithmetic. `docs/precision.md` has this table, too.
+ALIASES = {
+    "fp32": IEEE,
+    "float32": IEEE,
+    "highest": IEEE,  # torch.set_float32_matmul_precision, jax.default_matmul_precision
+    "bfx9": "bf16x9",  # cuBLAS
+    "F32_F32_F32": IEEE,  # JAX's and XLA's algorithms
+    "TF32_TF32_F32": "tf32",
+    "TF32_TF32_F32_X3": "tf32x3",
+    "BF16_BF16_F32": "bf16",
+    "BF16_BF16_F32_X6": "bf16x6",
+    "BF16_BF16_F32_X9": "bf16x9",
+}
+_NAMES: dict[str, PrecisionName] = {name: name for name in KNOWN} | {
+    alias.lower(): name for alias, name in ALIASES.items()
+}
+# Names by which other libraries permit several precisions: what to choose from here.
+_SEVERAL = {"high": ("tf32", "bf16x6"), "medium": ("bf16", "tf32"), "default": (IEEE, "tf32")}
 
 # The precision that `FP32_AUTO` stands for on compute capability 9.0, and from where on: its error bound is no larger
 # than float32's from this K on, and it was measured to be faster from so many multiply-adds on, for a C with so many
@@ -46,8 +77,37 @@ def runnable(cc: tuple[int, int], stage: str = "auto") -> tuple[str, ...]:
     return (IEEE,) if tensor_stage(cc) is None else PRECISIONS
 
 
+def canonical(precision: Any) -> PrecisionName:
+    """Return the package's name of a precision, given that name or an alias, in any case.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is none of these.
+    """
+    if not isinstance(precision, str):
+        raise TypeError(
+            f"precision is of type {type(precision).__qualname__}; expected a str; pass one of {', '.join(KNOWN)}"
+        )
+    if (found := _NAMES.get(precision.lower())) is not None:
+        return found
+    if (several := _SEVERAL.get(precision.lower())) is not None:
+        raise ValueError(
+            f"precision is {precision!r}, which permits several; expected the name of one; pass "
+            f"{' or '.join(map(repr, several))}"
+        )
+    raise ValueError(
+        f"precision is {precision!r}; expected one of {', '.join(KNOWN)}, or of their aliases {', '.join(ALIASES)}; "
+        "pass one of these"
+    )
+
+
 def resolved(precision: str, m: int, n: int, k: int, cc: tuple[int, int]) -> str:
-    """Return the precision itself; for `FP32_AUTO`, the fastest whose error and range are no worse than float32's."""
+    """Return the precision that a name stands for in a product of these extents.
+
+    That of `FP32_AUTO` is the fastest whose error and range are no worse than float32's.
+    """
+    precision = canonical(precision)
     return auto_reason(m, n, k, cc)[0] if precision == FP32_AUTO else precision
 
 
@@ -63,18 +123,13 @@ def auto_reason(m: int, n: int, k: int, cc: tuple[int, int]) -> tuple[str, str]:
     return AUTO_PRECISION, f"its error and range are no worse than those of {IEEE}, and it is faster for such extents"
 
 
-def check_precision(precision: Any, cc: tuple[int, int] | None = None, stage: str = "auto") -> None:
-    """Raise TypeError or ValueError unless this is a precision, and one for this compute capability if given.
+def check_precision(precision: Any, cc: tuple[int, int], stage: str = "auto") -> None:
+    """Raise TypeError or ValueError unless this is a precision, and one for this compute capability.
 
     In the simulator, which has one matrix instruction, the stage decides, too.
     """
-    if not isinstance(precision, str):
-        raise TypeError(
-            f"precision is a {type(precision).__qualname__}; expected a str; pass one of {', '.join(KNOWN)}"
-        )
-    if precision not in KNOWN:
-        raise ValueError(f"precision is {precision!r}; expected one of {', '.join(KNOWN)}; pass one of these")
-    if cc is not None and precision != FP32_AUTO and precision not in (able := runnable(cc, stage)):
+    precision = canonical(precision)
+    if precision != FP32_AUTO and precision not in (able := runnable(cc, stage)):
         where = (
             "the simulator, which has no matrix instructions for it"
             if SIMULATOR

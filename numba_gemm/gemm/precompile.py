@@ -28,7 +28,7 @@ from ..target import compute_capabilities
 from ..typing import ComputeCapability, DeviceLike, Layout, PrecisionName, StageChoice
 from . import autotune_cache, heuristics
 from .heuristics import Choice
-from .precision import FP32_AUTO, IEEE, check_precision, resolved, tensor_stage
+from .precision import FP32_AUTO, IEEE, canonical, resolved, tensor_stage
 from .request import check_size, chosen
 from .tensor_heuristics import configs_for
 
@@ -204,9 +204,7 @@ def kernels_of(
 
     A kernel is followed by itself for the next compute capability, which takes half as long to compile.
     """
-    names, precisions = _several("stages", stages), _several("precision", precision)
-    for one in precisions:
-        check_precision(one)
+    names, precisions = _several("stages", stages), [canonical(one) for one in _several("precision", precision)]
     for name in names:
         if name != "auto":
             heuristics.resolve(name, heuristics.ANY_GPU)

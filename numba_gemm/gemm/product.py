@@ -39,6 +39,7 @@ def checked_product(
     home: int | None = None,
     chooser: Callable[[Request], Chooser] | None = None,
     workspace: Workspace | None = None,
+    c: Any = None,
 ) -> Any:
     """Check everything, launch, and remember the call.
 
@@ -56,8 +57,10 @@ def checked_product(
         Returns the chooser for a request, or raises. By default `Request.choose`.
     workspace : Workspace, optional
         Memory for the launches. By default the stream's.
+    c : array, optional
+        That of `tiled_sgemm`; then the call is not to be remembered.
     """
-    request = checked(a, b, out, alpha, beta, stream, stage, epilogue, epilogue_args, home, precision)
+    request = checked(a, b, out, alpha, beta, stream, stage, epilogue, epilogue_args, home, precision, c)
     choose = request.choose if chooser is None else chooser(request)
     left = request.a
     memory = workspace if request.precision == precision else None  # for sums without terms it may be too small
@@ -71,6 +74,7 @@ def checked_product(
         reads_out=request.beta != 0,
         device=request.device,
         stream=request.stream,
+        addend=request.addend,
     ) as placed:
         queue, bases = placed.stream.handle, (placed.a.pointer, placed.b.pointer, placed.c.pointer)
         for part in request.parts(placed.a, placed.b, placed.c, placed.vectors):

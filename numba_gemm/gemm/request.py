@@ -21,10 +21,11 @@ from ..runtime import device as devices
 from ..runtime import epilogue as epilogues
 from ..runtime.launch import product_of
 from ..runtime.matrix import Matrix, Vector
+from ..typing import PrecisionName
 from . import autotune_cache, batches, heuristics
 from .cost_model import rated
 from .heuristics import ANY_GPU, Choice
-from .precision import FP32_AUTO, check_precision, resolved, tensor_stage
+from .precision import FP32_AUTO, canonical, check_precision, resolved, tensor_stage
 
 LOG = logging.getLogger("numba_gemm.choices")
 
@@ -62,6 +63,8 @@ class Request:
         Operands; with K = 0 where alpha is 0, since they are not read.
     out : Operand or None
         C, if the caller gave one.
+    addend : Operand or None
+        Array to copy into C beforehand.
     vectors : list of Operand
         The epilogue's vectors.
     epilogue : callable or None
@@ -69,7 +72,7 @@ class Request:
     given : tuple
         Shapes of a and b as the caller gave them.
     shape : tuple of int
-        Shape of C.
+        Shape of C; without the axis of rows if a is a vector, and without that of columns if b is one.
     k : int
         Terms of each sum.
     alpha, beta : float
@@ -87,6 +90,7 @@ class Request:
     a: Operand
     b: Operand
     out: Operand | None
+    addend: Operand | None
     vectors: list[Operand]
     epilogue: Callable[..., Any] | None
     given: tuple[tuple[int, ...], tuple[int, ...]]
@@ -99,6 +103,12 @@ class Request:
     device: int
     stream: streams.Stream | None
 
+    @property
+    def extents(self) -> tuple[int, int]:
+        """Rows and columns of C; 1 for an axis that its shape lacks."""
+        a, b = self.given
+        return a[-2] if len(a) > 1 else 1, b[-1] if len(b) > 1 else 1
+
     def choose(self, product: Product) -> Choice:
         """Return the kernel for a part of the product: the stage that was named, the one measured, or the model's."""
         wanted = heuristics.problem(product, devices.device_properties(self.device), self.precision)
@@ -108,6 +118,10 @@ class Request:
         """Yield the parts of the product, for operands and vectors in memory that kernels can read."""
         if 0 in self.shape:
             return
+        if len(b.shape) == 1:
+            b, c = b.as_columns(), c.as_columns()
+        if len(a.shape) == 1:
+            a, c = a.as_rows(), c.as_rows()
         places = tuple(vector.vector() for vector in vectors)
         at_once = batch_dimensions(self.stage, self.precision, devices.device_properties(self.device).cc)
         for x, y, z, batch in batches.products(a, b, c, self.device, at_once=at_once, fold=self.epilogue is None):
@@ -153,12 +167,13 @@ def checked(
     epilogue_args: Sequence[Any],
     home: int | None = None,
     precision: str = IEEE,
+    c: Any = None,
 ) -> Request:
     """Check everything that can be checked without compiling; parameters are those of `checked_product`."""
     alpha, beta = real("alpha", alpha), real("beta", beta)
-    if beta != 0 and out is None:
-        raise ValueError(f"beta is {beta:g} and out is None; expected an array C to scale; pass it as out, or beta=0")
-    check_names(stage, precision)  # this needs no GPU
+    if beta != 0 and out is None and c is None:
+        raise ValueError(f"beta is {beta:g} and out is None; expected an array C; pass it as out or c, or beta=0")
+    precision = check_names(stage, precision)  # this needs no GPU
     check_takes_epilogue(stage, precision, ANY_GPU, epilogue)
     if isinstance(epilogue_args, str) or not isinstance(epilogue_args, Sequence):
         raise TypeError(
@@ -173,20 +188,26 @@ def checked(
 
     left, right = arrays.describe("a", a, queue), arrays.describe("b", b, queue)
     target = None if out is None else arrays.describe("out", out, queue)
+    addend = None if c is None else arrays.describe("c", c, queue)
     vectors = [arrays.describe(f"epilogue_args[{i}]", one, queue) for i, one in enumerate(given)]
-    operands = [left, right] if target is None else [left, right, target]
+    operands = [one for one in (left, right, target, addend) if one is not None]
     for operand in operands:
-        _check_matrix(operand)
+        _check_elements(operand)
     if left.kind.family != right.kind.family:
         raise TypeError(
             f"a is of kind {left.kind.name} and b of kind {right.kind.name}; expected both of one kind; "
             "convert one of them"
         )
-    (m, k), n = left.shape[-2:], right.shape[-1]
-    if right.shape[-2] != k:
+    for operand in (left, right):
+        if not operand.shape:
+            raise ValueError(f"{operand.name} has 0 dimensions; expected 2, or 1 for a vector; pass a number as alpha")
+    *rows, k = left.shape[-2:]
+    terms, *cols = right.shape[-2:]
+    if terms != k:
         raise ValueError(
-            f"a has shape {left.shape} and b has shape {right.shape}: {k} columns of a against {right.shape[-2]} rows "
-            "of b; expected shapes (M, K) and (K, N); pass a transpose or slice that fits"
+            f"a has shape {left.shape} and b has shape {right.shape}: {k} {'columns' if rows else 'elements'} of a "
+            f"against {terms} {'rows' if cols else 'elements'} of b; expected shapes (M, K) and (K, N), or (K,) for a "
+            "vector; pass a transpose or slice that fits"
         )
     batch = batches.broadcast(left.shape[:-2], right.shape[:-2])
     if batch is None:
@@ -194,12 +215,16 @@ def checked(
             f"a has shape {left.shape} and b has shape {right.shape}: batch dimensions {left.shape[:-2]} and "
             f"{right.shape[:-2]}; expected equal ones, or 1, counted from the last; pass arrays whose batches fit"
         )
-    shape, shapes = (*batch, m, n), (tuple(left.shape), tuple(right.shape))
+    shape, shapes = (*batch, *rows, *cols), (tuple(left.shape), tuple(right.shape))
     for vector in vectors:
         _check_vector(vector, left)
     check_size("out", shape)
     if target is not None:
         _check_out(target, shape, left, right, vectors)
+    if addend is not None:
+        _check_addend(addend, shape, left, target)
+        if beta == 0 or (target is not None and addend.is_same(target)):
+            addend = None
     device = _common_device([*operands, *vectors], home)
     if queue is not None and devices.device_count() > 1 and streams.device_of(queue) not in (None, device):
         raise ValueError(
@@ -210,15 +235,15 @@ def checked(
     if stage != "auto":
         heuristics.resolve(stage, cc)
     check_precision(precision, cc, stage)
-    precision = resolved(precision, m, n, k, cc)
+    precision = resolved(precision, prod(rows), prod(cols), k, cc)
     check_takes_epilogue(stage, precision, cc, epilogue)
     check_terms(precision, k)
     if alpha == 0 or k == 0 or 0 in shape:
         # Sums without terms: a and b are not read, and alpha = 0 keeps an infinite or NaN alpha out of beta * C.
-        alpha, k, left, right = 0.0, 0, left.resized(m, 0), right.resized(0, n)
+        alpha, k, left, right = 0.0, 0, left.emptied(len(left.shape) - 1), right.emptied(max(len(right.shape) - 2, 0))
         stage, precision = (stage if stage in LADDER else "auto"), IEEE
     return Request(
-        left, right, target, vectors, last_step, shapes, shape, k, alpha, beta, stage, precision, device, queue
+        left, right, target, addend, vectors, last_step, shapes, shape, k, alpha, beta, stage, precision, device, queue
     )
 
 
@@ -237,15 +262,21 @@ def check_terms(precision: str, k: int) -> None:
         raise ValueError(f"K is {k} and precision is {precision!r}, which takes up to {MAX_K}; expected less")
 
 
-def check_names(stage: Any, precision: Any) -> None:
-    """Raise TypeError or ValueError unless these are a stage and a precision that it computes in."""
+def check_names(stage: Any, precision: Any) -> PrecisionName:
+    """Return the package's name of a precision.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Unless these are a stage and a precision that it computes in.
+    """
     if not isinstance(stage, str):
         raise TypeError(
             f"stage is of type {type(stage).__qualname__}; expected a str; pass 'auto' or the name of a stage"
         )
-    check_precision(precision)
+    precision = canonical(precision)
     if stage == "auto":
-        return
+        return precision
     found = heuristics.resolve(stage, ANY_GPU)
     if precision == FP32_AUTO:
         raise ValueError(
@@ -253,6 +284,7 @@ def check_names(stage: Any, precision: Any) -> None:
             f"the precision, one of {', '.join(found.precisions)}, or leave out the stage"
         )
     heuristics.check_stage_precision(found, precision)
+    return precision
 
 
 def _taking_epilogues(precision: str, cc: tuple[int, int]) -> list[str]:
@@ -278,22 +310,16 @@ def check_takes_epilogue(stage: str, precision: str, cc: tuple[int, int], epilog
         )
 
 
-def _check_matrix(operand: Operand) -> None:
-    name = operand.name
-    if len(operand.shape) < 2:
-        raise ValueError(
-            f"{name} has {len(operand.shape)} dimensions, shape {operand.shape}; expected 2, or more for a batch; "
-            f"pass {name}.reshape(rows, columns)"
-        )
-    _check_elements(operand)
-
-
-def _check_vector(operand: Operand, left: Operand) -> None:
+def _check_family(operand: Operand, left: Operand) -> None:
     if operand.kind.family != left.kind.family:
         raise TypeError(
             f"{operand.name} is of kind {operand.kind.name} and a of kind {left.kind.name}; expected one kind; convert "
             f"{operand.name}"
         )
+
+
+def _check_vector(operand: Operand, left: Operand) -> None:
+    _check_family(operand, left)
     if len(operand.shape) != 1:
         raise ValueError(
             f"{operand.name} has {len(operand.shape)} dimensions, shape {operand.shape}; expected 1; "
@@ -347,6 +373,14 @@ def _check_out(
             f"out, of shape {target.shape} and strides {target.strides} bytes, has elements that share memory; "
             f"expected distinct ones; {OTHER_OUT}"
         )
+
+
+def _check_addend(addend: Operand, shape: tuple[int, ...], left: Operand, target: Operand | None) -> None:
+    _check_family(addend, left)
+    if addend.broadcast(shape) is None:
+        raise ValueError(f"c has shape {addend.shape}; expected {shape}, or a shape that broadcasts to it; reshape c")
+    if target is not None and not addend.is_same(target) and target.overlaps(addend):
+        raise ValueError("out shares memory with c, and is not the same array; pass out=c for both, or another out")
 
 
 def _common_device(operands: list[Operand], home: int | None = None) -> int:

@@ -16,23 +16,11 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from ..gemm import batches
-from ..gemm.precision import IEEE, KNOWN, check_precision
+from ..gemm.precision import IEEE, canonical
 from .product import TARGET
 
 __all__ = ["matmul"]
 
-# Names of JAX: members of `jax.lax.DotAlgorithmPreset`, and values of `jax_default_matmul_precision` that mean the same
-# on every device.
-JAX_PRECISIONS = {
-    "F32_F32_F32": IEEE,
-    "TF32_TF32_F32": "tf32",
-    "TF32_TF32_F32_X3": "tf32x3",
-    "BF16_BF16_F32": "bf16",
-    "BF16_BF16_F32_X6": "bf16x6",
-    "BF16_BF16_F32_X9": "bf16x9",
-    "highest": IEEE,
-    "float32": IEEE,
-}
 TRANSPOSED = {"N": "T", "T": "N"}
 
 
@@ -103,19 +91,9 @@ def _precision(precision: Any) -> str:
     """Return the precision of this package that JAX's object, or either's name, stands for."""
     if precision is None:
         return IEEE
-    if precision is jax.lax.Precision.HIGHEST:
-        precision = "highest"
-    elif isinstance(precision, jax.lax.DotAlgorithmPreset | jax.lax.Precision):
+    if isinstance(precision, jax.lax.DotAlgorithmPreset | jax.lax.Precision):
         precision = precision.name
-    if not isinstance(precision, str):
-        check_precision(precision)  # raises TypeError
-    found = JAX_PRECISIONS.get(precision, precision)
-    if found not in KNOWN:
-        raise ValueError(
-            f"precision is {precision!r}; expected one of {', '.join(KNOWN)}, or of JAX's "
-            f"{', '.join(JAX_PRECISIONS)}; pass one of these"
-        )
-    return found
+    return canonical(precision)
 
 
 def _multiply(a: jax.Array, b: jax.Array, *, precision: str) -> jax.Array:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..gemm.precision import IEEE, check_precision
+from ..gemm.precision import IEEE, canonical
 from ..typing import PrecisionName
 from .operators import DEVICE, OPERATORS, PLAIN
 
@@ -66,8 +66,7 @@ def override(*, precision: PrecisionName = IEEE) -> Override:
     >>> with numba_gemm.torch.override(precision="bf16x6"):  # doctest: +SKIP
     ...     model(torch.rand(64, 256, device="cuda")).sum().backward()
     """
-    check_precision(precision)
-    return Override(precision)
+    return Override(canonical(precision))
 
 
 class Override(TorchDispatchMode):

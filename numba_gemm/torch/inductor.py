@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ..gemm.precision import IEEE, check_precision
+from ..gemm.precision import IEEE, canonical
 from ..typing import PrecisionName
 from .operators import compute_into
 
@@ -44,8 +44,7 @@ def external_matmul(precision: PrecisionName = IEEE) -> Callable[..., Tensor]:
     >>> options = {"max_autotune": True, "external_matmul": [external_matmul("bf16x6")]}
     >>> compiled = torch.compile(torch.mm, options=options)
     """
-    check_precision(precision)
-    return _product(precision)
+    return _product(canonical(precision))
 
 
 @cache

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..api import tiled_sgemm
-from ..gemm.precision import IEEE
+from ..gemm.precision import IEEE, canonical
 from ..gemm.request import check_takes_epilogue
 from ..runtime.device import device_properties
 from ..simulator.switch import SIMULATOR
@@ -59,16 +59,23 @@ def _plain(x: Tensor) -> Tensor:
     return x.detach() if type(x) is torch.nn.Parameter else x
 
 
+def _matrix(name: str, x: Tensor) -> Tensor:
+    """Return an operand as a plain tensor; raise ValueError for a vector."""
+    if x.dim() < 2:
+        raise ValueError(f"{name} has {x.dim()} dimensions; expected 2 or more; pass {name}.reshape(rows, columns)")
+    return _plain(x)
+
+
 def compute(a: Tensor, b: Tensor, alpha: float = 1.0, precision: PrecisionName = IEEE) -> Tensor:
     """Compute ``alpha * a @ b``."""
-    return _sgemm(_plain(a), _plain(b), alpha=alpha, precision=precision)
+    return _sgemm(_matrix("a", a), _matrix("b", b), alpha=alpha, precision=precision)
 
 
 def compute_into(
     out: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0, beta: float = 0.0, precision: PrecisionName = IEEE
 ) -> None:
     """Compute ``alpha * a @ b + beta * out`` in `out`."""
-    _sgemm(_plain(a), _plain(b), _plain(out), alpha=alpha, beta=beta, precision=precision)
+    _sgemm(_matrix("a", a), _matrix("b", b), _plain(out), alpha=alpha, beta=beta, precision=precision)
 
 
 def _plus_column(value: Any, row: Any, col: Any, bias: Any) -> Any:
@@ -78,7 +85,7 @@ def _plus_column(value: Any, row: Any, col: Any, bias: Any) -> Any:
 @cache
 def _adds_in_kernel(device: int, precision: PrecisionName) -> bool:
     try:
-        check_takes_epilogue("auto", precision, device_properties(device).cc, _plus_column)
+        check_takes_epilogue("auto", canonical(precision), device_properties(device).cc, _plus_column)
     except ValueError:
         return False
     return True
@@ -97,8 +104,8 @@ def compute_sum(
         # With an epilogue, a batch is not computed as one taller matrix unless it is one.
         taller = a.dim() > 2 and b.dim() == 2 and a.is_contiguous()
         result = _sgemm(
-            _plain(a).flatten(0, -2) if taller else _plain(a),
-            _plain(b),
+            _plain(a).flatten(0, -2) if taller else _matrix("a", a),
+            _matrix("b", b),
             alpha=alpha,
             precision=precision,
             epilogue=_plus_column,
@@ -107,7 +114,7 @@ def compute_sum(
         return result.view(*a.shape[:-1], b.shape[-1]) if taller else result
     check_float32("input", input)
     out = _empty(a, b).copy_(input)
-    return _sgemm(_plain(a), _plain(b), out, alpha=alpha, beta=beta, precision=precision)
+    return _sgemm(_matrix("a", a), _matrix("b", b), out, alpha=alpha, beta=beta, precision=precision)
 
 
 def refuse_tangents(*tensors: Tensor) -> None:
@@ -134,8 +141,7 @@ def _empty(a: Tensor, b: Tensor) -> Tensor:
     """Return an uninitialised result; raise TypeError or ValueError for operands that do not fit."""
     for name, x in (("a", a), ("b", b)):
         check_float32(name, x)
-        if x.dim() < 2:
-            raise ValueError(f"{name} has {x.dim()} dimensions; expected 2 or more; pass {name}.reshape(rows, columns)")
+        _matrix(name, x)
     if a.shape[-1] != b.shape[-2]:
         raise ValueError(f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}; expected (..., M, K) and (..., K, N)")
     return a.new_empty((*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]))

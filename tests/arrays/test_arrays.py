@@ -16,6 +16,7 @@ import pytest
 from cuda.bindings import driver
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba import cuda
 from support.operands import LAYOUTS, REPEATING, Exported, check, filled, frozen
 
 from numba_gemm import arrays, tiled_sgemm
@@ -64,7 +65,7 @@ def test_stream_of_another_device(monkeypatch):
 @pytest.mark.parametrize(("pointer", "strides"), [(4098, (8, 4)), (4096, (10, 4)), (4096, (8, -2))])
 def test_unaligned_device_memory(pointer, strides):
     with pytest.raises(ValueError, match=r"a has elements off the 4-byte boundaries .* pass a contiguous copy of a"):
-        requests._check_matrix(operand(pointer, strides=strides))
+        requests._check_elements(operand(pointer, strides=strides))
 
 
 # ------------------------------------------------------------------------------------------------------- overlaps
@@ -624,8 +625,8 @@ def test_host_arrays_free_device_memory_after_an_error(host_driver):
 def test_operands_that_are_not_read_do_not_travel(host_driver):
     kind = host.HostArrays()
     left, right = (
-        kind.describe("a", filled(3, 4), None).resized(3, 0),
-        kind.describe("b", filled(4, 2), None).resized(0, 2),
+        kind.describe("a", filled(3, 4), None).emptied(1),
+        kind.describe("b", filled(4, 2), None).emptied(0),
     )
     with product(kind, left, right) as done:
         assert (done.a.shape, done.b.shape) == ((3, 0), (0, 2))
@@ -767,6 +768,50 @@ def test_public_function_through_copies(host_driver, monkeypatch, beta):
     out = c.copy()
     assert tiled_sgemm(a, b, out, alpha=2, beta=beta) is out
     check(out, a, b, alpha=2, beta=beta, c=c)
+    kept, out = c.copy(), np.full((5, 4), np.nan, np.float32)
+    assert tiled_sgemm(a, b, out, alpha=2, beta=beta, c=kept) is out
+    check(out, a, b, alpha=2, beta=beta, c=c)
+    assert np.array_equal(kept, c)
+
+
+@pytest.mark.parametrize("shapes", [((3,), (3, 4)), ((5, 3), (3,)), ((2, 5, 3), (3,)), ((3,), (3,))], ids=str)
+@pytest.mark.parametrize("given", [True, False])
+def test_vectors_through_copies(host_driver, monkeypatch, shapes, given):
+    def launched(product, selected, alpha, a, b, beta, c, *_):
+        steps = product.batch.a[-1], product.batch.b[-1], product.batch.c[-1]
+        for i in range(product.batch.matrices):
+            x, y, z = (as_numpy(replace(one, pointer=one.pointer + i * step)) for one, step in zip((a, b, c), steps))
+            z[...] = x @ y
+        return []
+
+    monkeypatch.setattr(arrays, "KINDS", (host.HostArrays(),))
+    monkeypatch.setattr(launching, "launch_product", launched)
+    a, b = (np.float32(np.random.default_rng(0).uniform(-1, 1, shape)) for shape in shapes)
+    expected = a @ b
+    out = np.zeros(expected.shape[::-1], np.float32).T if given else None
+    result = tiled_sgemm(a, b, out)
+    assert result.shape == expected.shape
+    np.testing.assert_allclose(result, expected, atol=1e-5)
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("shape", [(5, 4), (4,), (5, 1), ()], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_c_is_copied_by_numba_to_addresses_behind_the_first(monkeypatch, layout, shape):
+    class Assigned:
+        def __init__(self, interface):
+            self.array = operand_module.at_address(None, interface["data"][0], interface["shape"], interface["strides"])
+
+        def setitem(self, key, value, stream):
+            assert min(self.array.strides) > 0
+            self.array[key] = value.array
+
+    monkeypatch.setattr(cuda, "from_cuda_array_interface", Assigned, raising=False)
+    source = np.float32(np.random.default_rng(0).uniform(-1, 1, shape))[..., ::-1] if shape else np.float32([3])[0:1]
+    target = LAYOUTS[layout](np.zeros((5, 4), np.float32))
+    places = [operand(x.ctypes.data, x.shape, x.strides) for x in (source, target)]
+    protocols.Dlpack().copy(*places, 0, streams.DEFAULT)
+    assert np.array_equal(target, np.broadcast_to(source, (5, 4)))
 
 
 class DeviceArrays(ArrayKind):

@@ -172,6 +172,12 @@ def test_arguments_of_wrong_types(options, words):
         autotune(A, B, **options)
 
 
+def test_vectors_are_measured_as_matrices():
+    a = np.zeros(12, np.float32)
+    told = autotune(a, np.zeros((12, 5), np.float32), candidates=2, seconds=0.1)
+    assert (told.problem.m, told.problem.n, told.problem.k) == (1, 5, 12)
+
+
 def test_operands_are_checked_as_ever():
     with pytest.raises(TypeError, match="a has dtype float64"):
         autotune(A.astype(float), B)

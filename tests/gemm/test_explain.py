@@ -79,6 +79,19 @@ def test_what_is_told_is_what_is_launched(case, monkeypatch):
     assert "\n" not in str(told)
 
 
+def test_vectors_are_explained_as_matrices():
+    for a, b, shape in (((300,), (300, 400), (1, 400)), ((500, 300), (300,), (500, 1)), ((300,), (300,), (1, 1))):
+        told = explain(untouched(*a), untouched(*b))
+        same = explain(untouched(shape[0], 300), untouched(300, shape[1]))
+        assert (told.stage, told.config, told.blocks, told.copies) == (
+            same.stage,
+            same.config,
+            same.blocks,
+            same.copies,
+        )
+        assert explain(untouched(*a), untouched(*b), precision="fp32_auto").precision == "ieee"
+
+
 def test_nothing_is_launched_compiled_or_copied_for_a_stage_of_one_kernel(monkeypatch):
     monkeypatch.setattr(kernel_cache, "fetch", lambda *_: pytest.fail("compiled"))
     told = explain(untouched(500, 300), untouched(300, 400), stage="vectorized")

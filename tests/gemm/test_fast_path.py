@@ -300,7 +300,7 @@ def test_number_of_vectors_counts(torch, checked, vectors):
     assert len(checked) == 2
 
 
-@pytest.mark.parametrize("precision", ["ieee", "bf16x6", "tf32", "fp32_auto"])
+@pytest.mark.parametrize("precision", ["ieee", "bf16x6", "tf32", "fp32_auto", "BFX9"])
 def test_plan_of_every_precision_takes_the_fast_path(torch, gpu, checked, precision):
     multiply, (a, b, c) = plan(4, 8, 12, precision=precision), operands()
     for _ in range(3):
@@ -555,7 +555,7 @@ def skewed(x):
 WAYS = {"by rows": on_boundary, "by columns": lambda x: on_boundary(x.T).T, "skewed": skewed}
 
 
-@pytest.mark.parametrize("precision", ["ieee", "bf16x6", "tf32", "fp32_auto"])
+@pytest.mark.parametrize("precision", ["ieee", "bf16x6", "tf32", "fp32_auto", "BFX9"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("shape", [(1, 1, 1), (4, 8, 12), (5, 3, 7), (1, 70, 33), (70, 1, 64), (300, 260, 40)])
 def test_other_extents_are_launched_as_in_the_full_check(torch, gpu, checked, precision, shape, way):
@@ -581,6 +581,21 @@ def test_other_extents_are_launched_as_in_the_full_check(torch, gpu, checked, pr
         assert not checked
 
 
+@pytest.mark.parametrize("shapes", [((12,), (12, 8)), ((4, 12), (12,)), ((2, 4, 12), (12,)), ((12,), (12,))], ids=str)
+@pytest.mark.parametrize("given", [True, False])
+def test_vectors_take_the_fast_path(torch, gpu, checked, shapes, given):
+    tiled_sgemm(*extents((9, 11), (11, 5)))
+    for turn in range(3):
+        a, b = (np.float32(np.random.default_rng(turn).uniform(-1, 1, shape)) for shape in shapes)
+        expected = a @ b
+        result = tiled_sgemm(Tensor(a), Tensor(b), Tensor(np.ones_like(expected)) if given else None, beta=0.5 * given)
+        assert result.shape == expected.shape
+        np.testing.assert_allclose(result.x, expected + 0.5 * given, atol=1e-5)
+    assert len(checked) == 2
+    with pytest.raises(ValueError, match=r"a has shape .* this plan is for shapes \(1, 12\)"):
+        plan(1, 8, 12)(Tensor(a), Tensor(b))
+
+
 def extents(*shapes):
     return [tensor(np.ones(shape, np.float32)) for shape in shapes]
 
@@ -588,13 +603,19 @@ def extents(*shapes):
 # Calls that nothing but the full check may accept or refuse, after one of other extents; the error, or None.
 UNUSUAL = {
     "K": (lambda: extents((4, 6), (5, 8)), r"6 columns of a against 5 rows of b"),
-    "one dimension": (lambda: extents((4,), (4, 8)), "expected 2, or more"),
+    "a number": (lambda: [Tensor(np.ones((), np.float32)), *extents((4, 8))], "a has 0 dimensions"),
     "batch": (lambda: extents((2, 4, 6), (6, 8)), None),
     "no rows": (lambda: extents((0, 6), (6, 8)), None),
     "no terms": (lambda: extents((4, 0), (0, 8)), None),
     "shape of out": (lambda: extents((4, 6), (6, 8), (8, 4)), r"expected \(4, 8\)"),
-    "one dimension of out": (lambda: [*extents((4, 6), (6, 8)), tensor(np.ones((1, 4), np.float32)[0])], "dimensions"),
-    "no dimension of out": (lambda: [*extents((4, 6), (6, 8)), Tensor(np.ones((), np.float32))], "dimensions"),
+    "one dimension of out": (
+        lambda: [*extents((4, 6), (6, 8)), tensor(np.ones((1, 4), np.float32)[0])],
+        r"out has shape \(4,\); expected \(4, 8\)",
+    ),
+    "no dimension of out": (
+        lambda: [*extents((4, 6), (6, 8)), Tensor(np.ones((), np.float32))],
+        r"out has shape \(\); expected \(4, 8\)",
+    ),
     "out by columns": (lambda: [*extents((4, 6), (6, 8)), Tensor(aligned_empty((8, 4)).T)], None),
     "rows of out overlap": (
         lambda: [

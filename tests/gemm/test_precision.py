@@ -2,23 +2,71 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import numba_gemm
 from numba_gemm.gemm import precision as precisions
-from numba_gemm.gemm.precision import check_precision, resolved
+from numba_gemm.gemm.explain import explain_shape
+from numba_gemm.gemm.precision import ALIASES, KNOWN, canonical, check_precision, resolved
 from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TENSOR_STAGES
+from numba_gemm.lab.bench.experiment import precision_names
 from numba_gemm.simulator.switch import SIMULATOR
+
+PAGE = Path(__file__).parents[2] / "docs" / "precision.md"
 
 simulated = pytest.mark.skipif(not SIMULATOR, reason="runs on the simulator")
 
 
 def test_an_unknown_precision_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="bf16x6"):
-        check_precision("double")
+    with pytest.raises(ValueError, match=r"'double'; expected one of ieee, .*bf16x6.*aliases .*BF16_BF16_F32_X6"):
+        canonical("double")
     with pytest.raises(TypeError, match="expected a str"):
-        check_precision(32)
+        canonical(32)
+
+
+def test_aliases_and_names_in_any_case_stand_for_precisions():
+    for name in KNOWN:
+        assert canonical(name) == canonical(name.upper()) == name
+    for alias, name in ALIASES.items():
+        assert name in KNOWN
+        assert canonical(alias) == canonical(alias.upper()) == canonical(alias.lower()) == name
+    assert canonical("bfx9") == resolved("BFX9", 4, 4, 4, (9, 0)) == "bf16x9"
+
+
+@pytest.mark.parametrize("name", ["high", "medium", "HIGH", "default"])
+def test_a_name_that_permits_several_precisions_is_refused_with_those_to_choose_from(name):
+    with pytest.raises(ValueError, match=r"permits several; expected the name of one; pass '.*tf32'") as error:
+        canonical(name)
+    assert all(one in KNOWN for one in str(error.value).rpartition("pass ")[2].replace("'", "").split(" or "))
+
+
+def test_the_documented_aliases_are_those_of_the_code():
+    rows = re.findall(r"^\| `(\S+)` \| `(\S+)` \|", PAGE.read_text("utf-8"), re.MULTILINE)
+    assert dict(rows) == ALIASES
+
+
+@simulated
+def test_functions_take_aliases():
+    a = np.ones((4, 5), np.float32)
+    options = {"precision": "BF16_BF16_F32", "stage": "one_warp"}
+    for _ in range(2):  # in full, and cached
+        assert (numba_gemm.tiled_sgemm(a, a.T, **options) == 5).all()
+    assert numba_gemm.explain(a, a.T, **options).precision == "bf16"
+    assert explain_shape(4, 4, 5, **options).precision == "bf16"
+    assert numba_gemm.plan(4, 4, 5, **options).precision == "bf16"
+    assert numba_gemm.explain(a, a.T, precision="FP32_AUTO").reason.startswith("fp32_auto stands for ieee")
+    assert (numba_gemm.streamed_sgemm(a, a.T, precision="F32_F32_F32") == 5).all()
+    assert numba_gemm.autotune(a, a.T, precision="highest", candidates=1).candidates
+    with pytest.raises(ValueError, match="precision is 'bf16x6' and stage is 'naive'"):
+        numba_gemm.tiled_sgemm(a, a.T, precision="BF16_BF16_F32_X6", stage="naive")
+
+
+def test_bench_takes_aliases():
+    assert precision_names(["bfx9", "tf32"]) == ["bf16x9", "tf32"]
 
 
 @pytest.mark.parametrize("precision", TENSOR_PRECISIONS)

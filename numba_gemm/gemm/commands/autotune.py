@@ -38,10 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from ...runtime.device import current_device
     from ...runtime.driver import advising
     from ..autotune import autotune
-    from ..precision import check_precision
+    from ..precision import canonical
     from ..request import check_size
 
-    check_precision(options.precision)
+    canonical(options.precision)
     with advising("Run this on a machine with a GPU"):
         current_device()
     m, n, k = options.shape

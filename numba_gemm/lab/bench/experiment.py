@@ -126,14 +126,18 @@ def stage_names(names: Sequence[str] | None) -> Sequence[str]:
 
 def precision_names(names: Sequence[str]) -> Sequence[str]:
     """Return the precisions, without float32 itself."""
-    from numba_gemm.gemm.precision import IEEE, PRECISIONS
+    from numba_gemm.gemm.precision import FP32_AUTO, IEEE, PRECISIONS, canonical
 
     known = [name for name in PRECISIONS if name != IEEE]
     if list(names) == ["all"]:
         return known
-    if unknown := [name for name in names if name not in known]:
-        raise UsageError(f"unknown precision {', '.join(unknown)}; known are {', '.join(known)}, and all")
-    return names
+    try:
+        found = [canonical(name) for name in names]
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if IEEE in found or FP32_AUTO in found:
+        raise UsageError(f"--precisions is {','.join(names)}; expected some of {', '.join(known)}, or all")
+    return found
 
 
 def reason_for_nothing(plan: Plan) -> str:
