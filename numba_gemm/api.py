@@ -46,8 +46,8 @@ def tiled_sgemm(
         Arrays of one library: NumPy, Numba, CuPy, PyTorch (on CUDA), or any object with ``__cuda_array_interface__`` or
         ``__dlpack__``. M, N and K may be 0, and strides are arbitrary: transposed, sliced, reversed, broadcast.
         Dimensions before the last two are batch dimensions, which are broadcast as in NumPy; vectors, of shape (K,),
-        are multiplied as by `numpy.matmul`. Arrays in device memory are read in place. NumPy
-        arrays are copied to the GPU, and the result back.
+        are multiplied as by `numpy.matmul`. Arrays in device memory are read in place. NumPy arrays are copied to the
+        GPU, and the result back.
     out : array of shape (..., M, N), float32, optional
         Array of the same library for the result, and C unless `c` is given; it is overwritten. Its elements must be
         distinct and may not be shared with `a` or `b`; strides are arbitrary otherwise. PyTorch's autograd is told that
@@ -67,8 +67,8 @@ def tiled_sgemm(
         than float32 sums, over float32's range, from K = 256 and K = 1024 on; "tf32x3" (two TF32) and "fp16x3" (two
         FP16, scaled by row and column) are less accurate for sums of one sign; "tf32" and "bf16" round the elements.
         "fp32_auto" is the fastest precision whose stated error and range are no worse than those of "ieee", if no
-        element but 0 is below 2^-109. A named stage computes in its own `Stage.precisions` only. Names
-        of JAX, PyTorch and cuBLAS for the same arithmetic are accepted, too. See docs/precision.md.
+        element but 0 is below 2^-109. A named stage computes in its own `Stage.precisions` only. Names of JAX, PyTorch
+        and cuBLAS for the same arithmetic are accepted, too. See docs/precision.md.
     stream : optional
         Stream to run on: a stream of Numba, CuPy or PyTorch, an object with ``__cuda_stream__``, or a handle. By
         default the current stream of the arrays' library; for Numba arrays and ``__cuda_array_interface__`` the first
@@ -87,9 +87,9 @@ def tiled_sgemm(
     -------
     array of shape (..., M, N), float32
         Without M if `a` is a vector, and without N if `b` is one: of two vectors, an array of shape (). `out` if given,
-        else a new array of the library of `a` and `b`, in row order; a Numba device array if they are
-        known by ``__cuda_array_interface__`` or ``__dlpack__`` only. A NumPy result is complete at the return; others
-        are complete in the order of the stream.
+        else a new array of the library of `a` and `b`, in row order; a Numba device array if they are known by
+        ``__cuda_array_interface__`` or ``__dlpack__`` only. A NumPy result is complete at the return; others are
+        complete in the order of the stream.
 
     Raises
     ------
