@@ -316,7 +316,7 @@ def test_precision_counts(torch, gpu, checked):
     assert [did.kernel for did in gpu.launches[:5]] == [did.kernel for did in gpu.launches[5:]]
     with pytest.raises(ValueError, match="precision is 'best'"):
         tiled_sgemm(a, b, c, precision="best")
-    with pytest.raises(TypeError, match="precision is a list"):
+    with pytest.raises(TypeError, match="precision is of type list"):
         tiled_sgemm(a, b, c, precision=["ieee"])
 
 

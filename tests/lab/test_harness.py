@@ -216,7 +216,7 @@ def test_out_is_looked_at_before_anything_runs(run, tmp_path, capsys):
     [
         (["nothing"], "there is no experiment 'nothing'; expected one of: memory, bench, targets"),
         ([], "name one or more experiments"),
-        (["strided_copy", "--strides=1,two"], "argument --strides: invalid literal"),
+        (["strided_copy", "--strides=1,two"], "argument --strides: 'two' is not a whole number"),
         (["strided_copy", "--stride=1"], "unrecognized arguments: --stride=1"),
         (["strided_copy", "barriers", "--strides=1"], "unrecognized arguments: --strides=1"),
         (["narrow_product", "--m=5"], "m and n are 5 and 32; expected multiples of 32"),

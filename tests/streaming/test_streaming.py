@@ -763,7 +763,7 @@ def test_progress_is_told_of_every_part(tiny, by_numpy, capsys, layout):
         ((integers(2, 3), integers(4, 2)), {}, ValueError, "3 columns of a against 4 rows"),
         ((integers(2, 3).astype(float), integers(3, 2)), {}, TypeError, "a has dtype float64"),
         ((integers(2, 3), integers(3, 2)), {"memory_limit": 1.5}, TypeError, "memory_limit is of type float"),
-        ((integers(2, 3), integers(3, 2)), {"memory_limit": True}, TypeError, "memory_limit is a bool"),
+        ((integers(2, 3), integers(3, 2)), {"memory_limit": True}, TypeError, "memory_limit is of type bool"),
         ((integers(2, 3), integers(3, 2)), {"memory_limit": 0}, ValueError, "above 0"),
         ((integers(2, 3), integers(3, 2)), {"memory_limit": np.int8(3)}, ValueError, "memory_limit is 3 bytes"),
         ((integers(2, 3), integers(3, 2)), {"memory_limit": 100}, ValueError, "memory_limit is 100 bytes; expected"),

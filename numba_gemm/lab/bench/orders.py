@@ -109,7 +109,7 @@ def orders(
     rows = []
     for stage, ordered, config in found:
         rows.append(static_row(stage, ordered, config, cc))
-        print(f"{len(rows)} of {len(found)} compiled: {stage.name} {config.name} {ordered.order}", flush=True)
+        print(f"{len(rows)} of {len(found)} compiled: {stage.name}, {rows[-1]['config']}", flush=True)
     if static:
         return compared(pd.DataFrame(rows).assign(tflops=math.nan))
     timed = measured([(stage, ordered) for stage, ordered, _ in found], shape, rounds, cc)
