@@ -23,6 +23,8 @@ pytestmark = [
     # Of PyTorch itself: from its compiler, and from the first product in the thread of a backward pass.
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS:UserWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),  # from `opcheck`
+    pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning"),  # from `torch.func.vmap`
 ]
 OPCHECK = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 
