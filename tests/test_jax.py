@@ -1,4 +1,4 @@
-"""What is offered to JAX: values, transformations, precisions, calls by XLA, and what is refused."""
+"""Products in JAX: values, transformations, precisions, calls by XLA, and what is refused."""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ from ..kernels.stage import Stage
 from ..kernels.step import Kernel
 from ..runtime import kernel_cache
 from ..runtime.device import Device
-from . import heuristics
-from .request import chosen
+from . import autotune_cache, heuristics
 
 __all__ = ["compile_ahead", "gradients", "other_extents"]
 
@@ -66,7 +65,7 @@ def compile_ahead(
     def chosen_for(products: Iterable[Product]) -> list[Kernel]:
         found = Counter[Kernel]()
         for one in products:
-            choice = chosen("auto", device.ordinal, heuristics.problem(one, gpu, precision))
+            choice = autotune_cache.choose(device.ordinal, heuristics.problem(one, gpu, precision))
             if choice.stage is stage:
                 found.update(kernel for kernel in choice.kernels(one, gpu.gpu) if kernel not in kernels)
         return [kernel for kernel, _ in found.most_common()]

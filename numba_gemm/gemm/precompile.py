@@ -24,7 +24,7 @@ from ..runtime.compiler import supported_ccs
 from ..runtime.driver import advising
 from ..runtime.private_files import PrivateDirectory
 from ..simulator.switch import SIMULATOR
-from ..target import compute_capabilities
+from ..target import compute_capabilities, dotted
 from ..typing import ComputeCapability, DeviceLike, Layout, PrecisionName, StageChoice
 from . import autotune_cache, heuristics
 from .heuristics import Choice
@@ -236,7 +236,7 @@ def kernels_of(
         for product, choice in autotune_cache.recorded(ordinal):
             found += [(kernel, gpu.cc) for kernel in _launched(choice, product, gpu)]
     if not found and names and precisions and ccs and products:
-        targets = ", ".join(f"{major}.{minor}" for major, minor in ccs)
+        targets = ", ".join(map(dotted, ccs))
         raise ValueError(
             f"stages are {', '.join(names)}, precisions {', '.join(precisions)}, and compute capabilities {targets}; "
             "expected a stage that computes in one of the precisions there; change one of them"

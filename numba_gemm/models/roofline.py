@@ -57,7 +57,7 @@ def fp32_peak(sm_count: int, clock_hz: float, cc: ComputeCapability) -> float:
     cc = compute_capability(cc)
     if cc not in FP32_LANES_PER_SM:
         known = ", ".join(map(dotted, sorted(FP32_LANES_PER_SM)))
-        raise ValueError(f"compute capability {dotted(cc)}: FP32 lanes a multiprocessor are known for {known}")
+        raise ValueError(f"compute capability {dotted(cc)}: FP32 lanes per multiprocessor are known for {known}")
     return 2.0 * sm_count * FP32_LANES_PER_SM[cc] * clock_hz
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import sys
 import types
 
@@ -46,7 +47,7 @@ def announced(monkeypatch):
 
 
 def choice_of(product):
-    return next_kernels.chosen("auto", 0, heuristics.problem(product, devices.get_device(0).properties))
+    return heuristics.choose(heuristics.problem(product, devices.get_device(0).properties))
 
 
 def kernels_of(products):
@@ -97,6 +98,15 @@ def test_other_extents_have_the_same_accesses(step, offset, remainder):
     stage, config = choice_of(product).stage, choice_of(product).config
     assert {stage.kernel(config, one) for one in found} == {stage.kernel(config, product)}
     assert {one.k for one in found} == {k}
+
+
+def test_choices_for_products_that_may_follow_are_not_told(announced, caplog):
+    caplog.set_level(logging.DEBUG, logger="numba_gemm")
+    order = dense("N", 64, 64)
+    product = Product(order, order, order)
+    next_kernels.compile_ahead(devices.get_device(0), choice_of(product).stage, product, "ieee")
+    assert announced
+    assert caplog.records == []
 
 
 def test_nothing_is_compiled_ahead_for_others(announced):

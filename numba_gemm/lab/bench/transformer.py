@@ -18,6 +18,7 @@ import pandas as pd
 
 from numba_gemm.gemm.precision import IEEE
 from numba_gemm.lab.harness.experiment import Experiment, Unavailable
+from numba_gemm.runtime import ahead
 from numba_gemm.simulator.switch import SIMULATOR
 
 if TYPE_CHECKING:
@@ -161,6 +162,7 @@ def synchronize(torch: Any) -> None:
 
 def steady_ms(torch: Any, step: Callable[[], object]) -> tuple[float, float]:
     """Return median milliseconds of a step once it has run for some time, and those that it keeps the host busy."""
+    ahead.wait_until_idle()  # kernels of other products are compiled ahead, which slows down the host
     took, host = [], []
     for timed in (False, True):
         end = time.perf_counter() + (0.0 if SIMULATOR else STEADY_SECONDS)
