@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from functools import partial
 from itertools import product
@@ -13,6 +14,7 @@ from support.operands import check, filled
 
 from numba_gemm.simulator.switch import SIMULATOR
 
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # other processes of the tests need the GPU's memory
 jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp  # noqa: E402
