@@ -71,8 +71,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
         if ON_GPU and item.get_closest_marker("simulator"):
             item.add_marker(pytest.mark.skip(reason="checks the simulator"))
-        if "hold_up" in getattr(item, "fixturenames", ()):  # needs a stream that stays busy while it calls
-            item.add_marker(pytest.mark.alone)
     items.sort(key=lambda item: item.get_closest_marker("alone") is not None)  # others need not wait for these
 
 
