@@ -46,7 +46,7 @@ class FrameLayout:
         The distinct words that move: alpha, beta, A, B and C first, then the others by slot.
     """
 
-    __slots__ = ("_configs", "_moved", "_starts", "_words", "moving", "packing")
+    __slots__ = ("_configs", "_moved", "_places", "_starts", "_words", "moving", "packing")
 
     def __init__(self, steps: Sequence[Step]) -> None:
         words: list[Any] = []
@@ -58,12 +58,13 @@ class FrameLayout:
             for argument in arguments:
                 words += argument.words
         # Other words are integers, also NumPy's: shapes of arrays may have these.
-        moved = [(i, word) for i, word in enumerate(words) if type(word) is Moving]
-        others = {word for _, word in moved}.difference(ALWAYS)
+        self._moved = moved = [i for i, kind in enumerate(map(type, words)) if kind is Moving]
+        found = [words[i] for i in moved]
+        others = set(found).difference(ALWAYS)
         self.moving: tuple[Any, ...] = ALWAYS + tuple(sorted(others)) if others else ALWAYS
-        places = {word: 8 * i for i, word in enumerate(self.moving)}
-        self._moved = [(i, places[word]) for i, word in moved]
-        for i, _ in moved:
+        places = dict(zip(self.moving, range(0, 8 * len(self.moving), 8)))
+        self._places = [places[word] for word in found]
+        for i in moved:
             words[i] = 0
         self._words = words
         self.packing = _packing(len(places))
@@ -79,7 +80,7 @@ class FrameLayout:
         start = ctypes.addressof(memory)
         tables = start + first + 8 * count
         addresses = [*range(start + first, tables, 8)]
-        for i, place in self._moved:
+        for i, place in zip(self._moved, self._places):
             addresses[i] = start + place
         _integers(2 * count).pack_into(memory, first, *self._words, *addresses)
         ctypes.memmove(tables + 8 * count, configs, len(configs))
