@@ -32,6 +32,7 @@ EXPERIMENTS = {
     "first_products": "bench.first_products:EXPERIMENT",
     "transformer_step": "bench.transformer:STEP",
     "training": "bench.transformer:TRAINING",
+    "torch_calls": "bench.torch_calls:EXPERIMENT",
     **{name: f"memory.{name}:EXPERIMENT" for name in MEMORY},
 }
 """Module and attribute of each experiment."""

@@ -1,11 +1,11 @@
-"""Training steps of a transformer, small, on the CPU."""
+"""Training steps of a transformer, and calls of a product, small, on the CPU."""
 
 from __future__ import annotations
 
 import pandas as pd
 import pytest
 
-from numba_gemm.lab.bench import transformer
+from numba_gemm.lab.bench import torch_calls, transformer
 
 torch = pytest.importorskip("torch")
 
@@ -59,3 +59,17 @@ def test_claims_about_training(last, held):
     rows = [(way, step, 4.0 if step == 0 else end) for way, end in ways.items() for step in range(100)]
     frame = pd.DataFrame(rows, columns=["way", "step", "loss"])
     assert list(transformer.training_claims(frame).values()) == held
+
+
+@pytest.mark.simulator
+def test_ways_to_call_a_product_are_timed():
+    frame = torch_calls.EXPERIMENT.frame(extent=8)
+    assert len(frame) == 9
+    assert (frame["host_us"] > 0).all()
+
+
+@pytest.mark.parametrize(("operator", "no_grad", "held"), [(17.9, 10.4, [True, True]), (18.1, 10.6, [False, False])])
+def test_claims_about_calls(operator, no_grad, held):
+    us = {torch_calls.DIRECT: 10.0, torch_calls.DIRECT + torch_calls.NO_GRAD: no_grad, torch_calls.OPERATOR: operator}
+    frame = pd.DataFrame({"way": us.keys(), "host_us": us.values()})
+    assert list(torch_calls.claims(frame).values()) == held
