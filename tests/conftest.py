@@ -37,6 +37,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     atexit.register(shutil.rmtree, os.environ["NUMBA_GEMM_CACHE_DIR"], ignore_errors=True)
 # Several processes run tests: each starts few to compile, and none to compile ahead.
 os.environ.setdefault("NUMBA_GEMM_JOBS", "3")
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # queues of the GPU: streams of one wait for each other
 TURN = Path(os.environ["NUMBA_GEMM_CACHE_DIR"]) / "turn.lock"
 
 # Imported once the lines above have run.

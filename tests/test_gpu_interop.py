@@ -42,6 +42,7 @@ HOLD_SECONDS = 10.0  # after which a stream is let go even if a test waits for i
 # ------------------------------------------------------------------------------------------------ holding streams up
 
 
+IDLE: list[int] = []  # streams that no test uses
 HELD: dict[int, Callable[[], None]] = {}  # streams that wait: handle, and function that lets one go on
 
 
@@ -81,14 +82,16 @@ def busy(handle: int) -> bool:
 def new_stream():
     """Return the handle of a stream that does not synchronise with the default stream.
 
-    It is never destroyed, since PyTorch's allocator queries the streams that a tensor was used on when it is freed.
+    It is never destroyed, since PyTorch's allocator queries the streams that a tensor was used on when it is freed. Other
+    tests use it again: the GPU's queues are few, and streams of one queue wait for each other.
     """
     cuda.current_context()  # a test may be the first of its process
-    handle = int(call(driver.cuStreamCreate, int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)))
+    handle = IDLE.pop() if IDLE else int(call(driver.cuStreamCreate, int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)))
     try:
         yield handle
     finally:
         call(driver.cuStreamSynchronize, handle)
+        IDLE.append(handle)
 
 
 # --------------------------------------------------------------------------------------------------------- libraries

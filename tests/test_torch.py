@@ -25,6 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS:UserWarning"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),  # from `opcheck`
     pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning"),  # from `torch.func.vmap`
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),  # from its compiler
 ]
 OPCHECK = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 

@@ -133,6 +133,7 @@ class NumbaArrays(ArrayKind):
 
         def alike(key: Any, a: Any, b: Any, out: Any) -> Alike:
             _, _, _, offsets, a_shape, a_strides, b_shape, b_strides, (c_shape, c_strides) = key
+            aligned = not offsets
 
             def places(a: Any, b: Any, out: Any) -> tuple[int, int, int, int] | None:
                 if not (
@@ -144,7 +145,7 @@ class NumbaArrays(ArrayKind):
                     return None
                 p, q, r, queue = place(a), place(b), place(out), a.stream
                 if (
-                    (p & 15) << 8 | (q & 15) << 4 | r & 15 == offsets
+                    (not (p | q | r) & 15 if aligned else (p & 15) << 8 | (q & 15) << 4 | r & 15 == offsets)
                     and b.stream is queue
                     and out.stream is queue
                     and a.shape == a_shape
@@ -249,6 +250,7 @@ class CupyArrays(ArrayKind):
 
         def alike(key: Any, a: Any, b: Any, out: Any) -> Alike:
             _, _, device, offsets, a_shape, a_strides, b_shape, b_strides, (c_shape, c_strides) = key
+            aligned = not offsets
 
             def places(a: Any, b: Any, out: Any) -> tuple[int, int, int, int] | None:
                 if not (
@@ -261,7 +263,7 @@ class CupyArrays(ArrayKind):
                 x, y, z = a.data, b.data, out.data
                 p, q, r = x.ptr, y.ptr, z.ptr
                 if (
-                    (p & 15) << 8 | (q & 15) << 4 | r & 15 == offsets
+                    (not (p | q | r) & 15 if aligned else (p & 15) << 8 | (q & 15) << 4 | r & 15 == offsets)
                     and x.device_id == y.device_id == z.device_id == device
                     and a.shape == a_shape
                     and b.shape == b_shape

@@ -214,6 +214,32 @@ def _define(schema: str, computed: Callable[..., Any], fake: Callable[..., Any],
     torch.library.register_fake(f"numba_gemm::{name}", fake, lib=_library)
     if differentiable:
         torch.library.register_autograd(f"numba_gemm::{name}", _gradients, setup_context=_save, lib=_library)
+        _shorten(name, computed)
+
+
+def _shorten(name: str, computed: Callable[..., Any]) -> None:
+    """Compute calls that need no gradient as soon as they reach autograd, if no other layer has to see them.
+
+    PyTorch would dispatch them again, which takes as long as the first time. The names that this needs are PyTorch's
+    own; where one is missing, nothing changes.
+    """
+    try:
+        from torch._library.autograd import Info, make_autograd_impl
+
+        below, needs_grad = torch._C._after_ADInplaceOrView_keyset, torch._C._any_requires_grad  # noqa: SLF001
+        plain = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, DEVICE.upper())).raw_repr()  # noqa: SLF001
+        operator = getattr(torch.ops.numba_gemm, name).default
+        differentiated = make_autograd_impl(operator, Info(_gradients, _save))
+    except (ImportError, AttributeError, TypeError):
+        return
+    grad_enabled = torch.is_grad_enabled
+
+    def call(keys: Any, *arguments: Any) -> Any:
+        if (keys & below).raw_repr() == plain and not (grad_enabled() and needs_grad(*arguments)):
+            return computed(*arguments)
+        return differentiated(keys, *arguments)
+
+    _library.impl(name, call, f"Autograd{DEVICE.upper()}", with_keyset=True)
 
 
 _define('matmul(Tensor a, Tensor b, float alpha=1.0, str precision="ieee") -> Tensor', compute, _fake)
