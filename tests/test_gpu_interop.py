@@ -82,8 +82,8 @@ def busy(handle: int) -> bool:
 def new_stream():
     """Return the handle of a stream that does not synchronise with the default stream.
 
-    It is never destroyed, since PyTorch's allocator queries the streams that a tensor was used on when it is freed. Other
-    tests use it again: the GPU's queues are few, and streams of one queue wait for each other.
+    It is never destroyed, since PyTorch's allocator queries the streams that a tensor was used on when it is freed.
+    Other tests use it again: the GPU's queues are few, and streams of one queue wait for each other.
     """
     cuda.current_context()  # a test may be the first of its process
     handle = IDLE.pop() if IDLE else int(call(driver.cuStreamCreate, int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)))
