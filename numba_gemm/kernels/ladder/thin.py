@@ -9,8 +9,8 @@ Idea: such a product reads A once and computes little, so only the number of byt
     shared between blocks as in stream_k.
 Traffic: A once; BN/BM of A's bytes for B, from the L2 cache.
 Registers and shared memory: TM*BN accumulators and 4*TM floats of A; slots*(BM + BN)*BK floats (75 KB at 128x16x32).
-Measured: 16384x16384 times 1, 4 and 16 columns on an NVIDIA H200, by tiled_sgemm, A not in the cache: 1.58, 1.55 and
-    1.37 of a copy's bandwidth, 1.05, 2.06 and 1.83 of cuBLAS SGEMM.
+Measured: 16384x16384 times 1, 4 and 16 columns on an NVIDIA H200, by tiled_sgemm, A not in the cache: 1.65, 1.62 and
+    1.46 of a copy's bandwidth, 1.05, 2.11 and 1.90 of cuBLAS SGEMM.
 Limits: within a block, the start and end of a tile do not overlap with the next tile; the other blocks of the
     multiprocessor hide that latency. If A is not 16-byte aligned, or not contiguous along k, it is copied float by
     float.
