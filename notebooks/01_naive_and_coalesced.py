@@ -29,14 +29,12 @@ from numba_gemm.models import requests
 # ## The kernel
 #
 # This is the file that runs, not a copy. Each thread of `naive` finds its row and column from its place in the grid,
-# and adds up a row of A times a column of B. `dot` and `axpby` are **device functions** of `numba_gemm.device`, that
-# is, functions that kernels call: the sum, and `alpha * sum + beta * C`.
+# and adds up a row of A times a column of B: eight terms per iteration as long as there are eight, then the rest one by
+# one. `axpby` is a **device function** of `numba_gemm.device`, that is, a function that kernels call. It returns
+# `alpha * acc + beta * c`.
 
 # %%
 notebook.source("naive")
-
-# %%
-notebook.source("dot", function="dot")
 
 # %% [markdown]
 # Consecutive threads differ in `threadIdx.x`, and `naive` takes the **row** from it. So the 32 threads of a warp,
@@ -44,14 +42,14 @@ notebook.source("dot", function="dot")
 #
 # ## Step one thread
 #
-# Thread (1, 0) of a block, line by line, and into `dot`. This is Numba's simulator running the kernel itself.
+# Thread (1, 0) of a block, line by line. This is Numba's simulator running the kernel itself.
 
 # %%
 a = np.array([[1, 2], [3, 4]], np.float32)
 b = np.array([[10, 20], [30, 40]], np.float32)
 c = np.zeros((2, 2), np.float32)
 
-for s in step("naive", None, None, 1, a, b, 0, c, thread=(1, 0), config="test", into="numba_gemm.device.dot"):
+for s in step("naive", None, None, 1, a, b, 0, c, thread=(1, 0), config="test"):
     print(s)
 print(c)
 

@@ -69,7 +69,7 @@ notebook.source("shared_tile", function="build")
 # along K. Here all three are the same, 32 or 16. They are constants to the compiler. `fetch1` reads an element, or
 # gives zero outside of the matrix: zeros add nothing to a sum, so the last tile along K needs no case of its own.
 #
-# What is new since `coalesced`. One idea, but most of the file: the sum that `dot` made moves into the kernel.
+# What is new since `coalesced`. One idea, but most of the file.
 
 # %%
 notebook.difference("coalesced", "shared_tile")

@@ -376,7 +376,7 @@ told(**{" x ".join(map(str, shape)): pair(*shape) for shape in shapes})
 # allow no vectors; the kernel is compiled for the pair at hand. It also takes batches and epilogues:
 
 # %%
-notebook.source("stream_k", function="body")
+notebook.source("stream_k", function="stream_k")
 
 # %%
 named = {"NN": (x, x), "NT": (x, x.T), "TN": (x.T, x), "TT": (x.T, x.T), "NN, off by one": (x[:, 1:], x[1:, :])}

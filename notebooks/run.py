@@ -5,14 +5,16 @@
 
 A notebook's text is its .py file (jupytext's percent format); the .ipynb beside it has the same cells, and outputs.
 ``--write`` is for outputs that readers shall see: run it on a GPU. ``--sync`` brings the .ipynb's cells up to the .py
-file's, keeps the outputs of those that have not changed, and runs nothing. ``--refresh`` does the same, runs the
-notebook, and stores the outputs of cells that have changed: for cells that trace and draw, which is the same anywhere,
-and measure nothing.
+file's, keeps the outputs of those that have not changed, lists code as it is now, and runs nothing. ``--refresh`` does
+the same, runs the notebook, and stores the outputs of cells that have changed: for cells that trace and draw, which is
+the same anywhere, and measure nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -27,12 +29,14 @@ try:
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
     from numba_gemm.lab.harness.command import command, write_files
+    from numba_gemm.lab.notebook import Listing, difference, source
     from numba_gemm.terminal import at_least_one
 except ModuleNotFoundError as missing:
     sys.exit(f"{missing}: pip install -e '.[cu13,notebooks]' brings it")
 
 HERE = Path(__file__).parent
 SECONDS = 1200  # that a cell may take, at real sizes on a GPU
+LISTS: dict[str, Callable[..., Listing]] = {"source": source, "difference": difference}
 KEPT = {"jupyter", "mystnb", "tags"}  # of a cell's metadata
 VOLATILE = {"execution", "language_info", "widgets"}
 
@@ -90,14 +94,32 @@ def joined(outputs: Iterable[nbformat.NotebookNode]) -> list[nbformat.NotebookNo
     return found
 
 
+def listing(source: str) -> Listing | None:
+    """What a cell shows that only lists code, by constant arguments of `LISTS`; None for other cells."""
+    called = re.fullmatch(r"notebook\.(\w+)\((.+)\)", source.strip())
+    if called is None or called[1] not in LISTS:
+        return None
+    call = ast.parse(source.strip(), mode="eval").body
+    assert isinstance(call, ast.Call)
+    options = {str(one.arg): ast.literal_eval(one.value) for one in call.keywords}
+    return LISTS[called[1]](*map(ast.literal_eval, call.args), **options)
+
+
 def synchronised(name: str) -> nbformat.NotebookNode:
-    """A notebook's cells, with the outputs of the stored ones that read the same."""
+    """A notebook's cells, with the outputs of the stored ones that read the same, and code as it is now."""
     made, old = read(name), {}
     if (HERE / f"{name}.ipynb").is_file():
         old = {cell.source: cell for cell in stored(name).cells if cell.cell_type == "code"}
     for cell in made.cells:
         if cell.cell_type == "code" and cell.source in old:
             cell.outputs, cell.execution_count = old[cell.source].outputs, old[cell.source].execution_count
+    for number, cell in enumerate((cell for cell in made.cells if cell.cell_type == "code"), 1):
+        if shown := listing(cell.source):
+            cell.execution_count = cell.execution_count or number
+            data = {"text/markdown": shown._repr_markdown_(), "text/plain": repr(shown).rstrip()}
+            cell.outputs = [
+                nbformat.v4.new_output("execute_result", data, execution_count=cell.execution_count, metadata={})
+            ]
     return made
 
 

@@ -200,4 +200,4 @@ else:
 
         a, b, c = MatrixType(variant.a == "along4"), MatrixType(False), MatrixType(variant.c_aligned)
         vectors = types.UniTuple(types.Array(types.float32, 1, "A"), variant.vectors)
-        return (types.float32, a, b, types.float32, c, PARTITION, *((vectors,) if variant.vectors else ()))
+        return types.float32, a, b, types.float32, c, PARTITION, vectors

@@ -37,6 +37,7 @@ def build(
 
     else:
         words = division.words
+        vectors: tuple[Any, ...] = ((),) if isinstance(variant, Variant) else ()
         partials = counters = None
         if division.workspace_bytes:
             partials = cuda.device_array(division.workspace_bytes // FLOAT32_BYTES, np.float32)
@@ -44,7 +45,7 @@ def build(
 
         def kernel(alpha, a, b, beta, c):  # type: ignore[no-untyped-def]
             partition = partition_of(partials, counters, words)
-            body(float32(alpha), matrix_a(a), matrix_b(b), float32(beta), matrix_c(c), partition)
+            body(float32(alpha), matrix_a(a), matrix_b(b), float32(beta), matrix_c(c), partition, *vectors)
 
     if SIMULATOR:
         return NumbaKernel(kernel)

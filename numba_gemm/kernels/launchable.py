@@ -46,7 +46,8 @@ def launchable(
     """Return the kernel of a stage of the FP32 ladder and its launch configuration, for launches by Numba itself.
 
     The kernel computes ``c = alpha * a @ b + beta * c`` for these extents only: it may rely on whole tiles, and nothing
-    checks the arrays at a launch.
+    checks the arrays at a launch. Stages on tensor cores are not offered: another kernel decomposes their operands, or
+    tensor maps describe them, or, in `one_warp`, lanes exchange values, which Numba's own simulator cannot do.
 
     Parameters
     ----------

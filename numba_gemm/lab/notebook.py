@@ -131,7 +131,7 @@ def source(name: str, function: str | None = None, doc: bool = False) -> Listing
     Parameters
     ----------
     name : str
-        A stage, such as "naive"; a module of `numba_gemm.device`, such as "dot"; or the path of another module of
+        A stage, such as "naive"; a module of `numba_gemm.device`, such as "store"; or the path of another module of
         `numba_gemm` without its ending, such as "models/requests".
     function : str, optional
         Return only this function or class of the module.

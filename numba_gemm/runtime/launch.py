@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..device.units import FLOAT32_BYTES
+from ..kernels.ladder.stage import Variant
 from ..kernels.product import ONE, Batch, Layout, Product
 from ..kernels.stage import IEEE, MAX_K, Partition, Stage
 from ..kernels.step import Argument, Kernel, Launches, MatrixAt, Scalar, Slot
@@ -253,8 +254,8 @@ def _simulated(
         return describe(scratch, counters, *argument.words[2:])
 
     arguments = [value(argument) for argument in step.arguments if not isinstance(argument, VectorAt)]
-    if vectors:
-        arguments.append(tuple(vector.owner for vector in vectors))
     kernel: Kernel = step.kernel
+    if isinstance(kernel.variant, Variant):
+        arguments.append(tuple(vector.owner for vector in vectors))
     block = step.block[:2] if step.block[2] == 1 else step.block
     return Simulated(_built(kernel), step.grid, block, tuple(arguments), kernel.dynamic_shared)

@@ -93,6 +93,10 @@ def test_both_files_have_the_same_cells(name):
     for cell in stored.cells:
         if cell.cell_type == "code":
             assert cell.execution_count, f"a cell of {name} has never run: {cell.source}"
+            if shown := run.listing(cell.source):
+                assert cell.outputs[0]["data"]["text/markdown"] == shown._repr_markdown_(), (
+                    "run.py --sync lists it anew"
+                )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -111,12 +115,12 @@ def test_a_listing_is_the_file():
     code = lessons.source("naive")
     assert code.text.startswith("from numba import cuda")
     assert code._repr_markdown_().startswith("```python\nfrom numba")
-    assert str(lessons.source("dot", function="dot")).startswith("@device_function\ndef dot(")
+    assert str(lessons.source("tile_loader", function="tile_loader")).startswith("@lru_cache")
     assert "class Prediction" in str(lessons.source("models/prediction", function="Prediction"))
     with pytest.raises(ValueError, match="neither a stage nor a module"):
         lessons.source("no such")
-    with pytest.raises(ValueError, match=r"naive\.py has no function or class 'dot'"):
-        lessons.source("naive", function="dot")
+    with pytest.raises(ValueError, match=r"naive\.py has no function or class 'sum'"):
+        lessons.source("naive", function="sum")
 
 
 def test_a_difference_is_of_code_alone():

@@ -294,16 +294,16 @@ def test_loads_behind_the_loop_are_not_of_a_and_b(kernel):
 
 
 def test_ffma_table():
-    done = inspect("register_prefetch", "--ffma")
+    done = inspect("async_copy", "--ffma")
     assert done.returncode == 0, done.stderr
     title, heading, *table = done.stdout.splitlines()
-    assert title == "register_prefetch for compute capability 9.0, aligned operands"
+    assert title == "async_copy for compute capability 9.0, aligned operands"
     table = [re.split(r"  +", line) for line in table[: len(ORDERS)]]
     names = re.split(r"  +", heading)
     for row, order in zip(table, ORDERS, strict=True):
         values = dict(zip(names, row, strict=True))
         assert values["order"] == order
-        assert values["loads of A and B"] == "12 LDG.128"
+        assert values["loads of A and B"] == "4 LDG.128, 8 LDGSTS.128"
         assert int(values["in loop"]) == 128 * int(values["k-steps"])  # whole outer products, none lost
         assert int(values["k-steps"]) in (2, 4, 8)
         assert int(values["on Volta"]) <= int(values["collide"]) <= int(values["in loop"])
@@ -364,12 +364,12 @@ def test_impossible_orders(extents, order, words):
 
 
 def test_orders_are_compiled_without_a_gpu(tmp_path):
-    options = ("--static", "--stages", "register_prefetch", "--out", str(tmp_path))
+    options = ("--static", "--stages", "async_copy", "--out", str(tmp_path))
     status, _, errors = offline(run_command, "numba_gemm.lab.__main__", ["orders", *options])
     assert status == 0, errors
     frame = pd.read_csv(tmp_path / "orders.csv")
     assert list(frame["order"]) == list(ORDERS)
-    assert list(frame["loads"]) == ["12 LDG.128"] * len(ORDERS)
+    assert list(frame["loads"]) == ["4 LDG.128, 8 LDGSTS.128"] * len(ORDERS)
     assert frame["spills"][list(frame["order"]).index(DEFAULT_ORDER)] == 0
     assert (frame["spills"] >= 0).all(), "other orders spill with some releases of the compiler"
     assert (frame["k_steps"] % 1 == 0).all()

@@ -16,7 +16,6 @@ import pytest
 from numba import cuda, float32
 from support.debugger import scripted
 
-from numba_gemm.device import dot as dot_module
 from numba_gemm.inspect.debugging import debug
 from numba_gemm.inspect.stepping import Step, step
 from numba_gemm.kernels.ladder import STAGES
@@ -167,7 +166,7 @@ def test_a_seed_gives_the_same_steps_of_one_thread():
 
 def test_naive_sums_one_term_after_the_other():
     a, b, c = product()
-    steps = stage_steps("naive", a, b, c, thread=(2, 3), into=dot_module)
+    steps = stage_steps("naive", a, b, c, thread=(2, 3))
     sums = [s.locals["acc"] for s in at(steps, "acc +=")]
     expected = np.cumsum([0, *(a[2, :9] * b[:9, 3])])
     np.testing.assert_array_equal(sums, expected)

@@ -126,8 +126,8 @@ MUTATIONS = [
     ("naive", "stage", "row < m", "row <= m", 0),
     ("coalesced", "stage", "col < n", "col <= n", 0),
     ("shared_tile", "stage", "row < m", "row <= m", 0),
-    ("coalesced", "dot", "p + TERMS <= k", "p + TERMS <= k + 1", 0),
-    ("coalesced", "dot", "while p < k", "while p + 1 < k", 0),
+    ("coalesced", "stage", "p + TERMS <= k", "p + TERMS <= k + 1", 0),
+    ("coalesced", "stage", "while p < k", "while p + 1 < k", 0),
     (
         "thread_tile_2d",
         "vector",
@@ -154,10 +154,11 @@ MUTATIONS = [
     ("register_prefetch", "stage", "buffer, BK - 1,", "buffer, BK - 2,", 0),
     ("double_buffered", "stage", "while k0 < k:", "while k0 + BK < k:", 0),
     # a stride, an index or a buffer taken for another
-    ("naive", "dot", "b[p + q, col]", "b[col, p + q]", 0),
+    ("naive", "stage", "b[p + q, col]", "b[col, p + q]", 0),
     ("shared_tile", "stage", "a_tile[ty, p] * b_tile[p, tx]", "a_tile[p, ty] * b_tile[p, tx]", 0),
     ("thread_tile_1d", "stage", "tid // BK, tid % BK", "tid % BK, tid // BK", 0),
     ("thread_tile_2d", "stage", "a_frag[i] * b_frag[j]", "a_frag[j % TM] * b_frag[i % TN]", 0),
+    ("register_prefetch", "stage", "a_frag[i] * b_frag[j]", "a_frag[j % TM] * b_frag[i % TN]", 0),
     ("vectorized", "stage", "block_row + a_row + i, k0 + a_col", "block_row + a_row, k0 + a_col", 0),
     ("conflict_free", "stage", "a_place[p] = row ^ (p // 4 * HALF_WARP)", "a_place[p] = row", 0),
     ("double_buffered", "stage", "uint32(buffer ^ BK)", "uint32(buffer)", 0),

@@ -99,7 +99,9 @@ def check(
     expected, scale = accuracy.reference(alpha, left, right, beta, c)
     partition, blocks = work_of(config, m, n, k, blocks, whole)
     variant = Variant(a, b, c_aligned=False)
-    launch(config, variant, (np.float32(alpha), left, right, np.float32(beta), c, partition), partition, blocks, seed)
+    launch(
+        config, variant, (np.float32(alpha), left, right, np.float32(beta), c, partition, ()), partition, blocks, seed
+    )
     compared = accuracy.compare(c, expected, scale, k, alpha=alpha)
     assert compared.ok, compared
     c[...] = 77
@@ -177,7 +179,9 @@ def test_batch() -> None:
     }
     partition, blocks = work_of(FOUR, 17, 5, 40, 5, 7, **batch)
     variant = Variant("along4" if a.ctypes.data % 16 == 0 else "along1", "across1", c_aligned=False)
-    launch(FOUR, variant, (np.float32(1), a[0, 0], b[0], np.float32(0), c[0, 0], partition), partition, blocks, None)
+    launch(
+        FOUR, variant, (np.float32(1), a[0, 0], b[0], np.float32(0), c[0, 0], partition, ()), partition, blocks, None
+    )
     for i in range(2):
         for j in range(3):
             compared = accuracy.compare(c[i, j], *accuracy.reference(1, a[i, j], b[j]), 40)

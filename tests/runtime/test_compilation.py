@@ -288,7 +288,7 @@ from numba_gemm import tiled_sgemm
 os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
 import numba.cuda
 try:
-    import numba_gemm.device.dot
+    import numba_gemm.device.store
 except RuntimeError as error:
     print(error)
 """

@@ -14,7 +14,7 @@ from numba_gemm.kernels.ladder import STAGES, TileConfig
 DEVICE_MODULES = [
     f"numba_gemm.device.{name}"
     for name in (
-        *("matrix", "vector", "shared", "async_copy", "address", "store", "dot"),
+        *("matrix", "vector", "shared", "async_copy", "address", "store"),
         *("outer_product", "tile_loader", "partition"),
     )
 ]

@@ -15,7 +15,7 @@ from .stage import DEFAULT_ORDER, LadderStage, TileConfig, partition_layout
 
 
 def _large(BM, BN, BK, TM, TN, WM, WN, order=DEFAULT_ORDER, min_blocks=0):
-    """Return tiles of the stages from bigger_tiles on: two slots in dynamic shared memory, A padded."""
+    """Return tiles of the stages from warp_tiled on: two slots in dynamic shared memory, A padded."""
     return TileConfig(BM, BN, BK, TM, TN, WM, WN, 2, pad=4, dynamic=True, min_blocks=min_blocks, order=order)
 
 
@@ -108,7 +108,6 @@ RECORDS = (
         configs=_large_tiles(),
         test_config=_large(32, 32, 8, 8, 4, 32, 32),
         vectorized=True,
-        ordered=True,
         whole_tiles=True,
     ),
     LadderStage(
@@ -118,7 +117,6 @@ RECORDS = (
         configs=_large_tiles(),
         test_config=_large(32, 32, 8, 8, 4, 32, 32),
         vectorized=True,
-        ordered=True,
         whole_tiles=True,
     ),
     LadderStage(
@@ -128,7 +126,6 @@ RECORDS = (
         configs=_large_tiles(),
         test_config=_large(32, 32, 8, 8, 4, 32, 32),
         vectorized=True,
-        ordered=True,
         whole_tiles=True,
     ),
     LadderStage(

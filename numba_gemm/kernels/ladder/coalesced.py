@@ -11,19 +11,30 @@ Limits: two loads per multiply-add. The load unit accepts one request per clock,
     fill most issue slots.
 """
 
-from numba import cuda
+from numba import cuda, float32
 
-from ...device.dot import dot
 from ...device.store import axpby
+
+TERMS = 8  # per iteration; the compiler by itself unrolls a loop of unknown length by four only
 
 
 @cuda.jit
 def coalesced(alpha, a, b, beta, c):
     m, n = c.shape
+    k = a.shape[1]
     row = cuda.blockIdx.y * cuda.blockDim.y + cuda.threadIdx.y
     col = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if row < m and col < n:
-        c[row, col] = axpby(alpha, dot(a, b, row, col), beta, c, row, col)
+        acc = float32(0)
+        p = 0
+        while p + TERMS <= k:  # p and two 64-bit addresses are incremented once for all terms
+            for q in range(TERMS):
+                acc += a[row, p + q] * b[p + q, col]
+            p += TERMS
+        while p < k:
+            acc += a[row, p] * b[p, col]
+            p += 1
+        c[row, col] = axpby(alpha, acc, beta, c, row, col)
 
 
 def build(config, aligned):

@@ -28,7 +28,6 @@ from ...device.address import (
     shared_store1,
     shared_store4,
 )
-from ...device.outer_product import outer_product
 from ...device.store import row_store
 from ...device.units import WARP
 from ...device.vector import fetch4_any
@@ -65,7 +64,6 @@ def build(config, fit):
         },
     )
     store_row = row_store(TN, 4 * LANES_N, fit != ANY)
-    multiply = outer_product(TM, TN, config.order)  # one k-step; acc[i, j] += a_frag[i] * b_frag[j] for all i, j
 
     @device_function
     def fetch(x, at, row, col, inside):
@@ -92,6 +90,13 @@ def build(config, fit):
         for j in range(0, TN, 4):
             values = shared_load4(tiles, uint32(b_from + p * B_PITCH + 4 * j * LANES_N))
             b_frag[j], b_frag[j + 1], b_frag[j + 2], b_frag[j + 3] = values
+
+    @device_function
+    def multiply(a_frag, b_frag, acc):
+        """Add the products of one k-step."""
+        for j in range(TN):
+            for i in range(TM):
+                acc[i, j] += a_frag[i] * b_frag[j]
 
     @device_function
     def multiply_tile(tiles, a_from, b_from, a_even, b_even, a_odd, b_odd, acc):

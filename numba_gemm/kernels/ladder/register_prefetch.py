@@ -17,7 +17,6 @@ Limits: issue slots: one instruction in ten is not a multiply-add. Nearly half o
 
 from numba import cuda, float32, uint32
 
-from ...device.outer_product import outer_product
 from ...device.shared import shared_view
 from ...device.store import row_store
 from ...device.units import WARP
@@ -55,7 +54,6 @@ def build(config, fit):
     )
     fetch = (fetch4_any, fetch4, load4)[fit]  # ANY, ALIGNED, WHOLE
     store_row = row_store(TN, 4 * LANES_N, fit != ANY)
-    multiply = outer_product(TM, TN, config.order)  # one k-step; acc[i, j] += a_frag[i] * b_frag[j] for all i, j
 
     @device_function
     def read_fragments(a_tile, b_tile, buffer, p, row, col, a_frag, b_frag):
@@ -66,6 +64,13 @@ def build(config, fit):
         for j in range(0, TN, 4):
             values = load4(b_tile, buffer + p, col + j * LANES_N)
             b_frag[j], b_frag[j + 1], b_frag[j + 2], b_frag[j + 3] = values
+
+    @device_function
+    def multiply(a_frag, b_frag, acc):
+        """Add the products of one k-step."""
+        for j in range(TN):
+            for i in range(TM):
+                acc[i, j] += a_frag[i] * b_frag[j]
 
     @device_function
     def multiply_tile(a_tile, b_tile, buffer, row, col, a_even, b_even, a_odd, b_odd, acc):

@@ -253,8 +253,8 @@ class LadderStage(Stage):
 
     A stage with a ``schedule`` divides its work by a `Partition` and takes any layout, batches and an epilogue:
     ``build(config, variant)`` takes a `Variant` in place of ``fit``. The kernel takes a
-    `numba_gemm.device.partition.PartitionArguments` behind C, and the epilogue's vectors, if any, as a tuple behind
-    that. ``schedule(config, m, n, k, batch, partition)`` returns the `PartitionLayout` of a launch. A scheduled stage
+    `numba_gemm.device.partition.PartitionArguments` behind C, and the epilogue's vectors as a tuple behind that.
+    ``schedule(config, m, n, k, batch, partition)`` returns the `PartitionLayout` of a launch. A scheduled stage
     that is ``plain`` takes ``fit`` all the same, and neither batches nor an epilogue.
     """
 

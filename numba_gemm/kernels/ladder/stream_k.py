@@ -99,17 +99,15 @@ def build(config, variant):
         if part < A_PARTS:
             fetch_a(*to_a, part)
 
-    @device_function
-    def body(alpha, a_all, b_all, beta, c_all, partition, vectors):
+    @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
+    def stream_k(alpha, a, b, beta, c, partition, vectors):
         tiles = cuda.shared.array(0, float32, alignment=16)
         start = shared_address(tiles)
-        tid = uint32(cuda.threadIdx.x)
-        block = uint32(cuda.blockIdx.x)
+        tid, block = uint32(cuda.threadIdx.x), uint32(cuda.blockIdx.x)
         warp, lane = tid // WARP, tid % WARP
         row = warp // (BN // WN) * WM + lane // LANES_N * 4  # this thread's first group within the block tile
         col = warp % (BN // WN) * WN + lane % LANES_N * 4
-        k = a_all.shape[1]
-        k_tiles = uint32(partition.k_tiles)
+        k, k_tiles = a.shape[1], uint32(partition.k_tiles)
         a_to, b_to = pinned(uint32(start + origin_a(tid))), pinned(uint32(start + B_START + origin_b(tid)))
         a_from, b_from = pinned(uint32(start + 4 * row)), pinned(uint32(start + B_START + 4 * col))
 
@@ -136,15 +134,14 @@ def build(config, variant):
             else:
                 index, first, last, tile = uint32(0), uint32(0), k_tiles, own
                 own = uint32(own + uint32(cuda.gridDim.x))
-            x_all, y_all, c = a_all, b_all, c_all
+            x, y, z = a, transposed(b), c  # x and y are (mn, k)
             if uint32(partition.matrices) > uint32(1):
                 member = member_of(partition, tile)
                 tile = uint32(tile - uint32(member * uint32(uint32(partition.rows) * uint32(partition.cols))))
                 i0, i1, i2 = batch_place(partition, member)
-                x_all = shifted(a_all, i0 * partition.a_outer + i1 * partition.a_middle + i2 * partition.a_inner)
-                y_all = shifted(b_all, i0 * partition.b_outer + i1 * partition.b_middle + i2 * partition.b_inner)
-                c = shifted(c_all, i0 * partition.c_outer + i1 * partition.c_middle + i2 * partition.c_inner)
-            x, y = x_all, transposed(y_all)  # both as (mn, k)
+                x = shifted(a, i0 * partition.a_outer + i1 * partition.a_middle + i2 * partition.a_inner)
+                y = shifted(y, i0 * partition.b_outer + i1 * partition.b_middle + i2 * partition.b_inner)
+                z = shifted(c, i0 * partition.c_outer + i1 * partition.c_middle + i2 * partition.c_inner)
             down, across = tile_place(partition, tile)
             block_row, block_col = int64(down) * BM, int64(across) * BN
             a_valid, b_valid = pinned(valid_a(x, block_row, tid)), pinned(valid_b(y, block_col, tid))
@@ -254,22 +251,10 @@ def build(config, variant):
                     block_row += warp // (BN // WN) * WM
                     block_col += warp % (BN // WN) * WN
                     cuda.syncthreads()  # all threads have read the last fragments before C is staged over them
-                    store_tile(tiles, at_warp, lane, c, block_row, block_col, alpha, acc, beta, vectors)
+                    store_tile(tiles, at_warp, lane, z, block_row, block_col, alpha, acc, beta, vectors)
                 else:
                     for i in range(TM):
                         c_row = block_row + row + i // 4 * (4 * LANES_M) + i % 4
-                        store_row(c, c_row, block_col + col, alpha, acc, i, beta)
-
-    if variant.vectors:
-
-        @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
-        def stream_k(alpha, a, b, beta, c, partition, vectors):
-            body(alpha, a, b, beta, c, partition, vectors)
-
-    else:
-
-        @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
-        def stream_k(alpha, a, b, beta, c, partition):
-            body(alpha, a, b, beta, c, partition, ())
+                        store_row(z, c_row, block_col + col, alpha, acc, i, beta)
 
     return stream_k

@@ -132,14 +132,13 @@ def build(config, variant):
             for r in range(TM):
                 acc[r, j] += values[r, 3] * four[3]
 
-    @device_function
-    def body(alpha, a_all, b_all, beta, c_all, partition, vectors):
+    @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
+    def thin(alpha, a, b, beta, c, partition, vectors):
         tiles = cuda.shared.array(0, float32, alignment=16)
         start = shared_address(tiles)
-        tid = uint32(cuda.threadIdx.x)
-        block = uint32(cuda.blockIdx.x)
+        tid, block = uint32(cuda.threadIdx.x), uint32(cuda.blockIdx.x)
         group, lane = tid // LANES, tid % LANES  # a group of lanes computes TM rows
-        k = int32(a_all.shape[1])
+        k = int32(a.shape[1])
         k_tiles = uint32(partition.k_tiles)
         a_to, b_from = pinned(uint32(start + 16 * tid)), pinned(uint32(start + B_START + 16 * lane))
         first_k = int32(lane * 4 if VECTORS else lane)  # this thread's, within a chunk
@@ -164,15 +163,14 @@ def build(config, variant):
             else:
                 index, first, last, tile = uint32(0), uint32(0), k_tiles, own
                 own = uint32(own + uint32(cuda.gridDim.x))
-            x, y_all, c = a_all, b_all, c_all
+            x, y, z = a, transposed(b), c  # y is (n, k)
             if uint32(partition.matrices) > uint32(1):
                 member = member_of(partition, tile)
                 tile = uint32(tile - uint32(member * uint32(uint32(partition.rows) * uint32(partition.cols))))
                 i0, i1, i2 = batch_place(partition, member)
-                x = shifted(a_all, i0 * partition.a_outer + i1 * partition.a_middle + i2 * partition.a_inner)
-                y_all = shifted(b_all, i0 * partition.b_outer + i1 * partition.b_middle + i2 * partition.b_inner)
-                c = shifted(c_all, i0 * partition.c_outer + i1 * partition.c_middle + i2 * partition.c_inner)
-            y = transposed(y_all)  # as (n, k)
+                x = shifted(a, i0 * partition.a_outer + i1 * partition.a_middle + i2 * partition.a_inner)
+                y = shifted(y, i0 * partition.b_outer + i1 * partition.b_middle + i2 * partition.b_inner)
+                z = shifted(c, i0 * partition.c_outer + i1 * partition.c_middle + i2 * partition.c_inner)
             down, across = tile_place(partition, tile)
             block_row, block_col = int64(down) * BM, int64(across) * BN
 
@@ -270,18 +268,6 @@ def build(config, variant):
                     e = uint32(tid + i * THREADS)
                     if BM * BN % THREADS == 0 or e < uint32(BM * BN):
                         row, col = block_row + int64(e // BN), block_col + int64(e % BN)
-                        store(c, row, col, alpha, results[i], beta, vectors)
-
-    if variant.vectors:
-
-        @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
-        def thin(alpha, a, b, beta, c, partition, vectors):
-            body(alpha, a, b, beta, c, partition, vectors)
-
-    else:
-
-        @cuda.jit(**hardware_only(launch_bounds=config.launch_bounds))
-        def thin(alpha, a, b, beta, c, partition):
-            body(alpha, a, b, beta, c, partition, ())
+                        store(z, row, col, alpha, results[i], beta, vectors)
 
     return thin

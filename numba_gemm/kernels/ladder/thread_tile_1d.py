@@ -3,6 +3,7 @@
 Bottleneck before: two floats from shared memory per multiply-add; the bandwidth of shared memory, not arithmetic, sets
     the pace.
 Idea: a thread owns TM rows of one column. An element of B, once read into a register, serves TM multiply-adds.
+    There are TM times fewer threads than elements of C, so a thread's place in the copies differs from its place in C.
 Traffic: BK*(BM + BN) floats per tile from global memory; BM*BN*BK*(1 + 1/TM) reads per tile from shared memory instead
     of 2*BM*BN*BK.
 Registers and shared memory: TM accumulators; BK*(BM + BN) floats (4 KB at 64x64x8).
