@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol, SupportsFloat, SupportsIndex, TypeAli
 __all__ = [
     "Array",
     "ComputeCapability",
+    "DType",
     "DeviceLike",
     "LadderStageName",
     "Layout",
@@ -113,6 +114,9 @@ PrecisionName: TypeAlias = Literal[
     "BF16_BF16_F32_X9",
 ]
 """Name of a precision as `tiled_sgemm` takes it: this package's, or another library's name of the same."""
+
+DType: TypeAlias = Literal["float32", "float16", "bfloat16"]
+"""Data type of A or B."""
 
 Layout: TypeAlias = Literal["NN", "NT", "TN", "TT"]
 """Layouts of A and B: "N" by rows, "T" by columns."""

@@ -92,8 +92,12 @@ def decomposition_seconds(
     tensor_precision = TENSOR_PRECISIONS[precision]
     written = tensor_precision.parts / tensor_precision.per_word  # words per element
     words = (a_matrices * m + b_matrices * n) * k * (1 + tensor_precision.scaled + written)
-    copying = 4.0 * words / (MEMORY_EFFICIENCY * bandwidth) if bandwidth else 0.0
-    return copying + LAUNCH * (1 + tensor_precision.scaled)
+    return copy_seconds(4 * words, bandwidth) + LAUNCH * tensor_precision.scaled
+
+
+def copy_seconds(size: float, bandwidth: float) -> float:
+    """Return the expected seconds of a launch that reads and writes so many bytes in all; 0 for none."""
+    return size and (size / (MEMORY_EFFICIENCY * bandwidth) if bandwidth else 0.0) + LAUNCH
 
 
 def expected_seconds(precision: str, m: int, n: int, k: int, sm_count: int) -> float:

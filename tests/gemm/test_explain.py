@@ -43,7 +43,7 @@ def record_launches(monkeypatch):
     """Return a list that takes the launches of products, in place of launching them."""
     done = []
     monkeypatch.setattr(BoundProduct, "enqueue", lambda bound, *_: done.append(bound.launches))
-    monkeypatch.setattr(launch, "_simulated", lambda launches, *_: SimpleNamespace(run=lambda: done.append(launches)))
+    monkeypatch.setattr(launch, "_simulated", lambda launches, *_: [SimpleNamespace(run=lambda: done.append(launches))])
     return done
 
 
