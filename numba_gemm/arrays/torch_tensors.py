@@ -266,13 +266,14 @@ def plain_tensors(torch: Any) -> Callable[[Any, Any, Any], bool]:
 
 
 def plain_halves(torch: Any) -> Callable[[Any, Any, Any], bool]:
-    """Return the same function of A, B of any dtype, and a float32 out, or None."""
+    """Return the same function of A and B that are not both float32, and a float32 out, or None."""
     own, float32, grad_enabled = torch.Tensor, torch.float32, torch.is_grad_enabled
 
     def are_plain(a: Any, b: Any, out: Any) -> bool:
         given = (a, b) if out is None else (a, b, out)
         return (
             all(type(x) is own and x.is_cuda and not x.is_neg() for x in given)
+            and not (a.dtype is b.dtype is float32)
             and (out is None or out.dtype is float32)
             and not (grad_enabled() and any(x.requires_grad for x in given))
         )
