@@ -98,6 +98,7 @@ PrecisionName: TypeAlias = Literal[
     "tf32",
     "tf32x3",
     "bf16",
+    "bf16x3",
     "bf16x6",
     "bf16x9",
     "fp16x3",
@@ -110,6 +111,7 @@ PrecisionName: TypeAlias = Literal[
     "TF32_TF32_F32",
     "TF32_TF32_F32_X3",
     "BF16_BF16_F32",
+    "BF16_BF16_F32_X3",
     "BF16_BF16_F32_X6",
     "BF16_BF16_F32_X9",
 ]
