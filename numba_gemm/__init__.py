@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .api import stages, tiled_sgemm
     from .gemm.autotune import Autotuned, autotune, clear_autotuned
-    from .gemm.explain import Explanation, explain
+    from .gemm.explain import explain
+    from .gemm.explanation import Explanation
     from .gemm.occupancy import Occupancy, occupancy
     from .gemm.plan import Plan, plan
     from .gemm.precompile import precompile
@@ -48,7 +49,7 @@ __all__ = [
 
 _HOMES = {
     "Autotuned": ".gemm.autotune",
-    "Explanation": ".gemm.explain",
+    "Explanation": ".gemm.explanation",
     "GpuUnavailable": ".runtime.driver",
     "Launchable": ".kernels.launchable",
     "Occupancy": ".gemm.occupancy",

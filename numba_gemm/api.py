@@ -38,16 +38,17 @@ def tiled_sgemm(
     epilogue: Callable[..., Any] | None = None,
     epilogue_args: Sequence[Any] = (),
 ) -> ArrayT:
-    """Compute ``alpha * A @ B + beta * C`` in float32 on the GPU, for matrices or batches of them.
+    """Compute ``alpha * A @ B + beta * C`` on the GPU, with a float32 result, for matrices or batches of them.
 
     Parameters
     ----------
-    a, b : array of shape (..., M, K), array of shape (..., K, N); float32
+    a, b : array of shape (..., M, K), array of shape (..., K, N); float32, float16 or bfloat16
         Arrays of one library: NumPy, Numba, CuPy, PyTorch (on CUDA), or any object with ``__cuda_array_interface__`` or
         ``__dlpack__``. M, N and K may be 0, and strides are arbitrary: transposed, sliced, reversed, broadcast.
         Dimensions before the last two are batch dimensions, which are broadcast as in NumPy; vectors, of shape (K,),
         are multiplied as by `numpy.matmul`. Arrays in device memory are read in place. NumPy arrays are copied to the
-        GPU, and the result back.
+        GPU, and the result back. Operands of 16 bits are converted to float32, which is exact, by a launch before the
+        product, in 4 bytes of memory per element; the dtypes of `a` and `b` may differ.
     out : array of shape (..., M, N), float32, optional
         Array of the same library for the result, and C unless `c` is given; it is overwritten. Its elements must be
         distinct and may not be shared with `a` or `b`; strides are arbitrary otherwise. PyTorch's autograd is told that
@@ -65,7 +66,8 @@ def tiled_sgemm(
         Arithmetic of the product. "ieee": float32 multiply-adds, on any GPU. The others use tensor cores, from compute
         capability 8.0 on: "bf16x6" and "bf16x9" decompose each element into three BF16 numbers and have smaller errors
         than float32 sums, over float32's range, from K = 256 and K = 1024 on; "tf32x3" (two TF32) and "fp16x3" (two
-        FP16, scaled by row and column) are less accurate for sums of one sign; "tf32" and "bf16" round the elements.
+        FP16, scaled by row and column) are less accurate for sums of one sign; "bf16x3" (two BF16) keeps 16 bits of
+        each element; "tf32" and "bf16" round the elements.
         "fp32_auto" is the fastest precision whose stated error and range are no worse than those of "ieee", if no
         element but 0 is below 2^-109. A named stage computes in its own `Stage.precisions` only. Names of JAX, PyTorch
         and cuBLAS for the same arithmetic are accepted, too. See docs/precision.md.
@@ -94,10 +96,10 @@ def tiled_sgemm(
     Raises
     ------
     TypeError
-        For an operand that is not an array, has another dtype than float32 (nothing is cast silently), is not of the
-        same library as the others, or has no memory of its own (PyTorch's fake and meta tensors, for example); for an
-        invalid `alpha`, `beta` or `stream`; for an epilogue that is not a function, does not take these arguments, does
-        not compile, or does not return a real number.
+        For an operand that is not an array, has another dtype than those above (nothing is cast silently), is not of
+        the same library as the others, or has no memory of its own (PyTorch's fake and meta tensors, for example); for
+        an invalid `alpha`, `beta` or `stream`; for an epilogue that is not a function, does not take these arguments,
+        does not compile, or does not return a real number.
     ValueError
         For shapes that do not fit; an `out` that is read-only, or overlaps `a`, `b`, `c`, a vector or itself;
         ``beta != 0`` without `out` and `c`; operands on several devices; a PyTorch tensor that requires grad while grad

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol, SupportsFloat, SupportsIndex, TypeAli
 __all__ = [
     "Array",
     "ComputeCapability",
+    "DType",
     "DeviceLike",
     "LadderStageName",
     "Layout",
@@ -97,6 +98,7 @@ PrecisionName: TypeAlias = Literal[
     "tf32",
     "tf32x3",
     "bf16",
+    "bf16x3",
     "bf16x6",
     "bf16x9",
     "fp16x3",
@@ -109,10 +111,14 @@ PrecisionName: TypeAlias = Literal[
     "TF32_TF32_F32",
     "TF32_TF32_F32_X3",
     "BF16_BF16_F32",
+    "BF16_BF16_F32_X3",
     "BF16_BF16_F32_X6",
     "BF16_BF16_F32_X9",
 ]
 """Name of a precision as `tiled_sgemm` takes it: this package's, or another library's name of the same."""
+
+DType: TypeAlias = Literal["float32", "float16", "bfloat16"]
+"""Data type of A or B."""
 
 Layout: TypeAlias = Literal["NN", "NT", "TN", "TT"]
 """Layouts of A and B: "N" by rows, "T" by columns."""

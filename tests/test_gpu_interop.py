@@ -229,6 +229,50 @@ def test_layouts(library, a_layout, b_layout, shape):
     check(library.get(out), a, b, alpha=-2, beta=0.5, c=c)
 
 
+@pytest.mark.parametrize("precision", ["ieee", "bf16x6", "fp16x3", "tf32"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_float16_operands_are_converted(library, layout, precision):
+    """The product has the bits of that of float32 copies, which are dense and in the same order."""
+    a, b = (x.astype(np.float16) for x in (filled(132, 260), filled(260, 196)))
+    copies = LAYOUTS["columns" if layout == "columns" else "rows"]
+    wide_a, wide_b = (x.astype(np.float32) for x in (a, b))
+    left, right = (LAYOUTS[layout](library, x) for x in (a, b))
+    how = {"precision": precision, "stage": explain(left, right, precision=precision).stage}
+    result = tiled_sgemm(left, right, **how)
+    assert isinstance(result, library.array)
+    expected = tiled_sgemm(copies(library, wide_a), copies(library, wide_b), **how)
+    np.testing.assert_array_equal(library.get(result), library.get(expected))
+    check(library.get(tiled_sgemm(left, copies(library, wide_b))), wide_a, wide_b)
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, Dlpack], ids=["own", "dlpack"])
+@pytest.mark.parametrize("precision", ["ieee", "bf16x9"])
+def test_bfloat16_tensors_are_converted(wrap, precision, checked):
+    torch = Torch()
+    for turn in range(2):
+        a, b = (torch.put(filled(*shape, turn)).bfloat16() for shape in ((2, 96, 260), (260, 64)))
+        result = tiled_sgemm(wrap(a), wrap(b), precision=precision)
+        wide = torch.get(tiled_sgemm(a.float(), b.float(), precision=precision))
+        np.testing.assert_array_equal(result.copy_to_host() if wrap is Dlpack else torch.get(result), wide)
+    assert len(checked) == (3 if wrap is Dlpack else 2)
+
+
+def test_captured_product_of_halves():
+    torch = Torch()
+    a, b = filled(96, 516), filled(516, 64)
+    left, right = (torch.put(x).half() for x in (a, b))
+    multiply, out = plan(96, 64, 516, dtype="float16", stage="stream_k"), torch.full((96, 64), NAN)
+    multiply(left, right, out)
+    expected = torch.get(out).copy()
+    graph = torch.module.cuda.CUDAGraph()
+    with torch.module.cuda.graph(graph):
+        multiply(left, right, out)
+    out.fill_(NAN)
+    graph.replay()
+    np.testing.assert_array_equal(torch.get(out), expected)
+    check(expected, left.float().cpu().numpy(), right.float().cpu().numpy())
+
+
 def test_repeated_and_reversed_operands(library):
     a, b = filled(1, 40), filled(40, 50)
     check(library.get(tiled_sgemm(library.repeat_rows(library.put(a), 30), library.put(b))), np.repeat(a, 30, 0), b)

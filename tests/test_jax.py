@@ -238,6 +238,7 @@ NAMES = {
     PRESETS.TF32_TF32_F32: "tf32",
     PRESETS.TF32_TF32_F32_X3: "tf32x3",
     PRESETS.BF16_BF16_F32: "bf16",
+    PRESETS.BF16_BF16_F32_X3: "bf16x3",
     PRESETS.BF16_BF16_F32_X6: "bf16x6",
     PRESETS.BF16_BF16_F32_X9: "bf16x9",
 }
@@ -253,8 +254,8 @@ def test_names_of_precisions(given, computed, products):
     ("given", "words"),
     [
         ("fp16", "precision is 'fp16'; expected one of ieee.*BF16_BF16_F32_X6"),
-        (PRESETS.BF16_BF16_F32_X3, "precision is 'BF16_BF16_F32_X3'; expected one of ieee"),
-        (jax.lax.Precision.HIGH, "precision is 'HIGH', which permits several; .* pass 'tf32' or 'bf16x6'"),
+        (PRESETS.F16_F16_F32, "precision is 'F16_F16_F32'; expected one of ieee"),
+        (jax.lax.Precision.HIGH, "precision is 'HIGH', which permits several; .* pass 'tf32' or 'bf16x3'"),
         ("default", "precision is 'default', which permits several"),
     ],
 )

@@ -119,6 +119,10 @@ def describe(name: str, array: Any, stream: Stream | None) -> Operand:
         try:
             host = np.from_dlpack(array)
         except (BufferError, RuntimeError) as error:  # NumPy has no such dtype, BF16 for example
+            try:
+                return Dlpack().describe_host(name, array, HOST)
+            except (BufferError, RuntimeError):
+                pass
             raise TypeError(
                 f"{name} is of type {type(array).__qualname__} and dtype {getattr(array, 'dtype', 'unknown')}, which "
                 f"NumPy cannot read ({error}); expected float32; convert {name} to float32"

@@ -16,7 +16,7 @@ from cuda.bindings import driver
 from ..runtime.driver import call, device_scope
 from . import streams
 from .libraries import NumbaArrays
-from .operand import ITEM, ArrayKind, Copies, Operand, Product, at_address, name_of, row_major
+from .operand import ArrayKind, Copies, Operand, Product, at_address, name_of, row_major
 from .streams import DEFAULT, THREAD_DEFAULT, Stream
 
 
@@ -38,15 +38,15 @@ class HostArrays(ArrayKind):
         """Return a dense layout without an address: column-major if each matrix is, else row-major."""
         shape = operand.shape
         if _by_columns(operand.array):
-            *batch, cols_stride, row_stride = row_major((*shape[:-2], shape[-1], shape[-2]), ITEM)
+            *batch, cols_stride, row_stride = row_major((*shape[:-2], shape[-1], shape[-2]), operand.itemsize)
             strides = (*batch, row_stride, cols_stride)
         else:
-            strides = row_major(shape, ITEM)
+            strides = row_major(shape, operand.itemsize)
         return replace(operand, strides=strides, pointer=0)
 
     def copies(self, given: list[Operand], result: Operand, *, reads_out: bool) -> Copies:
         def size(x: Operand) -> int:
-            return ITEM * prod(x.shape)
+            return x.itemsize * prod(x.shape)
 
         there = [*given, result] if reads_out else given
         on_host = sum(size(x) for x in (*there, result) if x.array is not None and not _is_dense(x.array))
@@ -84,7 +84,7 @@ class HostArrays(ArrayKind):
     @contextmanager
     def _on_device(self, operand: Operand, stream: Stream, *, copy: bool = True) -> Iterator[Operand]:
         """Allocate a buffer on the current device for a host array until the context ends."""
-        placed, size = self.placed(operand), ITEM * prod(operand.shape)
+        placed, size = self.placed(operand), operand.itemsize * prod(operand.shape)
         if not size:
             yield placed
             return
@@ -123,7 +123,7 @@ class SimulatedHostArrays(HostArrays):
         yield Product(a, b, c, vectors, DEFAULT, c.array)
 
     def view(self, operand: Operand, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
-        return at_address(operand.array, pointer, shape, strides, operand.readonly)
+        return at_address(operand.array, pointer, shape, strides, operand.readonly, operand.dtype)
 
     def empty(self, shape: tuple[int, ...], device: int, stream: Stream) -> Operand:
         return self.describe("out", np.empty(shape, np.float32), stream)

@@ -13,10 +13,12 @@ from cuda.bindings import driver
 from ..runtime.device import device_count
 from ..runtime.driver import device_scope, start
 from .operand import ArrayKind, Operand, imported, name_of
-from .probe import Alike, Probe, Reading
+from .probe import Alike, Probe, Reading, typed
 from .streams import DEFAULT, Stream, cupy_stream
 
 FLOAT32 = np.dtype(np.float32)  # one object, in native byte order, shared by all arrays of that type
+
+NAMES = {FLOAT32: "float32", np.dtype(np.float16): "float16"}  # of dtypes that an operand on the fast path may have
 
 
 class NumbaArrays(ArrayKind):
@@ -81,8 +83,12 @@ class NumbaArrays(ArrayKind):
             return x.gpu_data.device_ctypes_pointer.value or 0
 
         def read(tag: Any, a: Any, b: Any, out: Any) -> Reading | None:
-            if type(b) is not own or a.dtype is not FLOAT32 or b.dtype is not FLOAT32:
+            if type(b) is not own:
                 return None
+            if a.dtype is not FLOAT32 or b.dtype is not FLOAT32:
+                tag = typed(NAMES, tag, a.dtype, b.dtype)
+                if tag is None:
+                    return None
             p, q = place(a), place(b)
             if out is None:
                 r, result = 0, None
@@ -202,8 +208,12 @@ class CupyArrays(ArrayKind):
             return None
 
         def read(tag: Any, a: Any, b: Any, out: Any) -> Reading | None:
-            if type(b) is not own or a.dtype is not FLOAT32 or b.dtype is not FLOAT32:
+            if type(b) is not own:
                 return None
+            if a.dtype is not FLOAT32 or b.dtype is not FLOAT32:
+                tag = typed(NAMES, tag, a.dtype, b.dtype)
+                if tag is None:
+                    return None
             x, y = a.data, b.data
             p, q, device = x.ptr, y.ptr, x.device_id
             if out is None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..kernels.product import FLOAT32, ITEM_BYTES
 from ..runtime.matrix import Matrix, Vector, at_address
 from . import streams
 from .probe import Probe
@@ -55,6 +56,11 @@ class Operand:
     stream: Stream | None = None
     readonly: bool = False
 
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return ITEM_BYTES.get(self.dtype, ITEM)
+
     def emptied(self, axis: int) -> Operand:
         """Return the same array with an extent of 0 along an axis."""
         return replace(self, shape=(*self.shape[:axis], 0, *self.shape[axis + 1 :]))
@@ -74,13 +80,13 @@ class Operand:
 
     def as_columns(self) -> Operand:
         """Return the same elements with an axis of extent 1 after the last: vectors become matrices of one column."""
-        return replace(self, shape=(*self.shape, 1), strides=(*self.strides, ITEM))
+        return replace(self, shape=(*self.shape, 1), strides=(*self.strides, self.itemsize))
 
     def matrix(self, device: int, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Matrix:
         """Return one of its matrices in the launcher's form."""
         (rows, cols), (row_stride, col_stride) = shape, strides
         owner = self.kind.view(self, pointer, shape, strides)
-        return Matrix(pointer, rows, cols, row_stride, col_stride, device, owner)
+        return Matrix(pointer, rows, cols, row_stride, col_stride, device, owner, self.dtype)
 
     def vector(self) -> Vector:
         """Return a one-dimensional operand in the launcher's form."""
@@ -108,7 +114,7 @@ class Operand:
                 low += (extent - 1) * step
             else:
                 high += (extent - 1) * step
-        return low, high + ITEM
+        return low, high + self.itemsize
 
     def overlaps_itself(self) -> bool:
         """Return True if two of its elements share memory."""
@@ -148,7 +154,8 @@ class Operand:
 
 def addresses(operand: Operand) -> np.ndarray:
     """Return an array at an operand's addresses, to compare them; elements in device memory must not be read."""
-    return at_address(operand.array, operand.pointer, operand.shape, operand.strides)
+    dtype = FLOAT32 if operand.itemsize == ITEM else operand.dtype
+    return at_address(operand.array, operand.pointer, operand.shape, operand.strides, dtype=dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 # The key of a call, and the addresses of a, b and out; 0 without an out. The key is a tuple: the call's tag; type of
 # the arrays; device; the three addresses modulo 16, four bits each; shape and strides of a, of b, and of out or None.
@@ -19,8 +19,9 @@ class Probe:
     Attributes
     ----------
     read : callable
-        ``(tag, a, b, out)`` to a `Reading`, whose key includes the tag; None if `a`, `b` and `out` are not float32
-        arrays of this type on one device, or have any other property that only the full check handles.
+        ``(tag, a, b, out)`` to a `Reading`, whose key includes the tag, or a `Typed` one if `a` and `b` are not both
+        float32; None if `a`, `b` and `out` are not arrays of this type on one device, or have any other property that
+        only the full check handles.
     vector : callable
         ``(vector, a)`` to its address, size in elements, stride in bytes and device; None in the same cases, and if
         its stream is not that of `a`.
@@ -49,12 +50,36 @@ class Probe:
 PROBES: dict[type, Probe] = {}
 
 
+class Typed(NamedTuple):
+    """Tag of a call whose A and B are not both float32.
+
+    Attributes
+    ----------
+    tag : hashable
+        The call's own tag.
+    a, b : str
+        Dtypes.
+    """
+
+    tag: Hashable
+    a: str
+    b: str
+
+
+def typed(names: Mapping[Any, str], tag: Hashable, a: Any, b: Any) -> Typed | None:
+    """Return the tag of a call whose operands have these dtypes; None unless both have a name."""
+    first, second = names.get(a), names.get(b)
+    return None if first is None or second is None else Typed(tag, first, second)
+
+
 def alike(probe: Probe, key: Any, a: Any, b: Any, out: Any) -> Alike:
     """Return a function for arrays like those of a reading with an out; see `Probe.alike`."""
-    found = None if probe.alike is None else probe.alike(key, a, b, out)
+    found = None if probe.alike is None or type(key[0]) is Typed else probe.alike(key, a, b, out)
     if found is not None:
         return found
     tag, own, device, read, stream = key[0], key[1], key[2], probe.read, probe.stream
+    if type(tag) is Typed:
+        tag = tag.tag
 
     def places(a: Any, b: Any, out: Any) -> tuple[int, int, int, int] | None:
         if type(a) is not own:

@@ -5,10 +5,13 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from ..kernels.product import ITEM_BYTES
+from ..runtime.matrix import at_address
 from . import streams
 from .libraries import NumbaArrays, pointer_device
 from .operand import ArrayKind, Operand, name_of, row_major
@@ -44,6 +47,9 @@ class CudaArrayInterface(Foreign):
     name = "object with __cuda_array_interface__"
 
     def owns(self, array: Any) -> bool:
+        # The interface has no BF16; DLPack has.
+        if str(getattr(array, "dtype", "")) == "bfloat16" and Dlpack().owns(array):
+            return False
         return hasattr(array, "__cuda_array_interface__")
 
     def describe(self, name: str, array: Any, stream: Stream | None) -> Operand:
@@ -120,7 +126,18 @@ class Dlpack(Foreign):
                 "or CUDA memory (2 and 13); copy it to one of these"
             )
         queue = DEFAULT if stream is None else stream
-        capsule = self._capsule(array, queue.handle or 1)  # DLPack forbids 0; 1 is the legacy default
+        return self._described(name, array, queue.handle or 1, queue)  # DLPack forbids 0; 1 is the legacy default
+
+    def describe_host(self, name: str, array: Any, kind: ArrayKind) -> Operand:
+        """Describe an array in host memory of a dtype that NumPy lacks, for the kind of NumPy's arrays."""
+        found = self._described(name, array, None, DEFAULT)
+        if ITEM_BYTES.get(found.dtype) is None:
+            return found  # refused by its dtype
+        memory = at_address(found.array, found.pointer, found.shape, found.strides, found.readonly, found.dtype)
+        return replace(found, kind=kind, array=memory, device=None, stream=None)
+
+    def _described(self, name: str, array: Any, handle: int | None, queue: Stream) -> Operand:
+        capsule = self._capsule(array, handle)
         tensor, readonly = self._tensor(capsule)
         itemsize = tensor.bits * tensor.lanes // 8
         shape = tuple(tensor.shape[: tensor.ndim])
@@ -134,7 +151,7 @@ class Dlpack(Foreign):
         return Operand(name, self, capsule, dtype, shape, strides, pointer, tensor.device.index, queue, readonly)
 
     @staticmethod
-    def _capsule(array: Any, stream: int) -> Any:
+    def _capsule(array: Any, stream: int | None) -> Any:
         try:
             return array.__dlpack__(stream=stream, max_version=(1, 0))
         except TypeError:  # from before DLPack 1.0

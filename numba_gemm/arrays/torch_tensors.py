@@ -10,9 +10,12 @@ from contextlib import suppress
 from typing import Any
 
 from ..device.units import FLOAT32_BYTES
+from ..kernels.product import DTYPES
 from .operand import ArrayKind, Operand, imported
-from .probe import Alike, Probe, Reading
+from .probe import Alike, Probe, Reading, typed
 from .streams import Stream
+
+NAMES = {f"torch.{name}": name for name in DTYPES}  # others keep PyTorch's spelling, in the message that refuses them
 
 
 class TorchTensors(ArrayKind):
@@ -81,8 +84,8 @@ class TorchTensors(ArrayKind):
             )
         strides = tuple(step * array.element_size() for step in array.stride())
         shape, device = tuple(array.shape), int(array.device.index)
-        dtype = "float32" if array.dtype is torch.float32 else str(array.dtype)
-        return Operand(name, self, array, dtype, shape, strides, pointer, device)
+        word = "float32" if array.dtype is torch.float32 else str(array.dtype)
+        return Operand(name, self, array, NAMES.get(word, word), shape, strides, pointer, device)
 
     @staticmethod
     def check_has_data(name: str, array: Any) -> None:
@@ -138,7 +141,8 @@ class TorchTensors(ArrayKind):
 
     def probe(self, array: Any) -> Probe | None:
         torch: Any = sys.modules["torch"]
-        own, usual = torch.Tensor, plain_tensors(torch)
+        own, usual, halves, float32 = torch.Tensor, plain_tensors(torch), plain_halves(torch), torch.float32
+        names = {getattr(torch, name): name for name in DTYPES if hasattr(torch, name)}
         # Not public, but PyTorch's own compiled code calls it; it does not create a Python object for the stream.
         raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # noqa: SLF001
         forward_ad = torch.autograd.forward_ad
@@ -148,8 +152,14 @@ class TorchTensors(ArrayKind):
         guards: Any = imported("torch._C._dynamo.guards", "TensorGuards") or None
 
         def read(tag: Any, a: Any, b: Any, out: Any) -> Reading | None:
-            if not usual(a, b, a if out is None else out) or forward_ad._current_level >= 0:  # noqa: SLF001
+            if forward_ad._current_level >= 0:  # noqa: SLF001
                 return None
+            if not usual(a, b, a if out is None else out):
+                if not halves(a, b, out):
+                    return None
+                tag = typed(names, tag, a.dtype, b.dtype)
+                if tag is None:
+                    return None
             try:
                 p, q, device = a.data_ptr(), b.data_ptr(), a.get_device()
                 if out is None:
@@ -182,7 +192,7 @@ class TorchTensors(ArrayKind):
                 return None
 
         def vector(x: Any, a: Any) -> tuple[int, int, int, int] | None:
-            if not usual(x, a, a) or x.dim() != 1:
+            if not usual(x, x, x) or x.dim() != 1:
                 return None
             try:
                 p = x.data_ptr()
@@ -194,7 +204,7 @@ class TorchTensors(ArrayKind):
             return raw_stream(device)
 
         def empty(a: Any, shape: tuple[int, ...], device: int) -> tuple[Any, int] | None:
-            made = a.new_empty(shape)
+            made = a.new_empty(shape) if a.dtype is float32 else a.new_empty(shape, dtype=float32)
             pointer = made.data_ptr()
             return (made, pointer) if pointer else None
 
@@ -250,6 +260,22 @@ def plain_tensors(torch: Any) -> Callable[[Any, Any, Any], bool]:
             and z.is_cuda
             and not ((x.requires_grad or y.requires_grad or z.requires_grad) and grad_enabled())
             and not (x.is_neg() or y.is_neg() or z.is_neg())
+        )
+
+    return are_plain
+
+
+def plain_halves(torch: Any) -> Callable[[Any, Any, Any], bool]:
+    """Return the same function of A and B that are not both float32, and a float32 out, or None."""
+    own, float32, grad_enabled = torch.Tensor, torch.float32, torch.is_grad_enabled
+
+    def are_plain(a: Any, b: Any, out: Any) -> bool:
+        given = (a, b) if out is None else (a, b, out)
+        return (
+            all(type(x) is own and x.is_cuda and not x.is_neg() for x in given)
+            and not (a.dtype is b.dtype is float32)
+            and (out is None or out.dtype is float32)
+            and not (grad_enabled() and any(x.requires_grad for x in given))
         )
 
     return are_plain

@@ -33,7 +33,7 @@ if SIMULATOR:
                 "data": (address(matrix) + int(step), False),
                 "shape": matrix.shape,
                 "strides": matrix.strides,
-                "typestr": "<f4",
+                "typestr": matrix.dtype.str,
                 "version": 3,
             }
 

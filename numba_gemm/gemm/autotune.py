@@ -304,10 +304,15 @@ class _Scratch(ArrayKind):
 
     def view(self, operand: Operand, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
         """Return the matrix that the launcher takes."""
-        return at_address(self, pointer, shape, strides) if SIMULATOR else self
+        return at_address(self, pointer, shape, strides, dtype=operand.dtype) if SIMULATOR else self
 
     def fill(self, values: np.ndarray) -> None:
-        """Overwrite all of it with float32 values, over and over."""
+        """Overwrite all of it with float32 values, over and over; of 16-bit dtypes, with the values rounded to them."""
+        if self.operand.dtype == "float16":
+            values = np.tile(values.astype(np.float16), 2)  # twice, for whole words
+        elif self.operand.dtype == "bfloat16":
+            values = np.tile((values.view(np.uint32) >> 16).astype(np.uint16), 2)
+        values = values.view(np.float32)
         if SIMULATOR:
             self.host[:] = np.resize(values, self.host.shape)
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -12,8 +12,9 @@ import numpy as np
 from .. import arrays
 from ..arrays import ITEM, ArrayKind, Copies, Operand
 from ..device.units import ceil_div
+from ..kernels.conversion import conversion_bytes
 from ..kernels.ladder.stage import ANY, FITS, LadderStage, Variant, default_partition
-from ..kernels.product import LAYOUTS, Product
+from ..kernels.product import FLOAT32, ITEM_BYTES, LAYOUTS, Product, check_dtypes
 from ..kernels.stage import Partition, Stage, check_grid
 from ..kernels.step import Launches, Slot
 from ..kernels.tensor_core.stage import TensorStage, precision_for
@@ -24,8 +25,9 @@ from ..runtime import workspace as workspaces
 from ..runtime.device import DeviceProperties
 from ..runtime.launch import product_of
 from ..target import dotted
-from ..typing import ArrayT, ComputeCapability, DeviceLike, Layout, PrecisionName, Scalar, StageChoice
-from . import batches, heuristics
+from ..typing import ArrayT, ComputeCapability, DeviceLike, DType, Layout, PrecisionName, Scalar, StageChoice
+from . import batches, heuristics, tensor_heuristics
+from .explanation import Explanation
 from .heuristics import Choice
 from .occupancy import occupancy
 from .precision import FP32_AUTO, IEEE, auto_reason, canonical, check_precision, resolved
@@ -33,88 +35,6 @@ from .precompile import model_of
 from .request import batch_dimensions, check_names, check_size, check_terms, checked, chosen
 
 __all__ = ["Explanation", "explain", "explain_shape"]
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """Description of a call of `tiled_sgemm`; if the product is divided into parts, of the first part.
-
-    Attributes
-    ----------
-    stage, config : str
-        Names of the stage that would run and its configuration; empty if there is nothing to compute.
-    precision : str
-        Precision; for "fp32_auto" the one that it stands for.
-    tile : tuple of int
-        Rows and columns of a block tile of C, and terms of the sums that a block takes at a time.
-    blocks : int
-        Blocks of the multiplication's launch.
-    whole_tiles : int
-        Tiles of C that one block each computes.
-    split : int
-        Largest number of blocks that share a tile; 1 if none is shared.
-    a_access, b_access : str
-        Access by which tiles of A and of B are loaded: one of `numba_gemm.device.tile_loader.ACCESSES`; "whole",
-        "aligned" or "any" in stages without a schedule; "decomposed" or "tensor map" on tensor cores. If the transpose
-        is computed, they refer to its operands.
-    c_vectors : bool
-        True if C is written in vectors.
-    swapped : bool
-        True if the transpose is computed, ``C.T = B.T @ A.T``.
-    copies : Copies
-        Bytes copied for NumPy arrays, `to_device`, `to_host` and `on_host`; 0 for arrays in device memory.
-    workspace_bytes : int
-        Device memory that the launches need beside the operands.
-    launches : int
-        Number of kernel launches.
-    microseconds : float or None
-        Expected duration of all launches together, without copies; None where the model has no expectation.
-    reason : str
-        Reason for the choice, in words.
-    """
-
-    stage: str
-    config: str
-    precision: str
-    tile: tuple[int, int, int]
-    blocks: int
-    whole_tiles: int
-    split: int
-    a_access: str
-    b_access: str
-    c_vectors: bool
-    swapped: bool
-    copies: Copies
-    workspace_bytes: int
-    launches: int
-    microseconds: float | None
-    reason: str
-
-    def __str__(self) -> str:
-        if not self.launches:
-            return f"Nothing is launched: {self.reason}."
-        rows, cols, terms = self.tile
-        precision = "" if self.precision == IEEE else f" and precision {self.precision}"
-        sentences = [
-            f"Stage {self.stage} in configuration {self.config}{precision}, blocks: {self.blocks}, tiles of C: "
-            f"{rows}x{cols}, {terms} terms of the sums at a time",
-            f"Up to {self.split} blocks share a tile, in a workspace of {self.workspace_bytes:,} bytes"
-            if self.split > 1
-            else "One block computes each tile",
-            f"{'B as A' if self.swapped else 'A'} is loaded with access {self.a_access}, "
-            f"{'A as B' if self.swapped else 'B'} with access {self.b_access}, "
-            f"and C is written {'in vectors' if self.c_vectors else 'element by element'}",
-        ]
-        if self.launches > 1:
-            sentences.append(f"There are {self.launches} launches")
-        if self.copies != Copies():
-            sentences.append(
-                f"{self.copies.to_device:,} bytes are copied to the device, {self.copies.to_host:,} back, and "
-                f"{self.copies.on_host:,} on the host"
-            )
-        if self.microseconds is not None:
-            sentences.append(f"Expected: {self.microseconds:.1f} microseconds")
-        return ". ".join([*sentences, f"Why: {self.reason}"]) + "."
 
 
 def explain(
@@ -150,7 +70,7 @@ def explain(
     wanted = checked(a, b, out, alpha, beta, None, stage, epilogue, epilogue_args, precision=precision)
     kind, device = wanted.a.kind, devices.get_device(wanted.device)
     strides = arrays.row_major(wanted.shape, ITEM)
-    result = wanted.out or Operand("out", kind, None, "float32", wanted.shape, strides, 0, wanted.device)
+    result = wanted.out or Operand("out", kind, None, FLOAT32, wanted.shape, strides, 0, wanted.device)
     given = [wanted.a, wanted.b, *wanted.vectors]
     x, y, *vectors = (_described(kind.placed(one)) for one in given)
     z = _described(result if wanted.out is None else kind.placed(result))
@@ -175,6 +95,7 @@ def explain_shape(
     layout: Layout = "NN",
     stage: StageChoice = "auto",
     precision: PrecisionName = IEEE,
+    dtype: DType | tuple[DType, DType] = FLOAT32,
     cc: ComputeCapability | None = None,
     device: DeviceLike | None = None,
 ) -> Explanation:
@@ -190,6 +111,8 @@ def explain_shape(
         Layouts of A and B, see `plan`.
     stage, precision : str
         As for `tiled_sgemm`.
+    dtype : str or tuple of str
+        Data type of A and B, or one of each: "float32", "float16" or "bfloat16".
     cc : tuple of int, float, int or str, optional
         Compute capability, (9, 0), 9.0, 90, "9.0" or "sm_90". Without a GPU that has it, the description is for a model
         of one, see `numba_gemm.gemm.precompile.MODELS`. By default, that of `device`.
@@ -217,7 +140,8 @@ def explain_shape(
     check_precision(precision, gpu.cc, stage)
     arithmetic = resolved(precision, m, n, k, gpu.cc)
     check_terms(arithmetic, k)
-    x, y, z = (_dense(name, shape, order) for (name, shape), order in zip(shapes.items(), (*layout, "N")))
+    dtypes = (*check_dtypes(dtype), FLOAT32)
+    x, y, z = (_dense(name, shape, *how) for (name, shape), *how in zip(shapes.items(), (*layout, "N"), dtypes))
     at_once = batch_dimensions(stage, arithmetic, gpu.cc)
     products = [product_of(*parts) for parts in batches.products(x, y, z, 0, at_once=at_once, fold=True)]
     choices = []
@@ -259,6 +183,7 @@ def _explanation(
     (rows, cols), blocks = _block_tile(choice, oriented), prod(launches.steps[-1].grid)
     tiles = ceil_div(oriented.m, rows) * ceil_div(oriented.n, cols)
     fields = _schedule_words(choice, launches)
+    converting = sum(tensor_heuristics.copy_seconds(conversion_bytes(one), gpu.memory_bandwidth) for one in products)
     clocks = sum(one.clocks for one in choices) if all(one.clocks for one in choices) else None
     reason = choice.reason or heuristics.choose(heuristics.problem(products[0], gpu, precision)).reason
     return Explanation(
@@ -276,8 +201,9 @@ def _explanation(
         copies=copies,
         workspace_bytes=workspaces.total_bytes(launches.scratch_bytes, launches.counters),
         launches=sum(len(sequence.steps) for sequence in sequences),
-        microseconds=None if clocks is None else clocks / gpu.clock_hz * 1e6,
+        microseconds=None if clocks is None else (clocks / gpu.clock_hz + converting) * 1e6,
         reason=words + reason,
+        dtypes=(products[0].a.dtype, products[0].b.dtype),
     )
 
 
@@ -305,11 +231,12 @@ def _gpu(cc: Any, device: Any) -> tuple[int | None, DeviceProperties]:
     return None, model_of(wanted)
 
 
-def _dense(name: str, shape: tuple[int, int, int], order: str) -> Operand:
+def _dense(name: str, shape: tuple[int, int, int], order: str, dtype: str) -> Operand:
     """Return a dense batch of matrices without memory, stored by rows, "N", or by columns, "T"."""
     _, rows, cols = shape
-    within = (ITEM * cols, ITEM) if order == "N" else (ITEM, ITEM * rows)
-    return Operand(name, ArrayKind(), None, "float32", shape, (ITEM * rows * cols, *within), 0)
+    size = ITEM_BYTES[dtype]
+    within = (size * cols, size) if order == "N" else (size, size * rows)
+    return Operand(name, ArrayKind(), None, dtype, shape, (size * rows * cols, *within), 0)
 
 
 def _model_partition(gpu: DeviceProperties) -> Partitions:
@@ -369,7 +296,7 @@ def _schedule_words(choice: Choice, launches: Launches) -> dict[str, int]:
         return {}
     from ..device.partition import FIELDS
 
-    return dict(zip(FIELDS, launches.steps[0].arguments[5].words))  # type: ignore[arg-type]
+    return dict(zip(FIELDS, launches.steps[-1].arguments[5].words))  # type: ignore[arg-type]
 
 
 def _described(operand: Operand) -> Operand:

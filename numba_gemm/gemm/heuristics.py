@@ -128,11 +128,12 @@ class Choice(NamedTuple):
 
 def problem(product: Product, gpu: DeviceProperties, precision: str = IEEE) -> Problem:
     """Return the properties of a product on which the choice of a kernel depends."""
-    a, b, c, batch = product.a, product.b, product.c, product.batch
+    converted = product.converted
+    a, b, c, batch = converted.a, converted.b, product.c, converted.batch
     whole = batch is ONE or all(step % 16 == 0 for steps in (batch.a, batch.b, batch.c) for step in steps)
     a_rows, b_rows = a.aligned, b.aligned
     tma = None
-    if precision in TF32_TMA.precisions and TF32_TMA.runs_on(gpu.cc):
+    if converted is product and precision in TF32_TMA.precisions and TF32_TMA.runs_on(gpu.cc):
         tma = tma_operands(product)
     return Problem(
         c.rows,
@@ -331,8 +332,9 @@ def named(name: str, wanted: Problem) -> Choice:
     check_stage_precision(stage, wanted.precision)
     if isinstance(stage, TmaStage) and not wanted.tma:
         raise ValueError(
-            f"stage is {name!r}, and tensor maps cannot describe these operands; expected addresses and strides that "
-            "are multiples of 16 bytes, contiguous rows or columns, and A or B contiguous along K; pass 'auto'"
+            f"stage is {name!r}, and tensor maps cannot describe these operands; expected float32, addresses and "
+            "strides that are multiples of 16 bytes, contiguous rows or columns, and A or B contiguous along K; pass "
+            "'auto'"
         )
     if wanted.tma and not isinstance(stage, TmaStage):
         wanted = wanted._replace(tma="")  # it decomposes the operands

@@ -60,7 +60,7 @@ def compile_ahead(
     """
     if product.batch != ONE or product.epilogue is not None or product.k == 0:
         return
-    gpu = device.properties
+    gpu, product = device.properties, product.converted
 
     def chosen_for(products: Iterable[Product]) -> list[Kernel]:
         found = Counter[Kernel]()

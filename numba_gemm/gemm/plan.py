@@ -11,7 +11,7 @@ from typing import Any
 from .. import arrays
 from ..arrays import ITEM
 from ..device.units import ceil_div
-from ..kernels.product import LAYOUTS, Batch, Product, dense
+from ..kernels.product import FLOAT32, ITEM_BYTES, LAYOUTS, Batch, Product, check_dtypes, dense
 from ..kernels.scalars import index, real
 from ..kernels.stage import check_grid
 from ..kernels.step import Launches
@@ -22,7 +22,7 @@ from ..runtime import workspace as workspaces
 from ..runtime.driver import device_scope
 from ..runtime.workspace import ALIGNMENT, Workspace
 from ..simulator.switch import SIMULATOR
-from ..typing import Array, ArrayT, DeviceLike, Layout, PrecisionName, Scalar, StageChoice
+from ..typing import Array, ArrayT, DeviceLike, DType, Layout, PrecisionName, Scalar, StageChoice
 from . import fast_path, heuristics, product, request
 from .fast_path import CallCache
 from .heuristics import Choice
@@ -43,6 +43,7 @@ def plan(
     stage: StageChoice = "auto",
     layout: Layout = "NN",
     precision: PrecisionName = IEEE,
+    dtype: DType | tuple[DType, DType] = FLOAT32,
     epilogue: Callable[..., Any] | None = None,
     workspace: Array | None = None,
 ) -> Plan:
@@ -66,6 +67,9 @@ def plan(
         Expected layouts of A and B: a letter each, "N" by rows, "T" by columns (a transpose of a matrix by rows). The
         stage is chosen and its kernel compiled for these. Others are computed correctly too, by the same stage: its
         kernel for them is compiled at the first call that passes such operands.
+    dtype : str or tuple of str
+        Expected data type of A and B, or one of each: "float32", "float16" or "bfloat16". Others that `tiled_sgemm`
+        takes are computed correctly too, but need a `workspace` that is large enough.
     workspace : array of shape (elements,), float32, optional
         Contiguous device memory of at least `Plan.workspace_bytes` bytes, which the plan keeps and writes: then its
         calls must follow each other, on one stream. By default every stream has one, allocated when it is first needed.
@@ -99,7 +103,8 @@ def plan(
     if layout not in LAYOUTS:
         raise ValueError(f"layout is {layout!r}; expected one of {', '.join(LAYOUTS)}; pass one of these")
     precision = request.check_names(stage, precision)
-    return Plan(m, n, k, _place(like, device), stage, layout, workspace, precision, extents, epilogue)
+    dtypes = check_dtypes(dtype)
+    return Plan(m, n, k, _place(like, device), stage, layout, workspace, precision, extents, epilogue, dtypes)
 
 
 def _place(like: Any, device: Any) -> int:
@@ -133,6 +138,8 @@ class Plan:
         Precision; not "fp32_auto", but what it stands for.
     layout : str
         Layouts that the plan was made for.
+    dtypes : tuple of str
+        Data types of A and B that it was made for.
     grid, block : tuple of int
         Blocks of the multiplication's launch, and threads of a block, along x, y and z.
     workspace_bytes : int
@@ -152,8 +159,10 @@ class Plan:
         precision: str = IEEE,
         batch: tuple[int, ...] = (),
         epilogue: Callable[..., Any] | None = None,
+        dtypes: tuple[str, str] = (FLOAT32, FLOAT32),
     ) -> None:
         self.m, self.n, self.k, self.batch, self.device, self.layout = m, n, k, batch, device, layout
+        self.dtypes = dtypes
         owner = devices.get_device(device)
         gpu = owner.properties
         check_precision(precision, gpu.cc, stage)
@@ -182,8 +191,9 @@ class Plan:
         """Return the product that is planned for: dense operands."""
         # For a C without elements a kernel is chosen too, and never launched.
         m, n, k, count = max(self.m, 1), max(self.n, 1), self.k, max(prod(self.batch), 1)
-        a, b, c = dense(self.layout[0], m, k), dense(self.layout[1], k, n), dense("N", m, n)
-        steps = ((0, 0, ITEM * m * k), (0, 0, ITEM * k * n), (0, 0, ITEM * m * n))
+        a, b = (dense(order, *shape, dtype) for order, shape, dtype in zip(self.layout, ((m, k), (k, n)), self.dtypes))
+        c, sizes = dense("N", m, n), [ITEM_BYTES[dtype] for dtype in self.dtypes]
+        steps = ((0, 0, sizes[0] * m * k), (0, 0, sizes[1] * k * n), (0, 0, ITEM * m * n))
         batch = Batch((1, 1, count), *steps) if count > 1 else Batch()
         if epilogue is None:
             return Product(a, b, c, batch)

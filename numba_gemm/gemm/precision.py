@@ -38,6 +38,7 @@ ALIASES = {
     "TF32_TF32_F32": "tf32",
     "TF32_TF32_F32_X3": "tf32x3",
     "BF16_BF16_F32": "bf16",
+    "BF16_BF16_F32_X3": "bf16x3",
     "BF16_BF16_F32_X6": "bf16x6",
     "BF16_BF16_F32_X9": "bf16x9",
 }
@@ -45,7 +46,7 @@ _NAMES: dict[str, PrecisionName] = {name: name for name in KNOWN} | {
     alias.lower(): name for alias, name in ALIASES.items()
 }
 # Names by which other libraries permit several precisions: what to choose from here.
-_SEVERAL = {"high": ("tf32", "bf16x6"), "medium": ("bf16", "tf32"), "default": (IEEE, "tf32")}
+_SEVERAL = {"high": ("tf32", "bf16x3"), "medium": ("bf16", "tf32"), "default": (IEEE, "tf32")}
 
 # The precision that `FP32_AUTO` stands for on compute capability 9.0, and from where on: its error bound is no larger
 # than float32's from this K on, and it was measured to be faster from so many multiply-adds on, for a C with so many

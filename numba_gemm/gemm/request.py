@@ -14,7 +14,7 @@ from .. import arrays
 from ..arrays import Operand, streams
 from ..kernels import STAGES
 from ..kernels.ladder import STAGES as LADDER
-from ..kernels.product import Product
+from ..kernels.product import DTYPES, Product
 from ..kernels.scalars import real
 from ..kernels.stage import IEEE, MAX_K
 from ..runtime import device as devices
@@ -334,15 +334,17 @@ OTHER_OUT = "allocate another array, copy out into it if beta is not 0, and pass
 
 def _check_elements(operand: Operand) -> None:
     name, is_out = operand.name, operand.name == "out"
-    if operand.dtype != "float32":
+    accepted = DTYPES if name in ("a", "b") else DTYPES[:1]
+    if operand.dtype not in accepted:
         raise TypeError(
-            f"{name} has dtype {operand.dtype}; expected float32, and nothing is cast silently; "
+            f"{name} has dtype {operand.dtype}; expected {' or '.join(accepted)}, and nothing is cast silently; "
             + (OTHER_OUT if is_out else f"pass {operand.kind.cast.format(name)}")
         )
-    if operand.device is not None and any(value % arrays.ITEM for value in (operand.pointer, *operand.strides)):
+    size = operand.itemsize
+    if operand.device is not None and any(value % size for value in (operand.pointer, *operand.strides)):
         raise ValueError(
-            f"{name} has elements off the 4-byte boundaries that a GPU reads float32 at (address {operand.pointer:#x}, "
-            f"strides {operand.strides}); expected aligned elements; "
+            f"{name} has elements off the {size}-byte boundaries that a GPU reads {operand.dtype} at (address "
+            f"{operand.pointer:#x}, strides {operand.strides}); expected aligned elements; "
             + (OTHER_OUT if is_out else f"pass a contiguous copy of {name}")
         )
 

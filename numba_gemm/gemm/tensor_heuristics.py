@@ -24,10 +24,12 @@ RATES: dict[str, dict[tuple[int, int], float]] = {
 }
 # The same for operands that tensor maps describe.
 TMA_RATES = {(128, 256): 415.0, (128, 192): 420.0, (128, 128): 345.0, (64, 128): 275.0, (64, 64): 165.0}
-# TFLOP/s of an H200 at 16384 cubed, decomposition included; of short sums at 4096x4096x768.
+# TFLOP/s of an H200 at 16384 cubed, decomposition included; of short sums at 4096x4096x768. That of `bf16x3` has not
+# been measured: it is twice that of `bf16x6`, which has twice as many products.
 SPEEDS = {
     "bf16x6_stepwise": 61.0,
     "tf32x3": 107.0,
+    "bf16x3": 216.0,
     "bf16x6": 108.0,
     "bf16x9": 80.0,
     "fp16x3": 212.0,
@@ -92,8 +94,12 @@ def decomposition_seconds(
     tensor_precision = TENSOR_PRECISIONS[precision]
     written = tensor_precision.parts / tensor_precision.per_word  # words per element
     words = (a_matrices * m + b_matrices * n) * k * (1 + tensor_precision.scaled + written)
-    copying = 4.0 * words / (MEMORY_EFFICIENCY * bandwidth) if bandwidth else 0.0
-    return copying + LAUNCH * (1 + tensor_precision.scaled)
+    return copy_seconds(4 * words, bandwidth) + LAUNCH * tensor_precision.scaled
+
+
+def copy_seconds(size: float, bandwidth: float) -> float:
+    """Return the expected seconds of a launch that reads and writes so many bytes in all; 0 for none."""
+    return size and (size / (MEMORY_EFFICIENCY * bandwidth) if bandwidth else 0.0) + LAUNCH
 
 
 def expected_seconds(precision: str, m: int, n: int, k: int, sm_count: int) -> float:

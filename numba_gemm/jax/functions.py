@@ -38,7 +38,8 @@ def matmul(a: jax.Array, b: jax.Array, *, precision: Any = None) -> jax.Array:
     precision : str, jax.lax.DotAlgorithmPreset or jax.lax.Precision.HIGHEST, optional
         Arithmetic of the product, "ieee" by default: a precision of `tiled_sgemm`, or JAX's name of one:
         "F32_F32_F32" ("ieee"), "TF32_TF32_F32" ("tf32"), "TF32_TF32_F32_X3" ("tf32x3"), "BF16_BF16_F32" ("bf16"),
-        "BF16_BF16_F32_X6" ("bf16x6"), "BF16_BF16_F32_X9" ("bf16x9"), "highest" and "float32" ("ieee").
+        "BF16_BF16_F32_X3" ("bf16x3"), "BF16_BF16_F32_X6" ("bf16x6"), "BF16_BF16_F32_X9" ("bf16x9"), "highest" and
+        "float32" ("ieee").
 
     Returns
     -------

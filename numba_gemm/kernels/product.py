@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from ..device.units import FLOAT32_BYTES
+from ..device.units import FLOAT32_BYTES, ceil_div
 
 VECTOR_BYTES = 16  # of a 128-bit access
 LAYOUTS = ("NN", "NT", "TN", "TT")  # of A and B: N is stored by rows, T by columns
+FLOAT32: Final = "float32"
+ITEM_BYTES = {FLOAT32: FLOAT32_BYTES, "float16": 2, "bfloat16": 2}  # by the dtypes that A and B may have
+DTYPES = tuple(ITEM_BYTES)
 
 
 class Layout(NamedTuple):
-    """Extents and strides of a float32 matrix, and the alignment of its address.
+    """Extents and strides of a matrix, the alignment of its address, and its dtype.
 
     Attributes
     ----------
@@ -23,6 +26,8 @@ class Layout(NamedTuple):
         Bytes from an element to the next row's and to the next column's; may be negative or 0.
     offset : int
         Address of element (0, 0) modulo 16.
+    dtype : str
+        One of `DTYPES`. Stages take float32; operands of others are converted first, see `Product.converted`.
     """
 
     rows: int
@@ -30,6 +35,7 @@ class Layout(NamedTuple):
     row_stride: int
     col_stride: int
     offset: int = 0
+    dtype: str = FLOAT32
 
     @property
     def aligned(self) -> bool:
@@ -44,7 +50,27 @@ class Layout(NamedTuple):
     @property
     def transposed(self) -> Layout:
         """The same memory with rows and columns swapped."""
-        return Layout(self.cols, self.rows, self.col_stride, self.row_stride, self.offset)
+        return Layout(self.cols, self.rows, self.col_stride, self.row_stride, self.offset, self.dtype)
+
+    @property
+    def by_columns(self) -> bool:
+        """True if elements of a column lie closer to each other than those of a row."""
+        return self.rows > 1 and (self.cols == 1 or 0 < abs(self.row_stride) < abs(self.col_stride))
+
+    @property
+    def converted(self) -> Layout:
+        """Layout of a dense, aligned float32 copy in the same order, whose rows (or columns) are whole vectors apart.
+
+        It is the layout itself if that is of float32; without elements, there is nothing to copy, and strides stay.
+        """
+        if self.dtype == FLOAT32:
+            return self
+        if self.rows == 0 or self.cols == 0:
+            return self._replace(dtype=FLOAT32)
+        if self.by_columns:
+            return self.transposed.converted.transposed
+        pitch = ceil_div(FLOAT32_BYTES * self.cols, VECTOR_BYTES) * VECTOR_BYTES
+        return Layout(self.rows, self.cols, pitch, FLOAT32_BYTES)
 
     @property
     def words(self) -> tuple[int, int, int, int]:
@@ -55,18 +81,31 @@ class Layout(NamedTuple):
     def span(self) -> tuple[int, int]:
         """First byte of any element and the one after the last, relative to element (0, 0); there are elements."""
         down, across = (self.rows - 1) * self.row_stride, (self.cols - 1) * self.col_stride
-        return min(down, 0) + min(across, 0), max(down, 0) + max(across, 0) + FLOAT32_BYTES
+        return min(down, 0) + min(across, 0), max(down, 0) + max(across, 0) + ITEM_BYTES[self.dtype]
 
     def part(self, first_row: int, first_col: int, rows: int, cols: int) -> tuple[int, Layout]:
         """Return the byte offset and the layout of a submatrix."""
         step = first_row * self.row_stride + first_col * self.col_stride
-        return step, Layout(rows, cols, self.row_stride, self.col_stride, (self.offset + step) % VECTOR_BYTES)
+        offset = (self.offset + step) % VECTOR_BYTES
+        return step, Layout(rows, cols, self.row_stride, self.col_stride, offset, self.dtype)
 
 
-def dense(order: str, rows: int, cols: int) -> Layout:
+def check_dtypes(dtype: Any) -> tuple[str, str]:
+    """Return the dtypes of A and B, given one or both; raise ValueError for others."""
+    first, second = (dtype, dtype) if isinstance(dtype, str) else tuple(dtype)
+    if first not in DTYPES or second not in DTYPES:
+        raise ValueError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}, or two for A and B; pass such")
+    return first, second
+
+
+def dense(order: str, rows: int, cols: int, dtype: str = FLOAT32) -> Layout:
     """Return the layout of an aligned dense matrix that is stored by rows, "N", or by columns, "T"."""
-    strides = (FLOAT32_BYTES * cols, FLOAT32_BYTES) if order == "N" else (FLOAT32_BYTES, FLOAT32_BYTES * rows)
-    return Layout(rows, cols, *strides)
+    size = ITEM_BYTES[dtype]
+    strides = (size * cols, size) if order == "N" else (size, size * rows)
+    return Layout(rows, cols, *strides, dtype=dtype)
+
+
+Triple = tuple[int, int, int]
 
 
 class Batch(NamedTuple):
@@ -92,6 +131,27 @@ class Batch(NamedTuple):
 
 
 ONE = Batch()
+
+
+def copied_extents(extents: Triple, steps: Triple) -> Triple:
+    """Return the number of different matrices of an operand along each batch dimension."""
+    first, second, third = (extent if step else 1 for extent, step in zip(extents, steps))
+    return first, second, third
+
+
+def _copied_steps(extents: Triple, steps: Triple, copy: Layout) -> Triple:
+    """Return the bytes from one float32 copy to the next along each dimension, if they are dense."""
+    _, second, third = copied_extents(extents, steps)
+    each = copy_bytes(copy)
+    of_first, of_second, of_third = (
+        own if step else 0 for own, step in zip((second * third * each, third * each, each), steps)
+    )
+    return of_first, of_second, of_third
+
+
+def copy_bytes(copy: Layout) -> int:
+    """Return the size of a dense float32 copy, whose rows or columns are whole vectors."""
+    return copy.cols * copy.col_stride if copy.by_columns else copy.rows * copy.row_stride
 
 
 class Product(NamedTuple):
@@ -136,3 +196,16 @@ class Product(NamedTuple):
         """The same product as ``C.T = B.T @ A.T``, for products without an epilogue."""
         batch = Batch(self.batch.extents, self.batch.b, self.batch.a, self.batch.c)
         return self._replace(a=self.b.transposed, b=self.a.transposed, c=self.c.transposed, batch=batch)
+
+    @property
+    def converted(self) -> Product:
+        """The product that a stage computes: operands of other dtypes than float32 as dense float32 copies."""
+        if self.a.dtype == self.b.dtype == FLOAT32:
+            return self
+        a, b, batch = self.a.converted, self.b.converted, self.batch
+        if batch != ONE:
+            if self.a.dtype != FLOAT32:
+                batch = batch._replace(a=_copied_steps(batch.extents, batch.a, a))
+            if self.b.dtype != FLOAT32:
+                batch = batch._replace(b=_copied_steps(batch.extents, batch.b, b))
+        return self._replace(a=a, b=b, batch=batch)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
 from ..typing import PrecisionName, StageName
+from .conversion import with_conversion
 from .product import Product
 from .step import Kernel, Launches
 
@@ -182,7 +183,15 @@ class Stage:
     def launches(
         self, config: Any, product: Product, precision: str, partition: Partition | None, gpu: Gpu
     ) -> Launches:
-        """Return the launches of a product that is one piece of `pieces`."""
+        """Return the launches of a product that is one piece of `pieces`; the first converts operands if needed."""
+        converted = product.converted
+        made = self.own_launches(config, converted, precision, partition, gpu)
+        return made if converted is product else with_conversion(made, product)
+
+    def own_launches(
+        self, config: Any, product: Product, precision: str, partition: Partition | None, gpu: Gpu
+    ) -> Launches:
+        """Return the stage's own launches, for operands of float32."""
         raise NotImplementedError
 
     def pieces(self, config: Any, product: Product, precision: str, gpu: Gpu) -> Iterator[Piece]:

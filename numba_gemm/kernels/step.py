@@ -62,8 +62,7 @@ class MatrixAt(NamedTuple):
     @property
     def words(self) -> tuple[Word, ...]:
         """The words that the kernel is passed."""
-        rows, cols, row_stride, col_stride, _ = self.layout
-        return (self.place, rows, cols, row_stride, col_stride)
+        return (self.place, *self.layout.words)
 
 
 class Vector(NamedTuple):

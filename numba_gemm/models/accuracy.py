@@ -45,17 +45,21 @@ def ieee_bound(k: int) -> float:
 
 # Largest errors of the tensor-core precisions, in the same units, as docs/precision.md states them. They leave out the
 # rounding of sums; `tensor_bound` adds the part that grows with k. The error of fp16x3 is relative to the largest
-# element of a row and of a column instead of each element, and holds in these units for elements of similar size.
+# element of a row and of a column instead of each element, and holds in these units for elements of similar size. That
+# of bf16x3 is what the parts leave out: BF16 has 8 bits, so the second part of an element is at most 2^-8 of it, and
+# the rest that neither part holds at most 2^-17. A product loses that of both second parts, 2^-16, and twice the rest.
 TENSOR_BOUNDS = {
     "tf32": 2.0**-9,
     "bf16": 2.0**-6.5,
     "tf32x3": 2.0**-20,
+    "bf16x3": 2.0**-15,
     "bf16x6": 2.0**-21,
     "bf16x9": 2.0**-21,
     "fp16x3": 2.0**-20,
 }
 GROWING = ("tf32x3", "fp16x3")
 GROWING_FROM = 4096
+SUM_ERRORS = {"bf16x3": 2.0**-21}  # of the sums alone, which are those of `GROWING`
 # Error that each term adds to sums that stay in the tensor cores, which truncate after each product of 8 or 16 k.
 CUT_OFF = {"tf32": 2.0**-26, "bf16": 2.0**-27}
 
@@ -68,8 +72,9 @@ def tensor_bound(precision: str, k: int) -> float:
     KeyError
         If `precision` is not a tensor-core precision.
     """
-    growth = max(1.0, math.sqrt(k / GROWING_FROM)) if precision in GROWING else 1.0
-    return TENSOR_BOUNDS[precision] * growth + CUT_OFF.get(precision, 0.0) * k
+    growth = max(1.0, math.sqrt(k / GROWING_FROM))
+    parts = TENSOR_BOUNDS[precision] * (growth if precision in GROWING else 1.0)
+    return parts + SUM_ERRORS.get(precision, 0.0) * growth + CUT_OFF.get(precision, 0.0) * k
 
 
 def bound(precision: str, k: int) -> float:

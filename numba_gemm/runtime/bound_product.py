@@ -140,9 +140,11 @@ class BoundProduct:
             self._pack(frame, memory, self.memory_words, alpha, a, b, beta, c, vectors)
             frame.launch(stream)
         else:
+            # Every launch leaves the counters at 0, so calls from several threads may share the stream's.
+            counters = self.workspaces.reserve(stream, 0, launches.counters)[1] if launches.counters else 0
             lease = self.workspaces.lease(stream, launches.scratch_bytes)
             try:
-                self._pack(frame, (lease.pointer, 0), self.memory_words, alpha, a, b, beta, c, vectors)
+                self._pack(frame, (lease.pointer, counters), self.memory_words, alpha, a, b, beta, c, vectors)
                 frame.launch(stream)
             finally:
                 self.workspaces.release(lease)

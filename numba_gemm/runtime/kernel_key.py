@@ -20,7 +20,7 @@ from typing import Any
 from cuda.bindings import driver
 from cuda.pathfinder import load_nvidia_dynamic_lib
 
-from ..kernels import STAGES
+from ..kernels import STAGES, conversion
 from ..kernels.step import Kernel
 from ..kernels.tensor_core.stage import build_decompose, build_row_maxima
 from .compilation import settings
@@ -88,7 +88,7 @@ def _checked(part: Any) -> Part:
 
 
 # The functions of this package that build kernels: the sources that are hashed determine what they build.
-BUILDS = {build_decompose, build_row_maxima, *(stage.build for stage in STAGES.values())}
+BUILDS = {conversion.BUILD, build_decompose, build_row_maxima, *(stage.build for stage in STAGES.values())}
 PACKAGE = __name__.partition(".")[0]
 
 

@@ -12,7 +12,7 @@ from ..device.units import FLOAT32_BYTES
 from ..kernels.ladder.stage import Variant
 from ..kernels.product import ONE, Batch, Layout, Product
 from ..kernels.stage import IEEE, MAX_K, Partition, Stage
-from ..kernels.step import Argument, Kernel, Launches, MatrixAt, Scalar, Slot
+from ..kernels.step import Argument, Kernel, Launches, MatrixAt, Scalar, Slot, Step
 from ..kernels.step import Vector as VectorAt
 from ..simulator import scheduler
 from ..simulator.switch import SIMULATOR
@@ -181,7 +181,7 @@ class _Place:
             return matrix.owner.T
         shape, strides = (layout.rows, layout.cols), (layout.row_stride, layout.col_stride)
         readonly = not matrix.owner.flags.writeable
-        return at_address(matrix.owner, matrix.pointer + self.step, shape, strides, readonly)
+        return at_address(matrix.owner, matrix.pointer + self.step, shape, strides, readonly, layout.dtype)
 
 
 def _simulate(
@@ -204,7 +204,9 @@ def _simulate(
         if swapped:
             launches, a_step, b_step = launches.with_operands_swapped(), b_step, a_step
         places = _Place(a, a_step), _Place(b, b_step), _Place(c, piece.c)
-        _simulated(launches, alpha, places[0], places[1], beta if piece.first else 1.0, places[2], vectors).run()
+        own_beta = beta if piece.first else 1.0
+        for one in _simulated(launches, alpha, places[0], places[1], own_beta, places[2], vectors):
+            one.run()
 
 
 _built = OncePerKey(lambda kernel: kernel.build(kernel.config, kernel.variant))
@@ -221,18 +223,17 @@ def simulated(
     partition: Partition | None = None,
     precision: str = IEEE,
 ) -> Simulated:
-    """Return a stage's launch in the simulator, for operands that one launch can compute."""
+    """Return a stage's launch in the simulator, for float32 operands that one launch can compute."""
     product, device = product_of(a, b, c), get_device(c.device)
     partition = device.partition(stage, config, product) if partition is None else partition
     launches = stage.launches(config, product, precision, partition, device.properties.gpu)
-    return _simulated(launches, alpha, _Place(a, 0), _Place(b, 0), beta, _Place(c, 0), ())
+    return _simulated(launches, alpha, _Place(a, 0), _Place(b, 0), beta, _Place(c, 0), ())[-1]
 
 
 def _simulated(
     launches: Launches, alpha: float, a: _Place, b: _Place, beta: float, c: _Place, vectors: Sequence[Vector]
-) -> Simulated:
-    """Return a launch with arrays for its arguments."""
-    (step,) = launches.steps
+) -> list[Simulated]:
+    """Return launches with arrays for their arguments."""
     values: dict[int, Any] = {
         Slot.ALPHA: np.float32(alpha),
         Slot.BETA: np.float32(beta),
@@ -243,19 +244,28 @@ def _simulated(
     scratch = np.full(launches.scratch_bytes // FLOAT32_BYTES, np.nan, np.float32)
     counters = np.zeros(launches.counters, np.int32)
 
-    def value(argument: Argument) -> Any:
+    def value(step: Step, argument: Argument) -> Any:
         if isinstance(argument, Scalar):
             return values[argument.place.slot]
         if isinstance(argument, MatrixAt):
-            return values[argument.place.slot].view(argument.layout)
+            slot, layout = argument.place.slot, argument.layout
+            if slot == Slot.SCRATCH:
+                shape, strides = (layout.rows, layout.cols), (layout.row_stride, layout.col_stride)
+                return at_address(scratch, scratch.ctypes.data + argument.place.offset, shape, strides)
+            return values[slot].view(layout)
+        if step.kernel.config is None:  # of operands that are converted
+            return argument.words
         from ..device.partition import PartitionArguments
 
         describe: Any = PartitionArguments
         return describe(scratch, counters, *argument.words[2:])
 
-    arguments = [value(argument) for argument in step.arguments if not isinstance(argument, VectorAt)]
-    kernel: Kernel = step.kernel
-    if isinstance(kernel.variant, Variant):
-        arguments.append(tuple(vector.owner for vector in vectors))
-    block = step.block[:2] if step.block[2] == 1 else step.block
-    return Simulated(_built(kernel), step.grid, block, tuple(arguments), kernel.dynamic_shared)
+    found = []
+    for step in launches.steps:
+        arguments = [value(step, argument) for argument in step.arguments if not isinstance(argument, VectorAt)]
+        kernel: Kernel = step.kernel
+        if isinstance(kernel.variant, Variant):
+            arguments.append(tuple(vector.owner for vector in vectors))
+        block = step.block[:2] if step.block[2] == 1 else step.block
+        found.append(Simulated(_built(kernel), step.grid, block, tuple(arguments), kernel.dynamic_shared))
+    return found

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from ..kernels.product import VECTOR_BYTES, Layout
+from ..kernels.product import FLOAT32, VECTOR_BYTES, Layout
 from ..simulator.switch import SIMULATOR
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A float32 matrix in memory.
+    """A matrix in memory.
 
     Attributes
     ----------
@@ -26,7 +26,9 @@ class Matrix:
     device : int
         Ordinal of the device whose memory it is.
     owner : object
-        Object that keeps the memory alive; in the simulator, the 2-D NumPy array itself.
+        Object that keeps the memory alive; in the simulator, the 2-D NumPy array itself, of uint16 for 16-bit dtypes.
+    dtype : str
+        One of `kernels.product.DTYPES`.
     """
 
     pointer: int
@@ -36,17 +38,20 @@ class Matrix:
     col_stride: int
     device: int
     owner: Any
+    dtype: str = FLOAT32
 
     @property
     def layout(self) -> Layout:
         """Extents, strides and alignment."""
-        return Layout(self.rows, self.cols, self.row_stride, self.col_stride, self.pointer % VECTOR_BYTES)
+        offset = self.pointer % VECTOR_BYTES
+        return Layout(self.rows, self.cols, self.row_stride, self.col_stride, offset, self.dtype)
 
     @property
     def transposed(self) -> Matrix:
         """The same memory with rows and columns swapped."""
         owner = self.owner.T if SIMULATOR and self.owner is not None else self.owner
-        return Matrix(self.pointer, self.cols, self.rows, self.col_stride, self.row_stride, self.device, owner)
+        strides = self.col_stride, self.row_stride
+        return Matrix(self.pointer, self.cols, self.rows, *strides, self.device, owner, self.dtype)
 
     @property
     def words(self) -> tuple[int, int, int, int, int]:
@@ -78,20 +83,25 @@ class _Memory:
     """Array interface of memory at an address; keeps its owner alive."""
 
     def __init__(
-        self, owner: Any, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], readonly: bool
+        self, owner: Any, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], readonly: bool, dtype: str
     ) -> None:
         self.owner = owner
         self.__array_interface__ = {
             "data": (pointer, readonly),
             "shape": shape,
             "strides": strides,
-            "typestr": "<f4",
+            "typestr": "<f4" if dtype == FLOAT32 else "<u2",
             "version": 3,
         }
 
 
 def at_address(
-    owner: Any, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], readonly: bool = False
+    owner: Any,
+    pointer: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    readonly: bool = False,
+    dtype: str = FLOAT32,
 ) -> np.ndarray:
-    """Return a float32 array at an address of host memory."""
-    return np.asarray(_Memory(owner, pointer, shape, strides, readonly))
+    """Return a float32 array at an address of host memory; for 16-bit dtypes, one of uint16."""
+    return np.asarray(_Memory(owner, pointer, shape, strides, readonly, dtype))

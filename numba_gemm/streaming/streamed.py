@@ -257,7 +257,11 @@ def _checked(a: Any, b: Any, out: Any, alpha: Any, beta: Any, precision: Any, de
                 f"{name} has {array.ndim} dimensions, shape {array.shape}; expected 2; pass one matrix at a time"
             )
     home = None if device is None else ordinal_of(device)
-    return checked(a, b, out, alpha, beta, None, "auto", None, (), home, precision)
+    wanted = checked(a, b, out, alpha, beta, None, "auto", None, (), home, precision)
+    for name, array in (("a", a), ("b", b)):
+        if array.dtype != np.float32:
+            raise TypeError(f"{name} has dtype {array.dtype}; expected float32; pass {name}.astype(numpy.float32)")
+    return wanted
 
 
 def _check_extents(wanted: Request) -> None:

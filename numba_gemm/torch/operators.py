@@ -60,7 +60,9 @@ def _plain(x: Tensor) -> Tensor:
 
 
 def _matrix(name: str, x: Tensor) -> Tensor:
-    """Return an operand as a plain tensor; raise ValueError for a vector."""
+    """Return an operand as a plain tensor; raise ValueError for a vector, TypeError for another dtype than float32."""
+    if x.dtype is not torch.float32:  # PyTorch's products of FP16 and BF16 are of that dtype
+        check_float32(name, x)
     if x.dim() < 2:
         raise ValueError(f"{name} has {x.dim()} dimensions; expected 2 or more; pass {name}.reshape(rows, columns)")
     return _plain(x)
@@ -102,6 +104,7 @@ def compute_sum(
         return result
     if beta == 1 and input.shape == b.shape[-1:] and _adds_in_kernel(max(a.get_device(), 0), precision):
         # With an epilogue, a batch is not computed as one taller matrix unless it is one.
+        check_float32("a", a)
         taller = a.dim() > 2 and b.dim() == 2 and a.is_contiguous()
         result = _sgemm(
             _plain(a).flatten(0, -2) if taller else _matrix("a", a),

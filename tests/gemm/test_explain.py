@@ -43,7 +43,7 @@ def record_launches(monkeypatch):
     """Return a list that takes the launches of products, in place of launching them."""
     done = []
     monkeypatch.setattr(BoundProduct, "enqueue", lambda bound, *_: done.append(bound.launches))
-    monkeypatch.setattr(launch, "_simulated", lambda launches, *_: SimpleNamespace(run=lambda: done.append(launches)))
+    monkeypatch.setattr(launch, "_simulated", lambda launches, *_: [SimpleNamespace(run=lambda: done.append(launches))])
     return done
 
 
@@ -189,7 +189,7 @@ def tensor_cores(monkeypatch):
 
 def parts_bytes(precision, size):
     """Bytes of the parts of A and B, whose extents are multiples of the tiles', and of what scales them."""
-    bits = {"tf32": 32, "tf32x3": 64, "bf16": 16, "bf16x6": 48, "bf16x9": 48, "fp16x3": 32}[precision]
+    bits = {"tf32": 32, "tf32x3": 64, "bf16": 16, "bf16x3": 32, "bf16x6": 48, "bf16x9": 48, "fp16x3": 32}[precision]
     parts = bits // 8 * size * size
     # For each row of A and column of B: 32 words with its scale, and its largest magnitude in each span of K.
     scales = 4 * size * (32 + -(-size // SPAN)) if precision == "fp16x3" else 0

@@ -340,7 +340,8 @@ CHANGES = {
     "b without memory": lambda a, b, out: ((a, changed(b, address=0), out), {}, TypeError),
     "out without memory": lambda a, b, out: ((a, b, changed(out, address=0)), {}, TypeError),
     "negative": lambda a, b, out: ((a, changed(b, neg=True), out), {}, ValueError),
-    "dtype": lambda a, b, out: ((a, changed(b, dtype="float16"), out), {}, TypeError),
+    "dtype": lambda a, b, out: ((a, changed(b, dtype="torch.float64"), out), {}, TypeError),
+    "out's dtype": lambda a, b, out: ((a, b, changed(out, dtype="torch.float16")), {}, TypeError),
     "layout": lambda a, b, out: ((changed(a, layout="sparse"), b, out), {}, TypeError),
     "CPU": lambda a, b, out: (
         (changed(a, is_cuda=False, device=types.SimpleNamespace(type="cpu")), b, out),

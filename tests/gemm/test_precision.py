@@ -152,8 +152,8 @@ AGREE = "expected a stage and a precision that agree; change one of them"
         ),
         (
             {"stage": "wide_tiles", "precision": "fp16x3"},
-            "precision is 'fp16x3' and stage is 'wide_tiles', which computes in tf32, tf32x3, bf16, bf16x6, bf16x9; "
-            f"{AGREE}",
+            "precision is 'fp16x3' and stage is 'wide_tiles', which computes in tf32, tf32x3, bf16, bf16x3, bf16x6, "
+            f"bf16x9; {AGREE}",
         ),
     ],
     ids=lambda value: "-".join(value.values()) if isinstance(value, dict) else "",

@@ -61,6 +61,7 @@ EXPECTED = {
     | {f"tf32_tma_{tile}_{layout}" for tile in MAPPED for layout in ("NN", "NT", "TT")},
     "tf32x3": decomposed("persistent", "tf32x3", TILES),
     "bf16": decomposed("persistent", "bf16", WIDE + TILES),
+    "bf16x3": decomposed("persistent", "bf16x3", TILES),
     "bf16x6": decomposed("persistent", "bf16x6", COMPENSATED),
     "bf16x9": decomposed("persistent", "bf16x9", COMPENSATED),
     "fp16x3": decomposed("persistent", "fp16x3", TILES),

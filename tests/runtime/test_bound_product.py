@@ -254,6 +254,8 @@ LAUNCH_KEYS = {
     "A's boundary": {"a": A._replace(offset=4)},
     "B's boundary": {"b": B._replace(offset=4)},
     "C's boundary": {"c": C._replace(offset=4)},
+    "A's dtype": {"a": A._replace(dtype="float16")},
+    "B's dtype": {"b": B._replace(dtype="bfloat16")},
     "workspace": {"workspace": Workspace(1 << 20, 1 << 20, 100)},
     "partition": {"partition": Partition(2, 0)},
     "extents of the batch": {"batch": BATCH._replace(extents=(1, 2, 1))},
@@ -287,7 +289,7 @@ def test_fields_of_the_key_are_all_tested():
     """A new field of a product, of a layout or of a batch needs rows of the table above."""
     changed = {name for changes in LAUNCH_KEYS.values() for name in changes}
     assert set(Product._fields) <= changed
-    assert Layout._fields == ("rows", "cols", "row_stride", "col_stride", "offset")
+    assert Layout._fields == ("rows", "cols", "row_stride", "col_stride", "offset", "dtype")
     assert Batch._fields == ("extents", "a", "b", "c")
 
 

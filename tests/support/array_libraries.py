@@ -43,7 +43,8 @@ class Tensor:
     def __init__(self, x, device=0):
         self.x, self.index = x, device
         self.device = types.SimpleNamespace(type="cuda", index=device)
-        self.dtype, self.layout, self.is_cuda, self.requires_grad, self.neg = "float32", "strided", True, False, False
+        self.dtype = "float32" if x.dtype == np.float32 else f"torch.{x.dtype}"
+        self.layout, self.is_cuda, self.requires_grad, self.neg = "strided", True, False, False
         self.version, self.tangent = 0, None
         self.address = self.x.ctypes.data  # or the exception that PyTorch raises
 
@@ -51,7 +52,7 @@ class Tensor:
     shape = property(lambda self: self.x.shape)
 
     def stride(self):
-        return tuple(step // 4 for step in self.x.strides)
+        return tuple(step // self.element_size() for step in self.x.strides)
 
     def dim(self):
         return self.x.ndim
@@ -67,7 +68,7 @@ class Tensor:
         return self.index
 
     def element_size(self):
-        return 4
+        return self.x.itemsize
 
     def is_neg(self):
         return self.neg
@@ -75,7 +76,7 @@ class Tensor:
     def is_inference(self):
         return False
 
-    def new_empty(self, shape):
+    def new_empty(self, shape, dtype="float32"):
         return Tensor(aligned_empty(shape), self.index)
 
 
@@ -130,6 +131,7 @@ def torch(no_calls, monkeypatch):
         is_grad_enabled=lambda: torch.grad_mode,
         grad_mode=True,
         float32="float32",
+        float16="torch.float16",
         strided="strided",
         current=current,
         _C=types.SimpleNamespace(_cuda_getCurrentRawStream=lambda device: current.cuda_stream),

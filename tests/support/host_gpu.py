@@ -22,6 +22,7 @@ from numba_gemm.arrays import libraries
 from numba_gemm.device.partition import FIELDS
 from numba_gemm.gemm import launch_choice, precision
 from numba_gemm.gemm import plan as plans
+from numba_gemm.kernels import conversion
 from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder import stage as ladder
 from numba_gemm.kernels.tensor_core import stage as tensor_core
@@ -54,6 +55,8 @@ def parameters(kernel):
         return dict.fromkeys(operands, MATRIX) | {"steps": 6}
     if kernel.signature is tensor_core.DECOMPOSE_SIGNATURE:
         return dict.fromkeys(("a", "a_parts", "b", "b_parts"), MATRIX) | {"steps": 4}
+    if kernel.signature is conversion.SIGNATURE:
+        return dict.fromkeys(("a", "a_copy", "b", "b_copy"), MATRIX) | {"words": 15}
     assert kernel.signature is tma_stage.SIGNATURE, f"{kernel.name} has parameters that are not known here"
     maps = {"u_map": 1, "v_map": 1}
     return {"alpha": SCALAR} | maps | {"beta": SCALAR, "c": MATRIX, "k": 1, "steps": 3} | vectors
@@ -166,6 +169,8 @@ class HostGpu:
         self.launches.append(did)
         if self.computes and kernel.signature is ladder.signature:
             self._compute(kernel, did)
+        if self.computes and kernel.signature is conversion.SIGNATURE:
+            self._convert(kernel, did)
         after = self._arguments(kernel, table)
         assert repr(after) == repr(arguments), "another thread used this frame"  # also if a scalar is NaN
         return 0
@@ -211,6 +216,23 @@ class HostGpu:
             if epilogue is not None:
                 for row, col in np.ndindex(z.shape):
                     z[row, col] = epilogue(z[row, col], row, col, *vectors)
+
+    @staticmethod
+    def _convert(kernel, did):
+        """Copy one operand or two; see `kernels.convert`."""
+        blocks = did.words[14]
+        operands = [(did.a, did.a_copy, did.words[:7], kernel.variant.first)]
+        if blocks < did.grid[0]:
+            operands.append((did.b, did.b_copy, did.words[7:14], kernel.variant.second))
+        for x, copy, (second, third, *steps, each, chunks), dtype in operands:
+            count = chunks // (x[1] * -(-x[2] // 8)) if x[1] else 0
+            for i in range(count):
+                place = np.dot((i // third // second, i // third % second, i % third), steps)
+                bits = view(x[0] + int(place), *x[1:], typestr="<u2")
+                widened = (
+                    bits.view(np.float16) if dtype == "float16" else (bits.astype(np.uint32) << 16).view(np.float32)
+                )
+                view(copy[0] + i * each, x[1], x[2], *copy[3:])[...] = widened
 
     # ------------------------------------------------------------------------------ functions of cuda.bindings.driver
 
@@ -284,12 +306,12 @@ class HostGpu:
         made += self.launches[before:]
 
 
-def view(pointer, rows, cols, row_stride, col_stride):
+def view(pointer, rows, cols, row_stride, col_stride, typestr="<f4"):
     interface = {
         "data": (pointer, False),
         "shape": (rows, cols),
         "strides": (row_stride, col_stride),
-        "typestr": "<f4",
+        "typestr": typestr,
         "version": 3,
     }
     return np.asarray(types.SimpleNamespace(__array_interface__=interface))

@@ -301,10 +301,11 @@ class LadderStage(Stage):
         return (WHOLE, ALIGNED, ANY) if self.whole_tiles else (ALIGNED, ANY)
 
     def variant(self, config: TileConfig, product: Product) -> int | Variant:
-        """Return the specialisation of its kernel to these operands."""
+        """Return the specialisation of its kernel to these operands, or to their float32 copies."""
+        a, b, c, *_ = product = product.converted
         if self.takes_variants:
             return variant_of(config, product)
-        if not (product.a.aligned and product.b.aligned and product.c.aligned):
+        if not (a.aligned and b.aligned and c.aligned):
             return ANY
         whole = product.m % config.BM == product.n % config.BN == product.k % config.BK == 0 < product.k
         return WHOLE if whole and self.whole_tiles else ALIGNED
@@ -330,7 +331,7 @@ class LadderStage(Stage):
         layout = Layout(4, 4, *strides)
         return self.kernel(config, Product(layout, layout, layout))
 
-    def launches(
+    def own_launches(
         self, config: TileConfig, product: Product, precision: str, partition: Partition | None, gpu: Gpu
     ) -> Launches:
         """Return the launch of a product; `partition` divides the work of a scheduled stage."""
@@ -341,9 +342,7 @@ class LadderStage(Stage):
             return Launches((Step(kernel, grid, block, (ALPHA, a, b, BETA, c)),))
         assert partition is not None, "a scheduled stage divides its work by a partition"
         made = self.schedule(config, product.m, product.n, product.k, product.batch, partition)
-        place: tuple[Word, ...] = (0, 0)
-        if made.workspace_bytes or made.counters:
-            place = AT_SCRATCH
+        place: tuple[Word, ...] = AT_SCRATCH if made.workspace_bytes or made.counters else (0, 0)
         vectors = (Vector(i, *vector) for i, vector in enumerate(product.vectors))
         work = Words((*place, *made.words))
         arguments: tuple[Argument, ...] = (ALPHA, a, b, BETA, c, work, *vectors)

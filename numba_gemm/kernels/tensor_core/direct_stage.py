@@ -40,7 +40,7 @@ class DirectStage(Stage):
         """Return its kernel, the same for operands of all layouts."""
         return self.kernel_of(config, precision)
 
-    def launches(
+    def own_launches(
         self, config: Any, product: Product, precision: str, partition: Partition | None, gpu: Gpu
     ) -> Launches:
         """Return the launch of a product."""

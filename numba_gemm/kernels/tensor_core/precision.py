@@ -92,6 +92,7 @@ TENSOR_PRECISIONS: dict[Any, TensorPrecision] = {  # by name, a `typing.Precisio
         TensorPrecision("tf32", "tf32", 1, _smallest_first(1, 0)),
         TensorPrecision("tf32x3", "tf32", 2, _smallest_first(2, 1)),
         TensorPrecision("bf16", "bf16", 1, _smallest_first(1, 0)),
+        TensorPrecision("bf16x3", "bf16", 2, _smallest_first(2, 1)),
         TensorPrecision("bf16x6", "bf16", 3, _smallest_first(3, 2), short=True, compensated=True),
         TensorPrecision("bf16x9", "bf16", 3, _smallest_first(3, 4), short=True, compensated=True),
         TensorPrecision("fp16x3", "f16", 2, _smallest_first(2, 1)),

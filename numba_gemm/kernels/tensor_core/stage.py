@@ -230,7 +230,7 @@ class TensorStage(Stage):
         tensor_precision, batched = self.precision_for(precision, product.k), product.batch.extents[-1] > 1
         return self.kernel_of(config, TensorVariant(tensor_precision, product.epilogue, len(product.vectors), batched))
 
-    def launches(
+    def own_launches(
         self, config: TensorConfig, product: Product, precision: str, partition: Partition | None, gpu: Gpu
     ) -> Launches:
         """Return the launches that find row maxima if the precision is scaled, decompose the operands, and multiply."""

@@ -78,7 +78,7 @@ def tma_operands(product: Product) -> TmaOperands | None:
     """
     m, n, k, batch = product.m, product.n, product.k, product.batch
     a_step, b_step = batch.a[-1], batch.b[-1]
-    if max(m, n, k) >= EXTENT_END or batch.extents[-1] > MAX_MATRICES:
+    if product.converted is not product or max(m, n, k) >= EXTENT_END or batch.extents[-1] > MAX_MATRICES:
         return None
     a, b, down, across = product.a, product.b, product.a.transposed, product.b.transposed
     if describable(a, a_step) and describable(b, b_step):
@@ -178,7 +178,7 @@ class TmaStage(Stage):
         assert found is not None, "it was chosen for operands that tensor maps can describe"
         return found
 
-    def launches(
+    def own_launches(
         self, config: WarpgroupConfig, product: Product, precision: str, partition: Partition | None, gpu: Gpu
     ) -> Launches:
         """Return the launch of a product."""

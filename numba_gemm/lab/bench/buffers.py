@@ -246,8 +246,8 @@ class DeviceBuffers:
 
         def matrix(array: Any) -> Matrix:
             rows, cols = (int(extent) for extent in array.shape)
-            strides = {"row_stride": FLOAT32_BYTES * cols, "col_stride": FLOAT32_BYTES}
-            return Matrix(self.library.address(array), rows, cols, **strides, device=current_device(), owner=array)
+            strides = FLOAT32_BYTES * cols, FLOAT32_BYTES
+            return Matrix(self.library.address(array), rows, cols, *strides, device=current_device(), owner=array)
 
         return matrix(self.a), matrix(self.b), matrix(self.c)
 

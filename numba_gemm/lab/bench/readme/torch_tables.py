@@ -1,0 +1,73 @@
+"""Blocks of the page on PyTorch: a transformer's step, its training, and what a call costs the host."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from numba_gemm.lab.bench.readme.published import Published, source
+from numba_gemm.lab.bench.tables import Column, code, figure, number, significant, table, text
+
+TORCH, DIRECT = "torch", "tiled_sgemm"  # the ways that others are compared with
+LAST_STEPS = 50  # of which the mean loss is shown
+
+
+def torch_step(found: Published) -> str:
+    """Table of the ways to make a training step of a transformer block."""
+    rows, how = found.measured("transformer_step")
+    made = table(
+        "",
+        rows,
+        *(text("way", "products by"), figure("ms per step", "ms", number)),
+        Column("/ torch, float32", lambda row: number(row["speed_over_torch"], 2)),
+        figure("error of the output", "output_error", significant, 2),
+        figure("of a gradient, at most", "gradient_error", significant, 2),
+        figure("first step, s", "first_s", number),
+    )
+    size = rows[0]
+    return (
+        f"Forward and backward pass of one block, width {size['width']}, {size['sequence']} tokens; "
+        f"errors relative to float64, in the Frobenius norm:\n\n{made.markdown()}\n\n{source(how)}"
+    )
+
+
+def training(found: Published) -> str:
+    """Table of the losses at the end of a training."""
+    rows, how = found.measured("training")
+    frame = pd.DataFrame(rows)
+    steps = int(frame["step"].max()) + 1
+    last: Any = frame[frame["step"] >= steps - LAST_STEPS].groupby("way", sort=False)["loss"].mean()
+    first = frame[frame["step"] == 0].set_index("way")["loss"]
+    lines = [{"way": way, "first": first[way], "last": loss, "ratio": loss / last[TORCH]} for way, loss in last.items()]
+    made = table(
+        "",
+        lines,
+        *(text("way", "products by"), figure("first loss", "first", significant, 4)),
+        *(
+            figure(f"mean of the last {LAST_STEPS}", "last", significant, 4),
+            figure("/ torch, float32", "ratio", number, 3),
+        ),
+    )
+    return f"Cross-entropy of {steps} steps:\n\n{made.markdown()}\n\n{source(how)}"
+
+
+def torch_calls(found: Published) -> str:
+    """Table of the host time of calls of a small product."""
+    rows, how = found.measured("torch_calls")
+    us = {row["way"]: row["host_us"] for row in rows}
+
+    def inside(row: Mapping[str, Any]) -> str:
+        return number(us.get(f"{row['way']}, no_grad", math.nan))
+
+    shown = [row for row in rows if not row["way"].endswith("no_grad")]
+    made = table(
+        "",
+        shown,
+        *(code("way", "call"), figure("us", "host_us", number), Column("us inside `no_grad`", inside)),
+        Column("beyond a direct call", lambda row: number(row["host_us"] - us[DIRECT])),
+    )
+    extent = rows[0]["extent"]
+    return f"Host time of a call, {extent} x {extent} x {extent}:\n\n{made.markdown()}\n\n{source(how)}"
