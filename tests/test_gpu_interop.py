@@ -381,7 +381,6 @@ def quantized(x):
         (nested, TypeError, r"to_padded_tensor\(a, 0\.0\)"),
         (quantized, TypeError, r"a\.dequantize\(\)"),
         (lambda x: x.double(), TypeError, r"a\.to\(torch\.float32\)"),
-        (lambda x: x.bfloat16(), TypeError, "a has dtype torch.bfloat16"),
         (lambda x: x.to_sparse(), TypeError, r"a\.to_dense\(\)"),
         (lambda x: (1j * x).conj().imag, ValueError, r"a\.resolve_neg\(\)"),
     ],
