@@ -664,10 +664,10 @@ class TestVerdicts:
         product = buffers.a @ buffers.b
         expected, scale = accuracy.reference(1.0, buffers.a, buffers.b)
         whole = accuracy.compare(product, expected, scale, 9)
-        assert reference.compare(product).ok
-        assert reference.compare(product).in_bounds == pytest.approx(whole.in_bounds, rel=1e-5)
+        assert reference.judge(product, "ieee")[0].ok
+        assert reference.judge(product, "ieee")[0].in_bounds == pytest.approx(whole.in_bounds, rel=1e-5)
         product[row, col] = value
-        worst = reference.compare(product)
+        worst = reference.judge(product, "ieee")[0]
         assert not worst.ok
         assert (worst.row, worst.col) == (row, col)
 
@@ -677,9 +677,9 @@ class TestVerdicts:
         a, b = (buffers.library.to_host(array) for array in (buffers.a, buffers.b))
         reference = Reference(buffers)
         product = a @ b
-        assert reference.compare(cuda.to_device(product)).ok
+        assert reference.judge(cuda.to_device(product), "ieee")[0].ok
         product[4, 2] += 1
-        worst = reference.compare(cuda.to_device(product))
+        worst = reference.judge(cuda.to_device(product), "ieee")[0]
         assert not worst.ok
         assert (worst.row, worst.col) == (4, 2)
 
@@ -1592,10 +1592,14 @@ class TestDocstrings:
 LIMITS = {"fp32": 60e12, "dram": 4e12, "l2": 8e12, "shared": 30e12}
 COMPILE_CEILINGS = """
 import json
-from numba_gemm.lab.bench import ceilings
+from numba.cuda import types
 from numba_gemm.inspect import sass
-for name in ("fp32", "dram", "shared"):
-    cubin = ceilings.compiled(name, (9, 0))
+from numba_gemm.lab.registry import load
+from numba_gemm.runtime.compiler import compile_cubin
+kernels = load("memory_spaces").kernels
+for name, kernel in (("fp32", "multiply_add"), ("dram", "read_global"), ("shared", "read_shared")):
+    function, signature = kernels[kernel]
+    cubin = compile_cubin(function, eval(f"({signature},)", vars(types).copy()), (9, 0), name=kernel)
     (instructions,) = sass.functions(sass.disassemble(cubin.code)).values()
     loop = min((l for l in sass.loops(instructions) if len(l.instructions) > 50), key=lambda l: len(l.instructions))
     widths = [[opcode, bits] for opcode, bits in sass.access_widths(loop.instructions)]
@@ -1652,7 +1656,7 @@ class TestCeilings:
                 load = "LDS" if name == "shared" else "LDG"
                 assert widths == [[load, 128]]
                 assert mix["FADD"] == 4 * mix[load]
-                assert length <= 8 * mix[load]  # an SM issues these in half the time of the load
+                assert length <= 9 * mix[load]  # an SM issues these in half the time of the load
 
     def test_probes_of_an_h200(self):
         found = {probe.name: probe for probe in ceilings.probes(132, 60 << 20)}

@@ -48,8 +48,8 @@ def test_one_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(first, "run", lambda arguments, **variables: (json.dumps({"products_s": 1.0}), 2.0))
     frame = pd.DataFrame(first.measured(["ieee"], ["9.0"], tmp_path, ["empty"]))
     assert list(zip(frame["case"], frame["cache"])) == [(kind, "empty") for kind in child.KINDS]
-    with pytest.raises(ValueError, match="caches has 'cold'; expected some of empty, filled, bundle"):
-        list(first.measured(["ieee"], ["9.0"], tmp_path, ["cold"]))
+    with pytest.raises(ValueError, match="invalid choice: 'cold'; expected one of empty, filled, bundle"):
+        first.EXPERIMENT.parameters["caches"].parse("empty,cold")
 
 
 def test_a_process_that_fails_is_named():

@@ -38,7 +38,7 @@ def measured(sizes: Sequence[int] = (1, 2), share: float = 0.5, cold: bool = Fal
     DataFrame
         One row per size.
     """
-    yield from lab.so_far({"size": size, "us": size * share, "seed": seed} for size in sizes)
+    yield from ({"size": size, "us": size * share, "seed": seed} for size in sizes)
 
 
 def plot(frame, figure):
@@ -60,24 +60,24 @@ def unavailable():
 
 
 EXPERIMENTS = {
-    "measured": lab.Experiment("measured", measured, plot=plot, small={"share": 0.25}, facts=lambda frame: {"x": 1}),
+    "measured": lab.Experiment(measured, plot=plot, small={"share": 0.25}, facts=lambda frame: {"x": 1}),
     "claiming": lab.Experiment(
-        "claiming",
         measured,
+        "claiming",
         claims=lambda frame: {"sizes are small": bool((frame["size"] < 3).all())},
         summary=lambda frame: frame[["us"]],
         summary_file="summary.csv",
         needs=("simulator",),
     ),
     "particular": lab.Experiment(
-        "particular",
         measured,
-        claims=lab.decided(lambda frame: {"size 2 takes 1": frame.set_index("size")["us"].loc[2] == 1.0}),
+        "particular",
+        claims=lambda frame: {"size 2 takes 1": frame.set_index("size")["us"].loc[2] == 1.0},
         needs=("simulator",),
     ),
-    "interrupted": lab.Experiment("interrupted", interrupted, lesson="Interrupted."),
-    "failing": lab.Experiment("failing", failing),
-    "unavailable": lab.Experiment("unavailable", unavailable),
+    "interrupted": lab.Experiment(interrupted, lesson="Interrupted."),
+    "failing": lab.Experiment(failing),
+    "unavailable": lab.Experiment(unavailable),
 }
 
 
@@ -160,14 +160,14 @@ def test_claims_about_rows_that_other_parameters_leave_out_are_not_checked(run, 
     ],
 )
 def test_claims_are_decided(holds, expected):
-    found = lab.decided(lambda frame: {"it is so": holds})(pd.DataFrame())
+    found = lab.Experiment(measured, "whole", claims=lambda frame: {"it is so": holds}).claims(pd.DataFrame())
     assert found == expected
     assert all(type(value) is bool for value in found.values())
 
 
 def test_a_frame_is_the_last_of_those_that_are_yielded():
     assert list(EXPERIMENTS["measured"].frame(sizes=(3, 5))["size"]) == [3, 5]
-    whole = lab.Experiment("whole", lambda size=1: pd.DataFrame({"size": [size]}), lesson="Whole.")
+    whole = lab.Experiment(lambda size=1: pd.DataFrame({"size": [size]}), "whole", lesson="Whole.")
     assert list(whole.frame(size=4)["size"]) == [4]
 
 

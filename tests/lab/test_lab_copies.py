@@ -20,7 +20,7 @@ import pandas as pd
 import pytest
 
 from numba_gemm.inspect import trace
-from numba_gemm.lab.memory import machine, movement, overlap, transfers
+from numba_gemm.lab.memory import machine, mapped_streams, movement, overlap, transfers, zero_copy
 from numba_gemm.lab.memory.overlap import BLOCK, KERNEL, LEGACY, concurrent_ms, left_out, pieces, pipeline, staged_ms
 from numba_gemm.lab.memory.transfers import (
     ON_DEVICE,
@@ -37,6 +37,7 @@ from numba_gemm.lab.memory.transfers import (
     link_gb_s,
     packed_us,
 )
+from numba_gemm.lab.notebook import recorded
 from numba_gemm.runtime import pinned_memory
 
 simulator = pytest.mark.simulator
@@ -213,12 +214,12 @@ def test_a_step_adds_one_to_each_element():
 @simulator
 def test_work_multiplies_and_adds_so_often():
     data = np.arange(300, dtype=np.float32)
-    overlap.worker(data, 5)(0)
+    overlap.worker(data, data, 5)(0)
     np.testing.assert_array_equal(data, np.arange(300, dtype=np.float32) + 5)
     one = np.ones(1, np.float32)
-    machine.enqueue(overlap.work, 1, 32, one, 3, np.float32(2), np.float32(1))(0)
+    machine.enqueue(overlap.work, 1, 32, one, one, 3, np.float32(2), np.float32(1))(0)
     assert one[0] == 15  # 1, 3, 7, 15
-    machine.enqueue(overlap.work, 1, 32, one, 0, np.float32(2), np.float32(1))(0)
+    machine.enqueue(overlap.work, 1, 32, one, one, 0, np.float32(2), np.float32(1))(0)
     assert one[0] == 15
 
 
@@ -353,6 +354,10 @@ class Pretended:
         assert self.within(self.on_device, target, size)
         self.do(stream, "compute", size / self.DEVICE, lambda: ctypes.memset(target, value, size))
 
+    def cuMemsetD32Async(self, target, value, count, stream):
+        assert value == 0
+        self.do(stream, "compute", 4 * count / self.DEVICE, lambda: ctypes.memset(target, 0, 4 * count))
+
     def cuMemcpyAsync(self, target, source, size, stream):
         to_device, from_device = (self.within(self.on_device, place, size) for place in (target, source))
         assert to_device or from_device
@@ -368,11 +373,20 @@ class Pretended:
     def enqueue(self, kernel, grid, block, *arguments):
         def effect():
             if kernel is overlap.work:
-                data, turns, factor, summand = arguments
+                data, out, turns, factor, summand = arguments
                 assert factor == summand == 1
-                data[: grid * block] += np.float32(turns)
+                count = min(grid * block, data.size)
+                out[:count] = data[:count] + np.float32(turns)
             elif kernel is transfers.step:
                 arguments[0][: grid * block] += 1
+            elif kernel in (zero_copy.add, zero_copy.add_and_keep):
+                data, *kept, out = arguments
+                out += data
+                for array in kept:
+                    array[:] = data
+            elif kernel is zero_copy.add_strided:
+                data, out, _, stride = arguments
+                out += data.reshape(-1, stride).T.ravel()
             else:
                 target, packed, places, length = arguments
                 assert grid[0] * block >= length
@@ -380,7 +394,7 @@ class Pretended:
 
         ms = 2 * arguments[0].nbytes / self.DEVICE
         if kernel is overlap.work:
-            ms = arguments[0].size * arguments[1] * self.TURN
+            ms = arguments[0].size * arguments[2] * self.TURN
         return lambda stream: self.do(stream, "compute", ms, effect)
 
 
@@ -406,12 +420,15 @@ class HostCopies:
 def pretend(monkeypatch):
     def make(**properties) -> Pretended:
         device = Pretended(**properties)
-        for module in (movement, pinned_memory):
+        for module in (movement, pinned_memory, zero_copy):
             monkeypatch.setattr(module, "call", device.call)
         monkeypatch.setattr(movement, "device_array", device.device_array)
         monkeypatch.setattr(machine, "streams", device.streams)
         monkeypatch.setattr(machine, "enqueue", device.enqueue)
-        monkeypatch.setattr(machine, "attribute", {"ASYNC_ENGINE_COUNT": device.engines}.__getitem__)
+        attributes = {"ASYNC_ENGINE_COUNT": device.engines, "CAN_MAP_HOST_MEMORY": 1, "INTEGRATED": 0}
+        monkeypatch.setattr(machine, "attribute", attributes.__getitem__)
+        monkeypatch.setattr(machine, "verify", np.testing.assert_array_equal)
+        monkeypatch.setattr(movement, "mapped", lambda host: host)
         monkeypatch.setattr(transfers, "link", lambda: (5, 16))
         for module in (movement, overlap, transfers):
             monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=device.clock))
@@ -456,7 +473,7 @@ def test_overlap_measures_what_it_predicts_where_nothing_else_takes_time(pretend
     frame = back_from_csv(overlap.EXPERIMENT.frame(**OVERLAP))
     ratio = frame["ms"] / frame["predicted_ms"]
     assert ratio.between(0.99, 1.02).all(), frame[~ratio.between(0.99, 1.02)]
-    assert not failing(overlap.claims(frame))
+    assert not failing(overlap.EXPERIMENT.claims(frame))
     assert not device.pending
     assert not device.events
     assert not device.blocking
@@ -490,14 +507,14 @@ def test_overlap_of_a_device_with_one_copy_engine(pretend):
     frame = overlap.EXPERIMENT.frame(**OVERLAP)
     ratio = frame["ms"] / frame["predicted_ms"]
     assert ratio.between(0.99, 1.02).all(), frame[~ratio.between(0.99, 1.02)]
-    assert len(failing(overlap.claims(frame))) == 1
-    assert "with two copy engines" in failing(overlap.claims(frame))[0]
+    assert len(failing(overlap.EXPERIMENT.claims(frame))) == 1
+    assert "with two copy engines" in failing(overlap.EXPERIMENT.claims(frame))[0]
 
 
 @simulator
 def test_nothing_overlaps_on_a_device_that_does_one_thing_at_a_time(pretend):
     pretend(serial=True)
-    failed = failing(overlap.claims(overlap.EXPERIMENT.frame(**OVERLAP)))
+    failed = failing(overlap.EXPERIMENT.claims(overlap.EXPERIMENT.frame(**OVERLAP)))
     for words in ("faster than the sequence", "any number of streams", "a tenth sooner", "numbers that streams"):
         assert any(words in sentence for sentence in failed), words
     for words in ("in two streams overlap", "with a non-blocking one", "all of both copies"):
@@ -514,7 +531,7 @@ def test_calls_that_do_not_return_are_noticed(pretend):
         device.wait_until(device.at(stream))
 
     device.cuMemcpyAsync = blocking
-    failed = failing(overlap.claims(overlap.EXPERIMENT.frame(**OVERLAP)))
+    failed = failing(overlap.EXPERIMENT.claims(overlap.EXPERIMENT.frame(**OVERLAP)))
     assert any("asynchronous calls return" in sentence for sentence in failed)
 
 
@@ -528,7 +545,7 @@ def test_work_of_the_host_that_is_not_hidden_is_noticed(pretend, monkeypatch):
         counter[:] = turns
 
     monkeypatch.setattr(overlap, "host_work", host_work)
-    assert [sentence[:14] for sentence in failing(overlap.claims(overlap.EXPERIMENT.frame(**OVERLAP)))] == [
+    assert [sentence[:14] for sentence in failing(overlap.EXPERIMENT.claims(overlap.EXPERIMENT.frame(**OVERLAP)))] == [
         "three quarters"
     ]
 
@@ -537,7 +554,7 @@ def test_work_of_the_host_that_is_not_hidden_is_noticed(pretend, monkeypatch):
 def test_a_pageable_copy_that_returns_at_once_is_noticed(pretend):
     device = pretend()
     device.locked[0] = 1 << 63  # all of the host's memory
-    failed = failing(overlap.claims(overlap.EXPERIMENT.frame(**OVERLAP)))
+    failed = failing(overlap.EXPERIMENT.claims(overlap.EXPERIMENT.frame(**OVERLAP)))
     assert [sentence[:23] for sentence in failed] == ["a copy of pageable memo", "with it, all takes more"]
 
 
@@ -548,7 +565,7 @@ def test_a_timeline_that_lags_behind_is_noticed(pretend, what, later):
     frame = overlap.EXPERIMENT.frame(**OVERLAP)
     late = (frame["part"] == "timeline") & (frame["what"] == what) & (frame["stream"] == 1)
     frame.loc[late, "begin_ms"] += later * frame["predicted_end_ms"].max()
-    assert [sentence[:16] for sentence in failing(overlap.claims(frame))] == ["its copies begin"]
+    assert [sentence[:16] for sentence in failing(overlap.EXPERIMENT.claims(frame))] == ["its copies begin"]
 
 
 @simulator
@@ -568,12 +585,36 @@ def test_overlap_raises_for_wrong_results(pretend, monkeypatch, change):
 
 
 @simulator
+def test_staged_work_beside_mapped_memory_takes_what_is_predicted(pretend):
+    device = pretend()
+    frame = mapped_streams.EXPERIMENT.frame(elements=1 << 16, turns=(1, 7), streams=(1, 4), rounds=2)
+    assert list(frame.columns) == list(recorded("memory_lab/mapped_streams.csv").columns)
+    assert list(frame["way"]) == 2 * ["staged", "staged", "read", "written", "mapped"]
+    staged = frame[frame["way"] == "staged"]
+    assert (staged["ms"] / staged["predicted_ms"]).between(0.99, 1.02).all()
+    assert not device.pending
+    assert not device.locked
+
+
+@simulator
+def test_mapped_memory_is_added_as_often_as_it_is_passed_over(pretend, monkeypatch):
+    pretend()
+    frame = zero_copy.EXPERIMENT.frame(elements=1 << 14, passes=(1, 3), strides=(8,), rounds=2)
+    assert list(frame.columns) == list(recorded("memory_lab/zero_copy.csv").columns)
+    ways = ["copy", *(way for way in zero_copy.WAYS for _ in range(2)), "strided"]
+    assert list(frame["way"]) == ways
+    monkeypatch.setattr(machine, "enqueue", lambda *arguments: lambda stream: None)
+    with pytest.raises(AssertionError, match="not equal"):
+        zero_copy.EXPERIMENT.frame(elements=1 << 14, passes=(1, 3), strides=(8,), rounds=2)
+
+
+@simulator
 def test_transfers_on_the_pretended_device(pretend):
     device = pretend(call_ms=0.002)
     frame = back_from_csv(transfers.EXPERIMENT.frame(**TRANSFERS))
     assert not device.pending
     assert not device.locked
-    assert not failing(transfers.claims(frame))
+    assert not failing(transfers.EXPERIMENT.claims(frame))
     copied = frame[frame["part"] == "copy"].set_index(["direction", "memory", "bytes"]).sort_index()
     assert set(copied.index.droplevel("bytes")) == {
         (TO_DEVICE, PAGEABLE),
@@ -610,7 +651,7 @@ def test_transfers_without_a_known_link_still_measures(pretend, monkeypatch):
     monkeypatch.setattr(transfers, "link", lambda: (math.nan, math.nan))
     frame = transfers.EXPERIMENT.frame(**TRANSFERS)
     assert frame[(frame["part"] == "copy") & (frame["direction"] == TO_DEVICE)]["predicted_us"].isna().all()
-    assert "three quarters of the link" in failing(transfers.claims(back_from_csv(frame)))[0]
+    assert "three quarters of the link" in failing(transfers.EXPERIMENT.claims(back_from_csv(frame)))[0]
 
 
 @simulator
@@ -618,7 +659,7 @@ def test_transfers_claims_can_fail(pretend):
     device = pretend(call_ms=0.002)
     # Pageable memory is as fast as page-locked memory, and everything runs at a tenth of the link's rate.
     device.LINK, device.STAGING, device.DEVICE = 6e6, {True: 6e6, False: 6e6}, 5e7
-    failed = failing(transfers.claims(transfers.EXPERIMENT.frame(**TRANSFERS)))
+    failed = failing(transfers.EXPERIMENT.claims(transfers.EXPERIMENT.frame(**TRANSFERS)))
     for words in ("three quarters", "to a third", "not half as fast", "ten times", "pays for itself"):
         assert any(words in sentence for sentence in failed), words
 
@@ -639,7 +680,7 @@ def test_each_claim_on_copies_can_fail(pretend, rows, slower, words):
     at = np.logical_and.reduce([frame[column] == value for column, value in rows.items()])
     frame.loc[at, "us"] *= slower
     frame.loc[at, "gb_s"] /= slower
-    assert any(words in sentence for sentence in failing(transfers.claims(frame)))
+    assert any(words in sentence for sentence in failing(transfers.EXPERIMENT.claims(frame)))
 
 
 @simulator

@@ -76,7 +76,9 @@ def coalescing_frame(**factors):
     ],
 )
 def test_claims_of_coalescing_can_fail(wrong, words):
-    failed = [sentence for sentence, holds in coalescing.claims(coalescing_frame(**wrong)).items() if not holds]
+    failed = [
+        sentence for sentence, holds in coalescing.EXPERIMENT.claims(coalescing_frame(**wrong)).items() if not holds
+    ]
     assert any(words in sentence for sentence in failed) if words else not failed
 
 
@@ -134,9 +136,11 @@ def copies_frame(**factors):
     ],
 )
 def test_claims_of_copies_to_shared_memory_can_fail(wrong, words):
-    failed = [sentence for sentence, holds in async_copies.claims(copies_frame(**wrong)).items() if not holds]
+    failed = [
+        sentence for sentence, holds in async_copies.EXPERIMENT.claims(copies_frame(**wrong)).items() if not holds
+    ]
     assert any(words in sentence for sentence in failed) if words else not failed
-    assert async_copies.claims(copies_frame()[lambda frame: frame["kib"] == 2]) == {}
+    assert async_copies.EXPERIMENT.claims(copies_frame()[lambda frame: frame["kib"] == 2]) == {}
 
 
 # ----------------------------------------------------------------------------------------------------- partial tiles
@@ -171,5 +175,5 @@ def test_claims_of_partial_tiles_can_fail(odd, small_tiles, words):
     for tile, factor in ((16, small_tiles), (32, 1.0)):
         rows += [partial_tiles.row_of(tile, 4096, 100 * factor, 100 * factor)]
         rows += [partial_tiles.row_of(tile, 4095, 100 * factor * odd, 100 * factor)]
-    failed = [sentence for sentence, holds in partial_tiles.claims(pd.DataFrame(rows)).items() if not holds]
+    failed = [sentence for sentence, holds in partial_tiles.EXPERIMENT.claims(pd.DataFrame(rows)).items() if not holds]
     assert any(words in sentence for sentence in failed) if words else not failed

@@ -132,7 +132,7 @@ def l2_frame(**slower):
     "wrong", [{}, {"whole": 1.16}, {"spread": 1.12}, {"graph": 1.2}, {"none": 0.8}, {"guide": 0.95, "spread": 1.01}]
 )
 def test_claims_of_persistence_can_fail(wrong):
-    assert all(l2_persistence.claims(l2_frame(**wrong)).values()) == (not wrong)
+    assert all(l2_persistence.EXPERIMENT.claims(l2_frame(**wrong)).values()) == (not wrong)
 
 
 def test_thrashing_is_recorded_as_described():
@@ -278,7 +278,9 @@ def zero_copy_frame(**factors):
     ],
 )
 def test_claims_of_zero_copy_can_fail(wrong, words):
-    failed = [sentence for sentence, holds in zero_copy.claims(zero_copy_frame(**wrong)).items() if not holds]
+    failed = [
+        sentence for sentence, holds in zero_copy.EXPERIMENT.claims(zero_copy_frame(**wrong)).items() if not holds
+    ]
     assert any(words in sentence for sentence in failed) if words else not failed
 
 
@@ -322,7 +324,7 @@ def unified_frame(rows):
 
 def test_claims_of_unified_addressing_can_fail():
     def hold(rows):
-        return all(unified_addressing.claims(unified_frame(rows)).values())
+        return all(unified_addressing.EXPERIMENT.claims(unified_frame(rows)).values())
 
     assert hold(pointer_rows(True) + copy_rows(390))
     assert hold(pointer_rows(False, predicted=False) + copy_rows(390, math.nan))
@@ -393,4 +395,4 @@ def carve_out_frame(copy=1.0, outside=3.0, fewer=1.5):
     "wrong", [{}, {"copy": 1.3}, {"outside": 0.9}, {"outside": 1.5}, {"fewer": 1.0}, {"fewer": 3.0}]
 )
 def test_claims_of_the_carve_out_can_fail(wrong):
-    assert all(carve_out.claims(carve_out_frame(**wrong)).values()) == (not wrong)
+    assert all(carve_out.EXPERIMENT.claims(carve_out_frame(**wrong)).values()) == (not wrong)

@@ -54,7 +54,7 @@ def streams_frame(**factors):
     ],
 )
 def test_claims_of_mapped_streams_can_fail(wrong, words):
-    failed = failures(mapped_streams.claims(streams_frame(**wrong)))
+    failed = failures(mapped_streams.EXPERIMENT.claims(streams_frame(**wrong)))
     assert any(words in sentence for sentence in failed) if words else not failed
 
 
@@ -86,7 +86,7 @@ def allocation_frame(aligned=512, kept=3.0, large=1.0, trimmed=1.0, waits=1.0, s
     ],
 )
 def test_claims_of_allocation_can_fail(wrong, words):
-    failed = failures(allocation.claims(allocation_frame(**wrong)))
+    failed = failures(allocation.EXPERIMENT.claims(allocation_frame(**wrong)))
     assert any(words in sentence for sentence in failed) if words else not failed
 
 
@@ -153,7 +153,7 @@ def numa_frame(pinned=1.0, thread=1.0, host=0.6):
     ],
 )
 def test_claims_of_nodes_can_fail(wrong, words):
-    failed = failures(numa.claims(numa_frame(**wrong)))
+    failed = failures(numa.EXPERIMENT.claims(numa_frame(**wrong)))
     assert any(words in sentence for sentence in failed) if words else not failed
 
 

@@ -70,13 +70,13 @@ def test_claims_of_misaligned_copies_can_fail():
     frame = pd.read_csv(machine_results("misaligned_copy"))
     slow, fast = frame.copy(), frame.copy()
     slow.loc[slow["offset"] == 5, "gb_s"] *= 0.7
-    assert fails_on(misaligned_copy.claims, slow, "every misaligned copy")
+    assert fails_on(misaligned_copy.EXPERIMENT.claims, slow, "every misaligned copy")
     fast.loc[fast["offset"] == 5, "gb_s"] *= 1.2
-    assert fails_on(misaligned_copy.claims, fast, "no copy is faster")
+    assert fails_on(misaligned_copy.EXPERIMENT.claims, fast, "no copy is faster")
     wide = frame.copy()
     wide.loc[wide["block"] == 33, "gb_s"] *= 4
-    assert fails_on(misaligned_copy.claims, wide, "blocks of 33")
-    assert fails_on(misaligned_copy.claims, frame.assign(sectors=4.0), "asks for five")
+    assert fails_on(misaligned_copy.EXPERIMENT.claims, wide, "blocks of 33")
+    assert fails_on(misaligned_copy.EXPERIMENT.claims, frame.assign(sectors=4.0), "asks for five")
 
 
 # ------------------------------------------------------------------------------------------------------ strided copies
@@ -136,14 +136,14 @@ def test_claims_of_strides_can_fail():
         2700 * 256 / frame["stride"].map(lambda stride: strided_copy.moved_a_warp(stride, 64))
     )
     frame["gb_s"] = frame["predicted_by_sectors_gb_s"] * (1 - frame["stride"] / 100)
-    assert all(strided_copy.claims(frame).values())
+    assert all(strided_copy.EXPERIMENT.claims(frame).values())
     for stride, gb_s, sentence in (
         (32, 300.0, "at stride 32"),
         (4, 500.0, "up to stride 8"),
         (16, 140.0, "by fetches"),
     ):
         wrong = frame.assign(gb_s=frame["gb_s"].where(frame["stride"] != stride, gb_s))
-        assert fails_on(strided_copy.claims, wrong, sentence)
+        assert fails_on(strided_copy.EXPERIMENT.claims, wrong, sentence)
 
 
 # ------------------------------------------------------------------------------------------------------------ products
@@ -286,13 +286,15 @@ def of_products(accesses, gb_s):
 
 def test_claims_of_products_can_fail():
     frame = of_products(narrow_product.ACCESSES, [400, 380, 450])
-    assert all(narrow_product.claims(frame).values())
-    assert fails_on(narrow_product.claims, frame.assign(gb_s=[452, 380, 450]), "both tiles in shared memory")
-    assert fails_on(narrow_product.claims, frame.assign(gb_s=[330, 380, 450]), "the tile of A alone")
-    assert fails_on(narrow_product.claims, frame.assign(gb_s=[400, 380, 420]), "both tiles reach")
+    assert all(narrow_product.EXPERIMENT.claims(frame).values())
+    assert fails_on(narrow_product.EXPERIMENT.claims, frame.assign(gb_s=[452, 380, 450]), "both tiles in shared memory")
+    assert fails_on(narrow_product.EXPERIMENT.claims, frame.assign(gb_s=[330, 380, 450]), "the tile of A alone")
+    assert fails_on(narrow_product.EXPERIMENT.claims, frame.assign(gb_s=[400, 380, 420]), "both tiles reach")
     frame = of_products(product_with_transpose.ACCESSES, [30, 300, 410])
-    assert all(product_with_transpose.claims(frame).values())
-    assert fails_on(product_with_transpose.claims, frame.assign(gb_s=[30, 310, 310]), "without bank conflicts")
+    assert all(product_with_transpose.EXPERIMENT.claims(frame).values())
+    assert fails_on(
+        product_with_transpose.EXPERIMENT.claims, frame.assign(gb_s=[30, 310, 310]), "without bank conflicts"
+    )
 
 
 # What ptxas makes of the kernels: as many loads as the kernels have, none wider than a float, and of a barrier of
@@ -411,7 +413,7 @@ def test_lost_turns_are_seen(monkeypatch):
     lost = changed(barriers.LOOPS["none"], "range(0, turns, UNROLLED)", fewer, barriers, **none)
     monkeypatch.setitem(barriers.LOOPS, "none", lost)
     with pytest.raises(AssertionError):
-        barriers.barriers(**{**lab.load("barriers").small, "turns": 72})
+        barriers.EXPERIMENT.frame(**{**lab.load("barriers").small, "turns": 72})
 
 
 def test_claims_of_barriers_can_fail(monkeypatch):
@@ -430,15 +432,17 @@ def test_claims_of_barriers_can_fail(monkeypatch):
     said = pd.DataFrame({"measurement": "divergent", "barrier": list(SAID), "outcome": list(SAID.values())})
     said["predicted_outcome"] = [expected for _, expected in barriers.DIVERGENT.values()]
     frame = pd.concat([frame, said], ignore_index=True)
-    assert all(barriers.claims(frame).values())
+    assert all(barriers.EXPERIMENT.claims(frame).values())
     scaled = frame["ns_a_turn"].where(frame["barrier"] != "syncthreads", 3 * frame["predicted_ns_a_turn"])
     assert fails_on(
-        barriers.claims,
+        barriers.EXPERIMENT.claims,
         frame.assign(ns_a_turn=scaled.where(frame["measurement"] == "loop", frame["ns_a_turn"])),
         "beyond its floor",
     )
     free = (frame["measurement"] == "tile of A") & (frame["barrier"] == "syncthreads")
-    assert fails_on(barriers.claims, frame.assign(ns_a_turn=frame["ns_a_turn"].mask(free, 700e3)), "for the tile of A")
+    assert fails_on(
+        barriers.EXPERIMENT.claims, frame.assign(ns_a_turn=frame["ns_a_turn"].mask(free, 700e3)), "for the tile of A"
+    )
     hangs = frame.copy()
     hangs.loc[hangs["barrier"] == "block_barrier_in_branch", "outcome"] = "completes: 64 threads have written"
-    assert fails_on(barriers.claims, hangs, "the scheduler finds")
+    assert fails_on(barriers.EXPERIMENT.claims, hangs, "the scheduler finds")

@@ -82,7 +82,7 @@ def fake(**changed):
     ],
 )
 def test_claims_can_fail(changed, failing):
-    failed = [sentence for sentence, holds in spaces.claims(fake(**changed)).items() if not holds]
+    failed = [sentence for sentence, holds in spaces.EXPERIMENT.claims(fake(**changed)).items() if not holds]
     assert len(failed) == len(failing)
     assert all(words in sentence for words, sentence in zip(failing, failed, strict=True))
 
@@ -233,8 +233,8 @@ def test_each_claim_on_banks_can_fail():
             taken = requests.wavefronts(banks.request(bits, chosen), bits // 8)
             rows.append((pattern, bits, stride, taken, 1.02 * taken))
     frame = pd.DataFrame(rows, columns=["pattern", "width_bits", "stride", "predicted_wavefronts", "cycles"])
-    assert all(banks.claims(frame).values())
+    assert all(banks.EXPERIMENT.claims(frame).values())
     flat = frame.assign(cycles=frame["width_bits"] / 32)  # lanes that share a word are no faster
-    assert sum(not holds for holds in banks.claims(flat).values()) == 4
+    assert sum(not holds for holds in banks.EXPERIMENT.claims(flat).values()) == 4
     slow = frame.assign(cycles=frame["cycles"] * np.where(frame["stride"] == 0, 1.5, 1.3))
-    assert sum(not holds for holds in banks.claims(slow).values()) == 3
+    assert sum(not holds for holds in banks.EXPERIMENT.claims(slow).values()) == 3

@@ -14,7 +14,7 @@ import pandas as pd
 from numba_gemm.api import tiled_sgemm
 from numba_gemm.device.units import ceil_div
 from numba_gemm.gemm.precision import IEEE, runnable
-from numba_gemm.lab.harness.experiment import Experiment, Unavailable, so_far
+from numba_gemm.lab.harness.experiment import Experiment, Unavailable
 from numba_gemm.runtime.device import current_device, device_properties
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def measured(ks: Sequence[int], extent: int, seed: int, precisions: Sequence[Any
                 yield where | {"median": median, "max": worst}
 
 
-def accuracy(extent: int = EXTENT, seed: int = 1) -> Iterator[pd.DataFrame]:
+def accuracy(extent: int = EXTENT, seed: int = 1) -> Iterator[dict[str, Any]]:
     """Measure the errors of all precisions that the GPU can run: median and maximum over ``|A| @ |B|``.
 
     Parameters
@@ -102,7 +102,7 @@ def accuracy(extent: int = EXTENT, seed: int = 1) -> Iterator[pd.DataFrame]:
     precisions = runnable(device_properties(current_device()).cc)
     if set(precisions) <= {IEEE}:
         raise Unavailable("this needs a GPU of compute capability 9.0")
-    yield from so_far(measured(KS, extent, seed, (IEEE, *(name for name in precisions if name != IEEE))))
+    yield from measured(KS, extent, seed, (IEEE, *(name for name in precisions if name != IEEE)))
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
@@ -118,11 +118,9 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
             look = {"color": "black" if precision == "cublas" else colours[i], "linewidth": 1.4}
             axis.plot(rows["k"], rows["median"].clip(lower=1e-12), label=precision, **look)
             axis.plot(rows["k"], rows["max"].clip(lower=1e-12), linestyle="--", **look)
-        axis.set_title(name.replace("_", " "))
+        axis.set(title=name.replace("_", " "), yscale="log", xlabel=f"K, M = N = {frame['m'].max()}")
         axis.set_xscale("log", base=2)
-        axis.set_yscale("log")
         axis.grid(True, alpha=0.2)
-        axis.set_xlabel(f"K, M = N = {frame['m'].max()}")
         axis.tick_params(labelbottom=True)
     for axis in list(axes.flat)[len(names) :]:
         axis.axis("off")
@@ -137,7 +135,6 @@ def medians(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 EXPERIMENT = Experiment(
-    name="accuracy",
     run=accuracy,
     plot=plot,
     needs=("gpu", "torch"),

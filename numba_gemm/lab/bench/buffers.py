@@ -12,7 +12,7 @@ import importlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -302,38 +302,28 @@ class Reference:
             wide = library.float64(a[rows])
             yield Panel(rows, wide @ b, library.float32(abs(wide) @ abs_b))
 
-    def compare(self, c: Any, precision: str = "ieee") -> accuracy.Comparison:
-        """Judge the result of a precision by its worst element."""
-        return worst(self._worst_of(*found, precision) for found in self._errors(c))
-
     def judge(self, c: Any, precision: str) -> tuple[accuracy.Comparison, float, float]:
-        """Call `compare`; return its verdict, and the median and maximum of the errors relative to the scale.
+        """Judge the result of a precision: its worst element, and median and maximum of the errors over the scale.
 
         With several panels, the median is that of the panels' medians; a panel has up to 2^25 elements of C or of A.
         """
-        verdicts, medians, largest = [], [], []
-        for panel, product, error in self._errors(c):
-            verdicts.append(self._worst_of(panel, product, error, precision))
+        product, verdicts, medians, largest = self.library.computable(c), [], [], []
+        for panel in self.panels:
+            found = product[panel.rows]
+            with np.errstate(invalid="ignore", divide="ignore"):
+                error = abs(self.library.float64(found) - panel.expected) / panel.scale
             medians.append(self.library.median(error))
             largest.append(float(error.max()))
-        return worst(verdicts), float(np.median(medians)), max(largest)
-
-    def _errors(self, c: Any) -> Iterator[tuple[Panel, Any, Any]]:
-        """Yield each panel with the corresponding rows of the result and their errors relative to the scale."""
-        product = self.library.computable(c)
-        for panel in self.panels:
-            rows = product[panel.rows]
-            with np.errstate(invalid="ignore", divide="ignore"):
-                yield panel, rows, abs(self.library.float64(rows) - panel.expected) / panel.scale
-
-    def _worst_of(self, panel: Panel, product: Any, error: Any, precision: str) -> accuracy.Comparison:
-        """Judge the row of the largest error on the host, by the definition of the bound that `models` has."""
-        # The first NaN or, without any, the largest error: argmax of all three libraries agrees on both.
-        row = int(error.argmax()) // int(error.shape[1])
-        one = slice(row, row + 1)
-        mine, expected, scale = (self.library.to_host(x[one]) for x in (product, panel.expected, panel.scale))
-        judged = accuracy.compare(mine, expected, scale.astype(np.float64), self.k, precision)
-        return dataclasses.replace(judged, row=panel.rows.start + row)
+            # The first NaN or, without any, the largest error: argmax of all three libraries agrees on both. Its row is
+            # judged on the host, by the definition of the bound that `models` has.
+            row = int(error.argmax()) // int(error.shape[1])
+            mine, expected, scale = (
+                self.library.to_host(x[row : row + 1]) for x in (found, panel.expected, panel.scale)
+            )
+            judged = accuracy.compare(mine, expected, scale.astype(np.float64), self.k, precision)
+            verdicts.append(dataclasses.replace(judged, row=panel.rows.start + row))
+        worst = max(verdicts, key=lambda verdict: verdict.in_bounds)
+        return worst, float(np.median(medians)), max(largest)
 
 
 def call_on_nan(library: HostLibrary, out: Any, call: Callable[[int], object], stream: int) -> float:
@@ -344,8 +334,3 @@ def call_on_nan(library: HostLibrary, out: Any, call: Callable[[int], object], s
     call(stream)
     synchronize(stream)
     return time.perf_counter() - begin
-
-
-def worst(verdicts: Iterable[accuracy.Comparison]) -> accuracy.Comparison:
-    """Return the verdict of the largest error; the result must have rows."""
-    return max(verdicts, key=lambda verdict: verdict.in_bounds)

@@ -15,18 +15,15 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from cuda.bindings import driver
 from numba import cuda, float32, uint32
 
 from numba_gemm.device.vector import load4, store4
-from numba_gemm.lab.bench.buffers import HostLibrary, call_on_nan, on_device
+from numba_gemm.lab.bench.buffers import on_device
 from numba_gemm.lab.harness import environment
 from numba_gemm.lab.harness.environment import GRAPHS
 from numba_gemm.lab.harness.experiment import Experiment, Unavailable
 from numba_gemm.models.prediction import Ceilings, theoretical_ceilings
-from numba_gemm.runtime.compiler import Cubin, compile_cubin
-from numba_gemm.runtime.device import DeviceProperties, current_device, device_properties
-from numba_gemm.runtime.driver import launch_kernel, load_kernel
+from numba_gemm.runtime.device import DeviceProperties, current_device, device_properties, synchronize
 from numba_gemm.runtime.timing import Call, Samples, time_interleaved
 from numba_gemm.simulator.switch import device_function
 from numba_gemm.terminal import at_least_one
@@ -144,22 +141,6 @@ KERNELS = {"fp32": multiply_add, "dram": read_global, "l2": read_global, "shared
 """Kernels by the rate that they measure; `read_global` reads a large buffer for one and a small one for the other."""
 
 
-def compiled(name: str, cc: tuple[int, int]) -> Cubin:
-    """Compile the kernel of a rate for a compute capability; needs no GPU."""
-    from numba.cuda import types
-
-    from numba_gemm.device.matrix import MatrixType  # which the simulator lacks
-
-    scalar, matrix = types.float32, MatrixType(True)
-    signatures = {
-        multiply_add: (scalar, scalar, scalar, matrix),
-        read_global: (scalar, matrix, matrix),
-        read_shared: (scalar, scalar, matrix),
-    }
-    kernel = KERNELS[name]
-    return compile_cubin(kernel, signatures[kernel], cc, name=f"ceiling_{name}")
-
-
 @dataclass(frozen=True)
 class Probe:
     """Work of one kernel launch."""
@@ -195,20 +176,11 @@ def probes(sm_count: int, l2_bytes: int) -> list[Probe]:
     return [Probe(name, threads, TURNS[name], rows.get(name, 0)) for name in KERNELS]
 
 
-def loaded(probe: Probe, library: HostLibrary, device: int, x: Any) -> tuple[Any, Call]:
-    """Return the output of a kernel, and the call that launches it."""
-    out = library.empty(1, probe.threads)
-    operands = {"fp32": (1.0, 1.0), "shared": (1.0,)}.get(probe.name) or _words(library, x, probe.rows)
-    words = (float(probe.turns), *operands, *_words(library, out, 1))
-    kernel = driver.CUfunction(load_kernel(compiled(probe.name, device_properties(device).cc), device, 0))
-    grid, block = (probe.threads // THREADS, 1, 1), (THREADS, 1, 1)
-    return out, lambda stream: launch_kernel(kernel, grid, block, 0, stream, words)
-
-
-def _words(library: HostLibrary, array: Any, rows: int) -> tuple[int, ...]:
-    """Pack the first rows of an array as a matrix argument of a kernel."""
-    cols = int(array.shape[1])
-    return (library.address(array), rows, cols, 4 * cols, 4)
+def launched(probe: Probe, x: Any, out: Any) -> Call:
+    """Return the call that launches a kernel, which reads the first rows of x if it reads global memory."""
+    one, kernel, grid = np.float32(1), KERNELS[probe.name], probe.threads // THREADS
+    operands = {"fp32": (one, one), "shared": (one,)}.get(probe.name) or (x[: probe.rows],)
+    return lambda stream: kernel[grid, THREADS, cuda.external_stream(stream)](probe.turns, *operands, out)
 
 
 def ceilings(rounds: int = 15) -> pd.DataFrame:
@@ -218,25 +190,26 @@ def ceilings(rounds: int = 15) -> pd.DataFrame:
     ----------
     rounds: Samples of each measurement.
     """
-    device = current_device()
-    properties = device_properties(device)
+    properties = device_properties(current_device())
     try:
         theory = ceilings_of(properties)
     except ValueError as error:
         raise Unavailable(str(error)) from None
     found = {probe.name: probe for probe in probes(properties.sm_count, properties.l2_bytes)}
-    with on_device() as (library, stream):
-        x = library.from_host(np.ones((found["dram"].rows, 4 * found["dram"].threads), np.float32))
-        kernels = {name: loaded(probe, library, device, x) for name, probe in found.items()}  # keeps their outputs
-        for name, (out, call) in kernels.items():
-            call_on_nan(library, out, call, stream)
-            stored, expected = library.to_host(out), found[name].expected
-            if not (stored == expected).all():
+    calls = {}
+    with on_device() as (_, stream):
+        x = cuda.to_device(np.ones((found["dram"].rows, 4 * found["dram"].threads), np.float32))
+        for name, probe in found.items():
+            out = cuda.to_device(np.full((1, probe.threads), np.nan, np.float32))
+            calls[name] = launched(probe, x, out)
+            calls[name](stream)
+            synchronize(stream)
+            stored = out.copy_to_host()
+            if not (stored == probe.expected).all():
                 raise RuntimeError(
-                    f"kernel {name} stored {stored.min()} to {stored.max()}; expected {expected}: its time "
+                    f"kernel {name} stored {stored.min()} to {stored.max()}; expected {probe.expected}: its time "
                     "means nothing; report this with the GPU's name and the versions of numba-cuda and the driver"
                 )
-        calls = {name: call for name, (_, call) in kernels.items()}
         return rates(found, time_interleaved(calls, stream=stream, rounds=rounds), theory)
 
 
@@ -290,7 +263,6 @@ def load(path: Path) -> tuple[Ceilings, str]:
 
 
 EXPERIMENT = Experiment(
-    name="ceilings",
     run=ceilings,
     unavailable="the simulator has no ceilings: unset NUMBA_ENABLE_CUDASIM, on a GPU",
     parse={"rounds": at_least_one},

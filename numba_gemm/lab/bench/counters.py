@@ -299,7 +299,6 @@ def launch_each(stages: Iterable[LadderStage], shape: Shape) -> None:
 
 
 EXPERIMENT = Experiment(
-    name="counters",
     lesson="Hardware counters of every stage: time, pipes, instructions, occupancy, traffic.",
     run=counters,
     needs=("gpu", "ncu"),

@@ -13,7 +13,9 @@ import pandas as pd
 
 from numba_gemm.lab.bench import results
 from numba_gemm.lab.bench.cases import Shape, check_simulated, chosen_shapes, parse_shape
+from numba_gemm.lab.harness import pictures
 from numba_gemm.lab.harness.command import UsageError, seed
+from numba_gemm.lab.harness.environment import device_name
 from numba_gemm.lab.harness.experiment import Experiment, attrs
 from numba_gemm.terminal import BENCH, at_least_one
 
@@ -196,7 +198,6 @@ class Report:
     def of(cls, compare: Path | None, model: bool, ceilings: Path | None, plot: bool) -> Report:
         """Read the older results and the ceilings; raise `UsageError` if they cannot be read."""
         from numba_gemm.lab.bench.model import choose_ceilings
-        from numba_gemm.lab.harness import pictures
         from numba_gemm.runtime.device import current_device, device_properties
 
         if plot:
@@ -212,34 +213,29 @@ class Report:
 
     def compared(self, frame: pd.DataFrame) -> pd.DataFrame | None:
         """Compare a result with the older one, if there is one."""
-        from numba_gemm.lab.bench.results import compare
-
-        return compare(frame, self.old[0]) if self.old else None
+        return results.compare(frame, self.old[0]) if self.old else None
 
     def claims(self, frame: pd.DataFrame) -> dict[str, bool]:
         """Check all products, and on a GPU that none is slower or no longer correct."""
-        from numba_gemm.lab.bench.results import regressions
         from numba_gemm.simulator.switch import SIMULATOR
 
         compared = self.compared(frame)
         found = {CORRECT: not frame["status"].isin(results.FAILURES).any()}
         if compared is not None and not SIMULATOR:
-            found[f"nothing is slower than in {self.old_path}"] = regressions(compared).empty
+            found[f"nothing is slower than in {self.old_path}"] = results.regressions(compared).empty
         return found
 
     def __call__(self, frame: pd.DataFrame, environment: Mapping[str, Any]) -> dict[str, str | bytes]:
         """Print the report, and return its files."""
         from numba_gemm.lab.bench import plots, report
         from numba_gemm.lab.bench.model import model_table
-        from numba_gemm.lab.bench.results import timed_alike
-        from numba_gemm.lab.harness.environment import device_name
         from numba_gemm.simulator.switch import SIMULATOR
 
         compared = self.compared(frame)
         if self.old and compared is not None:
             if device_name(self.old[1]) != device_name(environment):
                 print(f"{self.old_path} was measured on {device_name(self.old[1])}")
-            if not timed_alike(environment, self.old[1]):
+            if not results.timed_alike(environment, self.old[1]):
                 print(f"launching counts in only one of this run and {self.old_path}")
             if compared.empty:
                 print(f"{self.old_path} has no measurement in common with this run")
@@ -251,7 +247,6 @@ class Report:
 
 
 EXPERIMENT = Experiment(
-    name="bench",
     command="bench",
     run=bench,
     claims=Report().claims,

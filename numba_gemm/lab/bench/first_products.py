@@ -15,17 +15,16 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import Any, Literal, get_args
 
 from numba_gemm.gemm.precision import PRECISIONS
 from numba_gemm.lab.bench.first_products_child import KINDS
 from numba_gemm.lab.harness.environment import LAUNCHES
-from numba_gemm.lab.harness.experiment import Experiment, last_row, so_far
+from numba_gemm.lab.harness.experiment import Experiment, last_row
 
 CHILD = "numba_gemm.lab.bench.first_products_child"
-CACHES = ("empty", "filled", "bundle")
+Cache = Literal["empty", "filled", "bundle"]
+CACHES: tuple[Cache, ...] = get_args(Cache)
 CCS = ("8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
 LAYOUTS = "NN,NT,TN,TT"
 
@@ -44,8 +43,6 @@ def measured(
     precisions: Sequence[str], ccs: Sequence[str], place: Path, caches: Sequence[str] = CACHES
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of all cases; caches and the bundle lie in `place`."""
-    if unknown := set(caches) - set(CACHES):
-        raise ValueError(f"caches has {min(unknown)!r}; expected some of {', '.join(CACHES)}; pass some of these")
     bundle = place / "kernels.bundle"
     of_all = ["--precision", ",".join(PRECISIONS)]
     exported = [*of_all, "--layouts", LAYOUTS, "--cc", ",".join(ccs), "--export", str(bundle)]
@@ -68,8 +65,8 @@ def measured(
 
 
 def first_products(
-    precisions: Sequence[str] = ("ieee", "bf16x6"), ccs: Sequence[str] = CCS, caches: Sequence[str] = CACHES
-) -> Iterator[pd.DataFrame]:
+    precisions: Sequence[str] = ("ieee", "bf16x6"), ccs: Sequence[str] = CCS, caches: Sequence[Cache] = CACHES
+) -> Iterator[dict[str, Any]]:
     """Measure the first products of processes.
 
     Parameters
@@ -80,11 +77,10 @@ def first_products(
         `precompile` and the export of a bundle are left out, too.
     """
     with tempfile.TemporaryDirectory() as place:
-        yield from so_far(measured(precisions, ccs, Path(place), caches))
+        yield from measured(precisions, ccs, Path(place), caches)
 
 
 EXPERIMENT = Experiment(
-    name="first_products",
     run=first_products,
     progress=last_row,
     needs=("gpu", "torch"),

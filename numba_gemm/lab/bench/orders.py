@@ -123,7 +123,6 @@ def claims(frame: pd.DataFrame) -> dict[str, bool]:
 
 
 EXPERIMENT = Experiment(
-    name="orders",
     run=orders,
     claims=claims,
     needs=(),

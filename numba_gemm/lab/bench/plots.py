@@ -47,11 +47,9 @@ def speed_against_size(frame: pd.DataFrame, environment: Mapping[str, Any]) -> b
             axis.axhline(peak, color="grey", linewidth=1)
             axis.annotate("FP32 peak", (0.01, peak), xycoords=("axes fraction", "data"), va="bottom", color="grey")
         # Linear in y: the stages of interest are within a factor of two of each other.
-        axis.set_ylim(bottom=0)
+        axis.set(ylim=(0, None), title=title, xlabel="M" if title.startswith("M") else "cube root of M*N*K")
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_formatter("{x:.0f}")
-        axis.set_title(title)
-        axis.set_xlabel("M" if title.startswith("M") else "cube root of M*N*K")
         axis.grid(True, which="both", alpha=0.2)
     axes[0][0].set_ylabel("GFLOP/s")
     handles, labels = axes[0][0].get_legend_handles_labels()

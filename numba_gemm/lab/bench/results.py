@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from numba_gemm.lab.harness.environment import GRAPHS
@@ -60,10 +61,8 @@ def load(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         frame = frame.astype(dict.fromkeys(EXTENTS, "int64") | dict.fromkeys(MEASURES, "float64"))
     except (OSError, ValueError, OverflowError) as error:  # errors of pandas are ValueErrors
         raise ValueError(f"{csv} is no results file: {' '.join(str(error).split())}") from error
-    for column in TEXT_EXTRAS:
-        frame[column] = frame[column].fillna("") if column in frame.columns else ""
-    for column in {*NUMBER_EXTRAS}.difference(frame.columns):  # of results that are older than these
-        frame[column] = math.nan
+    frame = frame.reindex(columns=list(dict.fromkeys([*frame.columns, *COLUMNS])))  # older results lack some
+    frame[list(TEXT_EXTRAS)] = frame[list(TEXT_EXTRAS)].fillna("")
     beside = csv.with_name(ENVIRONMENT)
     return frame, _environment(beside) if beside.is_file() else {}
 
@@ -107,12 +106,6 @@ def dictionaries(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
 
 
-def geomean(values: Iterable[float]) -> float:
-    """Return the geometric mean."""
-    logarithms = list(map(math.log, values))
-    return math.exp(math.fsum(logarithms) / len(logarithms))
-
-
 def names_in(rows: Iterable[Mapping[str, Any]], column: str) -> list[str]:
     """Return the distinct values of a column in order of appearance; for stages, that of the ladder."""
     return list(dict.fromkeys(row[column] for row in rows))
@@ -145,19 +138,13 @@ def compare(new: pd.DataFrame, old: pd.DataFrame) -> pd.DataFrame:
     failed = _rows_in(joined, new[new["status"].isin(FAILURES)], key)
 
     joined["change"] = joined["median_us_new"] / joined["median_us_old"] - 1
-    # As a ratio of times: the slower run has the smaller ratio to cuBLAS. NaN if a run has no ratio.
-    against_cublas = joined["ratio_to_cublas_old"] / joined["ratio_to_cublas_new"] - 1
-    alone = against_cublas.isna()
-    slower = (joined["p10_us_new"] > joined["p90_us_old"]) & (joined["change"] > SMALLEST_CHANGE)
-    slower &= alone | (against_cublas > SMALLEST_CHANGE)
-    faster = (joined["p90_us_new"] < joined["p10_us_old"]) & (joined["change"] < -SMALLEST_CHANGE)
-    faster &= alone | (against_cublas < -SMALLEST_CHANGE)
+    # As a ratio of times: the slower run has the smaller ratio to cuBLAS. If a run has no ratio, the change decides.
+    against_cublas = (joined["ratio_to_cublas_old"] / joined["ratio_to_cublas_new"] - 1).fillna(joined["change"])
+    least, most = np.minimum(joined["change"], against_cublas), np.maximum(joined["change"], against_cublas)
+    slower = (joined["p10_us_new"] > joined["p90_us_old"]) & (least > SMALLEST_CHANGE)
+    faster = (joined["p90_us_new"] < joined["p10_us_old"]) & (most < -SMALLEST_CHANGE)
     absent = joined["median_us_new"].isna()
-    joined["verdict"] = SAME
-    joined.loc[absent, "verdict"] = LOST
-    joined.loc[slower, "verdict"] = SLOWER
-    joined.loc[faster, "verdict"] = FASTER
-    joined.loc[absent & failed, "verdict"] = BROKEN
+    joined["verdict"] = np.select([absent & failed, absent, slower, faster], [BROKEN, LOST, SLOWER, FASTER], SAME)
     columns = [*key, "median_us_old", "median_us_new", "gflops_old", "gflops_new", "change", "verdict"]
     return joined.loc[covered, columns].reset_index(drop=True)
 

@@ -13,14 +13,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
 from cuda.bindings import driver
 
 from numba_gemm.api import tiled_sgemm
-from numba_gemm.lab.harness.command import UsageError
 from numba_gemm.lab.harness.environment import LAUNCHES
 from numba_gemm.lab.harness.experiment import Experiment
 from numba_gemm.models.accuracy import ieee_bound
@@ -32,7 +31,8 @@ from numba_gemm.streaming import blocking_of, expected_time, streamed_sgemm
 ON_DEVICE = "on the device"
 ROWS = 1024  # rows of a result that are compared at once
 LARGEST = 0.5  # elements of A and B lie within [-LARGEST, LARGEST)
-KINDS = ("page-locked", "pageable", "memory map")
+Kind = Literal["page-locked", "pageable", "memory map"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 PRECISIONS = ("ieee", "bf16x6")
 
 
@@ -111,7 +111,7 @@ class InMemory:
 def streamed(
     size: int = 32768,
     precisions: Sequence[str] = PRECISIONS,
-    operands: Sequence[str] = KINDS,
+    operands: Sequence[Kind] = KINDS,
     limits: Sequence[float] = (0, 4),
     repeats: int = 3,
 ) -> Iterator[pd.DataFrame]:
@@ -125,8 +125,6 @@ def streamed(
     limits: Limits of device memory in GB; 0 for none.
     repeats: Samples of each measurement, whose median is taken.
     """
-    if unknown := set(operands) - set(KINDS):
-        raise UsageError(f"unknown kinds of memory {sorted(unknown)}; expected some of {', '.join(KINDS)}")
     rng, device = np.random.default_rng(0), current_device()
     rows: list[dict[str, Any]] = []
     source = [rng.random((size, size), np.float32) - np.float32(LARGEST) for _ in range(2)]
@@ -190,7 +188,6 @@ def claims(frame: pd.DataFrame) -> dict[str, bool]:
 
 
 EXPERIMENT = Experiment(
-    name="streamed",
     run=streamed,
     claims=claims,
     unavailable="the simulator has no times",

@@ -150,7 +150,6 @@ def claims(frame: pd.DataFrame) -> dict[str, bool]:
 
 
 TENSOR_LADDER = Experiment(
-    name="tensor_ladder",
     lesson="Speed and errors of the tensor core stages beside cuBLAS SGEMM.",
     run=tensor_ladder,
     claims=claims,

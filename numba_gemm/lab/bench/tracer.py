@@ -146,7 +146,6 @@ def claims(frame: pd.DataFrame) -> dict[str, bool]:
 
 
 COUNTING = Experiment(
-    name="tracer_counted",
     lesson="Hardware counters of every stage at the shape that the tracer can trace.",
     run=tracer_counted,
     needs=("gpu", "ncu"),
@@ -156,7 +155,6 @@ COUNTING = Experiment(
     cache="cold",
 )
 EXPERIMENT = Experiment(
-    name="tracer",
     run=tracer,
     claims=claims,
     needs=("simulator",),

@@ -9,7 +9,7 @@ import re
 import types
 import typing
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,8 @@ from numba_gemm.lab.harness.command import UsageError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Row = Mapping[str, Any]
+Result = pd.DataFrame | Iterator[pd.DataFrame] | Iterator[Row]
 PREDICTED = "predicted"
 SEPARATOR = re.compile(r",(?! )")  # a value may contain a comma and a space
 
@@ -44,14 +46,15 @@ class Parameter:
 class Experiment:
     """An experiment: how to run it, to plot it, and to interpret its result."""
 
-    name: str  # on the command line, and the stem of its files
-    # Returns a DataFrame with one row per measurement, or yields the DataFrame measured so far after each part, so that
-    # an interrupted run keeps it. Results are verified before they are timed. Column names contain units; those that
-    # begin with `predicted` hold predictions. All parameters have defaults, those of the recorded run.
-    run: Callable[..., pd.DataFrame | Iterator[pd.DataFrame]]
+    # Returns a DataFrame with one row per measurement; or yields its rows, or the DataFrame so far after each part, so
+    # that an interrupted run keeps them. Results are verified before they are timed. Column names contain units; those
+    # that begin with `predicted` hold predictions. All parameters have defaults, those of the recorded run.
+    run: Callable[..., Result]
+    name: str = ""  # on the command line, and the stem of its files; by default that of `run`
     lesson: str = ""  # one line; by default the first line of the docstring of the module of `run`
-    # Maps sentences about the results to booleans: True if such a DataFrame confirms the sentence.
-    claims: Callable[[pd.DataFrame], dict[str, bool]] = lambda frame: {}
+    # Maps sentences about such a DataFrame to booleans, several of which must all be true; a sentence without any is
+    # left out.
+    claims: Callable[[pd.DataFrame], Mapping[str, Any]] = lambda frame: {}
     claims_of_times: bool = True  # False if claims hold in the simulator too; it need not be set if `needs` names it
     # Plots such a DataFrame, fresh or read back from CSV, into an empty figure.
     plot: Callable[[pd.DataFrame, Figure], None] | None = None
@@ -80,9 +83,12 @@ class Experiment:
     kernels: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not self.name:
+            object.__setattr__(self, "name", self.run.__name__)
         if not self.lesson:
             doc = inspect.getdoc(inspect.getmodule(self.run)) or ""
             object.__setattr__(self, "lesson", doc.partition("\n")[0])
+        object.__setattr__(self, "claims", decided(self.claims))
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -93,8 +99,18 @@ class Experiment:
 
     def frame(self, **parameters: Any) -> pd.DataFrame:
         """Run the experiment with these parameters, and return its whole result."""
+        return deque(self.frames(**parameters), maxlen=1)[0]
+
+    def frames(self, **parameters: Any) -> Iterator[pd.DataFrame]:
+        """Run the experiment with these parameters, and yield the result so far after each part."""
         found = self.run(**parameters)
-        return found if isinstance(found, pd.DataFrame) else deque(found, maxlen=1)[0]
+        rows: list[Row] = []
+        for part in [found] if isinstance(found, pd.DataFrame) else found:
+            if isinstance(part, pd.DataFrame):
+                yield part
+            else:
+                rows.append(part)
+                yield pd.DataFrame(rows)
 
     @property
     def parameters(self) -> dict[str, Parameter]:
@@ -165,22 +181,12 @@ def number(kind: type[int] | type[float]) -> Callable[[str], float]:
     return parsed
 
 
-def so_far(rows: Iterable[Mapping[str, Any]]) -> Iterator[pd.DataFrame]:
-    """Yield the DataFrame of all rows so far, after each row."""
-    found: list[Mapping[str, Any]] = []
-    for row in rows:
-        found.append(row)
-        yield pd.DataFrame(found)
-
-
 def decided(claims: Callable[[pd.DataFrame], Mapping[str, Any]]) -> Callable[[pd.DataFrame], dict[str, bool]]:
-    """Decorate claims whose values may be several: they hold if all are true, and are left out if there are none."""
+    """Return claims with one boolean per sentence: True if all of its values are; without values it is left out."""
 
     @functools.wraps(claims)
     def as_bools(frame: pd.DataFrame) -> dict[str, bool]:
-        found = {
-            sentence: list(holds) if isinstance(holds, Iterator) else holds for sentence, holds in claims(frame).items()
-        }
+        found = {said: list(holds) if isinstance(holds, Iterator) else holds for said, holds in claims(frame).items()}
         return {sentence: bool(np.all(holds)) for sentence, holds in found.items() if np.size(holds)}
 
     return as_bools

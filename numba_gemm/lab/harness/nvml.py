@@ -7,6 +7,7 @@ import statistics
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 SM_CLOCK = 1  # NVML_CLOCK_SM
 
@@ -44,15 +45,12 @@ def open_nvml(uuid: str) -> Nvml | None:
         gpu, driver = nvml.device_get_handle_by_uuid(uuid), str(nvml.system_get_driver_version())
         highest = int(nvml.device_get_max_clock_info(gpu, SM_CLOCK))
 
-        def clock() -> int:
-            return int(nvml.device_get_clock_info(gpu, SM_CLOCK))
+        def asked(query: Callable[..., Any], *arguments: int) -> Callable[[], int]:
+            return lambda: int(query(gpu, *arguments))
 
-        def reasons() -> int:
-            return int(nvml.device_get_current_clocks_event_reasons(gpu))
-
-        def energy() -> int:
-            return int(nvml.device_get_total_energy_consumption(gpu))
-
+        clock = asked(nvml.device_get_clock_info, SM_CLOCK)
+        reasons = asked(nvml.device_get_current_clocks_event_reasons)
+        energy = asked(nvml.device_get_total_energy_consumption)
         clock()  # what a GPU does not support fails here
         reasons()
         try:

@@ -142,8 +142,7 @@ def _measured(
             write_files(out, files)
 
         try:
-            found = experiment.run(**parameters)
-            for frame in [found] if isinstance(found, pd.DataFrame) else found:
+            for frame in experiment.frames(**parameters):
                 if experiment.progress:
                     print(experiment.progress(frame), flush=True)
                 if (now := time.perf_counter()) - saved > SAVE_INTERVAL_S:

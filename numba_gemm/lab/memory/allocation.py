@@ -1,9 +1,5 @@
 """Memory of a pool that keeps what is freed costs microseconds at any size; other memory is mapped every time.
 
-Memory is allocated, used, freed, and the stream synchronised: with `cuMemAlloc`, and in stream order from a pool that
-gives its memory back at each synchronisation ("trimmed", the default) or never ("kept"). Predicted times are those of
-the smallest size for a kept pool, and in proportion to the bytes of the largest size otherwise.
-
 Source: CUDA C++ Best Practices Guide, "Allocation"; details in docs/memory_lab.md.
 """
 
@@ -22,7 +18,7 @@ from cuda.bindings import driver
 from numba import cuda
 
 from numba_gemm.device.texture import nanoseconds
-from numba_gemm.lab.harness.experiment import Unavailable, decided
+from numba_gemm.lab.harness.experiment import Unavailable
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.lab.memory.drawing import Figure, curves
 from numba_gemm.runtime.device import current_device
@@ -109,7 +105,7 @@ def steps_us(size: int, allocate: Any, free: Any, stream: int, busy: Callable[[]
 
 
 def allocation(sizes: Sequence[int] = SIZES, busy_us: int = 2000, rounds: int = 11) -> Iterator[pd.DataFrame]:
-    """Allocate and free memory of each size in each way.
+    """Allocate and free memory of each size: directly, and in stream order from a trimmed pool and from a kept one.
 
     One row per way and size, with medians of the host's time: ``allocate_us``, ``free_us``, ``synchronize_us`` after
     freeing, their sum ``us``, and ``free_busy_us``, freeing while a kernel of ``busy_us`` runs; ``aligned_to``, the
@@ -122,7 +118,8 @@ def allocation(sizes: Sequence[int] = SIZES, busy_us: int = 2000, rounds: int = 
     rounds: Samples of each measurement.
     """
     rows: list[dict[str, Any]] = []
-    with machine.in_context(), machine.streams() as (stream,), movement.device_array(1, np.uint64) as out:
+    with movement.Scope() as scope:
+        (stream,), (out,) = scope.streams(), scope.on_device(1, 1, np.uint64)
         if not machine.attribute("MEMORY_POOLS_SUPPORTED"):
             raise Unavailable("this device has no memory pools")
         spinning = machine.enqueue(spin, 1, 1, 1000 * busy_us, out)
@@ -153,17 +150,14 @@ def predicted(frame: pd.DataFrame) -> pd.DataFrame:
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
     """Plot the times of idle and of busy devices against the size."""
     left, right = figure.subplots(1, 2, sharex=True, sharey=True)
-    curves(left, frame, "way", "bytes", "us", in_legend=False)
-    left.set(ylabel="us of the host", title="allocate, free and synchronise")
-    curves(right, frame.assign(predicted_free_busy_us=np.nan), "way", "bytes", "free_busy_us", in_legend=False)
+    titles = {"us": "allocate, free and synchronise", "free_busy_us": "free while a kernel runs"}
+    for axes, (column, title) in zip((left, right), titles.items()):
+        curves(axes, frame, "way", "bytes", column, in_legend=False, title=title, xlabel="bytes", xscale="log")
+    left.set(ylabel="us of the host", yscale="log")
     right.axhline(frame["busy_us"].iloc[0], color="0.5", linestyle=":", label="the kernel")
-    right.set(title="free while a kernel runs")
-    for axes in (left, right):
-        axes.set(xlabel="bytes", xscale="log", yscale="log")
     right.legend()
 
 
-@decided
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     """Claims of the lesson."""
     large = frame[frame["bytes"] >= 16 * MIB].pivot(index="bytes", columns="way", values="us")

@@ -1,17 +1,12 @@
 """Asynchronous copies to shared memory wait once for all elements, synchronous ones once for every few.
 
-Each thread of a block copies elements of 4, 8 or 16 bytes from the L2 cache to shared memory, and reads the clock
-before and after. An asynchronous copy is predicted to take the time of one element, and that of the further bytes at
-the ceiling of the L2 cache. A synchronous one takes at least that, and the time of one element for every few elements
-(`TOGETHER`).
-
 Source: CUDA C++ Best Practices Guide, "Asynchronous Copy from Global Memory to Shared Memory"; details in
 docs/memory_lab.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +18,6 @@ from numba_gemm.device.async_copy import commit_group, cp_async4, cp_async8, cp_
 from numba_gemm.device.texture import cycles
 from numba_gemm.device.units import ceil_div
 from numba_gemm.device.vector import load4, store4
-from numba_gemm.lab.harness.experiment import decided
 from numba_gemm.lab.memory import machine
 from numba_gemm.lab.memory.drawing import Figure, curves
 from numba_gemm.simulator.switch import device_function
@@ -119,7 +113,7 @@ def predicted_cycles(way: str, width: int, copies: int, one: float, bytes_per_cy
 
 def async_copies(
     kib: Sequence[float] = (0.5, 1, 2, 4, 6, 8, 12, 16, 24, 32, 48), blocks: int = 0, rounds: int = machine.ROUNDS
-) -> pd.DataFrame:
+) -> Iterator[dict[str, Any]]:
     """Copy parts of an array to shared memory, one block per multiprocessor, in each way.
 
     One row per ``way``, ``width_bytes`` of an element, and ``kib`` of a block: ``copies`` per thread, ``cycles`` of a
@@ -137,7 +131,6 @@ def async_copies(
     l2 = machine.ceilings()[0].l2 / (has.sm_count * has.clock_hz)
     values = np.arange(blocks * LARGEST // 4, dtype=np.float32).reshape(blocks, -1)  # exact
     took = cuda.device_array((blocks, THREADS), np.uint64)
-    rows = []
     for (way, width), kernel in KERNELS.items():
         kind = np.uint64 if (way, width) == (SYNC, 8) else np.float32
         x, out = cuda.to_device(values.view(kind)), cuda.to_device(np.zeros_like(values).view(kind))
@@ -155,25 +148,23 @@ def async_copies(
             measured = float(np.median(means[1:]))
             one = one or measured
             predicted = predicted_cycles(way, width, copies, one, l2)
-            rows.append(
+            yield (
                 {"way": way, "width_bytes": width, "kib": size / KIB, "copies": copies, "cycles": measured}
                 | {"bytes_per_cycle": size / measured, "predicted_cycles": predicted}
                 | {"predicted_bytes_per_cycle": size / predicted}
             )
-    return pd.DataFrame(rows)
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
     """Plot bytes per cycle against the bytes of a block, synchronous copies on the left."""
     left, right = figure.subplots(1, 2, sharex=True, sharey=True)
     for axes, way in ((left, SYNC), (right, ASYNC)):
-        curves(axes, frame[frame["way"] == way], "width_bytes", "kib", "bytes_per_cycle", "{} bytes", False)
-        axes.set(xlabel="KiB per block", title=way)
+        labels = {"xlabel": "KiB per block", "title": way}
+        curves(axes, frame[frame["way"] == way], "width_bytes", "kib", "bytes_per_cycle", "{} bytes", False, **labels)
     left.set(ylabel="bytes per cycle of a block")
     left.legend()
 
 
-@decided
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     """Claims of the lesson."""
     cycles = frame.pivot(index=["width_bytes", "kib"], columns="way", values="cycles").reset_index()

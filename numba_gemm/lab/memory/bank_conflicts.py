@@ -16,7 +16,6 @@ from numba import cuda, float32, uint32
 from numba_gemm.device.address import shared_address, shared_load1, shared_load2, shared_load4
 from numba_gemm.device.texture import cycles
 from numba_gemm.device.units import WARP
-from numba_gemm.lab.harness.experiment import decided
 from numba_gemm.lab.memory import machine
 from numba_gemm.lab.memory.drawing import COLOURS, Figure, curve
 from numba_gemm.models import requests
@@ -146,14 +145,12 @@ def bank_conflicts(
         chosen, name = elements(pattern, stride), (pattern, bits, stride)
         asked = request(bits, chosen)
         places = cuda.to_device(np.array([place for _, place in asked], np.uint32))
-        calls[name] = machine.enqueue(KERNELS[bits], blocks, threads, turns, places, sums, took)
-        calls[name](0)
-        machine.verify(sums, np.resize(expected(bits, chosen, turns), blocks * threads), name)
+        call = machine.enqueue(KERNELS[bits], blocks, threads, turns, places, sums, took)
+        calls[name] = machine.checked(call, sums, np.resize(expected(bits, chosen, turns), blocks * threads), name)
         row = dict(zip(("pattern", "width_bits", "stride"), name)) | {"ways": ways(bits, chosen)}
         row["predicted_wavefronts"] = requests.wavefronts(asked, bits // 8)
         rows.append(row | {"cycles": np.median(took.copy_to_host()) / (turns * READS * warps)})
-    us = [samples.median for samples in machine.timed(calls, rounds=rounds).values()]
-    frame = pd.DataFrame(rows).assign(us=us)
+    frame = pd.DataFrame(rows).assign(us=list(machine.timed(calls, rounds=rounds).values()))
     free = frame[frame["stride"] == 1].set_index("width_bits")
     per_wavefront = frame["width_bits"].map(free["us"] / free["predicted_wavefronts"])
     return frame.assign(predicted_us=per_wavefront * frame["predicted_wavefronts"])
@@ -178,7 +175,6 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
     right.set_title("black: wavefronts predicted")
 
 
-@decided
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     """Claims of the lesson."""
     strides, narrow, names = frame["stride"], frame["width_bits"] == 32, frame["pattern"]

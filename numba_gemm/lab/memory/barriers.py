@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ import pandas as pd
 from numba import cuda, float32, int32
 
 from numba_gemm.device.units import FLOAT32_BYTES, WARP, ceil_div
-from numba_gemm.lab.harness.experiment import decided
 from numba_gemm.lab.memory import machine, narrow_product
 from numba_gemm.lab.memory.drawing import Figure, bars, curves, log2_x
 from numba_gemm.lab.memory.narrow_product import W
@@ -216,7 +215,7 @@ def barriers(
     m: int = 8192,
     grid: int = 0,
     rounds: int = machine.ROUNDS,
-) -> pd.DataFrame:
+) -> Iterator[dict[str, Any]]:
     """Time barriers in loops, rounds and a matrix multiplication, and run divergent ones under the scheduler.
 
     One row per kernel: ``us`` and ``ns_a_turn``, with a barrier in each of ``turns``. Divergent kernels are not
@@ -233,53 +232,54 @@ def barriers(
     rounds: Samples of each measurement.
     """
     clock_hz, grid, one = machine.properties().clock_hz, grid or machine.properties().sm_count, np.float32(1)
-    rows: list[dict[str, Any]] = []
 
-    def measure(
+    def measured(
         what: str, kernels: Mapping[str, Any], shape: Any, arguments: Any, out: Any, sums: Any, turns: int, least: Any
-    ) -> None:
-        """Add a row for each of the kernels, which differ in their barriers; `least` are their predicted seconds."""
+    ) -> Iterator[dict[str, Any]]:
+        """Yield a row for each of the kernels, which differ in their barriers; `least` are their predicted seconds."""
         calls = {barrier: machine.enqueue(kernel, *shape, *arguments) for barrier, kernel in kernels.items()}
         for barrier, us in machine.checked_us(calls, out, sums, rounds).items():
             row = {"measurement": what, "barrier": barrier, "block": int(np.prod(shape[1])), "turns": turns, "us": us}
-            rows.append(row | {"ns_a_turn": 1e3 * us / turns, "predicted_ns_a_turn": 1e9 * least[barrier] / turns})
+            yield row | {"ns_a_turn": 1e3 * us / turns, "predicted_ns_a_turn": 1e9 * least[barrier] / turns}
 
     for block in blocks:
         out = cuda.device_array(grid * block, np.float32)
         least = {barrier: turns * least_clocks(barrier, block) / clock_hz for barrier in LOOPS}
-        measure("loop", LOOPS, (grid, block), (out, one, turns), out, np.full(out.size, turns), turns, least)
+        yield from measured(
+            "loop", LOOPS, (grid, block), (out, one, turns), out, np.full(out.size, turns), turns, least
+        )
     for what, short in (("even rounds", steps[1]), ("uneven rounds", steps[0])):
         planned = uneven(rounds_a_launch, short, steps[1])
         out, on_device = cuda.device_array(grid * UNEVEN_BLOCK, np.float32), cuda.to_device(planned)
         sums = np.tile(np.repeat(CHUNK * planned.sum(axis=0), WARP), grid)
         least = {barrier: LATENCY * CHUNK * critical(barrier, planned) / clock_hz for barrier in ROUNDS}
-        measure(what, ROUNDS, (grid, UNEVEN_BLOCK), (out, one, on_device), out, sums, rounds_a_launch, least)
+        yield from measured(
+            what, ROUNDS, (grid, UNEVEN_BLOCK), (out, one, on_device), out, sums, rounds_a_launch, least
+        )
     host_a, host_b = narrow_product.integers(m, W, 0), narrow_product.integers(W, m, 1)
     a, b, c = cuda.to_device(host_a), cuda.to_device(host_b), cuda.device_array((m, m), np.float32)
     passed = narrow_product.cost(narrow_product.ACCESSES["shared_a"])
     hits, _ = narrow_product.bounds(m, m, passed, FLOAT32_BYTES * (2 * m * W + m * m))
     least = dict.fromkeys(TILES, hits / 1e6)
-    measure("tile of A", TILES, ((m // W, m // W), (W, W)), (a, b, c), c, host_a @ host_b, 1, least)
+    yield from measured("tile of A", TILES, ((m // W, m // W), (W, W)), (a, b, c), c, host_a @ host_b, 1, least)
     for barrier, said in ask_scheduler().items():
         row = {"measurement": "divergent", "barrier": barrier, "block": DIVERGENT_BLOCK}
-        rows.append(row | {"outcome": said, "predicted_outcome": DIVERGENT[barrier][1]})
-    return pd.DataFrame(rows)
+        yield row | {"outcome": said, "predicted_outcome": DIVERGENT[barrier][1]}
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
     """Plot the loops against the block size, the rounds, and the scheduler's outcomes."""
     axes = figure.subplot_mosaic([["loop", "rounds"], ["loop", "said"]], height_ratios=[3, 2])
     loops = frame[frame["measurement"] == "loop"]
-    curves(axes["loop"], loops, "barrier", "block", "ns_a_turn")
+    labels: dict[str, Any] = {"xlabel": "threads per block", "ylabel": "ns per multiply-add and barrier"}
+    curves(axes["loop"], loops, "barrier", "block", "ns_a_turn", **labels)
     log2_x(axes["loop"], [int(block) for block in loops["block"].unique()])
     axes["loop"].set_yscale("log", base=2)
     axes["loop"].yaxis.set_major_formatter("{x:g}")
-    axes["loop"].set(xlabel="threads per block", ylabel="ns per multiply-add and barrier")
     axes["loop"].legend()
     rounds = frame[~frame["measurement"].isin(["loop", "divergent"])]
     names = [f"{row.measurement}, {row.barrier}" for row in rounds.itertuples()]
-    bars(axes["rounds"], names, rounds["us"], rounds["predicted_ns_a_turn"] * rounds["turns"] / 1e3)
-    axes["rounds"].set(xlabel="µs")
+    bars(axes["rounds"], names, rounds["us"], rounds["predicted_ns_a_turn"] * rounds["turns"] / 1e3, xlabel="µs")
     axes["rounds"].legend(loc="upper right")
     said = [f"{row.barrier}:\n    {row.outcome}" for row in frame[frame["measurement"] == "divergent"].itertuples()]
     axes["said"].axis("off")
@@ -287,7 +287,6 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
     axes["said"].text(0, 1, "\n".join(["under the scheduler:", *said]), **place)
 
 
-@decided
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     """Claims of the lesson."""
     timed = frame.set_index(["measurement", "barrier", "block"]).sort_index()

@@ -5,6 +5,7 @@ Source: CUDA C++ Programming Guide, "Compute Capabilities"; details in docs/memo
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from numba_gemm import tiled_sgemm
 from numba_gemm.device.units import FLOAT32_BYTES, ceil_div
 from numba_gemm.gemm.occupancy import Occupancy
 from numba_gemm.gemm.occupancy import occupancy as occupancy_of
-from numba_gemm.lab.harness.experiment import Unavailable, decided
+from numba_gemm.lab.harness.experiment import Unavailable
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.lab.memory.drawing import Figure, curves
 from numba_gemm.models.occupancy import LIMITS, occupancy
@@ -126,7 +127,7 @@ def checked_ms(case: Case, percent: int, stream: int, rounds: int) -> float:
         attribute, value = CARVE_OUT, driver.CUkernelNodeAttrValue()
         value.sharedMemCarveout = percent
     with movement.kernel_graph(case.enqueue, 1, stream, attribute, value) as graph:
-        ms = movement.median_ms([stream], lambda: call(driver.cuGraphLaunch, graph, stream), rounds)
+        ms = movement.call_ms(functools.partial(call, driver.cuGraphLaunch, graph), stream, rounds)
     assert np.array_equal(case.out.copy_to_host()[:: case.every], case.expected), f"{case.name}: the result is wrong"
     return ms
 
@@ -183,7 +184,7 @@ def carve_out(
     stages: Sequence[str] = ("coalesced", "shared_tile", "double_buffered", "warp_tiled"),
     size: int = 4096,
     rounds: int = 5,
-) -> Iterator[pd.DataFrame]:
+) -> Iterator[dict[str, Any]]:
     """Run kernels with every split of the multiprocessors' memory, and without a preference.
 
     One row per ``kernel`` ("copy", "reread 48 KiB" and so on, or a stage) and preference, ``percent`` (-1 for
@@ -201,8 +202,9 @@ def carve_out(
     cc = machine.properties().cc
     if cc not in SPLITS:
         raise Unavailable(f"how compute capability {cc[0]}.{cc[1]} splits its memory is not known here")
-    rows = []
-    with machine.in_context(), machine.streams() as (stream,):
+    blank = dict.fromkeys(COLUMNS)
+    with movement.Scope() as scope:
+        (stream,) = scope.streams()
         for case in cases(elements, tiles, block_reads, stages, size, cc):
             call(driver.cuCtxSynchronize)  # copies to the device may still be in progress
             case.enqueue(stream)  # compiles the kernel if needed, which is not possible during a capture
@@ -213,8 +215,7 @@ def carve_out(
                 default_ms = default_ms or ms
                 row = {"kernel": case.name, "percent": percent, "tile_kib": case.tile / KIB or None, "ms": ms}
                 row[case.unit] = case.work / ms / SCALES[case.unit]
-                rows.append(row | predictions(case, percent, default_ms))
-                yield pd.DataFrame(rows, columns=COLUMNS)
+                yield blank | row | predictions(case, percent, default_ms)
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
@@ -226,14 +227,13 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
     before = products["kernel"].map(default)
     gain = products.assign(gain=before / products["ms"], predicted_gain=before / products["predicted_ms"])
     for axes, rows, y in ((left, read, "gb_s"), (right, gain, "gain")):
-        curves(axes, rows, "kernel", "percent", y)
-        axes.set(xlabel="preferred shared memory in %", ylim=(0, None))
+        curves(axes, rows, "kernel", "percent", y, xlabel="preferred shared memory in %")
+        axes.set_ylim(0, None)
         axes.legend(fontsize=7, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.12))
     left.set(ylabel="GB/s", title="a copy, and repeated reads")
     right.set(ylabel="speed over that without a preference", title="products")
 
 
-@decided
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     """Claims of the lesson."""
     chosen = frame[frame["percent"] != NO_PREFERENCE]

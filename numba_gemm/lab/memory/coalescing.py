@@ -1,8 +1,5 @@
 """A warp requests the sectors that its lanes touch, in whatever order; idle lanes save little.
 
-Warps copy 32 consecutive floats each, with a permutation of the lanes or with some lanes idle. Predicted is the time of
-the copy in order, times the sectors requested by a warp, over those of the copy in order.
-
 Source: CUDA C++ Best Practices Guide, "A Simple Access Pattern"; details in docs/memory_lab.md.
 """
 
@@ -16,7 +13,6 @@ import pandas as pd
 from numba import cuda, uint32
 
 from numba_gemm.device.units import FLOAT32_BYTES, WARP
-from numba_gemm.lab.harness.experiment import decided
 from numba_gemm.lab.memory import machine
 from numba_gemm.lab.memory.drawing import Figure, bars
 from numba_gemm.models import requests
@@ -81,12 +77,9 @@ def coalescing(
     for pattern in dict.fromkeys(("in order", *patterns)):
         places = np.array(places_of(pattern), np.uint32)
         call = machine.enqueue(place_copy, elements // BLOCK, BLOCK, odata, idata, cuda.to_device(places))
-        odata.copy_to_device(np.full(elements, -1, np.float32))
-        call(0)
         copied = np.resize(np.isin(np.arange(WARP), places), elements)
-        machine.verify(odata, np.where(copied, values, -1).astype(np.float32), pattern)
-        calls[pattern] = call
-    us = {pattern: samples.median for pattern, samples in machine.timed(calls, rounds=rounds).items()}
+        calls[pattern] = machine.checked(call, odata, np.where(copied, values, np.float32(np.nan)), pattern)
+    us = machine.timed(calls, rounds=rounds)
     return pd.DataFrame(row_of(pattern, elements, us[pattern], us["in order"]) for pattern in calls)
 
 
@@ -103,13 +96,10 @@ def row_of(pattern: str, elements: int, us: float, in_order_us: float) -> dict[s
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
     """Plot the time of each pattern."""
-    axes = figure.subplots()
     names = [f"{row.pattern}: {row.lanes} lanes, {row.sectors} sectors" for row in frame.itertuples()]
-    bars(axes, names, frame["us"], frame["predicted_us"])
-    axes.set(xlabel="us per copy")
+    bars(figure.subplots(), names, frame["us"], frame["predicted_us"], xlabel="us per copy")
 
 
-@decided
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     """Claims of the lesson."""
     at = frame.set_index("pattern")

@@ -32,16 +32,27 @@ def curve(
 
 
 def curves(
-    axes: Axes, rows: pd.DataFrame, by: str | list[str], x: str, y: str, label: str = "{}", in_legend: bool = True
+    axes: Axes,
+    rows: pd.DataFrame,
+    by: str | list[str],
+    x: str,
+    y: str,
+    label: str = "{}",
+    in_legend: bool = True,
+    **labels: Any,
 ) -> None:
-    """Plot a curve of column `y` and its prediction for each group of rows, in the order of their appearance."""
+    """Plot a curve of column `y` and its prediction for each group of rows, in the order of their appearance.
+
+    `labels` are properties of the axes, as of ``Axes.set``.
+    """
     for index, (name, at) in enumerate(rows.groupby(by, sort=False)):
         named = label.format(", ".join(map(str, name)) if isinstance(name, tuple) else name)
         at = at.sort_values(x)
-        curve(axes, at[x], at[y], at[f"predicted_{y}"], named, index, in_legend)
+        curve(axes, at[x], at[y], at.get(f"predicted_{y}"), named, index, in_legend)
+    axes.set(**labels)
 
 
-def bars(axes: Axes, names: Sequence[str], measured: Any, predicted: Any | None) -> None:
+def bars(axes: Axes, names: Sequence[str], measured: Any, predicted: Any | None, **labels: Any) -> None:
     """Plot horizontal bars of measurements, the first at the top, with a mark at each prediction."""
     places = list(range(len(names)))
     axes.barh(places, measured, height=0.6, color=COLOURS[0], label="measured")
@@ -49,6 +60,7 @@ def bars(axes: Axes, names: Sequence[str], measured: Any, predicted: Any | None)
         axes.plot(predicted, places, linestyle="none", marker="|", markersize=16, color=COLOURS[1], label="predicted")
     axes.set_yticks(places, names)
     axes.invert_yaxis()
+    axes.set(**labels)
     axes.legend()
 
 

@@ -1,15 +1,13 @@
 """A window keeps a region in the L2 cache during streaming, if no more of it is marked than was set aside.
 
-Every thread doubles an element of a region, used repeatedly, and one of a stream, used once. Windows: "none"; "whole",
-which marks all of the region; "guide", of two thirds of what was set aside, with the guide's hit ratio; and "spread",
-over the whole region with that ratio. Predicted from the bytes that stay until the next launch.
-
 Source: CUDA C++ Best Practices Guide, "Tuning the Access Window Hit-Ratio"; details in docs/memory_lab.md.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +18,7 @@ from cuda.bindings import driver
 from numba import cuda, uint32
 
 from numba_gemm.lab.harness.command import UsageError
-from numba_gemm.lab.harness.experiment import Unavailable, decided
+from numba_gemm.lab.harness.experiment import Unavailable
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.lab.memory.drawing import COLOURS, Figure, curves
 from numba_gemm.runtime.driver import call
@@ -109,16 +107,6 @@ def persisting_share(size: int) -> Iterator[int]:
         call(driver.cuCtxSetLimit, limit, before)
 
 
-def repeated(enqueue: Call, launches: int, stream: int) -> Callable[[], None]:
-    """Return a function that enqueues a launch `launches` times."""
-
-    def work() -> None:
-        for _ in range(launches):
-            enqueue(stream)
-
-    return work
-
-
 @contextlib.contextmanager
 def windowed(way: str, enqueue: Call, launches: int, stream: int, address: int, window: Window) -> Iterator[Any]:
     """Yield a function that enqueues launches of a kernel under a window, set in one of `WAYS`."""
@@ -133,7 +121,7 @@ def windowed(way: str, enqueue: Call, launches: int, stream: int, address: int, 
     if window.size:
         call(driver.cuStreamSetAttribute, stream, POLICY, value)
     try:
-        yield repeated(enqueue, launches, stream)
+        yield functools.partial(movement.in_sequence([enqueue] * launches), stream)
     finally:
         if window.size:
             value.accessPolicyWindow = policy(0, Window(0, 0.0))
@@ -175,8 +163,8 @@ class Arrays:
         """Check smaller launches, and return the milliseconds of one for the whole stream."""
         small, full = self.launch(size, size), self.launch(size, self.stream)
         if machine.SIMULATOR:
-            self.check(size, repeated(small, CHECK_LAUNCHES, 0))
-            return machine.timed({way: full}, rounds=self.rounds)[way].median / 1e3
+            self.check(size, functools.partial(movement.in_sequence([small] * CHECK_LAUNCHES), 0))
+            return machine.timed({way: full}, rounds=self.rounds)[way] / 1e3
         address = movement.address(self.region)
         call(driver.cuCtxResetPersistingL2Cache)  # lines marked by the previous window
         with windowed(way, small, CHECK_LAUNCHES, self.handle, address, window) as work:
@@ -191,8 +179,11 @@ def l2_persistence(
     shares: Sequence[float] = (1 / 3, 1 / 2, 2 / 3, 5 / 6, 1, 7 / 6, 4 / 3, 3 / 2, 5 / 3, 11 / 6, 2),
     launches: int = 4,
     rounds: int = 5,
-) -> Iterator[pd.DataFrame]:
+) -> Iterator[dict[str, Any]]:
     """Double a region and a stream under each window, set in each way; the simulator has no windows.
+
+    "whole" marks all of the region, "guide" two thirds of what was set aside with the guide's hit ratio, and "spread"
+    the whole region with that ratio.
 
     One row per region, window and ``way`` ("stream" or "graph": where the window is set): ``set_aside_mib`` as
     rounded by the driver, ``clamped`` if the device made the window smaller, ``ms`` per launch (median), ``gb_s``
@@ -210,61 +201,47 @@ def l2_persistence(
     kinds: Sequence[str] = WINDOWS[:1]
     ways: Sequence[str] = WAYS[:1]
     largest, aside = stream, round(set_aside * machine.properties().l2_bytes)
-    with contextlib.ExitStack() as scopes:
-        scopes.enter_context(machine.in_context())
+    with movement.Scope() as scope:
         granted = aside
         if not machine.SIMULATOR:
             kinds, ways, largest = WINDOWS, WAYS, machine.attribute("MAX_ACCESS_POLICY_WINDOW_SIZE")
             aside = min(aside, machine.attribute("MAX_PERSISTING_L2_CACHE_SIZE"))
             if not aside:
                 raise Unavailable("no part of the L2 cache can be set aside on this device")
-            granted = scopes.enter_context(persisting_share(aside))
-        (handle,) = scopes.enter_context(machine.streams())
+            granted = scope.enter_context(persisting_share(aside))
+        (handle,) = scope.streams()
         sizes = [ITEM * BLOCK * max(1, round(share * aside / (ITEM * BLOCK))) for share in shares]
         if max(sizes) > stream:
             raise UsageError(f"the largest region has {max(sizes)} bytes; expected no more than the stream's {stream}")
         arrays = Arrays(max(sizes), stream, handle, launches, rounds)
-        nothing, floors, rows = Window(0, 0.0), {}, []
-        baseline = min(BASELINE, *sizes)
-        for way in ways:
-            floors[way] = arrays.measured(way, baseline, nothing)
-            rows.append(row_of("none", way, baseline, nothing, False, granted, stream, floors[way], floors[way]))
-        for size in sizes:
-            for kind in kinds:
-                window, clamped = window_of(kind, size, aside, largest)
-                for way in ways:
-                    ms = arrays.measured(way, size, window)
-                    rows.append(row_of(kind, way, size, window, clamped, granted, stream, ms, floors[way]))
-            yield pd.DataFrame(rows)
-
-
-def row_of(
-    kind: str, way: str, size: int, window: Window, clamped: bool, aside: int, stream: int, ms: float, floor_ms: float
-) -> dict[str, Any]:
-    """Return one row of the result."""
-    stays = staying(window, size, aside, machine.properties().l2_bytes)
-    predicted = floor_ms + 1e3 * region_bytes(stream, stays) / machine.ceilings()[0].dram
-    return (
-        {"window": kind, "way": way, "region_mib": size / MIB, "set_aside_mib": aside / MIB}
-        | {"window_mib": window.size / MIB, "hit_ratio": window.hit_ratio, "clamped": clamped}
-        | {"ms": ms, "gb_s": 4 * stream / ms / 1e6, "predicted_staying": stays}
-        | {"predicted_ms": predicted, "predicted_gb_s": 4 * stream / predicted / 1e6}
-    )
+        l2_bytes, dram = machine.properties().l2_bytes, machine.ceilings()[0].dram
+        floors: dict[str, float] = {}
+        for size, kind in [(min(BASELINE, *sizes), "none"), *itertools.product(sizes, kinds)]:
+            window, clamped = window_of(kind, size, aside, largest)
+            for way in ways:
+                ms = arrays.measured(way, size, window)
+                stays = staying(window, size, granted, l2_bytes)
+                predicted = floors.setdefault(way, ms) + 1e3 * region_bytes(stream, stays) / dram
+                yield (
+                    {"window": kind, "way": way, "region_mib": size / MIB, "set_aside_mib": granted / MIB}
+                    | {"window_mib": window.size / MIB, "hit_ratio": window.hit_ratio, "clamped": clamped}
+                    | {"ms": ms, "gb_s": 4 * stream / ms / 1e6, "predicted_staying": stays}
+                    | {"predicted_ms": predicted, "predicted_gb_s": 4 * stream / predicted / 1e6}
+                )
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
     """Plot milliseconds per launch against the region's size, one curve per window; the ways side by side."""
     ways = [way for way in WAYS if (frame["way"] == way).any()]
     for axes, way in zip(np.atleast_1d(figure.subplots(1, len(ways), sharey=True)), ways):
-        curves(axes, frame[frame["way"] == way], "window", "region_mib", "ms")
+        title = f"window on the {way}{', some cut to the largest' if frame['clamped'].any() else ''}"
+        curves(axes, frame[frame["way"] == way], "window", "region_mib", "ms", xlabel="region in MiB", title=title)
         axes.axvline(frame["set_aside_mib"].iloc[0], color=COLOURS[-1], linestyle=":", linewidth=1, label="set aside")
-        cut = ", some cut to the largest" if frame["clamped"].any() else ""
-        axes.set(xlabel="region in MiB", ylim=(0, None), title=f"window on the {way}{cut}")
+        axes.set_ylim(0, None)
     figure.axes[0].set_ylabel("ms per launch")
     figure.axes[0].legend(loc="lower right", fontsize=8)
 
 
-@decided
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     """Claims of the lesson."""
     table = frame.groupby(["region_mib", "window"])["ms"].median().unstack().dropna()

@@ -19,7 +19,7 @@ from numba_gemm.lab.harness.experiment import Experiment
 from numba_gemm.models.prediction import Ceilings
 from numba_gemm.runtime.device import DeviceProperties, current_device, device_properties
 from numba_gemm.runtime.driver import call, device_scope
-from numba_gemm.runtime.timing import Call, Samples, time_interleaved
+from numba_gemm.runtime.timing import Call, time_interleaved
 from numba_gemm.simulator import scheduler
 from numba_gemm.simulator.switch import SIMULATOR as SIMULATOR
 
@@ -61,11 +61,12 @@ def streams(count: int = 1, blocking: bool = False) -> Iterator[list[int]]:
         yield made
 
 
-def timed(calls: Mapping[Any, Call], *, rounds: int = ROUNDS) -> dict[Any, Samples]:
-    """Time calls in turn like `numba_gemm.runtime.timing.time_interleaved`; results have the keys of the calls."""
+def timed(calls: Mapping[Any, Call], *, rounds: int = ROUNDS) -> dict[Any, float]:
+    """Median microseconds of calls, timed in turn by `numba_gemm.runtime.timing.time_interleaved`."""
     named = {repr(name): enqueued for name, enqueued in calls.items()}
     with streams() as (stream,):
-        return dict(zip(calls, time_interleaved(named, stream=stream, rounds=rounds).values()))
+        samples = time_interleaved(named, stream=stream, rounds=rounds).values()
+    return {name: found.median for name, found in zip(calls, samples)}
 
 
 def verify(out: Any, expected: Any, what: Any = "") -> None:
@@ -74,13 +75,17 @@ def verify(out: Any, expected: Any, what: Any = "") -> None:
     np.testing.assert_array_equal(found, np.reshape(expected, found.shape), str(what))
 
 
+def checked(call: Call, out: Any, expected: Any, what: Any) -> Call:
+    """Return a call, after checking that it stores the expected elements in `out`, and leaves those that are NaN."""
+    out.copy_to_device(np.full(out.nbytes, 0xFF, np.uint8).view(out.dtype).reshape(out.shape))
+    call(0)
+    verify(out, expected, what)
+    return call
+
+
 def checked_us(calls: Mapping[Any, Call], out: Any, expected: Any, rounds: int) -> dict[Any, float]:
     """Median microseconds of kernels that each store the expected elements in `out`, which is checked first."""
-    for name, enqueued in calls.items():
-        out.copy_to_device(np.full(out.shape, np.nan, np.float32))
-        enqueued(0)
-        verify(out, expected, name)
-    return {name: samples.median for name, samples in timed(calls, rounds=rounds).items()}
+    return timed({name: checked(call, out, expected, name) for name, call in calls.items()}, rounds=rounds)
 
 
 def properties() -> DeviceProperties:
@@ -117,4 +122,4 @@ def experiment(
 ) -> Experiment:
     """Describe an experiment of the laboratory, named after the function that runs it; see `Experiment`."""
     described = {"section": section, "claims": claims, "plot": plot, "small": small, "kernels": kernels}
-    return Experiment(run.__name__, run, facts=facts, unavailable=unavailable, **described)
+    return Experiment(run, facts=facts, unavailable=unavailable, **described)

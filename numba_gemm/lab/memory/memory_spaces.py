@@ -21,7 +21,6 @@ from numba import cuda, float32, uint32, uint64
 from numba_gemm.device.texture import cycles, nanoseconds, texel
 from numba_gemm.device.units import WARP, ceil_div
 from numba_gemm.lab.bench import ceilings
-from numba_gemm.lab.harness.experiment import decided
 from numba_gemm.lab.memory import machine
 from numba_gemm.lab.memory.drawing import Figure, bars
 from numba_gemm.runtime.driver import call
@@ -345,10 +344,9 @@ def bandwidths(
     for name, (kernel, arguments, words, _) in work.items():
         integers = name[0] in ("constant", "texture")
         out = cuda.to_device(np.zeros(lanes, np.uint32) if integers else np.zeros((1, lanes), np.float32))
-        calls[name] = machine.enqueue(kernel, blocks, threads, *arguments, out)
-        calls[name](0)
-        machine.verify(out, np.broadcast_to(sums.get(name, words), lanes), name)
-    us = {name: samples.median for name, samples in machine.timed(calls, rounds=rounds).items()}
+        call = machine.enqueue(kernel, blocks, threads, *arguments, out)
+        calls[name] = machine.checked(call, out, np.broadcast_to(sums.get(name, words), lanes), name)
+    us = machine.timed(calls, rounds=rounds)
     found = {name: (lanes * WORD * work[name][2] / us[name] / 1e6, work[name][3] / 1e12) for name in work}
     found["constant", MANY] = found["constant", MANY][0], found["constant", ONE][0] / WARP
     return found
@@ -409,15 +407,14 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
             space if level.startswith((space, "registers")) else f"{space}, {level}"
             for space, level in zip(shown["space"], shown["level"], strict=True)
         ]
-        bars(axes, names, shown[column], shown["predicted_tb_s"] if column == "tb_s" else None)
-        axes.set(xscale="log", xlabel=label)
+        predicted = shown["predicted_tb_s"] if column == "tb_s" else None
+        bars(axes, names, shown[column], predicted, xscale="log", xlabel=label)
         if column == "latency_cycles":
             axes.get_legend().remove()
             axes.bar_label(axes.containers[0], [f" {value:.0f}" for value in shown[column]])
             axes.set_xlim(1, shown[column].max() * 3)
 
 
-@decided
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     """Claims of the lesson."""
     at = frame.set_index(["space", "level"])
@@ -452,20 +449,11 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 
 
 CHASE, FLOATS = "int64, int64, int64, uint64[::1]", "float32[:, ::1]"
-SMALL: dict[str, Any] = {
-    "steps": 64,
-    "l1_kib": 2,
-    "l2_kib": 4,
-    "device_kib": 32,
-    "read_kib": 4,
-    "turns": 2,
-    "blocks": 1,
-}
+SMALL = {"steps": 64, "l1_kib": 2, "l2_kib": 4, "device_kib": 32, "read_kib": 4, "turns": 2, "blocks": 1}
 SMALL |= {"threads": 32, "walk_rounds": 2, "rounds": 1}
+CHASES = {"chase_global": chase_global, "chase_shared": chase_shared, "chase_local": chase_local}
 SIGNATURES = {
-    "chase_global": (chase_global, f"uint32[::1], {CHASE}"),
-    "chase_shared": (chase_shared, f"uint32[::1], {CHASE}"),
-    "chase_local": (chase_local, f"uint32[::1], {CHASE}"),
+    **{name: (kernel, f"uint32[::1], {CHASE}") for name, kernel in CHASES.items()},
     "chase_constant": (chase_constant, CHASE),
     "chase_texture": (chase_texture, f"uint64, {CHASE}"),
     "chase_registers": (chase_registers, f"float32, {CHASE}"),

@@ -14,7 +14,6 @@ import pandas as pd
 from numba import cuda
 
 from numba_gemm.device.units import FLOAT32_BYTES, WARP
-from numba_gemm.lab.harness.experiment import decided
 from numba_gemm.lab.memory import machine
 from numba_gemm.lab.memory.drawing import Figure, curve
 from numba_gemm.models import requests
@@ -61,17 +60,14 @@ def misaligned_copy(
     idata, odata = cuda.to_device(values), cuda.device_array(values.size, np.float32)
     calls = {}
     for offset, block in cases:
-        grid = elements // block
-        calls[offset, block] = machine.enqueue(offset_copy, grid, block, odata, idata, offset)
-        expected = np.zeros_like(values)
-        odata.copy_to_device(expected)
-        calls[offset, block](0)
+        grid, expected = elements // block, np.full_like(values, np.nan)
         copied = slice(offset, offset + grid * block)
         expected[copied] = values[copied]
-        machine.verify(odata, expected, (offset, block))
+        call = machine.enqueue(offset_copy, grid, block, odata, idata, offset)
+        calls[offset, block] = machine.checked(call, odata, expected, (offset, block))
     frame = pd.DataFrame(cases, columns=["offset", "block"])
     least = [sectors_a_float(block, offset) for offset, block in cases]
-    us = [samples.median for samples in machine.timed(calls, rounds=rounds).values()]
+    us = list(machine.timed(calls, rounds=rounds).values())
     gb_s = 2 * FLOAT32_BYTES * (elements // frame["block"] * frame["block"]) / us / 1e3
     frame = frame.assign(sectors=WARP * np.array(least), us=us, gb_s=gb_s)
     by_sectors = gb_s[0] * frame["sectors"][0] / frame["sectors"]
@@ -81,21 +77,18 @@ def misaligned_copy(
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
     """Plot bandwidth against offset, and by block size."""
     left, right = figure.subplots(1, 2, width_ratios=[3, 1], sharey=True)
-    sectors = {"color": "0.4", "linestyle": ":", "label": "predicted by sectors requested"}
     moved = frame[frame["block"] == BLOCK].sort_values("offset")
-    curve(left, moved["offset"], moved["gb_s"], moved["predicted_by_bytes_gb_s"], "measured", 0)
-    left.lines[-1].set_label("predicted by bytes moved")
-    left.plot(moved["offset"], moved["predicted_by_sectors_gb_s"], **sectors)
+    sizes = frame[frame["offset"] == 0].sort_values("block").astype({"block": str})
+    for axes, rows, x in ((left, moved, "offset"), (right, sizes, "block")):
+        curve(axes, rows[x], rows["gb_s"], rows["predicted_by_bytes_gb_s"], "measured", 0)
+        axes.lines[-1].set_label("predicted by bytes moved")
+        label = "predicted by sectors requested"
+        axes.plot(rows[x], rows["predicted_by_sectors_gb_s"], color="0.4", linestyle=":", label=label)
     left.set(xlabel="offset in floats", ylabel="GB/s, read and written", ylim=(0, None), title=f"blocks of {BLOCK}")
     left.legend()
-    sizes = frame[frame["offset"] == 0].sort_values("block")
-    names = [str(block) for block in sizes["block"]]
-    curve(right, names, sizes["gb_s"], None, "measured", 0)
-    right.plot(names, sizes["predicted_by_sectors_gb_s"], **sectors)
     right.set(xlabel="threads per block", title="offset 0")
 
 
-@decided
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     """Claims of the lesson."""
     at = frame[frame["block"] == BLOCK].set_index("offset")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
@@ -12,6 +12,8 @@ import numpy as np
 from cuda.bindings import driver
 from numba import cuda
 
+from numba_gemm.lab.memory import machine
+from numba_gemm.runtime import pinned_memory
 from numba_gemm.runtime.driver import call, failure
 from numba_gemm.runtime.timing import Call
 
@@ -74,6 +76,32 @@ def device_array(elements: int, dtype: Any = np.float32) -> Iterator[Any]:
         yield view(pointer, elements, dtype)
 
 
+class Scope(ExitStack):
+    """Streams and memory in the current device's context, freed at the end of a ``with`` block."""
+
+    def __enter__(self) -> Scope:
+        super().__enter__()
+        self.enter_context(machine.in_context())
+        return self
+
+    def streams(self, count: int = 1, blocking: bool = False) -> list[int]:
+        """Return handles of new streams, like `machine.streams`."""
+        return self.enter_context(machine.streams(count, blocking))
+
+    def pinned(self, count: int, elements: int, dtype: Any = np.float32) -> list[np.ndarray]:
+        """Return page-locked arrays of the host."""
+        return [self.enter_context(pinned_memory.pinned(elements, dtype)) for _ in range(count)]
+
+    def on_device(self, count: int, elements: int, dtype: Any = np.float32) -> list[Any]:
+        """Return uninitialised one-dimensional Numba device arrays."""
+        return [self.enter_context(device_array(elements, dtype)) for _ in range(count)]
+
+
+def mapped(host: np.ndarray) -> Any:
+    """View a page-locked float32 array as a device array, by its device pointer."""
+    return view(int(call(driver.cuMemHostGetDevicePointer, host.ctypes.data, 0)), host.size)
+
+
 class Events:
     """Timing events, created on first use of a name; freed by `close`."""
 
@@ -120,6 +148,22 @@ def median_ms(streams: Sequence[int], work: Callable[[], object], rounds: int) -
     """Median of several spans, after an untimed one."""
     span_ms(streams, work)
     return statistics.median(span_ms(streams, work) for _ in range(rounds))
+
+
+def call_ms(enqueue: Call, stream: int, rounds: int) -> float:
+    """Median milliseconds of a call on one stream, after an untimed one."""
+    return median_ms([stream], lambda: enqueue(stream), rounds)
+
+
+def in_sequence(calls: Iterable[Call]) -> Call:
+    """Return a call that enqueues several in their order."""
+    kept = list(calls)
+
+    def enqueue(stream: int) -> None:
+        for each in kept:
+            each(stream)
+
+    return enqueue
 
 
 def host_us(work: Callable[[], object], rounds: int) -> float:

@@ -14,7 +14,6 @@ from numba import cuda, float32, uint32
 
 from numba_gemm.device.units import FLOAT32_BYTES
 from numba_gemm.lab.harness.command import UsageError
-from numba_gemm.lab.harness.experiment import decided
 from numba_gemm.lab.memory import machine
 from numba_gemm.lab.memory.drawing import COLOURS, Figure, bars
 from numba_gemm.models.accesses import Access
@@ -161,12 +160,9 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
     """Plot bandwidth by kernel with its bounds, and the requests per warp."""
     left, right = figure.subplots(1, 2, width_ratios=[3, 2], sharey=True)
     names, places = list(frame["kernel"]), range(len(frame))
-    bars(left, names, frame["gb_s"], None)
+    bars(left, names, frame["gb_s"], frame["predicted_by_hits_gb_s"], xlabel="effective bandwidth in GB/s")
     bounds = [frame[f"predicted_by_{what}_gb_s"] for what in ("misses", "hits")]
-    left.hlines(places, *bounds, color=COLOURS[1], linestyle="--", label="predicted: L1 misses to L1 hits")
-    for bound in bounds:
-        left.plot(bound, places, linestyle="none", marker="|", markersize=16, color=COLOURS[1])
-    left.set(xlabel="effective bandwidth in GB/s")
+    left.hlines(places, *bounds, color=COLOURS[1], linestyle="--", label="from L1 misses to L1 hits")
     left.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
     right.barh([place - 0.2 for place in places], frame["global_sectors_a_warp"], height=0.4, color=COLOURS[2])
     right.barh([place + 0.2 for place in places], frame["passes_a_warp"], height=0.4, color=COLOURS[3])
@@ -174,7 +170,6 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
     right.set(xlabel="per warp")
 
 
-@decided
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     """Claims of the lesson."""
     at = frame.set_index("kernel")

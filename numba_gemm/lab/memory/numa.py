@@ -1,9 +1,5 @@
 """Speed of copies by the NUMA node of the host memory, and by that of the thread that copies.
 
-The pages of a host buffer are placed on each NUMA node, and copied by a thread that runs on each node: page-locked, as
-pageable memory, and by the host alone ("on the host"). Predicted is the link's speed for the first, the speed of the
-host's copy or of the link for the second, and for the third the best speed within a node, by the nodes' distances.
-
 Source: CUDA C++ Best Practices Guide, "NUMA Best Practices"; details in docs/memory_lab.md.
 """
 
@@ -23,7 +19,7 @@ import numpy as np
 import pandas as pd
 from cuda.bindings import driver
 
-from numba_gemm.lab.harness.experiment import Unavailable, decided
+from numba_gemm.lab.harness.experiment import Unavailable
 from numba_gemm.lab.memory import machine, movement, transfers
 from numba_gemm.lab.memory.drawing import COLOURS, Figure
 from numba_gemm.runtime import pinned_memory
@@ -100,7 +96,7 @@ def placed(node: int, elements: int) -> np.ndarray:
 
 
 def numa(elements: int = 1 << 26, rounds: int = 9) -> Iterator[pd.DataFrame]:
-    """Copy host memory of each node, by threads on each node.
+    """Copy host memory of each node by threads on each node: page-locked, as pageable memory, and by the host alone.
 
     One row per ``memory``, ``direction``, ``memory_node`` and ``thread_node``: ``gpu_node`` (-1 if unknown),
     ``distance`` of the thread from the memory, ``ms`` (median) and ``gb_s`` of the bytes copied.
@@ -116,10 +112,8 @@ def numa(elements: int = 1 << 26, rounds: int = 9) -> Iterator[pd.DataFrame]:
             f"this system has {len(nodes) or 'no known'} NUMA node; expected two or more to place memory on"
         )
     rows: list[dict[str, Any]] = []
-    with ExitStack() as scopes:
-        scopes.enter_context(machine.in_context())
-        (stream,) = scopes.enter_context(machine.streams())
-        near = scopes.enter_context(movement.device_array(elements))
+    with movement.Scope() as scope:
+        (stream,), (near,) = scope.streams(), scope.on_device(1, elements)
         buffers = {node: [placed(node, elements) for _ in range(2)] for node in nodes}
         held = {node: pair for node, pair in buffers.items() if {node_of(one.ctypes.data) for one in pair} == {node}}
         if len(held) < 2:
@@ -185,7 +179,6 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
     axes.legend()
 
 
-@decided
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     """Claims of the lesson."""
     pinned, host = frame[frame["memory"] == transfers.PINNED], frame[frame["memory"] == transfers.ON_HOST]

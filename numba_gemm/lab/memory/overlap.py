@@ -1,7 +1,5 @@
 """Copies, kernels and host code overlap if they use different streams and page-locked memory.
 
-One module because the kernels, the measurement, the claims and the plot of an experiment are read together.
-
 Source: CUDA C++ Best Practices Guide, "Asynchronous and Overlapping Transfers with Computation"; details in
 docs/memory_lab.md.
 """
@@ -14,7 +12,6 @@ import itertools
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +20,8 @@ import pandas as pd
 from numba import cuda
 
 from numba_gemm.device.units import ceil_div
-from numba_gemm.lab.harness.experiment import decided, so_far
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.lab.memory.drawing import COLOURS, Figure, bars, curves
-from numba_gemm.runtime import pinned_memory
 from numba_gemm.runtime.timing import Call
 
 BLOCK = 256
@@ -76,21 +71,21 @@ def left_out(elements: int, streams: int, block: int = BLOCK) -> int:
 
 
 @cuda.jit
-def work(data: Any, turns: Any, factor: Any, summand: Any) -> None:
+def work(x: Any, out: Any, turns: Any, factor: Any, summand: Any) -> None:
     """Apply a chain of fused multiply-adds to each element; factor and summand are unknown to the compiler."""
     i = cuda.grid(1)
-    if i < data.size:
-        x = data[i]
+    if i < x.size:
+        value = x[i]
         while turns > 0:  # the compiler unrolls this loop; counting a range would take longer than the work
-            x = x * factor + summand
+            value = value * factor + summand
             turns -= 1
-        data[i] = x
+        out[i] = value
 
 
-def worker(data: Any, turns: int) -> Call:
-    """Return a call that enqueues the kernel on all of the data, and adds `turns` to each element."""
+def worker(x: Any, out: Any, turns: int) -> Call:
+    """Return a call that enqueues the kernel on all of x, which stores each element plus `turns`."""
     one = np.float32(1)
-    return machine.enqueue(work, ceil_div(data.size, BLOCK), BLOCK, data, turns, one, one)
+    return machine.enqueue(work, ceil_div(x.size, BLOCK), BLOCK, x, out, turns, one, one)
 
 
 def host_work(counter: np.ndarray, turns: int) -> None:
@@ -119,12 +114,12 @@ class Bench:
 
     def alone_ms(self, enqueue: Call) -> float:
         """Median span of one copy or kernel."""
-        return movement.median_ms(self.streams[:1], lambda: enqueue(self.streams[0]), self.rounds)
+        return movement.call_ms(enqueue, self.streams[0], self.rounds)
 
     def kernel_ms(self, turns: int) -> float:
         """Time of the kernel alone on all the data."""
         movement.copying(self.data, self.source)(self.streams[0])
-        return self.alone_ms(worker(self.data, turns))
+        return self.alone_ms(worker(self.data, self.data, turns))
 
     def clear(self) -> None:
         """Overwrite the results so that nothing in them looks like one; copy the data to the other device array."""
@@ -145,10 +140,8 @@ class Bench:
     def parts(self, elements: int, count: int, turns: int) -> list[tuple[Call, Call]]:
         """Return the calls that copy and compute each piece."""
         places = [slice(*piece) for piece in pieces(elements, count)]
-        return [
-            (movement.copying(self.data[place], self.source[place]), worker(self.data[place], turns))
-            for place in places
-        ]
+        data = [(self.data[place], self.source[place]) for place in places]
+        return [(movement.copying(near, far), worker(near, near, turns)) for near, far in data]
 
     def staged(self, elements: int, count: int, turns: int) -> float:
         """Time and check work that copies and computes one piece per stream."""
@@ -208,7 +201,7 @@ def measure_timeline(bench: Bench, count: int) -> Rows:
 
 def measure_host(bench: Bench, host_turns: int) -> Rows:
     """Yield host work after, and during, copies and kernels of the device, by the host's clock."""
-    stream, compute = bench.streams[0], worker(bench.data, bench.turns)
+    stream, compute = bench.streams[0], worker(bench.data, bench.data, bench.turns)
     counter, returned = np.zeros(HOST_ELEMENTS, np.float32), []
     pinned, pageable = (movement.copying(bench.data, source) for source in (bench.source, np.array(bench.source)))
 
@@ -243,7 +236,7 @@ def measure_together(bench: Bench, blocking: int, sent: Any, engines: int) -> Ro
     """Yield copies and kernels that do not depend on each other, by the streams in which they are."""
     first, second, third = bench.streams[:3]
     does = {TO_DEVICE: movement.copying(bench.data, bench.source), TO_HOST: movement.copying(bench.result, sent)}
-    does[KERNEL] = worker(bench.other, bench.turns)
+    does[KERNEL] = worker(bench.other, bench.other, bench.turns)
     movement.copying(sent, bench.source)(first)
     alone = {TO_DEVICE: bench.transfer, TO_HOST: bench.alone_ms(does[TO_HOST]), KERNEL: bench.kernel}
     cases = [
@@ -286,7 +279,7 @@ def overlap(
     timeline_streams: int = 4,
     host_turns: int = 1500,
     rounds: int = 9,
-) -> Iterator[pd.DataFrame]:
+) -> Rows:
     """Overlap copies and kernels in every way that the guide describes, and in some that prevent it.
 
     One row per median time ``ms``, with the times that it is predicted from, each measured alone: ``transfer_ms``,
@@ -305,35 +298,30 @@ def overlap(
     host_turns: NumPy additions of the host's work.
     rounds: Samples of each time.
     """
-    with ExitStack() as scopes:
-        scopes.enter_context(machine.in_context())
-        handles = scopes.enter_context(machine.streams(max(3, timeline_streams, *streams, *remainder_streams)))
-        (blocking,) = scopes.enter_context(machine.streams(blocking=True))
-        source, result = (scopes.enter_context(pinned_memory.pinned(elements)) for _ in range(2))
-        data, other, sent = (scopes.enter_context(movement.device_array(elements)) for _ in range(3))
+    with movement.Scope() as scope:
+        handles = scope.streams(max(3, timeline_streams, *streams, *remainder_streams))
+        (blocking,) = scope.streams(blocking=True)
+        (source, result), (data, other, sent) = scope.pinned(2, elements), scope.on_device(3, elements)
         source[:] = np.resize(np.arange(PERIOD, dtype=np.float32), elements)
         bench = Bench(source, result, data, other, handles, turns[len(turns) // 2], rounds)
-
-        def measured() -> Rows:
-            bench.transfer = bench.alone_ms(movement.copying(data, source))
-            yield from measure_staged(bench, "staged", elements, turns, streams)
-            # One block and one element fewer, so that no number of streams divides the data.
-            yield from measure_staged(bench, "remainder", elements - BLOCK - 1, [bench.turns], remainder_streams)
-            bench.kernel = bench.kernel_ms(bench.turns)
-            yield from measure_timeline(bench, timeline_streams)
-            yield from measure_host(bench, host_turns)
-            yield from measure_together(bench, blocking, sent, machine.attribute("ASYNC_ENGINE_COUNT"))
-
-        yield from so_far(measured())
+        bench.transfer = bench.alone_ms(movement.copying(data, source))
+        yield from measure_staged(bench, "staged", elements, turns, streams)
+        # One block and one element fewer, so that no number of streams divides the data.
+        yield from measure_staged(bench, "remainder", elements - BLOCK - 1, [bench.turns], remainder_streams)
+        bench.kernel = bench.kernel_ms(bench.turns)
+        yield from measure_timeline(bench, timeline_streams)
+        yield from measure_host(bench, host_turns)
+        yield from measure_together(bench, blocking, sent, machine.attribute("ASYNC_ENGINE_COUNT"))
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
     """Plot time against the number of streams, the timeline, and the other parts as bars."""
     axes = figure.subplot_mosaic([["staged", "others"], ["timeline", "others"]], width_ratios=[5, 4])
     staged, line, others = (axes[name] for name in ("staged", "timeline", "others"))
-    curves(staged, frame[frame["part"] == "staged"], "turns", "streams", "ms", "{} turns")
+    labels: dict[str, Any] = {"xlabel": "streams", "ylabel": "ms", "title": "staged (dashed: predicted)"}
+    curves(staged, frame[frame["part"] == "staged"], "turns", "streams", "ms", "{} turns", **labels)
     staged.set_xscale("log", base=2)
-    staged.set(xlabel="streams", ylabel="ms", ylim=(0, None), title="staged (dashed: predicted)")
+    staged.set_ylim(0, None)
     staged.legend(handles=staged.lines[::2], fontsize="x-small")
     stages = frame[frame["part"] == "timeline"]
     dashed: dict[str, Any] = {"fill": False, "edgecolor": "black", "linestyle": "--"}
@@ -350,12 +338,10 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
     ways = rest["what"].where(rest["part"] != "remainder", rest["streams"].map("{:.0f} streams".format))
     prefixes = rest["part"].map({"directions": "", "host": ""}).fillna(rest["part"] + ": ")
     names = (prefixes + ways).replace({TO_DEVICE: "H2D", TO_HOST: "D2H"}, regex=True)
-    bars(others, names.tolist(), rest["ms"], rest["predicted_ms"])
+    bars(others, names.tolist(), rest["ms"], rest["predicted_ms"], xlabel="ms")
     others.tick_params(axis="y", labelsize="x-small")
-    others.set(xlabel="ms")
 
 
-@decided
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     """Claims of the lesson."""
     longest = frame[["transfer_ms", "kernel_ms", "back_ms"]].max(axis=1)
@@ -407,5 +393,5 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 
 SMALL: dict[str, Any] = {"elements": 1 << 14, "turns": (3, 8, 21), "streams": (1, 2, 4)}
 SMALL |= {"remainder_streams": (3,), "host_turns": 5, "rounds": 2}
-SIGNATURES = {"work": (work, "float32[::1], int64, float32, float32")}
+SIGNATURES = {"work": (work, "float32[::1], float32[::1], int64, float32, float32")}
 EXPERIMENT = machine.experiment(overlap, "9.1.2", claims, plot, SMALL, SIGNATURES, "the simulator has no streams")

@@ -1,8 +1,5 @@
 """Tiles that extend beyond a matrix are filled with zeros, which are copied and multiplied like other elements.
 
-Products by the stage `shared_tile` with tiles of 16 x 16 and of 32 x 32: of extents that are multiples of both, and of
-one less. Predicted for the latter is the time of the former, which has the same blocks and the same tiles.
-
 Source: CUDA C++ Best Practices Guide, "Shared Memory in Matrix Multiplication (C=AB)", whose matrices consist of whole
 tiles; details in docs/memory_lab.md.
 """
@@ -20,7 +17,6 @@ from numba_gemm.kernels.ladder import STAGES
 from numba_gemm.kernels.ladder.stage import TileConfig
 from numba_gemm.lab.bench.buffers import DeviceBuffers, choose_library
 from numba_gemm.lab.bench.cases import Shape
-from numba_gemm.lab.harness.experiment import decided
 from numba_gemm.lab.memory import machine
 from numba_gemm.lab.memory.drawing import Figure, bars
 from numba_gemm.models import accuracy
@@ -53,8 +49,8 @@ def products(extent: int, tiles: Sequence[int]) -> Iterator[tuple[int, Callable[
 
 def partial_tiles(
     extents: Sequence[int] = (1024, 2048, 4096), tiles: Sequence[int] = (16, 32), rounds: int = machine.ROUNDS
-) -> Iterator[pd.DataFrame]:
-    """Multiply square matrices with each tile, of each extent and of one less.
+) -> Iterator[dict[str, Any]]:
+    """Multiply square matrices by the stage `shared_tile` with each tile, of each extent and of one less.
 
     One row per tile and extent: ``whole`` if the extent is a multiple of the tile, ``zeros_percent`` of the
     multiply-adds that have a factor outside of A or B, ``us``, and ``tflop_s`` of the product itself.
@@ -65,12 +61,10 @@ def partial_tiles(
     tiles: Sides of the tiles: 16, 32.
     rounds: Samples of each measurement.
     """
-    rows: list[dict[str, Any]] = []
     for extent in extents:
         calls = {(tile, size): call for size in (extent, extent - 1) for tile, call in products(size, tiles)}
-        us = {name: samples.median for name, samples in machine.timed(calls, rounds=rounds).items()}
-        rows += (row_of(tile, size, us[tile, size], us[tile, extent]) for tile, size in calls)
-        yield pd.DataFrame(rows)
+        us = machine.timed(calls, rounds=rounds)
+        yield from (row_of(tile, size, us[tile, size], us[tile, extent]) for tile, size in calls)
 
 
 def row_of(tile: int, size: int, us: float, whole_us: float) -> dict[str, Any]:
@@ -84,14 +78,11 @@ def row_of(tile: int, size: int, us: float, whole_us: float) -> dict[str, Any]:
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
     """Plot the speed of each product."""
-    axes = figure.subplots()
     by = frame.sort_values(["extent", "tile"])
     names = [f"{row.extent} cubed, tiles of {row.tile}" for row in by.itertuples()]
-    bars(axes, names, by["tflop_s"], by["predicted_tflop_s"])
-    axes.set(xlabel="TFLOP/s")
+    bars(figure.subplots(), names, by["tflop_s"], by["predicted_tflop_s"], xlabel="TFLOP/s")
 
 
-@decided
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     """Claims of the lesson."""
     off = frame["us"] / frame["predicted_us"]

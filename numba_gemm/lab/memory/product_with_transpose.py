@@ -11,7 +11,6 @@ import pandas as pd
 from numba import cuda, float32, uint32
 
 from numba_gemm.lab.harness.command import UsageError
-from numba_gemm.lab.harness.experiment import decided
 from numba_gemm.lab.memory import machine
 from numba_gemm.lab.memory.drawing import COLOURS, Figure, bars
 from numba_gemm.lab.memory.narrow_product import Accesses, W, compare, integers
@@ -82,18 +81,15 @@ def product_with_transpose(m: int = 8192, rounds: int = machine.ROUNDS) -> pd.Da
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
     """Plot bandwidth by kernel, and the passes of a warp."""
     left, right = figure.subplots(1, 2, width_ratios=[3, 2], sharey=True)
-    names, places = list(frame["kernel"]), range(len(frame))
-    bars(left, names, frame["gb_s"], frame["predicted_by_hits_gb_s"])
-    left.set(xlabel="effective bandwidth in GB/s", xlim=(0, 1.1 * frame["predicted_by_hits_gb_s"].max()))
-    right.barh(places, frame["passes_a_warp"], height=0.6, color=COLOURS[3])
+    limits = (0, 1.1 * frame["predicted_by_hits_gb_s"].max())
+    bars(left, list(frame["kernel"]), frame["gb_s"], frame["predicted_by_hits_gb_s"], xlim=limits)
+    left.set(xlabel="effective bandwidth in GB/s")
+    right.barh(range(len(frame)), frame["passes_a_warp"], height=0.6, color=COLOURS[3])
     right.set(xlabel="passes per warp, L1 and shared", xscale="log", xlim=(10, 3000))
-    for axes, column in ((left, "gb_s"), (right, "passes_a_warp")):
-        for place, value in enumerate(frame[column]):  # at the base of its bar
-            at: Any = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
-            axes.annotate(f"{value:.0f}", (0, place), (6, 0), **at)
+    for axes in (left, right):
+        axes.bar_label(axes.containers[0], fmt="%.0f", label_type="center")
 
 
-@decided
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     """Claims of the lesson."""
     at = frame.set_index("kernel")

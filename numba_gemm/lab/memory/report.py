@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -28,7 +28,7 @@ def is_recorded(experiment: Experiment) -> bool:
     return (RECORDED / f"{experiment.name}.csv").is_file()
 
 
-def claims_of(experiment: Experiment) -> dict[str, bool]:
+def claims_of(experiment: Experiment) -> Mapping[str, bool]:
     """Return the claims of an experiment, decided by its recorded run."""
     return experiment.claims(pd.read_csv(RECORDED / f"{experiment.name}.csv"))
 

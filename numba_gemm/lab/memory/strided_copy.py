@@ -14,7 +14,6 @@ from cuda.bindings import driver
 from numba import cuda
 
 from numba_gemm.device.units import FLOAT32_BYTES, WARP, ceil_div
-from numba_gemm.lab.harness.experiment import decided
 from numba_gemm.lab.memory import machine
 from numba_gemm.lab.memory.drawing import Figure, curve, log2_x
 from numba_gemm.models import requests
@@ -66,17 +65,10 @@ def fetch_granularity() -> int:
 def check(copy: Call, odata: Any, stride: int, elements: int) -> None:
     """Raise AssertionError unless a copy is correct at both ends of the array and writes nothing in between."""
     floats = min(CHECKED, elements) * stride
-    begins = (0, elements * stride - floats)
-    for begin in begins:
-        odata[begin : begin + floats].copy_to_device(np.full(floats, -1, np.float32))
-    copy(0)
-    for begin in begins:
+    for begin in (0, elements * stride - floats):
         places = np.arange(begin, begin + floats)
-        machine.verify(
-            odata[begin : begin + floats],
-            np.where(places % stride == 0, places % PERIOD, -1).astype(np.float32),
-            stride,
-        )
+        expected = np.where(places % stride == 0, places % PERIOD, np.nan)
+        machine.checked(copy, odata[begin : begin + floats], expected, stride)
 
 
 def strided_copy(
@@ -101,10 +93,10 @@ def strided_copy(
     for stride in chosen:
         calls[stride] = machine.enqueue(stride_copy, elements // BLOCK, BLOCK, odata, idata, stride)
         check(calls[stride], odata, stride, elements)
-    us = [samples.median for samples in machine.timed(calls, rounds=rounds).values()]
+    us = np.array(list(machine.timed(calls, rounds=rounds).values()))
     sectors, fetch_bytes = np.array([sectors_a_warp(stride) for stride in chosen]), fetch_granularity()
     moved = np.array([moved_a_warp(stride, fetch_bytes) for stride in chosen])
-    gb_s = 2 * FLOAT32_BYTES * elements / np.array(us) / 1e3
+    gb_s = 2 * FLOAT32_BYTES * elements / us / 1e3
     return pd.DataFrame(
         {
             "stride": chosen,
@@ -132,7 +124,6 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
     axes.legend()
 
 
-@decided
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     """Claims of the lesson."""
     at = frame.set_index("stride").sort_index()

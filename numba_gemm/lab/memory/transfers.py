@@ -12,7 +12,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,6 @@ from numba import cuda
 
 from numba_gemm.device.units import ceil_div
 from numba_gemm.lab.harness.command import UsageError
-from numba_gemm.lab.harness.experiment import decided
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.lab.memory.drawing import Figure, curves
 from numba_gemm.runtime import pinned_memory
@@ -129,19 +128,15 @@ def measure_copies(sizes: Sequence[int], rounds: int) -> pd.DataFrame:
     """Return the rows of part "copy"."""
     room = max(sizes) // ITEM + GUARD
     rows: list[Row] = []
-    with ExitStack() as scopes:
-        (stream,) = scopes.enter_context(machine.streams())
-        values, back = (scopes.enter_context(pinned_memory.pinned(room, np.uint32)) for _ in range(2))
-        data, near, far = (scopes.enter_context(movement.device_array(room, np.uint32)) for _ in range(3))
-        hosts = {
-            PAGEABLE: np.empty(room, np.uint32),
-            PINNED: scopes.enter_context(pinned_memory.pinned(room, np.uint32)),
-            REGISTERED: np.empty(room, np.uint32),
-            WRITE_COMBINED: scopes.enter_context(pinned_memory.pinned(room, np.uint32, write_combined=True)),
-        }
+    with movement.Scope() as scope:
+        (stream,), (values, back, pinned) = scope.streams(), scope.pinned(3, room, np.uint32)
+        data, near, far = scope.on_device(3, room, np.uint32)
+        combined = scope.enter_context(pinned_memory.pinned(room, np.uint32, write_combined=True))
+        hosts = {PAGEABLE: np.empty(room, np.uint32), PINNED: pinned}
+        hosts |= {REGISTERED: np.empty(room, np.uint32), WRITE_COMBINED: combined}
         for array in (values, *hosts.values()):
             array[:] = np.arange(1, room + 1, dtype=np.uint32)
-        scopes.enter_context(pinned_memory.registered(hosts[REGISTERED]))
+        scope.enter_context(pinned_memory.registered(hosts[REGISTERED]))
         movement.copying(data, values)(stream)
         cases = [(TO_DEVICE, memory, near, host) for memory, host in hosts.items()]
         # The host reads write-combined memory too slowly for this direction to be useful.
@@ -227,14 +222,11 @@ def measure_packing(pieces: int, size: int, known: Mapping[str, float], rounds: 
     """Yield rows of part "packing" for one size of pieces."""
     places = scattered(pieces)
     length, total = size // ITEM, pieces * size
-    with ExitStack() as scopes:
-        (stream,) = scopes.enter_context(machine.streams())
+    with movement.Scope() as scope:
         pageable = np.arange(2 * pieces * length, dtype=np.uint32)
-        pinned, back = (scopes.enter_context(pinned_memory.pinned(len(pageable), np.uint32)) for _ in range(2))
-        buffer = scopes.enter_context(pinned_memory.pinned(pieces * length, np.uint32))
-        target = scopes.enter_context(movement.device_array(len(pageable), np.uint32))
-        packed = scopes.enter_context(movement.device_array(pieces * length, np.uint32))
-        index = scopes.enter_context(movement.device_array(pieces, np.int64))
+        (stream,), (pinned, back) = scope.streams(), scope.pinned(2, pageable.size, np.uint32)
+        (buffer,), (packed,) = (get(1, pieces * length, np.uint32) for get in (scope.pinned, scope.on_device))
+        (target,), (index,) = scope.on_device(1, pageable.size, np.uint32), scope.on_device(1, pieces, np.int64)
         pinned[:] = pageable
         movement.copying(index, places)(stream)  # once: the places of the pieces do not change
         put = machine.enqueue(unpack, (ceil_div(length, BLOCK), pieces), BLOCK, target, packed, index, length)
@@ -275,24 +267,18 @@ def measure_packing(pieces: int, size: int, known: Mapping[str, float], rounds: 
 def measure_chain(steps: Sequence[int], size: int, known: Mapping[str, float], rounds: int) -> Iterator[Row]:
     """Yield rows of part "chain"."""
     words = size // ITEM
-    with ExitStack() as scopes:
-        (stream,) = scopes.enter_context(machine.streams())
-        start, result = (scopes.enter_context(pinned_memory.pinned(words)) for _ in range(2))
-        data = scopes.enter_context(movement.device_array(words))
+    with movement.Scope() as scope:
+        (stream,), (start, result), (data,) = scope.streams(), scope.pinned(2, words), scope.on_device(1, words)
         start[:] = np.arange(words, dtype=np.uint32) % 4096
         begin, back, again = itertools.starmap(movement.copying, ((data, start), (result, data), (data, result)))
         advance = machine.enqueue(step, ceil_div(words, BLOCK), BLOCK, data)
 
-        def chain(trips: int, count: int) -> None:
-            """Enqueue so many steps, with so many copies to the device and back."""
-            for trip in range(trips):
-                for enqueue in (again if trip else begin, *[advance] * (count // trips), back):
-                    enqueue(stream)
-
         for count, what in itertools.product(steps, ("kept on the device", "round trips")):
             trips = count if what == "round trips" else 1
+            trip = [*[advance] * (count // trips), back]
             result[:] = -1
-            us = 1e3 * movement.median_ms([stream], partial(chain, trips, count), rounds)
+            chain = movement.in_sequence([begin, *trip, *[again, *trip] * (trips - 1)])
+            us = 1e3 * movement.call_ms(chain, stream, rounds)
             if not np.array_equal(result, start + np.float32(count)):
                 raise AssertionError(f"a chain of {count} steps, {what}: the result is wrong")
             latencies = known[PINNED] + known["back"]
@@ -370,8 +356,7 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
         (axes[2], packing, ["what", "memory"], "bytes", "us"),
         (axes[3], chain, "what", "count", "us"),
     ):
-        curves(place, rows, names, x, y, in_legend=False)
-        place.set(yscale="log", ylabel="GB/s" if y == "gb_s" else "µs")
+        curves(place, rows, names, x, y, in_legend=False, yscale="log", ylabel="GB/s" if y == "gb_s" else "µs")
         place.set_xscale("log", base=2)
         place.legend(fontsize="xx-small")
     for gb_s in theoretical:
@@ -382,7 +367,6 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
     axes[3].set(xlabel="steps", title=f"chains on {chain['bytes'].iloc[0] / 1e6:.0f} MB")
 
 
-@decided
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     """Claims of the lesson."""
     part: Any = dict(iter(frame.groupby("part")))

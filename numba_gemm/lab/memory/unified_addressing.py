@@ -17,13 +17,14 @@ from cuda.bindings import driver
 from numba import cuda
 
 from numba_gemm.device.units import FLOAT32_BYTES
-from numba_gemm.lab.harness.experiment import Unavailable, decided
+from numba_gemm.lab.harness.experiment import Unavailable
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.lab.memory.drawing import Figure, bars
 from numba_gemm.runtime import pinned_memory
 from numba_gemm.runtime.device import current_device, device_count
 from numba_gemm.runtime.driver import call, device_scope, failure, primary_context
 
+Row = dict[str, Any]
 BLOCK = 256
 MIB = 1 << 20
 HOST_MEMORY = ("pageable", "pinned", "mapped", "registered")
@@ -69,16 +70,16 @@ def known(attribute: str, address: int) -> int | None:
 @contextlib.contextmanager
 def allocated(memory: str, elements: int) -> Iterator[int]:
     """Allocate an array in a kind of memory and yield its address; freed at the end."""
-    with ExitStack() as scopes:
+    with movement.Scope() as scopes:
         if memory == "device":
-            yield scopes.enter_context(movement.device_memory(FLOAT32_BYTES * elements))
+            yield movement.address(*scopes.on_device(1, elements))
         elif memory == "managed":  # it migrates to its user
             everywhere = int(driver.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL)
             address = int(call(driver.cuMemAllocManaged, FLOAT32_BYTES * elements, everywhere))
             scopes.callback(call, driver.cuMemFree, address)
             yield address
         elif memory == "mapped":
-            yield movement.address(scopes.enter_context(pinned_memory.pinned(elements)))
+            yield movement.address(*scopes.pinned(1, elements))
         else:
             array = cuda.pinned_array(elements, np.float32) if memory == "pinned" else np.zeros(elements, np.float32)
             if memory == "registered":
@@ -93,12 +94,12 @@ def relation(pointer: int | None, address: int) -> str:
     return "same" if pointer == address else "another"
 
 
-def described(memory: str, elements: int, usable: bool) -> dict[str, Any]:
+def described(memory: str, elements: int, usable: bool) -> Row:
     """Return the row of a kind of memory; `usable` means that the host pointer of registered memory can be used."""
     with allocated(memory, elements) as address:
         kind = known("MEMORY_TYPE", address)
         pointers = {"host": known("HOST_POINTER", address), "device": known("DEVICE_POINTER", address)}
-        row: dict[str, Any] = (
+        row: Row = (
             {"part": POINTERS, "name": memory, "memory_type": TYPES.get(kind or 0, "unknown")}
             | {"managed": bool(known("IS_MANAGED", address))}
             | {"device": known("DEVICE_ORDINAL", address) if kind else None}
@@ -163,7 +164,7 @@ def reach_each_other(first: int, second: int) -> bool:
     return bool(call(driver.cuDeviceCanAccessPeer, one, other) and call(driver.cuDeviceCanAccessPeer, other, one))
 
 
-def between_devices(first: int, second: int, size: int, rounds: int) -> Iterator[dict[str, Any]]:
+def between_devices(first: int, second: int, size: int, rounds: int) -> Iterator[Row]:
     """Yield rows for copies from the first device, which is current, to the second."""
     gb_s: dict[str, float] = {}
     values = np.resize(np.arange(251, dtype=np.uint8), size)
@@ -198,7 +199,7 @@ def between_devices(first: int, second: int, size: int, rounds: int) -> Iterator
             call(driver.cuMemcpyPeerAsync, target, contexts[0], source, contexts[1], size, stream)
             movement.finish(stream)
 
-        def measured(way: str, work: Callable[[], None]) -> dict[str, Any]:
+        def measured(way: str, work: Callable[[], None]) -> Row:
             with device_scope(second):
                 call(driver.cuMemsetD8, target, 0, size)
                 call(driver.cuCtxSynchronize)
@@ -224,7 +225,7 @@ def between_devices(first: int, second: int, size: int, rounds: int) -> Iterator
 # ------------------------------------------------------------------------------------------------------- experiment
 
 
-def unified_addressing(elements: int = 1 << 20, copy_bytes: int = 256 * MIB, rounds: int = 9) -> Iterator[pd.DataFrame]:
+def unified_addressing(elements: int = 1 << 20, copy_bytes: int = 256 * MIB, rounds: int = 9) -> Iterator[Row]:
     """Query addresses of every kind of memory; with two devices, also copy from one to the other.
 
     ``part`` "pointer" has one row per kind of memory (``name``), with the driver's answers: ``host_pointer`` and
@@ -237,19 +238,18 @@ def unified_addressing(elements: int = 1 << 20, copy_bytes: int = 256 * MIB, rou
     copy_bytes: Bytes to copy between devices.
     rounds: Samples of each copy.
     """
+    blank = dict.fromkeys(COLUMNS)
     with machine.in_context():
         if not machine.attribute("UNIFIED_ADDRESSING"):
             raise Unavailable("this device has an address range of its own")
         usable = bool(machine.attribute("CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM"))
         kinds = HOST_MEMORY + DEVICE_MEMORY[: 1 + bool(machine.attribute("MANAGED_MEMORY"))]
-        rows = [described(memory, elements, usable) for memory in kinds]
-        yield pd.DataFrame(rows, columns=list(COLUMNS))
+        yield from (blank | described(memory, elements, usable) for memory in kinds)
         first = current_device()
         other = next((device for device in range(device_count()) if device != first), None)
         alone = {"part": COPIES, "name": "unavailable", "note": "one device: there is none to copy to"}
-        for row in [alone] if other is None else between_devices(first, other, copy_bytes, rounds):
-            rows.append(row)
-            yield pd.DataFrame(rows, columns=list(COLUMNS))
+        copies = [alone] if other is None else between_devices(first, other, copy_bytes, rounds)
+        yield from (blank | row for row in copies)
 
 
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
@@ -264,14 +264,13 @@ def plot(frame: pd.DataFrame, figure: Figure) -> None:
     upper.set_title("the driver's answers about an address; whether host and device pointer are equal")
     copies = frame[(frame["part"] == COPIES) & frame["gb_s"].notna()]
     if len(copies):
-        bars(lower, list(copies["name"]), copies["gb_s"], copies["predicted_gb_s"])
-        lower.set(xlabel="GB/s", title=f"from one device to another, {copies['mib'].iloc[0]:.4g} MiB")
+        title = f"from one device to another, {copies['mib'].iloc[0]:.4g} MiB"
+        bars(lower, list(copies["name"]), copies["gb_s"], copies["predicted_gb_s"], xlabel="GB/s", title=title)
     else:
         lower.axis("off")
         lower.text(0.5, 0.5, frame["note"].dropna().iloc[0], ha="center")
 
 
-@decided
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     """Claims of the lesson; those on copies only with two devices."""
     rows = {row["name"]: row for row in frame.to_dict("records")}
@@ -303,12 +302,5 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 
 SMALL = {"elements": 1 << 16, "copy_bytes": MIB, "rounds": 1}
 SIGNATURES = {"double": (double, "float32[::1]")}
-EXPERIMENT = machine.experiment(
-    unified_addressing,
-    "9.1.4",
-    claims,
-    plot,
-    SMALL,
-    SIGNATURES,
-    "the simulator has one memory, and no driver that knows of addresses",
-)
+UNAVAILABLE = "the simulator has one memory, and no driver that knows of addresses"
+EXPERIMENT = machine.experiment(unified_addressing, "9.1.4", claims, plot, SMALL, SIGNATURES, UNAVAILABLE)

@@ -1,16 +1,11 @@
 """A kernel can read host memory directly, coalesced and once nearly as fast as a copy, but again in every pass.
 
-An array is added to sums in device memory a number of times: from mapped host memory in every pass ("mapped"), after a
-copy ("copied"), from a copy that the first pass stores ("kept"), or once with lanes at a stride ("strided"). Predicted
-from the bytes that cross the bus, at the speed of a plain copy, and those of the passes in device memory.
-
 Source: CUDA C++ Best Practices Guide, "Zero Copy"; details in docs/memory_lab.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,12 +14,11 @@ from cuda.bindings import driver
 from numba import cuda, uint32
 
 from numba_gemm.device.units import FLOAT32_BYTES, WARP
-from numba_gemm.lab.harness.experiment import Unavailable, decided
+from numba_gemm.lab.harness.experiment import Unavailable
 from numba_gemm.lab.memory import machine, movement
 from numba_gemm.lab.memory.drawing import Figure, bars, curves
 from numba_gemm.lab.memory.strided_copy import sectors_a_warp
 from numba_gemm.models import requests
-from numba_gemm.runtime import pinned_memory
 from numba_gemm.runtime.driver import call
 
 BLOCK = 256
@@ -76,8 +70,11 @@ def zero_copy(
     passes: Sequence[int] = (1, 2, 4, 8),
     strides: Sequence[int] = (2, 4, 8, 32),
     rounds: int = 7,
-) -> Iterator[pd.DataFrame]:
-    """Add an array in host memory to sums in device memory, in each way.
+) -> Iterator[dict[str, Any]]:
+    """Add an array in host memory to sums in device memory, a number of times, in each way.
+
+    It is read from mapped memory in every pass ("mapped"), after a copy ("copied"), from a copy that the first pass
+    stores ("kept"), or from mapped memory once with lanes at a stride ("strided").
 
     One row per measurement: ``crossing_mib`` over the bus, ``gb_s`` of the array in all passes, ``integrated`` if
     device and host share memory. The first row, "copy", is the copy alone, from which the others are predicted.
@@ -89,49 +86,31 @@ def zero_copy(
     strides: Floats between neighbouring lanes, in single passes.
     rounds: Samples of each measurement.
     """
-    with ExitStack() as scopes:
-        scopes.enter_context(machine.in_context())
+    with movement.Scope() as scope:
         if not machine.attribute("CAN_MAP_HOST_MEMORY"):
             raise Unavailable("this device cannot map host memory")
-        (stream,) = scopes.enter_context(machine.streams())
-        host = scopes.enter_context(pinned_memory.pinned(elements))
+        (stream,), (host,), (x, out) = scope.streams(), scope.pinned(1, elements), scope.on_device(2, elements)
         host[:] = np.arange(elements) % 1000
-        mapped = movement.view(int(call(driver.cuMemHostGetDevicePointer, host.ctypes.data, 0)), elements)
-        x, out = (scopes.enter_context(movement.device_array(elements)) for _ in range(2))
-        grid = elements // BLOCK
+        mapped, grid, copy = movement.mapped(host), elements // BLOCK, movement.copying(x, host)
         add_mapped, add_copied = (machine.enqueue(add, grid, BLOCK, source, out) for source in (mapped, x))
         add_kept = machine.enqueue(add_and_keep, grid, BLOCK, mapped, x, out)
-
-        def copied(_stream: int = stream) -> None:
-            movement.copy(x, host, host.nbytes, stream)
-
-        def work(way: str, count: int, stride: int) -> Callable[[], None]:
-            """Return the function that enqueues a way."""
-            calls = {
-                "mapped": [add_mapped] * count,
-                "copied": [copied, *[add_copied] * count],
-                "kept": [add_kept, *[add_copied] * (count - 1)],
-            }.get(way) or [machine.enqueue(add_strided, grid, BLOCK, mapped, out, elements // stride, stride)]
-
-            def enqueue_all() -> None:
-                for enqueue in calls:
-                    enqueue(stream)
-
-            return enqueue_all
-
-        copy_ms = movement.median_ms([stream], copied, rounds)
-        rows = [row_of("copy", 1, 1, host.nbytes, copy_ms, copy_ms)]
-        yield pd.DataFrame(rows)
+        copy_ms = movement.call_ms(copy, stream, rounds)
+        yield row_of("copy", 1, 1, host.nbytes, copy_ms, copy_ms)
         cases = [(way, count, 1) for way in WAYS for count in passes] + [("strided", 1, stride) for stride in strides]
         for way, count, stride in cases:
-            enqueued = work(way, count, stride)
+            strided = machine.enqueue(add_strided, grid, BLOCK, mapped, out, elements // stride, stride)
+            calls = {
+                "mapped": [add_mapped] * count,
+                "copied": [copy, *[add_copied] * count],
+                "kept": [add_kept, *[add_copied] * (count - 1)],
+                "strided": [strided],
+            }
+            enqueue = movement.in_sequence(calls[way])
             call(driver.cuMemsetD32Async, movement.address(out), 0, elements, stream)
-            enqueued()
+            enqueue(stream)
             movement.finish(stream)
             machine.verify(out, count * host.reshape(-1, stride).T.ravel(), f"{way}, {count} passes, stride {stride}")
-            ms = movement.median_ms([stream], enqueued, rounds)
-            rows.append(row_of(way, count, stride, host.nbytes, ms, copy_ms))
-            yield pd.DataFrame(rows)
+            yield row_of(way, count, stride, host.nbytes, movement.call_ms(enqueue, stream, rounds), copy_ms)
 
 
 def row_of(way: str, passes: int, stride: int, size: int, ms: float, copy_ms: float) -> dict[str, Any]:
@@ -150,17 +129,16 @@ def row_of(way: str, passes: int, stride: int, size: int, ms: float, copy_ms: fl
 def plot(frame: pd.DataFrame, figure: Figure) -> None:
     """Plot milliseconds against the number of passes, and of a single pass against the stride."""
     left, right = figure.subplots(1, 2, width_ratios=[3, 2])
-    curves(left, frame[frame["way"].isin(WAYS)], "way", "passes", "ms")
+    title = f"{frame['mib'].iloc[0]:.4g} MiB, coalesced"
+    curves(left, frame[frame["way"].isin(WAYS)], "way", "passes", "ms", xlabel="passes over the array", title=title)
     left.axhline(frame[frame["way"] == "copy"]["ms"].iloc[0], color="0.5", linestyle=":", label="the copy alone")
-    left.set(xlabel="passes over the array", ylabel="ms", ylim=(0, None))
-    left.set_title(f"{frame['mib'].iloc[0]:.4g} MiB, coalesced")
+    left.set(ylabel="ms", ylim=(0, None))
     left.legend()
     single = frame[frame["way"].isin(["mapped", "strided"]) & (frame["passes"] == 1)].sort_values("stride")
-    bars(right, [f"{stride}" for stride in single["stride"]], single["ms"], single["predicted_ms"])
-    right.set(xlabel="ms", ylabel="stride in floats", title="mapped, one pass")
+    labels = {"xlabel": "ms", "ylabel": "stride in floats", "title": "mapped, one pass"}
+    bars(right, [f"{stride}" for stride in single["stride"]], single["ms"], single["predicted_ms"], **labels)
 
 
-@decided
 def claims(frame: pd.DataFrame) -> dict[str, Any]:
     """Claims of the lesson."""
     strided = frame[frame["way"] == "strided"]
@@ -194,6 +172,5 @@ SIGNATURES = {
     "add_and_keep": (add_and_keep, "float32[::1], float32[::1], float32[::1]"),
     "add_strided": (add_strided, "float32[::1], float32[::1], int64, int64"),
 }
-EXPERIMENT = machine.experiment(
-    zero_copy, "9.1.3", claims, plot, SMALL, SIGNATURES, "the simulator has no host memory apart from the device's"
-)
+UNAVAILABLE = "the simulator has no host memory apart from the device's"
+EXPERIMENT = machine.experiment(zero_copy, "9.1.3", claims, plot, SMALL, SIGNATURES, UNAVAILABLE)

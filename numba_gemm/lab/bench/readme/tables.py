@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from statistics import geometric_mean
 from typing import Any
 
 import pandas as pd
@@ -12,7 +13,7 @@ import pandas as pd
 from numba_gemm.lab.bench.cases import Shape
 from numba_gemm.lab.bench.readme import published
 from numba_gemm.lab.bench.readme.published import Published, ReadmeError, source, spelled, tflops
-from numba_gemm.lab.bench.results import AUTO, CUBLAS, GIVEN_BF16, dictionaries, fastest, geomean, records
+from numba_gemm.lab.bench.results import AUTO, CUBLAS, GIVEN_BF16, dictionaries, fastest, records
 from numba_gemm.lab.bench.tables import MISSING, Column, Table, code, figure, number, significant, table, text
 from numba_gemm.lab.harness.environment import device_name
 
@@ -222,7 +223,7 @@ def precision_targets(found: Published) -> str:
         rows = records(timed[(timed["stage"] == AUTO) & (timed["precision"] == precision)].query(shapes))
         if not rows:
             raise ReadmeError(f"{found.precisions_folder} holds no shapes for: {what}")
-        mean, worst = geomean(row[column] for row in rows), min(rows, key=lambda row: float(row[column]))
+        mean, worst = geometric_mean(row[column] for row in rows), min(rows, key=lambda row: float(row[column]))
         said = published.reached(mean, mean >= required)
         lines.append([what, str(len(rows)), f"≥ {required:g}", said, f"`{worst['shape']}`: {worst[column]:.3g}"])
     headers = ["target", "shapes", "required", "geometric mean", "least"]
@@ -236,10 +237,10 @@ def given_line(timed: pd.DataFrame) -> str:
     ratios = cubes[GIVEN_BF16] / cubes[AUTO] if {GIVEN_BF16, AUTO} <= {*cubes.columns} else pd.Series()
     if ratios.dropna().empty:
         return ""
+    share = geometric_mean(ratios.dropna())
     return (
         "cuBLAS BF16 is given the same FP32 operands and result; its time includes PyTorch's conversions. With "
-        f"operands and result in BF16, cuBLAS takes {geomean(ratios.dropna()):.2f} of the time of `bf16` on those "
-        "cubes (geometric mean)."
+        f"operands and result in BF16, cuBLAS takes {share:.2f} of the time of `bf16` on those cubes (geometric mean)."
     )
 
 

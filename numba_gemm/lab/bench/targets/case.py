@@ -84,22 +84,17 @@ class Rig:
 
     def __init__(self, seed: int, elements: int) -> None:
         self.seed = seed
+        self.torch: Any = None if SIMULATOR else optional("torch")
         self.library: HostLibrary = HostLibrary()
-        self.torch: Any = None
-        self.multiply: Callable[..., Any] = np.matmul
-        self.multiply_batch: Callable[..., Any] = np.matmul
-        self.copy: Callable[..., Any] = np.copyto
-        self.nvml = None
+        self.multiply, self.multiply_batch, self.copy, self.nvml = np.matmul, np.matmul, np.copyto, None
         if not SIMULATOR:
-            self.torch = optional("torch")
             if self.torch is None:
                 raise Unavailable("PyTorch is not here, or finds no GPU: there is no cuBLAS to compare with")
-            self.library = TorchLibrary(self.torch)
+            self.library, self.nvml = TorchLibrary(self.torch), environment.current_nvml()
             self.torch.set_float32_matmul_precision("highest")
             self.torch.backends.cuda.matmul.allow_tf32 = False
             self.multiply, self.multiply_batch = self.torch.matmul, self.torch.bmm
             self.copy = self.torch.Tensor.copy_
-            self.nvml = environment.current_nvml()
         self.drawn = self.stream = 0
         self.flat_a, self.flat_b, self.flat_c = (self.random(elements) for _ in range(3))
 
@@ -163,7 +158,7 @@ class Truth:
         """Return the worst error in units of the bound, and a description; empty if the result is correct."""
         if bool((c != c).any()):
             return math.inf, "elements of C are NaN, or were not written"
-        found = self.reference.compare(c[self.rows], self.precision)
+        found, _, _ = self.reference.judge(c[self.rows], self.precision)
         return found.in_bounds, "" if found.ok else str(replace(found, row=self.rows[found.row]))
 
 

@@ -79,7 +79,6 @@ def claims(frame: pd.DataFrame) -> dict[str, bool]:
 
 
 EXPERIMENT = Experiment(
-    name="targets",
     run=targets,
     claims=claims,
     needs=("gpu", "torch"),

@@ -163,7 +163,7 @@ def batched_cases(sizes: Sizes) -> list[Case]:
             return error, note and f"product {worst}: {note}"
 
         work = count * gemm_flops(*shape)
-        calls = {OURS: numba_gemm.tiled_sgemm, CUBLAS: rig.multiply_batch}
+        calls: dict[str, Any] = {OURS: numba_gemm.tiled_sgemm, CUBLAS: rig.multiply_batch}
         return {
             name: Contender([Turn(functools.partial(call, a, b, out=c), c, judge)], work)
             for name, call in calls.items()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import geometric_mean
 from typing import Any
 
 import pandas as pd
 
 from numba_gemm.gemm.precision import IEEE
-from numba_gemm.lab.bench.results import OK, geomean
+from numba_gemm.lab.bench.results import OK
 from numba_gemm.lab.bench.targets.case import Case
 from numba_gemm.simulator.switch import SIMULATOR
 
@@ -70,9 +71,6 @@ def targets(large: int) -> list[Target]:
     def is_large(row: Row) -> bool:
         return bool(row["m"] >= large)
 
-    def is_small(row: Row) -> bool:
-        return not is_large(row)
-
     def host(what: str, name: str, least: float) -> Target:
         return Target(f"host, {name}: {what}", ("host",), "min", least, rows=is_case(name))
 
@@ -86,7 +84,7 @@ def targets(large: int) -> list[Target]:
     return [
         Target("seed shapes, cuBLAS's time over ours", ("seed",), "geomean", 1.0),
         Target(f"seed shapes from {large} on", ("seed",), "min", 1.0, rows=is_large),
-        Target(f"seed shapes below {large}", ("seed",), "min", 0.9, rows=is_small),
+        Target(f"seed shapes below {large}", ("seed",), "min", 0.9, rows=lambda row: not is_large(row)),
         Target("cubes, cuBLAS's time over ours", ("cubes",), "min", 1.0),
         Target(f"seed shapes from {large} on, and cubes", ("seed", "cubes"), "geomean", 1.03, rows=is_large),
         Target("random shapes, cuBLAS's time over ours", ("random",), "geomean", 0.95),
@@ -114,7 +112,7 @@ def least_ratio(case: Case, large: int) -> float:
     return max(limits, default=0.0)
 
 
-STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {"geomean": geomean, "min": min, "max": max}
+STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {"geomean": geometric_mean, "min": min, "max": max}
 
 
 def frame_of(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
