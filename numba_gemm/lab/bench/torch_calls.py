@@ -23,7 +23,7 @@ ROUNDS, BATCH = (1, 1) if SIMULATOR else (25, 100)
 MOST_US = 8.0  # that the registered operator may take beyond a direct call
 
 
-def torch_calls(extent: int = 64) -> Iterator[pd.DataFrame]:
+def torch_calls(extent: int = 64) -> Iterator[dict[str, Any]]:
     """Time calls that allocate their result, in turns, without waiting for the GPU; one row per way.
 
     Parameters
@@ -62,12 +62,8 @@ def torch_calls(extent: int = 64) -> Iterator[pd.DataFrame]:
             ahead.wait_until_idle()
             spent.clear()
     medians = {name: statistics.median(us) for name, us in spent.items()}
-    yield pd.DataFrame(
-        [
-            {"way": name, "extent": extent, "host_us": us, "over_direct_us": us - medians[DIRECT]}
-            for name, us in medians.items()
-        ]
-    )
+    for name, us in medians.items():
+        yield {"way": name, "extent": extent, "host_us": us, "over_direct_us": us - medians[DIRECT]}
 
 
 def claims(frame: pd.DataFrame) -> dict[str, bool]:
@@ -82,7 +78,6 @@ def claims(frame: pd.DataFrame) -> dict[str, bool]:
 
 
 EXPERIMENT = Experiment(
-    name="torch_calls",
     lesson="Host time of a small product, called directly, as an operator of PyTorch, and by override.",
     run=torch_calls,
     claims=claims,
