@@ -495,7 +495,7 @@ figure
 
 # %%
 rows = []
-for name in ("ieee", *TENSOR_BOUNDS):
+for name in ("ieee", *(name for name in TENSOR_BOUNDS if name in set(accuracy["precision"]))):
     own = accuracy[accuracy["precision"] == name]
     if name == "fp16x3":  # operands of similar size
         own = own[own["distribution"].isin(["uniform", "normal", "positive", "just_above_one"])]
@@ -524,12 +524,13 @@ table(rows, "precision", largest_error=".1e", of_its_bound=".0%")
 # `bf16x6` down before you run the cell.
 
 # %%
-precisions = [name for name in able if name in TENSOR_PRECISIONS]
+timed = [name for name in TENSOR_PRECISIONS if name in set(accuracy["precision"])]  # those with recorded errors
+precisions = [name for name in able if name in timed]
 if precisions:
     results = notebook.measure("auto", precisions=precisions)
 else:
     print("This GPU has no tensor cores for these precisions; see the table recorded on another:")
-    precisions, results = list(TENSOR_PRECISIONS), notebook.recorded("latest/precisions/results.csv")
+    precisions, results = timed, notebook.recorded("latest/precisions/results.csv")
     chosen = (results[["m", "n", "k"]] == 4096).all(axis=1) & results["stage"].isin(["auto", "cublas"])
     results = results[chosen & (results["layout"] == "nn")]
 

@@ -89,9 +89,10 @@ def tiled_sgemm(
     -------
     array of shape (..., M, N), float32
         Without M if `a` is a vector, and without N if `b` is one: of two vectors, an array of shape (). `out` if given,
-        else a new array of the library of `a` and `b`, in row order; a Numba device array if they are known by
-        ``__cuda_array_interface__`` or ``__dlpack__`` only. A NumPy result is complete at the return; others are
-        complete in the order of the stream.
+        else a new array of the library of `a` and `b`, in row order. For arrays that are known by
+        ``__cuda_array_interface__`` or ``__dlpack__`` only, it is made by ``from_dlpack`` of the array namespace or the
+        package of `a`; without that function, it is a Numba device array, or NumPy's for operands in host memory. A
+        NumPy result is complete at the return; others are complete in the order of the stream.
 
     Raises
     ------

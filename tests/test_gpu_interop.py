@@ -13,6 +13,7 @@ import gc
 import subprocess
 import sys
 import threading
+import types
 import warnings
 import weakref
 from collections.abc import Callable
@@ -304,6 +305,22 @@ def test_protocols_give_numba_arrays(library, wrap):
     assert tiled_sgemm(wrap(left), wrap(right), result, beta=1) is result
     check(result.copy_to_host(), a, 2 * b)
     check(tiled_sgemm(cuda.to_device(a), wrap(right)).copy_to_host(), a, b)
+
+
+def test_results_of_unknown_libraries_are_their_own():
+    torch = Torch()
+
+    class Own(Dlpack):
+        def __array_namespace__(self):
+            return types.SimpleNamespace(from_dlpack=lambda x: Own(torch.module.from_dlpack(x)))
+
+    a, b = filled(33, 65), filled(65, 17)
+    with new_stream() as handle, torch.current(handle):
+        for _ in range(3):
+            result = tiled_sgemm(Own(torch.put(a)), Own(torch.put(b)))
+            assert type(result) is Own
+            check(torch.get(result.owner), a, b)
+            del result
 
 
 def test_numba_and_host_memory_of_every_sort():

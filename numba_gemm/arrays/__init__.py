@@ -6,11 +6,13 @@ Device memory is never copied: kernels accept any byte strides.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ..simulator.switch import SIMULATOR
+from .export import maker_of, returned
 from .host import HostArrays, SimulatedHostArrays, SimulatedNumbaArrays
 from .libraries import CupyArrays, NumbaArrays
 from .operand import ITEM, ArrayKind, Copies, Operand, Product, row_major
@@ -32,6 +34,7 @@ __all__ = [
     "describe",
     "kind_of",
     "probe_of",
+    "returned",
     "row_major",
 ]
 
@@ -78,7 +81,7 @@ KINDS: tuple[ArrayKind, ...] = (
 )
 
 
-PROTOCOLS = (Dlpack, OutOfReach)  # kinds whose arrays may lie in host memory
+FOREIGN = (CudaArrayInterface, Dlpack, OutOfReach)  # kinds of arrays whose library is not known
 _KIND_OF: dict[type, ArrayKind] = {}  # types whose objects are all of one kind
 
 
@@ -115,17 +118,27 @@ def describe(name: str, array: Any, stream: Stream | None) -> Operand:
         if kernels cannot read it; the message says why.
     """
     kind = kind_of(name, array)
-    if isinstance(kind, PROTOCOLS) and Dlpack().owns(array) and array.__dlpack_device__()[0] in Dlpack.HOST:
+    if not isinstance(kind, FOREIGN):
+        return kind.describe(name, array, stream)
+    in_host_memory = not isinstance(kind, CudaArrayInterface) and Dlpack().owns(array)
+    if in_host_memory and array.__dlpack_device__()[0] in Dlpack.HOST:
+        found = _on_host(name, array, stream)
+    else:
+        found = kind.describe(name, array, stream)
+    return replace(found, maker=maker_of(array))
+
+
+def _on_host(name: str, array: Any, stream: Stream | None) -> Operand:
+    """Describe a DLPack object in host memory."""
+    try:
+        host = np.from_dlpack(array)
+    except (BufferError, RuntimeError) as error:  # NumPy has no such dtype, BF16 for example
         try:
-            host = np.from_dlpack(array)
-        except (BufferError, RuntimeError) as error:  # NumPy has no such dtype, BF16 for example
-            try:
-                return Dlpack().describe_host(name, array, HOST)
-            except (BufferError, RuntimeError):
-                pass
-            raise TypeError(
-                f"{name} is of type {type(array).__qualname__} and dtype {getattr(array, 'dtype', 'unknown')}, which "
-                f"NumPy cannot read ({error}); expected float32; convert {name} to float32"
-            ) from None
-        return HOST.describe(name, host, stream)
-    return kind.describe(name, array, stream)
+            return Dlpack().describe_host(name, array, HOST)
+        except (BufferError, RuntimeError):
+            pass
+        raise TypeError(
+            f"{name} is of type {type(array).__qualname__} and dtype {getattr(array, 'dtype', 'unknown')}, which "
+            f"NumPy cannot read ({error}); expected float32; convert {name} to float32"
+        ) from None
+    return HOST.describe(name, host, stream)

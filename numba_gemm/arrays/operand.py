@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -43,6 +43,9 @@ class Operand:
         Stream whose work produces the contents, if the array names one.
     readonly : bool
         True if its library forbids writing to it.
+    maker : callable or None
+        Function that makes an array of its library of an object with ``__dlpack__``, for results; None if results are
+        arrays of `kind`.
     """
 
     name: str
@@ -55,6 +58,7 @@ class Operand:
     device: int | None = None
     stream: Stream | None = None
     readonly: bool = False
+    maker: Callable[[Any], Any] | None = None
 
     @property
     def itemsize(self) -> int:

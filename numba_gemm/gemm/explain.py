@@ -25,7 +25,7 @@ from ..runtime import workspace as workspaces
 from ..runtime.device import DeviceProperties
 from ..runtime.launch import product_of
 from ..target import dotted
-from ..typing import ArrayT, ComputeCapability, DeviceLike, DType, Layout, PrecisionName, Scalar, StageChoice
+from ..typing import Array, ArrayT, ComputeCapability, DeviceLike, DType, Layout, PrecisionName, Scalar, StageChoice
 from . import batches, heuristics, tensor_heuristics
 from .explanation import Explanation
 from .heuristics import Choice
@@ -44,6 +44,7 @@ def explain(
     *,
     alpha: Scalar = 1.0,
     beta: Scalar = 0.0,
+    c: Array | None = None,
     stage: StageChoice = "auto",
     precision: PrecisionName = IEEE,
     epilogue: Callable[..., Any] | None = None,
@@ -67,7 +68,7 @@ def explain(
     >>> explain(a, b, stage="naive").tile
     (32, 32, 1)
     """
-    wanted = checked(a, b, out, alpha, beta, None, stage, epilogue, epilogue_args, precision=precision)
+    wanted = checked(a, b, out, alpha, beta, None, stage, epilogue, epilogue_args, precision=precision, c=c)
     kind, device = wanted.a.kind, devices.get_device(wanted.device)
     strides = arrays.row_major(wanted.shape, ITEM)
     result = wanted.out or Operand("out", kind, None, FLOAT32, wanted.shape, strides, 0, wanted.device)
@@ -75,7 +76,9 @@ def explain(
     x, y, *vectors = (_described(kind.placed(one)) for one in given)
     z = _described(result if wanted.out is None else kind.placed(result))
     products = [part.product for part in wanted.parts(x, y, z, vectors)]
-    copies = kind.copies(given, result, reads_out=wanted.beta != 0)
+    copies, copies_c = kind.copies(given, result, reads_out=wanted.beta != 0), wanted.addend is not None
+    if copies_c and copies != Copies():
+        copies = replace(copies, on_host=copies.on_host + ITEM * prod(result.shape))
     if not products:
         reason = f"the result, of shape {wanted.shape}, has no elements"
         return Explanation(
@@ -83,7 +86,8 @@ def explain(
         )
     choices = [wanted.choose(product) for product in products]
     words = _precision_words(canonical(precision), wanted.precision, *wanted.extents, wanted.k, device.properties.cc)
-    return _explanation(products, choices, device.properties, device.partition, wanted.precision, copies, words)
+    told = _explanation(products, choices, device.properties, device.partition, wanted.precision, copies, words)
+    return replace(told, copies_c=copies_c)
 
 
 def explain_shape(

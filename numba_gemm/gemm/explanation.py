@@ -49,6 +49,8 @@ class Explanation:
         Reason for the choice, in words.
     dtypes : tuple of str
         Data types of A and B. The first launch copies operands of others than float32 to float32, in the workspace.
+    copies_c : bool
+        True if the argument `c` is copied to the result before the launches.
     """
 
     stage: str
@@ -68,6 +70,7 @@ class Explanation:
     microseconds: float | None
     reason: str
     dtypes: tuple[str, str] = (FLOAT32, FLOAT32)
+    copies_c: bool = False
 
     def __str__(self) -> str:
         if not self.launches:
@@ -84,6 +87,8 @@ class Explanation:
             f"{'A as B' if self.swapped else 'B'} with access {self.b_access}, "
             f"and C is written {'in vectors' if self.c_vectors else 'element by element'}",
         ]
+        if self.copies_c:
+            sentences.append("First c is copied to the result")
         if converted := [f"{name} from {dtype}" for name, dtype in zip("AB", self.dtypes) if dtype != FLOAT32]:
             sentences.append(f"The first launch converts {' and '.join(converted)} to {FLOAT32}")
         if self.launches > 1:

@@ -273,6 +273,8 @@ class Plan:
         beta: Scalar = 0.0,
         stream: Any = None,
         epilogue_args: Sequence[Any] = NO_VECTORS,
+        *,
+        c: Array | None = None,
     ) -> ArrayT:
         """Compute ``C = alpha * A @ B + beta * C``, and the plan's epilogue.
 
@@ -283,12 +285,15 @@ class Plan:
             alpha = real("alpha", alpha)
         if type(beta) is not float:
             beta = real("beta", beta)
-        repeat = self._repeat
-        if repeat is not None and stream is None and epilogue_args is NO_VECTORS and repeat(a, b, out, alpha, beta):
+        repeat, alike = self._repeat, stream is None and c is None and epilogue_args is NO_VECTORS
+        if repeat is not None and alike and repeat(a, b, out, alpha, beta):
             return out  # type: ignore[return-value]  # None is refused by `repeat`
         epilogue = self._epilogue
-        if epilogue is None and type(epilogue_args) is tuple and not epilogue_args:
-            tag: Any = self._tag
+        tag: Any
+        if c is not None:
+            tag = None
+        elif epilogue is None and type(epilogue_args) is tuple and not epilogue_args:
+            tag = self._tag
         else:
             tag = fast_path.tag_of(self._asked, self.precision, epilogue, epilogue_args)
         if tag is not None:
@@ -313,6 +318,7 @@ class Plan:
             home=self.device,
             chooser=self._chooser,
             workspace=self._workspace,
+            c=c,
         )
 
     def _chooser(self, wanted: request.Request) -> request.Chooser:

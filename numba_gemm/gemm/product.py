@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+from .. import arrays
 from ..runtime.device import Device
 from ..runtime.workspace import Workspace
 from . import fast_path, next_kernels
@@ -85,4 +86,4 @@ def checked_product(
         if tag is not None and request.k and tag == fast_path.tag_of(stage, precision, epilogue, epilogue_args):
             given, placement = (a, b, out, epilogue_args), (placed.a, placed.b, placed.c, placed.vectors)
             fast_path.remember(cache, tag, left.kind, given, placement, request, launched)
-    return placed.result if out is None else out
+    return arrays.returned(left, placed, request.device) if out is None else out

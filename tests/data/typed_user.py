@@ -111,6 +111,8 @@ numba_gemm.cpu_sgemm(x, x)  # error: arg-type
 multiply = plan(4, 4, 4, batch=(2, 3), like=a, device="cuda:0", layout="NT", precision="bf16x9", workspace=x)
 assert_type(multiply(a, a), NDArray[np.float32])
 assert_type(multiply(x, x, x, 2.0, 0.5), DeviceArray)
+assert_type(plan(4, 4, 4, dtype=("bfloat16", "float32"))(a, a, c=a, beta=1), NDArray[np.float32])
+plan(4, 4, 4, dtype="float64")  # error: arg-type
 multiply("abc", 3)  # error: type-var
 plan(4.0, 4, 4)  # error: arg-type
 plan(4, 4, 4, layout="NC")  # error: arg-type

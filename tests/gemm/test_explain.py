@@ -155,6 +155,14 @@ def test_copies_of_numpy_arrays(monkeypatch):
     sizes = a.size + b.size + c.size + 12, c.size, b.size + 2 * c.size
     assert dataclasses.astuple(told.copies) == tuple(4 * size for size in sizes)
     assert explain(a, b, alpha=0).copies.to_device == 0
+    kept = explain(a, b, c=c, beta=2.0)
+    assert kept.copies_c
+    assert "First c is copied to the result." in str(kept)
+    assert kept.copies.on_host == explain(a, b).copies.on_host + 4 * c.size
+    for options in ({"c": c}, {"out": c, "c": c, "beta": 1.0}):
+        assert not explain(a, b, **options).copies_c
+    with pytest.raises(ValueError, match="c has shape"):
+        explain(a, b, c=c[:, :1][:2], beta=1.0)
 
 
 def test_nothing_to_do():

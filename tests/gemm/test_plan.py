@@ -32,6 +32,22 @@ def test_plan_computes(stage, layout):
     check(out, a, b, alpha=2, beta=-0.5, c=c)
 
 
+def test_c_is_kept():
+    """Also where calls without it take the fast path."""
+    a, b, c, row = filled(7, 9), filled(9, 5), filled(7, 5, seed=1), filled(1, 5, seed=2)[0]
+    made, before, out = plan(7, 5, 9), c.copy(), filled(7, 5, seed=3)
+    for _ in range(3):
+        check(made(a, b, beta=2.0, c=c), a, b, beta=2.0, c=before)
+        check(made(a, b, beta=-1.0, c=row), a, b, beta=-1.0, c=np.broadcast_to(row, (7, 5)))
+        assert made(a, b, out, beta=0.5, c=c) is out
+        check(out, a, b, beta=0.5, c=before)
+        made(a, b, out)
+        check(out, a, b)
+    np.testing.assert_array_equal(c, before)
+    with pytest.raises(ValueError, match=r"c has shape \(7, 4\); expected \(7, 5\)"):
+        made(a, b, beta=1.0, c=c[:, :4])
+
+
 @pytest.mark.parametrize(
     ("layout", "along"), [("NN", (True, False)), ("NT", (True, True)), ("TN", (False, False)), ("TT", (False, True))]
 )
