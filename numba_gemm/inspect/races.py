@@ -17,7 +17,7 @@ from ..device import watch
 from ..simulator.threads import WARP_SIZE
 from .recording import ATOMIC, COLUMNS, SHARED, Recorder, TracedArray
 
-__all__ = ["Race", "races"]
+__all__ = ["Race", "races", "units_of"]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ GROUP = INTERVAL + 1  # number of leading columns that must be equal for two acc
 FOREVER = 1 << 40
 
 
-def _units(table: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
+def units_of(table: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
     """Return each array's granularity in bytes: its smallest access, so that neighbours in a word do not collide."""
     units = np.full(count, FOREVER, np.int64)
     np.minimum.at(units, table[:, COLUMNS.index("array")], table[:, COLUMNS.index("size")])
@@ -83,8 +83,7 @@ def _events(recorder: Recorder, table: np.ndarray[Any, Any], units: np.ndarray[A
     ends, syncs_end = own["interval"].copy(), own["syncs"].copy()
     last = {block: int(own["interval"][own["block"] == block].max()) for block in np.unique(own["block"])}
     for i in np.flatnonzero(own["kind"] == watch.COPY_WRITE):
-        landing = recorder.landings.get(int(rows[i]), (last[own["block"][i]], FOREVER))
-        ends[i], syncs_end[i] = landing
+        ends[i], syncs_end[i], _ = recorder.landings.get(int(rows[i]), (last[own["block"][i]], FOREVER, FOREVER))
     unit = units[own["array"]]
     first, count = own["offset"] // unit, -(-own["size"] // unit)
     writes = np.isin(own["kind"], (watch.WRITE, watch.COPY_WRITE, ATOMIC))
@@ -126,7 +125,7 @@ def races(recorder: Recorder, table: np.ndarray[Any, Any]) -> Iterator[Race]:
     """Yield each pair of sites that race, with an example; `table` has the recorder's rows."""
     if not len(table):
         return
-    units = _units(table, len(recorder.arrays))
+    units = units_of(table, len(recorder.arrays))
     events = _events(recorder, table, units)
     if not len(events):
         return
