@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
 from dataclasses import dataclass
 from typing import Any
@@ -60,10 +61,12 @@ class Verdict:
     def score(self, hints: int = 0, solution: bool = False) -> str:
         """Return the points in one line."""
         got = self.points(hints, solution)
-        unused = got - CORRECT_POINTS - LIMIT_POINTS if self.solved else 0
+        if not self.solved:
+            return f"{got} of {MOST_POINTS} points"
+        unused = got - CORRECT_POINTS - LIMIT_POINTS
         return (
-            f"{got} of {MOST_POINTS} points: correct {CORRECT_POINTS * self.correct} of {CORRECT_POINTS}, limits "
-            f"{LIMIT_POINTS * self.solved} of {LIMIT_POINTS}, hints unused {unused} of {HINT_POINTS}"
+            f"{got} of {MOST_POINTS} points: {CORRECT_POINTS} for a correct kernel, {LIMIT_POINTS} for its limits, "
+            f"{unused} of {HINT_POINTS} for unused hints"
         )
 
     def report(self, hints: int = 0, solution: bool = False) -> str:
@@ -118,7 +121,7 @@ def check(kernel: Any, name: str, *, seconds: float = SECONDS) -> Verdict:
             "puzzles are checked on Numba's simulator: set NUMBA_ENABLE_CUDASIM=1 before anything imports numba"
         )
     task = puzzle(name)
-    if (finding := _unfinished(kernel, task)) is not None:
+    if (finding := _unsuitable(kernel, task)) is not None:
         return Verdict(name, False, finding)
     runs: list[Run] = []
     for case in task.cases:
@@ -140,8 +143,24 @@ def check(kernel: Any, name: str, *, seconds: float = SECONDS) -> Verdict:
     return Verdict(name, True, None, tuple(figures), case_text(runs[-1].case))
 
 
-def _unfinished(kernel: Any, task: Puzzle) -> Finding | None:
-    """Return a finding if the kernel has other parameters, or a part that is still to be written."""
+# Names that only NumPy knows, not kernels; its types of numbers are known to both.
+ARRAY_METHODS = {"T", "dot", "max", "mean", "min", "sum", "transpose"}
+NUMBERS = re.compile(r"(u?int|float)\d+")
+COLLECTIONS = (ast.Dict, ast.DictComp, ast.GeneratorExp, ast.List, ast.ListComp, ast.Set, ast.SetComp)
+
+
+def _not_compiled(node: ast.AST) -> bool:
+    """Return True for what the simulator runs and the compiler refuses: operations on rows and arrays, collections."""
+    if isinstance(node, ast.Attribute):
+        owner = ast.unparse(node.value)
+        if owner in ("np", "numpy"):
+            return not NUMBERS.fullmatch(node.attr)
+        return node.attr in ARRAY_METHODS and not owner.startswith("cuda.")  # such as cuda.atomic.max
+    return isinstance(node, (ast.MatMult, ast.Slice, *COLLECTIONS))
+
+
+def _unsuitable(kernel: Any, task: Puzzle) -> Finding | None:
+    """Return a finding if the kernel is unfinished, has other parameters, or would not compile for a GPU."""
     function = patches.python_function(kernel)
     file, first = function.__code__.co_filename, function.__code__.co_firstlineno
     if parameters_of(kernel) != task.parameters:
@@ -152,7 +171,15 @@ def _unfinished(kernel: Any, task: Puzzle) -> Finding | None:
         tree = ast.parse(textwrap.dedent("".join(lines)))
     except (OSError, SyntaxError):
         return None
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and node.value is Ellipsis:
-            return Finding("unfinished", "your code is missing here, in place of `...`", file, node.lineno + first - 1)
+    for statement in ast.walk(tree):
+        if not isinstance(statement, ast.stmt):
+            continue
+        for node in ast.iter_child_nodes(statement):
+            found = [part for part in ast.walk(node) if not isinstance(node, ast.stmt)]
+            line = statement.lineno + first - 1
+            if any(isinstance(part, ast.Constant) and part.value is Ellipsis for part in found):
+                return Finding("unfinished", "your code is missing here, in place of `...`", file, line)
+            if any(map(_not_compiled, found)):
+                text = "a kernel computes with single elements: no slices, no lists, no operations on rows or arrays"
+                return Finding("error", text, file, line)
     return None

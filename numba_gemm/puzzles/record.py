@@ -8,6 +8,7 @@ import importlib
 import inspect
 import math
 import re
+import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,6 +32,7 @@ LIMITS = {
 }
 
 Case = Mapping[str, float]
+WIDTH = 88
 BEGIN, END, GIVEN = "# begin", "# end", "#:"  # of a part to write, and of lines that a skeleton has in its place
 
 
@@ -89,10 +91,16 @@ class Puzzle:
 
     @property
     def statement(self) -> str:
-        """The task, its launch and its limits."""
-        launch = f"Launch: grid ({self.grid}), blocks of ({self.block}) threads."
-        allowed = [f"- {LIMITS[name]}: at most {formula}" for name, formula in self.limits.items()]
-        return "\n".join([self._docstring().strip(), "", launch, "Limits:", *allowed])
+        """The task, the kernel's arrays and launch, and the limits."""
+        arrays = ", ".join(f"{name} ({extents})" for name, extents in self.shapes.items())
+        order = ", x first" if "," in self.block else ""
+        facts = [
+            f"Arrays: {arrays}.",
+            f"Launch: grid ({self.grid}), blocks of ({self.block}) threads{order}.",
+            "Limits:",
+        ]
+        facts += [f"- {LIMITS[name]}: at most {formula}" for name, formula in self.limits.items()]
+        return _wrapped(self._docstring()) + "\n\n" + "\n".join(facts)
 
     @property
     def skeleton(self) -> str:
@@ -118,18 +126,20 @@ class Puzzle:
         last = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == self.name)
         text: list[str] = []
         part: list[str] | None = None  # lines of the part to write
+        task = ""
         for line in lines[first : last.end_lineno] + [END] * lines[last.end_lineno or 0].strip().startswith(END):
             bare = line.strip()
-            if bare == BEGIN:
-                part = []
+            if bare.startswith(BEGIN):
+                part, task = [], bare.removeprefix(BEGIN)
             elif bare == END:
-                text += _part(part or [], solved)
+                text += _part(part or [], task, solved)
                 part = None
             elif part is not None:
                 part.append(line)
             elif not line.startswith("from ..record"):
                 text.append(re.sub(r"^from \.\.\.", "from numba_gemm.", line))
-        return f'"""{self.statement}\n"""\n' + re.sub(r"\n{4,}", "\n\n\n", "\n".join(text)).rstrip() + "\n"
+        code = re.sub(r"\n{3,}(?!@|def )", "\n\n", "\n".join(text))
+        return f'"""{self.statement}\n"""\n{code.rstrip()}\n'
 
     # ---- cases
 
@@ -172,8 +182,23 @@ class Puzzle:
         return importlib.import_module(f".tasks.{self.name}", __package__)
 
 
-def _part(lines: list[str], solved: bool) -> list[str]:
-    """Return the lines of a part to write, or what a skeleton has in their place."""
+def _wrapped(text: str) -> str:
+    """Return paragraphs and items in lines of a terminal's width; indented blocks, which are code, as they are."""
+    blocks = []
+    for block in text.strip().split("\n\n"):
+        if block.startswith("    "):
+            blocks.append(block)
+            continue
+        items = re.split(r"\n(?=- )", block)
+        items = [" ".join(item.split()) for item in re.split(r"\n(?=- )", block)]
+        blocks.append(
+            "\n".join(textwrap.fill(item, WIDTH, subsequent_indent="  " * (item[0] == "-")) for item in items)
+        )
+    return "\n\n".join(blocks)
+
+
+def _part(lines: list[str], task: str, solved: bool) -> list[str]:
+    """Return the lines of a part to write, or what a skeleton has in their place; the task is ``: text`` or empty."""
     given = [line for line in lines if line.strip().startswith(GIVEN)]
     code = [line for line in lines if line not in given]
     if solved:
@@ -182,7 +207,7 @@ def _part(lines: list[str], solved: bool) -> list[str]:
     if given:
         texts = [line.strip().removeprefix(GIVEN).removeprefix(" ") for line in given]
         return [f"{margin}{text}" for text in texts if text]
-    return [f"{margin}...  # your code, about {len(code)} line{'s' * (len(code) > 1)}"]
+    return [f"{margin}...  # your code, about {len(code)} lines{task}"]
 
 
 def parameters_of(kernel: Any) -> tuple[str, ...]:

@@ -149,7 +149,7 @@ def test_message_of_a_kernel_that_cannot_run(old, new, says, tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("    m, n = c.shape", "    m, n = = c.shape", "element.py:21: SyntaxError"),
+        ("    m, n = c.shape", "    m, n = = c.shape", "element.py:{}: SyntaxError"),
         ("from numba import cuda, float32", "from numba import cuda, float23", "ImportError: cannot import name"),
         ("def element(", "def other(", "there is no kernel named element in this file"),
         ("@cuda.jit", "@cuda.jot", "AttributeError"),
@@ -157,7 +157,33 @@ def test_message_of_a_kernel_that_cannot_run(old, new, says, tmp_path):
 )
 def test_message_of_a_file_that_cannot_run(old, new, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert says in str(kernel_of(puzzle("element").solution.replace(old, new), "element", tmp_path))
+    text = puzzle("element").solution.replace(old, new)
+    says = says.format(1 + text[: text.index(new)].count("\n"))
+    assert says in str(kernel_of(text, "element", tmp_path))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "acc = (a[row, :] * b[:, col]).sum()",
+        "acc = a[row] @ b.T[col]",
+        "acc = np.dot(a[row], b[:, col])",
+        "acc = sum([a[row, p] * b[p, col] for p in range(k)])",
+    ],
+)
+def test_operations_on_arrays_are_refused(line, tmp_path):
+    """The simulator would run them, without an access that the tracer sees; no compiler does."""
+    text = puzzle("product").solution.replace("        acc = float32(0)\n", f"        {line}\n")
+    text = text.replace("        for p in range(k):\n            acc += a[row, p] * b[p, col]\n", "")
+    finding = checked(text, "product", tmp_path).finding
+    assert finding.text.startswith("a kernel computes with single elements")
+    assert text.splitlines()[finding.line - 1].strip() == line
+
+
+def test_numbers_of_numpy_are_accepted(tmp_path):
+    text = puzzle("product").solution.replace("float32(0)", "np.float32(0)")
+    text = text.replace("from numba import cuda", "import numpy as np\nfrom numba import cuda")
+    assert checked(text, "product", tmp_path).solved
 
 
 def test_refused():
@@ -181,7 +207,7 @@ def test_hints_take_points(hints, solution, points):
     verdict = Verdict("element", True, None)
     assert verdict.points(hints, solution) == points
     assert verdict.score(hints, solution) == (
-        f"{points} of 10 points: correct 5 of 5, limits 3 of 3, hints unused {points - 8} of 2"
+        f"{points} of 10 points: 5 for a correct kernel, 3 for its limits, {points - 8} of 2 for unused hints"
     )
 
 
@@ -203,7 +229,8 @@ def test_command_from_the_first_call_to_the_solution(capsys, tmp_path, monkeypat
 
     status, out, _ = run(capsys, "element")
     assert status == 1
-    assert "puzzles/element.py:22: your code is missing here" in out
+    line = 1 + file.read_text().split("row = ...")[0].count("\n")
+    assert f"puzzles/element.py:{line}: your code is missing here" in out
     assert "0 of 10 points" in out
     assert file.read_text() == puzzle("element").skeleton
 
@@ -214,7 +241,7 @@ def test_command_from_the_first_call_to_the_solution(capsys, tmp_path, monkeypat
     status, out, _ = run(capsys, "element")
     assert status == 0
     assert "element: solved" in out
-    assert "9 of 10 points: correct 5 of 5, limits 3 of 3, hints unused 1 of 2" in out
+    assert "9 of 10 points: 5 for a correct kernel, 3 for its limits, 1 of 2 for unused hints" in out
     assert out.endswith("next: numba-gemm puzzle product\n")
 
     status, out, _ = run(capsys)

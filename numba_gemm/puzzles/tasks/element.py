@@ -1,12 +1,15 @@
 """Give every thread one element of a matrix.
 
-Compute C = 2*A. A kernel is run by every thread of the launch, and each thread finds its own element from two indices:
+Compute C = 2*A. A kernel is a function that many threads run, each for itself. Here each thread computes one element.
+Threads come in blocks of 8 x 8, and as many blocks as it takes to cover C form the grid. A thread finds its element
+from two indices:
 
 - `cuda.threadIdx.x` and `.y`, its position in its block, from 0 to 7 each;
 - `cuda.blockIdx.x` and `.y`, the position of its block in the grid.
 
 `cuda.blockDim.x` and `.y` are the extents of a block, 8 here. Let x count columns and y count rows. M and N need not be
-multiples of 8: the last blocks have threads outside of the matrix, and these must access nothing.
+multiples of 8: the last blocks have threads outside of the matrix, and these must access nothing. Replace each `...`,
+and put the last line under a condition.
 """
 
 from numba import cuda, float32

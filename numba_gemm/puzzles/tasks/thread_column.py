@@ -26,7 +26,7 @@ def thread_column(a, b, c):
     row = t // BN * TM  # of this thread's first element within the block's tile: rows row to row + TM - 1
     col = t % BN
     acc = cuda.local.array(TM, float32)
-    # begin
+    # begin: zeros into acc
     for i in range(TM):
         acc[i] = float32(0)
     # end
@@ -34,14 +34,14 @@ def thread_column(a, b, c):
         a_tile[t // BK, t % BK] = a[block_row + t // BK, k0 + t % BK]
         b_tile[t // BN, t % BN] = b[k0 + t // BN, block_col + t % BN]
         cuda.syncthreads()
-        # begin
+        # begin: products into acc, for each p
         for p in range(BK):
             b_value = b_tile[p, col]
             for i in range(TM):
                 acc[i] += a_tile[row + i, p] * b_value
         # end
         cuda.syncthreads()
-    # begin
+    # begin: write acc to C
     for i in range(TM):
         c[block_row + row + i, block_col + col] = acc[i]
     # end

@@ -37,7 +37,7 @@ def thread_tile(a, b, c):
             b_tile[e // BN, e % BN] = b[k0 + e // BN, block_col + e % BN]
         cuda.syncthreads()
         for p in range(BK):
-            # begin
+            # begin: fill the fragments, add their outer product to acc
             for i in range(TM):
                 a_frag[i] = a_tile[row + i, p]
             for j in range(TN):
@@ -47,7 +47,7 @@ def thread_tile(a, b, c):
                     acc[i, j] += a_frag[i] * b_frag[j]
             # end
         cuda.syncthreads()
-    # begin
+    # begin: write acc to C
     for i in range(TM):
         for j in range(TN):
             c[block_row + row + i, block_col + col + j] = acc[i, j]

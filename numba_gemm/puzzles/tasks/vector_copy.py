@@ -7,7 +7,8 @@ functions for them:
 - `load4(array, row, col)` returns the tuple `array[row, col], ..., array[row, col + 3]`;
 - `store4(array, row, col, values)` writes a tuple of four floats there.
 
-N is a multiple of 4. A block of 8 x 8 threads covers 8 rows and 32 columns.
+N is a multiple of 4. A block of 8 x 8 threads covers 8 rows and 32 columns. An instruction counts once for all 32
+threads of a warp, so moving single floats would take four times as many as allowed.
 """
 
 from numba import cuda, float32

@@ -1,8 +1,9 @@
 """Give every warp a square tile.
 
 A block of 128 threads, 4 warps, computes 32 x 32 elements of C. In `thread_tile` the first warp had 16 rows and all 32
-columns. Let each warp compute a square of 16 x 16 elements instead, which needs the fewest elements of A and B: 16 + 16
-per k. Warp 0 is at the upper left, warp 1 at the upper right, warp 2 at the lower left, warp 3 at the lower right.
+columns. Let each warp compute a square of 16 x 16 elements instead. A square needs fewer elements of A and B for as
+many of C: 16 rows and 16 columns here. Warp 0 is at the upper left, warp 1 at the upper right, warp 2 at the lower
+left, warp 3 at the lower right.
 
 Within its warp tile, a lane (a thread of a warp) computes 4 rows and 2 columns: 8 lanes side by side, 4 rows of lanes.
 Lanes 0 to 7 are the upper ones. Only the place of a thread's elements is missing. M and N are multiples of 32, K of 4.
