@@ -182,4 +182,16 @@ def _unsuitable(kernel: Any, task: Puzzle) -> Finding | None:
             if any(map(_not_compiled, found)):
                 text = "a kernel computes with single elements: no slices, no lists, no operations on rows or arrays"
                 return Finding("error", text, file, line)
+            if any(map(_computed_extents, found)):
+                text = (
+                    "the extents of a shared or local array are numbers or constants of the file, and not computed here"
+                )
+                return Finding("error", text, file, line)
     return None
+
+
+def _computed_extents(node: ast.AST) -> bool:
+    """Return True for a shared or local array with a sum or product as an extent, which the compiler refuses."""
+    if not isinstance(node, ast.Call) or not ast.unparse(node.func).endswith(("shared.array", "local.array")):
+        return False
+    return any(isinstance(part, ast.BinOp) for extents in node.args[:1] for part in ast.walk(extents))

@@ -13,6 +13,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from support import compile_puzzles
+from support.offline import offline
 from support.wrong_kernels import WRONG
 
 from numba_gemm import command
@@ -64,6 +66,16 @@ def test_skeleton_is_a_kernel_that_does_not_pass(name, tmp_path):
     assert not verdict.solved
     assert verdict.finding.line, verdict
     assert parameters_of(Directory(tmp_path).kernel(name)) == task.parameters
+
+
+@every_puzzle
+def test_solution_compiles_for_a_gpu(name):
+    """To float32 arithmetic, without arrays in local memory."""
+    found = offline(compile_puzzles.instructions, name)
+    assert [one for one in found if "f64" in one or "local" in one] == []
+    assert ("bar.sync" in found) == ("barriers" in puzzle(name).limits)
+    assert ("ld.global.v4.f32" in found) == (name == "vector_copy")
+    assert any(one.startswith("cp.async") for one in found) == (name == "async_copies")
 
 
 @every_puzzle
@@ -178,6 +190,13 @@ def test_operations_on_arrays_are_refused(line, tmp_path):
     finding = checked(text, "product", tmp_path).finding
     assert finding.text.startswith("a kernel computes with single elements")
     assert text.splitlines()[finding.line - 1].strip() == line
+
+
+def test_extents_of_shared_arrays_are_constants(tmp_path):
+    text = puzzle("bank_conflicts").solution.replace("(T, COLUMNS)", "(T, T + 1)")
+    finding = checked(text, "bank_conflicts", tmp_path).finding
+    assert finding.text.startswith("the extents of a shared or local array are numbers or constants")
+    assert "(T, T + 1)" in text.splitlines()[finding.line - 1]
 
 
 def test_numbers_of_numpy_are_accepted(tmp_path):

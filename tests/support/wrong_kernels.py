@@ -581,7 +581,7 @@ BANKS = (
     wrong(
         "bank_conflicts",
         "no_pad",
-        ("(T, T + 1)", "(T, T)"),
+        ("COLUMNS = 33", "COLUMNS = 32"),
         at="c[col + i, row + tx] = tile[tx, i]",
         says=(
             "1056 wavefronts of shared memory, at most 64; here a warp reads tile in 32 wavefronts, and 1 would"
@@ -591,7 +591,7 @@ BANKS = (
     wrong(
         "bank_conflicts",
         "pad_of_two",
-        ("(T, T + 1)", "(T, T + 2)"),
+        ("COLUMNS = 33", "COLUMNS = 34"),
         at="c[col + i, row + tx] = tile[tx, i]",
         says=(
             "96 wavefronts of shared memory, at most 64; here a warp reads tile in 2 wavefronts, and 1 would "
@@ -601,7 +601,7 @@ BANKS = (
     wrong(
         "bank_conflicts",
         "pad_of_rows",
-        ("(T, T + 1)", "(T + 1, T)"),
+        ("(T, COLUMNS)", "(COLUMNS, T)"),
         at="c[col + i, row + tx] = tile[tx, i]",
         says=(
             "1056 wavefronts of shared memory, at most 64; here a warp reads tile in 32 wavefronts, and 1 would"

@@ -18,12 +18,13 @@ from ...device.async_copy import commit_group, cp_async4, wait_group
 from ..record import Puzzle
 
 T = 8  # extent of a tile, and of a block
+TWO_T = 2 * T  # rows of two buffers
 
 
 @cuda.jit
 def async_copies(a, b, c):
-    a_tile = cuda.shared.array((2 * T, T), float32)
-    b_tile = cuda.shared.array((2 * T, T), float32)
+    a_tile = cuda.shared.array((TWO_T, T), float32)
+    b_tile = cuda.shared.array((TWO_T, T), float32)
     m, n = c.shape
     k = a.shape[1]
     tx, ty = cuda.threadIdx.x, cuda.threadIdx.y

@@ -5,7 +5,8 @@ i % 32, and a bank serves one element at a time. If the 32 threads of a warp rea
 takes 32 passes, called wavefronts; if each thread reads from another bank, it takes one. In a tile with 32 columns all
 elements of a column are in the same bank, and the kernel below reads columns.
 
-Change the kernel so that every access to shared memory takes one wavefront. M and N are multiples of 32.
+Change the file so that every access to shared memory takes one wavefront. (Extents of shared arrays are numbers or
+constants such as `COLUMNS`; the compiler takes no sums there.) M and N are multiples of 32.
 """
 
 from numba import cuda, float32
@@ -13,15 +14,16 @@ from numba import cuda, float32
 from ..record import Puzzle
 
 T = 32  # extent of a tile
+# begin
+#: COLUMNS = 32  # of the shared array
+COLUMNS = 33  # of the shared array, the last one unused
+# end
 ROWS = 4  # of the tile that the block copies at a time
 
 
 @cuda.jit
 def bank_conflicts(a, c):
-    # begin
-    #: tile = cuda.shared.array((T, T), float32)
-    tile = cuda.shared.array((T, T + 1), float32)
-    # end
+    tile = cuda.shared.array((T, COLUMNS), float32)
     tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
     row = cuda.blockIdx.y * T  # of the tile's first element in A
     col = cuda.blockIdx.x * T

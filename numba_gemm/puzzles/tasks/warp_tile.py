@@ -14,13 +14,14 @@ from numba import cuda, float32
 from ..record import Puzzle
 
 BM, BN, BK = 32, 32, 4  # the block's tile of C is BM x BN; a step along K is BK
+BK_PAD = BK + 1  # columns of A's tile, the last one unused, against bank conflicts
 WM, WN = 16, 16  # the warp's tile
 TM, TN = 4, 2  # the thread's tile
 
 
 @cuda.jit
 def warp_tile(a, b, c):
-    a_tile = cuda.shared.array((BM, BK + 1), float32)  # with a pad against bank conflicts
+    a_tile = cuda.shared.array((BM, BK_PAD), float32)
     b_tile = cuda.shared.array((BK, BN), float32)
     t = cuda.threadIdx.x
     block_row = cuda.blockIdx.y * BM
