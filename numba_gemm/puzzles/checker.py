@@ -21,7 +21,7 @@ __all__ = ["CORRECT_POINTS", "HINT_POINTS", "LIMIT_POINTS", "MOST_POINTS", "Verd
 
 CORRECT_POINTS, LIMIT_POINTS, HINT_POINTS = 5, 3, 2
 MOST_POINTS = CORRECT_POINTS + LIMIT_POINTS + HINT_POINTS
-SECONDS = 30.0  # of processor time per case; a correct kernel takes less than two
+SECONDS = 15.0  # of processor time per case; the solutions take less than one
 
 
 @dataclass(frozen=True)

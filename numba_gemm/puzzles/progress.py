@@ -88,7 +88,7 @@ class Directory:
             exec(compile(Path(path).read_text(encoding="utf-8"), path, "exec"), vars(module))
         except SyntaxError as error:
             return Finding("error", f"{type(error).__name__}: {error.msg}", path, error.lineno or 1)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             step, line = error.__traceback__, 1
             while step is not None:
                 line = step.tb_lineno if step.tb_frame.f_code.co_filename == path else line

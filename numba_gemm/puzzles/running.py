@@ -93,7 +93,7 @@ def run(puzzle: Puzzle, case: Case, kernel: Any, seconds: float) -> Run | Findin
         return watch.found
     except scheduler.DivergentBarrier as error:
         return _divergence(error)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return _failure(error, function.__code__.co_filename, case)
     return Run(puzzle, case, kernel, traced, arguments[puzzle.output], np.asarray(expected, np.float32))
 
@@ -165,12 +165,12 @@ def _line_of(at: str) -> tuple[str, int]:
     return file, int(line)
 
 
-def _failure(error: Exception, file: str, case: Case) -> Finding:
+def _failure(error: BaseException, file: str, case: Case) -> Finding:
     """Return a finding with the line of the kernel that raised, and the thread."""
     text, who = str(error), ""
     located = LOCATED.match(text)
     if located:
-        who, text = f"thread {located[1]} of block {located[2]}", located[3]
+        who, text = f"thread {located[1]} of block {located[2]}", located[3].replace("'KernelCuda' object", "cuda")
     last: TracebackType | None = None
     step = error.__traceback__
     while step is not None:
@@ -198,7 +198,10 @@ def _access(step: TracebackType) -> str:
         scope = {**frame.f_globals, **frame.f_locals}
         array = eval(ast.unparse(node.value), scope)
         found = eval(ast.unparse(node.slice), scope)
-        index = ", ".join(str(int(i)) for i in (found if isinstance(found, tuple) else (found,)))
+        indices = found if isinstance(found, tuple) else (found,)
+        if len(indices) != array.ndim or not all(isinstance(i, (int, np.integer)) for i in indices):
+            return ""
+        index = ", ".join(map(str, indices))
         shape = " x ".join(map(str, array.shape))
         return f"{ast.unparse(node.value)}[{index}], and {ast.unparse(node.value)} has {shape} elements"
     return ""

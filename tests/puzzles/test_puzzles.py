@@ -148,6 +148,10 @@ def test_check_outside_the_main_thread():
     [
         ("def element(a, c):", "def element(a, b, c):", "the kernel's parameters are (a, b, c), expected (a, c)"),
         ("2) * a[row, col]", "2) * a[row]", "(M=8, N=8)"),
+        ("a[row, col]", "a[row / 1, col]", "IndexError in thread (0, 0, 0) of block (0, 0, 0): only integers"),
+        ("a[row, col]", "a[row, col, 0]", "IndexError in thread (0, 0, 0) of block (0, 0, 0): too many indices"),
+        ("blockIdx.x", "blockidx.x", "AttributeError in thread (0, 0, 0) of block (0, 0, 0): cuda has no attribute"),
+        ("m, n = c.shape", "raise SystemExit", "in thread (0, 0, 0) of block (0, 0, 0)"),
         ("    if row < m and", "    if row < ... and", "your code is missing here"),
     ],
 )
@@ -165,6 +169,7 @@ def test_message_of_a_kernel_that_cannot_run(old, new, says, tmp_path):
         ("from numba import cuda, float32", "from numba import cuda, float23", "ImportError: cannot import name"),
         ("def element(", "def other(", "there is no kernel named element in this file"),
         ("@cuda.jit", "@cuda.jot", "AttributeError"),
+        ("@cuda.jit", "raise SystemExit(3)", "SystemExit: 3"),
     ],
 )
 def test_message_of_a_file_that_cannot_run(old, new, says, tmp_path, monkeypatch):
