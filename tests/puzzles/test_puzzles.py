@@ -291,6 +291,13 @@ def test_the_best_score_is_kept(capsys, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["product.py", "progress.json"]
 
 
+def test_a_file_is_never_overwritten(tmp_path):
+    (tmp_path / "element.py").write_text("mine")
+    with pytest.raises(FileExistsError):
+        Directory(tmp_path).begin(puzzle("element"))
+    assert (tmp_path / "element.py").read_text() == "mine"
+
+
 def test_after_the_last_hint_all_are_shown(capsys, tmp_path):
     shown = [run(capsys, "coalesced", "--hint", "--directory", str(tmp_path))[1] for _ in range(3)]
     first, second = puzzle("coalesced").hints
