@@ -27,7 +27,7 @@ from ..models import requests as rules
 from ..simulator import patches, scheduler
 from ..simulator.threads import WARP_SIZE
 from . import target
-from .races import Race, races
+from .races import Race, races, unneeded_barriers
 from .recording import COLUMNS, GLOBAL, SHARED, Recorder, TracedArray
 from .unwritten import UnwrittenRead, unwritten_reads
 
@@ -393,6 +393,14 @@ class Trace:
     def barriers(self) -> list[tuple[tuple[int, ...], int]]:
         """Barriers of the traced blocks in execution order: index of the block, and line in the kernel's file."""
         return [(self.blocks[block], line) for block, line in self._recorder.barriers]
+
+    @cached_property
+    def unneeded_barriers(self) -> list[int]:
+        """Numbers of the first block's barriers each of which, left out alone, would leave no race.
+
+        A number counts the block's barriers in execution order, from 0.
+        """
+        return list(unneeded_barriers(self._recorder, self._table))
 
     # ---- text
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-import textwrap
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,12 +15,10 @@ from ..simulator import patches
 from .finding import Finding
 from .record import LIMITS
 from .running import Run
-from .running import run as run_kernel
 
 __all__ = ["MEASURES", "Measure"]
 
 FLOAT_BYTES = 4
-SECONDS = 10  # limit of a run without one of the barriers
 
 Row = dict[str, Any]
 
@@ -150,41 +145,21 @@ def _narrow(run: Run) -> tuple[int, str]:
 # ---- barriers
 
 
-def _barriers(run: Run) -> int:
-    return max(Counter(block for block, _ in run.trace.barriers).values(), default=0)
+def _lines_of_barriers(run: Run) -> list[int]:
+    """Return the line of each barrier of the first block."""
+    return [line for block, line in run.trace.barriers if block == run.trace.blocks[0]]
 
 
 def _superfluous(run: Run) -> tuple[int, str]:
-    """Explain barriers by one that can be removed."""
-    (block, _), *_ = Counter(block for block, _ in run.trace.barriers).most_common(1)
-    lines = Counter(line for index, line in run.trace.barriers if index == block)
-    told = ", ".join(f"{count} at line {line}" for line, count in sorted(lines.items()))
-    for line in sorted(lines, reverse=True):
-        kernel = _without_barrier(run.kernel, line)
-        again = run_kernel(run.puzzle, run.case, kernel, SECONDS) if kernel is not None else None
-        if isinstance(again, Run) and again.correct and not again.trace.unwritten:
-            return line, f"block {block} has {told}; without the one at line {line} there is no race either"
-    return max(lines), f"block {block} has {told}"
-
-
-def _without_barrier(kernel: Any, line: int) -> Any:
-    """Return a kernel without the barrier at a line, or None if its source cannot be compiled again."""
-    function = patches.python_function(kernel)
-    try:
-        lines, first = inspect.getsourcelines(function)
-        tree = ast.parse(textwrap.dedent("".join(lines)))
-    except (OSError, SyntaxError):
-        return None
-    ast.increment_lineno(tree, first - 1)
-    definition = tree.body[0]
-    if not isinstance(definition, ast.FunctionDef) or function.__closure__:
-        return None
-    for node in ast.walk(definition):
-        if isinstance(node, ast.Expr) and node.lineno == line and ast.unparse(node).endswith("syncthreads()"):
-            node.value = ast.copy_location(ast.Constant(None), node.value)
-    scope = dict(function.__globals__)
-    exec(compile(tree, function.__code__.co_filename, "exec"), scope)
-    return scope[definition.name]
+    """Explain barriers by one that orders nothing."""
+    lines = _lines_of_barriers(run)
+    told = ", ".join(f"{count} at line {line}" for line, count in sorted(Counter(lines).items()))
+    text = f"block {run.trace.blocks[0]} has {told}"
+    if not (unneeded := run.trace.unneeded_barriers):
+        return lines[-1], text
+    (line, _), *_ = Counter(lines[number] for number in unneeded).most_common(1)
+    number = max(number for number in unneeded if lines[number] == line)
+    return lines[number], f"{text}; without barrier number {number + 1}, this one, there would be no race either"
 
 
 MEASURES = {
@@ -195,5 +170,5 @@ MEASURES = {
     "sectors": Measure(lambda run: sum(row["sectors"] for row in run.requests), _scattered),
     "shared_floats": _floats(SHARED, "load"),
     "wavefronts": Measure(lambda run: sum(row["wavefronts"] for row in run.requests), _conflict),
-    "barriers": Measure(_barriers, _superfluous),
+    "barriers": Measure(lambda run: len(_lines_of_barriers(run)), _superfluous),
 }

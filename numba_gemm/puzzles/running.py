@@ -60,11 +60,6 @@ class Run:
         """The rows of `Trace.requests`."""
         return cast("list[dict[str, Any]]", self.trace.requests.to_dict("records"))
 
-    @property
-    def correct(self) -> bool:
-        """True if there is no race, and the output is the correct one."""
-        return not self.trace.races and bool(np.array_equal(self.output, self.expected))
-
     def thread(self, position: int) -> tuple[int, int, int]:
         """Return the index of a thread in its block."""
         x, y, _ = (*self.trace.block, 1, 1)[:3]

@@ -814,6 +814,26 @@ def test_barriers_of_blocks():
 
 
 @simulator
+def test_barriers_that_are_not_needed():
+    """One of two in a row is not, and the only one is."""
+    assert trace(shifted, 2, 64, floats(64), 1, True).unneeded_barriers == [0, 1]
+    assert trace(shifted, 2, 64, floats(64), 1, False).unneeded_barriers == []
+    assert trace(shifted, 1, 64, floats(64), 0, False).unneeded_barriers == [0]  # each thread reads its own
+
+
+@simulator
+@pytest.mark.parametrize("stage", ["shared_tile", "double_buffered", "async_copy"])
+def test_every_barrier_of_a_stage_is_needed_but_for_the_last(stage):
+    """No write follows that a barrier after the last tile would have to hold back."""
+    a, b, c = floats(8, 32), floats(32, 8), floats(8, 8)
+    found = trace(stage, None, None, 1, a, b, 0, c, config="test", blocks=[(0, 0, 0)])
+    count = len(found.barriers)
+    assert count > 1
+    assert set(found.unneeded_barriers) <= {count - 1}
+    assert found.races == []
+
+
+@simulator
 def test_writes_race_with_each_other():
     (race,) = trace(all_write, 1, 32, floats(32)).races
     assert race.first == race.second

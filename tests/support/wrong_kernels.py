@@ -265,7 +265,7 @@ TRANSPOSE = (
         at="cuda.syncthreads()",
         says=(
             "2 barriers per block, at most 1; block (0, 0, 0) has 1 at line `cuda.syncthreads()`, 1 at line "
-            "`cuda.syncthreads()`; without the one at line `cuda.syncthreads()` there is no race either"
+            "`cuda.syncthreads()`; without barrier number 1, this one, there would be no race either"
         ),
     ),
 )
@@ -309,7 +309,7 @@ BARRIERS = (
         at="cuda.syncthreads()",
         says=(
             "7 barriers per block, at most 6; block (0, 0, 0) has 1 at line `cuda.syncthreads()`, 6 at line "
-            "`cuda.syncthreads()`; without the one at line `cuda.syncthreads()` there is no race either"
+            "`cuda.syncthreads()`; without barrier number 1, this one, there would be no race either"
         ),
     ),
     wrong(
@@ -321,7 +321,7 @@ BARRIERS = (
         at="cuda.syncthreads()",
         says=(
             "7 barriers per block, at most 6; block (0, 0, 0) has 1 at line `cuda.syncthreads()`, 6 at line "
-            "`cuda.syncthreads()`"
+            "`cuda.syncthreads()`; without barrier number 7, this one, there would be no race either"
         ),
     ),
 )
@@ -353,8 +353,8 @@ SHARED = (
         at="cuda.syncthreads()",
         says=(
             "20 barriers per block, at most 4; block (0, 0, 0) has 2 at line `cuda.syncthreads()`, 16 at line "
-            "`cuda.syncthreads()`, 2 at line `cuda.syncthreads()`; without the one at line `cuda.syncthreads()`"
-            " there is no race either"
+            "`cuda.syncthreads()`, 2 at line `cuda.syncthreads()`; without barrier number 19, this one, there "
+            "would be no race either"
         ),
     ),
     wrong(
@@ -657,7 +657,7 @@ BUFFERS = (
         at="cuda.syncthreads()",
         says=(
             "8 barriers per block, at most 4; block (0, 0, 0) has 4 at line `cuda.syncthreads()`, 4 at line "
-            "`cuda.syncthreads()`; without the one at line `cuda.syncthreads()` there is no race either"
+            "`cuda.syncthreads()`; without barrier number 8, this one, there would be no race either"
         ),
     ),
     wrong(
