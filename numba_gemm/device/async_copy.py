@@ -30,6 +30,8 @@ if SIMULATOR:
             raise IndexError(f"copy to [{tile_row}, {tile_col}:{tile_col + count}] of a tile of shape {tile.shape}")
         if row < 0 or col < 0:
             raise IndexError(f"negative index [{row}, {col}] of a matrix in global memory")
+        if inside and (row >= matrix.shape[0] or col + count > matrix.shape[1]):
+            raise IndexError(f"copy from [{row}, {col}:{col + count}] of a matrix of shape {matrix.shape}")
         if count > 1:  # also outside of the matrix: the copy writes zeros, but the instruction takes the address
             source = address(matrix) + int(row) * matrix.strides[0] + int(col) * matrix.strides[1]
             if source % (4 * count) or matrix.strides[1] != 4:

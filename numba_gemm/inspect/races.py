@@ -17,7 +17,7 @@ from ..device import watch
 from ..simulator.threads import WARP_SIZE
 from .recording import ATOMIC, COLUMNS, SHARED, Recorder, TracedArray
 
-__all__ = ["Race", "races"]
+__all__ = ["Race", "races", "units_of", "unneeded_barriers"]
 
 
 @dataclass(frozen=True)
@@ -69,22 +69,28 @@ GROUP = INTERVAL + 1  # number of leading columns that must be equal for two acc
 FOREVER = 1 << 40
 
 
-def _units(table: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
+def units_of(table: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
     """Return each array's granularity in bytes: its smallest access, so that neighbours in a word do not collide."""
     units = np.full(count, FOREVER, np.int64)
     np.minimum.at(units, table[:, COLUMNS.index("array")], table[:, COLUMNS.index("size")])
     return units
 
 
-def _events(recorder: Recorder, table: np.ndarray[Any, Any], units: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _events(
+    recorder: Recorder, table: np.ndarray[Any, Any], units: np.ndarray[Any, Any], left_out: int
+) -> np.ndarray[Any, Any]:
     shared = np.array([array.space == SHARED for array in recorder.arrays], bool)
     rows = np.flatnonzero(shared[table[:, COLUMNS.index("array")]])
     own = {name: table[rows, i] for i, name in enumerate(COLUMNS)}
+    own["interval"] -= own["interval"] > left_out
     ends, syncs_end = own["interval"].copy(), own["syncs"].copy()
     last = {block: int(own["interval"][own["block"] == block].max()) for block in np.unique(own["block"])}
     for i in np.flatnonzero(own["kind"] == watch.COPY_WRITE):
-        landing = recorder.landings.get(int(rows[i]), (last[own["block"][i]], FOREVER))
-        ends[i], syncs_end[i] = landing
+        landing = recorder.landings.get(int(rows[i]))
+        if landing is None:
+            ends[i], syncs_end[i] = last[own["block"][i]], FOREVER
+        else:
+            ends[i], syncs_end[i] = landing[0] - (landing[0] > left_out), landing[1]
     unit = units[own["array"]]
     first, count = own["offset"] // unit, -(-own["size"] // unit)
     writes = np.isin(own["kind"], (watch.WRITE, watch.COPY_WRITE, ATOMIC))
@@ -122,12 +128,23 @@ def _race_of(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> tuple[in
     return None
 
 
-def races(recorder: Recorder, table: np.ndarray[Any, Any]) -> Iterator[Race]:
-    """Yield each pair of sites that race, with an example; `table` has the recorder's rows."""
+def unneeded_barriers(recorder: Recorder, table: np.ndarray[Any, Any]) -> Iterator[int]:
+    """Yield the numbers of the first block's barriers each of which, left out alone, would leave no race."""
+    own = table[table[:, COLUMNS.index("block")] == 0]  # the first rows
+    for number in range(sum(block == 0 for block, _ in recorder.barriers)):
+        if next(races(recorder, own, number), None) is None:
+            yield number
+
+
+def races(recorder: Recorder, table: np.ndarray[Any, Any], left_out: int = FOREVER) -> Iterator[Race]:
+    """Yield each pair of sites that race, with an example.
+
+    `table` has the recorder's rows. The barrier of each block whose number is `left_out` counts as none.
+    """
     if not len(table):
         return
-    units = _units(table, len(recorder.arrays))
-    events = _events(recorder, table, units)
+    units = units_of(table, len(recorder.arrays))
+    events = _events(recorder, table, units, left_out)
     if not len(events):
         return
     # Among threads with the same event, the first and the last suffice to find two different threads.

@@ -115,11 +115,13 @@ class Recorder:
 
     def __init__(self, kernel_file: str) -> None:
         self.rows: list[tuple[int, ...]] = []
-        self.landings: dict[int, tuple[int, int]] = {}  # a copy's write: block and warp barriers passed when it landed
+        # By a copy's write, when it landed: barriers passed, of the block and of the warp, and the next row.
+        self.landings: dict[int, tuple[int, int, int]] = {}
         self.pairs: list[tuple[int, int]] = []
         self.arrays: list[TracedArray] = []
         self.sites: list[Site] = []
         self.blocks: list[tuple[int, ...]] = []
+        self.barriers: list[tuple[int, int]] = []  # block and line of each barrier of a block
         self.file = kernel_file
         self._turns = Turns()
         self._site_of: dict[tuple[Any, ...], int] = {}
@@ -127,6 +129,7 @@ class Recorder:
         self._begin: list[int] = []  # address of each array
         self._memory: list[tuple[int, int]] = []  # address range that each array may access: first byte, end
         self._block: tuple[int, ...] = ()
+        self._first: scheduler.SimulatedThread | None = None  # of the running block
         self._interval = 0
         self._shared_of: dict[Any, int] = {}
         self._atomic: FrameType | None = None
@@ -194,7 +197,7 @@ class Recorder:
     def thread_start(self, thread: scheduler.SimulatedThread) -> None:
         """Start tracing a thread's loops; called by the scheduler when a thread starts."""
         if thread.block_index != self._block:
-            self._block, self._interval = thread.block_index, 0
+            self._block, self._interval, self._first = thread.block_index, 0, thread
             self.blocks.append(thread.block_index)
         stack: list[Any] = []
         thread.state["loops"] = stack
@@ -207,6 +210,8 @@ class Recorder:
     def barrier(self, block_index: tuple[int, ...], number: int) -> None:
         """Begin the next interval; called by the scheduler when all threads of a block have reached a barrier."""
         self._interval = number + 1
+        if self._first is not None and self._first.frame is not None:  # all threads wait at the same place
+            self.barriers.append((len(self.blocks) - 1, self._describe(self._first.frame).line))
 
     # ---- accesses
 
@@ -274,7 +279,7 @@ class Recorder:
 
     def landed(self, access: int) -> None:
         """Record that an asynchronous copy has landed in shared memory; called by watched arrays."""
-        self.landings[access] = (self._interval, scheduler.current_thread().syncs)
+        self.landings[access] = (self._interval, scheduler.current_thread().syncs, len(self.rows))
 
 
 def _numbas(frame: FrameType | None) -> bool:

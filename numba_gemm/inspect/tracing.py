@@ -27,13 +27,14 @@ from ..models import requests as rules
 from ..simulator import patches, scheduler
 from ..simulator.threads import WARP_SIZE
 from . import target
-from .races import Race, races
+from .races import Race, races, unneeded_barriers
 from .recording import COLUMNS, GLOBAL, SHARED, Recorder, TracedArray
+from .unwritten import UnwrittenRead, unwritten_reads
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Race", "Trace", "TracedArray", "trace"]
+__all__ = ["Race", "Trace", "TracedArray", "UnwrittenRead", "trace"]
 
 ALLOCATION = 256  # alignment of device allocations in bytes
 OPS = np.array(["load", "store", "copy", "copy", "atomic"], object)  # by kind of access
@@ -379,6 +380,27 @@ class Trace:
     def races(self) -> list[Race]:
         """Pairs of places in the source that race for shared memory, each with an example."""
         return list(races(self._recorder, self._table))
+
+    @cached_property
+    def unwritten(self) -> list[UnwrittenRead]:
+        """Reads of shared memory that nothing had been written to, one example for each place in the source.
+
+        An asynchronous copy counts as written once it has landed.
+        """
+        return list(unwritten_reads(self._recorder, self._table))
+
+    @property
+    def barriers(self) -> list[tuple[tuple[int, ...], int]]:
+        """Barriers of the traced blocks in execution order: index of the block, and line in the kernel's file."""
+        return [(self.blocks[block], line) for block, line in self._recorder.barriers]
+
+    @cached_property
+    def unneeded_barriers(self) -> list[int]:
+        """Numbers of the first block's barriers each of which, left out alone, would leave no race.
+
+        A number counts the block's barriers in execution order, from 0.
+        """
+        return list(unneeded_barriers(self._recorder, self._table))
 
     # ---- text
 

@@ -761,6 +761,76 @@ def copies(wait_before_barrier, barrier):
 def test_a_copy_writes_until_it_has_landed(waits, barrier):
     found = trace(copies(waits, barrier), 1, 64, floats(1, 64), floats(1, 64))
     assert bool(found.races) == (not waits or barrier is None)
+    in_flight = [(read.array, read.element, read.thread) for read in found.unwritten if read.in_flight]
+    # Without a barrier thread 1 starts its copy when thread 0 has read the element.
+    assert in_flight == ([] if waits or barrier is None else [("tile", (0, 1), 0)])
+    assert bool(found.unwritten) == (not waits or barrier is None)
+
+
+def shifted(y, by, whole):
+    tile = cuda.shared.array(64, float32)
+    t = cuda.threadIdx.x
+    if t % 2 == 0 or whole:
+        tile[t] = y[t]
+    cuda.syncthreads()
+    if whole:
+        cuda.syncthreads()
+    y[t] = tile[(t + by) % 64]
+    y[t] = tile[(t + by) % 64]
+
+
+@simulator
+def test_reads_of_shared_memory_that_nobody_has_written():
+    first = shifted.__code__.co_firstlineno
+    reads = trace(shifted, 2, 64, floats(64), 1, False).unwritten
+    assert [(read.line - first, read.thread, read.element, read.block) for read in reads] == [
+        (8, 0, (1,), (0, 0, 0)),
+        (9, 0, (1,), (0, 0, 0)),
+    ]
+    assert not any(read.in_flight for read in reads)
+    assert trace(shifted, 2, 64, floats(64), 1, True).unwritten == []
+
+
+@simulator
+def test_shared_memory_of_another_block_does_not_count():
+    def kernel(y):
+        tile = cuda.shared.array(1, float32)
+        if cuda.blockIdx.x == 0:
+            tile[0] = y[0]
+        y[0] = tile[0]
+
+    (read,) = trace(kernel, 2, 1, floats(1)).unwritten
+    assert read.block == (1, 0, 0)
+
+
+@simulator
+def test_barriers_of_blocks():
+    first = shifted.__code__.co_firstlineno
+    found = trace(shifted, 2, 64, floats(64), 1, True).barriers
+    assert [(block, line - first) for block, line in found] == [
+        (block, line) for block in [(0, 0, 0), (1, 0, 0)] for line in (5, 7)
+    ]
+    assert trace(copy_by, 1, 32, floats(64), floats(64), 0, 1).barriers == []
+
+
+@simulator
+def test_barriers_that_are_not_needed():
+    """One of two in a row is not, and the only one is."""
+    assert trace(shifted, 2, 64, floats(64), 1, True).unneeded_barriers == [0, 1]
+    assert trace(shifted, 2, 64, floats(64), 1, False).unneeded_barriers == []
+    assert trace(shifted, 1, 64, floats(64), 0, False).unneeded_barriers == [0]  # each thread reads its own
+
+
+@simulator
+@pytest.mark.parametrize("stage", ["shared_tile", "double_buffered", "async_copy"])
+def test_every_barrier_of_a_stage_is_needed_but_for_the_last(stage):
+    """No write follows that a barrier after the last tile would have to hold back."""
+    a, b, c = floats(8, 32), floats(32, 8), floats(8, 8)
+    found = trace(stage, None, None, 1, a, b, 0, c, config="test", blocks=[(0, 0, 0)])
+    count = len(found.barriers)
+    assert count > 1
+    assert set(found.unneeded_barriers) <= {count - 1}
+    assert found.races == []
 
 
 @simulator

@@ -1,0 +1,1 @@
+"""One file per puzzle: the statement, the kernel with its solution marked, hints, cases and limits."""
