@@ -10,6 +10,7 @@ import ast
 import contextlib
 import importlib
 import inspect
+import json
 import os
 import pkgutil
 import re
@@ -69,13 +70,27 @@ pygments_style, pygments_dark_style = "friendly", "monokai"
 COPIED = DOCS / "notebooks"
 
 
+def described(text: str) -> str:
+    """Return a notebook in which pictures have the alternative text of their outputs where MyST-NB looks for it."""
+    notebook = json.loads(text)
+    for cell in notebook["cells"]:
+        found = [output.get("metadata", {}).get("image/png", {}).get("alt") for output in cell.get("outputs", ())]
+        if any(found):
+            image = cell["metadata"].setdefault("mystnb", {}).setdefault("image", {})
+            image.setdefault("alt", ". ".join(filter(None, found)))
+    return json.dumps(notebook)
+
+
 def copy_notebooks(app: Sphinx) -> None:
     """Copy what `notebooks/` holds at this moment; what is gone there goes here, too."""
     shutil.rmtree(COPIED, ignore_errors=True)
     COPIED.mkdir()
     for path in sorted((ROOT / "notebooks").iterdir()):
         if path.suffix == ".ipynb" or path.name == "README.md":
-            shutil.copy2(path, COPIED)  # with its time, by which Sphinx tells whether to read it again
+            copied = COPIED / path.name
+            text = path.read_text("utf-8")
+            copied.write_text(described(text) if path.suffix == ".ipynb" else text, "utf-8")
+            shutil.copystat(path, copied)  # its time, by which Sphinx tells whether to read it again
 
 
 # --- The player of docs/stepping.md: saved by the page's own code.
