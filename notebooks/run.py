@@ -107,8 +107,9 @@ def measures(cell: nbformat.NotebookNode) -> bool:
 
 
 def draws(cell: nbformat.NotebookNode) -> bool:
-    """Return True if a cell's output is a picture."""
-    return any("image/png" in output.get("data", {}) for output in cell.outputs)
+    """Return True if a cell's output is a picture or a player."""
+    shown = [output.get("data", {}) for output in cell.outputs]
+    return any("image/png" in data or "<iframe " in data.get("text/html", "") for data in shown)
 
 
 def refreshed(name: str, seconds: int = SECONDS, redraw: bool = False) -> nbformat.NotebookNode:
