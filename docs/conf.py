@@ -1,14 +1,16 @@
 """How the documentation's site is built: ``python -m sphinx -W --keep-going docs build/site``.
 
-Nothing is computed for it. Reference pages come from docstrings, tables from generated blocks, and notebooks have the
-outputs that are committed with them.
+Nothing is computed for it but the player of docs/stepping.md. Reference pages come from docstrings, tables from
+generated blocks, and notebooks have the outputs that are committed with them.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import inspect
+import json
 import os
 import pkgutil
 import re
@@ -34,6 +36,7 @@ ROOT = DOCS.parent
 sys.path.insert(0, str(ROOT))
 
 import numba_gemm  # noqa: E402
+import numba_gemm.inspect as inspect_kernels  # noqa: E402
 from numba_gemm.kernels import STAGES  # noqa: E402
 
 project = "numba_gemm"
@@ -67,13 +70,40 @@ pygments_style, pygments_dark_style = "friendly", "monokai"
 COPIED = DOCS / "notebooks"
 
 
+def described(text: str) -> str:
+    """Return a notebook in which pictures have the alternative text of their outputs where MyST-NB looks for it."""
+    notebook = json.loads(text)
+    for cell in notebook["cells"]:
+        found = [output.get("metadata", {}).get("image/png", {}).get("alt") for output in cell.get("outputs", ())]
+        if any(found):
+            image = cell["metadata"].setdefault("mystnb", {}).setdefault("image", {})
+            image.setdefault("alt", ". ".join(filter(None, found)))
+    return json.dumps(notebook)
+
+
 def copy_notebooks(app: Sphinx) -> None:
     """Copy what `notebooks/` holds at this moment; what is gone there goes here, too."""
     shutil.rmtree(COPIED, ignore_errors=True)
     COPIED.mkdir()
     for path in sorted((ROOT / "notebooks").iterdir()):
         if path.suffix == ".ipynb" or path.name == "README.md":
-            shutil.copy2(path, COPIED)  # with its time, by which Sphinx tells whether to read it again
+            copied = COPIED / path.name
+            text = path.read_text("utf-8")
+            copied.write_text(described(text) if path.suffix == ".ipynb" else text, "utf-8")
+            shutil.copystat(path, copied)  # its time, by which Sphinx tells whether to read it again
+
+
+# --- The player of docs/stepping.md: saved by the page's own code.
+
+PLAYER = re.compile(r"^```python\n((?:(?!^```).)*\.save\(\"player\.html\"\)\n)```$", re.MULTILINE | re.DOTALL)
+
+
+def save_player(app: Sphinx, exception: Exception | None) -> None:
+    """Run the block of docs/stepping.md that saves a player, among the site's static files."""
+    if exception is None and app.builder.format == "html":
+        (code,) = PLAYER.findall((DOCS / "stepping.md").read_text("utf-8"))
+        with contextlib.chdir(app.outdir / "_static"):
+            exec(code, {"np": importlib.import_module("numpy"), "step": inspect_kernels.step})
 
 
 # --- Reference pages: a line `% modules: PACKAGE` stands for the docstrings of its modules.
@@ -207,4 +237,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("doctree-read", lead_out, priority=400)  # before downloads are collected
     app.connect("doctree-read", show_sources)
     app.connect("html-collect-pages", source_pages)
+    app.connect("build-finished", save_player)
     return {"parallel_read_safe": False}

@@ -346,6 +346,13 @@ for s in step(product, 1, (2, 2), a, b, c, thread=(1, 0)):
 print(c)
 
 # %% [markdown]
+# The same as a player: move through the steps with the slider, the buttons or the arrow keys, and choose another
+# thread. Below the source are the addresses that the four threads access together.
+
+# %%
+step(product, 1, (2, 2), a, b, c).player(threads=[(1, 0), (0, 1)])
+
+# %% [markdown]
 # ### Is it right?
 #
 # Whole numbers come out exactly. Others are rounded, at each step of the sum, so two right products may differ in

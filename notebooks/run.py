@@ -7,7 +7,8 @@ A notebook's text is its .py file (jupytext's percent format); the .ipynb beside
 ``--write`` is for outputs that readers shall see: run it on a GPU. ``--sync`` brings the .ipynb's cells up to the .py
 file's, keeps the outputs of those that have not changed, lists code as it is now, and runs nothing. ``--refresh`` does
 the same, runs the notebook, and stores the outputs of cells that have changed: for cells that trace and draw, which is
-the same anywhere, and measure nothing.
+the same anywhere, and measure nothing. ``--redraw`` also stores the outputs of all other cells with pictures that
+measure nothing.
 """
 
 from __future__ import annotations
@@ -123,12 +124,30 @@ def synchronised(name: str) -> nbformat.NotebookNode:
     return made
 
 
-def refreshed(name: str, seconds: int = SECONDS) -> nbformat.NotebookNode:
-    """A notebook's cells with the outputs of the stored ones that read the same, and new outputs of the others."""
+def measures(cell: nbformat.NotebookNode) -> bool:
+    """Return True if a cell's output depends on the machine."""
+    return "measure(" in cell.source or "begin(" in cell.source
+
+
+def draws(cell: nbformat.NotebookNode) -> bool:
+    """Return True if a cell's output is a picture or a player."""
+    shown = [output.get("data", {}) for output in cell.outputs]
+    return any("image/png" in data or "<iframe " in data.get("text/html", "") for data in shown)
+
+
+def refreshed(name: str, seconds: int = SECONDS, redraw: bool = False) -> nbformat.NotebookNode:
+    """A notebook's cells with the outputs of the stored ones that read the same, and new outputs of the others.
+
+    With `redraw`, pictures are new in any case, but for those of cells that measure.
+    """
     made, new = synchronised(name), execute(name, seconds)
     for cell, run in zip(made.cells, new.cells, strict=True):
-        if cell.cell_type == "code" and not cell.execution_count:
-            if "measure(" in cell.source or "begin(" in cell.source:
+        if cell.cell_type != "code":
+            continue
+        if redraw and cell.execution_count and draws(cell) and not measures(cell):
+            cell.outputs = run.outputs
+        if not cell.execution_count:
+            if measures(cell):
                 raise ValueError(f"a cell of {name} that has changed measures: --write it on a GPU\n{cell.source}")
             cell.outputs, cell.execution_count = run.outputs, run.execution_count
     return made
@@ -169,12 +188,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results.add_argument("--write", action="store_true", help="store the outputs")
     results.add_argument("--sync", action="store_true", help="run nothing; bring the .ipynb files up to date")
     results.add_argument("--refresh", action="store_true", help="store the outputs of cells that have changed")
+    results.add_argument("--redraw", action="store_true", help="store these outputs, and all traced pictures")
     options = parser.parse_args(arguments)
     chosen = [Path(given).stem for given in options.names] or names()
     if unknown := [name for name in chosen if name not in names()]:
         parser.error(f"unknown notebook {', '.join(unknown)}; known are {', '.join(names())}")
-    make = synchronised if options.sync else partial(refreshed if options.refresh else execute, seconds=options.seconds)
-    task = partial(attempt, make=make, store=options.write or options.sync or options.refresh)
+    make: Callable[[str], nbformat.NotebookNode] = partial(execute, seconds=options.seconds)
+    if options.refresh or options.redraw:
+        make = partial(refreshed, seconds=options.seconds, redraw=options.redraw)
+    elif options.sync:
+        make = synchronised
+    task = partial(attempt, make=make, store=options.write or options.sync or options.refresh or options.redraw)
     failed = False
     with ProcessPoolExecutor(options.jobs) as pool:
         for said in pool.map(task, chosen):

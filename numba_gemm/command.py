@@ -18,6 +18,7 @@ SUBCOMMANDS = {
     "precompile": ("numba_gemm.gemm.commands.precompile", "compile kernels into the cache, or into a bundle"),
     "cache": ("numba_gemm.gemm.commands.cache", "list or delete the cached kernels"),
     "inspect": ("numba_gemm.inspect.cli", "compile a stage; print its registers, PTX and SASS"),
+    "step": ("numba_gemm.inspect.step_cli", "step through a thread of a stage on the simulator"),
     "puzzle": ("numba_gemm.puzzles.cli", "write the kernels of the ladder yourself, checked on the simulator"),
     "doctor": ("numba_gemm.doctor.cli", "report problems of this installation and the commands that fix them"),
     "lab": ("numba_gemm.lab.__main__", "run an experiment or a measurement of the laboratory"),

@@ -129,6 +129,10 @@ REFUSED = [
     ("puzzle nonesuch", "unknown puzzle 'nonesuch'; the puzzles are element, product"),
     ("puzzle --hint", "give its NAME"),
     ("puzzle product --hint --solution", "not allowed with argument"),
+    ("step", "required: STAGE"),
+    ("step naive --thread 1,x", "'1,x' given; expected x, y and z"),
+    ("step naive --shape 4,4", "'4,4' given; expected M, N and K"),
+    ("step naive --thread 0 --thread 1", "several threads are for --html"),
     ("doctor --timeout 0", "expected a number of seconds above 0"),
     ("doctor --section all", "invalid choice: 'all'"),
     ("lab", "name one or more experiments"),
@@ -157,6 +161,11 @@ def test_a_wrong_argument_is_one_line(line, says, capsys):
         ("precompile --cc 3.5", {}, "expected one that stages run on and the compiler knows"),
         ("precompile --export /nonesuch/file --cc 9.0", {}, "expected a file in a directory that exists"),
         ("inspect persistent --precision nope", {}, "which computes in tf32"),
+        ("step nonesuch", {}, "stage is 'nonesuch'; expected one of naive"),
+        ("step naive --config 1x1", {}, "config is '1x1'"),
+        ("step naive --thread 64", {}, "thread (64, 0, 0) is outside of the block"),
+        ("step persistent", {}, "instructions that the simulator lacks"),
+        ("step naive --html /nonesuch/player.html", {}, "No such file"),
         ("autotune 64x64x64", {"NUMBA_ENABLE_CUDASIM": "1"}, "unset NUMBA_ENABLE_CUDASIM"),
         ("precompile", {"CUDA_VISIBLE_DEVICES": ""}, "no GPU can be used"),
         ("precompile --cc 9.0", {"NUMBA_ENABLE_CUDASIM": "1"}, "unset NUMBA_ENABLE_CUDASIM"),
@@ -223,6 +232,17 @@ def test_bench_runs_on_the_simulator_without_a_gpu(tmp_path, on_gpu):
     assert done.returncode == 0, done.stdout + done.stderr
     assert ("No GPU was used" in done.stdout) is not on_gpu
     assert (tmp_path / "here" / "report.md").is_file()
+
+
+def test_step_prints_or_writes_a_player(tmp_path):
+    done = numba_gemm_command("step", "naive", "--thread", "1,0", "--shape", "3,3,3")
+    assert done.returncode == 0, done.stderr
+    assert "    row = 1\n" in done.stdout
+    assert done.stdout.rstrip().endswith("-- end of block (0, 0, 0) --")
+    file = tmp_path / "player.html"
+    done = numba_gemm_command("step", "naive", "--thread", "1", "--thread", "0", "--html", str(file))
+    assert done.stdout == f"{file}: naive, block (0, 0, 0), threads (1, 0, 0), (0, 0, 0)\n"
+    assert '"kernel":"naive"' in file.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("module", ["numba_gemm.inspect", "numba_gemm.doctor", "numba_gemm.lab"])

@@ -10,6 +10,7 @@ import linecache
 import re
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -31,7 +32,8 @@ SHARED_NAME = re.compile(r"(\w+)\s*=\s*([\w.]*shared\s*\.\s*array)")
 WORD_BYTES = 4  # size of an element of dynamic shared memory, whatever the dtype of its views
 
 # Frames of these files lie between an access and the kernel's code.
-HIDDEN = (watch.__file__, __file__, kernel_view.__file__, launch.__file__, scheduler.__file__)
+FRAMES = str(Path(__file__).with_name("frames.py"))
+HIDDEN = (watch.__file__, __file__, FRAMES, kernel_view.__file__, launch.__file__, scheduler.__file__)
 
 
 @dataclass(frozen=True)

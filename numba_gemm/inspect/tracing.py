@@ -210,6 +210,14 @@ class Trace:
         self._members = [groups[i] for i in order]
         return frame.iloc[order].reset_index(drop=True)
 
+    @property
+    def request_of(self) -> np.ndarray[Any, Any]:
+        """Row of `requests` for each row of `accesses`."""
+        found = np.empty(len(self._table), np.int64)
+        for request in range(len(self.requests)):
+            found[self._members[request]] = request
+        return found
+
     @cached_property
     def lines(self) -> pd.DataFrame:
         """Sums over requests, one row per line, array, operation and width, in source order.
@@ -480,7 +488,7 @@ def trace(
     function = patches.python_function(made.kernel)
     recorder = Recorder(inspect.unwrap(function).__code__.co_filename)
     names = list(inspect.signature(function).parameters)
-    arguments = tuple(_watched(recorder, name, value) for name, value in zip(names, made.arguments, strict=False))
+    arguments = tuple(watched(recorder, name, value) for name, value in zip(names, made.arguments, strict=False))
     scheduler.run(
         made.kernel,
         made.grid,
@@ -494,13 +502,14 @@ def trace(
     return Trace(function.__name__, made.grid, made.block, recorder)
 
 
-def _watched(recorder: Recorder, name: str, value: Any) -> Any:
+def watched(recorder: Recorder, name: str, value: Any) -> Any:
+    """Return an argument of a kernel with its arrays watched, also those inside tuples."""
     if isinstance(value, np.ndarray):
         return recorder.watched(value, name)
     if isinstance(value, tuple):
         fields = getattr(value, "_fields", None)
         made = [
-            _watched(recorder, f"{name}[{i}]" if fields is None else f"{name}.{fields[i]}", field)
+            watched(recorder, f"{name}[{i}]" if fields is None else f"{name}.{fields[i]}", field)
             for i, field in enumerate(value)
         ]
         return tuple(made) if fields is None else type(value)(*made)

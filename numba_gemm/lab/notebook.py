@@ -20,7 +20,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,15 +85,24 @@ def begin(on_gpu: bool = False) -> None:
 
 
 def _show_figures() -> None:
-    """Let a notebook display a Figure at the end of a cell without pyplot."""
+    """Let a notebook display a Figure at the end of a cell without pyplot, with alternative text."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if shell is None:
         return
     from matplotlib.figure import Figure
 
+    from ..inspect.draw import alt_text
     from .harness.pictures import png
 
-    shell.display_formatter.formatters["image/png"].for_type(Figure, partial(png, dpi=DOTS_PER_INCH))
+    def described(figure: Any) -> tuple[bytes, dict[str, str]]:
+        return png(figure, dpi=DOTS_PER_INCH), {"alt": alt_text(figure)}
+
+    def told(figure: Any, printer: Any, cycle: bool) -> None:
+        printer.text(alt_text(figure))
+
+    formatters = shell.display_formatter.formatters
+    formatters["image/png"].for_type(Figure, described)
+    formatters["text/plain"].for_type(Figure, told)
 
 
 class Listing:

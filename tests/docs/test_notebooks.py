@@ -109,6 +109,23 @@ def test_stored_outputs_are_of_a_gpu(name):
     assert not [out for cell in stored.cells for out in cell.get("outputs", []) if out["output_type"] == "error"]
 
 
+def test_pictures_have_alternative_text():
+    """Those of the first notebook; the others get it when they are drawn again."""
+    cells = run.stored(NAMES[0]).cells
+    drawn = [out for cell in cells for out in cell.get("outputs", []) if "image/png" in out.get("data", {})]
+    assert len(drawn) > 4
+    for output in drawn:
+        text = output.metadata["image/png"]["alt"]
+        assert len(text) > 40
+        assert output.data["text/plain"] == text
+
+
+def test_a_player_is_stored_small():
+    found = [text for text in outputs(run.stored(NAMES[0]), "text/html") if "<iframe srcdoc=" in text]
+    assert len(found) == 1
+    assert len(found[0]) < 40_000
+
+
 def test_a_listing_is_the_file():
     text = Path(lessons.__file__).parents[1] / "kernels" / "ladder" / "naive.py"
     assert str(lessons.source("naive", doc=True)) == text.read_text(encoding="utf-8")

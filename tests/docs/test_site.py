@@ -136,6 +136,9 @@ def test_site(tmp_path):
     assert missing(page, "ZeroDivisionError") == ["ZeroDivisionError"]
     start = (site / "notebooks" / "00_start_here.html").read_text(encoding="utf-8")
     assert missing(start, 'alt="Diagram of five memories') == []
+    stepping, player = (site / name for name in ("stepping.html", "_static/player.html"))
+    assert missing(stepping.read_text(encoding="utf-8"), '<iframe src="_static/player.html" title="') == []
+    assert missing(player.read_text(encoding="utf-8"), '"kernel":"shared_tile"') == []
     tutorial = (site / "tutorial.html").read_text(encoding="utf-8")
     assert missing(tutorial, *(f'href="notebooks/{path.stem}.html' for path in notebooks.glob("*.ipynb"))) == []
 

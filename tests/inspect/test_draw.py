@@ -135,6 +135,21 @@ class TestArrays:
         figure = draw.thread_map(naive, "c", "store")
         assert {text.get_text() for text in figure.axes[0].texts} == {str(warp) for warp in range(32)}
 
+    def test_buffers_and_a_swizzle_are_seen(self):
+        options = {"m": 64, "n": 32, "k": 16, "config": "test"}
+        axes = draw.thread_map(traced("double_buffered", **options), "a_tile", "store").axes[0]
+        (between,) = axes.lines
+        assert list(between.get_ydata()) == [7.5, 7.5]  # eight rows per buffer
+        *_, request = axes.collections
+        assert [to_hex(colour).upper() for colour in request.get_colors()] == [draw.CHOICE]
+        places = np.array(request.get_segments()).reshape(-1, 2)
+        upper = places[places[:, 1] < 1]
+        assert (upper[:, 0].min(), upper[:, 0].max()) == (-0.5, 15.5)  # k = 0
+        lower = places[places[:, 1] > 1]
+        assert (lower[:, 0].min(), lower[:, 0].max(), lower[:, 1].min()) == (15.5, 31.5, 3.5)  # k = 4, swizzled
+        axes = draw.thread_map(traced("conflict_free", **options), "a_tile", "store").axes[0]
+        assert not axes.lines
+
     def test_reuse(self, found):
         figure = draw.reuse_map(found, "b_tile")
         values = image_of(figure)
@@ -217,6 +232,11 @@ class TestRequests:
                 make(found, -1)
 
 
+def bounds(axes):
+    """Return column, row, width and height of the boxes of a panel."""
+    return [(box.get_x() + 0.5, box.get_y() + 0.5, box.get_width(), box.get_height()) for box in axes.patches]
+
+
 def panels(figure):
     """Return the counts of B, A and C, 0 if there is none; an empty panel is None."""
     _, *axes = figure.axes
@@ -250,6 +270,35 @@ class TestWhoReadsWhat:
         other = panels(draw.who_reads_what(shared_tile, block=(0, 1, 0)))
         assert np.argwhere(first[2]).min(axis=0).tolist() == [0, 8]
         assert np.argwhere(other[2]).min(axis=0).tolist() == [8, 0]
+
+    def test_a_shade_is_the_same_count_in_all_pictures(self, naive):
+        options = {"m": 16, "n": 16, "k": 16, "config": "test"}
+        before, after = (draw.who_reads_what(traced(name, **options)) for name in ("coalesced", "shared_tile"))
+        counts = [panels(figure)[1].max() for figure in (before, after)]
+        assert counts == [8, 1]
+        dark, light = before.axes[2].images[0], after.axes[2].images[0]
+        assert sum(dark.to_rgba(8.0)[:3]) < sum(light.to_rgba(1.0)[:3]) - 0.5
+        assert dark.to_rgba(3.0) == light.to_rgba(3.0)
+        assert draw.who_reads_what(naive).axes[2].images[0].get_clim() == after.axes[2].images[0].get_clim()
+
+    @pytest.mark.parametrize(
+        ("name", "said", "boxes"),
+        [
+            ("naive", "a request: 32 sectors, 4 would do", [(0, 0, 8, 32)]),
+            ("coalesced", "a request: 1 sector, 1 would do", [(0, 0, 8, 1)]),
+        ],
+    )
+    def test_sectors_of_a_request_are_hatched(self, name, said, boxes):
+        axes = draw.who_reads_what(traced(name, k=32), warp=0).axes[2]
+        assert axes.get_title().endswith(said)
+        assert all(patch.get_hatch() for patch in axes.patches)
+        assert bounds(axes) == boxes
+
+    def test_sectors_hold_elements_of_the_array_only(self):
+        a = np.asfortranarray(np.ones((20, 4), np.float32))[2:]
+        axes = draw.who_reads_what(traced("naive", m=18, k=4, a=a), warp=0).axes[2]
+        # Column 0 lies at bytes 8 to 80 and column 1 from byte 88 on; the sectors end at byte 96.
+        assert bounds(axes) == [(0, row, 2 if row < 2 else 1, 1) for row in range(18)]
 
     def test_vectors_and_copies(self, found):
         b, a, c = panels(draw.who_reads_what(found))
@@ -361,6 +410,15 @@ class TestTimeline:
 
         with pytest.raises(ValueError, match=r"thread 0 of block \(0, 0, 0\) of some accesses no memory"):
             draw.timeline(trace(some, 1, 32, np.ones(32, np.float32)))
+
+
+@simulator
+def test_alternative_texts_say_what_is_drawn(naive):
+    text = draw.alt_text(draw.who_reads_what(naive, warp=0))
+    assert text.startswith("naive: what warp 0 of block (0, 0, 0) reads and writes. ")
+    assert "A, 64 × 8: 256 elements; loaded 1× each; a request: 32 sectors, 4 would do" in text
+    text = draw.alt_text(draw.thread_map(naive, "c", "store"))
+    assert text.startswith("naive: threads that store c; warps outlined and numbered. horizontal axis: column. ")
 
 
 @simulator
@@ -560,6 +618,7 @@ class TestMemories:
         assert written >= {"near: 2 KB", "one thread", "far", "all", "in each of 132 multiprocessors"}
         assert [bar.get_width() for bar in bars.patches] == [100.0, 0.1]
         assert [text.get_text() for text in bars.texts] == ["100 TB/s\n4 cycles", "0.1 TB/s"]
+        assert draw.alt_text(figure).endswith(": near 100 TB/s, far 0.1 TB/s. one GPU")
         assert not overflows(figure)
 
     def test_no_frame_without_a_multiprocessor(self):

@@ -11,6 +11,7 @@ Okabe and Ito, which colour-blind readers can tell apart (https://jfly.uni-koeln
 """
 
 from .all_accesses import timeline, who_reads_what
+from .canvas import alt_text
 from .memories import Memory, memory_hierarchy
 from .one_array import reuse_map, thread_map
 from .one_request import bank_map, sector_map
@@ -30,6 +31,7 @@ __all__ = [
     "Event",
     "Memory",
     "Piece",
+    "alt_text",
     "bank_map",
     "colour",
     "ladder_chart",

@@ -11,7 +11,8 @@ import numpy as np
 from ...device.units import WARP, ceil_div
 from ..recording import GLOBAL, SHARED, TracedArray
 from ..tracing import Trace
-from .canvas import FONT, WIDTH, font_size, ink_at, new_figure, plural, set_labels
+from .canvas import FONT, WIDTH, font_size, ink_at, ink_on, new_figure, plural, set_labels
+from .elements import boxes, first_request, of_sectors
 from .palette import GRID, OUTLINE, colour, ramp
 
 if TYPE_CHECKING:
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 STORES = ("store", "atomic")
 
 MOST_CELLS = 128  # along an axis of a matrix's panel; if there are more elements, they share cells
+SHADED = (1, 4, 16, 64)  # counts in the legend
+MOST_SHADED = SHADED[-1]  # the darkest shade stands for this count and higher ones
+MOST_OUTLINED = 32  # rows up to which sectors in different rows have outlines of their own
+LIGHTEST = 0.5  # where the shades begin, so that a single access differs from none
 MOST_COUNTED = 24  # most intervals for which numbers are written into the cells
 
 
@@ -81,6 +86,42 @@ def _counted(accesses: Any, array: TracedArray, ops: Sequence[str]) -> np.ndarra
     return counts
 
 
+def _scale() -> Any:
+    """Return the norm of all counts: the same shade is the same count in every picture."""
+    from matplotlib.colors import LogNorm
+
+    return LogNorm(LIGHTEST, MOST_SHADED, clip=True)
+
+
+def _legend(axes: Axes, sectors: bool) -> None:
+    """Draw the shades of counts, and the hatching of sectors."""
+    from matplotlib.colors import LinearSegmentedColormap
+    from matplotlib.patches import Rectangle
+
+    axes.set_axis_off()
+    axes.set(xlim=(0, len(SHADED)), ylim=(0, 4.4))
+    scale, greys = _scale(), LinearSegmentedColormap.from_list("counts", ["0.97", "0.15"])
+    axes.text(0, 3.7, "number of accesses", va="center", fontsize=FONT)
+    for place, count in enumerate(SHADED):
+        shade = greys(scale(count))
+        axes.add_patch(Rectangle((place, 2.2), 1, 1, facecolor=shade, edgecolor=GRID))
+        text = f"{count}×" if count < MOST_SHADED else f"≥{count}"
+        axes.text(place + 0.5, 2.7, text, ha="center", va="center", fontsize=FONT - 1.5, color=ink_on(shade))
+    if sectors:
+        axes.add_patch(Rectangle((0, 0.6), 1, 1, facecolor="white", edgecolor=OUTLINE, hatch="/////"))
+        axes.text(1.25, 1.1, "sectors moved by\none request of a warp", va="center", fontsize=FONT - 0.5)
+
+
+def _hatch(axes: Axes, trace: Trace, request: int) -> None:
+    """Hatch the sectors that a request moves."""
+    from matplotlib.patches import Rectangle
+
+    rows = trace.array(trace.requests["array"].iloc[request]).shape[0]
+    look: dict[str, Any] = {"fill": False, "edgecolor": OUTLINE, "hatch": "//////", "linewidth": 0.7, "zorder": 4}
+    for top, bottom, left, right in boxes(of_sectors(trace, request), stacked=rows > MOST_OUTLINED):
+        axes.add_patch(Rectangle((left - 0.5, top - 0.5), right - left + 1, bottom - top + 1, **look))
+
+
 def _panel(axes: Axes, name: str, counts: np.ndarray[Any, Any], verb: str, step: int) -> None:
     """Draw a matrix with its counts, and a grid line every `step` elements."""
     rows, cols = counts.shape
@@ -100,8 +141,7 @@ def _panel(axes: Axes, name: str, counts: np.ndarray[Any, Any], verb: str, step:
         axes.imshow(
             values,
             cmap=ramp(name),
-            vmin=0,
-            vmax=most,
+            norm=_scale(),
             aspect="auto",
             interpolation="nearest",
             extent=(-0.5, across - 0.5, down - 0.5, -0.5),
@@ -134,8 +174,9 @@ def who_reads_what(
     """Draw the accesses of a thread, a warp or a block to global memory, with B above and A to the left of C.
 
     The picture shows loads of A and B, including asynchronous copies, and stores to C, including atomics. Darker cells
-    are accessed more often. If a matrix has more than 128 rows or columns, neighbours share a cell, which shows their
-    maximum.
+    are accessed more often; a shade stands for the same number in all pictures. The sectors of 32 bytes that the first
+    request for each matrix moves are hatched. If a matrix has more than 128 rows or columns, neighbours share a cell,
+    which shows their maximum.
 
     Parameters
     ----------
@@ -179,13 +220,20 @@ def who_reads_what(
     figure.suptitle(f"{trace.kernel}: what {who} reads{of_tiles} and writes", fontsize=FONT + 2)
     ratios: dict[str, Any] = {"width_ratios": [deep, 1], "height_ratios": [min(max(k / n, 0.3), 1.2), tall]}
     panels = figure.subplots(2, 2, gridspec_kw=ratios)
-    panels[0, 0].set_axis_off()
-    said = "C = A B" + "\n\nthe darker,\nthe more often"
-    panels[0, 0].text(0.5, 0.5, said, ha="center", va="center", fontsize=FONT, transform=panels[0, 0].transAxes)
+    _legend(panels[0, 0], sectors=not shared)
     shown = ((panels[0, 1], b, ("load", "copy")), (panels[1, 0], a, ("load", "copy")), (panels[1, 1], c, STORES))
     step = next((step for step in (1, 8, 64) if max(m, n, k) // step <= 64), 512)
     for axes, array, ops in shown:
         _panel(axes, array.name, _counted(accesses, array, ops), "stored" if array is c else "loaded", step)
+        request = None
+        if array.space == GLOBAL and not (shared and array is c):
+            of_warp, lane = (warp, None) if thread is None else divmod(thread, WARP)
+            request = first_request(trace, array.name, ops, index, of_warp, lane)
+        if request is not None:
+            _hatch(axes, trace, request)
+            row = trace.requests.iloc[request]
+            cost = f"a request: {plural(int(row['sectors']), 'sector')}, {row['ideal']} would do"
+            axes.set_title(f"{axes.get_title()}\n{cost}", fontsize=FONT)
     panels[0, 1].set_ylabel("k", fontsize=FONT)
     panels[1, 0].set_xlabel("k", fontsize=FONT)
     panels[1, 0].set_ylabel("row of C", fontsize=FONT)

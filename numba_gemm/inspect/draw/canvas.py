@@ -65,12 +65,37 @@ def set_labels(axes: Axes, title: str, across: str, down: str) -> None:
     axes.tick_params(labelsize=FONT - 1)
 
 
-def outline_groups(axes: Axes, groups: np.ndarray[Any, Any], width: float = 1.6) -> None:
-    """Draw black lines between neighbouring cells of different groups."""
+def alt_text(figure: Figure) -> str:
+    """Return a figure's alternative text: its label if it has one, else its titles and the labels of its axes.
+
+    Parameters
+    ----------
+    figure : matplotlib.figure.Figure
+        Any figure.
+    """
+    if figure.get_label():
+        return str(figure.get_label())
+    parts = [figure.get_suptitle()]
+    for axes in figure.axes:
+        parts += [axes.get_title(loc) for loc in ("left", "center", "right")]
+        labels = (("horizontal axis", axes.get_xlabel()), ("vertical axis", axes.get_ylabel()))
+        parts += [f"{axis}: {label}" for axis, label in labels if label]
+    said = ("; ".join(filter(None, part.splitlines())) for part in parts)
+    return ". ".join(dict.fromkeys(part.rstrip(".") for part in said if part)) or "figure"
+
+
+def outline_groups(
+    axes: Axes,
+    groups: np.ndarray[Any, Any],
+    width: float = 1.6,
+    colour: str = OUTLINE,
+    corner: tuple[int, int] = (0, 0),
+) -> None:
+    """Draw lines between neighbouring cells of different groups; the first cell's row and column are `corner`."""
     from matplotlib.collections import LineCollection
 
-    sides = [
-        [(col + 0.5, row - 0.5), (col + 0.5, row + 0.5)] for row, col in np.argwhere(groups[:, 1:] != groups[:, :-1])
-    ]
-    sides += [[(col - 0.5, row + 0.5), (col + 0.5, row + 0.5)] for row, col in np.argwhere(groups[1:] != groups[:-1])]
-    axes.add_collection(LineCollection(sides, colors=OUTLINE, linewidths=width, capstyle="projecting"), autolim=False)
+    across = np.argwhere(groups[:, 1:] != groups[:, :-1]) + corner
+    down = np.argwhere(groups[1:] != groups[:-1]) + corner
+    sides = [[(col + 0.5, row - 0.5), (col + 0.5, row + 0.5)] for row, col in across]
+    sides += [[(col - 0.5, row + 0.5), (col + 0.5, row + 0.5)] for row, col in down]
+    axes.add_collection(LineCollection(sides, colors=colour, linewidths=width, capstyle="projecting"), autolim=False)

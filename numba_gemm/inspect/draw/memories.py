@@ -71,6 +71,8 @@ def memory_hierarchy(levels: Sequence[Memory], multiprocessors: int, title: str)
     _draw_bars(bars, levels)
     boxes.set_ylim(len(levels) - 0.45, -0.85)
     figure.suptitle(title, fontsize=FONT + 1)
+    told = ", ".join(f"{level.name} {level.tb_s:.3g} TB/s" for level in levels)
+    figure.set_label(f"Memory hierarchy from the nearest to the farthest level: {told}. {title}")
     return figure
 
 

@@ -9,9 +9,11 @@ import numpy as np
 
 from ...device.units import WARP, ceil_div
 from ...models import requests as rules
+from ..recording import SHARED
 from ..tracing import Trace
 from .canvas import FONT, font_size, ink_at, new_cells, outline_groups, set_labels
-from .palette import ramp, shades
+from .elements import first_request, of_request
+from .palette import CHOICE, OUTLINE, ramp, shades
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,7 +66,8 @@ def thread_map(trace: Trace, array: str, op: str = "load", width: int | None = N
     """Draw which thread, by its position in the block, accesses each element first; warps are outlined.
 
     Shades tell the lanes of a warp apart. If the thread numbers do not fit into the cells, the warp numbers are
-    written instead.
+    written instead. In a shared array, the elements of the first request are outlined in red, which shows a swizzle,
+    and dashed lines separate rows that are first accessed between different barriers, such as two buffers of a tile.
 
     Parameters
     ----------
@@ -93,6 +96,8 @@ def thread_map(trace: Trace, array: str, op: str = "load", width: int | None = N
     (rows, cols), shape = _plane(trace, array, indices, width)
     values = np.full(shape, np.nan)
     values[rows[::-1], cols[::-1]] = threads[::-1]  # in reverse, so that the first access wins
+    intervals = np.full(shape, -1)
+    intervals[rows[::-1], cols[::-1]] = _intervals(trace, array, op)[::-1]
     lanes = min(WARP, math.prod(trace.block))
     of_lanes = shades(array, lanes)
     last = int(threads.max())
@@ -100,7 +105,7 @@ def thread_map(trace: Trace, array: str, op: str = "load", width: int | None = N
     title = f"{trace.kernel}: threads that {op} {array}; warps outlined"
     figure, axes, image, written = _grid(values, by_thread, last, title)
     image.set_norm(BoundaryNorm(np.arange(last + 2) - 0.5, last + 1))
-    part, _, _ = _cropped(values)
+    part, top, left = _cropped(values)
     warps = np.where(np.isnan(part), -1, np.nan_to_num(part) // WARP)
     outline_groups(axes, warps)
     if not written and last >= WARP:
@@ -109,9 +114,51 @@ def thread_map(trace: Trace, array: str, op: str = "load", width: int | None = N
             row, col = own[np.argmin(((own - own.mean(axis=0)) ** 2).sum(axis=1))]
             box = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
             axes.text(col, row, f"{warp:.0f}", ha="center", va="center", fontsize=FONT - 1, bbox=box)
-        figure.suptitle(f"{title} and numbered", fontsize=FONT + 1)
+        title += " and numbered"
+    if trace.array(array).space == SHARED:
+        title += _outline_request(trace, array, op, axes, (top, left), part.shape, width)
+        title += _split_intervals(axes, intervals[top : top + part.shape[0], left : left + part.shape[1]])
+    figure.suptitle(title, fontsize=FONT + 1)
     _lane_bar(figure, axes, of_lanes)
     return figure
+
+
+def _intervals(trace: Trace, array: str, op: str) -> np.ndarray[Any, Any]:
+    """Return the number of barriers passed before each access that `Trace.touched` lists."""
+    accesses = trace.accesses
+    own = accesses[(accesses["array"] == array) & (accesses["op"] == op)]
+    each = np.maximum(own["bytes"].to_numpy(np.int64) // trace.array(array).itemsize, 1)
+    return np.repeat(own["interval"].to_numpy(np.int64), each)
+
+
+def _outline_request(
+    trace: Trace,
+    array: str,
+    op: str,
+    axes: Axes,
+    corner: tuple[int, int],
+    extents: tuple[int, ...],
+    width: int | None,
+) -> str:
+    """Outline the elements of the first request in a part that begins at `corner`; return what to say of it."""
+    request = first_request(trace, array, [op])
+    assert request is not None
+    (rows, cols), _ = _plane(trace, array, of_request(trace, request), width)
+    chosen = np.zeros(np.add(extents, 2), bool)  # with a margin, for lines at the edges
+    chosen[rows - corner[0] + 1, cols - corner[1] + 1] = True
+    outline_groups(axes, chosen, 2.2, CHOICE, (-1, -1))
+    return "\nred: the first request of a warp"
+
+
+def _split_intervals(axes: Axes, intervals: np.ndarray[Any, Any]) -> str:
+    """Draw lines between elements that are first accessed between different barriers; return what to say of them."""
+    split = (intervals[1:] != intervals[:-1]) & (intervals[1:] >= 0) & (intervals[:-1] >= 0)
+    between = np.flatnonzero(split.any(axis=1))
+    if not len(between):
+        return ""
+    for row in between.tolist():
+        axes.axhline(row + 0.5, color=OUTLINE, linewidth=2.6, linestyle=(0, (3, 1.2)))
+    return "; dashed: a barrier separates the first accesses"
 
 
 def _lane_bar(figure: Figure, axes: Axes, of_lanes: np.ndarray[Any, Any]) -> None:
@@ -121,7 +168,7 @@ def _lane_bar(figure: Figure, axes: Axes, of_lanes: np.ndarray[Any, Any]) -> Non
     count = len(of_lanes)
     scale = ScalarMappable(BoundaryNorm(np.arange(count + 1) - 0.5, count), ListedColormap(of_lanes))
     bar = figure.colorbar(scale, ax=axes, fraction=0.04, ticks=range(0, count, max(1, count // 4)))
-    bar.ax.set_ylabel("lane: the thread's number in its warp", fontsize=FONT)
+    bar.ax.set_ylabel("lane of the warp", fontsize=FONT)
     bar.ax.tick_params(labelsize=FONT - 1)
     bar.ax.minorticks_off()
 
