@@ -23,6 +23,7 @@ PTX ISA: "atom", "ld", "st", "Memory Consistency Model".
 
 from __future__ import annotations
 
+from collections import namedtuple
 from functools import lru_cache
 
 from numba import int64, uint32
@@ -53,10 +54,9 @@ FIELDS = (
     "c_inner",
 )
 
-if SIMULATOR:
-    from collections import namedtuple
+PartitionArguments = namedtuple("PartitionArguments", FIELDS)  # type: ignore[misc]
 
-    PartitionArguments = namedtuple("PartitionArguments", FIELDS)  # type: ignore[misc]
+if SIMULATOR:
 
     def arrive(partition, tile):
         """Count this block at a shared tile; return how many blocks arrived before."""
@@ -79,38 +79,10 @@ if SIMULATOR:
 else:
     from llvmlite import ir
     from numba.cuda import types
-    from numba.cuda.extending import core_models, intrinsic, overload_attribute, register_model
+    from numba.cuda.extending import intrinsic
 
     WORD, LONG, FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
-
-    class PartitionType(types.Type):
-        """Numba type of `PartitionArguments`: 64-bit words from which each block finds its part of the work."""
-
-        def __init__(self):
-            super().__init__(name="PartitionArguments")
-
-    PARTITION = PartitionType()
-
-    @register_model(PartitionType)
-    class PartitionModel(core_models.StructModel):
-        def __init__(self, dmm, fe_type):
-            super().__init__(dmm, fe_type, [(name, types.int64) for name in FIELDS])
-
-    def _attribute(index):
-        @intrinsic
-        def read(typingctx, partition):
-            def codegen(context, builder, signature, args):
-                return builder.extract_value(args[0], index)
-
-            return types.int64(partition), codegen
-
-        def get(partition):
-            return lambda partition: read(partition)
-
-        overload_attribute(PartitionType, FIELDS[index])(get)
-
-    for _index in range(len(FIELDS)):
-        _attribute(_index)
+    PARTITION = types.NamedUniTuple(types.int64, len(FIELDS), PartitionArguments)
 
     def _asm(builder, result, operands, code, constraints):
         function = ir.FunctionType(result, [operand.type for operand in operands])
@@ -237,13 +209,14 @@ def row_partial(columns, threads, sums):
 
     A part has `sums` floats: one float of every thread, side by side, then the next float of every thread. (Vector
     accesses would take fewer instructions, but tie four sums to neighbouring registers throughout the kernel.) The
-    columns of a row are unrolled by hand in groups of four, as in `store.row_store`.
+    columns of a row are unrolled by hand in groups of four, as in `store.row_store`. Their first column is an argument,
+    and one function serves all groups but the first one: a default stays a constant for the compiler.
     """
     if columns not in (4, 8, 16):
         raise ValueError(f"thread tiles of 4, 8 or 16 columns can be shared, got {columns}")
 
     @device_function
-    def store4(partition, at, acc, i, j):
+    def store4(partition, at, acc, i, j=0):
         store_partial(partition, at + (i * columns + j) * threads, acc[i, j])
         store_partial(partition, at + (i * columns + j + 1) * threads, acc[i, j + 1])
         store_partial(partition, at + (i * columns + j + 2) * threads, acc[i, j + 2])
@@ -252,7 +225,7 @@ def row_partial(columns, threads, sums):
     @device_function
     def store_row(partition, slot, tid, acc, i):
         at = slot * sums + int64(tid)
-        store4(partition, at, acc, i, 0)
+        store4(partition, at, acc, i)
         if columns >= 8:
             store4(partition, at, acc, i, 4)
         if columns == 16:
@@ -262,7 +235,7 @@ def row_partial(columns, threads, sums):
     @device_function
     def load_row(partition, slot, tid, values, i):
         at = slot * sums + int64(tid)
-        load4(partition, at, values, i, 0)
+        load4(partition, at, values, i)
         if columns >= 8:
             load4(partition, at, values, i, 4)
         if columns == 16:
@@ -270,7 +243,7 @@ def row_partial(columns, threads, sums):
             load4(partition, at, values, i, 12)
 
     @device_function
-    def load4(partition, at, values, i, j):
+    def load4(partition, at, values, i, j=0):
         values[i, j] = load_partial(partition, at + (i * columns + j) * threads)
         values[i, j + 1] = load_partial(partition, at + (i * columns + j + 1) * threads)
         values[i, j + 2] = load_partial(partition, at + (i * columns + j + 2) * threads)

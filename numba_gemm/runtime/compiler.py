@@ -93,7 +93,7 @@ def _parameter_sizes(signature: Sequence[Any]) -> list[int] | None:
     from numba.cuda import types
 
     from ..device.matrix import MatrixType
-    from ..device.partition import FIELDS, PartitionType
+    from ..device.partition import PARTITION
 
     sizes: list[int] = []
     for parameter in signature:
@@ -101,8 +101,8 @@ def _parameter_sizes(signature: Sequence[Any]) -> list[int] | None:
             sizes += [4]
         elif isinstance(parameter, MatrixType):
             sizes += [8] * 5
-        elif isinstance(parameter, PartitionType):
-            sizes += [8] * len(FIELDS)
+        elif parameter == PARTITION:
+            sizes += [8] * len(PARTITION)
         elif isinstance(parameter, types.Array):
             sizes += [8] * (5 + 2 * parameter.ndim)
         elif isinstance(parameter, types.UniTuple) and isinstance(parameter.dtype, types.Array):

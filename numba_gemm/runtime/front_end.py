@@ -1,10 +1,10 @@
 """Numba's front end with less work per kernel: it remembers what it would compute again, and skips what finds nothing.
 
-Most of the time that a kernel takes to compile is spent in Numba's own Python: about 60 nested device functions go
-through 26 passes each. `faster` makes that cheaper for one compilation, which holds Numba's compiler lock. The machine
-code is the same, which `tests/runtime/test_front_end.py` verifies. Each change uses private names of Numba and is left
-out if one of them is missing. Those of passes apply to functions of this package alone: an epilogue, and Numba's own
-functions, are compiled as ever.
+Most of the time that a kernel takes to compile is spent in Numba's own Python: 30 to 50 nested device functions
+go through 26 passes each. `faster` makes that cheaper for one compilation, which holds Numba's compiler lock. The
+machine code is the same, which `tests/runtime/test_front_end.py` verifies. Each change uses private names of Numba and
+is left out if one of them is missing. Those of passes and of constants apply to functions of this package alone: an
+epilogue, and Numba's own functions, are compiled as ever.
 
 - `BaseFunction.get_call_type` remembers the types of calls of builtin functions with numbers. Numba asks for the same
   sums and products thousands of times, and describes each rejected template in words.
@@ -12,6 +12,8 @@ functions, are compiled as ever.
   registries for new ones.
 - `TargetConfig.__eq__` and `__hash__` compare the options that were set, instead of making a dict of all. Options are
   compared at each look-up of a compiled function.
+- `CUDADispatcher.compile_device` takes constant integers as integers: a device function that is called with several
+  constants is compiled once instead of once for each. A constant that must stay one is a default or a closure's.
 - `PostProcessor.run` leaves out the variables that live at the entry of each block, which only generators need.
 - `PassManager._runPass` runs a pass without events, timers, checks of its result and repairs after it.
 - `CUDACompiler.define_pipelines` leaves out passes that do nothing for functions without closures, literal unrolling,
@@ -152,6 +154,20 @@ def _comparisons_of_options() -> list[Change]:
     return [(TargetConfig, "__eq__", __eq__), (TargetConfig, "__hash__", __hash__)]
 
 
+def _constant_arguments() -> list[Change]:
+    from numba.core import types
+    from numba.cuda.dispatcher import CUDADispatcher
+
+    compile_device = CUDADispatcher.compile_device
+
+    def compile_for_integers(self: Any, args: Any, return_type: Any = None) -> Any:
+        if self.py_func.__module__.startswith(PACKAGE):
+            args = tuple(arg.literal_type if isinstance(arg, types.IntegerLiteral) else arg for arg in args)
+        return compile_device(self, args, return_type)
+
+    return [(CUDADispatcher, "compile_device", compile_for_integers)]
+
+
 def _live_variables() -> list[Change]:
     from numba.cuda.core import transforms
     from numba.cuda.core.postproc import PostProcessor, VariableLifetime
@@ -211,6 +227,7 @@ CHANGES: tuple[Callable[[], list[Change]], ...] = (
     _types_of_calls,
     _known_intrinsics,
     _comparisons_of_options,
+    _constant_arguments,
     _live_variables,
     _runs_of_passes,
     _unneeded_passes,

@@ -81,21 +81,29 @@ def for_each_sum(groups: int, visit):
     def visit_none(c, row, col, alpha, sums, beta, vectors):
         return uint64(0)
 
-    def visits(first):
-        if first == groups:
-            return visit_none
-        END = min(first + 2, groups)
-        following = visits(END)
-
+    @lru_cache(maxsize=2)
+    def visit_groups(count):
         @device_function
-        def visit_some(c, row, col, alpha, sums, beta, vectors):
+        def visit_at(group, c, row, col, alpha, sums, beta, vectors):
             found = uint64(0)
-            for j in range(first, END):
+            for j in range(group, group + count):
                 for q in range(4):
                     found = visit(found, c, row, col, j, q, alpha, sums[j, q], beta, vectors)
+            return found
+
+        return visit_at
+
+    def visits(first):
+        if first >= groups:
+            return visit_none
+        visit_next, following = visit_groups(min(2, groups - first)), visits(first + 2)
+
+        @device_function
+        def visit_rest(c, row, col, alpha, sums, beta, vectors):
+            found = visit_next(first, c, row, col, alpha, sums, beta, vectors)
             return found | following(c, row, col, alpha, sums, beta, vectors)
 
-        return visit_some
+        return visit_rest
 
     return visits(0)
 

@@ -106,6 +106,18 @@ def slot_products(
     UNIT = 16  # bytes per unit of a descriptor
     STEP = wgmma.STEP_BYTES // UNIT
     multiply = wgmma.multiply(precision.kind, config.BN)
+    begin = wgmma.multiply(precision.kind, config.BN, fresh)
+
+    # Each instruction is emitted once: with all accumulators as operands, it is long.
+    @device_function
+    def add_product(acc, a, b):
+        multiply(acc, a, b, True)
+
+    @device_function
+    def add_steps(acc, a, b):
+        add_product(acc, a + STEP, b + STEP)
+        add_product(acc, a + 2 * STEP, b + 2 * STEP)
+        add_product(acc, a + 3 * STEP, b + 3 * STEP)
 
     @device_function
     def nothing(acc, a_tile, b_tile, keep):
@@ -118,15 +130,15 @@ def slot_products(
         a, b = chosen[q]
         A_PART, B_PART = a * A_BYTES // UNIT, (precision.parts * A_BYTES + b * B_BYTES) // UNIT
         FIRST = q == 0
-        begin = wgmma.multiply(precision.kind, config.BN, fresh) if FIRST else multiply
         following = from_product(q + 1)
 
         @device_function
         def products(acc, a_tile, b_tile, keep):
-            begin(acc, a_tile + A_PART, b_tile + B_PART, keep or not FIRST)
-            multiply(acc, a_tile + (A_PART + STEP), b_tile + (B_PART + STEP), True)
-            multiply(acc, a_tile + (A_PART + 2 * STEP), b_tile + (B_PART + 2 * STEP), True)
-            multiply(acc, a_tile + (A_PART + 3 * STEP), b_tile + (B_PART + 3 * STEP), True)
+            if FIRST:
+                begin(acc, a_tile + A_PART, b_tile + B_PART, keep)
+            else:
+                add_product(acc, a_tile + A_PART, b_tile + B_PART)
+            add_steps(acc, a_tile + A_PART, b_tile + B_PART)
             following(acc, a_tile, b_tile, keep)
 
         return products
