@@ -137,7 +137,8 @@ def tangents_are_possible() -> bool:
 def check_float32(name: str, x: Tensor) -> None:
     """Raise TypeError unless a tensor has the dtype float32."""
     if x.dtype != torch.float32:
-        raise TypeError(f"{name} has dtype {x.dtype}; expected torch.float32; pass {name}.to(torch.float32)")
+        remedy = "dequantize()" if x.is_quantized else "to(torch.float32)"
+        raise TypeError(f"{name} has dtype {x.dtype}; expected torch.float32; pass {name}.{remedy}")
 
 
 def _empty(a: Tensor, b: Tensor) -> Tensor:

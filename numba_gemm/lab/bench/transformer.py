@@ -286,13 +286,18 @@ def training_claims(frame: pd.DataFrame) -> dict[str, bool]:
 
 
 def plot_losses(frame: pd.DataFrame, figure: Figure) -> None:
-    """Plot the loss against the step, one curve per way."""
-    axis = figure.subplots()
-    for (name, rows), line in zip(frame.groupby("way", sort=False), ("-", "--", "-.", ":", "-"), strict=False):
-        axis.plot(rows["step"], rows["loss"], line, label=name, linewidth=1.2)
-    axis.set(xlabel="step", ylabel="loss (cross-entropy)")
-    axis.grid(True, alpha=0.2)
-    axis.legend()
+    """Plot the loss of PyTorch's float32 against the step, and below it by how much that of each other way differs."""
+    losses = frame.pivot_table(index="step", columns="way", values="loss", sort=False)
+    above, below = figure.subplots(2, sharex=True)
+    above.plot(losses.index, losses[TORCH], linewidth=1.2)
+    above.set(ylabel="loss of torch (cross-entropy)")
+    for (name, loss), mark in zip(losses.drop(columns=TORCH).items(), "xo+.", strict=False):
+        differs = (loss / losses[TORCH] - 1).abs()
+        below.plot(losses.index, differs.where(differs > 0), mark, markersize=4, label=str(name))
+    below.set(xlabel="step", ylabel="difference, relative", yscale="log")
+    below.legend()
+    for axis in (above, below):
+        axis.grid(True, alpha=0.2)
 
 
 STEP = Experiment(

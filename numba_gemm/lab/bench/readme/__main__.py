@@ -13,13 +13,16 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from numba_gemm.lab.bench.readme import tables
+from numba_gemm.lab.bench.readme import tables, torch_tables
 from numba_gemm.lab.bench.readme.docstrings import generate_docstrings, generate_tensor_docstrings
 from numba_gemm.lab.bench.readme.published import Published, ReadmeError
 from numba_gemm.lab.harness.command import command, write_files
 
 ROOT = Path(__file__).resolve().parents[4]
-PAGES = tuple(ROOT / name for name in ("README.md", "docs/benchmarks.md", "docs/benchmarks_precision.md"))
+PAGES = tuple(
+    ROOT / name
+    for name in ("README.md", "docs/benchmarks.md", "docs/benchmarks_precision.md", "docs/how_to/pytorch.md")
+)
 LADDER_FOLDER = ROOT / "numba_gemm" / "kernels" / "ladder"
 TENSOR_FOLDER = ROOT / "numba_gemm" / "kernels" / "tensor_core"
 RESULTS_FOLDER = ROOT / "results" / "h200" / "latest"
@@ -38,6 +41,9 @@ GENERATORS: dict[str, Callable[[Published], str]] = {
     "tensor_ladder": tables.tensor_ladder,
     "special_values": tables.special_values,
     "streamed": tables.streamed,
+    "torch_step": torch_tables.torch_step,
+    "training": torch_tables.training,
+    "torch_calls": torch_tables.torch_calls,
 }
 
 
