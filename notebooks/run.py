@@ -108,7 +108,9 @@ def refreshed(name: str, seconds: int = SECONDS) -> nbformat.NotebookNode:
         if cell.cell_type == "code" and not cell.execution_count:
             if "measure(" in cell.source or "begin(" in cell.source:
                 raise ValueError(f"a cell of {name} that has changed measures: --write it on a GPU\n{cell.source}")
-            cell.outputs, cell.execution_count = run.outputs, run.execution_count
+            cell.outputs = run.outputs
+        if cell.cell_type == "code":
+            cell.execution_count = run.execution_count
     return made
 
 
