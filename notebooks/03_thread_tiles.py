@@ -1,5 +1,7 @@
 # %% [markdown]
-# # 3. More work for each thread: `thread_tile_1d` and `thread_tile_2d`
+# # 3. Register tiles: `thread_tile_1d` and `thread_tile_2d`
+#
+# *Before this: [notebook 2](02_shared_tile.ipynb). Time: about 55 minutes.*
 #
 # **The question.** In [notebook 2](02_shared_tile.ipynb) a block fetched its tiles of A and B from global memory once,
 # into shared memory. But every multiply-add still reads two floats from there, and shared memory cannot give them as
@@ -33,8 +35,8 @@ from numba_gemm.models.roofline import FLOAT32_BYTES, FP32_LANES_PER_SM
 # %% [markdown]
 # ## Why two floats a multiply-add are too many
 #
-# Here is `shared_tile` once more, one block and one tile of K, with every access recorded. (It is its configuration of
-# 16 x 16, which the simulator is sooner done with.) How many floats do its threads read from shared memory, for each
+# Here is `shared_tile` once more, one block and one tile of K, with every access recorded. (Its configuration is
+# 16 x 16, which the simulator finishes sooner.) How many floats do its threads read from shared memory, for each
 # multiply-add that they make?
 
 # %%
@@ -64,8 +66,8 @@ shared_tile = traced("shared_tile")
 print("floats from shared memory a multiply-add:", shared_floats(shared_tile, "shared_tile"))
 
 # %% [markdown]
-# One of A and one of B, as the source says. What could shared memory serve? A multiprocessor of an H200 starts so many
-# multiply-adds in a clock, and its shared memory gives so many floats in that time:
+# One of A and one of B, as the source says. What could shared memory serve? A multiprocessor of an H200 issues this
+# many multiply-adds per clock, and its shared memory delivers this many floats per clock:
 
 # %%
 print("multiply-adds a clock:", FP32_LANES_PER_SM[9, 0])
@@ -353,7 +355,7 @@ notebook.compare(results)
 draw.ladder_chart(results)
 
 # %% [markdown]
-# Each of the two ideas makes the kernel more than half as fast again, and both together almost three times as fast. The
+# Each of the two ideas makes the kernel more than 1.5 times as fast, and both together almost three times as fast. The
 # multiply-adds are the same as before. What was saved is reading, and waiting for what is read.
 #
 # ## The question it leaves open

@@ -1,5 +1,7 @@
 # %% [markdown]
-# # 4. How to ask: `vectorized` and `conflict_free`
+# # 4. Vector accesses and bank conflicts: `vectorized` and `conflict_free`
+#
+# *Before this: [notebook 3](03_thread_tiles.ipynb). Time: about 60 minutes.*
 #
 # **The question.** In [notebook 3](03_thread_tiles.ipynb) thread tiles left an eighth of the reads of shared memory,
 # but each of these took longer than it had to. The same bytes can be asked for in many ways. Which ways does the memory
@@ -53,8 +55,8 @@ notebook.source("vector", function="fetch4")
 notebook.difference("thread_tile_2d", "vectorized", context=1)
 
 # %% [markdown]
-# `aligned` is False for matrices whose rows are no whole vectors, or do not begin at multiples of 16 bytes. The kernel
-# is then built with `fetch4_any`, which asks for four single floats. The shared tiles are the kernel's own, and always
+# Rows of some matrices are not whole vectors, or do not begin at multiples of 16 bytes. The kernel
+# is then built with `fetch4_any`, which loads four single floats. The shared tiles are the kernel's own, and always
 # fit.
 #
 # ### Who reads what
@@ -76,7 +78,7 @@ draw.who_reads_what(vectorized, warp=0)
 # %% [markdown]
 # A warp copies 16 rows of A, of eight floats each, and a row of B; and it computes 16 rows of C. In `thread_tile_2d`
 # each of these copies took four instructions, here it is one. This compares all requests of both, for a tile of 64 x 64
-# x 8, with which the simulator is sooner done:
+# x 8, which the simulator finishes sooner:
 
 
 # %%
@@ -316,9 +318,9 @@ with step("conflict_free", None, None, 1, a, b, 0, c, thread=5, config="test") a
 # %% [markdown]
 # ## Your turn again
 #
-# The transposing store once more. Had `conflict_free` a pad instead of a swizzle, `pad` unused floats at the end of
-# each row of the tile of A, then lane t would store at `k * (128 + pad) + row` with `row = t // 2` and `k = t % 2 * 4`.
-# How many wavefronts would that take? (A store of 32 bits a lane is one pass.)
+# The transposing store once more. Suppose that `conflict_free` had a pad instead of a swizzle: `pad` unused floats at
+# the end of each row of the tile of A. Then lane t would store at `k * (128 + pad) + row` with `row = t // 2` and
+# `k = t % 2 * 4`. How many wavefronts would that take? (A store of 32 bits a lane is one pass.)
 
 
 # %%

@@ -1,13 +1,18 @@
 # %% [markdown]
-# # 5. Load the next tile while multiplying: `double_buffered`
+# # 5. Double buffering: `double_buffered`
 #
-# **The question.** After notebook 4 every access is as wide as it can be, and none meets a bank twice. Still the
-# multiply-add units of the GPU stand idle nearly half of the time. What do the threads do meanwhile? They wait: for
-# memory to answer, and for each other. This notebook changes neither the arithmetic nor a single byte that moves. It
-# changes *when* things are asked for.
+# *Before this: notebooks [1](01_naive_and_coalesced.ipynb) to [4](04_vectors_and_banks.ipynb). Time: about 50 minutes.*
 #
-# Run the cells from top to bottom. The outputs that are stored here are of a run on a machine with an NVIDIA H200;
-# the next cell says where yours happens.
+# **The question.** After notebook 4 every access is as wide as it can be, and none has a bank conflict. Still the
+# multiply-add units of the GPU are idle for a good part of the time. The threads wait: for memory to answer, and for
+# each other. This notebook changes neither the arithmetic nor a single byte that moves. It changes *when* loads are
+# issued.
+#
+# You predict first. Where a cell says `notebook.predict("...", ...)`, write a number in place of the second `...` and
+# run the cell. A later cell shows your number beside the real one. A cell without a prediction runs, too.
+#
+# Run the cells from top to bottom. The stored outputs are those of a machine with an NVIDIA H200; the next cell prints
+# where yours run.
 
 # %%
 import importlib.util
@@ -33,18 +38,27 @@ from numba_gemm.inspect import draw, step, trace
 # %% [markdown]
 # ## How long memory takes to answer
 #
-# **Latency** is the time from asking for a number to having it. It has little to do with bandwidth, which says how
-# much arrives a second once it flows. These latencies were measured, one load after the other, each waiting for the
-# last:
+# **Latency** is the time from issuing a load to having its value. It has little to do with bandwidth, the number of
+# bytes per second that arrive once data flows. How many clocks does a load from device memory take, with the L2 cache
+# missed? The multiprocessor can issue four instructions per clock.
+
+# %%
+latency = notebook.predict("latency of device memory", ..., unit="clocks")
+
+# %% [markdown]
+# These latencies were measured with one load after the other, each waiting for the previous one:
 
 # %%
 spaces = notebook.recorded("memory_lab/memory_spaces.csv")
 chosen = spaces["space"].isin(["register", "shared", "global"])
-spaces.loc[chosen, ["space", "level", "latency_cycles"]].round(0).set_index("space")
+clocks = spaces.loc[chosen, ["space", "level", "latency_cycles"]].round(0)
+found = clocks.set_index("level").loc["device memory", "latency_cycles"]
+latency.reveal(found, because=f"{spaces.attrs['source']}.", tolerance=0.2)
+clocks.set_index("space")
 
 # %% [markdown]
 # A load does not stop the thread that makes it. The thread goes on, and the load is **in flight**. What stops it is
-# the first instruction that *needs* the loaded value. So all depends on how much other work stands between the two.
+# the first instruction that *needs* the loaded value. What counts is how much other work stands between the two.
 #
 # While one warp waits, another may run. A multiprocessor of an H200 holds two blocks of these kernels at once,
 # sixteen warps, and that hides a part of the waiting. But all warps of a block meet at every barrier, and wait for
@@ -52,15 +66,18 @@ spaces.loc[chosen, ["space", "level", "latency_cycles"]].round(0).set_index("spa
 #
 # ## When `conflict_free` asks
 #
-# This is the picture that notebook 4 has ended with: one block, a small configuration, here with three k-tiles. A
-# column lies between two barriers; the numbers are requests of the block's one warp.
+# This is the picture at the end of notebook 4: one block of a small configuration, here with three k-tiles. A column
+# is the time between two barriers; the numbers are requests of the block's one warp. As before, `None, None` is the
+# stage's own grid and block, and alpha = 1, A, B, beta = 0 and C follow.
 
 # %%
 rng = np.random.default_rng(5)
-a, b = rng.standard_normal((64, 24), np.float32), rng.standard_normal((24, 32), np.float32)
+a = rng.standard_normal((64, 24), np.float32)
+b = rng.standard_normal((24, 32), np.float32)
 c = np.zeros((64, 32), np.float32)
 
-conflict_free = trace("conflict_free", None, None, 1, a, b, 0, c, blocks=[(0, 0, 0)], config="test")
+one = {"blocks": [(0, 0, 0)], "config": "test"}
+conflict_free = trace("conflict_free", None, None, 1, a, b, 0, c, **one)
 draw.timeline(conflict_free, warp=0)
 
 # %% [markdown]
@@ -68,42 +85,86 @@ draw.timeline(conflict_free, warp=0)
 # next, it reads the tile and multiplies. In the first kind of column there is nothing to multiply, in the second
 # nothing comes from global memory.
 #
-# ## The one idea: the next tile while this one is multiplied
+# ## The idea: load the next tile while this one is multiplied
 #
-# `double_buffered` has two **buffers** of each shared tile. It asks for the next tile before it multiplies this one,
-# keeps what arrives in registers (`a_next`, `b_next`), and stores it after the multiplication into the buffer that
-# nobody reads. A **prologue** before the loop fills the first buffer. The last tile is multiplied behind the loop; so
-# `multiply_tile` is a function, which is called in two places. What is generated here is the difference between the
-# two files:
+# `double_buffered` has two **buffers** for each shared tile. It issues the loads of the next tile before it multiplies
+# this one, keeps the values in registers (`a_next`, `b_next`), and stores them after the multiplication, into the
+# buffer that no thread reads. A **prologue** before the loop fills the first buffer. The last tile is multiplied after
+# the loop.
+#
+# ### The same in NumPy
+#
+# One block of C, with two buffers and the same order of steps:
+
 
 # %%
-notebook.difference("conflict_free", "double_buffered")
+def buffered_product(a, b, BK=8):
+    k = a.shape[1]
+    a_tile, b_tile = np.zeros((2, len(a), BK)), np.zeros((2, BK, b.shape[1]))
+    acc, buffer = np.zeros((len(a), b.shape[1])), 0
+    a_tile[0], b_tile[0] = a[:, :BK], b[:BK]  # the prologue
+    for k0 in range(BK, k, BK):
+        a_next, b_next = a[:, k0 : k0 + BK], b[k0 : k0 + BK]  # loads in flight
+        acc += a_tile[buffer] @ b_tile[buffer]
+        buffer ^= 1
+        a_tile[buffer], b_tile[buffer] = a_next, b_next  # then one barrier
+    return acc + a_tile[buffer] @ b_tile[buffer]
+
+
+assert np.allclose(buffered_product(a, b), a @ b, atol=1e-4)
+
+# %% [markdown]
+# ### The kernel
+#
+# The whole kernel, from the file that runs. As in the other stages, a function `build` contains it and provides the
+# constants. `fit` tells how the matrices can be read: `fetch` is `load4` for whole, aligned vectors, and a slower
+# function for others. `multiply_tile` multiplies one tile, and is called in two places; the diff with the kernel of
+# notebook 4 follows.
+
+# %%
+notebook.source("double_buffered", function="double_buffered")
+
+# %%
+notebook.difference("conflict_free", "double_buffered", context=1, device_only=True)
+
+# %% [markdown]
+# How many barriers does a block pass for three k-tiles? `conflict_free` passes two per tile.
+
+# %%
+passed = notebook.predict("barriers for three k-tiles", ..., unit="per block")
 
 # %%
 right_c = np.zeros((64, 32), np.float32)
-double_buffered = trace("double_buffered", None, None, 1, a, b, 0, right_c, blocks=[(0, 0, 0)], config="test")
+arguments = (1, a, b, 0, right_c)
+double_buffered = trace("double_buffered", None, None, *arguments, **one)
 draw.timeline(double_buffered, warp=0)
 
-# %% [markdown]
-# The same requests, in about half as many columns. In all but the first and the last, the loads from global memory,
-# the multiplication of one tile and the storing of the next share a column: nothing orders the warps within it.
-#
-# Who reads what has not changed. The two buffers lie one below the other in `a_tile`: rows 0 to 7 of the picture hold
-# one k-tile, rows 8 to 15 the next; a column is a row of A, as A is transposed on its way (and swizzled, for the
-# upper four k of each tile). Shown is the thread that stores each element first:
-
 # %%
-draw.thread_map(double_buffered, "a_tile", "store")
+passed.reveal(
+    double_buffered.accesses["interval"].max(),
+    because="One after the prologue, and one after each tile except the last.",
+)
 
 # %% [markdown]
+# The same requests, in about half as many columns. In all columns except the first and the last, the loads from global
+# memory, the multiplication of one tile and the stores of the next share a column: no barrier orders them.
+#
+# The two buffers lie one below the other in `a_tile`: rows 0 to 7 hold one k-tile, rows 8 to 15 the next.
+#
 # ## A thread through a tile
 #
-# To see what stands between asking and needing, step one thread. A is filled so that every element is its own k; then
-# a value in a register tells which k-step it belongs to. `tape` writes down what the thread does, in its order:
+# How much work stands between a load and its first use? Step one thread. Every element of A is set to its own k, so a
+# value in a register tells its k-step. `tape` records what the thread does, in order:
 #
 # - `L` it loads its part of a tile from global memory into registers, `S` it stores it to shared memory
 # - `|` all threads of the block meet at a barrier
-# - `r3` it reads its fragments of k-step 3 from shared memory, `m3` it makes the 64 multiply-adds of k-step 3
+# - `r3` it reads its fragments of k-step 3 from shared memory, `m3` it executes the 64 multiply-adds of k-step 3
+#
+# How many multiply-adds of the thread stand between `L` and the `S` that needs its values, in `double_buffered`? A tile
+# has 8 k-steps.
+
+# %%
+between = notebook.predict("multiply-adds from a load to its use", ...)
 
 # %%
 own_k = np.tile(np.arange(24, dtype=np.float32), (64, 1))  # own_k[i, k] == k
@@ -126,7 +187,8 @@ def events(s, before):
 def tape(stage, last="m8"):
     """What thread 5 does, until it multiplies the first k-step of the second tile."""
     done, before = [], ""
-    with step(stage, None, None, 1, own_k, b, 0, c, thread=5, config="test") as steps:
+    arguments = (1, own_k, b, 0, c)
+    with step(stage, None, None, *arguments, thread=5, config="test") as steps:
         for s in steps:
             done += [event for event in events(s, before) if done[-1:] != [event]]
             before = s.source
@@ -140,9 +202,17 @@ for stage, done in tapes.items():
 
 # %% [markdown]
 # In `conflict_free` each `L` is followed by the `S` that needs it: the thread waits for the whole latency of global
-# memory, once a tile. In `double_buffered` eight k-steps stand between them.
-#
-# Is that long enough? A multiprocessor starts four instructions a clock, each for a whole warp. In the real
+# memory, once per tile.
+
+# %%
+done = tapes["double_buffered"]
+second = [i for i, event in enumerate(done) if event == "L"][1]
+needed = done.index("S", second)
+steps = [event for event in done[second:needed] if event[0] == "m"]
+between.reveal(64 * len(steps), because=f"{len(steps)} k-steps: {' '.join(steps)}.")
+
+# %% [markdown]
+# Is that long enough? A multiprocessor issues four instructions per clock, each for a whole warp. In the real
 # configuration the multiply-adds of a block's k-tile take at least this many clocks:
 
 # %%
@@ -150,11 +220,12 @@ from numba_gemm.kernels.ladder import STAGES
 
 config = STAGES["double_buffered"].configs[0]
 warps = config.threads // 32
-print(f"{config.name}: {config.BK * config.TM * config.TN * warps // 4} clocks, by {warps} warps")
+clocks = config.BK * config.TM * config.TN * warps // 4
+print(f"{config.name}: {clocks} clocks, by {warps} warps")
 
 # %% [markdown]
 # That is more than the latency of device memory in the table above, even if the block has the multiprocessor to
-# itself. When the multiplication is done, the next tile has arrived.
+# itself. When the multiplication is finished, the next tile has arrived.
 #
 # ## Why one barrier per tile is enough
 #
@@ -165,13 +236,14 @@ print(f"{config.name}: {config.BK * config.TM * config.TN * warps // 4} clocks, 
 # %%
 own = double_buffered.accesses[double_buffered.accesses["array"] == "a_tile"]
 what = own["op"] + "s in buffer " + (own["element"].str[0] // config.BK).astype(str)
-own.groupby([what, own["interval"]]).size().unstack(fill_value=0).rename_axis("a_tile")
+counts = own.groupby([what, own["interval"]]).size()
+counts.unstack(fill_value=0).rename_axis("a_tile")
 
 # %% [markdown]
 # In no column is the same buffer both stored and loaded. The buffer that is read in column 1 is overwritten in column
-# 2. Even the quickest thread gets there only when *all* threads have come to the barrier between the two, and so have
-# finished reading. The same barrier says that all have finished storing what column 2 reads. One barrier says both
-# things, since what it separates are two different buffers.
+# 2. Even the fastest thread gets there only after *all* threads have reached the barrier between the two, and so have
+# finished reading. The same barrier guarantees that all have finished storing what column 2 reads. One barrier is
+# enough for both, because the two buffers are different memory.
 #
 # The tracer looks at every pair of accesses that no barrier orders:
 
@@ -179,10 +251,10 @@ own.groupby([what, own["interval"]]).size().unstack(fill_value=0).rename_axis("a
 print(double_buffered.races)
 
 # %% [markdown]
-# ### The proof by breaking it
+# ### Without the second buffer
 #
-# Take the second buffer away, and leave all else as it is: the real file's text with one change, built as a stage of
-# its own.
+# The next cell removes the second buffer and leaves everything else unchanged: it edits one line of the real file's
+# text, and builds a stage from it.
 
 
 # %%
@@ -192,14 +264,15 @@ def altered(name, old, new):
     assert text.count(old) == 1
     path = Path(tempfile.mkdtemp()) / "one_buffer.py"
     path.write_text(text.replace(old, new))
-    spec = importlib.util.spec_from_file_location("numba_gemm.kernels.ladder.one_buffer", path)
+    beside = "numba_gemm.kernels.ladder.one_buffer"  # for its relative imports
+    spec = importlib.util.spec_from_file_location(beside, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return dataclasses.replace(STAGES[name], build=module.build)
 
 
 one_buffer = altered("double_buffered", "uint32(buffer ^ BK)", "buffer")
-broken = trace(one_buffer, None, None, 1, a, b, 0, c, blocks=[(0, 0, 0)], config="test")
+broken = trace(one_buffer, None, None, 1, a, b, 0, c, **one)
 print(f"{len(broken.races)} pairs of lines race; one of A and one of B:")
 print(next(race for race in broken.races if race.array == "a_tile"))
 print(next(race for race in broken.races if race.array == "b_tile"))
@@ -214,15 +287,15 @@ print(f"two buffers: {abs(right_c - a @ b).max():.1e}")
 print(f"one buffer:  {abs(c - a @ b).max():.1e}")
 
 # %% [markdown]
-# Wrong, on the simulator, which runs threads one after the other from barrier to barrier. On a GPU the warps of a
-# block often stay close to each other, so a broken kernel can be right a thousand times, and then not. That is why
-# one looks for races, and does not wait for them.
+# The result is wrong on the simulator, which runs threads one after the other from barrier to barrier. On a GPU the
+# warps of a block often stay close to each other, so a broken kernel can be correct a thousand times, and then fail.
+# That is why one searches for races instead of testing results.
 #
 # ## Your turn
 #
-# Write how many barriers a block passes for a product with K terms a sum, in `conflict_free` and in
-# `double_buffered`, whose k-tiles have 8: a tuple of two. Mind the last, partial tile. The next cell compares your
-# answer with what is counted in traces of the real kernels.
+# How many barriers does a block pass for a product with K terms per sum, in `conflict_free` and in `double_buffered`?
+# Their k-tiles have 8 k-steps. Return a tuple of two numbers. Do not forget the last, partial tile. The next cell
+# compares your answer with traces of the real kernels.
 
 
 # %%
@@ -232,11 +305,12 @@ def barriers(k):
 
 # %%
 def counted(stage, k):
-    found = trace(stage, None, None, 1, a[:, :k], b[:k], 0, c, blocks=[(0, 0, 0)], config="test")
+    found = trace(stage, None, None, 1, a[:, :k], b[:k], 0, c, **one)
     return int(found.accesses["interval"].max())  # C is stored after the last barrier
 
 
-right = [((k,), (counted("conflict_free", k), counted("double_buffered", k))) for k in (1, 8, 12)]
+stages = ("conflict_free", "double_buffered")
+right = [((k,), tuple(counted(stage, k) for stage in stages)) for k in (1, 8, 12)]
 answered = notebook.check(barriers, *right)
 
 # %% [markdown]
@@ -246,19 +320,25 @@ answered = notebook.check(barriers, *right)
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
 def barriers(k):
     tiles = (k + 7) // 8
-    # Two a tile; or one after the prologue, and one after every tile but the last.
+    # Two per tile; or one after the prologue, and one after every tile but the last.
     return 2 * tiles, 1 + (tiles - 1)
 
 
 assert notebook.check(barriers, *right)
 
 # %% [markdown]
-# Both tapes as a picture, a box for each event, as long as it has instructions; the arrows go from a load or a read to
-# what needs it, and the numbers are k-steps. The longer an arrow, the more latency it hides.
+# Both tapes as a picture, with one box per event. A box is as long as its number of instructions. The arrows go from a
+# load or a read to its first use, and the numbers are k-steps. The longer an arrow, the more latency it hides.
 
 # %% jupyter={"source_hidden": true} tags=["hide-input"]
-WORK = {"L": 6, "S": 18, "r": 4, "m": 64, "|": 2}  # instructions of a thread in this configuration
-KINDS = {"L": "load a tile", "S": "store it", "r": "read fragments", "m": "multiply-add", "|": "barrier"}
+WORK = {"L": 6, "S": 18, "r": 4, "m": 64, "|": 2}  # instructions of a thread
+KINDS = {
+    "L": "load a tile",
+    "S": "store it",
+    "r": "read fragments",
+    "m": "multiply-add",
+    "|": "barrier",
+}
 
 
 def boxed(done):
@@ -267,13 +347,14 @@ def boxed(done):
     for place, event in enumerate(done):
         kind, k = event[0], event[1:]
         needed = {"S": "L", "m": f"r{k}"}.get(kind)
-        found.append(draw.Event(KINDS[kind], WORK[kind], k if kind == "m" else "", made.get(needed)))
+        label = k if kind == "m" else ""
+        found.append(draw.Event(KINDS[kind], WORK[kind], label, made.get(needed)))
         made[event] = place
     return found
 
 
 draw.sequence(
-    {f"{stage}: thread 5, barriers black": boxed(done) for stage, done in tapes.items()},
+    {f"{name}: thread 5, barriers black": boxed(done) for name, done in tapes.items()},
     {
         "load a tile": draw.ACCENT,
         "store it": draw.colour("a"),
@@ -283,36 +364,53 @@ draw.sequence(
 )
 
 # %% [markdown]
-# ## Predict, then measure
+# ## Prediction, model and measurement
 #
-# What does the model of notebook 1 say? Both stages move the same bytes by the same instructions, and the model knows
-# nothing of latency. So it must predict the same time for both. If there is a gain, it comes from what the model leaves
-# out: waiting, above all.
+# How many times as fast is `double_buffered`? The model of notebook 1 counts bytes, wavefronts and multiply-adds, and
+# leaves out latency. Both stages have the same of each, so the model predicts the same time for both. A gain comes from
+# what the model leaves out.
+
+# %%
+gain = notebook.predict("times as fast as conflict_free", ...)
 
 # %%
 results = notebook.measure("conflict_free", "double_buffered")
 notebook.compare(results)
 
 # %%
+table = notebook.compare(results)
+took, bound = table["measured ms"], table["predicted ms"]
+excess = took / bound
+gain.reveal(
+    table.loc["double_buffered", "gain"],
+    model=bound["conflict_free"] / bound["double_buffered"],
+    because="The model leaves out waiting. conflict_free takes "
+    f"{excess['conflict_free']:.2f} times its predicted time, double_buffered "
+    f"{excess['double_buffered']:.2f} times.",
+)
+
+# %%
 draw.ladder_chart(results)
 
 # %% [markdown]
-# The gain is less than hiding all latencies might promise, because other warps hid a part of them before. And it is not
-# free: the part of the next tile that waits in registers takes registers from everything else.
+# The gain is modest, because other warps hid a part of the latency before. It has a price: the part of the next tile
+# that is kept in registers leaves fewer registers for everything else.
 #
-# ## The question it leaves open
+# ## The open question
 #
-# Global memory is waited for no longer. Profiling counters say in how many of its slots, four a clock, a multiprocessor
-# starts an instruction (`issue_slots_percent`), and how much of the time its multiply-add units are busy
-# (`fma_pipe_percent`):
+# The wait for global memory is hidden now. Profiling counters tell in how many of its issue slots, four per clock, a
+# multiprocessor issues an instruction (`issue_slots_percent`), and for how much of the time its multiply-add units are
+# busy (`fma_pipe_percent`):
 
 # %%
 counters = notebook.recorded("latest/counters.csv")
-counters = counters[(counters["m"] == 4096) & counters["stage"].isin(results["stage"])].set_index("stage")
-counters["multiply-adds of all instructions"] = (4096**3 / 32 / counters["instructions"]).round(2)
-counters[["fma_pipe_percent", "issue_slots_percent", "multiply-adds of all instructions", "registers"]]
+shown = (counters["m"] == 4096) & counters["stage"].isin(results["stage"])
+counters = counters[shown].set_index("stage")
+share = (4096**3 / 32 / counters["instructions"]).round(2)
+columns = ["fma_pipe_percent", "issue_slots_percent", "registers"]
+counters[columns].assign(**{"multiply-adds of all instructions": share})
 
 # %% [markdown]
-# What is left beside the multiply-adds is shared memory. In the tape, each k-step reads its fragments just before it
-# needs them, `r1 m1 r2 m2`, and for every 64 multiply-adds a thread reads four vectors. Can it make more of what it
-# reads, and read it earlier? That is [notebook 6](06_warp_tiles.ipynb).
+# Of the other instructions, many read shared memory. In the tape, each k-step reads its fragments just before it
+# needs them, `r1 m1 r2 m2`, and per 64 multiply-adds a thread reads four vectors. Can it use each value more often, and
+# read it earlier? That is [notebook 6](06_warp_tiles.ipynb).

@@ -149,7 +149,9 @@ def refreshed(name: str, seconds: int = SECONDS, redraw: bool = False) -> nbform
         if not cell.execution_count:
             if measures(cell):
                 raise ValueError(f"a cell of {name} that has changed measures: --write it on a GPU\n{cell.source}")
-            cell.outputs, cell.execution_count = run.outputs, run.execution_count
+            cell.outputs = run.outputs
+        if cell.cell_type == "code":
+            cell.execution_count = run.execution_count
     return made
 
 

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -26,13 +26,27 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..simulator.probe import choose, gpu_count, gpu_environment, simulator_requested
+from .exercises import Guess, check, predict
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from ..models.prediction import Ceilings
 
-__all__ = ["Listing", "begin", "check", "compare", "difference", "gpu_name", "has_gpu", "measure", "recorded", "source"]
+__all__ = [
+    "Guess",
+    "Listing",
+    "begin",
+    "check",
+    "compare",
+    "difference",
+    "gpu_name",
+    "has_gpu",
+    "measure",
+    "predict",
+    "recorded",
+    "source",
+]
 
 PACKAGE = Path(__file__).parents[1]
 # An installed package contains copies of files of a checkout.
@@ -152,54 +166,43 @@ def source(name: str, function: str | None = None, doc: bool = False) -> Listing
         return Listing(text if doc else _code(name), "python")
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == function:
-            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-            lines = text.splitlines()[first - 1 : node.end_lineno]
-            margin = node.col_offset
-            return Listing("\n".join(line[margin:] for line in lines) + "\n", "python")
+            return Listing(_definition(text, node), "python")
     raise ValueError(f"{_file(name).name} has no function or class {function!r}")
 
 
-def difference(before: str, after: str, context: int = 2) -> Listing:
-    """Return the unified diff of two stages' code, without docstrings; `context` unchanged lines surround a change."""
-    old, new = (_code(name).splitlines(keepends=True) for name in (before, after))
-    changes = difflib.unified_diff(old, new, f"{before}.py", f"{after}.py", n=context)
-    return Listing("".join(changes), "diff")
+def _definition(text: str, node: ast.FunctionDef | ast.ClassDef) -> str:
+    """Return the lines of a definition, with its decorators, moved to the left margin."""
+    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    return "\n".join(line[node.col_offset :] for line in text.splitlines()[first - 1 : node.end_lineno]) + "\n"
 
 
-def check(answer: Callable[..., Any], *cases: tuple[tuple[Any, ...], Any]) -> bool:
-    """Check the answer to an exercise, and print the first case that fails; return True if none does.
+def _device_code(name: str) -> str:
+    """Return the kernels and device functions of a stage's file."""
+    text = _file(name).read_text(encoding="utf-8")
+    found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
+    return "\n".join(_definition(text, node) for node in found if _is_device_code(node))
+
+
+def _is_device_code(node: ast.FunctionDef) -> bool:
+    return any(ast.unparse(decorator).startswith(("cuda.jit", "device_function")) for decorator in node.decorator_list)
+
+
+def difference(before: str, after: str, context: int = 2, device_only: bool = False) -> Listing:
+    """Return the unified diff of two stages' code, without docstrings of modules.
 
     Parameters
     ----------
-    answer : callable
-        The reader's function; None as its result means that it is not answered yet.
-    *cases : tuple of (arguments, expected)
-        Arguments and the expected result. Floats and arrays must agree within 1e-5, other results must be equal.
+    before, after : str
+        Stages.
+    context : int
+        Number of unchanged lines around each change.
+    device_only : bool
+        Compare only kernels and device functions, without imports and configuration.
     """
-    import numpy as np
-
-    if not cases:
-        raise ValueError("check needs a case or more: tuples of arguments, and what is expected")
-    for arguments, expected in cases:
-        found = answer(*arguments)
-        call = f"{getattr(answer, '__name__', 'answer')}({', '.join(map(_short, arguments))})"
-        if found is None:
-            print(f"Not answered yet: {call} is None.")
-            return False
-        exact = not isinstance(expected, float | np.ndarray)
-        right = (
-            found == expected if exact else np.shape(found) == np.shape(expected) and np.allclose(found, expected, 1e-5)
-        )
-        if not right:
-            print(f"Not yet: {call} is {_short(found)}, and should be {_short(expected)}.")
-            return False
-    print(f"Right, in {'all ' if len(cases) > 1 else ''}{len(cases)} case{'s' * (len(cases) > 1)}.")
-    return True
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:50]}..."
+    code = _device_code if device_only else _code
+    old, new = (code(name).splitlines(keepends=True) for name in (before, after))
+    changes = difflib.unified_diff(old, new, f"{before}.py", f"{after}.py", n=context)
+    return Listing("".join(changes), "diff")
 
 
 def recorded(name: str) -> pd.DataFrame:

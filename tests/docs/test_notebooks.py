@@ -147,6 +147,66 @@ def test_a_difference_is_of_code_alone():
     assert not any("Bottleneck" in line for line in lines)
 
 
+def test_a_difference_can_be_of_device_code_alone():
+    lines = str(lessons.difference("naive", "coalesced", device_only=True)).splitlines()
+    assert [line[0] for line in lines if line[0] in "+-"] == ["-", "+", *"-+", *"--++"]
+    whole = str(lessons.difference("vectorized", "conflict_free", device_only=True))
+    assert "+def conflict_free(alpha" in whole
+    assert "require" not in whole
+    assert "def multiply_tile(" in str(lessons.difference("conflict_free", "double_buffered", device_only=True))
+
+
+def test_a_prediction_is_compared(capsys):
+    lessons.predict("sectors", 8, unit="per request").reveal(32, because="Rows.")
+    lessons.predict("gain", 20).reveal(12.97, model=16.6)
+    lessons.predict("gain", np.float32(13)).reveal(12.97, model=12.97)
+    lessons.predict("races", 3).reveal(0)
+    said = capsys.readouterr().out.splitlines()
+    assert said[:3] == [
+        "sectors: you predict 8 per request",
+        "sectors: you 8 | counted 32 per request | yours is 0.25 times that",
+        "Rows.",
+    ]
+    ratios = "yours is 1.542 times that, the model's is 1.28 times that"
+    assert said[4] == f"gain: you 20 | model 16.6 | measured 12.97 | {ratios}"
+    assert said[6].endswith("measured 12.97 | yours is within 5%, the model's is correct")
+    assert said[8].endswith("counted 0 | yours is not zero")
+
+
+def test_a_notebook_runs_on_without_a_prediction(capsys):
+    lessons.predict("sectors", ..., unit="per request").reveal(32)
+    lessons.predict("gain", "a lot").reveal(12.97, model=16.6)
+    lessons.predict("gain", True).reveal(1, tolerance=0)
+    said = capsys.readouterr().out.splitlines()
+    assert said[:2] == [
+        "sectors: write your prediction (per request) in place of ...",
+        "sectors: no prediction | counted 32 per request",
+    ]
+    assert said[2] == "gain: got 'a lot'; expected a number, such as 128, or ... for no prediction"
+    assert said[3].startswith("gain: no prediction | model 16.6 | measured 12.97 | the model's is 1.28")
+    assert said[4:] == [said[2].replace("'a lot'", "True"), "gain: no prediction | counted 1"]
+
+
+LESSONS = [*NAMES[1:3], NAMES[5]]  # in which the reader predicts
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_a_lesson_asks_before_it_shows(name):
+    cells = [cell.source for cell in run.read(name).cells if cell.cell_type == "code"]
+    text = "\n".join(cells)
+    guesses = re.findall(r"^(\w+) = notebook\.predict\(", text, re.MULTILINE)
+    assert len(guesses) >= 3
+    for guess in guesses:
+        asked, shown = (
+            next(i for i, cell in enumerate(cells) if found in cell) for found in (f"{guess} =", f"{guess}.reveal(")
+        )
+        assert asked < shown, guess
+    assert "model=" in text, "prediction, model and measurement side by side"
+    assert re.search(r"assert np\.allclose\(.*@ ", text), "the same blocking in NumPy"
+    wide = [line for cell in cells[1:] for line in cell.splitlines() if len(line) > 88]
+    assert wide == []
+
+
 def test_an_answer_is_checked(capsys):
     cases = [((1,), 2), ((2,), 4)]
     assert lessons.check(lambda x: 2 * x, *cases)
@@ -158,6 +218,10 @@ def test_an_answer_is_checked(capsys):
     assert said[0] == "Right, in all 2 cases."
     assert said[1] == "Not answered yet: <lambda>(1) is None."
     assert said[2] == "Not yet: <lambda>(2) is 3, and should be 4."
+    assert not lessons.check(lambda: "line 7 races", ((), True))
+    assert not lessons.check(lambda: "a", ((), "b"))
+    said = capsys.readouterr().out.splitlines()
+    assert said == ["Not yet: line 7 races", "Not yet: <lambda>() is 'a', and should be 'b'."]
     with pytest.raises(ValueError, match="needs a case"):
         lessons.check(abs)
 
