@@ -61,7 +61,8 @@ def addresses(a, b, c):
 def test_simulated_kernel_gets_its_partition():
     seen = []
 
-    def kernel(alpha, a, b, beta, c, partition):
+    def kernel(alpha, a, b, beta, c, partition, vectors):
+        assert vectors == ()
         memory, counters, *words = partition
         seen.append((memory.size, memory.dtype, bool(np.isnan(memory).all()), counters.tolist(), words))
         c[0, 0] = a[0, 0] * b[0, 0]
