@@ -153,7 +153,7 @@ def zero_is_per_thread() -> bool:
 
 @functools.cache
 def raw(name: str) -> Any:
-    """A function of the driver for ctypes: it takes ctypes objects, unchecked, and returns the status as an int."""
+    """Return a function of the driver that takes ctypes objects, unchecked, and returns the status as an int."""
     start()
     flags = driver.CUdriverProcAddress_flags
     if zero_is_per_thread():
@@ -165,3 +165,8 @@ def raw(name: str) -> Any:
         raise RuntimeError(f"this driver has no {name}; expected a driver of CUDA 12 or later; install one")
     # Not PYFUNCTYPE: a launch waits where too many are pending, and others must be able to run meanwhile.
     return ctypes.CFUNCTYPE(ctypes.c_int)(address)
+
+
+def pointer_argument(address: int) -> Any:
+    """Return an argument for functions of `raw`, a pointer; ctypes would make one of a ``c_void_p`` at every call."""
+    return ctypes.byref(ctypes.c_char.from_address(address))
