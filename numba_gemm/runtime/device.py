@@ -15,9 +15,9 @@ from ..kernels.ladder.stage import default_partition
 from ..kernels.product import Product
 from ..kernels.stage import IEEE, Gpu, Partition, Stage
 from ..kernels.step import Kernel, Launches
+from ..models.gpu_names import compute_capability, device_index, dotted
 from ..simulator.probe import gpu_count
 from ..simulator.switch import SIMULATOR
-from ..target import compute_capability, device_index, dotted
 from . import kernel_cache
 from .bound_product import BoundProduct
 from .compiler import Cubin
@@ -129,7 +129,7 @@ def current_device() -> int:
 
 
 def ordinal_of(device: Any = None) -> int:
-    """Return the ordinal of a device as people write it, see `target`; for None, that of the current one."""
+    """Return the ordinal of a device as people write it, see `models.gpu_names`; for None, that of the current one."""
     ordinal = None if device is None else device_index(device)
     current = current_device()  # raises GpuUnavailable with the reason
     if ordinal is None:
