@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,8 @@ def test_a_folder_says_what_it_is_in_one_sentence(folder):
 
 def test_every_stage_is_independent(contracts):
     files = [path for path in (PACKAGE / "kernels").glob("*/*.py") if path.stem in STAGES]
-    assert set(contracts["independence"]["modules"]) == set(map(module_of, files))
+    patterns = contracts["independence"]["modules"]
+    assert all(any(fnmatch(module_of(path), pattern) for pattern in patterns) for path in files)
     assert {path.stem for path in files} == set(STAGES)
     assert all(stage.build.__module__.endswith(f".{name}") for name, stage in STAGES.items())
 
