@@ -312,8 +312,7 @@ class LadderStage(Stage):
 
     def kernel_of(self, config: TileConfig, variant: int | Variant) -> Kernel:
         """Return its kernel in a configuration and a variant."""
-        # Not True for 1: its key on disk is another.
-        return self._kernel_of(config, variant if isinstance(variant, Variant) else int(variant))
+        return self._kernel_of(config, variant if isinstance(variant, Variant) else int(variant))  # not True for 1
 
     @lru_cache(maxsize=4096)  # noqa: B019 -- stages last as long as the process
     def _kernel_of(self, config: TileConfig, variant: int | Variant) -> Kernel:
