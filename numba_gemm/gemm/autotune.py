@@ -22,8 +22,8 @@ import numpy as np
 from cuda.bindings import driver
 
 from .. import arrays
-from ..arrays import ITEM, ArrayKind, Operand
-from ..device.units import ceil_div
+from ..arrays import ArrayKind, Operand
+from ..device.units import FLOAT32_BYTES, ceil_div
 from ..kernels.stage import Partition
 from ..kernels.step import Launches
 from ..runtime import device as devices
@@ -295,9 +295,9 @@ class _Scratch(ArrayKind):
 
     def __init__(self, like: Operand, stream: int, memory: ExitStack) -> None:
         far = [(extent - 1) * step for extent, step in zip(like.shape, like.strides)]
-        low, high = sum(min(step, 0) for step in far), sum(max(step, 0) for step in far) + ITEM
-        self.stream, self.size = stream, ceil_div(high - low + BOUNDARY, ITEM) * ITEM
-        self.host = np.empty(self.size // ITEM if SIMULATOR else 0, np.float32)
+        low, high = sum(min(step, 0) for step in far), sum(max(step, 0) for step in far) + FLOAT32_BYTES
+        self.stream, self.size = stream, ceil_div(high - low + BOUNDARY, FLOAT32_BYTES) * FLOAT32_BYTES
+        self.host = np.empty(self.size // FLOAT32_BYTES if SIMULATOR else 0, np.float32)
         self.base = self.host.ctypes.data if SIMULATOR else allocated(self.size, memory)
         first = self.base - low
         self.operand = replace(like, kind=self, array=self, pointer=first + (like.pointer - first) % BOUNDARY)
@@ -329,10 +329,16 @@ class _Scratch(ArrayKind):
         if SIMULATOR:
             return self.host.copy()
         count = 1 if self.size <= COMPARED_BYTES else PIECES
-        pieces = np.empty((count, min(self.size, COMPARED_BYTES) // count // ITEM), np.float32)
-        starts = np.linspace(0, self.size // ITEM - pieces.shape[1], count, dtype=np.int64)
+        pieces = np.empty((count, min(self.size, COMPARED_BYTES) // count // FLOAT32_BYTES), np.float32)
+        starts = np.linspace(0, self.size // FLOAT32_BYTES - pieces.shape[1], count, dtype=np.int64)
         for piece, start in zip(pieces, starts.tolist()):
-            call(driver.cuMemcpyDtoHAsync, piece.ctypes.data, self.base + ITEM * start, piece.nbytes, self.stream)
+            call(
+                driver.cuMemcpyDtoHAsync,
+                piece.ctypes.data,
+                self.base + FLOAT32_BYTES * start,
+                piece.nbytes,
+                self.stream,
+            )
         call(driver.cuStreamSynchronize, self.stream)
         return pieces
 
@@ -345,7 +351,7 @@ class _Bench:
         if not SIMULATOR:
             self.stream = int(call(driver.cuStreamCreate, int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)))
             memory.callback(call, driver.cuStreamDestroy, self.stream)
-        kind, strides = request.a.kind, arrays.row_major(request.shape, ITEM)
+        kind, strides = request.a.kind, arrays.row_major(request.shape, FLOAT32_BYTES)
         result = request.out or Operand("out", kind, None, "float32", request.shape, strides, 0, self.device)
         given = [request.a, request.b, *request.vectors, result]
         *self.inputs, self.c = (

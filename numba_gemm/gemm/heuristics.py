@@ -292,11 +292,11 @@ def _rounded_up(wanted: Problem) -> Problem:
     """Return a problem of as many tiles, for which the choice is the same: extents are rounded up if they can be."""
     m, n, k, sm_count = wanted.m, wanted.n, wanted.k, wanted.sm_count
     if wanted.precision != IEEE:
-        return wanted._replace(m=-(-m // TENSOR_TILE) * TENSOR_TILE, n=-(-n // TENSOR_TILE) * TENSOR_TILE)
+        return wanted._replace(m=ceil_div(m, TENSOR_TILE) * TENSOR_TILE, n=ceil_div(n, TENSOR_TILE) * TENSOR_TILE)
     if min(m, n) <= FEW_COLUMNS:
         return wanted
     tile, k_tile = common_divisors(wanted.cc)
-    rows, cols, terms = -(-m // tile) * tile, -(-n // tile) * tile, -(-k // k_tile) * k_tile
+    rows, cols, terms = ceil_div(m, tile) * tile, ceil_div(n, tile) * tile, ceil_div(k, k_tile) * k_tile
     elements = wanted.matrices * (rows * terms + terms * cols + rows * cols)
     multiply_adds = wanted.matrices * m * n * k
     if memory_clocks(elements, wanted.memory_bandwidth, wanted.clock_hz) > multiply_adds / (MOST_LANES * sm_count):

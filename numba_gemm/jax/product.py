@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..api import tiled_sgemm
-from ..arrays import ITEM, PROBES, Probe, row_major
+from ..arrays import PROBES, Probe, row_major
 from ..arrays.libraries import pointer_device
 from ..arrays.probe import Reading
+from ..device.units import FLOAT32_BYTES
 from ..runtime.device import device_count
 from ..runtime.matrix import at_address
 from ..simulator.switch import SIMULATOR
@@ -57,7 +58,7 @@ PROBES[XlaArray] = Probe(
 
 def _transposed(layout: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the shape and the strides in bytes of an operand, or, for the layout "T", of its transposes."""
-    strides = row_major(shape, ITEM)
+    strides = row_major(shape, FLOAT32_BYTES)
     if layout == "N":
         return shape, strides
     return (*shape[:-2], shape[-1], shape[-2]), (*strides[:-2], strides[-1], strides[-2])

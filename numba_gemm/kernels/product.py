@@ -6,9 +6,8 @@ from collections.abc import Callable
 from math import prod
 from typing import Any, Final, NamedTuple
 
-from ..device.units import FLOAT32_BYTES, ceil_div
+from ..device.units import FLOAT32_BYTES, VECTOR_BYTES, ceil_div
 
-VECTOR_BYTES = 16  # of a 128-bit access
 LAYOUTS = ("NN", "NT", "TN", "TT")  # of A and B: N is stored by rows, T by columns
 FLOAT32: Final = "float32"
 ITEM_BYTES = {FLOAT32: FLOAT32_BYTES, "float16": 2, "bfloat16": 2}  # by the dtypes that A and B may have

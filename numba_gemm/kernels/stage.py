@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
+from ..device.units import MAX_GRID_X, MAX_GRID_Y
 from ..typing import PrecisionName, StageName
 from .conversion import with_conversion
 from .product import Product
@@ -13,27 +14,6 @@ from .step import Kernel, Launches
 
 IEEE: Final = "ieee"  # float32 multiply-adds
 MAX_K = 1 << 30  # terms of a sum that a kernel counts
-MAX_GRID_X, MAX_GRID_Y = (1 << 31) - 1, 65535
-
-
-class Config(Protocol):
-    """A tile configuration, of either ladder."""
-
-    @property
-    def name(self) -> str:
-        """Extents in one word."""
-
-    @property
-    def BM(self) -> int:
-        """Rows of a block tile."""
-
-    @property
-    def BN(self) -> int:
-        """Columns of a block tile."""
-
-    @property
-    def threads(self) -> int:
-        """Threads per block."""
 
 
 def require(config: Any, constraints: Mapping[str, bool]) -> None:

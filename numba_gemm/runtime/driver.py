@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from cuda.bindings import driver
 
+from ..device.units import STATIC_SHARED_BYTES
 from ..simulator.probe import driver_error
 
 if TYPE_CHECKING:
@@ -97,15 +98,12 @@ def device_scope(device: int) -> Iterator[None]:
         call(driver.cuCtxPopCurrent)
 
 
-STATIC_SHARED_LIMIT = 48 << 10  # bytes of shared memory that a block may ask for without saying so beforehand
-
-
 def load_kernel(cubin: Cubin, device: int, dynamic_shared: int = 0) -> int:
     """Load a kernel on a device, for launches with so many bytes of dynamic shared memory; return its handle."""
     with device_scope(device):
         library = call(driver.cuLibraryLoadData, cubin.code, [], [], 0, [], [], 0)
         handle = call(driver.cuLibraryGetKernel, library, cubin.name.encode())
-        if dynamic_shared > STATIC_SHARED_LIMIT:
+        if dynamic_shared > STATIC_SHARED_BYTES:
             limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             call(driver.cuKernelSetAttribute, limit, dynamic_shared, handle, call(driver.cuDeviceGet, device))
     return int(handle)

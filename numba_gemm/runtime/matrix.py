@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..kernels.product import FLOAT32, VECTOR_BYTES, Layout
+from ..device.units import VECTOR_BYTES
+from ..kernels.product import FLOAT32, Layout
 from ..simulator.switch import SIMULATOR
 
 

@@ -9,9 +9,9 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ...device.access import ACCESSES, covers
-from ...device.units import FLOAT32_BYTES, WARP, ceil_div
-from ..product import VECTOR_BYTES, Batch, Layout, Product
-from ..stage import IEEE, MAX_GRID_Y, Gpu, Partition, Piece, Stage, cut, require
+from ...device.units import FLOAT32_BYTES, MAX_GRID_Y, VECTOR_BYTES, WARP, ceil_div
+from ..product import Batch, Layout, Product
+from ..stage import IEEE, Gpu, Partition, Piece, Stage, cut, require
 from ..step import (
     ALPHA,
     AT_A,
