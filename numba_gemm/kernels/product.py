@@ -91,10 +91,10 @@ class Layout(NamedTuple):
 
 def check_dtypes(dtype: Any) -> tuple[str, str]:
     """Return the dtypes of A and B, given one or both; raise ValueError for others."""
-    first, second = (dtype, dtype) if isinstance(dtype, str) else tuple(dtype)
-    if first not in DTYPES or second not in DTYPES:
+    found = (dtype, dtype) if isinstance(dtype, str) else tuple(dtype)
+    if len(found) != 2 or not set(found) <= set(DTYPES):
         raise ValueError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}, or two for A and B; pass such")
-    return first, second
+    return found
 
 
 def dense(order: str, rows: int, cols: int, dtype: str = FLOAT32) -> Layout:
