@@ -1,4 +1,4 @@
-"""The choice that `tiled_sgemm` would make for given operands, and the reason for it, without computing anything."""
+"""Description of the choice that `tiled_sgemm` would make for given operands, without computing anything."""
 
 from __future__ import annotations
 
@@ -304,7 +304,7 @@ def _schedule_words(choice: Choice, launches: Launches) -> dict[str, int]:
 
 
 def _described(operand: Operand) -> Operand:
-    """An operand without its array, which is neither read nor kept."""
+    """Return an operand without its array, which is neither read nor kept."""
     return replace(operand, kind=ArrayKind(), array=None)
 
 

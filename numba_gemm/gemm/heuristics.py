@@ -76,7 +76,7 @@ class Problem(NamedTuple):
 
     @property
     def swapped(self) -> Problem:
-        """The same product as its transpose."""
+        """Problem of the transposed product."""
         return self._replace(
             m=self.n, n=self.m, a_along=self.b_along, b_along=self.a_along, by_columns=not self.by_columns
         )
@@ -96,7 +96,7 @@ class Choice(NamedTuple):
     clocks : float
         Expected duration in clocks, 0 if nothing was compared.
     reason : str
-        Reason for the choice, in words.
+        Reason for the choice.
     precision : str
         Precision.
     """
@@ -245,7 +245,7 @@ def _timed(
 ) -> list[Way]:
     """Return expected clocks, blocks negated, and division, for each way to divide the product.
 
-    With a `limit`, only the fastest are sure to be there, if they take no more clocks than that.
+    With a `limit`, choices that take more clocks may be missing.
     """
     least = LAUNCH + memory
     slower = 1.0 if aligned or costs.stage.takes_partition else 0.93

@@ -63,9 +63,9 @@ def plan(
     stage, precision, epilogue
         As for `tiled_sgemm`. The epilogue's vectors are passed to the plan.
     layout : str
-        Expected layouts of A and B: a letter each, "N" by rows, "T" by columns (a transpose of a matrix by rows). The
-        stage is chosen and its kernel compiled for these. Others are computed correctly too, by the same stage: its
-        kernel for them is compiled at the first call that passes such operands.
+        Expected layouts of A and B, one letter per matrix: "N" by rows, "T" by columns (a transpose of a matrix by
+        rows). The stage is chosen and its kernel compiled for these. Others are computed correctly too, by the same
+        stage: its kernel for them is compiled at the first call that passes such operands.
     dtype : str or tuple of str
         Expected data type of A and B, or one of each: "float32", "float16" or "bfloat16". Others that `tiled_sgemm`
         takes are computed correctly too, but need a `workspace` that is large enough.
@@ -81,7 +81,7 @@ def plan(
     Raises
     ------
     TypeError, ValueError
-        For arguments that are none of these; for a stage that is unknown, or that the GPU cannot run, or that does not
+        For other arguments; for a stage that is unknown, or that the GPU cannot run, or that does not
         compute in the precision or takes no epilogue.
     GpuUnavailable
         As for `tiled_sgemm`.

@@ -1,4 +1,4 @@
-"""Names of precisions: which ones there are, which ones a GPU can compute in, and what "fp32_auto" stands for."""
+"""Names of precisions, the precisions of a GPU, and the meaning of "fp32_auto"."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def canonical(precision: Any) -> PrecisionName:
     Raises
     ------
     TypeError, ValueError
-        If it is none of these.
+        If it is unknown.
     """
     if not isinstance(precision, str):
         raise TypeError(
@@ -113,7 +113,7 @@ def resolved(precision: str, m: int, n: int, k: int, cc: tuple[int, int]) -> str
 
 
 def auto_reason(m: int, n: int, k: int, cc: tuple[int, int]) -> tuple[str, str]:
-    """Return what `FP32_AUTO` stands for in a product of these extents, and why, in words."""
+    """Return what `FP32_AUTO` stands for in a product of these extents, and the reason."""
     terms = AUTO_SHORT_TERMS if k < LONG_SUM else AUTO_TERMS
     if tensor_stage(cc) is not STAGES[0]:
         return IEEE, "only compute capability 9.0 has a faster precision of this accuracy"

@@ -131,7 +131,7 @@ def precompile(
         M, N and K of products. Then only the kernels that these stages choose for dense operands of such shapes are
         compiled. Without a GPU of a compute capability, the choice is that for a model of it, see `MODELS`.
     layouts : str or iterable of str
-        Layouts of A and B in `shapes`: "NN", "NT", "TN" or "TT"; T is a matrix that lies by columns. Without shapes,
+        Layouts of A and B in `shapes`: "NN", "NT", "TN" or "TT"; T is a matrix stored by columns. Without shapes,
         the layouts of usual products whose extents are no whole vectors of four; the others are in all four.
     dtype : str or tuple of str
         Data type of A and B, or one of each: "float32", "float16" or "bfloat16". Operands of 16 bits have a kernel that
@@ -139,7 +139,7 @@ def precompile(
     recorded : bool
         True to compile the kernels that `autotune` chose on the GPUs that are present, too.
     jobs : int, optional
-        Processes that compile beside each other. By default NUMBA_GEMM_JOBS, or the number of cores, at most 16 and
+        Processes that compile in parallel. By default NUMBA_GEMM_JOBS, or the number of cores, at most 16 and
         one for each GB of available memory.
     progress : bool, optional
         True to print each kernel to the standard error stream, or, on a terminal, how many are done. By default, on
@@ -148,7 +148,7 @@ def precompile(
     Returns
     -------
     list of Precompiled
-        A kernel each: stage, config, variant, cc, seconds, origin.
+        One per kernel: stage, config, variant, cc, seconds, origin.
 
     Raises
     ------

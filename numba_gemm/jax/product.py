@@ -1,4 +1,4 @@
-"""The product that XLA calls, with operands in memory of XLA: on a CUDA stream, or on the simulator."""
+"""Product that XLA calls, with operands in memory of XLA: on a CUDA stream, or on the simulator."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def compute_on_host(call: Call) -> None:
 
 
 def refuse(call: Call) -> None:
-    """Refuse arrays on the platform that this process does not compute on."""
+    """Refuse arrays on a platform other than this process computes on."""
     if SIMULATOR:
         raise ValueError(
             "the arrays are on a GPU, and this is Numba's CUDA simulator; expected arrays on JAX's CPU device; call "

@@ -55,7 +55,7 @@ def build(
 
 
 def _allow(dynamic_shared: int) -> Callable[[Any], None]:
-    """Return a function that lets the kernels of a loaded module have so many bytes of dynamic shared memory."""
+    """Return a function that allows the kernels of a loaded module this much dynamic shared memory."""
 
     def setup(code: Any) -> None:
         from cuda.bindings import driver

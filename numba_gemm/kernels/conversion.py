@@ -1,7 +1,7 @@
 """Conversion of FP16 and BF16 operands to float32, as a launch before those of a product.
 
 Both formats are subsets of float32, so a product of such operands is the product of their float32 copies, in every
-precision. The copies lie in the scratch memory of the launches, behind what the stage itself needs. They are dense and
+precision. The copies are in the scratch memory of the launches, behind the stage's own. They are dense and
 in the operand's own order, so reads and writes are coalesced: 2 bytes in and 4 bytes out per element.
 """
 

@@ -48,12 +48,12 @@ class Layout(NamedTuple):
 
     @property
     def transposed(self) -> Layout:
-        """The same memory with rows and columns swapped."""
+        """Layout of the same memory with rows and columns swapped."""
         return Layout(self.cols, self.rows, self.col_stride, self.row_stride, self.offset, self.dtype)
 
     @property
     def by_columns(self) -> bool:
-        """True if elements of a column lie closer to each other than those of a row."""
+        """True if elements of a column are closer to each other than those of a row."""
         return self.rows > 1 and (self.cols == 1 or 0 < abs(self.row_stride) < abs(self.col_stride))
 
     @property
@@ -192,13 +192,13 @@ class Product(NamedTuple):
 
     @property
     def transposed(self) -> Product:
-        """The same product as ``C.T = B.T @ A.T``, for products without an epilogue."""
+        """Product ``C.T = B.T @ A.T``, for products without an epilogue."""
         batch = Batch(self.batch.extents, self.batch.b, self.batch.a, self.batch.c)
         return self._replace(a=self.b.transposed, b=self.a.transposed, c=self.c.transposed, batch=batch)
 
     @property
     def converted(self) -> Product:
-        """The product that a stage computes: operands of other dtypes than float32 as dense float32 copies."""
+        """Product of the float32 copies of operands that have other dtypes."""
         if self.a.dtype == self.b.dtype == FLOAT32:
             return self
         a, b, batch = self.a.converted, self.b.converted, self.batch

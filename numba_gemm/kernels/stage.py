@@ -1,4 +1,4 @@
-"""The record that describes a stage of either ladder, and the launches that compute a product with it."""
+"""Record of a stage of either ladder, and the launches that compute a product with it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Piece(NamedTuple):
 
 
 def cut(product: Product, rows: int, cols: int) -> Iterator[Piece]:
-    """Divide a product into parts of at most so many rows and columns of C, and `MAX_K` terms of each sum."""
+    """Divide a product into parts with limited rows and columns of C, and at most `MAX_K` terms of each sum."""
     m, n, k = product.m, product.n, product.k
     if m <= rows and n <= cols and k <= MAX_K:
         yield Piece(0, 0, 0, True, product)

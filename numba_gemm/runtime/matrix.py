@@ -49,7 +49,7 @@ class Matrix:
 
     @property
     def transposed(self) -> Matrix:
-        """The same memory with rows and columns swapped."""
+        """Matrix of the same memory with rows and columns swapped."""
         owner = self.owner.T if SIMULATOR and self.owner is not None else self.owner
         strides = self.col_stride, self.row_stride
         return Matrix(self.pointer, self.cols, self.rows, *strides, self.device, owner, self.dtype)

@@ -82,7 +82,7 @@ def bank_map(trace: Trace, request: int) -> Figure:
 def _what(trace: Trace, row: Any) -> str:
     """Describe a request, for a title."""
     what = f"{row['op']} of {row['array']} by warp {row['warp']}"
-    return f"{trace.kernel}, line {row['line']}: {what}, {row['bits']} bits a lane"
+    return f"{trace.kernel}, line {row['line']}: {what}, {row['bits']} bits per lane"
 
 
 def sector_map(trace: Trace, request: int) -> Figure:

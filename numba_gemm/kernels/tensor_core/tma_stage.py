@@ -1,4 +1,4 @@
-"""Launches of a stage whose operands are copied by tensor maps, from where they lie."""
+"""Launches of a stage whose operands are copied in place by tensor maps."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class TmaVariant:
 
     @property
     def epilogue(self) -> Callable[..., Any] | None:
-        """The epilogue that is compiled into it."""
+        """Epilogue that is compiled into it."""
         return self.tensor_variant.epilogue
 
     @property
