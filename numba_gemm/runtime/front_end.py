@@ -26,6 +26,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -93,11 +95,26 @@ def _is_own(identity: Any) -> bool:
 
 def _types_of_calls() -> list[Change]:
     from numba.core import errors, types
+    from numba.core.target_extension import get_local_target
     from numba.core.types.functions import BaseFunction
+    from numba.core.utils import order_by_target_specificity
 
     resolve, plain = BaseFunction.get_call_type, (types.Number, types.Boolean)
     # By function, context and argument types, which are unique objects and kept alive here.
     known: dict[tuple[Any, ...], Any] = {}
+
+    def first_match(function: Any, context: Any, args: Any) -> Any:
+        """Return the signature of the first template that applies, None if none does: no template is described."""
+        plain_args = tuple(types.unliteral(arg) for arg in args)
+        target = get_local_target(context)
+        for template_class in order_by_target_specificity(target, function.templates, fnkey=function.key[0]):
+            template = template_class(context)
+            for tried in (args, plain_args) if template.prefer_literal else (plain_args, args):
+                with contextlib.suppress(errors.NumbaError):
+                    if (signature := template.apply(tried, {})) is not None:
+                        function._impl_keys[signature.args] = template.get_impl_key(signature)  # noqa: SLF001
+                        return signature
+        return None
 
     def get_call_type(self: Any, context: Any, args: Any, kws: Any) -> Any:
         if kws or not all(isinstance(arg, plain) for arg in args):
@@ -109,7 +126,7 @@ def _types_of_calls() -> list[Change]:
             return resolve(self, context, args, kws)
         if found is None:
             try:
-                found = resolve(self, context, args, kws)
+                found = first_match(self, context, args) or resolve(self, context, args, kws)
             except errors.TypingError as error:
                 self._depth = 0
                 found = error
@@ -223,6 +240,137 @@ def _unneeded_passes() -> list[Change]:
     return [(CUDACompiler, "define_pipelines", define_pipelines)]
 
 
+def _contexts() -> list[Change]:
+    from numba.cuda.core.base import BaseContext as TargetContext
+    from numba.cuda.typing.context import BaseContext as TypingContext
+
+    sizes: dict[int, int] = {}  # entries of the registries of a context, by its id, when it was refreshed last
+
+    def size(context: Any) -> int:
+        registries = context._registries  # noqa: SLF001
+        return sum(len(one) for registry in registries for one in vars(registry).values() if isinstance(one, list))
+
+    def refreshed_if_grown(refresh: Callable[[Any], None]) -> Callable[[Any], None]:
+        def refresh_if_grown(self: Any) -> None:
+            if sizes.get(id(self)) != size(self):
+                refresh(self)
+                sizes[id(self)] = size(self)
+
+        return refresh_if_grown
+
+    return [(one, "refresh", refreshed_if_grown(one.refresh)) for one in (TargetContext, TypingContext)]
+
+
+def _signatures_of_lowering() -> list[Change]:
+    from numba.cuda.core import base
+
+    has_loc = base._has_loc  # noqa: SLF001
+    known: dict[Any, bool] = {}
+
+    def has_loc_of_code(function: Any) -> bool:
+        code = getattr(function, "__code__", None)
+        if code is None or hasattr(function, "__wrapped__") or hasattr(function, "__signature__"):
+            return bool(has_loc(function))
+        if code not in known:
+            known[code] = has_loc(function)
+        return known[code]
+
+    return [(base, "_has_loc", has_loc_of_code)]
+
+
+def _lists_of_variables() -> list[Change]:
+    from numba.cuda.core import ir
+
+    find, atoms = ir.Inst._rec_list_vars, (str, int, bool, type(None), ir.Loc)  # noqa: SLF001
+
+    def variables(self: Any, value: Any) -> Any:
+        kind = type(value)
+        if kind is dict:
+            value = value.values()
+        elif kind is not list and kind is not tuple:
+            return find(self, value)
+        found: list[Any] = []
+        for one in value:
+            kind = type(one)
+            if kind is ir.Var:
+                found.append(one)
+            elif kind not in atoms:
+                found += self._rec_list_vars(one)
+        return found
+
+    return [(ir.Inst, "_rec_list_vars", variables)]
+
+
+def _rewrites_of_bytecode() -> list[Change]:
+    from numba.cuda.core import interpreter
+
+    def left_out(rewrite: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda func_ir: func_ir if _is_own(func_ir.func_id) else rewrite(func_ir)
+
+    names = "peep_hole_delete_with_exit", "peep_hole_fuse_dict_add_updates"
+    return [(interpreter, name, left_out(getattr(interpreter, name))) for name in names]
+
+
+class _Silent:
+    """A logger without messages."""
+
+    def debug(self, *arguments: Any) -> None:
+        """Do nothing."""
+
+
+def _messages_of_ssa() -> list[Change]:
+    from numba.cuda.core import ssa
+
+    return [] if ssa._logger.isEnabledFor(logging.DEBUG) else [(ssa, "_logger", _Silent())]  # noqa: SLF001
+
+
+def _variables_in_blocks() -> list[Change]:
+    from numba.cuda.core import ir
+    from numba.cuda.core.analysis import compute_use_defs, must_use_alloca
+    from numba.cuda.lowering import Lower
+
+    find = Lower._find_singly_assigned_variable  # noqa: SLF001
+
+    def find_singly_assigned(self: Any) -> None:
+        blocks = self.func_ir.blocks
+        if self.func_ir.func_id.is_generator:
+            find(self)
+            return
+        use_defs, assigned = compute_use_defs(blocks), Counter[str]()
+        for block in blocks.values():
+            assigned.update(one.target.name for one in block.body if isinstance(one, ir.assign_types))
+        defined = set().union(*use_defs.defmap.values())
+        shared = set().union(*use_defs.usemap.values()) | set(must_use_alloca(blocks))
+        self._singly_assigned_vars = {name for name in defined - shared if assigned[name] == 1}
+        self._blk_local_varmap = {}
+
+    return [(Lower, "_find_singly_assigned_variable", find_singly_assigned)]
+
+
+class _ErrorContext:
+    """Adds to an error of Numba's where it happened, as `errors.new_error_context`, which is a generator."""
+
+    __slots__ = ("_arguments", "_named", "_text")
+
+    def __init__(self, text: str, *arguments: Any, **named: Any) -> None:
+        self._text, self._arguments, self._named = text, arguments, named
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if error is not None and hasattr(error, "add_context"):
+            error.add_context(self._text.format(*self._arguments, **self._named))
+
+
+def _contexts_of_errors() -> list[Change]:
+    from numba.cuda import lowering
+    from numba.cuda.core import typeinfer
+
+    names = [(one, "new_error_context") for one in (lowering, typeinfer)]
+    return [(owner, name, _ErrorContext) for owner, name in names if hasattr(owner, name)]
+
+
 CHANGES: tuple[Callable[[], list[Change]], ...] = (
     _types_of_calls,
     _known_intrinsics,
@@ -231,4 +379,11 @@ CHANGES: tuple[Callable[[], list[Change]], ...] = (
     _live_variables,
     _runs_of_passes,
     _unneeded_passes,
+    _contexts,
+    _signatures_of_lowering,
+    _lists_of_variables,
+    _rewrites_of_bytecode,
+    _messages_of_ssa,
+    _variables_in_blocks,
+    _contexts_of_errors,
 )
