@@ -26,9 +26,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 PACKAGE = __name__.partition(".")[0] + "."
@@ -117,8 +116,10 @@ def _types_of_calls() -> list[Change]:
         return None
 
     def get_call_type(self: Any, context: Any, args: Any, kws: Any) -> Any:
-        if kws or not all(isinstance(arg, plain) for arg in args):
+        if kws:
             return resolve(self, context, args, kws)
+        if not all(isinstance(arg, plain) for arg in args):
+            return first_match(self, context, args) or resolve(self, context, args, kws)
         key = (self, id(context), args)
         try:
             found = known.get(key)
@@ -244,21 +245,32 @@ def _contexts() -> list[Change]:
     from numba.cuda.core.base import BaseContext as TargetContext
     from numba.cuda.typing.context import BaseContext as TypingContext
 
-    sizes: dict[int, int] = {}  # entries of the registries of a context, by its id, when it was refreshed last
+    sizes: dict[tuple[int, int], int] = {}  # entries of a context's registries when they were installed, by their ids
 
-    def size(context: Any) -> int:
-        registries = context._registries  # noqa: SLF001
-        return sum(len(one) for registry in registries for one in vars(registry).values() if isinstance(one, list))
+    def grown(context: Any, registries: Iterable[Any]) -> list[Any]:
+        """Return the registries with entries that the context has not."""
+        found = []
+        for one in registries:
+            size = sum(len(entries) for entries in vars(one).values() if isinstance(entries, list))
+            if sizes.get((id(context), id(one))) != size:
+                sizes[id(context), id(one)] = size
+                found.append(one)
+        return found
 
-    def refreshed_if_grown(refresh: Callable[[Any], None]) -> Callable[[Any], None]:
+    def refreshed_if_grown(refresh: Callable[[Any], None], of_intrinsics: bool) -> Callable[[Any], None]:
         def refresh_if_grown(self: Any) -> None:
-            if sizes.get(id(self)) != size(self):
+            registries = list(self._registries)
+            first = registries[:1]  # that of intrinsics, which are implemented when they are called first
+            if of_intrinsics and first and (id(self), id(first[0])) in sizes and grown(self, first):
+                self.install_registry(first[0])
+            elif not registries or grown(self, registries):
                 refresh(self)
-                sizes[id(self)] = size(self)
+                grown(self, self._registries)
 
         return refresh_if_grown
 
-    return [(one, "refresh", refreshed_if_grown(one.refresh)) for one in (TargetContext, TypingContext)]
+    changed = (TargetContext, True), (TypingContext, False)
+    return [(one, "refresh", refreshed_if_grown(one.refresh, intrinsics)) for one, intrinsics in changed]
 
 
 def _signatures_of_lowering() -> list[Change]:
@@ -311,17 +323,26 @@ def _rewrites_of_bytecode() -> list[Change]:
     return [(interpreter, name, left_out(getattr(interpreter, name))) for name in names]
 
 
-class _Silent:
-    """A logger without messages."""
-
-    def debug(self, *arguments: Any) -> None:
-        """Do nothing."""
-
-
-def _messages_of_ssa() -> list[Change]:
+def _blocks_of_ssa() -> list[Change]:
     from numba.cuda.core import ssa
 
-    return [] if ssa._logger.isEnabledFor(logging.DEBUG) else [(ssa, "_logger", _Silent())]  # noqa: SLF001
+    rewrite = ssa._run_block_rewrite  # noqa: SLF001
+    names: dict[int, tuple[Any, set[str]]] = {}  # of a block's variables, by the block's id, with the block's body
+
+    def named(block: Any) -> set[str]:
+        found = names.get(id(block))
+        if found is None or found[0] is not block.body:
+            found = names[id(block)] = block.body, {var.name for one in block.body for var in one.list_vars()}
+        return found[1]
+
+    def rewrite_where_named(blocks: Any, states: Any, handler: Any) -> Any:
+        name = states["varname"]
+        return {
+            label: rewrite({label: block}, states, handler)[label] if name in named(block) else block
+            for label, block in blocks.items()
+        }
+
+    return [(ssa, "_run_block_rewrite", rewrite_where_named)]
 
 
 def _variables_in_blocks() -> list[Change]:
@@ -345,6 +366,22 @@ def _variables_in_blocks() -> list[Change]:
         self._blk_local_varmap = {}
 
     return [(Lower, "_find_singly_assigned_variable", find_singly_assigned)]
+
+
+def _names_of_values() -> list[Change]:
+    from llvmlite.ir._utils import NameScope
+
+    def deduplicate(self: Any, name: str) -> str:
+        if name not in self._useset:
+            return name
+        number, numbered = self._basenamemap[name], name
+        while numbered in self._useset:
+            number += 1
+            numbered = f"{name}.{number}"
+        self._basenamemap[name] = number
+        return numbered
+
+    return [(NameScope, "deduplicate", deduplicate)]
 
 
 class _ErrorContext:
@@ -383,7 +420,8 @@ CHANGES: tuple[Callable[[], list[Change]], ...] = (
     _signatures_of_lowering,
     _lists_of_variables,
     _rewrites_of_bytecode,
-    _messages_of_ssa,
+    _blocks_of_ssa,
+    _names_of_values,
     _variables_in_blocks,
     _contexts_of_errors,
 )
