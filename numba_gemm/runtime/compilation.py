@@ -27,6 +27,7 @@ from ..simulator.switch import SETTINGS_FILE
 from ..target import dotted
 from . import epilogue as epilogues
 from .compiler import Cubin, compile_cubin
+from .front_end import without_collections
 from .sources import SOURCES
 
 __all__ = [
@@ -89,11 +90,12 @@ def compile_kernel(kernel: Kernel, cc: tuple[int, int], *, keep_ptx: bool = True
     TypeError
         for an epilogue that does not compile, or returns no real number.
     """
-    if kernel.epilogue is not None:
-        epilogues.check_result(kernel.epilogue, kernel.vectors, cc)
-    built = _built(kernel) if kernel.epilogue is None else kernel.build(kernel.config, kernel.variant)
-    signature = kernel.signature(kernel.variant)
-    return compile_cubin(built, signature, cc, name=kernel.name, whole_program=kernel.whole_program, keep_ptx=keep_ptx)
+    with without_collections():
+        if kernel.epilogue is not None:
+            epilogues.check_result(kernel.epilogue, kernel.vectors, cc)
+        built = _built(kernel) if kernel.epilogue is None else kernel.build(kernel.config, kernel.variant)
+        signature, whole = kernel.signature(kernel.variant), kernel.whole_program
+        return compile_cubin(built, signature, cc, name=kernel.name, whole_program=whole, keep_ptx=keep_ptx)
 
 
 @lru_cache(maxsize=1)

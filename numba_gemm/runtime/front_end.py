@@ -7,13 +7,17 @@ is left out if one of them is missing. Those of passes and of constants apply to
 epilogue, and Numba's own functions, are compiled as ever.
 
 - `BaseFunction.get_call_type` remembers the types of calls of builtin functions with numbers. Numba asks for the same
-  sums and products thousands of times, and describes each rejected template in words.
-- `_IntrinsicTemplate.generic` looks for an intrinsic's implementation among those that it made before it searches all
-  registries for new ones.
+  sums and products thousands of times. Rejected templates are described in words only if none applies.
+- `BaseContext.refresh` looks for new declarations where a registry has grown.
 - `TargetConfig.__eq__` and `__hash__` compare the options that were set, instead of making a dict of all. Options are
   compared at each look-up of a compiled function.
 - `CUDADispatcher.compile_device` takes constant integers as integers: a device function that is called with several
   constants is compiled once instead of once for each. A constant that must stay one is a default or a closure's.
+- `Inst._rec_list_vars` looks at types of a statement's values instead of trying each, `_find_singly_assigned_variable`
+  at each statement once, and `_has_loc` at the signature of each function once.
+- `_run_block_rewrite`, which renames one variable after the other, leaves alone blocks that do not name it.
+- `peep_hole_delete_with_exit` and `peep_hole_fuse_dict_add_updates` do nothing: there are no contexts and dicts.
+- `new_error_context` is a class instead of a generator.
 - `PostProcessor.run` leaves out the variables that live at the entry of each block, which only generators need.
 - `PassManager._runPass` runs a pass without events, timers, checks of its result and repairs after it.
 - `CUDACompiler.define_pipelines` leaves out passes that do nothing for functions without closures, literal unrolling,
@@ -55,20 +59,27 @@ Change = tuple[Any, str, Any]  # an object, the name of an attribute, and its va
 @contextlib.contextmanager
 def faster() -> Iterator[None]:
     """Compile with less work in Numba's front end; for the thread that holds Numba's compiler lock."""
-    collecting = gc.isenabled()
     with contextlib.ExitStack() as undo:
         for change in CHANGES:
             with contextlib.suppress(ImportError, AttributeError):
                 for owner, name, value in change():
                     undo.callback(setattr, owner, name, getattr(owner, name))
                     setattr(owner, name, value)
-        gc.disable()
-        try:
-            yield
-        finally:
-            if collecting:
-                _spare_the_collector()
-                gc.enable()
+        undo.enter_context(without_collections())
+        yield
+
+
+@contextlib.contextmanager
+def without_collections() -> Iterator[None]:
+    """Switch the garbage collector off, for a compilation and what it imports."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            _spare_the_collector()
+            gc.enable()
 
 
 _compilations = 0
@@ -96,15 +107,16 @@ def _types_of_calls() -> list[Change]:
     from numba.core import errors, types
     from numba.core.target_extension import get_local_target
     from numba.core.types.functions import BaseFunction
+    from numba.core.types.misc import unliteral
     from numba.core.utils import order_by_target_specificity
 
     resolve, plain = BaseFunction.get_call_type, (types.Number, types.Boolean)
     # By function, context and argument types, which are unique objects and kept alive here.
     known: dict[tuple[Any, ...], Any] = {}
 
-    def first_match(function: Any, context: Any, args: Any) -> Any:
-        """Return the signature of the first template that applies, None if none does: no template is described."""
-        plain_args = tuple(types.unliteral(arg) for arg in args)
+    def match(function: Any, context: Any, args: Any) -> Any:
+        """Return the signature of the first template that applies; others are described if there is none."""
+        plain_args = tuple(unliteral(arg) for arg in args)
         target = get_local_target(context)
         for template_class in order_by_target_specificity(target, function.templates, fnkey=function.key[0]):
             template = template_class(context)
@@ -113,13 +125,13 @@ def _types_of_calls() -> list[Change]:
                     if (signature := template.apply(tried, {})) is not None:
                         function._impl_keys[signature.args] = template.get_impl_key(signature)  # noqa: SLF001
                         return signature
-        return None
+        return resolve(function, context, args, {})
 
     def get_call_type(self: Any, context: Any, args: Any, kws: Any) -> Any:
         if kws:
             return resolve(self, context, args, kws)
         if not all(isinstance(arg, plain) for arg in args):
-            return first_match(self, context, args) or resolve(self, context, args, kws)
+            return match(self, context, args)
         key = (self, id(context), args)
         try:
             found = known.get(key)
@@ -127,7 +139,7 @@ def _types_of_calls() -> list[Change]:
             return resolve(self, context, args, kws)
         if found is None:
             try:
-                found = first_match(self, context, args) or resolve(self, context, args, kws)
+                found = match(self, context, args)
             except errors.TypingError as error:
                 self._depth = 0
                 found = error
@@ -137,18 +149,6 @@ def _types_of_calls() -> list[Change]:
         return found
 
     return [(BaseFunction, "get_call_type", get_call_type)]
-
-
-def _known_intrinsics() -> list[Change]:
-    from numba.cuda.typing.templates import _IntrinsicTemplate
-
-    make = _IntrinsicTemplate.generic
-
-    def generic(self: Any, args: Any, kws: Any) -> Any:
-        found = self._impl_cache.get((self.context, args, tuple(kws.items())))
-        return make(self, args, kws) if found is None else found
-
-    return [(_IntrinsicTemplate, "generic", generic)]
 
 
 def _comparisons_of_options() -> list[Change]:
@@ -269,8 +269,8 @@ def _contexts() -> list[Change]:
 
         return refresh_if_grown
 
-    changed = (TargetContext, True), (TypingContext, False)
-    return [(one, "refresh", refreshed_if_grown(one.refresh, intrinsics)) for one, intrinsics in changed]
+    contexts = (TargetContext, True), (TypingContext, False)
+    return [(one, "refresh", refreshed_if_grown(one.refresh, intrinsics)) for one, intrinsics in contexts]
 
 
 def _signatures_of_lowering() -> list[Change]:
@@ -280,12 +280,10 @@ def _signatures_of_lowering() -> list[Change]:
     known: dict[Any, bool] = {}
 
     def has_loc_of_code(function: Any) -> bool:
-        code = getattr(function, "__code__", None)
-        if code is None or hasattr(function, "__wrapped__") or hasattr(function, "__signature__"):
-            return bool(has_loc(function))
-        if code not in known:
-            known[code] = has_loc(function)
-        return known[code]
+        key = function if hasattr(function, "__wrapped__") else getattr(function, "__code__", function)
+        if key not in known:
+            known[key] = has_loc(function)
+        return known[key]
 
     return [(base, "_has_loc", has_loc_of_code)]
 
@@ -316,11 +314,11 @@ def _lists_of_variables() -> list[Change]:
 def _rewrites_of_bytecode() -> list[Change]:
     from numba.cuda.core import interpreter
 
-    def left_out(rewrite: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        return lambda func_ir: func_ir if _is_own(func_ir.func_id) else rewrite(func_ir)
+    def for_others(name: str) -> Change:
+        rewrite = getattr(interpreter, name)
+        return interpreter, name, lambda func_ir: func_ir if _is_own(func_ir.func_id) else rewrite(func_ir)
 
-    names = "peep_hole_delete_with_exit", "peep_hole_fuse_dict_add_updates"
-    return [(interpreter, name, left_out(getattr(interpreter, name))) for name in names]
+    return [for_others("peep_hole_delete_with_exit"), for_others("peep_hole_fuse_dict_add_updates")]
 
 
 def _blocks_of_ssa() -> list[Change]:
@@ -350,16 +348,11 @@ def _variables_in_blocks() -> list[Change]:
     from numba.cuda.core.analysis import compute_use_defs, must_use_alloca
     from numba.cuda.lowering import Lower
 
-    find = Lower._find_singly_assigned_variable  # noqa: SLF001
-
     def find_singly_assigned(self: Any) -> None:
-        blocks = self.func_ir.blocks
-        if self.func_ir.func_id.is_generator:
-            find(self)
-            return
-        use_defs, assigned = compute_use_defs(blocks), Counter[str]()
-        for block in blocks.values():
-            assigned.update(one.target.name for one in block.body if isinstance(one, ir.assign_types))
+        blocks = {} if self.func_ir.func_id.is_generator else self.func_ir.blocks
+        statements = (one for block in blocks.values() for one in block.body)
+        assigned = Counter(one.target.name for one in statements if isinstance(one, ir.assign_types))
+        use_defs = compute_use_defs(blocks)
         defined = set().union(*use_defs.defmap.values())
         shared = set().union(*use_defs.usemap.values()) | set(must_use_alloca(blocks))
         self._singly_assigned_vars = {name for name in defined - shared if assigned[name] == 1}
@@ -368,49 +361,28 @@ def _variables_in_blocks() -> list[Change]:
     return [(Lower, "_find_singly_assigned_variable", find_singly_assigned)]
 
 
-def _names_of_values() -> list[Change]:
-    from llvmlite.ir._utils import NameScope
-
-    def deduplicate(self: Any, name: str) -> str:
-        if name not in self._useset:
-            return name
-        number, numbered = self._basenamemap[name], name
-        while numbered in self._useset:
-            number += 1
-            numbered = f"{name}.{number}"
-        self._basenamemap[name] = number
-        return numbered
-
-    return [(NameScope, "deduplicate", deduplicate)]
-
-
-class _ErrorContext:
-    """Adds to an error of Numba's where it happened, as `errors.new_error_context`, which is a generator."""
-
-    __slots__ = ("_arguments", "_named", "_text")
-
-    def __init__(self, text: str, *arguments: Any, **named: Any) -> None:
-        self._text, self._arguments, self._named = text, arguments, named
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        if error is not None and hasattr(error, "add_context"):
-            error.add_context(self._text.format(*self._arguments, **self._named))
-
-
 def _contexts_of_errors() -> list[Change]:
     from numba.cuda import lowering
-    from numba.cuda.core import typeinfer
+    from numba.cuda.core import errors, typeinfer
 
-    names = [(one, "new_error_context") for one in (lowering, typeinfer)]
-    return [(owner, name, _ErrorContext) for owner, name in names if hasattr(owner, name)]
+    class ErrorContext:
+        """Tells an error of Numba's where it happened, as `errors.new_error_context` does, which is a generator."""
+
+        def __init__(self, text: str, *arguments: Any, **named: Any) -> None:
+            self.text, self.arguments, self.named = text, arguments, named
+
+        def __enter__(self) -> None:
+            return
+
+        def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+            if isinstance(error, errors.NumbaError):
+                error.add_context(self.text.format(*self.arguments, **self.named))
+
+    return [(one, "new_error_context", ErrorContext) for one in (lowering, typeinfer)]
 
 
 CHANGES: tuple[Callable[[], list[Change]], ...] = (
     _types_of_calls,
-    _known_intrinsics,
     _comparisons_of_options,
     _constant_arguments,
     _live_variables,
@@ -421,7 +393,6 @@ CHANGES: tuple[Callable[[], list[Change]], ...] = (
     _lists_of_variables,
     _rewrites_of_bytecode,
     _blocks_of_ssa,
-    _names_of_values,
     _variables_in_blocks,
     _contexts_of_errors,
 )

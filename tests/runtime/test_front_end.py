@@ -13,6 +13,36 @@ from support import compile_stages
 SCRIPT = Path(compile_stages.__file__).with_name("compile_twice.py")
 CALLS = 2_320_000  # of Python functions that a compilation of `thin` may take
 
+ERRORS = """
+import contextlib
+from numba import cuda, float32
+from numba_gemm.runtime import front_end
+
+def of_attribute(x):
+    return x.nothing
+
+def of_name(x):
+    return x + nothing
+
+def of_call(x):
+    return (x, x) @ x
+
+def of_lowering(x):
+    return [x]
+
+def error(function, context):
+    with context:
+        try:
+            cuda.compile_ptx(function, (float32,), device=True, cc=(9, 0, "a"))
+        except Exception as found:
+            return type(found), str(found).split()
+
+for function in (of_attribute, of_name, of_call, of_lowering):
+    expected = error(function, contextlib.nullcontext())
+    assert expected is not None
+    assert error(function, front_end.faster()) == expected, function
+"""
+
 MISSING = """
 from numba.cuda.core.postproc import PostProcessor
 from numba_gemm.runtime import front_end
@@ -85,6 +115,10 @@ def test_machine_code_is_the_same_in_fewer_steps(name):
     assert sections >= 2
     assert calls < CALLS
     assert calls < 0.75 * calls_without or (name != "thin" and not calls_without)
+
+
+def test_errors_are_those_of_numba():
+    run("-c", ERRORS)
 
 
 def test_changes_whose_names_are_missing_are_left_out():
