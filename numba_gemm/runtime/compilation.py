@@ -300,9 +300,11 @@ def _serve() -> None:
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
-    from numba.core import config
+    answer(SOURCES)  # the first kernel is sent while Numba is imported
+    with without_collections():
+        from numba import cuda  # noqa: F401
+        from numba.core import config
 
-    answer(SOURCES)
     while True:
         try:
             values, kernel, cc = pickle.load(sys.stdin.buffer)

@@ -11,7 +11,7 @@ import pytest
 from support import compile_stages
 
 SCRIPT = Path(compile_stages.__file__).with_name("compile_twice.py")
-CALLS = 2_320_000  # of Python functions that a compilation of `thin` may take
+CALLS = 1_720_000  # of Python functions that a compilation of `thin` may take
 
 ERRORS = """
 import contextlib
