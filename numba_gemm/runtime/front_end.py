@@ -17,7 +17,7 @@ epilogue, and Numba's own functions, are compiled as ever.
   at each statement once, and `_has_loc` at the signature of each function once.
 - `_run_block_rewrite`, which renames one variable after the other, leaves alone blocks that do not name it.
 - `peep_hole_delete_with_exit` and `peep_hole_fuse_dict_add_updates` do nothing: there are no contexts and dicts.
-- `new_error_context` is a class instead of a generator.
+- `CUDACodeLibrary.modules` has each module once, and `new_error_context` is a class instead of a generator.
 - `PostProcessor.run` leaves out the variables that live at the entry of each block, which only generators need.
 - `PassManager._runPass` runs a pass without events, timers, checks of its result and repairs after it.
 - `CUDACompiler.define_pipelines` leaves out passes that do nothing for functions without closures, literal unrolling,
@@ -128,10 +128,8 @@ def _types_of_calls() -> list[Change]:
         return resolve(function, context, args, {})
 
     def get_call_type(self: Any, context: Any, args: Any, kws: Any) -> Any:
-        if kws:
-            return resolve(self, context, args, kws)
-        if not all(isinstance(arg, plain) for arg in args):
-            return match(self, context, args)
+        if kws or not all(isinstance(arg, plain) for arg in args):
+            return resolve(self, context, args, kws) if kws else match(self, context, args)
         key = (self, id(context), args)
         try:
             found = known.get(key)
@@ -164,10 +162,9 @@ def _comparisons_of_options() -> list[Change]:
 
     def __hash__(self: Any) -> int:
         own = type(self)
-        found = hashes.get(own)
-        if found is None:
-            found = hashes[own] = hash(tuple(sorted(self.options)))  # as it is: of the names alone
-        return found
+        if own not in hashes:
+            hashes[own] = hash(tuple(sorted(self.options)))  # as it is: of the names alone
+        return hashes[own]
 
     return [(TargetConfig, "__eq__", __eq__), (TargetConfig, "__hash__", __hash__)]
 
@@ -361,6 +358,14 @@ def _variables_in_blocks() -> list[Change]:
     return [(Lower, "_find_singly_assigned_variable", find_singly_assigned)]
 
 
+def _modules() -> list[Change]:
+    from numba.cuda.codegen import CUDACodeLibrary
+
+    modules: Any = CUDACodeLibrary.modules
+    once = property(lambda self: list(dict.fromkeys(modules.fget(self))))
+    return [(CUDACodeLibrary, "modules", once)]
+
+
 def _contexts_of_errors() -> list[Change]:
     from numba.cuda import lowering
     from numba.cuda.core import errors, typeinfer
@@ -394,5 +399,6 @@ CHANGES: tuple[Callable[[], list[Change]], ...] = (
     _rewrites_of_bytecode,
     _blocks_of_ssa,
     _variables_in_blocks,
+    _modules,
     _contexts_of_errors,
 )
