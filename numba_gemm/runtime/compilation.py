@@ -26,8 +26,8 @@ from ..simulator.probe import gpu_environment
 from ..simulator.switch import SETTINGS_FILE
 from ..target import dotted
 from . import epilogue as epilogues
+from .collector import without_collections
 from .compiler import Cubin, compile_cubin
-from .front_end import without_collections
 from .sources import SOURCES
 
 __all__ = [

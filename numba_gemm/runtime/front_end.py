@@ -22,17 +22,17 @@ epilogue, and Numba's own functions, are compiled as ever.
 - `PassManager._runPass` runs a pass without events, timers, checks of its result and repairs after it.
 - `CUDACompiler.define_pipelines` leaves out passes that do nothing for functions without closures, literal unrolling,
   context managers and array expressions.
-- The garbage collector is off meanwhile: a compilation makes millions of objects, and few cycles. It passes over those
-  that the first compilations of a process leave.
+- The garbage collector is off meanwhile (`collector`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+from .collector import without_collections
 
 PACKAGE = __name__.partition(".")[0] + "."
 # Passes that do nothing for functions without closures, literal unrolling, context managers and array expressions.
@@ -50,9 +50,6 @@ UNNEEDED = (
     "WithLifting",
 )
 
-UNCOLLECTED = 4  # first compilations of a process, each of which leaves some 10 MB of garbage
-FROZEN_BY_PYTHON = 1000  # more objects than Python 3.12 itself starts with; a program that freezes its own has more
-
 Change = tuple[Any, str, Any]  # an object, the name of an attribute, and its value for the time of a compilation
 
 
@@ -67,35 +64,6 @@ def faster() -> Iterator[None]:
                     setattr(owner, name, value)
         undo.enter_context(without_collections())
         yield
-
-
-@contextlib.contextmanager
-def without_collections() -> Iterator[None]:
-    """Switch the garbage collector off, for a compilation and what it imports."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            _spare_the_collector()
-            gc.enable()
-
-
-_compilations = 0
-
-
-def _spare_the_collector() -> None:
-    """Move what one of the first compilations made to the collector's oldest generation.
-
-    A collection of the young objects takes 5 to 10 % of a compilation that a product waits for, and finds few.
-    """
-    global _compilations
-    _compilations += 1
-    # What the program has frozen is not to be thawed.
-    if _compilations <= UNCOLLECTED and gc.get_freeze_count() < FROZEN_BY_PYTHON:
-        gc.freeze()
-        gc.unfreeze()
 
 
 def _is_own(identity: Any) -> bool:

@@ -56,7 +56,7 @@ with front_end.faster():
 
 COLLECTOR = """
 import gc, weakref
-from numba_gemm.runtime import front_end
+from numba_gemm.runtime import collector, front_end
 
 class Node:
     pass
@@ -78,7 +78,7 @@ gc.enable()
 gc.collect()  # Python 3.12 would do it later
 collections = []
 gc.callbacks.append(lambda phase, info: collections.append(info["generation"]))
-left = [compiled() for _ in range(front_end.UNCOLLECTED)]
+left = [compiled() for _ in range(collector.UNCOLLECTED)]
 assert not collections
 gc.collect(1)
 assert all(node() for node in left), "they are not in the oldest generation"
@@ -87,7 +87,7 @@ gc.collect(1)
 assert not late(), "that of later compilations is collected soon"
 gc.collect()
 assert not any(node() for node in left)
-front_end._compilations = 0
+collector._compilations = 0
 gc.freeze()
 frozen = gc.get_freeze_count()
 compiled()
