@@ -17,6 +17,8 @@ epilogue, and Numba's own functions, are compiled as ever.
   at each statement once, and `_has_loc` at the signature of each function once.
 - `_run_block_rewrite`, which renames one variable after the other, leaves alone blocks that do not name it.
 - `peep_hole_delete_with_exit` and `peep_hole_fuse_dict_add_updates` do nothing: there are no contexts and dicts.
+- `find_closest_arch` knows usual compute capabilities without NVRTC, and `get_libdevice` looks for one file instead of
+  all that a toolkit has: NVRTC's library, of 140 MB, is not loaded.
 - `CUDACodeLibrary.modules` has each module once, and `new_error_context` is a class instead of a generator.
 - `PostProcessor.run` leaves out the variables that live at the entry of each block, which only generators need.
 - `PassManager._runPass` runs a pass without events, timers, checks of its result and repairs after it.
@@ -30,6 +32,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from .collector import without_collections
@@ -49,6 +52,8 @@ UNNEEDED = (
     "RewriteDynamicRaises",
     "WithLifting",
 )
+
+KNOWN_CCS = ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0))  # compute capabilities of every toolkit from CUDA 12 on
 
 Change = tuple[Any, str, Any]  # an object, the name of an attribute, and its value for the time of a compilation
 
@@ -326,6 +331,18 @@ def _variables_in_blocks() -> list[Change]:
     return [(Lower, "_find_singly_assigned_variable", find_singly_assigned)]
 
 
+def _libraries() -> list[Change]:
+    from numba.cuda import cuda_paths
+    from numba.cuda.cudadrv import nvrtc, nvvm
+
+    closest = nvrtc.find_closest_arch
+    changes: list[Change] = [(nvrtc, "find_closest_arch", lambda cc: cc if cc in KNOWN_CCS else closest(cc))]
+    if not hasattr(cuda_paths.get_cuda_paths, "_cached_result"):
+        found = cuda_paths._get_libdevice_path().info  # noqa: SLF001
+        changes += [(nvvm, "get_libdevice", lambda: found), (nvvm, "open_libdevice", lambda: Path(found).read_bytes())]
+    return changes
+
+
 def _modules() -> list[Change]:
     from numba.cuda.codegen import CUDACodeLibrary
 
@@ -367,6 +384,7 @@ CHANGES: tuple[Callable[[], list[Change]], ...] = (
     _rewrites_of_bytecode,
     _blocks_of_ssa,
     _variables_in_blocks,
+    _libraries,
     _modules,
     _contexts_of_errors,
 )

@@ -54,6 +54,18 @@ with front_end.faster():
     assert front_end._unneeded_passes()[0][0].define_pipelines.__module__ == front_end.__name__
 """
 
+LIBRARIES = """
+from pathlib import Path
+from numba_gemm.kernels import STAGES
+from numba_gemm.runtime.compilation import compile_kernel
+
+stage = STAGES["naive"]
+compile_kernel(stage.kernel_of(stage.configs[0], True), (9, 0))
+loaded = Path("/proc/self/maps").read_text()
+assert "libnvvm" in loaded
+assert "libnvrtc" not in loaded
+"""
+
 COLLECTOR = """
 import gc, weakref
 from numba_gemm.runtime import collector, front_end
@@ -123,6 +135,11 @@ def test_errors_are_those_of_numba():
 
 def test_changes_whose_names_are_missing_are_left_out():
     run("-c", MISSING)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists the libraries of a process")
+def test_no_library_is_loaded_that_is_not_needed():
+    run("-c", LIBRARIES)
 
 
 def test_the_collector_passes_over_the_first_compilations():
