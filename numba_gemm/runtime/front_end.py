@@ -61,13 +61,12 @@ Change = tuple[Any, str, Any]  # an object, the name of an attribute, and its va
 @contextlib.contextmanager
 def faster() -> Iterator[None]:
     """Compile with less work in Numba's front end; for the thread that holds Numba's compiler lock."""
-    with contextlib.ExitStack() as undo:
+    with without_collections(), contextlib.ExitStack() as undo:
         for change in CHANGES:
             with contextlib.suppress(ImportError, AttributeError):
                 for owner, name, value in change():
                     undo.callback(setattr, owner, name, getattr(owner, name))
                     setattr(owner, name, value)
-        undo.enter_context(without_collections())
         yield
 
 
