@@ -161,6 +161,7 @@ def test_a_prediction_is_compared(capsys):
     lessons.predict("gain", 20).reveal(12.97, model=16.6)
     lessons.predict("gain", np.float32(13)).reveal(12.97, model=12.97)
     lessons.predict("races", 3).reveal(0)
+    lessons.predict("latency", 500, unit="clocks").reveal(625, measured=True)
     said = capsys.readouterr().out.splitlines()
     assert said[:3] == [
         "sectors: you predict 8 per request",
@@ -171,6 +172,7 @@ def test_a_prediction_is_compared(capsys):
     assert said[4] == f"gain: you 20 | model 16.6 | measured 12.97 | {ratios}"
     assert said[6].endswith("measured 12.97 | yours is within 5%, the model's is correct")
     assert said[8].endswith("counted 0 | yours is not zero")
+    assert said[10] == "latency: you 500 | measured 625 clocks | yours is 0.8 times that"
 
 
 def test_a_notebook_runs_on_without_a_prediction(capsys):
