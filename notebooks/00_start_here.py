@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 0. Start here: what a GPU is, if you know NumPy
 #
-# *Before this: NumPy. Time: about 50 minutes. The thirteen notebooks take about 13 hours; 0 to 4 fill an afternoon.*
+# *Before this: NumPy. Time: about 50 minutes. The thirteen notebooks take about 14 hours, 0 to 4 an afternoon.*
 #
 # **The question.** `c = a @ b` is one line of NumPy. Who computes which element, and where does the data come from?
 # On a GPU you decide both, and the speed of the same product depends on it. This course begins with a kernel that you

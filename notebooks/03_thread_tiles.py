@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 3. Register tiles: `thread_tile_1d` and `thread_tile_2d`
 #
-# *Before this: [notebook 2](02_shared_tile.ipynb). Time: about 55 minutes.*
+# *Before this: [notebook 2](02_shared_tile.ipynb). Time: about 60 minutes.*
 #
 # **The question.** In [notebook 2](02_shared_tile.ipynb) a block fetched its tiles of A and B from global memory once,
 # into shared memory. But every multiply-add still reads two floats from there, and shared memory cannot deliver them as
