@@ -192,7 +192,8 @@ print(np.array_equal(out, x + y), out[-3:])
 # kernel of the project unchanged. Two functions use it to look inside a kernel. `trace` records each access to memory:
 # the picture above was drawn from its record. `step` follows one thread, line by line, while the others run as usual.
 # Both take the kernel, its launch (here 4 blocks of 32 threads), and then the kernel's own arguments. For a kernel of
-# the project, such as "naive", `None, None` in place of the launch means the launch that it was written for.
+# the project, such as "naive", `None, None` in place of the launch means the launch that it was written for, and
+# `config="test"` a small one. `blocks` names the blocks that run; without it, all do.
 #
 # Here are two threads of the last block of `add`. A step prints the values that have changed, indented, and then the
 # line that runs next, with the file and the number of the line. (The file of a cell is named by a number.)
@@ -292,7 +293,7 @@ shown[["space", "level", "latency_cycles", "tb_s"]].round(1).set_index(
 # copies from page-locked memory. Registers and L1 have the sizes of compute capability 9.0 in the CUDA C++ Programming
 # Guide, the size of L2 was reported by the driver, and that of the device memory is from NVIDIA's data sheet.
 
-# %% mystnb={"image": {"alt": "Diagram of five memories, registers to host: each level is farther and slower"}}
+# %% tags=["hide-input"] mystnb={"image": {"alt": "Diagram of five memories, from registers to host"}}
 gpu, at = (
     spaces.attrs["environment"]["gpu"],
     spaces.set_index(["space", "level"])[["tb_s", "latency_cycles"]],
@@ -552,7 +553,7 @@ reached.reveal(
 #
 # Each notebook takes a stage or two: the question, the same in NumPy, the real kernel, pictures of its accesses, a
 # thread to step through, exercises, and the measured gain. In the [puzzles](../docs/puzzles.md) you write these kernels
-# yourself: `numba-gemm puzzle element` begins with the first. Puzzles 1 and 2 fit this notebook.
+# yourself: `numba-gemm puzzle element`, in a terminal, begins with the first. Puzzles 1 and 2 fit this notebook.
 #
 # | notebook | idea | puzzles |
 # |:--|:--|:--|

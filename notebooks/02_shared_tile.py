@@ -216,8 +216,8 @@ reused.reveal(
 )
 
 # %% [markdown]
-# The same in bytes. `read` and `written` are the bytes that threads request, `moved` the bytes of whole sectors.
-# Shared memory has no sectors:
+# The same in bytes. `read` and `written` are the bytes that threads request, `moved` the bytes of whole sectors, and
+# `different` counts every byte once, however often it is accessed. Shared memory has no sectors:
 
 # %%
 before.traffic
@@ -474,4 +474,5 @@ own.assign(each=own["requests"] / multiply_adds)[columns]
 # ## The open question
 #
 # Two loads per multiply-add are the bottleneck. A thread's own registers are nearer still. Can a thread use a value
-# more than once after loading it? That is [notebook 3](03_thread_tiles.ipynb).
+# more than once after loading it? That is [notebook 3](03_thread_tiles.ipynb). Puzzles 5 to 8, `transpose`,
+# `barriers`, `shared_tile` and `edges`, ask you for tiles and barriers of your own.

@@ -203,7 +203,7 @@ with_five.reveal(
 # %% [markdown]
 # Not the distance counts, but the banks in which the words are:
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 strides = range(1, 33)
 taken = [
     requests.wavefronts([(lane, 4 * stride * lane) for lane in range(32)], 4)

@@ -418,4 +418,4 @@ counters[columns].assign(**{"multiply-adds of all instructions": share})
 # %% [markdown]
 # Of the other instructions, many read shared memory. In the tape, each k-step reads its fragments just before it
 # needs them, `r1 m1 r2 m2`, and per 64 multiply-adds a thread reads four vectors. Can it use each value more often, and
-# read it earlier? That is [notebook 6](06_warp_tiles.ipynb).
+# read it earlier? That is [notebook 6](06_warp_tiles.ipynb). Puzzle 13, `two_buffers`, asks you for this kernel.

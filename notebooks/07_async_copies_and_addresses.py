@@ -100,7 +100,7 @@ pd.DataFrame(
 others_before = notebook.predict("other instructions, register_prefetch", ...)
 others_now = notebook.predict("other instructions, moving_addresses", ...)
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 CHILD = """
 import json, sys
 from numba_gemm.inspect.report import compiled
@@ -170,7 +170,7 @@ if listed:
     others_before.reveal(counts["register_prefetch"], tolerance=0.1)
     others_now.reveal(counts["moving_addresses"], tolerance=0.1)
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 KINDS = {
     "fragments": ({"LDS"}, draw.ramp("a")(0.75)),
     "copies": ({"LDG", "LDGSTS", "STS", "LDGDEPBAR", "DEPBAR"}, draw.ramp("b")(0.9)),

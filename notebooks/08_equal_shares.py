@@ -76,7 +76,7 @@ busy.reveal(100 * tiles / (4 * SMS), because=f"{tiles} tiles in four rounds of {
 # The white corner is the loss: SMs that have nothing left to do while others compute one more tile. It is small here.
 # Its size depends only on the number of tiles:
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 counts = np.arange(1, 6 * SMS)
 figure = Figure(figsize=(7.2, 2.8), layout="constrained")
 axes = figure.add_subplot()
@@ -578,7 +578,7 @@ whole_gain.reveal(cube["naive"] / cube["auto"], measured=True, tolerance=0.1)
 draw.ladder_chart(recorded)
 
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 def climb(frame, title):
     """TFLOP/s of every stage against the size."""
     figure = Figure(figsize=(7.2, 4.6), layout="constrained")

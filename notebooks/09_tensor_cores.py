@@ -242,7 +242,7 @@ assert notebook.check(decompose_in_three, *right)
 # %%
 counting = notebook.predict("products of parts that count, of nine", ...)
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 KINDS = {"tf32": narrow.tf32, "bf16": narrow.bf16, "f16": narrow.f16}
 
 
@@ -361,7 +361,7 @@ notebook.source("simulator/tensor_core", function="truncate")
 # Now a long sum of positive numbers in TF32, all inside the tensor cores: the model with 0 to 3 additional bits, and
 # the errors of the H200 (`tf32` of positive operands in the recorded table).
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 accuracy = notebook.recorded("latest/precisions/accuracy.csv")
 ks = sorted(k for k in set(accuracy["k"]) if 256 <= k <= 16384)
 positive = accuracy[accuracy["distribution"] == "positive"].pivot(
@@ -591,7 +591,7 @@ notebook.source("accumulate", function="compensated")
 # (`numba_gemm.lab.bench.accuracy`): the median over C, and dashed the largest. If this machine has a suitable GPU, a
 # few K are computed on it now; otherwise the picture shows the recorded run.
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 ABLE = """
 from numba_gemm.gemm.precision import runnable
 from numba_gemm.runtime.device import current_device, device_properties
@@ -778,7 +778,7 @@ if "bf16x6" in speeds.index:
     predicted, measured = speeds.loc["bf16x6", ["predicted ms", "measured ms"]]
     speed_of_six.reveal(took / measured, model=took / predicted)
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 at = accuracy[
     (accuracy["distribution"] == "uniform") & (accuracy["k"] == 4096)
 ].set_index("precision")["median"]
@@ -850,7 +850,7 @@ table(
     registers=".0f",
 )
 
-# %%
+# %% jupyter={"source_hidden": true} tags=["hide-input"]
 stages = ladder.drop(index=["cublas", "decompose"])
 figure = Figure(figsize=(7, 3.2), layout="constrained")
 speed, error = figure.subplots(1, 2, sharey=True)
