@@ -14,6 +14,7 @@
 
 # %%
 import importlib.util
+import site
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,7 @@ SOURCE = Path("..").resolve().as_uri()
 if importlib.util.find_spec("numba_gemm") is None:
     package = f"numba-gemm[cu12,notebooks] @ {SOURCE}"
     subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", package])
+    site.main()  # as when Python starts: numba-cuda replaces numba.cuda
 
 from numba_gemm.lab import notebook
 

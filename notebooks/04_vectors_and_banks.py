@@ -15,6 +15,7 @@
 
 # %%
 import importlib.util
+import site
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ SOURCE = Path("..").resolve().as_uri()
 if importlib.util.find_spec("numba_gemm") is None:
     package = f"numba-gemm[cu12,notebooks] @ {SOURCE}"
     subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", package])
+    site.main()  # as when Python starts: numba-cuda replaces numba.cuda
 
 from numba_gemm.lab import notebook
 
@@ -59,7 +61,8 @@ notebook.source("vector", function="fetch4")
 # of A, so four neighbours of A belong to one row and four k: the thread reads them for four k-steps at once. In the
 # diff, `fetch` is one of three functions: `load4` for whole tiles, `fetch4`, or `fetch4_any`, which loads four single
 # floats. That is for matrices whose rows are not whole vectors, or do not begin at multiples of 16 bytes. `store_row`
-# writes a row of the thread's tile, in vectors where it can.
+# writes a row of the thread's tile, in vectors where it can. (`hardware_only(max_registers=...)` is an option for the
+# compiler, the largest number of registers per thread. Notebook 6 explains it; the simulator ignores it.)
 
 # %%
 notebook.difference("thread_tile_2d", "vectorized", context=1, device_only=True)
@@ -360,6 +363,15 @@ draw.bank_map(conflict_free, first_load(conflict_free, "b_tile"))
 found = conflict_free.requests
 store = int(found.index[(found["array"] == "a_tile") & (found["op"] == "store")][0])
 draw.bank_map(conflict_free, store)
+
+# %% [markdown]
+# The same store in the tile, in a small configuration. The colour is the lane that stores an element, and the first
+# request is outlined. Its lanes store rows k = 0 and k = 4, in different columns, and so in different banks:
+
+# %%
+draw.thread_map(
+    traced("conflict_free", STAGES["conflict_free"].test_config), "a_tile", "store"
+)
 
 # %% [markdown]
 # ### The effect of the swizzle

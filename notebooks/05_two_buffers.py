@@ -16,6 +16,7 @@
 
 # %%
 import importlib.util
+import site
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,7 @@ SOURCE = Path("..").resolve().as_uri()
 if importlib.util.find_spec("numba_gemm") is None:
     package = f"numba-gemm[cu12,notebooks] @ {SOURCE}"
     subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", package])
+    site.main()  # as when Python starts: numba-cuda replaces numba.cuda
 
 from numba_gemm.lab import notebook
 
@@ -154,8 +156,14 @@ passed.reveal(
 # The same requests, in about half as many columns. In all columns except the first and the last, the loads from global
 # memory, the multiplication of one tile and the stores of the next share a column: no barrier orders them.
 #
-# The two buffers lie one below the other in `a_tile`: rows 0 to 7 hold one k-tile, rows 8 to 15 the next.
-#
+# The two buffers are one below the other in `a_tile`: rows 0 to 7 have one k-tile, rows 8 to 15 the next. The picture
+# shows the lane that stores each element. The dashed line separates the buffers, which are first stored between
+# different barriers. The first request of the warp is outlined: the swizzle of notebook 4 puts its second half elsewhere.
+
+# %%
+draw.thread_map(double_buffered, "a_tile", "store")
+
+# %% [markdown]
 # ## A thread through a tile
 #
 # How much work stands between a load and its first use? Step one thread. Every element of A is set to its own k, so a
@@ -234,8 +242,8 @@ print(f"{config.name}: {clocks} clocks, by {warps} warps")
 #
 # ## Why one barrier per tile is enough
 #
-# `conflict_free` needs two. One after the stores: nobody may read before all have written. And one after the reads:
-# nobody may overwrite before all have read. `double_buffered` has dropped the second. Is that a race? Look at which
+# `conflict_free` needs two. One after the stores: no thread may read before all have written. And one after the reads:
+# no thread may overwrite before all have read. `double_buffered` has dropped the second. Is that a race? Look at which
 # buffer is touched between which barriers:
 
 # %%

@@ -26,6 +26,7 @@
 
 # %%
 import importlib.util
+import site
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,7 @@ SOURCE = Path("..").resolve().as_uri()
 if importlib.util.find_spec("numba_gemm") is None:
     package = f"numba-gemm[cu12,notebooks] @ {SOURCE}"
     subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", package])
+    site.main()  # as when Python starts: numba-cuda replaces numba.cuda
 
 from numba_gemm.lab import notebook
 
@@ -591,8 +593,8 @@ claims("l2_persistence", here)
 #
 # ## Banks
 #
-# Notebook 4's rule: shared memory has 32 banks, each gives one 32-bit word a cycle, and words of one bank wait for each
-# other, unless they are the same word.
+# Notebook 4's rule: shared memory has 32 banks, each delivers one 32-bit word per cycle, and words of one bank wait for
+# each other, unless they are the same word.
 #
 # ### Your turn: how many cycles?
 #

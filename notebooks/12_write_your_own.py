@@ -18,6 +18,7 @@
 
 # %%
 import importlib.util
+import site
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,7 @@ SOURCE = Path("..").resolve().as_uri()
 if importlib.util.find_spec("numba_gemm") is None:
     package = f"numba-gemm[cu12,notebooks] @ {SOURCE}"
     subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", package])
+    site.main()  # as when Python starts: numba-cuda replaces numba.cuda
 
 from numba_gemm.lab import notebook
 
@@ -71,7 +73,7 @@ from numba_gemm.kernels.ladder.stage import LadderStage, TileConfig, require
 
 def build(config, aligned):
     BM, BN, TM = config.BM, config.BN, config.TM
-    require(config, {"one column a thread: TN == 1": config.TN == 1})
+    require(config, {"one column per thread: TN == 1": config.TN == 1})
 
     @cuda.jit
     def column_strip(alpha, a, b, beta, c):
@@ -101,7 +103,7 @@ def build(config, aligned):
 
 STAGE = LadderStage(
     name="column_strip",
-    summary="TM elements of a column of C a thread, without shared memory",
+    summary="TM elements of a column of C per thread, without shared memory",
     build=build,
     configs=(TileConfig(BM=8, BN=128, BK=1, TM=4),),
     test_config=TileConfig(BM=8, BN=8, BK=1, TM=4),

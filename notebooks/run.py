@@ -4,11 +4,11 @@
     python notebooks/run.py 01_naive_and_coalesced --write   # and store the outputs in its .ipynb
 
 A notebook's text is its .py file (jupytext's percent format); the .ipynb beside it has the same cells, and outputs.
-``--write`` is for outputs that readers shall see: run it on a GPU. ``--sync`` brings the .ipynb's cells up to the .py
+``--write`` is for the outputs that readers see: run it on a GPU. ``--sync`` brings the .ipynb's cells up to the .py
 file's, keeps the outputs of those whose code has not changed but for its layout and comments, lists code as it is now,
-and runs nothing. ``--refresh`` does the same, runs the notebook, and stores the outputs of cells that have changed: for
-cells that trace and draw, which is the same anywhere, and for times that were recorded. ``--redraw`` also stores the
-outputs of all other cells with such pictures or times.
+and runs nothing. ``--refresh`` does the same, runs the notebook, and stores the outputs of cells that have changed, if
+they are the same anywhere: traces, pictures, and times that were recorded. ``--redraw`` stores such outputs of all
+cells, of notebooks whose kernels run on the simulator.
 """
 
 from __future__ import annotations
@@ -170,8 +170,11 @@ def synchronised(name: str) -> nbformat.NotebookNode:
 
 def measures(cell: nbformat.NotebookNode) -> bool:
     """Return True if a cell's output depends on the machine."""
-    depends = "measure(" in cell.source or "begin(" in cell.source
-    return depends or LABEL.search(cell.source) is not None
+    words = ("measure(", "begin(", "has_gpu(", "on_gpu(")
+    return (
+        any(word in cell.source for word in words)
+        or LABEL.search(cell.source) is not None
+    )
 
 
 def shows_recorded(cell: nbformat.NotebookNode) -> bool:
@@ -182,36 +185,27 @@ def shows_recorded(cell: nbformat.NotebookNode) -> bool:
     )
 
 
-def draws(cell: nbformat.NotebookNode) -> bool:
-    """Return True if a cell's output is a picture or a player."""
-    shown = [output.get("data", {}) for output in cell.outputs]
-    return any(
-        "image/png" in data or "<iframe " in data.get("text/html", "") for data in shown
-    )
-
-
 def refreshed(
     name: str, seconds: int = SECONDS, redraw: bool = False
 ) -> nbformat.NotebookNode:
     """A notebook's cells with the outputs of the stored ones that read the same, and new outputs of the others.
 
-    With `redraw`, pictures and recorded times are new in any case.
+    With `redraw`, all outputs that do not depend on the machine are new.
     """
-    made, new = synchronised(name), execute(name, seconds)
-    for cell, run in zip(made.cells, new.cells, strict=True):
+    made = synchronised(name)
+    if redraw and any("begin(on_gpu=True)" in cell.source for cell in made.cells):
+        raise ValueError(f"kernels of {name} run on a GPU: --write it there")
+    for cell, run in zip(made.cells, execute(name, seconds).cells, strict=True):
         if cell.cell_type != "code":
             continue
-        settled = shows_recorded(run) if measures(cell) else draws(cell)
-        if redraw and cell.execution_count and settled:
+        settled = not measures(cell) or shows_recorded(run)
+        if not cell.execution_count and not settled:
+            raise ValueError(
+                f"a cell of {name} that has changed measures: --write it on a GPU\n{cell.source}"
+            )
+        if not cell.execution_count or (redraw and settled):
             cell.outputs = run.outputs
-        if not cell.execution_count:
-            if measures(cell) and not settled:
-                raise ValueError(
-                    f"a cell of {name} that has changed measures: --write it on a GPU\n{cell.source}"
-                )
-            cell.outputs = run.outputs
-        if cell.cell_type == "code":
-            cell.execution_count = run.execution_count
+        cell.execution_count = run.execution_count
     return made
 
 
@@ -268,7 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=at_least_one,
         default=1,
         metavar="N",
-        help="so many at once (default: 1)",
+        help="notebooks at once (default: 1)",
     )
     parser.add_argument(
         "--seconds",
@@ -292,7 +286,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results.add_argument(
         "--redraw",
         action="store_true",
-        help="store these outputs, and all traced pictures",
+        help="store all outputs that do not depend on the machine",
     )
     options = parser.parse_args(arguments)
     chosen = [Path(given).stem for given in options.names] or names()

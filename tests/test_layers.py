@@ -191,8 +191,9 @@ for name in ("O_CLOEXEC", "O_DIRECTORY", "O_NOFOLLOW", "O_NONBLOCK", "getuid", "
     delattr(os, name)
 from numba_gemm.lab import notebook
 notebook.begin()
+IMPORT = re.compile(r"^(?:from|import) numba_gemm.*?(?:\\((?:.|\\n)*?\\))?$", re.MULTILINE)
 for path in sorted(Path("notebooks").glob("0[0-8]_*.py")):
-    for line in re.findall(r"^(?:from|import) numba_gemm.*?(?:\\((?:.|\\n)*?\\))?$", path.read_text("utf-8"), re.MULTILINE):
+    for line in IMPORT.findall(path.read_text("utf-8")):
         exec(line)
 from numba_gemm.puzzles import check, cli, puzzle
 assert check(puzzle("element").kernel, "element").solved
