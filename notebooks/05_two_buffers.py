@@ -158,7 +158,8 @@ passed.reveal(
 #
 # The two buffers are one below the other in `a_tile`: rows 0 to 7 have one k-tile, rows 8 to 15 the next. The picture
 # shows the lane that stores each element. The dashed line separates the buffers, which are first stored between
-# different barriers. The first request of the warp is outlined: the swizzle of notebook 4 puts its second half elsewhere.
+# different barriers. The first request of the warp is outlined: the swizzle of notebook 4 puts its second half
+# elsewhere.
 
 # %%
 draw.thread_map(double_buffered, "a_tile", "store")
