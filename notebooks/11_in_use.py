@@ -720,11 +720,28 @@ error_of_tf32.reveal(
 )
 
 # %% [markdown]
-# **On this machine.** `notebook.measure` runs the same benchmark here, if there is a GPU:
+# **On this machine.** `notebook.measure` runs the same benchmark here, if there is a GPU. Which percentage of the peak
+# of the FP32 units does `tiled_sgemm` ("auto") reach at 4096 x 4096 x 4096?
+
+# %%
+of_peak = notebook.predict("speed of tiled_sgemm", ..., unit="% of the peak")
 
 # %%
 results = notebook.measure("stream_k", "auto")
 notebook.compare(results)
+
+# %%
+table, percent = (
+    notebook.compare(results),
+    results.set_index("stage")["percent_of_peak"],
+)
+ratio = table.loc["stream_k", "measured ms"] / table.loc["stream_k", "predicted ms"]
+of_peak.reveal(
+    percent["auto"],
+    model=percent["stream_k"] * ratio,
+    because="The model is that of stream_k, which auto chooses here: equal shares of\n"
+    "multiply-adds, at the highest rate that a kernel of FFMA alone reached.",
+)
 
 # %% [markdown]
 # ## The open question

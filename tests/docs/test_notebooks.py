@@ -205,7 +205,7 @@ def test_a_notebook_asks_before_it_shows(name):
     assert text.count("notebook.predict(") == len(guesses)
 
 
-@pytest.mark.parametrize("name", NAMES[:10])
+@pytest.mark.parametrize("name", NAMES[:12])
 def test_a_lesson_shows_the_model_beside_the_measurement(name):
     text = "\n".join(cell.source for cell in run.read(name).cells if cell.cell_type == "code")
     assert "model=" in text
