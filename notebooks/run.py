@@ -125,7 +125,7 @@ def joined(outputs: Iterable[nbformat.NotebookNode]) -> list[nbformat.NotebookNo
 
 def listing(source: str) -> Listing | None:
     """What a cell shows that only lists code, by constant arguments of `LISTS`; None for other cells."""
-    called = re.fullmatch(r"notebook\.(\w+)\((.+)\)", source.strip())
+    called = re.fullmatch(r"notebook\.(\w+)\((.+)\)", source.strip(), re.DOTALL)
     if called is None or called[1] not in LISTS:
         return None
     call = ast.parse(source.strip(), mode="eval").body
@@ -134,19 +134,19 @@ def listing(source: str) -> Listing | None:
     return LISTS[called[1]](*map(ast.literal_eval, call.args), **options)
 
 
+def code_of(cell: nbformat.NotebookNode) -> str:
+    """A cell's code without its layout and comments."""
+    return ast.dump(ast.parse(cell.source))
+
+
 def synchronised(name: str) -> nbformat.NotebookNode:
     """A notebook's cells, with the outputs of the stored ones that do the same, and code as it is now."""
     made, old = read(name), {}
     if (HERE / f"{name}.ipynb").is_file():
-        old = {
-            ast.dump(ast.parse(cell.source)): cell
-            for cell in stored(name).cells
-            if cell.cell_type == "code"
-        }
+        cells = stored(name).cells
+        old = {code_of(cell): cell for cell in cells if cell.cell_type == "code"}
     for cell in made.cells:
-        if cell.cell_type == "code" and (
-            same := old.get(ast.dump(ast.parse(cell.source)))
-        ):
+        if cell.cell_type == "code" and (same := old.get(code_of(cell))):
             cell.outputs, cell.execution_count = same.outputs, same.execution_count
     for number, cell in enumerate(
         (cell for cell in made.cells if cell.cell_type == "code"), 1

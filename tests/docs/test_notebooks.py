@@ -128,6 +128,35 @@ def test_a_player_is_stored_small():
     assert len(found[0]) < 40_000
 
 
+def test_outputs_are_kept_by_what_a_cell_does(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "HERE", tmp_path)
+    (tmp_path / "00_few.py").write_text("# %%\n1 + 1\n\n# %%\n2 + 2\n\n# %%\nmeasure(3)\n")
+    made = run.read("00_few")
+    for number, cell in enumerate(made.cells, 1):
+        cell.execution_count, cell.outputs = number, [run.nbformat.v4.new_output("stream", text=f"{number}")]
+    run.write("00_few", made)
+    (tmp_path / "00_few.py").write_text("# %%\n# One.\n1  +  1\n\n# %%\n2 + 3\n\n# %%\nmeasure(3)\n")
+    cells = run.synchronised("00_few").cells
+    assert [[out.text for out in cell.outputs] for cell in cells] == [["1"], [], ["3"]]
+
+    def executed(name, seconds=0):
+        new = run.read(name)
+        for number, cell in enumerate(new.cells, 1):
+            cell.execution_count, cell.outputs = number, [run.nbformat.v4.new_output("stream", text="new")]
+        return new
+
+    monkeypatch.setattr(run, "execute", executed)
+    for redraw, first in ((False, "1"), (True, "new")):
+        cells = run.refreshed("00_few", redraw=redraw).cells
+        assert [[out.text for out in cell.outputs] for cell in cells] == [[first], ["new"], ["3"]]
+    (tmp_path / "00_few.py").write_text("# %%\nmeasure(4)\n")
+    with pytest.raises(ValueError, match="a cell of 00_few that has changed measures"):
+        run.refreshed("00_few")
+    (tmp_path / "00_few.py").write_text("# %%\nnotebook.begin(on_gpu=True)\n")
+    with pytest.raises(ValueError, match="kernels of 00_few run on a GPU"):
+        run.refreshed("00_few", redraw=True)
+
+
 def test_a_listing_is_the_file():
     text = Path(lessons.__file__).parents[1] / "kernels" / "ladder" / "naive.py"
     assert str(lessons.source("naive", doc=True)) == text.read_text(encoding="utf-8")
