@@ -196,6 +196,7 @@ def test_message_of_a_file_that_cannot_run(old, new, says, tmp_path, monkeypatch
         "acc = a[row] @ b.T[col]",
         "acc = np.dot(a[row], b[:, col])",
         "acc = sum([a[row, p] * b[p, col] for p in range(k)])",
+        "acc = sum(a[row, :] * b[:, col])",
     ],
 )
 def test_operations_on_arrays_are_refused(line, tmp_path):
