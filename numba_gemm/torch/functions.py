@@ -91,17 +91,17 @@ def matmul(a: Tensor, b: Tensor, *, out: Tensor | None = None, precision: Precis
 def _of_vectors(a: Tensor, b: Tensor, out: Tensor | None, precision: PrecisionName) -> Tensor:
     """Multiply a row or a column, as a matrix, without that dimension in the result."""
     added = [-1] * (b.dim() == 1) + [-2] * (a.dim() == 1)
+    a, b = a.unsqueeze(0) if a.dim() == 1 else a, b.unsqueeze(1) if b.dim() == 1 else b
+    if out is None:
+        result = matmul(a, b, precision=precision)
+        for dim in reversed(added):
+            result = result.squeeze(dim)
+        return result
     view = out
-    for dim in added if view is not None else ():
+    for dim in added:
         view = view.unsqueeze(dim)
-    result = matmul(
-        a.unsqueeze(0) if a.dim() == 1 else a, b.unsqueeze(1) if b.dim() == 1 else b, out=view, precision=precision
-    )
-    if out is not None:
-        return out
-    for dim in reversed(added):
-        result = result.squeeze(dim)
-    return result
+    matmul(a, b, out=view, precision=precision)
+    return out
 
 
 def addmm(

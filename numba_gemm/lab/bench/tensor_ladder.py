@@ -83,8 +83,10 @@ def tensor_ladder(shape: Shape = SHAPE, precision: str = PRECISION, rounds: int 
     with on_device() as (library, stream):
         buffers = DeviceBuffers.random(library, shape, SEED, distribution=POSITIVE)
         reference = Reference(buffers)
-        precisions = {stage.name: own_precision(stage, precision) for stage in ladder_stages()}
-        found = {stage.name: PreparedStage(stage, precisions[stage.name], buffers) for stage in ladder_stages()}
+        precisions: dict[str, str] = {stage.name: own_precision(stage, precision) for stage in ladder_stages()}
+        found: dict[str, PreparedStage] = {
+            stage.name: PreparedStage(stage, precisions[stage.name], buffers) for stage in ladder_stages()
+        }
         calls: dict[str, Call] = {CUBLAS: cublas()[0].bind(buffers).call}
         calls |= {DECOMPOSE: next(found[name].decompose for name, own in precisions.items() if own == precision)}
         calls |= {name: stage.multiply for name, stage in found.items()}
