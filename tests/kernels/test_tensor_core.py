@@ -764,7 +764,7 @@ def test_a_batch_is_launched_in_pieces(launched, monkeypatch):
     monkeypatch.setattr(tensor_stage, "MAX_PARTS_BYTES", 1)
     assert pieces() == [1] * 7
     monkeypatch.setattr(tensor_stage, "MAX_PARTS_BYTES", 1 << 60)
-    monkeypatch.setattr(tensor_stage, "MAX_MATRICES", 5)
+    monkeypatch.setattr(tensor_stage, "MAX_GRID_Y", 5)
     assert pieces() == [5, 2]
 
 
