@@ -30,7 +30,7 @@ follow_imports = silent
 [mypy-cuda.*,llvmlite.*,numba.*]
 ignore_missing_imports = True
 follow_imports = skip
-[mypy-torch.*]
+[mypy-jax.*,torch.*]
 ignore_missing_imports = True
 follow_imports = skip
 """
