@@ -182,11 +182,14 @@ def _explanation(
     ]
     choice, config = choices[0], choices[0].config
     oriented, launches = choice.oriented(products[0]), sequences[0]
-    check_grid(launches.steps[-1].grid)
+    grid = launches.multiplication.grid
+    check_grid(grid)
     a_access, b_access, c_vectors = _accesses(choice.stage, config, oriented)
-    (rows, cols), blocks = _block_tile(choice, oriented), prod(launches.steps[-1].grid)
+    (rows, cols), blocks = _block_tile(choice, oriented), prod(grid)
     tiles = ceil_div(oriented.m, rows) * ceil_div(oriented.n, cols)
-    fields = _schedule_words(choice, launches)
+    fields, shares = _schedule_words(choice, launches), 1
+    if isinstance(choice.stage, TensorStage):
+        shares = choice.stage.shares(config, oriented.converted, choice.precision, choice.partition)
     converting = sum(tensor_heuristics.copy_seconds(conversion_bytes(one), gpu.memory_bandwidth) for one in products)
     clocks = sum(one.clocks for one in choices) if all(one.clocks for one in choices) else None
     reason = choice.reason or heuristics.choose(heuristics.problem(products[0], gpu, precision)).reason
@@ -196,8 +199,8 @@ def _explanation(
         precision=precision,
         tile=(rows, cols, _terms(choice, oriented.k)),
         blocks=blocks,
-        whole_tiles=fields["whole"] if fields else tiles * oriented.batch.matrices,
-        split=_split(fields, launches.counters, blocks),
+        whole_tiles=fields["whole"] if fields else tiles * oriented.batch.matrices if shares == 1 else 0,
+        split=_split(fields, launches.counters, blocks) if fields else shares,
         a_access=a_access,
         b_access=b_access,
         c_vectors=c_vectors,
@@ -300,7 +303,7 @@ def _schedule_words(choice: Choice, launches: Launches) -> dict[str, int]:
         return {}
     from ..device.partition import FIELDS
 
-    return dict(zip(FIELDS, launches.steps[-1].arguments[5].words))  # type: ignore[arg-type]
+    return dict(zip(FIELDS, launches.multiplication.arguments[5].words))  # type: ignore[arg-type]
 
 
 def _described(operand: Operand) -> Operand:

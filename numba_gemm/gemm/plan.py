@@ -180,8 +180,8 @@ class Plan:
         if isinstance(self._choice.stage, TmaStage):  # other operands may need to be decomposed
             launches.append(self._launches(decomposed(wanted)))
         self.stage, self.config = self._choice.stage.name, self._choice.config
-        last = launches[0].steps[-1]
-        self.grid, self.block = last.grid, last.block
+        multiplies = launches[0].multiplication
+        self.grid, self.block = multiplies.grid, multiplies.block
         check_grid(self.grid)
         needs = max(one.scratch_bytes for one in launches), max(one.counters for one in launches)
         self.workspace_bytes = workspaces.total_bytes(*needs)
