@@ -40,11 +40,12 @@ H200_MULTIPROCESSORS = 132
 TILE_END = 1.5e-6  # seconds that a tile takes beside its sums
 MEMORY_EFFICIENCY = 0.8  # of device memory's theoretical bandwidth, that the decomposition reaches
 LAUNCH = 2e-6  # seconds that each launch before the last one adds
-# Split sums: ways to divide each tile; seconds from the last partial sum to the first element of C; byte/s of partial
+# Split sums, of `LONG_SUM` terms and more: ways to divide each tile; seconds from the last partial sum to the first element of C; byte/s of partial
 # sums, written and read, which stay in the L2 cache; and the factor by which the model must expect a division to be
 # faster.
 SPLITS = (2, 3, 4, 6, 8, 11, 16, 22, 33, 44, 66, 132)
 ADDING, PARTIALS_RATE, CLEAR_MARGIN = 2e-6, 4e12, 1.2
+SPLIT_COLUMNS = 64  # divides those of tiles whose sums may be split; others would need more kernels for little
 
 
 def tile_rates(precision: TensorPrecision) -> dict[tuple[int, int], float]:
@@ -73,7 +74,7 @@ def seconds_of(
     rows, cols = (n, m) if tma == "NN" and isinstance(stage, TmaStage) else (m, n)
     slot_k, rated = _rated(stage, precision, k < LONG_SUM)
     flops_by_area = 2.0 * max(k, slot_k) * sm_count
-    slots, splits = -(-k // slot_k), isinstance(stage, TensorStage) and stage.splits
+    slots, splits = -(-k // slot_k), isinstance(stage, TensorStage) and stage.splits and k >= LONG_SUM
     found: list[tuple[float, float, Any, Partition | None]] = []
     for config, BM, BN, rate in rated:
         tiles = ceil_div(rows, BM) * ceil_div(cols, BN)
@@ -81,7 +82,7 @@ def seconds_of(
         summing = BM * BN * flops_by_area / (rate * 1e12)
         seconds = rounds * (TILE_END + summing)
         found.append((seconds, seconds, config, None))
-        most = min(slots, sm_count // (matrices * tiles)) if splits and slots > 1 else 1
+        most = min(slots, sm_count // (matrices * tiles)) if splits and BN % SPLIT_COLUMNS == 0 else 1
         for shares in (*(count for count in SPLITS if count < most), most) if most > 1 else ():
             partials = 2 * FLOAT32_BYTES * BM * BN * matrices * tiles * shares
             seconds = TILE_END + summing * ceil_div(slots, shares) * slot_k / k + LAUNCH + ADDING
