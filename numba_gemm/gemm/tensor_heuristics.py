@@ -40,9 +40,9 @@ H200_MULTIPROCESSORS = 132
 TILE_END = 1.5e-6  # seconds that a tile takes beside its sums
 MEMORY_EFFICIENCY = 0.8  # of device memory's theoretical bandwidth, that the decomposition reaches
 LAUNCH = 2e-6  # seconds that each launch before the last one adds
-# Split sums, of `LONG_SUM` terms and more: ways to divide each tile; seconds from the last partial sum to the first element of C; byte/s of partial
-# sums, written and read, which stay in the L2 cache; and the factor by which the model must expect a division to be
-# faster.
+# Split sums, of `LONG_SUM` terms and more: ways to divide each tile; seconds from the last partial sum to the first
+# element of C; byte/s of partial sums, written and read, which stay in the L2 cache; and the factor by which the model
+# must expect a division to be faster.
 SPLITS = (2, 3, 4, 6, 8, 11, 16, 22, 33, 44, 66, 132)
 ADDING, PARTIALS_RATE, CLEAR_MARGIN = 2e-6, 4e12, 1.2
 SPLIT_COLUMNS = 64  # divides those of tiles whose sums may be split; others would need more kernels for little
@@ -88,7 +88,8 @@ def seconds_of(
             seconds = TILE_END + summing * ceil_div(slots, shares) * slot_k / k + LAUNCH + ADDING
             seconds += partials / PARTIALS_RATE
             found.append((seconds * CLEAR_MARGIN, seconds, config, Partition(tiles * shares, 0)))
-    return [one[1:] for one in sorted(found, key=itemgetter(0))]
+    slower = SPEEDS[precision] / SPEEDS[precision_for(precision, k).name]
+    return [(seconds * slower, *one) for _, seconds, *one in sorted(found, key=itemgetter(0))]
 
 
 @lru_cache(maxsize=64)
