@@ -143,7 +143,7 @@ def verify_and_time(candidates: Sequence[Candidate], plan: Plan, shape: Shape, s
     with sampled_clocks(plan.nvml) as clocks:
         time_on_device({c.contender.label: c for c in right if not on_host(plan, c)}, plan, len(sets), stream)
     time_on_host([c for c in right if on_host(plan, c)], plan, stream)
-    for candidate in candidates:
+    for candidate in best_of_cublas(candidates):
         if candidate.samples is not None and not on_host(plan, candidate):
             candidate.host_us = host_time(candidate, stream)
             if runs_steadily(plan, candidate):
