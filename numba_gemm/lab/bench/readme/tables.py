@@ -284,9 +284,9 @@ def tensor_ladder(found: Published) -> str:
     shape = spelled(Shape(some["m"], some["n"], some["k"]))
     whole = rows[stages[-1]]["median_us"] + decomposition
     return (
-        f"`{some['precision']}` at {shape}, the product alone, in turns: decomposition takes {number(decomposition, 0)} us more, "
-        f"{number(100 * decomposition / whole, 0)} % of `{stages[-1]}`'s time. Errors over |A| @ |B|, of positive "
-        f"operands:\n\n{made.markdown()}\n\n"
+        f"`{some['precision']}` at {shape}, the product alone, in turns: decomposition takes "
+        f"{number(decomposition, 0)} us more, {number(100 * decomposition / whole, 0)} % of `{stages[-1]}`'s time. "
+        f"Errors over |A| @ |B|, of positive operands:\n\n{made.markdown()}\n\n"
         "Measured right after the precisions' table: `numba-gemm lab tensor_ladder`."
     )
 
