@@ -3,8 +3,6 @@
 Every contender is bound to the same buffers and enqueues one product ``C = A @ B`` on the same stream.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

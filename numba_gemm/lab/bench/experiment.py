@@ -14,10 +14,10 @@ import pandas as pd
 from numba_gemm.lab.bench import results
 from numba_gemm.lab.bench.cases import Shape, check_simulated, chosen_shapes, parse_shape
 from numba_gemm.lab.harness import pictures
-from numba_gemm.lab.harness.command import UsageError, seed
+from numba_gemm.lab.harness.command import UsageError
 from numba_gemm.lab.harness.environment import device_name
 from numba_gemm.lab.harness.experiment import Experiment, attrs
-from numba_gemm.terminal import BENCH, at_least_one
+from numba_gemm.terminal import BENCH
 
 if TYPE_CHECKING:
     from numba_gemm.lab.bench.run import Plan
@@ -251,7 +251,7 @@ EXPERIMENT = Experiment(
     run=bench,
     claims=Report().claims,
     claims_of_times=False,
-    parse={"shape": lambda text: (parse_shape(text),), "seed": seed, "rounds": at_least_one},
+    parse={"shape": lambda text: (parse_shape(text),)},
     progress=progress,
     report=Report(),
     facts=attrs,

@@ -5,8 +5,6 @@ the others, and with cuBLAS if it is available. Without a GPU, or with ``--stati
 analysed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -94,7 +92,6 @@ def orders(
     shape: M, N and K.
     stages: Stages that take an order; all by default.
     all_configs: Measure every configuration, not only the default ones.
-    rounds: Samples of each measurement.
     static: Only compile, for compute capability 9.0, as where there is no GPU.
     """
     static = static or driver_error() is not None

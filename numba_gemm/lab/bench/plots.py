@@ -3,8 +3,6 @@
 ``python -m numba_gemm.lab.bench.plots DIR`` draws them again from the results in a folder, without measuring.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Results: rows in a CSV file, with the environment in a JSON file beside it; comparison of two runs."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping

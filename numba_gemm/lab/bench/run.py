@@ -1,7 +1,5 @@
 """Measurement, one shape at a time: verify every contender, then time the correct ones together."""
 
-from __future__ import annotations
-
 import gc
 import math
 import time

@@ -6,8 +6,6 @@ has a row of its own. Errors are those of positive operands, for which truncatio
 need a GPU of compute capability 9.0, and PyTorch for cuBLAS.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -70,7 +68,6 @@ def tensor_ladder(shape: Shape = SHAPE, precision: str = PRECISION, rounds: int 
     ----------
     shape: M, N and K.
     precision: Precision of the tensor cores.
-    rounds: Samples of each measurement.
     """
     with on_device() as (library, stream):
         buffers = DeviceBuffers.random(library, shape, SEED, distribution=POSITIVE)
@@ -108,7 +105,6 @@ def special_values(shape: Shape = SHAPE, precision: str = PRECISION, rounds: int
     ----------
     shape: M, N and K.
     precision: Precision of the tensor cores.
-    rounds: Samples of each measurement.
     """
     import torch
 

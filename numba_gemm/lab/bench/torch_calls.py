@@ -1,7 +1,5 @@
 """Host time of the ways in which PyTorch code calls a small product."""
 
-from __future__ import annotations
-
 import functools
 import statistics
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Run of an experiment: machine check, environment, clocks, files, and the verdict on its claims."""
 
-from __future__ import annotations
-
 import secrets
 import shlex
 import time

@@ -1,9 +1,4 @@
-"""Host and all devices share one address range: a pointer reveals its memory, and which accesses are possible.
-
-Source: CUDA C++ Best Practices Guide, "Unified Virtual Addressing"; details in docs/memory_lab.md.
-"""
-
-from __future__ import annotations
+"""Host and all devices share one address range: a pointer reveals its memory, and which accesses are possible."""
 
 import contextlib
 import math
@@ -236,7 +231,6 @@ def unified_addressing(elements: int = 1 << 20, copy_bytes: int = 256 * MIB, rou
     ----------
     elements: Floats of each queried array, a multiple of 256.
     copy_bytes: Bytes to copy between devices.
-    rounds: Samples of each copy.
     """
     blank = dict.fromkeys(COLUMNS)
     with machine.in_context():
@@ -303,4 +297,7 @@ def claims(frame: pd.DataFrame) -> dict[str, Any]:
 SMALL = {"elements": 1 << 16, "copy_bytes": MIB, "rounds": 1}
 SIGNATURES = {"double": (double, "float32[::1]")}
 UNAVAILABLE = "the simulator has one memory, and no driver that knows of addresses"
-EXPERIMENT = machine.experiment(unified_addressing, "9.1.4", claims, plot, SMALL, SIGNATURES, UNAVAILABLE)
+ALLOWED: dict[str, Any] = {"elements": BLOCK}
+EXPERIMENT = machine.experiment(
+    unified_addressing, "9.1.4", claims, plot, SMALL, SIGNATURES, allowed=ALLOWED, unavailable=UNAVAILABLE
+)

@@ -1,7 +1,5 @@
 """The paragraph ``Measured: `` of each stage's docstring."""
 
-from __future__ import annotations
-
 import math
 import re
 import textwrap

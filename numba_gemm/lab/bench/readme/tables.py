@@ -1,7 +1,5 @@
 """Blocks of pages: tables and sentences about the public function, the ladders, targets and precisions."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping

@@ -5,8 +5,6 @@
 off. Entries of `numba_gemm.autotune`'s cache are used, as in any call; NUMBA_GEMM_CACHE_DIR=off disables it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import secrets
@@ -19,10 +17,9 @@ from numba_gemm.lab.bench.results import OK
 from numba_gemm.lab.bench.targets.case import Rig, measure
 from numba_gemm.lab.bench.targets.groups import FULL, GROUPS, TINY, cases_of
 from numba_gemm.lab.bench.targets.verdicts import frame_of, summary
-from numba_gemm.lab.harness.command import SEED_BITS, UsageError, seed
+from numba_gemm.lab.harness.command import SEED_BITS, UsageError
 from numba_gemm.lab.harness.environment import GRAPHS
 from numba_gemm.lab.harness.experiment import Experiment
-from numba_gemm.terminal import at_least_one
 
 
 def targets(
@@ -83,7 +80,6 @@ EXPERIMENT = Experiment(
     claims=claims,
     needs=("gpu", "torch"),
     small={"tiny": True, "shapes": 2},
-    parse={"seed": seed, "shapes": at_least_one},
     progress=progress,
     summary=judged,
     summary_file="targets_summary.csv",
