@@ -173,8 +173,8 @@ class TestCommandLine:
             (["--sizes", "huge"], "invalid choice"),
             (["--rounds", "0"], "is not at least 1"),
             (["--hot", "--cold"], "not allowed with"),
-            (["--stages", "naive,fast"], "unknown stage fast; known are naive, coalesced"),
-            (["--stages", ","], "names no stage"),
+            (["--stages", "naive,fast"], "invalid choice: 'fast'; expected one of naive, coalesced"),
+            (["--stages", ","], "',' names nothing"),
             (["--seed", "-1"], "is not from 0 to"),
             (["--compare", "no/such/folder"], "no results at"),
             (["--commit", "main"], "'main' is no commit"),
@@ -450,7 +450,7 @@ class TestContenders:
     def labels(line, simulated=False):
         names, precisions = line
         selected = contenders.select_contenders(
-            experiment.stage_names(names), simulated=simulated, precisions=experiment.precision_names(precisions)
+            names or experiment.DEFAULT_STAGES, simulated=simulated, precisions=experiment.precision_names(precisions)
         )
         return [(one.stage, one.precision, one.config) for one in selected]
 
@@ -475,7 +475,10 @@ class TestContenders:
 
     def test_labels_are_distinct(self):
         selected = contenders.select_contenders(
-            contenders.known_stages(), simulated=True, all_configs=True, precisions=experiment.precision_names(["all"])
+            (*kernels.STAGES, *results.NOT_STAGES),
+            simulated=True,
+            all_configs=True,
+            precisions=experiment.precision_names(["all"]),
         )
         labels = [one.label for one in selected]
         assert len(labels) == len(set(labels))
@@ -500,6 +503,7 @@ class TestVerdicts:
             block=lambda config: (32, 1),
         )
         monkeypatch.setitem(kernels.STAGES, name, broken)
+        monkeypatch.setitem(experiment.EXPERIMENT.allowed, "stages", kernels.STAGES)
         code = cli.main([f"--stages=coalesced,{name}", "--shape=16,12,9", f"--out={tmp_path}", "--seed=1"])
         printed = " ".join(capsys.readouterr().out.split())
         assert code == 1

@@ -169,7 +169,13 @@ def _parser(annotation: Any, item: Callable[[str], Any] | None, least: int) -> C
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (Sequence, tuple):
         one = _parser(arguments[0], item, least)
-        return lambda text: tuple(one(part.strip()) for part in SEPARATOR.split(text) if part.strip())
+
+        def several(text: str) -> tuple[Any, ...]:
+            if not text.strip(", "):
+                raise ValueError(f"{text!r} names nothing")
+            return tuple(one(part.strip()) for part in SEPARATOR.split(text) if part.strip())
+
+        return several
     if item or origin is typing.Literal:
         return item or one_of(arguments)
     if annotation not in (bool, float, int, str, Path):
@@ -246,7 +252,7 @@ def add_parameters(parser: argparse.ArgumentParser, experiments: Sequence[Experi
         else:
             option |= {"action": "extend" if parameter.many else "store", "type": _type(parameter)}
             option["metavar"] = name.upper()
-            if len(taken) == 1 and parameter.default not in (None, (), ""):
+            if len(taken) == 1 and parameter.default not in (None, (), "") and "Default:" not in parameter.help:
                 option["help"] += f" Default: {spelled(parameter.default)}."
         parser.add_argument(f"--{name.replace('_', '-')}", **option)
 
