@@ -61,7 +61,7 @@ def torch_calls(extent: int = 64) -> Iterator[dict[str, Any]]:
             spent.clear()
     medians = {name: statistics.median(us) for name, us in spent.items()}
     for name, us in medians.items():
-        yield {"way": name, "extent": extent, "host_us": us, "over_direct_us": us - medians[DIRECT]}
+        yield {"way": name, "extent": extent, "host_us": us}
 
 
 def claims(frame: pd.DataFrame) -> dict[str, bool]:

@@ -27,7 +27,7 @@ DEVICE_MEMORY = ("device", "managed")
 POINTERS, COPIES = "pointer", "copy"
 TYPES = {1: "host", 2: "device", 3: "array", 4: "unified"}  # CUmemorytype
 COLUMNS = (
-    *("part", "name", "memory_type", "managed", "device", "host_pointer", "device_pointer", "range_bytes"),
+    *("part", "name", "memory_type", "managed", "device", "host_pointer", "device_pointer"),
     *("equal", "predicted_equal_by_guide", "predicted_equal", "mib", "gb_s", "predicted_gb_s", "note"),
 )
 
@@ -99,7 +99,6 @@ def described(memory: str, elements: int, usable: bool) -> Row:
             | {"managed": bool(known("IS_MANAGED", address))}
             | {"device": known("DEVICE_ORDINAL", address) if kind else None}
             | {f"{side}_pointer": relation(pointer, address) for side, pointer in pointers.items()}
-            | {"range_bytes": known("RANGE_SIZE", address) if kind else None}
         )
         if memory == "pageable":
             return row
