@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import datetime
-import hashlib
 import importlib.metadata
 import math
 import platform
@@ -20,6 +18,7 @@ from numba_gemm.simulator.probe import driver_error
 if TYPE_CHECKING:
     from numba_gemm.runtime.device import DeviceProperties
 
+COMMIT_DIGITS = 12  # in prose
 PACKAGE = Path(__file__).resolve().parents[2]
 # Values of `timing` in the environment of a run on a GPU: without or with launch overhead.
 GRAPHS, LAUNCHES = "graphs", "launches"
@@ -43,7 +42,6 @@ def describe(
         "timing": timing,
         "simulator": simulated,
         "commit": commit() or stated_commit,
-        "source_sha256": source_digest(),
         "gpu": None if simulated or driver_error() else describe_gpu(),
         "versions": versions(),
         "python": platform.python_version(),
@@ -122,7 +120,8 @@ def caption(environment: Mapping[str, Any]) -> str:
         peak = f", FP32 peak {gpu['fp32_peak_gflops'] / 1000:.1f} TFLOP/s" if gpu.get("fp32_peak_gflops") else ""
         parts = [f"{gpu['name']} ({gpu['multiprocessors']} SMs at up to {gpu['max_clock_mhz']:.0f} MHz{peak})"]
         if clocks.get("sm_mhz_lowest"):
-            parts.append(f"SM clock during the run {clocks['sm_mhz_lowest']:.0f} to {clocks['sm_mhz_highest']:.0f} MHz")
+            seen = dict.fromkeys(f"{clocks[f'sm_mhz_{edge}']:.0f}" for edge in ("lowest", "highest"))
+            parts.append(f"SM clock during the run {' to '.join(seen)} MHz")
         if clocks.get("throttle_reasons"):
             parts.append(f"throttled by: {', '.join(clocks['throttle_reasons'])}")
         parts.append(f"driver {gpu.get('driver') or 'unknown'} (CUDA {gpu.get('cuda_driver_api')})")
@@ -132,7 +131,7 @@ def caption(environment: Mapping[str, Any]) -> str:
     parts += [
         f"{name} {found[name]}" for name in ("numba-cuda", "numba", *CUPY, "torch", "nvidia-cublas") if name in found
     ]
-    parts.append(f"commit {environment['commit']}" if environment.get("commit") else "")
+    parts.append(f"commit {environment['commit'][:COMMIT_DIGITS]}" if environment.get("commit") else "")
     parts.append(str(environment.get("date", "undated"))[:10])
     return f"{', '.join(filter(None, parts))}; `{environment.get('command', 'python bench.py')}`"
 
@@ -154,25 +153,3 @@ def commit() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return described.stdout.strip() or None if described.returncode == 0 else None
-
-
-def source_digest() -> str:
-    """Return a digest of the package's Python code, which identifies it even outside a checkout.
-
-    Comments, layout and docstrings, into which measurements are written after a run, do not matter. Releases of Python
-    differ in their syntax trees: compare digests of one release only.
-    """
-    digest = hashlib.sha256()
-    for path in sorted(PACKAGE.rglob("*.py")):
-        tree = _WithoutDocstrings().visit(ast.parse(path.read_bytes()))
-        digest.update(path.relative_to(PACKAGE).as_posix().encode())
-        digest.update(ast.dump(tree).encode())
-    return digest.hexdigest()
-
-
-class _WithoutDocstrings(ast.NodeTransformer):
-    """Remove strings that stand alone as statements."""
-
-    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
-        alone = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        return None if alone else node
