@@ -385,6 +385,23 @@ class TestProvenance:
         drawn = described["seed"]
         assert described["command"] == f"numba-gemm bench --stages naive --shape 4,4,4 --seed {drawn}"
 
+    def test_digest_is_of_the_code_alone(self, monkeypatch, tmp_path):
+        def digest(text, name="module.py"):
+            (tmp_path / name).write_text(text, encoding="utf-8")
+            made = environment.source_digest()
+            (tmp_path / name).unlink()
+            return made
+
+        monkeypatch.setattr(environment, "PACKAGE", tmp_path)
+        code = (
+            '"""{0}"""\nclass A:\n    """{0}"""\n    x = "{1}"\n    def f():\n        """{0}"""\n        return 1{2}\n'
+        )
+        first = digest(code.format("Old.", "text", ""))
+        assert digest(code.format("Measured: 20.0.", "text", "  # why")) == first
+        assert digest(code.format("Old.", "text", " + 0")) != first
+        assert digest(code.format("Old.", "other", "")) != first
+        assert digest(code.format("Old.", "text", ""), "another.py") != first
+
     @pytest.mark.parametrize(
         ("how", "says"),
         [("graphs", "timed by replays of CUDA graphs"), ("launches", "timed by plain launches"), (None, None)],
