@@ -1,8 +1,4 @@
-"""Array libraries: description of their arrays for kernels, allocation of results, and choice of the stream.
-
-There is one `ArrayKind` per library. A library is used only if the caller has imported it, and none is a dependency.
-Device memory is never copied: kernels accept any byte strides.
-"""
+"""Array libraries: description of their arrays for kernels, allocation of results, and choice of the stream."""
 
 from __future__ import annotations
 

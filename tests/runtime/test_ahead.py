@@ -231,7 +231,7 @@ def test_workers_are_stopped_at_exit(machine):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning", "ignore:os.fork:RuntimeWarning")  # Python's, JAX's
 def test_a_forked_process_waits_for_nothing(machine):
     compile_ahead(KERNELS)
     child = os.fork()

@@ -7,8 +7,6 @@ operands, for which truncation by the tensor cores is largest.
 need a GPU of compute capability 9.0, and PyTorch for cuBLAS.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -78,7 +76,6 @@ def tensor_ladder(shape: Shape = SHAPE, precision: str = PRECISION, rounds: int 
     ----------
     shape: M, N and K.
     precision: Precision of the tensor cores.
-    rounds: Samples of each measurement.
     """
     with on_device() as (library, stream):
         buffers = DeviceBuffers.random(library, shape, SEED, distribution=POSITIVE)
@@ -119,7 +116,6 @@ def special_values(shape: Shape = SHAPE, precision: str = PRECISION, rounds: int
     ----------
     shape: M, N and K.
     precision: Precision of the tensor cores.
-    rounds: Samples of each measurement.
     """
     import torch
 

@@ -1,7 +1,5 @@
 """Blocks of the page on PyTorch: a transformer's step, its training, and what a call costs the host."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any
