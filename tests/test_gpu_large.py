@@ -10,7 +10,7 @@ from numba_gemm.runtime.device import synchronize
 from numba_gemm.runtime.launch import launch
 from numba_gemm.runtime.matrix import Matrix
 
-pytestmark = [pytest.mark.gpu, pytest.mark.alone]
+pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.usefixtures("memory_returned")]
 
 SMALL = 4
 LARGE_ROWS = 65_540
@@ -21,17 +21,10 @@ def matrix(x):
     return Matrix(x.data.ptr, *x.shape, *x.strides, 0, x)
 
 
-@pytest.fixture
-def cupy():
-    """CuPy, which afterwards returns its unused memory to the GPU, for the other processes of the tests."""
-    cupy = pytest.importorskip("cupy")
-    yield cupy
-    cupy.get_default_memory_pool().free_all_blocks()
-
-
 @pytest.mark.parametrize("large_cols", [32_769, 32_772], ids=["any", "aligned"])
 @pytest.mark.parametrize("large", ["a", "b", "c"])
-def test_more_than_2_to_the_31_elements(cupy, large, large_cols):
+def test_more_than_2_to_the_31_elements(large, large_cols):
+    cupy = pytest.importorskip("cupy")
     free, _ = cupy.cuda.runtime.memGetInfo()
     if free < 12 << 30:
         pytest.skip("needs 12 GiB of GPU memory")

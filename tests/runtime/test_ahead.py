@@ -16,7 +16,6 @@ from numba_gemm.runtime.kernel_key import key
 CC = (9, 0)
 KERNELS = [stage.kernel_of(stage.configs[0], True) for stage in list(STAGES.values())[:5]]
 TASKS = [(kernel, CC) for kernel in KERNELS]
-pytestmark = pytest.mark.filterwarnings("error")
 
 
 @pytest.fixture
