@@ -464,7 +464,7 @@ REFUSED = [
     (lambda x: x.double(), TypeError, r"a has dtype .*float64; expected"),
     (lambda x: x[0, 0], ValueError, r"a has 0 dimensions.*; pass a\.reshape\(rows, columns\)"),
     (lambda x: x[:, :4], ValueError, r"a has shape \(5, 4\)"),
-    (lambda x: x.to_sparse(), TypeError, "a is a PyTorch tensor"),
+    (lambda x: x.to_sparse(), TypeError, r"a is a PyTorch tensor of layout torch\.sparse_coo.*; pass a\.to_dense\(\)"),
     (
         lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
         TypeError,
