@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -55,19 +56,23 @@ def test_every_folder_has_a_layer(contracts):
     modules = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert modules - {"__init__"} == set(contracts["layers"]["layers"])
     files = {path.name for path in PACKAGE.glob("*.py")}
-    assert files == {"__init__.py", "__main__.py", "api.py", "command.py", "target.py", "terminal.py", "typing.py"}
+    assert files == {"__init__.py", "__main__.py", "api.py"}
 
 
-@pytest.mark.parametrize("folder", sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py")))
-def test_a_folder_says_what_it_is_in_one_line(folder):
-    text = ast.get_docstring(ast.parse((PACKAGE / folder / "__init__.py").read_text(encoding="utf-8")))
-    assert text
-    assert text.partition("\n")[0].endswith(".")
+FOLDERS = sorted(path.parent.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("__init__.py"))
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_folder_says_what_it_is_in_one_sentence(folder):
+    text = ast.get_docstring(ast.parse((PACKAGE / folder / "__init__.py").read_text(encoding="utf-8"))) or ""
+    assert re.fullmatch(r"[^\n]+\.", text)
+    assert not re.search(r"\. [A-Z]", text)
 
 
 def test_every_stage_is_independent(contracts):
     files = [path for path in (PACKAGE / "kernels").glob("*/*.py") if path.stem in STAGES]
-    assert set(contracts["independence"]["modules"]) == set(map(module_of, files))
+    patterns = contracts["independence"]["modules"]
+    assert all(any(fnmatch(module_of(path), pattern) for pattern in patterns) for path in files)
     assert {path.stem for path in files} == set(STAGES)
     assert all(stage.build.__module__.endswith(f".{name}") for name, stage in STAGES.items())
 

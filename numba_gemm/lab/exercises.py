@@ -1,7 +1,5 @@
 """Predictions and exercises of the notebooks: a number is asked for before it is shown, and answers are checked."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
