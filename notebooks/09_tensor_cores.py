@@ -305,7 +305,8 @@ figure
 
 # %% [markdown]
 # The three products without a star are smaller: `bf16x6` leaves them out, `bf16x9` does not. Two parts of 11 bits have
-# 22 bits, and three of their four products count: `tf32x3` and `fp16x3`.
+# 22 bits, and three of their four products count: `tf32x3` and `fp16x3`. `bf16x3` does the same with two parts of 8
+# bits.
 #
 # So a **precision** is a format, a number of parts, and a list of products. How large would the error of each be, if
 # sums were exact?
@@ -703,7 +704,7 @@ table(rows, "precision", largest_error=".1e", of_its_bound=".0%")
 #
 # A product of n products of parts should take n times as long as one of them, plus the time in which the bytes of the
 # decomposition move: each float is read, once more for F16's scales, and its parts are written. `bf16` is one product,
-# and so is `tf32`, which on Hopper reads A and B without a decomposition. So two measured times predict four others.
+# and so is `tf32`, which on Hopper reads A and B without a decomposition. So two measured times predict the others.
 # How many times as fast as cuBLAS's FP32 is `bf16x6`, with six products, if `bf16` is about twelve times as fast?
 
 # %%
