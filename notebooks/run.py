@@ -224,10 +224,10 @@ def labelled(notebook: nbformat.NotebookNode) -> dict[str, str]:
 def write(name: str, notebook: nbformat.NotebookNode) -> None:
     """Store a notebook as .ipynb, and the texts of cells that not all machines can run."""
     nbformat.validate(notebook)
-    write_files(HERE, {f"{name}.ipynb": nbformat.writes(notebook) + "\n"})
     texts = labelled(notebook)
     if absent := [label for label, text in texts.items() if "Not run: " in text]:
         raise ValueError(f"cells of {name} did not run here: {', '.join(absent)}")
+    write_files(HERE, {f"{name}.ipynb": nbformat.writes(notebook) + "\n"})
     if texts:
         write_files(TEXTS, {f"{name}.json": json_text(texts)})
 
@@ -239,10 +239,10 @@ def attempt(
     start = time.perf_counter()
     try:
         notebook = make(name)
+        if store:
+            write(name, notebook)
     except (CellExecutionError, CellTimeoutError, DeadKernelError, ValueError) as error:
         return f"* {name} failed:\n{error}"
-    if store:
-        write(name, notebook)
     return f"{name}: {time.perf_counter() - start:.0f} s"
 
 

@@ -310,6 +310,10 @@ def test_a_cell_that_cannot_run_shows_its_recorded_output():
     assert len(texts) > 8
     for label, text in texts.items():
         assert lessons.recorded_output("11_in_use", label) == text
+    cell = run.nbformat.v4.new_code_cell('if can_run("some"):\n    pass', execution_count=1)
+    cell.outputs = [run.nbformat.v4.new_output("stream", text="Not run: this machine has no GPU. On")]
+    with pytest.raises(ValueError, match="cells of 00_few did not run here: some"):
+        run.write("00_few", run.nbformat.v4.new_notebook(cells=[cell]))
     with pytest.raises(KeyError):
         lessons.recorded_output("11_in_use", "nothing")
 
