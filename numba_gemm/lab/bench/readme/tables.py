@@ -202,10 +202,7 @@ def power_line(found: Published) -> str:
     """
     runs = (found.frame, found.precisions[0])
     if published.is_alone(runs[1]):
-        return (
-            "Each contender ran alone until its clock had settled. Tensor-core kernels run into the power cap, so the "
-            "first calls after a pause are faster than that."
-        )
+        return "Tensor-core kernels run into the power cap, so the first calls after a pause are faster than that."
     alone, beside = (tflops(published.rows_at(fastest(run), published.LADDER_SHAPE), CUBLAS) for run in runs)
     if not beside < SLOWER * alone:
         return ""
