@@ -271,7 +271,8 @@ def test_without_a_gpu(name, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(runner, "SIMULATOR", False)
     monkeypatch.setattr(runner, "driver_error", lambda: "no driver.")
     assert cli.main([name, f"--out={tmp_path / 'new'}"]) == 2
-    assert capsys.readouterr().err == f"error: {name}: this needs a GPU, and no driver.\n"
+    advice = "." if registry.load(name).unavailable else f"; {runner.ON_SIMULATOR}"
+    assert capsys.readouterr().err == f"error: {name}: this needs a GPU, and no driver{advice}\n"
     assert not (tmp_path / "new").exists()
 
 
