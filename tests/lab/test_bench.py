@@ -1411,6 +1411,11 @@ class TestReadme:
         stage = (tensor_folder / "tensor_core" / "bulk_copies.py").read_text()
         assert "100.0 TFLOP/s of bf16x6 at 64x64x64" in stage
         assert "1.25 times one_warpgroup" in " ".join(stage.split())
+        assert "Measured right after the precisions' table" in made
+        described = tensor_folder / "latest" / published.PRECISIONS_FOLDER / "tensor_ladder.json"
+        described.write_text(json.dumps(ENVIRONMENT), encoding="utf-8")
+        assert self.run(tensor_folder, place) == 0
+        assert "Measured on Test GPU" in (tensor_folder / "README.md").read_text(encoding="utf-8")
         for other in ("decompose", "sums"):
             assert "Measured" not in (tensor_folder / "tensor_core" / f"{other}.py").read_text()
 

@@ -282,7 +282,7 @@ def tensor_ladder(found: Published) -> str:
         f"`{some['precision']}` at {shape}, the product alone, in turns: decomposition takes "
         f"{number(decomposition, 0)} us more, {number(100 * decomposition / whole, 0)} % of `{stages[-1]}`'s time. "
         f"Errors over |A| @ |B|, of positive operands:\n\n{made.markdown()}\n\n"
-        "Measured right after the precisions' table: `numba-gemm lab tensor_ladder`."
+        f"{found.source_of_precisions('tensor_ladder')}"
     )
 
 
