@@ -385,6 +385,23 @@ class TestProvenance:
         drawn = described["seed"]
         assert described["command"] == f"numba-gemm bench --stages naive --shape 4,4,4 --seed {drawn}"
 
+    def test_digest_is_of_the_code_alone(self, monkeypatch, tmp_path):
+        def digest(text, name="module.py"):
+            (tmp_path / name).write_text(text, encoding="utf-8")
+            made = environment.source_digest()
+            (tmp_path / name).unlink()
+            return made
+
+        monkeypatch.setattr(environment, "PACKAGE", tmp_path)
+        code = (
+            '"""{0}"""\nclass A:\n    """{0}"""\n    x = "{1}"\n    def f():\n        """{0}"""\n        return 1{2}\n'
+        )
+        first = digest(code.format("Old.", "text", ""))
+        assert digest(code.format("Measured: 20.0.", "text", "  # why")) == first
+        assert digest(code.format("Old.", "text", " + 0")) != first
+        assert digest(code.format("Old.", "other", "")) != first
+        assert digest(code.format("Old.", "text", ""), "another.py") != first
+
     @pytest.mark.parametrize(
         ("how", "says"),
         [("graphs", "timed by replays of CUDA graphs"), ("launches", "timed by plain launches"), (None, None)],
@@ -1376,12 +1393,13 @@ class TestReadme:
 
     @pytest.fixture
     def tensor_folder(self, folder):
-        """Write the files of `bench.tensor_ladder` for three stages, and the sources of two."""
+        """Write the files of `bench.tensor_ladder` for four stages, and the sources of two."""
         place = folder / "latest" / published.PRECISIONS_FOLDER
         save(gpu_frame(), ENVIRONMENT, place)
         where = {"m": 64, "n": 64, "k": 64}
         rows = [{"stage": results.CUBLAS, "precision": "ieee", "tflops": 40.0, "ratio_to_cublas": 1.0}]
         rows += [{"stage": published.DECOMPOSE, "precision": "bf16x6", "ratio_to_cublas": 9.0}]
+        rows += [{"stage": "one_warp", "precision": "bf16", "tflops": 4.0, "ratio_to_cublas": 0.1}]
         for i, name in enumerate(("one_warpgroup", "bulk_copies", "persistent")):
             speed = 80.0 * 1.25**i
             rows.append({"stage": name, "precision": "bf16x6", "tflops": speed, "ratio_to_cublas": speed / 40})
@@ -1392,7 +1410,7 @@ class TestReadme:
         frame = pd.DataFrame(special, columns=["precision", "value", "rows", "times_as_long"]).assign(**where)
         frame.to_csv(place / "special_values.csv", index=False)
         (folder / "tensor_core").mkdir()
-        for name in ("bulk_copies", "decompose", "sums"):
+        for name in ("one_warp", "bulk_copies", "decompose", "sums"):
             (folder / "tensor_core" / f"{name}.py").write_text(f'"""{name}: some.\n\nLimits: many.\n"""\n')
         return folder
 
@@ -1403,8 +1421,11 @@ class TestReadme:
         assert self.run(tensor_folder, place) == 0
         assert self.run(tensor_folder, place, "--check") == 0
         made = (tensor_folder / "README.md").read_text(encoding="utf-8")
-        (line,) = (line for line in made.splitlines() if line.startswith("| `bulk_copies` |"))
-        assert [cell.strip() for cell in line.split("|")[2:-1]] == ["100.0", "2.50", "1.25x", "1e-08", "1e-07"]
+        cells = {line.split("|")[1].strip(): line for line in made.splitlines() if line.startswith("| `")}
+        cells = {name: [cell.strip() for cell in line.split("|")[2:-1]] for name, line in cells.items()}
+        assert cells["`bulk_copies`"] == ["100.0", "2.50", "1.25x", "1e-08", "1e-07"]
+        assert cells["`one_warp` in `bf16`"] == ["4.0", "0.10", "–", "1e-08", "1e-07"]
+        assert cells["`one_warpgroup`"] == ["80.0", "2.00", "–", "1e-08", "1e-07"]
         assert "100 us more, 50 % of `persistent`'s time" in made
         assert "3.00 with 1 row, 40.00 with 64 rows. When they contain an infinity: 80.00 with 64 rows. `ieee`" in made
         assert "takes 2.00 times as long" in made
@@ -1416,6 +1437,11 @@ class TestReadme:
         described.write_text(json.dumps(ENVIRONMENT), encoding="utf-8")
         assert self.run(tensor_folder, place) == 0
         assert "Measured on Test GPU" in (tensor_folder / "README.md").read_text(encoding="utf-8")
+        first = " ".join((tensor_folder / "tensor_core" / "one_warp.py").read_text().split())
+        assert (
+            "Measured: 4.0 TFLOP/s of bf16 at 64x64x64 on an NVIDIA Test GPU, 0.10 of cuBLAS SGEMM; 90 registers"
+            in first
+        )
         for other in ("decompose", "sums"):
             assert "Measured" not in (tensor_folder / "tensor_core" / f"{other}.py").read_text()
 

@@ -69,7 +69,7 @@ def compiled(torch: Any, block: Any, name: str) -> Any:
     """Return a block as a way runs it: compiled, also with products from here as a choice of Inductor, or as it is."""
     if not name.startswith(COMPILED):
         return block
-    from numba_gemm.torch import external_matmul
+    from numba_gemm.torch import external_matmul, unfuse_addmm
 
     torch.compiler.reset()
     external: Any = name.partition(", external ")[2]
@@ -80,6 +80,7 @@ def compiled(torch: Any, block: Any, name: str) -> Any:
         "max_autotune": True,
         "max_autotune_gemm_backends": "ATEN",
         "external_matmul": [external_matmul(external)],
+        "post_grad_custom_post_pass": unfuse_addmm,
     }
     return torch.compile(block, options=options)
 

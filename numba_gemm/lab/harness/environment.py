@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import datetime
+import hashlib
 import importlib.metadata
 import math
 import platform
@@ -42,6 +44,7 @@ def describe(
         "timing": timing,
         "simulator": simulated,
         "commit": commit() or stated_commit,
+        "source_sha256": source_digest(),
         "gpu": None if simulated or driver_error() else describe_gpu(),
         "versions": versions(),
         "python": platform.python_version(),
@@ -153,3 +156,25 @@ def commit() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return described.stdout.strip() or None if described.returncode == 0 else None
+
+
+def source_digest() -> str:
+    """Return a digest of the package's Python code, which identifies it even outside a checkout.
+
+    Comments, layout and docstrings, into which measurements are written after a run, do not matter. Releases of Python
+    differ in their syntax trees: compare digests of one release only.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        tree = _WithoutDocstrings().visit(ast.parse(path.read_bytes()))
+        digest.update(path.relative_to(PACKAGE).as_posix().encode())
+        digest.update(ast.dump(tree).encode())
+    return digest.hexdigest()
+
+
+class _WithoutDocstrings(ast.NodeTransformer):
+    """Remove strings that stand alone as statements."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        alone = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return None if alone else node

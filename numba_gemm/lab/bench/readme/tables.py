@@ -259,15 +259,16 @@ def accuracy_line(found: Published) -> str:
 
 
 def tensor_ladder(found: Published) -> str:
-    """Table with one line per tensor core stage: speed, gain and errors."""
+    """Table with one line per tensor core stage: speed, gain in the same precision, and errors."""
     rows = found.tensor_rows()
     stages = published.ladder_stages(rows)
-    lines, before = [], math.nan
+    some, lines, before = rows[stages[-1]], [], math.nan
     for name in [*stages, CUBLAS]:
         row, own = rows[name], name == CUBLAS
+        other = "" if own or row["precision"] == some["precision"] else f" in `{row['precision']}`"
         gain = math.nan if own else float(row["tflops"]) / before
-        lines.append(row | {"stage": "cuBLAS SGEMM" if own else f"`{name}`", "gain": gain})
-        before = float(row["tflops"])
+        lines.append(row | {"stage": "cuBLAS SGEMM" if own else f"`{name}`{other}", "gain": gain})
+        before = math.nan if other else float(row["tflops"])
     made = table(
         "",
         lines,
@@ -275,7 +276,7 @@ def tensor_ladder(found: Published) -> str:
         *(figure("gain", "gain", number, 2, "x"), figure("median error", "error_median", significant, 2)),
         figure("largest", "error_max", significant, 2),
     )
-    some, decomposition = rows[stages[0]], rows[published.DECOMPOSE]["median_us"]
+    decomposition = rows[published.DECOMPOSE]["median_us"]
     shape = spelled(Shape(some["m"], some["n"], some["k"]))
     whole = rows[stages[-1]]["median_us"] + decomposition
     return (
