@@ -1480,17 +1480,14 @@ class TestReadme:
         )
         for text in (summary, shown):
             assert "each contender alone at its steady state" in text
-            assert "the first calls after a pause are faster" in text
+        assert "the first calls after a pause are faster" in shown
         assert re.findall(r"`(\w+)` [\d.]+ \(([\d.]+)\)", summary) == (
             [("bf16x6", "2.40"), ("fp16x3", "2.00"), ("tf32", "2.00")]
         )
         assert re.search(r"\| `bf16x6` \|( [\d.]+ \(2\.40\) \|){5}", shown)
         assert "| ≥ 2.3 | 2.4 | " in targets
         assert "| ≥ 3.6 | **2**, missed | " in targets
-        for page in readme.PAGES[0], readme.PAGES[2]:
-            text = readme.generate(page, found)
-            for block in ("headline", "tensor_ladder"):  # of the FP32 stages, and in turns
-                text = re.sub(f"<!-- results:begin {block} -->.*results:end {block} -->", "", text, flags=re.DOTALL)
+        for text in (readme.generate(readme.PAGES[0], found), shown, targets):
             assert not re.search("took turns|take turns|in turns with other|burst|flatter|given here", text)
 
     @pytest.mark.parametrize("block", ["tensor_ladder", "special_values"])

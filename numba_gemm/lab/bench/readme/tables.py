@@ -192,7 +192,8 @@ def precision_summary(found: Published) -> str:
         f"TFLOP/s and multiples of cuBLAS SGEMM at {spelled(published.LADDER_SHAPE)} on an {device_name(how)}, "
         f"{published.how_timed(frame, how)}: {', '.join(speeds)}."
     )
-    return " ".join(filter(None, [said, power_line(found), special_line(found)]))
+    caveat = "" if published.is_alone(frame) else power_line(found)  # of steady speeds, the page tells it
+    return " ".join(filter(None, [said, caveat, special_line(found)]))
 
 
 def power_line(found: Published) -> str:
