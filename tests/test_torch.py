@@ -377,6 +377,45 @@ def test_products_are_replaced_without_grad_mode(mode, products):
     assert products == ["ieee"] * 2
 
 
+def composed_products():
+    x, y = tensor(4, 6), tensor(6, 4, seed=1)
+    return {
+        "inner": (1, lambda: torch.inner(x, x)),
+        "multi_dot": (2, lambda: torch.linalg.multi_dot([x, y, x])),
+        "tensordot": (1, lambda: torch.tensordot(x, x, dims=([1], [1]))),
+        "matrix_power": (2, lambda: torch.linalg.matrix_power(x @ y, 2)),
+        "reshape": (0, lambda: x.reshape(6, 4).mT),
+    }
+
+
+@pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
+@pytest.mark.parametrize("name", composed_products())
+def test_composed_operators_are_replaced_in_either_mode(name, mode, products):
+    expected, call = composed_products()[name]
+    with getattr(torch, mode)():
+        right = call()
+        with ours.override():
+            close(call(), right)
+    assert len(products) == expected
+
+
+def test_fused_layers_cause_a_warning(products):
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, device=DEVICE).eval()
+    x = tensor(1, 4, 16)
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    try:
+        with torch.no_grad(), ours.override(precision="tf32"):
+            torch.backends.mha.set_fastpath_enabled(True)
+            with pytest.warns(UserWarning, match=r"not in precision 'tf32'; call .*set_fastpath_enabled\(False\)"):
+                fused = layer(x)
+            assert products == []
+            torch.backends.mha.set_fastpath_enabled(False)
+            close(layer(x), fused)
+            assert products == ["tf32"] * 4
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
+
+
 def test_autocast_is_left_to_pytorch(products):
     layer, x = torch.nn.Linear(7, 6, device=DEVICE), tensor(5, 7)
     with ours.override(), torch.autocast(DEVICE, dtype=torch.bfloat16):
@@ -425,7 +464,7 @@ REFUSED = [
     (lambda x: x.double(), TypeError, r"a has dtype .*float64; expected"),
     (lambda x: x[0, 0], ValueError, r"a has 0 dimensions.*; pass a\.reshape\(rows, columns\)"),
     (lambda x: x[:, :4], ValueError, r"a has shape \(5, 4\)"),
-    (lambda x: x.to_sparse(), TypeError, "a is a PyTorch tensor"),
+    (lambda x: x.to_sparse(), TypeError, r"a is a PyTorch tensor of layout torch\.sparse_coo.*; pass a\.to_dense\(\)"),
     (
         lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
         TypeError,

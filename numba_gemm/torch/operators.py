@@ -43,13 +43,18 @@ PLAIN = (Tensor, torch.nn.Parameter)  # types whose memory is read
 def _on_host(a: Tensor, b: Tensor, out: Tensor | None = None, **options: Any) -> Tensor:
     """Compute a product of CPU tensors on the simulator; parameters are those of `tiled_sgemm`."""
 
-    def array(x: Tensor | None) -> Any:
-        if x is None or x.device.type != "cpu" or x.layout != torch.strided or x.is_quantized:
+    def array(x: Tensor | None, name: str = "out") -> Any:
+        if x is None or x.device.type != "cpu" or x.is_quantized:
             return x  # refused
+        if x.layout != torch.strided:
+            raise TypeError(
+                f"{name} is a PyTorch tensor of layout {x.layout}; expected torch.strided; pass {name}.to_dense()"
+            )
         return x if x.requires_grad and torch.is_grad_enabled() else x.detach().numpy()  # refused, as on a GPU
 
-    options["epilogue_args"] = [array(x) for x in options.get("epilogue_args", ())]
-    result = tiled_sgemm(array(a), array(b), array(out), **options)
+    vectors = options.get("epilogue_args", ())
+    options["epilogue_args"] = [array(x, f"epilogue_args[{i}]") for i, x in enumerate(vectors)]
+    result = tiled_sgemm(array(a, "a"), array(b, "b"), array(out), **options)
     return torch.from_numpy(result) if out is None else out
 
 
