@@ -173,7 +173,10 @@ def _parser(annotation: Any, item: Callable[[str], Any] | None, least: int) -> C
         def several(text: str) -> tuple[Any, ...]:
             if not text.strip(", "):
                 raise ValueError(f"{text!r} names nothing")
-            return tuple(one(part.strip()) for part in SEPARATOR.split(text) if part.strip())
+            found = tuple(one(part.strip()) for part in SEPARATOR.split(text) if part.strip())
+            if origin is tuple and len(found) != len(arguments):
+                raise ValueError(f"{text!r} has {len(found)} values; expected {len(arguments)}")
+            return found
 
         return several
     if item or origin is typing.Literal:

@@ -68,7 +68,7 @@ def check(experiment: Experiment) -> None:
     else:
         missing = next((reason for need in experiment.needs if (reason := CHECKS[need]())), None)
         if missing and not experiment.unavailable and "simulator" not in experiment.needs:
-            missing += f"; {ON_SIMULATOR}"
+            missing = f"{missing.rstrip('.')}; {ON_SIMULATOR}"
     if missing:
         raise Unavailable(missing)
 

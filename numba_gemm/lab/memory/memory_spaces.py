@@ -1,4 +1,7 @@
-"""The level that holds the data decides how long a read takes, more than the memory space that a kernel names."""
+"""The level that holds the data decides how long a read takes, more than the memory space that a kernel names.
+
+One module because the kernels, the measurement, the claims and the plot of an experiment are read together.
+"""
 
 import itertools
 import math

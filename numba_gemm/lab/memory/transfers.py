@@ -1,4 +1,7 @@
-"""A copy between host and device approaches the link's speed only if it is large and its memory page-locked."""
+"""A copy between host and device approaches the link's speed only if it is large and its memory page-locked.
+
+One module because the kernels, the measurement, the claims and the plot of an experiment are read together.
+"""
 
 import contextlib
 import itertools

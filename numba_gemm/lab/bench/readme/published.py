@@ -47,6 +47,13 @@ class Published:
         """Return the table of an experiment on precisions; ``options`` are those of `pandas.read_csv`."""
         return pd.read_csv(existing(self.precisions_folder / f"{experiment}.csv", experiment), **options)
 
+    def source_of_precisions(self, experiment: str) -> str:
+        """Return the line about the source of such a table; those of older runs have no environment of their own."""
+        path = self.precisions_folder / f"{experiment}.json"
+        if path.is_file():
+            return source(json.loads(path.read_text(encoding="utf-8")))
+        return f"Measured right after the precisions' table: `numba-gemm lab {experiment}`."
+
     def tensor_rows(self) -> Rows:
         """Return the rows of `numba_gemm.lab.bench.tensor_ladder`, by stage in ladder order."""
         return {str(row["stage"]): row for row in dictionaries(self.of_precisions("tensor_ladder"))}

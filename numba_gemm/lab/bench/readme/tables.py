@@ -192,7 +192,8 @@ def precision_summary(found: Published) -> str:
         f"TFLOP/s and multiples of cuBLAS SGEMM at {spelled(published.LADDER_SHAPE)} on an {device_name(how)}, "
         f"{published.how_timed(frame, how)}: {', '.join(speeds)}."
     )
-    return " ".join(filter(None, [said, power_line(found), special_line(found)]))
+    caveat = "" if published.is_alone(frame) else power_line(found)  # of steady speeds, the page tells it
+    return " ".join(filter(None, [said, caveat, special_line(found)]))
 
 
 def power_line(found: Published) -> str:
@@ -202,10 +203,7 @@ def power_line(found: Published) -> str:
     """
     runs = (found.frame, found.precisions[0])
     if published.is_alone(runs[1]):
-        return (
-            "Each contender ran alone until its clock had settled. Tensor-core kernels run into the power cap, so the "
-            "first calls after a pause are faster than that."
-        )
+        return "Tensor-core kernels run into the power cap, so the first calls after a pause are faster than that."
     alone, beside = (tflops(published.rows_at(fastest(run), published.LADDER_SHAPE), CUBLAS) for run in runs)
     if not beside < SLOWER * alone:
         return ""
@@ -286,7 +284,7 @@ def tensor_ladder(found: Published) -> str:
         f"`{some['precision']}` at {shape}, the product alone, in turns: decomposition takes "
         f"{number(decomposition, 0)} us more, {number(100 * decomposition / whole, 0)} % of `{stages[-1]}`'s time. "
         f"Errors over |A| @ |B|, of positive operands:\n\n{made.markdown()}\n\n"
-        "Measured right after the precisions' table: `numba-gemm lab tensor_ladder`."
+        f"{found.source_of_precisions('tensor_ladder')}"
     )
 
 
