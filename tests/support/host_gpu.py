@@ -48,6 +48,9 @@ def parameters(kernel):
         return product
     if kernel.signature is tensor_core.COMPLETE_SIGNATURE:
         return product | {"x": MATRIX, "y": MATRIX, "steps": 5} | vectors
+    if kernel.signature is tensor_core.ADD_PARTIALS_SIGNATURE:
+        operands = {"alpha": SCALAR, "a_parts": MATRIX, "b_parts": MATRIX, "beta": SCALAR}
+        return operands | dict.fromkeys(("c", "a", "b", "partials"), MATRIX) | {"words": 8} | vectors
     if kernel.signature is tensor_core.ROW_MAXIMA_SIGNATURE:
         return {"a": MATRIX, "a_maxima": MATRIX, "b": MATRIX, "b_maxima": MATRIX, "steps": 4}
     if kernel.signature is tensor_core.DECOMPOSE_SIGNATURE and kernel.variant.precision.scaled:
@@ -143,7 +146,7 @@ class HostGpu:
         return getattr(self, f"raw_{name}")
 
     def raw_cuCtxGetCurrent(self, place):
-        ctypes.c_void_p.from_address(place.value).value = self.current
+        place._obj.value = self.current
         return 0
 
     def raw_cuStreamGetId(self, stream, identity):
@@ -159,12 +162,13 @@ class HostGpu:
         if self.status:
             return self.status
         assert self.current is not None, "no context is current"
-        assert extra.value is None
-        kernel, layout = self.kernels[handle.value], LaunchConfig.from_address(config.value)
+        assert extra is None
+        config, handle, table = (ctypes.addressof(pointer._obj) for pointer in (config, handle, table))
+        kernel, layout = self.kernels[handle], LaunchConfig.from_address(config)
         grid, block, stream = tuple(layout.grid), tuple(layout.block), layout.stream or 0
         arguments = self._arguments(kernel, table)
         overlaps = self._overlaps(layout)
-        did = Launched(kernel.name, handle.value, grid, block, layout.shared, stream, overlaps, arguments)
+        did = Launched(kernel.name, handle, grid, block, layout.shared, stream, overlaps, arguments)
         self.pause(0.0005)  # others run
         self.launches.append(did)
         if self.computes and kernel.signature is ladder.signature:
@@ -189,7 +193,7 @@ class HostGpu:
         """Read all parameters; of a scalar, the four bytes that the kernel reads."""
         sizes = parameters(kernel)
         count = sum(max(size, 1) for size in sizes.values())
-        pointers, found = iter((ctypes.c_void_p * count).from_address(table.value)), {}
+        pointers, found = iter((ctypes.c_void_p * count).from_address(table)), {}
         for name, size in sizes.items():
             if size == SCALAR:
                 found[name] = ctypes.c_float.from_address(next(pointers)).value

@@ -5,8 +5,6 @@ PyTorch, or six odd shapes; with an empty kernel cache, with what that left, and
 import of PyTorch is not counted. The package is compiled to bytecode first, as pip does when it installs a package.
 """
 
-from __future__ import annotations
-
 import compileall
 import json
 import os
