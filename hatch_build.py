@@ -13,7 +13,8 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 RESULTS = Path("results") / "h200"
-# Tables that `numba_gemm.lab.notebook.recorded` reads, each with the file that describes its run.
+# Tables that `numba_gemm.lab.notebook.recorded` reads, each with the file that describes its run, and outputs that
+# `recorded_output` reads.
 RECORDED = (
     "latest/ceilings.json",
     "latest/counters.*",
@@ -21,12 +22,13 @@ RECORDED = (
     "latest/orders.*",
     "latest/results.csv",
     "latest/targets.*",
-    "latest/precisions/accuracy.csv",
+    "latest/precisions/accuracy.*",
     "latest/precisions/environment.json",
     "latest/precisions/results.csv",
-    "latest/precisions/tensor_ladder.csv",
+    "latest/precisions/tensor_ladder.*",
     "memory_lab/*.csv",
     "memory_lab/*.json",
+    "notebooks/*.json",
 )
 
 

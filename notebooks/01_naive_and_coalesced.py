@@ -14,11 +14,17 @@
 
 # %%
 import importlib.util
+import site
 import subprocess
 import sys
+from pathlib import Path
 
-if importlib.util.find_spec("numba_gemm") is None:  # a fresh machine, such as Colab's
-    subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", "numba-gemm[cu12,notebooks]"])
+# Where no package is installed, such as on Colab: this checkout, or "git+https://..."
+SOURCE = Path("..").resolve().as_uri()
+if importlib.util.find_spec("numba_gemm") is None:
+    package = f"numba-gemm[cu12,notebooks] @ {SOURCE}"
+    subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", package])
+    site.main()  # as when Python starts: numba-cuda replaces numba.cuda
 
 from numba_gemm.lab import notebook
 
@@ -164,6 +170,9 @@ of_b_now = notebook.predict("sectors per request for b, coalesced", ...)
 coalesced = trace("coalesced", None, None, 1, a, b, 0, c, blocks=[(0, 0, 0)])
 draw.who_reads_what(coalesced, warp=0)
 
+# %% [markdown]
+# (This block computes 2 x 64 elements of C, that of `naive` 32 x 32, so it has fewer requests in all.)
+
 # %%
 of_a_now.reveal(
     sectors_per_load(coalesced, "a"),
@@ -227,7 +236,7 @@ gain = notebook.predict("times as fast as naive", ...)
 # %% [markdown]
 # `measure` times both stages and cuBLAS. `compare` puts a model beside the times (`numba_gemm.models.prediction`). The
 # model counts the bytes, turns and multiply-adds of a stage, and divides each by the highest rate that was measured on
-# the GPU. The longest of these times is `predicted ms`, and the resource it belongs to is `bound by`. The model leaves
+# the GPU. The longest of these times is `predicted ms`, and `bound by` names its resource. The model leaves
 # out latency and all other instructions, so most kernels take longer. (Since the rates are measured, too, a kernel can
 # be slightly faster than its prediction.)
 #
@@ -273,4 +282,5 @@ again.reveal(
 )
 
 # %% [markdown]
-# Can threads that need the same data share it? That is [notebook 2](02_shared_tile.ipynb).
+# Can threads that need the same data share it? That is [notebook 2](02_shared_tile.ipynb). In puzzles 3 and 4,
+# `coalesced` and `strided_sum`, you make accesses coalesced yourself.

@@ -17,11 +17,17 @@
 
 # %%
 import importlib.util
+import site
 import subprocess
 import sys
+from pathlib import Path
 
-if importlib.util.find_spec("numba_gemm") is None:  # a fresh machine, such as Colab's
-    subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", "numba-gemm[cu12,notebooks]"])
+# Where no package is installed, such as on Colab: this checkout, or "git+https://..."
+SOURCE = Path("..").resolve().as_uri()
+if importlib.util.find_spec("numba_gemm") is None:
+    package = f"numba-gemm[cu12,notebooks] @ {SOURCE}"
+    subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", package])
+    site.main()  # as when Python starts: numba-cuda replaces numba.cuda
 
 from numba_gemm.lab import notebook
 
@@ -212,8 +218,8 @@ reused.reveal(
 )
 
 # %% [markdown]
-# The same in bytes. `read` and `written` are the bytes that threads request, `moved` the bytes of whole sectors.
-# Shared memory has no sectors:
+# The same in bytes. `read` and `written` are the bytes that threads request, `moved` the bytes of whole sectors, and
+# `different` counts every byte once, however often it is accessed. Shared memory has no sectors:
 
 # %%
 before.traffic
@@ -470,4 +476,5 @@ own.assign(each=own["requests"] / multiply_adds)[columns]
 # ## The open question
 #
 # Two loads per multiply-add are the bottleneck. A thread's own registers are nearer still. Can a thread use a value
-# more than once after loading it? That is [notebook 3](03_thread_tiles.ipynb).
+# more than once after loading it? That is [notebook 3](03_thread_tiles.ipynb). Puzzles 5 to 8, `transpose`,
+# `barriers`, `shared_tile` and `edges`, ask you for tiles and barriers of your own.

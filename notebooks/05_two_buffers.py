@@ -16,11 +16,17 @@
 
 # %%
 import importlib.util
+import site
 import subprocess
 import sys
+from pathlib import Path
 
-if importlib.util.find_spec("numba_gemm") is None:  # a fresh machine, such as Colab's
-    subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", "numba-gemm[cu12,notebooks]"])
+# Where no package is installed, such as on Colab: this checkout, or "git+https://..."
+SOURCE = Path("..").resolve().as_uri()
+if importlib.util.find_spec("numba_gemm") is None:
+    package = f"numba-gemm[cu12,notebooks] @ {SOURCE}"
+    subprocess.check_call([sys.executable, "-m", "pip", "install", "-q", package])
+    site.main()  # as when Python starts: numba-cuda replaces numba.cuda
 
 from numba_gemm.lab import notebook
 
@@ -29,7 +35,6 @@ notebook.begin()
 # %%
 import dataclasses
 import tempfile
-from pathlib import Path
 
 import numpy as np
 
@@ -53,7 +58,9 @@ spaces = notebook.recorded("memory_lab/memory_spaces.csv")
 chosen = spaces["space"].isin(["register", "shared", "global"])
 clocks = spaces.loc[chosen, ["space", "level", "latency_cycles"]].round(0)
 found = clocks.set_index("level").loc["device memory", "latency_cycles"]
-latency.reveal(found, because=f"{spaces.attrs['source']}.", tolerance=0.2)
+latency.reveal(
+    found, measured=True, because=f"{spaces.attrs['source']}.", tolerance=0.2
+)
 clocks.set_index("space")
 
 # %% [markdown]
@@ -149,8 +156,15 @@ passed.reveal(
 # The same requests, in about half as many columns. In all columns except the first and the last, the loads from global
 # memory, the multiplication of one tile and the stores of the next share a column: no barrier orders them.
 #
-# The two buffers lie one below the other in `a_tile`: rows 0 to 7 hold one k-tile, rows 8 to 15 the next.
-#
+# The two buffers are one below the other in `a_tile`: rows 0 to 7 have one k-tile, rows 8 to 15 the next. The picture
+# shows the lane that stores each element. The dashed line separates the buffers, which are first stored between
+# different barriers. The first request of the warp is outlined: the swizzle of notebook 4 puts its second half
+# elsewhere.
+
+# %%
+draw.thread_map(double_buffered, "a_tile", "store")
+
+# %% [markdown]
 # ## A thread through a tile
 #
 # How much work stands between a load and its first use? Step one thread. Every element of A is set to its own k, so a
@@ -229,8 +243,8 @@ print(f"{config.name}: {clocks} clocks, by {warps} warps")
 #
 # ## Why one barrier per tile is enough
 #
-# `conflict_free` needs two. One after the stores: nobody may read before all have written. And one after the reads:
-# nobody may overwrite before all have read. `double_buffered` has dropped the second. Is that a race? Look at which
+# `conflict_free` needs two. One after the stores: no thread may read before all have written. And one after the reads:
+# no thread may overwrite before all have read. `double_buffered` has dropped the second. Is that a race? Look at which
 # buffer is touched between which barriers:
 
 # %%
@@ -413,4 +427,4 @@ counters[columns].assign(**{"multiply-adds of all instructions": share})
 # %% [markdown]
 # Of the other instructions, many read shared memory. In the tape, each k-step reads its fragments just before it
 # needs them, `r1 m1 r2 m2`, and per 64 multiply-adds a thread reads four vectors. Can it use each value more often, and
-# read it earlier? That is [notebook 6](06_warp_tiles.ipynb).
+# read it earlier? That is [notebook 6](06_warp_tiles.ipynb). Puzzle 13, `two_buffers`, asks you for this kernel.

@@ -74,7 +74,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Case:
-    """One launch; for scheduled stages, `blocks` share all tiles except `whole` of them.
+    """One launch; for stages that take a partition, `blocks` share all tiles except `whole` of them.
 
     `batch` is a grid of products: those in one row have the same A, those in one column the same B. A `public` case
     runs through `tiled_sgemm`.
@@ -145,6 +145,9 @@ def tensor_cases_of(stage: Any, precision: str) -> Iterator[Case]:
         yield Case(shape=even, layouts=(COLUMNS, COLUMNS, ROWS), epilogue=True, **of)
         yield Case(shape=even, layouts=(ROWS, ROWS, ROWS), **of)
         yield Case(shape=shape, layouts=(COLUMNS, ROWS, ROWS), batch=ROW, epilogue=True, launches=LAUNCHES, **of)
+        if stage.splits:  # among two blocks and three
+            yield Case(shape=shape, layouts=(ROWS, ROWS, OFF), blocks=2 * 4, **of)
+            yield Case(shape=shape, layouts=(COLUMNS, ROWS, ROWS), blocks=3 * 4, batch=ROW, epilogue=True, **of)
         if precision in SHORT_SUMS:
             yield Case(shape=(*shape[:2], LONG_SUM + 3), layouts=(ROWS, ROWS, OFF), launches=LAUNCHES, **of)
 
@@ -316,7 +319,8 @@ def variant_of(case: Case, product: Any) -> str:
         layout = ""
         if isinstance(case.stage, TmaStage):
             layout = f"-{case.stage.kernel(case.config, product).variant.layout}"
-        return f"{case.precision}{layout}-{'epilogue' if case.epilogue else 'plain'}{batch}"
+        blocks = f"-{case.blocks}blocks" if case.blocks else ""
+        return f"{case.precision}{layout}-{'epilogue' if case.epilogue else 'plain'}{blocks}{batch}"
     variant = case.stage.variant(case.config, product)
     word = variant.name if case.stage.takes_variants else "aligned" if variant else "unaligned"
     if not case.stage.takes_partition:

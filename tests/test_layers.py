@@ -191,3 +191,35 @@ def test_exceptions_survive_pickling(name):
     error = getattr(importlib.import_module(module), kind)(*ARGUMENTS.get(name, ("words",)))
     found = pickle.loads(pickle.dumps(error))
     assert (type(found), found.args, str(found), vars(found)) == (type(error), error.args, str(error), vars(error))
+
+
+WITHOUT_POSIX = """
+import os, re, sys
+from pathlib import Path
+
+sys.modules |= dict.fromkeys(("fcntl", "grp", "pwd", "resource", "termios"))
+for name in ("O_CLOEXEC", "O_DIRECTORY", "O_NOFOLLOW", "O_NONBLOCK", "getuid", "geteuid", "sched_getaffinity"):
+    delattr(os, name)
+from numba_gemm.lab import notebook
+notebook.begin()
+IMPORT = re.compile(r"^(?:from|import) numba_gemm.*?(?:\\((?:.|\\n)*?\\))?$", re.MULTILINE)
+for path in sorted(Path("notebooks").glob("0[0-8]_*.py")):
+    for line in IMPORT.findall(path.read_text("utf-8")):
+        exec(line)
+from numba_gemm.puzzles import check, cli, puzzle
+assert check(puzzle("element").kernel, "element").solved
+print("imported")
+"""
+
+
+def test_lessons_and_puzzles_need_no_posix():
+    """They run on the simulator in Windows, too, whose Python lacks these modules and functions."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_POSIX],
+        env=compiler_environment(),
+        cwd=PACKAGE.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.endswith("imported\n"), done.stderr

@@ -112,7 +112,7 @@ REFUSED = [
     ("bench --rounds x", "'x' is not a whole number"),
     ("bench --shape 4,4", "is not M,N,K"),
     ("bench --sizes huge", "invalid choice: 'huge'"),
-    ("bench --stages fast", "unknown stage fast"),
+    ("bench --stages fast", "invalid choice: 'fast'"),
     ("bench --stages cpu --precisions fp7", "precision is 'fp7'; expected one of ieee"),
     ("bench --seed=-1", "is not from 0 to 4294967295"),
     ("bench --compare no/such/folder", "no results at no/such/folder"),

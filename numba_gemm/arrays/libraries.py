@@ -72,7 +72,7 @@ class NumbaArrays(ArrayKind):
                 )
                 for place, strides in zip(places, zip(*pairs) if pairs else ((), ()))
             )
-            written.setitem(..., read, queue)
+            written.setitem((), read, queue)  # all elements; arrays of Numba take no Ellipsis
 
     def probe(self, array: Any) -> Probe | None:
         own = type(array)

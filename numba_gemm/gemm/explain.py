@@ -28,9 +28,10 @@ from ..runtime.launch import product_of
 from ..typing import Array, ArrayT, ComputeCapability, DeviceLike, DType, Layout, PrecisionName, Scalar, StageChoice
 from . import batches, heuristics, tensor_heuristics
 from .explanation import Explanation
+from .fp32_auto import Extents, auto_reason, extents_of, resolved
 from .heuristics import Choice
 from .occupancy import occupancy
-from .precision import FP32_AUTO, IEEE, auto_reason, canonical, check_precision, resolved
+from .precision import FP32_AUTO, IEEE, canonical, check_precision
 from .precompile import model_of
 from .request import batch_dimensions, check_names, check_size, check_terms, checked, chosen
 
@@ -85,7 +86,8 @@ def explain(
             "", "", wanted.precision, (0, 0, 0), 0, 0, 1, "", "", False, False, copies, 0, 0, 0.0, reason
         )
     choices = [wanted.choose(product) for product in products]
-    words = _precision_words(canonical(precision), wanted.precision, *wanted.extents, wanted.k, device.properties.cc)
+    extents = extents_of(*wanted.given, wanted.epilogue)
+    words = _precision_words(canonical(precision), wanted.precision, extents, device.properties)
     told = _explanation(products, choices, device.properties, device.partition, wanted.precision, copies, words)
     return replace(told, copies_c=copies_c)
 
@@ -142,7 +144,8 @@ def explain_shape(
     if stage != "auto":
         heuristics.resolve(stage, gpu.cc)
     check_precision(precision, gpu.cc, stage)
-    arithmetic = resolved(precision, m, n, k, gpu.cc)
+    extents = Extents(m, n, k, batch)
+    arithmetic = resolved(precision, extents, gpu)
     check_terms(arithmetic, k)
     dtypes = (*check_dtypes(dtype), FLOAT32)
     x, y, z = (_dense(name, shape, *how) for (name, shape), *how in zip(shapes.items(), (*layout, "N"), dtypes))
@@ -156,7 +159,7 @@ def explain_shape(
         else:
             choices.append(heuristics.best(wanted) if stage == "auto" else heuristics.named(stage, wanted))
     partition = _model_partition(gpu) if ordinal is None else devices.get_device(ordinal).partition
-    words = _precision_words(precision, arithmetic, m, n, k, gpu.cc)
+    words = _precision_words(precision, arithmetic, extents, gpu)
     if ordinal is None:
         words += f"modelled on the {gpu.name}; "
     return _explanation(products, choices, gpu, partition, arithmetic, Copies(), words)
@@ -182,11 +185,14 @@ def _explanation(
     ]
     choice, config = choices[0], choices[0].config
     oriented, launches = choice.oriented(products[0]), sequences[0]
-    check_grid(launches.steps[-1].grid)
+    grid = launches.multiplication.grid
+    check_grid(grid)
     a_access, b_access, c_vectors = _accesses(choice.stage, config, oriented)
-    (rows, cols), blocks = _block_tile(choice, oriented), prod(launches.steps[-1].grid)
+    (rows, cols), blocks = _block_tile(choice, oriented), prod(grid)
     tiles = ceil_div(oriented.m, rows) * ceil_div(oriented.n, cols)
-    fields = _schedule_words(choice, launches)
+    fields, shares = _schedule_words(choice, launches), 1
+    if isinstance(choice.stage, TensorStage):
+        shares = choice.stage.shares(config, oriented.converted, choice.precision, choice.partition)
     converting = sum(tensor_heuristics.copy_seconds(conversion_bytes(one), gpu.memory_bandwidth) for one in products)
     clocks = sum(one.clocks for one in choices) if all(one.clocks for one in choices) else None
     reason = choice.reason or heuristics.choose(heuristics.problem(products[0], gpu, precision)).reason
@@ -196,8 +202,8 @@ def _explanation(
         precision=precision,
         tile=(rows, cols, _terms(choice, oriented.k)),
         blocks=blocks,
-        whole_tiles=fields["whole"] if fields else tiles * oriented.batch.matrices,
-        split=_split(fields, launches.counters, blocks),
+        whole_tiles=fields["whole"] if fields else tiles * oriented.batch.matrices if shares == 1 else 0,
+        split=_split(fields, launches.counters, blocks) if fields else shares,
         a_access=a_access,
         b_access=b_access,
         c_vectors=c_vectors,
@@ -211,11 +217,11 @@ def _explanation(
     )
 
 
-def _precision_words(asked: str, precision: str, m: int, n: int, k: int, cc: tuple[int, int]) -> str:
+def _precision_words(asked: str, precision: str, extents: Extents, gpu: DeviceProperties) -> str:
     """Return the reason for the precision that "fp32_auto" stands for; empty for other precisions."""
     if asked != FP32_AUTO:
         return ""
-    return f"{FP32_AUTO} stands for {precision}, since {auto_reason(m, n, k, cc)[1]}; "
+    return f"{FP32_AUTO} stands for {precision}, since {auto_reason(extents, gpu)[1]}; "
 
 
 def _gpu(cc: Any, device: Any) -> tuple[int | None, DeviceProperties]:
@@ -300,7 +306,7 @@ def _schedule_words(choice: Choice, launches: Launches) -> dict[str, int]:
         return {}
     from ..device.partition import FIELDS
 
-    return dict(zip(FIELDS, launches.steps[-1].arguments[5].words))  # type: ignore[arg-type]
+    return dict(zip(FIELDS, launches.multiplication.arguments[5].words))  # type: ignore[arg-type]
 
 
 def _described(operand: Operand) -> Operand:

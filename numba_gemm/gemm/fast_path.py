@@ -22,7 +22,7 @@ from ..runtime import epilogue as epilogues
 from ..runtime.bound_product import NoRoomForMaps
 from ..runtime.launch import Launched, bind_product
 from . import heuristics
-from .precision import resolved
+from .fp32_auto import Extents, resolved
 from .request import Request, chosen
 
 __all__ = ["CallCache", "Repeated", "remember", "tag_of", "try_fast"]
@@ -267,7 +267,7 @@ def _of_other_extents(cache: CallCache, key: Any, stride_bytes: int) -> CachedCa
         return None
     stage, precision = tag
     product, gpu = Product(a, b, c), devices.device_properties(device)
-    wanted = heuristics.problem(product, gpu, resolved(precision, m, n, k, gpu.cc))
+    wanted = heuristics.problem(product, gpu, resolved(precision, Extents(m, n, k), gpu))
     launched = bind_product(product, chosen(stage, device, wanted).selected, device)
     if len(launched) > MAX_LAUNCHES or (len(launched) > 1 and any(bound.launches.maps for bound, *_ in launched)):
         return None

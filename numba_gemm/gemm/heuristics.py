@@ -196,8 +196,8 @@ def _ranked_tensor(wanted: Problem, only: Stage | None, most: int | None = None)
         stage, wanted.precision, *extents, wanted.matrices, wanted.sm_count, wanted.tma
     )
     return [
-        Choice(stage, config, clocks=LAUNCH + (before + seconds) * wanted.clock_hz, precision=wanted.precision)
-        for seconds, config in timed[:most]
+        Choice(stage, config, partition, False, LAUNCH + (before + seconds) * wanted.clock_hz, "", wanted.precision)
+        for seconds, config, partition in timed[:most]
     ]
 
 
@@ -359,7 +359,9 @@ def _reason(choice: Choice, wanted: Problem, count: int) -> str:
     rows, cols = (turned.n, turned.m) if by_maps and wanted.tma == "NN" else (turned.m, turned.n)
     tiles = ceil_div(rows, choice.config.BM) * ceil_div(cols, choice.config.BN) * wanted.matrices
     text = f"{tiles} tiles of {choice.config.BM}x{choice.config.BN} on {wanted.sm_count} SMs"
-    if choice.partition is not None:
+    if choice.partition is not None and wanted.precision != IEEE:
+        text += f", each divided among {choice.partition.blocks * wanted.matrices // tiles} blocks along K"
+    elif choice.partition is not None:
         k_tiles = ceil_div(turned.k, choice.config.BK) or 1
         if choice.partition.whole == tiles:
             text += f", one block each ({choice.partition.blocks})"

@@ -26,7 +26,7 @@ __all__ = ["Occupancy", "config_of", "occupancy", "stage_of", "usual_kernel"]
 LARGE = 4096  # extents of operands whose sums are long
 
 
-@advising("Pass a compute capability, (9, 0) for an H200, for which no GPU is needed")
+@advising("Pass a compute capability, cc=(9, 0) for an H200, for which no GPU is needed")
 def occupancy(
     stage: StageName | Stage,
     config: str | TileConfig | WarpgroupConfig | WarpConfig | None = None,

@@ -24,9 +24,10 @@ from ..simulator.switch import SIMULATOR
 from ..typing import Array, ArrayT, DeviceLike, DType, Layout, PrecisionName, Scalar, StageChoice
 from . import fast_path, heuristics, product, request
 from .fast_path import CallCache
+from .fp32_auto import Extents, resolved
 from .heuristics import Choice
 from .launch_choice import decomposed
-from .precision import IEEE, check_precision, resolved
+from .precision import IEEE, check_precision
 
 NO_VECTORS: tuple[Any, ...] = ()  # the one empty tuple that CPython has
 
@@ -165,7 +166,7 @@ class Plan:
         owner = devices.get_device(device)
         gpu = owner.properties
         check_precision(precision, gpu.cc, stage)
-        self.precision = resolved(precision, m, n, k, gpu.cc)
+        self.precision = resolved(precision, Extents(m, n, k, prod(batch)), gpu)
         request.check_takes_epilogue(stage, self.precision, gpu.cc, epilogue)
         self._epilogue, self._asked = epilogue, stage
         self._memory = memory  # keeps it alive
@@ -179,8 +180,8 @@ class Plan:
         if isinstance(self._choice.stage, TmaStage):  # other operands may need to be decomposed
             launches.append(self._launches(decomposed(wanted)))
         self.stage, self.config = self._choice.stage.name, self._choice.config
-        last = launches[0].steps[-1]
-        self.grid, self.block = last.grid, last.block
+        multiplies = launches[0].multiplication
+        self.grid, self.block = multiplies.grid, multiplies.block
         check_grid(self.grid)
         needs = max(one.scratch_bytes for one in launches), max(one.counters for one in launches)
         self.workspace_bytes = workspaces.total_bytes(*needs)

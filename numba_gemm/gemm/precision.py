@@ -1,4 +1,4 @@
-"""Names of precisions, the precisions of a GPU, and the meaning of "fp32_auto"."""
+"""Names of precisions, and those that a GPU can compute in."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from ..kernels.stage import IEEE
 from ..kernels.tensor_core import TENSOR_PRECISIONS, TENSOR_STAGES
 from ..kernels.tensor_core.direct_stage import DirectStage
-from ..kernels.tensor_core.stage import LONG_SUM, TensorStage
+from ..kernels.tensor_core.stage import TensorStage
 from ..simulator.switch import SIMULATOR
 from ..typing import PrecisionName
 
@@ -17,10 +17,8 @@ __all__ = [
     "IEEE",
     "KNOWN",
     "PRECISIONS",
-    "auto_reason",
     "canonical",
     "check_precision",
-    "resolved",
     "runnable",
 ]
 
@@ -47,13 +45,6 @@ _NAMES: dict[str, PrecisionName] = {name: name for name in KNOWN} | {
 }
 # Names by which other libraries permit several precisions: what to choose from here.
 _SEVERAL = {"high": ("tf32", "bf16x3"), "medium": ("bf16", "tf32"), "default": (IEEE, "tf32")}
-
-# The precision that `FP32_AUTO` stands for on compute capability 9.0, and from where on: its error bound is no larger
-# than float32's from this K on, and it was measured to be faster from so many multiply-adds on, for a C with so many
-# elements whose extents are at least this large.
-AUTO_PRECISION = "bf16x6"
-AUTO_K, AUTO_TERMS, AUTO_ELEMENTS, AUTO_EXTENT = 256, 1 << 27, 1 << 18, 256
-AUTO_SHORT_TERMS = 1 << 29  # where sums are shorter than `LONG_SUM`
 
 STAGES = tuple(TENSOR_STAGES[name] for name in ("persistent", "warp_mma"))  # the first that a GPU can run is used
 
@@ -101,27 +92,6 @@ def canonical(precision: Any) -> PrecisionName:
         f"precision is {precision!r}; expected one of {', '.join(KNOWN)}, or of their aliases {', '.join(ALIASES)}; "
         "pass one of these"
     )
-
-
-def resolved(precision: str, m: int, n: int, k: int, cc: tuple[int, int]) -> str:
-    """Return the precision that a name stands for in a product of these extents.
-
-    That of `FP32_AUTO` is the fastest whose error and range are no worse than float32's.
-    """
-    precision = canonical(precision)
-    return auto_reason(m, n, k, cc)[0] if precision == FP32_AUTO else precision
-
-
-def auto_reason(m: int, n: int, k: int, cc: tuple[int, int]) -> tuple[str, str]:
-    """Return what `FP32_AUTO` stands for in a product of these extents, and the reason."""
-    terms = AUTO_SHORT_TERMS if k < LONG_SUM else AUTO_TERMS
-    if tensor_stage(cc) is not STAGES[0]:
-        return IEEE, "only compute capability 9.0 has a faster precision of this accuracy"
-    if k < AUTO_K:
-        return IEEE, f"the error of {AUTO_PRECISION} is no larger than that of float32 sums only from K = {AUTO_K} on"
-    if min(m, n) < AUTO_EXTENT or m * n < AUTO_ELEMENTS or m * n * k < terms:
-        return IEEE, f"{AUTO_PRECISION} is faster only for larger products"
-    return AUTO_PRECISION, f"its error and range are no worse than those of {IEEE}, and it is faster for such extents"
 
 
 def check_precision(precision: Any, cc: tuple[int, int], stage: str = "auto") -> None:

@@ -27,8 +27,9 @@ from ..simulator.switch import SIMULATOR
 from ..typing import ComputeCapability, DeviceLike, DType, Layout, PrecisionName, StageChoice
 from . import autotune_cache, heuristics
 from .compile_progress import fetch_with_progress
+from .fp32_auto import AUTO_PRECISION, Extents, resolved
 from .heuristics import Choice
-from .precision import FP32_AUTO, IEEE, canonical, resolved, tensor_stage
+from .precision import FP32_AUTO, IEEE, canonical, tensor_stage
 from .request import check_size, chosen
 from .tensor_heuristics import configs_for
 
@@ -303,7 +304,8 @@ def _chosen(name: str, precision: str, cc: tuple[int, int], products: Iterable[P
     device = next((i for i in range(devices.device_count()) if devices.device_properties(i).cc == cc), None)
     gpu = model_of(cc) if device is None else devices.device_properties(device)
     for product in products:
-        wanted = heuristics.problem(product, gpu, resolved(precision, product.m, product.n, product.k, cc))
+        extents = Extents(product.m, product.n, product.k, product.batch.matrices)
+        wanted = heuristics.problem(product, gpu, resolved(precision, extents, gpu))
         if device is not None:
             choice = chosen(name, device, wanted)
         else:
@@ -334,7 +336,7 @@ Named = tuple[str, str, str, Kernel]  # stage, configuration, variant
 def _kernels(name: str, precision: str, cc: tuple[int, int], usual: list[Product]) -> Iterator[Named]:
     """Yield the kernels of a stage, or of all that may be chosen, in a precision."""
     stage = None if name == "auto" else heuristics.resolve(name, cc)
-    for one in (IEEE, "bf16x6") if precision == FP32_AUTO else (precision,):
+    for one in (IEEE, AUTO_PRECISION) if precision == FP32_AUTO else (precision,):
         if stage is not None and one not in stage.precisions:
             continue
         if stage is None or (one == IEEE and stage.takes_partition):

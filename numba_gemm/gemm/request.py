@@ -25,8 +25,9 @@ from ..runtime.matrix import Matrix, Vector
 from ..typing import PrecisionName
 from . import autotune_cache, batches, heuristics
 from .cost_model import rated
+from .fp32_auto import extents_of, resolved
 from .heuristics import ANY_GPU, Choice
-from .precision import FP32_AUTO, canonical, check_precision, resolved, tensor_stage
+from .precision import FP32_AUTO, canonical, check_precision, tensor_stage
 
 LOG = logging.getLogger("numba_gemm.choices")
 
@@ -232,11 +233,12 @@ def checked(
             f"stream belongs to device {streams.device_of(queue)} and the operands lie on device {device}; expected "
             "one device; pass a stream of the operands' device"
         )
-    cc = devices.device_properties(device).cc
+    gpu = devices.device_properties(device)
+    cc = gpu.cc
     if stage != "auto":
         heuristics.resolve(stage, cc)
     check_precision(precision, cc, stage)
-    precision = resolved(precision, prod(rows), prod(cols), k, cc)
+    precision = resolved(precision, extents_of(*shapes, epilogue), gpu)
     check_takes_epilogue(stage, precision, cc, epilogue)
     check_terms(precision, k)
     if alpha == 0 or k == 0 or 0 in shape:

@@ -6,8 +6,8 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 
-from ..device.units import ceil_div
-from ..kernels.stage import Stage
+from ..device.units import FLOAT32_BYTES, ceil_div
+from ..kernels.stage import Partition, Stage
 from ..kernels.tensor_core import TENSOR_PRECISIONS, TensorPrecision
 from ..kernels.tensor_core.stage import LONG_SUM, TensorStage, precision_for
 from ..kernels.tensor_core.tma_stage import TmaStage
@@ -24,12 +24,11 @@ RATES: dict[str, dict[tuple[int, int], float]] = {
 }
 # The same for operands that tensor maps describe.
 TMA_RATES = {(128, 256): 415.0, (128, 192): 420.0, (128, 128): 345.0, (64, 128): 275.0, (64, 64): 165.0}
-# TFLOP/s of an H200 at 16384 cubed, decomposition included; of short sums at 4096x4096x768. That of `bf16x3` has not
-# been measured: it is twice that of `bf16x6`, which has twice as many products.
+# TFLOP/s of an H200 at 16384 cubed, decomposition included; of short sums at 4096x4096x768.
 SPEEDS = {
     "bf16x6_stepwise": 61.0,
     "tf32x3": 107.0,
-    "bf16x3": 216.0,
+    "bf16x3": 217.0,
     "bf16x6": 108.0,
     "bf16x9": 80.0,
     "fp16x3": 212.0,
@@ -40,6 +39,12 @@ H200_MULTIPROCESSORS = 132
 TILE_END = 1.5e-6  # seconds that a tile takes beside its sums
 MEMORY_EFFICIENCY = 0.8  # of device memory's theoretical bandwidth, that the decomposition reaches
 LAUNCH = 2e-6  # seconds that each launch before the last one adds
+# Split sums, of `LONG_SUM` terms and more: ways to divide each tile; seconds from the last partial sum to the first
+# element of C; byte/s of partial sums, written and read, which stay in the L2 cache; and the factor by which the model
+# must expect a division to be faster.
+SPLITS = (2, 3, 4, 6, 8, 11, 16, 22, 33, 44, 66, 132)
+ADDING, PARTIALS_RATE, CLEAR_MARGIN = 2e-6, 4e12, 1.2
+SPLIT_COLUMNS = 64  # divides those of tiles whose sums may be split; others would need more kernels for little
 
 
 def tile_rates(precision: TensorPrecision) -> dict[tuple[int, int], float]:
@@ -59,19 +64,31 @@ def configs_for(stage: Stage, precision: str, k: int) -> list[Any]:
 
 def seconds_of(
     stage: Stage, precision: str, m: int, n: int, k: int, matrices: int, sm_count: int, tma: str
-) -> list[tuple[float, Any]]:
-    """Return expected seconds of the multiplication and configuration, the fastest first.
+) -> list[tuple[float, Any, Partition | None]]:
+    """Return expected seconds of the multiplication, configuration and partition, the best first.
 
-    It is assumed that all blocks compute one tile after the other at the same pace.
+    It is assumed that all blocks compute one tile after the other at the same pace. A division of sums among blocks
+    counts as better only if it is expected to be faster by `CLEAR_MARGIN`.
     """
     rows, cols = (n, m) if tma == "NN" and isinstance(stage, TmaStage) else (m, n)
     slot_k, rated = _rated(stage, precision, k < LONG_SUM)
     flops_by_area = 2.0 * max(k, slot_k) * sm_count
-    found = []
+    slots, splits = -(-k // slot_k), isinstance(stage, TensorStage) and stage.splits and k >= LONG_SUM
+    found: list[tuple[float, float, Any, Partition | None]] = []
     for config, BM, BN, rate in rated:
-        rounds = ceil_div(matrices * ceil_div(rows, BM) * ceil_div(cols, BN), sm_count)
-        found.append((rounds * (TILE_END + BM * BN * flops_by_area / (rate * 1e12)), config))
-    return sorted(found, key=itemgetter(0))
+        tiles = ceil_div(rows, BM) * ceil_div(cols, BN)
+        rounds = ceil_div(matrices * tiles, sm_count)
+        summing = BM * BN * flops_by_area / (rate * 1e12)
+        seconds = rounds * (TILE_END + summing)
+        found.append((seconds, seconds, config, None))
+        most = min(slots, sm_count // (matrices * tiles)) if splits and BN % SPLIT_COLUMNS == 0 else 1
+        for shares in (*(count for count in SPLITS if count < most), most) if most > 1 else ():
+            partials = 2 * FLOAT32_BYTES * BM * BN * matrices * tiles * shares
+            seconds = TILE_END + summing * ceil_div(slots, shares) * slot_k / k + LAUNCH + ADDING
+            seconds += partials / PARTIALS_RATE
+            found.append((seconds * CLEAR_MARGIN, seconds, config, Partition(tiles * shares, 0)))
+    slower = SPEEDS[precision] / SPEEDS[precision_for(precision, k).name]
+    return [(seconds * slower, *one) for _, seconds, *one in sorted(found, key=itemgetter(0))]
 
 
 @lru_cache(maxsize=64)

@@ -204,12 +204,20 @@ class Launches(NamedTuple):
         32-bit words behind it, 0 before the launches and after them.
     maps : tuple of MapOf
         Tensor maps for `Slot.FIRST_MAP` and `Slot.SECOND_MAP`.
+    behind : int
+        Steps behind the one that multiplies.
     """
 
     steps: tuple[Step, ...]
     scratch_bytes: int = 0
     counters: int = 0
     maps: tuple[MapOf, ...] = ()
+    behind: int = 0
+
+    @property
+    def multiplication(self) -> Step:
+        """The launch that multiplies."""
+        return self.steps[-1 - self.behind]
 
     def with_operands_swapped(self) -> Launches:
         """Return the launches with the slots of A and B swapped."""

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-import re
-import textwrap
 from dataclasses import dataclass
 from typing import Any
 
-from ..simulator import patches
 from ..simulator.switch import SIMULATOR
 from .faults import faults
 from .finding import Finding
 from .limits import MEASURES
-from .record import LIMITS, Puzzle, parameters_of, puzzle
+from .record import LIMITS, parameters_of, puzzle
 from .running import Run, case_text, run
+from .source import unsuitable
 
 __all__ = ["CORRECT_POINTS", "HINT_POINTS", "LIMIT_POINTS", "MOST_POINTS", "Verdict", "check"]
 
@@ -121,7 +117,7 @@ def check(kernel: Any, name: str, *, seconds: float = SECONDS) -> Verdict:
             "puzzles are checked on Numba's simulator: set NUMBA_ENABLE_CUDASIM=1 before anything imports numba"
         )
     task = puzzle(name)
-    if (finding := _unsuitable(kernel, task)) is not None:
+    if (finding := unsuitable(kernel, task.parameters, parameters_of(kernel))) is not None:
         return Verdict(name, False, finding)
     runs: list[Run] = []
     for case in task.cases:
@@ -141,57 +137,3 @@ def check(kernel: Any, name: str, *, seconds: float = SECONDS) -> Verdict:
                 return Verdict(name, True, MEASURES[limit].finding(limit, done, most))
         figures = [(LIMITS[limit], counts[limit], allowed[limit]) for limit in task.limits]
     return Verdict(name, True, None, tuple(figures), case_text(runs[-1].case))
-
-
-# Names that only NumPy knows, not kernels; its types of numbers are known to both.
-ARRAY_METHODS = {"T", "dot", "max", "mean", "min", "sum", "transpose"}
-NUMBERS = re.compile(r"(u?int|float)\d+")
-COLLECTIONS = (ast.Dict, ast.DictComp, ast.GeneratorExp, ast.List, ast.ListComp, ast.Set, ast.SetComp)
-
-
-def _not_compiled(node: ast.AST) -> bool:
-    """Return True for what the simulator runs and the compiler refuses: operations on rows and arrays, collections."""
-    if isinstance(node, ast.Attribute):
-        owner = ast.unparse(node.value)
-        if owner in ("np", "numpy"):
-            return not NUMBERS.fullmatch(node.attr)
-        return node.attr in ARRAY_METHODS and not owner.startswith("cuda.")  # such as cuda.atomic.max
-    return isinstance(node, (ast.MatMult, ast.Slice, *COLLECTIONS))
-
-
-def _unsuitable(kernel: Any, task: Puzzle) -> Finding | None:
-    """Return a finding if the kernel is unfinished, has other parameters, or would not compile for a GPU."""
-    function = patches.python_function(kernel)
-    file, first = function.__code__.co_filename, function.__code__.co_firstlineno
-    if parameters_of(kernel) != task.parameters:
-        asked, got = (", ".join(names) for names in (task.parameters, parameters_of(kernel)))
-        return Finding("unfinished", f"the kernel's parameters are ({got}), expected ({asked})", file, first)
-    try:
-        lines, first = inspect.getsourcelines(function)
-        tree = ast.parse(textwrap.dedent("".join(lines)))
-    except (OSError, SyntaxError):
-        return None
-    for statement in ast.walk(tree):
-        if not isinstance(statement, ast.stmt):
-            continue
-        for node in ast.iter_child_nodes(statement):
-            found = [part for part in ast.walk(node) if not isinstance(node, ast.stmt)]
-            line = statement.lineno + first - 1
-            if any(isinstance(part, ast.Constant) and part.value is Ellipsis for part in found):
-                return Finding("unfinished", "your code is missing here, in place of `...`", file, line)
-            if any(map(_not_compiled, found)):
-                text = "a kernel computes with single elements: no slices, no lists, no operations on rows or arrays"
-                return Finding("error", text, file, line)
-            if any(map(_computed_extents, found)):
-                text = (
-                    "the extents of a shared or local array are numbers or constants of the file, and not computed here"
-                )
-                return Finding("error", text, file, line)
-    return None
-
-
-def _computed_extents(node: ast.AST) -> bool:
-    """Return True for a shared or local array with a sum or product as an extent, which the compiler refuses."""
-    if not isinstance(node, ast.Call) or not ast.unparse(node.func).endswith(("shared.array", "local.array")):
-        return False
-    return any(isinstance(part, ast.BinOp) for extents in node.args[:1] for part in ast.walk(extents))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import inspect
-import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +13,7 @@ from ..inspect.tracing import Race
 from ..simulator import patches
 from .finding import Finding, place
 from .running import Run, case_text
+from .source import first_store, syntax_tree
 
 __all__ = ["faults"]
 
@@ -109,8 +108,12 @@ def _wrong(run: Run) -> Finding:
     writers = _writers(run)
     if index not in writers:
         text = f"{element} is never written, expected {expected:g} ({case_text(run.case)}); {how_many}{_twice(run)}"
-        line = min((row["line"] for row in writers.values()), default=0)
-        return Finding("wrong", text, *_place_of(run, line))
+        if not writers:
+            line = first_store(run.kernel, run.puzzle.output)
+            return Finding(
+                "wrong", f"{text}. No thread of any block runs this line" * bool(line) or text, *_place_of(run, line)
+            )
+        return Finding("wrong", text, *_place_of(run, min(row["line"] for row in writers.values())))
     row = writers[index]
     text = (
         f"{element} is {got:g}, expected {expected:g} ({case_text(run.case)}); thread {run.thread(row['thread'])} of "
@@ -133,15 +136,9 @@ def _twice(run: Run) -> str:
 
 def _local_arrays(run: Run) -> str:
     """Return the origin of a NaN that is not in memory: local arrays, which hold NaN at first."""
-    function = patches.python_function(run.kernel)
-    try:
-        lines, first = inspect.getsourcelines(function)
-        tree = ast.parse(textwrap.dedent("".join(lines)))
-    except (OSError, SyntaxError):
-        return ""
     made = [
-        f"{ast.unparse(node.targets[0])} (line {node.lineno + first - 1})"
-        for node in ast.walk(tree)
+        f"{ast.unparse(node.targets[0])} (line {node.lineno})"
+        for node in ast.walk(syntax_tree(run.kernel) or ast.Module([], []))
         if isinstance(node, ast.Assign) and "local.array" in ast.unparse(node.value)
     ]
     return f". A local array holds no zeros at first: is {' or '.join(made)} read before it is written?" * bool(made)

@@ -26,6 +26,7 @@ from ..models.gpu_names import dotted
 from ..simulator.probe import gpu_environment
 from ..simulator.switch import SETTINGS_FILE
 from . import epilogue as epilogues
+from .collector import without_collections
 from .compiler import Cubin, compile_cubin
 from .sources import SOURCES
 
@@ -89,11 +90,12 @@ def compile_kernel(kernel: Kernel, cc: tuple[int, int], *, keep_ptx: bool = True
     TypeError
         for an epilogue that does not compile, or returns no real number.
     """
-    if kernel.epilogue is not None:
-        epilogues.check_result(kernel.epilogue, kernel.vectors, cc)
-    built = _built(kernel) if kernel.epilogue is None else kernel.build(kernel.config, kernel.variant)
-    signature = kernel.signature(kernel.variant)
-    return compile_cubin(built, signature, cc, name=kernel.name, whole_program=kernel.whole_program, keep_ptx=keep_ptx)
+    with without_collections():
+        if kernel.epilogue is not None:
+            epilogues.check_result(kernel.epilogue, kernel.vectors, cc)
+        built = _built(kernel) if kernel.epilogue is None else kernel.build(kernel.config, kernel.variant)
+        signature, whole = kernel.signature(kernel.variant), kernel.whole_program
+        return compile_cubin(built, signature, cc, name=kernel.name, whole_program=whole, keep_ptx=keep_ptx)
 
 
 @lru_cache(maxsize=1)
@@ -298,9 +300,11 @@ def _serve() -> None:
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
-    from numba.core import config
+    answer(SOURCES)  # the first kernel is sent while Numba is imported
+    with without_collections():
+        from numba import cuda  # noqa: F401
+        from numba.core import config
 
-    answer(SOURCES)
     while True:
         try:
             values, kernel, cc = pickle.load(sys.stdin.buffer)

@@ -320,7 +320,7 @@ class Device:
             self.check(stage, config, stage.kernel(config, product, precision))
             partition = self.partition(stage, config, product)
         launches = stage.launches(config, product, precision, partition, self.properties.gpu)
-        self.check(stage, config, launches.steps[-1].kernel)
+        self.check(stage, config, launches.multiplication.kernel)
         if swapped:
             launches = launches.with_operands_swapped()
         announce = Device.before_compiling

@@ -7,27 +7,35 @@ is left out if one of them is missing. Those of passes and of constants apply to
 epilogue, and Numba's own functions, are compiled as ever.
 
 - `BaseFunction.get_call_type` remembers the types of calls of builtin functions with numbers. Numba asks for the same
-  sums and products thousands of times, and describes each rejected template in words.
-- `_IntrinsicTemplate.generic` looks for an intrinsic's implementation among those that it made before it searches all
-  registries for new ones.
+  sums and products thousands of times. Rejected templates are described in words only if none applies.
+- `BaseContext.refresh` looks for new declarations where a registry has grown.
 - `TargetConfig.__eq__` and `__hash__` compare the options that were set, instead of making a dict of all. Options are
   compared at each look-up of a compiled function.
 - `CUDADispatcher.compile_device` takes constant integers as integers: a device function that is called with several
   constants is compiled once instead of once for each. A constant that must stay one is a default or a closure's.
+- `Inst._rec_list_vars` looks at types of a statement's values instead of trying each, `_find_singly_assigned_variable`
+  at each statement once, and `_has_loc` at the signature of each function once.
+- `_run_block_rewrite`, which renames one variable after the other, leaves alone blocks that do not name it.
+- `peep_hole_delete_with_exit` and `peep_hole_fuse_dict_add_updates` do nothing: there are no contexts and dicts.
+- `find_closest_arch` knows usual compute capabilities without NVRTC, and `get_libdevice` looks for one file instead of
+  all that a toolkit has: NVRTC's library, of 140 MB, is not loaded.
+- `CUDACodeLibrary.modules` has each module once, and `new_error_context` is a class instead of a generator.
 - `PostProcessor.run` leaves out the variables that live at the entry of each block, which only generators need.
 - `PassManager._runPass` runs a pass without events, timers, checks of its result and repairs after it.
 - `CUDACompiler.define_pipelines` leaves out passes that do nothing for functions without closures, literal unrolling,
   context managers and array expressions.
-- The garbage collector is off meanwhile: a compilation makes millions of objects, and few cycles. It passes over those
-  that the first compilations of a process leave.
+- The garbage collector is off meanwhile (`collector`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
+
+from .collector import without_collections
 
 PACKAGE = __name__.partition(".")[0] + "."
 # Passes that do nothing for functions without closures, literal unrolling, context managers and array expressions.
@@ -45,8 +53,7 @@ UNNEEDED = (
     "WithLifting",
 )
 
-UNCOLLECTED = 4  # first compilations of a process, each of which leaves some 10 MB of garbage
-FROZEN_BY_PYTHON = 1000  # more objects than Python 3.12 itself starts with; a program that freezes its own has more
+KNOWN_CCS = ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0))  # compute capabilities of every toolkit from CUDA 12 on
 
 Change = tuple[Any, str, Any]  # an object, the name of an attribute, and its value for the time of a compilation
 
@@ -54,36 +61,13 @@ Change = tuple[Any, str, Any]  # an object, the name of an attribute, and its va
 @contextlib.contextmanager
 def faster() -> Iterator[None]:
     """Compile with less work in Numba's front end; for the thread that holds Numba's compiler lock."""
-    collecting = gc.isenabled()
-    with contextlib.ExitStack() as undo:
+    with without_collections(), contextlib.ExitStack() as undo:
         for change in CHANGES:
             with contextlib.suppress(ImportError, AttributeError):
                 for owner, name, value in change():
                     undo.callback(setattr, owner, name, getattr(owner, name))
                     setattr(owner, name, value)
-        gc.disable()
-        try:
-            yield
-        finally:
-            if collecting:
-                _spare_the_collector()
-                gc.enable()
-
-
-_compilations = 0
-
-
-def _spare_the_collector() -> None:
-    """Move what one of the first compilations made to the collector's oldest generation.
-
-    A collection of the young objects takes 5 to 10 % of a compilation that a product waits for, and finds few.
-    """
-    global _compilations
-    _compilations += 1
-    # What the program has frozen is not to be thawed.
-    if _compilations <= UNCOLLECTED and gc.get_freeze_count() < FROZEN_BY_PYTHON:
-        gc.freeze()
-        gc.unfreeze()
+        yield
 
 
 def _is_own(identity: Any) -> bool:
@@ -93,15 +77,31 @@ def _is_own(identity: Any) -> bool:
 
 def _types_of_calls() -> list[Change]:
     from numba.core import errors, types
+    from numba.core.target_extension import get_local_target
     from numba.core.types.functions import BaseFunction
+    from numba.core.types.misc import unliteral
+    from numba.core.utils import order_by_target_specificity
 
     resolve, plain = BaseFunction.get_call_type, (types.Number, types.Boolean)
     # By function, context and argument types, which are unique objects and kept alive here.
     known: dict[tuple[Any, ...], Any] = {}
 
+    def match(function: Any, context: Any, args: Any) -> Any:
+        """Return the signature of the first template that applies; others are described if there is none."""
+        plain_args = tuple(unliteral(arg) for arg in args)
+        target = get_local_target(context)
+        for template_class in order_by_target_specificity(target, function.templates, fnkey=function.key[0]):
+            template = template_class(context)
+            for tried in (args, plain_args) if template.prefer_literal else (plain_args, args):
+                with contextlib.suppress(errors.NumbaError):
+                    if (signature := template.apply(tried, {})) is not None:
+                        function._impl_keys[signature.args] = template.get_impl_key(signature)  # noqa: SLF001
+                        return signature
+        return resolve(function, context, args, {})
+
     def get_call_type(self: Any, context: Any, args: Any, kws: Any) -> Any:
         if kws or not all(isinstance(arg, plain) for arg in args):
-            return resolve(self, context, args, kws)
+            return resolve(self, context, args, kws) if kws else match(self, context, args)
         key = (self, id(context), args)
         try:
             found = known.get(key)
@@ -109,7 +109,7 @@ def _types_of_calls() -> list[Change]:
             return resolve(self, context, args, kws)
         if found is None:
             try:
-                found = resolve(self, context, args, kws)
+                found = match(self, context, args)
             except errors.TypingError as error:
                 self._depth = 0
                 found = error
@@ -119,18 +119,6 @@ def _types_of_calls() -> list[Change]:
         return found
 
     return [(BaseFunction, "get_call_type", get_call_type)]
-
-
-def _known_intrinsics() -> list[Change]:
-    from numba.cuda.typing.templates import _IntrinsicTemplate
-
-    make = _IntrinsicTemplate.generic
-
-    def generic(self: Any, args: Any, kws: Any) -> Any:
-        found = self._impl_cache.get((self.context, args, tuple(kws.items())))
-        return make(self, args, kws) if found is None else found
-
-    return [(_IntrinsicTemplate, "generic", generic)]
 
 
 def _comparisons_of_options() -> list[Change]:
@@ -146,10 +134,9 @@ def _comparisons_of_options() -> list[Change]:
 
     def __hash__(self: Any) -> int:
         own = type(self)
-        found = hashes.get(own)
-        if found is None:
-            found = hashes[own] = hash(tuple(sorted(self.options)))  # as it is: of the names alone
-        return found
+        if own not in hashes:
+            hashes[own] = hash(tuple(sorted(self.options)))  # as it is: of the names alone
+        return hashes[own]
 
     return [(TargetConfig, "__eq__", __eq__), (TargetConfig, "__hash__", __hash__)]
 
@@ -223,12 +210,180 @@ def _unneeded_passes() -> list[Change]:
     return [(CUDACompiler, "define_pipelines", define_pipelines)]
 
 
+def _contexts() -> list[Change]:
+    from numba.cuda.core.base import BaseContext as TargetContext
+    from numba.cuda.typing.context import BaseContext as TypingContext
+
+    sizes: dict[tuple[int, int], int] = {}  # entries of a context's registries when they were installed, by their ids
+
+    def grown(context: Any, registries: Iterable[Any]) -> list[Any]:
+        """Return the registries with entries that the context has not."""
+        found = []
+        for one in registries:
+            size = sum(len(entries) for entries in vars(one).values() if isinstance(entries, list))
+            if sizes.get((id(context), id(one))) != size:
+                sizes[id(context), id(one)] = size
+                found.append(one)
+        return found
+
+    def refreshed_if_grown(refresh: Callable[[Any], None], of_intrinsics: bool) -> Callable[[Any], None]:
+        def refresh_if_grown(self: Any) -> None:
+            registries = list(self._registries)
+            first = registries[:1]  # that of intrinsics, which are implemented when they are called first
+            if of_intrinsics and first and (id(self), id(first[0])) in sizes and grown(self, first):
+                self.install_registry(first[0])
+            elif not registries or grown(self, registries):
+                refresh(self)
+                grown(self, self._registries)
+
+        return refresh_if_grown
+
+    contexts = (TargetContext, True), (TypingContext, False)
+    return [(one, "refresh", refreshed_if_grown(one.refresh, intrinsics)) for one, intrinsics in contexts]
+
+
+def _signatures_of_lowering() -> list[Change]:
+    from numba.cuda.core import base
+
+    has_loc = base._has_loc  # noqa: SLF001
+    known: dict[Any, bool] = {}
+
+    def has_loc_of_code(function: Any) -> bool:
+        key = function if hasattr(function, "__wrapped__") else getattr(function, "__code__", function)
+        if key not in known:
+            known[key] = has_loc(function)
+        return known[key]
+
+    return [(base, "_has_loc", has_loc_of_code)]
+
+
+def _lists_of_variables() -> list[Change]:
+    from numba.cuda.core import ir
+
+    find, atoms = ir.Inst._rec_list_vars, (str, int, bool, type(None), ir.Loc)  # noqa: SLF001
+
+    def variables(self: Any, value: Any) -> Any:
+        kind = type(value)
+        if kind is dict:
+            value = value.values()
+        elif kind is not list and kind is not tuple:
+            return find(self, value)
+        found: list[Any] = []
+        for one in value:
+            kind = type(one)
+            if kind is ir.Var:
+                found.append(one)
+            elif kind not in atoms:
+                found += self._rec_list_vars(one)
+        return found
+
+    return [(ir.Inst, "_rec_list_vars", variables)]
+
+
+def _rewrites_of_bytecode() -> list[Change]:
+    from numba.cuda.core import interpreter
+
+    def for_others(name: str) -> Change:
+        rewrite = getattr(interpreter, name)
+        return interpreter, name, lambda func_ir: func_ir if _is_own(func_ir.func_id) else rewrite(func_ir)
+
+    return [for_others("peep_hole_delete_with_exit"), for_others("peep_hole_fuse_dict_add_updates")]
+
+
+def _blocks_of_ssa() -> list[Change]:
+    from numba.cuda.core import ssa
+
+    rewrite = ssa._run_block_rewrite  # noqa: SLF001
+    names: dict[int, tuple[Any, set[str]]] = {}  # of a block's variables, by the block's id, with the block's body
+
+    def named(block: Any) -> set[str]:
+        found = names.get(id(block))
+        if found is None or found[0] is not block.body:
+            found = names[id(block)] = block.body, {var.name for one in block.body for var in one.list_vars()}
+        return found[1]
+
+    def rewrite_where_named(blocks: Any, states: Any, handler: Any) -> Any:
+        name = states["varname"]
+        return {
+            label: rewrite({label: block}, states, handler)[label] if name in named(block) else block
+            for label, block in blocks.items()
+        }
+
+    return [(ssa, "_run_block_rewrite", rewrite_where_named)]
+
+
+def _variables_in_blocks() -> list[Change]:
+    from numba.cuda.core import ir
+    from numba.cuda.core.analysis import compute_use_defs, must_use_alloca
+    from numba.cuda.lowering import Lower
+
+    def find_singly_assigned(self: Any) -> None:
+        blocks = {} if self.func_ir.func_id.is_generator else self.func_ir.blocks
+        statements = (one for block in blocks.values() for one in block.body)
+        assigned = Counter(one.target.name for one in statements if isinstance(one, ir.assign_types))
+        use_defs = compute_use_defs(blocks)
+        defined = set().union(*use_defs.defmap.values())
+        shared = set().union(*use_defs.usemap.values()) | set(must_use_alloca(blocks))
+        self._singly_assigned_vars = {name for name in defined - shared if assigned[name] == 1}
+        self._blk_local_varmap = {}
+
+    return [(Lower, "_find_singly_assigned_variable", find_singly_assigned)]
+
+
+def _libraries() -> list[Change]:
+    from numba.cuda import cuda_paths
+    from numba.cuda.cudadrv import nvrtc, nvvm
+
+    closest = nvrtc.find_closest_arch
+    changes: list[Change] = [(nvrtc, "find_closest_arch", lambda cc: cc if cc in KNOWN_CCS else closest(cc))]
+    if not hasattr(cuda_paths.get_cuda_paths, "_cached_result"):
+        found = cuda_paths._get_libdevice_path().info  # noqa: SLF001
+        changes += [(nvvm, "get_libdevice", lambda: found), (nvvm, "open_libdevice", lambda: Path(found).read_bytes())]
+    return changes
+
+
+def _modules() -> list[Change]:
+    from numba.cuda.codegen import CUDACodeLibrary
+
+    modules: Any = CUDACodeLibrary.modules
+    once = property(lambda self: list(dict.fromkeys(modules.fget(self))))
+    return [(CUDACodeLibrary, "modules", once)]
+
+
+def _contexts_of_errors() -> list[Change]:
+    from numba.cuda import lowering
+    from numba.cuda.core import errors, typeinfer
+
+    class ErrorContext:
+        """Tells an error of Numba's where it happened, as `errors.new_error_context` does, which is a generator."""
+
+        def __init__(self, text: str, *arguments: Any, **named: Any) -> None:
+            self.text, self.arguments, self.named = text, arguments, named
+
+        def __enter__(self) -> None:
+            return
+
+        def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+            if isinstance(error, errors.NumbaError):
+                error.add_context(self.text.format(*self.arguments, **self.named))
+
+    return [(one, "new_error_context", ErrorContext) for one in (lowering, typeinfer)]
+
+
 CHANGES: tuple[Callable[[], list[Change]], ...] = (
     _types_of_calls,
-    _known_intrinsics,
     _comparisons_of_options,
     _constant_arguments,
     _live_variables,
     _runs_of_passes,
     _unneeded_passes,
+    _contexts,
+    _signatures_of_lowering,
+    _lists_of_variables,
+    _rewrites_of_bytecode,
+    _blocks_of_ssa,
+    _variables_in_blocks,
+    _libraries,
+    _modules,
+    _contexts_of_errors,
 )

@@ -22,7 +22,7 @@ from cuda.pathfinder import load_nvidia_dynamic_lib
 
 from ..kernels import STAGES, conversion
 from ..kernels.step import Kernel
-from ..kernels.tensor_core.stage import build_decompose, build_row_maxima
+from ..kernels.tensor_core.stage import BUILD_ADD_PARTIALS, build_decompose, build_row_maxima
 from .compilation import settings
 from .fingerprint import Part, fingerprint
 from .sources import SOURCES
@@ -88,7 +88,8 @@ def _checked(part: Any) -> Part:
 
 
 # The functions of this package that build kernels: the sources that are hashed determine what they build.
-BUILDS = {conversion.BUILD, build_decompose, build_row_maxima, *(stage.build for stage in STAGES.values())}
+OTHER_BUILDS = {conversion.BUILD, build_decompose, build_row_maxima, BUILD_ADD_PARTIALS}
+BUILDS = OTHER_BUILDS | {stage.build for stage in STAGES.values()}
 PACKAGE = __name__.partition(".")[0]
 
 

@@ -3,6 +3,6 @@
 # These imports register operators with PyTorch (`operators`).
 from .dispatch import override
 from .functions import addmm, linear, matmul
-from .inductor import external_matmul
+from .inductor import external_matmul, unfuse_addmm
 
-__all__ = ["addmm", "external_matmul", "linear", "matmul", "override"]
+__all__ = ["addmm", "external_matmul", "linear", "matmul", "override", "unfuse_addmm"]

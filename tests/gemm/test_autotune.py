@@ -762,7 +762,7 @@ def test_precisions(memory, place, monkeypatch, precision):
         assert workspace.holds(needed.scratch_bytes, 0) if needed.scratch_bytes else workspace is None
         assert choice.precision == precision
         view(z)[...] = 0
-        done.append(choice.config.name)
+        done.append((choice.config.name, choice.partition))
 
     def time_interleaved(runs, **_):
         return {name: SimpleNamespace(median=9.0 - int(name)) for name in runs}
@@ -773,12 +773,12 @@ def test_precisions(memory, place, monkeypatch, precision):
     told = autotune(a, b, precision=precision, candidates=3)
     assert told.problem.precision == precision
     assert {one.stage for one in told.candidates} == {"tf32_tma" if precision == "tf32" else "persistent"}
-    assert len({one.config for one in told.candidates}) == len(told.candidates) == 3
-    assert told.best.config == done[-1], "the last candidate is the fastest"
+    assert len({(one.config, one.partition) for one in told.candidates}) == len(told.candidates) == 3
+    assert (told.best.config, told.best.partition) == done[-1], "the last candidate is the fastest"
     assert f" precision={precision} " in next(iter(json.loads(file_of(place).read_text())["choices"]))
     for _ in range(2):
         found = explain(a, b, precision=precision)
-        assert found.config == told.best.config
+        assert (found.config, found.split > 1) == (told.best.config, told.best.partition is not None)
         assert found.reason.startswith("measured by autotune on ")
         assert found.microseconds == pytest.approx(told.best.microseconds)
         assert "autotune" not in reason(a, b)

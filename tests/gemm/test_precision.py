@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import re
 from pathlib import Path
 
@@ -9,11 +11,14 @@ import numpy as np
 import pytest
 
 import numba_gemm
+from numba_gemm.gemm import heuristics
 from numba_gemm.gemm import precision as precisions
 from numba_gemm.gemm.explain import explain_shape
-from numba_gemm.gemm.precision import ALIASES, KNOWN, canonical, check_precision, resolved
+from numba_gemm.gemm.fp32_auto import Extents, auto_reason, extents_of, resolved
+from numba_gemm.gemm.precision import ALIASES, KNOWN, canonical, check_precision
 from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TENSOR_STAGES
 from numba_gemm.lab.bench.experiment import precision_names
+from numba_gemm.runtime.device import SIMULATED_DEVICE
 from numba_gemm.simulator.switch import SIMULATOR
 
 PAGE = Path(__file__).parents[2] / "docs" / "precision.md"
@@ -34,7 +39,7 @@ def test_aliases_and_names_in_any_case_stand_for_precisions():
     for alias, name in ALIASES.items():
         assert name in KNOWN
         assert canonical(alias) == canonical(alias.upper()) == canonical(alias.lower()) == name
-    assert canonical("bfx9") == resolved("BFX9", 4, 4, 4, (9, 0)) == "bf16x9"
+    assert canonical("bfx9") == resolved("BFX9", Extents(4, 4, 4), gpu_of((9, 0))) == "bf16x9"
 
 
 @pytest.mark.parametrize("name", ["high", "medium", "HIGH", "default"])
@@ -75,23 +80,68 @@ def test_a_precision_that_a_gpu_cannot_run_names_those_it_can(precision):
         check_precision(precision, (7, 5))
 
 
-def test_fp32_auto_is_float32_where_nothing_better_is_stated():
-    large = (4096, 4096, 4096)
-    assert resolved("fp32_auto", *large, (8, 0)) == "ieee"
-    assert resolved("tf32", *large, (9, 0)) == "tf32"
-    expected = "ieee" if SIMULATOR else "bf16x6"
-    assert resolved("fp32_auto", *large, (9, 0)) == expected
-    for m, n, k in ((4096, 4096, 255), (1 << 20, 64, 4096), (384, 384, 4096), (512, 512, 256), (1024, 1024, 511)):
-        assert resolved("fp32_auto", m, n, k, (9, 0)) == "ieee"
-    assert resolved("fp32_auto", 1024, 1024, 512, (9, 0)) == expected
+def gpu_of(cc):
+    return dataclasses.replace(SIMULATED_DEVICE, cc=cc)
+
+
+def test_fp32_auto_is_float32_on_other_gpus_and_on_the_simulator():
+    large = Extents(4096, 4096, 4096)
+    assert resolved("fp32_auto", large, gpu_of((8, 0))) == "ieee"
+    assert resolved("tf32", large, gpu_of((9, 0))) == "tf32"
+    assert resolved("fp32_auto", large, gpu_of((9, 0))) == ("ieee" if SIMULATOR else "bf16x6")
     check_precision("fp32_auto", (8, 0))
 
 
-def test_smallest_k_of_fp32_auto(monkeypatch):
+@pytest.fixture
+def tensor_cores(monkeypatch):
     monkeypatch.setattr(precisions, "SIMULATOR", False)
-    chosen = {k: resolved("fp32_auto", 4096, 4096, k, (9, 0)) for k in (255, 256, 1023, 1024)}
+
+
+@pytest.mark.usefixtures("tensor_cores")
+def test_smallest_k_of_fp32_auto():
+    chosen = {k: resolved("fp32_auto", Extents(4096, 4096, k), gpu_of((9, 0))) for k in (255, 256, 1023, 1024)}
     assert chosen == {255: "ieee", 256: "bf16x6", 1023: "bf16x6", 1024: "bf16x6"}
-    assert resolved("fp32_auto", 4096, 4096, 256, (8, 0)) == "ieee"
+
+
+AUTO_EXTENTS = [
+    Extents(*extents)
+    for extents in itertools.product((1, 40, 256, 1000, 4096), (8, 384, 3000), (256, 1023, 1024, 65536), (1, 3, 100))
+]
+
+
+@pytest.mark.usefixtures("tensor_cores")
+def test_fp32_auto_is_the_one_that_is_expected_to_be_faster():
+    found = set()
+    for extents in AUTO_EXTENTS:
+        precision, words = auto_reason(extents, gpu_of((9, 0)))
+        wanted = [heuristics.Problem(*extents, precision=one) for one in ("ieee", "bf16x6")]
+        exact, emulated = (heuristics.best(one).clocks for one in wanted)
+        assert precision == ("bf16x6" if emulated < exact else "ieee"), extents
+        assert f"bf16x6 is expected to take {emulated / 1980:.1f} us instead of {exact / 1980:.1f} us" in words.replace(
+            "it is expected", "bf16x6 is expected"
+        )
+        found.add(precision)
+    assert found == {"ieee", "bf16x6"}
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "epilogue", "expected"),
+    [
+        ((3, 5), (5, 7), None, (3, 7, 5, 1)),
+        ((5,), (5, 7), None, (1, 7, 5, 1)),
+        ((3, 5), (5,), None, (3, 1, 5, 1)),
+        ((5,), (5,), None, (1, 1, 5, 1)),
+        ((2, 3, 5), (2, 5, 7), None, (3, 7, 5, 2)),
+        ((2, 1, 3, 5), (4, 5, 7), None, (3, 7, 5, 8)),
+        ((2, 4, 3, 5), (5, 7), None, (24, 7, 5, 1)),
+        ((2, 4, 3, 5), (5, 7), abs, (3, 7, 5, 8)),
+        ((0, 3, 5), (0, 5, 7), None, (3, 7, 5, 0)),
+    ],
+)
+def test_extents_by_which_fp32_auto_decides(a, b, epilogue, expected):
+    assert extents_of(a, b, epilogue) == expected
+    if 0 in expected:
+        assert resolved("fp32_auto", Extents(*expected), gpu_of((9, 0))) == "ieee"
 
 
 @simulated

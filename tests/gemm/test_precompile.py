@@ -57,15 +57,21 @@ def decomposed(stage, precision, tiles):
     )
 
 
+def split(precision, tiles, how=""):
+    """Names of the kernels for sums that are divided among blocks."""
+    return {f"persistent_{precision}_{tile}_split" for tile in tiles} | {f"add_partials{how}"}
+
+
 EXPECTED = {
     "tf32": decomposed("persistent", "tf32", WIDE + TILES)
+    | split("tf32", WIDE + TILES, "_plain")
     | {f"tf32_tma_{tile}_{layout}" for tile in MAPPED for layout in ("NN", "NT", "TT")},
-    "tf32x3": decomposed("persistent", "tf32x3", TILES),
-    "bf16": decomposed("persistent", "bf16", WIDE + TILES),
-    "bf16x3": decomposed("persistent", "bf16x3", TILES),
-    "bf16x6": decomposed("persistent", "bf16x6", COMPENSATED),
-    "bf16x9": decomposed("persistent", "bf16x9", COMPENSATED),
-    "fp16x3": decomposed("persistent", "fp16x3", TILES),
+    "tf32x3": decomposed("persistent", "tf32x3", TILES) | split("tf32x3", TILES),
+    "bf16": decomposed("persistent", "bf16", WIDE + TILES) | split("bf16", WIDE + TILES, "_plain"),
+    "bf16x3": decomposed("persistent", "bf16x3", TILES) | split("bf16x3", TILES),
+    "bf16x6": decomposed("persistent", "bf16x6", COMPENSATED) | split("bf16x6", TILES),
+    "bf16x9": decomposed("persistent", "bf16x9", COMPENSATED) | split("bf16x9", TILES),
+    "fp16x3": decomposed("persistent", "fp16x3", TILES) | split("fp16x3", TILES, "_scaled"),
 }
 
 

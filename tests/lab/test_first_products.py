@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 
 import pandas as pd
 import pytest
@@ -56,3 +58,16 @@ def test_a_process_that_fails_is_named():
     with pytest.raises(RuntimeError, match=r"-c raise SystemExit\(3\) failed"):
         first.run(["-c", "raise SystemExit(3)"])
     assert first.run(["-c", "print(1); print(2)"])[0] == "2"
+
+
+def test_messages_of_compilation_are_kept():
+    logger = logging.getLogger("numba_gemm.kernels")
+    level, messages = logger.level, child.Messages()
+    try:
+        logger.info("kernel %s: compiled", "k")
+        logger.debug("kernel k: found")
+    finally:
+        logger.removeHandler(messages)
+        logger.setLevel(level)
+    (text,) = messages.texts
+    assert re.fullmatch(r"\d\.\d\d s: kernel k: compiled", text)

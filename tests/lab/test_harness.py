@@ -219,7 +219,17 @@ def test_out_is_looked_at_before_anything_runs(run, tmp_path, capsys):
         (["strided_copy", "--strides=1,two"], "argument --strides: 'two' is not a whole number"),
         (["strided_copy", "--stride=1"], "unrecognized arguments: --stride=1"),
         (["strided_copy", "barriers", "--strides=1"], "unrecognized arguments: --strides=1"),
-        (["narrow_product", "--m=5"], "m and n are 5 and 32; expected multiples of 32"),
+        (["narrow_product", "--m=5"], "argument --m: 5 is no multiple of 32"),
+        (["product_with_transpose", "--m=0"], "argument --m: 0 is no multiple of 32"),
+        (["coalescing", "--patterns=in order,diagonal"], "invalid choice: 'diagonal'; expected one of in order,"),
+        (["bank_conflicts", "--strides=34"], "invalid choice: '34'"),
+        (["misaligned_copy", "--blocks=256,0"], "argument --blocks: 0 is not at least 1"),
+        (["misaligned_copy", "--offsets=-1"], "argument --offsets: -1 is not at least 0"),
+        (["barriers", "--grid=-1"], "argument --grid: -1 is not at least 0"),
+        (["barriers", "--steps=5"], "argument --steps: '5' has 1 values; expected 2"),
+        (["coalescing", "--rounds=0"], "argument --rounds: 0 is not at least 1"),
+        (["async_copies", "--kib=49"], "argument --kib: 49 is not from 0 to 48"),
+        (["accuracy", "--seed=-1"], "'-1' is not from 0 to"),
         (["strided_copy", "--commit=x"], "'x' is no commit"),
     ],
 )
@@ -262,7 +272,8 @@ def test_without_a_gpu(name, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(runner, "SIMULATOR", False)
     monkeypatch.setattr(runner, "driver_error", lambda: "no driver.")
     assert cli.main([name, f"--out={tmp_path / 'new'}"]) == 2
-    assert capsys.readouterr().err == f"error: {name}: this needs a GPU, and no driver.\n"
+    advice = "." if registry.load(name).unavailable else f"; {runner.ON_SIMULATOR}"
+    assert capsys.readouterr().err == f"error: {name}: this needs a GPU, and no driver{advice}\n"
     assert not (tmp_path / "new").exists()
 
 

@@ -42,7 +42,10 @@ def measured(monkeypatch):
         "cublas": lambda: (Contender("cublas", lambda to: Bound(product(to)), via="torch"),),
         "device_properties": lambda _: SimpleNamespace(cc=(9, 0)),
         "driver_error": lambda: None,
-        "chosen": lambda names: [SimpleNamespace(name=name, min_cc=(8, 0), configs=["tiles"]) for name in names],
+        "STAGES": {
+            name: SimpleNamespace(name=name, min_cc=(8, 0), configs=["tiles"])
+            for name in ("async_copy", "warp_tiled", "lazy")
+        },
         "static_row": lambda stage, config, own, cc: {"stage": stage.name, "config": own, "registers": 200},
     }.items():
         monkeypatch.setattr(orders, function, value)

@@ -116,6 +116,7 @@ def test_wrong_solution_gets_its_line_and_thread(one, tmp_path):
     found = verdict.finding
     said = re.sub(r"line (\d+)", lambda match: f"line `{lines[int(match[1]) - 1]}`", found.text)
     assert re.sub(r"address 0x\w+", "address #", said) == one.says
+    assert "thread" in found.text or ("barriers per block" in found.text and "block (" in found.text)
     assert lines[found.line - 1] == one.at
     assert found.file == str((tmp_path / f"{one.puzzle}.py").resolve())
     assert f"{one.puzzle}.py:{found.line}: " in str(verdict)
@@ -153,6 +154,15 @@ def test_check_outside_the_main_thread():
         ("blockIdx.x", "blockidx.x", "AttributeError in thread (0, 0, 0) of block (0, 0, 0): cuda has no attribute"),
         ("m, n = c.shape", "raise SystemExit", "in thread (0, 0, 0) of block (0, 0, 0)"),
         ("    if row < m and", "    if row < ... and", "your code is missing here"),
+        ("row < m and col < n", "row < m & col < n", "`&` and `|` bind more tightly than `<`"),
+        ("float32(2)", "2.0", "a number with a decimal point is a float64"),
+        ("float32(2)", "float32(2) * -0.5", "a number with a decimal point is a float64"),
+        (
+            "row < m and col < n",
+            "row < 0",
+            "c[0, 0] is never written, expected 14 (M=8, N=8); 64 of 64 elements are wrong.",
+        ),
+        ("row < m and col < n", "row < 0", "No thread of any block runs this line"),
     ],
 )
 def test_message_of_a_kernel_that_cannot_run(old, new, says, tmp_path):
@@ -186,6 +196,7 @@ def test_message_of_a_file_that_cannot_run(old, new, says, tmp_path, monkeypatch
         "acc = a[row] @ b.T[col]",
         "acc = np.dot(a[row], b[:, col])",
         "acc = sum([a[row, p] * b[p, col] for p in range(k)])",
+        "acc = sum(a[row, :] * b[:, col])",
     ],
 )
 def test_operations_on_arrays_are_refused(line, tmp_path):
@@ -195,6 +206,19 @@ def test_operations_on_arrays_are_refused(line, tmp_path):
     finding = checked(text, "product", tmp_path).finding
     assert finding.text.startswith("a kernel computes with single elements")
     assert text.splitlines()[finding.line - 1].strip() == line
+
+
+def test_sums_are_of_32_bits(tmp_path):
+    text = puzzle("product").solution
+    for begun in ("0", "0.0"):
+        finding = checked(text.replace("float32(0)", begun), "product", tmp_path).finding
+        assert "is a float64" in finding.text
+        assert text.splitlines()[finding.line - 1].strip() == "acc = float32(0)"
+    for begun in ("float32(0.0)", "np.float32(0.5) - float32(0.5)"):
+        made = text.replace("float32(0)", begun).replace("from numba import", "import numpy as np\nfrom numba import")
+        assert checked(made, "product", tmp_path).solved
+    bits = puzzle("element").solution.replace("row < m and", "(row & 0) == 0 and row < m and")
+    assert checked(bits, "element", tmp_path).solved
 
 
 def test_extents_of_shared_arrays_are_constants(tmp_path):

@@ -11,7 +11,37 @@ import pytest
 from support import compile_stages
 
 SCRIPT = Path(compile_stages.__file__).with_name("compile_twice.py")
-CALLS = 2_320_000  # of Python functions that a compilation of `thin` may take
+CALLS = 1_720_000  # of Python functions that a compilation of `thin` may take
+
+ERRORS = """
+import contextlib
+from numba import cuda, float32
+from numba_gemm.runtime import front_end
+
+def of_attribute(x):
+    return x.nothing
+
+def of_name(x):
+    return x + nothing
+
+def of_call(x):
+    return (x, x) @ x
+
+def of_lowering(x):
+    return [x]
+
+def error(function, context):
+    with context:
+        try:
+            cuda.compile_ptx(function, (float32,), device=True, cc=(9, 0, "a"))
+        except Exception as found:
+            return type(found), str(found).split()
+
+for function in (of_attribute, of_name, of_call, of_lowering):
+    expected = error(function, contextlib.nullcontext())
+    assert expected is not None
+    assert error(function, front_end.faster()) == expected, function
+"""
 
 MISSING = """
 from numba.cuda.core.postproc import PostProcessor
@@ -24,9 +54,21 @@ with front_end.faster():
     assert front_end._unneeded_passes()[0][0].define_pipelines.__module__ == front_end.__name__
 """
 
+LIBRARIES = """
+from pathlib import Path
+from numba_gemm.kernels import STAGES
+from numba_gemm.runtime.compilation import compile_kernel
+
+stage = STAGES["naive"]
+compile_kernel(stage.kernel_of(stage.configs[0], True), (9, 0))
+loaded = Path("/proc/self/maps").read_text()
+assert "libnvvm" in loaded
+assert "libnvrtc" not in loaded
+"""
+
 COLLECTOR = """
 import gc, weakref
-from numba_gemm.runtime import front_end
+from numba_gemm.runtime import collector, front_end
 
 class Node:
     pass
@@ -48,7 +90,7 @@ gc.enable()
 gc.collect()  # Python 3.12 would do it later
 collections = []
 gc.callbacks.append(lambda phase, info: collections.append(info["generation"]))
-left = [compiled() for _ in range(front_end.UNCOLLECTED)]
+left = [compiled() for _ in range(collector.UNCOLLECTED)]
 assert not collections
 gc.collect(1)
 assert all(node() for node in left), "they are not in the oldest generation"
@@ -57,11 +99,11 @@ gc.collect(1)
 assert not late(), "that of later compilations is collected soon"
 gc.collect()
 assert not any(node() for node in left)
-front_end._compilations = 0
+collector._compilations = 0
+own = Node()
 gc.freeze()
-frozen = gc.get_freeze_count()
 compiled()
-assert gc.get_freeze_count() == frozen, "the program's own objects were thawed"
+assert not any(one is own for one in gc.get_objects()), "the program's own objects were thawed"
 """
 
 
@@ -87,8 +129,17 @@ def test_machine_code_is_the_same_in_fewer_steps(name):
     assert calls < 0.75 * calls_without or (name != "thin" and not calls_without)
 
 
+def test_errors_are_those_of_numba():
+    run("-c", ERRORS)
+
+
 def test_changes_whose_names_are_missing_are_left_out():
     run("-c", MISSING)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists the libraries of a process")
+def test_no_library_is_loaded_that_is_not_needed():
+    run("-c", LIBRARIES)
 
 
 def test_the_collector_passes_over_the_first_compilations():

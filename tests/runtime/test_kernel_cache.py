@@ -1029,7 +1029,7 @@ def test_precompile_covers_what_is_launched_on_tensor_cores(pretend, monkeypatch
         product = Product(dense(a, m, k), dense(b, k, n), dense("N", m, n))
         choice = heuristics.choose(heuristics.problem(product, gpu, precision))
         assert choice.precision == precision
-        launches = choice.stage.launches(choice.config, choice.oriented(product), precision, None, gpu.gpu)
+        launches = choice.stage.launches(choice.config, choice.oriented(product), precision, choice.partition, gpu.gpu)
         assert {kernel_key.key(step.kernel, cc) for step in launches.steps} <= compiled, (m, n, k, a, b)
 
 
@@ -1037,7 +1037,7 @@ OTHERS = [name for name in TENSOR_PRECISIONS if name != "bf16x3"]
 
 
 @pytest.mark.parametrize(
-    ("of", "most"), [(["ieee"], 60), (["bf16x3"], 4), (OTHERS, 50)], ids=["ieee", "bf16x3", "others"]
+    ("of", "most"), [(["ieee"], 60), (["bf16x3"], 8), (OTHERS, 80)], ids=["ieee", "bf16x3", "others"]
 )
 def test_usual_products_take_few_kernels(pretend, monkeypatch, of, most):
     monkeypatch.setattr(precisions, "SIMULATOR", False)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import functools
 import hashlib
 import itertools
+import json
+import os
 import re
 import subprocess
 import tempfile
@@ -25,30 +28,44 @@ def compiler_environment() -> dict[str, str]:
 def outcomes(jobs: list[dict[str, Any]]) -> list[Code]:
     """Compile jobs, ``{"stage": ..., "config": ..., "cc": [9, 0], "aligned": true}``, and describe their code.
 
+    A job with ``"ptx": [10, 0]`` is assembled from the PTX of that compute capability. What was described once in a run
+    of the tests, by any process, is not compiled again.
+
     The code that all jobs of a compute capability compile to is read at once: a process of nvdisasm takes 0.2 s before
     it reads the first instruction.
     """
-    made = [_compiled(job) for job in jobs]
-    read: dict[int, list[Any]] = {}
-    for cc in dict.fromkeys(one.cubin.cc for one in made):
-        chosen = [i for i, one in enumerate(made) if one.cubin.cc == cc]
-        read |= zip(chosen, instructions([made[i].cubin for i in chosen]))
-    return [_described(one.cubin, one.shared, read[i]) for i, one in enumerate(made)]
+    places = [_place(job) for job in jobs]
+    missing = [i for i, place in enumerate(places) if not place.exists()]
+    made = {i: _compiled(jobs[i]) for i in missing}
+    for cc in dict.fromkeys(made[i].cubin.cc for i in missing):
+        chosen = [i for i in missing if made[i].cubin.cc == cc]
+        for i, read in zip(chosen, instructions([made[i].cubin for i in chosen]), strict=True):
+            part = places[i].with_suffix(f".{os.getpid()}")
+            part.write_text(json.dumps(_described(made[i].cubin, made[i].shared, read)), encoding="utf-8")
+            part.replace(places[i])
+    return [json.loads(place.read_text(encoding="utf-8")) for place in places]
+
+
+def _place(job: dict[str, Any]) -> Path:
+    """The file that describes a job's code, in the folder of this run of the tests, by Numba's settings."""
+    settings = sorted(item for item in os.environ.items() if item[0].startswith("NUMBA_"))
+    name = hashlib.sha256(json.dumps([job, settings]).encode()).hexdigest()
+    return Path(os.environ["NUMBA_GEMM_CACHE_DIR"], f"{name}.code")
 
 
 def assembled(job: dict[str, Any], ccs: list[list[int]]) -> list[Code]:
     """Compile a job, unless it was the last one, and assemble its PTX for others; the code is not read."""
+    found = [_assembled(_compiled(job), (major, minor)) for major, minor in ccs]
+    return [_described(one.cubin, one.shared, []) for one in found]
+
+
+def _assembled(made: Any, cc: tuple[int, int]) -> Any:
+    """Return a compiled stage for another compute capability, assembled from its PTX."""
     from numba_gemm.runtime.compiler import assemble, target
 
-    made = _compiled(job)
-    found = []
-    for cc in ccs:
-        major, minor = cc
-        ptx, count = re.subn(r"(?m)^\.target \w+", f".target {target((major, minor))}", made.cubin.ptx)
-        assert count == 1
-        cubin = assemble(ptx, (major, minor), made.cubin.name)
-        found.append(_described(cubin, cubin.shared + made.kernel.dynamic_shared, []))
-    return found
+    ptx, count = re.subn(r"(?m)^\.target \w+", f".target {target(cc)}", made.cubin.ptx)
+    assert count == 1
+    return dataclasses.replace(made, cubin=assemble(ptx, cc, made.cubin.name))
 
 
 @functools.lru_cache(maxsize=1)
@@ -61,7 +78,9 @@ def _made(name: str, config_name: str, cc: tuple[int, int], aligned: bool) -> An
 
 
 def _compiled(job: dict[str, Any]) -> Any:
-    return _made(job["stage"], job["config"], tuple(job["cc"]), job["aligned"])
+    cc = tuple(job["cc"])
+    made = _made(job["stage"], job["config"], tuple(job.get("ptx") or cc), job["aligned"])
+    return _assembled(made, cc) if job.get("ptx") else made
 
 
 def _hash(text: str) -> str:

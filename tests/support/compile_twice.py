@@ -45,7 +45,8 @@ def kernel_of(name: str) -> Kernel:
         return preparing_kernels(TENSOR_PRECISIONS["bf16x6"], True, False)[0]
     stage: Any = STAGES.get(name, STAGES["stream_k"])
     if name == "persistent":
-        return stage.kernel_of(stage.configs[-1], TensorVariant(TENSOR_PRECISIONS["bf16"]))
+        config = next(one for one in stage.configs if one.name.startswith("64x128"))
+        return stage.kernel_of(config, TensorVariant(TENSOR_PRECISIONS["bf16x6"]))
     small = next(one for one in STAGES["stream_k"].configs if one.BM == one.BN == 32)
     if name == "epilogue":
         return stage.kernel_of(small, Variant("along4", "any", False, epilogues.prepared(clipped, 1), 1))

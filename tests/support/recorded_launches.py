@@ -34,7 +34,7 @@ class Recorded:
     @property
     def kernel(self) -> Any:
         """The kernel that multiplies."""
-        return self.launches.steps[-1].kernel
+        return self.launches.multiplication.kernel
 
 
 def record_launches(monkeypatch: pytest.MonkeyPatch) -> list[Recorded]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from numba_gemm.kernels.product import Batch, Product, dense
-from numba_gemm.kernels.stage import Gpu, Stage
+from numba_gemm.kernels.stage import Gpu, Partition, Stage
 from numba_gemm.kernels.step import Kernel, Moving, Slot, Step
 from numba_gemm.kernels.tensor_core import (
     SHORT_SUMS,
@@ -138,6 +138,13 @@ def epilogue_kernel() -> Kernel:
     return PERSISTENT.kernel_of(PERSISTENT.configs[0], variant)
 
 
+def split_steps(precision: str) -> tuple[Step, Step]:
+    """Return the launches that multiply and add partial sums, if each sum is divided among two blocks."""
+    product = Product(dense("N", 64, LONG_SUM), dense("N", LONG_SUM, 64), dense("N", 64, 64))
+    made = PERSISTENT.launches(PERSISTENT.configs[0], product, precision, Partition(2, 0), GPU)
+    return made.multiplication, made.steps[-1]
+
+
 def tma_kernel(index: int, layout: str) -> Kernel:
     """Return the kernel for operands that tensor maps describe."""
     return TMA.kernel_of(TMA.configs[index], TmaVariant(TensorVariant(TF32), layout))
@@ -153,6 +160,11 @@ def compiled_part(part: str) -> Iterator[tuple[dict[str, Any], Kernel, tuple[int
         for step in steps_of(PERSISTENT, "fp16x3", batched=True):
             yield {"stage": "batched", "precision": "fp16x3", "passed": passed(step)}, step.kernel, CC
         yield {"stage": "epilogue"}, epilogue_kernel(), CC
+        for own in ("bf16x6", "fp16x3", "bf16"):
+            multiplies, adds = split_steps(own)
+            described = {"stage": "persistent", "precision": own, "claim": PERSISTENT.configs[0].claim}
+            yield described | {"passed": passed(multiplies)}, multiplies.kernel, CC
+            yield {"stage": "add partials", "precision": own, "passed": passed(adds)}, adds.kernel, CC
         for precision in TENSOR_PRECISIONS:
             step = steps_of(PERSISTENT, precision)[-2]
             yield {"stage": "decompose", "precision": precision, "passed": passed(step)}, step.kernel, CC

@@ -162,7 +162,7 @@ def sector_map(trace: Trace, request: int) -> Figure:
     title = f"{_what(trace, row)}\n{found}\n{bytes_used} of {bytes_moved} bytes used"
     note = "; n, ×m: m lanes use it, n is the first" if many else ""
     set_labels(
-        axes, title, f"word of 32 bits; in it the lane that uses it{note}; hatched: moved in vain", "byte of the line"
+        axes, title, f"word of 32 bits; in it the lane that uses it{note}; hatched: moved, not used", "byte of the line"
     )
     axes.set_xlim(-0.5, words - 0.5)
     axes.set_ylim(len(lines) - 0.5, -0.5)

@@ -62,6 +62,7 @@ RECORDS: tuple[DirectStage | TensorStage | TmaStage, ...] = (
         precisions=tuple(TENSOR_PRECISIONS),
         complete=True,
         waits=True,
+        splits=True,
     ),
     TmaStage(
         name="tf32_tma",

@@ -9,24 +9,25 @@ Idea: as many blocks as the GPU has multiprocessors, each of which computes one 
     artefact of the parts, so it is recomputed in FP32 from the original operands.
 Traffic: as before, mostly from the L2 cache.
 Registers and shared memory: up to three sums of a warpgroup's tile, 240 registers per thread; as many slots as fit.
-Measured: 129.1 TFLOP/s of bf16x6 at 4096x4096x4096 on an NVIDIA H200, 2.83 of cuBLAS SGEMM and 0.99 times fresh_sums,
-    decomposition not counted; 168 registers per thread; of positive operands the median error over |A| @ |B| is
-    2.1e-08.
-Limits: additions. Instructions show why this stage is 1 % slower than fresh_sums: for each slot, a thread executes 448
-    of them instead of 64, beside the same 24 matrix instructions. Then the power limit, under which clocks fall to
+Measured: 128.2 TFLOP/s of bf16x6 at 4096x4096x4096 on an NVIDIA H200, 2.86 of cuBLAS SGEMM in the same run and 0.98
+    times fresh_sums, decomposition not counted; 168 registers per thread; of positive operands the median error over
+    |A| @ |B| is 2.1e-08.
+Limits: additions. Instructions show why this stage is slower than fresh_sums: for each slot, a thread executes 448 of
+    them instead of 64, beside the same 24 matrix instructions. Then the power limit, under which clocks fall to
     1.7 GHz, and bytes from the L2 cache: see docs/experiments.md.
 """
 
 from numba import cuda, float32, int64, uint32
 
 from ...device import mbarrier, registers
-from ...device.grid_order import wait_for_last
+from ...device.grid_order import let_next_start, wait_for_last
 from ...device.units import WARP
 from ...simulator.switch import device_function, hardware_only
 from ..stage import require
 from .accumulate import tile_sums
 from .epilogue import of_batch, place, sums_store
 from .pipeline import first_slot, slot_copies
+from .split_k import partials_store, share, whole_sum
 from .stage import BARRIER_BYTES, GROUP_ROWS, LEFT, WARPGROUP
 
 
@@ -36,7 +37,9 @@ def build(config, variant):
     SLOTS, CONSUMERS, SLOT = config.slots(precision), config.consumers, config.slot_bytes(precision)
     COLUMN_GROUPS, CLAIM = BN // 8, config.claim
     fetch, sum_tile = slot_copies(config, precision), tile_sums(config, precision)
-    store = sums_store(variant, COLUMN_GROUPS)
+    SPLIT = variant.split
+    store = partials_store(COLUMN_GROUPS) if SPLIT else sums_store(variant, COLUMN_GROUPS)
+    part_of = share if SPLIT else whole_sum
 
     @device_function
     def run(alpha, a, b, beta, c, x, y, steps, vectors):
@@ -48,6 +51,7 @@ def build(config, variant):
         tid = uint32(cuda.threadIdx.x)
         k_slots = uint32(a.shape[0] // PARTS)
         rows, cols = uint32((c.shape[0] + (BM - 1)) // BM), uint32((c.shape[1] + (BN - 1)) // BN)
+        own_rows = uint32((x.shape[0] + (BM - 1)) // BM)  # if the sums are split, C is as many matrices of partial sums
         if tid == uint32(0):
             for i in range(SLOTS):
                 mbarrier.initialise(uint32(full + i * BARRIER_BYTES), uint32(1))
@@ -55,6 +59,8 @@ def build(config, variant):
             mbarrier.initialised()
         cuda.syncthreads()  # the barriers are set up before any thread waits on them
         wait_for_last()  # the operands have been decomposed
+        if SPLIT:
+            let_next_start()
 
         i, tile = uint32(0), uint32(cuda.blockIdx.x)
         if tid >= uint32(WARPGROUP * CONSUMERS):
@@ -63,8 +69,8 @@ def build(config, variant):
             parity = uint32(1)  # of the phase before the first, so that all slots count as empty
             while tid == uint32(WARPGROUP * CONSUMERS) and tile < uint32(rows * cols):
                 tile_row, tile_col = place(tile, rows, cols)
-                s = uint32(0)
-                while s < k_slots:
+                tile_row, s, end = part_of(tile_row, rows, own_rows, k_slots)
+                while s < end:
                     at, filled = uint32(start + i * SLOT), uint32(full + i * BARRIER_BYTES)
                     while not mbarrier.ended(uint32(empty + i * BARRIER_BYTES), parity):
                         pass
@@ -83,7 +89,8 @@ def build(config, variant):
             parity = uint32(0)
             while tile < uint32(rows * cols):
                 tile_row, tile_col = place(tile, rows, cols)
-                i, parity = sum_tile(total, start, full, empty, i, parity, k_slots, group)
+                _, first, end = part_of(tile_row, rows, own_rows, k_slots)
+                i, parity = sum_tile(total, start, full, empty, i, parity, uint32(end - first), group)
                 row = int64(tile_row) * BM + int64(group * GROUP_ROWS + warp * 16 + lane // 4)
                 col = int64(tile_col) * BN + int64(lane % 4 * 2)
                 store(c, row, col, alpha, total, beta, a, b, x, y, vectors)

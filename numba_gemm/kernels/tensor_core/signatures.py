@@ -6,7 +6,7 @@ from typing import Any
 
 from ...simulator.switch import SIMULATOR
 from .config import TensorVariant
-from .stage import DecomposeVariant
+from .stage import AddPartialsVariant, DecomposeVariant
 from .tma_stage import TmaVariant
 
 if not SIMULATOR:
@@ -15,6 +15,7 @@ if not SIMULATOR:
     from ...device.matrix import MatrixType
 
 BATCH_STEPS = 5
+ADD_PARTIALS_WORDS = 8
 
 
 def _steps_type(count: int) -> Any:
@@ -56,6 +57,13 @@ def complete_signature(variant: TensorVariant) -> tuple[Any, ...]:
     """Return the Numba types of the parameters (alpha, a, b, beta, c, x, y, steps, vectors)."""
     matrix = MatrixType(False)
     return (*teaching_signature(variant), matrix, matrix, _steps_type(BATCH_STEPS), *vector_types(variant.vectors))
+
+
+def add_partials_signature(variant: AddPartialsVariant) -> tuple[Any, ...]:
+    """Return the Numba types of the parameters (alpha, a, b, beta, c, x, y, partials, words, vectors)."""
+    words, matrix = MatrixType(True), MatrixType(False)
+    own = (types.float32, words, words, types.float32, matrix, matrix, matrix, words, _steps_type(ADD_PARTIALS_WORDS))
+    return (*own, *vector_types(variant.vectors))
 
 
 def tma_signature(variant: TmaVariant) -> tuple[Any, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -54,12 +54,15 @@ __all__ = [
     "precision_for",
 ]
 
-DECOMPOSE_SIGNATURE, ROW_MAXIMA_SIGNATURE, TEACHING_SIGNATURE, COMPLETE_SIGNATURE = (
-    Code("tensor_core.signatures", f"{name}_signature") for name in ("decompose", "row_maxima", "teaching", "complete")
+DECOMPOSE_SIGNATURE, ROW_MAXIMA_SIGNATURE, TEACHING_SIGNATURE, COMPLETE_SIGNATURE, ADD_PARTIALS_SIGNATURE = (
+    Code("tensor_core.signatures", f"{name}_signature")
+    for name in ("decompose", "row_maxima", "teaching", "complete", "add_partials")
 )
+BUILD_ADD_PARTIALS = Code("tensor_core.split_k")
 OVERLAPPING = (9, 0)  # compute capability from which on a kernel can let the next one start before it has ended
 LONG_SUM = 1024  # terms from which on a precision's own products are accurate enough, without `SHORT_SUMS`
 SCRATCH_ALIGNMENT = 256
+PARTIALS_PER_THREAD = 4  # that a thread adds, if there are few
 MAX_PARTS_BYTES = 1 << 30  # of the parts of a batch's matrices that are decomposed at a time, unless one needs more
 
 
@@ -175,6 +178,38 @@ def _row_maxima(overlapping: bool, batched: bool) -> Kernel:
     return Kernel("row_maxima", build_row_maxima, ROW_MAXIMA_SIGNATURE, None, variant, 0, THREADS)
 
 
+@dataclass(frozen=True)
+class AddPartialsVariant:
+    """Specialisation of the kernel that adds the partial sums of a split product.
+
+    Attributes
+    ----------
+    scaled, recomputes : bool
+        True if the precision scales rows and columns; and if sums that are not finite are recomputed.
+    epilogue : callable or None
+        Device function ``(value, row, col, *vectors)`` applied to each element of C.
+    vectors : int
+        Number of vectors that the epilogue takes.
+    """
+
+    scaled: bool
+    recomputes: bool
+    epilogue: Callable[..., Any] | None = None
+    vectors: int = 0
+
+
+@lru_cache(maxsize=256)
+def add_partials_kernel(variant: AddPartialsVariant) -> Kernel:
+    """Return the kernel that adds the partial sums of a split product."""
+    name = f"add_partials{'_scaled' if variant.scaled else ''}{'' if variant.recomputes else '_plain'}"
+    return Kernel(name, BUILD_ADD_PARTIALS, ADD_PARTIALS_SIGNATURE, None, variant, 0, THREADS)
+
+
+def threads_per_sum(splits: int) -> int:
+    """Return the number of threads that add the partial sums of one element."""
+    return next(count for count in (1, 2, 4, 8) if count == 8 or splits <= PARTIALS_PER_THREAD * count)
+
+
 # --------------------------------------------------------------------------------------------------------------- stage
 
 
@@ -187,7 +222,8 @@ class TensorStage(Stage):
     they were decomposed; `BATCH_STEPS` steps, bytes from a matrix of a batch to the next of a, b, c, x and y; and the
     epilogue's vectors, if any. A complete stage's grid has any number of blocks along x, and the matrices of a batch
     along y. The grid of any other has one block per block tile, columns along x and rows along y. One that ``waits``
-    may start before the operands are decomposed, and waits for them.
+    may start before the operands are decomposed, and waits for them. One that ``splits`` takes a `Partition` whose
+    blocks, along x, are several per tile of C: they share its sums (`split_k`).
     """
 
     min_cc: tuple[int, int] = (9, 0)
@@ -195,6 +231,7 @@ class TensorStage(Stage):
     precisions: tuple[PrecisionName, ...] = tuple(name for name, one in TENSOR_PRECISIONS.items() if not one.scaled)
     complete: bool = False
     waits: bool = False
+    splits: bool = False
 
     @property
     def batch_dimensions(self) -> int:
@@ -214,7 +251,7 @@ class TensorStage(Stage):
     def kernel_of(self, config: TensorConfig, variant: TensorVariant) -> Kernel:
         """Return its kernel in a configuration and a variant."""
         return Kernel(
-            f"{self.name}_{variant.precision.name}_{config.name}",
+            f"{self.name}_{variant.precision.name}_{config.name}{'_split' if variant.split else ''}",
             self.build,
             COMPLETE_SIGNATURE if self.complete else TEACHING_SIGNATURE,
             config,
@@ -229,10 +266,21 @@ class TensorStage(Stage):
         tensor_precision, batched = self.precision_for(precision, product.k), product.batch.extents[-1] > 1
         return self.kernel_of(config, TensorVariant(tensor_precision, product.epilogue, len(product.vectors), batched))
 
+    def shares(self, config: TensorConfig, product: Product, precision: str, partition: Partition | None) -> int:
+        """Return the number of blocks among which a partition divides each sum."""
+        if partition is None or not self.splits:
+            return 1
+        tiles = ceil_div(product.m, config.BM) * ceil_div(product.n, config.BN)
+        slots = max(1, ceil_div(product.k, self.precision_for(precision, product.k).slot_k))
+        return max(1, min(partition.blocks // tiles, slots))
+
     def own_launches(
         self, config: TensorConfig, product: Product, precision: str, partition: Partition | None, gpu: Gpu
     ) -> Launches:
-        """Return the launches that find row maxima if the precision is scaled, decompose the operands, and multiply."""
+        """Return the launches that decompose the operands and multiply.
+
+        If the precision is scaled, row maxima are found before; if sums are divided, partial sums are added at the end.
+        """
         assert product.batch.extents[:-1] == (1, 1), "one launch takes one dimension"
         kernel = self.kernel(config, product, precision)
         tensor_precision, batched = kernel.variant.precision, kernel.variant.batched
@@ -261,16 +309,32 @@ class TensorStage(Stage):
             steps.append(Step(first, grid, threads, (x, places[0], across, places[1], words)))
         arguments: tuple[Any, ...] = (ALPHA, *places[:2], BETA, z)
         rows, cols = ceil_div(product.m, config.BM), ceil_div(product.n, config.BN)
-        if self.complete:
-            vectors = (Vector(i, *vector) for i, vector in enumerate(product.vectors))
+        block = (config.threads, 1, 1)
+        if not self.complete:
+            steps.append(Step(kernel, (cols, rows, 1), block, arguments, self.waits))
+            return Launches(tuple(steps), made.bytes)
+        vectors = tuple(Vector(i, *vector) for i, vector in enumerate(product.vectors))
+        # Blocks of warpgroups fill a multiprocessor and stay; of others there is one per tile.
+        most = gpu.sm_count if isinstance(config, WarpgroupConfig) else MAX_GRID_X
+        shares = self.shares(config, product, precision, partition)
+        grid = (min(shares * rows * cols, most), made.matrices, 1)
+        if shares == 1:
             arguments += (x, y, Words((own[0], own[1], c_step, a_step, b_step)), *vectors)
-            # Blocks of warpgroups fill a multiprocessor and stay; of others there is one per tile.
-            most = gpu.sm_count if isinstance(config, WarpgroupConfig) else MAX_GRID_X
-            grid = (min(rows * cols, most), made.matrices, 1)
-        else:
-            grid = (cols, rows, 1)
-        steps.append(Step(kernel, grid, (config.threads, 1, 1), arguments, self.waits))
-        return Launches(tuple(steps), made.bytes)
+            steps.append(Step(kernel, grid, block, arguments, self.waits))
+            return Launches(tuple(steps), made.bytes)
+        pitch = FLOAT32_BYTES * cols * config.BN
+        sums = Layout(shares * rows * config.BM, cols * config.BN, pitch, FLOAT32_BYTES)
+        partials, step = MatrixAt(Moving(Slot.SCRATCH, made.bytes), sums), sums.rows * pitch
+        split = self.kernel_of(config, TensorVariant(tensor_precision, batched=batched, split=True))
+        arguments = (*arguments[:4], partials, x, y, Words((own[0], own[1], step, a_step, b_step)))
+        steps.append(Step(split, grid, block, arguments, self.waits))
+        recomputes, groups = tensor_precision.parts > 1, threads_per_sum(shares)
+        variant = AddPartialsVariant(tensor_precision.scaled, recomputes, product.epilogue, len(vectors))
+        words = Words((own[0], own[1], c_step, a_step, b_step, step, shares, groups))
+        arguments = (ALPHA, *places[:2], BETA, z, x, y, partials, words, *vectors)
+        grid = (ceil_div(product.m * product.n, THREADS // groups), made.matrices, 1)
+        steps.append(Step(add_partials_kernel(variant), grid, (THREADS, 1, 1), arguments, self.waits))
+        return Launches(tuple(steps), made.bytes + step * made.matrices, behind=1)
 
     def pieces(self, config: TensorConfig, product: Product, precision: str, gpu: Gpu) -> Iterator[Piece]:
         """Divide a product into parts that one sequence of launches can compute.

@@ -2,11 +2,10 @@
 
 Each case is a process of its own (`first_products_child`): one product of NumPy arrays, the 15 of a training step in
 PyTorch, or six odd shapes; with an empty kernel cache, with what that left, and with an empty cache and a bundle. The
-import of PyTorch is not counted.
+import of PyTorch is not counted. The package is compiled to bytecode first, as pip does when it installs a package.
 """
 
-from __future__ import annotations
-
+import compileall
 import json
 import os
 import subprocess
@@ -23,6 +22,7 @@ from numba_gemm.lab.harness.environment import LAUNCHES
 from numba_gemm.lab.harness.experiment import Experiment, last_row
 
 CHILD = "numba_gemm.lab.bench.first_products_child"
+PACKAGE = Path(__file__).parents[2]
 Cache = Literal["empty", "filled", "bundle"]
 CACHES: tuple[Cache, ...] = get_args(Cache)
 CCS = ("8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
@@ -76,6 +76,7 @@ def first_products(
     caches: Caches that the processes find: "empty", "filled" by the process before, and "bundle". Without the last one,
         `precompile` and the export of a bundle are left out, too.
     """
+    compileall.compile_dir(PACKAGE, quiet=2)
     with tempfile.TemporaryDirectory() as place:
         yield from measured(precisions, ccs, Path(place), caches)
 

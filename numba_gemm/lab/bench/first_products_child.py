@@ -1,13 +1,12 @@
 """One process of `numba_gemm.lab.bench.first_products`: imports nothing before it looks at the clock."""
 
-from __future__ import annotations
-
 import time
 
 BEGIN = time.perf_counter()
 
 import importlib  # noqa: E402
 import json  # noqa: E402
+import logging  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Iterator  # noqa: E402
 from typing import Any  # noqa: E402
@@ -35,8 +34,26 @@ def products(kind: str) -> Iterator[tuple[tuple[int, int, int], str]]:
             yield (outputs, inputs, ROWS), "TN"  # gradient of the weights
 
 
-def measured(kind: str, precision: Any) -> dict[str, float]:
-    """Return the seconds of imports, of making a context, and of the first products, with those of torch.matmul."""
+class Messages(logging.Handler):
+    """Messages of compilation, each after the seconds since the first product began."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begin, self.texts = time.perf_counter(), list[str]()
+        logger = logging.getLogger("numba_gemm.kernels")
+        logger.addHandler(self)
+        logger.setLevel(logging.INFO)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a message."""
+        self.texts.append(f"{time.perf_counter() - self.begin:.2f} s: {record.getMessage()}")
+
+
+def measured(kind: str, precision: Any) -> dict[str, float | str]:
+    """Return the seconds of imports, of making a context, and of the first products, with those of torch.matmul.
+
+    What the package says of the kernels that it compiles is returned, too.
+    """
     import numpy as np
 
     imported = time.perf_counter()
@@ -55,6 +72,7 @@ def measured(kind: str, precision: Any) -> dict[str, float]:
         torch.zeros(1, device="cuda")
     made = time.perf_counter()
     took = theirs = 0.0
+    messages = Messages()
 
     def operand(rows: int, cols: int, layout: str) -> Any:
         if torch is None:
@@ -76,7 +94,8 @@ def measured(kind: str, precision: Any) -> dict[str, float]:
             synchronize()
             theirs += time.perf_counter() - start
     imports = imported - BEGIN + loaded - begin
-    return {"imports_s": imports, "context_s": made - loaded, "products_s": took, "torch_matmul_s": theirs}
+    seconds = {"imports_s": imports, "context_s": made - loaded, "products_s": took, "torch_matmul_s": theirs}
+    return seconds | {"said": "; ".join(messages.texts)}
 
 
 if __name__ == "__main__":

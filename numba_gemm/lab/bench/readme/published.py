@@ -1,7 +1,5 @@
 """Committed results as rows, and the error for those that are missing or may not be published."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math
@@ -48,6 +46,13 @@ class Published:
     def of_precisions(self, experiment: str, **options: Any) -> pd.DataFrame:
         """Return the table of an experiment on precisions; ``options`` are those of `pandas.read_csv`."""
         return pd.read_csv(existing(self.precisions_folder / f"{experiment}.csv", experiment), **options)
+
+    def source_of_precisions(self, experiment: str) -> str:
+        """Return the line about the source of such a table; those of older runs have no environment of their own."""
+        path = self.precisions_folder / f"{experiment}.json"
+        if path.is_file():
+            return source(json.loads(path.read_text(encoding="utf-8")))
+        return f"Measured right after the precisions' table: `numba-gemm lab {experiment}`."
 
     def tensor_rows(self) -> Rows:
         """Return the rows of `numba_gemm.lab.bench.tensor_ladder`, by stage in ladder order."""

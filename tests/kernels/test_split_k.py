@@ -1,0 +1,515 @@
+"""Sums divided among blocks (split-K): shares, addition of partial sums, launches, and products on a GPU."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import numba_gemm
+from numba_gemm.gemm import heuristics, tensor_heuristics
+from numba_gemm.gemm.heuristics import Problem
+from numba_gemm.kernels.product import ONE, Batch, Product, dense
+from numba_gemm.kernels.stage import Gpu, Partition
+from numba_gemm.kernels.step import Slot
+from numba_gemm.kernels.tensor_core import TENSOR_PRECISIONS, TENSOR_STAGES
+from numba_gemm.kernels.tensor_core.stage import (
+    THREADS,
+    AddPartialsVariant,
+    add_partials_kernel,
+    precision_for,
+    threads_per_sum,
+)
+from numba_gemm.lab.bench import accuracy
+from numba_gemm.models.accuracy import tensor_bound
+from numba_gemm.simulator.switch import SIMULATOR
+
+PERSISTENT = TENSOR_STAGES["persistent"]
+SMALL = PERSISTENT.configs[3]
+GPU = Gpu((9, 0), 132)
+UNIT = 2.0**-24
+FULL_RANGE = ("tf32x3", "bf16x3", "bf16x6", "bf16x9")
+
+simulated = pytest.mark.skipif(not SIMULATOR, reason="runs on the simulator")
+
+
+def tile(name):
+    return next(config for config in PERSISTENT.configs if config.name.startswith(name))
+
+
+def dense_product(m, n, k, batch=ONE, epilogue=None, vectors=()):
+    return Product(dense("N", m, k), dense("N", k, n), dense("N", m, n), batch, epilogue, vectors)
+
+
+# ------------------------------------------------------------------------------------------------------------- shares
+
+
+@simulated
+@pytest.mark.parametrize("own_rows", [1, 3])
+@pytest.mark.parametrize(
+    ("slots", "shares"), [(1, 1), (2, 2), (3, 2), (7, 7), (1024, 132), (1563, 132), (131, 130), ((1 << 30) // 32, 132)]
+)
+def test_every_slot_is_in_one_share(slots, shares, own_rows):
+    from numba_gemm.kernels.tensor_core.split_k import share
+
+    rows = np.uint32(shares * own_rows)
+    found = [share(np.uint32(row), rows, np.uint32(own_rows), np.uint32(slots)) for row in range(shares * own_rows)]
+    assert [int(row) for row, _, _ in found] == list(range(own_rows)) * shares
+    bounds = [(int(first), int(end)) for _, first, end in found[::own_rows]]
+    assert all((int(first), int(end)) == bounds[i // own_rows] for i, (_, first, end) in enumerate(found))
+    assert bounds[0][0] == 0
+    assert bounds[-1][1] == slots
+    assert all(end == begin for (_, end), (begin, _) in pairwise(bounds))
+    sizes = {end - begin for begin, end in bounds}
+    assert min(sizes) >= 1
+    assert max(sizes) - min(sizes) <= 1
+
+
+@simulated
+def test_a_sum_that_is_not_divided_has_all_slots():
+    from numba_gemm.kernels.tensor_core.split_k import whole_sum
+
+    assert whole_sum(5, 9, 9, 12) == (5, 0, 12)
+
+
+@pytest.mark.parametrize(("shares", "threads"), [(2, 1), (4, 1), (5, 2), (8, 2), (16, 4), (17, 8), (132, 8)])
+def test_threads_that_add_an_element(shares, threads):
+    assert threads_per_sum(shares) == threads
+
+
+# ------------------------------------------------------------------------------------- addition of partial sums
+
+
+class Added:
+    """Partial sums of a batch of (m, n) matrices, padded to whole tiles, and what the kernel makes of them."""
+
+    def __init__(self, m, n, shares, *, matrices=1, k=5, scaled=False, recomputes=True, seed=1):
+        generator = np.random.default_rng([m, n, shares, seed])
+        self.m, self.n, self.shares, self.matrices, self.k = m, n, shares, matrices, k
+        self.rows, self.cols = -(-m // 64) * 64, -(-n // 32) * 32
+        partials = generator.standard_normal((matrices, shares, self.rows, self.cols))
+        self.partials = partials.astype(np.float32)
+        self.partials[:, :, m:], self.partials[:, :, :, n:] = np.nan, np.nan  # of padding, which may hold anything
+        self.x = generator.standard_normal((matrices, m, k)).astype(np.float32)
+        self.y = generator.standard_normal((matrices, k, n)).astype(np.float32)
+        self.old = generator.standard_normal((matrices, m, n)).astype(np.float32)
+        self.scales = [generator.integers(-40, 40, (matrices, 2, size)).astype(np.float32) for size in (m, n)]
+        self.scaled, self.recomputes = scaled, recomputes
+
+    def sums(self, of=np.positive):
+        """Sums in float64, (matrices, m, n), of the partial sums or a function of them."""
+        exact = of(self.partials[:, :, : self.m, : self.n].astype(np.float64)).sum(axis=1)
+        if self.scaled:
+            exact *= 2.0 ** -(self.scales[0][:, -1, :, None] + self.scales[1][:, -1, None, :]).astype(np.float64)
+        return exact
+
+    def run(self, alpha=1.0, beta=0.0, *, by_columns=False, epilogue=None, vectors=(), seed=None):
+        """C; it lies among NaNs, which stay, and holds NaN before if beta is 0."""
+        from numba_gemm.simulator import scheduler
+
+        kernel = add_partials_kernel(AddPartialsVariant(self.scaled, self.recomputes, epilogue, len(vectors)))
+        shape = (self.matrices, self.n + 3, self.m + 2) if by_columns else (self.matrices, self.m + 2, self.n + 3)
+        around = np.full(shape, np.nan, np.float32)
+        inner = around[:, 1:-2, 1:-1].swapaxes(1, 2) if by_columns else around[:, 1:-1, 1:-2]
+        if beta:
+            inner[...] = self.old
+        flat = self.partials.reshape(self.matrices, -1, self.cols)
+        a, b = self.scales
+        groups = threads_per_sum(self.shares)
+        steps = [one.strides[0] for one in (a, b, inner, self.x, self.y, flat)]
+        words = (*steps, self.shares, groups)
+        operands = (np.float32(alpha), a[0], b[0], np.float32(beta), inner[0], self.x[0], self.y[0], flat[0], words)
+        grid = (-(-self.m * self.n // (THREADS // groups)), self.matrices)
+        with np.errstate(all="ignore"):
+            built = kernel.build(kernel.config, kernel.variant)
+            scheduler.run(built, grid, THREADS, (*operands, vectors) if vectors else operands, seed=seed)
+        found = inner.copy()
+        inner[...] = np.nan
+        assert np.isnan(around).all(), "nothing beside C is written"
+        return found
+
+
+@simulated
+@pytest.mark.parametrize(
+    ("m", "n", "shares", "matrices"),
+    [(1, 1, 2, 1), (3, 5, 79, 1), (20, 14, 3, 1), (5, 33, 17, 1), (2, 130, 7, 1), (5, 6, 11, 3), (7, 3, 132, 2)],
+)
+@pytest.mark.parametrize("scaled", [False, True])
+def test_partial_sums_are_added(m, n, shares, matrices, scaled):
+    """With no more error than one rounding, and one each of alpha and beta."""
+    case = Added(m, n, shares, matrices=matrices, scaled=scaled)
+    exact = case.sums()
+    slack = shares * 2.0**-47 * case.sums(np.abs)  # what single additions round off is summed with rounding, too
+    assert (np.abs(case.run() - exact) <= UNIT * np.abs(exact) + slack).all()
+    for by_columns, seed in ((True, None), (False, 7)):
+        np.testing.assert_array_equal(case.run(by_columns=by_columns, seed=seed), case.run())
+    found = case.run(1.5, -0.5)
+    expected = 1.5 * exact - 0.5 * case.old
+    assert (np.abs(found - expected) <= 3 * UNIT * (np.abs(1.5 * exact) + np.abs(0.5 * case.old)) + 2 * slack).all()
+
+
+@simulated
+@pytest.mark.parametrize("shares", [3, 17, 132])
+def test_additions_lose_nothing(shares):
+    """Large partial sums cancel each other; the one small sum is left."""
+    case = Added(1, 2, shares)
+    case.partials[0, :, 0, :2] = 0
+    case.partials[0, 0, 0, :2], case.partials[0, -1, 0, :2] = 2.0**30, -(2.0**30)
+    case.partials[0, shares // 2, 0, :2] = 1.0, 1 + 2.0**-23
+    np.testing.assert_array_equal(case.run()[0, 0], np.float32([1.0, 1 + 2.0**-23]))
+
+
+@simulated
+def test_every_partial_sum_counts_once():
+    for shares in (2, 4, 5, 9, 33):
+        case = Added(1, shares, shares)
+        case.partials[0, :, 0, :shares] = np.eye(shares)
+        np.testing.assert_array_equal(case.run()[0, 0], np.ones(shares))
+
+
+SPECIAL = [np.inf, -np.inf, np.nan, 2.0**126, -np.finfo(np.float32).max]
+
+
+@simulated
+@pytest.mark.parametrize("value", SPECIAL)
+@pytest.mark.parametrize("at", [0, 4, 19])
+def test_sums_that_are_not_finite_or_near_it_are_recomputed(value, at):
+    case = Added(3, 4, 20, k=40)
+    case.partials[0, :, 1, 2] = 0
+    case.partials[0, at, 1, 2] = value
+    found = case.run(beta=0.5, alpha=2.0)
+    expected = 2.0 * (case.x[0, 1].astype(np.float64) @ case.y[0, :, 2]) + 0.5 * case.old[0, 1, 2]
+    assert found[0, 1, 2] == pytest.approx(expected, rel=1e-5)
+    case.x[0, 1, 3] = np.nan
+    assert np.isnan(case.run()[0, 1, 2])
+    assert np.isnan(case.run()).sum() == 1
+
+
+@simulated
+@pytest.mark.parametrize("others", [1.0, 0.0])
+@pytest.mark.parametrize("value", SPECIAL)
+def test_sums_that_are_not_finite_stay_in_precisions_of_one_part(value, others):
+    case = Added(2, 3, 20, recomputes=False)
+    case.partials[0, :, 1, 2] = others
+    case.partials[0, 6, 1, 2] = value
+    with np.errstate(all="ignore"):
+        expected = np.float32(19 * others + np.float64(np.float32(value)))
+    np.testing.assert_array_equal(case.run()[0, 1, 2], expected)
+    case.partials[0, 7, 1, 2] = -np.inf
+    with np.errstate(all="ignore"):
+        expected = np.float32(18 * others + np.float64(np.float32(value)) - np.inf)
+    np.testing.assert_array_equal(case.run()[0, 1, 2], expected)
+
+
+@simulated
+def test_an_epilogue_is_applied_to_the_whole_sum():
+    def shifted_relu(value, row, col, bias):
+        return max(value + bias[col], 0.0) + row
+
+    case, bias = Added(3, 40, 18), np.linspace(-4, 4, 40, dtype=np.float32)
+    expected = np.maximum(case.sums()[0] + bias, 0) + np.arange(3)[:, None]
+    np.testing.assert_allclose(case.run(epilogue=shifted_relu, vectors=(bias,))[0], expected, rtol=1e-6, atol=1e-6)
+
+
+# ----------------------------------------------------------------------------------------------------------- launches
+
+
+@pytest.mark.parametrize("precision", TENSOR_PRECISIONS)
+def test_steps_of_a_split_product(precision):
+    """The multiplication writes partial sums behind the operands' parts; another launch adds them."""
+    product = dense_product(100, 70, 5000, Batch((1, 1, 3), (0, 0, 4 << 20), (0, 0, 0), (0, 0, 1 << 16)))
+    whole = PERSISTENT.launches(SMALL, product, precision, None, GPU)
+    made = PERSISTENT.launches(SMALL, product, precision, Partition(4 * 9, 0), GPU)
+    *before, multiplies, adds = made.steps
+    assert made.multiplication is multiplies
+    assert whole.multiplication is whole.steps[-1]
+    assert before == list(whole.steps[:-1])
+    assert multiplies.kernel.variant.split
+    assert multiplies.kernel.variant.epilogue is None
+    assert multiplies.grid == (36, 3, 1)
+    size = 4 * 9 * 128 * 128
+    assert made.scratch_bytes == whole.scratch_bytes + 3 * size
+    place, (_, *extents) = multiplies.arguments[4].place, multiplies.arguments[4].words
+    assert (place.slot, place.offset) == (Slot.SCRATCH, whole.scratch_bytes)
+    assert extents == [9 * 128, 128, 4 * 128, 4]
+    assert multiplies.arguments[:4] == whole.steps[-1].arguments[:4]
+    assert multiplies.arguments[7].words[2] == size
+    assert adds.arguments[7] == multiplies.arguments[4]
+    assert adds.arguments[4] == whole.steps[-1].arguments[4]
+    assert adds.arguments[8].words[-3:] == (size, 9, 4)
+    assert adds.grid == (math.ceil(100 * 70 / 64), 3, 1)
+    assert [step.overlaps for step in made.steps][1:] == [True] * (len(made.steps) - 1)
+
+
+def test_a_grid_has_no_more_blocks_than_multiprocessors():
+    made = PERSISTENT.launches(SMALL, dense_product(512, 512, 1 << 16), "bf16x6", Partition(64 * 5, 0), GPU)
+    assert made.multiplication.grid == (132, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "k", "shares"), [(1, 1000, 1), (5, 1000, 5), (16, 1000, 16), (17, 1000, 16), (132, 64, 1), (3, 1, 1)]
+)
+def test_a_sum_has_no_more_shares_than_slots(blocks, k, shares):
+    product = dense_product(40, 50, k)
+    assert PERSISTENT.shares(SMALL, product, "bf16x6", Partition(blocks, 0)) == shares
+    steps = PERSISTENT.launches(SMALL, product, "bf16x6", Partition(blocks, 0), GPU).steps
+    assert len(steps) == (2 if shares == 1 else 3)
+
+
+def test_a_stage_that_does_not_split_ignores_a_partition():
+    stage = TENSOR_STAGES["warp_mma"]
+    product = dense_product(40, 50, 1000)
+    made = [stage.launches(stage.configs[0], product, "bf16x6", one, GPU) for one in (None, Partition(8, 0))]
+    assert made[0] == made[1]
+
+
+def test_kernels_are_shared_by_precisions_and_epilogues():
+    product = dense_product(40, 50, 5000)
+    with_epilogue = dense_product(40, 50, 5000, epilogue=abs)
+
+    def kernels(precision, one):
+        return [step.kernel for step in PERSISTENT.launches(SMALL, one, precision, Partition(4, 0), GPU).steps[-2:]]
+
+    assert kernels("bf16x6", product)[0] is kernels("bf16x6", with_epilogue)[0]
+    assert kernels("bf16x6", product)[1] is kernels("tf32x3", product)[1]
+    assert kernels("bf16x6", product)[1] is not kernels("bf16x6", with_epilogue)[1]
+    assert kernels("bf16x6", product)[1] is not kernels("fp16x3", product)[1]
+    assert kernels("bf16x6", product)[1] is not kernels("bf16", product)[1]
+
+
+# ------------------------------------------------------------------------------------------------------------ choices
+
+
+@pytest.mark.parametrize("precision", ["bf16x6", "fp16x3", "bf16"])
+@pytest.mark.parametrize(
+    ("extents", "divided"),
+    [
+        ((64, 64, 65536), True),
+        ((31, 33, 100003), True),
+        ((1, 1, 5000), True),
+        ((512, 512, 16384), True),
+        ((64, 64, 1023), False),
+        ((1, 1, 1), False),
+        ((4096, 4096, 64), False),
+        ((1024, 1024, 1024), False),
+        ((8192, 8192, 65536), False),
+        ((2048, 2048, 2048), False),
+    ],
+)
+def test_sums_are_divided_if_few_tiles_have_long_ones(precision, extents, divided):
+    choice = heuristics.named("persistent", Problem(*extents, precision=precision))
+    assert (choice.partition is not None) == divided
+    assert ("divided among" in choice.reason) == divided
+
+
+def test_a_division_is_faster_by_a_clear_margin():
+    for extents in ((512, 512, 1024), (256, 256, 1025), (64, 64, 4000), (768, 768, 2048), (1000, 40, 3000)):
+        ways = tensor_heuristics.seconds_of(PERSISTENT, "bf16x6", *extents, 1, 132, "")
+        whole = min(seconds for seconds, _, partition in ways if partition is None)
+        divided = min(seconds for seconds, _, partition in ways if partition is not None)
+        assert (ways[0][2] is not None) == (divided * tensor_heuristics.CLEAR_MARGIN < whole)
+        assert ways[0][0] == (divided if ways[0][2] else whole)
+
+
+@pytest.mark.parametrize("matrices", [1, 3, 50, 200])
+def test_blocks_of_a_divided_batch_fit_on_the_gpu_at_once(matrices):
+    for seconds, config, partition in tensor_heuristics.seconds_of(
+        PERSISTENT, "bf16x6", 100, 200, 1 << 16, matrices, 132, ""
+    ):
+        tiles = -(-100 // config.BM) * -(-200 // config.BN)
+        assert seconds > 0
+        assert partition is None or partition.blocks * matrices <= 132
+        assert partition is None or partition.blocks % tiles == 0
+
+
+def test_stages_that_do_not_split_are_not_divided():
+    for name in ("warp_mma", "fresh_sums"):
+        assert heuristics.named(name, Problem(64, 64, 65536, precision="bf16x6")).partition is None
+    choice = heuristics.named("tf32_tma", Problem(64, 64, 65536, precision="tf32", tma="NN"))
+    assert choice.partition is None
+
+
+# -------------------------------------------------------------------------------------------------------- on a GPU
+
+SHAPES = [(1, 1, 5000), (31, 33, 3001), (64, 64, 65536), (31, 33, 100003), (128, 128, 1024), (200, 130, 4097)]
+
+
+def exact_and_size(a, b):
+    return a.double() @ b.double(), a.double().abs() @ b.double().abs()
+
+
+def worst(found, exact, allowed):
+    """Return the largest error in units of what is allowed, and its place."""
+    error = ((found.double() - exact).abs() / allowed).cpu().numpy()
+    place = np.unravel_index(np.argmax(error), error.shape)
+    return float(error[place]), place
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("precision", TENSOR_PRECISIONS)
+def test_a_split_product(precision, shape, layout):
+    """In all layouts, from odd addresses, into a C within a larger array that holds NaN before."""
+    import torch
+
+    torch.manual_seed(shape[2])
+    m, n, k = shape
+    a = torch.randn(m, k + 1, device="cuda")[:, 1:] if layout[0] == "N" else torch.randn(k, m, device="cuda").T
+    b = torch.randn(k, n + 1, device="cuda")[:, 1:] if layout[1] == "N" else torch.randn(n, k, device="cuda").T
+    exact, size = exact_and_size(a, b)
+    guarded = torch.full((m + 2, n + 3), float("nan"), device="cuda")
+    c = guarded[1:-1, 1:-2]
+    results = []
+    for _ in range(3):  # in full, and as cached calls
+        c.fill_(float("nan"))
+        numba_gemm.tiled_sgemm(a, b, c, precision=precision, stage="persistent")
+        results.append(c.clone())
+    error, place = worst(results[0], exact, (tensor_bound(precision, k) + 2 * UNIT) * size)
+    assert error <= 1, f"C{[*map(int, place)]} has an error of {error:.3g} bounds"
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+    c.fill_(float("nan"))
+    assert torch.isnan(guarded).all(), "nothing beside C is written"
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("shares", [2, 3, 16, 79, 132, 1000])
+@pytest.mark.parametrize("index", range(len(PERSISTENT.configs)))
+@pytest.mark.parametrize("precision", ["bf16x6", "fp16x3", "bf16", "tf32x3"])
+def test_every_configuration_with_every_number_of_shares(precision, index, shares):
+    """Also more shares than multiprocessors, and more than slots."""
+    import torch
+    from support.tensor_core_cases import precisions_of
+
+    from numba_gemm.runtime.device import synchronize
+    from numba_gemm.runtime.launch import launch
+    from numba_gemm.runtime.matrix import Matrix
+
+    if precision not in precisions_of("persistent", index):
+        pytest.skip("no such kernel")
+    config, (m, n, k) = PERSISTENT.configs[index], (70, 100, 5003)
+    a, b = torch.randn(m, k, device="cuda"), torch.randn(k, n, device="cuda")
+    c = torch.full((m, n), float("nan"), device="cuda")
+    torch.cuda.synchronize()
+    x, y, z = (Matrix(one.data_ptr(), *one.shape, *(4 * s for s in one.stride()), 0, one) for one in (a, b, c))
+    tiles = -(-m // config.BM) * -(-n // config.BN)
+    launch(PERSISTENT, config, 1.0, x, y, 0.0, z, precision=precision, partition=Partition(shares * tiles, 0))
+    synchronize()
+    error, place = worst(c, *(lambda exact, size: (exact, tensor_bound(precision, k) * size))(*exact_and_size(a, b)))
+    assert error <= 1, f"C{[*map(int, place)]} has an error of {error:.3g} bounds"
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("precision", TENSOR_PRECISIONS)
+def test_alpha_beta_batches_and_epilogues_of_split_products(precision):
+    import torch
+
+    def bias_relu(value, row, column, bias):
+        return max(value + bias[column], 0.0)
+
+    m, n, k = 70, 90, 9001
+    a, b = torch.randn(2, m, k, device="cuda"), torch.randn(k, n, device="cuda")
+    before, bias = torch.randn(2, m, n, device="cuda"), torch.randn(n, device="cuda")
+    exact, size = exact_and_size(a, b)
+    unit = tensor_bound(precision, k) + 4 * UNIT
+    c = before.clone()
+    options = {"precision": precision, "stage": "persistent"}
+    numba_gemm.tiled_sgemm(a, b, c, alpha=1.5, beta=-0.5, **options)
+    error, _ = worst(c, 1.5 * exact - 0.5 * before.double(), unit * (1.5 * size + 0.5 * before.double().abs()))
+    assert error <= 1
+    found = numba_gemm.tiled_sgemm(a, b, epilogue=bias_relu, epilogue_args=(bias,), **options)
+    error, _ = worst(found, torch.relu(exact + bias), unit * (size + bias.abs()))
+    assert error <= 1
+    halves = numba_gemm.tiled_sgemm(a[0].half(), b.bfloat16(), **options)
+    exact, size = exact_and_size(a[0].half(), b.bfloat16())
+    assert worst(halves, exact, unit * size)[0] <= 1
+    planned = numba_gemm.plan(m, n, k, precision=precision, stage="persistent")
+    memory = torch.full((planned.workspace_bytes // 4,), float("nan"), device="cuda")
+    own = numba_gemm.plan(m, n, k, precision=precision, stage="persistent", workspace=memory)
+    assert torch.equal(planned(a[0], b), own(a[0], b))
+    assert torch.equal(planned(a[0], b), numba_gemm.tiled_sgemm(a[0], b, **options))
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("precision", ["bf16x6", "fp16x3", "bf16"])
+def test_split_products_follow_each_other_on_a_stream_and_in_a_graph(precision):
+    import torch
+
+    extents = [(64, 64, 20000), (1000, 900, 70), (40, 300, 9000), (17, 33, 4001)]
+    operands = [(torch.randn(m, k, device="cuda"), torch.randn(k, n, device="cuda")) for m, n, k in extents]
+    outs = [torch.empty(m, n, device="cuda") for m, n, _ in extents]
+    expected = [numba_gemm.tiled_sgemm(a, b, precision=precision).clone() for a, b in operands]
+
+    def all_of_them():
+        for (a, b), out in zip(operands, outs, strict=True):
+            numba_gemm.tiled_sgemm(a, b, out, precision=precision)
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        all_of_them()
+    for run in [all_of_them] * 5 + [graph.replay] * 5:
+        for out in outs:
+            out.fill_(float("nan"))
+        run()
+        torch.cuda.synchronize()
+        assert all(torch.equal(out, right) for out, right in zip(outs, expected, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+@pytest.mark.parametrize("precision", [*FULL_RANGE, "fp16x3"])
+def test_special_values_in_split_products(precision, beta):
+    import torch
+
+    generator = np.random.default_rng(2)
+    a, b = (generator.standard_normal(extents).astype(np.float32) for extents in ((70, 6000), (6000, 50)))
+    a[3, 7], a[50, 1], b[9, 20], a[20, 5990] = np.inf, np.nan, -np.inf, -np.inf
+    b[7, :30] = 0  # an infinity times zero
+    c = generator.standard_normal((70, 50)).astype(np.float32)
+    out = torch.from_numpy(c).cuda()
+    options = {"beta": beta, "precision": precision, "stage": "persistent"}
+    found = numba_gemm.tiled_sgemm(torch.from_numpy(a).cuda(), torch.from_numpy(b).cuda(), out, **options).cpu().numpy()
+    with np.errstate(all="ignore"):
+        expected = a.astype(np.float64) @ b.astype(np.float64) + beta * c
+        size = np.abs(a.astype(np.float64)) @ np.abs(b) + np.abs(c)
+    special = ~np.isfinite(expected)
+    assert special.any()
+    np.testing.assert_array_equal(found[special], expected[special].astype(np.float32))
+    allowed = 2.0**-18 + tensor_bound(precision, 6000)
+    assert (np.abs(found[~special] - expected[~special]) <= allowed * size[~special]).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("shape", [(64, 64, 65536), (128, 96, 8192)])
+@pytest.mark.parametrize("distribution", accuracy.DISTRIBUTIONS)
+def test_split_sums_are_no_less_accurate_than_cublas(distribution, shape):
+    import torch
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    a, b = accuracy.operands(distribution, *shape, seed=3)
+    x, y = torch.from_numpy(a).cuda(), torch.from_numpy(b).cuda()
+    exact, size = exact_and_size(x, y)
+    size = torch.where(size == 0, 1.0, size)
+    ours, theirs = (
+        (found.double() - exact).abs() / size
+        for found in (numba_gemm.tiled_sgemm(x, y, precision="bf16x6"), torch.matmul(x, y))
+    )
+    assert ours.median() <= theirs.median()
+    assert ours.max() <= theirs.max()
+    assert ours.max() <= tensor_bound("bf16x6", shape[2])
+
+
+def test_precision_of_the_whole_sum_decides_on_short_ones():
+    """A long sum's shares may be shorter than a short sum, and are computed as the long sum."""
+    made = PERSISTENT.launches(SMALL, dense_product(40, 50, 2048), "bf16x6", Partition(32, 0), GPU)
+    assert made.multiplication.kernel.variant.precision is precision_for("bf16x6", 2048)
+    assert not made.multiplication.kernel.variant.precision.stepwise
