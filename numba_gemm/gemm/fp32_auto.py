@@ -1,4 +1,4 @@
-"""What "fp32_auto" stands for: of the precisions that are no worse than float32, the one expected to be fastest."""
+"""Meaning of "fp32_auto": the precision expected to be fastest of those that are no worse than float32."""
 
 from __future__ import annotations
 

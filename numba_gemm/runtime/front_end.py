@@ -355,7 +355,7 @@ def _contexts_of_errors() -> list[Change]:
     from numba.cuda.core import errors, typeinfer
 
     class ErrorContext:
-        """Tells an error of Numba's where it happened, as `errors.new_error_context` does, which is a generator."""
+        """Add the place to an error of Numba, as `errors.new_error_context` does, which is a generator."""
 
         def __init__(self, text: str, *arguments: Any, **named: Any) -> None:
             self.text, self.arguments, self.named = text, arguments, named
